@@ -1,0 +1,82 @@
+# The three kinds of target. Every dependency is a declared line.
+
+# Flags every target of ours gets; nothing here reaches a user's own targets.
+function(lockstep_flags target)
+  target_compile_features(${target} PUBLIC cxx_std_20)
+  set_target_properties(${target} PROPERTIES
+    CXX_EXTENSIONS OFF CXX_VISIBILITY_PRESET hidden VISIBILITY_INLINES_HIDDEN ON
+    POSITION_INDEPENDENT_CODE ON)
+  target_compile_options(${target} PRIVATE
+    -Wall -Wextra -Wpedantic -Wshadow
+    $<$<COMPILE_LANGUAGE:CXX>:-Wnon-virtual-dtor -Woverloaded-virtual>
+    # A designated initialiser that leaves members to their defaults is our normal way to call.
+    -Wno-missing-field-initializers
+    $<$<BOOL:${LOCKSTEP_WERROR}>:-Werror>)
+  if(LOCKSTEP_SANITIZE)
+    target_compile_options(${target} PRIVATE -fsanitize=${LOCKSTEP_SANITIZE} -fno-omit-frame-pointer -g1)
+    target_link_options(${target} PUBLIC -fsanitize=${LOCKSTEP_SANITIZE})
+  endif()
+  if(LOCKSTEP_LINKER_FLAG)
+    target_link_options(${target} PRIVATE ${LOCKSTEP_LINKER_FLAG})
+  endif()
+endfunction()
+
+# lockstep_library(<folder> SOURCES ... HEADERS ... DEPENDS <folders> [LINK <external targets>])
+# One target per folder, lockstep_<folder>, alias lockstep::<folder>. DEPENDS are the folder's arrows:
+# tools/check_layers.py reads them here.
+function(lockstep_library folder)
+  cmake_parse_arguments(ARG "" "" "SOURCES;HEADERS;DEPENDS;LINK;LINK_PUBLIC" ${ARGN})
+  set(target lockstep_${folder})
+  add_library(${target} STATIC ${ARG_SOURCES} ${ARG_HEADERS})
+  add_library(lockstep::${folder} ALIAS ${target})
+  lockstep_flags(${target})
+  set_target_properties(${target} PROPERTIES EXPORT_NAME ${folder} LINKER_LANGUAGE CXX)
+  target_include_directories(${target} PUBLIC
+    $<BUILD_INTERFACE:${PROJECT_SOURCE_DIR}> $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
+  foreach(dep ${ARG_DEPENDS})
+    target_link_libraries(${target} PUBLIC lockstep::${dep})
+  endforeach()
+  target_link_libraries(${target} PRIVATE ${ARG_LINK} PUBLIC ${ARG_LINK_PUBLIC} Threads::Threads)
+  install(TARGETS ${target} EXPORT lockstep-targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  foreach(header ${ARG_HEADERS})
+    cmake_path(GET header PARENT_PATH sub)
+    install(FILES ${header} DESTINATION ${CMAKE_INSTALL_INCLUDEDIR}/lockstep/${folder}/${sub})
+  endforeach()
+endfunction()
+
+# lockstep_test(<name> SOURCES ... DEPENDS <folders> [LINK ...] [BAND comm|tensor] [TIMEOUT s] [PROPERTIES k v ...])
+# One GoogleTest program; each of its cases is a ctest case labelled with its band.
+function(lockstep_test name)
+  if(NOT LOCKSTEP_TESTS)
+    return()
+  endif()
+  cmake_parse_arguments(ARG "" "BAND;TIMEOUT" "SOURCES;DEPENDS;LINK;PROPERTIES" ${ARGN})
+  if(NOT ARG_BAND)
+    set(ARG_BAND comm)
+  endif()
+  if(NOT ARG_TIMEOUT)
+    set(ARG_TIMEOUT 120)
+  endif()
+  add_executable(${name} ${ARG_SOURCES})
+  lockstep_flags(${name})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  foreach(dep ${ARG_DEPENDS})
+    target_link_libraries(${name} PRIVATE lockstep::${dep})
+  endforeach()
+  target_link_libraries(${name} PRIVATE ${ARG_LINK} GTest::gtest GTest::gtest_main Threads::Threads)
+  # One ctest case per program: a program of many cases starts once (libtorch alone takes 0.3 s).
+  add_test(NAME ${name} COMMAND ${name} --gtest_brief=1)
+  set_tests_properties(${name} PROPERTIES LABELS ${ARG_BAND} TIMEOUT ${ARG_TIMEOUT} ${ARG_PROPERTIES})
+endfunction()
+
+# lockstep_program(<name> SOURCES ... DEPENDS <folders> [LINK ...])
+function(lockstep_program name)
+  cmake_parse_arguments(ARG "" "" "SOURCES;DEPENDS;LINK" ${ARGN})
+  add_executable(${name} ${ARG_SOURCES})
+  lockstep_flags(${name})
+  target_include_directories(${name} PRIVATE ${PROJECT_SOURCE_DIR})
+  foreach(dep ${ARG_DEPENDS})
+    target_link_libraries(${name} PRIVATE lockstep::${dep})
+  endforeach()
+  target_link_libraries(${name} PRIVATE ${ARG_LINK} Threads::Threads)
+endfunction()

@@ -1,0 +1,12 @@
+# ccache and mold make rebuilds cheap; neither is required.
+find_program(LOCKSTEP_CCACHE ccache)
+if(LOCKSTEP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  set(CMAKE_C_COMPILER_LAUNCHER ${LOCKSTEP_CCACHE})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${LOCKSTEP_CCACHE})
+endif()
+find_program(LOCKSTEP_MOLD mold)
+if(LOCKSTEP_MOLD AND NOT LOCKSTEP_SANITIZE)
+  set(LOCKSTEP_LINKER_FLAG -fuse-ld=mold)
+else()
+  set(LOCKSTEP_LINKER_FLAG "")
+endif()

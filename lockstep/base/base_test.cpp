@@ -1,0 +1,116 @@
+// Errors, deadlines, bytes, the environment table and what the kernel tells about processes.
+#include "lockstep/base/base.h"
+
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sys/wait.h>
+
+#include <cstdlib>
+#include <fstream>
+#include <sstream>
+
+namespace lockstep {
+namespace {
+
+TEST(Error, RaiseThrowsTheClassOfItsFamily) {
+  EXPECT_THROW(raise(ErrorKind::kTimeout, "late", ErrorFamily::kStore), DistStoreError);
+  EXPECT_THROW(raise(ErrorKind::kSystem, "no route", ErrorFamily::kNetwork), DistNetworkError);
+  EXPECT_THROW(raise(ErrorKind::kPeerLost, "gone", ErrorFamily::kBackend), DistBackendError);
+  EXPECT_THROW(raise(ErrorKind::kUsage, "empty", ErrorFamily::kQueueEmpty), DistStoreError);
+}
+
+TEST(Error, CurrentFailureKeepsKindPeerAndText) {
+  try {
+    raise(Failure{.kind = ErrorKind::kPeerLost, .message = "rank 3 is gone", .peer = LostPeer{3, 42, "killed"}});
+  } catch (...) {
+    const Failure failure = current_failure();
+    EXPECT_EQ(failure.kind, ErrorKind::kPeerLost);
+    ASSERT_TRUE(failure.peer);
+    EXPECT_EQ(failure.peer->rank, 3);
+    EXPECT_EQ(failure.message, "rank 3 is gone");
+  }
+}
+
+TEST(Error, OutOfMemoryAndDescriptorsAreResourceErrors) {
+  EXPECT_EQ(system_failure(ENOSPC, "fallocate").kind, ErrorKind::kResource);
+  EXPECT_EQ(system_failure(EMFILE, "open").kind, ErrorKind::kResource);
+  EXPECT_EQ(system_failure(ECONNREFUSED, "connect").kind, ErrorKind::kSystem);
+}
+
+TEST(Deadline, ZeroMeansNeverAndPastMeansExpired) {
+  EXPECT_TRUE(Deadline::after(Milliseconds(0)).is_never());
+  EXPECT_EQ(Deadline::never().poll_timeout_ms(), -1);
+  EXPECT_TRUE(Deadline::from_monotonic_ns(1).expired());
+  EXPECT_EQ(Deadline::from_monotonic_ns(1).poll_timeout_ms(), 0);
+  EXPECT_FALSE(Deadline::after(std::chrono::hours(1)).expired());
+  EXPECT_TRUE(Deadline::after(std::chrono::nanoseconds::max()).is_never());
+}
+
+TEST(Bytes, ReaderRefusesALengthBeyondWhatIsLeft) {
+  ByteWriter out;
+  out.put<std::uint64_t>(1ull << 32).raw(to_bytes("abc"));
+  ByteReader in(out.view());
+  EXPECT_FALSE(in.sized());
+  EXPECT_EQ(in.position(), 0u) << "a refused read leaves the reader where it was";
+}
+
+TEST(Bytes, WriterAndReaderAgree) {
+  ByteWriter out;
+  out.sized("key").put<std::int64_t>(-5).sized("");
+  ByteReader in(out.view());
+  EXPECT_EQ(to_text(*in.sized()), "key");
+  EXPECT_EQ(in.get<std::int64_t>(), -5);
+  EXPECT_EQ(in.sized()->size(), 0u);
+  EXPECT_EQ(in.left(), 0u);
+  EXPECT_FALSE(in.get<std::uint8_t>());
+}
+
+TEST(Environment, AVariableThatIsNoIntegerIsNamedInTheError) {
+  ::setenv("WORLD_SIZE", "four", 1);
+  try {
+    environment_int(Var::kWorldSize);
+    FAIL() << "accepted \"four\"";
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+    EXPECT_NE(std::string(error.what()).find("WORLD_SIZE"), std::string::npos);
+  }
+  ::unsetenv("WORLD_SIZE");
+  EXPECT_EQ(environment_int(Var::kWorldSize), std::nullopt);
+}
+
+TEST(Environment, DocumentListsExactlyTheTable) {
+  std::ifstream file(LOCKSTEP_SOURCE_DIR "/docs/env.md");
+  std::string line;
+  std::string listed;
+  while (std::getline(file, line)) {
+    if (line.rfind("| `", 0) == 0) listed += line + "\n";
+  }
+  std::string expected;
+  for (const VarInfo& info : environment_table()) {
+    expected += cat("| `", info.name, "` | ", info.default_text, " | ", info.meaning, " |\n");
+  }
+  EXPECT_EQ(listed, expected) << "docs/env.md and the table in environment.cpp differ";
+}
+
+TEST(Process, TheKernelOrTheParentTellsHowAChildEnded) {
+  const pid_t child = ::fork();
+  if (child == 0) ::_exit(7);
+  const Fd pidfd = open_pidfd(child);
+  ASSERT_TRUE(pidfd);
+  pollfd wait{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
+  ASSERT_EQ(::poll(&wait, 1, 10'000), 1);
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(describe_wait_status(status), "exited with code 7");
+  EXPECT_EQ(exit_cause(pidfd.get()).value_or("exited with code 7"), "exited with code 7");
+  EXPECT_EQ(describe_wait_status(SIGKILL), "killed by SIGKILL (9)");
+}
+
+TEST(Process, HostIdentityIsStableAndRandomIsNot) {
+  EXPECT_EQ(host_identity(), host_identity());
+  EXPECT_EQ(random_hex(16).size(), 32u);
+  EXPECT_NE(random_hex(16), random_hex(16));
+}
+
+}  // namespace
+}  // namespace lockstep

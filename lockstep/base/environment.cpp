@@ -1,0 +1,111 @@
+#include "lockstep/base/environment.h"
+
+#include <algorithm>
+#include <cctype>
+#include <charconv>
+#include <cstdlib>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep {
+namespace {
+
+constexpr VarInfo kTable[] = {
+    {Var::kRank, "RANK", "", "this process's rank in the world"},
+    {Var::kWorldSize, "WORLD_SIZE", "", "number of ranks in the world"},
+    {Var::kLocalRank, "LOCAL_RANK", "", "rank among the processes of this host"},
+    {Var::kLocalWorldSize, "LOCAL_WORLD_SIZE", "", "number of ranks on this host"},
+    {Var::kGroupRank, "GROUP_RANK", "", "this host's number among the hosts"},
+    {Var::kGroupWorldSize, "GROUP_WORLD_SIZE", "", "number of hosts"},
+    {Var::kRoleRank, "ROLE_RANK", "", "rank among the workers of the same role"},
+    {Var::kRoleWorldSize, "ROLE_WORLD_SIZE", "", "number of workers of the same role"},
+    {Var::kRoleName, "ROLE_NAME", "", "name of this worker's role"},
+    {Var::kMasterAddr, "MASTER_ADDR", "", "host of the rendezvous store"},
+    {Var::kMasterPort, "MASTER_PORT", "", "port of the rendezvous store"},
+    {Var::kElasticUseAgentStore, "TORCHELASTIC_USE_AGENT_STORE", "",
+     "True: the launcher holds the store and every rank is its client"},
+    {Var::kElasticRunId, "TORCHELASTIC_RUN_ID", "", "name of the job; set means started by a launcher"},
+    {Var::kElasticRestartCount, "TORCHELASTIC_RESTART_COUNT", "", "how often the workers were restarted"},
+    {Var::kElasticMaxRestarts, "TORCHELASTIC_MAX_RESTARTS", "", "how often they may be"},
+    {Var::kElasticErrorFile, "TORCHELASTIC_ERROR_FILE", "", "where a worker may write its error as JSON"},
+    {Var::kNcclAsyncErrorHandling, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1", "set for workers as torchrun does"},
+    {Var::kUseLibuv, "USE_LIBUV", "1", "0 asked torch for its plain store server; lockstep has one server and says so"},
+    {Var::kDistInitBarrier, "TORCH_DIST_INIT_BARRIER", "0", "1: a store barrier ends every group creation"},
+    {Var::kOmpNumThreads, "OMP_NUM_THREADS", "", "threads per rank; the launcher sets 1 when unset and ranks > 1"},
+    {Var::kTorchCppLogLevel, "TORCH_CPP_LOG_LEVEL", "", "log level when LOCKSTEP_LOG is unset"},
+    {Var::kPetNnodes, "PET_NNODES", "", "preset of --nnodes"},
+    {Var::kPetNprocPerNode, "PET_NPROC_PER_NODE", "", "preset of --nproc-per-node"},
+    {Var::kPetNodeRank, "PET_NODE_RANK", "", "preset of --node-rank"},
+    {Var::kPetMasterAddr, "PET_MASTER_ADDR", "", "preset of --master-addr"},
+    {Var::kPetMasterPort, "PET_MASTER_PORT", "", "preset of --master-port"},
+    {Var::kOmpiRank, "OMPI_COMM_WORLD_RANK", "", "rank under Open MPI"},
+    {Var::kOmpiSize, "OMPI_COMM_WORLD_SIZE", "", "ranks under Open MPI"},
+    {Var::kOmpiLocalRank, "OMPI_COMM_WORLD_LOCAL_RANK", "", "local rank under Open MPI"},
+    {Var::kOmpiLocalSize, "OMPI_COMM_WORLD_LOCAL_SIZE", "", "local ranks under Open MPI"},
+    {Var::kPmiRank, "PMI_RANK", "", "rank under a PMI launcher (MPICH, Intel MPI)"},
+    {Var::kPmiSize, "PMI_SIZE", "", "ranks under a PMI launcher"},
+    {Var::kPmixRank, "PMIX_RANK", "", "rank under a PMIx launcher"},
+    {Var::kMpiLocalRankId, "MPI_LOCALRANKID", "", "local rank under a PMI launcher"},
+    {Var::kMpiLocalNRanks, "MPI_LOCALNRANKS", "", "local ranks under a PMI launcher"},
+    {Var::kSlurmProcId, "SLURM_PROCID", "", "rank under Slurm"},
+    {Var::kSlurmNTasks, "SLURM_NTASKS", "", "ranks under Slurm"},
+    {Var::kSlurmLocalId, "SLURM_LOCALID", "", "local rank under Slurm"},
+    {Var::kSlurmStepNodelist, "SLURM_STEP_NODELIST", "", "hosts of the Slurm step; the first holds the store"},
+    {Var::kSlurmNodelist, "SLURM_NODELIST", "", "hosts of the Slurm job, when the step names none"},
+    {Var::kSlurmJobId, "SLURM_JOB_ID", "", "Slurm's job number; picks the store's port when MASTER_PORT is unset"},
+    {Var::kSlurmNTasksPerNode, "SLURM_NTASKS_PER_NODE", "", "local ranks under Slurm"},
+    {Var::kSlurmStepNumNodes, "SLURM_STEP_NUM_NODES", "", "hosts under Slurm"},
+    {Var::kSlurmNodeId, "SLURM_NODEID", "", "this host's number under Slurm"},
+    {Var::kLockstepLog, "LOCKSTEP_LOG", "warn", "log level: error, warn, info or debug"},
+    {Var::kLockstepSecretFd, "LOCKSTEP_SECRET_FD", "", "inherited descriptor with the job secret; set by the launcher"},
+    {Var::kLockstepSecretFile, "LOCKSTEP_SECRET_FILE", "", "file of mode 0600 with the job secret"},
+    {Var::kLockstepInsecure, "LOCKSTEP_INSECURE", "", "1: allow a store that listens beyond loopback without a secret"},
+    {Var::kLockstepLauncher, "LOCKSTEP_LAUNCHER", "", "process id of the lockstep launcher; its store asks for the secret"},
+    {Var::kLockstepSpawn, "LOCKSTEP_SPAWN", "", "set by spawn in the processes it starts: which call, which index"},
+    {Var::kLockstepHostArena, "LOCKSTEP_HOST_ARENA_MB", "", "address space of a rank's shared arena in MiB; default: the machine's memory"},
+};
+static_assert(std::size(kTable) == static_cast<std::size_t>(Var::kCount));
+
+constexpr bool in_order() {
+  for (std::size_t i = 0; i < std::size(kTable); ++i) {
+    if (static_cast<std::size_t>(kTable[i].var) != i) return false;
+  }
+  return true;
+}
+static_assert(in_order());
+
+}  // namespace
+
+std::span<const VarInfo> environment_table() {
+  return kTable;
+}
+
+const char* name_of(Var var) {
+  return kTable[static_cast<std::size_t>(var)].name;
+}
+
+std::optional<std::string> environment(Var var) {
+  const char* text = std::getenv(name_of(var));
+  if (text == nullptr || *text == '\0') return std::nullopt;
+  return std::string(text);
+}
+
+std::optional<long> environment_int(Var var) {
+  const auto text = environment(var);
+  if (!text) return std::nullopt;
+  long value = 0;
+  const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
+  if (error != std::errc() || end != text->data() + text->size()) {
+    raise(ErrorKind::kUsage, cat("environment variable ", name_of(var), " must be an integer, but is \"", *text, "\""));
+  }
+  return value;
+}
+
+bool environment_flag(Var var) {
+  auto text = environment(var).value_or("");
+  std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
+  return text == "1" || text == "true" || text == "yes" || text == "on";
+}
+
+}  // namespace lockstep

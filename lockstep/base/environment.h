@@ -1,0 +1,92 @@
+// Every environment variable lockstep reads or sets, in one table with its meaning. Nothing else in the tree calls
+// getenv; docs/env.md is this table in print, and a test keeps the two equal.
+//
+// Values are read when asked (the launcher and tests change them), never cached. Not thread safe against setenv,
+// as everywhere in C.
+#pragma once
+
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace lockstep {
+
+enum class Var : int {
+  // torchrun's worker environment
+  kRank,
+  kWorldSize,
+  kLocalRank,
+  kLocalWorldSize,
+  kGroupRank,
+  kGroupWorldSize,
+  kRoleRank,
+  kRoleWorldSize,
+  kRoleName,
+  kMasterAddr,
+  kMasterPort,
+  kElasticUseAgentStore,
+  kElasticRunId,
+  kElasticRestartCount,
+  kElasticMaxRestarts,
+  kElasticErrorFile,
+  kNcclAsyncErrorHandling,
+  kUseLibuv,
+  kDistInitBarrier,
+  kOmpNumThreads,
+  kTorchCppLogLevel,
+  // torchrun's flags preset by environment
+  kPetNnodes,
+  kPetNprocPerNode,
+  kPetNodeRank,
+  kPetMasterAddr,
+  kPetMasterPort,
+  // other launchers
+  kOmpiRank,
+  kOmpiSize,
+  kOmpiLocalRank,
+  kOmpiLocalSize,
+  kPmiRank,
+  kPmiSize,
+  kPmixRank,
+  kMpiLocalRankId,
+  kMpiLocalNRanks,
+  kSlurmProcId,
+  kSlurmNTasks,
+  kSlurmLocalId,
+  kSlurmStepNodelist,
+  kSlurmNodelist,
+  kSlurmJobId,
+  kSlurmNTasksPerNode,
+  kSlurmStepNumNodes,
+  kSlurmNodeId,
+  // lockstep's own
+  kLockstepLog,
+  kLockstepSecretFd,
+  kLockstepSecretFile,
+  kLockstepInsecure,
+  kLockstepLauncher,
+  kLockstepSpawn,
+  kLockstepHostArena,
+  kCount,
+};
+
+struct VarInfo {
+  Var var;
+  const char* name;
+  const char* default_text;  // "" when there is none
+  const char* meaning;       // one line
+};
+
+// The whole table, in the order of Var.
+std::span<const VarInfo> environment_table();
+const char* name_of(Var var);
+
+// The value, or nothing when unset. An empty value counts as unset.
+std::optional<std::string> environment(Var var);
+// The value as an integer. Raises kUsage naming the variable and its text when it is not one.
+std::optional<long> environment_int(Var var);
+// True for 1, true, yes, on in any case; false for anything else or unset.
+bool environment_flag(Var var);
+
+}  // namespace lockstep

@@ -1,0 +1,58 @@
+#include "lockstep/base/error.h"
+
+#include <cerrno>
+#include <system_error>
+
+#include "lockstep/base/text.h"
+
+namespace lockstep {
+
+std::string_view to_string(ErrorKind kind) noexcept {
+  switch (kind) {
+    case ErrorKind::kUsage: return "usage";
+    case ErrorKind::kTimeout: return "timeout";
+    case ErrorKind::kPeerLost: return "peer_lost";
+    case ErrorKind::kAborted: return "aborted";
+    case ErrorKind::kUnsupported: return "unsupported";
+    case ErrorKind::kResource: return "resource";
+    case ErrorKind::kSystem: return "system";
+    case ErrorKind::kInternal: return "internal";
+  }
+  return "internal";
+}
+
+void raise(Failure failure) {
+  switch (failure.family) {
+    case ErrorFamily::kBackend: throw DistBackendError(std::move(failure));
+    case ErrorFamily::kNetwork: throw DistNetworkError(std::move(failure));
+    case ErrorFamily::kStore: throw DistStoreError(std::move(failure));
+    case ErrorFamily::kQueueEmpty: throw QueueEmptyError(std::move(failure));
+    case ErrorFamily::kGeneral: break;
+  }
+  throw Error(std::move(failure));
+}
+
+void raise(ErrorKind kind, std::string message, ErrorFamily family) {
+  raise(Failure{.kind = kind, .message = std::move(message), .family = family});
+}
+
+Failure system_failure(int code, std::string_view what, ErrorFamily family) {
+  const bool resource = code == ENOMEM || code == ENOSPC || code == EMFILE || code == ENFILE;
+  return {.kind = resource ? ErrorKind::kResource : ErrorKind::kSystem,
+          .message = cat(what, ": ", std::generic_category().message(code), " (errno ", code, ")"),
+          .family = family};
+}
+
+Failure current_failure() noexcept {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return error.failure();
+  } catch (const std::exception& error) {
+    return {.kind = ErrorKind::kInternal, .message = error.what()};
+  } catch (...) {
+    return {.kind = ErrorKind::kInternal, .message = "an exception that is not a std::exception"};
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,87 @@
+// Errors. One base, lockstep::Error; its kind says what the caller can do about it. Inside loops and
+// across threads errors travel as Failure, a copyable value; raise() turns it into the exception at the API.
+// Thread safety: values, no shared state.
+#pragma once
+
+#include <cstdint>
+#include <optional>
+#include <stdexcept>
+#include <string>
+#include <string_view>
+
+namespace lockstep {
+
+// Chosen by the reaction they call for.
+enum class ErrorKind : std::uint8_t {
+  kUsage,        // the call is wrong: mend the program
+  kTimeout,      // the deadline passed: wait longer, or find who is late
+  kPeerLost,     // another rank is gone: restart, or go on without it
+  kAborted,      // someone called abort or shut the object down
+  kUnsupported,  // this engine, store or platform cannot do it: choose another
+  kResource,     // memory, descriptors, disk: give the job more
+  kSystem,       // the kernel or the network said no
+  kInternal,     // our own bug: report it
+};
+std::string_view to_string(ErrorKind kind) noexcept;
+
+// Which part of the library speaks; decides the exception's class.
+enum class ErrorFamily : std::uint8_t { kGeneral, kBackend, kNetwork, kStore, kQueueEmpty };
+
+// A rank that is gone. pid is -1 when unknown; cause is in words ("killed by SIGKILL", "gone, cause unknown").
+struct LostPeer {
+  int rank = -1;
+  std::int64_t pid = -1;
+  std::string cause;
+};
+
+// The copyable value of an error.
+struct Failure {
+  ErrorKind kind = ErrorKind::kInternal;
+  std::string message;
+  ErrorFamily family = ErrorFamily::kGeneral;
+  std::optional<LostPeer> peer;  // set when kind is kPeerLost
+};
+
+class Error : public std::runtime_error {
+ public:
+  explicit Error(Failure failure) : std::runtime_error(failure.message), failure_(std::move(failure)) {}
+  ErrorKind kind() const noexcept { return failure_.kind; }
+  const std::optional<LostPeer>& peer() const noexcept { return failure_.peer; }
+  const Failure& failure() const noexcept { return failure_; }
+
+ private:
+  Failure failure_;
+};
+
+// A collective, a group or an engine failed.
+class DistBackendError : public Error {
+ public:
+  using Error::Error;
+};
+// A socket could not be opened, connected or used.
+class DistNetworkError : public Error {
+ public:
+  using Error::Error;
+};
+// A store operation failed or timed out.
+class DistStoreError : public Error {
+ public:
+  using Error::Error;
+};
+// queue_pop without blocking found nothing.
+class QueueEmptyError : public DistStoreError {
+ public:
+  using DistStoreError::DistStoreError;
+};
+
+// Throws the class of the Error family that fits.
+[[noreturn]] void raise(Failure failure);
+[[noreturn]] void raise(ErrorKind kind, std::string message, ErrorFamily family = ErrorFamily::kGeneral);
+
+// A kSystem failure (kResource for ENOMEM, ENOSPC, EMFILE, ENFILE) with the text of errno value `code`.
+Failure system_failure(int code, std::string_view what, ErrorFamily family = ErrorFamily::kGeneral);
+
+// The current exception as a value; call inside a catch block. Foreign exceptions become kInternal with their text.
+Failure current_failure() noexcept;
+
+}  // namespace lockstep

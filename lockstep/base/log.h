@@ -1,0 +1,23 @@
+// Leveled log lines on stderr: "[lockstep I 12:03:44.120 rank 2] text". The level comes from LOCKSTEP_LOG
+// (error, warn, info, debug; default warn) or from TORCH_CPP_LOG_LEVEL when that alone is set.
+// Thread safety: every function may be called from any thread.
+#pragma once
+
+#include <string_view>
+
+namespace lockstep {
+
+enum class LogLevel : unsigned char { kError, kWarn, kInfo, kDebug };
+
+// Cheap; ask before building an expensive line.
+bool log_enabled(LogLevel level) noexcept;
+void log(LogLevel level, std::string_view text) noexcept;
+void set_log_level(LogLevel level) noexcept;
+// Shown in every later line of this thread, and of threads that set none of their own; -1 hides it.
+void set_log_rank(int rank) noexcept;
+
+// Sends lines to `sink` instead of stderr until called with nullptr. For tests and hosts with their own log.
+using LogSink = void (*)(LogLevel level, std::string_view text);
+void set_log_sink(LogSink sink) noexcept;
+
+}  // namespace lockstep

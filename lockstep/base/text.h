@@ -1,0 +1,18 @@
+// String building for headers and for code beside torch, where fmt must not appear (the torch wheel carries
+// another version of it).
+#pragma once
+
+#include <sstream>
+#include <string>
+
+namespace lockstep {
+
+// cat("rank ", 3, " of ", 8) == "rank 3 of 8"
+template <class... Parts>
+std::string cat(const Parts&... parts) {
+  std::ostringstream out;
+  (out << ... << parts);
+  return std::move(out).str();
+}
+
+}  // namespace lockstep
