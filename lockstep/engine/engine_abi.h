@@ -1,0 +1,175 @@
+/* The engine ABI: how lockstep talks to whatever moves the bytes. Plain C, one exported symbol, one table.
+ *
+ * A plug-in is a shared object that exports
+ *
+ *     const lockstep_engine* lockstep_engine_v1(void);
+ *
+ * and includes this header and nothing else of lockstep. The built-in host engine is reached through the same table.
+ *
+ * Rules
+ *  - Every struct begins with struct_size, set by whoever fills it. A reader looks only at fields that lie within
+ *    it; new fields are added at the end. Entries that may be null say so.
+ *  - Nothing throws across this line. Functions return a lockstep_status; last_error gives the words.
+ *  - post never blocks: it takes the operation and returns a handle. Operations of one communicator run in the
+ *    order posted; those of different communicators never wait for each other.
+ *  - test and wait drive nothing the engine would not do by itself, they only make it quicker.
+ *  - Deadlines are absolute, in nanoseconds of CLOCK_MONOTONIC; LOCKSTEP_NEVER waits for ever.
+ *  - abort may be called from any thread at any time and ends every posted operation within 100 ms.
+ *  - Buffers must stay valid until the operation's handle says it is over (or abort has returned and release was
+ *    called).
+ */
+#ifndef LOCKSTEP_ENGINE_ABI_H
+#define LOCKSTEP_ENGINE_ABI_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define LOCKSTEP_ENGINE_ABI_VERSION 1u
+#define LOCKSTEP_ENGINE_SYMBOL "lockstep_engine_v1"
+#define LOCKSTEP_NEVER INT64_MAX
+
+typedef enum lockstep_status {
+  LOCKSTEP_OK = 0,
+  LOCKSTEP_PENDING = 1, /* test: not yet */
+  LOCKSTEP_USAGE = 2,   /* the error kinds of lockstep, in the same sense */
+  LOCKSTEP_TIMEOUT = 3,
+  LOCKSTEP_PEER_LOST = 4,
+  LOCKSTEP_ABORTED = 5,
+  LOCKSTEP_UNSUPPORTED = 6,
+  LOCKSTEP_RESOURCE = 7,
+  LOCKSTEP_SYSTEM = 8,
+  LOCKSTEP_INTERNAL = 9
+} lockstep_status;
+
+typedef enum lockstep_op_kind {
+  LOCKSTEP_BARRIER = 0,
+  LOCKSTEP_BROADCAST = 1,     /* send = recv = the buffer, count elements */
+  LOCKSTEP_ALL_REDUCE = 2,    /* send = recv (in place) or separate */
+  LOCKSTEP_ALL_GATHER = 3,    /* send count, recv count * size elements */
+  LOCKSTEP_REDUCE_SCATTER = 4, /* send count * size, recv count elements */
+  LOCKSTEP_OP_KINDS = 5
+} lockstep_op_kind;
+
+typedef enum lockstep_dtype {
+  LOCKSTEP_U8 = 0,
+  LOCKSTEP_I8 = 1,
+  LOCKSTEP_I16 = 2,
+  LOCKSTEP_I32 = 3,
+  LOCKSTEP_I64 = 4,
+  LOCKSTEP_F16 = 5,
+  LOCKSTEP_BF16 = 6,
+  LOCKSTEP_F32 = 7,
+  LOCKSTEP_F64 = 8,
+  LOCKSTEP_BOOL = 9, /* one byte, 0 or 1; sum is or, product is and */
+  LOCKSTEP_DTYPES = 10
+} lockstep_dtype;
+
+/* The numbers of torch's ReduceOp. */
+typedef enum lockstep_reduce_op {
+  LOCKSTEP_SUM = 0,
+  LOCKSTEP_AVG = 1, /* sum / size, folded into the reduction; floating types only */
+  LOCKSTEP_PRODUCT = 2,
+  LOCKSTEP_MIN = 3,
+  LOCKSTEP_MAX = 4,
+  LOCKSTEP_BAND = 5,
+  LOCKSTEP_BOR = 6,
+  LOCKSTEP_BXOR = 7,
+  LOCKSTEP_REDUCE_OPS = 8
+} lockstep_reduce_op;
+
+typedef struct lockstep_comm lockstep_comm;     /* a communicator: one rank's end of a group */
+typedef struct lockstep_handle lockstep_handle; /* a posted operation */
+
+/* What lockstep lends to the engine for the life of a communicator. All may be called from any thread. */
+typedef struct lockstep_host {
+  size_t struct_size;
+  void* context;
+  /* level: 0 error, 1 warn, 2 info, 3 debug. */
+  void (*log)(void* context, int level, const char* text);
+  /* A key-value space private to this communicator, shared by its ranks. set overwrites. get waits until the key
+   * exists or the deadline passes; it writes at most capacity bytes and always the full length to *length. */
+  lockstep_status (*kv_set)(void* context, const char* key, const void* value, size_t length);
+  lockstep_status (*kv_get)(void* context, const char* key, void* value, size_t capacity, size_t* length,
+                            int64_t deadline_ns);
+} lockstep_host;
+
+typedef struct lockstep_comm_config {
+  size_t struct_size;
+  const lockstep_host* host; /* outlives the communicator */
+  int32_t rank;
+  int32_t size;
+  const char* name;     /* of the group, for messages */
+  int64_t deadline_ns;  /* for the creation itself */
+} lockstep_comm_config;
+
+typedef struct lockstep_op {
+  size_t struct_size;
+  lockstep_op_kind kind;
+  lockstep_dtype dtype;
+  lockstep_reduce_op reduce;
+  int32_t root;
+  const void* send;
+  void* recv;
+  uint64_t count;      /* elements; see lockstep_op_kind */
+  int64_t deadline_ns; /* of the operation itself: past it the communicator is broken on every rank */
+  const char* where;   /* caller's file:line; copied by post; may be null */
+} lockstep_op;
+
+/* Capabilities are data. A bit mask over the enums above, per operation. */
+typedef struct lockstep_capabilities {
+  size_t struct_size;
+  uint32_t op_kinds;                        /* bit k: lockstep_op_kind k is offered */
+  uint32_t dtypes;                          /* bit d: moves dtype d */
+  uint32_t reduce[LOCKSTEP_DTYPES];         /* bit r: reduces dtype d with op r */
+  uint32_t crosses_hosts;                   /* 0: ranks of one host only */
+  uint32_t shared_memory;                   /* 1: alloc gives memory reduced where it lies */
+} lockstep_capabilities;
+
+typedef struct lockstep_engine {
+  size_t struct_size;
+  uint32_t abi_version; /* LOCKSTEP_ENGINE_ABI_VERSION the plug-in was built with */
+  const char* name;     /* "host", "gloo", ... */
+  lockstep_status (*capabilities)(lockstep_capabilities* out);
+
+  /* Collective over the ranks; returns when all have joined. On failure *out is null and error holds the words. */
+  lockstep_status (*comm_create)(const lockstep_comm_config* config, lockstep_comm** out, char* error,
+                                 size_t error_capacity);
+  /* Leaves the group. Pending operations end with LOCKSTEP_ABORTED. Handles must be released first.
+   * cause: null for an orderly leave; else why this rank gives up, told to the others as a lost peer. */
+  void (*comm_destroy)(lockstep_comm* comm, const char* cause);
+  /* Breaks the communicator on every rank. */
+  void (*comm_abort)(lockstep_comm* comm, const char* reason);
+  /* The first failure of the communicator: LOCKSTEP_OK while it is well. Words as in last_error; *peer_rank and
+   * *peer_pid are -1 when no peer is to blame. peer_cause gets words such as "killed by SIGKILL". */
+  lockstep_status (*comm_failure)(lockstep_comm* comm, char* error, size_t error_capacity, int32_t* peer_rank,
+                                  int64_t* peer_pid, char* peer_cause, size_t peer_cause_capacity);
+
+  /* Memory that the engine reduces in place. Null entries: the engine has none. alloc is local, not collective. */
+  lockstep_status (*alloc)(lockstep_comm* comm, size_t n_bytes, void** out);
+  void (*free)(lockstep_comm* comm, void* memory);
+
+  lockstep_status (*post)(lockstep_comm* comm, const lockstep_op* op, lockstep_handle** out);
+  lockstep_status (*test)(lockstep_handle* handle); /* LOCKSTEP_PENDING, LOCKSTEP_OK or the failure */
+  /* Waits until the operation is over or the deadline passes (LOCKSTEP_TIMEOUT; the operation goes on). */
+  lockstep_status (*wait)(lockstep_handle* handle, int64_t deadline_ns);
+  /* Ends the handle, over or not. An operation that is not over goes on; its buffers must stay valid. */
+  void (*release)(lockstep_handle* handle);
+  /* Words for the last failure of this handle. */
+  void (*last_error)(lockstep_handle* handle, char* error, size_t error_capacity);
+
+  /* Post and wait in one call, on the caller's thread where the engine can: the quick path for small blocking
+   * operations. Null: lockstep posts and waits. Failure words come from comm_failure or error. */
+  lockstep_status (*run)(lockstep_comm* comm, const lockstep_op* op, char* error, size_t error_capacity);
+} lockstep_engine;
+
+typedef const lockstep_engine* (*lockstep_engine_entry)(void);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif /* LOCKSTEP_ENGINE_ABI_H */

@@ -1,0 +1,55 @@
+// How ranks find each other: a URL and the environment become a store, a rank and a world size.
+//
+//   env://                    RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or what detect_cluster() finds
+//   tcp://host:port?rank=&world_size=   rank 0 listens there
+//   file:///path?rank=&world_size=      a file on a shared disk
+//   anything registered with register_rendezvous_handler
+//
+// Thread safety: all functions may be called from any thread. Blocking: rendezvous() waits for the store up to the
+// timeout. Errors: kUsage naming the missing variable or argument; DistNetworkError naming the address.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <string>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/store/store.h"
+
+namespace lockstep {
+
+struct RendezvousOptions {
+  std::string init_method = "env://";
+  int rank = -1;        // -1: from the URL or the environment
+  int world_size = -1;  // likewise
+  Milliseconds timeout = kDefaultStoreTimeout;
+};
+
+struct RendezvousResult {
+  std::shared_ptr<Store> store;  // null in a world of one that asked for no address
+  int rank = 0;
+  int world_size = 1;
+};
+
+RendezvousResult rendezvous(const RendezvousOptions& options = {});
+
+// Adds a URL scheme ("etcd"). Raises kUsage when the scheme exists.
+using RendezvousHandler = std::function<RendezvousResult(const RendezvousOptions&)>;
+void register_rendezvous_handler(const std::string& scheme, RendezvousHandler handler);
+
+// What the environment says about this process's place, and who said it. Unset fields are -1 or empty.
+struct Cluster {
+  std::string source = "none";  // "torchrun", "PET", "Open MPI", "PMI", "PMIx", "Slurm", "none"
+  int rank = -1, world_size = -1;
+  int local_rank = -1, local_world_size = -1;
+  int node_rank = -1, n_nodes = -1;
+  std::string master_addr;
+  int master_port = -1;
+  bool agent_store = false;  // the launcher holds the store; every rank is a client
+};
+
+// Looks at torchrun's variables, then PET_*, Open MPI, PMI and PMIx, Slurm; the first that gives a rank wins.
+// Raises kUsage naming the variable when one is malformed or half of a pair is missing.
+Cluster detect_cluster();
+
+}  // namespace lockstep
