@@ -1,0 +1,8 @@
+// Process groups: the tensor band's floor. Read in this order: world.h (enter and leave), process_group.h (what a
+// group is), collectives.h (what it does), work.h (an operation in flight).
+#pragma once
+
+#include "lockstep/group/collectives.h"
+#include "lockstep/group/process_group.h"
+#include "lockstep/group/work.h"
+#include "lockstep/group/world.h"

@@ -1,0 +1,8 @@
+// Everything a training program needs: #include <lockstep/lockstep.h>.
+#pragma once
+
+#include "lockstep/base/error.h"
+#include "lockstep/ddp/ddp.h"
+#include "lockstep/group/group.h"
+#include "lockstep/process/spawn.h"
+#include "lockstep/store/store.h"
