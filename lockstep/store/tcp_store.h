@@ -1,0 +1,98 @@
+// A store over TCP: one process holds the data in a server thread, everyone else connects to it. The bytes on
+// the wire are those of torch's TCPStore (docs/wire.md), so each side may be PyTorch: a rank started by
+// torchrun uses the agent's store, and PyTorch can join ours while no secret is set.
+//
+// With a secret every connection first proves that it knows it, in both directions. Without one the server
+// listens on loopback only, unless `insecure` says otherwise aloud.
+//
+// Thread safety: as Store says; calls on one handle are serialised on its connection. Ownership: the master's
+// handle owns the server; when the last handle that shares it goes, the server ends and clients see
+// DistNetworkError.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+
+#include "lockstep/net/secret.h"
+#include "lockstep/store/store.h"
+
+namespace lockstep {
+
+inline constexpr std::uint16_t kDefaultTcpStorePort = 29500;
+
+// What a server takes from its clients before it closes their connection.
+struct TcpStoreLimits {
+  std::uint64_t key_bytes = 64 << 10;             // one key
+  std::uint64_t value_bytes = 1ull << 30;         // one value
+  std::uint64_t keys_per_request = 1 << 20;       // check, wait, multi_get, multi_set
+  std::uint64_t total_bytes = 8ull << 30;         // all keys and values together
+  std::uint64_t unread_reply_bytes = 1ull << 30;  // replies a client does not take
+  std::uint32_t connections = 16384;
+  Milliseconds validate_timeout{30'000};  // from connect to a valid first request
+};
+
+struct TcpStoreOptions {
+  std::uint16_t port = kDefaultTcpStorePort;  // 0 with is_master: a free one, read it from TcpStore::port()
+  std::optional<int> world_size;              // none: an open number of users
+  bool is_master = false;                     // holds the server
+  Milliseconds timeout = kDefaultStoreTimeout;
+  bool wait_for_workers = true;         // the master waits for world_size users; needs world_size
+  bool multi_tenant = false;            // masters of one process on one port share a server
+  std::optional<int> master_listen_fd;  // a bound, listening socket the server takes over
+  bool use_libuv = true;                // the only server there is; false raises kUnsupported
+  std::optional<JobSecret> secret;      // asked of, and proven to, every peer
+  bool insecure = false;                // allow a server beyond loopback without a secret
+  TcpStoreLimits limits;
+};
+
+class TcpStore final : public Store {
+ public:
+  // Starts the server when is_master, connects (retrying until the timeout while nobody answers), and waits
+  // for the workers when asked. `host` is a name or an address; a master whose host is 127.x.x.x, ::1 or
+  // localhost listens there only, any other on all interfaces. Raises kUsage for options that contradict each
+  // other or a listener beyond loopback without a secret; DistNetworkError naming host, port and ms when
+  // nobody answers, the port is taken, or the secrets differ; DistStoreError with joined/total when workers
+  // are missing.
+  static std::unique_ptr<TcpStore> open(const std::string& host, const TcpStoreOptions& options = {});
+  ~TcpStore() override;
+
+  using Store::set;
+  void set(const std::string& key, std::span<const std::uint8_t> value) override;
+  Bytes get(const std::string& key) override;
+  std::int64_t add(const std::string& key, std::int64_t amount) override;
+  Bytes compare_set(const std::string& key, std::span<const std::uint8_t> expected,
+                    std::span<const std::uint8_t> desired) override;
+  bool check(std::span<const std::string> keys) override;
+  void wait(std::span<const std::string> keys, std::optional<Milliseconds> timeout = {}) override;
+  bool delete_key(const std::string& key) override;
+  std::int64_t num_keys() override;
+  std::vector<std::string> list_keys() override;
+  void append(const std::string& key, std::span<const std::uint8_t> value) override;
+  std::vector<Bytes> multi_get(std::span<const std::string> keys) override;
+  void multi_set(std::span<const std::string> keys, std::span<const Bytes> values) override;
+  void queue_push(const std::string& key, std::span<const std::uint8_t> value) override;
+  Bytes queue_pop(const std::string& key) override;
+  Bytes try_queue_pop(const std::string& key) override;
+  std::int64_t queue_len(const std::string& key) override;
+  // A connection of its own; never the server.
+  std::unique_ptr<Store> clone() override;
+  bool has_extended_api() const override { return true; }
+  void set_timeout(Milliseconds timeout) override;
+  Milliseconds timeout() const override;
+  // "TcpStore(client 127.0.0.1:40112 -> 127.0.0.1:29500, server 127.0.0.1:29500)"
+  std::string describe() const override;
+
+  const std::string& host() const;
+  std::uint16_t port() const;
+  // True for the handle that started or shares the server.
+  bool is_master() const;
+
+ private:
+  struct State;
+  explicit TcpStore(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+}  // namespace lockstep
