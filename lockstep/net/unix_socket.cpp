@@ -1,0 +1,209 @@
+#include "lockstep/net/unix_socket.h"
+
+#include <poll.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+
+#include <cerrno>
+#include <cstddef>
+#include <cstring>
+#include <thread>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+#include "lockstep/net/internal/wait_fd.h"
+
+namespace lockstep::net {
+
+namespace {
+
+using internal::wait_fd;
+
+struct AbstractAddress {
+  sockaddr_un address{};
+  socklen_t length = 0;
+
+  explicit AbstractAddress(const std::string& name) {
+    address.sun_family = AF_UNIX;
+    if (name.size() > sizeof address.sun_path - 1) {
+      raise(ErrorKind::kUsage, cat("local socket name of ", name.size(), " bytes is too long"));
+    }
+    std::memcpy(address.sun_path + 1, name.data(), name.size());
+    // The family alone makes bind(2) choose a free name.
+    length = static_cast<socklen_t>(offsetof(sockaddr_un, sun_path) + (name.empty() ? 0 : 1 + name.size()));
+  }
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address); }
+};
+
+Fd new_socket() {
+  Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) raise(system_failure(errno, "local socket", ErrorFamily::kNetwork));
+  return fd;
+}
+
+[[noreturn]] void raise_timeout(const char* what) {
+  raise(ErrorKind::kTimeout, cat("local socket: ", what, " did not end before the deadline"),
+        ErrorFamily::kNetwork);
+}
+
+[[noreturn]] void raise_gone(const char* what) {
+  raise({.kind = ErrorKind::kPeerLost,
+         .message = cat("local socket: the peer closed the connection (", what, ")"),
+         .family = ErrorFamily::kNetwork,
+         .peer = LostPeer{.cause = "closed the connection"}});
+}
+
+[[noreturn]] void raise_errno(int code, const char* what) {
+  if (code == ECONNRESET || code == EPIPE || code == ENOTCONN) raise_gone(what);
+  raise(system_failure(code, cat("local socket: ", what), ErrorFamily::kNetwork));
+}
+
+using ControlBuffer = std::array<std::uint8_t, CMSG_SPACE(kMaxUnixFds * sizeof(int))>;
+
+std::vector<Fd> take_fds(msghdr& header) {
+  std::vector<Fd> fds;
+  for (cmsghdr* part = CMSG_FIRSTHDR(&header); part != nullptr; part = CMSG_NXTHDR(&header, part)) {
+    if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
+    const std::size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
+    for (std::size_t i = 0; i < count; ++i) {
+      int fd = -1;
+      std::memcpy(&fd, CMSG_DATA(part) + i * sizeof(int), sizeof(int));
+      fds.emplace_back(fd);
+    }
+  }
+  return fds;
+}
+
+}  // namespace
+
+UnixSocket UnixSocket::connect(const std::string& name, Deadline deadline) {
+  const AbstractAddress address(name);
+  auto pause = std::chrono::milliseconds(1);
+  for (;;) {
+    Fd fd = new_socket();
+    if (::connect(fd.get(), address.get(), address.length) == 0) return UnixSocket(std::move(fd));
+    const int code = errno;
+    // Nobody there yet, or the listener's queue is full.
+    if (code != ECONNREFUSED && code != EAGAIN && code != EINTR) raise_errno(code, "connect");
+    if (deadline.expired()) {
+      raise(ErrorKind::kTimeout, cat("local socket: nobody listens at @", name), ErrorFamily::kNetwork);
+    }
+    std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(pause, deadline.remaining()));
+    pause = std::min(pause * 2, std::chrono::milliseconds(20));
+  }
+}
+
+std::pair<UnixSocket, UnixSocket> UnixSocket::pair() {
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) {
+    raise(system_failure(errno, "socketpair", ErrorFamily::kNetwork));
+  }
+  return {UnixSocket(Fd(ends[0])), UnixSocket(Fd(ends[1]))};
+}
+
+PeerCredentials UnixSocket::peer() const {
+  ucred credentials{};
+  socklen_t length = sizeof credentials;
+  if (::getsockopt(fd_.get(), SOL_SOCKET, SO_PEERCRED, &credentials, &length) != 0) {
+    raise_errno(errno, "peer credentials");
+  }
+  return {.pid = credentials.pid, .uid = credentials.uid, .gid = credentials.gid};
+}
+
+void UnixSocket::send(std::span<const std::uint8_t> message, Deadline deadline, std::span<const int> fds) {
+  // An empty message would read as the end of the connection.
+  if (message.empty() || message.size() > kMaxUnixMessage || fds.size() > kMaxUnixFds) {
+    raise(ErrorKind::kUsage,
+          cat("a local message of ", message.size(), " bytes and ", fds.size(), " descriptors"));
+  }
+  iovec body{.iov_base = const_cast<std::uint8_t*>(message.data()), .iov_len = message.size()};
+  msghdr header{};
+  header.msg_iov = &body;
+  header.msg_iovlen = 1;
+  alignas(cmsghdr) ControlBuffer control{};
+  if (!fds.empty()) {
+    header.msg_control = control.data();
+    header.msg_controllen = CMSG_SPACE(fds.size_bytes());
+    cmsghdr* part = CMSG_FIRSTHDR(&header);
+    part->cmsg_level = SOL_SOCKET;
+    part->cmsg_type = SCM_RIGHTS;
+    part->cmsg_len = CMSG_LEN(fds.size_bytes());
+    std::memcpy(CMSG_DATA(part), fds.data(), fds.size_bytes());
+  }
+  while (::sendmsg(fd_.get(), &header, MSG_NOSIGNAL) < 0) {
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN) raise_errno(errno, "send");
+    if (!wait_fd(fd_.get(), POLLOUT, deadline)) raise_timeout("send");
+  }
+}
+
+std::size_t UnixSocket::receive(std::span<std::uint8_t> buffer, Deadline deadline, std::vector<Fd>* fds) {
+  iovec body{.iov_base = buffer.data(), .iov_len = buffer.size()};
+  alignas(cmsghdr) ControlBuffer control;
+  msghdr header{};
+  header.msg_iov = &body;
+  header.msg_iovlen = 1;
+  header.msg_control = control.data();
+  ssize_t n = 0;
+  for (;;) {
+    header.msg_controllen = control.size();
+    n = ::recvmsg(fd_.get(), &header, MSG_CMSG_CLOEXEC);
+    if (n >= 0) break;
+    if (errno == EINTR) continue;
+    if (errno != EAGAIN) raise_errno(errno, "receive");
+    if (!wait_fd(fd_.get(), POLLIN, deadline)) raise_timeout("receive");
+  }
+  // Taken before anything is refused, so that they are closed then.
+  std::vector<Fd> taken = take_fds(header);
+  if (n == 0) raise_gone("receive");
+  if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
+    raise(ErrorKind::kSystem,
+          cat("local socket: a message is longer than the ", buffer.size(),
+              " bytes expected, or carries too many descriptors"),
+          ErrorFamily::kNetwork);
+  }
+  if (fds != nullptr) *fds = std::move(taken);
+  return static_cast<std::size_t>(n);
+}
+
+bool UnixSocket::peer_closed() const {
+  std::uint8_t byte = 0;
+  const ssize_t n = ::recv(fd_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
+  return n == 0 || (n < 0 && errno != EAGAIN && errno != EINTR);
+}
+
+UnixListener UnixListener::listen(const std::string& name) {
+  const AbstractAddress wanted(name);
+  Fd fd = new_socket();
+  if (::bind(fd.get(), wanted.get(), wanted.length) != 0) {
+    if (errno == EADDRINUSE) {
+      raise(ErrorKind::kUsage, cat("local socket name @", name, " is taken"), ErrorFamily::kNetwork);
+    }
+    raise_errno(errno, "bind");
+  }
+  if (::listen(fd.get(), 1024) != 0) raise_errno(errno, "listen");
+  sockaddr_un bound{};
+  socklen_t length = sizeof bound;
+  if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&bound), &length) != 0)
+    raise_errno(errno, "getsockname");
+  const std::size_t n = length - offsetof(sockaddr_un, sun_path) - 1;
+  return UnixListener(std::move(fd), std::string(bound.sun_path + 1, n));
+}
+
+std::optional<UnixSocket> UnixListener::try_accept() {
+  for (;;) {
+    Fd fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    if (fd) return UnixSocket(std::move(fd));
+    if (errno == EAGAIN) return std::nullopt;
+    if (errno != EINTR && errno != ECONNABORTED) raise_errno(errno, "accept");
+  }
+}
+
+UnixSocket UnixListener::accept(Deadline deadline) {
+  for (;;) {
+    if (auto socket = try_accept()) return std::move(*socket);
+    if (!wait_fd(fd_.get(), POLLIN, deadline)) raise_timeout("accept");
+  }
+}
+
+}  // namespace lockstep::net
