@@ -1,0 +1,34 @@
+# The commands of the README. Each installs what it needs (tools/bootstrap.sh), says what it does, and costs
+# seconds when nothing changed. The build itself is CMake's; see CMakePresets.json.
+.DEFAULT_GOAL := help
+.PHONY: run test bench check format clean help
+
+run:  ## train the example on every core of this machine
+	@tools/bootstrap.sh build torch
+	@tools/build.sh dev lockstep char_gpt
+	@tools/run_example.sh
+
+test:  ## build everything and run all tests
+	@tools/bootstrap.sh build torch
+	@tools/test.sh dev
+
+bench:  ## measure lockstep beside its peers; writes build/bench/results.json
+	@tools/bootstrap.sh build torch bench
+	@tools/build.sh release
+	@tools/run_bench.sh
+
+check:  ## layer check and format check, no build
+	@tools/bootstrap.sh format
+	@python3 tools/check_layers.py
+	@tools/format.sh --check
+
+format:  ## format the sources and redraw the diagram in ARCHITECTURE.md
+	@tools/bootstrap.sh format
+	@tools/format.sh
+	@python3 tools/check_layers.py --write
+
+clean:  ## remove build/ (libtorch stays in the per-user cache)
+	rm -rf build
+
+help:
+	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

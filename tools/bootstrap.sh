@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# Installs what a command of the Makefile needs, and only what is missing. Usage: bootstrap.sh <set>...
+#   build    compiler, build tools and libraries (Debian packages)
+#   torch    libtorch, into the per-user cache (skipped when LIBTORCH_ROOT or Torch_DIR name one)
+#   format   clang-format
+#   bench    Open MPI, which the benchmarks run beside lockstep
+#   fuzz     clang with libFuzzer
+set -euo pipefail
+cd "$(dirname "$0")/.."
+
+build=(g++ cmake ninja-build ccache mold pkg-config libuv1-dev libssl-dev libhwy-dev libfmt-dev libspdlog-dev
+       libcli11-dev libgtest-dev nlohmann-json3-dev)
+format=(clang-format)
+bench=(libopenmpi-dev openmpi-bin)
+fuzz=(clang-14 libclang-rt-14-dev)
+
+packages=()
+torch=no
+for set in "$@"; do
+  case $set in
+    build) packages+=("${build[@]}") ;;
+    format) packages+=("${format[@]}") ;;
+    bench) packages+=("${bench[@]}") ;;
+    fuzz) packages+=("${fuzz[@]}") ;;
+    torch) torch=yes ;;
+    *) echo "bootstrap: no set named $set (build, torch, format, bench, fuzz)" >&2; exit 2 ;;
+  esac
+done
+
+# Fills `missing` with the packages dpkg does not know as installed.
+find_missing() {
+  missing=()
+  local installed
+  installed=" $(dpkg-query -W -f '${db:Status-Status}/${Package} ' "${packages[@]}" 2>/dev/null || true)"
+  for package in "${packages[@]}"; do
+    [[ $installed == *" installed/$package "* ]] || missing+=("$package")
+  done
+}
+
+install_missing() {
+  local as_root=()
+  local line="apt-get update && apt-get install -y --no-install-recommends ${missing[*]}"
+  if [[ $EUID -ne 0 ]]; then
+    # Without a password, or with someone at the terminal to type one.
+    if command -v sudo >/dev/null && { sudo -n true 2>/dev/null || [[ -t 0 ]]; }; then
+      as_root=(sudo)
+    else
+      printf 'bootstrap: these Debian packages are missing and only root may install them. Run as root:\n\n  %s\n\n' \
+        "$line" >&2
+      exit 1
+    fi
+  fi
+  echo "bootstrap: installing ${#missing[@]} Debian packages: ${missing[*]}"
+  local apt=("${as_root[@]}" env DEBIAN_FRONTEND=noninteractive apt-get -o DPkg::Lock::Timeout=300 -o Acquire::Retries=3)
+  # One source out of order must not stop us while the packages can be had from the others.
+  "${apt[@]}" -qq update || echo "bootstrap: apt-get update reported errors; going on" >&2
+  "${apt[@]}" -qq install -y --no-install-recommends "${missing[@]}" >"$log" 2>&1 || {
+    tail -n 30 "$log" >&2
+    printf 'bootstrap: apt-get failed. The line was:\n\n  %s\n\n' "$line" >&2
+    exit 1
+  }
+}
+
+if [[ ${#packages[@]} -gt 0 ]]; then
+  if command -v dpkg-query >/dev/null && command -v apt-get >/dev/null; then
+    find_missing
+    if [[ ${#missing[@]} -gt 0 ]]; then
+      log=$(mktemp)
+      trap 'rm -f "$log"' EXIT
+      install_missing
+    fi
+  else
+    echo "bootstrap: no apt here; these Debian packages, or what your system calls them, must be installed:" >&2
+    echo "  ${packages[*]}" >&2
+  fi
+fi
+
+if [[ $torch == yes ]]; then
+  if [[ -n ${LIBTORCH_ROOT:-} || -n ${Torch_DIR:-} ]]; then
+    echo "bootstrap: using libtorch of ${LIBTORCH_ROOT:-$Torch_DIR}"
+  else
+    python3 tools/fetch_libtorch.py
+  fi
+fi
