@@ -8,7 +8,8 @@
  *
  * Rules
  *  - Every struct begins with struct_size, set by whoever fills it. A reader looks only at fields that lie within
- *    it; new fields are added at the end. Entries that may be null say so.
+ *    it; new fields are added at the end. Entries that may be null say so. An engine table that ends before `run` is
+ *    refused.
  *  - Nothing throws across this line. Functions return a lockstep_status; last_error gives the words.
  *  - post never blocks: it takes the operation and returns a handle. Operations of one communicator run in the
  *    order posted; those of different communicators never wait for each other.
@@ -91,7 +92,10 @@ typedef struct lockstep_host {
   /* level: 0 error, 1 warn, 2 info, 3 debug. */
   void (*log)(void* context, int level, const char* text);
   /* A key-value space private to this communicator, shared by its ranks. set overwrites. get waits until the key
-   * exists or the deadline passes; it writes at most capacity bytes and always the full length to *length. */
+   * exists or the deadline passes (LOCKSTEP_TIMEOUT); one look for a deadline that has passed already. It writes at
+   * most capacity bytes and always the full length to *length. Keys that begin with "/" address the job's whole
+   * store instead, for what others publish there: "/lockstep/exit/<world rank>" holds the words of how a rank ended,
+   * set by the launcher or spawn when they started it. */
   lockstep_status (*kv_set)(void* context, const char* key, const void* value, size_t length);
   lockstep_status (*kv_get)(void* context, const char* key, void* value, size_t capacity, size_t* length,
                             int64_t deadline_ns);
@@ -154,7 +158,9 @@ typedef struct lockstep_engine {
 
   lockstep_status (*post)(lockstep_comm* comm, const lockstep_op* op, lockstep_handle** out);
   lockstep_status (*test)(lockstep_handle* handle); /* LOCKSTEP_PENDING, LOCKSTEP_OK or the failure */
-  /* Waits until the operation is over or the deadline passes (LOCKSTEP_TIMEOUT; the operation goes on). */
+  /* Waits until the operation is over or the deadline passes (LOCKSTEP_TIMEOUT; the operation goes on, which test
+   * then tells by LOCKSTEP_PENDING). lockstep calls test, wait, last_error and release of one handle from one thread
+   * at a time. */
   lockstep_status (*wait)(lockstep_handle* handle, int64_t deadline_ns);
   /* Ends the handle, over or not. An operation that is not over goes on; its buffers must stay valid. */
   void (*release)(lockstep_handle* handle);
@@ -164,6 +170,12 @@ typedef struct lockstep_engine {
   /* Post and wait in one call, on the caller's thread where the engine can: the quick path for small blocking
    * operations. Null: lockstep posts and waits. Failure words come from comm_failure or error. */
   lockstep_status (*run)(lockstep_comm* comm, const lockstep_op* op, char* error, size_t error_capacity);
+
+  /* The first half of comm_destroy: leaves the group (cause as there) and ends pending operations with
+   * LOCKSTEP_ABORTED, those of threads inside run too; memory from alloc stays mapped. Any thread, returns at once,
+   * at most once. Afterwards post and run give LOCKSTEP_ABORTED, and release, free and comm_destroy are still called.
+   * May be null or beyond struct_size: then the group is left in comm_destroy. */
+  void (*comm_leave)(lockstep_comm* comm, const char* cause);
 } lockstep_engine;
 
 typedef const lockstep_engine* (*lockstep_engine_entry)(void);
