@@ -1,29 +1,43 @@
 # libtorch as two namespaced targets, libtorch_cpu and libc10, and nothing else: libtorch's own
 # package file asks for a CUDA toolkit and rewrites the project's flags.
 #
-# Looked for, in this order:
+# Looked for, in this order; the first two as CMake variables or in the environment:
 #   LIBTORCH_ROOT            a folder with include/ and lib/ (an unpacked wheel or libtorch zip)
 #   Torch_DIR                <root>/share/cmake/Torch, as users of find_package(Torch) set it
 #   CMAKE_PREFIX_PATH        any prefix with lib/libtorch_cpu.so
 #   the per-user cache that tools/fetch_libtorch.py fills
 #
 # Gives: Libtorch::cpu, Libtorch_VERSION, Libtorch_ROOT_DIR.
+set(LIBTORCH_VERSION 2.11.0)  # the one in the cache; a libtorch that is given may be another
+
 set(_cache "$ENV{XDG_CACHE_HOME}")
 if(NOT _cache)
   set(_cache "$ENV{HOME}/.cache")
 endif()
-set(_hints "")
-if(LIBTORCH_ROOT)
-  list(APPEND _hints "${LIBTORCH_ROOT}")
-endif()
-if(Torch_DIR)
-  list(APPEND _hints "${Torch_DIR}/../../..")
+set(_given "")
+foreach(_root "${LIBTORCH_ROOT}" "$ENV{LIBTORCH_ROOT}")
+  if(_root)
+    list(APPEND _given "${_root}")
+  endif()
+endforeach()
+foreach(_dir "${Torch_DIR}" "$ENV{Torch_DIR}")
+  if(_dir)
+    cmake_path(SET _root NORMALIZE "${_dir}/../../..")
+    list(APPEND _given "${_root}")
+  endif()
+endforeach()
+if(_given)
+  # A folder that is given wins over what an earlier configure run found.
+  unset(Libtorch_ROOT_DIR CACHE)
 endif()
 find_path(Libtorch_ROOT_DIR NAMES lib/libtorch_cpu.so
-  HINTS ${_hints} PATHS "${_cache}/lockstep/libtorch-2.11.0" DOC "Folder with libtorch's include/ and lib/")
-include(FindPackageHandleStandardArgs)
+  HINTS ${_given} PATHS "${_cache}/lockstep/libtorch-${LIBTORCH_VERSION}" DOC "Folder with libtorch's include/ and lib/")
+
 if(Libtorch_ROOT_DIR)
   set(_version_header "${Libtorch_ROOT_DIR}/include/torch/headeronly/version.h")
+  if(NOT EXISTS "${_version_header}")
+    set(_version_header "${Libtorch_ROOT_DIR}/include/torch/csrc/api/include/torch/version.h")  # before 2.9
+  endif()
   if(EXISTS "${_version_header}")
     set(_parts "")
     foreach(_part MAJOR MINOR PATCH)
@@ -34,8 +48,10 @@ if(Libtorch_ROOT_DIR)
     list(JOIN _parts "." Libtorch_VERSION)
   endif()
 endif()
+include(FindPackageHandleStandardArgs)
 find_package_handle_standard_args(Libtorch REQUIRED_VARS Libtorch_ROOT_DIR VERSION_VAR Libtorch_VERSION
-  REASON_FAILURE_MESSAGE "run tools/fetch_libtorch.py, or give -DLIBTORCH_ROOT=<folder with include/ and lib/>")
+  REASON_FAILURE_MESSAGE "run tools/fetch_libtorch.py of lockstep, or give -DLIBTORCH_ROOT=<folder with include/ and lib/>")
+
 if(Libtorch_FOUND AND NOT TARGET Libtorch::cpu)
   add_library(Libtorch::c10 SHARED IMPORTED)
   set_target_properties(Libtorch::c10 PROPERTIES IMPORTED_LOCATION "${Libtorch_ROOT_DIR}/lib/libc10.so")
@@ -48,4 +64,4 @@ if(Libtorch_FOUND AND NOT TARGET Libtorch::cpu)
     INTERFACE_LINK_OPTIONS "LINKER:--no-as-needed;LINKER:-rpath,${Libtorch_ROOT_DIR}/lib;LINKER:-rpath-link,${Libtorch_ROOT_DIR}/lib")
 endif()
 unset(_cache)
-unset(_hints)
+unset(_given)

@@ -1,0 +1,149 @@
+#!/usr/bin/env python3
+"""Each test plants one violation in a small tree and expects the checker to name it."""
+
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+import check_layers  # noqa: E402
+
+CLEAN = {
+    "CMakeLists.txt": """
+add_subdirectory(lockstep/base)
+add_subdirectory(lockstep/store)
+add_subdirectory(lockstep/engine)
+# ---- libtorch begins above this line ----
+add_subdirectory(lockstep/group)
+add_subdirectory(lockstep)
+add_subdirectory(launch)
+""",
+    "lockstep/CMakeLists.txt": "lockstep_library(lockstep HEADERS lockstep.h DEPENDS group)",
+    "lockstep/base/CMakeLists.txt": "lockstep_library(base SOURCES base.cpp HEADERS base.h DEPENDS)",
+    "lockstep/store/CMakeLists.txt": """
+lockstep_library(store  # the stores
+  SOURCES store.cpp HEADERS store.h DEPENDS base)
+lockstep_test(store_test SOURCES store_test.cpp DEPENDS store)
+lockstep_test(wire_test SOURCES wire_test.cpp DEPENDS store BAND tensor)
+""",
+    "lockstep/engine/CMakeLists.txt": "lockstep_library(engine SOURCES engine.cpp HEADERS engine_abi.h DEPENDS base)",
+    "lockstep/group/CMakeLists.txt": "lockstep_library(group SOURCES group.cpp HEADERS group.h DEPENDS store engine)",
+    "launch/CMakeLists.txt": "lockstep_program(lockstep SOURCES main.cpp DEPENDS store)",
+    "lockstep/lockstep.h": '#include "lockstep/group/group.h"',
+    "lockstep/base/base.h": "#include <string>",
+    "lockstep/base/base.cpp": '#include "lockstep/base/base.h"\n#include <fmt/format.h>',
+    "lockstep/store/store.h": '#include "lockstep/base/base.h"',
+    "lockstep/store/store.cpp": '#include "lockstep/store/internal/table.h"',
+    "lockstep/store/internal/table.h": "#include <map>",
+    "lockstep/store/store_test.cpp": '#include <gtest/gtest.h>\n#include "lockstep/store/internal/table.h"',
+    "lockstep/store/wire_test.cpp": "#include <torch/csrc/distributed/c10d/TCPStore.hpp>",
+    "lockstep/engine/engine_abi.h": "#include <stdint.h>",
+    "lockstep/group/group.h": '#include <ATen/core/Tensor.h>\n#include "lockstep/base/base.h"',
+    "launch/main.cpp": '#include "lockstep/store/store.h"\n#include <spdlog/spdlog.h>',
+    "engines/mpi/mpi.c": '#include <mpi.h>\n#include "lockstep/engine/engine_abi.h"',
+    "tests/plugins/tiny.c": '#include "lockstep/engine/engine_abi.h"',
+    "examples/train.cpp": "#include <lockstep/lockstep.h>\n#include <torch/torch.h>",
+}
+
+
+class CheckLayers(unittest.TestCase):
+    def tree(self, **changes):
+        scratch = tempfile.TemporaryDirectory()
+        self.addCleanup(scratch.cleanup)
+        root = Path(scratch.name)
+        marks = f"{check_layers.BEGIN}\n{check_layers.END}\n"
+        for name, text in {**CLEAN, "ARCHITECTURE.md": marks, **changes.get("files", {})}.items():
+            path = root / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+        tree = check_layers.Tree(root)
+        tree.check()
+        return tree
+
+    def expect(self, name, text, complaint):
+        violations = [str(v) for v in self.tree(files={name: text}).violations]
+        self.assertEqual(len(violations), 1, violations)
+        self.assertIn(name, violations[0])
+        self.assertIn(complaint, violations[0])
+
+    def test_a_clean_tree_has_no_violations(self):
+        self.assertEqual([str(v) for v in self.tree().violations], [])
+
+    def test_torch_below_the_torch_line(self):
+        for header in ("torch/torch.h", "ATen/core/Tensor.h", "c10/util/Half.h"):
+            self.expect("lockstep/store/store.cpp", f"#include <{header}>", "no torch below the torch line")
+
+    def test_torch_in_the_command(self):
+        self.expect("launch/main.cpp", "#include <torch/torch.h>", "no torch below the torch line")
+
+    def test_torch_in_a_test_of_the_comm_band(self):
+        self.expect("lockstep/store/store_test.cpp", "#include <torch/torch.h>", "no torch below the torch line")
+
+    def test_an_upward_include(self):
+        self.expect("lockstep/store/store.cpp", '#include "lockstep/group/group.h"', "upward arrow store -> group")
+
+    def test_an_undeclared_include(self):
+        self.expect("lockstep/engine/engine.cpp", '#include "lockstep/store/store.h"', "undeclared arrow engine -> store")
+
+    def test_an_undeclared_include_of_the_command(self):
+        self.expect("launch/main.cpp", '#include "lockstep/engine/engine_abi.h"', "undeclared arrow launch -> engine")
+
+    def test_an_upward_arrow_in_the_build(self):
+        self.expect("lockstep/store/CMakeLists.txt",
+                    "lockstep_library(store SOURCES store.cpp HEADERS store.h DEPENDS base engine)\n"
+                    "lockstep_test(store_test SOURCES store_test.cpp)\n"
+                    "lockstep_test(wire_test SOURCES wire_test.cpp BAND tensor)", "upward arrow: store -> engine")
+
+    def test_an_arrow_to_a_folder_that_does_not_exist(self):
+        self.expect("lockstep/group/CMakeLists.txt",
+                    "lockstep_library(group SOURCES group.cpp DEPENDS store engine mesh)", "mesh, which no folder declares")
+
+    def test_the_umbrella_header_from_inside(self):
+        self.expect("lockstep/group/group.cpp", '#include "lockstep/lockstep.h"', "upward arrow group -> lockstep")
+
+    def test_another_folders_internal_header(self):
+        self.expect("lockstep/group/group.cpp", '#include "lockstep/store/internal/table.h"', "internal/ is private")
+
+    def test_fmt_in_a_header(self):
+        self.expect("lockstep/base/base.h", "#include <fmt/format.h>", "no fmt or spdlog in a header")
+
+    def test_fmt_in_the_tensor_band(self):
+        self.expect("lockstep/group/group.cpp", "#include <fmt/format.h>", "clash")
+
+    def test_a_relative_path(self):
+        self.expect("lockstep/base/base.cpp", '#include "../store/store.h"', "path from the root")
+
+    def test_a_plug_in_that_includes_more_than_the_abi(self):
+        for name in ("engines/mpi/mpi.c", "tests/plugins/tiny.c"):
+            self.expect(name, '#include "lockstep/base/base.h"', "a plug-in includes nothing of lockstep")
+
+    def test_a_plug_in_that_knows_tensors(self):
+        self.expect("engines/mpi/mpi.c", "#include <ATen/core/Tensor.h>", "not tensors")
+
+    def test_an_abi_header_that_needs_cpp(self):
+        self.expect("lockstep/engine/engine_abi.h", "#include <string>", "needs <stddef.h> and <stdint.h> only")
+
+    def test_an_example_that_looks_inside(self):
+        self.expect("examples/train.cpp", '#include "lockstep/group/group.h"', "examples include")
+
+    def test_a_missing_torch_line(self):
+        text = CLEAN["CMakeLists.txt"].replace(check_layers.TORCH_LINE, "")
+        violations = [str(v) for v in self.tree(files={"CMakeLists.txt": text}).violations]
+        self.assertIn("no comment", violations[0])
+
+    def test_a_stale_diagram_is_a_violation_until_written(self):
+        tree = self.tree()
+        tree.check_diagram(write=False)
+        self.assertIn("diagram", str(tree.violations.pop()))
+        tree.check_diagram(write=True)
+        tree.check_diagram(write=False)
+        self.assertEqual(tree.violations, [])
+        drawn = (tree.root / "ARCHITECTURE.md").read_text()
+        self.assertIn("launch/     -> store\n", drawn)
+        self.assertIn("  group/    -> engine, store\n----------", drawn)
+        self.assertNotIn("engine, store, base", drawn)  # implied by the other two
+
+
+if __name__ == "__main__":
+    unittest.main()
