@@ -4,20 +4,21 @@
  *
  *     const lockstep_engine* lockstep_engine_v1(void);
  *
- * and includes this header and nothing else of lockstep. The built-in host engine is reached through the same table.
+ * and includes this header and nothing else of lockstep. The built-in host engine is reached through the same
+ * table.
  *
  * Rules
- *  - Every struct begins with struct_size, set by whoever fills it. A reader looks only at fields that lie within
- *    it; new fields are added at the end. Entries that may be null say so. An engine table that ends before `run` is
- *    refused.
+ *  - Every struct begins with struct_size, set by whoever fills it. A reader looks only at fields that lie
+ * within it; new fields are added at the end. Entries that may be null say so. An engine table that ends
+ * before `run` is refused.
  *  - Nothing throws across this line. Functions return a lockstep_status; last_error gives the words.
- *  - post never blocks: it takes the operation and returns a handle. Operations of one communicator run in the
- *    order posted; those of different communicators never wait for each other.
+ *  - post never blocks: it takes the operation and returns a handle. Operations of one communicator run in
+ * the order posted; those of different communicators never wait for each other.
  *  - test and wait drive nothing the engine would not do by itself, they only make it quicker.
  *  - Deadlines are absolute, in nanoseconds of CLOCK_MONOTONIC; LOCKSTEP_NEVER waits for ever.
  *  - abort may be called from any thread at any time and ends every posted operation within 100 ms.
- *  - Buffers must stay valid until the operation's handle says it is over (or abort has returned and release was
- *    called).
+ *  - Buffers must stay valid until the operation's handle says it is over (or abort has returned and release
+ * was called).
  */
 #ifndef LOCKSTEP_ENGINE_ABI_H
 #define LOCKSTEP_ENGINE_ABI_H
@@ -48,9 +49,9 @@ typedef enum lockstep_status {
 
 typedef enum lockstep_op_kind {
   LOCKSTEP_BARRIER = 0,
-  LOCKSTEP_BROADCAST = 1,     /* send = recv = the buffer, count elements */
-  LOCKSTEP_ALL_REDUCE = 2,    /* send = recv (in place) or separate */
-  LOCKSTEP_ALL_GATHER = 3,    /* send count, recv count * size elements */
+  LOCKSTEP_BROADCAST = 1,      /* send = recv = the buffer, count elements */
+  LOCKSTEP_ALL_REDUCE = 2,     /* send = recv (in place) or separate */
+  LOCKSTEP_ALL_GATHER = 3,     /* send count, recv count * size elements */
   LOCKSTEP_REDUCE_SCATTER = 4, /* send count * size, recv count elements */
   LOCKSTEP_OP_KINDS = 5
 } lockstep_op_kind;
@@ -91,11 +92,11 @@ typedef struct lockstep_host {
   void* context;
   /* level: 0 error, 1 warn, 2 info, 3 debug. */
   void (*log)(void* context, int level, const char* text);
-  /* A key-value space private to this communicator, shared by its ranks. set overwrites. get waits until the key
-   * exists or the deadline passes (LOCKSTEP_TIMEOUT); one look for a deadline that has passed already. It writes at
-   * most capacity bytes and always the full length to *length. Keys that begin with "/" address the job's whole
-   * store instead, for what others publish there: "/lockstep/exit/<world rank>" holds the words of how a rank ended,
-   * set by the launcher or spawn when they started it. */
+  /* A key-value space private to this communicator, shared by its ranks. set overwrites. get waits until the
+   * key exists or the deadline passes (LOCKSTEP_TIMEOUT); one look for a deadline that has passed already. It
+   * writes at most capacity bytes and always the full length to *length. Keys that begin with "/" address the
+   * job's whole store instead, for what others publish there: "/lockstep/exit/<world rank>" holds the words
+   * of how a rank ended, set by the launcher or spawn when they started it. */
   lockstep_status (*kv_set)(void* context, const char* key, const void* value, size_t length);
   lockstep_status (*kv_get)(void* context, const char* key, void* value, size_t capacity, size_t* length,
                             int64_t deadline_ns);
@@ -106,8 +107,8 @@ typedef struct lockstep_comm_config {
   const lockstep_host* host; /* outlives the communicator */
   int32_t rank;
   int32_t size;
-  const char* name;     /* of the group, for messages */
-  int64_t deadline_ns;  /* for the creation itself */
+  const char* name;    /* of the group, for messages */
+  int64_t deadline_ns; /* for the creation itself */
 } lockstep_comm_config;
 
 typedef struct lockstep_op {
@@ -126,11 +127,11 @@ typedef struct lockstep_op {
 /* Capabilities are data. A bit mask over the enums above, per operation. */
 typedef struct lockstep_capabilities {
   size_t struct_size;
-  uint32_t op_kinds;                        /* bit k: lockstep_op_kind k is offered */
-  uint32_t dtypes;                          /* bit d: moves dtype d */
-  uint32_t reduce[LOCKSTEP_DTYPES];         /* bit r: reduces dtype d with op r */
-  uint32_t crosses_hosts;                   /* 0: ranks of one host only */
-  uint32_t shared_memory;                   /* 1: alloc gives memory reduced where it lies */
+  uint32_t op_kinds;                /* bit k: lockstep_op_kind k is offered */
+  uint32_t dtypes;                  /* bit d: moves dtype d */
+  uint32_t reduce[LOCKSTEP_DTYPES]; /* bit r: reduces dtype d with op r */
+  uint32_t crosses_hosts;           /* 0: ranks of one host only */
+  uint32_t shared_memory;           /* 1: alloc gives memory reduced where it lies */
 } lockstep_capabilities;
 
 typedef struct lockstep_engine {
@@ -139,7 +140,8 @@ typedef struct lockstep_engine {
   const char* name;     /* "host", "gloo", ... */
   lockstep_status (*capabilities)(lockstep_capabilities* out);
 
-  /* Collective over the ranks; returns when all have joined. On failure *out is null and error holds the words. */
+  /* Collective over the ranks; returns when all have joined. On failure *out is null and error holds the
+   * words. */
   lockstep_status (*comm_create)(const lockstep_comm_config* config, lockstep_comm** out, char* error,
                                  size_t error_capacity);
   /* Leaves the group. Pending operations end with LOCKSTEP_ABORTED. Handles must be released first.
@@ -147,20 +149,21 @@ typedef struct lockstep_engine {
   void (*comm_destroy)(lockstep_comm* comm, const char* cause);
   /* Breaks the communicator on every rank. */
   void (*comm_abort)(lockstep_comm* comm, const char* reason);
-  /* The first failure of the communicator: LOCKSTEP_OK while it is well. Words as in last_error; *peer_rank and
-   * *peer_pid are -1 when no peer is to blame. peer_cause gets words such as "killed by SIGKILL". */
+  /* The first failure of the communicator: LOCKSTEP_OK while it is well. Words as in last_error; *peer_rank
+   * and *peer_pid are -1 when no peer is to blame. peer_cause gets words such as "killed by SIGKILL". */
   lockstep_status (*comm_failure)(lockstep_comm* comm, char* error, size_t error_capacity, int32_t* peer_rank,
                                   int64_t* peer_pid, char* peer_cause, size_t peer_cause_capacity);
 
-  /* Memory that the engine reduces in place. Null entries: the engine has none. alloc is local, not collective. */
+  /* Memory that the engine reduces in place. Null entries: the engine has none. alloc is local, not
+   * collective. */
   lockstep_status (*alloc)(lockstep_comm* comm, size_t n_bytes, void** out);
   void (*free)(lockstep_comm* comm, void* memory);
 
   lockstep_status (*post)(lockstep_comm* comm, const lockstep_op* op, lockstep_handle** out);
   lockstep_status (*test)(lockstep_handle* handle); /* LOCKSTEP_PENDING, LOCKSTEP_OK or the failure */
-  /* Waits until the operation is over or the deadline passes (LOCKSTEP_TIMEOUT; the operation goes on, which test
-   * then tells by LOCKSTEP_PENDING). lockstep calls test, wait, last_error and release of one handle from one thread
-   * at a time. */
+  /* Waits until the operation is over or the deadline passes (LOCKSTEP_TIMEOUT; the operation goes on, which
+   * test then tells by LOCKSTEP_PENDING). lockstep calls test, wait, last_error and release of one handle
+   * from one thread at a time. */
   lockstep_status (*wait)(lockstep_handle* handle, int64_t deadline_ns);
   /* Ends the handle, over or not. An operation that is not over goes on; its buffers must stay valid. */
   void (*release)(lockstep_handle* handle);
@@ -172,9 +175,9 @@ typedef struct lockstep_engine {
   lockstep_status (*run)(lockstep_comm* comm, const lockstep_op* op, char* error, size_t error_capacity);
 
   /* The first half of comm_destroy: leaves the group (cause as there) and ends pending operations with
-   * LOCKSTEP_ABORTED, those of threads inside run too; memory from alloc stays mapped. Any thread, returns at once,
-   * at most once. Afterwards post and run give LOCKSTEP_ABORTED, and release, free and comm_destroy are still called.
-   * May be null or beyond struct_size: then the group is left in comm_destroy. */
+   * LOCKSTEP_ABORTED, those of threads inside run too; memory from alloc stays mapped. Any thread, returns at
+   * once, at most once. Afterwards post and run give LOCKSTEP_ABORTED, and release, free and comm_destroy are
+   * still called. May be null or beyond struct_size: then the group is left in comm_destroy. */
   void (*comm_leave)(lockstep_comm* comm, const char* cause);
 } lockstep_engine;
 

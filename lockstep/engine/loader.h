@@ -1,0 +1,39 @@
+// Where engines come from: built in ones are added, plug-ins are loaded from a path. Each has one name.
+// Thread safety: every method may be called from any thread. Engines are never removed and plug-ins never
+// unloaded (their threads and static objects would outlive the code), so references stay valid as long as the
+// registry.
+#pragma once
+
+#include <deque>
+#include <mutex>
+#include <string>
+#include <vector>
+
+#include "lockstep/engine/engine.h"
+
+namespace lockstep::comm {
+
+// Loads a shared object (RTLD_NOW, RTLD_LOCAL) and checks its table. Raises kUnsupported saying what is wrong
+// with it: not loadable, no lockstep_engine_v1, another ABI version, a table that is too short or has holes.
+Engine load_engine(const std::string& path);
+
+class EngineRegistry {
+ public:
+  // Raises kUsage when an engine of that name is there already.
+  const Engine& add(Engine engine);
+  // Null when there is none. Names are compared without regard to case.
+  const Engine* find(const std::string& name) const;
+  // In the order they were added.
+  std::vector<std::string> names() const;
+
+ private:
+  const Engine* find_locked(const std::string& name) const;
+
+  mutable std::mutex mutex_;
+  std::deque<Engine> engines_;  // guarded by mutex_; a deque: references stay valid
+};
+
+// Lower case, for names that users type.
+std::string lower_case(std::string text);
+
+}  // namespace lockstep::comm

@@ -1,0 +1,174 @@
+// Plug-ins compiled as C: loaded, run by several ranks over a real store, and refused in plain words when
+// broken.
+#include <gtest/gtest.h>
+
+#include <cstring>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/thread.h"
+#include "lockstep/engine/loader.h"
+#include "lockstep/group/internal/store_host.h"
+#include "lockstep/store/hash_store.h"
+#include "lockstep/store/prefix_store.h"
+
+namespace lockstep {
+namespace {
+
+std::string path_of(const std::string& plugin) {
+  return std::string(PLUGIN_DIR) + "/" + plugin + ".so";
+}
+
+std::string refusal(const std::string& path) {
+  try {
+    comm::load_engine(path);
+  } catch (const DistBackendError& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUnsupported);
+    return error.what();
+  }
+  return "loaded";
+}
+
+TEST(Plugins, AreRefusedInPlainWordsWhenBroken) {
+  EXPECT_NE(refusal(path_of("broken_no_symbol")).find("exports no lockstep_engine_v1"), std::string::npos);
+  EXPECT_NE(refusal(path_of("broken_null")).find("returned null"), std::string::npos);
+  EXPECT_NE(refusal(path_of("broken_version")).find("version 42"), std::string::npos);
+  EXPECT_NE(refusal(path_of("broken_short")).find("struct_size"), std::string::npos);
+  EXPECT_NE(refusal(path_of("broken_holes")).find("no capabilities"), std::string::npos);
+  EXPECT_NE(refusal("/nowhere/engine.so").find("/nowhere/engine.so"), std::string::npos);
+}
+
+// One rank's end of a communicator of the C engine, over a store shared by threads.
+class KvRank {
+ public:
+  KvRank(const comm::Engine& engine, Store& store, int rank, int size, Deadline deadline)
+      : group_("group", store.clone()), host_(group_, store) {
+    comm_ = comm::Communicator::create(engine, {.struct_size = sizeof(lockstep_comm_config),
+                                                .host = host_.table(),
+                                                .rank = rank,
+                                                .size = size,
+                                                .name = "test",
+                                                .deadline_ns = deadline.monotonic_ns()});
+  }
+  comm::Communicator& comm() { return *comm_; }
+  const lockstep_host* host() { return host_.table(); }
+
+ private:
+  PrefixStore group_;
+  internal::StoreHost host_;
+  std::shared_ptr<comm::Communicator> comm_;
+};
+
+Deadline soon() {
+  return Deadline::after(std::chrono::seconds(30));
+}
+
+void run_ranks(int size, const std::function<void(KvRank&, int)>& body) {
+  static comm::EngineRegistry registry;
+  const comm::Engine* engine = registry.find("kv");
+  if (engine == nullptr) engine = &registry.add(comm::load_engine(path_of("kv_engine")));
+  HashStore store;
+  std::vector<Thread> threads;
+  for (int rank = 0; rank < size; ++rank) {
+    threads.emplace_back("rank", [&, rank] {
+      KvRank mine(*engine, store, rank, size, soon());
+      body(mine, rank);
+    });
+  }
+}
+
+lockstep_op op_of(lockstep_op_kind kind, const void* send, void* recv, std::uint64_t count) {
+  return {.struct_size = sizeof(lockstep_op),
+          .kind = kind,
+          .dtype = LOCKSTEP_F32,
+          .reduce = LOCKSTEP_SUM,
+          .root = 0,
+          .send = send,
+          .recv = recv,
+          .count = count,
+          .deadline_ns = soon().monotonic_ns(),
+          .where = nullptr};
+}
+
+TEST(Plugins, RunEveryCollectiveAcrossRanks) {
+  constexpr int kSize = 3;
+  run_ranks(kSize, [](KvRank& mine, int rank) {
+    char error[comm::kErrorCapacity];
+    const float own[] = {1.0f + static_cast<float>(rank), 10};
+    float sum[2] = {own[0], own[1]};
+    ASSERT_EQ(mine.comm().run(op_of(LOCKSTEP_ALL_REDUCE, sum, sum, 2), error), LOCKSTEP_OK) << error;
+    EXPECT_EQ(sum[0], 6);
+    EXPECT_EQ(sum[1], 30);
+    float all[2 * kSize] = {};
+    ASSERT_EQ(mine.comm().run(op_of(LOCKSTEP_ALL_GATHER, own, all, 2), error), LOCKSTEP_OK) << error;
+    for (int r = 0; r < kSize; ++r) EXPECT_EQ(all[2 * r], 1.0f + static_cast<float>(r));
+    float part = 0;
+    const float parts[kSize] = {0, 1, 2};
+    ASSERT_EQ(mine.comm().run(op_of(LOCKSTEP_REDUCE_SCATTER, parts, &part, 1), error), LOCKSTEP_OK) << error;
+    EXPECT_EQ(part, 3.0f * static_cast<float>(rank));
+    float value = own[0];
+    ASSERT_EQ(mine.comm().run(op_of(LOCKSTEP_BROADCAST, &value, &value, 1), error), LOCKSTEP_OK) << error;
+    EXPECT_EQ(value, 1);
+    EXPECT_EQ(mine.comm().run(op_of(LOCKSTEP_BARRIER, nullptr, nullptr, 0), error), LOCKSTEP_OK) << error;
+  });
+}
+
+TEST(Plugins, AnOperationNobodyElseJoinsTimesOutAndNamesWhoIsMissing) {
+  run_ranks(2, [](KvRank& mine, int rank) {
+    if (rank != 0) return;
+    auto op = op_of(LOCKSTEP_BARRIER, nullptr, nullptr, 0);
+    op.deadline_ns = Deadline::after(Milliseconds(20)).monotonic_ns();
+    char error[comm::kErrorCapacity];
+    EXPECT_EQ(mine.comm().run(op, error), LOCKSTEP_TIMEOUT);
+    EXPECT_STREQ(error, "timed out waiting for rank 1");
+  });
+}
+
+TEST(Plugins, AnAbortEndsAPostedOperation) {
+  run_ranks(2, [](KvRank& mine, int rank) {
+    if (rank != 0) return;
+    comm::OpHandle handle;
+    ASSERT_EQ(mine.comm().post(op_of(LOCKSTEP_BARRIER, nullptr, nullptr, 0), handle), LOCKSTEP_OK);
+    EXPECT_EQ(handle.test(), LOCKSTEP_PENDING);
+    mine.comm().abort("enough");
+    EXPECT_EQ(handle.wait(Deadline::never()), LOCKSTEP_ABORTED);
+    EXPECT_EQ(handle.last_error(), "enough");
+  });
+}
+
+TEST(StoreHost, GetWaitsForTheKeyUntilTheDeadline) {
+  HashStore store;
+  internal::StoreHost host(store, store);
+  const lockstep_host* table = host.table();
+  char value[4];
+  size_t length = 0;
+  const auto get = [&](const char* key, Deadline deadline) {
+    return table->kv_get(table->context, key, value, sizeof value, &length, deadline.monotonic_ns());
+  };
+  EXPECT_EQ(get("k", Deadline::now()), LOCKSTEP_TIMEOUT);
+  EXPECT_EQ(get("k", Deadline::after(Milliseconds(5))), LOCKSTEP_TIMEOUT);
+  Thread later("later", [&] { table->kv_set(table->context, "k", "abcdef", 6); });
+  EXPECT_EQ(get("k", Deadline::never()), LOCKSTEP_OK);
+  EXPECT_EQ(length, 6u);  // the full length, though only 4 bytes fit
+  EXPECT_EQ(std::memcmp(value, "abcd", 4), 0);
+  // A deadline that has passed still looks once.
+  EXPECT_EQ(get("k", Deadline::now()), LOCKSTEP_OK);
+}
+
+TEST(StoreHost, KeysWithASlashAddressTheWholeStore) {
+  HashStore root;
+  PrefixStore group("group", root.clone());
+  internal::StoreHost host(group, root);
+  const lockstep_host* table = host.table();
+  root.set("lockstep/exit/3", "killed by SIGKILL");
+  char value[64] = "";
+  size_t length = 0;
+  EXPECT_EQ(table->kv_get(table->context, "lockstep/exit/3", value, sizeof value, &length, 0),
+            LOCKSTEP_TIMEOUT);
+  EXPECT_EQ(table->kv_get(table->context, "/lockstep/exit/3", value, sizeof value, &length, 0), LOCKSTEP_OK);
+  EXPECT_STREQ(value, "killed by SIGKILL");
+}
+
+}  // namespace
+}  // namespace lockstep
