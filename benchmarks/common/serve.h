@@ -1,0 +1,39 @@
+// The main loop of a contender: a request comes in on rank 0's standard input, every rank handles it, rank 0
+// prints the answer. Between requests all ranks sleep.
+#pragma once
+
+#include <exception>
+#include <iostream>
+#include <string>
+
+#include "benchmarks/common/link.h"
+#include "benchmarks/common/request.h"
+
+namespace bench {
+
+// `handle(request)` runs on every rank and returns the answer, of which rank 0's is printed. Returns main's
+// exit code: a contender that failed once is of no more use, since its ranks may not agree any longer.
+template <class Handle>
+int serve(Link& link, Handle handle) {
+  const bool speaks = link.rank() == 0;
+  try {
+    if (speaks) std::cout << "{\"ready\":true}" << std::endl;
+    for (;;) {
+      std::string line;
+      if (speaks && !std::getline(std::cin, line)) line = "quit";
+      line = link.share(line);
+      if (line == "quit") return 0;
+      const std::string answer = handle(Request(line));
+      if (speaks) std::cout << answer << std::endl;
+    }
+  } catch (const std::exception& error) {
+    if (speaks) {
+      std::cout << error_reply(error.what()) << std::endl;
+    } else {
+      std::cerr << "rank " << link.rank() << ": " << error.what() << std::endl;
+    }
+    return 1;
+  }
+}
+
+}  // namespace bench

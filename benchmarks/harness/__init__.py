@@ -1,0 +1,1 @@
+"""What run.py is made of: contenders, suites, statistics, aims, tables and pictures. Python's own library only."""

@@ -1,0 +1,137 @@
+"""Pictures as SVG, written by hand: no library to install, and the files can be read in a browser or a diff."""
+
+import math
+
+from .aims import size_text
+
+COLOURS = {"lockstep": "#1f77b4", "limit": "#2ca02c", "openmpi": "#d62728", "torch": "#ff7f0e", "local": "#7f7f7f"}
+WIDTH, HEIGHT, MARGIN = 720, 440, 64
+
+
+class Svg:
+    def __init__(self, width, height):
+        self.parts = [f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" '
+                      f'font-family="sans-serif" font-size="12"><rect width="100%" height="100%" fill="white"/>']
+
+    def text(self, x, y, words, anchor="middle", colour="#333", extra=""):
+        words = words.replace("&", "&amp;").replace("<", "&lt;")
+        self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" {extra}>{words}</text>')
+
+    def line(self, x1, y1, x2, y2, colour="#ddd"):
+        self.parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"/>')
+
+    def path(self, points, colour, dash=""):
+        where = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
+        self.parts.append(f'<polyline points="{where}" fill="none" stroke="{colour}" stroke-width="2" '
+                          f'stroke-dasharray="{dash}"/>')
+        self.parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points]
+
+    def bar(self, x, y, width, height, colour):
+        self.parts.append(f'<rect x="{x:.1f}" y="{y:.1f}" width="{width:.1f}" height="{height:.1f}" fill="{colour}"/>')
+
+    def save(self, path):
+        with open(path, "w", encoding="utf-8") as out:
+            out.write("\n".join(self.parts) + "\n</svg>\n")
+
+
+def _log_grid(svg, low, high, y_of, right):
+    for power in range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1):
+        value = 10.0 ** power
+        if low <= value <= high:
+            svg.line(MARGIN, y_of(value), right, y_of(value))
+            svg.text(MARGIN - 6, y_of(value) + 4, f"{value:g}", "end")
+
+
+def all_reduce(records, path, rotating):
+    """Time against size on two logarithmic axes, one line per contender; ours once per case."""
+    series = {}
+    for r in records:
+        if r["case"].endswith("_rotating") != rotating:
+            continue
+        case = r["case"].removesuffix("_rotating")
+        series.setdefault((f"lockstep {case}", "lockstep", "" if case.startswith("zero") else "6 3"), {})[r["bytes"]] = r.get("lockstep")
+        for name in ("limit", "openmpi", "torch"):
+            series.setdefault((name, name, ""), {})[r["bytes"]] = r.get(name)
+    series = {key: sorted((b, v) for b, v in points.items() if v) for key, points in series.items()}
+    series = {key: points for key, points in series.items() if points}
+    if not series:
+        return False
+    sizes = sorted({b for points in series.values() for b, _ in points})
+    values = [v for points in series.values() for _, v in points]
+    low, high = min(values) / 1.5, max(values) * 1.5
+    span = max(math.log2(sizes[-1] / sizes[0]), 1)
+    right = WIDTH - 170
+
+    def x_of(n_bytes):
+        return MARGIN + 20 + (right - MARGIN - 40) * math.log2(n_bytes / sizes[0]) / span
+
+    def y_of(value):
+        return HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * math.log(value / low) / math.log(high / low)
+
+    svg = Svg(WIDTH, HEIGHT)
+    svg.text(WIDTH / 2, 24, f"all_reduce, 2 ranks, {'rotating' if rotating else 'hot'} buffers: microseconds by size",
+             extra='font-size="15"')
+    _log_grid(svg, low, high, y_of, right)
+    for n_bytes in sizes:
+        svg.text(x_of(n_bytes), HEIGHT - MARGIN + 18, size_text(n_bytes), extra='font-size="10"')
+    for n, ((label, name, dash), points) in enumerate(sorted(series.items())):
+        svg.path([(x_of(b), y_of(v)) for b, v in points], COLOURS[name], dash)
+        svg.line(right + 8, 60 + 18 * n, right + 28, 60 + 18 * n, COLOURS[name])
+        svg.text(right + 32, 64 + 18 * n, label, "start", COLOURS[name], 'font-size="10"')
+    svg.save(path)
+    return True
+
+
+def bars(title, groups, names, path):
+    """groups: [(label, {contender: value})]; a logarithmic axis, since values lie orders of magnitude apart."""
+    values = [v for _, group in groups for v in group.values() if v]
+    if not values:
+        return False
+    low, high = min(values) / 2, max(values) * 1.4
+    right = WIDTH - 100
+    step = (right - MARGIN) / len(groups)
+    width = 0.8 * step / len(names)
+
+    def y_of(value):
+        return HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * math.log(value / low) / math.log(high / low)
+
+    svg = Svg(WIDTH, HEIGHT)
+    svg.text(WIDTH / 2, 24, title, extra='font-size="15"')
+    _log_grid(svg, low, high, y_of, right)
+    for g, (label, group) in enumerate(groups):
+        left = MARGIN + g * step + 0.1 * step
+        svg.text(left + 0.4 * step, HEIGHT - MARGIN + 18, label, extra='font-size="10"')
+        for n, name in enumerate(names):
+            if group.get(name):
+                top = y_of(group[name])
+                svg.bar(left + n * width, top, width - 2, HEIGHT - MARGIN - top, COLOURS[name])
+                svg.text(left + (n + 0.5) * width, top - 4, f"{group[name]:.3g}", extra='font-size="9"')
+    for n, name in enumerate(names):
+        svg.bar(right + 8, 54 + 18 * n, 10, 10, COLOURS[name])
+        svg.text(right + 22, 63 + 18 * n, name, "start", COLOURS[name], 'font-size="10"')
+    svg.save(path)
+    return True
+
+
+def draw(records, folder):
+    """All pictures the records allow; returns the paths written."""
+    def of(suite):
+        return [r for r in records if r["suite"] == suite]
+    made = []
+    for rotating in (False, True):
+        path = f"{folder}/all_reduce_{'rotating' if rotating else 'hot'}.svg"
+        if all_reduce(of("all_reduce"), path, rotating):
+            made.append(path)
+    store = [(f"{r['case']}, {r['clients']} client{'s' * (r['clients'] > 1)}", r) for r in of("store")]
+    if store and bars("store: microseconds per operation", named_groups(store, ("lockstep", "torch")),
+                      ("lockstep", "torch"), f"{folder}/store.svg"):
+        made.append(f"{folder}/store.svg")
+    step = [(r["case"], r) for r in of("ddp_step")]
+    if step and bars("ddp_step, 2 ranks: microseconds per step", named_groups(step, ("lockstep", "local")),
+                     ("lockstep", "local"), f"{folder}/ddp_step.svg"):
+        made.append(f"{folder}/ddp_step.svg")
+    return made
+
+
+def named_groups(labelled, names):
+    return [(label, {name: record.get(name) for name in names}) for label, record in labelled]

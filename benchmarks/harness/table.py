@@ -1,0 +1,53 @@
+"""The records and aims as text."""
+
+from .aims import size_text
+
+
+def _number(value):
+    if value is None:
+        return "-"
+    if value >= 100_000:
+        return f"{value:,.0f}"
+    return f"{value:.4g}" if value < 1000 else f"{value:,.0f}"
+
+
+def _ratio(record, name):
+    middle, spread = record.get(f"ratio_{name}"), record.get(f"ratio_{name}_spread")
+    return "-" if middle is None else f"{middle:.2f} ({spread[0]:.2f}..{spread[1]:.2f})"
+
+
+def _columns(suite, records):
+    if suite == "all_reduce":
+        names = ["lockstep", "limit", "openmpi", "torch"]
+        head = [("bytes", lambda r: size_text(r["bytes"])), ("case", lambda r: r["case"])]
+    elif suite == "store":
+        names = ["lockstep", "torch"]
+        head = [("operation", lambda r: r["case"]), ("clients", lambda r: str(r["clients"]))]
+    else:
+        names = ["lockstep", "local"]
+        head = [("model", lambda r: r["case"]), ("parameters", lambda r: size_text(r["bytes"]))]
+    names = [n for n in names if n == "lockstep" or any(r.get(n) is not None for r in records)]
+    columns = head + [(f"{n} us", lambda r, n=n: _number(r.get(n))) for n in names]
+    if suite == "store":
+        columns += [(f"{n} 1/s", lambda r, n=n: _number(r.get(f"{n}_per_s"))) for n in names]
+    columns += [(f"lockstep/{n} (min..max)", lambda r, n=n: _ratio(r, n)) for n in names[1:]]
+    return columns
+
+
+def suite_table(suite, records):
+    """One suite as aligned lines, Markdown."""
+    columns = _columns(suite, records)
+    rows = [[title for title, _ in columns]] + [[cell(r) for _, cell in columns] for r in records]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
+    lines = ["| " + " | ".join(cell.ljust(w) for cell, w in zip(row, widths)) + " |" for row in rows]
+    lines.insert(1, "|" + "|".join("-" * (w + 2) for w in widths) + "|")
+    return "\n".join(lines)
+
+
+def aims_table(aims):
+    lines = []
+    for aim in aims:
+        word = {True: "met", False: "missed", None: "not measured"}[aim["met"]]
+        found = ", ".join(f"{what}: {_number(value)}" for what, value in aim["found"])
+        lines.append(f"{word:>12}  {aim['aim']}" + (f"\n              {found}" if found else ""))
+    return "\n".join(lines)

@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""Runs the benchmarks: contenders take turns, results go to results.json, a table and pictures.
+
+Needs the programs of `ninja lockstep_benchmarks` and Python's own library. docs/performance.md says what is measured.
+"""
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+
+from harness import aims, machine, plot, progress, table
+from harness.suites import SUITES
+
+ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
+
+
+def parse_options():
+    parser = argparse.ArgumentParser(description="Run lockstep's benchmarks.")
+    parser.add_argument("--suite", action="append", choices=list(SUITES), help="only this suite; may be repeated")
+    parser.add_argument("--rounds", type=int, help="rounds per case (default 7, with --quick 3)")
+    parser.add_argument("--quick", action="store_true", help="fewer sizes and rounds: a trial, not a measurement")
+    parser.add_argument("--budget-ms", type=int, help="time per contender and round (default 150, with --quick 40)")
+    parser.add_argument("--contenders", default=os.path.join(ROOT, "build/release/benchmarks/contenders"),
+                        help="folder of the built contenders")
+    parser.add_argument("--out", default=os.path.join(ROOT, "build/bench"), help="folder for results and pictures")
+    options = parser.parse_args()
+    options.suite = options.suite or list(SUITES)
+    options.rounds = options.rounds or (3 if options.quick else 7)
+    options.budget_ms = options.budget_ms or (40 if options.quick else 150)
+    options.python_torch = find_python_torch()
+    return options
+
+
+def find_python_torch():
+    """This Python, when it has torch with Gloo; no one is asked to install 5 GB for one column."""
+    probe = "import torch.distributed as d, sys; sys.exit(0 if d.is_gloo_available() else 1)"
+    done = subprocess.run([sys.executable, "-c", probe], stderr=subprocess.DEVNULL, check=False)
+    return sys.executable if done.returncode == 0 else None
+
+
+def run_suites(options):
+    suites = [SUITES[name](options) for name in options.suite]
+    bar = progress.Progress(sum(suite.n_steps() for suite in suites))
+    records, missing = [], {}
+    for suite in suites:
+        bar.show(f"{suite.name}: starting the contenders")
+        suite.start()
+        try:
+            records += suite.run(bar)
+        finally:
+            suite.stop()
+            missing.update({f"{suite.name} {key}": why for key, why in suite.missing.items()})
+    bar.close()
+    return records, missing
+
+
+def report(records, missing, about, options):
+    print(f"\n{about['cpu']}, {about['cores']} cores, last level cache {about['last_level_cache']}, "
+          f"kernel {about['kernel']}; {options.rounds} rounds")
+    if about["busy_before"] > 0.05:
+        print(f"WARNING: the machine was {100 * about['busy_before']:.0f} % busy with something else before the start; "
+              "these numbers are noisy.")
+    for suite in options.suite:
+        rows = [r for r in records if r["suite"] == suite]
+        if rows:
+            print(f"\n{suite}\n{table.suite_table(suite, rows)}")
+    print(f"\nAims\n{table.aims_table(aims.hold_against(records))}")
+    for key, why in missing.items():
+        print(f"left out: {key}: {why}")
+
+
+def main():
+    options = parse_options()
+    os.makedirs(options.out, exist_ok=True)
+    about = machine.describe()
+    records, missing = run_suites(options)
+    results = os.path.join(options.out, "results.json")
+    with open(results, "w", encoding="utf-8") as out:
+        out.write("[\n" + ",\n".join(json.dumps(r) for r in records) + "\n]\n")
+    with open(os.path.join(options.out, "machine.json"), "w", encoding="utf-8") as out:
+        json.dump({**about, "rounds": options.rounds, "left_out": missing}, out, indent=1)
+    pictures = plot.draw(records, options.out)
+    report(records, missing, about, options)
+    print("\nwritten: " + " ".join(os.path.relpath(p) for p in [results] + pictures))
+    return 0 if records else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
