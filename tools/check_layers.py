@@ -218,8 +218,11 @@ class Tree:
         for top in ("lockstep", "launch", "bindings"):
             for path in self.files(top):
                 self.check_file(path)
-        for top in ("engines", "tests/plugins"):
-            for path in self.files(top):
+        for path in self.files("engines"):
+            if "_test" not in path.stem:
+                self.check_plugin(path)
+        for path in self.files("tests/plugins"):
+            if path.suffix == ".c":
                 self.check_plugin(path)
         for path in self.files("examples"):
             self.check_example(path)

@@ -9,6 +9,13 @@ if [[ -z $format ]] || ! git rev-parse --git-dir >/dev/null 2>&1; then
   exit 77  # ctest counts it as skipped
 fi
 [[ $($format --version) == *"version 14."* ]] || echo "format: warning: this is not clang-format 14" >&2
-arguments=(-i)
-[[ ${1:-} != --check ]] || arguments=(--dry-run -Werror)
-git ls-files -z '*.h' '*.cpp' '*.c' | xargs -0 "$format" --style=file "${arguments[@]}"
+files() { git ls-files -z '*.h' '*.cpp' '*.c'; }
+if [[ ${1:-} != --check ]]; then
+  files | xargs -0 "$format" --style=file -i
+  exit
+fi
+if ! complaints=$(files | xargs -0 "$format" --style=file --dry-run -Werror 2>&1); then
+  echo "format: these files are not as .clang-format says; run make format"
+  grep -o '^[^ :]*:[0-9]*:[0-9]*: error' <<<"$complaints" | cut -d: -f1,2 | sort -u -t: -k1,1 | sed 's/^/  /'
+  exit 1
+fi

@@ -21,7 +21,8 @@ TEST(Error, RaiseThrowsTheClassOfItsFamily) {
 
 TEST(Error, CurrentFailureKeepsKindPeerAndText) {
   try {
-    raise(Failure{.kind = ErrorKind::kPeerLost, .message = "rank 3 is gone", .peer = LostPeer{3, 42, "killed"}});
+    raise(Failure{
+        .kind = ErrorKind::kPeerLost, .message = "rank 3 is gone", .peer = LostPeer{3, 42, "killed"}});
   } catch (...) {
     const Failure failure = current_failure();
     EXPECT_EQ(failure.kind, ErrorKind::kPeerLost);

@@ -29,8 +29,7 @@ inline std::string to_text(std::span<const std::uint8_t> bytes) {
 class ByteWriter {
  public:
   template <class T>
-    requires std::is_trivially_copyable_v<T>
-  ByteWriter& put(const T& value) {
+  requires std::is_trivially_copyable_v<T> ByteWriter& put(const T& value) {
     return raw({reinterpret_cast<const std::uint8_t*>(&value), sizeof(T)});
   }
   // uint64 length, then the bytes.
@@ -59,8 +58,7 @@ class ByteReader {
   explicit ByteReader(std::span<const std::uint8_t> bytes) : bytes_(bytes) {}
 
   template <class T>
-    requires std::is_trivially_copyable_v<T>
-  std::optional<T> get() {
+  requires std::is_trivially_copyable_v<T> std::optional<T> get() {
     if (left() < sizeof(T)) return std::nullopt;
     T value;
     std::memcpy(&value, bytes_.data() + at_, sizeof(T));

@@ -29,10 +29,13 @@ constexpr VarInfo kTable[] = {
     {Var::kElasticRestartCount, "TORCHELASTIC_RESTART_COUNT", "", "how often the workers were restarted"},
     {Var::kElasticMaxRestarts, "TORCHELASTIC_MAX_RESTARTS", "", "how often they may be"},
     {Var::kElasticErrorFile, "TORCHELASTIC_ERROR_FILE", "", "where a worker may write its error as JSON"},
-    {Var::kNcclAsyncErrorHandling, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1", "set for workers as torchrun does"},
-    {Var::kUseLibuv, "USE_LIBUV", "1", "0 asked torch for its plain store server; lockstep has one server and says so"},
+    {Var::kNcclAsyncErrorHandling, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1",
+     "set for workers as torchrun does"},
+    {Var::kUseLibuv, "USE_LIBUV", "1",
+     "0 asked torch for its plain store server; lockstep has one server and says so"},
     {Var::kDistInitBarrier, "TORCH_DIST_INIT_BARRIER", "0", "1: a store barrier ends every group creation"},
-    {Var::kOmpNumThreads, "OMP_NUM_THREADS", "", "threads per rank; the launcher sets 1 when unset and ranks > 1"},
+    {Var::kOmpNumThreads, "OMP_NUM_THREADS", "",
+     "threads per rank; the launcher sets 1 when unset and ranks > 1"},
     {Var::kTorchCppLogLevel, "TORCH_CPP_LOG_LEVEL", "", "log level when LOCKSTEP_LOG is unset"},
     {Var::kPetNnodes, "PET_NNODES", "", "preset of --nnodes"},
     {Var::kPetNprocPerNode, "PET_NPROC_PER_NODE", "", "preset of --nproc-per-node"},
@@ -51,19 +54,26 @@ constexpr VarInfo kTable[] = {
     {Var::kSlurmProcId, "SLURM_PROCID", "", "rank under Slurm"},
     {Var::kSlurmNTasks, "SLURM_NTASKS", "", "ranks under Slurm"},
     {Var::kSlurmLocalId, "SLURM_LOCALID", "", "local rank under Slurm"},
-    {Var::kSlurmStepNodelist, "SLURM_STEP_NODELIST", "", "hosts of the Slurm step; the first holds the store"},
+    {Var::kSlurmStepNodelist, "SLURM_STEP_NODELIST", "",
+     "hosts of the Slurm step; the first holds the store"},
     {Var::kSlurmNodelist, "SLURM_NODELIST", "", "hosts of the Slurm job, when the step names none"},
-    {Var::kSlurmJobId, "SLURM_JOB_ID", "", "Slurm's job number; picks the store's port when MASTER_PORT is unset"},
+    {Var::kSlurmJobId, "SLURM_JOB_ID", "",
+     "Slurm's job number; picks the store's port when MASTER_PORT is unset"},
     {Var::kSlurmNTasksPerNode, "SLURM_NTASKS_PER_NODE", "", "local ranks under Slurm"},
     {Var::kSlurmStepNumNodes, "SLURM_STEP_NUM_NODES", "", "hosts under Slurm"},
     {Var::kSlurmNodeId, "SLURM_NODEID", "", "this host's number under Slurm"},
     {Var::kLockstepLog, "LOCKSTEP_LOG", "warn", "log level: error, warn, info or debug"},
-    {Var::kLockstepSecretFd, "LOCKSTEP_SECRET_FD", "", "inherited descriptor with the job secret; set by the launcher"},
+    {Var::kLockstepSecretFd, "LOCKSTEP_SECRET_FD", "",
+     "inherited descriptor with the job secret; set by the launcher"},
     {Var::kLockstepSecretFile, "LOCKSTEP_SECRET_FILE", "", "file of mode 0600 with the job secret"},
-    {Var::kLockstepInsecure, "LOCKSTEP_INSECURE", "", "1: allow a store that listens beyond loopback without a secret"},
-    {Var::kLockstepLauncher, "LOCKSTEP_LAUNCHER", "", "process id of the lockstep launcher; its store asks for the secret"},
-    {Var::kLockstepSpawn, "LOCKSTEP_SPAWN", "", "set by spawn in the processes it starts: which call, which index"},
-    {Var::kLockstepHostArena, "LOCKSTEP_HOST_ARENA_MB", "", "address space of a rank's shared arena in MiB; default: the machine's memory"},
+    {Var::kLockstepInsecure, "LOCKSTEP_INSECURE", "",
+     "1: allow a store that listens beyond loopback without a secret"},
+    {Var::kLockstepLauncher, "LOCKSTEP_LAUNCHER", "",
+     "process id of the lockstep launcher; its store asks for the secret"},
+    {Var::kLockstepSpawn, "LOCKSTEP_SPAWN", "",
+     "set by spawn in the processes it starts: which call, which index"},
+    {Var::kLockstepHostArena, "LOCKSTEP_HOST_ARENA_MB", "",
+     "address space of a rank's shared arena in MiB; default: the machine's memory"},
 };
 static_assert(std::size(kTable) == static_cast<std::size_t>(Var::kCount));
 
@@ -97,7 +107,8 @@ std::optional<long> environment_int(Var var) {
   long value = 0;
   const auto [end, error] = std::from_chars(text->data(), text->data() + text->size(), value);
   if (error != std::errc() || end != text->data() + text->size()) {
-    raise(ErrorKind::kUsage, cat("environment variable ", name_of(var), " must be an integer, but is \"", *text, "\""));
+    raise(ErrorKind::kUsage,
+          cat("environment variable ", name_of(var), " must be an integer, but is \"", *text, "\""));
   }
   return value;
 }

@@ -9,25 +9,38 @@ namespace lockstep {
 
 std::string_view to_string(ErrorKind kind) noexcept {
   switch (kind) {
-    case ErrorKind::kUsage: return "usage";
-    case ErrorKind::kTimeout: return "timeout";
-    case ErrorKind::kPeerLost: return "peer_lost";
-    case ErrorKind::kAborted: return "aborted";
-    case ErrorKind::kUnsupported: return "unsupported";
-    case ErrorKind::kResource: return "resource";
-    case ErrorKind::kSystem: return "system";
-    case ErrorKind::kInternal: return "internal";
+    case ErrorKind::kUsage:
+      return "usage";
+    case ErrorKind::kTimeout:
+      return "timeout";
+    case ErrorKind::kPeerLost:
+      return "peer_lost";
+    case ErrorKind::kAborted:
+      return "aborted";
+    case ErrorKind::kUnsupported:
+      return "unsupported";
+    case ErrorKind::kResource:
+      return "resource";
+    case ErrorKind::kSystem:
+      return "system";
+    case ErrorKind::kInternal:
+      return "internal";
   }
   return "internal";
 }
 
 void raise(Failure failure) {
   switch (failure.family) {
-    case ErrorFamily::kBackend: throw DistBackendError(std::move(failure));
-    case ErrorFamily::kNetwork: throw DistNetworkError(std::move(failure));
-    case ErrorFamily::kStore: throw DistStoreError(std::move(failure));
-    case ErrorFamily::kQueueEmpty: throw QueueEmptyError(std::move(failure));
-    case ErrorFamily::kGeneral: break;
+    case ErrorFamily::kBackend:
+      throw DistBackendError(std::move(failure));
+    case ErrorFamily::kNetwork:
+      throw DistNetworkError(std::move(failure));
+    case ErrorFamily::kStore:
+      throw DistStoreError(std::move(failure));
+    case ErrorFamily::kQueueEmpty:
+      throw QueueEmptyError(std::move(failure));
+    case ErrorFamily::kGeneral:
+      break;
   }
   throw Error(std::move(failure));
 }

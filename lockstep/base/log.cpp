@@ -49,10 +49,14 @@ spdlog::logger& logger() {
 
 spdlog::level::level_enum to_spdlog(LogLevel level) {
   switch (level) {
-    case LogLevel::kError: return spdlog::level::err;
-    case LogLevel::kWarn: return spdlog::level::warn;
-    case LogLevel::kInfo: return spdlog::level::info;
-    case LogLevel::kDebug: return spdlog::level::debug;
+    case LogLevel::kError:
+      return spdlog::level::err;
+    case LogLevel::kWarn:
+      return spdlog::level::warn;
+    case LogLevel::kInfo:
+      return spdlog::level::info;
+    case LogLevel::kDebug:
+      return spdlog::level::debug;
   }
   return spdlog::level::err;
 }

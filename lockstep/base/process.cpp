@@ -36,7 +36,8 @@ std::string signal_name(int signal) {
 }
 
 std::string describe_wait_status(int status) {
-  if (WIFSIGNALED(status)) return cat("killed by ", signal_name(WTERMSIG(status)), " (", WTERMSIG(status), ")");
+  if (WIFSIGNALED(status))
+    return cat("killed by ", signal_name(WTERMSIG(status)), " (", WTERMSIG(status), ")");
   if (WIFEXITED(status)) return cat("exited with code ", WEXITSTATUS(status));
   return cat("ended with wait status ", status);
 }

@@ -17,7 +17,16 @@
 namespace lockstep {
 
 // The numbers of torch.distributed.ReduceOp.
-enum class ReduceOp : int { kSum = 0, kAvg = 1, kProduct = 2, kMin = 3, kMax = 4, kBand = 5, kBor = 6, kBxor = 7 };
+enum class ReduceOp : int {
+  kSum = 0,
+  kAvg = 1,
+  kProduct = 2,
+  kMin = 3,
+  kMax = 4,
+  kBand = 5,
+  kBor = 6,
+  kBxor = 7
+};
 
 // The tail every options struct has. Write options in braces at the call, so that `where` is the caller's line.
 //   group     null: the default group
@@ -81,6 +90,7 @@ struct EmptySharedOptions {
 // An uninitialised tensor in memory that all ranks of the group's host can reach, so that collectives reduce it
 // where it lies. A local call, not a collective. Plain memory in a world of one. The tensor keeps the group's memory
 // alive, also after destroy_process_group. Raises kResource when the memory is not to be had.
-at::Tensor empty_shared(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat, EmptySharedOptions options = {});
+at::Tensor empty_shared(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat,
+                        EmptySharedOptions options = {});
 
 }  // namespace lockstep

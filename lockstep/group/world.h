@@ -11,10 +11,10 @@
 namespace lockstep {
 
 struct InitOptions {
-  std::string backend{};       // "" or "host"; "" chooses
-  std::string init_method{};   // "" means env://, unless store is given
+  std::string backend{};      // "" or "host"; "" chooses
+  std::string init_method{};  // "" means env://, unless store is given
   Milliseconds timeout = kDefaultGroupTimeout;
-  int world_size = -1;         // -1: from the URL or the environment
+  int world_size = -1;  // -1: from the URL or the environment
   int rank = -1;
   std::shared_ptr<Store> store{};  // instead of init_method; then rank and world_size are required
   std::string group_name{};        // accepted for torch's sake, ignored
