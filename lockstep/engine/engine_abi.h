@@ -9,16 +9,16 @@
  *
  * Rules
  *  - Every struct begins with struct_size, set by whoever fills it. A reader looks only at fields that lie
- * within it; new fields are added at the end. Entries that may be null say so. An engine table that ends
- * before `run` is refused.
+ *    within it; new fields are added at the end. Entries that may be null say so. An engine table that ends
+ *    before `run` is refused.
  *  - Nothing throws across this line. Functions return a lockstep_status; last_error gives the words.
- *  - post never blocks: it takes the operation and returns a handle. Operations of one communicator run in
- * the order posted; those of different communicators never wait for each other.
+ *  - post never blocks: it takes the operation and returns a handle. Operations of one communicator run in the
+ *    order posted; those of different communicators never wait for each other.
  *  - test and wait drive nothing the engine would not do by itself, they only make it quicker.
  *  - Deadlines are absolute, in nanoseconds of CLOCK_MONOTONIC; LOCKSTEP_NEVER waits for ever.
  *  - abort may be called from any thread at any time and ends every posted operation within 100 ms.
  *  - Buffers must stay valid until the operation's handle says it is over (or abort has returned and release
- * was called).
+ *    was called).
  */
 #ifndef LOCKSTEP_ENGINE_ABI_H
 #define LOCKSTEP_ENGINE_ABI_H
