@@ -1,0 +1,60 @@
+// The keeper's side of a ProcessTree (process_tree.h): what runs in the process between owner and children.
+//
+// It is forked from an owner that may have threads, so nothing here takes a lock or memory from the heap: all
+// strings and arrays are made by the owner before the fork.
+#pragma once
+
+#include <signal.h>
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <span>
+
+namespace lockstep::internal {
+
+// One datagram of the socket between owner and keeper, both directions.
+struct KeeperMessage {
+  enum class Kind : std::int32_t {
+    kStarted,      // keeper: index, pid
+    kForkFailed,   // keeper: index, value = errno; nothing is left running
+    kStartFailed,  // child, before it exits with 127: index, value = errno of exec
+    kExited,       // keeper: index, pid, value = wait status
+    kSignal,       // owner: value = signal for every child's process group
+    kKill,         // owner: kill every descendant
+  };
+  Kind kind{};
+  std::int32_t index = -1;
+  std::int32_t pid = -1;
+  std::int32_t value = 0;
+  std::int64_t realtime_ns = 0;
+};
+
+// A ChildSpec in the form exec wants.
+struct PreparedChild {
+  char* const* argv = nullptr;  // null: run body
+  char* const* environment = nullptr;
+  const std::function<int()>* body = nullptr;
+  int standard[3] = {-1, -1, -1};
+  std::span<const int> inherited{};
+};
+
+struct KeeperPlan {
+  std::span<const PreparedChild> children;
+  std::span<pid_t> pids;  // filled by the keeper, in its own copy
+  pid_t owner = -1;
+  int socket = -1;
+  int owner_socket = -1;              // the owner's end, to close
+  sigset_t child_mask{};              // the owner's signal mask before the fork
+  struct sigaction child_sigchld {};  // and what it did with SIGCHLD
+  char owner_name[16] = {};           // as ps shows it
+  int owner_lost_grace_ms = 2'000;
+};
+
+// Never returns; every signal is blocked on entry.
+[[noreturn]] void keeper_main(const KeeperPlan& plan);
+
+// Pids of the direct children of the calling thread, as many as fit; -1 when /proc does not tell.
+int list_children(std::span<pid_t> out);
+
+}  // namespace lockstep::internal

@@ -1,0 +1,244 @@
+#include "lockstep/process/process_tree.h"
+
+#include <poll.h>
+#include <signal.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+#include "lockstep/process/internal/keeper.h"
+
+namespace lockstep {
+namespace {
+
+using internal::KeeperMessage;
+using internal::KeeperPlan;
+using internal::PreparedChild;
+
+constexpr Milliseconds kEndTimeout{10'000};  // for processes that got SIGKILL to be gone
+
+// The specs in the form the keeper can use without memory of its own. Points into the specs.
+struct Prepared {
+  explicit Prepared(std::span<const ChildSpec> specs) {
+    strings.reserve(2 * specs.size());
+    for (const ChildSpec& spec : specs) {
+      PreparedChild child;
+      child.standard[0] = spec.standard_input;
+      child.standard[1] = spec.standard_output;
+      child.standard[2] = spec.standard_error;
+      child.inherited = spec.inherited;
+      if (spec.body) {
+        child.body = &spec.body;
+      } else if (spec.argv.empty()) {
+        raise(ErrorKind::kUsage, "a child process needs a program or a function");
+      } else {
+        child.argv = pointers(spec.argv);
+        child.environment = pointers(spec.environment);
+      }
+      children.push_back(child);
+    }
+  }
+  char* const* pointers(const std::vector<std::string>& texts) {
+    auto& list = strings.emplace_back();
+    for (const std::string& text : texts) list.push_back(const_cast<char*>(text.c_str()));
+    list.push_back(nullptr);
+    return list.data();
+  }
+
+  std::vector<std::vector<char*>> strings;
+  std::vector<PreparedChild> children;
+};
+
+// Blocks every signal for a scope: a handler of the owner must not run in the keeper.
+class SignalsBlocked {
+ public:
+  SignalsBlocked() {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+  const sigset_t& before() const { return before_; }
+
+ private:
+  sigset_t before_{};
+};
+
+// Direct children of every thread of this process; orphans arrive at any of them.
+std::vector<pid_t> children_of_all_threads() {
+  std::vector<pid_t> found;
+  std::error_code error;
+  for (const auto& task : std::filesystem::directory_iterator("/proc/self/task", error)) {
+    std::ifstream file(task.path() / "children");
+    for (pid_t pid = 0; file >> pid;) found.push_back(pid);
+  }
+  return found;
+}
+
+// Kills and reaps every child of this process until none is left.
+void kill_own_children(Deadline deadline) {
+  while (!deadline.expired()) {
+    for (const pid_t pid : children_of_all_threads()) {
+      const pid_t group = ::getpgid(pid);
+      if (group > 0 && group != ::getpgrp()) ::kill(-group, SIGKILL);
+      ::kill(pid, SIGKILL);
+    }
+    while (::waitpid(-1, nullptr, WNOHANG) > 0) {
+    }
+    if (errno == ECHILD) return;
+    ::poll(nullptr, 0, 10);
+  }
+  log(LogLevel::kError, "processes that got SIGKILL are still there after 10 s");
+}
+
+ChildEvent to_event(const KeeperMessage& message) {
+  const bool exited = message.kind == KeeperMessage::Kind::kExited;
+  return {.kind = exited ? ChildEvent::Kind::kExited : ChildEvent::Kind::kStartFailed,
+          .index = message.index,
+          .pid = message.pid,
+          .value = message.value,
+          .realtime_ns = message.realtime_ns};
+}
+
+}  // namespace
+
+ProcessTree ProcessTree::start(std::span<const ChildSpec> specs, const ProcessTreeOptions& options) {
+  Prepared prepared(specs);
+  std::vector<pid_t> pids(specs.size(), -1);
+  int ends[2];
+  if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
+    raise(system_failure(errno, "socketpair for the processes to start"));
+  }
+  ProcessTree tree;
+  tree.socket_.reset(ends[0]);
+  Fd keeper_socket(ends[1]);
+  tree.adopt_orphans_ = options.adopt_orphans;
+  if (options.adopt_orphans) ::prctl(PR_SET_CHILD_SUBREAPER, 1);
+
+  KeeperPlan plan{.children = prepared.children,
+                  .pids = pids,
+                  .owner = ::getpid(),
+                  .socket = ends[1],
+                  .owner_socket = ends[0]};
+  plan.owner_lost_grace_ms = static_cast<int>(options.owner_lost_grace.count());
+  ::prctl(PR_GET_NAME, plan.owner_name);
+  ::sigaction(SIGCHLD, nullptr, &plan.child_sigchld);
+  // What lies in buffers would be written again by every copy of this process that runs a function.
+  if (std::any_of(specs.begin(), specs.end(), [](const ChildSpec& spec) { return bool(spec.body); })) {
+    std::cout.flush();
+    std::fflush(nullptr);
+  }
+  {
+    const SignalsBlocked blocked;
+    plan.child_mask = blocked.before();
+    tree.keeper_ = ::fork();
+    if (tree.keeper_ == 0) internal::keeper_main(plan);
+  }
+  if (tree.keeper_ < 0) raise(system_failure(errno, "start a process"));
+  tree.pids_.assign(specs.size(), -1);
+  keeper_socket.reset();
+  tree.read_pids();
+  return tree;
+}
+
+ProcessTree::ProcessTree(ProcessTree&& other) noexcept
+    : keeper_(std::exchange(other.keeper_, -1)),
+      socket_(std::move(other.socket_)),
+      pids_(std::move(other.pids_)),
+      early_(std::move(other.early_)),
+      n_exits_(other.n_exits_),
+      adopt_orphans_(other.adopt_orphans_),
+      over_(other.over_),
+      keeper_lost_(other.keeper_lost_) {}
+
+ProcessTree::~ProcessTree() {
+  if (keeper_ > 0) end();
+}
+
+void ProcessTree::read_pids() {
+  std::size_t n_started = 0;
+  while (n_started < pids_.size()) {
+    KeeperMessage message;
+    const ssize_t n = ::recv(socket_.get(), &message, sizeof message, 0);
+    if (n < 0 && errno == EINTR) continue;
+    if (n != sizeof message) raise(ErrorKind::kSystem, "the process that starts the others ended at once");
+    if (message.kind == KeeperMessage::Kind::kForkFailed) {
+      raise(system_failure(message.value, cat("start process ", message.index)));
+    }
+    if (message.kind == KeeperMessage::Kind::kStarted) {
+      pids_[static_cast<std::size_t>(message.index)] = message.pid;
+      ++n_started;
+    } else {
+      early_.push_back(
+          to_event(message));  // a program that could not be executed, before the last one was forked
+    }
+  }
+}
+
+std::vector<ChildEvent> ProcessTree::take_events() {
+  std::vector<ChildEvent> events = std::exchange(early_, {});
+  while (!over_) {
+    KeeperMessage message;
+    const ssize_t n = ::recv(socket_.get(), &message, sizeof message, MSG_DONTWAIT);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
+    if (n != sizeof message) {
+      see_end_of_keeper();
+      break;
+    }
+    if (message.kind == KeeperMessage::Kind::kExited) ++n_exits_;
+    events.push_back(to_event(message));
+  }
+  return events;
+}
+
+void ProcessTree::see_end_of_keeper() {
+  over_ = true;
+  keeper_lost_ = n_exits_ < static_cast<int>(pids_.size());
+  if (keeper_lost_ && adopt_orphans_) kill_own_children(Deadline::after(kEndTimeout));
+  // Its exit code says nothing; ECHILD when the program reaps every child itself.
+  while (::waitpid(keeper_, nullptr, 0) < 0 && errno == EINTR) {
+  }
+}
+
+void ProcessTree::signal(int signal) {
+  send({.kind = KeeperMessage::Kind::kSignal, .value = signal});
+}
+
+void ProcessTree::kill() {
+  send({.kind = KeeperMessage::Kind::kKill});
+}
+
+void ProcessTree::send(const KeeperMessage& message) {
+  // A keeper that is gone or does not read needs no orders; take_events() will tell.
+  if (!over_) ::send(socket_.get(), &message, sizeof message, MSG_DONTWAIT | MSG_NOSIGNAL);
+}
+
+void ProcessTree::end() noexcept {
+  const Deadline deadline = Deadline::after(kEndTimeout);
+  kill();
+  while (!over_ && !deadline.expired()) {
+    pollfd wait{.fd = socket_.get(), .events = POLLIN, .revents = 0};
+    ::poll(&wait, 1, deadline.poll_timeout_ms());
+    try {
+      take_events();
+    } catch (...) {
+      return;  // out of memory; the keeper goes on by itself
+    }
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,117 @@
+// Child processes that cannot be lost. A ProcessTree starts its children through a keeper: a small process
+// between the owner and the children that does nothing but fork, reap and kill.
+//
+//   owner ── socket ── keeper (subreaper) ── child 0 (own session) ── whatever it starts
+//                                         └─ child 1 ...
+//
+//   owner dies (kill -9 included)   the keeper sees it through a pidfd, asks every descendant to end, then
+//   kills them keeper dies                     the kernel kills the children (PDEATHSIG); an owner that
+//   adopts orphans becomes
+//                                   their parent and kills what they had started
+//   a child leaves processes behind the kernel hands them to the keeper, session of their own or not; the
+//   tree is
+//                                   over only when they have ended too
+//
+// The one case left: owner and keeper killed at the same instant leave the children's own children alone.
+//
+// Thread safety: none; one thread at a time. Destruction kills everything that is left and waits for it.
+#pragma once
+
+#include <sys/types.h>
+
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/fd.h"
+
+namespace lockstep {
+
+namespace internal {
+struct KeeperMessage;
+}
+
+struct ChildSpec {
+  // The program and its arguments; a name without a slash is looked up in PATH.
+  std::vector<std::string> argv{};
+  // Or a function to run in a forked copy of this process; its result is the exit code. It must not throw.
+  // Only for a single-threaded owner: in the copy of any other, locks may be held by threads that are not
+  // there.
+  std::function<int()> body{};
+  // The whole environment of a program, "NAME=value" each. A function sees the owner's.
+  std::vector<std::string> environment{};
+  // Become the child's 0, 1, 2; -1 inherits the owner's. Borrowed until start() returns.
+  int standard_input = -1;
+  int standard_output = -1;
+  int standard_error = -1;
+  // Close-on-exec descriptors that a program nevertheless gets, under their own numbers.
+  std::vector<int> inherited{};
+};
+
+struct ChildEvent {
+  enum class Kind : std::int32_t { kExited, kStartFailed };
+  Kind kind;
+  int index;
+  pid_t pid;  // of kExited
+  int value;  // kExited: the wait(2) status. kStartFailed: errno of exec; exit code 127 follows
+  std::int64_t realtime_ns;  // when the keeper saw it
+};
+
+struct ProcessTreeOptions {
+  // Makes this process a subreaper, so that it can clean up after a keeper that was killed. For programs that
+  // start no other processes (the launcher), as orphans of those would arrive here too.
+  bool adopt_orphans = false;
+  // Time between SIGTERM and SIGKILL when the owner is gone.
+  Milliseconds owner_lost_grace{2'000};
+};
+
+class ProcessTree {
+ public:
+  // Starts all children; each is the leader of a session of its own. Returns when all are forked (a program
+  // that cannot be executed shows as an event). Raises kResource or kSystem, with nothing left running, when
+  // the kernel gives no process.
+  static ProcessTree start(std::span<const ChildSpec> children, const ProcessTreeOptions& options = {});
+  ProcessTree(ProcessTree&& other) noexcept;
+  ProcessTree& operator=(ProcessTree&&) = delete;
+  ~ProcessTree();
+
+  // One per child, in order.
+  const std::vector<pid_t>& pids() const { return pids_; }
+  pid_t keeper_pid() const { return keeper_; }
+
+  // Readable when there are events, or when the tree is over.
+  int fd() const { return socket_.get(); }
+  // Takes the events that are there; never blocks. Exits come in the order the children ended, as far as the
+  // kernel tells it.
+  std::vector<ChildEvent> take_events();
+  // True once take_events() has seen that the keeper ended: no descendant is left, or the keeper was killed.
+  bool over() const { return over_; }
+  // The keeper was killed; exits it had not told are unknown. The children are dead.
+  bool keeper_lost() const { return keeper_lost_; }
+
+  // Sends `signal` to the process group of every child and of every process they left behind. Never blocks.
+  void signal(int signal);
+  // Kills every descendant, however deep, until none is left. Never blocks; over() tells when it is done.
+  void kill();
+
+ private:
+  ProcessTree() = default;
+  void read_pids();
+  void send(const internal::KeeperMessage& message);
+  void see_end_of_keeper();
+  void end() noexcept;
+
+  pid_t keeper_ = -1;
+  Fd socket_;
+  std::vector<pid_t> pids_;
+  std::vector<ChildEvent> early_;
+  int n_exits_ = 0;
+  bool adopt_orphans_ = false;
+  bool over_ = false;
+  bool keeper_lost_ = false;
+};
+
+}  // namespace lockstep

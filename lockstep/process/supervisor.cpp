@@ -1,0 +1,121 @@
+#include "lockstep/process/supervisor.h"
+
+#include <signal.h>
+#include <sys/wait.h>
+
+#include <algorithm>
+#include <system_error>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/process.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep {
+namespace {
+
+constexpr Milliseconds kSweepGrace{5'000};    // for what ended children left behind
+constexpr Milliseconds kKillTimeout{10'000};  // for processes that got SIGKILL to be gone
+
+Deadline after_grace(Milliseconds grace) {
+  return grace.count() <= 0 ? Deadline::now() : Deadline::after(grace);
+}
+
+}  // namespace
+
+std::string ChildExit::cause() const {
+  return start_error.empty() ? describe_wait_status(status) : start_error;
+}
+
+int ChildExit::exit_code() const {
+  return WIFSIGNALED(status) ? 128 + WTERMSIG(status) : WEXITSTATUS(status);
+}
+
+Supervisor::Supervisor(ProcessTree tree, SupervisorOptions options)
+    : tree_(std::move(tree)), options_(std::move(options)), start_errors_(tree_.pids().size()) {}
+
+void Supervisor::step() {
+  if (finished_) return;
+  for (const ChildEvent& event : tree_.take_events()) take(event);
+  if (tree_.over()) {
+    end_lost_children();
+    finished_ = true;
+    return;
+  }
+  if (exits_.size() == tree_.pids().size() && !swept_) {
+    swept_ = true;
+    tree_.signal(SIGTERM);
+    kill_at_ = std::min(kill_at_, after_grace(std::min(options_.grace, kSweepGrace)));
+  }
+  if (!kill_at_.expired()) return;
+  if (!killing_) return kill();
+  log(LogLevel::kError, "processes that got SIGKILL are still there after 10 s; they are left to the kernel");
+  finished_ = true;
+}
+
+void Supervisor::take(const ChildEvent& event) {
+  const auto index = static_cast<std::size_t>(event.index);
+  if (event.kind == ChildEvent::Kind::kStartFailed) {
+    start_errors_[index] = cat("cannot be executed: ", std::generic_category().message(event.value));
+    return;
+  }
+  using std::chrono::system_clock;
+  const system_clock::time_point time{
+      std::chrono::duration_cast<system_clock::duration>(std::chrono::nanoseconds(event.realtime_ns))};
+  add_exit({.index = event.index,
+            .pid = event.pid,
+            .status = event.value,
+            .start_error = start_errors_[index],
+            .time = time,
+            .stopped = stopping_});
+}
+
+void Supervisor::add_exit(ChildExit exit) {
+  exits_.push_back(exit);
+  if (options_.on_exit) options_.on_exit(exit);
+  if (exit.failed()) stop(SIGTERM);
+}
+
+// The keeper was killed and with it went what it knew. The children are dead by the same stroke.
+void Supervisor::end_lost_children() {
+  if (!tree_.keeper_lost()) return;
+  log(LogLevel::kError, "the process that keeps the workers was killed; so are they");
+  stopping_ = true;
+  for (std::size_t i = 0; i < tree_.pids().size(); ++i) {
+    const auto same = [&](const ChildExit& exit) { return exit.index == static_cast<int>(i); };
+    if (std::any_of(exits_.begin(), exits_.end(), same)) continue;
+    add_exit({.index = static_cast<int>(i),
+              .pid = tree_.pids()[i],
+              .status = SIGKILL,
+              .start_error = {},
+              .time = std::chrono::system_clock::now(),
+              .stopped = true});
+  }
+}
+
+void Supervisor::stop(int signal) {
+  if (stopping_ || finished_) return;
+  stopping_ = true;
+  tree_.signal(signal);
+  kill_at_ = after_grace(options_.grace);
+}
+
+void Supervisor::kill() {
+  if (finished_) return;
+  stopping_ = true;
+  killing_ = true;
+  tree_.kill();
+  kill_at_ = Deadline::after(kKillTimeout);
+}
+
+std::optional<ChildExit> Supervisor::first_failure() const {
+  const auto by_itself = [](const ChildExit& exit) { return exit.failed() && !exit.stopped; };
+  auto found = std::find_if(exits_.begin(), exits_.end(), by_itself);
+  if (found == exits_.end()) {
+    found = std::find_if(exits_.begin(), exits_.end(), [](const ChildExit& exit) { return exit.failed(); });
+  }
+  if (found == exits_.end()) return std::nullopt;
+  return *found;
+}
+
+}  // namespace lockstep
