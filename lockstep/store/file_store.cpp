@@ -1,0 +1,175 @@
+#include "lockstep/store/file_store.h"
+
+#include <algorithm>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+#include "lockstep/store/internal/checks.h"
+#include "lockstep/store/internal/file_replica.h"
+
+namespace lockstep {
+namespace {
+
+Bytes copy(std::span<const std::uint8_t> bytes) {
+  return Bytes(bytes.begin(), bytes.end());
+}
+
+void put(ByteWriter& out, std::string_view mark, const std::string& key,
+         std::span<const std::uint8_t> value = {}) {
+  internal::encode_record(out, cat(mark, key), value);
+}
+
+}  // namespace
+
+FileStore::FileStore(std::shared_ptr<internal::FileReplica> file, Milliseconds timeout)
+    : file_(std::move(file)), timeout_(timeout) {}
+FileStore::~FileStore() = default;
+
+std::unique_ptr<FileStore> FileStore::open(const std::string& path, int world_size, Milliseconds timeout) {
+  if (path.empty()) raise(ErrorKind::kUsage, "FileStore: the path is empty", ErrorFamily::kStore);
+  if (world_size == 0) {
+    raise(ErrorKind::kUsage, "FileStore: world_size is 0; give the number of users, or -1 when unknown",
+          ErrorFamily::kStore);
+  }
+  return std::unique_ptr<FileStore>(
+      new FileStore(std::make_shared<internal::FileReplica>(path, world_size, timeout), timeout));
+}
+
+const std::string& FileStore::path() const {
+  return file_->path();
+}
+
+std::string FileStore::describe() const {
+  return file_->describe();
+}
+
+void FileStore::set(const std::string& key, std::span<const std::uint8_t> value) {
+  file_->change(timeout_, [&](ByteWriter& out) { put(out, internal::kSetMark, key, value); });
+}
+
+Bytes FileStore::get(const std::string& key) {
+  return std::move(multi_get({&key, 1}).front());
+}
+
+std::int64_t FileStore::add(const std::string& key, std::int64_t amount) {
+  return file_->change(timeout_, [&](ByteWriter& out) {
+    const Bytes* before = file_->find(key);
+    const std::int64_t after = before ? internal::add_to_counter(key, *before, amount) : amount;
+    put(out, internal::kSetMark, key, to_bytes(std::to_string(after)));
+    return after;
+  });
+}
+
+Bytes FileStore::compare_set(const std::string& key, std::span<const std::uint8_t> expected,
+                             std::span<const std::uint8_t> desired) {
+  return file_->change(timeout_, [&](ByteWriter& out) {
+    const Bytes* current = file_->find(key);
+    if (!current && !expected.empty()) return copy(expected);
+    if (current && !std::ranges::equal(*current, expected)) return *current;
+    put(out, internal::kSetMark, key, desired);
+    return copy(desired);
+  });
+}
+
+bool FileStore::check(std::span<const std::string> keys) {
+  return file_->read(timeout_, [&] { return file_->all_exist(keys); });
+}
+
+void FileStore::wait(std::span<const std::string> keys, std::optional<Milliseconds> timeout) {
+  file_->read_when(
+      {keys, timeout.value_or(timeout_.load())}, [&] { return file_->all_exist(keys); }, [] {});
+}
+
+bool FileStore::delete_key(const std::string& key) {
+  return file_->change(timeout_, [&](ByteWriter& out) {
+    const bool existed = file_->find(key) != nullptr;
+    if (existed) put(out, internal::kDeleteMark, key);
+    return existed;
+  });
+}
+
+std::int64_t FileStore::num_keys() {
+  // The refcount is one more, as in torch.
+  return file_->read(timeout_, [&] { return static_cast<std::int64_t>(file_->values().size()) + 1; });
+}
+
+std::vector<std::string> FileStore::list_keys() {
+  return file_->read(timeout_, [&] {
+    std::vector<std::string> keys;
+    keys.reserve(file_->values().size());
+    for (const auto& [key, value] : file_->values()) keys.push_back(key);
+    return keys;
+  });
+}
+
+void FileStore::append(const std::string& key, std::span<const std::uint8_t> value) {
+  file_->change(timeout_, [&](ByteWriter& out) {
+    const Bytes* before = file_->find(key);
+    Bytes after = before ? *before : Bytes();
+    after.insert(after.end(), value.begin(), value.end());
+    put(out, internal::kSetMark, key, after);
+  });
+}
+
+std::vector<Bytes> FileStore::multi_get(std::span<const std::string> keys) {
+  const auto collect = [&] {
+    std::vector<Bytes> values;
+    values.reserve(keys.size());
+    for (const auto& key : keys) {
+      const Bytes* value = file_->find(key);
+      if (!value) internal::raise_is_queue(describe(), key);
+      values.push_back(*value);
+    }
+    return values;
+  };
+  return file_->read_when(
+      {keys, timeout_}, [&] { return file_->all_exist(keys); }, collect);
+}
+
+void FileStore::multi_set(std::span<const std::string> keys, std::span<const Bytes> values) {
+  internal::check_pairs(keys.size(), values.size());
+  file_->change(timeout_, [&](ByteWriter& out) {
+    for (std::size_t i = 0; i < keys.size(); ++i) put(out, internal::kSetMark, keys[i], values[i]);
+  });
+}
+
+void FileStore::queue_push(const std::string& key, std::span<const std::uint8_t> value) {
+  file_->change(timeout_, [&](ByteWriter& out) { put(out, internal::kPushMark, key, value); });
+}
+
+std::optional<Bytes> FileStore::take(const std::string& key) {
+  return file_->change(timeout_, [&](ByteWriter& out) -> std::optional<Bytes> {
+    const auto* queue = file_->find_queue(key);
+    if (!queue) return std::nullopt;
+    put(out, internal::kTakeMark, key);
+    return queue->front();
+  });
+}
+
+Bytes FileStore::queue_pop(const std::string& key) {
+  const internal::FileWait wait{{&key, 1}, timeout_};
+  for (;;) {
+    file_->read_when(
+        wait, [&] { return file_->find_queue(key) != nullptr; }, [] {});
+    // Seen is not taken: another process may have been quicker.
+    if (auto entry = take(key)) return *std::move(entry);
+  }
+}
+
+Bytes FileStore::try_queue_pop(const std::string& key) {
+  if (auto entry = take(key)) return *std::move(entry);
+  internal::raise_queue_empty(describe(), key);
+}
+
+std::int64_t FileStore::queue_len(const std::string& key) {
+  return file_->read(timeout_, [&] {
+    const auto* queue = file_->find_queue(key);
+    return queue ? static_cast<std::int64_t>(queue->size()) : 0;
+  });
+}
+
+std::unique_ptr<Store> FileStore::clone() {
+  return std::unique_ptr<Store>(new FileStore(file_, timeout_));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,172 @@
+#include "lockstep/store/internal/file_log.h"
+
+#include <fcntl.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <limits>
+#include <thread>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::internal {
+namespace {
+
+// Far above any sane key, far below what a misread length would give.
+constexpr std::uint32_t kMaxKeyBytes = 1 << 20;
+
+// flock has no timeout, so a lock held by a stopped process is waited for in naps.
+class Naps {
+ public:
+  explicit Naps(Deadline deadline) : deadline_(deadline) {}
+  // False when the deadline has passed.
+  bool sleep() {
+    if (deadline_.expired()) return false;
+    std::this_thread::sleep_for(std::min(nap_, deadline_.remaining()));
+    nap_ = std::min(nap_ * 2, kLongest);
+    return true;
+  }
+
+ private:
+  static constexpr std::chrono::nanoseconds kLongest{5'000'000};
+  const Deadline deadline_;
+  std::chrono::nanoseconds nap_{50'000};
+};
+
+// Whether the visible part of a key could be ours. What is not may be a user's own file: it must never be cut.
+bool plausible_key(std::string_view visible, std::uint32_t n_bytes) {
+  if (n_bytes == 0 || n_bytes > kMaxKeyBytes) return false;
+  if (visible.empty()) return true;
+  const auto is_head_of = [&](std::string_view whole) { return whole.starts_with(visible); };
+  switch (visible[0]) {
+    case '/':
+      return true;
+    case '-':
+    case '<':
+    case '>':
+      return visible.size() < 2 || visible[1] == '/';
+    default:
+      return (n_bytes == kRefcountKey.size() && is_head_of(kRefcountKey)) ||
+             (n_bytes == kCleanupKey.size() && is_head_of(kCleanupKey));
+  }
+}
+
+}  // namespace
+
+Decoded decode_record(ByteReader& in, LogRecord& record) {
+  if (in.left() == 0) return Decoded::kEnd;
+  ByteReader ahead = in;
+  const auto n_key = ahead.get<std::uint32_t>();
+  if (!n_key) return Decoded::kTorn;
+  const auto visible = ahead.raw(std::min<std::size_t>(*n_key, ahead.left()));
+  if (!plausible_key(as_text(*visible), *n_key)) return Decoded::kForeign;
+  if (visible->size() < *n_key) return Decoded::kTorn;
+  const auto n_value = ahead.get<std::uint32_t>();
+  if (!n_value) return Decoded::kTorn;
+  const auto value = ahead.raw(*n_value);
+  if (!value) return Decoded::kTorn;
+  record = {as_text(*visible), *value};
+  in = ahead;
+  return Decoded::kRecord;
+}
+
+void encode_record(ByteWriter& out, std::string_view key, std::span<const std::uint8_t> value) {
+  if (key.size() > kMaxKeyBytes || value.size() > std::numeric_limits<std::uint32_t>::max()) {
+    raise(ErrorKind::kUsage,
+          cat("FileStore: a key of ", key.size(), " bytes with a value of ", value.size(),
+              " bytes is beyond the file format (1 MiB and 4 GiB)"),
+          ErrorFamily::kStore);
+  }
+  out.put(static_cast<std::uint32_t>(key.size()))
+      .raw({reinterpret_cast<const std::uint8_t*>(key.data()), key.size()});
+  out.put(static_cast<std::uint32_t>(value.size())).raw(value);
+}
+
+std::optional<LockedLog> LockedLog::open(const std::string& path, Mode mode, Deadline deadline) {
+  const int flags =
+      O_CLOEXEC | (mode == Mode::kRead ? O_RDONLY : O_RDWR) | (mode == Mode::kCreate ? O_CREAT : 0);
+  const int lock = (mode == Mode::kRead ? LOCK_SH : LOCK_EX) | LOCK_NB;
+  Naps naps(deadline);
+  do {
+    Fd fd(::open(path.c_str(), flags, 0600));
+    if (!fd && (errno == EINTR || (errno == ENOENT && mode != Mode::kCreate))) continue;
+    if (!fd) raise(system_failure(errno, cat("FileStore: cannot open ", path), ErrorFamily::kStore));
+    while (::flock(fd.get(), lock) != 0) {
+      if (errno != EWOULDBLOCK && errno != EINTR) {
+        raise(system_failure(errno, cat("FileStore: cannot lock ", path), ErrorFamily::kStore));
+      }
+      if (!naps.sleep()) return std::nullopt;
+    }
+    struct stat info {};
+    if (::fstat(fd.get(), &info) != 0) {
+      raise(system_failure(errno, cat("FileStore: cannot stat ", path), ErrorFamily::kStore));
+    }
+    if (!S_ISREG(info.st_mode)) {
+      raise(ErrorKind::kUsage, cat("FileStore: ", path, " is not a plain file"), ErrorFamily::kStore);
+    }
+    // Without a name the last user removed it while we waited for the lock: open what has the name now.
+    if (info.st_nlink > 0) return LockedLog(std::move(fd), path, static_cast<std::uint64_t>(info.st_size));
+  } while (naps.sleep());
+  return std::nullopt;
+}
+
+std::optional<std::uint64_t> LockedLog::peek_size(const std::string& path) {
+  // Not stat(2): on NFS only opening asks the server.
+  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  struct stat info {};
+  if (!fd || ::fstat(fd.get(), &info) != 0) return std::nullopt;
+  return static_cast<std::uint64_t>(info.st_size);
+}
+
+void LockedLog::fail(int code, const char* what) const {
+  raise(system_failure(code, cat("FileStore: cannot ", what, " ", path_), ErrorFamily::kStore));
+}
+
+Bytes LockedLog::read(std::uint64_t from) const {
+  if (from > size_) {
+    raise(ErrorKind::kSystem,
+          cat("FileStore: ", path_, " has ", size_, " bytes where ", from,
+              " were read before: it was cut or replaced while in use; give each job a fresh path"),
+          ErrorFamily::kStore);
+  }
+  Bytes bytes(size_ - from);
+  std::size_t done = 0;
+  while (done < bytes.size()) {
+    const ssize_t n =
+        ::pread(fd_.get(), bytes.data() + done, bytes.size() - done, static_cast<off_t>(from + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) fail(errno, "read");
+    if (n == 0) break;  // cut by somebody who takes no lock
+    done += static_cast<std::size_t>(n);
+  }
+  bytes.resize(done);
+  return bytes;
+}
+
+void LockedLog::write(std::uint64_t at, std::span<const std::uint8_t> records) {
+  if (at < size_ && ::ftruncate(fd_.get(), static_cast<off_t>(at)) != 0) fail(errno, "cut");
+  std::size_t done = 0;
+  while (done < records.size()) {
+    const ssize_t n =
+        ::pwrite(fd_.get(), records.data() + done, records.size() - done, static_cast<off_t>(at + done));
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0) {
+      const int code = errno;
+      // What stays behind if this fails too is a torn record, which the next writer cuts.
+      (void)!::ftruncate(fd_.get(), static_cast<off_t>(at));
+      size_ = at;
+      fail(code, "write");
+    }
+    done += static_cast<std::size_t>(n);
+  }
+  size_ = at + done;
+}
+
+void LockedLog::remove() noexcept {
+  ::unlink(path_.c_str());
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,125 @@
+// What one process knows of a FileStore's log, and its way to extend it. Shared by the clones of one handle.
+//
+// Thread safety: the three calls at the top may come from any thread; everything the callbacks they are given may
+// call is marked so, and runs under the replica's mutex.
+#pragma once
+
+#include <sys/types.h>
+
+#include <condition_variable>
+#include <deque>
+#include <mutex>
+#include <string>
+#include <type_traits>
+#include <unordered_map>
+
+#include "lockstep/base/bytes.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/error.h"
+#include "lockstep/store/internal/checks.h"
+#include "lockstep/store/internal/file_log.h"
+
+namespace lockstep::internal {
+
+// A wait for keys: the timeout is what the caller asked for and the error says, the deadline what is left of it.
+struct FileWait {
+  std::span<const std::string> keys;
+  Milliseconds timeout;
+  Deadline deadline = Deadline::after(timeout);
+};
+
+class FileReplica {
+ public:
+  // Creates the file when absent and counts itself in. Errors: as FileStore::open.
+  FileReplica(std::string path, int world_size, Milliseconds timeout);
+  // Counts itself out, best effort; the last of world_size removes the file.
+  ~FileReplica();
+
+  // look() on the data as it is now. Raises kTimeout when the file cannot be had in time.
+  template <class Look>
+  auto read(Milliseconds timeout, Look look);
+  // look() as soon as ready(); both see the same moment.
+  template <class Ready, class Look>
+  auto read_when(const FileWait& wait, Ready ready, Look look);
+  // edit(out) under the exclusive lock; what it puts into `out` is appended in one write. Returns what it returns.
+  template <class Edit>
+  auto change(Milliseconds timeout, Edit edit, LockedLog::Mode mode = LockedLog::Mode::kWrite);
+
+  // For callbacks.
+  bool all_exist(std::span<const std::string> keys) const;
+  // Null when absent; good until the callback returns.
+  const Bytes* find(const std::string& key) const;
+  const std::deque<Bytes>* find_queue(const std::string& key) const;
+  const std::unordered_map<std::string, Bytes>& values() const { return values_; }
+
+  const std::string& path() const { return path_; }
+  std::string describe() const;
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  static constexpr Milliseconds kShortestPoll{1};
+  static constexpr Milliseconds kLongestPoll{10};
+
+  // False when file or lock could not be had in time.
+  bool refresh(Deadline deadline);
+  void replay(const LockedLog& log);
+  void check_head(std::span<const std::uint8_t> bytes) const;
+  void apply(std::span<const std::uint8_t> bytes);
+  void apply(const LogRecord& record);
+  void commit(LockedLog& log, const ByteWriter& out);
+  void sign_off();
+  [[noreturn]] void raise_unavailable(Milliseconds timeout) const;
+  [[noreturn]] void raise_foreign(std::uint64_t at) const;
+
+  // Constant after construction.
+  const std::string path_;
+  const int world_size_;
+  const pid_t owner_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;  // this process wrote: its waiters need not finish their nap
+  // Guarded by mutex_.
+  std::uint64_t position_ = 0;  // where the last whole record we know ends
+  std::unordered_map<std::string, Bytes> values_;
+  std::unordered_map<std::string, std::deque<Bytes>> queues_;  // never holds an empty queue
+  std::int64_t refcount_ = 0;
+  std::int64_t cleanup_ = 0;
+};
+
+template <class Look>
+auto FileReplica::read(Milliseconds timeout, Look look) {
+  const Lock lock(mutex_);
+  if (!refresh(Deadline::after(timeout))) raise_unavailable(timeout);
+  return look();
+}
+
+template <class Ready, class Look>
+auto FileReplica::read_when(const FileWait& wait, Ready ready, Look look) {
+  Milliseconds poll = kShortestPoll;
+  for (Lock lock(mutex_);; poll = std::min(poll * 2, kLongestPoll)) {
+    // In slices, so that other threads get their turn while the file is absent or locked.
+    refresh(std::min(wait.deadline, Deadline::after(kLongestPoll)));
+    if (ready()) return look();
+    if (wait.deadline.expired()) raise_wait_timeout(describe(), wait.timeout, wait.keys);
+    changed_.wait_until(lock, std::min(wait.deadline, Deadline::after(poll)).time_point());
+  }
+}
+
+template <class Edit>
+auto FileReplica::change(Milliseconds timeout, Edit edit, LockedLog::Mode mode) {
+  const Lock lock(mutex_);
+  auto log = LockedLog::open(path_, mode, Deadline::after(timeout));
+  if (!log) raise_unavailable(timeout);
+  replay(*log);
+  ByteWriter out;
+  if constexpr (std::is_void_v<decltype(edit(out))>) {
+    edit(out);
+    commit(*log, out);
+  } else {
+    auto result = edit(out);
+    commit(*log, out);
+    return result;
+  }
+}
+
+}  // namespace lockstep::internal
