@@ -1,0 +1,134 @@
+#include "lockstep/net/address.h"
+
+#include <arpa/inet.h>
+#include <netdb.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstring>
+#include <memory>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::net {
+
+namespace {
+
+using InfoList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
+
+InfoList look_up(const std::string& host, std::uint16_t port, int flags, int& code) {
+  addrinfo hints{};
+  hints.ai_family = AF_UNSPEC;
+  hints.ai_socktype = SOCK_STREAM;
+  hints.ai_flags = flags | AI_NUMERICSERV;
+  addrinfo* found = nullptr;
+  code = ::getaddrinfo(host.c_str(), std::to_string(port).c_str(), &hints, &found);
+  return InfoList(code == 0 ? found : nullptr, &::freeaddrinfo);
+}
+
+std::string_view without_brackets(std::string_view host) {
+  if (host.size() > 2 && host.front() == '[' && host.back() == ']') return host.substr(1, host.size() - 2);
+  return host;
+}
+
+}  // namespace
+
+Address Address::from(const sockaddr* address, socklen_t length) {
+  Address result;
+  result.length_ = std::min<socklen_t>(length, sizeof result.storage_);
+  std::memcpy(&result.storage_, address, result.length_);
+  return result;
+}
+
+std::optional<Address> Address::parse(std::string_view ip, std::uint16_t port) {
+  int code = 0;
+  const InfoList found = look_up(std::string(without_brackets(ip)), port, AI_NUMERICHOST, code);
+  if (!found) return std::nullopt;
+  return from(found->ai_addr, found->ai_addrlen);
+}
+
+std::vector<Address> Address::resolve(const std::string& host, std::uint16_t port) {
+  int code = 0;
+  const InfoList found = look_up(std::string(without_brackets(host)), port, 0, code);
+  std::vector<Address> addresses;
+  for (const addrinfo* at = found.get(); at != nullptr; at = at->ai_next) {
+    if (at->ai_family != AF_INET && at->ai_family != AF_INET6) continue;
+    const Address address = from(at->ai_addr, at->ai_addrlen);
+    if (std::find(addresses.begin(), addresses.end(), address) == addresses.end())
+      addresses.push_back(address);
+  }
+  if (addresses.empty()) {
+    raise(ErrorKind::kSystem,
+          cat("host name \"", host,
+              "\" has no address: ", code == 0 ? "no IPv4 or IPv6 entry" : ::gai_strerror(code)),
+          ErrorFamily::kNetwork);
+  }
+  return addresses;
+}
+
+Address Address::any(int family, std::uint16_t port) {
+  if (family == AF_INET6) {
+    sockaddr_in6 address{};
+    address.sin6_family = AF_INET6;
+    address.sin6_port = htons(port);
+    return from(reinterpret_cast<const sockaddr*>(&address), sizeof address);
+  }
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  return from(reinterpret_cast<const sockaddr*>(&address), sizeof address);
+}
+
+Address Address::local_of(int fd) {
+  Address result;
+  result.length_ = sizeof result.storage_;
+  if (::getsockname(fd, reinterpret_cast<sockaddr*>(&result.storage_), &result.length_) != 0) {
+    raise(system_failure(errno, "getsockname", ErrorFamily::kNetwork));
+  }
+  return result;
+}
+
+Address Address::peer_of(int fd) {
+  Address result;
+  result.length_ = sizeof result.storage_;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&result.storage_), &result.length_) != 0) {
+    raise(system_failure(errno, "getpeername", ErrorFamily::kNetwork));
+  }
+  return result;
+}
+
+std::string Address::text() const {
+  char host[NI_MAXHOST] = "?";
+  ::getnameinfo(get(), length_, host, sizeof host, nullptr, 0, NI_NUMERICHOST);
+  return host_and_port(host, port());
+}
+
+std::uint16_t Address::port() const {
+  if (family() == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6&>(storage_).sin6_port);
+  return ntohs(reinterpret_cast<const sockaddr_in&>(storage_).sin_port);
+}
+
+bool Address::is_loopback() const {
+  if (family() == AF_INET) {
+    return ntohl(reinterpret_cast<const sockaddr_in&>(storage_).sin_addr.s_addr) >> 24 == 127;
+  }
+  if (family() != AF_INET6) return false;
+  const in6_addr& ip = reinterpret_cast<const sockaddr_in6&>(storage_).sin6_addr;
+  return IN6_IS_ADDR_LOOPBACK(&ip) || (IN6_IS_ADDR_V4MAPPED(&ip) && ip.s6_addr[12] == 127);
+}
+
+bool names_loopback(std::string_view host) {
+  std::string lower(host);
+  std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
+  if (lower == "localhost") return true;
+  const auto literal = Address::parse(lower, 0);
+  return literal && literal->is_loopback();
+}
+
+std::string host_and_port(std::string_view host, std::uint16_t port) {
+  if (host.find(':') != std::string_view::npos && host.front() != '[') return cat('[', host, "]:", port);
+  return cat(host, ':', port);
+}
+
+}  // namespace lockstep::net

@@ -1,0 +1,53 @@
+// An Internet address with a port: IPv4 or IPv6. Value type.
+#pragma once
+
+#include <netinet/in.h>
+#include <sys/socket.h>
+
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+namespace lockstep::net {
+
+class Address {
+ public:
+  // "127.0.0.1", "::1", "[::1]", "fe80::1%eth0"; nothing for names and nonsense.
+  static std::optional<Address> parse(std::string_view ip, std::uint16_t port);
+  // All addresses of a name or literal, in the resolver's order, without repeats; never empty. Blocks for as long as
+  // the system's resolver does. Raises DistNetworkError naming the host.
+  static std::vector<Address> resolve(const std::string& host, std::uint16_t port);
+  // Every interface: [::] or 0.0.0.0.
+  static Address any(int family, std::uint16_t port);
+  // Of a socket's two ends. Raises DistNetworkError.
+  static Address local_of(int fd);
+  static Address peer_of(int fd);
+
+  // "127.0.0.1:29500", "[::1]:29500".
+  std::string text() const;
+  std::uint16_t port() const;
+  int family() const { return storage_.ss_family; }
+  bool is_loopback() const;
+
+  const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage_); }
+  socklen_t length() const { return length_; }
+  friend bool operator==(const Address& a, const Address& b) { return a.text() == b.text(); }
+
+ private:
+  Address() = default;
+  static Address from(const sockaddr* address, socklen_t length);
+
+  sockaddr_storage storage_{};
+  socklen_t length_ = 0;
+};
+
+// True for localhost and literal loopback addresses: what a user writes to mean "this machine only". A name that
+// merely resolves to loopback here (Debian gives every host 127.0.1.1) does not count.
+bool names_loopback(std::string_view host);
+
+// "host:port", with brackets around an IPv6 literal.
+std::string host_and_port(std::string_view host, std::uint16_t port);
+
+}  // namespace lockstep::net

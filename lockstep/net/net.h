@@ -1,0 +1,17 @@
+// Talking to other processes: sockets with deadlines, the job secret and its handshake, local sockets that carry
+// descriptors, and memory to share.
+//
+//   address.h      an Internet address and port
+//   socket.h       a TCP connection, a listener
+//   secret.h       the 32 bytes all processes of a job know
+//   handshake.h    both sides of a connection prove that they know them
+//   unix_socket.h  messages and descriptors between processes of one host
+//   segment.h      sealed shared memory
+#pragma once
+
+#include "lockstep/net/address.h"
+#include "lockstep/net/handshake.h"
+#include "lockstep/net/secret.h"
+#include "lockstep/net/segment.h"
+#include "lockstep/net/socket.h"
+#include "lockstep/net/unix_socket.h"

@@ -1,0 +1,206 @@
+#include "lockstep/net/socket.h"
+
+#include <fcntl.h>
+#include <netinet/tcp.h>
+#include <poll.h>
+#include <sys/time.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <system_error>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+#include "lockstep/net/internal/wait_fd.h"
+
+namespace lockstep::net {
+
+namespace {
+
+using internal::wait_fd;
+
+std::string words(int code) {
+  return std::generic_category().message(code);
+}
+
+void set_flag(int fd, int level, int option) {
+  const int on = 1;
+  // A hint for speed or reuse; the socket works without it.
+  ::setsockopt(fd, level, option, &on, sizeof on);
+}
+
+// Blocking mode: reads wait in the kernel under SO_RCVTIMEO, one call instead of poll and recv.
+void set_blocking(int fd, bool blocking) {
+  const int flags = ::fcntl(fd, F_GETFL);
+  const int wanted = blocking ? flags & ~O_NONBLOCK : flags | O_NONBLOCK;
+  if (flags < 0 || (wanted != flags && ::fcntl(fd, F_SETFL, wanted) != 0)) {
+    raise(system_failure(errno, "fcntl", ErrorFamily::kNetwork));
+  }
+}
+
+// 0, or the errno of the failure.
+int connect_one(const Address& address, Deadline deadline, Fd& out) {
+  Fd fd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) return errno;
+  if (::connect(fd.get(), address.get(), address.length()) != 0) {
+    if (errno != EINPROGRESS && errno != EINTR) return errno;
+    if (!wait_fd(fd.get(), POLLOUT, deadline)) return ETIMEDOUT;
+    int code = 0;
+    socklen_t length = sizeof code;
+    if (::getsockopt(fd.get(), SOL_SOCKET, SO_ERROR, &code, &length) != 0) return errno;
+    if (code != 0) return code;
+  }
+  // On one host a connect to a free port of the dynamic range can meet itself.
+  if (Address::local_of(fd.get()) == Address::peer_of(fd.get())) return ECONNREFUSED;
+  out = std::move(fd);
+  return 0;
+}
+
+}  // namespace
+
+Socket Socket::connect(const std::string& host, std::uint16_t port, Deadline deadline) {
+  const auto addresses = Address::resolve(host, port);
+  std::string tried;
+  int code = 0;
+  for (const Address& address : addresses) {
+    Fd fd;
+    code = connect_one(address, deadline, fd);
+    if (code == 0) return Socket(std::move(fd));
+    tried += cat(tried.empty() ? "" : "; ", address.text(), ": ", words(code));
+    if (deadline.expired()) break;
+  }
+  raise({.kind = code == ETIMEDOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
+         .message = cat("cannot connect to ", host_and_port(host, port), " (", tried, ")"),
+         .family = ErrorFamily::kNetwork});
+}
+
+Socket::Socket(Fd fd)
+    : fd_(std::move(fd)), local_(Address::local_of(fd_.get())), peer_(Address::peer_of(fd_.get())) {
+  set_blocking(fd_.get(), true);
+  set_flag(fd_.get(), IPPROTO_TCP, TCP_NODELAY);
+  set_flag(fd_.get(), SOL_SOCKET, SO_KEEPALIVE);
+}
+
+void Socket::write_all(std::span<const std::uint8_t> bytes, Deadline deadline) {
+  while (!bytes.empty()) {
+    const ssize_t n = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n >= 0) {
+      bytes = bytes.subspan(static_cast<std::size_t>(n));
+    } else if (errno == EAGAIN) {
+      if (!wait_fd(fd_.get(), POLLOUT, deadline)) fail_timeout("write");
+    } else if (errno != EINTR) {
+      fail(errno, "write");
+    }
+  }
+}
+
+// The kernel's timeout is per call and the deadline is absolute. Setting it costs a system call, so one that is
+// neither longer than the time left nor much shorter stays: a read that wakes too early goes round again.
+void Socket::set_receive_timeout(Deadline deadline) {
+  std::int64_t wanted = 0;
+  if (!deadline.is_never()) {
+    constexpr std::int64_t kExact = 20'000;
+    const std::int64_t left = deadline.remaining().count() / 1000 + 1;
+    if (left > kExact && receive_timeout_us_ > left / 2 && receive_timeout_us_ <= left) return;
+    wanted = left > kExact ? left / 4 * 3 : left;
+  }
+  if (wanted == receive_timeout_us_) return;
+  const timeval value{.tv_sec = wanted / 1'000'000, .tv_usec = wanted % 1'000'000};
+  if (::setsockopt(fd_.get(), SOL_SOCKET, SO_RCVTIMEO, &value, sizeof value) != 0) fail(errno, "set timeout");
+  receive_timeout_us_ = wanted;
+}
+
+std::size_t Socket::read_some(std::span<std::uint8_t> buffer, Deadline deadline) {
+  for (;;) {
+    set_receive_timeout(deadline);
+    const ssize_t n = ::recv(fd_.get(), buffer.data(), buffer.size(), 0);
+    if (n > 0) return static_cast<std::size_t>(n);
+    if (n == 0) fail_closed();
+    if (errno != EAGAIN && errno != EINTR) fail(errno, "read");
+    if (deadline.expired()) fail_timeout("read");
+  }
+}
+
+void Socket::read_exact(std::span<std::uint8_t> buffer, Deadline deadline) {
+  while (!buffer.empty()) buffer = buffer.subspan(read_some(buffer, deadline));
+}
+
+void Socket::shut_down() noexcept {
+  ::shutdown(fd_.get(), SHUT_RDWR);
+}
+
+void Socket::fail(int code, const char* what) const {
+  if (code == ECONNRESET || code == EPIPE) fail_closed();
+  raise(system_failure(code, cat("connection to ", peer_.text(), ": ", what), ErrorFamily::kNetwork));
+}
+
+void Socket::fail_timeout(const char* what) const {
+  raise(ErrorKind::kTimeout,
+        cat("connection to ", peer_.text(), ": ", what, " did not end before the deadline"),
+        ErrorFamily::kNetwork);
+}
+
+void Socket::fail_closed() const {
+  raise({.kind = ErrorKind::kPeerLost,
+         .message = cat("connection to ", peer_.text(), " was closed by the other side"),
+         .family = ErrorFamily::kNetwork,
+         .peer = LostPeer{.cause = "closed the connection"}});
+}
+
+Listener Listener::listen(const Address& address, int backlog) {
+  const auto check = [&](int result, const char* what) {
+    if (result == 0) return;
+    const int code = errno;
+    raise(system_failure(code, cat(what, ' ', address.text(), code == EADDRINUSE ? " (EADDRINUSE)" : ""),
+                         ErrorFamily::kNetwork));
+  };
+  Fd fd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) check(-1, "make a socket for");
+  set_flag(fd.get(), SOL_SOCKET, SO_REUSEADDR);  // ports of connections that ended lately
+  if (address.family() == AF_INET6) {
+    const int off = 0;
+    ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
+  }
+  check(::bind(fd.get(), address.get(), address.length()), "cannot listen on");
+  check(::listen(fd.get(), backlog), "cannot listen on");
+  return Listener(std::move(fd));
+}
+
+Listener Listener::listen_everywhere(std::uint16_t port, int backlog) {
+  try {
+    return listen(Address::any(AF_INET6, port), backlog);
+  } catch (const DistNetworkError& error) {
+    // Machines without IPv6 say so in several ways; a taken port is final.
+    if (std::string_view(error.what()).find("EADDRINUSE") != std::string_view::npos) throw;
+    return listen(Address::any(AF_INET, port), backlog);
+  }
+}
+
+Listener Listener::adopt(Fd fd) {
+  int listening = 0;
+  socklen_t length = sizeof listening;
+  if (::getsockopt(fd.get(), SOL_SOCKET, SO_ACCEPTCONN, &listening, &length) != 0 || listening == 0) {
+    const int number = fd.release();  // the caller's still
+    raise(ErrorKind::kUsage, cat("descriptor ", number, " is not a listening socket"), ErrorFamily::kNetwork);
+  }
+  set_blocking(fd.get(), false);
+  ::fcntl(fd.get(), F_SETFD, FD_CLOEXEC);
+  return Listener(std::move(fd));
+}
+
+Socket Listener::accept(Deadline deadline) {
+  for (;;) {
+    Fd fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    if (fd) return Socket(std::move(fd));
+    if (errno == EAGAIN) {
+      if (wait_fd(fd_.get(), POLLIN, deadline)) continue;
+      raise(ErrorKind::kTimeout, cat("nobody connected to ", local_.text(), " before the deadline"),
+            ErrorFamily::kNetwork);
+    }
+    if (errno != EINTR && errno != ECONNABORTED) {
+      raise(system_failure(errno, cat("accept on ", local_.text()), ErrorFamily::kNetwork));
+    }
+  }
+}
+
+}  // namespace lockstep::net

@@ -1,0 +1,75 @@
+// A connected TCP socket and a listening one. No small-packet delay, close-on-exec, no SIGPIPE.
+//
+// Thread safety: one thread may write while another reads; everything else from one thread at a time.
+// Blocking: every call ends at its deadline. Errors: DistNetworkError naming the peer; kTimeout at the deadline,
+// kPeerLost when the peer closed, kSystem otherwise. After an error in the middle of a read or write the stream's
+// place is unknown: close it.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <utility>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/fd.h"
+#include "lockstep/net/address.h"
+
+namespace lockstep::net {
+
+class Socket {
+ public:
+  // Tries each address of `host` once. Raises DistNetworkError naming host, port and cause.
+  static Socket connect(const std::string& host, std::uint16_t port, Deadline deadline);
+  // Takes over a connected socket.
+  explicit Socket(Fd fd);
+  Socket(Socket&&) = default;
+  Socket& operator=(Socket&&) = default;
+
+  void write_all(std::span<const std::uint8_t> bytes, Deadline deadline);
+  // Fills the buffer.
+  void read_exact(std::span<std::uint8_t> buffer, Deadline deadline);
+  // At least one byte, at most the buffer.
+  std::size_t read_some(std::span<std::uint8_t> buffer, Deadline deadline);
+  // Ends the stream in both directions; a blocked call of another thread returns with an error.
+  void shut_down() noexcept;
+
+  const Address& local() const { return local_; }
+  const Address& peer() const { return peer_; }
+  int fd() const { return fd_.get(); }
+  explicit operator bool() const { return static_cast<bool>(fd_); }
+
+ private:
+  void set_receive_timeout(Deadline deadline);
+  [[noreturn]] void fail(int code, const char* what) const;
+  [[noreturn]] void fail_timeout(const char* what) const;
+  [[noreturn]] void fail_closed() const;
+
+  Fd fd_;
+  Address local_;
+  Address peer_;
+  std::int64_t receive_timeout_us_ = 0;  // as the kernel has it; 0: none
+};
+
+class Listener {
+ public:
+  // Port 0 takes a free one. `backlog` is cut by net.core.somaxconn. Raises DistNetworkError; the text says EADDRINUSE
+  // when the port is taken.
+  static Listener listen(const Address& address, int backlog);
+  // On every interface, IPv6 and IPv4 where the machine has both.
+  static Listener listen_everywhere(std::uint16_t port, int backlog);
+  // Takes over a socket that listens already. Raises kUsage when it does not.
+  static Listener adopt(Fd fd);
+
+  Socket accept(Deadline deadline);
+  const Address& local() const { return local_; }
+  int fd() const { return fd_.get(); }
+  Fd release() { return std::move(fd_); }
+
+ private:
+  explicit Listener(Fd fd) : fd_(std::move(fd)), local_(Address::local_of(fd_.get())) {}
+  Fd fd_;
+  Address local_;
+};
+
+}  // namespace lockstep::net
