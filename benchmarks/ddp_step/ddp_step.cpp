@@ -15,9 +15,11 @@
 
 #include "benchmarks/common/clock.h"
 #include "benchmarks/common/fork_link.h"
+#include "benchmarks/common/join_world.h"
 #include "benchmarks/common/serve.h"
 #include "benchmarks/common/shared_array.h"
 #include "benchmarks/ddp_step/mlp.h"
+#include "lockstep/ddp/ddp.h"
 
 namespace bench {
 namespace {
@@ -69,8 +71,14 @@ class DdpStep {
     auto mlp = make_mlp(hidden_, layers_);
     parameters_[mode] = mlp->parameters();
     auto optimizer = std::make_shared<torch::optim::SGD>(mlp->parameters(), torch::optim::SGDOptions(1e-3));
-    if (mode != "local") throw std::runtime_error("no mode named " + mode);
-    step = [this, mlp, optimizer]() mutable { return train_step(mlp, *optimizer, input_, target_); };
+    if (mode == "local") {
+      step = [this, mlp, optimizer]() mutable { return train_step(mlp, *optimizer, input_, target_); };
+    } else if (mode == "views" || mode == "copies") {
+      lockstep::DistributedDataParallel model(mlp, {.gradient_as_bucket_view = mode == "views"});
+      step = [this, model, optimizer]() mutable { return train_step(model, *optimizer, input_, target_); };
+    } else {
+      throw std::runtime_error("no mode named " + mode);
+    }
     return step;
   }
 
@@ -137,6 +145,12 @@ int main() {
   bench::SharedArray<bench::RankResult> results(bench::kRanks);
   const auto link = bench::fork_ranks(bench::kRanks);
   at::set_num_threads(1);
-  bench::DdpStep contender(*link, results);
-  return bench::serve(*link, [&](const bench::Request& request) { return contender.measure(request); });
+  bench::join_world(*link);
+  int code = 0;
+  {
+    bench::DdpStep contender(*link, results);
+    code = bench::serve(*link, [&](const bench::Request& request) { return contender.measure(request); });
+  }
+  lockstep::destroy_process_group();
+  return code;
 }
