@@ -2,6 +2,7 @@
 #include <mpi.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <memory>
 #include <stdexcept>
@@ -46,10 +47,11 @@ class MpiLink final : public Link {
   }
   static std::string receive(int rank) {
     MPI_Status status;
-    for (int here = 0;;) {
+    for (unsigned nap_us = 50;; nap_us = std::min(2 * nap_us, 10'000u)) {
+      int here = 0;
       MPI_Iprobe(rank, 0, MPI_COMM_WORLD, &here, &status);
       if (here) break;
-      ::usleep(1000);
+      ::usleep(nap_us);
     }
     int length = 0;
     MPI_Get_count(&status, MPI_CHAR, &length);
