@@ -49,7 +49,7 @@ class Store {
   virtual void wait(std::span<const std::string> keys, std::optional<Milliseconds> timeout = {}) = 0;
   // True when a key was removed.
   virtual bool delete_key(const std::string& key) = 0;
-  // Number of keys, one bookkeeping key of TcpStore and FileStore included, as in torch.
+  // Number of keys (queues are none), one bookkeeping key of TcpStore and FileStore included, as in torch.
   virtual std::int64_t num_keys() = 0;
   // User keys, in no particular order.
   virtual std::vector<std::string> list_keys() = 0;
@@ -78,6 +78,11 @@ class Store {
   virtual Milliseconds timeout() const = 0;
   // One line for logs: kind and address.
   virtual std::string describe() const = 0;
+
+  // Removed from torch's stores, and deleted here so that the compiler says so: wait() in a thread of its own does
+  // what it did.
+  template <class Callback>
+  void watch_key(const std::string& key, Callback callback) = delete;
 };
 
 // Sets a store's timeout for a scope and puts the old one back.

@@ -1,0 +1,171 @@
+#include "lockstep/store/store_collectives.h"
+
+#include <algorithm>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep {
+namespace {
+
+std::string rank_key(const std::string& key, int rank) {
+  return cat(key, "/rank/", rank);
+}
+
+std::vector<std::string> rank_keys(const std::string& key, int world_size) {
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < world_size; ++rank) keys.push_back(rank_key(key, rank));
+  return keys;
+}
+
+void check_rank(int rank, int world_size) {
+  if (rank >= 0 && rank < world_size) return;
+  raise(ErrorKind::kUsage, cat("rank ", rank, " is not in a world of ", world_size), ErrorFamily::kStore);
+}
+
+// "2 of 4 ranks came; missing: 1, 3". Asks the store, which is slow, and is for errors only.
+std::string who_is_missing(Store& store, const std::string& key, int world_size) {
+  constexpr int kShown = 16;
+  int missing = 0;
+  std::string names;
+  for (const auto& one : rank_keys(key, world_size)) {
+    if (store.check({&one, 1})) continue;
+    if (++missing <= kShown) names += cat(missing == 1 ? "" : ", ", one.substr(one.rfind('/') + 1));
+  }
+  if (missing > kShown) names += ", ...";
+  return cat(world_size - missing, " of ", world_size, " ranks came; missing: ", names);
+}
+
+[[noreturn]] void raise_late(const std::string& what, Milliseconds timeout, const std::string& who) {
+  raise(ErrorKind::kTimeout, cat(what, " timed out after ", timeout.count(), " ms: ", who),
+        ErrorFamily::kStore);
+}
+
+// False when the timeout passed; other errors go up.
+bool wait_for(Store& store, std::span<const std::string> keys, Milliseconds timeout) {
+  try {
+    store.wait(keys, timeout);
+    return true;
+  } catch (const DistStoreError& error) {
+    if (error.kind() != ErrorKind::kTimeout) throw;
+    return false;
+  }
+}
+
+}  // namespace
+
+void store_barrier(Store& store, int rank, int world_size, const std::string& key, Milliseconds timeout) {
+  check_rank(rank, world_size);
+  const Deadline deadline = Deadline::after(timeout);
+  const std::string count_key = key + "/count";
+  const std::string last_key = key + "/last";
+  const std::string what = cat("store barrier \"", key, "\" on rank ", rank);
+  store.set(rank_key(key, rank), "");
+  const std::int64_t count = store.add(count_key, 1);
+  if (count > world_size) {
+    raise(ErrorKind::kUsage,
+          cat(what, ": ", count, " ranks came to a barrier of ", world_size, ": the key was used before"),
+          ErrorFamily::kStore);
+  }
+  if (count == world_size) return store.set(last_key, "");
+  // Large worlds take longer to come, and need not be told of it as often.
+  const Milliseconds slice{10'000 + world_size};
+  for (;;) {
+    const auto left = std::chrono::ceil<Milliseconds>(deadline.remaining());
+    if (wait_for(store, {&last_key, 1}, std::clamp(left, Milliseconds(1), slice))) return;
+    if (deadline.expired()) raise_late(what, timeout, who_is_missing(store, key, world_size));
+    log(LogLevel::kInfo,
+        cat(what, ": waiting, ", store.add(count_key, 0), " of ", world_size, " ranks came"));
+  }
+}
+
+StoreCollectives::StoreCollectives(std::shared_ptr<Store> store, int rank, int world_size)
+    : store_(std::move(store)), rank_(rank), world_size_(world_size) {
+  if (!store_) raise(ErrorKind::kUsage, "StoreCollectives: the store is null", ErrorFamily::kStore);
+  check_rank(rank, world_size);
+}
+
+void StoreCollectives::use(const char* operation, const std::string& key) {
+  const std::lock_guard lock(mutex_);
+  if (used_.insert(key).second) return;
+  raise(ErrorKind::kUsage, cat(operation, ": key \"", key, "\" was used before; every call needs its own"),
+        ErrorFamily::kStore);
+}
+
+std::vector<Bytes> StoreCollectives::collect(const char* operation, const std::string& key,
+                                             Milliseconds timeout) {
+  const auto keys = rank_keys(key, world_size_);
+  if (!wait_for(*store_, keys, timeout)) {
+    raise_late(cat(operation, " \"", key, "\" on rank ", rank_), timeout,
+               who_is_missing(*store_, key, world_size_));
+  }
+  return store_->multi_get(keys);
+}
+
+void StoreCollectives::barrier(const std::string& key, Milliseconds timeout) {
+  use("barrier", key);
+  store_barrier(*store_, rank_, world_size_, key, timeout);
+}
+
+void StoreCollectives::broadcast_send(const std::string& key, std::span<const std::uint8_t> value) {
+  use("broadcast", key);
+  store_->set(key, value);
+}
+
+Bytes StoreCollectives::broadcast_recv(const std::string& key, Milliseconds timeout) {
+  use("broadcast", key);
+  if (!wait_for(*store_, {&key, 1}, timeout)) {
+    raise_late(cat("broadcast \"", key, "\" on rank ", rank_), timeout, "the sending rank did not come");
+  }
+  return store_->get(key);
+}
+
+void StoreCollectives::gather_send(const std::string& key, std::span<const std::uint8_t> value) {
+  use("gather", key);
+  store_->set(rank_key(key, rank_), value);
+}
+
+std::vector<Bytes> StoreCollectives::gather_recv(const std::string& key, std::span<const std::uint8_t> value,
+                                                 Milliseconds timeout) {
+  use("gather", key);
+  store_->set(rank_key(key, rank_), value);
+  return collect("gather", key, timeout);
+}
+
+Bytes StoreCollectives::scatter_send(const std::string& key, std::span<const Bytes> values) {
+  use("scatter", key);
+  if (values.size() != static_cast<std::size_t>(world_size_)) {
+    raise(ErrorKind::kUsage,
+          cat("scatter \"", key, "\": ", values.size(), " values for ", world_size_, " ranks"),
+          ErrorFamily::kStore);
+  }
+  store_->multi_set(rank_keys(key, world_size_), values);
+  return values[static_cast<std::size_t>(rank_)];
+}
+
+Bytes StoreCollectives::scatter_recv(const std::string& key, Milliseconds timeout) {
+  use("scatter", key);
+  const std::string mine = rank_key(key, rank_);
+  if (!wait_for(*store_, {&mine, 1}, timeout)) {
+    raise_late(cat("scatter \"", key, "\" on rank ", rank_), timeout, "the sending rank did not come");
+  }
+  return store_->get(mine);
+}
+
+std::vector<Bytes> StoreCollectives::all_gather(const std::string& key, std::span<const std::uint8_t> value,
+                                                Milliseconds timeout) {
+  use("all_gather", key);
+  store_->set(rank_key(key, rank_), value);
+  return collect("all_gather", key, timeout);
+}
+
+std::int64_t StoreCollectives::all_sum(const std::string& key, std::int64_t value, Milliseconds timeout) {
+  use("all_sum", key);
+  const std::string sum_key = key + "/sum";
+  store_->add(sum_key, value);
+  store_barrier(*store_, rank_, world_size_, key, timeout);
+  return store_->add(sum_key, 0);
+}
+
+}  // namespace lockstep
