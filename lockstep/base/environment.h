@@ -41,6 +41,8 @@ enum class Var : int {
   kPetNodeRank,
   kPetMasterAddr,
   kPetMasterPort,
+  kPetRole,
+  kLogLinePrefixTemplate,
   // other launchers
   kOmpiRank,
   kOmpiSize,
@@ -60,6 +62,9 @@ enum class Var : int {
   kSlurmNTasksPerNode,
   kSlurmStepNumNodes,
   kSlurmNodeId,
+  // read by the launcher
+  kCudaVisibleDevices,
+  kNoColor,
   // lockstep's own
   kLockstepLog,
   kLockstepSecretFd,
