@@ -43,6 +43,7 @@ struct Prepared {
       } else if (spec.argv.empty()) {
         raise(ErrorKind::kUsage, "a child process needs a program or a function");
       } else {
+        child.program = spec.program.empty() ? spec.argv[0].c_str() : spec.program.c_str();
         child.argv = pointers(spec.argv);
         child.environment = pointers(spec.environment);
       }

@@ -37,6 +37,8 @@ struct KeeperMessage;
 struct ChildSpec {
   // The program and its arguments; a name without a slash is looked up in PATH.
   std::vector<std::string> argv{};
+  // Executed instead of argv[0], which the program still sees as its name.
+  std::string program{};
   // Or a function to run in a forked copy of this process; its result is the exit code. It must not throw.
   // Only for a single-threaded owner: in the copy of any other, locks may be held by threads that are not
   // there.

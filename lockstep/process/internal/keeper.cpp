@@ -123,7 +123,7 @@ class Keeper {
     }
     for (const int fd : child.inherited) keep_over_exec(fd);
     ::sigprocmask(SIG_SETMASK, &plan_.child_mask, nullptr);
-    ::execvpe(child.argv[0], child.argv, child.environment);
+    ::execvpe(child.program, child.argv, child.environment);
     return errno;
   }
 

@@ -33,6 +33,7 @@ struct KeeperMessage {
 // A ChildSpec in the form exec wants.
 struct PreparedChild {
   char* const* argv = nullptr;  // null: run body
+  const char* program = nullptr;
   char* const* environment = nullptr;
   const std::function<int()>* body = nullptr;
   int standard[3] = {-1, -1, -1};

@@ -1,0 +1,119 @@
+#include "lockstep/process/internal/spawn_child.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <cerrno>
+#include <cstdio>
+#include <cstdlib>
+#include <filesystem>
+#include <fstream>
+#include <iostream>
+#include <iterator>
+
+#include "lockstep/base/environment.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::internal {
+namespace {
+
+constexpr std::size_t kMaxReport = 64 << 10;
+
+// Facts about the process, not state of the library: how often spawn was called, and whether it made this process.
+std::atomic<int> g_calls{0};
+std::atomic<bool> g_inside{false};
+
+int count_tasks() {
+  int n = 0;
+  std::error_code error;
+  for ([[maybe_unused]] const auto& task : std::filesystem::directory_iterator("/proc/self/task", error)) ++n;
+  return n;
+}
+
+}  // namespace
+
+std::string SpawnTarget::text() const {
+  return cat(call, ":", index, ":", report);
+}
+
+std::optional<SpawnTarget> SpawnTarget::from_environment() {
+  const auto text = environment(Var::kLockstepSpawn);
+  if (!text) return std::nullopt;
+  SpawnTarget target;
+  char rest = 0;
+  if (std::sscanf(text->c_str(), "%d:%d:%d%c", &target.call, &target.index, &target.report, &rest) != 3) {
+    raise(ErrorKind::kUsage,
+          cat(name_of(Var::kLockstepSpawn), " is set by spawn alone, but is \"", *text, "\""));
+  }
+  return target;
+}
+
+int count_spawn_call() {
+  return ++g_calls;
+}
+
+bool inside_spawned() {
+  return g_inside.load();
+}
+
+int count_threads() {
+  int n = count_tasks();
+  for (int i = 0; n > 1 && i < 20; ++i) {
+    ::poll(nullptr, 0, 2);
+    n = count_tasks();
+  }
+  return n;
+}
+
+std::vector<std::string> own_arguments() {
+  std::ifstream file("/proc/self/cmdline", std::ios::binary);
+  std::vector<std::string> arguments;
+  for (std::string argument; std::getline(file, argument, '\0');) arguments.push_back(argument);
+  if (arguments.empty())
+    raise(ErrorKind::kSystem, "cannot read this program's arguments from /proc/self/cmdline");
+  return arguments;
+}
+
+Fd make_report() {
+  Fd report(::memfd_create("lockstep-report", MFD_CLOEXEC));
+  if (!report) raise(system_failure(errno, "memfd_create for a process's report"));
+  return report;
+}
+
+std::string read_report(int report) {
+  std::string text(kMaxReport, '\0');
+  const ssize_t n = ::pread(report, text.data(), text.size(), 0);
+  text.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+  return text;
+}
+
+int run_spawned(const std::function<void(int)>& fn, int index, int report) noexcept {
+  g_inside = true;
+  set_log_rank(index);
+  int code = 0;
+  try {
+    fn(index);
+  } catch (...) {
+    code = 1;
+    const Failure failure = current_failure();
+    const std::size_t n = std::min(failure.message.size(), kMaxReport);
+    (void)!::pwrite(report, failure.message.data(), n, 0);
+  }
+  // The process ends without destructors of static objects: a forked copy must not run those of the original.
+  std::cout.flush();
+  std::fflush(nullptr);
+  return code;
+}
+
+void become_spawned(const std::function<void(int)>& fn, const SpawnTarget& target) {
+  ::unsetenv(name_of(Var::kLockstepSpawn));  // a program that this one starts is not spawned
+  ::fcntl(target.report, F_SETFD, FD_CLOEXEC);
+  ::_exit(run_spawned(fn, target.index, target.report));
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,86 @@
+#include "lockstep/process/job_host.h"
+
+#include <unistd.h>
+
+#include "lockstep/base/environment.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/process.h"
+#include "lockstep/base/text.h"
+#include "lockstep/net/address.h"
+#include "lockstep/net/socket.h"
+#include "lockstep/store/tcp_store.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kBacklog = 4096;                // every worker may connect before the server looks
+constexpr Milliseconds kStoreTimeout{5'000};  // of the starter's own requests
+
+std::optional<JobSecret> find_secret(const std::string& address) {
+  if (net::names_loopback(address)) return JobSecret::mint();
+  if (auto secret = JobSecret::from_environment()) return secret;
+  if (environment_flag(Var::kLockstepInsecure)) return std::nullopt;
+  raise(ErrorKind::kUsage, cat("a job of several hosts needs a secret that all of them can read: set ",
+                               name_of(Var::kLockstepSecretFile), " to a file on a shared path; ",
+                               JobSecret::make_file_hint("lockstep.secret")));
+}
+
+net::Listener listen_at(const JobHostOptions& options) {
+  if (!net::names_loopback(options.address)) return net::Listener::listen_everywhere(options.port, kBacklog);
+  return net::Listener::listen(net::Address::resolve(options.address, options.port).front(), kBacklog);
+}
+
+}  // namespace
+
+std::string exit_cause_key(int rank) {
+  return cat("lockstep/exit/", rank);
+}
+
+JobHost JobHost::open(const JobHostOptions& options) {
+  JobHost host;
+  host.options_ = options;
+  host.run_id_ = random_hex(8);
+  host.secret_ = find_secret(options.address);
+  if (host.secret_) host.secret_fd_ = host.secret_->to_memfd();
+  if (!options.holds_store) return host;
+  net::Listener listener = listen_at(options);
+  host.options_.port = listener.local().port();
+  host.listener_ = listener.release();
+  return host;
+}
+
+void JobHost::serve() {
+  if (listener_) store();
+}
+
+JobAddress JobHost::address() const {
+  return {.master_addr = options_.address,
+          .master_port = options_.port,
+          .run_id = run_id_,
+          .launcher_pid = ::getpid(),
+          .secret_fd = secret_fd_.get()};
+}
+
+Store& JobHost::store() {
+  if (store_) return *store_;
+  TcpStoreOptions options{.port = options_.port, .timeout = kStoreTimeout, .secret = secret_};
+  options.insecure = !secret_;
+  options.wait_for_workers = false;
+  if (options_.holds_store) {
+    options.is_master = true;
+    options.master_listen_fd = listener_.release();
+  }
+  store_ = TcpStore::open(options_.address, options);
+  return *store_;
+}
+
+void JobHost::publish_exit(int rank, const ChildExit& exit) noexcept {
+  try {
+    store().set(exit_cause_key(rank), exit.cause());
+  } catch (const std::exception& error) {
+    log(LogLevel::kWarn, cat("cannot tell the other ranks how rank ", rank, " ended: ", error.what()));
+  }
+}
+
+}  // namespace lockstep

@@ -1,0 +1,231 @@
+#include "lockstep/process/spawn.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/eventfd.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cerrno>
+#include <charconv>
+#include <condition_variable>
+#include <cstdio>
+#include <cstdlib>
+#include <iostream>
+#include <mutex>
+
+#include "lockstep/base/environment.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+#include "lockstep/base/thread.h"
+#include "lockstep/process/internal/spawn_child.h"
+#include "lockstep/process/job_host.h"
+#include "lockstep/process/supervisor.h"
+
+namespace lockstep {
+
+using internal::SpawnTarget;
+
+// The processes are watched by a thread from the start, so that a failure is told and the others are stopped even
+// while nobody joins.
+struct SpawnContext::State {
+  // Constant after construction.
+  std::vector<pid_t> pids;
+  std::vector<Fd> reports;  // memfds; each process writes the text of its exception into its own
+  Fd wake{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+
+  // The watcher's own.
+  std::optional<JobHost> host;
+  std::optional<Supervisor> supervisor;
+
+  // Guarded by mutex.
+  std::mutex mutex;
+  std::condition_variable changed;
+  bool kill = false;
+  Milliseconds grace{0};
+  bool done = false;
+  std::optional<SpawnError> error;
+  std::optional<Failure> broken;  // the watcher itself failed
+
+  Thread watcher;  // last: joined before the rest goes
+
+  ~State() {
+    {
+      const std::lock_guard lock(mutex);
+      kill = true;
+    }
+    poke();
+    watcher.join();
+  }
+  void poke() noexcept {
+    const std::uint64_t one = 1;
+    (void)!::write(wake.get(), &one, sizeof one);
+  }
+  void watch() noexcept;
+  void watch_to_end();
+  SpawnError describe(const ChildExit& exit) const;
+};
+
+void SpawnContext::State::watch() noexcept {
+  std::optional<Failure> failure;
+  try {
+    watch_to_end();
+  } catch (...) {
+    failure = current_failure();
+  }
+  std::optional<ChildExit> first = supervisor->first_failure();
+  supervisor.reset();
+  host.reset();
+  const std::lock_guard lock(mutex);
+  if (first) error = describe(*first);
+  broken = std::move(failure);
+  done = true;
+  changed.notify_all();
+}
+
+void SpawnContext::State::watch_to_end() {
+  while (!supervisor->finished()) {
+    pollfd fds[] = {{.fd = supervisor->fd(), .events = POLLIN, .revents = 0},
+                    {.fd = wake.get(), .events = POLLIN, .revents = 0}};
+    ::poll(fds, 2, supervisor->next_deadline().poll_timeout_ms());
+    std::uint64_t count = 0;
+    (void)!::read(wake.get(), &count, sizeof count);
+    bool kill_now = false;
+    {
+      const std::lock_guard lock(mutex);
+      supervisor->set_grace(grace);
+      kill_now = std::exchange(kill, false);
+    }
+    if (kill_now) supervisor->kill();
+    supervisor->step();
+  }
+}
+
+SpawnError SpawnContext::State::describe(const ChildExit& exit) const {
+  const std::string text = internal::read_report(reports[static_cast<std::size_t>(exit.index)].get());
+  Failure failure{.kind = ErrorKind::kPeerLost,
+                  .message = cat("spawned process ", exit.index, " (pid ", exit.pid, ") ", exit.cause(),
+                                 text.empty() ? "" : ": ", text),
+                  .peer = LostPeer{exit.index, exit.pid, exit.cause()}};
+  return SpawnError(std::move(failure), exit.index, exit.exit_code());
+}
+
+SpawnContext::SpawnContext(std::unique_ptr<State> state) : state_(std::move(state)) {}
+SpawnContext::SpawnContext(SpawnContext&&) noexcept = default;
+SpawnContext& SpawnContext::operator=(SpawnContext&&) noexcept = default;
+SpawnContext::~SpawnContext() = default;
+
+const std::vector<pid_t>& SpawnContext::pids() const {
+  return state_->pids;
+}
+
+bool SpawnContext::join(Milliseconds timeout, Milliseconds grace) {
+  {
+    const std::lock_guard lock(state_->mutex);
+    state_->grace = grace;
+  }
+  state_->poke();
+  return join(timeout);
+}
+
+bool SpawnContext::join(Milliseconds timeout) {
+  const Deadline deadline = Deadline::after(timeout);
+  std::unique_lock lock(state_->mutex);
+  while (!state_->done) {
+    if (deadline.expired()) return false;
+    state_->changed.wait_until(lock, deadline.time_point());
+  }
+  if (state_->error) throw *state_->error;
+  if (state_->broken) raise(*state_->broken);
+  return true;
+}
+
+namespace {
+
+// What the processes of one call need from this one before they exist.
+struct Preparation {
+  int n;
+  int call;
+  const std::function<void(int)>& fn;
+  const JobHost& host;
+  const std::vector<Fd>& reports;
+  Fd empty_input{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
+
+  EnvironmentList environment_of(int index) const {
+    const WorkerPlace place{.rank = index, .world_size = n, .local_rank = index, .local_world_size = n};
+    return worker_environment(place, host.address());
+  }
+
+  ChildSpec fork_spec(int index) const {
+    // Built here, so that the copy needs little of its own.
+    auto body = [this, index, changes = environment_of(index)] {
+      ::close(host.listen_fd());
+      for (const auto& [name, value] : changes) ::setenv(name.c_str(), value.c_str(), 1);
+      return internal::run_spawned(fn, index, reports[static_cast<std::size_t>(index)].get());
+    };
+    return {.body = std::move(body), .standard_input = empty_input.get()};
+  }
+
+  ChildSpec reexec_spec(int index) const {
+    const int report = reports[static_cast<std::size_t>(index)].get();
+    EnvironmentList changes = environment_of(index);
+    changes.emplace_back(name_of(Var::kLockstepSpawn), SpawnTarget{call, index, report}.text());
+    return {.argv = internal::own_arguments(),
+            .program = "/proc/self/exe",
+            .environment = environment_with(changes),
+            .standard_input = empty_input.get(),
+            .inherited = {report, host.address().secret_fd}};
+  }
+};
+
+bool choose_fork(StartMethod method) {
+  if (method == StartMethod::kReexec) return false;
+  const int n_threads = internal::count_threads();
+  if (n_threads == 1) return true;
+  if (method == StartMethod::kAuto) return false;
+  raise(ErrorKind::kUsage,
+        cat("spawn by fork needs a process with a single thread, but this one has ", n_threads,
+            ": call it before anything starts threads (OpenMP included), or use "
+            "StartMethod::kReexec"));
+}
+
+}  // namespace
+
+SpawnContext spawn(int n, const std::function<void(int index)>& fn, const SpawnOptions& options) {
+  if (n < 1) raise(ErrorKind::kUsage, cat("spawn needs at least one process, not ", n));
+  const int call = internal::count_spawn_call();
+  auto state = std::make_unique<SpawnContext::State>();
+  if (const auto target = SpawnTarget::from_environment()) {
+    if (target->call == call) internal::become_spawned(fn, *target);
+    state->done = true;  // an earlier call of a program that was started anew for a later one
+    return SpawnContext(std::move(state));
+  }
+  const bool fork = choose_fork(options.start_method);
+  if (!fork && internal::inside_spawned()) {
+    raise(ErrorKind::kUsage, "a spawned process that has threads cannot spawn: spawn before threads start");
+  }
+  state->grace = options.grace;
+  state->host.emplace(JobHost::open());
+  for (int i = 0; i < n; ++i) state->reports.push_back(internal::make_report());
+
+  const Preparation preparation{n, call, fn, *state->host, state->reports};
+  std::vector<ChildSpec> specs;
+  for (int i = 0; i < n; ++i) specs.push_back(fork ? preparation.fork_spec(i) : preparation.reexec_spec(i));
+  ProcessTree tree = ProcessTree::start(specs);
+  state->pids = tree.pids();
+  state->supervisor.emplace(
+      std::move(tree),
+      SupervisorOptions{.grace = options.grace, .on_exit = [host = &*state->host](const ChildExit& exit) {
+                          host->publish_exit(exit.index, exit);
+                        }});
+  state->host->serve();
+  state->watcher = internal::quiet_thread("spawn-watch", [state = state.get()] { state->watch(); });
+  SpawnContext context(std::move(state));
+  if (options.join == Join::kYes) context.join();
+  return context;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,87 @@
+// Ranks as processes, from inside a program: spawn(4, fn) runs fn(0) .. fn(3) in a process each, with the
+// environment of a world of 4, so that init_process_group() in fn needs no argument.
+//
+//   int main() {
+//     lockstep::spawn(4, [](int rank) {
+//       lockstep::init_process_group();
+//       ...
+//     });
+//   }
+//
+// Two ways to make a process. kFork copies this one: quick, fn sees all variables; only while the process has a
+// single thread (a copy of a process that has run an OpenMP region hangs). kReexec starts this program anew with the
+// same arguments; in each copy main() runs again, up to the same call of spawn, which there becomes fn(index) and
+// ends the process. Earlier calls of spawn return at once in such a copy. kAuto forks while it may.
+//
+// When a process fails, the others get SIGTERM, and SIGKILL after the grace; how it ended lies in the rendezvous
+// store before they are signalled. Processes, and all they start, end when this process does (process_tree.h).
+// Their standard input is empty.
+//
+// Thread safety: spawn may be called from any thread, calls at the same time included (kReexec counts calls, so
+// there their order must be the same in every run). A SpawnContext is one thread's at a time.
+#pragma once
+
+#include <sys/types.h>
+
+#include <functional>
+#include <memory>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/error.h"
+
+namespace lockstep {
+
+enum class StartMethod { kAuto, kFork, kReexec };
+enum class Join { kYes, kNo };
+
+struct SpawnOptions {
+  // kNo returns at once; the context then joins.
+  Join join = Join::kYes;
+  StartMethod start_method = StartMethod::kAuto;
+  Milliseconds grace{30'000};  // from SIGTERM to SIGKILL; zero kills at once
+};
+
+// What a failed process left: thrown by spawn and join. kind() is kPeerLost; peer() has rank, pid and cause.
+class SpawnError : public Error {
+ public:
+  SpawnError(Failure failure, int index, int exit_code)
+      : Error(std::move(failure)), index_(index), exit_code_(exit_code) {}
+  int index() const noexcept { return index_; }
+  // 128 + signal for a process ended by a signal.
+  int exit_code() const noexcept { return exit_code_; }
+
+ private:
+  int index_;
+  int exit_code_;
+};
+
+// Running processes. Destruction kills those that are left.
+class SpawnContext {
+ public:
+  SpawnContext(SpawnContext&&) noexcept;
+  SpawnContext& operator=(SpawnContext&&) noexcept;
+  ~SpawnContext();
+
+  // In the order of their index.
+  const std::vector<pid_t>& pids() const;
+  // Waits for all to end: true when they have, false when the timeout passed first (zero waits for ever). Raises
+  // SpawnError naming index, pid and cause of the first that failed, with the text of its exception, once all
+  // have ended.
+  bool join(Milliseconds timeout = Milliseconds{0});
+  // The same with another grace for processes that are stopped from now on.
+  bool join(Milliseconds timeout, Milliseconds grace);
+
+ private:
+  friend SpawnContext spawn(int n, const std::function<void(int index)>& fn, const SpawnOptions& options);
+  struct State;
+  explicit SpawnContext(std::unique_ptr<State> state);
+  std::unique_ptr<State> state_;
+};
+
+// Raises kUsage for n < 1, for kFork in a process with threads, and for kReexec inside a spawned process; kResource
+// or kSystem when the kernel gives no process. fn runs in the new processes only; what it throws ends its process
+// with code 1 and becomes the text of the SpawnError.
+SpawnContext spawn(int n, const std::function<void(int index)>& fn, const SpawnOptions& options = {});
+
+}  // namespace lockstep
