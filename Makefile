@@ -14,8 +14,7 @@ test:  ## build everything and run all tests
 
 bench:  ## measure lockstep beside its peers; writes build/bench/results.json
 	@tools/bootstrap.sh build torch bench
-	@tools/build.sh release
-	@tools/run_bench.sh
+	@tools/bench.sh
 
 check:  ## layer check and format check, no build
 	@tools/bootstrap.sh format
