@@ -1,4 +1,4 @@
-# cmake -DBUILD= -DPROJECT= -DSCRATCH= -DGENERATOR= -DCXX= -DLAUNCHER= -DLIBTORCH_ROOT= -P run.cmake
+# cmake -DBUILD= -DPROJECT= -DSCRATCH= -DGENERATOR= -DCXX= -DLAUNCHER= -DLIBTORCH_ROOT= [-DREADME=] -P run.cmake
 file(REMOVE_RECURSE "${SCRATCH}")
 
 function(step)
@@ -14,6 +14,9 @@ step("${CMAKE_COMMAND}" --install "${BUILD}" --prefix "${SCRATCH}/prefix")
 file(RENAME "${SCRATCH}/prefix" "${SCRATCH}/moved")
 step("${CMAKE_COMMAND}" -S "${PROJECT}" -B "${SCRATCH}/build" -G "${GENERATOR}"
   "-DCMAKE_CXX_COMPILER=${CXX}" "-DCMAKE_CXX_COMPILER_LAUNCHER=${LAUNCHER}" "-DCMAKE_BUILD_TYPE=Debug"
-  "-Dlockstep_ROOT=${SCRATCH}/moved" "-DLIBTORCH_ROOT=${LIBTORCH_ROOT}")
+  "-Dlockstep_ROOT=${SCRATCH}/moved" "-DLIBTORCH_ROOT=${LIBTORCH_ROOT}" "-DREADME=${README}")
 step("${CMAKE_COMMAND}" --build "${SCRATCH}/build")
 step("${SCRATCH}/build/program")
+if(README)
+  step("${SCRATCH}/moved/bin/lockstep" run -n 2 -- "${SCRATCH}/build/program")
+endif()
