@@ -59,8 +59,8 @@ def run_suites(options):
 def report(records, missing, about, options):
     print(f"\n{about['cpu']}, {about['cores']} cores, last level cache {about['last_level_cache']}, "
           f"kernel {about['kernel']}; {options.rounds} rounds")
-    if about["busy_before"] > 0.05:
-        print(f"WARNING: the machine was {100 * about['busy_before']:.0f} % busy with something else before the start; "
+    if about["used_by_others"] > 0.03:
+        print(f"WARNING: others used {100 * about['used_by_others']:.0f} % of the machine meanwhile; "
               "these numbers are noisy.")
     for suite in options.suite:
         rows = [r for r in records if r["suite"] == suite]
@@ -75,7 +75,9 @@ def main():
     options = parse_options()
     os.makedirs(options.out, exist_ok=True)
     about = machine.describe()
+    disturbance = machine.Disturbance()
     records, missing = run_suites(options)
+    about["used_by_others"] = disturbance.share()
     results = os.path.join(options.out, "results.json")
     with open(results, "w", encoding="utf-8") as out:
         out.write("[\n" + ",\n".join(json.dumps(r) for r in records) + "\n]\n")

@@ -5,6 +5,7 @@
 #include <signal.h>
 #include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <stdexcept>
@@ -18,10 +19,12 @@ namespace {
 // end.
 class ForkLink final : public Link {
  public:
-  ForkLink(int rank, int size, std::vector<int> sockets)
-      : rank_(rank), size_(size), sockets_(std::move(sockets)) {}
+  ForkLink(int rank, int size, std::vector<int> sockets, std::vector<pid_t> children)
+      : rank_(rank), size_(size), sockets_(std::move(sockets)), children_(std::move(children)) {}
+  // Rank 0 waits for the others, so that their processor time counts as this contender's.
   ~ForkLink() override {
     for (const int socket : sockets_) ::close(socket);
+    for (const pid_t child : children_) ::waitpid(child, nullptr, 0);
   }
   int rank() const override { return rank_; }
   int size() const override { return size_; }
@@ -58,12 +61,14 @@ class ForkLink final : public Link {
   const int rank_;
   const int size_;
   const std::vector<int> sockets_;  // on rank 0 one per other rank; else the one to rank 0
+  const std::vector<pid_t> children_;
 };
 
 }  // namespace
 
 std::unique_ptr<Link> fork_ranks(int n) {
   std::vector<int> to_others;
+  std::vector<pid_t> children;
   for (int rank = 1; rank < n; ++rank) {
     int pair[2];
     if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, pair) != 0) {
@@ -80,12 +85,13 @@ std::unique_ptr<Link> fork_ranks(int n) {
       const int nothing = ::open("/dev/null", O_RDONLY);
       ::dup2(nothing, STDIN_FILENO);
       ::close(nothing);
-      return std::make_unique<ForkLink>(rank, n, std::vector<int>{pair[1]});
+      return std::make_unique<ForkLink>(rank, n, std::vector<int>{pair[1]}, std::vector<pid_t>{});
     }
     ::close(pair[1]);
     to_others.push_back(pair[0]);
+    children.push_back(child);
   }
-  return std::make_unique<ForkLink>(0, n, std::move(to_others));
+  return std::make_unique<ForkLink>(0, n, std::move(to_others), std::move(children));
 }
 
 void bind_to_core(int rank) {

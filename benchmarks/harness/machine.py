@@ -2,21 +2,30 @@
 
 import os
 import platform
+import resource
 import subprocess
-import time
 
 
-def _busy_share(seconds=1.0):
-    """Share of all cores' time spent on anything but idling."""
-    def read():
+class Disturbance:
+    """How much of the machine others used: all processor time spent, less what our finished children spent."""
+
+    def __init__(self):
+        self.start = self._read()
+
+    @staticmethod
+    def _read():
         with open("/proc/stat", encoding="utf-8") as stat:
-            fields = [int(x) for x in stat.readline().split()[1:]]
-        return sum(fields), fields[3] + fields[4]
-    total, idle = read()
-    time.sleep(seconds)
-    total_after, idle_after = read()
-    spent = total_after - total
-    return 1 - (idle_after - idle) / spent if spent else 0.0
+            ticks = [int(x) for x in stat.readline().split()[1:9]]
+        second = os.sysconf("SC_CLK_TCK")
+        children, own = resource.getrusage(resource.RUSAGE_CHILDREN), resource.getrusage(resource.RUSAGE_SELF)
+        ours = sum(u.ru_utime + u.ru_stime for u in (children, own))
+        total = sum(ticks) / second
+        return total, total - (ticks[3] + ticks[4]) / second - ours
+
+    def share(self):
+        """Since the start, as a share of all cores' time. Call when the contenders have ended."""
+        total, others = (now - before for now, before in zip(self._read(), self.start))
+        return max(0.0, round(others / total, 3)) if total else 0.0
 
 
 def _cpu_name():
@@ -48,5 +57,4 @@ def _first_line(command):
 
 def describe():
     return {"cpu": _cpu_name(), "cores": len(os.sched_getaffinity(0)), "last_level_cache": _last_level_cache(),
-            "kernel": platform.release(), "openmpi": _first_line(["mpirun", "--version"]),
-            "busy_before": round(_busy_share(), 3)}
+            "kernel": platform.release(), "openmpi": _first_line(["mpirun", "--version"])}
