@@ -1,0 +1,231 @@
+// The C table over Communicator. Nothing is thrown across it.
+#include <algorithm>
+#include <cstring>
+#include <string>
+
+#include "lockstep/base/base.h"
+#include "lockstep/host/host.h"
+#include "lockstep/host/internal/communicator.h"
+#include "lockstep/host/internal/describe.h"
+#include "lockstep/host/kernels.h"
+
+struct lockstep_comm {
+  lockstep::comm::internal::Communicator impl;
+  int size;
+};
+
+struct lockstep_handle {
+  lockstep_comm* comm;
+  std::shared_ptr<lockstep::comm::internal::Posted> posted;
+};
+
+namespace lockstep::comm {
+namespace {
+
+void put(char* to, std::size_t capacity, std::string_view text) {
+  if (to == nullptr || capacity == 0) return;
+  const std::size_t n = std::min(text.size(), capacity - 1);
+  std::memcpy(to, text.data(), n);
+  to[n] = '\0';
+}
+
+lockstep_status fail(const Failure& failure, char* error, std::size_t capacity) {
+  put(error, capacity, failure.message);
+  return internal::to_status(failure.kind);
+}
+
+bool reduces(lockstep_op_kind kind) {
+  return kind == LOCKSTEP_ALL_REDUCE || kind == LOCKSTEP_REDUCE_SCATTER;
+}
+
+// What is wrong with the call, or null.
+const char* wrong_with(const lockstep_op& op, int size) {
+  if (op.struct_size < sizeof(lockstep_op)) return "the operation's struct_size is too small";
+  if (op.kind < 0 || op.kind >= LOCKSTEP_OP_KINDS) return "unknown operation";
+  if (op.kind == LOCKSTEP_BARRIER) return nullptr;
+  if (op.dtype < 0 || op.dtype >= LOCKSTEP_DTYPES) return "unknown element type";
+  if (op.count >= internal::kMaxCount / static_cast<std::uint64_t>(size)) return "too many elements";
+  if (reduces(op.kind) && !can_reduce(op.dtype, op.reduce))
+    return "this element type cannot be reduced with this operation";
+  if (op.kind == LOCKSTEP_BROADCAST && (op.root < 0 || op.root >= size))
+    return "the root is not a rank of the group";
+  if (op.count > 0 && (op.send == nullptr || op.recv == nullptr)) return "a buffer is null";
+  return nullptr;
+}
+
+// Fields that do not matter for the kind are made equal on all ranks: the rest is compared between them.
+lockstep_op normal(lockstep_op op) {
+  if (op.kind != LOCKSTEP_BROADCAST) op.root = 0;
+  if (!reduces(op.kind)) op.reduce = LOCKSTEP_SUM;
+  if (op.kind == LOCKSTEP_BARRIER) op.dtype = LOCKSTEP_U8, op.count = 0;
+  return op;
+}
+
+lockstep_status capabilities(lockstep_capabilities* out) {
+  lockstep_capabilities all{};
+  all.struct_size = sizeof(all);
+  all.op_kinds = (1u << LOCKSTEP_OP_KINDS) - 1;
+  all.dtypes = (1u << LOCKSTEP_DTYPES) - 1;
+  for (int d = 0; d < LOCKSTEP_DTYPES; ++d) {
+    for (int r = 0; r < LOCKSTEP_REDUCE_OPS; ++r) {
+      if (can_reduce(static_cast<lockstep_dtype>(d), static_cast<lockstep_reduce_op>(r)))
+        all.reduce[d] |= 1u << r;
+    }
+  }
+  all.shared_memory = 1;
+  const std::size_t n = std::min(out->struct_size, sizeof(all));
+  std::memcpy(out, &all, n);
+  out->struct_size = n;
+  return LOCKSTEP_OK;
+}
+
+lockstep_status comm_create(const lockstep_comm_config* config, lockstep_comm** out, char* error,
+                            std::size_t capacity) {
+  *out = nullptr;
+  try {
+    if (config->size < 1 || config->size > internal::kMaxRanks || config->rank < 0 ||
+        config->rank >= config->size) {
+      raise(ErrorKind::kUsage,
+            cat("rank ", config->rank, " of ", config->size, " is not possible; the host engine takes 1 to ",
+                internal::kMaxRanks, " ranks"));
+    }
+    *out = new lockstep_comm{internal::Communicator(*config), config->size};
+    return LOCKSTEP_OK;
+  } catch (...) {
+    return fail(current_failure(), error, capacity);
+  }
+}
+
+void comm_leave(lockstep_comm* comm, const char* cause) {
+  try {
+    comm->impl.leave(cause);
+  } catch (...) {
+    log(LogLevel::kError, current_failure().message);
+  }
+}
+
+void comm_destroy(lockstep_comm* comm, const char* cause) {
+  comm_leave(comm, cause);
+  delete comm;
+}
+
+void comm_abort(lockstep_comm* comm, const char* reason) {
+  try {
+    comm->impl.abort(reason != nullptr ? reason : "no reason given");
+  } catch (...) {
+    log(LogLevel::kError, current_failure().message);
+  }
+}
+
+lockstep_status comm_failure(lockstep_comm* comm, char* error, std::size_t capacity, std::int32_t* peer_rank,
+                             std::int64_t* peer_pid, char* peer_cause, std::size_t peer_cause_capacity) {
+  try {
+    const auto failure = comm->impl.failure();
+    const LostPeer peer = failure && failure->peer ? *failure->peer : LostPeer{};
+    if (peer_rank != nullptr) *peer_rank = peer.rank;
+    if (peer_pid != nullptr) *peer_pid = peer.pid;
+    put(peer_cause, peer_cause_capacity, peer.cause);
+    return failure ? fail(*failure, error, capacity) : LOCKSTEP_OK;
+  } catch (...) {
+    return fail(current_failure(), error, capacity);
+  }
+}
+
+lockstep_status alloc(lockstep_comm* comm, std::size_t n_bytes, void** out) {
+  *out = nullptr;
+  try {
+    *out = comm->impl.arena().allocate(n_bytes);
+    return LOCKSTEP_OK;
+  } catch (...) {
+    const Failure failure = current_failure();
+    log(LogLevel::kError, failure.message);
+    return internal::to_status(failure.kind);
+  }
+}
+
+void free_memory(lockstep_comm* comm, void* memory) {
+  try {
+    comm->impl.arena().free(memory);
+  } catch (...) {
+    log(LogLevel::kError, current_failure().message);
+  }
+}
+
+lockstep_status post(lockstep_comm* comm, const lockstep_op* op, lockstep_handle** out) {
+  *out = nullptr;
+  try {
+    if (const char* wrong = wrong_with(*op, comm->size)) {
+      log(LogLevel::kError, wrong);
+      return LOCKSTEP_USAGE;
+    }
+    *out = new lockstep_handle{comm, comm->impl.post(normal(*op))};
+    return LOCKSTEP_OK;
+  } catch (...) {
+    const Failure failure = current_failure();
+    log(LogLevel::kError, failure.message);
+    return internal::to_status(failure.kind);
+  }
+}
+
+lockstep_status test(lockstep_handle* handle) {
+  return static_cast<lockstep_status>(handle->posted->status.load(std::memory_order_acquire));
+}
+
+lockstep_status wait(lockstep_handle* handle, std::int64_t deadline_ns) {
+  try {
+    const bool over = handle->comm->impl.wait(*handle->posted, Deadline::from_monotonic_ns(deadline_ns));
+    return over ? test(handle) : LOCKSTEP_TIMEOUT;
+  } catch (...) {
+    return internal::to_status(current_failure().kind);
+  }
+}
+
+void release(lockstep_handle* handle) {
+  delete handle;
+}
+
+void last_error(lockstep_handle* handle, char* error, std::size_t capacity) {
+  const auto status = test(handle);
+  put(error, capacity, status == LOCKSTEP_PENDING || status == LOCKSTEP_OK ? "" : handle->posted->error);
+}
+
+lockstep_status run(lockstep_comm* comm, const lockstep_op* op, char* error, std::size_t capacity) {
+  try {
+    if (const char* wrong = wrong_with(*op, comm->size)) {
+      put(error, capacity, wrong);
+      return LOCKSTEP_USAGE;
+    }
+    const auto failure = comm->impl.run(normal(*op));
+    return failure ? fail(*failure, error, capacity) : LOCKSTEP_OK;
+  } catch (...) {
+    return fail(current_failure(), error, capacity);
+  }
+}
+
+constexpr lockstep_engine kTable = {
+    .struct_size = sizeof(lockstep_engine),
+    .abi_version = LOCKSTEP_ENGINE_ABI_VERSION,
+    .name = "host",
+    .capabilities = capabilities,
+    .comm_create = comm_create,
+    .comm_destroy = comm_destroy,
+    .comm_abort = comm_abort,
+    .comm_failure = comm_failure,
+    .alloc = alloc,
+    .free = free_memory,
+    .post = post,
+    .test = test,
+    .wait = wait,
+    .release = release,
+    .last_error = last_error,
+    .run = run,
+    .comm_leave = comm_leave,
+};
+
+}  // namespace
+
+const lockstep_engine* host_engine() {
+  return &kTable;
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,88 @@
+#include "lockstep/host/internal/arena.h"
+
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <new>
+
+#include "lockstep/base/base.h"
+
+namespace lockstep::comm::internal {
+namespace {
+
+// Address space, not memory: pages exist once allocated. By default as much as the machine has.
+std::size_t arena_bytes() {
+  if (const auto mib = environment_int(Var::kLockstepHostArena)) {
+    if (*mib < 16) {
+      raise(ErrorKind::kUsage,
+            fmt::format("{} must be at least 16, but is {}", name_of(Var::kLockstepHostArena), *mib));
+    }
+    return static_cast<std::size_t>(*mib) << 20;
+  }
+  const auto pages = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES));
+  return std::max<std::size_t>(pages * kPage, 1 << 30);
+}
+
+}  // namespace
+
+Arena::Arena(const std::string& name, int rank)
+    : segment_(std::make_shared<net::Segment>(net::Segment::create("lockstep-" + name, arena_bytes()))) {
+  segment_->commit(0, kHeapAt);
+  auto* control = new (segment_->data()) Control();
+  control->magic = kLayoutMagic;
+  control->version = kLayoutVersion;
+  control->rank = rank;
+  control->pid = ::getpid();
+  free_[kHeapAt] = segment_->size() - kHeapAt;
+}
+
+void* Arena::allocate(std::size_t n_bytes) {
+  const std::size_t need = std::max(round_up(n_bytes, kPage), kPage);
+  const std::lock_guard lock(mutex_);
+  const auto fit =
+      std::find_if(free_.begin(), free_.end(), [&](const auto& part) { return part.second >= need; });
+  if (need < n_bytes || fit == free_.end()) {
+    raise(ErrorKind::kResource,
+          fmt::format("no room for {} bytes in this rank's shared arena of {} bytes; raise {}", n_bytes,
+                      segment_->size(), name_of(Var::kLockstepHostArena)));
+  }
+  const auto [at, length] = *fit;
+  segment_->commit(at, need);
+  free_.erase(fit);
+  if (length > need) free_[at + need] = length - need;
+  used_[at] = need;
+  return segment_->data() + at;
+}
+
+void Arena::free(void* memory) {
+  const auto at = static_cast<std::size_t>(static_cast<std::uint8_t*>(memory) - segment_->data());
+  const std::lock_guard lock(mutex_);
+  const auto used = used_.find(at);
+  if (used == used_.end()) return log(LogLevel::kError, "free of memory that is not of this arena: ignored");
+  const std::size_t length = used->second;
+  used_.erase(used);
+  segment_->discard(at, length);
+  auto here = free_.emplace(at, length).first;
+  const auto next = std::next(here);
+  if (next != free_.end() && here->first + here->second == next->first) {
+    here->second += next->second;
+    free_.erase(next);
+  }
+  if (here != free_.begin()) {
+    const auto before = std::prev(here);
+    if (before->first + before->second == here->first) {
+      before->second += here->second;
+      free_.erase(here);
+    }
+  }
+}
+
+bool Arena::contains(const void* p, std::size_t n_bytes) const {
+  const auto* first = static_cast<const std::uint8_t*>(p);
+  const std::uint8_t* begin = segment_->data() + kHeapAt;
+  const std::uint8_t* end = segment_->data() + segment_->size();
+  return first >= begin && first <= end && n_bytes <= static_cast<std::size_t>(end - first);
+}
+
+}  // namespace lockstep::comm::internal

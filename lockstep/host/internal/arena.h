@@ -1,0 +1,43 @@
+// A rank's own arena: the segment others map, and the heap in it.
+// Thread safety: allocate, free and contains may be called from any thread. The segment is shared with rank threads
+// of the same process, which must use the same mapping (two mappings of one memory look like races to TSan).
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "lockstep/host/internal/layout.h"
+#include "lockstep/net/segment.h"
+
+namespace lockstep::comm::internal {
+
+class Arena {
+ public:
+  // Makes the segment and commits everything below the heap: memory that cannot be had is a kResource error here.
+  Arena(const std::string& name, int rank);
+
+  Control& control() const { return *reinterpret_cast<Control*>(segment_->data()); }
+  std::uint8_t* base() const { return segment_->data(); }
+  std::size_t size() const { return segment_->size(); }
+  const std::shared_ptr<net::Segment>& segment() const { return segment_; }
+
+  // Whole pages, zeroed. Raises kResource when there is no memory or no room.
+  void* allocate(std::size_t n_bytes);
+  // Gives the pages back. Pointers that allocate did not return are ignored with a log line.
+  void free(void* memory);
+  // True when [p, p + n_bytes) lies in the heap.
+  bool contains(const void* p, std::size_t n_bytes) const;
+
+ private:
+  const std::shared_ptr<net::Segment> segment_;
+  std::mutex mutex_;
+  // Guarded by mutex_: offset -> length, in pages' bytes.
+  std::map<std::size_t, std::size_t> free_;
+  std::map<std::size_t, std::size_t> used_;
+};
+
+}  // namespace lockstep::comm::internal

@@ -1,0 +1,96 @@
+#include "lockstep/host/internal/describe.h"
+
+#include <fmt/core.h>
+
+#include <algorithm>
+
+namespace lockstep::comm::internal {
+namespace {
+
+constexpr const char* kKinds[] = {"barrier", "broadcast", "all_reduce", "all_gather", "reduce_scatter"};
+constexpr const char* kDtypes[] = {"u8", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64", "bool"};
+constexpr const char* kReduces[] = {"sum", "avg", "product", "min", "max", "band", "bor", "bxor"};
+static_assert(std::size(kKinds) == LOCKSTEP_OP_KINDS && std::size(kDtypes) == LOCKSTEP_DTYPES &&
+              std::size(kReduces) == LOCKSTEP_REDUCE_OPS);
+
+}  // namespace
+
+std::string describe_call(std::uint64_t fingerprint) {
+  // A peer wrote the word: never index by it unchecked.
+  const auto kind = std::min<std::uint64_t>(fingerprint >> 60, LOCKSTEP_OP_KINDS - 1);
+  const auto dtype = std::min<std::uint64_t>(fingerprint >> 56 & 15, LOCKSTEP_DTYPES - 1);
+  const auto reduce = std::min<std::uint64_t>(fingerprint >> 52 & 15, LOCKSTEP_REDUCE_OPS - 1);
+  const auto root = fingerprint >> 40 & 0xFFF;
+  const auto count = fingerprint & (kMaxCount - 1);
+  switch (kind) {
+    case LOCKSTEP_BARRIER:
+      return "barrier()";
+    case LOCKSTEP_BROADCAST:
+      return fmt::format("broadcast({}, {} elements, root {})", kDtypes[dtype], count, root);
+    case LOCKSTEP_ALL_GATHER:
+      return fmt::format("all_gather({}, {} elements)", kDtypes[dtype], count);
+    default:
+      return fmt::format("{}({}, {}, {} elements)", kKinds[kind], kReduces[reduce], kDtypes[dtype], count);
+  }
+}
+
+std::string describe_call(const Call& call) {
+  const std::string where(call.where, ::strnlen(call.where, sizeof(call.where)));
+  return fmt::format("{} #{}{}{}", describe_call(call.fingerprint), call.sequence,
+                     where.empty() ? "" : " at ", where);
+}
+
+std::string describe_last(Control& control) {
+  const auto last = std::max(control.arrivals[0].sequence.load(std::memory_order_acquire),
+                             control.arrivals[1].sequence.load(std::memory_order_acquire));
+  if (last == 0) return "has entered no operation yet";
+  return "last entered " + describe_call(control.history[last % kHistory]);
+}
+
+lockstep_status to_status(ErrorKind kind) {
+  switch (kind) {
+    case ErrorKind::kUsage:
+      return LOCKSTEP_USAGE;
+    case ErrorKind::kTimeout:
+      return LOCKSTEP_TIMEOUT;
+    case ErrorKind::kPeerLost:
+      return LOCKSTEP_PEER_LOST;
+    case ErrorKind::kAborted:
+      return LOCKSTEP_ABORTED;
+    case ErrorKind::kUnsupported:
+      return LOCKSTEP_UNSUPPORTED;
+    case ErrorKind::kResource:
+      return LOCKSTEP_RESOURCE;
+    case ErrorKind::kSystem:
+      return LOCKSTEP_SYSTEM;
+    case ErrorKind::kInternal:
+      return LOCKSTEP_INTERNAL;
+  }
+  return LOCKSTEP_INTERNAL;
+}
+
+ErrorKind to_kind(lockstep_status status) {
+  switch (status) {
+    case LOCKSTEP_USAGE:
+      return ErrorKind::kUsage;
+    case LOCKSTEP_TIMEOUT:
+      return ErrorKind::kTimeout;
+    case LOCKSTEP_PEER_LOST:
+      return ErrorKind::kPeerLost;
+    case LOCKSTEP_ABORTED:
+      return ErrorKind::kAborted;
+    case LOCKSTEP_UNSUPPORTED:
+      return ErrorKind::kUnsupported;
+    case LOCKSTEP_RESOURCE:
+      return ErrorKind::kResource;
+    case LOCKSTEP_SYSTEM:
+      return ErrorKind::kSystem;
+    case LOCKSTEP_OK:
+    case LOCKSTEP_PENDING:
+    case LOCKSTEP_INTERNAL:
+      break;
+  }
+  return ErrorKind::kInternal;
+}
+
+}  // namespace lockstep::comm::internal

@@ -1,0 +1,68 @@
+// How the ranks of a group on one host meet: every rank publishes its identity in the group's key-value space, hands
+// its arena to the others over an abstract local socket (peer credentials and a nonce from the store are checked), or
+// through a table of this process when they are threads of it. After join() all arenas are mapped by all.
+//
+// Thread safety: constant after join(), but for the shared memory itself.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/fd.h"
+#include "lockstep/engine/engine_abi.h"
+#include "lockstep/host/internal/arena.h"
+#include "lockstep/host/internal/layout.h"
+#include "lockstep/net/unix_socket.h"
+
+namespace lockstep::comm::internal {
+
+// One rank as seen from here; also for this rank itself.
+struct Peer {
+  std::shared_ptr<net::Segment> segment;
+  Control* control = nullptr;
+  std::int64_t pid = -1;
+  bool same_process = false;
+  net::UnixSocket socket;  // open while the peer's process lives; empty for ranks of this process
+  Fd pidfd;                // likewise, where the kernel lets us see it
+};
+
+class Fabric {
+ public:
+  // Blocks until all ranks have joined or the deadline passes. Raises kTimeout naming who is missing, kUnsupported
+  // naming a rank on another host, kResource.
+  static std::unique_ptr<Fabric> join(const lockstep_comm_config& config);
+
+  int rank() const { return rank_; }
+  int size() const { return static_cast<int>(peers_.size()); }
+  // All ranks are threads of this process: any address of one is good for all.
+  bool single_process() const { return single_process_; }
+  Arena& arena() { return *arena_; }
+  Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
+  Control& control(int rank) { return *controls_[static_cast<std::size_t>(rank)]; }
+  Control& own() { return *controls_[static_cast<std::size_t>(rank_)]; }
+  std::uint8_t* base(int rank) {
+    return reinterpret_cast<std::uint8_t*>(controls_[static_cast<std::size_t>(rank)]);
+  }
+  std::size_t arena_size(int rank) { return peers_[static_cast<std::size_t>(rank)].segment->size(); }
+
+ private:
+  struct Card;  // what a rank publishes about itself
+  Fabric(const lockstep_comm_config& config);
+  void meet(const lockstep_comm_config& config, Deadline deadline);
+  Card card_of(const lockstep_comm_config& config, int rank, Deadline deadline);
+  void exchange(net::UnixSocket& socket, int rank, const Card& theirs, Deadline deadline);
+  void accept_one(net::UnixListener& listener, std::vector<Card>& cards, Deadline deadline);
+  void adopt(int rank, const Card& card, std::shared_ptr<net::Segment> segment, net::UnixSocket socket);
+
+  const int rank_;
+  std::string nonce_;
+  std::unique_ptr<Arena> arena_;
+  std::vector<Peer> peers_;
+  std::vector<Control*> controls_;  // the same controls, close together for the hot path
+  bool single_process_ = false;
+};
+
+}  // namespace lockstep::comm::internal

@@ -1,0 +1,67 @@
+#include "lockstep/host/internal/ledger.h"
+
+#include <sched.h>
+
+#include <cstring>
+
+#include "lockstep/host/internal/describe.h"
+#include "lockstep/host/internal/doorbell.h"
+
+namespace lockstep::comm::internal {
+namespace {
+
+template <std::size_t N>
+void put(char (&to)[N], const std::string& text) {
+  const std::size_t n = std::min(text.size(), N - 1);
+  std::memcpy(to, text.data(), n);
+  to[n] = '\0';
+}
+
+}  // namespace
+
+void break_group(Fabric& fabric, const Failure& failure) {
+  Ledger& ledger = fabric.control(0).ledger;
+  std::uint32_t empty = Ledger::kEmpty;
+  if (ledger.state.compare_exchange_strong(empty, Ledger::kWriting)) {
+    ledger.status = to_status(failure.kind);
+    ledger.by_rank = fabric.rank();
+    ledger.peer_rank = failure.peer ? failure.peer->rank : -1;
+    ledger.peer_pid = failure.peer ? failure.peer->pid : -1;
+    put(ledger.message, failure.message);
+    put(ledger.cause, failure.peer ? failure.peer->cause : "");
+    ledger.state.store(Ledger::kWritten, std::memory_order_release);
+  }
+  for (int r = 0; r < fabric.size(); ++r) {
+    fabric.control(r).broken.store(1, std::memory_order_seq_cst);
+    ring(fabric.control(r).doorbell);
+  }
+}
+
+std::optional<Failure> first_failure(Fabric& fabric) {
+  Ledger& ledger = fabric.control(0).ledger;
+  if (fabric.own().broken.load(std::memory_order_acquire) == 0 &&
+      ledger.state.load(std::memory_order_acquire) == Ledger::kEmpty) {
+    return std::nullopt;
+  }
+  // Whoever claimed the ledger needs microseconds to fill it, unless it was killed in between.
+  const Deadline patience = Deadline::after(Milliseconds(50));
+  while (ledger.state.load(std::memory_order_acquire) != Ledger::kWritten) {
+    if (patience.expired()) {
+      return Failure{.kind = ErrorKind::kPeerLost,
+                     .message = "the group broke and the rank that knew why is gone",
+                     .family = ErrorFamily::kBackend,
+                     .peer = LostPeer{}};
+    }
+    ::sched_yield();
+  }
+  Failure failure{.kind = to_kind(static_cast<lockstep_status>(ledger.status)),
+                  .message = std::string(ledger.message, ::strnlen(ledger.message, sizeof(ledger.message))),
+                  .family = ErrorFamily::kBackend};
+  if (ledger.peer_rank >= 0) {
+    failure.peer = LostPeer{ledger.peer_rank, ledger.peer_pid,
+                            std::string(ledger.cause, ::strnlen(ledger.cause, sizeof(ledger.cause)))};
+  }
+  return failure;
+}
+
+}  // namespace lockstep::comm::internal

@@ -1,0 +1,17 @@
+// The group's first failure, written once in shared memory: when ranks fall one after the other, all of them name the
+// first cause. Thread safety: any thread of any rank.
+#pragma once
+
+#include <optional>
+
+#include "lockstep/base/error.h"
+#include "lockstep/host/internal/fabric.h"
+
+namespace lockstep::comm::internal {
+
+// Records `failure` unless another came first, then tells every rank to stop. `status` and peer are kept.
+void break_group(Fabric& fabric, const Failure& failure);
+// The first failure, or nothing while the group is well.
+std::optional<Failure> first_failure(Fabric& fabric);
+
+}  // namespace lockstep::comm::internal

@@ -1,0 +1,84 @@
+// One collective on one rank, as a machine that never waits: advance() goes as far as the others allow and says
+// whether it is done or blocked. Whoever drives the communicator calls it again when something has changed.
+// Thread safety: one driver at a time.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "lockstep/host/internal/fabric.h"
+#include "lockstep/host/plan.h"
+
+namespace lockstep::comm::internal {
+
+enum class Progress : std::uint8_t { kDone, kBlocked, kMismatch, kBadPeer };
+
+// Room for the pointer lists of a reduction, one entry per rank; owned by the driver.
+struct Workspace {
+  explicit Workspace(int size)
+      : sources(static_cast<std::size_t>(size)), targets(static_cast<std::size_t>(size)) {}
+  std::vector<const void*> sources;
+  std::vector<void*> targets;
+};
+
+class Operation {
+ public:
+  // Pre: the call was checked (communicator.cpp). `op.where` must live until start().
+  explicit Operation(const lockstep_op& op);
+
+  bool started() const { return stage_ != Stage::kNew; }
+  // Publishes the call, with the payload when it is small.
+  void start(Fabric& fabric, std::uint64_t sequence);
+  Progress advance(Fabric& fabric, Workspace& work);
+
+  // While blocked or after kMismatch or kBadPeer: the rank it is about.
+  int peer() const { return peer_; }
+  std::uint64_t sequence() const { return sequence_; }
+  std::uint64_t fingerprint() const { return fingerprint_; }
+  // Changes whenever advance() got further.
+  std::uint64_t mark() const { return mark_; }
+  const lockstep_op& call() const { return op_; }
+
+ private:
+  enum class Stage : std::uint8_t { kNew, kArriving, kClaiming, kCounting, kPlanned, kLeaving, kDone };
+
+  // Arrivals, in rank order.
+  Progress arrive(Fabric& fabric);
+  void choose_path(Fabric& fabric);
+  void finish_inline(Fabric& fabric, Workspace& work);
+  // Direct paths.
+  Progress claim(Fabric& fabric, Workspace& work);
+  Progress count_done(Fabric& fabric);
+  Progress copy_direct(Fabric& fabric, Workspace& work);
+  // Staged path.
+  Progress follow_plan(Fabric& fabric, Workspace& work);
+  void execute(const Step& step, Fabric& fabric, Workspace& work);
+  bool reached(Fabric& fabric, const Step& step);
+  void signal(Fabric& fabric, std::uint32_t phase);
+
+  const std::uint8_t* payload_of(Fabric& fabric, int rank) const;
+  bool direct_possible(Fabric& fabric) const;
+  // Address of a rank's buffer, null when its word about it cannot be true.
+  std::uint8_t* buffer(Fabric& fabric, int rank, std::uint64_t at, std::uint64_t n_bytes) const;
+  const Call& call_of(Fabric& fabric, int rank) const {
+    return fabric.control(rank).history[sequence_ % kHistory];
+  }
+
+  std::uint64_t send_bytes(int size) const;
+  std::uint64_t recv_bytes(int size) const;
+  std::size_t parity() const { return sequence_ & 1; }
+
+  const lockstep_op op_;
+  const std::uint64_t element_;
+  const std::uint64_t n_bytes_;  // count * element
+  const std::uint64_t fingerprint_;
+  std::uint64_t sequence_ = 0;
+  std::uint64_t mark_ = 0;
+  Stage stage_ = Stage::kNew;
+  bool inline_ = false;
+  int peer_ = 0;  // next rank to look at, or the one to blame
+  std::vector<Step> plan_;
+  std::size_t next_step_ = 0;
+};
+
+}  // namespace lockstep::comm::internal

@@ -1,0 +1,31 @@
+// Watches the processes of the other ranks and reports each that ends without having left in order. The kernel tells:
+// a pidfd becomes readable, or where it cannot be had, the local socket hangs up.
+// Thread: one, "ls-watch", started only when there are other processes; joined by the destructor.
+#pragma once
+
+#include <functional>
+#include <optional>
+
+#include "lockstep/base/fd.h"
+#include "lockstep/base/thread.h"
+#include "lockstep/host/internal/fabric.h"
+
+namespace lockstep::comm::internal {
+
+class Watch {
+ public:
+  // `on_lost(rank, pid, cause)` runs on the watching thread; cause is empty when the kernel does not tell.
+  using OnLost = std::function<void(int rank, std::int64_t pid, std::optional<std::string> cause)>;
+  Watch(Fabric& fabric, OnLost on_lost);
+  ~Watch();
+
+ private:
+  void watch();
+
+  Fabric& fabric_;
+  const OnLost on_lost_;
+  Fd stop_;  // eventfd
+  Thread thread_;
+};
+
+}  // namespace lockstep::comm::internal

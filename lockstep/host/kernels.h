@@ -1,0 +1,26 @@
+// The arithmetic: one pass that loads N inputs, reduces them in the order given and stores the result to M outputs.
+// Vectorised with Highway, the instruction set chosen at run time.
+//
+// Guarantees: the order of operands is the order of `sources`, so a result depends on nothing else; f16 and bf16 are
+// accumulated in f32 and rounded once, to nearest even; min and max propagate NaN as torch does. A target may be
+// the same memory as a source (same element), but not overlap it shifted.
+#pragma once
+
+#include <cstddef>
+#include <span>
+
+#include "lockstep/engine/engine_abi.h"
+
+namespace lockstep::comm {
+
+// Bytes of one element; 0 for an unknown type.
+std::size_t size_of(lockstep_dtype dtype);
+// True when reduce() knows the pair. AVG needs a floating type; BAND, BOR and BXOR an integer or bool.
+bool can_reduce(lockstep_dtype dtype, lockstep_reduce_op op);
+
+// Pre: can_reduce(dtype, op), at least one source and one target, each of `count` elements. AVG divides by the
+// number of sources.
+void reduce(lockstep_dtype dtype, lockstep_reduce_op op, std::span<const void* const> sources,
+            std::span<void* const> targets, std::size_t count);
+
+}  // namespace lockstep::comm
