@@ -5,6 +5,7 @@ import math
 from .aims import size_text
 
 COLOURS = {"lockstep": "#1f77b4", "limit": "#2ca02c", "openmpi": "#d62728", "torch": "#ff7f0e", "local": "#7f7f7f"}
+TENSOR_COLOUR = "#17becf"
 WIDTH, HEIGHT, MARGIN = 720, 440, 64
 
 
@@ -49,9 +50,11 @@ def all_reduce(records, path, rotating):
         if r["case"].endswith("_rotating") != rotating:
             continue
         case = r["case"].removesuffix("_rotating")
-        series.setdefault((f"lockstep {case}", "lockstep", "" if case.startswith("zero") else "6 3"), {})[r["bytes"]] = r.get("lockstep")
+        ours = (f"lockstep {case}", TENSOR_COLOUR if case.endswith("_tensor") else COLOURS["lockstep"],
+                "" if case.startswith("zero_copy") else "6 3")
+        series.setdefault(ours, {})[r["bytes"]] = r.get("lockstep")
         for name in ("limit", "openmpi", "torch"):
-            series.setdefault((name, name, ""), {})[r["bytes"]] = r.get(name)
+            series.setdefault((name, COLOURS[name], ""), {})[r["bytes"]] = r.get(name)
     series = {key: sorted((b, v) for b, v in points.items() if v) for key, points in series.items()}
     series = {key: points for key, points in series.items() if points}
     if not series:
@@ -74,10 +77,10 @@ def all_reduce(records, path, rotating):
     _log_grid(svg, low, high, y_of, right)
     for n_bytes in sizes:
         svg.text(x_of(n_bytes), HEIGHT - MARGIN + 18, size_text(n_bytes), extra='font-size="10"')
-    for n, ((label, name, dash), points) in enumerate(sorted(series.items())):
-        svg.path([(x_of(b), y_of(v)) for b, v in points], COLOURS[name], dash)
-        svg.line(right + 8, 60 + 18 * n, right + 28, 60 + 18 * n, COLOURS[name])
-        svg.text(right + 32, 64 + 18 * n, label, "start", COLOURS[name], 'font-size="10"')
+    for n, ((label, colour, dash), points) in enumerate(sorted(series.items())):
+        svg.path([(x_of(b), y_of(v)) for b, v in points], colour, dash)
+        svg.path([(right + 8, 60 + 18 * n), (right + 28, 60 + 18 * n)], colour, dash)
+        svg.text(right + 34, 64 + 18 * n, label, "start", colour, 'font-size="10"')
     svg.save(path)
     return True
 
