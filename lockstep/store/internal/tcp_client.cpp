@@ -1,0 +1,194 @@
+#include "lockstep/store/internal/tcp_client.h"
+
+#include <algorithm>
+#include <random>
+#include <thread>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+#include "lockstep/net/handshake.h"
+
+namespace lockstep::internal {
+
+namespace {
+
+// For the server to answer a cancellation, or to end a reply it has begun.
+constexpr Milliseconds kGrace{10'000};
+constexpr std::size_t kRequestKept = 64 << 10;
+constexpr std::size_t kReadStep = 1 << 20;
+
+[[noreturn]] void raise_protocol(const net::Socket& socket, std::string_view what) {
+  raise(ErrorKind::kSystem,
+        cat("store at ", socket.peer().text(), " does not speak the store protocol: ", what),
+        ErrorFamily::kNetwork);
+}
+
+[[noreturn]] void raise_unreachable(const TcpTarget& target, Milliseconds timeout, int tries,
+                                    const Error& last) {
+  raise(ErrorKind::kTimeout,
+        cat("no store at ", net::host_and_port(target.host, target.port), " within ", timeout.count(),
+            " ms (", tries, tries == 1 ? " try" : " tries", "): ", last.what()),
+        ErrorFamily::kNetwork);
+}
+
+// Longer and longer, up to a second, each between half and all of it: a thousand ranks that start together do not
+// come back together.
+Milliseconds pause_before_try(int tries, std::minstd_rand& random) {
+  const int most = std::min(1000, 8 << std::min(tries, 10));
+  return Milliseconds(std::uniform_int_distribution<int>(most / 2, most)(random));
+}
+
+}  // namespace
+
+TcpClient TcpClient::connect(const TcpTarget& target, Milliseconds timeout, Deadline deadline) {
+  std::minstd_rand random(std::random_device{}());
+  int closed = 0;
+  for (int tries = 1;; ++tries) {
+    try {
+      return connect_once(target, deadline);
+    } catch (const DistNetworkError& error) {
+      if (error.kind() == ErrorKind::kUsage || error.kind() == ErrorKind::kResource) throw;
+      // A server that takes connections only to close them has its reasons; one that is ending gets a second chance.
+      if (error.kind() == ErrorKind::kPeerLost && ++closed == 3) {
+        raise(ErrorKind::kUsage,
+              cat(error.what(),
+                  " before it answered; it may ask for a job secret (LOCKSTEP_SECRET_FILE) that "
+                  "this process does not have, or be no store"),
+              ErrorFamily::kNetwork);
+      }
+      const Milliseconds pause = pause_before_try(tries, random);
+      if (deadline.remaining() <= pause) {
+        if (!deadline.expired()) std::this_thread::sleep_for(deadline.remaining());
+        raise_unreachable(target, timeout, tries, error);
+      }
+      if (log_enabled(LogLevel::kDebug))
+        log(LogLevel::kDebug, cat("store: ", error.what(), "; trying again"));
+      std::this_thread::sleep_for(pause);
+    }
+  }
+}
+
+TcpClient TcpClient::connect_once(const TcpTarget& target, Deadline deadline) {
+  TcpClient client(net::Socket::connect(target.host, target.port, deadline), target.limits);
+  if (target.secret) net::handshake_as_client(client.socket_, *target.secret, deadline);
+  client.validate(deadline);
+  return client;
+}
+
+void TcpClient::validate(Deadline deadline) {
+  const auto ping = kOurPing | (std::random_device{}() & ~kOurPingMask);
+  begin(Query::kValidate).put(kValidationMagic).put(Query::kPing).put(ping).send(deadline);
+  const auto answer = read<std::uint32_t>(deadline);
+  is_ours_ = answer == pong(ping);
+  if (!is_ours_ && answer != ping) raise_protocol(socket_, "it answered the first ping wrongly");
+}
+
+TcpClient& TcpClient::begin(Query query) {
+  if (request_.capacity() > kRequestKept) request_ = Bytes();
+  request_.clear();
+  return put(query);
+}
+
+TcpClient& TcpClient::raw_key(std::string_view key) {
+  put<std::uint64_t>(key.size());
+  request_.insert(request_.end(), key.begin(), key.end());
+  return *this;
+}
+
+TcpClient& TcpClient::key(std::string_view key) {
+  const std::size_t n_bytes = kKeyPrefix.size() + key.size();
+  if (n_bytes > limits_.key_bytes) {
+    raise(ErrorKind::kUsage, cat("a key of ", key.size(), " bytes; the limit is ", limits_.key_bytes),
+          ErrorFamily::kStore);
+  }
+  put<std::uint64_t>(n_bytes);
+  request_.insert(request_.end(), kKeyPrefix.begin(), kKeyPrefix.end());
+  request_.insert(request_.end(), key.begin(), key.end());
+  return *this;
+}
+
+TcpClient& TcpClient::count(std::size_t n) {
+  if (n > limits_.keys_per_request) {
+    raise(ErrorKind::kUsage, cat(n, " keys in one call; the limit is ", limits_.keys_per_request),
+          ErrorFamily::kStore);
+  }
+  return put<std::uint64_t>(n);
+}
+
+TcpClient& TcpClient::keys(std::span<const std::string> keys) {
+  count(keys.size());
+  for (const std::string& one : keys) key(one);
+  return *this;
+}
+
+TcpClient& TcpClient::value(std::span<const std::uint8_t> bytes) {
+  if (bytes.size() > limits_.value_bytes) {
+    raise(ErrorKind::kUsage, cat("a value of ", bytes.size(), " bytes; the limit is ", limits_.value_bytes),
+          ErrorFamily::kStore);
+  }
+  put<std::uint64_t>(bytes.size());
+  request_.insert(request_.end(), bytes.begin(), bytes.end());
+  return *this;
+}
+
+void TcpClient::send(Deadline deadline) {
+  unconfirmed_ = true;
+  socket_.write_all(request_, deadline);
+}
+
+void TcpClient::fill(std::size_t n_bytes, Deadline deadline) {
+  if (buffered() >= n_bytes) return;
+  std::memmove(buffer_.data(), buffer_.data() + begin_, buffered());
+  end_ = buffered();
+  begin_ = 0;
+  while (buffered() < n_bytes) end_ += socket_.read_some(std::span(buffer_).subspan(end_), deadline);
+  unconfirmed_ = false;
+}
+
+Bytes TcpClient::read_sized(Deadline deadline) {
+  const auto n_bytes = read<std::uint64_t>(deadline);
+  if (n_bytes > limits_.value_bytes) raise_protocol(socket_, cat("a reply of ", n_bytes, " bytes"));
+  const std::size_t ready = std::min<std::size_t>(n_bytes, buffered());
+  Bytes bytes(buffer_.begin() + static_cast<std::ptrdiff_t>(begin_),
+              buffer_.begin() + static_cast<std::ptrdiff_t>(begin_ + ready));
+  begin_ += ready;
+  while (bytes.size() < n_bytes) {
+    const std::size_t have = bytes.size();
+    bytes.resize(have + std::min<std::size_t>(n_bytes - have, std::max(kReadStep, have)));
+    socket_.read_exact(std::span(bytes).subspan(have), deadline);
+  }
+  return bytes;
+}
+
+std::string TcpClient::read_text(Deadline deadline) {
+  return to_text(read_sized(deadline));
+}
+
+Status TcpClient::wait_for_status(Deadline deadline) {
+  try {
+    return read<Status>(deadline);
+  } catch (const DistNetworkError& error) {
+    if (error.kind() != ErrorKind::kTimeout) throw;
+  }
+  const Deadline grace = Deadline::after(kGrace);
+  begin(Query::kCancelWait).send(grace);
+  const auto status = read<Status>(grace);
+  // An answer that crossed the cancellation counts; the cancellation's own comes behind it.
+  cancel_pending_ = status != Status::kCanceled;
+  return status;
+}
+
+void TcpClient::flush(Deadline deadline) {
+  if (!unconfirmed_) return;
+  begin(Query::kPing).put(std::uint32_t{0}).send(deadline);
+  read<std::uint32_t>(deadline);
+}
+
+void TcpClient::done(Deadline deadline) {
+  if (!cancel_pending_) return;
+  cancel_pending_ = false;
+  if (read<Status>(deadline) != Status::kCanceled) raise_protocol(socket_, "a wait was not taken back");
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,95 @@
+// One connection to a TcpStore server, torch's or ours: builds a request and sends it in one write, reads replies
+// through a small buffer, so most requests cost two system calls.
+//
+// Thread safety: none; TcpStore's mutex guards it. Errors: DistNetworkError; after one, the connection is of no use.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <cstring>
+#include <optional>
+#include <span>
+#include <string>
+#include <string_view>
+
+#include "lockstep/base/bytes.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/net/secret.h"
+#include "lockstep/net/socket.h"
+#include "lockstep/store/internal/tcp_protocol.h"
+#include "lockstep/store/tcp_store.h"
+
+namespace lockstep::internal {
+
+struct TcpTarget {
+  std::string host;
+  std::uint16_t port = 0;
+  std::optional<JobSecret> secret;
+  TcpStoreLimits limits;
+};
+
+class TcpClient {
+ public:
+  // Connects, proves the secret when there is one, validates and pings; tries again, ever more slowly, until the
+  // deadline, `timeout` from when the caller began. Secrets that differ are an error at once.
+  static TcpClient connect(const TcpTarget& target, Milliseconds timeout, Deadline deadline);
+
+  // True when the server knows our own requests.
+  bool is_ours() const { return is_ours_; }
+  const net::Socket& socket() const { return socket_; }
+
+  // A request: its query, then its fields, then send(). Keys get their prefix here. Raise kUsage beyond the limits.
+  TcpClient& begin(Query query);
+  TcpClient& key(std::string_view key);
+  TcpClient& keys(std::span<const std::string> keys);
+  TcpClient& value(std::span<const std::uint8_t> bytes);
+  TcpClient& number(std::int64_t number) { return put(number); }
+  TcpClient& count(std::size_t n);
+  TcpClient& raw_key(std::string_view key);
+  void send(Deadline deadline);
+
+  template <class T>
+  T read(Deadline deadline) {
+    fill(sizeof(T), deadline);
+    T result;
+    std::memcpy(&result, buffer_.data() + begin_, sizeof result);
+    begin_ += sizeof result;
+    return result;
+  }
+  // Grows with what comes, never by what is announced.
+  Bytes read_sized(Deadline deadline);
+  std::string read_text(Deadline deadline);
+
+  // The status byte of a request that waits. At the deadline the wait is taken back: kCanceled, unless the answer was
+  // on its way. Call done() after the rest of the reply.
+  Status wait_for_status(Deadline deadline);
+  void done(Deadline deadline);
+
+  // Returns when the server has executed all that was sent: requests without a reply may still be on their way.
+  void flush(Deadline deadline);
+
+ private:
+  TcpClient(net::Socket socket, const TcpStoreLimits& limits) : socket_(std::move(socket)), limits_(limits) {}
+  static TcpClient connect_once(const TcpTarget& target, Deadline deadline);
+  void validate(Deadline deadline);
+  void fill(std::size_t n_bytes, Deadline deadline);
+  std::size_t buffered() const { return end_ - begin_; }
+  template <class T>
+  TcpClient& put(T value) {
+    const auto* at = reinterpret_cast<const std::uint8_t*>(&value);
+    request_.insert(request_.end(), at, at + sizeof value);
+    return *this;
+  }
+
+  net::Socket socket_;
+  TcpStoreLimits limits_;
+  bool is_ours_ = false;
+  bool cancel_pending_ = false;  // a kCanceled will follow the reply being read
+  bool unconfirmed_ = false;     // something was sent since the last byte came
+  Bytes request_;
+  std::array<std::uint8_t, 4096> buffer_;
+  std::size_t begin_ = 0;
+  std::size_t end_ = 0;
+};
+
+}  // namespace lockstep::internal

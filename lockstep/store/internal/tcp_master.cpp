@@ -1,0 +1,126 @@
+#include "lockstep/store/internal/tcp_master.h"
+
+#include <algorithm>
+#include <fstream>
+#include <map>
+#include <mutex>
+#include <random>
+#include <thread>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::internal {
+
+namespace {
+
+constexpr int kBacklog = 4096;
+
+[[noreturn]] void refuse(std::string text) {
+  raise(ErrorKind::kUsage, std::move(text), ErrorFamily::kStore);
+}
+
+net::Listener listen(const std::string& host, const TcpStoreOptions& options) {
+  if (options.master_listen_fd) {
+    net::Listener listener = net::Listener::adopt(Fd(*options.master_listen_fd));
+    const std::uint16_t has = listener.local().port();
+    if (options.port != 0 && has != options.port) {
+      listener.release().release();  // the caller's still
+      refuse(cat("master_listen_fd listens on port ", has, ", not on port ", options.port));
+    }
+    return listener;
+  }
+  if (!net::names_loopback(host)) return net::Listener::listen_everywhere(options.port, kBacklog);
+  auto addresses = net::Address::resolve(host, options.port);
+  // "localhost" is both; IPv4 is what more programs try.
+  std::stable_partition(addresses.begin(), addresses.end(),
+                        [](const auto& a) { return a.family() == AF_INET; });
+  return net::Listener::listen(addresses.front(), kBacklog);
+}
+
+void check_exposure(const net::Address& address, const TcpStoreOptions& options) {
+  if (address.is_loopback() || options.secret || options.insecure) return;
+  refuse(cat("a store that listens on ", address.text(),
+             " is open to the network and has no job secret: set LOCKSTEP_SECRET_FILE (",
+             JobSecret::make_file_hint("job.secret"),
+             ") on every host, or say insecure (LOCKSTEP_INSECURE=1)"));
+}
+
+void check_backlog(const TcpStoreOptions& options) {
+  int somaxconn = 0;
+  std::ifstream("/proc/sys/net/core/somaxconn") >> somaxconn;
+  const int backlog = somaxconn > 0 ? std::min(kBacklog, somaxconn) : kBacklog;
+  if (options.world_size.value_or(0) <= backlog) return;
+  log(LogLevel::kWarn,
+      cat("store: ", *options.world_size, " workers may connect at once, but the listen queue holds ",
+          backlog, "; raise net.core.somaxconn"));
+}
+
+std::unique_ptr<TcpServer> start(const std::string& host, const TcpStoreOptions& options) {
+  check_backlog(options);
+  if (!options.master_listen_fd && !net::names_loopback(host)) {
+    check_exposure(net::Address::any(AF_INET6, options.port), options);
+  }
+  net::Listener listener = listen(host, options);
+  try {
+    check_exposure(listener.local(), options);
+  } catch (...) {
+    if (options.master_listen_fd) listener.release().release();
+    throw;
+  }
+  return TcpServer::start(std::move(listener), options.limits, options.secret);
+}
+
+// Servers that masters of this process share, by port. Process-wide because that is what multi_tenant means: parts of
+// a program that know nothing of each other find the same server.
+struct Tenants {
+  std::mutex mutex;
+  std::map<std::uint16_t, std::weak_ptr<TcpServer>> servers;  // guarded by mutex
+};
+
+std::shared_ptr<TcpServer> share(const std::string& host, const TcpStoreOptions& options) {
+  // Handles may go after static objects do, so their deleters keep this alive.
+  static const auto tenants = std::make_shared<Tenants>();
+  std::shared_ptr<TcpServer> server;  // outlives the lock, which its deleter takes
+  const std::lock_guard lock(tenants->mutex);
+  if ((server = tenants->servers[options.port].lock())) {
+    if (server->has_secret(options.secret)) return server;
+    refuse(cat("the store this process shares on port ", options.port, " has another job secret"));
+  }
+  // The end of the last handle keeps newcomers out until the port is free again.
+  server.reset(start(host, options).release(), [keep = tenants](TcpServer* last) {
+    const std::lock_guard guard(keep->mutex);
+    delete last;
+  });
+  tenants->servers[server->address().port()] = server;
+  return server;
+}
+
+}  // namespace
+
+void check_options(const TcpStoreOptions& options) {
+  if (!options.use_libuv) {
+    raise(ErrorKind::kUnsupported,
+          "TcpStore has one server, on libuv: use_libuv=false (USE_LIBUV=0) is not supported",
+          ErrorFamily::kStore);
+  }
+  if (options.world_size && *options.world_size < 1)
+    refuse(cat("world_size ", *options.world_size, " is not positive"));
+  if (!options.is_master && options.port == 0)
+    refuse("port 0 is for the master; a client must know the port");
+  if (!options.is_master && options.master_listen_fd) refuse("master_listen_fd is for the master");
+}
+
+std::shared_ptr<TcpServer> start_master(const std::string& host, const TcpStoreOptions& options) {
+  if (options.multi_tenant) return share(host, options);
+  return start(host, options);
+}
+
+void stagger(int world_size) {
+  std::random_device random;
+  std::uniform_int_distribution<int> ms(1, std::min(world_size, 1000));
+  std::this_thread::sleep_for(Milliseconds(ms(random)));
+}
+
+}  // namespace lockstep::internal

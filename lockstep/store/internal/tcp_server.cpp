@@ -1,0 +1,356 @@
+#include "lockstep/store/internal/tcp_server.h"
+
+#include <signal.h>
+#include <uv.h>
+
+#include <algorithm>
+#include <array>
+#include <condition_variable>
+#include <list>
+#include <mutex>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+#include "lockstep/base/thread.h"
+#include "lockstep/store/internal/tcp_session.h"
+
+namespace lockstep::internal {
+
+namespace {
+
+constexpr std::size_t kReadBytes = 64 << 10;
+constexpr std::size_t kOutputKept = 64 << 10;
+constexpr int kBacklog = 4096;  // the kernel cuts it to net.core.somaxconn
+
+void check(int result, const char* what) {
+  if (result == 0) return;
+  raise(ErrorKind::kSystem, cat("store server: ", what, ": ", uv_strerror(result)), ErrorFamily::kNetwork);
+}
+
+template <class T>
+uv_handle_t* as_handle(T* handle) {
+  return reinterpret_cast<uv_handle_t*>(handle);
+}
+template <class T>
+uv_stream_t* as_stream(T* handle) {
+  return reinterpret_cast<uv_stream_t*>(handle);
+}
+
+}  // namespace
+
+class TcpServer::Loop {
+ public:
+  Loop(net::Listener listener, const TcpStoreLimits& limits, const std::optional<JobSecret>& secret)
+      : address_(listener.local()), shared_(limits, secret) {
+    shared_.joined = [this](std::int64_t n) { set_joined(n); };
+    set_up(listener);
+    thread_ = Thread("lockstep-store", [this] { run(); });
+  }
+  ~Loop() {
+    if (thread_.joinable()) {
+      uv_async_send(&stop_);
+      thread_.join();
+    }
+    uv_loop_close(&loop_);
+  }
+
+  const net::Address& address() const { return address_; }
+  const std::optional<JobSecret>& secret() const { return shared_.secret; }
+
+  std::int64_t wait_joined(std::int64_t n, Deadline deadline) {
+    std::unique_lock lock(mutex_);
+    grown_.wait_until(lock, deadline.time_point(), [&] { return joined_ >= n; });
+    return joined_;
+  }
+
+ private:
+  struct Connection {
+    Connection(Loop& loop_in, TcpShared& shared) : loop(loop_in), session(std::in_place, shared, this) {}
+    Loop& loop;
+    uv_tcp_t handle{};
+    std::optional<TcpSession> session;  // empty once closing
+    std::size_t unsent = 0;
+    std::uint64_t opened_ms = 0;
+    bool reading = false;
+    std::list<Connection>::iterator place;
+  };
+  struct Write {
+    uv_write_t request{};
+    Connection* connection = nullptr;
+    Bytes bytes;
+    std::size_t n_bytes = 0;
+  };
+
+  // ---- set-up and end ----
+
+  void set_up(net::Listener& listener) {
+    check(uv_loop_init(&loop_), "uv_loop_init");
+    uv_async_init(&loop_, &stop_, [](uv_async_t* async) { static_cast<Loop*>(async->data)->close_all(); });
+    uv_timer_init(&loop_, &timer_);
+    uv_tcp_init(&loop_, &listener_);
+    stop_.data = timer_.data = listener_.data = this;
+    try {
+      check(uv_tcp_open(&listener_, listener.fd()), "uv_tcp_open");
+      listener.release().release();  // libuv closes it from here on
+      check(uv_listen(as_stream(&listener_), kBacklog, on_connection), "uv_listen");
+    } catch (...) {
+      close_all();
+      uv_run(&loop_, UV_RUN_DEFAULT);
+      uv_loop_close(&loop_);
+      throw;
+    }
+  }
+
+  void run() {
+    // Signals are for the program's own threads; and libuv writes without MSG_NOSIGNAL.
+    sigset_t all;
+    sigfillset(&all);
+    pthread_sigmask(SIG_BLOCK, &all, nullptr);
+    uv_run(&loop_, UV_RUN_DEFAULT);
+  }
+
+  void close_all() {
+    uv_close(as_handle(&stop_), nullptr);
+    uv_close(as_handle(&timer_), nullptr);
+    uv_close(as_handle(&listener_), nullptr);
+    for (Connection& connection : connections_) close(connection);
+  }
+
+  void set_joined(std::int64_t n) {
+    const std::lock_guard lock(mutex_);
+    joined_ = n;
+    grown_.notify_all();
+  }
+
+  // ---- connections ----
+
+  static void on_connection(uv_stream_t* listener, int status) {
+    // Out of descriptors or the like: this client is turned away, the next may come.
+    if (status == 0) static_cast<Loop*>(listener->data)->open();
+  }
+
+  void open() {
+    connections_.emplace_back(*this, shared_);
+    Connection& connection = connections_.back();
+    connection.place = std::prev(connections_.end());
+    connection.opened_ms = uv_now(&loop_);
+    connection.handle.data = &connection;
+    uv_tcp_init(&loop_, &connection.handle);
+    if (uv_accept(as_stream(&listener_), as_stream(&connection.handle)) != 0) return close(connection);
+    if (connections_.size() > shared_.limits.connections) return refuse(connection, "too many connections");
+    uv_tcp_nodelay(&connection.handle, 1);
+    uv_tcp_keepalive(&connection.handle, 1, 60);
+    set_reading(connection, true);
+    if (!uv_is_active(as_handle(&timer_))) {
+      const auto patience = static_cast<std::uint64_t>(shared_.limits.validate_timeout.count());
+      const std::uint64_t period = std::clamp<std::uint64_t>(patience / 4, 10, 1000);
+      uv_timer_start(&timer_, on_timer, period, period);
+    }
+  }
+
+  // Turns away those who connected and never said who they are.
+  static void on_timer(uv_timer_t* timer) {
+    auto& loop = *static_cast<Loop*>(timer->data);
+    const auto patience = static_cast<std::uint64_t>(loop.shared_.limits.validate_timeout.count());
+    bool pending = false;
+    for (Connection& connection : loop.connections_) {
+      if (!connection.session || connection.session->validated()) continue;
+      if (uv_now(&loop.loop_) - connection.opened_ms > patience) {
+        loop.refuse(connection, "it said nothing valid in time");
+      } else {
+        pending = true;
+      }
+    }
+    if (!pending) uv_timer_stop(timer);
+  }
+
+  void refuse(Connection& connection, std::string_view why) {
+    const bool wrong_secret = connection.session && connection.session->wrong_secret();
+    // Wrong secrets are an operator's business; port scans and the like are not.
+    const LogLevel level = wrong_secret ? LogLevel::kWarn : LogLevel::kInfo;
+    if (log_enabled(level)) {
+      log(level,
+          cat("store ", address_.text(), ": closed the connection of ", peer_of(connection), ": ", why));
+    }
+    close(connection);
+  }
+
+  static std::string peer_of(const Connection& connection) {
+    try {
+      uv_os_fd_t fd = -1;
+      uv_fileno(reinterpret_cast<const uv_handle_t*>(&connection.handle), &fd);
+      return net::Address::peer_of(fd).text();
+    } catch (const Error&) {
+      return "a peer that is gone";
+    }
+  }
+
+  // The session ends here, so nobody's entry is handed to it any more; the handle's memory a little later.
+  void close(Connection& connection) {
+    connection.session.reset();
+    if (uv_is_closing(as_handle(&connection.handle))) return;
+    uv_close(as_handle(&connection.handle), [](uv_handle_t* handle) {
+      auto& closed = *static_cast<Connection*>(handle->data);
+      closed.loop.connections_.erase(closed.place);
+    });
+  }
+
+  void set_reading(Connection& connection, bool reading) {
+    if (connection.reading == reading) return;
+    connection.reading = reading;
+    if (reading) {
+      uv_read_start(as_stream(&connection.handle), on_alloc, on_read);
+    } else {
+      uv_read_stop(as_stream(&connection.handle));
+    }
+  }
+
+  // ---- bytes in and out ----
+
+  // One buffer for all: libuv fills it and calls on_read before it asks again.
+  static void on_alloc(uv_handle_t* handle, std::size_t, uv_buf_t* buffer) {
+    auto& bytes = static_cast<Connection*>(handle->data)->loop.buffer_;
+    *buffer = uv_buf_init(bytes.data(), static_cast<unsigned>(bytes.size()));
+  }
+
+  static void on_read(uv_stream_t* stream, ssize_t n, const uv_buf_t* buffer) {
+    auto& connection = *static_cast<Connection*>(stream->data);
+    if (n == 0 || !connection.session) return;
+    Loop& loop = connection.loop;
+    if (n < 0) {
+      loop.close(connection);
+    } else {
+      const auto* bytes = reinterpret_cast<const std::uint8_t*>(buffer->base);
+      loop.advance(connection, [&](TcpSession& session) {
+        return session.feed({bytes, static_cast<std::size_t>(n)});
+      });
+    }
+    loop.serve_woken();
+  }
+
+  static void on_written(uv_write_t* request, int status) {
+    const std::unique_ptr<Write> write(static_cast<Write*>(request->data));
+    Connection& connection = *write->connection;
+    if (!connection.session) return;
+    connection.unsent -= write->n_bytes;
+    connection.session->set_unsent(connection.unsent);
+    Loop& loop = connection.loop;
+    if (status != 0) {
+      loop.close(connection);
+    } else {
+      loop.advance(connection, [](TcpSession& session) { return session.go_on(); });
+    }
+    loop.serve_woken();
+  }
+
+  // Those whom somebody's write or end has woken; serving them may wake more.
+  void serve_woken() {
+    while (!shared_.woken.empty()) {
+      TcpSession* session = shared_.woken.back();
+      shared_.woken.pop_back();
+      advance(*static_cast<Connection*>(session->owner()), [](TcpSession& woken) { return woken.go_on(); });
+    }
+  }
+
+  // Lets the session work, sends what it says, and goes on while that makes room.
+  template <class Step>
+  void advance(Connection& connection, Step step) {
+    TcpSession& session = *connection.session;
+    try {
+      bool good = step(session);
+      for (bool was_full = session.full(); send(connection) && good && was_full && !session.full();
+           was_full = session.full()) {
+        good = session.go_on();
+      }
+      if (!connection.session) return;  // sending failed
+      if (!good) return refuse(connection, session.why());
+      set_reading(connection, !session.saturated());
+    } catch (const std::exception& error) {
+      refuse(connection, error.what());  // out of memory: of this client's making
+    }
+  }
+
+  // False when the connection is lost, and closed.
+  bool send(Connection& connection) {
+    Bytes& output = connection.session->output();
+    if (output.empty()) return true;
+    std::size_t sent = 0;
+    if (connection.unsent == 0) {
+      const uv_buf_t part = view(output, 0);
+      const int n = uv_try_write(as_stream(&connection.handle), &part, 1);
+      if (n < 0 && n != UV_EAGAIN) {
+        close(connection);
+        return false;
+      }
+      sent = n > 0 ? static_cast<std::size_t>(n) : 0;
+    }
+    if (sent == output.size()) {
+      if (output.capacity() > kOutputKept) output = Bytes();
+      output.clear();
+      return true;
+    }
+    return queue(connection, sent);
+  }
+
+  bool queue(Connection& connection, std::size_t from) {
+    auto write = std::make_unique<Write>();
+    write->connection = &connection;
+    write->request.data = write.get();
+    write->bytes = std::exchange(connection.session->output(), {});
+    write->n_bytes = write->bytes.size() - from;
+    const uv_buf_t part = view(write->bytes, from);
+    if (uv_write(&write->request, as_stream(&connection.handle), &part, 1, on_written) != 0) {
+      close(connection);
+      return false;
+    }
+    connection.unsent += write->n_bytes;
+    connection.session->set_unsent(connection.unsent);
+    write.release();  // on_written takes it back
+    return true;
+  }
+
+  static uv_buf_t view(Bytes& bytes, std::size_t from) {
+    return uv_buf_init(reinterpret_cast<char*>(bytes.data() + from),
+                       static_cast<unsigned>(bytes.size() - from));
+  }
+
+  const net::Address address_;
+  uv_loop_t loop_{};
+  uv_async_t stop_{};
+  uv_timer_t timer_{};
+  uv_tcp_t listener_{};
+  // The loop thread's alone.
+  TcpShared shared_;
+  std::list<Connection> connections_;
+  std::array<char, kReadBytes> buffer_;
+  // Guarded by mutex_.
+  std::mutex mutex_;
+  std::condition_variable grown_;
+  std::int64_t joined_ = 0;
+
+  Thread thread_;
+};
+
+TcpServer::TcpServer(std::unique_ptr<Loop> loop) : loop_(std::move(loop)) {}
+TcpServer::~TcpServer() = default;
+
+std::unique_ptr<TcpServer> TcpServer::start(net::Listener listener, const TcpStoreLimits& limits,
+                                            const std::optional<JobSecret>& secret) {
+  return std::unique_ptr<TcpServer>(
+      new TcpServer(std::make_unique<Loop>(std::move(listener), limits, secret)));
+}
+
+const net::Address& TcpServer::address() const {
+  return loop_->address();
+}
+
+bool TcpServer::has_secret(const std::optional<JobSecret>& secret) const {
+  return loop_->secret() == secret;
+}
+
+std::int64_t TcpServer::wait_joined(std::int64_t n, Deadline deadline) {
+  return loop_->wait_joined(n, deadline);
+}
+
+}  // namespace lockstep::internal

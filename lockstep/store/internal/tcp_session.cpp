@@ -1,0 +1,407 @@
+#include "lockstep/store/internal/tcp_session.h"
+
+#include <algorithm>
+#include <array>
+#include <charconv>
+#include <utility>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+#include "lockstep/store/internal/checks.h"
+
+namespace lockstep::internal {
+
+namespace {
+
+// Output and held-back input a connection may have before the server stops reading from it.
+constexpr std::size_t kHighWater = 1 << 20;
+constexpr std::size_t kInputKept = 64 << 10;
+
+template <std::size_t n>
+std::array<std::uint8_t, n> first(std::span<const std::uint8_t> bytes) {
+  std::array<std::uint8_t, n> part;
+  std::copy_n(bytes.begin(), n, part.begin());
+  return part;
+}
+
+// A key as its user wrote it.
+std::string shown(std::string_view key) {
+  return std::string(key.starts_with(kKeyPrefix) ? key.substr(kKeyPrefix.size()) : key);
+}
+
+}  // namespace
+
+TcpSession::TcpSession(TcpShared& shared, void* owner)
+    : shared_(shared),
+      owner_(owner),
+      parser_(shared.limits),
+      stage_(shared.secret ? Stage::kHello : Stage::kValidate) {
+  if (shared.secret) handshake_.emplace(*shared.secret);
+}
+
+TcpSession::~TcpSession() {
+  shared_.data.cancel(*this);
+  std::erase(shared_.woken, this);
+  shared_.quota.used -= accounted_ + unsent_;
+  pass_on_entries();
+}
+
+bool TcpSession::fail(std::string why) {
+  if (why_.empty()) why_ = std::move(why);
+  return false;
+}
+
+// ---- bytes in ----
+
+bool TcpSession::feed(std::span<const std::uint8_t> bytes) {
+  if (!why_.empty()) return false;
+  feeding_ = true;
+  std::size_t consumed = 0;
+  bool good = true;
+  if (input_.empty()) {
+    // The usual case: whole requests, executed where the bytes lie.
+    good = run(bytes, consumed) && keep(bytes.subspan(consumed));
+  } else {
+    good = keep(bytes) && (input_.size() < parser_.wanted() || go_on());
+  }
+  feeding_ = false;
+  return good;
+}
+
+bool TcpSession::go_on() {
+  if (!why_.empty()) return false;
+  feeding_ = true;
+  std::size_t consumed = 0;
+  const bool good = run(input_, consumed);
+  if (consumed == input_.size()) {
+    // A connection that once sent a large value does not keep its room.
+    if (input_.capacity() > kInputKept) input_ = Bytes();
+    input_.clear();
+  } else {
+    input_.erase(input_.begin(), input_.begin() + static_cast<std::ptrdiff_t>(consumed));
+  }
+  feeding_ = false;
+  return good && keep({});
+}
+
+// Adds to the input and puts its size on the quota's account. The buffer grows with what has come, never by what was
+// announced.
+bool TcpSession::keep(std::span<const std::uint8_t> rest) {
+  if (rest.size() > shared_.quota.left()) return fail("the store's quota is used up");
+  input_.insert(input_.end(), rest.begin(), rest.end());
+  shared_.quota.used += input_.size();
+  shared_.quota.used -= accounted_;
+  accounted_ = input_.size();
+  return true;
+}
+
+void TcpSession::set_unsent(std::size_t n_bytes) {
+  shared_.quota.used += n_bytes;
+  shared_.quota.used -= unsent_;
+  unsent_ = n_bytes;
+}
+
+bool TcpSession::full() const {
+  return unsent_ + output_.size() > kHighWater;
+}
+
+bool TcpSession::saturated() const {
+  return full() || (waiting() && input_.size() > kInputKept);
+}
+
+bool TcpSession::run(std::span<const std::uint8_t> bytes, std::size_t& consumed) {
+  while (consumed < bytes.size()) {
+    const auto rest = bytes.subspan(consumed);
+    if (stage_ == Stage::kHello || stage_ == Stage::kProof) {
+      bool progress = false;
+      if (!shake_hands(rest, consumed, progress)) return false;
+      if (!progress) return true;
+      continue;
+    }
+    if (stage_ == Stage::kValidate && rest[0] != static_cast<std::uint8_t>(Query::kValidate)) {
+      return fail(rest[0] == net::kHandshakeMagic[0] ? "it has a job secret and this store has none"
+                                                     : "its first bytes are not those of a store client");
+    }
+    if (full() || (waiting() && rest[0] != static_cast<std::uint8_t>(Query::kCancelWait))) return true;
+    switch (parser_.parse(rest, shared_.quota.left() + accounted_)) {
+      case TcpRequestParser::Result::kMore:
+        return true;
+      case TcpRequestParser::Result::kBad:
+        return fail(parser_.why());
+      case TcpRequestParser::Result::kRequest:
+        break;
+    }
+    if (!execute()) return false;
+    consumed += parser_.consumed();
+    parser_.next();
+  }
+  return true;
+}
+
+bool TcpSession::shake_hands(std::span<const std::uint8_t> bytes, std::size_t& consumed, bool& progress) {
+  if (stage_ == Stage::kHello) {
+    if (bytes[0] != net::kHandshakeMagic[0]) return fail("it has no job secret and this store asks for one");
+    if (bytes.size() < sizeof(net::Hello)) return true;
+    const auto challenge = handshake_->challenge(first<sizeof(net::Hello)>(bytes));
+    if (!challenge) return fail("its first bytes are no handshake");
+    output_.insert(output_.end(), challenge->begin(), challenge->end());
+    consumed += sizeof(net::Hello);
+    stage_ = Stage::kProof;
+  } else {
+    if (bytes.size() < sizeof(net::Proof)) return true;
+    wrong_secret_ = !handshake_->accept(first<sizeof(net::Proof)>(bytes));
+    if (wrong_secret_) return fail("it has another job secret");
+    consumed += sizeof(net::Proof);
+    handshake_.reset();
+    stage_ = Stage::kValidate;
+  }
+  progress = true;
+  return true;
+}
+
+// ---- requests ----
+
+template <class T>
+void TcpSession::put(T value) {
+  const auto* at = reinterpret_cast<const std::uint8_t*>(&value);
+  output_.insert(output_.end(), at, at + sizeof value);
+}
+
+void TcpSession::put_sized(std::span<const std::uint8_t> bytes) {
+  put<std::uint64_t>(bytes.size());
+  output_.insert(output_.end(), bytes.begin(), bytes.end());
+}
+
+void TcpSession::refuse(std::string_view why) {
+  put(Status::kRefused);
+  put_sized({reinterpret_cast<const std::uint8_t*>(why.data()), why.size()});
+}
+
+bool TcpSession::reply_fits(std::uint64_t n_bytes) {
+  if (n_bytes <= kInputKept) return true;
+  if (n_bytes > shared_.limits.reply_bytes) return fail("the reply is longer than the limit");
+  if (n_bytes > shared_.quota.left()) return fail("the store's quota is used up");
+  return true;
+}
+
+bool TcpSession::stored(bool fits) {
+  return fits || fail("the store's quota is used up");
+}
+
+// A client of torch's that was woken for a queue's entry does not take it after all.
+void TcpSession::pass_on_entries() {
+  if (woken_for_.empty()) return;
+  for (const std::string& key : std::exchange(woken_for_, {})) shared_.data.pass_on(key);
+}
+
+bool TcpSession::execute() {
+  TcpData& data = shared_.data;
+  const Query query = parser_.query();
+  if (query == Query::kQueuePop) {
+    woken_for_.clear();
+  } else {
+    pass_on_entries();
+  }
+  switch (query) {
+    case Query::kValidate:
+      if (parser_.number() != kValidationMagic) return fail("its magic number is wrong");
+      stage_ = Stage::kReady;
+      return true;
+    case Query::kPing:
+      put(pong(static_cast<std::uint32_t>(parser_.number())));
+      return true;
+    case Query::kSet:
+      return stored(data.set(parser_.text(0), parser_.bytes(1)));
+    case Query::kAppend:
+      return stored(data.append(parser_.text(0), parser_.bytes(1)));
+    case Query::kQueuePush:
+      return stored(data.push(parser_.text(0), parser_.bytes(1)));
+    case Query::kMultiSet:
+      return execute_multi_set();
+    case Query::kCompareSet:
+      return execute_compare_set();
+    case Query::kGet:
+      return execute_get();
+    case Query::kMultiGet:
+      return execute_multi_get();
+    case Query::kAdd:
+      return execute_add(Checked::kNo);
+    case Query::kAddChecked:
+      return execute_add(Checked::kYes);
+    case Query::kCheck:
+      put(all_exist() ? CheckReply::kReady : CheckReply::kNotReady);
+      return true;
+    case Query::kWait:
+    case Query::kWaitExist:
+    case Query::kGetWait:
+    case Query::kQueuePopWait:
+      return execute_wait();
+    case Query::kCancelWait:
+      data.cancel(*this);
+      put(WaitReply::kCanceled);
+      return true;
+    case Query::kNumKeys:
+      put(static_cast<std::int64_t>(data.n_keys()));
+      return true;
+    case Query::kDeleteKey:
+      put<std::int64_t>(data.erase(parser_.text(0)) ? 1 : 0);
+      return true;
+    case Query::kQueuePop:
+      return execute_pop();
+    case Query::kQueueLen:
+      put(data.queue_length(parser_.text(0)));
+      return true;
+    case Query::kListKeys:
+      return execute_list_keys();
+    case Query::kTorchEnd:
+    case Query::kOursEnd:
+      break;
+  }
+  return fail("no such request");
+}
+
+bool TcpSession::all_exist() const {
+  for (std::size_t i = 0; i < parser_.n_fields(); ++i) {
+    if (!shared_.data.exists(parser_.text(i))) return false;
+  }
+  return true;
+}
+
+bool TcpSession::execute_wait() {
+  waiting_for_ = parser_.query();
+  std::vector<std::string> keys;
+  keys.reserve(parser_.n_fields());
+  for (std::size_t i = 0; i < parser_.n_fields(); ++i) keys.emplace_back(parser_.text(i));
+  const bool takes = waiting_for_ == Query::kWait || waiting_for_ == Query::kQueuePopWait;
+  shared_.data.wait(*this, std::move(keys), takes ? Wakes::kOneBy : Wakes::kAll);
+  return why_.empty();
+}
+
+void TcpSession::ready() {
+  switch (waiting_for_) {
+    case Query::kWait:
+      put(WaitReply::kStopWaiting);
+      woken_for_ = std::move(keys());
+      break;
+    case Query::kWaitExist:
+      put(Status::kDone);
+      break;
+    case Query::kGetWait:
+      reply_values();
+      break;
+    case Query::kQueuePopWait: {
+      const auto value = shared_.data.pop(keys()[0]);
+      if (!value) {
+        refuse("the key holds a value, not a queue");
+      } else if (reply_fits(value->size())) {
+        put(Status::kDone);
+        put_sized(*value);
+      }
+      break;
+    }
+    default:
+      fail("no such wait");
+  }
+  if (!feeding_) shared_.woken.push_back(this);
+}
+
+// The values of keys(), all of which exist.
+void TcpSession::reply_values() {
+  std::uint64_t n_bytes = 0;
+  for (const std::string& key : keys()) {
+    const auto value = shared_.data.find(key);
+    if (!value) return refuse(cat("key ", shown(key), " is a queue: read it with queue_pop"));
+    n_bytes += value->size() + 8;
+  }
+  if (!reply_fits(n_bytes)) return;
+  put(Status::kDone);
+  for (const std::string& key : keys()) put_sized(*shared_.data.find(key));
+}
+
+bool TcpSession::execute_get() {
+  const auto value = shared_.data.find(parser_.text(0));
+  // The protocol has no words for "absent": torch's server, too, ends the connection.
+  if (!value) return fail("get of a key that does not exist");
+  if (!reply_fits(value->size())) return false;
+  put_sized(*value);
+  return true;
+}
+
+bool TcpSession::execute_multi_get() {
+  std::uint64_t n_bytes = 0;
+  for (std::size_t i = 0; i < parser_.n_fields(); ++i) {
+    const auto value = shared_.data.find(parser_.text(i));
+    if (!value) return fail("multi_get of a key that does not exist");
+    n_bytes += value->size() + 8;
+  }
+  if (!reply_fits(n_bytes)) return false;
+  for (std::size_t i = 0; i < parser_.n_fields(); ++i) put_sized(*shared_.data.find(parser_.text(i)));
+  return true;
+}
+
+bool TcpSession::execute_multi_set() {
+  for (std::size_t i = 0; i + 1 < parser_.n_fields(); i += 2) {
+    if (!stored(shared_.data.set(parser_.text(i), parser_.bytes(i + 1)))) return false;
+  }
+  return true;
+}
+
+bool TcpSession::execute_compare_set() {
+  const auto current = shared_.data.find(parser_.text(0));
+  const auto expected = parser_.bytes(1);
+  const auto desired = parser_.bytes(2);
+  if (current && !std::ranges::equal(*current, expected)) {
+    if (!reply_fits(current->size())) return false;
+    put_sized(*current);
+    return true;
+  }
+  const bool stays_absent = !current && !expected.empty();
+  if (!stays_absent && !stored(shared_.data.set(parser_.text(0), desired))) return false;
+  put_sized(stays_absent ? expected : desired);
+  return true;
+}
+
+bool TcpSession::execute_add(Checked checked) {
+  const std::string_view key = parser_.text(0);
+  std::int64_t after = parser_.number();
+  if (const auto current = shared_.data.find(key)) {
+    try {
+      after = add_to_counter(shown(key), *current, after);
+    } catch (const Error& error) {
+      // torch's request has no words for this either; ours has.
+      if (checked == Checked::kNo) return fail(error.what());
+      refuse(error.what());
+      return true;
+    }
+  }
+  std::array<char, 24> text;
+  const auto end = std::to_chars(text.data(), text.data() + text.size(), after).ptr;
+  const auto n_bytes = static_cast<std::size_t>(end - text.data());
+  if (!stored(shared_.data.set(key, {reinterpret_cast<const std::uint8_t*>(text.data()), n_bytes})))
+    return false;
+  if (checked == Checked::kYes) put(Status::kDone);
+  put(after);
+  if (key == kInitKey) shared_.joined(after);
+  return true;
+}
+
+bool TcpSession::execute_pop() {
+  const auto value = shared_.data.pop(parser_.text(0));
+  put<std::uint64_t>(value ? 1 : 0);
+  if (value && !reply_fits(value->size())) return false;
+  if (value) put_sized(*value);
+  return true;
+}
+
+bool TcpSession::execute_list_keys() {
+  std::uint64_t n_bytes = 8;
+  shared_.data.each_key([&](std::string_view key) { n_bytes += 8 + key.size(); });
+  if (!reply_fits(n_bytes)) return false;
+  put<std::uint64_t>(shared_.data.n_keys());
+  shared_.data.each_key([&](std::string_view key) {
+    put_sized({reinterpret_cast<const std::uint8_t*>(key.data()), key.size()});
+  });
+  return true;
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,114 @@
+// One connection of a TcpStore server as a machine over bytes: what came in, what is to go out. It runs the handshake
+// when there is a secret, insists on torch's validation, cuts the stream into requests and executes them in order; a
+// request that waits holds back those after it, except the one that cancels it. No I/O; what the fuzzer feeds.
+//
+// A session that fails is closed by its owner and disturbs nobody else.
+// Thread safety: none; used by the server's loop thread alone.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/net/handshake.h"
+#include "lockstep/store/internal/tcp_data.h"
+#include "lockstep/store/internal/tcp_request.h"
+#include "lockstep/store/tcp_store.h"
+
+namespace lockstep::internal {
+
+class TcpSession;
+
+// What all sessions of a server share. Outlives them.
+struct TcpShared {
+  TcpShared(const TcpStoreLimits& limits_in, const std::optional<JobSecret>& secret_in)
+      : limits(limits_in), secret(secret_in), quota{.limit = limits_in.total_bytes}, data(quota) {}
+
+  const TcpStoreLimits limits;
+  const std::optional<JobSecret> secret;
+  Quota quota;
+  TcpData data;
+  // Sessions with new output that were not the one being fed: somebody else's write woke them.
+  std::vector<TcpSession*> woken;
+  // Called with the init key's value when somebody joins.
+  std::function<void(std::int64_t)> joined = [](std::int64_t) {};
+};
+
+class TcpSession final : private TcpWaiter {
+ public:
+  // `owner` is handed back by owner().
+  explicit TcpSession(TcpShared& shared, void* owner = nullptr);
+  ~TcpSession() override;
+  TcpSession(const TcpSession&) = delete;
+  TcpSession& operator=(const TcpSession&) = delete;
+
+  // Takes bytes from the peer. False: close the connection, why() says why; output() may still be sent.
+  bool feed(std::span<const std::uint8_t> bytes);
+  // Goes on with input that was held back; after a wake-up and when output was sent. False as above.
+  bool go_on();
+
+  // Bytes to send. The owner takes them out, or sends and clears them.
+  Bytes& output() { return output_; }
+  // The owner's count of bytes taken from output() that the peer has not taken yet.
+  void set_unsent(std::size_t n_bytes);
+  // True while more input would only be kept: do not read.
+  bool saturated() const;
+  // True when output holds requests back: go_on() once it is sent.
+  bool full() const;
+  void* owner() const { return owner_; }
+  bool validated() const { return stage_ == Stage::kReady; }
+  const std::string& why() const { return why_; }
+  // True when the peer did not know the secret.
+  bool wrong_secret() const { return wrong_secret_; }
+
+ private:
+  enum class Stage : std::uint8_t { kHello, kProof, kValidate, kReady };
+
+  enum class Checked : bool { kNo, kYes };
+
+  bool run(std::span<const std::uint8_t> bytes, std::size_t& consumed);
+  bool shake_hands(std::span<const std::uint8_t> bytes, std::size_t& consumed, bool& progress);
+  bool keep(std::span<const std::uint8_t> rest);
+  bool fail(std::string why);
+
+  bool execute();
+  bool execute_wait();
+  bool execute_get();
+  bool execute_multi_get();
+  bool execute_multi_set();
+  bool execute_compare_set();
+  bool execute_add(Checked checked);
+  bool execute_pop();
+  bool execute_list_keys();
+  void ready() override;
+  void reply_values();
+  bool all_exist() const;
+  void pass_on_entries();
+  bool stored(bool fits);
+  bool reply_fits(std::uint64_t n_bytes);
+
+  template <class T>
+  void put(T value);
+  void put_sized(std::span<const std::uint8_t> bytes);
+  void refuse(std::string_view why);
+
+  TcpShared& shared_;
+  void* const owner_;
+  TcpRequestParser parser_;
+  std::optional<net::HandshakeServer> handshake_;
+  Stage stage_;
+  Bytes input_;                // held back or incomplete
+  std::size_t accounted_ = 0;  // of input_, in the quota
+  Bytes output_;
+  std::size_t unsent_ = 0;
+  Query waiting_for_ = Query::kWait;    // while waiting()
+  std::vector<std::string> woken_for_;  // keys of a wait of torch's that has ended; maybe a queue's
+  bool feeding_ = false;                // inside feed() or go_on()
+  bool wrong_secret_ = false;
+  std::string why_;
+};
+
+}  // namespace lockstep::internal

@@ -1,0 +1,2 @@
+// A TcpStore's server against clients that mean no good.
+#include <gtest/gtest.h>
