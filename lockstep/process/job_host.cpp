@@ -14,11 +14,12 @@
 namespace lockstep {
 namespace {
 
-constexpr int kBacklog = 4096;                // every worker may connect before the server looks
-constexpr Milliseconds kStoreTimeout{5'000};  // of the starter's own requests
+constexpr int kBacklog = 4096;                  // every worker may connect before the server looks
+constexpr Milliseconds kConnectTimeout{1'000};  // to another starter's store, which may not be there yet
+constexpr Milliseconds kStoreTimeout{5'000};    // of the starter's own requests
 
-std::optional<JobSecret> find_secret(const std::string& address) {
-  if (net::names_loopback(address)) return JobSecret::mint();
+std::optional<JobSecret> find_secret(bool shared) {
+  if (!shared) return JobSecret::mint();
   if (auto secret = JobSecret::from_environment()) return secret;
   if (environment_flag(Var::kLockstepInsecure)) return std::nullopt;
   raise(ErrorKind::kUsage, cat("a job of several hosts needs a secret that all of them can read: set ",
@@ -41,7 +42,7 @@ JobHost JobHost::open(const JobHostOptions& options) {
   JobHost host;
   host.options_ = options;
   host.run_id_ = random_hex(8);
-  host.secret_ = find_secret(options.address);
+  host.secret_ = find_secret(options.shared);
   if (host.secret_) host.secret_fd_ = host.secret_->to_memfd();
   if (!options.holds_store) return host;
   net::Listener listener = listen_at(options);
@@ -64,14 +65,16 @@ JobAddress JobHost::address() const {
 
 Store& JobHost::store() {
   if (store_) return *store_;
-  TcpStoreOptions options{.port = options_.port, .timeout = kStoreTimeout, .secret = secret_};
+  TcpStoreOptions options{.port = options_.port, .timeout = kConnectTimeout, .secret = secret_};
   options.insecure = !secret_;
   options.wait_for_workers = false;
   if (options_.holds_store) {
     options.is_master = true;
+    options.timeout = kStoreTimeout;
     options.master_listen_fd = listener_.release();
   }
   store_ = TcpStore::open(options_.address, options);
+  store_->set_timeout(kStoreTimeout);
   return *store_;
 }
 

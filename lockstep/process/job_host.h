@@ -25,11 +25,12 @@ namespace lockstep {
 std::string exit_cause_key(int rank);
 
 struct JobHostOptions {
-  // Loopback keeps the store on this host and mints a fresh secret; anything else listens on all interfaces and
-  // takes the secret from LOCKSTEP_SECRET_FILE.
+  // Loopback keeps the store on this host; anything else listens on all interfaces.
   std::string address = "127.0.0.1";
-  std::uint16_t port = 0;   // 0: a free one
-  bool holds_store = true;  // false: the store is another host's
+  std::uint16_t port = 0;  // 0: a free one
+  // The job has several starters: they share the secret of LOCKSTEP_SECRET_FILE instead of a fresh one.
+  bool shared = false;
+  bool holds_store = true;  // false: another starter does
 };
 
 class JobHost {

@@ -1,0 +1,49 @@
+#include "launch/env_command.h"
+
+#include "lockstep/base/environment.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/process.h"
+#include "lockstep/base/text.h"
+#include "lockstep/rendezvous/rendezvous.h"
+
+namespace lockstep::launch {
+namespace {
+
+std::string number_or_dash(int value) {
+  return value < 0 ? "-" : cat(value);
+}
+
+std::string cluster_text() {
+  try {
+    const Cluster found = detect_cluster();
+    return cat(
+        "cluster      ", found.source, found.source == "none" ? " (a world of one)" : "", "\n",  //
+        "rank         ", number_or_dash(found.rank), " of ", number_or_dash(found.world_size), "\n",
+        "local rank   ", number_or_dash(found.local_rank), " of ", number_or_dash(found.local_world_size),
+        "\n", "host         ", number_or_dash(found.node_rank), " of ", number_or_dash(found.n_nodes), "\n",
+        "store        ",
+        found.master_addr.empty() ? "-" : cat(found.master_addr, ":", number_or_dash(found.master_port)),
+        found.agent_store ? " (held by the launcher)" : "", "\n");
+  } catch (const Error& error) {
+    return cat("cluster      cannot tell: ", error.what(), "\n");
+  }
+}
+
+}  // namespace
+
+std::string environment_report() {
+  std::string text = cluster_text();
+  text += cat("cores        ", available_cores(), "\n");
+  text += "\nvariables that are set:\n";
+  bool any = false;
+  for (const VarInfo& info : environment_table()) {
+    const auto value = environment(info.var);
+    if (!value) continue;
+    any = true;
+    text += cat("  ", info.name, "=", *value, "   (", info.meaning, ")\n");
+  }
+  if (!any) text += "  none\n";
+  return text;
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,99 @@
+// The `lockstep` command.
+#include <CLI/CLI.hpp>
+#include <cstdio>
+#include <string>
+
+#include "launch/env_command.h"
+#include "launch/run.h"
+#include "lockstep/base/environment.h"
+#include "lockstep/base/error.h"
+
+namespace lockstep::launch {
+namespace {
+
+constexpr int kUsageExit = 2;
+
+// Both spellings of torchrun's flags: --nproc-per-node and --nproc_per_node.
+std::string both(const std::string& name) {
+  std::string underscored = name;
+  for (char& c : underscored) c = c == '-' ? '_' : c;
+  return underscored == name ? "--" + name : "--" + name + ",--" + underscored;
+}
+
+void preset(std::string& value, Var var) {
+  if (const auto text = environment(var)) value = *text;
+}
+
+void preset(int& value, Var var) {
+  if (const auto number = environment_int(var)) value = static_cast<int>(*number);
+}
+
+void read_presets(RunOptions& options) {
+  preset(options.processes, Var::kPetNprocPerNode);
+  preset(options.nodes, Var::kPetNnodes);
+  preset(options.node_rank, Var::kPetNodeRank);
+  preset(options.master_addr, Var::kPetMasterAddr);
+  preset(options.master_port, Var::kPetMasterPort);
+  preset(options.role, Var::kPetRole);
+}
+
+CLI::App* add_run(CLI::App& app, RunOptions& options) {
+  CLI::App* run =
+      app.add_subcommand("run", "Run a program as N workers: lockstep run -n 4 -- program arguments");
+  run->prefix_command();
+  run->footer(
+      "Options may be preset as PET_NPROC_PER_NODE, PET_NNODES, PET_NODE_RANK, PET_MASTER_ADDR, "
+      "PET_MASTER_PORT and "
+      "PET_ROLE.\nWorker 0 has the launcher's standard input; the others have none.");
+  run->add_option("-n," + both("nproc-per-node"), options.processes,
+                  "workers on this host: a number, auto, cpu or gpu")
+      ->capture_default_str();
+  run->add_option(both("nnodes"), options.nodes, "hosts")->capture_default_str();
+  run->add_option(both("node-rank"), options.node_rank, "this host's number, from 0")->capture_default_str();
+  run->add_option(both("master-addr"), options.master_addr, "address of host 0")->capture_default_str();
+  run->add_option(both("master-port"), options.master_port,
+                  "port of the store on host 0; default: a free one on one host, 29500 on several");
+  run->add_option(both("role"), options.role, "name of the workers' role")->capture_default_str();
+  run->add_option(both("grace"), options.grace_s, "seconds from SIGTERM to SIGKILL")->capture_default_str();
+  run->add_flag_callback(
+      both("no-prefix"), [&options] { options.prefix = false; }, "lines without rank, none collapsed");
+  return run;
+}
+
+int main_or_raise(int argc, char** argv) {
+  RunOptions options;
+  read_presets(options);
+  CLI::App app{"lockstep: distributed training for C++ on libtorch", "lockstep"};
+  app.set_version_flag("--version", "lockstep " LOCKSTEP_VERSION);
+  app.require_subcommand(1);
+  CLI::App* const run_command = add_run(app, options);
+  CLI::App* const env_command = app.add_subcommand("env", "Show what lockstep finds in this environment");
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::ParseError& error) {
+    return app.exit(error) == 0 ? 0 : kUsageExit;
+  }
+  if (env_command->parsed()) {
+    std::fputs(environment_report().c_str(), stdout);
+    return 0;
+  }
+  options.command = run_command->remaining();
+  if (!options.command.empty() && options.command.front() == "--")
+    options.command.erase(options.command.begin());
+  return run(options);
+}
+
+}  // namespace
+}  // namespace lockstep::launch
+
+int main(int argc, char** argv) {
+  try {
+    return lockstep::launch::main_or_raise(argc, argv);
+  } catch (const lockstep::Error& error) {
+    std::fprintf(stderr, "lockstep: %s\n", error.what());
+    return error.kind() == lockstep::ErrorKind::kUsage ? lockstep::launch::kUsageExit : 1;
+  } catch (const std::exception& error) {
+    std::fprintf(stderr, "lockstep: %s\n", error.what());
+    return 1;
+  }
+}

@@ -1,0 +1,38 @@
+// What the launchers of one job on several hosts tell each other through the rendezvous store: that workers failed
+// somewhere, and that a host is done. The host that holds the store stays until all are.
+//
+// Thread safety: none. Does nothing when the job has one host.
+#pragma once
+
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/process/job_host.h"
+
+namespace lockstep::launch {
+
+class Nodes {
+ public:
+  Nodes(JobHost& host, int n_nodes, int node_rank) : host_(host), n_nodes_(n_nodes), node_rank_(node_rank) {}
+
+  // When check() is next worth calling.
+  Deadline due() const { return n_nodes_ > 1 ? next_check_ : Deadline::never(); }
+  // Why this host's workers should stop: another host's failed, or the store is gone. Blocks for seconds at most.
+  std::optional<std::string> check();
+  // This host's workers failed: tells the others. Never throws.
+  void tell_failure(const std::string& what) noexcept;
+  // This host is done. The store's host waits for the others, until `interrupted` or five minutes have passed.
+  void end(const std::function<bool()>& interrupted) noexcept;
+
+ private:
+  JobHost& host_;
+  const int n_nodes_;
+  const int node_rank_;
+  bool connected_ = false;
+  bool told_ = false;
+  Deadline next_check_ = Deadline::now();
+};
+
+}  // namespace lockstep::launch

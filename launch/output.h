@@ -1,0 +1,81 @@
+// The workers' output on its way to the launcher's own: pipes, whole lines, prefixes, and the last lines of each
+// worker's stderr for the report of a failure.
+//
+// Driven by the launcher's poll loop: add_to(fds), poll, handle(). Thread safety: none.
+#pragma once
+
+#include <poll.h>
+
+#include <deque>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "launch/line_assembler.h"
+#include "launch/line_merger.h"
+#include "launch/output_sink.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/fd.h"
+
+namespace lockstep::launch {
+
+struct OutputOptions {
+  int n_workers = 1;
+  int first_rank = 0;  // of this host's workers
+  std::string role = "default";
+  bool prefix = true;             // false: lines as they come
+  std::string prefix_template{};  // with ${role_name}, ${rank}, ${local_rank}; empty: "[rank] "
+  bool colour = true;             // on terminals
+};
+
+class Output {
+ public:
+  // Makes the pipes. A single worker keeps the launcher's own stdout, and its stderr is passed on byte for byte.
+  // Raises kResource when descriptors run out.
+  explicit Output(OutputOptions options);
+
+  // For the worker's 1 and 2; -1: the launcher's own.
+  int worker_stdout(int worker) const;
+  int worker_stderr(int worker) const;
+  // Once the workers have them.
+  void close_worker_ends();
+
+  void add_to(std::vector<pollfd>& fds) const;
+  // Reads what is there, gives out what is due.
+  void handle();
+  Deadline due() const;
+  // The workers are gone: gives out all that is left, and waits until it is taken.
+  void finish();
+
+  // A line of the launcher itself, on stderr.
+  void say(std::string_view text);
+  const std::deque<std::string>& last_errors(int worker) const;
+
+ private:
+  struct Source {
+    int worker;
+    Stream stream;
+    Fd read_end;
+    Fd write_end;
+    std::unique_ptr<LineAssembler> lines;
+  };
+  void add_source(int worker, Stream stream);
+  void take_line(int worker, Stream stream, std::string_view line);
+  void print(const std::vector<int>& workers, Stream stream, std::string_view line);
+  std::string prefix(const std::vector<int>& workers, const OutputSink& sink) const;
+  void read(Source& source);
+  bool raw() const { return options_.n_workers == 1; }
+  OutputSink& sink(Stream stream) { return stream == Stream::kOut ? out_ : err_; }
+
+  static constexpr std::size_t kKeptLines = 20;
+
+  const OutputOptions options_;
+  OutputSink out_{1};
+  OutputSink err_{2};
+  LineMerger merger_;
+  std::vector<Source> sources_;
+  std::vector<std::deque<std::string>> last_errors_;
+  std::int64_t now_ns_ = 0;
+};
+
+}  // namespace lockstep::launch

@@ -1,0 +1,208 @@
+#include "launch/run.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <signal.h>
+#include <sys/signalfd.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <optional>
+#include <vector>
+
+#include "launch/failure_report.h"
+#include "launch/nodes.h"
+#include "launch/output.h"
+#include "lockstep/base/environment.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/process.h"
+#include "lockstep/base/text.h"
+#include "lockstep/process/job_host.h"
+#include "lockstep/process/supervisor.h"
+
+namespace lockstep::launch {
+namespace {
+
+constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
+
+// The signals the launcher passes on, as a descriptor, for as long as it has workers.
+class PassedSignals {
+ public:
+  PassedSignals() {
+    sigset_t set;
+    ::sigemptyset(&set);
+    for (const int signal : kSignals) ::sigaddset(&set, signal);
+    ::pthread_sigmask(SIG_BLOCK, &set, &before_);
+    fd_.reset(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
+    if (!fd_) raise(system_failure(errno, "signalfd"));
+  }
+  ~PassedSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  PassedSignals(const PassedSignals&) = delete;
+  PassedSignals& operator=(const PassedSignals&) = delete;
+  int fd() const { return fd_.get(); }
+  std::optional<int> take() const {
+    signalfd_siginfo info{};
+    if (::read(fd_.get(), &info, sizeof info) != static_cast<ssize_t>(sizeof info)) return std::nullopt;
+    return static_cast<int>(info.ssi_signo);
+  }
+
+ private:
+  sigset_t before_{};
+  Fd fd_;
+};
+
+class Job {
+ public:
+  Job(const RunOptions& options, const RunPlan& plan)
+      : options_(options),
+        plan_(plan),
+        host_(JobHost::open({.address = plan.master_addr,
+                             .port = plan.master_port,
+                             .shared = plan.n_nodes > 1,
+                             .holds_store = plan.node_rank == 0})),
+        nodes_(host_, plan.n_nodes, plan.node_rank),
+        output_({.n_workers = plan.n_workers,
+                 .first_rank = plan.first_rank(),
+                 .role = options.role,
+                 .prefix = options.prefix,
+                 .prefix_template = environment(Var::kLogLinePrefixTemplate).value_or(""),
+                 .colour = !environment(Var::kNoColor)}) {}
+
+  int run() {
+    say_thread_count();
+    start();
+    // After the workers, so that they keep the signal mask this process was given; before the store's thread, so
+    // that none is delivered there. A signal in between ends this process, and the keeper ends the workers.
+    const PassedSignals signals;
+    host_.serve();
+    watch(signals);
+    return finish(signals);
+  }
+
+ private:
+  void say_thread_count() {
+    sets_threads_ = plan_.n_workers > 1 && !environment(Var::kOmpNumThreads);
+    if (sets_threads_) {
+      output_.say(cat("each worker gets OMP_NUM_THREADS=1, so that ", plan_.n_workers,
+                      " workers do not fight for the cores; set it yourself to tune"));
+    }
+  }
+
+  EnvironmentList worker_variables(int worker) const {
+    const WorkerPlace place{.rank = plan_.first_rank() + worker,
+                            .world_size = plan_.world_size(),
+                            .local_rank = worker,
+                            .local_world_size = plan_.n_workers,
+                            .node_rank = plan_.node_rank,
+                            .n_nodes = plan_.n_nodes,
+                            .role = options_.role};
+    EnvironmentList variables = worker_environment(place, host_.address());
+    if (sets_threads_) variables.emplace_back(name_of(Var::kOmpNumThreads), "1");
+    return variables;
+  }
+
+  void start() {
+    const Fd empty_input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    const int secret_fd = host_.address().secret_fd;
+    std::vector<ChildSpec> specs;
+    for (int worker = 0; worker < plan_.n_workers; ++worker) {
+      ChildSpec spec{.argv = options_.command,
+                     .environment = environment_with(worker_variables(worker)),
+                     .standard_input = worker == 0 ? -1 : empty_input.get(),
+                     .standard_output = output_.worker_stdout(worker),
+                     .standard_error = output_.worker_stderr(worker)};
+      if (secret_fd >= 0) spec.inherited.push_back(secret_fd);
+      specs.push_back(std::move(spec));
+    }
+    supervisor_.emplace(ProcessTree::start(specs, {.adopt_orphans = true}),
+                        SupervisorOptions{.grace = plan_.grace,
+                                          .on_exit = [this](const ChildExit& exit) { note_exit(exit); }});
+    output_.close_worker_ends();
+  }
+
+  void note_exit(const ChildExit& exit) {
+    const int rank = plan_.first_rank() + exit.index;
+    host_.publish_exit(rank, exit);
+    if (!exit.failed() || supervisor_->stopping()) return;
+    output_.say(cat("rank ", rank, " (pid ", exit.pid, ") ", exit.cause(),
+                    plan_.world_size() > 1 ? "; stopping the other workers" : ""));
+    nodes_.tell_failure(cat("rank ", rank, " on ", host_name(), " ", exit.cause()));
+  }
+
+  void watch(const PassedSignals& signals) {
+    while (!supervisor_->finished()) {
+      std::vector<pollfd> fds = {{.fd = supervisor_->fd(), .events = POLLIN, .revents = 0},
+                                 {.fd = signals.fd(), .events = POLLIN, .revents = 0}};
+      output_.add_to(fds);
+      const Deadline wake = std::min({supervisor_->next_deadline(), output_.due(), nodes_.due()});
+      ::poll(fds.data(), fds.size(), wake.poll_timeout_ms());
+      while (const auto signal = signals.take()) pass_on(*signal);
+      output_.handle();
+      supervisor_->step();
+      if (const auto why = nodes_.check(); why && !supervisor_->stopping()) {
+        output_.say(cat(*why, "; stopping the workers of this host"));
+        lost_elsewhere_ = true;
+        supervisor_->stop(SIGTERM);
+      }
+    }
+  }
+
+  // The first request to end is the workers' to answer; a second one is an order.
+  void pass_on(int signal) {
+    if (signal == SIGUSR1 || signal == SIGUSR2) return supervisor_->signal(signal);
+    if (signal_) {
+      output_.say(cat(signal_name(signal), " again: killing all workers"));
+      return supervisor_->kill();
+    }
+    signal_ = signal;
+    output_.say(cat(signal_name(signal), " passed on to the workers; those left after ",
+                    static_cast<double>(plan_.grace.count()) / 1000, " s are killed"));
+    if (supervisor_->stopping()) return supervisor_->signal(signal);
+    supervisor_->stop(signal);
+  }
+
+  int finish(const PassedSignals& signals) {
+    const auto first = supervisor_->first_failure();
+    output_.finish();
+    if (first && !first->stopped) {
+      report_failure();
+    } else if (first) {
+      output_.say(
+          cat("the workers were stopped; rank ", plan_.first_rank() + first->index, " ", first->cause()));
+    }
+    output_.finish();
+    nodes_.end([&signals] { return signals.take().has_value(); });
+    if (first) return first->exit_code();
+    return lost_elsewhere_ ? 1 : 0;
+  }
+
+  void report_failure() {
+    const ChildExit first = *supervisor_->first_failure();
+    output_.say(failure_report({.first_rank = plan_.first_rank(),
+                                .host = host_name(),
+                                .first = first,
+                                .exits = supervisor_->exits(),
+                                .last_errors = output_.last_errors(first.index)}));
+  }
+
+  const RunOptions& options_;
+  const RunPlan& plan_;
+  JobHost host_;
+  Nodes nodes_;
+  Output output_;
+  std::optional<Supervisor> supervisor_;
+  bool sets_threads_ = false;
+  bool lost_elsewhere_ = false;
+  std::optional<int> signal_;
+};
+
+}  // namespace
+
+int run(const RunOptions& options) {
+  const RunPlan plan = make_plan(options);
+  Job job(options, plan);
+  return job.run();
+}
+
+}  // namespace lockstep::launch

@@ -1,0 +1,96 @@
+#include "launch/run_options.h"
+
+#include <algorithm>
+#include <charconv>
+#include <cmath>
+#include <filesystem>
+#include <optional>
+
+#include "lockstep/base/environment.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/process.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::launch {
+namespace {
+
+constexpr int kMaxWorkers = 4096;
+constexpr int kDefaultPort = 29500;
+
+std::optional<int> parse_int(std::string_view text) {
+  int value = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), value);
+  if (error != std::errc() || end != text.data() + text.size()) return std::nullopt;
+  return value;
+}
+
+// NVIDIA's device files /dev/nvidia0, 1, ...; or what CUDA_VISIBLE_DEVICES leaves of them.
+int count_gpus() {
+  int n = 0;
+  std::error_code error;
+  for (const auto& entry : std::filesystem::directory_iterator("/dev", error)) {
+    const std::string name = entry.path().filename().string();
+    if (name.rfind("nvidia", 0) == 0 && parse_int(std::string_view(name).substr(6))) ++n;
+  }
+  if (const auto visible = environment(Var::kCudaVisibleDevices)) {
+    n = std::min<int>(n, 1 + static_cast<int>(std::count(visible->begin(), visible->end(), ',')));
+  }
+  return n;
+}
+
+}  // namespace
+
+int parse_processes(const std::string& text) {
+  const bool wants_auto = text == "auto";
+  if (wants_auto || text == "gpu") {
+    const int n = count_gpus();
+    if (n > 0) return n;
+    if (!wants_auto)
+      raise(ErrorKind::kUsage, "--nproc-per-node gpu: this machine has no GPU; use cpu or auto");
+  }
+  if (wants_auto || text == "cpu") return available_cores();
+  const auto n = parse_int(text);
+  if (n && *n >= 1 && *n <= kMaxWorkers) return *n;
+  raise(ErrorKind::kUsage, cat("--nproc-per-node must be auto, cpu, gpu or a number from 1 to ", kMaxWorkers,
+                               ", but is \"", text, "\""));
+}
+
+int parse_nodes(const std::string& text) {
+  const auto colon = text.find(':');
+  const auto least = parse_int(std::string_view(text).substr(0, colon));
+  const auto most = colon == std::string::npos ? least : parse_int(std::string_view(text).substr(colon + 1));
+  if (!least || !most || *least < 1 || *least > *most) {
+    raise(ErrorKind::kUsage,
+          cat("--nnodes must be N or MIN:MAX with 1 <= MIN <= MAX, but is \"", text, "\""));
+  }
+  if (*least != *most) {
+    raise(ErrorKind::kUnsupported,
+          cat("--nnodes ", text, ": jobs that change their size are not supported; use ", *most));
+  }
+  return *least;
+}
+
+RunPlan make_plan(const RunOptions& options) {
+  RunPlan plan{.n_workers = parse_processes(options.processes),
+               .n_nodes = parse_nodes(options.nodes),
+               .node_rank = options.node_rank,
+               .master_addr = options.master_addr};
+  if (plan.node_rank < 0 || plan.node_rank >= plan.n_nodes) {
+    raise(ErrorKind::kUsage,
+          cat("--node-rank must be from 0 to ", plan.n_nodes - 1, ", but is ", plan.node_rank));
+  }
+  const int port = options.master_port >= 0 ? options.master_port : plan.n_nodes > 1 ? kDefaultPort : 0;
+  if (port > 65535 || (port == 0 && plan.n_nodes > 1)) {
+    raise(ErrorKind::kUsage, cat("--master-port ", port, " is not a port all hosts can know"));
+  }
+  plan.master_port = static_cast<std::uint16_t>(port);
+  if (!(options.grace_s >= 0) || options.grace_s > 1e6) {
+    raise(ErrorKind::kUsage, cat("--grace must be a number of seconds, not ", options.grace_s));
+  }
+  plan.grace = Milliseconds(std::llround(options.grace_s * 1000));
+  if (options.command.empty())
+    raise(ErrorKind::kUsage, "no program to run: lockstep run -n 4 -- program arguments");
+  return plan;
+}
+
+}  // namespace lockstep::launch

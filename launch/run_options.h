@@ -1,0 +1,45 @@
+// What `lockstep run` was asked to do.
+#pragma once
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+
+namespace lockstep::launch {
+
+struct RunOptions {
+  std::string processes = "1";  // -n: a number, auto, cpu or gpu
+  std::string nodes = "1";      // a number or MIN:MAX
+  int node_rank = 0;
+  std::string master_addr = "127.0.0.1";
+  int master_port = -1;  // -1: a free one on one host, 29500 on several
+  std::string role = "default";
+  double grace_s = 30;
+  bool prefix = true;
+  std::vector<std::string> command;
+};
+
+// The numbers behind the words.
+struct RunPlan {
+  int n_workers = 1;  // on this host
+  int n_nodes = 1;
+  int node_rank = 0;
+  std::string master_addr;
+  std::uint16_t master_port = 0;
+  Milliseconds grace{30'000};
+
+  int world_size() const { return n_workers * n_nodes; }
+  int first_rank() const { return n_workers * node_rank; }
+};
+
+// Raises kUsage naming the option and its text.
+RunPlan make_plan(const RunOptions& options);
+
+// A number, or auto (GPUs if there are any, else cores), cpu, gpu.
+int parse_processes(const std::string& text);
+// N or N:N; raises kUnsupported for a range, kUsage for nonsense.
+int parse_nodes(const std::string& text);
+
+}  // namespace lockstep::launch
