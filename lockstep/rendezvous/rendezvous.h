@@ -5,6 +5,11 @@
 //   file:///path?rank=&world_size=      a file on a shared disk
 //   anything registered with register_rendezvous_handler
 //
+// rank and world_size come from the URL or from the arguments, each from one of them only. Text in a URL is taken
+// literally. Rank 0 listens on loopback when the address is loopback, else on all interfaces, and then only with a job
+// secret (LOCKSTEP_SECRET_FILE) or LOCKSTEP_INSECURE=1. With TORCHELASTIC_USE_AGENT_STORE=True the launcher holds the
+// store and every rank is its client. A second call opens a second store: nothing is cached.
+//
 // Thread safety: all functions may be called from any thread. Blocking: rendezvous() waits for the store up to the
 // timeout. Errors: kUsage naming the missing variable or argument; DistNetworkError naming the address.
 #pragma once
@@ -33,7 +38,8 @@ struct RendezvousResult {
 
 RendezvousResult rendezvous(const RendezvousOptions& options = {});
 
-// Adds a URL scheme ("etcd"). Raises kUsage when the scheme exists.
+// Adds a URL scheme ("etcd") to this process. Raises kUsage when the scheme exists. The handler gets the options as
+// they were given; it may block up to their timeout, and may call rendezvous() itself.
 using RendezvousHandler = std::function<RendezvousResult(const RendezvousOptions&)>;
 void register_rendezvous_handler(const std::string& scheme, RendezvousHandler handler);
 
@@ -46,9 +52,13 @@ struct Cluster {
   std::string master_addr;
   int master_port = -1;
   bool agent_store = false;  // the launcher holds the store; every rank is a client
+  std::string details;       // one line for people: which variables said so
 };
 
-// Looks at torchrun's variables, then PET_*, Open MPI, PMI and PMIx, Slurm; the first that gives a rank wins.
+// Looks at torchrun's variables, then PET_*, Open MPI, PMI and PMIx, Slurm; the first that gives a rank wins, and a
+// line at info level says what was found and where. MASTER_ADDR and MASTER_PORT always win over what follows: under
+// MPI and Slurm, ranks of one host get 127.0.0.1 and a port made of the job's number; under Slurm across hosts the
+// first host of the list holds the store; under MPI across hosts the address stays empty.
 // Raises kUsage naming the variable when one is malformed or half of a pair is missing.
 Cluster detect_cluster();
 

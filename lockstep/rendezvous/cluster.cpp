@@ -1,0 +1,219 @@
+// Who started this process, and which place it has: one function per launcher, asked in order.
+#include <unistd.h>
+
+#include <limits>
+#include <optional>
+
+#include "lockstep/base/environment.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+#include "lockstep/rendezvous/internal/detect.h"
+#include "lockstep/rendezvous/internal/nodelist.h"
+#include "lockstep/rendezvous/internal/url.h"
+
+namespace lockstep {
+namespace internal {
+namespace {
+
+constexpr const char* kHere = "127.0.0.1";
+
+// The variable as a number not below `low`; -1 when unset.
+int number(Var var, int low = 0) {
+  const auto text = environment(var);
+  if (!text) return -1;
+  return static_cast<int>(
+      parse_number(cat("environment variable ", name_of(var)), *text, low, std::numeric_limits<int>::max()));
+}
+
+int port_number(Var var) {
+  const auto text = environment(var);
+  if (!text) return -1;
+  return static_cast<int>(parse_number(cat("environment variable ", name_of(var)), *text, 0, 65535));
+}
+
+bool is_set(Var var) {
+  return environment(var).has_value();
+}
+
+[[noreturn]] void raise_missing(Var missing, Var given) {
+  raise(ErrorKind::kUsage, cat("environment variable ", name_of(missing), " is not set, but ", name_of(given),
+                               "=", environment(given).value_or(""), " is"));
+}
+
+// Rank and size from a pair of variables; either may be known from elsewhere, but not neither.
+void read_pair(Cluster& cluster, Var rank, Var size, const Known& known) {
+  cluster.rank = number(rank);
+  cluster.world_size = number(size, 1);
+  if (cluster.rank < 0 && known.rank < 0) raise_missing(rank, size);
+  if (cluster.world_size < 0 && known.world_size < 0) raise_missing(size, rank);
+  const int last = (known.world_size >= 0 ? known.world_size : cluster.world_size) - 1;
+  if (known.rank < 0 && cluster.rank > last) {
+    raise(ErrorKind::kUsage, cat("environment variable ", name_of(rank), " is ", cluster.rank,
+                                 ", but the ranks of a world of ", last + 1, " are 0 to ", last));
+  }
+  cluster.details = cat("rank from ", name_of(rank), ", world size from ", name_of(size));
+}
+
+void read_master(Cluster& cluster) {
+  cluster.master_addr = environment(Var::kMasterAddr).value_or("");
+  cluster.master_port = port_number(Var::kMasterPort);
+  if (!cluster.master_addr.empty()) cluster.details += ", address from MASTER_ADDR";
+}
+
+// What tells this job from others on the same host, for launchers that name no port.
+std::string mpi_job() {
+  for (const Var var : {Var::kPmixNamespace, Var::kOmpiJobId, Var::kSlurmJobId}) {
+    if (const auto text = environment(var)) return cat(name_of(var), "=", *text);
+  }
+  return cat("parent process ", ::getppid());  // the launcher's local daemon starts all ranks of a host
+}
+
+// Ranks of one host need no address from the user: the loopback interface, and a port made of the job's name.
+void fill_master(Cluster& cluster, const std::string& host, const std::string& job) {
+  if (cluster.master_addr.empty() && !host.empty()) {
+    cluster.master_addr = host;
+    cluster.details +=
+        host == kHere ? ", all ranks on this host" : ", address from the first host of the job";
+  }
+  if (cluster.master_addr.empty() || cluster.master_port >= 0) return;
+  cluster.master_port = port_of_job(job);
+  cluster.details += cat(", port made of ", job);
+}
+
+bool on_one_host(const Cluster& cluster) {
+  return cluster.world_size > 0 && cluster.local_world_size == cluster.world_size;
+}
+
+std::optional<Cluster> torchrun(const Known& known) {
+  if (!is_set(Var::kRank) && !is_set(Var::kWorldSize)) return std::nullopt;
+  // PMIx tells no size; a user who adds WORLD_SIZE means the PMIx rank.
+  if (!is_set(Var::kRank) && known.rank < 0 && is_set(Var::kPmixRank)) return std::nullopt;
+  Cluster cluster{.source = "torchrun"};
+  read_pair(cluster, Var::kRank, Var::kWorldSize, known);
+  cluster.local_rank = number(Var::kLocalRank);
+  cluster.local_world_size = number(Var::kLocalWorldSize, 1);
+  cluster.node_rank = number(Var::kGroupRank);
+  cluster.n_nodes = number(Var::kGroupWorldSize, 1);
+  cluster.agent_store = environment_flag(Var::kElasticUseAgentStore);
+  read_master(cluster);
+  return cluster;
+}
+
+// The presets are torchrun's flags, not a rank: with several ranks per host they say too little by themselves.
+std::optional<Cluster> pet(const Known& known) {
+  if (!is_set(Var::kPetNnodes) && !is_set(Var::kPetNodeRank)) return std::nullopt;
+  Cluster cluster{.source = "PET"};
+  cluster.n_nodes = number(Var::kPetNnodes, 1);
+  cluster.node_rank = number(Var::kPetNodeRank);
+  if (cluster.n_nodes < 0) raise_missing(Var::kPetNnodes, Var::kPetNodeRank);
+  if (cluster.node_rank < 0 && cluster.n_nodes > 1 && known.rank < 0)
+    raise_missing(Var::kPetNodeRank, Var::kPetNnodes);
+  cluster.node_rank = std::max(cluster.node_rank, 0);
+  cluster.local_world_size = is_set(Var::kPetNprocPerNode) ? number(Var::kPetNprocPerNode, 1) : 1;
+  cluster.local_rank = number(Var::kLocalRank);
+  if (cluster.local_rank < 0 && cluster.local_world_size > 1 && known.rank < 0) {
+    raise_missing(Var::kLocalRank, Var::kPetNprocPerNode);
+  }
+  cluster.local_rank = std::max(cluster.local_rank, 0);
+  cluster.rank = cluster.node_rank * cluster.local_world_size + cluster.local_rank;
+  cluster.world_size = cluster.n_nodes * cluster.local_world_size;
+  cluster.details = "rank and world size from PET_NODE_RANK, PET_NNODES and PET_NPROC_PER_NODE";
+  read_master(cluster);
+  if (const auto text = environment(Var::kPetMasterAddr)) cluster.master_addr = *text;
+  if (is_set(Var::kPetMasterPort)) cluster.master_port = port_number(Var::kPetMasterPort);
+  return cluster;
+}
+
+std::optional<Cluster> open_mpi(const Known& known) {
+  if (!is_set(Var::kOmpiRank) && !is_set(Var::kOmpiSize)) return std::nullopt;
+  Cluster cluster{.source = "Open MPI"};
+  read_pair(cluster, Var::kOmpiRank, Var::kOmpiSize, known);
+  cluster.local_rank = number(Var::kOmpiLocalRank);
+  cluster.local_world_size = number(Var::kOmpiLocalSize, 1);
+  read_master(cluster);
+  fill_master(cluster, on_one_host(cluster) ? kHere : "", mpi_job());
+  return cluster;
+}
+
+std::optional<Cluster> pmi(const Known& known) {
+  if (!is_set(Var::kPmiRank) && !is_set(Var::kPmiSize)) return std::nullopt;
+  // srun can set these too, and tells more as Slurm; mpiexec inside a Slurm job is known by its local rank.
+  if (is_set(Var::kSlurmProcId) && !is_set(Var::kMpiLocalRankId)) return std::nullopt;
+  Cluster cluster{.source = "PMI"};
+  read_pair(cluster, Var::kPmiRank, Var::kPmiSize, known);
+  cluster.local_rank = number(Var::kMpiLocalRankId);
+  cluster.local_world_size = number(Var::kMpiLocalNRanks, 1);
+  read_master(cluster);
+  fill_master(cluster, on_one_host(cluster) ? kHere : "", mpi_job());
+  return cluster;
+}
+
+std::optional<Cluster> pmix(const Known& known) {
+  if (!is_set(Var::kPmixRank) || is_set(Var::kSlurmProcId)) return std::nullopt;
+  Cluster cluster{.source = "PMIx"};
+  read_pair(cluster, Var::kPmixRank, Var::kWorldSize, known);
+  cluster.local_rank = number(Var::kLocalRank);
+  cluster.local_world_size = number(Var::kLocalWorldSize, 1);
+  read_master(cluster);
+  fill_master(cluster, on_one_host(cluster) ? kHere : "", mpi_job());
+  return cluster;
+}
+
+std::optional<Cluster> slurm(const Known& known) {
+  if (!is_set(Var::kSlurmProcId)) return std::nullopt;  // salloc's shell has SLURM_NTASKS, but no rank
+  Cluster cluster{.source = "Slurm"};
+  read_pair(cluster, Var::kSlurmProcId, Var::kSlurmNTasks, known);
+  const Var list = is_set(Var::kSlurmStepNodelist) ? Var::kSlurmStepNodelist : Var::kSlurmNodelist;
+  std::vector<std::string> hosts;
+  if (const auto text = environment(list)) hosts = expand_nodelist(*text);
+  cluster.local_rank = number(Var::kSlurmLocalId);
+  cluster.node_rank = number(Var::kSlurmNodeId);
+  cluster.n_nodes = number(Var::kSlurmStepNumNodes, 1);
+  if (cluster.n_nodes < 0 && !hosts.empty()) cluster.n_nodes = static_cast<int>(hosts.size());
+  cluster.local_world_size = cluster.n_nodes == 1 ? cluster.world_size : number(Var::kSlurmNTasksPerNode, 1);
+  read_master(cluster);
+  const std::string host = cluster.n_nodes == 1 ? kHere : hosts.empty() ? "" : hosts.front();
+  fill_master(cluster, host,
+              cat(name_of(Var::kSlurmJobId), "=", environment(Var::kSlurmJobId).value_or(""), ".",
+                  environment(Var::kSlurmStepId).value_or("")));
+  if (cluster.world_size > 1 && !is_set(Var::kSlurmStepNodelist) && !is_set(Var::kSlurmStepNumNodes)) {
+    log(LogLevel::kWarn,
+        "this looks like the shell of a Slurm batch job, not like a task of srun: if it waits for "
+        "other ranks, start it with srun");
+  }
+  return cluster;
+}
+
+}  // namespace
+
+int port_of_job(const std::string& job) {
+  // FNV-1a, to 20000..32767: above most services, below the ports the kernel hands out by itself.
+  std::uint32_t hash = 2166136261u;
+  for (const unsigned char c : job) hash = (hash ^ c) * 16777619u;
+  return 20000 + static_cast<int>(hash % 12768);
+}
+
+Cluster detect(const Known& known) {
+  for (const auto ask : {torchrun, pet, open_mpi, pmi, pmix, slurm}) {
+    const auto cluster = ask(known);
+    if (!cluster) continue;
+    if (log_enabled(LogLevel::kInfo)) {
+      log(LogLevel::kInfo,
+          cat("environment of ", cluster->source, ": rank ", cluster->rank, " of ", cluster->world_size,
+              ", store at ", cluster->master_addr.empty() ? "no address" : cluster->master_addr, " port ",
+              cluster->master_port, " (", cluster->details, ")"));
+    }
+    return *cluster;
+  }
+  log(LogLevel::kInfo, "environment: no launcher found");
+  return {};
+}
+
+}  // namespace internal
+
+Cluster detect_cluster() {
+  return internal::detect({});
+}
+
+}  // namespace lockstep

@@ -1,0 +1,19 @@
+// detect_cluster() for a caller who knows part of the answer already.
+#pragma once
+
+#include "lockstep/rendezvous/rendezvous.h"
+
+namespace lockstep::internal {
+
+// Explicit options: they stand in for a rank or world size that the environment does not tell. -1: unknown.
+struct Known {
+  int rank = -1;
+  int world_size = -1;
+};
+
+Cluster detect(const Known& known);
+
+// A port below the ephemeral range, the same for everyone who says the same words.
+int port_of_job(const std::string& job);
+
+}  // namespace lockstep::internal

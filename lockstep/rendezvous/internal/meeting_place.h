@@ -1,0 +1,28 @@
+// Opens the TcpStore of a world: who serves it, who may join, and under which prefix its keys lie.
+#pragma once
+
+#include <memory>
+#include <string>
+
+#include "lockstep/store/store.h"
+
+namespace lockstep::internal {
+
+struct MeetingPlace {
+  std::string host;
+  int port = 0;
+  int rank = 0;
+  int world_size = 1;
+  Milliseconds timeout = kDefaultStoreTimeout;
+};
+
+// Rank 0 serves, unless TORCHELASTIC_USE_AGENT_STORE says that the launcher does. The secret is asked for when one is
+// configured, except of torchrun's store, which cannot answer. Raises kUsage when the host is a multicast address, or
+// lies beyond loopback with neither a secret nor LOCKSTEP_INSECURE=1, on every rank alike; otherwise as
+// TcpStore::open.
+std::shared_ptr<Store> open_tcp(const MeetingPlace& place);
+
+// torch had a second server; who asks for it should know that there is one only.
+void say_one_server(const std::string& asked);
+
+}  // namespace lockstep::internal

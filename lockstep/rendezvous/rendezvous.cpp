@@ -1,0 +1,169 @@
+#include "lockstep/rendezvous/rendezvous.h"
+
+#include <limits>
+#include <map>
+#include <mutex>
+
+#include "lockstep/base/environment.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+#include "lockstep/rendezvous/internal/detect.h"
+#include "lockstep/rendezvous/internal/meeting_place.h"
+#include "lockstep/rendezvous/internal/url.h"
+#include "lockstep/store/file_store.h"
+
+namespace lockstep {
+namespace {
+
+using internal::Url;
+
+[[noreturn]] void refuse(const Url& url, const std::string& why) {
+  raise(ErrorKind::kUsage, cat("init_method \"", url.text, "\": ", why));
+}
+
+// One of rank and world_size, from the argument or the URL; -1 when neither has it.
+int pick(const Url& url, const char* name, int argument, int low) {
+  const long in_url = url.number(name, low, std::numeric_limits<int>::max());
+  if (argument >= 0 && in_url >= 0) {
+    refuse(url, cat(name, " is given in the URL (", in_url, ") and as an argument (", argument,
+                    "): give it once"));
+  }
+  if (argument < -1 || (argument >= 0 && argument < low)) refuse(url, cat(name, " is ", argument));
+  return argument >= 0 ? argument : static_cast<int>(in_url);
+}
+
+void check_query(const Url& url) {
+  for (const auto& [key, value] : url.query) {
+    if (key == "rank" || key == "world_size") continue;
+    if (key == "use_libuv") {
+      if (url.number(key, 0, 1) == 0) internal::say_one_server("use_libuv=0");
+      continue;
+    }
+    refuse(url, cat("unknown argument ", key, "; known are rank, world_size and use_libuv"));
+  }
+}
+
+void check_place(const Url& url, int rank, int world_size) {
+  if (rank < world_size) return;
+  refuse(url,
+         cat("rank is ", rank, ", but the ranks of a world of ", world_size, " are 0 to ", world_size - 1));
+}
+
+// tcp:// and file:// assign no ranks.
+internal::Known place_of(const Url& url, const RendezvousOptions& options) {
+  const internal::Known place{pick(url, "rank", options.rank, 0),
+                              pick(url, "world_size", options.world_size, 1)};
+  if (place.rank < 0) refuse(url, "rank is missing: give it as an argument or as ?rank= in the URL");
+  if (place.world_size < 0) {
+    refuse(url, "world_size is missing: give it as an argument or as ?world_size= in the URL");
+  }
+  check_place(url, place.rank, place.world_size);
+  return place;
+}
+
+RendezvousResult from_environment(const Url& url, const RendezvousOptions& options) {
+  if (!url.host.empty() || !url.path.empty()) refuse(url, "env:// takes no address; it is in MASTER_ADDR");
+  internal::Known place{pick(url, "rank", options.rank, 0), pick(url, "world_size", options.world_size, 1)};
+  const Cluster cluster = internal::detect(place);
+  if (place.rank < 0) place.rank = cluster.rank;
+  if (place.world_size < 0) place.world_size = cluster.world_size;
+  if (place.rank < 0 && place.world_size < 0 && cluster.master_addr.empty()) {
+    log(LogLevel::kInfo, "env://: no launcher and no address: a world of one");
+    return {};
+  }
+  const auto need = [&](bool there, Var var) {
+    if (!there) refuse(url, cat("environment variable ", name_of(var), " is not set"));
+  };
+  need(place.rank >= 0, Var::kRank);
+  need(place.world_size >= 0, Var::kWorldSize);
+  check_place(url, place.rank, place.world_size);
+  if (place.world_size == 1 && cluster.master_addr.empty()) return {};
+  need(!cluster.master_addr.empty(), Var::kMasterAddr);
+  need(cluster.master_port >= 0, Var::kMasterPort);
+  auto store = internal::open_tcp({.host = cluster.master_addr,
+                                   .port = cluster.master_port,
+                                   .rank = place.rank,
+                                   .world_size = place.world_size,
+                                   .timeout = options.timeout});
+  return {std::move(store), place.rank, place.world_size};
+}
+
+RendezvousResult from_tcp(const Url& url, const RendezvousOptions& options) {
+  if (url.host.empty()) refuse(url, "the host is missing: tcp://host:port");
+  if (!url.port || url.port->empty()) refuse(url, "the port is missing: tcp://host:port");
+  const long port =
+      internal::parse_number(cat("init_method \"", url.text, "\": the port"), *url.port, 0, 65535);
+  const auto place = place_of(url, options);
+  auto store = internal::open_tcp({.host = url.host,
+                                   .port = static_cast<int>(port),
+                                   .rank = place.rank,
+                                   .world_size = place.world_size,
+                                   .timeout = options.timeout});
+  return {std::move(store), place.rank, place.world_size};
+}
+
+RendezvousResult from_file(const Url& url, const RendezvousOptions& options) {
+  if (!url.host.empty() && url.host != "localhost") {
+    refuse(url, cat("the path must be absolute, with three slashes: file:///", url.host, url.path));
+  }
+  if (url.path.size() < 2) refuse(url, "the path is missing: file:///path");
+  const auto place = place_of(url, options);
+  std::shared_ptr<Store> store = FileStore::open(url.path, place.world_size, options.timeout);
+  if (store->add(cat("lockstep/file_ranks/", place.rank), 1) > 1) {
+    log(LogLevel::kWarn, cat("rank ", place.rank, " met in ", url.path,
+                             " before: if that was an earlier job, it left the file behind; remove it"));
+  }
+  return {std::move(store), place.rank, place.world_size};
+}
+
+// Schemes are a property of the program, as its signal handlers are: the one piece of state of this folder.
+struct Registry {
+  std::mutex mutex;
+  std::map<std::string, RendezvousHandler> handlers;  // guarded by mutex
+};
+
+Registry& registry() {
+  static Registry instance;
+  return instance;
+}
+
+bool is_built_in(const std::string& scheme) {
+  return scheme == "env" || scheme == "tcp" || scheme == "file";
+}
+
+RendezvousHandler find_handler(const Url& url) {
+  const std::lock_guard lock(registry().mutex);
+  const auto found = registry().handlers.find(url.scheme);
+  if (found != registry().handlers.end()) return found->second;
+  std::string known = "env, tcp, file";
+  for (const auto& [scheme, handler] : registry().handlers) known += ", " + scheme;
+  refuse(url, cat("no rendezvous handler for scheme ", url.scheme, "; there are ", known));
+}
+
+}  // namespace
+
+RendezvousResult rendezvous(const RendezvousOptions& options) {
+  const Url url = internal::parse_url(options.init_method);
+  if (is_built_in(url.scheme)) check_query(url);
+  if (url.scheme == "env") return from_environment(url, options);
+  if (url.scheme == "tcp") return from_tcp(url, options);
+  if (url.scheme == "file") return from_file(url, options);
+  // Called without the lock: a handler may itself rendezvous by another scheme.
+  RendezvousResult result = find_handler(url)(options);
+  if (result.rank < 0) refuse(url, cat("its handler gave rank ", result.rank));
+  check_place(url, result.rank, result.world_size);
+  if (result.world_size > 1 && !result.store) refuse(url, "its handler gave no store");
+  return result;
+}
+
+void register_rendezvous_handler(const std::string& scheme, RendezvousHandler handler) {
+  if (scheme.empty() || !handler)
+    raise(ErrorKind::kUsage, "a rendezvous handler needs a scheme and a function");
+  const std::lock_guard lock(registry().mutex);
+  if (is_built_in(scheme) || !registry().handlers.emplace(scheme, std::move(handler)).second) {
+    raise(ErrorKind::kUsage, cat("a rendezvous handler for scheme ", scheme, " exists already"));
+  }
+}
+
+}  // namespace lockstep
