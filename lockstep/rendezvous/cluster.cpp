@@ -58,7 +58,8 @@ void read_pair(Cluster& cluster, Var rank, Var size, const Known& known) {
 void read_master(Cluster& cluster) {
   cluster.master_addr = environment(Var::kMasterAddr).value_or("");
   cluster.master_port = port_number(Var::kMasterPort);
-  if (!cluster.master_addr.empty()) cluster.details += ", address from MASTER_ADDR";
+  if (cluster.master_addr.empty()) return;
+  cluster.details += cat(cluster.details.empty() ? "" : ", ", "address from ", name_of(Var::kMasterAddr));
 }
 
 // What tells this job from others on the same host, for launchers that name no port.
@@ -207,7 +208,9 @@ Cluster detect(const Known& known) {
     return *cluster;
   }
   log(LogLevel::kInfo, "environment: no launcher found");
-  return {};
+  Cluster nobody;
+  read_master(nobody);  // for ranks that are given as arguments
+  return nobody;
 }
 
 }  // namespace internal

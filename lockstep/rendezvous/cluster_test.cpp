@@ -24,6 +24,7 @@ class DetectCluster : public testing::TestWithParam<Row> {};
 
 const Row kRows[] = {
     {"Nothing", {}, {}},
+    {"AnAddressOnly", {{"MASTER_ADDR", "a"}, {"MASTER_PORT", "1"}}, {"none", -1, -1, -1, -1, -1, -1, "a", 1}},
     {"Torchrun",
      {{"RANK", "5"},
       {"WORLD_SIZE", "8"},

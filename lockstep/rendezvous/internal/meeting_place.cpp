@@ -39,12 +39,12 @@ std::optional<JobSecret> find_secret(bool agent_store) {
 // On every rank, not only on the one that would listen: otherwise the others wait their whole timeout for it.
 void check_secured(const MeetingPlace& place) {
   if (net::names_loopback(place.host) || environment_flag(Var::kLockstepInsecure)) return;
-  raise(ErrorKind::kUsage, cat("the store at ", place.host, " port ", place.port,
-                               " would be open to everyone on the network. Give all ranks the same secret, "
-                               "in a file on a path they "
-                               "share:\n  ",
-                               JobSecret::make_file_hint("~/.lockstep-secret"), "\nor allow it aloud with ",
-                               name_of(Var::kLockstepInsecure), "=1"));
+  raise(ErrorKind::kUsage,
+        cat("the store at ", net::host_and_port(place.host, static_cast<std::uint16_t>(place.port)),
+            " would be open to everyone on the network. Give all ranks one secret, in a file on a path that "
+            "they share; ",
+            JobSecret::make_file_hint("lockstep.secret"), "; export ", name_of(Var::kLockstepSecretFile),
+            "=\"$PWD/lockstep.secret\"\nor allow it aloud with ", name_of(Var::kLockstepInsecure), "=1"));
 }
 
 // As torch does, so that the workers of a restart do not meet the keys of the last one. Our own launcher publishes
