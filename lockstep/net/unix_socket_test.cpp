@@ -1,0 +1,143 @@
+#include "lockstep/net/unix_socket.h"
+
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <sys/stat.h>
+
+#include <filesystem>
+#include <future>
+
+#include "lockstep/base/bytes.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/process.h"
+
+namespace lockstep::net {
+namespace {
+
+Deadline soon() {
+  return Deadline::after(Milliseconds(20));
+}
+Deadline patience() {
+  return Deadline::after(Milliseconds(60'000));
+}
+
+template <class Call>
+ErrorKind kind_of(Call call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.kind();
+  }
+  ADD_FAILURE() << "raised nothing";
+  return ErrorKind::kInternal;
+}
+
+std::size_t open_descriptors() {
+  const std::filesystem::directory_iterator entries("/proc/self/fd");
+  return static_cast<std::size_t>(std::distance(begin(entries), end(entries)));
+}
+
+TEST(UnixSocket, MessagesKeepTheirBorders) {
+  auto [a, b] = UnixSocket::pair();
+  a.send(to_bytes("one"), patience());
+  a.send(to_bytes("three"), patience());
+  Bytes buffer(100);
+  EXPECT_EQ(b.receive(buffer, patience()), 3u);
+  EXPECT_EQ(b.receive(buffer, patience()), 5u);
+  EXPECT_EQ(to_text(std::span(buffer).first(5)), "three");
+}
+
+TEST(UnixSocket, TellsWhoThePeerIs) {
+  UnixListener listener = UnixListener::listen();
+  UnixSocket client = UnixSocket::connect(listener.name(), patience());
+  UnixSocket server = listener.accept(patience());
+  for (const UnixSocket* end : {&client, &server}) {
+    EXPECT_EQ(end->peer().pid, ::getpid());
+    EXPECT_EQ(end->peer().uid, ::getuid());
+  }
+}
+
+TEST(UnixSocket, CarriesDescriptorsThatCloseOnExec) {
+  auto [a, b] = UnixSocket::pair();
+  int ends[2];
+  ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  const Fd in(ends[0]), out(ends[1]);
+  a.send(to_bytes("two"), patience(), std::array{in.get(), out.get()});
+  Bytes buffer(16);
+  std::vector<Fd> fds;
+  b.receive(buffer, patience(), &fds);
+  ASSERT_EQ(fds.size(), 2u);
+  for (const Fd& fd : fds) EXPECT_NE(::fcntl(fd.get(), F_GETFD) & FD_CLOEXEC, 0);
+  ASSERT_EQ(::write(fds[1].get(), "x", 1), 1);
+  char byte = 0;
+  ASSERT_EQ(::read(in.get(), &byte, 1), 1);
+  EXPECT_EQ(byte, 'x');
+}
+
+TEST(UnixSocket, DescriptorsNobodyAskedForAreClosed) {
+  auto [a, b] = UnixSocket::pair();
+  Bytes buffer(16);
+  const std::size_t before = open_descriptors();
+  a.send(to_bytes("x"), patience(), std::array{a.fd(), a.fd(), a.fd()});
+  b.receive(buffer, patience());
+  EXPECT_EQ(open_descriptors(), before);
+  a.send(to_bytes("longer than sixteen bytes"), patience(), std::array{a.fd()});
+  EXPECT_EQ(kind_of([&] { b.receive(buffer, patience()); }), ErrorKind::kSystem);
+  EXPECT_EQ(open_descriptors(), before);
+}
+
+TEST(UnixSocket, EveryCallEndsAtItsDeadline) {
+  auto [a, b] = UnixSocket::pair();
+  Bytes buffer(16);
+  EXPECT_EQ(kind_of([&] { b.receive(buffer, soon()); }), ErrorKind::kTimeout);
+  UnixListener listener = UnixListener::listen();
+  EXPECT_EQ(kind_of([&] { listener.accept(soon()); }), ErrorKind::kTimeout);
+  EXPECT_EQ(kind_of([&] {
+              const Bytes message(kMaxUnixMessage);
+              for (int i = 0; i < 100'000; ++i) a.send(message, soon());
+            }),
+            ErrorKind::kTimeout);
+  EXPECT_EQ(kind_of([&] { UnixSocket::connect("lockstep-nobody-" + random_hex(8), soon()); }),
+            ErrorKind::kTimeout);
+}
+
+TEST(UnixSocket, AConnectorMayComeBeforeTheListener) {
+  const std::string name = "lockstep-test-" + random_hex(8);
+  auto client = std::async(std::launch::async, [&] { return UnixSocket::connect(name, patience()); });
+  std::this_thread::sleep_for(Milliseconds(5));
+  UnixListener listener = UnixListener::listen(name);
+  EXPECT_TRUE(listener.accept(patience()));
+  EXPECT_TRUE(client.get());
+}
+
+TEST(UnixSocket, APeerThatIsGoneIsPeerLost) {
+  auto [a, b] = UnixSocket::pair();
+  EXPECT_FALSE(a.peer_closed());
+  { const UnixSocket gone = std::move(b); }
+  EXPECT_TRUE(a.peer_closed());
+  Bytes buffer(1);
+  EXPECT_EQ(kind_of([&] { a.receive(buffer, patience()); }), ErrorKind::kPeerLost);
+  EXPECT_EQ(kind_of([&] { a.send(buffer, patience()); }), ErrorKind::kPeerLost);
+}
+
+TEST(UnixSocket, EmptyAndOversizeMessagesAreUsageErrors) {
+  auto [a, b] = UnixSocket::pair();
+  EXPECT_EQ(kind_of([&] { a.send({}, patience()); }), ErrorKind::kUsage);
+  EXPECT_EQ(kind_of([&] { a.send(Bytes(kMaxUnixMessage + 1), patience()); }), ErrorKind::kUsage);
+  EXPECT_EQ(kind_of([&] { a.send(Bytes(1), patience(), std::vector<int>(kMaxUnixFds + 1, a.fd())); }),
+            ErrorKind::kUsage);
+}
+
+TEST(UnixListener, ATakenNameIsAUsageErrorAndAFreedOneCanBeTaken) {
+  std::string name;
+  {
+    const UnixListener first = UnixListener::listen();
+    name = first.name();
+    EXPECT_EQ(kind_of([&] { UnixListener::listen(name); }), ErrorKind::kUsage);
+  }
+  UnixListener::listen(name);
+  EXPECT_EQ(kind_of([] { UnixListener::listen(std::string(200, 'x')); }), ErrorKind::kUsage);
+}
+
+}  // namespace
+}  // namespace lockstep::net
