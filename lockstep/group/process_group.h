@@ -3,8 +3,6 @@
 // Thread safety: operations may be started from any thread, but all ranks must start them in the same order.
 #pragma once
 
-#include <ATen/core/Tensor.h>
-
 #include <cstdint>
 #include <memory>
 #include <string>

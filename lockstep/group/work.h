@@ -36,9 +36,13 @@ class Work {
 
   class State;  // private to group/
   explicit Work(std::shared_ptr<State> state);
+  // An operation that ended well, with one output. Needs no shared state: the quick path of blocking calls.
+  Work(at::Tensor result, std::uint64_t sequence_number);
 
  private:
-  std::shared_ptr<State> state_;
+  std::shared_ptr<State> state_;  // null when over from the start; then the two below
+  at::Tensor result_;
+  std::uint64_t sequence_number_ = 0;
 };
 
 }  // namespace lockstep

@@ -5,6 +5,7 @@
 #include <memory>
 #include <source_location>
 #include <string>
+#include <vector>
 
 #include "lockstep/group/process_group.h"
 
@@ -22,33 +23,54 @@ struct InitOptions {
 };
 
 // Creates the default group; blocks until all ranks have joined or the timeout passes. With nothing set in the
-// environment: a world of one. Raises kUsage when a default group exists.
+// environment: a world of one, whose collectives are no-ops. Ranks must enter (and, after leaving, enter again) in
+// step: one thread per rank, the same number of times. Raises kUsage when a default group exists or the options
+// contradict each other, kUnsupported for a back end that is not there, kPeerLost when another rank could not join.
 void init_process_group(InitOptions options = {});
 
 // Leaves the default group (null), or another one. Every rank should call it; ranks that still use the group get
-// kPeerLost. init_process_group may be called again afterwards. No-op when there is none to leave... see Errors:
-// raises kUsage when group is null and nothing was initialised.
+// kPeerLost. Operations in flight get two seconds to end, then the group is aborted; abort it first to leave at once.
+// Works stay valid; later operations on a kept handle raise kUsage. init_process_group may be called again.
+// Raises kUsage when nothing was initialised, or for a group that is not one of this world's.
 void destroy_process_group(Group group = {});
+
+// Loads an engine plug-in (docs/engine-abi.md) and returns its name, for use as `backend`. Raises kUnsupported saying
+// what is wrong with it, kUsage when an engine of that name is there already.
+std::string load_engine(const std::string& path);
 
 // Never throws.
 bool is_available() noexcept;
 bool is_initialized() noexcept;
 bool is_torchelastic_launched() noexcept;
 bool is_backend_available(const std::string& name) noexcept;
+bool is_gloo_available() noexcept;
+bool is_mpi_available() noexcept;
+bool is_nccl_available() noexcept;
+bool is_ucc_available() noexcept;
+bool is_xccl_available() noexcept;
 
 // The default group; raises kUsage saying so when there is none.
 Group default_group();
 int get_rank(const Group& group = {});
 int get_world_size(const Group& group = {});
 std::string get_backend(const Group& group = {});
+// One engine per device: "cpu:host".
+std::string get_backend_config(const Group& group = {});
+// Ranks in the world of the group's members, in the order of their ranks in the group.
+std::vector<int> get_process_group_ranks(const Group& group = {});
+// Groups of this world, the default one included; 0 before init_process_group.
+int get_pg_count() noexcept;
 // LOCAL_RANK, else `fallback` when it is not negative, else kUsage.
 int get_node_local_rank(int fallback = -1);
 
 // Runs fn(rank) on `n` threads, each a rank of a world of `n` of its own, already initialised; returns when all have
 // ended. The first exception is thrown again, after the others have ended too (their operations raise kPeerLost
-// naming the rank that threw first).
+// naming the rank that threw first). A rank thread cannot call it again.
+// Threads share what libtorch keeps per process: the default generator and its seed, and at::set_num_threads. Call
+// at::set_num_threads(1) before, or n ranks each use every core.
 struct RunThreadsOptions {
   Milliseconds timeout = kDefaultGroupTimeout;
+  std::string backend{};  // as in InitOptions
 };
 void run_threads(int n, const std::function<void(int rank)>& fn, RunThreadsOptions options = {});
 

@@ -43,7 +43,7 @@ TEST(Plugins, AreRefusedInPlainWordsWhenBroken) {
 class KvRank {
  public:
   KvRank(const comm::Engine& engine, Store& store, int rank, int size, Deadline deadline)
-      : group_("group", store.clone()), host_(group_, store) {
+      : group_("group", store.clone()), host_({group_, store, store}, "failed") {
     comm_ = comm::Communicator::create(engine, {.struct_size = sizeof(lockstep_comm_config),
                                                 .host = host_.table(),
                                                 .rank = rank,
@@ -139,7 +139,7 @@ TEST(Plugins, AnAbortEndsAPostedOperation) {
 
 TEST(StoreHost, GetWaitsForTheKeyUntilTheDeadline) {
   HashStore store;
-  internal::StoreHost host(store, store);
+  internal::StoreHost host({store, store, store}, "failed");
   const lockstep_host* table = host.table();
   char value[4];
   size_t length = 0;
@@ -156,10 +156,19 @@ TEST(StoreHost, GetWaitsForTheKeyUntilTheDeadline) {
   EXPECT_EQ(get("k", Deadline::now()), LOCKSTEP_OK);
 }
 
+TEST(StoreHost, AGetEndsWhenARankHasGivenUp) {
+  HashStore store;
+  internal::StoreHost host({store, store, store}, "failed");
+  Thread later("later", [&] { store.set("failed", "1 out of memory"); });
+  size_t length = 0;
+  EXPECT_EQ(host.table()->kv_get(host.table()->context, "never", nullptr, 0, &length, LOCKSTEP_NEVER),
+            LOCKSTEP_PEER_LOST);
+}
+
 TEST(StoreHost, KeysWithASlashAddressTheWholeStore) {
   HashStore root;
   PrefixStore group("group", root.clone());
-  internal::StoreHost host(group, root);
+  internal::StoreHost host({group, root, root}, "failed");
   const lockstep_host* table = host.table();
   root.set("lockstep/exit/3", "killed by SIGKILL");
   char value[64] = "";

@@ -12,22 +12,8 @@
 namespace lockstep::internal {
 namespace {
 
-// Waits for the key; false when the deadline passed first.
-bool await(Store& store, const std::string& key, Deadline deadline) {
-  const std::string keys[] = {key};
-  if (deadline.expired()) return store.check(keys);
-  // A store takes zero for "for ever", so the time left is rounded up.
-  const Milliseconds left = deadline.is_never()
-                                ? Milliseconds(0)
-                                : std::chrono::ceil<Milliseconds>(deadline.remaining()) + Milliseconds(1);
-  try {
-    store.wait(keys, left);
-    return true;
-  } catch (const Error& error) {
-    if (error.kind() == ErrorKind::kTimeout) return false;
-    throw;
-  }
-}
+// How long a get waits before it looks whether a rank has given up.
+constexpr Milliseconds kGiveUpSlice{250};
 
 // Engines get a status; the words go to the log.
 lockstep_status report(const char* what, const char* key) noexcept {
@@ -40,10 +26,12 @@ lockstep_status report(const char* what, const char* key) noexcept {
 
 }  // namespace
 
-StoreHost::StoreHost(Store& store, Store& root)
-    : sets_(store.clone()),
-      gets_(store.clone()),
-      root_(root.clone()),
+StoreHost::StoreHost(const Stores& stores, std::string failed_key)
+    : sets_(stores.engine.clone()),
+      gets_(stores.engine.clone()),
+      root_(stores.root.clone()),
+      group_(stores.group.clone()),
+      failed_key_(std::move(failed_key)),
       table_{.struct_size = sizeof(lockstep_host),
              .context = this,
              .log = log,
@@ -51,6 +39,23 @@ StoreHost::StoreHost(Store& store, Store& root)
              .kv_get = kv_get} {}
 
 StoreHost::~StoreHost() = default;
+
+// Waits for the key; false when the deadline passed first.
+bool StoreHost::await(Store& store, const std::string& key, Deadline deadline) {
+  const std::string keys[] = {key}, failed[] = {failed_key_};
+  while (!deadline.expired()) {
+    // A store takes zero for "for ever", so the time left is rounded up.
+    const auto left = std::min(deadline, Deadline::after(kGiveUpSlice)).remaining();
+    try {
+      store.wait(keys, std::chrono::ceil<Milliseconds>(left) + Milliseconds(1));
+      return true;
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kTimeout) throw;
+    }
+    if (group_->check(failed)) raise(ErrorKind::kPeerLost, "another rank could not join");
+  }
+  return store.check(keys);
+}
 
 void StoreHost::log(void*, int level, const char* text) {
   constexpr LogLevel kLevels[] = {LogLevel::kError, LogLevel::kWarn, LogLevel::kInfo, LogLevel::kDebug};
@@ -78,7 +83,7 @@ lockstep_status StoreHost::kv_get(void* context, const char* key, void* value, s
   try {
     Store& store = key[0] == '/' ? *self->root_ : *self->gets_;
     const std::string name = key[0] == '/' ? key + 1 : key;
-    if (!await(store, name, Deadline::from_monotonic_ns(deadline_ns))) return LOCKSTEP_TIMEOUT;
+    if (!self->await(store, name, Deadline::from_monotonic_ns(deadline_ns))) return LOCKSTEP_TIMEOUT;
     const Bytes bytes = store.get(name);
     *length = bytes.size();
     if (const size_t n = std::min(capacity, bytes.size()); n > 0) std::memcpy(value, bytes.data(), n);

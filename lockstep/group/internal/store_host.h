@@ -8,6 +8,7 @@
 #include <memory>
 #include <string>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/engine/engine_abi.h"
 #include "lockstep/store/store.h"
 
@@ -15,9 +16,14 @@ namespace lockstep::internal {
 
 class StoreHost {
  public:
-  // `store` is the group's own part; keys that begin with "/" go to `root`, the whole store of the job. Both
-  // are cloned here.
-  StoreHost(Store& store, Store& root);
+  struct Stores {
+    Store& engine;  // where the engine's keys go
+    Store& root;    // where those that begin with "/" go: the whole store of the job
+    Store& group;   // where ranks that give up say so
+  };
+  // Clones the stores. A get ends with LOCKSTEP_PEER_LOST soon after `failed_key` appears in the group's store:
+  // whoever wrote it will never write what the engine waits for.
+  StoreHost(const Stores& stores, std::string failed_key);
   ~StoreHost();
   StoreHost(const StoreHost&) = delete;
   StoreHost& operator=(const StoreHost&) = delete;
@@ -26,6 +32,7 @@ class StoreHost {
   const lockstep_host* table() const { return &table_; }
 
  private:
+  bool await(Store& store, const std::string& key, Deadline deadline);
   static void log(void* context, int level, const char* text);
   static lockstep_status kv_set(void* context, const char* key, const void* value, size_t length);
   static lockstep_status kv_get(void* context, const char* key, void* value, size_t capacity, size_t* length,
@@ -34,6 +41,8 @@ class StoreHost {
   const std::unique_ptr<Store> sets_;
   const std::unique_ptr<Store> gets_;
   const std::unique_ptr<Store> root_;
+  const std::unique_ptr<Store> group_;
+  const std::string failed_key_;
   const lockstep_host table_;
 };
 

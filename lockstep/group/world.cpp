@@ -1,0 +1,166 @@
+#include "lockstep/group/world.h"
+
+#include <exception>
+#include <mutex>
+#include <numeric>
+
+#include "lockstep/base/environment.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+#include "lockstep/base/thread.h"
+#include "lockstep/group/internal/world_state.h"
+#include "lockstep/store/hash_store.h"
+
+namespace lockstep {
+
+using internal::current_world;
+using internal::World;
+
+void init_process_group(InitOptions options) {
+  current_world().enter(options);
+}
+
+void destroy_process_group(Group group) {
+  current_world().leave(group, "");
+}
+
+std::string load_engine(const std::string& path) {
+  return internal::engines().add(comm::load_engine(path)).name();
+}
+
+bool is_available() noexcept {
+  return true;
+}
+
+bool is_initialized() noexcept {
+  return current_world().group() != nullptr;
+}
+
+bool is_torchelastic_launched() noexcept {
+  return environment(Var::kElasticRunId).has_value();
+}
+
+bool is_backend_available(const std::string& name) noexcept {
+  try {
+    internal::choose_engine(name);
+    return !name.empty();
+  } catch (...) {
+    return false;
+  }
+}
+
+bool is_gloo_available() noexcept {
+  return is_backend_available("gloo");
+}
+bool is_mpi_available() noexcept {
+  return is_backend_available("mpi");
+}
+bool is_nccl_available() noexcept {
+  return is_backend_available("nccl");
+}
+bool is_ucc_available() noexcept {
+  return is_backend_available("ucc");
+}
+bool is_xccl_available() noexcept {
+  return is_backend_available("xccl");
+}
+
+Group default_group() {
+  if (auto group = current_world().group()) return group;
+  raise(ErrorKind::kUsage, "the default process group is not initialised; call init_process_group first");
+}
+
+int get_rank(const Group& group) {
+  return group ? group->rank() : default_group()->rank();
+}
+
+int get_world_size(const Group& group) {
+  return group ? group->size() : default_group()->size();
+}
+
+std::string get_backend(const Group& group) {
+  return group ? group->backend() : default_group()->backend();
+}
+
+std::string get_backend_config(const Group& group) {
+  return "cpu:" + get_backend(group);
+}
+
+std::vector<int> get_process_group_ranks(const Group& group) {
+  std::vector<int> ranks(static_cast<std::size_t>(get_world_size(group)));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
+}
+
+int get_pg_count() noexcept {
+  return is_initialized() ? 1 : 0;
+}
+
+int get_node_local_rank(int fallback) {
+  if (const auto rank = environment_int(Var::kLocalRank)) return static_cast<int>(*rank);
+  if (fallback >= 0) return fallback;
+  raise(ErrorKind::kUsage,
+        cat(name_of(Var::kLocalRank), " is not set: start with a launcher that sets it, or give a fallback"));
+}
+
+namespace {
+
+// What the rank threads of one run_threads call share.
+struct ThreadJob {
+  const std::function<void(int)>& fn;
+  const RunThreadsOptions& options;
+  const int n;
+  const std::shared_ptr<Store> store;
+  std::mutex mutex;
+  std::exception_ptr first;  // guarded by mutex
+
+  void record() {
+    const std::lock_guard lock(mutex);
+    if (!first) first = std::current_exception();
+  }
+};
+
+void run_rank(ThreadJob& job, int rank) {
+  World world;
+  internal::thread_world() = &world;
+  try {
+    world.enter({.backend = job.options.backend,
+                 .timeout = job.options.timeout,
+                 .world_size = job.n,
+                 .rank = rank,
+                 .store = job.store->clone()});
+    job.fn(rank);
+    if (world.group()) world.leave({}, "");
+  } catch (...) {
+    // Recorded before the others can hear of it, so that the cause comes first and not its echoes.
+    job.record();
+    const std::string cause = "threw: " + current_failure().message;
+    try {
+      if (world.group()) world.leave({}, cause);
+    } catch (...) {
+      log(LogLevel::kError, cat("rank ", rank, " could not leave: ", current_failure().message));
+    }
+  }
+  internal::thread_world() = nullptr;
+}
+
+}  // namespace
+
+void run_threads(int n, const std::function<void(int rank)>& fn, RunThreadsOptions options) {
+  if (n < 1) raise(ErrorKind::kUsage, cat("run_threads: ", n, " ranks asked for; at least 1 is needed"));
+  if (!fn) raise(ErrorKind::kUsage, "run_threads: no function given");
+  if (internal::thread_world() != nullptr) {
+    raise(ErrorKind::kUsage, "run_threads was called by a rank thread of another run_threads");
+  }
+  ThreadJob job{
+      .fn = fn, .options = options, .n = n, .store = std::make_shared<HashStore>(), .mutex = {}, .first = {}};
+  {
+    std::vector<Thread> threads;
+    for (int rank = 0; rank < n; ++rank) {
+      threads.emplace_back(cat("rank ", rank), [&job, rank] { run_rank(job, rank); });
+    }
+  }
+  if (job.first) std::rethrow_exception(job.first);
+}
+
+}  // namespace lockstep

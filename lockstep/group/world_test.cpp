@@ -1,0 +1,374 @@
+// Entering and leaving the world, ranks as threads, and what happens when one of them does not come or goes away.
+#include "lockstep/group/world.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <functional>
+#include <latch>
+#include <stdexcept>
+#include <string>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/thread.h"
+#include "lockstep/group/group.h"
+#include "lockstep/group/internal/world_state.h"
+#include "lockstep/store/hash_store.h"
+
+namespace lockstep {
+namespace {
+
+constexpr Milliseconds kPatience{60'000};
+
+Failure caught(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const Error& error) {
+    return error.failure();
+  }
+  ADD_FAILURE() << "nothing was raised";
+  return {};
+}
+
+bool says(const Failure& failure, const std::string& part) {
+  return failure.message.find(part) != std::string::npos;
+}
+
+// Sets a variable for a scope.
+class Variable {
+ public:
+  Variable(const char* name, const char* value) : name_(name) { ::setenv(name, value, 1); }
+  ~Variable() { ::unsetenv(name_); }
+
+ private:
+  const char* name_;
+};
+
+TEST(World, EveryUseBeforeInitSaysSo) {
+  EXPECT_TRUE(is_available());
+  EXPECT_FALSE(is_initialized());
+  EXPECT_EQ(get_pg_count(), 0);
+  const std::function<void()> uses[] = {
+      [] { get_rank(); },
+      [] { get_world_size(); },
+      [] { get_backend(); },
+      [] { default_group(); },
+      [] { barrier(); },
+      [] { all_reduce(at::ones({1})); },
+      [] { empty_shared({1}); },
+      [] { destroy_process_group(); },
+      [] { get_process_group_ranks(); },
+  };
+  for (const auto& use : uses) {
+    const auto failure = caught(use);
+    EXPECT_EQ(failure.kind, ErrorKind::kUsage);
+    EXPECT_TRUE(says(failure, "not initialised")) << failure.message;
+  }
+}
+
+TEST(World, WithNothingSetIsAWorldOfOneThatNeedsNoStore) {
+  init_process_group();
+  EXPECT_TRUE(is_initialized());
+  EXPECT_EQ(get_rank(), 0);
+  EXPECT_EQ(get_world_size(), 1);
+  EXPECT_EQ(get_backend(), "none");
+  EXPECT_EQ(get_pg_count(), 1);
+  EXPECT_EQ(get_process_group_ranks(), std::vector<int>{0});
+  EXPECT_EQ(default_group()->store(), nullptr);
+  auto tensor = at::arange(6, at::kFloat).reshape({2, 3}).t();
+  const auto before = tensor.clone();
+  all_reduce(tensor, {.op = ReduceOp::kAvg, .async_op = true}).wait();
+  broadcast(tensor);
+  barrier();
+  EXPECT_TRUE(at::equal(tensor, before));
+  auto output = at::empty({3, 2});
+  all_gather({output}, tensor, {.async_op = true});
+  EXPECT_TRUE(at::equal(output, before));
+  reduce_scatter_tensor(output.zero_(), tensor);
+  EXPECT_TRUE(at::equal(output, before));
+  EXPECT_EQ(caught([] { broadcast(at::ones({1}), {.src = 1}); }).kind, ErrorKind::kUsage);
+  EXPECT_EQ(caught([] { all_reduce(at::ones({1}, at::kInt), {.op = ReduceOp::kAvg}); }).kind,
+            ErrorKind::kUsage);
+  default_group()->abort("enough");
+  EXPECT_EQ(caught([] { barrier(); }).kind, ErrorKind::kAborted);
+  destroy_process_group();
+  EXPECT_FALSE(is_initialized());
+}
+
+TEST(World, CannotBeEnteredTwiceButAgainAfterLeaving) {
+  for (int round = 0; round < 3; ++round) {
+    init_process_group();
+    const auto failure = caught([] { init_process_group(); });
+    EXPECT_EQ(failure.kind, ErrorKind::kUsage);
+    EXPECT_TRUE(says(failure, "exists already") && says(failure, "world_test.cpp:")) << failure.message;
+    destroy_process_group(default_group());
+  }
+}
+
+TEST(World, RefusesOptionsThatContradictEachOther) {
+  const auto store = std::make_shared<HashStore>();
+  const auto refused = [](const InitOptions& options, const std::string& part) {
+    const auto failure = caught([&] { init_process_group(options); });
+    EXPECT_EQ(failure.kind, ErrorKind::kUsage);
+    EXPECT_TRUE(says(failure, part)) << failure.message;
+    EXPECT_FALSE(is_initialized());
+  };
+  refused({.init_method = "env://", .world_size = 1, .rank = 0, .store = store}, "not both");
+  refused({.rank = 0, .store = store}, "world_size");
+  refused({.world_size = 2, .store = store}, "rank");
+  refused({.world_size = 2, .rank = 2, .store = store}, "rank is 2");
+  refused({.timeout = Milliseconds(0)}, "timeout");
+  refused({.backend = "cpu:host,cuda:host"}, "one pair");
+  refused({.backend = ":host"}, "one pair");
+}
+
+TEST(World, KnowsItsEngines) {
+  for (const std::string name : {"host", "HOST", "cpu:host", "CPU:Host"}) {
+    EXPECT_TRUE(is_backend_available(name)) << name;
+    init_process_group({.backend = name});
+    destroy_process_group();
+  }
+  EXPECT_FALSE(is_backend_available(""));
+  for (const auto name : {"gloo", "nccl", "mpi", "cuda:host"}) {
+    EXPECT_FALSE(is_backend_available(name));
+    const auto failure = caught([&] { init_process_group({.backend = name}); });
+    EXPECT_EQ(failure.kind, ErrorKind::kUnsupported);
+    EXPECT_TRUE(says(failure, name)) << failure.message;
+  }
+  EXPECT_TRUE(says(caught([] { init_process_group({.backend = "gloo"}); }), "there is: host"));
+  EXPECT_FALSE(is_gloo_available() || is_nccl_available() || is_mpi_available() || is_ucc_available() ||
+               is_xccl_available());
+}
+
+TEST(World, TellsWhatTheLauncherSaid) {
+  EXPECT_FALSE(is_torchelastic_launched());
+  EXPECT_EQ(get_node_local_rank(5), 5);
+  EXPECT_TRUE(says(caught([] { get_node_local_rank(); }), "LOCAL_RANK"));
+  const Variable run("TORCHELASTIC_RUN_ID", "job"), local("LOCAL_RANK", "3");
+  EXPECT_TRUE(is_torchelastic_launched());
+  EXPECT_EQ(get_node_local_rank(5), 3);
+}
+
+TEST(World, CanBeEnteredAgainOverTheSameStore) {
+  const auto store = std::make_shared<HashStore>();
+  run_threads(3, [&](int rank) {
+    for (int round = 0; round < 4; ++round) {
+      destroy_process_group();
+      init_process_group({.timeout = kPatience, .world_size = 3, .rank = rank, .store = store});
+      auto tensor = at::full({1}, static_cast<float>(rank + round));
+      all_reduce(tensor);
+      EXPECT_EQ(tensor.item<float>(), static_cast<float>(3 + 3 * round));
+    }
+    EXPECT_EQ(default_group()->name(), "default_pg");
+  });
+  bool prefixed = false;
+  for (const auto& key : store->list_keys()) prefixed = prefixed || key.starts_with("default_pg/");
+  EXPECT_TRUE(prefixed);
+}
+
+TEST(World, KeysOfTheGroupLieInItsOwnPartOfTheStore) {
+  run_threads(2, [](int rank) {
+    const auto group = default_group();
+    if (rank == 0) group->store()->set("mine", "yes");
+    EXPECT_EQ(to_text(group->store()->get("mine")), "yes");
+  });
+}
+
+TEST(World, TheInitBarrierCountsEveryRank) {
+  const Variable barrier_on("TORCH_DIST_INIT_BARRIER", "1");
+  run_threads(3, [](int) { EXPECT_EQ(to_text(default_group()->store()->get("init_barrier/count")), "3"); });
+}
+
+TEST(World, AGroupThatWasDestroyedRefusesToWork) {
+  run_threads(2, [](int) {
+    const auto kept = default_group();
+    auto tensor = at::ones({4});
+    const auto work = all_reduce(tensor, {.async_op = true});
+    destroy_process_group();
+    work.wait();  // operations in flight end before the group is left
+    EXPECT_EQ(tensor[0].item<float>(), 2);
+    const auto failure = caught([&] { all_reduce(tensor, {.group = kept}); });
+    EXPECT_EQ(failure.kind, ErrorKind::kUsage);
+    EXPECT_TRUE(says(failure, "was destroyed")) << failure.message;
+    EXPECT_EQ(caught([&] { destroy_process_group(kept); }).kind, ErrorKind::kUsage);
+    kept->abort("nothing to abort");
+    EXPECT_FALSE(is_initialized());
+  });
+}
+
+TEST(World, LeavingWithAnOperationNobodyJoinedEndsItAsAborted) {
+  run_threads(2, [](int rank) {
+    if (rank == 1) return barrier(), void();
+    const auto work = broadcast(at::ones({1}), {.async_op = true});
+    default_group()->abort("rank 0 has had enough");
+    destroy_process_group();
+    EXPECT_TRUE(work.is_completed());
+    EXPECT_EQ(caught([&] { work.wait(); }).kind, ErrorKind::kAborted);
+  });
+}
+
+TEST(RunThreads, MakesEachThreadARankOfItsOwnWorld) {
+  for (const int n : {1, 2, 3, 8}) {
+    std::atomic<int> ranks{0};
+    run_threads(n, [&](int rank) {
+      EXPECT_EQ(get_rank(), rank);
+      EXPECT_EQ(get_world_size(), n);
+      EXPECT_EQ(get_backend(), n == 1 ? "none" : "host");
+      EXPECT_EQ(get_backend_config(), "cpu:" + get_backend());
+      EXPECT_EQ(get_process_group_ranks().size(), static_cast<std::size_t>(n));
+      ++ranks;
+      // Threads a rank starts are no ranks.
+      Thread("helper", [] { EXPECT_FALSE(is_initialized()); });
+    });
+    EXPECT_EQ(ranks, n);
+    EXPECT_FALSE(is_initialized());
+  }
+}
+
+TEST(RunThreads, RefusesNonsenseAndNesting) {
+  EXPECT_EQ(caught([] { run_threads(0, [](int) {}); }).kind, ErrorKind::kUsage);
+  EXPECT_EQ(caught([] { run_threads(1, nullptr); }).kind, ErrorKind::kUsage);
+  run_threads(1, [](int) { EXPECT_EQ(caught([] { run_threads(1, [](int) {}); }).kind, ErrorKind::kUsage); });
+}
+
+TEST(RunThreads, ThrowsTheFirstExceptionAgainAndTellsTheOthersWhoThrew) {
+  for (const bool async : {false, true}) {
+    std::atomic<int> told{0};
+    const auto body = [&](int rank) {
+      all_reduce(at::ones({1}));
+      if (rank == 2) throw std::out_of_range("no more data");
+      const auto failure = caught([&] { all_reduce(at::ones({1}), {.async_op = async}).wait(); });
+      EXPECT_EQ(failure.kind, ErrorKind::kPeerLost) << failure.message;
+      EXPECT_TRUE(says(failure, "no more data")) << failure.message;
+      ASSERT_TRUE(failure.peer);
+      EXPECT_EQ(failure.peer->rank, 2);
+      EXPECT_TRUE(failure.peer->cause.find("no more data") != std::string::npos) << failure.peer->cause;
+      // Broken for good: the same error again.
+      EXPECT_EQ(caught([] { barrier(); }).kind, ErrorKind::kPeerLost);
+      ++told;
+      raise(failure);  // an echo: must not hide the first
+    };
+    EXPECT_THROW(run_threads(4, body), std::out_of_range);
+    EXPECT_EQ(told, 3);
+  }
+}
+
+TEST(RunThreads, ARankThatReturnsEarlyIsMissedByName) {
+  run_threads(3, [](int rank) {
+    if (rank == 1) return;
+    const auto failure = caught([] { barrier(); });
+    EXPECT_EQ(failure.kind, ErrorKind::kPeerLost) << failure.message;
+    ASSERT_TRUE(failure.peer);
+    EXPECT_EQ(failure.peer->rank, 1);
+  });
+}
+
+TEST(Timeouts, NameWhoIsMissingAndBreakTheGroup) {
+  std::latch done(2);
+  run_threads(3, [&](int rank) {
+    if (rank == 1) return done.wait();
+    const auto failure = caught([] { barrier({.timeout = Milliseconds(50)}); });
+    EXPECT_EQ(failure.kind, ErrorKind::kTimeout) << failure.message;
+    EXPECT_TRUE(says(failure, "barrier #1") && says(failure, "world_test.cpp:")) << failure.message;
+    EXPECT_TRUE(says(failure, "rank 1") || says(failure, "ranks 1")) << failure.message;
+    EXPECT_EQ(caught([] { barrier(); }).kind, ErrorKind::kTimeout);
+    done.count_down();
+  });
+}
+
+TEST(Timeouts, ComeFromTheGroupUnlessTheCallHasItsOwn) {
+  std::latch done(1);
+  run_threads(2, [&](int rank) {
+    if (rank == 1) return done.wait();
+    EXPECT_EQ(default_group()->timeout(), kDefaultGroupTimeout);
+    default_group()->set_timeout(Milliseconds(30));
+    EXPECT_EQ(caught([] { all_reduce(at::ones({1}), {.async_op = true}).wait(); }).kind, ErrorKind::kTimeout);
+    done.count_down();
+  });
+}
+
+TEST(Abort, EndsWhatEveryRankWaitsForAndGivesTheReason) {
+  run_threads(3, [](int rank) {
+    if (rank == 2) {
+      default_group()->abort("operator pressed the button");
+    } else {
+      const auto failure = caught([] { barrier(); });
+      EXPECT_EQ(failure.kind, ErrorKind::kAborted) << failure.message;
+      EXPECT_TRUE(says(failure, "operator pressed the button")) << failure.message;
+    }
+    EXPECT_EQ(caught([] { all_reduce(at::ones({1})); }).kind, ErrorKind::kAborted);
+  });
+}
+
+TEST(Abort, ReachesAThreadBlockedInAnOperation) {
+  run_threads(2, [](int rank) {
+    if (rank == 1) return (void)caught([] { barrier(); });
+    const auto group = default_group();
+    Thread aborter("aborter", [group] { group->abort("from another thread"); });
+    EXPECT_EQ(caught([] { broadcast(at::ones({1})); }).kind, ErrorKind::kAborted);
+  });
+}
+
+TEST(Plugins, CompiledAsCRunGroups) {
+  const auto name = load_engine(std::string(PLUGIN_DIR) + "/kv_engine.so");
+  EXPECT_EQ(name, "kv");
+  EXPECT_TRUE(is_backend_available("KV"));
+  run_threads(3,
+              [](int rank) {
+                EXPECT_EQ(get_backend(), "kv");
+                auto tensor = at::full({2, 2}, static_cast<float>(rank)).t();
+                all_reduce(tensor, {.op = ReduceOp::kAvg, .async_op = true}).wait();
+                EXPECT_TRUE(at::equal(tensor, at::ones({2, 2})));
+                // Memory of its own it has none; an ordinary tensor does.
+                auto plain = empty_shared({3});
+                broadcast(plain.fill_(rank), {.src = 2});
+                EXPECT_EQ(plain[0].item<float>(), 2);
+                const auto failure = caught([] { all_reduce(at::ones({1}, at::kDouble)); });
+                EXPECT_EQ(failure.kind, ErrorKind::kUnsupported);
+                EXPECT_TRUE(says(failure, "kv") && says(failure, "Double")) << failure.message;
+              },
+              {.timeout = kPatience, .backend = "kv"});
+  EXPECT_EQ(caught([] { load_engine(std::string(PLUGIN_DIR) + "/kv_engine.so"); }).kind, ErrorKind::kUsage);
+}
+
+// The C engine, but rank 1 cannot join.
+lockstep_status create_unless_rank_1(const lockstep_comm_config* config, lockstep_comm** out, char* error,
+                                     size_t capacity) {
+  if (config->rank != 1)
+    return internal::engines().find("kv")->table().comm_create(config, out, error, capacity);
+  std::snprintf(error, capacity, "no memory for rank 1");
+  return LOCKSTEP_RESOURCE;
+}
+
+TEST(Plugins, ARankThatCannotJoinIsToldToTheOthers) {
+  auto table = internal::engines().find("kv")->table();
+  table.name = "stubborn";
+  table.comm_create = create_unless_rank_1;
+  internal::engines().add(comm::Engine(&table, "test"));
+  const auto store = std::make_shared<HashStore>();
+  run_threads(1, [&](int) {
+    destroy_process_group();
+    Thread other("rank 1", [&] {
+      internal::World world;
+      const auto failure =
+          caught([&] { world.enter({.backend = "stubborn", .world_size = 2, .rank = 1, .store = store}); });
+      EXPECT_EQ(failure.kind, ErrorKind::kResource);
+    });
+    const auto failure = caught(
+        [&] { init_process_group({.backend = "stubborn", .world_size = 2, .rank = 0, .store = store}); });
+    EXPECT_EQ(failure.kind, ErrorKind::kPeerLost);
+    EXPECT_TRUE(says(failure, "no memory for rank 1")) << failure.message;
+    ASSERT_TRUE(failure.peer);
+    EXPECT_EQ(failure.peer->rank, 1);
+    EXPECT_FALSE(is_initialized());
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
