@@ -37,6 +37,8 @@ std::string failure_report(const FailureFacts& facts) {
                          "  pid     ", first.pid, "\n",                                        //
                          "  cause   ", first.cause(), "\n",                                    //
                          "  time    ", time_text(first.time));
+  if (!first.start_error.empty()) text += cat("\n  program ", facts.program);
+  if (!facts.error_file.empty()) text += cat("\n  error file:\n    | ", facts.error_file);
   if (!facts.last_errors.empty()) {
     text += "\n  last lines of its stderr:";
     for (const std::string& line : facts.last_errors) text += cat("\n    | ", line);

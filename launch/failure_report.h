@@ -12,7 +12,9 @@ namespace lockstep::launch {
 struct FailureFacts {
   int first_rank = 0;  // of this host's workers
   std::string host;
+  std::string program;
   ChildExit first;
+  std::string error_file;  // what the first that failed wrote to TORCHELASTIC_ERROR_FILE
   const std::vector<ChildExit>& exits;
   const std::deque<std::string>& last_errors;  // of the first that failed
 };

@@ -1,7 +1,9 @@
 // The `lockstep` command.
 #include <CLI/CLI.hpp>
+#include <algorithm>
 #include <cstdio>
 #include <string>
+#include <string_view>
 
 #include "launch/env_command.h"
 #include "launch/run.h"
@@ -68,8 +70,9 @@ int main_or_raise(int argc, char** argv) {
   app.require_subcommand(1);
   CLI::App* const run_command = add_run(app, options);
   CLI::App* const env_command = app.add_subcommand("env", "Show what lockstep finds in this environment");
+  const auto dashes = std::find(argv + 1, argv + argc, std::string_view("--"));
   try {
-    app.parse(argc, argv);
+    app.parse(static_cast<int>(dashes - argv), argv);
   } catch (const CLI::ParseError& error) {
     return app.exit(error) == 0 ? 0 : kUsageExit;
   }
@@ -78,8 +81,13 @@ int main_or_raise(int argc, char** argv) {
     return 0;
   }
   options.command = run_command->remaining();
-  if (!options.command.empty() && options.command.front() == "--")
-    options.command.erase(options.command.begin());
+  if (!options.command.empty() && options.command.front().starts_with("-")) {
+    raise(ErrorKind::kUsage,
+          "lockstep run has no option " + options.command.front() + "; see lockstep run --help");
+  }
+  // The first "--" is ours only when no program stands before it.
+  options.command.insert(options.command.end(), dashes + (dashes != argv + argc && options.command.empty()),
+                         argv + argc);
   return run(options);
 }
 

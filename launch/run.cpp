@@ -19,6 +19,7 @@
 #include "lockstep/base/process.h"
 #include "lockstep/base/text.h"
 #include "lockstep/process/job_host.h"
+#include "lockstep/process/report.h"
 #include "lockstep/process/supervisor.h"
 
 namespace lockstep::launch {
@@ -99,19 +100,25 @@ class Job {
                             .role = options_.role};
     EnvironmentList variables = worker_environment(place, host_.address());
     if (sets_threads_) variables.emplace_back(name_of(Var::kOmpNumThreads), "1");
+    // A file for whoever opens it, but one that no killed launcher can leave behind.
+    variables.emplace_back(name_of(Var::kElasticErrorFile), cat("/proc/self/fd/", report_fd(worker)));
     return variables;
   }
+
+  int report_fd(int worker) const { return reports_[static_cast<std::size_t>(worker)].get(); }
 
   void start() {
     const Fd empty_input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     const int secret_fd = host_.address().secret_fd;
     std::vector<ChildSpec> specs;
     for (int worker = 0; worker < plan_.n_workers; ++worker) {
+      reports_.push_back(make_report());
       ChildSpec spec{.argv = options_.command,
                      .environment = environment_with(worker_variables(worker)),
                      .standard_input = worker == 0 ? -1 : empty_input.get(),
                      .standard_output = output_.worker_stdout(worker),
                      .standard_error = output_.worker_stderr(worker)};
+      spec.inherited.push_back(report_fd(worker));
       if (secret_fd >= 0) spec.inherited.push_back(secret_fd);
       specs.push_back(std::move(spec));
     }
@@ -181,7 +188,9 @@ class Job {
     const ChildExit first = *supervisor_->first_failure();
     output_.say(failure_report({.first_rank = plan_.first_rank(),
                                 .host = host_name(),
+                                .program = options_.command.front(),
                                 .first = first,
+                                .error_file = read_report(report_fd(first.index)),
                                 .exits = supervisor_->exits(),
                                 .last_errors = output_.last_errors(first.index)}));
   }
@@ -191,6 +200,7 @@ class Job {
   JobHost host_;
   Nodes nodes_;
   Output output_;
+  std::vector<Fd> reports_;  // TORCHELASTIC_ERROR_FILE, one per worker
   std::optional<Supervisor> supervisor_;
   bool sets_threads_ = false;
   bool lost_elsewhere_ = false;

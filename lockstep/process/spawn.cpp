@@ -2,27 +2,19 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <signal.h>
 #include <sys/eventfd.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
-#include <algorithm>
-#include <atomic>
-#include <cerrno>
-#include <charconv>
 #include <condition_variable>
-#include <cstdio>
 #include <cstdlib>
-#include <iostream>
 #include <mutex>
 
 #include "lockstep/base/environment.h"
-#include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/thread.h"
 #include "lockstep/process/internal/spawn_child.h"
 #include "lockstep/process/job_host.h"
+#include "lockstep/process/report.h"
 #include "lockstep/process/supervisor.h"
 
 namespace lockstep {
@@ -105,7 +97,7 @@ void SpawnContext::State::watch_to_end() {
 }
 
 SpawnError SpawnContext::State::describe(const ChildExit& exit) const {
-  const std::string text = internal::read_report(reports[static_cast<std::size_t>(exit.index)].get());
+  const std::string text = read_report(reports[static_cast<std::size_t>(exit.index)].get());
   Failure failure{.kind = ErrorKind::kPeerLost,
                   .message = cat("spawned process ", exit.index, " (pid ", exit.pid, ") ", exit.cause(),
                                  text.empty() ? "" : ": ", text),
@@ -209,7 +201,7 @@ SpawnContext spawn(int n, const std::function<void(int index)>& fn, const SpawnO
   }
   state->grace = options.grace;
   state->host.emplace(JobHost::open());
-  for (int i = 0; i < n; ++i) state->reports.push_back(internal::make_report());
+  for (int i = 0; i < n; ++i) state->reports.push_back(make_report());
 
   const Preparation preparation{n, call, fn, *state->host, state->reports};
   std::vector<ChildSpec> specs;

@@ -2,11 +2,9 @@
 
 #include <fcntl.h>
 #include <poll.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <atomic>
-#include <cerrno>
 #include <cstdio>
 #include <cstdlib>
 #include <filesystem>
@@ -18,11 +16,10 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
+#include "lockstep/process/report.h"
 
 namespace lockstep::internal {
 namespace {
-
-constexpr std::size_t kMaxReport = 64 << 10;
 
 // Facts about the process, not state of the library: how often spawn was called, and whether it made this process.
 std::atomic<int> g_calls{0};
@@ -79,19 +76,6 @@ std::vector<std::string> own_arguments() {
   return arguments;
 }
 
-Fd make_report() {
-  Fd report(::memfd_create("lockstep-report", MFD_CLOEXEC));
-  if (!report) raise(system_failure(errno, "memfd_create for a process's report"));
-  return report;
-}
-
-std::string read_report(int report) {
-  std::string text(kMaxReport, '\0');
-  const ssize_t n = ::pread(report, text.data(), text.size(), 0);
-  text.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
-  return text;
-}
-
 int run_spawned(const std::function<void(int)>& fn, int index, int report) noexcept {
   g_inside = true;
   set_log_rank(index);
@@ -100,9 +84,7 @@ int run_spawned(const std::function<void(int)>& fn, int index, int report) noexc
     fn(index);
   } catch (...) {
     code = 1;
-    const Failure failure = current_failure();
-    const std::size_t n = std::min(failure.message.size(), kMaxReport);
-    (void)!::pwrite(report, failure.message.data(), n, 0);
+    write_report(report, current_failure().message);
   }
   // The process ends without destructors of static objects: a forked copy must not run those of the original.
   std::cout.flush();

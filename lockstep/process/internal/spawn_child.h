@@ -10,7 +10,6 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/base/fd.h"
 #include "lockstep/base/thread.h"
 
 namespace lockstep::internal {
@@ -34,10 +33,6 @@ bool inside_spawned();
 int count_threads();
 // argv of this process, as the kernel knows it.
 std::vector<std::string> own_arguments();
-
-// A memfd: unlike a pipe it takes a text of any length with nobody reading.
-Fd make_report();
-std::string read_report(int report);
 
 // Runs fn(index), writes what it throws into `report`; returns the exit code. Never throws.
 int run_spawned(const std::function<void(int)>& fn, int index, int report) noexcept;
