@@ -49,10 +49,14 @@ template <class Contender>
 std::int64_t calibrate(Contender& contender, Link& link, std::size_t n_buffers, std::int64_t goal_ns) {
   run_loop(contender, static_cast<std::int64_t>(n_buffers), n_buffers, 0);
   for (std::int64_t n = 1;; n *= 4) {
-    contender.all_reduce(0);  // the others may still be waking up
-    const std::int64_t start = now_ns();
-    run_loop(contender, n, n_buffers, 0);
-    const std::int64_t took = std::max<std::int64_t>(link.share_number(now_ns() - start), 1);
+    std::int64_t took = goal_ns;
+    for (int k = 0; k < 2; ++k) {  // the better of two: one descheduling must not end the search
+      contender.all_reduce(0);     // the others may still be waking up
+      const std::int64_t start = now_ns();
+      run_loop(contender, n, n_buffers, 0);
+      took = std::min(took, now_ns() - start);
+    }
+    took = std::max<std::int64_t>(link.share_number(took), 1);
     if (took * 10 >= goal_ns) return std::max<std::int64_t>(1, goal_ns * n / took);
   }
 }
