@@ -4,6 +4,7 @@
 #include <unistd.h>
 
 #include <ctime>
+#include <sstream>
 
 #include "lockstep/base/text.h"
 
@@ -38,7 +39,11 @@ std::string failure_report(const FailureFacts& facts) {
                          "  cause   ", first.cause(), "\n",                                    //
                          "  time    ", time_text(first.time));
   if (!first.start_error.empty()) text += cat("\n  program ", facts.program);
-  if (!facts.error_file.empty()) text += cat("\n  error file:\n    | ", facts.error_file);
+  if (!facts.error_file.empty()) {
+    std::istringstream lines(facts.error_file);
+    text += "\n  error file:";
+    for (std::string line; std::getline(lines, line);) text += cat("\n    | ", line);
+  }
   if (!facts.last_errors.empty()) {
     text += "\n  last lines of its stderr:";
     for (const std::string& line : facts.last_errors) text += cat("\n    | ", line);

@@ -54,10 +54,15 @@ void LineMerger::flush_front() {
   ++front_number_;
 }
 
-// Lines of workers that have ended count too, so this errs on the side of waiting.
 void LineMerger::flush_complete() {
-  while (!waiting_.empty() && waiting_.front().workers.size() >= std::max<std::size_t>(n_live_, 1))
+  while (!waiting_.empty()) {
+    const auto& workers = waiting_.front().workers;
+    const auto n_live = std::count_if(workers.begin(), workers.end(), [this](int worker) {
+      return !ended_[static_cast<std::size_t>(worker)];
+    });
+    if (static_cast<std::size_t>(n_live) < n_live_) return;
     flush_front();
+  }
 }
 
 std::string rank_set_text(const std::vector<int>& ranks) {

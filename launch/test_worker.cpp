@@ -1,0 +1,56 @@
+// A worker for the launcher's tests: meets the others in the launcher's store, as a training program would.
+//
+//   test_worker meet            waits for all ranks, prints "met <world size>"
+//   test_worker lose <rank>     that rank kills itself once all are there; the others ignore SIGTERM, read from the
+//                               store how it ended, print that, and end with 0
+#include <signal.h>
+
+#include <iostream>
+#include <string>
+
+#include "lockstep/base/environment.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+#include "lockstep/process/job_host.h"
+#include "lockstep/store/tcp_store.h"
+
+namespace {
+
+using namespace lockstep;
+
+void meet(Store& store, long world_size) {
+  const std::string here = "here";
+  const std::string all = "all";
+  if (store.add(here, 1) == world_size) store.set(all, "");
+  store.wait({&all, 1});
+}
+
+int work(const std::string& what, int lost) {
+  const long rank = environment_int(Var::kRank).value();
+  const long world_size = environment_int(Var::kWorldSize).value();
+  const auto store =
+      TcpStore::open(environment(Var::kMasterAddr).value(),
+                     {.port = static_cast<std::uint16_t>(environment_int(Var::kMasterPort).value()),
+                      .timeout = Milliseconds(60'000),
+                      .secret = JobSecret::from_environment()});
+  if (what == "lose" && rank != lost) ::signal(SIGTERM, SIG_IGN);
+  meet(*store, world_size);
+  if (what == "meet") {
+    std::cout << "met " << world_size << std::endl;
+    return 0;
+  }
+  if (rank == lost) ::raise(SIGKILL);
+  std::cout << "rank " << lost << " " << to_text(store->get(exit_cause_key(lost))) << std::endl;
+  return 0;
+}
+
+}  // namespace
+
+int main(int argc, char** argv) {
+  try {
+    return work(argc > 1 ? argv[1] : "", argc > 2 ? std::stoi(argv[2]) : -1);
+  } catch (const std::exception& error) {
+    std::cerr << error.what() << std::endl;
+    return 1;
+  }
+}
