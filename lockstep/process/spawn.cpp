@@ -197,7 +197,9 @@ SpawnContext spawn(int n, const std::function<void(int index)>& fn, const SpawnO
   }
   const bool fork = choose_fork(options.start_method);
   if (!fork && internal::inside_spawned()) {
-    raise(ErrorKind::kUsage, "a spawned process that has threads cannot spawn: spawn before threads start");
+    raise(ErrorKind::kUsage,
+          "a spawned process cannot start its program anew: spawn there with StartMethod::kFork, before "
+          "threads start");
   }
   state->grace = options.grace;
   state->host.emplace(JobHost::open());
