@@ -23,11 +23,13 @@ TEST_P(Sizes, AllReduceSumsInRankOrder) {
   with_threads(GetParam(), [](Rank& rank) {
     for (const std::size_t count : kCounts) {
       std::vector<float> x(count);
-      for (std::size_t i = 0; i < count; ++i) x[i] = 0.1f * static_cast<float>(rank.rank() + 1) + static_cast<float>(i % 17);
+      for (std::size_t i = 0; i < count; ++i)
+        x[i] = 0.1f * static_cast<float>(rank.rank() + 1) + static_cast<float>(i % 17);
       ASSERT_EQ(rank.all_reduce(x), LOCKSTEP_OK) << rank.error();
       for (std::size_t i = 0; i < count; ++i) {
         float sum = 0.1f + static_cast<float>(i % 17);
-        for (int r = 1; r < rank.size(); ++r) sum += 0.1f * static_cast<float>(r + 1) + static_cast<float>(i % 17);
+        for (int r = 1; r < rank.size(); ++r)
+          sum += 0.1f * static_cast<float>(r + 1) + static_cast<float>(i % 17);
         ASSERT_EQ(x[i], sum) << "element " << i << " of " << count;
       }
     }
@@ -40,11 +42,14 @@ TEST_P(Sizes, AllGatherReduceScatterAndBroadcast) {
     for (const std::size_t count : kCounts) {
       std::vector<std::int32_t> part(count), all(count * n), out(count);
       for (std::size_t i = 0; i < count; ++i) part[i] = static_cast<std::int32_t>(i * 10 + me);
-      ASSERT_EQ(rank.run(Rank::op(LOCKSTEP_ALL_GATHER, part.data(), all.data(), count, LOCKSTEP_I32)), LOCKSTEP_OK);
+      ASSERT_EQ(rank.run(Rank::op(LOCKSTEP_ALL_GATHER, part.data(), all.data(), count, LOCKSTEP_I32)),
+                LOCKSTEP_OK);
       for (std::size_t r = 0; r < n; ++r) {
-        for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(all[r * count + i], static_cast<std::int32_t>(i * 10 + r));
+        for (std::size_t i = 0; i < count; ++i)
+          ASSERT_EQ(all[r * count + i], static_cast<std::int32_t>(i * 10 + r));
       }
-      ASSERT_EQ(rank.run(Rank::op(LOCKSTEP_REDUCE_SCATTER, all.data(), out.data(), count, LOCKSTEP_I32)), LOCKSTEP_OK);
+      ASSERT_EQ(rank.run(Rank::op(LOCKSTEP_REDUCE_SCATTER, all.data(), out.data(), count, LOCKSTEP_I32)),
+                LOCKSTEP_OK);
       for (std::size_t i = 0; i < count; ++i) ASSERT_EQ(out[i], static_cast<std::int32_t>((i * 10 + me) * n));
       auto op = Rank::op(LOCKSTEP_BROADCAST, part.data(), part.data(), count, LOCKSTEP_I32);
       op.root = rank.size() - 1;
@@ -105,7 +110,9 @@ TEST(HostEngine, DifferentCallsAreAnErrorOnEveryRankThatNamesBoth) {
     auto op = Rank::op(LOCKSTEP_ALL_REDUCE, x.data(), x.data(), rank.rank() == 2 ? 63 : 64);
     op.where = rank.rank() == 2 ? "other.cpp:9" : "train.cpp:5";
     EXPECT_EQ(rank.run(op), LOCKSTEP_USAGE);
-    EXPECT_NE(rank.error().find("rank 2 called all_reduce(sum, f32, 63 elements) #1 at other.cpp:9"), std::string::npos) << rank.error();
+    EXPECT_NE(rank.error().find("rank 2 called all_reduce(sum, f32, 63 elements) #1 at other.cpp:9"),
+              std::string::npos)
+        << rank.error();
     EXPECT_NE(rank.error().find("train.cpp:5"), std::string::npos) << rank.error();
     EXPECT_EQ(rank.barrier(), LOCKSTEP_USAGE) << "a broken group stays broken";
   });
@@ -121,7 +128,8 @@ TEST(HostEngine, ATimeoutNamesWhoIsMissingAndBreaksTheGroup) {
       return;
     }
     std::vector<float> x(8);
-    EXPECT_EQ(rank.run(Rank::op(LOCKSTEP_ALL_REDUCE, x.data(), x.data(), 8, LOCKSTEP_F32, Milliseconds(50))), LOCKSTEP_TIMEOUT);
+    EXPECT_EQ(rank.run(Rank::op(LOCKSTEP_ALL_REDUCE, x.data(), x.data(), 8, LOCKSTEP_F32, Milliseconds(50))),
+              LOCKSTEP_TIMEOUT);
     EXPECT_NE(rank.error().find("waits for rank 1"), std::string::npos) << rank.error();
     EXPECT_NE(rank.error().find("last entered barrier() #1"), std::string::npos) << rank.error();
     over = true;

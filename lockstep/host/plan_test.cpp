@@ -25,7 +25,8 @@ struct Machine {
 
 class Simulation {
  public:
-  Simulation(lockstep_op_kind kind, int size, std::uint64_t count, std::size_t stage_bytes) : kind_(kind), machines_(size) {
+  Simulation(lockstep_op_kind kind, int size, std::uint64_t count, std::size_t stage_bytes)
+      : kind_(kind), machines_(size) {
     const std::uint64_t n = static_cast<std::uint64_t>(size);
     for (int r = 0; r < size; ++r) {
       Machine& m = machines_[r];
@@ -36,8 +37,13 @@ class Simulation {
         m.stage_in[p].assign(stage_bytes / sizeof(Element), 777);
         m.stage_out[p].assign(stage_bytes / sizeof(Element), 888);
       }
-      m.plan = make_plan({.kind = kind, .rank = r, .size = size, .root = size - 1, .n_bytes = count * sizeof(Element),
-                          .stage_in_bytes = stage_bytes, .stage_out_bytes = stage_bytes});
+      m.plan = make_plan({.kind = kind,
+                          .rank = r,
+                          .size = size,
+                          .root = size - 1,
+                          .n_bytes = count * sizeof(Element),
+                          .stage_in_bytes = stage_bytes,
+                          .stage_out_bytes = stage_bytes});
     }
     root_ = size - 1;
   }
@@ -66,7 +72,8 @@ class Simulation {
     const auto size = machines_.size();
     for (std::size_t r = 0; r < size; ++r) {
       const Machine& m = machines_[r];
-      for (std::size_t i = 0; i < m.recv.size(); ++i) ASSERT_EQ(m.recv[i], expected(r, i)) << "rank " << r << " element " << i;
+      for (std::size_t i = 0; i < m.recv.size(); ++i)
+        ASSERT_EQ(m.recv[i], expected(r, i)) << "rank " << r << " element " << i;
     }
   }
 
@@ -82,8 +89,10 @@ class Simulation {
       case LOCKSTEP_REDUCE_SCATTER:
         for (const Machine& m : machines_) sum += m.send[r * count + i];
         return sum;
-      case LOCKSTEP_ALL_GATHER: return machines_[i / count].send[i % count];
-      default: return r == static_cast<std::size_t>(root_) ? machines_[r].recv[i] : machines_[root_].send[i];
+      case LOCKSTEP_ALL_GATHER:
+        return machines_[i / count].send[i % count];
+      default:
+        return r == static_cast<std::size_t>(root_) ? machines_[r].recv[i] : machines_[root_].send[i];
     }
   }
 
@@ -103,23 +112,30 @@ class Simulation {
     const std::size_t n = at(s.n_bytes);
     for (std::size_t i = 0; i < n; ++i) {
       switch (s.kind) {
-        case StepKind::kCopyIn: m.stage_in[s.parity].at(at(s.stage_at) + i) = m.send.at(at(s.user_at) + i); break;
-        case StepKind::kKeep: m.recv.at(at(s.recv_at) + i) = m.send.at(at(s.user_at) + i); break;
+        case StepKind::kCopyIn:
+          m.stage_in[s.parity].at(at(s.stage_at) + i) = m.send.at(at(s.user_at) + i);
+          break;
+        case StepKind::kKeep:
+          m.recv.at(at(s.recv_at) + i) = m.send.at(at(s.user_at) + i);
+          break;
         case StepKind::kCopyOut: {
           Machine& from = machines_[s.peer];
-          m.recv.at(at(s.recv_at) + i) = (s.from_in ? from.stage_in : from.stage_out)[s.parity].at(at(s.stage_at) + i);
+          m.recv.at(at(s.recv_at) + i) =
+              (s.from_in ? from.stage_in : from.stage_out)[s.parity].at(at(s.stage_at) + i);
           break;
         }
         case StepKind::kReduce: {
           Element sum = 0;
           for (int q = 0; q < static_cast<int>(machines_.size()); ++q) {
-            sum += q == r ? m.send.at(at(s.user_at) + i) : machines_[q].stage_in[s.parity].at(at(s.stage_at) + i);
+            sum += q == r ? m.send.at(at(s.user_at) + i)
+                          : machines_[q].stage_in[s.parity].at(at(s.stage_at) + i);
           }
           m.recv.at(at(s.recv_at) + i) = sum;
           if (s.publish) m.stage_out[s.parity].at(i) = sum;
           break;
         }
-        default: break;
+        default:
+          break;
       }
     }
     if (s.kind == StepKind::kSignal) m.phase = s.phase;
@@ -148,11 +164,19 @@ TEST_P(Plan, GivesTheRightResultInEveryInterleaving) {
 }
 
 TEST_P(Plan, OfNothingIsEmpty) {
-  EXPECT_TRUE(make_plan({.kind = GetParam(), .rank = 0, .size = 2, .root = 0, .n_bytes = 0, .stage_in_bytes = 4096, .stage_out_bytes = 4096}).empty());
+  EXPECT_TRUE(make_plan({.kind = GetParam(),
+                         .rank = 0,
+                         .size = 2,
+                         .root = 0,
+                         .n_bytes = 0,
+                         .stage_in_bytes = 4096,
+                         .stage_out_bytes = 4096})
+                  .empty());
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, Plan,
-                         ::testing::Values(LOCKSTEP_ALL_REDUCE, LOCKSTEP_REDUCE_SCATTER, LOCKSTEP_ALL_GATHER, LOCKSTEP_BROADCAST));
+                         ::testing::Values(LOCKSTEP_ALL_REDUCE, LOCKSTEP_REDUCE_SCATTER, LOCKSTEP_ALL_GATHER,
+                                           LOCKSTEP_BROADCAST));
 
 }  // namespace
 }  // namespace lockstep::comm

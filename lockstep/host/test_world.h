@@ -28,7 +28,8 @@ class MapKv {
   }
   std::optional<std::string> get(const std::string& key, Deadline deadline) {
     std::unique_lock lock(mutex_);
-    if (!changed_.wait_until(lock, deadline.time_point(), [&] { return map_.contains(key); })) return std::nullopt;
+    if (!changed_.wait_until(lock, deadline.time_point(), [&] { return map_.contains(key); }))
+      return std::nullopt;
     return map_[key];
   }
   lockstep_host host() {
@@ -41,8 +42,10 @@ class MapKv {
                   return LOCKSTEP_OK;
                 },
             .kv_get =
-                [](void* self, const char* key, void* value, size_t capacity, size_t* length, int64_t deadline_ns) {
-                  const auto found = static_cast<MapKv*>(self)->get(key, Deadline::from_monotonic_ns(deadline_ns));
+                [](void* self, const char* key, void* value, size_t capacity, size_t* length,
+                   int64_t deadline_ns) {
+                  const auto found =
+                      static_cast<MapKv*>(self)->get(key, Deadline::from_monotonic_ns(deadline_ns));
                   if (!found) return LOCKSTEP_TIMEOUT;
                   *length = found->size();
                   std::memcpy(value, found->data(), std::min(capacity, found->size()));
@@ -59,11 +62,17 @@ class MapKv {
 // One rank's end, with the calls tests make.
 class Rank {
  public:
-  Rank(const lockstep_host* host, int rank, int size, Milliseconds timeout = Milliseconds(20'000)) : rank_(rank), size_(size) {
-    const lockstep_comm_config config{.struct_size = sizeof(config), .host = host, .rank = rank, .size = size,
-                                      .name = "test", .deadline_ns = Deadline::after(timeout).monotonic_ns()};
+  Rank(const lockstep_host* host, int rank, int size, Milliseconds timeout = Milliseconds(20'000))
+      : rank_(rank), size_(size) {
+    const lockstep_comm_config config{.struct_size = sizeof(config),
+                                      .host = host,
+                                      .rank = rank,
+                                      .size = size,
+                                      .name = "test",
+                                      .deadline_ns = Deadline::after(timeout).monotonic_ns()};
     char error[512];
-    if (engine().comm_create(&config, &comm_, error, sizeof(error)) != LOCKSTEP_OK) raise(ErrorKind::kInternal, error);
+    if (engine().comm_create(&config, &comm_, error, sizeof(error)) != LOCKSTEP_OK)
+      raise(ErrorKind::kInternal, error);
   }
   ~Rank() {
     if (comm_ != nullptr) engine().comm_destroy(comm_, nullptr);
@@ -81,12 +90,21 @@ class Rank {
 
   static lockstep_op op(lockstep_op_kind kind, const void* send, void* recv, std::uint64_t count,
                         lockstep_dtype dtype = LOCKSTEP_F32, Milliseconds timeout = Milliseconds(20'000)) {
-    return {.struct_size = sizeof(lockstep_op), .kind = kind, .dtype = dtype, .reduce = LOCKSTEP_SUM, .root = 0,
-            .send = send, .recv = recv, .count = count, .deadline_ns = Deadline::after(timeout).monotonic_ns(),
+    return {.struct_size = sizeof(lockstep_op),
+            .kind = kind,
+            .dtype = dtype,
+            .reduce = LOCKSTEP_SUM,
+            .root = 0,
+            .send = send,
+            .recv = recv,
+            .count = count,
+            .deadline_ns = Deadline::after(timeout).monotonic_ns(),
             .where = "test.cpp:1"};
   }
   lockstep_status run(const lockstep_op& op) { return engine().run(comm_, &op, error_, sizeof(error_)); }
-  lockstep_status all_reduce(std::vector<float>& x) { return run(op(LOCKSTEP_ALL_REDUCE, x.data(), x.data(), x.size())); }
+  lockstep_status all_reduce(std::vector<float>& x) {
+    return run(op(LOCKSTEP_ALL_REDUCE, x.data(), x.data(), x.size()));
+  }
   lockstep_status barrier() { return run(op(LOCKSTEP_BARRIER, nullptr, nullptr, 0)); }
   std::string error() const { return error_; }
 
@@ -100,7 +118,8 @@ class Rank {
   Loss failure() {
     Loss loss{};
     char error[1024] = {}, cause[128] = {};
-    loss.status = engine().comm_failure(comm_, error, sizeof(error), &loss.rank, &loss.pid, cause, sizeof(cause));
+    loss.status =
+        engine().comm_failure(comm_, error, sizeof(error), &loss.rank, &loss.pid, cause, sizeof(cause));
     loss.error = error;
     loss.cause = cause;
     return loss;
@@ -119,8 +138,12 @@ inline void with_threads(int size, const std::function<void(Rank&)>& body) {
   std::vector<std::thread> threads;
   for (int r = 0; r < size; ++r) {
     threads.emplace_back([&, r] {
-      Rank rank(&host, r, size);
-      body(rank);
+      try {
+        Rank rank(&host, r, size);
+        body(rank);
+      } catch (const std::exception& error) {
+        ADD_FAILURE() << "rank " << r << ": " << error.what();
+      }
     });
   }
   for (auto& thread : threads) thread.join();

@@ -38,10 +38,7 @@ Communicator::Communicator(const lockstep_comm_config& config)
   const bool cores_for_all = fabric_->size() <= available_cores();
   spins_ = cores_for_all ? 1500 : 30;
   yields_ = cores_for_all ? 20 : 200;
-  watch_ =
-      std::make_unique<Watch>(*fabric_, [this](int rank, std::int64_t pid, std::optional<std::string> cause) {
-        peer_lost(rank, pid, std::move(cause));
-      });
+  watch_ = std::make_unique<Watch>(*fabric_, [this](int rank) { peer_lost(rank); });
 }
 
 Communicator::~Communicator() {
@@ -274,23 +271,32 @@ void Communicator::leave(const char* cause) {
   wake_worker();
 }
 
-void Communicator::peer_lost(int rank, std::int64_t pid, std::optional<std::string> cause) {
-  // The kernel may not tell; whoever started the process does, a little later.
-  if (!cause) {
+void Communicator::peer_lost(int rank) {
+  const std::int64_t pid = fabric_->peer(rank).pid;
+  const std::string cause = cause_of_loss(rank);
+  break_with({.kind = ErrorKind::kPeerLost,
+              .message = fmt::format("rank {} (pid {}) is lost: {}", rank, pid, cause),
+              .peer = LostPeer{rank, pid, cause}});
+  wake_worker();
+}
+
+// New kernels tell once the parent has reaped the process; the launcher and spawn publish what they saw. Both take a
+// moment, and either may never come.
+std::string Communicator::cause_of_loss(int rank) {
+  const std::string key = fmt::format("/lockstep/exit/{}", rank);
+  const Deadline patience = Deadline::after(Milliseconds(300));
+  while (!patience.expired()) {
+    if (auto cause = exit_cause(fabric_->peer(rank).pidfd.get())) return *cause;
     char words[128] = {};
     std::size_t length = 0;
-    const std::string key = fmt::format("/lockstep/exit/{}", rank);
-    const Deadline patience = Deadline::after(Milliseconds(300));
-    if (host_->kv_get(host_->context, key.c_str(), words, sizeof(words) - 1, &length,
-                      patience.monotonic_ns()) == LOCKSTEP_OK) {
-      cause = std::string(words, std::min(length, sizeof(words) - 1));
+    const Deadline slice = Deadline::after(Milliseconds(10));
+    if (host_->kv_get(host_->context, key.c_str(), words, sizeof(words) - 1, &length, slice.monotonic_ns()) ==
+        LOCKSTEP_OK) {
+      return std::string(words, std::min(length, sizeof(words) - 1));
     }
+    std::this_thread::sleep_until(slice.time_point());
   }
-  const std::string words = cause.value_or("gone, cause unknown");
-  break_with({.kind = ErrorKind::kPeerLost,
-              .message = fmt::format("rank {} (pid {}) is lost: {}", rank, pid, words),
-              .peer = LostPeer{rank, pid, words}});
-  wake_worker();
+  return "gone, cause unknown";
 }
 
 std::shared_ptr<Posted> Communicator::advance_queue() {

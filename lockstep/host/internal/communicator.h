@@ -83,7 +83,8 @@ class Communicator {
   void complete(Posted& posted, std::optional<Failure> failure);
   std::shared_ptr<Posted> look_again();
   void work();
-  void peer_lost(int rank, std::int64_t pid, std::optional<std::string> cause);
+  void peer_lost(int rank);
+  std::string cause_of_loss(int rank);
   void wake_worker();
   std::string context(const Operation& operation) const;
 

@@ -141,6 +141,25 @@ void Fabric::meet(const lockstep_comm_config& config, Deadline deadline) {
     }
   }
   while (to_accept-- > 0) accept_one(listener, cards, deadline);
+  await_all(deadline);
+}
+
+// Nobody may leave before everybody has mapped everybody.
+void Fabric::await_all(Deadline deadline) {
+  own().joined.store(1, std::memory_order_release);
+  for (int r = 0; r < size(); ++r) {
+    while (control(r).joined.load(std::memory_order_acquire) == 0) {
+      if (peer(r).socket && peer(r).socket.peer_closed()) {
+        raise(ErrorKind::kPeerLost, fmt::format("rank {} ended while the group was forming", r),
+              ErrorFamily::kBackend);
+      }
+      if (deadline.expired()) {
+        raise(ErrorKind::kTimeout, fmt::format("rank {} did not finish joining the group in time", r),
+              ErrorFamily::kBackend);
+      }
+      ::usleep(50);
+    }
+  }
 }
 
 Fabric::Card Fabric::card_of(const lockstep_comm_config& config, int rank, Deadline deadline) {

@@ -55,6 +55,7 @@ class Fabric {
   Card card_of(const lockstep_comm_config& config, int rank, Deadline deadline);
   void exchange(net::UnixSocket& socket, int rank, const Card& theirs, Deadline deadline);
   void accept_one(net::UnixListener& listener, std::vector<Card>& cards, Deadline deadline);
+  void await_all(Deadline deadline);
   void adopt(int rank, const Card& card, std::shared_ptr<net::Segment> segment, net::UnixSocket socket);
 
   const int rank_;

@@ -90,6 +90,8 @@ struct Control {
   alignas(kLine) std::atomic<std::uint32_t> broken;
   // Set by the owner when it leaves in order.
   std::atomic<std::uint32_t> left;
+  // Set by the owner when it has mapped all others.
+  std::atomic<std::uint32_t> joined;
   // sequence << 24 | phase: how far the owner is inside a staged or direct operation.
   alignas(kLine) std::atomic<std::uint64_t> step;
   Arrival arrivals[2];

@@ -43,7 +43,7 @@ void Watch::watch() {
       fds[i].fd = -1;  // poll skips it from now on
       Peer& peer = fabric_.peer(ranks[i]);
       if (peer.control->left.load(std::memory_order_acquire) != 0) continue;
-      on_lost_(ranks[i], peer.pid, exit_cause(peer.pidfd.get()));
+      on_lost_(ranks[i]);
     }
   }
 }

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <functional>
-#include <optional>
 
 #include "lockstep/base/fd.h"
 #include "lockstep/base/thread.h"
@@ -14,8 +13,8 @@ namespace lockstep::comm::internal {
 
 class Watch {
  public:
-  // `on_lost(rank, pid, cause)` runs on the watching thread; cause is empty when the kernel does not tell.
-  using OnLost = std::function<void(int rank, std::int64_t pid, std::optional<std::string> cause)>;
+  // `on_lost(rank)` runs on the watching thread, once per rank.
+  using OnLost = std::function<void(int rank)>;
   Watch(Fabric& fabric, OnLost on_lost);
   ~Watch();
 

@@ -1,0 +1,297 @@
+// The engine between real processes: staged and in-place paths, and what survivors see when a rank is killed.
+// Ranks are forked from a single-threaded test, each child reports by its exit code.
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include <atomic>
+#include <filesystem>
+#include <fstream>
+#include <random>
+
+#include "lockstep/host/test_world.h"
+
+namespace lockstep::comm {
+namespace {
+
+using testing::Rank;
+
+// A key-value space in a folder: one file per key, renamed into place.
+class FolderKv {
+ public:
+  FolderKv() : path_(std::filesystem::temp_directory_path() / ("lockstep-test-" + random_hex(8))) {
+    std::filesystem::create_directory(path_);
+  }
+  ~FolderKv() { std::filesystem::remove_all(path_); }
+  lockstep_host host() {
+    return {
+        .struct_size = sizeof(lockstep_host), .context = this, .log = nullptr, .kv_set = set, .kv_get = get};
+  }
+
+ private:
+  std::filesystem::path file(std::string key) const {
+    for (char& c : key) c = c == '/' ? '_' : c;
+    return path_ / key;
+  }
+  static lockstep_status set(void* self, const char* key, const void* value, size_t length) {
+    const auto to = static_cast<FolderKv*>(self)->file(key);
+    const auto draft = to.string() + "." + random_hex(4);
+    std::ofstream(draft).write(static_cast<const char*>(value), static_cast<std::streamsize>(length));
+    std::filesystem::rename(draft, to);
+    return LOCKSTEP_OK;
+  }
+  static lockstep_status get(void* self, const char* key, void* value, size_t capacity, size_t* length,
+                             int64_t deadline_ns) {
+    const auto from = static_cast<FolderKv*>(self)->file(key);
+    while (!std::filesystem::exists(from)) {
+      if (Deadline::from_monotonic_ns(deadline_ns).expired()) return LOCKSTEP_TIMEOUT;
+      ::usleep(500);
+    }
+    std::ifstream in(from);
+    const std::string text((std::istreambuf_iterator<char>(in)), {});
+    *length = text.size();
+    std::memcpy(value, text.data(), std::min(capacity, text.size()));
+    return LOCKSTEP_OK;
+  }
+  const std::filesystem::path path_;
+};
+
+// Words the children share with the test.
+struct Board {
+  std::atomic<std::uint64_t> rounds[16];
+};
+Board* make_board() {
+  return new (::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))
+      Board();
+}
+
+// A failed expectation in a child becomes its exit code, with the reason on stderr.
+#define CHILD_EXPECT(condition, why)                                                  \
+  do {                                                                                \
+    if (!(condition)) {                                                               \
+      const std::string reason = cat(#condition, ": ", why, "\n");                    \
+      [[maybe_unused]] const auto written = ::write(2, reason.data(), reason.size()); \
+      ::_exit(1);                                                                     \
+    }                                                                                 \
+  } while (false)
+
+std::vector<pid_t> start(int size, const lockstep_host& host, const std::function<void(Rank&)>& body) {
+  std::vector<pid_t> pids;
+  for (int r = 0; r < size; ++r) {
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      try {
+        Rank rank(&host, r, size);
+        body(rank);
+      } catch (const std::exception& error) {
+        CHILD_EXPECT(false, error.what());
+      }
+      ::_exit(0);
+    }
+    pids.push_back(pid);
+  }
+  return pids;
+}
+
+// Exit status of a child, or -1 when it did not end in time (then it is killed).
+int status_of(pid_t pid) {
+  const Fd pidfd = open_pidfd(pid);
+  pollfd wait{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
+  if (::poll(&wait, 1, 60'000) != 1) {
+    ::kill(pid, SIGKILL);
+    ::waitpid(pid, nullptr, 0);
+    return -1;
+  }
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  return status;
+}
+
+TEST(HostProcesses, EveryCollectiveByEveryPath) {
+  for (const int size : {2, 3, 4}) {
+    FolderKv kv;
+    const auto pids = start(size, kv.host(), [](Rank& rank) {
+      const auto n = static_cast<std::size_t>(rank.size()), me = static_cast<std::size_t>(rank.rank());
+      for (const std::size_t count : {1u, 13u, 2048u, 2049u, 50'000u, 700'001u}) {
+        void* shared = nullptr;
+        CHILD_EXPECT(Rank::engine().alloc(rank.comm(), count * 4, &shared) == LOCKSTEP_OK, "alloc");
+        std::vector<std::int32_t> own(count), all(count * n), out(count);
+        for (std::int32_t* x : {own.data(), static_cast<std::int32_t*>(shared)}) {
+          for (std::size_t i = 0; i < count; ++i) x[i] = static_cast<std::int32_t>(i * 10 + me);
+          CHILD_EXPECT(
+              rank.run(Rank::op(LOCKSTEP_ALL_GATHER, x, all.data(), count, LOCKSTEP_I32)) == LOCKSTEP_OK,
+              rank.error());
+          for (std::size_t k = 0; k < count * n; ++k) {
+            CHILD_EXPECT(all[k] == static_cast<std::int32_t>(k % count * 10 + k / count),
+                         cat("all_gather ", k, " of ", count));
+          }
+          CHILD_EXPECT(rank.run(Rank::op(LOCKSTEP_REDUCE_SCATTER, all.data(), out.data(), count,
+                                         LOCKSTEP_I32)) == LOCKSTEP_OK,
+                       rank.error());
+          for (std::size_t i = 0; i < count; ++i) {
+            CHILD_EXPECT(out[i] == static_cast<std::int32_t>((i * 10 + me) * n),
+                         cat("reduce_scatter ", i, " of ", count));
+          }
+          CHILD_EXPECT(rank.run(Rank::op(LOCKSTEP_ALL_REDUCE, x, x, count, LOCKSTEP_I32)) == LOCKSTEP_OK,
+                       rank.error());
+          for (std::size_t i = 0; i < count; ++i) {
+            CHILD_EXPECT(x[i] == static_cast<std::int32_t>(i * 10 * n + n * (n - 1) / 2),
+                         cat("all_reduce ", i, " of ", count));
+          }
+          x[0] = static_cast<std::int32_t>(me);
+          auto op = Rank::op(LOCKSTEP_BROADCAST, x, x, count, LOCKSTEP_I32);
+          op.root = rank.size() - 1;
+          CHILD_EXPECT(rank.run(op) == LOCKSTEP_OK, rank.error());
+          CHILD_EXPECT(x[0] == rank.size() - 1, "broadcast");
+        }
+        Rank::engine().free(rank.comm(), shared);
+      }
+    });
+    for (const pid_t pid : pids) EXPECT_EQ(status_of(pid), 0) << size << " processes";
+  }
+}
+
+// A rank whose buffer is in the arena meets one whose buffer is not: all take the staged way, with the same result.
+TEST(HostProcesses, MixedPlacesOfMemoryAgreeOnOnePath) {
+  FolderKv kv;
+  const auto pids = start(3, kv.host(), [](Rank& rank) {
+    constexpr std::size_t kCount = 300'000;
+    std::vector<float> plain(kCount);
+    void* shared = nullptr;
+    CHILD_EXPECT(Rank::engine().alloc(rank.comm(), kCount * 4, &shared) == LOCKSTEP_OK, "alloc");
+    float* x = rank.rank() == 1 ? plain.data() : static_cast<float*>(shared);
+    std::fill(x, x + kCount, static_cast<float>(rank.rank() + 1));
+    CHILD_EXPECT(rank.run(Rank::op(LOCKSTEP_ALL_REDUCE, x, x, kCount)) == LOCKSTEP_OK, rank.error());
+    CHILD_EXPECT(x[0] == 6.f && x[kCount - 1] == 6.f, x[0]);
+  });
+  for (const pid_t pid : pids) EXPECT_EQ(status_of(pid), 0);
+}
+
+std::uint64_t shared_kib() {
+  std::ifstream in("/proc/meminfo");
+  std::string word;
+  while (in >> word) {
+    if (word == "Shmem:") {
+      std::uint64_t value = 0;
+      in >> value;
+      return value;
+    }
+  }
+  return 0;
+}
+
+std::size_t open_memfds() {
+  std::size_t n = 0;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    std::error_code ignored;
+    n += std::filesystem::read_symlink(entry, ignored).string().find("memfd") != std::string::npos;
+  }
+  return n;
+}
+
+// 50 jobs of three ranks in an all_reduce loop; in each, one rank in turn is killed at a moment chosen at random.
+TEST(HostProcesses, AKilledRankIsNamedByEverySurvivorAndLeavesNothingBehind) {
+  std::mt19937 random(5);
+  Board* const board = make_board();
+  const std::uint64_t before_kib = shared_kib();
+  const std::size_t before_memfds = open_memfds();
+  constexpr int kSize = 3;
+  for (int round = 0; round < 50; ++round) {
+    const int victim = round % kSize;
+    const std::size_t count = round % 2 == 0 ? 100 : 200'000;
+    const bool posts = round % 4 >= 2;
+    for (auto& rounds : board->rounds) rounds = 0;
+    FolderKv kv;
+    const auto pids = start(kSize, kv.host(), [&](Rank& rank) {
+      std::vector<float> x(count, 1.f);
+      const auto op = Rank::op(LOCKSTEP_ALL_REDUCE, x.data(), x.data(), count);
+      lockstep_status status = LOCKSTEP_OK;
+      while (status == LOCKSTEP_OK) {
+        if (posts) {
+          lockstep_handle* handle = nullptr;
+          CHILD_EXPECT(Rank::engine().post(rank.comm(), &op, &handle) == LOCKSTEP_OK, "post");
+          status = Rank::engine().wait(handle, LOCKSTEP_NEVER);
+          Rank::engine().release(handle);
+        } else {
+          status = rank.run(op);
+        }
+        board->rounds[rank.rank()].fetch_add(1);
+      }
+      CHILD_EXPECT(status == LOCKSTEP_PEER_LOST, cat("status ", status, " ", rank.failure().error));
+      const auto loss = rank.failure();
+      CHILD_EXPECT(loss.rank == victim, cat("named rank ", loss.rank, ": ", loss.error));
+      CHILD_EXPECT(loss.cause == "killed by SIGKILL (9)" || loss.cause == "gone, cause unknown", loss.cause);
+      CHILD_EXPECT(rank.barrier() == LOCKSTEP_PEER_LOST, "later operations say the same");
+    });
+    const std::uint64_t moment = 1 + random() % 200;
+    const Deadline patience = Deadline::after(Milliseconds(30'000));
+    while (board->rounds[victim] < moment && !patience.expired()) ::usleep(50);
+    ASSERT_EQ(::kill(pids[static_cast<std::size_t>(victim)], SIGKILL), 0);
+    for (int turn = 0; turn < kSize; ++turn) {
+      const int r = (victim + turn) %
+                    kSize;  // the victim first: a kernel that tells its cause does so once it is reaped
+      const int status = status_of(pids[static_cast<std::size_t>(r)]);
+      EXPECT_EQ(describe_wait_status(status), r == victim ? "killed by SIGKILL (9)" : "exited with code 0")
+          << "rank " << r << " in round " << round;
+    }
+    if (HasFailure()) break;
+  }
+  EXPECT_EQ(open_memfds(), before_memfds);
+  EXPECT_EQ(::waitpid(-1, nullptr, WNOHANG), -1) << "a child is left";
+  // Each arena is more than 3 MiB: 150 of them would show. Others may use shared memory too: give them a moment.
+  const Deadline patience = Deadline::after(Milliseconds(10'000));
+  while (shared_kib() > before_kib + 3000 && !patience.expired()) ::usleep(100'000);
+  EXPECT_LE(shared_kib(), before_kib + 3000);
+  ::munmap(board, sizeof(Board));
+}
+
+TEST(HostProcesses, TheFirstCauseWinsWhenRanksFallInTurn) {
+  FolderKv kv;
+  const auto pids = start(4, kv.host(), [](Rank& rank) {
+    CHILD_EXPECT(rank.barrier() == LOCKSTEP_OK, rank.error());
+    if (rank.rank() == 2) ::_exit(7);
+    CHILD_EXPECT(rank.barrier() == LOCKSTEP_PEER_LOST, rank.error());
+    CHILD_EXPECT(rank.failure().rank == 2, rank.failure().error);
+    // Survivors end one after the other without leaving in order; the later ones must still name rank 2.
+    ::usleep(static_cast<useconds_t>(rank.rank()) * 20'000);
+    CHILD_EXPECT(rank.barrier() == LOCKSTEP_PEER_LOST, rank.error());
+    CHILD_EXPECT(rank.failure().rank == 2, rank.failure().error);
+    ::_exit(0);
+  });
+  for (std::size_t r = 0; r < pids.size(); ++r)
+    EXPECT_EQ(describe_wait_status(status_of(pids[r])), cat("exited with code ", r == 2 ? 7 : 0));
+}
+
+TEST(HostProcesses, ARankInAnotherNetworkNamespaceIsRefusedByName) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs to be root to make a network namespace";
+  FolderKv kv;
+  const lockstep_host host = kv.host();
+  std::vector<pid_t> pids;
+  for (int r = 0; r < 2; ++r) {
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      if (r == 1 && ::unshare(CLONE_NEWNET) != 0) ::_exit(42);
+      try {
+        Rank rank(&host, r, 2);
+        CHILD_EXPECT(false, "ranks in different network namespaces joined");
+      } catch (const Error& error) {
+        CHILD_EXPECT(
+            std::string(error.what()).find(cat("rank ", 1 - r, " runs on another host")) != std::string::npos,
+            error.what());
+      }
+      ::_exit(0);
+    }
+    pids.push_back(pid);
+  }
+  std::vector<int> statuses;
+  for (const pid_t pid : pids) statuses.push_back(status_of(pid));
+  if (WIFEXITED(statuses[1]) && WEXITSTATUS(statuses[1]) == 42)
+    GTEST_SKIP() << "network namespaces are not allowed here";
+  EXPECT_EQ(statuses, (std::vector<int>{0, 0}));
+}
+
+}  // namespace
+}  // namespace lockstep::comm
