@@ -27,7 +27,7 @@ struct TcpStoreLimits {
   std::uint64_t key_bytes = 64 << 10;        // one key
   std::uint64_t value_bytes = 1ull << 30;    // one value
   std::uint64_t keys_per_request = 1 << 16;  // check, wait, multi_get, multi_set
-  std::uint64_t total_bytes = 8ull << 30;    // all keys and values together
+  std::uint64_t total_bytes = 8ull << 30;    // all keys and values together; as much again for replies
   std::uint64_t reply_bytes = 1ull << 31;    // one reply: multi_get, list_keys
   std::uint32_t connections = 16384;
   Milliseconds validate_timeout{30'000};  // from connect to a valid first request

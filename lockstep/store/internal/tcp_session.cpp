@@ -42,7 +42,8 @@ TcpSession::TcpSession(TcpShared& shared, void* owner)
 TcpSession::~TcpSession() {
   shared_.data.cancel(*this);
   std::erase(shared_.woken, this);
-  shared_.quota.used -= accounted_ + unsent_;
+  account(0);
+  set_unsent(0);
   pass_on_entries();
 }
 
@@ -89,15 +90,19 @@ bool TcpSession::go_on() {
 bool TcpSession::keep(std::span<const std::uint8_t> rest) {
   if (rest.size() > shared_.quota.left()) return fail("the store's quota is used up");
   input_.insert(input_.end(), rest.begin(), rest.end());
-  shared_.quota.used += input_.size();
-  shared_.quota.used -= accounted_;
-  accounted_ = input_.size();
+  account(input_.size());
   return true;
 }
 
-void TcpSession::set_unsent(std::size_t n_bytes) {
+void TcpSession::account(std::size_t n_bytes) {
   shared_.quota.used += n_bytes;
-  shared_.quota.used -= unsent_;
+  shared_.quota.used -= accounted_;
+  accounted_ = n_bytes;
+}
+
+void TcpSession::set_unsent(std::size_t n_bytes) {
+  shared_.unsent.used += n_bytes;
+  shared_.unsent.used -= unsent_;
   unsent_ = n_bytes;
 }
 
@@ -131,6 +136,7 @@ bool TcpSession::run(std::span<const std::uint8_t> bytes, std::size_t& consumed)
       case TcpRequestParser::Result::kRequest:
         break;
     }
+    account(0);  // what is stored now counts as stored
     if (!execute()) return false;
     consumed += parser_.consumed();
     parser_.next();
@@ -180,7 +186,7 @@ void TcpSession::refuse(std::string_view why) {
 bool TcpSession::reply_fits(std::uint64_t n_bytes) {
   if (n_bytes <= kInputKept) return true;
   if (n_bytes > shared_.limits.reply_bytes) return fail("the reply is longer than the limit");
-  if (n_bytes > shared_.quota.left()) return fail("the store's quota is used up");
+  if (n_bytes > shared_.unsent.left()) return fail("too many replies wait for clients that do not read");
   return true;
 }
 

@@ -6,6 +6,7 @@
 // Thread safety: none; used by the server's loop thread alone.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 #include <functional>
 #include <optional>
@@ -25,11 +26,16 @@ class TcpSession;
 // What all sessions of a server share. Outlives them.
 struct TcpShared {
   TcpShared(const TcpStoreLimits& limits_in, const std::optional<JobSecret>& secret_in)
-      : limits(limits_in), secret(secret_in), quota{.limit = limits_in.total_bytes}, data(quota) {}
+      : limits(limits_in),
+        secret(secret_in),
+        quota{.limit = limits_in.total_bytes},
+        unsent{.limit = std::max(limits_in.total_bytes, limits_in.reply_bytes)},
+        data(quota) {}
 
   const TcpStoreLimits limits;
   const std::optional<JobSecret> secret;
-  Quota quota;
+  Quota quota;   // values, and input on its way to become some
+  Quota unsent;  // replies that clients have not taken; apart, since a full store must still be read
   TcpData data;
   // Sessions with new output that were not the one being fed: somebody else's write woke them.
   std::vector<TcpSession*> woken;
@@ -72,6 +78,7 @@ class TcpSession final : private TcpWaiter {
   bool run(std::span<const std::uint8_t> bytes, std::size_t& consumed);
   bool shake_hands(std::span<const std::uint8_t> bytes, std::size_t& consumed, bool& progress);
   bool keep(std::span<const std::uint8_t> rest);
+  void account(std::size_t n_bytes);
   bool fail(std::string why);
 
   bool execute();
