@@ -203,13 +203,15 @@ TEST(World, AGroupThatWasDestroyedRefusesToWork) {
 }
 
 TEST(World, LeavingWithAnOperationNobodyJoinedEndsItAsAborted) {
-  run_threads(2, [](int rank) {
-    if (rank == 1) return barrier(), void();
+  std::latch left(1);
+  run_threads(2, [&](int rank) {
+    if (rank == 1) return left.wait();
     const auto work = broadcast(at::ones({1}), {.async_op = true});
     default_group()->abort("rank 0 has had enough");
     destroy_process_group();
     EXPECT_TRUE(work.is_completed());
     EXPECT_EQ(caught([&] { work.wait(); }).kind, ErrorKind::kAborted);
+    left.count_down();
   });
 }
 
@@ -307,11 +309,13 @@ TEST(Abort, EndsWhatEveryRankWaitsForAndGivesTheReason) {
 }
 
 TEST(Abort, ReachesAThreadBlockedInAnOperation) {
-  run_threads(2, [](int rank) {
-    if (rank == 1) return (void)caught([] { barrier(); });
+  std::latch done(1);
+  run_threads(2, [&](int rank) {
+    if (rank == 1) return done.wait();
     const auto group = default_group();
     Thread aborter("aborter", [group] { group->abort("from another thread"); });
     EXPECT_EQ(caught([] { broadcast(at::ones({1})); }).kind, ErrorKind::kAborted);
+    done.count_down();
   });
 }
 
@@ -352,22 +356,19 @@ TEST(Plugins, ARankThatCannotJoinIsToldToTheOthers) {
   table.comm_create = create_unless_rank_1;
   internal::engines().add(comm::Engine(&table, "test"));
   const auto store = std::make_shared<HashStore>();
-  run_threads(1, [&](int) {
-    destroy_process_group();
-    Thread other("rank 1", [&] {
-      internal::World world;
-      const auto failure =
-          caught([&] { world.enter({.backend = "stubborn", .world_size = 2, .rank = 1, .store = store}); });
-      EXPECT_EQ(failure.kind, ErrorKind::kResource);
+  const auto enter = [&](int rank) {
+    internal::World world;
+    return caught([&] {
+      world.enter(
+          {.backend = "stubborn", .timeout = kPatience, .world_size = 2, .rank = rank, .store = store});
     });
-    const auto failure = caught(
-        [&] { init_process_group({.backend = "stubborn", .world_size = 2, .rank = 0, .store = store}); });
-    EXPECT_EQ(failure.kind, ErrorKind::kPeerLost);
-    EXPECT_TRUE(says(failure, "no memory for rank 1")) << failure.message;
-    ASSERT_TRUE(failure.peer);
-    EXPECT_EQ(failure.peer->rank, 1);
-    EXPECT_FALSE(is_initialized());
-  });
+  };
+  Thread other("rank 1", [&] { EXPECT_EQ(enter(1).kind, ErrorKind::kResource); });
+  const auto failure = enter(0);
+  EXPECT_EQ(failure.kind, ErrorKind::kPeerLost);
+  EXPECT_TRUE(says(failure, "no memory for rank 1")) << failure.message;
+  ASSERT_TRUE(failure.peer);
+  EXPECT_EQ(failure.peer->rank, 1);
 }
 
 }  // namespace
