@@ -1,0 +1,123 @@
+#include "lockstep/ddp/bucket_plan.h"
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep {
+namespace {
+
+// One key's bucket while it is filled. Few keys exist in a model, so they are searched linearly.
+struct OpenBucket {
+  c10::ScalarType dtype;
+  c10::Device device;
+  std::size_t next_limit = 0;
+  std::size_t n_bytes = 0;
+  std::vector<std::size_t> indices{};
+};
+
+OpenBucket& open_bucket_for(std::vector<OpenBucket>& open, const BucketItem& item) {
+  for (OpenBucket& bucket : open) {
+    if (bucket.dtype == item.dtype && bucket.device == item.device) return bucket;
+  }
+  return open.emplace_back(OpenBucket{item.dtype, item.device});
+}
+
+std::vector<std::size_t> ascending(std::size_t n) {
+  std::vector<std::size_t> order(n);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  return order;
+}
+
+void check_permutation(std::span<const std::size_t> order, std::size_t n_items) {
+  std::vector<bool> seen(n_items, false);
+  bool good = order.size() == n_items;
+  for (std::size_t i = 0; good && i < order.size(); ++i) {
+    good = order[i] < n_items && !seen[order[i]];
+    if (good) seen[order[i]] = true;
+  }
+  if (!good) {
+    raise(ErrorKind::kUsage, cat("assign_buckets: the order must name each of the ", n_items, " items once"));
+  }
+}
+
+std::size_t to_bytes(double mb, const char* option) {
+  const double bytes = mb * 1024 * 1024;
+  if (!(bytes >= 1) || std::isinf(bytes)) {
+    raise(ErrorKind::kUsage,
+          cat("DistributedDataParallel: ", option, " must be a positive number of MiB, not ", mb));
+  }
+  return static_cast<std::size_t>(bytes);
+}
+
+std::vector<std::size_t> explicit_limits(const BucketCaps& caps) {
+  std::vector<std::size_t> limits;
+  for (const double mb : caps.cap_mb_list) limits.push_back(to_bytes(mb, "bucket_cap_mb_list"));
+  return limits;
+}
+
+}  // namespace
+
+BucketIndices assign_buckets(std::span<const BucketItem> items, std::span<const std::size_t> limits,
+                             std::span<const std::size_t> order) {
+  if (limits.empty()) raise(ErrorKind::kUsage, "assign_buckets: no bucket limit was given");
+  const std::vector<std::size_t> by_index =
+      order.empty() ? ascending(items.size()) : std::vector<std::size_t>{};
+  const bool sorted = order.empty();
+  if (sorted) {
+    order = by_index;
+  } else {
+    check_permutation(order, items.size());
+  }
+
+  BucketIndices closed;
+  std::vector<OpenBucket> open;
+  for (const std::size_t index : order) {
+    OpenBucket& bucket = open_bucket_for(open, items[index]);
+    bucket.indices.push_back(index);
+    bucket.n_bytes += items[index].n_bytes;
+    if (bucket.n_bytes < limits[bucket.next_limit]) continue;
+    closed.push_back(std::move(bucket.indices));
+    bucket.indices.clear();
+    bucket.n_bytes = 0;
+    if (bucket.next_limit + 1 < limits.size()) ++bucket.next_limit;
+  }
+  for (OpenBucket& bucket : open) {
+    if (!bucket.indices.empty()) closed.push_back(std::move(bucket.indices));
+  }
+  if (sorted) {
+    // Ascending input: a bucket's first index is its smallest.
+    std::sort(closed.begin(), closed.end(),
+              [](const auto& a, const auto& b) { return a.front() < b.front(); });
+  }
+  return closed;
+}
+
+std::vector<std::size_t> initial_limits(const BucketCaps& caps) {
+  if (!caps.cap_mb_list.empty()) return explicit_limits(caps);
+  if (caps.cap_mb) to_bytes(*caps.cap_mb, "bucket_cap_mb");  // complain now, not in the second iteration
+  return {kUnlimitedBucket};
+}
+
+std::vector<std::size_t> rebuilt_limits(const BucketCaps& caps) {
+  if (!caps.cap_mb_list.empty()) return explicit_limits(caps);
+  if (!caps.cap_mb) return {caps.first_bucket_bytes, kDefaultBucketCapBytes};
+  const std::size_t cap = to_bytes(*caps.cap_mb, "bucket_cap_mb");
+  return {cap, cap};
+}
+
+BucketIndices initial_buckets(std::span<const BucketItem> items, const BucketCaps& caps) {
+  BucketIndices buckets = assign_buckets(items, initial_limits(caps));
+  std::reverse(buckets.begin(), buckets.end());
+  return buckets;
+}
+
+BucketIndices rebuilt_buckets(std::span<const BucketItem> items, const BucketCaps& caps,
+                              std::span<const std::size_t> arrival) {
+  return assign_buckets(items, rebuilt_limits(caps), arrival);
+}
+
+}  // namespace lockstep

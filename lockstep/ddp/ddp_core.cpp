@@ -1,0 +1,113 @@
+#include "lockstep/ddp/ddp_core.h"
+
+#include <ATen/core/grad_mode.h>
+
+#include <utility>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+#include "lockstep/ddp/internal/flat_broadcast.h"
+#include "lockstep/ddp/internal/module_state.h"
+#include "lockstep/group/world.h"
+
+namespace lockstep {
+namespace {
+
+void check_materialised(const internal::NamedTensors& parameters) {
+  for (std::size_t i = 0; i < parameters.tensors.size(); ++i) {
+    if (!parameters.tensors[i].is_meta()) continue;
+    raise(ErrorKind::kUsage,
+          cat("DistributedDataParallel: parameter ", parameters.names[i],
+              " has no values yet (it lies on the meta device); give it values, for example with a ",
+              "dry forward pass, before wrapping the module"));
+  }
+}
+
+}  // namespace
+
+DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, DdpOptions options)
+    : torch::nn::Module("DistributedDataParallel"),
+      options_(std::move(options)),
+      group_(options_.process_group ? options_.process_group : default_group()),
+      wrapped_(std::move(module)) {
+  check_options(wrapped_.get());
+  register_module("module", wrapped_);
+  internal::check_ignored(*wrapped_, options_.ignored);
+  const internal::NamedTensors parameters = internal::parameters_of(*wrapped_, options_.ignored);
+  internal::NamedTensors trained = internal::trainable(parameters);
+  if (trained.tensors.empty()) {
+    raise(ErrorKind::kUsage,
+          "DistributedDataParallel: the module has no parameter that requires a gradient, so it needs no "
+          "wrapping");
+  }
+  check_materialised(parameters);
+  ReducerOptions reducer_options{
+      .group = group_,
+      .caps = {.cap_mb = options_.bucket_cap_mb, .cap_mb_list = options_.bucket_cap_mb_list},
+      .gradient_as_bucket_view = options_.gradient_as_bucket_view,
+      .where = options_.where};
+  rebuilt_limits(reducer_options.caps);  // a bad cap is an error in a world of one, too
+  if (group_->size() == 1) return;
+
+  broadcast_ = std::make_unique<internal::FlatBroadcast>(group_, options_.where);
+  if (options_.init_sync) {
+    internal::verify_same_on_all_ranks(trained, group_, options_.where);
+    std::vector<at::Tensor> tensors = parameters.tensors;
+    if (options_.broadcast_buffers) {
+      const auto buffers = internal::buffers_of(*wrapped_, options_.ignored).tensors;
+      tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+    }
+    internal::FlatBroadcast(group_, options_.where).run(tensors);  // its memory goes with it
+  }
+  reducer_ =
+      Reducer::create(std::move(trained.tensors), std::move(trained.names), std::move(reducer_options));
+}
+
+DdpCore::~DdpCore() = default;
+
+void DdpCore::check_options(const torch::nn::Module* module) const {
+  if (module == nullptr) raise(ErrorKind::kUsage, "DistributedDataParallel: the module is null");
+  if (!options_.device_ids.empty() || options_.output_device) {
+    raise(ErrorKind::kUsage,
+          "DistributedDataParallel: device_ids and output_device must stay empty for a module on the CPU");
+  }
+}
+
+void DdpCore::before_forward() {
+  if (!reducer_) return;
+  if (at::GradMode::is_enabled()) reducer_->prepare_for_forward();
+  if (!buffers_due_ || !options_.broadcast_buffers) return;
+  // Collected anew each time: users may rebind buffers.
+  const std::vector<at::Tensor> buffers = internal::buffers_of(*wrapped_, options_.ignored).tensors;
+  if (!buffers.empty()) broadcast_->run(buffers);
+}
+
+void DdpCore::after_forward() {
+  if (!reducer_) return;
+  buffers_due_ = at::GradMode::is_enabled() && *syncs_;
+  if (buffers_due_) {
+    reducer_->expect_backward();
+  } else if (at::GradMode::is_enabled()) {
+    reducer_->expect_local_backward();
+  }
+}
+
+void DdpCore::check_reducer_finalized() const {
+  if (reducer_) reducer_->check_finalized();
+}
+
+ReducerStats DdpCore::stats() const {
+  return reducer_ ? reducer_->stats() : ReducerStats{};
+}
+
+torch::OrderedDict<std::string, at::Tensor> strip_prefix(
+    const torch::OrderedDict<std::string, at::Tensor>& tensors, const std::string& prefix) {
+  torch::OrderedDict<std::string, at::Tensor> result;
+  for (const auto& item : tensors) {
+    const std::string& key = item.key();
+    result.insert(key.starts_with(prefix) ? key.substr(prefix.size()) : key, item.value());
+  }
+  return result;
+}
+
+}  // namespace lockstep

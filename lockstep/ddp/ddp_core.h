@@ -1,0 +1,96 @@
+// The part of DistributedDataParallel that does not depend on the wrapped module's type. Users meet it through ddp.h.
+#pragma once
+
+#include <torch/nn/module.h>
+#include <torch/ordered_dict.h>
+
+#include <memory>
+#include <optional>
+#include <source_location>
+#include <string>
+#include <vector>
+
+#include "lockstep/ddp/reducer.h"
+#include "lockstep/group/process_group.h"
+
+namespace lockstep {
+
+// Names, order and defaults are those of torch.nn.parallel.DistributedDataParallel.
+struct DdpOptions {
+  // Must stay empty: they belong to modules on GPUs.
+  std::vector<int> device_ids{};
+  std::optional<int> output_device{};
+  // Rank 0's buffers (running statistics and the like) replace everyone's before each synced forward.
+  bool broadcast_buffers = true;
+  // Compare the parameters of all ranks and take rank 0's values. False: the caller vouches that they are equal.
+  bool init_sync = true;
+  Group process_group{};  // null: the default group
+  // Size of a gradient bucket in MiB. Unset: 25, and 1 for the first, so that reduction starts early.
+  std::optional<double> bucket_cap_mb{};
+  // Gradients lie in the buckets: no copy back after the reduction, and half the memory.
+  bool gradient_as_bucket_view = false;
+  // Sizes of the first, second, ... bucket; the last repeats. Overrides bucket_cap_mb.
+  std::vector<double> bucket_cap_mb_list{};
+  // Parameters and buffers (names as in the module's named_parameters) left alone: not synced, not averaged.
+  std::vector<std::string> ignored{};
+  std::source_location where = std::source_location::current();
+};
+
+namespace internal {
+class FlatBroadcast;
+}
+
+class DdpCore : public torch::nn::Module {
+ public:
+  // While it lives, gradients accumulate here only; forward and backward must both lie inside. The next synced
+  // backward averages what was accumulated. May be nested.
+  class [[nodiscard]] NoSync {
+   public:
+    ~NoSync() { *syncs_ = before_; }
+    NoSync(const NoSync&) = delete;
+    NoSync& operator=(const NoSync&) = delete;
+
+   private:
+    friend class DdpCore;
+    explicit NoSync(std::shared_ptr<bool> syncs) : syncs_(std::move(syncs)), before_(*syncs_) {
+      *syncs_ = false;
+    }
+    std::shared_ptr<bool> syncs_;
+    bool before_;
+  };
+
+  ~DdpCore() override;
+  NoSync no_sync() { return NoSync(syncs_); }
+  // Raises when the last backward pass was not reduced to the end; see Reducer::prepare_for_forward.
+  void check_reducer_finalized() const;
+  // All zero in a world of one.
+  ReducerStats stats() const;
+  const Group& process_group() const { return group_; }
+
+ protected:
+  DdpCore(std::shared_ptr<torch::nn::Module> module, DdpOptions options);
+  // Collective unless in a world of one: checks the last backward pass, rebuilds buckets once, sends buffers.
+  void before_forward();
+  void after_forward();
+
+ private:
+  void check_options(const torch::nn::Module* module) const;
+
+  const DdpOptions options_;
+  const Group group_;
+  const std::shared_ptr<torch::nn::Module> wrapped_;
+  // Shared with NoSync guards, which may outlive the model.
+  const std::shared_ptr<bool> syncs_ = std::make_shared<bool>(true);
+  // Null in a world of one.
+  std::shared_ptr<Reducer> reducer_;
+  std::unique_ptr<internal::FlatBroadcast> broadcast_;
+  // False right after a forward pass that was not synced.
+  bool buffers_due_ = true;
+};
+
+// Names as the wrapped module has them: takes `prefix` off where a key begins with it, so that what a wrapped model
+// saved can be loaded into a bare one.
+torch::OrderedDict<std::string, at::Tensor> strip_prefix(
+    const torch::OrderedDict<std::string, at::Tensor>& tensors, const std::string& prefix = "module.");
+
+}  // namespace lockstep

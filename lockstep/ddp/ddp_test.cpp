@@ -1,0 +1,654 @@
+// What training with DistributedDataParallel computes, against one process on the whole batch.
+#include "lockstep/ddp/ddp.h"
+
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <map>
+#include <mutex>
+#include <numeric>
+
+#include "lockstep/group/group.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kIn = 6;
+constexpr std::int64_t kOut = 3;
+
+// Values of its own per (seed, shape): the default generator is shared by rank threads.
+at::Tensor drawn(std::uint64_t seed, at::IntArrayRef sizes) {
+  return at::randn(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions(at::kFloat));
+}
+
+void fill_parameters(torch::nn::Module& module, std::uint64_t seed) {
+  torch::NoGradGuard no_grad;
+  for (auto& parameter : module.parameters()) parameter.copy_(0.3 * drawn(++seed, parameter.sizes()));
+}
+
+struct MlpImpl : torch::nn::Module {
+  MlpImpl() {
+    first = register_module("first", torch::nn::Linear(kIn, 8));
+    second = register_module("second", torch::nn::Linear(8, 8));
+    last = register_module("last", torch::nn::Linear(torch::nn::LinearOptions(8, kOut).bias(false)));
+  }
+  at::Tensor forward(const at::Tensor& x) { return last(torch::tanh(second(torch::tanh(first(x))))); }
+  torch::nn::Linear first{nullptr}, second{nullptr}, last{nullptr};
+};
+TORCH_MODULE(Mlp);
+
+// One layer registered under two names, and one weight used twice.
+struct TiedImpl : torch::nn::Module {
+  TiedImpl() {
+    table = register_parameter("table", torch::empty({kOut, kIn}));
+    inner = register_module("inner", torch::nn::Linear(kIn, kIn));
+    register_module("again", inner);
+    register_parameter("table_again", table);
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    const at::Tensor y = torch::tanh(inner(torch::tanh(inner(x))));
+    return torch::linear(torch::matmul(torch::linear(y, table), table), table);
+  }
+  at::Tensor table;
+  torch::nn::Linear inner{nullptr};
+};
+
+at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) {
+  return torch::mse_loss(output, target);
+}
+
+std::vector<at::Tensor> gradients(const torch::nn::Module& module) {
+  std::vector<at::Tensor> result;
+  for (const auto& parameter : module.parameters()) result.push_back(parameter.grad().clone());
+  return result;
+}
+
+void expect_close(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    EXPECT_TRUE(torch::allclose(a[i], b[i], 1e-4, 1e-6)) << "tensor " << i << "\n" << a[i] << "\n" << b[i];
+  }
+}
+
+// Collects one value per rank thread and compares them after the run.
+template <class T>
+class PerRank {
+ public:
+  void put(int rank, T value) {
+    const std::lock_guard lock(mutex_);
+    values_[rank] = std::move(value);
+  }
+  const std::map<int, T>& values() const { return values_; }
+
+ private:
+  std::mutex mutex_;
+  std::map<int, T> values_;
+};
+
+void expect_same_bits(const PerRank<std::vector<at::Tensor>>& per_rank) {
+  const auto& first = per_rank.values().at(0);
+  for (const auto& [rank, tensors] : per_rank.values()) {
+    ASSERT_EQ(tensors.size(), first.size());
+    for (std::size_t i = 0; i < first.size(); ++i) {
+      EXPECT_TRUE(torch::equal(tensors[i], first[i])) << "rank " << rank << ", tensor " << i;
+    }
+  }
+}
+
+struct Trained {
+  std::vector<at::Tensor> parameters;
+  std::vector<double> losses;
+};
+
+constexpr int kSteps = 6;
+constexpr std::int64_t kBatch = 4;
+
+at::Tensor batch_input(int step, int n) {
+  return drawn(1000 + static_cast<std::uint64_t>(step), {n * kBatch, kIn});
+}
+at::Tensor batch_target(int step, int n) {
+  return drawn(2000 + static_cast<std::uint64_t>(step), {n * kBatch, kOut});
+}
+
+std::vector<at::Tensor> unique_parameters(const torch::nn::Module& module) {
+  std::vector<at::Tensor> once;
+  for (const auto& parameter : module.parameters()) {
+    if (std::none_of(once.begin(), once.end(), [&](const auto& p) { return p.is_same(parameter); })) {
+      once.push_back(parameter);
+    }
+  }
+  return once;
+}
+
+template <class Impl>
+Trained train_alone(int n) {
+  auto model = std::make_shared<Impl>();
+  fill_parameters(*model, 1);
+  torch::optim::SGD sgd(unique_parameters(*model), torch::optim::SGDOptions(0.1).momentum(0.9));
+  Trained result;
+  for (int step = 0; step < kSteps; ++step) {
+    sgd.zero_grad();
+    const at::Tensor loss = loss_of(model->forward(batch_input(step, n)), batch_target(step, n));
+    loss.backward();
+    sgd.step();
+    result.losses.push_back(loss.template item<double>());
+  }
+  result.parameters = model->parameters();
+  return result;
+}
+
+// Rank r trains on the r-th part of the same batches; ranks start from different values, rank 0's win.
+template <class Impl>
+Trained train_wrapped(int n, DdpOptions options, bool set_to_none) {
+  PerRank<std::vector<at::Tensor>> parameters;
+  PerRank<std::vector<double>> losses;
+  run_threads(n, [&](int rank) {
+    auto net = std::make_shared<Impl>();
+    fill_parameters(*net, rank == 0 ? 1 : 77);
+    auto model = DistributedDataParallel(net, options);
+    torch::optim::SGD sgd(unique_parameters(*model), torch::optim::SGDOptions(0.1).momentum(0.9));
+    std::vector<double> mine;
+    for (int step = 0; step < kSteps; ++step) {
+      sgd.zero_grad(set_to_none);
+      const at::Tensor x = batch_input(step, n).narrow(0, rank * kBatch, kBatch);
+      const at::Tensor y = batch_target(step, n).narrow(0, rank * kBatch, kBatch);
+      const at::Tensor loss = loss_of(model->forward(x), y);
+      loss.backward();
+      sgd.step();
+      mine.push_back(loss.item<double>());
+    }
+    parameters.put(rank, model->parameters());
+    losses.put(rank, mine);
+  });
+  expect_same_bits(parameters);
+  Trained result{parameters.values().at(0), std::vector<double>(kSteps, 0.0)};
+  for (const auto& [rank, mine] : losses.values()) {
+    for (int step = 0; step < kSteps; ++step) result.losses[step] += mine[step] / n;
+  }
+  return result;
+}
+
+void expect_same_training(const Trained& a, const Trained& b) {
+  expect_close(a.parameters, b.parameters);
+  for (std::size_t step = 0; step < a.losses.size(); ++step)
+    EXPECT_NEAR(a.losses[step], b.losses[step], 1e-5);
+}
+
+class TrainsLikeOneProcess : public ::testing::TestWithParam<std::tuple<int, bool, bool>> {};
+
+TEST_P(TrainsLikeOneProcess, WithAnMlp) {
+  const auto [n, views, set_to_none] = GetParam();
+  // A tiny cap: several buckets after the rebuild.
+  expect_same_training(
+      train_wrapped<MlpImpl>(n, {.bucket_cap_mb = 0.0002, .gradient_as_bucket_view = views}, set_to_none),
+      train_alone<MlpImpl>(n));
+}
+
+TEST_P(TrainsLikeOneProcess, WithTiedWeights) {
+  const auto [n, views, set_to_none] = GetParam();
+  expect_same_training(train_wrapped<TiedImpl>(n, {.gradient_as_bucket_view = views}, set_to_none),
+                       train_alone<TiedImpl>(n));
+}
+
+INSTANTIATE_TEST_SUITE_P(Ddp, TrainsLikeOneProcess,
+                         ::testing::Combine(::testing::Values(1, 2, 3, 4), ::testing::Bool(),
+                                            ::testing::Bool()));
+
+TEST(Ddp, IsAModuleThatNamesItsChildModule) {
+  run_threads(2, [](int) {
+    auto model = DistributedDataParallel(Mlp());
+    const auto names = model->named_parameters().keys();
+    EXPECT_EQ(names.front(), "module.first.weight");
+    EXPECT_EQ(names.size(), 5U);
+    const auto stripped = strip_prefix(model->named_parameters());
+    EXPECT_EQ(stripped.keys(), model->module()->named_parameters().keys());
+    EXPECT_TRUE(stripped["last.weight"].is_same(model->module()->last->weight));
+    std::shared_ptr<torch::nn::Module> as_module = model.ptr();
+    as_module->eval();
+    EXPECT_FALSE(model->module()->first->is_training());
+  });
+}
+
+struct TwoArguments : torch::nn::Module {
+  TwoArguments() { weight = register_parameter("weight", torch::ones({2})); }
+  std::tuple<at::Tensor, int> forward(const at::Tensor& x, int scale) { return {x * weight * scale, scale}; }
+  at::Tensor weight;
+};
+
+TEST(Ddp, KeepsTheForwardOfItsModule) {
+  run_threads(2, [](int rank) {
+    auto model = DistributedDataParallel(std::make_shared<TwoArguments>());
+    auto [y, scale] = model->forward(torch::ones({2}), 3 + rank);
+    EXPECT_EQ(scale, 3 + rank);
+    y.sum().backward();
+    EXPECT_TRUE(torch::equal(model->module()->weight.grad(), torch::full({2}, 3.5)));
+
+    auto sequential = DistributedDataParallel(
+        torch::nn::Sequential(torch::nn::Linear(kIn, 4), torch::nn::ReLU(), torch::nn::Linear(4, kOut)));
+    const at::Tensor out = sequential->forward(torch::ones({2, kIn}));
+    EXPECT_EQ(out.size(1), kOut);
+    auto linear = DistributedDataParallel(torch::nn::Linear(2, 2), {.bucket_cap_mb = 25});
+    EXPECT_EQ(linear(torch::ones({1, 2})).size(1), 2);
+    DistributedDataParallel<torch::nn::LinearImpl> later = nullptr;
+    EXPECT_TRUE(later.is_empty());
+    later = linear;
+    EXPECT_EQ(later.ptr(), linear.ptr());
+  });
+}
+
+// Accumulates over `micro` local passes and one synced pass; the result must be the average of the sums.
+void check_accumulation(bool views) {
+  constexpr int kRanks = 2;
+  std::vector<at::Tensor> expected;
+  {
+    Mlp alone;
+    fill_parameters(*alone, 1);
+    for (int pass = 0; pass < 3; ++pass) {
+      for (int rank = 0; rank < kRanks; ++rank) {
+        const at::Tensor x = batch_input(pass, kRanks).narrow(0, rank * kBatch, kBatch);
+        (alone(x).pow(2).sum() / kRanks).backward();
+      }
+    }
+    expected = gradients(*alone);
+  }
+  run_threads(kRanks, [&](int rank) {
+    Mlp net;
+    fill_parameters(*net, 1);
+    auto model = DistributedDataParallel(net, {.gradient_as_bucket_view = views});
+    for (int round = 0; round < 3; ++round) {  // also after the buckets were rebuilt
+      model->zero_grad();
+      const auto pass_loss = [&](int pass) {
+        return model->forward(batch_input(pass, kRanks).narrow(0, rank * kBatch, kBatch)).pow(2).sum();
+      };
+      for (int pass = 0; pass < 2; ++pass) {
+        const auto guard = model->no_sync();
+        pass_loss(pass).backward();
+      }
+      EXPECT_FALSE(torch::allclose(model->parameters()[0].grad(), expected[0]));
+      pass_loss(2).backward();
+      expect_close(gradients(*model), expected);
+    }
+    EXPECT_EQ(model->stats().n_reductions, 3U);
+  });
+}
+
+TEST(Ddp, NoSyncAccumulatesAndTheNextSyncedBackwardAverages) {
+  check_accumulation(false);
+}
+TEST(Ddp, NoSyncAccumulatesWithBucketViewsToo) {
+  check_accumulation(true);
+}
+
+TEST(Ddp, GradientsLieInTheBucketsWhenAsked) {
+  run_threads(2, [](int rank) {
+    auto model = DistributedDataParallel(Mlp(), {.gradient_as_bucket_view = true});
+    const auto step = [&] {
+      model->forward(drawn(static_cast<std::uint64_t>(rank), {2, kIn})).sum().backward();
+    };
+    step();
+    step();  // rebuilds; the second backward moves the gradients to the new buckets
+    const auto parameters = model->parameters();
+    const auto storage = parameters[0].grad().storage().data();
+    for (const auto& parameter : parameters) EXPECT_EQ(parameter.grad().storage().data(), storage);
+    std::vector<const void*> before;
+    for (const auto& parameter : parameters) before.push_back(parameter.grad().data_ptr());
+    model->zero_grad(/*set_to_none=*/false);
+    step();
+    torch::optim::SGD optimizer(model->parameters(), 0.1);
+    optimizer.zero_grad();  // calls detach_() on each gradient, which autograd's own views refuse
+    step();
+    for (std::size_t i = 0; i < parameters.size(); ++i) EXPECT_EQ(parameters[i].grad().data_ptr(), before[i]);
+  });
+}
+
+TEST(Ddp, RebuildsItsBucketsOnceByOrderOfArrival) {
+  run_threads(2, [](int) {
+    // 10 parameters of 4 MiB, used first to last, so gradients arrive last to first.
+    struct Chain : torch::nn::Module {
+      Chain() {
+        for (int i = 0; i < 10; ++i) {
+          parts.push_back(register_parameter("p" + std::to_string(i), torch::ones({1024, 1024})));
+        }
+      }
+      at::Tensor forward(at::Tensor x) {
+        for (auto& part : parts) x = x * part[0][0];
+        return x;
+      }
+      std::vector<at::Tensor> parts;
+    };
+    auto model = DistributedDataParallel(std::make_shared<Chain>());
+    constexpr std::size_t kMiB = 1024 * 1024;
+    EXPECT_EQ(model->stats().bucket_bytes, (std::vector<std::size_t>{40 * kMiB}));
+    EXPECT_FALSE(model->stats().has_rebuilt_buckets);
+    for (int step = 0; step < 3; ++step) {
+      model->zero_grad();
+      model->forward(torch::ones({1})).backward();
+      const ReducerStats stats = model->stats();
+      EXPECT_EQ(stats.has_rebuilt_buckets, step > 0);
+      EXPECT_EQ(stats.n_reductions, static_cast<std::uint64_t>(step + 1));
+      EXPECT_EQ(stats.n_bytes_reduced, (static_cast<std::uint64_t>(step) + 1) * 40 * kMiB);
+    }
+    EXPECT_EQ(model->stats().bucket_bytes, (std::vector<std::size_t>{4 * kMiB, 28 * kMiB, 8 * kMiB}));
+    EXPECT_GE(model->stats().exposed_seconds, model->stats().last_exposed_seconds);
+    EXPECT_EQ(model->parameters()[3].grad()[0][0].item<float>(), 1.0F);
+  });
+}
+
+// Notes the group's operation count when the backward pass comes by.
+struct Probe : torch::autograd::Function<Probe> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            std::int64_t note) {
+    context->saved_data["note"] = note;
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    auto* note = reinterpret_cast<std::uint64_t*>(context->saved_data["note"].toInt());
+    *note = default_group()->sequence_number();
+    return {gradients[0], at::Tensor()};
+  }
+};
+
+TEST(Ddp, ReducesABucketBeforeLaterGradientsAreComputed) {
+  run_threads(2, [](int) {
+    struct Probed : torch::nn::Module {
+      Probed() {
+        early = register_parameter("early", torch::ones({4}));
+        late = register_parameter("late", torch::ones({4}));
+      }
+      at::Tensor forward(const at::Tensor& x) {
+        return Probe::apply(x * early, reinterpret_cast<std::int64_t>(&seen)) * late;
+      }
+      at::Tensor early, late;
+      std::uint64_t seen = 0;
+    };
+    auto model = DistributedDataParallel(std::make_shared<Probed>(), {.bucket_cap_mb = 0.00001});
+    model->forward(torch::ones({4})).sum().backward();  // teaches the order
+    const at::Tensor output = model->forward(torch::ones({4}));
+    const std::uint64_t before = default_group()->sequence_number();
+    output.sum().backward();
+    EXPECT_EQ(model->module()->seen,
+              before + 1);  // late's bucket was under way when early's gradient was computed
+    EXPECT_EQ(default_group()->sequence_number(), before + 2);
+  });
+}
+
+TEST(Ddp, StartsReductionsInTheSameOrderWhateverTheOrderOfGradients) {
+  run_threads(3, [](int rank) {
+    struct Branches : torch::nn::Module {
+      Branches() {
+        a = register_parameter("a", torch::ones({3}));
+        b = register_parameter("b", torch::ones({5}));
+      }
+      at::Tensor forward(bool a_first) {
+        // Autograd runs later-made nodes first.
+        const at::Tensor one = a_first ? a.sum() : b.sum();
+        const at::Tensor two = a_first ? b.sum() : a.sum();
+        return one * 2 + two * 2;
+      }
+      at::Tensor a, b;
+    };
+    auto model = DistributedDataParallel(std::make_shared<Branches>(), {.bucket_cap_mb = 0.000004});
+    for (int step = 0; step < 4; ++step) {
+      model->zero_grad();
+      model->forward((rank + step) % 2 == 0).backward();
+      EXPECT_TRUE(torch::equal(model->module()->a.grad(), torch::full({3}, 2.0)));
+      EXPECT_TRUE(torch::equal(model->module()->b.grad(), torch::full({5}, 2.0)));
+    }
+    EXPECT_EQ(model->stats().bucket_bytes.size(), 2U);
+  });
+}
+
+struct MixedImpl : torch::nn::Module {
+  MixedImpl() {
+    single = register_parameter("single", torch::ones({4}));
+    half = register_parameter("half", torch::ones({4}, torch::kHalf));
+    brain = register_parameter("brain", torch::ones({4}, torch::kBFloat16));
+    twice = register_parameter("twice", torch::ones({4}, torch::kDouble));
+    complex = register_parameter("complex", torch::ones({4}, torch::kComplexFloat));
+    nothing = register_parameter("nothing", torch::ones({0}));
+  }
+  at::Tensor forward(double scale) {
+    return single.sum() * scale + half.to(torch::kFloat).sum() * scale +
+           brain.to(torch::kFloat).sum() * scale + twice.sum().to(torch::kFloat) * scale +
+           (torch::real(complex).sum() + torch::imag(complex).sum() * 2) * scale + nothing.sum();
+  }
+  at::Tensor single, half, brain, twice, complex, nothing;
+};
+
+TEST(Ddp, KeepsElementTypesInBucketsOfTheirOwn) {
+  for (const bool views : {false, true}) {
+    run_threads(2, [&](int rank) {
+      auto model = DistributedDataParallel(std::make_shared<MixedImpl>(), {.gradient_as_bucket_view = views});
+      for (int step = 0; step < 3; ++step) {
+        model->zero_grad();
+        model->forward(rank == 0 ? 1.0 : 2.0).backward();
+        const auto& m = *model->module();
+        for (const auto& p : {m.single, m.half, m.brain, m.twice}) {
+          EXPECT_TRUE(torch::equal(p.grad(), torch::full({4}, 1.5, p.options()))) << p.grad();
+        }
+        EXPECT_TRUE(torch::equal(m.complex.grad(),
+                                 torch::full({4}, c10::complex<float>(1.5F, 3.0F), m.complex.options())));
+        EXPECT_EQ(m.nothing.grad().numel(), 0);
+      }
+      EXPECT_EQ(model->stats().bucket_bytes.size(), 5U);
+    });
+  }
+}
+
+TEST(Ddp, KeepsTheStridesOfParameters) {
+  for (const bool views : {false, true}) {
+    run_threads(2, [&](int rank) {
+      struct Strided : torch::nn::Module {
+        Strided() {
+          last =
+              register_parameter("last", drawn(5, {2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast));
+          turned = register_parameter("turned", drawn(6, {4, 3}).t());
+        }
+        at::Tensor forward(double s) { return (last * last).sum() * s + (turned * turned).sum() * s; }
+        at::Tensor last, turned;
+      };
+      auto model = DistributedDataParallel(std::make_shared<Strided>(), {.gradient_as_bucket_view = views});
+      for (int step = 0; step < 3; ++step) {
+        model->zero_grad();
+        model->forward(rank == 0 ? 1 : 3).backward();
+        for (const auto& p : model->parameters()) {
+          EXPECT_EQ(p.grad().strides(), p.strides());
+          EXPECT_TRUE(torch::allclose(p.grad(), 4 * p.detach()));
+        }
+      }
+    });
+  }
+}
+
+struct BufferedImpl : torch::nn::Module {
+  BufferedImpl() {
+    weight = register_parameter("weight", torch::ones({2}));
+    count = register_buffer("count", torch::zeros({1}, torch::kLong));
+    mean = register_buffer("mean", torch::zeros({3}));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (x * weight).sum(); }
+  at::Tensor weight, count, mean;
+};
+
+TEST(Ddp, TakesTheBuffersOfRankZeroBeforeSyncedForwards) {
+  run_threads(3, [](int rank) {
+    auto net = std::make_shared<BufferedImpl>();
+    net->count.fill_(rank);
+    net->mean.fill_(rank + 0.5);
+    auto model = DistributedDataParallel(net);
+    const auto spoil = [&] {
+      net->count.fill_(10 + rank);
+      net->mean.fill_(10 + rank);
+    };
+    const auto as_of = [&](int r) {
+      return net->count.item<std::int64_t>() == 10 + r && torch::equal(net->mean, torch::full({3}, 10.0 + r));
+    };
+    EXPECT_EQ(net->count.item<std::int64_t>(), 0);
+    EXPECT_TRUE(torch::equal(net->mean, torch::full({3}, 0.5)));
+    const at::Tensor x = torch::ones({2});
+    spoil();
+    model->forward(x).backward();
+    EXPECT_TRUE(as_of(0));
+    {
+      const torch::NoGradGuard no_grad;
+      model->forward(x);
+    }
+    spoil();
+    model->forward(x).backward();  // right after a pass without gradients
+    EXPECT_TRUE(as_of(rank));
+    model->forward(x).backward();
+    EXPECT_TRUE(as_of(0));
+    {
+      const auto guard = model->no_sync();
+      model->forward(x).backward();
+    }
+    spoil();
+    model->forward(x).backward();  // right after no_sync
+    EXPECT_TRUE(as_of(rank));
+  });
+}
+
+TEST(Ddp, LeavesBuffersAloneWhenToldSo) {
+  run_threads(2, [](int rank) {
+    auto net = std::make_shared<BufferedImpl>();
+    net->count.fill_(rank);
+    auto model = DistributedDataParallel(net, {.broadcast_buffers = false});
+    model->forward(torch::ones({2})).backward();
+    EXPECT_EQ(net->count.item<std::int64_t>(), rank);
+  });
+}
+
+TEST(Ddp, SendsParametersLargerThanOneChunk) {
+  run_threads(2, [](int rank) {
+    struct Large : torch::nn::Module {
+      Large() {
+        small = register_parameter("small", torch::empty({3}));
+        large = register_parameter("large", torch::empty({10 * 1024 * 1024}));
+        frozen = register_parameter("frozen", torch::empty({5}), /*requires_grad=*/false);
+        turned = register_parameter("turned", torch::empty({5, 7}).t());
+      }
+      at::Tensor forward() { return small.sum() + large[0] + turned.sum(); }
+      at::Tensor small, large, frozen, turned;
+    };
+    auto net = std::make_shared<Large>();
+    {
+      const torch::NoGradGuard no_grad;
+      for (auto& p : net->parameters()) {
+        p.copy_(torch::arange(p.numel()).view(p.sizes()));
+        if (rank != 0) p.neg_();
+      }
+    }
+    auto model = DistributedDataParallel(net);
+    for (const auto& p : net->parameters()) {
+      EXPECT_TRUE(torch::equal(p, torch::arange(p.numel()).view(p.sizes()).to(torch::kFloat)));
+    }
+  });
+}
+
+TEST(Ddp, TrustsTheCallerWithoutInitSync) {
+  run_threads(2, [](int rank) {
+    Mlp net;
+    fill_parameters(*net, static_cast<std::uint64_t>(rank));
+    const at::Tensor before = net->first->weight.detach().clone();
+    auto model = DistributedDataParallel(net, {.init_sync = false});
+    EXPECT_TRUE(torch::equal(net->first->weight, before));
+  });
+}
+
+TEST(Ddp, LeavesIgnoredNamesAlone) {
+  run_threads(2, [](int rank) {
+    Mlp net;
+    fill_parameters(*net, static_cast<std::uint64_t>(rank));
+    const at::Tensor before = net->second->weight.detach().clone();
+    auto model = DistributedDataParallel(net, {.ignored = {"second.weight"}});
+    EXPECT_TRUE(torch::equal(net->second->weight, before));
+    EXPECT_EQ(model->stats().bucket_bytes.front(), (kIn * 8 + 8 + 8 + 8 * kOut) * sizeof(float));
+    model->forward(drawn(static_cast<std::uint64_t>(rank), {2, kIn})).sum().backward();
+    model->check_reducer_finalized();
+    // Local: ranks hold different values, so an average would be equal and this is not.
+    at::Tensor sum = net->second->weight.grad().clone();
+    all_reduce(sum, {.op = ReduceOp::kAvg});
+    EXPECT_FALSE(torch::allclose(sum, net->second->weight.grad()));
+  });
+}
+
+TEST(Ddp, PreparesNothingWithoutGradients) {
+  run_threads(2, [](int rank) {
+    auto model = DistributedDataParallel(Mlp(), {.broadcast_buffers = false});
+    const torch::NoGradGuard no_grad;
+    if (rank == 0) {  // one rank alone: nothing collective happens
+      const at::Tensor x = torch::ones({2, kIn});
+      EXPECT_TRUE(torch::equal(model->forward(x), model->module()->forward(x)));
+      EXPECT_FALSE(model->forward(x).requires_grad());
+    }
+    EXPECT_EQ(model->stats().n_reductions, 0U);
+  });
+}
+
+TEST(Ddp, AllowsSeveralForwardsBeforeTheBackwards) {
+  run_threads(2, [](int rank) {
+    struct Scale : torch::nn::Module {
+      Scale() { w = register_parameter("w", torch::ones({1})); }
+      at::Tensor forward(double s) { return w.sum() * s; }
+      at::Tensor w;
+    };
+    auto model = DistributedDataParallel(std::make_shared<Scale>());
+    const double mine = rank == 0 ? 1 : 3;  // average 2
+    for (int round = 0; round < 2; ++round) {
+      model->zero_grad();
+      const at::Tensor sum = model->forward(mine) + model->forward(10 * mine);
+      sum.backward();
+      EXPECT_EQ(model->module()->w.grad().item<float>(), 22.0F);
+
+      model->zero_grad();
+      const at::Tensor one = model->forward(mine);
+      const at::Tensor two = model->forward(10 * mine);
+      one.backward();
+      EXPECT_EQ(model->module()->w.grad().item<float>(), 2.0F);
+      two.backward();
+      EXPECT_EQ(model->module()->w.grad().item<float>(), 22.0F);
+    }
+    // No forward: local, as in torch.
+    model->zero_grad();
+    (model->module()->w * mine).sum().backward();
+    EXPECT_EQ(model->module()->w.grad().item<float>(), static_cast<float>(mine));
+    model->check_reducer_finalized();
+  });
+}
+
+TEST(Ddp, DoesNotAverageWhatAutogradGradReturns) {
+  run_threads(2, [](int rank) {
+    struct Cube : torch::nn::Module {
+      Cube() { w = register_parameter("w", torch::full({1}, 2.0)); }
+      at::Tensor forward(double s) { return w.pow(3).sum() * s; }
+      at::Tensor w;
+    };
+    auto model = DistributedDataParallel(std::make_shared<Cube>());
+    const at::Tensor w = model->module()->w;
+    const double mine = rank + 1;
+    const at::Tensor y = model->forward(mine);
+    const at::Tensor slope = torch::autograd::grad({y}, {w}, {}, true, /*create_graph=*/true)[0];
+    EXPECT_EQ(slope.item<float>(), 12 * static_cast<float>(mine));
+    slope.backward();  // second derivative: 6 w s, averaged over s = 1, 2
+    EXPECT_EQ(w.grad().item<float>(), 18.0F);
+  });
+}
+
+TEST(Ddp, LeavesNoHookBehind) {
+  run_threads(2, [](int rank) {
+    Mlp net;
+    { auto model = DistributedDataParallel(net); }
+    net->forward(drawn(static_cast<std::uint64_t>(rank), {2, kIn})).sum().backward();
+    const at::Tensor mine = net->first->weight.grad().clone();
+    all_reduce(mine, {.op = ReduceOp::kAvg});
+    EXPECT_FALSE(torch::allclose(mine, net->first->weight.grad()));
+    auto again = DistributedDataParallel(net);  // wrapping anew works
+    again->zero_grad();
+    again->forward(torch::ones({2, kIn})).sum().backward();
+    again->check_reducer_finalized();
+  });
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,117 @@
+#include "lockstep/ddp/internal/flat_broadcast.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+
+#include "lockstep/group/collectives.h"
+#include "lockstep/group/world.h"
+
+namespace lockstep::internal {
+namespace {
+
+// A stretch of one tensor's bytes that lies in a chunk.
+struct Piece {
+  std::size_t tensor;
+  std::size_t at;  // byte offset in the tensor
+  std::size_t n_bytes;
+};
+
+std::vector<std::vector<Piece>> cut(const std::vector<at::Tensor>& tensors, std::size_t chunk_bytes) {
+  std::vector<std::vector<Piece>> chunks;
+  std::size_t room = 0;
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    const std::size_t size = tensors[t].nbytes();
+    for (std::size_t at = 0; at < size;) {
+      if (room == 0) {
+        chunks.emplace_back();
+        room = chunk_bytes;
+      }
+      const std::size_t n_bytes = std::min(room, size - at);
+      chunks.back().push_back({t, at, n_bytes});
+      at += n_bytes;
+      room -= n_bytes;
+    }
+  }
+  return chunks;
+}
+
+std::size_t bytes_of(const std::vector<Piece>& chunk) {
+  std::size_t n_bytes = 0;
+  for (const Piece& piece : chunk) n_bytes += piece.n_bytes;
+  return n_bytes;
+}
+
+void pack(const std::vector<Piece>& chunk, const std::vector<at::Tensor>& tensors, const at::Tensor& memory) {
+  auto* to = static_cast<std::byte*>(memory.mutable_data_ptr());
+  for (const Piece& piece : chunk) {
+    std::memcpy(to, static_cast<const std::byte*>(tensors[piece.tensor].const_data_ptr()) + piece.at,
+                piece.n_bytes);
+    to += piece.n_bytes;
+  }
+}
+
+void unpack(const std::vector<Piece>& chunk, const std::vector<at::Tensor>& tensors, const at::Tensor& memory,
+            std::vector<bool>& changed) {
+  const auto* from = static_cast<const std::byte*>(memory.const_data_ptr());
+  for (const Piece& piece : chunk) {
+    auto* to = static_cast<std::byte*>(tensors[piece.tensor].mutable_data_ptr()) + piece.at;
+    if (std::memcmp(to, from, piece.n_bytes) != 0) {
+      std::memcpy(to, from, piece.n_bytes);
+      changed[piece.tensor] = true;
+    }
+    from += piece.n_bytes;
+  }
+}
+
+}  // namespace
+
+void broadcast_from_first(const at::Tensor& tensor, const Group& group, std::source_location where) {
+  broadcast(tensor, {.src = get_process_group_ranks(group).front(), .group = group, .where = where});
+}
+
+FlatBroadcast::FlatBroadcast(Group group, std::source_location where)
+    : group_(std::move(group)), first_(get_process_group_ranks(group_).front()), where_(where) {}
+
+at::Tensor FlatBroadcast::chunk_memory(std::size_t slot, std::size_t n_bytes) {
+  at::Tensor& memory = memory_[slot];
+  if (!memory.defined() || memory.nbytes() < n_bytes) {
+    memory.reset();  // back to the group first
+    memory = empty_shared({static_cast<std::int64_t>(n_bytes)}, at::kByte, {.group = group_});
+  }
+  return memory.narrow(0, 0, static_cast<std::int64_t>(n_bytes));
+}
+
+void FlatBroadcast::run(const std::vector<at::Tensor>& tensors) {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const bool speaks = group_->rank() == 0;
+  std::vector<at::Tensor> dense;
+  for (const at::Tensor& tensor : tensors) dense.push_back(tensor.contiguous());
+  const std::vector<std::vector<Piece>> chunks = cut(dense, kChunkBytes);
+  std::vector<bool> changed(tensors.size(), false);
+
+  std::array<at::Tensor, 2> flying;
+  std::array<Work, 2> works;
+  const auto land = [&](std::size_t k) {
+    works[k % 2].wait();
+    if (!speaks) unpack(chunks[k], dense, flying[k % 2], changed);
+  };
+  for (std::size_t k = 0; k < chunks.size(); ++k) {
+    if (k >= 2) land(k - 2);
+    flying[k % 2] = chunk_memory(k % 2, bytes_of(chunks[k]));
+    if (speaks) pack(chunks[k], dense, flying[k % 2]);
+    works[k % 2] =
+        broadcast(flying[k % 2], {.src = first_, .group = group_, .async_op = true, .where = where_});
+  }
+  for (std::size_t k = chunks.size() < 2 ? 0 : chunks.size() - 2; k < chunks.size(); ++k) land(k);
+
+  for (std::size_t t = 0; t < tensors.size(); ++t) {
+    if (!changed[t]) continue;
+    if (!dense[t].is_same(tensors[t])) tensors[t].copy_(dense[t]);
+    if (!tensors[t].is_inference()) tensors[t].unsafeGetTensorImpl()->bump_version();
+  }
+}
+
+}  // namespace lockstep::internal

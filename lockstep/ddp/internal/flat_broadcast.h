@@ -1,0 +1,40 @@
+// Makes many tensors equal to rank 0's with few operations: their bytes are laid end to end and sent in chunks, two
+// in flight, so that element types do not matter and memory stays bounded.
+// Thread safety: one caller at a time; all ranks call with tensors of the same byte sizes in the same order.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <array>
+#include <cstddef>
+#include <source_location>
+#include <vector>
+
+#include "lockstep/group/process_group.h"
+
+namespace lockstep::internal {
+
+// Blocks. The group's first rank speaks.
+void broadcast_from_first(const at::Tensor& tensor, const Group& group, std::source_location where);
+
+class FlatBroadcast {
+ public:
+  // torch sends flat buckets of 250 MiB, two in flight; smaller chunks copy in and out while others travel.
+  static constexpr std::size_t kChunkBytes = 16 * 1024 * 1024;
+
+  FlatBroadcast(Group group, std::source_location where);
+
+  // Blocks until the tensors hold rank 0's values. A tensor that holds them already is not written to, so graphs that
+  // saved it stay valid. Keeps its chunk memory for the next call.
+  void run(const std::vector<at::Tensor>& tensors);
+
+ private:
+  at::Tensor chunk_memory(std::size_t slot, std::size_t n_bytes);
+
+  const Group group_;
+  const int first_;  // the speaker's rank in the world
+  const std::source_location where_;
+  std::array<at::Tensor, 2> memory_;
+};
+
+}  // namespace lockstep::internal

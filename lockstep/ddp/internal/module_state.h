@@ -1,0 +1,36 @@
+// What DistributedDataParallel needs of a module: its tensors in an order all ranks share, and the proof that they do.
+// Thread safety: as the module.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <torch/nn/module.h>
+
+#include <source_location>
+#include <string>
+#include <vector>
+
+#include "lockstep/group/process_group.h"
+
+namespace lockstep::internal {
+
+struct NamedTensors {
+  std::vector<std::string> names;
+  std::vector<at::Tensor> tensors;
+};
+
+// In order of registration, modules first to last; a tensor registered twice (tied weights) appears once, under its
+// first name. Names in `ignored` are left out.
+NamedTensors parameters_of(const torch::nn::Module& module, const std::vector<std::string>& ignored);
+NamedTensors buffers_of(const torch::nn::Module& module, const std::vector<std::string>& ignored);
+// Those of `parameters` that require a gradient.
+NamedTensors trainable(const NamedTensors& parameters);
+
+// Raises kUsage for a name in `ignored` that is neither a parameter nor a buffer: a slip of the pen there would
+// silently change what is averaged.
+void check_ignored(const torch::nn::Module& module, const std::vector<std::string>& ignored);
+
+// Collective. Compares number, names, types, sizes and strides on all ranks; one small operation when they agree. Raises
+// kUsage on every rank when they do not, naming both counts, or the first parameter that differs from rank 0's.
+void verify_same_on_all_ranks(const NamedTensors& parameters, const Group& group, std::source_location where);
+
+}  // namespace lockstep::internal

@@ -1,0 +1,395 @@
+#include "lockstep/ddp/reducer.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/view_as_complex.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/function.h>
+#include <torch/csrc/autograd/variable.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+#include "lockstep/ddp/internal/flat_broadcast.h"
+
+namespace lockstep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// Up to here a plain memcpy beats copy_, whose dispatch costs about a microsecond; beyond, copy_ may use more threads.
+constexpr std::size_t kPlainCopyBytes = 256 * 1024;
+constexpr std::size_t kNamesInMessage = 20;
+
+bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+  return a.const_data_ptr() == b.const_data_ptr() && a.strides() == b.strides();
+}
+
+// Both of the same sizes and dtype; `to` dense. Runs below autograd.
+void copy_dense(const at::Tensor& to, const at::Tensor& from) {
+  const std::size_t n_bytes = to.nbytes();
+  if (n_bytes <= kPlainCopyBytes && to.strides() == from.strides() && !from.is_conj() && !from.is_neg()) {
+    if (n_bytes != 0) std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), n_bytes);
+  } else {
+    to.copy_(from);
+  }
+}
+
+void check_parameter(const at::Tensor& parameter, const std::string& name) {
+  if (parameter.device().is_cpu() && parameter.layout() == at::kStrided) return;
+  raise(ErrorKind::kUnsupported,
+        cat("DistributedDataParallel: parameter ", name, " is a ", parameter.layout(), " tensor on ",
+            parameter.device().str(), "; only dense parameters on the CPU are supported"));
+}
+
+}  // namespace
+
+// Runs on the thread that runs backward(), after the parameter's gradient was accumulated. The reducer outlives it:
+// its destructor takes the hooks away.
+class Reducer::Hook final : public torch::autograd::FunctionPostHook {
+ public:
+  Hook(Reducer& reducer, std::size_t index) : reducer_(reducer), index_(index) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
+                                            const torch::autograd::variable_list&) override {
+    reducer_.on_gradient(index_);
+    return outputs;
+  }
+
+ private:
+  Reducer& reducer_;
+  const std::size_t index_;
+};
+
+std::shared_ptr<Reducer> Reducer::create(std::vector<at::Tensor> parameters, std::vector<std::string> names,
+                                         ReducerOptions options) {
+  if (!options.group) raise(ErrorKind::kUsage, "Reducer: a group is required");
+  if (parameters.size() != names.size())
+    raise(ErrorKind::kUsage, "Reducer: one name per parameter is required");
+  for (std::size_t i = 0; i < parameters.size(); ++i) check_parameter(parameters[i], names[i]);
+  return std::shared_ptr<Reducer>(new Reducer(std::move(parameters), std::move(names), std::move(options)));
+}
+
+Reducer::Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> names, ReducerOptions options)
+    : parameters_(std::move(parameters)),
+      names_(std::move(names)),
+      options_(std::move(options)),
+      access_(options_.access ? options_.access : std::make_shared<GradField>()) {
+  for (const at::Tensor& parameter : parameters_) {
+    items_.push_back({parameter.scalar_type(), parameter.device(), parameter.nbytes()});
+  }
+  rebuilt_limits(options_.caps);  // a cap that cannot be is an error now, not in the second iteration
+  build(initial_buckets(items_, options_.caps));
+  arrival_.reserve(parameters_.size());
+  add_hooks();
+}
+
+Reducer::~Reducer() {
+  remove_hooks();
+}
+
+void Reducer::add_hooks() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    accumulators_.push_back(torch::autograd::impl::grad_accumulator(parameters_[i]));
+    hook_keys_.push_back(accumulators_.back()->add_post_hook(std::make_unique<Hook>(*this, i)));
+  }
+}
+
+void Reducer::remove_hooks() noexcept {
+  for (std::size_t i = 0; i < hook_keys_.size(); ++i) accumulators_[i]->del_post_hook(hook_keys_[i]);
+  hook_keys_.clear();
+}
+
+Reducer::Bucket Reducer::make_bucket(const std::vector<std::size_t>& indices) const {
+  // Views made below autograd are plain tensors that share memory. Autograd's own views refuse detach_(), which
+  // torch::optim calls on every gradient in zero_grad().
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const at::ScalarType dtype = parameters_[indices.front()].scalar_type();
+  std::int64_t n_elements = 0;
+  for (const std::size_t index : indices) n_elements += parameters_[index].numel();
+
+  Bucket bucket;
+  at::Tensor typed;
+  if (at::isComplexType(dtype)) {
+    bucket.flat = empty_shared({2 * n_elements}, c10::toRealValueType(dtype), {.group = options_.group});
+    typed = at::view_as_complex(bucket.flat.view({n_elements, 2}));
+  } else {
+    bucket.flat = empty_shared({n_elements}, dtype, {.group = options_.group});
+    typed = bucket.flat;
+  }
+  bucket.n_bytes = bucket.flat.nbytes();
+  std::int64_t offset = 0;
+  for (const std::size_t index : indices) {
+    const at::Tensor& parameter = parameters_[index];
+    bucket.views.push_back(
+        parameter.is_non_overlapping_and_dense()
+            ? typed.as_strided(parameter.sizes(), parameter.strides(), typed.storage_offset() + offset)
+            : typed.narrow(0, offset, parameter.numel()).view(parameter.sizes()));
+    offset += parameter.numel();
+  }
+  return bucket;
+}
+
+void Reducer::build(BucketIndices plan) {
+  buckets_.clear();  // first, so that old and new memory are not held at once
+  places_.assign(parameters_.size(), {});
+  ready_.assign(parameters_.size(), 0);
+  for (std::size_t b = 0; b < plan.size(); ++b) {
+    buckets_.push_back(make_bucket(plan[b]));
+    for (std::size_t slot = 0; slot < plan[b].size(); ++slot) places_[plan[b][slot]] = {b, slot};
+  }
+  plan_ = std::move(plan);
+}
+
+// ---- forward ----
+
+void Reducer::prepare_for_forward() {
+  check_finalized();
+  check_unchanged();
+  if (!stats_.has_rebuilt_buckets && stats_.n_reductions != 0) rebuild_by_arrival();
+}
+
+void Reducer::rebuild_by_arrival() {
+  // Ranks may have seen different orders; rank 0's holds for all.
+  static_assert(sizeof(std::size_t) == sizeof(std::int64_t));
+  at::Tensor order = at::empty({static_cast<std::int64_t>(arrival_.size())}, at::kLong);
+  std::memcpy(order.mutable_data_ptr(), arrival_.data(), order.nbytes());
+  internal::broadcast_from_first(order, options_.group, options_.where);
+  std::memcpy(arrival_.data(), order.const_data_ptr(), order.nbytes());
+
+  BucketIndices plan = rebuilt_buckets(items_, options_.caps, arrival_);
+  try {
+    if (plan != plan_) build(std::move(plan));
+  } catch (...) {
+    fail("rebuilding the gradient buckets");
+  }
+  stats_.has_rebuilt_buckets = true;
+  if (log_enabled(LogLevel::kInfo)) {
+    log(LogLevel::kInfo, cat("DistributedDataParallel: ", parameters_.size(), " parameters in ", plan_.size(),
+                             " buckets by order of arrival"));
+  }
+}
+
+// libtorch drops the accumulator, and our hook with it, when a parameter changes its type: gradients would silently
+// no longer be averaged.
+void Reducer::check_unchanged() const {
+  for (std::size_t i = 0; i < items_.size(); ++i) {
+    const at::Tensor& parameter = parameters_[i];
+    if (parameter.scalar_type() == items_[i].dtype && parameter.nbytes() == items_[i].n_bytes &&
+        parameter.device() == items_[i].device) {
+      continue;
+    }
+    raise(ErrorKind::kUsage,
+          cat("DistributedDataParallel: ", describe(i), " was ", items_[i].dtype, " of ", items_[i].n_bytes,
+              " bytes when it was wrapped and is ", parameter.scalar_type(), " of ", parameter.nbytes(),
+              " bytes on ", parameter.device().str(),
+              " now; convert or resize the module first, then wrap it"));
+  }
+}
+
+void Reducer::expect_backward() {
+  if (backward_seen_) n_expected_ = 0;
+  backward_seen_ = false;
+  ++n_expected_;
+}
+
+void Reducer::expect_local_backward() {
+  if (backward_seen_) n_expected_ = 0;
+}
+
+void Reducer::check_finalized() const {
+  if (failure_) {
+    Failure failure = *failure_;
+    failure.message =
+        "the last reduction of gradients failed, and this model cannot go on: " + failure.message;
+    raise(std::move(failure));
+  }
+  if (reducing_) raise_unfinished();
+}
+
+// ---- backward ----
+
+void Reducer::on_gradient(std::size_t index) {
+  if (!reducing_) {
+    if (n_expected_ == 0 || failure_) return;
+    begin();
+  }
+  const Place place = places_[index];
+  Bucket& bucket = buckets_[place.bucket];
+  try {
+    if (ready_[index] != 0) raise_marked_twice(index);
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    store_gradient(index, bucket.views[place.slot]);
+  } catch (...) {
+    fail("in backward()");
+  }
+  ready_[index] = 1;
+  if (!stats_.has_rebuilt_buckets) arrival_.push_back(index);
+  --bucket.n_pending;
+  if (place.bucket == n_launched_) launch_full_buckets();
+}
+
+void Reducer::begin() {
+  reducing_ = true;
+  n_launched_ = 0;
+  std::fill(ready_.begin(), ready_.end(), 0);
+  for (std::size_t b = 0; b < buckets_.size(); ++b) buckets_[b].n_pending = plan_[b].size();
+  if (!stats_.has_rebuilt_buckets) arrival_.clear();
+}
+
+void Reducer::store_gradient(std::size_t index, const at::Tensor& view) {
+  const at::Tensor gradient = access_->get(parameters_[index]);
+  if (!gradient.defined()) {
+    view.zero_();
+    return;
+  }
+  if (gradient.layout() != at::kStrided) {
+    raise(ErrorKind::kUnsupported, cat("the gradient of ", describe(index), " is a ", gradient.layout(),
+                                       " tensor; only dense gradients are supported"));
+  }
+  if (gradient.scalar_type() != view.scalar_type() || gradient.sizes() != view.sizes()) {
+    raise(ErrorKind::kUsage, cat("the gradient of ", describe(index), " is ", gradient.scalar_type(),
+                                 gradient.sizes(), ", its bucket holds ", view.scalar_type(), view.sizes(),
+                                 "; parameters must not change type or size after wrapping"));
+  }
+  if (same_memory(gradient, view)) return;
+  if (gradient.strides() != view.strides() && !warned_strides_) {
+    warned_strides_ = true;
+    log(LogLevel::kWarn,
+        cat("DistributedDataParallel: the gradient of ", describe(index), " has strides ", gradient.strides(),
+            ", its bucket ", view.strides(), "; this is no error but copies slower. Said once."));
+  }
+  copy_dense(view, gradient);
+  if (options_.gradient_as_bucket_view) access_->set(parameters_[index], view);
+}
+
+void Reducer::launch_full_buckets() {
+  while (n_launched_ < buckets_.size() && buckets_[n_launched_].n_pending == 0) {
+    Bucket& bucket = buckets_[n_launched_];
+    try {
+      if (bucket.n_bytes != 0) {
+        // Averaging belongs to the reduction: no pass of its own, and one rounding less than dividing first.
+        bucket.work = all_reduce(
+            bucket.flat,
+            {.op = ReduceOp::kAvg, .group = options_.group, .async_op = true, .where = options_.where});
+      }
+    } catch (...) {
+      fail(cat("starting to reduce bucket ", n_launched_, " of ", buckets_.size()));
+    }
+    ++n_launched_;
+  }
+  if (n_launched_ < buckets_.size()) return;
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [self = shared_from_this()] { self->finalise(); });
+}
+
+void Reducer::finalise() {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  Clock::duration waited{};
+  std::uint64_t n_bytes = 0;
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    try {
+      const Clock::time_point start = Clock::now();
+      buckets_[b].work.wait();
+      waited += Clock::now() - start;
+      buckets_[b].work = Work();
+      n_bytes += buckets_[b].n_bytes;
+      hand_back(b);
+    } catch (...) {
+      fail(cat("reducing bucket ", b, " of ", buckets_.size()));
+    }
+  }
+  reducing_ = false;
+  backward_seen_ = true;
+  --n_expected_;
+  ++stats_.n_reductions;
+  stats_.n_bytes_reduced += n_bytes;
+  stats_.last_exposed_seconds = std::chrono::duration<double>(waited).count();
+  stats_.exposed_seconds += stats_.last_exposed_seconds;
+}
+
+void Reducer::hand_back(std::size_t b) {
+  const Bucket& bucket = buckets_[b];
+  for (std::size_t slot = 0; slot < bucket.views.size(); ++slot) {
+    const std::size_t index = plan_[b][slot];
+    const at::Tensor& parameter = parameters_[index];
+    const at::Tensor& view = bucket.views[slot];
+    const at::Tensor gradient = access_->get(parameter);
+    if (options_.gradient_as_bucket_view) {
+      if (!gradient.defined()) {
+        access_->set(parameter, view);
+      } else if (!same_memory(gradient, view)) {
+        raise(ErrorKind::kUsage,
+              cat("the gradient of ", describe(index), " is not the view of its bucket; with ",
+                  "gradient_as_bucket_view nothing may replace .grad during backward()"));
+      }
+    } else if (gradient.defined()) {
+      copy_dense(gradient, view);
+    } else {
+      at::Tensor fresh = at::empty_strided(view.sizes(), view.strides(), view.options());
+      copy_dense(fresh, view);
+      access_->set(parameter, std::move(fresh));
+    }
+  }
+}
+
+// ---- errors ----
+
+void Reducer::fail(const std::string& doing) {
+  Failure failure = current_failure();
+  failure.message = cat("DistributedDataParallel, ", doing, ": ", failure.message);
+  failure_ = failure;
+  raise(std::move(failure));
+}
+
+std::string Reducer::describe(std::size_t index) const {
+  return cat("parameter ", index, " (", names_[index], ")");
+}
+
+void Reducer::raise_marked_twice(std::size_t index) const {
+  raise(ErrorKind::kUsage,
+        cat(describe(index),
+            " got its gradient twice before the first was averaged. Causes: the parameter is used ",
+            "outside forward() in a second loss; the same layers are checkpointed more than once; or a part "
+            "of the ",
+            "model that two backward() calls share. Sum the losses and call backward() once, or put all but "
+            "the last ",
+            "pass in no_sync()."));
+}
+
+void Reducer::raise_unfinished() const {
+  std::string missing;
+  std::size_t n_missing = 0;
+  for (std::size_t i = 0; i < ready_.size(); ++i) {
+    if (ready_[i] != 0) continue;
+    if (++n_missing <= kNamesInMessage) missing += cat(n_missing == 1 ? "" : ", ", i, " (", names_[i], ")");
+  }
+  if (n_missing == 0) {
+    raise(ErrorKind::kUsage,
+          "DistributedDataParallel: the last backward() ended with an error before its gradients were "
+          "averaged; other "
+          "ranks may hold other values now. Start again from a checkpoint.");
+  }
+  if (n_missing > kNamesInMessage) missing += cat(" and ", n_missing - kNamesInMessage, " more");
+  raise(ErrorKind::kUsage,
+        cat("DistributedDataParallel: the last backward() did not reach every parameter, so its gradients "
+            "were not ",
+            "averaged. Without a gradient on rank ", options_.group->rank(), ": ", missing,
+            ". Every parameter must take part in the loss on every rank (find_unused_parameters is not "
+            "offered yet): ",
+            "use all outputs of forward() in the loss, or switch requires_grad off for these parameters "
+            "before ",
+            "wrapping, or name them in `ignored`. If backward() raised an error, that one is the cause."));
+}
+
+ReducerStats Reducer::stats() const {
+  ReducerStats stats = stats_;
+  for (const Bucket& bucket : buckets_) stats.bucket_bytes.push_back(bucket.n_bytes);
+  return stats;
+}
+
+}  // namespace lockstep

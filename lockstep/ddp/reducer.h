@@ -1,0 +1,147 @@
+// Averages gradients over the ranks of a group while the backward pass is still computing others.
+//
+// A hook on each parameter's gradient accumulator copies the new gradient into its place in a bucket. A full bucket is
+// reduced by one asynchronous all_reduce, started strictly in the order of the buckets, so that all ranks agree. When
+// the last one has been started, a callback at the end of backward() waits for them in order and hands the averages
+// back. Buckets lie in the group's shared memory, so the reduction needs no staging.
+//
+// States: idle -> reducing (first hook of an expected backward pass) -> idle (finalised). A backward pass that ends
+// in an error, or that reaches only some parameters, stays in `reducing` and the next forward says so.
+//
+// Thread safety: none needed. Gradients of CPU parameters arrive in the thread that called backward(); forward and
+// backward of one model must not run at the same time.
+// Ownership: keeps its group and its parameters alive; its hooks end with it.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <source_location>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/ddp/bucket_plan.h"
+#include "lockstep/ddp/gradient_access.h"
+#include "lockstep/group/collectives.h"
+#include "lockstep/group/process_group.h"
+
+namespace torch::autograd {
+struct Node;
+}
+
+namespace lockstep {
+
+struct ReducerOptions {
+  Group group{};  // required
+  BucketCaps caps{};
+  bool gradient_as_bucket_view = false;
+  std::shared_ptr<GradientAccess> access{};  // null: Tensor::grad()
+  std::source_location where = std::source_location::current();
+};
+
+// Counters since construction; times in seconds.
+struct ReducerStats {
+  std::uint64_t n_reductions = 0;     // backward passes that were reduced to the end
+  std::uint64_t n_bytes_reduced = 0;  // by this rank
+  double exposed_seconds = 0;         // spent waiting at the end of backward: communication not hidden by it
+  double last_exposed_seconds = 0;    // of the last backward pass
+  std::vector<std::size_t> bucket_bytes{};  // of the buckets in use, in the order of reduction
+  bool has_rebuilt_buckets = false;
+};
+
+class Reducer final : public std::enable_shared_from_this<Reducer> {
+ public:
+  // names[i] is parameters[i]'s name, for messages. Raises kUnsupported for a parameter that is not a dense tensor on
+  // the CPU, kResource when bucket memory is not to be had. Held by shared_ptr only.
+  static std::shared_ptr<Reducer> create(std::vector<at::Tensor> parameters, std::vector<std::string> names,
+                                         ReducerOptions options);
+  ~Reducer();
+  Reducer(const Reducer&) = delete;
+  Reducer& operator=(const Reducer&) = delete;
+
+  // Before a forward pass that builds a graph. Raises when the last backward pass was not finalised: kUsage with the
+  // parameters that got no gradient, or the error it died of; kUsage when a parameter changed its type or size. The first call after the first finalised backward pass
+  // rebuilds the buckets by order of arrival, which is a collective: it blocks until rank 0 has said its order.
+  void prepare_for_forward();
+  // After a forward pass whose backward pass is to be reduced.
+  void expect_backward();
+  // After a forward pass inside no_sync: its gradients only accumulate. A synced forward pass that still waits for its
+  // backward pass keeps its claim, and what was accumulated is averaged with it.
+  void expect_local_backward();
+  // Raises as prepare_for_forward does; nothing else.
+  void check_finalized() const;
+  // Takes the hooks away for good; no later backward pass is reduced.
+  void remove_hooks() noexcept;
+
+  ReducerStats stats() const;
+  const BucketIndices& buckets() const { return plan_; }
+
+ private:
+  class Hook;
+  struct Bucket {
+    at::Tensor flat;                // as the engine reduces it: 1-D, real
+    std::vector<at::Tensor> views;  // one per entry of plan_[b], with the parameter's strides
+    std::size_t n_bytes = 0;
+    std::size_t n_pending = 0;
+    Work work{};
+  };
+  struct Place {
+    std::size_t bucket = 0;
+    std::size_t slot = 0;
+  };
+
+  Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> names, ReducerOptions options);
+  void add_hooks();
+  void build(BucketIndices plan);
+  void rebuild_by_arrival();
+  Bucket make_bucket(const std::vector<std::size_t>& indices) const;
+
+  // On the thread that runs backward().
+  void on_gradient(std::size_t index);
+  void begin();
+  void store_gradient(std::size_t index, const at::Tensor& view);
+  void launch_full_buckets();
+  void finalise();
+  void hand_back(std::size_t bucket);
+  // Remembers what backward() dies of and throws it with `doing` in front. Call inside a catch block.
+  [[noreturn]] void fail(const std::string& doing);
+
+  void check_unchanged() const;
+  std::string describe(std::size_t index) const;
+  [[noreturn]] void raise_marked_twice(std::size_t index) const;
+  [[noreturn]] void raise_unfinished() const;
+
+  // Constant after construction.
+  const std::vector<at::Tensor> parameters_;
+  const std::vector<std::string> names_;
+  const ReducerOptions options_;
+  const std::shared_ptr<GradientAccess> access_;
+  std::vector<BucketItem> items_;
+  // The accumulators are held because a parameter refers to its own only weakly, and the hook would go with it.
+  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
+  std::vector<std::uintptr_t> hook_keys_;
+
+  // The buckets in use.
+  BucketIndices plan_;
+  std::vector<Bucket> buckets_;
+  std::vector<Place> places_;  // by parameter
+
+  // The backward pass under way.
+  bool reducing_ = false;
+  std::vector<unsigned char> ready_;  // by parameter
+  std::size_t n_launched_ = 0;
+  std::optional<Failure> failure_;
+  // Synced forward passes whose backward pass may still come: two forwards may be followed by one backward of the sum
+  // or by two backwards. The first forward after a backward starts counting anew.
+  int n_expected_ = 0;
+  bool backward_seen_ = false;
+
+  std::vector<std::size_t> arrival_;  // order of gradients in the first reduced backward pass
+  bool warned_strides_ = false;
+  ReducerStats stats_;
+};
+
+}  // namespace lockstep
