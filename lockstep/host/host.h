@@ -3,7 +3,8 @@
 // Each rank owns an arena, a sealed memfd that all others map. In it lie a control block (what this rank is doing),
 // a small staging area and a heap. A collective begins with every rank publishing what it was called with; the
 // calls are compared, so a mismatch between ranks is an error that names both lines. Then, by size and place:
-//   inline   up to 8 KiB: the payload travels beside the flag, every rank reduces for itself, nobody waits twice
+//   inline   up to 8 KiB (1 KiB where direct is possible): the payload travels beside the flag, every rank reduces for
+//            itself, nobody waits twice
 //   direct   buffers in the arenas (alloc), or all ranks in one process: slices are claimed and reduced where they lie
 //   staged   anything else: through cache-sized chunks in the arenas, by a plan (plan.h)
 // Operand order is rank order everywhere: results have the same bits on every rank and in every run.

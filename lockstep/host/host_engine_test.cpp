@@ -17,7 +17,7 @@ using testing::with_threads;
 class Sizes : public ::testing::TestWithParam<int> {};
 
 // Around every border: tiny, inline, direct, odd tails.
-const std::size_t kCounts[] = {0, 1, 12, 13, 100, 2048, 2049, 5000, 70'001};
+const std::size_t kCounts[] = {0, 1, 12, 13, 100, 500, 2048, 2049, 5000, 70'001};
 
 TEST_P(Sizes, AllReduceSumsInRankOrder) {
   with_threads(GetParam(), [](Rank& rank) {

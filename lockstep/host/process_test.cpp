@@ -115,7 +115,7 @@ TEST(HostProcesses, EveryCollectiveByEveryPath) {
     FolderKv kv;
     const auto pids = start(size, kv.host(), [](Rank& rank) {
       const auto n = static_cast<std::size_t>(rank.size()), me = static_cast<std::size_t>(rank.rank());
-      for (const std::size_t count : {1u, 13u, 2048u, 2049u, 50'000u, 700'001u}) {
+      for (const std::size_t count : {1u, 13u, 500u, 2048u, 2049u, 50'000u, 700'001u}) {
         void* shared = nullptr;
         CHILD_EXPECT(Rank::engine().alloc(rank.comm(), count * 4, &shared) == LOCKSTEP_OK, "alloc");
         std::vector<std::int32_t> own(count), all(count * n), out(count);
@@ -158,14 +158,15 @@ TEST(HostProcesses, EveryCollectiveByEveryPath) {
 TEST(HostProcesses, MixedPlacesOfMemoryAgreeOnOnePath) {
   FolderKv kv;
   const auto pids = start(3, kv.host(), [](Rank& rank) {
-    constexpr std::size_t kCount = 300'000;
-    std::vector<float> plain(kCount);
-    void* shared = nullptr;
-    CHILD_EXPECT(Rank::engine().alloc(rank.comm(), kCount * 4, &shared) == LOCKSTEP_OK, "alloc");
-    float* x = rank.rank() == 1 ? plain.data() : static_cast<float*>(shared);
-    std::fill(x, x + kCount, static_cast<float>(rank.rank() + 1));
-    CHILD_EXPECT(rank.run(Rank::op(LOCKSTEP_ALL_REDUCE, x, x, kCount)) == LOCKSTEP_OK, rank.error());
-    CHILD_EXPECT(x[0] == 6.f && x[kCount - 1] == 6.f, x[0]);
+    for (const std::size_t count : {10u, 500u, 300'000u}) {
+      std::vector<float> plain(count);
+      void* shared = nullptr;
+      CHILD_EXPECT(Rank::engine().alloc(rank.comm(), count * 4, &shared) == LOCKSTEP_OK, "alloc");
+      float* x = rank.rank() == 1 ? plain.data() : static_cast<float*>(shared);
+      std::fill(x, x + count, static_cast<float>(rank.rank() + 1));
+      CHILD_EXPECT(rank.run(Rank::op(LOCKSTEP_ALL_REDUCE, x, x, count)) == LOCKSTEP_OK, rank.error());
+      CHILD_EXPECT(x[0] == 6.f && x[count - 1] == 6.f, x[0]);
+    }
   });
   for (const pid_t pid : pids) EXPECT_EQ(status_of(pid), 0);
 }

@@ -42,7 +42,8 @@ std::string describe_call(const Call& call) {
 
 std::string describe_last(Control& control) {
   const auto last = std::max(control.arrivals[0].sequence.load(std::memory_order_acquire),
-                             control.arrivals[1].sequence.load(std::memory_order_acquire));
+                             control.arrivals[1].sequence.load(std::memory_order_acquire)) >>
+                    1;
   if (last == 0) return "has entered no operation yet";
   return "last entered " + describe_call(control.history[last % kHistory]);
 }

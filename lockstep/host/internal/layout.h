@@ -20,6 +20,7 @@ inline constexpr std::uint32_t kLayoutVersion = 1;
 inline constexpr std::size_t kLine = 64;
 inline constexpr std::size_t kPage = 4096;
 inline constexpr std::size_t kTinyBytes = 48;             // fits beside the flag
+inline constexpr std::size_t kEagerBytes = 1 << 10;       // travels with the arrival wherever the buffer is
 inline constexpr std::size_t kInlineBytes = 8 << 10;      // travels with the arrival
 inline constexpr std::size_t kStageInBytes = 1 << 20;     // one parity of what a rank lays out for the others
 inline constexpr std::size_t kStageOutBytes = 512 << 10;  // one parity of a rank's reduced slices
@@ -37,6 +38,7 @@ static_assert(LOCKSTEP_OP_KINDS <= 16 && LOCKSTEP_DTYPES <= 16 && LOCKSTEP_REDUC
 
 // "I entered operation `sequence` with these numbers, and here is the payload if it is tiny": one cache line.
 struct alignas(kLine) Arrival {
+  // The number, shifted left by one; the lowest bit says "my buffers can be reduced in place, no payload here".
   std::atomic<std::uint64_t> sequence;
   std::uint64_t fingerprint;
   std::uint8_t payload[kTinyBytes];

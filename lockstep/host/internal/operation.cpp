@@ -55,46 +55,47 @@ std::uint64_t Operation::recv_bytes(int size) const {
 void Operation::start(Fabric& fabric, std::uint64_t sequence) {
   sequence_ = sequence;
   stage_ = Stage::kArriving;
-  const int size = fabric.size();
-  const std::uint64_t sent = send_bytes(size);
-  inline_ = sent <= kInlineBytes;
+  const std::uint64_t sent = send_bytes(fabric.size());
+  publish_call(fabric);
   Control& own = fabric.own();
-  Call& call = own.history[sequence % kHistory];
-  call.sequence = sequence;
+  Arrival& arrival = own.arrivals[parity()];
+  arrival.fingerprint = fingerprint_;
+  if (in_place_) {
+    own.claims[parity()].next.store(0, std::memory_order_relaxed);
+    own.claims[parity()].done.store(0, std::memory_order_relaxed);
+  } else if (can_be_inline(fabric.size()) && (op_.kind != LOCKSTEP_BROADCAST || fabric.rank() == op_.root)) {
+    copy(const_cast<std::uint8_t*>(payload_of(fabric, fabric.rank())), op_.send, sent);
+  }
+  arrival.sequence.store(sequence << 1 | (in_place_ ? 1u : 0u), std::memory_order_seq_cst);
+  ring_others(fabric);
+}
+
+// Writes the record the others read when they need the buffers, or words for a message.
+void Operation::publish_call(Fabric& fabric) {
+  Call& call = fabric.own().history[sequence_ % kHistory];
+  call.sequence = sequence_;
   call.fingerprint = fingerprint_;
   const char* where = op_.where != nullptr ? op_.where : "";
   const std::size_t length = ::strnlen(where, sizeof(call.where) - 1);
   std::memcpy(call.where, where, length);
   call.where[length] = '\0';
-  Arrival& arrival = own.arrivals[parity()];
-  arrival.fingerprint = fingerprint_;
-  if (inline_) {
-    auto* payload = const_cast<std::uint8_t*>(payload_of(fabric, fabric.rank()));
-    if (op_.kind != LOCKSTEP_BROADCAST || fabric.rank() == op_.root) copy(payload, op_.send, sent);
-  } else {
-    const bool anywhere = fabric.single_process();
-    const bool sends = anywhere || fabric.arena().contains(op_.send, sent);
-    const bool receives = anywhere || fabric.arena().contains(op_.recv, recv_bytes(size));
-    const auto base = anywhere ? 0 : reinterpret_cast<std::uintptr_t>(fabric.base(fabric.rank()));
-    call.reachable = (sends ? kSendReachable : 0) | (receives ? kRecvReachable : 0);
-    call.send = reinterpret_cast<std::uintptr_t>(op_.send) - base;
-    call.recv = reinterpret_cast<std::uintptr_t>(op_.recv) - base;
-    own.claims[parity()].next.store(0, std::memory_order_relaxed);
-    own.claims[parity()].done.store(0, std::memory_order_relaxed);
-  }
-  arrival.sequence.store(sequence, std::memory_order_seq_cst);
-  ring_others(fabric);
+  const std::uint64_t sent = send_bytes(fabric.size());
+  if (sent <= kEagerBytes) return;
+  const bool anywhere = fabric.single_process();
+  const bool sends = anywhere || fabric.arena().contains(op_.send, sent);
+  const bool receives = anywhere || fabric.arena().contains(op_.recv, recv_bytes(fabric.size()));
+  const auto base = anywhere ? 0 : reinterpret_cast<std::uintptr_t>(fabric.base(fabric.rank()));
+  call.reachable = (sends ? kSendReachable : 0) | (receives ? kRecvReachable : 0);
+  call.send = reinterpret_cast<std::uintptr_t>(op_.send) - base;
+  call.recv = reinterpret_cast<std::uintptr_t>(op_.recv) - base;
+  in_place_ = op_.kind == LOCKSTEP_ALL_REDUCE && sends && receives;
+  n_in_place_ = in_place_ ? 1 : 0;
 }
 
 Progress Operation::advance(Fabric& fabric, Workspace& work) {
   if (stage_ == Stage::kArriving) {
     if (const Progress p = arrive(fabric); p != Progress::kDone) return p;
-    if (inline_) {
-      finish_inline(fabric, work);
-      stage_ = Stage::kDone;
-      return Progress::kDone;
-    }
-    choose_path(fabric);
+    choose_path(fabric, work);
   }
   switch (stage_) {
     case Stage::kClaiming:
@@ -114,36 +115,39 @@ Progress Operation::arrive(Fabric& fabric) {
   for (; peer_ < size; ++peer_) {
     if (peer_ == fabric.rank()) continue;
     Arrival& arrival = fabric.control(peer_).arrivals[parity()];
-    if (arrival.sequence.load(std::memory_order_acquire) != sequence_) return Progress::kBlocked;
+    const std::uint64_t entered = arrival.sequence.load(std::memory_order_acquire);
+    if (entered >> 1 != sequence_) return Progress::kBlocked;
     if (arrival.fingerprint != fingerprint_) return Progress::kMismatch;
+    n_in_place_ += static_cast<int>(entered & 1);
     ++mark_;
   }
   peer_ = 0;
   return Progress::kDone;
 }
 
-void Operation::choose_path(Fabric& fabric) {
-  if (direct_possible(fabric)) {
+// All ranks have read the same words by now, so all come to the same answer.
+void Operation::choose_path(Fabric& fabric, Workspace& work) {
+  if (can_be_inline(fabric.size()) && n_in_place_ == 0) {
+    finish_inline(fabric, work);
+    stage_ = Stage::kDone;
+  } else if (op_.kind == LOCKSTEP_ALL_REDUCE ? n_in_place_ == fabric.size() : direct_possible(fabric)) {
     stage_ = Stage::kClaiming;
-    return;
+  } else {
+    plan_ = make_plan({.kind = op_.kind,
+                       .rank = fabric.rank(),
+                       .size = fabric.size(),
+                       .root = op_.root,
+                       .n_bytes = n_bytes_,
+                       .stage_in_bytes = kStageInBytes,
+                       .stage_out_bytes = kStageOutBytes});
+    stage_ = Stage::kPlanned;
   }
-  plan_ = make_plan({.kind = op_.kind,
-                     .rank = fabric.rank(),
-                     .size = fabric.size(),
-                     .root = op_.root,
-                     .n_bytes = n_bytes_,
-                     .stage_in_bytes = kStageInBytes,
-                     .stage_out_bytes = kStageOutBytes});
-  stage_ = Stage::kPlanned;
 }
 
-// Every rank reads the same words, so all come to the same answer.
 bool Operation::direct_possible(Fabric& fabric) const {
   if (op_.kind == LOCKSTEP_BROADCAST) return (call_of(fabric, op_.root).reachable & kSendReachable) != 0;
-  const std::uint32_t need =
-      op_.kind == LOCKSTEP_ALL_REDUCE ? kSendReachable | kRecvReachable : kSendReachable;
   for (int r = 0; r < fabric.size(); ++r) {
-    if ((call_of(fabric, r).reachable & need) != need) return false;
+    if ((call_of(fabric, r).reachable & kSendReachable) == 0) return false;
   }
   return true;
 }

@@ -44,7 +44,7 @@ class Operation {
 
   // Arrivals, in rank order.
   Progress arrive(Fabric& fabric);
-  void choose_path(Fabric& fabric);
+  void choose_path(Fabric& fabric, Workspace& work);
   void finish_inline(Fabric& fabric, Workspace& work);
   // Direct paths.
   Progress claim(Fabric& fabric, Workspace& work);
@@ -64,6 +64,8 @@ class Operation {
     return fabric.control(rank).history[sequence_ % kHistory];
   }
 
+  bool can_be_inline(int size) const { return send_bytes(size) <= kInlineBytes; }
+  void publish_call(Fabric& fabric);
   std::uint64_t send_bytes(int size) const;
   std::uint64_t recv_bytes(int size) const;
   std::size_t parity() const { return sequence_ & 1; }
@@ -75,8 +77,9 @@ class Operation {
   std::uint64_t sequence_ = 0;
   std::uint64_t mark_ = 0;
   Stage stage_ = Stage::kNew;
-  bool inline_ = false;
-  int peer_ = 0;  // next rank to look at, or the one to blame
+  bool in_place_ = false;  // this rank's buffers can be reduced where they lie
+  int n_in_place_ = 0;     // ranks that said so
+  int peer_ = 0;           // next rank to look at, or the one to blame
   std::vector<Step> plan_;
   std::size_t next_step_ = 0;
 };
