@@ -45,24 +45,14 @@ void Nodes::tell_failure(const std::string& what) noexcept {
   }
 }
 
-void Nodes::end(const std::function<bool()>& interrupted) noexcept {
+void Nodes::end() noexcept {
   if (n_nodes_ == 1) return;
   try {
     Store& store = host_.store();
     if (store.add(kEndedKey, 1) == n_nodes_) store.set(kAllEndedKey, "");
-    if (node_rank_ != 0) return;
-    const Deadline deadline = Deadline::after(kEndTimeout);
-    while (!deadline.expired() && !interrupted()) {
-      if (store.check({&kAllEndedKey, 1})) return;
-      try {
-        store.wait({&kAllEndedKey, 1}, kCheckInterval);
-      } catch (const DistStoreError&) {
-        // not yet
-      }
-    }
-    log(LogLevel::kWarn, "not every host has said that it is done; the rendezvous store ends now");
+    if (node_rank_ == 0) store.wait({&kAllEndedKey, 1}, kEndTimeout);
   } catch (const std::exception& error) {
-    log(LogLevel::kWarn, cat("cannot tell the other hosts that this one is done: ", error.what()));
+    log(LogLevel::kWarn, cat("not every host is known to be done: ", error.what()));
   }
 }
 

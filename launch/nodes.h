@@ -4,7 +4,6 @@
 // Thread safety: none. Does nothing when the job has one host.
 #pragma once
 
-#include <functional>
 #include <optional>
 #include <string>
 
@@ -23,8 +22,8 @@ class Nodes {
   std::optional<std::string> check();
   // This host's workers failed: tells the others. Never throws.
   void tell_failure(const std::string& what) noexcept;
-  // This host is done. The store's host waits for the others, until `interrupted` or five minutes have passed.
-  void end(const std::function<bool()>& interrupted) noexcept;
+  // This host is done. The store's host waits for the others, five minutes at most. Never throws.
+  void end() noexcept;
 
  private:
   JobHost& host_;

@@ -73,12 +73,14 @@ class Job {
   int run() {
     say_thread_count();
     start();
-    // After the workers, so that they keep the signal mask this process was given; before the store's thread, so
-    // that none is delivered there. A signal in between ends this process, and the keeper ends the workers.
-    const PassedSignals signals;
-    host_.serve();
-    watch(signals);
-    return finish(signals);
+    {
+      // After the workers, so that they keep the signal mask this process was given; before the store's thread, so
+      // that none is delivered there. A signal in between ends this process, and the keeper ends the workers.
+      const PassedSignals signals;
+      host_.serve();
+      watch(signals);
+    }
+    return finish();
   }
 
  private:
@@ -169,7 +171,8 @@ class Job {
     supervisor_->stop(signal);
   }
 
-  int finish(const PassedSignals& signals) {
+  // No worker is left; a signal may end this process now, for one if nobody reads its output.
+  int finish() {
     const auto first = supervisor_->first_failure();
     output_.finish();
     if (first && !first->stopped) {
@@ -179,7 +182,7 @@ class Job {
           cat("the workers were stopped; rank ", plan_.first_rank() + first->index, " ", first->cause()));
     }
     output_.finish();
-    nodes_.end([&signals] { return signals.take().has_value(); });
+    nodes_.end();
     if (first) return first->exit_code();
     return lost_elsewhere_ ? 1 : 0;
   }

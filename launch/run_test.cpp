@@ -1,7 +1,7 @@
 // The launcher as users run it: environment, store, output, failures, signals. Real processes.
 #include <gtest/gtest.h>
 
-#include <algorithm>
+#include <memory>
 #include <set>
 #include <sstream>
 
@@ -238,24 +238,39 @@ TEST(Run, AutoIsOnePerCoreOrGpu) {
   EXPECT_EQ(lines_of(launcher.out()).size(), static_cast<std::size_t>(n));
 }
 
-TEST(Run, TwoLaunchersMakeOneJob) {
+// Two launchers on this machine as if on two hosts.
+struct TwoHosts {
+  TwoHosts() { JobSecret::mint().write_file(folder.file("secret")); }
+  std::unique_ptr<Launcher> launch(const std::string& node_rank, std::vector<std::string> command) const {
+    std::vector<std::string> arguments = {"run",           "-n", "2", "--nnodes=2", "--node-rank", node_rank,
+                                          "--master-port", port, "--"};
+    arguments.insert(arguments.end(), command.begin(), command.end());
+    return std::make_unique<Launcher>(
+        arguments, Launcher::Options{.environment = {{"LOCKSTEP_SECRET_FILE", folder.file("secret")}}});
+  }
   TemporaryFolder folder;
-  JobSecret::mint().write_file(folder.file("secret"));
-  const Launcher::Options options{.environment = {{"LOCKSTEP_SECRET_FILE", folder.file("secret")}}};
-  // A port that is free now; nobody else on this machine picks from below the ephemeral range.
-  const std::string port = std::to_string(20000 + ::getpid() % 10000);
-  const auto arguments = [&](const std::string& node_rank) {
-    return std::vector<std::string>{
-        "run",           "-n", "2",  "--nnodes=2",         "--node-rank", node_rank,
-        "--master-port", port, "--", LOCKSTEP_TEST_WORKER, "meet"};
-  };
-  Launcher second(arguments("1"), options);
-  Launcher first(arguments("0"), options);
-  EXPECT_EQ(first.wait(), 0) << first.err();
-  EXPECT_EQ(second.wait(), 0) << second.err();
-  EXPECT_TRUE(contains(first.out(), "met 4")) << first.out();
-  EXPECT_TRUE(contains(second.out(), "met 4")) << second.out();
-  EXPECT_TRUE(contains(second.out(), "3] met 4")) << second.out();
+  // Below the range from which the kernel gives ports away.
+  std::string port = std::to_string(20000 + ::getpid() % 10000);
+};
+
+TEST(Run, TwoLaunchersMakeOneJob) {
+  TwoHosts hosts;
+  const auto second = hosts.launch("1", {LOCKSTEP_TEST_WORKER, "meet"});
+  const auto first = hosts.launch("0", {LOCKSTEP_TEST_WORKER, "meet"});
+  EXPECT_EQ(first->wait(), 0) << first->err();
+  EXPECT_EQ(second->wait(), 0) << second->err();
+  EXPECT_EQ(lines_by_rank(first->out()), (Lines{"[0] met 4", "[1] met 4"}));
+  EXPECT_EQ(lines_by_rank(second->out()), (Lines{"[2] met 4", "[3] met 4"}));
+}
+
+TEST(Run, AFailureOnOneHostStopsTheWorkersOfTheOther) {
+  TwoHosts hosts;
+  const auto first = hosts.launch("0", {"sleep", "1000"});
+  const auto second = hosts.launch("1", {"sh", "-c", "test $RANK = 2 && exit 5; exec sleep 1000"});
+  EXPECT_EQ(second->wait(), 5) << second->err();
+  EXPECT_EQ(first->wait(), 128 + SIGTERM) << first->err();
+  EXPECT_TRUE(contains(first->err(), "exited with code 5; stopping the workers of this host"))
+      << first->err();
 }
 
 TEST(Command, VersionAndEnvironment) {

@@ -18,6 +18,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/process/internal/keeper.h"
+#include "lockstep/process/internal/signals_blocked.h"
 
 namespace lockstep {
 namespace {
@@ -25,6 +26,7 @@ namespace {
 using internal::KeeperMessage;
 using internal::KeeperPlan;
 using internal::PreparedChild;
+using internal::SignalsBlocked;
 
 constexpr Milliseconds kEndTimeout{10'000};  // for processes that got SIGKILL to be gone
 
@@ -59,23 +61,6 @@ struct Prepared {
 
   std::vector<std::vector<char*>> strings;
   std::vector<PreparedChild> children;
-};
-
-// Blocks every signal for a scope: a handler of the owner must not run in the keeper.
-class SignalsBlocked {
- public:
-  SignalsBlocked() {
-    sigset_t all;
-    ::sigfillset(&all);
-    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
-  }
-  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
-  SignalsBlocked(const SignalsBlocked&) = delete;
-  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
-  const sigset_t& before() const { return before_; }
-
- private:
-  sigset_t before_{};
 };
 
 // Direct children of every thread of this process; orphans arrive at any of them.

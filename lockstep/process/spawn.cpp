@@ -12,6 +12,7 @@
 #include "lockstep/base/environment.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/thread.h"
+#include "lockstep/process/internal/signals_blocked.h"
 #include "lockstep/process/internal/spawn_child.h"
 #include "lockstep/process/job_host.h"
 #include "lockstep/process/report.h"
@@ -215,8 +216,11 @@ SpawnContext spawn(int n, const std::function<void(int index)>& fn, const SpawnO
       SupervisorOptions{.grace = options.grace, .on_exit = [host = &*state->host](const ChildExit& exit) {
                           host->publish_exit(exit.index, exit);
                         }});
-  state->host->serve();
-  state->watcher = internal::quiet_thread("spawn-watch", [state = state.get()] { state->watch(); });
+  {
+    const internal::SignalsBlocked blocked;
+    state->host->serve();
+    state->watcher = Thread("spawn-watch", [state = state.get()] { state->watch(); });
+  }
   SpawnContext context(std::move(state));
   if (options.join == Join::kYes) context.join();
   return context;

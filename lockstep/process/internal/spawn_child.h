@@ -2,15 +2,10 @@
 // what runs in the new process.
 #pragma once
 
-#include <signal.h>
-
 #include <functional>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
-
-#include "lockstep/base/thread.h"
 
 namespace lockstep::internal {
 
@@ -38,19 +33,5 @@ std::vector<std::string> own_arguments();
 int run_spawned(const std::function<void(int)>& fn, int index, int report) noexcept;
 // The same in a process that was started anew; ends it.
 [[noreturn]] void become_spawned(const std::function<void(int)>& fn, const SpawnTarget& target);
-
-// A thread that takes no signals: they belong to the program's own threads.
-template <class Function>
-Thread quiet_thread(std::string name, Function function) {
-  sigset_t all;
-  sigset_t before;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_SETMASK, &all, &before);
-  struct Restore {
-    const sigset_t& mask;
-    ~Restore() { ::pthread_sigmask(SIG_SETMASK, &mask, nullptr); }
-  } restore{before};
-  return Thread(std::move(name), std::move(function));
-}
 
 }  // namespace lockstep::internal

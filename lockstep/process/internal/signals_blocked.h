@@ -1,0 +1,25 @@
+// Blocks every signal of the calling thread for a scope. What is started in it, thread or process, begins with them
+// blocked: the program's handlers must not run there.
+#pragma once
+
+#include <signal.h>
+
+namespace lockstep::internal {
+
+class SignalsBlocked {
+ public:
+  SignalsBlocked() noexcept {
+    sigset_t all;
+    ::sigfillset(&all);
+    ::pthread_sigmask(SIG_SETMASK, &all, &before_);
+  }
+  ~SignalsBlocked() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
+  SignalsBlocked(const SignalsBlocked&) = delete;
+  SignalsBlocked& operator=(const SignalsBlocked&) = delete;
+  const sigset_t& before() const { return before_; }
+
+ private:
+  sigset_t before_{};
+};
+
+}  // namespace lockstep::internal
