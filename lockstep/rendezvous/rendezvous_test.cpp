@@ -315,24 +315,26 @@ TEST_F(Rendezvous, WhatAHandlerReturnsIsChecked) {
 // ---- the launcher's store, and the secret ----
 
 TEST_F(Rendezvous, WithALaunchersStoreEveryRankIsAClient) {
-  const auto agent = TcpStore::open("127.0.0.1", {.port = 0, .is_master = true, .wait_for_workers = false});
+  const auto launcher =
+      TcpStore::open("127.0.0.1", {.port = 0, .is_master = true, .wait_for_workers = false});
   environment({{"WORLD_SIZE", "2"},
                {"MASTER_ADDR", "127.0.0.1"},
-               {"MASTER_PORT", std::to_string(agent->port())},
+               {"MASTER_PORT", std::to_string(launcher->port())},
                {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                {"TORCHELASTIC_RESTART_COUNT", "3"}});
   expect_to_meet(2, {});
-  EXPECT_EQ(to_text(agent->get("/worker/attempt_3/came")), "2") << "under torch's prefix for the attempt";
+  EXPECT_EQ(to_text(launcher->get("/worker/attempt_3/came")), "2") << "under torch's prefix for the attempt";
   CleanEnvironment::set("TORCHELASTIC_RESTART_COUNT", "4");
-  expect_to_meet(2, {.init_method = cat("tcp://127.0.0.1:", agent->port()), .world_size = 2});
+  expect_to_meet(2, {.init_method = cat("tcp://127.0.0.1:", launcher->port()), .world_size = 2});
 }
 
 TEST_F(Rendezvous, TheStoreOfTorchrunIsNotAskedForTheSecret) {
   JobSecret::mint().write_file(folder_ + "/secret");
-  const auto agent = TcpStore::open("127.0.0.1", {.port = 0, .is_master = true, .wait_for_workers = false});
+  const auto launcher =
+      TcpStore::open("127.0.0.1", {.port = 0, .is_master = true, .wait_for_workers = false});
   environment({{"WORLD_SIZE", "2"},
                {"MASTER_ADDR", "127.0.0.1"},
-               {"MASTER_PORT", std::to_string(agent->port())},
+               {"MASTER_PORT", std::to_string(launcher->port())},
                {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                {"LOCKSTEP_SECRET_FILE", folder_ + "/secret"}});
   expect_to_meet(2, {});
@@ -342,16 +344,16 @@ TEST_F(Rendezvous, TheStoreOfTorchrunIsNotAskedForTheSecret) {
 TEST_F(Rendezvous, TheStoreOfOurLauncherIsAskedForTheSecret) {
   const JobSecret secret = JobSecret::mint();
   secret.write_file(folder_ + "/secret");
-  const auto agent = TcpStore::open(
+  const auto launcher = TcpStore::open(
       "127.0.0.1", {.port = 0, .is_master = true, .wait_for_workers = false, .secret = secret});
   environment({{"WORLD_SIZE", "2"},
                {"MASTER_ADDR", "127.0.0.1"},
-               {"MASTER_PORT", std::to_string(agent->port())},
+               {"MASTER_PORT", std::to_string(launcher->port())},
                {"TORCHELASTIC_USE_AGENT_STORE", "True"},
                {"LOCKSTEP_LAUNCHER", "1"},
                {"LOCKSTEP_SECRET_FILE", folder_ + "/secret"}});
   expect_to_meet(2, {});
-  EXPECT_EQ(to_text(agent->get("came")), "2") << "at the root, where the launcher publishes";
+  EXPECT_EQ(to_text(launcher->get("came")), "2") << "at the root, where the launcher publishes";
   ::unsetenv("LOCKSTEP_SECRET_FILE");
   EXPECT_THROW(rendezvous({.rank = 0, .timeout = kShort}), DistNetworkError) << "joined without the secret";
 }

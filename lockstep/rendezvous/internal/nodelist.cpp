@@ -8,7 +8,7 @@
 namespace lockstep::internal {
 namespace {
 
-constexpr std::size_t kMaxHosts = 1 << 20;
+constexpr std::size_t kMaxHosts = 1 << 16;
 
 // One pass over a list; `whole` is for errors.
 class Expander {

@@ -12,7 +12,7 @@
 
 namespace lockstep::internal {
 
-// All host names, in order. Raises kUsage naming the text when it is malformed or names more than 2^20 hosts.
+// All host names, in order. Raises kUsage naming the text when it is malformed or names more than 2^16 hosts.
 std::vector<std::string> expand_nodelist(std::string_view text);
 
 }  // namespace lockstep::internal
