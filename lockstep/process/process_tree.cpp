@@ -90,6 +90,12 @@ void kill_own_children(Deadline deadline) {
   log(LogLevel::kError, "processes that got SIGKILL are still there after 10 s");
 }
 
+// A keeper that ends with an order unread makes the kernel say "connection reset" once, before what the keeper had
+// sent; that is still there.
+bool is_passing(int code) {
+  return code == EINTR || code == ECONNRESET;
+}
+
 ChildEvent to_event(const KeeperMessage& message) {
   const bool exited = message.kind == KeeperMessage::Kind::kExited;
   return {.kind = exited ? ChildEvent::Kind::kExited : ChildEvent::Kind::kStartFailed,
@@ -159,7 +165,7 @@ void ProcessTree::read_pids() {
   while (n_started < pids_.size()) {
     KeeperMessage message;
     const ssize_t n = ::recv(socket_.get(), &message, sizeof message, 0);
-    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && is_passing(errno)) continue;
     if (n != sizeof message) raise(ErrorKind::kSystem, "the process that starts the others ended at once");
     if (message.kind == KeeperMessage::Kind::kForkFailed) {
       raise(system_failure(message.value, cat("start process ", message.index)));
@@ -179,7 +185,7 @@ std::vector<ChildEvent> ProcessTree::take_events() {
   while (!over_) {
     KeeperMessage message;
     const ssize_t n = ::recv(socket_.get(), &message, sizeof message, MSG_DONTWAIT);
-    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && is_passing(errno)) continue;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
     if (n != sizeof message) {
       see_end_of_keeper();

@@ -130,6 +130,23 @@ TEST(ProcessTree, TheKeeperHoldsNoPipeOpen) {
   EXPECT_EQ(::read(reader.get(), &byte, 1), 0);
 }
 
+TEST(ProcessTree, ExitsAreToldEvenWhenTheKeeperEndsWithOrdersUnread) {
+  const ChildSpec spec = shell("exec sleep 1000");
+  ProcessTree tree = ProcessTree::start({&spec, 1});
+  ::kill(tree.keeper_pid(), SIGSTOP);
+  ::kill(tree.pids()[0], SIGKILL);
+  for (int i = 0; i < 10; ++i) tree.signal(SIGTERM);
+  ::kill(tree.keeper_pid(), SIGCONT);
+  std::vector<ChildEvent> events;
+  ASSERT_TRUE(eventually([&] {
+    for (const ChildEvent& event : tree.take_events()) events.push_back(event);
+    return tree.over();
+  }));
+  EXPECT_FALSE(tree.keeper_lost());
+  ASSERT_EQ(events.size(), 1u);
+  EXPECT_EQ(events[0].value, SIGKILL);
+}
+
 TEST(Supervisor, TheFirstFailureIsToldBeforeTheOthersAreStopped) {
   TemporaryFolder folder;
   const std::vector<ChildSpec> specs = {
