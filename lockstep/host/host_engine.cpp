@@ -4,9 +4,9 @@
 #include <string>
 
 #include "lockstep/base/base.h"
+#include "lockstep/engine/engine.h"
 #include "lockstep/host/host.h"
 #include "lockstep/host/internal/communicator.h"
-#include "lockstep/host/internal/describe.h"
 #include "lockstep/host/kernels.h"
 
 struct lockstep_comm {
@@ -31,7 +31,7 @@ void put(char* to, std::size_t capacity, std::string_view text) {
 
 lockstep_status fail(const Failure& failure, char* error, std::size_t capacity) {
   put(error, capacity, failure.message);
-  return internal::to_status(failure.kind);
+  return status_of(failure.kind);
 }
 
 bool reduces(lockstep_op_kind kind) {
@@ -139,7 +139,7 @@ lockstep_status alloc(lockstep_comm* comm, std::size_t n_bytes, void** out) {
   } catch (...) {
     const Failure failure = current_failure();
     log(LogLevel::kError, failure.message);
-    return internal::to_status(failure.kind);
+    return status_of(failure.kind);
   }
 }
 
@@ -163,7 +163,7 @@ lockstep_status post(lockstep_comm* comm, const lockstep_op* op, lockstep_handle
   } catch (...) {
     const Failure failure = current_failure();
     log(LogLevel::kError, failure.message);
-    return internal::to_status(failure.kind);
+    return status_of(failure.kind);
   }
 }
 
@@ -176,7 +176,7 @@ lockstep_status wait(lockstep_handle* handle, std::int64_t deadline_ns) {
     const bool over = handle->comm->impl.wait(*handle->posted, Deadline::from_monotonic_ns(deadline_ns));
     return over ? test(handle) : LOCKSTEP_TIMEOUT;
   } catch (...) {
-    return internal::to_status(current_failure().kind);
+    return status_of(current_failure().kind);
   }
 }
 

@@ -4,6 +4,7 @@
 #include <sched.h>
 
 #include "lockstep/base/base.h"
+#include "lockstep/engine/engine.h"
 #include "lockstep/host/internal/describe.h"
 #include "lockstep/host/internal/doorbell.h"
 #include "lockstep/host/internal/ledger.h"
@@ -69,7 +70,7 @@ std::optional<Failure> Communicator::run(const lockstep_op& op) {
   wait(*posted, Deadline::never());
   const auto status = static_cast<lockstep_status>(posted->status.load(std::memory_order_acquire));
   if (status == LOCKSTEP_OK) return std::nullopt;
-  return Failure{.kind = to_kind(status), .message = posted->error, .family = ErrorFamily::kBackend};
+  return Failure{.kind = kind_of(status), .message = posted->error, .family = ErrorFamily::kBackend};
 }
 
 std::shared_ptr<Posted> Communicator::post(const lockstep_op& op) {
@@ -132,7 +133,7 @@ void Communicator::complete(Posted& posted, std::optional<Failure> failure) {
     }
   }
   if (failure) posted.error = std::move(failure->message);
-  posted.status.store(failure ? to_status(failure->kind) : LOCKSTEP_OK, std::memory_order_release);
+  posted.status.store(failure ? status_of(failure->kind) : LOCKSTEP_OK, std::memory_order_release);
   futex_wake_all(posted.status);
 }
 

@@ -1,10 +1,9 @@
-// Calls and failures in words.
+// Calls in words.
 #pragma once
 
 #include <cstdint>
 #include <string>
 
-#include "lockstep/base/error.h"
 #include "lockstep/host/internal/layout.h"
 
 namespace lockstep::comm::internal {
@@ -15,8 +14,5 @@ std::string describe_call(std::uint64_t fingerprint);
 std::string describe_call(const Call& call);
 // What a rank did last: "last entered ... ", or "has entered nothing yet".
 std::string describe_last(Control& control);
-
-lockstep_status to_status(ErrorKind kind);
-ErrorKind to_kind(lockstep_status status);
 
 }  // namespace lockstep::comm::internal

@@ -4,7 +4,7 @@
 
 #include <cstring>
 
-#include "lockstep/host/internal/describe.h"
+#include "lockstep/engine/engine.h"
 #include "lockstep/host/internal/doorbell.h"
 
 namespace lockstep::comm::internal {
@@ -23,7 +23,7 @@ void break_group(Fabric& fabric, const Failure& failure) {
   Ledger& ledger = fabric.control(0).ledger;
   std::uint32_t empty = Ledger::kEmpty;
   if (ledger.state.compare_exchange_strong(empty, Ledger::kWriting)) {
-    ledger.status = to_status(failure.kind);
+    ledger.status = status_of(failure.kind);
     ledger.by_rank = fabric.rank();
     ledger.peer_rank = failure.peer ? failure.peer->rank : -1;
     ledger.peer_pid = failure.peer ? failure.peer->pid : -1;
@@ -54,7 +54,7 @@ std::optional<Failure> first_failure(Fabric& fabric) {
     }
     ::sched_yield();
   }
-  Failure failure{.kind = to_kind(static_cast<lockstep_status>(ledger.status)),
+  Failure failure{.kind = kind_of(static_cast<lockstep_status>(ledger.status)),
                   .message = std::string(ledger.message, ::strnlen(ledger.message, sizeof(ledger.message))),
                   .family = ErrorFamily::kBackend};
   if (ledger.peer_rank >= 0) {
