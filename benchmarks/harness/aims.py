@@ -45,5 +45,5 @@ def hold_against(records):
 def size_text(n_bytes):
     for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
         if n_bytes >= size:
-            return f"{n_bytes / size:g} {unit}"
+            return f"{n_bytes / size:.3g} {unit}"
     return f"{n_bytes} B"
