@@ -1,7 +1,6 @@
 #include "lockstep/group/world.h"
 
 #include <exception>
-#include <latch>
 #include <mutex>
 #include <numeric>
 
@@ -112,8 +111,6 @@ struct ThreadJob {
   const RunThreadsOptions& options;
   const int n;
   const std::shared_ptr<Store> store;
-  // Nobody runs before all have entered (or failed to): a rank that leaves at once must not trouble the others' entry.
-  std::latch entered;
   std::mutex mutex;
   std::exception_ptr first;  // guarded by mutex
 
@@ -123,25 +120,15 @@ struct ThreadJob {
   }
 };
 
-void enter(ThreadJob& job, World& world, int rank) {
+void run_rank(ThreadJob& job, int rank) {
+  World world;
+  internal::thread_world() = &world;
   try {
     world.enter({.backend = job.options.backend,
                  .timeout = job.options.timeout,
                  .world_size = job.n,
                  .rank = rank,
                  .store = job.store->clone()});
-  } catch (...) {
-    job.entered.count_down();
-    throw;
-  }
-  job.entered.arrive_and_wait();
-}
-
-void run_rank(ThreadJob& job, int rank) {
-  World world;
-  internal::thread_world() = &world;
-  try {
-    enter(job, world, rank);
     job.fn(rank);
     if (world.group()) world.leave({}, "");
   } catch (...) {
@@ -165,13 +152,8 @@ void run_threads(int n, const std::function<void(int rank)>& fn, RunThreadsOptio
   if (internal::thread_world() != nullptr) {
     raise(ErrorKind::kUsage, "run_threads was called by a rank thread of another run_threads");
   }
-  ThreadJob job{.fn = fn,
-                .options = options,
-                .n = n,
-                .store = std::make_shared<HashStore>(),
-                .entered = std::latch(n),
-                .mutex = {},
-                .first = {}};
+  ThreadJob job{
+      .fn = fn, .options = options, .n = n, .store = std::make_shared<HashStore>(), .mutex = {}, .first = {}};
   {
     std::vector<Thread> threads;
     for (int rank = 0; rank < n; ++rank) {

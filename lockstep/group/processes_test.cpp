@@ -1,0 +1,124 @@
+// Groups whose ranks are real processes, started by spawn: the same API as with threads, and what survivors learn
+// when one of them dies.
+#include <ATen/Parallel.h>
+#include <ATen/ops/arange.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <fcntl.h>
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <unistd.h>
+
+#include <stdexcept>
+#include <string>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/fd.h"
+#include "lockstep/base/text.h"
+#include "lockstep/group/group.h"
+#include "lockstep/process/spawn.h"
+
+namespace lockstep {
+namespace {
+
+// A failed check in a child must end it: GoogleTest's own would stay there unseen.
+void require(bool condition, const std::string& what) {
+  if (!condition) throw std::logic_error("not so: " + what);
+}
+
+at::Tensor value(float number, std::int64_t numel = 3) {
+  return at::full({numel}, number);
+}
+
+void run_collectives(int rank, int size) {
+  require(get_rank() == rank && get_world_size() == size, "rank and size");
+  const float total = static_cast<float>(size * (size + 1) / 2);
+  for (const std::int64_t numel : {1, 1000, 200'000}) {
+    auto ordinary = value(static_cast<float>(rank + 1), numel);
+    all_reduce(ordinary);
+    require(at::equal(ordinary, value(total, numel)), cat("staged all_reduce of ", numel));
+    auto shared = empty_shared({numel});
+    shared.fill_(static_cast<float>(rank + 1));
+    all_reduce(shared, {.async_op = true}).wait();
+    require(at::equal(shared, value(total, numel)), cat("zero-copy all_reduce of ", numel));
+    broadcast(ordinary.fill_(static_cast<float>(rank)), {.src = size - 1});
+    require(at::equal(ordinary, value(static_cast<float>(size - 1), numel)), "broadcast");
+  }
+  auto all = at::full({size, 3}, -1.0f);
+  all_gather_into_tensor(all, value(static_cast<float>(rank)));
+  for (int r = 0; r < size; ++r) require(at::equal(all[r], value(static_cast<float>(r))), "all_gather");
+  auto part = at::full({}, -1.0f);
+  reduce_scatter_tensor(part, at::arange(size).to(at::kFloat));
+  require(part.item<float>() == static_cast<float>(rank * size), "reduce_scatter");
+  barrier();
+}
+
+TEST(Processes, RunEveryCollectiveAndEnterAgain) {
+  for (const int size : {2, 3}) {
+    spawn(size, [size](int rank) {
+      at::set_num_threads(1);
+      for (int round = 0; round < 2; ++round) {
+        init_process_group();
+        run_collectives(rank, size);
+        destroy_process_group();
+      }
+    });
+  }
+}
+
+TEST(Processes, WhatARankThrowsReachesTheCallerOfSpawn) {
+  try {
+    spawn(2, [](int rank) {
+      init_process_group();
+      if (rank == 1) throw std::runtime_error("no more data");
+      barrier();
+    });
+    FAIL();
+  } catch (const SpawnError& error) {
+    EXPECT_EQ(error.index(), 1);
+    EXPECT_NE(std::string(error.what()).find("no more data"), std::string::npos) << error.what();
+  }
+}
+
+// What the survivors of rank 1's death were told, a line each.
+std::string last_words(int size, const std::function<void()>& die) {
+  int ends[2];
+  EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  Fd reader(ends[0]), writer(ends[1]);
+  EXPECT_THROW(
+      spawn(size,
+            [&](int rank) {
+              ::signal(SIGTERM, SIG_IGN);  // spawn stops survivors; these have something to say first
+              init_process_group();
+              auto tensor = at::ones({1000});
+              for (int step = 0;; ++step) {
+                if (rank == 1 && step == 20) die();
+                try {
+                  all_reduce(tensor, {.async_op = rank == 2});
+                  barrier();
+                } catch (const Error& error) {
+                  const auto lost = error.peer().value_or(LostPeer{});
+                  const auto line = cat(to_string(error.kind()), " rank ", lost.rank, ": ", lost.cause, "\n");
+                  require(::write(writer.get(), line.data(), line.size()) > 0, "write");
+                  return;
+                }
+              }
+            }),
+      SpawnError);
+  writer.reset();
+  std::string text(4096, '\0');
+  const auto n = ::read(reader.get(), text.data(), text.size());
+  text.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+  return text;
+}
+
+TEST(Processes, SurvivorsLearnWhoDiedAndHow) {
+  const auto killed = last_words(3, [] { ::raise(SIGKILL); });
+  EXPECT_EQ(killed, "peer_lost rank 1: killed by SIGKILL (9)\npeer_lost rank 1: killed by SIGKILL (9)\n");
+  const auto exited = last_words(2, [] { ::_exit(7); });
+  EXPECT_EQ(exited, "peer_lost rank 1: exited with code 7\n");
+}
+
+}  // namespace
+}  // namespace lockstep
