@@ -114,7 +114,9 @@ TEST_P(OursOnTorch, SetsAndGetsMany) {
 TEST_P(OursOnTorch, QueuesAndLists) {
   if (!GetParam()) GTEST_SKIP() << "torch's plain server has no queues";
   store_->queue_push("q", to_bytes("one"));
+  store_->queue_len("q");  // pushes have no reply; this one has, so both are in before the next look
   server_->queuePush("q", bytes("two"));
+  EXPECT_EQ(server_->queueLen("q"), 2);
   EXPECT_EQ(store_->queue_len("q"), 2);
   EXPECT_EQ(to_text(store_->queue_pop("q")), "one");
   EXPECT_EQ(to_text(store_->try_queue_pop("q")), "two");
@@ -212,7 +214,9 @@ TEST_F(TorchOnOurs, SetsAndGetsMany) {
 
 TEST_F(TorchOnOurs, Queues) {
   client_->queuePush("q", bytes("one"));
+  EXPECT_EQ(client_->queueLen("q"), 1);  // pushes have no reply; this one has, so the order is certain
   server_->queue_push("q", to_bytes("two"));
+  EXPECT_EQ(server_->queue_len("q"), 2);
   EXPECT_EQ(text(client_->queuePop("q", true)), "one");
   EXPECT_EQ(client_->queueLen("q"), 1);
   EXPECT_EQ(text(client_->queuePop("q", false)), "two");
