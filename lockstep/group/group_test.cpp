@@ -554,6 +554,8 @@ void expect_mismatch(const std::string& what, const std::function<void(int)>& fn
     const auto error = caught([&] { fn(rank); });
     EXPECT_EQ(error.kind, ErrorKind::kUsage) << what << ": " << error.words;
     EXPECT_TRUE(error.says("group_test.cpp:")) << what << ": " << error.words;
+    // Broken for good: nobody knows what the others hold.
+    EXPECT_EQ(caught([] { barrier(); }).kind, ErrorKind::kUsage) << what;
   });
 }
 

@@ -215,6 +215,20 @@ TEST(World, LeavingWithAnOperationNobodyJoinedEndsItAsAborted) {
   });
 }
 
+TEST(World, LeavingGivesUpOnOperationsThatNobodyJoins) {
+  std::latch left(1);
+  run_threads(2, [&](int rank) {
+    if (rank == 1) {
+      left.wait();
+      EXPECT_EQ(caught([] { broadcast(at::ones({1})); }).kind, ErrorKind::kAborted);
+      return;
+    }
+    broadcast(at::ones({1}), {.async_op = true});  // dropped: only the group holds it
+    destroy_process_group();
+    left.count_down();
+  });
+}
+
 TEST(RunThreads, MakesEachThreadARankOfItsOwnWorld) {
   for (const int n : {1, 2, 3, 8}) {
     std::atomic<int> ranks{0};
