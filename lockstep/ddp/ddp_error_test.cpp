@@ -2,12 +2,15 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <atomic>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <string>
+#include <string_view>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/group/group.h"
 
@@ -198,6 +201,31 @@ TEST(Reducer, RefusesAGradientOfAnotherType) {
     reducer->expect_backward();
     EXPECT_TRUE(raises(ErrorKind::kUsage, {"0 (a)", "Double", "Float"}, [&] { a.sum().backward(); }));
   });
+}
+
+std::atomic<int> warnings_seen{0};
+
+TEST(Reducer, WarnsOnceOfAGradientWithOtherStrides) {
+  warnings_seen = 0;
+  set_log_sink([](LogLevel level, std::string_view text) {
+    if (level == LogLevel::kWarn && text.find("strides") != std::string_view::npos) ++warnings_seen;
+  });
+  run_threads(2, [](int rank) {
+    const at::Tensor a = torch::ones({2, 3}).requires_grad_();
+    auto context = std::make_shared<Context>();
+    const at::Tensor turned = torch::arange(6.0).view({3, 2}).t();
+    context->set(a, turned + rank);
+    EXPECT_NE(context->get(a).strides(), a.strides());
+    auto reducer = Reducer::create({a}, {"a"}, {.group = default_group(), .access = context});
+    for (int step = 0; step < 2; ++step) {
+      reducer->prepare_for_forward();
+      reducer->expect_backward();
+      a.sum().backward();
+      EXPECT_TRUE(torch::equal(context->get(a), turned + 0.5));
+    }
+  });
+  set_log_sink(nullptr);
+  EXPECT_EQ(warnings_seen.load(), 2);  // once per rank
 }
 
 TEST(DdpErrors, SparseGradientsAreRefusedAloud) {

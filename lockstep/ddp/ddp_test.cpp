@@ -8,54 +8,13 @@
 #include <mutex>
 #include <numeric>
 
+#include "lockstep/ddp/ddp_testing.h"
 #include "lockstep/group/group.h"
 
 namespace lockstep {
 namespace {
 
-constexpr std::int64_t kIn = 6;
-constexpr std::int64_t kOut = 3;
-
-// Values of its own per (seed, shape): the default generator is shared by rank threads.
-at::Tensor drawn(std::uint64_t seed, at::IntArrayRef sizes) {
-  return at::randn(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions(at::kFloat));
-}
-
-void fill_parameters(torch::nn::Module& module, std::uint64_t seed) {
-  torch::NoGradGuard no_grad;
-  for (auto& parameter : module.parameters()) parameter.copy_(0.3 * drawn(++seed, parameter.sizes()));
-}
-
-struct MlpImpl : torch::nn::Module {
-  MlpImpl() {
-    first = register_module("first", torch::nn::Linear(kIn, 8));
-    second = register_module("second", torch::nn::Linear(8, 8));
-    last = register_module("last", torch::nn::Linear(torch::nn::LinearOptions(8, kOut).bias(false)));
-  }
-  at::Tensor forward(const at::Tensor& x) { return last(torch::tanh(second(torch::tanh(first(x))))); }
-  torch::nn::Linear first{nullptr}, second{nullptr}, last{nullptr};
-};
-TORCH_MODULE(Mlp);
-
-// One layer registered under two names, and one weight used twice.
-struct TiedImpl : torch::nn::Module {
-  TiedImpl() {
-    table = register_parameter("table", torch::empty({kOut, kIn}));
-    inner = register_module("inner", torch::nn::Linear(kIn, kIn));
-    register_module("again", inner);
-    register_parameter("table_again", table);
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    const at::Tensor y = torch::tanh(inner(torch::tanh(inner(x))));
-    return torch::linear(torch::matmul(torch::linear(y, table), table), table);
-  }
-  at::Tensor table;
-  torch::nn::Linear inner{nullptr};
-};
-
-at::Tensor loss_of(const at::Tensor& output, const at::Tensor& target) {
-  return torch::mse_loss(output, target);
-}
+using namespace ddp_testing;
 
 std::vector<at::Tensor> gradients(const torch::nn::Module& module) {
   std::vector<at::Tensor> result;
@@ -95,75 +54,20 @@ void expect_same_bits(const PerRank<std::vector<at::Tensor>>& per_rank) {
   }
 }
 
-struct Trained {
-  std::vector<at::Tensor> parameters;
-  std::vector<double> losses;
-};
-
-constexpr int kSteps = 6;
-constexpr std::int64_t kBatch = 4;
-
-at::Tensor batch_input(int step, int n) {
-  return drawn(1000 + static_cast<std::uint64_t>(step), {n * kBatch, kIn});
-}
-at::Tensor batch_target(int step, int n) {
-  return drawn(2000 + static_cast<std::uint64_t>(step), {n * kBatch, kOut});
-}
-
-std::vector<at::Tensor> unique_parameters(const torch::nn::Module& module) {
-  std::vector<at::Tensor> once;
-  for (const auto& parameter : module.parameters()) {
-    if (std::none_of(once.begin(), once.end(), [&](const auto& p) { return p.is_same(parameter); })) {
-      once.push_back(parameter);
-    }
-  }
-  return once;
-}
-
-template <class Impl>
-Trained train_alone(int n) {
-  auto model = std::make_shared<Impl>();
-  fill_parameters(*model, 1);
-  torch::optim::SGD sgd(unique_parameters(*model), torch::optim::SGDOptions(0.1).momentum(0.9));
-  Trained result;
-  for (int step = 0; step < kSteps; ++step) {
-    sgd.zero_grad();
-    const at::Tensor loss = loss_of(model->forward(batch_input(step, n)), batch_target(step, n));
-    loss.backward();
-    sgd.step();
-    result.losses.push_back(loss.template item<double>());
-  }
-  result.parameters = model->parameters();
-  return result;
-}
-
-// Rank r trains on the r-th part of the same batches; ranks start from different values, rank 0's win.
+// Trains on n rank threads; the parameters must have the same bits everywhere. Losses are averaged over the ranks.
 template <class Impl>
 Trained train_wrapped(int n, DdpOptions options, bool set_to_none) {
   PerRank<std::vector<at::Tensor>> parameters;
   PerRank<std::vector<double>> losses;
   run_threads(n, [&](int rank) {
-    auto net = std::make_shared<Impl>();
-    fill_parameters(*net, rank == 0 ? 1 : 77);
-    auto model = DistributedDataParallel(net, options);
-    torch::optim::SGD sgd(unique_parameters(*model), torch::optim::SGDOptions(0.1).momentum(0.9));
-    std::vector<double> mine;
-    for (int step = 0; step < kSteps; ++step) {
-      sgd.zero_grad(set_to_none);
-      const at::Tensor x = batch_input(step, n).narrow(0, rank * kBatch, kBatch);
-      const at::Tensor y = batch_target(step, n).narrow(0, rank * kBatch, kBatch);
-      const at::Tensor loss = loss_of(model->forward(x), y);
-      loss.backward();
-      sgd.step();
-      mine.push_back(loss.item<double>());
-    }
-    parameters.put(rank, model->parameters());
-    losses.put(rank, mine);
+    const Trained mine = train_rank<Impl>(rank, n, options, set_to_none);
+    parameters.put(rank, mine.parameters);
+    losses.put(rank, mine.losses);
   });
   expect_same_bits(parameters);
   Trained result{parameters.values().at(0), std::vector<double>(kSteps, 0.0)};
   for (const auto& [rank, mine] : losses.values()) {
-    for (int step = 0; step < kSteps; ++step) result.losses[step] += mine[step] / n;
+    for (std::size_t step = 0; step < mine.size(); ++step) result.losses[step] += mine[step] / n;
   }
   return result;
 }
