@@ -95,6 +95,21 @@ std::uint64_t control_group_room() {
   return least;
 }
 
+// Bytes of the range whose pages exist.
+std::uint64_t committed(int fd, std::size_t offset, std::size_t n_bytes) {
+  const auto end = static_cast<off_t>(offset + n_bytes);
+  std::uint64_t sum = 0;
+  for (auto at = static_cast<off_t>(offset); at < end;) {
+    const off_t data = ::lseek(fd, at, SEEK_DATA);
+    if (data < 0 || data >= end) break;
+    const off_t hole = ::lseek(fd, data, SEEK_HOLE);
+    if (hole < 0) break;
+    at = std::min(hole, end);
+    sum += static_cast<std::uint64_t>(at - data);
+  }
+  return sum;
+}
+
 }  // namespace
 
 std::uint64_t available_memory() {
@@ -172,7 +187,7 @@ void Segment::commit(std::size_t offset, std::size_t n_bytes) {
   // fallocate on a memfd asks the kernel page by page and ends in the out-of-memory killer, not in ENOMEM,
   // when a limit is hit half-way: look at the limits first.
   const std::uint64_t room = available_memory();
-  if (n_bytes > room) {
+  if (n_bytes > room && n_bytes - committed(fd_.get(), offset, n_bytes) > room) {
     raise(ErrorKind::kResource, cat("shared memory: ", n_bytes >> 20, " MiB wanted, ", room >> 20,
                                     " MiB available; give the job more memory or use smaller buffers"));
   }

@@ -310,11 +310,16 @@ Milliseconds TcpStore::timeout() const {
 }
 
 std::string TcpStore::describe() const {
-  const std::lock_guard lock(state_->mutex);
-  const auto& socket = state_->client->socket();
-  std::string text = cat("TcpStore(client ", socket.local().text(), " -> ", socket.peer().text());
+  std::string text = "TcpStore(client ";
+  // Never waits: another thread may be in a long get. Then the client's own port is left out.
+  if (const std::unique_lock lock(state_->mutex, std::try_to_lock); lock) {
+    const auto& socket = state_->client->socket();
+    text += cat(socket.local().text(), " -> ", socket.peer().text(), state_->broken ? ", broken" : "");
+  } else {
+    text += cat("-> ", net::host_and_port(state_->target.host, state_->target.port), ", in a call");
+  }
   if (state_->server) text += cat(", server ", state_->server->address().text());
-  return text + (state_->broken ? ", broken)" : ")");
+  return text + ")";
 }
 
 const std::string& TcpStore::host() const {

@@ -105,6 +105,15 @@ TEST(TcpStore, DescribesItselfWithAddresses) {
   EXPECT_EQ(client->describe().find("server"), std::string::npos) << client->describe();
 }
 
+TEST(TcpStore, DescribesItselfWhileAnotherThreadWaits) {
+  const auto server = TcpStore::open(kHost, master());
+  const auto client = TcpStore::open(kHost, {.port = server->port()});
+  auto waiting = std::async(std::launch::async, [&] { client->get("late"); });
+  while (client->describe().find("in a call") == std::string::npos) std::this_thread::yield();
+  server->set("late", "here");
+  waiting.get();
+}
+
 TEST(TcpStore, ACloneHasAConnectionOfItsOwnAndIsNeverTheServer) {
   auto server = TcpStore::open(kHost, master());
   const auto clone = server->clone();

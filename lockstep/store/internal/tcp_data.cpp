@@ -87,6 +87,16 @@ bool TcpData::erase(std::string_view key) {
   return true;
 }
 
+std::uint64_t TcpData::count_bytes() const {
+  std::uint64_t n_bytes = 0;
+  for (const auto& [key, value] : values_) n_bytes += kEntry + key.size() + value.size();
+  for (const auto& [key, queue] : queues_) {
+    n_bytes += key.size();
+    for (const Bytes& value : queue) n_bytes += kEntry + value.size();
+  }
+  return n_bytes;
+}
+
 // True when all keys exist; else at_ is the first that does not. Keys seen before may be gone again: the last step is
 // a look at all of them.
 bool TcpData::advance(TcpWaiter& waiter) {

@@ -73,6 +73,9 @@ class TcpData {
     for (const auto& [key, value] : values_) function(std::string_view(key));
   }
 
+  // What all of it costs, counted anew; equals the quota's account when no session holds any of that. For tests.
+  std::uint64_t count_bytes() const;
+
   // Calls ready() at once when all keys exist, else later, once.
   void wait(TcpWaiter& waiter, std::vector<std::string> keys, TcpWaiter::Wakes wakes);
   // True when it was waiting.
