@@ -12,6 +12,8 @@ function(lockstep_flags target)
     # A designated initialiser that leaves members to their defaults is our normal way to call.
     -Wno-missing-field-initializers
     $<$<BOOL:${LOCKSTEP_WERROR}>:-Werror>)
+  # Messages and symbols name files as in the repository, wherever it was cloned to.
+  target_compile_options(${target} PRIVATE -ffile-prefix-map=${PROJECT_SOURCE_DIR}/=)
   if(LOCKSTEP_SANITIZE)
     target_compile_options(${target} PRIVATE -fsanitize=${LOCKSTEP_SANITIZE} -fno-omit-frame-pointer -g1)
     target_link_options(${target} PUBLIC -fsanitize=${LOCKSTEP_SANITIZE})

@@ -1,8 +1,11 @@
 # ccache and mold make rebuilds cheap; neither is required.
 find_program(LOCKSTEP_CCACHE ccache)
 if(LOCKSTEP_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
-  set(CMAKE_C_COMPILER_LAUNCHER ${LOCKSTEP_CCACHE})
-  set(CMAKE_CXX_COMPILER_LAUNCHER ${LOCKSTEP_CCACHE})
+  # Paths are taken relative to the tree, so that another clone or another build folder finds what this one compiled.
+  set(_launcher ${CMAKE_COMMAND} -E env CCACHE_BASEDIR=${PROJECT_SOURCE_DIR} CCACHE_NOHASHDIR=1 ${LOCKSTEP_CCACHE})
+  set(CMAKE_C_COMPILER_LAUNCHER ${_launcher})
+  set(CMAKE_CXX_COMPILER_LAUNCHER ${_launcher})
+  unset(_launcher)
 endif()
 find_program(LOCKSTEP_MOLD mold)
 if(LOCKSTEP_MOLD AND NOT LOCKSTEP_SANITIZE)
