@@ -11,6 +11,7 @@
 #include "lockstep/host/host.h"
 #include "lockstep/rendezvous/rendezvous.h"
 #include "lockstep/store/prefix_store.h"
+#include "lockstep/store/store_collectives.h"
 
 namespace lockstep::internal {
 namespace {
@@ -47,21 +48,6 @@ RendezvousResult meet(const InitOptions& options) {
                      .rank = options.rank,
                      .world_size = options.world_size,
                      .timeout = options.timeout});
-}
-
-// Counts the ranks that finished joining; over when all have. TORCH_DIST_INIT_BARRIER=1 asks for it.
-void store_barrier(Store& store, int size, Milliseconds timeout) {
-  const std::string done[] = {"init_barrier/done"};
-  if (store.add("init_barrier/count", 1) == size) store.set(done[0], "1");
-  try {
-    store.wait(done, timeout);
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kTimeout) throw;
-    raise(ErrorKind::kTimeout,
-          cat("the barrier after init_process_group timed out after ", timeout.count(),
-              " ms: ", store.add("init_barrier/count", 0), " of ", size, " ranks came"),
-          ErrorFamily::kStore);
-  }
 }
 
 // Tells the others why this rank cannot join, or learns why another could not: who is first writes the words.
@@ -145,7 +131,9 @@ Group World::join(const InitOptions& options) {
                                     .size = place.world_size,
                                     .name = kDefaultName,
                                     .timeout = options.timeout});
-    if (environment_flag(Var::kDistInitBarrier)) store_barrier(*store, place.world_size, options.timeout);
+    if (environment_flag(Var::kDistInitBarrier)) {
+      store_barrier(*store, place.rank, place.world_size, "init_barrier", options.timeout);
+    }
     log(LogLevel::kInfo, cat("joined a world of ", place.world_size, " as rank ", place.rank, " over engine ",
                              engine.name(), ", store ", place.store->describe()));
     return group;

@@ -4,15 +4,13 @@
 //   owner ── socket ── keeper (subreaper) ── child 0 (own session) ── whatever it starts
 //                                         └─ child 1 ...
 //
-//   owner dies (kill -9 included)   the keeper sees it through a pidfd, asks every descendant to end, then
-//   kills them keeper dies                     the kernel kills the children (PDEATHSIG); an owner that
-//   adopts orphans becomes
-//                                   their parent and kills what they had started
-//   a child leaves processes behind the kernel hands them to the keeper, session of their own or not; the
-//   tree is
-//                                   over only when they have ended too
+// When the owner dies, kill -9 included, the keeper sees it through a pidfd, asks every descendant to end, then kills
+// them. When the keeper dies, the kernel kills the children (PDEATHSIG), and an owner that adopts orphans becomes the
+// parent of what they had started and kills it. When a child leaves processes behind, in a session of their own or
+// not, the kernel hands them to the keeper: the tree is over only when they have ended too.
 //
-// The one case left: owner and keeper killed at the same instant leave the children's own children alone.
+// Cases left: owner and keeper killed at the same instant, or the keeper of an owner that adopts no orphans (spawn)
+// killed -9. The children die, but processes they had started may live on.
 //
 // Thread safety: none; one thread at a time. Destruction kills everything that is left and waits for it.
 #pragma once

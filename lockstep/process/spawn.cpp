@@ -222,7 +222,7 @@ SpawnContext spawn(int n, const std::function<void(int index)>& fn, const SpawnO
     state->watcher = Thread("spawn-watch", [state = state.get()] { state->watch(); });
   }
   SpawnContext context(std::move(state));
-  if (options.join == Join::kYes) context.join();
+  if (options.join == SpawnJoin::kYes) context.join();
   return context;
 }
 

@@ -33,11 +33,11 @@
 namespace lockstep {
 
 enum class StartMethod { kAuto, kFork, kReexec };
-enum class Join { kYes, kNo };
+enum class SpawnJoin { kYes, kNo };
 
 struct SpawnOptions {
   // kNo returns at once; the context then joins.
-  Join join = Join::kYes;
+  SpawnJoin join = SpawnJoin::kYes;
   StartMethod start_method = StartMethod::kAuto;
   Milliseconds grace{30'000};  // from SIGTERM to SIGKILL; zero kills at once
 };

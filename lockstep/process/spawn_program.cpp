@@ -116,7 +116,7 @@ void stubborn(SpawnOptions options) {
 }
 
 void wait_then_join(SpawnOptions options) {
-  options.join = Join::kNo;
+  options.join = SpawnJoin::kNo;
   SpawnContext context = spawn(
       2,
       [](int) {
@@ -170,7 +170,7 @@ void nested(SpawnOptions options) {
 
 void from_a_thread(SpawnOptions options) {
   // A thread that ends must not take the processes it started with it.
-  options.join = Join::kNo;
+  options.join = SpawnJoin::kNo;
   std::unique_ptr<SpawnContext> context;
   std::thread starter([&] {
     context = std::make_unique<SpawnContext>(spawn(
