@@ -27,15 +27,14 @@ double nice_step(double range, int n) {
   return 10 * power;
 }
 
-// Exponential mean whose memory is a twentieth of the curve; its start is corrected for the missing past.
+// Mean over a thirtieth of the curve around each value; fewer towards the ends, so that they stay where they are.
 std::vector<double> smoothed(const std::vector<double>& values) {
-  const double keep = 1 - 1 / std::max(1.0, static_cast<double>(values.size()) / 40);
+  std::vector<double> sums{0};
+  for (const double value : values) sums.push_back(sums.back() + value);
   std::vector<double> result;
-  double sum = 0, weight = 0;
-  for (const double value : values) {
-    sum = keep * sum + value;
-    weight = keep * weight + 1;
-    result.push_back(sum / weight);
+  for (std::size_t i = 0; i < values.size(); ++i) {
+    const std::size_t reach = std::min({values.size() / 60, i, values.size() - 1 - i});
+    result.push_back((sums[i + reach + 1] - sums[i - reach]) / static_cast<double>(2 * reach + 1));
   }
   return result;
 }
@@ -102,8 +101,8 @@ std::string svg(const Chart& chart) {
   const auto smooth = smoothed(chart.values);
   draw_line(out, frame, chart.values, "stroke=\"#9cc0e8\" stroke-width=\"1\"");
   draw_line(out, frame, smooth, "stroke=\"#1f6fc4\" stroke-width=\"2.4\" stroke-linejoin=\"round\"");
-  draw_text(out, kWidth - kRight, frame.y(smooth.back()) - 12,
-            "text-anchor=\"end\" fill=\"#1f6fc4\" font-weight=\"bold\"", number(smooth.back(), 2));
+  draw_text(out, kWidth - kRight, frame.y(chart.result) - 18,
+            "text-anchor=\"end\" fill=\"#1f6fc4\" font-weight=\"bold\"", number(chart.result, 2));
   out << "</svg>\n";
   return out.str();
 }

@@ -11,6 +11,7 @@ struct Chart {
   std::string x_label;
   std::string y_label;
   std::vector<double> values;  // at x = 1, 2, ...
+  double result = 0;           // written at the end of the curve
   // A level to compare with, and what it is.
   double reference = 0;
   std::string reference_label;

@@ -9,10 +9,12 @@ step; one thread gets the batch of one rank, since its speed does not depend on 
 import argparse
 import json
 import os
+import resource
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
 
@@ -23,6 +25,28 @@ def measure(command, threads, seconds, batch):
         subprocess.run([*command, "--quiet", "--seconds", str(seconds), "--batch", str(batch), "--json", str(figures)],
                        env={**os.environ, "OMP_NUM_THREADS": str(threads)}, check=True)
         return json.loads(figures.read_text())["tokens_per_second"]
+
+
+class OtherWork:
+    """How much of the machine others use from now on; nothing where the kernel does not tell."""
+
+    def __init__(self):
+        self.start = self.read()
+
+    @staticmethod
+    def read():
+        try:
+            ticks = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:]]
+        except OSError:
+            return None
+        # All but idle and waiting for disks; the last two are parts of the first two.
+        busy = (sum(ticks[:8]) - ticks[3] - ticks[4]) / os.sysconf("SC_CLK_TCK")
+        own = sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
+        return time.monotonic(), busy - own
+
+    def cores(self):
+        now = self.read()
+        return max(0.0, (now[1] - self.start[1]) / (now[0] - self.start[0])) if now and self.start else 0.0
 
 
 def ratio_text(ours, theirs):
@@ -53,6 +77,7 @@ def main():
     }
     print(f"\nspeed: {arguments.rounds} rounds of {len(contenders)} runs, {arguments.seconds:g} s each", flush=True)
     rates = {name: [] for name in contenders}
+    others = OtherWork()
     for number in range(1, arguments.rounds + 1):
         for name, (command, threads, size) in contenders.items():
             rates[name].append(measure(command, threads, arguments.seconds, size))
@@ -64,7 +89,11 @@ def main():
         print(f"  {name:<24} {statistics.median(values):>10,.0f} tokens/s")
     print(f"speed-up of {ranks} ranks: {ratio_text(ours, one_thread)} over one rank with one thread,\n"
           f"                     {ratio_text(ours, all_cores)} over one rank with {ranks} threads")
-    arguments.out.write_text(json.dumps({"ranks": ranks, "tokens_per_second": rates}, indent=2) + "\n")
+    busy = others.cores()
+    if busy > 0.1:
+        print(f"the machine was not idle: others used {busy:.1f} of its {os.cpu_count()} cores meanwhile")
+    figures = {"ranks": ranks, "tokens_per_second": rates, "cores_used_by_others": round(busy, 2)}
+    arguments.out.write_text(json.dumps(figures, indent=2) + "\n")
 
 
 if __name__ == "__main__":

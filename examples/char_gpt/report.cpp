@@ -78,6 +78,7 @@ void Report::write_pictures(const std::string& folder, const std::string& sample
                                             .x_label = "step",
                                             .y_label = "loss, nats per character",
                                             .values = losses_,
+                                            .result = final_loss(),
                                             .reference = facts_.uniform_loss,
                                             .reference_label = "guessing every character alike"});
   std::ofstream(place / "sample.txt") << sample << "\n";
