@@ -2,9 +2,11 @@
 
 #include <arpa/inet.h>
 #include <netdb.h>
+#include <sys/un.h>
 
 #include <algorithm>
 #include <cerrno>
+#include <cstddef>
 #include <cstring>
 #include <memory>
 
@@ -80,6 +82,17 @@ Address Address::any(int family, std::uint16_t port) {
   return from(reinterpret_cast<const sockaddr*>(&address), sizeof address);
 }
 
+Address Address::local_name(std::string_view name) {
+  sockaddr_un address{};
+  address.sun_family = AF_UNIX;
+  if (name.empty() || name.size() > sizeof address.sun_path - 1) {
+    raise(ErrorKind::kUsage, cat("a local socket name of ", name.size(), " bytes"), ErrorFamily::kNetwork);
+  }
+  std::copy(name.begin(), name.end(), address.sun_path + 1);
+  const std::size_t length = offsetof(sockaddr_un, sun_path) + 1 + name.size();
+  return from(reinterpret_cast<const sockaddr*>(&address), static_cast<socklen_t>(length));
+}
+
 Address Address::local_of(int fd) {
   Address result;
   result.length_ = sizeof result.storage_;
@@ -99,17 +112,24 @@ Address Address::peer_of(int fd) {
 }
 
 std::string Address::text() const {
+  if (family() == AF_UNIX) {
+    const auto& local = reinterpret_cast<const sockaddr_un&>(storage_);
+    constexpr std::size_t kBefore = offsetof(sockaddr_un, sun_path) + 1;
+    return length_ <= kBefore ? "@" : cat('@', std::string_view(local.sun_path + 1, length_ - kBefore));
+  }
   char host[NI_MAXHOST] = "?";
   ::getnameinfo(get(), length_, host, sizeof host, nullptr, 0, NI_NUMERICHOST);
   return host_and_port(host, port());
 }
 
 std::uint16_t Address::port() const {
+  if (family() == AF_UNIX) return 0;
   if (family() == AF_INET6) return ntohs(reinterpret_cast<const sockaddr_in6&>(storage_).sin6_port);
   return ntohs(reinterpret_cast<const sockaddr_in&>(storage_).sin_port);
 }
 
 bool Address::is_loopback() const {
+  if (family() == AF_UNIX) return true;
   if (family() == AF_INET) {
     return ntohl(reinterpret_cast<const sockaddr_in&>(storage_).sin_addr.s_addr) >> 24 == 127;
   }

@@ -1,4 +1,4 @@
-// An Internet address with a port: IPv4 or IPv6. Value type.
+// Where a stream socket is: an IPv4 or IPv6 address with a port, or an abstract local name. Value type.
 #pragma once
 
 #include <netinet/in.h>
@@ -19,16 +19,20 @@ class Address {
   // All addresses of a name or literal, in the resolver's order, without repeats; never empty. Blocks for as long as
   // the system's resolver does. Raises DistNetworkError naming the host.
   static std::vector<Address> resolve(const std::string& host, std::uint16_t port);
+  // An abstract name of this host's network namespace, without the leading zero byte; up to 107 bytes.
+  static Address local_name(std::string_view name);
   // Every interface: [::] or 0.0.0.0.
   static Address any(int family, std::uint16_t port);
   // Of a socket's two ends. Raises DistNetworkError.
   static Address local_of(int fd);
   static Address peer_of(int fd);
 
-  // "127.0.0.1:29500", "[::1]:29500".
+  // "127.0.0.1:29500", "[::1]:29500", "@name".
   std::string text() const;
+  // 0 for a local name.
   std::uint16_t port() const;
   int family() const { return storage_.ss_family; }
+  // True when only this machine can reach it.
   bool is_loopback() const;
 
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage_); }

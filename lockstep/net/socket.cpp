@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <netinet/tcp.h>
 #include <poll.h>
+#include <sched.h>
 #include <sys/time.h>
 
 #include <algorithm>
@@ -51,7 +52,8 @@ int connect_one(const Address& address, Deadline deadline, Fd& out) {
     if (code != 0) return code;
   }
   // On one host a connect to a free port of the dynamic range can meet itself.
-  if (Address::local_of(fd.get()) == Address::peer_of(fd.get())) return ECONNREFUSED;
+  if (address.family() != AF_UNIX && Address::local_of(fd.get()) == Address::peer_of(fd.get()))
+    return ECONNREFUSED;
   out = std::move(fd);
   return 0;
 }
@@ -72,6 +74,15 @@ Socket Socket::connect(const std::string& host, std::uint16_t port, Deadline dea
   raise({.kind = code == ETIMEDOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
          .message = cat("cannot connect to ", host_and_port(host, port), " (", tried, ")"),
          .family = ErrorFamily::kNetwork});
+}
+
+Socket Socket::connect_local(std::string_view name, Deadline deadline) {
+  const Address address = Address::local_name(name);
+  Fd fd;
+  const int code = connect_one(address, deadline, fd);
+  if (code == 0) return Socket(std::move(fd));
+  raise(ErrorKind::kSystem, cat("cannot connect to ", address.text(), ": ", words(code)),
+        ErrorFamily::kNetwork);
 }
 
 Socket::Socket(Fd fd)
@@ -110,7 +121,22 @@ void Socket::set_receive_timeout(Deadline deadline) {
   receive_timeout_us_ = wanted;
 }
 
+// 0 when nothing came, or when something is wrong: the read that follows will say.
+std::size_t Socket::look(std::span<std::uint8_t> buffer) const {
+  const auto until = std::chrono::steady_clock::now() + look_;
+  do {
+    const ssize_t n = ::recv(fd_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+    if (n > 0) return static_cast<std::size_t>(n);
+    if (n == 0 || errno != EAGAIN) return 0;
+    ::sched_yield();
+  } while (std::chrono::steady_clock::now() < until);
+  return 0;
+}
+
 std::size_t Socket::read_some(std::span<std::uint8_t> buffer, Deadline deadline) {
+  if (look_.count() > 0) {
+    if (const std::size_t n = look(buffer)) return n;
+  }
   for (;;) {
     set_receive_timeout(deadline);
     const ssize_t n = ::recv(fd_.get(), buffer.data(), buffer.size(), 0);

@@ -1,4 +1,4 @@
-// A connected TCP socket and a listening one. No small-packet delay, close-on-exec, no SIGPIPE.
+// A connected stream socket, TCP or local, and a listening one. No small-packet delay, close-on-exec, no SIGPIPE.
 //
 // Thread safety: one thread may write while another reads; everything else from one thread at a time.
 // Blocking: every call ends at its deadline. Errors: DistNetworkError naming the peer; kTimeout at the deadline,
@@ -6,9 +6,11 @@
 // place is unknown: close it.
 #pragma once
 
+#include <chrono>
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "lockstep/base/deadline.h"
@@ -21,6 +23,8 @@ class Socket {
  public:
   // Tries each address of `host` once. Raises DistNetworkError naming host, port and cause.
   static Socket connect(const std::string& host, std::uint16_t port, Deadline deadline);
+  // To an abstract local name; tries once.
+  static Socket connect_local(std::string_view name, Deadline deadline);
   // Takes over a connected socket.
   explicit Socket(Fd fd);
   Socket(Socket&&) = default;
@@ -31,6 +35,9 @@ class Socket {
   void read_exact(std::span<std::uint8_t> buffer, Deadline deadline);
   // At least one byte, at most the buffer.
   std::size_t read_some(std::span<std::uint8_t> buffer, Deadline deadline);
+  // Before a read sleeps it looks for bytes this long, yielding the core in between. A core that is woken from sleep
+  // takes tens of microseconds, many times what a nearby peer needs to answer. 0 at first: sleep at once.
+  void set_look_before_sleep(std::chrono::microseconds time) { look_ = time; }
   // Ends the stream in both directions; a blocked call of another thread returns with an error.
   void shut_down() noexcept;
 
@@ -41,6 +48,7 @@ class Socket {
 
  private:
   void set_receive_timeout(Deadline deadline);
+  std::size_t look(std::span<std::uint8_t> buffer) const;
   [[noreturn]] void fail(int code, const char* what) const;
   [[noreturn]] void fail_timeout(const char* what) const;
   [[noreturn]] void fail_closed() const;
@@ -48,6 +56,7 @@ class Socket {
   Fd fd_;
   Address local_;
   Address peer_;
+  std::chrono::microseconds look_{0};
   std::int64_t receive_timeout_us_ = 0;  // as the kernel has it; 0: none
 };
 

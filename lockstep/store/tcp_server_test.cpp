@@ -236,7 +236,7 @@ TEST_F(TcpServerTest, WhoeverDoesNotValidateIsClosedAndHarmsNobody) {
 
 TEST_F(TcpServerTest, UnknownRequestsCloseTheConnection) {
   start();
-  for (const int query : {18, 19, 63, 68, 127, 200, 255}) {
+  for (const int query : {18, 19, 63, 69, 127, 200, 255}) {
     ByteWriter bytes;
     expect_closed(bytes.put(static_cast<std::uint8_t>(query)).put(std::uint64_t{1}));
   }

@@ -92,7 +92,11 @@ std::unique_ptr<TcpStore> TcpStore::open(const std::string& host, const TcpStore
   internal::check_options(options);
   const Deadline deadline = Deadline::after(options.timeout);
   auto state = std::make_unique<State>();
-  state->target = {.host = host, .port = options.port, .secret = options.secret, .limits = options.limits};
+  state->target = {.host = host,
+                   .port = options.port,
+                   .secret = options.secret,
+                   .local_socket = options.local_socket,
+                   .limits = options.limits};
   state->timeout = options.timeout;
   if (options.is_master) {
     state->server = internal::start_master(host, options);
@@ -313,8 +317,7 @@ std::string TcpStore::describe() const {
   std::string text = "TcpStore(client ";
   // Never waits: another thread may be in a long get. Then the client's own port is left out.
   if (const std::unique_lock lock(state_->mutex, std::try_to_lock); lock) {
-    const auto& socket = state_->client->socket();
-    text += cat(socket.local().text(), " -> ", socket.peer().text(), state_->broken ? ", broken" : "");
+    text += cat(state_->client->path(), state_->broken ? ", broken" : "");
   } else {
     text += cat("-> ", net::host_and_port(state_->target.host, state_->target.port), ", in a call");
   }

@@ -5,6 +5,9 @@
 // With a secret every connection first proves that it knows it, in both directions. Without one the server
 // listens on loopback only, unless `insecure` says otherwise aloud.
 //
+// Speed: on the server's host a client moves from TCP to a local socket (local_socket = false keeps it on TCP). Before
+// they sleep, client and server look for the next bytes for 50 us, yielding their core in between.
+//
 // Thread safety: as Store says; calls on one handle are serialised on its connection. Ownership: the master's
 // handle owns the server; when the last handle that shares it goes, the server ends and clients see
 // DistNetworkError.
@@ -43,6 +46,7 @@ struct TcpStoreOptions {
   std::optional<int> master_listen_fd;  // a bound, listening socket the server takes over
   bool use_libuv = true;                // the only server there is; false raises kUnsupported
   std::optional<JobSecret> secret;      // asked of, and proven to, every peer
+  bool local_socket = true;             // use one instead of TCP when the server is on this host and ours
   bool insecure = false;                // allow a server beyond loopback without a secret
   TcpStoreLimits limits;
 };

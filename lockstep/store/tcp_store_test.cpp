@@ -50,6 +50,8 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(kind(
                         "TcpStore_open", [] { return TcpStoreOptions{}; }, 0),
                     kind(
+                        "TcpStore_tcp", [] { return TcpStoreOptions{.local_socket = false}; }, 0),
+                    kind(
                         "TcpStore_secret", [] { return TcpStoreOptions{.secret = JobSecret::mint()}; }, 0),
                     kind(
                         "TcpStore_world", [] { return TcpStoreOptions{.world_size = 1}; }, 1)),
@@ -103,6 +105,13 @@ TEST(TcpStore, DescribesItselfWithAddresses) {
   EXPECT_NE(server->describe().find("server " + address), std::string::npos) << server->describe();
   EXPECT_NE(client->describe().find("-> " + address), std::string::npos) << client->describe();
   EXPECT_EQ(client->describe().find("server"), std::string::npos) << client->describe();
+}
+
+TEST(TcpStore, OnTheServersHostALocalSocketTakesOverUnlessToldNotTo) {
+  const auto server = TcpStore::open(kHost, master({.secret = JobSecret::mint()}));
+  EXPECT_NE(server->describe().find("local socket"), std::string::npos) << server->describe();
+  const auto plain = TcpStore::open(kHost, master({.local_socket = false}));
+  EXPECT_EQ(plain->describe().find("local socket"), std::string::npos) << plain->describe();
 }
 
 TEST(TcpStore, DescribesItselfWhileAnotherThreadWaits) {

@@ -25,6 +25,7 @@ struct TcpTarget {
   std::string host;
   std::uint16_t port = 0;
   std::optional<JobSecret> secret;
+  bool local_socket = true;
   TcpStoreLimits limits;
 };
 
@@ -36,7 +37,8 @@ class TcpClient {
 
   // True when the server knows our own requests.
   bool is_ours() const { return is_ours_; }
-  const net::Socket& socket() const { return socket_; }
+  // "127.0.0.1:40112 -> 127.0.0.1:29500", the addresses it connected with; a local socket may have taken over.
+  const std::string& path() const { return path_; }
 
   // A request: its query, then its fields, then send(). Keys get their prefix here. Raise kUsage beyond the limits.
   TcpClient& begin(Query query);
@@ -69,9 +71,11 @@ class TcpClient {
   void flush(Deadline deadline);
 
  private:
-  TcpClient(net::Socket socket, const TcpStoreLimits& limits) : socket_(std::move(socket)), limits_(limits) {}
+  TcpClient(net::Socket socket, const TcpStoreLimits& limits);
   static TcpClient connect_once(const TcpTarget& target, Deadline deadline);
+  void introduce(const TcpTarget& target, Deadline deadline);
   void validate(Deadline deadline);
+  void go_local(const TcpTarget& target, Deadline deadline);
   void fill(std::size_t n_bytes, Deadline deadline);
   std::size_t buffered() const { return end_ - begin_; }
   template <class T>
@@ -85,6 +89,7 @@ class TcpClient {
 
   net::Socket socket_;
   TcpStoreLimits limits_;
+  std::string path_;
   bool is_ours_ = false;
   bool cancel_pending_ = false;  // a kCanceled will follow the reply being read
   bool unconfirmed_ = false;     // something was sent since the last byte came

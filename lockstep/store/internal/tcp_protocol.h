@@ -34,6 +34,7 @@ enum class Query : std::uint8_t {
   kGetWait,                 // keys -> status, values when all exist: get and multi_get in one round trip
   kQueuePopWait,            // key -> status, value when there is an entry
   kAddChecked,              // key, int64 -> status, int64
+  kLocalName,               // -> status, name of the server's local socket, identity of its host
   kOursEnd,
 };
 

@@ -45,6 +45,7 @@ std::optional<Shape> shape_of(Query query) {
     case Query::kNumKeys:
     case Query::kCancelWait:
     case Query::kListKeys:
+    case Query::kLocalName:
       return Shape{};
     case Query::kTorchEnd:
     case Query::kOursEnd:

@@ -1,5 +1,6 @@
 #include "lockstep/store/internal/tcp_server.h"
 
+#include <sched.h>
 #include <signal.h>
 #include <uv.h>
 
@@ -11,6 +12,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/process.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/thread.h"
 #include "lockstep/store/internal/tcp_session.h"
@@ -32,10 +34,16 @@ template <class T>
 uv_handle_t* as_handle(T* handle) {
   return reinterpret_cast<uv_handle_t*>(handle);
 }
-template <class T>
-uv_stream_t* as_stream(T* handle) {
-  return reinterpret_cast<uv_stream_t*>(handle);
-}
+// A connection's or listener's handle, of either kind; all begin as a uv_stream_t.
+union Stream {
+  uv_stream_t stream;
+  uv_tcp_t tcp;
+  uv_pipe_t pipe;
+};
+
+// How long the loop looks for the next request before it sleeps, yielding its core in between: a client that asks one
+// thing after the other is answered without waking a core each time.
+constexpr std::uint64_t kLookNs = 50'000;
 
 }  // namespace
 
@@ -68,7 +76,7 @@ class TcpServer::Loop {
   struct Connection {
     Connection(Loop& loop_in, TcpShared& shared) : loop(loop_in), session(std::in_place, shared, this) {}
     Loop& loop;
-    uv_tcp_t handle{};
+    Stream handle{};
     std::optional<TcpSession> session;  // empty once closing
     std::size_t unsent = 0;
     std::uint64_t opened_ms = 0;
@@ -88,18 +96,32 @@ class TcpServer::Loop {
     check(uv_loop_init(&loop_), "uv_loop_init");
     uv_async_init(&loop_, &stop_, [](uv_async_t* async) { static_cast<Loop*>(async->data)->close_all(); });
     uv_timer_init(&loop_, &timer_);
-    uv_tcp_init(&loop_, &listener_);
-    stop_.data = timer_.data = listener_.data = this;
+    uv_idle_init(&loop_, &look_);
+    uv_tcp_init(&loop_, &listener_.tcp);
+    uv_pipe_init(&loop_, &local_.pipe, 0);
+    stop_.data = timer_.data = look_.data = listener_.stream.data = local_.stream.data = this;
     try {
-      check(uv_tcp_open(&listener_, listener.fd()), "uv_tcp_open");
+      check(uv_tcp_open(&listener_.tcp, listener.fd()), "uv_tcp_open");
       listener.release().release();  // libuv closes it from here on
-      check(uv_listen(as_stream(&listener_), kBacklog, on_connection), "uv_listen");
+      check(uv_listen(&listener_.stream, kBacklog, on_connection), "uv_listen");
+      set_up_local();
     } catch (...) {
       close_all();
       uv_run(&loop_, UV_RUN_DEFAULT);
       uv_loop_close(&loop_);
       throw;
     }
+  }
+
+  // A name nobody can guess and take before; clients are told it over TCP.
+  void set_up_local() {
+    const std::string name = "lockstep-store-" + random_hex(16);
+    net::Listener local = net::Listener::listen(net::Address::local_name(name), kBacklog);
+    check(uv_pipe_open(&local_.pipe, local.fd()), "uv_pipe_open");
+    local.release().release();
+    check(uv_listen(&local_.stream, kBacklog, on_connection), "uv_listen");
+    shared_.local_name = name;
+    shared_.host = host_identity();
   }
 
   void run() {
@@ -113,7 +135,9 @@ class TcpServer::Loop {
   void close_all() {
     uv_close(as_handle(&stop_), nullptr);
     uv_close(as_handle(&timer_), nullptr);
+    uv_close(as_handle(&look_), nullptr);
     uv_close(as_handle(&listener_), nullptr);
+    uv_close(as_handle(&local_), nullptr);
     for (Connection& connection : connections_) close(connection);
   }
 
@@ -127,20 +151,27 @@ class TcpServer::Loop {
 
   static void on_connection(uv_stream_t* listener, int status) {
     // Out of descriptors or the like: this client is turned away, the next may come.
-    if (status == 0) static_cast<Loop*>(listener->data)->open();
+    if (status == 0) static_cast<Loop*>(listener->data)->open(listener);
   }
 
-  void open() {
+  void open(uv_stream_t* listener) {
     connections_.emplace_back(*this, shared_);
     Connection& connection = connections_.back();
     connection.place = std::prev(connections_.end());
     connection.opened_ms = uv_now(&loop_);
-    connection.handle.data = &connection;
-    uv_tcp_init(&loop_, &connection.handle);
-    if (uv_accept(as_stream(&listener_), as_stream(&connection.handle)) != 0) return close(connection);
+    const bool is_tcp = listener->type == UV_TCP;
+    if (is_tcp) {
+      uv_tcp_init(&loop_, &connection.handle.tcp);
+    } else {
+      uv_pipe_init(&loop_, &connection.handle.pipe, 0);
+    }
+    connection.handle.stream.data = &connection;
+    if (uv_accept(listener, &connection.handle.stream) != 0) return close(connection);
     if (connections_.size() > shared_.limits.connections) return refuse(connection, "too many connections");
-    uv_tcp_nodelay(&connection.handle, 1);
-    uv_tcp_keepalive(&connection.handle, 1, 60);
+    if (is_tcp) {
+      uv_tcp_nodelay(&connection.handle.tcp, 1);
+      uv_tcp_keepalive(&connection.handle.tcp, 1, 60);
+    }
     set_reading(connection, true);
     if (!uv_is_active(as_handle(&timer_))) {
       const auto patience = static_cast<std::uint64_t>(shared_.limits.validate_timeout.count());
@@ -200,9 +231,9 @@ class TcpServer::Loop {
     if (connection.reading == reading) return;
     connection.reading = reading;
     if (reading) {
-      uv_read_start(as_stream(&connection.handle), on_alloc, on_read);
+      uv_read_start(&connection.handle.stream, on_alloc, on_read);
     } else {
-      uv_read_stop(as_stream(&connection.handle));
+      uv_read_stop(&connection.handle.stream);
     }
   }
 
@@ -221,12 +252,28 @@ class TcpServer::Loop {
     if (n < 0) {
       loop.close(connection);
     } else {
+      loop.look_for_more();
       const auto* bytes = reinterpret_cast<const std::uint8_t*>(buffer->base);
       loop.advance(connection, [&](TcpSession& session) {
         return session.feed({bytes, static_cast<std::size_t>(n)});
       });
     }
     loop.serve_woken();
+  }
+
+  void look_for_more() {
+    if (!may_look_) return;
+    look_until_ = uv_hrtime() + kLookNs;
+    if (uv_is_active(as_handle(&look_)) == 0) uv_idle_start(&look_, on_idle);
+  }
+
+  // While this is active the loop polls without sleeping.
+  static void on_idle(uv_idle_t* look) {
+    if (uv_hrtime() > static_cast<Loop*>(look->data)->look_until_) {
+      uv_idle_stop(look);
+    } else {
+      ::sched_yield();
+    }
   }
 
   static void on_written(uv_write_t* request, int status) {
@@ -278,7 +325,7 @@ class TcpServer::Loop {
     std::size_t sent = 0;
     if (connection.unsent == 0) {
       const uv_buf_t part = view(output, 0);
-      const int n = uv_try_write(as_stream(&connection.handle), &part, 1);
+      const int n = uv_try_write(&connection.handle.stream, &part, 1);
       if (n < 0 && n != UV_EAGAIN) {
         close(connection);
         return false;
@@ -300,7 +347,7 @@ class TcpServer::Loop {
     write->bytes = std::exchange(connection.session->output(), {});
     write->n_bytes = write->bytes.size() - from;
     const uv_buf_t part = view(write->bytes, from);
-    if (uv_write(&write->request, as_stream(&connection.handle), &part, 1, on_written) != 0) {
+    if (uv_write(&write->request, &connection.handle.stream, &part, 1, on_written) != 0) {
       close(connection);
       return false;
     }
@@ -319,11 +366,15 @@ class TcpServer::Loop {
   uv_loop_t loop_{};
   uv_async_t stop_{};
   uv_timer_t timer_{};
-  uv_tcp_t listener_{};
+  uv_idle_t look_{};
+  Stream listener_{};
+  Stream local_{};
   // The loop thread's alone.
   TcpShared shared_;
   std::list<Connection> connections_;
   std::array<char, kReadBytes> buffer_;
+  const bool may_look_ = available_cores() > 1;
+  std::uint64_t look_until_ = 0;
   // Guarded by mutex_.
   std::mutex mutex_;
   std::condition_variable grown_;

@@ -259,6 +259,9 @@ bool TcpSession::execute() {
       return true;
     case Query::kListKeys:
       return execute_list_keys();
+    case Query::kLocalName:
+      execute_local_name();
+      return true;
     case Query::kTorchEnd:
     case Query::kOursEnd:
       break;
@@ -397,6 +400,14 @@ bool TcpSession::execute_pop() {
   if (value && !reply_fits(value->size())) return false;
   if (value) put_sized(*value);
   return true;
+}
+
+void TcpSession::execute_local_name() {
+  if (shared_.local_name.empty()) return refuse("no local socket");
+  put(Status::kDone);
+  for (const std::string* text : {&shared_.local_name, &shared_.host}) {
+    put_sized({reinterpret_cast<const std::uint8_t*>(text->data()), text->size()});
+  }
 }
 
 bool TcpSession::execute_list_keys() {

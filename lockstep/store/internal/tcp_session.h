@@ -37,6 +37,9 @@ struct TcpShared {
   Quota quota;   // values, and input on its way to become some
   Quota unsent;  // replies that clients have not taken; apart, since a full store must still be read
   TcpData data;
+  // Where clients of the same host may connect instead, and which host that is; empty: nowhere.
+  std::string local_name;
+  std::string host;
   // Sessions with new output that were not the one being fed: somebody else's write woke them.
   std::vector<TcpSession*> woken;
   // Called with the init key's value when somebody joins.
@@ -90,6 +93,7 @@ class TcpSession final : private TcpWaiter {
   bool execute_add(Checked checked);
   bool execute_pop();
   bool execute_list_keys();
+  void execute_local_name();
   void ready() override;
   void reply_values();
   bool all_exist() const;
