@@ -93,7 +93,7 @@ std::string problems(const Outcome& outcome, const at::Tensor& losses_alone) {
     if (n != 0) out << n << " parameters of rank " << rank << " differ from rank 0's; ";
   }
   const auto distance = (outcome.losses - losses_alone).abs().max().item<double>();
-  if (!(distance < 1e-4)) out << "the loss is " << distance << " away from one rank's; ";
+  if (!(distance < 1e-5)) out << "the loss is " << distance << " away from one rank's; ";
   const auto first = losses_alone[0].item<double>(), last = losses_alone[-1].item<double>();
   if (!(last < 0.9 * first)) out << "the loss did not fall: " << first << " -> " << last;
   return out.str();
