@@ -80,7 +80,7 @@ TEST(Segment, MayBeFarLargerThanMemoryAndTakesOnlyWhatIsCommitted) {
 }
 
 TEST(Segment, MoreThanThereIsMemoryIsAResourceErrorAndNotACrash) {
-  Segment segment = Segment::create("test", std::size_t{1} << 40);
+  Segment segment = Segment::create("test", 2 * (available_memory() + (1 << 30)));
   EXPECT_EQ(kind_of([&] { segment.commit(0, segment.size()); }), ErrorKind::kResource);
   segment.commit(0, kPage);
   segment.data()[0] = 1;
