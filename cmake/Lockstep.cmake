@@ -81,9 +81,7 @@ function(lockstep_test name)
     target_link_libraries(${name} PRIVATE lockstep::${dep})
   endforeach()
   target_link_libraries(${name} PRIVATE ${ARG_LINK} GTest::gtest GTest::gtest_main Threads::Threads)
-  if(ARG_BAND STREQUAL tensor)
-    target_compile_options(${name} PRIVATE -O1)  # torch's templates: half the time to compile, nothing of ours is timed
-  endif()
+  target_compile_options(${name} PRIVATE -O1)  # half the time to compile; nothing in a test is timed
   # One ctest case per program: a program of many cases starts once (libtorch alone takes 0.3 s).
   add_test(NAME ${name}${LOCKSTEP_TEST_SUFFIX} COMMAND ${name} --gtest_brief=1)
   set_tests_properties(${name}${LOCKSTEP_TEST_SUFFIX} PROPERTIES LABELS ${ARG_BAND} TIMEOUT ${ARG_TIMEOUT} ${ARG_PROPERTIES})

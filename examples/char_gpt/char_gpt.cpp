@@ -132,9 +132,10 @@ int run(const Options& options) {
     const std::string sample = continue_text(*net, alphabet, "The ", 400);
     std::cout << "\nsample\n" << sample << "\n";
     report.print_summary();
-    if (n_ranks > 1)
-      std::cout << n_ranks << " ranks hold "
-                << (same ? "the same parameters, bit for bit" : "DIFFERENT parameters") << "\n";
+    if (n_ranks > 1) {
+      std::cout << n_ranks << " ranks hold " << (same ? "the same" : "DIFFERENT")
+                << " parameters, bit for bit\n";
+    }
     if (!options.out.empty()) report.write_pictures(options.out, sample);
   }
   if (is_first && !options.json.empty()) report.write_json(options.json);

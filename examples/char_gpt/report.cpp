@@ -6,6 +6,7 @@
 #include <fstream>
 #include <nlohmann/json.hpp>
 #include <numeric>
+#include <stdexcept>
 
 #include "examples/char_gpt/chart.h"
 
@@ -18,6 +19,11 @@ double mean_of_last(const std::vector<double>& values, std::size_t n) {
   n = std::clamp<std::size_t>(n, 1, values.size());
   return std::accumulate(values.end() - static_cast<std::ptrdiff_t>(n), values.end(), 0.0) /
          static_cast<double>(n);
+}
+
+void write_file(const std::filesystem::path& path, const std::string& content) {
+  std::ofstream file(path, std::ios::binary);
+  if (!(file << content << std::flush)) throw std::runtime_error("cannot write " + path.string());
 }
 
 }  // namespace
@@ -74,14 +80,14 @@ void Report::write_pictures(const std::string& folder, const std::string& sample
   const std::filesystem::path place(folder);
   std::filesystem::create_directories(place);
   const std::string ranks = std::to_string(facts_.ranks) + (facts_.ranks == 1 ? " rank" : " ranks");
-  std::ofstream(place / "loss.svg") << svg({.title = "char_gpt on " + ranks,
-                                            .x_label = "step",
-                                            .y_label = "loss, nats per character",
-                                            .values = losses_,
-                                            .result = final_loss(),
-                                            .reference = facts_.uniform_loss,
-                                            .reference_label = "guessing every character alike"});
-  std::ofstream(place / "sample.txt") << sample << "\n";
+  write_file(place / "loss.svg", svg({.title = "char_gpt on " + ranks,
+                                      .x_label = "step",
+                                      .y_label = "loss, nats per character",
+                                      .values = losses_,
+                                      .result = final_loss(),
+                                      .reference = facts_.uniform_loss,
+                                      .reference_label = "guessing every character alike"}));
+  write_file(place / "sample.txt", sample + "\n");
 }
 
 void Report::write_json(const std::string& file) const {
@@ -94,7 +100,7 @@ void Report::write_json(const std::string& file) const {
                                {"exposed_share", exposed_seconds_ / last_step_end_},
                                {"first_loss", losses_.front()},
                                {"final_loss", final_loss()}};
-  std::ofstream(file) << figures.dump(2) << "\n";
+  write_file(file, figures.dump(2) + "\n");
 }
 
 }  // namespace char_gpt

@@ -26,7 +26,7 @@ class Report {
 
   // The curve and the figures, on standard output.
   void print_summary() const;
-  // loss.svg and sample.txt in `folder`, which is created.
+  // loss.svg and sample.txt in `folder`, which is created. This and the next throw when they cannot write.
   void write_pictures(const std::string& folder, const std::string& sample) const;
   void write_json(const std::string& file) const;
 
