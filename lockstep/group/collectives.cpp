@@ -203,13 +203,12 @@ Work barrier(BarrierOptions options) {
   return Call("barrier", options).start_barrier();
 }
 
-at::Tensor empty_shared(at::IntArrayRef sizes, at::ScalarType dtype, EmptySharedOptions options) {
+at::Tensor empty_shared(at::IntArrayRef sizes, at::ScalarType dtype, EmptySharedOptions options) try {
   const auto group = internal::resolve(options.group);
   std::int64_t n_bytes = static_cast<std::int64_t>(c10::elementSize(dtype));
   for (const auto size : sizes) {
-    if (size < 0 || __builtin_mul_overflow(n_bytes, size, &n_bytes)) {
-      raise(ErrorKind::kUsage, cat("empty_shared: no tensor has sizes ", sizes));
-    }
+    if (size < 0 || __builtin_mul_overflow(n_bytes, size, &n_bytes))
+      raise(ErrorKind::kUsage, "no tensor has them");
   }
   const auto tensor_options = at::TensorOptions().dtype(dtype);
   auto memory = n_bytes == 0 ? nullptr : group->allocate(static_cast<std::size_t>(n_bytes));
@@ -217,6 +216,11 @@ at::Tensor empty_shared(at::IntArrayRef sizes, at::ScalarType dtype, EmptyShared
   void* data = memory.get();
   return at::from_blob(
       data, sizes, [memory = std::move(memory)](void*) mutable { memory.reset(); }, tensor_options);
+} catch (const Error& error) {
+  Failure failure = error.failure();
+  failure.message = cat("empty_shared of sizes ", sizes, " (called at ", options.where.file_name(), ":",
+                        options.where.line(), "): ", failure.message);
+  raise(std::move(failure));
 }
 
 }  // namespace lockstep

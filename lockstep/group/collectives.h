@@ -86,6 +86,7 @@ Work barrier(BarrierOptions options = {});
 
 struct EmptySharedOptions {
   Group group{};
+  std::source_location where = std::source_location::current();
 };
 // An uninitialised tensor in memory that all ranks of the group's host can reach, so that collectives reduce it
 // where it lies. A local call, not a collective. Plain memory in a world of one. The tensor keeps the group's memory

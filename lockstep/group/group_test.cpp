@@ -481,7 +481,9 @@ TEST(EmptyShared, IsReducedLikeAnyOther) {
       }
       EXPECT_EQ(empty_shared({2, 0}, at::kDouble).numel(), 0);
       EXPECT_EQ(empty_shared({2, 3}, at::kHalf).scalar_type(), at::kHalf);
-      EXPECT_EQ(caught([] { empty_shared({-1}); }).kind, ErrorKind::kUsage);
+      const auto refused = caught([] { empty_shared({-1}); });
+      EXPECT_EQ(refused.kind, ErrorKind::kUsage);
+      EXPECT_TRUE(refused.says("group_test.cpp:")) << refused.words;
       EXPECT_EQ(caught([] { empty_shared({1L << 40, 1L << 40}); }).kind, ErrorKind::kUsage);
     });
   }
