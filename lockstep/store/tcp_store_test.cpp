@@ -329,7 +329,6 @@ TEST(TcpStore, WhenTheServerGoesEveryCallRaisesTheSameNetworkError) {
 TEST(TcpStore, ALateAnswerAndItsCancellationLeaveTheConnectionInStep) {
   const auto server = TcpStore::open(kHost, master());
   auto client = TcpStore::open(kHost, {.port = server->port()});
-  client->set_timeout(Milliseconds(2));
   for (int round = 0; round < 100; ++round) {
     // The write comes about when the wait ends: sometimes the answer crosses the cancellation.
     const std::string key = cat("key", round);
@@ -338,6 +337,7 @@ TEST(TcpStore, ALateAnswerAndItsCancellationLeaveTheConnectionInStep) {
       server->set(key, key);
     });
     try {
+      const StoreTimeoutGuard short_wait(*client, Milliseconds(2));
       EXPECT_EQ(to_text(client->get(key)), key);
     } catch (const DistStoreError& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kTimeout);
