@@ -5,8 +5,8 @@
 // run(), a thread inside wait(), or the worker "ls-comm", which exists once something was posted. Operations run in
 // the order posted. A thread that waits drives when nobody else does, so a blocking call involves no other thread.
 //
-// Waiting. A calling thread looks again a few thousand times while there are cores for all ranks, then yields a bounded
-// number of times, then sleeps on the rank's doorbell. The worker goes to sleep at once: it would steal the core it
+// Waiting. A calling thread looks again 1,500 times while there are cores for all ranks, then yields a bounded number
+// of times, then sleeps on the rank's doorbell. The worker goes to sleep at once: it would steal the core it
 // is meant to leave to the computation.
 //
 // Failure. The first one (ledger.h) breaks the group for good, on all ranks. Thread safety: all methods, any thread,

@@ -9,7 +9,7 @@
 
 namespace lockstep::comm::internal {
 
-// Records `failure` unless another came first, then tells every rank to stop. `status` and peer are kept.
+// Records `failure` unless another came first, then tells every rank to stop. Kind, words and peer are kept.
 void break_group(Fabric& fabric, const Failure& failure);
 // The first failure, or nothing while the group is well.
 std::optional<Failure> first_failure(Fabric& fabric);
