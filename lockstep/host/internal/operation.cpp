@@ -194,7 +194,8 @@ std::uint8_t* Operation::buffer(Fabric& fabric, int rank, std::uint64_t at, std:
 Progress Operation::claim(Fabric& fabric, Workspace& work) {
   const int size = fabric.size(), me = fabric.rank();
   const Cut cut(op_.count, size, element_);
-  std::vector<std::uint8_t*> send(static_cast<std::size_t>(size)), recv(static_cast<std::size_t>(size));
+  auto& send = work.send;
+  auto& recv = work.recv;
   for (int r = 0; r < size; ++r) {
     send[static_cast<std::size_t>(r)] = buffer(fabric, r, call_of(fabric, r).send, n_bytes_);
     recv[static_cast<std::size_t>(r)] = buffer(fabric, r, call_of(fabric, r).recv, n_bytes_);

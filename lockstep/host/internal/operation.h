@@ -16,9 +16,15 @@ enum class Progress : std::uint8_t { kDone, kBlocked, kMismatch, kBadPeer };
 // Room for the pointer lists of a reduction, one entry per rank; owned by the driver.
 struct Workspace {
   explicit Workspace(int size)
-      : sources(static_cast<std::size_t>(size)), targets(static_cast<std::size_t>(size)) {}
+      : sources(static_cast<std::size_t>(size)),
+        targets(static_cast<std::size_t>(size)),
+        send(static_cast<std::size_t>(size)),
+        recv(static_cast<std::size_t>(size)) {}
   std::vector<const void*> sources;
   std::vector<void*> targets;
+  // Each rank's whole buffers in a direct all-reduce.
+  std::vector<std::uint8_t*> send;
+  std::vector<std::uint8_t*> recv;
 };
 
 class Operation {
