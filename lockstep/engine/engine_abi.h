@@ -12,8 +12,10 @@
  *    within it; new fields are added at the end. Entries that may be null say so. An engine table that ends
  *    before `run` is refused.
  *  - Nothing throws across this line. Functions return a lockstep_status; last_error gives the words.
- *  - post never blocks: it takes the operation and returns a handle. Operations of one communicator run in the
- *    order posted; those of different communicators never wait for each other.
+ *  - post never blocks: it takes the operation and returns a handle. Collectives of one communicator run in the
+ *    order posted. SEND and RECV stand beside that order: they wait for their peer only, never for a collective,
+ *    and messages of equal (sender, receiver, tag) arrive in the order posted. Operations of different
+ *    communicators never wait for each other.
  *  - test and wait drive nothing the engine would not do by itself, they only make it quicker.
  *  - Deadlines are absolute, in nanoseconds of CLOCK_MONOTONIC; LOCKSTEP_NEVER waits for ever.
  *  - abort may be called from any thread at any time and ends every posted operation within 100 ms.
@@ -53,7 +55,15 @@ typedef enum lockstep_op_kind {
   LOCKSTEP_ALL_REDUCE = 2,     /* send = recv (in place) or separate */
   LOCKSTEP_ALL_GATHER = 3,     /* send count, recv count * size elements */
   LOCKSTEP_REDUCE_SCATTER = 4, /* send count * size, recv count elements */
-  LOCKSTEP_OP_KINDS = 5
+  LOCKSTEP_REDUCE = 5,         /* send count; recv count on root, unused elsewhere; send = recv allowed */
+  LOCKSTEP_GATHER = 6,         /* send count; recv count * size on root, unused elsewhere */
+  LOCKSTEP_SCATTER = 7,        /* send count * size on root, unused elsewhere; recv count */
+  LOCKSTEP_ALL_TO_ALL = 8,     /* send and recv count * size; block i goes to rank i, into its block `rank` */
+  LOCKSTEP_ALL_TO_ALL_V = 9,   /* as ALL_TO_ALL, with send_counts and recv_counts; count is unused */
+  LOCKSTEP_ALL_GATHER_V = 10,  /* send recv_counts[rank], recv the sum of recv_counts, alike on every rank */
+  LOCKSTEP_SEND = 11,          /* send count elements to rank `root` under `tag` */
+  LOCKSTEP_RECV = 12,          /* recv count elements from rank `root` (-1: any) under `tag` */
+  LOCKSTEP_OP_KINDS = 13
 } lockstep_op_kind;
 
 typedef enum lockstep_dtype {
@@ -102,6 +112,8 @@ typedef struct lockstep_host {
                             int64_t deadline_ns);
 } lockstep_host;
 
+struct lockstep_engine;
+
 typedef struct lockstep_comm_config {
   size_t struct_size;
   const lockstep_host* host; /* outlives the communicator */
@@ -109,6 +121,13 @@ typedef struct lockstep_comm_config {
   int32_t size;
   const char* name;    /* of the group, for messages */
   int64_t deadline_ns; /* for the creation itself */
+  /* A communicator of the same engine that all ranks of this one are members of, and their ranks there, in the
+   * order of the ranks here; or null. The engine may build on what the parent has set up; the parent may be
+   * destroyed before this one. */
+  lockstep_comm* parent;
+  const int32_t* parent_ranks;
+  /* The table comm_create was called through, as the plug-in gave it: for tables made at run time. */
+  const struct lockstep_engine* engine;
 } lockstep_comm_config;
 
 typedef struct lockstep_op {
@@ -120,8 +139,19 @@ typedef struct lockstep_op {
   const void* send;
   void* recv;
   uint64_t count;      /* elements; see lockstep_op_kind */
-  int64_t deadline_ns; /* of the operation itself: past it the communicator is broken on every rank */
+  int64_t deadline_ns; /* of the operation itself: past it the communicator is broken on every rank (a SEND or
+                          RECV that no peer has met yet may be withdrawn instead) */
   const char* where;   /* caller's file:line; copied by post; may be null */
+  int32_t tag;         /* SEND, RECV: not negative */
+  /* ALL_TO_ALL_V, ALL_GATHER_V: elements per peer, in rank order and packed in that order; copied by post. */
+  const uint64_t* send_counts;
+  const uint64_t* recv_counts;
+  /* RECV: gets the sender's rank, before the operation is over; may be null. */
+  int32_t* source;
+  /* Called once when a posted operation is over, from any thread, under no lock; not called by run, nor when post
+   * fails. It must not block; it may call test and last_error of the handle, and release it. Null: no call. */
+  void (*done)(void* done_context);
+  void* done_context;
 } lockstep_op;
 
 /* Capabilities are data. A bit mask over the enums above, per operation. */
@@ -132,6 +162,7 @@ typedef struct lockstep_capabilities {
   uint32_t reduce[LOCKSTEP_DTYPES]; /* bit r: reduces dtype d with op r */
   uint32_t crosses_hosts;           /* 0: ranks of one host only */
   uint32_t shared_memory;           /* 1: alloc gives memory reduced where it lies */
+  uint32_t calls_back; /* 1: lockstep_op.done is called; 0: lockstep waits on a thread of its own */
 } lockstep_capabilities;
 
 typedef struct lockstep_engine {

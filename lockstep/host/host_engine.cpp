@@ -64,7 +64,7 @@ lockstep_op normal(lockstep_op op) {
 lockstep_status capabilities(lockstep_capabilities* out) {
   lockstep_capabilities all{};
   all.struct_size = sizeof(all);
-  all.op_kinds = (1u << LOCKSTEP_OP_KINDS) - 1;
+  all.op_kinds = (1u << (LOCKSTEP_REDUCE_SCATTER + 1)) - 1;
   all.dtypes = (1u << LOCKSTEP_DTYPES) - 1;
   for (int d = 0; d < LOCKSTEP_DTYPES; ++d) {
     for (int r = 0; r < LOCKSTEP_REDUCE_OPS; ++r) {

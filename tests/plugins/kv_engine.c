@@ -41,7 +41,7 @@ static void say(char* to, size_t capacity, const char* words) {
 }
 
 static lockstep_status kv_capabilities(lockstep_capabilities* out) {
-  out->op_kinds = (1u << LOCKSTEP_OP_KINDS) - 1;
+  out->op_kinds = (1u << (LOCKSTEP_REDUCE_SCATTER + 1)) - 1;
   out->dtypes = (1u << LOCKSTEP_DTYPES) - 1;
   memset(out->reduce, 0, sizeof out->reduce);
   out->reduce[LOCKSTEP_F32] = 1u << LOCKSTEP_SUM | 1u << LOCKSTEP_AVG | 1u << LOCKSTEP_MAX;

@@ -7,7 +7,9 @@
 namespace lockstep::comm::internal {
 namespace {
 
-constexpr const char* kKinds[] = {"barrier", "broadcast", "all_reduce", "all_gather", "reduce_scatter"};
+constexpr const char* kKinds[] = {"barrier",      "broadcast", "all_reduce", "all_gather", "reduce_scatter",
+                                  "reduce",       "gather",    "scatter",    "all_to_all", "all_to_all_v",
+                                  "all_gather_v", "send",      "recv"};
 constexpr const char* kDtypes[] = {"u8", "i8", "i16", "i32", "i64", "f16", "bf16", "f32", "f64", "bool"};
 constexpr const char* kReduces[] = {"sum", "avg", "product", "min", "max", "band", "bor", "bxor"};
 static_assert(std::size(kKinds) == LOCKSTEP_OP_KINDS && std::size(kDtypes) == LOCKSTEP_DTYPES &&
