@@ -1,6 +1,7 @@
 // The C table over Communicator. Nothing is thrown across it.
 #include <algorithm>
 #include <cstring>
+#include <optional>
 #include <string>
 
 #include "lockstep/base/base.h"
@@ -11,7 +12,7 @@
 
 struct lockstep_comm {
   lockstep::comm::internal::Communicator impl;
-  int size;
+  int rank, size;
 };
 
 struct lockstep_handle {
@@ -34,37 +35,70 @@ lockstep_status fail(const Failure& failure, char* error, std::size_t capacity) 
   return status_of(failure.kind);
 }
 
-bool reduces(lockstep_op_kind kind) {
-  return kind == LOCKSTEP_ALL_REDUCE || kind == LOCKSTEP_REDUCE_SCATTER;
+// The sum of the counts; nothing when it is too large.
+std::optional<std::uint64_t> sum_of(const std::uint64_t* counts, int size) {
+  std::uint64_t sum = 0;
+  for (int r = 0; r < size; ++r) {
+    if (counts[r] >= internal::kMaxCount || (sum += counts[r]) >= internal::kMaxCount) return std::nullopt;
+  }
+  return sum;
+}
+
+// What is wrong with a call that has counts of its own, or null.
+const char* wrong_with_counts(const lockstep_op& op, int rank, int size) {
+  const bool all_to_all = op.kind == LOCKSTEP_ALL_TO_ALL_V;
+  if (op.recv_counts == nullptr || (all_to_all && op.send_counts == nullptr)) return "the counts are missing";
+  const auto received = sum_of(op.recv_counts, size);
+  const auto sent = all_to_all ? sum_of(op.send_counts, size) : op.recv_counts[rank];
+  if (!received || !sent) return "too many elements";
+  if (all_to_all && op.send_counts[rank] != op.recv_counts[rank])
+    return "the rank sends itself another number of elements than it receives from itself";
+  if ((*sent > 0 && op.send == nullptr) || (*received > 0 && op.recv == nullptr)) return "a buffer is null";
+  return nullptr;
+}
+
+// Which buffers the rank must have.
+bool needs_send(const lockstep_op& op, int rank) {
+  return op.kind != LOCKSTEP_RECV && (op.kind != LOCKSTEP_SCATTER || rank == op.root);
+}
+bool needs_recv(const lockstep_op& op, int rank) {
+  const bool at_root = op.kind == LOCKSTEP_REDUCE || op.kind == LOCKSTEP_GATHER;
+  return op.kind != LOCKSTEP_SEND && (!at_root || rank == op.root);
 }
 
 // What is wrong with the call, or null.
-const char* wrong_with(const lockstep_op& op, int size) {
+const char* wrong_with(const lockstep_op& op, int rank, int size) {
   if (op.struct_size < sizeof(lockstep_op)) return "the operation's struct_size is too small";
   if (op.kind < 0 || op.kind >= LOCKSTEP_OP_KINDS) return "unknown operation";
   if (op.kind == LOCKSTEP_BARRIER) return nullptr;
   if (op.dtype < 0 || op.dtype >= LOCKSTEP_DTYPES) return "unknown element type";
+  if (internal::is_uneven(op.kind)) return wrong_with_counts(op, rank, size);
   if (op.count >= internal::kMaxCount / static_cast<std::uint64_t>(size)) return "too many elements";
-  if (reduces(op.kind) && !can_reduce(op.dtype, op.reduce))
+  if (internal::has_reduce(op.kind) && !can_reduce(op.dtype, op.reduce))
     return "this element type cannot be reduced with this operation";
-  if (op.kind == LOCKSTEP_BROADCAST && (op.root < 0 || op.root >= size))
+  if (internal::has_root(op.kind) && (op.root < 0 || op.root >= size))
     return "the root is not a rank of the group";
-  if (op.count > 0 && (op.send == nullptr || op.recv == nullptr)) return "a buffer is null";
+  if (op.count > 0 &&
+      ((needs_send(op, rank) && op.send == nullptr) || (needs_recv(op, rank) && op.recv == nullptr))) {
+    return "a buffer is null";
+  }
   return nullptr;
 }
 
 // Fields that do not matter for the kind are made equal on all ranks: the rest is compared between them.
-lockstep_op normal(lockstep_op op) {
-  if (op.kind != LOCKSTEP_BROADCAST) op.root = 0;
-  if (!reduces(op.kind)) op.reduce = LOCKSTEP_SUM;
-  if (op.kind == LOCKSTEP_BARRIER) op.dtype = LOCKSTEP_U8, op.count = 0;
+lockstep_op normal(lockstep_op op, int size) {
+  if (!internal::has_root(op.kind)) op.root = 0;
+  if (!internal::has_reduce(op.kind)) op.reduce = LOCKSTEP_SUM;
+  if (op.kind == LOCKSTEP_BARRIER) op.dtype = LOCKSTEP_U8;
+  if (op.kind == LOCKSTEP_BARRIER || op.kind == LOCKSTEP_ALL_TO_ALL_V) op.count = 0;
+  if (op.kind == LOCKSTEP_ALL_GATHER_V) op.count = sum_of(op.recv_counts, size).value_or(0);
   return op;
 }
 
 lockstep_status capabilities(lockstep_capabilities* out) {
   lockstep_capabilities all{};
   all.struct_size = sizeof(all);
-  all.op_kinds = (1u << (LOCKSTEP_REDUCE_SCATTER + 1)) - 1;
+  all.op_kinds = (1u << (LOCKSTEP_ALL_GATHER_V + 1)) - 1;
   all.dtypes = (1u << LOCKSTEP_DTYPES) - 1;
   for (int d = 0; d < LOCKSTEP_DTYPES; ++d) {
     for (int r = 0; r < LOCKSTEP_REDUCE_OPS; ++r) {
@@ -73,6 +107,7 @@ lockstep_status capabilities(lockstep_capabilities* out) {
     }
   }
   all.shared_memory = 1;
+  all.calls_back = 1;
   const std::size_t n = std::min(out->struct_size, sizeof(all));
   std::memcpy(out, &all, n);
   out->struct_size = n;
@@ -89,7 +124,7 @@ lockstep_status comm_create(const lockstep_comm_config* config, lockstep_comm** 
             cat("rank ", config->rank, " of ", config->size, " is not possible; the host engine takes 1 to ",
                 internal::kMaxRanks, " ranks"));
     }
-    *out = new lockstep_comm{internal::Communicator(*config), config->size};
+    *out = new lockstep_comm{internal::Communicator(*config), config->rank, config->size};
     return LOCKSTEP_OK;
   } catch (...) {
     return fail(current_failure(), error, capacity);
@@ -154,11 +189,11 @@ void free_memory(lockstep_comm* comm, void* memory) {
 lockstep_status post(lockstep_comm* comm, const lockstep_op* op, lockstep_handle** out) {
   *out = nullptr;
   try {
-    if (const char* wrong = wrong_with(*op, comm->size)) {
+    if (const char* wrong = wrong_with(*op, comm->rank, comm->size)) {
       log(LogLevel::kError, wrong);
       return LOCKSTEP_USAGE;
     }
-    *out = new lockstep_handle{comm, comm->impl.post(normal(*op))};
+    *out = new lockstep_handle{comm, comm->impl.post(normal(*op, comm->size))};
     return LOCKSTEP_OK;
   } catch (...) {
     const Failure failure = current_failure();
@@ -191,11 +226,11 @@ void last_error(lockstep_handle* handle, char* error, std::size_t capacity) {
 
 lockstep_status run(lockstep_comm* comm, const lockstep_op* op, char* error, std::size_t capacity) {
   try {
-    if (const char* wrong = wrong_with(*op, comm->size)) {
+    if (const char* wrong = wrong_with(*op, comm->rank, comm->size)) {
       put(error, capacity, wrong);
       return LOCKSTEP_USAGE;
     }
-    const auto failure = comm->impl.run(normal(*op));
+    const auto failure = comm->impl.run(normal(*op, comm->size));
     return failure ? fail(*failure, error, capacity) : LOCKSTEP_OK;
   } catch (...) {
     return fail(current_failure(), error, capacity);

@@ -45,8 +45,10 @@ Block block_of(const PlanInput& in, std::uint64_t slice, std::uint64_t index) {
 // Phase p+1 of a rank says: my block p is laid out, and my slice of block p-1 is reduced. So whoever has seen phase
 // p+1 of all may read block p's inputs and block p-1's results, and may overwrite its own inputs of block p-1 (all
 // have reduced it) and its own results of block p-2 (all have copied them before publishing phase p+1): two copies.
+// A reduce is the same, but that only the root takes the results.
 std::vector<Step> all_reduce(const PlanInput& in) {
   std::vector<Step> plan;
+  const bool takes = in.kind == LOCKSTEP_ALL_REDUCE || in.rank == in.root;
   const std::uint64_t slice = slice_bytes(in);
   const std::uint64_t n_blocks = blocks_of(in.n_bytes, slice * static_cast<std::uint64_t>(in.size));
   const auto copy_in = [&](const Block& b) {
@@ -61,7 +63,7 @@ std::vector<Step> all_reduce(const PlanInput& in) {
   };
   const auto copy_out = [&](const Block& b) {
     for (int r = 0; r < in.size; ++r) {
-      if (r == in.rank || b.length(r) == 0) continue;
+      if (!takes || r == in.rank || b.length(r) == 0) continue;
       plan.push_back({.kind = StepKind::kCopyOut,
                       .parity = b.parity,
                       .peer = r,
@@ -78,6 +80,7 @@ std::vector<Step> all_reduce(const PlanInput& in) {
     if (b.length(in.rank) > 0) {
       plan.push_back({.kind = StepKind::kReduce,
                       .parity = b.parity,
+                      .keep = takes,
                       .publish = true,
                       .user_at = b.begin(in.rank),
                       .recv_at = b.begin(in.rank),
@@ -123,81 +126,151 @@ std::vector<Step> reduce_scatter(const PlanInput& in) {
   return plan;
 }
 
-// Phase i+1 says: my block i is laid out and everyone's block i-1 is with me.
-std::vector<Step> all_gather(const PlanInput& in) {
-  std::vector<Step> plan;
-  const std::uint64_t block = std::min<std::uint64_t>(in.stage_in_bytes, kMaxSlice);
-  const std::uint64_t n_blocks = blocks_of(in.n_bytes, block);
-  const auto mine = static_cast<std::uint64_t>(in.rank) * in.n_bytes;
-  plan.push_back({.kind = StepKind::kKeep, .recv_at = mine, .n_bytes = in.n_bytes});
-  const auto copy_in = [&](std::uint64_t i) {
-    plan.push_back({.kind = StepKind::kCopyIn,
-                    .parity = static_cast<std::uint8_t>(i & 1),
-                    .user_at = i * block,
-                    .n_bytes = std::min(block, in.n_bytes - i * block)});
-    plan.push_back({.kind = StepKind::kSignal, .phase = static_cast<std::uint32_t>(i + 1)});
+// Moving bytes. A rank's block i is what it lays out in turn i: the i-th slice for every receiver, one after the
+// other, or one slice for all when they get the same. Phase i+1 says: my block i is laid out, and I have taken every
+// block before i that was for me. So block i may take the place of block i-2 once those it was for have reached
+// phase i. A rank that has laid out and taken everything says so once and for all.
+std::vector<Step> exchange(const PlanInput& in) {
+  const Traffic traffic = traffic_of(in);
+  const auto size = static_cast<std::uint64_t>(in.size), me = static_cast<std::uint64_t>(in.rank);
+  const std::uint64_t share = traffic.shared ? in.stage_in_bytes : in.stage_in_bytes / size;
+  const std::uint64_t slice =
+      std::max<std::uint64_t>(std::min<std::uint64_t>(share, kMaxSlice) / kAlign * kAlign, kAlign);
+  const auto left = [&](const Traffic::Part& part, std::uint64_t turn) {
+    return part.n_bytes > turn * slice ? std::min(slice, part.n_bytes - turn * slice) : 0;
   };
-  copy_in(0);
-  for (std::uint64_t i = 0; i < n_blocks; ++i) {
-    plan.push_back({.kind = StepKind::kWait, .phase = static_cast<std::uint32_t>(i + 1)});
-    for (int r = 0; r < in.size; ++r) {
-      if (r == in.rank) continue;
-      plan.push_back({.kind = StepKind::kCopyOut,
-                      .parity = static_cast<std::uint8_t>(i & 1),
-                      .from_in = true,
-                      .peer = r,
-                      .recv_at = static_cast<std::uint64_t>(r) * in.n_bytes + i * block,
-                      .n_bytes = std::min(block, in.n_bytes - i * block)});
-    }
-    if (i + 1 < n_blocks) copy_in(i + 1);
+  std::uint64_t n_turns = 0;
+  for (std::uint64_t r = 0; r < size; ++r) {
+    if (r == me) continue;
+    n_turns = std::max(
+        {n_turns, blocks_of(traffic.sends[r].n_bytes, slice), blocks_of(traffic.receives[r].n_bytes, slice)});
   }
+  std::vector<Step> plan;
+  const auto peer = [](std::uint64_t r) { return static_cast<std::int32_t>(r); };
+  const auto lay_out = [&](std::uint64_t turn) {
+    for (std::uint64_t r = 0; r < size; ++r) {
+      if (turn < 2 || r == me || left(traffic.sends[r], turn - 2) == 0) continue;
+      plan.push_back({.kind = StepKind::kWait, .peer = peer(r), .phase = static_cast<std::uint32_t>(turn)});
+    }
+    for (std::uint64_t r = 0; r < size; ++r) {
+      if (r == me || left(traffic.sends[r], turn) == 0) continue;
+      plan.push_back({.kind = StepKind::kCopyIn,
+                      .parity = static_cast<std::uint8_t>(turn & 1),
+                      .user_at = traffic.sends[r].at + turn * slice,
+                      .stage_at = traffic.shared ? 0 : r * slice,
+                      .n_bytes = left(traffic.sends[r], turn)});
+      if (traffic.shared) break;
+    }
+  };
+  const auto take = [&](std::uint64_t turn) {
+    for (std::uint64_t step = 1; step < size; ++step) {
+      const std::uint64_t r = (me + step) % size;  // not all from the same rank at once
+      if (left(traffic.receives[r], turn) == 0) continue;
+      plan.push_back(
+          {.kind = StepKind::kWait, .peer = peer(r), .phase = static_cast<std::uint32_t>(turn + 1)});
+      plan.push_back({.kind = StepKind::kCopyOut,
+                      .parity = static_cast<std::uint8_t>(turn & 1),
+                      .from_in = true,
+                      .peer = peer(r),
+                      .recv_at = traffic.receives[r].at + turn * slice,
+                      .stage_at = traffic.shared ? 0 : me * slice,
+                      .n_bytes = left(traffic.receives[r], turn)});
+    }
+  };
+  for (std::uint64_t turn = 0; turn < n_turns; ++turn) {
+    lay_out(turn);
+    plan.push_back({.kind = StepKind::kSignal, .phase = static_cast<std::uint32_t>(turn + 1)});
+    // What stays here is copied once the others can begin.
+    if (turn == 0 && traffic.receives[me].n_bytes > 0) {
+      plan.push_back({.kind = StepKind::kKeep,
+                      .user_at = traffic.sends[me].at,
+                      .recv_at = traffic.receives[me].at,
+                      .n_bytes = traffic.receives[me].n_bytes});
+    }
+    take(turn);
+  }
+  if (n_turns == 0 && traffic.receives[me].n_bytes > 0) {
+    plan.push_back({.kind = StepKind::kKeep,
+                    .user_at = traffic.sends[me].at,
+                    .recv_at = traffic.receives[me].at,
+                    .n_bytes = traffic.receives[me].n_bytes});
+  }
+  plan.push_back({.kind = StepKind::kSignal, .phase = kLastPhase});
   return plan;
 }
 
-// Root's phase i+1: block i is laid out. Another's phase i+1: it has block i. The root lays out block i once all have
-// block i-2, whose place it takes.
-std::vector<Step> broadcast(const PlanInput& in) {
-  std::vector<Step> plan;
-  const std::uint64_t block = std::min<std::uint64_t>(in.stage_in_bytes, kMaxSlice);
-  const std::uint64_t n_blocks = blocks_of(in.n_bytes, block);
-  for (std::uint64_t i = 0; i < n_blocks; ++i) {
-    const auto parity = static_cast<std::uint8_t>(i & 1);
-    const auto phase = static_cast<std::uint32_t>(i + 1);
-    const std::uint64_t n_bytes = std::min(block, in.n_bytes - i * block);
-    if (in.rank == in.root) {
-      if (i >= 2) plan.push_back({.kind = StepKind::kWait, .phase = phase - 2});
-      plan.push_back({.kind = StepKind::kCopyIn, .parity = parity, .user_at = i * block, .n_bytes = n_bytes});
-    } else {
-      plan.push_back({.kind = StepKind::kWait, .peer = in.root, .phase = phase});
-      plan.push_back({.kind = StepKind::kCopyOut,
-                      .parity = parity,
-                      .from_in = true,
-                      .peer = in.root,
-                      .recv_at = i * block,
-                      .n_bytes = n_bytes});
-    }
-    plan.push_back({.kind = StepKind::kSignal, .phase = phase});
+// Fills `parts` with blocks of the given lengths, one after the other.
+void pack(std::vector<Traffic::Part>& parts, std::span<const std::uint64_t> n_bytes) {
+  std::uint64_t at = 0;
+  for (std::size_t r = 0; r < parts.size(); ++r) {
+    parts[r] = {at, n_bytes[r]};
+    at += n_bytes[r];
   }
-  return plan;
 }
 
 }  // namespace
 
-std::vector<Step> make_plan(const PlanInput& in) {
-  if (in.n_bytes == 0) return {};
+Traffic traffic_of(const PlanInput& in) {
+  const auto size = static_cast<std::size_t>(in.size), me = static_cast<std::size_t>(in.rank);
+  const auto root = static_cast<std::size_t>(in.root);
+  Traffic traffic{.sends = std::vector<Traffic::Part>(size), .receives = std::vector<Traffic::Part>(size)};
+  const std::vector<std::uint64_t> even(size, in.n_bytes);
   switch (in.kind) {
-    case LOCKSTEP_ALL_REDUCE:
-      return all_reduce(in);
-    case LOCKSTEP_REDUCE_SCATTER:
-      return reduce_scatter(in);
-    case LOCKSTEP_ALL_GATHER:
-      return all_gather(in);
     case LOCKSTEP_BROADCAST:
-      return broadcast(in);
+      traffic.shared = true;
+      if (me == root) traffic.sends.assign(size, {0, in.n_bytes});
+      traffic.receives[root] = {0, in.n_bytes};
+      break;
+    case LOCKSTEP_ALL_GATHER:
+    case LOCKSTEP_ALL_GATHER_V: {
+      const auto lengths =
+          in.kind == LOCKSTEP_ALL_GATHER ? std::span<const std::uint64_t>(even) : in.recv_bytes;
+      traffic.shared = true;
+      traffic.sends.assign(size, {0, lengths[me]});
+      pack(traffic.receives, lengths);
+      break;
+    }
+    case LOCKSTEP_GATHER:
+      traffic.shared = true;
+      traffic.sends[root] = {0, in.n_bytes};
+      if (me == root) pack(traffic.receives, even);
+      break;
+    case LOCKSTEP_SCATTER:
+      if (me == root) pack(traffic.sends, even);
+      traffic.receives[root] = {0, in.n_bytes};
+      break;
+    case LOCKSTEP_ALL_TO_ALL:
+      pack(traffic.sends, even);
+      pack(traffic.receives, even);
+      break;
+    case LOCKSTEP_ALL_TO_ALL_V:
+      pack(traffic.sends, in.send_bytes);
+      pack(traffic.receives, in.recv_bytes);
+      break;
     default:
       break;
   }
-  return {};
+  return traffic;
+}
+
+std::vector<Step> make_plan(const PlanInput& in) {
+  switch (in.kind) {
+    case LOCKSTEP_ALL_REDUCE:
+    case LOCKSTEP_REDUCE:
+      return in.n_bytes == 0 ? std::vector<Step>() : all_reduce(in);
+    case LOCKSTEP_REDUCE_SCATTER:
+      return in.n_bytes == 0 ? std::vector<Step>() : reduce_scatter(in);
+    case LOCKSTEP_BROADCAST:
+    case LOCKSTEP_ALL_GATHER:
+    case LOCKSTEP_ALL_GATHER_V:
+    case LOCKSTEP_GATHER:
+    case LOCKSTEP_SCATTER:
+    case LOCKSTEP_ALL_TO_ALL:
+    case LOCKSTEP_ALL_TO_ALL_V:
+      return exchange(in);
+    default:
+      return {};
+  }
 }
 
 }  // namespace lockstep::comm

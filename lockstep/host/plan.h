@@ -9,6 +9,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
 #include <vector>
 
 #include "lockstep/engine/engine_abi.h"
@@ -17,8 +18,8 @@ namespace lockstep::comm {
 
 enum class StepKind : std::uint8_t {
   kCopyIn,  // own send + user_at -> own stage-in[parity] + stage_at
-  kReduce,  // send + user_at of this rank and stage-in[parity] + stage_at of the others -> own recv + recv_at,
-            // and own stage-out[parity] when `publish`
+  kReduce,  // send + user_at of this rank and stage-in[parity] + stage_at of the others -> own recv + recv_at when
+            // `keep`, and own stage-out[parity] when `publish`
   kCopyOut,  // peer's stage-out[parity] (stage-in when `from_in`) + stage_at -> own recv + recv_at
   kKeep,     // own send + user_at -> own recv + recv_at
   kSignal,   // publish `phase`
@@ -28,6 +29,7 @@ enum class StepKind : std::uint8_t {
 struct Step {
   StepKind kind;
   std::uint8_t parity = 0;
+  bool keep = true;
   bool publish = false;
   bool from_in = false;
   std::int32_t peer = -1;
@@ -38,8 +40,11 @@ struct Step {
   std::uint64_t n_bytes = 0;
 };
 
-// What a plan depends on. n_bytes is count * element size, as in lockstep_op_kind: for all_gather and reduce_scatter
-// the part of one rank.
+// The phase of a rank that has nothing more to say: every wait for it holds.
+inline constexpr std::uint32_t kLastPhase = (1u << 24) - 1;
+
+// What a plan depends on. n_bytes is count * element size, as in lockstep_op_kind: for all_gather, gather,
+// reduce_scatter, scatter and all_to_all the part of one rank.
 struct PlanInput {
   lockstep_op_kind kind;
   int rank;
@@ -48,7 +53,23 @@ struct PlanInput {
   std::uint64_t n_bytes;
   std::size_t stage_in_bytes;   // one parity
   std::size_t stage_out_bytes;  // one parity
+  // The kinds with counts of their own: bytes per peer, in rank order. all_gather_v uses recv_bytes only.
+  std::span<const std::uint64_t> send_bytes{};
+  std::span<const std::uint64_t> recv_bytes{};
 };
+
+// Who gets which bytes when a collective only moves them: this rank's side of it. Places are in its own buffers.
+struct Traffic {
+  struct Part {
+    std::uint64_t at = 0;
+    std::uint64_t n_bytes = 0;
+  };
+  std::vector<Part> sends;     // one per receiver, this rank included
+  std::vector<Part> receives;  // one per sender
+  bool shared = false;         // every receiver gets the same bytes of a sender
+};
+// Empty for the kinds that reduce, and for barrier, send and recv.
+Traffic traffic_of(const PlanInput& in);
 
 std::vector<Step> make_plan(const PlanInput& in);
 

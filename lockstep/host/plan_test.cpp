@@ -26,12 +26,25 @@ struct Machine {
 class Simulation {
  public:
   Simulation(lockstep_op_kind kind, int size, std::uint64_t count, std::size_t stage_bytes)
-      : kind_(kind), machines_(size) {
-    const std::uint64_t n = static_cast<std::uint64_t>(size);
+      : kind_(kind), root_(size - 1), count_(count), machines_(size) {
     for (int r = 0; r < size; ++r) {
       Machine& m = machines_[r];
-      m.send.resize(kind == LOCKSTEP_REDUCE_SCATTER ? count * n : count);
-      m.recv.assign(kind == LOCKSTEP_ALL_GATHER ? count * n : count, 999);
+      const bool to_each = kind == LOCKSTEP_REDUCE_SCATTER || kind == LOCKSTEP_ALL_TO_ALL ||
+                           (kind == LOCKSTEP_SCATTER && r == root_);
+      const bool from_each = kind == LOCKSTEP_ALL_GATHER || kind == LOCKSTEP_ALL_TO_ALL ||
+                             (kind == LOCKSTEP_GATHER && r == root_);
+      const auto n = static_cast<std::uint64_t>(size);
+      m.send.resize(to_each ? count * n : count);
+      m.recv.assign(from_each ? count * n : count, kUntouched);
+      std::vector<std::uint64_t> sends, receives;
+      if (kind == LOCKSTEP_ALL_TO_ALL_V || kind == LOCKSTEP_ALL_GATHER_V) {
+        for (int q = 0; q < size; ++q) {
+          sends.push_back(uneven(r, q) * sizeof(Element));
+          receives.push_back(uneven(q, r) * sizeof(Element));
+        }
+        m.send.resize(before(size, [&](int q) { return uneven(r, q); }));
+        m.recv.assign(before(size, [&](int q) { return uneven(q, r); }), kUntouched);
+      }
       for (std::size_t i = 0; i < m.send.size(); ++i) m.send[i] = (i + 1) * 100 + static_cast<Element>(r);
       for (int p : {0, 1}) {
         m.stage_in[p].assign(stage_bytes / sizeof(Element), 777);
@@ -40,12 +53,13 @@ class Simulation {
       m.plan = make_plan({.kind = kind,
                           .rank = r,
                           .size = size,
-                          .root = size - 1,
+                          .root = root_,
                           .n_bytes = count * sizeof(Element),
                           .stage_in_bytes = stage_bytes,
-                          .stage_out_bytes = stage_bytes});
+                          .stage_out_bytes = stage_bytes,
+                          .send_bytes = sends,
+                          .recv_bytes = receives});
     }
-    root_ = size - 1;
   }
 
   // Runs all plans to their ends; false when nobody can go on.
@@ -78,21 +92,55 @@ class Simulation {
   }
 
  private:
+  static constexpr Element kUntouched = 999;
+
+  // Elements rank `from` sends to rank `to` in the kinds with counts of their own; some are none.
+  std::uint64_t uneven(int from, int to) const {
+    if (kind_ == LOCKSTEP_ALL_GATHER_V) return static_cast<std::uint64_t>(from % 3) * count_;
+    return static_cast<std::uint64_t>((from * 5 + to * 3) % 4) * count_;
+  }
+  template <class Length>
+  static std::uint64_t before(int end, Length length) {
+    std::uint64_t sum = 0;
+    for (int q = 0; q < end; ++q) sum += length(q);
+    return sum;
+  }
+
+  // Element i of what rank r gets in a kind with counts of its own.
+  Element expected_uneven(int r, std::uint64_t i) const {
+    int from = 0;
+    while (i >= uneven(from, r)) i -= uneven(from++, r);
+    const bool shared = kind_ == LOCKSTEP_ALL_GATHER_V;
+    const std::uint64_t at = shared ? 0 : before(r, [&](int q) { return uneven(from, q); });
+    return machines_[from].send[at + i];
+  }
+
   Element expected(std::size_t r, std::size_t i) const {
-    const auto n = machines_.size();
-    const std::size_t count = machines_[0].send.size() / (kind_ == LOCKSTEP_REDUCE_SCATTER ? n : 1);
+    const bool at_root = r == static_cast<std::size_t>(root_);
     Element sum = 0;
     switch (kind_) {
+      case LOCKSTEP_REDUCE:
+        if (!at_root) return kUntouched;
+        [[fallthrough]];
       case LOCKSTEP_ALL_REDUCE:
         for (const Machine& m : machines_) sum += m.send[i];
         return sum;
       case LOCKSTEP_REDUCE_SCATTER:
-        for (const Machine& m : machines_) sum += m.send[r * count + i];
+        for (const Machine& m : machines_) sum += m.send[r * count_ + i];
         return sum;
+      case LOCKSTEP_GATHER:
+        if (!at_root) return kUntouched;
+        [[fallthrough]];
       case LOCKSTEP_ALL_GATHER:
-        return machines_[i / count].send[i % count];
+        return machines_[i / count_].send[i % count_];
+      case LOCKSTEP_SCATTER:
+        return machines_[root_].send[r * count_ + i];
+      case LOCKSTEP_ALL_TO_ALL:
+        return machines_[i / count_].send[r * count_ + i % count_];
+      case LOCKSTEP_BROADCAST:
+        return machines_[root_].send[i];
       default:
-        return r == static_cast<std::size_t>(root_) ? machines_[r].recv[i] : machines_[root_].send[i];
+        return expected_uneven(static_cast<int>(r), i);
     }
   }
 
@@ -130,7 +178,7 @@ class Simulation {
             sum += q == r ? m.send.at(at(s.user_at) + i)
                           : machines_[q].stage_in[s.parity].at(at(s.stage_at) + i);
           }
-          m.recv.at(at(s.recv_at) + i) = sum;
+          if (s.keep) m.recv.at(at(s.recv_at) + i) = sum;
           if (s.publish) m.stage_out[s.parity].at(i) = sum;
           break;
         }
@@ -142,7 +190,8 @@ class Simulation {
   }
 
   const lockstep_op_kind kind_;
-  int root_ = 0;
+  const int root_;
+  const std::uint64_t count_;
   std::vector<Machine> machines_;
 };
 
@@ -163,20 +212,26 @@ TEST_P(Plan, GivesTheRightResultInEveryInterleaving) {
   }
 }
 
-TEST_P(Plan, OfNothingIsEmpty) {
-  EXPECT_TRUE(make_plan({.kind = GetParam(),
-                         .rank = 0,
-                         .size = 2,
-                         .root = 0,
-                         .n_bytes = 0,
-                         .stage_in_bytes = 4096,
-                         .stage_out_bytes = 4096})
-                  .empty());
+TEST_P(Plan, OfNothingMovesNothing) {
+  const std::vector<std::uint64_t> none(2);
+  for (const Step& step : make_plan({.kind = GetParam(),
+                          .rank = 0,
+                          .size = 2,
+                          .root = 0,
+                          .n_bytes = 0,
+                          .stage_in_bytes = 4096,
+                          .stage_out_bytes = 4096,
+                          .send_bytes = none,
+                          .recv_bytes = none})) {
+    EXPECT_EQ(step.kind, StepKind::kSignal);
+  }
 }
 
 INSTANTIATE_TEST_SUITE_P(Kinds, Plan,
                          ::testing::Values(LOCKSTEP_ALL_REDUCE, LOCKSTEP_REDUCE_SCATTER, LOCKSTEP_ALL_GATHER,
-                                           LOCKSTEP_BROADCAST));
+                                           LOCKSTEP_BROADCAST, LOCKSTEP_REDUCE, LOCKSTEP_GATHER,
+                                           LOCKSTEP_SCATTER, LOCKSTEP_ALL_TO_ALL, LOCKSTEP_ALL_TO_ALL_V,
+                                           LOCKSTEP_ALL_GATHER_V));
 
 }  // namespace
 }  // namespace lockstep::comm

@@ -28,6 +28,8 @@ lockstep_op with_where(lockstep_op op, const std::string& where) {
 Posted::Posted(const lockstep_op& op)
     : where(op.where != nullptr ? op.where : ""),
       operation(with_where(op, where)),
+      done(op.done),
+      done_context(op.done_context),
       deadline(Deadline::from_monotonic_ns(op.deadline_ns)) {}
 
 Communicator::Communicator(const lockstep_comm_config& config)
@@ -59,6 +61,7 @@ std::optional<Failure> Communicator::run(const lockstep_op& op) {
     // Nothing can get ahead of us any more: the worker and waiters need the token.
     if (queued_.load(std::memory_order_acquire) == 0) {
       Operation operation(op);
+      if (is_uneven(op.kind)) operation.take_counts(fabric_->rank(), fabric_->size());
       std::optional<Failure> failure;
       finish(operation, Deadline::from_monotonic_ns(op.deadline_ns), failure);
       stop_driving();
@@ -66,7 +69,9 @@ std::optional<Failure> Communicator::run(const lockstep_op& op) {
     }
     stop_driving();
   }
-  const auto posted = post(op);
+  lockstep_op quiet = op;
+  quiet.done = nullptr;
+  const auto posted = post(quiet);
   wait(*posted, Deadline::never());
   const auto status = static_cast<lockstep_status>(posted->status.load(std::memory_order_acquire));
   if (status == LOCKSTEP_OK) return std::nullopt;
@@ -75,6 +80,7 @@ std::optional<Failure> Communicator::run(const lockstep_op& op) {
 
 std::shared_ptr<Posted> Communicator::post(const lockstep_op& op) {
   auto posted = std::make_shared<Posted>(op);
+  if (is_uneven(op.kind)) posted->operation.take_counts(fabric_->rank(), fabric_->size());
   {
     const std::lock_guard lock(mutex_);
     if (!worker_.joinable() && !closed_.load()) worker_ = Thread("ls-comm", [this] { work(); });
@@ -135,6 +141,7 @@ void Communicator::complete(Posted& posted, std::optional<Failure> failure) {
   if (failure) posted.error = std::move(failure->message);
   posted.status.store(failure ? status_of(failure->kind) : LOCKSTEP_OK, std::memory_order_release);
   futex_wake_all(posted.status);
+  if (posted.done != nullptr) posted.done(posted.done_context);
 }
 
 std::optional<Failure> Communicator::advance_once(Operation& operation, Progress& progress) {
@@ -150,6 +157,12 @@ std::optional<Failure> Communicator::advance_once(Operation& operation, Progress
          .message = fmt::format("ranks called different operations: rank {} called {}, but rank {} called {}",
                                 fabric_->rank(), describe_call(fabric_->own().history[at]), operation.peer(),
                                 describe_call(fabric_->control(operation.peer()).history[at]))});
+  }
+  if (progress == Progress::kUneven) {
+    return break_with(
+        {.kind = ErrorKind::kUsage,
+         .message = fmt::format("rank {} sends rank {} another number of elements than rank {} expects in {}",
+                                operation.peer(), fabric_->rank(), fabric_->rank(), context(operation))});
   }
   if (progress == Progress::kBadPeer) {
     return break_with({.kind = ErrorKind::kInternal,

@@ -34,6 +34,8 @@ struct Posted {
   explicit Posted(const lockstep_op& op);
   const std::string where;  // op.where points here
   Operation operation;
+  void (*const done)(void*);
+  void* const done_context;
   const Deadline deadline;
   // A lockstep_status, LOCKSTEP_PENDING until over; a futex for those that wait while another thread drives.
   std::atomic<std::uint32_t> status{LOCKSTEP_PENDING};

@@ -24,16 +24,14 @@ std::string describe_call(std::uint64_t fingerprint) {
   const auto reduce = std::min<std::uint64_t>(fingerprint >> 52 & 15, LOCKSTEP_REDUCE_OPS - 1);
   const auto root = fingerprint >> 40 & 0xFFF;
   const auto count = fingerprint & (kMaxCount - 1);
-  switch (kind) {
-    case LOCKSTEP_BARRIER:
-      return "barrier()";
-    case LOCKSTEP_BROADCAST:
-      return fmt::format("broadcast({}, {} elements, root {})", kDtypes[dtype], count, root);
-    case LOCKSTEP_ALL_GATHER:
-      return fmt::format("all_gather({}, {} elements)", kDtypes[dtype], count);
-    default:
-      return fmt::format("{}({}, {}, {} elements)", kKinds[kind], kReduces[reduce], kDtypes[dtype], count);
-  }
+  std::string words = fmt::format("{}(", kKinds[kind]);
+  if (kind == LOCKSTEP_BARRIER) return words + ")";
+  if (has_reduce(static_cast<lockstep_op_kind>(kind))) words += fmt::format("{}, ", kReduces[reduce]);
+  words += kDtypes[dtype];
+  if (kind == LOCKSTEP_ALL_TO_ALL_V) return words + ", counts per peer)";
+  words += fmt::format(", {} elements", count);
+  if (has_root(static_cast<lockstep_op_kind>(kind))) words += fmt::format(", root {}", root);
+  return words + ")";
 }
 
 std::string describe_call(const Call& call) {

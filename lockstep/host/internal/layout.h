@@ -25,8 +25,17 @@ inline constexpr std::size_t kInlineBytes = 8 << 10;      // travels with the ar
 inline constexpr std::size_t kStageInBytes = 1 << 20;     // one parity of what a rank lays out for the others
 inline constexpr std::size_t kStageOutBytes = 512 << 10;  // one parity of a rank's reduced slices
 inline constexpr std::size_t kHistory = 32;
-inline constexpr int kMaxRanks = 4096;
+inline constexpr int kMaxRanks = 512;
 inline constexpr std::uint64_t kMaxCount = 1ull << 40;
+
+// Which numbers of a call matter.
+constexpr bool has_root(lockstep_op_kind kind) {
+  return kind == LOCKSTEP_BROADCAST || kind == LOCKSTEP_REDUCE || kind == LOCKSTEP_GATHER ||
+         kind == LOCKSTEP_SCATTER;
+}
+constexpr bool has_reduce(lockstep_op_kind kind) {
+  return kind == LOCKSTEP_ALL_REDUCE || kind == LOCKSTEP_REDUCE_SCATTER || kind == LOCKSTEP_REDUCE;
+}
 
 // An operation's numbers in one word, exact, so that comparing words compares calls.
 constexpr std::uint64_t fingerprint(lockstep_op_kind kind, lockstep_dtype dtype, lockstep_reduce_op reduce,

@@ -2,14 +2,13 @@
 
 #include <algorithm>
 #include <cstring>
+#include <numeric>
 
 #include "lockstep/host/internal/doorbell.h"
 #include "lockstep/host/kernels.h"
 
 namespace lockstep::comm::internal {
 namespace {
-
-constexpr std::uint32_t kSendReachable = 1, kRecvReachable = 2;
 
 void ring_others(Fabric& fabric) {
   for (int r = 0; r < fabric.size(); ++r) {
@@ -41,15 +40,36 @@ struct Cut {
 Operation::Operation(const lockstep_op& op)
     : op_(op),
       element_(size_of(op.dtype)),
-      n_bytes_(op.kind == LOCKSTEP_BARRIER ? 0 : op.count * element_),
+      n_bytes_(op.count * element_),
       fingerprint_(internal::fingerprint(op.kind, op.dtype, op.reduce, op.root, op.count)) {}
 
-std::uint64_t Operation::send_bytes(int size) const {
-  return op_.kind == LOCKSTEP_REDUCE_SCATTER ? n_bytes_ * static_cast<std::uint64_t>(size) : n_bytes_;
+void Operation::take_counts(int rank, int size) {
+  const auto copy_counts = [&](const std::uint64_t* counts, std::vector<std::uint64_t>& to) {
+    to.resize(static_cast<std::size_t>(size));
+    for (std::size_t r = 0; r < to.size(); ++r) to[r] = counts[r] * element_;
+  };
+  copy_counts(op_.recv_counts, uneven_receives_);
+  if (op_.kind == LOCKSTEP_ALL_TO_ALL_V) {
+    copy_counts(op_.send_counts, uneven_sends_);
+    uneven_sent_ = std::accumulate(uneven_sends_.begin(), uneven_sends_.end(), std::uint64_t{0});
+  } else {
+    uneven_sent_ = uneven_receives_[static_cast<std::size_t>(rank)];
+  }
 }
 
-std::uint64_t Operation::recv_bytes(int size) const {
-  return op_.kind == LOCKSTEP_ALL_GATHER ? n_bytes_ * static_cast<std::uint64_t>(size) : n_bytes_;
+// What the others may read of this rank's buffer. Alike on all ranks but for the kinds with counts of their own.
+std::uint64_t Operation::send_bytes(int size) const {
+  switch (op_.kind) {
+    case LOCKSTEP_REDUCE_SCATTER:
+    case LOCKSTEP_SCATTER:
+    case LOCKSTEP_ALL_TO_ALL:
+      return n_bytes_ * static_cast<std::uint64_t>(size);
+    case LOCKSTEP_ALL_TO_ALL_V:
+    case LOCKSTEP_ALL_GATHER_V:
+      return uneven_sent_;
+    default:
+      return n_bytes_;
+  }
 }
 
 void Operation::start(Fabric& fabric, std::uint64_t sequence) {
@@ -63,11 +83,43 @@ void Operation::start(Fabric& fabric, std::uint64_t sequence) {
   if (in_place_) {
     own.claims[parity()].next.store(0, std::memory_order_relaxed);
     own.claims[parity()].done.store(0, std::memory_order_relaxed);
-  } else if (can_be_inline(fabric.size()) && (op_.kind != LOCKSTEP_BROADCAST || fabric.rank() == op_.root)) {
+  } else if (is_uneven(op_.kind)) {
+    publish_counts(fabric);
+  } else if (can_be_inline(fabric.size()) && sends(fabric.rank())) {
     copy(const_cast<std::uint8_t*>(payload_of(fabric, fabric.rank())), op_.send, sent);
   }
   arrival.sequence.store(sequence << 1 | (in_place_ ? 1u : 0u), std::memory_order_seq_cst);
   ring_others(fabric);
+}
+
+// Only the root has something to send in these two.
+bool Operation::sends(int rank) const {
+  return (op_.kind != LOCKSTEP_BROADCAST && op_.kind != LOCKSTEP_SCATTER) || rank == op_.root;
+}
+
+// Lays out where the others find their parts of this rank's buffer: for each receiver the place and the length.
+void Operation::publish_counts(Fabric& fabric) {
+  const int me = fabric.rank();
+  auto* table = const_cast<Traffic::Part*>(counts_of(fabric, me));
+  const Traffic traffic = traffic_of(plan_input(fabric));
+  std::copy(traffic.sends.begin(), traffic.sends.end(), table);
+}
+
+const Traffic::Part* Operation::counts_of(Fabric& fabric, int rank) const {
+  static_assert(kMaxRanks * sizeof(Traffic::Part) <= kInlineBytes);
+  return reinterpret_cast<const Traffic::Part*>(fabric.base(rank) + kInlineAt + parity() * kInlineBytes);
+}
+
+PlanInput Operation::plan_input(Fabric& fabric) const {
+  return {.kind = op_.kind,
+          .rank = fabric.rank(),
+          .size = fabric.size(),
+          .root = op_.root,
+          .n_bytes = n_bytes_,
+          .stage_in_bytes = kStageInBytes,
+          .stage_out_bytes = kStageOutBytes,
+          .send_bytes = uneven_sends_,
+          .recv_bytes = uneven_receives_};
 }
 
 // Writes the record the others read when they need the buffers, or words for a message.
@@ -80,15 +132,17 @@ void Operation::publish_call(Fabric& fabric) {
   std::memcpy(call.where, where, length);
   call.where[length] = '\0';
   const std::uint64_t sent = send_bytes(fabric.size());
-  if (sent <= kEagerBytes) return;
+  if (sent <= kEagerBytes && !is_uneven(op_.kind)) return;
   const bool anywhere = fabric.single_process();
-  const bool sends = anywhere || fabric.arena().contains(op_.send, sent);
-  const bool receives = anywhere || fabric.arena().contains(op_.recv, recv_bytes(fabric.size()));
+  const bool sendable =
+      anywhere || sent == 0 || !sends(fabric.rank()) || fabric.arena().contains(op_.send, sent);
+  const bool receivable = anywhere || (op_.kind == LOCKSTEP_REDUCE && fabric.rank() != op_.root) ||
+                          fabric.arena().contains(op_.recv, n_bytes_);
   const auto base = anywhere ? 0 : reinterpret_cast<std::uintptr_t>(fabric.base(fabric.rank()));
-  call.reachable = (sends ? kSendReachable : 0) | (receives ? kRecvReachable : 0);
+  call.reachable = sendable ? 1 : 0;
   call.send = reinterpret_cast<std::uintptr_t>(op_.send) - base;
   call.recv = reinterpret_cast<std::uintptr_t>(op_.recv) - base;
-  in_place_ = op_.kind == LOCKSTEP_ALL_REDUCE && sends && receives;
+  in_place_ = reduces_whole() && sendable && receivable;
   n_in_place_ = in_place_ ? 1 : 0;
 }
 
@@ -99,7 +153,7 @@ Progress Operation::advance(Fabric& fabric, Workspace& work) {
   }
   switch (stage_) {
     case Stage::kClaiming:
-      return op_.kind == LOCKSTEP_ALL_REDUCE ? claim(fabric, work) : copy_direct(fabric, work);
+      return reduces_whole() ? claim(fabric, work) : copy_direct(fabric, work);
     case Stage::kCounting:
       return count_done(fabric);
     case Stage::kPlanned:
@@ -118,6 +172,10 @@ Progress Operation::arrive(Fabric& fabric) {
     const std::uint64_t entered = arrival.sequence.load(std::memory_order_acquire);
     if (entered >> 1 != sequence_) return Progress::kBlocked;
     if (arrival.fingerprint != fingerprint_) return Progress::kMismatch;
+    if (is_uneven(op_.kind) && counts_of(fabric, peer_)[fabric.rank()].n_bytes !=
+                                   uneven_receives_[static_cast<std::size_t>(peer_)]) {
+      return Progress::kUneven;
+    }
     n_in_place_ += static_cast<int>(entered & 1);
     ++mark_;
   }
@@ -130,24 +188,17 @@ void Operation::choose_path(Fabric& fabric, Workspace& work) {
   if (can_be_inline(fabric.size()) && n_in_place_ == 0) {
     finish_inline(fabric, work);
     stage_ = Stage::kDone;
-  } else if (op_.kind == LOCKSTEP_ALL_REDUCE ? n_in_place_ == fabric.size() : direct_possible(fabric)) {
+  } else if (reduces_whole() ? n_in_place_ == fabric.size() : direct_possible(fabric)) {
     stage_ = Stage::kClaiming;
   } else {
-    plan_ = make_plan({.kind = op_.kind,
-                       .rank = fabric.rank(),
-                       .size = fabric.size(),
-                       .root = op_.root,
-                       .n_bytes = n_bytes_,
-                       .stage_in_bytes = kStageInBytes,
-                       .stage_out_bytes = kStageOutBytes});
+    plan_ = make_plan(plan_input(fabric));
     stage_ = Stage::kPlanned;
   }
 }
 
 bool Operation::direct_possible(Fabric& fabric) const {
-  if (op_.kind == LOCKSTEP_BROADCAST) return (call_of(fabric, op_.root).reachable & kSendReachable) != 0;
   for (int r = 0; r < fabric.size(); ++r) {
-    if ((call_of(fabric, r).reachable & kSendReachable) == 0) return false;
+    if (call_of(fabric, r).reachable == 0) return false;
   }
   return true;
 }
@@ -159,15 +210,26 @@ const std::uint8_t* Operation::payload_of(Fabric& fabric, int rank) const {
 
 void Operation::finish_inline(Fabric& fabric, Workspace& work) {
   const auto me = static_cast<std::uint64_t>(fabric.rank());
+  auto* recv = static_cast<std::uint8_t*>(op_.recv);
   switch (op_.kind) {
     case LOCKSTEP_BROADCAST:
-      return copy(op_.recv, payload_of(fabric, op_.root), n_bytes_);
+      return copy(recv, payload_of(fabric, op_.root), n_bytes_);
+    case LOCKSTEP_SCATTER:
+      return copy(recv, payload_of(fabric, op_.root) + me * n_bytes_, n_bytes_);
+    case LOCKSTEP_GATHER:
+      if (fabric.rank() != op_.root) return;
+      [[fallthrough]];
     case LOCKSTEP_ALL_GATHER:
+    case LOCKSTEP_ALL_TO_ALL: {
+      const std::uint64_t at = op_.kind == LOCKSTEP_ALL_TO_ALL ? me * n_bytes_ : 0;
       for (int r = 0; r < fabric.size(); ++r) {
-        copy(static_cast<std::uint8_t*>(op_.recv) + static_cast<std::uint64_t>(r) * n_bytes_,
-             payload_of(fabric, r), n_bytes_);
+        copy(recv + static_cast<std::uint64_t>(r) * n_bytes_, payload_of(fabric, r) + at, n_bytes_);
       }
       return;
+    }
+    case LOCKSTEP_REDUCE:
+      if (fabric.rank() != op_.root) return;
+      [[fallthrough]];
     case LOCKSTEP_ALL_REDUCE:
     case LOCKSTEP_REDUCE_SCATTER: {
       if (n_bytes_ == 0) return;
@@ -195,11 +257,18 @@ Progress Operation::claim(Fabric& fabric, Workspace& work) {
   const Cut cut(op_.count, size, element_);
   auto& send = work.send;
   auto& recv = work.recv;
+  // The ranks that get the result: all, or the root alone.
+  const bool to_all = op_.kind == LOCKSTEP_ALL_REDUCE;
+  const std::size_t n_targets = to_all ? static_cast<std::size_t>(size) : 1;
   for (int r = 0; r < size; ++r) {
-    send[static_cast<std::size_t>(r)] = buffer(fabric, r, call_of(fabric, r).send, n_bytes_);
-    recv[static_cast<std::size_t>(r)] = buffer(fabric, r, call_of(fabric, r).recv, n_bytes_);
     peer_ = r;
-    if (!send[static_cast<std::size_t>(r)] || !recv[static_cast<std::size_t>(r)]) return Progress::kBadPeer;
+    send[static_cast<std::size_t>(r)] = buffer(fabric, r, call_of(fabric, r).send, n_bytes_);
+    if (!send[static_cast<std::size_t>(r)]) return Progress::kBadPeer;
+  }
+  for (std::size_t t = 0; t < n_targets; ++t) {
+    peer_ = to_all ? static_cast<int>(t) : op_.root;
+    recv[t] = buffer(fabric, peer_, call_of(fabric, peer_).recv, n_bytes_);
+    if (!recv[t]) return Progress::kBadPeer;
   }
   for (int turn = 0; turn < size; ++turn) {
     const int owner = (me + turn) % size;
@@ -214,9 +283,9 @@ Progress Operation::claim(Fabric& fabric, Workspace& work) {
       const std::uint64_t count = std::min(cut.chunk, cut.begin(owner) + cut.length(owner) - first);
       for (int r = 0; r < size; ++r) {
         work.sources[static_cast<std::size_t>(r)] = send[static_cast<std::size_t>(r)] + first * element_;
-        work.targets[static_cast<std::size_t>(r)] = recv[static_cast<std::size_t>(r)] + first * element_;
       }
-      reduce(op_.dtype, op_.reduce, work.sources, work.targets, count);
+      for (std::size_t t = 0; t < n_targets; ++t) work.targets[t] = recv[t] + first * element_;
+      reduce(op_.dtype, op_.reduce, work.sources, {work.targets.data(), n_targets}, count);
       if (claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks) ring_others(fabric);
     }
   }
@@ -239,27 +308,50 @@ Progress Operation::count_done(Fabric& fabric) {
 
 // The other direct collectives only read from the others; the buffers are theirs again when all have said so.
 Progress Operation::copy_direct(Fabric& fabric, Workspace& work) {
-  const int size = fabric.size();
-  const auto me = static_cast<std::uint64_t>(fabric.rank());
-  for (peer_ = 0; peer_ < size; ++peer_) {
-    const auto r = static_cast<std::uint64_t>(peer_);
-    if (op_.kind == LOCKSTEP_BROADCAST && peer_ != op_.root) continue;
-    const std::uint8_t* from = buffer(fabric, peer_, call_of(fabric, peer_).send, send_bytes(size));
-    if (from == nullptr) return Progress::kBadPeer;
-    if (op_.kind == LOCKSTEP_REDUCE_SCATTER) work.sources[r] = from + me * n_bytes_;
-    if (op_.kind == LOCKSTEP_ALL_GATHER)
-      copy(static_cast<std::uint8_t*>(op_.recv) + r * n_bytes_, from, n_bytes_);
-    if (op_.kind == LOCKSTEP_BROADCAST) copy(op_.recv, from, n_bytes_);
-  }
-  if (op_.kind == LOCKSTEP_REDUCE_SCATTER) {
-    void* const target = op_.recv;
-    reduce(op_.dtype, op_.reduce, work.sources, {&target, 1}, op_.count);
-  }
+  const bool scatters_sums = op_.kind == LOCKSTEP_REDUCE_SCATTER;
+  if (Progress bad{}; !(scatters_sums ? reduce_direct(fabric, work, bad) : move_direct(fabric, bad)))
+    return bad;
   signal(fabric, 1);
   plan_.push_back({.kind = StepKind::kWait, .phase = 1});
   stage_ = Stage::kLeaving;
   peer_ = 0;
   return follow_plan(fabric, work);
+}
+
+bool Operation::reduce_direct(Fabric& fabric, Workspace& work, Progress& bad) {
+  const auto me = static_cast<std::uint64_t>(fabric.rank());
+  bad = Progress::kBadPeer;
+  for (peer_ = 0; peer_ < fabric.size(); ++peer_) {
+    const std::uint8_t* from = buffer(fabric, peer_, call_of(fabric, peer_).send, send_bytes(fabric.size()));
+    if (from == nullptr) return false;
+    work.sources[static_cast<std::size_t>(peer_)] = from + me * n_bytes_;
+  }
+  void* const target = op_.recv;
+  reduce(op_.dtype, op_.reduce, work.sources, {&target, 1}, op_.count);
+  return true;
+}
+
+bool Operation::move_direct(Fabric& fabric, Progress& bad) {
+  const int size = fabric.size(), me = fabric.rank();
+  const Traffic traffic = traffic_of(plan_input(fabric));
+  bad = Progress::kBadPeer;
+  for (int turn = 0; turn < size; ++turn) {
+    peer_ = (me + turn) % size;  // not all from the same rank at once
+    const Traffic::Part& part = traffic.receives[static_cast<std::size_t>(peer_)];
+    if (part.n_bytes == 0) continue;
+    auto* to = static_cast<std::uint8_t*>(op_.recv) + part.at;
+    // Where my part lies in the peer's buffer.
+    std::uint64_t at = 0;
+    if (is_uneven(op_.kind)) at = counts_of(fabric, peer_)[me].at;
+    if (op_.kind == LOCKSTEP_SCATTER || op_.kind == LOCKSTEP_ALL_TO_ALL)
+      at = static_cast<std::uint64_t>(me) * n_bytes_;
+    const std::uint8_t* from = peer_ == me
+                                   ? static_cast<const std::uint8_t*>(op_.send) + at
+                                   : buffer(fabric, peer_, call_of(fabric, peer_).send + at, part.n_bytes);
+    if (from == nullptr) return false;
+    copy(to, from, part.n_bytes);
+  }
+  return true;
 }
 
 Progress Operation::follow_plan(Fabric& fabric, Workspace& work) {
@@ -313,7 +405,9 @@ void Operation::execute(const Step& step, Fabric& fabric, Workspace& work) {
         work.sources[static_cast<std::size_t>(r)] = r == fabric.rank() ? send + step.user_at : stage_in(r);
       }
       void* const targets[] = {recv + step.recv_at, stage_out(fabric.rank())};
-      return reduce(op_.dtype, op_.reduce, work.sources, {targets, step.publish ? 2u : 1u},
+      const std::size_t first = step.keep ? 0 : 1,
+                        n_targets = (step.keep ? 1u : 0u) + (step.publish ? 1u : 0u);
+      return reduce(op_.dtype, op_.reduce, work.sources, {targets + first, n_targets},
                     step.n_bytes / element_);
     }
     case StepKind::kSignal:

@@ -11,7 +11,8 @@
 
 namespace lockstep::comm::internal {
 
-enum class Progress : std::uint8_t { kDone, kBlocked, kMismatch, kBadPeer };
+// kUneven: two ranks disagree on how much one sends the other. kBadPeer: a rank named a place it does not have.
+enum class Progress : std::uint8_t { kDone, kBlocked, kMismatch, kUneven, kBadPeer };
 
 // Room for the pointer lists of a reduction, one entry per rank; owned by the driver.
 struct Workspace {
@@ -27,10 +28,16 @@ struct Workspace {
   std::vector<std::uint8_t*> recv;
 };
 
+constexpr bool is_uneven(lockstep_op_kind kind) {
+  return kind == LOCKSTEP_ALL_TO_ALL_V || kind == LOCKSTEP_ALL_GATHER_V;
+}
+
 class Operation {
  public:
-  // Pre: the call was checked (communicator.cpp). `op.where` must live until start().
+  // Pre: the call was checked (host_engine.cpp). `op.where` must live until start().
   explicit Operation(const lockstep_op& op);
+  // Copies the counts of a kind that has its own; to be called before the caller's arrays go.
+  void take_counts(int rank, int size);
 
   bool started() const { return stage_ != Stage::kNew; }
   // Publishes the call, with the payload when it is small.
@@ -56,6 +63,9 @@ class Operation {
   Progress claim(Fabric& fabric, Workspace& work);
   Progress count_done(Fabric& fabric);
   Progress copy_direct(Fabric& fabric, Workspace& work);
+  // False with `bad` when a peer's word about its buffer cannot be true.
+  bool reduce_direct(Fabric& fabric, Workspace& work, Progress& bad);
+  bool move_direct(Fabric& fabric, Progress& bad);
   // Staged path.
   Progress follow_plan(Fabric& fabric, Workspace& work);
   void execute(const Step& step, Fabric& fabric, Workspace& work);
@@ -70,10 +80,14 @@ class Operation {
     return fabric.control(rank).history[sequence_ % kHistory];
   }
 
-  bool can_be_inline(int size) const { return send_bytes(size) <= kInlineBytes; }
+  bool can_be_inline(int size) const { return send_bytes(size) <= kInlineBytes && !is_uneven(op_.kind); }
   void publish_call(Fabric& fabric);
+  void publish_counts(Fabric& fabric);
+  const Traffic::Part* counts_of(Fabric& fabric, int rank) const;
+  PlanInput plan_input(Fabric& fabric) const;
   std::uint64_t send_bytes(int size) const;
-  std::uint64_t recv_bytes(int size) const;
+  bool sends(int rank) const;
+  bool reduces_whole() const { return op_.kind == LOCKSTEP_ALL_REDUCE || op_.kind == LOCKSTEP_REDUCE; }
   std::size_t parity() const { return sequence_ & 1; }
 
   const lockstep_op op_;
@@ -86,6 +100,9 @@ class Operation {
   bool in_place_ = false;  // this rank's buffers can be reduced where they lie
   int n_in_place_ = 0;     // ranks that said so
   int peer_ = 0;           // next rank to look at, or the one to blame
+  // Bytes per peer, for the kinds with counts of their own.
+  std::vector<std::uint64_t> uneven_sends_, uneven_receives_;
+  std::uint64_t uneven_sent_ = 0;
   std::vector<Step> plan_;
   std::size_t next_step_ = 0;
 };
