@@ -35,7 +35,7 @@ std::string where_text(const std::source_location& where) {
 class EngineGroup final : public GroupBase {
  public:
   explicit EngineGroup(JoinOptions options)
-      : timeout_(options.timeout), core_(std::make_shared<Core>(std::move(options))) {}
+      : GroupBase(options.place), core_(std::make_shared<Core>(std::move(options))) {}
   ~EngineGroup() override {
     try {
       close("");
@@ -44,14 +44,7 @@ class EngineGroup final : public GroupBase {
     }
   }
 
-  int rank() const override { return core_->rank(); }
-  int size() const override { return core_->size(); }
-  const std::string& name() const override { return core_->name(); }
   std::string backend() const override { return core_->engine().name(); }
-  Milliseconds timeout() const override { return timeout_; }
-  void set_timeout(Milliseconds timeout) override { timeout_ = timeout; }
-  std::shared_ptr<Store> store() const override { return core_->store(); }
-  std::uint64_t sequence_number() const override { return sequence_; }
   void abort(const std::string& reason) override {
     if (!core_->closed()) core_->comm().abort(reason);
   }
@@ -97,8 +90,8 @@ class EngineGroup final : public GroupBase {
     core_->reap();
     write_where(request.where, where);
     request.op.where = where;
-    request.op.deadline_ns = Deadline::after(request.timeout.value_or(timeout_)).monotonic_ns();
-    return sequence_.fetch_add(1, std::memory_order_relaxed) + 1;
+    request.op.deadline_ns = Deadline::after(request.timeout.value_or(timeout())).monotonic_ns();
+    return shared().sequence.fetch_add(1, std::memory_order_relaxed) + 1;
   }
 
   [[noreturn]] void fail(lockstep_status status, std::string_view words, const Request& request,
@@ -108,24 +101,14 @@ class EngineGroup final : public GroupBase {
     raise(std::move(failure));
   }
 
-  std::atomic<Milliseconds> timeout_;
-  std::atomic<std::uint64_t> sequence_{0};
   const std::shared_ptr<Core> core_;
 };
 
 class SoloGroup final : public GroupBase {
  public:
-  SoloGroup(std::string name, std::shared_ptr<Store> store, Milliseconds timeout)
-      : name_(std::move(name)), store_(std::move(store)), timeout_(timeout) {}
+  using GroupBase::GroupBase;
 
-  int rank() const override { return 0; }
-  int size() const override { return 1; }
-  const std::string& name() const override { return name_; }
   std::string backend() const override { return "none"; }
-  Milliseconds timeout() const override { return timeout_; }
-  void set_timeout(Milliseconds timeout) override { timeout_ = timeout; }
-  std::shared_ptr<Store> store() const override { return store_; }
-  std::uint64_t sequence_number() const override { return sequence_; }
   void abort(const std::string& reason) override {
     const std::lock_guard lock(mutex_);
     if (!broken_)
@@ -133,7 +116,7 @@ class SoloGroup final : public GroupBase {
   }
 
   std::uint64_t run(Request& request) override {
-    if (closed_) raise_closed(request.name, name_);
+    if (closed_) raise_closed(request.name, name());
     {
       const std::lock_guard lock(mutex_);
       if (broken_) raise(*broken_);
@@ -142,7 +125,7 @@ class SoloGroup final : public GroupBase {
     const lockstep_op& op = request.op;
     const bool copies = op.kind == LOCKSTEP_ALL_GATHER || op.kind == LOCKSTEP_REDUCE_SCATTER;
     if (copies && op.count > 0) std::memmove(op.recv, op.send, op.count * kWidths[op.dtype]);
-    return ++sequence_;
+    return ++shared().sequence;
   }
 
   Work post(Request& request, Held held) override {
@@ -156,10 +139,6 @@ class SoloGroup final : public GroupBase {
   void close(const std::string&) override { closed_ = true; }
 
  private:
-  const std::string name_;
-  const std::shared_ptr<Store> store_;
-  std::atomic<Milliseconds> timeout_;
-  std::atomic<std::uint64_t> sequence_{0};
   std::atomic<bool> closed_{false};
   std::mutex mutex_;
   std::optional<Failure> broken_;  // guarded by mutex_
@@ -188,18 +167,19 @@ void write_where(const std::source_location& where, char* out) {
 Core::Core(JoinOptions options)
     : options_(std::move(options)),
       host_(std::make_unique<StoreHost>(
-          StoreHost::Stores{*options_.engine_store, *options_.root, *options_.store}, options_.failed_key)),
-      comm_(comm::Communicator::create(*options_.engine,
-                                       {.struct_size = sizeof(lockstep_comm_config),
-                                        .host = host_->table(),
-                                        .rank = options_.rank,
-                                        .size = options_.size,
-                                        .name = options_.name.c_str(),
-                                        .deadline_ns = Deadline::after(options_.timeout).monotonic_ns()})) {}
+          StoreHost::Stores{*options_.engine_store, *options_.root, *options_.place.store},
+          options_.failed_key)),
+      comm_(comm::Communicator::create(
+          *options_.engine, {.struct_size = sizeof(lockstep_comm_config),
+                             .host = host_->table(),
+                             .rank = rank(),
+                             .size = size(),
+                             .name = name().c_str(),
+                             .deadline_ns = Deadline::after(shared().timeout.load()).monotonic_ns()})) {}
 
 std::string Core::describe(const char* name, std::uint64_t sequence,
                            const std::source_location& where) const {
-  return cat(name, " #", sequence, " of group \"", options_.name, "\" (rank ", rank(), " of ", size(),
+  return cat(name, " #", sequence, " of group \"", this->name(), "\" (rank ", rank(), " of ", size(),
              ", called at ", where_text(where), ")");
 }
 
@@ -255,8 +235,8 @@ void Core::close(const std::string& cause) {
   comm_->leave(cause);
 }
 
-Group make_solo_group(std::string name, std::shared_ptr<Store> store, Milliseconds timeout) {
-  return std::make_shared<SoloGroup>(std::move(name), std::move(store), timeout);
+Group make_solo_group(GroupPlace place) {
+  return std::make_shared<SoloGroup>(std::move(place));
 }
 
 Group make_engine_group(JoinOptions options) {

@@ -1,8 +1,9 @@
 // Process groups: the tensor band's floor. Read in this order: world.h (enter and leave), process_group.h (what a
-// group is), collectives.h (what it does), work.h (an operation in flight).
+// group is), groups.h (groups of some ranks), collectives.h (what it does), work.h (an operation in flight).
 #pragma once
 
 #include "lockstep/group/collectives.h"
+#include "lockstep/group/groups.h"
 #include "lockstep/group/process_group.h"
 #include "lockstep/group/work.h"
 #include "lockstep/group/world.h"

@@ -2,7 +2,6 @@
 
 #include <exception>
 #include <mutex>
-#include <numeric>
 
 #include "lockstep/base/environment.h"
 #include "lockstep/base/log.h"
@@ -83,13 +82,11 @@ std::string get_backend(const Group& group) {
 }
 
 std::string get_backend_config(const Group& group) {
-  return "cpu:" + get_backend(group);
+  return (group ? group : default_group())->backend_config();
 }
 
 std::vector<int> get_process_group_ranks(const Group& group) {
-  std::vector<int> ranks(static_cast<std::size_t>(get_world_size(group)));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  return ranks;
+  return (group ? group : default_group())->ranks();
 }
 
 int get_pg_count() noexcept {

@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <numeric>
 #include <sstream>
 
 #include "lockstep/base/environment.h"
@@ -16,7 +17,10 @@
 namespace lockstep::internal {
 namespace {
 
-constexpr const char* kDefaultName = "default_pg";
+// The part of the store that everything of a world lies in, and the default group's description.
+constexpr const char* kDefaultPart = "default_pg";
+// Groups are numbered from 0; the default one comes first.
+constexpr const char* kDefaultName = "0";
 // In the group's part of the store: the words of the first rank that could not join.
 constexpr const char* kFailedKey = "failed";
 
@@ -117,20 +121,24 @@ Group World::join(const InitOptions& options) {
   set_log_rank(place.world_size > 1 ? place.rank : -1);
   // Counted alike on every rank, so that a world entered again never meets keys of the one before.
   const int generation = generation_++;
-  const std::string prefix = generation == 0 ? kDefaultName : cat(kDefaultName, "/", generation);
+  const std::string prefix = generation == 0 ? kDefaultPart : cat(kDefaultPart, "/#", generation);
   auto store = place.store ? std::make_shared<PrefixStore>(prefix, place.store) : nullptr;
-  if (place.world_size == 1) return make_solo_group(kDefaultName, store, options.timeout);
+  std::vector<int> ranks(static_cast<std::size_t>(place.world_size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  GroupPlace mine{.name = kDefaultName,
+                  .rank = place.rank,
+                  .members = Members(std::move(ranks)),
+                  .store = store,
+                  .shared = std::make_shared<GroupShared>(options.timeout, kDefaultPart),
+                  .devices = {"cpu"}};
+  if (place.world_size == 1) return make_solo_group(std::move(mine));
   if (!store) raise(ErrorKind::kInternal, "rendezvous gave no store to a world of more than one");
   try {
-    auto group = make_engine_group({.engine = &engine,
-                                    .store = store,
+    auto group = make_engine_group({.place = std::move(mine),
+                                    .engine = &engine,
                                     .engine_store = std::make_shared<PrefixStore>("cpu", store),
                                     .root = whole_store(place.store),
-                                    .failed_key = kFailedKey,
-                                    .rank = place.rank,
-                                    .size = place.world_size,
-                                    .name = kDefaultName,
-                                    .timeout = options.timeout});
+                                    .failed_key = kFailedKey});
     if (environment_flag(Var::kDistInitBarrier)) {
       store_barrier(*store, place.rank, place.world_size, "init_barrier", options.timeout);
     }

@@ -165,7 +165,8 @@ TEST(World, CanBeEnteredAgainOverTheSameStore) {
       all_reduce(tensor);
       EXPECT_EQ(tensor.item<float>(), static_cast<float>(3 + 3 * round));
     }
-    EXPECT_EQ(default_group()->name(), "default_pg");
+    EXPECT_EQ(default_group()->name(), "0");
+    EXPECT_EQ(default_group()->desc(), "default_pg");
   });
   bool prefixed = false;
   for (const auto& key : store->list_keys()) prefixed = prefixed || key.starts_with("default_pg/");

@@ -26,14 +26,14 @@ class Core final {
   // Joins the group: blocks until all ranks have, or raises.
   explicit Core(JoinOptions options);
 
-  int rank() const { return options_.rank; }
-  int size() const { return options_.size; }
-  const std::string& name() const { return options_.name; }
-  const std::shared_ptr<Store>& store() const { return options_.store; }
+  int rank() const { return options_.place.rank; }
+  int size() const { return static_cast<int>(options_.place.members.ranks().size()); }
+  const std::string& name() const { return options_.place.name; }
+  GroupShared& shared() const { return *options_.place.shared; }
   const comm::Engine& engine() const { return *options_.engine; }
   comm::Communicator& comm() { return *comm_; }
 
-  // "all_reduce #7 of group "default_pg" (rank 1 of 4, called at train.cpp:42)".
+  // "all_reduce #7 of group "0" (rank 1 of 4, called at train.cpp:42)".
   std::string describe(const char* name, std::uint64_t sequence, const std::source_location& where) const;
 
   // Keeps an operation until forget(); called when it starts and when it is over.

@@ -4,6 +4,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <bitset>
 #include <cstdint>
 #include <memory>
 #include <optional>
@@ -25,6 +26,10 @@ struct Request {
   std::source_location where;
   std::optional<Milliseconds> timeout;  // unset: the group's
   lockstep_op op{};
+  // For the debug wrapper, filled only when the group checks_calls(): the caller's tensors, and whether their shapes
+  // may differ between ranks (coalesced, all_to_all, uneven all_gather and reduce_scatter).
+  std::vector<at::Tensor> described{};
+  bool shapes_may_differ = false;
 };
 
 // The tensors of an operation, kept alive until it is over.
@@ -40,6 +45,36 @@ struct Held {
 
 class GroupBase : public ProcessGroup {
  public:
+  explicit GroupBase(GroupPlace place);
+
+  int rank() const final { return place_.rank; }
+  int size() const final { return is_member() ? static_cast<int>(place_.members.ranks().size()) : -1; }
+  const std::vector<int>& ranks() const final { return place_.members.ranks(); }
+  const std::string& name() const final { return place_.name; }
+  std::string desc() const final;
+  void set_desc(std::string desc) final;
+  Milliseconds timeout() const final { return place_.shared->timeout; }
+  void set_timeout(Milliseconds timeout) final;
+  std::shared_ptr<Store> store() const final { return place_.store; }
+  std::uint64_t sequence_number() const final { return place_.shared->sequence; }
+  void enable_collectives_timing() final { place_.shared->timing = true; }
+  bool collectives_timing() const final { return place_.shared->timing; }
+  void register_on_completion_hook(CompletionHook hook) final;
+  std::string backend_config() const override;
+
+  // False for the handle of a group that this rank is no member of: operations on it warn and do nothing.
+  bool is_member() const { return place_.rank >= 0; }
+  // Rank here of a rank of the world; -1 when it is no member. Cheap.
+  int group_rank_of(int world_rank) const noexcept { return place_.members.index_of(world_rank); }
+  // The part of the group that works on tensors of this device type; null when it has no back end for it. `this` for
+  // a group of one back end. Lives as long as the group.
+  virtual GroupBase* for_device(c10::DeviceType type) noexcept {
+    return devices_.test(static_cast<std::size_t>(type)) ? this : nullptr;
+  }
+
+  // True when every collective is compared between ranks before it runs: its Request must be described.
+  virtual bool checks_calls() const { return false; }
+
   // Runs the operation to its end on this thread and returns its number; raises its error.
   virtual std::uint64_t run(Request& request) = 0;
   // Starts it; the Work holds the tensors. Raises when the group is broken or closed.
@@ -50,6 +85,14 @@ class GroupBase : public ProcessGroup {
   virtual std::shared_ptr<void> allocate(std::size_t n_bytes) = 0;
   // Leaves, once: settles operations in flight, then tells the others. An empty cause is an orderly leave.
   virtual void close(const std::string& cause) = 0;
+
+ protected:
+  const GroupPlace& place() const { return place_; }
+  GroupShared& shared() const { return *place_.shared; }
+
+ private:
+  const GroupPlace place_;
+  std::bitset<c10::COMPILE_TIME_MAX_DEVICE_TYPES> devices_;  // constant after construction
 };
 
 // `group`, or the default group when null; raises kUsage when there is none or it is not one of ours.

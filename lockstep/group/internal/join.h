@@ -1,9 +1,12 @@
 // Making and closing groups, for the world above them. Torch-free. Private to group/.
 #pragma once
 
+#include <atomic>
 #include <memory>
+#include <mutex>
 #include <source_location>
 #include <string>
+#include <vector>
 
 #include "lockstep/engine/engine.h"
 #include "lockstep/group/process_group.h"
@@ -11,20 +14,60 @@
 
 namespace lockstep::internal {
 
-// A group of one: nothing to send. `store` may be null.
-Group make_solo_group(std::string name, std::shared_ptr<Store> store, Milliseconds timeout);
+// Who is in a group. A value; the default is a non-member's handle.
+class Members {
+ public:
+  Members() = default;
+  // Ranks of the world, ascending, each once.
+  explicit Members(std::vector<int> ranks);
+
+  const std::vector<int>& ranks() const { return ranks_; }
+  // Rank in the group of a rank of the world; -1 when it is no member. Cheap: called for every src and dst.
+  int index_of(int world_rank) const noexcept;
+
+ private:
+  std::vector<int> ranks_;
+  bool identity_ = true;  // ranks_ are 0, 1, 2, ...
+};
+
+// What all parts of one group share: one per device, and the debug wrapper around them.
+struct GroupShared {
+  explicit GroupShared(Milliseconds timeout_ms, std::string description)
+      : timeout(timeout_ms), desc(std::move(description)) {}
+
+  // Calls the hook, when there is one. Never throws.
+  void completed(const WorkInfo& info) noexcept;
+
+  std::atomic<Milliseconds> timeout;
+  std::atomic<std::uint64_t> sequence{0};  // of the last operation started
+  std::atomic<bool> timing{false};
+  std::atomic<bool> has_hook{false};  // hook is set, and never changes again
+  CompletionHook hook;
+  std::mutex mutex;
+  std::string desc;  // guarded by mutex
+};
+
+// What is known of a group before it is joined.
+struct GroupPlace {
+  std::string name;
+  int rank;
+  Members members;
+  std::shared_ptr<Store> store;  // the group's own part; may be null for a group of one
+  std::shared_ptr<GroupShared> shared;
+  std::vector<std::string> devices;  // the device types that this part of the group serves: "cpu"
+};
+
+// A group of one: nothing to send.
+Group make_solo_group(GroupPlace place);
 
 // How to join a group over an engine.
 struct JoinOptions {
+  GroupPlace place;
   const comm::Engine* engine;
-  std::shared_ptr<Store> store;         // the group's own part
-  std::shared_ptr<Store> engine_store;  // the engine's part of that
+  std::shared_ptr<Store> engine_store;  // the engine's part of the group's store
   std::shared_ptr<Store> root;          // the job's whole store
-  std::string failed_key;  // in `store`: a rank that cannot join writes it, and the others stop waiting
-  int rank;
-  int size;
-  std::string name;
-  Milliseconds timeout;
+  std::string
+      failed_key;  // in the group's store: a rank that cannot join writes it, and the others stop waiting
 };
 // Collective: blocks until all ranks have joined or the timeout passes.
 Group make_engine_group(JoinOptions options);

@@ -1,0 +1,59 @@
+#include "lockstep/group/internal/group_base.h"
+
+#include <algorithm>
+
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::internal {
+namespace {
+
+c10::DeviceType device_type(const std::string& name) {
+  for (int type = 0; type < c10::COMPILE_TIME_MAX_DEVICE_TYPES; ++type) {
+    const auto known = static_cast<c10::DeviceType>(type);
+    if (c10::isValidDeviceType(known) && c10::DeviceTypeName(known, /*lower_case=*/true) == name) return known;
+  }
+  raise(ErrorKind::kUsage, cat("\"", name, "\" is not a device type of torch"));
+}
+
+}  // namespace
+
+GroupBase::GroupBase(GroupPlace place) : place_(std::move(place)) {
+  for (const auto& name : place_.devices) devices_.set(static_cast<std::size_t>(device_type(name)));
+}
+
+std::string GroupBase::desc() const {
+  const std::lock_guard lock(shared().mutex);
+  return shared().desc;
+}
+
+void GroupBase::set_desc(std::string desc) {
+  const std::lock_guard lock(shared().mutex);
+  shared().desc = std::move(desc);
+}
+
+void GroupBase::set_timeout(Milliseconds timeout) {
+  if (timeout <= Milliseconds::zero()) {
+    raise(ErrorKind::kUsage,
+          cat("set_timeout of group \"", name(), "\": ", timeout.count(), " ms; it must be positive"));
+  }
+  shared().timeout = timeout;
+}
+
+void GroupBase::register_on_completion_hook(CompletionHook hook) {
+  if (!hook) raise(ErrorKind::kUsage, "register_on_completion_hook: no function given");
+  const std::lock_guard lock(shared().mutex);
+  if (shared().has_hook) {
+    raise(ErrorKind::kUsage, cat("register_on_completion_hook: group \"", name(), "\" has one already"));
+  }
+  shared().hook = std::move(hook);
+  shared().has_hook = true;
+}
+
+std::string GroupBase::backend_config() const {
+  std::string config;
+  for (const auto& device : place_.devices) config += cat(config.empty() ? "" : ",", device, ":", backend());
+  return config;
+}
+
+}  // namespace lockstep::internal
