@@ -11,7 +11,8 @@ namespace {
 c10::DeviceType device_type(const std::string& name) {
   for (int type = 0; type < c10::COMPILE_TIME_MAX_DEVICE_TYPES; ++type) {
     const auto known = static_cast<c10::DeviceType>(type);
-    if (c10::isValidDeviceType(known) && c10::DeviceTypeName(known, /*lower_case=*/true) == name) return known;
+    if (c10::isValidDeviceType(known) && c10::DeviceTypeName(known, /*lower_case=*/true) == name)
+      return known;
   }
   raise(ErrorKind::kUsage, cat("\"", name, "\" is not a device type of torch"));
 }

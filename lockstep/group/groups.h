@@ -58,13 +58,14 @@ Subgroups new_subgroups_by_enumeration(std::vector<std::vector<int>> ranks_per_s
 
 struct SplitGroupOptions {
   std::optional<Milliseconds> timeout{};  // unset: the parent's
-  std::string group_desc{};               // empty: "<parent's>:split:<number of the first list with this rank>"
+  std::string group_desc{};  // empty: "<parent's>:split:<number of the first list with this rank>"
   std::source_location where = std::source_location::current();
 };
 // Divides a group: called by all members of `parent` (null: the world), each list holds ranks of the parent. A rank that
 // is in no list gets the non-member handle (torch: none). The back ends are the parent's. Raises kUsage for an empty,
 // repeating, overlapping or out-of-range list, and for a parent this rank is no member of.
-Group split_group(const Group& parent, std::vector<std::vector<int>> split_ranks, SplitGroupOptions options = {});
+Group split_group(const Group& parent, std::vector<std::vector<int>> split_ranks,
+                  SplitGroupOptions options = {});
 
 enum class ShrinkFlags : int { kDefault = 0, kAbort = 1 };  // kAbort: end what the group is doing first
 struct ShrinkGroupOptions {
@@ -93,6 +94,7 @@ int get_global_rank(const Group& group, int group_rank);
 // Breaks a group on every rank and leaves it, at once and without the others: for recovery from a fault. Null or the
 // default group: all groups of this world, which may then be initialised again. A non-member's handle: nothing.
 // Raises kUsage for a group that is not one of this world's.
-void abort_process_group(const Group& group = {}, const std::string& reason = "abort_process_group was called");
+void abort_process_group(const Group& group = {},
+                         const std::string& reason = "abort_process_group was called");
 
 }  // namespace lockstep

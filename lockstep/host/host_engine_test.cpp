@@ -206,10 +206,10 @@ TEST(HostEngine, ARankThatGivesUpTellsWhy) {
 
 TEST(HostEngine, ABlockedGroupDoesNotHoldUpAnother) {
   testing::MapKv kv_a, kv_b;
-  const lockstep_host host_a = kv_a.host(), host_b = kv_b.host();
+  const testing::KvSpace host_a(kv_a), host_b(kv_b);
   std::atomic<bool> b_done{false};
   const auto body = [&](int r) {
-    Rank a(&host_a, r, 2), b(&host_b, r, 2);
+    Rank a(host_a.host(), r, 2), b(host_b.host(), r, 2);
     const auto& engine = Rank::engine();
     const auto op = Rank::op(LOCKSTEP_BARRIER, nullptr, nullptr, 0);
     lockstep_handle* pending = nullptr;
@@ -262,9 +262,9 @@ TEST(HostEngine, MoreMemoryThanTheArenaHasIsAResourceError) {
 
 TEST(HostEngine, ARankThatNeverComesIsNamed) {
   testing::MapKv kv;
-  const lockstep_host host = kv.host();
+  const testing::KvSpace space(kv);
   try {
-    Rank rank(&host, 0, 2, Milliseconds(50));
+    Rank rank(space.host(), 0, 2, Milliseconds(50));
     FAIL() << "joined a group whose other rank does not exist";
   } catch (const Error& error) {
     EXPECT_NE(std::string(error.what()).find("rank 1 did not join"), std::string::npos) << error.what();

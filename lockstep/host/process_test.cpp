@@ -17,47 +17,9 @@
 namespace lockstep::comm {
 namespace {
 
+using testing::FolderKv;
+using testing::KvSpace;
 using testing::Rank;
-
-// A key-value space in a folder: one file per key, renamed into place.
-class FolderKv {
- public:
-  FolderKv() : path_(std::filesystem::temp_directory_path() / ("lockstep-test-" + random_hex(8))) {
-    std::filesystem::create_directory(path_);
-  }
-  ~FolderKv() { std::filesystem::remove_all(path_); }
-  lockstep_host host() {
-    return {
-        .struct_size = sizeof(lockstep_host), .context = this, .log = nullptr, .kv_set = set, .kv_get = get};
-  }
-
- private:
-  std::filesystem::path file(std::string key) const {
-    for (char& c : key) c = c == '/' ? '_' : c;
-    return path_ / key;
-  }
-  static lockstep_status set(void* self, const char* key, const void* value, size_t length) {
-    const auto to = static_cast<FolderKv*>(self)->file(key);
-    const auto draft = to.string() + "." + random_hex(4);
-    std::ofstream(draft).write(static_cast<const char*>(value), static_cast<std::streamsize>(length));
-    std::filesystem::rename(draft, to);
-    return LOCKSTEP_OK;
-  }
-  static lockstep_status get(void* self, const char* key, void* value, size_t capacity, size_t* length,
-                             int64_t deadline_ns) {
-    const auto from = static_cast<FolderKv*>(self)->file(key);
-    while (!std::filesystem::exists(from)) {
-      if (Deadline::from_monotonic_ns(deadline_ns).expired()) return LOCKSTEP_TIMEOUT;
-      ::usleep(500);
-    }
-    std::ifstream in(from);
-    const std::string text((std::istreambuf_iterator<char>(in)), {});
-    *length = text.size();
-    std::memcpy(value, text.data(), std::min(capacity, text.size()));
-    return LOCKSTEP_OK;
-  }
-  const std::filesystem::path path_;
-};
 
 // Words the children share with the test.
 struct Board {
@@ -78,13 +40,13 @@ Board* make_board() {
     }                                                                                 \
   } while (false)
 
-std::vector<pid_t> start(int size, const lockstep_host& host, const std::function<void(Rank&)>& body) {
+std::vector<pid_t> start(int size, const KvSpace& kv, const std::function<void(Rank&)>& body) {
   std::vector<pid_t> pids;
   for (int r = 0; r < size; ++r) {
     const pid_t pid = ::fork();
     if (pid == 0) {
       try {
-        Rank rank(&host, r, size);
+        Rank rank(kv.host(), r, size);
         body(rank);
       } catch (const std::exception& error) {
         CHILD_EXPECT(false, error.what());
@@ -112,8 +74,9 @@ int status_of(pid_t pid) {
 
 TEST(HostProcesses, EveryCollectiveByEveryPath) {
   for (const int size : {2, 3, 4}) {
-    FolderKv kv;
-    const auto pids = start(size, kv.host(), [](Rank& rank) {
+    FolderKv folder;
+    const KvSpace kv(folder);
+    const auto pids = start(size, kv, [](Rank& rank) {
       const auto n = static_cast<std::size_t>(rank.size()), me = static_cast<std::size_t>(rank.rank());
       for (const std::size_t count : {1u, 13u, 500u, 2048u, 2049u, 50'000u, 700'001u}) {
         void* shared = nullptr;
@@ -156,8 +119,9 @@ TEST(HostProcesses, EveryCollectiveByEveryPath) {
 
 // A rank whose buffer is in the arena meets one whose buffer is not: all take the staged way, with the same result.
 TEST(HostProcesses, MixedPlacesOfMemoryAgreeOnOnePath) {
-  FolderKv kv;
-  const auto pids = start(3, kv.host(), [](Rank& rank) {
+  FolderKv folder;
+  const KvSpace kv(folder);
+  const auto pids = start(3, kv, [](Rank& rank) {
     for (const std::size_t count : {10u, 500u, 300'000u}) {
       std::vector<float> plain(count);
       void* shared = nullptr;
@@ -205,8 +169,9 @@ TEST(HostProcesses, AKilledRankIsNamedByEverySurvivorAndLeavesNothingBehind) {
     const std::size_t count = round % 2 == 0 ? 100 : 200'000;
     const bool posts = round % 4 >= 2;
     for (auto& rounds : board->rounds) rounds = 0;
-    FolderKv kv;
-    const auto pids = start(kSize, kv.host(), [&](Rank& rank) {
+    FolderKv folder;
+    const KvSpace kv(folder);
+    const auto pids = start(kSize, kv, [&](Rank& rank) {
       std::vector<float> x(count, 1.f);
       const auto op = Rank::op(LOCKSTEP_ALL_REDUCE, x.data(), x.data(), count);
       lockstep_status status = LOCKSTEP_OK;
@@ -250,8 +215,9 @@ TEST(HostProcesses, AKilledRankIsNamedByEverySurvivorAndLeavesNothingBehind) {
 }
 
 TEST(HostProcesses, TheFirstCauseWinsWhenRanksFallInTurn) {
-  FolderKv kv;
-  const auto pids = start(4, kv.host(), [](Rank& rank) {
+  FolderKv folder;
+  const KvSpace kv(folder);
+  const auto pids = start(4, kv, [](Rank& rank) {
     CHILD_EXPECT(rank.barrier() == LOCKSTEP_OK, rank.error());
     if (rank.rank() == 2) ::_exit(7);
     CHILD_EXPECT(rank.barrier() == LOCKSTEP_PEER_LOST, rank.error());
@@ -268,15 +234,15 @@ TEST(HostProcesses, TheFirstCauseWinsWhenRanksFallInTurn) {
 
 TEST(HostProcesses, ARankInAnotherNetworkNamespaceIsRefusedByName) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs to be root to make a network namespace";
-  FolderKv kv;
-  const lockstep_host host = kv.host();
+  FolderKv folder;
+  const KvSpace kv(folder);
   std::vector<pid_t> pids;
   for (int r = 0; r < 2; ++r) {
     const pid_t pid = ::fork();
     if (pid == 0) {
       if (r == 1 && ::unshare(CLONE_NEWNET) != 0) ::_exit(42);
       try {
-        Rank rank(&host, r, 2);
+        Rank rank(kv.host(), r, 2);
         CHILD_EXPECT(false, "ranks in different network namespaces joined");
       } catch (const Error& error) {
         CHILD_EXPECT(

@@ -1,0 +1,120 @@
+// How the contract suite starts ranks. The tests themselves are in engine_contract_*.cpp.
+#include "lockstep/engine/engine_contract.h"
+
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+
+#include <cstdio>
+#include <thread>
+
+namespace lockstep::comm {
+
+void ContractRank::meet() {
+  const std::uint32_t round = board_.round.load();
+  if (board_.arrived.fetch_add(1) + 1 == static_cast<std::uint32_t>(size())) {
+    board_.arrived = 0;
+    board_.round = round + 1;
+    return;
+  }
+  const Deadline patience = Deadline::after(testing::kPatience);
+  while (board_.round.load() == round) {
+    if (patience.expired()) raise(ErrorKind::kTimeout, "the other ranks did not come");
+    ::sched_yield();
+  }
+}
+
+void ContractRank::await(int index, std::uint64_t value) {
+  const Deadline patience = Deadline::after(testing::kPatience);
+  while (word(index).load() < value) {
+    if (patience.expired()) raise(ErrorKind::kTimeout, cat("word ", index, " did not become ", value));
+    ::sched_yield();
+  }
+}
+
+std::unique_ptr<ContractRank::Member> ContractRank::sub(const std::string& name,
+                                                        const std::vector<int>& members, bool parent) {
+  const auto place = std::find(members.begin(), members.end(), rank());
+  if (place == members.end()) raise(ErrorKind::kUsage, "only members make a communicator");
+  return std::make_unique<Member>(
+      table(), kv_, name, static_cast<int>(place - members.begin()), static_cast<int>(members.size()),
+      Options{.name = name,
+              .parent = parent ? comm() : nullptr,
+              .parent_ranks = std::vector<std::int32_t>(members.begin(), members.end())});
+}
+
+void EngineContract::SetUp() {
+  const lockstep_engine* const table = GetParam().table();
+  if (table == nullptr) GTEST_SKIP() << "this engine is not here";
+  engine_ = std::make_unique<Engine>(table, GetParam().name);
+  void* const shared =
+      ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+  ASSERT_NE(shared, MAP_FAILED);
+  board_ = new (shared) Board();
+}
+
+void EngineContract::TearDown() {
+  if (board_ != nullptr) ::munmap(board_, sizeof(Board));
+}
+
+void EngineContract::clear_board() {
+  for (auto& word : board_->words) word = 0;
+  board_->arrived = 0;
+  board_->round = 0;
+}
+
+void EngineContract::be(int rank, int size, testing::Kv& kv, const Body& body) {
+  try {
+    if (GetParam().enter) GetParam().enter(rank, size);
+    testing::KvSpace space(kv, "world");
+    Rank end(engine_->table(), kv, space, *board_, rank, size);
+    body(end);
+  } catch (const std::exception& error) {
+    ADD_FAILURE() << "rank " << rank << " of " << size << ": " << error.what();
+  }
+}
+
+void EngineContract::on_ranks(int size, const Body& body) {
+  if (processes()) {
+    for (const pid_t pid : start_processes(size, body)) {
+      EXPECT_EQ(end_of(pid), "exited with code 0") << "one of " << size << " processes";
+    }
+    return;
+  }
+  clear_board();
+  testing::MapKv kv;
+  std::vector<std::thread> threads;
+  for (int r = 0; r < size; ++r) threads.emplace_back([&, r] { be(r, size, kv, body); });
+  for (auto& thread : threads) thread.join();
+}
+
+std::vector<pid_t> EngineContract::start_processes(int size, const Body& body) {
+  clear_board();
+  kv_ = std::make_unique<testing::FolderKv>();
+  std::fflush(nullptr);
+  std::vector<pid_t> pids;
+  for (int r = 0; r < size; ++r) {
+    const pid_t pid = ::fork();
+    if (pid == 0) {
+      be(r, size, *kv_, body);
+      std::fflush(nullptr);
+      ::_exit(HasFailure() ? 1 : 0);
+    }
+    pids.push_back(pid);
+  }
+  return pids;
+}
+
+std::string EngineContract::end_of(pid_t pid) {
+  const Fd pidfd = open_pidfd(pid);
+  pollfd wait{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
+  const bool ended = ::poll(&wait, 1, 2 * static_cast<int>(testing::kPatience.count())) == 1;
+  if (!ended) ::kill(pid, SIGKILL);
+  int status = 0;
+  ::waitpid(pid, &status, 0);
+  return ended ? describe_wait_status(status) : "did not end";
+}
+
+}  // namespace lockstep::comm

@@ -1,0 +1,324 @@
+// Completion calls, bad input, deadlines, abort and leaving.
+#include <thread>
+
+#include "lockstep/engine/engine_contract_case.h"
+
+namespace lockstep::comm {
+namespace {
+
+// ---- done ----
+
+struct Count {
+  std::atomic<int> calls{0};
+  static void call(void* self) { static_cast<Count*>(self)->calls.fetch_add(1); }
+  // Gives a call that is on its way time to come.
+  int settle(int at_least) {
+    const Deadline patience = Deadline::after(testing::kPatience);
+    while (calls < at_least && !patience.expired()) std::this_thread::yield();
+    std::this_thread::sleep_for(Milliseconds(5));
+    return calls;
+  }
+};
+
+TEST_P(EngineContract, DoneIsCalledOnceForEveryPostedOperation) {
+  if (engine().capabilities().calls_back == 0) GTEST_SKIP() << "this engine does not call back";
+  on_all_sizes([&](Rank& rank) {
+    Count count;
+    for (int kind = 0; kind < LOCKSTEP_SEND; ++kind) {
+      if (!engine().offers(static_cast<lockstep_op_kind>(kind))) continue;
+      for (const std::uint64_t n : {3u, 40'000u}) {
+        PlainOp plain(rank, static_cast<lockstep_op_kind>(kind), n);
+        plain.op.done = Count::call;
+        plain.op.done_context = &count;
+        const int before = count.calls;
+        ASSERT_EQ(rank.post_and_wait(plain.op), LOCKSTEP_OK) << "kind " << kind << ": " << rank.error();
+        EXPECT_EQ(count.settle(before + 1), before + 1) << "kind " << kind;
+        ASSERT_EQ(rank.run(plain.op), LOCKSTEP_OK);
+        EXPECT_EQ(count.settle(0), before + (engine().table().run != nullptr ? 1 : 2)) << "run does not call";
+        count.calls = before + 1;
+      }
+    }
+  });
+}
+
+// Nobody waits: the engine does its work by itself, and done may look at the handle and release it.
+struct Releasing {
+  const lockstep_engine* table;
+  std::atomic<lockstep_handle*> handle{nullptr};
+  std::atomic<int> status{-1};
+  static void call(void* self) {
+    auto* me = static_cast<Releasing*>(self);
+    while (me->handle.load() == nullptr) std::this_thread::yield();  // post has not returned yet
+    const int status = me->table->test(me->handle);
+    me->table->release(me->handle);
+    me->status = status;
+  }
+};
+
+TEST_P(EngineContract, DoneMayReleaseTheHandle) {
+  if (engine().capabilities().calls_back == 0) GTEST_SKIP() << "this engine does not call back";
+  on_ranks(3, [&](Rank& rank) {
+    std::vector<std::unique_ptr<Releasing>> all;
+    std::vector<std::unique_ptr<PlainOp>> ops;
+    for (int i = 0; i < 50; ++i) {
+      ops.push_back(std::make_unique<PlainOp>(rank, LOCKSTEP_ALL_REDUCE, i % 2 == 0 ? 5 : 20'000));
+      all.push_back(std::make_unique<Releasing>(&rank.table()));
+      ops.back()->op.done = Releasing::call;
+      ops.back()->op.done_context = all.back().get();
+      all.back()->handle = rank.post(ops.back()->op);
+    }
+    const Deadline patience = Deadline::after(testing::kPatience);
+    for (const auto& one : all) {
+      while (one->status == -1 && !patience.expired()) std::this_thread::yield();
+      ASSERT_EQ(one->status, LOCKSTEP_OK);
+    }
+  });
+}
+
+TEST_P(EngineContract, DoneIsCalledOnceWhenAnOperationIsAborted) {
+  if (engine().capabilities().calls_back == 0) GTEST_SKIP() << "this engine does not call back";
+  for (const bool destroys : {false, true}) {
+    on_ranks(2, [&](Rank& rank) {
+      if (rank.rank() == 1) return rank.await(0, 1);
+      Count count;
+      std::vector<std::unique_ptr<PlainOp>> ops;
+      std::vector<lockstep_handle*> handles;
+      for (int kind = 0; kind < LOCKSTEP_OP_KINDS; ++kind) {
+        if (!engine().offers(static_cast<lockstep_op_kind>(kind))) continue;
+        ops.push_back(std::make_unique<PlainOp>(rank, static_cast<lockstep_op_kind>(kind), 30'000));
+        ops.back()->op.root = kind >= LOCKSTEP_SEND ? 1 : 0;
+        ops.back()->op.done = Count::call;
+        ops.back()->op.done_context = &count;
+        handles.push_back(rank.post(ops.back()->op));
+      }
+      const int want = static_cast<int>(handles.size());
+      if (destroys) {  // handles first, as the contract says; the operations are still pending
+        for (auto* handle : handles) rank.table().release(handle);
+        rank.destroy();
+      } else {
+        rank.table().comm_abort(rank.comm(), "enough");
+        for (auto* handle : handles) EXPECT_EQ(rank.finish(handle), LOCKSTEP_ABORTED) << rank.error();
+      }
+      EXPECT_EQ(count.settle(want), want);
+      rank.word(0) = 1;
+    });
+  }
+}
+
+// ---- bad input ----
+
+TEST_P(EngineContract, BadCallsAreRefusedAndTheGroupIsStillWell) {
+  on_ranks(2, [&](Rank& rank) {
+    const auto refused = [&](const char* what, lockstep_op_kind kind,
+                             const std::function<void(lockstep_op&)>& spoil) {
+      if (kind < LOCKSTEP_OP_KINDS && !engine().offers(kind)) return;
+      PlainOp plain(rank, kind < LOCKSTEP_OP_KINDS ? kind : LOCKSTEP_ALL_REDUCE, 4);
+      spoil(plain.op);
+      EXPECT_EQ(rank.run(plain.op), LOCKSTEP_USAGE) << what << " with kind " << kind;
+      EXPECT_TRUE(rank.table().run == nullptr || !rank.error().empty()) << what;
+      lockstep_handle* handle = nullptr;
+      const auto status = rank.table().post(rank.comm(), &plain.op, &handle);
+      EXPECT_EQ(handle == nullptr ? status : rank.finish(handle), LOCKSTEP_USAGE)
+          << what << " with kind " << kind;
+    };
+    refused("an unknown kind", LOCKSTEP_OP_KINDS, [](lockstep_op& op) { op.kind = LOCKSTEP_OP_KINDS; });
+    refused("a kind far off", LOCKSTEP_OP_KINDS,
+            [](lockstep_op& op) { op.kind = static_cast<lockstep_op_kind>(77); });
+    refused("an unknown type", LOCKSTEP_ALL_REDUCE, [](lockstep_op& op) { op.dtype = LOCKSTEP_DTYPES; });
+    refused("an unknown reduction", LOCKSTEP_ALL_REDUCE,
+            [](lockstep_op& op) { op.reduce = LOCKSTEP_REDUCE_OPS; });
+    refused("the mean of integers", LOCKSTEP_ALL_REDUCE, [](lockstep_op& op) {
+      op.dtype = LOCKSTEP_I32;
+      op.reduce = LOCKSTEP_AVG;
+    });
+    for (int k = LOCKSTEP_BROADCAST; k < LOCKSTEP_OP_KINDS; ++k) {
+      const auto kind = static_cast<lockstep_op_kind>(k);
+      refused("no buffers", kind, [](lockstep_op& op) { op.send = op.recv = nullptr; });
+      if (!has_root(kind) && kind < LOCKSTEP_SEND) continue;
+      refused("a root beyond the group", kind, [](lockstep_op& op) { op.root = 2; });
+      refused("a negative root", kind, [](lockstep_op& op) { op.root = -2; });
+    }
+    refused("no peer to send to", LOCKSTEP_SEND, [](lockstep_op& op) { op.root = -1; });
+    for (const auto kind : {LOCKSTEP_SEND, LOCKSTEP_RECV})
+      refused("a negative tag", kind, [](lockstep_op& op) { op.tag = -1; });
+    for (const auto kind : {LOCKSTEP_ALL_TO_ALL_V, LOCKSTEP_ALL_GATHER_V})
+      refused("no counts", kind, [](lockstep_op& op) { op.send_counts = op.recv_counts = nullptr; });
+    EXPECT_EQ(rank.failure().status, LOCKSTEP_OK) << rank.failure().error;
+    EXPECT_EQ(rank.barrier(), LOCKSTEP_OK) << rank.error();
+  });
+}
+
+TEST_P(EngineContract, CallsThatDifferBetweenRanksFailOnAllOfThem) {
+  if (!GetParam().compares_calls) GTEST_SKIP() << "this engine does not compare calls";
+  const std::pair<const char*, std::function<void(lockstep_op&)>> spoils[] = {
+      {"count", [](lockstep_op& op) { op.count = op.count / 2 + 1; }},
+      {"dtype", [](lockstep_op& op) { op.dtype = LOCKSTEP_I32; }},
+      {"reduction", [](lockstep_op& op) { op.reduce = LOCKSTEP_MAX; }},
+      {"kind", [](lockstep_op& op) { op.kind = LOCKSTEP_BARRIER; }},
+  };
+  for (const auto& [what, spoil] : spoils) {
+    for (const std::uint64_t count : {4u, 500u, 50'000u}) {
+      for (const int size : {2, 3}) {
+        on_ranks(size, [&, name = what, &change = spoil](Rank& rank) {
+          GuardedBuffer buffer(rank, count * 4, false);
+          auto op = Rank::op(LOCKSTEP_ALL_REDUCE, buffer.data(), buffer.data(), count);
+          if (rank.rank() == 1) change(op);
+          EXPECT_EQ(rank.call(op, rank.rank() == 0), LOCKSTEP_USAGE) << name << ": " << rank.error();
+          EXPECT_TRUE(buffer.margins_whole()) << name;
+          EXPECT_EQ(rank.failure().status, LOCKSTEP_USAGE);
+        });
+      }
+    }
+  }
+}
+
+TEST_P(EngineContract, BlocksThatDoNotFitTogetherAreAnErrorAndOverrunNothing) {
+  LOCKSTEP_CONTRACT_NEEDS(LOCKSTEP_ALL_TO_ALL_V);
+  if (!GetParam().compares_calls) GTEST_SKIP() << "this engine does not compare calls";
+  for (const std::uint64_t count : {3u, 90'000u}) {
+    on_ranks(3, [&](Rank& rank) {
+      GuardedBuffer send(rank, 3 * count * 4, false), recv(rank, 3 * count * 4, false);
+      std::vector<std::uint64_t> out(3, count), in(3, count);
+      if (rank.rank() == 2) in[0] = count - 1;  // rank 0 sends one more than rank 2 expects
+      auto op = Rank::op(LOCKSTEP_ALL_TO_ALL_V, send.data(), recv.data(), 0);
+      op.send_counts = out.data();
+      op.recv_counts = in.data();
+      EXPECT_EQ(rank.run(op), LOCKSTEP_USAGE) << rank.error();
+      EXPECT_TRUE(recv.margins_whole());
+    });
+  }
+}
+
+// ---- deadlines ----
+
+TEST_P(EngineContract, AnOperationPastItsDeadlineFailsOnEveryRank) {
+  for (int k = 0; k < LOCKSTEP_SEND; ++k) {
+    const auto kind = static_cast<lockstep_op_kind>(k);
+    if (!engine().offers(kind)) continue;
+    on_ranks(3, [&](Rank& rank) {
+      // Every kind but a rooted one waits for all: rank 2 stays away, and is what the others wait for.
+      if (rank.rank() != 2) {
+        PlainOp plain(rank, kind, 20'000, Milliseconds(40));
+        plain.op.root = 2;
+        EXPECT_EQ(rank.call(plain.op, rank.rank() == 0), LOCKSTEP_TIMEOUT)
+            << "kind " << k << ": " << rank.error();
+        EXPECT_NE(rank.error() + rank.failure().error, "");
+        rank.word(rank.rank()) = 1;
+      } else {
+        rank.await(0, 1);
+        rank.await(1, 1);
+      }
+      PlainOp after(rank, LOCKSTEP_BARRIER, 0);
+      EXPECT_EQ(rank.run(after.op), LOCKSTEP_TIMEOUT) << "the group is broken: " << rank.error();
+    });
+  }
+}
+
+TEST_P(EngineContract, AReceiveThatNobodyMeetsEndsAtItsDeadline) {
+  LOCKSTEP_CONTRACT_NEEDS(LOCKSTEP_SEND, LOCKSTEP_RECV);
+  for (const int source : {1, -1}) {
+    on_ranks(2, [&](Rank& rank) {
+      if (rank.rank() == 0) {
+        PlainOp plain(rank, LOCKSTEP_RECV, 100, Milliseconds(40));
+        plain.op.root = source;
+        EXPECT_EQ(rank.call(plain.op, source == 1), LOCKSTEP_TIMEOUT) << rank.error();
+        EXPECT_NE(rank.error(), "");
+        rank.word(0) = 1;
+      } else {
+        rank.await(0, 1);
+      }
+    });
+  }
+}
+
+TEST_P(EngineContract, AWaitMayGiveUpWhileTheOperationGoesOn) {
+  on_ranks(2, [&](Rank& rank) {
+    PlainOp plain(rank, LOCKSTEP_ALL_REDUCE, 1000);
+    if (rank.rank() == 0) {
+      auto* const handle = rank.post(plain.op);
+      EXPECT_EQ(rank.table().wait(handle, Deadline::after(Milliseconds(10)).monotonic_ns()),
+                LOCKSTEP_TIMEOUT);
+      EXPECT_EQ(rank.table().test(handle), LOCKSTEP_PENDING);
+      rank.word(0) = 1;
+      EXPECT_EQ(rank.finish(handle), LOCKSTEP_OK) << rank.error();
+    } else {
+      rank.await(0, 1);
+      EXPECT_EQ(rank.run(plain.op), LOCKSTEP_OK) << rank.error();
+    }
+  });
+}
+
+// ---- abort and leaving ----
+
+TEST_P(EngineContract, AbortFromAnotherThreadEndsEveryKindAndItsWordsStay) {
+  for (int k = 0; k < LOCKSTEP_OP_KINDS; ++k) {
+    const auto kind = static_cast<lockstep_op_kind>(k);
+    if (!engine().offers(kind)) continue;
+    for (const bool posted : {false, true}) {
+      on_ranks(3, [&](Rank& rank) {
+        if (rank.rank() == 2) {  // never takes part
+          rank.await(0, 1);
+          rank.await(1, 1);
+          std::this_thread::sleep_for(Milliseconds(2));
+          std::thread([&] { rank.table().comm_abort(rank.comm(), "enough of this"); }).join();
+          rank.table().comm_abort(rank.comm(), "a second thought");
+        } else {
+          PlainOp plain(rank, kind, 20'000);
+          plain.op.root = 2;
+          rank.word(rank.rank()) = 1;
+          EXPECT_EQ(rank.call(plain.op, posted), LOCKSTEP_ABORTED) << "kind " << k << ": " << rank.error();
+        }
+        EXPECT_EQ(rank.barrier(), LOCKSTEP_ABORTED);
+        const auto failure = rank.failure();
+        EXPECT_EQ(failure.status, LOCKSTEP_ABORTED);
+        EXPECT_NE(failure.error.find("enough of this"), std::string::npos) << failure.error;
+        rank.meet();
+      });
+    }
+  }
+}
+
+TEST_P(EngineContract, ARankThatGivesUpIsNamedWithItsCause) {
+  for (int k = 0; k < LOCKSTEP_OP_KINDS; ++k) {
+    const auto kind = static_cast<lockstep_op_kind>(k);
+    if (!engine().offers(kind)) continue;
+    on_ranks(3, [&](Rank& rank) {
+      if (rank.rank() == 2) {
+        rank.await(0, 1);
+        rank.await(1, 1);
+        return rank.destroy("out of coffee");
+      }
+      PlainOp plain(rank, kind, 20'000);
+      plain.op.root = 2;
+      rank.word(rank.rank()) = 1;
+      EXPECT_EQ(rank.call(plain.op, rank.rank() == 0), LOCKSTEP_PEER_LOST)
+          << "kind " << k << ": " << rank.error();
+      EXPECT_EQ(rank.failure().rank, 2) << rank.failure().error;
+      EXPECT_NE(rank.failure().cause.find("out of coffee"), std::string::npos) << rank.failure().cause;
+    });
+  }
+}
+
+TEST_P(EngineContract, LeavingEndsWhatIsPendingAndMemoryStaysUntilDestroy) {
+  if (engine().table().comm_leave == nullptr) GTEST_SKIP() << "this engine leaves in comm_destroy";
+  on_ranks(2, [&](Rank& rank) {
+    if (rank.rank() == 1) return rank.await(0, 1);
+    PlainOp plain(rank, LOCKSTEP_ALL_REDUCE, 50'000);
+    void* memory = nullptr;
+    if (has_alloc()) {
+      ASSERT_EQ(rank.table().alloc(rank.comm(), 10'000, &memory), LOCKSTEP_OK);
+    }
+    auto* const handle = rank.post(plain.op);
+    rank.table().comm_leave(rank.comm(), nullptr);
+    EXPECT_EQ(rank.finish(handle), LOCKSTEP_ABORTED) << rank.error();
+    EXPECT_EQ(rank.run(plain.op), LOCKSTEP_ABORTED);
+    if (memory != nullptr) {
+      std::memset(memory, 1, 10'000);
+      rank.table().free(rank.comm(), memory);
+    }
+    rank.word(0) = 1;
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::comm

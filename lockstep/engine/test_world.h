@@ -1,0 +1,229 @@
+// Ranks for tests of engines, over the C table and with a key-value space of the test's own: a map for ranks that are
+// threads of this process, a folder for forked processes. For tests only; not installed.
+#pragma once
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <condition_variable>
+#include <cstring>
+#include <filesystem>
+#include <fstream>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/base.h"
+#include "lockstep/engine/engine_abi.h"
+
+namespace lockstep::comm::testing {
+
+// All keys of a job. Thread safe; outlives the spaces made from it.
+class Kv {
+ public:
+  virtual ~Kv() = default;
+  virtual void set(const std::string& key, std::string value) = 0;
+  virtual std::optional<std::string> get(const std::string& key, Deadline deadline) = 0;
+};
+
+// Keys in a map, for ranks that are threads.
+class MapKv final : public Kv {
+ public:
+  void set(const std::string& key, std::string value) override {
+    const std::lock_guard lock(mutex_);
+    map_[key] = std::move(value);
+    changed_.notify_all();
+  }
+  std::optional<std::string> get(const std::string& key, Deadline deadline) override {
+    std::unique_lock lock(mutex_);
+    if (!changed_.wait_until(lock, deadline.time_point(), [&] { return map_.contains(key); }))
+      return std::nullopt;
+    return map_[key];
+  }
+
+ private:
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  std::map<std::string, std::string> map_;
+};
+
+// One file per key, renamed into place, for ranks that are processes.
+class FolderKv final : public Kv {
+ public:
+  FolderKv() : path_(std::filesystem::temp_directory_path() / ("lockstep-test-" + random_hex(8))) {
+    std::filesystem::create_directory(path_);
+  }
+  ~FolderKv() override { std::filesystem::remove_all(path_); }
+  void set(const std::string& key, std::string value) override {
+    const auto to = file(key);
+    const auto draft = to.string() + "." + random_hex(4);
+    std::ofstream(draft).write(value.data(), static_cast<std::streamsize>(value.size()));
+    std::filesystem::rename(draft, to);
+  }
+  std::optional<std::string> get(const std::string& key, Deadline deadline) override {
+    const auto from = file(key);
+    while (!std::filesystem::exists(from)) {
+      if (deadline.expired()) return std::nullopt;
+      ::usleep(500);
+    }
+    std::ifstream in(from);
+    return std::string((std::istreambuf_iterator<char>(in)), {});
+  }
+
+ private:
+  std::filesystem::path file(std::string key) const {
+    for (char& c : key) c = c == '/' ? '%' : c;
+    return path_ / key;
+  }
+  const std::filesystem::path path_;
+};
+
+// The part of a Kv that belongs to one communicator, in the form an engine takes it.
+class KvSpace {
+ public:
+  explicit KvSpace(Kv& kv, std::string name = "")
+      : kv_(kv),
+        prefix_(name.empty() ? "" : name + "/"),
+        host_{.struct_size = sizeof(lockstep_host),
+              .context = this,
+              .log = nullptr,
+              .kv_set = set,
+              .kv_get = get} {}
+  KvSpace(const KvSpace&) = delete;
+  const lockstep_host* host() const { return &host_; }
+
+ private:
+  std::string key_of(const char* key) const { return *key == '/' ? key : prefix_ + key; }
+  static lockstep_status set(void* self, const char* key, const void* value, size_t length) {
+    auto* space = static_cast<KvSpace*>(self);
+    space->kv_.set(space->key_of(key), std::string(static_cast<const char*>(value), length));
+    return LOCKSTEP_OK;
+  }
+  static lockstep_status get(void* self, const char* key, void* value, size_t capacity, size_t* length,
+                             int64_t deadline_ns) {
+    auto* space = static_cast<KvSpace*>(self);
+    const auto found = space->kv_.get(space->key_of(key), Deadline::from_monotonic_ns(deadline_ns));
+    if (!found) return LOCKSTEP_TIMEOUT;
+    *length = found->size();
+    if (capacity > 0) std::memcpy(value, found->data(), std::min(capacity, found->size()));
+    return LOCKSTEP_OK;
+  }
+
+  Kv& kv_;
+  const std::string prefix_;
+  lockstep_host host_;
+};
+
+inline constexpr Milliseconds kPatience{60'000};  // ends a broken run; nothing that works takes as long
+
+// One rank's end, with the calls tests make.
+class EngineRank {
+ public:
+  struct Options {
+    Milliseconds timeout = kPatience;
+    std::string name = "test";
+    lockstep_comm* parent = nullptr;
+    std::vector<std::int32_t> parent_ranks = {};
+  };
+  // Collective; raises what the engine says. `host` outlives this.
+  EngineRank(const lockstep_engine& table, const lockstep_host* host, int rank, int size,
+             const Options& options)
+      : table_(table), rank_(rank), size_(size) {
+    const lockstep_comm_config config{
+        .struct_size = sizeof(config),
+        .host = host,
+        .rank = rank,
+        .size = size,
+        .name = options.name.c_str(),
+        .deadline_ns = Deadline::after(options.timeout).monotonic_ns(),
+        .parent = options.parent,
+        .parent_ranks = options.parent == nullptr ? nullptr : options.parent_ranks.data(),
+        .engine = &table};
+    char error[512] = "";
+    if (table.comm_create(&config, &comm_, error, sizeof(error)) != LOCKSTEP_OK)
+      raise(ErrorKind::kInternal, error);
+  }
+  ~EngineRank() { destroy(); }
+  EngineRank(const EngineRank&) = delete;
+
+  const lockstep_engine& table() const { return table_; }
+  int rank() const { return rank_; }
+  int size() const { return size_; }
+  lockstep_comm* comm() { return comm_; }
+  void destroy(const char* cause = nullptr) {
+    if (comm_ != nullptr) table_.comm_destroy(std::exchange(comm_, nullptr), cause);
+  }
+
+  static lockstep_op op(lockstep_op_kind kind, const void* send, void* recv, std::uint64_t count,
+                        lockstep_dtype dtype = LOCKSTEP_F32, Milliseconds timeout = kPatience) {
+    return {.struct_size = sizeof(lockstep_op),
+            .kind = kind,
+            .dtype = dtype,
+            .reduce = LOCKSTEP_SUM,
+            .root = 0,
+            .send = send,
+            .recv = recv,
+            .count = count,
+            .deadline_ns = Deadline::after(timeout).monotonic_ns(),
+            .where = "test.cpp:1"};
+  }
+  // Posts and waits, or runs where the engine can; words of a failure in error().
+  lockstep_status run(const lockstep_op& op) {
+    error_[0] = '\0';
+    if (table_.run != nullptr) return table_.run(comm_, &op, error_, sizeof(error_));
+    return post_and_wait(op);
+  }
+  lockstep_status post_and_wait(const lockstep_op& op) {
+    lockstep_handle* handle = nullptr;
+    const lockstep_status posted = table_.post(comm_, &op, &handle);
+    return posted == LOCKSTEP_OK ? finish(handle) : posted;
+  }
+  // Pre: the engine takes the operation.
+  lockstep_handle* post(const lockstep_op& op) {
+    lockstep_handle* handle = nullptr;
+    const auto status = table_.post(comm_, &op, &handle);
+    if (status != LOCKSTEP_OK) raise(ErrorKind::kInternal, cat("post gave status ", status));
+    return handle;
+  }
+  // Waits until it is over and releases it.
+  lockstep_status finish(lockstep_handle* handle) {
+    const lockstep_status status = table_.wait(handle, LOCKSTEP_NEVER);
+    table_.last_error(handle, error_, sizeof(error_));
+    table_.release(handle);
+    return status;
+  }
+  lockstep_status all_reduce(std::vector<float>& x) {
+    return run(op(LOCKSTEP_ALL_REDUCE, x.data(), x.data(), x.size()));
+  }
+  lockstep_status barrier() { return run(op(LOCKSTEP_BARRIER, nullptr, nullptr, 0)); }
+  std::string error() const { return error_; }
+
+  struct Loss {
+    lockstep_status status;
+    std::string error;
+    std::int32_t rank = -1;
+    std::int64_t pid = -1;
+    std::string cause;
+  };
+  Loss failure() {
+    Loss loss{};
+    char error[1024] = {}, cause[128] = {};
+    loss.status =
+        table_.comm_failure(comm_, error, sizeof(error), &loss.rank, &loss.pid, cause, sizeof(cause));
+    loss.error = error;
+    loss.cause = cause;
+    return loss;
+  }
+
+ private:
+  const lockstep_engine& table_;
+  const int rank_, size_;
+  lockstep_comm* comm_ = nullptr;
+  char error_[1024] = {};
+};
+
+}  // namespace lockstep::comm::testing

@@ -1,0 +1,14 @@
+// The contract suite over the host engine, ranks as threads.
+#include "lockstep/engine/engine_contract.h"
+#include "lockstep/host/host.h"
+
+namespace lockstep::comm {
+namespace {
+
+INSTANTIATE_TEST_SUITE_P(Host, EngineContract,
+                         ::testing::Values(EngineKind{
+                             .name = "threads", .table = host_engine, .rank_order = true}),
+                         kind_name);
+
+}  // namespace
+}  // namespace lockstep::comm
