@@ -1,5 +1,6 @@
 // The C table over Communicator. Nothing is thrown across it.
 #include <algorithm>
+#include <cstddef>
 #include <cstring>
 #include <optional>
 #include <string>
@@ -76,6 +77,10 @@ const char* wrong_with(const lockstep_op& op, int rank, int size) {
   if (op.count >= internal::kMaxCount / static_cast<std::uint64_t>(size)) return "too many elements";
   if (internal::has_reduce(op.kind) && !can_reduce(op.dtype, op.reduce))
     return "this element type cannot be reduced with this operation";
+  const bool letter = op.kind == LOCKSTEP_SEND || op.kind == LOCKSTEP_RECV;
+  if (letter && op.tag < 0) return "the tag is negative";
+  if (letter && (op.root >= size || op.root < (op.kind == LOCKSTEP_RECV ? -1 : 0)))
+    return "the peer is not a rank of the group";
   if (internal::has_root(op.kind) && (op.root < 0 || op.root >= size))
     return "the root is not a rank of the group";
   if (op.count > 0 &&
@@ -87,6 +92,7 @@ const char* wrong_with(const lockstep_op& op, int rank, int size) {
 
 // Fields that do not matter for the kind are made equal on all ranks: the rest is compared between them.
 lockstep_op normal(lockstep_op op, int size) {
+  if (op.kind == LOCKSTEP_SEND || op.kind == LOCKSTEP_RECV) return op;
   if (!internal::has_root(op.kind)) op.root = 0;
   if (!internal::has_reduce(op.kind)) op.reduce = LOCKSTEP_SUM;
   if (op.kind == LOCKSTEP_BARRIER) op.dtype = LOCKSTEP_U8;
@@ -98,7 +104,7 @@ lockstep_op normal(lockstep_op op, int size) {
 lockstep_status capabilities(lockstep_capabilities* out) {
   lockstep_capabilities all{};
   all.struct_size = sizeof(all);
-  all.op_kinds = (1u << (LOCKSTEP_ALL_GATHER_V + 1)) - 1;
+  all.op_kinds = (1u << LOCKSTEP_OP_KINDS) - 1;
   all.dtypes = (1u << LOCKSTEP_DTYPES) - 1;
   for (int d = 0; d < LOCKSTEP_DTYPES; ++d) {
     for (int r = 0; r < LOCKSTEP_REDUCE_OPS; ++r) {
@@ -114,6 +120,20 @@ lockstep_status capabilities(lockstep_capabilities* out) {
   return LOCKSTEP_OK;
 }
 
+// Whether the caller's struct has the field, and sets it to something that makes sense.
+bool has_parent(const lockstep_comm_config& config) {
+  if (config.struct_size < offsetof(lockstep_comm_config, engine) || config.parent == nullptr) return false;
+  const int n_parent = config.parent->size;
+  for (int r = 0; r < config.size; ++r) {
+    const int rank = config.parent_ranks[r];
+    if (rank < 0 || rank >= n_parent)
+      raise(ErrorKind::kUsage, cat("rank ", rank, " is not one of the parent's ", n_parent, " ranks"));
+  }
+  if (config.parent_ranks[config.rank] != config.parent->rank)
+    raise(ErrorKind::kUsage, "parent_ranks does not name this rank where it should");
+  return true;
+}
+
 lockstep_status comm_create(const lockstep_comm_config* config, lockstep_comm** out, char* error,
                             std::size_t capacity) {
   *out = nullptr;
@@ -124,7 +144,8 @@ lockstep_status comm_create(const lockstep_comm_config* config, lockstep_comm** 
             cat("rank ", config->rank, " of ", config->size, " is not possible; the host engine takes 1 to ",
                 internal::kMaxRanks, " ranks"));
     }
-    *out = new lockstep_comm{internal::Communicator(*config), config->rank, config->size};
+    auto* parent = has_parent(*config) ? &config->parent->impl : nullptr;
+    *out = new lockstep_comm{internal::Communicator(*config, parent), config->rank, config->size};
     return LOCKSTEP_OK;
   } catch (...) {
     return fail(current_failure(), error, capacity);

@@ -29,11 +29,11 @@ std::size_t arena_bytes() {
 Arena::Arena(const std::string& name, int rank)
     : segment_(std::make_shared<net::Segment>(net::Segment::create("lockstep-" + name, arena_bytes()))) {
   segment_->commit(0, kHeapAt);
-  auto* control = new (segment_->data()) Control();
-  control->magic = kLayoutMagic;
-  control->version = kLayoutVersion;
-  control->rank = rank;
-  control->pid = ::getpid();
+  auto* station = new (segment_->data()) Station();
+  station->magic = kLayoutMagic;
+  station->version = kLayoutVersion;
+  station->rank = rank;
+  station->pid = ::getpid();
   free_[kHeapAt] = segment_->size() - kHeapAt;
 }
 

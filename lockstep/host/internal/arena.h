@@ -20,7 +20,10 @@ class Arena {
   // Makes the segment and commits everything below the heap: memory that cannot be had is a kResource error here.
   Arena(const std::string& name, int rank);
 
-  Control& control() const { return *reinterpret_cast<Control*>(segment_->data()); }
+  Station& station() const { return *reinterpret_cast<Station*>(segment_->data()); }
+  std::uint64_t offset_of(const void* p) const {
+    return static_cast<std::uint64_t>(static_cast<const std::uint8_t*>(p) - segment_->data());
+  }
   std::uint8_t* base() const { return segment_->data(); }
   std::size_t size() const { return segment_->size(); }
   const std::shared_ptr<net::Segment>& segment() const { return segment_; }

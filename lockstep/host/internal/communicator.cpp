@@ -8,6 +8,7 @@
 #include "lockstep/host/internal/describe.h"
 #include "lockstep/host/internal/doorbell.h"
 #include "lockstep/host/internal/ledger.h"
+#include "lockstep/host/kernels.h"
 
 namespace lockstep::comm::internal {
 namespace {
@@ -23,47 +24,159 @@ lockstep_op with_where(lockstep_op op, const std::string& where) {
   return op;
 }
 
+std::uint64_t letter_bytes(const lockstep_op& op) {
+  return op.count * size_of(op.dtype);
+}
+
+bool is_letter(lockstep_op_kind kind) {
+  return kind == LOCKSTEP_SEND || kind == LOCKSTEP_RECV;
+}
+
+std::vector<int> fabric_ranks(const lockstep_comm_config& config, const Circle& parent) {
+  std::vector<int> ranks;
+  for (int r = 0; r < config.size; ++r) ranks.push_back(parent.fabric_rank(config.parent_ranks[r]));
+  return ranks;
+}
+
 }  // namespace
 
 Posted::Posted(const lockstep_op& op)
     : where(op.where != nullptr ? op.where : ""),
       operation(with_where(op, where)),
+      letter(with_where(op, where), letter_bytes(op)),
       done(op.done),
       done_context(op.done_context),
       deadline(Deadline::from_monotonic_ns(op.deadline_ns)) {}
 
-Communicator::Communicator(const lockstep_comm_config& config)
+class Communicator::Task {
+ public:
+  explicit Task(Communicator& owner) : owner_(owner) {}
+  // True when over; then `failure` says how.
+  virtual bool advance(std::optional<Failure>& failure) = 0;
+  virtual std::uint64_t mark() const = 0;
+  // The rank it waits for; -1 for any.
+  virtual int peer() const = 0;
+  // Its time is up, or its peer has left: ends it with a failure, or nothing when it may go on.
+  virtual std::optional<Failure> late() = 0;
+  virtual Failure left() = 0;
+  virtual Deadline deadline() const = 0;
+
+ protected:
+  ~Task() = default;
+  Communicator& owner_;
+};
+
+class Communicator::CollectiveTask final : public Task {
+ public:
+  CollectiveTask(Communicator& owner, Operation& operation) : Task(owner), operation_(operation) {}
+  bool advance(std::optional<Failure>& failure) override {
+    Progress progress{};
+    failure = owner_.advance_once(operation_, progress);
+    return failure || progress == Progress::kDone;
+  }
+  std::uint64_t mark() const override { return operation_.mark(); }
+  int peer() const override { return operation_.peer(); }
+  std::optional<Failure> late() override { return owner_.reason_to_stop(operation_); }
+  Failure left() override { return owner_.left_failure(operation_); }
+  Deadline deadline() const override { return Deadline::from_monotonic_ns(operation_.call().deadline_ns); }
+
+ private:
+  Operation& operation_;
+};
+
+class Communicator::LetterTask final : public Task {
+ public:
+  LetterTask(Communicator& owner, Letter& letter) : Task(owner), letter_(letter) {}
+  bool advance(std::optional<Failure>& failure) override {
+    try {
+      if (!letter_.over) owner_.mailroom_.advance();
+    } catch (...) {
+      failure = owner_.break_with(current_failure());
+      return true;
+    }
+    if (letter_.over) failure = letter_.failure;
+    return letter_.over;
+  }
+  std::uint64_t mark() const override { return letter_.mark; }
+  int peer() const override { return letter_.peer; }
+  std::optional<Failure> late() override { return owner_.late_letter(letter_, deadline()); }
+  Failure left() override {
+    return owner_.late_letter(letter_, Deadline::never()).value_or(owner_.stopped_failure());
+  }
+  Deadline deadline() const override { return Deadline::from_monotonic_ns(letter_.op.deadline_ns); }
+
+ private:
+  Letter& letter_;
+};
+
+Communicator::Communicator(const lockstep_comm_config& config, Communicator* parent)
     : name_(config.name != nullptr ? config.name : ""),
       host_(config.host),
-      fabric_(Fabric::join(config)),
-      workspace_(config.size) {
+      hub_(parent != nullptr ? parent->hub_ : Hub::join(config)),
+      circle_(parent != nullptr
+                  ? std::make_unique<Circle>(hub_->fabric(), fabric_ranks(config, *parent->circle_), config)
+                  : std::make_unique<Circle>(hub_->fabric())),
+      workspace_(config.size),
+      mailroom_(*circle_) {
   // About 50 us of looking while every rank has a core; with more ranks than cores looking only delays the others.
-  const bool cores_for_all = fabric_->size() <= available_cores();
+  const bool cores_for_all = hub_->fabric().size() <= available_cores();
   spins_ = cores_for_all ? 1500 : 30;
   yields_ = cores_for_all ? 20 : 200;
-  watch_ = std::make_unique<Watch>(*fabric_, [this](int rank) { peer_lost(rank); });
+  hub_->add(*this);
 }
 
 Communicator::~Communicator() {
   if (!closed_.load()) leave(nullptr);
-  wake_worker();
-  worker_.join();
-  watch_.reset();
-  for (const auto& posted : queue_) {
-    complete(*posted, Failure{.kind = ErrorKind::kAborted,
-                              .message = "the group was destroyed",
-                              .family = ErrorFamily::kBackend});
-  }
+  hub_->remove(*this);
+  const Failure destroyed{
+      .kind = ErrorKind::kAborted, .message = "the group was destroyed", .family = ErrorFamily::kBackend};
+  while (const auto posted = head()) complete(*posted, destroyed);
+  mailroom_.clear();
+  new_letters_.swap(queue_);
+  letters_.insert(letters_.end(), queue_.begin(), queue_.end());
+  queue_.clear();
+  for (const auto& posted : letters_) complete(*posted, destroyed);
+  hub_->retire(std::move(circle_));
 }
 
 std::optional<Failure> Communicator::run(const lockstep_op& op) {
+  if (is_letter(op.kind)) return run_letter(op);
   if (queued_.load(std::memory_order_acquire) == 0 && try_drive()) {
     // Nothing can get ahead of us any more: the worker and waiters need the token.
     if (queued_.load(std::memory_order_acquire) == 0) {
       Operation operation(op);
-      if (is_uneven(op.kind)) operation.take_counts(fabric_->rank(), fabric_->size());
+      if (is_uneven(op.kind)) operation.take_counts(circle_->rank(), circle_->size());
       std::optional<Failure> failure;
-      finish(operation, Deadline::from_monotonic_ns(op.deadline_ns), failure);
+      CollectiveTask task(*this, operation);
+      finish(task, Deadline::from_monotonic_ns(op.deadline_ns), failure);
+      stop_driving();
+      return failure;
+    }
+    stop_driving();
+  }
+  lockstep_op quiet = op;
+  quiet.done = nullptr;
+  const auto posted = post(quiet);
+  wait(*posted, Deadline::never());
+  const auto status = static_cast<lockstep_status>(posted->status.load(std::memory_order_acquire));
+  if (status == LOCKSTEP_OK) return std::nullopt;
+  return Failure{.kind = kind_of(status), .message = posted->error, .family = ErrorFamily::kBackend};
+}
+
+std::optional<Failure> Communicator::run_letter(const lockstep_op& op) {
+  if (mailing_.load(std::memory_order_acquire) == 0 && try_drive()) {
+    std::optional<Failure> failure;
+    if (mailing_.load(std::memory_order_acquire) == 0) {
+      Letter letter(op, letter_bytes(op));
+      if (stopped()) {
+        failure = stopped_failure();
+      } else {
+        LetterTask task(*this, letter);
+        mailroom_.submit(letter);
+        finish(task, Deadline::from_monotonic_ns(op.deadline_ns), failure);
+        // Broken or closed: nobody will move its bytes any more.
+        if (!letter.over && !mailroom_.withdraw(letter)) mailroom_.forget(letter);
+      }
       stop_driving();
       return failure;
     }
@@ -80,19 +193,14 @@ std::optional<Failure> Communicator::run(const lockstep_op& op) {
 
 std::shared_ptr<Posted> Communicator::post(const lockstep_op& op) {
   auto posted = std::make_shared<Posted>(op);
-  if (is_uneven(op.kind)) posted->operation.take_counts(fabric_->rank(), fabric_->size());
+  if (is_uneven(op.kind)) posted->operation.take_counts(circle_->rank(), circle_->size());
   {
     const std::lock_guard lock(mutex_);
-    if (!worker_.joinable() && !closed_.load()) worker_ = Thread("ls-comm", [this] { work(); });
-    queue_.push_back(posted);
-    queued_.fetch_add(1, std::memory_order_seq_cst);
+    const bool letter = is_letter(op.kind);
+    (letter ? new_letters_ : queue_).push_back(posted);
+    (letter ? mailing_ : queued_).fetch_add(1, std::memory_order_seq_cst);
   }
-  wake_worker();
-  // After a leave the worker may have gone already.
-  if (closed_.load() && try_drive()) {
-    advance_queue();
-    driven_.store(false, std::memory_order_seq_cst);
-  }
+  hub_->engage(*this);
   return posted;
 }
 
@@ -104,9 +212,22 @@ bool Communicator::wait(Posted& posted, Deadline deadline) {
       futex_sleep(posted.status, LOCKSTEP_PENDING, deadline);
       continue;
     }
-    if (const auto first = over() ? nullptr : advance_queue(); first && !over()) {
-      std::optional<Failure> failure;
-      const Outcome outcome = finish(first->operation, std::min(deadline, first->deadline), failure);
+    advance_letters();
+    const auto first = over() ? nullptr : advance_queue();
+    std::optional<Failure> failure;
+    if (!over() && is_letter(posted.letter.op.kind)) {
+      LetterTask task(*this, posted.letter);
+      // advance_letters() completes it once it is over; here it is only waited for.
+      const Outcome outcome = finish(task, std::min(deadline, posted.deadline), failure);
+      if (outcome == Outcome::kFailed && !posted.letter.over) {
+        if (!mailroom_.withdraw(posted.letter)) mailroom_.forget(posted.letter);
+        posted.letter.over = true;
+        posted.letter.failure = std::move(failure);
+      }
+      advance_letters();
+    } else if (first && !over()) {
+      CollectiveTask task(*this, first->operation);
+      const Outcome outcome = finish(task, std::min(deadline, first->deadline), failure);
       if (outcome != Outcome::kGaveUp) complete(*first, std::move(failure));
     }
     stop_driving();
@@ -116,13 +237,7 @@ bool Communicator::wait(Posted& posted, Deadline deadline) {
 
 void Communicator::stop_driving() {
   driven_.store(false, std::memory_order_seq_cst);
-  if (queued_.load(std::memory_order_seq_cst) != 0) wake_worker();
-}
-
-void Communicator::wake_worker() {
-  attention_.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake_all(attention_);
-  ring(fabric_->own().doorbell);
+  if (busy()) hub_->wake();
 }
 
 std::shared_ptr<Posted> Communicator::head() {
@@ -131,7 +246,9 @@ std::shared_ptr<Posted> Communicator::head() {
 }
 
 void Communicator::complete(Posted& posted, std::optional<Failure> failure) {
-  {
+  if (is_letter(posted.letter.op.kind)) {
+    mailing_.fetch_sub(1, std::memory_order_release);
+  } else {
     const std::lock_guard lock(mutex_);
     if (!queue_.empty() && queue_.front().get() == &posted) {
       queue_.pop_front();
@@ -147,35 +264,40 @@ void Communicator::complete(Posted& posted, std::optional<Failure> failure) {
 std::optional<Failure> Communicator::advance_once(Operation& operation, Progress& progress) {
   if (!operation.started()) {
     if (stopped()) return stopped_failure();
-    operation.start(*fabric_, ++sequence_);
+    operation.start(*circle_, ++sequence_);
   }
-  progress = operation.advance(*fabric_, workspace_);
-  if (progress == Progress::kMismatch) {
-    const auto at = operation.sequence() % kHistory;
-    return break_with(
-        {.kind = ErrorKind::kUsage,
-         .message = fmt::format("ranks called different operations: rank {} called {}, but rank {} called {}",
-                                fabric_->rank(), describe_call(fabric_->own().history[at]), operation.peer(),
-                                describe_call(fabric_->control(operation.peer()).history[at]))});
+  try {
+    progress = operation.advance(*circle_, workspace_);
+  } catch (...) {
+    return break_with(current_failure());
   }
-  if (progress == Progress::kUneven) {
-    return break_with(
-        {.kind = ErrorKind::kUsage,
-         .message = fmt::format("rank {} sends rank {} another number of elements than rank {} expects in {}",
-                                operation.peer(), fabric_->rank(), fabric_->rank(), context(operation))});
-  }
-  if (progress == Progress::kBadPeer) {
-    return break_with({.kind = ErrorKind::kInternal,
-                       .message = fmt::format("rank {} named a buffer outside its arena", operation.peer())});
-  }
-  return std::nullopt;
+  if (progress == Progress::kDone || progress == Progress::kBlocked) return std::nullopt;
+  return break_with(mismatch(operation, progress));
 }
 
-Communicator::Outcome Communicator::finish(Operation& operation, Deadline until,
-                                           std::optional<Failure>& failure) {
+Failure Communicator::mismatch(const Operation& operation, Progress progress) {
+  const int me = circle_->rank(), peer = operation.peer();
+  const auto at = operation.sequence() % kHistory;
+  if (progress == Progress::kBadPeer) {
+    return {.kind = ErrorKind::kInternal,
+            .message = fmt::format("rank {} named a buffer outside its arena", peer)};
+  }
+  if (progress == Progress::kUneven) {
+    return {.kind = ErrorKind::kUsage,
+            .message = fmt::format("rank {} sends rank {} another number of elements than it expects in {}",
+                                   peer, me, context(operation))};
+  }
+  return {
+      .kind = ErrorKind::kUsage,
+      .message = fmt::format("ranks called different operations: rank {} called {}, but rank {} called {}",
+                             me, describe_call(circle_->own().history[at]), peer,
+                             describe_call(circle_->board(peer).history[at]))};
+}
+
+Communicator::Outcome Communicator::finish(Task& task, Deadline until, std::optional<Failure>& failure) {
   int spins = spins_, yields = yields_, leaver = -1;
-  std::uint64_t mark = operation.mark();
-  Doorbell& door = fabric_->own().doorbell;
+  std::uint64_t mark = task.mark();
+  Doorbell& door = circle_->doorbell(circle_->rank());
   bool armed = false;
   std::uint32_t ticket = 0;
   const auto end = [&](Outcome outcome) {
@@ -183,11 +305,9 @@ Communicator::Outcome Communicator::finish(Operation& operation, Deadline until,
     return outcome;
   };
   for (;;) {
-    Progress progress{};
-    failure = advance_once(operation, progress);
-    if (failure) return end(Outcome::kFailed);
-    if (progress == Progress::kDone) return end(Outcome::kDone);
-    if (mark != operation.mark()) mark = operation.mark(), spins = spins_, yields = yields_, leaver = -1;
+    if (task.advance(failure)) return end(failure ? Outcome::kFailed : Outcome::kDone);
+    if (mailing_.load(std::memory_order_relaxed) != 0) advance_letters();
+    if (mark != task.mark()) mark = task.mark(), spins = spins_, yields = yields_, leaver = -1;
     if (stopped()) {
       failure = stopped_failure();
       return end(Outcome::kFailed);
@@ -201,14 +321,15 @@ Communicator::Outcome Communicator::finish(Operation& operation, Deadline until,
     } else if (!armed) {
       armed = true;  // announced: look once more before sleeping
       ticket = arm(door);
-    } else if (blocked_on_leaver(operation) && leaver != operation.peer()) {
-      leaver = operation.peer();
+    } else if (task.peer() >= 0 && has_left(task.peer()) && leaver != task.peer()) {
+      leaver = task.peer();
     } else {
-      if (leaver >= 0) failure = left_failure(operation);
-      if (!failure) failure = reason_to_stop(operation);
+      failure = leaver >= 0 ? task.left() : task.late();
       if (failure) return end(Outcome::kFailed);
       if (until.expired()) return end(Outcome::kGaveUp);
-      sleep(door, ticket, until);
+      Deadline next = std::min(until, task.deadline());
+      end_late_letters(next);
+      sleep(door, ticket, next);
       disarm(door);
       armed = false;
     }
@@ -216,38 +337,104 @@ Communicator::Outcome Communicator::finish(Operation& operation, Deadline until,
 }
 
 bool Communicator::stopped() const {
-  return fabric_->own().broken.load(std::memory_order_acquire) != 0 ||
+  return circle_->own().broken.load(std::memory_order_acquire) != 0 ||
          closed_.load(std::memory_order_relaxed);
 }
 
 Failure Communicator::stopped_failure() {
-  if (auto first = first_failure(*fabric_)) return *first;
+  if (auto first = first_failure(*circle_)) return *first;
   return {.kind = ErrorKind::kAborted,
           .message = "this rank has left the group",
           .family = ErrorFamily::kBackend};
 }
 
-bool Communicator::blocked_on_leaver(const Operation& operation) {
-  return fabric_->control(operation.peer()).left.load(std::memory_order_acquire) != 0;
+bool Communicator::has_left(int peer) {
+  return circle_->board(peer).left.load(std::memory_order_acquire) != 0;
 }
 
 Failure Communicator::left_failure(const Operation& operation) {
-  const Control& other = fabric_->control(operation.peer());
+  const int peer = operation.peer();
   return break_with({.kind = ErrorKind::kPeerLost,
-                     .message = fmt::format("rank {} (pid {}) left the group while rank {} was in {}",
-                                            operation.peer(), other.pid, fabric_->rank(), context(operation)),
-                     .peer = LostPeer{operation.peer(), other.pid, "left the group"}});
+                     .message = fmt::format("rank {} (pid {}) left the group while rank {} was in {}", peer,
+                                            circle_->pid(peer), circle_->rank(), context(operation)),
+                     .peer = LostPeer{peer, circle_->pid(peer), "left the group"}});
 }
 
 std::optional<Failure> Communicator::reason_to_stop(const Operation& operation) {
   if (stopped()) return stopped_failure();
   if (!Deadline::from_monotonic_ns(operation.call().deadline_ns).expired()) return std::nullopt;
-  Control& other = fabric_->control(operation.peer());
+  const int peer = operation.peer();
   return break_with(
       {.kind = ErrorKind::kTimeout,
        .message = fmt::format("rank {} ran out of time in {}: it waits for rank {} (pid {}), which {}",
-                              fabric_->rank(), context(operation), operation.peer(), other.pid,
-                              describe_last(other))});
+                              circle_->rank(), context(operation), peer, circle_->pid(peer),
+                              describe_last(circle_->board(peer)))});
+}
+
+// Ends a letter whose deadline has passed or whose peer has left. One that nobody met is taken back and fails alone; one
+// whose bytes are on their way cannot be, and breaks the group.
+std::optional<Failure> Communicator::late_letter(Letter& letter, Deadline deadline) {
+  if (stopped()) return stopped_failure();
+  const bool left = letter.peer >= 0 && has_left(letter.peer);
+  if (!left && !deadline.expired()) return std::nullopt;
+  const std::string whom =
+      letter.peer < 0 ? "any rank" : fmt::format("rank {} (pid {})", letter.peer, circle_->pid(letter.peer));
+  Failure failure{.kind = left ? ErrorKind::kPeerLost : ErrorKind::kTimeout, .family = ErrorFamily::kBackend};
+  if (left) {
+    failure.message =
+        fmt::format("{} left the group while rank {} was in {}", whom, circle_->rank(), context(letter));
+    failure.peer = LostPeer{letter.peer, circle_->pid(letter.peer), "left the group"};
+  } else {
+    failure.message =
+        fmt::format("rank {} ran out of time in {}: it waits for {}{}", circle_->rank(), context(letter),
+                    whom, letter.peer < 0 ? "" : ", which " + describe_last(circle_->board(letter.peer)));
+  }
+  if (mailroom_.withdraw(letter)) {
+    letter.over = true;
+    letter.failure = failure;
+    return failure;
+  }
+  return break_with(std::move(failure));
+}
+
+void Communicator::end_late_letters(Deadline& until) {
+  for (const auto& posted : letters_) {
+    if (posted->letter.over) continue;
+    if (!late_letter(posted->letter, posted->deadline)) until = std::min(until, posted->deadline);
+  }
+  advance_letters();
+}
+
+bool Communicator::advance_letters() {
+  std::deque<std::shared_ptr<Posted>> fresh;
+  {
+    const std::lock_guard lock(mutex_);
+    fresh.swap(new_letters_);
+  }
+  for (auto& posted : fresh) {
+    mailroom_.submit(posted->letter);
+    letters_.push_back(std::move(posted));
+  }
+  std::optional<Failure> failure;
+  try {
+    if (!stopped()) mailroom_.advance();
+  } catch (...) {
+    break_with(current_failure());
+  }
+  if (stopped()) {
+    failure = stopped_failure();
+    mailroom_.clear();
+  }
+  for (auto it = letters_.begin(); it != letters_.end();) {
+    const std::shared_ptr<Posted> posted = *it;
+    if (!posted->letter.over && !failure) {
+      ++it;
+      continue;
+    }
+    it = letters_.erase(it);
+    complete(*posted, posted->letter.over ? posted->letter.failure : failure);
+  }
+  return !letters_.empty();
 }
 
 std::string Communicator::context(const Operation& operation) const {
@@ -256,51 +443,64 @@ std::string Communicator::context(const Operation& operation) const {
                      where != nullptr && *where != '\0' ? " at " : "", where != nullptr ? where : "");
 }
 
+std::string Communicator::context(const Letter& letter) const {
+  const char* where = letter.op.where;
+  return fmt::format("{}({} bytes, tag {}){}{}", letter.is_send() ? "send" : "recv", letter.n_bytes,
+                     letter.op.tag, where != nullptr && *where != '\0' ? " at " : "",
+                     where != nullptr ? where : "");
+}
+
 Failure Communicator::break_with(Failure failure) {
   failure.family = ErrorFamily::kBackend;
-  break_group(*fabric_, failure);
-  return first_failure(*fabric_).value_or(failure);
+  break_group(*circle_, failure);
+  return first_failure(*circle_).value_or(failure);
 }
 
 std::optional<Failure> Communicator::failure() {
-  return first_failure(*fabric_);
+  return first_failure(*circle_);
 }
 
 void Communicator::abort(const std::string& reason) {
   break_with({.kind = ErrorKind::kAborted,
-              .message = fmt::format("rank {} aborted the group: {}", fabric_->rank(), reason)});
-  wake_worker();
+              .message = fmt::format("rank {} aborted the group: {}", circle_->rank(), reason)});
+  hub_->wake();
 }
 
 void Communicator::leave(const char* cause) {
   if (closed_.exchange(true)) return;
+  const std::int64_t pid = circle_->pid(circle_->rank());
   if (cause != nullptr) {
-    break_with(
-        {.kind = ErrorKind::kPeerLost,
-         .message = fmt::format("rank {} (pid {}) is gone: {}", fabric_->rank(), fabric_->own().pid, cause),
-         .peer = LostPeer{fabric_->rank(), fabric_->own().pid, cause}});
+    break_with({.kind = ErrorKind::kPeerLost,
+                .message = fmt::format("rank {} (pid {}) is gone: {}", circle_->rank(), pid, cause),
+                .peer = LostPeer{circle_->rank(), pid, cause}});
   }
-  fabric_->own().left.store(1, std::memory_order_seq_cst);
-  for (int r = 0; r < fabric_->size(); ++r) ring(fabric_->control(r).doorbell);
-  wake_worker();
+  circle_->own().left.store(1, std::memory_order_seq_cst);
+  circle_->ring_others();
+  hub_->wake();
 }
 
-void Communicator::peer_lost(int rank) {
-  const std::int64_t pid = fabric_->peer(rank).pid;
-  const std::string cause = cause_of_loss(rank);
+bool Communicator::needs(int fabric_rank) {
+  const int rank = circle_->rank_of(fabric_rank);
+  return rank >= 0 && !has_left(rank);
+}
+
+void Communicator::lost(int fabric_rank, const std::string& cause) {
+  const int rank = circle_->rank_of(fabric_rank);
+  const std::int64_t pid = circle_->pid(rank);
   break_with({.kind = ErrorKind::kPeerLost,
               .message = fmt::format("rank {} (pid {}) is lost: {}", rank, pid, cause),
               .peer = LostPeer{rank, pid, cause}});
-  wake_worker();
+  hub_->wake();
 }
 
 // New kernels tell once the parent has reaped the process; the launcher and spawn publish what they saw. Both take a
 // moment, and either may never come.
-std::string Communicator::cause_of_loss(int rank) {
-  const std::string key = fmt::format("/lockstep/exit/{}", rank);
+std::string Communicator::cause_of_loss(int fabric_rank) {
+  const std::string key = fmt::format("/lockstep/exit/{}", fabric_rank);
+  const int rank = circle_->rank_of(fabric_rank);
   const Deadline patience = Deadline::after(Milliseconds(300));
   while (!patience.expired()) {
-    if (auto cause = exit_cause(fabric_->peer(rank).pidfd.get())) return *cause;
+    if (auto cause = exit_cause(circle_->peer(rank).pidfd.get())) return *cause;
     char words[128] = {};
     std::size_t length = 0;
     const Deadline slice = Deadline::after(Milliseconds(10));
@@ -331,7 +531,7 @@ std::shared_ptr<Posted> Communicator::look_again() {
   auto stuck = advance_queue();
   while (stuck) {
     std::optional<Failure> failure = reason_to_stop(stuck->operation);
-    if (!failure && blocked_on_leaver(stuck->operation)) {
+    if (!failure && has_left(stuck->operation.peer())) {
       const int leaver = stuck->operation.peer();
       const auto before = stuck;
       stuck = advance_queue();
@@ -345,26 +545,22 @@ std::shared_ptr<Posted> Communicator::look_again() {
   return nullptr;
 }
 
-void Communicator::work() {
-  Doorbell& door = fabric_->own().doorbell;
-  for (;;) {
-    const std::uint32_t seen = attention_.load(std::memory_order_seq_cst);
-    if (queued_.load() == 0 || !try_drive()) {
-      if (closed_.load() && queued_.load() == 0) return;
-      futex_sleep(attention_, seen, Deadline::never());
-      continue;
+Served::State Communicator::serve(bool last_look, Deadline& until) {
+  if (!busy()) return State::kIdle;
+  if (!try_drive()) return State::kElsewhere;
+  bool stuck = advance_letters();
+  if (last_look) {
+    if (stuck) end_late_letters(until);
+    stuck = !letters_.empty();
+    if (const auto collective = look_again()) {
+      stuck = true;
+      until = std::min(until, collective->deadline);
     }
-    if (!advance_queue()) {
-      driven_.store(false, std::memory_order_seq_cst);
-      continue;
-    }
-    const std::uint32_t ticket = arm(door);
-    const auto stuck = look_again();
-    const Deadline until = stuck ? stuck->deadline : Deadline::never();
-    driven_.store(false, std::memory_order_seq_cst);
-    if (stuck && attention_.load() == seen) sleep(door, ticket, until);
-    disarm(door);
+  } else {
+    stuck = advance_queue() != nullptr || stuck;
   }
+  driven_.store(false, std::memory_order_seq_cst);
+  return stuck ? State::kStuck : State::kIdle;
 }
 
 }  // namespace lockstep::comm::internal

@@ -1,31 +1,32 @@
-// One rank's end of a group: the queue of its operations, who drives them, how they wait, and what happens when
-// something breaks.
+// One rank's end of a group: its operations, who drives them, how they wait, and what happens when something breaks.
 //
-// Driving. Exactly one thread at a time holds the driver's token and calls Operation::advance: the thread inside
-// run(), a thread inside wait(), or the worker "ls-comm", which exists once something was posted. Operations run in
-// the order posted. A thread that waits drives when nobody else does, so a blocking call involves no other thread.
+// Driving. Exactly one thread at a time holds the driver's token and advances operations: the thread inside run(), a
+// thread inside wait(), or the hub's worker. Collectives run in the order posted; letters (send and receive) beside
+// them, each as soon as its peer allows. Whoever drives advances both. A thread that waits drives when nobody else
+// does, so a blocking call involves no other thread.
 //
 // Waiting. A calling thread looks again 1,500 times while there are cores for all ranks, then yields a bounded number
 // of times, then sleeps on the rank's doorbell. The worker goes to sleep at once: it would steal the core it
 // is meant to leave to the computation.
 //
-// Failure. The first one (ledger.h) breaks the group for good, on all ranks. Thread safety: all methods, any thread,
-// but for the destructor.
+// Failure. The first one (ledger.h) breaks the group for good, on all ranks; only a letter that no peer has met, or
+// that has another size than its peer's, fails alone. Thread safety: all methods, any thread, but for the destructor.
 #pragma once
 
 #include <atomic>
 #include <deque>
+#include <list>
 #include <memory>
 #include <mutex>
 #include <string>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/thread.h"
 #include "lockstep/engine/engine_abi.h"
-#include "lockstep/host/internal/fabric.h"
+#include "lockstep/host/internal/circle.h"
+#include "lockstep/host/internal/hub.h"
+#include "lockstep/host/internal/mailroom.h"
 #include "lockstep/host/internal/operation.h"
-#include "lockstep/host/internal/watch.h"
 
 namespace lockstep::comm::internal {
 
@@ -33,7 +34,8 @@ namespace lockstep::comm::internal {
 struct Posted {
   explicit Posted(const lockstep_op& op);
   const std::string where;  // op.where points here
-  Operation operation;
+  Operation operation;      // of a collective
+  Letter letter;            // of a send or receive
   void (*const done)(void*);
   void* const done_context;
   const Deadline deadline;
@@ -42,11 +44,12 @@ struct Posted {
   std::string error;  // written before status
 };
 
-class Communicator {
+class Communicator final : private Served {
  public:
-  // Collective; blocks until the deadline in `config` at most. Raises as Fabric::join.
-  explicit Communicator(const lockstep_comm_config& config);
-  // Leaves, if leave() was not called, and joins the threads. No other call may be under way.
+  // Collective; blocks until the deadline in `config` at most. On the hub of `parent` when there is one. Raises as
+  // Fabric::join and Circle.
+  Communicator(const lockstep_comm_config& config, Communicator* parent);
+  // Leaves, if leave() was not called. No other call may be under way.
   ~Communicator();
   Communicator(const Communicator&) = delete;
 
@@ -61,56 +64,75 @@ class Communicator {
   void leave(const char* cause);
   std::optional<Failure> failure();
 
-  Arena& arena() { return fabric_->arena(); }
+  int rank() const { return circle_->rank(); }
+  int size() const { return circle_->size(); }
+  Arena& arena() { return circle_->arena(); }
 
  private:
+  // What a thread waits for while it drives: a collective or a letter.
+  class Task;
+  class CollectiveTask;
+  class LetterTask;
+  enum class Outcome : std::uint8_t { kDone, kFailed, kGaveUp };
+
   bool try_drive() { return !driven_.exchange(true, std::memory_order_acquire); }
   void stop_driving();
-  // Advances `operation` until it is over, the group breaks or `until` passes; waits as a caller does. Pre: driving.
-  enum class Outcome : std::uint8_t { kDone, kFailed, kGaveUp };
-  Outcome finish(Operation& operation, Deadline until, std::optional<Failure>& failure);
+  // Advances `task` until it is over, the group breaks or `until` passes; waits as a caller does. Pre: driving.
+  Outcome finish(Task& task, Deadline until, std::optional<Failure>& failure);
+  std::optional<Failure> run_letter(const lockstep_op& op);
   // Advances the queue as far as it goes without waiting; returns the operation it is stuck at. Pre: driving.
   std::shared_ptr<Posted> advance_queue();
   std::optional<Failure> advance_once(Operation& operation, Progress& progress);
+  // Takes in letters posted since and advances all; true while some are under way. Pre: driving.
+  bool advance_letters();
+  // Ends letters whose time is up or whose peer has left; lowers `until` to the next deadline. Pre: driving.
+  void end_late_letters(Deadline& until);
+  std::optional<Failure> late_letter(Letter& letter, Deadline deadline);
   // What must end a blocked operation now: a broken or closed group, or its own deadline.
   std::optional<Failure> reason_to_stop(const Operation& operation);
-  // True once the peer that `operation` is blocked on has left. It may have done its part just before: look again,
-  // and give up with left_failure only when that changes nothing.
-  bool blocked_on_leaver(const Operation& operation);
+  // True once the peer that is waited for has left. It may have done its part just before: look again, and give up
+  // with left_failure only when that changes nothing.
+  bool has_left(int peer);
   Failure left_failure(const Operation& operation);
+  Failure mismatch(const Operation& operation, Progress progress);
   bool stopped() const;
   Failure stopped_failure();
   Failure break_with(Failure failure);
   std::shared_ptr<Posted> head();
   void complete(Posted& posted, std::optional<Failure> failure);
   std::shared_ptr<Posted> look_again();
-  void work();
-  void peer_lost(int rank);
-  std::string cause_of_loss(int rank);
-  void wake_worker();
   std::string context(const Operation& operation) const;
+  std::string context(const Letter& letter) const;
+
+  // Served.
+  State serve(bool last_look, Deadline& until) override;
+  bool busy() const override { return queued_.load() + mailing_.load() != 0; }
+  void lost(int fabric_rank, const std::string& cause) override;
+  bool needs(int fabric_rank) override;
+  std::string cause_of_loss(int fabric_rank) override;
 
   // Constant after construction.
   const std::string name_;
   const lockstep_host* const host_;
-  std::unique_ptr<Fabric> fabric_;
+  const std::shared_ptr<Hub> hub_;
+  std::unique_ptr<Circle> circle_;
   int spins_ = 0, yields_ = 0;
 
   // Synchronised by themselves.
   std::atomic<bool> driven_{false};
   std::atomic<bool> closed_{false};
-  std::atomic<std::uint32_t> queued_{0};
-  std::atomic<std::uint32_t> attention_{0};  // futex of the idle worker
+  std::atomic<std::uint32_t> queued_{0};   // collectives posted and not over
+  std::atomic<std::uint32_t> mailing_{0};  // letters posted and not over
 
   // Owned by whoever drives.
   std::uint64_t sequence_ = 0;
   Workspace workspace_;
+  Mailroom mailroom_;
+  std::list<std::shared_ptr<Posted>> letters_;  // in the mailroom
 
   std::mutex mutex_;  // guards what follows
   std::deque<std::shared_ptr<Posted>> queue_;
-  Thread worker_;
-
-  std::unique_ptr<Watch> watch_;
+  std::deque<std::shared_ptr<Posted>> new_letters_;
 };
 
 }  // namespace lockstep::comm::internal

@@ -40,12 +40,12 @@ std::string describe_call(const Call& call) {
                      where.empty() ? "" : " at ", where);
 }
 
-std::string describe_last(Control& control) {
-  const auto last = std::max(control.arrivals[0].sequence.load(std::memory_order_acquire),
-                             control.arrivals[1].sequence.load(std::memory_order_acquire)) >>
+std::string describe_last(Board& board) {
+  const auto last = std::max(board.arrivals[0].sequence.load(std::memory_order_acquire),
+                             board.arrivals[1].sequence.load(std::memory_order_acquire)) >>
                     1;
   if (last == 0) return "has entered no operation yet";
-  return "last entered " + describe_call(control.history[last % kHistory]);
+  return "last entered " + describe_call(board.history[last % kHistory]);
 }
 
 }  // namespace lockstep::comm::internal

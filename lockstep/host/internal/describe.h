@@ -13,6 +13,6 @@ std::string describe_call(std::uint64_t fingerprint);
 // The above with its number and line: "all_reduce(...) #12 at train.cpp:33".
 std::string describe_call(const Call& call);
 // What a rank did last: "last entered ... ", or "has entered nothing yet".
-std::string describe_last(Control& control);
+std::string describe_last(Board& board);
 
 }  // namespace lockstep::comm::internal

@@ -8,6 +8,7 @@
 #include <mutex>
 
 #include "lockstep/base/base.h"
+#include "lockstep/host/internal/circle.h"
 
 namespace lockstep::comm::internal {
 namespace {
@@ -80,8 +81,9 @@ Fabric::Fabric(const lockstep_comm_config& config)
     : rank_(config.rank),
       nonce_(random_hex(16)),
       arena_(std::make_unique<Arena>(config.name != nullptr ? config.name : "group", config.rank)),
-      peers_(static_cast<std::size_t>(config.size)),
-      controls_(static_cast<std::size_t>(config.size)) {}
+      peers_(static_cast<std::size_t>(config.size)) {
+  own().board_at = arena_->offset_of(make_board(*arena_, config.rank, config.size));
+}
 
 std::unique_ptr<Fabric> Fabric::join(const lockstep_comm_config& config) {
   std::unique_ptr<Fabric> fabric(new Fabric(config));
@@ -90,16 +92,13 @@ std::unique_ptr<Fabric> Fabric::join(const lockstep_comm_config& config) {
 }
 
 void Fabric::meet(const lockstep_comm_config& config, Deadline deadline) {
-  Card own{.host = host_identity(), .process = process_token(), .nonce = nonce_, .pid = ::getpid()};
+  Card card_here{.host = host_identity(), .process = process_token(), .nonce = nonce_, .pid = ::getpid()};
   LocalSegments::instance().add(nonce_, arena_->segment());
-  adopt(rank_, own, arena_->segment(), {});
-  if (size() == 1) {
-    single_process_ = true;
-    return;
-  }
+  adopt(rank_, card_here, arena_->segment(), {});
+  if (size() == 1) return;
   auto listener = net::UnixListener::listen();
-  own.socket = listener.name();
-  const Bytes card = own.encode();
+  card_here.socket = listener.name();
+  const Bytes card = card_here.encode();
   if (config.host->kv_set(config.host->context, key_of(rank_).c_str(), card.data(), card.size()) !=
       LOCKSTEP_OK) {
     raise(ErrorKind::kSystem, "cannot publish this rank's address in the group's store",
@@ -107,12 +106,11 @@ void Fabric::meet(const lockstep_comm_config& config, Deadline deadline) {
   }
   std::vector<Card> cards(peers_.size());
   int to_accept = 0;
-  single_process_ = true;
   for (int r = 0; r < size(); ++r) {
     if (r == rank_) continue;
     cards[static_cast<std::size_t>(r)] = card_of(config, r, deadline);
     const Card& theirs = cards[static_cast<std::size_t>(r)];
-    if (theirs.host != own.host) {
+    if (theirs.host != card_here.host) {
       raise(ErrorKind::kUnsupported,
             fmt::format(
                 "rank {} runs on another host or in another network namespace than rank {}; the host engine "
@@ -120,16 +118,13 @@ void Fabric::meet(const lockstep_comm_config& config, Deadline deadline) {
                 r, rank_),
             ErrorFamily::kBackend);
     }
-    if (theirs.process != own.process) {
-      single_process_ = false;
-      if (r > rank_) ++to_accept;
-    }
+    if (theirs.process != card_here.process && r > rank_) ++to_accept;
   }
   // Higher ranks call lower ones; rank 0 only answers, so no circle of waiting ranks can form.
   for (int r = 0; r < size(); ++r) {
     const Card& theirs = cards[static_cast<std::size_t>(r)];
     if (r == rank_) continue;
-    if (theirs.process == own.process) {
+    if (theirs.process == card_here.process) {
       auto segment = LocalSegments::instance().find(theirs.nonce);
       if (!segment)
         raise(ErrorKind::kPeerLost, fmt::format("rank {} left while the group was forming", r),
@@ -148,7 +143,7 @@ void Fabric::meet(const lockstep_comm_config& config, Deadline deadline) {
 void Fabric::await_all(Deadline deadline) {
   own().joined.store(1, std::memory_order_release);
   for (int r = 0; r < size(); ++r) {
-    while (control(r).joined.load(std::memory_order_acquire) == 0) {
+    while (peer(r).station->joined.load(std::memory_order_acquire) == 0) {
       if (peer(r).socket && peer(r).socket.peer_closed()) {
         raise(ErrorKind::kPeerLost, fmt::format("rank {} ended while the group was forming", r),
               ErrorFamily::kBackend);
@@ -226,8 +221,7 @@ void Fabric::accept_one(net::UnixListener& listener, std::vector<Card>& cards, D
       log(LogLevel::kInfo, fmt::format("dropped a local connection: {}", error.what()));
       continue;
     }
-    const bool good = call.rank > rank_ && call.rank < size() &&
-                      controls_[static_cast<std::size_t>(call.rank)] == nullptr &&
+    const bool good = call.rank > rank_ && call.rank < size() && peer(call.rank).station == nullptr &&
                       std::memcmp(call.nonce, nonce_.data(), 32) == 0;
     if (!good) continue;
     const Card& theirs = cards[static_cast<std::size_t>(call.rank)];
@@ -247,13 +241,12 @@ void Fabric::accept_one(net::UnixListener& listener, std::vector<Card>& cards, D
 void Fabric::adopt(int rank, const Card& card, std::shared_ptr<net::Segment> segment,
                    net::UnixSocket socket) {
   Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  auto* control = reinterpret_cast<Control*>(segment->data());
-  if (segment->size() < kHeapAt || control->magic != kLayoutMagic || control->rank != rank) {
+  auto* station = reinterpret_cast<Station*>(segment->data());
+  if (segment->size() < kHeapAt || station->magic != kLayoutMagic || station->rank != rank) {
     raise(ErrorKind::kInternal, fmt::format("the arena of rank {} is not laid out as expected", rank),
           ErrorFamily::kBackend);
   }
-  peer.control = control;
-  controls_[static_cast<std::size_t>(rank)] = control;
+  peer.station = station;
   peer.segment = std::move(segment);
   peer.same_process = !socket;
   peer.pid = card.pid;

@@ -1,5 +1,5 @@
-// How the ranks of a group on one host meet: every rank publishes its identity in the group's key-value space, hands
-// its arena to the others over an abstract local socket (peer credentials and a nonce from the store are checked), or
+// How ranks on one host meet, once for all communicators among them: every rank publishes its identity in the
+// key-value space of the first communicator, hands its arena to the others over an abstract local socket (peer credentials and a nonce from the store are checked), or
 // through a table of this process when they are threads of it. After join() all arenas are mapped by all.
 //
 // Thread safety: constant after join(), but for the shared memory itself.
@@ -22,7 +22,7 @@ namespace lockstep::comm::internal {
 // One rank as seen from here; also for this rank itself.
 struct Peer {
   std::shared_ptr<net::Segment> segment;
-  Control* control = nullptr;
+  Station* station = nullptr;
   std::int64_t pid = -1;
   bool same_process = false;
   net::UnixSocket socket;  // open while the peer's process lives; empty for ranks of this process
@@ -37,16 +37,9 @@ class Fabric {
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(peers_.size()); }
-  // All ranks are threads of this process: any address of one is good for all.
-  bool single_process() const { return single_process_; }
   Arena& arena() { return *arena_; }
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
-  Control& control(int rank) { return *controls_[static_cast<std::size_t>(rank)]; }
-  Control& own() { return *controls_[static_cast<std::size_t>(rank_)]; }
-  std::uint8_t* base(int rank) {
-    return reinterpret_cast<std::uint8_t*>(controls_[static_cast<std::size_t>(rank)]);
-  }
-  std::size_t arena_size(int rank) { return peers_[static_cast<std::size_t>(rank)].segment->size(); }
+  Station& own() { return arena_->station(); }
 
  private:
   struct Card;  // what a rank publishes about itself
@@ -62,8 +55,6 @@ class Fabric {
   std::string nonce_;
   std::unique_ptr<Arena> arena_;
   std::vector<Peer> peers_;
-  std::vector<Control*> controls_;  // the same controls, close together for the hot path
-  bool single_process_ = false;
 };
 
 }  // namespace lockstep::comm::internal

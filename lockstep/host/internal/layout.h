@@ -1,8 +1,9 @@
-// What lies in a rank's arena. Every rank maps every arena of its group; the owner writes its own block, others read
-// it, except where said. All words that carry order are lock-free atomics; everything else is written before a
-// release store and read after the matching acquire load.
+// What lies in a rank's arena: a station at its start, then a heap with one board per communicator the rank is a
+// member of, staging areas, mail and the memory users asked for. Every rank maps every arena; the owner writes its own
+// blocks, others read them, except where said. All words that carry order are lock-free atomics; everything else is
+// written before a release store and read after the matching acquire load.
 //
-// Operations are numbered from 1. Parts that exist twice are chosen by the number's lowest bit: a rank can be at most
+// Operations of a communicator are numbered from 1. Parts that exist twice are chosen by the number's lowest bit: a rank can be at most
 // one operation ahead, since finishing one means having seen all others enter it.
 #pragma once
 
@@ -15,7 +16,7 @@
 namespace lockstep::comm::internal {
 
 inline constexpr std::uint64_t kLayoutMagic = 0x6c6f636b73746570;  // "lockstep"
-inline constexpr std::uint32_t kLayoutVersion = 1;
+inline constexpr std::uint32_t kLayoutVersion = 2;
 
 inline constexpr std::size_t kLine = 64;
 inline constexpr std::size_t kPage = 4096;
@@ -79,7 +80,7 @@ struct alignas(kLine) Doorbell {
   std::atomic<std::uint32_t> sleepers;
 };
 
-// The first failure of the group; only rank 0's is used. Claimed once by compare-exchange, then read-only.
+// The first failure of the communicator; only rank 0's is used. Claimed once by compare-exchange, then read-only.
 struct Ledger {
   static constexpr std::uint32_t kEmpty = 0, kWriting = 1, kWritten = 2;
   std::atomic<std::uint32_t> state;
@@ -91,25 +92,105 @@ struct Ledger {
   char cause[128];
 };
 
-struct Control {
+// The start of an arena: who it belongs to, and where its threads sleep, whichever communicator they wait in.
+struct Station {
   std::uint64_t magic;
   std::uint32_t version;
   std::int32_t rank;
   std::int64_t pid;
+  std::uint64_t board_at;  // of the communicator that made the arena
   Doorbell doorbell;
+  // Set by the owner when it has mapped all others.
+  std::atomic<std::uint32_t> joined;
+};
+
+// A rank's end of one communicator.
+struct Board {
+  std::uint64_t magic;
+  std::int32_t rank;
+  std::int32_t size;
   // Set by anyone: stop, the ledger says why.
   alignas(kLine) std::atomic<std::uint32_t> broken;
   // Set by the owner when it leaves in order.
   std::atomic<std::uint32_t> left;
-  // Set by the owner when it has mapped all others.
-  std::atomic<std::uint32_t> joined;
+  // Ranks that will never look at this board again; the owner gives it back when all have said so.
+  std::atomic<std::uint32_t> departed;
+  // Where the owner's staging area is; 0 until it was needed. Written before the phase that makes others look.
+  std::atomic<std::uint64_t> stage_at;
   // sequence << 24 | phase: how far the owner is inside a staged or direct operation.
   alignas(kLine) std::atomic<std::uint64_t> step;
   Arrival arrivals[2];
   Claims claims[2];
   Call history[kHistory];
   Ledger ledger;
+  alignas(kLine) std::uint8_t payload[2][kInlineBytes];
+
+  // Behind the board: for each rank where the owner's outbox for it is, 0 until it sends it something.
+  std::atomic<std::uint64_t>* outboxes() { return reinterpret_cast<std::atomic<std::uint64_t>*>(this + 1); }
+  static constexpr std::size_t bytes(int n_ranks) {
+    return sizeof(Board) + static_cast<std::size_t>(n_ranks) * sizeof(std::atomic<std::uint64_t>);
+  }
 };
+
+// What a rank lays out and what it reduced, twice each.
+struct Stage {
+  alignas(kPage) std::uint8_t in[2][kStageInBytes];
+  std::uint8_t out[2][kStageOutBytes];
+};
+
+// Messages from one rank to one other, in the order sent. A message of at most kMailBytes travels in a slot; of a
+// longer one the slot only says where its offer is.
+inline constexpr std::uint64_t kMailSlots = 8;
+inline constexpr std::size_t kMailBytes = 4096;
+struct alignas(kLine) Envelope {
+  std::uint64_t n_bytes;
+  std::uint64_t offer_at;  // in the sender's arena; 0: the payload is in the slot
+  std::int32_t tag;
+};
+struct Outbox {
+  alignas(kLine) std::atomic<std::uint64_t> sent;   // by the sender
+  alignas(kLine) std::atomic<std::uint64_t> taken;  // by the receiver
+  Envelope slots[kMailSlots];
+  alignas(kLine) std::uint8_t payload[kMailSlots][kMailBytes];
+};
+
+// A long message on its way. The sender makes it; the receiver decides how the bytes travel, since it alone knows
+// both ends.
+struct Offer {
+  enum State : std::uint32_t {
+    kFree = 0,
+    kOffered,    // by the sender
+    kWithdrawn,  // by the sender, instead of kTaken; the receiver answers with kGone
+    kGone,
+    kTaken,    // by the receiver: `mode` is set
+    kDone,     // by the receiver: it has everything
+    kRefused,  // by the receiver: it expected another size
+  };
+  enum Mode : std::uint32_t {
+    kPull,  // the receiver copies from the sender's buffer
+    kPush,  // the sender copies into the receiver's
+    kBoth,  // both do, in claimed chunks
+    kPipe,  // through a pipe of the sender
+  };
+  enum Reach : std::uint32_t { kNowhere = 0, kInArena = 1, kByAddress = 2 };
+  std::atomic<std::uint32_t> state;
+  std::uint32_t send_reach;
+  std::uint64_t send_at;
+  std::uint64_t n_bytes;
+  // By the receiver, before kTaken.
+  Mode mode;
+  std::uint32_t recv_reach;
+  std::uint64_t recv_at;
+  std::uint64_t expected;  // with kRefused
+  // kPipe: where it is, and how many bytes were laid into it and taken out. kPush: laid.
+  std::uint64_t pipe_at;
+  alignas(kLine) std::atomic<std::uint64_t> laid;
+  alignas(kLine) std::atomic<std::uint64_t> drained;
+  Claims claims;  // kBoth
+};
+inline constexpr std::size_t kPipeChunk = 128 << 10;
+inline constexpr std::uint64_t kPipeChunks = 4;
+
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
               std::atomic<std::uint32_t>::is_always_lock_free);
 
@@ -118,10 +199,6 @@ inline constexpr int kPhaseBits = 24;
 constexpr std::size_t round_up(std::size_t n, std::size_t to) {
   return (n + to - 1) / to * to;
 }
-inline constexpr std::size_t kInlineAt = round_up(sizeof(Control), kPage);
-inline constexpr std::size_t kStageInAt = kInlineAt + 2 * kInlineBytes;
-inline constexpr std::size_t kStageOutAt = kStageInAt + 2 * kStageInBytes;
-inline constexpr std::size_t kHeapAt = kStageOutAt + 2 * kStageOutBytes;
-static_assert(kHeapAt % kPage == 0);
+inline constexpr std::size_t kHeapAt = round_up(sizeof(Station), kPage);
 
 }  // namespace lockstep::comm::internal

@@ -19,27 +19,27 @@ void put(char (&to)[N], const std::string& text) {
 
 }  // namespace
 
-void break_group(Fabric& fabric, const Failure& failure) {
-  Ledger& ledger = fabric.control(0).ledger;
+void break_group(Circle& circle, const Failure& failure) {
+  Ledger& ledger = circle.board(0).ledger;
   std::uint32_t empty = Ledger::kEmpty;
   if (ledger.state.compare_exchange_strong(empty, Ledger::kWriting)) {
     ledger.status = status_of(failure.kind);
-    ledger.by_rank = fabric.rank();
+    ledger.by_rank = circle.rank();
     ledger.peer_rank = failure.peer ? failure.peer->rank : -1;
     ledger.peer_pid = failure.peer ? failure.peer->pid : -1;
     put(ledger.message, failure.message);
     put(ledger.cause, failure.peer ? failure.peer->cause : "");
     ledger.state.store(Ledger::kWritten, std::memory_order_release);
   }
-  for (int r = 0; r < fabric.size(); ++r) {
-    fabric.control(r).broken.store(1, std::memory_order_seq_cst);
-    ring(fabric.control(r).doorbell);
+  for (int r = 0; r < circle.size(); ++r) {
+    circle.board(r).broken.store(1, std::memory_order_seq_cst);
+    ring(circle.doorbell(r));
   }
 }
 
-std::optional<Failure> first_failure(Fabric& fabric) {
-  Ledger& ledger = fabric.control(0).ledger;
-  if (fabric.own().broken.load(std::memory_order_acquire) == 0 &&
+std::optional<Failure> first_failure(Circle& circle) {
+  Ledger& ledger = circle.board(0).ledger;
+  if (circle.own().broken.load(std::memory_order_acquire) == 0 &&
       ledger.state.load(std::memory_order_acquire) == Ledger::kEmpty) {
     return std::nullopt;
   }

@@ -5,13 +5,13 @@
 #include <optional>
 
 #include "lockstep/base/error.h"
-#include "lockstep/host/internal/fabric.h"
+#include "lockstep/host/internal/circle.h"
 
 namespace lockstep::comm::internal {
 
 // Records `failure` unless another came first, then tells every rank to stop. Kind, words and peer are kept.
-void break_group(Fabric& fabric, const Failure& failure);
+void break_group(Circle& circle, const Failure& failure);
 // The first failure, or nothing while the group is well.
-std::optional<Failure> first_failure(Fabric& fabric);
+std::optional<Failure> first_failure(Circle& circle);
 
 }  // namespace lockstep::comm::internal

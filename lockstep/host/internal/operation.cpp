@@ -4,16 +4,19 @@
 #include <cstring>
 #include <numeric>
 
-#include "lockstep/host/internal/doorbell.h"
+#include "lockstep/base/base.h"
 #include "lockstep/host/kernels.h"
 
 namespace lockstep::comm::internal {
 namespace {
 
-void ring_others(Fabric& fabric) {
-  for (int r = 0; r < fabric.size(); ++r) {
-    if (r != fabric.rank()) ring(fabric.control(r).doorbell);
-  }
+// What a plan makes a rank look at was laid out before the phase it waited for.
+Stage& stage_of(Circle& circle, int rank) {
+  if (rank == circle.rank()) return circle.own_stage();
+  Stage* stage = circle.stage(rank);
+  if (stage == nullptr)
+    raise(ErrorKind::kInternal, cat("rank ", rank, " has no staging area"), ErrorFamily::kBackend);
+  return *stage;
 }
 
 void copy(void* to, const void* from, std::uint64_t n_bytes) {
@@ -72,24 +75,24 @@ std::uint64_t Operation::send_bytes(int size) const {
   }
 }
 
-void Operation::start(Fabric& fabric, std::uint64_t sequence) {
+void Operation::start(Circle& circle, std::uint64_t sequence) {
   sequence_ = sequence;
   stage_ = Stage::kArriving;
-  const std::uint64_t sent = send_bytes(fabric.size());
-  publish_call(fabric);
-  Control& own = fabric.own();
+  const std::uint64_t sent = send_bytes(circle.size());
+  publish_call(circle);
+  Board& own = circle.own();
   Arrival& arrival = own.arrivals[parity()];
   arrival.fingerprint = fingerprint_;
   if (in_place_) {
     own.claims[parity()].next.store(0, std::memory_order_relaxed);
     own.claims[parity()].done.store(0, std::memory_order_relaxed);
   } else if (is_uneven(op_.kind)) {
-    publish_counts(fabric);
-  } else if (can_be_inline(fabric.size()) && sends(fabric.rank())) {
-    copy(const_cast<std::uint8_t*>(payload_of(fabric, fabric.rank())), op_.send, sent);
+    publish_counts(circle);
+  } else if (can_be_inline(circle.size()) && sends(circle.rank())) {
+    copy(const_cast<std::uint8_t*>(payload_of(circle, circle.rank())), op_.send, sent);
   }
   arrival.sequence.store(sequence << 1 | (in_place_ ? 1u : 0u), std::memory_order_seq_cst);
-  ring_others(fabric);
+  circle.ring_others();
 }
 
 // Only the root has something to send in these two.
@@ -98,22 +101,22 @@ bool Operation::sends(int rank) const {
 }
 
 // Lays out where the others find their parts of this rank's buffer: for each receiver the place and the length.
-void Operation::publish_counts(Fabric& fabric) {
-  const int me = fabric.rank();
-  auto* table = const_cast<Traffic::Part*>(counts_of(fabric, me));
-  const Traffic traffic = traffic_of(plan_input(fabric));
+void Operation::publish_counts(Circle& circle) {
+  const int me = circle.rank();
+  auto* table = const_cast<Traffic::Part*>(counts_of(circle, me));
+  const Traffic traffic = traffic_of(plan_input(circle));
   std::copy(traffic.sends.begin(), traffic.sends.end(), table);
 }
 
-const Traffic::Part* Operation::counts_of(Fabric& fabric, int rank) const {
+const Traffic::Part* Operation::counts_of(Circle& circle, int rank) const {
   static_assert(kMaxRanks * sizeof(Traffic::Part) <= kInlineBytes);
-  return reinterpret_cast<const Traffic::Part*>(fabric.base(rank) + kInlineAt + parity() * kInlineBytes);
+  return reinterpret_cast<const Traffic::Part*>(circle.board(rank).payload[parity()]);
 }
 
-PlanInput Operation::plan_input(Fabric& fabric) const {
+PlanInput Operation::plan_input(Circle& circle) const {
   return {.kind = op_.kind,
-          .rank = fabric.rank(),
-          .size = fabric.size(),
+          .rank = circle.rank(),
+          .size = circle.size(),
           .root = op_.root,
           .n_bytes = n_bytes_,
           .stage_in_bytes = kStageInBytes,
@@ -123,22 +126,22 @@ PlanInput Operation::plan_input(Fabric& fabric) const {
 }
 
 // Writes the record the others read when they need the buffers, or words for a message.
-void Operation::publish_call(Fabric& fabric) {
-  Call& call = fabric.own().history[sequence_ % kHistory];
+void Operation::publish_call(Circle& circle) {
+  Call& call = circle.own().history[sequence_ % kHistory];
   call.sequence = sequence_;
   call.fingerprint = fingerprint_;
   const char* where = op_.where != nullptr ? op_.where : "";
   const std::size_t length = ::strnlen(where, sizeof(call.where) - 1);
   std::memcpy(call.where, where, length);
   call.where[length] = '\0';
-  const std::uint64_t sent = send_bytes(fabric.size());
+  const std::uint64_t sent = send_bytes(circle.size());
   if (sent <= kEagerBytes && !is_uneven(op_.kind)) return;
-  const bool anywhere = fabric.single_process();
+  const bool anywhere = circle.single_process();
   const bool sendable =
-      anywhere || sent == 0 || !sends(fabric.rank()) || fabric.arena().contains(op_.send, sent);
-  const bool receivable = anywhere || (op_.kind == LOCKSTEP_REDUCE && fabric.rank() != op_.root) ||
-                          fabric.arena().contains(op_.recv, n_bytes_);
-  const auto base = anywhere ? 0 : reinterpret_cast<std::uintptr_t>(fabric.base(fabric.rank()));
+      anywhere || sent == 0 || !sends(circle.rank()) || circle.arena().contains(op_.send, sent);
+  const bool receivable = anywhere || (op_.kind == LOCKSTEP_REDUCE && circle.rank() != op_.root) ||
+                          circle.arena().contains(op_.recv, n_bytes_);
+  const auto base = anywhere ? 0 : reinterpret_cast<std::uintptr_t>(circle.arena().base());
   call.reachable = sendable ? 1 : 0;
   call.send = reinterpret_cast<std::uintptr_t>(op_.send) - base;
   call.recv = reinterpret_cast<std::uintptr_t>(op_.recv) - base;
@@ -146,33 +149,33 @@ void Operation::publish_call(Fabric& fabric) {
   n_in_place_ = in_place_ ? 1 : 0;
 }
 
-Progress Operation::advance(Fabric& fabric, Workspace& work) {
+Progress Operation::advance(Circle& circle, Workspace& work) {
   if (stage_ == Stage::kArriving) {
-    if (const Progress p = arrive(fabric); p != Progress::kDone) return p;
-    choose_path(fabric, work);
+    if (const Progress p = arrive(circle); p != Progress::kDone) return p;
+    choose_path(circle, work);
   }
   switch (stage_) {
     case Stage::kClaiming:
-      return reduces_whole() ? claim(fabric, work) : copy_direct(fabric, work);
+      return reduces_whole() ? claim(circle, work) : copy_direct(circle, work);
     case Stage::kCounting:
-      return count_done(fabric);
+      return count_done(circle);
     case Stage::kPlanned:
     case Stage::kLeaving:
-      return follow_plan(fabric, work);
+      return follow_plan(circle, work);
     default:
       return Progress::kDone;
   }
 }
 
-Progress Operation::arrive(Fabric& fabric) {
-  const int size = fabric.size();
+Progress Operation::arrive(Circle& circle) {
+  const int size = circle.size();
   for (; peer_ < size; ++peer_) {
-    if (peer_ == fabric.rank()) continue;
-    Arrival& arrival = fabric.control(peer_).arrivals[parity()];
+    if (peer_ == circle.rank()) continue;
+    Arrival& arrival = circle.board(peer_).arrivals[parity()];
     const std::uint64_t entered = arrival.sequence.load(std::memory_order_acquire);
     if (entered >> 1 != sequence_) return Progress::kBlocked;
     if (arrival.fingerprint != fingerprint_) return Progress::kMismatch;
-    if (is_uneven(op_.kind) && counts_of(fabric, peer_)[fabric.rank()].n_bytes !=
+    if (is_uneven(op_.kind) && counts_of(circle, peer_)[circle.rank()].n_bytes !=
                                    uneven_receives_[static_cast<std::size_t>(peer_)]) {
       return Progress::kUneven;
     }
@@ -184,58 +187,58 @@ Progress Operation::arrive(Fabric& fabric) {
 }
 
 // All ranks have read the same words by now, so all come to the same answer.
-void Operation::choose_path(Fabric& fabric, Workspace& work) {
-  if (can_be_inline(fabric.size()) && n_in_place_ == 0) {
-    finish_inline(fabric, work);
+void Operation::choose_path(Circle& circle, Workspace& work) {
+  if (can_be_inline(circle.size()) && n_in_place_ == 0) {
+    finish_inline(circle, work);
     stage_ = Stage::kDone;
-  } else if (reduces_whole() ? n_in_place_ == fabric.size() : direct_possible(fabric)) {
+  } else if (reduces_whole() ? n_in_place_ == circle.size() : direct_possible(circle)) {
     stage_ = Stage::kClaiming;
   } else {
-    plan_ = make_plan(plan_input(fabric));
+    plan_ = make_plan(plan_input(circle));
     stage_ = Stage::kPlanned;
   }
 }
 
-bool Operation::direct_possible(Fabric& fabric) const {
-  for (int r = 0; r < fabric.size(); ++r) {
-    if (call_of(fabric, r).reachable == 0) return false;
+bool Operation::direct_possible(Circle& circle) const {
+  for (int r = 0; r < circle.size(); ++r) {
+    if (call_of(circle, r).reachable == 0) return false;
   }
   return true;
 }
 
-const std::uint8_t* Operation::payload_of(Fabric& fabric, int rank) const {
-  if (send_bytes(fabric.size()) <= kTinyBytes) return fabric.control(rank).arrivals[parity()].payload;
-  return fabric.base(rank) + kInlineAt + parity() * kInlineBytes;
+const std::uint8_t* Operation::payload_of(Circle& circle, int rank) const {
+  if (send_bytes(circle.size()) <= kTinyBytes) return circle.board(rank).arrivals[parity()].payload;
+  return circle.board(rank).payload[parity()];
 }
 
-void Operation::finish_inline(Fabric& fabric, Workspace& work) {
-  const auto me = static_cast<std::uint64_t>(fabric.rank());
+void Operation::finish_inline(Circle& circle, Workspace& work) {
+  const auto me = static_cast<std::uint64_t>(circle.rank());
   auto* recv = static_cast<std::uint8_t*>(op_.recv);
   switch (op_.kind) {
     case LOCKSTEP_BROADCAST:
-      return copy(recv, payload_of(fabric, op_.root), n_bytes_);
+      return copy(recv, payload_of(circle, op_.root), n_bytes_);
     case LOCKSTEP_SCATTER:
-      return copy(recv, payload_of(fabric, op_.root) + me * n_bytes_, n_bytes_);
+      return copy(recv, payload_of(circle, op_.root) + me * n_bytes_, n_bytes_);
     case LOCKSTEP_GATHER:
-      if (fabric.rank() != op_.root) return;
+      if (circle.rank() != op_.root) return;
       [[fallthrough]];
     case LOCKSTEP_ALL_GATHER:
     case LOCKSTEP_ALL_TO_ALL: {
       const std::uint64_t at = op_.kind == LOCKSTEP_ALL_TO_ALL ? me * n_bytes_ : 0;
-      for (int r = 0; r < fabric.size(); ++r) {
-        copy(recv + static_cast<std::uint64_t>(r) * n_bytes_, payload_of(fabric, r) + at, n_bytes_);
+      for (int r = 0; r < circle.size(); ++r) {
+        copy(recv + static_cast<std::uint64_t>(r) * n_bytes_, payload_of(circle, r) + at, n_bytes_);
       }
       return;
     }
     case LOCKSTEP_REDUCE:
-      if (fabric.rank() != op_.root) return;
+      if (circle.rank() != op_.root) return;
       [[fallthrough]];
     case LOCKSTEP_ALL_REDUCE:
     case LOCKSTEP_REDUCE_SCATTER: {
       if (n_bytes_ == 0) return;
       const std::uint64_t at = op_.kind == LOCKSTEP_REDUCE_SCATTER ? me * n_bytes_ : 0;
-      for (int r = 0; r < fabric.size(); ++r)
-        work.sources[static_cast<std::size_t>(r)] = payload_of(fabric, r) + at;
+      for (int r = 0; r < circle.size(); ++r)
+        work.sources[static_cast<std::size_t>(r)] = payload_of(circle, r) + at;
       void* const target = op_.recv;
       return reduce(op_.dtype, op_.reduce, work.sources, {&target, 1}, op_.count);
     }
@@ -244,16 +247,14 @@ void Operation::finish_inline(Fabric& fabric, Workspace& work) {
   }
 }
 
-std::uint8_t* Operation::buffer(Fabric& fabric, int rank, std::uint64_t at, std::uint64_t n_bytes) const {
-  if (fabric.single_process()) return reinterpret_cast<std::uint8_t*>(at);
-  const std::uint64_t room = fabric.arena_size(rank);
-  if (at < kHeapAt || at > room || n_bytes > room - at) return nullptr;
-  return fabric.base(rank) + at;
+std::uint8_t* Operation::buffer(Circle& circle, int rank, std::uint64_t at, std::uint64_t n_bytes) const {
+  if (circle.single_process()) return reinterpret_cast<std::uint8_t*>(at);
+  return circle.in_arena(rank, at, n_bytes);
 }
 
 // Own slice first, then whatever the others have not got to: a rank that is not running holds nobody up.
-Progress Operation::claim(Fabric& fabric, Workspace& work) {
-  const int size = fabric.size(), me = fabric.rank();
+Progress Operation::claim(Circle& circle, Workspace& work) {
+  const int size = circle.size(), me = circle.rank();
   const Cut cut(op_.count, size, element_);
   auto& send = work.send;
   auto& recv = work.recv;
@@ -262,23 +263,23 @@ Progress Operation::claim(Fabric& fabric, Workspace& work) {
   const std::size_t n_targets = to_all ? static_cast<std::size_t>(size) : 1;
   for (int r = 0; r < size; ++r) {
     peer_ = r;
-    send[static_cast<std::size_t>(r)] = buffer(fabric, r, call_of(fabric, r).send, n_bytes_);
+    send[static_cast<std::size_t>(r)] = buffer(circle, r, call_of(circle, r).send, n_bytes_);
     if (!send[static_cast<std::size_t>(r)]) return Progress::kBadPeer;
   }
   for (std::size_t t = 0; t < n_targets; ++t) {
     peer_ = to_all ? static_cast<int>(t) : op_.root;
-    recv[t] = buffer(fabric, peer_, call_of(fabric, peer_).recv, n_bytes_);
+    recv[t] = buffer(circle, peer_, call_of(circle, peer_).recv, n_bytes_);
     if (!recv[t]) return Progress::kBadPeer;
   }
   for (int turn = 0; turn < size; ++turn) {
     const int owner = (me + turn) % size;
-    Claims& claims = fabric.control(owner).claims[parity()];
+    Claims& claims = circle.board(owner).claims[parity()];
     const std::uint64_t n_chunks = cut.n_chunks(owner);
     for (;;) {
       if (claims.next.load(std::memory_order_relaxed) >= n_chunks) break;
       const std::uint64_t index = claims.next.fetch_add(1, std::memory_order_relaxed);
       if (index >= n_chunks) break;
-      if (fabric.own().broken.load(std::memory_order_relaxed) != 0) break;
+      if (circle.own().broken.load(std::memory_order_relaxed) != 0) break;
       const std::uint64_t first = cut.begin(owner) + index * cut.chunk;
       const std::uint64_t count = std::min(cut.chunk, cut.begin(owner) + cut.length(owner) - first);
       for (int r = 0; r < size; ++r) {
@@ -286,19 +287,19 @@ Progress Operation::claim(Fabric& fabric, Workspace& work) {
       }
       for (std::size_t t = 0; t < n_targets; ++t) work.targets[t] = recv[t] + first * element_;
       reduce(op_.dtype, op_.reduce, work.sources, {work.targets.data(), n_targets}, count);
-      if (claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks) ring_others(fabric);
+      if (claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks) circle.ring_others();
     }
   }
   ++mark_;
   stage_ = Stage::kCounting;
   peer_ = 0;
-  return count_done(fabric);
+  return count_done(circle);
 }
 
-Progress Operation::count_done(Fabric& fabric) {
-  const Cut cut(op_.count, fabric.size(), element_);
-  for (; peer_ < fabric.size(); ++peer_) {
-    if (fabric.control(peer_).claims[parity()].done.load(std::memory_order_acquire) != cut.n_chunks(peer_)) {
+Progress Operation::count_done(Circle& circle) {
+  const Cut cut(op_.count, circle.size(), element_);
+  for (; peer_ < circle.size(); ++peer_) {
+    if (circle.board(peer_).claims[parity()].done.load(std::memory_order_acquire) != cut.n_chunks(peer_)) {
       return Progress::kBlocked;
     }
   }
@@ -307,22 +308,22 @@ Progress Operation::count_done(Fabric& fabric) {
 }
 
 // The other direct collectives only read from the others; the buffers are theirs again when all have said so.
-Progress Operation::copy_direct(Fabric& fabric, Workspace& work) {
+Progress Operation::copy_direct(Circle& circle, Workspace& work) {
   const bool scatters_sums = op_.kind == LOCKSTEP_REDUCE_SCATTER;
-  if (Progress bad{}; !(scatters_sums ? reduce_direct(fabric, work, bad) : move_direct(fabric, bad)))
+  if (Progress bad{}; !(scatters_sums ? reduce_direct(circle, work, bad) : move_direct(circle, bad)))
     return bad;
-  signal(fabric, 1);
+  signal(circle, 1);
   plan_.push_back({.kind = StepKind::kWait, .phase = 1});
   stage_ = Stage::kLeaving;
   peer_ = 0;
-  return follow_plan(fabric, work);
+  return follow_plan(circle, work);
 }
 
-bool Operation::reduce_direct(Fabric& fabric, Workspace& work, Progress& bad) {
-  const auto me = static_cast<std::uint64_t>(fabric.rank());
+bool Operation::reduce_direct(Circle& circle, Workspace& work, Progress& bad) {
+  const auto me = static_cast<std::uint64_t>(circle.rank());
   bad = Progress::kBadPeer;
-  for (peer_ = 0; peer_ < fabric.size(); ++peer_) {
-    const std::uint8_t* from = buffer(fabric, peer_, call_of(fabric, peer_).send, send_bytes(fabric.size()));
+  for (peer_ = 0; peer_ < circle.size(); ++peer_) {
+    const std::uint8_t* from = buffer(circle, peer_, call_of(circle, peer_).send, send_bytes(circle.size()));
     if (from == nullptr) return false;
     work.sources[static_cast<std::size_t>(peer_)] = from + me * n_bytes_;
   }
@@ -331,9 +332,9 @@ bool Operation::reduce_direct(Fabric& fabric, Workspace& work, Progress& bad) {
   return true;
 }
 
-bool Operation::move_direct(Fabric& fabric, Progress& bad) {
-  const int size = fabric.size(), me = fabric.rank();
-  const Traffic traffic = traffic_of(plan_input(fabric));
+bool Operation::move_direct(Circle& circle, Progress& bad) {
+  const int size = circle.size(), me = circle.rank();
+  const Traffic traffic = traffic_of(plan_input(circle));
   bad = Progress::kBadPeer;
   for (int turn = 0; turn < size; ++turn) {
     peer_ = (me + turn) % size;  // not all from the same rank at once
@@ -342,76 +343,74 @@ bool Operation::move_direct(Fabric& fabric, Progress& bad) {
     auto* to = static_cast<std::uint8_t*>(op_.recv) + part.at;
     // Where my part lies in the peer's buffer.
     std::uint64_t at = 0;
-    if (is_uneven(op_.kind)) at = counts_of(fabric, peer_)[me].at;
+    if (is_uneven(op_.kind)) at = counts_of(circle, peer_)[me].at;
     if (op_.kind == LOCKSTEP_SCATTER || op_.kind == LOCKSTEP_ALL_TO_ALL)
       at = static_cast<std::uint64_t>(me) * n_bytes_;
     const std::uint8_t* from = peer_ == me
                                    ? static_cast<const std::uint8_t*>(op_.send) + at
-                                   : buffer(fabric, peer_, call_of(fabric, peer_).send + at, part.n_bytes);
+                                   : buffer(circle, peer_, call_of(circle, peer_).send + at, part.n_bytes);
     if (from == nullptr) return false;
     copy(to, from, part.n_bytes);
   }
   return true;
 }
 
-Progress Operation::follow_plan(Fabric& fabric, Workspace& work) {
+Progress Operation::follow_plan(Circle& circle, Workspace& work) {
   for (; next_step_ < plan_.size(); ++next_step_, ++mark_) {
     const Step& step = plan_[next_step_];
     if (step.kind == StepKind::kWait) {
-      if (!reached(fabric, step)) return Progress::kBlocked;
+      if (!reached(circle, step)) return Progress::kBlocked;
       peer_ = 0;
     } else {
-      if (fabric.own().broken.load(std::memory_order_relaxed) != 0) return Progress::kBlocked;
-      execute(step, fabric, work);
+      if (circle.own().broken.load(std::memory_order_relaxed) != 0) return Progress::kBlocked;
+      execute(step, circle, work);
     }
   }
   stage_ = Stage::kDone;
   return Progress::kDone;
 }
 
-bool Operation::reached(Fabric& fabric, const Step& step) {
+bool Operation::reached(Circle& circle, const Step& step) {
   const std::uint64_t target = sequence_ << kPhaseBits | step.phase;
   if (step.peer >= 0) peer_ = step.peer;
-  for (; peer_ < fabric.size(); ++peer_) {
-    if (peer_ == fabric.rank()) continue;
-    if (fabric.control(peer_).step.load(std::memory_order_acquire) < target) return false;
+  for (; peer_ < circle.size(); ++peer_) {
+    if (peer_ == circle.rank()) continue;
+    if (circle.board(peer_).step.load(std::memory_order_acquire) < target) return false;
     if (step.peer >= 0) break;
   }
   return true;
 }
 
-void Operation::signal(Fabric& fabric, std::uint32_t phase) {
-  fabric.own().step.store(sequence_ << kPhaseBits | phase, std::memory_order_seq_cst);
-  ring_others(fabric);
+void Operation::signal(Circle& circle, std::uint32_t phase) {
+  circle.own().step.store(sequence_ << kPhaseBits | phase, std::memory_order_seq_cst);
+  circle.ring_others();
 }
 
-void Operation::execute(const Step& step, Fabric& fabric, Workspace& work) {
+void Operation::execute(const Step& step, Circle& circle, Workspace& work) {
   const auto* send = static_cast<const std::uint8_t*>(op_.send);
   auto* recv = static_cast<std::uint8_t*>(op_.recv);
-  const auto stage_in = [&](int r) {
-    return fabric.base(r) + kStageInAt + step.parity * kStageInBytes + step.stage_at;
-  };
-  const auto stage_out = [&](int r) { return fabric.base(r) + kStageOutAt + step.parity * kStageOutBytes; };
+  const auto stage_in = [&](int r) { return stage_of(circle, r).in[step.parity] + step.stage_at; };
+  const auto stage_out = [&](int r) { return stage_of(circle, r).out[step.parity]; };
   switch (step.kind) {
     case StepKind::kCopyIn:
-      return copy(stage_in(fabric.rank()), send + step.user_at, step.n_bytes);
+      return copy(stage_in(circle.rank()), send + step.user_at, step.n_bytes);
     case StepKind::kCopyOut:
       return copy(recv + step.recv_at,
                   step.from_in ? stage_in(step.peer) : stage_out(step.peer) + step.stage_at, step.n_bytes);
     case StepKind::kKeep:
       return copy(recv + step.recv_at, send + step.user_at, step.n_bytes);
     case StepKind::kReduce: {
-      for (int r = 0; r < fabric.size(); ++r) {
-        work.sources[static_cast<std::size_t>(r)] = r == fabric.rank() ? send + step.user_at : stage_in(r);
+      for (int r = 0; r < circle.size(); ++r) {
+        work.sources[static_cast<std::size_t>(r)] = r == circle.rank() ? send + step.user_at : stage_in(r);
       }
-      void* const targets[] = {recv + step.recv_at, stage_out(fabric.rank())};
+      void* const targets[] = {recv + step.recv_at, stage_out(circle.rank())};
       const std::size_t first = step.keep ? 0 : 1,
                         n_targets = (step.keep ? 1u : 0u) + (step.publish ? 1u : 0u);
       return reduce(op_.dtype, op_.reduce, work.sources, {targets + first, n_targets},
                     step.n_bytes / element_);
     }
     case StepKind::kSignal:
-      return signal(fabric, step.phase);
+      return signal(circle, step.phase);
     case StepKind::kWait:
       return;
   }

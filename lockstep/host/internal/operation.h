@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "lockstep/host/internal/fabric.h"
+#include "lockstep/host/internal/circle.h"
 #include "lockstep/host/plan.h"
 
 namespace lockstep::comm::internal {
@@ -41,8 +41,8 @@ class Operation {
 
   bool started() const { return stage_ != Stage::kNew; }
   // Publishes the call, with the payload when it is small.
-  void start(Fabric& fabric, std::uint64_t sequence);
-  Progress advance(Fabric& fabric, Workspace& work);
+  void start(Circle& circle, std::uint64_t sequence);
+  Progress advance(Circle& circle, Workspace& work);
 
   // While blocked or after kMismatch or kBadPeer: the rank it is about.
   int peer() const { return peer_; }
@@ -56,35 +56,35 @@ class Operation {
   enum class Stage : std::uint8_t { kNew, kArriving, kClaiming, kCounting, kPlanned, kLeaving, kDone };
 
   // Arrivals, in rank order.
-  Progress arrive(Fabric& fabric);
-  void choose_path(Fabric& fabric, Workspace& work);
-  void finish_inline(Fabric& fabric, Workspace& work);
+  Progress arrive(Circle& circle);
+  void choose_path(Circle& circle, Workspace& work);
+  void finish_inline(Circle& circle, Workspace& work);
   // Direct paths.
-  Progress claim(Fabric& fabric, Workspace& work);
-  Progress count_done(Fabric& fabric);
-  Progress copy_direct(Fabric& fabric, Workspace& work);
+  Progress claim(Circle& circle, Workspace& work);
+  Progress count_done(Circle& circle);
+  Progress copy_direct(Circle& circle, Workspace& work);
   // False with `bad` when a peer's word about its buffer cannot be true.
-  bool reduce_direct(Fabric& fabric, Workspace& work, Progress& bad);
-  bool move_direct(Fabric& fabric, Progress& bad);
+  bool reduce_direct(Circle& circle, Workspace& work, Progress& bad);
+  bool move_direct(Circle& circle, Progress& bad);
   // Staged path.
-  Progress follow_plan(Fabric& fabric, Workspace& work);
-  void execute(const Step& step, Fabric& fabric, Workspace& work);
-  bool reached(Fabric& fabric, const Step& step);
-  void signal(Fabric& fabric, std::uint32_t phase);
+  Progress follow_plan(Circle& circle, Workspace& work);
+  void execute(const Step& step, Circle& circle, Workspace& work);
+  bool reached(Circle& circle, const Step& step);
+  void signal(Circle& circle, std::uint32_t phase);
 
-  const std::uint8_t* payload_of(Fabric& fabric, int rank) const;
-  bool direct_possible(Fabric& fabric) const;
+  const std::uint8_t* payload_of(Circle& circle, int rank) const;
+  bool direct_possible(Circle& circle) const;
   // Address of a rank's buffer, null when its word about it cannot be true.
-  std::uint8_t* buffer(Fabric& fabric, int rank, std::uint64_t at, std::uint64_t n_bytes) const;
-  const Call& call_of(Fabric& fabric, int rank) const {
-    return fabric.control(rank).history[sequence_ % kHistory];
+  std::uint8_t* buffer(Circle& circle, int rank, std::uint64_t at, std::uint64_t n_bytes) const;
+  const Call& call_of(Circle& circle, int rank) const {
+    return circle.board(rank).history[sequence_ % kHistory];
   }
 
   bool can_be_inline(int size) const { return send_bytes(size) <= kInlineBytes && !is_uneven(op_.kind); }
-  void publish_call(Fabric& fabric);
-  void publish_counts(Fabric& fabric);
-  const Traffic::Part* counts_of(Fabric& fabric, int rank) const;
-  PlanInput plan_input(Fabric& fabric) const;
+  void publish_call(Circle& circle);
+  void publish_counts(Circle& circle);
+  const Traffic::Part* counts_of(Circle& circle, int rank) const;
+  PlanInput plan_input(Circle& circle) const;
   std::uint64_t send_bytes(int size) const;
   bool sends(int rank) const;
   bool reduces_whole() const { return op_.kind == LOCKSTEP_ALL_REDUCE || op_.kind == LOCKSTEP_REDUCE; }

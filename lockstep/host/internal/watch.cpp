@@ -41,8 +41,6 @@ void Watch::watch() {
       if (fds[i].revents == 0) continue;
       fds[i].revents = 0;
       fds[i].fd = -1;  // poll skips it from now on
-      Peer& peer = fabric_.peer(ranks[i]);
-      if (peer.control->left.load(std::memory_order_acquire) != 0) continue;
       on_lost_(ranks[i]);
     }
   }

@@ -1,4 +1,4 @@
-// Watches the processes of the other ranks and reports each that ends without having left in order. The kernel tells:
+// Watches the processes of the other ranks and reports each that ends. The kernel tells:
 // a pidfd becomes readable, or where it cannot be had, the local socket hangs up.
 // Thread: one, "ls-watch", started only when there are other processes; joined by the destructor.
 #pragma once

@@ -1,0 +1,132 @@
+#include "lockstep/host/internal/hub.h"
+
+#include <algorithm>
+
+#include "lockstep/base/base.h"
+#include "lockstep/host/internal/doorbell.h"
+
+namespace lockstep::comm::internal {
+
+std::shared_ptr<Hub> Hub::join(const lockstep_comm_config& config) {
+  std::shared_ptr<Hub> hub(new Hub(Fabric::join(config)));
+  hub->watch_ = std::make_unique<Watch>(*hub->fabric_, [self = hub.get()](int rank) { self->tell_loss(rank); });
+  return hub;
+}
+
+Hub::Hub(std::unique_ptr<Fabric> fabric) : fabric_(std::move(fabric)) {}
+
+Hub::~Hub() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+  }
+  wake();
+  worker_.join();
+  watch_.reset();
+}
+
+void Hub::add(Served& served) {
+  const std::lock_guard telling(telling_);
+  {
+    const std::lock_guard lock(mutex_);
+    members_.push_back(&served);
+  }
+  for (const auto& [rank, cause] : lost_) {
+    if (served.needs(rank)) served.lost(rank, cause);
+  }
+}
+
+void Hub::remove(Served& served) {
+  const std::lock_guard telling(telling_);
+  std::unique_lock lock(mutex_);
+  std::erase(members_, &served);
+  std::ranges::replace(engaged_, &served, static_cast<Served*>(nullptr));
+  changed_.wait(lock, [&] { return serving_ != &served; });
+}
+
+void Hub::engage(Served& served) {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!worker_.joinable()) worker_ = Thread("ls-comm", [this] { work(); });
+    if (std::ranges::find(engaged_, &served) == engaged_.end()) engaged_.push_back(&served);
+  }
+  wake();
+}
+
+void Hub::wake() {
+  Doorbell& door = fabric_->own().doorbell;
+  door.bell.fetch_add(1, std::memory_order_seq_cst);
+  futex_wake_all(door.bell);
+}
+
+void Hub::retire(std::unique_ptr<Circle> circle) {
+  circle->depart();
+  const std::lock_guard lock(mutex_);
+  retired_.push_back(std::move(circle));
+  std::erase_if(retired_, [](const auto& each) {
+    if (!each->all_departed()) return false;
+    each->free_blocks();
+    return true;
+  });
+}
+
+// The ticket is drawn before anything is looked at, so whatever is posted or rung afterwards ends the sleep at once.
+// Only while something is stuck do the others have to ring: an idle worker is not announced.
+void Hub::work() {
+  Doorbell& door = fabric_->own().doorbell;
+  for (;;) {
+    std::uint32_t ticket = door.bell.load(std::memory_order_seq_cst);
+    {
+      const std::lock_guard lock(mutex_);
+      if (stopping_) return;
+    }
+    Deadline until = Deadline::never();
+    if (!pass(false, until)) {
+      drop_idle();
+      sleep(door, ticket, until);
+      continue;
+    }
+    ticket = arm(door);
+    pass(true, until);
+    drop_idle();
+    sleep(door, ticket, until);
+    disarm(door);
+  }
+}
+
+bool Hub::pass(bool last_look, Deadline& until) {
+  bool stuck = false;
+  std::unique_lock lock(mutex_);
+  for (std::size_t i = 0; i < engaged_.size(); ++i) {
+    if (engaged_[i] == nullptr) continue;
+    serving_ = engaged_[i];
+    Served& served = *serving_;
+    lock.unlock();
+    stuck = served.serve(last_look, until) == Served::State::kStuck || stuck;
+    lock.lock();
+    serving_ = nullptr;
+    changed_.notify_all();
+  }
+  return stuck;
+}
+
+void Hub::drop_idle() {
+  const std::lock_guard lock(mutex_);
+  std::erase_if(engaged_, [](const Served* served) { return served == nullptr || !served->busy(); });
+}
+
+void Hub::tell_loss(int fabric_rank) {
+  const std::lock_guard telling(telling_);
+  std::vector<Served*> members;
+  {
+    const std::lock_guard lock(mutex_);
+    members = members_;
+  }
+  std::erase_if(members, [&](Served* served) { return !served->needs(fabric_rank); });
+  if (members.empty()) return lost_.emplace_back(fabric_rank, "its process has ended"), void();
+  const std::string cause = members.front()->cause_of_loss(fabric_rank);
+  lost_.emplace_back(fabric_rank, cause);
+  for (Served* served : members) served->lost(fabric_rank, cause);
+}
+
+}  // namespace lockstep::comm::internal

@@ -1,0 +1,87 @@
+// One rank's fabric and the threads that serve all communicators built on it: a worker that drives posted operations
+// nobody waits for, and a watch over the other processes. A thousand communicators share them.
+//
+// Threads: "ls-comm", started when something is first posted; "ls-watch", when there are other processes. The destructor
+// joins both. Thread safety: every method may be called from any thread.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/thread.h"
+#include "lockstep/host/internal/circle.h"
+#include "lockstep/host/internal/watch.h"
+
+namespace lockstep::comm::internal {
+
+// What the threads need of a communicator.
+class Served {
+ public:
+  enum class State : std::uint8_t {
+    kIdle,       // nothing is posted
+    kElsewhere,  // another thread drives it and will wake the worker when it stops
+    kStuck,      // others must move first
+  };
+  // Drives posted operations as far as they go. On the last look before the worker sleeps it also ends what must be
+  // ended, and lowers `until` to the next deadline. Called by the worker.
+  virtual State serve(bool last_look, Deadline& until) = 0;
+  // Something is posted.
+  virtual bool busy() const = 0;
+  // The process of a rank of the fabric has ended. Called by the watch.
+  virtual void lost(int fabric_rank, const std::string& cause) = 0;
+  // Still needs that rank, which has not left in order.
+  virtual bool needs(int fabric_rank) = 0;
+  virtual std::string cause_of_loss(int fabric_rank) = 0;
+
+ protected:
+  ~Served() = default;
+};
+
+class Hub {
+ public:
+  // Collective: raises as Fabric::join.
+  static std::shared_ptr<Hub> join(const lockstep_comm_config& config);
+  ~Hub();
+  Hub(const Hub&) = delete;
+
+  Fabric& fabric() { return *fabric_; }
+
+  // From now on losses are told, those that were before at once. remove() returns when no thread of the hub is inside the communicator any more.
+  void add(Served& served);
+  void remove(Served& served);
+  // The worker drives it until it is idle.
+  void engage(Served& served);
+  // The worker, and threads that wait in any communicator of this rank, look again.
+  void wake();
+  // Takes over what a communicator leaves behind in the arena, until the others have let go of it.
+  void retire(std::unique_ptr<Circle> circle);
+
+ private:
+  explicit Hub(std::unique_ptr<Fabric> fabric);
+  void work();
+  // One pass over all engaged communicators; true when one is stuck.
+  bool pass(bool last_look, Deadline& until);
+  void drop_idle();
+  void tell_loss(int fabric_rank);
+
+  const std::unique_ptr<Fabric> fabric_;
+
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  // Guarded by mutex_.
+  std::vector<Served*> members_;
+  std::vector<Served*> engaged_;  // null where one was removed during a pass
+  Served* serving_ = nullptr;     // the worker is inside it
+  bool stopping_ = false;
+  std::vector<std::unique_ptr<Circle>> retired_;
+
+  std::mutex telling_;  // held while losses are told; remove() waits for it
+  std::vector<std::pair<int, std::string>> lost_;  // guarded by telling_: (rank of the fabric, cause)
+  Thread worker_;       // guarded by mutex_ until started
+  std::unique_ptr<Watch> watch_;
+};
+
+}  // namespace lockstep::comm::internal

@@ -1,0 +1,439 @@
+#include "lockstep/host/internal/mailroom.h"
+
+#include <algorithm>
+#include <cstring>
+#include <new>
+
+#include "lockstep/base/base.h"
+#include "lockstep/host/internal/doorbell.h"
+
+namespace lockstep::comm::internal {
+namespace {
+
+constexpr std::uint64_t kClaimChunk = 128 << 10;
+// Below this a second pair of hands costs more than it gives.
+constexpr std::uint64_t kShareFrom = 256 << 10;
+
+void copy(void* to, const void* from, std::uint64_t n_bytes) {
+  if (to != from && n_bytes > 0) std::memcpy(to, from, n_bytes);
+}
+
+}  // namespace
+
+void Mailroom::submit(Letter& letter) {
+  if (letter.is_send()) {
+    sends_.push_back(&letter);
+    return;
+  }
+  for (int r = 0; r < circle_.size(); ++r) {
+    if ((letter.op.root < 0 || letter.op.root == r) && take_stranger(letter, r)) {
+      if (!letter.over) reads_.push_back(&letter);
+      return;
+    }
+  }
+  reads_.push_back(&letter);
+}
+
+void Mailroom::advance() {
+  // Letters to one rank must be put into its outbox in order: one that finds no slot holds the later ones back.
+  std::uint64_t full = 0;  // a bit per rank; ranks beyond share bits, which only delays them
+  for (auto it = sends_.begin(); it != sends_.end();) {
+    Letter& letter = **it;
+    const std::uint64_t bit = std::uint64_t{1} << (letter.op.root & 63);
+    if (letter.offer != nullptr) {
+      advance_send(letter);
+    } else if ((full & bit) != 0 || !post_envelope(letter)) {
+      full |= bit;
+    }
+    it = letter.over ? sends_.erase(it) : std::next(it);
+  }
+  for (auto it = reads_.begin(); it != reads_.end(); ++it) {
+    Letter& letter = **it;
+    if (letter.over) continue;
+    if (letter.taken) {
+      advance_receive(letter);
+    } else {
+      for (int r = 0; r < circle_.size(); ++r) {
+        if (letter.op.root < 0 || letter.op.root == r) collect(r);
+        if (letter.over || letter.taken) break;
+      }
+    }
+  }
+  reads_.remove_if([](const Letter* letter) { return letter->over; });
+  if (!withdrawn_.empty()) sweep();
+}
+
+bool Mailroom::withdraw(Letter& letter) {
+  if (letter.is_send() && letter.offer != nullptr) {
+    std::uint32_t offered = Offer::kOffered;
+    if (!letter.offer->state.compare_exchange_strong(offered, Offer::kWithdrawn)) return false;
+    withdrawn_.push_back(letter.offer);
+  } else if (letter.taken) {
+    return false;
+  }
+  sends_.remove(&letter);
+  reads_.remove(&letter);
+  return true;
+}
+
+void Mailroom::forget(Letter& letter) {
+  sends_.remove(&letter);
+  reads_.remove(&letter);
+}
+
+void Mailroom::clear() {
+  sends_.clear();
+  reads_.clear();
+}
+
+// ---- sending ----
+
+Outbox* Mailroom::outbox_to(int rank) {
+  auto& where = circle_.own().outboxes()[rank];
+  std::uint64_t at = where.load(std::memory_order_relaxed);
+  if (at == 0) {
+    void* memory = circle_.arena().allocate(sizeof(Outbox));
+    circle_.keep_until_departed(memory);
+    new (memory) Outbox();
+    at = circle_.arena().offset_of(memory);
+    where.store(at, std::memory_order_seq_cst);
+  }
+  return reinterpret_cast<Outbox*>(circle_.arena().base() + at);
+}
+
+// False when there is no slot.
+bool Mailroom::post_envelope(Letter& letter) {
+  Outbox& box = *outbox_to(letter.op.root);
+  const std::uint64_t sent = box.sent.load(std::memory_order_relaxed);
+  if (sent - box.taken.load(std::memory_order_acquire) >= kMailSlots) return false;
+  Envelope& envelope = box.slots[sent % kMailSlots];
+  envelope.n_bytes = letter.n_bytes;
+  envelope.tag = letter.op.tag;
+  envelope.offer_at = 0;
+  const bool brief = letter.n_bytes <= kMailBytes;
+  if (brief) {
+    copy(box.payload[sent % kMailSlots], letter.op.send, letter.n_bytes);
+  } else {
+    letter.offer = new_offer(letter);
+    envelope.offer_at = circle_.arena().offset_of(letter.offer);
+  }
+  box.sent.store(sent + 1, std::memory_order_seq_cst);
+  ring(circle_.doorbell(letter.op.root));
+  ++letter.mark;
+  if (brief) end(letter);
+  return true;
+}
+
+Offer* Mailroom::new_offer(const Letter& letter) {
+  Offer* offer = nullptr;
+  if (free_offers_.empty()) {
+    void* memory = circle_.arena().allocate(sizeof(Offer));
+    circle_.keep_until_departed(memory);
+    offer = new (memory) Offer();
+  } else {
+    offer = free_offers_.back();
+    free_offers_.pop_back();
+  }
+  offer->send_reach = reach_of(letter.op.root, letter.op.send, letter.n_bytes, offer->send_at);
+  offer->n_bytes = letter.n_bytes;
+  offer->pipe_at = 0;
+  offer->laid.store(0, std::memory_order_relaxed);
+  offer->drained.store(0, std::memory_order_relaxed);
+  offer->claims.next.store(0, std::memory_order_relaxed);
+  offer->claims.done.store(0, std::memory_order_relaxed);
+  offer->state.store(Offer::kOffered, std::memory_order_release);
+  return offer;
+}
+
+void Mailroom::advance_send(Letter& letter) {
+  Offer& offer = *letter.offer;
+  const std::uint32_t state = offer.state.load(std::memory_order_acquire);
+  if (state == Offer::kOffered) return;
+  if (!letter.taken) letter.taken = true, ++letter.mark;
+  if (state == Offer::kTaken) {
+    if (offer.mode == Offer::kBoth) copy_claimed(letter);
+    if (offer.mode == Offer::kPipe) fill_pipe(letter);
+    if (offer.mode == Offer::kPush && letter.moved == 0) {
+      std::uint8_t* to = place(letter.op.root, offer.recv_reach, offer.recv_at, letter.n_bytes);
+      if (to == nullptr) {
+        return end(letter, Failure{.kind = ErrorKind::kInternal,
+                                   .message = cat("rank ", letter.op.root, " named a buffer outside its arena"),
+                                   .family = ErrorFamily::kBackend});
+      }
+      copy(to, letter.op.send, letter.n_bytes);
+      letter.moved = letter.n_bytes;
+      ++letter.mark;
+      offer.laid.store(letter.n_bytes, std::memory_order_seq_cst);
+      ring(circle_.doorbell(letter.op.root));
+    }
+    return;
+  }
+  const std::uint64_t expected = offer.expected;
+  recycle(letter);
+  if (state == Offer::kDone) return end(letter);
+  end(letter, Failure{.kind = ErrorKind::kUsage,
+                      .message = cat("rank ", letter.op.root, " expected a message of ", expected, " bytes under tag ",
+                                     letter.op.tag, ", this rank sent ", letter.n_bytes),
+                      .family = ErrorFamily::kBackend});
+}
+
+void Mailroom::fill_pipe(Letter& letter) {
+  Offer& offer = *letter.offer;
+  if (letter.pipe == nullptr) {
+    if (free_pipes_.empty()) {
+      void* memory = circle_.arena().allocate(kPipeChunk * kPipeChunks);
+      circle_.keep_until_departed(memory);
+      free_pipes_.push_back(static_cast<std::uint8_t*>(memory));
+    }
+    letter.pipe = free_pipes_.back();
+    free_pipes_.pop_back();
+    offer.pipe_at = circle_.arena().offset_of(letter.pipe);
+  }
+  const auto* from = static_cast<const std::uint8_t*>(letter.op.send);
+  while (letter.moved < letter.n_bytes) {
+    const std::uint64_t drained = offer.drained.load(std::memory_order_acquire);
+    if (letter.moved - drained > kPipeChunk * (kPipeChunks - 1)) return;
+    const std::uint64_t n = std::min<std::uint64_t>(kPipeChunk, letter.n_bytes - letter.moved);
+    copy(letter.pipe + letter.moved % (kPipeChunk * kPipeChunks), from + letter.moved, n);
+    letter.moved += n;
+    ++letter.mark;
+    offer.laid.store(letter.moved, std::memory_order_seq_cst);
+    ring(circle_.doorbell(letter.op.root));
+  }
+}
+
+// The receiver will not look at the offer again.
+void Mailroom::recycle(Letter& letter) {
+  if (letter.pipe != nullptr) free_pipes_.push_back(letter.pipe);
+  letter.pipe = nullptr;
+  letter.offer->state.store(Offer::kFree, std::memory_order_relaxed);
+  free_offers_.push_back(letter.offer);
+  letter.offer = nullptr;
+}
+
+void Mailroom::sweep() {
+  std::erase_if(withdrawn_, [&](Offer* offer) {
+    if (offer->state.load(std::memory_order_acquire) != Offer::kGone) return false;
+    free_offers_.push_back(offer);
+    return true;
+  });
+}
+
+// ---- receiving ----
+
+// Empties the outbox of `from` for this rank: each message goes to the first letter that waits for it, or is kept.
+void Mailroom::collect(int from) {
+  const std::uint64_t at = circle_.board(from).outboxes()[circle_.rank()].load(std::memory_order_acquire);
+  if (at == 0) return;
+  auto* box = reinterpret_cast<Outbox*>(circle_.in_arena(from, at, sizeof(Outbox)));
+  if (box == nullptr) return;
+  std::uint64_t taken = box->taken.load(std::memory_order_relaxed);
+  bool any = false;
+  while (taken != box->sent.load(std::memory_order_acquire)) {
+    const Envelope& envelope = box->slots[taken % kMailSlots];
+    const std::uint8_t* payload = box->payload[taken % kMailSlots];
+    const std::uint64_t n_bytes = envelope.n_bytes;
+    Letter* reader = reader_of(from, envelope.tag);
+    if (envelope.offer_at != 0) {
+      auto* offer = reinterpret_cast<Offer*>(circle_.in_arena(from, envelope.offer_at, sizeof(Offer)));
+      if (offer == nullptr) {
+        // Not ours to trust: drop it.
+      } else if (reader == nullptr) {
+        strangers_[static_cast<std::size_t>(from)].push_back({envelope.tag, n_bytes, offer, {}});
+      } else {
+        begin(*reader, from, *offer);
+      }
+    } else if (n_bytes <= kMailBytes) {
+      if (reader != nullptr) {
+        deliver(*reader, from, payload, n_bytes);
+      } else {
+        strangers_[static_cast<std::size_t>(from)].push_back({envelope.tag, n_bytes, nullptr, {payload, payload + n_bytes}});
+      }
+    }
+    box->taken.store(++taken, std::memory_order_seq_cst);
+    any = true;
+  }
+  if (any) ring(circle_.doorbell(from));
+}
+
+Letter* Mailroom::reader_of(int from, std::int32_t tag) {
+  for (Letter* letter : reads_) {
+    if (!letter->over && !letter->taken && letter->op.tag == tag && (letter->op.root < 0 || letter->op.root == from))
+      return letter;
+  }
+  return nullptr;
+}
+
+bool Mailroom::take_stranger(Letter& letter, int from) {
+  auto& kept = strangers_[static_cast<std::size_t>(from)];
+  for (auto it = kept.begin(); it != kept.end();) {
+    if (it->tag != letter.op.tag) {
+      ++it;
+      continue;
+    }
+    const Stranger stranger = std::move(*it);
+    it = kept.erase(it);
+    if (stranger.offer == nullptr) {
+      deliver(letter, from, stranger.payload.data(), stranger.n_bytes);
+      return true;
+    }
+    if (begin(letter, from, *stranger.offer)) return true;  // else it was withdrawn: look on
+  }
+  return false;
+}
+
+void Mailroom::deliver(Letter& letter, int from, const std::uint8_t* payload, std::uint64_t n_bytes) {
+  letter.peer = from;
+  if (n_bytes != letter.n_bytes) return refuse(letter, from, n_bytes);
+  copy(letter.op.recv, payload, n_bytes);
+  end(letter);
+}
+
+void Mailroom::refuse(Letter& letter, int from, std::uint64_t n_bytes) {
+  end(letter, Failure{.kind = ErrorKind::kUsage,
+                      .message = cat("rank ", from, " sent a message of ", n_bytes, " bytes under tag ", letter.op.tag,
+                                     ", this rank expected ", letter.n_bytes),
+                      .family = ErrorFamily::kBackend});
+}
+
+// False when the sender has taken the message back.
+bool Mailroom::begin(Letter& letter, int from, Offer& offer) {
+  const std::uint64_t n_bytes = offer.n_bytes;
+  std::uint64_t recv_at = 0;
+  const std::uint32_t recv_reach = reach_of(from, letter.op.recv, letter.n_bytes, recv_at);
+  // Until the state says kGone the sender keeps the offer as it is, so writing into a withdrawn one harms nobody.
+  if (n_bytes != letter.n_bytes) {
+    offer.expected = letter.n_bytes;
+    std::uint32_t offered = Offer::kOffered;
+    const bool ours = offer.state.compare_exchange_strong(offered, Offer::kRefused);
+    if (!ours) offer.state.store(Offer::kGone, std::memory_order_seq_cst);
+    ring(circle_.doorbell(from));
+    if (!ours) return false;
+    letter.peer = from;
+    refuse(letter, from, n_bytes);
+    return true;
+  }
+  const bool both = offer.send_reach != Offer::kNowhere && recv_reach != Offer::kNowhere && n_bytes >= kShareFrom;
+  offer.recv_reach = recv_reach;
+  offer.recv_at = recv_at;
+  offer.mode = both                                      ? Offer::kBoth
+               : offer.send_reach != Offer::kNowhere     ? Offer::kPull
+               : recv_reach != Offer::kNowhere           ? Offer::kPush
+                                                         : Offer::kPipe;
+  std::uint32_t offered = Offer::kOffered;
+  if (!offer.state.compare_exchange_strong(offered, Offer::kTaken)) {
+    offer.state.store(Offer::kGone, std::memory_order_seq_cst);
+    ring(circle_.doorbell(from));
+    return false;
+  }
+  letter.peer = from;
+  letter.offer = &offer;
+  letter.taken = true;
+  ++letter.mark;
+  if (offer.mode != Offer::kPull) ring(circle_.doorbell(from));
+  advance_receive(letter);
+  return true;
+}
+
+void Mailroom::advance_receive(Letter& letter) {
+  Offer& offer = *letter.offer;
+  switch (offer.mode) {
+    case Offer::kPull: {
+      const std::uint8_t* from = place(letter.peer, offer.send_reach, offer.send_at, letter.n_bytes);
+      if (from == nullptr) {
+        return end(letter, Failure{.kind = ErrorKind::kInternal,
+                                   .message = cat("rank ", letter.peer, " named a buffer outside its arena"),
+                                   .family = ErrorFamily::kBackend});
+      }
+      copy(letter.op.recv, from, letter.n_bytes);
+      return finish_receive(letter);
+    }
+    case Offer::kPush:
+      if (offer.laid.load(std::memory_order_acquire) == letter.n_bytes) finish_receive(letter);
+      return;
+    case Offer::kBoth:
+      return copy_claimed(letter);
+    case Offer::kPipe:
+      return drain_pipe(letter);
+  }
+}
+
+void Mailroom::drain_pipe(Letter& letter) {
+  Offer& offer = *letter.offer;
+  auto* to = static_cast<std::uint8_t*>(letter.op.recv);
+  while (letter.moved < letter.n_bytes) {
+    const std::uint64_t laid = offer.laid.load(std::memory_order_acquire);
+    if (laid <= letter.moved) return;
+    const std::uint8_t* pipe = circle_.in_arena(letter.peer, offer.pipe_at, kPipeChunk * kPipeChunks);
+    if (pipe == nullptr) return;
+    const std::uint64_t n = std::min<std::uint64_t>(kPipeChunk, letter.n_bytes - letter.moved);
+    copy(to + letter.moved, pipe + letter.moved % (kPipeChunk * kPipeChunks), n);
+    letter.moved += n;
+    ++letter.mark;
+    offer.drained.store(letter.moved, std::memory_order_seq_cst);
+    ring(circle_.doorbell(letter.peer));
+  }
+  finish_receive(letter);
+}
+
+void Mailroom::finish_receive(Letter& letter) {
+  letter.offer->state.store(Offer::kDone, std::memory_order_seq_cst);
+  ring(circle_.doorbell(letter.peer));
+  end(letter);
+}
+
+// ---- both ----
+
+// Copies chunks nobody else has claimed. The receiver ends it once all are there.
+void Mailroom::copy_claimed(Letter& letter) {
+  Offer& offer = *letter.offer;
+  const int me = circle_.rank();
+  const int sender = letter.is_send() ? me : letter.peer, receiver = letter.is_send() ? letter.op.root : me;
+  const std::uint64_t n_chunks = (letter.n_bytes + kClaimChunk - 1) / kClaimChunk;
+  const std::uint8_t* from = letter.is_send() ? static_cast<const std::uint8_t*>(letter.op.send)
+                                              : place(sender, offer.send_reach, offer.send_at, letter.n_bytes);
+  std::uint8_t* to = letter.is_send() ? place(receiver, offer.recv_reach, offer.recv_at, letter.n_bytes)
+                                      : static_cast<std::uint8_t*>(letter.op.recv);
+  if (from == nullptr || to == nullptr) {
+    return end(letter, Failure{.kind = ErrorKind::kInternal,
+                               .message = cat("rank ", letter.is_send() ? receiver : sender,
+                                              " named a buffer outside its arena"),
+                               .family = ErrorFamily::kBackend});
+  }
+  while (offer.claims.next.load(std::memory_order_relaxed) < n_chunks) {
+    const std::uint64_t index = offer.claims.next.fetch_add(1, std::memory_order_relaxed);
+    if (index >= n_chunks) break;
+    const std::uint64_t at = index * kClaimChunk;
+    copy(to + at, from + at, std::min(kClaimChunk, letter.n_bytes - at));
+    ++letter.mark;
+    if (offer.claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks && letter.is_send())
+      ring(circle_.doorbell(receiver));
+  }
+  if (!letter.is_send() && offer.claims.done.load(std::memory_order_acquire) == n_chunks) finish_receive(letter);
+}
+
+std::uint8_t* Mailroom::place(int rank, std::uint32_t reach, std::uint64_t at, std::uint64_t n_bytes) {
+  if (reach == Offer::kByAddress)
+    return circle_.same_process(rank) ? reinterpret_cast<std::uint8_t*>(at) : nullptr;
+  return circle_.in_arena(rank, at, n_bytes);
+}
+
+// How `peer` can get at a buffer of this rank.
+std::uint32_t Mailroom::reach_of(int peer, const void* buffer, std::uint64_t n_bytes, std::uint64_t& at) {
+  if (circle_.same_process(peer)) {
+    at = reinterpret_cast<std::uintptr_t>(buffer);
+    return Offer::kByAddress;
+  }
+  if (!circle_.arena().contains(buffer, n_bytes)) return Offer::kNowhere;
+  at = circle_.arena().offset_of(buffer);
+  return Offer::kInArena;
+}
+
+void Mailroom::end(Letter& letter, std::optional<Failure> failure) {
+  letter.over = true;
+  letter.failure = std::move(failure);
+  ++letter.mark;
+  if (!letter.is_send() && letter.op.source != nullptr) *letter.op.source = letter.peer;
+}
+
+}  // namespace lockstep::comm::internal

@@ -1,0 +1,99 @@
+// Send and receive of one communicator. A letter is one call; the mailroom matches letters with what the other
+// ranks sent, by sender and tag in the order posted, and moves the bytes.
+//
+// Short messages travel in the slots of the sender's outbox: the sender is done at once. A long one is offered
+// (layout.h, Offer) and the receiver chooses the cheapest way the two buffers allow: one copy by one side when one of
+// them lies in shared memory or both ranks share a process, by both sides when both do, else through a pipe.
+//
+// Thread safety: everything is called by whoever drives the communicator. No call waits.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <optional>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/engine/engine_abi.h"
+#include "lockstep/host/internal/circle.h"
+
+namespace lockstep::comm::internal {
+
+// A send or a receive under way. Lives from submit() until it is over or withdrawn.
+struct Letter {
+  Letter(const lockstep_op& call, std::uint64_t bytes) : op(call), n_bytes(bytes), peer(call.root) {}
+
+  const lockstep_op op;  // kind, root, tag, buffers, source
+  const std::uint64_t n_bytes;
+  bool over = false;
+  std::optional<Failure> failure;  // with over
+
+  // The rank it deals with; -1 while any will do.
+  int peer;
+  // Counts up whenever it got further.
+  std::uint64_t mark = 0;
+  // A long message: its offer, and how much of it this side has moved.
+  Offer* offer = nullptr;
+  std::uint64_t moved = 0;
+  std::uint8_t* pipe = nullptr;
+  bool taken = false;  // receiver: the offer is ours. Sender: the receiver has taken it
+  bool is_send() const { return op.kind == LOCKSTEP_SEND; }
+};
+
+class Mailroom {
+ public:
+  explicit Mailroom(Circle& circle) : circle_(circle), strangers_(static_cast<std::size_t>(circle.size())) {}
+
+  // The letter must stay until it is over or withdraw() was true.
+  void submit(Letter& letter);
+  // Goes as far as the others allow.
+  void advance();
+  // Takes a letter back that no peer has met; false when the bytes are on their way and it must go on.
+  bool withdraw(Letter& letter);
+  // Forgets a letter, or every one: the communicator is broken, nobody will look at them again.
+  void forget(Letter& letter);
+  void clear();
+
+ private:
+  // A message nobody has asked for yet.
+  struct Stranger {
+    std::int32_t tag;
+    std::uint64_t n_bytes;
+    Offer* offer;  // null: the payload is here
+    std::vector<std::uint8_t> payload;
+  };
+
+  // Sending.
+  Outbox* outbox_to(int rank);
+  bool post_envelope(Letter& letter);
+  Offer* new_offer(const Letter& letter);
+  void advance_send(Letter& letter);
+  void fill_pipe(Letter& letter);
+  void recycle(Letter& letter);
+  // Receiving.
+  void collect(int from);
+  Letter* reader_of(int from, std::int32_t tag);
+  bool take_stranger(Letter& letter, int from);
+  void deliver(Letter& letter, int from, const std::uint8_t* payload, std::uint64_t n_bytes);
+  bool begin(Letter& letter, int from, Offer& offer);
+  void advance_receive(Letter& letter);
+  void drain_pipe(Letter& letter);
+  void finish_receive(Letter& letter);
+  void refuse(Letter& letter, int from, std::uint64_t n_bytes);
+  // Both.
+  void copy_claimed(Letter& letter);
+  std::uint8_t* place(int rank, std::uint32_t reach, std::uint64_t at, std::uint64_t n_bytes);
+  std::uint32_t reach_of(int peer, const void* buffer, std::uint64_t n_bytes, std::uint64_t& at);
+  void end(Letter& letter, std::optional<Failure> failure = {});
+  void sweep();
+
+  Circle& circle_;
+  std::list<Letter*> sends_, reads_;               // in the order posted
+  std::vector<std::deque<Stranger>> strangers_;    // by sender
+  std::vector<Offer*> withdrawn_;                  // until the receiver has seen it
+  std::vector<Offer*> free_offers_;
+  std::vector<std::uint8_t*> free_pipes_;
+};
+
+}  // namespace lockstep::comm::internal
