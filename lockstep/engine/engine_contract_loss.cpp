@@ -79,6 +79,8 @@ TEST_P(EngineContract, AStoppedRankEndsInATimeoutThatNamesIt) {
       if (rank.rank() == kVictim) ::raise(SIGSTOP);
       const auto status = repeat(rank, kind, count, count > 1000, Milliseconds(100));
       if (rank.rank() == kVictim) return;
+      // A message fails alone: who waits for a rank that waited for the stopped one may see that one leave.
+      if (kind == LOCKSTEP_SEND && status == LOCKSTEP_PEER_LOST) return;
       EXPECT_EQ(status, LOCKSTEP_TIMEOUT)
           << "kind " << kind << " rank " << rank.rank() << ": " << rank.error();
       const std::string words = rank.error() + " " + rank.failure().error;

@@ -192,7 +192,7 @@ class EngineRank {
   // Waits until it is over and releases it.
   lockstep_status finish(lockstep_handle* handle) {
     const lockstep_status status = table_.wait(handle, LOCKSTEP_NEVER);
-    table_.last_error(handle, error_, sizeof(error_));
+    if (status != LOCKSTEP_OK) table_.last_error(handle, error_, sizeof(error_));
     table_.release(handle);
     return status;
   }

@@ -31,7 +31,8 @@ Circle::Circle(Fabric& fabric, std::vector<int> members, const lockstep_comm_con
   const std::uint64_t own_at = fabric.arena().offset_of(board);
   try {
     if (host.kv_set(host.context, key(rank_).c_str(), &own_at, sizeof(own_at)) != LOCKSTEP_OK) {
-      raise(ErrorKind::kSystem, "cannot publish this rank's board in the group's store", ErrorFamily::kBackend);
+      raise(ErrorKind::kSystem, "cannot publish this rank's board in the group's store",
+            ErrorFamily::kBackend);
     }
     for (int r = 0; r < config.size; ++r) {
       std::uint64_t at = own_at;
@@ -41,8 +42,8 @@ Circle::Circle(Fabric& fabric, std::vector<int> members, const lockstep_comm_con
                                                    config.deadline_ns);
       if (status != LOCKSTEP_OK || length != sizeof(at)) {
         raise(status == LOCKSTEP_TIMEOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
-              fmt::format("rank {} did not join the group in time: rank {} waited for its board in the store", r,
-                          rank_),
+              fmt::format("rank {} did not join the group in time: rank {} waited for its board in the store",
+                          r, rank_),
               ErrorFamily::kBackend);
       }
       add(members[static_cast<std::size_t>(r)], at);
@@ -59,8 +60,8 @@ void Circle::add(int fabric_rank, std::uint64_t board_at) {
   const int rank = static_cast<int>(boards_.size());
   const std::uint64_t room = peer.segment->size();
   auto* board = reinterpret_cast<Board*>(peer.segment->data() + board_at);
-  if (board_at < kHeapAt || board_at > room || sizeof(Board) > room - board_at || board->magic != kLayoutMagic ||
-      board->rank != rank) {
+  if (board_at < kHeapAt || board_at > room || sizeof(Board) > room - board_at ||
+      board->magic != kLayoutMagic || board->rank != rank) {
     raise(ErrorKind::kInternal, fmt::format("the board of rank {} is not where it said", rank),
           ErrorFamily::kBackend);
   }

@@ -53,7 +53,9 @@ class Circle {
   void keep_until_departed(void* block) { blocks_.push_back(block); }
   // The last thing a member does. The blocks and the own board may be freed when all have departed().
   void depart();
-  bool all_departed() { return own().departed.load(std::memory_order_acquire) == static_cast<std::uint32_t>(size()); }
+  bool all_departed() {
+    return own().departed.load(std::memory_order_acquire) == static_cast<std::uint32_t>(size());
+  }
   void free_blocks();
 
  private:

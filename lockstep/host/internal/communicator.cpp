@@ -149,14 +149,18 @@ std::optional<Failure> Communicator::run(const lockstep_op& op) {
       std::optional<Failure> failure;
       CollectiveTask task(*this, operation);
       finish(task, Deadline::from_monotonic_ns(op.deadline_ns), failure);
+      if (failure) operation.retreat(*circle_);
       stop_driving();
       return failure;
     }
     stop_driving();
   }
-  lockstep_op quiet = op;
-  quiet.done = nullptr;
-  const auto posted = post(quiet);
+  return run_posted(op);
+}
+
+std::optional<Failure> Communicator::run_posted(lockstep_op op) {
+  op.done = nullptr;
+  const auto posted = post(op);
   wait(*posted, Deadline::never());
   const auto status = static_cast<lockstep_status>(posted->status.load(std::memory_order_acquire));
   if (status == LOCKSTEP_OK) return std::nullopt;
@@ -182,13 +186,7 @@ std::optional<Failure> Communicator::run_letter(const lockstep_op& op) {
     }
     stop_driving();
   }
-  lockstep_op quiet = op;
-  quiet.done = nullptr;
-  const auto posted = post(quiet);
-  wait(*posted, Deadline::never());
-  const auto status = static_cast<lockstep_status>(posted->status.load(std::memory_order_acquire));
-  if (status == LOCKSTEP_OK) return std::nullopt;
-  return Failure{.kind = kind_of(status), .message = posted->error, .family = ErrorFamily::kBackend};
+  return run_posted(op);
 }
 
 std::shared_ptr<Posted> Communicator::post(const lockstep_op& op) {
@@ -249,6 +247,7 @@ void Communicator::complete(Posted& posted, std::optional<Failure> failure) {
   if (is_letter(posted.letter.op.kind)) {
     mailing_.fetch_sub(1, std::memory_order_release);
   } else {
+    if (failure) posted.operation.retreat(*circle_);
     const std::lock_guard lock(mutex_);
     if (!queue_.empty() && queue_.front().get() == &posted) {
       queue_.pop_front();
@@ -285,7 +284,7 @@ Failure Communicator::mismatch(const Operation& operation, Progress progress) {
   if (progress == Progress::kUneven) {
     return {.kind = ErrorKind::kUsage,
             .message = fmt::format("rank {} sends rank {} another number of elements than it expects in {}",
-                                   peer, me, context(operation))};
+                                   peer, operation.uneven_receiver(), context(operation))};
   }
   return {
       .kind = ErrorKind::kUsage,

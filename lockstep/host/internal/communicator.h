@@ -80,6 +80,7 @@ class Communicator final : private Served {
   // Advances `task` until it is over, the group breaks or `until` passes; waits as a caller does. Pre: driving.
   Outcome finish(Task& task, Deadline until, std::optional<Failure>& failure);
   std::optional<Failure> run_letter(const lockstep_op& op);
+  std::optional<Failure> run_posted(lockstep_op op);
   // Advances the queue as far as it goes without waiting; returns the operation it is stuck at. Pre: driving.
   std::shared_ptr<Posted> advance_queue();
   std::optional<Failure> advance_once(Operation& operation, Progress& progress);

@@ -9,7 +9,8 @@ namespace lockstep::comm::internal {
 
 std::shared_ptr<Hub> Hub::join(const lockstep_comm_config& config) {
   std::shared_ptr<Hub> hub(new Hub(Fabric::join(config)));
-  hub->watch_ = std::make_unique<Watch>(*hub->fabric_, [self = hub.get()](int rank) { self->tell_loss(rank); });
+  hub->watch_ =
+      std::make_unique<Watch>(*hub->fabric_, [self = hub.get()](int rank) { self->tell_loss(rank); });
   return hub;
 }
 

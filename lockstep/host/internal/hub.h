@@ -78,9 +78,9 @@ class Hub {
   bool stopping_ = false;
   std::vector<std::unique_ptr<Circle>> retired_;
 
-  std::mutex telling_;  // held while losses are told; remove() waits for it
+  std::mutex telling_;                             // held while losses are told; remove() waits for it
   std::vector<std::pair<int, std::string>> lost_;  // guarded by telling_: (rank of the fabric, cause)
-  Thread worker_;       // guarded by mutex_ until started
+  Thread worker_;                                  // guarded by mutex_ until started
   std::unique_ptr<Watch> watch_;
 };
 

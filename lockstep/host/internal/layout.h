@@ -26,7 +26,7 @@ inline constexpr std::size_t kInlineBytes = 8 << 10;      // travels with the ar
 inline constexpr std::size_t kStageInBytes = 1 << 20;     // one parity of what a rank lays out for the others
 inline constexpr std::size_t kStageOutBytes = 512 << 10;  // one parity of a rank's reduced slices
 inline constexpr std::size_t kHistory = 32;
-inline constexpr int kMaxRanks = 512;
+inline constexpr int kMaxRanks = 256;
 inline constexpr std::uint64_t kMaxCount = 1ull << 40;
 
 // Which numbers of a call matter.
@@ -119,6 +119,8 @@ struct Board {
   std::atomic<std::uint64_t> stage_at;
   // sequence << 24 | phase: how far the owner is inside a staged or direct operation.
   alignas(kLine) std::atomic<std::uint64_t> step;
+  // The last operation the owner is out of, well or not: it touches nobody's buffers for it any more.
+  std::atomic<std::uint64_t> out;
   Arrival arrivals[2];
   Claims claims[2];
   Call history[kHistory];
@@ -131,6 +133,15 @@ struct Board {
     return sizeof(Board) + static_cast<std::size_t>(n_ranks) * sizeof(std::atomic<std::uint64_t>);
   }
 };
+
+// In place of a payload, for the kinds with counts of their own: what this rank has for each other (where in its
+// buffer, how much) and what it expects.
+struct Counts {
+  std::uint64_t at;
+  std::uint64_t sends;
+  std::uint64_t expects;
+};
+static_assert(kMaxRanks * sizeof(Counts) <= kInlineBytes);
 
 // What a rank lays out and what it reduced, twice each.
 struct Stage {
@@ -187,6 +198,9 @@ struct Offer {
   alignas(kLine) std::atomic<std::uint64_t> laid;
   alignas(kLine) std::atomic<std::uint64_t> drained;
   Claims claims;  // kBoth
+  // The communicator broke, and this side has stopped touching the other's buffer.
+  std::atomic<std::uint32_t> sender_out;
+  std::atomic<std::uint32_t> receiver_out;
 };
 inline constexpr std::size_t kPipeChunk = 128 << 10;
 inline constexpr std::uint64_t kPipeChunks = 4;

@@ -1,5 +1,7 @@
 #include "lockstep/host/internal/mailroom.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <new>
@@ -11,6 +13,8 @@ namespace lockstep::comm::internal {
 namespace {
 
 constexpr std::uint64_t kClaimChunk = 128 << 10;
+// How long a side that gave up waits for the other; one that does not run cannot answer.
+constexpr Milliseconds kOutPatience{50};
 // Below this a second pair of hands costs more than it gives.
 constexpr std::uint64_t kShareFrom = 256 << 10;
 
@@ -79,11 +83,39 @@ bool Mailroom::withdraw(Letter& letter) {
 void Mailroom::forget(Letter& letter) {
   sends_.remove(&letter);
   reads_.remove(&letter);
+  say_out(letter);
+  await_out(letter, Deadline::after(kOutPatience));
 }
 
 void Mailroom::clear() {
+  for (const auto* letters : {&sends_, &reads_}) {
+    for (Letter* letter : *letters) say_out(*letter);
+  }
+  const Deadline patience = Deadline::after(kOutPatience);
+  for (const auto* letters : {&sends_, &reads_}) {
+    for (Letter* letter : *letters) await_out(*letter, patience);
+  }
   sends_.clear();
   reads_.clear();
+}
+
+void Mailroom::say_out(Letter& letter) {
+  if (letter.offer == nullptr) return;
+  (letter.is_send() ? letter.offer->sender_out : letter.offer->receiver_out)
+      .store(1, std::memory_order_seq_cst);
+}
+
+// Returns when the other side has stopped touching the letter's buffer, or never began to.
+void Mailroom::await_out(Letter& letter, Deadline patience) {
+  if (letter.offer == nullptr) return;
+  Offer& offer = *letter.offer;
+  std::uint32_t offered = Offer::kOffered;
+  if (letter.is_send() && offer.state.compare_exchange_strong(offered, Offer::kWithdrawn)) return;
+  const auto& other = letter.is_send() ? offer.receiver_out : offer.sender_out;
+  while (offer.state.load(std::memory_order_acquire) == Offer::kTaken &&
+         other.load(std::memory_order_acquire) == 0 && !patience.expired()) {
+    ::usleep(20);
+  }
 }
 
 // ---- sending ----
@@ -141,6 +173,8 @@ Offer* Mailroom::new_offer(const Letter& letter) {
   offer->drained.store(0, std::memory_order_relaxed);
   offer->claims.next.store(0, std::memory_order_relaxed);
   offer->claims.done.store(0, std::memory_order_relaxed);
+  offer->sender_out.store(0, std::memory_order_relaxed);
+  offer->receiver_out.store(0, std::memory_order_relaxed);
   offer->state.store(Offer::kOffered, std::memory_order_release);
   return offer;
 }
@@ -156,9 +190,10 @@ void Mailroom::advance_send(Letter& letter) {
     if (offer.mode == Offer::kPush && letter.moved == 0) {
       std::uint8_t* to = place(letter.op.root, offer.recv_reach, offer.recv_at, letter.n_bytes);
       if (to == nullptr) {
-        return end(letter, Failure{.kind = ErrorKind::kInternal,
-                                   .message = cat("rank ", letter.op.root, " named a buffer outside its arena"),
-                                   .family = ErrorFamily::kBackend});
+        return end(letter,
+                   Failure{.kind = ErrorKind::kInternal,
+                           .message = cat("rank ", letter.op.root, " named a buffer outside its arena"),
+                           .family = ErrorFamily::kBackend});
       }
       copy(to, letter.op.send, letter.n_bytes);
       letter.moved = letter.n_bytes;
@@ -172,8 +207,8 @@ void Mailroom::advance_send(Letter& letter) {
   recycle(letter);
   if (state == Offer::kDone) return end(letter);
   end(letter, Failure{.kind = ErrorKind::kUsage,
-                      .message = cat("rank ", letter.op.root, " expected a message of ", expected, " bytes under tag ",
-                                     letter.op.tag, ", this rank sent ", letter.n_bytes),
+                      .message = cat("rank ", letter.op.root, " expected a message of ", expected,
+                                     " bytes under tag ", letter.op.tag, ", this rank sent ", letter.n_bytes),
                       .family = ErrorFamily::kBackend});
 }
 
@@ -247,7 +282,8 @@ void Mailroom::collect(int from) {
       if (reader != nullptr) {
         deliver(*reader, from, payload, n_bytes);
       } else {
-        strangers_[static_cast<std::size_t>(from)].push_back({envelope.tag, n_bytes, nullptr, {payload, payload + n_bytes}});
+        strangers_[static_cast<std::size_t>(from)].push_back(
+            {envelope.tag, n_bytes, nullptr, {payload, payload + n_bytes}});
       }
     }
     box->taken.store(++taken, std::memory_order_seq_cst);
@@ -258,7 +294,8 @@ void Mailroom::collect(int from) {
 
 Letter* Mailroom::reader_of(int from, std::int32_t tag) {
   for (Letter* letter : reads_) {
-    if (!letter->over && !letter->taken && letter->op.tag == tag && (letter->op.root < 0 || letter->op.root == from))
+    if (!letter->over && !letter->taken && letter->op.tag == tag &&
+        (letter->op.root < 0 || letter->op.root == from))
       return letter;
   }
   return nullptr;
@@ -291,8 +328,8 @@ void Mailroom::deliver(Letter& letter, int from, const std::uint8_t* payload, st
 
 void Mailroom::refuse(Letter& letter, int from, std::uint64_t n_bytes) {
   end(letter, Failure{.kind = ErrorKind::kUsage,
-                      .message = cat("rank ", from, " sent a message of ", n_bytes, " bytes under tag ", letter.op.tag,
-                                     ", this rank expected ", letter.n_bytes),
+                      .message = cat("rank ", from, " sent a message of ", n_bytes, " bytes under tag ",
+                                     letter.op.tag, ", this rank expected ", letter.n_bytes),
                       .family = ErrorFamily::kBackend});
 }
 
@@ -313,13 +350,14 @@ bool Mailroom::begin(Letter& letter, int from, Offer& offer) {
     refuse(letter, from, n_bytes);
     return true;
   }
-  const bool both = offer.send_reach != Offer::kNowhere && recv_reach != Offer::kNowhere && n_bytes >= kShareFrom;
+  const bool both =
+      offer.send_reach != Offer::kNowhere && recv_reach != Offer::kNowhere && n_bytes >= kShareFrom;
   offer.recv_reach = recv_reach;
   offer.recv_at = recv_at;
-  offer.mode = both                                      ? Offer::kBoth
-               : offer.send_reach != Offer::kNowhere     ? Offer::kPull
-               : recv_reach != Offer::kNowhere           ? Offer::kPush
-                                                         : Offer::kPipe;
+  offer.mode = both                                  ? Offer::kBoth
+               : offer.send_reach != Offer::kNowhere ? Offer::kPull
+               : recv_reach != Offer::kNowhere       ? Offer::kPush
+                                                     : Offer::kPipe;
   std::uint32_t offered = Offer::kOffered;
   if (!offer.state.compare_exchange_strong(offered, Offer::kTaken)) {
     offer.state.store(Offer::kGone, std::memory_order_seq_cst);
@@ -390,8 +428,9 @@ void Mailroom::copy_claimed(Letter& letter) {
   const int me = circle_.rank();
   const int sender = letter.is_send() ? me : letter.peer, receiver = letter.is_send() ? letter.op.root : me;
   const std::uint64_t n_chunks = (letter.n_bytes + kClaimChunk - 1) / kClaimChunk;
-  const std::uint8_t* from = letter.is_send() ? static_cast<const std::uint8_t*>(letter.op.send)
-                                              : place(sender, offer.send_reach, offer.send_at, letter.n_bytes);
+  const std::uint8_t* from = letter.is_send()
+                                 ? static_cast<const std::uint8_t*>(letter.op.send)
+                                 : place(sender, offer.send_reach, offer.send_at, letter.n_bytes);
   std::uint8_t* to = letter.is_send() ? place(receiver, offer.recv_reach, offer.recv_at, letter.n_bytes)
                                       : static_cast<std::uint8_t*>(letter.op.recv);
   if (from == nullptr || to == nullptr) {
@@ -409,7 +448,8 @@ void Mailroom::copy_claimed(Letter& letter) {
     if (offer.claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks && letter.is_send())
       ring(circle_.doorbell(receiver));
   }
-  if (!letter.is_send() && offer.claims.done.load(std::memory_order_acquire) == n_chunks) finish_receive(letter);
+  if (!letter.is_send() && offer.claims.done.load(std::memory_order_acquire) == n_chunks)
+    finish_receive(letter);
 }
 
 std::uint8_t* Mailroom::place(int rank, std::uint32_t reach, std::uint64_t at, std::uint64_t n_bytes) {

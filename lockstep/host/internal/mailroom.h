@@ -14,6 +14,7 @@
 #include <optional>
 #include <vector>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
 #include "lockstep/engine/engine_abi.h"
 #include "lockstep/host/internal/circle.h"
@@ -51,7 +52,7 @@ class Mailroom {
   void advance();
   // Takes a letter back that no peer has met; false when the bytes are on their way and it must go on.
   bool withdraw(Letter& letter);
-  // Forgets a letter, or every one: the communicator is broken, nobody will look at them again.
+  // Forgets a letter, or every one, once its peer lets go of the buffer: the communicator is broken, nobody will look at them again.
   void forget(Letter& letter);
   void clear();
 
@@ -85,13 +86,15 @@ class Mailroom {
   void copy_claimed(Letter& letter);
   std::uint8_t* place(int rank, std::uint32_t reach, std::uint64_t at, std::uint64_t n_bytes);
   std::uint32_t reach_of(int peer, const void* buffer, std::uint64_t n_bytes, std::uint64_t& at);
+  void say_out(Letter& letter);
+  void await_out(Letter& letter, Deadline patience);
   void end(Letter& letter, std::optional<Failure> failure = {});
   void sweep();
 
   Circle& circle_;
-  std::list<Letter*> sends_, reads_;               // in the order posted
-  std::vector<std::deque<Stranger>> strangers_;    // by sender
-  std::vector<Offer*> withdrawn_;                  // until the receiver has seen it
+  std::list<Letter*> sends_, reads_;             // in the order posted
+  std::vector<std::deque<Stranger>> strangers_;  // by sender
+  std::vector<Offer*> withdrawn_;                // until the receiver has seen it
   std::vector<Offer*> free_offers_;
   std::vector<std::uint8_t*> free_pipes_;
 };

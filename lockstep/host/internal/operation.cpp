@@ -1,5 +1,7 @@
 #include "lockstep/host/internal/operation.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <cstring>
 #include <numeric>
@@ -100,17 +102,28 @@ bool Operation::sends(int rank) const {
   return (op_.kind != LOCKSTEP_BROADCAST && op_.kind != LOCKSTEP_SCATTER) || rank == op_.root;
 }
 
-// Lays out where the others find their parts of this rank's buffer: for each receiver the place and the length.
 void Operation::publish_counts(Circle& circle) {
-  const int me = circle.rank();
-  auto* table = const_cast<Traffic::Part*>(counts_of(circle, me));
+  auto* table = const_cast<Counts*>(counts_of(circle, circle.rank()));
   const Traffic traffic = traffic_of(plan_input(circle));
-  std::copy(traffic.sends.begin(), traffic.sends.end(), table);
+  for (std::size_t r = 0; r < traffic.sends.size(); ++r) {
+    table[r] = {traffic.sends[r].at, traffic.sends[r].n_bytes, traffic.receives[r].n_bytes};
+  }
 }
 
-const Traffic::Part* Operation::counts_of(Circle& circle, int rank) const {
-  static_assert(kMaxRanks * sizeof(Traffic::Part) <= kInlineBytes);
-  return reinterpret_cast<const Traffic::Part*>(circle.board(rank).payload[parity()]);
+const Counts* Operation::counts_of(Circle& circle, int rank) const {
+  return reinterpret_cast<const Counts*>(circle.board(rank).payload[parity()]);
+}
+
+// Every rank looks at every pair, so all come to the same answer and nobody begins to move what another gave up.
+bool Operation::counts_agree(Circle& circle) {
+  for (int from = 0; from < circle.size(); ++from) {
+    for (int to = 0; to < circle.size(); ++to) {
+      peer_ = from;
+      uneven_receiver_ = to;
+      if (counts_of(circle, from)[to].sends != counts_of(circle, to)[from].expects) return false;
+    }
+  }
+  return true;
 }
 
 PlanInput Operation::plan_input(Circle& circle) const {
@@ -150,6 +163,12 @@ void Operation::publish_call(Circle& circle) {
 }
 
 Progress Operation::advance(Circle& circle, Workspace& work) {
+  const Progress progress = go_on(circle, work);
+  if (progress == Progress::kDone) circle.own().out.store(sequence_, std::memory_order_release);
+  return progress;
+}
+
+Progress Operation::go_on(Circle& circle, Workspace& work) {
   if (stage_ == Stage::kArriving) {
     if (const Progress p = arrive(circle); p != Progress::kDone) return p;
     choose_path(circle, work);
@@ -175,15 +194,27 @@ Progress Operation::arrive(Circle& circle) {
     const std::uint64_t entered = arrival.sequence.load(std::memory_order_acquire);
     if (entered >> 1 != sequence_) return Progress::kBlocked;
     if (arrival.fingerprint != fingerprint_) return Progress::kMismatch;
-    if (is_uneven(op_.kind) && counts_of(circle, peer_)[circle.rank()].n_bytes !=
-                                   uneven_receives_[static_cast<std::size_t>(peer_)]) {
-      return Progress::kUneven;
-    }
     n_in_place_ += static_cast<int>(entered & 1);
     ++mark_;
   }
+  if (is_uneven(op_.kind) && !counts_agree(circle)) return Progress::kUneven;
   peer_ = 0;
-  return Progress::kDone;
+  // Whoever gave up after we entered waits for us to be out; whoever did before must be seen here.
+  return circle.own().broken.load(std::memory_order_seq_cst) != 0 ? Progress::kBlocked : Progress::kDone;
+}
+
+void Operation::retreat(Circle& circle) {
+  if (!started()) return;
+  Board& own = circle.own();
+  own.out.store(sequence_, std::memory_order_seq_cst);
+  const Deadline patience = Deadline::after(Milliseconds(circle.single_process() ? 2000 : 50));
+  for (int r = 0; r < circle.size(); ++r) {
+    Board& other = circle.board(r);
+    while (other.arrivals[parity()].sequence.load(std::memory_order_seq_cst) >> 1 == sequence_ &&
+           other.out.load(std::memory_order_acquire) < sequence_ && !patience.expired()) {
+      ::usleep(20);
+    }
+  }
 }
 
 // All ranks have read the same words by now, so all come to the same answer.

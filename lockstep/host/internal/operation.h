@@ -43,9 +43,14 @@ class Operation {
   // Publishes the call, with the payload when it is small.
   void start(Circle& circle, std::uint64_t sequence);
   Progress advance(Circle& circle, Workspace& work);
+  // After a failure: returns when no other rank touches this rank's buffers any more, or after a moment (a rank that
+  // does not run cannot say so).
+  void retreat(Circle& circle);
 
   // While blocked or after kMismatch or kBadPeer: the rank it is about.
   int peer() const { return peer_; }
+  // After kUneven: peer() sends this one another amount than it expects.
+  int uneven_receiver() const { return uneven_receiver_; }
   std::uint64_t sequence() const { return sequence_; }
   std::uint64_t fingerprint() const { return fingerprint_; }
   // Changes whenever advance() got further.
@@ -55,6 +60,7 @@ class Operation {
  private:
   enum class Stage : std::uint8_t { kNew, kArriving, kClaiming, kCounting, kPlanned, kLeaving, kDone };
 
+  Progress go_on(Circle& circle, Workspace& work);
   // Arrivals, in rank order.
   Progress arrive(Circle& circle);
   void choose_path(Circle& circle, Workspace& work);
@@ -83,7 +89,8 @@ class Operation {
   bool can_be_inline(int size) const { return send_bytes(size) <= kInlineBytes && !is_uneven(op_.kind); }
   void publish_call(Circle& circle);
   void publish_counts(Circle& circle);
-  const Traffic::Part* counts_of(Circle& circle, int rank) const;
+  const Counts* counts_of(Circle& circle, int rank) const;
+  bool counts_agree(Circle& circle);
   PlanInput plan_input(Circle& circle) const;
   std::uint64_t send_bytes(int size) const;
   bool sends(int rank) const;
@@ -103,6 +110,7 @@ class Operation {
   // Bytes per peer, for the kinds with counts of their own.
   std::vector<std::uint64_t> uneven_sends_, uneven_receives_;
   std::uint64_t uneven_sent_ = 0;
+  int uneven_receiver_ = -1;
   std::vector<Step> plan_;
   std::size_t next_step_ = 0;
 };
