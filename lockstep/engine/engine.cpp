@@ -82,7 +82,7 @@ lockstep_status status_of(ErrorKind kind) noexcept {
   return LOCKSTEP_INTERNAL;
 }
 
-Engine::Engine(const lockstep_engine* table, std::string origin) : origin_(std::move(origin)) {
+Engine::Engine(const lockstep_engine* table, std::string origin) : given_(table), origin_(std::move(origin)) {
   if (table == nullptr) refuse(origin_, cat(LOCKSTEP_ENGINE_SYMBOL, "() returned null"));
   if (table->struct_size < offsetof(lockstep_engine, name)) {
     refuse(origin_, cat("its table says it has ", table->struct_size, " bytes, too few to hold a version"));
@@ -125,7 +125,9 @@ std::string OpHandle::last_error() {
 std::shared_ptr<Communicator> Communicator::create(const Engine& engine, const lockstep_comm_config& config) {
   lockstep_comm* comm = nullptr;
   char words[kErrorCapacity] = "";
-  const auto status = engine.table().comm_create(&config, &comm, words, sizeof words);
+  lockstep_comm_config full = config;
+  full.engine = engine.given();
+  const auto status = engine.table().comm_create(&full, &comm, words, sizeof words);
   words[sizeof words - 1] = '\0';
   if (status != LOCKSTEP_OK || comm == nullptr) {
     const bool silent = words[0] == '\0';

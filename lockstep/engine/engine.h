@@ -36,6 +36,8 @@ class Engine {
   const std::string& origin() const { return origin_; }
   // A copy of full size: what the plug-in's struct_size leaves out is null.
   const lockstep_engine& table() const { return table_; }
+  // The table itself, as the plug-in gave it.
+  const lockstep_engine* given() const { return given_; }
   const lockstep_capabilities& capabilities() const { return capabilities_; }
   bool offers(lockstep_op_kind kind) const { return capabilities_.op_kinds >> kind & 1u; }
   bool moves(lockstep_dtype dtype) const { return capabilities_.dtypes >> dtype & 1u; }
@@ -44,6 +46,7 @@ class Engine {
   }
 
  private:
+  const lockstep_engine* given_;
   lockstep_engine table_{};
   lockstep_capabilities capabilities_{};
   std::string name_;
@@ -85,7 +88,8 @@ class OpHandle {
 
 class Communicator {
  public:
-  // Collective: returns when all ranks have joined; raises what the engine says (family kBackend).
+  // Collective: returns when all ranks have joined; raises what the engine says (family kBackend). config.engine is
+  // filled in.
   static std::shared_ptr<Communicator> create(const Engine& engine, const lockstep_comm_config& config);
   // comm_destroy; leaves the group first when leave() was not called.
   ~Communicator();
@@ -93,6 +97,8 @@ class Communicator {
   Communicator& operator=(const Communicator&) = delete;
 
   const Engine& engine() const { return engine_; }
+  // What the engine knows it by: for lockstep_comm_config.parent.
+  lockstep_comm* raw() const { return comm_; }
 
   // Takes the operation; on failure the handle is empty and the status says why (words: failure()).
   lockstep_status post(const lockstep_op& op, OpHandle& out) noexcept;

@@ -7,6 +7,7 @@
 
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
+#include "lockstep/group/internal/backend_parts.h"
 #include "lockstep/group/internal/core.h"
 #include "lockstep/group/internal/group_base.h"
 #include "lockstep/group/internal/work_state.h"
@@ -72,6 +73,9 @@ class EngineGroup final : public GroupBase {
   }
 
   const comm::Engine* engine() const override { return &core_->engine(); }
+  std::shared_ptr<comm::Communicator> communicator(const comm::Engine& engine) const override {
+    return &engine == &core_->engine() && !core_->closed() ? core_->shared_comm() : nullptr;
+  }
 
   std::shared_ptr<void> allocate(std::size_t n_bytes) override {
     if (core_->closed()) raise_closed("empty_shared", name());
@@ -135,6 +139,7 @@ class SoloGroup final : public GroupBase {
   }
 
   const comm::Engine* engine() const override { return nullptr; }
+  std::shared_ptr<comm::Communicator> communicator(const comm::Engine&) const override { return nullptr; }
   std::shared_ptr<void> allocate(std::size_t) override { return nullptr; }
   void close(const std::string&) override { closed_ = true; }
 
@@ -164,18 +169,34 @@ void write_where(const std::source_location& where, char* out) {
   *std::to_chars(out + length + 1, out + kWhereCapacity - 1, where.line()).ptr = '\0';
 }
 
+std::shared_ptr<comm::Communicator> Core::join() const {
+  const GroupPlace& place = options_.place;
+  const BackendOptions told{.store = options_.engine_store,
+                            .rank = rank(),
+                            .size = size(),
+                            .timeout = shared().timeout.load(),
+                            .group_name = name(),
+                            .global_ranks = place.members.ranks()};
+  const JoiningScope scope(told);
+  std::shared_ptr<comm::Communicator> parent;
+  if (options_.parent) parent = resolve(options_.parent)->communicator(*options_.engine);
+  return comm::Communicator::create(*options_.engine,
+                                    {.struct_size = sizeof(lockstep_comm_config),
+                                     .host = host_->table(),
+                                     .rank = rank(),
+                                     .size = size(),
+                                     .name = name().c_str(),
+                                     .deadline_ns = Deadline::after(shared().timeout.load()).monotonic_ns(),
+                                     .parent = parent ? parent->raw() : nullptr,
+                                     .parent_ranks = parent ? place.members.ranks().data() : nullptr});
+}
+
 Core::Core(JoinOptions options)
     : options_(std::move(options)),
-      host_(std::make_unique<StoreHost>(
-          StoreHost::Stores{*options_.engine_store, *options_.root, *options_.place.store},
-          options_.failed_key)),
-      comm_(comm::Communicator::create(
-          *options_.engine, {.struct_size = sizeof(lockstep_comm_config),
-                             .host = host_->table(),
-                             .rank = rank(),
-                             .size = size(),
-                             .name = name().c_str(),
-                             .deadline_ns = Deadline::after(shared().timeout.load()).monotonic_ns()})) {}
+      host_(std::make_unique<StoreHost>(options_.stores, options_.failed_key, options_.launch_ranks)),
+      comm_(join()) {
+  options_.parent.reset();
+}
 
 std::string Core::describe(const char* name, std::uint64_t sequence,
                            const std::source_location& where) const {

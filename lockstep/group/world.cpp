@@ -41,8 +41,7 @@ bool is_torchelastic_launched() noexcept {
 
 bool is_backend_available(const std::string& name) noexcept {
   try {
-    internal::choose_engine(name);
-    return !name.empty();
+    return !name.empty() && !internal::parse_backend(name).empty();
   } catch (...) {
     return false;
   }
@@ -86,11 +85,14 @@ std::string get_backend_config(const Group& group) {
 }
 
 std::vector<int> get_process_group_ranks(const Group& group) {
+  if (group && group->rank() < 0) {
+    raise(ErrorKind::kUsage, "get_process_group_ranks: this rank is no member of the group");
+  }
   return (group ? group : default_group())->ranks();
 }
 
 int get_pg_count() noexcept {
-  return is_initialized() ? 1 : 0;
+  return current_world().n_counted();
 }
 
 int get_node_local_rank(int fallback) {

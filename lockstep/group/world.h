@@ -12,7 +12,8 @@
 namespace lockstep {
 
 struct InitOptions {
-  std::string backend{};      // "" or "host"; "" chooses
+  std::string
+      backend{};  // "host", "cpu:host,meta:fake" (backends.h); "": host when all share one, or what crosses
   std::string init_method{};  // "" means env://, unless store is given
   Milliseconds timeout = kDefaultGroupTimeout;
   int world_size = -1;  // -1: from the URL or the environment
@@ -28,8 +29,9 @@ struct InitOptions {
 // contradict each other, kUnsupported for a back end that is not there, kPeerLost when another rank could not join.
 void init_process_group(InitOptions options = {});
 
-// Leaves the default group (null), or another one. Every rank should call it; ranks that still use the group get
-// kPeerLost. Operations in flight get two seconds to end, then the group is aborted; abort it first to leave at once.
+// Leaves another group, or (null, the default group) all of them and the world: in descending order of names, and
+// groups are numbered afresh afterwards. A non-member's handle: nothing. Every rank should call it; ranks that still
+// use the group get kPeerLost. Operations in flight get two seconds to end, then the group is aborted; abort it first to leave at once.
 // Works stay valid; later operations on a kept handle raise kUsage. init_process_group may be called again.
 // Raises kUsage when nothing was initialised, or for a group that is not one of this world's.
 void destroy_process_group(Group group = {});
@@ -51,14 +53,15 @@ bool is_xccl_available() noexcept;
 
 // The default group; raises kUsage saying so when there is none.
 Group default_group();
+// -1, both, when this rank is no member.
 int get_rank(const Group& group = {});
 int get_world_size(const Group& group = {});
+// ProcessGroup::backend() and backend_config(): one engine per device, "cpu:host". Raise kUsage for non-members.
 std::string get_backend(const Group& group = {});
-// One engine per device: "cpu:host".
 std::string get_backend_config(const Group& group = {});
 // Ranks in the world of the group's members, in the order of their ranks in the group.
 std::vector<int> get_process_group_ranks(const Group& group = {});
-// Groups of this world, the default one included; 0 before init_process_group.
+// Groups numbered in this world so far, the default one and those of other ranks included; 0 before init_process_group.
 int get_pg_count() noexcept;
 // LOCAL_RANK, else `fallback` when it is not negative, else kUsage.
 int get_node_local_rank(int fallback = -1);

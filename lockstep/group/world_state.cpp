@@ -4,15 +4,12 @@
 
 #include <algorithm>
 #include <numeric>
-#include <sstream>
 
-#include "lockstep/base/environment.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
-#include "lockstep/host/host.h"
+#include "lockstep/group/groups.h"
 #include "lockstep/rendezvous/rendezvous.h"
-#include "lockstep/store/prefix_store.h"
-#include "lockstep/store/store_collectives.h"
+#include "lockstep/store/hash_store.h"
 
 namespace lockstep::internal {
 namespace {
@@ -21,8 +18,6 @@ namespace {
 constexpr const char* kDefaultPart = "default_pg";
 // Groups are numbered from 0; the default one comes first.
 constexpr const char* kDefaultName = "0";
-// In the group's part of the store: the words of the first rank that could not join.
-constexpr const char* kFailedKey = "failed";
 
 [[noreturn]] void refuse(const InitOptions& options, const std::string& words) {
   char where[kWhereCapacity];
@@ -46,7 +41,15 @@ void check_options(const InitOptions& options) {
   }
 }
 
-RendezvousResult meet(const InitOptions& options) {
+RendezvousResult meet(const InitOptions& options, const BackendParts& parts) {
+  const bool no_peers = !parts.empty() && std::ranges::all_of(parts, [](const BackendPart& part) {
+    return has_no_peers(*part.engine);
+  });
+  if (no_peers && !options.store && options.init_method.empty() && options.world_size >= 1) {
+    return {.store = std::make_shared<HashStore>(),
+            .rank = std::max(options.rank, 0),
+            .world_size = options.world_size};
+  }
   if (options.store) return {.store = options.store, .rank = options.rank, .world_size = options.world_size};
   return rendezvous({.init_method = options.init_method.empty() ? "env://" : options.init_method,
                      .rank = options.rank,
@@ -54,42 +57,42 @@ RendezvousResult meet(const InitOptions& options) {
                      .timeout = options.timeout});
 }
 
-// Tells the others why this rank cannot join, or learns why another could not: who is first writes the words.
-[[noreturn]] void give_up(Store& store, int rank) {
-  Failure failure = current_failure();
-  Bytes first;
-  try {
-    first = store.compare_set(kFailedKey, {}, to_bytes(cat(rank, ' ', failure.message)));
-  } catch (...) {
-    raise(std::move(failure));  // the store is gone too: the first error says more
-  }
-  std::istringstream words(to_text(first));
-  int blamed = rank;
-  words >> blamed;
-  words.ignore();
-  if (blamed == rank) raise(std::move(failure));
-  std::string cause;
-  std::getline(words, cause, '\0');
-  raise(Failure{.kind = ErrorKind::kPeerLost,
-                .message = cat("init_process_group: rank ", blamed, " could not join: ", cause),
-                .family = ErrorFamily::kBackend,
-                .peer = LostPeer{.rank = blamed, .pid = -1, .cause = cause}});
+// Numbers by value, then other names by text.
+bool name_before(const std::string& a, const std::string& b) {
+  const auto is_number = [](const std::string& text) {
+    return text.find_first_not_of("0123456789") == std::string::npos;
+  };
+  const bool number_a = is_number(a), number_b = is_number(b);
+  if (number_a != number_b) return number_a;
+  if (number_a && a.size() != b.size()) return a.size() < b.size();
+  return a < b;
 }
 
-std::shared_ptr<Store> whole_store(const std::shared_ptr<Store>& store) {
-  const auto* prefixed = dynamic_cast<const PrefixStore*>(store.get());
-  return prefixed == nullptr ? store : prefixed->innermost_store();
+std::vector<int> all_ranks(int size) {
+  std::vector<int> ranks(static_cast<std::size_t>(size));
+  std::iota(ranks.begin(), ranks.end(), 0);
+  return ranks;
 }
 
 }  // namespace
 
 World::~World() {
-  // A forked child must not end its parent's group: the copy it holds is left where it is, for ever.
-  if (group_ && owner_pid_ != ::getpid()) new Group(std::move(group_));
-  try {
-    if (group_) close_group(*group_, "");
-  } catch (...) {
-    log(LogLevel::kError, cat("leaving the default group at exit failed: ", current_failure().message));
+  // A forked child must not end its parent's groups: the copy it holds is left where it is, for ever.
+  if (entered_ && owner_pid_ != ::getpid()) new std::shared_ptr<Entered>(std::move(entered_));
+  if (entered_) close_all(*entered_, [](ProcessGroup& group) { close_group(group, ""); });
+}
+
+// A group that cannot be left well must not keep the others from it.
+void World::close_all(const Entered& entered, const std::function<void(ProcessGroup&)>& close) {
+  std::vector<Group> groups;
+  for (const auto& [name, group] : entered.groups) groups.push_back(group);
+  std::ranges::sort(groups, [](const Group& a, const Group& b) { return name_before(b->name(), a->name()); });
+  for (const auto& group : groups) {
+    try {
+      close(*group);
+    } catch (...) {
+      log(LogLevel::kError, cat("leaving group \"", group->name(), "\" failed: ", current_failure().message));
+    }
   }
 }
 
@@ -97,13 +100,13 @@ void World::enter(const InitOptions& options) {
   check_options(options);
   {
     const std::lock_guard lock(mutex_);
-    if (group_) refuse(options, "the default group exists already; call destroy_process_group first");
+    if (entered_) refuse(options, "the default group exists already; call destroy_process_group first");
     if (entering_) refuse(options, "another thread is inside init_process_group");
     entering_ = true;
   }
-  Group group;
+  std::shared_ptr<Entered> made;
   try {
-    group = join(options);
+    made = join(options);
   } catch (...) {
     const std::lock_guard lock(mutex_);
     entering_ = false;
@@ -112,64 +115,192 @@ void World::enter(const InitOptions& options) {
   const std::lock_guard lock(mutex_);
   entering_ = false;
   owner_pid_ = ::getpid();
-  group_ = std::move(group);
+  entered_ = std::move(made);
 }
 
-Group World::join(const InitOptions& options) {
-  const comm::Engine& engine = choose_engine(options.backend);
-  const RendezvousResult place = meet(options);
+std::shared_ptr<World::Entered> World::join(const InitOptions& options) {
+  BackendParts parts;
+  if (!options.backend.empty()) parts = parse_backend(options.backend);
+  RendezvousResult place = meet(options, parts);
   set_log_rank(place.world_size > 1 ? place.rank : -1);
+  const bool needs_store =
+      std::ranges::any_of(parts, [](const BackendPart& part) { return runs_alone(*part.engine); });
+  if (!place.store && needs_store) place.store = std::make_shared<HashStore>();
   // Counted alike on every rank, so that a world entered again never meets keys of the one before.
   const int generation = generation_++;
-  const std::string prefix = generation == 0 ? kDefaultPart : cat(kDefaultPart, "/#", generation);
-  auto store = place.store ? std::make_shared<PrefixStore>(prefix, place.store) : nullptr;
-  std::vector<int> ranks(static_cast<std::size_t>(place.world_size));
-  std::iota(ranks.begin(), ranks.end(), 0);
-  GroupPlace mine{.name = kDefaultName,
-                  .rank = place.rank,
-                  .members = Members(std::move(ranks)),
-                  .store = store,
-                  .shared = std::make_shared<GroupShared>(options.timeout, kDefaultPart),
-                  .devices = {"cpu"}};
-  if (place.world_size == 1) return make_solo_group(std::move(mine));
-  if (!store) raise(ErrorKind::kInternal, "rendezvous gave no store to a world of more than one");
-  try {
-    auto group = make_engine_group({.place = std::move(mine),
-                                    .engine = &engine,
-                                    .engine_store = std::make_shared<PrefixStore>("cpu", store),
-                                    .root = whole_store(place.store),
-                                    .failed_key = kFailedKey});
-    if (environment_flag(Var::kDistInitBarrier)) {
-      store_barrier(*store, place.rank, place.world_size, "init_barrier", options.timeout);
-    }
-    log(LogLevel::kInfo, cat("joined a world of ", place.world_size, " as rank ", place.rank, " over engine ",
-                             engine.name(), ", store ", place.store->describe()));
-    return group;
-  } catch (...) {
-    give_up(*store, place.rank);
+  const std::string part = generation == 0 ? kDefaultPart : cat(kDefaultPart, "/#", generation);
+  auto made = std::make_shared<Entered>();
+  made->site = make_site(place.rank, place.world_size, place.store, part);
+  if (place.world_size > 1 && !place.store)
+    raise(ErrorKind::kInternal, "rendezvous gave no store to a world of more than one");
+  made->site.parts = parts;
+  if (parts.empty()) choose_by_hosts(made->site, options.timeout);
+  made->group = join_group(made->site, {.what = "init_process_group",
+                                        .name = kDefaultName,
+                                        .desc = kDefaultPart,
+                                        .members = Members(all_ranks(place.world_size)),
+                                        .timeout = options.timeout,
+                                        .parts = made->site.parts,
+                                        .folder = "",
+                                        .parent = nullptr});
+  made->groups.emplace(kDefaultName, made->group);
+  if (place.world_size > 1) {
+    log(LogLevel::kInfo, cat("joined a world of ", place.world_size, " as rank ", place.rank, " over ",
+                             made->group->backend_config(), ", store ", place.store->describe()));
   }
+  return made;
+}
+
+std::shared_ptr<World::Entered> World::entered(const char* what) const {
+  const std::lock_guard lock(mutex_);
+  if (entered_) return entered_;
+  raise(ErrorKind::kUsage,
+        cat(what, ": the default process group is not initialised; call init_process_group first"));
+}
+
+// mutex_ held. Nothing is counted when it raises.
+World::Names World::take_name(Entered& entered, const GroupPlan& plan) {
+  Names names{.name = plan.name, .folder = {}};
+  std::string key;  // of what is counted apart from the numbers
+  if (!plan.name.empty()) {
+    key = "=" + plan.name;
+    names.folder = cat(key, "#", entered.n_made[key]);  // a name may come again after its group has gone
+  } else if (plan.hashed) {
+    for (const int rank : plan.members.ranks()) key += cat(rank, "_");
+    names.name = names.folder = sha1(cat(key, entered.n_made[key]));
+  } else {
+    names.name = names.folder = std::to_string(entered.n_counted);
+  }
+  if (entered.groups.contains(names.name)) {
+    raise(ErrorKind::kUsage, cat(plan.what, ": there is a group named \"", names.name, "\" already"));
+  }
+  if (!key.empty()) ++entered.n_made[key];
+  if (!plan.hashed) ++entered.n_counted;
+  return names;
+}
+
+Group World::make(const GroupPlan& plan) {
+  const auto world = entered(plan.what);
+  Names names;
+  {
+    const std::lock_guard lock(mutex_);
+    names = take_name(*world, plan);
+  }
+  if (plan.members.index_of(world->site.rank) < 0) return non_member_group();
+  auto group = join_group(world->site, {.what = plan.what,
+                                        .name = names.name,
+                                        .desc = plan.desc.empty() ? "undefined" : plan.desc,
+                                        .members = plan.members,
+                                        .timeout = plan.timeout,
+                                        .parts = plan.parts,
+                                        .folder = names.folder,
+                                        .parent = plan.build_on_world ? world->group : nullptr});
+  {
+    const std::lock_guard lock(mutex_);
+    if (entered_ == world && world->groups.emplace(names.name, group).second) return group;
+  }
+  close_group(*group, "");
+  raise(ErrorKind::kAborted, cat(plan.what, ": the world was left by another thread meanwhile"));
+}
+
+Group World::shrink(const std::vector<int>& excluded, bool abort_first) {
+  const auto old = entered("shrink_group");
+  if (abort_first) {
+    close_all(*old, [](ProcessGroup& group) { group.abort("shrink_group was called with the abort flag"); });
+  }
+  std::vector<int> left;
+  std::string text;
+  for (const int rank : excluded) text += cat(rank, "_");
+  for (int rank = 0; rank < old->site.size; ++rank) {
+    if (std::ranges::count(excluded, rank) == 0) left.push_back(rank);
+  }
+  const int size = static_cast<int>(left.size());
+  const int rank = Members(left).index_of(old->site.rank);
+  auto made = std::make_shared<Entered>();
+  // Excluded ranks may be alive and enter again: they must not meet the survivors.
+  made->site = make_site(rank, size, old->site.base, cat(kDefaultPart, "/#", generation_++, "-", sha1(text)));
+  for (int i = 0; i < size; ++i) {
+    const auto before = static_cast<std::size_t>(left[static_cast<std::size_t>(i)]);
+    made->site.launch_ranks[static_cast<std::size_t>(i)] = old->site.launch_ranks[before];
+    if (!old->site.hosts.empty()) made->site.hosts.push_back(old->site.hosts[before]);
+  }
+  made->site.parts = old->site.parts;
+  made->group = join_group(made->site, {.what = "shrink_group",
+                                        .name = kDefaultName,
+                                        .desc = old->group->desc(),
+                                        .members = Members(all_ranks(size)),
+                                        .timeout = old->group->timeout(),
+                                        .parts = made->site.hosts.empty() ? made->site.parts : BackendParts{},
+                                        .folder = "",
+                                        .parent = nullptr});
+  made->groups.emplace(kDefaultName, made->group);
+  {
+    const std::lock_guard lock(mutex_);
+    entered_ = made;
+  }
+  set_log_rank(size > 1 ? rank : -1);
+  close_all(*old, [](ProcessGroup& group) { close_group(group, ""); });
+  return made->group;
+}
+
+// Takes one group, or the whole world, out of the registry. Both null for a non-member's handle.
+std::shared_ptr<World::Entered> World::take(const Group& group, const char* what, Group& one) {
+  if (!is_group_member(group)) return nullptr;
+  const std::lock_guard lock(mutex_);
+  if (!entered_) raise(ErrorKind::kUsage, cat(what, ": the default process group is not initialised"));
+  if (!group || group == entered_->group) return std::move(entered_);
+  const auto found = entered_->groups.find(group->name());
+  if (found == entered_->groups.end() || found->second != group) {
+    raise(ErrorKind::kUsage, cat(what, ": group \"", group->name(), "\" is not one of this world's"));
+  }
+  one = std::move(found->second);
+  entered_->groups.erase(found);
+  return nullptr;
 }
 
 void World::leave(const Group& group, const std::string& cause) {
-  Group mine;
-  {
-    const std::lock_guard lock(mutex_);
-    if (!group_) {
-      raise(ErrorKind::kUsage, "destroy_process_group: the default process group is not initialised");
-    }
-    if (group && group != group_) {
-      raise(ErrorKind::kUsage,
-            cat("destroy_process_group: group \"", group->name(), "\" is not one of this world's"));
-    }
-    mine = std::move(group_);
+  Group one;
+  const auto all = take(group, "destroy_process_group", one);
+  if (one) close_group(*one, cause);
+  if (!all) return;
+  close_all(*all, [&](ProcessGroup& each) { close_group(each, cause); });
+  set_log_rank(-1);
+}
+
+void World::abort(const Group& group, const std::string& reason) {
+  Group one;
+  const auto all = take(group, "abort_process_group", one);
+  if (one) {
+    one->abort(reason);
+    close_group(*one, "");
   }
-  close_group(*mine, cause);
+  if (!all) return;
+  // All are broken before any is left: leaving waits for what is still running.
+  close_all(*all, [&](ProcessGroup& each) { each.abort(reason); });
+  close_all(*all, [](ProcessGroup& each) { close_group(each, ""); });
   set_log_rank(-1);
 }
 
 Group World::group() const {
   const std::lock_guard lock(mutex_);
-  return group_;
+  return entered_ ? entered_->group : nullptr;
+}
+
+Group World::find(const std::string& name) const {
+  const std::lock_guard lock(mutex_);
+  if (!entered_) return nullptr;
+  const auto found = entered_->groups.find(name);
+  return found == entered_->groups.end() ? nullptr : found->second;
+}
+
+void World::require(const Group& group, const char* what) const {
+  if (!group || find(group->name()) == group) return;
+  raise(ErrorKind::kUsage, cat(what, ": group \"", group->name(), "\" is not one of this world's"));
+}
+
+int World::n_counted() const {
+  const std::lock_guard lock(mutex_);
+  return entered_ ? entered_->n_counted : 0;
 }
 
 World*& thread_world() {
@@ -181,36 +312,6 @@ World& current_world() {
   static World process_world;
   World* mine = thread_world();
   return mine != nullptr ? *mine : process_world;
-}
-
-comm::EngineRegistry& engines() {
-  static comm::EngineRegistry& registry = []() -> comm::EngineRegistry& {
-    // Leaked on purpose: groups refer to engines until the very end of the process.
-    auto* made = new comm::EngineRegistry;
-    made->add(comm::Engine(comm::host_engine(), "built in"));
-    return *made;
-  }();
-  return registry;
-}
-
-const comm::Engine& choose_engine(const std::string& backend) {
-  std::string name = comm::lower_case(backend);
-  if (name.empty()) name = "host";
-  const auto colon = name.find(':');
-  if (name.find(',') != std::string::npos || name.find(':', colon + 1) != std::string::npos || colon == 0) {
-    raise(ErrorKind::kUsage, cat("backend \"", backend,
-                                 "\": write one engine (\"host\") or one pair of device and engine "
-                                 "(\"cpu:host\")"));
-  }
-  if (colon != std::string::npos && name.substr(0, colon) != "cpu") {
-    raise(ErrorKind::kUnsupported, cat("backend \"", backend, "\": there are engines for device cpu only"));
-  }
-  if (colon != std::string::npos) name = name.substr(colon + 1);
-  if (const comm::Engine* engine = engines().find(name)) return *engine;
-  std::string known;
-  for (const auto& each : engines().names()) known += (known.empty() ? "" : ", ") + each;
-  raise(ErrorKind::kUnsupported, cat("backend \"", backend, "\": no engine of that name; there is: ", known,
-                                     ". load_engine() adds plug-ins"));
 }
 
 }  // namespace lockstep::internal

@@ -124,8 +124,11 @@ TEST(World, RefusesOptionsThatContradictEachOther) {
   refused({.world_size = 2, .store = store}, "rank");
   refused({.world_size = 2, .rank = 2, .store = store}, "rank is 2");
   refused({.timeout = Milliseconds(0)}, "timeout");
-  refused({.backend = "cpu:host,cuda:host"}, "one pair");
+  refused({.backend = "cpu:host,cpu:fake"}, "repeats");
   refused({.backend = ":host"}, "one pair");
+  refused({.backend = "cpu:"}, "one pair");
+  refused({.backend = "cpu:host,"}, "comma");
+  refused({.backend = "toaster:host"}, "no device type");
 }
 
 TEST(World, KnowsItsEngines) {
@@ -135,7 +138,7 @@ TEST(World, KnowsItsEngines) {
     destroy_process_group();
   }
   EXPECT_FALSE(is_backend_available(""));
-  for (const auto name : {"gloo", "nccl", "mpi", "cuda:host"}) {
+  for (const auto name : {"gloo", "nccl", "mpi", "cuda:host", "cpu:host,cuda:host"}) {
     EXPECT_FALSE(is_backend_available(name));
     const auto failure = caught([&] { init_process_group({.backend = name}); });
     EXPECT_EQ(failure.kind, ErrorKind::kUnsupported);

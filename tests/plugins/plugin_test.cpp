@@ -43,7 +43,8 @@ TEST(Plugins, AreRefusedInPlainWordsWhenBroken) {
 class KvRank {
  public:
   KvRank(const comm::Engine& engine, Store& store, int rank, int size, Deadline deadline)
-      : group_("group", store.clone()), host_({group_, store, store}, "failed") {
+      : group_("group", store.clone()),
+        host_(internal::StoreHost::Stores::clone(group_, store, store), "failed") {
     comm_ = comm::Communicator::create(engine, {.struct_size = sizeof(lockstep_comm_config),
                                                 .host = host_.table(),
                                                 .rank = rank,
@@ -139,7 +140,7 @@ TEST(Plugins, AnAbortEndsAPostedOperation) {
 
 TEST(StoreHost, GetWaitsForTheKeyUntilTheDeadline) {
   HashStore store;
-  internal::StoreHost host({store, store, store}, "failed");
+  internal::StoreHost host(internal::StoreHost::Stores::clone(store, store, store), "failed");
   const lockstep_host* table = host.table();
   char value[4];
   size_t length = 0;
@@ -158,7 +159,7 @@ TEST(StoreHost, GetWaitsForTheKeyUntilTheDeadline) {
 
 TEST(StoreHost, AGetEndsWhenARankHasGivenUp) {
   HashStore store;
-  internal::StoreHost host({store, store, store}, "failed");
+  internal::StoreHost host(internal::StoreHost::Stores::clone(store, store, store), "failed");
   Thread later("later", [&] { store.set("failed", "1 out of memory"); });
   size_t length = 0;
   EXPECT_EQ(host.table()->kv_get(host.table()->context, "never", nullptr, 0, &length, LOCKSTEP_NEVER),
@@ -168,7 +169,7 @@ TEST(StoreHost, AGetEndsWhenARankHasGivenUp) {
 TEST(StoreHost, KeysWithASlashAddressTheWholeStore) {
   HashStore root;
   PrefixStore group("group", root.clone());
-  internal::StoreHost host({group, root, root}, "failed");
+  internal::StoreHost host(internal::StoreHost::Stores::clone(group, root, root), "failed");
   const lockstep_host* table = host.table();
   root.set("lockstep/exit/3", "killed by SIGKILL");
   char value[64] = "";
@@ -177,6 +178,21 @@ TEST(StoreHost, KeysWithASlashAddressTheWholeStore) {
             LOCKSTEP_TIMEOUT);
   EXPECT_EQ(table->kv_get(table->context, "/lockstep/exit/3", value, sizeof value, &length, 0), LOCKSTEP_OK);
   EXPECT_STREQ(value, "killed by SIGKILL");
+}
+
+TEST(StoreHost, AsksTheLauncherAboutRanksByTheNumbersItGaveThem) {
+  HashStore root;
+  internal::StoreHost host(internal::StoreHost::Stores::clone(root, root, root), "failed", {2, 5});
+  const lockstep_host* table = host.table();
+  root.set("lockstep/exit/5", "exited with code 7");
+  root.set("lockstep/exit/9", "another job's");
+  char value[64] = "";
+  size_t length = 0;
+  EXPECT_EQ(table->kv_get(table->context, "/lockstep/exit/0", value, sizeof value, &length, 0),
+            LOCKSTEP_TIMEOUT);
+  EXPECT_EQ(table->kv_get(table->context, "/lockstep/exit/1", value, sizeof value, &length, 0), LOCKSTEP_OK);
+  EXPECT_STREQ(value, "exited with code 7");
+  EXPECT_EQ(table->kv_get(table->context, "/lockstep/exit/9", value, sizeof value, &length, 0), LOCKSTEP_OK);
 }
 
 }  // namespace

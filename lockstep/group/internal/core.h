@@ -32,6 +32,7 @@ class Core final {
   GroupShared& shared() const { return *options_.place.shared; }
   const comm::Engine& engine() const { return *options_.engine; }
   comm::Communicator& comm() { return *comm_; }
+  const std::shared_ptr<comm::Communicator>& shared_comm() const { return comm_; }
 
   // "all_reduce #7 of group "0" (rank 1 of 4, called at train.cpp:42)".
   std::string describe(const char* name, std::uint64_t sequence, const std::source_location& where) const;
@@ -46,7 +47,9 @@ class Core final {
   void close(const std::string& cause);
 
  private:
-  const JoinOptions options_;
+  std::shared_ptr<comm::Communicator> join() const;
+
+  JoinOptions options_;                             // constant after construction
   const std::unique_ptr<StoreHost> host_;           // before comm_, which borrows it
   const std::shared_ptr<comm::Communicator> comm_;  // synchronised by itself
   std::atomic<bool> closed_{false};

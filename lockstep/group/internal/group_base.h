@@ -81,6 +81,8 @@ class GroupBase : public ProcessGroup {
   virtual Work post(Request& request, Held held) = 0;
   // Null in a world of one.
   virtual const comm::Engine* engine() const = 0;
+  // The group's communicator over that engine; null when it has none or is closed.
+  virtual std::shared_ptr<comm::Communicator> communicator(const comm::Engine& engine) const = 0;
   // Memory the engine reduces in place; null when the engine has none.
   virtual std::shared_ptr<void> allocate(std::size_t n_bytes) = 0;
   // Leaves, once: settles operations in flight, then tells the others. An empty cause is an orderly leave.

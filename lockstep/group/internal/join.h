@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "lockstep/engine/engine.h"
+#include "lockstep/group/internal/store_host.h"
 #include "lockstep/group/process_group.h"
 #include "lockstep/store/store.h"
 
@@ -64,13 +65,18 @@ Group make_solo_group(GroupPlace place);
 struct JoinOptions {
   GroupPlace place;
   const comm::Engine* engine;
-  std::shared_ptr<Store> engine_store;  // the engine's part of the group's store
-  std::shared_ptr<Store> root;          // the job's whole store
+  StoreHost::Stores stores;
+  std::shared_ptr<Store> engine_store;  // the engine's part of the group's store, for registered back ends
   std::string
       failed_key;  // in the group's store: a rank that cannot join writes it, and the others stop waiting
+  std::vector<int> launch_ranks;  // what the launcher calls the members
+  Group parent;                   // the default group, for an engine that can build on it; null: none
 };
 // Collective: blocks until all ranks have joined or the timeout passes.
 Group make_engine_group(JoinOptions options);
+
+// One group of several parts, each for other device types; place.devices are all of them.
+Group make_multi_group(GroupPlace place, std::vector<Group> parts);
 
 // Leaves, once: settles operations in flight, then tells the others. An empty cause is an orderly leave.
 void close_group(ProcessGroup& group, const std::string& cause);

@@ -1,19 +1,24 @@
 #include "lockstep/group/internal/store_host.h"
 
 #include <algorithm>
+#include <charconv>
 #include <cstring>
+#include <string_view>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/engine/engine.h"
+#include "lockstep/store/prefix_store.h"
 
 namespace lockstep::internal {
 namespace {
 
 // How long a get waits before it looks whether a rank has given up.
 constexpr Milliseconds kGiveUpSlice{250};
+// Where launchers and spawn publish how a rank ended.
+constexpr std::string_view kExitKey = "lockstep/exit/";
 
 // Engines get a status; the words go to the log.
 lockstep_status report(const char* what, const char* key) noexcept {
@@ -26,23 +31,19 @@ lockstep_status report(const char* what, const char* key) noexcept {
 
 }  // namespace
 
-StoreHost::StoreHost(const Stores& stores, std::string failed_key)
-    : sets_(stores.engine.clone()),
-      gets_(stores.engine.clone()),
-      root_(stores.root.clone()),
-      group_(stores.group.clone()),
-      failed_key_(std::move(failed_key)),
-      table_{.struct_size = sizeof(lockstep_host),
-             .context = this,
-             .log = log,
-             .kv_set = kv_set,
-             .kv_get = kv_get} {}
+StoreLines StoreLines::open(Store& store) {
+  return {.sets = store.clone(), .gets = store.clone(), .checks = store.clone()};
+}
 
-StoreHost::~StoreHost() = default;
+StoreLines StoreLines::under(const std::string& prefix) const {
+  return {.sets = std::make_shared<PrefixStore>(prefix, sets),
+          .gets = std::make_shared<PrefixStore>(prefix, gets),
+          .checks = std::make_shared<PrefixStore>(prefix, checks)};
+}
 
-// Waits for the key; false when the deadline passed first.
-bool StoreHost::await(Store& store, const std::string& key, Deadline deadline) {
-  const std::string keys[] = {key}, failed[] = {failed_key_};
+bool await_keys(Store& store, const std::vector<std::string>& keys, Store& failures,
+                const std::string& failed_key, Deadline deadline) {
+  const std::string failed[] = {failed_key};
   while (!deadline.expired()) {
     // A store takes zero for "for ever", so the time left is rounded up.
     const auto left = std::min(deadline, Deadline::after(kGiveUpSlice)).remaining();
@@ -52,9 +53,37 @@ bool StoreHost::await(Store& store, const std::string& key, Deadline deadline) {
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kTimeout) throw;
     }
-    if (group_->check(failed)) raise(ErrorKind::kPeerLost, "another rank could not join");
+    if (failures.check(failed)) raise(ErrorKind::kPeerLost, "another rank could not join");
   }
   return store.check(keys);
+}
+
+StoreHost::Stores StoreHost::Stores::clone(Store& engine, Store& root, Store& group) {
+  return {.engine = StoreLines::open(engine), .root = root.clone(), .group = group.clone()};
+}
+
+StoreHost::StoreHost(Stores stores, std::string failed_key, std::vector<int> launch_ranks)
+    : stores_(std::move(stores)),
+      failed_key_(std::move(failed_key)),
+      launch_ranks_(std::move(launch_ranks)),
+      table_{.struct_size = sizeof(lockstep_host),
+             .context = this,
+             .log = log,
+             .kv_set = kv_set,
+             .kv_get = kv_get} {}
+
+StoreHost::~StoreHost() = default;
+
+// Without the leading "/". The launcher knows ranks by the numbers it gave them.
+std::string StoreHost::root_key(const char* key) const {
+  const std::string_view text = key + 1;
+  if (launch_ranks_.empty() || !text.starts_with(kExitKey)) return std::string(text);
+  const std::string_view digits = text.substr(kExitKey.size());
+  std::size_t rank = 0;
+  const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
+  if (error != std::errc() || end != digits.data() + digits.size() || rank >= launch_ranks_.size())
+    return std::string(text);
+  return cat(kExitKey, launch_ranks_[rank]);
 }
 
 void StoreHost::log(void*, int level, const char* text) {
@@ -67,9 +96,9 @@ lockstep_status StoreHost::kv_set(void* context, const char* key, const void* va
   try {
     const std::span bytes(static_cast<const std::uint8_t*>(value), length);
     if (key[0] == '/') {
-      self->root_->set(key + 1, bytes);
+      self->stores_.root->set(self->root_key(key), bytes);
     } else {
-      self->sets_->set(key, bytes);
+      self->stores_.engine.sets->set(key, bytes);
     }
     return LOCKSTEP_OK;
   } catch (...) {
@@ -81,9 +110,12 @@ lockstep_status StoreHost::kv_get(void* context, const char* key, void* value, s
                                   size_t* length, int64_t deadline_ns) {
   auto* self = static_cast<StoreHost*>(context);
   try {
-    Store& store = key[0] == '/' ? *self->root_ : *self->gets_;
-    const std::string name = key[0] == '/' ? key + 1 : key;
-    if (!self->await(store, name, Deadline::from_monotonic_ns(deadline_ns))) return LOCKSTEP_TIMEOUT;
+    const bool rooted = key[0] == '/';
+    Store& store = rooted ? *self->stores_.root : *self->stores_.engine.gets;
+    const std::string name = rooted ? self->root_key(key) : key;
+    const auto deadline = Deadline::from_monotonic_ns(deadline_ns);
+    if (!await_keys(store, {name}, *self->stores_.group, self->failed_key_, deadline))
+      return LOCKSTEP_TIMEOUT;
     const Bytes bytes = store.get(name);
     *length = bytes.size();
     if (const size_t n = std::min(capacity, bytes.size()); n > 0) std::memcpy(value, bytes.data(), n);

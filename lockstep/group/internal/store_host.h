@@ -7,6 +7,7 @@
 
 #include <memory>
 #include <string>
+#include <vector>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/engine/engine_abi.h"
@@ -14,16 +15,39 @@
 
 namespace lockstep::internal {
 
+// Handles on one store, a connection each where the store has connections. All groups of a world share them: a
+// thousand groups must not mean thousands of connections.
+struct StoreLines {
+  // Clones of `store`.
+  static StoreLines open(Store& store);
+  // The same handles, for keys under a prefix.
+  StoreLines under(const std::string& prefix) const;
+
+  std::shared_ptr<Store> sets;
+  std::shared_ptr<Store> gets;
+  std::shared_ptr<Store> checks;  // short looks only
+};
+
+// Waits until all keys exist: false when the deadline passed first. Raises kPeerLost soon after `failed_key` appears
+// in `failures`: whoever wrote it will never write the others. Holds the store's handle for a fraction of a second at
+// a time.
+bool await_keys(Store& store, const std::vector<std::string>& keys, Store& failures,
+                const std::string& failed_key, Deadline deadline);
+
 class StoreHost {
  public:
   struct Stores {
-    Store& engine;  // where the engine's keys go
-    Store& root;    // where those that begin with "/" go: the whole store of the job
-    Store& group;   // where ranks that give up say so
+    // Handles of their own on the three.
+    static Stores clone(Store& engine, Store& root, Store& group);
+
+    StoreLines engine;             // where the engine's keys go
+    std::shared_ptr<Store> root;   // where those that begin with "/" go: the whole store of the job
+    std::shared_ptr<Store> group;  // where ranks that give up say so
   };
-  // Clones the stores. A get ends with LOCKSTEP_PEER_LOST soon after `failed_key` appears in the group's store:
-  // whoever wrote it will never write what the engine waits for.
-  StoreHost(const Stores& stores, std::string failed_key);
+  // A get ends with LOCKSTEP_PEER_LOST soon after `failed_key` appears in the group's store: whoever wrote it will
+  // never write what the engine waits for. `launch_ranks`: what the launcher calls rank i of the communicator; empty:
+  // i. An engine asks for "/lockstep/exit/<i>".
+  StoreHost(Stores stores, std::string failed_key, std::vector<int> launch_ranks = {});
   ~StoreHost();
   StoreHost(const StoreHost&) = delete;
   StoreHost& operator=(const StoreHost&) = delete;
@@ -32,17 +56,15 @@ class StoreHost {
   const lockstep_host* table() const { return &table_; }
 
  private:
-  bool await(Store& store, const std::string& key, Deadline deadline);
+  std::string root_key(const char* key) const;
   static void log(void* context, int level, const char* text);
   static lockstep_status kv_set(void* context, const char* key, const void* value, size_t length);
   static lockstep_status kv_get(void* context, const char* key, void* value, size_t capacity, size_t* length,
                                 int64_t deadline_ns);
 
-  const std::unique_ptr<Store> sets_;
-  const std::unique_ptr<Store> gets_;
-  const std::unique_ptr<Store> root_;
-  const std::unique_ptr<Store> group_;
+  const Stores stores_;
   const std::string failed_key_;
+  const std::vector<int> launch_ranks_;
   const lockstep_host table_;
 };
 

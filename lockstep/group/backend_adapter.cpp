@@ -1,0 +1,323 @@
+// A registered C++ Backend behind the engine ABI: one thread per lane (collectives, sends, receives), started by the
+// first posted operation of that lane; blocking calls run on the caller when their lane is free.
+#include <array>
+#include <condition_variable>
+#include <cstdio>
+#include <deque>
+#include <mutex>
+#include <optional>
+
+#include "lockstep/base/text.h"
+#include "lockstep/base/thread.h"
+#include "lockstep/group/internal/backend_parts.h"
+
+namespace lockstep::internal {
+namespace {
+
+thread_local const BackendOptions* t_joining = nullptr;
+
+struct Registered {
+  lockstep_engine table;  // first: config.engine points to it
+  std::string name;
+  BackendFactory factory;
+};
+
+void say(char* out, std::size_t capacity, const std::string& words) {
+  if (out != nullptr && capacity > 0) std::snprintf(out, capacity, "%s", words.c_str());
+}
+
+// A posted operation; owned by the handle and, until it is over, by its lane.
+struct Posted {
+  explicit Posted(const lockstep_op& given) : op(given), where(given.where == nullptr ? "" : given.where) {
+    op.where = where.c_str();
+  }
+
+  lockstep_op op;
+  std::string where;
+  std::vector<std::uint64_t> send_counts, recv_counts;
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::optional<Failure> failure;  // guarded by mutex
+  bool over = false;               // guarded by mutex
+};
+using PostedPtr = std::shared_ptr<Posted>;
+
+struct Lane {
+  std::mutex turn;  // held while the back end runs an operation of this lane
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::deque<PostedPtr> queue;  // guarded by mutex
+  bool stop = false;            // guarded by mutex
+  Thread thread;                // guarded by mutex until stop
+};
+
+class Adapter {
+ public:
+  Adapter(std::unique_ptr<Backend> backend, int size) : backend_(std::move(backend)), size_(size) {}
+  ~Adapter() {
+    for (auto& lane : lanes_) {
+      {
+        const std::lock_guard lock(lane.mutex);
+        lane.stop = true;
+      }
+      lane.changed.notify_all();
+      lane.thread.join();
+    }
+  }
+
+  lockstep_status post(const lockstep_op& op, lockstep_handle** out) {
+    if (const auto failure = first_failure()) return comm::status_of(failure->kind);
+    auto posted = std::make_shared<Posted>(op);
+    copy_counts(*posted);
+    Lane& lane = lane_of(op);
+    {
+      const std::lock_guard lock(lane.mutex);
+      if (!lane.thread.joinable()) lane.thread = Thread("ls-backend", [this, &lane] { serve(lane); });
+      lane.queue.push_back(posted);
+    }
+    lane.changed.notify_all();
+    *out = reinterpret_cast<lockstep_handle*>(new PostedPtr(std::move(posted)));
+    return LOCKSTEP_OK;
+  }
+
+  lockstep_status run(const lockstep_op& op, char* error, std::size_t capacity) {
+    Lane& lane = lane_of(op);
+    bool idle = false;
+    {
+      const std::lock_guard lock(lane.mutex);
+      idle = !lane.thread.joinable();
+    }
+    if (!idle) return post_and_wait(op, error, capacity);
+    const std::lock_guard turn(lane.turn);
+    const auto failure = perform(op);
+    if (!failure) return LOCKSTEP_OK;
+    say(error, capacity, failure->message);
+    return comm::status_of(failure->kind);
+  }
+
+  void abort(const std::string& reason) {
+    end({.kind = ErrorKind::kAborted, .message = reason, .family = ErrorFamily::kBackend});
+  }
+
+  std::optional<Failure> first_failure() {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+  }
+
+ private:
+  Lane& lane_of(const lockstep_op& op) {
+    return lanes_[op.kind == LOCKSTEP_SEND ? 1 : op.kind == LOCKSTEP_RECV ? 2 : 0];
+  }
+
+  void copy_counts(Posted& posted) const {
+    const auto n = static_cast<std::size_t>(size_);
+    lockstep_op& op = posted.op;
+    if (op.send_counts != nullptr) posted.send_counts.assign(op.send_counts, op.send_counts + n);
+    if (op.recv_counts != nullptr) posted.recv_counts.assign(op.recv_counts, op.recv_counts + n);
+    if (op.send_counts != nullptr) op.send_counts = posted.send_counts.data();
+    if (op.recv_counts != nullptr) op.recv_counts = posted.recv_counts.data();
+  }
+
+  lockstep_status post_and_wait(const lockstep_op& op, char* error, std::size_t capacity);
+
+  // Runs one operation. A failure breaks the back end for good, as the ABI asks, but for a refusal: nothing was sent.
+  std::optional<Failure> perform(const lockstep_op& op) {
+    if (auto failure = first_failure()) return failure;
+    try {
+      backend_->run(op);
+      return std::nullopt;
+    } catch (...) {
+      Failure failure = current_failure();
+      failure.family = ErrorFamily::kBackend;
+      if (failure.kind != ErrorKind::kUsage && failure.kind != ErrorKind::kUnsupported) end(failure);
+      return failure;
+    }
+  }
+
+  void serve(Lane& lane) {
+    while (true) {
+      PostedPtr next;
+      {
+        std::unique_lock lock(lane.mutex);
+        lane.changed.wait(lock, [&] { return lane.stop || !lane.queue.empty(); });
+        if (lane.queue.empty()) return;
+        next = std::move(lane.queue.front());
+        lane.queue.pop_front();
+      }
+      std::optional<Failure> failure;
+      {
+        const std::lock_guard turn(lane.turn);
+        failure = perform(next->op);
+      }
+      const auto done = next->op.done;
+      void* const context = next->op.done_context;
+      {
+        const std::lock_guard lock(next->mutex);
+        next->failure = std::move(failure);
+        next->over = true;
+      }
+      next->changed.notify_all();
+      if (done != nullptr) done(context);
+    }
+  }
+
+  // The first failure stays; the back end is told to give up once.
+  void end(Failure failure) {
+    const std::string reason = failure.message;
+    {
+      const std::lock_guard lock(mutex_);
+      if (failure_) return;
+      failure_ = std::move(failure);
+    }
+    try {
+      backend_->abort(reason);
+    } catch (...) {
+    }
+  }
+
+  const std::unique_ptr<Backend> backend_;
+  const int size_;
+  std::array<Lane, 3> lanes_;
+  std::mutex mutex_;
+  std::optional<Failure> failure_;  // guarded by mutex_
+};
+
+Adapter& of(lockstep_comm* comm) {
+  return *reinterpret_cast<Adapter*>(comm);
+}
+
+PostedPtr& of(lockstep_handle* handle) {
+  return *reinterpret_cast<PostedPtr*>(handle);
+}
+
+lockstep_status test(lockstep_handle* handle) {
+  auto& posted = *of(handle);
+  const std::lock_guard lock(posted.mutex);
+  if (!posted.over) return LOCKSTEP_PENDING;
+  return posted.failure ? comm::status_of(posted.failure->kind) : LOCKSTEP_OK;
+}
+
+lockstep_status wait(lockstep_handle* handle, std::int64_t deadline_ns) {
+  auto& posted = *of(handle);
+  const auto deadline = Deadline::from_monotonic_ns(deadline_ns);
+  {
+    std::unique_lock lock(posted.mutex);
+    const auto over = [&] { return posted.over; };
+    if (deadline.is_never()) {
+      posted.changed.wait(lock, over);
+    } else if (!posted.changed.wait_until(lock, deadline.time_point(), over)) {
+      return LOCKSTEP_TIMEOUT;
+    }
+  }
+  return test(handle);
+}
+
+void last_error(lockstep_handle* handle, char* error, std::size_t capacity) {
+  auto& posted = *of(handle);
+  const std::lock_guard lock(posted.mutex);
+  say(error, capacity, posted.failure ? posted.failure->message : "");
+}
+
+void release(lockstep_handle* handle) {
+  delete &of(handle);
+}
+
+lockstep_status Adapter::post_and_wait(const lockstep_op& op, char* error, std::size_t capacity) {
+  lockstep_op quiet = op;
+  quiet.done = nullptr;
+  lockstep_handle* handle = nullptr;
+  if (const auto status = post(quiet, &handle); status != LOCKSTEP_OK) return status;
+  const auto status = wait(handle, LOCKSTEP_NEVER);
+  if (status != LOCKSTEP_OK) last_error(handle, error, capacity);
+  release(handle);
+  return status;
+}
+
+lockstep_status everything(lockstep_capabilities* out) {
+  out->op_kinds = (1u << LOCKSTEP_OP_KINDS) - 1;
+  out->dtypes = (1u << LOCKSTEP_DTYPES) - 1;
+  for (auto& ops : out->reduce) ops = (1u << LOCKSTEP_REDUCE_OPS) - 1;
+  out->crosses_hosts = 1;
+  out->calls_back = 1;
+  return LOCKSTEP_OK;
+}
+
+lockstep_status create(const lockstep_comm_config* config, lockstep_comm** out, char* error,
+                       std::size_t capacity) {
+  *out = nullptr;
+  const auto& registered = *reinterpret_cast<const Registered*>(config->engine);
+  try {
+    if (t_joining == nullptr)
+      raise(ErrorKind::kUnsupported, "a registered back end cannot be part of another engine");
+    auto backend = registered.factory(*t_joining);
+    if (!backend) raise(ErrorKind::kInternal, "its factory returned null");
+    *out = reinterpret_cast<lockstep_comm*>(new Adapter(std::move(backend), config->size));
+    return LOCKSTEP_OK;
+  } catch (...) {
+    const Failure failure = current_failure();
+    say(error, capacity, failure.message);
+    return comm::status_of(failure.kind);
+  }
+}
+
+lockstep_status failure_of(lockstep_comm* comm, char* error, std::size_t capacity, std::int32_t* rank,
+                           std::int64_t* pid, char* cause, std::size_t cause_capacity) {
+  const auto failure = of(comm).first_failure();
+  const LostPeer peer = failure && failure->peer ? *failure->peer : LostPeer{};
+  *rank = peer.rank;
+  *pid = peer.pid;
+  say(cause, cause_capacity, peer.cause);
+  if (!failure) return LOCKSTEP_OK;
+  say(error, capacity, failure->message);
+  return comm::status_of(failure->kind);
+}
+
+lockstep_status post(lockstep_comm* comm, const lockstep_op* op, lockstep_handle** out) {
+  try {
+    return of(comm).post(*op, out);
+  } catch (...) {
+    return comm::status_of(current_failure().kind);
+  }
+}
+
+lockstep_status run(lockstep_comm* comm, const lockstep_op* op, char* error, std::size_t capacity) {
+  try {
+    return of(comm).run(*op, error, capacity);
+  } catch (...) {
+    return comm::status_of(current_failure().kind);
+  }
+}
+
+}  // namespace
+
+JoiningScope::JoiningScope(const BackendOptions& options) {
+  t_joining = &options;
+}
+
+JoiningScope::~JoiningScope() {
+  t_joining = nullptr;
+}
+
+const lockstep_engine* make_backend_table(std::string name, BackendFactory factory) {
+  auto* made = new Registered{.table = {}, .name = std::move(name), .factory = std::move(factory)};
+  made->table = {.struct_size = sizeof(lockstep_engine),
+                 .abi_version = LOCKSTEP_ENGINE_ABI_VERSION,
+                 .name = made->name.c_str(),
+                 .capabilities = everything,
+                 .comm_create = create,
+                 .comm_destroy = [](lockstep_comm* comm, const char*) { delete &of(comm); },
+                 .comm_abort = [](lockstep_comm* comm, const char* reason) { of(comm).abort(reason); },
+                 .comm_failure = failure_of,
+                 .alloc = nullptr,
+                 .free = nullptr,
+                 .post = post,
+                 .test = test,
+                 .wait = wait,
+                 .release = release,
+                 .last_error = last_error,
+                 .run = run,
+                 .comm_leave = nullptr};
+  return &made->table;
+}
+
+}  // namespace lockstep::internal

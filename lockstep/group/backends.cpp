@@ -1,0 +1,196 @@
+#include "lockstep/group/backends.h"
+
+#include <algorithm>
+#include <cctype>
+#include <map>
+#include <mutex>
+#include <sstream>
+
+#include "lockstep/base/text.h"
+#include "lockstep/engine/fake_engine.h"
+#include "lockstep/group/internal/backend_parts.h"
+#include "lockstep/host/host.h"
+
+namespace lockstep {
+namespace internal {
+namespace {
+
+using Names = std::vector<std::string>;
+
+// Torch's names of device types that tensors can be on.
+const Names kDeviceTypes{"cpu", "cuda", "hip",           "hpu", "ipu", "meta",
+                         "mps", "mtia", "privateuseone", "xla", "xpu"};
+
+std::string joined(const Names& names) {
+  std::string text;
+  for (const auto& name : names) text += (text.empty() ? "" : ", ") + name;
+  return text;
+}
+
+// What is known of engines beyond their tables. Guarded by its mutex.
+struct Knowledge {
+  std::mutex mutex;
+  std::map<std::string, Names> devices{{"fake", {"cpu", "cuda", "meta", "xpu"}}};  // others: cpu
+  std::map<std::string, std::string> defaults{
+      {"cpu", "host"}, {"cuda", "nccl"}, {"xpu", "xccl"}, {"mps", "gloo"}, {"meta", "fake"}};
+  Names alone{"fake"};  // engines that also serve groups of one
+};
+
+Knowledge& knowledge() {
+  static auto& instance = *new Knowledge;  // leaked on purpose, as the engines
+  return instance;
+}
+
+Names devices_of(const std::string& engine) {
+  const std::lock_guard lock(knowledge().mutex);
+  const auto found = knowledge().devices.find(comm::lower_case(engine));
+  return found == knowledge().devices.end() ? Names{"cpu"} : found->second;
+}
+
+const comm::Engine& require_engine(const std::string& name, const std::string& backend) {
+  if (const comm::Engine* engine = find_engine(name)) return *engine;
+  raise(ErrorKind::kUnsupported, cat("backend \"", backend, "\": no engine of that name; there is: ",
+                                     joined(engines().names()), ". load_engine() adds plug-ins"));
+}
+
+[[noreturn]] void refuse_text(const std::string& backend, const std::string& why) {
+  raise(ErrorKind::kUsage,
+        cat("backend \"", backend, "\": ", why,
+            "; write one engine (\"host\") or one pair of device type and engine per device "
+            "type (\"cpu:host,meta:fake\")"));
+}
+
+void add_pair(BackendParts& parts, const std::string& device, const comm::Engine& engine,
+              const std::string& backend) {
+  for (const auto& part : parts) {
+    if (std::ranges::count(part.devices, device) > 0)
+      refuse_text(backend, cat("device type ", device, " repeats"));
+  }
+  if (const auto served = devices_of(engine.name()); std::ranges::count(served, device) == 0) {
+    raise(ErrorKind::kUnsupported, cat("backend \"", backend, "\": engine ", engine.name(), " serves ",
+                                       joined(served), ", not ", device));
+  }
+  const auto found = std::ranges::find(parts, &engine, &BackendPart::engine);
+  if (found == parts.end()) {
+    parts.push_back({&engine, {device}});
+  } else {
+    found->devices.push_back(device);
+  }
+}
+
+void check_devices(const std::string& name, const Names& devices) {
+  if (devices.empty())
+    raise(ErrorKind::kUsage, cat("register_backend \"", name, "\": it serves no device type"));
+  for (const auto& device : devices) {
+    if (std::ranges::count(kDeviceTypes, device) == 0) {
+      raise(ErrorKind::kUsage, cat("register_backend \"", name, "\": \"", device,
+                                   "\" is no device type; there are ", joined(kDeviceTypes)));
+    }
+  }
+}
+
+void remember(const std::string& name, const Names& devices) {
+  const std::lock_guard lock(knowledge().mutex);
+  knowledge().devices[name] = devices;
+  knowledge().alone.push_back(name);
+  for (const auto& device : devices) knowledge().defaults.try_emplace(device, name);
+}
+
+}  // namespace
+
+comm::EngineRegistry& engines() {
+  static comm::EngineRegistry& registry = []() -> comm::EngineRegistry& {
+    // Leaked on purpose: groups refer to engines until the very end of the process.
+    auto* made = new comm::EngineRegistry;
+    made->add(comm::Engine(comm::host_engine(), "built in"));
+    made->add(comm::Engine(comm::fake_engine(), "built in"));
+    return *made;
+  }();
+  return registry;
+}
+
+const comm::Engine* find_engine(const std::string& name) {
+  return engines().find(name);
+}
+
+bool has_no_peers(const comm::Engine& engine) {
+  return engine.given() == comm::fake_engine();
+}
+
+bool runs_alone(const comm::Engine& engine) {
+  const std::lock_guard lock(knowledge().mutex);
+  return std::ranges::count(knowledge().alone, comm::lower_case(engine.name())) > 0;
+}
+
+BackendParts parse_backend(const std::string& backend) {
+  const std::string text = comm::lower_case(backend);
+  BackendParts parts;
+  if (text.find(':') == std::string::npos && text.find(',') == std::string::npos) {
+    const auto& engine = require_engine(text, backend);
+    return {{&engine, devices_of(text)}};
+  }
+  std::istringstream words(text);
+  for (std::string pair; std::getline(words, pair, ',');) {
+    const auto colon = pair.find(':');
+    if (colon == std::string::npos || colon == 0 || colon + 1 == pair.size() ||
+        pair.find(':', colon + 1) != std::string::npos) {
+      refuse_text(backend, cat("\"", pair, "\" is not a pair"));
+    }
+    const std::string device = pair.substr(0, colon);
+    if (std::ranges::count(kDeviceTypes, device) == 0)
+      refuse_text(backend, cat("\"", device, "\" is no device type of torch"));
+    add_pair(parts, device, require_engine(pair.substr(colon + 1), backend), backend);
+  }
+  if (text.ends_with(',')) refuse_text(backend, "it ends with a comma");
+  return parts;
+}
+
+BackendParts choose_default_backend(const std::vector<std::string>& hosts) {
+  std::vector<std::size_t> elsewhere;
+  for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
+    if (hosts[rank] != hosts.front()) elsewhere.push_back(rank);
+  }
+  if (elsewhere.empty()) return parse_backend("host");
+  if (find_engine("hierarchical") != nullptr) return parse_backend("hierarchical");
+  std::string ranks;
+  for (const auto rank : elsewhere) ranks += cat(ranks.empty() ? "" : " ", rank);
+  raise(ErrorKind::kUnsupported,
+        cat("ranks ", ranks,
+            " are not on the host of rank 0, and no engine here crosses hosts; load one "
+            "(load_engine) and name it as backend"));
+}
+
+}  // namespace internal
+
+void register_backend(const std::string& name, BackendFactory factory, RegisterBackendOptions options) {
+  const std::string key = comm::lower_case(name);
+  const bool plain =
+      !key.empty() && std::ranges::all_of(key, [](unsigned char c) { return std::isalnum(c) || c == '_'; });
+  if (!plain)
+    raise(ErrorKind::kUsage, cat("register_backend: \"", name, "\" is no name; use letters, digits and _"));
+  if (!factory) raise(ErrorKind::kUsage, cat("register_backend \"", name, "\": no factory given"));
+  internal::check_devices(key, options.devices);
+  const auto* table = internal::make_backend_table(key, std::move(factory));
+  internal::engines().add(comm::Engine(table, "registered by the program"));
+  internal::remember(key, options.devices);
+}
+
+void register_backend(const lockstep_engine* table, RegisterBackendOptions options) {
+  comm::Engine engine(table, "registered by the program");
+  const std::string key = comm::lower_case(engine.name());
+  internal::check_devices(key, options.devices);
+  internal::engines().add(std::move(engine));
+  internal::remember(key, options.devices);
+}
+
+std::string get_default_backend_for_device(const std::string& device) {
+  // "cuda:1" names a device, "cuda" its type.
+  const std::string type = comm::lower_case(device.substr(0, device.find(':')));
+  auto& known = internal::knowledge();
+  const std::lock_guard lock(known.mutex);
+  if (const auto found = known.defaults.find(type); found != known.defaults.end()) return found->second;
+  raise(ErrorKind::kUsage,
+        cat("no default back end for device type \"", type, "\"; register_backend adds one"));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,444 @@
+// Sub-groups over ranks as threads: who is in them, what they are called, how they are divided, shrunk and left.
+#include "lockstep/group/groups.h"
+
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <functional>
+#include <latch>
+#include <numeric>
+#include <set>
+#include <string>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+#include "lockstep/group/group.h"
+#include "lockstep/store/hash_store.h"
+
+namespace lockstep {
+namespace {
+
+constexpr Milliseconds kPatience{60'000};
+
+Failure caught(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const Error& error) {
+    return error.failure();
+  }
+  ADD_FAILURE() << "nothing was raised";
+  return {};
+}
+
+bool says(const Failure& failure, const std::string& part) {
+  return failure.message.find(part) != std::string::npos;
+}
+
+void refused(const std::function<void()>& fn, const std::string& part) {
+  const auto failure = caught(fn);
+  EXPECT_EQ(failure.kind, ErrorKind::kUsage) << failure.message;
+  EXPECT_TRUE(says(failure, part)) << failure.message;
+}
+
+// The sum of what each member adds: its rank in the world, plus one.
+float sum_over(const Group& group) {
+  auto tensor = at::full({3}, static_cast<float>(get_rank() + 1));
+  all_reduce(tensor, {.group = group});
+  return tensor[2].item<float>();
+}
+
+std::vector<int> range(int from, int to, int step = 1) {
+  std::vector<int> ranks;
+  for (int rank = from; rank < to; rank += step) ranks.push_back(rank);
+  return ranks;
+}
+
+float expected_sum(const std::vector<int>& ranks) {
+  return static_cast<float>(std::accumulate(ranks.begin(), ranks.end(), static_cast<int>(ranks.size())));
+}
+
+TEST(NewGroup, ReducesOverItsMembersOnly) {
+  for (const int n : {2, 3, 4, 8}) {
+    run_threads(n, [n](int rank) {
+      const auto even = new_group(range(0, n, 2)), odd = new_group(range(1, n, 2)), all = new_group();
+      const auto mine = rank % 2 == 0 ? even : odd, other = rank % 2 == 0 ? odd : even;
+      EXPECT_EQ(mine->ranks(), range(rank % 2, n, 2));
+      EXPECT_EQ(get_rank(mine), rank / 2);
+      EXPECT_EQ(get_world_size(mine), static_cast<int>(mine->ranks().size()));
+      EXPECT_EQ(sum_over(mine), expected_sum(mine->ranks()));
+      EXPECT_EQ(sum_over(all), expected_sum(range(0, n)));
+      EXPECT_EQ(get_rank(other), -1);
+      EXPECT_EQ(get_world_size(other), -1);
+      EXPECT_FALSE(is_group_member(other));
+      EXPECT_EQ(other, non_member_group());
+    });
+  }
+}
+
+TEST(NewGroup, SortsTheRanksAndTranslatesThem) {
+  run_threads(4, [](int rank) {
+    const auto group = new_group({3, 0, 2});
+    if (rank == 1) {
+      refused([&] { get_group_rank(group, 0); }, "no member");
+      refused([&] { get_global_rank(group, 0); }, "no member");
+      refused([&] { get_process_group_ranks(group); }, "no member");
+      refused([&] { get_backend(group); }, "no member");
+      refused([&] { get_backend_config(group); }, "no member");
+      return;
+    }
+    EXPECT_EQ(get_process_group_ranks(group), (std::vector<int>{0, 2, 3}));
+    for (const int in_group : {0, 1, 2}) {
+      const int in_world = group->ranks()[static_cast<std::size_t>(in_group)];
+      EXPECT_EQ(get_group_rank(group, in_world), in_group);
+      EXPECT_EQ(get_global_rank(group, in_group), in_world);
+    }
+    EXPECT_EQ(get_group_rank({}, 3), 3);
+    EXPECT_EQ(get_global_rank({}, 3), 3);
+    refused([&] { get_group_rank(group, 1); }, "0 2 3");
+    refused([&] { get_global_rank(group, 3); }, "0 to 2");
+    refused([&] { get_global_rank(group, -1); }, "0 to 2");
+    EXPECT_EQ(get_backend(group), "host");
+    EXPECT_EQ(get_backend_config(group), "cpu:host");
+  });
+}
+
+TEST(NewGroup, RefusesWhatIsNoGroupAndUsesUpNoNumber) {
+  run_threads(2, [](int) {
+    refused([] { new_group(std::vector<int>{}); }, "empty");
+    refused([] { new_group({0, 0}); }, "rank 0 is in the list twice");
+    refused([] { new_group({0, 2}); }, "rank 2 is in the list; ranks of the world are 0 to 1");
+    refused([] { new_group({-1, 0}); }, "rank -1");
+    refused([] { new_group({0, 1}, {.timeout = Milliseconds(0)}); }, "timeout");
+    refused([] { new_group({0, 1}, {.group_name = "a/b"}); }, "a/b");
+    refused([] { new_group({0, 1}, {.group_name = "7"}); }, "digits alone");
+    refused([] { new_group({0, 1}, {.backend = "cpu:"}); }, "one pair");
+    refused([] { new_group({5}); }, "groups_test.cpp:");
+    EXPECT_EQ(caught([] { new_group({0, 1}, {.backend = "nccl"}); }).kind, ErrorKind::kUnsupported);
+    EXPECT_EQ(get_pg_count(), 1);
+    EXPECT_EQ(new_group({0, 1})->name(), "1");
+  });
+  refused([] { new_group({0}); }, "not initialised");
+  refused([] { abort_process_group(); }, "not initialised");
+}
+
+TEST(NewGroup, IsNumberedOnEveryRankAlsoWhereItIsNone) {
+  run_threads(3, [](int rank) {
+    EXPECT_EQ(default_group()->name(), "0");
+    const auto first = new_group({0, 1}), second = new_group({1, 2});
+    EXPECT_EQ(get_pg_count(), 3);
+    if (rank < 2) {
+      EXPECT_EQ(first->name(), "1");
+    }
+    if (rank > 0) {
+      EXPECT_EQ(second->name(), "2");
+    }
+    if (rank > 0) {
+      EXPECT_EQ(get_group_by_name("2"), second);
+    }
+    if (rank == 0) refused([] { get_group_by_name("2"); }, "\"2\"");
+    EXPECT_EQ(get_group_by_name("0"), default_group());
+  });
+}
+
+TEST(NewGroup, MayBeNamedButNotTwice) {
+  run_threads(2, [](int) {
+    const auto named = new_group({0, 1}, {.group_desc = "the lot", .group_name = "data:parallel"});
+    EXPECT_EQ(named->name(), "data:parallel");
+    EXPECT_EQ(named->desc(), "the lot");
+    refused(
+        [] {
+          new_group({0, 1}, {.group_name = "data:parallel"});
+        },
+        "there is a group named \"data:parallel\"");
+    EXPECT_EQ(sum_over(named), 3);
+    destroy_process_group(named);
+    EXPECT_EQ(sum_over(new_group({0, 1}, {.group_name = "data:parallel"})), 3);
+    const auto plain = new_group();
+    EXPECT_EQ(plain->desc(), "undefined");
+    plain->set_desc("now it is");
+    EXPECT_EQ(plain->desc(), "now it is");
+  });
+}
+
+TEST(NewGroup, HasATimeoutASequenceAndAStoreOfItsOwn) {
+  run_threads(2, [](int rank) {
+    const auto group = new_group({0, 1}, {.timeout = Milliseconds(12'345)}), other = new_group();
+    EXPECT_EQ(group->timeout(), Milliseconds(12'345));
+    EXPECT_EQ(other->timeout(), default_group()->timeout());
+    refused([&] { group->set_timeout(Milliseconds(-1)); }, "positive");
+    sum_over(group);
+    sum_over(group);
+    EXPECT_EQ(group->sequence_number(), 2u);
+    EXPECT_EQ(other->sequence_number(), 0u);
+    if (rank == 0) group->store()->set("key", "mine");
+    barrier();
+    EXPECT_EQ(to_text(group->store()->get("key")), "mine");
+    const std::string key[] = {"key"};
+    EXPECT_FALSE(other->store()->check(key));
+    EXPECT_FALSE(default_group()->store()->check(key));
+    const std::string below[] = {cat(group->name(), "/key")};
+    EXPECT_TRUE(default_group()->store()->check(below));
+  });
+}
+
+TEST(NewGroup, OfOneRankNeedsNobody) {
+  run_threads(2, [](int rank) {
+    const auto zero = new_group({0}), one = new_group({1});
+    const auto mine = rank == 0 ? zero : one;
+    EXPECT_EQ(mine->size(), 1);
+    EXPECT_EQ(mine->ranks(), std::vector<int>{rank});
+    EXPECT_EQ(sum_over(mine), static_cast<float>(rank + 1));
+  });
+}
+
+TEST(NewGroup, WithLocalSynchronizationIsCalledByItsMembersAlone) {
+  run_threads(4, [](int rank) {
+    if (rank == 3) {
+      refused([] { new_group({0, 1}, {.use_local_synchronization = true}); }, "only members call");
+      return;
+    }
+    std::set<std::string> names;
+    for (int round = 0; round < 3; ++round) {
+      // Rank 1 has made more groups than the others, which must not matter.
+      if (rank < 2) {
+        EXPECT_EQ(sum_over(new_group({0, 1}, {.use_local_synchronization = true})), 3);
+      }
+      if (rank > 0) {
+        const auto group = new_group({1, 2}, {.use_local_synchronization = true});
+        EXPECT_EQ(sum_over(group), 5);
+        EXPECT_EQ(group->name().size(), 40u);  // SHA-1 in hexadecimal
+        EXPECT_TRUE(names.insert(group->name()).second);
+      }
+    }
+    EXPECT_EQ(get_pg_count(), 1);
+  });
+}
+
+TEST(NewGroup, MadeInAnotherOrderIsAnErrorOnEveryRankNotAHang) {
+  run_threads(3, [](int rank) {
+    const auto failure = caught([&] {
+      new_group(rank == 0 ? std::vector<int>{0, 1} : std::vector<int>{0, 1, 2});
+    });
+    EXPECT_TRUE(failure.kind == ErrorKind::kUsage || failure.kind == ErrorKind::kPeerLost) << failure.message;
+    EXPECT_TRUE(says(failure, "same order")) << failure.message;
+    EXPECT_EQ(sum_over({}), 6);  // the world goes on
+  });
+}
+
+TEST(NewGroup, OperationsOfDifferentGroupsDoNotWaitForEachOther) {
+  run_threads(2, [](int rank) {
+    const auto a = new_group(), b = new_group();
+    auto first = at::ones({4}), second = at::ones({4});
+    // Opposite orders: would deadlock on one queue.
+    const auto one = all_reduce(first, {.group = rank == 0 ? a : b, .async_op = true});
+    const auto two = all_reduce(second, {.group = rank == 0 ? b : a, .async_op = true});
+    two.wait();
+    one.wait();
+    EXPECT_EQ(first[0].item<float>(), 2);
+    EXPECT_EQ(second[0].item<float>(), 2);
+  });
+}
+
+TEST(Subgroups, DivideTheWorldIntoConsecutiveRanks) {
+  run_threads(4, [](int rank) {
+    const auto halves = new_subgroups(2);
+    ASSERT_EQ(halves.all.size(), 2u);
+    EXPECT_EQ(halves.mine, halves.all[static_cast<std::size_t>(rank / 2)]);
+    EXPECT_EQ(halves.all[static_cast<std::size_t>(1 - rank / 2)], non_member_group());
+    EXPECT_EQ(halves.mine->ranks(), range(rank / 2 * 2, rank / 2 * 2 + 2));
+    EXPECT_EQ(sum_over(halves.mine), rank < 2 ? 3 : 7);
+    EXPECT_EQ(new_subgroups(4).mine->size(), 4);
+    EXPECT_EQ(new_subgroups(1).mine->size(), 1);
+    refused([] { new_subgroups(0); }, "positive");
+    refused([] { new_subgroups(5); }, "only 4 ranks");
+    refused([] { new_subgroups(3); }, "does not divide");
+    refused([] { new_subgroups(); }, "LOCAL_WORLD_SIZE");
+  });
+  ::setenv("LOCAL_WORLD_SIZE", "2", 1);
+  run_threads(4, [](int) { EXPECT_EQ(new_subgroups().mine->size(), 2); });
+  ::unsetenv("LOCAL_WORLD_SIZE");
+}
+
+TEST(Subgroups, DivideAGroupAmongItsMembers) {
+  run_threads(5, [](int rank) {
+    const auto odd_one_out = new_group({0, 1, 3, 4});
+    if (rank == 2) return refused([&] { new_subgroups(2, {.group = odd_one_out}); }, "no member");
+    const auto pairs = new_subgroups(2, {.group = odd_one_out});
+    EXPECT_EQ(pairs.mine->ranks(), rank < 2 ? (std::vector<int>{0, 1}) : (std::vector<int>{3, 4}));
+    EXPECT_EQ(sum_over(pairs.mine), rank < 2 ? 3 : 9);
+  });
+}
+
+TEST(Subgroups, ByEnumerationMayLeaveRanksOut) {
+  run_threads(4, [](int rank) {
+    const auto made = new_subgroups_by_enumeration({{3, 1}, {0}}, {.group_desc = "listed"});
+    ASSERT_EQ(made.all.size(), 2u);
+    if (rank == 2) {
+      EXPECT_EQ(made.mine, non_member_group());
+    }
+    if (rank != 2) {
+      EXPECT_EQ(made.mine->desc(), "listed");
+    }
+    if (rank % 2 == 1) {
+      EXPECT_EQ(sum_over(made.mine), 6);
+    }
+    refused([] { new_subgroups_by_enumeration({}); }, "no list");
+    refused([] { new_subgroups_by_enumeration({{0}, {}}); }, "empty");
+    refused([] { new_subgroups_by_enumeration({{0, 1}, {1, 2}}); }, "rank 1 is in two lists");
+    refused([] { new_subgroups_by_enumeration({{0, 4}}); }, "rank 4");
+    refused([] { new_subgroups_by_enumeration({{0}}, {.group = default_group()}); }, "leave out the group");
+    EXPECT_EQ(get_pg_count(), 3);
+  });
+}
+
+TEST(SplitGroup, TakesRanksOfTheParent) {
+  run_threads(6, [](int rank) {
+    const auto parent = new_group({1, 2, 3, 5}, {.timeout = Milliseconds(54'321), .group_desc = "some"});
+    if (rank == 0 || rank == 4) {
+      return refused([&] { split_group(parent, {{0}}); }, "no member");
+    }
+    const auto mine = split_group(parent, {{3, 0}, {1}});
+    if (rank == 3) {  // parent's rank 2 is in no list
+      EXPECT_EQ(mine, non_member_group());
+    } else if (rank == 2) {
+      EXPECT_EQ(mine->ranks(), std::vector<int>{2});
+      EXPECT_EQ(mine->desc(), "some:split:1");
+    } else {
+      EXPECT_EQ(mine->ranks(), (std::vector<int>{1, 5}));
+      EXPECT_EQ(mine->desc(), "some:split:0");
+      EXPECT_EQ(mine->timeout(), Milliseconds(54'321));
+      EXPECT_EQ(sum_over(mine), 8);
+      EXPECT_NE(mine->name(), split_group(parent, {{0, 3}})->name());
+    }
+    refused([&] { split_group(parent, {}); }, "no list");
+    refused([&] { split_group(parent, {{}}); }, "empty");
+    refused([&] { split_group(parent, {{0, 0}}); }, "twice");
+    refused([&] { split_group(parent, {{0, 1}, {1}}); }, "two lists");
+    refused([&] { split_group(parent, {{4}}); }, "0 to 3");
+  });
+}
+
+TEST(Destroy, OfOneGroupLeavesTheOthers) {
+  run_threads(2, [](int) {
+    const auto one = new_group(), two = new_group();
+    destroy_process_group(one);
+    refused([&] { all_reduce(at::ones({1}), {.group = one}); }, "was destroyed");
+    refused([&] { destroy_process_group(one); }, "not one of this world's");
+    refused([&] { split_group(one, {{0}}); }, "not one of this world's");
+    destroy_process_group(non_member_group());
+    abort_process_group(non_member_group());
+    EXPECT_EQ(sum_over(two), 3);
+    EXPECT_EQ(sum_over({}), 3);
+    EXPECT_EQ(new_group()->name(), "3");  // numbers are not used again
+  });
+}
+
+TEST(Destroy, OfTheWorldTakesEveryGroupAndNumbersAfresh) {
+  const auto store = std::make_shared<HashStore>();
+  run_threads(2, [&](int rank) {
+    for (int round = 0; round < 3; ++round) {
+      const auto group = new_group();
+      const auto local = new_group({0, 1}, {.use_local_synchronization = true});
+      EXPECT_EQ(group->name(), "1");
+      EXPECT_EQ(sum_over(group), 3);
+      EXPECT_EQ(sum_over(local), 3);
+      destroy_process_group();
+      EXPECT_EQ(get_pg_count(), 0);
+      for (const auto& gone : {group, local})
+        refused([&] { all_reduce(at::ones({1}), {.group = gone}); }, "was destroyed");
+      init_process_group({.timeout = kPatience, .world_size = 2, .rank = rank, .store = store});
+      refused([&] { destroy_process_group(group); }, "not one of this world's");
+    }
+  });
+}
+
+TEST(Abort, OfOneGroupEndsItEverywhereAndLeavesTheOthers) {
+  run_threads(3, [](int rank) {
+    const auto group = new_group(), other = new_group();
+    if (rank == 0) {
+      abort_process_group(group, "had enough");
+      refused([&] { abort_process_group(group); }, "not one of this world's");
+    } else {
+      const auto failure = caught([&] { sum_over(group); });
+      EXPECT_TRUE(failure.kind == ErrorKind::kAborted || failure.kind == ErrorKind::kPeerLost)
+          << failure.message;
+    }
+    EXPECT_EQ(sum_over(other), 6);
+  });
+}
+
+TEST(Abort, OfTheWorldNeedsNobodyAndItCanBeEnteredAgain) {
+  const auto store = std::make_shared<HashStore>();
+  run_threads(2, [&](int rank) {
+    const auto group = new_group();
+    const auto stuck = rank == 0 ? all_reduce(at::ones({1}), {.group = group, .async_op = true}) : Work();
+    abort_process_group({}, "start over");
+    EXPECT_FALSE(is_initialized());
+    if (rank == 0) {
+      EXPECT_TRUE(stuck.is_completed());
+    }
+    init_process_group({.timeout = kPatience, .world_size = 2, .rank = rank, .store = store});
+    EXPECT_EQ(sum_over({}), 3);
+  });
+}
+
+TEST(Shrink, OfTheWorldRenumbersTheSurvivorsAndEndsOtherGroups) {
+  for (const auto flags : {ShrinkFlags::kDefault, ShrinkFlags::kAbort}) {
+    std::latch shrunk(3);
+    run_threads(4, [&](int rank) {
+      const auto before = new_group();
+      if (rank == 1) return shrunk.wait();  // alive, but not asked
+      const auto old = default_group();
+      const auto group = shrink_group({1}, {.flags = flags});
+      shrunk.count_down();
+      EXPECT_EQ(group, default_group());
+      EXPECT_EQ(get_rank(), rank == 0 ? 0 : rank - 1);
+      EXPECT_EQ(get_world_size(), 3);
+      EXPECT_EQ(group->name(), "0");
+      EXPECT_EQ(group->ranks(), range(0, 3));
+      EXPECT_EQ(sum_over(group), 6);
+      for (const auto& gone : {before, old})
+        refused([&] { all_reduce(at::ones({1}), {.group = gone}); }, "was destroyed");
+      EXPECT_EQ(new_group({0, 2})->name() == "1", get_rank() != 1);
+    });
+  }
+}
+
+TEST(Shrink, GoesOnAfterARankIsLost) {
+  run_threads(3, [](int rank) {
+    if (rank == 2) return;
+    EXPECT_EQ(caught([] { barrier(); }).kind, ErrorKind::kPeerLost);
+    shrink_group({2}, {.flags = ShrinkFlags::kAbort});
+    EXPECT_EQ(get_rank(), rank);
+    EXPECT_EQ(sum_over({}), 3);
+    shrink_group({1 - rank});  // each on its own
+    EXPECT_EQ(get_world_size(), 1);
+    EXPECT_EQ(sum_over({}), 1);
+  });
+}
+
+TEST(Shrink, OfASubGroupReplacesOnlyThat) {
+  run_threads(4, [](int rank) {
+    const auto group = new_group({0, 2, 3}, {.timeout = Milliseconds(54'321), .group_desc = "three"});
+    if (rank == 3 || rank == 1) return;
+    refused([&] { shrink_group({}, {.group = group}); }, "empty");
+    refused([&] { shrink_group({3}, {.group = group}); }, "0 to 2");
+    refused([&] { shrink_group({2, 2}, {.group = group}); }, "twice");
+    refused([&] { shrink_group({0, 1, 2}, {.group = group}); }, "every rank");
+    refused([&] { shrink_group({group->rank()}, {.group = group}); }, "only those that stay");
+    const auto smaller = shrink_group({2}, {.group = group});
+    EXPECT_EQ(smaller->ranks(), (std::vector<int>{0, 2}));
+    EXPECT_EQ(smaller->desc(), "three");
+    EXPECT_EQ(smaller->timeout(), Milliseconds(54'321));
+    EXPECT_EQ(sum_over(smaller), 4);
+    refused([&] { all_reduce(at::ones({1}), {.group = group}); }, "was destroyed");
+  });
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,53 @@
+// From "these ranks, these back ends" to a joined group: stores, parts per engine, and what is told to the others when
+// joining fails. Torch-free. Private to group/.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/group/internal/backend_parts.h"
+#include "lockstep/group/internal/join.h"
+#include "lockstep/group/internal/store_host.h"
+
+namespace lockstep::internal {
+
+// Where a world stands: what all its groups are built on. Constant once the world is entered.
+struct Site {
+  int rank = 0;
+  int size = 1;
+  std::shared_ptr<Store>
+      store;  // the world's part of the rendezvous store; null in a world of one that has none
+  std::shared_ptr<Store> base;     // the rendezvous store as it was given
+  StoreLines lines;                // handles on `store`
+  std::shared_ptr<Store> root;     // a handle on the job's whole store
+  std::vector<int> launch_ranks;   // what the launcher calls rank i of this world
+  BackendParts parts;              // of the default group
+  std::vector<std::string> hosts;  // of each rank, when the back end was left to lockstep; else empty
+};
+
+struct GroupRequest {
+  const char* what;  // "new_group", for messages
+  std::string name;
+  std::string desc;
+  Members members;
+  Milliseconds timeout;
+  BackendParts parts;  // empty: the site's default
+  std::string folder;  // of the group's keys in the world's part; "" for the default group
+  Group parent;        // as in JoinOptions
+};
+
+// Opens the handles that all groups of the world share. `store` and `base` may be null for a world of one.
+Site make_site(int rank, int size, std::shared_ptr<Store> base, const std::string& prefix);
+// Collective over all ranks: learns the hosts and chooses the site's parts by them. Raises kTimeout naming the ranks that
+// did not come.
+void choose_by_hosts(Site& site, Milliseconds timeout);
+// Collective over the members, of which this rank is one. Raises kPeerLost naming the member that could not join.
+Group join_group(const Site& site, const GroupRequest& request);
+
+// "0 3 5"; long lists are cut.
+std::string list_ranks(const std::vector<int>& ranks);
+// Hexadecimal.
+std::string sha1(const std::string& text);
+
+}  // namespace lockstep::internal

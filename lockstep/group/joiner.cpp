@@ -1,0 +1,213 @@
+#include "lockstep/group/internal/joiner.h"
+
+#include <openssl/evp.h>
+
+#include <numeric>
+#include <sstream>
+
+#include "lockstep/base/environment.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/process.h"
+#include "lockstep/base/text.h"
+#include "lockstep/store/hash_store.h"
+#include "lockstep/store/prefix_store.h"
+#include "lockstep/store/store_collectives.h"
+
+namespace lockstep::internal {
+namespace {
+
+// In a group's part of the store: the words of the first rank that could not join.
+constexpr const char* kFailedKey = "failed";
+// In a group's part of the store: its members, as the first to come saw them.
+constexpr const char* kMembersKey = "members";
+
+// Tells the others why this rank cannot join, or learns why another could not: who is first writes the words.
+[[noreturn]] void give_up(Store& store, const char* what, int rank) {
+  Failure failure = current_failure();
+  Bytes first;
+  try {
+    first = store.compare_set(kFailedKey, {}, to_bytes(cat(rank, ' ', failure.message)));
+  } catch (...) {
+    raise(std::move(failure));  // the store is gone too: the first error says more
+  }
+  std::istringstream words(to_text(first));
+  int blamed = rank;
+  words >> blamed;
+  words.ignore();
+  if (blamed == rank) raise(std::move(failure));
+  std::string cause;
+  std::getline(words, cause, '\0');
+  raise(Failure{.kind = ErrorKind::kPeerLost,
+                .message = cat(what, ": rank ", blamed, " could not join: ", cause),
+                .family = ErrorFamily::kBackend,
+                .peer = LostPeer{.rank = blamed, .pid = -1, .cause = cause}});
+}
+
+std::shared_ptr<Store> whole_store(const std::shared_ptr<Store>& store) {
+  const auto* prefixed = dynamic_cast<const PrefixStore*>(store.get());
+  return prefixed == nullptr ? store : prefixed->innermost_store();
+}
+
+std::shared_ptr<Store> under(const std::shared_ptr<Store>& store, const std::string& folder) {
+  return folder.empty() ? store : std::make_shared<PrefixStore>(folder, store);
+}
+
+// Ranks that make groups in different orders meet under one name with different members.
+void check_members(Store& store, const GroupRequest& request) {
+  std::string mine;
+  for (const int rank : request.members.ranks()) mine += cat(mine.empty() ? "" : " ", rank);
+  if (mine.size() > 256) mine = cat(request.members.ranks().size(), " ranks, SHA-1 ", sha1(mine));
+  const std::string first = to_text(store.compare_set(kMembersKey, {}, to_bytes(mine)));
+  if (first == mine) return;
+  raise(ErrorKind::kUsage, cat(request.what, ": here group \"", request.name, "\" has the ranks ", mine,
+                               ", but another rank made it with ", first,
+                               "; all ranks must make the same groups in the same order"));
+}
+
+bool all_without_peers(const BackendParts& parts) {
+  for (const auto& part : parts) {
+    if (!has_no_peers(*part.engine)) return false;
+  }
+  return true;
+}
+
+// What joining the parts of one group has in common.
+struct Joining {
+  const Site& site;
+  const GroupRequest& request;
+  GroupPlace place;  // devices of no part yet
+};
+
+Group join_part(const Joining& joining, const BackendPart& part) {
+  GroupPlace place = joining.place;
+  place.devices = part.devices;
+  const Site& site = joining.site;
+  const auto& ranks = place.members.ranks();
+  if (ranks.size() == 1 && !runs_alone(*part.engine)) return make_solo_group(std::move(place));
+  if (!place.store) raise(ErrorKind::kInternal, "rendezvous gave no store to a world of more than one");
+  std::vector<int> launch_ranks;
+  for (const int rank : ranks) launch_ranks.push_back(site.launch_ranks[static_cast<std::size_t>(rank)]);
+  const std::string folder = joining.request.folder;
+  const std::string& device = part.devices.front();
+  const std::string engine_folder = folder.empty() ? device : cat(folder, "/", device);
+  return make_engine_group({.place = place,
+                            .engine = part.engine,
+                            .stores = {.engine = site.lines.under(engine_folder),
+                                       .root = site.root,
+                                       .group = under(site.lines.checks, folder)},
+                            .engine_store = std::make_shared<PrefixStore>(device, place.store),
+                            .failed_key = kFailedKey,
+                            .launch_ranks = std::move(launch_ranks),
+                            .parent = joining.request.parent});
+}
+
+BackendParts parts_for(const Site& site, const GroupRequest& request) {
+  if (!request.parts.empty()) return request.parts;
+  if (site.hosts.empty()) return site.parts;
+  std::vector<std::string> hosts;
+  for (const int rank : request.members.ranks()) hosts.push_back(site.hosts[static_cast<std::size_t>(rank)]);
+  return choose_default_backend(hosts);
+}
+
+Group join_all(const Joining& joining, const BackendParts& parts) {
+  std::vector<Group> groups;
+  GroupPlace whole = joining.place;
+  whole.devices.clear();
+  for (const auto& part : parts) {
+    groups.push_back(join_part(joining, part));
+    whole.devices.insert(whole.devices.end(), part.devices.begin(), part.devices.end());
+  }
+  return groups.size() == 1 ? groups.front() : make_multi_group(std::move(whole), std::move(groups));
+}
+
+}  // namespace
+
+Site make_site(int rank, int size, std::shared_ptr<Store> base, const std::string& prefix) {
+  Site site{.rank = rank, .size = size};
+  site.launch_ranks.resize(static_cast<std::size_t>(size));
+  std::iota(site.launch_ranks.begin(), site.launch_ranks.end(), 0);
+  site.base = std::move(base);
+  if (!site.base) return site;
+  site.store = std::make_shared<PrefixStore>(prefix, site.base);
+  site.lines = StoreLines::open(*site.store);
+  site.root = whole_store(site.base)->clone();
+  return site;
+}
+
+void choose_by_hosts(Site& site, Milliseconds timeout) {
+  if (site.size == 1) {
+    site.parts = parse_backend("host");
+    return;
+  }
+  try {
+    std::vector<std::string> keys;
+    for (int rank = 0; rank < site.size; ++rank) keys.push_back(cat("host/", rank));
+    site.lines.sets->set(keys[static_cast<std::size_t>(site.rank)], host_identity());
+    Store& store = *site.lines.gets;
+    if (!await_keys(store, keys, *site.lines.checks, kFailedKey, Deadline::after(timeout))) {
+      std::vector<int> missing;
+      for (int rank = 0; rank < site.size; ++rank) {
+        if (!store.check({&keys[static_cast<std::size_t>(rank)], 1})) missing.push_back(rank);
+      }
+      raise(ErrorKind::kTimeout,
+            cat("init_process_group: ", missing.size(), " of ", site.size, " ranks did not come within ",
+                timeout.count(), " ms: ", list_ranks(missing)),
+            ErrorFamily::kBackend);
+    }
+    for (const auto& host : store.multi_get(keys)) site.hosts.push_back(to_text(host));
+  } catch (...) {
+    give_up(*site.lines.sets, "init_process_group", site.rank);
+  }
+  site.parts = choose_default_backend(site.hosts);  // every rank finds the same
+}
+
+Group join_group(const Site& site, const GroupRequest& request) {
+  const int rank = request.members.index_of(site.rank);
+  const auto store = site.store ? under(site.store, request.folder) : nullptr;
+  Joining joining{.site = site,
+                  .request = request,
+                  .place = {.name = request.name,
+                            .rank = rank,
+                            .members = request.members,
+                            .store = store,
+                            .shared = std::make_shared<GroupShared>(request.timeout, request.desc),
+                            .devices = {}}};
+  const int size = static_cast<int>(request.members.ranks().size());
+  const BackendParts parts = parts_for(site, request);
+  if (size == 1) return join_all(joining, parts);
+  const auto words = under(site.lines.sets, request.folder);
+  try {
+    if (!request.folder.empty()) check_members(*words, request);
+    auto group = join_all(joining, parts);
+    if (environment_flag(Var::kDistInitBarrier) && !all_without_peers(parts)) {
+      store_barrier(*store, rank, size, "init_barrier", request.timeout);
+    }
+    return group;
+  } catch (...) {
+    give_up(*words, request.what, site.rank);
+  }
+}
+
+std::string list_ranks(const std::vector<int>& ranks) {
+  constexpr std::size_t kShown = 16;
+  std::string text;
+  for (std::size_t i = 0; i < ranks.size() && i < kShown; ++i) text += cat(i == 0 ? "" : " ", ranks[i]);
+  if (ranks.size() > kShown) text += cat(" and ", ranks.size() - kShown, " more");
+  return text;
+}
+
+std::string sha1(const std::string& text) {
+  unsigned char digest[EVP_MAX_MD_SIZE];
+  unsigned int length = 0;
+  if (EVP_Digest(text.data(), text.size(), digest, &length, EVP_sha1(), nullptr) != 1) {
+    raise(ErrorKind::kInternal, "SHA-1 failed");
+  }
+  std::string hex;
+  for (unsigned int i = 0; i < length; ++i) {
+    hex += "0123456789abcdef"[digest[i] >> 4];
+    hex += "0123456789abcdef"[digest[i] & 15];
+  }
+  return hex;
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,113 @@
+// Groups that hand on what they are asked: several back ends as one group, and the handle of a non-member.
+#include <algorithm>
+
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+#include "lockstep/group/groups.h"
+#include "lockstep/group/internal/group_base.h"
+
+namespace lockstep::internal {
+namespace {
+
+class MultiGroup final : public GroupBase {
+ public:
+  MultiGroup(GroupPlace place, std::vector<Group> parts) : GroupBase(std::move(place)) {
+    for (const auto& part : parts) parts_.push_back(resolve(part));
+    // What has no tensor to go by (barrier) runs where CPU tensors do.
+    main_ = for_device(c10::kCPU);
+    if (main_ == nullptr) main_ = parts_.front().get();
+  }
+
+  GroupBase* for_device(c10::DeviceType type) noexcept override {
+    for (const auto& part : parts_) {
+      if (GroupBase* found = part->for_device(type)) return found;
+    }
+    return nullptr;
+  }
+  std::string backend() const override { return backend_config(); }
+  std::string backend_config() const override {
+    std::string text;
+    for (const auto& part : parts_) text += (text.empty() ? "" : ",") + part->backend_config();
+    return text;
+  }
+  void abort(const std::string& reason) override {
+    for (const auto& part : parts_) part->abort(reason);
+  }
+
+  bool checks_calls() const override { return main_->checks_calls(); }
+  std::uint64_t run(Request& request) override { return main_->run(request); }
+  Work post(Request& request, Held held) override { return main_->post(request, std::move(held)); }
+  const comm::Engine* engine() const override { return main_->engine(); }
+  std::shared_ptr<comm::Communicator> communicator(const comm::Engine& engine) const override {
+    for (const auto& part : parts_) {
+      if (auto found = part->communicator(engine)) return found;
+    }
+    return nullptr;
+  }
+  std::shared_ptr<void> allocate(std::size_t n_bytes) override { return main_->allocate(n_bytes); }
+  void close(const std::string& cause) override {
+    for (const auto& part : parts_) part->close(cause);
+  }
+
+ private:
+  std::vector<std::shared_ptr<GroupBase>> parts_;
+  GroupBase* main_ = nullptr;
+};
+
+class NonMember final : public GroupBase {
+ public:
+  NonMember()
+      : GroupBase({.name = "non-member",
+                   .rank = -1,
+                   .members = {},
+                   .store = nullptr,
+                   .shared = std::make_shared<GroupShared>(kDefaultGroupTimeout, "a group of other ranks"),
+                   .devices = {}}) {}
+
+  GroupBase* for_device(c10::DeviceType) noexcept override { return this; }
+  std::string backend() const override { refuse("get_backend"); }
+  std::string backend_config() const override { refuse("get_backend_config"); }
+  void abort(const std::string&) override {}
+
+  std::uint64_t run(Request& request) override {
+    log(LogLevel::kWarn,
+        cat(request.name, " (called at ", request.where.file_name(), ":", request.where.line(),
+            "): this rank is no member of the group; nothing was done"));
+    return 0;
+  }
+  Work post(Request& request, Held) override {
+    run(request);
+    return Work();
+  }
+  const comm::Engine* engine() const override { return nullptr; }
+  std::shared_ptr<comm::Communicator> communicator(const comm::Engine&) const override { return nullptr; }
+  std::shared_ptr<void> allocate(std::size_t) override { return nullptr; }
+  void close(const std::string&) override {}
+
+ private:
+  [[noreturn]] static void refuse(const char* what) {
+    raise(ErrorKind::kUsage, cat(what, ": this rank is no member of the group"));
+  }
+};
+
+}  // namespace
+
+Group make_multi_group(GroupPlace place, std::vector<Group> parts) {
+  return std::make_shared<MultiGroup>(std::move(place), std::move(parts));
+}
+
+}  // namespace lockstep::internal
+
+namespace lockstep {
+
+Group non_member_group() {
+  // Leaked on purpose: handles may outlive static objects.
+  static const Group& handle = *new Group(std::make_shared<internal::NonMember>());
+  return handle;
+}
+
+bool is_group_member(const Group& group) noexcept {
+  return group == nullptr || group->rank() >= 0;
+}
+
+}  // namespace lockstep
