@@ -143,9 +143,8 @@ GuardedBuffer::GuardedBuffer(testing::EngineRank& rank, std::size_t n_bytes, boo
     : rank_(rank), n_bytes_(n_bytes) {
   const std::size_t total = n_bytes + 2 * kMargin;
   if (shared) {
-    if (rank.table().alloc(rank.comm(), total, &shared_) != LOCKSTEP_OK)
-      raise(ErrorKind::kResource, "alloc failed");
-    all_ = static_cast<std::uint8_t*>(shared_);
+    shared_ = rank.take_memory(total);
+    all_ = static_cast<std::uint8_t*>(shared_.second);
   } else {
     own_.resize(total);
     all_ = own_.data();
@@ -154,7 +153,7 @@ GuardedBuffer::GuardedBuffer(testing::EngineRank& rank, std::size_t n_bytes, boo
 }
 
 GuardedBuffer::~GuardedBuffer() {
-  if (shared_ != nullptr) rank_.table().free(rank_.comm(), shared_);
+  if (shared_.second != nullptr) rank_.give_memory(shared_);
 }
 
 bool GuardedBuffer::margins_whole() const {

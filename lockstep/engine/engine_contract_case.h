@@ -33,7 +33,7 @@ class GuardedBuffer {
   testing::EngineRank& rank_;
   const std::size_t n_bytes_;
   std::vector<std::uint8_t> own_;
-  void* shared_ = nullptr;
+  std::pair<std::size_t, void*> shared_{};
   std::uint8_t* all_;
 };
 

@@ -155,8 +155,24 @@ class EngineRank {
   int size() const { return size_; }
   lockstep_comm* comm() { return comm_; }
   void destroy(const char* cause = nullptr) {
+    for (; !idle_.empty(); idle_.pop_back()) table_.free(comm_, idle_.back().second);
     if (comm_ != nullptr) table_.comm_destroy(std::exchange(comm_, nullptr), cause);
   }
+
+  // Memory of the engine, kept for the next who asks: giving pages back takes longer than most tests.
+  std::pair<std::size_t, void*> take_memory(std::size_t n_bytes) {
+    const auto fits =
+        std::find_if(idle_.begin(), idle_.end(), [&](const auto& one) { return one.first >= n_bytes; });
+    if (fits != idle_.end()) {
+      const auto found = *fits;
+      idle_.erase(fits);
+      return found;
+    }
+    void* memory = nullptr;
+    if (table_.alloc(comm_, n_bytes, &memory) != LOCKSTEP_OK) raise(ErrorKind::kResource, "alloc failed");
+    return {n_bytes, memory};
+  }
+  void give_memory(std::pair<std::size_t, void*> memory) { idle_.push_back(memory); }
 
   static lockstep_op op(lockstep_op_kind kind, const void* send, void* recv, std::uint64_t count,
                         lockstep_dtype dtype = LOCKSTEP_F32, Milliseconds timeout = kPatience) {
@@ -224,6 +240,7 @@ class EngineRank {
   const int rank_, size_;
   lockstep_comm* comm_ = nullptr;
   char error_[1024] = {};
+  std::vector<std::pair<std::size_t, void*>> idle_;
 };
 
 }  // namespace lockstep::comm::testing

@@ -9,7 +9,9 @@ INSTANTIATE_TEST_SUITE_P(Host, EngineContract,
                          ::testing::Values(EngineKind{.name = "processes",
                                                       .table = host_engine,
                                                       .ranks = EngineKind::Ranks::kProcesses,
-                                                      .rank_order = true}),
+                                                      .rank_order = true,
+                                                      .everything = true,
+                                                      .max_idle_threads = 4}),
                          kind_name);
 
 }  // namespace

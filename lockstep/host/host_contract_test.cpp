@@ -6,8 +6,11 @@ namespace lockstep::comm {
 namespace {
 
 INSTANTIATE_TEST_SUITE_P(Host, EngineContract,
-                         ::testing::Values(EngineKind{
-                             .name = "threads", .table = host_engine, .rank_order = true}),
+                         ::testing::Values(EngineKind{.name = "threads",
+                                                      .table = host_engine,
+                                                      .rank_order = true,
+                                                      .everything = true,
+                                                      .max_idle_threads = 4}),
                          kind_name);
 
 }  // namespace

@@ -7,6 +7,7 @@
 
 #include "lockstep/base/base.h"
 #include "lockstep/host/internal/doorbell.h"
+#include "lockstep/host/internal/perturb.h"
 
 namespace lockstep::comm::internal {
 
@@ -68,7 +69,7 @@ void Circle::add(int fabric_rank, std::uint64_t board_at) {
   members_.push_back(fabric_rank);
   peers_.push_back(&peer);
   boards_.push_back(board);
-  single_process_ = single_process_ && peer.same_process;
+  single_process_ = single_process_ && peer.same_process && may_share_process();
 }
 
 void Circle::ring_others() {

@@ -10,6 +10,7 @@
 
 #include "lockstep/engine/engine_abi.h"
 #include "lockstep/host/internal/fabric.h"
+#include "lockstep/host/internal/perturb.h"
 
 namespace lockstep::comm::internal {
 
@@ -28,7 +29,7 @@ class Circle {
   int size() const { return static_cast<int>(boards_.size()); }
   // All ranks are threads of this process: any address of one is good for all.
   bool single_process() const { return single_process_; }
-  bool same_process(int rank) { return peer(rank).same_process; }
+  bool same_process(int rank) { return peer(rank).same_process && may_share_process(); }
 
   Board& board(int rank) { return *boards_[static_cast<std::size_t>(rank)]; }
   Board& own() { return *boards_[static_cast<std::size_t>(rank_)]; }

@@ -8,6 +8,7 @@
 #include "lockstep/host/internal/describe.h"
 #include "lockstep/host/internal/doorbell.h"
 #include "lockstep/host/internal/ledger.h"
+#include "lockstep/host/internal/perturb.h"
 #include "lockstep/host/kernels.h"
 
 namespace lockstep::comm::internal {
@@ -235,6 +236,7 @@ bool Communicator::wait(Posted& posted, Deadline deadline) {
 
 void Communicator::stop_driving() {
   driven_.store(false, std::memory_order_seq_cst);
+  perturb();
   if (busy()) hub_->wake();
 }
 
@@ -255,6 +257,7 @@ void Communicator::complete(Posted& posted, std::optional<Failure> failure) {
     }
   }
   if (failure) posted.error = std::move(failure->message);
+  perturb();
   posted.status.store(failure ? status_of(failure->kind) : LOCKSTEP_OK, std::memory_order_release);
   futex_wake_all(posted.status);
   if (posted.done != nullptr) posted.done(posted.done_context);
@@ -376,6 +379,14 @@ std::optional<Failure> Communicator::late_letter(Letter& letter, Deadline deadli
   if (stopped()) return stopped_failure();
   const bool left = letter.peer >= 0 && has_left(letter.peer);
   if (!left && !deadline.expired()) return std::nullopt;
+  if (left) {  // it may have done its part just before
+    try {
+      mailroom_.advance();
+    } catch (...) {
+      return break_with(current_failure());
+    }
+    if (letter.over) return std::nullopt;
+  }
   const std::string whom =
       letter.peer < 0 ? "any rank" : fmt::format("rank {} (pid {})", letter.peer, circle_->pid(letter.peer));
   Failure failure{.kind = left ? ErrorKind::kPeerLost : ErrorKind::kTimeout, .family = ErrorFamily::kBackend};

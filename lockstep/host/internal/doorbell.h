@@ -20,6 +20,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/host/internal/layout.h"
+#include "lockstep/host/internal/perturb.h"
 
 namespace lockstep::comm::internal {
 
@@ -37,6 +38,7 @@ inline void futex_wake_all(std::atomic<std::uint32_t>& word) {
 
 inline std::uint32_t arm(Doorbell& door) {
   door.sleepers.fetch_add(1, std::memory_order_seq_cst);
+  perturb();
   return door.bell.load(std::memory_order_seq_cst);
 }
 inline void sleep(Doorbell& door, std::uint32_t ticket, Deadline deadline) {
@@ -47,6 +49,7 @@ inline void disarm(Doorbell& door) {
 }
 // Pre: what the sleeper waits for was published with a sequentially consistent operation.
 inline void ring(Doorbell& door) {
+  perturb();
   if (door.sleepers.load(std::memory_order_seq_cst) == 0) return;
   door.bell.fetch_add(1, std::memory_order_seq_cst);
   futex_wake_all(door.bell);

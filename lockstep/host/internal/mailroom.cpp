@@ -8,6 +8,7 @@
 
 #include "lockstep/base/base.h"
 #include "lockstep/host/internal/doorbell.h"
+#include "lockstep/host/internal/perturb.h"
 
 namespace lockstep::comm::internal {
 namespace {
@@ -149,6 +150,7 @@ bool Mailroom::post_envelope(Letter& letter) {
     letter.offer = new_offer(letter);
     envelope.offer_at = circle_.arena().offset_of(letter.offer);
   }
+  perturb();
   box.sent.store(sent + 1, std::memory_order_seq_cst);
   ring(circle_.doorbell(letter.op.root));
   ++letter.mark;
@@ -181,6 +183,7 @@ Offer* Mailroom::new_offer(const Letter& letter) {
 
 void Mailroom::advance_send(Letter& letter) {
   Offer& offer = *letter.offer;
+  perturb();
   const std::uint32_t state = offer.state.load(std::memory_order_acquire);
   if (state == Offer::kOffered) return;
   if (!letter.taken) letter.taken = true, ++letter.mark;
@@ -232,6 +235,7 @@ void Mailroom::fill_pipe(Letter& letter) {
     copy(letter.pipe + letter.moved % (kPipeChunk * kPipeChunks), from + letter.moved, n);
     letter.moved += n;
     ++letter.mark;
+    perturb();
     offer.laid.store(letter.moved, std::memory_order_seq_cst);
     ring(circle_.doorbell(letter.op.root));
   }
@@ -286,6 +290,7 @@ void Mailroom::collect(int from) {
             {envelope.tag, n_bytes, nullptr, {payload, payload + n_bytes}});
       }
     }
+    perturb();
     box->taken.store(++taken, std::memory_order_seq_cst);
     any = true;
   }
@@ -359,6 +364,7 @@ bool Mailroom::begin(Letter& letter, int from, Offer& offer) {
                : recv_reach != Offer::kNowhere       ? Offer::kPush
                                                      : Offer::kPipe;
   std::uint32_t offered = Offer::kOffered;
+  perturb();
   if (!offer.state.compare_exchange_strong(offered, Offer::kTaken)) {
     offer.state.store(Offer::kGone, std::memory_order_seq_cst);
     ring(circle_.doorbell(from));
@@ -400,6 +406,7 @@ void Mailroom::drain_pipe(Letter& letter) {
   Offer& offer = *letter.offer;
   auto* to = static_cast<std::uint8_t*>(letter.op.recv);
   while (letter.moved < letter.n_bytes) {
+    perturb();
     const std::uint64_t laid = offer.laid.load(std::memory_order_acquire);
     if (laid <= letter.moved) return;
     const std::uint8_t* pipe = circle_.in_arena(letter.peer, offer.pipe_at, kPipeChunk * kPipeChunks);
@@ -408,6 +415,7 @@ void Mailroom::drain_pipe(Letter& letter) {
     copy(to + letter.moved, pipe + letter.moved % (kPipeChunk * kPipeChunks), n);
     letter.moved += n;
     ++letter.mark;
+    perturb();
     offer.drained.store(letter.moved, std::memory_order_seq_cst);
     ring(circle_.doorbell(letter.peer));
   }
@@ -415,6 +423,7 @@ void Mailroom::drain_pipe(Letter& letter) {
 }
 
 void Mailroom::finish_receive(Letter& letter) {
+  perturb();
   letter.offer->state.store(Offer::kDone, std::memory_order_seq_cst);
   ring(circle_.doorbell(letter.peer));
   end(letter);
@@ -445,6 +454,7 @@ void Mailroom::copy_claimed(Letter& letter) {
     const std::uint64_t at = index * kClaimChunk;
     copy(to + at, from + at, std::min(kClaimChunk, letter.n_bytes - at));
     ++letter.mark;
+    perturb();
     if (offer.claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks && letter.is_send())
       ring(circle_.doorbell(receiver));
   }

@@ -93,6 +93,7 @@ void Operation::start(Circle& circle, std::uint64_t sequence) {
   } else if (can_be_inline(circle.size()) && sends(circle.rank())) {
     copy(const_cast<std::uint8_t*>(payload_of(circle, circle.rank())), op_.send, sent);
   }
+  perturb();
   arrival.sequence.store(sequence << 1 | (in_place_ ? 1u : 0u), std::memory_order_seq_cst);
   circle.ring_others();
 }
@@ -191,6 +192,7 @@ Progress Operation::arrive(Circle& circle) {
   for (; peer_ < size; ++peer_) {
     if (peer_ == circle.rank()) continue;
     Arrival& arrival = circle.board(peer_).arrivals[parity()];
+    perturb();
     const std::uint64_t entered = arrival.sequence.load(std::memory_order_acquire);
     if (entered >> 1 != sequence_) return Progress::kBlocked;
     if (arrival.fingerprint != fingerprint_) return Progress::kMismatch;
@@ -310,6 +312,7 @@ Progress Operation::claim(Circle& circle, Workspace& work) {
       if (claims.next.load(std::memory_order_relaxed) >= n_chunks) break;
       const std::uint64_t index = claims.next.fetch_add(1, std::memory_order_relaxed);
       if (index >= n_chunks) break;
+      perturb();
       if (circle.own().broken.load(std::memory_order_relaxed) != 0) break;
       const std::uint64_t first = cut.begin(owner) + index * cut.chunk;
       const std::uint64_t count = std::min(cut.chunk, cut.begin(owner) + cut.length(owner) - first);
@@ -318,6 +321,7 @@ Progress Operation::claim(Circle& circle, Workspace& work) {
       }
       for (std::size_t t = 0; t < n_targets; ++t) work.targets[t] = recv[t] + first * element_;
       reduce(op_.dtype, op_.reduce, work.sources, {work.targets.data(), n_targets}, count);
+      perturb();
       if (claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks) circle.ring_others();
     }
   }
@@ -330,6 +334,7 @@ Progress Operation::claim(Circle& circle, Workspace& work) {
 Progress Operation::count_done(Circle& circle) {
   const Cut cut(op_.count, circle.size(), element_);
   for (; peer_ < circle.size(); ++peer_) {
+    perturb();
     if (circle.board(peer_).claims[parity()].done.load(std::memory_order_acquire) != cut.n_chunks(peer_)) {
       return Progress::kBlocked;
     }
@@ -406,6 +411,7 @@ bool Operation::reached(Circle& circle, const Step& step) {
   if (step.peer >= 0) peer_ = step.peer;
   for (; peer_ < circle.size(); ++peer_) {
     if (peer_ == circle.rank()) continue;
+    perturb();
     if (circle.board(peer_).step.load(std::memory_order_acquire) < target) return false;
     if (step.peer >= 0) break;
   }
@@ -413,6 +419,7 @@ bool Operation::reached(Circle& circle, const Step& step) {
 }
 
 void Operation::signal(Circle& circle, std::uint32_t phase) {
+  perturb();
   circle.own().step.store(sequence_ << kPhaseBits | phase, std::memory_order_seq_cst);
   circle.ring_others();
 }
