@@ -71,6 +71,11 @@ constexpr VarInfo kTable[] = {
     {Var::kSlurmNodeId, "SLURM_NODEID", "", "this host's number under Slurm"},
     {Var::kCudaVisibleDevices, "CUDA_VISIBLE_DEVICES", "", "GPUs that -n gpu and -n auto count, when set"},
     {Var::kNoColor, "NO_COLOR", "", "set: the launcher colours nothing"},
+    {Var::kGlooSocketIfname, "GLOO_SOCKET_IFNAME", "",
+     "interfaces Gloo uses, comma separated; operations take turns; default: the one towards MASTER_ADDR"},
+    {Var::kGlooDeviceTransport, "GLOO_DEVICE_TRANSPORT", "TCP",
+     "Gloo's transport; Debian's libgloo has TCP only"},
+    {Var::kGlooLazyInit, "TORCH_GLOO_LAZY_INIT", "0", "1: Gloo connects at a group's first operation"},
     {Var::kLockstepLog, "LOCKSTEP_LOG", "warn", "log level: error, warn, info or debug"},
     {Var::kLockstepSecretFd, "LOCKSTEP_SECRET_FD", "",
      "inherited descriptor with the job secret; set by the launcher"},
@@ -83,6 +88,8 @@ constexpr VarInfo kTable[] = {
      "set by spawn in the processes it starts: which call, which index"},
     {Var::kLockstepHostArena, "LOCKSTEP_HOST_ARENA_MB", "",
      "address space of a rank's shared arena in MiB; default: the machine's memory"},
+    {Var::kLockstepEnginePath, "LOCKSTEP_ENGINE_PATH", "",
+     "folders, colon separated, where plug-ins of engines are looked for first"},
 };
 static_assert(std::size(kTable) == static_cast<std::size_t>(Var::kCount));
 

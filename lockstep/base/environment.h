@@ -68,6 +68,10 @@ enum class Var : int {
   // read by the launcher
   kCudaVisibleDevices,
   kNoColor,
+  // read by the Gloo plug-in
+  kGlooSocketIfname,
+  kGlooDeviceTransport,
+  kGlooLazyInit,
   // lockstep's own
   kLockstepLog,
   kLockstepSecretFd,
@@ -76,6 +80,7 @@ enum class Var : int {
   kLockstepLauncher,
   kLockstepSpawn,
   kLockstepHostArena,
+  kLockstepEnginePath,
   kCount,
 };
 

@@ -1,14 +1,61 @@
 #include "lockstep/engine/loader.h"
 
 #include <dlfcn.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <bit>
 #include <cctype>
+#include <filesystem>
+#include <sstream>
 
+#include "lockstep/base/environment.h"
 #include "lockstep/base/text.h"
 
 namespace lockstep::comm {
+namespace {
+
+// The first file of that name; empty when there is none.
+std::string find_plugin(const std::string& name) {
+  const bool plain = std::ranges::all_of(name, [](unsigned char c) { return std::isalnum(c) || c == '_'; });
+  if (name.empty() || !plain) return "";
+  for (const auto& folder : engine_folders()) {
+    const auto path = std::filesystem::path(folder) / cat("lockstep_", name, ".so");
+    std::error_code ignored;
+    if (std::filesystem::exists(path, ignored)) return path.string();
+  }
+  return "";
+}
+
+// Code is found by name, not by a path somebody chose: it must be ours to run.
+void check_owner(const std::string& path) {
+  struct stat file {};
+  if (::stat(path.c_str(), &file) == 0 && (file.st_uid == 0 || file.st_uid == ::geteuid()) &&
+      (file.st_mode & S_IWOTH) == 0) {
+    return;
+  }
+  raise(ErrorKind::kUnsupported,
+        cat("engine ", path,
+            " is not loaded: it must belong to this user or to root, and not everybody may write it"),
+        ErrorFamily::kBackend);
+}
+
+}  // namespace
+
+std::vector<std::string> engine_folders() {
+  std::vector<std::string> folders;
+  std::istringstream given(environment(Var::kLockstepEnginePath).value_or(""));
+  for (std::string folder; std::getline(given, folder, ':');) {
+    if (!folder.empty()) folders.push_back(folder);
+  }
+  std::error_code ignored;
+  const auto program = std::filesystem::read_symlink("/proc/self/exe", ignored);
+  if (!ignored) folders.push_back(program.parent_path().parent_path() / "lib/lockstep/engines");
+  folders.emplace_back(LOCKSTEP_INSTALLED_ENGINES);
+  folders.emplace_back(LOCKSTEP_BUILT_ENGINES);
+  return folders;
+}
 
 Engine load_engine(const std::string& path) {
   // dlerror is per thread in glibc. No dlclose on any path below: see the header.
@@ -40,6 +87,21 @@ const Engine& EngineRegistry::add(Engine engine) {
 const Engine* EngineRegistry::find(const std::string& name) const {
   const std::lock_guard lock(mutex_);
   return find_locked(name);
+}
+
+const Engine* EngineRegistry::find_or_load(const std::string& name) {
+  if (const Engine* known = find(name)) return known;
+  const std::string path = find_plugin(lower_case(name));
+  if (path.empty()) return nullptr;
+  check_owner(path);
+  Engine engine = load_engine(path);
+  if (lower_case(engine.name()) != lower_case(name)) {
+    raise(ErrorKind::kUnsupported, cat("engine ", path, " calls itself \"", engine.name(), "\""),
+          ErrorFamily::kBackend);
+  }
+  const std::lock_guard lock(mutex_);
+  const Engine* other = find_locked(name);  // another thread was quicker
+  return other != nullptr ? other : &engines_.emplace_back(std::move(engine));
 }
 
 const Engine* EngineRegistry::find_locked(const std::string& name) const {

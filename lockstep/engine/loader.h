@@ -17,12 +17,20 @@ namespace lockstep::comm {
 // with it: not loadable, no lockstep_engine_v1, another ABI version, a table that is too short or has holes.
 Engine load_engine(const std::string& path);
 
+// Where a plug-in named after an engine is looked for, in this order: the folders of LOCKSTEP_ENGINE_PATH (separated by
+// colons), lib/lockstep/engines beside the program's folder, that of the installed lockstep, that of its build tree.
+std::vector<std::string> engine_folders();
+
 class EngineRegistry {
  public:
   // Raises kUsage when an engine of that name is there already.
   const Engine& add(Engine engine);
   // Null when there is none. Names are compared without regard to case.
   const Engine* find(const std::string& name) const;
+  // As find; an engine that is not there yet is loaded from lockstep_<name>.so in the first of engine_folders() that has
+  // one, and added. Null when none has. Raises kUnsupported when there is one and it cannot be used: as load_engine, or
+  // because it belongs to somebody else than this user or root, or calls itself by another name.
+  const Engine* find_or_load(const std::string& name);
   // In the order they were added.
   std::vector<std::string> names() const;
 

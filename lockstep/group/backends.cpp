@@ -110,7 +110,7 @@ comm::EngineRegistry& engines() {
 }
 
 const comm::Engine* find_engine(const std::string& name) {
-  return engines().find(name);
+  return engines().find_or_load(name);
 }
 
 bool has_no_peers(const comm::Engine& engine) {

@@ -138,15 +138,14 @@ TEST(World, KnowsItsEngines) {
     destroy_process_group();
   }
   EXPECT_FALSE(is_backend_available(""));
-  for (const auto name : {"gloo", "nccl", "mpi", "cuda:host", "cpu:host,cuda:host"}) {
+  for (const auto name : {"nccl", "mpi", "cuda:host", "cpu:host,cuda:host"}) {
     EXPECT_FALSE(is_backend_available(name));
     const auto failure = caught([&] { init_process_group({.backend = name}); });
     EXPECT_EQ(failure.kind, ErrorKind::kUnsupported);
     EXPECT_TRUE(says(failure, name)) << failure.message;
   }
-  EXPECT_TRUE(says(caught([] { init_process_group({.backend = "gloo"}); }), "there is: host"));
-  EXPECT_FALSE(is_gloo_available() || is_nccl_available() || is_mpi_available() || is_ucc_available() ||
-               is_xccl_available());
+  EXPECT_TRUE(says(caught([] { init_process_group({.backend = "nccl"}); }), "there is: host"));
+  EXPECT_FALSE(is_nccl_available() || is_mpi_available() || is_ucc_available() || is_xccl_available());
 }
 
 TEST(World, TellsWhatTheLauncherSaid) {

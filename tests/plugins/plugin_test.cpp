@@ -1,12 +1,16 @@
 // Plug-ins compiled as C: loaded, run by several ranks over a real store, and refused in plain words when
 // broken.
 #include <gtest/gtest.h>
+#include <sys/stat.h>
 
+#include <cstdlib>
 #include <cstring>
+#include <filesystem>
 #include <numeric>
 #include <string>
 #include <vector>
 
+#include "lockstep/base/base.h"
 #include "lockstep/base/thread.h"
 #include "lockstep/engine/loader.h"
 #include "lockstep/group/internal/store_host.h"
@@ -37,6 +41,55 @@ TEST(Plugins, AreRefusedInPlainWordsWhenBroken) {
   EXPECT_NE(refusal(path_of("broken_short")).find("struct_size"), std::string::npos);
   EXPECT_NE(refusal(path_of("broken_holes")).find("no capabilities"), std::string::npos);
   EXPECT_NE(refusal("/nowhere/engine.so").find("/nowhere/engine.so"), std::string::npos);
+}
+
+// A folder of plug-ins that LOCKSTEP_ENGINE_PATH names.
+class PluginFolder {
+ public:
+  PluginFolder() : path_(std::filesystem::temp_directory_path() / ("lockstep-plugins-" + random_hex(8))) {
+    std::filesystem::create_directory(path_);
+    ::setenv("LOCKSTEP_ENGINE_PATH", ("/nowhere:" + path_.string()).c_str(), 1);
+  }
+  ~PluginFolder() {
+    ::unsetenv("LOCKSTEP_ENGINE_PATH");
+    std::filesystem::remove_all(path_);
+  }
+  std::filesystem::path add(const std::string& plugin, const std::string& name) {
+    std::filesystem::copy_file(path_of(plugin), path_ / name);
+    return path_ / name;
+  }
+
+ private:
+  const std::filesystem::path path_;
+};
+
+TEST(Plugins, AreFoundByTheirNameInTheFoldersOfTheEnvironment) {
+  PluginFolder folder;
+  comm::EngineRegistry registry;
+  EXPECT_EQ(registry.find_or_load("kv"), nullptr);
+  const auto path = folder.add("kv_engine", "lockstep_kv.so");
+  const comm::Engine* engine = registry.find_or_load("KV");
+  ASSERT_NE(engine, nullptr);
+  EXPECT_EQ(engine->origin(), path.string());
+  EXPECT_EQ(registry.find_or_load("kv"), engine);
+  EXPECT_EQ(registry.find_or_load("../kv"), nullptr);
+}
+
+TEST(Plugins, FoundByNameAreRefusedWhenOthersMayWriteThemOrTheirNameIsAnother) {
+  PluginFolder folder;
+  comm::EngineRegistry registry;
+  const auto refused = [&](const std::string& name) -> std::string {
+    try {
+      registry.find_or_load(name);
+    } catch (const DistBackendError& error) {
+      return error.what();
+    }
+    return "loaded";
+  };
+  folder.add("kv_engine", "lockstep_other.so");
+  EXPECT_NE(refused("other").find("calls itself \"kv\""), std::string::npos) << refused("other");
+  ::chmod(folder.add("kv_engine", "lockstep_kv.so").c_str(), 0666);
+  EXPECT_NE(refused("kv").find("belong to this user"), std::string::npos) << refused("kv");
 }
 
 // One rank's end of a communicator of the C engine, over a store shared by threads.
