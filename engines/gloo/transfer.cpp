@@ -1,0 +1,105 @@
+#include "engines/gloo/transfer.h"
+
+#include <vector>
+
+namespace lockstep::gloo_plugin {
+namespace {
+
+// Deadlines are the watch's business: a wait that ran out inside gloo would close every pair before anybody is told why.
+constexpr std::chrono::milliseconds kForEver{std::chrono::hours(24 * 365)};
+
+template <class F>
+auto guarded(int peer, F&& call) {
+  try {
+    return call();
+  } catch (const Error&) {
+    throw;
+  } catch (const std::exception& error) {
+    throw PairFailed{peer, error.what()};
+  }
+}
+
+}  // namespace
+
+bool Bond::stop_with(Failure failure, bool failed) {
+  const std::lock_guard lock(mutex_);
+  if (stop_) return false;
+  stop_ = std::move(failure);
+  failed_ = failed;
+  for (auto* buffer : buffers_) {
+    buffer->abortWaitRecv();
+    buffer->abortWaitSend();
+  }
+  return true;
+}
+
+bool Bond::break_with(Failure failure) {
+  return stop_with(std::move(failure), true);
+}
+
+bool Bond::close(Failure failure) {
+  return stop_with(std::move(failure), false);
+}
+
+std::optional<Failure> Bond::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failed_ ? stop_ : std::nullopt;
+}
+
+std::optional<Failure> Bond::stop() const {
+  const std::lock_guard lock(mutex_);
+  return stop_;
+}
+
+void Bond::check() const {
+  if (auto failure = stop()) throw Error(std::move(*failure));
+}
+
+void Bond::enter(gloo::transport::UnboundBuffer* buffer) {
+  const std::lock_guard lock(mutex_);
+  if (stop_) throw Error(*stop_);
+  buffers_.insert(buffer);
+}
+
+void Bond::leave(gloo::transport::UnboundBuffer* buffer) {
+  const std::lock_guard lock(mutex_);
+  buffers_.erase(buffer);
+}
+
+Transfer::Transfer(Bond& bond, Mesh& mesh, const void* memory, std::size_t n_bytes)
+    // gloo has one kind of buffer for both ways; it never writes into one that is only sent from.
+    : bond_(bond), buffer_(mesh.buffer(const_cast<void*>(memory), n_bytes)) {
+  bond_.enter(buffer_.get());
+}
+
+Transfer::~Transfer() {
+  bond_.leave(buffer_.get());
+}
+
+void Transfer::send(int to, std::uint64_t slot, std::size_t offset, std::size_t n_bytes) {
+  guarded(to, [&] { buffer_->send(to, slot, offset, n_bytes); });
+}
+
+void Transfer::recv(int from, std::uint64_t slot, std::size_t offset, std::size_t n_bytes) {
+  guarded(from, [&] { buffer_->recv(from, slot, offset, n_bytes); });
+}
+
+void Transfer::recv_from_any(int size, int but, std::uint64_t slot) {
+  std::vector<int> ranks;
+  for (int r = 0; r < size; ++r) {
+    if (r != but) ranks.push_back(r);
+  }
+  guarded(-1, [&] { buffer_->recv(ranks, slot, 0, buffer_->size); });
+}
+
+void Transfer::wait_send(int to) {
+  if (!guarded(to, [&] { return buffer_->waitSend(nullptr, kForEver); })) bond_.check();
+}
+
+int Transfer::wait_recv(int from) {
+  int rank = from;
+  if (!guarded(from, [&] { return buffer_->waitRecv(&rank, kForEver); })) bond_.check();
+  return rank;
+}
+
+}  // namespace lockstep::gloo_plugin

@@ -1,0 +1,55 @@
+// One thread for all communicators of the process: it sees sockets whose other end hung up, and deadlines that pass.
+// Callbacks run on it, under its lock, and must be short: they hand the work on. Thread safety: every method, any thread
+// but the watch's own.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <thread>
+
+namespace lockstep::gloo_plugin {
+
+class Watch {
+ public:
+  using Id = std::uint64_t;  // 0 is nobody's
+
+  // Raises Error when the system refuses a descriptor.
+  Watch();
+  ~Watch();
+  Watch(const Watch&) = delete;
+
+  // Calls `hung_up` once when the peer of the connected socket closes or shuts down, or the connection dies.
+  Id add_socket(int fd, std::function<void()> hung_up);
+  // Calls `passed` once when the deadline has passed. LOCKSTEP_NEVER: gives 0 and never calls.
+  Id add_deadline(std::int64_t deadline_ns, std::function<void()> passed);
+  // After these return the callback does not run and will not. 0 and unknown ids are ignored.
+  void remove_socket(Id id);
+  void remove_deadline(Id id);
+
+ private:
+  struct Socket {
+    int fd;
+    std::function<void()> hung_up;
+  };
+  struct Alarm {
+    std::int64_t deadline_ns;
+    std::function<void()> passed;
+  };
+  void serve();
+  int wait_ms();
+  void ring();
+
+  int epoll_ = -1, bell_ = -1;
+  std::mutex mutex_;  // guards what follows
+  Id next_ = 1;
+  bool stopping_ = false;
+  std::int64_t sleeps_until_ = 0;
+  std::map<Id, Socket> sockets_;
+  std::map<Id, Alarm> alarms_;
+  std::multimap<std::int64_t, Id> order_;  // of alarms_
+  std::thread thread_;
+};
+
+}  // namespace lockstep::gloo_plugin
