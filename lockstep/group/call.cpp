@@ -3,10 +3,16 @@
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
+#include <ATen/record_function.h>
 #include <c10/core/ScalarType.h>
 
+#include <algorithm>
+#include <mutex>
 #include <optional>
+#include <set>
 
+#include "lockstep/base/log.h"
 #include "lockstep/group/internal/work_state.h"
 
 namespace lockstep::internal {
@@ -39,33 +45,23 @@ std::optional<lockstep_dtype> engine_dtype(at::ScalarType type) {
   }
 }
 
-bool is_bitwise(ReduceOp op) {
+bool is_bitwise(ReduceOp::Kind op) {
   return op == ReduceOp::kBand || op == ReduceOp::kBor || op == ReduceOp::kBxor;
 }
 
-}  // namespace
-
-const char* name_of(ReduceOp op) {
-  switch (op) {
-    case ReduceOp::kSum:
-      return "SUM";
-    case ReduceOp::kAvg:
-      return "AVG";
-    case ReduceOp::kProduct:
-      return "PRODUCT";
-    case ReduceOp::kMin:
-      return "MIN";
-    case ReduceOp::kMax:
-      return "MAX";
-    case ReduceOp::kBand:
-      return "BAND";
-    case ReduceOp::kBor:
-      return "BOR";
-    case ReduceOp::kBxor:
-      return "BXOR";
-  }
-  return "unknown";
+// The profiler's event of an operation; null when nobody looks, which costs a few nanoseconds to find out. Events of
+// asynchronous operations end on another thread.
+std::shared_ptr<at::RecordFunction> begin_event(const char* name, bool async) {
+  auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
+  if (!callbacks.has_value()) [[likely]]
+    return nullptr;
+  auto event = std::make_shared<at::RecordFunction>(std::move(*callbacks));
+  if (async) event->_setAsync();
+  event->before(cat("lockstep:", name));
+  return event;
 }
+
+}  // namespace
 
 bool is_plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
@@ -134,36 +130,117 @@ bool Call::check_apart(const at::Tensor& a, const char* role_a, const at::Tensor
   return status == at::MemOverlapStatus::TooHard;
 }
 
-void Call::check_root(int root, const char* role) const {
-  if (root < 0 || root >= size()) {
-    refuse(ErrorKind::kUsage, role, " is ", root, ", ranks of this group are 0 to ", size() - 1);
+void Call::check_list(const std::vector<at::Tensor>& list, const char* role, const at::Tensor& other,
+                      bool written) const {
+  if (list.size() != static_cast<std::size_t>(size())) {
+    refuse(ErrorKind::kUsage, role, " has ", list.size(), " tensors, the group ", size(),
+           " ranks; one each is needed");
+  }
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    if (written) {
+      check_output(list[i], role);
+      for (std::size_t j = 0; j < i; ++j) check_apart(list[i], role, list[j], "another of them");
+    } else {
+      check(list[i], role);
+    }
+    check_same_type(list[i], role, other);
+    if (list[i].scalar_type() != list[0].scalar_type()) refuse(ErrorKind::kUsage, role, " mixes types");
   }
 }
 
-Wire Call::wire_for_reduce(at::ScalarType type, ReduceOp op) const {
-  const int number = static_cast<int>(op);
-  if (number < 0 || number >= LOCKSTEP_REDUCE_OPS)
-    refuse(ErrorKind::kUsage, "there is no reduce operation ", number);
+int Call::root(std::optional<int> in_world, std::optional<int> in_group, const char* role,
+               std::optional<int> fallback) const {
+  if (in_world && in_group) {
+    refuse(ErrorKind::kUsage, role, " and group_", role, " are both given; give one of them");
+  }
+  if (in_group) {
+    if (*in_group >= 0 && *in_group < size()) return *in_group;
+    refuse(ErrorKind::kUsage, "group_", role, " is ", *in_group, ", ranks of this group are 0 to ",
+           size() - 1);
+  }
+  if (!in_world) in_world = fallback;
+  if (!in_world)
+    refuse(ErrorKind::kUsage, "neither ", role, " nor group_", role, " is given; give one of them");
+  if (const int rank_here = group_->group_rank_of(*in_world); rank_here >= 0) return rank_here;
+  const auto& ranks = group_->ranks();
+  if (ranks.back() == size() - 1) {
+    refuse(ErrorKind::kUsage, role, " is ", *in_world, ", ranks of this group are 0 to ", size() - 1);
+  }
+  refuse(ErrorKind::kUsage, role, " is ", *in_world, ", the members of this group have the ranks ",
+         c10::Join(", ", ranks), " in the world; use group_", role, " for ranks in the group");
+}
+
+void Call::warn_not_member() const {
+  static std::mutex mutex;
+  static std::set<std::string> told;  // guarded by mutex
+  const auto line = cat(request_.name, " was called on group \"", group_->name(),
+                        "\" by a process that is not one of its members; nothing was done");
+  const std::lock_guard lock(mutex);
+  if (told.insert(line).second) log(LogLevel::kWarn, line);
+}
+
+void Call::refuse_inside_batch() const {
+  if (batch() == nullptr) return;
+  refuse(ErrorKind::kUsage,
+         "a CoalescingScope collects on this group; only all_reduce, all_gather_into_tensor and "
+         "reduce_scatter_tensor may be called inside it");
+}
+
+Wire Call::wire_for_reduce(at::ScalarType type, const ReduceOp& op) const {
+  const ReduceOp::Kind kind = op.kind();
+  if (kind < 0 || kind > ReduceOp::kPremulSum)
+    refuse(ErrorKind::kUsage, "there is no reduce operation ", static_cast<int>(kind));
   const bool complex = c10::isComplexType(type);
-  if (complex && op != ReduceOp::kSum && op != ReduceOp::kAvg) {
-    refuse(ErrorKind::kUsage, name_of(op), " is not defined for complex tensors (", c10::toString(type),
+  const bool sums = kind == ReduceOp::kSum || kind == ReduceOp::kPremulSum;
+  if (complex && !sums && kind != ReduceOp::kAvg) {
+    refuse(ErrorKind::kUsage, name_of(kind), " is not defined for complex tensors (", c10::toString(type),
            "); SUM and AVG are");
   }
-  if (op == ReduceOp::kAvg && c10::isIntegralType(type, true)) {
+  if (kind == ReduceOp::kAvg && c10::isIntegralType(type, true)) {
     refuse(ErrorKind::kUsage, "AVG needs a floating type, the tensor is ", c10::toString(type),
            "; use SUM and divide");
   }
-  if (is_bitwise(op) && !c10::isIntegralType(type, true)) {
-    refuse(ErrorKind::kUsage, name_of(op), " needs an integer type, the tensor is ", c10::toString(type));
+  if (is_bitwise(kind) && !c10::isIntegralType(type, true)) {
+    refuse(ErrorKind::kUsage, name_of(kind), " needs an integer type, the tensor is ", c10::toString(type));
   }
+  if (kind == ReduceOp::kPremulSum) check_factor(type, op);
   const auto dtype = engine_dtype(c10::toRealValueType(type));
   const comm::Engine* engine = group_->engine();
   if (!dtype) refuse(ErrorKind::kUnsupported, c10::toString(type), " tensors cannot be reduced, only moved");
-  if (engine != nullptr && !engine->reduces(*dtype, static_cast<lockstep_reduce_op>(number))) {
+  const auto number = static_cast<lockstep_reduce_op>(sums ? ReduceOp::kSum : kind);
+  if (engine != nullptr && !engine->reduces(*dtype, number)) {
     refuse(ErrorKind::kUnsupported, "engine ", engine->name(), " does not reduce ", c10::toString(type),
-           " with ", name_of(op));
+           " with ", name_of(kind));
   }
   return {*dtype, complex ? 2 : 1};
+}
+
+void Call::check_factor(at::ScalarType type, const ReduceOp& op) const {
+  const auto& factor = op.factor();
+  if (!factor.defined())
+    refuse(ErrorKind::kUsage, "PREMUL_SUM has no factor; use ReduceOp::premul_sum(factor)");
+  if (factor.numel() != 1) {
+    refuse(ErrorKind::kUsage, "the factor of PREMUL_SUM has sizes ", factor.sizes(),
+           "; a number or a tensor of one element is needed");
+  }
+  if (!c10::canCast(factor.scalar_type(), type)) {
+    refuse(ErrorKind::kUsage, "the factor of PREMUL_SUM is ", c10::toString(factor.scalar_type()),
+           " and the tensor ", c10::toString(type), ", which cannot hold the product");
+  }
+}
+
+void Call::set_reduce(const ReduceOp& op) {
+  const auto kind = op.kind() == ReduceOp::kPremulSum ? ReduceOp::kSum : op.kind();
+  request_.op.reduce = static_cast<lockstep_reduce_op>(kind);
+}
+
+at::Tensor Call::scaled(const at::Tensor& tensor, const ReduceOp& op) const {
+  if (op.kind() != ReduceOp::kPremulSum) return tensor;
+  const at::NoGradGuard no_grad;
+  auto product = plain_like(tensor);
+  // A factor without dimensions does not widen the product.
+  at::mul_out(product, tensor, op.factor().reshape({}));
+  return product;
 }
 
 Wire Call::wire_for_move(at::ScalarType type) const {
@@ -174,25 +251,29 @@ Wire Call::wire_for_move(at::ScalarType type) const {
   return {LOCKSTEP_U8, static_cast<std::int64_t>(c10::elementSize(type))};
 }
 
-void Call::check_offered() const {
+bool Call::offers(lockstep_op_kind kind) const {
   const comm::Engine* engine = group_->engine();
-  if (engine != nullptr && !engine->offers(request_.op.kind)) {
-    refuse(ErrorKind::kUnsupported, "engine ", engine->name(), " does not offer it");
-  }
+  return engine == nullptr || engine->offers(kind);
+}
+
+void Call::check_offered(lockstep_op_kind kind) const {
+  if (!offers(kind)) [[unlikely]]
+    refuse(ErrorKind::kUnsupported, "engine ", group_->engine()->name(), " does not offer it");
 }
 
 Work Call::start_in_place(at::Tensor tensor, Wire wire) {
-  check_offered();
+  check_offered(request_.op.kind);
   lockstep_op& op = request_.op;
   op.dtype = wire.dtype;
   op.count = static_cast<std::uint64_t>(tensor.numel() * wire.units);
   if (is_plain(tensor)) {
     op.send = op.recv = tensor.mutable_data_ptr();
     if (!async_) {
-      const std::uint64_t sequence = group_->run(request_);
-      return Work(std::move(tensor), sequence);
+      const auto event = begin_event(request_.name, false);
+      group_->run(request_);
+      return Work(std::move(tensor), request_.ended);
     }
-    return group_->post(request_, {.buffers = {tensor}, .results = {tensor}, .copies = {}});
+    return launch({.buffers = {tensor}, .results = {tensor}});
   }
   const auto temporary = plain(tensor);
   op.send = op.recv = temporary.mutable_data_ptr();
@@ -200,30 +281,49 @@ Work Call::start_in_place(at::Tensor tensor, Wire wire) {
 }
 
 Work Call::start(const at::Tensor& send, const at::Tensor& recv, std::int64_t count, Wire wire, Held held) {
-  check_offered();
+  check_offered(request_.op.kind);
   lockstep_op& op = request_.op;
   op.dtype = wire.dtype;
   op.count = static_cast<std::uint64_t>(count * wire.units);
-  op.send = send.const_data_ptr();
-  op.recv = recv.mutable_data_ptr();
-  held.buffers.push_back(send);
-  held.buffers.push_back(recv);
+  if (send.defined()) {
+    op.send = send.const_data_ptr();
+    held.buffers.push_back(send);
+  }
+  if (recv.defined()) {
+    op.recv = recv.mutable_data_ptr();
+    held.buffers.push_back(recv);
+  }
   return launch(std::move(held));
+}
+
+Work Call::start_all(std::vector<lockstep_op> ops, Held held) {
+  for (const auto& op : ops) check_offered(op.kind);
+  request_.op = ops.front();
+  if (ops.size() == 1) return launch(std::move(held));
+  request_.more.assign(ops.begin() + 1, ops.end());
+  held.event = begin_event(request_.name, true);
+  auto work = group_->post(request_, std::move(held));
+  if (!async_) work.wait();
+  return work;
 }
 
 Work Call::start_barrier() {
   request_.op.kind = LOCKSTEP_BARRIER;
-  check_offered();
-  if (async_) return group_->post(request_, {});
-  return Work(at::Tensor(), group_->run(request_));
+  check_offered(LOCKSTEP_BARRIER);
+  return launch({});
 }
 
 Work Call::launch(Held held) {
-  if (async_) return group_->post(request_, std::move(held));
-  const std::uint64_t sequence = group_->run(request_);
+  if (async_) {
+    held.event = begin_event(request_.name, true);
+    return group_->post(request_, std::move(held));
+  }
+  const auto event = begin_event(request_.name, false);
+  group_->run(request_);
   held.copy_back();
-  if (held.results.size() == 1) return Work(std::move(held.results.front()), sequence);
-  return Work(std::make_shared<Work::State>(sequence, std::move(held.results)));
+  if (held.results.empty()) return Work(at::Tensor(), request_.ended);
+  if (held.results.size() == 1) return Work(std::move(held.results.front()), request_.ended);
+  return Work(std::make_shared<Work::State>(request_.ended, std::move(held.results)));
 }
 
 }  // namespace lockstep::internal

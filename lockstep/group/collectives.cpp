@@ -1,13 +1,15 @@
+// The collectives that reduce, and barrier.
 #include "lockstep/group/collectives.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
-#include <algorithm>
-#include <limits>
-
+#include "lockstep/group/internal/batch.h"
 #include "lockstep/group/internal/call.h"
+#include "lockstep/group/internal/pieces.h"
+#include "lockstep/group/internal/sparse.h"
+#include "lockstep/group/internal/whole.h"
 
 namespace lockstep {
 namespace {
@@ -16,191 +18,126 @@ using internal::Call;
 using internal::Held;
 using internal::is_plain;
 using internal::plain;
-using internal::plain_like;
 using internal::real_sizes;
+using internal::Wire;
 
-// `whole` must hold one `part` per rank: concatenated on dimension 0, stacked, or flat.
-void check_whole(const Call& call, const at::Tensor& whole, const char* whole_role, const at::Tensor& part,
-                 const char* part_role) {
-  const auto whole_sizes = real_sizes(whole), part_sizes = real_sizes(part);
-  auto stacked = part_sizes;
-  stacked.insert(stacked.begin(), call.size());
-  auto concatenated = part_sizes;
-  if (concatenated.empty()) {
-    concatenated.push_back(call.size());
-  } else {
-    concatenated[0] *= call.size();
+// Parts of different sizes: one reduction per rank, under one Work.
+Work reduce_scatter_uneven(Call& call, const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                           Wire wire, bool use_temporary) {
+  const bool reduces = call.offers(LOCKSTEP_REDUCE);
+  const auto own = static_cast<std::size_t>(call.rank());
+  Held held;
+  const auto recv = room_for(output, use_temporary, held);
+  std::vector<lockstep_op> ops;
+  for (std::size_t r = 0; r < inputs.size(); ++r) {
+    // Without REDUCE everyone gets every part, in a temporary.
+    const auto send = reduces || !is_plain(inputs[r]) ? plain(inputs[r]) : inputs[r].clone();
+    lockstep_op op = call.op();
+    op.kind = reduces ? LOCKSTEP_REDUCE : LOCKSTEP_ALL_REDUCE;
+    op.root = static_cast<std::int32_t>(r);
+    op.dtype = wire.dtype;
+    op.count = static_cast<std::uint64_t>(inputs[r].numel() * (inputs[r].is_complex() ? 2 : 1));
+    op.send = send.const_data_ptr();
+    op.recv = r == own ? recv.mutable_data_ptr() : (reduces ? nullptr : send.mutable_data_ptr());
+    held.buffers.push_back(send);
+    ops.push_back(op);
   }
-  std::int64_t n_elements = call.size();
-  for (const auto size : part_sizes) n_elements *= size;
-  const std::vector<std::int64_t> flat{n_elements};
-  if (whole_sizes == stacked || whole_sizes == concatenated || whole_sizes == flat) return;
-  call.refuse(ErrorKind::kUsage, whole_role, " has sizes ", whole.sizes(), ", ", part_role, " ", part.sizes(),
-              "; ", whole_role, " must be ", call.size(), " of them, concatenated on dimension 0 or stacked");
-}
-
-// One tensor per rank, each like `part`.
-void check_list(const Call& call, const std::vector<at::Tensor>& list, const char* role,
-                const at::Tensor& part, const char* part_role) {
-  if (list.size() != static_cast<std::size_t>(call.size())) {
-    call.refuse(ErrorKind::kUsage, role, " has ", list.size(), " tensors, the group ", call.size(),
-                " ranks; one each is needed");
-  }
-  const auto sizes = real_sizes(part);
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    call.check(list[i], role);
-    call.check_same_type(list[i], role, part);
-    if (list[i].scalar_type() != list[0].scalar_type()) call.refuse(ErrorKind::kUsage, role, " mixes types");
-    if (real_sizes(list[i]) != sizes) {
-      call.refuse(ErrorKind::kUsage, role, "[", i, "] has sizes ", list[i].sizes(), ", ", part_role, " ",
-                  part.sizes(), "; uneven sizes are not supported");
-    }
-  }
-}
-
-// The tensors are one piece of memory, in order: the engine can use it as it lies.
-bool is_one_piece(const std::vector<at::Tensor>& list) {
-  const auto& first = list.front();
-  const auto n_bytes = static_cast<std::ptrdiff_t>(first.nbytes());
-  const auto* start = static_cast<const char*>(first.const_data_ptr());
-  for (std::size_t i = 0; i < list.size(); ++i) {
-    const auto offset = static_cast<std::ptrdiff_t>(i) * n_bytes;
-    if (!is_plain(list[i]) || !list[i].is_alias_of(first) || list[i].const_data_ptr() != start + offset)
-      return false;
-  }
-  return true;
-}
-
-// `part` is this rank's own place in `whole`.
-bool is_own_slot(const Call& call, const at::Tensor& whole, const at::Tensor& part) {
-  if (!is_plain(whole) || !is_plain(part) || part.numel() == 0) return false;
-  const auto offset = static_cast<std::ptrdiff_t>(part.nbytes()) * call.rank();
-  return part.const_data_ptr() == static_cast<const char*>(whole.const_data_ptr()) + offset;
-}
-
-// Room for one `part` per rank.
-at::Tensor room_for_all(const Call& call, const at::Tensor& part) {
-  auto sizes = part.sizes().vec();
-  sizes.insert(sizes.begin(), call.size());
-  return at::empty(sizes, at::TensorOptions().dtype(part.scalar_type()));
-}
-
-lockstep_reduce_op to_engine(ReduceOp op) {
-  return static_cast<lockstep_reduce_op>(op);
-}
-
-// Where an operation writes: the tensor itself when plain, else a temporary that `held` copies back.
-at::Tensor output_buffer(const at::Tensor& output, bool use_temporary, Held& held) {
-  held.results = {output};
-  if (is_plain(output) && !use_temporary) return output;
-  auto temporary = plain_like(output);
-  held.copies.emplace_back(output, temporary);
-  return temporary;
+  held.buffers.push_back(recv);
+  return call.start_all(std::move(ops), std::move(held));
 }
 
 }  // namespace
 
 Work all_reduce(at::Tensor tensor, AllReduceOptions options) {
-  Call call("all_reduce", options);
+  Call call(OpType::kAllReduce, options);
+  if (!call.takes_part(true)) return {};
+  if (tensor.defined() && tensor.layout() == at::kSparse) [[unlikely]]
+    return internal::all_reduce_sparse(std::move(tensor), options);
   call.check_output(tensor, "tensor");
   const auto wire = call.wire_for_reduce(tensor.scalar_type(), options.op);
+  if (auto* batch = call.batch()) [[unlikely]]
+    return batch->add(call, LOCKSTEP_ALL_REDUCE, options.op, {tensor, call.scaled(tensor, options.op)});
   call.op().kind = LOCKSTEP_ALL_REDUCE;
-  call.op().reduce = to_engine(options.op);
+  call.set_reduce(options.op);
+  if (options.op == ReduceOp::kPremulSum) [[unlikely]] {
+    const auto send = call.scaled(tensor, options.op);
+    Held held;
+    const auto recv = room_for(tensor, false, held);
+    return call.start(send, recv, tensor.numel(), wire, std::move(held));
+  }
   return call.start_in_place(std::move(tensor), wire);
 }
 
-Work broadcast(at::Tensor tensor, BroadcastOptions options) {
-  Call call("broadcast", options);
+Work reduce(at::Tensor tensor, ReduceOptions options) {
+  Call call(OpType::kReduce, options);
+  if (!call.takes_part()) return {};
   call.check_output(tensor, "tensor");
-  call.check_root(options.src, "src");
-  const auto wire = call.wire_for_move(tensor.scalar_type());
-  call.op().kind = LOCKSTEP_BROADCAST;
-  call.op().root = options.src;
-  return call.start_in_place(std::move(tensor), wire);
-}
-
-Work all_gather(std::vector<at::Tensor> outputs, at::Tensor input, AllGatherOptions options) {
-  Call call("all_gather", options);
-  call.check(input, "input");
-  check_list(call, outputs, "outputs", input, "the input");
-  bool too_hard = false;
-  for (std::size_t i = 0; i < outputs.size(); ++i) {
-    call.check_output(outputs[i], "outputs");
-    too_hard = call.check_apart(outputs[i], "an output", input, "the input") || too_hard;
-    for (std::size_t j = 0; j < i; ++j)
-      call.check_apart(outputs[i], "an output", outputs[j], "another output");
+  const int dst = call.root(options.dst, options.group_dst, "dst");
+  const auto wire = call.wire_for_reduce(tensor.scalar_type(), options.op);
+  const bool direct = call.offers(LOCKSTEP_REDUCE), wanted = call.rank() == dst;
+  call.op().kind = direct ? LOCKSTEP_REDUCE : LOCKSTEP_ALL_REDUCE;
+  call.op().root = dst;
+  call.set_reduce(options.op);
+  const auto send = plain(call.scaled(tensor, options.op));
+  Held held{.results = {tensor}};
+  at::Tensor recv;
+  if (wanted) {
+    recv = room_for(tensor, false, held);
+  } else if (!direct) {
+    recv = internal::plain_like(tensor);
   }
-  const auto wire = call.wire_for_move(input.scalar_type());
-  call.op().kind = LOCKSTEP_ALL_GATHER;
-  const auto send = plain(input);
-  const bool direct = is_one_piece(outputs) && !too_hard;
-  const auto recv = direct ? outputs.front() : room_for_all(call, outputs.front());
-  Held held{.buffers = {}, .results = outputs, .copies = {}};
-  for (std::size_t i = 0; !direct && i < outputs.size(); ++i) {
-    held.copies.emplace_back(outputs[i], recv.select(0, static_cast<std::int64_t>(i)));
-  }
-  return call.start(send, recv, input.numel(), wire, std::move(held));
-}
-
-Work all_gather_into_tensor(at::Tensor output, at::Tensor input, AllGatherOptions options) {
-  Call call("all_gather_into_tensor", options);
-  call.check(input, "input");
-  call.check_output(output, "output");
-  call.check_same_type(output, "output", input);
-  check_whole(call, output, "output", input, "the input");
-  // In place, as NCCL's users write it: the input is this rank's own slot.
-  const bool own_slot = is_own_slot(call, output, input);
-  const bool too_hard = !own_slot && call.check_apart(output, "output", input, "input");
-  const auto wire = call.wire_for_move(input.scalar_type());
-  call.op().kind = LOCKSTEP_ALL_GATHER;
-  Held held;
-  const auto recv = output_buffer(output, too_hard, held);
-  const auto send = own_slot ? input.clone() : plain(input);
-  return call.start(send, recv, input.numel(), wire, std::move(held));
+  return call.start(send, recv, tensor.numel(), wire, std::move(held));
 }
 
 Work reduce_scatter(at::Tensor output, std::vector<at::Tensor> inputs, ReduceScatterOptions options) {
-  Call call("reduce_scatter", options);
+  Call call(OpType::kReduceScatter, options);
+  if (!call.takes_part()) return {};
   call.check_output(output, "output");
-  check_list(call, inputs, "inputs", output, "the output");
+  call.check_list(inputs, "inputs", output, false);
+  const auto& own = inputs[static_cast<std::size_t>(call.rank())];
+  if (real_sizes(own) != real_sizes(output)) {
+    call.refuse(ErrorKind::kUsage, "output has sizes ", output.sizes(), ", inputs[", call.rank(), "] ",
+                own.sizes(), "; they must be alike");
+  }
   bool too_hard = false;
   for (const auto& input : inputs)
     too_hard = call.check_apart(output, "output", input, "an input") || too_hard;
-  call.wire_for_reduce(inputs.front().scalar_type(), options.op);  // either may be the complex one
+  call.wire_for_reduce(own.scalar_type(), options.op);  // either may be the complex one
   const auto wire = call.wire_for_reduce(output.scalar_type(), options.op);
+  call.set_reduce(options.op);
+  for (auto& input : inputs) input = call.scaled(input, options.op);
+  if (!internal::have_one_size(inputs)) return reduce_scatter_uneven(call, output, inputs, wire, too_hard);
   call.op().kind = LOCKSTEP_REDUCE_SCATTER;
-  call.op().reduce = to_engine(options.op);
-  auto send = inputs.front();
-  if (!is_one_piece(inputs)) {
-    const at::NoGradGuard no_grad;
-    send = room_for_all(call, inputs.front());
-    for (std::size_t i = 0; i < inputs.size(); ++i)
-      send.select(0, static_cast<std::int64_t>(i)).copy_(inputs[i]);
-  }
   Held held;
-  const auto recv = output_buffer(output, too_hard, held);
-  return call.start(send, recv, output.numel(), wire, std::move(held));
+  const auto recv = room_for(output, too_hard, held);
+  return call.start(internal::packed(inputs), recv, output.numel(), wire, std::move(held));
 }
 
 Work reduce_scatter_tensor(at::Tensor output, at::Tensor input, ReduceScatterOptions options) {
-  Call call("reduce_scatter_tensor", options);
+  Call call(OpType::kReduceScatterTensor, options);
+  if (!call.takes_part(true)) return {};
   call.check(input, "input");
   call.check_output(output, "output");
   call.check_same_type(output, "output", input);
-  check_whole(call, input, "input", output, "the output");
-  const bool own_slot = is_own_slot(call, input, output);
+  internal::check_whole(call, input, "input", output, "the output");
+  const bool own_slot = internal::is_own_slot(call, input, output);
   const bool too_hard = !own_slot && call.check_apart(output, "output", input, "input");
   call.wire_for_reduce(input.scalar_type(), options.op);  // either may be the complex one
   const auto wire = call.wire_for_reduce(output.scalar_type(), options.op);
+  input = call.scaled(input, options.op);
+  if (auto* batch = call.batch())
+    return batch->add(call, LOCKSTEP_REDUCE_SCATTER, options.op, {output, input});
   call.op().kind = LOCKSTEP_REDUCE_SCATTER;
-  call.op().reduce = to_engine(options.op);
+  call.set_reduce(options.op);
   Held held;
-  const auto recv = output_buffer(output, own_slot || too_hard, held);
+  const auto recv = room_for(output, own_slot || too_hard, held);
   return call.start(plain(input), recv, output.numel(), wire, std::move(held));
 }
 
 Work barrier(BarrierOptions options) {
-  return Call("barrier", options).start_barrier();
+  Call call(OpType::kBarrier, options);
+  if (!call.takes_part()) return {};
+  return call.start_barrier();
 }
 
 at::Tensor empty_shared(at::IntArrayRef sizes, at::ScalarType dtype, EmptySharedOptions options) try {

@@ -1,4 +1,4 @@
-// Groups: one over an engine's communicator, and the group of one.
+// A group over an engine's communicator.
 #include <ATen/core/grad_mode.h>
 
 #include <algorithm>
@@ -16,21 +16,8 @@
 namespace lockstep::internal {
 namespace {
 
-// How long close() waits for operations in flight before it aborts them.
-constexpr Milliseconds kLeaveGrace{2000};
-// The ABI promises that an abort ends operations within 100 ms; a loaded machine gets more.
-constexpr Milliseconds kAbortGrace{5000};
-
-constexpr std::size_t kWidths[LOCKSTEP_DTYPES] = {1, 1, 2, 4, 8, 2, 2, 4, 8, 1};
-
-std::string where_text(const std::source_location& where) {
-  char text[kWhereCapacity];
-  write_where(where, text);
-  return text;
-}
-
-[[noreturn]] void raise_closed(const char* what, const std::string& group) {
-  raise(ErrorKind::kUsage, cat(what, ": group \"", group, "\" was destroyed; call init_process_group again"));
+double milliseconds_since(Deadline started) {
+  return static_cast<double>(Deadline::now().monotonic_ns() - started.monotonic_ns()) * 1e-6;
 }
 
 class EngineGroup final : public GroupBase {
@@ -52,23 +39,41 @@ class EngineGroup final : public GroupBase {
 
   std::uint64_t run(Request& request) override {
     char where[kWhereCapacity], words[comm::kErrorCapacity];
-    const std::uint64_t sequence = begin(request, where);
+    std::int32_t source = -1;
+    begin(request, where);
+    request.op.source = &source;
+    const bool hooked = shared().has_hook.load(std::memory_order_acquire);
+    const bool timed = hooked || shared().timing.load(std::memory_order_relaxed);
+    const auto started = timed ? Deadline::now() : Deadline::never();
     const auto status = core_->comm().run(request.op, words);
+    if (timed) [[unlikely]]
+      request.ended.duration_ms = milliseconds_since(started);
     if (status != LOCKSTEP_OK) [[unlikely]]
-      fail(status, words, request, sequence);
-    return sequence;
+      fail(status, words, request, started);
+    request.ended.source_rank = core_->world_rank(source);
+    if (hooked) [[unlikely]]
+      announce(request, started, nullptr);
+    return request.ended.sequence_number;
   }
 
   Work post(Request& request, Held held) override {
     char where[kWhereCapacity];
-    const std::uint64_t sequence = begin(request, where);
-    comm::OpHandle handle;
-    const auto status = core_->comm().post(request.op, handle);
-    if (status != LOCKSTEP_OK) fail(status, handle.last_error(), request, sequence);
-    auto state = std::make_shared<Work::State>(core_, std::move(handle), request, sequence, std::move(held));
+    begin(request, where);
+    auto state = std::make_shared<Work::State>(core_, request, std::move(held));
+    const auto status = start(*state, request.op);
+    if (status != LOCKSTEP_OK) {
+      state->launched();
+      fail(status, "", request, Deadline::never());
+    }
+    // What was started goes on: a failure of a later part is the Work's.
+    for (auto& op : request.more) {
+      op.where = request.op.where;
+      op.deadline_ns = request.op.deadline_ns;
+      if (start(*state, op) != LOCKSTEP_OK) break;
+    }
     core_->keep(state);
-    // Closed by another thread meanwhile: nobody else will let go of it.
-    if (core_->closed()) state->settle(Deadline::after(kAbortGrace));
+    state->launched();
+    if (core_->closed()) core_->settle_late(*state);
     return Work(std::move(state));
   }
 
@@ -88,72 +93,60 @@ class EngineGroup final : public GroupBase {
 
  private:
   // What every start has in common. `where` is the text request.op.where points to.
-  std::uint64_t begin(Request& request, char* where) {
+  void begin(Request& request, char* where) {
     if (core_->closed()) [[unlikely]]
       raise_closed(request.name, name());
     core_->reap();
     write_where(request.where, where);
     request.op.where = where;
     request.op.deadline_ns = Deadline::after(request.timeout.value_or(timeout())).monotonic_ns();
-    return shared().sequence.fetch_add(1, std::memory_order_relaxed) + 1;
+    request.ended.sequence_number = shared().sequence.fetch_add(1, std::memory_order_relaxed) + 1;
   }
 
+  lockstep_status start(Work::State& state, lockstep_op& op) {
+    comm::OpHandle handle;
+    state.arm(op);
+    const auto status = core_->comm().post(op, handle);
+    if (status == LOCKSTEP_OK) {
+      state.add(std::move(handle));
+    } else {
+      state.post_failed(status, handle.last_error());
+    }
+    return status;
+  }
+
+  // Raises the failure, after telling the hook when it was `started`.
   [[noreturn]] void fail(lockstep_status status, std::string_view words, const Request& request,
-                         std::uint64_t sequence) {
-    Failure failure = core_->comm().failure(status, words);
-    failure.message = cat(core_->describe(request.name, sequence, request.where), ": ", failure.message);
+                         Deadline started) {
+    Failure failure = core_->failure(status, words);
+    failure.message = cat(core_->describe(request.name, request.ended.sequence_number, request.where), ": ",
+                          failure.message);
+    if (!started.is_never()) announce(request, started, &failure);
     raise(std::move(failure));
+  }
+
+  void announce(const Request& request, Deadline started, const Failure* failure) {
+    shared().completed({.op = request.name,
+                        .sequence_number = request.ended.sequence_number,
+                        .started = started.time_point(),
+                        .finished = Deadline::Clock::now(),
+                        .failure = failure});
   }
 
   const std::shared_ptr<Core> core_;
 };
 
-class SoloGroup final : public GroupBase {
- public:
-  using GroupBase::GroupBase;
-
-  std::string backend() const override { return "none"; }
-  void abort(const std::string& reason) override {
-    const std::lock_guard lock(mutex_);
-    if (!broken_)
-      broken_ = Failure{.kind = ErrorKind::kAborted, .message = reason, .family = ErrorFamily::kBackend};
-  }
-
-  std::uint64_t run(Request& request) override {
-    if (closed_) raise_closed(request.name, name());
-    {
-      const std::lock_guard lock(mutex_);
-      if (broken_) raise(*broken_);
-    }
-    // Gathering and scattering over one rank are copies; everything else already holds its result.
-    const lockstep_op& op = request.op;
-    const bool copies = op.kind == LOCKSTEP_ALL_GATHER || op.kind == LOCKSTEP_REDUCE_SCATTER;
-    if (copies && op.count > 0) std::memmove(op.recv, op.send, op.count * kWidths[op.dtype]);
-    return ++shared().sequence;
-  }
-
-  Work post(Request& request, Held held) override {
-    const std::uint64_t sequence = run(request);
-    held.copy_back();
-    return Work(std::make_shared<Work::State>(sequence, std::move(held.results)));
-  }
-
-  const comm::Engine* engine() const override { return nullptr; }
-  std::shared_ptr<comm::Communicator> communicator(const comm::Engine&) const override { return nullptr; }
-  std::shared_ptr<void> allocate(std::size_t) override { return nullptr; }
-  void close(const std::string&) override { closed_ = true; }
-
- private:
-  std::atomic<bool> closed_{false};
-  std::mutex mutex_;
-  std::optional<Failure> broken_;  // guarded by mutex_
-};
-
 }  // namespace
 
 void Held::copy_back() {
+  if (!finish && copies.empty()) return;
   const at::NoGradGuard no_grad;
+  if (finish) finish();
   for (auto& [to, from] : copies) to.copy_(from);
+}
+
+void raise_closed(const char* what, const std::string& group) {
+  raise(ErrorKind::kUsage, cat(what, ": group \"", group, "\" was destroyed; call init_process_group again"));
 }
 
 void write_where(const std::source_location& where, char* out) {
@@ -196,68 +189,6 @@ Core::Core(JoinOptions options)
       host_(std::make_unique<StoreHost>(options_.stores, options_.failed_key, options_.launch_ranks)),
       comm_(join()) {
   options_.parent.reset();
-}
-
-std::string Core::describe(const char* name, std::uint64_t sequence,
-                           const std::source_location& where) const {
-  return cat(name, " #", sequence, " of group \"", this->name(), "\" (rank ", rank(), " of ", size(),
-             ", called at ", where_text(where), ")");
-}
-
-void Core::keep(std::shared_ptr<Work::State> state) {
-  const std::lock_guard lock(mutex_);
-  unfinished_.push_back(std::move(state));
-  n_unfinished_ = static_cast<int>(unfinished_.size());
-}
-
-void Core::forget(const Work::State* state) noexcept {
-  std::shared_ptr<Work::State> last;  // may be the last owner: goes after the lock
-  const std::lock_guard lock(mutex_);
-  const auto found = std::ranges::find(unfinished_, state, [](const auto& kept) { return kept.get(); });
-  if (found == unfinished_.end()) return;
-  last = std::move(*found);
-  unfinished_.erase(found);
-  n_unfinished_ = static_cast<int>(unfinished_.size());
-}
-
-void Core::reap() {
-  // Operations end in the order they were started, so the first that is not over stops the search.
-  while (n_unfinished_.load(std::memory_order_relaxed) > 0) {
-    std::shared_ptr<Work::State> first;
-    {
-      const std::lock_guard lock(mutex_);
-      if (unfinished_.empty()) return;
-      first = unfinished_.front();
-    }
-    if (!first->poll()) return;
-  }
-}
-
-void Core::close(const std::string& cause) {
-  if (closed_.exchange(true)) return;
-  std::vector<std::shared_ptr<Work::State>> pending;
-  {
-    const std::lock_guard lock(mutex_);
-    pending.assign(unfinished_.begin(), unfinished_.end());
-  }
-  // A rank that gives up must say so at once; an orderly one lets its last operations end.
-  auto deadline = cause.empty() ? Deadline::after(kLeaveGrace) : Deadline::now();
-  bool settled = true;
-  for (const auto& state : pending) settled = state->settle(deadline) && settled;
-  if (!settled) {
-    if (cause.empty()) {
-      comm_->abort(cat("rank ", rank(), " left group \"", name(), "\" with operations still running"));
-    } else {
-      comm_->leave(cause);
-    }
-    deadline = Deadline::after(kAbortGrace);
-    for (const auto& state : pending) state->settle(deadline);
-  }
-  comm_->leave(cause);
-}
-
-Group make_solo_group(GroupPlace place) {
-  return std::make_shared<SoloGroup>(std::move(place));
 }
 
 Group make_engine_group(JoinOptions options) {

@@ -4,106 +4,173 @@
 #include "lockstep/group/internal/work_state.h"
 
 namespace lockstep {
+namespace {
 
-Work::State::State(std::shared_ptr<internal::Core> core, comm::OpHandle handle,
-                   const internal::Request& request, std::uint64_t sequence, internal::Held held)
-    : name_(request.name),
-      where_(request.where),
-      sequence_(sequence),
-      core_(std::move(core)),
-      handle_(std::move(handle)),
-      held_(std::move(held)) {}
+// torch's WorkResult.
+constexpr std::int64_t kSuccess = 0, kTimedOut = 1, kCommError = 2, kUnknownError = 100;
 
-Work::State::State(std::uint64_t sequence, std::vector<at::Tensor> results)
-    : name_(""), sequence_(sequence), over_(true) {
-  held_.results = std::move(results);
-}
-
-bool Work::State::poll() {
-  const std::lock_guard lock(mutex_);
-  // A thread inside the engine's wait will finish it; the handle is that thread's.
-  if (over_ || waiting_) return over_;
-  if (const auto status = handle_.test(); status != LOCKSTEP_PENDING) finish(status);
-  return over_;
-}
-
-bool Work::State::settle(Deadline deadline) {
-  std::unique_lock lock(mutex_);
-  while (!over_) {
-    if (waiting_) {
-      changed_.wait_until(lock, deadline.time_point());
-    } else {
-      waiting_ = true;
-      lock.unlock();
-      const auto status = handle_.wait(deadline);
-      lock.lock();
-      waiting_ = false;
-      if (status != LOCKSTEP_PENDING) finish(status);
-      changed_.notify_all();
-    }
-    if (!over_ && deadline.expired()) return false;
+std::int64_t result_number(const std::optional<Failure>& failure) {
+  if (!failure) return kSuccess;
+  switch (failure->kind) {
+    case ErrorKind::kTimeout:
+      return kTimedOut;
+    case ErrorKind::kPeerLost:
+    case ErrorKind::kAborted:
+    case ErrorKind::kSystem:
+      return kCommError;
+    default:
+      return kUnknownError;
   }
-  return true;
 }
 
-void Work::State::finish(lockstep_status status) {
-  if (status == LOCKSTEP_OK) {
-    try {
-      held_.copy_back();
-    } catch (...) {
-      failure_ = current_failure();
-    }
-  } else {
-    failure_ = core_->comm().failure(status, handle_.last_error());
+std::exception_ptr to_exception(const Failure& failure) {
+  try {
+    raise(failure);
+  } catch (...) {
+    return std::current_exception();
   }
-  if (failure_) failure_->message = cat(describe(), ": ", failure_->message);
-  handle_.release();
-  held_.buffers.clear();
-  held_.copies.clear();
-  over_ = true;
-  core_->forget(this);
-  core_.reset();
 }
 
-std::string Work::State::describe() const {
-  return core_->describe(name_, sequence_, where_);
+c10::intrusive_ptr<c10::ivalue::Future> new_future(c10::TypePtr type) {
+  return c10::make_intrusive<c10::ivalue::Future>(std::move(type));
 }
 
-void Work::State::wait(std::optional<Milliseconds> timeout) {
-  const auto deadline = timeout ? Deadline::after(*timeout) : Deadline::never();
-  if (!settle(deadline)) {
-    const std::lock_guard lock(mutex_);
-    if (!over_) {
-      raise(ErrorKind::kTimeout,
-            cat(describe(), ": not over after ", timeout->count(), " ms of waiting; it goes on"),
-            ErrorFamily::kBackend);
-    }
-  }
-  if (const auto error = failure()) raise(*error);
+c10::intrusive_ptr<c10::ivalue::Future> new_tensors_future() {
+  return new_future(c10::ListType::create(c10::TensorType::get()));
 }
 
-std::optional<Failure> Work::State::failure() {
-  const std::lock_guard lock(mutex_);
-  return failure_;
+c10::List<at::Tensor> to_list(const std::vector<at::Tensor>& tensors) {
+  c10::List<at::Tensor> list;
+  list.reserve(tensors.size());
+  for (const auto& tensor : tensors) list.push_back(tensor);
+  return list;
 }
 
-std::vector<at::Tensor> Work::State::results() {
-  if (!poll()) {
+bool is_message(OpType type) {
+  return type == OpType::kSend || type == OpType::kRecv || type == OpType::kRecvAnySource;
+}
+
+void check_has_future(OpType type) {
+  if (is_message(type)) {
     raise(ErrorKind::kUsage,
-          cat("result() of ", name_, " #", sequence_, " asked for before it is over; wait() first"));
+          cat("get_future() of a ", name_of(type), ": only collectives have futures; use wait()"));
   }
-  const std::lock_guard lock(mutex_);
-  if (failure_) raise(*failure_);
-  return held_.results;
+}
+
+void check_received(OpType type) {
+  if (!is_message(type) || type == OpType::kSend) {
+    raise(ErrorKind::kUsage, cat("source_rank() of a ", name_of(type), ": only receives have a source"));
+  }
+}
+
+void check_timed(const Work::Ended& ended) {
+  if (ended.duration_ms >= 0) return;
+  raise(ErrorKind::kUsage,
+        cat("duration() of ", name_of(ended.type), " #", ended.sequence_number,
+            ": it was not timed; call enable_collectives_timing() of the group first, or use async_op"));
+}
+
+}  // namespace
+
+const char* name_of(OpType type) noexcept {
+  switch (type) {
+    case OpType::kBroadcast:
+      return "broadcast";
+    case OpType::kAllReduce:
+    case OpType::kAllReduceSparse:
+      return "all_reduce";
+    case OpType::kAllReduceCoalesced:
+      return "all_reduce_coalesced";
+    case OpType::kReduce:
+      return "reduce";
+    case OpType::kAllGather:
+      return "all_gather";
+    case OpType::kAllGatherIntoTensor:
+      return "all_gather_into_tensor";
+    case OpType::kAllGatherCoalesced:
+      return "all_gather_coalesced";
+    case OpType::kGather:
+      return "gather";
+    case OpType::kScatter:
+      return "scatter";
+    case OpType::kReduceScatter:
+      return "reduce_scatter";
+    case OpType::kAllToAllSingle:
+      return "all_to_all_single";
+    case OpType::kAllToAll:
+      return "all_to_all";
+    case OpType::kSend:
+      return "send";
+    case OpType::kRecv:
+    case OpType::kRecvAnySource:
+      return "recv";
+    case OpType::kBarrier:
+      return "barrier";
+    case OpType::kReduceScatterTensor:
+      return "reduce_scatter_tensor";
+    case OpType::kCoalesced:
+      return "coalesced operations";
+    case OpType::kUnknown:
+      break;
+  }
+  return "unknown operation";
+}
+
+// Futures of a State: here beside those of a Work that has none.
+
+Work::State::FuturePtr Work::State::future() {
+  check_has_future(type_);
+  FuturePtr future;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!future_) future_ = new_tensors_future();
+    future = future_;
+  }
+  call_me_when_over();
+  return future;
+}
+
+Work::State::FuturePtr Work::State::future_of_result() {
+  FuturePtr future;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!result_future_) result_future_ = new_future(c10::IntType::get());
+    future = result_future_;
+  }
+  call_me_when_over();
+  return future;
+}
+
+void Work::State::resolve() {
+  FuturePtr tensors, number;
+  std::optional<Failure> failure;
+  {
+    const std::lock_guard lock(mutex_);
+    if (future_ && !std::exchange(future_resolved_, true)) tensors = future_;
+    if (result_future_ && !std::exchange(result_resolved_, true)) number = result_future_;
+    failure = failure_;
+  }
+  // results of a State that is over do not change.
+  if (number) number->markCompleted(result_number(failure));
+  if (tensors && failure) tensors->setError(to_exception(*failure));
+  if (tensors && !failure) tensors->markCompleted(to_list(held_.results));
 }
 
 Work::Work() = default;
 Work::Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
-Work::Work(at::Tensor result, std::uint64_t sequence_number)
-    : result_(std::move(result)), sequence_number_(sequence_number) {}
+Work::Work(at::Tensor result, const Ended& ended) : result_(std::move(result)), ended_(ended) {}
 
-void Work::wait(std::optional<Milliseconds> timeout) const {
+bool Work::wait(std::optional<Milliseconds> timeout) const {
   if (state_) state_->wait(timeout);
+  return true;
+}
+
+void Work::synchronize() const {
+  wait();
+}
+
+void Work::block_current_stream() const {
+  if (state_) state_->check_usable();
 }
 
 bool Work::is_completed() const {
@@ -117,12 +184,7 @@ bool Work::is_success() const {
 std::exception_ptr Work::exception() const {
   if (!state_ || !state_->poll()) return nullptr;
   const auto failure = state_->failure();
-  if (!failure) return nullptr;
-  try {
-    raise(*failure);
-  } catch (...) {
-    return std::current_exception();
-  }
+  return failure ? to_exception(*failure) : nullptr;
 }
 
 std::vector<at::Tensor> Work::result() const {
@@ -131,8 +193,38 @@ std::vector<at::Tensor> Work::result() const {
   return {result_};
 }
 
+int Work::source_rank() const {
+  check_received(op_type());
+  return state_ ? state_->ended().source_rank : ended_.source_rank;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Work::get_future() const {
+  if (state_) return state_->future();
+  check_has_future(ended_.type);
+  auto future = new_tensors_future();
+  future->markCompleted(to_list(result()));
+  return future;
+}
+
+c10::intrusive_ptr<c10::ivalue::Future> Work::get_future_result() const {
+  if (state_) return state_->future_of_result();
+  auto future = new_future(c10::IntType::get());
+  future->markCompleted(kSuccess);
+  return future;
+}
+
+double Work::duration() const {
+  const Ended ended = state_ ? state_->ended() : ended_;
+  check_timed(ended);
+  return ended.duration_ms;
+}
+
+OpType Work::op_type() const {
+  return state_ ? state_->type() : ended_.type;
+}
+
 std::uint64_t Work::sequence_number() const {
-  return state_ ? state_->sequence_number() : sequence_number_;
+  return state_ ? state_->sequence_number() : ended_.sequence_number;
 }
 
 }  // namespace lockstep

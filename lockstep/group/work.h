@@ -1,9 +1,10 @@
-// A collective in flight, or over. A small value: copies share the operation, the last one to go releases it. The
+// An operation in flight, or over. A small value: copies share the operation, the last one to go releases it. The
 // operation keeps its tensors alive; dropping a Work does not cancel it.
 // Thread safety: every method may be called from any thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
+#include <c10/util/intrusive_ptr.h>
 
 #include <cstdint>
 #include <exception>
@@ -13,16 +14,51 @@
 
 #include "lockstep/base/deadline.h"
 
+namespace c10::ivalue {
+struct Future;  // include <ATen/core/ivalue.h> to use one
+}
+
 namespace lockstep {
+
+// What a Work does. The numbers of torch's c10d::OpType.
+enum class OpType : std::uint8_t {
+  kBroadcast = 0,
+  kAllReduce = 1,
+  kAllReduceCoalesced = 2,
+  kReduce = 3,
+  kAllGather = 4,
+  kAllGatherIntoTensor = 5,
+  kAllGatherCoalesced = 6,
+  kGather = 7,
+  kScatter = 8,
+  kReduceScatter = 9,
+  kAllToAllSingle = 10,
+  kAllToAll = 11,
+  kSend = 12,
+  kRecv = 13,
+  kRecvAnySource = 14,
+  kBarrier = 15,
+  kReduceScatterTensor = 16,
+  kCoalesced = 17,
+  kAllReduceSparse = 18,
+  kUnknown = 100,
+};
+// "all_reduce", "send", ...
+const char* name_of(OpType type) noexcept;
 
 class Work {
  public:
-  // Over already, with nothing to show: what a world of one and non-members get.
+  // Over already, with nothing to show: what non-members get.
   Work();
 
-  // Blocks until the operation is over; raises its error. Without a timeout it waits as long as the operation's
-  // own deadline allows; with one, raises kTimeout when it passes first (the operation goes on).
-  void wait(std::optional<Milliseconds> timeout = {}) const;
+  // Blocks until the operation is over; raises its error, returns true. Without a timeout it waits as long as the
+  // operation's own deadline allows; with one, raises kTimeout when it passes first (the operation goes on).
+  bool wait(std::optional<Milliseconds> timeout = {}) const;
+  // Makes the results usable by this thread: wait() on the CPU.
+  void synchronize() const;
+  // Makes the current device stream wait, not this thread: nothing on the CPU.
+  void block_current_stream() const;
+
   // Never blocks.
   bool is_completed() const;
   // Over and without error.
@@ -31,18 +67,41 @@ class Work {
   std::exception_ptr exception() const;
   // Output tensors. Raises kUsage before completion, the operation's error after a failure.
   std::vector<at::Tensor> result() const;
+  // A receive's sender, as a rank in the world. Raises kUsage before completion and for other operations.
+  int source_rank() const;
+
+  // Resolves to the list of output tensors, or to the operation's error. Callbacks (then, addCallback) run on the thread
+  // "ls-callback" once the operation is over, also when nobody waits and the Work is gone, or at once on the caller when
+  // it is over already; they must not block. Raises kUsage for sends and receives.
+  c10::intrusive_ptr<c10::ivalue::Future> get_future() const;
+  // Resolves, never to an error, to how it ended: 0 success, 1 timeout, 2 a communication error (a lost peer, an abort,
+  // the network), 100 anything else.
+  c10::intrusive_ptr<c10::ivalue::Future> get_future_result() const;
+
+  // Milliseconds from start to end. Raises kUsage before completion, and for blocking operations of a group whose timing
+  // is off (ProcessGroup::enable_collectives_timing).
+  double duration() const;
+  OpType op_type() const;
   // Number of the operation in its group, from 1; 0 for an empty Work.
   std::uint64_t sequence_number() const;
 
-  class State;  // private to group/
+  // Private to group/ from here on.
+  class State;
+  // What is known of an operation that ended well: all the quick path of blocking calls needs.
+  struct Ended {
+    OpType type = OpType::kUnknown;
+    int source_rank = -1;
+    double duration_ms = -1;  // negative: not measured
+    std::uint64_t sequence_number = 0;
+  };
   explicit Work(std::shared_ptr<State> state);
-  // An operation that ended well, with one output. Needs no shared state: the quick path of blocking calls.
-  Work(at::Tensor result, std::uint64_t sequence_number);
+  // Needs no shared state; at most one output.
+  Work(at::Tensor result, const Ended& ended);
 
  private:
   std::shared_ptr<State> state_;  // null when over from the start; then the two below
   at::Tensor result_;
-  std::uint64_t sequence_number_ = 0;
+  Ended ended_;
 };
 
 }  // namespace lockstep

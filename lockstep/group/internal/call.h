@@ -1,11 +1,11 @@
-// One call of a collective on its way to the group: checks its tensors, finds what the engine calls their type, and
+// One call of an operation on its way to the group: checks its tensors, finds what the engine calls their type, and
 // starts it. Every message names the operation, the group, the rank and the caller's line. Private to group/.
 #pragma once
 
 #include <ATen/core/Tensor.h>
 
 #include <memory>
-#include <span>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -23,19 +23,45 @@ struct Wire {
   std::int64_t units;
 };
 
+// What a CoalescingScope of this thread collects; null when there is none (coalescing.cpp).
+class Batch;
+extern thread_local constinit Batch* open_batch;
+// Of this thread's open ones that of the group; null when there is none.
+Batch* batch_of(const GroupBase& group);
+
 class Call {
  public:
   template <class Options>
-  Call(const char* name, const Options& options)
+  Call(OpType type, const Options& options) : Call(type, options, is_async(options)) {}
+  // For what has no option of that name.
+  template <class Options>
+  Call(OpType type, const Options& options, bool async)
       : group_(resolve(options.group)),
-        async_(options.async_op),
-        request_{.name = name, .where = options.where, .timeout = options.timeout} {
+        async_(async),
+        request_{.name = name_of(type), .where = options.where, .timeout = options.timeout} {
     request_.op.struct_size = sizeof(lockstep_op);
+    request_.ended.type = type;
   }
 
   int rank() const { return group_->rank(); }
   int size() const { return group_->size(); }
+  bool is_async() const { return async_; }
+  const std::shared_ptr<GroupBase>& group() const { return group_; }
   lockstep_op& op() { return request_.op; }
+  const Request& request() const { return request_; }
+
+  // What collects the operation instead of starting it; null outside a CoalescingScope.
+  Batch* batch() const { return open_batch == nullptr ? nullptr : batch_of(*group_); }
+  // False for a process that is not in the group, which is told so once per group and operation. Raises kUsage inside a
+  // CoalescingScope of the group unless `collectable`.
+  bool takes_part(bool collectable = false) const {
+    if (open_batch != nullptr && !collectable) [[unlikely]]
+      refuse_inside_batch();
+    if (rank() >= 0) [[likely]]
+      return true;
+    warn_not_member();
+    return false;
+  }
 
   template <class... Parts>
   [[noreturn]] void refuse(ErrorKind kind, const Parts&... parts) const {
@@ -48,23 +74,45 @@ class Call {
   void check_output(const at::Tensor& tensor, const char* role) const;
   // Same type as `other`; a complex type may stand for its real one.
   void check_same_type(const at::Tensor& tensor, const char* role, const at::Tensor& other) const;
+  // One tensor per rank, each fit to be sent (or written), all of one type and that of `other`.
+  void check_list(const std::vector<at::Tensor>& list, const char* role, const at::Tensor& other,
+                  bool written) const;
   // The two share no memory. True when that cannot be told cheaply: go through a temporary.
   bool check_apart(const at::Tensor& a, const char* role_a, const at::Tensor& b, const char* role_b) const;
-  void check_root(int root, const char* role) const;
+  // The rank in the group that the caller named by its rank in the world or in the group. Raises kUsage when both are
+  // given, when neither is and there is no fallback (a rank in the world), and when it is no member.
+  int root(std::optional<int> in_world, std::optional<int> in_group, const char* role,
+           std::optional<int> fallback = {}) const;
 
   // Raises kUsage when the operation makes no sense for the type, kUnsupported when the engine cannot do it.
-  Wire wire_for_reduce(at::ScalarType dtype, ReduceOp op) const;
+  Wire wire_for_reduce(at::ScalarType dtype, const ReduceOp& op) const;
   Wire wire_for_move(at::ScalarType dtype) const;
+  // Sets op().reduce. PREMUL_SUM becomes SUM: the caller passes scaled() tensors.
+  void set_reduce(const ReduceOp& op);
+  // The tensor times the factor of PREMUL_SUM, as a new contiguous tensor of its type; the tensor itself for others.
+  at::Tensor scaled(const at::Tensor& tensor, const ReduceOp& op) const;
+
+  // The engine does operations of this kind.
+  bool offers(lockstep_op_kind kind) const;
 
   // An operation on one tensor in place.
   Work start_in_place(at::Tensor tensor, Wire wire);
-  // An operation from one buffer to another, both contiguous; `held` is kept until it is over.
+  // An operation from one buffer to another, both contiguous; an undefined one is none. `held` is kept until it is over.
   Work start(const at::Tensor& send, const at::Tensor& recv, std::int64_t count, Wire wire, Held held);
+  // Several, under one Work. They are complete but for what Request says.
+  Work start_all(std::vector<lockstep_op> ops, Held held);
   Work start_barrier();
 
  private:
+  template <class Options>
+  static bool is_async(const Options& options) {
+    return options.async_op;
+  }
   std::string prefix() const;
-  void check_offered() const;
+  void check_offered(lockstep_op_kind kind) const;
+  void check_factor(at::ScalarType type, const ReduceOp& op) const;
+  void warn_not_member() const;
+  void refuse_inside_batch() const;
   Work launch(Held held);
 
   const std::shared_ptr<GroupBase> group_;
@@ -72,7 +120,6 @@ class Call {
   Request request_;
 };
 
-const char* name_of(ReduceOp op);
 // The engine can use the tensor's memory as it lies.
 bool is_plain(const at::Tensor& tensor);
 // An uninitialised contiguous tensor of the same sizes and type.

@@ -6,6 +6,7 @@
 
 #include <bitset>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <source_location>
@@ -18,14 +19,22 @@
 #include "lockstep/group/process_group.h"
 #include "lockstep/group/work.h"
 
+namespace at {
+struct RecordFunction;
+}
+
 namespace lockstep::internal {
 
-// A collective as its caller described it. `op` lacks only the deadline and the caller's line.
+// An operation as its caller described it. The ops lack only the deadline, the caller's line and who to call when they
+// are over.
 struct Request {
   const char* name;  // "all_reduce"; static
   std::source_location where;
   std::optional<Milliseconds> timeout;  // unset: the group's
   lockstep_op op{};
+  std::vector<lockstep_op> more{};  // further ops under the same Work, after `op`; post only
+  // `type` is the caller's; run() and post() fill in the rest.
+  Work::Ended ended{};
   // For the debug wrapper, filled only when the group checks_calls(): the caller's tensors, and whether their shapes
   // may differ between ranks (coalesced, all_to_all, uneven all_gather and reduce_scatter).
   std::vector<at::Tensor> described{};
@@ -34,14 +43,24 @@ struct Request {
 
 // The tensors of an operation, kept alive until it is over.
 struct Held {
-  std::vector<at::Tensor> buffers;  // what the engine reads and writes
-  std::vector<at::Tensor> results;  // what Work::result() gives
-  // Temporaries to copy into the caller's tensors once, when the operation ended well: (to, from).
-  std::vector<std::pair<at::Tensor, at::Tensor>> copies;
+  std::vector<at::Tensor> buffers{};  // what the engine reads and writes
+  std::vector<at::Tensor> results{};  // what Work::result() gives
+  // Temporaries to copy into the caller's tensors once, when the operation ended well: (to, from), in this order.
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies{};
+  // What else to do then, before the copies; may be null.
+  std::function<void()> finish{};
+  // The profiler's event, ended with the operation; null when nobody looks.
+  std::shared_ptr<at::RecordFunction> event{};
 
-  // Runs the copies, unseen by autograd.
+  // Runs finish and the copies, unseen by autograd.
   void copy_back();
 };
+
+// Bytes of one element.
+inline std::size_t width_of(lockstep_dtype dtype) {
+  constexpr std::size_t kWidths[LOCKSTEP_DTYPES] = {1, 1, 2, 4, 8, 2, 2, 4, 8, 1};
+  return kWidths[dtype];
+}
 
 class GroupBase : public ProcessGroup {
  public:
@@ -75,11 +94,11 @@ class GroupBase : public ProcessGroup {
   // True when every collective is compared between ranks before it runs: its Request must be described.
   virtual bool checks_calls() const { return false; }
 
-  // Runs the operation to its end on this thread and returns its number; raises its error.
+  // Runs request.op to its end on this thread, fills in request.ended and returns its number; raises its error.
   virtual std::uint64_t run(Request& request) = 0;
-  // Starts it; the Work holds the tensors. Raises when the group is broken or closed.
+  // Starts all of the request's ops; the Work holds the tensors. Raises when the group is broken or closed.
   virtual Work post(Request& request, Held held) = 0;
-  // Null in a world of one.
+  // Null in a group of one, which does every operation.
   virtual const comm::Engine* engine() const = 0;
   // The group's communicator over that engine; null when it has none or is closed.
   virtual std::shared_ptr<comm::Communicator> communicator(const comm::Engine& engine) const = 0;
@@ -99,5 +118,8 @@ class GroupBase : public ProcessGroup {
 
 // `group`, or the default group when null; raises kUsage when there is none or it is not one of ours.
 std::shared_ptr<GroupBase> resolve(const Group& group);
+
+// kUsage: `what` was called on a group that was left.
+[[noreturn]] void raise_closed(const char* what, const std::string& group);
 
 }  // namespace lockstep::internal

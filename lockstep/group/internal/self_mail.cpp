@@ -1,0 +1,143 @@
+#include "lockstep/group/internal/self_mail.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+
+#include "lockstep/base/text.h"
+#include "lockstep/group/internal/group_base.h"
+
+namespace lockstep::internal {
+namespace {
+
+struct Message {
+  lockstep_op op;
+  lockstep_status status = LOCKSTEP_PENDING;
+  std::string words;
+};
+
+}  // namespace
+
+struct SelfMail::Box {
+  std::mutex mutex;
+  std::condition_variable changed;
+  std::list<std::shared_ptr<Message>> waiting;  // guarded by mutex, as is every Message
+};
+
+namespace {
+
+// What a lockstep_handle of ours points to.
+struct Handle {
+  std::shared_ptr<SelfMail::Box> box;
+  std::shared_ptr<Message> message;
+};
+
+Handle* of(lockstep_handle* handle) {
+  return reinterpret_cast<Handle*>(handle);
+}
+
+void end(Message& message, lockstep_status status, std::string words = "") {
+  message.status = status;
+  message.words = std::move(words);
+}
+
+// The two are a send and a receive of one tag.
+void meet(Message& one, Message& other) {
+  const bool first_sends = one.op.kind == LOCKSTEP_SEND;
+  auto& from = first_sends ? one : other;
+  auto& to = first_sends ? other : one;
+  if (from.op.count != to.op.count || from.op.dtype != to.op.dtype) {
+    const auto words = cat("a message of ", from.op.count, " elements (", width_of(from.op.dtype),
+                           " bytes each) met a receive of ", to.op.count, " (", width_of(to.op.dtype),
+                           " bytes each); both sides must name the same type and number");
+    end(from, LOCKSTEP_USAGE, words);
+    return end(to, LOCKSTEP_USAGE, words);
+  }
+  if (from.op.count > 0) std::memmove(to.op.recv, from.op.send, from.op.count * width_of(from.op.dtype));
+  if (to.op.source != nullptr) *to.op.source = 0;
+  end(from, LOCKSTEP_OK);
+  end(to, LOCKSTEP_OK);
+}
+
+// The box's mutex is held.
+void expire(Handle& handle) {
+  auto& message = *handle.message;
+  if (message.status != LOCKSTEP_PENDING || !Deadline::from_monotonic_ns(message.op.deadline_ns).expired())
+    return;
+  std::erase(handle.box->waiting, handle.message);
+  const bool sends = message.op.kind == LOCKSTEP_SEND;
+  end(message, LOCKSTEP_TIMEOUT,
+      cat("timed out: no ", sends ? "receive" : "send", " with tag ", message.op.tag,
+          " to this rank itself was started"));
+}
+
+lockstep_status test(lockstep_handle* handle) {
+  const std::lock_guard lock(of(handle)->box->mutex);
+  expire(*of(handle));
+  return of(handle)->message->status;
+}
+
+lockstep_status wait(lockstep_handle* handle, int64_t deadline_ns) {
+  auto& [box, message] = *of(handle);
+  std::unique_lock lock(box->mutex);
+  const auto deadline = Deadline::from_monotonic_ns(std::min(deadline_ns, message->op.deadline_ns));
+  while (message->status == LOCKSTEP_PENDING) {
+    expire(*of(handle));
+    if (message->status != LOCKSTEP_PENDING) break;
+    if (deadline.expired()) return LOCKSTEP_TIMEOUT;
+    box->changed.wait_until(lock, deadline.time_point());
+  }
+  return message->status;
+}
+
+void release(lockstep_handle* handle) {
+  delete of(handle);
+}
+
+void last_error(lockstep_handle* handle, char* error, size_t capacity) {
+  const std::lock_guard lock(of(handle)->box->mutex);
+  std::snprintf(error, capacity, "%s", of(handle)->message->words.c_str());
+}
+
+// All an OpHandle calls.
+const lockstep_engine& table() {
+  static const lockstep_engine entries = [] {
+    lockstep_engine made{};
+    made.struct_size = sizeof made;
+    made.test = test;
+    made.wait = wait;
+    made.release = release;
+    made.last_error = last_error;
+    return made;
+  }();
+  return entries;
+}
+
+}  // namespace
+
+SelfMail::SelfMail() : box_(std::make_shared<Box>()) {}
+
+comm::OpHandle SelfMail::post(const lockstep_op& op) {
+  auto message = std::make_shared<Message>(Message{.op = op});
+  const std::lock_guard lock(box_->mutex);
+  const auto found = std::ranges::find_if(
+      box_->waiting, [&](const auto& other) { return other->op.kind != op.kind && other->op.tag == op.tag; });
+  if (found == box_->waiting.end()) {
+    box_->waiting.push_back(message);
+  } else {
+    meet(**found, *message);
+    box_->waiting.erase(found);
+    box_->changed.notify_all();
+  }
+  auto* handle = new Handle{box_, std::move(message)};
+  return {&table(), reinterpret_cast<lockstep_handle*>(handle)};
+}
+
+void SelfMail::abort(const std::string& reason) {
+  const std::lock_guard lock(box_->mutex);
+  for (const auto& message : box_->waiting) end(*message, LOCKSTEP_ABORTED, reason);
+  box_->waiting.clear();
+  box_->changed.notify_all();
+}
+
+}  // namespace lockstep::internal

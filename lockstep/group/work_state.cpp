@@ -1,0 +1,198 @@
+#include <ATen/record_function.h>
+
+#include "lockstep/base/text.h"
+#include "lockstep/group/internal/completions.h"
+#include "lockstep/group/internal/work_state.h"
+
+namespace lockstep {
+namespace {
+
+std::int64_t now_ns() {
+  return Deadline::now().monotonic_ns();
+}
+
+}  // namespace
+
+Work::State::State(std::shared_ptr<internal::Owner> owner, const internal::Request& request,
+                   internal::Held held)
+    : type_(request.ended.type),
+      name_(request.name),
+      where_(request.where),
+      sequence_(request.ended.sequence_number),
+      started_ns_(now_ns()),
+      calls_back_(owner->calls_back()),
+      owner_(std::move(owner)),
+      held_(std::move(held)),
+      ended_(request.ended) {}
+
+Work::State::State(const Ended& ended, std::vector<at::Tensor> results)
+    : type_(ended.type), name_(name_of(type_)), sequence_(ended.sequence_number), over_(true), ended_(ended) {
+  held_.results = std::move(results);
+}
+
+Work::State::State(OpType type, std::string why)
+    : type_(type), name_(name_of(type_)), sequence_(0), unusable_(std::move(why)), over_(true) {}
+
+void Work::State::check_usable() const {
+  if (!unusable_.empty()) raise(ErrorKind::kUsage, unusable_);
+}
+
+void Work::State::arm(lockstep_op& op) {
+  if (op.kind == LOCKSTEP_RECV) op.source = &source_;
+  if (!calls_back_) return;
+  if (!self_) self_ = shared_from_this();
+  n_calls_.fetch_add(1, std::memory_order_relaxed);
+  op.done = &State::on_done;
+  op.done_context = this;
+}
+
+void Work::State::post_failed(lockstep_status status, std::string_view words) {
+  if (calls_back_) n_calls_.fetch_sub(1, std::memory_order_relaxed);
+  if (!failure_) failure_ = owner_->failure(status, words);
+}
+
+void Work::State::launched() {
+  if (calls_back_) count_down();
+}
+
+void Work::State::on_done(void* context) {
+  static_cast<State*>(context)->count_down();
+}
+
+void Work::State::count_down() {
+  if (n_calls_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+  auto self = std::move(self_);
+  ended_ns_.store(now_ns(), std::memory_order_relaxed);
+  if ((flags_.fetch_or(kDone, std::memory_order_acq_rel) & kWanted) != 0)
+    internal::hand_over(std::move(self));
+}
+
+void Work::State::call_me_when_over() {
+  if (poll()) return resolve();
+  internal::start_completions();
+  const unsigned before = flags_.fetch_or(kWanted, std::memory_order_acq_rel);
+  if ((before & kWanted) != 0) {
+    // Asked before, but perhaps for the other future, which may have been resolved just now.
+    if (poll()) resolve();
+    return;
+  }
+  if (!calls_back_) return internal::watch(shared_from_this());
+  if ((before & kDone) != 0) internal::hand_over(shared_from_this());
+}
+
+bool Work::State::poll() {
+  check_usable();
+  OwnerPtr owner;
+  bool over;
+  {
+    const std::lock_guard lock(mutex_);
+    // A thread inside the engine's wait will finish it; the handle is that thread's.
+    while (!over_ && !waiting_) {
+      const auto status = handles_[n_over_].test();
+      if (status == LOCKSTEP_PENDING) break;
+      owner = advance(status);
+    }
+    over = over_;
+  }
+  announce(owner);
+  return over;
+}
+
+bool Work::State::settle(Deadline deadline) {
+  OwnerPtr owner;
+  std::unique_lock lock(mutex_);
+  while (!over_) {
+    if (waiting_) {
+      changed_.wait_until(lock, deadline.time_point());
+    } else {
+      waiting_ = true;
+      auto& handle = handles_[n_over_];
+      lock.unlock();
+      const auto status = handle.wait(deadline);
+      lock.lock();
+      waiting_ = false;
+      if (status != LOCKSTEP_PENDING) owner = advance(status);
+      changed_.notify_all();
+    }
+    if (!over_ && deadline.expired()) return false;
+  }
+  lock.unlock();
+  announce(owner);
+  return true;
+}
+
+Work::State::OwnerPtr Work::State::advance(lockstep_status status) {
+  auto& handle = handles_[n_over_];
+  if (status != LOCKSTEP_OK && !failure_) failure_ = owner_->failure(status, handle.last_error());
+  handle.release();
+  return ++n_over_ == handles_.size() ? finish() : nullptr;
+}
+
+Work::State::OwnerPtr Work::State::finish() {
+  if (!failure_) {
+    try {
+      held_.copy_back();
+    } catch (...) {
+      failure_ = current_failure();
+    }
+  }
+  if (failure_) failure_->message = cat(describe(), ": ", failure_->message);
+  if (held_.event) held_.event->end();
+  held_ = {.results = std::move(held_.results)};
+  const auto ended_ns = ended_ns_.load(std::memory_order_relaxed);
+  ended_.duration_ms = static_cast<double>((ended_ns != 0 ? ended_ns : now_ns()) - started_ns_) * 1e-6;
+  ended_.source_rank = owner_->world_rank(source_);
+  over_ = true;
+  owner_->forget(this);
+  return std::move(owner_);
+}
+
+void Work::State::announce(const OwnerPtr& owner) {
+  if (!owner || !owner->shared().has_hook.load(std::memory_order_acquire)) return;
+  // Over: nothing below changes any more.
+  owner->shared().completed({.op = name_,
+                             .sequence_number = sequence_,
+                             .started = Deadline::from_monotonic_ns(started_ns_).time_point(),
+                             .finished = Deadline::Clock::now(),
+                             .failure = failure_ ? &*failure_ : nullptr});
+}
+
+std::string Work::State::describe() const {
+  return owner_->describe(name_, sequence_, where_);
+}
+
+void Work::State::wait(std::optional<Milliseconds> timeout) {
+  check_usable();
+  const auto deadline = timeout ? Deadline::after(*timeout) : Deadline::never();
+  if (!settle(deadline)) {
+    const std::lock_guard lock(mutex_);
+    if (!over_) {
+      raise(ErrorKind::kTimeout,
+            cat(describe(), ": not over after ", timeout->count(), " ms of waiting; it goes on"),
+            ErrorFamily::kBackend);
+    }
+  }
+  if (const auto error = failure()) raise(*error);
+}
+
+std::optional<Failure> Work::State::failure() {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+std::vector<at::Tensor> Work::State::results() {
+  ended();
+  return held_.results;
+}
+
+Work::Ended Work::State::ended() {
+  if (!poll()) {
+    raise(ErrorKind::kUsage,
+          cat(name_, " #", sequence_, " was asked how it ended before it is over; wait() first"));
+  }
+  const std::lock_guard lock(mutex_);
+  if (failure_) raise(*failure_);
+  return ended_;
+}
+
+}  // namespace lockstep
