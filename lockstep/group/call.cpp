@@ -68,7 +68,7 @@ bool is_plain(const at::Tensor& tensor) {
 }
 
 at::Tensor plain_like(const at::Tensor& tensor) {
-  return at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()));
+  return at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()).device(tensor.device()));
 }
 
 at::Tensor plain(const at::Tensor& tensor) {
@@ -92,22 +92,28 @@ std::string Call::prefix() const {
              ", called at ", where, "): ");
 }
 
-void Call::check(const at::Tensor& tensor, const char* role) const {
+void Call::check(const at::Tensor& tensor, const char* role) {
   if (!tensor.defined()) refuse(ErrorKind::kUsage, role, " is not a tensor (undefined)");
   if (tensor.layout() != at::kStrided) {
     refuse(ErrorKind::kUnsupported, role, " is sparse; only dense tensors can be sent");
   }
-  if (!tensor.device().is_cpu()) {
-    refuse(ErrorKind::kUnsupported, role, " is on ", tensor.device().str(), "; engine ", group_->backend(),
-           " works on CPU tensors");
+  GroupBase* const part = group_->for_device(tensor.device().type());
+  if (part == nullptr) {
+    refuse(ErrorKind::kUnsupported, role, " is on ", tensor.device().str(), "; the group works on ",
+           group_->backend_config());
   }
+  if (part_ != nullptr && part_ != part) {
+    refuse(ErrorKind::kUsage, role, " is on ", tensor.device().str(),
+           ", another tensor of the call is not; all must be on one device");
+  }
+  part_ = part;
   if (tensor.is_quantized()) {
     refuse(ErrorKind::kUnsupported, role, " is quantized (", c10::toString(tensor.scalar_type()),
            "); send its int_repr()");
   }
 }
 
-void Call::check_output(const at::Tensor& tensor, const char* role) const {
+void Call::check_output(const at::Tensor& tensor, const char* role) {
   check(tensor, role);
   if (!tensor.is_contiguous() && at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
     refuse(ErrorKind::kUsage, role, " has elements that share memory (an expanded view?); clone() it first");
@@ -131,7 +137,7 @@ bool Call::check_apart(const at::Tensor& a, const char* role_a, const at::Tensor
 }
 
 void Call::check_list(const std::vector<at::Tensor>& list, const char* role, const at::Tensor& other,
-                      bool written) const {
+                      bool written) {
   if (list.size() != static_cast<std::size_t>(size())) {
     refuse(ErrorKind::kUsage, role, " has ", list.size(), " tensors, the group ", size(),
            " ranks; one each is needed");
@@ -205,7 +211,7 @@ Wire Call::wire_for_reduce(at::ScalarType type, const ReduceOp& op) const {
   }
   if (kind == ReduceOp::kPremulSum) check_factor(type, op);
   const auto dtype = engine_dtype(c10::toRealValueType(type));
-  const comm::Engine* engine = group_->engine();
+  const comm::Engine* engine = part().engine();
   if (!dtype) refuse(ErrorKind::kUnsupported, c10::toString(type), " tensors cannot be reduced, only moved");
   const auto number = static_cast<lockstep_reduce_op>(sums ? ReduceOp::kSum : kind);
   if (engine != nullptr && !engine->reduces(*dtype, number)) {
@@ -245,20 +251,27 @@ at::Tensor Call::scaled(const at::Tensor& tensor, const ReduceOp& op) const {
 
 Wire Call::wire_for_move(at::ScalarType type) const {
   const auto dtype = engine_dtype(c10::toRealValueType(type));
-  const comm::Engine* engine = group_->engine();
+  const comm::Engine* engine = part().engine();
   if (dtype && (engine == nullptr || engine->moves(*dtype)))
     return {*dtype, c10::isComplexType(type) ? 2 : 1};
   return {LOCKSTEP_U8, static_cast<std::int64_t>(c10::elementSize(type))};
 }
 
+void Call::describe(at::TensorList tensors, bool shapes_may_differ) {
+  if (!part().checks_calls()) [[likely]]
+    return;
+  request_.described.insert(request_.described.end(), tensors.begin(), tensors.end());
+  request_.shapes_may_differ = request_.shapes_may_differ || shapes_may_differ;
+}
+
 bool Call::offers(lockstep_op_kind kind) const {
-  const comm::Engine* engine = group_->engine();
+  const comm::Engine* engine = part().engine();
   return engine == nullptr || engine->offers(kind);
 }
 
 void Call::check_offered(lockstep_op_kind kind) const {
   if (!offers(kind)) [[unlikely]]
-    refuse(ErrorKind::kUnsupported, "engine ", group_->engine()->name(), " does not offer it");
+    refuse(ErrorKind::kUnsupported, "engine ", part().engine()->name(), " does not offer it");
 }
 
 Work Call::start_in_place(at::Tensor tensor, Wire wire) {
@@ -270,7 +283,7 @@ Work Call::start_in_place(at::Tensor tensor, Wire wire) {
     op.send = op.recv = tensor.mutable_data_ptr();
     if (!async_) {
       const auto event = begin_event(request_.name, false);
-      group_->run(request_);
+      part().run(request_);
       return Work(std::move(tensor), request_.ended);
     }
     return launch({.buffers = {tensor}, .results = {tensor}});
@@ -302,7 +315,7 @@ Work Call::start_all(std::vector<lockstep_op> ops, Held held) {
   if (ops.size() == 1) return launch(std::move(held));
   request_.more.assign(ops.begin() + 1, ops.end());
   held.event = begin_event(request_.name, true);
-  auto work = group_->post(request_, std::move(held));
+  auto work = part().post(request_, std::move(held));
   if (!async_) work.wait();
   return work;
 }
@@ -316,10 +329,10 @@ Work Call::start_barrier() {
 Work Call::launch(Held held) {
   if (async_) {
     held.event = begin_event(request_.name, true);
-    return group_->post(request_, std::move(held));
+    return part().post(request_, std::move(held));
   }
   const auto event = begin_event(request_.name, false);
-  group_->run(request_);
+  part().run(request_);
   held.copy_back();
   if (held.results.empty()) return Work(at::Tensor(), request_.ended);
   if (held.results.size() == 1) return Work(std::move(held.results.front()), request_.ended);

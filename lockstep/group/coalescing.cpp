@@ -26,8 +26,9 @@ namespace {
 
 using Items = std::vector<BatchItem>;
 
-at::Tensor flat(std::int64_t numel, at::ScalarType type) {
-  return at::empty({numel}, at::TensorOptions().dtype(type));
+// Like `other` but flat.
+at::Tensor flat(std::int64_t numel, const at::Tensor& other) {
+  return at::empty({numel}, at::TensorOptions().dtype(other.scalar_type()).device(other.device()));
 }
 
 // One op over a flat buffer that holds, for every rank where there is one part per rank, all items one after the other.
@@ -37,10 +38,10 @@ class FlatOp {
       : kind_(kind), n_ranks_(call.size()), type_(items.front().input.scalar_type()), op_(base) {
     const at::NoGradGuard no_grad;
     for (const auto& item : items) total_ += part(item).numel();
-    send_ = flat(kind == LOCKSTEP_REDUCE_SCATTER ? total_ * n_ranks_ : total_, type_);
+    send_ = flat(kind == LOCKSTEP_REDUCE_SCATTER ? total_ * n_ranks_ : total_, items.front().input);
     recv_ = kind == LOCKSTEP_ALL_REDUCE
                 ? send_
-                : flat(kind == LOCKSTEP_ALL_GATHER ? total_ * n_ranks_ : total_, type_);
+                : flat(kind == LOCKSTEP_ALL_GATHER ? total_ * n_ranks_ : total_, send_);
     std::int64_t start = 0;
     for (const auto& item : items) {
       place(item, start, held);
@@ -151,6 +152,10 @@ Work Batch::add(const Call& call, lockstep_op_kind kind, const ReduceOp& op, Bat
 }
 
 Work Batch::start(Call& call) const {
+  for (const auto& item : items_) {
+    call.check(item.input, "a collected input");  // finds the part of the group that serves its device
+    call.describe(item.input, true);
+  }
   call.set_reduce(op_);
   return start_items(call, *kind_, items_);
 }
@@ -192,13 +197,14 @@ Work all_reduce_coalesced(std::vector<at::Tensor> tensors, AllReduceOptions opti
     for (std::size_t j = 0; j < i; ++j) call.check_apart(tensors[i], "one of tensors", tensors[j], "another");
     items.push_back({tensors[i], call.scaled(tensors[i], options.op)});
   }
+  call.describe(tensors, true);
   call.set_reduce(options.op);
   return internal::start_items(call, LOCKSTEP_ALL_REDUCE, items);
 }
 
 namespace {
 
-void check_gathered(const Call& call, const at::Tensor& output, const at::Tensor& input, std::size_t i) {
+void check_gathered(Call& call, const at::Tensor& output, const at::Tensor& input, std::size_t i) {
   call.check_output(output, "output_lists");
   if (output.scalar_type() == input.scalar_type() && output.sizes() == input.sizes()) return;
   call.refuse(ErrorKind::kUsage, "an output for inputs[", i, "] has sizes ", output.sizes(), " and type ",
@@ -231,6 +237,7 @@ Work all_gather_coalesced(std::vector<std::vector<at::Tensor>> output_lists, std
       items.back().outputs.push_back(list[i]);
     }
   }
+  call.describe(inputs, true);
   return internal::start_items(call, LOCKSTEP_ALL_GATHER, items);
 }
 

@@ -55,6 +55,7 @@ Work all_reduce(at::Tensor tensor, AllReduceOptions options) {
     return internal::all_reduce_sparse(std::move(tensor), options);
   call.check_output(tensor, "tensor");
   const auto wire = call.wire_for_reduce(tensor.scalar_type(), options.op);
+  call.describe(tensor);
   if (auto* batch = call.batch()) [[unlikely]]
     return batch->add(call, LOCKSTEP_ALL_REDUCE, options.op, {tensor, call.scaled(tensor, options.op)});
   call.op().kind = LOCKSTEP_ALL_REDUCE;
@@ -72,6 +73,7 @@ Work reduce(at::Tensor tensor, ReduceOptions options) {
   Call call(OpType::kReduce, options);
   if (!call.takes_part()) return {};
   call.check_output(tensor, "tensor");
+  call.describe(tensor);
   const int dst = call.root(options.dst, options.group_dst, "dst");
   const auto wire = call.wire_for_reduce(tensor.scalar_type(), options.op);
   const bool direct = call.offers(LOCKSTEP_REDUCE), wanted = call.rank() == dst;
@@ -105,6 +107,7 @@ Work reduce_scatter(at::Tensor output, std::vector<at::Tensor> inputs, ReduceSca
   call.wire_for_reduce(own.scalar_type(), options.op);  // either may be the complex one
   const auto wire = call.wire_for_reduce(output.scalar_type(), options.op);
   call.set_reduce(options.op);
+  call.describe(inputs, !internal::have_one_size(inputs));
   for (auto& input : inputs) input = call.scaled(input, options.op);
   if (!internal::have_one_size(inputs)) return reduce_scatter_uneven(call, output, inputs, wire, too_hard);
   call.op().kind = LOCKSTEP_REDUCE_SCATTER;
@@ -124,6 +127,7 @@ Work reduce_scatter_tensor(at::Tensor output, at::Tensor input, ReduceScatterOpt
   const bool too_hard = !own_slot && call.check_apart(output, "output", input, "input");
   call.wire_for_reduce(input.scalar_type(), options.op);  // either may be the complex one
   const auto wire = call.wire_for_reduce(output.scalar_type(), options.op);
+  call.describe(input);
   input = call.scaled(input, options.op);
   if (auto* batch = call.batch())
     return batch->add(call, LOCKSTEP_REDUCE_SCATTER, options.op, {output, input});

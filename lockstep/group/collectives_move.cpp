@@ -60,7 +60,7 @@ void check_same_sizes(const Call& call, const std::vector<at::Tensor>& list, con
 }
 
 // A list that only the root gives.
-void check_root_list(const Call& call, const std::vector<at::Tensor>& list, const char* role,
+void check_root_list(Call& call, const std::vector<at::Tensor>& list, const char* role,
                      const at::Tensor& tensor, int root) {
   if (call.rank() != root) {
     if (list.empty()) return;
@@ -84,7 +84,8 @@ bool check_all_apart(const Call& call, const std::vector<at::Tensor>& outputs,
 
 // Room for the parts of all ranks, flat.
 at::Tensor room_for_all(const Call& call, const at::Tensor& part) {
-  return at::empty({call.size() * part.numel()}, at::TensorOptions().dtype(part.scalar_type()));
+  return at::empty({call.size() * part.numel()},
+                   at::TensorOptions().dtype(part.scalar_type()).device(part.device()));
 }
 
 // Elements per rank from rows per rank; equal parts without splits. Raises kUsage when they do not fit.
@@ -143,6 +144,7 @@ Work broadcast(at::Tensor tensor, BroadcastOptions options) {
   Call call(OpType::kBroadcast, options);
   if (!call.takes_part()) return {};
   call.check_output(tensor, "tensor");
+  call.describe(tensor);
   call.op().root = call.root(options.src, options.group_src, "src");
   const auto wire = call.wire_for_move(tensor.scalar_type());
   call.op().kind = LOCKSTEP_BROADCAST;
@@ -159,6 +161,7 @@ Work all_gather(std::vector<at::Tensor> outputs, at::Tensor input, AllGatherOpti
     call.refuse(ErrorKind::kUsage, "outputs[", own, "] has sizes ", outputs[own].sizes(), ", the input ",
                 input.sizes(), "; they must be alike");
   }
+  call.describe(input, !internal::have_one_size(outputs));
   const bool too_hard = check_all_apart(call, outputs, {input});
   if (!internal::have_one_size(outputs)) {
     const auto counts = internal::counts_of(outputs, call.wire_for_move(outputs[0].scalar_type()));
@@ -186,6 +189,7 @@ Work all_gather_into_tensor(at::Tensor output, at::Tensor input, AllGatherOption
   internal::check_whole(call, output, "output", input, "the input");
   const bool own_slot = internal::is_own_slot(call, output, input);
   const bool too_hard = !own_slot && call.check_apart(output, "output", input, "input");
+  call.describe(input);
   if (auto* batch = call.batch()) return batch->add(call, LOCKSTEP_ALL_GATHER, {}, {output, input});
   const auto wire = call.wire_for_move(input.scalar_type());
   call.op().kind = LOCKSTEP_ALL_GATHER;
@@ -199,6 +203,7 @@ Work gather(at::Tensor tensor, std::vector<at::Tensor> gather_list, GatherOption
   Call call(OpType::kGather, options);
   if (!call.takes_part()) return {};
   call.check(tensor, "tensor");
+  call.describe(tensor);
   const int dst = call.root(options.dst, options.group_dst, "dst", 0);
   check_root_list(call, gather_list, "gather_list", tensor, dst);
   const bool too_hard = check_all_apart(call, gather_list, {tensor});
@@ -220,6 +225,7 @@ Work scatter(at::Tensor tensor, std::vector<at::Tensor> scatter_list, ScatterOpt
   Call call(OpType::kScatter, options);
   if (!call.takes_part()) return {};
   call.check_output(tensor, "tensor");
+  call.describe(tensor);
   const int src = call.root(options.src, options.group_src, "src", 0);
   check_root_list(call, scatter_list, "scatter_list", tensor, src);
   const bool too_hard = check_all_apart(call, {tensor}, scatter_list);
@@ -250,6 +256,7 @@ Work all_to_all(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs,
   call.check(inputs[0], "inputs");
   call.check_list(inputs, "inputs", inputs[0], false);
   call.check_list(outputs, "outputs", inputs[0], true);
+  call.describe(inputs, true);
   const bool too_hard = check_all_apart(call, outputs, inputs);
   const auto wire = call.wire_for_move(inputs[0].scalar_type());
   const auto send_counts = internal::counts_of(inputs, wire);
@@ -272,6 +279,7 @@ Work all_to_all_single(at::Tensor output, at::Tensor input, AllToAllSingleOption
   call.check_same_type(output, "output", input);
   if (input.dim() == 0 || output.dim() == 0)
     call.refuse(ErrorKind::kUsage, "a tensor without dimensions has no rows to split; unsqueeze(0) it");
+  call.describe(input, true);
   const bool too_hard = call.check_apart(output, "output", input, "input");
   const auto wire = call.wire_for_move(input.scalar_type());
   const auto out_units = call.wire_for_move(output.scalar_type()).units;

@@ -28,8 +28,8 @@ std::int64_t fingerprint(const at::Tensor& tensor) {
 
 void check_sparse(const Call& call, const at::Tensor& tensor, const ReduceOp& op) {
   if (!tensor.device().is_cpu()) {
-    call.refuse(ErrorKind::kUnsupported, "tensor is on ", tensor.device().str(), "; engine ",
-                call.group()->backend(), " works on CPU tensors");
+    call.refuse(ErrorKind::kUnsupported, "tensor is on ", tensor.device().str(),
+                "; sparse tensors are reduced on the CPU");
   }
   if (op.kind() != ReduceOp::kSum) {
     call.refuse(ErrorKind::kUsage, "sparse tensors are reduced with SUM only, not with ", name_of(op.kind()),
@@ -88,7 +88,7 @@ Work all_reduce_sparse(at::Tensor tensor, const AllReduceOptions& options) {
     const auto sum = at::sparse_coo_tensor(rows.t().contiguous(), at::cat(all_values).view(value_sizes),
                                            tensor.sizes(), tensor.options())
                          .coalesce();
-    tensor.detach().copy_(sum);
+    at::Tensor(tensor).copy_(sum);
   };
   return call.start_all(std::move(ops), std::move(held));
 }

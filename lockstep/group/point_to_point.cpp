@@ -21,14 +21,14 @@ void check_other(const Call& call, int peer, const char* role) {
 }
 
 // The peer, after every check of a send.
-int check_send(const Call& call, const at::Tensor& tensor, const SendOptions& options) {
+int check_send(Call& call, const at::Tensor& tensor, const SendOptions& options) {
   call.check(tensor, "tensor");
   check_tag(call, options.tag);
   return call.root(options.dst, options.group_dst, "dst");
 }
 
 // The peer or -1 for any, after every check of a receive.
-int check_recv(const Call& call, const at::Tensor& tensor, const RecvOptions& options) {
+int check_recv(Call& call, const at::Tensor& tensor, const RecvOptions& options) {
   call.check_output(tensor, "tensor");
   check_tag(call, options.tag);
   const bool any = !options.src && !options.group_src;
@@ -79,13 +79,13 @@ RecvOptions recv_options(const P2POp& op, const BatchOptions& options) {
 bool check_batched(const P2POp& op, const BatchOptions& options) {
   if (op.op == P2PKind::kIsend) {
     const auto one = send_options(op, options);
-    const Call call(OpType::kSend, one, true);
+    Call call(OpType::kSend, one, true);
     if (!call.takes_part()) return false;
     check_send(call, op.tensor, one);
     return true;
   }
   const auto one = recv_options(op, options);
-  const Call call(OpType::kRecv, one, true);
+  Call call(OpType::kRecv, one, true);
   if (op.op != P2PKind::kIrecv) {
     call.refuse(ErrorKind::kUsage, "a P2POp has the op ", static_cast<int>(op.op),
                 "; only kIsend and kIrecv exist");

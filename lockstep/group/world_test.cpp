@@ -84,7 +84,7 @@ TEST(World, WithNothingSetIsAWorldOfOneThatNeedsNoStore) {
   auto tensor = at::arange(6, at::kFloat).reshape({2, 3}).t();
   const auto before = tensor.clone();
   all_reduce(tensor, {.op = ReduceOp::kAvg, .async_op = true}).wait();
-  broadcast(tensor);
+  broadcast(tensor, {.src = 0});
   barrier();
   EXPECT_TRUE(at::equal(tensor, before));
   auto output = at::empty({3, 2});
@@ -223,7 +223,7 @@ TEST(World, LeavingGivesUpOnOperationsThatNobodyJoins) {
   run_threads(2, [&](int rank) {
     if (rank == 1) {
       left.wait();
-      EXPECT_EQ(caught([] { broadcast(at::ones({1})); }).kind, ErrorKind::kAborted);
+      EXPECT_EQ(caught([] { broadcast(at::ones({1}), {.src = 0}); }).kind, ErrorKind::kAborted);
       return;
     }
     broadcast(at::ones({1}), {.async_op = true});  // dropped: only the group holds it
@@ -331,7 +331,7 @@ TEST(Abort, ReachesAThreadBlockedInAnOperation) {
     if (rank == 1) return done.wait();
     const auto group = default_group();
     Thread aborter("aborter", [group] { group->abort("from another thread"); });
-    EXPECT_EQ(caught([] { broadcast(at::ones({1})); }).kind, ErrorKind::kAborted);
+    EXPECT_EQ(caught([] { broadcast(at::ones({1}), {.src = 0}); }).kind, ErrorKind::kAborted);
     done.count_down();
   });
 }

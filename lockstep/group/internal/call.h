@@ -68,15 +68,15 @@ class Call {
     raise(kind, cat(prefix(), parts...), ErrorFamily::kGeneral);
   }
 
-  // Defined, dense, on the CPU. `role` is the argument's name.
-  void check(const at::Tensor& tensor, const char* role) const;
+  // Defined, dense, on a device that the group serves, the same for all of the call. `role` is the argument's name.
+  void check(const at::Tensor& tensor, const char* role);
   // As check, for a tensor that is written: no two elements may share memory.
-  void check_output(const at::Tensor& tensor, const char* role) const;
+  void check_output(const at::Tensor& tensor, const char* role);
   // Same type as `other`; a complex type may stand for its real one.
   void check_same_type(const at::Tensor& tensor, const char* role, const at::Tensor& other) const;
   // One tensor per rank, each fit to be sent (or written), all of one type and that of `other`.
   void check_list(const std::vector<at::Tensor>& list, const char* role, const at::Tensor& other,
-                  bool written) const;
+                  bool written);
   // The two share no memory. True when that cannot be told cheaply: go through a temporary.
   bool check_apart(const at::Tensor& a, const char* role_a, const at::Tensor& b, const char* role_b) const;
   // The rank in the group that the caller named by its rank in the world or in the group. Raises kUsage when both are
@@ -91,6 +91,9 @@ class Call {
   void set_reduce(const ReduceOp& op);
   // The tensor times the factor of PREMUL_SUM, as a new contiguous tensor of its type; the tensor itself for others.
   at::Tensor scaled(const at::Tensor& tensor, const ReduceOp& op) const;
+
+  // Tells the debug wrapper what is compared between ranks, when there is one.
+  void describe(at::TensorList tensors, bool shapes_may_differ = false);
 
   // The engine does operations of this kind.
   bool offers(lockstep_op_kind kind) const;
@@ -115,8 +118,12 @@ class Call {
   void refuse_inside_batch() const;
   Work launch(Held held);
 
+  // What serves the device of the tensors; the group itself before one was checked.
+  GroupBase& part() const { return part_ != nullptr ? *part_ : *group_; }
+
   const std::shared_ptr<GroupBase> group_;
   const bool async_;
+  GroupBase* part_ = nullptr;
   Request request_;
 };
 

@@ -22,8 +22,9 @@ bool is_one_piece(const std::vector<at::Tensor>& list) {
   return true;
 }
 
-at::Tensor flat(std::int64_t numel, at::ScalarType type) {
-  return at::empty({numel}, at::TensorOptions().dtype(type));
+// Like `other` but flat.
+at::Tensor flat(std::int64_t numel, const at::Tensor& other) {
+  return at::empty({numel}, at::TensorOptions().dtype(other.scalar_type()).device(other.device()));
 }
 
 std::int64_t numel_of(const std::vector<at::Tensor>& list) {
@@ -66,7 +67,7 @@ bool have_one_size(const std::vector<at::Tensor>& list) {
 at::Tensor packed(const std::vector<at::Tensor>& list) {
   if (is_one_piece(list)) return list.front();
   const at::NoGradGuard no_grad;
-  auto buffer = flat(numel_of(list), list.front().scalar_type());
+  auto buffer = flat(numel_of(list), list.front());
   const auto views = cut_like(buffer, list);
   for (std::size_t i = 0; i < list.size(); ++i) views[i].copy_(list[i]);
   return buffer;
@@ -75,7 +76,7 @@ at::Tensor packed(const std::vector<at::Tensor>& list) {
 at::Tensor room_for(const std::vector<at::Tensor>& list, bool use_temporary, Held& held) {
   held.results = list;
   if (!use_temporary && is_one_piece(list)) return list.front();
-  auto buffer = flat(numel_of(list), list.front().scalar_type());
+  auto buffer = flat(numel_of(list), list.front());
   const auto views = cut_like(buffer, list);
   for (std::size_t i = 0; i < list.size(); ++i) held.copies.emplace_back(list[i], views[i]);
   return buffer;
@@ -100,13 +101,13 @@ std::vector<at::Tensor> all_gather_parts(const Call& call, const at::Tensor& sen
   const auto longest = static_cast<std::int64_t>(std::ranges::max(counts) / units);
   auto from = plain(send).flatten();
   if (!exact && from.numel() < longest) {  // every rank sends as much as the one with most
-    auto padded = flat(longest, send.scalar_type()).zero_();
+    auto padded = flat(longest, send).zero_();
     padded.narrow(0, 0, from.numel()).copy_(from);
     from = padded;
   }
   const auto total = std::accumulate(counts.begin(), counts.end(), std::uint64_t{0}) / units;
   const auto room = exact ? static_cast<std::int64_t>(total) : longest * call.size();
-  const auto to = flat(room, send.scalar_type());
+  const auto to = flat(room, send);
   std::vector<at::Tensor> parts;
   for (std::int64_t r = 0, start = 0; r < call.size(); ++r) {
     const auto n = numel(static_cast<std::size_t>(r));
