@@ -209,7 +209,7 @@ TEST(World, LeavingWithAnOperationNobodyJoinedEndsItAsAborted) {
   std::latch left(1);
   run_threads(2, [&](int rank) {
     if (rank == 1) return left.wait();
-    const auto work = broadcast(at::ones({1}), {.async_op = true});
+    const auto work = broadcast(at::ones({1}), {.src = 0, .async_op = true});
     default_group()->abort("rank 0 has had enough");
     destroy_process_group();
     EXPECT_TRUE(work.is_completed());
@@ -226,7 +226,7 @@ TEST(World, LeavingGivesUpOnOperationsThatNobodyJoins) {
       EXPECT_EQ(caught([] { broadcast(at::ones({1}), {.src = 0}); }).kind, ErrorKind::kAborted);
       return;
     }
-    broadcast(at::ones({1}), {.async_op = true});  // dropped: only the group holds it
+    broadcast(at::ones({1}), {.src = 0, .async_op = true});  // dropped: only the group holds it
     destroy_process_group();
     left.count_down();
   });

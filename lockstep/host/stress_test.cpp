@@ -33,10 +33,11 @@ void on_worlds(bool pretend, const std::function<void(Rank&, std::mt19937&, int)
   }
 }
 
-constexpr lockstep_op_kind kKinds[] = {
-    LOCKSTEP_ALL_REDUCE, LOCKSTEP_BROADCAST,  LOCKSTEP_ALL_REDUCE,   LOCKSTEP_ALL_GATHER, LOCKSTEP_REDUCE_SCATTER,
-    LOCKSTEP_REDUCE,     LOCKSTEP_ALL_REDUCE, LOCKSTEP_GATHER,       LOCKSTEP_SCATTER,    LOCKSTEP_ALL_TO_ALL,
-    LOCKSTEP_BARRIER,    LOCKSTEP_ALL_REDUCE, LOCKSTEP_ALL_TO_ALL_V, LOCKSTEP_ALL_GATHER_V};
+constexpr lockstep_op_kind kKinds[] = {LOCKSTEP_ALL_REDUCE,   LOCKSTEP_BROADCAST,      LOCKSTEP_ALL_REDUCE,
+                                       LOCKSTEP_ALL_GATHER,   LOCKSTEP_REDUCE_SCATTER, LOCKSTEP_REDUCE,
+                                       LOCKSTEP_ALL_REDUCE,   LOCKSTEP_GATHER,         LOCKSTEP_SCATTER,
+                                       LOCKSTEP_ALL_TO_ALL,   LOCKSTEP_BARRIER,        LOCKSTEP_ALL_REDUCE,
+                                       LOCKSTEP_ALL_TO_ALL_V, LOCKSTEP_ALL_GATHER_V};
 
 struct Path {
   std::uint64_t min_count, max_count;  // elements of 4 bytes
@@ -86,7 +87,8 @@ TEST(HostStress, CollectivesThroughTheStagingAreas) {
 }
 
 // Rounds of messages around circles of changing step, several in flight, some from any source.
-void messages(Rank& rank, std::mt19937& random, int rounds, std::uint64_t min_count, std::uint64_t max_count) {
+void messages(Rank& rank, std::mt19937& random, int rounds, std::uint64_t min_count,
+              std::uint64_t max_count) {
   const int n = rank.size();
   for (int done = 0; done < rounds && !::testing::Test::HasFailure();) {
     const int flight = 1 + static_cast<int>(random() % 8);
@@ -112,7 +114,8 @@ void messages(Rank& rank, std::mt19937& random, int rounds, std::uint64_t min_co
     for (auto* handle : handles) ASSERT_EQ(rank.finish(handle), LOCKSTEP_OK) << rank.error();
     for (int k = 0; k < flight; ++k) {
       const auto& data = got[static_cast<std::size_t>(k)];
-      ASSERT_EQ(data, std::vector<std::int32_t>(data.size(), from * 1000 + k)) << "message " << k << " of " << flight;
+      ASSERT_EQ(data, std::vector<std::int32_t>(data.size(), from * 1000 + k))
+          << "message " << k << " of " << flight;
     }
     done += flight;
     // Any source: a round must not hear from the next one, where another rank may be the sender.
@@ -123,14 +126,16 @@ void messages(Rank& rank, std::mt19937& random, int rounds, std::uint64_t min_co
 
 TEST(HostStress, MessagesThatTravelAtOnce) {
   for (const bool pretend : {false, true}) {
-    on_worlds(pretend, [](Rank& rank, std::mt19937& random, int rounds) { messages(rank, random, rounds, 0, 200); });
+    on_worlds(pretend,
+              [](Rank& rank, std::mt19937& random, int rounds) { messages(rank, random, rounds, 0, 200); });
   }
 }
 
 TEST(HostStress, MessagesThatWaitForTheirReceiver) {
   for (const bool pretend : {false, true}) {
-    on_worlds(pretend,
-              [](Rank& rank, std::mt19937& random, int rounds) { messages(rank, random, rounds, 3000, 12'000); });
+    on_worlds(pretend, [](Rank& rank, std::mt19937& random, int rounds) {
+      messages(rank, random, rounds, 3000, 12'000);
+    });
   }
 }
 
