@@ -200,9 +200,11 @@ TEST_P(EngineContract, AnOperationPastItsDeadlineFailsOnEveryRank) {
       if (rank.rank() != 2) {
         PlainOp plain(rank, kind, 20'000, Milliseconds(40));
         plain.op.root = 2;
-        EXPECT_EQ(rank.call(plain.op, rank.rank() == 0), LOCKSTEP_TIMEOUT)
-            << "kind " << k << ": " << rank.error();
-        EXPECT_NE(rank.error() + rank.failure().error, "");
+        const auto status = rank.call(plain.op, rank.rank() == 0);
+        if (status != LOCKSTEP_OK || !may_end_early(kind)) {
+          EXPECT_EQ(status, LOCKSTEP_TIMEOUT) << "kind " << k << ": " << rank.error();
+          EXPECT_NE(rank.error() + rank.failure().error, "");
+        }
         rank.word(rank.rank()) = 1;
       } else {
         rank.await(0, 1);
@@ -266,7 +268,9 @@ TEST_P(EngineContract, AbortFromAnotherThreadEndsEveryKindAndItsWordsStay) {
           PlainOp plain(rank, kind, 20'000);
           plain.op.root = 2;
           rank.word(rank.rank()) = 1;
-          EXPECT_EQ(rank.call(plain.op, posted), LOCKSTEP_ABORTED) << "kind " << k << ": " << rank.error();
+          const auto status = rank.call(plain.op, posted);
+          EXPECT_TRUE(status == LOCKSTEP_ABORTED || (status == LOCKSTEP_OK && may_end_early(kind)))
+              << "kind " << k << " status " << status << ": " << rank.error();
         }
         EXPECT_EQ(rank.barrier(), LOCKSTEP_ABORTED);
         const auto failure = rank.failure();
@@ -291,8 +295,10 @@ TEST_P(EngineContract, ARankThatGivesUpIsNamedWithItsCause) {
       PlainOp plain(rank, kind, 20'000);
       plain.op.root = 2;
       rank.word(rank.rank()) = 1;
-      EXPECT_EQ(rank.call(plain.op, rank.rank() == 0), LOCKSTEP_PEER_LOST)
-          << "kind " << k << ": " << rank.error();
+      const auto status = rank.call(plain.op, rank.rank() == 0);
+      EXPECT_TRUE(status == LOCKSTEP_PEER_LOST || (status == LOCKSTEP_OK && may_end_early(kind)))
+          << "kind " << k << " status " << status << ": " << rank.error();
+      EXPECT_EQ(rank.barrier(), LOCKSTEP_PEER_LOST) << rank.error();
       EXPECT_EQ(rank.failure().rank, 2) << rank.failure().error;
       EXPECT_NE(rank.failure().cause.find("out of coffee"), std::string::npos) << rank.failure().cause;
     });

@@ -346,28 +346,6 @@ namespace lockstep::comm {
 
 HWY_EXPORT(run_any);
 
-std::size_t size_of(lockstep_dtype dtype) {
-  switch (dtype) {
-    case LOCKSTEP_U8:
-    case LOCKSTEP_I8:
-    case LOCKSTEP_BOOL:
-      return 1;
-    case LOCKSTEP_I16:
-    case LOCKSTEP_F16:
-    case LOCKSTEP_BF16:
-      return 2;
-    case LOCKSTEP_I32:
-    case LOCKSTEP_F32:
-      return 4;
-    case LOCKSTEP_I64:
-    case LOCKSTEP_F64:
-      return 8;
-    case LOCKSTEP_DTYPES:
-      return 0;
-  }
-  return 0;
-}
-
 bool can_reduce(lockstep_dtype dtype, lockstep_reduce_op op) {
   const bool floating = dtype >= LOCKSTEP_F16 && dtype <= LOCKSTEP_F64;
   switch (op) {

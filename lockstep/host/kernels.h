@@ -9,12 +9,10 @@
 #include <cstddef>
 #include <span>
 
-#include "lockstep/engine/engine_abi.h"
+#include "lockstep/engine/op_check.h"
 
 namespace lockstep::comm {
 
-// Bytes of one element; 0 for an unknown type.
-std::size_t size_of(lockstep_dtype dtype);
 // True when reduce() knows the pair. AVG needs a floating type; BAND, BOR and BXOR an integer or bool.
 bool can_reduce(lockstep_dtype dtype, lockstep_reduce_op op);
 

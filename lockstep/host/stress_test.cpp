@@ -39,6 +39,8 @@ constexpr lockstep_op_kind kKinds[] = {LOCKSTEP_ALL_REDUCE,   LOCKSTEP_BROADCAST
                                        LOCKSTEP_ALL_TO_ALL,   LOCKSTEP_BARRIER,        LOCKSTEP_ALL_REDUCE,
                                        LOCKSTEP_ALL_TO_ALL_V, LOCKSTEP_ALL_GATHER_V};
 
+constexpr std::uint64_t kLarge = kSanitized ? 1200 : 6000;
+
 struct Path {
   std::uint64_t min_count, max_count;  // elements of 4 bytes
   bool shared;
@@ -70,19 +72,19 @@ TEST(HostStress, SmallCollectivesThatTravelWithTheArrival) {
 
 TEST(HostStress, CollectivesInPlaceAmongThreads) {
   on_worlds(false, [](Rank& rank, std::mt19937& random, int rounds) {
-    collectives(rank, random, rounds, {300, 6000, false});
+    collectives(rank, random, rounds, {300, kLarge, false});
   });
 }
 
 TEST(HostStress, CollectivesInPlaceInSharedMemory) {
   on_worlds(true, [](Rank& rank, std::mt19937& random, int rounds) {
-    collectives(rank, random, rounds, {300, 6000, true});
+    collectives(rank, random, rounds, {300, kLarge, true});
   });
 }
 
 TEST(HostStress, CollectivesThroughTheStagingAreas) {
   on_worlds(true, [](Rank& rank, std::mt19937& random, int rounds) {
-    collectives(rank, random, rounds, {300, 6000, false});
+    collectives(rank, random, rounds, {300, kLarge, false});
   });
 }
 
@@ -134,7 +136,7 @@ TEST(HostStress, MessagesThatTravelAtOnce) {
 TEST(HostStress, MessagesThatWaitForTheirReceiver) {
   for (const bool pretend : {false, true}) {
     on_worlds(pretend, [](Rank& rank, std::mt19937& random, int rounds) {
-      messages(rank, random, rounds, 3000, 12'000);
+      messages(rank, random, rounds, kSanitized ? 1100 : 3000, kSanitized ? 2500 : 12'000);
     });
   }
 }

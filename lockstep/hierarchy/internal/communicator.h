@@ -1,0 +1,142 @@
+// One rank's end of a hierarchical group: the queue of collectives, the steps of each on the parts, and failure.
+//
+// Driving. No thread of its own: the engines call back when a step is over, and whichever thread that is posts what has
+// become possible (one at a time per operation). A thread inside wait() also waits for a step, which makes the local
+// engine run it there. Collectives run one after the other, messages beside them.
+//
+// Failure. The first one of any part goes to all parts as the reason of an abort; the flat part, which all ranks share,
+// decides which is the first. The pulse (pulse.h) looks every 20 ms at the parts of communicators with operations under
+// way, so that a rank that waits in one part hears of a failure in another.
+// Thread safety: all methods, any thread, but for the destructor.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <condition_variable>
+#include <deque>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/engine/engine.h"
+#include "lockstep/hierarchy/internal/part.h"
+#include "lockstep/hierarchy/internal/pulse.h"
+#include "lockstep/hierarchy/internal/schedule.h"
+#include "lockstep/hierarchy/internal/topology.h"
+
+namespace lockstep::comm::hierarchy {
+
+class Communicator;
+
+// An operation that was posted. Shared by the caller's handle, the queue and the steps under way.
+struct Operation {
+  Operation(Communicator& communicator, const lockstep_op& call, int size);
+
+  Communicator& owner;
+  const std::string where;                                    // op.where points here
+  const std::vector<std::uint64_t> send_counts, recv_counts;  // likewise
+  lockstep_op op;
+
+  // Used by one thread at a time, whoever made `calls` more than zero.
+  struct Running {
+    std::shared_ptr<lockstep_handle> handle;
+    std::atomic<bool> over{false};
+    bool posted = false, counted = false;
+  };
+  std::atomic<std::uint32_t> calls{0};
+  bool started = false;
+  Schedule schedule;
+  std::deque<Running> running;  // by step
+  std::array<std::size_t, kParts> cursor{};
+  std::size_t n_posted = 0, n_over = 0;
+  std::optional<Failure> failure;
+
+  std::mutex mutex;  // guards what follows, and the assignment of handles
+  std::condition_variable changed;
+  std::uint64_t version = 0;
+  lockstep_status status = LOCKSTEP_PENDING;
+  std::string error;
+  std::atomic<bool> over{false};
+};
+
+// What communicators of one engine share.
+struct Setup {
+  const Engine& local;
+  const Engine& across;
+  lockstep_capabilities capabilities;
+  std::function<std::string()> identity;
+  Pulse pulse;
+};
+
+class Communicator final : public Beating {
+ public:
+  // Collective. Raises what the engines say, and kTimeout naming a rank that did not say where it is.
+  Communicator(Setup& setup, const lockstep_comm_config& config, const Communicator* parent);
+  // Leaves, if leave() was not called, and waits for what is under way to end.
+  ~Communicator();
+  Communicator(const Communicator&) = delete;
+
+  // Where everything happens, when one part is enough; null otherwise.
+  Part* sole() const { return sole_; }
+  // Memory for users comes from here; null when the local engine has none or this rank is alone on its host.
+  Part* memory() const { return local_ && local_->table().alloc != nullptr ? local_.get() : nullptr; }
+
+  // Pre: sole() is null, the call was checked.
+  std::shared_ptr<Operation> post(const lockstep_op& op);
+  // True when it is over; false when the deadline passed first.
+  bool wait(const std::shared_ptr<Operation>& operation, Deadline deadline);
+
+  void abort(const std::string& reason);
+  void leave(const char* cause);
+  std::optional<Failure> failure();
+
+  int rank() const { return topology_.rank; }
+  int size() const { return topology_.size; }
+  const lockstep_capabilities& capabilities() const { return setup_.capabilities; }
+
+  // Beating.
+  void beat() override;
+  bool enter() override;
+  void exit() override;
+
+ private:
+  Topology meet(const lockstep_comm_config& config);
+  void make_parts(const lockstep_comm_config& config, const Communicator* parent);
+  Part::Parent parent_of(const std::vector<int>& members, const lockstep_comm_config& config,
+                         const Part* part) const;
+  Part& part(Where where) const;
+
+  void advance(const std::shared_ptr<Operation>& operation);
+  void advance_once(const std::shared_ptr<Operation>& operation);
+  void collect(Operation& operation);
+  void post_steps(const std::shared_ptr<Operation>& operation);
+  bool ready(const Operation& operation, const Step& step) const;
+  void finish(const std::shared_ptr<Operation>& operation);
+  void pump();
+  static void step_over(void* context);
+
+  Failure break_with(Failure failure);
+  std::optional<Failure> stopped();
+  std::shared_ptr<void> scratch(std::size_t n_bytes);
+
+  // Constant after construction.
+  Setup& setup_;
+  Topology topology_;
+  std::unique_ptr<Part> local_, lane_, flat_;
+  Part* sole_ = nullptr;
+
+  std::atomic<std::uint32_t> pumps_{0};
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable idle_;
+  std::deque<std::shared_ptr<Operation>> queue_;
+  std::vector<std::shared_ptr<Operation>> messages_;
+  std::optional<Failure> first_;
+  bool closed_ = false;
+  std::vector<std::pair<std::size_t, void*>> blocks_;  // spare scratch
+  std::size_t users_ = 0;                              // threads inside, from callbacks and the pulse
+};
+
+}  // namespace lockstep::comm::hierarchy

@@ -1,0 +1,160 @@
+#include "lockstep/hierarchy/internal/part.h"
+
+#include <algorithm>
+#include <charconv>
+
+#include "lockstep/base/text.h"
+
+namespace lockstep::comm::hierarchy {
+namespace {
+
+constexpr char kMark = '\x1f';  // ASCII's unit separator
+constexpr std::string_view kExit = "/lockstep/exit/";
+
+// Takes what stands before the next mark off `text`.
+std::string_view take(std::string_view& text) {
+  const auto end = text.find(kMark);
+  const auto field = text.substr(0, end);
+  text.remove_prefix(end == std::string_view::npos ? text.size() : end + 1);
+  return field;
+}
+
+std::int64_t number(std::string_view text) {
+  std::int64_t value = -1;
+  std::from_chars(text.data(), text.data() + text.size(), value);
+  return value;
+}
+
+}  // namespace
+
+std::string to_reason(const Failure& failure) {
+  const LostPeer peer = failure.peer.value_or(LostPeer{});
+  return cat(kMark, static_cast<int>(status_of(failure.kind)), kMark, peer.rank, kMark, peer.pid, kMark,
+             peer.cause, kMark, failure.message, kMark);
+}
+
+std::optional<Failure> from_reason(std::string_view words) {
+  const auto begin = words.find(kMark);
+  if (begin == std::string_view::npos) return std::nullopt;
+  words.remove_prefix(begin + 1);
+  Failure failure{.family = ErrorFamily::kBackend};
+  failure.kind = kind_of(static_cast<lockstep_status>(number(take(words))));
+  LostPeer peer;
+  peer.rank = static_cast<int>(number(take(words)));
+  peer.pid = number(take(words));
+  peer.cause = std::string(take(words));
+  failure.message = std::string(take(words));
+  if (failure.kind == ErrorKind::kPeerLost) failure.peer = peer;
+  return failure;
+}
+
+// The key-value space of the part, inside that of the group. A rank's end is published under its rank in the job, which
+// the part knows under another number.
+struct Part::Space {
+  const lockstep_host* base;
+  std::string prefix;
+  const std::vector<int>* members;
+  lockstep_host host;
+
+  std::string key_of(const char* key) const {
+    if (*key != '/') return prefix + key;
+    const std::string_view text(key);
+    if (!text.starts_with(kExit)) return key;
+    const std::int64_t rank = number(text.substr(kExit.size()));
+    if (rank < 0 || rank >= static_cast<std::int64_t>(members->size())) return key;
+    return cat(kExit, (*members)[static_cast<std::size_t>(rank)]);
+  }
+  static lockstep_status set(void* self, const char* key, const void* value, size_t length) {
+    const auto* space = static_cast<Space*>(self);
+    return space->base->kv_set(space->base->context, space->key_of(key).c_str(), value, length);
+  }
+  static lockstep_status get(void* self, const char* key, void* value, size_t capacity, size_t* length,
+                             int64_t deadline_ns) {
+    const auto* space = static_cast<Space*>(self);
+    return space->base->kv_get(space->base->context, space->key_of(key).c_str(), value, capacity, length,
+                               deadline_ns);
+  }
+  static void log(void* self, int level, const char* text) {
+    const auto* space = static_cast<Space*>(self);
+    if (space->base->log != nullptr) space->base->log(space->base->context, level, text);
+  }
+};
+
+Part::Part(const Engine& engine, const lockstep_comm_config& whole, std::string space,
+           std::vector<int> members, const Parent& parent)
+    : engine_(engine), name_(std::move(space)), members_(std::move(members)) {
+  space_ = std::make_unique<Space>(
+      Space{.base = whole.host, .prefix = name_ + "/", .members = &members_, .host = {}});
+  space_->host = {.struct_size = sizeof(lockstep_host),
+                  .context = space_.get(),
+                  .log = whole.host->log == nullptr ? nullptr : Space::log,
+                  .kv_set = Space::set,
+                  .kv_get = Space::get};
+  const std::string name = cat(whole.name != nullptr ? whole.name : "", ", ", name_);
+  const lockstep_comm_config config{.struct_size = sizeof(config),
+                                    .host = &space_->host,
+                                    .rank = rank_of(whole.rank),
+                                    .size = static_cast<std::int32_t>(members_.size()),
+                                    .name = name.c_str(),
+                                    .deadline_ns = whole.deadline_ns,
+                                    .parent = parent.comm,
+                                    .parent_ranks = parent.comm != nullptr ? parent.ranks.data() : nullptr,
+                                    .engine = engine.given()};
+  char words[kErrorCapacity] = "";
+  const auto status = table().comm_create(&config, &comm_, words, sizeof words);
+  words[sizeof words - 1] = '\0';
+  if (status == LOCKSTEP_OK && comm_ != nullptr) return;
+  raise(status == LOCKSTEP_OK ? ErrorKind::kInternal : kind_of(status),
+        cat("engine ", engine.name(), " could not join its part (", name_, ") as rank ", config.rank, " of ",
+            config.size, ": ", words),
+        ErrorFamily::kBackend);
+}
+
+Part::~Part() {
+  table().comm_destroy(comm_, nullptr);
+}
+
+int Part::rank_of(int whole_rank) const {
+  return static_cast<int>(std::ranges::find(members_, whole_rank) - members_.begin());
+}
+
+std::optional<Failure> Part::failure() const {
+  char words[kErrorCapacity] = "", cause[kErrorCapacity] = "";
+  std::int32_t rank = -1;
+  std::int64_t pid = -1;
+  const auto status = table().comm_failure(comm_, words, sizeof words, &rank, &pid, cause, sizeof cause);
+  if (status == LOCKSTEP_OK) return std::nullopt;
+  words[sizeof words - 1] = cause[sizeof cause - 1] = '\0';
+  Failure failure = explain(status, words);
+  if (failure.kind == ErrorKind::kPeerLost && !failure.peer && rank >= 0 &&
+      rank < static_cast<int>(members_.size())) {
+    const int whole = members_[static_cast<std::size_t>(rank)];
+    failure.peer = LostPeer{whole, pid, cause};
+    failure.message = cat("rank ", whole, " (pid ", pid, ") is lost: ", cause, "; ", failure.message);
+  }
+  return failure;
+}
+
+Failure Part::explain(lockstep_status status, std::string words) const {
+  if (auto told = from_reason(words)) return *told;
+  bool same = true;
+  std::string names;
+  for (std::size_t i = 0; i < members_.size(); ++i) {
+    same = same && members_[i] == static_cast<int>(i);
+    names += cat(i == 0 ? "" : ", ", "rank ", members_[i]);
+  }
+  if (!same) words += cat(" (ranks count in the part ", name_, ": ", names, " of the group)");
+  return {.kind = kind_of(status), .message = std::move(words), .family = ErrorFamily::kBackend};
+}
+
+void Part::abort(const Failure& failure) const {
+  table().comm_abort(comm_, to_reason(failure).c_str());
+}
+
+void Part::leave(const char* cause) const {
+  if (table().comm_leave != nullptr) return table().comm_leave(comm_, cause);
+  // Nobody may be left waiting for a rank that gave up.
+  if (cause != nullptr) table().comm_abort(comm_, cause);
+}
+
+}  // namespace lockstep::comm::hierarchy

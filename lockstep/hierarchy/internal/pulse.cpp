@@ -1,0 +1,58 @@
+#include "lockstep/hierarchy/internal/pulse.h"
+
+#include <chrono>
+#include <vector>
+
+namespace lockstep::comm::hierarchy {
+namespace {
+
+constexpr std::chrono::milliseconds kBeat{20};
+
+}  // namespace
+
+Pulse::~Pulse() {
+  {
+    const std::lock_guard lock(mutex_);
+    stopping_ = true;
+    changed_.notify_all();
+  }
+  thread_.join();
+}
+
+void Pulse::add(Beating* one) {
+  const std::lock_guard lock(mutex_);
+  const bool first = active_.empty();
+  active_.insert(one);
+  if (!thread_.joinable()) thread_ = Thread("ls-hierarchy", [this] { run(); });
+  if (first) changed_.notify_all();
+}
+
+void Pulse::remove(Beating* one) {
+  const std::lock_guard lock(mutex_);
+  active_.erase(one);
+}
+
+void Pulse::run() {
+  std::unique_lock lock(mutex_);
+  for (;;) {
+    changed_.wait(lock, [&] { return stopping_ || !active_.empty(); });
+    if (stopping_) return;
+    changed_.wait_for(lock, kBeat, [&] { return stopping_; });
+    std::vector<Beating*> now;
+    for (auto one = active_.begin(); one != active_.end();) {
+      if ((*one)->enter()) {
+        now.push_back(*one++);
+      } else {
+        one = active_.erase(one);
+      }
+    }
+    lock.unlock();
+    for (Beating* one : now) {
+      one->beat();
+      one->exit();
+    }
+    lock.lock();
+  }
+}
+
+}  // namespace lockstep::comm::hierarchy

@@ -1,0 +1,43 @@
+// A beat every 20 ms for the communicators that have operations under way; none, no beat.
+// Thread: one per engine, "ls-hierarchy", started with the first operation, asleep while nothing is under way, joined by
+// the destructor. Thread safety: all methods.
+#pragma once
+
+#include <condition_variable>
+#include <mutex>
+#include <set>
+
+#include "lockstep/base/thread.h"
+
+namespace lockstep::comm::hierarchy {
+
+class Beating {
+ public:
+  // Called outside any lock, between enter and exit.
+  virtual void beat() = 0;
+  // Keeps the object alive until exit(). False when it has nothing under way: it is taken off the list.
+  virtual bool enter() = 0;
+  virtual void exit() = 0;
+
+ protected:
+  ~Beating() = default;
+};
+
+class Pulse {
+ public:
+  ~Pulse();
+  void add(Beating* one);
+  // Afterwards enter() is not called any more; a beat() under way ends with exit().
+  void remove(Beating* one);
+
+ private:
+  void run();
+
+  std::mutex mutex_;  // guards what follows
+  std::condition_variable changed_;
+  std::set<Beating*> active_;
+  bool stopping_ = false;
+  Thread thread_;
+};
+
+}  // namespace lockstep::comm::hierarchy
