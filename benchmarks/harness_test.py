@@ -4,12 +4,15 @@
 import os
 import sys
 import tempfile
+import types
 import unittest
+import unittest.mock
 import xml.dom.minidom
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from harness import aims, plot, rounds, table  # noqa: E402
+from harness import aims, plot, rounds, table, two_hosts  # noqa: E402
 from harness.contender import Contender, ContenderError  # noqa: E402
+from harness.suites import SUITES, default_ranks  # noqa: E402
 
 READY = "import sys\nprint('{\"ready\":true}', flush=True)\n"
 
@@ -77,34 +80,133 @@ class RoundsTest(unittest.TestCase):
         self.assertNotIn("ratio_limit", record)
 
 
-class ReportTest(unittest.TestCase):
-    def records(self, ratio):
-        ours, limit = [{"us": 10.0 * ratio}] * 3, [{"us": 10.0}] * 3
-        shape = {"suite": "all_reduce", "ranks": 2, "bytes": 1 << 20, "unit": "us"}
-        return [rounds.compare({**shape, "case": "zero_copy" + tail}, ours, {"limit": limit, "openmpi": []})
-                for tail in ("", "_rotating")]
+class AimsTest(unittest.TestCase):
+    def held(self, words, records, cores=2):
+        """The one aim whose text has these words."""
+        found = [a for a in aims.hold_against(records, cores) if words in a["aim"]]
+        self.assertEqual(len(found), 1, words)
+        return found[0]["met"]
 
-    def test_aims_are_met_missed_or_not_measured(self):
-        self.assertEqual([a["met"] for a in aims.hold_against(self.records(1.5))], [True, None])
-        self.assertEqual([a["met"] for a in aims.hold_against(self.records(1.6))], [False, None])
+    def test_an_aim_is_met_missed_or_not_measured(self):
+        self.assertIs(self.held("of the limit", all_reduce_records(1.2)), True)
+        self.assertIs(self.held("of the limit", all_reduce_records(1.3)), False)
+        self.assertIsNone(self.held("Open MPI", all_reduce_records(1.2)))
 
     def test_one_row_that_misses_decides(self):
-        records = [self.records(1.0)[0], self.records(9.0)[1]]
-        self.assertIs(aims.hold_against(records)[0]["met"], False)
+        self.assertIs(self.held("of the limit", [all_reduce_records(1.0)[0], all_reduce_records(9.0)[1]]), False)
 
+    def test_one_row_without_a_number_leaves_the_aim_open(self):
+        good, other = all_reduce_records(1.0)
+        del other["ratio_limit"]
+        self.assertIsNone(self.held("of the limit", [good, other]))
+
+    def test_aims_about_two_cores_are_held_only_there(self):
+        slow = [{"suite": "barrier", "kind": "barrier", "case": "engine", "ranks": 8, "bytes": 0, "lockstep": 21.0}]
+        self.assertIs(self.held("8 ranks", slow, cores=2), False)
+        self.assertEqual(aims.hold_against(slow, 16), [])
+
+    def test_each_collective_must_beat_open_mpi(self):
+        shape = {"suite": "collectives", "case": "staged", "ranks": 2, "bytes": 25 << 20}
+        records = [{**shape, "kind": kind, "ratio_openmpi": 0.4} for kind in ("broadcast", "all_gather")]
+        self.assertIs(self.held("broadcast", records), True)
+        self.assertIs(self.held("broadcast", records + [{**shape, "kind": "exchange", "ratio_openmpi": 0.6}]), False)
+        # Not one of those that the aim is about.
+        self.assertIs(self.held("broadcast", records + [{**shape, "kind": "gather", "ratio_openmpi": 0.6}]), True)
+
+    def test_a_rate_has_a_lower_bound(self):
+        add = {"suite": "store", "case": "add", "clients": 4}
+        self.assertIs(self.held("250,000", [{**add, "lockstep_per_s": 250_000}]), True)
+        self.assertIs(self.held("250,000", [{**add, "lockstep_per_s": 249_999}]), False)
+
+    def test_every_suite_has_an_aim_and_a_table(self):
+        self.assertEqual({aim.where["suite"] for aim in aims.AIMS}, set(SUITES))
+        self.assertEqual(set(table.SUITES), set(SUITES))
+
+
+def all_reduce_records(ratio):
+    ours, limit = [{"us": 10.0 * ratio}] * 3, [{"us": 10.0}] * 3
+    shape = {"suite": "all_reduce", "kind": "all_reduce", "ranks": 2, "bytes": 1 << 20, "unit": "us"}
+    return [rounds.compare({**shape, "case": "zero_copy" + tail}, ours, {"limit": limit, "openmpi": []})
+            for tail in ("", "_rotating")]
+
+
+def other_records():
+    """One or two records of every suite but all_reduce."""
+    shape = {"ranks": 4, "bytes": 25 << 20, "lockstep": 3.0, "openmpi": 9.0, "torch": 99.0}
+    return [
+        {**shape, "suite": "collectives", "kind": "gather", "case": "zero_copy"},
+        {**shape, "suite": "collectives", "kind": "gather", "case": "staged", "lockstep": 5.0},
+        {**shape, "suite": "barrier", "kind": "barrier", "case": "engine", "bytes": 0},
+        {**shape, "suite": "barrier", "kind": "barrier", "case": "call", "bytes": 0, "lockstep": 5.0},
+        {**shape, "suite": "two_hosts", "kind": "all_reduce", "case": "hierarchical", "probe": 2.0},
+        {"suite": "store", "case": "get", "clients": 1, "lockstep": 1.0, "torch": 2.0},
+        {**shape, "suite": "ddp_step", "case": "1024x8_views", "local": 2.0},
+    ]
+
+
+class ReportTest(unittest.TestCase):
     def test_the_table_shows_the_records_numbers(self):
-        text = table.suite_table("all_reduce", self.records(1.5))
-        self.assertIn("| 1 MiB | zero_copy ", text)
+        text = table.suite_table("all_reduce", all_reduce_records(1.5))
+        self.assertIn("| 2     | 1 MiB | zero_copy ", text)
         self.assertIn("1.50 (1.50..1.50)", text)
+        self.assertNotIn("openmpi", text)  # nobody measured it
+
+    def test_every_suite_has_its_rows_in_a_table(self):
+        for record in other_records():
+            line = table.suite_table(record["suite"], [record]).splitlines()[2]
+            self.assertIn(f" {record['lockstep']:g} ", line)
 
     def test_pictures_are_well_formed(self):
-        store = {"suite": "store", "case": "get", "clients": 1, "lockstep": 1.0, "torch": 2.0}
         with tempfile.TemporaryDirectory() as folder:
-            made = plot.draw(self.records(1.2) + [store], folder)
-            self.assertEqual([os.path.basename(p) for p in made],
-                             ["all_reduce_hot.svg", "all_reduce_rotating.svg", "store.svg"])
+            made = plot.draw(all_reduce_records(1.2) + other_records(), folder)
+            self.assertEqual(sorted(os.path.basename(p) for p in made),
+                             ["all_reduce_hot.svg", "all_reduce_rotating.svg", "barrier.svg", "collectives_4.svg",
+                              "ddp_step.svg", "store.svg", "two_hosts.svg"])
             for path in made:
                 xml.dom.minidom.parse(path)
+
+    def test_a_picture_shows_both_our_cases_beside_the_others(self):
+        groups = plot.joined(other_records()[:2], lambda r: r["kind"], {"zero_copy": "zero_copy", "staged": "staged"})
+        self.assertEqual([(label, group["zero_copy"], group["staged"], group["openmpi"]) for label, group in groups],
+                         [("gather", 3.0, 5.0, 9.0)])
+
+
+class SuiteTest(unittest.TestCase):
+    def options(self, folder, **more):
+        return types.SimpleNamespace(out=folder, contenders=folder, quick=False, rounds=2, budget_ms=10,
+                                     python_torch=None, ranks=default_ranks(2), **more)
+
+    def test_ranks_follow_the_cores(self):
+        self.assertEqual(default_ranks(2), {"all_reduce": [2, 4], "collectives": [2, 4], "barrier": [2, 4, 8]})
+        self.assertEqual(default_ranks(16)["collectives"], [2, 4, 8, 16])
+
+    def test_contenders_are_started_with_their_ranks_and_those_not_built_are_named(self):
+        with tempfile.TemporaryDirectory() as folder:
+            program = os.path.join(folder, "collective_limit")
+            with open(program, "w", encoding="utf-8") as out:
+                out.write(f"#!{sys.executable}\n{READY}for line in sys.stdin: print('{{\"us\":%s}}' % "
+                          "sys.argv[1].split('=')[1], flush=True)\n")
+            os.chmod(program, 0o755)
+            suite = SUITES["barrier"](self.options(folder))
+            self.addCleanup(suite.stop)
+            suite.start(8)
+            self.assertEqual(list(suite.contenders), ["limit"])
+            self.assertEqual(suite.contenders["limit"].measure(a=1), {"us": 8})
+            self.assertIn("was not built", suite.missing["lockstep 8"])
+
+    def test_steps_count_every_case_of_every_part(self):
+        suite = SUITES["barrier"](self.options("/nowhere"))
+        self.assertEqual(suite.n_steps(), 3)
+        suite = SUITES["collectives"](self.options("/nowhere"))
+        self.assertEqual(suite.n_steps(), 9 * (4 + 2))
+
+    def test_two_hosts_are_left_out_with_a_reason_where_there_can_be_none(self):
+        suite = SUITES["two_hosts"](self.options("/nowhere"))
+        with unittest.mock.patch.object(two_hosts, "why_not", lambda: "only root may"):
+            suite.start(4)
+        suite.stop()
+        self.assertEqual(suite.missing, {"all of it": "only root may"})
+        self.assertEqual(list(suite.run(4, unittest.mock.Mock())), [])
 
 
 if __name__ == "__main__":

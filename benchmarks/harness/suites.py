@@ -1,141 +1,64 @@
-"""The three suites: which contenders, which cases, which requests."""
-
-import os
-import shutil
+"""The suites on one host: which contenders, which cases, which requests."""
 
 from . import rounds
-from .aims import size_text
-from .contender import Contender, ContenderError
-
-MIB = 1 << 20
-# Rotating rows go through this much memory per rank, at least three buffers: with two ranks 512 MiB and more, so
-# that what one all-reduce touched has left the caches before it is touched again.
-ROTATE_BYTES = 256 * MIB
+from .suite import MIB, RankSuite, Suite
+from .two_hosts import TwoHosts
 
 
-class Suite:
-    """Contenders that could be started are in self.contenders; those that could not, in self.missing with the reason."""
-
-    name = ""
-
-    def __init__(self, options):
-        self.options = options
-        self.contenders = {}
-        self.missing = {}
-
-    def start(self):
-        for name, (command, environment) in self.commands().items():
-            if command is None:
-                self.missing[name] = environment
-                continue
-            contender = Contender(name, command, os.path.join(self.options.out, f"{self.name}_{name}.log"), environment)
-            try:
-                contender.start()
-                self.contenders[name] = contender
-            except (ContenderError, OSError) as error:
-                self.missing[name] = str(error)
-                contender.stop()
-
-    def stop(self):
-        for contender in self.contenders.values():
-            contender.stop()
-        self.contenders = {}
-
-    def program(self, name):
-        """(command, environment), or (None, why) when it was not built."""
-        path = os.path.join(self.options.contenders, name)
-        return ([path], {}) if os.path.exists(path) else (None, f"{name} was not built")
-
-    def asker(self, contender, **request):
-        """A callable that measures once; None when the contender is not there."""
-        if contender not in self.contenders:
-            return None
-        budget = self.options.budget_ms
-        return lambda: self.contenders[contender].measure(budget_ms=budget, **request)
-
-    def play(self, label, entries, progress):
-        """Alternating rounds over the entries that are there; failures are told once and remembered."""
-        entries = {key: ask for key, ask in entries.items() if ask is not None}
-        progress.show(label)
-        if not entries:
-            progress.step()
-            return {}
-        answers, failures = rounds.alternate(entries, self.options.rounds, lambda _: None)
-        for key, words in failures.items():
-            self.missing.setdefault(f"{key} at {label}", words)
-        progress.step()
-        return answers
-
-
-class AllReduce(Suite):
+class AllReduce(RankSuite):
     name = "all_reduce"
+    peers = ("limit", "openmpi", "torch")
+    ours = {"zero_copy": ("lockstep", "zero_copy"), "staged": ("lockstep", "staged"),
+            "zero_copy_tensor": ("lockstep_tensor", "zero_copy"), "staged_tensor": ("lockstep_tensor", "staged")}
 
-    def commands(self):
-        return {"limit": self.program("all_reduce_limit"), "openmpi": self._openmpi(),
-                "lockstep": self.program("all_reduce_lockstep"),
-                "lockstep_tensor": self.program("all_reduce_lockstep_tensor"), "torch": self._torch()}
-
-    def _openmpi(self):
-        command, environment = self.program("all_reduce_openmpi")
-        if command is None or shutil.which("mpirun") is None:
-            return None, "Open MPI is not here (Debian: openmpi-bin, libopenmpi-dev)"
-        launch = ["mpirun", "--oversubscribe", "--bind-to", "none", "-np", "2"]
-        if os.geteuid() == 0:
-            launch.insert(1, "--allow-run-as-root")
-        return launch + command, environment
-
-    def _torch(self):
-        if not self.options.python_torch:
-            return None, "python torch is not importable here"
-        here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        return [self.options.python_torch, os.path.join(here, "all_reduce", "torch_gloo.py")], {}
-
-    def cases(self):
-        """(bytes, number of buffers, suffix of the case)"""
-        sizes = [4, 4096, 65536, MIB, 25 * MIB, 100 * MIB]
+    def cases(self, ranks):
+        """Every size with two ranks; with more the smallest that is interesting and the largest."""
+        sizes = [4, 64, 4096, 65536, MIB, 25 * MIB, 100 * MIB] if ranks == 2 else [4096, 25 * MIB]
         if self.options.quick:
-            sizes = [4096, MIB]
+            sizes = [4096, MIB] if ranks == 2 else [4096]
         for n_bytes in sizes:
-            yield n_bytes, 1, ""
+            yield "all_reduce", n_bytes, False
             if n_bytes >= MIB:
-                yield n_bytes, max(3, -(-ROTATE_BYTES // n_bytes)), "_rotating"
+                yield "all_reduce", n_bytes, True
 
-    def n_steps(self):
-        return len(list(self.cases()))
 
-    def run(self, progress):
-        places = [(case, contender, place) for contender, tail in (("lockstep", ""), ("lockstep_tensor", "_tensor"))
-                  for place in ("zero_copy", "staged") for case in [place + tail]]
-        for n_bytes, n_buffers, suffix in self.cases():
-            shape = {"bytes": n_bytes, "buffers": n_buffers}
-            entries = {name: self.asker(name, place="any", **shape) for name in ("limit", "openmpi", "torch")}
-            for case, contender, place in places:
-                entries[case] = self.asker(contender, place=place, **shape)
-            answers = self.play(f"all_reduce {size_text(n_bytes)}{suffix.replace('_', ' ')}", entries, progress)
-            for case, contender, _ in places:
-                if contender == "lockstep_tensor" and contender not in self.contenders:
-                    continue
-                record = {"suite": self.name, "case": case + suffix, "ranks": 2, "bytes": n_bytes, "unit": "us",
-                          "buffers": n_buffers}
-                others = {name: answers.get(name, []) for name in ("limit", "openmpi", "torch")
-                          if name != "torch" or name in self.contenders}
-                yield rounds.compare(record, answers.get(case, []), others)
+class Collectives(RankSuite):
+    name = "collectives"
+    peers = ("openmpi", "torch")
+    ours = {"zero_copy": ("lockstep", "zero_copy"), "staged": ("lockstep", "staged")}
+    budget = 0.4
+    kinds = ("broadcast", "all_gather", "reduce_scatter", "all_to_all", "reduce", "gather", "scatter", "send_recv",
+             "exchange")
+
+    def cases(self, ranks):
+        sizes = [(4096, False), (MIB, False), (25 * MIB, False), (25 * MIB, True)]
+        if ranks != 2:
+            sizes = [(4096, False), (25 * MIB, False)]
+        if self.options.quick:
+            sizes = sizes[:1]
+        return [(kind, n_bytes, rotating) for kind in self.kinds for n_bytes, rotating in sizes]
+
+
+class Barrier(RankSuite):
+    name = "barrier"
+    peers = ("limit", "openmpi", "torch")
+    ours = {"engine": ("lockstep", "any"), "call": ("lockstep_tensor", "any")}
+
+    def cases(self, ranks):
+        return [("barrier", 0, False)]
 
 
 class Store(Suite):
     name = "store"
 
-    def commands(self):
+    def commands(self, _part):
         return {"lockstep": self.program("store_lockstep"), "torch": self.program("store_torch")}
 
-    def cases(self):
+    def cases(self, _part):
         return [(op, clients) for op in ("get", "set", "add") for clients in (1, 4)]
 
-    def n_steps(self):
-        return len(self.cases())
-
-    def run(self, progress):
-        for op, clients in self.cases():
+    def run(self, part, progress):
+        for op, clients in self.cases(part):
             entries = {name: self.asker(name, op=op, clients=clients) for name in ("lockstep", "torch")}
             answers = self.play(f"store {op}, {clients} client{'s' * (clients > 1)}", entries, progress)
             record = {"suite": self.name, "case": op, "clients": clients, "unit": "us"}
@@ -148,17 +71,14 @@ class Store(Suite):
 class DdpStep(Suite):
     name = "ddp_step"
 
-    def commands(self):
+    def commands(self, _part):
         return {"ddp_step": self.program("ddp_step")}
 
-    def cases(self):
+    def cases(self, _part):
         return [(256, 8), (1024, 8)] if self.options.quick else [(256, 8), (1024, 8), (2048, 8)]
 
-    def n_steps(self):
-        return len(self.cases())
-
-    def run(self, progress):
-        for hidden, layers in self.cases():
+    def run(self, part, progress):
+        for hidden, layers in self.cases(part):
             entries = {mode: self.asker("ddp_step", mode=mode, hidden=hidden, layers=layers)
                        for mode in ("local", "views", "copies")}
             answers = self.play(f"ddp_step {hidden}x{layers}", entries, progress)
@@ -168,4 +88,11 @@ class DdpStep(Suite):
                 yield rounds.compare(record, answers.get(mode, []), {"local": answers.get("local", [])})
 
 
-SUITES = {suite.name: suite for suite in (AllReduce, Store, DdpStep)}
+SUITES = {suite.name: suite for suite in (AllReduce, Collectives, Barrier, TwoHosts, Store, DdpStep)}
+
+
+def default_ranks(cores):
+    """Numbers of ranks by suite: twice the cores on small machines, where ranks must take turns; else up to 16."""
+    def up_to(most):
+        return [n for n in (2, 4, 8, 16) if n <= most]
+    return {"all_reduce": up_to(max(cores, 4)), "collectives": up_to(max(cores, 4)), "barrier": up_to(max(cores, 8))}

@@ -16,17 +16,23 @@ def _ratio(record, name):
     return "-" if middle is None else f"{middle:.2f} ({spread[0]:.2f}..{spread[1]:.2f})"
 
 
+# By suite: its columns before the numbers, and its contenders.
+RANKS = ("ranks", lambda r: str(r["ranks"]))
+BYTES = ("bytes", lambda r: size_text(r["bytes"]))
+CASE = ("case", lambda r: r["case"])
+SUITES = {
+    "all_reduce": ([RANKS, BYTES, CASE], ("limit", "openmpi", "torch")),
+    "collectives": ([("operation", lambda r: r["kind"]), RANKS, BYTES, CASE], ("openmpi", "torch")),
+    "barrier": ([RANKS, CASE], ("limit", "openmpi", "torch")),
+    "two_hosts": ([RANKS, BYTES, CASE], ("probe", "flat", "torch")),
+    "store": ([("operation", lambda r: r["case"]), ("clients", lambda r: str(r["clients"]))], ("torch",)),
+    "ddp_step": ([("model", lambda r: r["case"]), ("parameters", lambda r: size_text(r["bytes"]))], ("local",)),
+}
+
+
 def _columns(suite, records):
-    if suite == "all_reduce":
-        names = ["lockstep", "limit", "openmpi", "torch"]
-        head = [("bytes", lambda r: size_text(r["bytes"])), ("case", lambda r: r["case"])]
-    elif suite == "store":
-        names = ["lockstep", "torch"]
-        head = [("operation", lambda r: r["case"]), ("clients", lambda r: str(r["clients"]))]
-    else:
-        names = ["lockstep", "local"]
-        head = [("model", lambda r: r["case"]), ("parameters", lambda r: size_text(r["bytes"]))]
-    names = [n for n in names if n == "lockstep" or any(r.get(n) is not None for r in records)]
+    head, others = SUITES[suite]
+    names = ["lockstep"] + [n for n in others if any(r.get(n) is not None for r in records)]
     columns = head + [(f"{n} us", lambda r, n=n: _number(r.get(n))) for n in names]
     if suite == "store":
         columns += [(f"{n} 1/s", lambda r, n=n: _number(r.get(f"{n}_per_s"))) for n in names]
