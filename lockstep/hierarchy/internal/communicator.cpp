@@ -25,6 +25,31 @@ std::vector<std::uint64_t> copy_counts(const std::uint64_t* counts, bool used, i
                                    : std::vector<std::uint64_t>();
 }
 
+constexpr std::size_t kWordsCapacity = 512;  // of what ranks tell each other while they join
+
+std::string key_of(const char* what, int rank) {
+  return cat("hierarchy/", what, "/", rank);
+}
+
+void tell(const lockstep_comm_config& config, const char* what, const std::string& words) {
+  const lockstep_host& host = *config.host;
+  if (host.kv_set(host.context, key_of(what, config.rank).c_str(), words.data(), words.size()) != LOCKSTEP_OK)
+    raise(ErrorKind::kSystem, "cannot write to the group's store", ErrorFamily::kBackend);
+}
+
+std::string hear(const lockstep_comm_config& config, const char* what, int rank) {
+  const lockstep_host& host = *config.host;
+  char words[kWordsCapacity];
+  std::size_t length = 0;
+  const auto status =
+      host.kv_get(host.context, key_of(what, rank).c_str(), words, sizeof words, &length, config.deadline_ns);
+  if (status == LOCKSTEP_OK && length <= sizeof words) return {words, length};
+  raise(status == LOCKSTEP_TIMEOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
+        cat("rank ", rank, " did not join the group in time: rank ", config.rank,
+            " waited in vain to hear from it"),
+        ErrorFamily::kBackend);
+}
+
 Failure left_failure() {
   return {.kind = ErrorKind::kAborted,
           .message = "this rank has left the group",
@@ -49,29 +74,26 @@ Operation::Operation(Communicator& communicator, const lockstep_op& call, int si
 
 Communicator::Communicator(Setup& setup, const lockstep_comm_config& config, const Communicator* parent)
     : setup_(setup), topology_(meet(config)) {
-  make_parts(config, parent);
+  try {
+    make_parts(config, parent);
+  } catch (...) {
+    Failure failure = current_failure();
+    tell(config, "joined", failure.message.substr(0, kWordsCapacity));
+    raise(std::move(failure));
+  }
+  // Nobody goes on, and perhaps aborts, while another has a part still to join.
+  tell(config, "joined", "");
+  for (int r = 0; r < config.size; ++r) {
+    if (const std::string words = hear(config, "joined", r); !words.empty())
+      raise(ErrorKind::kPeerLost, cat("rank ", r, " could not join the group: ", words),
+            ErrorFamily::kBackend);
+  }
 }
 
 Topology Communicator::meet(const lockstep_comm_config& config) {
-  const lockstep_host& host = *config.host;
-  const auto key = [](int r) { return cat("hierarchy/", r); };
-  const std::string own = setup_.identity();
-  if (host.kv_set(host.context, key(config.rank).c_str(), own.data(), own.size()) != LOCKSTEP_OK)
-    raise(ErrorKind::kSystem, "cannot publish this rank's host in the group's store", ErrorFamily::kBackend);
+  tell(config, "host", setup_.identity());
   std::vector<std::string> identities;
-  for (int r = 0; r < config.size; ++r) {
-    char text[512];
-    std::size_t length = 0;
-    const auto status =
-        host.kv_get(host.context, key(r).c_str(), text, sizeof text, &length, config.deadline_ns);
-    if (status != LOCKSTEP_OK || length > sizeof text) {
-      raise(status == LOCKSTEP_TIMEOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
-            cat("rank ", r, " did not join the group in time: rank ", config.rank,
-                " waited to hear its host's name"),
-            ErrorFamily::kBackend);
-    }
-    identities.emplace_back(text, length);
-  }
+  for (int r = 0; r < config.size; ++r) identities.push_back(hear(config, "host", r));
   return Topology::of(identities, config.rank);
 }
 
