@@ -9,6 +9,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/engine/fake_engine.h"
 #include "lockstep/group/internal/backend_parts.h"
+#include "lockstep/hierarchy/hierarchy.h"
 #include "lockstep/host/host.h"
 
 namespace lockstep {
@@ -109,8 +110,24 @@ comm::EngineRegistry& engines() {
   return registry;
 }
 
+namespace {
+
+// Made when first asked for: it needs an engine that crosses hosts, a plug-in.
+const comm::Engine* hierarchical_engine() {
+  static std::mutex mutex;
+  const std::lock_guard lock(mutex);
+  if (const comm::Engine* made = engines().find("hierarchical")) return made;
+  const comm::Engine* const across = engines().find_or_load("gloo");
+  if (across == nullptr) return nullptr;
+  // Leaked on purpose, as the engines.
+  static const auto& engine = *new comm::HierarchicalEngine(*engines().find("host"), *across);
+  return &engines().add(comm::Engine(engine.table(), "built in, over host and gloo"));
+}
+
+}  // namespace
+
 const comm::Engine* find_engine(const std::string& name) {
-  return engines().find_or_load(name);
+  return comm::lower_case(name) == "hierarchical" ? hierarchical_engine() : engines().find_or_load(name);
 }
 
 bool has_no_peers(const comm::Engine& engine) {
