@@ -7,6 +7,7 @@
 //   environment.h  every environment variable lockstep reads, with its meaning: one table
 //   fd.h           an owned file descriptor
 //   process.h      pidfds, exit causes in words, host identity
+//   stack_trace.h  the C++ stack as text, for errors
 //   text.h         cat(): string building without fmt in headers
 //   thread.h       a named, joined thread
 #pragma once
@@ -18,5 +19,6 @@
 #include "lockstep/base/fd.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/process.h"
+#include "lockstep/base/stack_trace.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/thread.h"

@@ -93,6 +93,55 @@ TEST(Environment, DocumentListsExactlyTheTable) {
   EXPECT_EQ(listed, expected) << "docs/env.md and the table in environment.cpp differ";
 }
 
+TEST(Error, IsTheBaseThatTorchCallsDistError) {
+  for (const auto family :
+       {ErrorFamily::kBackend, ErrorFamily::kNetwork, ErrorFamily::kStore, ErrorFamily::kQueueEmpty}) {
+    EXPECT_THROW(raise(ErrorKind::kTimeout, "late", family), DistError);
+  }
+  EXPECT_THROW(raise(ErrorKind::kUsage, "none", ErrorFamily::kQueueEmpty), DistStoreError);
+}
+
+TEST(Log, FollowsTheLevelsOfTorch) {
+  const struct {
+    const char *torch, *debug;
+    LogLevel level;
+  } matrix[] = {
+      {"ERROR", nullptr, LogLevel::kError},   {"WARNING", nullptr, LogLevel::kWarn},
+      {"INFO", nullptr, LogLevel::kInfo},     {"INFO", "OFF", LogLevel::kInfo},
+      {"INFO", "INFO", LogLevel::kDebug},     {"INFO", "DETAIL", LogLevel::kTrace},
+      {"WARNING", "DETAIL", LogLevel::kWarn}, {"ERROR", "INFO", LogLevel::kError},
+      {nullptr, "DETAIL", LogLevel::kWarn},
+  };
+  const auto set = [](const char* name, const char* value) {
+    value == nullptr ? ::unsetenv(name) : ::setenv(name, value, 1);
+  };
+  for (const auto& row : matrix) {
+    set("TORCH_CPP_LOG_LEVEL", row.torch);
+    set("TORCH_DISTRIBUTED_DEBUG", row.debug);
+    set_log_level_from_env();
+    EXPECT_TRUE(log_enabled(row.level));
+    if (row.level != LogLevel::kTrace) {
+      EXPECT_FALSE(log_enabled(static_cast<LogLevel>(static_cast<int>(row.level) + 1)));
+    }
+  }
+  // Our own variable wins.
+  ::setenv("LOCKSTEP_LOG", "trace", 1);
+  set_log_level_from_env();
+  EXPECT_TRUE(log_enabled(LogLevel::kTrace));
+  for (const char* name : {"LOCKSTEP_LOG", "TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG"})
+    ::unsetenv(name);
+  set_log_level_from_env();
+}
+
+TEST(StackTrace, IsThereOnlyWhenAskedForAndNamesItsFile) {
+  EXPECT_EQ(stack_trace_if_asked(), "");
+  ::setenv("TORCH_SHOW_CPP_STACKTRACES", "1", 1);
+  const auto text = stack_trace_if_asked();
+  ::unsetenv("TORCH_SHOW_CPP_STACKTRACES");
+  EXPECT_NE(text.find("#0 "), std::string::npos) << text;
+  EXPECT_NE(text.find("base_test+0x"), std::string::npos) << text;
+}
+
 TEST(Process, TheKernelOrTheParentTellsHowAChildEnded) {
   const pid_t child = ::fork();
   if (child == 0) ::_exit(7);

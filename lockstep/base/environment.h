@@ -35,6 +35,8 @@ enum class Var : int {
   kDistInitBarrier,
   kOmpNumThreads,
   kTorchCppLogLevel,
+  kDistributedDebug,
+  kShowCppStacktraces,
   // torchrun's flags preset by environment
   kPetNnodes,
   kPetNprocPerNode,

@@ -53,6 +53,9 @@ class Error : public std::runtime_error {
   Failure failure_;
 };
 
+// The name of the base in torch.
+using DistError = Error;
+
 // A collective, a group or an engine failed.
 class DistBackendError : public Error {
  public:

@@ -22,12 +22,15 @@ LogLevel level_from_environment() {
   if (text == "error") return LogLevel::kError;
   if (text == "info") return LogLevel::kInfo;
   if (text == "debug") return LogLevel::kDebug;
-  if (!text) {
-    const auto torch_level = environment(Var::kTorchCppLogLevel);
-    if (torch_level == "INFO" || torch_level == "0") return LogLevel::kInfo;
-    if (torch_level == "ERROR" || torch_level == "2") return LogLevel::kError;
-  }
-  return LogLevel::kWarn;
+  if (text == "trace") return LogLevel::kTrace;
+  if (text) return LogLevel::kWarn;
+  const auto torch_level = environment(Var::kTorchCppLogLevel);
+  if (torch_level == "ERROR" || torch_level == "2" || torch_level == "FATAL" || torch_level == "3")
+    return LogLevel::kError;
+  if (torch_level != "INFO" && torch_level != "0") return LogLevel::kWarn;
+  const auto debug = environment(Var::kDistributedDebug);
+  if (debug == "DETAIL") return LogLevel::kTrace;
+  return debug == "INFO" ? LogLevel::kDebug : LogLevel::kInfo;
 }
 
 std::atomic<LogLevel>& level_cell() {
@@ -57,6 +60,8 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
       return spdlog::level::info;
     case LogLevel::kDebug:
       return spdlog::level::debug;
+    case LogLevel::kTrace:
+      return spdlog::level::trace;
   }
   return spdlog::level::err;
 }
@@ -80,6 +85,10 @@ void log(LogLevel level, std::string_view text) noexcept {
 
 void set_log_level(LogLevel level) noexcept {
   level_cell().store(level, std::memory_order_relaxed);
+}
+
+void set_log_level_from_env() noexcept {
+  set_log_level(level_from_environment());
 }
 
 void set_log_rank(int rank) noexcept {

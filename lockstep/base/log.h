@@ -1,5 +1,6 @@
 // Leveled log lines on stderr: "[lockstep I 12:03:44.120 rank 2] text". The level comes from LOCKSTEP_LOG
-// (error, warn, info, debug; default warn) or from TORCH_CPP_LOG_LEVEL when that alone is set.
+// (error, warn, info, debug, trace; default warn), or when that is unset from TORCH_CPP_LOG_LEVEL, as in torch: ERROR,
+// WARNING and INFO give error, warn and info; INFO gives debug with TORCH_DISTRIBUTED_DEBUG=INFO and trace with DETAIL.
 // Thread safety: every function may be called from any thread.
 #pragma once
 
@@ -7,12 +8,14 @@
 
 namespace lockstep {
 
-enum class LogLevel : unsigned char { kError, kWarn, kInfo, kDebug };
+enum class LogLevel : unsigned char { kError, kWarn, kInfo, kDebug, kTrace };
 
 // Cheap; ask before building an expensive line.
 bool log_enabled(LogLevel level) noexcept;
 void log(LogLevel level, std::string_view text) noexcept;
 void set_log_level(LogLevel level) noexcept;
+// Reads the environment again: it is otherwise read once, by the first line.
+void set_log_level_from_env() noexcept;
 // Shown in every later line of this thread, and of threads that set none of their own; -1 hides it.
 void set_log_rank(int rank) noexcept;
 

@@ -1,10 +1,13 @@
 // Process groups: the tensor band's floor. Read in this order: world.h (enter and leave), process_group.h (what a
 // group is), groups.h (groups of some ranks), collectives.h and point_to_point.h (what it does), work.h (an operation in
-// flight), coalescing.h (many as one); device_mesh.h lays ranks out in an array with a group per dimension.
+// flight), coalescing.h (many as one); device_mesh.h lays ranks out in an array with a group per dimension, backends.h
+// says which engine works for which device, debug.h who is out of step.
 #pragma once
 
+#include "lockstep/group/backends.h"
 #include "lockstep/group/coalescing.h"
 #include "lockstep/group/collectives.h"
+#include "lockstep/group/debug.h"
 #include "lockstep/group/device_mesh.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/point_to_point.h"

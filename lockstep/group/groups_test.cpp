@@ -8,10 +8,12 @@
 
 #include <atomic>
 #include <cstdlib>
+#include <filesystem>
 #include <functional>
 #include <latch>
 #include <numeric>
 #include <set>
+#include <stdexcept>
 #include <string>
 
 #include "lockstep/base/error.h"
@@ -241,6 +243,75 @@ TEST(NewGroup, OperationsOfDifferentGroupsDoNotWaitForEachOther) {
     one.wait();
     EXPECT_EQ(first[0].item<float>(), 2);
     EXPECT_EQ(second[0].item<float>(), 2);
+  });
+}
+
+int count_in(const char* folder) {
+  int n = 0;
+  for ([[maybe_unused]] const auto& entry : std::filesystem::directory_iterator(folder)) ++n;
+  return n;
+}
+
+TEST(NewGroup, AThousandOfThemNeedNoMoreThreadsAndDescriptorsThanOne) {
+  std::latch started(2), counted(2);
+  run_threads(2, [&](int rank) {
+    // One operation in flight starts what an engine starts once.
+    auto tensor = at::ones({8});
+    all_reduce(tensor, {.group = new_group(), .async_op = true}).wait();
+    started.arrive_and_wait();
+    const int threads = count_in("/proc/self/task"), files = count_in("/proc/self/fd");
+    counted.arrive_and_wait();
+    std::vector<Group> groups;
+    std::vector<Work> works;
+    for (int i = 0; i < 1000; ++i) groups.push_back(new_group());
+    for (const auto& group : groups)
+      works.push_back(all_reduce(at::ones({8}), {.group = group, .async_op = true}));
+    for (const auto& work : works) EXPECT_EQ(work.wait() ? work.result()[0][7].item<float>() : 0, 2);
+    if (rank == 0) {
+      EXPECT_LE(count_in("/proc/self/task"), threads + 4);
+      EXPECT_LE(count_in("/proc/self/fd"), files + 8);
+    }
+    barrier();
+  });
+}
+
+TEST(CompletionHook, HearsOfEveryOperationOnceAndOnlyOneIsTaken) {
+  run_threads(2, [](int) {
+    const auto group = new_group();
+    std::atomic<int> n{0}, last{0};
+    group->register_on_completion_hook([&](const WorkInfo& info) {
+      EXPECT_STREQ(info.op, "all_reduce");
+      EXPECT_EQ(info.failure, nullptr);
+      EXPECT_LE(info.started, info.finished);
+      last = std::max<int>(last, static_cast<int>(info.sequence_number));
+      ++n;
+      throw std::runtime_error("logged, not thrown");
+    });
+    refused([&] { group->register_on_completion_hook([](const WorkInfo&) {}); }, "has one already");
+    refused([&] { group->register_on_completion_hook(nullptr); }, "no function");
+    all_reduce(at::ones({1}), {.group = group});
+    all_reduce(at::ones({1}), {.group = group, .async_op = true}).wait();
+    all_reduce(at::ones({1}));  // another group's
+    EXPECT_FALSE(group->collectives_timing());
+    group->enable_collectives_timing();
+    EXPECT_TRUE(group->collectives_timing());
+    EXPECT_GE(all_reduce(at::ones({1}), {.group = group}).duration(), 0);
+    destroy_process_group(group);
+    EXPECT_EQ(n, 3);
+    EXPECT_EQ(last, 3);
+  });
+}
+
+TEST(NonMember, CollectivesOnItDoNothing) {
+  run_threads(2, [](int rank) {
+    const auto group = new_group({1});
+    if (rank == 1) return;
+    auto tensor = at::ones({2});
+    EXPECT_TRUE(all_reduce(tensor, {.group = group}).is_completed());
+    broadcast(tensor, {.src = 1, .group = group, .async_op = true}).wait();
+    barrier({.group = group});
+    EXPECT_EQ(tensor[1].item<float>(), 1);
+    EXPECT_EQ(group->sequence_number(), 0u);
   });
 }
 

@@ -9,6 +9,8 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/process.h"
 #include "lockstep/base/text.h"
+#include "lockstep/group/debug.h"
+#include "lockstep/group/internal/checker.h"
 #include "lockstep/store/hash_store.h"
 #include "lockstep/store/prefix_store.h"
 #include "lockstep/store/store_collectives.h"
@@ -75,7 +77,8 @@ bool all_without_peers(const BackendParts& parts) {
 struct Joining {
   const Site& site;
   const GroupRequest& request;
-  GroupPlace place;  // devices of no part yet
+  GroupPlace place;                  // devices of no part yet
+  std::shared_ptr<Checker> checker;  // null unless calls are to be compared
 };
 
 Group join_part(const Joining& joining, const BackendPart& part) {
@@ -90,15 +93,23 @@ Group join_part(const Joining& joining, const BackendPart& part) {
   const std::string folder = joining.request.folder;
   const std::string& device = part.devices.front();
   const std::string engine_folder = folder.empty() ? device : cat(folder, "/", device);
-  return make_engine_group({.place = place,
-                            .engine = part.engine,
-                            .stores = {.engine = site.lines.under(engine_folder),
-                                       .root = site.root,
-                                       .group = under(site.lines.checks, folder)},
-                            .engine_store = std::make_shared<PrefixStore>(device, place.store),
-                            .failed_key = kFailedKey,
-                            .launch_ranks = std::move(launch_ranks),
-                            .parent = joining.request.parent});
+  auto group = make_engine_group({.place = place,
+                                  .engine = part.engine,
+                                  .stores = {.engine = site.lines.under(engine_folder),
+                                             .root = site.root,
+                                             .group = under(site.lines.checks, folder)},
+                                  .engine_store = std::make_shared<PrefixStore>(device, place.store),
+                                  .failed_key = kFailedKey,
+                                  .launch_ranks = std::move(launch_ranks),
+                                  .parent = joining.request.parent});
+  if (!joining.checker || has_no_peers(*part.engine)) return group;
+  return make_checked_group(std::move(place), group, joining.checker);
+}
+
+std::shared_ptr<Checker> make_checker(const GroupPlace& place) {
+  if (get_debug_level() != DebugLevel::kDetail) return nullptr;
+  PrefixStore store(cat("pg_wrapper:", place.name), place.store);
+  return std::make_shared<Checker>(store, place.rank, place.members.ranks());
 }
 
 BackendParts parts_for(const Site& site, const GroupRequest& request) {
@@ -171,13 +182,15 @@ Group join_group(const Site& site, const GroupRequest& request) {
                             .members = request.members,
                             .store = store,
                             .shared = std::make_shared<GroupShared>(request.timeout, request.desc),
-                            .devices = {}}};
+                            .devices = {}},
+                  .checker = nullptr};
   const int size = static_cast<int>(request.members.ranks().size());
   const BackendParts parts = parts_for(site, request);
   if (size == 1) return join_all(joining, parts);
   const auto words = under(site.lines.sets, request.folder);
   try {
     if (!request.folder.empty()) check_members(*words, request);
+    joining.checker = make_checker(joining.place);
     auto group = join_all(joining, parts);
     if (environment_flag(Var::kDistInitBarrier) && !all_without_peers(parts)) {
       store_barrier(*store, rank, size, "init_barrier", request.timeout);

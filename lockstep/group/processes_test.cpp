@@ -120,5 +120,58 @@ TEST(Processes, SurvivorsLearnWhoDiedAndHow) {
   EXPECT_EQ(exited, "peer_lost rank 1: exited with code 7\n");
 }
 
+TEST(Processes, MakeSubGroupsThatDoNotWaitForEachOther) {
+  spawn(3, [](int rank) {
+    at::set_num_threads(1);
+    init_process_group();
+    const auto low = new_group({0, 1}), high = new_group({1, 2});
+    const auto local = new_group({rank});
+    for (int round = 0; round < 20; ++round) {
+      auto a = value(1), b = value(2), c = value(3);
+      std::vector<Work> works;
+      if (rank < 2) works.push_back(all_reduce(a, {.group = low, .async_op = true}));
+      if (rank > 0) works.push_back(all_reduce(b, {.group = high, .async_op = true}));
+      all_reduce(c);
+      for (const auto& work : works) work.wait();
+      require(at::equal(c, value(9)), "the world's sum");
+      require(rank == 2 || at::equal(a, value(2)), "the low sum");
+      require(rank == 0 || at::equal(b, value(4)), "the high sum");
+    }
+    require(local->size() == 1 && local->ranks().front() == rank, "a group of one");
+    monitored_barrier();
+    destroy_process_group();
+  });
+}
+
+TEST(Processes, GoOnWithoutARankThatWasKilled) {
+  int ends[2];
+  EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  Fd reader(ends[0]), writer(ends[1]);
+  const auto body = [&](int rank) {
+    ::signal(SIGTERM, SIG_IGN);
+    init_process_group();
+    const auto group = new_group();
+    barrier();
+    if (rank == 1) ::raise(SIGKILL);
+    try {
+      while (true) all_reduce(value(1), {.group = group});
+    } catch (const Error& error) {
+      require(error.kind() == ErrorKind::kPeerLost, error.what());
+      require(error.peer() && error.peer()->rank == 1, error.what());
+    }
+    shrink_group({1}, {.flags = ShrinkFlags::kAbort});
+    require(get_world_size() == 2 && get_rank() == rank / 2, "renumbered");
+    auto sum = value(static_cast<float>(rank));
+    all_reduce(sum);
+    require(at::equal(sum, value(2)), "the survivors' sum");
+    require(new_group({1, 0})->size() == 2, "a group of survivors");
+    require(::write(writer.get(), "+", 1) == 1, "write");
+  };
+  EXPECT_THROW(spawn(3, body), SpawnError);
+  writer.reset();
+  char text[8];
+  EXPECT_EQ(::read(reader.get(), text, sizeof text), 2);
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -91,6 +91,9 @@ class GroupBase : public ProcessGroup {
     return devices_.test(static_cast<std::size_t>(type)) ? this : nullptr;
   }
 
+  // The number of the next monitored barrier.
+  std::uint64_t next_meeting() { return place_.shared->meetings++; }
+
   // True when every collective is compared between ranks before it runs: its Request must be described.
   virtual bool checks_calls() const { return false; }
 

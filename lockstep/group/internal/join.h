@@ -41,6 +41,7 @@ struct GroupShared {
 
   std::atomic<Milliseconds> timeout;
   std::atomic<std::uint64_t> sequence{0};  // of the last operation started
+  std::atomic<std::uint64_t> meetings{0};  // monitored barriers started
   std::atomic<bool> timing{false};
   std::atomic<bool> has_hook{false};  // hook is set, and never changes again
   CompletionHook hook;
@@ -77,6 +78,10 @@ Group make_engine_group(JoinOptions options);
 
 // One group of several parts, each for other device types; place.devices are all of them.
 Group make_multi_group(GroupPlace place, std::vector<Group> parts);
+
+// Compares every collective between the ranks before `inner` runs it (internal/checker.h).
+class Checker;
+Group make_checked_group(GroupPlace place, const Group& inner, std::shared_ptr<Checker> checker);
 
 // Leaves, once: settles operations in flight, then tells the others. An empty cause is an orderly leave.
 void close_group(ProcessGroup& group, const std::string& cause);

@@ -506,8 +506,8 @@ void Communicator::lost(int fabric_rank, const std::string& cause) {
 // New kernels tell once the parent has reaped the process; the launcher and spawn publish what they saw. Both take a
 // moment, and either may never come.
 std::string Communicator::cause_of_loss(int fabric_rank) {
-  const std::string key = fmt::format("/lockstep/exit/{}", fabric_rank);
   const int rank = circle_->rank_of(fabric_rank);
+  const std::string key = fmt::format("/lockstep/exit/{}", rank);
   const Deadline patience = Deadline::after(Milliseconds(300));
   while (!patience.expired()) {
     if (auto cause = exit_cause(circle_->peer(rank).pidfd.get())) return *cause;

@@ -1,0 +1,249 @@
+// Back ends per device type, the fake one, and those a program registers.
+#include "lockstep/group/backends.h"
+
+#include <ATen/ops/arange.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstring>
+#include <functional>
+#include <string>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+#include "lockstep/engine/fake_engine.h"
+#include "lockstep/group/group.h"
+#include "lockstep/group/internal/backend_parts.h"
+#include "lockstep/store/hash_store.h"
+
+namespace lockstep {
+namespace {
+
+constexpr Milliseconds kPatience{60'000};
+
+Failure caught(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const Error& error) {
+    return error.failure();
+  }
+  ADD_FAILURE() << "nothing was raised";
+  return {};
+}
+
+bool says(const Failure& failure, const std::string& part) {
+  return failure.message.find(part) != std::string::npos;
+}
+
+at::Tensor meta(std::int64_t numel) {
+  return at::empty({numel}, at::TensorOptions().device(at::kMeta));
+}
+
+TEST(Backends, ADeviceTypeHasADefault) {
+  EXPECT_EQ(get_default_backend_for_device("cpu"), "host");
+  EXPECT_EQ(get_default_backend_for_device("cuda:1"), "nccl");
+  EXPECT_EQ(get_default_backend_for_device("xpu"), "xccl");
+  EXPECT_EQ(get_default_backend_for_device("mps"), "gloo");
+  const auto failure = caught([] { get_default_backend_for_device("toaster"); });
+  EXPECT_EQ(failure.kind, ErrorKind::kUsage);
+  EXPECT_TRUE(says(failure, "toaster")) << failure.message;
+}
+
+TEST(Backends, AreChosenByTheHostsOfTheRanks) {
+  const auto one = internal::choose_default_backend({"a", "a", "a"});
+  ASSERT_EQ(one.size(), 1u);
+  EXPECT_EQ(one[0].engine->name(), "host");
+  if (internal::find_engine("hierarchical") != nullptr) return;
+  const auto failure = caught([] { internal::choose_default_backend({"a", "b", "a", "c"}); });
+  EXPECT_EQ(failure.kind, ErrorKind::kUnsupported);
+  EXPECT_TRUE(says(failure, "ranks 1 3")) << failure.message;
+}
+
+TEST(Backends, OneGroupMayHoldOnePerDeviceType) {
+  run_threads(3,
+              [](int rank) {
+                EXPECT_EQ(get_backend(), "cpu:host,meta:fake");
+                EXPECT_EQ(get_backend_config(), "cpu:host,meta:fake");
+                auto tensor = at::full({4}, static_cast<float>(rank));
+                all_reduce(tensor);
+                EXPECT_EQ(tensor[0].item<float>(), 3);
+                all_reduce(meta(4));
+                all_reduce(meta(4), {.async_op = true}).wait();
+                barrier();
+                EXPECT_EQ(default_group()->sequence_number(), 4u);
+                // A sub-group takes them over, or has its own.
+                EXPECT_EQ(get_backend_config(new_group()), "cpu:host,meta:fake");
+                const auto plain = new_group({.backend = "host"});
+                EXPECT_EQ(get_backend_config(plain), "cpu:host");
+                const auto failure = caught([&] { all_reduce(meta(1), {.group = plain}); });
+                EXPECT_EQ(failure.kind, ErrorKind::kUnsupported);
+                EXPECT_TRUE(says(failure, "meta") && says(failure, "cpu:host")) << failure.message;
+              },
+              {.timeout = kPatience, .backend = "cpu:host,meta:fake"});
+}
+
+TEST(Backends, DeviceTypesOfOneNameShareACommunicator) {
+  const auto parts = internal::parse_backend("CPU:fake,meta:Fake");
+  ASSERT_EQ(parts.size(), 1u);
+  EXPECT_EQ(parts[0].devices, (std::vector<std::string>{"cpu", "meta"}));
+  init_process_group({.backend = "cpu:fake,meta:fake", .world_size = 4});
+  EXPECT_EQ(get_backend(), "fake");
+  EXPECT_EQ(get_backend_config(), "cpu:fake,meta:fake");
+  destroy_process_group();
+}
+
+TEST(FakeBackend, StandsForAWorldOfAnySizeInOneProcess) {
+  for (const int rank : {0, 999}) {
+    init_process_group({.backend = "fake", .world_size = 1000, .rank = rank});
+    EXPECT_EQ(get_rank(), rank);
+    EXPECT_EQ(get_world_size(), 1000);
+    const auto before = at::arange(6, at::kFloat);
+    auto tensor = before.clone();
+    all_reduce(tensor);
+    broadcast(tensor, {.src = 17, .async_op = true}).wait();
+    EXPECT_TRUE(at::equal(tensor, before));
+    barrier();
+    monitored_barrier();
+    const auto group = new_group({0, 5, 999});
+    EXPECT_EQ(get_rank(group), rank == 0 ? 0 : 2);
+    all_reduce(tensor, {.group = group});
+    EXPECT_EQ(new_subgroups(10).mine->size(), 10);
+    default_group()->abort("enough");
+    EXPECT_EQ(caught([] { barrier(); }).kind, ErrorKind::kAborted);
+    destroy_process_group();
+  }
+}
+
+// Adds over the store, one float per rank; notes what it was told.
+class StoreBackend final : public Backend {
+ public:
+  explicit StoreBackend(const BackendOptions& options) : options_(options) { ++alive; }
+  ~StoreBackend() override { --alive; }
+
+  void run(const lockstep_op& op) override {
+    if (op.kind == LOCKSTEP_BARRIER) raise(ErrorKind::kUnsupported, "the store back end has no barrier");
+    if (op.kind == LOCKSTEP_BROADCAST) throw std::runtime_error("the store fell over");
+    const int round = round_++;
+    const auto* mine = static_cast<const std::uint8_t*>(op.send);
+    options_.store->set(cat(round, "/", options_.rank), {mine, op.count * sizeof(float)});
+    std::vector<float> sum(op.count), part(op.count);
+    for (int rank = 0; rank < options_.size; ++rank) {
+      const auto bytes = options_.store->get(cat(round, "/", rank));
+      std::memcpy(part.data(), bytes.data(), bytes.size());
+      for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
+    }
+    std::memcpy(op.recv, sum.data(), sum.size() * sizeof(float));
+  }
+  void abort(const std::string&) override { ++aborted; }
+
+  static inline std::atomic<int> alive{0}, aborted{0};
+
+ private:
+  const BackendOptions options_;
+  int round_ = 0;
+};
+
+TEST(RegisterBackend, MakesACppClassABackEndOfGroups) {
+  register_backend("Store_Sum", [](const BackendOptions& options) {
+    EXPECT_EQ(options.size, static_cast<int>(options.global_ranks.size()));
+    EXPECT_EQ(options.timeout, kPatience);
+    if (options.group_name == "1") {
+      EXPECT_EQ(options.global_ranks, (std::vector<int>{0, 2}));
+    }
+    return std::make_unique<StoreBackend>(options);
+  });
+  EXPECT_TRUE(is_backend_available("store_sum"));
+  for (const int n : {1, 2, 3}) {
+    run_threads(n,
+                [n](int rank) {
+                  EXPECT_EQ(get_backend(), "store_sum");
+                  auto a = at::full({3}, static_cast<float>(rank)), b = at::ones({2});
+                  const auto first = all_reduce(a, {.async_op = true}),
+                             second = all_reduce(b, {.async_op = true});
+                  second.wait();
+                  first.wait();
+                  all_reduce(b);
+                  EXPECT_EQ(a[0].item<float>(), static_cast<float>(n * (n - 1) / 2));
+                  EXPECT_EQ(b[1].item<float>(), static_cast<float>(n * n));
+                  EXPECT_TRUE(says(caught([] { barrier(); }), "has no barrier"));
+                  all_reduce(b);  // a refusal breaks nothing
+                  if (n < 3) return;
+                  const auto group = new_group({0, 2});
+                  if (rank == 1) return;
+                  auto c = at::ones({1});
+                  all_reduce(c, {.group = group});
+                  EXPECT_EQ(c.item<float>(), 2);
+                },
+                {.timeout = kPatience, .backend = "store_sum"});
+  }
+  EXPECT_EQ(StoreBackend::alive, 0);
+  EXPECT_EQ(StoreBackend::aborted, 0);
+}
+
+TEST(RegisterBackend, WhatItThrowsBreaksTheGroup) {
+  run_threads(2,
+              [](int) {
+                const auto failure = caught([] { broadcast(at::ones({1}), {.src = 0}); });
+                EXPECT_TRUE(says(failure, "the store fell over")) << failure.message;
+                EXPECT_TRUE(says(caught([] { all_reduce(at::ones({1})); }), "the store fell over"));
+              },
+              {.timeout = kPatience, .backend = "store_sum"});
+  EXPECT_EQ(StoreBackend::alive, 0);
+  EXPECT_EQ(StoreBackend::aborted, 2);
+}
+
+TEST(RegisterBackend, AFactoryThatFailsIsAnErrorThereAndTheWorldGoesOn) {
+  register_backend("shy", [](const BackendOptions& options) -> std::unique_ptr<Backend> {
+    if (options.rank == 1) raise(ErrorKind::kResource, "no room on rank 1");
+    return nullptr;
+  });
+  run_threads(2, [](int rank) {
+    const auto failure = caught([] { new_group({.backend = "shy"}); });
+    const bool told = failure.kind == ErrorKind::kPeerLost;  // the other was first
+    EXPECT_TRUE(told || failure.kind == (rank == 1 ? ErrorKind::kResource : ErrorKind::kInternal))
+        << failure.message;
+    EXPECT_TRUE(says(failure, "no room on rank 1") || says(failure, "returned null")) << failure.message;
+    auto tensor = at::ones({1});
+    all_reduce(tensor);
+    EXPECT_EQ(tensor.item<float>(), 2);
+  });
+}
+
+TEST(RegisterBackend, TakesAReadyTableAndDeviceTypesOfItsOwn) {
+  static lockstep_engine table = *comm::fake_engine();
+  table.name = "Toy";
+  register_backend(&table, {.devices = {"ipu", "meta"}});
+  EXPECT_EQ(get_default_backend_for_device("ipu"), "toy");
+  EXPECT_EQ(get_default_backend_for_device("meta"), "fake");
+  run_threads(2,
+              [](int) {
+                all_reduce(meta(3));
+                EXPECT_EQ(get_backend_config(), "ipu:Toy,meta:Toy");
+                EXPECT_EQ(caught([] { all_reduce(at::ones({1})); }).kind, ErrorKind::kUnsupported);
+              },
+              {.timeout = kPatience, .backend = "toy"});
+}
+
+TEST(RegisterBackend, RefusesBadNamesAndDevices) {
+  const BackendFactory factory = [](const BackendOptions& o) { return std::make_unique<StoreBackend>(o); };
+  const auto refused = [](const std::function<void()>& fn, const std::string& part) {
+    const auto failure = caught(fn);
+    EXPECT_EQ(failure.kind, ErrorKind::kUsage);
+    EXPECT_TRUE(says(failure, part)) << failure.message;
+  };
+  refused([&] { register_backend("", factory); }, "no name");
+  refused([&] { register_backend("a:b", factory); }, "no name");
+  refused([&] { register_backend("HOST", factory); }, "there already");
+  refused([&] { register_backend("empty", nullptr); }, "no factory");
+  refused([&] { register_backend("nowhere", factory, {.devices = {}}); }, "no device type");
+  refused([&] { register_backend("baked", factory, {.devices = {"oven"}}); }, "oven");
+  EXPECT_EQ(caught([] { register_backend(nullptr); }).kind, ErrorKind::kUnsupported);
+  EXPECT_FALSE(is_backend_available("baked"));
+}
+
+}  // namespace
+}  // namespace lockstep

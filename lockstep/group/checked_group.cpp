@@ -1,0 +1,124 @@
+// The debug wrapper around a group, and monitored_barrier: both are meetings in the group's store.
+#include <algorithm>
+#include <sstream>
+
+#include "lockstep/base/log.h"
+#include "lockstep/base/stack_trace.h"
+#include "lockstep/base/text.h"
+#include "lockstep/group/debug.h"
+#include "lockstep/group/internal/backend_parts.h"
+#include "lockstep/group/internal/checker.h"
+#include "lockstep/group/internal/group_base.h"
+#include "lockstep/store/prefix_store.h"
+
+namespace lockstep::internal {
+namespace {
+
+std::string called(const char* name, const std::string& group, int rank, int size,
+                   const std::source_location& where) {
+  char text[kWhereCapacity];
+  write_where(where, text);
+  return cat(name, " of group \"", group, "\" (rank ", rank, " of ", size, ", called at ", text, ")");
+}
+
+template <class Part>
+std::string of_each(const std::vector<at::Tensor>& tensors, const Part& part) {
+  std::ostringstream out;
+  for (const auto& tensor : tensors) out << (&tensor == tensors.data() ? "" : ", ") << part(tensor);
+  return out.str();
+}
+
+Fingerprint fingerprint_of(const Request& request, std::uint64_t sequence) {
+  const auto& tensors = request.described;
+  Fingerprint print{.operation = request.name, .sequence = std::to_string(sequence)};
+  print.n_tensors = std::to_string(tensors.size());
+  print.dtypes = of_each(tensors, [](const at::Tensor& t) { return t.dtype().name(); });
+  print.devices =
+      of_each(tensors, [](const at::Tensor& t) { return c10::DeviceTypeName(t.device().type(), true); });
+  if (!request.shapes_may_differ)
+    print.shapes = of_each(tensors, [](const at::Tensor& t) { return t.sizes(); });
+  return print;
+}
+
+class CheckedGroup final : public GroupBase {
+ public:
+  CheckedGroup(GroupPlace place, std::shared_ptr<GroupBase> inner, std::shared_ptr<Checker> checker)
+      : GroupBase(std::move(place)), inner_(std::move(inner)), checker_(std::move(checker)) {}
+
+  std::string backend() const override { return inner_->backend(); }
+  void abort(const std::string& reason) override { inner_->abort(reason); }
+  bool checks_calls() const override { return true; }
+
+  std::uint64_t run(Request& request) override {
+    check(request);
+    return inner_->run(request);
+  }
+  Work post(Request& request, Held held) override {
+    check(request);
+    return inner_->post(request, std::move(held));
+  }
+  const comm::Engine* engine() const override { return inner_->engine(); }
+  std::shared_ptr<comm::Communicator> communicator(const comm::Engine& engine) const override {
+    return inner_->communicator(engine);
+  }
+  std::shared_ptr<void> allocate(std::size_t n_bytes) override { return inner_->allocate(n_bytes); }
+  void close(const std::string& cause) override { inner_->close(cause); }
+
+ private:
+  void check(const Request& request) {
+    const auto kind = request.op.kind;
+    if (kind == LOCKSTEP_SEND || kind == LOCKSTEP_RECV) return;
+    const auto print = fingerprint_of(request, sequence_number() + 1);
+    checker_->check(called(request.name, name(), rank(), size(), request.where), print,
+                    request.timeout.value_or(timeout()));
+    if (log_enabled(LogLevel::kTrace)) log(LogLevel::kTrace, cat("all ranks run ", print.text()));
+  }
+
+  const std::shared_ptr<GroupBase> inner_;
+  const std::shared_ptr<Checker> checker_;
+};
+
+}  // namespace
+
+Group make_checked_group(GroupPlace place, const Group& inner, std::shared_ptr<Checker> checker) {
+  return std::make_shared<CheckedGroup>(std::move(place), resolve(inner), std::move(checker));
+}
+
+}  // namespace lockstep::internal
+
+namespace lockstep {
+
+void monitored_barrier(MonitoredBarrierOptions options) {
+  const auto group = internal::resolve(options.group);
+  const auto who =
+      internal::called("monitored_barrier", group->name(), group->rank(), group->size(), options.where);
+  if (options.timeout && *options.timeout <= Milliseconds::zero()) {
+    raise(ErrorKind::kUsage, cat(who, ": timeout is ", options.timeout->count(), " ms; it must be positive"));
+  }
+  if (!group->is_member()) {
+    log(LogLevel::kWarn, cat(who, ": this rank is no member of the group; nothing was done"));
+    return;
+  }
+  const auto* engine = group->engine();
+  if (engine != nullptr && !group->communicator(*engine)) {
+    raise(ErrorKind::kUsage, cat(who, ": the group was destroyed"));
+  }
+  if (group->size() == 1 || (engine != nullptr && internal::has_no_peers(*engine))) return;
+  const auto timeout = options.timeout.value_or(group->timeout());
+  PrefixStore store("monitored_barrier", group->store());
+  internal::Meeting meeting(store, group->rank(), group->ranks());
+  try {
+    meeting.meet(group->next_meeting(), "",
+                 {.timeout = timeout,
+                  .patience = std::max(timeout * 2, group->timeout()),
+                  .name_all = options.wait_all_ranks,
+                  .who = who},
+                 [](const auto&) { return std::string(); });
+  } catch (const Error& error) {
+    Failure failure = error.failure();
+    failure.message += stack_trace_if_asked();
+    raise(std::move(failure));
+  }
+}
+
+}  // namespace lockstep

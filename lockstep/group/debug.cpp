@@ -1,0 +1,36 @@
+#include "lockstep/group/debug.h"
+
+#include <atomic>
+
+#include "lockstep/base/environment.h"
+#include "lockstep/base/text.h"
+#include "lockstep/engine/loader.h"
+
+namespace lockstep {
+namespace {
+
+constexpr int kUnread = -1;
+std::atomic<int> g_level{kUnread};
+
+}  // namespace
+
+void set_debug_level_from_env() {
+  const std::string given = environment(Var::kDistributedDebug).value_or("OFF");
+  const std::string text = comm::lower_case(given);
+  if (text == "off") return set_debug_level(DebugLevel::kOff);
+  if (text == "info") return set_debug_level(DebugLevel::kInfo);
+  if (text == "detail") return set_debug_level(DebugLevel::kDetail);
+  raise(ErrorKind::kUsage,
+        cat(name_of(Var::kDistributedDebug), " is \"", given, "\"; it must be OFF, INFO or DETAIL"));
+}
+
+void set_debug_level(DebugLevel level) {
+  g_level = static_cast<int>(level);
+}
+
+DebugLevel get_debug_level() {
+  if (g_level == kUnread) set_debug_level_from_env();
+  return static_cast<DebugLevel>(g_level.load());
+}
+
+}  // namespace lockstep

@@ -1,0 +1,212 @@
+// Debug levels, the barrier that knows who is missing, and the wrapper that compares what ranks run.
+#include "lockstep/group/debug.h"
+
+#include <ATen/ops/empty.h>
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <cstdlib>
+#include <functional>
+#include <latch>
+#include <string>
+
+#include "lockstep/base/error.h"
+#include "lockstep/group/group.h"
+
+namespace lockstep {
+namespace {
+
+constexpr Milliseconds kShort{200};
+
+Failure caught(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const Error& error) {
+    return error.failure();
+  }
+  ADD_FAILURE() << "nothing was raised";
+  return {};
+}
+
+bool says(const Failure& failure, const std::string& part) {
+  return failure.message.find(part) != std::string::npos;
+}
+
+// Groups made in this scope compare what their ranks run.
+struct Detail {
+  Detail() { set_debug_level(DebugLevel::kDetail); }
+  ~Detail() { set_debug_level(DebugLevel::kOff); }
+};
+
+TEST(DebugLevels, ComeFromTheEnvironmentAndCanBeSet) {
+  EXPECT_EQ(get_debug_level(), DebugLevel::kOff);
+  const struct {
+    const char* text;
+    DebugLevel level;
+  } rows[] = {{"INFO", DebugLevel::kInfo}, {"detail", DebugLevel::kDetail}, {"OFF", DebugLevel::kOff}};
+  for (const auto& row : rows) {
+    ::setenv("TORCH_DISTRIBUTED_DEBUG", row.text, 1);
+    set_debug_level_from_env();
+    EXPECT_EQ(get_debug_level(), row.level);
+  }
+  ::setenv("TORCH_DISTRIBUTED_DEBUG", "LOUD", 1);
+  const auto failure = caught([] { set_debug_level_from_env(); });
+  EXPECT_EQ(failure.kind, ErrorKind::kUsage);
+  EXPECT_TRUE(says(failure, "LOUD") && says(failure, "DETAIL")) << failure.message;
+  ::unsetenv("TORCH_DISTRIBUTED_DEBUG");
+  set_debug_level(DebugLevel::kInfo);
+  EXPECT_EQ(get_debug_level(), DebugLevel::kInfo);
+  set_debug_level_from_env();
+  EXPECT_EQ(get_debug_level(), DebugLevel::kOff);
+}
+
+TEST(MonitoredBarrier, LetsNobodyPassBeforeAllHaveCome) {
+  for (const int n : {1, 2, 3, 8}) {
+    std::atomic<int> come{0};
+    run_threads(n, [&](int) {
+      for (int round = 1; round <= 5; ++round) {
+        ++come;
+        monitored_barrier();
+        EXPECT_GE(come, n * round);
+        monitored_barrier();
+      }
+    });
+  }
+}
+
+TEST(MonitoredBarrier, RemovesItsKeys) {
+  run_threads(2, [&](int rank) {
+    for (int round = 0; round < 20; ++round) monitored_barrier();
+    barrier();
+    if (rank != 0) return;
+    int left = 0;
+    for (const auto& key : default_group()->store()->list_keys())
+      left += key.starts_with("monitored_barrier");
+    EXPECT_LE(left, 1);
+  });
+}
+
+TEST(MonitoredBarrier, NamesTheFirstMissingRankAndLetsNobodyPass) {
+  std::latch told(2);
+  run_threads(4, [&](int rank) {
+    if (rank == 1 || rank == 3) return told.wait();
+    const auto failure = caught([] { monitored_barrier({.timeout = kShort}); });
+    EXPECT_EQ(failure.kind, ErrorKind::kTimeout) << failure.message;
+    EXPECT_TRUE(says(failure, "rank 1 did not come within 200 ms")) << failure.message;
+    EXPECT_FALSE(says(failure, "3 did not")) << failure.message;
+    EXPECT_TRUE(says(failure, "debug_test.cpp:")) << failure.message;
+    EXPECT_EQ(says(failure, "this rank came, but rank 0 gave up"), rank != 0) << failure.message;
+    told.count_down();
+  });
+}
+
+TEST(MonitoredBarrier, NamesEveryMissingRankWhenAskedAndTellsThoseThatComeLate) {
+  std::latch told(2);
+  run_threads(4, [&](int rank) {
+    const bool late = rank % 2 == 1;
+    if (late) told.wait();
+    const auto failure = caught([] { monitored_barrier({.timeout = kShort, .wait_all_ranks = true}); });
+    EXPECT_EQ(failure.kind, ErrorKind::kTimeout);
+    EXPECT_TRUE(says(failure, "ranks 1 3 did not come")) << failure.message;
+    if (!late) told.count_down();
+    monitored_barrier();  // in step again
+    all_reduce(at::ones({1}));
+  });
+}
+
+TEST(MonitoredBarrier, SaysThatRankZeroDidNotCome) {
+  std::latch told(1);
+  run_threads(2, [&](int rank) {
+    default_group()->set_timeout(kShort);
+    if (rank == 0) return told.wait();
+    const auto failure = caught([] { monitored_barrier(); });
+    EXPECT_EQ(failure.kind, ErrorKind::kTimeout);
+    EXPECT_TRUE(says(failure, "this rank came, but rank 0 did not answer")) << failure.message;
+    told.count_down();
+  });
+}
+
+TEST(MonitoredBarrier, WorksInSubGroupsByTheirWorldRanks) {
+  std::latch told(1);
+  run_threads(3, [&](int rank) {
+    const auto group = new_group({1, 2});
+    if (rank == 0) return monitored_barrier({.group = group});  // warns, does nothing
+    monitored_barrier({.group = group});
+    if (rank == 2) return told.wait();
+    EXPECT_TRUE(
+        says(caught([&] { monitored_barrier({.group = group, .timeout = kShort}); }), "rank 2 did not come"));
+    told.count_down();
+    destroy_process_group(group);
+    EXPECT_EQ(caught([&] { monitored_barrier({.group = group}); }).kind, ErrorKind::kUsage);
+    EXPECT_EQ(caught([&] { monitored_barrier({.timeout = Milliseconds(0)}); }).kind, ErrorKind::kUsage);
+  });
+}
+
+TEST(DetailWrapper, LetsRanksInStepThrough) {
+  const Detail detail;
+  for (const int n : {1, 2, 3, 4}) {
+    run_threads(n, [n](int rank) {
+      const auto group = new_group();
+      for (const auto& each : {default_group(), group}) {
+        auto tensor = at::ones({5});
+        all_reduce(tensor, {.group = each});
+        all_reduce(tensor, {.group = each, .async_op = true}).wait();
+        broadcast(tensor, {.src = 0, .group = each});
+        barrier({.group = each});
+        EXPECT_EQ(tensor[0].item<float>(), static_cast<float>(n * n));
+        EXPECT_EQ(each->sequence_number(), 4u);
+      }
+      EXPECT_EQ(get_rank(group), rank);
+      EXPECT_EQ(get_backend(group), n == 1 ? "none" : "host");
+      auto shared = empty_shared({3});
+      all_reduce(shared.fill_(1));
+      EXPECT_EQ(shared[0].item<float>(), static_cast<float>(n));
+    });
+  }
+}
+
+// Runs `mine` on rank 1 and `theirs` elsewhere: every rank must be told what differs, and the group go on.
+void expect_out_of_step(const std::function<void()>& mine, const std::function<void()>& theirs,
+                        const std::string& difference) {
+  const Detail detail;
+  run_threads(3, [&](int rank) {
+    const auto failure = caught([&] { rank == 1 ? mine() : theirs(); });
+    EXPECT_EQ(failure.kind, ErrorKind::kUsage) << failure.message;
+    EXPECT_TRUE(says(failure, "out of step")) << failure.message;
+    EXPECT_TRUE(says(failure, rank == 1 ? "rank 1 runs" : "but rank 1 runs")) << failure.message;
+    EXPECT_TRUE(says(failure, difference)) << failure.message;
+  });
+}
+
+TEST(DetailWrapper, TellsEveryRankWhatDiffers) {
+  const auto reduce = [](at::Tensor tensor) { return [tensor] { all_reduce(tensor); }; };
+  const auto ones = at::ones({2, 3});
+  expect_out_of_step([] { barrier(); }, reduce(ones), "operation: ");
+  expect_out_of_step(reduce(at::ones({3, 2})), reduce(ones), "shapes: ");
+  expect_out_of_step(reduce(at::ones({2, 3}, at::kDouble)), reduce(ones), "dtypes: ");
+}
+
+TEST(DetailWrapper, NamesTheMissingRanksAndWhatTheOthersRun) {
+  const Detail detail;
+  std::latch told(2);
+  run_threads(3, [&](int rank) {
+    if (rank == 1) return told.wait();
+    const auto failure = caught([] { all_reduce(at::ones({2, 3}), {.timeout = kShort}); });
+    EXPECT_EQ(failure.kind, ErrorKind::kTimeout) << failure.message;
+    EXPECT_TRUE(says(failure, "running all_reduce, sequence number 1")) << failure.message;
+    EXPECT_TRUE(says(failure, "[2, 3]")) << failure.message;
+    EXPECT_TRUE(says(failure, "rank 1 did not come")) << failure.message;
+    told.count_down();
+  });
+}
+
+TEST(DetailWrapper, AddsTheStackWhenAsked) {
+  ::setenv("TORCH_SHOW_CPP_STACKTRACES", "1", 1);
+  expect_out_of_step([] { barrier(); }, [] { all_reduce(at::ones({1})); },
+                     "C++ stack, innermost first:\n#0 ");
+  ::unsetenv("TORCH_SHOW_CPP_STACKTRACES");
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,98 @@
+#include "lockstep/group/internal/meeting.h"
+
+#include <chrono>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+#include "lockstep/group/internal/joiner.h"
+
+namespace lockstep::internal {
+namespace {
+
+// The first byte of what rank 0 tells: whether all had come.
+constexpr char kAllCame = '+';
+constexpr char kGaveUp = '-';
+
+std::string word_key(std::uint64_t number, std::size_t rank) {
+  return cat(number, "/word/", rank);
+}
+
+std::string verdict_key(std::uint64_t number) {
+  return cat(number, "/verdict");
+}
+
+// False when the deadline passed first.
+bool wait_for(Store& store, const std::vector<std::string>& keys, Deadline deadline) {
+  if (deadline.expired()) return store.check(keys);
+  try {
+    // Zero would mean for ever.
+    store.wait(keys, deadline.is_never()
+                         ? Milliseconds(0)
+                         : std::chrono::ceil<Milliseconds>(deadline.remaining()) + Milliseconds(1));
+    return true;
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kTimeout) throw;
+    return false;
+  }
+}
+
+[[noreturn]] void raise_timeout(const std::string& who, const std::string& words) {
+  raise(ErrorKind::kTimeout, cat(who, ": ", words), ErrorFamily::kBackend);
+}
+
+}  // namespace
+
+Meeting::Meeting(Store& store, int rank, std::vector<int> ranks)
+    : store_(store.clone()), rank_(rank), ranks_(std::move(ranks)) {}
+
+std::string Meeting::meet(std::uint64_t number, const std::string& mine, const Options& options,
+                          const std::function<std::string(const std::vector<std::string>&)>& decide) {
+  return rank_ == 0 ? lead(number, mine, options, decide) : follow(number, mine, options);
+}
+
+std::vector<int> Meeting::missing(const std::vector<std::string>& keys) {
+  std::vector<int> ranks;
+  for (std::size_t i = 0; i < keys.size(); ++i) {
+    if (!store_->check({&keys[i], 1})) ranks.push_back(ranks_[i + 1]);
+  }
+  return ranks;
+}
+
+std::string Meeting::lead(std::uint64_t number, const std::string& mine, const Options& options,
+                          const std::function<std::string(const std::vector<std::string>&)>& decide) {
+  std::vector<std::string> keys;
+  for (std::size_t rank = 1; rank < ranks_.size(); ++rank) keys.push_back(word_key(number, rank));
+  std::vector<int> late;
+  if (!wait_for(*store_, keys, Deadline::after(options.timeout))) late = missing(keys);
+  if (!late.empty()) {
+    if (!options.name_all) late.resize(1);
+    const std::string words = cat(late.size() == 1 ? "rank " : "ranks ", list_ranks(late),
+                                  " did not come within ", options.timeout.count(), " ms");
+    store_->set(verdict_key(number), kGaveUp + words);
+    raise_timeout(options.who, words);
+  }
+  std::vector<std::string> words{mine};
+  for (const auto& word : store_->multi_get(keys)) words.push_back(to_text(word));
+  std::string verdict = decide(words);
+  store_->set(verdict_key(number), kAllCame + verdict);
+  for (const auto& key : keys) store_->delete_key(key);
+  // All came here, so all have read what was said at the meeting before.
+  if (number > 0) store_->delete_key(verdict_key(number - 1));
+  return verdict;
+}
+
+std::string Meeting::follow(std::uint64_t number, const std::string& mine, const Options& options) {
+  store_->set(word_key(number, static_cast<std::size_t>(rank_)), mine);
+  const auto key = verdict_key(number);
+  if (!wait_for(*store_, {key}, Deadline::after(std::max(options.patience, options.timeout)))) {
+    raise_timeout(options.who,
+                  cat("this rank came, but rank ", ranks_.front(), " did not answer within ",
+                      std::max(options.patience, options.timeout).count(), " ms; it may not have come"));
+  }
+  const std::string verdict = to_text(store_->get(key));
+  if (verdict.front() == kAllCame) return verdict.substr(1);
+  raise_timeout(options.who,
+                cat("this rank came, but rank ", ranks_.front(), " gave up waiting: ", verdict.substr(1)));
+}
+
+}  // namespace lockstep::internal
