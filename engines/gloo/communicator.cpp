@@ -24,6 +24,11 @@ Communicator::Communicator(const lockstep_comm_config& config)
     if (all_joined_) return;
     wait_until_idle();
     throw;
+  } catch (const std::exception& error) {
+    break_with(
+        {.status = LOCKSTEP_RESOURCE, .words = cat("rank ", rank_, " could not join: ", error.what())});
+    wait_until_idle();
+    throw;
   }
 }
 
@@ -129,6 +134,23 @@ bool Communicator::try_drive() {
   return true;
 }
 
+// What was posted meanwhile goes to the pool: the caller's own operation is over.
+void Communicator::stop_driving() {
+  {
+    const std::lock_guard lock(mutex_);
+    driven_ = false;
+    idle_.notify_all();
+    if (queue_.empty()) return;
+    try {
+      return start_draining();
+    } catch (const Error&) {
+      driven_ = true;
+      ++tasks_;
+    }
+  }
+  drain();
+}
+
 void Communicator::run(const lockstep_op& op) {
   bond_.check();
   if (!is_point_to_point(op.kind) && try_drive()) {
@@ -136,11 +158,7 @@ void Communicator::run(const lockstep_op& op) {
     Operation operation(op, size_);
     arm(operation);
     const auto failure = perform(operation);
-    {
-      const std::lock_guard lock(mutex_);
-      ++tasks_;
-    }
-    drain();  // what was posted meanwhile; mostly nothing
+    stop_driving();
     if (failure) throw Error(*failure);
     return;
   }

@@ -62,6 +62,7 @@ class Communicator {
   void connect(std::int64_t deadline_ns);
   void connect_to(int peer, std::int64_t deadline_ns);
   std::vector<sockaddr_storage> greet(Mesh& mesh);
+  void watch_over(const Mesh& mesh);
   std::string read(const std::string& key, int peer, std::int64_t deadline_ns);
   void write(const std::string& key, const std::string& value);
   // The first operation of a communicator that connects lazily.
@@ -86,6 +87,7 @@ class Communicator {
   void post_collective(const std::shared_ptr<Operation>& operation);
   void start_draining();
   bool try_drive();
+  void stop_driving();
   void drain();
   // Runs or finishes it on this thread, and gives how it ended. Sees to its deadline.
   std::optional<Failure> perform(Operation& operation);

@@ -169,10 +169,7 @@ void Communicator::connect(std::int64_t deadline_ns) {
     }
     for (const auto& mesh : meshes_) {
       mesh->adopt_sockets(greet(*mesh));
-      for (int peer = 0; peer < size_; ++peer) {
-        if (peer == rank_) continue;
-        watched_.push_back(runtime_->watch.add_socket(mesh->socket(peer), [this, peer] { hung_up(peer); }));
-      }
+      watch_over(*mesh);
     }
     mail_ = std::make_unique<Mailbox>(bond_, *meshes_.front(), rank_, size_);
   } catch (const PairFailed& failed) {
@@ -189,6 +186,17 @@ void Communicator::connect(std::int64_t deadline_ns) {
   }
   runtime_->watch.remove_deadline(alarm);
   connected_ = true;
+}
+
+void Communicator::watch_over(const Mesh& mesh) {
+  for (int peer = 0; peer < size_; ++peer) {
+    if (peer == rank_) continue;
+    if (mesh.socket(peer) >= 0) {
+      watched_.push_back(runtime_->watch.add_socket(mesh.socket(peer), [this, peer] { hung_up(peer); }));
+    } else if (judge(peer) == Verdict::kBroken) {
+      bond_.check();
+    }  // else it has joined and left: operations will say so
+  }
 }
 
 std::vector<sockaddr_storage> Communicator::greet(Mesh& mesh) {

@@ -128,15 +128,8 @@ void Mesh::adopt_sockets(const std::vector<sockaddr_storage>& remote_names) {
       if (copy >= 0 && sockets_[peer] != copy) ::close(copy);
     }
   }
-  for (int peer = 0; peer < size_; ++peer) {
-    if (peer == rank_) continue;
-    if (socket(peer) < 0) {
-      throw Error({.status = LOCKSTEP_PEER_LOST,
-                   .words = cat("rank ", peer, " hung up right after it had connected"),
-                   .peer = peer,
-                   .cause = "hung up while joining"});
-    }
-    keep_alive(socket(peer));
+  for (const int fd : sockets_) {
+    if (fd >= 0) keep_alive(fd);
   }
 }
 
@@ -145,6 +138,7 @@ std::unique_ptr<gloo::transport::UnboundBuffer> Mesh::buffer(void* memory, std::
 }
 
 bool Mesh::hung_up(int peer) const {
+  if (socket(peer) < 0) return true;
   pollfd entry{.fd = socket(peer), .events = POLLRDHUP, .revents = 0};
   return ::poll(&entry, 1, 0) == 1 && (entry.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }

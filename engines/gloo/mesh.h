@@ -34,12 +34,12 @@ class Mesh {
   // This end's socket name of the connection to `peer`.
   sockaddr_storage local_name(int peer) const;
   // After all are connected: finds each pair's socket by both its names; `remote_names` are what local_name gave at the
-  // other ends. Raises Error naming the peer whose connection has gone already.
+  // other ends. A connection that has ended already is not found: its peer hung up.
   void adopt_sockets(const std::vector<sockaddr_storage>& remote_names);
 
   std::unique_ptr<gloo::transport::UnboundBuffer> buffer(void* memory, std::size_t n_bytes);
 
-  // Of our own descriptors; -1 for ourselves and before adopt_sockets.
+  // Of our own descriptors; -1 for ourselves, before adopt_sockets, and for a connection that was not found.
   int socket(int peer) const { return sockets_[static_cast<std::size_t>(peer)]; }
   // True when the peer has shut its side down, or the connection is gone.
   bool hung_up(int peer) const;

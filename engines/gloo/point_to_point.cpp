@@ -191,7 +191,7 @@ void Communicator::post_to_self(const std::shared_ptr<Operation>& operation) {
   }
   if (bond_.stop()) end_messages_to_self();
   if (!other) return;
-  spawn([this, operation, other] {
+  const auto copy = [this, operation, other] {
     const bool receives = operation->op.kind == LOCKSTEP_RECV;
     const lockstep_op &in = receives ? operation->op : other->op, &out = receives ? other->op : operation->op;
     std::optional<Failure> failure;
@@ -208,7 +208,12 @@ void Communicator::post_to_self(const std::shared_ptr<Operation>& operation) {
       runtime_->watch.remove_deadline(each->alarm);
       complete(each, failure);
     }
-  });
+  };
+  try {
+    spawn(copy);
+  } catch (const Error&) {
+    copy();
+  }
 }
 
 void Communicator::end_messages_to_self() {
@@ -218,12 +223,19 @@ void Communicator::end_messages_to_self() {
     ended.swap(to_self_);
   }
   if (ended.empty()) return;
-  spawn([this, ended] {
+  const auto end = [this, ended] {
     for (const auto& each : ended) {
       runtime_->watch.remove_deadline(each->alarm);
       complete(each, bond_.stop());
     }
-  });
+  };
+  try {
+    spawn(end);
+  } catch (const Error&) {
+    // Neither from the watch's thread nor before post returns: they end with the next that does.
+    const std::lock_guard lock(mutex_);
+    to_self_.insert(to_self_.end(), ended.begin(), ended.end());
+  }
 }
 
 }  // namespace lockstep::gloo_plugin

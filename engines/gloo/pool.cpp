@@ -4,6 +4,8 @@
 
 #include <chrono>
 
+#include "engines/gloo/signals.h"
+
 namespace lockstep::gloo_plugin {
 
 Pool::~Pool() {
@@ -23,6 +25,7 @@ void Pool::run(std::function<void()> work) {
     return;
   }
   const auto self = threads_.emplace(threads_.end());
+  const NoSignals none;
   try {
     *self = std::thread([this, self] { serve(self); });
   } catch (...) {

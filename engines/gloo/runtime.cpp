@@ -4,7 +4,6 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <ctime>
 #include <thread>
 
 #include "engines/gloo/failure.h"
@@ -14,12 +13,18 @@ namespace lockstep::gloo_plugin {
 std::shared_ptr<Runtime> Runtime::get() {
   static std::mutex mutex;
   static std::weak_ptr<Runtime> shared;
+  static pid_t owner = 0;
   const std::lock_guard lock(mutex);
   auto runtime = shared.lock();
+  if (runtime && owner != ::getpid()) {
+    new std::shared_ptr<Runtime>(std::move(runtime));  // never ended: there are no threads to join
+    runtime = nullptr;
+  }
   if (!runtime) {
     const NoSignals none;
     runtime = std::make_shared<Runtime>();
     shared = runtime;
+    owner = ::getpid();
   }
   return runtime;
 }
@@ -71,34 +76,6 @@ void Device::handleEvents(int) {
   }
   std::uint64_t rung = 0;
   [[maybe_unused]] const auto n = ::read(bell_, &rung, sizeof rung);
-}
-
-NoSigpipe::NoSigpipe() {
-  sigset_t pipe, pending;
-  ::sigemptyset(&pipe);
-  ::sigaddset(&pipe, SIGPIPE);
-  ::sigpending(&pending);
-  was_pending_ = ::sigismember(&pending, SIGPIPE) == 1;
-  ::pthread_sigmask(SIG_BLOCK, &pipe, &before_);
-}
-
-NoSigpipe::~NoSigpipe() {
-  sigset_t pipe;
-  ::sigemptyset(&pipe);
-  ::sigaddset(&pipe, SIGPIPE);
-  const timespec now{};
-  if (!was_pending_) ::sigtimedwait(&pipe, nullptr, &now);
-  ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
-}
-
-NoSignals::NoSignals() {
-  sigset_t all;
-  ::sigfillset(&all);
-  ::pthread_sigmask(SIG_BLOCK, &all, &before_);
-}
-
-NoSignals::~NoSignals() {
-  ::pthread_sigmask(SIG_SETMASK, &before_, nullptr);
 }
 
 }  // namespace lockstep::gloo_plugin

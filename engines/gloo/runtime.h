@@ -3,7 +3,6 @@
 #pragma once
 
 #include <gloo/transport/tcp/device.h>
-#include <signal.h>
 
 #include <atomic>
 #include <cstdint>
@@ -14,6 +13,7 @@
 
 #include "engines/gloo/address.h"
 #include "engines/gloo/pool.h"
+#include "engines/gloo/signals.h"
 #include "engines/gloo/watch.h"
 
 namespace lockstep::gloo_plugin {
@@ -40,6 +40,7 @@ class Device final : private gloo::transport::tcp::Handler {
 
 class Runtime {
  public:
+  // A forked child gets one of its own: its parent's threads are not there.
   static std::shared_ptr<Runtime> get();
 
   // Raises Error as Device.
@@ -51,30 +52,6 @@ class Runtime {
  private:
   std::mutex mutex_;
   std::map<std::string, std::shared_ptr<Device>> devices_;  // guarded by mutex_
-};
-
-// gloo writes to sockets in a way that raises SIGPIPE when the other end has gone, which ends a program that does not
-// expect it. Held while a thread may do so; threads of ours hold it for good. A signal that came is taken back.
-class NoSigpipe {
- public:
-  NoSigpipe();
-  ~NoSigpipe();
-  NoSigpipe(const NoSigpipe&) = delete;
-
- private:
-  sigset_t before_{};
-  bool was_pending_ = false;
-};
-
-// Threads started while it is held get no signals: those are for the program's own.
-class NoSignals {
- public:
-  NoSignals();
-  ~NoSignals();
-  NoSignals(const NoSignals&) = delete;
-
- private:
-  sigset_t before_{};
 };
 
 }  // namespace lockstep::gloo_plugin
