@@ -120,7 +120,7 @@ at::Tensor tensor_of(const std::vector<std::vector<int>>& rows) {
                    {static_cast<std::int64_t>(rows.size()), static_cast<std::int64_t>(rows.front().size())});
 }
 
-bool is_whole_world(std::vector<int> ranks) {
+bool is_whole_world(const std::vector<int>& ranks) {
   return static_cast<int>(ranks.size()) == get_world_size() && std::ranges::is_sorted(ranks);
 }
 

@@ -1,0 +1,123 @@
+// One call of an object collective: its arguments checked, its bytes moved by the tensor collectives, its values
+// decoded with the sender named in errors. The part of objects.h that is no template.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <c10/core/Device.h>
+
+#include <cstdint>
+#include <optional>
+#include <source_location>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/bytes.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+#include "lockstep/group/process_group.h"
+#include "lockstep/object/object.h"
+
+namespace lockstep::internal {
+
+// What came: several byte strings in one buffer.
+struct ReceivedObjects {
+  at::Tensor buffer;
+  std::vector<std::span<const std::uint8_t>> parts;  // into buffer
+  int from = -1;                                     // rank in the group, when one rank sent all
+};
+
+class ObjectCall {
+ public:
+  template <class Options>
+  ObjectCall(const char* name, const Options& options)
+      : ObjectCall(name, options.group, options.timeout, options.where) {
+    if constexpr (requires { options.device; }) check_device(options.device);
+  }
+
+  // False, with a warning, for a process that is not in the group.
+  bool takes_part() const;
+  int rank() const { return group_->rank(); }
+  int size() const { return group_->size(); }
+  int world_rank(int rank) const;
+
+  void check_length(std::size_t n, const char* role) const;
+  void check_not_empty(std::size_t n, const char* role) const;
+  // The list is there on rank `root`, with one entry per rank, and nowhere else.
+  template <class T>
+  void check_list_at(int root, const char* role, const std::vector<T>* list) const {
+    check_presence(root, role, list != nullptr);
+    if (list != nullptr) check_length(list->size(), role);
+  }
+  // A rank in the group, from what the caller gave.
+  int root(std::optional<int> in_world, std::optional<int> in_group, const char* role,
+           std::optional<int> fallback) const;
+  // As root; oneself is refused.
+  int peer(std::optional<int> in_world, std::optional<int> in_group, const char* role) const;
+  std::optional<int> peer_or_any(std::optional<int> in_world, std::optional<int> in_group,
+                                 const char* role) const;
+
+  ReceivedObjects all_gather(const Bytes& object);
+  // Parts on `dst` only.
+  ReceivedObjects gather(const Bytes& object, int dst);
+  // As many objects on every rank; their bytes are read on `src` only.
+  ReceivedObjects broadcast(const std::vector<Bytes>& objects, int src);
+  // One part. `objects` are for `src`, one per rank.
+  ReceivedObjects scatter(const std::vector<Bytes>& objects, int src);
+  void send(const std::vector<Bytes>& objects, int dst, bool use_batch);
+  ReceivedObjects receive(std::size_t n, std::optional<int> src, bool use_batch);
+
+  template <class T>
+  std::vector<Bytes> encode_each(const std::vector<T>& objects) const {
+    std::vector<Bytes> encoded;
+    for (const auto& object : objects) encoded.push_back(encode<T>(object));
+    return encoded;
+  }
+  // Part i came from rank i, or all of them from rank `from`.
+  template <class T>
+  std::vector<T> decode_each(const ReceivedObjects& received, int from = -1) const {
+    std::vector<T> values;
+    for (std::size_t i = 0; i < received.parts.size(); ++i) {
+      try {
+        values.push_back(decode<T>(received.parts[i]));
+      } catch (const Error& error) {
+        refuse_object(error, i, from);
+      }
+    }
+    return values;
+  }
+
+ private:
+  ObjectCall(const char* name, const Group& group, std::optional<Milliseconds> timeout,
+             std::source_location where);
+
+  template <class... Parts>
+  [[noreturn]] void refuse(ErrorKind kind, const Parts&... parts) const {
+    raise(kind, cat(prefix(), parts...));
+  }
+  std::string prefix() const;
+  [[noreturn]] void refuse_object(const Error& error, std::size_t index, int from) const;
+  void check_device(const std::optional<c10::Device>& device) const;
+  void check_presence(int root, const char* role, bool given) const;
+  void check_count(std::int64_t came, std::size_t expected, int from) const;
+  // The options of a tensor operation that is a part of this call.
+  template <class Options>
+  Options step(Options options) const {
+    options.group = group_;
+    options.timeout = left();
+    options.where = where_;
+    return options;
+  }
+  Milliseconds left() const;
+  ReceivedObjects room_for(std::span<const std::int64_t> sizes) const;
+  void send_tensor(const at::Tensor& tensor, int dst, bool use_batch);
+  int receive_tensor(const at::Tensor& tensor, std::optional<int> src, bool use_batch);
+
+  const char* const name_;
+  const Group group_;
+  const Deadline deadline_;
+  const std::source_location where_;
+};
+
+}  // namespace lockstep::internal
