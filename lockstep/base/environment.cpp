@@ -95,6 +95,8 @@ constexpr VarInfo kTable[] = {
      "address space of a rank's shared arena in MiB; default: the machine's memory"},
     {Var::kLockstepEnginePath, "LOCKSTEP_ENGINE_PATH", "",
      "folders, colon separated, where plug-ins of engines are looked for first"},
+    {Var::kLockstepStagedOnly, "LOCKSTEP_STAGED_ONLY", "",
+     "1: ordinary memory travels between processes through the arenas, never copied by the kernel"},
 };
 static_assert(std::size(kTable) == static_cast<std::size_t>(Var::kCount));
 

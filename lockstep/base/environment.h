@@ -83,6 +83,7 @@ enum class Var : int {
   kLockstepSpawn,
   kLockstepHostArena,
   kLockstepEnginePath,
+  kLockstepStagedOnly,
   kCount,
 };
 

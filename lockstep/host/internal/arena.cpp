@@ -34,6 +34,7 @@ Arena::Arena(const std::string& name, int rank)
   station->version = kLayoutVersion;
   station->rank = rank;
   station->pid = ::getpid();
+  station->mapped_at = reinterpret_cast<std::uintptr_t>(station);
   free_[kHeapAt] = segment_->size() - kHeapAt;
 }
 

@@ -70,6 +70,8 @@ void Circle::add(int fabric_rank, std::uint64_t board_at) {
   peers_.push_back(&peer);
   boards_.push_back(board);
   single_process_ = single_process_ && peer.same_process && may_share_process();
+  kernel_copies_ = kernel_copies_ && may_share_process() &&
+                   peer.station->kernel_copies.load(std::memory_order_acquire) != 0;
 }
 
 void Circle::ring_others() {

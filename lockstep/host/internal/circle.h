@@ -29,6 +29,8 @@ class Circle {
   int size() const { return static_cast<int>(boards_.size()); }
   // All ranks are threads of this process: any address of one is good for all.
   bool single_process() const { return single_process_; }
+  // The kernel lets every rank copy from and to every other.
+  bool kernel_copies() const { return kernel_copies_; }
   bool same_process(int rank) { return peer(rank).same_process && may_share_process(); }
 
   Board& board(int rank) { return *boards_[static_cast<std::size_t>(rank)]; }
@@ -65,6 +67,7 @@ class Circle {
   Fabric& fabric_;
   int rank_ = -1;
   bool single_process_ = true;
+  bool kernel_copies_ = true;
   std::vector<int> members_;
   std::vector<Peer*> peers_;
   std::vector<Board*> boards_;

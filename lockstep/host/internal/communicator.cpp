@@ -365,12 +365,27 @@ Failure Communicator::left_failure(const Operation& operation) {
 std::optional<Failure> Communicator::reason_to_stop(const Operation& operation) {
   if (stopped()) return stopped_failure();
   if (!Deadline::from_monotonic_ns(operation.call().deadline_ns).expired()) return std::nullopt;
-  const int peer = operation.peer();
-  return break_with(
-      {.kind = ErrorKind::kTimeout,
-       .message = fmt::format("rank {} ran out of time in {}: it waits for rank {} (pid {}), which {}",
-                              circle_->rank(), context(operation), peer, circle_->pid(peer),
-                              describe_last(circle_->board(peer)))});
+  return break_with({.kind = ErrorKind::kTimeout,
+                     .message = fmt::format("rank {} ran out of time in {}: it waits for {}", circle_->rank(),
+                                            context(operation), waited_for(operation))});
+}
+
+// Every rank that has not entered the operation; the one it is blocked on when all have.
+std::string Communicator::waited_for(const Operation& operation) {
+  constexpr int kMostNamed = 8;
+  std::string words;
+  int n_missing = 0;
+  const auto add = [&](int rank) {
+    if (++n_missing > kMostNamed) return;
+    words += fmt::format("{}rank {} (pid {}), which {}", words.empty() ? "" : "; and for ", rank,
+                         circle_->pid(rank), describe_last(circle_->board(rank)));
+  };
+  for (int r = 0; r < circle_->size(); ++r) {
+    if (r != circle_->rank() && !operation.entered_by(*circle_, r)) add(r);
+  }
+  if (n_missing == 0) add(operation.peer());
+  if (n_missing > kMostNamed) words += fmt::format("; and for {} more", n_missing - kMostNamed);
+  return words;
 }
 
 // Ends a letter whose deadline has passed or whose peer has left. One that nobody met is taken back and fails alone; one

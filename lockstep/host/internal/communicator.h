@@ -91,6 +91,7 @@ class Communicator final : private Served {
   std::optional<Failure> late_letter(Letter& letter, Deadline deadline);
   // What must end a blocked operation now: a broken or closed group, or its own deadline.
   std::optional<Failure> reason_to_stop(const Operation& operation);
+  std::string waited_for(const Operation& operation);
   // True once the peer that is waited for has left. It may have done its part just before: look again, and give up
   // with left_failure only when that changes nothing.
   bool has_left(int peer);

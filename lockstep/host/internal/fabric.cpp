@@ -9,6 +9,7 @@
 
 #include "lockstep/base/base.h"
 #include "lockstep/host/internal/circle.h"
+#include "lockstep/host/internal/place.h"
 
 namespace lockstep::comm::internal {
 namespace {
@@ -141,6 +142,10 @@ void Fabric::meet(const lockstep_comm_config& config, Deadline deadline) {
 
 // Nobody may leave before everybody has mapped everybody.
 void Fabric::await_all(Deadline deadline) {
+  bool kernel_copies = !environment_flag(Var::kLockstepStagedOnly);
+  for (const Peer& peer : peers_)
+    kernel_copies = kernel_copies && (peer.same_process || kernel_copies_work(peer));
+  own().kernel_copies.store(kernel_copies ? 1 : 0, std::memory_order_relaxed);
   own().joined.store(1, std::memory_order_release);
   for (int r = 0; r < size(); ++r) {
     while (peer(r).station->joined.load(std::memory_order_acquire) == 0) {

@@ -21,8 +21,9 @@ inline constexpr std::uint32_t kLayoutVersion = 2;
 inline constexpr std::size_t kLine = 64;
 inline constexpr std::size_t kPage = 4096;
 inline constexpr std::size_t kTinyBytes = 48;             // fits beside the flag
-inline constexpr std::size_t kEagerBytes = 1 << 10;       // travels with the arrival wherever the buffer is
+inline constexpr std::size_t kEagerBytes = 128;           // travels with the arrival wherever the buffer is
 inline constexpr std::size_t kInlineBytes = 8 << 10;      // travels with the arrival
+inline constexpr std::size_t kClaimFrom = 64 << 10;       // reductions of less are cut into one part per rank
 inline constexpr std::size_t kStageInBytes = 1 << 20;     // one parity of what a rank lays out for the others
 inline constexpr std::size_t kStageOutBytes = 512 << 10;  // one parity of a rank's reduced slices
 inline constexpr std::size_t kHistory = 32;
@@ -55,15 +56,20 @@ struct alignas(kLine) Arrival {
 };
 static_assert(sizeof(Arrival) == kLine);
 
+// How another rank gets at a buffer: by its offset in the owner's arena, by its address because both share a process,
+// or by its address through the kernel.
+enum class Reach : std::uint32_t { kNowhere = 0, kInArena, kByAddress, kByKernel };
+
 // One call, for buffers and for messages; the last kHistory of them stay readable after a failure.
 struct alignas(kLine) Call {
   std::uint64_t sequence;
   std::uint64_t fingerprint;
-  // Where the buffers are: offsets in the owner's arena when `reachable`, addresses when all ranks share a process.
+  // Where the buffers are; not set for calls that travel with the arrival.
   std::uint64_t send;
   std::uint64_t recv;
-  std::uint32_t reachable;
-  char where[92];  // caller's file:line, zero-terminated
+  Reach send_reach;
+  Reach recv_reach;
+  char where[88];  // caller's file:line, zero-terminated
 };
 static_assert(sizeof(Call) == 2 * kLine);
 
@@ -98,8 +104,11 @@ struct Station {
   std::uint32_t version;
   std::int32_t rank;
   std::int64_t pid;
-  std::uint64_t board_at;  // of the communicator that made the arena
+  std::uint64_t board_at;   // of the communicator that made the arena
+  std::uint64_t mapped_at;  // where the owner has mapped it
   Doorbell doorbell;
+  // The kernel lets the owner copy from and to every other rank's process. Set before `joined`.
+  std::atomic<std::uint32_t> kernel_copies;
   // Set by the owner when it has mapped all others.
   std::atomic<std::uint32_t> joined;
 };
@@ -183,14 +192,13 @@ struct Offer {
     kBoth,  // both do, in claimed chunks
     kPipe,  // through a pipe of the sender
   };
-  enum Reach : std::uint32_t { kNowhere = 0, kInArena = 1, kByAddress = 2 };
   std::atomic<std::uint32_t> state;
-  std::uint32_t send_reach;
+  Reach send_reach;
   std::uint64_t send_at;
   std::uint64_t n_bytes;
   // By the receiver, before kTaken.
   Mode mode;
-  std::uint32_t recv_reach;
+  Reach recv_reach;
   std::uint64_t recv_at;
   std::uint64_t expected;  // with kRefused
   // kPipe: where it is, and how many bytes were laid into it and taken out. kPush: laid.

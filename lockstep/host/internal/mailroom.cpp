@@ -9,6 +9,7 @@
 #include "lockstep/base/base.h"
 #include "lockstep/host/internal/doorbell.h"
 #include "lockstep/host/internal/perturb.h"
+#include "lockstep/host/internal/place.h"
 
 namespace lockstep::comm::internal {
 namespace {
@@ -19,8 +20,8 @@ constexpr Milliseconds kOutPatience{50};
 // Below this a second pair of hands costs more than it gives.
 constexpr std::uint64_t kShareFrom = 256 << 10;
 
-void copy(void* to, const void* from, std::uint64_t n_bytes) {
-  if (to != from && n_bytes > 0) std::memcpy(to, from, n_bytes);
+void copy_bytes(void* to, const void* from, std::uint64_t n_bytes) {
+  if (n_bytes > 0) std::memcpy(to, from, n_bytes);
 }
 
 }  // namespace
@@ -145,7 +146,7 @@ bool Mailroom::post_envelope(Letter& letter) {
   envelope.offer_at = 0;
   const bool brief = letter.n_bytes <= kMailBytes;
   if (brief) {
-    copy(box.payload[sent % kMailSlots], letter.op.send, letter.n_bytes);
+    copy_bytes(box.payload[sent % kMailSlots], letter.op.send, letter.n_bytes);
   } else {
     letter.offer = new_offer(letter);
     envelope.offer_at = circle_.arena().offset_of(letter.offer);
@@ -168,7 +169,7 @@ Offer* Mailroom::new_offer(const Letter& letter) {
     offer = free_offers_.back();
     free_offers_.pop_back();
   }
-  offer->send_reach = reach_of(letter.op.root, letter.op.send, letter.n_bytes, offer->send_at);
+  offer->send_reach = publish(circle_, letter.op.send, letter.n_bytes, offer->send_at, letter.op.root);
   offer->n_bytes = letter.n_bytes;
   offer->pipe_at = 0;
   offer->laid.store(0, std::memory_order_relaxed);
@@ -191,14 +192,14 @@ void Mailroom::advance_send(Letter& letter) {
     if (offer.mode == Offer::kBoth) copy_claimed(letter);
     if (offer.mode == Offer::kPipe) fill_pipe(letter);
     if (offer.mode == Offer::kPush && letter.moved == 0) {
-      std::uint8_t* to = place(letter.op.root, offer.recv_reach, offer.recv_at, letter.n_bytes);
-      if (to == nullptr) {
+      const auto to = find(circle_, letter.op.root, offer.recv_reach, offer.recv_at, letter.n_bytes);
+      if (!to) {
         return end(letter,
                    Failure{.kind = ErrorKind::kInternal,
                            .message = cat("rank ", letter.op.root, " named a buffer outside its arena"),
                            .family = ErrorFamily::kBackend});
       }
-      copy(to, letter.op.send, letter.n_bytes);
+      copy(*to, own_place(letter.op.send), letter.n_bytes);
       letter.moved = letter.n_bytes;
       ++letter.mark;
       offer.laid.store(letter.n_bytes, std::memory_order_seq_cst);
@@ -232,7 +233,7 @@ void Mailroom::fill_pipe(Letter& letter) {
     const std::uint64_t drained = offer.drained.load(std::memory_order_acquire);
     if (letter.moved - drained > kPipeChunk * (kPipeChunks - 1)) return;
     const std::uint64_t n = std::min<std::uint64_t>(kPipeChunk, letter.n_bytes - letter.moved);
-    copy(letter.pipe + letter.moved % (kPipeChunk * kPipeChunks), from + letter.moved, n);
+    copy_bytes(letter.pipe + letter.moved % (kPipeChunk * kPipeChunks), from + letter.moved, n);
     letter.moved += n;
     ++letter.mark;
     perturb();
@@ -327,7 +328,7 @@ bool Mailroom::take_stranger(Letter& letter, int from) {
 void Mailroom::deliver(Letter& letter, int from, const std::uint8_t* payload, std::uint64_t n_bytes) {
   letter.peer = from;
   if (n_bytes != letter.n_bytes) return refuse(letter, from, n_bytes);
-  copy(letter.op.recv, payload, n_bytes);
+  copy_bytes(letter.op.recv, payload, n_bytes);
   end(letter);
 }
 
@@ -342,7 +343,7 @@ void Mailroom::refuse(Letter& letter, int from, std::uint64_t n_bytes) {
 bool Mailroom::begin(Letter& letter, int from, Offer& offer) {
   const std::uint64_t n_bytes = offer.n_bytes;
   std::uint64_t recv_at = 0;
-  const std::uint32_t recv_reach = reach_of(from, letter.op.recv, letter.n_bytes, recv_at);
+  const Reach recv_reach = publish(circle_, letter.op.recv, letter.n_bytes, recv_at, from);
   // Until the state says kGone the sender keeps the offer as it is, so writing into a withdrawn one harms nobody.
   if (n_bytes != letter.n_bytes) {
     offer.expected = letter.n_bytes;
@@ -356,12 +357,12 @@ bool Mailroom::begin(Letter& letter, int from, Offer& offer) {
     return true;
   }
   const bool both =
-      offer.send_reach != Offer::kNowhere && recv_reach != Offer::kNowhere && n_bytes >= kShareFrom;
+      offer.send_reach != Reach::kNowhere && recv_reach != Reach::kNowhere && n_bytes >= kShareFrom;
   offer.recv_reach = recv_reach;
   offer.recv_at = recv_at;
   offer.mode = both                                  ? Offer::kBoth
-               : offer.send_reach != Offer::kNowhere ? Offer::kPull
-               : recv_reach != Offer::kNowhere       ? Offer::kPush
+               : offer.send_reach != Reach::kNowhere ? Offer::kPull
+               : recv_reach != Reach::kNowhere       ? Offer::kPush
                                                      : Offer::kPipe;
   std::uint32_t offered = Offer::kOffered;
   perturb();
@@ -383,13 +384,13 @@ void Mailroom::advance_receive(Letter& letter) {
   Offer& offer = *letter.offer;
   switch (offer.mode) {
     case Offer::kPull: {
-      const std::uint8_t* from = place(letter.peer, offer.send_reach, offer.send_at, letter.n_bytes);
-      if (from == nullptr) {
+      const auto from = find(circle_, letter.peer, offer.send_reach, offer.send_at, letter.n_bytes);
+      if (!from) {
         return end(letter, Failure{.kind = ErrorKind::kInternal,
                                    .message = cat("rank ", letter.peer, " named a buffer outside its arena"),
                                    .family = ErrorFamily::kBackend});
       }
-      copy(letter.op.recv, from, letter.n_bytes);
+      copy(own_place(letter.op.recv), *from, letter.n_bytes);
       return finish_receive(letter);
     }
     case Offer::kPush:
@@ -412,7 +413,7 @@ void Mailroom::drain_pipe(Letter& letter) {
     const std::uint8_t* pipe = circle_.in_arena(letter.peer, offer.pipe_at, kPipeChunk * kPipeChunks);
     if (pipe == nullptr) return;
     const std::uint64_t n = std::min<std::uint64_t>(kPipeChunk, letter.n_bytes - letter.moved);
-    copy(to + letter.moved, pipe + letter.moved % (kPipeChunk * kPipeChunks), n);
+    copy_bytes(to + letter.moved, pipe + letter.moved % (kPipeChunk * kPipeChunks), n);
     letter.moved += n;
     ++letter.mark;
     perturb();
@@ -437,12 +438,11 @@ void Mailroom::copy_claimed(Letter& letter) {
   const int me = circle_.rank();
   const int sender = letter.is_send() ? me : letter.peer, receiver = letter.is_send() ? letter.op.root : me;
   const std::uint64_t n_chunks = (letter.n_bytes + kClaimChunk - 1) / kClaimChunk;
-  const std::uint8_t* from = letter.is_send()
-                                 ? static_cast<const std::uint8_t*>(letter.op.send)
-                                 : place(sender, offer.send_reach, offer.send_at, letter.n_bytes);
-  std::uint8_t* to = letter.is_send() ? place(receiver, offer.recv_reach, offer.recv_at, letter.n_bytes)
-                                      : static_cast<std::uint8_t*>(letter.op.recv);
-  if (from == nullptr || to == nullptr) {
+  const auto from = letter.is_send() ? own_place(letter.op.send)
+                                     : find(circle_, sender, offer.send_reach, offer.send_at, letter.n_bytes);
+  const auto to = letter.is_send() ? find(circle_, receiver, offer.recv_reach, offer.recv_at, letter.n_bytes)
+                                   : own_place(letter.op.recv);
+  if (!from || !to) {
     return end(letter, Failure{.kind = ErrorKind::kInternal,
                                .message = cat("rank ", letter.is_send() ? receiver : sender,
                                               " named a buffer outside its arena"),
@@ -452,7 +452,7 @@ void Mailroom::copy_claimed(Letter& letter) {
     const std::uint64_t index = offer.claims.next.fetch_add(1, std::memory_order_relaxed);
     if (index >= n_chunks) break;
     const std::uint64_t at = index * kClaimChunk;
-    copy(to + at, from + at, std::min(kClaimChunk, letter.n_bytes - at));
+    copy(*to + at, *from + at, std::min(kClaimChunk, letter.n_bytes - at));
     ++letter.mark;
     perturb();
     if (offer.claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks && letter.is_send())
@@ -460,23 +460,6 @@ void Mailroom::copy_claimed(Letter& letter) {
   }
   if (!letter.is_send() && offer.claims.done.load(std::memory_order_acquire) == n_chunks)
     finish_receive(letter);
-}
-
-std::uint8_t* Mailroom::place(int rank, std::uint32_t reach, std::uint64_t at, std::uint64_t n_bytes) {
-  if (reach == Offer::kByAddress)
-    return circle_.same_process(rank) ? reinterpret_cast<std::uint8_t*>(at) : nullptr;
-  return circle_.in_arena(rank, at, n_bytes);
-}
-
-// How `peer` can get at a buffer of this rank.
-std::uint32_t Mailroom::reach_of(int peer, const void* buffer, std::uint64_t n_bytes, std::uint64_t& at) {
-  if (circle_.same_process(peer)) {
-    at = reinterpret_cast<std::uintptr_t>(buffer);
-    return Offer::kByAddress;
-  }
-  if (!circle_.arena().contains(buffer, n_bytes)) return Offer::kNowhere;
-  at = circle_.arena().offset_of(buffer);
-  return Offer::kInArena;
 }
 
 void Mailroom::end(Letter& letter, std::optional<Failure> failure) {

@@ -3,7 +3,7 @@
 //
 // Short messages travel in the slots of the sender's outbox: the sender is done at once. A long one is offered
 // (layout.h, Offer) and the receiver chooses the cheapest way the two buffers allow: one copy by one side when one of
-// them lies in shared memory or both ranks share a process, by both sides when both do, else through a pipe.
+// them can be reached (place.h), by both sides when both can, else through a pipe.
 //
 // Thread safety: everything is called by whoever drives the communicator. No call waits.
 #pragma once
@@ -84,8 +84,6 @@ class Mailroom {
   void refuse(Letter& letter, int from, std::uint64_t n_bytes);
   // Both.
   void copy_claimed(Letter& letter);
-  std::uint8_t* place(int rank, std::uint32_t reach, std::uint64_t at, std::uint64_t n_bytes);
-  std::uint32_t reach_of(int peer, const void* buffer, std::uint64_t n_bytes, std::uint64_t& at);
   void say_out(Letter& letter);
   void await_out(Letter& letter, Deadline patience);
   void end(Letter& letter, std::optional<Failure> failure = {});

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "lockstep/base/base.h"
+#include "lockstep/host/internal/place.h"
 #include "lockstep/host/kernels.h"
 
 namespace lockstep::comm::internal {
@@ -21,24 +22,9 @@ Stage& stage_of(Circle& circle, int rank) {
   return *stage;
 }
 
-void copy(void* to, const void* from, std::uint64_t n_bytes) {
+void copy_bytes(void* to, const void* from, std::uint64_t n_bytes) {
   if (to != from && n_bytes > 0) std::memcpy(to, from, n_bytes);
 }
-
-// A direct all-reduce is cut into one slice per rank and each slice into chunks, in elements. Chunks are small enough
-// to be shared out evenly and to notice an abort, large enough that claiming one costs nothing.
-struct Cut {
-  std::uint64_t count, slice, chunk;
-  Cut(std::uint64_t n, int size, std::uint64_t element) : count(n) {
-    const std::uint64_t line = 64 / element * 4;
-    const std::uint64_t even = (n + static_cast<std::uint64_t>(size) - 1) / static_cast<std::uint64_t>(size);
-    slice = round_up(even, line);
-    chunk = round_up(std::clamp<std::uint64_t>(slice / 8, (16 << 10) / element, (256 << 10) / element), line);
-  }
-  std::uint64_t begin(int rank) const { return std::min(count, slice * static_cast<std::uint64_t>(rank)); }
-  std::uint64_t length(int rank) const { return std::min(count, begin(rank) + slice) - begin(rank); }
-  std::uint64_t n_chunks(int rank) const { return (length(rank) + chunk - 1) / chunk; }
-};
 
 }  // namespace
 
@@ -85,13 +71,14 @@ void Operation::start(Circle& circle, std::uint64_t sequence) {
   Board& own = circle.own();
   Arrival& arrival = own.arrivals[parity()];
   arrival.fingerprint = fingerprint_;
+  own.claims[parity()].next.store(0, std::memory_order_relaxed);
+  own.claims[parity()].done.store(0, std::memory_order_relaxed);
   if (in_place_) {
-    own.claims[parity()].next.store(0, std::memory_order_relaxed);
-    own.claims[parity()].done.store(0, std::memory_order_relaxed);
+    // Nothing to lay out.
   } else if (is_uneven(op_.kind)) {
     publish_counts(circle);
   } else if (can_be_inline(circle.size()) && sends(circle.rank())) {
-    copy(const_cast<std::uint8_t*>(payload_of(circle, circle.rank())), op_.send, sent);
+    copy_bytes(const_cast<std::uint8_t*>(payload_of(circle, circle.rank())), op_.send, sent);
   }
   perturb();
   arrival.sequence.store(sequence << 1 | (in_place_ ? 1u : 0u), std::memory_order_seq_cst);
@@ -150,16 +137,13 @@ void Operation::publish_call(Circle& circle) {
   call.where[length] = '\0';
   const std::uint64_t sent = send_bytes(circle.size());
   if (sent <= kEagerBytes && !is_uneven(op_.kind)) return;
-  const bool anywhere = circle.single_process();
-  const bool sendable =
-      anywhere || sent == 0 || !sends(circle.rank()) || circle.arena().contains(op_.send, sent);
-  const bool receivable = anywhere || (op_.kind == LOCKSTEP_REDUCE && circle.rank() != op_.root) ||
-                          circle.arena().contains(op_.recv, n_bytes_);
-  const auto base = anywhere ? 0 : reinterpret_cast<std::uintptr_t>(circle.arena().base());
-  call.reachable = sendable ? 1 : 0;
-  call.send = reinterpret_cast<std::uintptr_t>(op_.send) - base;
-  call.recv = reinterpret_cast<std::uintptr_t>(op_.recv) - base;
-  in_place_ = reduces_whole() && sendable && receivable;
+  call.send_reach = sends(circle.rank()) ? publish(circle, op_.send, sent, call.send) : Reach::kByAddress;
+  const bool receives = op_.kind != LOCKSTEP_REDUCE || circle.rank() == op_.root;
+  call.recv_reach = receives ? publish(circle, op_.recv, n_bytes_, call.recv) : Reach::kByAddress;
+  // What travels with the arrival is not worth a system call.
+  const bool by_kernel = call.send_reach == Reach::kByKernel || call.recv_reach == Reach::kByKernel;
+  in_place_ = reduces_whole() && call.send_reach != Reach::kNowhere && call.recv_reach != Reach::kNowhere &&
+              (!by_kernel || sent > kInlineBytes);
   n_in_place_ = in_place_ ? 1 : 0;
 }
 
@@ -176,9 +160,10 @@ Progress Operation::go_on(Circle& circle, Workspace& work) {
   }
   switch (stage_) {
     case Stage::kClaiming:
-      return reduces_whole() ? claim(circle, work) : copy_direct(circle, work);
+      if (reduces_whole()) return n_bytes_ < kClaimFrom ? reduce_own(circle, work) : claim(circle, work);
+      return has_root(op_.kind) ? move_rooted(circle) : copy_direct(circle, work);
     case Stage::kCounting:
-      return count_done(circle);
+      return reduces_whole() ? count_done(circle) : count_moved(circle);
     case Stage::kPlanned:
     case Stage::kLeaving:
       return follow_plan(circle, work);
@@ -234,7 +219,7 @@ void Operation::choose_path(Circle& circle, Workspace& work) {
 
 bool Operation::direct_possible(Circle& circle) const {
   for (int r = 0; r < circle.size(); ++r) {
-    if (call_of(circle, r).reachable == 0) return false;
+    if (call_of(circle, r).send_reach == Reach::kNowhere) return false;
   }
   return true;
 }
@@ -249,9 +234,9 @@ void Operation::finish_inline(Circle& circle, Workspace& work) {
   auto* recv = static_cast<std::uint8_t*>(op_.recv);
   switch (op_.kind) {
     case LOCKSTEP_BROADCAST:
-      return copy(recv, payload_of(circle, op_.root), n_bytes_);
+      return copy_bytes(recv, payload_of(circle, op_.root), n_bytes_);
     case LOCKSTEP_SCATTER:
-      return copy(recv, payload_of(circle, op_.root) + me * n_bytes_, n_bytes_);
+      return copy_bytes(recv, payload_of(circle, op_.root) + me * n_bytes_, n_bytes_);
     case LOCKSTEP_GATHER:
       if (circle.rank() != op_.root) return;
       [[fallthrough]];
@@ -259,7 +244,7 @@ void Operation::finish_inline(Circle& circle, Workspace& work) {
     case LOCKSTEP_ALL_TO_ALL: {
       const std::uint64_t at = op_.kind == LOCKSTEP_ALL_TO_ALL ? me * n_bytes_ : 0;
       for (int r = 0; r < circle.size(); ++r) {
-        copy(recv + static_cast<std::uint64_t>(r) * n_bytes_, payload_of(circle, r) + at, n_bytes_);
+        copy_bytes(recv + static_cast<std::uint64_t>(r) * n_bytes_, payload_of(circle, r) + at, n_bytes_);
       }
       return;
     }
@@ -278,117 +263,6 @@ void Operation::finish_inline(Circle& circle, Workspace& work) {
     default:
       return;
   }
-}
-
-std::uint8_t* Operation::buffer(Circle& circle, int rank, std::uint64_t at, std::uint64_t n_bytes) const {
-  if (circle.single_process()) return reinterpret_cast<std::uint8_t*>(at);
-  return circle.in_arena(rank, at, n_bytes);
-}
-
-// Own slice first, then whatever the others have not got to: a rank that is not running holds nobody up.
-Progress Operation::claim(Circle& circle, Workspace& work) {
-  const int size = circle.size(), me = circle.rank();
-  const Cut cut(op_.count, size, element_);
-  auto& send = work.send;
-  auto& recv = work.recv;
-  // The ranks that get the result: all, or the root alone.
-  const bool to_all = op_.kind == LOCKSTEP_ALL_REDUCE;
-  const std::size_t n_targets = to_all ? static_cast<std::size_t>(size) : 1;
-  for (int r = 0; r < size; ++r) {
-    peer_ = r;
-    send[static_cast<std::size_t>(r)] = buffer(circle, r, call_of(circle, r).send, n_bytes_);
-    if (!send[static_cast<std::size_t>(r)]) return Progress::kBadPeer;
-  }
-  for (std::size_t t = 0; t < n_targets; ++t) {
-    peer_ = to_all ? static_cast<int>(t) : op_.root;
-    recv[t] = buffer(circle, peer_, call_of(circle, peer_).recv, n_bytes_);
-    if (!recv[t]) return Progress::kBadPeer;
-  }
-  for (int turn = 0; turn < size; ++turn) {
-    const int owner = (me + turn) % size;
-    Claims& claims = circle.board(owner).claims[parity()];
-    const std::uint64_t n_chunks = cut.n_chunks(owner);
-    for (;;) {
-      if (claims.next.load(std::memory_order_relaxed) >= n_chunks) break;
-      const std::uint64_t index = claims.next.fetch_add(1, std::memory_order_relaxed);
-      if (index >= n_chunks) break;
-      perturb();
-      if (circle.own().broken.load(std::memory_order_relaxed) != 0) break;
-      const std::uint64_t first = cut.begin(owner) + index * cut.chunk;
-      const std::uint64_t count = std::min(cut.chunk, cut.begin(owner) + cut.length(owner) - first);
-      for (int r = 0; r < size; ++r) {
-        work.sources[static_cast<std::size_t>(r)] = send[static_cast<std::size_t>(r)] + first * element_;
-      }
-      for (std::size_t t = 0; t < n_targets; ++t) work.targets[t] = recv[t] + first * element_;
-      reduce(op_.dtype, op_.reduce, work.sources, {work.targets.data(), n_targets}, count);
-      perturb();
-      if (claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks) circle.ring_others();
-    }
-  }
-  ++mark_;
-  stage_ = Stage::kCounting;
-  peer_ = 0;
-  return count_done(circle);
-}
-
-Progress Operation::count_done(Circle& circle) {
-  const Cut cut(op_.count, circle.size(), element_);
-  for (; peer_ < circle.size(); ++peer_) {
-    perturb();
-    if (circle.board(peer_).claims[parity()].done.load(std::memory_order_acquire) != cut.n_chunks(peer_)) {
-      return Progress::kBlocked;
-    }
-  }
-  stage_ = Stage::kDone;
-  return Progress::kDone;
-}
-
-// The other direct collectives only read from the others; the buffers are theirs again when all have said so.
-Progress Operation::copy_direct(Circle& circle, Workspace& work) {
-  const bool scatters_sums = op_.kind == LOCKSTEP_REDUCE_SCATTER;
-  if (Progress bad{}; !(scatters_sums ? reduce_direct(circle, work, bad) : move_direct(circle, bad)))
-    return bad;
-  signal(circle, 1);
-  plan_.push_back({.kind = StepKind::kWait, .phase = 1});
-  stage_ = Stage::kLeaving;
-  peer_ = 0;
-  return follow_plan(circle, work);
-}
-
-bool Operation::reduce_direct(Circle& circle, Workspace& work, Progress& bad) {
-  const auto me = static_cast<std::uint64_t>(circle.rank());
-  bad = Progress::kBadPeer;
-  for (peer_ = 0; peer_ < circle.size(); ++peer_) {
-    const std::uint8_t* from = buffer(circle, peer_, call_of(circle, peer_).send, send_bytes(circle.size()));
-    if (from == nullptr) return false;
-    work.sources[static_cast<std::size_t>(peer_)] = from + me * n_bytes_;
-  }
-  void* const target = op_.recv;
-  reduce(op_.dtype, op_.reduce, work.sources, {&target, 1}, op_.count);
-  return true;
-}
-
-bool Operation::move_direct(Circle& circle, Progress& bad) {
-  const int size = circle.size(), me = circle.rank();
-  const Traffic traffic = traffic_of(plan_input(circle));
-  bad = Progress::kBadPeer;
-  for (int turn = 0; turn < size; ++turn) {
-    peer_ = (me + turn) % size;  // not all from the same rank at once
-    const Traffic::Part& part = traffic.receives[static_cast<std::size_t>(peer_)];
-    if (part.n_bytes == 0) continue;
-    auto* to = static_cast<std::uint8_t*>(op_.recv) + part.at;
-    // Where my part lies in the peer's buffer.
-    std::uint64_t at = 0;
-    if (is_uneven(op_.kind)) at = counts_of(circle, peer_)[me].at;
-    if (op_.kind == LOCKSTEP_SCATTER || op_.kind == LOCKSTEP_ALL_TO_ALL)
-      at = static_cast<std::uint64_t>(me) * n_bytes_;
-    const std::uint8_t* from = peer_ == me
-                                   ? static_cast<const std::uint8_t*>(op_.send) + at
-                                   : buffer(circle, peer_, call_of(circle, peer_).send + at, part.n_bytes);
-    if (from == nullptr) return false;
-    copy(to, from, part.n_bytes);
-  }
-  return true;
 }
 
 Progress Operation::follow_plan(Circle& circle, Workspace& work) {
@@ -431,12 +305,13 @@ void Operation::execute(const Step& step, Circle& circle, Workspace& work) {
   const auto stage_out = [&](int r) { return stage_of(circle, r).out[step.parity]; };
   switch (step.kind) {
     case StepKind::kCopyIn:
-      return copy(stage_in(circle.rank()), send + step.user_at, step.n_bytes);
+      return copy_bytes(stage_in(circle.rank()), send + step.user_at, step.n_bytes);
     case StepKind::kCopyOut:
-      return copy(recv + step.recv_at,
-                  step.from_in ? stage_in(step.peer) : stage_out(step.peer) + step.stage_at, step.n_bytes);
+      return copy_bytes(recv + step.recv_at,
+                        step.from_in ? stage_in(step.peer) : stage_out(step.peer) + step.stage_at,
+                        step.n_bytes);
     case StepKind::kKeep:
-      return copy(recv + step.recv_at, send + step.user_at, step.n_bytes);
+      return copy_bytes(recv + step.recv_at, send + step.user_at, step.n_bytes);
     case StepKind::kReduce: {
       for (int r = 0; r < circle.size(); ++r) {
         work.sources[static_cast<std::size_t>(r)] = r == circle.rank() ? send + step.user_at : stage_in(r);

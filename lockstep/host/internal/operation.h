@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "lockstep/host/internal/circle.h"
+#include "lockstep/host/internal/place.h"
 #include "lockstep/host/plan.h"
 
 namespace lockstep::comm::internal {
@@ -23,9 +24,10 @@ struct Workspace {
         recv(static_cast<std::size_t>(size)) {}
   std::vector<const void*> sources;
   std::vector<void*> targets;
-  // Each rank's whole buffers in a direct all-reduce.
-  std::vector<std::uint8_t*> send;
-  std::vector<std::uint8_t*> recv;
+  // The ranks' whole buffers in a direct reduction; recv only of those that get the result.
+  std::vector<Place> send;
+  std::vector<Place> recv;
+  std::vector<std::uint8_t> scratch;  // what came through the kernel
 };
 
 constexpr bool is_uneven(lockstep_op_kind kind) {
@@ -51,6 +53,9 @@ class Operation {
   int peer() const { return peer_; }
   // After kUneven: peer() sends this one another amount than it expects.
   int uneven_receiver() const { return uneven_receiver_; }
+  bool entered_by(Circle& circle, int rank) const {
+    return circle.board(rank).arrivals[parity()].sequence.load(std::memory_order_acquire) >> 1 == sequence_;
+  }
   std::uint64_t sequence() const { return sequence_; }
   std::uint64_t fingerprint() const { return fingerprint_; }
   // Changes whenever advance() got further.
@@ -66,12 +71,19 @@ class Operation {
   void choose_path(Circle& circle, Workspace& work);
   void finish_inline(Circle& circle, Workspace& work);
   // Direct paths.
+  // The three bools: false when peer_'s word about its buffer cannot be true.
+  bool find_buffers(Circle& circle, Workspace& work);
+  bool pull_all(Circle& circle);
+  bool move_pair(Circle& circle, int other);
+  void reduce_range(Circle& circle, Workspace& work, std::uint64_t first, std::uint64_t count,
+                    std::uint64_t skip);
+  Progress reduce_own(Circle& circle, Workspace& work);
   Progress claim(Circle& circle, Workspace& work);
   Progress count_done(Circle& circle);
   Progress copy_direct(Circle& circle, Workspace& work);
-  // False with `bad` when a peer's word about its buffer cannot be true.
-  bool reduce_direct(Circle& circle, Workspace& work, Progress& bad);
-  bool move_direct(Circle& circle, Progress& bad);
+  Progress move_rooted(Circle& circle);
+  Progress count_moved(Circle& circle);
+  Progress leave_together(Circle& circle, Workspace& work);
   // Staged path.
   Progress follow_plan(Circle& circle, Workspace& work);
   void execute(const Step& step, Circle& circle, Workspace& work);
@@ -80,8 +92,6 @@ class Operation {
 
   const std::uint8_t* payload_of(Circle& circle, int rank) const;
   bool direct_possible(Circle& circle) const;
-  // Address of a rank's buffer, null when its word about it cannot be true.
-  std::uint8_t* buffer(Circle& circle, int rank, std::uint64_t at, std::uint64_t n_bytes) const;
   const Call& call_of(Circle& circle, int rank) const {
     return circle.board(rank).history[sequence_ % kHistory];
   }
@@ -104,9 +114,10 @@ class Operation {
   std::uint64_t sequence_ = 0;
   std::uint64_t mark_ = 0;
   Stage stage_ = Stage::kNew;
-  bool in_place_ = false;  // this rank's buffers can be reduced where they lie
-  int n_in_place_ = 0;     // ranks that said so
-  int peer_ = 0;           // next rank to look at, or the one to blame
+  bool in_place_ = false;   // this rank's buffers can be reduced where they lie
+  bool by_kernel_ = false;  // some buffer of a direct reduction is not mapped here
+  int n_in_place_ = 0;      // ranks that said so
+  int peer_ = 0;            // next rank to look at, or the one to blame
   // Bytes per peer, for the kinds with counts of their own.
   std::vector<std::uint64_t> uneven_sends_, uneven_receives_;
   std::uint64_t uneven_sent_ = 0;

@@ -1,0 +1,82 @@
+#include "lockstep/host/internal/place.h"
+
+#include <sys/uio.h>
+
+#include <cerrno>
+#include <cstring>
+
+#include "lockstep/base/base.h"
+
+namespace lockstep::comm::internal {
+namespace {
+
+using Transfer = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
+
+// Moves all of it; the kernel may stop short at a page it cannot reach, and then says why when asked to go on.
+void transfer(Transfer call, const char* name, std::int64_t pid, std::uint8_t* here, std::uint64_t there,
+              std::uint64_t n_bytes) {
+  while (n_bytes > 0) {
+    const iovec local{here, n_bytes};
+    const iovec remote{reinterpret_cast<void*>(there), n_bytes};
+    const ssize_t moved = call(static_cast<pid_t>(pid), &local, 1, &remote, 1, 0);
+    if (moved <= 0) {
+      if (errno == ESRCH)
+        raise(ErrorKind::kPeerLost, cat("process ", pid, " ended during a copy"), ErrorFamily::kBackend);
+      raise(system_failure(errno, name, ErrorFamily::kBackend));
+    }
+    here += moved;
+    there += static_cast<std::uint64_t>(moved);
+    n_bytes -= static_cast<std::uint64_t>(moved);
+  }
+}
+
+}  // namespace
+
+Reach publish(Circle& circle, const void* buffer, std::uint64_t n_bytes, std::uint64_t& at, int peer) {
+  at = reinterpret_cast<std::uintptr_t>(buffer);
+  if (peer >= 0 ? circle.same_process(peer) : circle.single_process()) return Reach::kByAddress;
+  if (circle.arena().contains(buffer, n_bytes)) {
+    at = circle.arena().offset_of(buffer);
+    return Reach::kInArena;
+  }
+  return circle.kernel_copies() ? Reach::kByKernel : Reach::kNowhere;
+}
+
+std::optional<Place> find(Circle& circle, int rank, Reach reach, std::uint64_t at, std::uint64_t n_bytes) {
+  switch (reach) {
+    case Reach::kByAddress:
+      if (!circle.same_process(rank)) return std::nullopt;
+      return Place{.here = reinterpret_cast<std::uint8_t*>(at)};
+    case Reach::kInArena:
+      if (auto* here = circle.in_arena(rank, at, n_bytes)) return Place{.here = here};
+      return std::nullopt;
+    case Reach::kByKernel:
+      if (!circle.kernel_copies()) return std::nullopt;
+      return Place{.there = at, .pid = circle.pid(rank)};
+    case Reach::kNowhere:
+      break;
+  }
+  return std::nullopt;
+}
+
+void copy(const Place& to, const Place& from, std::uint64_t n_bytes) {
+  if (n_bytes == 0) return;
+  if (to.here != nullptr && from.here != nullptr) {
+    if (to.here != from.here) std::memcpy(to.here, from.here, n_bytes);
+  } else if (to.here != nullptr) {
+    transfer(::process_vm_readv, "process_vm_readv", from.pid, to.here, from.there, n_bytes);
+  } else {
+    transfer(::process_vm_writev, "process_vm_writev", to.pid, from.here, to.there, n_bytes);
+  }
+}
+
+bool kernel_copies_work(const Peer& peer) {
+  std::uint64_t magic = 0;
+  const iovec local{&magic, sizeof(magic)};
+  const iovec remote{reinterpret_cast<void*>(peer.station->mapped_at), sizeof(magic)};
+  return ::process_vm_readv(static_cast<pid_t>(peer.pid), &local, 1, &remote, 1, 0) ==
+             static_cast<ssize_t>(sizeof(magic)) &&
+         magic == kLayoutMagic;
+}
+
+}  // namespace lockstep::comm::internal

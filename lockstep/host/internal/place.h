@@ -1,0 +1,38 @@
+// A buffer of some rank and how this rank gets at it: mapped here (in an arena, or in this very process), or only
+// through the kernel, which copies between processes that may trace each other (process_vm_readv and _writev).
+#pragma once
+
+#include <cstdint>
+#include <optional>
+
+#include "lockstep/host/internal/circle.h"
+#include "lockstep/host/internal/layout.h"
+
+namespace lockstep::comm::internal {
+
+struct Place {
+  std::uint8_t* here = nullptr;  // null: not mapped in this process
+  std::uint64_t there = 0;       // address in the owner's process
+  std::int64_t pid = -1;         // the owner's
+
+  Place operator+(std::uint64_t n_bytes) const {
+    return {here == nullptr ? nullptr : here + n_bytes, there + n_bytes, pid};
+  }
+};
+
+// How others can get at [buffer, buffer + n_bytes) of this rank; `at` gets what they need to know. With a `peer`, how
+// that one can.
+Reach publish(Circle& circle, const void* buffer, std::uint64_t n_bytes, std::uint64_t& at, int peer = -1);
+// A buffer as its owner published it; nothing when that cannot be true.
+std::optional<Place> find(Circle& circle, int rank, Reach reach, std::uint64_t at, std::uint64_t n_bytes);
+inline Place own_place(const void* buffer) {
+  return {.here = const_cast<std::uint8_t*>(static_cast<const std::uint8_t*>(buffer))};
+}
+
+// Pre: at least one of the two is here. Raises kPeerLost when the owner is gone, kSystem when the kernel refuses.
+void copy(const Place& to, const Place& from, std::uint64_t n_bytes);
+
+// Whether the kernel lets this process copy from and to the peer's.
+bool kernel_copies_work(const Peer& peer);
+
+}  // namespace lockstep::comm::internal
