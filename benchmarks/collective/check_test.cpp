@@ -13,7 +13,10 @@ using Values = std::vector<float>;
 
 Case case_for(Kind kind, int rank, int size) {
   // More than one period per rank, and no multiple of it.
-  return {.kind = kind, .n_bytes = 1500 * sizeof(float) * static_cast<std::size_t>(size), .rank = rank, .size = size};
+  return {.kind = kind,
+          .n_bytes = 1500 * sizeof(float) * static_cast<std::size_t>(size),
+          .rank = rank,
+          .size = size};
 }
 
 Values sent_by(Case which, int rank) {
@@ -31,7 +34,8 @@ Values part(const Values& values, std::size_t begin, std::size_t n) {
 
 Values sum(const std::vector<Values>& sent) {
   Values total(sent[0].size());
-  for (const Values& one : sent) std::transform(one.begin(), one.end(), total.begin(), total.begin(), std::plus<>());
+  for (const Values& one : sent)
+    std::transform(one.begin(), one.end(), total.begin(), total.begin(), std::plus<>());
   return total;
 }
 
@@ -43,14 +47,20 @@ Values carried_out(const Case& which) {
   const std::size_t own = n * static_cast<std::size_t>(which.rank);
   Values received;
   switch (which.kind) {
-    case Kind::kBarrier: break;
-    case Kind::kBroadcast: return sent[0];
+    case Kind::kBarrier:
+      break;
+    case Kind::kBroadcast:
+      return sent[0];
     case Kind::kAllReduce:
-    case Kind::kReduce: return sum(sent);
-    case Kind::kReduceScatter: return part(sum(sent), own, n);
-    case Kind::kScatter: return part(sent[0], own, n);
+    case Kind::kReduce:
+      return sum(sent);
+    case Kind::kReduceScatter:
+      return part(sum(sent), own, n);
+    case Kind::kScatter:
+      return part(sent[0], own, n);
     case Kind::kSendRecv:
-    case Kind::kExchange: return sent[static_cast<std::size_t>(which.partner())];
+    case Kind::kExchange:
+      return sent[static_cast<std::size_t>(which.partner())];
     case Kind::kAllGather:
     case Kind::kGather:
     case Kind::kAllToAll:
@@ -70,7 +80,8 @@ TEST(CollectiveCheck, TakesWhatEveryOperationMustGive) {
         const Case which = case_for(static_cast<Kind>(k), rank, size);
         const Values received = carried_out(which);
         EXPECT_EQ(received.size(), which.kind == Kind::kBarrier ? 0 : which.n_recv()) << which.row().name;
-        EXPECT_TRUE(received_right(which, received)) << which.row().name << " rank " << rank << " of " << size;
+        EXPECT_TRUE(received_right(which, received))
+            << which.row().name << " rank " << rank << " of " << size;
       }
     }
   }

@@ -71,27 +71,24 @@ void Hub::retire(std::unique_ptr<Circle> circle) {
   });
 }
 
-// The ticket is drawn before anything is looked at, so whatever is posted or rung afterwards ends the sleep at once.
-// Only while something is stuck do the others have to ring: an idle worker is not announced.
+// The ticket is drawn before anything is looked at, so whatever is posted, rung or stopped afterwards ends the sleep at
+// once. Only while something is stuck do the others have to ring: an idle worker is not announced.
 void Hub::work() {
   Doorbell& door = fabric_->own().doorbell;
-  for (;;) {
-    std::uint32_t ticket = door.bell.load(std::memory_order_seq_cst);
-    {
-      const std::lock_guard lock(mutex_);
-      if (stopping_) return;
-    }
+  const auto stopping = [&] {
+    const std::lock_guard lock(mutex_);
+    return stopping_;
+  };
+  for (bool stuck = false;;) {
+    const std::uint32_t ticket = stuck ? arm(door) : door.bell.load(std::memory_order_seq_cst);
     Deadline until = Deadline::never();
-    if (!pass(false, until)) {
-      drop_idle();
-      sleep(door, ticket, until);
-      continue;
-    }
-    ticket = arm(door);
-    pass(true, until);
+    const bool announced = stuck, over = stopping();
+    stuck = !over && pass(announced, until);
     drop_idle();
-    sleep(door, ticket, until);
-    disarm(door);
+    // Stuck, and not announced yet: announce, and look once more.
+    if (!over && (announced || !stuck)) sleep(door, ticket, until);
+    if (announced) disarm(door);
+    if (over) return;
   }
 }
 
