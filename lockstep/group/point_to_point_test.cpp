@@ -210,6 +210,47 @@ TEST(PointToPoint, RefusesBadPeersTagsAndTensors) {
   });
 }
 
+// Roots and peers are ranks in the world; group_ ones are ranks in the group, here {1, 3} of four.
+TEST(SubGroups, RanksOfTheWorldNameMembersOfASubGroup) {
+  world(4, [](int rank) {
+    const auto group = new_group({1, 3});
+    auto tensor = filled(2, rank);
+    if (rank % 2 == 0) {  // not members: a warning, and nothing happens
+      EXPECT_EQ(recv(tensor, {.src = 1, .group = group}), -1);
+      send(tensor, {.dst = 3, .group = group});
+      EXPECT_TRUE(isend(tensor, {.dst = 3, .group = group}).is_completed());
+      EXPECT_TRUE(all_reduce(tensor, {.group = group}).result().empty());
+      EXPECT_TRUE(
+          batch_isend_irecv({{.op = P2PKind::kIsend, .tensor = tensor, .peer = 1, .group = group}}).empty());
+      barrier({.group = group});
+      expect_equal(tensor, filled(2, rank));
+      return;
+    }
+    const int other = rank == 1 ? 3 : 1;
+    broadcast(tensor, {.src = 3, .group = group});
+    expect_equal(tensor, filled(2, 3));
+    broadcast(tensor.fill_(rank), {.group_src = 0, .group = group});
+    expect_equal(tensor, filled(2, 1));
+    auto came = at::empty({2});
+    const auto sending = isend(filled(2, rank), {.dst = other, .group = group});
+    EXPECT_EQ(recv(came, {.group = group}), other);
+    expect_equal(came, filled(2, other));
+    sending.wait();
+    const auto work = irecv(came, {.group_src = rank == 1 ? 1 : 0, .group = group});
+    send(filled(2, -rank), {.dst = other, .group = group});
+    work.wait();
+    EXPECT_EQ(work.source_rank(), other);
+    expect_equal(came, filled(2, -other));
+    const auto outsider = caught([&] { send(came, {.dst = 2, .group = group}); });
+    EXPECT_EQ(outsider.kind, ErrorKind::kUsage);
+    EXPECT_TRUE(outsider.says("dst is 2") && outsider.says("1, 3") && outsider.says("group_dst"))
+        << outsider.words;
+    EXPECT_TRUE(caught([&] { broadcast(came, {.group_src = 3, .group = group}); }).says("0 to 1"));
+    // gather's default root is rank 0 of the world, which is no member.
+    EXPECT_TRUE(caught([&] { gather(came, {}, {.group = group}); }).says("dst is 0"));
+  });
+}
+
 TEST(BatchIsendIrecv, ComesThroughWhateverTheOrder) {
   for (const int n : {1, 2, 3, 4, 7}) {
     world(n, [n](int rank) {
