@@ -28,9 +28,9 @@ std::string of_each(const std::vector<at::Tensor>& tensors, const Part& part) {
   return out.str();
 }
 
-Fingerprint fingerprint_of(const Request& request, std::uint64_t sequence) {
+Fingerprint fingerprint_of(const Request& request) {
   const auto& tensors = request.described;
-  Fingerprint print{.operation = request.name, .sequence = std::to_string(sequence)};
+  Fingerprint print{.operation = request.name};
   print.n_tensors = std::to_string(tensors.size());
   print.dtypes = of_each(tensors, [](const at::Tensor& t) { return t.dtype().name(); });
   print.devices =
@@ -68,10 +68,8 @@ class CheckedGroup final : public GroupBase {
   void check(const Request& request) {
     const auto kind = request.op.kind;
     if (kind == LOCKSTEP_SEND || kind == LOCKSTEP_RECV) return;
-    const auto print = fingerprint_of(request, sequence_number() + 1);
-    checker_->check(called(request.name, name(), rank(), size(), request.where), print,
+    checker_->check(called(request.name, name(), rank(), size(), request.where), fingerprint_of(request),
                     request.timeout.value_or(timeout()));
-    if (log_enabled(LogLevel::kTrace)) log(LogLevel::kTrace, cat("all ranks run ", print.text()));
   }
 
   const std::shared_ptr<GroupBase> inner_;

@@ -166,6 +166,22 @@ TEST(DetailWrapper, LetsRanksInStepThrough) {
   }
 }
 
+TEST(DetailWrapper, ComparesNoMessagesAndNoShapesThatMayDiffer) {
+  const Detail detail;
+  run_threads(3, [](int rank) {
+    auto tensor = at::ones({2});
+    if (rank == 0) send(tensor, {.dst = 1});
+    if (rank == 1) recv(tensor, {.src = 0});
+    all_reduce(tensor);  // rank 2 has started fewer operations
+    // Rank r sends r rows to each rank.
+    const auto rows = static_cast<std::int64_t>(rank);
+    auto output = at::empty({3});
+    all_to_all_single(output, at::ones({3 * rows}),
+                      {.output_split_sizes = {0, 1, 2}, .input_split_sizes = {rows, rows, rows}});
+    EXPECT_EQ(output[2].item<float>(), 1);
+  });
+}
+
 // Runs `mine` on rank 1 and `theirs` elsewhere: every rank must be told what differs, and the group go on.
 void expect_out_of_step(const std::function<void()>& mine, const std::function<void()>& theirs,
                         const std::string& difference) {

@@ -11,7 +11,7 @@ namespace lockstep::internal {
 
 // One collective on one rank, as text: equal on all ranks when they are in step. An empty shape is not compared.
 struct Fingerprint {
-  std::string operation, sequence, n_tensors{}, dtypes{}, devices{}, shapes{};
+  std::string operation{}, sequence{}, n_tensors{}, dtypes{}, devices{}, shapes{};
 
   // "all_reduce, sequence number 3, 1 tensor(s), dtypes float, device types cpu, shapes [2, 3]"
   std::string text() const;
@@ -28,8 +28,9 @@ class Checker {
   Checker(Store& store, int rank, std::vector<int> ranks);
 
   // Meets the other ranks. Raises kTimeout naming the missing ranks and carrying the fingerprint, kUsage with both
-  // fingerprints when another rank runs something else; on every rank that came. `who` begins the message.
-  void check(const std::string& who, const Fingerprint& mine, Milliseconds timeout);
+  // fingerprints when another rank runs something else; on every rank that came. `who` begins the message. The sequence
+  // number is filled in: it counts collectives, since messages leave out some ranks.
+  void check(const std::string& who, Fingerprint mine, Milliseconds timeout);
 
  private:
   const int rank_;
