@@ -160,6 +160,8 @@ Progress Operation::go_on(Circle& circle, Workspace& work) {
   }
   switch (stage_) {
     case Stage::kClaiming:
+      // Whoever gave up after we entered waits for us to be out; whoever did before must be seen here.
+      if (circle.own().broken.load(std::memory_order_seq_cst) != 0) return Progress::kBlocked;
       if (reduces_whole()) return n_bytes_ < kClaimFrom ? reduce_own(circle, work) : claim(circle, work);
       return has_root(op_.kind) ? move_rooted(circle) : copy_direct(circle, work);
     case Stage::kCounting:
@@ -186,8 +188,7 @@ Progress Operation::arrive(Circle& circle) {
   }
   if (is_uneven(op_.kind) && !counts_agree(circle)) return Progress::kUneven;
   peer_ = 0;
-  // Whoever gave up after we entered waits for us to be out; whoever did before must be seen here.
-  return circle.own().broken.load(std::memory_order_seq_cst) != 0 ? Progress::kBlocked : Progress::kDone;
+  return Progress::kDone;
 }
 
 void Operation::retreat(Circle& circle) {
