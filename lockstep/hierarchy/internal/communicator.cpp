@@ -50,6 +50,14 @@ std::string hear(const lockstep_comm_config& config, const char* what, int rank)
         ErrorFamily::kBackend);
 }
 
+// While one lives on this thread, a caller is inside post, abort or leave, and may hold locks that its done takes.
+thread_local int callers_inside = 0;
+struct CallerInside {
+  CallerInside() { ++callers_inside; }
+  ~CallerInside() { --callers_inside; }
+  CallerInside(const CallerInside&) = delete;
+};
+
 Failure left_failure() {
   return {.kind = ErrorKind::kAborted,
           .message = "this rank has left the group",
@@ -142,6 +150,7 @@ Communicator::~Communicator() {
 }
 
 void Communicator::leave(const char* cause) {
+  const CallerInside inside;
   {
     const std::lock_guard lock(mutex_);
     if (closed_) return;
@@ -201,6 +210,7 @@ std::optional<Failure> Communicator::failure() {
 }
 
 void Communicator::abort(const std::string& reason) {
+  const CallerInside inside;
   if (sole_ != nullptr) return sole_->table().comm_abort(sole_->comm(), reason.c_str());
   break_with({.kind = ErrorKind::kAborted,
               .message = cat("rank ", rank(), " aborted the group: ", reason),
@@ -211,6 +221,7 @@ void Communicator::abort(const std::string& reason) {
 // ---- operations ----
 
 std::shared_ptr<Operation> Communicator::post(const lockstep_op& op) {
+  const CallerInside inside;
   auto operation = std::make_shared<Operation>(*this, op, size());
   const bool message = is_message(op.kind);
   {
@@ -377,7 +388,16 @@ void Communicator::finish(const std::shared_ptr<Operation>& operation) {
     std::erase(messages_, operation);
     idle_.notify_all();
   }
-  if (done != nullptr) done(context);
+  if (done == nullptr) return;
+  if (callers_inside == 0) return done(context);
+  {
+    const std::lock_guard lock(mutex_);
+    ++users_;
+  }
+  setup_.pulse.call_soon([this, done, context] {
+    done(context);
+    exit();
+  });
 }
 
 bool Communicator::wait(const std::shared_ptr<Operation>& operation, Deadline deadline) {

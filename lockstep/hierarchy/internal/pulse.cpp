@@ -23,8 +23,19 @@ void Pulse::add(Beating* one) {
   const std::lock_guard lock(mutex_);
   const bool first = active_.empty();
   active_.insert(one);
-  if (!thread_.joinable()) thread_ = Thread("ls-hierarchy", [this] { run(); });
+  start_locked();
   if (first) changed_.notify_all();
+}
+
+void Pulse::call_soon(std::function<void()> call) {
+  const std::lock_guard lock(mutex_);
+  soon_.push_back(std::move(call));
+  start_locked();
+  changed_.notify_all();
+}
+
+void Pulse::start_locked() {
+  if (!thread_.joinable()) thread_ = Thread("ls-hierarchy", [this] { run(); });
 }
 
 void Pulse::remove(Beating* one) {
@@ -35,9 +46,16 @@ void Pulse::remove(Beating* one) {
 void Pulse::run() {
   std::unique_lock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [&] { return stopping_ || !active_.empty(); });
+    changed_.wait(lock, [&] { return stopping_ || !active_.empty() || !soon_.empty(); });
+    changed_.wait_for(lock, kBeat, [&] { return stopping_ || !soon_.empty(); });
+    while (!soon_.empty()) {
+      const auto call = std::move(soon_.front());
+      soon_.pop_front();
+      lock.unlock();
+      call();
+      lock.lock();
+    }
     if (stopping_) return;
-    changed_.wait_for(lock, kBeat, [&] { return stopping_; });
     std::vector<Beating*> now;
     for (auto one = active_.begin(); one != active_.end();) {
       if ((*one)->enter()) {

@@ -1,9 +1,12 @@
-// A beat every 20 ms for the communicators that have operations under way; none, no beat.
+// A beat every 20 ms for the communicators that have operations under way; none, no beat. And a thread for calls that must
+// not come from the one that caused them.
 // Thread: one per engine, "ls-hierarchy", started with the first operation, asleep while nothing is under way, joined by
 // the destructor. Thread safety: all methods.
 #pragma once
 
 #include <condition_variable>
+#include <deque>
+#include <functional>
 #include <mutex>
 #include <set>
 
@@ -29,13 +32,17 @@ class Pulse {
   void add(Beating* one);
   // Afterwards enter() is not called any more; a beat() under way ends with exit().
   void remove(Beating* one);
+  // Runs `call` on the thread, soon, under no lock.
+  void call_soon(std::function<void()> call);
 
  private:
+  void start_locked();
   void run();
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
   std::set<Beating*> active_;
+  std::deque<std::function<void()>> soon_;
   bool stopping_ = false;
   Thread thread_;
 };

@@ -154,7 +154,6 @@ class Builder {
                    home ? root_place() : bridge());
       };
       int first = home ? local(-1) : -1;
-      if (at_.rank == op_.root) first = -1;
       if (bridges) first = add(Where::kLane, LOCKSTEP_BROADCAST, data, data, count, {first}, root_host());
       if (!home) local(first);
     }
