@@ -92,8 +92,8 @@ class Communicator::LetterTask final : public Task {
     try {
       if (!letter_.over) owner_.mailroom_.advance();
     } catch (...) {
-      failure = owner_.break_with(current_failure());
-      return true;
+      failure = owner_.after_exception();
+      return failure.has_value();
     }
     if (letter_.over) failure = letter_.failure;
     return letter_.over;
@@ -271,10 +271,19 @@ std::optional<Failure> Communicator::advance_once(Operation& operation, Progress
   try {
     progress = operation.advance(*circle_, workspace_);
   } catch (...) {
-    return break_with(current_failure());
+    progress = Progress::kBlocked;
+    return after_exception();
   }
   if (progress == Progress::kDone || progress == Progress::kBlocked) return std::nullopt;
   return break_with(mismatch(operation, progress));
+}
+
+// A copy that found its owner gone says less than the watch will in a moment: who, and how it ended. Until then the
+// operation is merely stuck.
+std::optional<Failure> Communicator::after_exception() {
+  Failure failure = current_failure();
+  if (failure.kind == ErrorKind::kPeerLost) return std::nullopt;
+  return break_with(std::move(failure));
 }
 
 Failure Communicator::mismatch(const Operation& operation, Progress progress) {
@@ -398,7 +407,7 @@ std::optional<Failure> Communicator::late_letter(Letter& letter, Deadline deadli
     try {
       mailroom_.advance();
     } catch (...) {
-      return break_with(current_failure());
+      return after_exception();
     }
     if (letter.over) return std::nullopt;
   }
@@ -444,7 +453,7 @@ bool Communicator::advance_letters() {
   try {
     if (!stopped()) mailroom_.advance();
   } catch (...) {
-    break_with(current_failure());
+    after_exception();
   }
   if (stopped()) {
     failure = stopped_failure();
