@@ -5,9 +5,11 @@
 #include <utility>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
 #include "lockstep/ddp/internal/module_state.h"
+#include "lockstep/group/debug.h"
 #include "lockstep/group/world.h"
 
 namespace lockstep {
@@ -21,6 +23,25 @@ void check_materialised(const internal::NamedTensors& parameters) {
               " has no values yet (it lies on the meta device); give it values, for example with a ",
               "dry forward pass, before wrapping the module"));
   }
+}
+
+// How this one was built, for TORCH_DISTRIBUTED_DEBUG=INFO and above.
+void tell_construction(const DdpOptions& options, const ProcessGroup& group,
+                       const internal::NamedTensors& trained, std::size_t n_all) {
+  if (get_debug_level() == DebugLevel::kOff || !log_enabled(LogLevel::kInfo)) return;
+  std::int64_t n_bytes = 0;
+  for (const auto& tensor : trained.tensors) n_bytes += static_cast<std::int64_t>(tensor.nbytes());
+  std::string words = cat(
+      "DistributedDataParallel over group \"", group.name(), "\" (rank ", group.rank(), " of ", group.size(),
+      ", back end ", group.backend(), "): ", trained.tensors.size(), " of ", n_all, " parameters trained, ",
+      n_bytes, " bytes; bucket_cap_mb ", options.bucket_cap_mb ? cat(*options.bucket_cap_mb) : "unset",
+      ", gradient_as_bucket_view ", options.gradient_as_bucket_view, ", broadcast_buffers ",
+      options.broadcast_buffers, ", init_sync ", options.init_sync);
+  for (std::size_t i = 0; i < trained.tensors.size(); ++i) {
+    words += cat("\n  ", trained.names[i], " ", trained.tensors[i].sizes(), " ",
+                 c10::toString(trained.tensors[i].scalar_type()));
+  }
+  log(LogLevel::kInfo, words);
 }
 
 }  // namespace
@@ -47,6 +68,7 @@ DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, DdpOptions options)
       .gradient_as_bucket_view = options_.gradient_as_bucket_view,
       .where = options_.where};
   rebuilt_limits(reducer_options.caps);  // a bad cap is an error in a world of one, too
+  tell_construction(options_, *group_, trained, parameters.tensors.size());
   if (group_->size() == 1) return;
 
   broadcast_ = std::make_unique<internal::FlatBroadcast>(group_, options_.where);

@@ -310,5 +310,29 @@ TEST(DdpErrors, AReplacedBucketViewIsAnError) {
   });
 }
 
+TEST(DdpLog, TellsHowItWasBuiltWhenTheDebugLevelAsksForIt) {
+  static std::mutex mutex;
+  static std::string lines;
+  set_log_sink([](LogLevel, std::string_view text) {
+    const std::lock_guard lock(mutex);
+    lines += text;
+  });
+  set_log_level(LogLevel::kInfo);
+  run_threads(2, [](int) {
+    DistributedDataParallel(torch::nn::Linear(3, 2), {.bucket_cap_mb = 7});
+    barrier();
+    EXPECT_EQ(lines.find("parameters trained"), std::string::npos) << lines;
+    barrier();
+    set_debug_level(DebugLevel::kInfo);
+    DistributedDataParallel(torch::nn::Linear(3, 2), {.bucket_cap_mb = 7});
+  });
+  set_debug_level(DebugLevel::kOff);
+  set_log_level_from_env();
+  set_log_sink(nullptr);
+  for (const char* part :
+       {"rank 1 of 2", "2 of 2 parameters trained, 32 bytes", "bucket_cap_mb 7", "weight [2, 3] Float"})
+    EXPECT_NE(lines.find(part), std::string::npos) << part << " is missing in: " << lines;
+}
+
 }  // namespace
 }  // namespace lockstep
