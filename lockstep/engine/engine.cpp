@@ -181,6 +181,16 @@ Failure Communicator::failure(lockstep_status status, std::string_view words) co
   return failure;
 }
 
+std::optional<Failure> Communicator::broken() const {
+  std::int32_t rank = -1;
+  std::int64_t pid = -1;
+  char words[kErrorCapacity] = "", cause[kErrorCapacity] = "";
+  const auto status =
+      engine_.table().comm_failure(comm_, words, sizeof words, &rank, &pid, cause, sizeof cause);
+  if (status == LOCKSTEP_OK) return std::nullopt;
+  return failure(status, "");
+}
+
 void Communicator::abort(const std::string& reason) noexcept {
   engine_.table().comm_abort(comm_, reason.c_str());
 }

@@ -10,6 +10,7 @@
 #include <cstddef>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
@@ -106,6 +107,8 @@ class Communicator {
   lockstep_status run(const lockstep_op& op, char* error) noexcept;
   // A failed status as a value, with the lost peer when there is one. `words` may be empty.
   Failure failure(lockstep_status status, std::string_view words) const;
+  // The first failure, when the communicator is broken.
+  std::optional<Failure> broken() const;
   // Breaks the communicator on every rank; returns at once.
   void abort(const std::string& reason) noexcept;
   // Leaves the group; an empty cause is an orderly leave. Pending and later operations fail. Only the first

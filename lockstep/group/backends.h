@@ -1,5 +1,6 @@
-// Back ends: which engine works for which device type. A back end is an engine by name: "host" (built in), "fake", a
-// plug-in loaded with load_engine (world.h), or one that the program registers here.
+// Back ends: which engine works for which device type. A back end is an engine by name: "host" and
+// "hierarchical" (built in), "gloo" (a plug-in found by its name), "fake", a plug-in loaded with load_engine (world.h),
+// or one that the program registers here.
 //
 // A group's `backend` is one name ("host": for every device type that engine serves) or one pair per device type
 // ("cpu:host,meta:fake"). The device of a call's tensors selects the back end; device types of the same name share one

@@ -1,5 +1,6 @@
 // The debug wrapper around a group, and monitored_barrier: both are meetings in the group's store.
 #include <algorithm>
+#include <functional>
 #include <sstream>
 
 #include "lockstep/base/log.h"
@@ -40,6 +41,18 @@ Fingerprint fingerprint_of(const Request& request) {
   return print;
 }
 
+// Raises what broke the group when a rank is lost or it was aborted: whoever is waited for will not come.
+std::function<void()> still_worth_it(const GroupBase& group) {
+  const auto* engine = group.engine();
+  auto communicator = engine == nullptr ? nullptr : group.communicator(*engine);
+  if (!communicator) return {};
+  return [communicator = std::move(communicator)] {
+    const auto failure = communicator->broken();
+    if (failure && (failure->kind == ErrorKind::kPeerLost || failure->kind == ErrorKind::kAborted))
+      raise(*failure);
+  };
+}
+
 class CheckedGroup final : public GroupBase {
  public:
   CheckedGroup(GroupPlace place, std::shared_ptr<GroupBase> inner, std::shared_ptr<Checker> checker)
@@ -69,7 +82,7 @@ class CheckedGroup final : public GroupBase {
     const auto kind = request.op.kind;
     if (kind == LOCKSTEP_SEND || kind == LOCKSTEP_RECV) return;
     checker_->check(called(request.name, name(), rank(), size(), request.where), fingerprint_of(request),
-                    request.timeout.value_or(timeout()));
+                    request.timeout.value_or(timeout()), still_worth_it(*inner_));
   }
 
   const std::shared_ptr<GroupBase> inner_;
@@ -110,7 +123,8 @@ void monitored_barrier(MonitoredBarrierOptions options) {
                  {.timeout = timeout,
                   .patience = std::max(timeout * 2, group->timeout()),
                   .name_all = options.wait_all_ranks,
-                  .who = who},
+                  .who = who,
+                  .still_worth_it = internal::still_worth_it(*group)},
                  [](const auto&) { return std::string(); });
   } catch (const Error& error) {
     Failure failure = error.failure();

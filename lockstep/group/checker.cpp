@@ -76,7 +76,8 @@ std::string Fingerprint::differences(const Fingerprint& other) const {
 Checker::Checker(Store& store, int rank, std::vector<int> ranks)
     : rank_(rank), ranks_(std::move(ranks)), meeting_(store, rank, ranks_) {}
 
-void Checker::check(const std::string& who, Fingerprint mine, Milliseconds timeout) {
+void Checker::check(const std::string& who, Fingerprint mine, Milliseconds timeout,
+                    const std::function<void()>& still_worth_it) {
   const std::lock_guard lock(mutex_);
   mine.sequence = std::to_string(number_ + 1);
   std::string told;
@@ -85,7 +86,8 @@ void Checker::check(const std::string& who, Fingerprint mine, Milliseconds timeo
                          {.timeout = timeout,
                           .patience = timeout * 2,
                           .name_all = true,
-                          .who = cat(who, ", running ", mine.text())},
+                          .who = cat(who, ", running ", mine.text()),
+                          .still_worth_it = still_worth_it},
                          judge);
   } catch (const Error& error) {
     Failure failure = error.failure();

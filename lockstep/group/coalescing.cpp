@@ -128,8 +128,11 @@ Batch::Batch(std::shared_ptr<GroupBase> group) : group_(std::move(group)), outer
   open_batch = this;
 }
 
+// Scopes of different groups may end in any order.
 Batch::~Batch() {
-  open_batch = outer_;
+  Batch** link = &open_batch;
+  while (*link != nullptr && *link != this) link = &(*link)->outer_;
+  if (*link == this) *link = outer_;
 }
 
 Work Batch::add(const Call& call, lockstep_op_kind kind, const ReduceOp& op, BatchItem item) {

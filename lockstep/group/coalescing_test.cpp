@@ -164,6 +164,24 @@ TEST(CoalescingScope, RefusesWhatItCannotCollect) {
   });
 }
 
+TEST(CoalescingScope, ScopesOfTwoGroupsMayEndInAnyOrder) {
+  world(2, [](int) {
+    const auto other = new_group({0, 1});
+    auto a = at::ones({2}), b = at::ones({3}), c = at::ones({4});
+    CoalescingScope first, second({.group = other});
+    all_reduce(a);
+    first.launch();
+    EXPECT_EQ(a[0].item<float>(), 2);
+    all_reduce(b, {.group = other});  // still collected
+    EXPECT_EQ(b[0].item<float>(), 1);
+    second.launch();
+    EXPECT_EQ(b[0].item<float>(), 2);
+    all_reduce(c);
+    all_reduce(c, {.group = other});
+    EXPECT_EQ(c[0].item<float>(), 4);
+  });
+}
+
 TEST(CoalescingScope, LaunchesNothingWhileAnExceptionUnwinds) {
   world(2, [](int rank) {
     auto tensor = at::ones({2});

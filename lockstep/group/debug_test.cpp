@@ -9,6 +9,7 @@
 #include <cstdlib>
 #include <functional>
 #include <latch>
+#include <stdexcept>
 #include <string>
 
 #include "lockstep/base/error.h"
@@ -215,6 +216,21 @@ TEST(DetailWrapper, NamesTheMissingRanksAndWhatTheOthersRun) {
     EXPECT_TRUE(says(failure, "rank 1 did not come")) << failure.message;
     told.count_down();
   });
+}
+
+// The group's own timeout is half an hour: only the news of the loss can end these.
+TEST(DetailWrapper, NobodyWaitsForARankThatIsGone) {
+  const Detail detail;
+  std::atomic<int> told{0};
+  const auto body = [&](int rank) {
+    all_reduce(at::ones({1}));
+    if (rank == 1) throw std::out_of_range("no more data");
+    EXPECT_EQ(caught([] { all_reduce(at::ones({1})); }).kind, ErrorKind::kPeerLost);
+    EXPECT_EQ(caught([] { monitored_barrier(); }).kind, ErrorKind::kPeerLost);
+    ++told;
+  };
+  EXPECT_THROW(run_threads(3, body), std::out_of_range);
+  EXPECT_EQ(told, 2);
 }
 
 TEST(DetailWrapper, AddsTheStackWhenAsked) {

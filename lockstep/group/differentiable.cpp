@@ -272,7 +272,7 @@ at::Tensor all_to_all_single(const at::Tensor& input, AllToAllSingleOptions give
     auto sizes = inputs.front().sizes().vec();
     const auto& rows = options.output_split_sizes;
     if (!rows.empty() && !sizes.empty())
-      sizes.front() = std::accumulate(rows.begin(), rows.end(), std::int64_t{0});
+      sizes.front() = std::max<std::int64_t>(0, std::accumulate(rows.begin(), rows.end(), std::int64_t{0}));
     auto output = at::empty(sizes, inputs.front().options());
     lockstep::all_to_all_single(
         output, inputs.front(),

@@ -4,6 +4,7 @@
 #include <ATen/ops/cat.h>
 #include <ATen/ops/empty.h>
 
+#include <algorithm>
 #include <mutex>
 #include <numeric>
 
@@ -101,7 +102,8 @@ void check_divides(const char* name, const Options& options, const at::Tensor& s
 }
 
 std::int64_t total(const std::vector<std::int64_t>& parts) {
-  return std::accumulate(parts.begin(), parts.end(), std::int64_t{0});
+  // Negative parts are refused by the operation itself.
+  return std::max<std::int64_t>(0, std::accumulate(parts.begin(), parts.end(), std::int64_t{0}));
 }
 
 // Collects n calls and starts them as one; every result waits for all.
@@ -210,6 +212,7 @@ at::Tensor reduce_scatter_tensor_autograd(const at::Tensor& self, const ReduceOp
                                           std::int64_t scatter_dim, Options options) {
   const auto dim = dim_of("reduce_scatter_tensor_autograd", options, self, scatter_dim);
   const int n = get_world_size(options.group);
+  if (n < 0) return {};  // not a member
   check_divides("reduce_scatter_tensor_autograd", options, self, dim, n);
   return differentiable::reduce_scatter(
       self.chunk(n, dim),

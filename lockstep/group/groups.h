@@ -23,8 +23,8 @@
 namespace lockstep {
 
 struct NewGroupOptions {
-  std::optional<Milliseconds> timeout{};   // of its operations and of the joining; unset: the default group's
-  std::string backend{};                   // as in InitOptions; "": the default group's
+  std::optional<Milliseconds> timeout{};  // of its operations and of the joining; unset: the default group's
+  std::string backend{};  // as in InitOptions; "": host, or hierarchical when its hosts differ
   bool use_local_synchronization = false;  // only members call
   std::string group_desc{};                // ProcessGroup::desc()
   std::string group_name{};                // "": numbered, or hashed; a name in use raises kUsage

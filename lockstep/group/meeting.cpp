@@ -1,5 +1,6 @@
 #include "lockstep/group/internal/meeting.h"
 
+#include <algorithm>
 #include <chrono>
 
 #include "lockstep/base/error.h"
@@ -21,19 +22,23 @@ std::string verdict_key(std::uint64_t number) {
   return cat(number, "/verdict");
 }
 
+// How long a wait lasts before the group is asked whether it still makes sense.
+constexpr Milliseconds kSlice{200};
+
 // False when the deadline passed first.
-bool wait_for(Store& store, const std::vector<std::string>& keys, Deadline deadline) {
-  if (deadline.expired()) return store.check(keys);
-  try {
-    // Zero would mean for ever.
-    store.wait(keys, deadline.is_never()
-                         ? Milliseconds(0)
-                         : std::chrono::ceil<Milliseconds>(deadline.remaining()) + Milliseconds(1));
-    return true;
-  } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kTimeout) throw;
-    return false;
+bool wait_for(Store& store, const std::vector<std::string>& keys, Deadline deadline,
+              const std::function<void()>& still_worth_it) {
+  while (!deadline.expired()) {
+    if (still_worth_it) still_worth_it();
+    const auto left = std::min(deadline, Deadline::after(kSlice)).remaining();
+    try {
+      store.wait(keys, std::chrono::ceil<Milliseconds>(left) + Milliseconds(1));  // zero would mean for ever
+      return true;
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kTimeout) throw;
+    }
   }
+  return store.check(keys);
 }
 
 [[noreturn]] void raise_timeout(const std::string& who, const std::string& words) {
@@ -63,7 +68,8 @@ std::string Meeting::lead(std::uint64_t number, const std::string& mine, const O
   std::vector<std::string> keys;
   for (std::size_t rank = 1; rank < ranks_.size(); ++rank) keys.push_back(word_key(number, rank));
   std::vector<int> late;
-  if (!wait_for(*store_, keys, Deadline::after(options.timeout))) late = missing(keys);
+  if (!wait_for(*store_, keys, Deadline::after(options.timeout), options.still_worth_it))
+    late = missing(keys);
   if (!late.empty()) {
     if (!options.name_all) late.resize(1);
     const std::string words = cat(late.size() == 1 ? "rank " : "ranks ", list_ranks(late),
@@ -84,12 +90,14 @@ std::string Meeting::lead(std::uint64_t number, const std::string& mine, const O
 std::string Meeting::follow(std::uint64_t number, const std::string& mine, const Options& options) {
   store_->set(word_key(number, static_cast<std::size_t>(rank_)), mine);
   const auto key = verdict_key(number);
-  if (!wait_for(*store_, {key}, Deadline::after(std::max(options.patience, options.timeout)))) {
+  if (!wait_for(*store_, {key}, Deadline::after(std::max(options.patience, options.timeout)),
+                options.still_worth_it)) {
     raise_timeout(options.who,
                   cat("this rank came, but rank ", ranks_.front(), " did not answer within ",
                       std::max(options.patience, options.timeout).count(), " ms; it may not have come"));
   }
   const std::string verdict = to_text(store_->get(key));
+  if (verdict.empty()) raise(ErrorKind::kInternal, cat(options.who, ": rank 0 told nothing"));
   if (verdict.front() == kAllCame) return verdict.substr(1);
   raise_timeout(options.who,
                 cat("this rank came, but rank ", ranks_.front(), " gave up waiting: ", verdict.substr(1)));

@@ -166,12 +166,16 @@ void ObjectCall::check_count(std::int64_t came, std::size_t expected, int from) 
   }
 }
 
+// What a peer announces is believed up to here, all parts of a call together.
+constexpr std::int64_t kMostBytes = std::int64_t{1} << 34;
+
 // One buffer, cut into parts of these sizes.
 ReceivedObjects ObjectCall::room_for(std::span<const std::int64_t> sizes) const {
   std::int64_t total = 0;
   for (const auto size : sizes) {
-    if (size < 0 || __builtin_add_overflow(total, size, &total))
-      refuse(ErrorKind::kInternal, "a rank announced an object of ", size, " bytes");
+    if (size < 0 || size > kMostBytes || (total += size) > kMostBytes)
+      refuse(ErrorKind::kResource, "a rank announced an object of ", size, " bytes; at most ", kMostBytes,
+             " travel in one call");
   }
   ReceivedObjects received{.buffer = at::empty({total}, at::kByte), .parts = {}};
   const auto* next = received.buffer.const_data_ptr<std::uint8_t>();

@@ -10,7 +10,7 @@
 //
 // The tail every options struct has:
 //   group    null: the default group
-//   device   where the bytes travel; unset or the CPU
+//   device   where the bytes travel; unset or the CPU (lists that torch gives one)
 //   timeout  for the whole call; unset: the group's
 #pragma once
 

@@ -43,7 +43,7 @@ class Batch {
 
  private:
   const std::shared_ptr<GroupBase> group_;
-  Batch* const outer_;  // this thread's next one, of another group
+  Batch* outer_;  // this thread's next one, of another group
   std::optional<lockstep_op_kind> kind_;
   ReduceOp op_;
   std::vector<BatchItem> items_;

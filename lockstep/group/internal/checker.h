@@ -1,6 +1,7 @@
 // Compares what the ranks of a group are about to run. Torch-free. Private to group/.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <mutex>
 #include <string>
@@ -30,7 +31,9 @@ class Checker {
   // Meets the other ranks. Raises kTimeout naming the missing ranks and carrying the fingerprint, kUsage with both
   // fingerprints when another rank runs something else; on every rank that came. `who` begins the message. The sequence
   // number is filled in: it counts collectives, since messages leave out some ranks.
-  void check(const std::string& who, Fingerprint mine, Milliseconds timeout);
+  // `still_worth_it` as in Meeting.
+  void check(const std::string& who, Fingerprint mine, Milliseconds timeout,
+             const std::function<void()>& still_worth_it);
 
  private:
   const int rank_;
