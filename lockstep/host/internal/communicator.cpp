@@ -59,7 +59,9 @@ class Communicator::Task {
   virtual int peer() const = 0;
   // Its time is up, or its peer has left: ends it with a failure, or nothing when it may go on.
   virtual std::optional<Failure> late() = 0;
-  virtual Failure left() = 0;
+  virtual std::optional<Failure> left() = 0;
+  // It stands beside the queue of collectives, which must go on meanwhile.
+  virtual bool beside_queue() const = 0;
   virtual Deadline deadline() const = 0;
 
  protected:
@@ -78,7 +80,8 @@ class Communicator::CollectiveTask final : public Task {
   std::uint64_t mark() const override { return operation_.mark(); }
   int peer() const override { return operation_.peer(); }
   std::optional<Failure> late() override { return owner_.reason_to_stop(operation_); }
-  Failure left() override { return owner_.left_failure(operation_); }
+  std::optional<Failure> left() override { return owner_.left_failure(operation_); }
+  bool beside_queue() const override { return false; }
   Deadline deadline() const override { return Deadline::from_monotonic_ns(operation_.call().deadline_ns); }
 
  private:
@@ -89,6 +92,7 @@ class Communicator::LetterTask final : public Task {
  public:
   LetterTask(Communicator& owner, Letter& letter) : Task(owner), letter_(letter) {}
   bool advance(std::optional<Failure>& failure) override {
+    if (!letter_.over && owner_.stopped()) return false;  // the other side may have taken its buffer back
     try {
       if (!letter_.over) owner_.mailroom_.advance();
     } catch (...) {
@@ -101,9 +105,8 @@ class Communicator::LetterTask final : public Task {
   std::uint64_t mark() const override { return letter_.mark; }
   int peer() const override { return letter_.peer; }
   std::optional<Failure> late() override { return owner_.late_letter(letter_, deadline()); }
-  Failure left() override {
-    return owner_.late_letter(letter_, Deadline::never()).value_or(owner_.stopped_failure());
-  }
+  std::optional<Failure> left() override { return owner_.late_letter(letter_, Deadline::never()); }
+  bool beside_queue() const override { return true; }
   Deadline deadline() const override { return Deadline::from_monotonic_ns(letter_.op.deadline_ns); }
 
  private:
@@ -149,8 +152,8 @@ std::optional<Failure> Communicator::run(const lockstep_op& op) {
       if (is_uneven(op.kind)) operation.take_counts(circle_->rank(), circle_->size());
       std::optional<Failure> failure;
       CollectiveTask task(*this, operation);
-      finish(task, Deadline::from_monotonic_ns(op.deadline_ns), failure);
-      if (failure) operation.retreat(*circle_);
+      finish(task, Deadline::never(), failure);  // the task knows its own
+      if (failure) give_up(operation);
       stop_driving();
       return failure;
     }
@@ -178,7 +181,7 @@ std::optional<Failure> Communicator::run_letter(const lockstep_op& op) {
       } else {
         LetterTask task(*this, letter);
         mailroom_.submit(letter);
-        finish(task, Deadline::from_monotonic_ns(op.deadline_ns), failure);
+        finish(task, Deadline::never(), failure);
         // Broken or closed: nobody will move its bytes any more.
         if (!letter.over && !mailroom_.withdraw(letter)) mailroom_.forget(letter);
       }
@@ -249,7 +252,7 @@ void Communicator::complete(Posted& posted, std::optional<Failure> failure) {
   if (is_letter(posted.letter.op.kind)) {
     mailing_.fetch_sub(1, std::memory_order_release);
   } else {
-    if (failure) posted.operation.retreat(*circle_);
+    if (failure) give_up(posted.operation);
     const std::lock_guard lock(mutex_);
     if (!queue_.empty() && queue_.front().get() == &posted) {
       queue_.pop_front();
@@ -278,11 +281,26 @@ std::optional<Failure> Communicator::advance_once(Operation& operation, Progress
   return break_with(mismatch(operation, progress));
 }
 
+// After a failure of this rank alone (it has left) the others must not begin what it gave up: their buffers are theirs.
+void Communicator::give_up(Operation& operation) {
+  if (operation.started() && circle_->own().broken.load(std::memory_order_acquire) == 0) {
+    const int me = circle_->rank();
+    break_with({.kind = ErrorKind::kPeerLost,
+                .message = fmt::format("rank {} (pid {}) left the group in the middle of {}", me,
+                                       circle_->pid(me), context(operation)),
+                .peer = LostPeer{me, circle_->pid(me), "left the group"}});
+  }
+  operation.retreat(*circle_);
+}
+
 // A copy that found its owner gone says less than the watch will in a moment: who, and how it ended. Until then the
 // operation is merely stuck.
 std::optional<Failure> Communicator::after_exception() {
   Failure failure = current_failure();
-  if (failure.kind == ErrorKind::kPeerLost) return std::nullopt;
+  // Nobody watches over a rank that left in order.
+  bool watched = true;
+  for (int r = 0; r < circle_->size(); ++r) watched = watched && !has_left(r);
+  if (failure.kind == ErrorKind::kPeerLost && watched) return std::nullopt;
   return break_with(std::move(failure));
 }
 
@@ -309,6 +327,7 @@ Communicator::Outcome Communicator::finish(Task& task, Deadline until, std::opti
   int spins = spins_, yields = yields_, leaver = -1;
   std::uint64_t mark = task.mark();
   Doorbell& door = circle_->doorbell(circle_->rank());
+  const bool beside = task.beside_queue();
   bool armed = false;
   std::uint32_t ticket = 0;
   const auto end = [&](Outcome outcome) {
@@ -318,6 +337,7 @@ Communicator::Outcome Communicator::finish(Task& task, Deadline until, std::opti
   for (;;) {
     if (task.advance(failure)) return end(failure ? Outcome::kFailed : Outcome::kDone);
     if (mailing_.load(std::memory_order_relaxed) != 0) advance_letters();
+    if (beside && queued_.load(std::memory_order_relaxed) != 0) advance_queue();
     if (mark != task.mark()) mark = task.mark(), spins = spins_, yields = yields_, leaver = -1;
     if (stopped()) {
       failure = stopped_failure();
@@ -335,11 +355,15 @@ Communicator::Outcome Communicator::finish(Task& task, Deadline until, std::opti
     } else if (task.peer() >= 0 && has_left(task.peer()) && leaver != task.peer()) {
       leaver = task.peer();
     } else {
-      failure = leaver >= 0 ? task.left() : task.late();
+      const bool left = leaver >= 0 && leaver == task.peer();
+      failure = left ? task.left() : task.late();
       if (failure) return end(Outcome::kFailed);
+      if (left) continue;  // it had done its part
       if (until.expired()) return end(Outcome::kGaveUp);
       Deadline next = std::min(until, task.deadline());
       end_late_letters(next);
+      const auto stuck = beside ? look_again() : nullptr;
+      if (stuck) next = std::min(next, stuck->deadline);
       sleep(door, ticket, next);
       disarm(door);
       armed = false;
@@ -446,8 +470,8 @@ bool Communicator::advance_letters() {
     fresh.swap(new_letters_);
   }
   for (auto& posted : fresh) {
+    letters_.push_back(posted);
     mailroom_.submit(posted->letter);
-    letters_.push_back(std::move(posted));
   }
   std::optional<Failure> failure;
   try {

@@ -96,6 +96,7 @@ class Communicator final : private Served {
   // with left_failure only when that changes nothing.
   bool has_left(int peer);
   Failure left_failure(const Operation& operation);
+  void give_up(Operation& operation);
   std::optional<Failure> after_exception();
   Failure mismatch(const Operation& operation, Progress progress);
   bool stopped() const;

@@ -27,21 +27,24 @@ void copy_bytes(void* to, const void* from, std::uint64_t n_bytes) {
 }  // namespace
 
 void Mailroom::submit(Letter& letter) {
-  if (letter.is_send()) {
-    sends_.push_back(&letter);
-    return;
-  }
-  for (int r = 0; r < circle_.size(); ++r) {
-    if ((letter.op.root < 0 || letter.op.root == r) && take_stranger(letter, r)) {
-      if (!letter.over) reads_.push_back(&letter);
-      return;
-    }
-  }
-  reads_.push_back(&letter);
+  (letter.is_send() ? sends_ : reads_).push_back(&letter);
 }
 
 void Mailroom::advance() {
-  // Letters to one rank must be put into its outbox in order: one that finds no slot holds the later ones back.
+  const auto drop_over = [&] { reads_.remove_if([](const Letter* letter) { return letter->over; }); };
+  try {
+    advance_sends();
+    for (Letter* letter : reads_) advance_read(*letter);
+  } catch (...) {
+    drop_over();  // their owners will not keep them
+    throw;
+  }
+  drop_over();
+  if (!withdrawn_.empty()) sweep();
+}
+
+// Letters to one rank must be put into its outbox in order: one that finds no slot holds the later ones back.
+void Mailroom::advance_sends() {
   std::uint64_t full = 0;  // a bit per rank; ranks beyond share bits, which only delays them
   for (auto it = sends_.begin(); it != sends_.end();) {
     Letter& letter = **it;
@@ -53,20 +56,15 @@ void Mailroom::advance() {
     }
     it = letter.over ? sends_.erase(it) : std::next(it);
   }
-  for (auto it = reads_.begin(); it != reads_.end(); ++it) {
-    Letter& letter = **it;
-    if (letter.over) continue;
-    if (letter.taken) {
-      advance_receive(letter);
-    } else {
-      for (int r = 0; r < circle_.size(); ++r) {
-        if (letter.op.root < 0 || letter.op.root == r) collect(r);
-        if (letter.over || letter.taken) break;
-      }
-    }
+}
+
+// What came before anyone asked is looked at first.
+void Mailroom::advance_read(Letter& letter) {
+  if (letter.taken && !letter.over) return advance_receive(letter);
+  for (int r = 0; r < circle_.size() && !letter.over && !letter.taken; ++r) {
+    if (letter.op.root >= 0 && letter.op.root != r) continue;
+    if (!take_stranger(letter, r)) collect(r);
   }
-  reads_.remove_if([](const Letter* letter) { return letter->over; });
-  if (!withdrawn_.empty()) sweep();
 }
 
 bool Mailroom::withdraw(Letter& letter) {

@@ -69,10 +69,12 @@ class Mailroom {
   Outbox* outbox_to(int rank);
   bool post_envelope(Letter& letter);
   Offer* new_offer(const Letter& letter);
+  void advance_sends();
   void advance_send(Letter& letter);
   void fill_pipe(Letter& letter);
   void recycle(Letter& letter);
   // Receiving.
+  void advance_read(Letter& letter);
   void collect(int from);
   Letter* reader_of(int from, std::int32_t tag);
   bool take_stranger(Letter& letter, int from);
