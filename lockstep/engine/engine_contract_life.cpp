@@ -210,6 +210,7 @@ TEST_P(EngineContract, AnOperationPastItsDeadlineFailsOnEveryRank) {
         rank.await(0, 1);
         rank.await(1, 1);
       }
+      if (may_end_early(kind)) return;  // then nothing need be broken
       PlainOp after(rank, LOCKSTEP_BARRIER, 0);
       EXPECT_EQ(rank.run(after.op), LOCKSTEP_TIMEOUT) << "the group is broken: " << rank.error();
     });
