@@ -377,7 +377,10 @@ bool Communicator::stopped() const {
 }
 
 Failure Communicator::stopped_failure() {
-  if (auto first = first_failure(*circle_)) return *first;
+  auto first = first_failure(*circle_);
+  // What this rank broke by leaving is a lost peer to the others only.
+  const bool by_leaving = closed_.load() && first && first->peer && first->peer->rank == circle_->rank();
+  if (first && !by_leaving) return *first;
   return {.kind = ErrorKind::kAborted,
           .message = "this rank has left the group",
           .family = ErrorFamily::kBackend};
