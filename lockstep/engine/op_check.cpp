@@ -8,8 +8,7 @@ namespace {
 std::optional<std::uint64_t> sum_of(const std::uint64_t* counts, int n) {
   std::uint64_t sum = 0;
   for (int i = 0; i < n; ++i) {
-    if (counts[i] >= kMaxElements || sum >= kMaxElements) return std::nullopt;
-    sum += counts[i];
+    if (counts[i] >= kMaxElements || (sum += counts[i]) >= kMaxElements) return std::nullopt;
   }
   return sum;
 }

@@ -2,11 +2,12 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstring>
-#include <optional>
+#include <numeric>
 #include <string>
 
 #include "lockstep/base/base.h"
 #include "lockstep/engine/engine.h"
+#include "lockstep/engine/op_check.h"
 #include "lockstep/host/host.h"
 #include "lockstep/host/internal/communicator.h"
 #include "lockstep/host/kernels.h"
@@ -36,60 +37,6 @@ lockstep_status fail(const Failure& failure, char* error, std::size_t capacity) 
   return status_of(failure.kind);
 }
 
-// The sum of the counts; nothing when it is too large.
-std::optional<std::uint64_t> sum_of(const std::uint64_t* counts, int size) {
-  std::uint64_t sum = 0;
-  for (int r = 0; r < size; ++r) {
-    if (counts[r] >= internal::kMaxCount || (sum += counts[r]) >= internal::kMaxCount) return std::nullopt;
-  }
-  return sum;
-}
-
-// What is wrong with a call that has counts of its own, or null.
-const char* wrong_with_counts(const lockstep_op& op, int rank, int size) {
-  const bool all_to_all = op.kind == LOCKSTEP_ALL_TO_ALL_V;
-  if (op.recv_counts == nullptr || (all_to_all && op.send_counts == nullptr)) return "the counts are missing";
-  const auto received = sum_of(op.recv_counts, size);
-  const auto sent = all_to_all ? sum_of(op.send_counts, size) : op.recv_counts[rank];
-  if (!received || !sent) return "too many elements";
-  if (all_to_all && op.send_counts[rank] != op.recv_counts[rank])
-    return "the rank sends itself another number of elements than it receives from itself";
-  if ((*sent > 0 && op.send == nullptr) || (*received > 0 && op.recv == nullptr)) return "a buffer is null";
-  return nullptr;
-}
-
-// Which buffers the rank must have.
-bool needs_send(const lockstep_op& op, int rank) {
-  return op.kind != LOCKSTEP_RECV && (op.kind != LOCKSTEP_SCATTER || rank == op.root);
-}
-bool needs_recv(const lockstep_op& op, int rank) {
-  const bool at_root = op.kind == LOCKSTEP_REDUCE || op.kind == LOCKSTEP_GATHER;
-  return op.kind != LOCKSTEP_SEND && (!at_root || rank == op.root);
-}
-
-// What is wrong with the call, or null.
-const char* wrong_with(const lockstep_op& op, int rank, int size) {
-  if (op.struct_size < sizeof(lockstep_op)) return "the operation's struct_size is too small";
-  if (op.kind < 0 || op.kind >= LOCKSTEP_OP_KINDS) return "unknown operation";
-  if (op.kind == LOCKSTEP_BARRIER) return nullptr;
-  if (op.dtype < 0 || op.dtype >= LOCKSTEP_DTYPES) return "unknown element type";
-  if (internal::is_uneven(op.kind)) return wrong_with_counts(op, rank, size);
-  if (op.count >= internal::kMaxCount / static_cast<std::uint64_t>(size)) return "too many elements";
-  if (internal::has_reduce(op.kind) && !can_reduce(op.dtype, op.reduce))
-    return "this element type cannot be reduced with this operation";
-  const bool letter = op.kind == LOCKSTEP_SEND || op.kind == LOCKSTEP_RECV;
-  if (letter && op.tag < 0) return "the tag is negative";
-  if (letter && (op.root >= size || op.root < (op.kind == LOCKSTEP_RECV ? -1 : 0)))
-    return "the peer is not a rank of the group";
-  if (internal::has_root(op.kind) && (op.root < 0 || op.root >= size))
-    return "the root is not a rank of the group";
-  if (op.count > 0 &&
-      ((needs_send(op, rank) && op.send == nullptr) || (needs_recv(op, rank) && op.recv == nullptr))) {
-    return "a buffer is null";
-  }
-  return nullptr;
-}
-
 // Fields that do not matter for the kind are made equal on all ranks: the rest is compared between them.
 lockstep_op normal(lockstep_op op, int size) {
   if (op.kind == LOCKSTEP_SEND || op.kind == LOCKSTEP_RECV) return op;
@@ -97,25 +44,33 @@ lockstep_op normal(lockstep_op op, int size) {
   if (!internal::has_reduce(op.kind)) op.reduce = LOCKSTEP_SUM;
   if (op.kind == LOCKSTEP_BARRIER) op.dtype = LOCKSTEP_U8;
   if (op.kind == LOCKSTEP_BARRIER || op.kind == LOCKSTEP_ALL_TO_ALL_V) op.count = 0;
-  if (op.kind == LOCKSTEP_ALL_GATHER_V) op.count = sum_of(op.recv_counts, size).value_or(0);
+  if (op.kind == LOCKSTEP_ALL_GATHER_V)
+    op.count = std::accumulate(op.recv_counts, op.recv_counts + size, std::uint64_t{0});
   return op;
 }
 
-lockstep_status capabilities(lockstep_capabilities* out) {
-  lockstep_capabilities all{};
-  all.struct_size = sizeof(all);
-  all.op_kinds = (1u << LOCKSTEP_OP_KINDS) - 1;
-  all.dtypes = (1u << LOCKSTEP_DTYPES) - 1;
-  for (int d = 0; d < LOCKSTEP_DTYPES; ++d) {
-    for (int r = 0; r < LOCKSTEP_REDUCE_OPS; ++r) {
-      if (can_reduce(static_cast<lockstep_dtype>(d), static_cast<lockstep_reduce_op>(r)))
-        all.reduce[d] |= 1u << r;
+const lockstep_capabilities& all_capabilities() {
+  static const lockstep_capabilities all = [] {
+    lockstep_capabilities made{};
+    made.struct_size = sizeof(made);
+    made.op_kinds = (1u << LOCKSTEP_OP_KINDS) - 1;
+    made.dtypes = (1u << LOCKSTEP_DTYPES) - 1;
+    for (int d = 0; d < LOCKSTEP_DTYPES; ++d) {
+      for (int r = 0; r < LOCKSTEP_REDUCE_OPS; ++r) {
+        if (can_reduce(static_cast<lockstep_dtype>(d), static_cast<lockstep_reduce_op>(r)))
+          made.reduce[d] |= 1u << r;
+      }
     }
-  }
-  all.shared_memory = 1;
-  all.calls_back = 1;
-  const std::size_t n = std::min(out->struct_size, sizeof(all));
-  std::memcpy(out, &all, n);
+    made.shared_memory = 1;
+    made.calls_back = 1;
+    return made;
+  }();
+  return all;
+}
+
+lockstep_status capabilities(lockstep_capabilities* out) {
+  const std::size_t n = std::min(out->struct_size, sizeof(lockstep_capabilities));
+  std::memcpy(out, &all_capabilities(), n);
   out->struct_size = n;
   return LOCKSTEP_OK;
 }
@@ -210,7 +165,7 @@ void free_memory(lockstep_comm* comm, void* memory) {
 lockstep_status post(lockstep_comm* comm, const lockstep_op* op, lockstep_handle** out) {
   *out = nullptr;
   try {
-    if (const char* wrong = wrong_with(*op, comm->rank, comm->size)) {
+    if (const char* wrong = wrong_with(*op, comm->rank, comm->size, all_capabilities())) {
       log(LogLevel::kError, wrong);
       return LOCKSTEP_USAGE;
     }
@@ -247,7 +202,7 @@ void last_error(lockstep_handle* handle, char* error, std::size_t capacity) {
 
 lockstep_status run(lockstep_comm* comm, const lockstep_op* op, char* error, std::size_t capacity) {
   try {
-    if (const char* wrong = wrong_with(*op, comm->rank, comm->size)) {
+    if (const char* wrong = wrong_with(*op, comm->rank, comm->size, all_capabilities())) {
       put(error, capacity, wrong);
       return LOCKSTEP_USAGE;
     }

@@ -12,6 +12,7 @@
 #include <cstdint>
 
 #include "lockstep/engine/engine_abi.h"
+#include "lockstep/engine/op_check.h"
 
 namespace lockstep::comm::internal {
 
@@ -28,7 +29,7 @@ inline constexpr std::size_t kStageInBytes = 1 << 20;     // one parity of what 
 inline constexpr std::size_t kStageOutBytes = 512 << 10;  // one parity of a rank's reduced slices
 inline constexpr std::size_t kHistory = 32;
 inline constexpr int kMaxRanks = 256;
-inline constexpr std::uint64_t kMaxCount = 1ull << 40;
+inline constexpr std::uint64_t kMaxCount = kMaxElements;  // the fingerprint has 40 bits for it
 
 // Which numbers of a call matter.
 constexpr bool has_root(lockstep_op_kind kind) {
