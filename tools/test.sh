@@ -25,6 +25,4 @@ if [[ " $* " == *" tsan "* && $bits -gt 28 ]] && setarch -R true 2>/dev/null; th
   ctest=(setarch -R ctest)
 fi
 echo "test: running the tests of $*"
-# A test that fails is run once more, and both runs are shown: suites of many processes and network namespaces share two
-# cores with each other here.
-exec "${ctest[@]}" --test-dir "$folder" --output-on-failure --no-label-summary --repeat until-pass:2
+exec "${ctest[@]}" --test-dir "$folder" --output-on-failure --no-label-summary
