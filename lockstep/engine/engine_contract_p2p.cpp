@@ -97,6 +97,35 @@ TEST_P(EngineContract, MessagesOfOneTagKeepTheirOrderAndTagsKeepApart) {
   });
 }
 
+// Under the second tag messages already wait, unasked for, when the first tag's reader fetches more of them.
+TEST_P(EngineContract, AMessageThatWaitsUnaskedForIsNotOvertaken) {
+  NEEDS_P2P;
+  on_ranks(2, [&](Rank& rank) {
+    constexpr int kRounds = 200, kEach = 12;
+    for (int round = 0; round < kRounds; ++round) {
+      std::vector<Ints> data;
+      std::vector<lockstep_handle*> handles;
+      for (int i = 0; i < 2 * kEach; ++i) data.push_back(rank.rank() == 0 ? numbers(2, round + i) : Ints(2));
+      for (int i = 0; i < 2 * kEach; ++i) {
+        Ints& one = data[static_cast<std::size_t>(i)];
+        if (rank.rank() == 0) {
+          handles.push_back(rank.post(send_op(one, 1, i % 2)));
+          if (i == round % kEach) rank.word(0) = round + 1;  // the reader comes in the middle of it
+        } else {
+          if (i == 0) rank.await(0, round + 1);
+          handles.push_back(rank.post(recv_op(one, 0, i < kEach ? 1 : 0)));
+        }
+      }
+      for (auto* handle : handles) ASSERT_EQ(rank.finish(handle), LOCKSTEP_OK) << rank.error();
+      for (int i = 0; rank.rank() == 1 && i < 2 * kEach; ++i) {
+        const int sent = i < kEach ? 2 * i + 1 : 2 * (i - kEach);
+        ASSERT_EQ(data[static_cast<std::size_t>(i)], numbers(2, round + sent))
+            << "round " << round << ", message " << i;
+      }
+    }
+  });
+}
+
 TEST_P(EngineContract, AReceiverOfAnySourceHearsFromEachAndIsToldWhom) {
   NEEDS_P2P;
   on_all_sizes([&](Rank& rank) {

@@ -296,7 +296,11 @@ void Mailroom::collect(int from) {
   if (any) ring(circle_.doorbell(from));
 }
 
+// Nobody while earlier messages of the tag wait to be asked for: a letter that has not looked at them yet must find them
+// first.
 Letter* Mailroom::reader_of(int from, std::int32_t tag) {
+  const auto& kept = strangers_[static_cast<std::size_t>(from)];
+  if (std::ranges::any_of(kept, [&](const Stranger& one) { return one.tag == tag; })) return nullptr;
   for (Letter* letter : reads_) {
     if (!letter->over && !letter->taken && letter->op.tag == tag &&
         (letter->op.root < 0 || letter->op.root == from))
