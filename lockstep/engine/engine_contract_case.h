@@ -57,9 +57,9 @@ void check(testing::EngineRank& rank, const Case& one);
 // Which kinds reduce, and which have a root.
 bool has_reduction(lockstep_op_kind kind);
 bool has_root(lockstep_op_kind kind);
-// A rank that has given the root its part may be over before the root has come.
-inline bool may_end_early(lockstep_op_kind kind) {
-  return kind == LOCKSTEP_REDUCE || kind == LOCKSTEP_GATHER;
+// Across hosts, a rank that has given the root its part may be over before the root has come.
+inline bool may_end_early(const Engine& engine, lockstep_op_kind kind) {
+  return engine.capabilities().crosses_hosts != 0 && (kind == LOCKSTEP_REDUCE || kind == LOCKSTEP_GATHER);
 }
 
 // An operation with its buffers, for tests about anything but its result: abort, loss, deadlines.
