@@ -10,6 +10,7 @@
 #include <unistd.h>
 
 #include <csignal>
+#include <cstdio>
 #include <cstdlib>
 #include <memory>
 #include <string>
@@ -94,5 +95,19 @@ class TwoHosts {
 
   pid_t holders_[2] = {-1, -1};
 };
+
+// One pair for the whole test program, made by the first call; null, and told once, where there can be none.
+inline TwoHosts* two_hosts() {
+  static std::string why;
+  static const auto two = TwoHosts::make(why);
+  static const bool told = two == nullptr && std::printf("no second host: %s\n", why.c_str()) > 0;
+  return told ? nullptr : two.get();
+}
+
+// Moves a rank's process to its host: the first half of the ranks is on one, the rest on the other.
+inline void enter_half(int rank, int size) {
+  two_hosts()->enter(rank < (size + 1) / 2 ? 0 : 1);
+  ::setenv("MASTER_ADDR", two_hosts()->address(0).c_str(), 1);
+}
 
 }  // namespace lockstep::testing

@@ -24,12 +24,7 @@ const lockstep_engine& gloo_engine() {
   return engine.table();
 }
 
-lockstep::testing::TwoHosts* hosts() {
-  static std::string why;
-  static const auto two = lockstep::testing::TwoHosts::make(why);
-  if (two == nullptr) std::printf("no second host: %s\n", why.c_str());
-  return two.get();
-}
+using lockstep::testing::two_hosts;
 
 // Runs body in a process per rank, each with its own copy of the test's state.
 void on_processes(int size, const std::function<void(int rank, const lockstep_host*)>& body) {
@@ -120,36 +115,36 @@ TEST(Gloo, StaysOnLoopbackWhenAllRanksShareAHost) {
 }
 
 TEST(Gloo, BindsToTheAddressTheRouteToTheMasterGoesFrom) {
-  if (hosts() == nullptr) GTEST_SKIP() << "needs root and the ip tool";
+  if (two_hosts() == nullptr) GTEST_SKIP() << "needs root and the ip tool";
   on_processes(3, [](int rank, const lockstep_host* host) {
     const int mine = rank == 0 ? 0 : 1;
-    hosts()->enter(mine);
-    ::setenv("MASTER_ADDR", hosts()->address(0).c_str(), 1);
+    two_hosts()->enter(mine);
+    ::setenv("MASTER_ADDR", two_hosts()->address(0).c_str(), 1);
     EngineRank end(gloo_engine(), host, rank, 3, {});
     expect_sums(end);
     EXPECT_FALSE(local_addresses(true).empty());
-    for (const auto& address : local_addresses(true)) EXPECT_EQ(address, hosts()->address(mine));
+    for (const auto& address : local_addresses(true)) EXPECT_EQ(address, two_hosts()->address(mine));
     EXPECT_TRUE(local_addresses(false).empty()) << "nobody listens once all are connected";
     EXPECT_EQ(end.barrier(), LOCKSTEP_OK);
   });
 }
 
 TEST(Gloo, WithoutAMasterAndANameTheFirstInterfaceIsUsed) {
-  if (hosts() == nullptr) GTEST_SKIP() << "needs root and the ip tool";
+  if (two_hosts() == nullptr) GTEST_SKIP() << "needs root and the ip tool";
   on_processes(2, [](int rank, const lockstep_host* host) {
-    hosts()->enter(rank);
+    two_hosts()->enter(rank);
     ::unsetenv("MASTER_ADDR");
     EngineRank end(gloo_engine(), host, rank, 2, {});
     expect_sums(end);
-    for (const auto& address : local_addresses(true)) EXPECT_EQ(address, hosts()->address(rank));
+    for (const auto& address : local_addresses(true)) EXPECT_EQ(address, two_hosts()->address(rank));
     EXPECT_EQ(end.barrier(), LOCKSTEP_OK);
   });
 }
 
 TEST(Gloo, SeveralInterfacesTakeTurns) {
-  if (hosts() == nullptr) GTEST_SKIP() << "needs root and the ip tool";
+  if (two_hosts() == nullptr) GTEST_SKIP() << "needs root and the ip tool";
   on_processes(2, [](int rank, const lockstep_host* host) {
-    hosts()->enter(0);
+    two_hosts()->enter(0);
     ::setenv("GLOO_SOCKET_IFNAME", "eth0,lo", 1);
     EngineRank end(gloo_engine(), host, rank, 2, {});
     expect_sums(end);
@@ -163,15 +158,15 @@ TEST(Gloo, SeveralInterfacesTakeTurns) {
     }
     const auto addresses = local_addresses(true);
     EXPECT_EQ(std::set<std::string>(addresses.begin(), addresses.end()),
-              (std::set<std::string>{"127.0.0.1", hosts()->address(0)}));
+              (std::set<std::string>{"127.0.0.1", two_hosts()->address(0)}));
     EXPECT_EQ(end.barrier(), LOCKSTEP_OK);
   });
 }
 
 TEST(Gloo, RanksWithUnequallyManyInterfacesAreTold) {
-  if (hosts() == nullptr) GTEST_SKIP() << "needs root and the ip tool";
+  if (two_hosts() == nullptr) GTEST_SKIP() << "needs root and the ip tool";
   on_processes(2, [](int rank, const lockstep_host* host) {
-    hosts()->enter(0);
+    two_hosts()->enter(0);
     ::setenv("GLOO_SOCKET_IFNAME", rank == 0 ? "lo" : "lo,eth0", 1);
     EXPECT_NE(words_of_joining(rank, 2, host).find("GLOO_SOCKET_IFNAME"), std::string::npos);
   });
