@@ -1,12 +1,20 @@
 // What survivors see when a rank's process is killed or stopped, during every kind of operation.
 #include <signal.h>
 
+#include <algorithm>
+#include <cstdio>
+
 #include "lockstep/engine/engine_contract_case.h"
 
 namespace lockstep::comm {
 namespace {
 
 constexpr int kSize = 3, kVictim = 1;
+constexpr int kKilledAt = 60;  // the board's word for when, in ns
+
+std::uint64_t now_ns() {
+  return static_cast<std::uint64_t>(Deadline::now().monotonic_ns());
+}
 
 // An operation that needs the victim on every other rank; messages go from each rank to the next one, so that the
 // victim is both a sender and a receiver, and rank 0 and 2 need it as one of them.
@@ -51,10 +59,12 @@ void for_each_kind(const Engine& engine, const std::function<void(lockstep_op_ki
 
 TEST_P(EngineContract, AKilledRankIsNamedByEverySurvivorOfEveryKind) {
   if (!processes()) GTEST_SKIP() << "needs ranks that are processes";
+  std::uint64_t slowest_ns = 0;  // told, not asserted: a busy machine proves nothing
   for_each_kind(engine(), [&](lockstep_op_kind kind, std::uint64_t count) {
     if (HasFailure()) return;
     const auto pids = start_processes(kSize, [&](Rank& rank) {
       const auto status = repeat(rank, kind, count, count > 1000, testing::kPatience);
+      rank.word(kKilledAt + 1 + rank.rank()) = now_ns() - rank.word(kKilledAt);
       EXPECT_EQ(status, LOCKSTEP_PEER_LOST)
           << "kind " << kind << " rank " << rank.rank() << ": " << rank.error();
       EXPECT_EQ(rank.failure().rank, kVictim) << rank.failure().error;
@@ -62,13 +72,16 @@ TEST_P(EngineContract, AKilledRankIsNamedByEverySurvivorOfEveryKind) {
     });
     const Deadline patience = Deadline::after(testing::kPatience);
     while (board().words[kVictim] < 20 && !patience.expired()) ::usleep(200);
+    board().words[kKilledAt] = now_ns();
     ::kill(pids[kVictim], SIGKILL);
     EXPECT_EQ(end_of(pids[kVictim]), "killed by SIGKILL (9)");
     for (const int r : {0, 2}) {
       EXPECT_EQ(end_of(pids[static_cast<std::size_t>(r)]), "exited with code 0")
           << "rank " << r << " kind " << kind << " count " << count;
+      slowest_ns = std::max(slowest_ns, board().words[kKilledAt + 1 + r].load());
     }
   });
+  std::printf("the slowest survivor heard of it after %.1f ms\n", static_cast<double>(slowest_ns) * 1e-6);
 }
 
 TEST_P(EngineContract, AStoppedRankEndsInATimeoutThatNamesIt) {
