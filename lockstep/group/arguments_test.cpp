@@ -22,14 +22,14 @@ TEST(Arguments, AreCheckedOnEveryRankAndNameTheCaller) {
     auto good = at::ones({4});
     const auto usage = [](const std::function<void()>& fn, const std::string& part) {
       const auto error = caught(fn);
-      EXPECT_EQ(error.kind, ErrorKind::kUsage) << error.words;
-      EXPECT_TRUE(error.says(part) && error.says("arguments_test.cpp:") && error.says("rank "))
-          << error.words;
+      EXPECT_EQ(error.kind, ErrorKind::kUsage) << error.message;
+      EXPECT_TRUE(says(error, part) && says(error, "arguments_test.cpp:") && says(error, "rank "))
+          << error.message;
     };
     const auto unsupported = [](const std::function<void()>& fn, const std::string& part) {
       const auto error = caught(fn);
-      EXPECT_EQ(error.kind, ErrorKind::kUnsupported) << error.words;
-      EXPECT_TRUE(error.says(part)) << error.words;
+      EXPECT_EQ(error.kind, ErrorKind::kUnsupported) << error.message;
+      EXPECT_TRUE(says(error, part)) << error.message;
     };
     usage([] { all_reduce(at::Tensor()); }, "undefined");
     unsupported([] { all_reduce(at::ones({2, 2}).to_sparse_csr()); }, "sparse");
@@ -70,8 +70,8 @@ TEST(Arguments, AreCheckedOnEveryRankAndNameTheCaller) {
 void expect_mismatch(const std::string& what, const std::function<void(int)>& fn) {
   world(3, [&](int rank) {
     const auto error = caught([&] { fn(rank); });
-    EXPECT_EQ(error.kind, ErrorKind::kUsage) << what << ": " << error.words;
-    EXPECT_TRUE(error.says("arguments_test.cpp:")) << what << ": " << error.words;
+    EXPECT_EQ(error.kind, ErrorKind::kUsage) << what << ": " << error.message;
+    EXPECT_TRUE(says(error, "arguments_test.cpp:")) << what << ": " << error.message;
     // Broken for good: nobody knows what the others hold.
     EXPECT_EQ(caught([] { barrier(); }).kind, ErrorKind::kUsage) << what;
   });
@@ -98,8 +98,8 @@ TEST(Mismatch, BetweenRanksIsAnErrorOnAllOfThem) {
 
 void usage(const std::function<void()>& fn, const std::string& part) {
   const auto error = caught(fn);
-  EXPECT_EQ(error.kind, ErrorKind::kUsage) << error.words;
-  EXPECT_TRUE(error.says(part) && error.says("arguments_test.cpp:")) << error.words;
+  EXPECT_EQ(error.kind, ErrorKind::kUsage) << error.message;
+  EXPECT_TRUE(says(error, part) && says(error, "arguments_test.cpp:")) << error.message;
 }
 
 // The words of each refusal; the group goes on after all of them.
@@ -158,8 +158,8 @@ TEST(Arguments, OfPremulSumSayWhatToMend) {
   world(2, [](int) {
     const auto usage = [](at::ScalarType dtype, const ReduceOp& op, const std::string& part) {
       const auto error = caught([&] { all_reduce(at::ones({2}, dtype), {.op = op}); });
-      EXPECT_EQ(error.kind, ErrorKind::kUsage) << error.words;
-      EXPECT_TRUE(error.says(part)) << error.words;
+      EXPECT_EQ(error.kind, ErrorKind::kUsage) << error.message;
+      EXPECT_TRUE(says(error, part)) << error.message;
     };
     usage(at::kFloat, ReduceOp::kPremulSum, "no factor");
     usage(at::kFloat, ReduceOp::premul_sum(at::ones({2})), "one element");

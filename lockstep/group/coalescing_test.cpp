@@ -137,8 +137,8 @@ TEST(CoalescingScope, RefusesWhatItCannotCollect) {
       CoalescingScope scope;
       const auto usage = [](const auto& fn, const std::string& part) {
         const auto error = caught(fn);
-        EXPECT_EQ(error.kind, ErrorKind::kUsage) << error.words;
-        EXPECT_TRUE(error.says(part)) << error.words;
+        EXPECT_EQ(error.kind, ErrorKind::kUsage) << error.message;
+        EXPECT_TRUE(says(error, part)) << error.message;
       };
       const auto collected = all_reduce(tensor);
       usage([&] { collected.wait(); }, "launch()");
@@ -158,9 +158,9 @@ TEST(CoalescingScope, RefusesWhatItCannotCollect) {
     EXPECT_TRUE(empty.launch().is_completed());
     EXPECT_EQ(caught([&] { empty.launch(); }).kind, ErrorKind::kUsage);
     EXPECT_EQ(caught([] { all_reduce_coalesced({}); }).kind, ErrorKind::kUsage);
-    EXPECT_TRUE(caught([&] { all_gather_coalesced({{tensor}}, {tensor}); }).says("1 lists"));
-    EXPECT_TRUE(caught([&] { all_gather_coalesced({{tensor}, {}}, {tensor}); }).says("0 tensors"));
-    EXPECT_TRUE(caught([&] { all_reduce_coalesced({tensor, tensor}); }).says("share memory"));
+    EXPECT_TRUE(says(caught([&] { all_gather_coalesced({{tensor}}, {tensor}); }), "1 lists"));
+    EXPECT_TRUE(says(caught([&] { all_gather_coalesced({{tensor}, {}}, {tensor}); }), "0 tensors"));
+    EXPECT_TRUE(says(caught([&] { all_reduce_coalesced({tensor, tensor}); }), "share memory"));
   });
 }
 

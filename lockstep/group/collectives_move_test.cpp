@@ -166,7 +166,7 @@ TEST(EmptyShared, IsReducedLikeAnyOther) {
       EXPECT_EQ(empty_shared({2, 3}, at::kHalf).scalar_type(), at::kHalf);
       const auto refused = caught([] { empty_shared({-1}); });
       EXPECT_EQ(refused.kind, ErrorKind::kUsage);
-      EXPECT_TRUE(refused.says("collectives_move_test.cpp:")) << refused.words;
+      EXPECT_TRUE(says(refused, "collectives_move_test.cpp:")) << refused.message;
       EXPECT_EQ(caught([] { empty_shared({1L << 40, 1L << 40}); }).kind, ErrorKind::kUsage);
     });
   }

@@ -79,7 +79,7 @@ TEST(AllReduce, TakesComplexNumbersAsPairsForSumAndAverage) {
     for (const auto op : {ReduceOp::kProduct, ReduceOp::kMin, ReduceOp::kMax, ReduceOp::kBand}) {
       const auto error = caught([&] { all_reduce(sum, {.op = op}); });
       EXPECT_EQ(error.kind, ErrorKind::kUsage);
-      EXPECT_TRUE(error.says("ComplexFloat")) << error.words;
+      EXPECT_TRUE(says(error, "ComplexFloat")) << error.message;
     }
   });
 }
@@ -267,11 +267,11 @@ TEST(SparseAllReduce, RefusesOtherReductionsAndTensorsThatAreNotAlike) {
     auto tensor = sparse_sample(rank, false);
     const auto max = caught([&] { all_reduce(tensor, {.op = ReduceOp::kMax}); });
     EXPECT_EQ(max.kind, ErrorKind::kUsage);
-    EXPECT_TRUE(max.says("SUM") && max.says("MAX")) << max.words;
+    EXPECT_TRUE(says(max, "SUM") && says(max, "MAX")) << max.message;
     auto other = rank == 0 ? at::zeros({2, 8}).to_sparse() : at::zeros({8, 2}).to_sparse();
     const auto sizes = caught([&] { all_reduce(other); });
     EXPECT_EQ(sizes.kind, ErrorKind::kUsage);
-    EXPECT_TRUE(sizes.says("differ")) << sizes.words;
+    EXPECT_TRUE(says(sizes, "differ")) << sizes.message;
     barrier();  // the group goes on
   });
 }

@@ -94,7 +94,7 @@ TEST(Composed, WhatCannotBeIsRefusedByName) {
   kv_world(2, [](int rank) {
     const auto send_error = caught([&] { send(at::ones({1}), {.dst = 1 - rank}); });
     EXPECT_EQ(send_error.kind, ErrorKind::kUnsupported);
-    EXPECT_TRUE(send_error.says("engine kv")) << send_error.words;
+    EXPECT_TRUE(says(send_error, "engine kv")) << send_error.message;
     const auto parts = at::ones({2, 1}).unbind(0);
     EXPECT_EQ(caught([&] { all_to_all(at::empty({2, 1}).unbind(0), parts); }).kind, ErrorKind::kUnsupported);
     barrier();

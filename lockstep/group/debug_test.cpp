@@ -13,26 +13,14 @@
 #include <string>
 
 #include "lockstep/base/error.h"
-#include "lockstep/group/group.h"
+#include "lockstep/group/group_testing.h"
 
 namespace lockstep {
 namespace {
 
+using namespace testing;
+
 constexpr Milliseconds kShort{200};
-
-Failure caught(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const Error& error) {
-    return error.failure();
-  }
-  ADD_FAILURE() << "nothing was raised";
-  return {};
-}
-
-bool says(const Failure& failure, const std::string& part) {
-  return failure.message.find(part) != std::string::npos;
-}
 
 // Groups made in this scope compare what their ranks run.
 struct Detail {

@@ -7,12 +7,14 @@
 #include <ATen/ops/allclose.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/full.h>
 #include <ATen/ops/maximum.h>
 #include <ATen/ops/minimum.h>
 #include <gtest/gtest.h>
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "lockstep/base/error.h"
 #include "lockstep/group/group.h"
@@ -79,20 +81,37 @@ inline void expect_equal(const at::Tensor& actual, const at::Tensor& expected, c
   EXPECT_TRUE(at::equal(actual, expected)) << what << " got\n" << actual << "\nexpected\n" << expected;
 }
 
-// The kind and words of the error `fn` raises; fails the test when it raises none.
-struct Caught {
-  ErrorKind kind = ErrorKind::kInternal;
-  std::string words = "nothing was raised";
-  bool says(const std::string& part) const { return words.find(part) != std::string::npos; }
-};
-inline Caught caught(const std::function<void()>& fn) {
+// The error `fn` raises; fails the test when it raises none.
+inline Failure caught(const std::function<void()>& fn) {
   try {
     fn();
   } catch (const Error& error) {
-    return {error.kind(), error.what()};
+    return error.failure();
   }
   ADD_FAILURE() << "nothing was raised";
   return {};
+}
+inline bool says(const Failure& failure, const std::string& part) {
+  return failure.message.find(part) != std::string::npos;
+}
+// `fn` raises kUsage with `part` among its words.
+inline void refused(const std::function<void()>& fn, const std::string& part) {
+  const auto failure = caught(fn);
+  EXPECT_EQ(failure.kind, ErrorKind::kUsage) << failure.message;
+  EXPECT_TRUE(says(failure, part)) << failure.message;
+}
+
+// The sum of what each member adds: its rank in the world, plus one.
+inline float sum_over(const Group& group) {
+  auto tensor = at::full({3}, static_cast<float>(get_rank() + 1));
+  all_reduce(tensor, {.group = group});
+  return tensor[2].item<float>();
+}
+
+inline std::vector<int> range(int from, int to, int step = 1) {
+  std::vector<int> ranks;
+  for (int rank = from; rank < to; rank += step) ranks.push_back(rank);
+  return ranks;
 }
 
 inline constexpr at::ScalarType kFloats[] = {at::kFloat, at::kDouble, at::kHalf, at::kBFloat16};

@@ -152,10 +152,10 @@ TEST(SelfSend, WorksWithoutBlockingAndIsRefusedWithIt) {
       early.wait();
       const auto to = caught([&] { send(came, {.dst = rank}); });
       EXPECT_EQ(to.kind, ErrorKind::kUsage);
-      EXPECT_TRUE(to.says("isend")) << to.words;
+      EXPECT_TRUE(says(to, "isend")) << to.message;
       const auto from = caught([&] { recv(came, {.src = rank}); });
       EXPECT_EQ(from.kind, ErrorKind::kUsage);
-      EXPECT_TRUE(from.says("irecv")) << from.words;
+      EXPECT_TRUE(says(from, "irecv")) << from.message;
     });
   }
 }
@@ -167,12 +167,12 @@ TEST(SelfSend, InAGroupOfOneReportsMismatchesTimeoutsAndAborts) {
     const auto sending = isend(at::ones({3}), {.dst = 0});
     const auto mismatch = caught([&] { receiving.wait(); });
     EXPECT_EQ(mismatch.kind, ErrorKind::kUsage);
-    EXPECT_TRUE(mismatch.says("3 elements") && mismatch.says("receive of 4")) << mismatch.words;
+    EXPECT_TRUE(says(mismatch, "3 elements") && says(mismatch, "receive of 4")) << mismatch.message;
     EXPECT_EQ(caught([&] { sending.wait(); }).kind, ErrorKind::kUsage);
     const auto late = irecv(room, {.src = 0, .timeout = Milliseconds(5)});
     const auto timeout = caught([&] { late.wait(); });
     EXPECT_EQ(timeout.kind, ErrorKind::kTimeout);
-    EXPECT_TRUE(timeout.says("no send with tag 0")) << timeout.words;
+    EXPECT_TRUE(says(timeout, "no send with tag 0")) << timeout.message;
     EXPECT_EQ(caught([&] { recv(room, {.timeout = Milliseconds(5)}); }).kind, ErrorKind::kTimeout);
     const auto early = isend(filled(4, 2), {.dst = 0});
     EXPECT_EQ(recv(room), 0);  // any source: the one that is there
@@ -190,8 +190,8 @@ TEST(PointToPoint, RefusesBadPeersTagsAndTensors) {
     auto tensor = at::ones({2});
     const auto usage = [](const std::function<void()>& fn, const std::string& part) {
       const auto error = caught(fn);
-      EXPECT_EQ(error.kind, ErrorKind::kUsage) << error.words;
-      EXPECT_TRUE(error.says(part) && error.says("point_to_point_test.cpp:")) << error.words;
+      EXPECT_EQ(error.kind, ErrorKind::kUsage) << error.message;
+      EXPECT_TRUE(says(error, part) && says(error, "point_to_point_test.cpp:")) << error.message;
     };
     usage([&] { send(tensor, {.dst = 2}); }, "dst is 2, ranks of this group are 0 to 1");
     usage([&] { isend(tensor, {.dst = -1}); }, "dst is -1");
@@ -243,11 +243,11 @@ TEST(SubGroups, RanksOfTheWorldNameMembersOfASubGroup) {
     expect_equal(came, filled(2, -other));
     const auto outsider = caught([&] { send(came, {.dst = 2, .group = group}); });
     EXPECT_EQ(outsider.kind, ErrorKind::kUsage);
-    EXPECT_TRUE(outsider.says("dst is 2") && outsider.says("1, 3") && outsider.says("group_dst"))
-        << outsider.words;
-    EXPECT_TRUE(caught([&] { broadcast(came, {.group_src = 3, .group = group}); }).says("0 to 1"));
+    EXPECT_TRUE(says(outsider, "dst is 2") && says(outsider, "1, 3") && says(outsider, "group_dst"))
+        << outsider.message;
+    EXPECT_TRUE(says(caught([&] { broadcast(came, {.group_src = 3, .group = group}); }), "0 to 1"));
     // gather's default root is rank 0 of the world, which is no member.
-    EXPECT_TRUE(caught([&] { gather(came, {}, {.group = group}); }).says("dst is 0"));
+    EXPECT_TRUE(says(caught([&] { gather(came, {}, {.group = group}); }), "dst is 0"));
   });
 }
 
@@ -280,8 +280,8 @@ TEST(BatchIsendIrecv, IsCheckedAsAWholeBeforeItStarts) {
     auto tensor = at::ones({2});
     const auto usage = [](std::vector<P2POp> ops, const std::string& part) {
       const auto error = caught([&] { batch_isend_irecv(std::move(ops)); });
-      EXPECT_EQ(error.kind, ErrorKind::kUsage) << error.words;
-      EXPECT_TRUE(error.says(part) && error.says("point_to_point_test.cpp:")) << error.words;
+      EXPECT_EQ(error.kind, ErrorKind::kUsage) << error.message;
+      EXPECT_TRUE(says(error, part) && says(error, "point_to_point_test.cpp:")) << error.message;
     };
     const P2POp good{.op = P2PKind::kIsend, .tensor = tensor, .peer = other};
     usage({}, "empty");
@@ -309,7 +309,7 @@ TEST(PointToPoint, SizesThatDoNotMatchAreAnErrorOnBothSides) {
         recv(at::empty({50'000}), {.src = 0});
       }
     });
-    EXPECT_EQ(error.kind, ErrorKind::kUsage) << error.words;
+    EXPECT_EQ(error.kind, ErrorKind::kUsage) << error.message;
   });
 }
 
@@ -319,8 +319,8 @@ TEST(PointToPoint, AReceiveThatNobodyAnswersTimesOut) {
     if (rank == 0) return timed_out.wait();
     auto tensor = at::empty({4});
     const auto error = caught([&] { recv(tensor, {.src = 0, .timeout = Milliseconds(50)}); });
-    EXPECT_EQ(error.kind, ErrorKind::kTimeout) << error.words;
-    EXPECT_TRUE(error.says("recv #1")) << error.words;
+    EXPECT_EQ(error.kind, ErrorKind::kTimeout) << error.message;
+    EXPECT_TRUE(says(error, "recv #1")) << error.message;
     timed_out.count_down();
   });
 }

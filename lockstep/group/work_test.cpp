@@ -63,7 +63,7 @@ TEST(Work, IsNotOverBeforeEveryRankHasJoined) {
     EXPECT_EQ(caught([&] { work.result(); }).kind, ErrorKind::kUsage);
     const auto late = caught([&] { work.wait(Milliseconds(5)); });
     EXPECT_EQ(late.kind, ErrorKind::kTimeout);
-    EXPECT_TRUE(late.says("all_reduce #1") && late.says("work_test.cpp:")) << late.words;
+    EXPECT_TRUE(says(late, "all_reduce #1") && says(late, "work_test.cpp:")) << late.message;
     asked.count_down();
     work.wait();
     expect_equal(tensor, at::full({4, 1}, 2.0f));
@@ -282,7 +282,7 @@ TEST(Duration, IsKnownOfAsynchronousOperationsAndOfOthersWhenAskedFor) {
       const auto quick = all_reduce(tensor);
       const auto untimed = caught([&] { quick.duration(); });
       EXPECT_EQ(untimed.kind, ErrorKind::kUsage);
-      EXPECT_TRUE(untimed.says("enable_collectives_timing")) << untimed.words;
+      EXPECT_TRUE(says(untimed, "enable_collectives_timing")) << untimed.message;
       const auto posted = all_reduce(tensor, {.async_op = true});
       posted.wait();
       EXPECT_GE(posted.duration(), 0);

@@ -17,28 +17,14 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/thread.h"
-#include "lockstep/group/group.h"
+#include "lockstep/group/group_testing.h"
 #include "lockstep/group/internal/world_state.h"
 #include "lockstep/store/hash_store.h"
 
 namespace lockstep {
 namespace {
 
-constexpr Milliseconds kPatience{60'000};
-
-Failure caught(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const Error& error) {
-    return error.failure();
-  }
-  ADD_FAILURE() << "nothing was raised";
-  return {};
-}
-
-bool says(const Failure& failure, const std::string& part) {
-  return failure.message.find(part) != std::string::npos;
-}
+using namespace testing;
 
 // Sets a variable for a scope.
 class Variable {

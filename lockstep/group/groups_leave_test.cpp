@@ -1,0 +1,135 @@
+// How sub-groups and the world end: destroyed, aborted, or shrunk to go on.
+#include <ATen/ops/ones.h>
+#include <gtest/gtest.h>
+
+#include <latch>
+#include <memory>
+
+#include "lockstep/group/group_testing.h"
+#include "lockstep/group/groups.h"
+#include "lockstep/store/hash_store.h"
+
+namespace lockstep {
+namespace {
+
+using namespace testing;
+
+TEST(Destroy, OfOneGroupLeavesTheOthers) {
+  run_threads(2, [](int) {
+    const auto one = new_group(), two = new_group();
+    destroy_process_group(one);
+    refused([&] { all_reduce(at::ones({1}), {.group = one}); }, "was destroyed");
+    refused([&] { destroy_process_group(one); }, "not one of this world's");
+    refused([&] { split_group(one, {{0}}); }, "not one of this world's");
+    destroy_process_group(non_member_group());
+    abort_process_group(non_member_group());
+    EXPECT_EQ(sum_over(two), 3);
+    EXPECT_EQ(sum_over({}), 3);
+    EXPECT_EQ(new_group()->name(), "3");  // numbers are not used again
+  });
+}
+
+TEST(Destroy, OfTheWorldTakesEveryGroupAndNumbersAfresh) {
+  const auto store = std::make_shared<HashStore>();
+  run_threads(2, [&](int rank) {
+    for (int round = 0; round < 3; ++round) {
+      const auto group = new_group();
+      const auto local = new_group({0, 1}, {.use_local_synchronization = true});
+      EXPECT_EQ(group->name(), "1");
+      EXPECT_EQ(sum_over(group), 3);
+      EXPECT_EQ(sum_over(local), 3);
+      destroy_process_group();
+      EXPECT_EQ(get_pg_count(), 0);
+      for (const auto& gone : {group, local})
+        refused([&] { all_reduce(at::ones({1}), {.group = gone}); }, "was destroyed");
+      init_process_group({.timeout = kPatience, .world_size = 2, .rank = rank, .store = store});
+      refused([&] { destroy_process_group(group); }, "not one of this world's");
+    }
+  });
+}
+
+TEST(Abort, OfOneGroupEndsItEverywhereAndLeavesTheOthers) {
+  run_threads(3, [](int rank) {
+    const auto group = new_group(), other = new_group();
+    if (rank == 0) {
+      abort_process_group(group, "had enough");
+      refused([&] { abort_process_group(group); }, "not one of this world's");
+    } else {
+      const auto failure = caught([&] { sum_over(group); });
+      EXPECT_TRUE(failure.kind == ErrorKind::kAborted || failure.kind == ErrorKind::kPeerLost)
+          << failure.message;
+    }
+    EXPECT_EQ(sum_over(other), 6);
+  });
+}
+
+TEST(Abort, OfTheWorldNeedsNobodyAndItCanBeEnteredAgain) {
+  const auto store = std::make_shared<HashStore>();
+  run_threads(2, [&](int rank) {
+    const auto group = new_group();
+    const auto stuck = rank == 0 ? all_reduce(at::ones({1}), {.group = group, .async_op = true}) : Work();
+    abort_process_group({}, "start over");
+    EXPECT_FALSE(is_initialized());
+    if (rank == 0) {
+      EXPECT_TRUE(stuck.is_completed());
+    }
+    init_process_group({.timeout = kPatience, .world_size = 2, .rank = rank, .store = store});
+    EXPECT_EQ(sum_over({}), 3);
+  });
+}
+
+TEST(Shrink, OfTheWorldRenumbersTheSurvivorsAndEndsOtherGroups) {
+  for (const auto flags : {ShrinkFlags::kDefault, ShrinkFlags::kAbort}) {
+    std::latch shrunk(3);
+    run_threads(4, [&](int rank) {
+      const auto before = new_group();
+      if (rank == 1) return shrunk.wait();  // alive, but not asked
+      const auto old = default_group();
+      const auto group = shrink_group({1}, {.flags = flags});
+      shrunk.count_down();
+      EXPECT_EQ(group, default_group());
+      EXPECT_EQ(get_rank(), rank == 0 ? 0 : rank - 1);
+      EXPECT_EQ(get_world_size(), 3);
+      EXPECT_EQ(group->name(), "0");
+      EXPECT_EQ(group->ranks(), range(0, 3));
+      EXPECT_EQ(sum_over(group), 6);
+      for (const auto& gone : {before, old})
+        refused([&] { all_reduce(at::ones({1}), {.group = gone}); }, "was destroyed");
+      EXPECT_EQ(new_group({0, 2})->name() == "1", get_rank() != 1);
+    });
+  }
+}
+
+TEST(Shrink, GoesOnAfterARankIsLost) {
+  run_threads(3, [](int rank) {
+    if (rank == 2) return;
+    EXPECT_EQ(caught([] { barrier(); }).kind, ErrorKind::kPeerLost);
+    shrink_group({2}, {.flags = ShrinkFlags::kAbort});
+    EXPECT_EQ(get_rank(), rank);
+    EXPECT_EQ(sum_over({}), 3);
+    shrink_group({1 - rank});  // each on its own
+    EXPECT_EQ(get_world_size(), 1);
+    EXPECT_EQ(sum_over({}), 1);
+  });
+}
+
+TEST(Shrink, OfASubGroupReplacesOnlyThat) {
+  run_threads(4, [](int rank) {
+    const auto group = new_group({0, 2, 3}, {.timeout = Milliseconds(54'321), .group_desc = "three"});
+    if (rank == 3 || rank == 1) return;
+    refused([&] { shrink_group({}, {.group = group}); }, "empty");
+    refused([&] { shrink_group({3}, {.group = group}); }, "0 to 2");
+    refused([&] { shrink_group({2, 2}, {.group = group}); }, "twice");
+    refused([&] { shrink_group({0, 1, 2}, {.group = group}); }, "every rank");
+    refused([&] { shrink_group({group->rank()}, {.group = group}); }, "only those that stay");
+    const auto smaller = shrink_group({2}, {.group = group});
+    EXPECT_EQ(smaller->ranks(), (std::vector<int>{0, 2}));
+    EXPECT_EQ(smaller->desc(), "three");
+    EXPECT_EQ(smaller->timeout(), Milliseconds(54'321));
+    EXPECT_EQ(sum_over(smaller), 4);
+    refused([&] { all_reduce(at::ones({1}), {.group = group}); }, "was destroyed");
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
