@@ -29,6 +29,7 @@ struct MeshAxis {
 struct MeshRoot {
   const std::string device_type;
   const MeshLayout layout;
+  const std::optional<Milliseconds> timeout;  // of groups made later
   std::mutex mutex;
   std::map<std::string, MeshAxis> flattened;  // guarded by mutex
 };
@@ -136,12 +137,14 @@ Group group_over(const std::vector<int>& ranks, const std::string& what, const s
 }
 
 // A mesh without groups yet.
-MeshView make_view(std::string device_type, const at::Tensor& mesh, std::vector<std::string> names) {
+MeshView make_view(std::string device_type, const at::Tensor& mesh, std::vector<std::string> names,
+                   std::optional<Milliseconds> timeout = {}) {
   auto ranks = checked_ranks(mesh);
   check_names(names, static_cast<std::size_t>(mesh.dim()));
   MeshView view;
   view.root.reset(new MeshRoot{.device_type = std::move(device_type),
                                .layout = {mesh.sizes().vec(), std::move(ranks), get_rank()},
+                               .timeout = timeout,
                                .mutex = {},
                                .flattened = {}});
   names.resize(static_cast<std::size_t>(mesh.dim()));
@@ -206,7 +209,7 @@ DeviceMesh::DeviceMesh(std::shared_ptr<const MeshView> view) : view_(std::move(v
 DeviceMesh::DeviceMesh(std::string device_type, const at::Tensor& mesh, DeviceMeshOptions options) {
   internal::check_device_type(device_type);
   if (!is_initialized()) init_process_group({.where = options.where});
-  auto view = make_view(std::move(device_type), mesh, options.mesh_dim_names);
+  auto view = make_view(std::move(device_type), mesh, options.mesh_dim_names, options.timeout);
   internal::move_to_own_device(view.root->device_type);
   make_groups(view, options);
   view_ = std::make_shared<const MeshView>(std::move(view));
@@ -277,8 +280,12 @@ DeviceMesh DeviceMesh::operator[](const std::vector<std::string>& names) const {
   return DeviceMesh(std::make_shared<const MeshView>(std::move(part)));
 }
 
-DeviceMesh DeviceMesh::flatten(const std::optional<std::string>& mesh_dim_name) const {
-  if (mesh_dim_names().empty()) refuse("flatten needs a mesh with mesh_dim_names");
+DeviceMesh DeviceMesh::flatten(const std::optional<std::string>& mesh_dim_name,
+                               std::source_location where) const {
+  const auto wrong = [&](const auto&... parts) {
+    refuse("flatten (called at ", where.file_name(), ":", where.line(), ")", parts...);
+  };
+  if (mesh_dim_names().empty()) wrong(" needs a mesh with mesh_dim_names");
   auto& root = *view_->root;
   MeshAxis flat{.name = {}, .base = {}, .group = non_member_group()};
   for (const auto& axis : view_->axes) {
@@ -291,19 +298,20 @@ DeviceMesh DeviceMesh::flatten(const std::optional<std::string>& mesh_dim_name) 
   };
   if (std::ranges::count(mesh_dim_names(), flat.name) > 0) {
     if (ndim() == 1) return *this;
-    refuse("flatten: \"", flat.name, "\" is a dimension of the mesh; choose another name");
+    wrong(": \"", flat.name, "\" is a dimension of the mesh; choose another name");
   }
   {
     const std::lock_guard lock(root.mutex);
     if (const auto found = root.flattened.find(flat.name); found != root.flattened.end()) {
       if (found->second.base == flat.base) return one(found->second);
-      refuse("flatten: \"", flat.name, "\" was made of other dimensions; choose another name");
+      wrong(": \"", flat.name, "\" was made of other dimensions; choose another name");
     }
   }
   if (ndim() == 1) {
     flat.group = view_->axes.front().group;
   } else if (root.layout.has_rank()) {
-    flat.group = group_over(view_->ranks(), "mesh_" + flat.name, "", {});
+    flat.group =
+        group_over(view_->ranks(), "mesh_" + flat.name, "", {.timeout = root.timeout, .where = where});
   }
   const std::lock_guard lock(root.mutex);
   return one(root.flattened.emplace(flat.name, flat).first->second);

@@ -79,8 +79,10 @@ class DeviceMesh {
     return (*this)[std::vector<std::string>(names)];
   }
   // All dimensions merged into one, the last one fastest, named "dp_cp" unless told otherwise. Collective over the ranks
-  // of the mesh this one was sliced from, whose operator[] then knows the name. The same call again gives the same mesh.
-  DeviceMesh flatten(const std::optional<std::string>& mesh_dim_name = {}) const;
+  // of the mesh this one was sliced from, whose operator[] then knows the name; the timeout is that mesh's. The same
+  // call again gives the same mesh.
+  DeviceMesh flatten(const std::optional<std::string>& mesh_dim_name = {},
+                     std::source_location where = std::source_location::current()) const;
 
   const std::string& device_type() const;
   // Ranks of the world, as a CPU tensor of int64.

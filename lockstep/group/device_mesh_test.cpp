@@ -170,6 +170,15 @@ TEST(DeviceMesh, FlattensDimensionsIntoOneThatHasAName) {
   });
 }
 
+TEST(DeviceMesh, FlattensIntoAGroupWithTheTimeoutOfTheMesh) {
+  world(8, [](int) {
+    const auto mesh = init_device_mesh(
+        "cpu", {2, 2, 2}, {.mesh_dim_names = {"dp", "cp", "tp"}, .timeout = Milliseconds(54'321)});
+    const auto flat = mesh[{"dp", "cp"}].flatten();
+    EXPECT_EQ(flat.get_group()->timeout(), Milliseconds(54'321));
+  });
+}
+
 TEST(DeviceMesh, WrapsGroupsThatExist) {
   world(4, [](int rank) {
     const auto pairs = new_subgroups(2);
@@ -238,7 +247,9 @@ TEST(DeviceMesh, RefusesQuestionsItCannotAnswer) {
               "DeviceMesh: get_group: no dimension 2; this mesh has 2 dimensions");
     EXPECT_EQ(refusal([&] { plain["tp"]; }),
               "DeviceMesh: only a mesh with mesh_dim_names can be sliced by name");
-    EXPECT_NE(refusal([&] { plain.flatten(); }).find("needs a mesh with mesh_dim_names"), std::string::npos);
+    const auto words = refusal([&] { plain.flatten(); });
+    EXPECT_NE(words.find("needs a mesh with mesh_dim_names"), std::string::npos) << words;
+    EXPECT_NE(words.find("device_mesh_test.cpp:"), std::string::npos) << words;
     const auto named = init_device_mesh("cpu", {2, 2}, {.mesh_dim_names = {"dp", "tp"}});
     EXPECT_EQ(refusal([&] { named["pp"]; }), "DeviceMesh: no dimension \"pp\"; this mesh has \"dp\", \"tp\"");
     EXPECT_EQ(refusal([&] { named.size("pp"); }),
