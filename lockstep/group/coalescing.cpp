@@ -147,6 +147,12 @@ Work Batch::add(const Call& call, lockstep_op_kind kind, const ReduceOp& op, Bat
                 "a CoalescingScope collects one kind of operation with one reduce operation; this is another "
                 "one than before. Use a scope for each");
   }
+  if (!apart_.add(item.output, item.input)) {
+    call.refuse(
+        ErrorKind::kUsage,
+        "a tensor shares memory with one that this CoalescingScope has collected already; they run as "
+        "one operation, in no order. Collect each tensor once, or clone() it");
+  }
   items_.push_back(std::move(item));
   return Work(std::make_shared<Work::State>(
       call.request().ended.type,
@@ -194,11 +200,13 @@ Work all_reduce_coalesced(std::vector<at::Tensor> tensors, AllReduceOptions opti
   if (!call.takes_part()) return {};
   if (tensors.empty()) call.refuse(ErrorKind::kUsage, "tensors is empty; at least one is needed");
   std::vector<internal::BatchItem> items;
-  for (std::size_t i = 0; i < tensors.size(); ++i) {
-    call.check_output(tensors[i], "tensors");
-    call.wire_for_reduce(tensors[i].scalar_type(), options.op);
-    for (std::size_t j = 0; j < i; ++j) call.check_apart(tensors[i], "one of tensors", tensors[j], "another");
-    items.push_back({tensors[i], call.scaled(tensors[i], options.op)});
+  internal::Apart apart;
+  for (const auto& tensor : tensors) {
+    call.check_output(tensor, "tensors");
+    call.wire_for_reduce(tensor.scalar_type(), options.op);
+    if (!apart.add(tensor))
+      call.refuse(ErrorKind::kUsage, "two of tensors share memory; clone() one of them");
+    items.push_back({tensor, call.scaled(tensor, options.op)});
   }
   call.describe(tensors, true);
   call.set_reduce(options.op);
@@ -231,12 +239,15 @@ Work all_gather_coalesced(std::vector<std::vector<at::Tensor>> output_lists, std
     call.refuse(ErrorKind::kUsage, "a list of output_lists has ", list.size(), " tensors, inputs ",
                 inputs.size(), "; they must be alike");
   }
+  internal::Apart apart;
   std::vector<internal::BatchItem> items;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     call.check(inputs[i], "inputs");
     items.push_back({.input = inputs[i]});
     for (const auto& list : output_lists) {
       check_gathered(call, list[i], inputs[i], i);
+      if (!apart.add(list[i]))
+        call.refuse(ErrorKind::kUsage, "two of output_lists share memory; each needs its own");
       items.back().outputs.push_back(list[i]);
     }
   }

@@ -29,7 +29,8 @@ struct CoalescingOptions {
 
 // While it lives, all_reduce, all_gather_into_tensor and reduce_scatter_tensor of this thread on its group are collected
 // instead of started; they must be of one kind and one reduce operation (not sparse). Their Works are not
-// usable. Any other operation on the group raises kUsage, and so does a second scope for the same group.
+// usable. Any other operation on the group raises kUsage, and so does a second scope for the same group, and a tensor
+// that shares memory with one collected before (unless both are only read).
 //
 //   CoalescingScope scope({.async_op = true});
 //   for (auto& t : tensors) all_reduce(t);

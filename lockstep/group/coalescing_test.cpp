@@ -164,6 +164,41 @@ TEST(CoalescingScope, RefusesWhatItCannotCollect) {
   });
 }
 
+TEST(CoalescingScope, RefusesTensorsThatShareMemoryAndRunsTheOthers) {
+  world(2, [](int rank) {
+    auto whole = at::ones({4, 4}), apart = at::ones({2}), columns = at::ones({4, 4});
+    {
+      CoalescingScope scope;
+      all_reduce(whole[0]);
+      all_reduce(whole[2]);
+      all_reduce(whole[1]);
+      all_reduce(apart);
+      const auto column = columns.narrow(1, 0, 1);
+      all_reduce(column);
+      all_reduce(columns.narrow(1, 1, 1));
+      refused([&] { all_reduce(apart); }, "shares memory");
+      refused([&] { all_reduce(whole[2]); }, "shares memory");
+      refused([&] { all_reduce(whole.narrow(0, 2, 2)); }, "coalescing_test.cpp:");
+      refused([&] { all_reduce(whole); }, "shares memory");
+      refused([&] { all_reduce(column); }, "shares memory");
+      all_reduce(whole[3]);
+    }
+    expect_equal(whole, at::full({4, 4}, 2.0f));
+    expect_equal(apart, at::full({2}, 2.0f));
+    auto gathered = at::empty({2, 3}), other = at::empty({2, 3}), mine = at::full({3}, rank + 1.0f);
+    {
+      CoalescingScope scope;
+      all_gather_into_tensor(gathered, mine);
+      all_gather_into_tensor(other, mine);  // read twice
+      refused([&] { all_gather_into_tensor(at::empty({2, 3}), gathered[1]); }, "shares memory");
+      refused([&] { all_gather_into_tensor(gathered, at::ones({3})); }, "shares memory");
+    }
+    expect_equal(other, gathered);
+    EXPECT_EQ(gathered[1][2].item<float>(), 2);
+    refused([&] { all_gather_coalesced({{mine}, {mine}}, {at::ones({3})}); }, "share memory");
+  });
+}
+
 TEST(CoalescingScope, ScopesOfTwoGroupsMayEndInAnyOrder) {
   world(2, [](int) {
     const auto other = new_group({0, 1});

@@ -8,6 +8,7 @@
 #include <optional>
 #include <vector>
 
+#include "lockstep/group/internal/apart.h"
 #include "lockstep/group/internal/call.h"
 #include "lockstep/group/internal/group_base.h"
 #include "lockstep/group/reduce_op.h"
@@ -33,7 +34,8 @@ class Batch {
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
 
-  // Raises kUsage when it is of another kind or reduce operation than the first. Returns a Work that cannot be used.
+  // Raises kUsage when it is of another kind or reduce operation than the first, or shares memory with one before.
+  // Returns a Work that cannot be used.
   Work add(const Call& call, lockstep_op_kind kind, const ReduceOp& op, BatchItem item);
   Work start(Call& call) const;
 
@@ -47,6 +49,7 @@ class Batch {
   std::optional<lockstep_op_kind> kind_;
   ReduceOp op_;
   std::vector<BatchItem> items_;
+  Apart apart_;
 };
 
 }  // namespace lockstep::internal
