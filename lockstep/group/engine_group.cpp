@@ -99,7 +99,7 @@ class EngineGroup final : public GroupBase {
     core_->reap();
     write_where(request.where, where);
     request.op.where = where;
-    request.op.deadline_ns = Deadline::after(request.timeout.value_or(timeout())).monotonic_ns();
+    request.op.deadline_ns = deadline_of(request, *this).monotonic_ns();
     request.ended.sequence_number = shared().sequence.fetch_add(1, std::memory_order_relaxed) + 1;
   }
 
@@ -146,7 +146,9 @@ void Held::copy_back() {
 }
 
 void raise_closed(const char* what, const std::string& group) {
-  raise(ErrorKind::kUsage, cat(what, ": group \"", group, "\" was destroyed; call init_process_group again"));
+  raise(ErrorKind::kUsage, cat(what, ": group \"", group,
+                               "\" was destroyed; make it again (new_group, or init_process_group for the "
+                               "default group) and use the new handle"));
 }
 
 void write_where(const std::source_location& where, char* out) {
@@ -196,13 +198,28 @@ Group make_engine_group(JoinOptions options) {
 }
 
 void close_group(ProcessGroup& group, const std::string& cause) {
-  dynamic_cast<GroupBase&>(group).close(cause);
+  dynamic_cast<GroupBase&>(group).leave(cause);
 }
 
 std::shared_ptr<GroupBase> resolve(const Group& group) {
   const Group chosen = group ? group : default_group();
   if (auto ours = std::dynamic_pointer_cast<GroupBase>(chosen)) return ours;
   raise(ErrorKind::kUsage, cat("group \"", chosen->name(), "\" was not made by lockstep"));
+}
+
+std::shared_ptr<GroupBase> still_there(const Group& group, const char* what) {
+  auto chosen = resolve(group);
+  if (chosen->was_left()) raise_closed(what, chosen->name());
+  return chosen;
+}
+
+Deadline deadline_of(const Request& request, const GroupBase& group) {
+  return request.deadline ? *request.deadline : Deadline::after(request.timeout.value_or(group.timeout()));
+}
+
+Milliseconds time_left(Deadline deadline) {
+  if (deadline.is_never()) return Milliseconds(0);
+  return std::max(Milliseconds(1), std::chrono::ceil<Milliseconds>(deadline.remaining()));
 }
 
 }  // namespace lockstep::internal

@@ -7,6 +7,7 @@
 
 #include "lockstep/base/environment.h"
 #include "lockstep/base/text.h"
+#include "lockstep/group/internal/group_base.h"
 #include "lockstep/group/internal/world_state.h"
 
 namespace lockstep {
@@ -193,8 +194,9 @@ Group shrink_group(std::vector<int> ranks_to_exclude, ShrinkGroupOptions options
   if (std::ranges::binary_search(excluded, old->rank())) {
     call.refuse("this rank (", old->rank(), ") is excluded; only those that stay call");
   }
+  const auto timeout = call.timeout(options.timeout, *old);
   const bool abort_first = options.flags == ShrinkFlags::kAbort;
-  if (old == default_group()) return current_world().shrink(excluded, abort_first);
+  if (old == default_group()) return current_world().shrink(excluded, abort_first, timeout);
   if (abort_first) old->abort("shrink_group was called with the abort flag");
   std::vector<int> left;
   for (int rank = 0; rank < old->size(); ++rank) {
@@ -203,7 +205,7 @@ Group shrink_group(std::vector<int> ranks_to_exclude, ShrinkGroupOptions options
   }
   auto made = current_world().make({.what = call.what,
                                     .members = Members(std::move(left)),
-                                    .timeout = old->timeout(),
+                                    .timeout = timeout,
                                     .parts = internal::parse_backend(old->backend_config()),
                                     .desc = old->desc(),
                                     .hashed = true,
@@ -221,7 +223,7 @@ Group get_group_by_name(const std::string& name) {
 int get_group_rank(const Group& group, int global_rank) {
   if (!is_group_member(group))
     raise(ErrorKind::kUsage, "get_group_rank: this rank is no member of the group");
-  const Group chosen = group ? group : default_group();
+  const auto chosen = internal::still_there(group, "get_group_rank");
   const auto& ranks = chosen->ranks();
   const auto found = std::ranges::lower_bound(ranks, global_rank);
   if (found != ranks.end() && *found == global_rank) return static_cast<int>(found - ranks.begin());
@@ -232,7 +234,7 @@ int get_group_rank(const Group& group, int global_rank) {
 int get_global_rank(const Group& group, int group_rank) {
   if (!is_group_member(group))
     raise(ErrorKind::kUsage, "get_global_rank: this rank is no member of the group");
-  const Group chosen = group ? group : default_group();
+  const auto chosen = internal::still_there(group, "get_global_rank");
   const auto& ranks = chosen->ranks();
   if (group_rank >= 0 && group_rank < chosen->size()) return ranks[static_cast<std::size_t>(group_rank)];
   raise(ErrorKind::kUsage, cat("get_global_rank: group \"", chosen->name(), "\" has no rank ", group_rank,

@@ -71,6 +71,7 @@ enum class ShrinkFlags : int { kDefault = 0, kAbort = 1 };  // kAbort: end what 
 struct ShrinkGroupOptions {
   Group group{};  // null: the world
   ShrinkFlags flags = ShrinkFlags::kDefault;
+  std::optional<Milliseconds> timeout{};  // of the new group and of the joining; unset: the old one's
   std::source_location where = std::source_location::current();
 };
 // A new group without some of the old one's ranks, for going on after a loss: called by the survivors only, works when
@@ -87,7 +88,7 @@ bool is_group_member(const Group& group) noexcept;
 Group get_group_by_name(const std::string& name);
 
 // Rank in `group` of a rank of the world, and back. Identity for the default group. Raise kUsage when it is no member,
-// and for a non-member's handle.
+// for a non-member's handle and for a group that was destroyed.
 int get_group_rank(const Group& group, int global_rank);
 int get_global_rank(const Group& group, int group_rank);
 

@@ -29,6 +29,32 @@ TEST(Destroy, OfOneGroupLeavesTheOthers) {
   });
 }
 
+// Every question about the group is refused.
+void expect_gone(const Group& group) {
+  refused([&] { get_rank(group); }, "get_rank: group");
+  refused([&] { get_world_size(group); }, "was destroyed");
+  refused([&] { get_backend(group); }, "was destroyed");
+  refused([&] { get_backend_config(group); }, "was destroyed");
+  refused([&] { get_process_group_ranks(group); }, "was destroyed");
+  refused([&] { get_group_rank(group, 0); }, "was destroyed");
+  refused([&] { get_global_rank(group, 0); }, "was destroyed");
+}
+
+TEST(Destroy, EndsEveryQuestionAboutTheGroup) {
+  for (const int n : {1, 2}) {
+    run_threads(n, [](int) {
+      const auto world = default_group(), destroyed = new_group(), aborted = new_group();
+      destroy_process_group(destroyed);
+      abort_process_group(aborted);
+      expect_gone(destroyed);
+      expect_gone(aborted);
+      EXPECT_EQ(get_backend_config().substr(0, 4), "cpu:");
+      destroy_process_group();
+      expect_gone(world);
+    });
+  }
+}
+
 TEST(Destroy, OfTheWorldTakesEveryGroupAndNumbersAfresh) {
   const auto store = std::make_shared<HashStore>();
   run_threads(2, [&](int rank) {
@@ -107,9 +133,21 @@ TEST(Shrink, GoesOnAfterARankIsLost) {
     shrink_group({2}, {.flags = ShrinkFlags::kAbort});
     EXPECT_EQ(get_rank(), rank);
     EXPECT_EQ(sum_over({}), 3);
-    shrink_group({1 - rank});  // each on its own
+    EXPECT_EQ(default_group()->timeout(), kDefaultGroupTimeout);
+    shrink_group({1 - rank}, {.timeout = Milliseconds(54'321)});  // each on its own
+    EXPECT_EQ(default_group()->timeout(), Milliseconds(54'321));
     EXPECT_EQ(get_world_size(), 1);
     EXPECT_EQ(sum_over({}), 1);
+  });
+}
+
+TEST(Shrink, MayChangeTheTimeoutOfASubGroup) {
+  run_threads(3, [](int rank) {
+    const auto group = new_group();
+    if (rank == 1) return;
+    const auto smaller = shrink_group({1}, {.group = group, .timeout = Milliseconds(12'345)});
+    EXPECT_EQ(smaller->timeout(), Milliseconds(12'345));
+    EXPECT_EQ(sum_over(smaller), 4);
   });
 }
 
@@ -127,6 +165,7 @@ TEST(Shrink, OfASubGroupReplacesOnlyThat) {
     EXPECT_EQ(smaller->desc(), "three");
     EXPECT_EQ(smaller->timeout(), Milliseconds(54'321));
     EXPECT_EQ(sum_over(smaller), 4);
+    refused([&] { shrink_group({1 - smaller->rank()}, {.group = smaller, .timeout = Milliseconds(0)}); }, "must be positive");
     refused([&] { all_reduce(at::ones({1}), {.group = group}); }, "was destroyed");
   });
 }

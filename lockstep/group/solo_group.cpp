@@ -103,7 +103,7 @@ class SoloGroup final : public GroupBase {
     if (owner_->closed()) raise_closed(request.name, name());
     if (const auto broken = owner_->broken()) raise(*broken);
     owner_->reap();
-    request.op.deadline_ns = Deadline::after(request.timeout.value_or(timeout())).monotonic_ns();
+    request.op.deadline_ns = deadline_of(request, *this).monotonic_ns();
     request.ended.sequence_number = ++shared().sequence;
   }
 

@@ -7,12 +7,14 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/thread.h"
+#include "lockstep/group/internal/group_base.h"
 #include "lockstep/group/internal/world_state.h"
 #include "lockstep/store/hash_store.h"
 
 namespace lockstep {
 
 using internal::current_world;
+using internal::still_there;
 using internal::World;
 
 void init_process_group(InitOptions options) {
@@ -69,26 +71,26 @@ Group default_group() {
 }
 
 int get_rank(const Group& group) {
-  return group ? group->rank() : default_group()->rank();
+  return still_there(group, "get_rank")->rank();
 }
 
 int get_world_size(const Group& group) {
-  return group ? group->size() : default_group()->size();
+  return still_there(group, "get_world_size")->size();
 }
 
 std::string get_backend(const Group& group) {
-  return group ? group->backend() : default_group()->backend();
+  return still_there(group, "get_backend")->backend();
 }
 
 std::string get_backend_config(const Group& group) {
-  return (group ? group : default_group())->backend_config();
+  return still_there(group, "get_backend_config")->backend_config();
 }
 
 std::vector<int> get_process_group_ranks(const Group& group) {
-  if (group && group->rank() < 0) {
+  const auto chosen = still_there(group, "get_process_group_ranks");
+  if (!chosen->is_member())
     raise(ErrorKind::kUsage, "get_process_group_ranks: this rank is no member of the group");
-  }
-  return (group ? group : default_group())->ranks();
+  return chosen->ranks();
 }
 
 int get_pg_count() noexcept {

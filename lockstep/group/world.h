@@ -53,7 +53,7 @@ bool is_xccl_available() noexcept;
 
 // The default group; raises kUsage saying so when there is none.
 Group default_group();
-// -1, both, when this rank is no member.
+// About a group; all raise kUsage for one that was destroyed. -1, both, when this rank is no member.
 int get_rank(const Group& group = {});
 int get_world_size(const Group& group = {});
 // ProcessGroup::backend() and backend_config(): one engine per device, "cpu:host". Raise kUsage for non-members.

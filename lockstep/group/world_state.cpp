@@ -203,7 +203,7 @@ Group World::make(const GroupPlan& plan) {
   raise(ErrorKind::kAborted, cat(plan.what, ": the world was left by another thread meanwhile"));
 }
 
-Group World::shrink(const std::vector<int>& excluded, bool abort_first) {
+Group World::shrink(const std::vector<int>& excluded, bool abort_first, Milliseconds timeout) {
   const auto old = entered("shrink_group");
   if (abort_first) {
     close_all(*old, [](ProcessGroup& group) { group.abort("shrink_group was called with the abort flag"); });
@@ -229,7 +229,7 @@ Group World::shrink(const std::vector<int>& excluded, bool abort_first) {
                                         .name = kDefaultName,
                                         .desc = old->group->desc(),
                                         .members = Members(all_ranks(size)),
-                                        .timeout = old->group->timeout(),
+                                        .timeout = timeout,
                                         .parts = made->site.hosts.empty() ? made->site.parts : BackendParts{},
                                         .folder = "",
                                         .parent = nullptr});

@@ -31,6 +31,7 @@ struct Request {
   const char* name;  // "all_reduce"; static
   std::source_location where;
   std::optional<Milliseconds> timeout;  // unset: the group's
+  std::optional<Deadline> deadline{};  // of the whole call, when this is a part of it; instead of the timeout
   lockstep_op op{};
   std::vector<lockstep_op> more{};  // further ops under the same Work, after `op`; post only
   // `type` is the caller's; run() and post() fill in the rest.
@@ -81,6 +82,12 @@ class GroupBase : public ProcessGroup {
   void register_on_completion_hook(CompletionHook hook) final;
   std::string backend_config() const override;
 
+  // Closes, for ever: was_left() is true from then on.
+  void leave(const std::string& cause) {
+    shared().left = true;
+    close(cause);
+  }
+  bool was_left() const { return shared().left; }
   // False for the handle of a group that this rank is no member of: operations on it warn and do nothing.
   bool is_member() const { return place_.rank >= 0; }
   // Rank here of a rank of the world; -1 when it is no member. Cheap.
@@ -121,6 +128,12 @@ class GroupBase : public ProcessGroup {
 
 // `group`, or the default group when null; raises kUsage when there is none or it is not one of ours.
 std::shared_ptr<GroupBase> resolve(const Group& group);
+// As resolve, for questions: raises kUsage, too, for a group that was left. `what` is the caller's call.
+std::shared_ptr<GroupBase> still_there(const Group& group, const char* what);
+// When the operation must be over.
+Deadline deadline_of(const Request& request, const GroupBase& group);
+// The timeout of a part of a call that must be over by then: at least a millisecond, zero for never.
+Milliseconds time_left(Deadline deadline);
 
 // kUsage: `what` was called on a group that was left.
 [[noreturn]] void raise_closed(const char* what, const std::string& group);

@@ -43,6 +43,7 @@ struct GroupShared {
   std::atomic<std::uint64_t> sequence{0};  // of the last operation started
   std::atomic<std::uint64_t> meetings{0};  // monitored barriers started
   std::atomic<bool> timing{false};
+  std::atomic<bool> left{false};      // destroyed or aborted: nobody may ask about it any more
   std::atomic<bool> has_hook{false};  // hook is set, and never changes again
   CompletionHook hook;
   std::mutex mutex;

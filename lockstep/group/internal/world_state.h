@@ -44,7 +44,7 @@ class World {
   // Makes the next group, or only counts it for a non-member.
   Group make(const GroupPlan& plan);
   // The default group anew, without the excluded ranks; every other group ends.
-  Group shrink(const std::vector<int>& excluded, bool abort_first);
+  Group shrink(const std::vector<int>& excluded, bool abort_first, Milliseconds timeout);
 
   // The default group; null when there is none.
   Group group() const;
