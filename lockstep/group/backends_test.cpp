@@ -11,6 +11,8 @@
 #include <atomic>
 #include <cstring>
 #include <functional>
+#include <map>
+#include <mutex>
 #include <string>
 
 #include "lockstep/base/error.h"
@@ -18,6 +20,7 @@
 #include "lockstep/engine/fake_engine.h"
 #include "lockstep/group/group_testing.h"
 #include "lockstep/group/internal/backend_parts.h"
+#include "lockstep/group/internal/group_base.h"
 #include "lockstep/store/hash_store.h"
 
 namespace lockstep {
@@ -173,6 +176,53 @@ TEST(RegisterBackend, MakesACppClassABackEndOfGroups) {
   }
   EXPECT_EQ(StoreBackend::alive, 0);
   EXPECT_EQ(StoreBackend::aborted, 0);
+}
+
+// Notes by when operations must be over. Does them for a group of one.
+class NotingBackend final : public Backend {
+ public:
+  explicit NotingBackend(int rank) : rank_(rank) {}
+  void run(const lockstep_op& op) override {
+    const bool uneven = op.kind == LOCKSTEP_ALL_GATHER_V;
+    if (op.recv != nullptr && op.recv != op.send)
+      std::memcpy(op.recv, op.send, (uneven ? op.recv_counts[0] : op.count) * internal::width_of(op.dtype));
+    const std::lock_guard lock(mutex);
+    deadlines[rank_].push_back(op.deadline_ns);
+  }
+  void abort(const std::string&) override {}
+
+  static inline std::mutex mutex;
+  static inline std::map<int, std::vector<std::int64_t>> deadlines;  // by rank; guarded by mutex
+
+ private:
+  const int rank_;
+};
+
+TEST(Deadlines, AreOneForAllPartsOfACall) {
+  register_backend("noting", [](const BackendOptions& o) { return std::make_unique<NotingBackend>(o.rank); });
+  run_threads(1, [](int) { all_reduce(at::ones({3}).to_sparse()); },
+              {.timeout = kPatience, .backend = "noting"});
+  auto& noted = NotingBackend::deadlines;
+  ASSERT_EQ(noted[0].size(), 3u);  // sizes, then indices and values
+  EXPECT_LE(noted[0][1], noted[0][0]);
+  EXPECT_LE(noted[0][2], noted[0][0]);
+
+  noted.clear();
+  Deadline late = Deadline::never();
+  set_debug_level(DebugLevel::kDetail);
+  run_threads(2,
+              [&](int rank) {
+                if (rank == 0) {  // comes when rank 1 waits for it in the comparison
+                  const std::vector<std::string> come{"pg_wrapper:0/0/word/1"};
+                  default_group()->store()->wait(come);
+                  late = Deadline::after(kPatience);
+                }
+                barrier();
+              },
+              {.timeout = kPatience, .backend = "noting"});
+  set_debug_level(DebugLevel::kOff);
+  ASSERT_EQ(noted[1].size(), 1u);
+  EXPECT_LE(noted[1][0], late.monotonic_ns());
 }
 
 TEST(RegisterBackend, WhatItThrowsBreaksTheGroup) {

@@ -85,6 +85,35 @@ std::vector<std::int64_t> real_sizes(const at::Tensor& tensor) {
   return sizes;
 }
 
+int find_root(const GroupBase& group, RootArgument argument, std::string& why) {
+  const auto& [in_world, in_group, role, fallback] = argument;
+  const int size = group.size();
+  if (in_world && in_group) {
+    why = cat(role, " and group_", role, " are both given; give one of them");
+    return -1;
+  }
+  if (in_group) {
+    if (*in_group >= 0 && *in_group < size) return *in_group;
+    why = cat("group_", role, " is ", *in_group, ", ranks of this group are 0 to ", size - 1);
+    return -1;
+  }
+  const auto chosen = in_world ? in_world : fallback;
+  if (!chosen) {
+    why = cat("neither ", role, " nor group_", role, " is given; give one of them");
+    return -1;
+  }
+  if (const int rank_here = group.group_rank_of(*chosen); rank_here >= 0) return rank_here;
+  const auto& ranks = group.ranks();
+  why = cat(role, " is ", *chosen, ", ");
+  if (ranks.back() == size - 1) {
+    why += cat("ranks of this group are 0 to ", size - 1);
+  } else {
+    why += cat("the members of this group have the ranks ", c10::Join(", ", ranks),
+               " in the world; use group_", role, " for ranks in the group");
+  }
+  return -1;
+}
+
 std::string Call::prefix() const {
   char where[kWhereCapacity];
   write_where(request_.where, where);
@@ -156,24 +185,10 @@ void Call::check_list(const std::vector<at::Tensor>& list, const char* role, con
 
 int Call::root(std::optional<int> in_world, std::optional<int> in_group, const char* role,
                std::optional<int> fallback) const {
-  if (in_world && in_group) {
-    refuse(ErrorKind::kUsage, role, " and group_", role, " are both given; give one of them");
-  }
-  if (in_group) {
-    if (*in_group >= 0 && *in_group < size()) return *in_group;
-    refuse(ErrorKind::kUsage, "group_", role, " is ", *in_group, ", ranks of this group are 0 to ",
-           size() - 1);
-  }
-  if (!in_world) in_world = fallback;
-  if (!in_world)
-    refuse(ErrorKind::kUsage, "neither ", role, " nor group_", role, " is given; give one of them");
-  if (const int rank_here = group_->group_rank_of(*in_world); rank_here >= 0) return rank_here;
-  const auto& ranks = group_->ranks();
-  if (ranks.back() == size() - 1) {
-    refuse(ErrorKind::kUsage, role, " is ", *in_world, ", ranks of this group are 0 to ", size() - 1);
-  }
-  refuse(ErrorKind::kUsage, role, " is ", *in_world, ", the members of this group have the ranks ",
-         c10::Join(", ", ranks), " in the world; use group_", role, " for ranks in the group");
+  std::string why;
+  const int found = find_root(*group_, {in_world, in_group, role, fallback}, why);
+  if (found < 0) refuse(ErrorKind::kUsage, why);
+  return found;
 }
 
 void Call::warn_not_member() const {

@@ -78,11 +78,13 @@ class CheckedGroup final : public GroupBase {
   void close(const std::string& cause) override { inner_->close(cause); }
 
  private:
-  void check(const Request& request) {
+  // Leaves the operation what is left of the time of the whole call.
+  void check(Request& request) {
     const auto kind = request.op.kind;
     if (kind == LOCKSTEP_SEND || kind == LOCKSTEP_RECV) return;
+    request.deadline = deadline_of(request, *this);
     checker_->check(called(request.name, name(), rank(), size(), request.where), fingerprint_of(request),
-                    request.timeout.value_or(timeout()), still_worth_it(*inner_));
+                    time_left(*request.deadline), still_worth_it(*inner_));
   }
 
   const std::shared_ptr<GroupBase> inner_;

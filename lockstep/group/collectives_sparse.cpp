@@ -72,6 +72,7 @@ Work all_reduce_sparse(at::Tensor tensor, const AllReduceOptions& options) {
   const auto mine = tensor.detach().coalesce();
   const auto indices = mine.indices().t().contiguous();  // one row per entry
   const auto values = mine.values();
+  call.hold_deadline();
   const auto entries = exchange_entries(call, tensor, indices.size(0), options);
   const auto per_entry = c10::multiply_integers(values.sizes().slice(1));
   const auto index_counts = times(entries, tensor.sparse_dim());

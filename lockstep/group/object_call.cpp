@@ -9,6 +9,7 @@
 
 #include "lockstep/base/log.h"
 #include "lockstep/group/collectives.h"
+#include "lockstep/group/internal/call.h"
 #include "lockstep/group/internal/group_base.h"
 #include "lockstep/group/point_to_point.h"
 
@@ -30,6 +31,18 @@ std::int64_t size_of(const Bytes& bytes) {
   return static_cast<std::int64_t>(bytes.size());
 }
 
+// What is announced of a part: its size, or -1 less its size when it tells why there is none.
+std::int64_t announced(const Bytes& part, bool failed) {
+  return failed ? -1 - size_of(part) : size_of(part);
+}
+std::int64_t length_of(std::int64_t announcement) {
+  return announcement < 0 ? -1 - announcement : announcement;
+}
+Sizes lengths_of(Sizes announcements) {
+  std::ranges::transform(announcements, announcements.begin(), length_of);
+  return announcements;
+}
+
 // Sizes, then the bytes one after the other: what a list is on the line.
 Bytes joined(const std::vector<Bytes>& objects) {
   ByteWriter all;
@@ -38,9 +51,9 @@ Bytes joined(const std::vector<Bytes>& objects) {
   return all.take();
 }
 
-Sizes part_sizes(const std::vector<Bytes>& objects) {
+Sizes announced(const EncodedObjects& objects) {
   Sizes sizes;
-  for (const auto& object : objects) sizes.push_back(size_of(object));
+  for (const auto& part : objects.parts) sizes.push_back(announced(part, objects.failed));
   return sizes;
 }
 
@@ -50,10 +63,18 @@ Bytes concatenated(const std::vector<Bytes>& objects) {
   return all.take();
 }
 
+// The same of a list that could not be encoded: why.
+Bytes on_the_line(const EncodedObjects& objects) {
+  return objects.failed ? objects.parts.front() : joined(objects.parts);
+}
+
+std::span<const std::uint8_t> bytes_of(const at::Tensor& buffer) {
+  return {buffer.const_data_ptr<std::uint8_t>(), static_cast<std::size_t>(buffer.numel())};
+}
+
 // Cuts what joined() made. False when the sizes are not those of the bytes.
-bool cut(ReceivedObjects& received, std::size_t n) {
-  std::span<const std::uint8_t> rest(received.buffer.const_data_ptr<std::uint8_t>(),
-                                     static_cast<std::size_t>(received.buffer.numel()));
+bool cut_list(ReceivedObjects& received, std::size_t n) {
+  auto rest = bytes_of(received.buffer);
   if (rest.size() / sizeof(std::int64_t) < n) return false;
   Sizes sizes(n);
   if (n > 0) std::memcpy(sizes.data(), rest.data(), n * sizeof(std::int64_t));
@@ -117,21 +138,10 @@ void ObjectCall::check_presence(int root, const char* role, bool given) const {
 
 int ObjectCall::root(std::optional<int> in_world, std::optional<int> in_group, const char* role,
                      std::optional<int> fallback) const {
-  if (in_world && in_group) refuse(ErrorKind::kUsage, "give ", role, " or group_", role, ", not both");
-  if (in_group) {
-    if (*in_group < 0 || *in_group >= size()) {
-      refuse(ErrorKind::kUsage, "group_", role, " is ", *in_group, ", ranks of this group are 0 to ",
-             size() - 1);
-    }
-    return *in_group;
-  }
-  if (!in_world) in_world = fallback;
-  if (!in_world) refuse(ErrorKind::kUsage, "give ", role, " or group_", role);
-  const auto& ranks = group_->ranks();
-  const auto found = std::ranges::find(ranks, *in_world);
-  if (found == ranks.end())
-    refuse(ErrorKind::kUsage, role, " is ", *in_world, ", which is no member of this group");
-  return static_cast<int>(found - ranks.begin());
+  std::string why;
+  const int found = find_root(*resolve(group_), {in_world, in_group, role, fallback}, why);
+  if (found < 0) refuse(ErrorKind::kUsage, why);
+  return found;
 }
 
 int ObjectCall::peer(std::optional<int> in_world, std::optional<int> in_group, const char* role) const {
@@ -147,8 +157,7 @@ std::optional<int> ObjectCall::peer_or_any(std::optional<int> in_world, std::opt
 }
 
 Milliseconds ObjectCall::left() const {
-  if (deadline_.is_never()) return Milliseconds(0);
-  return std::max(Milliseconds(1), std::chrono::duration_cast<Milliseconds>(deadline_.remaining()));
+  return time_left(deadline_);
 }
 
 void ObjectCall::refuse_object(const Error& error, std::size_t index, int from) const {
@@ -157,6 +166,22 @@ void ObjectCall::refuse_object(const Error& error, std::size_t index, int from) 
                               : cat("object ", index, " of rank ", world_rank(from));
   failure.message = cat(prefix(), whose, ": ", failure.message);
   raise(std::move(failure));
+}
+
+EncodedObjects ObjectCall::why_not_encoded(std::size_t n_parts) {
+  const Failure failure = current_failure();
+  ByteWriter words;
+  words.put(static_cast<std::uint8_t>(failure.kind));
+  words.raw(to_bytes(failure.message));
+  return {.parts = std::vector<Bytes>(n_parts, words.take()), .failed = true};
+}
+
+void ObjectCall::refuse_failed(int from, std::span<const std::uint8_t> words) const {
+  auto kind = ErrorKind::kInternal;
+  if (!words.empty() && words.front() <= static_cast<std::uint8_t>(ErrorKind::kInternal))
+    kind = static_cast<ErrorKind>(words.front());
+  refuse(kind, "rank ", world_rank(from), from == rank() ? " (this one)" : "",
+         " could not encode its object: ", words.empty() ? "" : to_text(words.subspan(1)));
 }
 
 void ObjectCall::check_count(std::int64_t came, std::size_t expected, int from) const {
@@ -186,85 +211,109 @@ ReceivedObjects ObjectCall::room_for(std::span<const std::int64_t> sizes) const 
   return received;
 }
 
-ReceivedObjects ObjectCall::all_gather(const Bytes& object) {
-  Sizes own = {size_of(object)};
+ReceivedObjects ObjectCall::all_gather(const EncodedObjects& object) {
+  Sizes own = announced(object);
   Sizes sizes(static_cast<std::size_t>(size()));
   lockstep::all_gather_into_tensor(tensor_over(sizes), tensor_over(own), step(AllGatherOptions{}));
-  auto received = room_for(sizes);
-  lockstep::all_gather(received.buffer.split_with_sizes(sizes), tensor_over(object),
+  const Sizes lengths = lengths_of(sizes);
+  auto received = room_for(lengths);
+  lockstep::all_gather(received.buffer.split_with_sizes(lengths), tensor_over(object.parts.front()),
                        step(AllGatherOptions{}));
+  check_encoded(received, sizes);
   return received;
 }
 
-ReceivedObjects ObjectCall::gather(const Bytes& object, int dst) {
-  Sizes own = {size_of(object)};
+ReceivedObjects ObjectCall::gather(const EncodedObjects& object, int dst) {
+  Sizes own = announced(object);
   const bool here = rank() == dst;
   Sizes sizes(here ? static_cast<std::size_t>(size()) : 0);
   auto slots = here ? tensor_over(sizes).split(1) : std::vector<at::Tensor>();
   lockstep::gather(tensor_over(own), std::move(slots), step(GatherOptions{.group_dst = dst}));
-  auto received = room_for(sizes);
+  const Sizes lengths = lengths_of(sizes);
+  auto received = room_for(lengths);
   // An all-to-all in which only one rank receives: sizes differ, which gather does not allow.
   Sizes incoming(static_cast<std::size_t>(size()), 0);
-  if (here) incoming = sizes;
+  if (here) incoming = lengths;
   Sizes outgoing(static_cast<std::size_t>(size()), 0);
-  outgoing[static_cast<std::size_t>(dst)] = own.front();
+  const Bytes& bytes = object.parts.front();
+  outgoing[static_cast<std::size_t>(dst)] = size_of(bytes);
   lockstep::all_to_all_single(
-      received.buffer, tensor_over(object),
+      received.buffer, tensor_over(bytes),
       step(AllToAllSingleOptions{.output_split_sizes = incoming, .input_split_sizes = outgoing}));
+  if (object.failed) refuse_failed(rank(), bytes);
+  check_encoded(received, sizes);
   return received;
 }
 
-ReceivedObjects ObjectCall::scatter(const std::vector<Bytes>& objects, int src) {
+ReceivedObjects ObjectCall::scatter(const EncodedObjects& objects, int src) {
   const bool here = rank() == src;
-  Sizes outgoing = part_sizes(objects);
+  Sizes outgoing = announced(objects);
   auto slots = here ? tensor_over(outgoing).split(1) : std::vector<at::Tensor>();
   Sizes own = {0};
   lockstep::scatter(tensor_over(own), std::move(slots), step(ScatterOptions{.group_src = src}));
-  auto received = room_for(own);
+  const Sizes length = lengths_of(own);
+  auto received = room_for(length);
+  outgoing = lengths_of(std::move(outgoing));
   outgoing.resize(static_cast<std::size_t>(size()), 0);
   Sizes incoming(static_cast<std::size_t>(size()), 0);
-  incoming[static_cast<std::size_t>(src)] = own.front();
-  const Bytes all = concatenated(objects);
+  incoming[static_cast<std::size_t>(src)] = length.front();
+  const Bytes all = concatenated(objects.parts);
   lockstep::all_to_all_single(
       received.buffer, tensor_over(all),
       step(AllToAllSingleOptions{.output_split_sizes = incoming, .input_split_sizes = outgoing}));
+  if (own.front() < 0) refuse_failed(src, received.parts.front());
   return received;
 }
 
-ReceivedObjects ObjectCall::broadcast(const std::vector<Bytes>& objects, int src) {
+ReceivedObjects ObjectCall::broadcast(const EncodedObjects& objects, int src) {
   const bool here = rank() == src;
-  const Bytes all = here ? joined(objects) : Bytes();
-  Sizes head = {static_cast<std::int64_t>(objects.size()), size_of(all)};
+  const Bytes all = here ? on_the_line(objects) : Bytes();
+  Sizes head = {static_cast<std::int64_t>(objects.parts.size()), announced(all, objects.failed)};
   lockstep::broadcast(tensor_over(head), step(BroadcastOptions{.group_src = src}));
-  auto received =
-      here ? ReceivedObjects{.buffer = tensor_over(all), .parts = {}} : room_for(std::span(head).last(1));
-  received.parts.clear();
-  lockstep::broadcast(received.buffer, step(BroadcastOptions{.group_src = src}));
-  if (here) return {};
-  // Taken part in to the end, so that the others go on.
-  check_count(head.front(), objects.size(), src);
-  if (!cut(received, objects.size())) refuse(ErrorKind::kInternal, "the sizes and the bytes do not agree");
+  auto received = here ? ReceivedObjects{.buffer = tensor_over(all), .parts = {}} : room_for_list(head);
   received.from = src;
+  lockstep::broadcast(received.buffer, step(BroadcastOptions{.group_src = src}));
+  // Taken part in to the end, so that the others go on.
+  if (here && !objects.failed) return {};
+  cut(received, head, objects.parts.size());
   return received;
 }
 
-void ObjectCall::send(const std::vector<Bytes>& objects, int dst, bool use_batch) {
-  const Bytes all = joined(objects);
-  Sizes head = {static_cast<std::int64_t>(objects.size()), size_of(all)};
+void ObjectCall::send(const EncodedObjects& objects, int dst, bool use_batch) {
+  const Bytes all = on_the_line(objects);
+  Sizes head = {static_cast<std::int64_t>(objects.parts.size()), announced(all, objects.failed)};
   send_tensor(tensor_over(head), dst, use_batch);
   send_tensor(tensor_over(all), dst, use_batch);
+  if (objects.failed) refuse_failed(rank(), all);
 }
 
 ReceivedObjects ObjectCall::receive(std::size_t n, std::optional<int> src, bool use_batch) {
   Sizes head = {0, 0};
   const int from = receive_tensor(tensor_over(head), src, use_batch);
-  auto received = room_for(std::span(head).last(1));
-  received.parts.clear();
+  auto received = room_for_list(head);
   received.from = from;
   receive_tensor(received.buffer, from, use_batch);
-  check_count(head.front(), n, from);
-  if (!cut(received, n)) refuse(ErrorKind::kInternal, "the sizes and the bytes do not agree");
+  cut(received, head, n);
   return received;
+}
+
+ReceivedObjects ObjectCall::room_for_list(std::span<const std::int64_t> head) const {
+  const std::int64_t length[] = {length_of(head.back())};
+  auto received = room_for(length);
+  received.parts.clear();
+  return received;
+}
+
+void ObjectCall::cut(ReceivedObjects& received, std::span<const std::int64_t> head, std::size_t n) const {
+  if (head.back() < 0) refuse_failed(received.from, bytes_of(received.buffer));
+  check_count(head.front(), n, received.from);
+  if (!cut_list(received, n)) refuse(ErrorKind::kInternal, "the sizes and the bytes do not agree");
+}
+
+void ObjectCall::check_encoded(const ReceivedObjects& received, std::span<const std::int64_t> sizes) const {
+  for (std::size_t i = 0; i < sizes.size(); ++i) {
+    if (sizes[i] < 0) refuse_failed(static_cast<int>(i), received.parts[i]);
+  }
 }
 
 void ObjectCall::send_tensor(const at::Tensor& tensor, int dst, bool use_batch) {

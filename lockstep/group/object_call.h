@@ -21,6 +21,13 @@
 
 namespace lockstep::internal {
 
+// What goes: one byte string per object. When one of them could not be encoded, every part tells why: this rank takes
+// part all the same, so that the others hear of it and do not wait.
+struct EncodedObjects {
+  std::vector<Bytes> parts;
+  bool failed = false;
+};
+
 // What came: several byte strings in one buffer.
 struct ReceivedObjects {
   at::Tensor buffer;
@@ -58,21 +65,30 @@ class ObjectCall {
   std::optional<int> peer_or_any(std::optional<int> in_world, std::optional<int> in_group,
                                  const char* role) const;
 
-  ReceivedObjects all_gather(const Bytes& object);
+  // All of them raise the error of a rank that could not encode, there and where its objects were to go.
+  ReceivedObjects all_gather(const EncodedObjects& object);
   // Parts on `dst` only.
-  ReceivedObjects gather(const Bytes& object, int dst);
+  ReceivedObjects gather(const EncodedObjects& object, int dst);
   // As many objects on every rank; their bytes are read on `src` only.
-  ReceivedObjects broadcast(const std::vector<Bytes>& objects, int src);
+  ReceivedObjects broadcast(const EncodedObjects& objects, int src);
   // One part. `objects` are for `src`, one per rank.
-  ReceivedObjects scatter(const std::vector<Bytes>& objects, int src);
-  void send(const std::vector<Bytes>& objects, int dst, bool use_batch);
+  ReceivedObjects scatter(const EncodedObjects& objects, int src);
+  void send(const EncodedObjects& objects, int dst, bool use_batch);
   ReceivedObjects receive(std::size_t n, std::optional<int> src, bool use_batch);
 
   template <class T>
-  std::vector<Bytes> encode_each(const std::vector<T>& objects) const {
-    std::vector<Bytes> encoded;
-    for (const auto& object : objects) encoded.push_back(encode<T>(object));
+  static EncodedObjects encode_one(const T& object) try {
+    return {.parts = {encode<T>(object)}};
+  } catch (...) {
+    return why_not_encoded(1);
+  }
+  template <class T>
+  static EncodedObjects encode_each(const std::vector<T>& objects) try {
+    EncodedObjects encoded;
+    for (const auto& object : objects) encoded.parts.push_back(encode<T>(object));
     return encoded;
+  } catch (...) {
+    return why_not_encoded(objects.size());
   }
   // Part i came from rank i, or all of them from rank `from`.
   template <class T>
@@ -97,6 +113,11 @@ class ObjectCall {
     raise(kind, cat(prefix(), parts...));
   }
   std::string prefix() const;
+  // The current exception as `n_parts` parts; inside a catch block.
+  static EncodedObjects why_not_encoded(std::size_t n_parts);
+  // Raises what rank `from` of the group put into why_not_encoded().
+  [[noreturn]] void refuse_failed(int from, std::span<const std::uint8_t> words) const;
+  void check_encoded(const ReceivedObjects& received, std::span<const std::int64_t> sizes) const;
   [[noreturn]] void refuse_object(const Error& error, std::size_t index, int from) const;
   void check_device(const std::optional<c10::Device>& device) const;
   void check_presence(int root, const char* role, bool given) const;
@@ -111,6 +132,9 @@ class ObjectCall {
   }
   Milliseconds left() const;
   ReceivedObjects room_for(std::span<const std::int64_t> sizes) const;
+  // A list as one buffer, announced by a head of its number of parts and its size.
+  ReceivedObjects room_for_list(std::span<const std::int64_t> head) const;
+  void cut(ReceivedObjects& received, std::span<const std::int64_t> head, std::size_t n) const;
   void send_tensor(const at::Tensor& tensor, int dst, bool use_batch);
   int receive_tensor(const at::Tensor& tensor, std::optional<int> src, bool use_batch);
 

@@ -6,7 +6,8 @@
 // another type than the receiver names is a kUsage error that says what came and where in the value, and the group
 // goes on. Outputs are assigned only when everything was decoded.
 // Errors: kUsage for bad arguments (before anything is sent), kUnsupported for a value that cannot be sent, and those of
-// collectives.h. Not members: a warning, lists stay as they are.
+// collectives.h. A value that one rank cannot encode is the same error on every rank that was to get it, naming that
+// rank, and the group goes on. Not members: a warning, lists stay as they are.
 //
 // The tail every options struct has:
 //   group    null: the default group
@@ -39,7 +40,7 @@ void all_gather_object(std::vector<T>& object_list, const std::type_identity_t<T
   internal::ObjectCall call("all_gather_object", options);
   if (!call.takes_part()) return;
   call.check_length(object_list.size(), "object_list");
-  object_list = call.decode_each<T>(call.all_gather(encode<T>(obj)));
+  object_list = call.decode_each<T>(call.all_gather(call.encode_one<T>(obj)));
 }
 
 struct GatherObjectOptions {
@@ -58,7 +59,7 @@ void gather_object(const std::type_identity_t<T>& obj, std::vector<T>* object_ga
   if (!call.takes_part()) return;
   const int dst = call.root(options.dst, options.group_dst, "dst", 0);
   call.check_list_at(dst, "object_gather_list", object_gather_list);
-  const auto gathered = call.gather(encode<T>(obj), dst);
+  const auto gathered = call.gather(call.encode_one<T>(obj), dst);
   if (object_gather_list != nullptr) *object_gather_list = call.decode_each<T>(gathered);
 }
 // For ranks that are not `dst`.
@@ -81,7 +82,7 @@ void broadcast_object_list(std::vector<T>& object_list, BroadcastObjectListOptio
   internal::ObjectCall call("broadcast_object_list", options);
   if (!call.takes_part()) return;
   const int src = call.root(options.src, options.group_src, "src", 0);
-  std::vector<Bytes> encoded(object_list.size());
+  internal::EncodedObjects encoded{.parts = std::vector<Bytes>(object_list.size())};
   if (call.rank() == src) encoded = call.encode_each(object_list);
   const auto received = call.broadcast(encoded, src);
   if (call.rank() != src) object_list = call.decode_each<T>(received, src);
@@ -104,7 +105,7 @@ void scatter_object_list(std::vector<T>& scatter_object_output_list,
   if (!call.takes_part()) return;
   const int src = call.root(options.src, options.group_src, "src", 0);
   call.check_not_empty(scatter_object_output_list.size(), "scatter_object_output_list");
-  std::vector<Bytes> encoded;
+  internal::EncodedObjects encoded;
   if (call.rank() == src) {
     call.check_list_at(src, "scatter_object_input_list", scatter_object_input_list);
     encoded = call.encode_each(*scatter_object_input_list);

@@ -169,8 +169,8 @@ TEST(ObjectCollectives, WorkInSubGroupsAndLeaveOthersUntouched) {
     }
     EXPECT_EQ(sent.front(), rank == 3 ? 1 : rank);
     if (rank == 1) {
-      EXPECT_TRUE(
-          says(refusal([&] { broadcast_object_list(list, {.src = 0, .group = group}); }), "no member"));
+      EXPECT_TRUE(says(refusal([&] { broadcast_object_list(list, {.src = 0, .group = group}); }),
+                       "the members of this group have the ranks 1, 3"));
     }
   });
 }
@@ -186,14 +186,14 @@ TEST(ObjectCollectives, RefuseBadArgumentsBeforeAnythingIsSent) {
     EXPECT_TRUE(says(refusal([&] { gather_object(1, &two, {.dst = 1 - rank}); }), "must be null here"));
     EXPECT_TRUE(says(refusal([&] { gather_object(1, nullptr, {.dst = rank}); }), "is required on this rank"));
     EXPECT_TRUE(says(refusal([&] { gather_object(1, &three, {.dst = rank}); }), "has 3 entries"));
-    EXPECT_TRUE(says(refusal([&] { broadcast_object_list(two, {.src = 2}); }), "no member"));
-    EXPECT_TRUE(says(refusal([&] { broadcast_object_list(two, {.src = 0, .group_src = 0}); }), "not both"));
+    EXPECT_TRUE(says(refusal([&] { broadcast_object_list(two, {.src = 2}); }), "src is 2"));
+    EXPECT_TRUE(says(refusal([&] { broadcast_object_list(two, {.src = 0, .group_src = 0}); }), "both given"));
     EXPECT_TRUE(says(refusal([&] { broadcast_object_list(two, {.group_src = 2}); }), "are 0 to 1"));
     EXPECT_TRUE(says(refusal([&] { scatter_object_list(none, &entries, {.src = rank}); }), "is empty"));
     EXPECT_TRUE(says(refusal([&] { scatter_object_list<int>(two, nullptr, {.src = rank}); }), "is required"));
     EXPECT_TRUE(says(refusal([&] { scatter_object_list(two, &three, {.src = rank}); }), "has 3 entries"));
     EXPECT_TRUE(says(refusal([&] { send_object_list(two, {.dst = rank}); }), "this rank itself"));
-    EXPECT_TRUE(says(refusal([&] { send_object_list(two, {}); }), "give dst or group_dst"));
+    EXPECT_TRUE(says(refusal([&] { send_object_list(two, {}); }), "neither dst nor group_dst"));
     EXPECT_TRUE(says(refusal([&] { send_object_list(none, {.dst = 1 - rank}); }), "is empty"));
     EXPECT_TRUE(says(refusal([&] { recv_object_list(two, {.src = rank}); }), "this rank itself"));
     EXPECT_TRUE(says(refusal([&] { broadcast_object_list(two, {.device = c10::Device(at::kCUDA, 0)}); },
@@ -202,6 +202,46 @@ TEST(ObjectCollectives, RefuseBadArgumentsBeforeAnythingIsSent) {
     all_gather_object(two, rank);
     EXPECT_EQ(two, (std::vector<int>{0, 1})) << "the group goes on";
   });
+}
+
+// Cannot be encoded on rank `bad`.
+at::Tensor tensor_or_bad(int rank, int bad) {
+  const auto tensor = at::full({2}, rank);
+  return rank == bad ? tensor.to_sparse() : tensor;
+}
+
+TEST(ObjectCollectives, TellEveryRankAtOnceWhoCouldNotEncodeAndGoOn) {
+  for (const int n : {1, 2, 3, 4}) {
+    world(n, [n](int rank) {
+      const int bad = n - 1;
+      const auto told = [&](const std::function<void()>& fn) {
+        const auto words = refusal(fn, ErrorKind::kUnsupported);
+        EXPECT_TRUE(says(words, "rank " + std::to_string(bad)) && says(words, "could not encode its object"))
+            << words;
+        EXPECT_EQ(says(words, "(this one)"), rank == bad) << words;
+        EXPECT_TRUE(says(words, "Sparse") && says(words, "objects_test.cpp:")) << words;
+      };
+      std::vector<at::Tensor> all(static_cast<std::size_t>(n));
+      const auto mine = tensor_or_bad(rank, bad);
+      told([&] { all_gather_object(all, mine); });
+      EXPECT_FALSE(all.front().defined()) << "all or nothing";
+      const auto gather = [&] { gather_object(mine, rank == 0 ? &all : nullptr); };
+      if (rank == 0 || rank == bad) {
+        told(gather);
+      } else {
+        gather();
+      }
+      std::vector<at::Tensor> list = {at::full({1}, 1), mine};
+      told([&] { broadcast_object_list(list, {.src = bad}); });
+      const std::vector<at::Tensor> parts(static_cast<std::size_t>(n), mine);
+      told([&] { scatter_object_list(list, rank == bad ? &parts : nullptr, {.src = bad}); });
+      if (n > 1 && rank == bad) told([&] { send_object_list(list, {.dst = 0}); });
+      if (n > 1 && rank == 0) told([&] { recv_object_list(list, {.src = bad}); });
+      std::vector<int> ranks(static_cast<std::size_t>(n));
+      all_gather_object(ranks, rank);
+      EXPECT_EQ(ranks.back(), n - 1) << "the group goes on";
+    });
+  }
 }
 
 TEST(ObjectCollectives, SayWhoseValueHasAnotherTypeAndGoOn) {

@@ -50,6 +50,9 @@ class Call {
   lockstep_op& op() { return request_.op; }
   const Request& request() const { return request_; }
 
+  // From now on: one deadline for all that this call starts.
+  void hold_deadline() { request_.deadline = deadline_of(request_, *group_); }
+
   // What collects the operation instead of starting it; null outside a CoalescingScope.
   Batch* batch() const { return open_batch == nullptr ? nullptr : batch_of(*group_); }
   // False for a process that is not in the group, which is told so once per group and operation. Raises kUsage inside a
@@ -79,8 +82,7 @@ class Call {
                   bool written);
   // The two share no memory. True when that cannot be told cheaply: go through a temporary.
   bool check_apart(const at::Tensor& a, const char* role_a, const at::Tensor& b, const char* role_b) const;
-  // The rank in the group that the caller named by its rank in the world or in the group. Raises kUsage when both are
-  // given, when neither is and there is no fallback (a rank in the world), and when it is no member.
+  // The rank in the group that the caller named; raises kUsage where find_root() finds none.
   int root(std::optional<int> in_world, std::optional<int> in_group, const char* role,
            std::optional<int> fallback = {}) const;
 
@@ -126,6 +128,15 @@ class Call {
   GroupBase* part_ = nullptr;
   Request request_;
 };
+
+// The rank in the group that a caller named by its rank in the world or in the group. -1 and the reason in `why` when
+// both are given, when neither is and there is no fallback (a rank in the world), and when it is no member.
+struct RootArgument {
+  std::optional<int> in_world, in_group;
+  const char* role;  // "src"
+  std::optional<int> fallback{};
+};
+int find_root(const GroupBase& group, RootArgument argument, std::string& why);
 
 // The engine can use the tensor's memory as it lies.
 bool is_plain(const at::Tensor& tensor);
