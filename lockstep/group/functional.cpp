@@ -12,6 +12,8 @@
 #include "lockstep/base/text.h"
 #include "lockstep/group/coalescing.h"
 #include "lockstep/group/differentiable.h"
+#include "lockstep/group/groups.h"
+#include "lockstep/group/internal/call.h"
 #include "lockstep/group/world.h"
 
 namespace lockstep::functional {
@@ -56,6 +58,11 @@ template <class... Parts>
 [[noreturn]] void refuse(const char* name, const Options& options, const Parts&... parts) {
   raise(ErrorKind::kUsage, cat("functional::", name, " (called at ", options.where.file_name(), ":",
                                options.where.line(), "): ", parts...));
+}
+
+// False, with a warning, for a process that is not in the group.
+bool takes_part(OpType type, const Options& options) {
+  return is_group_member(options.group) || internal::Call(type, options, true).takes_part(true);
 }
 
 // The options of the tensor collective below.
@@ -110,6 +117,7 @@ std::int64_t total(const std::vector<std::int64_t>& parts) {
 template <class Call>
 std::vector<AsyncTensor> coalesced(std::size_t n, const Options& options, const Call& call) {
   if (n == 0) return {};
+  if (!takes_part(OpType::kCoalesced, options)) return std::vector<AsyncTensor>(n);
   std::vector<at::Tensor> collected;
   CoalescingScope scope(started(CoalescingOptions{}, options));
   for (std::size_t i = 0; i < n; ++i) collected.push_back(call(i).unfinished());
@@ -122,6 +130,7 @@ std::vector<AsyncTensor> coalesced(std::size_t n, const Options& options, const 
 }  // namespace
 
 AsyncTensor broadcast(const at::Tensor& self, int src, Options options) {
+  if (!takes_part(OpType::kBroadcast, options)) return {};
   dim_of("broadcast", options, self, 0);
   auto out = plain_copy(self);
   auto work = lockstep::broadcast(out, started(BroadcastOptions{.src = src}, options));
@@ -129,6 +138,7 @@ AsyncTensor broadcast(const at::Tensor& self, int src, Options options) {
 }
 
 AsyncTensor all_reduce(const at::Tensor& self, const ReduceOp& reduce_op, Options options) {
+  if (!takes_part(OpType::kAllReduce, options)) return {};
   dim_of("all_reduce", options, self, 0);
   auto out = plain_copy(self);
   auto work = lockstep::all_reduce(out, started(AllReduceOptions{.op = reduce_op}, options));
@@ -136,9 +146,9 @@ AsyncTensor all_reduce(const at::Tensor& self, const ReduceOp& reduce_op, Option
 }
 
 AsyncTensor all_gather_tensor(const at::Tensor& self, std::int64_t gather_dim, Options options) {
+  if (!takes_part(OpType::kAllGatherIntoTensor, options)) return {};
   const auto dim = dim_of("all_gather_tensor", options, self, gather_dim);
   const int n = get_world_size(options.group);
-  if (n < 0) return {};
   auto sizes = self.dim() == 0 ? std::vector<std::int64_t>{1} : self.sizes().vec();
   sizes.front() *= n;
   auto out = room(self, sizes);
@@ -150,9 +160,9 @@ AsyncTensor all_gather_tensor(const at::Tensor& self, std::int64_t gather_dim, O
 
 AsyncTensor reduce_scatter_tensor(const at::Tensor& self, const ReduceOp& reduce_op, std::int64_t scatter_dim,
                                   Options options) {
+  if (!takes_part(OpType::kReduceScatterTensor, options)) return {};
   const auto dim = dim_of("reduce_scatter_tensor", options, self, scatter_dim);
   const int n = get_world_size(options.group);
-  if (n < 0) return {};
   check_divides("reduce_scatter_tensor", options, self, dim, n);
   const auto rows = to_rows(self.detach(), n, dim);
   auto sizes = rows.sizes().vec();
@@ -164,6 +174,7 @@ AsyncTensor reduce_scatter_tensor(const at::Tensor& self, const ReduceOp& reduce
 }
 
 AsyncTensor all_to_all_single(const at::Tensor& self, const Splits& splits, Options options) {
+  if (!takes_part(OpType::kAllToAllSingle, options)) return {};
   dim_of("all_to_all_single", options, self, 0);
   if (self.dim() == 0) refuse("all_to_all_single", options, "self has no dimension to split");
   auto sizes = self.sizes().vec();
@@ -211,8 +222,9 @@ at::Tensor all_gather_tensor_autograd(const at::Tensor& self, std::int64_t gathe
 at::Tensor reduce_scatter_tensor_autograd(const at::Tensor& self, const ReduceOp& reduce_op,
                                           std::int64_t scatter_dim, Options options) {
   const auto dim = dim_of("reduce_scatter_tensor_autograd", options, self, scatter_dim);
+  if (!is_group_member(options.group))
+    refuse("reduce_scatter_tensor_autograd", options, "this process is not a member of the group");
   const int n = get_world_size(options.group);
-  if (n < 0) return {};  // not a member
   check_divides("reduce_scatter_tensor_autograd", options, self, dim, n);
   return differentiable::reduce_scatter(
       self.chunk(n, dim),

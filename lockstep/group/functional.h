@@ -12,6 +12,8 @@
 // These are not recorded by autograd (inputs are read as they are), but for those whose names end in _autograd;
 // differentiable.h has more of them. Inputs are not changed and must not be before the result is ready.
 // Errors of arguments are raised at the call, those of the operation by get(). Else as collectives.h.
+// A process that is not a member of the group: nothing happens but a warning; results are undefined tensors, ready at
+// once. The forms of autograd raise kUsage instead, as differentiable.h does.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -392,6 +392,42 @@ TEST(Functional, ReturnsBeforeEveryRankHasComeAndWaitsOnFirstUse) {
   });
 }
 
+TEST(Functional, GivesUndefinedTensorsToThoseWhoAreNoMembers) {
+  world(2, [](int rank) {
+    const functional::Options others{.group = new_group({1})};
+    if (rank == 1) return;
+    const auto x = input(rank, 3);
+    for (const auto& result :
+         {functional::broadcast(x, 1, others), functional::all_reduce(x, ReduceOp::kSum, others),
+          functional::all_gather_tensor(x, 0, others),
+          functional::reduce_scatter_tensor(x, ReduceOp::kSum, 0, others),
+          functional::all_to_all_single(x, {}, others)}) {
+      EXPECT_TRUE(result.is_completed());
+      EXPECT_FALSE(result.get().defined());
+    }
+    for (const auto& results :
+         {functional::all_reduce_coalesced({x, x}, ReduceOp::kSum, others),
+          functional::all_gather_into_tensor_coalesced({x, x}, others),
+          functional::reduce_scatter_tensor_coalesced({x, x}, {0, 0}, ReduceOp::kSum, others)}) {
+      ASSERT_EQ(results.size(), 2u);
+      for (const auto& result : results) EXPECT_FALSE(result.get().defined());
+    }
+    const std::function<void()> recorded[] = {
+        [&] { functional::all_gather_tensor_autograd(x, 0, others); },
+        [&] { functional::reduce_scatter_tensor_autograd(x, ReduceOp::kSum, 0, others); },
+        [&] { functional::all_to_all_single_autograd(x, {}, others); }};
+    for (const auto& call : recorded) {
+      try {
+        call();
+        ADD_FAILURE() << "nothing was raised";
+      } catch (const Error& error) {
+        EXPECT_EQ(error.kind(), ErrorKind::kUsage);
+        EXPECT_NE(std::string(error.what()).find("not a member"), std::string::npos) << error.what();
+      }
+    }
+  });
+}
+
 TEST(Functional, RaisesErrorsOfArgumentsAtOnce) {
   world(2, [](int rank) {
     const auto words = [](const std::function<void()>& fn) -> std::string {
