@@ -165,7 +165,8 @@ TEST(Shrink, OfASubGroupReplacesOnlyThat) {
     EXPECT_EQ(smaller->desc(), "three");
     EXPECT_EQ(smaller->timeout(), Milliseconds(54'321));
     EXPECT_EQ(sum_over(smaller), 4);
-    refused([&] { shrink_group({1 - smaller->rank()}, {.group = smaller, .timeout = Milliseconds(0)}); }, "must be positive");
+    refused([&] { shrink_group({1 - smaller->rank()}, {.group = smaller, .timeout = Milliseconds(0)}); },
+            "must be positive");
     refused([&] { all_reduce(at::ones({1}), {.group = group}); }, "was destroyed");
   });
 }
