@@ -5,7 +5,7 @@ cd "$(dirname "$0")/.."
 preset=$1
 shift
 
-if [[ ! -f build/$preset/build.ninja ]]; then
+if [[ ! -f build/$preset/build.ninja || CMakePresets.json -nt build/$preset/build.ninja ]]; then
   echo "build: configuring build/$preset"
   mkdir -p "build/$preset"
   log=build/$preset/configure.log

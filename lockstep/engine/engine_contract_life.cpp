@@ -241,6 +241,30 @@ TEST_P(EngineContract, AReceiveThatNobodyMeetsEndsAtItsDeadline) {
   }
 }
 
+TEST_P(EngineContract, AnOperationBehindAStuckOneEndsAtItsOwnDeadline) {
+  on_ranks(2, [&](Rank& rank) {
+    if (rank.rank() == 1) return rank.await(0, 1);
+    PlainOp stuck(rank, LOCKSTEP_BARRIER, 0), behind(rank, LOCKSTEP_ALL_REDUCE, 100, Milliseconds(40));
+    auto* const first = rank.post(stuck.op);
+    auto* const second = rank.post(behind.op);
+    EXPECT_EQ(rank.finish(second), LOCKSTEP_TIMEOUT) << rank.error();
+    EXPECT_EQ(rank.finish(first), LOCKSTEP_TIMEOUT) << "a gap would part the ranks: " << rank.error();
+    rank.word(0) = 1;
+  });
+}
+
+TEST_P(EngineContract, AReceiveFromAnyoneEndsWhenAllOthersHaveLeft) {
+  LOCKSTEP_CONTRACT_NEEDS(LOCKSTEP_SEND, LOCKSTEP_RECV);
+  for (const bool posted : {false, true}) {
+    on_ranks(3, [&](Rank& rank) {
+      if (rank.rank() != 0) return;
+      PlainOp plain(rank, LOCKSTEP_RECV, 100);
+      plain.op.root = -1;
+      EXPECT_EQ(rank.call(plain.op, posted), LOCKSTEP_PEER_LOST) << rank.error();
+    });
+  }
+}
+
 TEST_P(EngineContract, AWaitMayGiveUpWhileTheOperationGoesOn) {
   on_ranks(2, [&](Rank& rank) {
     PlainOp plain(rank, LOCKSTEP_ALL_REDUCE, 1000);

@@ -237,6 +237,30 @@ TEST(HostEngine, ABlockedGroupDoesNotHoldUpAnother) {
   other.join();
 }
 
+TEST(HostEngine, AFullOutboxHoldsUpNoLettersToOtherRanks) {
+  constexpr int kSender = 5, kFar = 64;  // 64 ranks from rank 0
+  with_threads(66, [](Rank& rank) {
+    std::vector<std::int32_t> x(1);
+    const auto message = [&](lockstep_op_kind kind, int peer) {
+      auto op = Rank::op(kind, x.data(), x.data(), 1, LOCKSTEP_I32);
+      op.root = peer;
+      return op;
+    };
+    if (rank.rank() == 0) {  // asks for none of the sender's letters before the far rank has heard from it
+      EXPECT_EQ(rank.run(message(LOCKSTEP_RECV, kFar)), LOCKSTEP_OK) << rank.error();
+      for (int i = 0; i < 12; ++i) EXPECT_EQ(rank.run(message(LOCKSTEP_RECV, kSender)), LOCKSTEP_OK);
+    } else if (rank.rank() == kSender) {
+      std::vector<lockstep_handle*> handles;
+      for (int i = 0; i < 12; ++i) handles.push_back(rank.post(message(LOCKSTEP_SEND, 0)));
+      handles.push_back(rank.post(message(LOCKSTEP_SEND, kFar)));
+      for (auto* handle : handles) EXPECT_EQ(rank.finish(handle), LOCKSTEP_OK) << rank.error();
+    } else if (rank.rank() == kFar) {
+      EXPECT_EQ(rank.run(message(LOCKSTEP_RECV, kSender)), LOCKSTEP_OK) << rank.error();
+      EXPECT_EQ(rank.run(message(LOCKSTEP_SEND, 0)), LOCKSTEP_OK) << rank.error();
+    }
+  });
+}
+
 TEST(HostEngine, BadCallsAreRefusedBeforeAnythingIsSent) {
   with_threads(2, [](Rank& rank) {
     std::vector<float> x(4);

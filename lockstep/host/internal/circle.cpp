@@ -21,7 +21,7 @@ Board* make_board(Arena& arena, int rank, int size) {
 }
 
 Circle::Circle(Fabric& fabric) : fabric_(fabric), rank_(fabric.rank()) {
-  for (int r = 0; r < fabric.size(); ++r) add(r, fabric.peer(r).station->board_at);
+  for (int r = 0; r < fabric.size(); ++r) add(r, fabric.peer(r).station->board_at, fabric.size());
 }
 
 Circle::Circle(Fabric& fabric, std::vector<int> members, const lockstep_comm_config& config)
@@ -47,7 +47,7 @@ Circle::Circle(Fabric& fabric, std::vector<int> members, const lockstep_comm_con
                           r, rank_),
               ErrorFamily::kBackend);
       }
-      add(members[static_cast<std::size_t>(r)], at);
+      add(members[static_cast<std::size_t>(r)], at, config.size);
     }
   } catch (...) {
     // Others may have seen it by now; a page or two stay behind in the arena.
@@ -56,12 +56,12 @@ Circle::Circle(Fabric& fabric, std::vector<int> members, const lockstep_comm_con
   }
 }
 
-void Circle::add(int fabric_rank, std::uint64_t board_at) {
+void Circle::add(int fabric_rank, std::uint64_t board_at, int n_ranks) {
   Peer& peer = fabric_.peer(fabric_rank);
   const int rank = static_cast<int>(boards_.size());
   const std::uint64_t room = peer.segment->size();
   auto* board = reinterpret_cast<Board*>(peer.segment->data() + board_at);
-  if (board_at < kHeapAt || board_at > room || sizeof(Board) > room - board_at ||
+  if (board_at < kHeapAt || board_at > room || Board::bytes(n_ranks) > room - board_at ||
       board->magic != kLayoutMagic || board->rank != rank) {
     raise(ErrorKind::kInternal, fmt::format("the board of rank {} is not where it said", rank),
           ErrorFamily::kBackend);

@@ -62,7 +62,7 @@ class Circle {
   void free_blocks();
 
  private:
-  void add(int fabric_rank, std::uint64_t board_at);
+  void add(int fabric_rank, std::uint64_t board_at, int n_ranks);
 
   Fabric& fabric_;
   int rank_ = -1;

@@ -196,6 +196,7 @@ std::optional<Failure> Communicator::run_letter(const lockstep_op& op) {
 std::shared_ptr<Posted> Communicator::post(const lockstep_op& op) {
   auto posted = std::make_shared<Posted>(op);
   if (is_uneven(op.kind)) posted->operation.take_counts(circle_->rank(), circle_->size());
+  hub_->start();  // may fail; nothing is posted yet
   {
     const std::lock_guard lock(mutex_);
     const bool letter = is_letter(op.kind);
@@ -294,13 +295,21 @@ void Communicator::give_up(Operation& operation) {
 }
 
 // A copy that found its owner gone says less than the watch will in a moment: who, and how it ended. Until then the
-// operation is merely stuck.
+// operation is merely stuck. But nobody watches over a rank that left in order.
 std::optional<Failure> Communicator::after_exception() {
   Failure failure = current_failure();
-  // Nobody watches over a rank that left in order.
-  bool watched = true;
-  for (int r = 0; r < circle_->size(); ++r) watched = watched && !has_left(r);
-  if (failure.kind == ErrorKind::kPeerLost && watched) return std::nullopt;
+  if (failure.kind == ErrorKind::kPeerLost && failure.peer) {
+    const std::int64_t pid = failure.peer->pid;
+    int leaver = -1;
+    for (int r = 0; r < circle_->size(); ++r) {
+      if (circle_->pid(r) != pid) continue;
+      if (!has_left(r)) return std::nullopt;
+      leaver = r;
+    }
+    failure.message = fmt::format("rank {} (pid {}) left the group and ended while rank {} still needed it",
+                                  leaver, pid, circle_->rank());
+    failure.peer = LostPeer{leaver, pid, "left the group"};
+  }
   return break_with(std::move(failure));
 }
 
@@ -324,7 +333,8 @@ Failure Communicator::mismatch(const Operation& operation, Progress progress) {
 }
 
 Communicator::Outcome Communicator::finish(Task& task, Deadline until, std::optional<Failure>& failure) {
-  int spins = spins_, yields = yields_, leaver = -1;
+  constexpr int kNobody = -2;
+  int spins = spins_, yields = yields_, leaver = kNobody;
   std::uint64_t mark = task.mark();
   Doorbell& door = circle_->doorbell(circle_->rank());
   const bool beside = task.beside_queue();
@@ -338,7 +348,10 @@ Communicator::Outcome Communicator::finish(Task& task, Deadline until, std::opti
     if (task.advance(failure)) return end(failure ? Outcome::kFailed : Outcome::kDone);
     if (mailing_.load(std::memory_order_relaxed) != 0) advance_letters();
     if (beside && queued_.load(std::memory_order_relaxed) != 0) advance_queue();
-    if (mark != task.mark()) mark = task.mark(), spins = spins_, yields = yields_, leaver = -1;
+    if (mark != task.mark()) {
+      mark = task.mark(), spins = spins_, yields = yields_, leaver = kNobody;
+      if (until.expired()) return end(Outcome::kGaveUp);
+    }
     if (stopped()) {
       failure = stopped_failure();
       return end(Outcome::kFailed);
@@ -352,18 +365,18 @@ Communicator::Outcome Communicator::finish(Task& task, Deadline until, std::opti
     } else if (!armed) {
       armed = true;  // announced: look once more before sleeping
       ticket = arm(door);
-    } else if (task.peer() >= 0 && has_left(task.peer()) && leaver != task.peer()) {
+    } else if (has_left(task.peer()) && leaver != task.peer()) {
       leaver = task.peer();
     } else {
-      const bool left = leaver >= 0 && leaver == task.peer();
+      const bool left = leaver == task.peer();
       failure = left ? task.left() : task.late();
       if (failure) return end(Outcome::kFailed);
       if (left) continue;  // it had done its part
       if (until.expired()) return end(Outcome::kGaveUp);
       Deadline next = std::min(until, task.deadline());
       end_late_letters(next);
-      const auto stuck = beside ? look_again() : nullptr;
-      if (stuck) next = std::min(next, stuck->deadline);
+      if (beside) look_again();
+      end_late_queue(next);
       sleep(door, ticket, next);
       disarm(door);
       armed = false;
@@ -387,7 +400,11 @@ Failure Communicator::stopped_failure() {
 }
 
 bool Communicator::has_left(int peer) {
-  return circle_->board(peer).left.load(std::memory_order_acquire) != 0;
+  if (peer >= 0) return circle_->board(peer).left.load(std::memory_order_acquire) != 0;
+  for (int r = 0; r < circle_->size(); ++r) {
+    if (r != circle_->rank() && !has_left(r)) return false;
+  }
+  return circle_->size() > 1;
 }
 
 Failure Communicator::left_failure(const Operation& operation) {
@@ -428,7 +445,7 @@ std::string Communicator::waited_for(const Operation& operation) {
 // whose bytes are on their way cannot be, and breaks the group.
 std::optional<Failure> Communicator::late_letter(Letter& letter, Deadline deadline) {
   if (stopped()) return stopped_failure();
-  const bool left = letter.peer >= 0 && has_left(letter.peer);
+  const bool left = has_left(letter.peer);
   if (!left && !deadline.expired()) return std::nullopt;
   if (left) {  // it may have done its part just before
     try {
@@ -438,13 +455,14 @@ std::optional<Failure> Communicator::late_letter(Letter& letter, Deadline deadli
     }
     if (letter.over) return std::nullopt;
   }
-  const std::string whom =
-      letter.peer < 0 ? "any rank" : fmt::format("rank {} (pid {})", letter.peer, circle_->pid(letter.peer));
+  const std::string whom = letter.peer < 0
+                               ? left ? "every other rank" : "any rank"
+                               : fmt::format("rank {} (pid {})", letter.peer, circle_->pid(letter.peer));
   Failure failure{.kind = left ? ErrorKind::kPeerLost : ErrorKind::kTimeout, .family = ErrorFamily::kBackend};
   if (left) {
     failure.message =
         fmt::format("{} left the group while rank {} was in {}", whom, circle_->rank(), context(letter));
-    failure.peer = LostPeer{letter.peer, circle_->pid(letter.peer), "left the group"};
+    failure.peer = LostPeer{letter.peer, letter.peer < 0 ? -1 : circle_->pid(letter.peer), "left the group"};
   } else {
     failure.message =
         fmt::format("rank {} ran out of time in {}: it waits for {}{}", circle_->rank(), context(letter),
@@ -464,6 +482,23 @@ void Communicator::end_late_letters(Deadline& until) {
     if (!late_letter(posted->letter, posted->deadline)) until = std::min(until, posted->deadline);
   }
   advance_letters();
+}
+
+// One that waits behind others has a deadline too; to take it out of its turn would part the ranks.
+void Communicator::end_late_queue(Deadline& until) {
+  std::optional<Failure> late;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& posted : queue_) {
+      until = std::min(until, posted->deadline);
+      if (late || !posted->deadline.expired() || posted->operation.started()) continue;
+      late =
+          Failure{.kind = ErrorKind::kTimeout,
+                  .message = fmt::format("rank {} ran out of time in {}, which waits for the ones before it",
+                                         circle_->rank(), context(posted->operation))};
+    }
+  }
+  if (late) break_with(std::move(*late));
 }
 
 bool Communicator::advance_letters() {
@@ -500,7 +535,8 @@ bool Communicator::advance_letters() {
 
 std::string Communicator::context(const Operation& operation) const {
   const char* where = operation.call().where;
-  return fmt::format("{} #{}{}{}", describe_call(operation.fingerprint()), operation.sequence(),
+  const std::string number = operation.started() ? fmt::format(" #{}", operation.sequence()) : "";
+  return fmt::format("{}{}{}{}", describe_call(operation.fingerprint()), number,
                      where != nullptr && *where != '\0' ? " at " : "", where != nullptr ? where : "");
 }
 
@@ -613,10 +649,8 @@ Served::State Communicator::serve(bool last_look, Deadline& until) {
   if (last_look) {
     if (stuck) end_late_letters(until);
     stuck = !letters_.empty();
-    if (const auto collective = look_again()) {
-      stuck = true;
-      until = std::min(until, collective->deadline);
-    }
+    stuck = look_again() != nullptr || stuck;
+    end_late_queue(until);
   } else {
     stuck = advance_queue() != nullptr || stuck;
   }

@@ -88,11 +88,13 @@ class Communicator final : private Served {
   bool advance_letters();
   // Ends letters whose time is up or whose peer has left; lowers `until` to the next deadline. Pre: driving.
   void end_late_letters(Deadline& until);
+  // Breaks the group when an operation that waits its turn is late; lowers `until` likewise. Pre: driving.
+  void end_late_queue(Deadline& until);
   std::optional<Failure> late_letter(Letter& letter, Deadline deadline);
   // What must end a blocked operation now: a broken or closed group, or its own deadline.
   std::optional<Failure> reason_to_stop(const Operation& operation);
   std::string waited_for(const Operation& operation);
-  // True once the peer that is waited for has left. It may have done its part just before: look again, and give up
+  // True once the peer that is waited for has left; -1: all others have. It may have done its part just before: look again, and give up
   // with left_failure only when that changes nothing.
   bool has_left(int peer);
   Failure left_failure(const Operation& operation);

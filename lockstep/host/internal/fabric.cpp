@@ -9,6 +9,7 @@
 
 #include "lockstep/base/base.h"
 #include "lockstep/host/internal/circle.h"
+#include "lockstep/host/internal/doorbell.h"
 #include "lockstep/host/internal/place.h"
 
 namespace lockstep::comm::internal {
@@ -88,7 +89,12 @@ Fabric::Fabric(const lockstep_comm_config& config)
 
 std::unique_ptr<Fabric> Fabric::join(const lockstep_comm_config& config) {
   std::unique_ptr<Fabric> fabric(new Fabric(config));
-  fabric->meet(config, Deadline::from_monotonic_ns(config.deadline_ns));
+  try {
+    fabric->meet(config, Deadline::from_monotonic_ns(config.deadline_ns));
+  } catch (...) {
+    fabric->say_left();
+    throw;
+  }
   return fabric;
 }
 
@@ -138,6 +144,14 @@ void Fabric::meet(const lockstep_comm_config& config, Deadline deadline) {
   }
   while (to_accept-- > 0) accept_one(listener, cards, deadline);
   await_all(deadline);
+}
+
+// Others that were quicker may have joined already and count on this rank.
+void Fabric::say_left() {
+  reinterpret_cast<Board*>(arena_->base() + own().board_at)->left.store(1, std::memory_order_seq_cst);
+  for (const Peer& peer : peers_) {
+    if (peer.station != nullptr) ring(peer.station->doorbell);
+  }
 }
 
 // Nobody may leave before everybody has mapped everybody.

@@ -9,8 +9,13 @@ namespace lockstep::comm::internal {
 
 std::shared_ptr<Hub> Hub::join(const lockstep_comm_config& config) {
   std::shared_ptr<Hub> hub(new Hub(Fabric::join(config)));
-  hub->watch_ =
-      std::make_unique<Watch>(*hub->fabric_, [self = hub.get()](int rank) { self->tell_loss(rank); });
+  try {
+    hub->watch_ =
+        std::make_unique<Watch>(*hub->fabric_, [self = hub.get()](int rank) { self->tell_loss(rank); });
+  } catch (...) {
+    hub->fabric_->say_left();
+    throw;
+  }
   return hub;
 }
 
@@ -45,10 +50,16 @@ void Hub::remove(Served& served) {
   changed_.wait(lock, [&] { return serving_ != &served; });
 }
 
+void Hub::start() {
+  if (started_.load(std::memory_order_acquire)) return;
+  const std::lock_guard lock(mutex_);
+  if (!worker_.joinable()) worker_ = Thread("ls-comm", [this] { work(); });
+  started_.store(true, std::memory_order_release);
+}
+
 void Hub::engage(Served& served) {
   {
     const std::lock_guard lock(mutex_);
-    if (!worker_.joinable()) worker_ = Thread("ls-comm", [this] { work(); });
     if (std::ranges::find(engaged_, &served) == engaged_.end()) engaged_.push_back(&served);
   }
   wake();

@@ -5,6 +5,7 @@
 // joins both. Thread safety: every method may be called from any thread.
 #pragma once
 
+#include <atomic>
 #include <condition_variable>
 #include <memory>
 #include <mutex>
@@ -52,7 +53,9 @@ class Hub {
   // From now on losses are told, those that were before at once. remove() returns when no thread of the hub is inside the communicator any more.
   void add(Served& served);
   void remove(Served& served);
-  // The worker drives it until it is idle.
+  // Starts the worker, if none runs yet. Raises when the system has no thread for it.
+  void start();
+  // The worker drives it until it is idle. Pre: start() was called.
   void engage(Served& served);
   // The worker, and threads that wait in any communicator of this rank, look again.
   void wake();
@@ -81,6 +84,7 @@ class Hub {
   std::mutex telling_;                             // held while losses are told; remove() waits for it
   std::vector<std::pair<int, std::string>> lost_;  // guarded by telling_: (rank of the fabric, cause)
   Thread worker_;                                  // guarded by mutex_ until started
+  std::atomic<bool> started_{false};
   std::unique_ptr<Watch> watch_;
 };
 

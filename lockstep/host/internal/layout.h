@@ -129,8 +129,8 @@ struct Board {
   std::atomic<std::uint64_t> stage_at;
   // sequence << 24 | phase: how far the owner is inside a staged or direct operation.
   alignas(kLine) std::atomic<std::uint64_t> step;
-  // The last operation the owner is out of, well or not: it touches nobody's buffers for it any more.
-  std::atomic<std::uint64_t> out;
+  // The operation for which the owner is inside the others' buffers right now; 0: none.
+  std::atomic<std::uint64_t> inside;
   Arrival arrivals[2];
   Claims claims[2];
   Call history[kHistory];
@@ -207,9 +207,11 @@ struct Offer {
   alignas(kLine) std::atomic<std::uint64_t> laid;
   alignas(kLine) std::atomic<std::uint64_t> drained;
   Claims claims;  // kBoth
-  // The communicator broke, and this side has stopped touching the other's buffer.
-  std::atomic<std::uint32_t> sender_out;
-  std::atomic<std::uint32_t> receiver_out;
+  // Set by either side that gave up: nobody begins to touch the other's buffer any more.
+  std::atomic<std::uint32_t> given_up;
+  // This side is inside the other's buffer right now.
+  std::atomic<std::uint32_t> sender_inside;
+  std::atomic<std::uint32_t> receiver_inside;
 };
 inline constexpr std::size_t kPipeChunk = 128 << 10;
 inline constexpr std::uint64_t kPipeChunks = 4;

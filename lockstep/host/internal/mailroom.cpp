@@ -3,20 +3,20 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <bitset>
 #include <cstring>
 #include <new>
 
 #include "lockstep/base/base.h"
 #include "lockstep/host/internal/doorbell.h"
 #include "lockstep/host/internal/perturb.h"
-#include "lockstep/host/internal/place.h"
 
 namespace lockstep::comm::internal {
 namespace {
 
 constexpr std::uint64_t kClaimChunk = 128 << 10;
-// How long a side that gave up waits for the other; one that does not run cannot answer.
-constexpr Milliseconds kOutPatience{50};
+// How long a side that gave up waits for the other to be out of its buffer; a process that does not run cannot answer.
+constexpr Milliseconds kThreadPatience{2000}, kProcessPatience{250};
 // Below this a second pair of hands costs more than it gives.
 constexpr std::uint64_t kShareFrom = 256 << 10;
 
@@ -45,14 +45,14 @@ void Mailroom::advance() {
 
 // Letters to one rank must be put into its outbox in order: one that finds no slot holds the later ones back.
 void Mailroom::advance_sends() {
-  std::uint64_t full = 0;  // a bit per rank; ranks beyond share bits, which only delays them
+  std::bitset<kMaxRanks> full;
   for (auto it = sends_.begin(); it != sends_.end();) {
     Letter& letter = **it;
-    const std::uint64_t bit = std::uint64_t{1} << (letter.op.root & 63);
+    const auto to = static_cast<std::size_t>(letter.op.root);
     if (letter.offer != nullptr) {
       advance_send(letter);
-    } else if ((full & bit) != 0 || !post_envelope(letter)) {
-      full |= bit;
+    } else if (full[to] || !post_envelope(letter)) {
+      full[to] = true;
     }
     it = letter.over ? sends_.erase(it) : std::next(it);
   }
@@ -83,39 +83,70 @@ bool Mailroom::withdraw(Letter& letter) {
 void Mailroom::forget(Letter& letter) {
   sends_.remove(&letter);
   reads_.remove(&letter);
-  say_out(letter);
-  await_out(letter, Deadline::after(kOutPatience));
+  give_up(letter);
+  await_out(letter, Deadline::now());
 }
 
 void Mailroom::clear() {
   for (const auto* letters : {&sends_, &reads_}) {
-    for (Letter* letter : *letters) say_out(*letter);
+    for (Letter* letter : *letters) give_up(*letter);
   }
-  const Deadline patience = Deadline::after(kOutPatience);
+  const Deadline since = Deadline::now();
   for (const auto* letters : {&sends_, &reads_}) {
-    for (Letter* letter : *letters) await_out(*letter, patience);
+    for (Letter* letter : *letters) await_out(*letter, since);
   }
   sends_.clear();
   reads_.clear();
 }
 
-void Mailroom::say_out(Letter& letter) {
+void Mailroom::give_up(Letter& letter) {
   if (letter.offer == nullptr) return;
-  (letter.is_send() ? letter.offer->sender_out : letter.offer->receiver_out)
-      .store(1, std::memory_order_seq_cst);
+  std::uint32_t offered = Offer::kOffered;
+  if (letter.is_send() && letter.offer->state.compare_exchange_strong(offered, Offer::kWithdrawn)) return;
+  letter.offer->given_up.store(1, std::memory_order_seq_cst);
 }
 
-// Returns when the other side has stopped touching the letter's buffer, or never began to.
-void Mailroom::await_out(Letter& letter, Deadline patience) {
+// Returns when the other side is out of the letter's buffer.
+void Mailroom::await_out(const Letter& letter, Deadline since) {
   if (letter.offer == nullptr) return;
-  Offer& offer = *letter.offer;
-  std::uint32_t offered = Offer::kOffered;
-  if (letter.is_send() && offer.state.compare_exchange_strong(offered, Offer::kWithdrawn)) return;
-  const auto& other = letter.is_send() ? offer.receiver_out : offer.sender_out;
-  while (offer.state.load(std::memory_order_acquire) == Offer::kTaken &&
-         other.load(std::memory_order_acquire) == 0 && !patience.expired()) {
-    ::usleep(20);
+  const auto& other = letter.is_send() ? letter.offer->receiver_inside : letter.offer->sender_inside;
+  const Milliseconds patience = circle_.same_process(letter.peer) ? kThreadPatience : kProcessPatience;
+  const auto until =
+      Deadline::from_monotonic_ns(since.monotonic_ns() + std::chrono::nanoseconds(patience).count());
+  while (other.load(std::memory_order_seq_cst) != 0 && !until.expired()) ::usleep(20);
+}
+
+// While one lives, this side is inside the other's buffer. Whoever gives up says so and then looks whether the other is
+// inside; whoever goes in does it the other way round: one of the two sees the other.
+class Mailroom::Inside {
+ public:
+  explicit Inside(const Letter& letter)
+      : flag_(letter.is_send() ? letter.offer->sender_inside : letter.offer->receiver_inside) {
+    flag_.store(1, std::memory_order_seq_cst);
   }
+  ~Inside() { flag_.store(0, std::memory_order_release); }
+  Inside(const Inside&) = delete;
+
+ private:
+  std::atomic<std::uint32_t>& flag_;
+};
+
+bool Mailroom::wanted(const Offer& offer) {
+  return offer.given_up.load(std::memory_order_seq_cst) == 0 &&
+         circle_.own().broken.load(std::memory_order_relaxed) == 0;
+}
+
+bool Mailroom::copy_rest(Letter& letter, const Place& to, const Place& from) {
+  const Inside inside(letter);
+  while (wanted(*letter.offer)) {
+    const std::uint64_t n = std::min(kClaimChunk, letter.n_bytes - letter.moved);
+    if (n == 0) return true;
+    perturb();
+    copy(to + letter.moved, from + letter.moved, n);
+    letter.moved += n;
+    ++letter.mark;
+  }
+  return false;
 }
 
 // ---- sending ----
@@ -174,8 +205,7 @@ Offer* Mailroom::new_offer(const Letter& letter) {
   offer->drained.store(0, std::memory_order_relaxed);
   offer->claims.next.store(0, std::memory_order_relaxed);
   offer->claims.done.store(0, std::memory_order_relaxed);
-  offer->sender_out.store(0, std::memory_order_relaxed);
-  offer->receiver_out.store(0, std::memory_order_relaxed);
+  offer->given_up.store(0, std::memory_order_relaxed);
   offer->state.store(Offer::kOffered, std::memory_order_release);
   return offer;
 }
@@ -189,7 +219,7 @@ void Mailroom::advance_send(Letter& letter) {
   if (state == Offer::kTaken) {
     if (offer.mode == Offer::kBoth) copy_claimed(letter);
     if (offer.mode == Offer::kPipe) fill_pipe(letter);
-    if (offer.mode == Offer::kPush && letter.moved == 0) {
+    if (offer.mode == Offer::kPush && letter.moved < letter.n_bytes) {
       const auto to = find(circle_, letter.op.root, offer.recv_reach, offer.recv_at, letter.n_bytes);
       if (!to) {
         return end(letter,
@@ -197,9 +227,7 @@ void Mailroom::advance_send(Letter& letter) {
                            .message = cat("rank ", letter.op.root, " named a buffer outside its arena"),
                            .family = ErrorFamily::kBackend});
       }
-      copy(*to, own_place(letter.op.send), letter.n_bytes);
-      letter.moved = letter.n_bytes;
-      ++letter.mark;
+      if (!copy_rest(letter, *to, own_place(letter.op.send))) return;
       offer.laid.store(letter.n_bytes, std::memory_order_seq_cst);
       ring(circle_.doorbell(letter.op.root));
     }
@@ -267,7 +295,13 @@ void Mailroom::collect(int from) {
   if (box == nullptr) return;
   std::uint64_t taken = box->taken.load(std::memory_order_relaxed);
   bool any = false;
-  while (taken != box->sent.load(std::memory_order_acquire)) {
+  for (;;) {
+    const std::uint64_t waiting = box->sent.load(std::memory_order_acquire) - taken;
+    if (waiting == 0) break;
+    if (waiting > kMailSlots) {
+      raise(ErrorKind::kInternal, cat("rank ", from, " says it sent more than its outbox holds"),
+            ErrorFamily::kBackend);
+    }
     const Envelope& envelope = box->slots[taken % kMailSlots];
     const std::uint8_t* payload = box->payload[taken % kMailSlots];
     const std::uint64_t n_bytes = envelope.n_bytes;
@@ -392,8 +426,8 @@ void Mailroom::advance_receive(Letter& letter) {
                                    .message = cat("rank ", letter.peer, " named a buffer outside its arena"),
                                    .family = ErrorFamily::kBackend});
       }
-      copy(own_place(letter.op.recv), *from, letter.n_bytes);
-      return finish_receive(letter);
+      if (copy_rest(letter, own_place(letter.op.recv), *from)) finish_receive(letter);
+      return;
     }
     case Offer::kPush:
       if (offer.laid.load(std::memory_order_acquire) == letter.n_bytes) finish_receive(letter);
@@ -450,17 +484,21 @@ void Mailroom::copy_claimed(Letter& letter) {
                                               " named a buffer outside its arena"),
                                .family = ErrorFamily::kBackend});
   }
-  while (offer.claims.next.load(std::memory_order_relaxed) < n_chunks) {
-    const std::uint64_t index = offer.claims.next.fetch_add(1, std::memory_order_relaxed);
-    if (index >= n_chunks) break;
-    const std::uint64_t at = index * kClaimChunk;
-    copy(*to + at, *from + at, std::min(kClaimChunk, letter.n_bytes - at));
-    ++letter.mark;
-    perturb();
-    if (offer.claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks && letter.is_send())
-      ring(circle_.doorbell(receiver));
+  const auto some_left = [&] { return offer.claims.next.load(std::memory_order_relaxed) < n_chunks; };
+  if (some_left()) {
+    const Inside inside(letter);
+    while (some_left() && wanted(offer)) {
+      const std::uint64_t index = offer.claims.next.fetch_add(1, std::memory_order_relaxed);
+      if (index >= n_chunks) break;
+      const std::uint64_t at = index * kClaimChunk;
+      copy(*to + at, *from + at, std::min(kClaimChunk, letter.n_bytes - at));
+      ++letter.mark;
+      perturb();
+      if (offer.claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks && letter.is_send())
+        ring(circle_.doorbell(receiver));
+    }
   }
-  if (!letter.is_send() && offer.claims.done.load(std::memory_order_acquire) == n_chunks)
+  if (!letter.is_send() && offer.claims.done.load(std::memory_order_acquire) == n_chunks && wanted(offer))
     finish_receive(letter);
 }
 

@@ -18,6 +18,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/engine/engine_abi.h"
 #include "lockstep/host/internal/circle.h"
+#include "lockstep/host/internal/place.h"
 
 namespace lockstep::comm::internal {
 
@@ -52,7 +53,8 @@ class Mailroom {
   void advance();
   // Takes a letter back that no peer has met; false when the bytes are on their way and it must go on.
   bool withdraw(Letter& letter);
-  // Forgets a letter, or every one, once its peer lets go of the buffer: the communicator is broken, nobody will look at them again.
+  // Forgets a letter, or every one, once its peer is out of the buffer: the communicator is broken or closed, nobody
+  // will look at them again.
   void forget(Letter& letter);
   void clear();
 
@@ -85,9 +87,14 @@ class Mailroom {
   void finish_receive(Letter& letter);
   void refuse(Letter& letter, int from, std::uint64_t n_bytes);
   // Both.
+  class Inside;
+  // Still worth touching the other side's buffer.
+  bool wanted(const Offer& offer);
+  // Moves what is left of a letter; false when it was given up before the end.
+  bool copy_rest(Letter& letter, const Place& to, const Place& from);
   void copy_claimed(Letter& letter);
-  void say_out(Letter& letter);
-  void await_out(Letter& letter, Deadline patience);
+  void give_up(Letter& letter);
+  void await_out(const Letter& letter, Deadline since);
   void end(Letter& letter, std::optional<Failure> failure = {});
   void sweep();
 

@@ -147,23 +147,33 @@ void Operation::publish_call(Circle& circle) {
   n_in_place_ = in_place_ ? 1 : 0;
 }
 
-Progress Operation::advance(Circle& circle, Workspace& work) {
-  const Progress progress = go_on(circle, work);
-  if (progress == Progress::kDone) circle.own().out.store(sequence_, std::memory_order_release);
-  return progress;
-}
+// While one lives, this rank is inside the others' buffers. Whoever gives up sets `broken` everywhere and then looks at
+// `inside`; whoever goes in does it the other way round: one of the two sees the other.
+class Operation::Inside {
+ public:
+  Inside(Board& own, std::uint64_t sequence) : own_(own) {
+    own.inside.store(sequence, std::memory_order_seq_cst);
+  }
+  ~Inside() { own_.inside.store(0, std::memory_order_release); }
+  Inside(const Inside&) = delete;
+  bool allowed() const { return own_.broken.load(std::memory_order_seq_cst) == 0; }
 
-Progress Operation::go_on(Circle& circle, Workspace& work) {
+ private:
+  Board& own_;
+};
+
+Progress Operation::advance(Circle& circle, Workspace& work) {
   if (stage_ == Stage::kArriving) {
     if (const Progress p = arrive(circle); p != Progress::kDone) return p;
     choose_path(circle, work);
   }
   switch (stage_) {
-    case Stage::kClaiming:
-      // Whoever gave up after we entered waits for us to be out; whoever did before must be seen here.
-      if (circle.own().broken.load(std::memory_order_seq_cst) != 0) return Progress::kBlocked;
+    case Stage::kClaiming: {
+      const Inside inside(circle.own(), sequence_);
+      if (!inside.allowed()) return Progress::kBlocked;
       if (reduces_whole()) return n_bytes_ < kClaimFrom ? reduce_own(circle, work) : claim(circle, work);
       return has_root(op_.kind) ? move_rooted(circle) : copy_direct(circle, work);
+    }
     case Stage::kCounting:
       return reduces_whole() ? count_done(circle) : count_moved(circle);
     case Stage::kPlanned:
@@ -193,13 +203,9 @@ Progress Operation::arrive(Circle& circle) {
 
 void Operation::retreat(Circle& circle) {
   if (!started()) return;
-  Board& own = circle.own();
-  own.out.store(sequence_, std::memory_order_seq_cst);
-  const Deadline patience = Deadline::after(Milliseconds(circle.single_process() ? 2000 : 50));
+  const Deadline patience = Deadline::after(Milliseconds(circle.single_process() ? 2000 : 250));
   for (int r = 0; r < circle.size(); ++r) {
-    Board& other = circle.board(r);
-    while (other.arrivals[parity()].sequence.load(std::memory_order_seq_cst) >> 1 == sequence_ &&
-           other.out.load(std::memory_order_acquire) < sequence_ && !patience.expired()) {
+    while (circle.board(r).inside.load(std::memory_order_seq_cst) == sequence_ && !patience.expired()) {
       ::usleep(20);
     }
   }

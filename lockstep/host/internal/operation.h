@@ -45,8 +45,8 @@ class Operation {
   // Publishes the call, with the payload when it is small.
   void start(Circle& circle, std::uint64_t sequence);
   Progress advance(Circle& circle, Workspace& work);
-  // After a failure: returns when no other rank touches this rank's buffers any more, or after a moment (a rank that
-  // does not run cannot say so).
+  // After a failure that broke the communicator: returns when no other rank touches this rank's buffers any more, or
+  // after a moment (a rank that does not run cannot say so).
   void retreat(Circle& circle);
 
   // While blocked or after kMismatch or kBadPeer: the rank it is about.
@@ -65,15 +65,16 @@ class Operation {
  private:
   enum class Stage : std::uint8_t { kNew, kArriving, kClaiming, kCounting, kPlanned, kLeaving, kDone };
 
-  Progress go_on(Circle& circle, Workspace& work);
+  class Inside;
+
   // Arrivals, in rank order.
   Progress arrive(Circle& circle);
   void choose_path(Circle& circle, Workspace& work);
   void finish_inline(Circle& circle, Workspace& work);
   // Direct paths.
-  // The three bools: false when peer_'s word about its buffer cannot be true.
+  // The two bools: false when peer_'s word about its buffer cannot be true.
   bool find_buffers(Circle& circle, Workspace& work);
-  bool pull_all(Circle& circle);
+  Progress pull_all(Circle& circle);
   bool move_pair(Circle& circle, int other);
   void reduce_range(Circle& circle, Workspace& work, std::uint64_t first, std::uint64_t count,
                     std::uint64_t skip);

@@ -28,6 +28,9 @@ struct Cut {
   std::uint64_t n_chunks(int rank) const { return (length(rank) + chunk - 1) / chunk; }
 };
 
+// What one rank pulls from another, or reduces alone, between two looks for an abort.
+constexpr std::uint64_t kPullChunk = 1 << 20;
+
 // Between the root and one other rank.
 constexpr std::uint64_t kMoveChunk = 256 << 10;
 
@@ -136,12 +139,13 @@ Progress Operation::copy_direct(Circle& circle, Workspace& work) {
     if (!find_buffers(circle, work)) return Progress::kBadPeer;
     work.recv.assign(1, own_place(op_.recv));
     const std::uint64_t skip = static_cast<std::uint64_t>(circle.rank()) * n_bytes_;
-    const std::uint64_t step = by_kernel_ ? (128 << 10) / element_ : std::max<std::uint64_t>(1, op_.count);
+    const std::uint64_t step = (by_kernel_ ? 128 << 10 : kPullChunk) / element_;
     for (std::uint64_t first = 0; first < op_.count; first += step) {
+      if (circle.own().broken.load(std::memory_order_relaxed) != 0) return Progress::kBlocked;
       reduce_range(circle, work, first, std::min(step, op_.count - first), skip);
     }
-  } else if (!pull_all(circle)) {
-    return Progress::kBadPeer;
+  } else if (const Progress pulled = pull_all(circle); pulled != Progress::kDone) {
+    return pulled;
   }
   return leave_together(circle, work);
 }
@@ -154,7 +158,7 @@ Progress Operation::leave_together(Circle& circle, Workspace& work) {
   return follow_plan(circle, work);
 }
 
-bool Operation::pull_all(Circle& circle) {
+Progress Operation::pull_all(Circle& circle) {
   const int size = circle.size(), me = circle.rank();
   const Traffic traffic = traffic_of(plan_input(circle));
   for (int turn = 0; turn < size; ++turn) {
@@ -168,10 +172,14 @@ bool Operation::pull_all(Circle& circle) {
     const Call& call = call_of(circle, peer_);
     const auto from = peer_ == me ? own_place(static_cast<const std::uint8_t*>(op_.send) + at)
                                   : find(circle, peer_, call.send_reach, call.send + at, part.n_bytes);
-    if (!from) return false;
-    copy(own_place(static_cast<std::uint8_t*>(op_.recv) + part.at), *from, part.n_bytes);
+    if (!from) return Progress::kBadPeer;
+    const Place to = own_place(static_cast<std::uint8_t*>(op_.recv) + part.at);
+    for (std::uint64_t done = 0; done < part.n_bytes; done += kPullChunk) {
+      if (circle.own().broken.load(std::memory_order_relaxed) != 0) return Progress::kBlocked;
+      copy(to + done, *from + done, std::min(kPullChunk, part.n_bytes - done));
+    }
   }
-  return true;
+  return Progress::kDone;
 }
 
 // Broadcast, scatter and gather: bytes go between the root and each other rank. Both ends of a pair copy chunks of it,

@@ -20,8 +20,12 @@ void transfer(Transfer call, const char* name, std::int64_t pid, std::uint8_t* h
     const iovec remote{reinterpret_cast<void*>(there), n_bytes};
     const ssize_t moved = call(static_cast<pid_t>(pid), &local, 1, &remote, 1, 0);
     if (moved <= 0) {
-      if (errno == ESRCH)
-        raise(ErrorKind::kPeerLost, cat("process ", pid, " ended during a copy"), ErrorFamily::kBackend);
+      if (errno == ESRCH) {
+        raise(Failure{.kind = ErrorKind::kPeerLost,
+                      .message = cat("process ", pid, " ended during a copy"),
+                      .family = ErrorFamily::kBackend,
+                      .peer = LostPeer{-1, pid, "ended"}});
+      }
       raise(system_failure(errno, name, ErrorFamily::kBackend));
     }
     here += moved;
