@@ -22,10 +22,6 @@ Stage& stage_of(Circle& circle, int rank) {
   return *stage;
 }
 
-void copy_bytes(void* to, const void* from, std::uint64_t n_bytes) {
-  if (to != from && n_bytes > 0) std::memcpy(to, from, n_bytes);
-}
-
 }  // namespace
 
 Operation::Operation(const lockstep_op& op)

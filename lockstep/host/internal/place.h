@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <cstring>
 #include <optional>
 
 #include "lockstep/host/internal/circle.h"
@@ -27,6 +28,10 @@ Reach publish(Circle& circle, const void* buffer, std::uint64_t n_bytes, std::ui
 std::optional<Place> find(Circle& circle, int rank, Reach reach, std::uint64_t at, std::uint64_t n_bytes);
 inline Place own_place(const void* buffer) {
   return {.here = const_cast<std::uint8_t*>(static_cast<const std::uint8_t*>(buffer))};
+}
+
+inline void copy_bytes(void* to, const void* from, std::uint64_t n_bytes) {
+  if (to != from && n_bytes > 0) std::memcpy(to, from, n_bytes);
 }
 
 // Pre: at least one of the two is here. Raises kPeerLost when the owner is gone, kSystem when the kernel refuses.
