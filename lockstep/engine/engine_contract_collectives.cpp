@@ -1,5 +1,6 @@
 // What collectives compute: every kind, element type and reduction against plain arithmetic.
 #include <cmath>
+#include <cstdlib>
 
 #include "lockstep/engine/engine_contract_case.h"
 
@@ -48,6 +49,40 @@ TEST_P(EngineContract, EveryReductionOfEveryTypeIsExact) {
                          .posted = r % 2 == 1});
             if (HasFatalFailure()) return;
           }
+        }
+      }
+    }
+  });
+}
+
+std::uint16_t f16_of(std::int64_t value) {
+  std::uint8_t bytes[2];
+  reference::encode(LOCKSTEP_F16, value, bytes);
+  return static_cast<std::uint16_t>(bytes[0] | bytes[1] << 8);
+}
+
+// f16 ends at 65504: the sum of the ranks does not fit, their mean does.
+TEST_P(EngineContract, AMeanOfHalvesDoesNotOverflowWhereTheirSumWould) {
+  if (!engine().reduces(LOCKSTEP_F16, LOCKSTEP_AVG)) GTEST_SKIP() << "this engine does not offer it";
+  constexpr std::int64_t kValues[] = {20'000, -40'000, 60'000};
+  on_all_sizes([&](Rank& rank) {
+    for (const auto kind : {LOCKSTEP_ALL_REDUCE, LOCKSTEP_REDUCE, LOCKSTEP_REDUCE_SCATTER}) {
+      if (!engine().offers(kind)) continue;
+      for (const std::uint64_t count : {3u, 1500u, 30'000u}) {
+        const auto n = static_cast<std::uint64_t>(rank.size());
+        const std::uint64_t n_sent = kind == LOCKSTEP_REDUCE_SCATTER ? count * n : count;
+        std::vector<std::uint16_t> send(n_sent), recv(count);
+        for (std::uint64_t i = 0; i < n_sent; ++i) send[i] = f16_of(kValues[i % 3]);
+        auto op = Rank::op(kind, send.data(), recv.data(), count, LOCKSTEP_F16);
+        op.reduce = LOCKSTEP_AVG;
+        op.root = rank.size() - 1;
+        ASSERT_EQ(rank.run(op), LOCKSTEP_OK) << rank.error();
+        if (kind == LOCKSTEP_REDUCE && rank.rank() != op.root) continue;
+        for (std::uint64_t i = 0; i < count; ++i) {
+          const int want = send[i],
+                    off = recv[i] - want;  // counts are multiples of three: blocks begin alike
+          ASSERT_LE(std::abs(off), 2) << "element " << i << " of " << count << " is " << off
+                                      << " steps of f16 beside " << kValues[i % 3] << ", kind " << kind;
         }
       }
     }

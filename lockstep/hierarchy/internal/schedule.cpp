@@ -1,6 +1,7 @@
 #include "lockstep/hierarchy/internal/schedule.h"
 
 #include <algorithm>
+#include <bit>
 #include <cstring>
 #include <numeric>
 
@@ -24,7 +25,9 @@ struct Call {
   lockstep_op op;
   const Topology* at;
   std::size_t width;
-  bool divides;
+  // A mean over hosts of different sizes: what each host's part is multiplied with before it crosses, and the result
+  // after.
+  double to_lane = 1, from_lane = 1;
 
   const std::uint8_t* sent(std::uint64_t index = 0) const {
     return static_cast<const std::uint8_t*>(op.send) + index * width;
@@ -32,8 +35,11 @@ struct Call {
   std::uint8_t* received(std::uint64_t index = 0) const {
     return static_cast<std::uint8_t*>(op.recv) + index * width;
   }
-  void divide(std::uint8_t* data, std::uint64_t count) const {
-    if (divides) scale(op.dtype, data, count, 1.0 / at->size);
+  void enter_lane(std::uint8_t* data, std::uint64_t count) const {
+    if (to_lane != 1) scale(op.dtype, data, count, to_lane);
+  }
+  void leave_lane(std::uint8_t* data, std::uint64_t count) const {
+    if (from_lane != 1) scale(op.dtype, data, count, from_lane);
   }
   void copy(std::uint8_t* to, const std::uint8_t* from, std::uint64_t count) const {
     if (count > 0 && to != from) std::memcpy(to, from, count * width);
@@ -54,12 +60,9 @@ struct Call {
 class Builder {
  public:
   Builder(const lockstep_op& op, const Topology& topology, const Scratch& scratch)
-      : call_{op, &topology, size_of(op.dtype), op.reduce == LOCKSTEP_AVG && !topology.even},
-        op_(call_.op),
-        at_(topology),
-        scratch_(scratch) {
-    // The mean of means is the mean where every host has as many ranks; else sums are divided at the end.
-    if (call_.divides) part_reduce_ = LOCKSTEP_SUM;
+      : call_{op, &topology, size_of(op.dtype)}, op_(call_.op), at_(topology), scratch_(scratch) {
+    // The mean of means is the mean where every host has as many ranks.
+    if (op.reduce == LOCKSTEP_AVG && !topology.even) weigh_means();
   }
 
   Schedule build() {
@@ -100,6 +103,20 @@ class Builder {
  private:
   using Needs = std::vector<int>;
 
+  // Sums are divided at the end. Not those of f16, which would overflow where the mean does not: there each host's mean
+  // crosses, times its ranks over a power of two (which rounds little, or nothing) that is no less than all ranks.
+  void weigh_means() {
+    lane_reduce_ = LOCKSTEP_SUM;
+    if (op_.dtype != LOCKSTEP_F16) {
+      local_reduce_ = LOCKSTEP_SUM;
+      call_.from_lane = 1.0 / at_.size;
+      return;
+    }
+    const double power = std::bit_ceil(static_cast<unsigned>(at_.size));
+    call_.to_lane = at_.n_local() / power;
+    call_.from_lane = power / at_.size;
+  }
+
   int add(Where where, const lockstep_op& op, Needs needs) {
     std::erase(needs, -1);
     out_.steps.push_back({.where = where, .op = op, .needs = std::move(needs)});
@@ -110,13 +127,19 @@ class Builder {
           int root = 0) {
     lockstep_op op = op_;
     op.kind = kind;
-    op.reduce = part_reduce_;
+    op.reduce = where == Where::kLocal ? local_reduce_ : lane_reduce_;
     op.root = root;
     op.send = send;
     op.recv = recv;
     op.count = count;
     op.send_counts = op.recv_counts = nullptr;
     return add(where, op, std::move(needs));
+  }
+  // A reduction in place over the lane, of what the host has made in step `need`.
+  int add_crossing(lockstep_op_kind kind, std::uint8_t* data, std::uint64_t count, int need, int root = 0) {
+    const int index = add(Where::kLane, kind, data, data, count, {need}, root);
+    step(index).before = [call = call_, data, count] { call.enter_lane(data, count); };
+    return index;
   }
   Step& step(int index) { return out_.steps[static_cast<std::size_t>(index)]; }
 
@@ -200,13 +223,13 @@ class Builder {
     std::vector<Chunk> all;
     const auto hand_out = [&](const Chunk& c) {
       const int last = add(Where::kLocal, LOCKSTEP_BROADCAST, c.data, c.data, c.count, {c.last}, 0);
-      if (at_.has_lane()) step(last).before = [call = call_, c] { call.divide(c.data, c.count); };
+      if (at_.has_lane()) step(last).before = [call = call_, c] { call.leave_lane(c.data, c.count); };
     };
     for (const auto& [at, count] : chunks(op_.count, 1)) {
       if (all.size() >= kAhead) hand_out(all[all.size() - kAhead]);
       std::uint8_t* const data = call_.received(at);
       int last = add(Where::kLocal, LOCKSTEP_REDUCE, call_.sent(at), data, count, {}, 0);
-      if (at_.has_lane()) last = add(Where::kLane, LOCKSTEP_ALL_REDUCE, data, data, count, {last});
+      if (at_.has_lane()) last = add_crossing(LOCKSTEP_ALL_REDUCE, data, count, last);
       all.push_back({data, count, last});
     }
     for (std::size_t i = all.size() - std::min(all.size(), kAhead); i < all.size(); ++i) hand_out(all[i]);
@@ -226,16 +249,16 @@ class Builder {
       std::uint8_t* data = root ? call_.received(at) : nullptr;
       if ((bridges || hands_over) && !root) data = scratch(count);
       int last = add(Where::kLocal, LOCKSTEP_REDUCE, call_.sent(at), data, count, {}, bridge());
-      if (bridges) last = add(Where::kLane, LOCKSTEP_REDUCE, data, data, count, {last}, root_host());
+      if (bridges) last = add_crossing(LOCKSTEP_REDUCE, data, count, last, root_host());
       all.push_back({data, count, last});
     }
     if (hands_over) {  // from the leader of the root's host
       for (const Chunk& c : all) {
         const int last = add(Where::kLocal, LOCKSTEP_BROADCAST, c.data, c.data, c.count, {c.last}, bridge());
-        if (bridges) step(last).before = [call = call_, c] { call.divide(c.data, c.count); };
+        if (bridges) step(last).before = [call = call_, c] { call.leave_lane(c.data, c.count); };
       }
     } else if (root) {
-      out_.at_end = [call = call_] { call.divide(call.received(), call.op.count); };
+      out_.at_end = [call = call_] { call.leave_lane(call.received(), call.op.count); };
     }
   }
 
@@ -334,10 +357,11 @@ class Builder {
                       call.op.count);
           }
         }
+        call.enter_lane(padded, hosts_now.size() * share);
       };
     }
     const int end = add(Where::kLocal, LOCKSTEP_SCATTER, mine, op_.recv, op_.count, {last}, 0);
-    if (at_.has_lane()) step(end).before = [call = call_, mine, share] { call.divide(mine, share); };
+    if (at_.has_lane()) step(end).before = [call = call_, mine, share] { call.leave_lane(mine, share); };
   }
 
   // The flat communicator does it. Barriers beside it, which cost no time, so that a rank of the group that calls
@@ -350,11 +374,11 @@ class Builder {
     add(Where::kFlat, op_, {});
   }
 
-  const Call call_;
+  Call call_;
   const lockstep_op& op_;
   const Topology& at_;
   const Scratch& scratch_;
-  lockstep_reduce_op part_reduce_ = op_.reduce;
+  lockstep_reduce_op local_reduce_ = op_.reduce, lane_reduce_ = op_.reduce;
   Schedule out_;
 };
 
