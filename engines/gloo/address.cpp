@@ -151,10 +151,4 @@ bool connects_lazily() {
   return text == "1" || text == "true" || text == "TRUE" || text == "yes" || text == "on";
 }
 
-int world_rank() {
-  const std::string text = environment("RANK");
-  return text.empty() || text.find_first_not_of("0123456789") != std::string::npos ? -1
-                                                                                   : std::atoi(text.c_str());
-}
-
 }  // namespace lockstep::gloo_plugin

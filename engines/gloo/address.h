@@ -24,7 +24,5 @@ std::vector<Place> choose_places(bool all_on_this_host, const std::function<void
 
 // TORCH_GLOO_LAZY_INIT.
 bool connects_lazily();
-// RANK: under which number the launcher tells how a process ended. -1 when unset.
-int world_rank();
 
 }  // namespace lockstep::gloo_plugin

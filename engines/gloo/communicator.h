@@ -31,9 +31,8 @@ namespace lockstep::gloo_plugin {
 // What ranks publish about themselves when they join.
 struct Member {
   std::int64_t pid = -1;
-  int exit_rank = -1;  // under which number the launcher tells how it ended
-  std::string host;    // host_identity
-  std::string token;   // unguessable; proves on a connection that its other end read the key-value space
+  std::string host;   // host_identity
+  std::string token;  // unguessable; proves on a connection that its other end read the key-value space
 };
 
 class Communicator {

@@ -219,6 +219,23 @@ TEST(Gloo, ALazyConnectionThatNobodyMeetsEndsAtTheOperationsDeadline) {
   });
 }
 
+// A process's rank in the job says nothing about its rank here: the key-value space knows.
+TEST(Gloo, TheExitOfALostRankIsLookedUpUnderItsRankInTheGroup) {
+  on_processes(2, [](int rank, const lockstep_host* host) {
+    ::setenv("RANK", rank == 0 ? "1" : "0", 1);
+    const auto publish = [&](const char* key, std::string_view words) {
+      ASSERT_EQ(host->kv_set(host->context, key, words.data(), words.size()), LOCKSTEP_OK);
+    };
+    publish("/lockstep/exit/0", "the end of another");
+    publish("/lockstep/exit/1", "walked out");
+    EngineRank end(gloo_engine(), host, rank, 2, {});
+    EXPECT_EQ(end.barrier(), LOCKSTEP_OK);
+    if (rank == 1) ::_exit(0);
+    EXPECT_EQ(end.barrier(), LOCKSTEP_PEER_LOST);
+    EXPECT_EQ(end.failure().cause, "walked out") << end.failure().error;
+  });
+}
+
 TEST(Gloo, AMissingRankIsNamedWhenJoiningRunsOutOfTime) {
   on_processes(1, [](int, const lockstep_host* host) {
     try {

@@ -32,7 +32,7 @@ std::string random_token() {
 }
 
 std::string pack(const Member& member) {
-  return cat(member.pid, ' ', member.exit_rank, ' ', member.host, '\n', member.token);
+  return cat(member.pid, ' ', member.host, '\n', member.token);
 }
 
 Member unpack(const std::string& text) {
@@ -40,7 +40,7 @@ Member unpack(const std::string& text) {
   const auto line = text.find('\n');
   if (line == std::string::npos || text.size() - line - 1 != kToken) return member;
   std::istringstream head(text.substr(0, line));
-  head >> member.pid >> member.exit_rank >> member.host;
+  head >> member.pid >> member.host;
   member.token = text.substr(line + 1);
   return member;
 }
@@ -102,7 +102,7 @@ std::string Communicator::read(const std::string& key, int peer, std::int64_t de
 
 void Communicator::meet(std::int64_t deadline_ns) {
   Member& mine = members_[static_cast<std::size_t>(rank_)];
-  mine = {.pid = ::getpid(), .exit_rank = world_rank(), .host = host_identity(), .token = random_token()};
+  mine = {.pid = ::getpid(), .host = host_identity(), .token = random_token()};
   if (size_ == 1) return;
   write(cat("member/", rank_), pack(mine));
   for (int peer = 0; peer < size_; ++peer) {
@@ -111,7 +111,6 @@ void Communicator::meet(std::int64_t deadline_ns) {
     other = unpack(read(cat("member/", peer), peer, deadline_ns));
     if (other.token.empty())
       raise(LOCKSTEP_INTERNAL, cat("rank ", peer, " wrote something unknown about itself"));
-    if (other.exit_rank < 0) other.exit_rank = peer;
   }
 }
 

@@ -156,7 +156,7 @@ Communicator::Verdict Communicator::judge(int peer) {
       break_with(std::move(failure));
       return Verdict::kBroken;
     }
-    if (const auto words = look(cat("/lockstep/exit/", member.exit_rank))) cause = *words;
+    if (const auto words = look(cat("/lockstep/exit/", peer))) cause = *words;
     if (cause.empty() && now_ns() > patience) cause = "gone, cause unknown";
     if (cause.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
