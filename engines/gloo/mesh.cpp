@@ -117,6 +117,7 @@ void Mesh::adopt_sockets(const std::vector<sockaddr_storage>& remote_names) {
     const auto p = static_cast<std::size_t>(peer);
     if (peer != rank_) wanted[p] = key_of(local_name(peer)) + key_of(remote_names[p]);
   }
+  const std::lock_guard lock(mutex_);
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
     const int fd = std::atoi(entry.path().filename().c_str());
     const std::string key = connection_key(fd);
@@ -130,6 +131,7 @@ void Mesh::adopt_sockets(const std::vector<sockaddr_storage>& remote_names) {
   }
   for (const int fd : sockets_) {
     if (fd >= 0) keep_alive(fd);
+    if (fd >= 0 && down_) ::shutdown(fd, SHUT_RDWR);
   }
 }
 
@@ -137,13 +139,20 @@ std::unique_ptr<gloo::transport::UnboundBuffer> Mesh::buffer(void* memory, std::
   return context_->createUnboundBuffer(memory, n_bytes);
 }
 
+int Mesh::socket(int peer) const {
+  const std::lock_guard lock(mutex_);
+  return sockets_[static_cast<std::size_t>(peer)];
+}
+
 bool Mesh::hung_up(int peer) const {
-  if (socket(peer) < 0) return true;
-  pollfd entry{.fd = socket(peer), .events = POLLRDHUP, .revents = 0};
+  const int fd = socket(peer);
+  if (fd < 0) return true;
+  pollfd entry{.fd = fd, .events = POLLRDHUP, .revents = 0};
   return ::poll(&entry, 1, 0) == 1 && (entry.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
 bool Mesh::flushed() const {
+  const std::lock_guard lock(mutex_);
   for (const int fd : sockets_) {
     int unsent = 0;
     if (fd >= 0 && ::ioctl(fd, SIOCOUTQ, &unsent) == 0 && unsent > 0) return false;
@@ -152,6 +161,8 @@ bool Mesh::flushed() const {
 }
 
 void Mesh::shut_down() {
+  const std::lock_guard lock(mutex_);
+  down_ = true;
   for (const int fd : sockets_) {
     if (fd >= 0) ::shutdown(fd, SHUT_RDWR);
   }

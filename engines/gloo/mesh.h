@@ -2,7 +2,8 @@
 // own for each pair's socket. The second descriptor lets us see the other end hang up, and shut a connection down from
 // any thread, without touching what gloo does with its own.
 //
-// Thread safety: addresses, connect and adopt_sockets by one thread, before the rest; the rest by any.
+// Thread safety: addresses, connect and adopt_sockets by one thread, before buffer, socket and hung_up; those by any
+// thread; flushed, shut_down and close_pairs by any at any time.
 #pragma once
 
 #include <gloo/transport/context.h>
@@ -11,6 +12,7 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
+#include <mutex>
 #include <string>
 #include <vector>
 
@@ -34,13 +36,14 @@ class Mesh {
   // This end's socket name of the connection to `peer`.
   sockaddr_storage local_name(int peer) const;
   // After all are connected: finds each pair's socket by both its names; `remote_names` are what local_name gave at the
-  // other ends. A connection that has ended already is not found: its peer hung up.
+  // other ends. A connection that has ended already is not found: its peer hung up. After shut_down they are shut down
+  // at once. Raises what the system refuses (std::exception).
   void adopt_sockets(const std::vector<sockaddr_storage>& remote_names);
 
   std::unique_ptr<gloo::transport::UnboundBuffer> buffer(void* memory, std::size_t n_bytes);
 
   // Of our own descriptors; -1 for ourselves, before adopt_sockets, and for a connection that was not found.
-  int socket(int peer) const { return sockets_[static_cast<std::size_t>(peer)]; }
+  int socket(int peer) const;
   // True when the peer has shut its side down, or the connection is gone.
   bool hung_up(int peer) const;
   // True when the other hosts' kernels have all that was written.
@@ -54,7 +57,10 @@ class Mesh {
   const int rank_, size_;
   const std::shared_ptr<Device> device_;
   std::shared_ptr<gloo::transport::Context> context_;
+
+  mutable std::mutex mutex_;  // guards what follows
   std::vector<int> sockets_;
+  bool down_ = false;  // shut_down was called
 };
 
 }  // namespace lockstep::gloo_plugin
