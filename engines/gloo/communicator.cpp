@@ -80,18 +80,34 @@ std::shared_ptr<Operation> Communicator::post(const lockstep_op& op) {
     if (!bond_.failure()) throw;
     // Over already; but done is not called before post has returned.
     spawn([this, operation, failure = error.failure()] { complete(operation, failure); });
+  } catch (...) {
+    runtime_->watch.remove_deadline(operation->alarm);
+    throw;
   }
   return operation;
 }
 
 void Communicator::post_message(const std::shared_ptr<Operation>& operation) {
   if (operation->op.root == rank_) return post_to_self(operation);
-  const NoSigpipe quiet;
-  const std::lock_guard lock(start_mutex_);
-  if (connected_ && backlog_.empty()) {
-    if (auto failure = start_and_queue(operation)) throw Error(std::move(*failure));
-    return;
+  std::exception_ptr thrown;
+  {
+    const NoSigpipe quiet;
+    const std::lock_guard lock(start_mutex_);
+    if (!connected_ || !backlog_.empty()) return post_to_backlog(operation);
+    thrown = start_and_queue(operation);
   }
+  if (!thrown) return;
+  try {
+    spawn([this, operation, thrown] { give_up(operation, thrown); });
+  } catch (const std::exception& error) {
+    // Nobody is left to find out why; some of the message may be under way.
+    break_with({.status = LOCKSTEP_RESOURCE, .words = error.what()});
+    throw;
+  }
+}
+
+// Pre: start_mutex_ held.
+void Communicator::post_to_backlog(const std::shared_ptr<Operation>& operation) {
   backlog_.push_back(operation);
   if (backlog_.size() > 1) return;
   try {
@@ -203,14 +219,8 @@ std::optional<Failure> Communicator::perform(Operation& operation) {
       Session session{rank_, size_, bond_, *mail_, mesh};
       run_collective(session, operation);
     }
-  } catch (const Error& error) {
-    failure = error.failure();
-  } catch (const PairFailed& failed) {
-    failure = failure_of(failed, operation);
-  } catch (const std::bad_alloc&) {
-    failure = Failure{.status = LOCKSTEP_RESOURCE, .words = cat("no memory for ", context(operation))};
-  } catch (const std::exception& error) {
-    failure = Failure{.status = LOCKSTEP_INTERNAL, .words = cat(context(operation), ": ", error.what())};
+  } catch (...) {
+    failure = current_failure(operation);
   }
   runtime_->watch.remove_deadline(operation.alarm);
   if (failure) {

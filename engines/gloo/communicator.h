@@ -13,6 +13,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <deque>
+#include <exception>
 #include <functional>
 #include <map>
 #include <memory>
@@ -64,7 +65,7 @@ class Communicator {
   void watch_over(const Mesh& mesh);
   std::string read(const std::string& key, int peer, std::int64_t deadline_ns);
   void write(const std::string& key, const std::string& value);
-  // The first operation of a communicator that connects lazily.
+  // The first operation of a communicator that connects lazily. Breaks the group when it fails, and raises why.
   void connect_for(Operation& operation);
 
   // ---- point to point (point_to_point.cpp)
@@ -74,7 +75,11 @@ class Communicator {
   void finish(Operation& operation);
   int receive_from_any(Operation& operation);
   void start_backlog();
-  std::optional<Failure> start_and_queue(const std::shared_ptr<Operation>& operation);
+  // Starts it and lets its stream finish it; or gives what was thrown, for give_up. Pre: start_mutex_ held, connected or
+  // broken.
+  std::exception_ptr start_and_queue(const std::shared_ptr<Operation>& operation);
+  // Ends an operation that could not start, and the group with it. May block, to find out why.
+  void give_up(const std::shared_ptr<Operation>& operation, const std::exception_ptr& thrown);
   void queue_message(const std::shared_ptr<Operation>& operation);
   void drain_stream(const Stream& stream);
   void post_to_self(const std::shared_ptr<Operation>& operation);
@@ -83,6 +88,7 @@ class Communicator {
   // ---- operations
   void wait_until_idle();
   void post_message(const std::shared_ptr<Operation>& operation);
+  void post_to_backlog(const std::shared_ptr<Operation>& operation);
   void post_collective(const std::shared_ptr<Operation>& operation);
   void start_draining();
   bool try_drive();
@@ -105,6 +111,8 @@ class Communicator {
   // Finds out why a peer's connection ended. Breaks the group unless the peer left in order.
   Verdict judge(int peer);
   Failure failure_of(const PairFailed& failed, const Operation& operation);
+  // The exception being handled, as the failure of `operation`. May block as judge does.
+  Failure current_failure(const Operation& operation);
   void note_gone(int peer);
   Failure nobody_left(int peer) const;
   std::optional<std::string> look(const std::string& key);

@@ -3,10 +3,14 @@
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>
+#include <sched.h>
 #include <sys/mman.h>
+#include <sys/mount.h>
 
+#include <atomic>
 #include <cstdlib>
 #include <set>
+#include <thread>
 
 #include "lockstep/engine/loader.h"
 #include "lockstep/engine/test_world.h"
@@ -234,6 +238,78 @@ TEST(Gloo, TheExitOfALostRankIsLookedUpUnderItsRankInTheGroup) {
     EXPECT_EQ(end.barrier(), LOCKSTEP_PEER_LOST);
     EXPECT_EQ(end.failure().cause, "walked out") << end.failure().error;
   });
+}
+
+// A key-value space that tells which thread asked how a rank ended.
+struct WatchedSpace {
+  explicit WatchedSpace(const lockstep_host* of) : base(of), host(*of) {
+    host.context = this;
+    host.kv_set = [](void* self, const char* key, const void* value, std::size_t length) {
+      const auto* to = static_cast<WatchedSpace*>(self)->base;
+      return to->kv_set(to->context, key, value, length);
+    };
+    host.kv_get = [](void* self, const char* key, void* value, std::size_t capacity, std::size_t* length,
+                     std::int64_t deadline_ns) {
+      auto* me = static_cast<WatchedSpace*>(self);
+      if (std::string_view(key).starts_with("/lockstep/exit/"))
+        ++(std::this_thread::get_id() == me->owner ? me->by_owner : me->by_others);
+      return me->base->kv_get(me->base->context, key, value, capacity, length, deadline_ns);
+    };
+  }
+  const lockstep_host* base;
+  lockstep_host host;
+  const std::thread::id owner = std::this_thread::get_id();
+  std::atomic<int> by_owner{0}, by_others{0};
+};
+
+// Who posts does not wait until the launcher has told.
+TEST(Gloo, PostDoesNotLookForTheCauseOfALossItself) {
+  on_processes(2, [](int rank, const lockstep_host* host) {
+    WatchedSpace space(host);
+    EngineRank end(gloo_engine(), &space.host, rank, 2, {});
+    ASSERT_EQ(end.barrier(), LOCKSTEP_OK);
+    if (rank == 1) ::_exit(0);
+    float x = 1;
+    auto op = EngineRank::op(LOCKSTEP_SEND, &x, nullptr, 1);
+    op.root = 1;
+    std::vector<lockstep_handle*> handles;
+    while (end.failure().status == LOCKSTEP_OK) {
+      handles.push_back(end.post(op));
+      std::this_thread::sleep_for(Milliseconds(1));
+    }
+    EXPECT_EQ(end.failure().status, LOCKSTEP_PEER_LOST) << end.failure().error;
+    EXPECT_EQ(end.finish(handles.back()), LOCKSTEP_PEER_LOST) << end.error();
+    handles.pop_back();
+    for (auto* handle : handles) end.finish(handle);
+    EXPECT_EQ(space.by_owner, 0);
+    EXPECT_GT(space.by_others, 0);
+  });
+}
+
+TEST(Gloo, AConnectionThatTheSystemRefusesFailsTheOperationsThatWaitForIt) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs root, to hide /proc";
+  for (const auto kind : {LOCKSTEP_SEND, LOCKSTEP_BARRIER}) {
+    on_processes(2, [kind](int rank, const lockstep_host* host) {
+      ::setenv("TORCH_GLOO_LAZY_INIT", "1", 1);
+      EngineRank end(gloo_engine(), host, rank, 2, {});
+      float x = 1;
+      auto op = EngineRank::op(rank == 1 && kind == LOCKSTEP_SEND ? LOCKSTEP_RECV : kind, &x, &x, 1);
+      op.root = 1 - rank;
+      if (rank == 1) {
+        EXPECT_NE(end.run(op), LOCKSTEP_OK);
+        return;
+      }
+      // Threads that start from here on see it too.
+      if (::unshare(CLONE_NEWNS) != 0 || ::mount("none", "/", nullptr, MS_REC | MS_PRIVATE, nullptr) != 0 ||
+          ::mount("none", "/proc", "tmpfs", 0, nullptr) != 0) {
+        std::printf("/proc cannot be hidden here\n");
+        return;
+      }
+      EXPECT_EQ(end.post_and_wait(op), LOCKSTEP_RESOURCE) << end.error();
+      EXPECT_NE(end.error().find("/proc/self/fd"), std::string::npos) << end.error();
+      EXPECT_EQ(end.failure().status, LOCKSTEP_RESOURCE);
+    });
+  }
 }
 
 TEST(Gloo, AMissingRankIsNamedWhenJoiningRunsOutOfTime) {

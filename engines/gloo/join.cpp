@@ -168,6 +168,7 @@ void Communicator::connect(std::int64_t deadline_ns) {
     }
     for (const auto& mesh : meshes_) {
       mesh->adopt_sockets(greet(*mesh));
+      bond_.check();
       watch_over(*mesh);
     }
     mail_ = std::make_unique<Mailbox>(bond_, *meshes_.front(), rank_, size_);
@@ -238,7 +239,14 @@ std::vector<sockaddr_storage> Communicator::greet(Mesh& mesh) {
 void Communicator::connect_for(Operation& operation) {
   if (connected_) return;
   const std::lock_guard lock(connect_mutex_);
-  if (!connected_) connect(operation.op.deadline_ns);
+  if (connected_) return;
+  bond_.check();
+  try {
+    connect(operation.op.deadline_ns);
+  } catch (...) {
+    break_with(current_failure(operation));  // before the next one tries
+    throw;
+  }
 }
 
 }  // namespace lockstep::gloo_plugin

@@ -1,5 +1,6 @@
 // How a communicator breaks, and how ranks tell a peer that left from one that gave up or died.
 #include <algorithm>
+#include <system_error>
 #include <thread>
 
 #include "engines/gloo/communicator.h"
@@ -122,7 +123,7 @@ void Communicator::hung_up(int peer) {
   if (bond_.stop()) return;
   try {
     spawn([this, peer] { judge(peer); });
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     break_with({.status = LOCKSTEP_PEER_LOST,
                 .words = cat(who(peer), " hung up"),
                 .peer = peer,
@@ -202,6 +203,22 @@ Failure Communicator::failure_of(const PairFailed& failed, const Operation& oper
           .peer = peer,
           .pid = members_[static_cast<std::size_t>(peer)].pid,
           .cause = "left the group"};
+}
+
+Failure Communicator::current_failure(const Operation& operation) {
+  try {
+    throw;
+  } catch (const Error& error) {
+    return error.failure();
+  } catch (const PairFailed& failed) {
+    return failure_of(failed, operation);
+  } catch (const std::bad_alloc&) {
+    return {.status = LOCKSTEP_RESOURCE, .words = cat("no memory for ", context(operation))};
+  } catch (const std::system_error& error) {
+    return {.status = LOCKSTEP_RESOURCE, .words = cat(context(operation), ": ", error.what())};
+  } catch (const std::exception& error) {
+    return {.status = LOCKSTEP_INTERNAL, .words = cat(context(operation), ": ", error.what())};
+  }
 }
 
 }  // namespace lockstep::gloo_plugin

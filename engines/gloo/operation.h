@@ -32,7 +32,7 @@ struct Operation {
   lockstep_op op;
   const std::string where;
   std::vector<std::uint64_t> send_counts, recv_counts;
-  Call call;  // set when it begins
+  Call call;  // set before `begun`; whoever sees a deadline pass reads it
   std::atomic<bool> begun{false};
   // The rank it is blocked on, for the words of a deadline that passes; -1: none, or any.
   std::atomic<int> waits_for{-1};

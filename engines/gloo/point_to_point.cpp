@@ -11,6 +11,13 @@ namespace lockstep::gloo_plugin {
 // Pre: start_mutex_ held, connected.
 void Communicator::start(Operation& operation) {
   const lockstep_op& op = operation.op;
+  const std::size_t n_bytes = op.count * size_of(op.dtype), small = n_bytes <= kInline ? n_bytes : 0;
+  operation.call = describe(op, 0, size_);
+  if (op.kind == LOCKSTEP_SEND) {
+    operation.call.for_you = n_bytes;
+    operation.call.data_slot = ++data_slots_[static_cast<std::size_t>(op.root)];
+  }
+  operation.begun = true;
   Mesh& mesh = *meshes_[static_cast<std::size_t>(op.tag) % meshes_.size()];
   const std::uint64_t slot = kTagSlot | static_cast<std::uint64_t>(op.tag);
   if (op.kind == LOCKSTEP_RECV) {
@@ -20,9 +27,6 @@ void Communicator::start(Operation& operation) {
                 : operation.head->recv(op.root, slot, 0, kMessage);
     return;
   }
-  const std::size_t n_bytes = op.count * size_of(op.dtype), small = n_bytes <= kInline ? n_bytes : 0;
-  operation.call.for_you = n_bytes;
-  operation.call.data_slot = ++data_slots_[static_cast<std::size_t>(op.root)];
   operation.message.resize(sizeof(Call) + small);
   std::memcpy(operation.message.data(), &operation.call, sizeof(Call));
   if (small > 0) std::memcpy(operation.message.data() + sizeof(Call), op.send, small);
@@ -92,45 +96,44 @@ void Communicator::start_backlog() {
     const std::lock_guard lock(start_mutex_);
     first = backlog_.front();
   }
-  std::vector<std::pair<std::shared_ptr<Operation>, Failure>> failed;
   try {
     connect_for(*first);
-  } catch (const Error& error) {
-    break_with(error.failure());
+  } catch (const std::exception&) {
+    // The group is broken, as each of them will say.
   }
+  std::vector<std::pair<std::shared_ptr<Operation>, std::exception_ptr>> failed;
   {
     const NoSigpipe quiet;
     const std::lock_guard lock(start_mutex_);
     for (; !backlog_.empty(); backlog_.pop_front()) {
       const auto operation = backlog_.front();
-      if (auto failure = start_and_queue(operation)) failed.emplace_back(operation, std::move(*failure));
+      if (auto thrown = start_and_queue(operation)) failed.emplace_back(operation, std::move(thrown));
     }
   }
-  for (const auto& [operation, failure] : failed) {
-    runtime_->watch.remove_deadline(operation->alarm);
-    complete(operation, failure);
+  for (const auto& [operation, thrown] : failed) give_up(operation, thrown);
+}
+
+std::exception_ptr Communicator::start_and_queue(const std::shared_ptr<Operation>& operation) {
+  try {
+    bond_.check();
+    start(*operation);
+    queue_message(operation);
+    return nullptr;
+  } catch (...) {
+    return std::current_exception();
   }
 }
 
-// Starts it and lets its stream finish it. Gives why it could not start; the group is broken then. Pre: start_mutex_ held.
-std::optional<Failure> Communicator::start_and_queue(const std::shared_ptr<Operation>& operation) {
-  std::optional<Failure> failure;
+void Communicator::give_up(const std::shared_ptr<Operation>& operation, const std::exception_ptr& thrown) {
   try {
-    bond_.check();
-    operation->call = describe(operation->op, 0, size_);
-    operation->begun = true;
-    start(*operation);
-    queue_message(operation);
-    return std::nullopt;
-  } catch (const PairFailed& failed) {
-    failure = failure_of(failed, *operation);
-  } catch (const Error& error) {
-    failure = error.failure();
+    std::rethrow_exception(thrown);
+  } catch (...) {
+    break_with(current_failure(*operation));
   }
-  break_with(*failure);
+  runtime_->watch.remove_deadline(operation->alarm);
   operation->head.reset();
   operation->body.reset();
-  return bond_.stop();
+  complete(operation, bond_.stop());
 }
 
 void Communicator::queue_message(const std::shared_ptr<Operation>& operation) {
@@ -211,7 +214,7 @@ void Communicator::post_to_self(const std::shared_ptr<Operation>& operation) {
   };
   try {
     spawn(copy);
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     copy();
   }
 }
@@ -231,7 +234,7 @@ void Communicator::end_messages_to_self() {
   };
   try {
     spawn(end);
-  } catch (const Error&) {
+  } catch (const std::exception&) {
     // Neither from the watch's thread nor before post returns: they end with the next that does.
     const std::lock_guard lock(mutex_);
     to_self_.insert(to_self_.end(), ended.begin(), ended.end());
