@@ -70,6 +70,23 @@ std::multiset<std::string> local_addresses(bool connected) {
   return found;
 }
 
+// Until another rank has set the key.
+void await(const lockstep_host* host, const char* key) {
+  std::size_t length = 0;
+  const auto patience = Deadline::after(testing::kPatience).monotonic_ns();
+  EXPECT_EQ(host->kv_get(host->context, key, nullptr, 0, &length, patience), LOCKSTEP_OK);
+}
+
+// Rank 1 ends without a word, once rank 0 is here.
+void lose_rank_1(int rank, const lockstep_host* host) {
+  if (rank == 0) {
+    EXPECT_EQ(host->kv_set(host->context, "here", "", 0), LOCKSTEP_OK);
+  } else {
+    await(host, "here");
+    ::_exit(0);
+  }
+}
+
 std::string words_of_joining(int rank, int size, const lockstep_host* host) {
   try {
     EngineRank end(gloo_engine(), host, rank, size, {.timeout = Milliseconds(5000)});
@@ -210,9 +227,7 @@ TEST(Gloo, ALazyConnectionThatNobodyMeetsEndsAtTheOperationsDeadline) {
     ::setenv("TORCH_GLOO_LAZY_INIT", "1", 1);
     EngineRank end(gloo_engine(), host, rank, 2, {});
     if (rank == 1) {  // stays away until rank 0 has given up
-      std::size_t length = 0;
-      const auto patience = Deadline::after(testing::kPatience).monotonic_ns();
-      ASSERT_EQ(host->kv_get(host->context, "gave up", nullptr, 0, &length, patience), LOCKSTEP_OK);
+      await(host, "gave up");
       EXPECT_NE(end.run(EngineRank::op(LOCKSTEP_BARRIER, nullptr, nullptr, 0)), LOCKSTEP_OK);
       return;
     }
@@ -233,8 +248,7 @@ TEST(Gloo, TheExitOfALostRankIsLookedUpUnderItsRankInTheGroup) {
     publish("/lockstep/exit/0", "the end of another");
     publish("/lockstep/exit/1", "walked out");
     EngineRank end(gloo_engine(), host, rank, 2, {});
-    EXPECT_EQ(end.barrier(), LOCKSTEP_OK);
-    if (rank == 1) ::_exit(0);
+    lose_rank_1(rank, host);
     EXPECT_EQ(end.barrier(), LOCKSTEP_PEER_LOST);
     EXPECT_EQ(end.failure().cause, "walked out") << end.failure().error;
   });
@@ -267,8 +281,7 @@ TEST(Gloo, PostDoesNotLookForTheCauseOfALossItself) {
   on_processes(2, [](int rank, const lockstep_host* host) {
     WatchedSpace space(host);
     EngineRank end(gloo_engine(), &space.host, rank, 2, {});
-    ASSERT_EQ(end.barrier(), LOCKSTEP_OK);
-    if (rank == 1) ::_exit(0);
+    lose_rank_1(rank, host);
     float x = 1;
     auto op = EngineRank::op(LOCKSTEP_SEND, &x, nullptr, 1);
     op.root = 1;
