@@ -1,7 +1,6 @@
 // Meshes: layout, groups, slices, and what callers may get wrong.
 #include "lockstep/group/device_mesh.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Formatting.h>
 #include <ATen/ops/arange.h>
@@ -16,11 +15,13 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
-#include "lockstep/group/group.h"
+#include "lockstep/group/group_testing.h"
 #include "lockstep/group/internal/mesh_layout.h"
 
 namespace lockstep {
 namespace {
+
+using testing::world;
 
 // Eight devices of a type that this build has no back end for; each rank thread has its own current one.
 using FakeDevices = c10::impl::FakeGuardImpl<c10::DeviceType::PrivateUse1>;
@@ -28,11 +29,6 @@ C10_REGISTER_GUARD_IMPL(PrivateUse1, FakeDevices);
 constexpr auto kFake = "privateuseone";
 
 using Ranks = std::vector<int>;
-
-void world(int n, const std::function<void(int)>& fn) {
-  at::set_num_threads(1);
-  run_threads(n, fn, {.timeout = Milliseconds(60'000)});
-}
 
 std::string refusal(const std::function<void()>& fn) {
   try {

@@ -1,7 +1,6 @@
 // Functional collectives, and gradients across ranks against one process that holds every rank's input in one graph.
 #include "lockstep/group/functional.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Formatting.h>
 #include <ATen/ops/allclose.h>
@@ -23,20 +22,17 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/thread.h"
 #include "lockstep/group/differentiable.h"
-#include "lockstep/group/group.h"
+#include "lockstep/group/group_testing.h"
 
 namespace lockstep {
 namespace {
+
+using testing::world;
 
 namespace dist = differentiable;
 using List = std::vector<at::Tensor>;
 
 constexpr int kSizes[] = {2, 3, 4};
-
-void world(int n, const std::function<void(int)>& fn) {
-  at::set_num_threads(1);
-  run_threads(n, fn, {.timeout = Milliseconds(60'000)});
-}
 
 void expect_near(const at::Tensor& actual, const at::Tensor& expected, const std::string& what = "") {
   EXPECT_TRUE(at::allclose(actual, expected)) << what << " got\n" << actual << "\nexpected\n" << expected;

@@ -1,7 +1,6 @@
 // Object collectives on ranks that are threads: values of every size and type, sub-groups, and what callers get wrong.
 #include "lockstep/group/objects.h"
 
-#include <ATen/Parallel.h>
 #include <ATen/ops/equal.h>
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
@@ -13,12 +12,13 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
-#include "lockstep/group/group.h"
+#include "lockstep/group/group_testing.h"
 
 namespace lockstep {
 namespace {
 
-constexpr int kSizes[] = {1, 2, 3, 4, 7, 8};
+using testing::kSizes;
+using testing::world;
 
 struct Report {
   int rank = -1;
@@ -39,11 +39,6 @@ void expect_report(const Report& report_, int rank) {
   EXPECT_EQ(report_.rank, rank);
   EXPECT_EQ(report_.words.size(), static_cast<std::size_t>(rank * 1000));
   EXPECT_TRUE(at::equal(report_.tensor, at::full({rank}, rank)));
-}
-
-void world(int n, const std::function<void(int)>& fn) {
-  at::set_num_threads(1);
-  run_threads(n, fn, {.timeout = Milliseconds(60'000)});
 }
 
 std::string refusal(const std::function<void()>& fn, ErrorKind kind = ErrorKind::kUsage) {
