@@ -21,6 +21,7 @@
 #include "lockstep/group/group_testing.h"
 #include "lockstep/group/internal/backend_parts.h"
 #include "lockstep/group/internal/group_base.h"
+#include "lockstep/rendezvous/rendezvous.h"
 #include "lockstep/store/hash_store.h"
 
 namespace lockstep {
@@ -223,6 +224,30 @@ TEST(Deadlines, AreOneForAllPartsOfACall) {
   set_debug_level(DebugLevel::kOff);
   ASSERT_EQ(noted[1].size(), 1u);
   EXPECT_LE(noted[1][0], late.monotonic_ns());
+}
+
+// Notes by when the group must have formed.
+std::int64_t join_deadline = 0;
+lockstep_status create_noting(const lockstep_comm_config* config, lockstep_comm** out, char* error,
+                              std::size_t capacity) {
+  join_deadline = config->deadline_ns;
+  return comm::fake_engine()->comm_create(config, out, error, capacity);
+}
+
+TEST(Deadlines, OfEnteringTheWorldBeginBeforeTheRanksMeet) {
+  static lockstep_engine table = *comm::fake_engine();
+  table.name = "punctual";
+  table.comm_create = create_noting;
+  register_backend(&table);
+  Deadline late = Deadline::never();
+  register_rendezvous_handler("noting", [&](const RendezvousOptions&) {
+    late = Deadline::after(kPatience);
+    return RendezvousResult{.store = std::make_shared<HashStore>(), .rank = 0, .world_size = 1};
+  });
+  init_process_group({.backend = "punctual", .init_method = "noting://here", .timeout = kPatience});
+  destroy_process_group();
+  EXPECT_GT(join_deadline, 0);
+  EXPECT_LE(join_deadline, late.monotonic_ns());
 }
 
 TEST(RegisterBackend, WhatItThrowsBreaksTheGroup) {

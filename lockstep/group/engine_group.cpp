@@ -181,7 +181,7 @@ std::shared_ptr<comm::Communicator> Core::join() const {
                                      .rank = rank(),
                                      .size = size(),
                                      .name = name().c_str(),
-                                     .deadline_ns = Deadline::after(shared().timeout.load()).monotonic_ns(),
+                                     .deadline_ns = options_.deadline.monotonic_ns(),
                                      .parent = parent ? parent->raw() : nullptr,
                                      .parent_ranks = parent ? place.members.ranks().data() : nullptr});
 }

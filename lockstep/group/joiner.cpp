@@ -101,6 +101,7 @@ Group join_part(const Joining& joining, const BackendPart& part) {
                                   .engine_store = std::make_shared<PrefixStore>(device, place.store),
                                   .failed_key = kFailedKey,
                                   .launch_ranks = std::move(launch_ranks),
+                                  .deadline = joining.request.deadline,
                                   .parent = joining.request.parent});
   if (!joining.checker || has_no_peers(*part.engine)) return group;
   return make_checked_group(std::move(place), group, joining.checker);
@@ -145,7 +146,7 @@ Site make_site(int rank, int size, std::shared_ptr<Store> base, const std::strin
   return site;
 }
 
-void choose_by_hosts(Site& site, Milliseconds timeout) {
+void choose_by_hosts(Site& site, Milliseconds timeout, Deadline deadline) {
   if (site.size == 1) {
     site.parts = parse_backend("host");
     return;
@@ -155,7 +156,7 @@ void choose_by_hosts(Site& site, Milliseconds timeout) {
     for (int rank = 0; rank < site.size; ++rank) keys.push_back(cat("host/", rank));
     site.lines.sets->set(keys[static_cast<std::size_t>(site.rank)], host_identity());
     Store& store = *site.lines.gets;
-    if (!await_keys(store, keys, *site.lines.checks, kFailedKey, Deadline::after(timeout))) {
+    if (!await_keys(store, keys, *site.lines.checks, kFailedKey, deadline)) {
       std::vector<int> missing;
       for (int rank = 0; rank < site.size; ++rank) {
         if (!store.check({&keys[static_cast<std::size_t>(rank)], 1})) missing.push_back(rank);
@@ -193,7 +194,7 @@ Group join_group(const Site& site, const GroupRequest& request) {
     joining.checker = make_checker(joining.place);
     auto group = join_all(joining, parts);
     if (environment_flag(Var::kDistInitBarrier) && !all_without_peers(parts)) {
-      store_barrier(*store, rank, size, "init_barrier", request.timeout);
+      store_barrier(*store, rank, size, "init_barrier", time_left(request.deadline));
     }
     return group;
   } catch (...) {

@@ -119,6 +119,7 @@ void World::enter(const InitOptions& options) {
 }
 
 std::shared_ptr<World::Entered> World::join(const InitOptions& options) {
+  const auto deadline = Deadline::after(options.timeout);  // of the meeting and of all that follows
   BackendParts parts;
   if (!options.backend.empty()) parts = parse_backend(options.backend);
   RendezvousResult place = meet(options, parts);
@@ -134,12 +135,13 @@ std::shared_ptr<World::Entered> World::join(const InitOptions& options) {
   if (place.world_size > 1 && !place.store)
     raise(ErrorKind::kInternal, "rendezvous gave no store to a world of more than one");
   made->site.parts = parts;
-  if (parts.empty()) choose_by_hosts(made->site, options.timeout);
+  if (parts.empty()) choose_by_hosts(made->site, options.timeout, deadline);
   made->group = join_group(made->site, {.what = "init_process_group",
                                         .name = kDefaultName,
                                         .desc = kDefaultPart,
                                         .members = Members(all_ranks(place.world_size)),
                                         .timeout = options.timeout,
+                                        .deadline = deadline,
                                         .parts = made->site.parts,
                                         .folder = "",
                                         .parent = nullptr});
@@ -192,6 +194,7 @@ Group World::make(const GroupPlan& plan) {
                                         .desc = plan.desc.empty() ? "undefined" : plan.desc,
                                         .members = plan.members,
                                         .timeout = plan.timeout,
+                                        .deadline = Deadline::after(plan.timeout),
                                         .parts = plan.parts,
                                         .folder = names.folder,
                                         .parent = plan.build_on_world ? world->group : nullptr});
@@ -230,6 +233,7 @@ Group World::shrink(const std::vector<int>& excluded, bool abort_first, Millisec
                                         .desc = old->group->desc(),
                                         .members = Members(all_ranks(size)),
                                         .timeout = timeout,
+                                        .deadline = Deadline::after(timeout),
                                         .parts = made->site.hosts.empty() ? made->site.parts : BackendParts{},
                                         .folder = "",
                                         .parent = nullptr});

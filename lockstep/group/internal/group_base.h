@@ -132,8 +132,6 @@ std::shared_ptr<GroupBase> resolve(const Group& group);
 std::shared_ptr<GroupBase> still_there(const Group& group, const char* what);
 // When the operation must be over.
 Deadline deadline_of(const Request& request, const GroupBase& group);
-// The timeout of a part of a call that must be over by then: at least a millisecond, zero for never.
-Milliseconds time_left(Deadline deadline);
 
 // kUsage: `what` was called on a group that was left.
 [[noreturn]] void raise_closed(const char* what, const std::string& group);

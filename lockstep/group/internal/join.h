@@ -72,6 +72,7 @@ struct JoinOptions {
   std::string
       failed_key;  // in the group's store: a rank that cannot join writes it, and the others stop waiting
   std::vector<int> launch_ranks;  // what the launcher calls the members
+  Deadline deadline;              // of the joining
   Group parent;                   // the default group, for an engine that can build on it; null: none
 };
 // Collective: blocks until all ranks have joined or the timeout passes.
@@ -86,6 +87,9 @@ Group make_checked_group(GroupPlace place, const Group& inner, std::shared_ptr<C
 
 // Leaves, once: settles operations in flight, then tells the others. An empty cause is an orderly leave.
 void close_group(ProcessGroup& group, const std::string& cause);
+
+// The timeout of a part of a call that must be over by then: at least a millisecond, zero for never.
+Milliseconds time_left(Deadline deadline);
 
 // "train.cpp:42", cut at the front when the path is long. Fits kWhereCapacity with its end.
 inline constexpr std::size_t kWhereCapacity = 256;

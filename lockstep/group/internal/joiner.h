@@ -32,6 +32,7 @@ struct GroupRequest {
   std::string desc;
   Members members;
   Milliseconds timeout;
+  Deadline deadline;   // of the joining
   BackendParts parts;  // empty: the site's default
   std::string folder;  // of the group's keys in the world's part; "" for the default group
   Group parent;        // as in JoinOptions
@@ -41,7 +42,7 @@ struct GroupRequest {
 Site make_site(int rank, int size, std::shared_ptr<Store> base, const std::string& prefix);
 // Collective over all ranks: learns the hosts and chooses the site's parts by them. Raises kTimeout naming the ranks that
 // did not come.
-void choose_by_hosts(Site& site, Milliseconds timeout);
+void choose_by_hosts(Site& site, Milliseconds timeout, Deadline deadline);
 // Collective over the members, of which this rank is one. Raises kPeerLost naming the member that could not join.
 Group join_group(const Site& site, const GroupRequest& request);
 
