@@ -149,7 +149,9 @@ typedef struct lockstep_op {
   /* RECV: gets the sender's rank, before the operation is over; may be null. */
   int32_t* source;
   /* Called once when a posted operation is over, from any thread, under no lock; not called by run, nor when post
-   * fails. It must not block; it may call test and last_error of the handle, and release it. Null: no call. */
+   * fails. It must not block. It may call test and last_error of the handle, also while another thread is inside wait
+   * for it, and release it when none is; and post, comm_abort and comm_failure of any communicator that is not being
+   * destroyed. Null: no call. */
   void (*done)(void* done_context);
   void* done_context;
 } lockstep_op;
@@ -193,8 +195,8 @@ typedef struct lockstep_engine {
   lockstep_status (*post)(lockstep_comm* comm, const lockstep_op* op, lockstep_handle** out);
   lockstep_status (*test)(lockstep_handle* handle); /* LOCKSTEP_PENDING, LOCKSTEP_OK or the failure */
   /* Waits until the operation is over or the deadline passes (LOCKSTEP_TIMEOUT; the operation goes on, which
-   * test then tells by LOCKSTEP_PENDING). lockstep calls test, wait, last_error and release of one handle
-   * from one thread at a time. */
+   * test then tells by LOCKSTEP_PENDING). One thread at a time waits for a handle. test and last_error may be
+   * called from any thread meanwhile; release is called when no other call of the handle is under way, and last. */
   lockstep_status (*wait)(lockstep_handle* handle, int64_t deadline_ns);
   /* Ends the handle, over or not. An operation that is not over goes on; its buffers must stay valid. */
   void (*release)(lockstep_handle* handle);
