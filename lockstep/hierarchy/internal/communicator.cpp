@@ -1,3 +1,4 @@
+// Joining, leaving and failure, and what is kept between operations.
 #include "lockstep/hierarchy/internal/communicator.h"
 
 #include <algorithm>
@@ -9,21 +10,6 @@ namespace {
 
 constexpr std::size_t kSharedScratch = 64 << 10;  // smaller blocks come from the heap
 constexpr std::size_t kKeptBlocks = 16;
-
-// What an engine's done is given: which step of which operation.
-struct StepContext {
-  std::shared_ptr<Operation> operation;
-  std::size_t step;
-};
-
-bool is_message(lockstep_op_kind kind) {
-  return kind == LOCKSTEP_SEND || kind == LOCKSTEP_RECV;
-}
-
-std::vector<std::uint64_t> copy_counts(const std::uint64_t* counts, bool used, int size) {
-  return used && counts != nullptr ? std::vector<std::uint64_t>(counts, counts + size)
-                                   : std::vector<std::uint64_t>();
-}
 
 constexpr std::size_t kWordsCapacity = 512;  // of what ranks tell each other while they join
 
@@ -50,14 +36,6 @@ std::string hear(const lockstep_comm_config& config, const char* what, int rank)
         ErrorFamily::kBackend);
 }
 
-// While one lives on this thread, a caller is inside post, abort or leave, and may hold locks that its done takes.
-thread_local int callers_inside = 0;
-struct CallerInside {
-  CallerInside() { ++callers_inside; }
-  ~CallerInside() { --callers_inside; }
-  CallerInside(const CallerInside&) = delete;
-};
-
 Failure left_failure() {
   return {.kind = ErrorKind::kAborted,
           .message = "this rank has left the group",
@@ -65,18 +43,6 @@ Failure left_failure() {
 }
 
 }  // namespace
-
-Operation::Operation(Communicator& communicator, const lockstep_op& call, int size)
-    : owner(communicator),
-      where(call.where != nullptr ? call.where : ""),
-      send_counts(copy_counts(call.send_counts, call.kind == LOCKSTEP_ALL_TO_ALL_V, size)),
-      recv_counts(copy_counts(
-          call.recv_counts, call.kind == LOCKSTEP_ALL_TO_ALL_V || call.kind == LOCKSTEP_ALL_GATHER_V, size)),
-      op(call) {
-  op.where = where.c_str();
-  op.send_counts = send_counts.empty() ? nullptr : send_counts.data();
-  op.recv_counts = recv_counts.empty() ? nullptr : recv_counts.data();
-}
 
 // ---- joining and leaving ----
 
@@ -218,216 +184,7 @@ void Communicator::abort(const std::string& reason) {
   beat();
 }
 
-// ---- operations ----
-
-std::shared_ptr<Operation> Communicator::post(const lockstep_op& op) {
-  const CallerInside inside;
-  auto operation = std::make_shared<Operation>(*this, op, size());
-  const bool message = is_message(op.kind);
-  {
-    const std::lock_guard lock(mutex_);
-    if (message) {
-      messages_.push_back(operation);
-    } else {
-      queue_.push_back(operation);
-    }
-    ++users_;
-  }
-  setup_.pulse.add(this);
-  message ? advance(operation) : pump();
-  exit();
-  return operation;
-}
-
-// Runs the head of the queue as far as it goes, and the next when it is over. One thread at a time; who comes meanwhile
-// leaves a mark and the first goes round again.
-void Communicator::pump() {
-  if (pumps_.fetch_add(1) != 0) return;
-  std::uint32_t seen = 0;
-  do {
-    seen = pumps_.load();
-    for (;;) {
-      std::shared_ptr<Operation> head;
-      {
-        const std::lock_guard lock(mutex_);
-        if (!queue_.empty() && queue_.front()->over) queue_.pop_front();
-        if (queue_.empty()) {
-          idle_.notify_all();
-          break;
-        }
-        head = queue_.front();
-      }
-      advance(head);
-      if (!head->over) break;
-    }
-  } while (!pumps_.compare_exchange_strong(seen, 0));
-}
-
-void Communicator::advance(const std::shared_ptr<Operation>& operation) {
-  if (operation->calls.fetch_add(1) != 0) return;
-  std::uint32_t seen = 0;
-  do {
-    seen = operation->calls.load();
-    if (!operation->over) advance_once(operation);
-  } while (!operation->calls.compare_exchange_strong(seen, 0));
-}
-
-void Communicator::advance_once(const std::shared_ptr<Operation>& operation) {
-  Operation& now = *operation;
-  collect(now);
-  if (!now.failure) now.failure = stopped();
-  try {
-    if (!now.failure && !now.started) {
-      Schedule schedule = make_schedule(now.op, topology_, [this](std::size_t n) { return scratch(n); });
-      const std::lock_guard lock(now.mutex);
-      now.started = true;
-      now.schedule = std::move(schedule);
-      for (std::size_t i = 0; i < now.schedule.steps.size(); ++i) now.running.emplace_back();
-    }
-    if (!now.failure) post_steps(operation);
-  } catch (...) {
-    now.failure = break_with(current_failure());
-  }
-  const bool all = now.started && now.n_over == now.schedule.steps.size();
-  if (now.failure ? now.n_over == now.n_posted : all) return finish(operation);
-  const std::lock_guard lock(now.mutex);
-  ++now.version;
-  now.changed.notify_all();
-}
-
-// Takes note of the steps that are over.
-void Communicator::collect(Operation& operation) {
-  for (std::size_t i = 0; i < operation.running.size(); ++i) {
-    auto& running = operation.running[i];
-    if (!running.posted || running.counted || !running.over) continue;
-    running.counted = true;
-    ++operation.n_over;
-    const Part& where = part(operation.schedule.steps[i].where);
-    const auto status = where.table().test(running.handle.get());
-    if (status != LOCKSTEP_OK && !operation.failure) {
-      char words[kErrorCapacity] = "";
-      where.table().last_error(running.handle.get(), words, sizeof words);
-      words[sizeof words - 1] = '\0';
-      const auto broken = where.failure();
-      Failure failure = broken ? *broken : where.explain(status, words);
-      // A message that failed by itself leaves the group well.
-      operation.failure = broken || !is_message(operation.op.kind) ? break_with(std::move(failure)) : failure;
-    }
-    const std::lock_guard lock(operation.mutex);
-    running.handle.reset();
-  }
-}
-
-bool Communicator::ready(const Operation& operation, const Step& step) const {
-  return std::ranges::all_of(step.needs,
-                             [&](int i) { return operation.running[static_cast<std::size_t>(i)].counted; });
-}
-
-void Communicator::post_steps(const std::shared_ptr<Operation>& operation) {
-  auto& steps = operation->schedule.steps;
-  for (int p = 0; p < kParts; ++p) {
-    const Part* const where = p == 0 ? local_.get() : p == 1 ? lane_.get() : flat_.get();
-    std::size_t& cursor = operation->cursor[static_cast<std::size_t>(p)];
-    for (; cursor < steps.size(); ++cursor) {
-      Step& step = steps[cursor];
-      if (static_cast<int>(step.where) != p) continue;
-      if (!ready(*operation, step)) break;
-      if (step.before) step.before();
-      auto& running = operation->running[cursor];
-      step.op.done = step_over;
-      step.op.done_context = new StepContext{operation, cursor};
-      lockstep_handle* handle = nullptr;
-      const auto status = where->table().post(where->comm(), &step.op, &handle);
-      if (status != LOCKSTEP_OK) {
-        delete static_cast<StepContext*>(step.op.done_context);
-        const auto broken = where->failure();
-        operation->failure =
-            break_with(broken ? *broken : where->explain(status, "the engine refused a step"));
-        return;
-      }
-      const std::lock_guard lock(operation->mutex);
-      running.handle = std::shared_ptr<lockstep_handle>(
-          handle, [where](lockstep_handle* h) { where->table().release(h); });
-      running.posted = true;
-      ++operation->n_posted;
-    }
-  }
-}
-
-// Called by the engines, from any thread.
-void Communicator::step_over(void* context) {
-  const std::unique_ptr<StepContext> mine(static_cast<StepContext*>(context));
-  Communicator& owner = mine->operation->owner;
-  {
-    const std::lock_guard lock(owner.mutex_);
-    ++owner.users_;
-  }
-  mine->operation->running[mine->step].over = true;
-  owner.advance(mine->operation);
-  if (mine->operation->over) owner.pump();
-  owner.exit();
-}
-
-void Communicator::finish(const std::shared_ptr<Operation>& operation) {
-  Operation& now = *operation;
-  if (!now.failure && now.schedule.at_end) now.schedule.at_end();
-  const auto done = now.op.done;
-  void* const context = now.op.done_context;
-  Schedule spent;
-  {
-    const std::lock_guard lock(now.mutex);
-    std::swap(spent, now.schedule);
-    now.status = now.failure ? status_of(now.failure->kind) : LOCKSTEP_OK;
-    if (now.failure) now.error = now.failure->message;
-    now.over = true;
-    now.changed.notify_all();
-  }
-  spent = {};
-  if (is_message(now.op.kind)) {
-    const std::lock_guard lock(mutex_);
-    std::erase(messages_, operation);
-    idle_.notify_all();
-  }
-  if (done == nullptr) return;
-  if (callers_inside == 0) return done(context);
-  {
-    const std::lock_guard lock(mutex_);
-    ++users_;
-  }
-  setup_.pulse.call_soon([this, done, context] {
-    done(context);
-    exit();
-  });
-}
-
-bool Communicator::wait(const std::shared_ptr<Operation>& operation, Deadline deadline) {
-  Operation& now = *operation;
-  std::unique_lock lock(now.mutex);
-  while (!now.over) {
-    const std::uint64_t version = now.version;
-    std::shared_ptr<lockstep_handle> step;
-    const Part* where = nullptr;
-    for (std::size_t i = 0; i < now.running.size() && step == nullptr; ++i) {
-      if (now.running[i].posted && !now.running[i].over && now.running[i].handle) {
-        step = now.running[i].handle;
-        where = &part(now.schedule.steps[i].where);
-      }
-    }
-    if (step != nullptr) {
-      lock.unlock();
-      where->table().wait(step.get(), deadline.monotonic_ns());
-      step.reset();
-      lock.lock();
-    }
-    // The step's own callback carries on; until then there is nothing to do here.
-    const bool moved = now.changed.wait_until(lock, deadline.time_point(),
-                                              [&] { return now.over || now.version != version; });
-    if (!moved) return now.over;
-  }
-  return true;
-}
-
-// ---- the pulse ----
+// ---- the pulse, and scratch ----
 
 bool Communicator::enter() {
   const std::lock_guard lock(mutex_);

@@ -62,6 +62,15 @@ struct Operation {
   std::atomic<bool> over{false};
 };
 
+// While one lives on this thread, a caller is inside post, abort or leave, and may hold locks that its done takes: done
+// is called from another thread.
+class CallerInside {
+ public:
+  CallerInside();
+  ~CallerInside();
+  CallerInside(const CallerInside&) = delete;
+};
+
 // What communicators of one engine share.
 struct Setup {
   const Engine& local;
@@ -103,12 +112,14 @@ class Communicator final : public Beating {
   void exit() override;
 
  private:
+  // ---- joining
   Topology meet(const lockstep_comm_config& config);
   void make_parts(const lockstep_comm_config& config, const Communicator* parent);
   Part::Parent parent_of(const std::vector<int>& members, const lockstep_comm_config& config,
                          const Part* part) const;
   Part& part(Where where) const;
 
+  // ---- operations (communicator_operations.cpp)
   void advance(const std::shared_ptr<Operation>& operation);
   void advance_once(const std::shared_ptr<Operation>& operation);
   void collect(Operation& operation);
@@ -118,6 +129,7 @@ class Communicator final : public Beating {
   void pump();
   static void step_over(void* context);
 
+  // ---- failure
   Failure break_with(Failure failure);
   std::optional<Failure> stopped();
   std::shared_ptr<void> scratch(std::size_t n_bytes);
