@@ -200,8 +200,17 @@ std::shared_ptr<Posted> Communicator::post(const lockstep_op& op) {
     (letter ? new_letters_ : queue_).push_back(posted);
     (letter ? mailing_ : queued_).fetch_add(1, std::memory_order_seq_cst);
   }
-  hub_->engage(*this);
+  if (!is_letter(op.kind) || !deliver_at_once(*posted)) hub_->engage(*this);
   return posted;
+}
+
+// A short message needs no other thread: a send that finds a free slot, a receive of what is there already. Only while
+// it is the only letter and nobody is to be called, since the caller of post may hold locks.
+bool Communicator::deliver_at_once(const Posted& posted) {
+  if (posted.done != nullptr || mailing_.load(std::memory_order_acquire) != 1 || !try_drive()) return false;
+  if (mailing_.load(std::memory_order_acquire) == 1) advance_letters();
+  driven_.store(false, std::memory_order_seq_cst);
+  return !busy();
 }
 
 bool Communicator::wait(Posted& posted, Deadline deadline) {
@@ -209,8 +218,13 @@ bool Communicator::wait(Posted& posted, Deadline deadline) {
   while (!over()) {
     if (deadline.expired()) return false;
     if (!try_drive()) {
-      futex_sleep(posted.status, LOCKSTEP_PENDING, deadline);
-      continue;
+      // The worker looks and goes; a thread that waits holds the token for longer.
+      for (int spins = spins_; spins > 0 && driven_.load(std::memory_order_relaxed) && !over(); --spins)
+        relax();
+      if (!try_drive()) {
+        if (!over()) futex_sleep(posted.status, LOCKSTEP_PENDING, deadline);
+        continue;
+      }
     }
     advance_letters();
     const auto first = over() ? nullptr : advance_queue();

@@ -81,6 +81,8 @@ class Communicator final : private Served {
   Outcome finish(Task& task, Deadline until, std::optional<Failure>& failure);
   std::optional<Failure> run_letter(const lockstep_op& op);
   std::optional<Failure> run_posted(lockstep_op op);
+  // True when nothing is left for the worker to do.
+  bool deliver_at_once(const Posted& posted);
   // Advances the queue as far as it goes without waiting; returns the operation it is stuck at. Pre: driving.
   std::shared_ptr<Posted> advance_queue();
   std::optional<Failure> advance_once(Operation& operation, Progress& progress);
