@@ -2,6 +2,7 @@
 #include "lockstep/hierarchy/internal/communicator.h"
 
 #include <algorithm>
+#include <charconv>
 
 #include "lockstep/base/base.h"
 
@@ -36,6 +37,22 @@ std::string hear(const lockstep_comm_config& config, const char* what, int rank)
         ErrorFamily::kBackend);
 }
 
+// Long enough for a store far away; the key is there since the rank joined.
+constexpr Milliseconds kAskPatience{50};
+
+// The collective that `rank` said it is stuck in, 0 when it never was; nothing when the store does not say.
+std::optional<std::uint64_t> entered_by(const lockstep_host& host, int rank, Deadline deadline) {
+  char words[24];
+  std::size_t length = 0;
+  if (host.kv_get(host.context, key_of("entered", rank).c_str(), words, sizeof words, &length,
+                  deadline.monotonic_ns()) != LOCKSTEP_OK ||
+      length > sizeof words)
+    return std::nullopt;
+  std::uint64_t number = 0;
+  std::from_chars(words, words + length, number);
+  return number;
+}
+
 Failure left_failure() {
   return {.kind = ErrorKind::kAborted,
           .message = "this rank has left the group",
@@ -47,7 +64,7 @@ Failure left_failure() {
 // ---- joining and leaving ----
 
 Communicator::Communicator(Setup& setup, const lockstep_comm_config& config, const Communicator* parent)
-    : setup_(setup), topology_(meet(config)) {
+    : setup_(setup), host_(config.host), topology_(meet(config)) {
   try {
     make_parts(config, parent);
   } catch (...) {
@@ -55,6 +72,7 @@ Communicator::Communicator(Setup& setup, const lockstep_comm_config& config, con
     tell(config, "joined", failure.message.substr(0, kWordsCapacity));
     raise(std::move(failure));
   }
+  tell(config, "entered", "0");
   // Nobody goes on, and perhaps aborts, while another has a part still to join.
   tell(config, "joined", "");
   for (int r = 0; r < config.size; ++r) {
@@ -126,7 +144,7 @@ void Communicator::leave(const char* cause) {
     if (one != nullptr) one->leave(cause);
   }
   if (sole_ != nullptr) return;
-  beat();
+  drive_stopped();
 }
 
 // ---- failure ----
@@ -142,6 +160,7 @@ Failure Communicator::break_with(Failure failure) {
     if (closed_) return left_failure();
   }
   // All ranks share the flat part: what it heard first is what failed first.
+  if (failure.kind == ErrorKind::kTimeout && !flat_->failure()) name_missing(failure);
   flat_->abort(failure);
   failure = flat_->failure().value_or(failure);
   {
@@ -153,6 +172,41 @@ Failure Communicator::break_with(Failure failure) {
     if (one != nullptr) one->abort(failure);
   }
   return failure;
+}
+
+void Communicator::announce() {
+  std::uint64_t number = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    const std::uint64_t before = std::exchange(seen_ahead_, queue_.empty() ? 0 : queue_.front()->number);
+    if (seen_ahead_ == 0 || seen_ahead_ != before || announced_ == before) return;
+    number = announced_ = before;
+  }
+  const std::string words = cat(number);
+  host_->kv_set(host_->context, key_of("entered", rank()).c_str(), words.data(), words.size());
+}
+
+void Communicator::name_missing(Failure& failure) {
+  constexpr int kMostNamed = 8;
+  std::shared_ptr<Operation> head;
+  {
+    const std::lock_guard lock(mutex_);
+    if (!queue_.empty()) head = queue_.front();
+  }
+  if (head == nullptr) return;
+  const Deadline patience = Deadline::after(kAskPatience);
+  std::string names;
+  int n_missing = 0;
+  for (int r = 0; r < size(); ++r) {
+    const auto entered = r == rank() ? head->number : entered_by(*host_, r, patience);
+    if (!entered || *entered >= head->number || ++n_missing > kMostNamed) continue;
+    names += cat(names.empty() ? "" : ", ", "rank ", r);
+  }
+  if (n_missing == 0) return;
+  if (n_missing > kMostNamed) names += cat(" and ", n_missing - kMostNamed, " more");
+  failure.message =
+      cat("rank ", rank(), " ran out of time in collective #", head->number, " at ", head->where,
+          ": it waits for ", names, ", which had not entered it; ", failure.message);
 }
 
 std::optional<Failure> Communicator::stopped() {
@@ -181,7 +235,7 @@ void Communicator::abort(const std::string& reason) {
   break_with({.kind = ErrorKind::kAborted,
               .message = cat("rank ", rank(), " aborted the group: ", reason),
               .family = ErrorFamily::kBackend});
-  beat();
+  drive_stopped();
 }
 
 // ---- the pulse, and scratch ----
@@ -200,6 +254,12 @@ void Communicator::exit() {
 }
 
 void Communicator::beat() {
+  announce();
+  drive_stopped();
+}
+
+// Looks for failures, ends what is late, and lets the operations of a broken communicator run out.
+void Communicator::drive_stopped() {
   failure();
   std::vector<std::shared_ptr<Operation>> under_way;
   std::optional<Failure> late;

@@ -5,7 +5,9 @@
 // engine run it there. Collectives run one after the other, messages beside them.
 //
 // Failure. The first one of any part goes to all parts as the reason of an abort; the flat part, which all ranks share,
-// decides which is the first. The pulse (pulse.h) looks every 20 ms at the parts of communicators with operations under
+// decides which is the first. A part knows only its own ranks, and the one it waits for may itself be waiting in another
+// part; so a rank that is stuck in a collective for some 40 ms writes the collective's number into the group's store, and
+// a timeout names those who have not got there. The pulse (pulse.h) looks every 20 ms at the parts of communicators with operations under
 // way, so that a rank that waits in one part hears of a failure in another.
 // Thread safety: all methods, any thread, but for the destructor.
 #pragma once
@@ -39,6 +41,7 @@ struct Operation {
   const std::string where;                                    // op.where points here
   const std::vector<std::uint64_t> send_counts, recv_counts;  // likewise
   lockstep_op op;
+  std::uint64_t number = 0;  // of a collective, from 1 in the order posted
 
   // Used by one thread at a time, whoever made `calls` more than zero.
   struct Running {
@@ -131,11 +134,17 @@ class Communicator final : public Beating {
 
   // ---- failure
   Failure break_with(Failure failure);
+  // Says in the store which collective this rank is stuck in. Called at every beat.
+  void announce();
+  // Rewrites a part's words for a timeout in the collective at the head, when the store knows better who is missing.
+  void name_missing(Failure& failure);
+  void drive_stopped();
   std::optional<Failure> stopped();
   std::shared_ptr<void> scratch(std::size_t n_bytes);
 
   // Constant after construction.
   Setup& setup_;
+  const lockstep_host* const host_;
   Topology topology_;
   std::unique_ptr<Part> local_, lane_, flat_;
   Part* sole_ = nullptr;
@@ -147,6 +156,9 @@ class Communicator final : public Beating {
   std::vector<std::shared_ptr<Operation>> messages_;
   std::optional<Failure> first_;
   bool closed_ = false;
+  std::uint64_t n_collectives_ = 0;  // posted
+  std::uint64_t seen_ahead_ = 0,
+                announced_ = 0;  // numbers: at the head at the last beat, last said in the store
   std::vector<std::pair<std::size_t, void*>> blocks_;  // spare scratch
   std::size_t users_ = 0;                              // threads inside, from callbacks and the pulse
 };

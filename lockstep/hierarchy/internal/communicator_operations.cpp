@@ -55,6 +55,7 @@ std::shared_ptr<Operation> Communicator::post(const lockstep_op& op) {
     if (message) {
       messages_.push_back(operation);
     } else {
+      operation->number = ++n_collectives_;
       queue_.push_back(operation);
     }
     ++users_;

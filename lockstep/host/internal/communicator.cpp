@@ -218,9 +218,9 @@ bool Communicator::wait(Posted& posted, Deadline deadline) {
   while (!over()) {
     if (deadline.expired()) return false;
     if (!try_drive()) {
-      // The worker looks and goes; a thread that waits holds the token for longer.
-      for (int spins = spins_; spins > 0 && driven_.load(std::memory_order_relaxed) && !over(); --spins)
-        relax();
+      // The worker looks and goes, often on this very core; a thread that waits holds the token for longer.
+      for (int turns = 20; turns > 0 && driven_.load(std::memory_order_relaxed) && !over(); --turns)
+        ::sched_yield();
       if (!try_drive()) {
         if (!over()) futex_sleep(posted.status, LOCKSTEP_PENDING, deadline);
         continue;
