@@ -8,6 +8,8 @@
 // 256-bit and wider plus the baseline: four builds of one loop instead of eight.
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
 #include <hwy/foreach_target.h>
+// After it.
+#include <hwy/cache_control.h>
 #include <hwy/highway.h>
 
 #ifndef LOCKSTEP_HOST_KERNELS_JOB
@@ -338,6 +340,28 @@ void run_any(lockstep_dtype dtype, lockstep_reduce_op op, const Job& job) {
   }
 }
 
+void stream_any(std::uint8_t* to, const std::uint8_t* from, std::size_t n_bytes) {
+  const hn::ScalableTag<std::uint8_t> d;
+  const std::size_t width = hn::Lanes(d);
+  const std::size_t before = (width - reinterpret_cast<std::uintptr_t>(to) % width) % width;
+  if (n_bytes < before + 4 * width) {
+    if (n_bytes != 0) std::memcpy(to, from, n_bytes);
+    return;
+  }
+  std::memcpy(to, from, before);
+  std::size_t at = before;
+  for (; at + 4 * width <= n_bytes; at += 4 * width) {
+    const auto a = hn::LoadU(d, from + at), b = hn::LoadU(d, from + at + width);
+    const auto c = hn::LoadU(d, from + at + 2 * width), e = hn::LoadU(d, from + at + 3 * width);
+    hn::Stream(a, d, to + at);
+    hn::Stream(b, d, to + at + width);
+    hn::Stream(c, d, to + at + 2 * width);
+    hn::Stream(e, d, to + at + 3 * width);
+  }
+  hwy::FlushStream();  // before any flag that says the bytes are there
+  std::memcpy(to + at, from + at, n_bytes - at);
+}
+
 }  // namespace lockstep::comm::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
 
@@ -345,6 +369,7 @@ HWY_AFTER_NAMESPACE();
 namespace lockstep::comm {
 
 HWY_EXPORT(run_any);
+HWY_EXPORT(stream_any);
 
 bool can_reduce(lockstep_dtype dtype, lockstep_reduce_op op) {
   const bool floating = dtype >= LOCKSTEP_F16 && dtype <= LOCKSTEP_F64;
@@ -371,6 +396,11 @@ void reduce(lockstep_dtype dtype, lockstep_reduce_op op, std::span<const void* c
   const double scale = op == LOCKSTEP_AVG ? 1.0 / static_cast<double>(sources.size()) : 1.0;
   const Job job{sources.data(), sources.size(), targets.data(), targets.size(), count, scale};
   HWY_DYNAMIC_DISPATCH(run_any)(dtype, op, job);
+}
+
+void stream_copy(void* to, const void* from, std::size_t n_bytes) {
+  HWY_DYNAMIC_DISPATCH(stream_any)
+  (static_cast<std::uint8_t*>(to), static_cast<const std::uint8_t*>(from), n_bytes);
 }
 
 }  // namespace lockstep::comm

@@ -21,4 +21,8 @@ bool can_reduce(lockstep_dtype dtype, lockstep_reduce_op op);
 void reduce(lockstep_dtype dtype, lockstep_reduce_op op, std::span<const void* const> sources,
             std::span<void* const> targets, std::size_t count);
 
+// memcpy with stores that go past the caches: what is written is not read first, which is a third of the traffic. For
+// copies too large to be found in a cache afterwards.
+void stream_copy(void* to, const void* from, std::size_t n_bytes);
+
 }  // namespace lockstep::comm

@@ -157,5 +157,21 @@ TEST(Kernels, BitOperationsAndBoolFollowTheirTypes) {
   EXPECT_FALSE(can_reduce(LOCKSTEP_F32, LOCKSTEP_BAND));
 }
 
+TEST(Kernels, StreamedCopiesAreExactAtEveryAlignmentAndTouchNothingElse) {
+  for (const std::size_t n : {0u, 1u, 63u, 64u, 255u, 256u, 1000u, 70'001u}) {
+    for (std::size_t to_at = 0; to_at < 64; to_at += 7) {
+      for (const std::size_t from_at : {0u, 1u, 32u}) {
+        std::vector<std::uint8_t> from(from_at + n), to(to_at + n + 64, 0xa5);
+        for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::uint8_t>(i * 7 + 3);
+        stream_copy(to.data() + to_at, from.data() + from_at, n);
+        for (std::size_t i = 0; i < to.size(); ++i) {
+          const bool inside = i >= to_at && i < to_at + n;
+          ASSERT_EQ(to[i], inside ? from[i - to_at + from_at] : 0xa5) << n << " bytes, byte " << i;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::comm

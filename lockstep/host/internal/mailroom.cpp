@@ -135,7 +135,7 @@ bool Mailroom::copy_rest(Letter& letter, const Place& to, const Place& from) {
     const std::uint64_t n = std::min(kClaimChunk, letter.n_bytes - letter.moved);
     if (n == 0) return true;
     perturb();
-    copy(to + letter.moved, from + letter.moved, n);
+    copy(to + letter.moved, from + letter.moved, n, letter.n_bytes);
     letter.moved += n;
     ++letter.mark;
   }
@@ -303,7 +303,7 @@ void Mailroom::copy_claimed(Letter& letter) {
       const std::uint64_t index = offer.claims.next.fetch_add(1, std::memory_order_relaxed);
       if (index >= n_chunks) break;
       const std::uint64_t at = index * kClaimChunk;
-      copy(*to + at, *from + at, std::min(kClaimChunk, letter.n_bytes - at));
+      copy(*to + at, *from + at, std::min(kClaimChunk, letter.n_bytes - at), letter.n_bytes);
       ++letter.mark;
       perturb();
       if (offer.claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks && letter.is_send())

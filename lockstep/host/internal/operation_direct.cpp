@@ -161,6 +161,8 @@ Progress Operation::leave_together(Circle& circle, Workspace& work) {
 Progress Operation::pull_all(Circle& circle) {
   const int size = circle.size(), me = circle.rank();
   const Traffic traffic = traffic_of(plan_input(circle));
+  std::uint64_t whole = 0;
+  for (const Traffic::Part& part : traffic.receives) whole += part.n_bytes;
   for (int turn = 0; turn < size; ++turn) {
     peer_ = (me + turn) % size;  // not all from the same rank at once
     const Traffic::Part& part = traffic.receives[static_cast<std::size_t>(peer_)];
@@ -176,7 +178,7 @@ Progress Operation::pull_all(Circle& circle) {
     const Place to = own_place(static_cast<std::uint8_t*>(op_.recv) + part.at);
     for (std::uint64_t done = 0; done < part.n_bytes; done += kPullChunk) {
       if (circle.own().broken.load(std::memory_order_relaxed) != 0) return Progress::kBlocked;
-      copy(to + done, *from + done, std::min(kPullChunk, part.n_bytes - done));
+      copy(to + done, *from + done, std::min(kPullChunk, part.n_bytes - done), whole);
     }
   }
   return Progress::kDone;
@@ -203,8 +205,8 @@ bool Operation::move_pair(Circle& circle, int other) {
     const std::uint64_t index = claims.next.fetch_add(1, std::memory_order_relaxed);
     if (index >= n_chunks || circle.own().broken.load(std::memory_order_relaxed) != 0) break;
     const std::uint64_t at = index * kMoveChunk, n_bytes = std::min(kMoveChunk, n_bytes_ - at);
-    if (i_receive) copy(mine + at, *theirs + at, n_bytes);
-    if (!i_receive) copy(*theirs + at, mine + at, n_bytes);
+    if (i_receive) copy(mine + at, *theirs + at, n_bytes, n_bytes_);
+    if (!i_receive) copy(*theirs + at, mine + at, n_bytes, n_bytes_);
     perturb();
     if (claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks) ring(circle.doorbell(peer));
   }
@@ -221,7 +223,7 @@ Progress Operation::move_rooted(Circle& circle) {
     const std::uint64_t own_at = static_cast<std::uint64_t>(me) * n_bytes_;
     const Place send = own_place(op_.send), recv = own_place(op_.recv);
     copy(op_.kind == LOCKSTEP_GATHER ? recv + own_at : recv,
-         op_.kind == LOCKSTEP_SCATTER ? send + own_at : send, n_bytes_);
+         op_.kind == LOCKSTEP_SCATTER ? send + own_at : send, n_bytes_, n_bytes_);
   }
   ++mark_;
   stage_ = Stage::kCounting;

@@ -6,9 +6,13 @@
 #include <cstring>
 
 #include "lockstep/base/base.h"
+#include "lockstep/host/kernels.h"
 
 namespace lockstep::comm::internal {
 namespace {
+
+// Smaller results are likely to be read from a cache soon.
+constexpr std::uint64_t kStreamFrom = 8 << 20;
 
 using Transfer = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
 
@@ -63,9 +67,10 @@ std::optional<Place> find(Circle& circle, int rank, Reach reach, std::uint64_t a
   return std::nullopt;
 }
 
-void copy(const Place& to, const Place& from, std::uint64_t n_bytes) {
+void copy(const Place& to, const Place& from, std::uint64_t n_bytes, std::uint64_t whole) {
   if (n_bytes == 0) return;
   if (to.here != nullptr && from.here != nullptr) {
+    if (to.here != from.here && whole >= kStreamFrom) return stream_copy(to.here, from.here, n_bytes);
     if (to.here != from.here) std::memcpy(to.here, from.here, n_bytes);
   } else if (to.here != nullptr) {
     transfer(::process_vm_readv, "process_vm_readv", from.pid, to.here, from.there, n_bytes);
