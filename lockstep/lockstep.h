@@ -4,5 +4,6 @@
 #include "lockstep/base/error.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/group/group.h"
+#include "lockstep/optim/optim.h"
 #include "lockstep/process/spawn.h"
 #include "lockstep/store/store.h"

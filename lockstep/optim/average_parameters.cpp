@@ -1,0 +1,162 @@
+#include "lockstep/optim/average_parameters.h"
+
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <utility>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+#include "lockstep/group/collectives.h"
+#include "lockstep/group/groups.h"
+#include "lockstep/group/world.h"
+
+namespace lockstep {
+namespace {
+
+constexpr std::int64_t kChunkBytes = 16 * 1024 * 1024;
+
+void check(const std::vector<at::Tensor>& parameters) {
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    const at::Tensor& parameter = parameters[i];
+    const auto refuse = [i](ErrorKind kind, const auto&... words) {
+      raise(kind, cat("average_parameters: parameter ", i, " ", words...));
+    };
+    if (!parameter.defined()) refuse(ErrorKind::kUsage, "is an undefined tensor");
+    if (parameter.layout() != at::kStrided || !parameter.device().is_cpu()) {
+      refuse(ErrorKind::kUnsupported, "is a ", parameter.layout(), " tensor on ", parameter.device(),
+             "; dense tensors on the CPU can be averaged");
+    }
+    if (!at::isFloatingType(parameter.scalar_type()) && !at::isComplexType(parameter.scalar_type())) {
+      refuse(ErrorKind::kUsage, "is of type ", parameter.scalar_type(),
+             ", which has no mean; leave it out, or convert it to a floating type");
+    }
+  }
+}
+
+at::ScalarType common_type(const std::vector<at::Tensor>& parameters) {
+  auto type = parameters.empty() ? at::kFloat : parameters.front().scalar_type();
+  for (const at::Tensor& parameter : parameters) type = c10::promoteTypes(type, parameter.scalar_type());
+  return type;
+}
+
+// The parameters' elements laid end to end and cut into chunks of equal size.
+class FlatElements {
+ public:
+  // Detached tensors share the version counters of the parameters, which therefore move when they are written.
+  explicit FlatElements(const std::vector<at::Tensor>& parameters) : parameters_(parameters) {
+    for (const at::Tensor& parameter : parameters) {
+      dense_.push_back(parameter.detach().contiguous().view(-1));
+      starts_.push_back(size_);
+      size_ += parameter.numel();
+    }
+  }
+  std::int64_t size() const { return size_; }
+
+  void copy_to(const at::Tensor& chunk, std::int64_t from) const {
+    for_each_piece(from, chunk.numel(), [&](const at::Tensor& piece, std::int64_t at) {
+      chunk.narrow(0, at, piece.numel()).copy_(piece);
+    });
+  }
+  void copy_from(const at::Tensor& chunk, std::int64_t from) const {
+    for_each_piece(from, chunk.numel(), [&](const at::Tensor& piece, std::int64_t at) {
+      piece.copy_(chunk.narrow(0, at, piece.numel()));
+    });
+  }
+  // For parameters whose elements do not lie in order: they were worked on as copies.
+  void write_back() const {
+    for (std::size_t i = 0; i < dense_.size(); ++i) {
+      if (!parameters_[i].is_contiguous())
+        parameters_[i].detach().copy_(dense_[i].view(parameters_[i].sizes()));
+    }
+  }
+
+ private:
+  template <class Visit>
+  void for_each_piece(std::int64_t from, std::int64_t n, const Visit& visit) const {
+    auto i =
+        static_cast<std::size_t>(std::upper_bound(starts_.begin(), starts_.end(), from) - starts_.begin());
+    for (i = i == 0 ? 0 : i - 1; i < dense_.size() && starts_[i] < from + n; ++i) {
+      const std::int64_t begin = std::max(from, starts_[i]);
+      const std::int64_t end = std::min(from + n, starts_[i] + dense_[i].numel());
+      if (begin < end) visit(dense_[i].narrow(0, begin - starts_[i], end - begin), begin - from);
+    }
+  }
+
+  const std::vector<at::Tensor>& parameters_;
+  std::vector<at::Tensor> dense_;
+  std::vector<std::int64_t> starts_;
+  std::int64_t size_ = 0;
+};
+
+void average(const std::vector<at::Tensor>& parameters, const Group& group, std::source_location where) {
+  const FlatElements elements(parameters);
+  const auto type = common_type(parameters);
+  const auto n_chunk = kChunkBytes / static_cast<std::int64_t>(c10::elementSize(type));
+  // Without elements, too, there is one operation, so that ranks that disagree hear of it.
+  const auto n_chunks = std::max<std::int64_t>(1, (elements.size() + n_chunk - 1) / n_chunk);
+  const auto length = [&](std::int64_t k) { return std::min(n_chunk, elements.size() - k * n_chunk); };
+
+  std::array<at::Tensor, 2> memory;
+  std::array<Work, 2> works;
+  const auto land = [&](std::int64_t k) {
+    works[k % 2].wait();
+    elements.copy_from(memory[k % 2].narrow(0, 0, length(k)), k * n_chunk);
+  };
+  for (std::int64_t k = 0; k < n_chunks; ++k) {
+    if (k >= 2) land(k - 2);
+    auto& room = memory[k % 2];
+    if (!room.defined()) room = empty_shared({length(k)}, type, {.group = group, .where = where});
+    const at::Tensor chunk = room.narrow(0, 0, length(k));
+    elements.copy_to(chunk, k * n_chunk);
+    works[k % 2] =
+        all_reduce(chunk, {.op = ReduceOp::kAvg, .group = group, .async_op = true, .where = where});
+  }
+  for (std::int64_t k = std::max<std::int64_t>(0, n_chunks - 2); k < n_chunks; ++k) land(k);
+  elements.write_back();
+}
+
+void keep_trained(const std::vector<at::Tensor>& parameters, std::vector<at::Tensor>& kept) {
+  for (const at::Tensor& parameter : parameters) {
+    if (!parameter.defined()) {
+      raise(ErrorKind::kUsage, "get_params_to_average: a parameter is an undefined tensor");
+    }
+    if (parameter.grad().defined()) kept.push_back(parameter);
+  }
+}
+
+}  // namespace
+
+void average_parameters(const std::vector<at::Tensor>& parameters, AverageParametersOptions options) {
+  const Group group = options.process_group ? options.process_group : default_group();
+  if (!is_group_member(group)) return;
+  check(parameters);
+  if (get_world_size(group) == 1) return;
+  average(parameters, group, options.where);
+}
+
+std::vector<at::Tensor> get_params_to_average(const std::vector<at::Tensor>& parameters) {
+  std::vector<at::Tensor> kept;
+  keep_trained(parameters, kept);
+  return kept;
+}
+
+std::vector<at::Tensor> get_params_to_average(const std::vector<torch::optim::OptimizerParamGroup>& groups) {
+  std::vector<at::Tensor> kept;
+  for (const auto& group : groups) keep_trained(group.params(), kept);
+  return kept;
+}
+
+void average_parameters_or_parameter_groups(const std::vector<at::Tensor>& parameters,
+                                            AverageParametersOptions options) {
+  average_parameters(get_params_to_average(parameters), std::move(options));
+}
+
+void average_parameters_or_parameter_groups(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+                                            AverageParametersOptions options) {
+  average_parameters(get_params_to_average(groups), std::move(options));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,73 @@
+#include "lockstep/optim/internal/parameter_buckets.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+
+#include <algorithm>
+
+#include "lockstep/group/collectives.h"
+
+namespace lockstep::internal {
+namespace {
+
+// Parameters begin on cache lines.
+std::int64_t room_of(const at::Tensor& parameter) {
+  const auto line = std::max<std::int64_t>(1, 64 / static_cast<std::int64_t>(parameter.element_size()));
+  return (parameter.numel() + line - 1) / line * line;
+}
+
+at::Tensor make_bucket(const std::vector<at::Tensor>& parameters, const Group& group,
+                       std::source_location where) {
+  std::int64_t n = 0;
+  for (const auto& parameter : parameters) {
+    if (parameter.requires_grad()) n += room_of(parameter);
+  }
+  if (n == 0) return {};
+  // The gaps, too, are sent.
+  return empty_shared({n}, parameters.front().scalar_type(), {.group = group, .where = where}).zero_();
+}
+
+}  // namespace
+
+ParameterBuckets::ParameterBuckets(const std::vector<std::vector<at::Tensor>>& owned, const Group& group,
+                                   const ParameterBuckets* before, std::source_location where) {
+  // Views made here are plain tensors to autograd.
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  for (const auto& parameters : owned) flat_.push_back(make_bucket(parameters, group, where));
+  for (std::size_t r = 0; r < owned.size(); ++r) {
+    move_in(owned[r], flat_[r]);
+    for (const auto& parameter : owned[r]) {
+      if (parameter.requires_grad()) continue;
+      if (before != nullptr && before->contains(parameter)) parameter.set_data(parameter.clone());
+      places_.push_back({parameter, nullptr});
+    }
+  }
+}
+
+void ParameterBuckets::move_in(const std::vector<at::Tensor>& parameters, const at::Tensor& bucket) {
+  std::int64_t at = 0;
+  for (const auto& parameter : parameters) {
+    if (!parameter.requires_grad()) continue;
+    const auto view = parameter.is_non_overlapping_and_dense()
+                          ? bucket.as_strided(parameter.sizes(), parameter.strides(), at)
+                          : bucket.narrow(0, at, parameter.numel()).view(parameter.sizes());
+    view.copy_(parameter);
+    parameter.set_data(view);
+    places_.push_back({parameter, view.const_data_ptr()});
+    at += room_of(parameter);
+  }
+}
+
+bool ParameterBuckets::hold() const {
+  return std::all_of(places_.begin(), places_.end(), [](const Place& place) {
+    return place.parameter.requires_grad() ? place.parameter.const_data_ptr() == place.data
+                                           : place.data == nullptr;
+  });
+}
+
+bool ParameterBuckets::contains(const at::Tensor& parameter) const {
+  return std::any_of(flat_.begin(), flat_.end(), [&](const at::Tensor& bucket) {
+    return bucket.defined() && parameter.has_storage() && parameter.storage().is_alias_of(bucket.storage());
+  });
+}
+
+}  // namespace lockstep::internal

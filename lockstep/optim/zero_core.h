@@ -1,0 +1,92 @@
+// The part of ZeroRedundancyOptimizer that does not depend on the optimizer it shards. Users meet it through
+// zero_redundancy_optimizer.h.
+#pragma once
+
+#include <torch/optim/optimizer.h>
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <source_location>
+#include <vector>
+
+#include "lockstep/group/process_group.h"
+#include "lockstep/optim/optimizer_state.h"
+
+namespace lockstep {
+
+struct ZeroOptions {
+  Group process_group{};  // null: the default group
+  // Parameters are moved into one flat bucket per rank in the group's shared memory, so that what a rank has updated
+  // travels by one broadcast, without copies. Otherwise one broadcast per parameter.
+  bool parameters_as_bucket_view = false;
+  std::source_location where = std::source_location::current();
+};
+
+namespace internal {
+class ParameterBuckets;
+}
+
+class ZeroCore : public torch::optim::Optimizer {
+ public:
+  ~ZeroCore() override;
+
+  // Updates this rank's share, then takes the others' from them: collective, and all ranks end with the same bits. The
+  // closure is called as the optimizer calls it, on every rank; its loss is this rank's. Parameters that do not require
+  // a gradient are left alone, also when they have one. Raises kUsage when the parameters of a group were exchanged;
+  // what the optimizer, the closure or the group raises otherwise.
+  at::Tensor step(LossClosure closure = nullptr) override;
+
+  // As torch's; the same call on all ranks. Shares of earlier groups stay where they are. Raises kUsage as the
+  // constructor does. (A group added through a torch::optim::Optimizer& is found by the next step.)
+  void add_param_group(const torch::optim::OptimizerParamGroup& param_group);
+
+  // Brings the shares of all ranks to rank `to` of the group, on the CPU; collective. Raises kUsage when `to` is no rank
+  // of the group.
+  void consolidate_state_dict(int to = 0);
+  // The whole optimizer's state as plain Optim would have it, by number over all groups. Raises kUsage unless
+  // consolidate_state_dict brought it here since the last step.
+  OptimizerStateDict state_dict() const;
+  // Takes a whole state and keeps this rank's share of it, on the parameters' devices (0-dim tensors stay on the CPU).
+  // Not collective, but every rank must load the same one. Raises as set_optimizer_state_dict.
+  void load_state_dict(const OptimizerStateDict& state_dict);
+  // torch::save and torch::load: the whole state in a form that plain Optim reads and writes, too. save needs
+  // consolidate_state_dict first.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+  // The rank that keeps the state of parameter i of group g: owners()[g][i] (partition.h). state() has this rank's only.
+  const std::vector<std::vector<int>>& owners() const { return owners_; }
+  const Group& process_group() const { return group_; }
+
+ protected:
+  using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(
+      const std::vector<torch::optim::OptimizerParamGroup>& groups)>;
+  ZeroCore(const std::vector<torch::optim::OptimizerParamGroup>& groups,
+           std::unique_ptr<torch::optim::OptimizerOptions> defaults, MakeOptimizer make, ZeroOptions options);
+
+ private:
+  // The two halves of step(). Apart, because overlapping with DDP runs them bucket by bucket inside backward, and a rank
+  // that has joined (out of input) runs only the second.
+  at::Tensor local_step(LossClosure closure);
+  void sync_parameters();
+
+  void partition();
+  void adopt_changes();
+  void add_initial_state();
+  std::vector<torch::optim::OptimizerParamGroup> own_groups() const;
+  std::vector<std::vector<at::Tensor>> parameters_by_owner() const;
+  OptimizerStateDict own_state_dict();
+
+  const ZeroOptions options_;
+  const Group group_;
+  const MakeOptimizer make_;
+  std::unique_ptr<torch::optim::Optimizer>
+      optim_;  // steps this rank's share; empty but for its parameters between calls
+  std::vector<std::vector<int>> owners_;
+  std::vector<std::vector<at::Tensor>> partitioned_;  // the groups' parameters when owners_ was made
+  std::unique_ptr<internal::ParameterBuckets> buckets_;
+  std::optional<OptimizerStateDict> consolidated_;
+};
+
+}  // namespace lockstep
