@@ -1,0 +1,70 @@
+// An optimizer whose state is keyed by the names of its parameters instead of their numbers: names survive when a model
+// gets another layer or is divided otherwise, numbers do not. What sharded checkpoints need.
+//
+//   lockstep::NamedOptimizer opt(net->named_parameters(), torch::optim::Adam(net->parameters(), 1e-3));
+//   lockstep::NamedStateDict dict = opt.state_dict();      // dict.state.at("layer1.weight").at("exp_avg")
+//
+// Ownership and use as PostLocalSGDOptimizer: it takes the optimizer over and is an optimizer itself.
+#pragma once
+
+#include <torch/optim/optimizer.h>
+#include <torch/ordered_dict.h>
+
+#include <concepts>
+#include <map>
+#include <memory>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/optim/optimizer_state.h"
+#include "lockstep/optim/optimizer_wrapper.h"
+
+namespace lockstep {
+
+struct NamedParamGroupState {
+  StateValues options{};
+  std::vector<std::string> params{};
+};
+struct NamedStateDict {
+  std::map<std::string, StateValues> state{};
+  std::vector<NamedParamGroupState> param_groups{};
+};
+auto lockstep_fields(SelfOf<NamedParamGroupState> auto& self) {
+  return fields({.name = "lockstep.NamedParamGroupState", .version = 1, .members = "options params"},
+                self.options, self.params);
+}
+auto lockstep_fields(SelfOf<NamedStateDict> auto& self) {
+  return fields({.name = "lockstep.NamedStateDict", .version = 1, .members = "state param_groups"},
+                self.state, self.param_groups);
+}
+
+class NamedOptimizer final : public OptimizerWrapper {
+ public:
+  // Names may be given for parameters the optimizer does not have. Raises kUsage when there is no optimizer, or it has a
+  // parameter without a name.
+  NamedOptimizer(const torch::OrderedDict<std::string, at::Tensor>& named_parameters,
+                 std::unique_ptr<torch::optim::Optimizer> optim);
+  template <std::derived_from<torch::optim::Optimizer> Optim>
+  NamedOptimizer(const torch::OrderedDict<std::string, at::Tensor>& named_parameters, Optim&& optim)
+      : NamedOptimizer(named_parameters,
+                       std::unique_ptr<torch::optim::Optimizer>(std::make_unique<Optim>(std::move(optim)))) {}
+
+  at::Tensor step(LossClosure closure = nullptr) override { return wrapped_step(std::move(closure)); }
+
+  // Raises kUsage when a parameter was added that has no name.
+  NamedStateDict state_dict() const;
+  // A group takes the options of the dict's group that has all its names, and each parameter the state of its name, or
+  // none when there is none. What the dict has beyond that (other ranks' shares) is passed over. Raises kUsage, changing
+  // nothing, when no group of the dict has a group's names; as set_optimizer_state_dict otherwise.
+  void load_state_dict(const NamedStateDict& state_dict);
+  // torch::save and torch::load: by numbers, as the wrapped optimizer's own.
+  void save(torch::serialize::OutputArchive& archive) const override;
+  void load(torch::serialize::InputArchive& archive) override;
+
+ private:
+  std::string name_of(const at::Tensor& parameter) const;
+  std::map<const void*, std::string> names_;
+};
+
+}  // namespace lockstep
