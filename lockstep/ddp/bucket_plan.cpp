@@ -109,8 +109,8 @@ std::vector<std::size_t> rebuilt_limits(const BucketCaps& caps) {
   return {cap, cap};
 }
 
-BucketIndices initial_buckets(std::span<const BucketItem> items, const BucketCaps& caps) {
-  BucketIndices buckets = assign_buckets(items, initial_limits(caps));
+BucketIndices initial_buckets(std::span<const BucketItem> items, const BucketCaps& caps, bool for_good) {
+  BucketIndices buckets = assign_buckets(items, for_good ? rebuilt_limits(caps) : initial_limits(caps));
   std::reverse(buckets.begin(), buckets.end());
   return buckets;
 }

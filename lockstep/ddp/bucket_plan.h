@@ -55,7 +55,9 @@ std::vector<std::size_t> initial_limits(const BucketCaps& caps);
 std::vector<std::size_t> rebuilt_limits(const BucketCaps& caps);
 
 // The plan of the first iteration: buckets reversed, because the parameters defined last get their gradients first.
-BucketIndices initial_buckets(std::span<const BucketItem> items, const BucketCaps& caps);
+// `for_good`: no other will follow it, so the limits are the later ones'.
+BucketIndices initial_buckets(std::span<const BucketItem> items, const BucketCaps& caps,
+                              bool for_good = false);
 // The plan for all later ones, from the order in which gradients arrived in the first backward pass.
 BucketIndices rebuilt_buckets(std::span<const BucketItem> items, const BucketCaps& caps,
                               std::span<const std::size_t> arrival);

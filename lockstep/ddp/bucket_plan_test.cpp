@@ -87,6 +87,13 @@ TEST(BucketPlan, StartsWithOneBucketPerTypeInReverseOrder) {
   EXPECT_EQ(initial_buckets(items, {}), (BucketIndices{{1}, {0, 2}}));
 }
 
+TEST(BucketPlan, StartsWithTheLaterLimitsWhenItStays) {
+  const std::vector<BucketItem> items(3, {.n_bytes = 1024 * 1024});
+  EXPECT_EQ(initial_buckets(items, {}).size(), 1U);
+  EXPECT_EQ(initial_buckets(items, {}, true), (BucketIndices{{1, 2}, {0}}));
+  EXPECT_EQ(initial_buckets(items, {.cap_mb = 1.0}, true), (BucketIndices{{2}, {1}, {0}}));
+}
+
 TEST(BucketPlan, StartsWithTheExplicitListWhenThereIsOne) {
   const auto items = floats({2 * kMiB, 2 * kMiB, 2 * kMiB, 2 * kMiB});
   EXPECT_EQ(initial_buckets(items, {.cap_mb_list = {2, 4}}), (BucketIndices{{3}, {1, 2}, {0}}));

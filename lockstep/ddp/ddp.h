@@ -23,6 +23,7 @@
 
 #include "lockstep/ddp/ddp_core.h"
 #include "lockstep/ddp/distributed_sampler.h"
+#include "lockstep/ddp/visit_tensors.h"
 
 namespace lockstep {
 
@@ -50,10 +51,10 @@ class DistributedDataParallelImpl final : public DdpCore {
     before_forward();
     if constexpr (std::is_void_v<decltype(module_->forward(std::forward<Args>(args)...))>) {
       module_->forward(std::forward<Args>(args)...);
-      after_forward();
+      after_forward([](const Visitor&) {});
     } else {
       decltype(auto) output = module_->forward(std::forward<Args>(args)...);
-      after_forward();
+      after_forward([&](const Visitor& visit) { visit_tensors(output, visit); });
       return output;
     }
   }

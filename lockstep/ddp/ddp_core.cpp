@@ -8,6 +8,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
+#include "lockstep/ddp/internal/graph.h"
 #include "lockstep/ddp/internal/module_state.h"
 #include "lockstep/group/debug.h"
 #include "lockstep/group/world.h"
@@ -66,6 +67,9 @@ DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, DdpOptions options)
       .group = group_,
       .caps = {.cap_mb = options_.bucket_cap_mb, .cap_mb_list = options_.bucket_cap_mb_list},
       .gradient_as_bucket_view = options_.gradient_as_bucket_view,
+      .find_unused_parameters = options_.find_unused_parameters,
+      .static_graph = options_.static_graph,
+      .skip_all_reduce_unused_params = options_.skip_all_reduce_unused_params,
       .where = options_.where};
   rebuilt_limits(reducer_options.caps);  // a bad cap is an error in a world of one, too
   tell_construction(options_, *group_, trained, parameters.tensors.size());
@@ -104,14 +108,39 @@ void DdpCore::before_forward() {
   if (!buffers.empty()) broadcast_->run(buffers);
 }
 
-void DdpCore::after_forward() {
+void DdpCore::after_forward(const std::function<void(const Visitor&)>& visit_outputs) {
   if (!reducer_) return;
   buffers_due_ = at::GradMode::is_enabled() && *syncs_;
   if (buffers_due_) {
-    reducer_->expect_backward();
+    std::vector<at::Tensor> outputs;
+    if (reducer_->wants_sink()) {
+      visit_outputs([&](at::Tensor& output) { outputs.push_back(output); });
+    }
+    reducer_->expect_backward(outputs);
+    if (outputs.empty()) return;
+    outputs = internal::pass_sink(
+        outputs,
+        [weak = std::weak_ptr(reducer_)] {
+          if (const auto reducer = weak.lock()) reducer->on_backward_begins();
+        },
+        sink_clone_);
+    std::size_t next = 0;
+    visit_outputs([&](at::Tensor& output) { output = outputs[next++]; });
   } else if (at::GradMode::is_enabled()) {
     reducer_->expect_local_backward();
   }
+}
+
+void DdpCore::register_comm_hook(CommHook hook) {
+  if (reducer_) {
+    reducer_->register_comm_hook(std::move(hook));
+  } else if (!hook.run) {
+    raise(ErrorKind::kUsage, "register_comm_hook: the hook is empty");
+  }
+}
+
+void DdpCore::set_static_graph() {
+  if (reducer_) reducer_->set_static_graph();
 }
 
 void DdpCore::check_reducer_finalized() const {

@@ -4,6 +4,7 @@
 #include <torch/nn/module.h>
 #include <torch/ordered_dict.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
 #include <source_location>
@@ -27,8 +28,18 @@ struct DdpOptions {
   Group process_group{};  // null: the default group
   // Size of a gradient bucket in MiB. Unset: 25, and 1 for the first, so that reduction starts early.
   std::optional<double> bucket_cap_mb{};
+  // Parameters may go without a gradient, on some ranks or all: each forward pass is followed by a walk over its graph,
+  // and what is not in it is not waited for.
+  bool find_unused_parameters = false;
+  // Accepted for torch's sake, without effect.
+  bool check_reduction = false;
   // Gradients lie in the buckets: no copy back after the reduction, and half the memory.
   bool gradient_as_bucket_view = false;
+  // Every step uses the same parameters the same number of times: learnt in the first. Allows what the search cannot
+  // see: reentrant checkpointing, layers checkpointed twice, parameters used outside forward().
+  bool static_graph = false;
+  // With find_unused_parameters: buckets that no rank uses are not reduced. All ranks must leave out the same.
+  bool skip_all_reduce_unused_params = false;
   // Sizes of the first, second, ... bucket; the last repeats. Overrides bucket_cap_mb.
   std::vector<double> bucket_cap_mb_list{};
   // Parameters and buffers (names as in the module's named_parameters) left alone: not synced, not averaged.
@@ -66,12 +77,22 @@ class DdpCore : public torch::nn::Module {
   // All zero in a world of one.
   ReducerStats stats() const;
   const Group& process_group() const { return group_; }
+  // What is done with each bucket of gradients instead of averaging it (comm_hook.h, hooks.h). Once, before the first
+  // backward pass, the same on all ranks; raises kUsage otherwise. In a world of one it is never called.
+  void register_comm_hook(CommHook hook);
+  // As the option; raises kUsage after the first forward pass.
+  void set_static_graph();
+  // The outputs of forward() are copies of what the module returned, so that they may be changed in place. Only where
+  // they must be watched (find_unused_parameters, static_graph); false saves the copy.
+  void set_sink_clone(bool clone) { sink_clone_ = clone; }
 
  protected:
   DdpCore(std::shared_ptr<torch::nn::Module> module, DdpOptions options);
   // Collective unless in a world of one: checks the last backward pass, rebuilds buckets once, sends buffers.
   void before_forward();
-  void after_forward();
+  // `visit_outputs` calls what it is given with every tensor of the outputs.
+  using Visitor = std::function<void(at::Tensor&)>;
+  void after_forward(const std::function<void(const Visitor&)>& visit_outputs);
 
  private:
   void check_options(const torch::nn::Module* module) const;
@@ -86,6 +107,7 @@ class DdpCore : public torch::nn::Module {
   std::unique_ptr<internal::FlatBroadcast> broadcast_;
   // False right after a forward pass that was not synced.
   bool buffers_due_ = true;
+  bool sink_clone_ = true;
 };
 
 // Names as the wrapped module has them: takes `prefix` off where a key begins with it, so that what a wrapped model

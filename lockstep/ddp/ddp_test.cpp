@@ -22,38 +22,6 @@ std::vector<at::Tensor> gradients(const torch::nn::Module& module) {
   return result;
 }
 
-void expect_close(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
-  ASSERT_EQ(a.size(), b.size());
-  for (std::size_t i = 0; i < a.size(); ++i) {
-    EXPECT_TRUE(torch::allclose(a[i], b[i], 1e-4, 1e-6)) << "tensor " << i << "\n" << a[i] << "\n" << b[i];
-  }
-}
-
-// Collects one value per rank thread and compares them after the run.
-template <class T>
-class PerRank {
- public:
-  void put(int rank, T value) {
-    const std::lock_guard lock(mutex_);
-    values_[rank] = std::move(value);
-  }
-  const std::map<int, T>& values() const { return values_; }
-
- private:
-  std::mutex mutex_;
-  std::map<int, T> values_;
-};
-
-void expect_same_bits(const PerRank<std::vector<at::Tensor>>& per_rank) {
-  const auto& first = per_rank.values().at(0);
-  for (const auto& [rank, tensors] : per_rank.values()) {
-    ASSERT_EQ(tensors.size(), first.size());
-    for (std::size_t i = 0; i < first.size(); ++i) {
-      EXPECT_TRUE(torch::equal(tensors[i], first[i])) << "rank " << rank << ", tensor " << i;
-    }
-  }
-}
-
 // Trains on n rank threads; the parameters must have the same bits everywhere. Losses are averaged over the ranks.
 template <class Impl>
 Trained train_wrapped(int n, DdpOptions options, bool set_to_none) {

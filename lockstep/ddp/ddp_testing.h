@@ -2,11 +2,14 @@
 // n on its part of it.
 #pragma once
 
+#include <gtest/gtest.h>
 #include <torch/torch.h>
 
 #include <algorithm>
 #include <cstdint>
+#include <map>
 #include <memory>
+#include <mutex>
 #include <vector>
 
 #include "lockstep/ddp/ddp.h"
@@ -118,6 +121,38 @@ Trained train_rank(int rank, int n, const DdpOptions& options, bool set_to_none)
   }
   result.parameters = model->parameters();
   return result;
+}
+
+inline void expect_close(const std::vector<at::Tensor>& a, const std::vector<at::Tensor>& b) {
+  ASSERT_EQ(a.size(), b.size());
+  for (std::size_t i = 0; i < a.size(); ++i) {
+    EXPECT_TRUE(torch::allclose(a[i], b[i], 1e-4, 1e-6)) << "tensor " << i << "\n" << a[i] << "\n" << b[i];
+  }
+}
+
+// Collects one value per rank thread and compares them after the run.
+template <class T>
+class PerRank {
+ public:
+  void put(int rank, T value) {
+    const std::lock_guard lock(mutex_);
+    values_[rank] = std::move(value);
+  }
+  const std::map<int, T>& values() const { return values_; }
+
+ private:
+  std::mutex mutex_;
+  std::map<int, T> values_;
+};
+
+inline void expect_same_bits(const PerRank<std::vector<at::Tensor>>& per_rank) {
+  const auto& first = per_rank.values().at(0);
+  for (const auto& [rank, tensors] : per_rank.values()) {
+    ASSERT_EQ(tensors.size(), first.size());
+    for (std::size_t i = 0; i < first.size(); ++i) {
+      EXPECT_TRUE(torch::equal(tensors[i], first[i])) << "rank " << rank << ", tensor " << i;
+    }
+  }
 }
 
 }  // namespace lockstep::ddp_testing

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/view_as_complex.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
@@ -17,6 +18,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
+#include "lockstep/ddp/internal/graph.h"
 
 namespace lockstep {
 namespace {
@@ -58,8 +60,8 @@ class Reducer::Hook final : public torch::autograd::FunctionPostHook {
  public:
   Hook(Reducer& reducer, std::size_t index) : reducer_(reducer), index_(index) {}
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
-                                            const torch::autograd::variable_list&) override {
-    reducer_.on_gradient(index_);
+                                            const torch::autograd::variable_list& gradients) override {
+    reducer_.on_gradient(index_, !gradients.empty() && gradients.front().defined());
     return outputs;
   }
 
@@ -86,7 +88,16 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> na
     items_.push_back({parameter.scalar_type(), parameter.device(), parameter.nbytes()});
   }
   rebuilt_limits(options_.caps);  // a cap that cannot be is an error now, not in the second iteration
-  build(initial_buckets(items_, options_.caps));
+  static_graph_ = options_.static_graph;
+  build(initial_buckets(items_, options_.caps, searches()));
+  const std::size_t n = parameters_.size();
+  if (options_.find_unused_parameters || static_graph_) {
+    const std::vector<std::int64_t> sizes{static_cast<std::int64_t>(n)};
+    used_here_ = at::zeros(sizes, at::kInt);
+    used_ = empty_shared(sizes, at::kInt, {.group = options_.group});
+  }
+  reached_.assign(n, 0);
+  firings_.assign(n, 0);
   arrival_.reserve(parameters_.size());
   add_hooks();
 }
@@ -153,7 +164,9 @@ void Reducer::build(BucketIndices plan) {
 void Reducer::prepare_for_forward() {
   check_finalized();
   check_unchanged();
-  if (!stats_.has_rebuilt_buckets && stats_.n_reductions != 0) rebuild_by_arrival();
+  any_forward_ = true;
+  // Where the search may find other parameters in each pass, the order of one means little.
+  if (!stats_.has_rebuilt_buckets && stats_.n_reductions != 0 && !searches()) rebuild_by_arrival();
 }
 
 void Reducer::rebuild_by_arrival() {
@@ -194,10 +207,16 @@ void Reducer::check_unchanged() const {
   }
 }
 
-void Reducer::expect_backward() {
+void Reducer::expect_backward(std::span<const at::Tensor> outputs) {
   if (backward_seen_) n_expected_ = 0;
+  if (backward_seen_ || n_expected_ == 0) std::fill(reached_.begin(), reached_.end(), 0);
   backward_seen_ = false;
   ++n_expected_;
+  if (searches()) internal::mark_reached(outputs, accumulators_, reached_);
+}
+
+bool Reducer::wants_sink() const {
+  return searches() || learns();
 }
 
 void Reducer::expect_local_backward() {
@@ -214,13 +233,96 @@ void Reducer::check_finalized() const {
   if (reducing_) raise_unfinished();
 }
 
+void Reducer::register_comm_hook(CommHook hook) {
+  if (!hook.run) raise(ErrorKind::kUsage, "register_comm_hook: the hook is empty");
+  if (hook_.run) {
+    raise(ErrorKind::kUsage, cat("register_comm_hook: ", hook_.name,
+                                 " is registered already; a model has one hook, and hooks can be chained"));
+  }
+  if (reducing_ || stats_.n_reductions != 0)
+    raise(ErrorKind::kUsage, "register_comm_hook: too late, gradients have been reduced already");
+  hook_ = std::move(hook);
+}
+
+void Reducer::set_static_graph() {
+  if (static_graph_) return;
+  if (any_forward_)
+    raise(ErrorKind::kUsage, "set_static_graph: too late, it must come before the first forward pass");
+  static_graph_ = true;
+  if (!used_.defined()) {
+    const std::vector<std::int64_t> sizes{static_cast<std::int64_t>(parameters_.size())};
+    used_here_ = at::zeros(sizes, at::kInt);
+    used_ = empty_shared(sizes, at::kInt, {.group = options_.group});
+  }
+}
+
 // ---- backward ----
 
-void Reducer::on_gradient(std::size_t index) {
+void Reducer::on_gradient(std::size_t index, bool arrived) {
+  if (searches() && arrived) used_here_.data_ptr<int>()[index] = 1;  // inside no_sync, too
   if (!reducing_) {
     if (n_expected_ == 0 || failure_) return;
     begin();
   }
+  if (learns()) {
+    if (!arrived) return;
+    if (firings_[index]++ == 0) arrival_.push_back(index);
+    return;
+  }
+  if (static_graph_ && !counts_down(index)) return;
+  mark_ready(index);
+}
+
+void Reducer::on_backward_begins() {
+  if (!reducing_ && n_expected_ != 0 && !failure_) begin();
+}
+
+void Reducer::begin() {
+  reducing_ = true;
+  n_launched_ = 0;
+  std::fill(ready_.begin(), ready_.end(), 0);
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    const auto& indices = plan_[b];
+    buckets_[b].n_pending = indices.size();
+    buckets_[b].skipped = options_.skip_all_reduce_unused_params && !learns() &&
+                          std::ranges::none_of(indices, [&](std::size_t i) { return awaited(i); });
+  }
+  if (learns()) {
+    arrival_.clear();
+    return queue(&Reducer::reduce_learnt);
+  }
+  to_come_ = firings_;
+  if (!stats_.has_rebuilt_buckets) arrival_.clear();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (!awaited(i)) mark_ready(i);
+  }
+}
+
+bool Reducer::awaited(std::size_t index) const {
+  return static_graph_ ? firings_[index] != 0 : !searches() || reached_[index] != 0;
+}
+
+void Reducer::queue(void (Reducer::*step)()) {
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [self = shared_from_this(), step] { ((*self).*step)(); });
+}
+
+// True when this was the last time the hook fires in this pass.
+bool Reducer::counts_down(std::size_t index) {
+  if (firings_[index] == 0) {
+    try {
+      raise(ErrorKind::kUsage,
+            cat(describe(index),
+                " got a gradient, but none in the first backward pass: the graph changed, which ",
+                "static_graph excludes. Leave static_graph off, or set find_unused_parameters instead."));
+    } catch (...) {
+      fail("in backward()");
+    }
+  }
+  return to_come_[index] == 0 || --to_come_[index] == 0;  // 0 already: mark_ready says so
+}
+
+void Reducer::mark_ready(std::size_t index) {
   const Place place = places_[index];
   Bucket& bucket = buckets_[place.bucket];
   try {
@@ -231,17 +333,18 @@ void Reducer::on_gradient(std::size_t index) {
     fail("in backward()");
   }
   ready_[index] = 1;
-  if (!stats_.has_rebuilt_buckets) arrival_.push_back(index);
+  if (!stats_.has_rebuilt_buckets && !static_graph_) arrival_.push_back(index);
   --bucket.n_pending;
   if (place.bucket == n_launched_) launch_full_buckets();
 }
 
-void Reducer::begin() {
-  reducing_ = true;
-  n_launched_ = 0;
-  std::fill(ready_.begin(), ready_.end(), 0);
-  for (std::size_t b = 0; b < buckets_.size(); ++b) buckets_[b].n_pending = plan_[b].size();
-  if (!stats_.has_rebuilt_buckets) arrival_.clear();
+// The end of a static graph's first backward pass: everything is reduced now, whatever the order.
+void Reducer::reduce_learnt() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    used_here_.data_ptr<int>()[i] = firings_[i] != 0 ? 1 : 0;
+    if (firings_[i] == 0) arrival_.push_back(i);  // last
+    mark_ready(i);
+  }
 }
 
 void Reducer::store_gradient(std::size_t index, const at::Tensor& view) {
@@ -272,40 +375,79 @@ void Reducer::store_gradient(std::size_t index, const at::Tensor& view) {
 
 void Reducer::launch_full_buckets() {
   while (n_launched_ < buckets_.size() && buckets_[n_launched_].n_pending == 0) {
-    Bucket& bucket = buckets_[n_launched_];
     try {
-      if (bucket.n_bytes != 0) {
-        // Averaging belongs to the reduction: no pass of its own, and one rounding less than dividing first.
-        bucket.work = all_reduce(
-            bucket.flat,
-            {.op = ReduceOp::kAvg, .group = options_.group, .async_op = true, .where = options_.where});
-      }
+      launch(n_launched_);
     } catch (...) {
       fail(cat("starting to reduce bucket ", n_launched_, " of ", buckets_.size()));
     }
     ++n_launched_;
   }
   if (n_launched_ < buckets_.size()) return;
-  torch::autograd::Engine::get_default_engine().queue_callback(
-      [self = shared_from_this()] { self->finalise(); });
+  if (used_.defined() && (searches() || learns())) reduce_used();
+  // The end of a static graph's first pass is itself such a callback.
+  learns() ? finalise() : queue(&Reducer::finalise);
+}
+
+void Reducer::launch(std::size_t b) {
+  Bucket& bucket = buckets_[b];
+  if (bucket.skipped || bucket.n_bytes == 0) return;
+  if (!hook_.run) {
+    // Averaging belongs to the reduction: no pass of its own, and one rounding less than dividing first.
+    bucket.work = all_reduce(
+        bucket.flat,
+        {.op = ReduceOp::kAvg, .group = options_.group, .async_op = true, .where = options_.where});
+    return;
+  }
+  std::vector<at::Tensor> parameters;
+  for (const std::size_t i : plan_[b]) parameters.push_back(parameters_[i]);
+  GradBucket seen(b, bucket.flat, bucket.views, std::move(parameters), b + 1 == buckets_.size());
+  bucket.future = hook_.run(seen);
+  if (!bucket.future)
+    raise(ErrorKind::kUsage, cat("the communication hook ", hook_.name, " returned no future"));
+}
+
+// Every rank takes part in every pass, whether it has unused parameters or not.
+void Reducer::reduce_used() {
+  try {
+    used_.copy_(used_here_);
+    used_work_ = all_reduce(used_, {.group = options_.group, .async_op = true, .where = options_.where});
+  } catch (...) {
+    fail("starting to sum up which parameters were used");
+  }
+}
+
+void Reducer::wait_for(Bucket& bucket) {
+  if (!bucket.future) {
+    std::exchange(bucket.work, Work()).wait();
+    return;
+  }
+  const GradFuture future = std::exchange(bucket.future, nullptr);
+  future->waitAndThrow();
+  const at::Tensor result = hook_result(*future, hook_.name, bucket.flat);
+  if (!result.is_alias_of(bucket.flat) || result.const_data_ptr() != bucket.flat.const_data_ptr())
+    bucket.flat.copy_(result.view({-1}));
 }
 
 void Reducer::finalise() {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   Clock::duration waited{};
   std::uint64_t n_bytes = 0;
+  const bool counted = searches() || learns();
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     try {
       const Clock::time_point start = Clock::now();
-      buckets_[b].work.wait();
+      wait_for(buckets_[b]);
+      if (b == 0 && counted) std::exchange(used_work_, Work()).wait();
       waited += Clock::now() - start;
-      buckets_[b].work = Work();
+      if (buckets_[b].skipped) continue;
       n_bytes += buckets_[b].n_bytes;
+      ++stats_.n_buckets_reduced;
       hand_back(b);
     } catch (...) {
       fail(cat("reducing bucket ", b, " of ", buckets_.size()));
     }
   }
+  note_unused();
   reducing_ = false;
   backward_seen_ = true;
   --n_expected_;
@@ -315,12 +457,34 @@ void Reducer::finalise() {
   stats_.exposed_seconds += stats_.last_exposed_seconds;
 }
 
+void Reducer::note_unused() {
+  if (!used_here_.defined()) return;
+  int* const used = used_here_.data_ptr<int>();
+  std::vector<unsigned char> unused(parameters_.size());
+  stats_.unused_bytes = 0;
+  for (std::size_t i = 0; i < unused.size(); ++i) {
+    unused[i] = used[i] == 0;
+    if (unused[i] != 0) stats_.unused_bytes += items_[i].n_bytes;
+    if (searches()) used[i] = 0;
+  }
+  if (stats_.n_reductions != 0 && unused != unused_before_) stats_.can_set_static_graph = false;
+  if (searches() && stats_.n_reductions == 0 && stats_.unused_bytes == 0) {
+    log(LogLevel::kWarn,
+        "DistributedDataParallel: find_unused_parameters is set and the first backward pass used every "
+        "parameter; the "
+        "search costs a walk over the graph in each step. Leave it off if that is always so. Said once.");
+  }
+  unused_before_ = std::move(unused);
+}
+
 void Reducer::hand_back(std::size_t b) {
   const Bucket& bucket = buckets_[b];
   for (std::size_t slot = 0; slot < bucket.views.size(); ++slot) {
     const std::size_t index = plan_[b][slot];
     const at::Tensor& parameter = parameters_[index];
     const at::Tensor& view = bucket.views[slot];
+    // Used by nobody: the gradient stays what it was, none or an old one.
+    if (used_.defined() && used_.const_data_ptr<int>()[index] == 0) continue;
     const at::Tensor gradient = access_->get(parameter);
     if (options_.gradient_as_bucket_view) {
       if (!gradient.defined()) {
@@ -382,11 +546,12 @@ void Reducer::raise_unfinished() const {
         cat("DistributedDataParallel: the last backward() did not reach every parameter, so its gradients "
             "were not ",
             "averaged. Without a gradient on rank ", options_.group->rank(), ": ", missing,
-            ". Every parameter must take part in the loss on every rank (find_unused_parameters is not "
-            "offered yet): ",
-            "use all outputs of forward() in the loss, or switch requires_grad off for these parameters "
-            "before ",
-            "wrapping, or name them in `ignored`. If backward() raised an error, that one is the cause."));
+            ". Set find_unused_parameters if parameters may go unused, and use all outputs of forward() in "
+            "the loss; "
+            "or switch requires_grad off for these parameters before wrapping, or name them in `ignored`.",
+            static_graph_ ? " With static_graph every pass must use the parameters that the first one used."
+                          : "",
+            " If backward() raised an error, that one is the cause."));
 }
 
 ReducerStats Reducer::stats() const {

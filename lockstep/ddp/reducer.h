@@ -5,6 +5,13 @@
 // the last one has been started, a callback at the end of backward() waits for them in order and hands the averages
 // back. Buckets lie in the group's shared memory, so the reduction needs no staging.
 //
+// A gradient that never comes would hold up its bucket for ever. Two options deal with it:
+// - find_unused_parameters walks the graph from the outputs after each forward pass. What it does not meet is ready at
+//   once, with zeros; a map of who used what is summed over the ranks, and a parameter that nobody used keeps its
+//   gradient as it was.
+// - static_graph learns in the first backward pass which parameters take part and how many times each hook fires (more
+//   than once under reentrant checkpointing), reduces that pass at its end, and expects the same of every later one.
+//
 // States: idle -> reducing (first hook of an expected backward pass) -> idle (finalised). A backward pass that ends
 // in an error, or that reaches only some parameters, stays in `reducing` and the next forward says so.
 //
@@ -19,11 +26,13 @@
 #include <memory>
 #include <optional>
 #include <source_location>
+#include <span>
 #include <string>
 #include <vector>
 
 #include "lockstep/base/error.h"
 #include "lockstep/ddp/bucket_plan.h"
+#include "lockstep/ddp/comm_hook.h"
 #include "lockstep/ddp/gradient_access.h"
 #include "lockstep/group/collectives.h"
 #include "lockstep/group/process_group.h"
@@ -38,6 +47,10 @@ struct ReducerOptions {
   Group group{};  // required
   BucketCaps caps{};
   bool gradient_as_bucket_view = false;
+  bool find_unused_parameters = false;
+  bool static_graph = false;  // makes find_unused_parameters superfluous
+  // Buckets whose parameters are all unused are not reduced. The same ones on all ranks, or they part ways.
+  bool skip_all_reduce_unused_params = false;
   std::shared_ptr<GradientAccess> access{};  // null: Tensor::grad()
   std::source_location where = std::source_location::current();
 };
@@ -48,8 +61,11 @@ struct ReducerStats {
   std::uint64_t n_bytes_reduced = 0;  // by this rank
   double exposed_seconds = 0;         // spent waiting at the end of backward: communication not hidden by it
   double last_exposed_seconds = 0;    // of the last backward pass
+  std::uint64_t n_buckets_reduced = 0;
   std::vector<std::size_t> bucket_bytes{};  // of the buckets in use, in the order of reduction
   bool has_rebuilt_buckets = false;
+  std::uint64_t unused_bytes = 0;    // of the parameters that this rank did not use in the last reduced pass
+  bool can_set_static_graph = true;  // the unused set has never changed
 };
 
 class Reducer final : public std::enable_shared_from_this<Reducer> {
@@ -66,13 +82,23 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   // parameters that got no gradient, or the error it died of; kUsage when a parameter changed its type or size. The first call after the first finalised backward pass
   // rebuilds the buckets by order of arrival, which is a collective: it blocks until rank 0 has said its order.
   void prepare_for_forward();
-  // After a forward pass whose backward pass is to be reduced.
-  void expect_backward();
+  // After a forward pass whose backward pass is to be reduced. `outputs` is what a loss can be made of; looked at with
+  // find_unused_parameters only.
+  void expect_backward(std::span<const at::Tensor> outputs = {});
+  // True when the outputs must pass through pass_sink, so that the backward pass announces itself.
+  bool wants_sink() const;
+  // The backward pass has begun, though perhaps at no parameter. On the thread that runs it.
+  void on_backward_begins();
   // After a forward pass inside no_sync: its gradients only accumulate. A synced forward pass that still waits for its
   // backward pass keeps its claim, and what was accumulated is averaged with it.
   void expect_local_backward();
   // Raises as prepare_for_forward does; nothing else.
   void check_finalized() const;
+  // What is done with a bucket instead of averaging it. Once, before the first backward pass; the same on all ranks.
+  // Raises kUsage otherwise, or for an empty hook.
+  void register_comm_hook(CommHook hook);
+  // Raises kUsage after the first forward pass.
+  void set_static_graph();
   // Takes the hooks away for good; no later backward pass is reduced.
   void remove_hooks() noexcept;
 
@@ -86,7 +112,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
     std::vector<at::Tensor> views;  // one per entry of plan_[b], with the parameter's strides
     std::size_t n_bytes = 0;
     std::size_t n_pending = 0;
+    bool skipped = false;
     Work work{};
+    GradFuture future{};  // of the communication hook
   };
   struct Place {
     std::size_t bucket = 0;
@@ -98,17 +126,28 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   void build(BucketIndices plan);
   void rebuild_by_arrival();
   Bucket make_bucket(const std::vector<std::size_t>& indices) const;
+  bool searches() const { return options_.find_unused_parameters && !static_graph_; }
+  bool learns() const { return static_graph_ && stats_.n_reductions == 0; }
 
   // On the thread that runs backward().
-  void on_gradient(std::size_t index);
+  void on_gradient(std::size_t index, bool arrived);
   void begin();
+  bool awaited(std::size_t index) const;
+  void mark_ready(std::size_t index);
+  bool counts_down(std::size_t index);
+  void reduce_learnt();
+  void reduce_used();
+  void wait_for(Bucket& bucket);
   void store_gradient(std::size_t index, const at::Tensor& view);
   void launch_full_buckets();
+  void launch(std::size_t b);
   void finalise();
   void hand_back(std::size_t bucket);
   // Remembers what backward() dies of and throws it with `doing` in front. Call inside a catch block.
   [[noreturn]] void fail(const std::string& doing);
 
+  void queue(void (Reducer::*step)());
+  void note_unused();
   void check_unchanged() const;
   std::string describe(std::size_t index) const;
   [[noreturn]] void raise_marked_twice(std::size_t index) const;
@@ -138,7 +177,20 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   // or by two backwards. The first forward after a backward starts counting anew.
   int n_expected_ = 0;
   bool backward_seen_ = false;
+  bool any_forward_ = false;
 
+  // Unused parameters. By parameter: met by the search from the outputs of the forward passes that are expected back;
+  // gradients that came on this rank since the last reduction; on all ranks together, after it.
+  std::vector<unsigned char> reached_;
+  at::Tensor used_here_, used_;
+  Work used_work_;
+  // Static graph: how many times each hook fires in a pass, and how many of these are still to come in this one.
+  bool static_graph_ = false;
+  bool queued_ = false;
+  std::vector<std::uint32_t> firings_, to_come_;
+  std::vector<unsigned char> unused_before_;  // in the last reduced pass
+
+  CommHook hook_;
   std::vector<std::size_t> arrival_;  // order of gradients in the first reduced backward pass
   bool warned_strides_ = false;
   ReducerStats stats_;

@@ -1,0 +1,33 @@
+#include "lockstep/ddp/comm_hook.h"
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep {
+
+at::Tensor hook_result(const c10::ivalue::Future& future, const std::string& hook, const at::Tensor& like) {
+  const c10::IValue value = future.constValue();
+  at::Tensor result;
+  if (value.isTensor()) {
+    result = value.toTensor();
+  } else if (value.isTensorList() && value.toTensorVector().size() == 1) {
+    result = value.toTensorVector().front();
+  } else {
+    raise(ErrorKind::kUsage, cat("the communication hook ", hook,
+                                 " must give a future of one tensor, this one holds ", value.tagKind()));
+  }
+  if (!result.defined() || result.numel() != like.numel()) {
+    raise(ErrorKind::kUsage,
+          cat("the communication hook ", hook, " gave a tensor of ", result.defined() ? result.numel() : 0,
+              " elements for a bucket of ", like.numel()));
+  }
+  return result;
+}
+
+GradFuture finished(at::Tensor tensor) {
+  auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+  future->markCompleted(c10::IValue(std::move(tensor)));
+  return future;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,68 @@
+// Communication hooks: what is done with a bucket of gradients instead of averaging it as it is.
+//
+//   model->register_comm_hook([](GradBucket& bucket) { return all_reduce(bucket.buffer(), {.async_op = true}).get_future(); });
+//
+// A hook is called on the thread that runs backward(), once per bucket and step, in the same order on all ranks, as soon
+// as the bucket is full. What it starts runs beside the rest of backward(). Its future is waited for at the end of
+// backward() and must hold one tensor of the bucket's number of elements: the gradients as every rank is to see them.
+// The buffer holds sums over the local batch, not yet divided by the number of ranks: that is the hook's part.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+#include <ATen/core/ivalue.h>
+
+#include <cstddef>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/group/process_group.h"
+
+namespace lockstep {
+
+// One bucket, as a hook sees it. Lives until the hook returns; its tensors may be kept until the hook's future is done.
+class GradBucket {
+ public:
+  GradBucket(std::size_t index, at::Tensor buffer, std::span<const at::Tensor> gradients,
+             std::vector<at::Tensor> parameters, bool is_last)
+      : index_(index),
+        buffer_(std::move(buffer)),
+        gradients_(gradients),
+        parameters_(std::move(parameters)),
+        is_last_(is_last) {}
+
+  // 0 is reduced first.
+  std::size_t index() const { return index_; }
+  // 1-D, all gradients of the bucket one after the other; complex ones as pairs of reals.
+  const at::Tensor& buffer() const { return buffer_; }
+  // Another tensor instead, of the same number of elements: what later hooks of a chain see.
+  void set_buffer(at::Tensor buffer) { buffer_ = std::move(buffer); }
+  // One per parameter, views of the original buffer in the parameter's shape.
+  std::span<const at::Tensor> gradients() const { return gradients_; }
+  const std::vector<at::Tensor>& parameters() const { return parameters_; }
+  // No other bucket of this step comes after it.
+  bool is_last() const { return is_last_; }
+
+ private:
+  std::size_t index_;
+  at::Tensor buffer_;
+  std::span<const at::Tensor> gradients_;
+  std::vector<at::Tensor> parameters_;
+  bool is_last_;
+};
+
+using GradFuture = c10::intrusive_ptr<c10::ivalue::Future>;
+
+struct CommHook {
+  std::function<GradFuture(GradBucket&)> run;
+  std::string name = "user hook";  // for messages and the log
+};
+
+// The tensor in a hook's finished future: itself, or the only one of a list. Raises kUsage when it is anything else or
+// has another number of elements than `like`.
+at::Tensor hook_result(const c10::ivalue::Future& future, const std::string& hook, const at::Tensor& like);
+// A future that holds `tensor` already.
+GradFuture finished(at::Tensor tensor);
+
+}  // namespace lockstep

@@ -1,0 +1,395 @@
+// Parameters that get no gradient, graphs that stay the same, and hooks instead of averaging.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <random>
+
+#include "lockstep/ddp/ddp.h"
+#include "lockstep/ddp/ddp_testing.h"
+#include "lockstep/group/group.h"
+
+namespace lockstep {
+namespace {
+
+using namespace ddp_testing;
+
+// Layers that each call chooses from; `mask` says which.
+struct ChooserImpl : torch::nn::Module {
+  ChooserImpl() {
+    for (int i = 0; i < 4; ++i) {
+      layers.push_back(register_module(cat("layer", i), torch::nn::Linear(kIn, kIn)));
+    }
+  }
+  at::Tensor forward(const at::Tensor& x, unsigned mask) {
+    at::Tensor y = x;
+    for (std::size_t i = 0; i < layers.size(); ++i) {
+      if ((mask >> i & 1) != 0) y = torch::tanh(layers[i](y));
+    }
+    return y;
+  }
+  std::vector<torch::nn::Linear> layers;
+};
+TORCH_MODULE(Chooser);
+
+at::Tensor input_of(int step, int rank) {
+  return drawn(static_cast<std::uint64_t>(3000 + 10 * step + rank), {2, kIn});
+}
+
+// What every rank's gradients should be after one step from zero: the mean over the ranks, a parameter that a rank does
+// not use counting as zero there. Undefined where no rank uses it.
+std::vector<at::Tensor> expected_gradients(Chooser net, int step, const std::vector<unsigned>& masks) {
+  std::vector<at::Tensor> mean;
+  for (const auto& parameter : net->parameters()) mean.push_back(torch::zeros_like(parameter));
+  std::vector<bool> used(mean.size());
+  for (std::size_t rank = 0; rank < masks.size(); ++rank) {
+    const auto loss = net->forward(input_of(step, static_cast<int>(rank)), masks[rank]).sum();
+    if (!loss.requires_grad()) continue;
+    const auto grads = torch::autograd::grad({loss}, net->parameters(), {}, {}, false, true);
+    for (std::size_t i = 0; i < mean.size(); ++i) {
+      if (!grads[i].defined()) continue;
+      used[i] = true;
+      mean[i] += grads[i].detach() / static_cast<double>(masks.size());
+    }
+  }
+  for (std::size_t i = 0; i < mean.size(); ++i) {
+    if (!used[i]) mean[i] = at::Tensor();
+  }
+  return mean;
+}
+
+class Unused : public ::testing::TestWithParam<bool> {};
+INSTANTIATE_TEST_SUITE_P(BucketViews, Unused, ::testing::Bool());
+
+TEST_P(Unused, ParametersUsedSomewhereAreAveragedAndOthersKeepWhatTheyHad) {
+  const std::vector<std::vector<unsigned>> steps = {
+      {0b0011, 0b0110, 0b0001}, {0b1111, 0b1111, 0b1111}, {0b0001, 0b0001, 0b0001}, {0b1000, 0b0001, 0b0100}};
+  run_threads(3, [&](int rank) {
+    Chooser net;
+    fill_parameters(*net, 5);
+    auto model = DistributedDataParallel(
+        net,
+        {.bucket_cap_mb = 0.0002, .find_unused_parameters = true, .gradient_as_bucket_view = GetParam()});
+    for (std::size_t step = 0; step < steps.size(); ++step) {
+      model->zero_grad(true);
+      const auto want = expected_gradients(net, static_cast<int>(step), steps[step]);
+      model->zero_grad(true);
+      model->forward(input_of(static_cast<int>(step), rank), steps[step][static_cast<std::size_t>(rank)])
+          .sum()
+          .backward();
+      const auto parameters = net->parameters();
+      for (std::size_t i = 0; i < parameters.size(); ++i) {
+        ASSERT_EQ(parameters[i].grad().defined(), want[i].defined()) << "step " << step << " parameter " << i;
+        if (want[i].defined()) {
+          EXPECT_TRUE(torch::allclose(parameters[i].grad(), want[i], 1e-4, 1e-6))
+              << "step " << step << " parameter " << i;
+        }
+      }
+    }
+    EXPECT_FALSE(model->stats().can_set_static_graph);
+  });
+}
+
+TEST_P(Unused, AnOldGradientStaysWhereNobodyUsesTheParameter) {
+  run_threads(2, [&](int rank) {
+    Chooser net;
+    fill_parameters(*net, 5);
+    auto model =
+        DistributedDataParallel(net, {.find_unused_parameters = true, .gradient_as_bucket_view = GetParam()});
+    model->forward(input_of(0, rank), 0b0011).sum().backward();
+    const at::Tensor before = net->layers[1]->weight.grad().clone();
+    model->forward(input_of(1, rank), 0b0001).sum().backward();
+    EXPECT_TRUE(torch::equal(net->layers[1]->weight.grad(), before));
+  });
+}
+
+TEST(FindUnused, ARankThatUsesNoParameterTakesPart) {
+  run_threads(2, [](int rank) {
+    Chooser net;
+    fill_parameters(*net, 5);
+    auto model = DistributedDataParallel(net, {.find_unused_parameters = true});
+    const at::Tensor x = input_of(0, rank).requires_grad_();
+    model->forward(x * 2, rank == 0 ? 0b0001u : 0u).sum().backward();
+    const auto want = expected_gradients(net, 0, {0b0001, 0});
+    ASSERT_TRUE(net->layers[0]->bias.grad().defined());
+    EXPECT_TRUE(net->layers[0]->bias.grad().abs().sum().item<float>() > 0) << rank;
+  });
+}
+
+TEST(FindUnused, WhatIsUsedInNoSyncCountsInTheNextSyncedPass) {
+  run_threads(2, [](int rank) {
+    Chooser net;
+    fill_parameters(*net, 5);
+    auto model = DistributedDataParallel(net, {.find_unused_parameters = true});
+    {
+      const auto local = model->no_sync();
+      model->forward(input_of(0, rank), rank == 0 ? 0b0010u : 0b0001u).sum().backward();
+    }
+    model->forward(input_of(1, rank), 0b0001).sum().backward();
+    // Layer 1 was used by rank 0 only, and only inside no_sync.
+    const at::Tensor gradient = net->layers[1]->weight.grad();
+    ASSERT_TRUE(gradient.defined()) << rank;
+    const auto alone =
+        torch::autograd::grad({net->forward(input_of(0, 0), 0b0010).sum()}, {net->layers[1]->weight});
+    EXPECT_TRUE(torch::allclose(gradient, alone[0] / 2, 1e-4, 1e-6));
+  });
+}
+
+struct TwoHeadsImpl : torch::nn::Module {
+  TwoHeadsImpl() {
+    trunk = register_module("trunk", torch::nn::Linear(kIn, kIn));
+    left = register_module("left", torch::nn::Linear(kIn, kOut));
+    right = register_module("right", torch::nn::Linear(kIn, kOut));
+  }
+  std::map<std::string, std::optional<at::Tensor>> forward(const at::Tensor& x) {
+    const at::Tensor h = torch::tanh(trunk(x));
+    return {{"left", left(h)}, {"right", right(h)}, {"none", std::nullopt}};
+  }
+  torch::nn::Linear trunk{nullptr}, left{nullptr}, right{nullptr};
+};
+
+TEST(FindUnused, AnOutputThatTheLossIgnoresLeavesItsGradientsAlone) {
+  run_threads(2, [](int rank) {
+    auto net = std::make_shared<TwoHeadsImpl>();
+    fill_parameters(*net, 9);
+    auto model = DistributedDataParallel(net, {.find_unused_parameters = true});
+    for (int step = 0; step < 3; ++step) {
+      const auto out = model->forward(input_of(step, rank));
+      out.at("left")->sum().backward();
+      EXPECT_FALSE(net->right->weight.grad().defined());
+      EXPECT_TRUE(net->left->weight.grad().defined());
+    }
+  });
+}
+
+TEST(FindUnused, OutputsMayBeChangedInPlace) {
+  run_threads(2, [](int rank) {
+    Mlp net;
+    fill_parameters(*net, 9);
+    auto model = DistributedDataParallel(net, {.find_unused_parameters = true});
+    at::Tensor out = model->forward(input_of(0, rank));
+    out.mul_(2).sum().backward();
+    EXPECT_TRUE(net->last->weight.grad().defined());
+  });
+}
+
+// Graphs that change at random, differently on each rank, under random delays: all ranks hold the same bits throughout.
+TEST(FindUnused, RanksStayEqualWhileTheGraphChangesAtRandom) {
+  constexpr int kRanks = 3, kSteps = 500;
+  PerRank<std::vector<at::Tensor>> parameters;
+  run_threads(kRanks, [&](int rank) {
+    Chooser net;
+    fill_parameters(*net, 5);
+    auto model = DistributedDataParallel(net, {.bucket_cap_mb = 0.0002, .find_unused_parameters = true});
+    torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
+    std::mt19937 random(static_cast<unsigned>(40 + rank));
+    for (int step = 0; step < kSteps; ++step) {
+      sgd.zero_grad();
+      const unsigned mask = 1 + random() % 15;
+      if (random() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
+      model->forward(input_of(step, rank), mask).square().sum().backward();
+      sgd.step();
+      if (step % 50 != 49) continue;
+      const auto mine = torch::cat([&] {
+        std::vector<at::Tensor> flat;
+        for (const auto& parameter : net->parameters()) flat.push_back(parameter.detach().flatten());
+        return flat;
+      }());
+      at::Tensor all = torch::empty({kRanks, mine.numel()});
+      all_gather_into_tensor(all, mine);
+      for (int r = 1; r < kRanks; ++r)
+        ASSERT_TRUE(torch::equal(all[r], all[0])) << "step " << step << " rank " << r;
+    }
+  });
+}
+
+// ---- static graph ----
+
+TEST(StaticGraph, LearnsWhatIsUnusedAndHowOftenHooksFire) {
+  run_threads(2, [](int rank) {
+    Chooser net;
+    fill_parameters(*net, 5);
+    auto model = DistributedDataParallel(net, {.bucket_cap_mb = 0.0002, .static_graph = true});
+    for (int step = 0; step < 4; ++step) {
+      model->zero_grad(true);
+      const auto want = expected_gradients(net, step, {0b0101, 0b0101});
+      model->zero_grad(true);
+      model->forward(input_of(step, rank), 0b0101).sum().backward();
+      const auto parameters = net->parameters();
+      for (std::size_t i = 0; i < parameters.size(); ++i) {
+        ASSERT_EQ(parameters[i].grad().defined(), want[i].defined()) << "step " << step << " parameter " << i;
+        if (want[i].defined()) {
+          EXPECT_TRUE(torch::allclose(parameters[i].grad(), want[i], 1e-4, 1e-6));
+        }
+      }
+    }
+    EXPECT_TRUE(model->stats().has_rebuilt_buckets);
+    EXPECT_TRUE(model->stats().can_set_static_graph);
+    EXPECT_EQ(model->stats().unused_bytes, 2U * (kIn * kIn + kIn) * 4);
+  });
+}
+
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
+TEST(StaticGraph, ANewlyUsedParameterIsAnErrorThatSaysSo) {
+  run_threads(2, [](int rank) {
+    Chooser net;
+    fill_parameters(*net, 5);
+    auto model = DistributedDataParallel(net, {.static_graph = true});
+    model->forward(input_of(0, rank), 0b0001).sum().backward();
+    const auto words = refusal([&] { model->forward(input_of(1, rank), 0b0011).sum().backward(); });
+    EXPECT_NE(words.find("the graph changed"), std::string::npos) << words;
+    EXPECT_NE(words.find("layer1"), std::string::npos) << words;
+  });
+}
+
+TEST(StaticGraph, ANewlyUnusedParameterIsNamedAtTheNextForward) {
+  run_threads(2, [](int rank) {
+    Chooser net;
+    fill_parameters(*net, 5);
+    auto model = DistributedDataParallel(net, {.static_graph = true});
+    model->forward(input_of(0, rank), 0b0011).sum().backward();
+    model->forward(input_of(1, rank), 0b0001).sum().backward();
+    const auto words = refusal([&] { model->forward(input_of(2, rank), 0b0001); });
+    EXPECT_NE(words.find("layer1.weight"), std::string::npos) << words;
+    EXPECT_NE(words.find("static_graph"), std::string::npos) << words;
+  });
+}
+
+TEST(StaticGraph, MustBeSetBeforeTheFirstForward) {
+  run_threads(2, [](int rank) {
+    auto model = DistributedDataParallel(Mlp());
+    model->forward(input_of(0, rank)).sum().backward();
+    const auto words = refusal([&] { model->set_static_graph(); });
+    EXPECT_NE(words.find("before the first forward"), std::string::npos) << words;
+  });
+}
+
+TEST(FindUnused, ABucketThatNobodyUsesIsSkippedWhenAsked) {
+  run_threads(2, [](int rank) {
+    Chooser net;
+    fill_parameters(*net, 5);
+    auto model = DistributedDataParallel(
+        net,
+        {.bucket_cap_mb = 0.0001, .find_unused_parameters = true, .skip_all_reduce_unused_params = true});
+    model->forward(input_of(0, rank), 0b0001).sum().backward();
+    const auto stats = model->stats();
+    EXPECT_GT(stats.n_buckets_reduced, 0U);
+    EXPECT_LT(stats.n_buckets_reduced, stats.bucket_bytes.size());
+    EXPECT_TRUE(net->layers[0]->weight.grad().defined());
+    EXPECT_FALSE(net->layers[1]->weight.grad().defined());
+  });
+}
+
+// ---- outputs ----
+
+struct Deep {
+  at::Tensor first;
+  std::vector<std::optional<at::Tensor>> more;
+};
+template <class Visit>
+void lockstep_visit(Deep& deep, Visit&& visit) {
+  visit(deep.first);
+  visit(deep.more);
+}
+
+TEST(VisitTensors, FindsThemInContainersAndStructs) {
+  const auto one = [](double value) { return torch::full({1}, value); };
+  std::tuple<int, std::string, std::pair<at::Tensor, at::Tensor>, std::map<std::string, Deep>,
+             std::variant<std::monostate, at::Tensor>, std::array<at::Tensor, 2>, std::shared_ptr<at::Tensor>>
+      value{1,
+            "text",
+            {one(1), one(2)},
+            {{"a", Deep{one(3), {one(4), std::nullopt, one(5)}}}},
+            one(6),
+            {one(7), at::Tensor()},
+            std::make_shared<at::Tensor>(one(8))};
+  double sum = 0;
+  int n_undefined = 0;
+  visit_tensors(value, [&](at::Tensor& tensor) {
+    n_undefined += tensor.defined() ? 0 : 1;
+    if (tensor.defined()) sum += tensor.item<double>();
+    tensor = one(10);
+  });
+  EXPECT_EQ(sum, 36);
+  EXPECT_EQ(n_undefined, 1);
+  EXPECT_EQ(std::get<3>(value).at("a").more[2]->item<double>(), 10) << "may be replaced";
+  const auto fixed = value;
+  visit_tensors(fixed, [](at::Tensor& tensor) { tensor = at::Tensor(); });
+  EXPECT_TRUE(std::get<2>(fixed).first.defined());
+}
+
+// ---- hooks ----
+
+TEST(CommHook, ReplacesTheAverageAndSeesEveryBucketInOrder) {
+  run_threads(2, [](int rank) {
+    Mlp net;
+    fill_parameters(*net, 5);
+    auto model = DistributedDataParallel(net, {.bucket_cap_mb = 0.0002});
+    std::vector<std::size_t> seen;
+    std::size_t n_parameters = 0;
+    model->register_comm_hook({.run =
+                                   [&](GradBucket& bucket) {
+                                     seen.push_back(bucket.index());
+                                     n_parameters += bucket.parameters().size();
+                                     EXPECT_EQ(bucket.gradients().size(), bucket.parameters().size());
+                                     return all_reduce(bucket.buffer(), {.async_op = true}).get_future();
+                                   },
+                               .name = "sum"});
+    for (int step = 0; step < 2; ++step) {
+      seen.clear();
+      n_parameters = 0;
+      model->zero_grad(true);
+      model->forward(input_of(step, rank)).sum().backward();
+      EXPECT_EQ(n_parameters, net->parameters().size());
+      EXPECT_TRUE(std::ranges::is_sorted(seen));
+    }
+    EXPECT_GT(seen.size(), 1U);
+    const at::Tensor summed = net->last->weight.grad().clone();
+    at::Tensor want = torch::zeros_like(summed);
+    for (int r = 0; r < 2; ++r)
+      want += torch::autograd::grad({net->forward(input_of(1, r)).sum()}, {net->last->weight})[0];
+    EXPECT_TRUE(torch::allclose(summed, want, 1e-4, 1e-6));
+  });
+}
+
+TEST(CommHook, AResultInOtherMemoryIsCopiedBack) {
+  run_threads(2, [](int rank) {
+    Mlp net;
+    auto model = DistributedDataParallel(net, {.gradient_as_bucket_view = rank == 0});
+    model->register_comm_hook(
+        {.run = [](GradBucket& bucket) { return finished(torch::full_like(bucket.buffer(), 7)); }});
+    model->forward(input_of(0, rank)).sum().backward();
+    for (const auto& parameter : net->parameters())
+      EXPECT_TRUE(torch::equal(parameter.grad(), torch::full_like(parameter, 7)));
+  });
+}
+
+TEST(CommHook, MisuseIsRefused) {
+  run_threads(2, [](int rank) {
+    auto model = DistributedDataParallel(Mlp());
+    EXPECT_NE(refusal([&] { model->register_comm_hook({}); }).find("empty"), std::string::npos);
+    model->register_comm_hook({.run = [](GradBucket&) { return finished(at::zeros({1})); }, .name = "short"});
+    EXPECT_NE(refusal([&] {
+                model->register_comm_hook({.run = [](GradBucket& b) { return finished(b.buffer()); }});
+              }).find("short is registered already"),
+              std::string::npos);
+    const auto words = refusal([&] { model->forward(input_of(0, rank)).sum().backward(); });
+    EXPECT_NE(words.find("1 elements for a bucket of"), std::string::npos) << words;
+    auto late = DistributedDataParallel(Mlp());
+    late->forward(input_of(0, rank)).sum().backward();
+    EXPECT_NE(refusal([&] {
+                late->register_comm_hook({.run = [](GradBucket& b) { return finished(b.buffer()); }});
+              }).find("too late"),
+              std::string::npos);
+  });
+}
+
+}  // namespace
+}  // namespace lockstep

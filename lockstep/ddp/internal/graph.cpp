@@ -1,0 +1,81 @@
+#include "lockstep/ddp/internal/graph.h"
+
+#include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/function.h>
+
+#include <unordered_set>
+#include <utility>
+
+namespace lockstep::internal {
+
+void mark_reached(std::span<const at::Tensor> outputs,
+                  std::span<const std::shared_ptr<torch::autograd::Node>> accumulators,
+                  std::vector<unsigned char>& reached) {
+  using torch::autograd::Node;
+  std::unordered_set<const Node*> seen;
+  std::vector<const Node*> open;
+  const auto add = [&](const Node* node) {
+    if (node != nullptr && seen.insert(node).second) open.push_back(node);
+  };
+  for (const at::Tensor& output : outputs) {
+    if (output.defined()) add(torch::autograd::impl::gradient_edge(output).function.get());
+  }
+  while (!open.empty()) {
+    const Node* const node = open.back();
+    open.pop_back();
+    for (const auto& edge : node->next_edges()) add(edge.function.get());
+  }
+  for (std::size_t i = 0; i < accumulators.size(); ++i) {
+    if (seen.contains(accumulators[i].get())) reached[i] = 1;
+  }
+}
+
+namespace {
+
+class Sink : public torch::autograd::Function<Sink> {
+ public:
+  static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
+                                                at::ArrayRef<at::Tensor> outputs,
+                                                const std::shared_ptr<std::function<void()>>& begins,
+                                                bool clone) {
+    context->set_materialize_grads(false);
+    context->saved_data["begins"] = c10::IValue::make_capsule(c10::make_intrusive<Holder>(begins));
+    torch::autograd::variable_list passed;
+    for (const at::Tensor& output : outputs) passed.push_back(clone ? output.clone() : output);
+    return passed;
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    (*static_cast<Holder*>(context->saved_data["begins"].toCapsule().get())->begins)();
+    gradients.emplace_back();  // for `begins`
+    gradients.emplace_back();  // for `clone`
+    return gradients;
+  }
+
+ private:
+  struct Holder : torch::CustomClassHolder {
+    explicit Holder(std::shared_ptr<std::function<void()>> call) : begins(std::move(call)) {}
+    std::shared_ptr<std::function<void()>> begins;
+  };
+};
+
+}  // namespace
+
+std::vector<at::Tensor> pass_sink(const std::vector<at::Tensor>& outputs, std::function<void()> begins,
+                                  bool clone) {
+  std::vector<at::Tensor> with_graph;
+  for (const at::Tensor& output : outputs) {
+    if (output.defined() && output.grad_fn() != nullptr) with_graph.push_back(output);
+  }
+  if (with_graph.empty()) return outputs;
+  const auto passed = Sink::apply(at::ArrayRef<at::Tensor>(with_graph),
+                                  std::make_shared<std::function<void()>>(std::move(begins)), clone);
+  std::vector<at::Tensor> result = outputs;
+  std::size_t next = 0;
+  for (at::Tensor& output : result) {
+    if (output.defined() && output.grad_fn() != nullptr) output = passed[next++];
+  }
+  return result;
+}
+
+}  // namespace lockstep::internal

@@ -1,0 +1,29 @@
+// What DistributedDataParallel needs of the autograd graph.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <span>
+#include <vector>
+
+namespace torch::autograd {
+struct Node;
+}
+
+namespace lockstep::internal {
+
+// Sets reached[i] for every accumulators[i] that a backward pass from any of the outputs would come to; leaves the others
+// as they are.
+void mark_reached(std::span<const at::Tensor> outputs,
+                  std::span<const std::shared_ptr<torch::autograd::Node>> accumulators,
+                  std::vector<unsigned char>& reached);
+
+// The same tensors behind one more node of the graph, which calls `begins` when a backward pass comes to it, before
+// anything behind it. Gradients that are undefined stay so. Tensors that have no graph come back as they are. `clone`:
+// the values are copies, so that changing an output in place does not change what the graph has kept.
+std::vector<at::Tensor> pass_sink(const std::vector<at::Tensor>& outputs, std::function<void()> begins,
+                                  bool clone);
+
+}  // namespace lockstep::internal
