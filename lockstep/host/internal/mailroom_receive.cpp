@@ -119,8 +119,12 @@ bool Mailroom::begin(Letter& letter, int from, Offer& offer) {
     refuse(letter, from, n_bytes);
     return true;
   }
-  const bool both =
-      offer.send_reach != Reach::kNowhere && recv_reach != Reach::kNowhere && n_bytes >= kShareFrom;
+  // When a message goes the other way as well, each side has one of its own to fetch.
+  const bool exchange = std::ranges::any_of(sends_, [&](const Letter* sent) {
+    return sent->op.root == from && sent->offer != nullptr && !sent->over;
+  });
+  const bool both = offer.send_reach != Reach::kNowhere && recv_reach != Reach::kNowhere &&
+                    n_bytes >= kShareFrom && !exchange;
   offer.recv_reach = recv_reach;
   offer.recv_at = recv_at;
   offer.mode = both                                  ? Offer::kBoth
