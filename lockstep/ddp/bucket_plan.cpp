@@ -76,6 +76,10 @@ BucketIndices assign_buckets(std::span<const BucketItem> items, std::span<const 
   BucketIndices closed;
   std::vector<OpenBucket> open;
   for (const std::size_t index : order) {
+    if (items[index].sparse) {
+      closed.push_back({index});
+      continue;
+    }
     OpenBucket& bucket = open_bucket_for(open, items[index]);
     bucket.indices.push_back(index);
     bucket.n_bytes += items[index].n_bytes;

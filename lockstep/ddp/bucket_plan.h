@@ -2,7 +2,7 @@
 // the same arguments gets the same plan.
 //
 // A bucket is one flat tensor that holds the gradients of several parameters and is reduced by one operation. It
-// never mixes element types or devices. A parameter is added first and the bucket closed when it has reached its
+// never mixes element types or devices; sparse gradients have one each. A parameter is added first and the bucket closed when it has reached its
 // limit, so buckets may be larger than the limit but never empty.
 // Thread safety: no state.
 #pragma once
@@ -28,6 +28,7 @@ struct BucketItem {
   c10::ScalarType dtype = c10::ScalarType::Float;
   c10::Device device = c10::kCPU;
   std::size_t n_bytes = 0;
+  bool sparse = false;  // its gradient is: a bucket of its own
 };
 
 // buckets[b] lists indices of items; bucket 0 is reduced first.

@@ -66,6 +66,7 @@ DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, DdpOptions options)
   ReducerOptions reducer_options{
       .group = group_,
       .caps = {.cap_mb = options_.bucket_cap_mb, .cap_mb_list = options_.bucket_cap_mb_list},
+      .sparse = internal::sparse_gradients(*wrapped_, trained),
       .gradient_as_bucket_view = options_.gradient_as_bucket_view,
       .find_unused_parameters = options_.find_unused_parameters,
       .static_graph = options_.static_graph,

@@ -228,12 +228,26 @@ TEST(Reducer, WarnsOnceOfAGradientWithOtherStrides) {
   EXPECT_EQ(warnings_seen.load(), 2);  // once per rank
 }
 
-TEST(DdpErrors, SparseGradientsAreRefusedAloud) {
+TEST(DdpErrors, ASparseGradientWhereNoneIsExpectedIsRefusedAloud) {
+  struct Hidden : torch::nn::Module {
+    Hidden() { weight = register_parameter("weight", torch::ones({4, 2})); }
+    at::Tensor forward(const at::Tensor& x) { return torch::embedding(weight, x, -1, false, true); }
+    at::Tensor weight;
+  };
   run_threads(2, [](int) {
-    auto model =
-        DistributedDataParallel(torch::nn::Embedding(torch::nn::EmbeddingOptions(4, 2).sparse(true)));
+    auto model = DistributedDataParallel(std::make_shared<Hidden>());
     EXPECT_TRUE(raises(ErrorKind::kUnsupported, {"weight", "Sparse"}, [&] {
       model->forward(torch::tensor({1, 2})).sum().backward();
+    }));
+  });
+}
+
+TEST(DdpErrors, ADenseGradientOfASparseLayerIsAnError) {
+  run_threads(2, [](int) {
+    torch::nn::Embedding layer(torch::nn::EmbeddingOptions(4, 2).sparse(true));
+    auto model = DistributedDataParallel(layer);
+    EXPECT_TRUE(raises(ErrorKind::kUsage, {"weight", "sparse=true"}, [&] {
+      (model->forward(torch::tensor({1, 2})).sum() + layer->weight.sum()).backward();
     }));
   });
 }

@@ -287,6 +287,76 @@ TEST(FindUnused, ABucketThatNobodyUsesIsSkippedWhenAsked) {
   });
 }
 
+// ---- sparse gradients ----
+
+struct WordsImpl : torch::nn::Module {
+  explicit WordsImpl(bool sparse) {
+    words = register_module("words",
+                            torch::nn::EmbeddingBag(torch::nn::EmbeddingBagOptions(20, kIn).sparse(sparse)));
+    spare =
+        register_module("spare", torch::nn::Embedding(torch::nn::EmbeddingOptions(5, kIn).sparse(sparse)));
+    last = register_module("last", torch::nn::Linear(kIn, kOut));
+  }
+  at::Tensor forward(const at::Tensor& x, bool with_spare) {
+    at::Tensor h = words(x);
+    if (with_spare) h = h + spare(x.select(1, 0) % 5);
+    return last(h);
+  }
+  torch::nn::EmbeddingBag words{nullptr};
+  torch::nn::Embedding spare{nullptr};
+  torch::nn::Linear last{nullptr};
+};
+
+TEST(SparseGradients, TrainAsDenseOnesDo) {
+  run_threads(3, [](int rank) {
+    auto sparse = std::make_shared<WordsImpl>(true), dense = std::make_shared<WordsImpl>(false);
+    fill_parameters(*sparse, 5);
+    fill_parameters(*dense, 5);
+    auto model = DistributedDataParallel(sparse), reference = DistributedDataParallel(dense);
+    torch::optim::SGD dense_sgd(dense->parameters(), 0.1);
+    for (int step = 0; step < 4; ++step) {
+      const auto ids = torch::randint(
+          0, 20, {4, 3}, at::detail::createCPUGenerator(static_cast<std::uint64_t>(100 * step + rank)),
+          at::TensorOptions(at::kLong));
+      sparse->zero_grad(true);
+      dense_sgd.zero_grad();
+      if (step == 1) {  // accumulates, sparse and all
+        const auto a = model->no_sync();
+        const auto b = reference->no_sync();
+        model->forward(ids, true).sum().backward();
+        reference->forward(ids, true).sum().backward();
+      }
+      model->forward(ids, true).square().sum().backward();
+      reference->forward(ids, true).square().sum().backward();
+      dense_sgd.step();
+      ASSERT_EQ(sparse->words->weight.grad().layout(), at::kSparse);
+      torch::NoGradGuard no_grad;
+      for (auto& parameter : sparse->parameters()) parameter.add_(parameter.grad(), -0.1);
+      for (std::size_t i = 0; i < sparse->parameters().size(); ++i) {
+        EXPECT_TRUE(torch::allclose(sparse->parameters()[i], dense->parameters()[i], 1e-4, 1e-6))
+            << "step " << step << " parameter " << i;
+      }
+    }
+  });
+}
+
+TEST(SparseGradients, MayGoUnusedOnSomeRanks) {
+  run_threads(2, [](int rank) {
+    auto net = std::make_shared<WordsImpl>(true);
+    fill_parameters(*net, 5);
+    auto model = DistributedDataParallel(net, {.find_unused_parameters = true});
+    const auto ids = torch::tensor({{1, 2}, {3, 4}});
+    for (int step = 0; step < 2; ++step) {
+      net->zero_grad(true);
+      model->forward(ids, rank == 0 && step == 0).sum().backward();
+      ASSERT_EQ(net->spare->weight.grad().defined(), step == 0);
+      if (step == 0) {
+        EXPECT_GT(net->spare->weight.grad().to_dense().abs().sum().item<float>(), 0);
+      }
+    }
+  });
+}
+
 // ---- outputs ----
 
 struct Deep {

@@ -4,6 +4,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
+#include <ATen/ops/sparse_coo_tensor.h>
 #include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/engine.h>
@@ -45,6 +46,10 @@ void copy_dense(const at::Tensor& to, const at::Tensor& from) {
   }
 }
 
+std::size_t sparse_bytes(const at::Tensor& tensor) {
+  return tensor._indices().nbytes() + tensor._values().nbytes();
+}
+
 void check_parameter(const at::Tensor& parameter, const std::string& name) {
   if (parameter.device().is_cpu() && parameter.layout() == at::kStrided) return;
   raise(ErrorKind::kUnsupported,
@@ -75,6 +80,8 @@ std::shared_ptr<Reducer> Reducer::create(std::vector<at::Tensor> parameters, std
   if (!options.group) raise(ErrorKind::kUsage, "Reducer: a group is required");
   if (parameters.size() != names.size())
     raise(ErrorKind::kUsage, "Reducer: one name per parameter is required");
+  if (!options.sparse.empty() && options.sparse.size() != parameters.size())
+    raise(ErrorKind::kUsage, "Reducer: `sparse` has one entry per parameter, or none");
   for (std::size_t i = 0; i < parameters.size(); ++i) check_parameter(parameters[i], names[i]);
   return std::shared_ptr<Reducer>(new Reducer(std::move(parameters), std::move(names), std::move(options)));
 }
@@ -85,7 +92,8 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> na
       options_(std::move(options)),
       access_(options_.access ? options_.access : std::make_shared<GradField>()) {
   for (const at::Tensor& parameter : parameters_) {
-    items_.push_back({parameter.scalar_type(), parameter.device(), parameter.nbytes()});
+    const bool sparse = !options_.sparse.empty() && options_.sparse[items_.size()];
+    items_.push_back({parameter.scalar_type(), parameter.device(), parameter.nbytes(), sparse});
   }
   rebuilt_limits(options_.caps);  // a cap that cannot be is an error now, not in the second iteration
   static_graph_ = options_.static_graph;
@@ -127,6 +135,10 @@ Reducer::Bucket Reducer::make_bucket(const std::vector<std::size_t>& indices) co
   for (const std::size_t index : indices) n_elements += parameters_[index].numel();
 
   Bucket bucket;
+  if (items_[indices.front()].sparse) {
+    bucket.is_sparse = true;
+    return bucket;
+  }
   at::Tensor typed;
   if (at::isComplexType(dtype)) {
     bucket.flat = empty_shared({2 * n_elements}, c10::toRealValueType(dtype), {.group = options_.group});
@@ -328,7 +340,7 @@ void Reducer::mark_ready(std::size_t index) {
   try {
     if (ready_[index] != 0) raise_marked_twice(index);
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    store_gradient(index, bucket.views[place.slot]);
+    bucket.is_sparse ? store_sparse(index, bucket) : store_gradient(index, bucket.views[place.slot]);
   } catch (...) {
     fail("in backward()");
   }
@@ -354,8 +366,9 @@ void Reducer::store_gradient(std::size_t index, const at::Tensor& view) {
     return;
   }
   if (gradient.layout() != at::kStrided) {
-    raise(ErrorKind::kUnsupported, cat("the gradient of ", describe(index), " is a ", gradient.layout(),
-                                       " tensor; only dense gradients are supported"));
+    raise(ErrorKind::kUnsupported,
+          cat("the gradient of ", describe(index), " is a ", gradient.layout(),
+              " tensor; sparse gradients are expected of Embedding and EmbeddingBag with sparse=true only"));
   }
   if (gradient.scalar_type() != view.scalar_type() || gradient.sizes() != view.sizes()) {
     raise(ErrorKind::kUsage, cat("the gradient of ", describe(index), " is ", gradient.scalar_type(),
@@ -371,6 +384,30 @@ void Reducer::store_gradient(std::size_t index, const at::Tensor& view) {
   }
   copy_dense(view, gradient);
   if (options_.gradient_as_bucket_view) access_->set(parameters_[index], view);
+}
+
+// A copy, already divided: the reduction works in place, and what was accumulated must survive a failure.
+void Reducer::store_sparse(std::size_t index, Bucket& bucket) {
+  const at::Tensor& parameter = parameters_[index];
+  const at::Tensor gradient = access_->get(parameter);
+  if (!gradient.defined()) {
+    if (awaited(index)) {
+      raise(ErrorKind::kUsage, cat("the gradient of ", describe(index),
+                                   " is undefined; with sparse=true every backward pass must reach it, or "
+                                   "find_unused_parameters be set"));
+    }
+    // No entries, sparse in its rows as an embedding's gradient is.
+    auto sizes = parameter.sizes().vec();
+    sizes[0] = 0;
+    const auto options = parameter.options().requires_grad(false);
+    bucket.flat = at::sparse_coo_tensor(at::empty({1, 0}, options.dtype(at::kLong)),
+                                        at::empty(sizes, options), parameter.sizes());
+  } else if (gradient.layout() == at::kSparse) {
+    bucket.flat = gradient.div(static_cast<double>(options_.group->size()));
+  } else {
+    raise(ErrorKind::kUsage, cat("the gradient of ", describe(index), " is a ", gradient.layout(),
+                                 " tensor, and sparse=true was said of its layer"));
+  }
 }
 
 void Reducer::launch_full_buckets() {
@@ -390,6 +427,11 @@ void Reducer::launch_full_buckets() {
 
 void Reducer::launch(std::size_t b) {
   Bucket& bucket = buckets_[b];
+  if (bucket.is_sparse) {
+    bucket.work =
+        all_reduce(bucket.flat, {.group = options_.group, .async_op = true, .where = options_.where});
+    return;
+  }
   if (bucket.skipped || bucket.n_bytes == 0) return;
   if (!hook_.run) {
     // Averaging belongs to the reduction: no pass of its own, and one rounding less than dividing first.
@@ -439,8 +481,8 @@ void Reducer::finalise() {
       wait_for(buckets_[b]);
       if (b == 0 && counted) std::exchange(used_work_, Work()).wait();
       waited += Clock::now() - start;
-      if (buckets_[b].skipped) continue;
-      n_bytes += buckets_[b].n_bytes;
+      if (buckets_[b].skipped && !buckets_[b].is_sparse) continue;
+      n_bytes += buckets_[b].is_sparse ? sparse_bytes(buckets_[b].flat) : buckets_[b].n_bytes;
       ++stats_.n_buckets_reduced;
       hand_back(b);
     } catch (...) {
@@ -478,7 +520,13 @@ void Reducer::note_unused() {
 }
 
 void Reducer::hand_back(std::size_t b) {
-  const Bucket& bucket = buckets_[b];
+  Bucket& bucket = buckets_[b];
+  if (bucket.is_sparse) {
+    const std::size_t index = plan_[b].front();
+    at::Tensor reduced = std::exchange(bucket.flat, {});
+    if (used_.defined() && used_.const_data_ptr<int>()[index] == 0) return;
+    return access_->set(parameters_[index], std::move(reduced));
+  }
   for (std::size_t slot = 0; slot < bucket.views.size(); ++slot) {
     const std::size_t index = plan_[b][slot];
     const at::Tensor& parameter = parameters_[index];

@@ -46,6 +46,9 @@ namespace lockstep {
 struct ReducerOptions {
   Group group{};  // required
   BucketCaps caps{};
+  // By parameter; empty: none has sparse gradients. Where true, a dense one is an error, and the communication hook is
+  // not asked: sums over the ranks are divided by their number.
+  std::vector<bool> sparse{};
   bool gradient_as_bucket_view = false;
   bool find_unused_parameters = false;
   bool static_graph = false;  // makes find_unused_parameters superfluous
@@ -110,6 +113,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   struct Bucket {
     at::Tensor flat;                // as the engine reduces it: 1-D, real
     std::vector<at::Tensor> views;  // one per entry of plan_[b], with the parameter's strides
+    bool is_sparse = false;         // then `flat` is the gradient under way, and there are no views
     std::size_t n_bytes = 0;
     std::size_t n_pending = 0;
     bool skipped = false;
@@ -139,6 +143,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   void reduce_used();
   void wait_for(Bucket& bucket);
   void store_gradient(std::size_t index, const at::Tensor& view);
+  void store_sparse(std::size_t index, Bucket& bucket);
   void launch_full_buckets();
   void launch(std::size_t b);
   void finalise();

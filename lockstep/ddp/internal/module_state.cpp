@@ -1,5 +1,7 @@
 #include "lockstep/ddp/internal/module_state.h"
 
+#include <torch/nn/modules/embedding.h>
+
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -107,6 +109,22 @@ NamedTensors trainable(const NamedTensors& parameters) {
     result.tensors.push_back(parameters.tensors[i]);
   }
   return result;
+}
+
+std::vector<bool> sparse_gradients(const torch::nn::Module& module, const NamedTensors& parameters) {
+  std::vector<bool> sparse(parameters.tensors.size());
+  const auto mark = [&](const at::Tensor& weight) {
+    for (std::size_t i = 0; i < sparse.size(); ++i) {
+      if (parameters.tensors[i].is_same(weight)) sparse[i] = true;
+    }
+  };
+  for (const auto& child : module.modules()) {
+    if (const auto* one = child->as<torch::nn::EmbeddingImpl>(); one != nullptr && one->options.sparse())
+      mark(one->weight);
+    if (const auto* one = child->as<torch::nn::EmbeddingBagImpl>(); one != nullptr && one->options.sparse())
+      mark(one->weight);
+  }
+  return sparse;
 }
 
 void check_ignored(const torch::nn::Module& module, const std::vector<std::string>& ignored) {

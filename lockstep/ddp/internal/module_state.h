@@ -24,6 +24,8 @@ NamedTensors parameters_of(const torch::nn::Module& module, const std::vector<st
 NamedTensors buffers_of(const torch::nn::Module& module, const std::vector<std::string>& ignored);
 // Those of `parameters` that require a gradient.
 NamedTensors trainable(const NamedTensors& parameters);
+// By parameter: it belongs to an Embedding or EmbeddingBag with sparse=true, so its gradients are sparse.
+std::vector<bool> sparse_gradients(const torch::nn::Module& module, const NamedTensors& parameters);
 
 // Raises kUsage for a name in `ignored` that is neither a parameter nor a buffer: a slip of the pen there would
 // silently change what is averaged.
