@@ -1,0 +1,330 @@
+// The reducer's part of the backward pass: gradients come, buckets fill and go, averages are handed back.
+#include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
+#include <ATen/ops/sparse_coo_tensor.h>
+#include <torch/csrc/autograd/engine.h>
+
+#include <algorithm>
+#include <chrono>
+#include <cstring>
+#include <utility>
+
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+#include "lockstep/ddp/reducer.h"
+
+namespace lockstep {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+// memcpy is quicker than copy_ at every size (half a microsecond of dispatch when small, 5 to 15 % when large and cold),
+// but above this size copy_ can use the threads a rank may have.
+constexpr std::size_t kPlainCopyBytes = 256 * 1024;
+
+bool same_memory(const at::Tensor& a, const at::Tensor& b) {
+  return a.const_data_ptr() == b.const_data_ptr() && a.strides() == b.strides();
+}
+
+// Both of the same sizes and dtype; `to` dense. Runs below autograd.
+void copy_dense(const at::Tensor& to, const at::Tensor& from) {
+  const std::size_t n_bytes = to.nbytes();
+  const bool one_thread = n_bytes <= kPlainCopyBytes || at::get_num_threads() == 1;
+  if (one_thread && to.strides() == from.strides() && !from.is_conj() && !from.is_neg()) {
+    if (n_bytes != 0) std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), n_bytes);
+  } else {
+    to.copy_(from);
+  }
+}
+
+std::size_t sparse_bytes(const at::Tensor& tensor) {
+  return tensor._indices().nbytes() + tensor._values().nbytes();
+}
+
+}  // namespace
+
+void Reducer::on_gradient(std::size_t index, bool arrived) {
+  if (searches() && arrived) used_here_.data_ptr<int>()[index] = 1;  // inside no_sync, too
+  if (!reducing_) {
+    if (n_expected_ == 0 || failure_) return;
+    begin();
+  }
+  if (learns()) {
+    if (!arrived) return;
+    if (firings_[index]++ == 0) arrival_.push_back(index);
+    return;
+  }
+  if (static_graph_ && !counts_down(index)) return;
+  mark_ready(index);
+}
+
+void Reducer::on_backward_begins() {
+  if (!reducing_ && n_expected_ != 0 && !failure_) begin();
+}
+
+void Reducer::begin() {
+  reducing_ = true;
+  n_launched_ = 0;
+  std::fill(ready_.begin(), ready_.end(), 0);
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    const auto& indices = plan_[b];
+    buckets_[b].n_pending = indices.size();
+    buckets_[b].skipped = options_.skip_all_reduce_unused_params && !learns() &&
+                          std::ranges::none_of(indices, [&](std::size_t i) { return awaited(i); });
+  }
+  if (learns()) {
+    arrival_.clear();
+    return queue(&Reducer::reduce_learnt);
+  }
+  to_come_ = firings_;
+  if (!stats_.has_rebuilt_buckets) arrival_.clear();
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (!awaited(i)) mark_ready(i);
+  }
+}
+
+bool Reducer::awaited(std::size_t index) const {
+  return static_graph_ ? firings_[index] != 0 : !searches() || reached_[index] != 0;
+}
+
+void Reducer::queue(void (Reducer::*step)()) {
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [self = shared_from_this(), step] { ((*self).*step)(); });
+}
+
+// True when this was the last time the hook fires in this pass.
+bool Reducer::counts_down(std::size_t index) {
+  if (firings_[index] == 0) {
+    try {
+      raise(ErrorKind::kUsage,
+            cat(describe(index),
+                " got a gradient, but none in the first backward pass: the graph changed, which ",
+                "static_graph excludes. Leave static_graph off, or set find_unused_parameters instead."));
+    } catch (...) {
+      fail("in backward()");
+    }
+  }
+  return to_come_[index] == 0 || --to_come_[index] == 0;  // 0 already: mark_ready says so
+}
+
+void Reducer::mark_ready(std::size_t index) {
+  const Place place = places_[index];
+  Bucket& bucket = buckets_[place.bucket];
+  try {
+    if (ready_[index] != 0) raise_marked_twice(index);
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    bucket.is_sparse ? store_sparse(index, bucket) : store_gradient(index, bucket.views[place.slot]);
+  } catch (...) {
+    fail("in backward()");
+  }
+  ready_[index] = 1;
+  if (!stats_.has_rebuilt_buckets && !static_graph_) arrival_.push_back(index);
+  --bucket.n_pending;
+  if (place.bucket == n_launched_) launch_full_buckets();
+}
+
+// The end of a static graph's first backward pass: everything is reduced now, whatever the order.
+void Reducer::reduce_learnt() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    used_here_.data_ptr<int>()[i] = firings_[i] != 0 ? 1 : 0;
+    if (firings_[i] == 0) arrival_.push_back(i);  // last
+    mark_ready(i);
+  }
+}
+
+void Reducer::store_gradient(std::size_t index, const at::Tensor& view) {
+  const at::Tensor gradient = access_->get(parameters_[index]);
+  if (!gradient.defined()) {
+    view.zero_();
+    return;
+  }
+  if (gradient.layout() != at::kStrided) {
+    raise(ErrorKind::kUnsupported,
+          cat("the gradient of ", describe(index), " is a ", gradient.layout(),
+              " tensor; sparse gradients are expected of Embedding and EmbeddingBag with sparse=true only"));
+  }
+  if (gradient.scalar_type() != view.scalar_type() || gradient.sizes() != view.sizes()) {
+    raise(ErrorKind::kUsage, cat("the gradient of ", describe(index), " is ", gradient.scalar_type(),
+                                 gradient.sizes(), ", its bucket holds ", view.scalar_type(), view.sizes(),
+                                 "; parameters must not change type or size after wrapping"));
+  }
+  if (same_memory(gradient, view)) return;
+  if (gradient.strides() != view.strides() && !warned_strides_) {
+    warned_strides_ = true;
+    log(LogLevel::kWarn,
+        cat("DistributedDataParallel: the gradient of ", describe(index), " has strides ", gradient.strides(),
+            ", its bucket ", view.strides(), "; this is no error but copies slower. Said once."));
+  }
+  copy_dense(view, gradient);
+  if (options_.gradient_as_bucket_view) access_->set(parameters_[index], view);
+}
+
+// A copy, already divided: the reduction works in place, and what was accumulated must survive a failure.
+void Reducer::store_sparse(std::size_t index, Bucket& bucket) {
+  const at::Tensor& parameter = parameters_[index];
+  const at::Tensor gradient = access_->get(parameter);
+  if (!gradient.defined()) {
+    if (awaited(index)) {
+      raise(ErrorKind::kUsage, cat("the gradient of ", describe(index),
+                                   " is undefined; with sparse=true every backward pass must reach it, or "
+                                   "find_unused_parameters be set"));
+    }
+    // No entries, sparse in its rows as an embedding's gradient is.
+    auto sizes = parameter.sizes().vec();
+    sizes[0] = 0;
+    const auto options = parameter.options().requires_grad(false);
+    bucket.flat = at::sparse_coo_tensor(at::empty({1, 0}, options.dtype(at::kLong)),
+                                        at::empty(sizes, options), parameter.sizes());
+  } else if (gradient.layout() == at::kSparse) {
+    bucket.flat = gradient.div(static_cast<double>(options_.group->size()));
+  } else {
+    raise(ErrorKind::kUsage, cat("the gradient of ", describe(index), " is a ", gradient.layout(),
+                                 " tensor, and sparse=true was said of its layer"));
+  }
+}
+
+void Reducer::launch_full_buckets() {
+  while (n_launched_ < buckets_.size() && buckets_[n_launched_].n_pending == 0) {
+    try {
+      launch(n_launched_);
+    } catch (...) {
+      fail(cat("starting to reduce bucket ", n_launched_, " of ", buckets_.size()));
+    }
+    ++n_launched_;
+  }
+  if (n_launched_ < buckets_.size()) return;
+  if (used_.defined() && (searches() || learns())) reduce_used();
+  // The end of a static graph's first pass is itself such a callback.
+  learns() ? finalise() : queue(&Reducer::finalise);
+}
+
+void Reducer::launch(std::size_t b) {
+  Bucket& bucket = buckets_[b];
+  if (bucket.is_sparse) {
+    bucket.work =
+        all_reduce(bucket.flat, {.group = options_.group, .async_op = true, .where = options_.where});
+    return;
+  }
+  if (bucket.skipped || bucket.n_bytes == 0) return;
+  if (!hook_.run) {
+    // Averaging belongs to the reduction: no pass of its own, and one rounding less than dividing first.
+    bucket.work = all_reduce(
+        bucket.flat,
+        {.op = ReduceOp::kAvg, .group = options_.group, .async_op = true, .where = options_.where});
+    return;
+  }
+  std::vector<at::Tensor> parameters;
+  for (const std::size_t i : plan_[b]) parameters.push_back(parameters_[i]);
+  GradBucket seen(b, bucket.flat, bucket.views, std::move(parameters), b + 1 == buckets_.size());
+  bucket.future = hook_.run(seen);
+  if (!bucket.future)
+    raise(ErrorKind::kUsage, cat("the communication hook ", hook_.name, " returned no future"));
+}
+
+// Every rank takes part in every pass, whether it has unused parameters or not.
+void Reducer::reduce_used() {
+  try {
+    used_.copy_(used_here_);
+    used_work_ = all_reduce(used_, {.group = options_.group, .async_op = true, .where = options_.where});
+  } catch (...) {
+    fail("starting to sum up which parameters were used");
+  }
+}
+
+void Reducer::wait_for(Bucket& bucket) {
+  if (!bucket.future) {
+    std::exchange(bucket.work, Work()).wait();
+    return;
+  }
+  const GradFuture future = std::exchange(bucket.future, nullptr);
+  future->waitAndThrow();
+  const at::Tensor result = hook_result(*future, hook_.name, bucket.flat);
+  if (!result.is_alias_of(bucket.flat) || result.const_data_ptr() != bucket.flat.const_data_ptr())
+    bucket.flat.copy_(result.view({-1}));
+}
+
+void Reducer::finalise() {
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  Clock::duration waited{};
+  std::uint64_t n_bytes = 0;
+  const bool counted = searches() || learns();
+  for (std::size_t b = 0; b < buckets_.size(); ++b) {
+    try {
+      const Clock::time_point start = Clock::now();
+      wait_for(buckets_[b]);
+      if (b == 0 && counted) std::exchange(used_work_, Work()).wait();
+      waited += Clock::now() - start;
+      if (buckets_[b].skipped && !buckets_[b].is_sparse) continue;
+      n_bytes += buckets_[b].is_sparse ? sparse_bytes(buckets_[b].flat) : buckets_[b].n_bytes;
+      ++stats_.n_buckets_reduced;
+      hand_back(b);
+    } catch (...) {
+      fail(cat("reducing bucket ", b, " of ", buckets_.size()));
+    }
+  }
+  note_unused();
+  reducing_ = false;
+  backward_seen_ = true;
+  --n_expected_;
+  ++stats_.n_reductions;
+  stats_.n_bytes_reduced += n_bytes;
+  stats_.last_exposed_seconds = std::chrono::duration<double>(waited).count();
+  stats_.exposed_seconds += stats_.last_exposed_seconds;
+}
+
+void Reducer::note_unused() {
+  if (!used_here_.defined()) return;
+  int* const used = used_here_.data_ptr<int>();
+  std::vector<unsigned char> unused(parameters_.size());
+  stats_.unused_bytes = 0;
+  for (std::size_t i = 0; i < unused.size(); ++i) {
+    unused[i] = used[i] == 0;
+    if (unused[i] != 0) stats_.unused_bytes += items_[i].n_bytes;
+    if (searches()) used[i] = 0;
+  }
+  if (stats_.n_reductions != 0 && unused != unused_before_) stats_.can_set_static_graph = false;
+  if (searches() && stats_.n_reductions == 0 && stats_.unused_bytes == 0) {
+    log(LogLevel::kWarn,
+        "DistributedDataParallel: find_unused_parameters is set and the first backward pass used every "
+        "parameter; the "
+        "search costs a walk over the graph in each step. Leave it off if that is always so. Said once.");
+  }
+  unused_before_ = std::move(unused);
+}
+
+void Reducer::hand_back(std::size_t b) {
+  Bucket& bucket = buckets_[b];
+  if (bucket.is_sparse) {
+    const std::size_t index = plan_[b].front();
+    at::Tensor reduced = std::exchange(bucket.flat, {});
+    if (used_.defined() && used_.const_data_ptr<int>()[index] == 0) return;
+    return access_->set(parameters_[index], std::move(reduced));
+  }
+  for (std::size_t slot = 0; slot < bucket.views.size(); ++slot) {
+    const std::size_t index = plan_[b][slot];
+    const at::Tensor& parameter = parameters_[index];
+    const at::Tensor& view = bucket.views[slot];
+    // Used by nobody: the gradient stays what it was, none or an old one.
+    if (used_.defined() && used_.const_data_ptr<int>()[index] == 0) continue;
+    const at::Tensor gradient = access_->get(parameter);
+    if (options_.gradient_as_bucket_view) {
+      if (!gradient.defined()) {
+        access_->set(parameter, view);
+      } else if (!same_memory(gradient, view)) {
+        raise(ErrorKind::kUsage,
+              cat("the gradient of ", describe(index), " is not the view of its bucket; with ",
+                  "gradient_as_bucket_view nothing may replace .grad during backward()"));
+      }
+    } else if (gradient.defined()) {
+      copy_dense(gradient, view);
+    } else {
+      at::Tensor fresh = at::empty_strided(view.sizes(), view.strides(), view.options());
+      copy_dense(fresh, view);
+      access_->set(parameter, std::move(fresh));
+    }
+  }
+}
+
+}  // namespace lockstep
