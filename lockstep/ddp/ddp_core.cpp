@@ -103,16 +103,38 @@ void DdpCore::check_options(const torch::nn::Module* module) const {
 void DdpCore::before_forward() {
   if (!reducer_) return;
   if (at::GradMode::is_enabled()) reducer_->prepare_for_forward();
-  if (!buffers_due_ || !options_.broadcast_buffers) return;
-  // Collected anew each time: users may rebind buffers.
+  if (buffers_due_) sync_buffers();
+}
+
+// Collected anew each time: users may rebind buffers.
+void DdpCore::sync_buffers() {
+  if (buffer_hook_.run) {
+    if (buffer_hook_.when == BufferHook::When::kBeforeForward) run_buffer_hook();
+    return;
+  }
+  if (!options_.broadcast_buffers) return;
   const std::vector<at::Tensor> buffers = internal::buffers_of(*wrapped_, options_.ignored).tensors;
   if (!buffers.empty()) broadcast_->run(buffers);
+}
+
+void DdpCore::run_buffer_hook() {
+  const internal::NamedTensors named = internal::buffers_of(*wrapped_, options_.ignored);
+  torch::OrderedDict<std::string, at::Tensor> buffers;
+  for (std::size_t i = 0; i < named.names.size(); ++i) buffers.insert(named.names[i], named.tensors[i]);
+  reducer_->await_too(buffer_hook_.run(buffers));
+}
+
+void DdpCore::register_buffer_hook(BufferHook hook) {
+  if (!hook.run) raise(ErrorKind::kUsage, "register_buffer_hook: the hook is empty");
+  if (buffer_hook_.run) raise(ErrorKind::kUsage, "register_buffer_hook: a model has one buffer hook");
+  buffer_hook_ = std::move(hook);
 }
 
 void DdpCore::after_forward(const std::function<void(const Visitor&)>& visit_outputs) {
   if (!reducer_) return;
   buffers_due_ = at::GradMode::is_enabled() && *syncs_;
   if (buffers_due_) {
+    if (buffer_hook_.run && buffer_hook_.when == BufferHook::When::kAfterForward) run_buffer_hook();
     std::vector<at::Tensor> outputs;
     if (reducer_->wants_sink()) {
       visit_outputs([&](at::Tensor& output) { outputs.push_back(output); });

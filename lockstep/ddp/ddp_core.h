@@ -47,6 +47,14 @@ struct DdpOptions {
   std::source_location where = std::source_location::current();
 };
 
+// What is done about buffers instead of taking rank 0's. Gets the module's buffers by name, those in `ignored` left out;
+// whatever futures it returns are waited for at the end of the next synced backward(). Before forward() the hook itself must
+// have finished what the module is going to read or change.
+struct BufferHook {
+  std::function<std::vector<GradFuture>(const torch::OrderedDict<std::string, at::Tensor>& buffers)> run;
+  enum class When : std::uint8_t { kBeforeForward, kAfterForward } when = When::kAfterForward;
+};
+
 namespace internal {
 class FlatBroadcast;
 }
@@ -80,6 +88,9 @@ class DdpCore : public torch::nn::Module {
   // What is done with each bucket of gradients instead of averaging it (comm_hook.h, hooks.h). Once, before the first
   // backward pass, the same on all ranks; raises kUsage otherwise. In a world of one it is never called.
   void register_comm_hook(CommHook hook);
+  // Called around each synced forward pass; once per model, the same on all ranks. In a world of one it is never called.
+  // Raises kUsage for an empty hook or a second one.
+  void register_buffer_hook(BufferHook hook);
   // As the option; raises kUsage after the first forward pass.
   void set_static_graph();
   // The outputs of forward() are copies of what the module returned, so that they may be changed in place. Only where
@@ -96,6 +107,8 @@ class DdpCore : public torch::nn::Module {
 
  private:
   void check_options(const torch::nn::Module* module) const;
+  void sync_buffers();
+  void run_buffer_hook();
 
   const DdpOptions options_;
   const Group group_;
@@ -108,6 +121,7 @@ class DdpCore : public torch::nn::Module {
   // False right after a forward pass that was not synced.
   bool buffers_due_ = true;
   bool sink_clone_ = true;
+  BufferHook buffer_hook_;
 };
 
 // Names as the wrapped module has them: takes `prefix` off where a key begins with it, so that what a wrapped model

@@ -461,5 +461,66 @@ TEST(CommHook, MisuseIsRefused) {
   });
 }
 
+// ---- buffers ----
+
+struct CountingImpl : torch::nn::Module {
+  CountingImpl() {
+    layer = register_module("layer", torch::nn::Linear(kIn, kOut));
+    seen = register_buffer("seen", torch::zeros({1}));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    torch::NoGradGuard no_grad;
+    seen += 1;
+    const at::AutoGradMode with_grad(true);
+    return layer(x);
+  }
+  torch::nn::Linear layer{nullptr};
+  at::Tensor seen;
+};
+
+TEST(BufferHook, RunsInsteadOfTheBroadcastAndIsWaitedForInBackward) {
+  for (const auto when : {BufferHook::When::kBeforeForward, BufferHook::When::kAfterForward}) {
+    run_threads(2, [&](int rank) {
+      auto net = std::make_shared<CountingImpl>();
+      net->seen.fill_(10 * rank);
+      auto model = DistributedDataParallel(net, {.init_sync = false});
+      int n_calls = 0;
+      model->register_buffer_hook({.run =
+                                       [&](const torch::OrderedDict<std::string, at::Tensor>& buffers) {
+                                         ++n_calls;
+                                         EXPECT_EQ(buffers.keys(), std::vector<std::string>{"seen"});
+                                         // What forward() changes must be over before it.
+                                         const bool async = when == BufferHook::When::kAfterForward;
+                                         return std::vector<GradFuture>{
+                                             all_reduce(buffers["seen"], {.async_op = async}).get_future()};
+                                       },
+                                   .when = when});
+      model->forward(input_of(0, rank)).sum().backward();
+      EXPECT_EQ(n_calls, 1);
+      // Before: (0 + 10) + 1. After: (0 + 1) + (10 + 1).
+      EXPECT_EQ(net->seen.item<float>(), when == BufferHook::When::kBeforeForward ? 11 : 12);
+      {
+        const auto local = model->no_sync();
+        model->forward(input_of(1, rank)).sum().backward();
+      }
+      EXPECT_EQ(n_calls, when == BufferHook::When::kBeforeForward ? 2 : 1);
+      EXPECT_NE(refusal([&] { model->register_buffer_hook({}); }).find("empty"), std::string::npos);
+    });
+  }
+}
+
+TEST(BufferHook, AFutureThatFailsEndsTheBackwardPass) {
+  run_threads(2, [](int rank) {
+    auto model = DistributedDataParallel(std::make_shared<CountingImpl>());
+    model->register_buffer_hook({.run = [](const auto&) {
+      auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
+      future->setError(std::make_exception_ptr(std::runtime_error("no buffers today")));
+      return std::vector<GradFuture>{future};
+    }});
+    const auto words = refusal([&] { model->forward(input_of(0, rank)).sum().backward(); });
+    EXPECT_NE(words.find("no buffers today"), std::string::npos) << words;
+  });
+}
+
 }  // namespace
 }  // namespace lockstep

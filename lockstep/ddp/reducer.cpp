@@ -227,6 +227,12 @@ void Reducer::register_comm_hook(CommHook hook) {
   hook_ = std::move(hook);
 }
 
+void Reducer::await_too(std::vector<GradFuture> futures) {
+  for (auto& future : futures) {
+    if (future) awaited_too_.push_back(std::move(future));
+  }
+}
+
 void Reducer::set_static_graph() {
   if (static_graph_) return;
   if (any_forward_)

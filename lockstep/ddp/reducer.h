@@ -102,6 +102,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   void register_comm_hook(CommHook hook);
   // Raises kUsage after the first forward pass.
   void set_static_graph();
+  // The end of the next reduced backward pass waits for these as well, and fails with the first that failed.
+  void await_too(std::vector<GradFuture> futures);
   // Takes the hooks away for good; no later backward pass is reduced.
   void remove_hooks() noexcept;
 
@@ -196,6 +198,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   std::vector<unsigned char> unused_before_;  // in the last reduced pass
 
   CommHook hook_;
+  std::vector<GradFuture> awaited_too_;
   std::vector<std::size_t> arrival_;  // order of gradients in the first reduced backward pass
   bool warned_strides_ = false;
   ReducerStats stats_;

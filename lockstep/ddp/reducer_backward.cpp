@@ -264,6 +264,11 @@ void Reducer::finalise() {
       fail(cat("reducing bucket ", b, " of ", buckets_.size()));
     }
   }
+  try {
+    for (const GradFuture& future : std::exchange(awaited_too_, {})) future->waitAndThrow();
+  } catch (...) {
+    fail("waiting for the buffer hook");
+  }
   note_unused();
   reducing_ = false;
   backward_seen_ = true;
