@@ -3,6 +3,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/ddp/ddp.h"
+#include "lockstep/ddp/hooks.h"
 #include "lockstep/group/group.h"
 #include "lockstep/optim/optim.h"
 #include "lockstep/process/spawn.h"

@@ -148,6 +148,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   void store_sparse(std::size_t index, Bucket& bucket);
   void launch_full_buckets();
   void launch(std::size_t b);
+  // Of those that a hook sees in this pass.
+  bool is_last(std::size_t b) const;
   void finalise();
   void hand_back(std::size_t bucket);
   // Remembers what backward() dies of and throws it with `doing` in front. Call inside a catch block.

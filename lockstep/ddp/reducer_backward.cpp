@@ -200,6 +200,12 @@ void Reducer::launch_full_buckets() {
   learns() ? finalise() : queue(&Reducer::finalise);
 }
 
+bool Reducer::is_last(std::size_t b) const {
+  return std::none_of(
+      buckets_.begin() + static_cast<std::ptrdiff_t>(b) + 1, buckets_.end(),
+      [](const Bucket& later) { return !later.is_sparse && !later.skipped && later.n_bytes != 0; });
+}
+
 void Reducer::launch(std::size_t b) {
   Bucket& bucket = buckets_[b];
   if (bucket.is_sparse) {
@@ -217,7 +223,7 @@ void Reducer::launch(std::size_t b) {
   }
   std::vector<at::Tensor> parameters;
   for (const std::size_t i : plan_[b]) parameters.push_back(parameters_[i]);
-  GradBucket seen(b, bucket.flat, bucket.views, std::move(parameters), b + 1 == buckets_.size());
+  GradBucket seen(b, bucket.flat, bucket.views, std::move(parameters), is_last(b));
   bucket.future = hook_.run(seen);
   if (!bucket.future)
     raise(ErrorKind::kUsage, cat("the communication hook ", hook_.name, " returned no future"));

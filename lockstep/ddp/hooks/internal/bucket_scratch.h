@@ -1,0 +1,29 @@
+// Memory that a hook keeps for each bucket between steps, and the compressing wrapper built on it. Private to hooks/.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "lockstep/ddp/comm_hook.h"
+#include "lockstep/group/process_group.h"
+
+namespace lockstep::internal {
+
+// One 1-D tensor per bucket; uninitialised when it is new, else as the last step left it. With a group it lies in that
+// group's shared memory. One thread; the last step's futures must be done.
+class BucketScratch {
+ public:
+  explicit BucketScratch(Group group) : group_(std::move(group)) {}
+  at::Tensor get(std::size_t bucket, std::int64_t n, at::ScalarType dtype);
+
+ private:
+  const Group group_;
+  std::vector<at::Tensor> kept_;
+};
+
+// `group`: where the cast buckets lie; null: private memory.
+CommHook compress(CommHook hook, at::ScalarType dtype, const Group& group);
+
+}  // namespace lockstep::internal

@@ -1,0 +1,71 @@
+// One bucket on its way through the two exchanges of PowerSGD. Private to hooks/.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <memory>
+#include <vector>
+
+#include "lockstep/ddp/hooks/internal/low_rank.h"
+#include "lockstep/ddp/hooks/power_sgd.h"
+#include "lockstep/group/work.h"
+
+namespace lockstep::internal {
+
+// Created and driven by the thread that runs backward(); the last step, decompress, by the thread that sees the second
+// exchange end. Keeps the state alive until then.
+class PowerSGDExchange : public std::enable_shared_from_this<PowerSGDExchange> {
+ public:
+  // Decides what is compressed, counts it, and adds the error of earlier steps.
+  PowerSGDExchange(std::shared_ptr<PowerSGDState> state, GradBucket& bucket, PowerSGDState::Form form);
+
+  std::size_t bucket() const { return bucket_; }
+  // Nothing here is compressed: averaging is all there is to do.
+  bool is_plain() const { return matrices_.empty(); }
+  // Resolves to the bucket's buffer.
+  const GradFuture& future() const { return future_; }
+
+  // Starts the first exchange: P and, behind it, what is not compressed.
+  void start();
+  // Waits for it and starts the second: Q. An error is the future's, too.
+  void advance();
+  // It will never be advanced.
+  void abandon(const std::string& why);
+
+ private:
+  // Elements of the whole that are not compressed.
+  struct Stretch {
+    std::int64_t at, n;
+  };
+  // Matrices of one shape, multiplied together.
+  struct Batch {
+    MatrixShape shape;
+    std::int64_t rank = 0;
+    std::vector<std::int64_t> at{};  // where each begins in the whole
+    at::Tensor m{}, p{}, q{};        // [batch, rows, columns], [batch, rows, rank], [batch, columns, rank]
+  };
+
+  void lay_out(const GradBucket& bucket);
+  void lay_out_square();
+  void add_matrix(MatrixShape shape, std::int64_t rank, std::int64_t at);
+  void count() const;
+  void add_error();
+  void make_room();
+  void draw(bool fresh);
+  void decompress();
+  at::Tensor slice(const at::Tensor& flat, const Batch& batch, std::size_t i) const;
+
+  const std::shared_ptr<PowerSGDState> state_;
+  PowerSGDState::Memory& memory_;  // the state's
+  const std::size_t bucket_;
+  const at::Tensor buffer_;
+  at::Tensor whole_;  // what is cut into matrices: the buffer, or a larger one filled up with zeros
+  std::vector<Batch> matrices_;
+  std::vector<Stretch> plain_;
+  std::int64_t n_p_ = 0, n_q_ = 0, n_plain_ = 0;  // elements
+  Work work_;                                     // the first exchange
+  GradFuture future_;
+};
+
+}  // namespace lockstep::internal

@@ -1,0 +1,47 @@
+#include <memory>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+#include "lockstep/ddp/hooks.h"
+
+namespace lockstep {
+namespace {
+
+std::shared_ptr<PowerSGDState> power_sgd(const Group& group, std::int64_t rank) {
+  return std::make_shared<PowerSGDState>(
+      PowerSGDOptions{.process_group = group, .matrix_approximation_rank = rank});
+}
+
+}  // namespace
+
+CommHook make_comm_hook(DdpCommHookType type, const Group& group) {
+  switch (type) {
+    case DdpCommHookType::kAllReduce:
+      return allreduce_hook(group);
+    case DdpCommHookType::kFp16Compress:
+      return fp16_compress_hook(group);
+    case DdpCommHookType::kBf16Compress:
+      return bf16_compress_hook(group);
+    case DdpCommHookType::kQuantizePerTensor:
+      return quantization_pertensor_hook(group);
+    case DdpCommHookType::kQuantizePerChannel:
+      return quantization_perchannel_hook(group);
+    case DdpCommHookType::kPowerSgd:
+      return powerSGD_hook(power_sgd(group, 1));
+    case DdpCommHookType::kPowerSgdRank2:
+      return powerSGD_hook(power_sgd(group, 2));
+    case DdpCommHookType::kBatchedPowerSgd:
+      return batched_powerSGD_hook(power_sgd(group, 1));
+    case DdpCommHookType::kBatchedPowerSgdRank2:
+      return batched_powerSGD_hook(power_sgd(group, 2));
+    case DdpCommHookType::kNoop:
+      return noop_hook();
+  }
+  raise(ErrorKind::kUsage, cat("there is no communication hook of type ", static_cast<int>(type)));
+}
+
+void register_ddp_comm_hook(DdpCommHookType type, DdpCore& model, const Group& group) {
+  model.register_comm_hook(make_comm_hook(type, group ? group : model.process_group()));
+}
+
+}  // namespace lockstep
