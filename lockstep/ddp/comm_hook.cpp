@@ -1,5 +1,8 @@
 #include "lockstep/ddp/comm_hook.h"
 
+#include <future>
+#include <memory>
+
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 
@@ -22,6 +25,17 @@ at::Tensor hook_result(const c10::ivalue::Future& future, const std::string& hoo
               " elements for a bucket of ", like.numel()));
   }
   return result;
+}
+
+void await(const GradFuture& future, Milliseconds timeout, const std::string& whose) {
+  if (!future->completed() && timeout.count() > 0) {
+    const auto over = std::make_shared<std::promise<void>>();
+    future->addCallback([over](c10::ivalue::Future&) { over->set_value(); });
+    if (over->get_future().wait_for(timeout) == std::future_status::timeout)
+      raise(ErrorKind::kTimeout,
+            cat("the future of ", whose, " did not end within ", timeout.count(), " ms"));
+  }
+  future->waitAndThrow();
 }
 
 GradFuture finished(at::Tensor tensor) {

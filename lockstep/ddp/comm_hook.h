@@ -1,11 +1,14 @@
 // Communication hooks: what is done with a bucket of gradients instead of averaging it as it is.
 //
-//   model->register_comm_hook([](GradBucket& bucket) { return all_reduce(bucket.buffer(), {.async_op = true}).get_future(); });
+//   model->register_comm_hook({.run = [](GradBucket& bucket) {
+//     return all_reduce(bucket.buffer(), {.op = ReduceOp::kAvg, .async_op = true}).get_future();
+//   }});
 //
 // A hook is called on the thread that runs backward(), once per bucket and step, in the same order on all ranks, as soon
 // as the bucket is full. What it starts runs beside the rest of backward(). Its future is waited for at the end of
-// backward() and must hold one tensor of the bucket's number of elements: the gradients as every rank is to see them.
-// The buffer holds sums over the local batch, not yet divided by the number of ranks: that is the hook's part.
+// backward(), for the group's timeout at most, and must hold one tensor of the bucket's number of elements: the gradients
+// as every rank is to see them. The buffer holds sums over the local batch, not yet divided by the number of ranks: that
+// is the hook's part.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/group/process_group.h"
 
 namespace lockstep {
@@ -62,6 +66,9 @@ struct CommHook {
 // The tensor in a hook's finished future: itself, or the only one of a list. Raises kUsage when it is anything else or
 // has another number of elements than `like`.
 at::Tensor hook_result(const c10::ivalue::Future& future, const std::string& hook, const at::Tensor& like);
+// Waits for a future of `whose`, since c10's own wait knows no deadline. Raises kTimeout after `timeout` (none when it is
+// not positive), and what the future failed with.
+void await(const GradFuture& future, Milliseconds timeout, const std::string& whose);
 // A future that holds `tensor` already.
 GradFuture finished(at::Tensor tensor);
 

@@ -133,11 +133,16 @@ void DdpCore::register_buffer_hook(BufferHook hook) {
 void DdpCore::after_forward(const std::function<void(const Visitor&)>& visit_outputs) {
   if (!reducer_) return;
   buffers_due_ = at::GradMode::is_enabled() && *syncs_;
+  std::vector<at::Tensor> outputs;
+  const auto collect = [&](at::Tensor& output) { outputs.push_back(output); };
   if (buffers_due_) {
     if (buffer_hook_.run && buffer_hook_.when == BufferHook::When::kAfterForward) run_buffer_hook();
-    std::vector<at::Tensor> outputs;
-    if (reducer_->wants_sink()) {
-      visit_outputs([&](at::Tensor& output) { outputs.push_back(output); });
+    if (reducer_->wants_sink()) visit_outputs(collect);
+    if (reducer_->searches() && outputs.empty()) {
+      raise(ErrorKind::kUsage,
+            "DistributedDataParallel: find_unused_parameters found no tensor in what forward() returned; "
+            "give its type "
+            "a lockstep_visit function (lockstep/ddp/visit_tensors.h)");
     }
     reducer_->expect_backward(outputs);
     if (outputs.empty()) return;
@@ -150,7 +155,8 @@ void DdpCore::after_forward(const std::function<void(const Visitor&)>& visit_out
     std::size_t next = 0;
     visit_outputs([&](at::Tensor& output) { output = outputs[next++]; });
   } else if (at::GradMode::is_enabled()) {
-    reducer_->expect_local_backward();
+    if (reducer_->searches()) visit_outputs(collect);
+    reducer_->expect_local_backward(outputs);
   }
 }
 

@@ -57,6 +57,15 @@ std::vector<at::Tensor> expected_gradients(Chooser net, int step, const std::vec
   return mean;
 }
 
+std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
+}
+
 class Unused : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(BucketViews, Unused, ::testing::Bool());
 
@@ -131,6 +140,93 @@ TEST(FindUnused, WhatIsUsedInNoSyncCountsInTheNextSyncedPass) {
     const auto alone =
         torch::autograd::grad({net->forward(input_of(0, 0), 0b0010).sum()}, {net->layers[1]->weight});
     EXPECT_TRUE(torch::allclose(gradient, alone[0] / 2, 1e-4, 1e-6));
+  });
+}
+
+TEST(FindUnused, AForwardWithoutABackwardHoldsNothingUp) {
+  run_threads(2, [](int rank) {
+    Chooser net;
+    fill_parameters(*net, 5);
+    auto model = DistributedDataParallel(net, {.find_unused_parameters = true});
+    for (int step = 0; step < 2; ++step) {
+      model->zero_grad(true);
+      if (rank == 0) model->forward(input_of(9, rank), 0b0110);  // its loss was no good
+      if (rank == 1) model->forward(input_of(9, rank), 0b0001);
+      model->forward(input_of(step, rank), 0b0001).sum().backward();
+      const auto want = expected_gradients(net, step, {0b0001, 0b0001});
+      EXPECT_TRUE(torch::allclose(net->layers[0]->weight.grad(), want[0], 1e-4, 1e-6));
+      EXPECT_FALSE(net->layers[1]->weight.grad().defined());
+    }
+  });
+}
+
+// A gradient penalty: autograd::grad through the outputs, before the backward pass.
+TEST(FindUnused, AutogradGradThroughTheOutputsBeginsNoReduction) {
+  for (const bool is_static : {false, true}) {
+    run_threads(2, [&](int rank) {
+      Chooser net;
+      fill_parameters(*net, 5);
+      auto model =
+          DistributedDataParallel(net, {.find_unused_parameters = !is_static, .static_graph = is_static});
+      for (int step = 0; step < 3; ++step) {
+        model->zero_grad(true);
+        const at::Tensor x = input_of(step, rank).requires_grad_();
+        const at::Tensor out = model->forward(x, 0b0001);
+        const auto slope = torch::autograd::grad({out.sum()}, {x}, {}, true);
+        EXPECT_TRUE(slope[0].defined());
+        out.sum().backward();
+        const auto want = expected_gradients(net, step, {0b0001, 0b0001});
+        ASSERT_TRUE(torch::allclose(net->layers[0]->weight.grad(), want[0], 1e-4, 1e-6)) << is_static << step;
+      }
+    });
+  }
+}
+
+TEST(FindUnused, BucketsWithGradientsFromNoSyncAreNotSkipped) {
+  run_threads(2, [](int rank) {
+    Chooser net;
+    fill_parameters(*net, 5);
+    auto model = DistributedDataParallel(
+        net,
+        {.bucket_cap_mb = 0.0001, .find_unused_parameters = true, .skip_all_reduce_unused_params = true});
+    {
+      const auto local = model->no_sync();
+      model->forward(input_of(rank, rank), 0b0010).sum().backward();
+    }
+    model->forward(input_of(5, rank), 0b0001).sum().backward();
+    at::Tensor both = torch::empty({2, kIn});
+    all_gather_into_tensor(both, net->layers[1]->bias.grad());
+    EXPECT_TRUE(torch::equal(both[0], both[1]));
+  });
+}
+
+TEST(FindUnused, AnOutputThatHoldsNoTensorIsAnErrorThatSaysWhatToDo) {
+  struct Opaque {
+    at::Tensor hidden;
+  };
+  struct Net : torch::nn::Module {
+    Net() { weight = register_parameter("weight", torch::ones({2})); }
+    Opaque forward() { return {weight * 2}; }
+    at::Tensor weight;
+  };
+  run_threads(2, [](int) {
+    auto model = DistributedDataParallel(std::make_shared<Net>(), {.find_unused_parameters = true});
+    const auto words = refusal([&] { model->forward(); });
+    EXPECT_NE(words.find("lockstep_visit"), std::string::npos) << words;
+  });
+}
+
+TEST(StaticGraph, ARankThatUsesNoParameterTakesPartInEveryPass) {
+  run_threads(2, [](int rank) {
+    Chooser net;
+    fill_parameters(*net, 5);
+    auto model = DistributedDataParallel(net, {.static_graph = true});
+    for (int step = 0; step < 3; ++step) {
+      model->zero_grad(true);
+      const at::Tensor x = input_of(step, rank).requires_grad_();
+      model->forward(x, rank == 0 ? 0b0001u : 0u).sum().backward();  // rank 1: its input as it is
+      ASSERT_TRUE(net->layers[0]->bias.grad().defined()) << "rank " << rank << " step " << step;
+    }
   });
 }
 
@@ -226,15 +322,6 @@ TEST(StaticGraph, LearnsWhatIsUnusedAndHowOftenHooksFire) {
     EXPECT_TRUE(model->stats().can_set_static_graph);
     EXPECT_EQ(model->stats().unused_bytes, 2U * (kIn * kIn + kIn) * 4);
   });
-}
-
-std::string refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 TEST(StaticGraph, ANewlyUsedParameterIsAnErrorThatSaysSo) {
@@ -458,6 +545,18 @@ TEST(CommHook, MisuseIsRefused) {
                 late->register_comm_hook({.run = [](GradBucket& b) { return finished(b.buffer()); }});
               }).find("too late"),
               std::string::npos);
+  });
+}
+
+TEST(CommHook, AFutureThatNeverEndsIsGivenUpAtTheGroupsTimeout) {
+  run_threads(2, [](int rank) {
+    const Group hasty = new_group({0, 1}, {.timeout = Milliseconds(100)});
+    auto model = DistributedDataParallel(Mlp(), {.process_group = hasty});
+    model->register_comm_hook(
+        {.run = [](GradBucket&) { return c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get()); },
+         .name = "sleeper"});
+    const auto words = refusal([&] { model->forward(input_of(0, rank)).sum().backward(); });
+    EXPECT_NE(words.find("sleeper did not end within 100 ms"), std::string::npos) << words;
   });
 }
 

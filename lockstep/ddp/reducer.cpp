@@ -199,11 +199,14 @@ void Reducer::expect_backward(std::span<const at::Tensor> outputs) {
 }
 
 bool Reducer::wants_sink() const {
-  return searches() || learns();
+  const auto never = [](std::uint32_t n) { return n == 0; };
+  // A static graph without parameters of ours has no hook to begin with.
+  return searches() || learns() || (static_graph_ && std::ranges::all_of(firings_, never));
 }
 
-void Reducer::expect_local_backward() {
+void Reducer::expect_local_backward(std::span<const at::Tensor> outputs) {
   if (backward_seen_) n_expected_ = 0;
+  if (n_expected_ != 0 && searches()) internal::mark_reached(outputs, accumulators_, reached_);
 }
 
 void Reducer::check_finalized() const {

@@ -23,6 +23,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <source_location>
@@ -94,7 +95,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   void on_backward_begins();
   // After a forward pass inside no_sync: its gradients only accumulate. A synced forward pass that still waits for its
   // backward pass keeps its claim, and what was accumulated is averaged with it.
-  void expect_local_backward();
+  void expect_local_backward(std::span<const at::Tensor> outputs = {});
+  bool searches() const { return options_.find_unused_parameters && !static_graph_; }
   // Raises as prepare_for_forward does; nothing else.
   void check_finalized() const;
   // What is done with a bucket instead of averaging it. Once, before the first backward pass; the same on all ranks.
@@ -132,7 +134,6 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   void build(BucketIndices plan);
   void rebuild_by_arrival();
   Bucket make_bucket(const std::vector<std::size_t>& indices) const;
-  bool searches() const { return options_.find_unused_parameters && !static_graph_; }
   bool learns() const { return static_graph_ && stats_.n_reductions == 0; }
 
   // On the thread that runs backward().
@@ -141,6 +142,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   bool awaited(std::size_t index) const;
   void mark_ready(std::size_t index);
   bool counts_down(std::size_t index);
+  void settle();
   void reduce_learnt();
   void reduce_used();
   void wait_for(Bucket& bucket);
@@ -181,6 +183,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   bool reducing_ = false;
   std::vector<unsigned char> ready_;  // by parameter
   std::size_t n_launched_ = 0;
+  bool ending_ = false;                     // its callback at the end is running
+  std::map<std::size_t, at::Tensor> kept_;  // gradients that lie in a bucket and may belong to nobody
   std::optional<Failure> failure_;
   // Synced forward passes whose backward pass may still come: two forwards may be followed by one backward of the sum
   // or by two backwards. The first forward after a backward starts counting anew.
@@ -195,7 +199,6 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   Work used_work_;
   // Static graph: how many times each hook fires in a pass, and how many of these are still to come in this one.
   bool static_graph_ = false;
-  bool queued_ = false;
   std::vector<std::uint32_t> firings_, to_come_;
   std::vector<unsigned char> unused_before_;  // in the last reduced pass
 

@@ -5,6 +5,7 @@
 #include <ATen/ops/empty_strided.h>
 #include <ATen/ops/sparse_coo_tensor.h>
 #include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <chrono>
@@ -56,30 +57,43 @@ void Reducer::on_gradient(std::size_t index, bool arrived) {
     if (firings_[index]++ == 0) arrival_.push_back(index);
     return;
   }
-  if (static_graph_ && !counts_down(index)) return;
+  if (static_graph_ && (!arrived || !counts_down(index))) return;
   mark_ready(index);
 }
 
 void Reducer::on_backward_begins() {
-  if (!reducing_ && n_expected_ != 0 && !failure_) begin();
+  if (reducing_ || n_expected_ == 0 || failure_) return;
+  // torch::autograd::grad comes by here as well, and accumulates nothing.
+  const auto* const chosen = torch::autograd::get_current_graph_task_exec_info();
+  const auto accumulates = [&](const auto& node) {
+    const auto found = chosen->find(node.get());
+    return found != chosen->end() && found->second.needed_;
+  };
+  if (chosen == nullptr || chosen->empty() || std::ranges::any_of(accumulators_, accumulates)) begin();
 }
 
 void Reducer::begin() {
   reducing_ = true;
+  ending_ = false;
   n_launched_ = 0;
   std::fill(ready_.begin(), ready_.end(), 0);
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     const auto& indices = plan_[b];
     buckets_[b].n_pending = indices.size();
-    buckets_[b].skipped = options_.skip_all_reduce_unused_params && !learns() &&
-                          std::ranges::none_of(indices, [&](std::size_t i) { return awaited(i); });
+    // Something may be left over from no_sync.
+    const auto matters = [&](std::size_t i) {
+      return awaited(i) || (searches() && used_here_.const_data_ptr<int>()[i] != 0);
+    };
+    buckets_[b].skipped =
+        options_.skip_all_reduce_unused_params && !learns() && std::ranges::none_of(indices, matters);
   }
   if (learns()) {
     arrival_.clear();
     return queue(&Reducer::reduce_learnt);
   }
   to_come_ = firings_;
-  if (!stats_.has_rebuilt_buckets) arrival_.clear();
+  if (!stats_.has_rebuilt_buckets && !static_graph_) arrival_.clear();
+  if (searches()) queue(&Reducer::settle);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (!awaited(i)) mark_ready(i);
   }
@@ -125,8 +139,18 @@ void Reducer::mark_ready(std::size_t index) {
   if (place.bucket == n_launched_) launch_full_buckets();
 }
 
+// The end of a backward pass with find_unused_parameters: what has not come will not. It belongs to a forward pass whose
+// outputs had no part in this one.
+void Reducer::settle() {
+  ending_ = true;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    if (ready_[i] == 0) mark_ready(i);
+  }
+}
+
 // The end of a static graph's first backward pass: everything is reduced now, whatever the order.
 void Reducer::reduce_learnt() {
+  ending_ = true;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     used_here_.data_ptr<int>()[i] = firings_[i] != 0 ? 1 : 0;
     if (firings_[i] == 0) arrival_.push_back(i);  // last
@@ -150,7 +174,11 @@ void Reducer::store_gradient(std::size_t index, const at::Tensor& view) {
                                  gradient.sizes(), ", its bucket holds ", view.scalar_type(), view.sizes(),
                                  "; parameters must not change type or size after wrapping"));
   }
-  if (same_memory(gradient, view)) return;
+  if (same_memory(gradient, view)) {
+    // Perhaps nobody uses it: then it must come out of the reduction as it went in.
+    if (searches() && used_here_.const_data_ptr<int>()[index] == 0) kept_[index] = gradient.clone();
+    return;
+  }
   if (gradient.strides() != view.strides() && !warned_strides_) {
     warned_strides_ = true;
     log(LogLevel::kWarn,
@@ -166,7 +194,7 @@ void Reducer::store_sparse(std::size_t index, Bucket& bucket) {
   const at::Tensor& parameter = parameters_[index];
   const at::Tensor gradient = access_->get(parameter);
   if (!gradient.defined()) {
-    if (awaited(index)) {
+    if (awaited(index) && !searches()) {
       raise(ErrorKind::kUsage, cat("the gradient of ", describe(index),
                                    " is undefined; with sparse=true every backward pass must reach it, or "
                                    "find_unused_parameters be set"));
@@ -196,8 +224,7 @@ void Reducer::launch_full_buckets() {
   }
   if (n_launched_ < buckets_.size()) return;
   if (used_.defined() && (searches() || learns())) reduce_used();
-  // The end of a static graph's first pass is itself such a callback.
-  learns() ? finalise() : queue(&Reducer::finalise);
+  ending_ ? finalise() : queue(&Reducer::finalise);
 }
 
 bool Reducer::is_last(std::size_t b) const {
@@ -245,7 +272,7 @@ void Reducer::wait_for(Bucket& bucket) {
     return;
   }
   const GradFuture future = std::exchange(bucket.future, nullptr);
-  future->waitAndThrow();
+  await(future, options_.group->timeout(), cat("the communication hook ", hook_.name));
   const at::Tensor result = hook_result(*future, hook_.name, bucket.flat);
   if (!result.is_alias_of(bucket.flat) || result.const_data_ptr() != bucket.flat.const_data_ptr())
     bucket.flat.copy_(result.view({-1}));
@@ -271,11 +298,13 @@ void Reducer::finalise() {
     }
   }
   try {
-    for (const GradFuture& future : std::exchange(awaited_too_, {})) future->waitAndThrow();
+    for (const GradFuture& future : std::exchange(awaited_too_, {}))
+      await(future, options_.group->timeout(), "the buffer hook");
   } catch (...) {
     fail("waiting for the buffer hook");
   }
   note_unused();
+  kept_.clear();
   reducing_ = false;
   backward_seen_ = true;
   --n_expected_;
@@ -318,7 +347,10 @@ void Reducer::hand_back(std::size_t b) {
     const at::Tensor& parameter = parameters_[index];
     const at::Tensor& view = bucket.views[slot];
     // Used by nobody: the gradient stays what it was, none or an old one.
-    if (used_.defined() && used_.const_data_ptr<int>()[index] == 0) continue;
+    if (used_.defined() && used_.const_data_ptr<int>()[index] == 0) {
+      if (const auto kept = kept_.find(index); kept != kept_.end()) view.copy_(kept->second);
+      continue;
+    }
     const at::Tensor gradient = access_->get(parameter);
     if (options_.gradient_as_bucket_view) {
       if (!gradient.defined()) {

@@ -65,7 +65,7 @@ std::vector<at::Tensor> pass_sink(const std::vector<at::Tensor>& outputs, std::f
                                   bool clone) {
   std::vector<at::Tensor> with_graph;
   for (const at::Tensor& output : outputs) {
-    if (output.defined() && output.grad_fn() != nullptr) with_graph.push_back(output);
+    if (output.defined() && output.requires_grad()) with_graph.push_back(output);
   }
   if (with_graph.empty()) return outputs;
   const auto passed = Sink::apply(at::ArrayRef<at::Tensor>(with_graph),
@@ -73,7 +73,7 @@ std::vector<at::Tensor> pass_sink(const std::vector<at::Tensor>& outputs, std::f
   std::vector<at::Tensor> result = outputs;
   std::size_t next = 0;
   for (at::Tensor& output : result) {
-    if (output.defined() && output.grad_fn() != nullptr) output = passed[next++];
+    if (output.defined() && output.requires_grad()) output = passed[next++];
   }
   return result;
 }
