@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -153,6 +154,20 @@ inline void expect_same_bits(const PerRank<std::vector<at::Tensor>>& per_rank) {
       EXPECT_TRUE(torch::equal(tensors[i], first[i])) << "rank " << rank << ", tensor " << i;
     }
   }
+}
+
+inline at::Tensor input_of(int step, int rank) {
+  return drawn(static_cast<std::uint64_t>(3000 + 10 * step + rank), {2, kIn});
+}
+
+// The words of the error that `call` raises.
+inline std::string refusal(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "no error";
 }
 
 }  // namespace lockstep::ddp_testing

@@ -1,4 +1,4 @@
-// Parameters that get no gradient, graphs that stay the same, and hooks instead of averaging.
+// Parameters that get no gradient, and graphs that stay the same.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -31,10 +31,6 @@ struct ChooserImpl : torch::nn::Module {
 };
 TORCH_MODULE(Chooser);
 
-at::Tensor input_of(int step, int rank) {
-  return drawn(static_cast<std::uint64_t>(3000 + 10 * step + rank), {2, kIn});
-}
-
 // What every rank's gradients should be after one step from zero: the mean over the ranks, a parameter that a rank does
 // not use counting as zero there. Undefined where no rank uses it.
 std::vector<at::Tensor> expected_gradients(Chooser net, int step, const std::vector<unsigned>& masks) {
@@ -57,13 +53,14 @@ std::vector<at::Tensor> expected_gradients(Chooser net, int step, const std::vec
   return mean;
 }
 
-std::string refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
+void expect_gradients(const torch::nn::Module& net, const std::vector<at::Tensor>& want, int step) {
+  const auto parameters = net.parameters();
+  for (std::size_t i = 0; i < parameters.size(); ++i) {
+    ASSERT_EQ(parameters[i].grad().defined(), want[i].defined()) << "step " << step << " parameter " << i;
+    if (!want[i].defined()) continue;
+    EXPECT_TRUE(torch::allclose(parameters[i].grad(), want[i], 1e-4, 1e-6))
+        << "step " << step << " parameter " << i;
   }
-  return "no error";
 }
 
 class Unused : public ::testing::TestWithParam<bool> {};
@@ -85,14 +82,7 @@ TEST_P(Unused, ParametersUsedSomewhereAreAveragedAndOthersKeepWhatTheyHad) {
       model->forward(input_of(static_cast<int>(step), rank), steps[step][static_cast<std::size_t>(rank)])
           .sum()
           .backward();
-      const auto parameters = net->parameters();
-      for (std::size_t i = 0; i < parameters.size(); ++i) {
-        ASSERT_EQ(parameters[i].grad().defined(), want[i].defined()) << "step " << step << " parameter " << i;
-        if (want[i].defined()) {
-          EXPECT_TRUE(torch::allclose(parameters[i].grad(), want[i], 1e-4, 1e-6))
-              << "step " << step << " parameter " << i;
-        }
-      }
+      expect_gradients(*net, want, static_cast<int>(step));
     }
     EXPECT_FALSE(model->stats().can_set_static_graph);
   });
@@ -298,6 +288,22 @@ TEST(FindUnused, RanksStayEqualWhileTheGraphChangesAtRandom) {
   });
 }
 
+TEST(FindUnused, ABucketThatNobodyUsesIsSkippedWhenAsked) {
+  run_threads(2, [](int rank) {
+    Chooser net;
+    fill_parameters(*net, 5);
+    auto model = DistributedDataParallel(
+        net,
+        {.bucket_cap_mb = 0.0001, .find_unused_parameters = true, .skip_all_reduce_unused_params = true});
+    model->forward(input_of(0, rank), 0b0001).sum().backward();
+    const auto stats = model->stats();
+    EXPECT_GT(stats.n_buckets_reduced, 0U);
+    EXPECT_LT(stats.n_buckets_reduced, stats.bucket_bytes.size());
+    EXPECT_TRUE(net->layers[0]->weight.grad().defined());
+    EXPECT_FALSE(net->layers[1]->weight.grad().defined());
+  });
+}
+
 // ---- static graph ----
 
 TEST(StaticGraph, LearnsWhatIsUnusedAndHowOftenHooksFire) {
@@ -310,13 +316,7 @@ TEST(StaticGraph, LearnsWhatIsUnusedAndHowOftenHooksFire) {
       const auto want = expected_gradients(net, step, {0b0101, 0b0101});
       model->zero_grad(true);
       model->forward(input_of(step, rank), 0b0101).sum().backward();
-      const auto parameters = net->parameters();
-      for (std::size_t i = 0; i < parameters.size(); ++i) {
-        ASSERT_EQ(parameters[i].grad().defined(), want[i].defined()) << "step " << step << " parameter " << i;
-        if (want[i].defined()) {
-          EXPECT_TRUE(torch::allclose(parameters[i].grad(), want[i], 1e-4, 1e-6));
-        }
-      }
+      expect_gradients(*net, want, step);
     }
     EXPECT_TRUE(model->stats().has_rebuilt_buckets);
     EXPECT_TRUE(model->stats().can_set_static_graph);
@@ -355,269 +355,6 @@ TEST(StaticGraph, MustBeSetBeforeTheFirstForward) {
     model->forward(input_of(0, rank)).sum().backward();
     const auto words = refusal([&] { model->set_static_graph(); });
     EXPECT_NE(words.find("before the first forward"), std::string::npos) << words;
-  });
-}
-
-TEST(FindUnused, ABucketThatNobodyUsesIsSkippedWhenAsked) {
-  run_threads(2, [](int rank) {
-    Chooser net;
-    fill_parameters(*net, 5);
-    auto model = DistributedDataParallel(
-        net,
-        {.bucket_cap_mb = 0.0001, .find_unused_parameters = true, .skip_all_reduce_unused_params = true});
-    model->forward(input_of(0, rank), 0b0001).sum().backward();
-    const auto stats = model->stats();
-    EXPECT_GT(stats.n_buckets_reduced, 0U);
-    EXPECT_LT(stats.n_buckets_reduced, stats.bucket_bytes.size());
-    EXPECT_TRUE(net->layers[0]->weight.grad().defined());
-    EXPECT_FALSE(net->layers[1]->weight.grad().defined());
-  });
-}
-
-// ---- sparse gradients ----
-
-struct WordsImpl : torch::nn::Module {
-  explicit WordsImpl(bool sparse) {
-    words = register_module("words",
-                            torch::nn::EmbeddingBag(torch::nn::EmbeddingBagOptions(20, kIn).sparse(sparse)));
-    spare =
-        register_module("spare", torch::nn::Embedding(torch::nn::EmbeddingOptions(5, kIn).sparse(sparse)));
-    last = register_module("last", torch::nn::Linear(kIn, kOut));
-  }
-  at::Tensor forward(const at::Tensor& x, bool with_spare) {
-    at::Tensor h = words(x);
-    if (with_spare) h = h + spare(x.select(1, 0) % 5);
-    return last(h);
-  }
-  torch::nn::EmbeddingBag words{nullptr};
-  torch::nn::Embedding spare{nullptr};
-  torch::nn::Linear last{nullptr};
-};
-
-TEST(SparseGradients, TrainAsDenseOnesDo) {
-  run_threads(3, [](int rank) {
-    auto sparse = std::make_shared<WordsImpl>(true), dense = std::make_shared<WordsImpl>(false);
-    fill_parameters(*sparse, 5);
-    fill_parameters(*dense, 5);
-    auto model = DistributedDataParallel(sparse), reference = DistributedDataParallel(dense);
-    torch::optim::SGD dense_sgd(dense->parameters(), 0.1);
-    for (int step = 0; step < 4; ++step) {
-      const auto ids = torch::randint(
-          0, 20, {4, 3}, at::detail::createCPUGenerator(static_cast<std::uint64_t>(100 * step + rank)),
-          at::TensorOptions(at::kLong));
-      sparse->zero_grad(true);
-      dense_sgd.zero_grad();
-      if (step == 1) {  // accumulates, sparse and all
-        const auto a = model->no_sync();
-        const auto b = reference->no_sync();
-        model->forward(ids, true).sum().backward();
-        reference->forward(ids, true).sum().backward();
-      }
-      model->forward(ids, true).square().sum().backward();
-      reference->forward(ids, true).square().sum().backward();
-      dense_sgd.step();
-      ASSERT_EQ(sparse->words->weight.grad().layout(), at::kSparse);
-      torch::NoGradGuard no_grad;
-      for (auto& parameter : sparse->parameters()) parameter.add_(parameter.grad(), -0.1);
-      for (std::size_t i = 0; i < sparse->parameters().size(); ++i) {
-        EXPECT_TRUE(torch::allclose(sparse->parameters()[i], dense->parameters()[i], 1e-4, 1e-6))
-            << "step " << step << " parameter " << i;
-      }
-    }
-  });
-}
-
-TEST(SparseGradients, MayGoUnusedOnSomeRanks) {
-  run_threads(2, [](int rank) {
-    auto net = std::make_shared<WordsImpl>(true);
-    fill_parameters(*net, 5);
-    auto model = DistributedDataParallel(net, {.find_unused_parameters = true});
-    const auto ids = torch::tensor({{1, 2}, {3, 4}});
-    for (int step = 0; step < 2; ++step) {
-      net->zero_grad(true);
-      model->forward(ids, rank == 0 && step == 0).sum().backward();
-      ASSERT_EQ(net->spare->weight.grad().defined(), step == 0);
-      if (step == 0) {
-        EXPECT_GT(net->spare->weight.grad().to_dense().abs().sum().item<float>(), 0);
-      }
-    }
-  });
-}
-
-// ---- outputs ----
-
-struct Deep {
-  at::Tensor first;
-  std::vector<std::optional<at::Tensor>> more;
-};
-template <class Visit>
-void lockstep_visit(Deep& deep, Visit&& visit) {
-  visit(deep.first);
-  visit(deep.more);
-}
-
-TEST(VisitTensors, FindsThemInContainersAndStructs) {
-  const auto one = [](double value) { return torch::full({1}, value); };
-  std::tuple<int, std::string, std::pair<at::Tensor, at::Tensor>, std::map<std::string, Deep>,
-             std::variant<std::monostate, at::Tensor>, std::array<at::Tensor, 2>, std::shared_ptr<at::Tensor>>
-      value{1,
-            "text",
-            {one(1), one(2)},
-            {{"a", Deep{one(3), {one(4), std::nullopt, one(5)}}}},
-            one(6),
-            {one(7), at::Tensor()},
-            std::make_shared<at::Tensor>(one(8))};
-  double sum = 0;
-  int n_undefined = 0;
-  visit_tensors(value, [&](at::Tensor& tensor) {
-    n_undefined += tensor.defined() ? 0 : 1;
-    if (tensor.defined()) sum += tensor.item<double>();
-    tensor = one(10);
-  });
-  EXPECT_EQ(sum, 36);
-  EXPECT_EQ(n_undefined, 1);
-  EXPECT_EQ(std::get<3>(value).at("a").more[2]->item<double>(), 10) << "may be replaced";
-  const auto fixed = value;
-  visit_tensors(fixed, [](at::Tensor& tensor) { tensor = at::Tensor(); });
-  EXPECT_TRUE(std::get<2>(fixed).first.defined());
-}
-
-// ---- hooks ----
-
-TEST(CommHook, ReplacesTheAverageAndSeesEveryBucketInOrder) {
-  run_threads(2, [](int rank) {
-    Mlp net;
-    fill_parameters(*net, 5);
-    auto model = DistributedDataParallel(net, {.bucket_cap_mb = 0.0002});
-    std::vector<std::size_t> seen;
-    std::size_t n_parameters = 0;
-    model->register_comm_hook({.run =
-                                   [&](GradBucket& bucket) {
-                                     seen.push_back(bucket.index());
-                                     n_parameters += bucket.parameters().size();
-                                     EXPECT_EQ(bucket.gradients().size(), bucket.parameters().size());
-                                     return all_reduce(bucket.buffer(), {.async_op = true}).get_future();
-                                   },
-                               .name = "sum"});
-    for (int step = 0; step < 2; ++step) {
-      seen.clear();
-      n_parameters = 0;
-      model->zero_grad(true);
-      model->forward(input_of(step, rank)).sum().backward();
-      EXPECT_EQ(n_parameters, net->parameters().size());
-      EXPECT_TRUE(std::ranges::is_sorted(seen));
-    }
-    EXPECT_GT(seen.size(), 1U);
-    const at::Tensor summed = net->last->weight.grad().clone();
-    at::Tensor want = torch::zeros_like(summed);
-    for (int r = 0; r < 2; ++r)
-      want += torch::autograd::grad({net->forward(input_of(1, r)).sum()}, {net->last->weight})[0];
-    EXPECT_TRUE(torch::allclose(summed, want, 1e-4, 1e-6));
-  });
-}
-
-TEST(CommHook, AResultInOtherMemoryIsCopiedBack) {
-  run_threads(2, [](int rank) {
-    Mlp net;
-    auto model = DistributedDataParallel(net, {.gradient_as_bucket_view = rank == 0});
-    model->register_comm_hook(
-        {.run = [](GradBucket& bucket) { return finished(torch::full_like(bucket.buffer(), 7)); }});
-    model->forward(input_of(0, rank)).sum().backward();
-    for (const auto& parameter : net->parameters())
-      EXPECT_TRUE(torch::equal(parameter.grad(), torch::full_like(parameter, 7)));
-  });
-}
-
-TEST(CommHook, MisuseIsRefused) {
-  run_threads(2, [](int rank) {
-    auto model = DistributedDataParallel(Mlp());
-    EXPECT_NE(refusal([&] { model->register_comm_hook({}); }).find("empty"), std::string::npos);
-    model->register_comm_hook({.run = [](GradBucket&) { return finished(at::zeros({1})); }, .name = "short"});
-    EXPECT_NE(refusal([&] {
-                model->register_comm_hook({.run = [](GradBucket& b) { return finished(b.buffer()); }});
-              }).find("short is registered already"),
-              std::string::npos);
-    const auto words = refusal([&] { model->forward(input_of(0, rank)).sum().backward(); });
-    EXPECT_NE(words.find("1 elements for a bucket of"), std::string::npos) << words;
-    auto late = DistributedDataParallel(Mlp());
-    late->forward(input_of(0, rank)).sum().backward();
-    EXPECT_NE(refusal([&] {
-                late->register_comm_hook({.run = [](GradBucket& b) { return finished(b.buffer()); }});
-              }).find("too late"),
-              std::string::npos);
-  });
-}
-
-TEST(CommHook, AFutureThatNeverEndsIsGivenUpAtTheGroupsTimeout) {
-  run_threads(2, [](int rank) {
-    const Group hasty = new_group({0, 1}, {.timeout = Milliseconds(100)});
-    auto model = DistributedDataParallel(Mlp(), {.process_group = hasty});
-    model->register_comm_hook(
-        {.run = [](GradBucket&) { return c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get()); },
-         .name = "sleeper"});
-    const auto words = refusal([&] { model->forward(input_of(0, rank)).sum().backward(); });
-    EXPECT_NE(words.find("sleeper did not end within 100 ms"), std::string::npos) << words;
-  });
-}
-
-// ---- buffers ----
-
-struct CountingImpl : torch::nn::Module {
-  CountingImpl() {
-    layer = register_module("layer", torch::nn::Linear(kIn, kOut));
-    seen = register_buffer("seen", torch::zeros({1}));
-  }
-  at::Tensor forward(const at::Tensor& x) {
-    torch::NoGradGuard no_grad;
-    seen += 1;
-    const at::AutoGradMode with_grad(true);
-    return layer(x);
-  }
-  torch::nn::Linear layer{nullptr};
-  at::Tensor seen;
-};
-
-TEST(BufferHook, RunsInsteadOfTheBroadcastAndIsWaitedForInBackward) {
-  for (const auto when : {BufferHook::When::kBeforeForward, BufferHook::When::kAfterForward}) {
-    run_threads(2, [&](int rank) {
-      auto net = std::make_shared<CountingImpl>();
-      net->seen.fill_(10 * rank);
-      auto model = DistributedDataParallel(net, {.init_sync = false});
-      int n_calls = 0;
-      model->register_buffer_hook({.run =
-                                       [&](const torch::OrderedDict<std::string, at::Tensor>& buffers) {
-                                         ++n_calls;
-                                         EXPECT_EQ(buffers.keys(), std::vector<std::string>{"seen"});
-                                         // What forward() changes must be over before it.
-                                         const bool async = when == BufferHook::When::kAfterForward;
-                                         return std::vector<GradFuture>{
-                                             all_reduce(buffers["seen"], {.async_op = async}).get_future()};
-                                       },
-                                   .when = when});
-      model->forward(input_of(0, rank)).sum().backward();
-      EXPECT_EQ(n_calls, 1);
-      // Before: (0 + 10) + 1. After: (0 + 1) + (10 + 1).
-      EXPECT_EQ(net->seen.item<float>(), when == BufferHook::When::kBeforeForward ? 11 : 12);
-      {
-        const auto local = model->no_sync();
-        model->forward(input_of(1, rank)).sum().backward();
-      }
-      EXPECT_EQ(n_calls, when == BufferHook::When::kBeforeForward ? 2 : 1);
-      EXPECT_NE(refusal([&] { model->register_buffer_hook({}); }).find("empty"), std::string::npos);
-    });
-  }
-}
-
-TEST(BufferHook, AFutureThatFailsEndsTheBackwardPass) {
-  run_threads(2, [](int rank) {
-    auto model = DistributedDataParallel(std::make_shared<CountingImpl>());
-    model->register_buffer_hook({.run = [](const auto&) {
-      auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
-      future->setError(std::make_exception_ptr(std::runtime_error("no buffers today")));
-      return std::vector<GradFuture>{future};
-    }});
-    const auto words = refusal([&] { model->forward(input_of(0, rank)).sum().backward(); });
-    EXPECT_NE(words.find("no buffers today"), std::string::npos) << words;
   });
 }
 
