@@ -5,6 +5,7 @@
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/hooks.h"
 #include "lockstep/group/group.h"
+#include "lockstep/join/join.h"
 #include "lockstep/optim/optim.h"
 #include "lockstep/process/spawn.h"
 #include "lockstep/store/store.h"

@@ -10,6 +10,7 @@
 #include "lockstep/ddp/internal/flat_broadcast.h"
 #include "lockstep/ddp/internal/graph.h"
 #include "lockstep/ddp/internal/module_state.h"
+#include "lockstep/group/collectives.h"
 #include "lockstep/group/debug.h"
 #include "lockstep/group/world.h"
 
@@ -102,19 +103,25 @@ void DdpCore::check_options(const torch::nn::Module* module) const {
 
 void DdpCore::before_forward() {
   if (!reducer_) return;
+  const bool joining = join_options() != nullptr;
+  if (joining) {
+    check_answered();  // before anything is said
+    begin_iteration();
+    say(Has::kInput);
+  }
   if (at::GradMode::is_enabled()) reducer_->prepare_for_forward();
-  if (buffers_due_) sync_buffers();
+  if (buffers_due_) sync_buffers(joining);
 }
 
 // Collected anew each time: users may rebind buffers.
-void DdpCore::sync_buffers() {
+void DdpCore::sync_buffers(bool joining) {
   if (buffer_hook_.run) {
     if (buffer_hook_.when == BufferHook::When::kBeforeForward) run_buffer_hook();
     return;
   }
   if (!options_.broadcast_buffers) return;
   const std::vector<at::Tensor> buffers = internal::buffers_of(*wrapped_, options_.ignored).tensors;
-  if (!buffers.empty()) broadcast_->run(buffers);
+  if (!buffers.empty()) broadcast_->run(buffers, joining ? heard().highest_active : 0);
 }
 
 void DdpCore::run_buffer_hook() {

@@ -13,6 +13,7 @@
 
 #include "lockstep/ddp/reducer.h"
 #include "lockstep/group/process_group.h"
+#include "lockstep/join/join.h"
 
 namespace lockstep {
 
@@ -59,7 +60,7 @@ namespace internal {
 class FlatBroadcast;
 }
 
-class DdpCore : public torch::nn::Module {
+class DdpCore : public torch::nn::Module, public Joinable {
  public:
   // While it lives, gradients accumulate here only; forward and backward must both lie inside. The next synced
   // backward averages what was accumulated. May be nested.
@@ -97,6 +98,15 @@ class DdpCore : public torch::nn::Module {
   // they must be watched (find_unused_parameters, static_graph); false saves the copy.
   void set_sink_clone(bool clone) { sink_clone_ = clone; }
 
+  // Uneven inputs: lockstep::join({*model}, body, options). Inside, each synced forward() is followed by its own
+  // backward(). Buffers come from the highest rank that has input; at the end all ranks get the model of the last one
+  // (the highest, if several) that had. Gradients of ranks without input are the averages, too. Raises kUsage with
+  // skip_all_reduce_unused_params: what others leave out is not known to who has no input.
+  const Group& join_group() const override { return group_; }
+  void enter_join(const JoinOptions& options) override;
+  void shadow_iteration() override;
+  void finish_join(bool is_last_joiner) override;
+
  protected:
   DdpCore(std::shared_ptr<torch::nn::Module> module, DdpOptions options);
   // Collective unless in a world of one: checks the last backward pass, rebuilds buckets once, sends buffers.
@@ -107,7 +117,7 @@ class DdpCore : public torch::nn::Module {
 
  private:
   void check_options(const torch::nn::Module* module) const;
-  void sync_buffers();
+  void sync_buffers(bool joining);
   void run_buffer_hook();
 
   const DdpOptions options_;
@@ -122,6 +132,20 @@ class DdpCore : public torch::nn::Module {
   bool buffers_due_ = true;
   bool sink_clone_ = true;
   BufferHook buffer_hook_;
+
+  // What the ranks tell each other at the beginning of a forward pass under join().
+  struct Said {
+    int highest_active;  // rank in the group
+    bool with_gradients, synced;
+  };
+  enum class Has : std::uint8_t { kInput, kNone };
+  void say(Has has);
+  Said heard();
+  void check_answered() const;
+  at::Tensor said_;
+  Work say_work_;
+  // Reductions there were before the last synced forward pass under this join().
+  std::optional<std::uint64_t> reduced_before_;
 };
 
 // Names as the wrapped module has them: takes `prefix` off where a key begins with it, so that what a wrapped model

@@ -15,6 +15,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
 #include "lockstep/ddp/internal/graph.h"
+#include "lockstep/ddp/internal/sparse.h"
 
 namespace lockstep {
 namespace {
@@ -157,7 +158,7 @@ void Reducer::rebuild_by_arrival() {
   static_assert(sizeof(std::size_t) == sizeof(std::int64_t));
   at::Tensor order = at::empty({static_cast<std::int64_t>(arrival_.size())}, at::kLong);
   std::memcpy(order.mutable_data_ptr(), arrival_.data(), order.nbytes());
-  internal::broadcast_from_first(order, options_.group, options_.where);
+  internal::broadcast_from(0, order, options_.group, options_.where);
   std::memcpy(arrival_.data(), order.const_data_ptr(), order.nbytes());
 
   BucketIndices plan = rebuilt_buckets(items_, options_.caps, arrival_);
@@ -246,6 +247,62 @@ void Reducer::set_static_graph() {
     used_here_ = at::zeros(sizes, at::kInt);
     used_ = empty_shared(sizes, at::kInt, {.group = options_.group});
   }
+}
+
+// ---- other ranks' passes ----
+
+void Reducer::launch_shadow() {
+  check_finalized();
+  reducing_ = true;
+  shadowing_ = true;
+  ending_ = false;
+  n_launched_ = 0;
+  divisor_ = count_ ? count_() : options_.group->size();
+  ++n_expected_;
+  std::fill(ready_.begin(), ready_.end(), 1);
+  if (!stats_.has_rebuilt_buckets && arrival_.size() != parameters_.size()) {
+    // No pass of this rank's own has shown an order.
+    arrival_.clear();
+    for (const auto& indices : plan_) arrival_.insert(arrival_.end(), indices.begin(), indices.end());
+  }
+  try {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    for (std::size_t b = 0; b < buckets_.size(); ++b) add_nothing(b);
+  } catch (...) {
+    fail("shadowing other ranks");
+  }
+  launch_full_buckets();
+}
+
+void Reducer::add_nothing(std::size_t b) {
+  Bucket& bucket = buckets_[b];
+  bucket.n_pending = 0;
+  bucket.skipped = false;
+  if (bucket.is_sparse) {
+    bucket.flat = internal::no_entries(parameters_[plan_[b].front()]);
+    return;
+  }
+  for (std::size_t slot = 0; searches() && slot < bucket.views.size(); ++slot) {
+    const std::size_t index = plan_[b][slot];
+    const at::Tensor gradient = access_->get(parameters_[index]);
+    if (gradient.defined() && gradient.const_data_ptr() == bucket.views[slot].const_data_ptr())
+      kept_[index] = gradient.clone();
+  }
+  if (bucket.flat.defined()) bucket.flat.zero_();
+}
+
+void Reducer::finish_shadow() {
+  finalise();
+  shadowing_ = false;
+}
+
+void Reducer::share_learnt(int speaker) {
+  if (!static_graph_) return;
+  at::Tensor firings = at::empty({static_cast<std::int64_t>(firings_.size())}, at::kInt);
+  static_assert(sizeof(firings_.front()) == sizeof(int));
+  std::memcpy(firings.mutable_data_ptr(), firings_.data(), firings.nbytes());
+  internal::broadcast_from(speaker, firings, options_.group, options_.where);
+  std::memcpy(firings_.data(), firings.const_data_ptr(), firings.nbytes());
 }
 
 // ---- errors ----

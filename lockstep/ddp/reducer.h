@@ -15,6 +15,8 @@
 // States: idle -> reducing (first hook of an expected backward pass) -> idle (finalised). A backward pass that ends
 // in an error, or that reaches only some parameters, stays in `reducing` and the next forward says so.
 //
+// A rank that has run out of input shadows the others' passes (join.h): launch_shadow, finish_shadow.
+//
 // Thread safety: none needed. Gradients of CPU parameters arrive in the thread that called backward(); forward and
 // backward of one model must not run at the same time.
 // Ownership: keeps its group and its parameters alive; its hooks end with it.
@@ -23,6 +25,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <functional>
 #include <map>
 #include <memory>
 #include <optional>
@@ -104,6 +107,15 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   void register_comm_hook(CommHook hook);
   // Raises kUsage after the first forward pass.
   void set_static_graph();
+  // What sums are divided by in the passes to come, asked once per pass: the same on all ranks. Null: the group's size.
+  // A communication hook divides as it sees fit.
+  void divide_by(std::function<int()> count) { count_ = std::move(count); }
+  // A backward pass of other ranks that this one has no part in: nothing is added to their sums, and the averages are
+  // handed back here as there. After launch_shadow the operations are under way; finish_shadow blocks until they are over.
+  void launch_shadow();
+  void finish_shadow();
+  // Static graph: takes over what rank `speaker` of the group has learnt. Collective.
+  void share_learnt(int speaker);
   // The end of the next reduced backward pass waits for these as well, and fails with the first that failed.
   void await_too(std::vector<GradFuture> futures);
   // Takes the hooks away for good; no later backward pass is reduced.
@@ -142,6 +154,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   bool awaited(std::size_t index) const;
   void mark_ready(std::size_t index);
   bool counts_down(std::size_t index);
+  void add_nothing(std::size_t b);
   void settle();
   void reduce_learnt();
   void reduce_used();
@@ -183,7 +196,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   bool reducing_ = false;
   std::vector<unsigned char> ready_;  // by parameter
   std::size_t n_launched_ = 0;
-  bool ending_ = false;                     // its callback at the end is running
+  bool ending_ = false;     // its callback at the end is running
+  bool shadowing_ = false;  // it is other ranks'
+  int divisor_ = 1;
   std::map<std::size_t, at::Tensor> kept_;  // gradients that lie in a bucket and may belong to nobody
   std::optional<Failure> failure_;
   // Synced forward passes whose backward pass may still come: two forwards may be followed by one backward of the sum
@@ -203,6 +218,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   std::vector<unsigned char> unused_before_;  // in the last reduced pass
 
   CommHook hook_;
+  std::function<int()> count_;
   std::vector<GradFuture> awaited_too_;
   std::vector<std::size_t> arrival_;  // order of gradients in the first reduced backward pass
   bool warned_strides_ = false;

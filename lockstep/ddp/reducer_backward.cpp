@@ -3,7 +3,6 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/empty_strided.h>
-#include <ATen/ops/sparse_coo_tensor.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
@@ -14,6 +13,7 @@
 
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
+#include "lockstep/ddp/internal/sparse.h"
 #include "lockstep/ddp/reducer.h"
 
 namespace lockstep {
@@ -76,6 +76,7 @@ void Reducer::begin() {
   reducing_ = true;
   ending_ = false;
   n_launched_ = 0;
+  divisor_ = count_ ? count_() : options_.group->size();
   std::fill(ready_.begin(), ready_.end(), 0);
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     const auto& indices = plan_[b];
@@ -199,14 +200,9 @@ void Reducer::store_sparse(std::size_t index, Bucket& bucket) {
                                    " is undefined; with sparse=true every backward pass must reach it, or "
                                    "find_unused_parameters be set"));
     }
-    // No entries, sparse in its rows as an embedding's gradient is.
-    auto sizes = parameter.sizes().vec();
-    sizes[0] = 0;
-    const auto options = parameter.options().requires_grad(false);
-    bucket.flat = at::sparse_coo_tensor(at::empty({1, 0}, options.dtype(at::kLong)),
-                                        at::empty(sizes, options), parameter.sizes());
+    bucket.flat = internal::no_entries(parameter);
   } else if (gradient.layout() == at::kSparse) {
-    bucket.flat = gradient.div(static_cast<double>(options_.group->size()));
+    bucket.flat = gradient.div(static_cast<double>(divisor_));
   } else {
     raise(ErrorKind::kUsage, cat("the gradient of ", describe(index), " is a ", gradient.layout(),
                                  " tensor, and sparse=true was said of its layer"));
@@ -224,6 +220,7 @@ void Reducer::launch_full_buckets() {
   }
   if (n_launched_ < buckets_.size()) return;
   if (used_.defined() && (searches() || learns())) reduce_used();
+  if (shadowing_) return;
   ending_ ? finalise() : queue(&Reducer::finalise);
 }
 
@@ -241,6 +238,13 @@ void Reducer::launch(std::size_t b) {
     return;
   }
   if (bucket.skipped || bucket.n_bytes == 0) return;
+  if (!hook_.run && divisor_ != options_.group->size()) {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    bucket.flat.div_(divisor_);
+    bucket.work =
+        all_reduce(bucket.flat, {.group = options_.group, .async_op = true, .where = options_.where});
+    return;
+  }
   if (!hook_.run) {
     // Averaging belongs to the reduction: no pass of its own, and one rounding less than dividing first.
     bucket.work = all_reduce(
@@ -259,7 +263,7 @@ void Reducer::launch(std::size_t b) {
 // Every rank takes part in every pass, whether it has unused parameters or not.
 void Reducer::reduce_used() {
   try {
-    used_.copy_(used_here_);
+    shadowing_ ? used_.zero_() : used_.copy_(used_here_);
     used_work_ = all_reduce(used_, {.group = options_.group, .async_op = true, .where = options_.where});
   } catch (...) {
     fail("starting to sum up which parameters were used");
@@ -303,7 +307,7 @@ void Reducer::finalise() {
   } catch (...) {
     fail("waiting for the buffer hook");
   }
-  note_unused();
+  if (!shadowing_) note_unused();
   kept_.clear();
   reducing_ = false;
   backward_seen_ = true;
@@ -353,7 +357,7 @@ void Reducer::hand_back(std::size_t b) {
     }
     const at::Tensor gradient = access_->get(parameter);
     if (options_.gradient_as_bucket_view) {
-      if (!gradient.defined()) {
+      if (!gradient.defined() || shadowing_) {
         access_->set(parameter, view);
       } else if (!same_memory(gradient, view)) {
         raise(ErrorKind::kUsage,

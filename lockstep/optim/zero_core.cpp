@@ -185,6 +185,15 @@ void ZeroCore::adopt_changes() {
 // ---- the step ----
 
 at::Tensor ZeroCore::step(LossClosure closure) {
+  begin_iteration();
+  return step_together(std::move(closure));
+}
+
+void ZeroCore::shadow_iteration() {
+  step_together(nullptr);
+}
+
+at::Tensor ZeroCore::step_together(LossClosure closure) {
   adopt_changes();
   consolidated_.reset();
   at::Tensor loss = local_step(std::move(closure));

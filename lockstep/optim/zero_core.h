@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lockstep/group/process_group.h"
+#include "lockstep/join/join.h"
 #include "lockstep/optim/optimizer_state.h"
 
 namespace lockstep {
@@ -27,7 +28,7 @@ namespace internal {
 class ParameterBuckets;
 }
 
-class ZeroCore : public torch::optim::Optimizer {
+class ZeroCore : public torch::optim::Optimizer, public Joinable {
  public:
   ~ZeroCore() override;
 
@@ -59,6 +60,11 @@ class ZeroCore : public torch::optim::Optimizer {
   const std::vector<std::vector<int>>& owners() const { return owners_; }
   const Group& process_group() const { return group_; }
 
+  // Uneven inputs: lockstep::join({*model, optimizer}, body). A rank without input goes on updating its share, with the
+  // gradients that its DistributedDataParallel, named before it, hands back.
+  const Group& join_group() const override { return group_; }
+  void shadow_iteration() override;
+
  protected:
   using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(
       const std::vector<torch::optim::OptimizerParamGroup>& groups)>;
@@ -66,8 +72,8 @@ class ZeroCore : public torch::optim::Optimizer {
            std::unique_ptr<torch::optim::OptimizerOptions> defaults, MakeOptimizer make, ZeroOptions options);
 
  private:
-  // The two halves of step(). Apart, because overlapping with DDP runs them bucket by bucket inside backward, and a rank
-  // that has joined (out of input) runs only the second.
+  // step() and its two halves. Apart, because overlapping with DDP runs these bucket by bucket inside backward.
+  at::Tensor step_together(LossClosure closure);
   at::Tensor local_step(LossClosure closure);
   void sync_parameters();
 

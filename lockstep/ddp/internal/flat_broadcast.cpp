@@ -68,12 +68,12 @@ void unpack(const std::vector<Piece>& chunk, const std::vector<at::Tensor>& tens
 
 }  // namespace
 
-void broadcast_from_first(const at::Tensor& tensor, const Group& group, std::source_location where) {
-  broadcast(tensor, {.src = get_process_group_ranks(group).front(), .group = group, .where = where});
+void broadcast_from(int speaker, const at::Tensor& tensor, const Group& group, std::source_location where) {
+  broadcast(tensor, {.group_src = speaker, .group = group, .where = where});
 }
 
 FlatBroadcast::FlatBroadcast(Group group, std::source_location where)
-    : group_(std::move(group)), first_(get_process_group_ranks(group_).front()), where_(where) {}
+    : group_(std::move(group)), where_(where) {}
 
 at::Tensor FlatBroadcast::chunk_memory(std::size_t slot, std::size_t n_bytes) {
   at::Tensor& memory = memory_[slot];
@@ -84,9 +84,9 @@ at::Tensor FlatBroadcast::chunk_memory(std::size_t slot, std::size_t n_bytes) {
   return memory.narrow(0, 0, static_cast<std::int64_t>(n_bytes));
 }
 
-void FlatBroadcast::run(const std::vector<at::Tensor>& tensors) {
+void FlatBroadcast::run(const std::vector<at::Tensor>& tensors, int speaker) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const bool speaks = group_->rank() == 0;
+  const bool speaks = group_->rank() == speaker;
   std::vector<at::Tensor> dense;
   for (const at::Tensor& tensor : tensors) dense.push_back(tensor.contiguous());
   const std::vector<std::vector<Piece>> chunks = cut(dense, kChunkBytes);
@@ -103,7 +103,7 @@ void FlatBroadcast::run(const std::vector<at::Tensor>& tensors) {
     flying[k % 2] = chunk_memory(k % 2, bytes_of(chunks[k]));
     if (speaks) pack(chunks[k], dense, flying[k % 2]);
     works[k % 2] =
-        broadcast(flying[k % 2], {.src = first_, .group = group_, .async_op = true, .where = where_});
+        broadcast(flying[k % 2], {.group_src = speaker, .group = group_, .async_op = true, .where = where_});
   }
   for (std::size_t k = chunks.size() < 2 ? 0 : chunks.size() - 2; k < chunks.size(); ++k) land(k);
 

@@ -1,4 +1,4 @@
-// Makes many tensors equal to rank 0's with few operations: their bytes are laid end to end and sent in chunks, two
+// Makes many tensors equal to one rank's with few operations: their bytes are laid end to end and sent in chunks, two
 // in flight, so that element types do not matter and memory stays bounded.
 // Thread safety: one caller at a time; all ranks call with tensors of the same byte sizes in the same order.
 #pragma once
@@ -14,8 +14,8 @@
 
 namespace lockstep::internal {
 
-// Blocks. The group's first rank speaks.
-void broadcast_from_first(const at::Tensor& tensor, const Group& group, std::source_location where);
+// Blocks. Rank `speaker` of the group speaks.
+void broadcast_from(int speaker, const at::Tensor& tensor, const Group& group, std::source_location where);
 
 class FlatBroadcast {
  public:
@@ -24,15 +24,14 @@ class FlatBroadcast {
 
   FlatBroadcast(Group group, std::source_location where);
 
-  // Blocks until the tensors hold rank 0's values. A tensor that holds them already is not written to, so graphs that
-  // saved it stay valid. Keeps its chunk memory for the next call.
-  void run(const std::vector<at::Tensor>& tensors);
+  // Blocks until the tensors hold the values of rank `speaker` of the group. A tensor that holds them already is not
+  // written to, so graphs that saved it stay valid. Keeps its chunk memory for the next call.
+  void run(const std::vector<at::Tensor>& tensors, int speaker = 0);
 
  private:
   at::Tensor chunk_memory(std::size_t slot, std::size_t n_bytes);
 
   const Group group_;
-  const int first_;  // the speaker's rank in the world
   const std::source_location where_;
   std::array<at::Tensor, 2> memory_;
 };

@@ -162,7 +162,7 @@ void verify_same_on_all_ranks(const NamedTensors& parameters, const Group& group
   first.resize(static_cast<std::size_t>(all[0].text_bytes));
   at::Tensor bytes = at::empty({all[0].text_bytes}, at::kByte);
   std::memcpy(bytes.mutable_data_ptr(), first.data(), first.size());
-  broadcast_from_first(bytes, group, where);
+  broadcast_from(0, bytes, group, where);
   std::memcpy(first.data(), bytes.const_data_ptr(), first.size());
   raise_difference(text, first, group->rank(), other);
 }

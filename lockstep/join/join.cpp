@@ -1,0 +1,126 @@
+#include "lockstep/join/join.h"
+
+#include <ATen/ops/full.h>
+
+#include <utility>
+
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+#include "lockstep/group/collectives.h"
+
+namespace lockstep {
+namespace {
+
+// Then somebody is told that most of the work is done by few.
+constexpr int kManyShadowed = 1000;
+
+[[noreturn]] void exhausted(std::string words) {
+  throw InputsExhausted({.kind = ErrorKind::kAborted, .message = std::move(words)});
+}
+
+}  // namespace
+
+namespace internal {
+
+Work HeadCount::count(std::int64_t mine) {
+  work_.wait();  // of the last iteration, long over
+  counted_ = at::full({1}, mine, at::kLong);
+  work_ = all_reduce(counted_, {.group = group_, .async_op = true, .where = options_.where});
+  return work_;
+}
+
+void HeadCount::present() {
+  count(1);
+  if (!options_.throw_on_early_termination) return;
+  const int missing = group_->size() - n_active();
+  if (missing != 0) {
+    exhausted(cat("join: ", missing, " of ", group_->size(),
+                  " ranks have no input left, and throw_on_early_termination is set"));
+  }
+}
+
+int HeadCount::absent() {
+  count(0);
+  return n_active();
+}
+
+int HeadCount::n_active() {
+  work_.wait();
+  return static_cast<int>(*counted_.const_data_ptr<std::int64_t>());
+}
+
+}  // namespace internal
+
+void Joinable::enter_join(const JoinOptions&) {}
+void Joinable::finish_join(bool) {}
+
+void Joinable::begin_iteration() {
+  if (count_ && is_first_) count_->present();
+}
+
+// The joinables while they are being joined.
+class Joining {
+ public:
+  Joining(const std::vector<std::reference_wrapper<Joinable>>& joinables,
+          const std::shared_ptr<internal::HeadCount>& count)
+      : joinables_(joinables) {
+    for (Joinable& joinable : joinables_) {
+      if (joinable.count_) {
+        leave();
+        raise(ErrorKind::kUsage, "join: one of the joinables is given twice, or is being joined already");
+      }
+      joinable.count_ = count;
+      ++n_entered_;
+    }
+    joinables_.front().get().is_first_ = true;
+  }
+  ~Joining() { leave(); }
+  Joining(const Joining&) = delete;
+  Joining& operator=(const Joining&) = delete;
+
+ private:
+  void leave() noexcept {
+    for (std::size_t i = 0; i < std::exchange(n_entered_, 0); ++i) {
+      joinables_[i].get().count_ = nullptr;
+      joinables_[i].get().is_first_ = false;
+    }
+  }
+
+  const std::vector<std::reference_wrapper<Joinable>>& joinables_;
+  std::size_t n_entered_ = 0;
+};
+
+void join(const std::vector<std::reference_wrapper<Joinable>>& joinables, const std::function<void()>& body,
+          JoinOptions options) {
+  if (joinables.empty()) raise(ErrorKind::kUsage, "join: there is nothing to join");
+  const Group& group = joinables.front().get().join_group();
+  for (const Joinable& joinable : joinables) {
+    if (joinable.join_group() != group)
+      raise(ErrorKind::kUsage, cat("join: the joinables belong to different groups, \"", group->name(),
+                                   "\" and \"", joinable.join_group()->name(), "\""));
+  }
+  if (!options.enable) return body();
+
+  const auto count = std::make_shared<internal::HeadCount>(group, options);
+  const Joining joining(joinables, count);
+  for (Joinable& joinable : joinables) joinable.enter_join(options);
+  body();
+
+  bool is_last_joiner = true;
+  for (int n_shadowed = 0; count->absent() != 0; ++n_shadowed) {
+    if (options.throw_on_early_termination) {
+      exhausted(cat("join: rank ", group->rank(),
+                    " has no input left while others have, and throw_on_early_termination is set"));
+    }
+    if (n_shadowed == kManyShadowed) {
+      log(LogLevel::kWarn,
+          cat("join: rank ", group->rank(), " has kept others company for ", kManyShadowed,
+              " iterations; its share of the input is much smaller than theirs. Said once."));
+    }
+    is_last_joiner = false;
+    for (Joinable& joinable : joinables) joinable.shadow_iteration();
+  }
+  for (Joinable& joinable : joinables) joinable.finish_join(is_last_joiner);
+}
+
+}  // namespace lockstep

@@ -1,0 +1,113 @@
+// Training on uneven inputs: ranks that run out of batches earlier than others keep the others company.
+//
+//   lockstep::join({*model, optimizer}, [&] {
+//     for (const auto& batch : my_batches) {        // as many as this rank has
+//       loss_fn(model->forward(batch.data), batch.target).backward();
+//       optimizer.step();
+//     }
+//   });                                              // returns when the last rank is through; models are equal again
+//
+// Every collective of an iteration needs all ranks. A rank whose body has returned has joined: in each iteration of the
+// others it runs the joinables' shadow_iteration(), which takes part in the same collectives with nothing to add. An
+// iteration begins when the first joinable of the list calls begin_iteration(); ranks are counted there. When nobody has
+// input left, every joinable's finish_join() runs on all ranks.
+//
+// A function and not a guard: what it does at the end blocks, and may raise.
+// Thread safety: one thread per joinable. All ranks call join with the same joinables in the same order.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <functional>
+#include <memory>
+#include <source_location>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/group/process_group.h"
+#include "lockstep/group/work.h"
+
+namespace lockstep {
+
+struct JoinOptions {
+  bool enable = true;  // false: the body is run, nothing else
+  // Nobody is kept company: once a rank is out of input, it and all others raise InputsExhausted, these in the iteration
+  // they are about to begin.
+  bool throw_on_early_termination = false;
+  // What DistributedDataParallel divides sums of gradients by: all ranks, or those that still have input.
+  bool divide_by_initial_world_size = true;
+  std::source_location where = std::source_location::current();
+};
+
+// A rank has no input left, and throw_on_early_termination is set. kind() is kAborted.
+class InputsExhausted : public Error {
+ public:
+  using Error::Error;
+};
+
+namespace internal {
+
+// Counts, once per iteration, the ranks that still have input.
+class HeadCount {
+ public:
+  HeadCount(Group group, JoinOptions options) : group_(std::move(group)), options_(options) {}
+  const JoinOptions& options() const { return options_; }
+  // For a rank with input: takes part, and does not wait unless it must throw.
+  void present();
+  // For one without: blocks. How many have input.
+  int absent();
+  // The last count; waits for it.
+  int n_active();
+
+ private:
+  Work count(std::int64_t mine);
+
+  const Group group_;
+  const JoinOptions options_;
+  at::Tensor counted_;
+  Work work_;
+};
+
+}  // namespace internal
+
+// What can be shadowed: DistributedDataParallel, ZeroRedundancyOptimizer, and whatever else does collectives in each
+// iteration. A class of your own derives from it and calls begin_iteration() before its first collective of an iteration.
+class Joinable {
+ public:
+  Joinable() = default;
+  virtual ~Joinable() = default;
+  Joinable(const Joinable&) = delete;
+  Joinable& operator=(const Joinable&) = delete;
+
+  // The ranks it communicates with; never null.
+  virtual const Group& join_group() const = 0;
+  // Before the body. Raises kUsage when it cannot be shadowed as it is.
+  virtual void enter_join(const JoinOptions& options);
+  // On a rank without input, once for each iteration that others begin: its collectives, in the same order.
+  virtual void shadow_iteration() = 0;
+  // On all ranks, once nobody has input. `is_last_joiner`: this rank was among the last to run out of it.
+  virtual void finish_join(bool is_last_joiner);
+
+ protected:
+  // Says that this rank has input for another iteration. Nothing outside of join(), nor for a joinable that is not the
+  // first of the list. Raises InputsExhausted where that is asked for.
+  void begin_iteration();
+  // Null outside of join().
+  const JoinOptions* join_options() const { return count_ ? &count_->options() : nullptr; }
+  // How many ranks have input in this iteration; inside join() only. Waits for the count.
+  int n_active() const { return count_->n_active(); }
+
+ private:
+  friend class Joining;
+  std::shared_ptr<internal::HeadCount> count_;
+  bool is_first_ = false;
+};
+
+// Runs the body, then shadows the others until nobody has input left. Blocks, each wait for the group's timeout at most.
+// What the body throws passes, without shadowing: the other ranks then wait for this one in vain. Raises kUsage when
+// there is no joinable, when their groups differ or when one is being joined already; InputsExhausted as said above; what
+// the joinables raise.
+void join(const std::vector<std::reference_wrapper<Joinable>>& joinables, const std::function<void()>& body,
+          JoinOptions options = {});
+
+}  // namespace lockstep
