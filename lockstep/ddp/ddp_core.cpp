@@ -2,14 +2,17 @@
 
 #include <ATen/core/grad_mode.h>
 
+#include <algorithm>
 #include <utility>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
+#include "lockstep/ddp/internal/delayed_reduction.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
 #include "lockstep/ddp/internal/graph.h"
 #include "lockstep/ddp/internal/module_state.h"
+#include "lockstep/ddp/internal/steps.h"
 #include "lockstep/group/collectives.h"
 #include "lockstep/group/debug.h"
 #include "lockstep/group/world.h"
@@ -25,6 +28,10 @@ void check_materialised(const internal::NamedTensors& parameters) {
               " has no values yet (it lies on the meta device); give it values, for example with a ",
               "dry forward pass, before wrapping the module"));
   }
+}
+
+BucketCaps caps_of(const DdpOptions& options) {
+  return {.cap_mb = options.bucket_cap_mb, .cap_mb_list = options.bucket_cap_mb_list};
 }
 
 // How this one was built, for TORCH_DISTRIBUTED_DEBUG=INFO and above.
@@ -52,7 +59,9 @@ DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, DdpOptions options)
     : torch::nn::Module("DistributedDataParallel"),
       options_(std::move(options)),
       group_(options_.process_group ? options_.process_group : default_group()),
-      wrapped_(std::move(module)) {
+      wrapped_(std::move(module)),
+      steps_(std::make_shared<internal::Steps>()),
+      static_graph_(options_.static_graph) {
   check_options(wrapped_.get());
   register_module("module", wrapped_);
   internal::check_ignored(*wrapped_, options_.ignored);
@@ -64,21 +73,9 @@ DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, DdpOptions options)
           "wrapping");
   }
   check_materialised(parameters);
-  ReducerOptions reducer_options{
-      .group = group_,
-      .caps = {.cap_mb = options_.bucket_cap_mb, .cap_mb_list = options_.bucket_cap_mb_list},
-      .sparse = internal::sparse_gradients(*wrapped_, trained),
-      .gradient_as_bucket_view = options_.gradient_as_bucket_view,
-      .find_unused_parameters = options_.find_unused_parameters,
-      .static_graph = options_.static_graph,
-      .skip_all_reduce_unused_params = options_.skip_all_reduce_unused_params,
-      .where = options_.where};
-  rebuilt_limits(reducer_options.caps);  // a bad cap is an error in a world of one, too
+  rebuilt_limits(caps_of(options_));  // a bad cap is an error in a world of one, too
   tell_construction(options_, *group_, trained, parameters.tensors.size());
-  if (group_->size() == 1) return;
-
-  broadcast_ = std::make_unique<internal::FlatBroadcast>(group_, options_.where);
-  if (options_.init_sync) {
+  if (options_.init_sync && group_->size() > 1) {
     internal::verify_same_on_all_ranks(trained, group_, options_.where);
     std::vector<at::Tensor> tensors = parameters.tensors;
     if (options_.broadcast_buffers) {
@@ -87,8 +84,80 @@ DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, DdpOptions options)
     }
     internal::FlatBroadcast(group_, options_.where).run(tensors);  // its memory goes with it
   }
-  reducer_ =
-      Reducer::create(std::move(trained.tensors), std::move(trained.names), std::move(reducer_options));
+  take_delayed(trained);
+  reduced_ = std::make_unique<internal::NamedTensors>(std::move(trained));
+  make_reducer();
+}
+
+// Moves the parameters that are averaged apart from `trained` to delayed_.
+void DdpCore::take_delayed(internal::NamedTensors& trained) {
+  const auto& names = options_.delay_all_reduce_named_params;
+  delayed_ = std::make_unique<internal::NamedTensors>();
+  if (names.empty() != options_.param_to_hook_all_reduce.empty()) {
+    raise(ErrorKind::kUsage,
+          "DistributedDataParallel: delay_all_reduce_named_params and param_to_hook_all_reduce belong "
+          "together; one "
+          "of them is empty");
+  }
+  const auto index_of = [&](const std::string& name) {
+    const auto found = std::find(trained.names.begin(), trained.names.end(), name);
+    if (found == trained.names.end()) {
+      raise(ErrorKind::kUsage,
+            cat("DistributedDataParallel: \"", name,
+                "\", to be delayed, is no parameter of the module that requires a gradient"));
+    }
+    return found - trained.names.begin();
+  };
+  if (!names.empty())
+    trigger_ = trained.tensors[static_cast<std::size_t>(index_of(options_.param_to_hook_all_reduce))];
+  for (const std::string& name : names) {
+    const auto index = index_of(name);
+    delayed_->names.push_back(name);
+    delayed_->tensors.push_back(trained.tensors[static_cast<std::size_t>(index)]);
+    trained.names.erase(trained.names.begin() + index);
+    trained.tensors.erase(trained.tensors.begin() + index);
+  }
+}
+
+// In a world of one only for optimizers that step inside backward().
+void DdpCore::make_reducer() {
+  if (group_->size() == 1 && !steps_->has_fused()) return;
+  broadcast_ = std::make_unique<internal::FlatBroadcast>(group_, options_.where);
+  if (!delayed_->tensors.empty()) {
+    delayed_reduction_ =
+        internal::DelayedReduction::create(delayed_->tensors, trigger_, syncs_, group_, options_.where);
+  }
+  if (reduced_->tensors.empty()) return;
+  ReducerOptions options{.group = group_,
+                         .caps = caps_of(options_),
+                         .sparse = internal::sparse_gradients(*wrapped_, *reduced_),
+                         .gradient_as_bucket_view = options_.gradient_as_bucket_view,
+                         .find_unused_parameters = options_.find_unused_parameters,
+                         .skip_all_reduce_unused_params = options_.skip_all_reduce_unused_params,
+                         .where = options_.where};
+  reducer_ = Reducer::create(reduced_->tensors, reduced_->names, std::move(options));
+  if (static_graph_) reducer_->set_static_graph();
+  if (comm_hook_.run) reducer_->register_comm_hook(comm_hook_);
+  reducer_->on_average([steps = steps_](const at::Tensor& parameter, const at::Tensor& average) {
+    return steps->step(parameter, average);
+  });
+}
+
+void DdpCore::update_process_group(Group group) {
+  if (join_options() != nullptr) raise(ErrorKind::kUsage, "update_process_group: not inside join()");
+  check_reducer_finalized();
+  group_ = group ? std::move(group) : default_group();
+  reducer_ = nullptr;
+  delayed_reduction_ = nullptr;
+  broadcast_ = nullptr;
+  make_reducer();
+  buffers_due_ = true;
+}
+
+void DdpCore::register_fused_optimizer(std::shared_ptr<FunctionalOptimizer> optimizer,
+                                       const std::vector<at::Tensor>& only) {
+  steps_->fuse(std::move(optimizer), only, reduced_->tensors);
+  if (!reducer_) make_reducer();
 }
 
 DdpCore::~DdpCore() = default;
@@ -102,14 +171,18 @@ void DdpCore::check_options(const torch::nn::Module* module) const {
 }
 
 void DdpCore::before_forward() {
-  if (!reducer_) return;
+  if (!broadcast_) return;
   const bool joining = join_options() != nullptr;
   if (joining) {
     check_answered();  // before anything is said
     begin_iteration();
     say(Has::kInput);
   }
-  if (at::GradMode::is_enabled()) reducer_->prepare_for_forward();
+  if (at::GradMode::is_enabled()) {
+    steps_->adopt(reduced_->tensors, delayed_->tensors);
+    if (delayed_reduction_) delayed_reduction_->check();
+    if (reducer_) reducer_->prepare_for_forward();
+  }
   if (buffers_due_) sync_buffers(joining);
 }
 
@@ -128,7 +201,11 @@ void DdpCore::run_buffer_hook() {
   const internal::NamedTensors named = internal::buffers_of(*wrapped_, options_.ignored);
   torch::OrderedDict<std::string, at::Tensor> buffers;
   for (std::size_t i = 0; i < named.names.size(); ++i) buffers.insert(named.names[i], named.tensors[i]);
-  reducer_->await_too(buffer_hook_.run(buffers));
+  auto futures = buffer_hook_.run(buffers);
+  if (reducer_) return reducer_->await_too(std::move(futures));
+  for (const GradFuture& future : futures) {
+    if (future) await(future, group_->timeout(), "the buffer hook");
+  }
 }
 
 void DdpCore::register_buffer_hook(BufferHook hook) {
@@ -138,12 +215,13 @@ void DdpCore::register_buffer_hook(BufferHook hook) {
 }
 
 void DdpCore::after_forward(const std::function<void(const Visitor&)>& visit_outputs) {
-  if (!reducer_) return;
+  if (!broadcast_) return;
   buffers_due_ = at::GradMode::is_enabled() && *syncs_;
   std::vector<at::Tensor> outputs;
   const auto collect = [&](at::Tensor& output) { outputs.push_back(output); };
   if (buffers_due_) {
     if (buffer_hook_.run && buffer_hook_.when == BufferHook::When::kAfterForward) run_buffer_hook();
+    if (!reducer_) return;
     if (reducer_->wants_sink()) visit_outputs(collect);
     if (reducer_->searches() && outputs.empty()) {
       raise(ErrorKind::kUsage,
@@ -161,22 +239,25 @@ void DdpCore::after_forward(const std::function<void(const Visitor&)>& visit_out
         sink_clone_);
     std::size_t next = 0;
     visit_outputs([&](at::Tensor& output) { output = outputs[next++]; });
-  } else if (at::GradMode::is_enabled()) {
+  } else if (at::GradMode::is_enabled() && reducer_) {
     if (reducer_->searches()) visit_outputs(collect);
     reducer_->expect_local_backward(outputs);
   }
 }
 
 void DdpCore::register_comm_hook(CommHook hook) {
-  if (reducer_) {
-    reducer_->register_comm_hook(std::move(hook));
-  } else if (!hook.run) {
-    raise(ErrorKind::kUsage, "register_comm_hook: the hook is empty");
+  if (!hook.run) raise(ErrorKind::kUsage, "register_comm_hook: the hook is empty");
+  if (comm_hook_.run) {
+    raise(ErrorKind::kUsage, cat("register_comm_hook: ", comm_hook_.name,
+                                 " is registered already; a model has one hook, and hooks can be chained"));
   }
+  if (reducer_) reducer_->register_comm_hook(hook);
+  comm_hook_ = std::move(hook);
 }
 
 void DdpCore::set_static_graph() {
   if (reducer_) reducer_->set_static_graph();
+  static_graph_ = true;
 }
 
 void DdpCore::check_reducer_finalized() const {

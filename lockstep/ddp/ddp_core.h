@@ -43,6 +43,10 @@ struct DdpOptions {
   bool skip_all_reduce_unused_params = false;
   // Sizes of the first, second, ... bucket; the last repeats. Overrides bucket_cap_mb.
   std::vector<double> bucket_cap_mb_list{};
+  // Parameters averaged together when the gradient of the one named last arrives, instead of in buckets as they come: for
+  // those whose reduction would hold up others. Their gradients are views of one buffer. Both or neither.
+  std::vector<std::string> delay_all_reduce_named_params{};
+  std::string param_to_hook_all_reduce{};
   // Parameters and buffers (names as in the module's named_parameters) left alone: not synced, not averaged.
   std::vector<std::string> ignored{};
   std::source_location where = std::source_location::current();
@@ -56,9 +60,13 @@ struct BufferHook {
   enum class When : std::uint8_t { kBeforeForward, kAfterForward } when = When::kAfterForward;
 };
 
+class FunctionalOptimizer;
 namespace internal {
+class DelayedReduction;
 class FlatBroadcast;
-}
+struct NamedTensors;
+class Steps;
+}  // namespace internal
 
 class DdpCore : public torch::nn::Module, public Joinable {
  public:
@@ -92,6 +100,15 @@ class DdpCore : public torch::nn::Module, public Joinable {
   // Called around each synced forward pass; once per model, the same on all ranks. In a world of one it is never called.
   // Raises kUsage for an empty hook or a second one.
   void register_buffer_hook(BufferHook hook);
+  // Steps each parameter (all that are averaged, or `only` these) as soon as its gradient is averaged, inside backward();
+  // the gradients stay. Once; raises kUsage for null, a second one or an unknown parameter. Optimizers given to parameters
+  // with apply_optimizer_in_backward are taken over without a word, and their gradients are left undefined.
+  void register_fused_optimizer(std::shared_ptr<FunctionalOptimizer> optimizer,
+                                const std::vector<at::Tensor>& only = {});
+  // From the next forward pass on the ranks of `group` (null: the default group) train together. Not while gradients are
+  // being reduced. All its ranks call it; values are not sent: the caller vouches that they are equal. Buckets begin
+  // anew and are rebuilt by order of arrival, a static graph is learnt again, statistics start from zero.
+  void update_process_group(Group group);
   // As the option; raises kUsage after the first forward pass.
   void set_static_graph();
   // The outputs of forward() are copies of what the module returned, so that they may be changed in place. Only where
@@ -117,20 +134,28 @@ class DdpCore : public torch::nn::Module, public Joinable {
 
  private:
   void check_options(const torch::nn::Module* module) const;
+  void take_delayed(internal::NamedTensors& trained);
+  void make_reducer();
   void sync_buffers(bool joining);
   void run_buffer_hook();
 
   const DdpOptions options_;
-  const Group group_;
+  Group group_;
   const std::shared_ptr<torch::nn::Module> wrapped_;
   // Shared with NoSync guards, which may outlive the model.
   const std::shared_ptr<bool> syncs_ = std::make_shared<bool>(true);
-  // Null in a world of one.
-  std::shared_ptr<Reducer> reducer_;
+  std::unique_ptr<internal::NamedTensors> reduced_, delayed_;  // trained parameters: in buckets, or apart
+  at::Tensor trigger_;                                         // of the delayed
+  // Null in a world of one, and where there is nothing to reduce.
   std::unique_ptr<internal::FlatBroadcast> broadcast_;
+  std::shared_ptr<Reducer> reducer_;
+  std::shared_ptr<internal::DelayedReduction> delayed_reduction_;
+  const std::shared_ptr<internal::Steps> steps_;
   // False right after a forward pass that was not synced.
   bool buffers_due_ = true;
   bool sink_clone_ = true;
+  bool static_graph_;
+  CommHook comm_hook_;
   BufferHook buffer_hook_;
 
   // What the ranks tell each other at the beginning of a forward pass under join().

@@ -23,15 +23,22 @@ at::Tensor as_tensor(std::initializer_list<std::int64_t> values) {
 
 void DdpCore::enter_join(const JoinOptions& options) {
   if (options_.skip_all_reduce_unused_params) {
+    raise(
+        ErrorKind::kUsage,
+        "join: a DistributedDataParallel with skip_all_reduce_unused_params cannot be joined: a rank without "
+        "input does not know which buckets the others leave out");
+  }
+  if (!delayed_->tensors.empty()) {
     raise(ErrorKind::kUsage,
-          "join: a DistributedDataParallel with skip_all_reduce_unused_params cannot be joined: a rank without "
-          "input does not know which buckets the others leave out");
+          "join: a DistributedDataParallel with delay_all_reduce_named_params cannot be joined: a rank "
+          "without input "
+          "does not know when the others reduce these");
   }
   if (!reducer_) return;
   reduced_before_.reset();
-  reducer_->divide_by(options.divide_by_initial_world_size
-                          ? std::function<int()>()
-                          : [this] { return join_options() == nullptr ? group_->size() : n_active(); });
+  reducer_->divide_by(options.divide_by_initial_world_size ? std::function<int()>() : [this] {
+    return join_options() == nullptr ? group_->size() : n_active();
+  });
 }
 
 // Ranks without input shadow one backward pass for each synced forward pass.
@@ -39,7 +46,8 @@ void DdpCore::check_answered() const {
   reducer_->check_finalized();
   if (!reduced_before_ || reducer_->stats().n_reductions != *reduced_before_) return;
   raise(ErrorKind::kUsage,
-        "join: forward() is called again before the backward() of the last synced forward(). Under join every synced "
+        "join: forward() is called again before the backward() of the last synced forward(). Under join "
+        "every synced "
         "forward() needs its own backward(); evaluate under NoGradGuard, accumulate under no_sync()");
 }
 
@@ -51,14 +59,16 @@ void DdpCore::say(Has has) {
   reduced_before_.reset();
   if (with_gradients && *syncs_) reduced_before_ = reducer_->stats().n_reductions;
   said_ = as_tensor({active ? group_->rank() : -1, with_gradients, with_gradients && *syncs_});
-  say_work_ = all_reduce(
-      said_, {.op = ReduceOp::kMax, .group = group_, .async_op = true, .where = options_.where});
+  say_work_ =
+      all_reduce(said_, {.op = ReduceOp::kMax, .group = group_, .async_op = true, .where = options_.where});
 }
 
 DdpCore::Said DdpCore::heard() {
   say_work_.wait();
   const auto* values = said_.const_data_ptr<std::int64_t>();
-  return {.highest_active = static_cast<int>(values[0]), .with_gradients = values[1] != 0, .synced = values[2] != 0};
+  return {.highest_active = static_cast<int>(values[0]),
+          .with_gradients = values[1] != 0,
+          .synced = values[2] != 0};
 }
 
 // What forward() and backward() of the others do together, in their order.
@@ -81,7 +91,8 @@ void DdpCore::finish_join(bool is_last_joiner) {
   all_reduce(last, {.op = ReduceOp::kMax, .group = group_, .where = options_.where});
   const int speaker = static_cast<int>(*last.const_data_ptr<std::int64_t>());
   std::vector<at::Tensor> tensors = internal::parameters_of(*wrapped_, options_.ignored).tensors;
-  for (const auto& buffer : internal::buffers_of(*wrapped_, options_.ignored).tensors) tensors.push_back(buffer);
+  for (const auto& buffer : internal::buffers_of(*wrapped_, options_.ignored).tensors)
+    tensors.push_back(buffer);
   broadcast_->run(tensors, speaker);
   reducer_->share_learnt(speaker);
   reducer_->divide_by({});

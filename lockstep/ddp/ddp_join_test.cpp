@@ -40,16 +40,15 @@ TEST_P(JoinDivisor, GradientsAreDividedByAllRanksOrByThoseWithInput) {
     Scale net;
     auto model = DistributedDataParallel(net);
     std::vector<double> gradients;
-    join(
-        {*model},
-        [&] {
-          for (int i = 0; i < 1 + rank; ++i) {
-            model->zero_grad();
-            model->forward(torch::full({1}, rank + 1.0)).sum().backward();
-            gradients.push_back(net->weight.grad().item<double>());
-          }
-        },
-        {.divide_by_initial_world_size = GetParam().initial});
+    join({*model},
+         [&] {
+           for (int i = 0; i < 1 + rank; ++i) {
+             model->zero_grad();
+             model->forward(torch::full({1}, rank + 1.0)).sum().backward();
+             gradients.push_back(net->weight.grad().item<double>());
+           }
+         },
+         {.divide_by_initial_world_size = GetParam().initial});
     EXPECT_EQ(gradients.front(), 1.5);
     if (rank == 1) {
       EXPECT_EQ(gradients.back(), GetParam().alone);
@@ -101,7 +100,8 @@ INSTANTIATE_TEST_SUITE_P(Ways, JoinTraining,
 
 TEST_P(JoinTraining, EqualsOneProcessThatLeavesOutWhoHasNoInput) {
   // Rank 0 without any, the last rank without any, one batch only, all alike.
-  const std::vector<std::vector<int>> inputs = {{0, 5}, {5, 0}, {1, 3, 6}, {4, 0, 2}, {3, 3, 3}, {6, 1, 1, 4}};
+  const std::vector<std::vector<int>> inputs = {{0, 5},    {5, 0},    {1, 3, 6},
+                                                {4, 0, 2}, {3, 3, 3}, {6, 1, 1, 4}};
   for (const auto& n_batches : inputs) {
     for (const bool initial : {true, false}) {
       const int n = static_cast<int>(n_batches.size());
@@ -116,16 +116,15 @@ TEST_P(JoinTraining, EqualsOneProcessThatLeavesOutWhoHasNoInput) {
                                                    .gradient_as_bucket_view = way.views,
                                                    .static_graph = way.static_graph});
         torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
-        join(
-            {*model},
-            [&] {
-              for (int step = 0; step < n_batches[static_cast<std::size_t>(rank)]; ++step) {
-                sgd.zero_grad();
-                model->forward(input_of(step, rank)).square().mean().backward();
-                sgd.step();
-              }
-            },
-            {.divide_by_initial_world_size = initial});
+        join({*model},
+             [&] {
+               for (int step = 0; step < n_batches[static_cast<std::size_t>(rank)]; ++step) {
+                 sgd.zero_grad();
+                 model->forward(input_of(step, rank)).square().mean().backward();
+                 sgd.step();
+               }
+             },
+             {.divide_by_initial_world_size = initial});
         std::vector<at::Tensor> parameters;
         for (const auto& parameter : net->parameters()) parameters.push_back(parameter.detach().clone());
         got.put(rank, parameters);
@@ -206,19 +205,19 @@ TEST(DdpJoin, SparseGradientsAreShadowedWithNoEntries) {
     fill_parameters(*net, 3);
     auto model = DistributedDataParallel(net);
     const at::Tensor words = torch::tensor({1, 3, 3}) + rank;
-    const auto local = torch::autograd::grad({net->forward(words).sum()}, {net->table->weight}, {}, {}, false, true);
-    join(
-        {*model},
-        [&] {
-          for (int i = 0; i < 1 + rank; ++i) {
-            model->zero_grad();
-            model->forward(words).sum().backward();
-          }
-          if (rank == 1) {
-            EXPECT_TRUE(torch::allclose(net->table->weight.grad().to_dense(), local[0].to_dense()));
-          }
-        },
-        {.divide_by_initial_world_size = false});
+    const auto local =
+        torch::autograd::grad({net->forward(words).sum()}, {net->table->weight}, {}, {}, false, true);
+    join({*model},
+         [&] {
+           for (int i = 0; i < 1 + rank; ++i) {
+             model->zero_grad();
+             model->forward(words).sum().backward();
+           }
+           if (rank == 1) {
+             EXPECT_TRUE(torch::allclose(net->table->weight.grad().to_dense(), local[0].to_dense()));
+           }
+         },
+         {.divide_by_initial_world_size = false});
   });
 }
 
@@ -324,8 +323,8 @@ TEST(DdpJoin, InThrowingModeAllRanksRaiseAndTheModelGoesOn) {
 TEST(DdpJoin, RefusesWhatCannotBeShadowed) {
   run_threads(2, [&](int) {
     Scale net;
-    auto skips = DistributedDataParallel(
-        net, {.find_unused_parameters = true, .skip_all_reduce_unused_params = true});
+    auto skips =
+        DistributedDataParallel(net, {.find_unused_parameters = true, .skip_all_reduce_unused_params = true});
     EXPECT_NE(refusal([&] { join({*skips}, [] {}); }).find("skip_all_reduce_unused_params cannot be joined"),
               std::string::npos);
     Scale other;

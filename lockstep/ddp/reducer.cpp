@@ -2,7 +2,6 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
-#include <ATen/ops/view_as_complex.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
@@ -14,6 +13,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
+#include "lockstep/ddp/internal/flat_views.h"
 #include "lockstep/ddp/internal/graph.h"
 #include "lockstep/ddp/internal/sparse.h"
 
@@ -99,36 +99,17 @@ void Reducer::remove_hooks() noexcept {
 }
 
 Reducer::Bucket Reducer::make_bucket(const std::vector<std::size_t>& indices) const {
-  // Views made below autograd are plain tensors that share memory. Autograd's own views refuse detach_(), which
-  // torch::optim calls on every gradient in zero_grad().
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const at::ScalarType dtype = parameters_[indices.front()].scalar_type();
-  std::int64_t n_elements = 0;
-  for (const std::size_t index : indices) n_elements += parameters_[index].numel();
-
   Bucket bucket;
   if (items_[indices.front()].sparse) {
     bucket.is_sparse = true;
     return bucket;
   }
-  at::Tensor typed;
-  if (at::isComplexType(dtype)) {
-    bucket.flat = empty_shared({2 * n_elements}, c10::toRealValueType(dtype), {.group = options_.group});
-    typed = at::view_as_complex(bucket.flat.view({n_elements, 2}));
-  } else {
-    bucket.flat = empty_shared({n_elements}, dtype, {.group = options_.group});
-    typed = bucket.flat;
-  }
+  std::vector<at::Tensor> parameters;
+  for (const std::size_t index : indices) parameters.push_back(parameters_[index]);
+  auto [flat, views] = internal::flat_views(parameters, options_.group);
+  bucket.flat = std::move(flat);
+  bucket.views = std::move(views);
   bucket.n_bytes = bucket.flat.nbytes();
-  std::int64_t offset = 0;
-  for (const std::size_t index : indices) {
-    const at::Tensor& parameter = parameters_[index];
-    bucket.views.push_back(
-        parameter.is_non_overlapping_and_dense()
-            ? typed.as_strided(parameter.sizes(), parameter.strides(), typed.storage_offset() + offset)
-            : typed.narrow(0, offset, parameter.numel()).view(parameter.sizes()));
-    offset += parameter.numel();
-  }
   return bucket;
 }
 

@@ -344,7 +344,8 @@ void Reducer::hand_back(std::size_t b) {
     const std::size_t index = plan_[b].front();
     at::Tensor reduced = std::exchange(bucket.flat, {});
     if (used_.defined() && used_.const_data_ptr<int>()[index] == 0) return;
-    return access_->set(parameters_[index], std::move(reduced));
+    const bool used_up = on_average_ && on_average_(parameters_[index], reduced);
+    return access_->set(parameters_[index], used_up ? at::Tensor() : std::move(reduced));
   }
   for (std::size_t slot = 0; slot < bucket.views.size(); ++slot) {
     const std::size_t index = plan_[b][slot];
@@ -353,6 +354,10 @@ void Reducer::hand_back(std::size_t b) {
     // Used by nobody: the gradient stays what it was, none or an old one.
     if (used_.defined() && used_.const_data_ptr<int>()[index] == 0) {
       if (const auto kept = kept_.find(index); kept != kept_.end()) view.copy_(kept->second);
+      continue;
+    }
+    if (on_average_ && on_average_(parameter, view)) {
+      access_->set(parameter, {});
       continue;
     }
     const at::Tensor gradient = access_->get(parameter);

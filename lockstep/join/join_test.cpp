@@ -110,12 +110,11 @@ TEST(Join, InThrowingModeAllRanksRaiseAndTheGroupGoesOn) {
     Summing joinable;
     int n_done = 0;
     try {
-      join(
-          {joinable},
-          [&] {
-            for (; n_done < 2 + rank; ++n_done) EXPECT_EQ(joinable.iterate(1), 3);
-          },
-          {.throw_on_early_termination = true});
+      join({joinable},
+           [&] {
+             for (; n_done < 2 + rank; ++n_done) EXPECT_EQ(joinable.iterate(1), 3);
+           },
+           {.throw_on_early_termination = true});
       FAIL() << "rank " << rank << " did not raise";
     } catch (const InputsExhausted& error) {
       EXPECT_EQ(error.kind(), ErrorKind::kAborted);

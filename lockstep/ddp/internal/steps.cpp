@@ -1,0 +1,49 @@
+#include "lockstep/ddp/internal/steps.h"
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+#include "lockstep/optim/functional_optimizer.h"
+#include "lockstep/optim/in_backward.h"
+
+namespace lockstep::internal {
+
+void Steps::adopt(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& others) {
+  for (const at::Tensor& parameter : others) {
+    if (!get_optimizers_in_backward(parameter).empty())
+      raise(ErrorKind::kUsage,
+            "DistributedDataParallel: a parameter of delay_all_reduce_named_params has an optimizer that steps "
+            "inside backward; leave out one or the other");
+  }
+  for (const at::Tensor& parameter : parameters) {
+    if (!take_over_optimizers_in_backward(parameter).empty())
+      adopted_.insert(parameter.unsafeGetTensorImpl());
+  }
+}
+
+void Steps::fuse(std::shared_ptr<FunctionalOptimizer> optimizer, const std::vector<at::Tensor>& only,
+                 const std::vector<at::Tensor>& all) {
+  if (!optimizer) raise(ErrorKind::kUsage, "register_fused_optimizer: the optimizer is null");
+  if (fused_) raise(ErrorKind::kUsage, "register_fused_optimizer: a model has one fused optimizer");
+  std::unordered_set<const void*> known;
+  for (const at::Tensor& parameter : all) known.insert(parameter.unsafeGetTensorImpl());
+  for (std::size_t i = 0; i < only.size(); ++i) {
+    if (!only[i].defined() || !known.contains(only[i].unsafeGetTensorImpl()))
+      raise(ErrorKind::kUsage,
+            cat("register_fused_optimizer: parameter ", i, " is none that this model averages"));
+  }
+  for (const at::Tensor& parameter : only.empty() ? all : only)
+    fused_to_.insert(parameter.unsafeGetTensorImpl());
+  fused_ = std::move(optimizer);
+}
+
+bool Steps::step(const at::Tensor& parameter, const at::Tensor& average) {
+  if (fused_ && fused_to_.contains(parameter.unsafeGetTensorImpl())) fused_->step_param(parameter, average);
+  if (!adopted_.contains(parameter.unsafeGetTensorImpl())) return false;
+  const auto optimizers = get_optimizers_in_backward(parameter);
+  if (optimizers.empty()) return false;
+  parameter.mutable_grad() = average;
+  for (const auto& optimizer : optimizers) optimizer->step();
+  return true;
+}
+
+}  // namespace lockstep::internal
