@@ -121,7 +121,7 @@ void DdpCore::take_delayed(internal::NamedTensors& trained) {
 
 // In a world of one only for optimizers that step inside backward().
 void DdpCore::make_reducer() {
-  if (group_->size() == 1 && !steps_->has_fused()) return;
+  if (group_->size() == 1 && !steps_->any()) return;
   broadcast_ = std::make_unique<internal::FlatBroadcast>(group_, options_.where);
   if (!delayed_->tensors.empty()) {
     delayed_reduction_ =
@@ -138,9 +138,11 @@ void DdpCore::make_reducer() {
   reducer_ = Reducer::create(reduced_->tensors, reduced_->names, std::move(options));
   if (static_graph_) reducer_->set_static_graph();
   if (comm_hook_.run) reducer_->register_comm_hook(comm_hook_);
-  reducer_->on_average([steps = steps_](const at::Tensor& parameter, const at::Tensor& average) {
-    return steps->step(parameter, average);
-  });
+  reducer_->on_average(
+      [steps = steps_](const at::Tensor& parameter, const at::Tensor& average) {
+        return steps->step(parameter, average);
+      },
+      [steps = steps_] { steps->finish(); });
 }
 
 void DdpCore::update_process_group(Group group) {
@@ -157,6 +159,11 @@ void DdpCore::update_process_group(Group group) {
 void DdpCore::register_fused_optimizer(std::shared_ptr<FunctionalOptimizer> optimizer,
                                        const std::vector<at::Tensor>& only) {
   steps_->fuse(std::move(optimizer), only, reduced_->tensors);
+  if (!reducer_) make_reducer();
+}
+
+void DdpCore::overlap_optimizer(ZeroCore& zero) {
+  steps_->overlap(zero, group_, reduced_->tensors);
   if (!reducer_) make_reducer();
 }
 

@@ -61,6 +61,7 @@ struct BufferHook {
 };
 
 class FunctionalOptimizer;
+class ZeroCore;
 namespace internal {
 class DelayedReduction;
 class FlatBroadcast;
@@ -105,6 +106,12 @@ class DdpCore : public torch::nn::Module, public Joinable {
   // with apply_optimizer_in_backward are taken over without a word, and their gradients are left undefined.
   void register_fused_optimizer(std::shared_ptr<FunctionalOptimizer> optimizer,
                                 const std::vector<at::Tensor>& only = {});
+  // The optimizer steps inside backward(), its overlap_with_ddp option set: as soon as a gradient is averaged, the rank
+  // that keeps its state updates the parameter and sends it, while later buckets are still being reduced. When backward()
+  // returns, parameters are equal on all ranks; gradients stay. Once, with all ranks; raises kUsage for another group, a
+  // parameter that is not averaged in buckets, an optimizer without the option or with another model. Works with
+  // communication hooks: what they make of the gradients is what is stepped with.
+  void overlap_optimizer(ZeroCore& zero);
   // From the next forward pass on the ranks of `group` (null: the default group) train together. Not while gradients are
   // being reduced. All its ranks call it; values are not sent: the caller vouches that they are equal. Buckets begin
   // anew and are rebuilt by order of arrival, a static graph is learnt again, statistics start from zero.

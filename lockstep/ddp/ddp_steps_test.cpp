@@ -43,7 +43,8 @@ TEST_P(Views, OptimizersInBackwardStepWithTheAverageAndLeaveNoGradient) {
           DistributedDataParallel(net, {.bucket_cap_mb = 0.0002, .gradient_as_bucket_view = GetParam()});
       if (!applied_first) apply();
       for (int step = 0; step < kSteps; ++step) {
-        loss_of(model->forward(part(batch_input(step, 3), rank)), part(batch_target(step, 3), rank)).backward();
+        loss_of(model->forward(part(batch_input(step, 3), rank)), part(batch_target(step, 3), rank))
+            .backward();
         for (const auto& parameter : net->parameters()) EXPECT_FALSE(parameter.grad().defined());
       }
       got.put(rank, net->parameters());
@@ -110,8 +111,9 @@ TEST_P(FusedRanks, AFusedOptimizerStepsEachParameterWithItsAverage) {
     Mlp net;
     fill_parameters(*net, 1);
     auto model = DistributedDataParallel(net);
-    model->register_fused_optimizer(std::make_shared<FunctionalSGD>(
-        std::vector<at::Tensor>(), SGDOptions(0.1).momentum(0.9), FunctionalOptions{.allow_empty_param_list = true}));
+    model->register_fused_optimizer(
+        std::make_shared<FunctionalSGD>(std::vector<at::Tensor>(), SGDOptions(0.1).momentum(0.9),
+                                        FunctionalOptions{.allow_empty_param_list = true}));
     for (int step = 0; step < kSteps; ++step) {
       model->zero_grad();
       loss_of(model->forward(part(batch_input(step, n), rank)), part(batch_target(step, n), rank)).backward();
@@ -128,12 +130,11 @@ TEST(FusedOptimizer, StepsOnlyTheParametersItIsGivenAndIsRegisteredOnce) {
     Mlp net;
     fill_parameters(*net, 1);
     auto model = DistributedDataParallel(net);
-    const auto make = [&] {
-      return std::make_shared<FunctionalSGD>(net->parameters(), SGDOptions(0.1));
-    };
+    const auto make = [&] { return std::make_shared<FunctionalSGD>(net->parameters(), SGDOptions(0.1)); };
     const at::Tensor stranger = torch::ones({2}, torch::requires_grad());
-    EXPECT_NE(refusal([&] { model->register_fused_optimizer(make(), {stranger}); }).find("none that this model"),
-              std::string::npos);
+    EXPECT_NE(
+        refusal([&] { model->register_fused_optimizer(make(), {stranger}); }).find("none that this model"),
+        std::string::npos);
     EXPECT_NE(refusal([&] { model->register_fused_optimizer(nullptr); }).find("is null"), std::string::npos);
     model->register_fused_optimizer(make(), {net->last->weight});
     EXPECT_NE(refusal([&] { model->register_fused_optimizer(make()); }).find("one fused optimizer"),
@@ -208,19 +209,20 @@ TEST(DelayedAllReduce, RefusesHalfAnOptionAndUnknownNames) {
     Mlp net;
     const auto with = [&](const Delay& delay) {
       return refusal([&] {
-        DistributedDataParallel(net, {.delay_all_reduce_named_params = delay.names,
-                                      .param_to_hook_all_reduce = delay.trigger});
+        DistributedDataParallel(
+            net, {.delay_all_reduce_named_params = delay.names, .param_to_hook_all_reduce = delay.trigger});
       });
     };
     EXPECT_NE(with({{"last.weight"}, ""}).find("belong together"), std::string::npos);
     EXPECT_NE(with({{}, "last.weight"}).find("belong together"), std::string::npos);
     EXPECT_NE(with({{"last.wait"}, "last.weight"}).find("\"last.wait\", to be delayed"), std::string::npos);
     EXPECT_NE(with({{"last.weight"}, "nobody"}).find("\"nobody\", to be delayed"), std::string::npos);
-    auto model = DistributedDataParallel(net, {.delay_all_reduce_named_params = {"last.weight"},
-                                               .param_to_hook_all_reduce = "first.weight"});
+    auto model = DistributedDataParallel(
+        net, {.delay_all_reduce_named_params = {"last.weight"}, .param_to_hook_all_reduce = "first.weight"});
     EXPECT_NE(refusal([&] { join({*model}, [] {}); }).find("cannot be joined"), std::string::npos);
     const auto steps = apply_optimizer_in_backward<SGD>({net->last->weight}, SGDOptions(0.1));
-    EXPECT_NE(refusal([&] { model->forward(input_of(0, 0)); }).find("steps inside backward"), std::string::npos);
+    EXPECT_NE(refusal([&] { model->forward(input_of(0, 0)); }).find("steps inside backward"),
+              std::string::npos);
   });
 }
 
@@ -236,7 +238,8 @@ TEST(UpdateProcessGroup, TheModelGoesOnAmongOtherRanks) {
     int n_hooked = 0;
     model->register_comm_hook({.run = [&](GradBucket& bucket) {
       ++n_hooked;
-      return all_reduce(bucket.buffer(), {.op = ReduceOp::kAvg, .group = model->process_group(), .async_op = true})
+      return all_reduce(bucket.buffer(),
+                        {.op = ReduceOp::kAvg, .group = model->process_group(), .async_op = true})
           .get_future();
     }});
     const auto step = [&](int k) {

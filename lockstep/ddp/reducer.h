@@ -108,9 +108,13 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   // Raises kUsage after the first forward pass.
   void set_static_graph();
   // Called for each parameter that takes part, as soon as its average is there and while later buckets are still being
-  // reduced; on the thread that ends backward(). True: the average is used up, and the gradient is left undefined.
+  // reduced; on the thread that ends backward(), in the same order on all ranks. True: the average is used up, and the
+  // gradient is left undefined. `end` is called after the last one of a pass.
   using OnAverage = std::function<bool(const at::Tensor& parameter, const at::Tensor& average)>;
-  void on_average(OnAverage call) { on_average_ = std::move(call); }
+  void on_average(OnAverage call, std::function<void()> end) {
+    on_average_ = std::move(call);
+    on_averages_end_ = std::move(end);
+  }
   // What sums are divided by in the passes to come, asked once per pass: the same on all ranks. Null: the group's size.
   // A communication hook divides as it sees fit.
   void divide_by(std::function<int()> count) { count_ = std::move(count); }
@@ -224,6 +228,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   CommHook hook_;
   std::function<int()> count_;
   OnAverage on_average_;
+  std::function<void()> on_averages_end_;
   std::vector<GradFuture> awaited_too_;
   std::vector<std::size_t> arrival_;  // order of gradients in the first reduced backward pass
   bool warned_strides_ = false;

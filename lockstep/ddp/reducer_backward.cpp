@@ -302,6 +302,11 @@ void Reducer::finalise() {
     }
   }
   try {
+    if (on_averages_end_) on_averages_end_();
+  } catch (...) {
+    fail("updating parameters");
+  }
+  try {
     for (const GradFuture& future : std::exchange(awaited_too_, {}))
       await(future, options_.group->timeout(), "the buffer hook");
   } catch (...) {

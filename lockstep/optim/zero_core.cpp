@@ -153,6 +153,7 @@ void ZeroCore::add_initial_state() {
 }
 
 void ZeroCore::add_param_group(const OptimizerParamGroup& param_group) {
+  if (options_.overlap_with_ddp) refuse("add_param_group: not with overlap_with_ddp");
   Groups all = param_groups_;
   all.push_back(param_group);
   checked(all);
@@ -168,6 +169,10 @@ void ZeroCore::adopt_changes() {
                                  param_groups_[g].params().begin(), param_groups_[g].params().end(),
                                  [](const at::Tensor& a, const at::Tensor& b) { return a.is_same(b); });
     if (!same) refuse("the parameters of group ", g, " were exchanged; only add_param_group may change them");
+  }
+  if (options_.overlap_with_ddp &&
+      (param_groups_.size() != partitioned_.size() || (buckets_ && !buckets_->hold()))) {
+    refuse("groups, trainability and memory of parameters must not change with overlap_with_ddp");
   }
   if (param_groups_.size() != partitioned_.size()) {
     checked(param_groups_);
@@ -185,11 +190,17 @@ void ZeroCore::adopt_changes() {
 // ---- the step ----
 
 at::Tensor ZeroCore::step(LossClosure closure) {
+  if (options_.overlap_with_ddp) {
+    log(LogLevel::kWarn,
+        "ZeroRedundancyOptimizer: step() does nothing with overlap_with_ddp; backward() steps");
+    return closure ? closure() : at::Tensor();
+  }
   begin_iteration();
   return step_together(std::move(closure));
 }
 
 void ZeroCore::shadow_iteration() {
+  if (options_.overlap_with_ddp) return;  // the model's shadowed backward() steps
   step_together(nullptr);
 }
 

@@ -8,9 +8,11 @@
 #include <memory>
 #include <optional>
 #include <source_location>
+#include <unordered_map>
 #include <vector>
 
 #include "lockstep/group/process_group.h"
+#include "lockstep/group/work.h"
 #include "lockstep/join/join.h"
 #include "lockstep/optim/optimizer_state.h"
 
@@ -21,12 +23,41 @@ struct ZeroOptions {
   // Parameters are moved into one flat bucket per rank in the group's shared memory, so that what a rank has updated
   // travels by one broadcast, without copies. Otherwise one broadcast per parameter.
   bool parameters_as_bucket_view = false;
+  // The step belongs to backward(): give it to a model with overlap_optimizer. step() itself then only warns, and neither
+  // groups nor trainability may change.
+  bool overlap_with_ddp = false;
   std::source_location where = std::source_location::current();
 };
 
 namespace internal {
 class ParameterBuckets;
 }
+class ZeroCore;
+
+// The step in pieces, as DistributedDataParallel makes it inside backward().
+class ZeroOverlap {
+ public:
+  explicit ZeroOverlap(ZeroCore& zero);
+  // The parameter's owner steps it with its averaged gradient and sends it, asynchronously; the others receive it. The same
+  // parameters in the same order on all ranks. Nothing for parameters that are not the optimizer's. Raises as step().
+  void step(const at::Tensor& parameter, const at::Tensor& average);
+  // Blocks until all parameters of this pass are here.
+  void finish();
+
+ private:
+  struct Sent {
+    at::Tensor parameter;
+    Work work;
+    bool received;
+  };
+  struct Place {
+    std::size_t group;
+    int owner;
+  };
+  ZeroCore& zero_;  // owns it
+  std::unordered_map<const void*, Place> places_;
+  std::vector<Sent> sent_;
+};
 
 class ZeroCore : public torch::optim::Optimizer, public Joinable {
  public:
@@ -59,6 +90,8 @@ class ZeroCore : public torch::optim::Optimizer, public Joinable {
   // The rank that keeps the state of parameter i of group g: owners()[g][i] (partition.h). state() has this rank's only.
   const std::vector<std::vector<int>>& owners() const { return owners_; }
   const Group& process_group() const { return group_; }
+  // Raises kUsage unless overlap_with_ddp is set, and when somebody has it already. Ends with the optimizer.
+  std::shared_ptr<ZeroOverlap> overlap();
 
   // Uneven inputs: lockstep::join({*model, optimizer}, body). A rank without input goes on updating its share, with the
   // gradients that its DistributedDataParallel, named before it, hands back.
@@ -73,7 +106,9 @@ class ZeroCore : public torch::optim::Optimizer, public Joinable {
 
  private:
   // step() and its two halves. Apart, because overlapping with DDP runs these bucket by bucket inside backward.
+  friend class ZeroOverlap;
   at::Tensor step_together(LossClosure closure);
+  void step_one(std::size_t g, const at::Tensor& parameter, const at::Tensor& gradient);
   at::Tensor local_step(LossClosure closure);
   void sync_parameters();
 
@@ -93,6 +128,7 @@ class ZeroCore : public torch::optim::Optimizer, public Joinable {
   std::vector<std::vector<at::Tensor>> partitioned_;  // the groups' parameters when owners_ was made
   std::unique_ptr<internal::ParameterBuckets> buckets_;
   std::optional<OptimizerStateDict> consolidated_;
+  std::shared_ptr<ZeroOverlap> overlap_;
 };
 
 }  // namespace lockstep

@@ -91,7 +91,8 @@ void DelayedReduction::start() {
     failure_ = current_failure();
     throw;
   }
-  torch::autograd::Engine::get_default_engine().queue_callback([self = shared_from_this()] { self->finish(); });
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [self = shared_from_this()] { self->finish(); });
 }
 
 void DelayedReduction::finish() {

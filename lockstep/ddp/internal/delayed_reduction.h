@@ -26,7 +26,8 @@ namespace lockstep::internal {
 class DelayedReduction final : public std::enable_shared_from_this<DelayedReduction> {
  public:
   // `syncs`: false while gradients only accumulate.
-  static std::shared_ptr<DelayedReduction> create(std::vector<at::Tensor> parameters, const at::Tensor& trigger,
+  static std::shared_ptr<DelayedReduction> create(std::vector<at::Tensor> parameters,
+                                                  const at::Tensor& trigger,
                                                   std::shared_ptr<const bool> syncs, Group group,
                                                   std::source_location where);
   ~DelayedReduction();

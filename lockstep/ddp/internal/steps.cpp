@@ -4,15 +4,17 @@
 #include "lockstep/base/text.h"
 #include "lockstep/optim/functional_optimizer.h"
 #include "lockstep/optim/in_backward.h"
+#include "lockstep/optim/zero_core.h"
 
 namespace lockstep::internal {
 
 void Steps::adopt(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& others) {
   for (const at::Tensor& parameter : others) {
     if (!get_optimizers_in_backward(parameter).empty())
-      raise(ErrorKind::kUsage,
-            "DistributedDataParallel: a parameter of delay_all_reduce_named_params has an optimizer that steps "
-            "inside backward; leave out one or the other");
+      raise(
+          ErrorKind::kUsage,
+          "DistributedDataParallel: a parameter of delay_all_reduce_named_params has an optimizer that steps "
+          "inside backward; leave out one or the other");
   }
   for (const at::Tensor& parameter : parameters) {
     if (!take_over_optimizers_in_backward(parameter).empty())
@@ -36,8 +38,33 @@ void Steps::fuse(std::shared_ptr<FunctionalOptimizer> optimizer, const std::vect
   fused_ = std::move(optimizer);
 }
 
+void Steps::overlap(ZeroCore& zero, const Group& group, const std::vector<at::Tensor>& all) {
+  if (zero.process_group() != group)
+    raise(ErrorKind::kUsage, cat("overlap_optimizer: the optimizer belongs to group \"",
+                                 zero.process_group()->name(), "\", the model to \"", group->name(), "\""));
+  std::unordered_set<const void*> known;
+  for (const at::Tensor& parameter : all) known.insert(parameter.unsafeGetTensorImpl());
+  for (const auto& param_group : zero.param_groups()) {
+    for (const at::Tensor& parameter : param_group.params()) {
+      if (!known.contains(parameter.unsafeGetTensorImpl()))
+        raise(ErrorKind::kUsage,
+              "overlap_optimizer: the optimizer has a parameter that this model does not average in its "
+              "buckets");
+    }
+  }
+  if (!zero_.expired())
+    raise(ErrorKind::kUsage, "overlap_optimizer: the model has such an optimizer already");
+  zero_ = zero.overlap();
+  overlaps_ = true;
+}
+
+void Steps::finish() {
+  if (const auto zero = zero_.lock()) zero->finish();
+}
+
 bool Steps::step(const at::Tensor& parameter, const at::Tensor& average) {
   if (fused_ && fused_to_.contains(parameter.unsafeGetTensorImpl())) fused_->step_param(parameter, average);
+  if (const auto zero = zero_.lock()) zero->step(parameter, average);
   if (!adopted_.contains(parameter.unsafeGetTensorImpl())) return false;
   const auto optimizers = get_optimizers_in_backward(parameter);
   if (optimizers.empty()) return false;
