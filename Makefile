@@ -1,7 +1,7 @@
 # The commands of the README. Each installs what it needs (tools/bootstrap.sh), says what it does, and costs
 # seconds when nothing changed. The build itself is CMake's; see CMakePresets.json.
 .DEFAULT_GOAL := help
-.PHONY: run test bench check format clean help
+.PHONY: run test bench parity check format clean help
 
 run:  ## train the example on every core of this machine
 	@tools/bootstrap.sh build torch
@@ -15,6 +15,10 @@ test:  ## build everything and run all tests
 bench:  ## measure lockstep beside its peers; writes build/bench/results.json
 	@tools/bootstrap.sh build torch bench
 	@tools/bench.sh
+
+parity:  ## train the same with python torch and with lockstep, and compare every tensor
+	@tools/bootstrap.sh build torch parity
+	@tools/parity.sh
 
 check:  ## layer check and format check, no build
 	@tools/bootstrap.sh format

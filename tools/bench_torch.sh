@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Puts a Python environment with torch into the per-user cache and prints its interpreter: PyTorch with Gloo is one of
-# the benchmarks' contenders, and nothing else needs it. LOCKSTEP_BENCH_TORCH=0 leaves it out: prints nothing.
+# the benchmarks' contenders, and what tools/parity.sh compares with. LOCKSTEP_BENCH_TORCH=0 leaves it out: prints nothing.
 #
 # The wheel on PyPI is built for CUDA and `import torch` loads the CUDA libraries it is linked to, GPU or not; they are
 # most of the 3.5 GB. What it asks for beyond them (triton, cusolver, ...) is left out.

@@ -4,6 +4,7 @@
 #   torch    libtorch, into the per-user cache (skipped when LIBTORCH_ROOT or Torch_DIR name one)
 #   format   clang-format
 #   bench    what the benchmarks run beside lockstep: Open MPI, network namespaces; PyTorch comes by tools/bench_torch.sh
+#   parity   what tools/bench_torch.sh needs to install PyTorch
 #   fuzz     clang with libFuzzer
 set -euo pipefail
 cd "$(dirname "$0")/.."
@@ -12,6 +13,7 @@ build=(g++ cmake ninja-build ccache mold pkg-config libuv1-dev libssl-dev libhwy
        libcli11-dev libgtest-dev nlohmann-json3-dev libgloo-dev iproute2)
 format=(clang-format)
 bench=(libopenmpi-dev openmpi-bin iproute2 python3-venv)
+parity=(python3-venv)
 fuzz=(clang-14 libclang-rt-14-dev)
 
 packages=()
@@ -22,9 +24,10 @@ for set in "$@"; do
     build) packages+=("${build[@]}"); patchelf=yes ;;
     format) packages+=("${format[@]}") ;;
     bench) packages+=("${bench[@]}") ;;
+    parity) packages+=("${parity[@]}") ;;
     fuzz) packages+=("${fuzz[@]}") ;;
     torch) torch=yes ;;
-    *) echo "bootstrap: no set named $set (build, torch, format, bench, fuzz)" >&2; exit 2 ;;
+    *) echo "bootstrap: no set named $set (build, torch, format, bench, parity, fuzz)" >&2; exit 2 ;;
   esac
 done
 
