@@ -1,6 +1,7 @@
 #include "lockstep/ddp/ddp_core.h"
 
 #include <ATen/core/grad_mode.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <utility>
@@ -15,6 +16,7 @@
 #include "lockstep/ddp/internal/steps.h"
 #include "lockstep/group/collectives.h"
 #include "lockstep/group/debug.h"
+#include "lockstep/group/groups.h"
 #include "lockstep/group/world.h"
 
 namespace lockstep {
@@ -86,7 +88,7 @@ DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, DdpOptions options)
   }
   take_delayed(trained);
   reduced_ = std::make_unique<internal::NamedTensors>(std::move(trained));
-  make_reducer();
+  make_reducer(group_);
 }
 
 // Moves the parameters that are averaged apart from `trained` to delayed_.
@@ -108,63 +110,89 @@ void DdpCore::take_delayed(internal::NamedTensors& trained) {
     }
     return found - trained.names.begin();
   };
+  if (!names.empty() && options_.find_unused_parameters) {
+    raise(ErrorKind::kUsage,
+          "DistributedDataParallel: delay_all_reduce_named_params needs a trigger that comes at the same "
+          "place on all "
+          "ranks, which find_unused_parameters does not promise; leave out one of them");
+  }
   if (!names.empty())
     trigger_ = trained.tensors[static_cast<std::size_t>(index_of(options_.param_to_hook_all_reduce))];
+  std::vector<bool> sparse = internal::sparse_gradients(*wrapped_, trained);
   for (const std::string& name : names) {
     const auto index = index_of(name);
     delayed_->names.push_back(name);
     delayed_->tensors.push_back(trained.tensors[static_cast<std::size_t>(index)]);
+    if (sparse[static_cast<std::size_t>(index)])
+      raise(ErrorKind::kUsage,
+            cat("DistributedDataParallel: ", name, " has sparse gradients and cannot be delayed"));
+    sparse.erase(sparse.begin() + index);
     trained.names.erase(trained.names.begin() + index);
     trained.tensors.erase(trained.tensors.begin() + index);
   }
 }
 
-// In a world of one only for optimizers that step inside backward().
-void DdpCore::make_reducer() {
-  if (group_->size() == 1 && !steps_->any()) return;
-  broadcast_ = std::make_unique<internal::FlatBroadcast>(group_, options_.where);
-  if (!delayed_->tensors.empty()) {
-    delayed_reduction_ =
-        internal::DelayedReduction::create(delayed_->tensors, trigger_, syncs_, group_, options_.where);
+// In a world of one only for optimizers that step inside backward(). Nothing has changed when it raises.
+void DdpCore::make_reducer(const Group& group) {
+  const bool alone = group->size() == 1;
+  if (alone && !steps_->any()) return;
+  auto broadcast = std::make_unique<internal::FlatBroadcast>(group, options_.where);
+  std::shared_ptr<internal::DelayedReduction> delayed;
+  if (!delayed_->tensors.empty())
+    delayed = internal::DelayedReduction::create(*delayed_, trigger_, group, options_.where);
+  if (!reduced_->tensors.empty()) {
+    ReducerOptions options{.group = group,
+                           .caps = caps_of(options_),
+                           .sparse = internal::sparse_gradients(*wrapped_, *reduced_),
+                           .gradient_as_bucket_view = options_.gradient_as_bucket_view,
+                           .find_unused_parameters = options_.find_unused_parameters,
+                           .skip_all_reduce_unused_params = options_.skip_all_reduce_unused_params,
+                           .where = options_.where};
+    auto reducer = Reducer::create(reduced_->tensors, reduced_->names, std::move(options));
+    if (static_graph_) reducer->set_static_graph();
+    if (comm_hook_.run && !alone) reducer->register_comm_hook(comm_hook_);
+    reducer->on_average(
+        [steps = steps_](const at::Tensor& parameter, const at::Tensor& average) {
+          return steps->step(parameter, average);
+        },
+        [steps = steps_] { steps->finish(); });
+    reducer_ = std::move(reducer);
   }
-  if (reduced_->tensors.empty()) return;
-  ReducerOptions options{.group = group_,
-                         .caps = caps_of(options_),
-                         .sparse = internal::sparse_gradients(*wrapped_, *reduced_),
-                         .gradient_as_bucket_view = options_.gradient_as_bucket_view,
-                         .find_unused_parameters = options_.find_unused_parameters,
-                         .skip_all_reduce_unused_params = options_.skip_all_reduce_unused_params,
-                         .where = options_.where};
-  reducer_ = Reducer::create(reduced_->tensors, reduced_->names, std::move(options));
-  if (static_graph_) reducer_->set_static_graph();
-  if (comm_hook_.run) reducer_->register_comm_hook(comm_hook_);
-  reducer_->on_average(
-      [steps = steps_](const at::Tensor& parameter, const at::Tensor& average) {
-        return steps->step(parameter, average);
-      },
-      [steps = steps_] { steps->finish(); });
+  broadcast_ = std::move(broadcast);
+  delayed_reduction_ = std::move(delayed);
 }
 
 void DdpCore::update_process_group(Group group) {
   if (join_options() != nullptr) raise(ErrorKind::kUsage, "update_process_group: not inside join()");
-  check_reducer_finalized();
-  group_ = group ? std::move(group) : default_group();
-  reducer_ = nullptr;
-  delayed_reduction_ = nullptr;
-  broadcast_ = nullptr;
-  make_reducer();
+  if (torch::autograd::get_current_graph_task_id() != -1)
+    raise(ErrorKind::kUsage, "update_process_group: not inside backward()");
+  if (!group) group = default_group();
+  if (!is_group_member(group))
+    raise(ErrorKind::kUsage,
+          cat("update_process_group: this rank is not a member of \"", group->name(), "\""));
+  if (group->size() == 1 && !steps_->any()) {
+    reducer_ = nullptr;
+    broadcast_ = nullptr;
+    delayed_reduction_ = nullptr;
+    steps_->release();
+  } else {
+    make_reducer(group);
+  }
+  group_ = std::move(group);
+  say_work_ = Work();
   buffers_due_ = true;
 }
 
 void DdpCore::register_fused_optimizer(std::shared_ptr<FunctionalOptimizer> optimizer,
                                        const std::vector<at::Tensor>& only) {
-  steps_->fuse(std::move(optimizer), only, reduced_->tensors);
-  if (!reducer_) make_reducer();
+  steps_->fuse(std::move(optimizer), only, reduced_->tensors,
+               internal::sparse_gradients(*wrapped_, *reduced_));
+  if (!reducer_) make_reducer(group_);
 }
 
 void DdpCore::overlap_optimizer(ZeroCore& zero) {
   steps_->overlap(zero, group_, reduced_->tensors);
-  if (!reducer_) make_reducer();
+  if (!reducer_) make_reducer(group_);
 }
 
 DdpCore::~DdpCore() = default;
@@ -195,6 +223,7 @@ void DdpCore::before_forward() {
 
 // Collected anew each time: users may rebind buffers.
 void DdpCore::sync_buffers(bool joining) {
+  if (group_->size() == 1) return;
   if (buffer_hook_.run) {
     if (buffer_hook_.when == BufferHook::When::kBeforeForward) run_buffer_hook();
     return;
@@ -227,7 +256,9 @@ void DdpCore::after_forward(const std::function<void(const Visitor&)>& visit_out
   std::vector<at::Tensor> outputs;
   const auto collect = [&](at::Tensor& output) { outputs.push_back(output); };
   if (buffers_due_) {
-    if (buffer_hook_.run && buffer_hook_.when == BufferHook::When::kAfterForward) run_buffer_hook();
+    if (buffer_hook_.run && buffer_hook_.when == BufferHook::When::kAfterForward && group_->size() != 1)
+      run_buffer_hook();
+    if (delayed_reduction_) delayed_reduction_->expect();
     if (!reducer_) return;
     if (reducer_->wants_sink()) visit_outputs(collect);
     if (reducer_->searches() && outputs.empty()) {
@@ -269,6 +300,7 @@ void DdpCore::set_static_graph() {
 
 void DdpCore::check_reducer_finalized() const {
   if (reducer_) reducer_->check_finalized();
+  if (delayed_reduction_) delayed_reduction_->check();
 }
 
 ReducerStats DdpCore::stats() const {

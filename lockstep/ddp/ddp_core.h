@@ -43,8 +43,8 @@ struct DdpOptions {
   bool skip_all_reduce_unused_params = false;
   // Sizes of the first, second, ... bucket; the last repeats. Overrides bucket_cap_mb.
   std::vector<double> bucket_cap_mb_list{};
-  // Parameters averaged together when the gradient of the one named last arrives, instead of in buckets as they come: for
-  // those whose reduction would hold up others. Their gradients are views of one buffer. Both or neither.
+  // Parameters averaged together, outside of the buckets, when the gradient of param_to_hook_all_reduce has arrived, which
+  // must be after theirs. Their gradients are views of one buffer. Both or neither; not with find_unused_parameters.
   std::vector<std::string> delay_all_reduce_named_params{};
   std::string param_to_hook_all_reduce{};
   // Parameters and buffers (names as in the module's named_parameters) left alone: not synced, not averaged.
@@ -101,9 +101,10 @@ class DdpCore : public torch::nn::Module, public Joinable {
   // Called around each synced forward pass; once per model, the same on all ranks. In a world of one it is never called.
   // Raises kUsage for an empty hook or a second one.
   void register_buffer_hook(BufferHook hook);
-  // Steps each parameter (all that are averaged, or `only` these) as soon as its gradient is averaged, inside backward();
-  // the gradients stay. Once; raises kUsage for null, a second one or an unknown parameter. Optimizers given to parameters
-  // with apply_optimizer_in_backward are taken over without a word, and their gradients are left undefined.
+  // Steps each parameter (all that are averaged in buckets, or `only` these) as its gradient is handed back at the end of
+  // backward(), while later buckets are still being reduced; the gradients stay. Once; raises kUsage for null, a second
+  // one, and a parameter that is unknown, sparse or steps by itself. Optimizers given to parameters with
+  // apply_optimizer_in_backward need no such call: they are taken over, and their gradients are left undefined.
   void register_fused_optimizer(std::shared_ptr<FunctionalOptimizer> optimizer,
                                 const std::vector<at::Tensor>& only = {});
   // The optimizer steps inside backward(), its overlap_with_ddp option set: as soon as a gradient is averaged, the rank
@@ -112,9 +113,11 @@ class DdpCore : public torch::nn::Module, public Joinable {
   // parameter that is not averaged in buckets, an optimizer without the option or with another model. Works with
   // communication hooks: what they make of the gradients is what is stepped with.
   void overlap_optimizer(ZeroCore& zero);
-  // From the next forward pass on the ranks of `group` (null: the default group) train together. Not while gradients are
-  // being reduced. All its ranks call it; values are not sent: the caller vouches that they are equal. Buckets begin
-  // anew and are rebuilt by order of arrival, a static graph is learnt again, statistics start from zero.
+  // From the next forward pass on the ranks of `group` (null: the default group) train together; also when the last
+  // reduction failed, since a rank was lost, say. All its ranks call it. Values are not sent: the caller vouches that they
+  // are equal. Buckets begin anew and are rebuilt by order of arrival, a static graph is learnt again, statistics start
+  // from zero, forward passes that wait for their backward are forgotten. Communication hooks with a group of their own
+  // keep that one. Raises kUsage inside join() or backward(), or when this rank is no member.
   void update_process_group(Group group);
   // As the option; raises kUsage after the first forward pass.
   void set_static_graph();
@@ -128,7 +131,7 @@ class DdpCore : public torch::nn::Module, public Joinable {
   // skip_all_reduce_unused_params: what others leave out is not known to who has no input.
   const Group& join_group() const override { return group_; }
   void enter_join(const JoinOptions& options) override;
-  void shadow_iteration() override;
+  bool shadow_iteration() override;
   void finish_join(bool is_last_joiner) override;
 
  protected:
@@ -142,7 +145,7 @@ class DdpCore : public torch::nn::Module, public Joinable {
  private:
   void check_options(const torch::nn::Module* module) const;
   void take_delayed(internal::NamedTensors& trained);
-  void make_reducer();
+  void make_reducer(const Group& group);
   void sync_buffers(bool joining);
   void run_buffer_hook();
 

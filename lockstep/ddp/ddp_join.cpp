@@ -8,6 +8,7 @@
 #include "lockstep/ddp/ddp_core.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
 #include "lockstep/ddp/internal/module_state.h"
+#include "lockstep/ddp/internal/steps.h"
 #include "lockstep/group/collectives.h"
 
 namespace lockstep {
@@ -72,17 +73,22 @@ DdpCore::Said DdpCore::heard() {
 }
 
 // What forward() and backward() of the others do together, in their order.
-void DdpCore::shadow_iteration() {
-  if (!reducer_) return;
+bool DdpCore::shadow_iteration() {
+  if (!reducer_) return true;
+  check_answered();
   say(Has::kNone);
   const Said said = heard();
-  if (said.with_gradients) reducer_->prepare_for_forward();
+  if (said.with_gradients) {
+    steps_->adopt(reduced_->tensors, delayed_->tensors);
+    reducer_->prepare_for_forward();
+  }
   if (buffers_due_) sync_buffers(true);
   buffers_due_ = said.synced;
-  if (!said.synced) return;
+  if (!said.synced) return false;
   if (buffer_hook_.run && buffer_hook_.when == BufferHook::When::kAfterForward) run_buffer_hook();
   reducer_->launch_shadow();
   reducer_->finish_shadow();
+  return true;
 }
 
 void DdpCore::finish_join(bool is_last_joiner) {

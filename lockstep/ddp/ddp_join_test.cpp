@@ -7,6 +7,7 @@
 #include "lockstep/ddp/hooks.h"
 #include "lockstep/group/group.h"
 #include "lockstep/join/join.h"
+#include "lockstep/optim/in_backward.h"
 #include "lockstep/optim/zero_redundancy_optimizer.h"
 
 namespace lockstep {
@@ -95,7 +96,8 @@ class JoinTraining : public ::testing::TestWithParam<Way> {};
 INSTANTIATE_TEST_SUITE_P(Ways, JoinTraining,
                          ::testing::Values(Way{}, Way{.views = true}, Way{.find_unused = true},
                                            Way{.views = true, .find_unused = true}, Way{.static_graph = true},
-                                           Way{.cap_mb = 0.0001}, Way{.views = true, .cap_mb = 0.0001},
+                                           Way{.views = true, .static_graph = true}, Way{.cap_mb = 0.0001},
+                                           Way{.views = true, .cap_mb = 0.0001},
                                            Way{.find_unused = true, .cap_mb = 0.0001}));
 
 TEST_P(JoinTraining, EqualsOneProcessThatLeavesOutWhoHasNoInput) {
@@ -106,7 +108,7 @@ TEST_P(JoinTraining, EqualsOneProcessThatLeavesOutWhoHasNoInput) {
     for (const bool initial : {true, false}) {
       const int n = static_cast<int>(n_batches.size());
       const auto want = trained_alone(n_batches, initial);
-      PerRank<std::vector<at::Tensor>> got;
+      PerRank<std::vector<at::Tensor>> got, gradients;
       run_threads(n, [&](int rank) {
         Mlp net;
         fill_parameters(*net, 1);
@@ -129,10 +131,13 @@ TEST_P(JoinTraining, EqualsOneProcessThatLeavesOutWhoHasNoInput) {
         for (const auto& parameter : net->parameters()) parameters.push_back(parameter.detach().clone());
         got.put(rank, parameters);
         // Everyone is in step afterwards.
-        model->zero_grad();
-        model->forward(input_of(50, rank)).square().mean().backward();
-        model->forward(input_of(51, rank)).square().mean().backward();
+        for (int step = 50; step < 52; ++step) {
+          model->zero_grad();
+          model->forward(input_of(step, rank)).square().mean().backward();
+        }
+        gradients.put(rank, {net->first->weight.grad().clone(), net->last->weight.grad().clone()});
       });
+      expect_same_bits(gradients);
       expect_same_bits(got);
       expect_close(got.values().at(0), want);
     }
@@ -245,7 +250,8 @@ TEST(DdpJoin, HooksSeeZerosFromRanksWithoutInput) {
   });
 }
 
-TEST(DdpJoin, PowerSgdGoesOnWhenARankHasNoInput) {
+// A rank without input is one whose loss weighs nothing.
+std::vector<at::Tensor> power_sgd_trained(bool joined) {
   PerRank<std::vector<at::Tensor>> got;
   run_threads(2, [&](int rank) {
     Mlp net;
@@ -255,16 +261,101 @@ TEST(DdpJoin, PowerSgdGoesOnWhenARankHasNoInput) {
         PowerSGDOptions{.start_powerSGD_iter = 2, .min_compression_rate = 0.5});
     model->register_comm_hook(powerSGD_hook(state));
     torch::optim::SGD sgd(net->parameters(), 0.05);
-    join({*model}, [&] {
-      for (int i = 0; i < 3 + 4 * rank; ++i) {
+    const auto train = [&](int n_batches) {
+      for (int i = 0; i < n_batches; ++i) {
         sgd.zero_grad();
-        model->forward(input_of(i, rank)).square().mean().backward();
+        const double weight = i < 3 + 4 * rank ? 1 : 0;
+        (weight * model->forward(input_of(i, rank)).square().mean()).backward();
         sgd.step();
+      }
+    };
+    joined ? join({*model}, [&] { train(3 + 4 * rank); }) : train(7);
+    got.put(rank, net->parameters());
+  });
+  expect_same_bits(got);
+  return got.values().at(1);
+}
+
+TEST(DdpJoin, PowerSgdGoesOnWhenARankHasNoInput) {
+  expect_close(power_sgd_trained(true), power_sgd_trained(false));
+}
+
+TEST(DdpJoin, OptimizersInBackwardStepOnRanksWithoutInput) {
+  PerRank<std::vector<at::Tensor>> got;
+  run_threads(2, [&](int rank) {
+    Mlp net;
+    fill_parameters(*net, 1);
+    auto model = DistributedDataParallel(net);
+    const auto steps = apply_optimizer_in_backward<torch::optim::SGD>(
+        net->parameters(), torch::optim::SGDOptions(0.1).momentum(0.9));
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      join({*model}, [&] {
+        for (int i = 0; i < 4 * rank; ++i) model->forward(input_of(i, rank)).square().mean().backward();
+      });
+      for (const auto& parameter : net->parameters()) EXPECT_FALSE(parameter.grad().defined());
+    }
+    // The momentum is the same everywhere: so is a step that all take.
+    model->forward(input_of(9, rank)).square().mean().backward();
+    got.put(rank, net->parameters());
+  });
+  expect_same_bits(got);
+}
+
+TEST(DdpJoin, ZeroIsNotSteppedForPassesThatOnlyAccumulateOrEvaluate) {
+  PerRank<std::vector<at::Tensor>> got;
+  run_threads(2, [&](int rank) {
+    Mlp net;
+    fill_parameters(*net, 1);
+    auto model = DistributedDataParallel(net);
+    ZeroRedundancyOptimizer<torch::optim::Adam> zero(net->parameters(), torch::optim::AdamOptions(0.01));
+    join({*model, zero}, [&] {
+      for (int i = 0; i < 1 + 2 * rank; ++i) {
+        zero.zero_grad();
+        {
+          const auto guard = model->no_sync();
+          model->forward(input_of(i, rank)).square().mean().backward();
+        }
+        model->forward(input_of(10 + i, rank)).square().mean().backward();
+        zero.step();
+        torch::NoGradGuard no_grad;
+        model->forward(input_of(20 + i, rank));
       }
     });
     got.put(rank, net->parameters());
   });
   expect_same_bits(got);
+}
+
+// One layer that nobody uses.
+struct BranchesImpl : torch::nn::Module {
+  BranchesImpl() {
+    idle = register_module("idle", torch::nn::Linear(kIn, kOut));
+    used = register_module("used", torch::nn::Linear(kIn, kOut));
+  }
+  at::Tensor forward(const at::Tensor& x) { return used(x); }
+  torch::nn::Linear idle{nullptr}, used{nullptr};
+};
+TORCH_MODULE(Branches);
+
+TEST(DdpJoin, WhatNobodyUsesHasNoGradientOnRanksWithoutInput) {
+  for (const bool views : {false, true}) {
+    run_threads(2, [&](int rank) {
+      Branches net;
+      fill_parameters(*net, 1);
+      auto model =
+          DistributedDataParallel(net, {.find_unused_parameters = true, .gradient_as_bucket_view = views});
+      net->idle->weight.mutable_grad() = torch::ones_like(net->idle->weight);
+      join({*model}, [&] {
+        for (int i = 0; i < 2 * rank; ++i) model->forward(input_of(i, rank)).sum().backward();
+      });
+      if (rank == 0) {
+        EXPECT_FALSE(net->idle->weight.grad().defined());
+        EXPECT_TRUE(net->used->weight.grad().defined());
+      } else {
+        EXPECT_TRUE(net->idle->weight.grad().eq(1).all().item<bool>());
+      }
+    });
+  }
 }
 
 TEST(DdpJoin, ZeroShardsGoOnBeingUpdatedByRanksWithoutInput) {

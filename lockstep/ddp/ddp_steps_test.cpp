@@ -85,6 +85,21 @@ TEST(OptimizersInBackward, WaitForTheSyncedPassAfterNoSyncAndWorkBehindAHook) {
   expect_close(got.values().at(0), alone->parameters());
 }
 
+TEST(OptimizersInBackward, StepByThemselvesAgainOnceTheModelIsGone) {
+  run_threads(2, [&](int rank) {
+    Mlp net;
+    fill_parameters(*net, 1);
+    const auto steps = apply_optimizer_in_backward<SGD>(net->parameters(), SGDOptions(0.1));
+    {
+      auto model = DistributedDataParallel(net);
+      model->forward(input_of(0, rank)).sum().backward();
+    }
+    const auto before = net->last->weight.detach().clone();
+    net->forward(input_of(1, rank)).sum().backward();
+    EXPECT_FALSE(torch::equal(before, net->last->weight));
+  });
+}
+
 TEST(OptimizersInBackward, NoLongerStepOnceTheirOwnerIsGone) {
   run_threads(2, [&](int rank) {
     Mlp net;
@@ -204,9 +219,39 @@ TEST(DelayedAllReduce, IsOneOperationPerElementTypeAndNoneInsideNoSync) {
   });
 }
 
+TEST(DelayedAllReduce, ATriggerThatComesTooEarlyIsAnErrorThatStays) {
+  run_threads(2, [&](int rank) {
+    Mlp net;
+    fill_parameters(*net, 1);
+    auto model = DistributedDataParallel(
+        net, {.delay_all_reduce_named_params = {"first.weight"}, .param_to_hook_all_reduce = "last.weight"});
+    const auto loss = model->forward(input_of(0, rank)).sum();
+    EXPECT_NE(refusal([&] { loss.backward(); }).find("first.weight arrived after"), std::string::npos);
+    EXPECT_NE(refusal([&] { model->forward(input_of(0, rank)); }), "no error");
+  });
+}
+
+TEST(DelayedAllReduce, TheBareModuleStaysLocal) {
+  run_threads(2, [&](int rank) {
+    Mlp net;
+    fill_parameters(*net, 1);
+    auto model = DistributedDataParallel(
+        net, {.delay_all_reduce_named_params = {"last.weight"}, .param_to_hook_all_reduce = "first.weight"});
+    const auto before = default_group()->sequence_number();
+    model->module()->forward(input_of(0, rank)).sum().backward();
+    EXPECT_EQ(default_group()->sequence_number(), before);
+  });
+}
+
 TEST(DelayedAllReduce, RefusesHalfAnOptionAndUnknownNames) {
   run_threads(2, [&](int) {
     Mlp net;
+    EXPECT_NE(refusal([&] {
+                DistributedDataParallel(net, {.find_unused_parameters = true,
+                                              .delay_all_reduce_named_params = {"last.weight"},
+                                              .param_to_hook_all_reduce = "first.weight"});
+              }).find("which find_unused_parameters does not promise"),
+              std::string::npos);
     const auto with = [&](const Delay& delay) {
       return refusal([&] {
         DistributedDataParallel(
@@ -269,15 +314,48 @@ TEST(UpdateProcessGroup, TheModelGoesOnAmongOtherRanks) {
   });
 }
 
-TEST(UpdateProcessGroup, RefusesDuringAnUnfinishedReduction) {
+TEST(UpdateProcessGroup, AModelWhoseReductionFailedGoesOn) {
   run_threads(2, [&](int rank) {
     Mlp net;
     fill_parameters(*net, 1);
     auto model = DistributedDataParallel(net);
     model->forward(input_of(0, rank));
     torch::tanh(net->first->forward(input_of(0, rank))).sum().backward();  // leaves out the others
-    EXPECT_NE(refusal([&] { model->update_process_group(nullptr); }).find("did not reach every parameter"),
+    EXPECT_NE(refusal([&] { model->forward(input_of(0, rank)); }).find("did not reach every parameter"),
               std::string::npos);
+    model->zero_grad();
+    model->update_process_group(nullptr);
+    for (int step = 0; step < 2; ++step) {
+      model->zero_grad();
+      model->forward(input_of(step, rank)).sum().backward();
+    }
+    at::Tensor want;
+    for (int r = 0; r < 2; ++r) {
+      const auto grad =
+          torch::autograd::grad({net->forward(input_of(1, r)).sum()}, {net->first->weight})[0].detach() / 2;
+      want = want.defined() ? want + grad : grad;
+    }
+    EXPECT_TRUE(torch::allclose(net->first->weight.grad(), want, 1e-4, 1e-6));
+  });
+}
+
+TEST(UpdateProcessGroup, AloneTheModelIsLeftToItselfAndItsOptimizersStepOn) {
+  run_threads(2, [&](int rank) {
+    const Group low = new_group({0});
+    const Group high = new_group({1});
+    Mlp net;
+    fill_parameters(*net, 1);
+    auto model = DistributedDataParallel(net);
+    const auto steps = apply_optimizer_in_backward<SGD>(net->parameters(), SGDOptions(0.1));
+    model->forward(input_of(0, rank)).sum().backward();
+    EXPECT_NE(refusal([&] { model->update_process_group(rank == 0 ? high : low); }).find("not a member"),
+              std::string::npos);
+    model->update_process_group(rank == 0 ? low : high);
+    const auto before = net->last->weight.detach().clone();
+    const auto grad = torch::autograd::grad({net->forward(input_of(1, rank)).sum()}, {net->last->weight})[0];
+    model->forward(input_of(1, rank)).sum().backward();
+    EXPECT_TRUE(torch::allclose(net->last->weight, before - 0.1 * grad));
+    EXPECT_FALSE(net->last->weight.grad().defined());
   });
 }
 

@@ -1,6 +1,7 @@
 #include "lockstep/ddp/reducer.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/function.h>
@@ -233,6 +234,7 @@ void Reducer::set_static_graph() {
 // ---- other ranks' passes ----
 
 void Reducer::launch_shadow() {
+  const at::NoGradGuard no_grad;  // as in backward(): hooks run here as there
   check_finalized();
   reducing_ = true;
   shadowing_ = true;
@@ -263,16 +265,11 @@ void Reducer::add_nothing(std::size_t b) {
     bucket.flat = internal::no_entries(parameters_[plan_[b].front()]);
     return;
   }
-  for (std::size_t slot = 0; searches() && slot < bucket.views.size(); ++slot) {
-    const std::size_t index = plan_[b][slot];
-    const at::Tensor gradient = access_->get(parameters_[index]);
-    if (gradient.defined() && gradient.const_data_ptr() == bucket.views[slot].const_data_ptr())
-      kept_[index] = gradient.clone();
-  }
   if (bucket.flat.defined()) bucket.flat.zero_();
 }
 
 void Reducer::finish_shadow() {
+  const at::NoGradGuard no_grad;
   finalise();
   shadowing_ = false;
 }

@@ -119,7 +119,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   // A communication hook divides as it sees fit.
   void divide_by(std::function<int()> count) { count_ = std::move(count); }
   // A backward pass of other ranks that this one has no part in: nothing is added to their sums, and the averages are
-  // handed back here as there. After launch_shadow the operations are under way; finish_shadow blocks until they are over.
+  // handed back here as there; what nobody used has no gradient then, as after zero_grad(). After launch_shadow the operations are under way; finish_shadow blocks until they are over.
   void launch_shadow();
   void finish_shadow();
   // Static graph: takes over what rank `speaker` of the group has learnt. Collective.
@@ -163,6 +163,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   void mark_ready(std::size_t index);
   bool counts_down(std::size_t index);
   void add_nothing(std::size_t b);
+  void keep_if_idle(std::size_t index, const at::Tensor& gradient);
   void settle();
   void reduce_learnt();
   void reduce_used();

@@ -175,11 +175,8 @@ void Reducer::store_gradient(std::size_t index, const at::Tensor& view) {
                                  gradient.sizes(), ", its bucket holds ", view.scalar_type(), view.sizes(),
                                  "; parameters must not change type or size after wrapping"));
   }
-  if (same_memory(gradient, view)) {
-    // Perhaps nobody uses it: then it must come out of the reduction as it went in.
-    if (searches() && used_here_.const_data_ptr<int>()[index] == 0) kept_[index] = gradient.clone();
-    return;
-  }
+  if (options_.gradient_as_bucket_view) keep_if_idle(index, gradient);
+  if (same_memory(gradient, view)) return;
   if (gradient.strides() != view.strides() && !warned_strides_) {
     warned_strides_ = true;
     log(LogLevel::kWarn,
@@ -188,6 +185,13 @@ void Reducer::store_gradient(std::size_t index, const at::Tensor& view) {
   }
   copy_dense(view, gradient);
   if (options_.gradient_as_bucket_view) access_->set(parameters_[index], view);
+}
+
+// Perhaps nobody uses it: then it must come out of the reduction as it went in.
+void Reducer::keep_if_idle(std::size_t index, const at::Tensor& gradient) {
+  const bool idle =
+      static_graph_ ? firings_[index] == 0 : searches() && used_here_.const_data_ptr<int>()[index] == 0;
+  if (idle) kept_[index] = gradient.clone();
 }
 
 // A copy, already divided: the reduction works in place, and what was accumulated must survive a failure.
@@ -283,7 +287,6 @@ void Reducer::wait_for(Bucket& bucket) {
 }
 
 void Reducer::finalise() {
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
   Clock::duration waited{};
   std::uint64_t n_bytes = 0;
   const bool counted = searches() || learns();
@@ -348,7 +351,10 @@ void Reducer::hand_back(std::size_t b) {
   if (bucket.is_sparse) {
     const std::size_t index = plan_[b].front();
     at::Tensor reduced = std::exchange(bucket.flat, {});
-    if (used_.defined() && used_.const_data_ptr<int>()[index] == 0) return;
+    if (used_.defined() && used_.const_data_ptr<int>()[index] == 0) {
+      if (shadowing_) access_->set(parameters_[index], {});
+      return;
+    }
     const bool used_up = on_average_ && on_average_(parameters_[index], reduced);
     return access_->set(parameters_[index], used_up ? at::Tensor() : std::move(reduced));
   }
@@ -358,6 +364,7 @@ void Reducer::hand_back(std::size_t b) {
     const at::Tensor& view = bucket.views[slot];
     // Used by nobody: the gradient stays what it was, none or an old one.
     if (used_.defined() && used_.const_data_ptr<int>()[index] == 0) {
+      if (shadowing_) access_->set(parameter, {});
       if (const auto kept = kept_.find(index); kept != kept_.end()) view.copy_(kept->second);
       continue;
     }
@@ -365,6 +372,7 @@ void Reducer::hand_back(std::size_t b) {
       access_->set(parameter, {});
       continue;
     }
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
     const at::Tensor gradient = access_->get(parameter);
     if (options_.gradient_as_bucket_view) {
       if (!gradient.defined() || shadowing_) {

@@ -186,8 +186,9 @@ TEST(ZeroOverlap, StepItselfDoesNothingAndWrongUseIsRefused) {
               std::string::npos);
     model->overlap_optimizer(*zero);
     EXPECT_NE(refusal([&] { model->overlap_optimizer(*zero); }).find("already"), std::string::npos);
-    EXPECT_NE(refusal([&] { zero->add_param_group(OptimizerParamGroup({torch::ones({2})})); })
-                  .find("not with overlap_with_ddp"),
+    EXPECT_NE(refusal([&] {
+                zero->add_param_group(OptimizerParamGroup({torch::ones({2})}));
+              }).find("not with overlap_with_ddp"),
               std::string::npos);
     const auto before = net->first->weight.detach().clone();
     zero->step();

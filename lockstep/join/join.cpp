@@ -80,9 +80,9 @@ class Joining {
 
  private:
   void leave() noexcept {
-    for (std::size_t i = 0; i < std::exchange(n_entered_, 0); ++i) {
-      joinables_[i].get().count_ = nullptr;
-      joinables_[i].get().is_first_ = false;
+    for (; n_entered_ != 0; --n_entered_) {
+      joinables_[n_entered_ - 1].get().count_ = nullptr;
+      joinables_[n_entered_ - 1].get().is_first_ = false;
     }
   }
 
@@ -118,7 +118,9 @@ void join(const std::vector<std::reference_wrapper<Joinable>>& joinables, const 
               " iterations; its share of the input is much smaller than theirs. Said once."));
     }
     is_last_joiner = false;
-    for (Joinable& joinable : joinables) joinable.shadow_iteration();
+    for (Joinable& joinable : joinables) {
+      if (!joinable.shadow_iteration()) break;
+    }
   }
   for (Joinable& joinable : joinables) joinable.finish_join(is_last_joiner);
 }

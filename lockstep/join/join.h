@@ -10,7 +10,8 @@
 // Every collective of an iteration needs all ranks. A rank whose body has returned has joined: in each iteration of the
 // others it runs the joinables' shadow_iteration(), which takes part in the same collectives with nothing to add. An
 // iteration begins when the first joinable of the list calls begin_iteration(); ranks are counted there. When nobody has
-// input left, every joinable's finish_join() runs on all ranks.
+// input left, every joinable's finish_join() runs on all ranks. The state of an ordinary optimizer is not shared: on ranks
+// that ran out early it is older.
 //
 // A function and not a guard: what it does at the end blocks, and may raise.
 // Thread safety: one thread per joinable. All ranks call join with the same joinables in the same order.
@@ -83,8 +84,9 @@ class Joinable {
   virtual const Group& join_group() const = 0;
   // Before the body. Raises kUsage when it cannot be shadowed as it is.
   virtual void enter_join(const JoinOptions& options);
-  // On a rank without input, once for each iteration that others begin: its collectives, in the same order.
-  virtual void shadow_iteration() = 0;
+  // On a rank without input, once for each iteration that others begin: its collectives, in the same order. False: the
+  // iteration went no further (an evaluation, a pass that only accumulates), and what is named after it is not shadowed.
+  virtual bool shadow_iteration() = 0;
   // On all ranks, once nobody has input. `is_last_joiner`: this rank was among the last to run out of it.
   virtual void finish_join(bool is_last_joiner);
 

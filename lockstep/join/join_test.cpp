@@ -18,9 +18,10 @@ class Summing final : public Joinable {
  public:
   explicit Summing(Group group = default_group()) : group_(std::move(group)) {}
   const Group& join_group() const override { return group_; }
-  void shadow_iteration() override {
+  bool shadow_iteration() override {
     sum(0);
     ++n_shadowed;
+    return goes_on;
   }
   void finish_join(bool is_last_joiner) override {
     ++n_finished;
@@ -34,6 +35,7 @@ class Summing final : public Joinable {
 
   int n_shadowed = 0, n_finished = 0;
   bool was_last = false;
+  bool goes_on = true;
   std::vector<int> counts;
 
  private:
@@ -80,6 +82,30 @@ TEST(Join, OnlyTheFirstJoinableCountsAndAllAreShadowedInOrder) {
     EXPECT_EQ(sums, rank == 0 ? (std::vector<double>{20, 2}) : (std::vector<double>{20, 2, 10, 1, 10, 1}));
     EXPECT_EQ(second.counts, rank == 0 ? (std::vector<int>{2}) : (std::vector<int>{2, 1, 1}));
     EXPECT_EQ(first.n_shadowed, rank == 0 ? 2 : 0);
+    EXPECT_EQ(second.n_shadowed, rank == 0 ? 2 : 0);
+  });
+}
+
+TEST(Join, CanBeRepeatedAndEndsWhereAJoinableSaysSo) {
+  run_threads(2, [&](int rank) {
+    Summing first, second;
+    for (int epoch = 0; epoch < 2; ++epoch) {
+      join({first, second}, [&] {
+        for (int i = 0; i < 1 + rank; ++i) {
+          first.iterate(1);
+          second.iterate(1);
+        }
+      });
+    }
+    EXPECT_EQ(second.n_shadowed, rank == 0 ? 2 : 0);
+    EXPECT_EQ(second.n_finished, 2);
+    const std::size_t n_counts = second.counts.size();
+    second.iterate(1);  // outside, nothing is counted
+    EXPECT_EQ(second.counts.size(), n_counts);
+    first.goes_on = false;
+    join({first, second}, [&] {
+      for (int i = 0; i < 2 * rank; ++i) first.iterate(1);
+    });
     EXPECT_EQ(second.n_shadowed, rank == 0 ? 2 : 0);
   });
 }

@@ -18,6 +18,7 @@ class StepHook final : public PostAccumulateGradHook {
   struct Entry {
     std::weak_ptr<Optimizer> optimizer;
     bool fires;
+    bool taken_over = false;
   };
 
   explicit StepHook(std::unique_ptr<PostAccumulateGradHook> before) : before_(std::move(before)) {}
@@ -26,7 +27,7 @@ class StepHook final : public PostAccumulateGradHook {
     if (before_) (*before_)(parameter);
     bool stepped = false;
     for (const Entry& entry : entries) {
-      const auto optimizer = entry.fires ? entry.optimizer.lock() : nullptr;
+      const auto optimizer = entry.fires && !entry.taken_over ? entry.optimizer.lock() : nullptr;
       if (!optimizer) continue;
       optimizer->step();
       stepped = true;
@@ -83,9 +84,15 @@ std::vector<std::shared_ptr<Optimizer>> get_optimizers_in_backward(const at::Ten
 
 std::vector<std::shared_ptr<Optimizer>> take_over_optimizers_in_backward(const at::Tensor& parameter) {
   if (StepHook* hook = hook_of(parameter)) {
-    for (auto& entry : hook->entries) entry.fires = false;
+    for (auto& entry : hook->entries) entry.taken_over = true;
   }
   return get_optimizers_in_backward(parameter);
+}
+
+void give_back_optimizers_in_backward(const at::Tensor& parameter) {
+  if (StepHook* hook = hook_of(parameter)) {
+    for (auto& entry : hook->entries) entry.taken_over = false;
+  }
 }
 
 }  // namespace lockstep

@@ -60,4 +60,7 @@ std::vector<std::shared_ptr<torch::optim::Optimizer>> get_optimizers_in_backward
 std::vector<std::shared_ptr<torch::optim::Optimizer>> take_over_optimizers_in_backward(
     const at::Tensor& parameter);
 
+// Undoes it: backward calls them again.
+void give_back_optimizers_in_backward(const at::Tensor& parameter);
+
 }  // namespace lockstep

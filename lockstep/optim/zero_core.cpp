@@ -199,9 +199,9 @@ at::Tensor ZeroCore::step(LossClosure closure) {
   return step_together(std::move(closure));
 }
 
-void ZeroCore::shadow_iteration() {
-  if (options_.overlap_with_ddp) return;  // the model's shadowed backward() steps
-  step_together(nullptr);
+bool ZeroCore::shadow_iteration() {
+  if (!options_.overlap_with_ddp) step_together(nullptr);  // otherwise the model's shadowed backward() steps
+  return true;
 }
 
 at::Tensor ZeroCore::step_together(LossClosure closure) {

@@ -96,7 +96,7 @@ class ZeroCore : public torch::optim::Optimizer, public Joinable {
   // Uneven inputs: lockstep::join({*model, optimizer}, body). A rank without input goes on updating its share, with the
   // gradients that its DistributedDataParallel, named before it, hands back.
   const Group& join_group() const override { return group_; }
-  void shadow_iteration() override;
+  bool shadow_iteration() override;
 
  protected:
   using MakeOptimizer = std::function<std::unique_ptr<torch::optim::Optimizer>(

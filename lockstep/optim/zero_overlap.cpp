@@ -10,7 +10,8 @@
 namespace lockstep {
 
 std::shared_ptr<ZeroOverlap> ZeroCore::overlap() {
-  if (!options_.overlap_with_ddp) raise(ErrorKind::kUsage, "ZeroRedundancyOptimizer: it was made without overlap_with_ddp");
+  if (!options_.overlap_with_ddp)
+    raise(ErrorKind::kUsage, "ZeroRedundancyOptimizer: it was made without overlap_with_ddp");
   if (overlap_) raise(ErrorKind::kUsage, "ZeroRedundancyOptimizer: it steps with another model already");
   overlap_ = std::make_shared<ZeroOverlap>(*this);
   return overlap_;

@@ -14,74 +14,97 @@
 
 namespace lockstep::internal {
 
-// After the trigger's gradient was accumulated; the reduction outlives it.
+// After a gradient was accumulated; the reduction outlives it.
 class DelayedReduction::Hook final : public torch::autograd::FunctionPostHook {
  public:
-  explicit Hook(DelayedReduction& reduction) : reduction_(reduction) {}
+  Hook(DelayedReduction& reduction, std::string name, bool is_trigger)
+      : reduction_(reduction), name_(std::move(name)), is_trigger_(is_trigger) {}
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
                                             const torch::autograd::variable_list&) override {
-    if (*reduction_.syncs_) reduction_.start();
+    reduction_.on_gradient(name_, is_trigger_);
     return outputs;
   }
 
  private:
   DelayedReduction& reduction_;
+  const std::string name_;
+  const bool is_trigger_;
 };
 
-std::shared_ptr<DelayedReduction> DelayedReduction::create(std::vector<at::Tensor> parameters,
-                                                           const at::Tensor& trigger,
-                                                           std::shared_ptr<const bool> syncs, Group group,
-                                                           std::source_location where) {
+std::shared_ptr<DelayedReduction> DelayedReduction::create(NamedTensors parameters, const at::Tensor& trigger,
+                                                           Group group, std::source_location where) {
   std::shared_ptr<DelayedReduction> made(
-      new DelayedReduction(std::move(parameters), std::move(syncs), std::move(group), where));
-  made->attach(trigger);
+      new DelayedReduction(std::move(parameters), std::move(group), where));
+  bool triggers = false;
+  for (std::size_t i = 0; i < made->parameters_.tensors.size(); ++i) {
+    const bool is_trigger = made->parameters_.tensors[i].is_same(trigger);
+    made->attach(made->parameters_.tensors[i], made->parameters_.names[i], is_trigger);
+    triggers = triggers || is_trigger;
+  }
+  if (!triggers) made->attach(trigger, "param_to_hook_all_reduce", true);
   return made;
 }
 
-DelayedReduction::DelayedReduction(std::vector<at::Tensor> parameters, std::shared_ptr<const bool> syncs,
-                                   Group group, std::source_location where)
+DelayedReduction::DelayedReduction(NamedTensors parameters, Group group, std::source_location where)
     : parameters_(std::move(parameters)),
-      syncs_(std::move(syncs)),
       group_(std::move(group)),
       where_(where),
-      views_(parameters_.size()) {
+      views_(parameters_.tensors.size()) {
   std::map<at::ScalarType, std::vector<std::size_t>> by_type;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) by_type[parameters_[i].scalar_type()].push_back(i);
+  for (std::size_t i = 0; i < parameters_.tensors.size(); ++i)
+    by_type[parameters_.tensors[i].scalar_type()].push_back(i);
   for (const auto& [type, indices] : by_type) {
     std::vector<at::Tensor> like;
-    for (const std::size_t i : indices) like.push_back(parameters_[i]);
+    for (const std::size_t i : indices) like.push_back(parameters_.tensors[i]);
     auto [flat, views] = flat_views(like, group_);
     flat.zero_();
     flats_.push_back(std::move(flat));
     for (std::size_t k = 0; k < indices.size(); ++k) views_[indices[k]] = std::move(views[k]);
   }
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    if (parameters_[i].grad().defined()) views_[i].copy_(parameters_[i].grad());
-    parameters_[i].mutable_grad() = views_[i];
+  for (std::size_t i = 0; i < parameters_.tensors.size(); ++i) {
+    if (parameters_.tensors[i].grad().defined()) views_[i].copy_(parameters_.tensors[i].grad());
+    parameters_.tensors[i].mutable_grad() = views_[i];
   }
 }
 
-void DelayedReduction::attach(const at::Tensor& trigger) {
-  accumulator_ = torch::autograd::impl::grad_accumulator(trigger);
-  hook_key_ = accumulator_->add_post_hook(std::make_unique<Hook>(*this));
+void DelayedReduction::attach(const at::Tensor& parameter, std::string name, bool is_trigger) {
+  auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
+  const auto key = accumulator->add_post_hook(std::make_unique<Hook>(*this, std::move(name), is_trigger));
+  attached_.push_back({std::move(accumulator), key});
 }
 
 DelayedReduction::~DelayedReduction() {
-  if (accumulator_) accumulator_->del_post_hook(hook_key_);
+  for (const Attached& attached : attached_) attached.accumulator->del_post_hook(attached.key);
+}
+
+void DelayedReduction::on_gradient(const std::string& name, bool is_trigger) {
+  if (!works_.empty()) {
+    try {
+      raise(ErrorKind::kUsage,
+            cat("DistributedDataParallel: the gradient of ", name,
+                " arrived after the delayed gradients went out, which was when param_to_hook_all_reduce had "
+                "its own; "
+                "name a parameter whose gradient comes once, after all of delay_all_reduce_named_params"));
+    } catch (...) {
+      failure_ = current_failure();
+      throw;
+    }
+  }
+  if (is_trigger && expected_ && !failure_) start();
 }
 
 void DelayedReduction::start() {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  if (failure_ || !works_.empty()) return;  // a trigger that is used twice fires twice
+  expected_ = false;
   try {
-    for (std::size_t i = 0; i < parameters_.size(); ++i) {
-      const at::Tensor gradient = parameters_[i].grad();
+    for (std::size_t i = 0; i < parameters_.tensors.size(); ++i) {
+      const at::Tensor gradient = parameters_.tensors[i].grad();
       if (!gradient.defined()) {
         views_[i].zero_();
       } else if (gradient.const_data_ptr() != views_[i].const_data_ptr()) {
         views_[i].copy_(gradient);
       }
-      parameters_[i].mutable_grad() = views_[i];
+      parameters_.tensors[i].mutable_grad() = views_[i];
     }
     for (const at::Tensor& flat : flats_) {
       works_.push_back(
@@ -108,6 +131,12 @@ void DelayedReduction::finish() {
 
 void DelayedReduction::check() const {
   if (failure_) raise(*failure_);
+  if (!works_.empty()) {
+    raise(ErrorKind::kUsage,
+          "DistributedDataParallel: the last backward() ended with an error before its delayed gradients "
+          "were averaged; "
+          "other ranks may hold other values now. Start again from a checkpoint.");
+  }
 }
 
 }  // namespace lockstep::internal

@@ -1,7 +1,7 @@
 // Gradients that are averaged together, outside of the buckets, when the gradient of one chosen parameter arrives.
 //
 // They lie in one flat buffer per element type, in the group's shared memory; .grad is a view of it. The one whose
-// arrival starts the reduction is to come last: what has not arrived by then is averaged as it was.
+// arrival starts the reduction, the trigger, comes after all of them: a delayed gradient that comes later is an error.
 // Thread safety: as the reducer, one thread at a time. Ownership: keeps parameters and group alive; its hook ends with it.
 #pragma once
 
@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/ddp/internal/module_state.h"
 #include "lockstep/group/process_group.h"
 #include "lockstep/group/work.h"
 
@@ -25,35 +26,37 @@ namespace lockstep::internal {
 
 class DelayedReduction final : public std::enable_shared_from_this<DelayedReduction> {
  public:
-  // `syncs`: false while gradients only accumulate.
-  static std::shared_ptr<DelayedReduction> create(std::vector<at::Tensor> parameters,
-                                                  const at::Tensor& trigger,
-                                                  std::shared_ptr<const bool> syncs, Group group,
-                                                  std::source_location where);
+  static std::shared_ptr<DelayedReduction> create(NamedTensors parameters, const at::Tensor& trigger,
+                                                  Group group, std::source_location where);
   ~DelayedReduction();
   DelayedReduction(const DelayedReduction&) = delete;
   DelayedReduction& operator=(const DelayedReduction&) = delete;
 
-  // Raises the failure of the last reduction.
+  // After a forward pass whose backward pass is to be reduced.
+  void expect() { expected_ = true; }
+  // Raises the failure of the last reduction, kUsage when it did not come to its end.
   void check() const;
 
  private:
   class Hook;
-  DelayedReduction(std::vector<at::Tensor> parameters, std::shared_ptr<const bool> syncs, Group group,
-                   std::source_location where);
-  void attach(const at::Tensor& trigger);
+  struct Attached {
+    std::shared_ptr<torch::autograd::Node> accumulator;
+    std::uintptr_t key;
+  };
+  DelayedReduction(NamedTensors parameters, Group group, std::source_location where);
+  void attach(const at::Tensor& parameter, std::string name, bool is_trigger);
+  void on_gradient(const std::string& name, bool is_trigger);
   void start();
   void finish();
 
-  const std::vector<at::Tensor> parameters_;
-  const std::shared_ptr<const bool> syncs_;
+  const NamedTensors parameters_;
   const Group group_;
   const std::source_location where_;
   std::vector<at::Tensor> flats_;
   std::vector<at::Tensor> views_;  // by parameter
   std::vector<Work> works_;
-  std::shared_ptr<torch::autograd::Node> accumulator_;
-  std::uintptr_t hook_key_ = 0;
+  std::vector<Attached> attached_;
+  bool expected_ = false;
   std::optional<Failure> failure_;
 };
 

@@ -17,24 +17,42 @@ void Steps::adopt(const std::vector<at::Tensor>& parameters, const std::vector<a
           "inside backward; leave out one or the other");
   }
   for (const at::Tensor& parameter : parameters) {
-    if (!take_over_optimizers_in_backward(parameter).empty())
-      adopted_.insert(parameter.unsafeGetTensorImpl());
+    if (take_over_optimizers_in_backward(parameter).empty()) continue;
+    if (fused_to_.contains(parameter.unsafeGetTensorImpl())) {
+      raise(ErrorKind::kUsage,
+            "DistributedDataParallel: a parameter of the fused optimizer has another that steps inside "
+            "backward; it "
+            "would be stepped twice");
+    }
+    adopted_.emplace(parameter.unsafeGetTensorImpl(), parameter);
   }
 }
 
+void Steps::release() noexcept {
+  for (const auto& entry : adopted_) give_back_optimizers_in_backward(entry.second);
+  adopted_.clear();
+}
+
 void Steps::fuse(std::shared_ptr<FunctionalOptimizer> optimizer, const std::vector<at::Tensor>& only,
-                 const std::vector<at::Tensor>& all) {
+                 const std::vector<at::Tensor>& all, const std::vector<bool>& sparse) {
   if (!optimizer) raise(ErrorKind::kUsage, "register_fused_optimizer: the optimizer is null");
   if (fused_) raise(ErrorKind::kUsage, "register_fused_optimizer: a model has one fused optimizer");
-  std::unordered_set<const void*> known;
-  for (const at::Tensor& parameter : all) known.insert(parameter.unsafeGetTensorImpl());
-  for (std::size_t i = 0; i < only.size(); ++i) {
-    if (!only[i].defined() || !known.contains(only[i].unsafeGetTensorImpl()))
-      raise(ErrorKind::kUsage,
-            cat("register_fused_optimizer: parameter ", i, " is none that this model averages"));
+  std::unordered_map<const void*, bool> is_sparse;
+  for (std::size_t i = 0; i < all.size(); ++i) is_sparse[all[i].unsafeGetTensorImpl()] = sparse[i];
+  const auto& chosen = only.empty() ? all : only;
+  if (chosen.empty())
+    raise(ErrorKind::kUsage, "register_fused_optimizer: this model averages nothing in its buckets");
+  for (std::size_t i = 0; i < chosen.size(); ++i) {
+    const auto found =
+        chosen[i].defined() ? is_sparse.find(chosen[i].unsafeGetTensorImpl()) : is_sparse.end();
+    const char* const fault = found == is_sparse.end() ? " is none that this model averages in its buckets"
+                              : found->second          ? " has sparse gradients"
+                              : !get_optimizers_in_backward(chosen[i]).empty()
+                                  ? " has an optimizer of its own that steps inside backward"
+                                  : nullptr;
+    if (fault != nullptr) raise(ErrorKind::kUsage, cat("register_fused_optimizer: parameter ", i, fault));
   }
-  for (const at::Tensor& parameter : only.empty() ? all : only)
-    fused_to_.insert(parameter.unsafeGetTensorImpl());
+  for (const at::Tensor& parameter : chosen) fused_to_.insert(parameter.unsafeGetTensorImpl());
   fused_ = std::move(optimizer);
 }
 
