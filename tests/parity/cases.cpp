@@ -73,6 +73,23 @@ class Run {
       return loss;
     };
   }
+  // Two parts a step; only the second is synced.
+  template <class Model>
+  std::function<at::Tensor(int step)> accumulating_backward(Model& model) {
+    const auto backward = [this, &model](int step, int part) {
+      at::Tensor loss = this->loss(model->forward(input(step, part)), step, part);
+      loss.backward();
+      return loss;
+    };
+    return [backward, &model](int step) {
+      at::Tensor local;
+      {
+        const auto guard = model->no_sync();
+        local = backward(step, 0);
+      }
+      return local + backward(step, 1);
+    };
+  }
 
   Record take() { return std::move(seen_); }
 
@@ -117,24 +134,11 @@ void bucket_views(Run& run) {
   usual<MlpImpl>(run, {.gradient_as_bucket_view = true});
 }
 
-// Two parts a step; only the second is synced.
 void no_sync(Run& run) {
   const auto net = run.filled<MlpImpl>();
   auto model = DistributedDataParallel(net, {.bucket_cap_mb = kSmallBuckets});
-  const auto part_of_step = [&](int step, int part) {
-    at::Tensor loss = run.loss(model->forward(run.input(step, part)), step, part);
-    loss.backward();
-    return loss;
-  };
-  const auto local_part = [&](int step) {
-    const auto guard = model->no_sync();
-    return part_of_step(step, 0);
-  };
   auto optimizer = sgd(*net);
-  run.train(*net, optimizer, [&](int step) {
-    const at::Tensor local = local_part(step);
-    return local + part_of_step(step, 1);
-  });
+  run.train(*net, optimizer, run.accumulating_backward(model));
 }
 
 // Ranks take the same way in three steps of four, and different ones in the fourth.
@@ -234,6 +238,16 @@ void join_active(Run& run) {
   join_run(run, {.divide_by_initial_world_size = false});
 }
 
+// Each step in two parts, of which the first is local: the rank that is out of data follows the second alone.
+void join_no_sync(Run& run) {
+  const auto net = run.filled<MlpImpl>();
+  auto model = DistributedDataParallel(net, {.bucket_cap_mb = kSmallBuckets});
+  auto optimizer = sgd(*net);
+  lockstep::join({*model},
+                 [&] { run.train(*net, optimizer, run.accumulating_backward(model), run.uneven_steps()); });
+  run.see_parameters("end", *net);
+}
+
 // The share of the rank that is out of data is updated until the end.
 void join_zero(Run& run) {
   const auto net = run.filled<MlpImpl>();
@@ -289,6 +303,7 @@ const std::vector<Case>& cases() {
       named("post_local_sgd", post_local_sgd),
       named("join_initial", join_initial),
       named("join_active", join_active),
+      named("join_no_sync", join_no_sync),
       named("join_zero", join_zero),
   };
   return all;
