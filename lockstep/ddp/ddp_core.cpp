@@ -7,7 +7,6 @@
 #include <utility>
 
 #include "lockstep/base/error.h"
-#include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/ddp/internal/delayed_reduction.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
@@ -15,7 +14,6 @@
 #include "lockstep/ddp/internal/module_state.h"
 #include "lockstep/ddp/internal/steps.h"
 #include "lockstep/group/collectives.h"
-#include "lockstep/group/debug.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/world.h"
 
@@ -34,25 +32,6 @@ void check_materialised(const internal::NamedTensors& parameters) {
 
 BucketCaps caps_of(const DdpOptions& options) {
   return {.cap_mb = options.bucket_cap_mb, .cap_mb_list = options.bucket_cap_mb_list};
-}
-
-// How this one was built, for TORCH_DISTRIBUTED_DEBUG=INFO and above.
-void tell_construction(const DdpOptions& options, const ProcessGroup& group,
-                       const internal::NamedTensors& trained, std::size_t n_all) {
-  if (get_debug_level() == DebugLevel::kOff || !log_enabled(LogLevel::kInfo)) return;
-  std::int64_t n_bytes = 0;
-  for (const auto& tensor : trained.tensors) n_bytes += static_cast<std::int64_t>(tensor.nbytes());
-  std::string words = cat(
-      "DistributedDataParallel over group \"", group.name(), "\" (rank ", group.rank(), " of ", group.size(),
-      ", back end ", group.backend(), "): ", trained.tensors.size(), " of ", n_all, " parameters trained, ",
-      n_bytes, " bytes; bucket_cap_mb ", options.bucket_cap_mb ? cat(*options.bucket_cap_mb) : "unset",
-      ", gradient_as_bucket_view ", options.gradient_as_bucket_view, ", broadcast_buffers ",
-      options.broadcast_buffers, ", init_sync ", options.init_sync);
-  for (std::size_t i = 0; i < trained.tensors.size(); ++i) {
-    words += cat("\n  ", trained.names[i], " ", trained.tensors[i].sizes(), " ",
-                 c10::toString(trained.tensors[i].scalar_type()));
-  }
-  log(LogLevel::kInfo, words);
 }
 
 }  // namespace
@@ -75,8 +54,9 @@ DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, DdpOptions options)
           "wrapping");
   }
   check_materialised(parameters);
-  rebuilt_limits(caps_of(options_));  // a bad cap is an error in a world of one, too
-  tell_construction(options_, *group_, trained, parameters.tensors.size());
+  // A bad cap is an error in a world of one, too.
+  describe_construction(trained, rebuilt_limits(caps_of(options_)).back());
+  tell_construction(trained, parameters.tensors.size());
   if (options_.init_sync && group_->size() > 1) {
     internal::verify_same_on_all_ranks(trained, group_, options_.where);
     std::vector<at::Tensor> tensors = parameters.tensors;
@@ -149,6 +129,7 @@ void DdpCore::make_reducer(const Group& group) {
                            .skip_all_reduce_unused_params = options_.skip_all_reduce_unused_params,
                            .where = options_.where};
     auto reducer = Reducer::create(reduced_->tensors, reduced_->names, std::move(options));
+    reducer->clock().set_sample_rate(sample_rate_);
     if (static_graph_) reducer->set_static_graph();
     if (comm_hook_.run && !alone) reducer->register_comm_hook(comm_hook_);
     reducer->on_average(
@@ -157,6 +138,7 @@ void DdpCore::make_reducer(const Group& group) {
         },
         [steps = steps_] { steps->finish(); });
     reducer_ = std::move(reducer);
+    construction_.bucket_sizes = reducer_->stats().bucket_bytes;
   }
   broadcast_ = std::move(broadcast);
   delayed_reduction_ = std::move(delayed);
@@ -219,6 +201,9 @@ void DdpCore::before_forward() {
     if (reducer_) reducer_->prepare_for_forward();
   }
   if (buffers_due_) sync_buffers(joining);
+  if (!reducer_ || !at::GradMode::is_enabled() || !*syncs_) return;
+  tell_statistics();
+  reducer_->clock().forward_begins(reducer_->n_reductions() + 1);
 }
 
 // Collected anew each time: users may rebind buffers.
@@ -260,6 +245,9 @@ void DdpCore::after_forward(const std::function<void(const Visitor&)>& visit_out
       run_buffer_hook();
     if (delayed_reduction_) delayed_reduction_->expect();
     if (!reducer_) return;
+    StepClock& clock = reducer_->clock();
+    clock.forward_ends();
+    if (clock.samples()) visit_outputs([&](at::Tensor& output) { clock.begins_at(output); });
     if (reducer_->wants_sink()) visit_outputs(collect);
     if (reducer_->searches() && outputs.empty()) {
       raise(ErrorKind::kUsage,

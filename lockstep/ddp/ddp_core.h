@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/ddp/logging_data.h"
 #include "lockstep/ddp/reducer.h"
 #include "lockstep/group/process_group.h"
 #include "lockstep/join/join.h"
@@ -94,6 +95,11 @@ class DdpCore : public torch::nn::Module, public Joinable {
   void check_reducer_finalized() const;
   // All zero in a world of one.
   ReducerStats stats() const;
+  // How it was built, what it did, and the times of the last step that was sampled: the first ten are, and every 100th
+  // after them. No times in a world of one.
+  DdpLoggingData logging_data() const;
+  // Every rate-th step instead; 1: all of them. Raises kUsage below that.
+  void set_ddp_runtime_logging_sample_rate(std::int64_t rate);
   const Group& process_group() const { return group_; }
   // What is done with each bucket of gradients instead of averaging it (comm_hook.h, hooks.h). Once, before the first
   // backward pass, the same on all ranks; raises kUsage otherwise. In a world of one it is never called.
@@ -148,6 +154,9 @@ class DdpCore : public torch::nn::Module, public Joinable {
   void make_reducer(const Group& group);
   void sync_buffers(bool joining);
   void run_buffer_hook();
+  void describe_construction(const internal::NamedTensors& trained, std::size_t cap_bytes);
+  void tell_construction(const internal::NamedTensors& trained, std::size_t n_all) const;
+  void tell_statistics();
 
   const DdpOptions options_;
   Group group_;
@@ -167,6 +176,10 @@ class DdpCore : public torch::nn::Module, public Joinable {
   bool static_graph_;
   CommHook comm_hook_;
   BufferHook buffer_hook_;
+  DdpLoggingData construction_;      // the part that is known from the start
+  bool join_uneven_inputs_ = false;  // there was a join()
+  std::int64_t sample_rate_ = StepClock::kDefaultRate;
+  std::uint64_t n_told_ = 0;  // sampled steps, when the log was last thought of
 
   // What the ranks tell each other at the beginning of a forward pass under join().
   struct Said {

@@ -35,6 +35,7 @@ void DdpCore::enter_join(const JoinOptions& options) {
           "without input "
           "does not know when the others reduce these");
   }
+  join_uneven_inputs_ = true;
   if (!reducer_) return;
   reduced_before_.reset();
   reducer_->divide_by(options.divide_by_initial_world_size ? std::function<int()>() : [this] {

@@ -238,6 +238,7 @@ void Reducer::launch_shadow() {
   check_finalized();
   reducing_ = true;
   shadowing_ = true;
+  clock_.leave_out();
   ending_ = false;
   n_launched_ = 0;
   divisor_ = count_ ? count_() : options_.group->size();

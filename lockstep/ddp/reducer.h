@@ -38,6 +38,7 @@
 #include "lockstep/ddp/bucket_plan.h"
 #include "lockstep/ddp/comm_hook.h"
 #include "lockstep/ddp/gradient_access.h"
+#include "lockstep/ddp/step_times.h"
 #include "lockstep/group/collectives.h"
 #include "lockstep/group/process_group.h"
 
@@ -46,6 +47,8 @@ struct Node;
 }
 
 namespace lockstep {
+
+struct DdpLoggingData;
 
 struct ReducerOptions {
   Group group{};  // required
@@ -69,6 +72,7 @@ struct ReducerStats {
   double exposed_seconds = 0;         // spent waiting at the end of backward: communication not hidden by it
   double last_exposed_seconds = 0;    // of the last backward pass
   std::uint64_t n_buckets_reduced = 0;
+  std::size_t last_n_buckets_reduced = 0;   // of the last backward pass
   std::vector<std::size_t> bucket_bytes{};  // of the buckets in use, in the order of reduction
   bool has_rebuilt_buckets = false;
   std::uint64_t unused_bytes = 0;    // of the parameters that this rank did not use in the last reduced pass
@@ -131,6 +135,10 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
 
   ReducerStats stats() const;
   const BucketIndices& buckets() const { return plan_; }
+  // Everything it knows of logging_data.h but how it was built.
+  void add_to(DdpLoggingData& data) const;
+  std::uint64_t n_reductions() const { return stats_.n_reductions; }
+  StepClock& clock() { return clock_; }
 
  private:
   class Hook;
@@ -167,7 +175,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   void settle();
   void reduce_learnt();
   void reduce_used();
-  void wait_for(Bucket& bucket);
+  void wait_for(std::size_t b);
   void store_gradient(std::size_t index, const at::Tensor& view);
   void store_sparse(std::size_t index, Bucket& bucket);
   void launch_full_buckets();
@@ -234,6 +242,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   std::vector<std::size_t> arrival_;  // order of gradients in the first reduced backward pass
   bool warned_strides_ = false;
   ReducerStats stats_;
+  StepClock clock_;
 };
 
 }  // namespace lockstep

@@ -74,6 +74,7 @@ void Reducer::on_backward_begins() {
 
 void Reducer::begin() {
   reducing_ = true;
+  clock_.backward_begins(parameters_.size(), buckets_.size());
   ending_ = false;
   n_launched_ = 0;
   divisor_ = count_ ? count_() : options_.group->size();
@@ -137,6 +138,7 @@ void Reducer::mark_ready(std::size_t index) {
   ready_[index] = 1;
   if (!stats_.has_rebuilt_buckets && !static_graph_) arrival_.push_back(index);
   --bucket.n_pending;
+  clock_.parameter_ready(index, place.bucket, bucket.n_pending == 0);
   if (place.bucket == n_launched_) launch_full_buckets();
 }
 
@@ -216,6 +218,7 @@ void Reducer::store_sparse(std::size_t index, Bucket& bucket) {
 void Reducer::launch_full_buckets() {
   while (n_launched_ < buckets_.size() && buckets_[n_launched_].n_pending == 0) {
     try {
+      clock_.bucket_started(n_launched_);
       launch(n_launched_);
     } catch (...) {
       fail(cat("starting to reduce bucket ", n_launched_, " of ", buckets_.size()));
@@ -239,6 +242,7 @@ void Reducer::launch(std::size_t b) {
   if (bucket.is_sparse) {
     bucket.work =
         all_reduce(bucket.flat, {.group = options_.group, .async_op = true, .where = options_.where});
+    clock_.bucket_posted(b);  // the ranks have met to count entries
     return;
   }
   if (bucket.skipped || bucket.n_bytes == 0) return;
@@ -262,6 +266,7 @@ void Reducer::launch(std::size_t b) {
   bucket.future = hook_.run(seen);
   if (!bucket.future)
     raise(ErrorKind::kUsage, cat("the communication hook ", hook_.name, " returned no future"));
+  clock_.bucket_awaits(b, bucket.future);
 }
 
 // Every rank takes part in every pass, whether it has unused parameters or not.
@@ -274,13 +279,16 @@ void Reducer::reduce_used() {
   }
 }
 
-void Reducer::wait_for(Bucket& bucket) {
+void Reducer::wait_for(std::size_t b) {
+  Bucket& bucket = buckets_[b];
   if (!bucket.future) {
-    std::exchange(bucket.work, Work()).wait();
-    return;
+    const Work work = std::exchange(bucket.work, Work());
+    work.wait();
+    return clock_.bucket_done(b, work);
   }
   const GradFuture future = std::exchange(bucket.future, nullptr);
   await(future, options_.group->timeout(), cat("the communication hook ", hook_.name));
+  clock_.bucket_done(b);
   const at::Tensor result = hook_result(*future, hook_.name, bucket.flat);
   if (!result.is_alias_of(bucket.flat) || result.const_data_ptr() != bucket.flat.const_data_ptr())
     bucket.flat.copy_(result.view({-1}));
@@ -289,16 +297,17 @@ void Reducer::wait_for(Bucket& bucket) {
 void Reducer::finalise() {
   Clock::duration waited{};
   std::uint64_t n_bytes = 0;
+  std::size_t n_reduced = 0;
   const bool counted = searches() || learns();
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
     try {
       const Clock::time_point start = Clock::now();
-      wait_for(buckets_[b]);
+      wait_for(b);
       if (b == 0 && counted) std::exchange(used_work_, Work()).wait();
       waited += Clock::now() - start;
       if (buckets_[b].skipped && !buckets_[b].is_sparse) continue;
       n_bytes += buckets_[b].is_sparse ? sparse_bytes(buckets_[b].flat) : buckets_[b].n_bytes;
-      ++stats_.n_buckets_reduced;
+      ++n_reduced;
       hand_back(b);
     } catch (...) {
       fail(cat("reducing bucket ", b, " of ", buckets_.size()));
@@ -322,8 +331,11 @@ void Reducer::finalise() {
   --n_expected_;
   ++stats_.n_reductions;
   stats_.n_bytes_reduced += n_bytes;
+  stats_.n_buckets_reduced += n_reduced;
+  stats_.last_n_buckets_reduced = n_reduced;
   stats_.last_exposed_seconds = std::chrono::duration<double>(waited).count();
   stats_.exposed_seconds += stats_.last_exposed_seconds;
+  clock_.backward_ends();
 }
 
 void Reducer::note_unused() {

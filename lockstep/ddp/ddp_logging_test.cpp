@@ -1,0 +1,444 @@
+// What a model tells of itself, and when things happened in a step.
+#include <gtest/gtest.h>
+#include <torch/torch.h>
+
+#include <algorithm>
+#include <chrono>
+#include <mutex>
+#include <numeric>
+#include <thread>
+
+#include "lockstep/base/log.h"
+#include "lockstep/ddp/ddp.h"
+#include "lockstep/ddp/ddp_testing.h"
+#include "lockstep/ddp/hooks.h"
+#include "lockstep/group/group.h"
+
+namespace lockstep {
+namespace {
+
+using namespace ddp_testing;
+using Indices = std::vector<std::size_t>;
+
+template <class Model>
+void train(Model& model, int n_steps, int rank) {
+  for (int step = 0; step < n_steps; ++step) {
+    model->zero_grad();
+    model->forward(input_of(step, rank)).square().sum().backward();
+  }
+}
+
+std::uint64_t bytes_of(const torch::nn::Module& module) {
+  std::uint64_t n_bytes = 0;
+  for (const auto& parameter : module.parameters()) n_bytes += parameter.nbytes();
+  return n_bytes;
+}
+
+TEST(DdpLogging, TellsHowTheModelWasBuilt) {
+  run_threads(2, [](int rank) {
+    Mlp net;
+    net->second->to(torch::kDouble);
+    auto model = DistributedDataParallel(net, {.broadcast_buffers = false,
+                                               .bucket_cap_mb = 2,
+                                               .gradient_as_bucket_view = true,
+                                               .static_graph = true,
+                                               .ignored = {"last.weight"}});
+    const DdpLoggingData data = model->logging_data();
+    EXPECT_EQ(data.world_size, 2);
+    EXPECT_EQ(data.rank, rank);
+    EXPECT_NE(data.module_name.find("Mlp"), std::string::npos) << data.module_name;
+    EXPECT_FALSE(data.is_multi_device_module);
+    EXPECT_EQ(data.num_parameter_tensors, 4u);
+    EXPECT_EQ(data.total_parameter_size_bytes, bytes_of(*net->first) + bytes_of(*net->second));
+    EXPECT_EQ(data.parameter_names,
+              (std::vector<std::string>{"first.weight", "first.bias", "second.weight", "second.bias"}));
+    EXPECT_EQ(data.dtypes, (std::vector<std::string>{"Float", "Double"}));
+    EXPECT_EQ(data.bucket_sizes, (Indices{bytes_of(*net->second), bytes_of(*net->first)}));
+    EXPECT_TRUE(data.device_ids.empty());
+    EXPECT_EQ(data.output_device, -1);
+    EXPECT_FALSE(data.broadcast_buffers);
+    EXPECT_FALSE(data.has_sync_bn);
+    EXPECT_EQ(data.bucket_cap_bytes, 2u << 20);
+    EXPECT_FALSE(data.find_unused_parameters);
+    EXPECT_TRUE(data.gradient_as_bucket_view);
+    EXPECT_TRUE(data.static_graph);
+    EXPECT_EQ(data.backend_name, default_group()->backend());
+    EXPECT_EQ(data.torch_distributed_debug, "OFF");
+    EXPECT_EQ(data.iteration, 0u);
+    EXPECT_FALSE(data.has_error);
+    EXPECT_EQ(data.comm_hook, "");
+    EXPECT_FALSE(data.join_uneven_inputs);
+  });
+}
+
+TEST(DdpLogging, TellsWhatWasSetLater) {
+  run_threads(2, [](int) {
+    auto model = DistributedDataParallel(Mlp());
+    model->register_comm_hook(fp16_compress_hook());
+    model->set_static_graph();
+    const DdpLoggingData data = model->logging_data();
+    EXPECT_EQ(data.comm_hook, fp16_compress_hook().name);
+    EXPECT_TRUE(data.static_graph);
+    EXPECT_EQ(data.bucket_cap_bytes, kDefaultBucketCapBytes);
+  });
+}
+
+TEST(DdpLogging, RemembersUnevenInputsAndLeavesShadowedStepsOut) {
+  run_threads(2, [](int rank) {
+    auto model = DistributedDataParallel(Mlp());
+    train(model, 1, rank);
+    join({*model}, [&] { train(model, rank == 0 ? 1 : 4, rank); });
+    const DdpLoggingData data = model->logging_data();
+    EXPECT_TRUE(data.join_uneven_inputs);
+    EXPECT_EQ(data.iteration, 5u);
+    EXPECT_EQ(data.sampled_steps, rank == 0 ? 2u : 5u);
+  });
+}
+
+TEST(DdpLogging, KnowsALayerThatSynchronisesItsStatistics) {
+  struct SyncBatchNormLike : torch::nn::Module {
+    SyncBatchNormLike() : torch::nn::Module("SyncBatchNorm2d") {
+      register_parameter("weight", torch::ones({1}));
+    }
+  };
+  struct Outer : torch::nn::Module {
+    Outer() { register_module("norm", std::make_shared<SyncBatchNormLike>()); }
+    void forward() {}
+  };
+  run_threads(2, [](int) {
+    EXPECT_TRUE(DistributedDataParallel(std::make_shared<Outer>())->logging_data().has_sync_bn);
+  });
+}
+
+TEST(DdpLogging, HasNoTimesInAWorldOfOne) {
+  run_threads(1, [](int) {
+    auto model = DistributedDataParallel(Mlp());
+    train(model, 2, 0);
+    const DdpLoggingData data = model->logging_data();
+    EXPECT_EQ(data.world_size, 1);
+    EXPECT_EQ(data.num_parameter_tensors, 5u);
+    EXPECT_EQ(data.iteration, 0u);
+    EXPECT_EQ(data.sampled_steps, 0u);
+    EXPECT_EQ(data.forward_compute_time, 0);
+    EXPECT_TRUE(data.bucket_done_time.empty());
+    EXPECT_NE(refusal([&] { model->set_ddp_runtime_logging_sample_rate(0); }), "no error");
+  });
+}
+
+TEST(DdpLogging, TellsOfRebuiltBucketsAndTheOrderOfGradients) {
+  run_threads(3, [](int rank) {
+    Mlp net;
+    auto model = DistributedDataParallel(net, {.bucket_cap_mb = 0.0002});
+    train(model, 1, rank);
+    DdpLoggingData data = model->logging_data();
+    EXPECT_FALSE(data.has_rebuilt_buckets);
+    EXPECT_TRUE(data.rebuilt_bucket_sizes.empty());
+    EXPECT_EQ(data.num_buckets_reduced, 1u);
+    train(model, 1, rank);
+    data = model->logging_data();
+    EXPECT_EQ(data.iteration, 2u);
+    EXPECT_TRUE(data.has_rebuilt_buckets);
+    EXPECT_GT(data.rebuilt_bucket_sizes.size(), 1u);
+    EXPECT_EQ(data.num_buckets_reduced, data.rebuilt_bucket_sizes.size());
+    EXPECT_EQ(std::accumulate(data.rebuilt_bucket_sizes.begin(), data.rebuilt_bucket_sizes.end(), 0ul),
+              bytes_of(*net));
+    EXPECT_EQ(data.bucket_sizes, Indices{bytes_of(*net)});
+    Indices order = data.prev_iteration_grad_ready_order_indices;
+    Indices planned;
+    for (const auto& bucket : data.rebuilt_per_bucket_param_indices)
+      planned.insert(planned.end(), bucket.begin(), bucket.end());
+    EXPECT_EQ(order.front(), 4u);  // the last layer's
+    EXPECT_EQ(planned.front(), 4u);
+    std::ranges::sort(order);
+    std::ranges::sort(planned);
+    EXPECT_EQ(order, (Indices{0, 1, 2, 3, 4}));
+    EXPECT_EQ(planned, order);
+  });
+}
+
+void expect_in_order(const DdpLoggingData& data) {
+  EXPECT_GT(data.forward_compute_time_start, 0);
+  EXPECT_LE(data.forward_compute_time_start, data.forward_compute_time_end);
+  EXPECT_LE(data.forward_compute_time_end, data.backward_compute_time_start);
+  EXPECT_LE(data.backward_compute_time_start, data.backward_compute_time_end);
+  EXPECT_LE(data.backward_compute_time_end, data.backward_time_end);
+  EXPECT_LE(data.backward_comm_time_start, data.backward_comm_time_end);
+  EXPECT_LE(data.backward_comm_time_end, data.backward_time_end);
+  EXPECT_EQ(data.forward_compute_time, data.forward_compute_time_end - data.forward_compute_time_start);
+  EXPECT_EQ(data.backward_compute_time, data.backward_compute_time_end - data.backward_compute_time_start);
+  EXPECT_GT(data.backward_comm_time, 0);
+  EXPECT_LE(data.backward_comm_time, data.backward_comm_time_end - data.backward_comm_time_start);
+  EXPECT_GE(data.backward_compute_comm_overlap_time, 0);
+  EXPECT_LE(data.backward_compute_comm_overlap_time, data.backward_comm_time);
+
+  std::int64_t before = 0;
+  for (const std::size_t index : data.prev_iteration_grad_ready_order_indices) {
+    EXPECT_LE(before, data.parameter_ready_time.at(index));
+    before = data.parameter_ready_time.at(index);
+  }
+  EXPECT_EQ(before, data.backward_compute_time);
+  const auto& plan = data.rebuilt_per_bucket_param_indices;
+  ASSERT_EQ(data.bucket_ready_time.size(), plan.size());
+  std::int64_t started = 0;
+  for (std::size_t b = 0; b < plan.size(); ++b) {
+    std::int64_t last = 0;
+    for (const std::size_t index : plan[b]) last = std::max(last, data.parameter_ready_time.at(index));
+    EXPECT_EQ(data.bucket_ready_time.at(b), last);
+    EXPECT_LE(data.bucket_ready_time.at(b), data.bucket_started_time.at(b));
+    EXPECT_LE(started, data.bucket_started_time.at(b));
+    EXPECT_LT(data.bucket_started_time.at(b), data.bucket_done_time.at(b));
+    started = data.bucket_started_time.at(b);
+  }
+}
+
+TEST(DdpLogging, ThingsHappenInOrder) {
+  for (const bool hooked : {false, true}) {
+    run_threads(2, [&](int rank) {
+      auto model = DistributedDataParallel(Mlp(), {.bucket_cap_mb = 0.0002});
+      if (hooked) model->register_comm_hook(allreduce_hook());
+      train(model, 4, rank);
+      const DdpLoggingData data = model->logging_data();
+      expect_in_order(data);
+      EXPECT_EQ(data.sampled_steps, 4u);
+      EXPECT_GT(data.avg_forward_compute_time, 0);
+      EXPECT_GT(data.avg_backward_compute_time, 0);
+      EXPECT_GT(data.avg_backward_comm_time, 0);
+      EXPECT_LE(data.avg_backward_compute_comm_overlap_time, data.avg_backward_comm_time);
+    });
+  }
+}
+
+std::int64_t now_ns() {
+  return Deadline::now().monotonic_ns();
+}
+
+// A pause in the middle of backward(), long after everything before it has been reduced.
+struct Pause : torch::autograd::Function<Pause> {
+  static at::Tensor forward(torch::autograd::AutogradContext* context, const at::Tensor& x,
+                            std::int64_t* ended, const Group& group) {
+    context->saved_data["ended"] = reinterpret_cast<std::int64_t>(ended);
+    group_of_thread = group;
+    return x.clone();
+  }
+  static torch::autograd::variable_list backward(torch::autograd::AutogradContext* context,
+                                                 torch::autograd::variable_list gradients) {
+    barrier({.group = group_of_thread});
+    std::this_thread::sleep_for(std::chrono::milliseconds(50));
+    *reinterpret_cast<std::int64_t*>(context->saved_data["ended"].toInt()) = now_ns();
+    return {gradients[0], at::Tensor(), at::Tensor()};
+  }
+  inline static thread_local Group group_of_thread;
+};
+
+struct PausingImpl : torch::nn::Module {
+  PausingImpl() {
+    first = register_module("first", torch::nn::Linear(kIn, kIn));
+    last = register_module("last", torch::nn::Linear(kIn, kIn));
+  }
+  at::Tensor forward(const at::Tensor& x) {
+    return last(Pause::apply(first(x), &pause_ended, default_group()));
+  }
+  torch::nn::Linear first{nullptr}, last{nullptr};
+  std::int64_t pause_ended = 0;
+};
+TORCH_MODULE(Pausing);
+
+TEST(DdpLogging, ABucketIsDoneWhenItIsReducedNotWhenSomebodyWaitsForIt) {
+  for (const bool hooked : {false, true}) {
+    run_threads(2, [&](int rank) {
+      Pausing net;
+      auto model = DistributedDataParallel(net, {.bucket_cap_mb_list = {0.0001}});
+      if (hooked) model->register_comm_hook(allreduce_hook());
+      train(model, 3, rank);
+      const DdpLoggingData data = model->logging_data();
+      ASSERT_GE(data.bucket_done_time.size(), 2u);
+      EXPECT_LT(data.backward_compute_time_start + data.bucket_done_time.front(), net->pause_ended);
+      EXPECT_GT(data.backward_compute_time_start + data.bucket_started_time.back(), net->pause_ended);
+      EXPECT_GT(data.backward_compute_comm_overlap_time, 0);
+      // Nothing was under way during the pause.
+      EXPECT_LT(data.backward_comm_time, data.backward_comm_time_end - data.backward_comm_time_start);
+      Pause::group_of_thread = nullptr;
+    });
+  }
+}
+
+// The hooks of parameters come late: the last layer has been computed by then.
+TEST(DdpLogging, BackwardBeginsAtTheOutputs) {
+  run_threads(2, [](int rank) {
+    struct Slow : torch::nn::Module {
+      Slow() { layer = register_module("layer", torch::nn::Linear(kIn, kIn)); }
+      at::Tensor forward(const at::Tensor& x) {
+        return Pause::apply(layer(x), &pause_ended, default_group());
+      }
+      torch::nn::Linear layer{nullptr};
+      std::int64_t pause_ended = 0;
+    };
+    auto net = std::make_shared<Slow>();
+    auto model = DistributedDataParallel(net);
+    train(model, 1, rank);
+    const DdpLoggingData data = model->logging_data();
+    EXPECT_LT(data.backward_compute_time_start, net->pause_ended);
+    EXPECT_GT(data.parameter_ready_time.at(0), 50'000'000);
+    Pause::group_of_thread = nullptr;
+  });
+}
+
+TEST(DdpLogging, SamplesTheFirstTenStepsAndThenSome) {
+  run_threads(2, [](int rank) {
+    auto model = DistributedDataParallel(torch::nn::Linear(kIn, kOut));
+    train(model, 20, rank);
+    EXPECT_EQ(model->logging_data().sampled_steps, 10u);
+    const auto start_of_tenth = model->logging_data().forward_compute_time_start;
+    train(model, 80, rank);
+    EXPECT_EQ(model->logging_data().sampled_steps, 11u);  // the hundredth
+    EXPECT_GT(model->logging_data().forward_compute_time_start, start_of_tenth);
+    model->set_ddp_runtime_logging_sample_rate(4);
+    train(model, 9, rank);  // 104, 108
+    EXPECT_EQ(model->logging_data().sampled_steps, 13u);
+    model->set_ddp_runtime_logging_sample_rate(1);
+    train(model, 3, rank);
+    EXPECT_EQ(model->logging_data().sampled_steps, 16u);
+    for (const int bad : {0, -5}) {
+      EXPECT_NE(refusal([&] { model->set_ddp_runtime_logging_sample_rate(bad); }).find("1 (every step)"),
+                std::string::npos);
+    }
+  });
+}
+
+TEST(DdpLogging, AStepIsTakenDownWholeWhateverHappensBetweenItsForwardAndBackward) {
+  run_threads(2, [](int rank) {
+    auto model = DistributedDataParallel(Mlp(), {.bucket_cap_mb = 0.0002});
+    train(model, 2, rank);
+    const at::Tensor loss = model->forward(input_of(0, rank)).square().sum();
+    {
+      const torch::NoGradGuard no_grad;
+      model->forward(input_of(1, rank));
+    }
+    {
+      const auto guard = model->no_sync();
+      model->forward(input_of(2, rank)).sum().backward();
+    }
+    loss.backward();
+    EXPECT_EQ(model->logging_data().sampled_steps, 3u);
+    expect_in_order(model->logging_data());
+  });
+}
+
+struct TwoPathsImpl : torch::nn::Module {
+  TwoPathsImpl() {
+    a = register_module("a", torch::nn::Linear(kIn, kIn));
+    b = register_module("b", torch::nn::Linear(kIn, kOut));
+  }
+  at::Tensor forward(const at::Tensor& x, bool both) { return both ? b(a(x)) : a(x); }
+  torch::nn::Linear a{nullptr}, b{nullptr};
+};
+TORCH_MODULE(TwoPaths);
+
+TEST(DdpLogging, TellsHowMuchWentUnusedAndWhetherThatChanges) {
+  run_threads(2, [](int rank) {
+    TwoPaths net;
+    auto model = DistributedDataParallel(
+        net,
+        {.bucket_cap_mb = 0.00001, .find_unused_parameters = true, .skip_all_reduce_unused_params = true});
+    EXPECT_FALSE(model->logging_data().can_set_static_graph);
+    const auto step = [&](bool both) { model->forward(input_of(0, rank), both).sum().backward(); };
+    step(false);
+    step(false);
+    DdpLoggingData data = model->logging_data();
+    EXPECT_TRUE(data.can_set_static_graph);
+    EXPECT_EQ(data.unused_parameter_size, bytes_of(*net->b));
+    EXPECT_EQ(data.num_buckets_reduced, 2u);  // of four: those of b were left out
+    EXPECT_EQ(std::ranges::count(data.bucket_done_time, -1), 2);
+    step(true);
+    data = model->logging_data();
+    EXPECT_FALSE(data.can_set_static_graph);
+    EXPECT_EQ(data.unused_parameter_size, 0u);
+    EXPECT_EQ(data.num_buckets_reduced, 4u);
+  });
+}
+
+TEST(DdpLogging, TellsTheErrorThatTheNextForwardRaises) {
+  run_threads(2, [](int rank) {
+    auto model = DistributedDataParallel(TwoPaths());
+    model->forward(input_of(0, rank), true).sum().backward();
+    EXPECT_FALSE(model->logging_data().has_error);
+    model->forward(input_of(0, rank), false).sum().backward();
+    const DdpLoggingData data = model->logging_data();
+    EXPECT_TRUE(data.has_error);
+    EXPECT_NE(data.error.find("b.weight"), std::string::npos) << data.error;
+    EXPECT_EQ(data.error, refusal([&] { model->forward(input_of(0, rank), true); }));
+  });
+}
+
+TEST(DdpLogging, TellsAReductionThatFailed) {
+  run_threads(2, [](int rank) {
+    const Group group = new_group({0, 1});
+    auto model = DistributedDataParallel(Mlp(), {.process_group = group});
+    const at::Tensor loss = model->forward(input_of(0, rank)).sum();
+    barrier();
+    if (rank == 0) group->abort("the test wants it so");
+    EXPECT_NE(refusal([&] { loss.backward(); }), "no error");
+    const DdpLoggingData data = model->logging_data();
+    EXPECT_TRUE(data.has_error);
+    EXPECT_NE(data.error.find("the test wants it so"), std::string::npos) << data.error;
+    EXPECT_EQ(data.sampled_steps, 0u);
+  });
+}
+
+TEST(DdpLogging, IsOneJsonObject) {
+  DdpLoggingData data;
+  data.world_size = 2;
+  data.module_name = "a \"b\" \\ \n c";
+  data.has_error = true;
+  data.rebuilt_per_bucket_param_indices = {{3, 4}, {}, {1}};
+  data.bucket_done_time = {-1, 5};
+  data.dtypes = {"Float", "Half"};
+  const std::string json = data.to_json();
+  EXPECT_TRUE(
+      json.starts_with("{\"world_size\":2,\"rank\":0,\"module_name\":\"a \\\"b\\\" \\\\ \\u000a c\","))
+      << json;
+  for (const char* part :
+       {"\"has_error\":true,", "\"rebuilt_per_bucket_param_indices\":[[3,4],[],[1]],",
+        "\"bucket_done_time\":[-1,5]}", "\"dtypes\":[\"Float\",\"Half\"],", "\"error\":\"\","})
+    EXPECT_NE(json.find(part), std::string::npos) << part << " is missing in " << json;
+  EXPECT_EQ(json.find('\n'), std::string::npos);
+}
+
+TEST(DdpLog, WritesStatisticsAtCertainCountsWhenTheDebugLevelIsDetail) {
+  static std::mutex mutex;
+  static std::vector<std::string> lines;
+  lines.clear();
+  set_log_sink([](LogLevel, std::string_view text) {
+    const std::lock_guard lock(mutex);
+    if (text.find("statistics: {") != std::string_view::npos) lines.emplace_back(text);
+  });
+  set_log_level(LogLevel::kInfo);
+  run_threads(2, [](int rank) {
+    const auto run = [&](DebugLevel level) {
+      barrier();
+      set_debug_level(level);
+      barrier();
+      auto model = DistributedDataParallel(torch::nn::Linear(kIn, kOut));
+      model->set_ddp_runtime_logging_sample_rate(1);
+      train(model, 22, rank);
+    };
+    run(DebugLevel::kInfo);
+    barrier();
+    EXPECT_TRUE(lines.empty());
+    run(DebugLevel::kDetail);
+  });
+  set_debug_level(DebugLevel::kOff);
+  set_log_level_from_env();
+  set_log_sink(nullptr);
+  ASSERT_EQ(lines.size(), 4u);  // at 10 and 20, on two ranks
+  const auto with = [&](const char* part) {
+    return std::ranges::count_if(lines,
+                                 [&](const auto& line) { return line.find(part) != std::string::npos; });
+  };
+  EXPECT_EQ(with("\"sampled_steps\":10,"), 2);
+  EXPECT_EQ(with("\"sampled_steps\":20,"), 2);
+  EXPECT_EQ(with("\"torch_distributed_debug\":\"DETAIL\""), 4);
+}
+
+}  // namespace
+}  // namespace lockstep
