@@ -13,6 +13,7 @@
 #include "lockstep/ddp/ddp_testing.h"
 #include "lockstep/ddp/hooks.h"
 #include "lockstep/group/group.h"
+#include "lockstep/optim/functional_optimizer.h"
 
 namespace lockstep {
 namespace {
@@ -122,6 +123,45 @@ TEST(DdpLogging, HasNoTimesInAWorldOfOne) {
     EXPECT_EQ(data.forward_compute_time, 0);
     EXPECT_TRUE(data.bucket_done_time.empty());
     EXPECT_NE(refusal([&] { model->set_ddp_runtime_logging_sample_rate(0); }), "no error");
+  });
+}
+
+TEST(DdpLogging, AnOptimizerInsideBackwardIsTimedInAWorldOfOneToo) {
+  run_threads(1, [](int) {
+    auto model = DistributedDataParallel(Mlp());
+    model->register_fused_optimizer(
+        std::make_shared<FunctionalSGD>(std::vector<at::Tensor>(), torch::optim::SGDOptions(0.1),
+                                        FunctionalOptions{.allow_empty_param_list = true}));
+    train(model, 2, 0);
+    EXPECT_EQ(model->logging_data().sampled_steps, 2u);
+    EXPECT_GT(model->logging_data().backward_compute_time, 0);
+  });
+}
+
+TEST(DdpLogging, FollowsTheModelToAnotherGroup) {
+  run_threads(4, [](int rank) {
+    const Group low = new_group({0, 1}), high = new_group({2, 3});
+    auto model = DistributedDataParallel(torch::nn::Linear(kIn, kOut));
+    model->set_ddp_runtime_logging_sample_rate(1);
+    train(model, 3, rank);
+    model->update_process_group(rank < 2 ? low : high);
+    train(model, 12, rank);
+    const DdpLoggingData data = model->logging_data();
+    EXPECT_EQ(data.world_size, 2);
+    EXPECT_EQ(data.rank, rank % 2);
+    EXPECT_EQ(data.sampled_steps, 12u);
+  });
+}
+
+TEST(DdpLogging, NamesTheParametersThatItsIndicesMean) {
+  run_threads(2, [](int rank) {
+    auto model = DistributedDataParallel(
+        Mlp(), {.delay_all_reduce_named_params = {"first.weight"}, .param_to_hook_all_reduce = "first.bias"});
+    train(model, 2, rank);
+    const DdpLoggingData data = model->logging_data();
+    EXPECT_EQ(data.num_parameter_tensors, 5u);
+    EXPECT_EQ(data.parameter_names.front(), "first.bias");
+    EXPECT_EQ(data.parameter_ready_time.size(), data.parameter_names.size());
   });
 }
 
