@@ -155,12 +155,13 @@ TEST(DdpLogging, FollowsTheModelToAnotherGroup) {
 
 TEST(DdpLogging, NamesTheParametersThatItsIndicesMean) {
   run_threads(2, [](int rank) {
-    auto model = DistributedDataParallel(
-        Mlp(), {.delay_all_reduce_named_params = {"first.weight"}, .param_to_hook_all_reduce = "first.bias"});
+    auto model = DistributedDataParallel(Mlp(), {.delay_all_reduce_named_params = {"second.weight"},
+                                                 .param_to_hook_all_reduce = "first.weight"});
     train(model, 2, rank);
     const DdpLoggingData data = model->logging_data();
     EXPECT_EQ(data.num_parameter_tensors, 5u);
-    EXPECT_EQ(data.parameter_names.front(), "first.bias");
+    EXPECT_EQ(data.parameter_names,
+              (std::vector<std::string>{"first.weight", "first.bias", "second.bias", "last.weight"}));
     EXPECT_EQ(data.parameter_ready_time.size(), data.parameter_names.size());
   });
 }
