@@ -1,7 +1,7 @@
 # The commands of the README. Each installs what it needs (tools/bootstrap.sh), says what it does, and costs
 # seconds when nothing changed. The build itself is CMake's; see CMakePresets.json.
 .DEFAULT_GOAL := help
-.PHONY: run test bench parity check format clean help
+.PHONY: run test bench parity timeline check format clean help
 
 run:  ## train the example on every core of this machine
 	@tools/bootstrap.sh build torch
@@ -19,6 +19,10 @@ bench:  ## measure lockstep beside its peers; writes build/bench/results.json
 parity:  ## train the same with python torch and with lockstep, and compare every tensor
 	@tools/bootstrap.sh build torch parity
 	@tools/parity.sh
+
+timeline:  ## draw one training step from its logging data; writes docs/images/ddp_timeline.svg
+	@tools/bootstrap.sh build torch
+	@tools/timeline.sh
 
 check:  ## layer check and format check, no build
 	@tools/bootstrap.sh format

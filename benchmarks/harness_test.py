@@ -10,7 +10,7 @@ import unittest.mock
 import xml.dom.minidom
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from harness import aims, plot, rounds, table, two_hosts  # noqa: E402
+from harness import aims, plot, rounds, table, timeline, two_hosts  # noqa: E402
 from harness.contender import Contender, ContenderError  # noqa: E402
 from harness.suites import SUITES, default_ranks  # noqa: E402
 
@@ -118,6 +118,22 @@ class AimsTest(unittest.TestCase):
         self.assertIs(self.held("250,000", [{**add, "lockstep_per_s": 250_000}]), True)
         self.assertIs(self.held("250,000", [{**add, "lockstep_per_s": 249_999}]), False)
 
+    def test_zero_must_be_quicker_and_halve_the_state(self):
+        zero = {"suite": "ddp_step", "case": "1024x8_zero_adam", "ranks": 2, "ratio_adam": 0.9, "state_share": 0.5}
+        self.assertIs(self.held("faster than plain", [zero]), True)
+        self.assertIs(self.held("faster than plain", [{**zero, "ratio_adam": 1.1}]), False)
+        self.assertIs(self.held("half the optimizer's state", [zero]), True)
+        self.assertIs(self.held("half the optimizer's state", [{**zero, "state_share": 0.6}]), False)
+
+    def test_views_cost_no_memory_and_copies_one_copy(self):
+        rows = [{"suite": "ddp_step", "case": f"1024x8_{mode}", "ranks": 2, "extra_gradients": extra}
+                for mode, extra in (("views", 0.0), ("copies", 1.0))]
+        self.assertIs(self.held("with bucket views: none", rows), True)
+        self.assertIs(self.held("without bucket views", rows), True)
+        rows[0]["extra_gradients"] = rows[1]["extra_gradients"] = 1.1
+        self.assertIs(self.held("with bucket views: none", rows), False)
+        self.assertIs(self.held("without bucket views", rows), False)
+
     def test_every_suite_has_an_aim_and_a_table(self):
         self.assertEqual({aim.where["suite"] for aim in aims.AIMS}, set(SUITES))
         self.assertEqual(set(table.SUITES), set(SUITES))
@@ -140,7 +156,7 @@ def other_records():
         {**shape, "suite": "barrier", "kind": "barrier", "case": "call", "bytes": 0, "lockstep": 5.0},
         {**shape, "suite": "two_hosts", "kind": "all_reduce", "case": "hierarchical", "probe": 2.0},
         {"suite": "store", "case": "get", "clients": 1, "lockstep": 1.0, "torch": 2.0},
-        {**shape, "suite": "ddp_step", "case": "1024x8_views", "local": 2.0},
+        {**shape, "suite": "ddp_step", "case": "1024x8_views", "local": 2.0, "ranks": 2, "extra_bytes": 0},
     ]
 
 
@@ -171,13 +187,45 @@ class ReportTest(unittest.TestCase):
                          [("gather", 3.0, 5.0, 9.0)])
 
 
+class TimelineTest(unittest.TestCase):
+    def picture(self, data):
+        with tempfile.TemporaryDirectory() as folder:
+            timeline.draw([data], f"{folder}/step.svg", "a step")
+            return xml.dom.minidom.parse(f"{folder}/step.svg").documentElement
+
+    def bars(self, picture, colour):
+        """(x, width) of each, without the one in the legend."""
+        found = [bar for bar in picture.getElementsByTagName("rect") if bar.getAttribute("fill") == colour]
+        return [(float(bar.getAttribute("x")), float(bar.getAttribute("width"))) for bar in found][1:]
+
+    def test_a_bucket_is_split_where_backward_stops_computing(self):
+        milli = 1_000_000
+        data = {"rank": 0, "forward_compute_time_start": 0, "forward_compute_time_end": 10 * milli,
+                "backward_compute_time_start": 10 * milli, "backward_compute_time_end": 30 * milli,
+                "backward_time_end": 40 * milli, "parameter_ready_time": [5 * milli, 20 * milli, -1],
+                "bucket_ready_time": [5 * milli, 16 * milli, 20 * milli], "bucket_started_time": [5 * milli, 16 * milli, -1],
+                "bucket_done_time": [10 * milli, 24 * milli, -1], "bucket_sizes": [4, 4, 4], "rebuilt_bucket_sizes": [],
+                "backward_comm_time": 13 * milli, "backward_compute_comm_overlap_time": 9 * milli}
+        picture = self.picture(data)
+        (first, first_width), (second, second_width) = self.bars(picture, timeline.HIDDEN)
+        [(exposed, exposed_width)] = self.bars(picture, timeline.REDUCING)
+        self.assertAlmostEqual(second - first, 11 / 5 * first_width, delta=0.5)
+        self.assertAlmostEqual(second_width / first_width, 4 / 5, delta=0.02)
+        self.assertAlmostEqual(exposed, second + second_width, delta=0.2)
+        self.assertAlmostEqual(exposed_width, second_width, delta=0.2)
+        words = [node.firstChild.data for node in picture.getElementsByTagName("text")]
+        self.assertIn("left out", words)
+        self.assertIn("69 % hidden", words)
+
+
 class SuiteTest(unittest.TestCase):
     def options(self, folder, **more):
         return types.SimpleNamespace(out=folder, contenders=folder, quick=False, rounds=2, budget_ms=10,
                                      python_torch=None, ranks=default_ranks(2), **more)
 
     def test_ranks_follow_the_cores(self):
-        self.assertEqual(default_ranks(2), {"all_reduce": [2, 4], "collectives": [2, 4], "barrier": [2, 4, 8]})
+        self.assertEqual(default_ranks(2), {"all_reduce": [2, 4], "collectives": [2, 4], "barrier": [2, 4, 8],
+                                            "ddp_step": [2, 4]})
         self.assertEqual(default_ranks(16)["collectives"], [2, 4, 8, 16])
 
     def test_contenders_are_started_with_their_ranks_and_those_not_built_are_named(self):
@@ -199,6 +247,22 @@ class SuiteTest(unittest.TestCase):
         self.assertEqual(suite.n_steps(), 3)
         suite = SUITES["collectives"](self.options("/nowhere"))
         self.assertEqual(suite.n_steps(), 9 * (4 + 2))
+
+    def test_a_ddp_step_is_held_against_its_local_step_and_pytorchs(self):
+        suite = SUITES["ddp_step"](self.options("/nowhere"))
+        us = {"lockstep": {"local": 10.0, "views": 11.0, "copies": 12.0}, "torch": {"local": 12.0, "views": 24.0, "copies": 30.0}}
+
+        def answering(name):
+            return types.SimpleNamespace(measure=lambda **request: {
+                "us": us[name][request["mode"]], "gradient_bytes": 8, "extra_bytes": 8 * (request["mode"] == "copies")})
+        suite.contenders = {name: answering(name) for name in us}
+        with unittest.mock.patch.object(suite, "cases", lambda _: ["1024x8"]):
+            views, copies = suite.run(2, unittest.mock.Mock())
+        self.assertEqual((views["ratio_local"], views["ratio_torch"], views["torch_slowdown"]), (1.1, 0.4583, 2.0))
+        self.assertEqual((views["extra_gradients"], copies["extra_gradients"]), (0.0, 1.0))
+        text = table.suite_table("ddp_step", [views, copies])
+        self.assertIn("| torch/torch_local | extra memory |", text)
+        self.assertNotIn("adam", text)
 
     def test_two_hosts_are_left_out_with_a_reason_where_there_can_be_none(self):
         suite = SUITES["two_hosts"](self.options("/nowhere"))

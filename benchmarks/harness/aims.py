@@ -77,8 +77,20 @@ AIMS = [
     Aim("store get in at most 25 us", {"suite": "store", "case": "get", "clients": 1}, "lockstep", 25.0),
     Aim("store add by 4 clients: at least 250,000 a second", {"suite": "store", "case": "add", "clients": 4},
         "lockstep_per_s", least=250_000),
-    Aim("DDP step at 32 MiB of parameters with bucket views at most 1.35x the local step",
-        {"suite": "ddp_step", "case": "1024x8_views"}, "ratio_local", 1.35),
+    *(Aim(f"DDP step of {words} with bucket views, 2 ranks on 2 cores: at most {most} of the local step",
+          {"suite": "ddp_step", "ranks": 2, "case": f"{model}_views"}, "ratio_local", most, cores=2)
+      for model, words, most in (("256x8", "an MLP 256x8 (2 MiB)", 1.12), ("1024x8", "an MLP 1024x8 (32 MiB)", 1.20),
+                                 ("2048x8", "an MLP 2048x8 (128 MiB)", 1.30), ("32x200", "200 layers of 32x32", 1.12))),
+    Aim("DDP step of an MLP 1024x8, 4 ranks on 2 cores: at least 1.8x faster than PyTorch with Gloo",
+        {"suite": "ddp_step", "ranks": 4, "case": ("1024x8_views", "1024x8_copies")}, "ratio_torch", 1 / 1.8, cores=2),
+    Aim("ZeRO-1 Adam step of 32 MiB, 2 ranks: faster than plain DDP with Adam",
+        {"suite": "ddp_step", "ranks": 2, "case": "1024x8_zero_adam"}, "ratio_adam", 1.0),
+    Aim("ZeRO-1 Adam, 2 ranks: half the optimizer's state on each",
+        {"suite": "ddp_step", "ranks": 2, "case": "1024x8_zero_adam"}, "state_share", 0.5),
+    Aim("DDP's extra memory per rank with bucket views: none",
+        {"suite": "ddp_step", "case": lambda case: case.endswith("_views")}, "extra_gradients", 0.0),
+    Aim("DDP's extra memory per rank without bucket views: at most one copy of the gradients",
+        {"suite": "ddp_step", "case": lambda case: case.endswith("_copies")}, "extra_gradients", 1.0),
 ]
 
 

@@ -19,8 +19,11 @@ class Svg:
         words = words.replace("&", "&amp;").replace("<", "&lt;")
         self.parts.append(f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}" fill="{colour}" {extra}>{words}</text>')
 
-    def line(self, x1, y1, x2, y2, colour="#ddd"):
-        self.parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}"/>')
+    def line(self, x1, y1, x2, y2, colour="#ddd", extra=""):
+        self.parts.append(f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" stroke="{colour}" {extra}/>')
+
+    def shape(self, kind, where, fill, stroke):
+        self.parts.append(f'<{kind} {where} fill="{fill}" stroke="{stroke}"/>')
 
     def path(self, points, colour, dash=""):
         where = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
@@ -137,8 +140,8 @@ def draw(records, folder):
          [(f"{r['case']}, {size_text(r['bytes'])}", r) for r in of("two_hosts", case="hierarchical")]),
         ("store", "store: microseconds per operation", ("lockstep", "torch"),
          [(f"{r['case']}, {r['clients']} client{'s' * (r['clients'] > 1)}", r) for r in of("store")]),
-        ("ddp_step", "ddp_step, 2 ranks: microseconds per step", ("lockstep", "local"),
-         [(r["case"], r) for r in of("ddp_step")]),
+        ("ddp_step", "ddp_step, 2 ranks: microseconds per step", ("lockstep", "local", "torch"),
+         [(r["case"], r) for r in of("ddp_step", ranks=2) if not r["case"].endswith("_adam")]),
     ]
     for ranks in sorted({r["ranks"] for r in of("collectives")}):
         rows = of("collectives", ranks=ranks, bytes=25 * MIB) or of("collectives", ranks=ranks)

@@ -58,11 +58,11 @@ class Suite:
         path = os.path.join(self.options.contenders, name)
         return ([path, *arguments], {}) if os.path.exists(path) else (None, f"{name} was not built")
 
-    def torch(self, *arguments):
+    def torch(self, *arguments, program="collective/torch_gloo.py"):
         if not self.options.python_torch:
             return None, "no Python with torch here (tools/bench_torch.sh)"
         here = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
-        return [self.options.python_torch, os.path.join(here, "collective", "torch_gloo.py"), *arguments], {}
+        return [self.options.python_torch, os.path.join(here, program), *arguments], {}
 
     def asker(self, contender, **request):
         """A callable that measures once; None when the contender is not there."""

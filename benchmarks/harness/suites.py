@@ -1,6 +1,7 @@
 """The suites on one host: which contenders, which cases, which requests."""
 
 from . import rounds
+from .ddp_step import DdpStep
 from .suite import MIB, RankSuite, Suite
 from .two_hosts import TwoHosts
 
@@ -68,26 +69,6 @@ class Store(Suite):
             yield record
 
 
-class DdpStep(Suite):
-    name = "ddp_step"
-
-    def commands(self, _part):
-        return {"ddp_step": self.program("ddp_step")}
-
-    def cases(self, _part):
-        return [(256, 8), (1024, 8)] if self.options.quick else [(256, 8), (1024, 8), (2048, 8)]
-
-    def run(self, part, progress):
-        for hidden, layers in self.cases(part):
-            entries = {mode: self.asker("ddp_step", mode=mode, hidden=hidden, layers=layers)
-                       for mode in ("local", "views", "copies")}
-            answers = self.play(f"ddp_step {hidden}x{layers}", entries, progress)
-            for mode in ("views", "copies"):
-                record = {"suite": self.name, "case": f"{hidden}x{layers}_{mode}", "ranks": 2,
-                          "bytes": 4 * layers * (hidden * hidden + hidden), "unit": "us"}
-                yield rounds.compare(record, answers.get(mode, []), {"local": answers.get("local", [])})
-
-
 SUITES = {suite.name: suite for suite in (AllReduce, Collectives, Barrier, TwoHosts, Store, DdpStep)}
 
 
@@ -95,4 +76,5 @@ def default_ranks(cores):
     """Numbers of ranks by suite: twice the cores on small machines, where ranks must take turns; else up to 16."""
     def up_to(most):
         return [n for n in (2, 4, 8, 16) if n <= most]
-    return {"all_reduce": up_to(max(cores, 4)), "collectives": up_to(max(cores, 4)), "barrier": up_to(max(cores, 8))}
+    return {"all_reduce": up_to(max(cores, 4)), "collectives": up_to(max(cores, 4)), "barrier": up_to(max(cores, 8)),
+            "ddp_step": up_to(min(max(cores, 4), 8))}

@@ -16,6 +16,13 @@ def _ratio(record, name):
     return "-" if middle is None else f"{middle:.2f} ({spread[0]:.2f}..{spread[1]:.2f})"
 
 
+def _extra_memory(record):
+    """What a rank holds beside parameters and gradients: buckets; or the optimizer's state, where that is the matter."""
+    if record.get("state_bytes") is not None:
+        return f"state {size_text(record['state_bytes'])} of {size_text(record['adam_state_bytes'])}"
+    return "-" if record.get("extra_bytes") is None else size_text(record["extra_bytes"])
+
+
 # By suite: its columns before the numbers, and its contenders.
 RANKS = ("ranks", lambda r: str(r["ranks"]))
 BYTES = ("bytes", lambda r: size_text(r["bytes"]))
@@ -26,7 +33,8 @@ SUITES = {
     "barrier": ([RANKS, CASE], ("limit", "openmpi", "torch")),
     "two_hosts": ([RANKS, BYTES, CASE], ("probe", "flat", "torch")),
     "store": ([("operation", lambda r: r["case"]), ("clients", lambda r: str(r["clients"]))], ("torch",)),
-    "ddp_step": ([("model", lambda r: r["case"]), ("parameters", lambda r: size_text(r["bytes"]))], ("local",)),
+    "ddp_step": ([RANKS, ("model", lambda r: r["case"]), ("parameters", lambda r: size_text(r["bytes"]))],
+                 ("local", "adam", "torch", "torch_local")),
 }
 
 
@@ -36,7 +44,9 @@ def _columns(suite, records):
     columns = head + [(f"{n} us", lambda r, n=n: _number(r.get(n))) for n in names]
     if suite == "store":
         columns += [(f"{n} 1/s", lambda r, n=n: _number(r.get(f"{n}_per_s"))) for n in names]
-    columns += [(f"lockstep/{n} (min..max)", lambda r, n=n: _ratio(r, n)) for n in names[1:]]
+    columns += [(f"lockstep/{n} (min..max)", lambda r, n=n: _ratio(r, n)) for n in names[1:] if n != "torch_local"]
+    if suite == "ddp_step":
+        columns += [("torch/torch_local", lambda r: _number(r.get("torch_slowdown"))), ("extra memory", _extra_memory)]
     return columns
 
 
