@@ -4,6 +4,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/hooks.h"
+#include "lockstep/ddp/replicate.h"
 #include "lockstep/group/group.h"
 #include "lockstep/join/join.h"
 #include "lockstep/optim/optim.h"

@@ -13,6 +13,7 @@
 // Thread safety: as torch::nn::Module, one thread at a time.
 #pragma once
 
+#include <torch/nn/modules/container/any.h>
 #include <torch/nn/pimpl.h>
 
 #include <concepts>
@@ -23,6 +24,7 @@
 
 #include "lockstep/ddp/ddp_core.h"
 #include "lockstep/ddp/distributed_sampler.h"
+#include "lockstep/ddp/forward_pass.h"
 #include "lockstep/ddp/visit_tensors.h"
 
 namespace lockstep {
@@ -34,29 +36,42 @@ concept ModuleHolderType = requires(const T& holder) {
   { holder.ptr() } -> std::convertible_to<std::shared_ptr<typename T::ContainedType>>;
 };
 
+// Modules that are handles themselves, and wrapped as they are instead of by pointer: AnyModule; torch::jit::Module when
+// ddp_script.h is included.
+template <class M>
+inline constexpr bool wrapped_by_value = false;
+template <>
+inline constexpr bool wrapped_by_value<torch::nn::AnyModule> = true;
+
 template <class M>
 class DistributedDataParallelImpl final : public DdpCore {
-  static_assert(std::is_base_of_v<torch::nn::Module, M>, "DistributedDataParallel wraps a torch::nn::Module");
+  static_assert(
+      std::is_base_of_v<torch::nn::Module, M>,
+      "DistributedDataParallel wraps torch::nn::Module, AnyModule and, with lockstep/ddp/ddp_script.h, "
+      "torch::jit::Module");
 
  public:
   // Blocks until all ranks construct theirs. Raises kUsage when there is no group, no trainable parameter, or the ranks'
   // modules differ; what the group raises otherwise.
   DistributedDataParallelImpl(std::shared_ptr<M> module, DdpOptions options)
-      : DdpCore(module, std::move(options)), module_(std::move(module)) {}
+      : DdpCore(tensors_of(module), module, std::move(options)), module_(std::move(module)) {}
 
   // The module's own forward: its arguments, its result. Raises when the last backward pass was not reduced.
   // With gradients switched off (NoGradGuard) nothing is prepared for reduction.
   template <class... Args>
   decltype(auto) forward(Args&&... args) {
-    before_forward();
-    if constexpr (std::is_void_v<decltype(module_->forward(std::forward<Args>(args)...))>) {
-      module_->forward(std::forward<Args>(args)...);
-      after_forward([](const Visitor&) {});
-    } else {
-      decltype(auto) output = module_->forward(std::forward<Args>(args)...);
-      after_forward([&](const Visitor& visit) { visit_tensors(output, visit); });
-      return output;
-    }
+    const auto call = [this](auto&&... inputs) -> decltype(auto) {
+      return module_->forward(std::forward<decltype(inputs)>(inputs)...);
+    };
+    return internal::run_forward(*this, call, std::forward<Args>(args)...);
+  }
+
+  // A deep copy with the same options and the same group, not collective: every rank copies what it has. Hooks are not
+  // copied. Raises kUsage when the module cannot be cloned (torch::nn::Cloneable).
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override {
+    const auto copy = std::dynamic_pointer_cast<M>(cloned(*module_, device));
+    return std::make_shared<DistributedDataParallelImpl>(copy, options_of_clone());
   }
 
   // The wrapped module. Its forward is purely local: use it to evaluate on one rank alone.
@@ -64,6 +79,39 @@ class DistributedDataParallelImpl final : public DdpCore {
 
  private:
   const std::shared_ptr<M> module_;
+};
+
+// As AnyModule, which hides the module's type: model->forward<Result>(...), a tensor unless said otherwise, with arguments
+// of exactly the types that the module's forward takes.
+template <>
+class DistributedDataParallelImpl<torch::nn::AnyModule> final : public DdpCore {
+ public:
+  DistributedDataParallelImpl(torch::nn::AnyModule module, DdpOptions options)
+      : DdpCore(tensors_of(pointer_of(module)), pointer_of(module), std::move(options)),
+        module_(std::move(module)) {}
+
+  template <class Result = at::Tensor, class... Args>
+  Result forward(Args&&... args) {
+    const auto call = [this](auto&&... inputs) -> Result {
+      return module_.forward<Result>(std::forward<decltype(inputs)>(inputs)...);
+    };
+    return internal::run_forward(*this, call, std::forward<Args>(args)...);
+  }
+
+  std::shared_ptr<torch::nn::Module> clone(
+      const std::optional<torch::Device>& device = std::nullopt) const override {
+    cloned(*module_.ptr(), device);  // an error of ours when it cannot be
+    return std::make_shared<DistributedDataParallelImpl>(module_.clone(device), options_of_clone());
+  }
+
+  const torch::nn::AnyModule& module() const { return module_; }
+
+ private:
+  static std::shared_ptr<torch::nn::Module> pointer_of(const torch::nn::AnyModule& module) {
+    return module.is_empty() ? nullptr : module.ptr();
+  }
+
+  torch::nn::AnyModule module_;
 };
 
 // A value, like the holders of torch::nn: copies share the module; model->forward(...), model->parameters().
@@ -78,13 +126,24 @@ class DistributedDataParallel : public torch::nn::ModuleHolder<DistributedDataPa
   requires std::same_as<typename Holder::ContainedType, M>
   explicit DistributedDataParallel(const Holder& holder, DdpOptions options = {})
       : DistributedDataParallel(holder.ptr(), std::move(options)) {}
+  explicit DistributedDataParallel(const M& module, DdpOptions options = {}) requires wrapped_by_value<M>
+      : Base(std::make_shared<DistributedDataParallelImpl<M>>(module, std::move(options))) {}
   // model(x) is model->forward(x). The inherited one does not see a forward that is a template.
   template <class... Args>
   decltype(auto) operator()(Args&&... args) {
     return this->get()->forward(std::forward<Args>(args)...);
   }
+  // See DistributedDataParallelImpl::clone. The copy is a model of its own.
+  DistributedDataParallel clone(const std::optional<torch::Device>& device = std::nullopt) const {
+    return DistributedDataParallel(
+        std::dynamic_pointer_cast<DistributedDataParallelImpl<M>>(this->ptr()->clone(device)));
+  }
   // Empty, to be assigned later.
   DistributedDataParallel(std::nullptr_t) : Base(nullptr) {}
+
+ private:
+  explicit DistributedDataParallel(std::shared_ptr<DistributedDataParallelImpl<M>> made)
+      : Base(std::move(made)) {}
 };
 
 template <class M>

@@ -4,9 +4,11 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <atomic>
 #include <utility>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/ddp/internal/delayed_reduction.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
@@ -36,17 +38,18 @@ BucketCaps caps_of(const DdpOptions& options) {
 
 }  // namespace
 
-DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, DdpOptions options)
+DdpCore::DdpCore(std::shared_ptr<const ModuleTensors> tensors, std::shared_ptr<torch::nn::Module> module,
+                 DdpOptions options)
     : torch::nn::Module("DistributedDataParallel"),
       options_(std::move(options)),
       group_(options_.process_group ? options_.process_group : default_group()),
-      wrapped_(std::move(module)),
+      tensors_(std::move(tensors)),
       steps_(std::make_shared<internal::Steps>()),
       static_graph_(options_.static_graph) {
-  check_options(wrapped_.get());
-  register_module("module", wrapped_);
-  internal::check_ignored(*wrapped_, options_.ignored);
-  const internal::NamedTensors parameters = internal::parameters_of(*wrapped_, options_.ignored);
+  check_options();
+  register_module("module", std::move(module));
+  internal::check_ignored(*tensors_, options_.ignored);
+  const internal::NamedTensors parameters = internal::parameters_of(*tensors_, options_.ignored);
   internal::NamedTensors trained = internal::trainable(parameters);
   if (trained.tensors.empty()) {
     raise(ErrorKind::kUsage,
@@ -59,14 +62,15 @@ DdpCore::DdpCore(std::shared_ptr<torch::nn::Module> module, DdpOptions options)
   tell_construction(trained, parameters.tensors.size());
   if (options_.init_sync && group_->size() > 1) {
     internal::verify_same_on_all_ranks(trained, group_, options_.where);
-    std::vector<at::Tensor> tensors = parameters.tensors;
+    std::vector<at::Tensor> synced = parameters.tensors;
     if (options_.broadcast_buffers) {
-      const auto buffers = internal::buffers_of(*wrapped_, options_.ignored).tensors;
-      tensors.insert(tensors.end(), buffers.begin(), buffers.end());
+      const auto buffers = internal::buffers_of(*tensors_, options_.ignored).tensors;
+      synced.insert(synced.end(), buffers.begin(), buffers.end());
     }
-    internal::FlatBroadcast(group_, options_.where).run(tensors);  // its memory goes with it
+    internal::FlatBroadcast(group_, options_.where).run(synced);  // its memory goes with it
   }
   take_delayed(trained);
+  prepare_precisions(parameters);
   reduced_ = std::make_unique<internal::NamedTensors>(std::move(trained));
   make_reducer(group_);
 }
@@ -98,7 +102,7 @@ void DdpCore::take_delayed(internal::NamedTensors& trained) {
   }
   if (!names.empty())
     trigger_ = trained.tensors[static_cast<std::size_t>(index_of(options_.param_to_hook_all_reduce))];
-  std::vector<bool> sparse = internal::sparse_gradients(*wrapped_, trained);
+  std::vector<bool> sparse = internal::sparse_gradients(*tensors_, trained);
   for (const std::string& name : names) {
     const auto index = index_of(name);
     delayed_->names.push_back(name);
@@ -112,10 +116,10 @@ void DdpCore::take_delayed(internal::NamedTensors& trained) {
   }
 }
 
-// In a world of one only for optimizers that step inside backward(). Nothing has changed when it raises.
+// In a world of one only for optimizers that step inside backward() and for mixed precision. Nothing has changed when it raises.
 void DdpCore::make_reducer(const Group& group) {
   const bool alone = group->size() == 1;
-  if (alone && !steps_->any()) return;
+  if (alone && !works_alone()) return;
   auto broadcast = std::make_unique<internal::FlatBroadcast>(group, options_.where);
   std::shared_ptr<internal::DelayedReduction> delayed;
   if (!delayed_->tensors.empty())
@@ -123,11 +127,13 @@ void DdpCore::make_reducer(const Group& group) {
   if (!reduced_->tensors.empty()) {
     ReducerOptions options{.group = group,
                            .caps = caps_of(options_),
-                           .sparse = internal::sparse_gradients(*wrapped_, *reduced_),
+                           .sparse = internal::sparse_gradients(*tensors_, *reduced_),
                            .gradient_as_bucket_view = options_.gradient_as_bucket_view,
                            .find_unused_parameters = options_.find_unused_parameters,
                            .skip_all_reduce_unused_params = options_.skip_all_reduce_unused_params,
                            .where = options_.where};
+    if (options_.mixed_precision) options.reduce_dtype = options_.mixed_precision->reduced_in();
+    options.precisions = precisions_;
     auto reducer = Reducer::create(reduced_->tensors, reduced_->names, std::move(options));
     reducer->clock().set_sample_rate(sample_rate_);
     if (static_graph_) reducer->set_static_graph();
@@ -144,6 +150,10 @@ void DdpCore::make_reducer(const Group& group) {
   delayed_reduction_ = std::move(delayed);
 }
 
+bool DdpCore::works_alone() const {
+  return steps_->any() || options_.mixed_precision.has_value();
+}
+
 void DdpCore::update_process_group(Group group) {
   if (join_options() != nullptr) raise(ErrorKind::kUsage, "update_process_group: not inside join()");
   if (torch::autograd::get_current_graph_task_id() != -1)
@@ -152,7 +162,8 @@ void DdpCore::update_process_group(Group group) {
   if (!is_group_member(group))
     raise(ErrorKind::kUsage,
           cat("update_process_group: this rank is not a member of \"", group->name(), "\""));
-  if (group->size() == 1 && !steps_->any()) {
+  if (precisions_) precisions_->restore();
+  if (group->size() == 1 && !works_alone()) {
     reducer_ = nullptr;
     broadcast_ = nullptr;
     delayed_reduction_ = nullptr;
@@ -168,7 +179,7 @@ void DdpCore::update_process_group(Group group) {
 void DdpCore::register_fused_optimizer(std::shared_ptr<FunctionalOptimizer> optimizer,
                                        const std::vector<at::Tensor>& only) {
   steps_->fuse(std::move(optimizer), only, reduced_->tensors,
-               internal::sparse_gradients(*wrapped_, *reduced_));
+               internal::sparse_gradients(*tensors_, *reduced_));
   if (!reducer_) make_reducer(group_);
 }
 
@@ -179,8 +190,48 @@ void DdpCore::overlap_optimizer(ZeroCore& zero) {
 
 DdpCore::~DdpCore() = default;
 
-void DdpCore::check_options(const torch::nn::Module* module) const {
-  if (module == nullptr) raise(ErrorKind::kUsage, "DistributedDataParallel: the module is null");
+void DdpCore::prepare_precisions(const internal::NamedTensors& parameters) {
+  if (!options_.mixed_precision) return;
+  const MixedPrecision& mixed = *options_.mixed_precision;
+  internal::check_mixed_precision(mixed, parameters.tensors, options_.gradient_as_bucket_view);
+  if (!delayed_->tensors.empty() || !tensors_->sparse_parameters().empty()) {
+    raise(ErrorKind::kUnsupported,
+          "DistributedDataParallel: mixed precision goes neither with sparse gradients (make the embeddings "
+          "dense) nor "
+          "with delay_all_reduce_named_params");
+  }
+  for (const auto& buffer : internal::buffers_of(*tensors_, options_.ignored).tensors) {
+    if (mixed.buffer_dtype && buffer.is_floating_point()) buffer.set_data(buffer.to(*mixed.buffer_dtype));
+  }
+  if (mixed.param_dtype)
+    precisions_ = std::make_shared<internal::TwoPrecisions>(parameters.tensors, *mixed.param_dtype);
+}
+
+std::shared_ptr<torch::nn::Module> DdpCore::cloned(const torch::nn::Module& module,
+                                                   const std::optional<torch::Device>& device) {
+  try {
+    return module.clone(device);
+  } catch (const c10::Error& error) {
+    raise(ErrorKind::kUsage,
+          cat("DistributedDataParallel: this module cannot be cloned: ", error.what_without_backtrace()));
+  }
+}
+
+DdpOptions DdpCore::options_of_clone() const {
+  DdpOptions options = options_;
+  options.process_group = group_;
+  options.init_sync = false;
+  options.static_graph = static_graph_;
+  return options;
+}
+
+void DdpCore::check_options() const {
+  if (static std::atomic<bool> said = false; options_.check_reduction && !said.exchange(true)) {
+    log(LogLevel::kWarn,
+        "DistributedDataParallel: check_reduction is deprecated and does nothing: whether the last backward "
+        "pass was "
+        "reduced is always checked. Said once.");
+  }
   if (!options_.device_ids.empty() || options_.output_device) {
     raise(ErrorKind::kUsage,
           "DistributedDataParallel: device_ids and output_device must stay empty for a module on the CPU");
@@ -198,6 +249,7 @@ void DdpCore::before_forward() {
   if (at::GradMode::is_enabled()) {
     steps_->adopt(reduced_->tensors, delayed_->tensors);
     if (delayed_reduction_) delayed_reduction_->check();
+    if (delayed_reduction_) delayed_reduction_->follow_parameters();
     if (reducer_) reducer_->prepare_for_forward();
   }
   if (buffers_due_) sync_buffers(joining);
@@ -214,12 +266,12 @@ void DdpCore::sync_buffers(bool joining) {
     return;
   }
   if (!options_.broadcast_buffers) return;
-  const std::vector<at::Tensor> buffers = internal::buffers_of(*wrapped_, options_.ignored).tensors;
+  const std::vector<at::Tensor> buffers = internal::buffers_of(*tensors_, options_.ignored).tensors;
   if (!buffers.empty()) broadcast_->run(buffers, joining ? heard().highest_active : 0);
 }
 
 void DdpCore::run_buffer_hook() {
-  const internal::NamedTensors named = internal::buffers_of(*wrapped_, options_.ignored);
+  const internal::NamedTensors named = internal::buffers_of(*tensors_, options_.ignored);
   torch::OrderedDict<std::string, at::Tensor> buffers;
   for (std::size_t i = 0; i < named.names.size(); ++i) buffers.insert(named.names[i], named.tensors[i]);
   auto futures = buffer_hook_.run(buffers);
@@ -238,37 +290,49 @@ void DdpCore::register_buffer_hook(BufferHook hook) {
 void DdpCore::after_forward(const std::function<void(const Visitor&)>& visit_outputs) {
   if (!broadcast_) return;
   buffers_due_ = at::GradMode::is_enabled() && *syncs_;
+  if (!at::GradMode::is_enabled()) return;
+  if (buffers_due_ && buffer_hook_.run && buffer_hook_.when == BufferHook::When::kAfterForward &&
+      group_->size() != 1)
+    run_buffer_hook();
+  if (buffers_due_ && delayed_reduction_) delayed_reduction_->expect();
+  if (!reducer_) return;
   std::vector<at::Tensor> outputs;
-  const auto collect = [&](at::Tensor& output) { outputs.push_back(output); };
   if (buffers_due_) {
-    if (buffer_hook_.run && buffer_hook_.when == BufferHook::When::kAfterForward && group_->size() != 1)
-      run_buffer_hook();
-    if (delayed_reduction_) delayed_reduction_->expect();
-    if (!reducer_) return;
     StepClock& clock = reducer_->clock();
     clock.forward_ends();
     if (clock.samples()) visit_outputs([&](at::Tensor& output) { clock.begins_at(output); });
-    if (reducer_->wants_sink()) visit_outputs(collect);
-    if (reducer_->searches() && outputs.empty()) {
-      raise(ErrorKind::kUsage,
-            "DistributedDataParallel: find_unused_parameters found no tensor in what forward() returned; "
-            "give its type "
-            "a lockstep_visit function (lockstep/ddp/visit_tensors.h)");
-    }
-    reducer_->expect_backward(outputs);
-    if (outputs.empty()) return;
-    outputs = internal::pass_sink(
-        outputs,
-        [weak = std::weak_ptr(reducer_)] {
-          if (const auto reducer = weak.lock()) reducer->on_backward_begins();
-        },
-        sink_clone_);
-    std::size_t next = 0;
-    visit_outputs([&](at::Tensor& output) { output = outputs[next++]; });
-  } else if (at::GradMode::is_enabled() && reducer_) {
-    if (reducer_->searches()) visit_outputs(collect);
-    reducer_->expect_local_backward(outputs);
   }
+  if (precisions_ || (buffers_due_ ? reducer_->wants_sink() : reducer_->searches()))
+    visit_outputs([&](at::Tensor& output) { outputs.push_back(output); });
+  if (buffers_due_ && reducer_->searches() && outputs.empty()) {
+    raise(ErrorKind::kUsage,
+          "DistributedDataParallel: find_unused_parameters found no tensor in what forward() returned; "
+          "give its type "
+          "a lockstep_visit function (lockstep/ddp/visit_tensors.h)");
+  }
+  buffers_due_ ? reducer_->expect_backward(outputs) : reducer_->expect_local_backward(outputs);
+  if (outputs.empty()) {
+    if (precisions_) precisions_->expect_unwatched();
+  } else if (precisions_ || buffers_due_) {
+    watch(std::move(outputs), visit_outputs);
+  }
+}
+
+// Puts a node in front of the outputs that tells of the backward pass.
+void DdpCore::watch(std::vector<at::Tensor> outputs,
+                    const std::function<void(const Visitor&)>& visit_outputs) {
+  const bool announced = buffers_due_ && reducer_->wants_sink();
+  const auto graph = precisions_ ? std::make_shared<internal::TwoPrecisions::Graph>(precisions_) : nullptr;
+  outputs = internal::pass_sink(
+      outputs,
+      [announced, graph, weak = std::weak_ptr(reducer_)] {
+        if (graph) graph->begins();
+        const auto reducer = weak.lock();
+        if (announced && reducer) reducer->on_backward_begins();
+      },
+      sink_clone_);
+  std::size_t next = 0;
+  visit_outputs([&](at::Tensor& output) { output = outputs[next++]; });
 }
 
 void DdpCore::register_comm_hook(CommHook hook) {

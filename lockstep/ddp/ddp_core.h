@@ -12,6 +12,8 @@
 #include <vector>
 
 #include "lockstep/ddp/logging_data.h"
+#include "lockstep/ddp/mixed_precision.h"
+#include "lockstep/ddp/module_tensors.h"
 #include "lockstep/ddp/reducer.h"
 #include "lockstep/group/process_group.h"
 #include "lockstep/join/join.h"
@@ -40,6 +42,8 @@ struct DdpOptions {
   // Every step uses the same parameters the same number of times: learnt in the first. Allows what the search cannot
   // see: reentrant checkpointing, layers checkpointed twice, parameters used outside forward().
   bool static_graph = false;
+  // Compute in a short type, see mixed_precision.h.
+  std::optional<MixedPrecision> mixed_precision{};
   // With find_unused_parameters: buckets that no rank uses are not reduced. All ranks must leave out the same.
   bool skip_all_reduce_unused_params = false;
   // Sizes of the first, second, ... bucket; the last repeats. Overrides bucket_cap_mb.
@@ -89,6 +93,8 @@ class DdpCore : public torch::nn::Module, public Joinable {
     bool before_;
   };
 
+  using Visitor = std::function<void(at::Tensor&)>;
+
   ~DdpCore() override;
   NoSync no_sync() { return NoSync(syncs_); }
   // Raises when the last backward pass was not reduced to the end; see Reducer::prepare_for_forward.
@@ -128,7 +134,7 @@ class DdpCore : public torch::nn::Module, public Joinable {
   // As the option; raises kUsage after the first forward pass.
   void set_static_graph();
   // The outputs of forward() are copies of what the module returned, so that they may be changed in place. Only where
-  // they must be watched (find_unused_parameters, static_graph); false saves the copy.
+  // they must be watched (find_unused_parameters, static_graph, mixed precision); false saves the copy.
   void set_sink_clone(bool clone) { sink_clone_ = clone; }
 
   // Uneven inputs: lockstep::join({*model}, body, options). Inside, each synced forward() is followed by its own
@@ -141,17 +147,27 @@ class DdpCore : public torch::nn::Module, public Joinable {
   void finish_join(bool is_last_joiner) override;
 
  protected:
-  DdpCore(std::shared_ptr<torch::nn::Module> module, DdpOptions options);
-  // Collective unless in a world of one: checks the last backward pass, rebuilds buckets once, sends buffers.
-  void before_forward();
-  // `visit_outputs` calls what it is given with every tensor of the outputs.
-  using Visitor = std::function<void(at::Tensor&)>;
-  void after_forward(const std::function<void(const Visitor&)>& visit_outputs);
+  // `module` becomes the child named "module", which is what parameters(), train() and torch::save see.
+  DdpCore(std::shared_ptr<const ModuleTensors> tensors, std::shared_ptr<torch::nn::Module> module,
+          DdpOptions options);
+  // module.clone(device), its errors as kUsage.
+  static std::shared_ptr<torch::nn::Module> cloned(const torch::nn::Module& module,
+                                                   const std::optional<torch::Device>& device);
+  // Those of this one; the copies are taken for equal where the originals are.
+  DdpOptions options_of_clone() const;
 
  private:
-  void check_options(const torch::nn::Module* module) const;
+  friend class ForwardPass;
+  // Collective unless in a world of one: checks the last backward pass, rebuilds buckets once, sends buffers.
+  void before_forward();
+  void after_forward(const std::function<void(const Visitor&)>& visit_outputs);
+  void watch(std::vector<at::Tensor> outputs, const std::function<void(const Visitor&)>& visit_outputs);
+  void check_options() const;
+  void prepare_precisions(const internal::NamedTensors& parameters);
   void take_delayed(internal::NamedTensors& trained);
   void make_reducer(const Group& group);
+  // There is something to do in a world of one.
+  bool works_alone() const;
   void sync_buffers(bool joining);
   void run_buffer_hook();
   void describe_construction(const internal::NamedTensors& trained, std::size_t cap_bytes);
@@ -160,14 +176,16 @@ class DdpCore : public torch::nn::Module, public Joinable {
 
   const DdpOptions options_;
   Group group_;
-  const std::shared_ptr<torch::nn::Module> wrapped_;
+  const std::shared_ptr<const ModuleTensors> tensors_;
   // Shared with NoSync guards, which may outlive the model.
   const std::shared_ptr<bool> syncs_ = std::make_shared<bool>(true);
   std::unique_ptr<internal::NamedTensors> reduced_, delayed_;  // trained parameters: in buckets, or apart
   at::Tensor trigger_;                                         // of the delayed
-  // Null in a world of one, and where there is nothing to reduce.
+  // Null in a world of one (less mixed precision), and where there is nothing to reduce.
   std::unique_ptr<internal::FlatBroadcast> broadcast_;
   std::shared_ptr<Reducer> reducer_;
+  // Null unless parameters are computed with in another type than their own.
+  std::shared_ptr<internal::TwoPrecisions> precisions_;
   std::shared_ptr<internal::DelayedReduction> delayed_reduction_;
   const std::shared_ptr<internal::Steps> steps_;
   // False right after a forward pass that was not synced.

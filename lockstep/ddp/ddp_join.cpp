@@ -97,8 +97,8 @@ void DdpCore::finish_join(bool is_last_joiner) {
   const at::Tensor last = as_tensor({is_last_joiner ? group_->rank() : -1});
   all_reduce(last, {.op = ReduceOp::kMax, .group = group_, .where = options_.where});
   const int speaker = static_cast<int>(*last.const_data_ptr<std::int64_t>());
-  std::vector<at::Tensor> tensors = internal::parameters_of(*wrapped_, options_.ignored).tensors;
-  for (const auto& buffer : internal::buffers_of(*wrapped_, options_.ignored).tensors)
+  std::vector<at::Tensor> tensors = internal::parameters_of(*tensors_, options_.ignored).tensors;
+  for (const auto& buffer : internal::buffers_of(*tensors_, options_.ignored).tensors)
     tensors.push_back(buffer);
   broadcast_->run(tensors, speaker);
   reducer_->share_learnt(speaker);

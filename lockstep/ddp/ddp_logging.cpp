@@ -120,12 +120,13 @@ void Reducer::add_to(DdpLoggingData& data) const {
 
 void DdpCore::describe_construction(const internal::NamedTensors& trained, std::size_t cap_bytes) {
   DdpLoggingData& data = construction_;
-  data.module_name = wrapped_->name();
+  const std::shared_ptr<torch::nn::Module> module = named_children()["module"];
+  data.module_name = module->name();
   describe_parameters(data, trained);
   data.device_ids = options_.device_ids;
   data.output_device = options_.output_device.value_or(-1);
   data.broadcast_buffers = options_.broadcast_buffers;
-  data.has_sync_bn = has_sync_bn(*wrapped_);
+  data.has_sync_bn = has_sync_bn(*module);
   data.bucket_cap_bytes = cap_bytes;
   data.find_unused_parameters = options_.find_unused_parameters;
   data.gradient_as_bucket_view = options_.gradient_as_bucket_view;

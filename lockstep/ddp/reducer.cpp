@@ -17,6 +17,7 @@
 #include "lockstep/ddp/internal/flat_views.h"
 #include "lockstep/ddp/internal/graph.h"
 #include "lockstep/ddp/internal/sparse.h"
+#include "lockstep/ddp/mixed_precision.h"
 
 namespace lockstep {
 namespace {
@@ -66,7 +67,12 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> na
       access_(options_.access ? options_.access : std::make_shared<GradField>()) {
   for (const at::Tensor& parameter : parameters_) {
     const bool sparse = !options_.sparse.empty() && options_.sparse[items_.size()];
-    items_.push_back({parameter.scalar_type(), parameter.device(), parameter.nbytes(), sparse});
+    const at::ScalarType dtype = parameter.scalar_type();
+    const at::ScalarType reduced =
+        options_.reduce_dtype && at::isFloatingType(dtype) ? *options_.reduce_dtype : dtype;
+    const auto n_elements = static_cast<std::size_t>(parameter.numel());
+    items_.push_back({reduced, parameter.device(), n_elements * c10::elementSize(reduced), sparse});
+    gradient_types_.push_back(dtype);
   }
   rebuilt_limits(options_.caps);  // a cap that cannot be is an error now, not in the second iteration
   static_graph_ = options_.static_graph;
@@ -89,14 +95,47 @@ Reducer::~Reducer() {
 
 void Reducer::add_hooks() {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    accumulators_.push_back(torch::autograd::impl::grad_accumulator(parameters_[i]));
-    hook_keys_.push_back(accumulators_.back()->add_post_hook(std::make_unique<Hook>(*this, i)));
+    // None for a parameter that was frozen after wrapping.
+    const bool trained = parameters_[i].requires_grad();
+    accumulators_.push_back(trained ? torch::autograd::impl::grad_accumulator(parameters_[i]) : nullptr);
+    hook_keys_.push_back(trained ? accumulators_.back()->add_post_hook(std::make_unique<Hook>(*this, i)) : 0);
   }
 }
 
-void Reducer::remove_hooks() noexcept {
-  for (std::size_t i = 0; i < hook_keys_.size(); ++i) accumulators_[i]->del_post_hook(hook_keys_[i]);
+// With two precisions they are renewed whenever parameters have been shortened.
+bool Reducer::hooks_lost() const {
+  if (options_.precisions) return false;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const auto now = torch::autograd::impl::try_get_grad_accumulator(parameters_[i]);
+    if (now != accumulators_[i] || (!now && parameters_[i].requires_grad())) return true;
+  }
+  return false;
+}
+
+void Reducer::renew_hooks() {
+  std::erase_if(former_hooks_, [](const auto& former) { return former.first.expired(); });
+  for (std::size_t i = 0; i < hook_keys_.size(); ++i) {
+    if (!accumulators_[i]) continue;
+    if (accumulators_[i] == torch::autograd::impl::try_get_grad_accumulator(parameters_[i])) {
+      accumulators_[i]->del_post_hook(hook_keys_[i]);  // add_hooks comes by here again
+    } else {
+      former_hooks_.emplace_back(accumulators_[i], hook_keys_[i]);
+    }
+  }
+  accumulators_.clear();
   hook_keys_.clear();
+  add_hooks();
+}
+
+void Reducer::remove_hooks() noexcept {
+  for (std::size_t i = 0; i < hook_keys_.size(); ++i) {
+    if (accumulators_[i]) accumulators_[i]->del_post_hook(hook_keys_[i]);
+  }
+  for (const auto& [node, key] : former_hooks_) {
+    if (const auto alive = node.lock()) alive->del_post_hook(key);
+  }
+  hook_keys_.clear();
+  former_hooks_.clear();
 }
 
 Reducer::Bucket Reducer::make_bucket(const std::vector<std::size_t>& indices) const {
@@ -107,7 +146,7 @@ Reducer::Bucket Reducer::make_bucket(const std::vector<std::size_t>& indices) co
   }
   std::vector<at::Tensor> parameters;
   for (const std::size_t index : indices) parameters.push_back(parameters_[index]);
-  auto [flat, views] = internal::flat_views(parameters, options_.group);
+  auto [flat, views] = internal::flat_views(parameters, options_.group, items_[indices.front()].dtype);
   bucket.flat = std::move(flat);
   bucket.views = std::move(views);
   bucket.n_bytes = bucket.flat.nbytes();
@@ -131,6 +170,7 @@ void Reducer::prepare_for_forward() {
   check_finalized();
   check_unchanged();
   any_forward_ = true;
+  if (hooks_lost()) renew_hooks();
   // Where the search may find other parameters in each pass, the order of one means little.
   if (!stats_.has_rebuilt_buckets && stats_.n_reductions != 0 && !searches()) rebuild_by_arrival();
 }
@@ -159,14 +199,17 @@ void Reducer::rebuild_by_arrival() {
 // libtorch drops the accumulator, and our hook with it, when a parameter changes its type: gradients would silently
 // no longer be averaged.
 void Reducer::check_unchanged() const {
+  if (options_.precisions && options_.precisions->is_short()) return;
   for (std::size_t i = 0; i < items_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i];
-    if (parameter.scalar_type() == items_[i].dtype && parameter.nbytes() == items_[i].n_bytes &&
+    const std::size_t n_elements = items_[i].n_bytes / c10::elementSize(items_[i].dtype);
+    const std::size_t n_bytes = n_elements * c10::elementSize(gradient_types_[i]);
+    if (parameter.scalar_type() == gradient_types_[i] && parameter.nbytes() == n_bytes &&
         parameter.device() == items_[i].device) {
       continue;
     }
     raise(ErrorKind::kUsage,
-          cat("DistributedDataParallel: ", describe(i), " was ", items_[i].dtype, " of ", items_[i].n_bytes,
+          cat("DistributedDataParallel: ", describe(i), " was ", gradient_types_[i], " of ", n_bytes,
               " bytes when it was wrapped and is ", parameter.scalar_type(), " of ", parameter.nbytes(),
               " bytes on ", parameter.device().str(),
               " now; convert or resize the module first, then wrap it"));

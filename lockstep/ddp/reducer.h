@@ -47,6 +47,9 @@ struct Node;
 }
 
 namespace lockstep {
+namespace internal {
+class TwoPrecisions;
+}
 
 struct DdpLoggingData;
 
@@ -61,6 +64,10 @@ struct ReducerOptions {
   bool static_graph = false;  // makes find_unused_parameters superfluous
   // Buckets whose parameters are all unused are not reduced. The same ones on all ranks, or they part ways.
   bool skip_all_reduce_unused_params = false;
+  // Mixed precision (mixed_precision.h): the type of the buckets of floating-point gradients, unset: their own; and the
+  // parameters that are short while gradients come, null: none. What is handed back is in the parameters' own type.
+  std::optional<at::ScalarType> reduce_dtype{};
+  std::shared_ptr<internal::TwoPrecisions> precisions{};
   std::shared_ptr<GradientAccess> access{};  // null: Tensor::grad()
   std::source_location where = std::source_location::current();
 };
@@ -130,6 +137,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   void share_learnt(int speaker);
   // The end of the next reduced backward pass waits for these as well, and fails with the first that failed.
   void await_too(std::vector<GradFuture> futures);
+  // The parameters have new gradient accumulators. Graphs made before keep their hooks.
+  void renew_hooks();
   // Takes the hooks away for good; no later backward pass is reduced.
   void remove_hooks() noexcept;
 
@@ -159,6 +168,10 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
 
   Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> names, ReducerOptions options);
   void add_hooks();
+  // libtorch drops a parameter's accumulator when its data are replaced, as torch::load does.
+  bool hooks_lost() const;
+  // A gradient that stays local is kept in the parameter's own type.
+  void widen(std::size_t index);
   void build(BucketIndices plan);
   void rebuild_by_arrival();
   Bucket make_bucket(const std::vector<std::size_t>& indices) const;
@@ -199,10 +212,12 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   const std::vector<std::string> names_;
   const ReducerOptions options_;
   const std::shared_ptr<GradientAccess> access_;
-  std::vector<BucketItem> items_;
+  std::vector<BucketItem> items_;               // as they lie in buckets
+  std::vector<at::ScalarType> gradient_types_;  // as they are handed back
   // The accumulators are held because a parameter refers to its own only weakly, and the hook would go with it.
   std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
   std::vector<std::uintptr_t> hook_keys_;
+  std::vector<std::pair<std::weak_ptr<torch::autograd::Node>, std::uintptr_t>> former_hooks_;
 
   // The buckets in use.
   BucketIndices plan_;

@@ -14,6 +14,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/ddp/internal/sparse.h"
+#include "lockstep/ddp/mixed_precision.h"
 #include "lockstep/ddp/reducer.h"
 
 namespace lockstep {
@@ -29,11 +30,12 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
   return a.const_data_ptr() == b.const_data_ptr() && a.strides() == b.strides();
 }
 
-// Both of the same sizes and dtype; `to` dense. Runs below autograd.
+// Both of the same sizes; `to` dense. Runs below autograd.
 void copy_dense(const at::Tensor& to, const at::Tensor& from) {
   const std::size_t n_bytes = to.nbytes();
   const bool one_thread = n_bytes <= kPlainCopyBytes || at::get_num_threads() == 1;
-  if (one_thread && to.strides() == from.strides() && !from.is_conj() && !from.is_neg()) {
+  const bool same_bytes = to.scalar_type() == from.scalar_type() && to.strides() == from.strides();
+  if (one_thread && same_bytes && !from.is_conj() && !from.is_neg()) {
     if (n_bytes != 0) std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), n_bytes);
   } else {
     to.copy_(from);
@@ -47,18 +49,27 @@ std::size_t sparse_bytes(const at::Tensor& tensor) {
 }  // namespace
 
 void Reducer::on_gradient(std::size_t index, bool arrived) {
+  if (options_.precisions) options_.precisions->on_gradient();
   if (searches() && arrived) used_here_.data_ptr<int>()[index] = 1;  // inside no_sync, too
   if (!reducing_) {
-    if (n_expected_ == 0 || failure_) return;
+    if (n_expected_ == 0 || failure_) return widen(index);
     begin();
   }
   if (learns()) {
     if (!arrived) return;
     if (firings_[index]++ == 0) arrival_.push_back(index);
-    return;
+    return widen(index);
   }
-  if (static_graph_ && (!arrived || !counts_down(index))) return;
+  if (static_graph_ && (!arrived || !counts_down(index))) return widen(index);
   mark_ready(index);
+}
+
+void Reducer::widen(std::size_t index) {
+  if (!options_.precisions) return;
+  const at::Tensor gradient = access_->get(parameters_[index]);
+  if (!gradient.defined() || gradient.scalar_type() == gradient_types_[index]) return;
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  access_->set(parameters_[index], gradient.to(gradient_types_[index]));
 }
 
 void Reducer::on_backward_begins() {
@@ -172,7 +183,8 @@ void Reducer::store_gradient(std::size_t index, const at::Tensor& view) {
           cat("the gradient of ", describe(index), " is a ", gradient.layout(),
               " tensor; sparse gradients are expected of Embedding and EmbeddingBag with sparse=true only"));
   }
-  if (gradient.scalar_type() != view.scalar_type() || gradient.sizes() != view.sizes()) {
+  const bool other_type = gradient.scalar_type() != view.scalar_type() && !options_.reduce_dtype;
+  if (other_type || gradient.sizes() != view.sizes()) {
     raise(ErrorKind::kUsage, cat("the gradient of ", describe(index), " is ", gradient.scalar_type(),
                                  gradient.sizes(), ", its bucket holds ", view.scalar_type(), view.sizes(),
                                  "; parameters must not change type or size after wrapping"));
@@ -380,7 +392,8 @@ void Reducer::hand_back(std::size_t b) {
       if (const auto kept = kept_.find(index); kept != kept_.end()) view.copy_(kept->second);
       continue;
     }
-    if (on_average_ && on_average_(parameter, view)) {
+    at::Tensor average = view.to(gradient_types_[index]);  // the view itself, but for mixed precision
+    if (on_average_ && on_average_(parameter, average)) {
       access_->set(parameter, {});
       continue;
     }
@@ -394,8 +407,10 @@ void Reducer::hand_back(std::size_t b) {
               cat("the gradient of ", describe(index), " is not the view of its bucket; with ",
                   "gradient_as_bucket_view nothing may replace .grad during backward()"));
       }
-    } else if (gradient.defined()) {
+    } else if (gradient.defined() && gradient.scalar_type() == gradient_types_[index]) {
       copy_dense(gradient, view);
+    } else if (!average.is_same(view)) {
+      access_->set(parameter, std::move(average));
     } else {
       at::Tensor fresh = at::empty_strided(view.sizes(), view.strides(), view.options());
       copy_dense(fresh, view);

@@ -1,8 +1,9 @@
 // Finds the tensors inside a value: what a forward pass returns, what a hook is handed.
 //
 // Known: at::Tensor; vectors, arrays, lists, deques; maps and unordered maps (their values); pairs, tuples, optionals,
-// variants; smart pointers to any of these. Numbers, strings and everything unknown hold no tensor. A type of your own
-// joins with one function beside it, found by its namespace:
+// variants; smart pointers to any of these; c10::IValue, the value of TorchScript, with its lists, tuples, dicts and
+// objects. Numbers, strings and everything unknown hold no tensor. A type of your own joins with one function beside
+// it, found by its namespace:
 //
 //   struct Output { at::Tensor logits, hidden; };
 //   template <class Visit>
@@ -13,19 +14,21 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <functional>
 #include <memory>
 #include <optional>
+#include <ranges>
 #include <string>
 #include <tuple>
 #include <type_traits>
 #include <utility>
 #include <variant>
 
+namespace c10 {
+struct IValue;
+}
+
 namespace lockstep {
-
-template <class Value, class Visit>
-void visit_tensors(Value& value, Visit&& visit);
-
 namespace internal {
 
 template <class T>
@@ -63,14 +66,16 @@ inline constexpr bool is_variant = false;
 template <class... T>
 inline constexpr bool is_variant<std::variant<T...>> = true;
 
-}  // namespace internal
+// A tensor that `visit` replaces lands in new lists, tuples, dicts and objects around it: other holders of the old ones see
+// no change.
+void visit_ivalue(c10::IValue& value, const std::function<void(at::Tensor&)>& visit);
+void visit_ivalue(const c10::IValue& value, const std::function<void(at::Tensor&)>& visit);
 
-// Calls visit(at::Tensor&) for every tensor in `value`, undefined ones too, in a fixed order. A tensor reached through a
-// const path is handed out as a copy that shares its memory: replacing it there changes nothing.
-template <class Value, class Visit>
-void visit_tensors(Value& value, Visit&& visit) {
+// kOwned: only what the value itself holds, not what it points to.
+template <bool kOwned, class Value, class Visit>
+void visit_in(Value& value, Visit& visit) {
   using T = std::remove_const_t<Value>;
-  const auto inner = [&](auto& part) { visit_tensors(part, visit); };
+  const auto inner = [&](auto& part) { visit_in<kOwned>(part, visit); };
   if constexpr (std::is_base_of_v<at::TensorBase, T>) {
     if constexpr (std::is_const_v<Value>) {
       T copy = value;
@@ -78,21 +83,43 @@ void visit_tensors(Value& value, Visit&& visit) {
     } else {
       visit(value);
     }
-  } else if constexpr (internal::VisitedByUser<Value>) {
+  } else if constexpr (std::is_same_v<T, c10::IValue>) {
+    visit_ivalue(value, std::ref(visit));
+  } else if constexpr (VisitedByUser<Value>) {
     lockstep_visit(value, inner);
-  } else if constexpr (internal::is_optional<T>) {
+  } else if constexpr (is_optional<T>) {
     if (value) inner(*value);
-  } else if constexpr (internal::is_variant<T>) {
+  } else if constexpr (is_variant<T>) {
     std::visit(inner, value);
-  } else if constexpr (internal::MapLike<T>) {
+  } else if constexpr (MapLike<T>) {
     for (auto& entry : value) inner(entry.second);
-  } else if constexpr (internal::RangeLike<T>) {
-    for (auto&& part : value) inner(part);
-  } else if constexpr (internal::TupleLike<T>) {
+  } else if constexpr (RangeLike<T>) {
+    if constexpr (!kOwned || !std::ranges::borrowed_range<T>) {
+      for (auto&& part : value) inner(part);
+    }
+  } else if constexpr (TupleLike<T>) {
     std::apply([&](auto&... part) { (inner(part), ...); }, value);
-  } else if constexpr (internal::PointerLike<T>) {
-    if (value != nullptr) inner(*value);
+  } else if constexpr (PointerLike<T>) {
+    if constexpr (!kOwned) {
+      if (value != nullptr) inner(*value);
+    }
   }
+}
+
+}  // namespace internal
+
+// Calls visit(at::Tensor&) for every tensor in `value`, undefined ones too, in a fixed order. A tensor reached through a
+// const path is handed out as a copy that shares its memory: replacing it there changes nothing.
+template <class Value, class Visit>
+void visit_tensors(Value& value, Visit&& visit) {
+  internal::visit_in<false>(value, visit);
+}
+
+// The same, but leaves out what lies behind pointers, spans and the like: a copy of a value may be changed so without
+// changing the original.
+template <class Value, class Visit>
+void visit_owned_tensors(Value& value, Visit&& visit) {
+  internal::visit_in<true>(value, visit);
 }
 
 }  // namespace lockstep

@@ -5,6 +5,7 @@
 #include <torch/csrc/autograd/function.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include <algorithm>
 #include <map>
 #include <utility>
 
@@ -34,19 +35,39 @@ class DelayedReduction::Hook final : public torch::autograd::FunctionPostHook {
 std::shared_ptr<DelayedReduction> DelayedReduction::create(NamedTensors parameters, const at::Tensor& trigger,
                                                            Group group, std::source_location where) {
   std::shared_ptr<DelayedReduction> made(
-      new DelayedReduction(std::move(parameters), std::move(group), where));
-  bool triggers = false;
-  for (std::size_t i = 0; i < made->parameters_.tensors.size(); ++i) {
-    const bool is_trigger = made->parameters_.tensors[i].is_same(trigger);
-    made->attach(made->parameters_.tensors[i], made->parameters_.names[i], is_trigger);
-    triggers = triggers || is_trigger;
-  }
-  if (!triggers) made->attach(trigger, "param_to_hook_all_reduce", true);
+      new DelayedReduction(std::move(parameters), trigger, std::move(group), where));
+  made->attach_all();
   return made;
 }
 
-DelayedReduction::DelayedReduction(NamedTensors parameters, Group group, std::source_location where)
+void DelayedReduction::attach_all() {
+  bool triggers = false;
+  for (std::size_t i = 0; i < parameters_.tensors.size(); ++i) {
+    const bool is_trigger = parameters_.tensors[i].is_same(trigger_);
+    attach(parameters_.tensors[i], parameters_.names[i], is_trigger);
+    triggers = triggers || is_trigger;
+  }
+  if (!triggers) attach(trigger_, "param_to_hook_all_reduce", true);
+}
+
+void DelayedReduction::detach_all() noexcept {
+  for (const Attached& attached : attached_) attached.accumulator->del_post_hook(attached.key);
+  attached_.clear();
+}
+
+void DelayedReduction::follow_parameters() {
+  const auto current = [](const Attached& attached) {
+    return torch::autograd::impl::try_get_grad_accumulator(attached.parameter) == attached.accumulator;
+  };
+  if (std::ranges::all_of(attached_, current)) return;
+  detach_all();
+  attach_all();
+}
+
+DelayedReduction::DelayedReduction(NamedTensors parameters, at::Tensor trigger, Group group,
+                                   std::source_location where)
     : parameters_(std::move(parameters)),
+      trigger_(std::move(trigger)),
       group_(std::move(group)),
       where_(where),
       views_(parameters_.tensors.size()) {
@@ -70,11 +91,11 @@ DelayedReduction::DelayedReduction(NamedTensors parameters, Group group, std::so
 void DelayedReduction::attach(const at::Tensor& parameter, std::string name, bool is_trigger) {
   auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
   const auto key = accumulator->add_post_hook(std::make_unique<Hook>(*this, std::move(name), is_trigger));
-  attached_.push_back({std::move(accumulator), key});
+  attached_.push_back({parameter, std::move(accumulator), key});
 }
 
 DelayedReduction::~DelayedReduction() {
-  for (const Attached& attached : attached_) attached.accumulator->del_post_hook(attached.key);
+  detach_all();
 }
 
 void DelayedReduction::on_gradient(const std::string& name, bool is_trigger) {

@@ -36,20 +36,27 @@ class DelayedReduction final : public std::enable_shared_from_this<DelayedReduct
   void expect() { expected_ = true; }
   // Raises the failure of the last reduction, kUsage when it did not come to its end.
   void check() const;
+  // Before a forward pass: hooks follow their parameters to new accumulators, which libtorch makes when data are replaced,
+  // as by torch::load.
+  void follow_parameters();
 
  private:
   class Hook;
   struct Attached {
+    at::Tensor parameter;
     std::shared_ptr<torch::autograd::Node> accumulator;
     std::uintptr_t key;
   };
-  DelayedReduction(NamedTensors parameters, Group group, std::source_location where);
+  DelayedReduction(NamedTensors parameters, at::Tensor trigger, Group group, std::source_location where);
+  void attach_all();
+  void detach_all() noexcept;
   void attach(const at::Tensor& parameter, std::string name, bool is_trigger);
   void on_gradient(const std::string& name, bool is_trigger);
   void start();
   void finish();
 
   const NamedTensors parameters_;
+  const at::Tensor trigger_;
   const Group group_;
   const std::source_location where_;
   std::vector<at::Tensor> flats_;

@@ -7,10 +7,11 @@
 
 namespace lockstep::internal {
 
-FlatViews flat_views(const std::vector<at::Tensor>& like, const Group& group) {
+FlatViews flat_views(const std::vector<at::Tensor>& like, const Group& group,
+                     std::optional<at::ScalarType> other) {
   // Autograd's own views refuse detach_(), which torch::optim calls on every gradient in zero_grad().
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const at::ScalarType dtype = like.front().scalar_type();
+  const at::ScalarType dtype = other.value_or(like.front().scalar_type());
   std::int64_t n_elements = 0;
   for (const at::Tensor& tensor : like) n_elements += tensor.numel();
 

@@ -1,7 +1,5 @@
 #include "lockstep/ddp/internal/module_state.h"
 
-#include <torch/nn/modules/embedding.h>
-
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
@@ -93,12 +91,12 @@ std::string next_line(std::istringstream& text) {
 
 }  // namespace
 
-NamedTensors parameters_of(const torch::nn::Module& module, const std::vector<std::string>& ignored) {
-  return once_each(module.named_parameters(), ignored);
+NamedTensors parameters_of(const ModuleTensors& module, const std::vector<std::string>& ignored) {
+  return once_each(module.parameters(), ignored);
 }
 
-NamedTensors buffers_of(const torch::nn::Module& module, const std::vector<std::string>& ignored) {
-  return once_each(module.named_buffers(), ignored);
+NamedTensors buffers_of(const ModuleTensors& module, const std::vector<std::string>& ignored) {
+  return once_each(module.buffers(), ignored);
 }
 
 NamedTensors trainable(const NamedTensors& parameters) {
@@ -111,25 +109,19 @@ NamedTensors trainable(const NamedTensors& parameters) {
   return result;
 }
 
-std::vector<bool> sparse_gradients(const torch::nn::Module& module, const NamedTensors& parameters) {
+std::vector<bool> sparse_gradients(const ModuleTensors& module, const NamedTensors& parameters) {
   std::vector<bool> sparse(parameters.tensors.size());
-  const auto mark = [&](const at::Tensor& weight) {
+  for (const at::Tensor& weight : module.sparse_parameters()) {
     for (std::size_t i = 0; i < sparse.size(); ++i) {
       if (parameters.tensors[i].is_same(weight)) sparse[i] = true;
     }
-  };
-  for (const auto& child : module.modules()) {
-    if (const auto* one = child->as<torch::nn::EmbeddingImpl>(); one != nullptr && one->options.sparse())
-      mark(one->weight);
-    if (const auto* one = child->as<torch::nn::EmbeddingBagImpl>(); one != nullptr && one->options.sparse())
-      mark(one->weight);
   }
   return sparse;
 }
 
-void check_ignored(const torch::nn::Module& module, const std::vector<std::string>& ignored) {
-  const auto parameters = module.named_parameters();
-  const auto buffers = module.named_buffers();
+void check_ignored(const ModuleTensors& module, const std::vector<std::string>& ignored) {
+  const auto parameters = module.parameters();
+  const auto buffers = module.buffers();
   for (const std::string& name : ignored) {
     if (parameters.contains(name) || buffers.contains(name)) continue;
     raise(ErrorKind::kUsage, cat("DistributedDataParallel: `ignored` names \"", name,

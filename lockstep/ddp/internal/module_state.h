@@ -3,12 +3,12 @@
 #pragma once
 
 #include <ATen/core/Tensor.h>
-#include <torch/nn/module.h>
 
 #include <source_location>
 #include <string>
 #include <vector>
 
+#include "lockstep/ddp/module_tensors.h"
 #include "lockstep/group/process_group.h"
 
 namespace lockstep::internal {
@@ -20,16 +20,16 @@ struct NamedTensors {
 
 // In order of registration, modules first to last; a tensor registered twice (tied weights) appears once, under its
 // first name. Names in `ignored` are left out.
-NamedTensors parameters_of(const torch::nn::Module& module, const std::vector<std::string>& ignored);
-NamedTensors buffers_of(const torch::nn::Module& module, const std::vector<std::string>& ignored);
+NamedTensors parameters_of(const ModuleTensors& module, const std::vector<std::string>& ignored);
+NamedTensors buffers_of(const ModuleTensors& module, const std::vector<std::string>& ignored);
 // Those of `parameters` that require a gradient.
 NamedTensors trainable(const NamedTensors& parameters);
-// By parameter: it belongs to an Embedding or EmbeddingBag with sparse=true, so its gradients are sparse.
-std::vector<bool> sparse_gradients(const torch::nn::Module& module, const NamedTensors& parameters);
+// By parameter: its gradients are sparse.
+std::vector<bool> sparse_gradients(const ModuleTensors& module, const NamedTensors& parameters);
 
 // Raises kUsage for a name in `ignored` that is neither a parameter nor a buffer: a slip of the pen there would
 // silently change what is averaged.
-void check_ignored(const torch::nn::Module& module, const std::vector<std::string>& ignored);
+void check_ignored(const ModuleTensors& module, const std::vector<std::string>& ignored);
 
 // Collective. Compares number, names, types, sizes and strides on all ranks; one small operation when they agree. Raises
 // kUsage on every rank when they do not, naming both counts, or the first parameter that differs from rank 0's.

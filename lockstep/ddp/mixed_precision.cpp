@@ -1,0 +1,118 @@
+#include "lockstep/ddp/mixed_precision.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty_like.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <utility>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::internal {
+namespace {
+
+void check_dtype(const std::optional<at::ScalarType>& dtype, const char* name) {
+  if (!dtype || at::isFloatingType(*dtype)) return;
+  raise(ErrorKind::kUsage, cat("MixedPrecision: ", name, " is ", c10::toString(*dtype),
+                               ", which is no floating-point type; use kBFloat16, kHalf or kFloat"));
+}
+
+}  // namespace
+
+void check_mixed_precision(const MixedPrecision& mixed, const std::vector<at::Tensor>& parameters,
+                           bool views) {
+  check_dtype(mixed.param_dtype, "param_dtype");
+  check_dtype(mixed.reduce_dtype, "reduce_dtype");
+  check_dtype(mixed.buffer_dtype, "buffer_dtype");
+  const std::optional<at::ScalarType> reduced = mixed.reduced_in();
+  for (const at::Tensor& parameter : parameters) {
+    if (!views || !reduced || !parameter.requires_grad() || !parameter.is_floating_point()) continue;
+    if (parameter.scalar_type() == *reduced) continue;
+    raise(ErrorKind::kUsage,
+          cat("MixedPrecision: with gradient_as_bucket_view buckets must have the parameters' own type, ",
+              c10::toString(parameter.scalar_type()), "; set reduce_dtype to it, or leave ",
+              "gradient_as_bucket_view off"));
+  }
+}
+
+TwoPrecisions::TwoPrecisions(const std::vector<at::Tensor>& parameters, at::ScalarType dtype)
+    : dtype_(dtype) {
+  for (const at::Tensor& parameter : parameters) {
+    if (parameter.is_floating_point() && parameter.scalar_type() != dtype) parameters_.push_back(parameter);
+  }
+  full_.resize(parameters_.size());
+  short_.resize(parameters_.size());
+}
+
+bool TwoPrecisions::shorten() {
+  if (torch::autograd::get_current_graph_task_id() == -1) ends_ = false;  // left over from a pass that died
+  if (short_now_) return false;
+  {
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    for (std::size_t i = 0; i < parameters_.size(); ++i) {
+      full_[i] = parameters_[i].variable_data();
+      if (!short_[i].defined() || short_[i].sizes() != full_[i].sizes() ||
+          short_[i].strides() != full_[i].strides())
+        short_[i] = at::empty_like(full_[i], full_[i].options().dtype(dtype_));
+      short_[i].copy_(full_[i]);
+    }
+  }
+  short_now_ = true;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) parameters_[i].set_data(short_[i]);
+  return true;
+}
+
+void TwoPrecisions::restore() noexcept {
+  ends_ = false;
+  unwatched_ = false;
+  if (!short_now_) return;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    parameters_[i].set_data(full_[i]);
+    full_[i].reset();
+  }
+  short_now_ = false;
+}
+
+void TwoPrecisions::on_gradient() {
+  if (!ends_) restore_at_end();
+}
+
+void TwoPrecisions::restore_at_end() {
+  ends_ = true;
+  torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
+    if (const auto self = weak.lock()) self->restore();
+  });
+}
+
+TwoPrecisions::Graph::Graph(std::weak_ptr<TwoPrecisions> of) : of_(std::move(of)) {
+  if (const auto precisions = of_.lock()) ++precisions->n_open_;
+}
+
+void TwoPrecisions::Graph::settle() {
+  const auto precisions = of_.lock();
+  if (precisions && std::exchange(open_, false)) --precisions->n_open_;
+}
+
+TwoPrecisions::Graph::~Graph() {
+  settle();
+  const auto precisions = of_.lock();
+  if (!precisions || precisions->n_open_ != 0 || precisions->unwatched_) return;
+  // Inside a backward pass its end will do it. One that died will never end, and its graph goes outside of it.
+  const bool inside = torch::autograd::get_current_graph_task_id() != -1;
+  if (!inside || !precisions->ends_) precisions->restore();
+}
+
+void TwoPrecisions::Graph::begins() {
+  const auto precisions = of_.lock();
+  if (!precisions) return;
+  // torch::autograd::grad leaves the graph to a backward pass still to come.
+  const auto* const chosen = torch::autograd::get_current_graph_task_exec_info();
+  const bool accumulates = chosen == nullptr || chosen->empty();
+  if (accumulates) settle();
+  const bool was_full = precisions->shorten();
+  if ((accumulates || was_full) && !precisions->ends_) precisions->restore_at_end();
+}
+
+}  // namespace lockstep::internal
