@@ -95,6 +95,8 @@ constexpr VarInfo kTable[] = {
      "address space of a rank's shared arena in MiB; default: the machine's memory"},
     {Var::kLockstepEnginePath, "LOCKSTEP_ENGINE_PATH", "",
      "folders, colon separated, where plug-ins of engines are looked for first"},
+    {Var::kLockstepInPlaceBytes, "LOCKSTEP_DDP_IN_PLACE_BYTES", "131072",
+     "gradients of at least so many bytes are reduced where they lie, not in a bucket"},
     {Var::kLockstepStagedOnly, "LOCKSTEP_STAGED_ONLY", "",
      "1: ordinary memory travels between processes through the arenas, never copied by the kernel"},
 };

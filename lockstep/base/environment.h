@@ -83,6 +83,7 @@ enum class Var : int {
   kLockstepSpawn,
   kLockstepHostArena,
   kLockstepEnginePath,
+  kLockstepInPlaceBytes,
   kLockstepStagedOnly,
   kCount,
 };

@@ -129,6 +129,7 @@ void DdpCore::make_reducer(const Group& group) {
                            .caps = caps_of(options_),
                            .sparse = internal::sparse_gradients(*tensors_, *reduced_),
                            .gradient_as_bucket_view = options_.gradient_as_bucket_view,
+                           .in_place_bytes = options_.in_place_bytes,
                            .find_unused_parameters = options_.find_unused_parameters,
                            .skip_all_reduce_unused_params = options_.skip_all_reduce_unused_params,
                            .where = options_.where};
@@ -302,7 +303,8 @@ void DdpCore::after_forward(const std::function<void(const Visitor&)>& visit_out
     clock.forward_ends();
     if (clock.samples()) visit_outputs([&](at::Tensor& output) { clock.begins_at(output); });
   }
-  if (precisions_ || (buffers_due_ ? reducer_->wants_sink() : reducer_->searches()))
+  const bool sinks = precisions_ || (buffers_due_ && reducer_->wants_sink());
+  if (sinks || reducer_->wants_to_know() || reducer_->searches())
     visit_outputs([&](at::Tensor& output) { outputs.push_back(output); });
   if (buffers_due_ && reducer_->searches() && outputs.empty()) {
     raise(ErrorKind::kUsage,
@@ -313,8 +315,12 @@ void DdpCore::after_forward(const std::function<void(const Visitor&)>& visit_out
   buffers_due_ ? reducer_->expect_backward(outputs) : reducer_->expect_local_backward(outputs);
   if (outputs.empty()) {
     if (precisions_) precisions_->expect_unwatched();
-  } else if (precisions_ || buffers_due_) {
+  } else if (sinks) {
     watch(std::move(outputs), visit_outputs);
+  } else if (reducer_->wants_to_know()) {
+    internal::on_reached(outputs, [weak = std::weak_ptr(reducer_)] {
+      if (const auto reducer = weak.lock()) reducer->on_outputs_reached();
+    });
   }
 }
 

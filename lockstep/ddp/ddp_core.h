@@ -39,6 +39,10 @@ struct DdpOptions {
   bool check_reduction = false;
   // Gradients lie in the buckets: no copy back after the reduction, and half the memory.
   bool gradient_as_bucket_view = false;
+  // Gradients of so many bytes and more are made in memory that the ranks share, and averaged where they lie: no copy, and
+  // no memory beside them, with or without the option above. While backward() runs, an allocator placed before libtorch's
+  // serves requests of their sizes. Unset: LOCKSTEP_DDP_IN_PLACE_BYTES, 128 KiB; SIZE_MAX: all are copied into buckets.
+  std::optional<std::size_t> in_place_bytes{};
   // Every step uses the same parameters the same number of times: learnt in the first. Allows what the search cannot
   // see: reentrant checkpointing, layers checkpointed twice, parameters used outside forward().
   bool static_graph = false;

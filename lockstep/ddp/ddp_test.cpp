@@ -153,7 +153,8 @@ TEST(Ddp, NoSyncAccumulatesWithBucketViewsToo) {
 
 TEST(Ddp, GradientsLieInTheBucketsWhenAsked) {
   run_threads(2, [](int rank) {
-    auto model = DistributedDataParallel(Mlp(), {.gradient_as_bucket_view = true});
+    auto model =
+        DistributedDataParallel(Mlp(), {.gradient_as_bucket_view = true, .in_place_bytes = SIZE_MAX});
     const auto step = [&] {
       model->forward(drawn(static_cast<std::uint64_t>(rank), {2, kIn})).sum().backward();
     };

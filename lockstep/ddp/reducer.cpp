@@ -11,11 +11,13 @@
 #include <cstring>
 #include <utility>
 
+#include "lockstep/base/environment.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
 #include "lockstep/ddp/internal/flat_views.h"
 #include "lockstep/ddp/internal/graph.h"
+#include "lockstep/ddp/internal/nursery.h"
 #include "lockstep/ddp/internal/sparse.h"
 #include "lockstep/ddp/mixed_precision.h"
 
@@ -40,7 +42,7 @@ class Reducer::Hook final : public torch::autograd::FunctionPostHook {
   Hook(Reducer& reducer, std::size_t index) : reducer_(reducer), index_(index) {}
   torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
                                             const torch::autograd::variable_list& gradients) override {
-    reducer_.on_gradient(index_, !gradients.empty() && gradients.front().defined());
+    reducer_.on_gradient(index_, gradients.empty() ? at::Tensor() : gradients.front());
     return outputs;
   }
 
@@ -76,6 +78,7 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> na
   }
   rebuilt_limits(options_.caps);  // a cap that cannot be is an error now, not in the second iteration
   static_graph_ = options_.static_graph;
+  find_large();
   build(initial_buckets(items_, options_.caps, searches()));
   const std::size_t n = parameters_.size();
   if (options_.find_unused_parameters || static_graph_) {
@@ -138,18 +141,43 @@ void Reducer::remove_hooks() noexcept {
   former_hooks_.clear();
 }
 
+void Reducer::find_large() {
+  large_.assign(parameters_.size(), 0);
+  nursery_ = nullptr;
+  if (options_.reduce_dtype || options_.precisions || hook_.run || options_.group->size() == 1) {
+    return;
+  }
+  const std::size_t from = options_.in_place_bytes.value_or(
+      static_cast<std::size_t>(environment_int(Var::kLockstepInPlaceBytes).value_or(128 * 1024)));
+  std::vector<std::size_t> sizes;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const bool plain = !items_[i].sparse && !at::isComplexType(items_[i].dtype) &&
+                       parameters_[i].is_non_overlapping_and_dense();
+    if (!plain || items_[i].n_bytes < from || items_[i].n_bytes == 0) continue;
+    large_[i] = 1;
+    sizes.push_back(items_[i].n_bytes);
+  }
+  if (!sizes.empty()) nursery_ = internal::Nursery::create(options_.group, sizes);
+}
+
 Reducer::Bucket Reducer::make_bucket(const std::vector<std::size_t>& indices) const {
   Bucket bucket;
   if (items_[indices.front()].sparse) {
     bucket.is_sparse = true;
     return bucket;
   }
-  std::vector<at::Tensor> parameters;
-  for (const std::size_t index : indices) parameters.push_back(parameters_[index]);
-  auto [flat, views] = internal::flat_views(parameters, options_.group, items_[indices.front()].dtype);
+  std::vector<at::Tensor> small;
+  for (const std::size_t index : indices) {
+    bucket.n_bytes += items_[index].n_bytes;
+    if (large_[index] == 0) small.push_back(parameters_[index]);
+  }
+  bucket.views.resize(indices.size());
+  if (small.empty()) return bucket;
+  auto [flat, views] = internal::flat_views(small, options_.group, items_[indices.front()].dtype);
   bucket.flat = std::move(flat);
-  bucket.views = std::move(views);
-  bucket.n_bytes = bucket.flat.nbytes();
+  for (std::size_t slot = 0, next = 0; slot < indices.size(); ++slot) {
+    if (large_[indices[slot]] == 0) bucket.views[slot] = std::move(views[next++]);
+  }
   return bucket;
 }
 
@@ -254,6 +282,9 @@ void Reducer::register_comm_hook(CommHook hook) {
   if (reducing_ || stats_.n_reductions != 0)
     raise(ErrorKind::kUsage, "register_comm_hook: too late, gradients have been reduced already");
   hook_ = std::move(hook);
+  if (nursery_ == nullptr) return;
+  find_large();
+  build(BucketIndices(plan_));
 }
 
 void Reducer::await_too(std::vector<GradFuture> futures) {
@@ -310,6 +341,10 @@ void Reducer::add_nothing(std::size_t b) {
     return;
   }
   if (bucket.flat.defined()) bucket.flat.zero_();
+  for (std::size_t slot = 0; slot < bucket.views.size(); ++slot) {
+    const std::size_t index = plan_[b][slot];
+    if (large_[index] != 0) bucket.views[slot] = nursery_->make(parameters_[index]).zero_();
+  }
 }
 
 void Reducer::finish_shadow() {

@@ -3,7 +3,8 @@
 // A hook on each parameter's gradient accumulator copies the new gradient into its place in a bucket. A full bucket is
 // reduced by one asynchronous all_reduce, started strictly in the order of the buckets, so that all ranks agree. When
 // the last one has been started, a callback at the end of backward() waits for them in order and hands the averages
-// back. Buckets lie in the group's shared memory, so the reduction needs no staging.
+// back. Buckets lie in the group's shared memory, so the reduction needs no staging. Large gradients are even made there by
+// autograd, and need no copy: a bucket is a flat tensor for the small ones and the large ones as they are.
 //
 // A gradient that never comes would hold up its bucket for ever. Two options deal with it:
 // - find_unused_parameters walks the graph from the outputs after each forward pass. What it does not meet is ready at
@@ -48,8 +49,9 @@ struct Node;
 
 namespace lockstep {
 namespace internal {
+class Nursery;
 class TwoPrecisions;
-}
+}  // namespace internal
 
 struct DdpLoggingData;
 
@@ -60,6 +62,9 @@ struct ReducerOptions {
   // not asked: sums over the ranks are divided by their number.
   std::vector<bool> sparse{};
   bool gradient_as_bucket_view = false;
+  // Large gradients are born in the group's memory and reduced where they lie (internal/nursery.h); the others are copied
+  // into the flat part of their bucket. Not with a communication hook, which wants the bucket in one piece.
+  std::optional<std::size_t> in_place_bytes{};  // unset: LOCKSTEP_DDP_IN_PLACE_BYTES
   bool find_unused_parameters = false;
   bool static_graph = false;  // makes find_unused_parameters superfluous
   // Buckets whose parameters are all unused are not reduced. The same ones on all ranks, or they part ways.
@@ -82,6 +87,7 @@ struct ReducerStats {
   std::size_t last_n_buckets_reduced = 0;   // of the last backward pass
   std::vector<std::size_t> bucket_bytes{};  // of the buckets in use, in the order of reduction
   bool has_rebuilt_buckets = false;
+  std::uint64_t n_born = 0;          // gradients that were reduced where autograd had made them
   std::uint64_t unused_bytes = 0;    // of the parameters that this rank did not use in the last reduced pass
   bool can_set_static_graph = true;  // the unused set has never changed
 };
@@ -105,6 +111,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   void expect_backward(std::span<const at::Tensor> outputs = {});
   // True when the outputs must pass through pass_sink, so that the backward pass announces itself.
   bool wants_sink() const;
+  // True when it is enough to be told by on_reached; then on_outputs_reached is what to call.
+  bool wants_to_know() const { return nursery_ != nullptr; }
+  void on_outputs_reached();
   // The backward pass has begun, though perhaps at no parameter. On the thread that runs it.
   void on_backward_begins();
   // After a forward pass inside no_sync: its gradients only accumulate. A synced forward pass that still waits for its
@@ -152,13 +161,15 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
  private:
   class Hook;
   struct Bucket {
-    at::Tensor flat;                // as the engine reduces it: 1-D, real
-    std::vector<at::Tensor> views;  // one per entry of plan_[b], with the parameter's strides
-    bool is_sparse = false;         // then `flat` is the gradient under way, and there are no views
+    at::Tensor flat;  // as the engine reduces it: 1-D, real
+    std::vector<at::Tensor>
+        views;  // one per entry of plan_[b], with the parameter's strides; of a large gradient during
+                // a pass only, and it is not in `flat`
+    bool is_sparse = false;  // then `flat` is the gradient under way, and there are no views
     std::size_t n_bytes = 0;
     std::size_t n_pending = 0;
     bool skipped = false;
-    Work work{};
+    std::vector<Work> works{};
     GradFuture future{};  // of the communication hook
   };
   struct Place {
@@ -172,24 +183,29 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   bool hooks_lost() const;
   // A gradient that stays local is kept in the parameter's own type.
   void widen(std::size_t index);
+  void find_large();
+  bool is_idle(std::size_t index) const;
   void build(BucketIndices plan);
   void rebuild_by_arrival();
   Bucket make_bucket(const std::vector<std::size_t>& indices) const;
   bool learns() const { return static_graph_ && stats_.n_reductions == 0; }
 
   // On the thread that runs backward().
-  void on_gradient(std::size_t index, bool arrived);
+  void on_gradient(std::size_t index, const at::Tensor& incoming);
   void begin();
   bool awaited(std::size_t index) const;
   void mark_ready(std::size_t index);
   bool counts_down(std::size_t index);
   void add_nothing(std::size_t b);
-  void keep_if_idle(std::size_t index, const at::Tensor& gradient);
   void settle();
   void reduce_learnt();
   void reduce_used();
   void wait_for(std::size_t b);
-  void store_gradient(std::size_t index, const at::Tensor& view);
+  void store_gradient(std::size_t index, at::Tensor& view);
+  void store_large(std::size_t index, const at::Tensor& gradient, at::Tensor& piece);
+  void copy_into(std::size_t index, const at::Tensor& view, const at::Tensor& gradient);
+  void check_gradient(std::size_t index, const at::Tensor& gradient) const;
+  void start(std::size_t b, const at::Tensor& flat);
   void store_sparse(std::size_t index, Bucket& bucket);
   void launch_full_buckets();
   void launch(std::size_t b);
@@ -197,6 +213,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   bool is_last(std::size_t b) const;
   void finalise();
   void hand_back(std::size_t bucket);
+  void hand_back_one(std::size_t index, const at::Tensor& view);
+  void let_go_of_large(std::size_t b);
   // Remembers what backward() dies of and throws it with `doing` in front. Call inside a catch block.
   [[noreturn]] void fail(const std::string& doing);
 
@@ -219,6 +237,10 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   std::vector<std::uintptr_t> hook_keys_;
   std::vector<std::pair<std::weak_ptr<torch::autograd::Node>, std::uintptr_t>> former_hooks_;
 
+  // By parameter: its gradient is reduced where it lies. Null: there is none such.
+  std::vector<unsigned char> large_;
+  std::shared_ptr<internal::Nursery> nursery_;
+
   // The buckets in use.
   BucketIndices plan_;
   std::vector<Bucket> buckets_;
@@ -228,8 +250,10 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   bool reducing_ = false;
   std::vector<unsigned char> ready_;  // by parameter
   std::size_t n_launched_ = 0;
-  bool ending_ = false;     // its callback at the end is running
-  bool shadowing_ = false;  // it is other ranks'
+  bool ending_ = false;             // its callback at the end is running
+  bool shadowing_ = false;          // it is other ranks'
+  std::size_t incoming_index_ = 0;  // the hook that runs,
+  at::Tensor incoming_;             // and what autograd gave it
   int divisor_ = 1;
   std::map<std::size_t, at::Tensor> kept_;  // gradients that lie in a bucket and may belong to nobody
   std::optional<Failure> failure_;

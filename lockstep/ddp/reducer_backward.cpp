@@ -13,6 +13,7 @@
 
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
+#include "lockstep/ddp/internal/nursery.h"
 #include "lockstep/ddp/internal/sparse.h"
 #include "lockstep/ddp/mixed_precision.h"
 #include "lockstep/ddp/reducer.h"
@@ -48,7 +49,8 @@ std::size_t sparse_bytes(const at::Tensor& tensor) {
 
 }  // namespace
 
-void Reducer::on_gradient(std::size_t index, bool arrived) {
+void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
+  const bool arrived = incoming.defined();
   if (options_.precisions) options_.precisions->on_gradient();
   if (searches() && arrived) used_here_.data_ptr<int>()[index] = 1;  // inside no_sync, too
   if (!reducing_) {
@@ -61,7 +63,10 @@ void Reducer::on_gradient(std::size_t index, bool arrived) {
     return widen(index);
   }
   if (static_graph_ && (!arrived || !counts_down(index))) return widen(index);
+  incoming_index_ = index;
+  incoming_ = incoming;
   mark_ready(index);
+  incoming_.reset();
 }
 
 void Reducer::widen(std::size_t index) {
@@ -72,7 +77,12 @@ void Reducer::widen(std::size_t index) {
   access_->set(parameters_[index], gradient.to(gradient_types_[index]));
 }
 
+void Reducer::on_outputs_reached() {
+  if (nursery_) nursery_->open();
+}
+
 void Reducer::on_backward_begins() {
+  on_outputs_reached();
   if (reducing_ || n_expected_ == 0 || failure_) return;
   // torch::autograd::grad comes by here as well, and accumulates nothing.
   const auto* const chosen = torch::autograd::get_current_graph_task_exec_info();
@@ -172,25 +182,22 @@ void Reducer::reduce_learnt() {
   }
 }
 
-void Reducer::store_gradient(std::size_t index, const at::Tensor& view) {
-  const at::Tensor gradient = access_->get(parameters_[index]);
-  if (!gradient.defined()) {
-    view.zero_();
-    return;
-  }
+void Reducer::check_gradient(std::size_t index, const at::Tensor& gradient) const {
   if (gradient.layout() != at::kStrided) {
     raise(ErrorKind::kUnsupported,
           cat("the gradient of ", describe(index), " is a ", gradient.layout(),
               " tensor; sparse gradients are expected of Embedding and EmbeddingBag with sparse=true only"));
   }
-  const bool other_type = gradient.scalar_type() != view.scalar_type() && !options_.reduce_dtype;
-  if (other_type || gradient.sizes() != view.sizes()) {
-    raise(ErrorKind::kUsage, cat("the gradient of ", describe(index), " is ", gradient.scalar_type(),
-                                 gradient.sizes(), ", its bucket holds ", view.scalar_type(), view.sizes(),
-                                 "; parameters must not change type or size after wrapping"));
+  const bool other_type = gradient.scalar_type() != items_[index].dtype && !options_.reduce_dtype;
+  if (other_type || gradient.sizes() != parameters_[index].sizes()) {
+    raise(ErrorKind::kUsage,
+          cat("the gradient of ", describe(index), " is ", gradient.scalar_type(), gradient.sizes(),
+              ", its bucket holds ", items_[index].dtype, parameters_[index].sizes(),
+              "; parameters must not change type or size after wrapping"));
   }
-  if (options_.gradient_as_bucket_view) keep_if_idle(index, gradient);
-  if (same_memory(gradient, view)) return;
+}
+
+void Reducer::copy_into(std::size_t index, const at::Tensor& view, const at::Tensor& gradient) {
   if (gradient.strides() != view.strides() && !warned_strides_) {
     warned_strides_ = true;
     log(LogLevel::kWarn,
@@ -198,14 +205,43 @@ void Reducer::store_gradient(std::size_t index, const at::Tensor& view) {
             ", its bucket ", view.strides(), "; this is no error but copies slower. Said once."));
   }
   copy_dense(view, gradient);
+}
+
+void Reducer::store_gradient(std::size_t index, at::Tensor& view) {
+  const at::Tensor gradient = access_->get(parameters_[index]);
+  if (gradient.defined()) check_gradient(index, gradient);
+  if (large_[index] != 0) return store_large(index, gradient, view);
+  if (!gradient.defined()) {
+    view.zero_();
+    return;
+  }
+  // Perhaps nobody uses it: then it must come out of the reduction as it went in.
+  if (options_.gradient_as_bucket_view && is_idle(index)) kept_[index] = gradient.clone();
+  if (same_memory(gradient, view)) return;
+  copy_into(index, view, gradient);
   if (options_.gradient_as_bucket_view) access_->set(parameters_[index], view);
 }
 
-// Perhaps nobody uses it: then it must come out of the reduction as it went in.
-void Reducer::keep_if_idle(std::size_t index, const at::Tensor& gradient) {
-  const bool idle =
-      static_graph_ ? firings_[index] == 0 : searches() && used_here_.const_data_ptr<int>()[index] == 0;
-  if (idle) kept_[index] = gradient.clone();
+// Where it lies, if autograd made it in the group's memory and it is nobody else's; otherwise a copy there.
+void Reducer::store_large(std::size_t index, const at::Tensor& gradient, at::Tensor& piece) {
+  if (!gradient.defined()) {
+    piece = nursery_->make(parameters_[index]).zero_();
+    return;
+  }
+  const bool idle = is_idle(index);
+  if (!idle && nursery_->bore(gradient, incoming_index_ == index ? incoming_ : at::Tensor())) {
+    piece = gradient.detach();
+    ++stats_.n_born;
+    return;
+  }
+  piece = nursery_->make(parameters_[index]);
+  copy_into(index, piece, gradient);
+  if (options_.gradient_as_bucket_view && !idle) access_->set(parameters_[index], piece);
+}
+
+// This rank did not use it in the pass: perhaps nobody did, and its gradient must stay what it was.
+bool Reducer::is_idle(std::size_t index) const {
+  return static_graph_ ? firings_[index] == 0 : searches() && used_here_.const_data_ptr<int>()[index] == 0;
 }
 
 // A copy, already divided: the reduction works in place, and what was accumulated must survive a failure.
@@ -252,24 +288,19 @@ bool Reducer::is_last(std::size_t b) const {
 void Reducer::launch(std::size_t b) {
   Bucket& bucket = buckets_[b];
   if (bucket.is_sparse) {
-    bucket.work =
-        all_reduce(bucket.flat, {.group = options_.group, .async_op = true, .where = options_.where});
+    bucket.works = {
+        all_reduce(bucket.flat, {.group = options_.group, .async_op = true, .where = options_.where})};
     clock_.bucket_posted(b);  // the ranks have met to count entries
     return;
   }
   if (bucket.skipped || bucket.n_bytes == 0) return;
-  if (!hook_.run && divisor_ != options_.group->size()) {
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    bucket.flat.div_(divisor_);
-    bucket.work =
-        all_reduce(bucket.flat, {.group = options_.group, .async_op = true, .where = options_.where});
-    return;
-  }
   if (!hook_.run) {
-    // Averaging belongs to the reduction: no pass of its own, and one rounding less than dividing first.
-    bucket.work = all_reduce(
-        bucket.flat,
-        {.op = ReduceOp::kAvg, .group = options_.group, .async_op = true, .where = options_.where});
+    at::AutoDispatchBelowADInplaceOrView below_autograd;
+    if (bucket.flat.defined()) start(b, bucket.flat);
+    for (std::size_t slot = 0; slot < bucket.views.size(); ++slot) {
+      const at::Tensor& view = bucket.views[slot];
+      if (large_[plan_[b][slot]] != 0) start(b, view.as_strided({view.numel()}, {1}));
+    }
     return;
   }
   std::vector<at::Tensor> parameters;
@@ -279,6 +310,17 @@ void Reducer::launch(std::size_t b) {
   if (!bucket.future)
     raise(ErrorKind::kUsage, cat("the communication hook ", hook_.name, " returned no future"));
   clock_.bucket_awaits(b, bucket.future);
+}
+
+void Reducer::start(std::size_t b, const at::Tensor& flat) {
+  // Averaging belongs to the reduction: no pass of its own, and one rounding less than dividing first.
+  const bool all = divisor_ == options_.group->size();
+  if (!all) flat.div_(divisor_);
+  clock_.bucket_posted(b);
+  buckets_[b].works.push_back(all_reduce(flat, {.op = all ? ReduceOp::kAvg : ReduceOp::kSum,
+                                                .group = options_.group,
+                                                .async_op = true,
+                                                .where = options_.where}));
 }
 
 // Every rank takes part in every pass, whether it has unused parameters or not.
@@ -294,9 +336,10 @@ void Reducer::reduce_used() {
 void Reducer::wait_for(std::size_t b) {
   Bucket& bucket = buckets_[b];
   if (!bucket.future) {
-    const Work work = std::exchange(bucket.work, Work());
-    work.wait();
-    return clock_.bucket_done(b, work);
+    const std::vector<Work> works = std::exchange(bucket.works, {});
+    for (const Work& work : works) work.wait();
+    if (!works.empty()) clock_.bucket_done(b, works.back());
+    return;
   }
   const GradFuture future = std::exchange(bucket.future, nullptr);
   await(future, options_.group->timeout(), cat("the communication hook ", hook_.name));
@@ -317,10 +360,14 @@ void Reducer::finalise() {
       wait_for(b);
       if (b == 0 && counted) std::exchange(used_work_, Work()).wait();
       waited += Clock::now() - start;
-      if (buckets_[b].skipped && !buckets_[b].is_sparse) continue;
+      if (buckets_[b].skipped && !buckets_[b].is_sparse) {
+        let_go_of_large(b);
+        continue;
+      }
       n_bytes += buckets_[b].is_sparse ? sparse_bytes(buckets_[b].flat) : buckets_[b].n_bytes;
       ++n_reduced;
       hand_back(b);
+      let_go_of_large(b);
     } catch (...) {
       fail(cat("reducing bucket ", b, " of ", buckets_.size()));
     }
@@ -382,40 +429,46 @@ void Reducer::hand_back(std::size_t b) {
     const bool used_up = on_average_ && on_average_(parameters_[index], reduced);
     return access_->set(parameters_[index], used_up ? at::Tensor() : std::move(reduced));
   }
-  for (std::size_t slot = 0; slot < bucket.views.size(); ++slot) {
-    const std::size_t index = plan_[b][slot];
-    const at::Tensor& parameter = parameters_[index];
-    const at::Tensor& view = bucket.views[slot];
-    // Used by nobody: the gradient stays what it was, none or an old one.
-    if (used_.defined() && used_.const_data_ptr<int>()[index] == 0) {
-      if (shadowing_) access_->set(parameter, {});
-      if (const auto kept = kept_.find(index); kept != kept_.end()) view.copy_(kept->second);
-      continue;
+  for (std::size_t slot = 0; slot < bucket.views.size(); ++slot)
+    hand_back_one(plan_[b][slot], bucket.views[slot]);
+}
+
+void Reducer::hand_back_one(std::size_t index, const at::Tensor& view) {
+  const at::Tensor& parameter = parameters_[index];
+  // Used by nobody: the gradient stays what it was, none or an old one.
+  if (used_.defined() && used_.const_data_ptr<int>()[index] == 0) {
+    if (shadowing_) access_->set(parameter, {});
+    if (const auto kept = kept_.find(index); kept != kept_.end()) view.copy_(kept->second);
+    return;
+  }
+  at::Tensor average = view.to(gradient_types_[index]);  // the view itself, but for mixed precision
+  if (on_average_ && on_average_(parameter, average)) return access_->set(parameter, {});
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const at::Tensor gradient = access_->get(parameter);
+  const bool large = large_[index] != 0;
+  if (options_.gradient_as_bucket_view || (large && !gradient.defined())) {
+    if (!gradient.defined() || shadowing_ || (large && is_idle(index))) {
+      access_->set(parameter, view);
+    } else if (!same_memory(gradient, view)) {
+      raise(ErrorKind::kUsage,
+            cat("the gradient of ", describe(index), " is not the view of its bucket; with ",
+                "gradient_as_bucket_view nothing may replace .grad during backward()"));
     }
-    at::Tensor average = view.to(gradient_types_[index]);  // the view itself, but for mixed precision
-    if (on_average_ && on_average_(parameter, average)) {
-      access_->set(parameter, {});
-      continue;
-    }
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    const at::Tensor gradient = access_->get(parameter);
-    if (options_.gradient_as_bucket_view) {
-      if (!gradient.defined() || shadowing_) {
-        access_->set(parameter, view);
-      } else if (!same_memory(gradient, view)) {
-        raise(ErrorKind::kUsage,
-              cat("the gradient of ", describe(index), " is not the view of its bucket; with ",
-                  "gradient_as_bucket_view nothing may replace .grad during backward()"));
-      }
-    } else if (gradient.defined() && gradient.scalar_type() == gradient_types_[index]) {
-      copy_dense(gradient, view);
-    } else if (!average.is_same(view)) {
-      access_->set(parameter, std::move(average));
-    } else {
-      at::Tensor fresh = at::empty_strided(view.sizes(), view.strides(), view.options());
-      copy_dense(fresh, view);
-      access_->set(parameter, std::move(fresh));
-    }
+  } else if (gradient.defined() && gradient.scalar_type() == gradient_types_[index]) {
+    if (!same_memory(gradient, view)) copy_dense(gradient, view);
+  } else if (!average.is_same(view)) {
+    access_->set(parameter, std::move(average));
+  } else {
+    at::Tensor fresh = at::empty_strided(view.sizes(), view.strides(), view.options());
+    copy_dense(fresh, view);
+    access_->set(parameter, std::move(fresh));
+  }
+}
+
+// They belong to Tensor::grad() alone, or to the pool again.
+void Reducer::let_go_of_large(std::size_t b) {
+  for (std::size_t slot = 0; slot < buckets_[b].views.size(); ++slot) {
+    if (large_[plan_[b][slot]] != 0) buckets_[b].views[slot].reset();
   }
 }
 

@@ -32,6 +32,18 @@ void mark_reached(std::span<const at::Tensor> outputs,
 
 namespace {
 
+class Reached final : public torch::autograd::FunctionPreHook {
+ public:
+  explicit Reached(std::function<void()> call) : call_(std::move(call)) {}
+  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
+    call_();
+    return gradients;
+  }
+
+ private:
+  const std::function<void()> call_;
+};
+
 class Sink : public torch::autograd::Function<Sink> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,
@@ -60,6 +72,13 @@ class Sink : public torch::autograd::Function<Sink> {
 };
 
 }  // namespace
+
+void on_reached(std::span<const at::Tensor> outputs, const std::function<void()>& reached) {
+  for (const at::Tensor& output : outputs) {
+    if (output.defined() && output.grad_fn())
+      output.grad_fn()->add_pre_hook(std::make_unique<Reached>(reached));
+  }
+}
 
 std::vector<at::Tensor> pass_sink(const std::vector<at::Tensor>& outputs, std::function<void()> begins,
                                   bool clone) {

@@ -20,6 +20,10 @@ void mark_reached(std::span<const at::Tensor> outputs,
                   std::span<const std::shared_ptr<torch::autograd::Node>> accumulators,
                   std::vector<unsigned char>& reached);
 
+// Calls `reached` when a backward pass comes to any of the outputs, before the node that made it computes anything. No copy
+// and no further node: for those who only want to know.
+void on_reached(std::span<const at::Tensor> outputs, const std::function<void()>& reached);
+
 // The same tensors behind one more node of the graph, which calls `begins` when a backward pass comes to it, before
 // anything behind it. Gradients that are undefined stay so. Tensors that have no graph come back as they are. `clone`:
 // the values are copies, so that changing an output in place does not change what the graph has kept.

@@ -1,0 +1,167 @@
+// Large gradients that are born in shared memory and reduced there.
+#include <c10/core/CPUAllocator.h>
+#include <gtest/gtest.h>
+
+#include <torch/torch.h>
+
+#include <thread>
+
+#include "lockstep/ddp/ddp.h"
+#include "lockstep/ddp/ddp_testing.h"
+#include "lockstep/ddp/hooks.h"
+#include "lockstep/group/group.h"
+
+namespace lockstep {
+namespace {
+
+using namespace ddp_testing;
+
+constexpr std::size_t kFrom = 128;  // the weights of Mlp, not its biases
+
+struct Way {
+  bool views;
+  std::size_t from;
+};
+class InPlace : public ::testing::TestWithParam<Way> {};
+INSTANTIATE_TEST_SUITE_P(Ways, InPlace,
+                         ::testing::Values(Way{false, kFrom}, Way{true, kFrom}, Way{false, 1}, Way{true, 1},
+                                           Way{false, SIZE_MAX}, Way{true, SIZE_MAX}));
+
+TEST_P(InPlace, TrainsAsOneProcess) {
+  for (const bool set_to_none : {true, false}) {
+    PerRank<std::vector<at::Tensor>> got;
+    run_threads(3, [&](int rank) {
+      const auto trained = train_rank<MlpImpl>(
+          rank, 3, {.gradient_as_bucket_view = GetParam().views, .in_place_bytes = GetParam().from}, set_to_none);
+      got.put(rank, trained.parameters);
+    });
+    expect_same_bits(got);
+    expect_close(got.values().at(0), train_alone<MlpImpl>(3).parameters);
+  }
+}
+
+TEST(InPlaceGradients, AreReducedWhereAutogradMadeThem) {
+  run_threads(2, [&](int rank) {
+    Mlp net;
+    auto model = DistributedDataParallel(net, {.in_place_bytes = kFrom});
+    const std::uint64_t n_weights = 2;  // the last one is small
+    for (std::uint64_t step = 1; step <= 4; ++step) {
+      model->zero_grad();
+      model->forward(input_of(static_cast<int>(step), rank)).sum().backward();
+      EXPECT_EQ(model->stats().n_born, step * n_weights);
+    }
+    const void* const before = net->second->weight.grad().data_ptr();
+    // Accumulated into where it lies, and reduced there again.
+    model->forward(input_of(5, rank)).sum().backward();
+    EXPECT_EQ(net->second->weight.grad().data_ptr(), before);
+    EXPECT_EQ(model->stats().n_born, 5 * n_weights);
+  });
+}
+
+TEST(InPlaceGradients, AreCopiedWhenAHookWantsThemInOnePiece) {
+  run_threads(2, [&](int rank) {
+    Mlp net;
+    auto model = DistributedDataParallel(net, {.in_place_bytes = kFrom});
+    std::int64_t n_elements = 0;
+    model->register_comm_hook({.run = [&](GradBucket& bucket) {
+      n_elements += bucket.buffer().numel();
+      return all_reduce(bucket.buffer(), {.op = ReduceOp::kAvg, .async_op = true}).get_future();
+    }});
+    model->forward(input_of(0, rank)).sum().backward();
+    EXPECT_EQ(model->stats().n_born, 0U);
+    std::int64_t want = 0;
+    for (const auto& parameter : net->parameters()) want += parameter.numel();
+    EXPECT_EQ(n_elements, want);
+  });
+}
+
+// Both gradients are views of one tensor, which autograd lets happen.
+struct TwinsImpl : torch::nn::Module {
+  TwinsImpl() {
+    flat = register_parameter("flat", torch::ones({64}));
+    square = register_parameter("square", torch::ones({8, 8}));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (flat.view({4, 16}) + square.view({4, 16})) * x; }
+  at::Tensor flat, square;
+};
+TORCH_MODULE(Twins);
+
+TEST(InPlaceGradients, OfOneMemoryAreToldApart) {
+  run_threads(2, [&](int rank) {
+    Twins net;
+    auto model = DistributedDataParallel(net, {.in_place_bytes = 1});
+    for (int step = 0; step < 3; ++step) {
+      model->zero_grad();
+      model->forward(torch::full({4, 16}, rank == 0 ? 1.0 : 4.0)).sum().backward();
+      EXPECT_TRUE(net->flat.grad().eq(2.5).all().item<bool>());
+      EXPECT_TRUE(net->square.grad().eq(2.5).all().item<bool>());
+    }
+  });
+}
+
+TEST(InPlaceGradients, MayBeKeptAndOutliveTheModel) {
+  run_threads(2, [&](int rank) {
+    std::vector<at::Tensor> kept;
+    std::vector<at::Tensor> copies;
+    {
+      Mlp net;
+      fill_parameters(*net, 1);
+      auto model = DistributedDataParallel(net, {.in_place_bytes = kFrom});
+      for (int step = 0; step < 20; ++step) {  // more than the pool has
+        model->zero_grad();
+        model->forward(input_of(step, rank)).sum().backward();
+        for (const auto& parameter : net->parameters()) {
+          kept.push_back(parameter.grad());
+          copies.push_back(parameter.grad().clone());
+        }
+      }
+    }
+    for (std::size_t i = 0; i < kept.size(); ++i) EXPECT_TRUE(torch::equal(kept[i], copies[i]));
+    std::thread([&] { kept.clear(); }).join();
+  });
+}
+
+TEST(InPlaceGradients, AccumulateUnderNoSync) {
+  run_threads(2, [&](int rank) {
+    for (const bool views : {false, true}) {
+      Mlp net;
+      fill_parameters(*net, 1);
+      auto model = DistributedDataParallel(net, {.gradient_as_bucket_view = views, .in_place_bytes = kFrom});
+      for (int round = 0; round < 2; ++round) {
+        model->zero_grad();
+        {
+          const auto guard = model->no_sync();
+          model->forward(input_of(0, rank)).sum().backward();
+        }
+        model->forward(input_of(1, rank)).sum().backward();
+        at::Tensor want = torch::zeros_like(net->first->weight);
+        for (int r = 0; r < 2; ++r) {
+          for (int step = 0; step < 2; ++step) {
+            want += torch::autograd::grad({net->forward(input_of(step, r)).sum()}, {net->first->weight})[0] / 2;
+          }
+        }
+        EXPECT_TRUE(torch::allclose(net->first->weight.grad(), want, 1e-4, 1e-6));
+      }
+    }
+  });
+}
+
+TEST(InPlaceGradients, LeaveOtherAllocationsAlone) {
+  run_threads(2, [&](int rank) {
+    Mlp net;
+    auto model = DistributedDataParallel(net, {.in_place_bytes = kFrom});
+    model->forward(input_of(0, rank)).sum().backward();
+    auto* const allocator = c10::GetCPUAllocator();
+    for (const std::size_t n_bytes : {std::size_t{0}, std::size_t{192}, std::size_t{1 << 20}}) {
+      void* const raw = allocator->raw_allocate(n_bytes);
+      if (n_bytes != 0) std::memset(raw, 1, n_bytes);
+      allocator->raw_deallocate(raw);
+    }
+    at::Tensor grown = torch::ones({3});
+    grown.resize_({100}).fill_(2);
+    EXPECT_TRUE(grown.eq(2).all().item<bool>());
+  });
+}
+
+}  // namespace
+}  // namespace lockstep

@@ -1,0 +1,178 @@
+#include "lockstep/ddp/internal/nursery.h"
+
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/Allocator.h>
+#include <c10/core/CPUAllocator.h>
+#include <torch/csrc/autograd/graph_task.h>
+
+#include <algorithm>
+#include <set>
+#include <unordered_map>
+#include <utility>
+
+#include "lockstep/base/error.h"
+#include "lockstep/group/collectives.h"
+
+namespace lockstep::internal {
+namespace {
+
+// Blocks beyond one per gradient: autograd may hold a new gradient while the old one is still there.
+constexpr std::size_t kSpare = 2;
+
+// What the pass on this thread may allocate from; over when no pass runs.
+thread_local std::shared_ptr<Nursery> opened;
+
+}  // namespace
+
+// Process-wide, since libtorch has one allocator per device type. Never destroyed: tensors may outlive main.
+class NurseryAllocator final : public c10::Allocator {
+ public:
+  static NurseryAllocator& placed() {
+    static NurseryAllocator* const only = new NurseryAllocator(c10::GetCPUAllocator());
+    static const bool done = [] {
+      c10::SetCPUAllocator(only, /*priority=*/1);
+      return true;
+    }();
+    static_cast<void>(done);
+    return *only;
+  }
+
+  c10::DataPtr allocate(std::size_t n_bytes) override {
+    if (opened && n_bytes >= opened->smallest_) {
+      if (void* const data = from_nursery(n_bytes); data != nullptr)
+        return {data, data, &NurseryAllocator::release, c10::Device(c10::kCPU)};
+    }
+    return before_->allocate(n_bytes);
+  }
+  // Of both kinds of memory.
+  c10::DeleterFnPtr raw_deleter() const override { return &NurseryAllocator::release; }
+  void copy_data(void* to, const void* from, std::size_t n_bytes) const override {
+    before_->copy_data(to, from, n_bytes);
+  }
+
+  void lend(void* data, std::shared_ptr<Nursery> nursery, Nursery::Block block) {
+    const std::lock_guard lock(mutex_);
+    lent_[data] = {std::move(nursery), std::move(block)};
+  }
+  bool lent_by(const void* data, const Nursery* nursery) {
+    const std::lock_guard lock(mutex_);
+    const auto found = lent_.find(data);
+    return found != lent_.end() && found->second.nursery.get() == nursery;
+  }
+
+ private:
+  struct Lent {
+    std::shared_ptr<Nursery> nursery;
+    Nursery::Block block;
+  };
+  explicit NurseryAllocator(c10::Allocator* before) : before_(before) {}
+
+  static void* from_nursery(std::size_t n_bytes) {
+    // A pool's own memory is made by libtorch, too.
+    const std::shared_ptr<Nursery> nursery = std::exchange(opened, nullptr);
+    if (torch::autograd::get_current_graph_task_id() == -1) return nullptr;  // the pass is over
+    void* const data = nursery->take(n_bytes);
+    opened = nursery;
+    return data;
+  }
+
+  static void release(void* data) {
+    NurseryAllocator& self = placed();
+    Lent lent;
+    {
+      const std::lock_guard lock(self.mutex_);
+      const auto found = self.lent_.find(data);
+      if (found != self.lent_.end()) {
+        lent = std::move(found->second);
+        self.lent_.erase(found);
+      }
+    }
+    if (lent.nursery) {
+      lent.nursery->give_back(std::move(lent.block));
+    } else if (data != nullptr) {
+      self.before_->raw_deleter()(data);
+    }
+  }
+
+  c10::Allocator* const before_;
+  std::mutex mutex_;
+  std::unordered_map<const void*, Lent> lent_;  // guarded by mutex_
+};
+
+std::shared_ptr<Nursery> Nursery::create(Group group, const std::vector<std::size_t>& sizes) {
+  return std::shared_ptr<Nursery>(new Nursery(std::move(group), sizes));
+}
+
+Nursery::Nursery(Group group, const std::vector<std::size_t>& sizes)
+    : group_(std::move(group)), smallest_(*std::min_element(sizes.begin(), sizes.end())) {
+  for (const std::size_t n_bytes : sizes) ++sizes_.try_emplace(n_bytes, Size{kSpare}).first->second.n_most;
+  NurseryAllocator::placed();
+}
+
+void Nursery::open() {
+  opened = shared_from_this();
+}
+
+void* Nursery::take(std::size_t n_bytes) {
+  Block block;
+  {
+    const std::lock_guard lock(mutex_);
+    const auto found = sizes_.find(n_bytes);
+    if (found == sizes_.end()) return nullptr;
+    Size& size = found->second;
+    if (!size.free.empty()) {
+      block = std::move(size.free.back());
+      size.free.pop_back();
+    } else if (size.n_made < size.n_most) {
+      ++size.n_made;
+    } else {
+      return nullptr;
+    }
+  }
+  if (!block.memory.defined()) {
+    try {
+      at::AutoDispatchBelowADInplaceOrView below_autograd;
+      block = {empty_shared({static_cast<std::int64_t>(n_bytes)}, at::kByte, {.group = group_}), n_bytes};
+    } catch (const Error&) {  // ordinary memory will do, and n_made says not to ask again
+      return nullptr;
+    }
+  }
+  void* const data = block.memory.mutable_data_ptr();
+  NurseryAllocator::placed().lend(data, shared_from_this(), std::move(block));
+  return data;
+}
+
+void Nursery::give_back(Block block) {
+  const std::lock_guard lock(mutex_);
+  sizes_.at(block.n_bytes).free.push_back(std::move(block));
+}
+
+at::Tensor Nursery::make(const at::Tensor& like) {
+  const auto options = like.options().requires_grad(false);
+  if (void* const data = take(like.nbytes()); data != nullptr) {
+    return at::from_blob(
+        data, like.sizes(), like.strides(),
+        [](void* memory) { NurseryAllocator::placed().raw_deleter()(memory); }, options);
+  }
+  at::AutoDispatchBelowADInplaceOrView below_autograd;
+  return empty_shared({like.numel()}, like.scalar_type(), {.group = group_})
+      .as_strided(like.sizes(), like.strides());
+}
+
+bool Nursery::bore(const at::Tensor& gradient, const at::Tensor& incoming) const {
+  const c10::Storage& storage = gradient.storage();
+  if (gradient.storage_offset() != 0 || storage.nbytes() != gradient.nbytes() ||
+      !gradient.is_non_overlapping_and_dense() || !NurseryAllocator::placed().lent_by(storage.data(), this)) {
+    return false;
+  }
+  std::set<const c10::TensorImpl*> known;
+  for (const at::Tensor& tensor : {gradient, incoming}) {
+    if (!tensor.defined()) continue;
+    known.insert(tensor.unsafeGetTensorImpl());
+    if (tensor.is_view()) known.insert(tensor._base().unsafeGetTensorImpl());
+  }
+  return storage.use_count() <= known.size();
+}
+
+}  // namespace lockstep::internal

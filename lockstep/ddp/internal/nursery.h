@@ -1,0 +1,64 @@
+// Where large gradients are born: in memory that all ranks share, so that they are reduced where they lie, without a copy
+// into a bucket.
+//
+// While a backward pass runs, an allocator placed before libtorch's serves requests whose size is that of a large
+// gradient from a pool of the group's shared memory; autograd writes the gradient there and Tensor::grad() keeps it. A
+// temporary of the same size may land there too, and does no harm. When the gradient is dropped, its block goes back to
+// the pool and serves the next step.
+//
+// The allocator is placed once per process and stays; outside of a backward pass that was announced it only passes
+// requests on (one thread-local load). If the program later places another one, gradients are born elsewhere and copied.
+// Thread safety: blocks may be freed on any thread; everything else on the thread that runs backward().
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <vector>
+
+#include "lockstep/group/process_group.h"
+
+namespace lockstep::internal {
+
+class Nursery final : public std::enable_shared_from_this<Nursery> {
+ public:
+  // For gradients of these sizes in bytes, one entry per gradient; at least one.
+  static std::shared_ptr<Nursery> create(Group group, const std::vector<std::size_t>& sizes);
+  ~Nursery() = default;
+  Nursery(const Nursery&) = delete;
+  Nursery& operator=(const Nursery&) = delete;
+
+  // The backward pass that runs on this thread may use the pool, to its end. Call inside it.
+  void open();
+  // An uninitialised tensor with the sizes, strides and type of `like`, which is dense: from the pool, or from the group.
+  at::Tensor make(const at::Tensor& like);
+  // True when the gradient has a whole block of this pool to itself. `incoming` is what autograd made, from which the
+  // gradient was taken without a copy, or undefined: nobody looks at it any more, nor at what either is a view of.
+  bool bore(const at::Tensor& gradient, const at::Tensor& incoming) const;
+
+ private:
+  friend class NurseryAllocator;
+  struct Block {
+    at::Tensor memory;
+    std::size_t n_bytes;
+  };
+  struct Size {
+    std::size_t n_most;      // blocks there may be
+    std::size_t n_made = 0;  // blocks there are
+    std::vector<Block> free{};
+  };
+  Nursery(Group group, const std::vector<std::size_t>& sizes);
+  // Null: not a size for the pool, or none to be had.
+  void* take(std::size_t n_bytes);
+  void give_back(Block block);
+
+  const Group group_;
+  const std::size_t smallest_;
+  mutable std::mutex mutex_;
+  std::map<std::size_t, Size> sizes_;  // guarded by mutex_; so are its entries
+};
+
+}  // namespace lockstep::internal
