@@ -7,6 +7,7 @@
 #include "lockstep/ddp/replicate.h"
 #include "lockstep/group/group.h"
 #include "lockstep/join/join.h"
+#include "lockstep/nn/nn.h"
 #include "lockstep/optim/optim.h"
 #include "lockstep/process/spawn.h"
 #include "lockstep/store/store.h"

@@ -174,6 +174,7 @@ void DdpCore::update_process_group(Group group) {
   }
   group_ = std::move(group);
   say_work_ = Work();
+  companion_ = nullptr;
   buffers_due_ = true;
 }
 

@@ -16,6 +16,7 @@
 #include "lockstep/ddp/module_tensors.h"
 #include "lockstep/ddp/reducer.h"
 #include "lockstep/group/process_group.h"
+#include "lockstep/join/companion.h"
 #include "lockstep/join/join.h"
 
 namespace lockstep {
@@ -144,7 +145,8 @@ class DdpCore : public torch::nn::Module, public Joinable {
   // Uneven inputs: lockstep::join({*model}, body, options). Inside, each synced forward() is followed by its own
   // backward(). Buffers come from the highest rank that has input; at the end all ranks get the model of the last one
   // (the highest, if several) that had. Gradients of ranks without input are the averages, too. Raises kUsage with
-  // skip_all_reduce_unused_params: what others leave out is not known to who has no input.
+  // skip_all_reduce_unused_params: what others leave out is not known to who has no input. Layers with collectives of
+  // their own (SyncBatchNorm) are kept company in the background (join/companion.h).
   const Group& join_group() const override { return group_; }
   void enter_join(const JoinOptions& options) override;
   bool shadow_iteration() override;
@@ -216,6 +218,11 @@ class DdpCore : public torch::nn::Module, public Joinable {
   Work say_work_;
   // Reductions there were before the last synced forward pass under this join().
   std::optional<std::uint64_t> reduced_before_;
+  // Of the layers with collectives of their own; null when there are none, and before the first join().
+  void enter_companion();
+  void keep_company();
+  std::unique_ptr<Companion> companion_;
+  bool keeps_company_ = false;
 };
 
 // Names as the wrapped module has them: takes `prefix` off where a key begins with it, so that what a wrapped model

@@ -3,6 +3,8 @@
 #include <ATen/ops/empty.h>
 
 #include <algorithm>
+#include <utility>
+#include <vector>
 
 #include "lockstep/base/error.h"
 #include "lockstep/ddp/ddp_core.h"
@@ -41,6 +43,23 @@ void DdpCore::enter_join(const JoinOptions& options) {
   reducer_->divide_by(options.divide_by_initial_world_size ? std::function<int()>() : [this] {
     return join_options() == nullptr ? group_->size() : n_active();
   });
+  if (!options.throw_on_early_termination) enter_companion();
+}
+
+void DdpCore::enter_companion() {
+  if (!companion_) {
+    std::vector<LayerWithCollectives*> layers;
+    for (const auto& module : modules(/*include_self=*/false)) {
+      if (auto* const layer = dynamic_cast<LayerWithCollectives*>(module.get())) layers.push_back(layer);
+    }
+    if (layers.empty()) return;
+    companion_ = layers.front()->make_companion(layers, group_);
+  }
+  companion_->enter();
+}
+
+void DdpCore::keep_company() {
+  if (companion_ && !std::exchange(keeps_company_, true)) companion_->keep_company();
 }
 
 // Ranks without input shadow one backward pass for each synced forward pass.
@@ -77,6 +96,7 @@ DdpCore::Said DdpCore::heard() {
 bool DdpCore::shadow_iteration() {
   if (!reducer_) return true;
   check_answered();
+  keep_company();  // the others' forward passes may wait for it
   say(Has::kNone);
   const Said said = heard();
   if (said.with_gradients) {
@@ -94,6 +114,8 @@ bool DdpCore::shadow_iteration() {
 
 void DdpCore::finish_join(bool is_last_joiner) {
   if (!reducer_) return;
+  keep_company();
+  if (std::exchange(keeps_company_, false)) companion_->finish();
   const at::Tensor last = as_tensor({is_last_joiner ? group_->rank() : -1});
   all_reduce(last, {.op = ReduceOp::kMax, .group = group_, .where = options_.where});
   const int speaker = static_cast<int>(*last.const_data_ptr<std::int64_t>());

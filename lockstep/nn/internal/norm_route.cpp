@@ -1,0 +1,104 @@
+#include "lockstep/nn/internal/norm_route.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <iterator>
+#include <limits>
+#include <utility>
+
+#include "lockstep/base/text.h"
+#include "lockstep/group/collectives.h"
+#include "lockstep/group/groups.h"
+#include "lockstep/nn/internal/batch_statistics.h"
+#include "lockstep/nn/sync_batch_norm.h"
+
+namespace lockstep::internal {
+namespace {
+
+// Which collective comes next, agreed upon by the ranks that have input; nothing when no rank has.
+struct Next {
+  int layer;
+  Pass pass;
+};
+
+std::optional<Next> agree(const Group& group, std::optional<Next> mine) {
+  // The maximum of the number and of its negative: whoever has input must say the same.
+  constexpr auto kSilent = std::numeric_limits<std::int64_t>::min();
+  const std::int64_t number = mine ? 2 * mine->layer + (mine->pass == Pass::kBackward ? 1 : 0) : 0;
+  at::Tensor said = at::empty({2}, at::kLong);
+  auto* const values = said.mutable_data_ptr<std::int64_t>();
+  values[0] = mine ? number : kSilent;
+  values[1] = mine ? -number : kSilent;
+  all_reduce(said, {.op = ReduceOp::kMax, .group = group});
+  if (values[0] == kSilent) return std::nullopt;
+  if (values[0] != -values[1]) {
+    raise(ErrorKind::kUsage,
+          cat("SyncBatchNorm under join: ranks are in different layers, ", -values[1] / 2, " and ",
+              values[0] / 2, " of the model; all must run them in the same order"));
+  }
+  return Next{static_cast<int>(values[0] / 2), values[0] % 2 == 0 ? Pass::kForward : Pass::kBackward};
+}
+
+std::vector<std::int64_t> channels_of(const std::vector<SyncBatchNormImpl*>& layers) {
+  std::vector<std::int64_t> channels;
+  std::ranges::transform(layers, std::back_inserter(channels),
+                         [](const SyncBatchNormImpl* layer) { return layer->options.num_features(); });
+  return channels;
+}
+
+}  // namespace
+
+void shadow_forward(std::int64_t channels, const Group& group) {
+  const at::Tensor part = describe_part({}, channels);
+  all_gather_into_tensor(empty_parts(part, group->size()), part, {.group = group});
+}
+
+void shadow_backward(std::int64_t channels, const Group& group) {
+  all_reduce(empty_sums(channels), {.group = group});
+}
+
+void NormRoute::announce(Pass pass) const {
+  if (announced_as) agree(group, Next{*announced_as, pass});
+}
+
+NormCompanion::NormCompanion(std::vector<SyncBatchNormImpl*> layers, const Group& group)
+    : layers_(std::move(layers)),
+      channels_(channels_of(layers_)),
+      // A group of its own: its operations come in an order of their own.
+      group_(new_group(group->ranks(), {.timeout = group->timeout(),
+                                        .use_local_synchronization = true,
+                                        .group_desc = "companions of SyncBatchNorm"})) {}
+
+NormCompanion::~NormCompanion() {
+  if (thread_.joinable()) group_->abort("the model of the companion is gone");
+}
+
+void NormCompanion::enter() {
+  for (std::size_t i = 0; i < layers_.size(); ++i)
+    layers_[i]->route_ = std::make_shared<NormRoute>(NormRoute{group_, static_cast<int>(i)});
+}
+
+void NormCompanion::keep_company() {
+  thread_ = Thread("ls-companion", [this] { run(); });
+}
+
+void NormCompanion::run() {
+  try {
+    while (const auto next = agree(group_, std::nullopt)) {
+      const std::int64_t channels = channels_.at(static_cast<std::size_t>(next->layer));
+      next->pass == Pass::kForward ? shadow_forward(channels, group_) : shadow_backward(channels, group_);
+    }
+  } catch (...) {
+    failure_ = current_failure();
+  }
+}
+
+void NormCompanion::finish() {
+  thread_.join();
+  for (SyncBatchNormImpl* const layer : layers_) layer->route_ = nullptr;
+  if (failure_) raise(std::exchange(failure_, std::nullopt).value());
+}
+
+}  // namespace lockstep::internal

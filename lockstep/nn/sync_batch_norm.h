@@ -1,0 +1,109 @@
+// Batch normalisation over the batches of all ranks: mean and variance are those of everything the ranks hold together,
+// so that small batches per rank train as one large one does.
+//
+//   lockstep::SyncBatchNorm norm(64);                                            // in place of BatchNorm1d, 2d or 3d
+//   lockstep::SyncBatchNorm other(torch::nn::BatchNormOptions(64).momentum(0.01), group);
+//   lockstep::convert_sync_batchnorm(net);                                       // where they lie in containers
+//
+// In training mode forward and backward are one small collective each (an all_gather of counts, means and squared
+// deviations; an all_reduce of two sums per channel): every rank runs them, in the same order. Batches may differ in
+// size and be empty. Under join() ranks without input need no batch at all. In eval mode, without a group, or in a group of one it is torch's BatchNorm.
+//
+// The results and the gradient of the input are those of BatchNorm on the whole batch, for the sum of all ranks' losses.
+// Gradients of weight and bias are this rank's part of the sum; DistributedDataParallel averages them as all others.
+// Running statistics have the same bits on all ranks, whatever their batches.
+// Backward cannot itself be differentiated.
+// Thread safety: as torch::nn::Module, one thread at a time.
+#pragma once
+
+#include <torch/nn/cloneable.h>
+#include <torch/nn/options/batchnorm.h>
+#include <torch/nn/pimpl.h>
+
+#include <cstdint>
+#include <memory>
+#include <ostream>
+#include <string>
+#include <vector>
+
+#include "lockstep/group/process_group.h"
+#include "lockstep/join/companion.h"
+
+namespace lockstep {
+
+namespace internal {
+class NormCompanion;
+struct NormRoute;
+}  // namespace internal
+
+class SyncBatchNormImpl final : public torch::nn::Cloneable<SyncBatchNormImpl>, public LayerWithCollectives {
+ public:
+  // process_group null: the default group at the time of the forward pass.
+  explicit SyncBatchNormImpl(torch::nn::BatchNormOptions options, Group process_group = {});
+
+  // Input: batch, channels, then any dimensions. Collective in training mode. Raises kUsage when the input does not
+  // fit, or when all ranks together have one value per channel; what the group raises otherwise, also from backward().
+  at::Tensor forward(const at::Tensor& input);
+
+  // Take part in the others' forward or backward pass through this layer with an empty batch, without touching the
+  // running statistics: for protocols of your own. Under join() a companion does it, and the statistics come with the
+  // model at the end. One call for each pass, in the order in which the others run their layers; block.
+  void shadow_forward();
+  void shadow_backward();
+  std::unique_ptr<Companion> make_companion(const std::vector<LayerWithCollectives*>& layers,
+                                            const Group& group) override;
+
+  void reset() override;
+  void reset_running_stats();
+  void pretty_print(std::ostream& stream) const override;
+  const Group& process_group() const { return group_; }
+
+  // Names as in torch::nn::BatchNorm. weight and bias are undefined without `affine`, the others without
+  // `track_running_stats`.
+  torch::nn::BatchNormOptions options;
+  at::Tensor weight, bias, running_mean, running_var, num_batches_tracked;
+
+  // A layer with the very tensors, the options and the mode of a BatchNorm layer.
+  template <class BatchNormImpl>
+  static std::shared_ptr<SyncBatchNormImpl> adopt(const BatchNormImpl& plain, Group process_group) {
+    const Tensors tensors{plain.weight, plain.bias, plain.running_mean, plain.running_var,
+                          plain.num_batches_tracked};
+    auto layer = std::make_shared<SyncBatchNormImpl>(plain.options, std::move(process_group));
+    layer->take(tensors);
+    layer->train(plain.is_training());
+    return layer;
+  }
+
+ private:
+  struct Tensors {
+    at::Tensor weight, bias, running_mean, running_var, num_batches_tracked;
+  };
+  friend class internal::NormCompanion;
+  void take(const Tensors& tensors);
+  internal::NormRoute route() const;
+  double count_batch();
+  void check_input(const at::Tensor& input) const;
+  void update_running(const at::Tensor& mean, const at::Tensor& variance, double count);
+
+  Group group_;
+  std::shared_ptr<const internal::NormRoute> route_;  // set under join()
+};
+TORCH_MODULE(SyncBatchNorm);
+
+namespace internal {
+void convert_sync_batchnorm(torch::nn::Module& module, const Group& process_group);
+}
+
+// Puts a SyncBatchNorm in the place of every BatchNorm1d, 2d and 3d that lies in a Sequential, ModuleList or ModuleDict
+// at any depth, with the same parameters, buffers and mode; optimizers made before go on working. Not a collective.
+// A BatchNorm registered by a module of your own cannot be replaced, since its member would go on pointing to the old
+// layer: raises kUsage naming all of them, and changes nothing. Declare those as lockstep::SyncBatchNorm.
+template <class Holder>
+requires requires(Holder holder) {
+  holder->named_children();
+}
+void convert_sync_batchnorm(Holder module, Group process_group = {}) {
+  internal::convert_sync_batchnorm(*module, process_group);
+}
+
+}  // namespace lockstep
