@@ -1,6 +1,7 @@
 #include "lockstep/ddp/bucket_plan.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <numeric>
 
@@ -59,6 +60,8 @@ std::vector<std::size_t> explicit_limits(const BucketCaps& caps) {
   return limits;
 }
 
+std::atomic<std::size_t> first_bucket_bytes_now{kDefaultFirstBucketBytes};
+
 }  // namespace
 
 BucketIndices assign_buckets(std::span<const BucketItem> items, std::span<const std::size_t> limits,
@@ -98,6 +101,16 @@ BucketIndices assign_buckets(std::span<const BucketItem> items, std::span<const 
               [](const auto& a, const auto& b) { return a.front() < b.front(); });
   }
   return closed;
+}
+
+std::size_t default_first_bucket_bytes() {
+  return first_bucket_bytes_now.load();
+}
+
+void set_default_first_bucket_bytes(std::size_t n_bytes) {
+  if (n_bytes == 0)
+    raise(ErrorKind::kUsage, "set_default_first_bucket_bytes: a bucket needs at least one byte");
+  first_bucket_bytes_now = n_bytes;
 }
 
 std::vector<std::size_t> initial_limits(const BucketCaps& caps) {

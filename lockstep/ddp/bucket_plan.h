@@ -42,11 +42,16 @@ using BucketIndices = std::vector<std::vector<std::size_t>>;
 BucketIndices assign_buckets(std::span<const BucketItem> items, std::span<const std::size_t> limits,
                              std::span<const std::size_t> order = {});
 
+// Size of the first bucket where no cap is given, so that reduction starts early; for models wrapped from now on, in this
+// process. Any thread. Setting raises kUsage for 0.
+std::size_t default_first_bucket_bytes();
+void set_default_first_bucket_bytes(std::size_t n_bytes);
+
 // The user's wishes, as DistributedDataParallel takes them; MiB, fractions allowed.
 struct BucketCaps {
   std::optional<double> cap_mb{};
   std::vector<double> cap_mb_list{};
-  std::size_t first_bucket_bytes = kDefaultFirstBucketBytes;
+  std::size_t first_bucket_bytes = default_first_bucket_bytes();
 };
 
 // Limits of the first iteration: one unlimited bucket per key, since the order in which gradients arrive is not known

@@ -115,6 +115,11 @@ TEST(BucketPlan, UsesTheUsersCapForTheFirstBucketToo) {
   EXPECT_EQ(rebuilt_limits({.cap_mb = 5, .cap_mb_list = {1, 2, 3}}),
             (std::vector<std::size_t>{kMiB, 2 * kMiB, 3 * kMiB}));
   EXPECT_EQ(rebuilt_limits({.first_bucket_bytes = 7}), (std::vector<std::size_t>{7, 25 * kMiB}));
+  set_default_first_bucket_bytes(11);
+  EXPECT_EQ(rebuilt_limits({}), (std::vector<std::size_t>{11, 25 * kMiB}));
+  set_default_first_bucket_bytes(kMiB);
+  EXPECT_EQ(rebuilt_limits({}), (std::vector<std::size_t>{kMiB, 25 * kMiB}));
+  EXPECT_THROW(set_default_first_bucket_bytes(0), Error);
 }
 
 TEST(BucketPlan, RefusesCapsThatAreNotPositive) {

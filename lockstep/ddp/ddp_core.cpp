@@ -32,6 +32,17 @@ void check_materialised(const internal::NamedTensors& parameters) {
   }
 }
 
+Group group_of(const DdpOptions& options) {
+  if (!options.device_mesh) return options.process_group ? options.process_group : default_group();
+  if (options.process_group)
+    raise(ErrorKind::kUsage, "DistributedDataParallel: give process_group or device_mesh, not both");
+  if (options.device_mesh->ndim() != 1) {
+    raise(ErrorKind::kUsage, cat("DistributedDataParallel: device_mesh has ", options.device_mesh->ndim(),
+                                 " dimensions; give the one to average over, such as mesh[\"dp\"]"));
+  }
+  return options.device_mesh->get_group();
+}
+
 BucketCaps caps_of(const DdpOptions& options) {
   return {.cap_mb = options.bucket_cap_mb, .cap_mb_list = options.bucket_cap_mb_list};
 }
@@ -42,7 +53,7 @@ DdpCore::DdpCore(std::shared_ptr<const ModuleTensors> tensors, std::shared_ptr<t
                  DdpOptions options)
     : torch::nn::Module("DistributedDataParallel"),
       options_(std::move(options)),
-      group_(options_.process_group ? options_.process_group : default_group()),
+      group_(group_of(options_)),
       tensors_(std::move(tensors)),
       steps_(std::make_shared<internal::Steps>()),
       static_graph_(options_.static_graph) {
@@ -222,6 +233,7 @@ std::shared_ptr<torch::nn::Module> DdpCore::cloned(const torch::nn::Module& modu
 DdpOptions DdpCore::options_of_clone() const {
   DdpOptions options = options_;
   options.process_group = group_;
+  options.device_mesh.reset();
   options.init_sync = false;
   options.static_graph = static_graph_;
   return options;

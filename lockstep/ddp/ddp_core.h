@@ -15,6 +15,7 @@
 #include "lockstep/ddp/mixed_precision.h"
 #include "lockstep/ddp/module_tensors.h"
 #include "lockstep/ddp/reducer.h"
+#include "lockstep/group/device_mesh.h"
 #include "lockstep/group/process_group.h"
 #include "lockstep/join/companion.h"
 #include "lockstep/join/join.h"
@@ -31,6 +32,8 @@ struct DdpOptions {
   // Compare the parameters of all ranks and take rank 0's values. False: the caller vouches that they are equal.
   bool init_sync = true;
   Group process_group{};  // null: the default group
+  // The ranks of a mesh of one dimension, for instance the slice mesh["dp"], instead of process_group.
+  std::optional<DeviceMesh> device_mesh{};
   // Size of a gradient bucket in MiB. Unset: 25, and 1 for the first, so that reduction starts early.
   std::optional<double> bucket_cap_mb{};
   // Parameters may go without a gradient, on some ranks or all: each forward pass is followed by a walk over its graph,
@@ -43,6 +46,8 @@ struct DdpOptions {
   // Gradients of so many bytes and more are made in memory that the ranks share, and averaged where they lie: no copy, and
   // no memory beside them, with or without the option above. While backward() runs, an allocator placed before libtorch's
   // serves requests of their sizes. Unset: LOCKSTEP_DDP_IN_PLACE_BYTES, 128 KiB; SIZE_MAX: all are copied into buckets.
+  // Rank 0's value holds. During backward() such a gradient is not to be touched once it is there, and after a reduction
+  // that failed it is worth nothing: call zero_grad().
   std::optional<std::size_t> in_place_bytes{};
   // Every step uses the same parameters the same number of times: learnt in the first. Allows what the search cannot
   // see: reentrant checkpointing, layers checkpointed twice, parameters used outside forward().

@@ -10,6 +10,7 @@
 #include "lockstep/ddp/ddp_testing.h"
 #include "lockstep/ddp/hooks.h"
 #include "lockstep/group/group.h"
+#include "lockstep/optim/in_backward.h"
 
 namespace lockstep {
 namespace {
@@ -32,7 +33,8 @@ TEST_P(InPlace, TrainsAsOneProcess) {
     PerRank<std::vector<at::Tensor>> got;
     run_threads(3, [&](int rank) {
       const auto trained = train_rank<MlpImpl>(
-          rank, 3, {.gradient_as_bucket_view = GetParam().views, .in_place_bytes = GetParam().from}, set_to_none);
+          rank, 3, {.gradient_as_bucket_view = GetParam().views, .in_place_bytes = GetParam().from},
+          set_to_none);
       got.put(rank, trained.parameters);
     });
     expect_same_bits(got);
@@ -99,6 +101,58 @@ TEST(InPlaceGradients, OfOneMemoryAreToldApart) {
   });
 }
 
+// The gradient of `added` is a view of a tensor that is also on its way to `left` and `right`.
+struct AddedImpl : torch::nn::Module {
+  AddedImpl() {
+    left = register_parameter("left", torch::full({4, 8}, 0.5));
+    right = register_parameter("right", torch::full({8, 16}, 0.25));
+    added = register_parameter("added", torch::ones({64}));
+  }
+  at::Tensor forward(const at::Tensor& x) { return (added.view({4, 16}) + left.mm(right)) * x; }
+  at::Tensor left, right, added;
+};
+TORCH_MODULE(Added);
+
+TEST(InPlaceGradients, ThatOthersStillReadAreCopied) {
+  run_threads(2, [&](int rank) {
+    Added net;
+    auto model = DistributedDataParallel(net, {.bucket_cap_mb = 0.00001, .in_place_bytes = 1});
+    at::Tensor want_left = torch::zeros_like(net->left);
+    for (int r = 0; r < 2; ++r) {
+      want_left +=
+          torch::autograd::grad({net->forward(torch::full({4, 16}, 1.0 + 3 * r)).sum()}, {net->left})[0] / 2;
+    }
+    for (int step = 0; step < 20; ++step) {
+      model->zero_grad();
+      model->forward(torch::full({4, 16}, 1.0 + 3 * rank)).sum().backward();
+      EXPECT_TRUE(net->added.grad().eq(2.5).all().item<bool>());
+      EXPECT_TRUE(torch::allclose(net->left.grad(), want_left));
+    }
+  });
+}
+
+TEST(InPlaceGradients, OptimizersInsideBackwardDoNotTakeTheirMemory) {
+  run_threads(2, [&](int rank) {
+    Mlp net;
+    fill_parameters(*net, 1);
+    auto model = DistributedDataParallel(net, {.in_place_bytes = kFrom});
+    const auto steps =
+        apply_optimizer_in_backward<torch::optim::Adam>(net->parameters(), torch::optim::AdamOptions(0.01));
+    for (int step = 0; step < 10; ++step) model->forward(input_of(step, rank)).sum().backward();
+    EXPECT_EQ(model->stats().n_born, 20U);
+  });
+}
+
+TEST(InPlaceGradients, RankZeroDecidesFromWhichSizeOn) {
+  run_threads(2, [&](int rank) {
+    Mlp net;
+    fill_parameters(*net, 1);
+    auto model = DistributedDataParallel(net, {.in_place_bytes = rank == 0 ? kFrom : SIZE_MAX});
+    model->forward(input_of(0, rank)).sum().backward();
+    EXPECT_EQ(model->stats().n_born, 2U);
+  });
+}
+
 TEST(InPlaceGradients, MayBeKeptAndOutliveTheModel) {
   run_threads(2, [&](int rank) {
     std::vector<at::Tensor> kept;
@@ -137,7 +191,8 @@ TEST(InPlaceGradients, AccumulateUnderNoSync) {
         at::Tensor want = torch::zeros_like(net->first->weight);
         for (int r = 0; r < 2; ++r) {
           for (int step = 0; step < 2; ++step) {
-            want += torch::autograd::grad({net->forward(input_of(step, r)).sum()}, {net->first->weight})[0] / 2;
+            want +=
+                torch::autograd::grad({net->forward(input_of(step, r)).sum()}, {net->first->weight})[0] / 2;
           }
         }
         EXPECT_TRUE(torch::allclose(net->first->weight.grad(), want, 1e-4, 1e-6));

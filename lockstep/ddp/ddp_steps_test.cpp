@@ -359,5 +359,29 @@ TEST(UpdateProcessGroup, AloneTheModelIsLeftToItselfAndItsOptimizersStepOn) {
   });
 }
 
+TEST(DdpMesh, AMeshHasOneDimensionAndStandsForItsGroup) {
+  run_threads(4, [](int rank) {
+    const DeviceMesh mesh("cpu", std::vector<std::vector<int>>{{0, 1}, {2, 3}},
+                          {.mesh_dim_names = {"dp", "tp"}});
+    const auto with = [&](DdpOptions options) {
+      return refusal([&] { DistributedDataParallel(Mlp(), std::move(options)); });
+    };
+    EXPECT_NE(with({.device_mesh = mesh}).find("has 2 dimensions"), std::string::npos);
+    EXPECT_NE(with({.process_group = default_group(), .device_mesh = mesh["dp"]}).find("not both"),
+              std::string::npos);
+    Mlp net;
+    auto model = DistributedDataParallel(net, {.device_mesh = mesh["dp"]});
+    EXPECT_EQ(model->process_group(), mesh["dp"].get_group());
+    const at::Tensor x = torch::full({1, kIn}, static_cast<double>(rank));
+    model->forward(x).sum().backward();
+    at::Tensor want = torch::zeros_like(net->first->weight);
+    for (const int r : {rank % 2, rank % 2 + 2}) {
+      const at::Tensor input = torch::full({1, kIn}, static_cast<double>(r));
+      want += torch::autograd::grad({net->forward(input).sum()}, {net->first->weight})[0] / 2;
+    }
+    EXPECT_TRUE(torch::allclose(net->first->weight.grad(), want, 1e-4, 1e-6));
+  });
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -78,6 +78,7 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> na
   }
   rebuilt_limits(options_.caps);  // a cap that cannot be is an error now, not in the second iteration
   static_graph_ = options_.static_graph;
+  agree_on_large();
   find_large();
   build(initial_buckets(items_, options_.caps, searches()));
   const std::size_t n = parameters_.size();
@@ -141,19 +142,30 @@ void Reducer::remove_hooks() noexcept {
   former_hooks_.clear();
 }
 
+// Ranks that differ would reduce in different steps; rank 0's word holds for all.
+void Reducer::agree_on_large() {
+  const auto said =
+      static_cast<std::size_t>(environment_int(Var::kLockstepInPlaceBytes).value_or(128 * 1024));
+  in_place_from_ = options_.in_place_bytes.value_or(said);
+  if (options_.group->size() == 1) return;
+  static_assert(sizeof(std::size_t) == sizeof(std::int64_t));
+  const at::Tensor word = at::empty({1}, at::kLong);
+  std::memcpy(word.mutable_data_ptr(), &in_place_from_, word.nbytes());
+  internal::broadcast_from(0, word, options_.group, options_.where);
+  std::memcpy(&in_place_from_, word.const_data_ptr(), word.nbytes());
+}
+
 void Reducer::find_large() {
   large_.assign(parameters_.size(), 0);
   nursery_ = nullptr;
   if (options_.reduce_dtype || options_.precisions || hook_.run || options_.group->size() == 1) {
     return;
   }
-  const std::size_t from = options_.in_place_bytes.value_or(
-      static_cast<std::size_t>(environment_int(Var::kLockstepInPlaceBytes).value_or(128 * 1024)));
   std::vector<std::size_t> sizes;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const bool plain = !items_[i].sparse && !at::isComplexType(items_[i].dtype) &&
                        parameters_[i].is_non_overlapping_and_dense();
-    if (!plain || items_[i].n_bytes < from || items_[i].n_bytes == 0) continue;
+    if (!plain || items_[i].n_bytes < in_place_from_ || items_[i].n_bytes == 0) continue;
     large_[i] = 1;
     sizes.push_back(items_[i].n_bytes);
   }

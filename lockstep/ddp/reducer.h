@@ -183,6 +183,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   bool hooks_lost() const;
   // A gradient that stays local is kept in the parameter's own type.
   void widen(std::size_t index);
+  void agree_on_large();
   void find_large();
   bool is_idle(std::size_t index) const;
   void build(BucketIndices plan);
@@ -239,6 +240,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
 
   // By parameter: its gradient is reduced where it lies. Null: there is none such.
   std::vector<unsigned char> large_;
+  std::size_t in_place_from_ = 0;  // rank 0's word
   std::shared_ptr<internal::Nursery> nursery_;
 
   // The buckets in use.

@@ -166,6 +166,7 @@ void Reducer::mark_ready(std::size_t index) {
 // The end of a backward pass with find_unused_parameters: what has not come will not. It belongs to a forward pass whose
 // outputs had no part in this one.
 void Reducer::settle() {
+  if (nursery_) nursery_->close();
   ending_ = true;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (ready_[i] == 0) mark_ready(i);
@@ -174,6 +175,7 @@ void Reducer::settle() {
 
 // The end of a static graph's first backward pass: everything is reduced now, whatever the order.
 void Reducer::reduce_learnt() {
+  if (nursery_) nursery_->close();
   ending_ = true;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     used_here_.data_ptr<int>()[i] = firings_[i] != 0 ? 1 : 0;
@@ -229,7 +231,8 @@ void Reducer::store_large(std::size_t index, const at::Tensor& gradient, at::Ten
     return;
   }
   const bool idle = is_idle(index);
-  if (!idle && nursery_->bore(gradient, incoming_index_ == index ? incoming_ : at::Tensor())) {
+  if (!idle &&
+      nursery_->bore(gradient, parameters_[index], incoming_index_ == index ? incoming_ : at::Tensor())) {
     piece = gradient.detach();
     ++stats_.n_born;
     return;
@@ -350,6 +353,7 @@ void Reducer::wait_for(std::size_t b) {
 }
 
 void Reducer::finalise() {
+  if (nursery_) nursery_->close();  // what optimizers allocate is theirs
   Clock::duration waited{};
   std::uint64_t n_bytes = 0;
   std::size_t n_reduced = 0;

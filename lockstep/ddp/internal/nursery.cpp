@@ -1,12 +1,15 @@
 #include "lockstep/ddp/internal/nursery.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
 #include <torch/csrc/autograd/graph_task.h>
+#include <unistd.h>
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <unordered_map>
 #include <utility>
@@ -20,8 +23,25 @@ namespace {
 // Blocks beyond one per gradient: autograd may hold a new gradient while the old one is still there.
 constexpr std::size_t kSpare = 2;
 
-// What the pass on this thread may allocate from; over when no pass runs.
-thread_local std::shared_ptr<Nursery> opened;
+// What the pass on this thread may allocate from; over when no pass runs. Owned, but without a destructor: threads allocate
+// while they end.
+thread_local std::shared_ptr<Nursery>* opened = nullptr;
+
+// A pool's own memory is made by libtorch, too.
+class Pause {
+ public:
+  Pause() : opened_(std::exchange(opened, nullptr)) {}
+  ~Pause() { opened = opened_; }
+  Pause(const Pause&) = delete;
+  Pause& operator=(const Pause&) = delete;
+
+ private:
+  std::shared_ptr<Nursery>* const opened_;
+};
+
+void shut() noexcept {
+  delete std::exchange(opened, nullptr);
+}
 
 }  // namespace
 
@@ -31,7 +51,7 @@ class NurseryAllocator final : public c10::Allocator {
   static NurseryAllocator& placed() {
     static NurseryAllocator* const only = new NurseryAllocator(c10::GetCPUAllocator());
     static const bool done = [] {
-      c10::SetCPUAllocator(only, /*priority=*/1);
+      c10::SetCPUAllocator(only);
       return true;
     }();
     static_cast<void>(done);
@@ -39,42 +59,18 @@ class NurseryAllocator final : public c10::Allocator {
   }
 
   c10::DataPtr allocate(std::size_t n_bytes) override {
-    if (opened && n_bytes >= opened->smallest_) {
+    if (opened != nullptr && n_bytes >= (*opened)->smallest_) {
       if (void* const data = from_nursery(n_bytes); data != nullptr)
         return {data, data, &NurseryAllocator::release, c10::Device(c10::kCPU)};
     }
     return before_->allocate(n_bytes);
   }
   // Of both kinds of memory.
-  c10::DeleterFnPtr raw_deleter() const override { return &NurseryAllocator::release; }
+  c10::DeleterFnPtr raw_deleter() const override {
+    return before_->raw_deleter() == nullptr ? nullptr : &NurseryAllocator::release;
+  }
   void copy_data(void* to, const void* from, std::size_t n_bytes) const override {
     before_->copy_data(to, from, n_bytes);
-  }
-
-  void lend(void* data, std::shared_ptr<Nursery> nursery, Nursery::Block block) {
-    const std::lock_guard lock(mutex_);
-    lent_[data] = {std::move(nursery), std::move(block)};
-  }
-  bool lent_by(const void* data, const Nursery* nursery) {
-    const std::lock_guard lock(mutex_);
-    const auto found = lent_.find(data);
-    return found != lent_.end() && found->second.nursery.get() == nursery;
-  }
-
- private:
-  struct Lent {
-    std::shared_ptr<Nursery> nursery;
-    Nursery::Block block;
-  };
-  explicit NurseryAllocator(c10::Allocator* before) : before_(before) {}
-
-  static void* from_nursery(std::size_t n_bytes) {
-    // A pool's own memory is made by libtorch, too.
-    const std::shared_ptr<Nursery> nursery = std::exchange(opened, nullptr);
-    if (torch::autograd::get_current_graph_task_id() == -1) return nullptr;  // the pass is over
-    void* const data = nursery->take(n_bytes);
-    opened = nursery;
-    return data;
   }
 
   static void release(void* data) {
@@ -94,6 +90,30 @@ class NurseryAllocator final : public c10::Allocator {
       self.before_->raw_deleter()(data);
     }
   }
+  void lend(void* data, std::shared_ptr<Nursery> nursery, Nursery::Block block) {
+    const std::lock_guard lock(mutex_);
+    lent_[data] = {std::move(nursery), std::move(block)};
+  }
+  bool lent_by(const void* data, const Nursery* nursery) {
+    const std::lock_guard lock(mutex_);
+    const auto found = lent_.find(data);
+    return found != lent_.end() && found->second.nursery.get() == nursery;
+  }
+
+ private:
+  struct Lent {
+    std::shared_ptr<Nursery> nursery;
+    Nursery::Block block;
+  };
+  explicit NurseryAllocator(c10::Allocator* before) : before_(before) {}
+
+  static void* from_nursery(std::size_t n_bytes) {
+    if (torch::autograd::get_current_graph_task_id() == -1) {  // the pass is over
+      shut();
+      return nullptr;
+    }
+    return (*opened)->take(n_bytes);
+  }
 
   c10::Allocator* const before_;
   std::mutex mutex_;
@@ -105,13 +125,20 @@ std::shared_ptr<Nursery> Nursery::create(Group group, const std::vector<std::siz
 }
 
 Nursery::Nursery(Group group, const std::vector<std::size_t>& sizes)
-    : group_(std::move(group)), smallest_(*std::min_element(sizes.begin(), sizes.end())) {
+    : group_(std::move(group)),
+      process_(::getpid()),
+      smallest_(*std::min_element(sizes.begin(), sizes.end())) {
   for (const std::size_t n_bytes : sizes) ++sizes_.try_emplace(n_bytes, Size{kSpare}).first->second.n_most;
   NurseryAllocator::placed();
 }
 
 void Nursery::open() {
-  opened = shared_from_this();
+  shut();
+  if (process_ == ::getpid()) opened = new std::shared_ptr<Nursery>(shared_from_this());
+}
+
+void Nursery::close() noexcept {
+  if (opened != nullptr && opened->get() == this) shut();
 }
 
 void* Nursery::take(std::size_t n_bytes) {
@@ -132,6 +159,7 @@ void* Nursery::take(std::size_t n_bytes) {
   }
   if (!block.memory.defined()) {
     try {
+      const Pause pause;
       at::AutoDispatchBelowADInplaceOrView below_autograd;
       block = {empty_shared({static_cast<std::int64_t>(n_bytes)}, at::kByte, {.group = group_}), n_bytes};
     } catch (const Error&) {  // ordinary memory will do, and n_made says not to ask again
@@ -152,27 +180,33 @@ at::Tensor Nursery::make(const at::Tensor& like) {
   const auto options = like.options().requires_grad(false);
   if (void* const data = take(like.nbytes()); data != nullptr) {
     return at::from_blob(
-        data, like.sizes(), like.strides(),
-        [](void* memory) { NurseryAllocator::placed().raw_deleter()(memory); }, options);
+        data, like.sizes(), like.strides(), [](void* memory) { NurseryAllocator::release(memory); }, options);
   }
+  const Pause pause;
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  return empty_shared({like.numel()}, like.scalar_type(), {.group = group_})
-      .as_strided(like.sizes(), like.strides());
+  return at::empty_strided(like.sizes(), like.strides(), options);  // engines reduce it, too, a little slower
 }
 
-bool Nursery::bore(const at::Tensor& gradient, const at::Tensor& incoming) const {
+bool Nursery::bore(const at::Tensor& gradient, const at::Tensor& parameter,
+                   const at::Tensor& incoming) const {
   const c10::Storage& storage = gradient.storage();
-  if (gradient.storage_offset() != 0 || storage.nbytes() != gradient.nbytes() ||
-      !gradient.is_non_overlapping_and_dense() || !NurseryAllocator::placed().lent_by(storage.data(), this)) {
+  if (gradient.storage_offset() != 0 || storage.nbytes() != gradient.nbytes() || gradient.is_neg() ||
+      gradient.strides() != parameter.strides() || !gradient.is_non_overlapping_and_dense() ||
+      !NurseryAllocator::placed().lent_by(storage.data(), this)) {
     return false;
   }
+  // Who refers to the memory: the gradient, what it was taken from, and what these are views of. Any of the latter may in
+  // turn be on its way to another node of the graph.
   std::set<const c10::TensorImpl*> known;
-  for (const at::Tensor& tensor : {gradient, incoming}) {
-    if (!tensor.defined()) continue;
-    known.insert(tensor.unsafeGetTensorImpl());
-    if (tensor.is_view()) known.insert(tensor._base().unsafeGetTensorImpl());
+  std::map<const c10::TensorImpl*, std::size_t> views_of;
+  for (const at::TensorBase* const tensor :
+       {static_cast<const at::TensorBase*>(&gradient), static_cast<const at::TensorBase*>(&incoming)}) {
+    if (!tensor->defined() || !tensor->storage().is_alias_of(storage)) continue;
+    if (!known.insert(tensor->unsafeGetTensorImpl()).second || !tensor->is_view()) continue;
+    const at::TensorBase& base = tensor->_base();
+    if (base.use_count() > ++views_of[base.unsafeGetTensorImpl()]) return false;
   }
-  return storage.use_count() <= known.size();
+  return storage.use_count() <= known.size() + views_of.size();
 }
 
 }  // namespace lockstep::internal

@@ -8,6 +8,7 @@
 //
 // The allocator is placed once per process and stays; outside of a backward pass that was announced it only passes
 // requests on (one thread-local load). If the program later places another one, gradients are born elsewhere and copied.
+// A gradient that was reduced in part when an operation failed is neither this rank's nor the average.
 // Thread safety: blocks may be freed on any thread; everything else on the thread that runs backward().
 #pragma once
 
@@ -31,13 +32,15 @@ class Nursery final : public std::enable_shared_from_this<Nursery> {
   Nursery(const Nursery&) = delete;
   Nursery& operator=(const Nursery&) = delete;
 
-  // The backward pass that runs on this thread may use the pool, to its end. Call inside it.
+  // The backward pass that runs on this thread may use the pool, to its end or until close(). Call inside it. Nothing in a
+  // forked child, whose free blocks are the parent's as well.
   void open();
-  // An uninitialised tensor with the sizes, strides and type of `like`, which is dense: from the pool, or from the group.
+  void close() noexcept;
+  // An uninitialised tensor with the sizes, strides and type of `like`, which is dense: from the pool, or ordinary memory.
   at::Tensor make(const at::Tensor& like);
-  // True when the gradient has a whole block of this pool to itself. `incoming` is what autograd made, from which the
-  // gradient was taken without a copy, or undefined: nobody looks at it any more, nor at what either is a view of.
-  bool bore(const at::Tensor& gradient, const at::Tensor& incoming) const;
+  // True when the parameter's gradient has a whole block of this pool to itself, laid out as the parameter. `incoming` is
+  // what autograd made, from which the gradient may have been taken without a copy, or undefined.
+  bool bore(const at::Tensor& gradient, const at::Tensor& parameter, const at::Tensor& incoming) const;
 
  private:
   friend class NurseryAllocator;
@@ -56,6 +59,7 @@ class Nursery final : public std::enable_shared_from_this<Nursery> {
   void give_back(Block block);
 
   const Group group_;
+  const int process_;
   const std::size_t smallest_;
   mutable std::mutex mutex_;
   std::map<std::size_t, Size> sizes_;  // guarded by mutex_; so are its entries
