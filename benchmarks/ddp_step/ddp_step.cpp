@@ -44,7 +44,7 @@ struct Training {
   std::function<double()> step;
   std::vector<at::Tensor> parameters{};
   std::shared_ptr<torch::optim::Optimizer> optimizer{};
-  std::function<std::size_t()> bucket_bytes = [] { return std::size_t{0}; };
+  std::function<std::size_t()> held_bytes = [] { return std::size_t{0}; };  // by DDP, beside the gradients
 };
 
 std::size_t state_bytes(const torch::optim::Optimizer& optimizer) {
@@ -59,17 +59,15 @@ std::size_t state_bytes(const torch::optim::Optimizer& optimizer) {
 Memory memory_of(const Training& training) {
   Memory memory;
   std::map<const void*, std::size_t> storages;
-  bool in_buckets = false;
   for (const at::Tensor& parameter : training.parameters) {
     const at::Tensor& gradient = parameter.grad();
     memory.gradients += gradient.nbytes();
     storages[gradient.storage().data()] = gradient.storage().nbytes();
-    in_buckets = in_buckets || gradient.storage().nbytes() > gradient.nbytes();
   }
   std::size_t held = 0;
   for (const auto& [data, n_bytes] : storages) held += n_bytes;
   // The storages of gradients that lie in buckets are the buckets.
-  memory.extra = held - memory.gradients + (in_buckets ? 0 : training.bucket_bytes());
+  memory.extra = held - memory.gradients + training.held_bytes();
   memory.state = state_bytes(*training.optimizer);
   return memory;
 }
@@ -119,11 +117,7 @@ class DdpStep {
       training.step = [this, model, optimizer = training.optimizer]() mutable {
         return train_step(model, *optimizer, input_, target_);
       };
-      training.bucket_bytes = [model] {
-        std::size_t sum = 0;
-        for (const std::size_t n_bytes : model->stats().bucket_bytes) sum += n_bytes;
-        return sum;
-      };
+      training.held_bytes = [model] { return model->stats().held_bytes; };
     }
     return trainings_.emplace(mode, std::move(training)).first->second;
   }

@@ -77,6 +77,26 @@ TEST(InPlaceGradients, AreCopiedWhenAHookWantsThemInOnePiece) {
   });
 }
 
+TEST(InPlaceGradients, NeedNoMemoryBesideThem) {
+  run_threads(2, [&](int rank) {
+    const auto held = [&](DdpOptions options) {
+      Mlp net;
+      auto model = DistributedDataParallel(net, std::move(options));
+      for (int step = 0; step < 3; ++step) {
+        model->zero_grad();
+        model->forward(input_of(step, rank)).sum().backward();
+      }
+      return model->stats().held_bytes;
+    };
+    std::size_t gradients = 0;
+    for (const auto& parameter : Mlp()->parameters()) gradients += parameter.nbytes();
+    EXPECT_EQ(held({.in_place_bytes = SIZE_MAX}), gradients);
+    EXPECT_EQ(held({.gradient_as_bucket_view = true, .in_place_bytes = SIZE_MAX}), 0U);
+    EXPECT_EQ(held({.gradient_as_bucket_view = true, .in_place_bytes = 1}), 0U);
+    EXPECT_EQ(held({.in_place_bytes = 1}), 0U);
+  });
+}
+
 // Both gradients are views of one tensor, which autograd lets happen.
 struct TwinsImpl : torch::nn::Module {
   TwinsImpl() {

@@ -426,7 +426,12 @@ void Reducer::raise_unfinished() const {
 
 ReducerStats Reducer::stats() const {
   ReducerStats stats = stats_;
-  for (const Bucket& bucket : buckets_) stats.bucket_bytes.push_back(bucket.n_bytes);
+  for (const Bucket& bucket : buckets_) {
+    stats.bucket_bytes.push_back(bucket.n_bytes);
+    if (!options_.gradient_as_bucket_view && !bucket.is_sparse && bucket.flat.defined())
+      stats.held_bytes += bucket.flat.nbytes();
+  }
+  if (nursery_) stats.held_bytes += nursery_->free_bytes();
   return stats;
 }
 

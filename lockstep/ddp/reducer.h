@@ -86,6 +86,8 @@ struct ReducerStats {
   std::uint64_t n_buckets_reduced = 0;
   std::size_t last_n_buckets_reduced = 0;   // of the last backward pass
   std::vector<std::size_t> bucket_bytes{};  // of the buckets in use, in the order of reduction
+  // Memory of the reducer's own: buckets as far as gradients do not lie in them, and blocks of the pool that are free.
+  std::size_t held_bytes = 0;
   bool has_rebuilt_buckets = false;
   std::uint64_t n_born = 0;          // gradients that were reduced where autograd had made them
   std::uint64_t unused_bytes = 0;    // of the parameters that this rank did not use in the last reduced pass

@@ -187,6 +187,13 @@ at::Tensor Nursery::make(const at::Tensor& like) {
   return at::empty_strided(like.sizes(), like.strides(), options);  // engines reduce it, too, a little slower
 }
 
+std::size_t Nursery::free_bytes() const {
+  const std::lock_guard lock(mutex_);
+  std::size_t sum = 0;
+  for (const auto& [n_bytes, size] : sizes_) sum += n_bytes * size.free.size();
+  return sum;
+}
+
 bool Nursery::bore(const at::Tensor& gradient, const at::Tensor& parameter,
                    const at::Tensor& incoming) const {
   const c10::Storage& storage = gradient.storage();

@@ -38,6 +38,8 @@ class Nursery final : public std::enable_shared_from_this<Nursery> {
   void close() noexcept;
   // An uninitialised tensor with the sizes, strides and type of `like`, which is dense: from the pool, or ordinary memory.
   at::Tensor make(const at::Tensor& like);
+  // In blocks that nobody uses.
+  std::size_t free_bytes() const;
   // True when the parameter's gradient has a whole block of this pool to itself, laid out as the parameter. `incoming` is
   // what autograd made, from which the gradient may have been taken without a copy, or undefined.
   bool bore(const at::Tensor& gradient, const at::Tensor& parameter, const at::Tensor& incoming) const;
