@@ -345,8 +345,9 @@ void DdpCore::watch(std::vector<at::Tensor> outputs,
   outputs = internal::pass_sink(
       outputs,
       [announced, graph, weak = std::weak_ptr(reducer_)] {
-        if (graph) graph->begins();
         const auto reducer = weak.lock();
+        // What is computed again in this pass hangs on new accumulators.
+        if (graph && graph->begins() && reducer) reducer->renew_hooks();
         if (announced && reducer) reducer->on_backward_begins();
       },
       sink_clone_);

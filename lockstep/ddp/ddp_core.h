@@ -156,6 +156,7 @@ class DdpCore : public torch::nn::Module, public Joinable {
   void enter_join(const JoinOptions& options) override;
   bool shadow_iteration() override;
   void finish_join(bool is_last_joiner) override;
+  void leave_join() noexcept override;
 
  protected:
   // `module` becomes the child named "module", which is what parameters(), train() and torch::save see.
@@ -228,6 +229,7 @@ class DdpCore : public torch::nn::Module, public Joinable {
   void keep_company();
   std::unique_ptr<Companion> companion_;
   bool keeps_company_ = false;
+  bool accompanied_ = false;  // the companion has been entered and not finished
 };
 
 // Names as the wrapped module has them: takes `prefix` off where a key begins with it, so that what a wrapped model

@@ -56,6 +56,13 @@ void DdpCore::enter_companion() {
     companion_ = layers.front()->make_companion(layers, group_);
   }
   companion_->enter();
+  accompanied_ = true;
+}
+
+void DdpCore::leave_join() noexcept {
+  if (!std::exchange(accompanied_, false)) return;
+  companion_ = nullptr;  // something was raised; layers go back to their own groups
+  keeps_company_ = false;
 }
 
 void DdpCore::keep_company() {
@@ -115,7 +122,10 @@ bool DdpCore::shadow_iteration() {
 void DdpCore::finish_join(bool is_last_joiner) {
   if (!reducer_) return;
   keep_company();
-  if (std::exchange(keeps_company_, false)) companion_->finish();
+  if (std::exchange(keeps_company_, false)) {
+    companion_->finish();
+    accompanied_ = false;
+  }
   const at::Tensor last = as_tensor({is_last_joiner ? group_->rank() : -1});
   all_reduce(last, {.op = ReduceOp::kMax, .group = group_, .where = options_.where});
   const int speaker = static_cast<int>(*last.const_data_ptr<std::int64_t>());

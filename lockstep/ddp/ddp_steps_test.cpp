@@ -308,6 +308,10 @@ TEST(UpdateProcessGroup, TheModelGoesOnAmongOtherRanks) {
     }
     EXPECT_GT(n_hooked, 3);
     EXPECT_TRUE(model->stats().has_rebuilt_buckets);
+    join({*model}, [&] {
+      EXPECT_NE(refusal([&] { model->update_process_group(nullptr); }).find("not inside join()"),
+                std::string::npos);
+    });
     model->update_process_group(nullptr);
     EXPECT_EQ(model->process_group(), default_group());
     step(7);

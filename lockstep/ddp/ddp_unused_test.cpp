@@ -259,22 +259,27 @@ TEST(FindUnused, OutputsMayBeChangedInPlace) {
 }
 
 // Graphs that change at random, differently on each rank, under random delays: all ranks hold the same bits throughout.
-TEST(FindUnused, RanksStayEqualWhileTheGraphChangesAtRandom) {
+TEST_P(Unused, RanksStayEqualWhileTheGraphChangesAtRandom) {
   constexpr int kRanks = 3, kSteps = 500;
-  PerRank<std::vector<at::Tensor>> parameters;
   run_threads(kRanks, [&](int rank) {
     Chooser net;
     fill_parameters(*net, 5);
-    auto model = DistributedDataParallel(net, {.bucket_cap_mb = 0.0002, .find_unused_parameters = true});
+    auto model = DistributedDataParallel(
+        net,
+        {.bucket_cap_mb = 0.0002, .find_unused_parameters = true, .gradient_as_bucket_view = GetParam()});
     torch::optim::SGD sgd(net->parameters(), torch::optim::SGDOptions(0.01).momentum(0.9));
     std::mt19937 random(static_cast<unsigned>(40 + rank));
     for (int step = 0; step < kSteps; ++step) {
       sgd.zero_grad();
       const unsigned mask = 1 + random() % 15;
-      if (random() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
-      model->forward(input_of(step, rank), mask).square().sum().backward();
+      const auto dawdle = [&] {
+        if (random() % 8 == 0) std::this_thread::sleep_for(std::chrono::microseconds(random() % 300));
+      };
+      dawdle();
+      const at::Tensor output = model->forward(input_of(step, rank), mask);
+      output.register_hook([&](const at::Tensor&) { dawdle(); });
+      output.square().sum().backward();
       sgd.step();
-      if (step % 50 != 49) continue;
       const auto mine = torch::cat([&] {
         std::vector<at::Tensor> flat;
         for (const auto& parameter : net->parameters()) flat.push_back(parameter.detach().flatten());

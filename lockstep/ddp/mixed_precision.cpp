@@ -104,15 +104,16 @@ TwoPrecisions::Graph::~Graph() {
   if (!inside || !precisions->ends_) precisions->restore();
 }
 
-void TwoPrecisions::Graph::begins() {
+bool TwoPrecisions::Graph::begins() {
   const auto precisions = of_.lock();
-  if (!precisions) return;
+  if (!precisions) return false;
   // torch::autograd::grad leaves the graph to a backward pass still to come.
   const auto* const chosen = torch::autograd::get_current_graph_task_exec_info();
   const bool accumulates = chosen == nullptr || chosen->empty();
   if (accumulates) settle();
   const bool was_full = precisions->shorten();
   if ((accumulates || was_full) && !precisions->ends_) precisions->restore_at_end();
+  return was_full;
 }
 
 }  // namespace lockstep::internal

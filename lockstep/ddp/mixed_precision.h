@@ -24,7 +24,8 @@ struct MixedPrecision {
   // Floating-point buffers are cast to it once, at construction, and stay so. Unset: left as they are.
   std::optional<at::ScalarType> buffer_dtype{};
   // Arguments of forward() are cast to param_dtype: tensors, and those inside containers, tuples and structs
-  // (visit_tensors.h); what lies behind pointers is the caller's, and left alone.
+  // (visit_tensors.h); what lies behind pointers is the caller's, and left alone. forward() then gets copies of its
+  // arguments: what it writes into them the caller does not see, and it must not return a reference to one.
   bool cast_forward_inputs = true;
 
   std::optional<at::ScalarType> reduced_in() const { return reduce_dtype ? reduce_dtype : param_dtype; }
@@ -46,6 +47,10 @@ class TwoPrecisions : public std::enable_shared_from_this<TwoPrecisions> {
   // Of `parameters` those that are floating-point and not in `dtype` already.
   TwoPrecisions(const std::vector<at::Tensor>& parameters, at::ScalarType dtype);
 
+  ~TwoPrecisions() { restore(); }
+  TwoPrecisions(const TwoPrecisions&) = delete;
+  TwoPrecisions& operator=(const TwoPrecisions&) = delete;
+
   bool is_short() const { return short_now_; }
   // Casts and changes places. True when they were full: then libtorch gives out new gradient accumulators.
   bool shorten();
@@ -59,8 +64,8 @@ class TwoPrecisions : public std::enable_shared_from_this<TwoPrecisions> {
     ~Graph();
     Graph(const Graph&) = delete;
     Graph& operator=(const Graph&) = delete;
-    // A walk of the graph begins. On the thread that walks.
-    void begins();
+    // A walk of the graph begins. On the thread that walks. True when the parameters were full: as shorten().
+    bool begins();
 
    private:
     void settle();

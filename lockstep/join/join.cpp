@@ -53,6 +53,7 @@ int HeadCount::n_active() {
 
 void Joinable::enter_join(const JoinOptions&) {}
 void Joinable::finish_join(bool) {}
+void Joinable::leave_join() noexcept {}
 
 void Joinable::begin_iteration() {
   if (count_ && is_first_) count_->present();
@@ -83,6 +84,7 @@ class Joining {
     for (; n_entered_ != 0; --n_entered_) {
       joinables_[n_entered_ - 1].get().count_ = nullptr;
       joinables_[n_entered_ - 1].get().is_first_ = false;
+      joinables_[n_entered_ - 1].get().leave_join();
     }
   }
 

@@ -89,6 +89,8 @@ class Joinable {
   virtual bool shadow_iteration() = 0;
   // On all ranks, once nobody has input. `is_last_joiner`: this rank was among the last to run out of it.
   virtual void finish_join(bool is_last_joiner);
+  // Last of all, however it ended; without finish_join() when something was raised.
+  virtual void leave_join() noexcept;
 
  protected:
   // Says that this rank has input for another iteration. Nothing outside of join(), nor for a joinable that is not the

@@ -43,12 +43,12 @@ class Converter {
 
   void convert(Module& module) {
     if (auto* const sequential = module.as<torch::nn::SequentialImpl>()) {
-      std::size_t i = 0;
       for (const auto& child : sequential->named_children()) {
-        torch::nn::AnyModule& entry = *(sequential->begin() + static_cast<std::ptrdiff_t>(i++));
         if (!is_batch_norm(*child.value())) continue;
         const auto layer = replacement(child.value());
-        entry = torch::nn::AnyModule(layer);
+        for (auto entry = sequential->begin(); entry != sequential->end(); ++entry) {
+          if (entry->ptr() == child.value()) *entry = torch::nn::AnyModule(layer);
+        }
         sequential->replace_module(child.key(), layer);
       }
     } else if (auto* const list = module.as<torch::nn::ModuleListImpl>()) {

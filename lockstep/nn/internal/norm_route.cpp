@@ -72,7 +72,11 @@ NormCompanion::NormCompanion(std::vector<SyncBatchNormImpl*> layers, const Group
                                         .group_desc = "companions of SyncBatchNorm"})) {}
 
 NormCompanion::~NormCompanion() {
-  if (thread_.joinable()) group_->abort("the model of the companion is gone");
+  if (thread_.joinable()) {
+    group_->abort("the model of the companion is gone");
+    thread_.join();
+  }
+  for (SyncBatchNormImpl* const layer : layers_) layer->route_ = nullptr;
 }
 
 void NormCompanion::enter() {
