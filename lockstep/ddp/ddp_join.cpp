@@ -72,7 +72,7 @@ void DdpCore::keep_company() {
 // Ranks without input shadow one backward pass for each synced forward pass.
 void DdpCore::check_answered() const {
   reducer_->check_finalized();
-  if (!reduced_before_ || reducer_->stats().n_reductions != *reduced_before_) return;
+  if (!reduced_before_ || reducer_->n_reductions() != *reduced_before_) return;
   raise(ErrorKind::kUsage,
         "join: forward() is called again before the backward() of the last synced forward(). Under join "
         "every synced "
@@ -85,7 +85,7 @@ void DdpCore::say(Has has) {
   const bool active = has == Has::kInput;
   const bool with_gradients = active && at::GradMode::is_enabled();
   reduced_before_.reset();
-  if (with_gradients && *syncs_) reduced_before_ = reducer_->stats().n_reductions;
+  if (with_gradients && *syncs_) reduced_before_ = reducer_->n_reductions();
   said_ = as_tensor({active ? group_->rank() : -1, with_gradients, with_gradients && *syncs_});
   say_work_ =
       all_reduce(said_, {.op = ReduceOp::kMax, .group = group_, .async_op = true, .where = options_.where});

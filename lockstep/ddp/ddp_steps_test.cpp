@@ -21,10 +21,6 @@ Trained expected(int n) {
   return train_alone<MlpImpl>(n);
 }
 
-at::Tensor part(const at::Tensor& batch, int rank) {
-  return batch.narrow(0, rank * kBatch, kBatch);
-}
-
 class Views : public ::testing::TestWithParam<bool> {};
 INSTANTIATE_TEST_SUITE_P(Bucket, Views, ::testing::Bool());
 

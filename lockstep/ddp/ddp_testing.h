@@ -76,6 +76,11 @@ inline at::Tensor batch_target(int step, int n) {
   return drawn(2000 + static_cast<std::uint64_t>(step), {n * kBatch, kOut});
 }
 
+// Rank r's part of a batch for all.
+inline at::Tensor part(const at::Tensor& batch, int rank) {
+  return batch.narrow(0, rank * kBatch, kBatch);
+}
+
 inline std::vector<at::Tensor> unique_parameters(const torch::nn::Module& module) {
   std::vector<at::Tensor> once;
   for (const auto& parameter : module.parameters()) {
@@ -113,8 +118,8 @@ Trained train_rank(int rank, int n, const DdpOptions& options, bool set_to_none)
   Trained result;
   for (int step = 0; step < kSteps; ++step) {
     sgd.zero_grad(set_to_none);
-    const at::Tensor x = batch_input(step, n).narrow(0, rank * kBatch, kBatch);
-    const at::Tensor y = batch_target(step, n).narrow(0, rank * kBatch, kBatch);
+    const at::Tensor x = part(batch_input(step, n), rank);
+    const at::Tensor y = part(batch_target(step, n), rank);
     const at::Tensor loss = loss_of(model->forward(x), y);
     loss.backward();
     sgd.step();

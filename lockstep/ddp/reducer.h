@@ -1,10 +1,11 @@
 // Averages gradients over the ranks of a group while the backward pass is still computing others.
 //
-// A hook on each parameter's gradient accumulator copies the new gradient into its place in a bucket. A full bucket is
-// reduced by one asynchronous all_reduce, started strictly in the order of the buckets, so that all ranks agree. When
-// the last one has been started, a callback at the end of backward() waits for them in order and hands the averages
-// back. Buckets lie in the group's shared memory, so the reduction needs no staging. Large gradients are even made there by
-// autograd, and need no copy: a bucket is a flat tensor for the small ones and the large ones as they are.
+// A hook on each parameter's gradient accumulator copies the new gradient into its place in a bucket: a flat tensor in
+// the group's shared memory, so that the reduction needs no staging. Large gradients are made in such memory by autograd
+// itself (internal/nursery.h) and belong to their bucket as they are. A full bucket is reduced by asynchronous
+// all_reduces, one for the flat tensor and one for each large gradient, started strictly in the order of the buckets, so
+// that all ranks agree. When the last ones have been started, a callback at the end of backward() waits for them in order
+// and hands the averages back.
 //
 // A gradient that never comes would hold up its bucket for ever. Two options deal with it:
 // - find_unused_parameters walks the graph from the outputs after each forward pass. What it does not meet is ready at
@@ -105,8 +106,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   Reducer& operator=(const Reducer&) = delete;
 
   // Before a forward pass that builds a graph. Raises when the last backward pass was not finalised: kUsage with the
-  // parameters that got no gradient, or the error it died of; kUsage when a parameter changed its type or size. The first call after the first finalised backward pass
-  // rebuilds the buckets by order of arrival, which is a collective: it blocks until rank 0 has said its order.
+  // parameters that got no gradient, or the error it died of; kUsage when a parameter changed its type or size. The first
+  // call after the first finalised backward pass rebuilds the buckets by order of arrival, which is a collective: it
+  // blocks until rank 0 has said its order.
   void prepare_for_forward();
   // After a forward pass whose backward pass is to be reduced. `outputs` is what a loss can be made of; looked at with
   // find_unused_parameters only.
@@ -141,7 +143,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   // A communication hook divides as it sees fit.
   void divide_by(std::function<int()> count) { count_ = std::move(count); }
   // A backward pass of other ranks that this one has no part in: nothing is added to their sums, and the averages are
-  // handed back here as there; what nobody used has no gradient then, as after zero_grad(). After launch_shadow the operations are under way; finish_shadow blocks until they are over.
+  // handed back here as there; what nobody used has no gradient then, as after zero_grad(). After launch_shadow the
+  // operations are under way; finish_shadow blocks until they are over.
   void launch_shadow();
   void finish_shadow();
   // Static graph: takes over what rank `speaker` of the group has learnt. Collective.
@@ -164,9 +167,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   class Hook;
   struct Bucket {
     at::Tensor flat;  // as the engine reduces it: 1-D, real
-    std::vector<at::Tensor>
-        views;  // one per entry of plan_[b], with the parameter's strides; of a large gradient during
-                // a pass only, and it is not in `flat`
+    // One per entry of plan_[b], with the parameter's strides. Of a large gradient it exists during a pass only, and does
+    // not lie in `flat`.
+    std::vector<at::Tensor> views;
     bool is_sparse = false;  // then `flat` is the gradient under way, and there are no views
     std::size_t n_bytes = 0;
     std::size_t n_pending = 0;
@@ -197,15 +200,17 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   void on_gradient(std::size_t index, const at::Tensor& incoming);
   void begin();
   bool awaited(std::size_t index) const;
-  void mark_ready(std::size_t index);
+  // `incoming` is what autograd gave the hook, if one runs.
+  void mark_ready(std::size_t index, const at::Tensor& incoming = {});
   bool counts_down(std::size_t index);
   void add_nothing(std::size_t b);
   void settle();
   void reduce_learnt();
   void reduce_used();
   void wait_for(std::size_t b);
-  void store_gradient(std::size_t index, at::Tensor& view);
-  void store_large(std::size_t index, const at::Tensor& gradient, at::Tensor& piece);
+  void store_gradient(std::size_t index, at::Tensor& view, const at::Tensor& incoming);
+  void store_large(std::size_t index, const at::Tensor& gradient, at::Tensor& piece,
+                   const at::Tensor& incoming);
   void copy_into(std::size_t index, const at::Tensor& view, const at::Tensor& gradient);
   void check_gradient(std::size_t index, const at::Tensor& gradient) const;
   void start(std::size_t b, const at::Tensor& flat);
@@ -240,10 +245,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   std::vector<std::uintptr_t> hook_keys_;
   std::vector<std::pair<std::weak_ptr<torch::autograd::Node>, std::uintptr_t>> former_hooks_;
 
-  // By parameter: its gradient is reduced where it lies. Null: there is none such.
-  std::vector<unsigned char> large_;
-  std::size_t in_place_from_ = 0;  // rank 0's word
-  std::shared_ptr<internal::Nursery> nursery_;
+  std::vector<unsigned char> large_;            // by parameter: its gradient is reduced where it lies
+  std::size_t in_place_from_ = 0;               // bytes; rank 0's word
+  std::shared_ptr<internal::Nursery> nursery_;  // null: no gradient is large
 
   // The buckets in use.
   BucketIndices plan_;
@@ -254,10 +258,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   bool reducing_ = false;
   std::vector<unsigned char> ready_;  // by parameter
   std::size_t n_launched_ = 0;
-  bool ending_ = false;             // its callback at the end is running
-  bool shadowing_ = false;          // it is other ranks'
-  std::size_t incoming_index_ = 0;  // the hook that runs,
-  at::Tensor incoming_;             // and what autograd gave it
+  bool ending_ = false;     // its callback at the end is running
+  bool shadowing_ = false;  // it is other ranks'
   int divisor_ = 1;
   std::map<std::size_t, at::Tensor> kept_;  // gradients that lie in a bucket and may belong to nobody
   std::optional<Failure> failure_;

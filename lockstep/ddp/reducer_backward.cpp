@@ -1,20 +1,15 @@
 // The reducer's part of the backward pass: gradients come, buckets fill and go, averages are handed back.
-#include <ATen/Parallel.h>
 #include <ATen/core/LegacyTypeDispatch.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/empty_strided.h>
 #include <torch/csrc/autograd/engine.h>
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <chrono>
-#include <cstring>
 #include <utility>
 
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/ddp/internal/nursery.h"
-#include "lockstep/ddp/internal/sparse.h"
 #include "lockstep/ddp/mixed_precision.h"
 #include "lockstep/ddp/reducer.h"
 
@@ -22,26 +17,6 @@ namespace lockstep {
 namespace {
 
 using Clock = std::chrono::steady_clock;
-
-// memcpy is quicker than copy_ at every size (half a microsecond of dispatch when small, 5 to 15 % when large and cold),
-// but above this size copy_ can use the threads a rank may have.
-constexpr std::size_t kPlainCopyBytes = 256 * 1024;
-
-bool same_memory(const at::Tensor& a, const at::Tensor& b) {
-  return a.const_data_ptr() == b.const_data_ptr() && a.strides() == b.strides();
-}
-
-// Both of the same sizes; `to` dense. Runs below autograd.
-void copy_dense(const at::Tensor& to, const at::Tensor& from) {
-  const std::size_t n_bytes = to.nbytes();
-  const bool one_thread = n_bytes <= kPlainCopyBytes || at::get_num_threads() == 1;
-  const bool same_bytes = to.scalar_type() == from.scalar_type() && to.strides() == from.strides();
-  if (one_thread && same_bytes && !from.is_conj() && !from.is_neg()) {
-    if (n_bytes != 0) std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), n_bytes);
-  } else {
-    to.copy_(from);
-  }
-}
 
 std::size_t sparse_bytes(const at::Tensor& tensor) {
   return tensor._indices().nbytes() + tensor._values().nbytes();
@@ -63,10 +38,7 @@ void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
     return widen(index);
   }
   if (static_graph_ && (!arrived || !counts_down(index))) return widen(index);
-  incoming_index_ = index;
-  incoming_ = incoming;
-  mark_ready(index);
-  incoming_.reset();
+  mark_ready(index, incoming);
 }
 
 void Reducer::widen(std::size_t index) {
@@ -146,13 +118,14 @@ bool Reducer::counts_down(std::size_t index) {
   return to_come_[index] == 0 || --to_come_[index] == 0;  // 0 already: mark_ready says so
 }
 
-void Reducer::mark_ready(std::size_t index) {
+void Reducer::mark_ready(std::size_t index, const at::Tensor& incoming) {
   const Place place = places_[index];
   Bucket& bucket = buckets_[place.bucket];
   try {
     if (ready_[index] != 0) raise_marked_twice(index);
     at::AutoDispatchBelowADInplaceOrView below_autograd;
-    bucket.is_sparse ? store_sparse(index, bucket) : store_gradient(index, bucket.views[place.slot]);
+    bucket.is_sparse ? store_sparse(index, bucket)
+                     : store_gradient(index, bucket.views[place.slot], incoming);
   } catch (...) {
     fail("in backward()");
   }
@@ -181,88 +154,6 @@ void Reducer::reduce_learnt() {
     used_here_.data_ptr<int>()[i] = firings_[i] != 0 ? 1 : 0;
     if (firings_[i] == 0) arrival_.push_back(i);  // last
     mark_ready(i);
-  }
-}
-
-void Reducer::check_gradient(std::size_t index, const at::Tensor& gradient) const {
-  if (gradient.layout() != at::kStrided) {
-    raise(ErrorKind::kUnsupported,
-          cat("the gradient of ", describe(index), " is a ", gradient.layout(),
-              " tensor; sparse gradients are expected of Embedding and EmbeddingBag with sparse=true only"));
-  }
-  const bool other_type = gradient.scalar_type() != items_[index].dtype && !options_.reduce_dtype;
-  if (other_type || gradient.sizes() != parameters_[index].sizes()) {
-    raise(ErrorKind::kUsage,
-          cat("the gradient of ", describe(index), " is ", gradient.scalar_type(), gradient.sizes(),
-              ", its bucket holds ", items_[index].dtype, parameters_[index].sizes(),
-              "; parameters must not change type or size after wrapping"));
-  }
-}
-
-void Reducer::copy_into(std::size_t index, const at::Tensor& view, const at::Tensor& gradient) {
-  if (gradient.strides() != view.strides() && !warned_strides_) {
-    warned_strides_ = true;
-    log(LogLevel::kWarn,
-        cat("DistributedDataParallel: the gradient of ", describe(index), " has strides ", gradient.strides(),
-            ", its bucket ", view.strides(), "; this is no error but copies slower. Said once."));
-  }
-  copy_dense(view, gradient);
-}
-
-void Reducer::store_gradient(std::size_t index, at::Tensor& view) {
-  const at::Tensor gradient = access_->get(parameters_[index]);
-  if (gradient.defined()) check_gradient(index, gradient);
-  if (large_[index] != 0) return store_large(index, gradient, view);
-  if (!gradient.defined()) {
-    view.zero_();
-    return;
-  }
-  // Perhaps nobody uses it: then it must come out of the reduction as it went in.
-  if (options_.gradient_as_bucket_view && is_idle(index)) kept_[index] = gradient.clone();
-  if (same_memory(gradient, view)) return;
-  copy_into(index, view, gradient);
-  if (options_.gradient_as_bucket_view) access_->set(parameters_[index], view);
-}
-
-// Where it lies, if autograd made it in the group's memory and it is nobody else's; otherwise a copy there.
-void Reducer::store_large(std::size_t index, const at::Tensor& gradient, at::Tensor& piece) {
-  if (!gradient.defined()) {
-    piece = nursery_->make(parameters_[index]).zero_();
-    return;
-  }
-  const bool idle = is_idle(index);
-  if (!idle &&
-      nursery_->bore(gradient, parameters_[index], incoming_index_ == index ? incoming_ : at::Tensor())) {
-    piece = gradient.detach();
-    ++stats_.n_born;
-    return;
-  }
-  piece = nursery_->make(parameters_[index]);
-  copy_into(index, piece, gradient);
-  if (options_.gradient_as_bucket_view && !idle) access_->set(parameters_[index], piece);
-}
-
-// This rank did not use it in the pass: perhaps nobody did, and its gradient must stay what it was.
-bool Reducer::is_idle(std::size_t index) const {
-  return static_graph_ ? firings_[index] == 0 : searches() && used_here_.const_data_ptr<int>()[index] == 0;
-}
-
-// A copy, already divided: the reduction works in place, and what was accumulated must survive a failure.
-void Reducer::store_sparse(std::size_t index, Bucket& bucket) {
-  const at::Tensor& parameter = parameters_[index];
-  const at::Tensor gradient = access_->get(parameter);
-  if (!gradient.defined()) {
-    if (awaited(index) && !searches()) {
-      raise(ErrorKind::kUsage, cat("the gradient of ", describe(index),
-                                   " is undefined; with sparse=true every backward pass must reach it, or "
-                                   "find_unused_parameters be set"));
-    }
-    bucket.flat = internal::no_entries(parameter);
-  } else if (gradient.layout() == at::kSparse) {
-    bucket.flat = gradient.div(static_cast<double>(divisor_));
-  } else {
-    raise(ErrorKind::kUsage, cat("the gradient of ", describe(index), " is a ", gradient.layout(),
-                                 " tensor, and sparse=true was said of its layer"));
   }
 }
 
@@ -419,61 +310,6 @@ void Reducer::note_unused() {
         "search costs a walk over the graph in each step. Leave it off if that is always so. Said once.");
   }
   unused_before_ = std::move(unused);
-}
-
-void Reducer::hand_back(std::size_t b) {
-  Bucket& bucket = buckets_[b];
-  if (bucket.is_sparse) {
-    const std::size_t index = plan_[b].front();
-    at::Tensor reduced = std::exchange(bucket.flat, {});
-    if (used_.defined() && used_.const_data_ptr<int>()[index] == 0) {
-      if (shadowing_) access_->set(parameters_[index], {});
-      return;
-    }
-    const bool used_up = on_average_ && on_average_(parameters_[index], reduced);
-    return access_->set(parameters_[index], used_up ? at::Tensor() : std::move(reduced));
-  }
-  for (std::size_t slot = 0; slot < bucket.views.size(); ++slot)
-    hand_back_one(plan_[b][slot], bucket.views[slot]);
-}
-
-void Reducer::hand_back_one(std::size_t index, const at::Tensor& view) {
-  const at::Tensor& parameter = parameters_[index];
-  // Used by nobody: the gradient stays what it was, none or an old one.
-  if (used_.defined() && used_.const_data_ptr<int>()[index] == 0) {
-    if (shadowing_) access_->set(parameter, {});
-    if (const auto kept = kept_.find(index); kept != kept_.end()) view.copy_(kept->second);
-    return;
-  }
-  at::Tensor average = view.to(gradient_types_[index]);  // the view itself, but for mixed precision
-  if (on_average_ && on_average_(parameter, average)) return access_->set(parameter, {});
-  at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const at::Tensor gradient = access_->get(parameter);
-  const bool large = large_[index] != 0;
-  if (options_.gradient_as_bucket_view || (large && !gradient.defined())) {
-    if (!gradient.defined() || shadowing_ || (large && is_idle(index))) {
-      access_->set(parameter, view);
-    } else if (!same_memory(gradient, view)) {
-      raise(ErrorKind::kUsage,
-            cat("the gradient of ", describe(index), " is not the view of its bucket; with ",
-                "gradient_as_bucket_view nothing may replace .grad during backward()"));
-    }
-  } else if (gradient.defined() && gradient.scalar_type() == gradient_types_[index]) {
-    if (!same_memory(gradient, view)) copy_dense(gradient, view);
-  } else if (!average.is_same(view)) {
-    access_->set(parameter, std::move(average));
-  } else {
-    at::Tensor fresh = at::empty_strided(view.sizes(), view.strides(), view.options());
-    copy_dense(fresh, view);
-    access_->set(parameter, std::move(fresh));
-  }
-}
-
-// They belong to Tensor::grad() alone, or to the pool again.
-void Reducer::let_go_of_large(std::size_t b) {
-  for (std::size_t slot = 0; slot < buckets_[b].views.size(); ++slot) {
-    if (large_[plan_[b][slot]] != 0) buckets_[b].views[slot].reset();
-  }
 }
 
 }  // namespace lockstep

@@ -22,10 +22,6 @@ using torch::optim::OptimizerParamGroup;
 using torch::optim::SGD;
 using torch::optim::SGDOptions;
 
-at::Tensor part(const at::Tensor& batch, int rank) {
-  return batch.narrow(0, rank * kBatch, kBatch);
-}
-
 // Two groups, the second with a rate of its own that falls from step to step.
 std::vector<OptimizerParamGroup> groups_of(MlpImpl& net) {
   auto slow = std::make_unique<SGDOptions>(0.05);
