@@ -85,8 +85,7 @@ void Reducer::store_large(std::size_t index, const at::Tensor& gradient, at::Ten
     return;
   }
   const bool idle = is_idle(index);
-  if (!idle &&
-      nursery_->bore(gradient, parameters_[index], incoming)) {
+  if (!idle && nursery_->bore(gradient, parameters_[index], incoming)) {
     piece = gradient.detach();
     ++stats_.n_born;
     return;

@@ -1,14 +1,13 @@
 #include "lockstep/ddp/step_times.h"
 
 #include <ATen/core/ivalue.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/function_hook.h>
 
 #include <algorithm>
 #include <utility>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
+#include "lockstep/ddp/internal/graph.h"
 
 namespace lockstep {
 namespace {
@@ -19,18 +18,6 @@ void put_first(std::atomic<std::int64_t>& slot, std::int64_t stamp) {
 }
 
 // Lives in the graph, as long as that.
-class BeginsHere final : public torch::autograd::FunctionPreHook {
- public:
-  explicit BeginsHere(std::shared_ptr<std::atomic<std::int64_t>> slot) : slot_(std::move(slot)) {}
-  torch::autograd::variable_list operator()(const torch::autograd::variable_list& gradients) override {
-    put_first(*slot_, Deadline::now().monotonic_ns());
-    return gradients;
-  }
-
- private:
-  const std::shared_ptr<std::atomic<std::int64_t>> slot_;
-};
-
 }  // namespace
 
 // Buckets may be under way at the same time: what two share counts once.
@@ -67,8 +54,8 @@ void StepClock::open() {
 }
 
 void StepClock::begins_at(const at::Tensor& output) {
-  if (!samples_ || !output.defined()) return;
-  if (const auto& node = output.grad_fn()) node->add_pre_hook(std::make_unique<BeginsHere>(backward_seen_));
+  if (!samples_) return;
+  internal::on_reached({&output, 1}, [slot = backward_seen_] { put_first(*slot, stamp()); });
 }
 
 void StepClock::begin(std::size_t n_parameters, std::size_t n_buckets) {

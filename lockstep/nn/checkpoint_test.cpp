@@ -13,15 +13,15 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/ddp/ddp_testing.h"
 
 namespace lockstep {
 namespace {
 
 using torch::autograd::variable_list;
 
-at::Tensor drawn(std::uint64_t seed, at::IntArrayRef sizes) {
-  return at::randn(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions(at::kFloat));
-}
+using ddp_testing::drawn;
+using ddp_testing::refusal;
 
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(double dropout = 0) : rate(dropout) {
@@ -40,15 +40,6 @@ struct BlockImpl : torch::nn::Module {
   int n_runs = 0;
 };
 TORCH_MODULE(Block);
-
-std::string refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
-}
 
 void expect_same_bits(const variable_list& a, const variable_list& b) {
   ASSERT_EQ(a.size(), b.size());

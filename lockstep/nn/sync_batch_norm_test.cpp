@@ -13,6 +13,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/ddp/ddp.h"
+#include "lockstep/ddp/ddp_testing.h"
 #include "lockstep/group/group.h"
 #include "lockstep/nn/checkpoint.h"
 
@@ -21,24 +22,14 @@ namespace {
 
 constexpr std::int64_t kChannels = 3;
 
-at::Tensor drawn(std::uint64_t seed, at::IntArrayRef sizes) {
-  return at::randn(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions(at::kFloat));
-}
+using ddp_testing::drawn;
+using ddp_testing::refusal;
 
 void expect_close(const at::Tensor& a, const at::Tensor& b, const std::string& what,
                   double tolerance = 1e-6) {
   const double scale = b.numel() == 0 ? 1 : std::max(1.0, b.abs().max().item<double>());
   const double distance = b.numel() == 0 ? 0 : (a - b).abs().max().item<double>();
   EXPECT_LE(distance, tolerance * scale) << what;
-}
-
-std::string refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 at::Tensor plain_norm(torch::nn::BatchNorm1d& norm, const at::Tensor& x) {
