@@ -5,6 +5,7 @@
 
 #include "lockstep/base/environment.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/rank_thread.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/thread.h"
 #include "lockstep/group/internal/group_base.h"
@@ -123,7 +124,8 @@ struct ThreadJob {
 
 void run_rank(ThreadJob& job, int rank) {
   World world;
-  internal::thread_world() = &world;
+  RankThread self{.world = &world};
+  const RankThreadScope scope(&self);
   try {
     world.enter({.backend = job.options.backend,
                  .timeout = job.options.timeout,
@@ -142,7 +144,6 @@ void run_rank(ThreadJob& job, int rank) {
       log(LogLevel::kError, cat("rank ", rank, " could not leave: ", current_failure().message));
     }
   }
-  internal::thread_world() = nullptr;
 }
 
 }  // namespace
@@ -150,7 +151,7 @@ void run_rank(ThreadJob& job, int rank) {
 void run_threads(int n, const std::function<void(int rank)>& fn, RunThreadsOptions options) {
   if (n < 1) raise(ErrorKind::kUsage, cat("run_threads: ", n, " ranks asked for; at least 1 is needed"));
   if (!fn) raise(ErrorKind::kUsage, "run_threads: no function given");
-  if (internal::thread_world() != nullptr) {
+  if (this_rank_thread() != nullptr) {
     raise(ErrorKind::kUsage, "run_threads was called by a rank thread of another run_threads");
   }
   ThreadJob job{

@@ -6,6 +6,7 @@
 #include <numeric>
 
 #include "lockstep/base/log.h"
+#include "lockstep/base/rank_thread.h"
 #include "lockstep/base/text.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/rendezvous/rendezvous.h"
@@ -307,15 +308,10 @@ int World::n_counted() const {
   return entered_ ? entered_->n_counted : 0;
 }
 
-World*& thread_world() {
-  thread_local World* world = nullptr;
-  return world;
-}
-
 World& current_world() {
   static World process_world;
-  World* mine = thread_world();
-  return mine != nullptr ? *mine : process_world;
+  const RankThread* rank = this_rank_thread();
+  return rank != nullptr && rank->world != nullptr ? *static_cast<World*>(rank->world) : process_world;
 }
 
 }  // namespace lockstep::internal

@@ -47,9 +47,9 @@ std::size_t Decoder::take_count(std::size_t n_bytes) {
   return static_cast<std::size_t>(n);
 }
 
-std::span<const std::uint8_t> Decoder::take_blob() {
+Blob Decoder::take_held_blob() {
   const auto place = take<std::uint8_t>();
-  if (place == 0) return take_sized();
+  if (place == 0) return {.owner = {}, .bytes = take_sized()};
   if (place != 1) refuse("a blob's place is 0 or 1, not ", int{place}, "; the object is damaged");
   const auto index = take<std::uint32_t>();
   const auto n_bytes = take<std::uint64_t>();
@@ -57,7 +57,7 @@ std::span<const std::uint8_t> Decoder::take_blob() {
   if (blobs_[index].bytes.size() != n_bytes) {
     refuse("blob ", index, " should have ", n_bytes, " bytes and has ", blobs_[index].bytes.size());
   }
-  return blobs_[index].bytes;
+  return blobs_[index];
 }
 
 std::span<const std::uint8_t> Decoder::take_any() {

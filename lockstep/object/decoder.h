@@ -44,7 +44,9 @@ class Decoder {
   std::span<const std::uint8_t> take_sized() { return take_raw(take<std::uint64_t>()); }
   // A count of things that take at least `n_bytes` each.
   std::size_t take_count(std::size_t n_bytes);
-  std::span<const std::uint8_t> take_blob();
+  std::span<const std::uint8_t> take_blob() { return take_held_blob().bytes; }
+  // With its owner, where it came beside the object; without one where it lies inside.
+  Blob take_held_blob();
   // Checks a value of any type and returns its bytes, code included. Blobs beside it are refused.
   std::span<const std::uint8_t> take_any();
   // Raises when bytes are left over.

@@ -20,6 +20,8 @@ namespace lockstep::object {
 struct Blob {
   std::shared_ptr<const void> owner;
   std::span<const std::uint8_t> bytes;
+  // Whoever decodes may keep the bytes, and change them, for as long as it holds `owner`: nobody else looks at them.
+  bool yours = false;
 };
 using Blobs = std::vector<Blob>;
 

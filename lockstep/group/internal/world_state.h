@@ -85,7 +85,5 @@ class World {
 
 // This rank thread's world inside run_threads, else the process's.
 World& current_world();
-// Null outside run_threads.
-World*& thread_world();
 
 }  // namespace lockstep::internal

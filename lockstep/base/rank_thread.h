@@ -1,0 +1,32 @@
+// Ranks that are threads of one process: what would otherwise be one per process is then one per rank.
+//
+// run_threads gives each of its threads a RankThread; threads that work on behalf of a rank (an RPC agent's) adopt it.
+// The members are the singletons' own business: each layer casts and clears the one it keeps there. Null outside.
+#pragma once
+
+namespace lockstep {
+
+struct RankThread {
+  void* world = nullptr;  // group/: the default world
+  void* agent = nullptr;  // rpc/: the agent
+};
+
+// The calling thread's; null when this process is one rank.
+inline RankThread*& this_rank_thread() {
+  thread_local RankThread* mine = nullptr;
+  return mine;
+}
+
+// The calling thread works for `rank` while this lives.
+class RankThreadScope {
+ public:
+  explicit RankThreadScope(RankThread* rank) : before_(this_rank_thread()) { this_rank_thread() = rank; }
+  ~RankThreadScope() { this_rank_thread() = before_; }
+  RankThreadScope(const RankThreadScope&) = delete;
+  RankThreadScope& operator=(const RankThreadScope&) = delete;
+
+ private:
+  RankThread* const before_;
+};
+
+}  // namespace lockstep

@@ -1,0 +1,128 @@
+#include "lockstep/courier/local_courier.h"
+
+#include <algorithm>
+
+#include "lockstep/base/text.h"
+
+namespace lockstep::courier {
+namespace {
+
+constexpr const char* kEnded = "its connection ended";
+
+}  // namespace
+
+class LocalCourier final : public Courier {
+ public:
+  LocalCourier(std::shared_ptr<LocalExchange> exchange, WorkerId id)
+      : exchange_(std::move(exchange)), id_(id) {}
+  ~LocalCourier() override { exchange_->end(id_, kEnded); }
+
+  Bytes address() const override { return to_bytes(cat("local:", id_)); }
+  void add_peer(WorkerId id, const std::string& name, const Bytes& address) override {
+    if (as_text(address) != cat("local:", id)) {
+      raise(ErrorKind::kUsage, cat("worker ", name, " has an address that is not of this process"));
+    }
+  }
+  void remove_peer(WorkerId id) override {
+    const std::lock_guard lock(exchange_->mutex_);
+    exchange_->apart_.insert({id_, id});
+  }
+  std::optional<Failure> send(WorkerId to, Message message, Deadline) override {
+    return exchange_->send(id_, to, std::move(message));
+  }
+  std::optional<Event> poll() override { return exchange_->poll(id_); }
+  void wait(Deadline until) override {
+    std::unique_lock lock(exchange_->mutex_);
+    const auto box = exchange_->boxes_.find(id_);
+    if (box == exchange_->boxes_.end()) return;
+    const auto mine = box->second;
+    mine->bell.wait_until(lock, until.time_point(),
+                          [&] { return mine->ringing || mine->gone || !mine->events.empty(); });
+    mine->ringing = false;
+  }
+  void wake() noexcept override {
+    const std::lock_guard lock(exchange_->mutex_);
+    const auto box = exchange_->boxes_.find(id_);
+    if (box == exchange_->boxes_.end()) return;
+    box->second->ringing = true;
+    box->second->bell.notify_all();
+  }
+  void begin_polling() noexcept override {}
+  void end_polling() noexcept override {}
+  void close(Deadline) override { exchange_->end(id_, kEnded); }
+
+ private:
+  const std::shared_ptr<LocalExchange> exchange_;
+  const WorkerId id_;
+};
+
+std::shared_ptr<LocalExchange> LocalExchange::create(LocalOptions options) {
+  return std::shared_ptr<LocalExchange>(new LocalExchange(std::move(options)));
+}
+
+std::unique_ptr<Courier> LocalExchange::join(WorkerId id) {
+  const std::lock_guard lock(mutex_);
+  if (!boxes_.try_emplace(id, std::make_shared<Box>()).second) raise(ErrorKind::kUsage, cat("worker ", id, " is there already"));
+  std::erase_if(apart_, [&](const auto& pair) { return pair.first == id || pair.second == id; });
+  return std::make_unique<LocalCourier>(shared_from_this(), id);
+}
+
+std::optional<Failure> LocalExchange::send(WorkerId from, WorkerId to, Message message) {
+  const bool lost = options_.lose && options_.lose(from, to, message);
+  const std::lock_guard lock(mutex_);
+  const auto box = boxes_.find(to);
+  if (box == boxes_.end() || !boxes_.contains(from) || apart_.contains({from, to})) {
+    return Failure{.kind = ErrorKind::kPeerLost,
+                   .message = cat("worker ", to, " is gone"),
+                   .family = ErrorFamily::kNetwork,
+                   .peer = LostPeer{.rank = to, .cause = "gone"}};
+  }
+  if (lost) return std::nullopt;
+  // As if it had travelled: the receiver's own bytes.
+  const auto copy = [](object::Blob& blob) { blob = owned_blob(Bytes(blob.bytes.begin(), blob.bytes.end())); };
+  copy(message.body);
+  std::ranges::for_each(message.blobs, copy);
+  box->second->events.push_back({.from = from, .message = std::move(message)});
+  box->second->bell.notify_all();
+  return std::nullopt;
+}
+
+std::optional<Event> LocalExchange::poll(WorkerId id) {
+  const std::lock_guard lock(mutex_);
+  const auto box = boxes_.find(id);
+  if (box == boxes_.end() || box->second->events.empty()) return std::nullopt;
+  auto& events = box->second->events;
+  std::size_t at = 0;
+  if (options_.seed != 0) {
+    if (options_.hold_back > random_() % 1024) return std::nullopt;
+    at = random_() % events.size();
+  }
+  Event event = std::move(events[at]);
+  events.erase(events.begin() + static_cast<std::ptrdiff_t>(at));
+  return event;
+}
+
+void LocalExchange::kill(WorkerId id, const std::string& cause) {
+  end(id, cause);
+}
+
+void LocalExchange::end(WorkerId id, const std::string& cause) {
+  const std::lock_guard lock(mutex_);
+  const auto box = boxes_.find(id);
+  if (box == boxes_.end()) return;
+  box->second->gone = true;
+  box->second->bell.notify_all();
+  boxes_.erase(box);
+  tell_loss(id, cause);
+}
+
+void LocalExchange::tell_loss(WorkerId id, const std::string& cause) {
+  for (auto& [other, box] : boxes_) {
+    if (!apart_.insert({other, id}).second) continue;
+    std::erase_if(box->events, [&](const Event& event) { return event.from == id; });
+    box->events.push_back({.what = Event::What::kLost, .from = id, .cause = cause});
+    box->bell.notify_all();
+  }
+}
+
+}  // namespace lockstep::courier
