@@ -1,14 +1,16 @@
 // Ranks that are threads of one process: what would otherwise be one per process is then one per rank.
 //
 // run_threads gives each of its threads a RankThread; threads that work on behalf of a rank (an RPC agent's) adopt it.
-// The members are the singletons' own business: each layer casts and clears the one it keeps there. Null outside.
+// The members are the singletons' own business: each layer casts the one it keeps there.
 #pragma once
+
+#include <memory>
 
 namespace lockstep {
 
 struct RankThread {
-  void* world = nullptr;  // group/: the default world
-  void* agent = nullptr;  // rpc/: the agent
+  void* world = nullptr;          // group/: the default world
+  std::shared_ptr<void> agent{};  // rpc/: where its agent is kept; set once, by the rank's own thread
 };
 
 // The calling thread's; null when this process is one rank.

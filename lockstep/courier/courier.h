@@ -25,7 +25,7 @@ struct Event {
   enum class What : std::uint8_t { kMessage, kLost };
   What what = What::kMessage;
   WorkerId from = 0;
-  Message message{};   // kMessage
+  Message message{};    // kMessage
   std::string cause{};  // kLost: "killed by SIGKILL (9)", "its connection ended"
 };
 

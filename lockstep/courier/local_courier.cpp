@@ -62,7 +62,8 @@ std::shared_ptr<LocalExchange> LocalExchange::create(LocalOptions options) {
 
 std::unique_ptr<Courier> LocalExchange::join(WorkerId id) {
   const std::lock_guard lock(mutex_);
-  if (!boxes_.try_emplace(id, std::make_shared<Box>()).second) raise(ErrorKind::kUsage, cat("worker ", id, " is there already"));
+  if (!boxes_.try_emplace(id, std::make_shared<Box>()).second)
+    raise(ErrorKind::kUsage, cat("worker ", id, " is there already"));
   std::erase_if(apart_, [&](const auto& pair) { return pair.first == id || pair.second == id; });
   return std::make_unique<LocalCourier>(shared_from_this(), id);
 }
@@ -79,7 +80,9 @@ std::optional<Failure> LocalExchange::send(WorkerId from, WorkerId to, Message m
   }
   if (lost) return std::nullopt;
   // As if it had travelled: the receiver's own bytes.
-  const auto copy = [](object::Blob& blob) { blob = owned_blob(Bytes(blob.bytes.begin(), blob.bytes.end())); };
+  const auto copy = [](object::Blob& blob) {
+    blob = owned_blob(Bytes(blob.bytes.begin(), blob.bytes.end()));
+  };
   copy(message.body);
   std::ranges::for_each(message.blobs, copy);
   box->second->events.push_back({.from = from, .message = std::move(message)});

@@ -53,8 +53,10 @@ class LocalExchange final : public std::enable_shared_from_this<LocalExchange> {
   std::mutex mutex_;
   // Guarded by mutex_.
   std::mt19937_64 random_;
-  std::map<WorkerId, std::shared_ptr<Box>> boxes_;  // of workers that are there; a thread in wait() holds its own
-  std::set<std::pair<WorkerId, WorkerId>> apart_;  // (who, of whom): has been told of the loss, or of the leave
+  std::map<WorkerId, std::shared_ptr<Box>>
+      boxes_;  // of workers that are there; a thread in wait() holds its own
+  std::set<std::pair<WorkerId, WorkerId>>
+      apart_;  // (who, of whom): has been told of the loss, or of the leave
 };
 
 }  // namespace lockstep::courier

@@ -1,0 +1,240 @@
+// A worker's agent: sends requests and matches their answers, runs what others ask for, notices who is gone.
+//
+// Everything that crosses workers (calls, RRefs, gradients) is a request of some Kind with an answer; layers register a
+// handler per kind. Programs use rpc.h; this is for layers, and for tests that run several agents in one process.
+//
+// Threads ("ls-rpc"): made on demand, up to num_worker_threads that run at once; threads asleep in Future::wait are made
+// up for, so calls that call back cannot use them up. One of them is resident: it sleeps in the courier, and runs a
+// short request right where it finds it. A handler that takes longer than half a millisecond, or waits for a future, loses the
+// residence to another thread, so none holds up the agent. A thread in Future::wait fetches messages itself for a moment.
+// Thread safety: every method may be called from any thread. Ownership: shared; futures hold it weakly.
+#pragma once
+
+#include <array>
+#include <atomic>
+#include <chrono>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <string>
+#include <unordered_map>
+#include <vector>
+
+#include "lockstep/base/rank_thread.h"
+#include "lockstep/courier/courier.h"
+#include "lockstep/rpc/future.h"
+#include "lockstep/rpc/kind.h"
+
+namespace lockstep::rpc {
+
+namespace internal {
+class Pool;
+class Roster;
+}  // namespace internal
+
+class Agent;
+
+// What a request or an answer carries.
+struct Payload {
+  Bytes body{};
+  object::Blobs blobs{};
+};
+
+// A request that came in. Answered once, from any thread, at any time; one that is dropped unanswered fails at its caller.
+class Request {
+ public:
+  Request(std::shared_ptr<Agent> agent, WorkerId from, courier::Message message);
+  Request(Request&&) noexcept;
+  Request& operator=(Request&&) = delete;
+  ~Request();
+
+  Agent& agent() const { return *agent_; }
+  const std::shared_ptr<Agent>& shared_agent() const { return agent_; }
+  WorkerId from() const { return from_; }
+  Kind kind() const { return static_cast<Kind>(message_.kind); }
+  std::span<const std::uint8_t> body() const { return message_.body.bytes; }
+  const object::Blobs& blobs() const { return message_.blobs; }
+  // Lets go of what came, once it is decoded: tensors keep their own hold.
+  void release() { message_.body = {}, message_.blobs.clear(); }
+
+  void answer(Payload payload);
+  void answer_failure(const CallFailure& failure) noexcept;
+
+ private:
+  std::shared_ptr<Agent> agent_;  // null once answered
+  WorkerId from_ = 0;
+  courier::Message message_;
+};
+
+// A layer's part of an agent, made with it (register_service) and ended before it.
+class Service {
+ public:
+  virtual ~Service() = default;
+  // `peer` is gone, or has left. Called once per peer, before the calls to it fail.
+  virtual void on_lost(WorkerId peer, const std::string& cause) = 0;
+  // Adds lines to get_debug_info.
+  virtual void debug_info(std::map<std::string, std::string>& info) = 0;
+  // The agent is about to close: nothing can be sent afterwards. For tear-down that must not wait.
+  virtual void on_close() {}
+};
+
+// A layer adds what it knows about tensors to calls: distributed autograd. Runs on the thread that encodes or decodes.
+class CallExtension {
+ public:
+  virtual ~CallExtension() = default;
+  // Runs `encode`, which writes arguments or a result for `to`, in autograd context `context` (not 0); what it returns travels
+  // along, and is handed to decode() there.
+  virtual Bytes encode(std::uint64_t context, WorkerId to, const std::function<void()>& encode) = 0;
+  virtual void decode(std::uint64_t context, WorkerId from, std::span<const std::uint8_t> annex,
+                      const std::function<void()>& decode) = 0;
+};
+
+struct AgentOptions {
+  WorkerInfo self{};
+  int num_worker_threads = 16;
+  Milliseconds rpc_timeout{60'000};  // zero: none
+  RankThread* rank = nullptr;        // whom its threads work for
+};
+
+class Agent final : public internal::Pump, public std::enable_shared_from_this<Agent> {
+ public:
+  // Starts its first thread. The courier's peers are added by add_worker.
+  static std::shared_ptr<Agent> start(AgentOptions options, std::unique_ptr<courier::Courier> courier);
+  ~Agent() override;
+
+  const WorkerInfo& self() const { return options_.self; }
+  const AgentOptions& options() const { return options_; }
+  Milliseconds rpc_timeout() const;
+  void set_rpc_timeout(Milliseconds timeout);
+
+  // Who is there. find raises kUsage naming those that are.
+  void add_worker(const WorkerInfo& info, const Bytes& address);
+  // It left in order. Calls to it that wait fail; its services hear of it as of a loss, with cause "it left".
+  void remove_worker(WorkerId id);
+  WorkerInfo find(const Worker& worker) const;
+  std::vector<WorkerInfo> workers() const;
+
+  // Handlers are set by services while they are made, and by nobody later. A quick one never blocks and runs wherever
+  // the message is found, even while that thread waits for something else.
+  enum class Runs : std::uint8_t { kInThread, kQuick };
+  using Handler = std::function<void(Request)>;
+  void handle(Kind kind, Handler handler, Runs runs = Runs::kInThread);
+
+  // Sends a request; the future ends with the answer, the callee's exception (CallFailure::remote), kPeerLost, or kTimeout after
+  // `timeout` (negative: the default; zero: none). `what` is for messages: "worker1's function add".
+  struct Answer {
+    object::Blob body{};
+    object::Blobs blobs{};
+  };
+  using OnAnswer = std::function<void(Answer*, const CallFailure*)>;
+  // As above, but calls back with one of the two, on whatever thread: it must not block, and hand user code to run().
+  void request(WorkerId to, Kind kind, Payload payload, Milliseconds timeout, const std::string& what, OnAnswer on_answer);
+  Future<Answer> request(WorkerId to, Kind kind, Payload payload, Milliseconds timeout, const std::string& what);
+  // For control messages that may safely arrive twice: asks again when nothing came back within a second, then one and a half as
+  // long, `n_tries` times in all. Ends with the answer or the last failure; only timeouts are tried again.
+  Future<Answer> request_again(WorkerId to, Kind kind, Payload payload, const std::string& what, int n_tries = 5);
+
+  // Runs a task on a thread of the agent, where it may block.
+  void run(std::function<void()> task);
+  // On a thread of the agent that does nothing else: now. Else as run(): a thread that waits may hold locks.
+  void run_callbacks(std::vector<internal::FutureBase::Callback> callbacks);
+
+  CallExtension* extension() const { return extension_.load(std::memory_order_acquire); }
+  void set_extension(CallExtension* extension) { extension_.store(extension, std::memory_order_release); }
+  // The service of type S, which a register_service made. Raises kUnsupported when this program has none.
+  template <class S>
+  S& service() const {
+    for (const auto& service : services_) {
+      if (auto* wanted = dynamic_cast<S*>(service.get())) return *wanted;
+    }
+    no_service();
+  }
+
+  // A new id: this worker's number in the high 16 bits, a counter below.
+  std::uint64_t new_id() { return (std::uint64_t{options_.self.id} << 48) | next_id_.fetch_add(1); }
+
+  std::map<std::string, std::string> debug_info() const;
+  bool closed() const { return closed_.load(std::memory_order_acquire); }
+  // Requests that wait for an answer, and requests of others that run here or wait to.
+  std::size_t n_waiting() const;
+  std::size_t n_running() const;
+  // Ends it: calls in flight fail with kAborted, threads are joined, connections closed. Raises kUsage on a thread of the
+  // agent. Later calls do nothing.
+  void close(Milliseconds flush = Milliseconds(1000));
+
+  // Pump.
+  void help(const std::atomic<std::uint8_t>& over) override;
+  void before_sleep() override;
+  void after_sleep() override;
+
+ private:
+  friend class Request;
+  friend class internal::Pool;
+  struct Pending {
+    OnAnswer on_answer;
+    WorkerId to;
+    Deadline deadline;
+    Milliseconds timeout;
+    std::string what;
+  };
+  struct HandlerEntry {
+    Handler handler;
+    Runs runs = Runs::kInThread;
+  };
+  enum class Lane : std::uint8_t { kResident, kHelper };
+
+  Agent(AgentOptions options, std::unique_ptr<courier::Courier> courier);
+  // The threads' part: one message, if there is one. False: none came.
+  bool step(Lane lane);
+  // Sleeps until there is something, or a call's time is over.
+  void rest();
+  void take(courier::Event event, Lane lane);
+  void take_answer(WorkerId from, courier::Message message);
+  void take_request(WorkerId from, courier::Message message, Lane lane);
+  void run_handler(const HandlerEntry& entry, Request request) noexcept;
+  void take_loss(WorkerId peer, const std::string& cause, bool orderly);
+  void expire();
+  void note_deadline(Deadline deadline);
+  bool send_answer(WorkerId to, courier::Message message) noexcept;
+  std::optional<Pending> take_pending(std::uint64_t id);
+  void fail_pending(const std::function<bool(const Pending&)>& which, const std::function<Failure(const Pending&)>& why);
+  // This thread is inside help().
+  static bool helping();
+  [[noreturn]] static void no_service();
+
+  const AgentOptions options_;
+  const std::unique_ptr<courier::Courier> courier_;
+  const std::unique_ptr<internal::Roster> roster_;
+  std::atomic<std::int64_t> rpc_timeout_ms_;
+  std::atomic<std::uint64_t> next_id_{1};
+  std::atomic<bool> closed_{false};
+  std::atomic<CallExtension*> extension_{nullptr};
+  std::atomic<std::size_t> n_running_{0};
+  std::array<HandlerEntry, kMaxKinds> handlers_;  // constant after start
+  std::vector<std::unique_ptr<Service>> services_;  // constant after start
+
+  mutable std::mutex mutex_;
+  std::unordered_map<std::uint64_t, Pending> pending_;  // guarded by mutex_
+  std::atomic<std::int64_t> earliest_ns_;               // no deadline of pending_ is before it
+  std::unique_ptr<internal::Pool> pool_;                // last: its threads use everything above
+};
+
+// Adds a part to every agent started later. Meant for a static initialiser in a layer's header, so that a program which
+// includes the layer has it.
+using MakeService = std::unique_ptr<Service> (*)(Agent&);
+bool register_service(MakeService make);
+
+// This rank's agent. Raises kUsage naming `what` when init_rpc was not called, or shutdown was.
+std::shared_ptr<Agent> current_agent(const char* what);
+// Null instead.
+std::shared_ptr<Agent> current_agent_if_any() noexcept;
+
+// What the function that this thread runs for a caller should know; all zero outside. Also set by autograd's context scope.
+struct CallScope {
+  std::uint64_t autograd_context = 0;  // 0: none
+  bool profiled = false;
+};
+CallScope& this_call();
+
+}  // namespace lockstep::rpc

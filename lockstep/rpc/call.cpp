@@ -1,0 +1,221 @@
+#include "lockstep/rpc/call.h"
+
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::rpc {
+namespace {
+
+thread_local WaitAll* wait_all_here = nullptr;
+
+[[noreturn]] void damaged() { raise(ErrorKind::kUsage, "this is not a call: the message is damaged"); }
+
+// The calling thread runs a function for a caller while it lives.
+class Running {
+ public:
+  explicit Running(std::uint64_t context) : before_(this_call()) { this_call() = {.autograd_context = context}; }
+  ~Running() { this_call() = before_; }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  const CallScope before_;
+};
+
+}  // namespace
+
+namespace internal {
+
+// context u64, length of the name u16, of the annex u32, name, annex, object.
+Payload encode_call(const OutgoingCall& call) {
+  const auto context = this_call().autograd_context;
+  Payload payload;
+  Bytes annex;
+  Bytes object;
+  const auto encode = [&] {
+    object::Encoder encoder(&payload.blobs);
+    call.encode(encoder);
+    object = encoder.take();
+  };
+  if (auto* extension = context == 0 ? nullptr : call.agent->extension()) {
+    annex = extension->encode(context, call.to.id, encode);
+  } else {
+    encode();
+  }
+  ByteWriter writer;
+  writer.put(context)
+      .put(static_cast<std::uint16_t>(call.function.size()))
+      .put(static_cast<std::uint32_t>(annex.size()))
+      .raw({reinterpret_cast<const std::uint8_t*>(call.function.data()), call.function.size()})
+      .raw(annex)
+      .raw(object);
+  payload.body = writer.take();
+  return payload;
+}
+
+CallHead read_call_head(std::span<const std::uint8_t> body) {
+  ByteReader reader(body);
+  CallHead head;
+  const auto context = reader.get<std::uint64_t>();
+  const auto n_name = reader.get<std::uint16_t>();
+  const auto n_annex = reader.get<std::uint32_t>();
+  if (!context || !n_name || !n_annex) damaged();
+  const auto name = reader.raw(*n_name);
+  const auto annex = reader.raw(*n_annex);
+  if (!name || !annex) damaged();
+  head.context = *context;
+  head.function = as_text(*name);
+  head.annex = *annex;
+  head.object = body.subspan(reader.position());
+  return head;
+}
+
+// length of the annex u32, annex, object.
+Payload encode_value(Agent& agent, std::uint64_t context, WorkerId to,
+                     const std::function<void(object::Encoder&)>& encode) {
+  Payload payload;
+  Bytes annex;
+  Bytes object;
+  const auto write = [&] {
+    object::Encoder encoder(&payload.blobs);
+    encode(encoder);
+    object = encoder.take();
+  };
+  if (auto* extension = context == 0 ? nullptr : agent.extension()) {
+    annex = extension->encode(context, to, write);
+  } else {
+    write();
+  }
+  ByteWriter writer;
+  writer.put(static_cast<std::uint32_t>(annex.size())).raw(annex).raw(object);
+  payload.body = writer.take();
+  return payload;
+}
+
+namespace {
+
+void decode_object(Agent& agent, std::uint64_t context, WorkerId from, std::span<const std::uint8_t> annex,
+                   std::span<const std::uint8_t> object, const object::Blobs& blobs,
+                   const std::function<void(object::Decoder&)>& decode) {
+  const auto read = [&] {
+    object::Decoder decoder(object, blobs);
+    decode(decoder);
+    decoder.finish();
+  };
+  if (annex.empty()) {
+    read();
+    return;
+  }
+  auto* extension = agent.extension();
+  if (extension == nullptr) {
+    raise(ErrorKind::kUnsupported,
+          "a call came with an autograd context, and this program has no distributed autograd: include "
+          "lockstep/autograd/autograd.h (or lockstep/lockstep.h)");
+  }
+  extension->decode(context, from, annex, read);
+}
+
+}  // namespace
+
+void decode_value(Agent& agent, std::uint64_t context, WorkerId from, std::span<const std::uint8_t> body,
+                  const object::Blobs& blobs, const std::function<void(object::Decoder&)>& decode) {
+  ByteReader reader(body);
+  const auto n_annex = reader.get<std::uint32_t>();
+  const auto annex = n_annex ? reader.raw(*n_annex) : std::nullopt;
+  if (!annex) raise(ErrorKind::kUsage, "this is not an answer: the message is damaged");
+  decode_object(agent, context, from, *annex, body.subspan(reader.position()), blobs, decode);
+}
+
+void run_call(Agent& agent, WorkerId from, const CallHead& head, const object::Blobs& blobs,
+              CallDone done) {
+  try {
+    const auto& entry = find_function(std::string(head.function));
+    std::shared_ptr<void> arguments;
+    try {
+      decode_object(agent, head.context, from, head.annex, head.object, blobs,
+                    [&](object::Decoder& decoder) { arguments = entry.decode(decoder); });
+    } catch (const Error& error) {
+      Failure failure = error.failure();
+      failure.message = cat("arguments of ", entry.name, ", which is ", entry.signature, ": ", failure.message);
+      raise(std::move(failure));
+    }
+    const Running running(head.context);
+    entry.run(arguments.get(), [&entry, done](std::shared_ptr<void> result, const CallFailure* failure) {
+      done(entry.result, std::move(result), failure);
+    });
+  } catch (...) {
+    const CallFailure failure = current_call_failure();
+    done(nullptr, nullptr, &failure);
+  }
+}
+
+void serve_call(Request request) {
+  CallHead head;
+  try {
+    head = read_call_head(request.body());
+  } catch (...) {
+    request.answer_failure(current_call_failure());
+    return;
+  }
+  auto shared = std::make_shared<Request>(std::move(request));
+  run_call(shared->agent(), shared->from(), head, shared->blobs(),
+           [shared, context = head.context](const ValueType* type, const std::shared_ptr<void>& result,
+                                            const CallFailure* failure) {
+             if (failure != nullptr) {
+               shared->answer_failure(*failure);
+               return;
+             }
+             try {
+               if (type->encode == nullptr) {
+                 raise(ErrorKind::kUsage, cat("a result of type ", type->name(), " cannot be sent; use remote()"));
+               }
+               shared->answer(encode_value(shared->agent(), context, shared->from(), [&](object::Encoder& encoder) {
+                 type->encode(encoder, result.get());
+               }));
+             } catch (...) {
+               shared->answer_failure(current_call_failure());
+             }
+           });
+}
+
+std::string describe_call(const OutgoingCall& call) {
+  std::string text = call.to.name;
+  return text.append("'s function ").append(call.function);
+}
+
+void send_call(const OutgoingCall& call, Agent::OnAnswer on_answer) {
+  if (call.function.size() > 0xFFFF) raise(ErrorKind::kUsage, "the name of a function is too long");
+  call.agent->request(call.to.id, Kind::kCall, encode_call(call), call.timeout, describe_call(call),
+                      std::move(on_answer));
+}
+
+void note_future(std::shared_ptr<FutureBase> future) {
+  if (wait_all_here != nullptr) wait_all_here->futures_.push_back(std::move(future));
+}
+
+}  // namespace internal
+
+WaitAll::WaitAll() {
+  if (wait_all_here != nullptr) raise(ErrorKind::kUsage, "a WaitAll is open in this thread already");
+  wait_all_here = this;
+}
+
+WaitAll::~WaitAll() {
+  wait_all_here = nullptr;
+  for (const auto& future : futures_) {
+    future->wait_over(Deadline::never());
+    if (const auto* failure = future->failure()) {
+      log(LogLevel::kError, "a call that nobody waited for failed: " + failure->failure.message);
+    }
+  }
+}
+
+void WaitAll::wait() {
+  const auto futures = std::exchange(futures_, {});
+  for (const auto& future : futures) future->wait_over(Deadline::never());
+  for (const auto& future : futures) {
+    if (const auto* failure = future->failure()) failure->raise();
+  }
+}
+
+}  // namespace lockstep::rpc

@@ -1,0 +1,183 @@
+// Calling registered functions on other workers, or on this one.
+//
+//   int five = rpc_sync("worker1", add, {2, 3});
+//   Future<int> later = rpc_async("worker1", add, {2, 3}, {.timeout = 5s});
+//
+// `to` is a name, a number or a WorkerInfo. Arguments must stay unchanged until the future is over: their tensors are read
+// while it is sent. Calls are not retried. In an autograd context (lockstep/autograd) tensors that require gradients
+// carry their history across.
+// Errors: kUsage for unknown workers and functions (a function unknown there comes back as RemoteError), RemoteError with what the function threw,
+// kTimeout with RPCErr:1, kPeerLost naming the worker, kAborted after shutdown. rpc_sync raises, rpc_async's future does; what
+// is wrong with the call itself is raised by both at once.
+// Thread safety: everything here may be called from any thread, functions that run for a caller included.
+#pragma once
+
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#include "lockstep/rpc/agent.h"
+#include "lockstep/rpc/function.h"
+
+namespace lockstep::rpc {
+
+inline constexpr Milliseconds kDefaultRpcTimeout{-1};
+
+struct CallOptions {
+  Milliseconds timeout = kDefaultRpcTimeout;  // negative: the agent's rpc_timeout; zero: none
+};
+
+// {2, 3}: a value for each parameter, no fewer.
+template <class... A>
+struct Args {
+  Args(A... a) : values(std::move(a)...) {}
+  std::tuple<A...> values;
+};
+template <>
+struct Args<> {
+  std::tuple<> values;
+};
+
+namespace internal {
+
+// Tells this thread's WaitAll, if there is one.
+void note_future(std::shared_ptr<FutureBase> future);
+
+// A call on its way, without types.
+struct OutgoingCall {
+  std::shared_ptr<Agent> agent;
+  WorkerInfo to;
+  std::string function;
+  std::function<void(object::Encoder&)> encode;
+  Milliseconds timeout = kDefaultRpcTimeout;
+};
+
+// The head of a call's body, and what follows it.
+struct CallHead {
+  std::uint64_t context = 0;
+  std::string_view function;
+  std::span<const std::uint8_t> annex;
+  std::span<const std::uint8_t> object;
+};
+CallHead read_call_head(std::span<const std::uint8_t> body);
+// Arguments with what the extension adds.
+Payload encode_call(const OutgoingCall& call);
+
+// A value's bytes: what the extension added, then the object. For answers.
+Payload encode_value(Agent& agent, std::uint64_t context, WorkerId to,
+                     const std::function<void(object::Encoder&)>& encode);
+void decode_value(Agent& agent, std::uint64_t context, WorkerId from, std::span<const std::uint8_t> body,
+                  const object::Blobs& blobs, const std::function<void(object::Decoder&)>& decode);
+
+// Runs a call's function: decodes, runs in the caller's context, and hands the result, or what went wrong, to `done`, once,
+// perhaps later and on another thread. Does not throw.
+using CallDone =
+    std::function<void(const ValueType* type, std::shared_ptr<void> result, const CallFailure* failure)>;
+void run_call(Agent& agent, WorkerId from, const CallHead& head, const object::Blobs& blobs, CallDone done);
+// The handler of Kind::kCall.
+void serve_call(Request request);
+
+// "worker1's function add".
+std::string describe_call(const OutgoingCall& call);
+void send_call(const OutgoingCall& call, Agent::OnAnswer on_answer);
+
+template <class T>
+Future<T> start_call(const OutgoingCall& call) {
+  Promise<T> promise(call.agent->weak_from_this());
+  const auto context = this_call().autograd_context;
+  send_call(call, [weak = call.agent->weak_from_this(), context, from = call.to.id, promise](
+                      Agent::Answer* answer, const CallFailure* failure) {
+    std::vector<FutureBase::Callback> callbacks;
+    const auto agent = weak.lock();
+    if (failure != nullptr || !agent) {
+      static const CallFailure gone{.failure = {.kind = ErrorKind::kAborted, .message = "the RPC agent is gone"}};
+      callbacks = promise.state()->fail(failure != nullptr ? *failure : gone);
+    } else {
+      try {
+        Held<T> value{};
+        decode_value(*agent, context, from, answer->body.bytes, answer->blobs, [&](object::Decoder& decoder) {
+          value = object::read<Held<T>>(decoder);
+        });
+        callbacks = promise.state()->set(std::move(value));
+      } catch (...) {
+        callbacks = promise.state()->fail(current_call_failure());
+      }
+    }
+    if (agent) {
+      agent->run_callbacks(std::move(callbacks));
+    } else {
+      FutureBase::run(std::move(callbacks));
+    }
+  });
+  note_future(promise.state());
+  return promise.future();
+}
+
+template <class... A>
+OutgoingCall make_call(const Worker& to, std::string function, const std::tuple<A...>& values,
+                       const CallOptions& options) {
+  const auto agent = current_agent("a remote call");
+  return {.agent = agent,
+          .to = agent->find(to),
+          .function = std::move(function),
+          .encode = [&values](object::Encoder& encoder) { object::write(encoder, values); },
+          .timeout = options.timeout};
+}
+
+}  // namespace internal
+
+template <class R, class... A>
+auto rpc_async(const Worker& to, const NamedFunction<R(A...)>& fn, std::type_identity_t<Args<std::decay_t<A>...>> args,
+               CallOptions options = {}) {
+  using T = std::decay_t<typename Unwrapped<R>::type>;
+  return internal::start_call<T>(internal::make_call(to, fn.name, args.values, options));
+}
+
+template <class R, class... A>
+auto rpc_async(const Worker& to, R (*fn)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args,
+               CallOptions options = {}) {
+  using T = std::decay_t<typename Unwrapped<R>::type>;
+  const auto& entry = find_function(&fn, sizeof(fn), typeid(fn));
+  return internal::start_call<T>(internal::make_call(to, entry.name, args.values, options));
+}
+
+template <class R>
+auto rpc_async(const Worker& to, R (*fn)()) {
+  return rpc_async(to, fn, Args<>{});
+}
+
+template <class R, class... A>
+auto rpc_sync(const Worker& to, R (*fn)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args,
+              CallOptions options = {}) {
+  return rpc_async(to, fn, std::move(args), options).wait();
+}
+template <class R, class... A>
+auto rpc_sync(const Worker& to, const NamedFunction<R(A...)>& fn, std::type_identity_t<Args<std::decay_t<A>...>> args,
+              CallOptions options = {}) {
+  return rpc_async(to, fn, std::move(args), options).wait();
+}
+template <class R>
+auto rpc_sync(const Worker& to, R (*fn)()) {
+  return rpc_async(to, fn, Args<>{}).wait();
+}
+
+// Collects the futures of every rpc_async that this thread makes while it lives.
+//
+//   { WaitAll all;  rpc_async(...);  rpc_async(...);  all.wait(); }
+//
+// wait() throws the first failure after all are over. The destructor waits too, and logs what failed. Not nestable.
+class WaitAll {
+ public:
+  WaitAll();
+  ~WaitAll();
+  WaitAll(const WaitAll&) = delete;
+  WaitAll& operator=(const WaitAll&) = delete;
+  void wait();
+
+ private:
+  friend void internal::note_future(std::shared_ptr<internal::FutureBase> future);
+  std::vector<std::shared_ptr<internal::FutureBase>> futures_;
+};
+
+}  // namespace lockstep::rpc

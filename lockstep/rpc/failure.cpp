@@ -1,0 +1,116 @@
+#include "lockstep/rpc/failure.h"
+
+#include <cxxabi.h>
+
+#include <cstdlib>
+#include <memory>
+#include <stdexcept>
+#include <typeinfo>
+
+#include "lockstep/base/stack_trace.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::rpc {
+namespace {
+
+// An exception on the wire.
+struct ExceptionRecord {
+  std::uint8_t kind = 0;
+  std::uint8_t family = 0;
+  std::string type;
+  std::string text;
+  std::string trace;
+  std::int32_t lost_rank = -1;  // of a kPeerLost
+  std::string lost_cause;
+};
+auto lockstep_fields(SelfOf<ExceptionRecord> auto& self) {
+  return fields({.name = "lockstep.rpc.Exception", .version = 1}, self.kind, self.family, self.type, self.text,
+                self.trace, self.lost_rank, self.lost_cause);
+}
+
+std::string current_type() {
+  const std::type_info* type = abi::__cxa_current_exception_type();
+  if (type == nullptr) return "unknown";
+  int status = 0;
+  const std::unique_ptr<char, void (*)(void*)> name(
+      abi::__cxa_demangle(type->name(), nullptr, nullptr, &status), std::free);
+  return status == 0 ? name.get() : type->name();
+}
+
+}  // namespace
+
+void CallFailure::raise() const {
+  if (remote) throw RemoteError(failure, *remote);
+  lockstep::raise(failure);
+}
+
+CallFailure current_call_failure() noexcept {
+  CallFailure result;
+  try {
+    result.type = current_type();
+    result.trace = stack_trace_if_asked();
+    throw;
+  } catch (const RemoteError& error) {
+    result.failure = error.failure();
+    result.remote = RemoteCause{.worker = error.worker(),
+                                .type = error.remote_type(),
+                                .text = error.remote_text(),
+                                .trace = error.trace()};
+  } catch (const Error& error) {
+    result.failure = error.failure();
+  } catch (...) {
+    result.failure = current_failure();
+    result.failure.kind = ErrorKind::kUsage;
+  }
+  return result;
+}
+
+Bytes encode_failure(const CallFailure& failure) noexcept {
+  try {
+    ExceptionRecord record{.kind = static_cast<std::uint8_t>(failure.failure.kind),
+                           .family = static_cast<std::uint8_t>(failure.failure.family),
+                           .type = failure.type,
+                           .text = failure.failure.message,
+                           .trace = failure.trace};
+    if (failure.failure.peer) {
+      record.lost_rank = failure.failure.peer->rank;
+      record.lost_cause = failure.failure.peer->cause;
+    }
+    return encode(record);
+  } catch (...) {
+    return {};  // read as an exception that cannot be read
+  }
+}
+
+CallFailure decode_failure(const WorkerInfo& from, std::span<const std::uint8_t> bytes) noexcept {
+  try {
+    auto record = decode<ExceptionRecord>(bytes);
+    if (record.kind > static_cast<std::uint8_t>(ErrorKind::kInternal) ||
+        record.family > static_cast<std::uint8_t>(ErrorFamily::kQueueEmpty)) {
+      return {.failure = {.kind = ErrorKind::kInternal,
+                          .message = cat("On ", from.text(), ": an exception that cannot be read")}};
+    }
+    Failure failure{.kind = static_cast<ErrorKind>(record.kind),
+                    .message = cat("On ", from.text(), ": ", record.type, ": ", record.text, record.trace),
+                    .family = static_cast<ErrorFamily>(record.family)};
+    if (failure.kind == ErrorKind::kPeerLost) {
+      failure.peer = LostPeer{.rank = record.lost_rank, .cause = record.lost_cause};
+    }
+    return {.failure = std::move(failure),
+            .remote = RemoteCause{.worker = from,
+                                  .type = std::move(record.type),
+                                  .text = std::move(record.text),
+                                  .trace = std::move(record.trace)}};
+  } catch (...) {
+    return {.failure = {.kind = ErrorKind::kInternal,
+                        .message = cat("On ", from.text(), ": an exception that cannot be read")}};
+  }
+}
+
+Failure timeout_failure(const std::string& what, Milliseconds timeout) {
+  return {.kind = ErrorKind::kTimeout,
+          .message = cat("RPCErr:", static_cast<int>(RpcErrorCode::kTimeout), ": ", what, " got no answer within ",
+                         timeout.count(), " milliseconds; give it longer with .timeout, or look at what it waits for")};
+}
+
+}  // namespace lockstep::rpc

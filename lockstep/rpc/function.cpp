@@ -1,0 +1,78 @@
+#include "lockstep/rpc/function.h"
+
+#include <map>
+#include <mutex>
+#include <unordered_map>
+
+#include "lockstep/base/text.h"
+
+namespace lockstep::rpc {
+namespace {
+
+struct Registry {
+  std::mutex mutex;
+  std::unordered_map<std::string, FunctionEntry> by_name;  // entries stay where they are
+  std::map<std::pair<std::string, std::string>, std::string> names;  // (type, bytes of the pointer) -> name
+  std::string clash;
+};
+
+Registry& registry() {
+  static Registry functions;
+  return functions;
+}
+
+std::pair<std::string, std::string> key_of(const void* key, std::size_t n_bytes, const std::type_info& type) {
+  return {type.name(), std::string(static_cast<const char*>(key), n_bytes)};
+}
+
+}  // namespace
+
+bool add_function(FunctionEntry entry, const void* key, std::size_t n_bytes, const std::type_info& type) {
+  auto& functions = registry();
+  const std::lock_guard lock(functions.mutex);
+  const auto who = key_of(key, n_bytes, type);
+  const std::string name = entry.name;
+  const auto known = functions.names.find(who);
+  if (!functions.by_name.try_emplace(name, std::move(entry)).second) {
+    if (known != functions.names.end() && known->second == name) return true;
+    if (functions.clash.empty()) functions.clash = cat("two functions are registered for RPC as \"", name, "\"");
+    return false;
+  }
+  functions.names.try_emplace(who, name);
+  return true;
+}
+
+std::string registration_clash() {
+  auto& functions = registry();
+  const std::lock_guard lock(functions.mutex);
+  return functions.clash;
+}
+
+const FunctionEntry& find_function(const std::string& name) {
+  auto& functions = registry();
+  const std::lock_guard lock(functions.mutex);
+  const auto entry = functions.by_name.find(name);
+  if (entry != functions.by_name.end()) return entry->second;
+  std::string names;
+  for (const auto& [other, unused] : functions.by_name) {
+    if (other.starts_with("lockstep.")) continue;
+    names += (names.empty() ? "" : ", ") + other;
+    if (names.size() > 400) break;
+  }
+  raise(ErrorKind::kUsage, cat("no function is registered for RPC as \"", name, "\" in this worker's program; it has ",
+                               names.empty() ? "none" : names));
+}
+
+const FunctionEntry& find_function(const void* key, std::size_t n_bytes, const std::type_info& type) {
+  auto& functions = registry();
+  const std::lock_guard lock(functions.mutex);
+  const auto name = functions.names.find(key_of(key, n_bytes, type));
+  if (name == functions.names.end()) {
+    raise(ErrorKind::kUsage,
+          "this function is not registered for RPC: write LOCKSTEP_RPC_FUNCTION(it); once, in a source file that both "
+          "workers' programs contain");
+  }
+  return functions.by_name.find(name->second)->second;
+}
+
+}  // namespace lockstep::rpc

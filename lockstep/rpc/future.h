@@ -1,0 +1,244 @@
+// A value that will be there: what rpc_async returns, and what a function returns that answers later.
+//
+//   Future<at::Tensor> sum = rpc_async("worker1", add, {a, b});
+//   ...
+//   sum.wait();
+//
+//   Promise<int> promise;                       // the other end
+//   std::thread([promise] { promise.set(3); });
+//   Future<int> three = promise.future();
+//
+// Handles copy; all copies are of one value, which is set once. A future of a call always ends: with the value, with the
+// callee's exception, at the call's timeout, or when the worker is gone. A thread that waits for a call's answer fetches
+// arriving messages itself for a moment before it sleeps.
+// Thread safety: every method may be called from any thread.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <type_traits>
+#include <utility>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/rpc/failure.h"
+
+namespace lockstep::rpc {
+
+// What Future<void> holds.
+struct Nothing {
+  friend bool operator==(Nothing, Nothing) = default;
+};
+
+namespace internal {
+
+// What a waiting thread does meanwhile, and who runs callbacks: an agent. Absent: it only sleeps.
+class Pump {
+ public:
+  virtual ~Pump() = default;
+  // Fetches messages until `over` is not zero, or for a short while.
+  virtual void help(const std::atomic<std::uint8_t>& over) = 0;
+  // Around sleeping: a pool thread that sleeps is made up for by another.
+  virtual void before_sleep() = 0;
+  virtual void after_sleep() = 0;
+};
+
+class FutureBase {
+ public:
+  explicit FutureBase(std::weak_ptr<Pump> pump) : pump_(std::move(pump)) {}
+  FutureBase(const FutureBase&) = delete;
+  FutureBase& operator=(const FutureBase&) = delete;
+  virtual ~FutureBase() = default;
+
+  using Callback = std::function<void()>;
+  bool over() const { return over_.load(std::memory_order_acquire) != 0; }
+  // False at the deadline.
+  bool wait_over(Deadline deadline);
+  // Runs it now when over, else on the thread that ends it. A callback must not throw; what it throws is logged.
+  void on_over(Callback callback);
+  // What it failed with; null when it did not. Pre: over().
+  const CallFailure* failure() const { return failure_ ? &*failure_ : nullptr; }
+  // The value of `fail` is ignored when it is over. Returns callbacks for the caller to run, never under a lock.
+  [[nodiscard]] std::vector<Callback> fail(CallFailure failure);
+  const std::weak_ptr<Pump>& pump() const { return pump_; }
+
+  static void run(std::vector<Callback> callbacks) noexcept;
+
+ protected:
+  // Ends it once, with `write` storing what it ended with; nothing when it was over.
+  template <class Write>
+  std::vector<Callback> end(Write&& write) {
+    std::vector<Callback> callbacks;
+    {
+      const std::lock_guard lock(mutex_);
+      if (over()) return {};
+      write();
+      callbacks = std::move(callbacks_);
+      over_.store(1, std::memory_order_release);
+      // Under the lock: whoever waits may destroy this as soon as it sees the flag and gets the lock.
+      if (n_sleeping_ != 0) changed_.notify_all();
+    }
+    return callbacks;
+  }
+
+ private:
+  std::atomic<std::uint8_t> over_{0};
+  std::optional<CallFailure> failure_;  // written before over_
+  const std::weak_ptr<Pump> pump_;
+  std::mutex mutex_;
+  std::condition_variable changed_;
+  int n_sleeping_ = 0;               // guarded by mutex_
+  std::vector<Callback> callbacks_;  // guarded by mutex_
+};
+
+template <class T>
+class FutureState final : public FutureBase {
+ public:
+  using FutureBase::FutureBase;
+  [[nodiscard]] std::vector<Callback> set(T value) {
+    return end([&] { value_.emplace(std::move(value)); });
+  }
+  // Pre: over() and no failure.
+  T& value() { return *value_; }
+
+ private:
+  std::optional<T> value_;  // written before the flag
+};
+
+template <class T>
+using Held = std::conditional_t<std::is_void_v<T>, Nothing, T>;
+
+}  // namespace internal
+
+template <class T>
+class Future;
+template <class T>
+inline constexpr bool is_future = false;
+template <class T>
+inline constexpr bool is_future<Future<T>> = true;
+// int for int and for Future<int>.
+template <class T>
+struct Unwrapped {
+  using type = T;
+};
+template <class T>
+struct Unwrapped<Future<T>> {
+  using type = T;
+};
+
+template <class T>
+class Promise {
+ public:
+  using State = internal::FutureState<internal::Held<T>>;
+
+  Promise() : Promise(std::weak_ptr<internal::Pump>()) {}
+  explicit Promise(std::weak_ptr<internal::Pump> pump) : state_(std::make_shared<State>(std::move(pump))) {}
+
+  Future<T> future() const { return Future<T>(state_); }
+  // The first of these ends the future, later ones are ignored. Callbacks run here.
+  void set(internal::Held<T> value = {}) const { State::run(state_->set(std::move(value))); }
+  void fail(CallFailure failure) const { State::run(state_->fail(std::move(failure))); }
+  // With the current exception; call inside a catch block.
+  void fail_with_current() const { fail(current_call_failure()); }
+  const std::shared_ptr<State>& state() const { return state_; }
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+template <class T>
+class Future {
+ public:
+  using State = internal::FutureState<internal::Held<T>>;
+  using Value = T;
+
+  // Of nothing: every method but valid() must not be called.
+  Future() = default;
+  explicit Future(std::shared_ptr<State> state) : state_(std::move(state)) {}
+  // Over already.
+  static Future of(internal::Held<T> value) {
+    Promise<T> promise;
+    promise.set(std::move(value));
+    return promise.future();
+  }
+
+  bool valid() const { return state_ != nullptr; }
+  bool done() const { return state_->over(); }
+  // The value, or throws what it failed with; kTimeout when `timeout` passes first (zero: as long as the call lasts).
+  T wait(Milliseconds timeout = Milliseconds::zero()) const {
+    if (!state_->wait_over(Deadline::after(timeout))) {
+      raise(timeout_failure("a future that was waited for", timeout));
+    }
+    return value();
+  }
+  // Pre: done(). The value, or throws.
+  T value() const {
+    if (const auto* failure = state_->failure()) failure->raise();
+    if constexpr (!std::is_void_v<T>) return state_->value();
+  }
+  bool has_error() const { return done() && state_->failure() != nullptr; }
+
+  // fn(Future) runs once, when this is over: now, or on the thread that ends it, so it must not block for long.
+  template <class Function>
+  void on_done(Function fn) const {
+    // The state alone: a future in its own callback would keep itself alive for ever.
+    state_->on_over([state = std::weak_ptr<State>(state_), fn = std::move(fn)]() mutable {
+      if (auto alive = state.lock()) fn(Future(std::move(alive)));
+    });
+  }
+
+  // The future of fn(Future): fn may return a value, nothing, or another future, whose value it then is.
+  template <class Function>
+  auto then(Function fn) const {
+    using Result = std::invoke_result_t<Function, Future>;
+    using Value_ = typename Unwrapped<Result>::type;
+    Promise<Value_> promise(state_->pump());
+    state_->on_over([self = *this, fn = std::move(fn), promise]() mutable {
+      try {
+        if constexpr (is_future<Result>) {
+          auto inner = fn(std::move(self));
+          inner.forward_to(promise);
+        } else if constexpr (std::is_void_v<Result>) {
+          fn(std::move(self));
+          promise.set();
+        } else {
+          promise.set(fn(std::move(self)));
+        }
+      } catch (...) {
+        promise.fail_with_current();
+      }
+    });
+    return promise.future();
+  }
+
+  // `promise` ends as this does.
+  void forward_to(Promise<T> promise) const {
+    state_->on_over([state = state_, promise] {
+      if (const auto* failure = state->failure()) {
+        promise.fail(*failure);
+      } else {
+        promise.set(state->value());
+      }
+    });
+  }
+
+  const std::shared_ptr<State>& state() const { return state_; }
+
+ private:
+  std::shared_ptr<State> state_;
+};
+
+// Waits for all; throws the first failure, in the order given, after all are over.
+template <class Futures>
+void wait_all(const Futures& futures) {
+  for (const auto& future : futures) future.state()->wait_over(Deadline::never());
+  for (const auto& future : futures) {
+    if (const auto* failure = future.state()->failure()) failure->raise();
+  }
+}
+
+}  // namespace lockstep::rpc

@@ -1,0 +1,104 @@
+#include "lockstep/rpc/internal/roster.h"
+
+#include "lockstep/base/text.h"
+
+namespace lockstep::rpc::internal {
+
+void Roster::add(const WorkerInfo& info) {
+  const std::lock_guard lock(mutex_);
+  const auto old = entries_.find(info.id);
+  if (old != entries_.end() && !old->second.gone) {
+    raise(ErrorKind::kUsage, cat("worker number ", info.id, " is there already: ", old->second.name));
+  }
+  for (const auto& [id, entry] : entries_) {
+    if (entry.name == info.name && !entry.gone) {
+      raise(ErrorKind::kUsage, cat("a worker named ", info.name, " is there already: number ", id));
+    }
+  }
+  entries_[info.id] = {.name = info.name};
+}
+
+void Roster::end(WorkerId id, const std::string& cause) {
+  const std::lock_guard lock(mutex_);
+  const auto entry = entries_.find(id);
+  if (entry != entries_.end() && !entry->second.gone) entry->second.gone = cause;
+}
+
+WorkerInfo Roster::find(const Worker& worker) const {
+  const std::lock_guard lock(mutex_);
+  if (const auto* name = std::get_if<std::string>(&worker.target())) return find_name(*name);
+  return find_id(std::get<int>(worker.target()));
+}
+
+WorkerInfo Roster::find_name(const std::string& name) const {
+  const Entry* gone = nullptr;
+  WorkerId gone_id = 0;
+  for (const auto& [id, entry] : entries_) {
+    if (entry.name != name) continue;
+    if (!entry.gone) return {.id = id, .name = name};
+    gone = &entry;
+    gone_id = id;
+  }
+  if (gone == nullptr) raise(ErrorKind::kUsage, cat("there is no worker named \"", name, "\"; there are ", names()));
+  raise({.kind = ErrorKind::kPeerLost,
+         .message = cat("worker ", name, " is gone: ", *gone->gone),
+         .peer = LostPeer{.rank = gone_id, .cause = *gone->gone}});
+}
+
+WorkerInfo Roster::find_id(int id) const {
+  const auto entry = id < 0 || id > 0xFFFF ? entries_.end() : entries_.find(static_cast<WorkerId>(id));
+  if (entry == entries_.end()) {
+    raise(ErrorKind::kUsage, cat("there is no worker with number ", id, "; there are ", names()));
+  }
+  if (entry->second.gone) {
+    raise({.kind = ErrorKind::kPeerLost,
+           .message = cat("worker ", entry->second.name, " is gone: ", *entry->second.gone),
+           .peer = LostPeer{.rank = id, .cause = *entry->second.gone}});
+  }
+  return {.id = entry->first, .name = entry->second.name};
+}
+
+WorkerInfo Roster::info(WorkerId id) const {
+  const std::lock_guard lock(mutex_);
+  const auto entry = entries_.find(id);
+  return {.id = id, .name = entry == entries_.end() ? cat("#", id) : entry->second.name};
+}
+
+bool Roster::present(WorkerId id) const {
+  const std::lock_guard lock(mutex_);
+  const auto entry = entries_.find(id);
+  return entry != entries_.end() && !entry->second.gone;
+}
+
+std::vector<WorkerInfo> Roster::present() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<WorkerInfo> list;
+  for (const auto& [id, entry] : entries_) {
+    if (!entry.gone) list.push_back({.id = id, .name = entry.name});
+  }
+  return list;
+}
+
+Failure Roster::lost(WorkerId id, const std::string& what) const {
+  const std::lock_guard lock(mutex_);
+  const auto entry = entries_.find(id);
+  const std::string name = entry == entries_.end() ? cat("#", id) : entry->second.name;
+  const std::string cause =
+      entry == entries_.end() || !entry->second.gone ? "its connection ended" : *entry->second.gone;
+  return {.kind = ErrorKind::kPeerLost,
+          .message = cat(what, ": worker ", name, " (number ", id, ") is gone: ", cause),
+          .peer = LostPeer{.rank = id, .cause = cause}};
+}
+
+std::string Roster::names() const {
+  std::string list;
+  int n = 0;
+  for (const auto& [id, entry] : entries_) {
+    if (entry.gone) continue;
+    if (n++ == 16) return list + ", ...";
+    list += (list.empty() ? "" : ", ") + entry.name + " (" + std::to_string(id) + ")";
+  }
+  return list.empty() ? "none" : list;
+}
+
+}  // namespace lockstep::rpc::internal

@@ -1,0 +1,45 @@
+// The workers an agent knows, by number and by name.
+// Thread safety: every method may be called from any thread.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/error.h"
+#include "lockstep/rpc/worker.h"
+
+namespace lockstep::rpc::internal {
+
+class Roster {
+ public:
+  // Raises kUsage when the number or the name is taken.
+  void add(const WorkerInfo& info);
+  // From now on it is known as gone, for messages; its name may come back under another number.
+  void end(WorkerId id, const std::string& cause);
+  // Raises kUsage for one that never was, kPeerLost for one that is gone.
+  WorkerInfo find(const Worker& worker) const;
+  // Also of those that are gone; a made-up name for numbers that never were.
+  WorkerInfo info(WorkerId id) const;
+  bool present(WorkerId id) const;
+  // Those that are there, by number.
+  std::vector<WorkerInfo> present() const;
+  // Why it is gone, as a failure.
+  Failure lost(WorkerId id, const std::string& what) const;
+
+ private:
+  struct Entry {
+    std::string name;
+    std::optional<std::string> gone{};  // the cause
+  };
+  WorkerInfo find_name(const std::string& name) const;
+  WorkerInfo find_id(int id) const;
+  std::string names() const;
+
+  mutable std::mutex mutex_;
+  std::map<WorkerId, Entry> entries_;  // guarded by mutex_
+};
+
+}  // namespace lockstep::rpc::internal
