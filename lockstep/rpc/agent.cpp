@@ -5,6 +5,8 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/rpc/call.h"
+#include "lockstep/rpc/gather.h"
+#include "lockstep/rpc/internal/membership.h"
 #include "lockstep/rpc/internal/pool.h"
 #include "lockstep/rpc/internal/roster.h"
 
@@ -49,6 +51,8 @@ std::shared_ptr<Agent> Agent::start(AgentOptions options, std::unique_ptr<courie
   {
     const std::lock_guard lock(services().mutex);
     agent->handle(Kind::kCall, internal::serve_call);
+    agent->services_.push_back(std::make_unique<internal::Gatherings>(*agent));
+    agent->services_.push_back(std::make_unique<internal::Members>(*agent));
     for (const MakeService make : services().makers) agent->services_.push_back(make(*agent));
   }
   agent->pool_ = std::make_unique<internal::Pool>(
@@ -96,6 +100,7 @@ void Agent::remove_worker(WorkerId id) {
 }
 
 WorkerInfo Agent::find(const Worker& worker) const { return roster_->find(worker); }
+WorkerInfo Agent::info(WorkerId id) const { return roster_->info(id); }
 std::vector<WorkerInfo> Agent::workers() const { return roster_->present(); }
 
 void Agent::handle(Kind kind, Handler handler, Runs runs) {
@@ -295,7 +300,7 @@ void Agent::run_handler(const HandlerEntry& entry, Request request) noexcept {
 
 void Agent::take_loss(WorkerId peer, const std::string& cause, bool orderly) {
   roster_->end(peer, cause);
-  if (!orderly) log(LogLevel::kWarn, cat("worker ", roster_->info(peer).name, " is gone: ", cause));
+  if (!orderly && !ends_expected_) log(LogLevel::kWarn, cat("worker ", roster_->info(peer).name, " is gone: ", cause));
   for (const auto& service : services_) {
     try {
       service->on_lost(peer, cause);

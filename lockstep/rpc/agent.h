@@ -114,6 +114,12 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
   void remove_worker(WorkerId id);
   WorkerInfo find(const Worker& worker) const;
   std::vector<WorkerInfo> workers() const;
+  // Of one that may be gone; a made-up name for numbers that never were.
+  WorkerInfo info(WorkerId id) const;
+  // How others reach this one.
+  Bytes address() const { return courier_->address(); }
+  // From now on the end of another worker is expected: not logged as a loss.
+  void expect_ends() { ends_expected_ = true; }
 
   // Handlers are set by services while they are made, and by nobody later. A quick one never blocks and runs wherever
   // the message is found, even while that thread waits for something else.
@@ -209,6 +215,7 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
   std::atomic<std::int64_t> rpc_timeout_ms_;
   std::atomic<std::uint64_t> next_id_{1};
   std::atomic<bool> closed_{false};
+  std::atomic<bool> ends_expected_{false};
   std::atomic<CallExtension*> extension_{nullptr};
   std::atomic<std::size_t> n_running_{0};
   std::array<HandlerEntry, kMaxKinds> handlers_;  // constant after start

@@ -7,7 +7,10 @@ namespace {
 
 struct Slot {
   std::mutex mutex;
-  std::shared_ptr<Agent> agent;  // guarded by mutex
+  // Guarded by mutex.
+  std::shared_ptr<Agent> agent;
+  std::shared_ptr<void> session;
+  int n_inits = 0;
 };
 
 // Null when nothing was ever set for this rank thread.
@@ -15,6 +18,11 @@ Slot* slot_here() {
   static Slot process_slot;
   RankThread* rank = this_rank_thread();
   return rank == nullptr ? &process_slot : static_cast<Slot*>(rank->agent.get());
+}
+
+Slot& make_slot() {
+  if (RankThread* rank = this_rank_thread(); rank != nullptr && !rank->agent) rank->agent = std::make_shared<Slot>();
+  return *slot_here();
 }
 
 }  // namespace
@@ -34,13 +42,28 @@ std::shared_ptr<Agent> current_agent(const char* what) {
   return agent;
 }
 
-void set_current_agent(std::shared_ptr<Agent> agent) {
-  if (RankThread* rank = this_rank_thread(); rank != nullptr && !rank->agent) rank->agent = std::make_shared<Slot>();
+void set_current_agent(std::shared_ptr<Agent> agent, std::shared_ptr<void> session) {
+  Slot& slot = make_slot();
+  {
+    const std::lock_guard lock(slot.mutex);
+    if (agent && slot.agent) raise(ErrorKind::kUsage, "RPC is initialised already: shut it down first");
+    agent.swap(slot.agent);
+    session.swap(slot.session);
+  }
+  // What was there ends here, not under the lock.
+}
+
+std::shared_ptr<void> current_session() noexcept {
   Slot* slot = slot_here();
-  std::shared_ptr<Agent> old;
+  if (slot == nullptr) return nullptr;
   const std::lock_guard lock(slot->mutex);
-  if (agent && slot->agent) raise(ErrorKind::kUsage, "RPC is initialised already: shut it down first");
-  old = std::exchange(slot->agent, std::move(agent));
+  return slot->session;
+}
+
+int count_init() {
+  Slot& slot = make_slot();
+  const std::lock_guard lock(slot.mutex);
+  return slot.n_inits++;
 }
 
 }  // namespace lockstep::rpc

@@ -1,0 +1,121 @@
+#include "lockstep/rpc/gather.h"
+
+#include "lockstep/base/text.h"
+
+namespace lockstep::rpc {
+namespace internal {
+namespace {
+
+struct GatherRecord {
+  std::set<std::string> names;
+  std::uint64_t number = 0;
+  std::string name;
+  Object value;
+};
+auto lockstep_fields(SelfOf<GatherRecord> auto& self) {
+  return fields({.name = "lockstep.rpc.Gather", .version = 1}, self.names, self.number, self.name, self.value);
+}
+
+std::string missing(const std::set<std::string>& names, const std::map<std::string, Object>& values) {
+  std::string list;
+  for (const auto& name : names) {
+    if (!values.contains(name)) list += (list.empty() ? "" : ", ") + name;
+  }
+  return list;
+}
+
+}  // namespace
+
+Gatherings::Gatherings(Agent& agent) : agent_(agent) {
+  agent.handle(
+      Kind::kGather, [this](Request request) { take(std::move(request)); }, Agent::Runs::kQuick);
+}
+
+std::map<std::string, Object> Gatherings::gather(const Object& value, std::vector<std::string> list,
+                                                 Milliseconds timeout) {
+  std::set<std::string> names(list.begin(), list.end());
+  if (names.empty()) {
+    for (const auto& worker : agent_.workers()) names.insert(worker.name);
+  }
+  if (!names.contains(agent_.self().name)) {
+    raise(ErrorKind::kUsage, cat("all_gather: ", agent_.self().name, " is not among the workers that it names"));
+  }
+  std::uint64_t number = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    number = n_calls_[names]++;
+  }
+  const WorkerInfo leader = agent_.find(*names.begin());
+  const auto answer =
+      agent_
+          .request(leader.id, Kind::kGather,
+                   {.body = encode(GatherRecord{
+                        .names = names, .number = number, .name = agent_.self().name, .value = value})},
+                   timeout, cat("a gathering of ", names.size(), " workers led by ", leader.name))
+          .wait();
+  return decode<std::map<std::string, Object>>(answer.body.bytes, answer.blobs);
+}
+
+void Gatherings::take(Request request) {
+  GatherRecord record;
+  Gathering over;
+  try {
+    record = decode<GatherRecord>(request.body());
+    const std::lock_guard lock(mutex_);
+    auto& gathering = open_[{record.names, record.number}];
+    gathering.values[record.name] = std::move(record.value);
+    gathering.requests.push_back(std::move(request));
+    if (gathering.values.size() < record.names.size()) return;
+    over = std::move(gathering);
+    open_.erase({record.names, record.number});
+  } catch (...) {
+    request.answer_failure(current_call_failure());
+    return;
+  }
+  const Bytes all = encode(over.values);
+  for (auto& waiting : over.requests) waiting.answer({.body = all});
+}
+
+void Gatherings::on_lost(WorkerId peer, const std::string& cause) {
+  std::vector<std::pair<Key, Gathering>> failed;
+  const std::string name = agent_.info(peer).name;
+  {
+    const std::lock_guard lock(mutex_);
+    for (auto entry = open_.begin(); entry != open_.end();) {
+      if (entry->first.first.contains(name) && !entry->second.values.contains(name)) {
+        failed.emplace_back(entry->first, std::move(entry->second));
+        entry = open_.erase(entry);
+      } else {
+        ++entry;
+      }
+    }
+  }
+  for (auto& [key, gathering] : failed) {
+    const CallFailure failure{
+        .failure = {.kind = ErrorKind::kPeerLost,
+                    .message = cat("a gathering waits for ", missing(key.first, gathering.values), "; worker ", name,
+                                   " is gone: ", cause),
+                    .peer = LostPeer{.rank = peer, .cause = cause}}};
+    for (auto& waiting : gathering.requests) waiting.answer_failure(failure);
+  }
+}
+
+void Gatherings::on_close() {
+  std::map<Key, Gathering> open;
+  const std::lock_guard lock(mutex_);
+  open.swap(open_);
+}
+
+}  // namespace internal
+
+std::map<std::string, Object> all_gather(const Object& value, std::vector<std::string> names, CallOptions options) {
+  const auto agent = current_agent("all_gather");
+  return agent->service<internal::Gatherings>().gather(value, std::move(names), options.timeout);
+}
+
+void barrier(std::vector<std::string> names, CallOptions options) {
+  const auto agent = current_agent("barrier");
+  agent->service<internal::Gatherings>().gather(Object(true), std::move(names), options.timeout);
+}
+
+}  // namespace lockstep::rpc

@@ -1,0 +1,53 @@
+// All-gather and barrier among workers, by name: for set-up and tear-down, not for data.
+//
+// Led by the worker with the smallest name: everyone sends its value there and is answered when all have come. The n-th call
+// with a set of names meets the n-th call of the others with that set.
+// Blocking: until all have come, `timeout` at most (negative: the agent's; zero: none). Raises kTimeout naming who has not come, kPeerLost when one
+// is gone. Thread safety: any thread; concurrent calls with one set of names are matched in an order nobody knows.
+#pragma once
+
+#include <map>
+#include <mutex>
+#include <set>
+#include <string>
+#include <vector>
+
+#include "lockstep/rpc/agent.h"
+#include "lockstep/rpc/call.h"
+
+namespace lockstep::rpc {
+
+// Values by worker name. Empty names: all workers there are. Raises kUsage when this worker is not among them.
+std::map<std::string, Object> all_gather(const Object& value, std::vector<std::string> names = {},
+                                         CallOptions options = {});
+void barrier(std::vector<std::string> names = {}, CallOptions options = {});
+
+namespace internal {
+
+class Gatherings final : public Service {
+ public:
+  explicit Gatherings(Agent& agent);
+
+  std::map<std::string, Object> gather(const Object& value, std::vector<std::string> names, Milliseconds timeout);
+
+  void on_lost(WorkerId peer, const std::string& cause) override;
+  void debug_info(std::map<std::string, std::string>&) override {}
+  void on_close() override;
+
+ private:
+  using Key = std::pair<std::set<std::string>, std::uint64_t>;
+  struct Gathering {
+    std::map<std::string, Object> values;
+    std::vector<Request> requests;
+  };
+  void take(Request request);
+
+  Agent& agent_;
+  std::mutex mutex_;
+  // Guarded by mutex_.
+  std::map<std::set<std::string>, std::uint64_t> n_calls_;
+  std::map<Key, Gathering> open_;
+};
+
+}  // namespace internal
+}  // namespace lockstep::rpc
