@@ -11,6 +11,7 @@
 #include <memory>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/fd.h"
 #include "lockstep/base/text.h"
 
 namespace lockstep::net {
@@ -149,6 +150,18 @@ bool names_loopback(std::string_view host) {
 std::string host_and_port(std::string_view host, std::uint16_t port) {
   if (host.find(':') != std::string_view::npos && host.front() != '[') return cat('[', host, "]:", port);
   return cat(host, ':', port);
+}
+
+std::string own_address_toward(const std::string& host) {
+  for (const auto& target : Address::resolve(host, 9)) {
+    const Fd fd(::socket(target.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    if (!fd || ::connect(fd.get(), target.get(), target.length()) != 0) continue;
+    std::string text = Address::local_of(fd.get()).text();
+    text.resize(text.rfind(':'));
+    if (text.starts_with('[')) text = text.substr(1, text.size() - 2);
+    return text;
+  }
+  return "";
 }
 
 }  // namespace lockstep::net

@@ -51,6 +51,9 @@ class Address {
 // merely resolves to loopback here (Debian gives every host 127.0.1.1) does not count.
 bool names_loopback(std::string_view host);
 
+// The address of this machine from which packets to `host` leave, as text; "" when there is no way there. Sends nothing.
+std::string own_address_toward(const std::string& host);
+
 // "host:port", with brackets around an IPv6 literal.
 std::string host_and_port(std::string_view host, std::uint16_t port);
 

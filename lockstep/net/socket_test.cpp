@@ -154,5 +154,10 @@ TEST(Listener, AdoptsOnlyListeningSockets) {
   pair.client.write_all(to_bytes("still the caller's"), patience());
 }
 
+TEST(Address, OfThisMachineTowardAnother) {
+  EXPECT_EQ(own_address_toward("127.0.0.1"), "127.0.0.1");
+  EXPECT_THROW(own_address_toward("no such host"), DistNetworkError);
+}
+
 }  // namespace
 }  // namespace lockstep::net

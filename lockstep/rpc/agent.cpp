@@ -17,6 +17,9 @@ constexpr std::int64_t kNeverNs = std::numeric_limits<std::int64_t>::max();
 // Answers and control messages do not wait for ever for a connection.
 constexpr Milliseconds kConnect{30'000};
 
+// About what it costs to wake another thread.
+constexpr std::int64_t kWorthSharingNs = 20'000;
+
 struct Services {
   std::mutex mutex;
   std::vector<MakeService> makers;
@@ -80,7 +83,9 @@ Agent::~Agent() {
   }
 }
 
-Milliseconds Agent::rpc_timeout() const { return Milliseconds(rpc_timeout_ms_.load()); }
+Milliseconds Agent::rpc_timeout() const {
+  return Milliseconds(rpc_timeout_ms_.load());
+}
 
 void Agent::set_rpc_timeout(Milliseconds timeout) {
   if (timeout.count() < 0) raise(ErrorKind::kUsage, "an RPC timeout is zero (none) or more");
@@ -99,9 +104,15 @@ void Agent::remove_worker(WorkerId id) {
   take_loss(id, "it left", true);
 }
 
-WorkerInfo Agent::find(const Worker& worker) const { return roster_->find(worker); }
-WorkerInfo Agent::info(WorkerId id) const { return roster_->info(id); }
-std::vector<WorkerInfo> Agent::workers() const { return roster_->present(); }
+WorkerInfo Agent::find(const Worker& worker) const {
+  return roster_->find(worker);
+}
+WorkerInfo Agent::info(WorkerId id) const {
+  return roster_->info(id);
+}
+std::vector<WorkerInfo> Agent::workers() const {
+  return roster_->present();
+}
 
 void Agent::handle(Kind kind, Handler handler, Runs runs) {
   handlers_.at(static_cast<std::size_t>(kind)) = {.handler = std::move(handler), .runs = runs};
@@ -109,7 +120,8 @@ void Agent::handle(Kind kind, Handler handler, Runs runs) {
 
 void Agent::no_service() {
   raise(ErrorKind::kUnsupported,
-        "this program has no distributed autograd: include lockstep/autograd/autograd.h (or lockstep/lockstep.h)");
+        "this program has no distributed autograd: include lockstep/autograd/autograd.h (or "
+        "lockstep/lockstep.h)");
 }
 
 // Sending.
@@ -125,11 +137,9 @@ void Agent::request(WorkerId to, Kind kind, Payload payload, Milliseconds timeou
     if (closed()) {
       failure = Failure{.kind = ErrorKind::kAborted, .message = cat(what, ": the RPC agent was shut down")};
     } else {
-      pending_.emplace(id, Pending{.on_answer = on_answer,
-                                   .to = to,
-                                   .deadline = deadline,
-                                   .timeout = timeout,
-                                   .what = what});
+      pending_.emplace(
+          id,
+          Pending{.on_answer = on_answer, .to = to, .deadline = deadline, .timeout = timeout, .what = what});
     }
   }
   if (!failure) {
@@ -149,8 +159,8 @@ Future<Agent::Answer> Agent::request(WorkerId to, Kind kind, Payload payload, Mi
   Promise<Answer> promise(weak_from_this());
   request(to, kind, std::move(payload), timeout, what,
           [weak = weak_from_this(), promise](Answer* answer, const CallFailure* failure) {
-            auto callbacks =
-                answer != nullptr ? promise.state()->set(std::move(*answer)) : promise.state()->fail(*failure);
+            auto callbacks = answer != nullptr ? promise.state()->set(std::move(*answer))
+                                               : promise.state()->fail(*failure);
             if (callbacks.empty()) return;
             if (const auto agent = weak.lock()) agent->run_callbacks(std::move(callbacks));
           });
@@ -218,9 +228,13 @@ void Agent::expire() {
 bool Agent::step(Lane lane) {
   auto event = courier_->poll();
   if (!event) {
-    if (lane == Lane::kResident) expire();
+    if (lane == Lane::kResident) {
+      n_in_row_.store(0, std::memory_order_relaxed);
+      expire();
+    }
     return false;
   }
+  if (lane == Lane::kResident) n_in_row_.fetch_add(1, std::memory_order_relaxed);
   take(std::move(*event), lane);
   return true;
 }
@@ -233,7 +247,9 @@ void Agent::rest() {
 
 void Agent::take(courier::Event event, Lane lane) {
   if (event.what == courier::Event::What::kLost) {
-    const auto tell = [this, from = event.from, cause = std::move(event.cause)] { take_loss(from, cause, false); };
+    const auto tell = [this, from = event.from, cause = std::move(event.cause)] {
+      take_loss(from, cause, false);
+    };
     if (lane == Lane::kResident) {
       pool_->linger(tell);
     } else {
@@ -279,13 +295,28 @@ void Agent::take_request(WorkerId from, courier::Message message, Lane lane) {
   n_running_.fetch_add(1);
   if (entry.runs == Runs::kQuick) {
     run_handler(entry, std::move(request));
-  } else if (lane == Lane::kResident) {
-    pool_->linger([&] { run_handler(entry, std::move(request)); });
+  } else if (lane == Lane::kResident && !worth_sharing()) {
+    pool_->linger([&] {
+      const auto start = Deadline::now();
+      run_handler(entry, std::move(request));
+      note_duration(Deadline::now().monotonic_ns() - start.monotonic_ns());
+    });
   } else {
     // A task is copied nowhere, but std::function wants to be able to.
     auto shared = std::make_shared<Request>(std::move(request));
     pool_->post([this, &entry, shared] { run_handler(entry, std::move(*shared)); });
   }
+}
+
+// Requests come faster than one thread works them off, and handing one over costs less than running it.
+bool Agent::worth_sharing() const {
+  return n_in_row_.load(std::memory_order_relaxed) > 1 &&
+         mean_ns_.load(std::memory_order_relaxed) > kWorthSharingNs;
+}
+
+void Agent::note_duration(std::int64_t ns) {
+  const auto mean = mean_ns_.load(std::memory_order_relaxed);
+  mean_ns_.store(mean + (ns - mean) / 8, std::memory_order_relaxed);
 }
 
 void Agent::run_handler(const HandlerEntry& entry, Request request) noexcept {
@@ -300,7 +331,8 @@ void Agent::run_handler(const HandlerEntry& entry, Request request) noexcept {
 
 void Agent::take_loss(WorkerId peer, const std::string& cause, bool orderly) {
   roster_->end(peer, cause);
-  if (!orderly && !ends_expected_) log(LogLevel::kWarn, cat("worker ", roster_->info(peer).name, " is gone: ", cause));
+  if (!orderly && !ends_expected_)
+    log(LogLevel::kWarn, cat("worker ", roster_->info(peer).name, " is gone: ", cause));
   for (const auto& service : services_) {
     try {
       service->on_lost(peer, cause);
@@ -315,14 +347,17 @@ void Agent::take_loss(WorkerId peer, const std::string& cause, bool orderly) {
 bool Agent::send_answer(WorkerId to, courier::Message message) noexcept {
   const auto failure = courier_->send(to, std::move(message), Deadline::after(kConnect));
   if (failure && failure->kind != ErrorKind::kPeerLost && !closed()) {
-    log(LogLevel::kWarn, cat("an answer to worker ", roster_->info(to).name, " was not sent: ", failure->message));
+    log(LogLevel::kWarn,
+        cat("an answer to worker ", roster_->info(to).name, " was not sent: ", failure->message));
   }
   return !failure;
 }
 
 // Threads.
 
-void Agent::run(std::function<void()> task) { pool_->post(std::move(task)); }
+void Agent::run(std::function<void()> task) {
+  pool_->post(std::move(task));
+}
 
 void Agent::run_callbacks(std::vector<internal::FutureBase::Callback> callbacks) {
   if (callbacks.empty()) return;
@@ -339,7 +374,9 @@ std::size_t Agent::n_waiting() const {
   return pending_.size();
 }
 
-std::size_t Agent::n_running() const { return n_running_.load(); }
+std::size_t Agent::n_running() const {
+  return n_running_.load();
+}
 
 std::map<std::string, std::string> Agent::debug_info() const {
   std::map<std::string, std::string> info;

@@ -135,11 +135,14 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
   };
   using OnAnswer = std::function<void(Answer*, const CallFailure*)>;
   // As above, but calls back with one of the two, on whatever thread: it must not block, and hand user code to run().
-  void request(WorkerId to, Kind kind, Payload payload, Milliseconds timeout, const std::string& what, OnAnswer on_answer);
-  Future<Answer> request(WorkerId to, Kind kind, Payload payload, Milliseconds timeout, const std::string& what);
+  void request(WorkerId to, Kind kind, Payload payload, Milliseconds timeout, const std::string& what,
+               OnAnswer on_answer);
+  Future<Answer> request(WorkerId to, Kind kind, Payload payload, Milliseconds timeout,
+                         const std::string& what);
   // For control messages that may safely arrive twice: asks again when nothing came back within a second, then one and a half as
   // long, `n_tries` times in all. Ends with the answer or the last failure; only timeouts are tried again.
-  Future<Answer> request_again(WorkerId to, Kind kind, Payload payload, const std::string& what, int n_tries = 5);
+  Future<Answer> request_again(WorkerId to, Kind kind, Payload payload, const std::string& what,
+                               int n_tries = 5);
 
   // Runs a task on a thread of the agent, where it may block.
   void run(std::function<void()> task);
@@ -199,12 +202,15 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
   void take_answer(WorkerId from, courier::Message message);
   void take_request(WorkerId from, courier::Message message, Lane lane);
   void run_handler(const HandlerEntry& entry, Request request) noexcept;
+  bool worth_sharing() const;
+  void note_duration(std::int64_t ns);
   void take_loss(WorkerId peer, const std::string& cause, bool orderly);
   void expire();
   void note_deadline(Deadline deadline);
   bool send_answer(WorkerId to, courier::Message message) noexcept;
   std::optional<Pending> take_pending(std::uint64_t id);
-  void fail_pending(const std::function<bool(const Pending&)>& which, const std::function<Failure(const Pending&)>& why);
+  void fail_pending(const std::function<bool(const Pending&)>& which,
+                    const std::function<Failure(const Pending&)>& why);
   // This thread is inside help().
   static bool helping();
   [[noreturn]] static void no_service();
@@ -218,7 +224,9 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
   std::atomic<bool> ends_expected_{false};
   std::atomic<CallExtension*> extension_{nullptr};
   std::atomic<std::size_t> n_running_{0};
-  std::array<HandlerEntry, kMaxKinds> handlers_;  // constant after start
+  std::atomic<int> n_in_row_{0};                    // messages the resident found one after the other
+  std::atomic<std::int64_t> mean_ns_{0};            // of requests that the resident ran
+  std::array<HandlerEntry, kMaxKinds> handlers_;    // constant after start
   std::vector<std::unique_ptr<Service>> services_;  // constant after start
 
   mutable std::mutex mutex_;
