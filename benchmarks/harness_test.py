@@ -134,6 +134,17 @@ class AimsTest(unittest.TestCase):
         self.assertIs(self.held("with bucket views: none", rows), False)
         self.assertIs(self.held("without bucket views", rows), False)
 
+    def test_calls_and_remote_backward_have_aims(self):
+        shape = {"suite": "rpc", "ranks": 2}
+        self.assertIs(self.held("1 MiB both ways", [{**shape, "case": "sync", "bytes": 1 << 20, "lockstep": 200}]), True)
+        self.assertIs(self.held("16 MiB both ways", [{**shape, "case": "sync", "bytes": 16 << 20, "lockstep": 8001}]), False)
+        # Over TCP the same call has an aim of its own.
+        self.assertIs(self.held("loopback TCP", [{**shape, "case": "sync_tcp", "bytes": 4, "lockstep": 60}]), True)
+        self.assertIsNone(self.held("4 B both ways, 2 cores", [{**shape, "case": "sync_tcp", "bytes": 4, "lockstep": 60}]))
+        self.assertIs(self.held("150,000", [{**shape, "case": "async", "bytes": 4, "lockstep_per_s": 149_999}]), False)
+        modes = [{**shape, "case": f"backward_{mode}", "bytes": 4, "lockstep": us} for mode, us in (("smart", 151), ("fast", 9))]
+        self.assertIs(self.held("remote Linear", modes), False)
+
     def test_every_suite_has_an_aim_and_a_table(self):
         self.assertEqual({aim.where["suite"] for aim in aims.AIMS}, set(SUITES))
         self.assertEqual(set(table.SUITES), set(SUITES))
@@ -157,6 +168,7 @@ def other_records():
         {**shape, "suite": "two_hosts", "kind": "all_reduce", "case": "hierarchical", "probe": 2.0},
         {"suite": "store", "case": "get", "clients": 1, "lockstep": 1.0, "torch": 2.0},
         {**shape, "suite": "ddp_step", "case": "1024x8_views", "local": 2.0, "ranks": 2, "extra_bytes": 0},
+        {**shape, "suite": "rpc", "case": "sync"},
     ]
 
 
@@ -177,7 +189,7 @@ class ReportTest(unittest.TestCase):
             made = plot.draw(all_reduce_records(1.2) + other_records(), folder)
             self.assertEqual(sorted(os.path.basename(p) for p in made),
                              ["all_reduce_hot.svg", "all_reduce_rotating.svg", "barrier.svg", "collectives_4.svg",
-                              "ddp_step.svg", "store.svg", "two_hosts.svg"])
+                              "ddp_step.svg", "rpc.svg", "store.svg", "two_hosts.svg"])
             for path in made:
                 xml.dom.minidom.parse(path)
 
@@ -263,6 +275,29 @@ class SuiteTest(unittest.TestCase):
         text = table.suite_table("ddp_step", [views, copies])
         self.assertIn("| torch/torch_local | extra memory |", text)
         self.assertNotIn("adam", text)
+
+    def test_calls_between_workers_are_held_against_pytorchs(self):
+        suite = SUITES["rpc"](self.options("/nowhere"))
+        us = {"lockstep": {"sync": 10.0, "async": 4.0, "smart": 30.0, "fast": 20.0},
+              "torch": {"sync": 100.0, "async": 100.0, "backward": 300.0}}
+
+        def answering(name):
+            def measure(**request):
+                found = us[name][request.get("mode", request["kind"])]
+                return {"us": found, "per_s": 1e6 / found, "local_us": 50.0, "whole_us": found + 50.0}
+            return types.SimpleNamespace(measure=measure)
+        suite.contenders = {name: answering(name) for name in us}
+        by_row = {(r["case"], r["bytes"]): r for part in suite.parts() for r in suite.run(part, unittest.mock.Mock())}
+        self.assertEqual(list(by_row), [("sync", 4), ("sync", 1 << 20), ("sync", 16 << 20), ("async", 4),
+                                        ("backward_smart", 1 << 15), ("backward_fast", 1 << 15), ("sync_tcp", 4)])
+        self.assertEqual(by_row["sync_tcp", 4]["ratio_torch"], 0.1)
+        self.assertEqual(by_row["async", 4]["lockstep_per_s"], 250_000)
+        smart, fast = (by_row[f"backward_{mode}", 1 << 15] for mode in ("smart", "fast"))
+        self.assertEqual((smart["ratio_torch"], fast["lockstep"], fast["lockstep_local"]), (0.1, 20.0, 50.0))
+        text = table.suite_table("rpc", list(by_row.values()))
+        self.assertIn("| 80 - 50 ", text)
+        self.assertIn("| 250,000 ", text)
+        self.assertTrue(all(a["met"] for a in aims.hold_against(by_row.values(), 2)))
 
     def test_two_hosts_are_left_out_with_a_reason_where_there_can_be_none(self):
         suite = SUITES["two_hosts"](self.options("/nowhere"))

@@ -1,9 +1,10 @@
-"""What the contenders in Python with PyTorch and Gloo have in common: ranks made by fork, and the loop over requests.
+"""What the contenders in Python with PyTorch have in common: ranks made by fork, and the loop over requests.
 
 Arguments, requests and answers are those of common/request.h. torch is imported after the fork: its threads would not
 survive one.
 """
 
+import contextlib
 import ctypes
 import json
 import os
@@ -75,14 +76,23 @@ def raise_malloc_thresholds():
         raise OSError("malloc refused its thresholds")
 
 
-def run(prepare):
+@contextlib.contextmanager
+def gloo(_torch, dist, ranks, meeting):
+    """The default process group with Gloo."""
+    dist.init_process_group("gloo", init_method=f"file://{meeting}/store", rank=ranks.rank, world_size=ranks.size)
+    yield
+    dist.destroy_process_group()
+
+
+def run(prepare, joined=gloo):
     """The program: `prepare(arguments, ranks)` runs in every rank before torch is imported, and returns what makes of
-    (torch, torch.distributed) the function that handles a request."""
+    (torch, torch.distributed) the function that handles a request. `joined(torch, dist, ranks, meeting)` is how the ranks
+    come together, a context manager; `meeting` a folder that they share."""
     arguments = dict(word.split("=", 1) for word in sys.argv[1:])
     with tempfile.TemporaryDirectory() as meeting:
         ranks = Ranks(int(arguments["ranks"]))
         try:
-            _serve(prepare(arguments, ranks), ranks, meeting)
+            _serve(prepare(arguments, ranks), ranks, lambda torch, dist: joined(torch, dist, ranks, meeting))
         except Exception as error:  # the harness is told, whatever it is
             if ranks.rank == 0:
                 print(json.dumps({"error": str(error)}), flush=True)
@@ -99,19 +109,18 @@ def run(prepare):
                 break
 
 
-def _serve(make_handler, ranks, meeting):
+def _serve(make_handler, ranks, joined):
     import torch
     import torch.distributed as dist
     torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{meeting}/store", rank=ranks.rank, world_size=ranks.size)
-    handle = make_handler(torch, dist)
-    if ranks.rank == 0:
-        print(json.dumps({"ready": True}), flush=True)
-    while True:
-        line = ranks.tell(sys.stdin.readline() if ranks.rank == 0 else None)
-        if not line:
-            break
-        answer = handle(dict(word.split("=", 1) for word in line.split()))
+    with joined(torch, dist):
+        handle = make_handler(torch, dist)
         if ranks.rank == 0:
-            print(json.dumps(answer), flush=True)
-    dist.destroy_process_group()
+            print(json.dumps({"ready": True}), flush=True)
+        while True:
+            line = ranks.tell(sys.stdin.readline() if ranks.rank == 0 else None)
+            if not line:
+                break
+            answer = handle(dict(word.split("=", 1) for word in line.split()))
+            if ranks.rank == 0:
+                print(json.dumps(answer), flush=True)

@@ -46,6 +46,13 @@ def _rows(place):
     return (place, place + "_rotating")
 
 
+def size_text(n_bytes):
+    for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
+        if n_bytes >= size:
+            return f"{n_bytes / size:.3g} {unit}"
+    return f"{n_bytes} B"
+
+
 MOST_USED = ("broadcast", "all_gather", "reduce_scatter", "all_to_all", "send_recv", "exchange")
 
 AIMS = [
@@ -91,6 +98,14 @@ AIMS = [
         {"suite": "ddp_step", "case": lambda case: case.endswith("_views")}, "extra_gradients", 0.0),
     Aim("DDP's extra memory per rank without bucket views: at most one copy of the gradients",
         {"suite": "ddp_step", "case": lambda case: case.endswith("_copies")}, "extra_gradients", 1.0),
+    *(Aim(f"rpc_sync of a tensor of {size_text(n_bytes)} both ways{words}, 2 cores: at most {most} us",
+          {"suite": "rpc", "case": case, "bytes": n_bytes}, "lockstep", most, cores=2)
+      for case, n_bytes, words, most in (("sync", 4, "", 25), ("sync", MIB, "", 200), ("sync", 16 * MIB, "", 8000),
+                                         ("sync_tcp", 4, " over loopback TCP", 60))),
+    Aim("rpc_async of 4 B in flight, 2 cores: at least 150,000 a second", {"suite": "rpc", "case": "async"},
+        "lockstep_per_s", least=150_000, cores=2),
+    Aim("backward through a remote Linear of 256 with a batch of 32, 2 cores: at most 150 us over the local one",
+        {"suite": "rpc", "case": ("backward_smart", "backward_fast")}, "lockstep", 150, cores=2),
 ]
 
 
@@ -119,10 +134,3 @@ def row_text(record):
     if record.get("clients"):
         words.append(f"{record['clients']} client{'s' * (record['clients'] > 1)}")
     return " ".join(words + [record["case"]])
-
-
-def size_text(n_bytes):
-    for unit, size in (("MiB", 1 << 20), ("KiB", 1 << 10)):
-        if n_bytes >= size:
-            return f"{n_bytes / size:.3g} {unit}"
-    return f"{n_bytes} B"

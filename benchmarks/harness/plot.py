@@ -142,10 +142,12 @@ def draw(records, folder):
          [(f"{r['case']}, {r['clients']} client{'s' * (r['clients'] > 1)}", r) for r in of("store")]),
         ("ddp_step", "ddp_step, 2 ranks: microseconds per step", ("lockstep", "local", "torch"),
          [(r["case"], r) for r in of("ddp_step", ranks=2) if not r["case"].endswith("_adam")]),
+        ("rpc", "rpc, 2 processes: microseconds per call, and per backward pass over the local one", ("lockstep", "torch"),
+         [(f"{r['case']}, {size_text(r['bytes'])}", r) for r in of("rpc")]),
     ]
     for ranks in sorted({r["ranks"] for r in of("collectives")}):
         rows = of("collectives", ranks=ranks, bytes=25 * MIB) or of("collectives", ranks=ranks)
-        pictures.insert(-4, (f"collectives_{ranks}", f"{size_text(rows[0]['bytes'])}, {ranks} ranks: microseconds",
+        pictures.insert(-5, (f"collectives_{ranks}", f"{size_text(rows[0]['bytes'])}, {ranks} ranks: microseconds",
                              ("zero_copy", "staged", "openmpi", "torch"),
                              joined(rows, lambda r: r["kind"], {"zero_copy": "zero_copy", "staged": "staged"})))
     for name, title, contenders, groups in pictures:

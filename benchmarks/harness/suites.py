@@ -2,6 +2,7 @@
 
 from . import rounds
 from .ddp_step import DdpStep
+from .rpc import Rpc
 from .suite import MIB, RankSuite, Suite
 from .two_hosts import TwoHosts
 
@@ -69,7 +70,7 @@ class Store(Suite):
             yield record
 
 
-SUITES = {suite.name: suite for suite in (AllReduce, Collectives, Barrier, TwoHosts, Store, DdpStep)}
+SUITES = {suite.name: suite for suite in (AllReduce, Collectives, Barrier, TwoHosts, Store, DdpStep, Rpc)}
 
 
 def default_ranks(cores):

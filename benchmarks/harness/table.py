@@ -23,6 +23,13 @@ def _extra_memory(record):
     return "-" if record.get("extra_bytes") is None else size_text(record["extra_bytes"])
 
 
+def _difference(record, name):
+    """The two times whose difference a row of backward passes is."""
+    if record.get(f"{name}_whole") is None:
+        return "-"
+    return f"{_number(record[f'{name}_whole'])} - {_number(record[f'{name}_local'])}"
+
+
 # By suite: its columns before the numbers, and its contenders.
 RANKS = ("ranks", lambda r: str(r["ranks"]))
 BYTES = ("bytes", lambda r: size_text(r["bytes"]))
@@ -35,6 +42,7 @@ SUITES = {
     "store": ([("operation", lambda r: r["case"]), ("clients", lambda r: str(r["clients"]))], ("torch",)),
     "ddp_step": ([RANKS, ("model", lambda r: r["case"]), ("parameters", lambda r: size_text(r["bytes"]))],
                  ("local", "adam", "torch", "torch_local")),
+    "rpc": ([CASE, BYTES], ("torch",)),
 }
 
 
@@ -42,9 +50,11 @@ def _columns(suite, records):
     head, others = SUITES[suite]
     names = ["lockstep"] + [n for n in others if any(r.get(n) is not None for r in records)]
     columns = head + [(f"{n} us", lambda r, n=n: _number(r.get(n))) for n in names]
-    if suite == "store":
+    if suite in ("store", "rpc"):
         columns += [(f"{n} 1/s", lambda r, n=n: _number(r.get(f"{n}_per_s"))) for n in names]
     columns += [(f"lockstep/{n} (min..max)", lambda r, n=n: _ratio(r, n)) for n in names[1:] if n != "torch_local"]
+    if suite == "rpc":
+        columns += [(f"{n} = remote - local", lambda r, n=n: _difference(r, n)) for n in names]
     if suite == "ddp_step":
         columns += [("torch/torch_local", lambda r: _number(r.get("torch_slowdown"))), ("extra memory", _extra_memory)]
     return columns
