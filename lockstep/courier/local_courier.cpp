@@ -15,7 +15,7 @@ class LocalCourier final : public Courier {
  public:
   LocalCourier(std::shared_ptr<LocalExchange> exchange, WorkerId id)
       : exchange_(std::move(exchange)), id_(id) {}
-  ~LocalCourier() override { exchange_->end(id_, kEnded); }
+  ~LocalCourier() override { exchange_->end(id_, kEnded, LocalExchange::Unread::kArrives); }
 
   Bytes address() const override { return to_bytes(cat("local:", id_)); }
   void add_peer(WorkerId id, const std::string& name, const Bytes& address) override {
@@ -49,7 +49,7 @@ class LocalCourier final : public Courier {
   }
   void begin_polling() noexcept override {}
   void end_polling() noexcept override {}
-  void close(Deadline) override { exchange_->end(id_, kEnded); }
+  void close(Deadline) override { exchange_->end(id_, kEnded, LocalExchange::Unread::kArrives); }
 
  private:
   const std::shared_ptr<LocalExchange> exchange_;
@@ -99,6 +99,11 @@ std::optional<Event> LocalExchange::poll(WorkerId id) {
   if (options_.seed != 0) {
     if (options_.hold_back > random_() % 1024) return std::nullopt;
     at = random_() % events.size();
+    // A loss comes after what was sent before it.
+    if (events[at].what == Event::What::kLost) {
+      const auto first = std::ranges::find(events, events[at].from, &Event::from);
+      at = static_cast<std::size_t>(first - events.begin());
+    }
   }
   Event event = std::move(events[at]);
   events.erase(events.begin() + static_cast<std::ptrdiff_t>(at));
@@ -106,23 +111,24 @@ std::optional<Event> LocalExchange::poll(WorkerId id) {
 }
 
 void LocalExchange::kill(WorkerId id, const std::string& cause) {
-  end(id, cause);
+  end(id, cause, Unread::kIsLost);
 }
 
-void LocalExchange::end(WorkerId id, const std::string& cause) {
+void LocalExchange::end(WorkerId id, const std::string& cause, Unread unread) {
   const std::lock_guard lock(mutex_);
   const auto box = boxes_.find(id);
   if (box == boxes_.end()) return;
   box->second->gone = true;
   box->second->bell.notify_all();
   boxes_.erase(box);
-  tell_loss(id, cause);
+  tell_loss(id, cause, unread);
 }
 
-void LocalExchange::tell_loss(WorkerId id, const std::string& cause) {
+void LocalExchange::tell_loss(WorkerId id, const std::string& cause, Unread unread) {
   for (auto& [other, box] : boxes_) {
     if (!apart_.insert({other, id}).second) continue;
-    std::erase_if(box->events, [&](const Event& event) { return event.from == id; });
+    if (unread == Unread::kIsLost)
+      std::erase_if(box->events, [&](const Event& event) { return event.from == id; });
     box->events.push_back({.what = Event::What::kLost, .from = id, .cause = cause});
     box->bell.notify_all();
   }

@@ -31,7 +31,7 @@ class LocalExchange final : public std::enable_shared_from_this<LocalExchange> {
 
   // The courier of worker `id`. Raises kUsage when there is one.
   std::unique_ptr<Courier> join(WorkerId id);
-  // As if its process was killed: everyone else hears of it, its own courier falls silent.
+  // As if its process was killed: everyone else hears of it, what it sent is lost, its own courier falls silent.
   void kill(WorkerId id, const std::string& cause);
 
  private:
@@ -42,12 +42,14 @@ class LocalExchange final : public std::enable_shared_from_this<LocalExchange> {
     bool gone = false;
     std::condition_variable bell;
   };
+  // What it sent and nobody has polled.
+  enum class Unread : std::uint8_t { kArrives, kIsLost };
   explicit LocalExchange(LocalOptions options) : options_(std::move(options)), random_(options_.seed) {}
 
   std::optional<Failure> send(WorkerId from, WorkerId to, Message message);
   std::optional<Event> poll(WorkerId id);
-  void end(WorkerId id, const std::string& cause);
-  void tell_loss(WorkerId id, const std::string& cause);
+  void end(WorkerId id, const std::string& cause, Unread unread);
+  void tell_loss(WorkerId id, const std::string& cause, Unread unread);
 
   const LocalOptions options_;
   std::mutex mutex_;

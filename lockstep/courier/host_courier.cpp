@@ -1,0 +1,257 @@
+#include "lockstep/courier/host_courier.h"
+
+#include <poll.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "lockstep/base/process.h"
+#include "lockstep/base/text.h"
+#include "lockstep/courier/internal/office.h"
+#include "lockstep/courier/internal/shm_incoming.h"
+#include "lockstep/courier/internal/shm_outgoing.h"
+#include "lockstep/courier/internal/tcp_incoming.h"
+#include "lockstep/courier/internal/tcp_outgoing.h"
+
+namespace lockstep::courier {
+namespace {
+
+using namespace internal;
+
+constexpr int kBacklog = 4096;
+// Of poll(): the sockets of shared-memory links have little to say.
+constexpr std::uint32_t kPollsPerLook = 64;
+constexpr Milliseconds kGuestLook{200};
+
+Failure failure_of(ErrorKind kind, std::string text) {
+  return {.kind = kind, .message = std::move(text), .family = ErrorFamily::kNetwork};
+}
+
+// The receiver's own bytes, though receiver and sender are one.
+void copy_bytes(Message& message) {
+  const auto copy = [](object::Blob& blob) {
+    const Buffer own(blob.bytes.size());
+    if (!blob.bytes.empty()) std::memcpy(own.data(), blob.bytes.data(), blob.bytes.size());
+    blob = {.owner = own.owner(), .bytes = {own.data(), blob.bytes.size()}, .yours = true};
+  };
+  copy(message.body);
+  std::ranges::for_each(message.blobs, copy);
+}
+
+class HostCourier final : public Courier {
+ public:
+  HostCourier(HostCourierOptions options, Endpoint self, net::UnixListener local,
+              std::optional<net::Listener> tcp)
+      : office_(std::move(options), std::move(self)) {
+    const auto shm = std::make_shared<ShmListener>(office_, std::move(local));
+    office_.reactor.add(shm->fd(), EPOLLIN, shm);
+    if (!tcp) return;
+    const auto listener = std::make_shared<TcpListener>(office_, std::move(*tcp));
+    office_.reactor.add(listener->fd(), EPOLLIN, listener);
+  }
+  ~HostCourier() override { close(Deadline::now()); }
+
+  Bytes address() const override { return encode_endpoint(office_.self); }
+  void add_peer(WorkerId id, const std::string& name, const Bytes& address) override;
+  void remove_peer(WorkerId id) override;
+  std::optional<Failure> send(WorkerId to, Message message, Deadline deadline) override;
+  std::optional<Event> poll() override;
+  void wait(Deadline until) override;
+  void wake() noexcept override { office_.door.ring(); }
+  void begin_polling() noexcept override { office_.door.begin_polling(); }
+  void end_polling() noexcept override { office_.door.end_polling(); }
+  void close(Deadline deadline) override;
+
+ private:
+  std::shared_ptr<Outgoing> connect(const std::shared_ptr<Peer>& peer, std::optional<Failure>& failure);
+  std::optional<Failure> send_to(const std::shared_ptr<Peer>& peer, Message message);
+  void look_at_sockets() noexcept;
+  void flush_queued() noexcept;
+
+  Office office_;
+  std::atomic<bool> closed_{false};
+  std::atomic<std::uint32_t> polls_{0};
+};
+
+void HostCourier::add_peer(WorkerId id, const std::string& name, const Bytes& address) {
+  auto endpoint = decode_endpoint(address);
+  if (!endpoint)
+    raise(ErrorKind::kUsage, cat("worker ", name, " has an address that is no courier's"),
+          ErrorFamily::kNetwork);
+  office_.add(id, name, std::move(*endpoint));
+  if (!office_.has_guests()) return;
+  const std::lock_guard lock(office_.pumping);
+  office_.let_in_guests();
+}
+
+void HostCourier::remove_peer(WorkerId id) {
+  const auto peer = office_.find(id);
+  if (!peer) return;
+  const std::lock_guard lock(peer->mutex);
+  peer->removed = true;
+  if (peer->out) peer->out->end(false);
+  peer->out = nullptr;
+  office_.count_queue(*peer);
+}
+
+std::shared_ptr<Outgoing> HostCourier::connect(const std::shared_ptr<Peer>& peer,
+                                               std::optional<Failure>& failure) {
+  const bool near = peer->endpoint.host == office_.self.host && office_.options.transport == Transport::kAuto;
+  try {
+    if (near) return ShmOutgoing::connect(office_, peer, failure);
+    return TcpOutgoing::connect(office_, peer, failure);
+  } catch (const std::exception&) {
+    failure = current_failure();
+    return nullptr;
+  }
+}
+
+std::optional<Failure> HostCourier::send(WorkerId to, Message message, Deadline) {
+  if (closed_.load(std::memory_order_acquire))
+    return failure_of(ErrorKind::kAborted, "this worker's courier is closed");
+  const std::uint64_t size = size_of(message);
+  if (size > office_.options.max_message_bytes || message.blobs.size() + 1 > kMaxParts) {
+    return failure_of(ErrorKind::kUsage,
+                      cat("a message of ", size, " bytes in ", message.blobs.size() + 1,
+                          " pieces is beyond the limit of ", office_.options.max_message_bytes, " bytes"));
+  }
+  try {
+    if (to == office_.options.id) {
+      copy_bytes(message);
+      office_.deliver({.from = to, .message = std::move(message)});
+      return std::nullopt;
+    }
+    const auto peer = office_.find(to);
+    if (!peer) return failure_of(ErrorKind::kUsage, cat("worker ", to, " is not known here"));
+    return send_to(peer, std::move(message));
+  } catch (const std::bad_alloc&) {
+    return failure_of(ErrorKind::kResource, cat("no memory for a message of ", size, " bytes"));
+  } catch (const std::exception&) {
+    return current_failure();
+  }
+}
+
+std::optional<Failure> HostCourier::send_to(const std::shared_ptr<Peer>& peer, Message message) {
+  const std::lock_guard lock(peer->mutex);
+  if (peer->lost) return lost_failure(*peer, *peer->lost);
+  if (peer->removed || closed_.load(std::memory_order_acquire)) {
+    return lost_failure(*peer, {.rank = peer->id, .pid = peer->endpoint.pid, .cause = "it has left"});
+  }
+  if (!peer->out) {
+    std::optional<Failure> failure;
+    peer->out = connect(peer, failure);
+    if (!peer->out) return failure;
+  }
+  auto failure = peer->out->send(std::move(message));
+  office_.count_queue(*peer);
+  return failure;
+}
+
+std::optional<Event> HostCourier::poll() {
+  if (closed_.load(std::memory_order_acquire)) return std::nullopt;
+  const std::uint32_t turn = polls_.fetch_add(1, std::memory_order_relaxed);
+  const bool look = turn % kPollsPerLook == 0;
+  if (!look) {
+    if (auto event = office_.next_ready()) return event;
+    if (auto event = office_.slots.poll(office_.door.bell())) return event;
+    if (!office_.has_tcp()) return std::nullopt;
+  }
+  look_at_sockets();
+  if (office_.queued.load(std::memory_order_relaxed) > 0) flush_queued();
+  if (auto event = office_.next_ready()) return event;
+  return look ? office_.slots.poll(office_.door.bell()) : std::nullopt;
+}
+
+void HostCourier::look_at_sockets() noexcept {
+  const std::unique_lock lock(office_.pumping, std::try_to_lock);
+  if (lock) office_.reactor.pump();
+}
+
+void HostCourier::flush_queued() noexcept {
+  for (const auto& peer : office_.peers()) {
+    const std::lock_guard lock(peer->mutex);
+    if (!peer->queued || !peer->out) continue;
+    try {
+      peer->out->flush();
+    } catch (const std::exception&) {
+      // It stays queued; its socket tells when the connection is broken.
+    }
+    office_.count_queue(*peer);
+  }
+}
+
+void HostCourier::wait(Deadline until) {
+  if (closed_.load(std::memory_order_acquire)) return;
+  if (office_.has_guests()) until = std::min(until, Deadline::after(kGuestLook));
+  const bool sockets = office_.door.sleep(until);
+  if (!sockets && !office_.has_guests()) return;
+  const std::lock_guard lock(office_.pumping);
+  office_.reactor.pump();
+  office_.expire_guests();
+}
+
+void HostCourier::close(Deadline deadline) {
+  if (closed_.exchange(true, std::memory_order_acq_rel)) return;
+  while (office_.queued.load(std::memory_order_relaxed) > 0 && !deadline.expired()) {
+    {
+      const std::lock_guard lock(office_.pumping);
+      office_.reactor.pump();
+    }
+    flush_queued();
+    pollfd ready{.fd = office_.reactor.fd(), .events = POLLIN, .revents = 0};
+    if (office_.queued.load(std::memory_order_relaxed) > 0) ::poll(&ready, 1, 1);
+  }
+  const std::lock_guard lock(office_.pumping);
+  for (const auto& peer : office_.peers()) {
+    const std::lock_guard one(peer->mutex);
+    if (peer->out) peer->out->end(false);
+    peer->out = nullptr;
+    office_.count_queue(*peer);
+  }
+  for (const auto& guest : office_.incoming()) guest->end();
+  office_.reactor.clear();
+  office_.door.ring();
+}
+
+// Raises for an address that others could use without proving anything.
+net::Listener listen_tcp(const HostCourierOptions& options) {
+  const std::string host = options.bind_host.empty() ? "127.0.0.1" : options.bind_host;
+  auto addresses = net::Address::resolve(host, 0);
+  // "localhost" is both; IPv4 is what more programs try.
+  std::ranges::stable_partition(addresses, [](const auto& a) { return a.family() == AF_INET; });
+  if (!addresses.front().is_loopback() && !options.secret && !options.insecure) {
+    raise(ErrorKind::kUsage,
+          cat("a courier that listens on ", addresses.front().text(),
+              " is open to the network and has no job secret: set LOCKSTEP_SECRET_FILE (",
+              JobSecret::make_file_hint("job.secret"),
+              ") on every host, or say insecure (LOCKSTEP_INSECURE=1)"),
+          ErrorFamily::kNetwork);
+  }
+  return net::Listener::listen(addresses.front(), kBacklog);
+}
+
+std::string literal_host(const net::Address& address) {
+  std::string text = address.text();
+  text.erase(text.rfind(':'));
+  if (text.front() == '[') text = text.substr(1, text.size() - 2);
+  return text;
+}
+
+}  // namespace
+
+std::unique_ptr<Courier> open_host_courier(HostCourierOptions options) {
+  Endpoint self{
+      .host = host_identity(), .token = cat("lockstep-courier-", random_hex(16)), .pid = ::getpid()};
+  std::optional<net::Listener> tcp;
+  if (options.transport == Transport::kTcp || !options.bind_host.empty()) {
+    tcp = listen_tcp(options);
+    self.tcp_host = literal_host(tcp->local());
+    self.tcp_port = tcp->local().port();
+  }
+  auto local = net::UnixListener::listen(self.token);
+  return std::make_unique<HostCourier>(std::move(options), std::move(self), std::move(local), std::move(tcp));
+}
+
+}  // namespace lockstep::courier

@@ -1,0 +1,174 @@
+#include "lockstep/courier/internal/office.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::courier::internal {
+namespace {
+
+// A worker may hear from another before it is told of it.
+constexpr Milliseconds kGuestPatience{30'000};
+// Every sender's outbox is mapped by every receiver: 1024 of them must fit into the address space.
+constexpr std::uint64_t kMaxOutbox = std::uint64_t{64} << 30;
+
+std::uint64_t outbox_bytes() {
+  const auto pages = static_cast<std::uint64_t>(::sysconf(_SC_PHYS_PAGES));
+  return std::min(pages * static_cast<std::uint64_t>(::sysconf(_SC_PAGESIZE)), kMaxOutbox);
+}
+
+Inbox make_inbox() {
+  Inbox inbox(create_mapping("lockstep-inbox", kInboxBytes));
+  inbox.mapping()->commit(0, kInboxPage);
+  return inbox;
+}
+
+}  // namespace
+
+Failure lost_failure(const Peer& peer, const LostPeer& lost) {
+  return {.kind = ErrorKind::kPeerLost,
+          .message = cat("worker ", peer.name, " (", peer.id, ") is gone: ", lost.cause),
+          .family = ErrorFamily::kNetwork,
+          .peer = lost};
+}
+
+Office::Office(HostCourierOptions with, Endpoint me)
+    : options(std::move(with)),
+      self(std::move(me)),
+      inbox(make_inbox()),
+      outbox(outbox_bytes()),
+      door(inbox, reactor.fd(), [this] { return anything_ready(); }),
+      slots(inbox) {}
+
+void Office::deliver(Event event) {
+  {
+    const std::lock_guard lock(ready_mutex_);
+    ready_.push_back(std::move(event));
+    n_ready_.fetch_add(1, std::memory_order_seq_cst);
+  }
+  door.knock();
+}
+
+std::optional<Event> Office::next_ready() {
+  if (!anything_ready()) return std::nullopt;
+  const std::lock_guard lock(ready_mutex_);
+  if (ready_.empty()) return std::nullopt;
+  Event event = std::move(ready_.front());
+  ready_.pop_front();
+  n_ready_.fetch_sub(1, std::memory_order_seq_cst);
+  return event;
+}
+
+std::shared_ptr<Peer> Office::find(WorkerId id) {
+  const std::lock_guard lock(peers_mutex_);
+  const auto found = peers_.find(id);
+  return found == peers_.end() ? nullptr : found->second;
+}
+
+std::vector<std::shared_ptr<Peer>> Office::peers() {
+  std::vector<std::shared_ptr<Peer>> all;
+  const std::lock_guard lock(peers_mutex_);
+  for (const auto& [id, peer] : peers_) all.push_back(peer);
+  return all;
+}
+
+std::shared_ptr<Peer> Office::add(WorkerId id, const std::string& name, Endpoint endpoint) {
+  const auto before = find(id);
+  if (before) {
+    const std::lock_guard lock(before->mutex);
+    if (!before->lost && !before->removed) {
+      raise(ErrorKind::kUsage, cat("worker ", id, " (", before->name, ") is a peer already"));
+    }
+  }
+  auto peer = std::make_shared<Peer>(id, name, std::move(endpoint));
+  const std::lock_guard lock(peers_mutex_);
+  auto& place = peers_[id];
+  if (place != before) raise(ErrorKind::kUsage, cat("worker ", id, " was added twice at once"));
+  place = peer;
+  return peer;
+}
+
+void Office::count_queue(Peer& peer) noexcept {
+  const bool now = peer.out && !peer.out->idle();
+  if (now == peer.queued) return;
+  peer.queued = now;
+  queued.fetch_add(now ? 1 : -1, std::memory_order_relaxed);
+}
+
+// What came before goes out first; then, once, that it is lost.
+void Office::lose(const std::shared_ptr<Peer>& peer, const std::string& cause) noexcept {
+  {
+    const std::lock_guard lock(peer->mutex);
+    if (peer->lost) return;
+  }
+  for (const auto& guest : incoming()) {
+    if (guest->peer() == peer) guest->drain();
+  }
+  {
+    const std::lock_guard lock(peer->mutex);
+    if (peer->out) peer->out->end(true);
+    peer->out = nullptr;
+    count_queue(*peer);
+    peer->lost = LostPeer{.rank = peer->id, .pid = peer->endpoint.pid, .cause = cause};
+    if (peer->removed) return;
+  }
+  deliver({.what = Event::What::kLost, .from = peer->id, .cause = cause});
+}
+
+std::shared_ptr<Peer> Office::known(const Intro& intro) {
+  auto peer = find(intro.id);
+  if (!peer || peer->endpoint.token != intro.token) return nullptr;
+  const std::lock_guard lock(peer->mutex);
+  return peer->lost ? nullptr : peer;
+}
+
+void Office::admit(std::shared_ptr<Incoming> guest) {
+  guests_.push_back({.who = guest, .until = Deadline::after(kGuestPatience)});
+  incoming_.push_back(std::move(guest));
+  n_guests_.store(guests_.size(), std::memory_order_relaxed);
+}
+
+void Office::forget(const Incoming* guest) noexcept {
+  std::erase_if(guests_, [&](const Guest& one) {
+    const auto who = one.who.lock();
+    return !who || who.get() == guest;
+  });
+  n_guests_.store(guests_.size(), std::memory_order_relaxed);
+  std::erase_if(incoming_, [&](const auto& one) { return one.get() == guest; });
+}
+
+void Office::let_in_guests() noexcept {
+  const auto waiting = guests_;
+  for (const Guest& guest : waiting) {
+    const auto who = guest.who.lock();
+    if (!who || !who->waiting()) continue;
+    auto peer = known(*who->waiting());
+    if (!peer) continue;
+    std::erase_if(guests_, [&](const Guest& one) { return one.who.lock() == who; });
+    who->let_in(std::move(peer));
+  }
+  n_guests_.store(guests_.size(), std::memory_order_relaxed);
+}
+
+void Office::expire_guests() noexcept {
+  const auto waiting = guests_;
+  for (const Guest& guest : waiting) {
+    const auto who = guest.who.lock();
+    if (!guest.until.expired() || !who) continue;
+    const auto& intro = who->waiting();
+    const std::string why =
+        intro ? cat("worker ", intro->id, " is not known here") : std::string("it took too long");
+    log(LogLevel::kWarn, cat("courier ", options.name, ": refused a connection: ", why));
+    who->refuse(why);
+  }
+}
+
+void Office::count_tcp(int change) {
+  const int now = n_tcp_.fetch_add(change, std::memory_order_relaxed) + change;
+  if ((now > 0) != (now - change > 0)) door.sockets_are_polled(now > 0);
+}
+
+}  // namespace lockstep::courier::internal

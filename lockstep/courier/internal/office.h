@@ -1,0 +1,126 @@
+// What the links of one courier share: who its peers are, what has come, its inbox and outbox, its sockets.
+//
+// Two kinds of lock and their order: `pumping` (held by the one thread that handles sockets), then one peer's mutex;
+// queues and tables have locks of their own that nobody holds while taking another.
+// Thread safety: every method; those said to need `pumping` are called by handlers and by who holds it.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/courier/courier.h"
+#include "lockstep/courier/host_courier.h"
+#include "lockstep/courier/internal/door.h"
+#include "lockstep/courier/internal/greeting.h"
+#include "lockstep/courier/internal/inbox.h"
+#include "lockstep/courier/internal/outbox.h"
+#include "lockstep/courier/internal/reactor.h"
+#include "lockstep/courier/internal/slots.h"
+
+namespace lockstep::courier::internal {
+
+// A connection this worker made: its messages to one peer. Under the peer's mutex, but for on_ready, which takes it.
+class Outgoing : public Handler {
+ public:
+  virtual std::optional<Failure> send(Message message) = 0;
+  // Sends what is queued while it fits.
+  virtual void flush() = 0;
+  virtual bool idle() const = 0;
+  // No more of it. `gone`: the other side reads no more.
+  virtual void end(bool gone) noexcept = 0;
+};
+
+struct Peer {
+  Peer(WorkerId i, std::string n, Endpoint e) : id(i), name(std::move(n)), endpoint(std::move(e)) {}
+  const WorkerId id;
+  const std::string name;
+  const Endpoint endpoint;
+  std::mutex mutex;
+  // Guarded by mutex.
+  std::shared_ptr<Outgoing> out;
+  std::optional<LostPeer> lost;
+  bool removed = false;
+  bool queued = false;  // out may have something queued: counted in Office::queued
+};
+
+// A connection another worker made. All under `pumping`.
+class Incoming : public Handler {
+ public:
+  // The worker it said it is, once it has said so and until it is let in.
+  virtual const std::optional<Intro>& waiting() const = 0;
+  virtual void let_in(std::shared_ptr<Peer> peer) noexcept = 0;
+  virtual void refuse(const std::string& why) noexcept = 0;
+  // Delivers what is complete, then falls silent.
+  virtual void drain() noexcept = 0;
+  virtual const std::shared_ptr<Peer>& peer() const = 0;
+  virtual void end() noexcept = 0;
+};
+
+class Office {
+ public:
+  Office(HostCourierOptions with, Endpoint me);
+
+  const HostCourierOptions options;
+  const Endpoint self;
+  Reactor reactor;
+  const Inbox inbox;
+  Outbox outbox;
+  Door door;
+  Slots slots;
+  std::mutex pumping;
+  std::atomic<int> queued{0};  // peers with something queued
+
+  // Puts an event where poll() finds it.
+  void deliver(Event event);
+  std::optional<Event> next_ready();
+  bool anything_ready() const { return n_ready_.load(std::memory_order_seq_cst) != 0; }
+
+  std::shared_ptr<Peer> find(WorkerId id);
+  std::vector<std::shared_ptr<Peer>> peers();
+  // Keeps `queued` right; the peer's mutex is held.
+  void count_queue(Peer& peer) noexcept;
+  // Raises kUsage when there is one. A lost or removed one is replaced.
+  std::shared_ptr<Peer> add(WorkerId id, const std::string& name, Endpoint endpoint);
+
+  // Under `pumping`.
+  void lose(const std::shared_ptr<Peer>& peer, const std::string& cause) noexcept;
+  // Guests whose workers are known by now.
+  void let_in_guests() noexcept;
+  void expire_guests() noexcept;
+  // A new connection, until it is forgotten; one that is not let in within half a minute is refused.
+  void admit(std::shared_ptr<Incoming> guest);
+  void forget(const Incoming* guest) noexcept;
+  std::vector<std::shared_ptr<Incoming>> incoming() const { return incoming_; }
+  bool has_guests() const { return n_guests_.load(std::memory_order_relaxed) != 0; }
+  void count_tcp(int change);
+  bool has_tcp() const { return n_tcp_.load(std::memory_order_relaxed) > 0; }
+
+ private:
+  std::shared_ptr<Peer> known(const Intro& intro);
+
+  mutable std::mutex ready_mutex_;
+  std::deque<Event> ready_;  // guarded by ready_mutex_
+  std::atomic<std::size_t> n_ready_{0};
+  std::mutex peers_mutex_;
+  std::map<WorkerId, std::shared_ptr<Peer>> peers_;  // guarded by peers_mutex_
+  // Under `pumping`.
+  std::vector<std::shared_ptr<Incoming>> incoming_;
+  struct Guest {
+    std::weak_ptr<Incoming> who;
+    Deadline until;
+  };
+  std::vector<Guest> guests_;  // not let in yet
+  std::atomic<std::size_t> n_guests_{0};
+  std::atomic<int> n_tcp_{0};
+};
+
+// What a failed send to a lost peer says.
+Failure lost_failure(const Peer& peer, const LostPeer& lost);
+
+}  // namespace lockstep::courier::internal

@@ -1,0 +1,213 @@
+#include "lockstep/courier/internal/outbox.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <bit>
+#include <iterator>
+#include <new>
+
+#include "lockstep/base/error.h"
+
+namespace lockstep::courier::internal {
+namespace {
+
+constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kHead = sizeof(BlockHead);
+// Blocks up to a quarter of this are cut many at a time: asking the system for memory costs more than they do.
+constexpr std::uint64_t kSlab = 1 << 20;
+// Held blocks of the wanted size that one allocation looks at.
+constexpr int kLooks = 4;
+
+// Eight sizes per power of two, so that messages of nearly the same size share blocks. 0: too large for any.
+std::uint64_t capacity_for(std::uint64_t n_bytes) {
+  if (n_bytes > (std::uint64_t{1} << 60)) return 0;
+  const std::uint64_t whole = n_bytes + kHead;
+  const std::uint64_t step = std::max(kPage, std::bit_floor(whole) / 8);
+  return (whole + step - 1) / step * step;
+}
+
+bool is_dead(const Holder& holder) {
+  if (!holder.ended.load(std::memory_order_acquire) || !holder.pidfd) return false;
+  pollfd ask{.fd = holder.pidfd.get(), .events = POLLIN, .revents = 0};
+  return ::poll(&ask, 1, 0) == 1 && (ask.revents & POLLIN) != 0;
+}
+
+}  // namespace
+
+Outbox::Outbox(std::uint64_t n_bytes, std::uint64_t warm_bytes)
+    : mapping_(create_mapping("lockstep-outbox", n_bytes)), warm_bound_(warm_bytes) {
+  free_[0] = mapping_->size();
+}
+
+BlockHead* Outbox::head(std::uint64_t block) const {
+  return reinterpret_cast<BlockHead*>(mapping_->data() + block);
+}
+
+bool Outbox::returned(std::uint64_t block) const {
+  return head(block)->held.load(std::memory_order_acquire) == 0;
+}
+
+std::optional<std::uint64_t> Outbox::allocate(std::uint64_t n_bytes, std::shared_ptr<Holder> holder) {
+  const std::uint64_t capacity = capacity_for(n_bytes);
+  if (capacity == 0 || capacity > mapping_->size()) return std::nullopt;
+  const std::lock_guard lock(mutex_);
+  auto block = find_warm(capacity);
+  if (!block) block = find_returned(capacity);
+  if (!block && ++new_since_sweep_ > held_.size() / 2) {
+    sweep();
+    block = find_warm(capacity);
+  }
+  if (!block) block = carve(capacity);
+  if (!block) {
+    // Everything that is not in somebody's hands.
+    sweep();
+    cool(0);
+    block = carve(capacity);
+  }
+  if (!block) return std::nullopt;
+  const std::uint64_t really = held_.contains(*block) ? held_[*block].capacity : capacity;
+  held_[*block] = {.capacity = really, .holder = std::move(holder)};
+  turn_[really].push_back(*block);
+  head(*block)->held.store(1, std::memory_order_relaxed);  // published with the message
+  return *block + kHead;
+}
+
+// The smallest warm block that wastes no more than a quarter. Leaves its capacity in held_ for the caller.
+std::optional<std::uint64_t> Outbox::find_warm(std::uint64_t capacity) {
+  const auto found = warm_.lower_bound(capacity);
+  if (found == warm_.end() || found->first > capacity + capacity / 4) return std::nullopt;
+  const std::uint64_t block = found->second.back(), really = found->first;
+  found->second.pop_back();
+  if (found->second.empty()) warm_.erase(found);
+  warm_sum_ -= really;
+  held_[block].capacity = really;
+  return block;
+}
+
+std::optional<std::uint64_t> Outbox::find_returned(std::uint64_t capacity) {
+  const auto found = turn_.find(capacity);
+  if (found == turn_.end()) return std::nullopt;
+  auto& blocks = found->second;
+  auto& next = next_turn_[capacity];
+  for (int i = 0; i < kLooks && !blocks.empty(); ++i) {
+    if (next >= blocks.size()) next = 0;
+    const std::uint64_t block = blocks[next];
+    if (!returned(block)) {
+      ++next;
+      continue;
+    }
+    blocks[next] = blocks.back();
+    blocks.pop_back();
+    return block;
+  }
+  return std::nullopt;
+}
+
+std::optional<std::uint64_t> Outbox::carve(std::uint64_t capacity) {
+  const std::uint64_t wanted = capacity <= kSlab / 4 ? kSlab / capacity * capacity : capacity;
+  auto extent = take_extent(wanted);
+  const std::uint64_t got = extent ? wanted : capacity;
+  if (!extent && wanted != capacity) extent = take_extent(capacity);
+  if (!extent) return std::nullopt;
+  try {
+    mapping_->commit(*extent, got);
+  } catch (const Error&) {
+    mapping_->discard(*extent, got);
+    give_extent(*extent, got);
+    return std::nullopt;
+  }
+  for (std::uint64_t at = capacity; at < got; at += capacity) {
+    warm_[capacity].push_back(*extent + at);
+    warm_sum_ += capacity;
+  }
+  held_[*extent].capacity = capacity;
+  return extent;
+}
+
+// Best fit: the extents are few, since neighbours are joined.
+std::optional<std::uint64_t> Outbox::take_extent(std::uint64_t capacity) {
+  auto best = free_.end();
+  for (auto at = free_.begin(); at != free_.end(); ++at) {
+    if (at->second >= capacity && (best == free_.end() || at->second < best->second)) best = at;
+  }
+  if (best == free_.end()) return std::nullopt;
+  const auto [offset, n_bytes] = *best;
+  free_.erase(best);
+  if (n_bytes > capacity) free_[offset + capacity] = n_bytes - capacity;
+  return offset;
+}
+
+void Outbox::give_extent(std::uint64_t offset, std::uint64_t capacity) {
+  auto [at, fresh] = free_.emplace(offset, capacity);
+  if (!fresh) return;
+  if (const auto next = std::next(at); next != free_.end() && at->first + at->second == next->first) {
+    at->second += next->second;
+    free_.erase(next);
+  }
+  if (at == free_.begin()) return;
+  if (const auto before = std::prev(at); before->first + before->second == at->first) {
+    before->second += at->second;
+    free_.erase(at);
+  }
+}
+
+// Everything that came back becomes warm.
+void Outbox::sweep() {
+  new_since_sweep_ = 0;
+  std::map<const Holder*, bool> dead;
+  for (auto& [capacity, blocks] : turn_) {
+    std::erase_if(blocks, [&, size = capacity](std::uint64_t block) {
+      const auto held = held_.find(block);
+      const Holder* holder = held->second.holder.get();
+      if (!returned(block)) {
+        if (holder == nullptr) return false;
+        const auto [known, fresh] = dead.try_emplace(holder, false);
+        if (fresh) known->second = is_dead(*holder);
+        if (!known->second) return false;
+      }
+      held_.erase(held);
+      warm_[size].push_back(block);
+      warm_sum_ += size;
+      return true;
+    });
+  }
+  std::erase_if(turn_, [](const auto& entry) { return entry.second.empty(); });
+  std::erase_if(next_turn_, [&](const auto& entry) { return !turn_.contains(entry.first); });
+  cool(warm_bound_);
+}
+
+// Gives pages back, of the largest blocks first: few calls.
+void Outbox::cool(std::uint64_t bound) {
+  while (warm_sum_ > bound) {
+    const auto largest = std::prev(warm_.end());
+    const std::uint64_t block = largest->second.back(), capacity = largest->first;
+    largest->second.pop_back();
+    if (largest->second.empty()) warm_.erase(largest);
+    warm_sum_ -= capacity;
+    mapping_->discard(block, capacity);
+    give_extent(block, capacity);
+  }
+}
+
+void Outbox::take_back(std::uint64_t payload) {
+  const std::lock_guard lock(mutex_);
+  if (payload >= kHead && held_.contains(payload - kHead)) {
+    head(payload - kHead)->held.store(0, std::memory_order_relaxed);
+  }
+}
+
+std::uint64_t Outbox::held_bytes() {
+  const std::lock_guard lock(mutex_);
+  sweep();
+  std::uint64_t sum = 0;
+  for (const auto& [block, held] : held_) sum += held.capacity;
+  return sum;
+}
+
+std::uint64_t Outbox::warm_bytes() {
+  const std::lock_guard lock(mutex_);
+  return warm_sum_;
+}
+
+}  // namespace lockstep::courier::internal

@@ -1,0 +1,156 @@
+#include "lockstep/courier/internal/shm_incoming.h"
+
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <array>
+
+#include "lockstep/base/log.h"
+#include "lockstep/base/process.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::courier::internal {
+namespace {
+
+constexpr std::uint8_t kLeave = 'B';
+// Between the end of a process's sockets and the end of the process.
+constexpr int kDyingMs = 200;
+
+}  // namespace
+
+Fd pidfd_of(const net::UnixSocket& socket) {
+  const pid_t pid = socket.peer().pid;
+  return pid <= 0 || pid == ::getpid() ? Fd() : open_pidfd(pid);
+}
+
+std::string local_end(const Fd& pidfd, bool left) {
+  if (left || !pidfd) return "its connection ended";
+  pollfd ask{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
+  if (::poll(&ask, 1, kDyingMs) != 1) return "its connection ended";
+  return exit_cause(pidfd.get()).value_or("its process ended");
+}
+
+void ShmListener::on_ready(std::uint32_t) noexcept {
+  try {
+    while (auto socket = listener_.try_accept()) {
+      std::make_shared<ShmIncoming>(office_, std::move(*socket))->start();
+    }
+  } catch (const std::exception& error) {
+    log(LogLevel::kWarn,
+        cat("courier ", office_.options.name, ": a connection was not accepted: ", error.what()));
+  }
+}
+
+ShmIncoming::ShmIncoming(Office& office, net::UnixSocket socket)
+    : office_(office),
+      socket_(std::move(socket)),
+      greeting_(office.options.secret, office.self.token),
+      pidfd_(pidfd_of(socket_)) {}
+
+void ShmIncoming::start() {
+  office_.admit(shared_from_this());
+  key_ = office_.reactor.add(socket_.fd(), EPOLLIN, shared_from_this());
+  if (!office_.options.secret && socket_.peer().uid != ::geteuid())
+    refuse("the caller is another user, and there is no job secret");
+}
+
+void ShmIncoming::on_ready(std::uint32_t) noexcept {
+  const auto self = shared_from_this();
+  try {
+    receive();
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kTimeout) return;  // somebody else read it
+    const std::string bad = slot_ ? office_.slots.broken(*slot_) : std::string();
+    over(bad.empty() ? local_end(pidfd_, left_) : cat("it sent ", bad));
+  } catch (const std::exception& error) {
+    over(error.what());
+  }
+}
+
+void ShmIncoming::receive() {
+  std::array<std::uint8_t, kMaxGreeting> buffer;
+  std::vector<Fd> fds;
+  const std::size_t n = socket_.receive(buffer, Deadline::now(), &fds);
+  if (!peer_) return greet(std::span(buffer).first(n), std::move(fds));
+  if (buffer[0] == kLeave) left_ = true;
+}
+
+void ShmIncoming::greet(std::span<const std::uint8_t> message, std::vector<Fd> fds) {
+  if (waiting_) return;  // it has said everything and waits for its welcome
+  auto step = greeting_.next(message);
+  if (!step.send.empty()) socket_.send(step.send, Deadline::now());
+  if (!step.refusal.empty()) {
+    log(LogLevel::kWarn, cat("courier ", office_.options.name, ": refused a connection: ", step.refusal));
+    return over(step.refusal);
+  }
+  if (!step.intro) return;
+  if (fds.size() != 1) return refuse("an introduction without shared memory");
+  outbox_ = map_descriptor(std::move(fds[0]), step.intro->outbox_bytes);
+  waiting_ = std::move(step.intro);
+  office_.let_in_guests();
+}
+
+void ShmIncoming::let_in(std::shared_ptr<Peer> peer) noexcept {
+  const auto self = shared_from_this();
+  try {
+    const Sender sender{.outbox = outbox_, .max_message_bytes = office_.options.max_message_bytes};
+    slot_ = office_.slots.claim(peer->id, sender, socket_.fd());
+    if (!slot_) return refuse(cat("all ", kSlots, " places for senders are taken"));
+    const Bytes welcome = encode_welcome({.slot = *slot_, .inbox_bytes = kInboxBytes});
+    waiting_.reset();
+    peer_ = std::move(peer);
+    socket_.send(welcome, Deadline::now(), std::array{office_.inbox.mapping()->fd(), office_.door.bell()});
+  } catch (const std::exception& error) {
+    refuse(error.what());
+  }
+}
+
+void ShmIncoming::refuse(const std::string& why) noexcept {
+  const auto self = shared_from_this();
+  try {
+    socket_.send(encode_refusal(why), Deadline::now());
+  } catch (const Error&) {
+    // It is gone: it need not know.
+  }
+  over(why);
+}
+
+void ShmIncoming::drain() noexcept {
+  if (!slot_) return;
+  while (auto event = office_.slots.take(*slot_, office_.door.bell())) office_.deliver(std::move(*event));
+  office_.slots.silence(*slot_);
+  ::shutdown(socket_.fd(), SHUT_WR);  // so that it hears of it; it may live
+}
+
+// The connection is over: what came is delivered, and its worker is lost.
+void ShmIncoming::over(const std::string& cause) noexcept {
+  const auto peer = peer_;
+  if (peer) office_.lose(peer, cause);
+  drain();  // of one that left in order
+  end();
+}
+
+void ShmIncoming::end() noexcept {
+  const auto self = shared_from_this();
+  if (!socket_) return;
+  office_.reactor.remove(key_, socket_.fd());
+  if (slot_) {
+    const std::string broken = office_.slots.broken(*slot_);
+    while (office_.slots.take(*slot_, office_.door.bell()))
+      continue;  // nobody wants them: their memory goes back
+    office_.slots.silence(*slot_);
+    // A sender that broke the rules may go on doing so: its slot is nobody's.
+    if (broken.empty()) office_.slots.release(*slot_);
+  }
+  slot_.reset();
+  try {
+    if (peer_) socket_.send(std::array{kLeave}, Deadline::now());
+  } catch (const Error&) {
+    // It went first.
+  }
+  socket_ = net::UnixSocket();
+  office_.forget(this);
+}
+
+}  // namespace lockstep::courier::internal

@@ -1,0 +1,175 @@
+#include "lockstep/courier/internal/shm_outgoing.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+
+#include "lockstep/base/text.h"
+#include "lockstep/courier/internal/shm_incoming.h"
+
+namespace lockstep::courier::internal {
+namespace {
+
+constexpr std::uint8_t kLeave = 'B';
+
+Intro introduction(const Office& office, const Peer& peer) {
+  return {.id = office.options.id,
+          .token = office.self.token,
+          .to = peer.endpoint.token,
+          .outbox_bytes = office.outbox.mapping()->size()};
+}
+
+// Once: a worker listens from before its address is known until its end.
+std::optional<net::UnixSocket> dial(const std::string& name, int& code) {
+  const net::Address address = net::Address::local_name(name);
+  Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (fd && ::connect(fd.get(), address.get(), address.length()) == 0) return net::UnixSocket(std::move(fd));
+  code = errno;
+  return std::nullopt;
+}
+
+}  // namespace
+
+std::shared_ptr<ShmOutgoing> ShmOutgoing::connect(Office& office, const std::shared_ptr<Peer>& peer,
+                                                  std::optional<Failure>& failure) {
+  int code = 0;
+  auto socket = dial(peer->endpoint.token, code);
+  if (!socket && code == ECONNREFUSED) {
+    failure = lost_failure(
+        *peer, {.rank = peer->id, .pid = peer->endpoint.pid, .cause = "nobody listens at its address"});
+    return nullptr;
+  }
+  if (!socket) {
+    failure = system_failure(code, cat("connecting to worker ", peer->name), ErrorFamily::kNetwork);
+    return nullptr;
+  }
+  if (!office.options.secret && socket->peer().uid != ::geteuid()) {
+    failure =
+        Failure{.kind = ErrorKind::kUsage,
+                .message = cat("worker ", peer->name, " belongs to another user, and there is no job secret"),
+                .family = ErrorFamily::kNetwork};
+    return nullptr;
+  }
+  auto link = std::make_shared<ShmOutgoing>(office, peer, std::move(*socket));
+  link->socket_.send(link->greeting_.first(), Deadline::now());
+  link->key_ = office.reactor.add(link->socket_.fd(), EPOLLIN, link);
+  return link;
+}
+
+ShmOutgoing::ShmOutgoing(Office& office, const std::shared_ptr<Peer>& peer, net::UnixSocket socket)
+    : office_(office),
+      peer_(peer),
+      socket_(std::move(socket)),
+      greeting_(office.options.secret, introduction(office, *peer)),
+      holder_(std::make_shared<Holder>()) {
+  holder_->pidfd = pidfd_of(socket_);
+}
+
+std::optional<Failure> ShmOutgoing::send(Message message) {
+  if (!encode_record(message, office_.outbox, holder_, record_)) {
+    return Failure{.kind = ErrorKind::kResource,
+                   .message = cat("no shared memory for a message of ", size_of(message), " bytes"),
+                   .family = ErrorFamily::kNetwork};
+  }
+  if (!backlog_.empty()) flush();
+  if (open_ && backlog_.empty() && write(record_)) return std::nullopt;
+  backlog_.push_back(std::move(record_));
+  if (open_) flush();
+  return std::nullopt;
+}
+
+bool ShmOutgoing::write(std::span<const std::uint8_t> record) {
+  if (!ring_.write(record)) return false;
+  inbox_.announce(slot_, bell_.get());
+  return true;
+}
+
+void ShmOutgoing::flush() {
+  if (!open_) return;
+  for (const bool asked : {false, true}) {
+    while (!backlog_.empty() && write(backlog_.front())) backlog_.pop_front();
+    if (backlog_.empty() || asked) return;
+    ring_.want_room();
+  }
+}
+
+void ShmOutgoing::on_ready(std::uint32_t) noexcept {
+  const auto self = shared_from_this();
+  const auto peer = peer_.lock();
+  if (!peer) return;
+  std::string over;
+  {
+    const std::lock_guard lock(peer->mutex);
+    if (!socket_) return;
+    try {
+      over = receive();
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::kTimeout) return;
+      over = local_end(holder_->pidfd, left_);
+    } catch (const std::exception& error) {
+      over = error.what();
+    }
+    office_.count_queue(*peer);
+  }
+  if (!over.empty()) office_.lose(peer, over);
+}
+
+std::string ShmOutgoing::receive() {
+  std::array<std::uint8_t, kMaxGreeting> buffer;
+  std::vector<Fd> fds;
+  const std::size_t n = socket_.receive(buffer, Deadline::now(), &fds);
+  if (!open_) return greet(std::span(buffer).first(n), std::move(fds));
+  if (buffer[0] == kLeave) left_ = true;
+  flush();
+  return {};
+}
+
+std::string ShmOutgoing::greet(std::span<const std::uint8_t> message, std::vector<Fd> fds) {
+  auto step = greeting_.next(message);
+  if (!step.refusal.empty()) return step.refusal;
+  if (!step.send.empty())
+    socket_.send(step.send, Deadline::now(), std::array{office_.outbox.mapping()->fd()});
+  if (!step.welcome) return {};
+  if (fds.size() != 2 || step.welcome->slot >= kSlots || step.welcome->inbox_bytes != kInboxBytes) {
+    return "it gave no inbox that this version knows";
+  }
+  inbox_ = Inbox(map_descriptor(std::move(fds[0]), kInboxBytes));
+  bell_ = std::move(fds[1]);
+  slot_ = step.welcome->slot;
+  ring_ = RingWriter(inbox_.ring(slot_));
+  open_ = true;
+  flush();
+  return {};
+}
+
+// What the receiver will never read holds no memory.
+void ShmOutgoing::take_back_unread() noexcept {
+  const Ring ring = ring_.ring();
+  RingReader reader(ring, ring.control->head.load(std::memory_order_acquire));
+  Bytes record;
+  while (const std::uint64_t n_bytes = reader.next(kMinRecord, kMaxRingRecord)) {
+    record.resize(n_bytes);
+    reader.take(record.data(), n_bytes);
+    take_back_record(office_.outbox, record);
+  }
+}
+
+void ShmOutgoing::end(bool gone) noexcept {
+  if (!socket_) return;
+  office_.reactor.remove(key_, socket_.fd());
+  for (const auto& record : backlog_) take_back_record(office_.outbox, record);
+  backlog_.clear();
+  if (gone && open_) take_back_unread();
+  try {
+    if (open_) socket_.send(std::array{kLeave}, Deadline::now());
+  } catch (const Error&) {
+    // It went first.
+  }
+  open_ = false;
+  socket_ = net::UnixSocket();
+  holder_->ended.store(true, std::memory_order_release);
+}
+
+}  // namespace lockstep::courier::internal

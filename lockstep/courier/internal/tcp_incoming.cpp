@@ -1,0 +1,156 @@
+#include "lockstep/courier/internal/tcp_incoming.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+#include <limits>
+
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::courier::internal {
+namespace {
+
+// Read in one go before others have their turn.
+constexpr std::uint64_t kTurnBytes = 4 << 20;
+constexpr std::size_t kReadBytes = 64 << 10;
+
+}  // namespace
+
+void TcpListener::on_ready(std::uint32_t) noexcept {
+  Fd fd(::accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!fd) return;  // it left again; or no descriptors: the next look tries again
+  try {
+    std::make_shared<TcpIncoming>(office_, std::move(fd))->start();
+  } catch (const std::exception& error) {
+    log(LogLevel::kWarn,
+        cat("courier ", office_.options.name, ": a connection was not accepted: ", error.what()));
+  }
+}
+
+TcpIncoming::TcpIncoming(Office& office, Fd fd)
+    : office_(office),
+      fd_(std::move(fd)),
+      greeting_(office.options.secret, office.self.token),
+      decoder_(office.options.max_message_bytes) {
+  set_tcp_options(fd_.get());
+}
+
+void TcpIncoming::start() {
+  key_ = office_.reactor.add(fd_.get(), EPOLLIN, shared_from_this());
+  office_.admit(shared_from_this());
+}
+
+void TcpIncoming::on_ready(std::uint32_t) noexcept {
+  const auto self = shared_from_this();
+  try {
+    const auto cause = peer_ ? read_frames(kTurnBytes) : greet();
+    if (cause) over(*cause);
+  } catch (const std::exception& error) {
+    over(error.what());
+  }
+}
+
+std::optional<std::string> TcpIncoming::greet() {
+  std::array<std::uint8_t, kMaxGreeting + 2> buffer;
+  // While it waits it has nothing more to say: only its end is of interest.
+  const std::size_t wanted = waiting_ ? 1 : reader_.wanted();
+  const ssize_t n = ::recv(fd_.get(), buffer.data(), wanted, MSG_DONTWAIT);
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return std::nullopt;
+  if (n <= 0) return tcp_end(n == 0 ? 0 : errno);
+  if (waiting_) return "it spoke before its turn";
+  const auto message = reader_.feed(std::span(buffer).first(static_cast<std::size_t>(n)));
+  if (reader_.broken()) return "no greeting";
+  if (!message) return std::nullopt;
+  auto step = greeting_.next(*message);
+  if (!step.send.empty() && !say(step.send)) return "its connection took no answer";
+  if (!step.refusal.empty()) {
+    log(LogLevel::kWarn, cat("courier ", office_.options.name, ": refused a connection: ", step.refusal));
+    return step.refusal;
+  }
+  if (!step.intro) return std::nullopt;
+  waiting_ = std::move(step.intro);
+  office_.let_in_guests();
+  return std::nullopt;
+}
+
+// Greetings are far smaller than any socket's buffer.
+bool TcpIncoming::say(std::span<const std::uint8_t> greeting) noexcept {
+  const Bytes bytes = with_length(greeting);
+  return ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
+         static_cast<ssize_t>(bytes.size());
+}
+
+void TcpIncoming::let_in(std::shared_ptr<Peer> peer) noexcept {
+  const auto self = shared_from_this();
+  waiting_.reset();
+  peer_ = std::move(peer);
+  office_.count_tcp(1);
+  counted_ = true;
+  if (!say(encode_welcome({}))) over("its connection took no answer");
+}
+
+void TcpIncoming::refuse(const std::string& why) noexcept {
+  const auto self = shared_from_this();
+  say(encode_refusal(why));
+  over(why);
+}
+
+std::optional<std::string> TcpIncoming::read_frames(std::uint64_t at_most) {
+  thread_local std::array<std::uint8_t, kReadBytes> buffer;
+  for (std::uint64_t sum = 0; sum < at_most;) {
+    const auto direct = decoder_.direct();
+    const std::span<std::uint8_t> into = direct.empty() ? std::span<std::uint8_t>(buffer) : direct;
+    const ssize_t n = ::recv(fd_.get(), into.data(), into.size(), MSG_DONTWAIT);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) return std::nullopt;
+    if (n < 0) return tcp_end(errno);
+    if (n == 0)
+      return decoder_.between_frames() ? tcp_end(0) : std::string("its connection ended within a message");
+    const auto got = static_cast<std::size_t>(n);
+    sum += got;
+    bool good = true;
+    if (direct.empty()) {
+      good = decoder_.feed(into.first(got));
+    } else {
+      decoder_.filled(got);
+    }
+    for (auto& message : decoder_.messages()) {
+      if (!silent_) office_.deliver({.from = peer_->id, .message = std::move(message)});
+    }
+    decoder_.messages().clear();
+    if (!good) return cat("it sent ", decoder_.error());
+    // A short read has emptied the socket: asking again would cost a call.
+    if (got < into.size()) return std::nullopt;
+  }
+  return std::nullopt;
+}
+
+void TcpIncoming::drain() noexcept {
+  if (silent_ || !peer_ || !fd_) return;
+  try {
+    read_frames(std::numeric_limits<std::uint64_t>::max());
+  } catch (const std::exception&) {
+    // What cannot be taken is lost with its sender.
+  }
+  silent_ = true;
+  ::shutdown(fd_.get(), SHUT_RDWR);
+}
+
+void TcpIncoming::over(const std::string& cause) noexcept {
+  if (peer_) office_.lose(peer_, cause);
+  end();
+}
+
+void TcpIncoming::end() noexcept {
+  const auto self = shared_from_this();
+  if (!fd_) return;
+  office_.reactor.remove(key_, fd_.get());
+  fd_.reset();
+  if (counted_) office_.count_tcp(-1);
+  office_.forget(this);
+}
+
+}  // namespace lockstep::courier::internal

@@ -1,0 +1,229 @@
+#include "lockstep/courier/internal/tcp_outgoing.h"
+
+#include <sys/epoll.h>
+#include <sys/socket.h>
+#include <sys/uio.h>
+
+#include <algorithm>
+#include <array>
+#include <cerrno>
+
+#include "lockstep/base/text.h"
+#include "lockstep/courier/internal/frame.h"
+
+namespace lockstep::courier::internal {
+namespace {
+
+constexpr std::size_t kPieces = 64;  // in one write
+
+struct Pieces {
+  std::array<iovec, kPieces> list;
+  std::size_t n = 0;
+  std::uint64_t skip = 0;  // of what is added next, already sent
+
+  bool full() const { return n == kPieces; }
+  void add(std::span<const std::uint8_t> bytes) {
+    const std::uint64_t skipped = std::min<std::uint64_t>(skip, bytes.size());
+    skip -= skipped;
+    bytes = bytes.subspan(skipped);
+    if (bytes.empty() || full()) return;
+    list[n++] = {.iov_base = const_cast<std::uint8_t*>(bytes.data()), .iov_len = bytes.size()};
+  }
+};
+
+Failure insecure(const Peer& peer) {
+  return {.kind = ErrorKind::kUsage,
+          .message = cat("worker ", peer.name, " is at ",
+                         net::host_and_port(peer.endpoint.tcp_host, peer.endpoint.tcp_port),
+                         ", beyond this machine, and there is no job secret: set LOCKSTEP_SECRET_FILE (",
+                         JobSecret::make_file_hint("job.secret"),
+                         ") on every host, or say insecure (LOCKSTEP_INSECURE=1)"),
+          .family = ErrorFamily::kNetwork};
+}
+
+}  // namespace
+
+std::shared_ptr<TcpOutgoing> TcpOutgoing::connect(Office& office, const std::shared_ptr<Peer>& peer,
+                                                  std::optional<Failure>& failure) {
+  const auto& at = peer->endpoint;
+  const auto address = at.tcp_host.empty() ? std::nullopt : net::Address::parse(at.tcp_host, at.tcp_port);
+  if (!address) {
+    failure =
+        Failure{.kind = ErrorKind::kUsage,
+                .message = cat("worker ", peer->name,
+                               " is on another host and has no TCP address: open its courier with bind_host"),
+                .family = ErrorFamily::kNetwork};
+    return nullptr;
+  }
+  if (!address->is_loopback() && !office.options.secret && !office.options.insecure) {
+    failure = insecure(*peer);
+    return nullptr;
+  }
+  Fd fd(::socket(address->family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd || (::connect(fd.get(), address->get(), address->length()) != 0 && errno != EINPROGRESS)) {
+    failure = system_failure(errno, cat("connecting to worker ", peer->name, " at ", address->text()),
+                             ErrorFamily::kNetwork);
+    return nullptr;
+  }
+  set_tcp_options(fd.get());
+  auto link = std::make_shared<TcpOutgoing>(office, peer, std::move(fd));
+  link->queue(with_length(link->greeting_.first()), {});
+  link->key_ = office.reactor.add(link->fd_.get(), EPOLLIN | EPOLLOUT, link);
+  return link;
+}
+
+TcpOutgoing::TcpOutgoing(Office& office, const std::shared_ptr<Peer>& peer, Fd fd)
+    : office_(office),
+      peer_(peer),
+      fd_(std::move(fd)),
+      greeting_(office.options.secret,
+                {.id = office.options.id, .token = office.self.token, .to = peer->endpoint.token}) {
+  office_.count_tcp(1);
+}
+
+TcpOutgoing::~TcpOutgoing() {
+  if (fd_) office_.count_tcp(-1);
+}
+
+void TcpOutgoing::queue(Bytes head, Message message) {
+  const std::uint64_t size = head.size() + size_of(message);
+  queue_.push_back({.head = std::move(head), .message = std::move(message), .size = size});
+}
+
+std::optional<Failure> TcpOutgoing::send(Message message) {
+  if (state_ == State::kBroken) {
+    const auto peer = peer_.lock();
+    return lost_failure(*peer, {.rank = peer->id, .pid = peer->endpoint.pid, .cause = tcp_end(broken_)});
+  }
+  Bytes head = encode_frame_head(message);
+  if (state_ != State::kOpen) {
+    const std::uint64_t size = head.size() + size_of(message);
+    later_.push_back({.head = std::move(head), .message = std::move(message), .size = size});
+    return std::nullopt;
+  }
+  queue(std::move(head), std::move(message));
+  if (queue_.size() == 1) write();
+  return std::nullopt;
+}
+
+void TcpOutgoing::flush() {
+  if (state_ == State::kOpen || state_ == State::kGreeting) write();
+}
+
+void TcpOutgoing::watch(bool for_room) {
+  if (watching_room_ == for_room) return;
+  watching_room_ = for_room;
+  office_.reactor.change(key_, fd_.get(), for_room ? EPOLLIN | EPOLLOUT : EPOLLIN);
+}
+
+void TcpOutgoing::write() {
+  while (!queue_.empty()) {
+    Pieces pieces;
+    for (const auto& one : queue_) {
+      pieces.skip = one.sent;
+      pieces.add(one.head);
+      pieces.add(one.message.body.bytes);
+      for (const auto& blob : one.message.blobs) {
+        if (pieces.full()) break;
+        pieces.add(blob.bytes);
+      }
+      if (pieces.full()) break;
+    }
+    msghdr header{};
+    header.msg_iov = pieces.list.data();
+    header.msg_iovlen = pieces.n;
+    const ssize_t n = ::sendmsg(fd_.get(), &header, MSG_NOSIGNAL | MSG_DONTWAIT);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) return watch(true);
+    if (n < 0) {
+      // Whoever handles sockets sees the end and reports the loss.
+      broken_ = errno;
+      state_ = State::kBroken;
+      ::shutdown(fd_.get(), SHUT_RDWR);
+      return;
+    }
+    sent(static_cast<std::uint64_t>(n));
+  }
+  watch(false);
+}
+
+void TcpOutgoing::sent(std::uint64_t n_bytes) {
+  while (!queue_.empty()) {
+    auto& front = queue_.front();
+    const std::uint64_t part = std::min(n_bytes, front.size - front.sent);
+    front.sent += part;
+    n_bytes -= part;
+    if (front.sent < front.size) return;
+    queue_.pop_front();
+  }
+}
+
+void TcpOutgoing::on_ready(std::uint32_t events) noexcept {
+  const auto self = shared_from_this();
+  const auto peer = peer_.lock();
+  if (!peer) return;
+  std::string over;
+  {
+    const std::lock_guard lock(peer->mutex);
+    if (!fd_) return;
+    try {
+      over = advance(events);
+    } catch (const std::exception& error) {
+      over = error.what();
+    }
+    office_.count_queue(*peer);
+  }
+  if (!over.empty()) office_.lose(peer, over);
+}
+
+std::string TcpOutgoing::advance(std::uint32_t events) {
+  if (state_ == State::kConnecting) {
+    int code = 0;
+    socklen_t length = sizeof code;
+    ::getsockopt(fd_.get(), SOL_SOCKET, SO_ERROR, &code, &length);
+    if (code == ECONNREFUSED) return "nobody listens at its address";
+    if (code != 0) return tcp_end(code);
+    state_ = State::kGreeting;
+  }
+  if ((events & EPOLLOUT) != 0 && state_ != State::kBroken) write();
+  if (state_ == State::kBroken) return tcp_end(broken_);
+  if ((events & ~static_cast<std::uint32_t>(EPOLLOUT)) == 0) return {};
+  if (state_ == State::kGreeting) return greet();
+  // An open connection says nothing more: this is its end.
+  std::uint8_t byte = 0;
+  const ssize_t n = ::recv(fd_.get(), &byte, 1, MSG_DONTWAIT);
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return {};
+  return n > 0 ? "it spoke out of turn" : tcp_end(n == 0 ? 0 : errno);
+}
+
+std::string TcpOutgoing::greet() {
+  std::array<std::uint8_t, kMaxGreeting + 2> buffer;
+  const ssize_t n = ::recv(fd_.get(), buffer.data(), reader_.wanted(), MSG_DONTWAIT);
+  if (n < 0 && (errno == EAGAIN || errno == EINTR)) return {};
+  if (n <= 0) return n == 0 ? "it closed the connection before it was greeted" : tcp_end(errno);
+  const auto message = reader_.feed(std::span(buffer).first(static_cast<std::size_t>(n)));
+  if (reader_.broken()) return "it answered with something unknown";
+  if (!message) return {};
+  auto step = greeting_.next(*message);
+  if (!step.refusal.empty()) return step.refusal;
+  if (!step.send.empty()) queue(with_length(step.send), {});
+  if (step.welcome) {
+    state_ = State::kOpen;
+    std::ranges::move(later_, std::back_inserter(queue_));
+    later_.clear();
+  }
+  write();
+  return state_ == State::kBroken ? tcp_end(broken_) : std::string();
+}
+
+void TcpOutgoing::end(bool) noexcept {
+  if (!fd_) return;
+  office_.reactor.remove(key_, fd_.get());
+  fd_.reset();
+  queue_.clear();
+  later_.clear();
+  office_.count_tcp(-1);
+  state_ = State::kBroken;
+}
+
+}  // namespace lockstep::courier::internal
