@@ -248,7 +248,6 @@ std::shared_ptr<Agent> current_agent_if_any() noexcept;
 // What the function that this thread runs for a caller should know; all zero outside. Also set by autograd's context scope.
 struct CallScope {
   std::uint64_t autograd_context = 0;  // 0: none
-  bool profiled = false;
 };
 CallScope& this_call();
 

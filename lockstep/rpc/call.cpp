@@ -8,25 +8,35 @@ namespace {
 
 thread_local WaitAll* wait_all_here = nullptr;
 
-[[noreturn]] void damaged() { raise(ErrorKind::kUsage, "this is not a call: the message is damaged"); }
+[[noreturn]] void damaged() {
+  raise(ErrorKind::kUsage, "this is not a call: the message is damaged");
+}
 
 // The calling thread runs a function for a caller while it lives.
 class Running {
  public:
-  explicit Running(std::uint64_t context) : before_(this_call()) { this_call() = {.autograd_context = context}; }
-  ~Running() { this_call() = before_; }
+  Running(std::uint64_t context, std::shared_ptr<internal::ProfileLog> profile)
+      : before_(this_call()), log_before_(internal::profile_here()) {
+    this_call() = {.autograd_context = context};
+    internal::profile_here() = std::move(profile);
+  }
+  ~Running() {
+    this_call() = before_;
+    internal::profile_here() = log_before_;
+  }
   Running(const Running&) = delete;
   Running& operator=(const Running&) = delete;
 
  private:
   const CallScope before_;
+  const std::shared_ptr<internal::ProfileLog> log_before_;
 };
 
 }  // namespace
 
 namespace internal {
 
-// context u64, length of the name u16, of the annex u32, name, annex, object.
+// context u64, flags u8, length of the name u16, of the annex u32, name, annex, object.
 Payload encode_call(const OutgoingCall& call) {
   const auto context = this_call().autograd_context;
   Payload payload;
@@ -44,6 +54,7 @@ Payload encode_call(const OutgoingCall& call) {
   }
   ByteWriter writer;
   writer.put(context)
+      .put(profile_here() ? kProfiled : std::uint8_t{0})
       .put(static_cast<std::uint16_t>(call.function.size()))
       .put(static_cast<std::uint32_t>(annex.size()))
       .raw({reinterpret_cast<const std::uint8_t*>(call.function.data()), call.function.size()})
@@ -57,22 +68,24 @@ CallHead read_call_head(std::span<const std::uint8_t> body) {
   ByteReader reader(body);
   CallHead head;
   const auto context = reader.get<std::uint64_t>();
+  const auto flags = reader.get<std::uint8_t>();
   const auto n_name = reader.get<std::uint16_t>();
   const auto n_annex = reader.get<std::uint32_t>();
-  if (!context || !n_name || !n_annex) damaged();
+  if (!context || !flags || !n_name || !n_annex) damaged();
   const auto name = reader.raw(*n_name);
   const auto annex = reader.raw(*n_annex);
   if (!name || !annex) damaged();
   head.context = *context;
+  head.flags = *flags;
   head.function = as_text(*name);
   head.annex = *annex;
   head.object = body.subspan(reader.position());
   return head;
 }
 
-// length of the annex u32, annex, object.
+// length of the annex u32, of the events u32, annex, events, object.
 Payload encode_value(Agent& agent, std::uint64_t context, WorkerId to,
-                     const std::function<void(object::Encoder&)>& encode) {
+                     const std::function<void(object::Encoder&)>& encode, const ProfileLog* profile) {
   Payload payload;
   Bytes annex;
   Bytes object;
@@ -87,7 +100,12 @@ Payload encode_value(Agent& agent, std::uint64_t context, WorkerId to,
     write();
   }
   ByteWriter writer;
-  writer.put(static_cast<std::uint32_t>(annex.size())).raw(annex).raw(object);
+  const Bytes events = profile == nullptr ? Bytes{} : lockstep::encode(profile->events());
+  writer.put(static_cast<std::uint32_t>(annex.size()))
+      .put(static_cast<std::uint32_t>(events.size()))
+      .raw(annex)
+      .raw(events)
+      .raw(object);
   payload.body = writer.take();
   return payload;
 }
@@ -121,13 +139,15 @@ void decode_value(Agent& agent, std::uint64_t context, WorkerId from, std::span<
                   const object::Blobs& blobs, const std::function<void(object::Decoder&)>& decode) {
   ByteReader reader(body);
   const auto n_annex = reader.get<std::uint32_t>();
-  const auto annex = n_annex ? reader.raw(*n_annex) : std::nullopt;
-  if (!annex) raise(ErrorKind::kUsage, "this is not an answer: the message is damaged");
+  const auto n_events = reader.get<std::uint32_t>();
+  const auto annex = n_events ? reader.raw(*n_annex) : std::nullopt;
+  const auto events = annex ? reader.raw(*n_events) : std::nullopt;
+  if (!events) raise(ErrorKind::kUsage, "this is not an answer: the message is damaged");
   decode_object(agent, context, from, *annex, body.subspan(reader.position()), blobs, decode);
 }
 
-void run_call(Agent& agent, WorkerId from, const CallHead& head, const object::Blobs& blobs,
-              CallDone done) {
+void run_call(Agent& agent, WorkerId from, const CallHead& head, const object::Blobs& blobs, CallDone done,
+              const std::shared_ptr<ProfileLog>& profile) {
   try {
     const auto& entry = find_function(std::string(head.function));
     std::shared_ptr<void> arguments;
@@ -136,10 +156,11 @@ void run_call(Agent& agent, WorkerId from, const CallHead& head, const object::B
                     [&](object::Decoder& decoder) { arguments = entry.decode(decoder); });
     } catch (const Error& error) {
       Failure failure = error.failure();
-      failure.message = cat("arguments of ", entry.name, ", which is ", entry.signature, ": ", failure.message);
+      failure.message =
+          cat("arguments of ", entry.name, ", which is ", entry.signature, ": ", failure.message);
       raise(std::move(failure));
     }
-    const Running running(head.context);
+    const Running running(head.context, profile);
     entry.run(arguments.get(), [&entry, done](std::shared_ptr<void> result, const CallFailure* failure) {
       done(entry.result, std::move(result), failure);
     });
@@ -148,6 +169,38 @@ void run_call(Agent& agent, WorkerId from, const CallHead& head, const object::B
     done(nullptr, nullptr, &failure);
   }
 }
+
+namespace {
+
+// A function that is recorded, for its caller or for a ServerProfile.
+struct Served {
+  std::shared_ptr<ProfileLog> log;  // null: only for a ServerProfile
+  std::string function;
+  std::string caller;
+  std::string worker;
+  std::int64_t start_ns;
+
+  static std::shared_ptr<Served> start(Agent& agent, WorkerId from, const CallHead& head) {
+    const bool asked = (head.flags & kProfiled) != 0;
+    if (!asked && !profiling_server()) return nullptr;
+    return std::make_shared<Served>(Served{.log = asked ? std::make_shared<ProfileLog>() : nullptr,
+                                           .function = std::string(head.function),
+                                           .caller = agent.info(from).name,
+                                           .worker = agent.self().name,
+                                           .start_ns = Deadline::now().monotonic_ns()});
+  }
+  void end() const {
+    ProfileEvent event{.name = function,
+                       .worker = worker,
+                       .start_ns = start_ns,
+                       .duration_ns = Deadline::now().monotonic_ns() - start_ns};
+    if (log) log->add(event);
+    event.name = call_name("rpc", function, caller, worker);
+    profile_served(event);
+  }
+};
+
+}  // namespace
 
 void serve_call(Request request) {
   CallHead head;
@@ -158,24 +211,29 @@ void serve_call(Request request) {
     return;
   }
   auto shared = std::make_shared<Request>(std::move(request));
-  run_call(shared->agent(), shared->from(), head, shared->blobs(),
-           [shared, context = head.context](const ValueType* type, const std::shared_ptr<void>& result,
-                                            const CallFailure* failure) {
-             if (failure != nullptr) {
-               shared->answer_failure(*failure);
-               return;
-             }
-             try {
-               if (type->encode == nullptr) {
-                 raise(ErrorKind::kUsage, cat("a result of type ", type->name(), " cannot be sent; use remote()"));
-               }
-               shared->answer(encode_value(shared->agent(), context, shared->from(), [&](object::Encoder& encoder) {
-                 type->encode(encoder, result.get());
-               }));
-             } catch (...) {
-               shared->answer_failure(current_call_failure());
-             }
-           });
+  const auto served = Served::start(shared->agent(), shared->from(), head);
+  run_call(
+      shared->agent(), shared->from(), head, shared->blobs(),
+      [shared, served, context = head.context](const ValueType* type, const std::shared_ptr<void>& result,
+                                               const CallFailure* failure) {
+        if (served) served->end();
+        if (failure != nullptr) {
+          shared->answer_failure(*failure);
+          return;
+        }
+        try {
+          if (type->encode == nullptr) {
+            raise(ErrorKind::kUsage, cat("a result of type ", type->name(), " cannot be sent; use remote()"));
+          }
+          shared->answer(encode_value(
+              shared->agent(), context, shared->from(),
+              [&](object::Encoder& encoder) { type->encode(encoder, result.get()); },
+              served ? served->log.get() : nullptr));
+        } catch (...) {
+          shared->answer_failure(current_call_failure());
+        }
+      },
+      served ? served->log : nullptr);
 }
 
 std::string describe_call(const OutgoingCall& call) {
@@ -183,9 +241,45 @@ std::string describe_call(const OutgoingCall& call) {
   return text.append("'s function ").append(call.function);
 }
 
+namespace {
+
+// What the callee recorded; nothing from bytes that cannot be read, which decoding the value will say.
+std::vector<ProfileEvent> read_events(std::span<const std::uint8_t> body) {
+  ByteReader reader(body);
+  const auto n_annex = reader.get<std::uint32_t>();
+  const auto n_events = reader.get<std::uint32_t>();
+  if (!n_events || *n_events == 0 || !reader.raw(*n_annex)) return {};
+  const auto events = reader.raw(*n_events);
+  if (!events) return {};
+  return decode<std::vector<ProfileEvent>>(*events);
+}
+
+Agent::OnAnswer profiled(const OutgoingCall& call, Agent::OnAnswer next) {
+  const auto& self = call.agent->self();
+  ProfileEvent event{.name = call_name(call.mode, call.function, self.name, call.to.name),
+                     .worker = self.name,
+                     .start_ns = Deadline::now().monotonic_ns()};
+  return [log = profile_here(), event = std::move(event), next = std::move(next)](
+             Agent::Answer* answer, const CallFailure* failure) mutable {
+    try {
+      event.duration_ns = Deadline::now().monotonic_ns() - event.start_ns;
+      log->add(event);
+      if (answer != nullptr) log->add_all(event.name + "#remote_op: ", read_events(answer->body.bytes));
+    } catch (...) {
+      lockstep::log(LogLevel::kWarn,
+                    "the events of a profiled call cannot be read: " + current_failure().message);
+    }
+    next(answer, failure);
+  };
+}
+
+}  // namespace
+
 void send_call(const OutgoingCall& call, Agent::OnAnswer on_answer) {
   if (call.function.size() > 0xFFFF) raise(ErrorKind::kUsage, "the name of a function is too long");
-  call.agent->request(call.to.id, Kind::kCall, encode_call(call), call.timeout, describe_call(call),
+  auto payload = encode_call(call);
+  if (profile_here()) on_answer = profiled(call, std::move(on_answer));
+  call.agent->request(call.to.id, Kind::kCall, std::move(payload), call.timeout, describe_call(call),
                       std::move(on_answer));
 }
 

@@ -19,6 +19,7 @@
 
 #include "lockstep/rpc/agent.h"
 #include "lockstep/rpc/function.h"
+#include "lockstep/rpc/profile.h"
 
 namespace lockstep::rpc {
 
@@ -51,22 +52,26 @@ struct OutgoingCall {
   std::string function;
   std::function<void(object::Encoder&)> encode;
   Milliseconds timeout = kDefaultRpcTimeout;
+  const char* mode = "rpc_async";  // of the call, for profiles
 };
 
 // The head of a call's body, and what follows it.
 struct CallHead {
   std::uint64_t context = 0;
+  std::uint8_t flags = 0;
   std::string_view function;
   std::span<const std::uint8_t> annex;
   std::span<const std::uint8_t> object;
 };
+inline constexpr std::uint8_t kProfiled = 1;  // the answer brings events
 CallHead read_call_head(std::span<const std::uint8_t> body);
 // Arguments with what the extension adds.
 Payload encode_call(const OutgoingCall& call);
 
-// A value's bytes: what the extension added, then the object. For answers.
+// A value's bytes: what the extension added, events of a profiled call, then the object. For answers.
 Payload encode_value(Agent& agent, std::uint64_t context, WorkerId to,
-                     const std::function<void(object::Encoder&)>& encode);
+                     const std::function<void(object::Encoder&)>& encode,
+                     const ProfileLog* profile = nullptr);
 void decode_value(Agent& agent, std::uint64_t context, WorkerId from, std::span<const std::uint8_t> body,
                   const object::Blobs& blobs, const std::function<void(object::Decoder&)>& decode);
 
@@ -74,7 +79,8 @@ void decode_value(Agent& agent, std::uint64_t context, WorkerId from, std::span<
 // perhaps later and on another thread. Does not throw.
 using CallDone =
     std::function<void(const ValueType* type, std::shared_ptr<void> result, const CallFailure* failure)>;
-void run_call(Agent& agent, WorkerId from, const CallHead& head, const object::Blobs& blobs, CallDone done);
+void run_call(Agent& agent, WorkerId from, const CallHead& head, const object::Blobs& blobs, CallDone done,
+              const std::shared_ptr<ProfileLog>& profile = {});
 // The handler of Kind::kCall.
 void serve_call(Request request);
 
@@ -91,14 +97,14 @@ Future<T> start_call(const OutgoingCall& call) {
     std::vector<FutureBase::Callback> callbacks;
     const auto agent = weak.lock();
     if (failure != nullptr || !agent) {
-      static const CallFailure gone{.failure = {.kind = ErrorKind::kAborted, .message = "the RPC agent is gone"}};
+      static const CallFailure gone{
+          .failure = {.kind = ErrorKind::kAborted, .message = "the RPC agent is gone"}};
       callbacks = promise.state()->fail(failure != nullptr ? *failure : gone);
     } else {
       try {
         Held<T> value{};
-        decode_value(*agent, context, from, answer->body.bytes, answer->blobs, [&](object::Decoder& decoder) {
-          value = object::read<Held<T>>(decoder);
-        });
+        decode_value(*agent, context, from, answer->body.bytes, answer->blobs,
+                     [&](object::Decoder& decoder) { value = object::read<Held<T>>(decoder); });
         callbacks = promise.state()->set(std::move(value));
       } catch (...) {
         callbacks = promise.state()->fail(current_call_failure());
@@ -115,33 +121,38 @@ Future<T> start_call(const OutgoingCall& call) {
 }
 
 template <class... A>
-OutgoingCall make_call(const Worker& to, std::string function, const std::tuple<A...>& values,
-                       const CallOptions& options) {
+OutgoingCall make_call(const char* mode, const Worker& to, std::string function,
+                       const std::tuple<A...>& values, const CallOptions& options) {
   const auto agent = current_agent("a remote call");
   return {.agent = agent,
           .to = agent->find(to),
           .function = std::move(function),
           .encode = [&values](object::Encoder& encoder) { object::write(encoder, values); },
-          .timeout = options.timeout};
+          .timeout = options.timeout,
+          .mode = mode};
+}
+
+// rpc_async and rpc_sync.
+template <class R, class... A>
+auto call(const char* mode, const Worker& to, const std::string& function, const std::tuple<A...>& values,
+          const CallOptions& options) {
+  using T = std::decay_t<typename Unwrapped<R>::type>;
+  return start_call<T>(make_call(mode, to, function, values, options));
 }
 
 }  // namespace internal
 
 template <class R, class... A>
-auto rpc_async(const Worker& to, const NamedFunction<R(A...)>& fn, std::type_identity_t<Args<std::decay_t<A>...>> args,
-               CallOptions options = {}) {
-  using T = std::decay_t<typename Unwrapped<R>::type>;
-  return internal::start_call<T>(internal::make_call(to, fn.name, args.values, options));
+auto rpc_async(const Worker& to, const NamedFunction<R(A...)>& fn,
+               std::type_identity_t<Args<std::decay_t<A>...>> args, CallOptions options = {}) {
+  return internal::call<R>("rpc_async", to, fn.name, args.values, options);
 }
-
 template <class R, class... A>
 auto rpc_async(const Worker& to, R (*fn)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args,
                CallOptions options = {}) {
-  using T = std::decay_t<typename Unwrapped<R>::type>;
-  const auto& entry = find_function(&fn, sizeof(fn), typeid(fn));
-  return internal::start_call<T>(internal::make_call(to, entry.name, args.values, options));
+  return internal::call<R>("rpc_async", to, find_function(&fn, sizeof(fn), typeid(fn)).name, args.values,
+                           options);
 }
-
 template <class R>
 auto rpc_async(const Worker& to, R (*fn)()) {
   return rpc_async(to, fn, Args<>{});
@@ -150,16 +161,17 @@ auto rpc_async(const Worker& to, R (*fn)()) {
 template <class R, class... A>
 auto rpc_sync(const Worker& to, R (*fn)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args,
               CallOptions options = {}) {
-  return rpc_async(to, fn, std::move(args), options).wait();
+  const auto& name = find_function(&fn, sizeof(fn), typeid(fn)).name;
+  return internal::call<R>("rpc_sync", to, name, args.values, options).wait();
 }
 template <class R, class... A>
-auto rpc_sync(const Worker& to, const NamedFunction<R(A...)>& fn, std::type_identity_t<Args<std::decay_t<A>...>> args,
-              CallOptions options = {}) {
-  return rpc_async(to, fn, std::move(args), options).wait();
+auto rpc_sync(const Worker& to, const NamedFunction<R(A...)>& fn,
+              std::type_identity_t<Args<std::decay_t<A>...>> args, CallOptions options = {}) {
+  return internal::call<R>("rpc_sync", to, fn.name, args.values, options).wait();
 }
 template <class R>
 auto rpc_sync(const Worker& to, R (*fn)()) {
-  return rpc_async(to, fn, Args<>{}).wait();
+  return rpc_sync(to, fn, Args<>{});
 }
 
 // Collects the futures of every rpc_async that this thread makes while it lives.

@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <set>
 #include <stdexcept>
 #include <thread>
 
@@ -15,23 +16,35 @@ using namespace std::chrono_literals;
 using testing::run_workers;
 using testing::Workers;
 
-int add(int a, int b) { return a + b; }
+int add(int a, int b) {
+  return a + b;
+}
 LOCKSTEP_RPC_FUNCTION(add);
 
-std::string greet(const std::string& name) { return "hello " + name; }
+std::string greet(const std::string& name) {
+  return "hello " + name;
+}
 LOCKSTEP_RPC_FUNCTION(greet, "app.greet");
 
 std::atomic<int> n_pokes{0};
-void poke() { ++n_pokes; }
+void poke() {
+  ++n_pokes;
+}
 LOCKSTEP_RPC_FUNCTION(poke);
 
-void fail(const std::string& text) { throw std::runtime_error(text); }
+void fail(const std::string& text) {
+  throw std::runtime_error(text);
+}
 LOCKSTEP_RPC_FUNCTION(fail);
 
-void refuse(const std::string& text) { raise(ErrorKind::kUnsupported, text); }
+void refuse(const std::string& text) {
+  raise(ErrorKind::kUnsupported, text);
+}
 LOCKSTEP_RPC_FUNCTION(refuse);
 
-std::string who() { return current_agent("who")->self().name; }
+std::string who() {
+  return current_agent("who")->self().name;
+}
 LOCKSTEP_RPC_FUNCTION(who);
 
 // Calls back and forth until it is 0.
@@ -42,7 +55,9 @@ int bounce(int n, int world) {
 }
 LOCKSTEP_RPC_FUNCTION(bounce);
 
-void sleep_ms(int ms) { std::this_thread::sleep_for(Milliseconds(ms)); }
+void sleep_ms(int ms) {
+  std::this_thread::sleep_for(Milliseconds(ms));
+}
 LOCKSTEP_RPC_FUNCTION(sleep_ms);
 
 Future<int> add_later(int a, int b) {
@@ -63,7 +78,9 @@ std::vector<double> doubled(std::vector<double> values) {
 }
 LOCKSTEP_RPC_FUNCTION(doubled);
 
-int unregistered(int a) { return a; }
+int unregistered(int a) {
+  return a;
+}
 
 Failure caught(const std::function<void()>& fn) {
   try {
@@ -115,7 +132,10 @@ TEST(Call, MayBeManyAtOnce) {
 }
 
 TEST(Call, ThatCallsBackDoesNotUseUpTheThreads) {
-  run_workers(2, [](int, Workers&) { EXPECT_EQ(rpc_sync(1, bounce, {60, 2}), 60); },
+  run_workers(2,
+              [](int, Workers&) {
+                EXPECT_EQ(rpc_sync(1, bounce, {60, 2}), 60);
+              },
               {.num_worker_threads = 2});
 }
 
@@ -239,13 +259,61 @@ TEST(Call, ThatIsDamagedHarmsNobody) {
     if (rank != 0) return;
     const auto agent = current_agent("test");
     for (const auto& body : {Bytes{}, Bytes{1, 2, 3}, Bytes(14, 0xFF), Bytes(40, 0)}) {
-      const auto failure = caught([&] { agent->request(1, Kind::kCall, {.body = body}, 10s, "a damaged call").wait(); });
+      const auto failure =
+          caught([&] { agent->request(1, Kind::kCall, {.body = body}, 10s, "a damaged call").wait(); });
       EXPECT_TRUE(says(failure, "On WorkerInfo(id=1")) << failure.message;
     }
-    const auto failure = caught([&] { agent->request(1, static_cast<Kind>(61), {}, 10s, "an odd call").wait(); });
+    const auto failure =
+        caught([&] { agent->request(1, static_cast<Kind>(61), {}, 10s, "an odd call").wait(); });
     EXPECT_EQ(failure.kind, ErrorKind::kUnsupported);
     EXPECT_EQ(rpc_sync(1, add, {1, 1}), 2);
   });
+}
+
+int add_there(int to, int a) {
+  const ProfileRange range("thinking");
+  return rpc_sync(to, add, {a, 1});
+}
+LOCKSTEP_RPC_FUNCTION(add_there);
+
+TEST(Profile, RecordsTheCallAndWhatRanThere) {
+  run_workers(3, [](int rank, Workers&) {
+    if (rank != 0) return;
+    rpc_sync(1, add, {1, 2});
+    std::vector<std::string> names;
+    {
+      Profile profile;
+      rpc_sync(1, add, {1, 2});
+      rpc_async(2, add, {1, 2}).wait();
+      EXPECT_EQ(rpc_sync(1, add_there, {2, 5}), 6);
+      for (const auto& event : profile.events()) {
+        names.push_back(event.worker + " " + event.name);
+        EXPECT_GE(event.duration_ns, 0);
+      }
+    }
+    rpc_sync(1, add, {1, 2});
+    const std::string outer = "rpc_sync#add_there(worker0 -> worker1)";
+    EXPECT_EQ(names, (std::vector<std::string>{
+                         "worker0 rpc_sync#add(worker0 -> worker1)",
+                         "worker1 rpc_sync#add(worker0 -> worker1)#remote_op: add",
+                         "worker0 rpc_async#add(worker0 -> worker2)",
+                         "worker2 rpc_async#add(worker0 -> worker2)#remote_op: add",
+                         "worker0 " + outer,
+                         "worker1 " + outer + "#remote_op: rpc_sync#add(worker1 -> worker2)",
+                         "worker2 " + outer + "#remote_op: rpc_sync#add(worker1 -> worker2)#remote_op: add",
+                         "worker1 " + outer + "#remote_op: thinking",
+                         "worker1 " + outer + "#remote_op: add_there",
+                     }));
+  });
+}
+
+TEST(Profile, OfAServerSeesEveryCaller) {
+  ServerProfile profile;
+  run_workers(2, [](int rank, Workers&) { rpc_sync(1 - rank, add, {1, 2}); });
+  std::set<std::string> names;
+  for (const auto& event : profile.events()) names.insert(event.worker + " " + event.name);
+  EXPECT_EQ(names, (std::set<std::string>{"worker0 rpc#add(worker1 -> worker0)",
+                                          "worker1 rpc#add(worker0 -> worker1)"}));
 }
 
 TEST(Control, IsAskedAgainWhenItWasLost) {
@@ -256,7 +324,8 @@ TEST(Control, IsAskedAgainWhenItWasLost) {
                 const auto agent = current_agent("test");
                 n_lost = 0;
                 const auto answer = agent->request_again(1, static_cast<Kind>(61), {}, "a control message");
-                EXPECT_EQ(caught([&] { answer.wait(); }).kind, ErrorKind::kUnsupported) << "an answer at last";
+                EXPECT_EQ(caught([&] { answer.wait(); }).kind, ErrorKind::kUnsupported)
+                    << "an answer at last";
                 EXPECT_EQ(n_lost, 2) << "sent twice, the first was lost";
               },
               {.exchange = {.lose = [&](WorkerId, WorkerId, const courier::Message& message) {
