@@ -6,7 +6,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/rpc/call.h"
 #include "lockstep/rpc/gather.h"
-#include "lockstep/rpc/internal/membership.h"
+#include "lockstep/rpc/internal/farewell.h"
 #include "lockstep/rpc/internal/pool.h"
 #include "lockstep/rpc/internal/roster.h"
 
@@ -55,7 +55,7 @@ std::shared_ptr<Agent> Agent::start(AgentOptions options, std::unique_ptr<courie
     const std::lock_guard lock(services().mutex);
     agent->handle(Kind::kCall, internal::serve_call);
     agent->services_.push_back(std::make_unique<internal::Gatherings>(*agent));
-    agent->services_.push_back(std::make_unique<internal::Members>(*agent));
+    agent->services_.push_back(std::make_unique<internal::Farewell>(*agent));
     for (const MakeService make : services().makers) agent->services_.push_back(make(*agent));
   }
   agent->pool_ = std::make_unique<internal::Pool>(
@@ -390,8 +390,12 @@ std::map<std::string, std::string> Agent::debug_info() const {
   return info;
 }
 
+bool Agent::on_own_thread() const {
+  return pool_ && pool_->is_mine();
+}
+
 void Agent::close(Milliseconds flush) {
-  if (pool_ && pool_->is_mine()) {
+  if (on_own_thread()) {
     raise(ErrorKind::kUsage, "an RPC agent cannot be shut down by one of its own threads");
   }
   {

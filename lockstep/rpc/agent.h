@@ -168,6 +168,8 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
   // Requests that wait for an answer, and requests of others that run here or wait to.
   std::size_t n_waiting() const;
   std::size_t n_running() const;
+  // The calling thread is one of the agent's.
+  bool on_own_thread() const;
   // Ends it: calls in flight fail with kAborted, threads are joined, connections closed. Raises kUsage on a thread of the
   // agent. Later calls do nothing.
   void close(Milliseconds flush = Milliseconds(1000));

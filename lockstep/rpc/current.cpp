@@ -21,7 +21,8 @@ Slot* slot_here() {
 }
 
 Slot& make_slot() {
-  if (RankThread* rank = this_rank_thread(); rank != nullptr && !rank->agent) rank->agent = std::make_shared<Slot>();
+  if (RankThread* rank = this_rank_thread(); rank != nullptr && !rank->agent)
+    rank->agent = std::make_shared<Slot>();
   return *slot_here();
 }
 

@@ -24,8 +24,8 @@ struct ExceptionRecord {
   std::string lost_cause;
 };
 auto lockstep_fields(SelfOf<ExceptionRecord> auto& self) {
-  return fields({.name = "lockstep.rpc.Exception", .version = 1}, self.kind, self.family, self.type, self.text,
-                self.trace, self.lost_rank, self.lost_cause);
+  return fields({.name = "lockstep.rpc.Exception", .version = 1}, self.kind, self.family, self.type,
+                self.text, self.trace, self.lost_rank, self.lost_cause);
 }
 
 std::string current_type() {
@@ -109,8 +109,9 @@ CallFailure decode_failure(const WorkerInfo& from, std::span<const std::uint8_t>
 
 Failure timeout_failure(const std::string& what, Milliseconds timeout) {
   return {.kind = ErrorKind::kTimeout,
-          .message = cat("RPCErr:", static_cast<int>(RpcErrorCode::kTimeout), ": ", what, " got no answer within ",
-                         timeout.count(), " milliseconds; give it longer with .timeout, or look at what it waits for")};
+          .message = cat("RPCErr:", static_cast<int>(RpcErrorCode::kTimeout), ": ", what,
+                         " got no answer within ", timeout.count(),
+                         " milliseconds; give it longer with .timeout, or look at what it waits for")};
 }
 
 }  // namespace lockstep::rpc

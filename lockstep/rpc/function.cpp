@@ -11,7 +11,7 @@ namespace {
 
 struct Registry {
   std::mutex mutex;
-  std::unordered_map<std::string, FunctionEntry> by_name;  // entries stay where they are
+  std::unordered_map<std::string, FunctionEntry> by_name;            // entries stay where they are
   std::map<std::pair<std::string, std::string>, std::string> names;  // (type, bytes of the pointer) -> name
   std::string clash;
 };
@@ -35,7 +35,8 @@ bool add_function(FunctionEntry entry, const void* key, std::size_t n_bytes, con
   const auto known = functions.names.find(who);
   if (!functions.by_name.try_emplace(name, std::move(entry)).second) {
     if (known != functions.names.end() && known->second == name) return true;
-    if (functions.clash.empty()) functions.clash = cat("two functions are registered for RPC as \"", name, "\"");
+    if (functions.clash.empty())
+      functions.clash = cat("two functions are registered for RPC as \"", name, "\"");
     return false;
   }
   functions.names.try_emplace(who, name);
@@ -59,8 +60,8 @@ const FunctionEntry& find_function(const std::string& name) {
     names += (names.empty() ? "" : ", ") + other;
     if (names.size() > 400) break;
   }
-  raise(ErrorKind::kUsage, cat("no function is registered for RPC as \"", name, "\" in this worker's program; it has ",
-                               names.empty() ? "none" : names));
+  raise(ErrorKind::kUsage, cat("no function is registered for RPC as \"", name,
+                               "\" in this worker's program; it has ", names.empty() ? "none" : names));
 }
 
 const FunctionEntry& find_function(const void* key, std::size_t n_bytes, const std::type_info& type) {
@@ -69,7 +70,8 @@ const FunctionEntry& find_function(const void* key, std::size_t n_bytes, const s
   const auto name = functions.names.find(key_of(key, n_bytes, type));
   if (name == functions.names.end()) {
     raise(ErrorKind::kUsage,
-          "this function is not registered for RPC: write LOCKSTEP_RPC_FUNCTION(it); once, in a source file that both "
+          "this function is not registered for RPC: write LOCKSTEP_RPC_FUNCTION(it); once, in a source file "
+          "that both "
           "workers' programs contain");
   }
   return functions.by_name.find(name->second)->second;

@@ -33,25 +33,25 @@ struct ValueType {
 
 template <class T>
 const ValueType* value_type() {
-  static const ValueType entry{
-      .type = &typeid(T),
-      .name =
-          [] {
-            if constexpr (object::Encodable<T>) {
-              return object::Codec<T>::name();
-            } else {
-              return std::string(typeid(T).name());
-            }
-          },
-      .encode = [] {
-        if constexpr (object::Encodable<T>) {
-          return +[](object::Encoder& encoder, const void* value) {
-            object::write(encoder, *static_cast<const T*>(value));
-          };
-        } else {
-          return static_cast<void (*)(object::Encoder&, const void*)>(nullptr);
-        }
-      }()};
+  static const ValueType entry{.type = &typeid(T),
+                               .name =
+                                   [] {
+                                     if constexpr (object::Encodable<T>) {
+                                       return object::Codec<T>::name();
+                                     } else {
+                                       return std::string(typeid(T).name());
+                                     }
+                                   },
+                               .encode =
+                                   [] {
+                                     if constexpr (object::Encodable<T>) {
+                                       return +[](object::Encoder& encoder, const void* value) {
+                                         object::write(encoder, *static_cast<const T*>(value));
+                                       };
+                                     } else {
+                                       return static_cast<void (*)(object::Encoder&, const void*)>(nullptr);
+                                     }
+                                   }()};
   return &entry;
 }
 
@@ -156,10 +156,11 @@ bool register_function(std::string name, R (*fn)(A...)) {
 
 #define LOCKSTEP_RPC_JOIN2(a, b) a##b
 #define LOCKSTEP_RPC_JOIN(a, b) LOCKSTEP_RPC_JOIN2(a, b)
-#define LOCKSTEP_RPC_NAMED(fn, name, ...)                                              \
+#define LOCKSTEP_RPC_NAMED(fn, name, ...)                                            \
   [[maybe_unused]] static const bool LOCKSTEP_RPC_JOIN(lockstep_rpc_, __COUNTER__) = \
       ::lockstep::rpc::register_function(name, fn)
-#define LOCKSTEP_RPC_FUNCTION(...) LOCKSTEP_RPC_PICK(__VA_ARGS__, LOCKSTEP_RPC_NAMED, LOCKSTEP_RPC_UNNAMED, )(__VA_ARGS__)
+#define LOCKSTEP_RPC_FUNCTION(...) \
+  LOCKSTEP_RPC_PICK(__VA_ARGS__, LOCKSTEP_RPC_NAMED, LOCKSTEP_RPC_UNNAMED, )(__VA_ARGS__)
 #define LOCKSTEP_RPC_PICK(a, b, pick, ...) pick
 #define LOCKSTEP_RPC_UNNAMED(fn) LOCKSTEP_RPC_NAMED(fn, #fn)
 

@@ -13,7 +13,8 @@ struct GatherRecord {
   Object value;
 };
 auto lockstep_fields(SelfOf<GatherRecord> auto& self) {
-  return fields({.name = "lockstep.rpc.Gather", .version = 1}, self.names, self.number, self.name, self.value);
+  return fields({.name = "lockstep.rpc.Gather", .version = 1}, self.names, self.number, self.name,
+                self.value);
 }
 
 std::string missing(const std::set<std::string>& names, const std::map<std::string, Object>& values) {
@@ -38,7 +39,8 @@ std::map<std::string, Object> Gatherings::gather(const Object& value, std::vecto
     for (const auto& worker : agent_.workers()) names.insert(worker.name);
   }
   if (!names.contains(agent_.self().name)) {
-    raise(ErrorKind::kUsage, cat("all_gather: ", agent_.self().name, " is not among the workers that it names"));
+    raise(ErrorKind::kUsage,
+          cat("all_gather: ", agent_.self().name, " is not among the workers that it names"));
   }
   std::uint64_t number = 0;
   {
@@ -93,8 +95,8 @@ void Gatherings::on_lost(WorkerId peer, const std::string& cause) {
   for (auto& [key, gathering] : failed) {
     const CallFailure failure{
         .failure = {.kind = ErrorKind::kPeerLost,
-                    .message = cat("a gathering waits for ", missing(key.first, gathering.values), "; worker ", name,
-                                   " is gone: ", cause),
+                    .message = cat("a gathering waits for ", missing(key.first, gathering.values),
+                                   "; worker ", name, " is gone: ", cause),
                     .peer = LostPeer{.rank = peer, .cause = cause}}};
     for (auto& waiting : gathering.requests) waiting.answer_failure(failure);
   }
@@ -108,7 +110,8 @@ void Gatherings::on_close() {
 
 }  // namespace internal
 
-std::map<std::string, Object> all_gather(const Object& value, std::vector<std::string> names, CallOptions options) {
+std::map<std::string, Object> all_gather(const Object& value, std::vector<std::string> names,
+                                         CallOptions options) {
   const auto agent = current_agent("all_gather");
   return agent->service<internal::Gatherings>().gather(value, std::move(names), options.timeout);
 }

@@ -28,7 +28,8 @@ class Gatherings final : public Service {
  public:
   explicit Gatherings(Agent& agent);
 
-  std::map<std::string, Object> gather(const Object& value, std::vector<std::string> names, Milliseconds timeout);
+  std::map<std::string, Object> gather(const Object& value, std::vector<std::string> names,
+                                       Milliseconds timeout);
 
   void on_lost(WorkerId peer, const std::string& cause) override;
   void debug_info(std::map<std::string, std::string>&) override {}

@@ -22,8 +22,7 @@ enum class Kind : std::uint8_t {
   kRRefBackward = 19,   // backward() from a value its owner has
   kProfile = 24,        // events of a profiled call
   kGather = 32,         // all-gather and barrier among workers
-  kMember = 33,         // a worker joins or leaves a dynamic group
-  kLeave = 34,          // the sender leaves in order
+  kLeave = 33,          // the sender leaves in order
 };
 inline constexpr std::uint8_t kAnswer = 0x80;
 inline constexpr std::uint8_t kException = 0xFF;

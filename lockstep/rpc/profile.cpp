@@ -45,7 +45,9 @@ std::shared_ptr<ProfileLog>& profile_here() {
   return log;
 }
 
-bool profiling_server() { return servers().n.load(std::memory_order_relaxed) != 0; }
+bool profiling_server() {
+  return servers().n.load(std::memory_order_relaxed) != 0;
+}
 
 void profile_served(const ProfileEvent& event) {
   if (!profiling_server()) return;
@@ -55,8 +57,14 @@ void profile_served(const ProfileEvent& event) {
 
 std::string call_name(const char* mode, const std::string& function, const std::string& caller,
                       const std::string& callee) {
-  return std::string(mode).append("#").append(function).append("(").append(caller).append(" -> ").append(callee).append(
-      ")");
+  return std::string(mode)
+      .append("#")
+      .append(function)
+      .append("(")
+      .append(caller)
+      .append(" -> ")
+      .append(callee)
+      .append(")");
 }
 
 }  // namespace internal
@@ -65,7 +73,9 @@ Profile::Profile() : log_(std::make_shared<internal::ProfileLog>()), before_(int
   internal::profile_here() = log_;
 }
 
-Profile::~Profile() { internal::profile_here() = before_; }
+Profile::~Profile() {
+  internal::profile_here() = before_;
+}
 
 ServerProfile::ServerProfile() : log_(std::make_shared<internal::ProfileLog>()) {
   auto& servers = internal::servers();

@@ -33,16 +33,17 @@ struct Retry {
 void try_once(const std::shared_ptr<Retry>& retry) {
   const auto agent = retry->agent.lock();
   if (!agent) {
-    retry->promise.fail({.failure = {.kind = ErrorKind::kAborted, .message = retry->what + ": the agent is gone"}});
+    retry->promise.fail(
+        {.failure = {.kind = ErrorKind::kAborted, .message = retry->what + ": the agent is gone"}});
     return;
   }
   --retry->n_left;
   agent->request(retry->to, retry->kind, retry->payload, retry->pause, retry->what,
                  [retry](Agent::Answer* answer, const CallFailure* failure) {
-                   if (answer == nullptr && failure->failure.kind == ErrorKind::kTimeout && !failure->remote &&
-                       retry->n_left > 0) {
-                     retry->pause = Milliseconds(static_cast<std::int64_t>(
-                         static_cast<double>(retry->pause.count()) * kGrowth));
+                   if (answer == nullptr && failure->failure.kind == ErrorKind::kTimeout &&
+                       !failure->remote && retry->n_left > 0) {
+                     retry->pause = Milliseconds(
+                         static_cast<std::int64_t>(static_cast<double>(retry->pause.count()) * kGrowth));
                      try_once(retry);
                      return;
                    }
@@ -61,7 +62,8 @@ Request::Request(Request&&) noexcept = default;
 
 Request::~Request() {
   if (!agent_) return;
-  answer_failure({.failure = {.kind = ErrorKind::kAborted, .message = "the request was dropped without an answer"}});
+  answer_failure(
+      {.failure = {.kind = ErrorKind::kAborted, .message = "the request was dropped without an answer"}});
 }
 
 void Request::answer(Payload payload) {
@@ -75,12 +77,13 @@ void Request::answer(Payload payload) {
 void Request::answer_failure(const CallFailure& failure) noexcept {
   const auto agent = std::move(agent_);
   if (!agent) return;
-  agent->send_answer(from_, {.kind = kException,
-                             .id = message_.id,
-                             .body = courier::owned_blob(encode_failure(failure))});
+  agent->send_answer(
+      from_, {.kind = kException, .id = message_.id, .body = courier::owned_blob(encode_failure(failure))});
 }
 
-bool Agent::helping() { return n_helping != 0; }
+bool Agent::helping() {
+  return n_helping != 0;
+}
 
 void Agent::help(const std::atomic<std::uint8_t>& over) {
   if (closed()) return;
@@ -91,7 +94,8 @@ void Agent::help(const std::atomic<std::uint8_t>& over) {
     for (int i = 0; i < 8 && over.load(std::memory_order_acquire) == 0; ++i) {
       if (!step(Lane::kHelper)) ::sched_yield();
     }
-  } while (over.load(std::memory_order_acquire) == 0 && std::chrono::steady_clock::now() < until && !closed());
+  } while (over.load(std::memory_order_acquire) == 0 && std::chrono::steady_clock::now() < until &&
+           !closed());
   --n_helping;
   courier_->end_polling();
 }
@@ -111,7 +115,11 @@ Future<Agent::Answer> Agent::request_again(WorkerId to, Kind kind, Payload paylo
   return future;
 }
 
-void Agent::before_sleep() { pool_->before_sleep(); }
-void Agent::after_sleep() { pool_->after_sleep(); }
+void Agent::before_sleep() {
+  pool_->before_sleep();
+}
+void Agent::after_sleep() {
+  pool_->after_sleep();
+}
 
 }  // namespace lockstep::rpc

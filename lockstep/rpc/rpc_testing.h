@@ -32,8 +32,8 @@ struct Workers {
 
 // Runs fn(rank, workers) on n threads, "worker0" to "worker<n-1>", each with its agent as the current one. `after` runs once, when all fn have
 // returned and before the agents are closed. Throws again what the first of them threw.
-inline void run_workers(int n, const std::function<void(int, Workers&)>& fn, const WorkersOptions& options = {},
-                        const std::function<void(Workers&)>& after = {}) {
+inline void run_workers(int n, const std::function<void(int, Workers&)>& fn,
+                        const WorkersOptions& options = {}, const std::function<void(Workers&)>& after = {}) {
   Workers workers{.exchange = courier::LocalExchange::create(options.exchange), .agents = {}};
   std::vector<RankThread> ranks(static_cast<std::size_t>(n));
   std::vector<Bytes> addresses;

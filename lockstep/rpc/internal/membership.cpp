@@ -15,10 +15,11 @@ namespace {
 using namespace std::chrono_literals;
 
 constexpr const char* kToken = "token";
-constexpr const char* kMembers = "members";
+constexpr const char* kState = "state";
 // Whoever holds the token this long is taken to be gone.
 constexpr auto kTokenLife = 15s;
 constexpr Milliseconds kTell{5000};
+constexpr Milliseconds kLook{200};
 
 enum class Change : std::uint8_t { kJoins, kLeaves };
 struct MemberChange {
@@ -33,7 +34,9 @@ MemberRecord record_of(Agent& agent) {
   return {.id = agent.self().id, .name = agent.self().name, .address = agent.address()};
 }
 
-std::string key_of(int rank) { return cat("worker/", rank); }
+std::string key_of(int rank) {
+  return cat("worker/", rank);
+}
 
 std::string missing(Store& store, int world_size) {
   std::string list;
@@ -87,72 +90,80 @@ class Token {
   const std::string mine_;
 };
 
-std::vector<MemberRecord> read_members(Store& store) {
-  const std::string key = kMembers;
-  if (!store.check({&key, 1})) return {};
-  return decode<std::vector<MemberRecord>>(store.get(key));
+// Who is there, after how many changes.
+struct GroupState {
+  std::uint64_t epoch = 0;
+  std::vector<MemberRecord> members;
+};
+auto lockstep_fields(SelfOf<GroupState> auto& self) {
+  return fields({.name = "lockstep.rpc.Group", .version = 1}, self.epoch, self.members);
 }
 
-// Tells `who`; false when it is gone.
-bool tell(Agent& agent, const MemberRecord& who, Change change) {
-  try {
-    agent
-        .request(who.id, Kind::kMember, {.body = encode(MemberChange{.change = change, .who = record_of(agent)})},
-                 kTell, cat("telling worker ", who.name, " of this one"))
-        .wait();
-    return true;
-  } catch (const Error& error) {
-    log(LogLevel::kWarn, cat("worker ", who.name, " does not answer and is taken off the list: ", error.what()));
-    return false;
+GroupState read_state(Store& store) {
+  const std::string key = kState;
+  if (!store.check({&key, 1})) return {};
+  return decode<GroupState>(store.get(key));
+}
+
+std::string change_key(std::uint64_t epoch) {
+  return cat("change/", epoch);
+}
+std::string noted_key(std::uint64_t epoch, int id) {
+  return cat("noted/", epoch, "/", id);
+}
+
+// Writes the next change and waits for everyone else; those that take no note are taken off. Pre: the token is held.
+void change(Store& store, Agent& agent, GroupState& state, Change what, const MemberRecord& who) {
+  const std::uint64_t epoch = ++state.epoch;
+  store.set(change_key(epoch), encode(MemberChange{.change = what, .who = who}));
+  std::vector<MemberRecord> silent;
+  const Deadline deadline = Deadline::after(kTell);
+  for (const auto& other : state.members) {
+    if (other.id == agent.self().id || other.id == who.id) continue;
+    const std::string key = noted_key(epoch, other.id);
+    try {
+      store.wait({&key, 1}, left(deadline));
+      store.delete_key(key);
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kTimeout) throw;
+      silent.push_back(other);
+    }
+  }
+  std::erase_if(state.members, [&](const MemberRecord& record) { return record.id == who.id; });
+  if (what == Change::kJoins) state.members.push_back(who);
+  if (epoch > 1) store.delete_key(change_key(epoch - 1));
+  for (const auto& gone : silent) {
+    log(LogLevel::kWarn, cat("worker ", gone.name, " takes no note of changes and is taken off the list"));
+    std::erase_if(state.members, [&](const MemberRecord& record) { return record.id == gone.id; });
+    change(store, agent, state, Change::kLeaves, gone);
+    if (gone.id != agent.self().id) agent.remove_worker(gone.id);
   }
 }
 
 }  // namespace
 
-Members::Members(Agent& agent) : agent_(agent) {
-  agent.handle(
-      Kind::kMember, [this](Request request) { take(std::move(request)); }, Agent::Runs::kInThread);
-}
-
-void Members::take(Request request) {
-  try {
-    const auto change = decode<MemberChange>(request.body());
-    const auto& who = change.who;
-    if (change.change == Change::kJoins) {
-      agent_.add_worker({.id = who.id, .name = who.name}, who.address);
-      request.answer({});
-    } else if (who.id == request.from()) {
-      request.answer({});
-      agent_.remove_worker(who.id);
-    } else {
-      raise(ErrorKind::kUsage, "a worker can only take itself off the list");
-    }
-  } catch (...) {
-    request.answer_failure(current_call_failure());
-  }
-}
-
 void join_static(Store& store, Agent& agent, int world_size, Deadline deadline) {
   store.set(key_of(agent.self().id), encode(record_of(agent)));
   std::map<std::string, int> names;
+  std::vector<MemberRecord> records;
   for (int rank = 0; rank < world_size; ++rank) {
     const std::string key = key_of(rank);
     try {
       store.wait({&key, 1}, left(deadline));
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kTimeout) throw;
-      raise(ErrorKind::kTimeout, cat("init_rpc of ", agent.self().name, ": of ", world_size, " workers these did not come: ",
-                                     missing(store, world_size)));
+      raise(ErrorKind::kTimeout, cat("init_rpc of ", agent.self().name, ": of ", world_size,
+                                     " workers these did not come: ", missing(store, world_size)));
     }
-    const auto record = decode<MemberRecord>(store.get(key));
+    const auto& record = records.emplace_back(decode<MemberRecord>(store.get(key)));
     if (record.id != rank) raise(ErrorKind::kUsage, cat("rank ", rank, " published itself as ", record.id));
     const auto [other, is_new] = names.try_emplace(record.name, rank);
     if (!is_new) {
       raise(ErrorKind::kUsage,
             cat("init_rpc: ranks ", other->second, " and ", rank, " are both named ", record.name));
     }
-    agent.add_worker({.id = record.id, .name = record.name}, record.address);
   }
+  for (const auto& record : records) agent.add_worker({.id = record.id, .name = record.name}, record.address);
   store_barrier(store, agent.self().id, world_size, "ready", left(deadline));
 }
 
@@ -162,34 +173,78 @@ WorkerId take_number(Store& store) {
   return static_cast<WorkerId>(number);
 }
 
-void join_dynamic(Store& store, Agent& agent, Deadline deadline) {
-  const Token token(store, deadline);
-  const auto before = read_members(store);
-  std::vector<MemberRecord> after;
-  for (const auto& other : before) {
-    const bool same_name = other.name == agent.self().name;
-    if (!same_name && other.id != agent.self().id) {
-      agent.add_worker({.id = other.id, .name = other.name}, other.address);
-      if (tell(agent, other, Change::kJoins)) {
-        after.push_back(other);
-      } else {
-        agent.remove_worker(other.id);
-      }
-      continue;
-    }
-    raise(ErrorKind::kUsage, cat("init_rpc: ", same_name ? "the name " + other.name : cat("number ", other.id),
-                                 " is taken by worker ", other.name));
+std::unique_ptr<DynamicGroup> DynamicGroup::join(const std::shared_ptr<Store>& store,
+                                                 std::shared_ptr<Agent> agent, Deadline deadline) {
+  const Token token(*store, deadline);
+  auto state = read_state(*store);
+  for (const auto& other : state.members) {
+    const bool same_name = other.name == agent->self().name;
+    if (!same_name && other.id != agent->self().id) continue;
+    raise(ErrorKind::kUsage,
+          cat("init_rpc: ", same_name ? "the name " + other.name : cat("number ", other.id),
+              " is taken by worker ", other.name));
   }
-  after.push_back(record_of(agent));
-  store.set(kMembers, encode(after));
+  for (const auto& other : state.members)
+    agent->add_worker({.id = other.id, .name = other.name}, other.address);
+  change(*store, *agent, state, Change::kJoins, record_of(*agent));
+  store->set(kState, encode(state));
+  return std::unique_ptr<DynamicGroup>(new DynamicGroup(store, std::move(agent), state.epoch));
 }
 
-void leave_dynamic(Store& store, Agent& agent, Deadline deadline) {
-  const Token token(store, deadline);
-  auto members = read_members(store);
-  std::erase_if(members, [&](const MemberRecord& record) { return record.id == agent.self().id; });
-  store.set(kMembers, encode(members));
-  for (const auto& other : members) tell(agent, other, Change::kLeaves);
+DynamicGroup::DynamicGroup(const std::shared_ptr<Store>& store, std::shared_ptr<Agent> agent,
+                           std::uint64_t epoch)
+    : store_(store),
+      watch_store_(store->clone()),
+      agent_(std::move(agent)),
+      thread_("ls-rpc-members", [this, epoch] { watch(epoch + 1); }) {}
+
+DynamicGroup::~DynamicGroup() {
+  stop();
+}
+
+void DynamicGroup::stop() {
+  stopping_ = true;
+  thread_.join();
+}
+
+void DynamicGroup::watch(std::uint64_t epoch) {
+  while (!stopping_) {
+    try {
+      const std::string key = change_key(epoch);
+      try {
+        watch_store_->wait({&key, 1}, kLook);
+      } catch (const Error& error) {
+        if (error.kind() == ErrorKind::kTimeout) continue;
+        throw;
+      }
+      const auto what = decode<MemberChange>(watch_store_->get(key));
+      if (what.who.id == agent_->self().id) {
+        log(LogLevel::kError, cat("worker ", agent_->self().name,
+                                  " was taken off its group's list: it took no note of a change"));
+        return;
+      }
+      if (what.change == Change::kJoins) {
+        agent_->add_worker({.id = what.who.id, .name = what.who.name}, what.who.address);
+      }
+      watch_store_->set(noted_key(epoch, agent_->self().id), to_bytes("yes"));
+      if (what.change == Change::kLeaves) agent_->remove_worker(what.who.id);
+      ++epoch;
+    } catch (...) {
+      if (stopping_) return;
+      log(LogLevel::kError,
+          "changes of the RPC group are not heard of any more: " + current_failure().message);
+      return;
+    }
+  }
+}
+
+void DynamicGroup::leave(Deadline deadline) {
+  const Token token(*store_, deadline);
+  // Only now: while another holds the token it waits for this worker to take note.
+  stop();
+  auto state = read_state(*store_);
+  change(*store_, *agent_, state, Change::kLeaves, record_of(*agent_));
+  store_->set(kState, encode(state));
 }
 
 }  // namespace lockstep::rpc::internal

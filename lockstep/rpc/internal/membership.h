@@ -2,10 +2,12 @@
 // Thread safety: one call at a time.
 #pragma once
 
+#include <atomic>
 #include <memory>
 #include <string>
 #include <vector>
 
+#include "lockstep/base/thread.h"
 #include "lockstep/rpc/agent.h"
 #include "lockstep/store/store.h"
 
@@ -21,25 +23,37 @@ auto lockstep_fields(SelfOf<MemberRecord> auto& self) {
   return fields({.name = "lockstep.rpc.Member", .version = 1}, self.id, self.name, self.address);
 }
 
-// Answers Kind::kMember: a worker joins or leaves.
-class Members final : public Service {
- public:
-  explicit Members(Agent& agent);
-  void on_lost(WorkerId, const std::string&) override {}
-  void debug_info(std::map<std::string, std::string>&) override {}
-
- private:
-  void take(Request request);
-  Agent& agent_;
-};
-
 // Static: publishes this worker and learns of the others; returns when all know all. Raises kTimeout naming the ranks that
 // have not come, kUsage when two have one name.
 void join_static(Store& store, Agent& agent, int world_size, Deadline deadline);
 
-// Dynamic. Numbers are given by take_number when the worker does not ask for one.
+// For a worker of a dynamic group that does not ask for a number.
 WorkerId take_number(Store& store);
-void join_dynamic(Store& store, Agent& agent, Deadline deadline);
-void leave_dynamic(Store& store, Agent& agent, Deadline deadline);
+
+// A worker's place in a dynamic group. Whoever joins or leaves does so under a token in the store: it writes the change there and
+// waits until all others have taken note, so that afterwards everyone knows it. Others that do not within seconds are taken off.
+// Thread: "ls-rpc-members", which waits in the store for changes; joined by leave() and the destructor.
+class DynamicGroup {
+ public:
+  // Raises kUsage when the name or number is taken, kTimeout when others keep the token for too long.
+  static std::unique_ptr<DynamicGroup> join(const std::shared_ptr<Store>& store, std::shared_ptr<Agent> agent,
+                                            Deadline deadline);
+  ~DynamicGroup();
+  DynamicGroup(const DynamicGroup&) = delete;
+  DynamicGroup& operator=(const DynamicGroup&) = delete;
+
+  void leave(Deadline deadline);
+
+ private:
+  DynamicGroup(const std::shared_ptr<Store>& store, std::shared_ptr<Agent> agent, std::uint64_t epoch);
+  void watch(std::uint64_t epoch);
+  void stop();
+
+  const std::shared_ptr<Store> store_;
+  const std::shared_ptr<Store> watch_store_;
+  const std::shared_ptr<Agent> agent_;
+  std::atomic<bool> stopping_{false};
+  Thread thread_;
+};
 
 }  // namespace lockstep::rpc::internal

@@ -40,10 +40,16 @@ Pool::Pool(Duties duties, Options options) : duties_(std::move(duties)), options
   watch_ = Thread("ls-rpc-watch", [this] { watch(); });
 }
 
-Pool::~Pool() { stop(); }
+Pool::~Pool() {
+  stop();
+}
 
-bool Pool::is_mine() const { return my_pool == this; }
-bool Pool::resident_here() const { return my_pool == this && resident; }
+bool Pool::is_mine() const {
+  return my_pool == this;
+}
+bool Pool::resident_here() const {
+  return my_pool == this && resident;
+}
 
 int Pool::n_threads() const {
   const std::lock_guard lock(mutex_);
@@ -123,9 +129,8 @@ void Pool::work(Member& member) {
       continue;
     }
     ++n_idle_;
-    const bool called = changed_.wait_for(lock, kIdleFor, [this] {
-      return stopping_ || n_called_ > 0 || !has_resident_ || !tasks_.empty();
-    });
+    const bool called = changed_.wait_for(
+        lock, kIdleFor, [this] { return stopping_ || n_called_ > 0 || !has_resident_ || !tasks_.empty(); });
     --n_idle_;
     if (n_called_ > 0) --n_called_;
     if (!called && n_threads_ > 2) break;

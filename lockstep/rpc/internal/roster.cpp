@@ -39,7 +39,8 @@ WorkerInfo Roster::find_name(const std::string& name) const {
     gone = &entry;
     gone_id = id;
   }
-  if (gone == nullptr) raise(ErrorKind::kUsage, cat("there is no worker named \"", name, "\"; there are ", names()));
+  if (gone == nullptr)
+    raise(ErrorKind::kUsage, cat("there is no worker named \"", name, "\"; there are ", names()));
   raise({.kind = ErrorKind::kPeerLost,
          .message = cat("worker ", name, " is gone: ", *gone->gone),
          .peer = LostPeer{.rank = gone_id, .cause = *gone->gone}});

@@ -1,0 +1,97 @@
+#include "lockstep/rpc/internal/farewell.h"
+
+#include <algorithm>
+#include <chrono>
+#include <thread>
+
+#include "lockstep/base/text.h"
+
+namespace lockstep::rpc::internal {
+namespace {
+
+Payload round_payload(std::uint32_t round) {
+  ByteWriter writer;
+  writer.put(round);
+  return {.body = writer.take()};
+}
+
+}  // namespace
+
+Farewell::Farewell(Agent& agent) : agent_(agent) {
+  agent.handle(
+      Kind::kLeave, [this](Request request) { take(std::move(request)); }, Agent::Runs::kQuick);
+}
+
+void Farewell::meet(std::uint32_t round, Deadline deadline) {
+  for (;;) {
+    const auto workers = agent_.workers();
+    const auto leader = std::ranges::min(workers, {}, &WorkerInfo::name);
+    try {
+      const auto left = deadline.is_never() ? Milliseconds::zero()
+                                            : std::max(Milliseconds(1), std::chrono::duration_cast<Milliseconds>(
+                                                                            deadline.remaining()));
+      agent_.request(leader.id, Kind::kLeave, round_payload(round), left,
+                     cat("shutdown of ", agent_.self().name, ", which waits for all ", workers.size(), " workers"))
+          .wait();
+      return;
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kPeerLost || agent_.closed()) throw;
+      std::this_thread::sleep_for(Milliseconds(1));  // until it is off the list
+    }
+  }
+}
+
+void Farewell::take(Request request) {
+  const auto round = ByteReader(request.body()).get<std::uint32_t>();
+  if (!round || *round == 0) {  // a ping
+    request.answer({});
+    return;
+  }
+  bool first = false;
+  {
+    const std::lock_guard lock(mutex_);
+    auto& reached = reached_[request.from()];
+    reached = std::max(reached, *round);
+    waiting_.push_back({.round = *round, .request = std::move(request)});
+    first = !std::exchange(pinged_, true);
+  }
+  if (first) ping_all();
+  look();
+}
+
+void Farewell::ping_all() {
+  for (const auto& worker : agent_.workers()) {
+    if (worker.id == agent_.self().id) continue;
+    agent_.request(worker.id, Kind::kLeave, round_payload(0), Milliseconds::zero(), "a ping before shutdown",
+                   [](Agent::Answer*, const CallFailure*) {});
+  }
+}
+
+void Farewell::look() {
+  std::list<Waiting> over;
+  const auto workers = agent_.workers();
+  {
+    const std::lock_guard lock(mutex_);
+    std::uint32_t all_reached = UINT32_MAX;
+    for (const auto& worker : workers) {
+      const auto found = reached_.find(worker.id);
+      all_reached = std::min(all_reached, found == reached_.end() ? 0 : found->second);
+    }
+    for (auto waiting = waiting_.begin(); waiting != waiting_.end();) {
+      const auto next = std::next(waiting);
+      if (waiting->round <= all_reached) over.splice(over.end(), waiting_, waiting);
+      waiting = next;
+    }
+  }
+  for (auto& waiting : over) waiting.request.answer({});
+}
+
+void Farewell::on_lost(WorkerId, const std::string&) { look(); }
+
+void Farewell::on_close() {
+  std::list<Waiting> waiting;
+  const std::lock_guard lock(mutex_);
+  waiting.swap(waiting_);
+}
+
+}  // namespace lockstep::rpc::internal

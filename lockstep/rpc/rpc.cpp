@@ -1,0 +1,249 @@
+#include "lockstep/rpc/rpc.h"
+
+#include <algorithm>
+#include <cctype>
+#include <mutex>
+#include <set>
+#include <thread>
+
+#include "lockstep/base/environment.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+#include "lockstep/courier/host_courier.h"
+#include "lockstep/net/address.h"
+#include "lockstep/rendezvous/rendezvous.h"
+#include "lockstep/rpc/current.h"
+#include "lockstep/rpc/internal/farewell.h"
+#include "lockstep/rpc/internal/membership.h"
+#include "lockstep/store/prefix_store.h"
+
+namespace lockstep::rpc {
+namespace {
+
+// What shutdown needs to know.
+struct Session {
+  RpcOptions options;
+  std::shared_ptr<Store> store;  // under the prefix; null in a world of one that asked for no address
+  std::unique_ptr<internal::DynamicGroup> dynamic{};  // null in a static group
+};
+
+void check_name(const std::string& name) {
+  const auto good = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == ':' || c == '-'; };
+  if (!name.empty() && name.size() < 128 && std::ranges::all_of(name, good)) return;
+  raise(ErrorKind::kUsage, cat("init_rpc: \"", name,
+                               "\" is no name for a worker: 1 to 127 letters, digits, \"_\", \":\" and \"-\""));
+}
+
+void check_one_to_one(const std::string& worker, const DeviceMap& map) {
+  std::set<int> targets;
+  for (const auto& [from, to] : map) {
+    if (from < 0 || to < 0) raise(ErrorKind::kUsage, cat("the device map of ", worker, " has a negative device"));
+    if (!targets.insert(to).second) {
+      raise(ErrorKind::kUsage, cat("the device map of ", worker, " puts two devices on its device ", to,
+                                   "; answers could not find their way back"));
+    }
+  }
+}
+
+void check_options(const RpcOptions& options) {
+  if (options.num_worker_threads < 1) {
+    raise(ErrorKind::kUsage, cat("init_rpc: num_worker_threads is ", options.num_worker_threads, "; at least 1 is needed"));
+  }
+  if (options.rpc_timeout.count() < 0) raise(ErrorKind::kUsage, "init_rpc: rpc_timeout is negative; zero means none");
+  if (options.store && !options.init_method.empty()) {
+    raise(ErrorKind::kUsage, "init_rpc: give a store or an init_method, not both");
+  }
+  if (options.store && options.rank < 0 && options.world_size != kDynamic) {
+    raise(ErrorKind::kUsage, "init_rpc: with a store, rank and world_size are needed");
+  }
+  if (options.world_size < -1) raise(ErrorKind::kUsage, cat("init_rpc: world_size is ", options.world_size));
+  for (const auto& [worker, map] : options.device_maps) check_one_to_one(worker, map);
+  if (const auto clash = registration_clash(); !clash.empty()) raise(ErrorKind::kUsage, "init_rpc: " + clash);
+}
+
+std::string bind_host(const RpcOptions& options) {
+  if (!options.bind_host.empty()) return options.bind_host;
+  const auto master = environment(Var::kMasterAddr);
+  if (!master || net::names_loopback(*master)) return "";
+  const std::string own = net::own_address_toward(*master);
+  return net::names_loopback(own) ? "" : own;
+}
+
+struct Backends {
+  std::mutex mutex;
+  std::map<std::string, MakeCourier> makers;
+};
+Backends& backends() {
+  static Backends list;
+  static const bool filled = [] {
+    list.makers["host"] = [](const BackendRequest& request) {
+      return courier::open_host_courier(
+          {.id = request.self.id,
+           .name = request.self.name,
+           .secret = JobSecret::from_environment(),
+           .transport = request.options->tcp_only ? courier::Transport::kTcp : courier::Transport::kAuto,
+           .bind_host = bind_host(*request.options),
+           .insecure = environment_flag(Var::kLockstepInsecure)});
+    };
+    return true;
+  }();
+  (void)filled;
+  return list;
+}
+
+std::unique_ptr<courier::Courier> make_courier(const WorkerInfo& self, const RpcOptions& options) {
+  MakeCourier make;
+  {
+    const std::lock_guard lock(backends().mutex);
+    const auto found = backends().makers.find(options.backend);
+    if (found == backends().makers.end()) {
+      raise(ErrorKind::kUnsupported, cat("init_rpc: there is no RPC back end named \"", options.backend, "\""));
+    }
+    make = found->second;
+  }
+  return make({.self = self, .options = &options});
+}
+
+// The n-th init_rpc of every rank meets in a place of its own.
+std::string take_prefix(bool dynamic) {
+  if (dynamic) return "rpc_dynamic";
+  return cat("rpc_prefix_", count_init());
+}
+
+RendezvousResult meet(const RpcOptions& options, bool dynamic) {
+  if (options.store) return {.store = options.store, .rank = options.rank, .world_size = options.world_size};
+  // A URL wants a rank: in a dynamic group the first one holds the store, the others are its clients.
+  return rendezvous({.init_method = options.init_method.empty() ? "env://" : options.init_method,
+                     .rank = options.rank,
+                     .world_size = dynamic ? -1 : options.world_size,
+                     .timeout = options.init_timeout});
+}
+
+// Until this worker waits for no answer, and runs nothing for others.
+void wait_idle(Agent& agent, Deadline deadline) {
+  while (agent.n_waiting() != 0 || agent.n_running() != 0) {
+    if (deadline.expired()) {
+      raise(ErrorKind::kTimeout, cat("shutdown: ", agent.n_waiting(), " calls of this worker have no answer yet, ",
+                                     agent.n_running(), " calls of others still run here"));
+    }
+    std::this_thread::sleep_for(Milliseconds(1));
+  }
+}
+
+void leave_static(Agent& agent, Deadline deadline) {
+  auto& farewell = agent.service<internal::Farewell>();
+  // Twice: what ran for a worker that had come to the first round may have called another that had been idle.
+  for (std::uint32_t round = 1; round <= 2; ++round) {
+    wait_idle(agent, deadline);
+    farewell.meet(round, deadline);
+  }
+  agent.expect_ends();
+  farewell.meet(3, deadline);
+}
+
+}  // namespace
+
+void RpcOptions::set_device_map(const std::string& worker, const DeviceMap& map) {
+  DeviceMap merged = device_maps[worker];
+  for (const auto& [from, to] : map) merged[from] = to;
+  check_one_to_one(worker, merged);
+  device_maps[worker] = std::move(merged);
+}
+
+void init_rpc(const std::string& name, RpcOptions options) {
+  check_name(name);
+  check_options(options);
+  if (is_initialized()) raise(ErrorKind::kUsage, "init_rpc was called before; call shutdown first");
+  const Deadline deadline = Deadline::after(options.init_timeout);
+  const bool dynamic = options.world_size == kDynamic;
+  const auto place = meet(options, dynamic);
+  auto session = std::make_shared<Session>(
+      Session{.options = options,
+              .store = place.store ? std::make_shared<PrefixStore>(take_prefix(dynamic), place.store) : nullptr});
+  if (dynamic && !session->store) raise(ErrorKind::kUsage, "init_rpc: a dynamic group needs a store or an address");
+  const WorkerInfo self{.id = dynamic && options.rank < 0 ? internal::take_number(*session->store)
+                                                          : static_cast<WorkerId>(place.rank),
+                        .name = name};
+  if (!dynamic && (place.rank < 0 || place.rank >= place.world_size || place.world_size > 0xFFFF)) {
+    raise(ErrorKind::kUsage, cat("init_rpc: rank ", place.rank, " in a world of ", place.world_size));
+  }
+  const auto agent = Agent::start({.self = self,
+                                   .num_worker_threads = options.num_worker_threads,
+                                   .rpc_timeout = options.rpc_timeout,
+                                   .rank = this_rank_thread()},
+                                  make_courier(self, options));
+  try {
+    // Before others can call: their functions ask for the current agent.
+    set_current_agent(agent, session);
+    if (dynamic) {
+      session->dynamic = internal::DynamicGroup::join(session->store, agent, deadline);
+    } else if (session->store) {
+      internal::join_static(*session->store, *agent, place.world_size, deadline);
+    }
+  } catch (...) {
+    set_current_agent(nullptr);
+    agent->close(Milliseconds(0));
+    throw;
+  }
+}
+
+void shutdown(ShutdownOptions options) {
+  const auto agent = current_agent("shutdown");
+  if (agent->on_own_thread()) {
+    raise(ErrorKind::kUsage, "shutdown: called by a function that runs for another worker, on one of the agent's own threads");
+  }
+  const auto session = std::static_pointer_cast<Session>(current_session());
+  const Deadline deadline = Deadline::after(options.timeout);
+  std::exception_ptr problem;
+  if (options.graceful) {
+    try {
+      if (session->dynamic) {
+        wait_idle(*agent, deadline);
+        session->dynamic->leave(deadline);
+      } else {
+        leave_static(*agent, deadline);
+      }
+    } catch (...) {
+      problem = std::current_exception();
+    }
+  }
+  agent->expect_ends();
+  session->dynamic = nullptr;
+  agent->close(options.graceful ? Milliseconds(1000) : Milliseconds(0));
+  set_current_agent(nullptr);
+  if (problem) std::rethrow_exception(problem);
+}
+
+bool is_initialized() noexcept {
+  const auto agent = current_agent_if_any();
+  return agent != nullptr && !agent->closed();
+}
+
+WorkerInfo get_worker_info(const std::string& name) {
+  const auto agent = current_agent("get_worker_info");
+  return name.empty() ? agent->self() : agent->find(name);
+}
+
+std::vector<WorkerInfo> get_worker_infos() { return current_agent("get_worker_infos")->workers(); }
+Milliseconds get_rpc_timeout() { return current_agent("get_rpc_timeout")->rpc_timeout(); }
+void set_rpc_timeout(Milliseconds timeout) { current_agent("set_rpc_timeout")->set_rpc_timeout(timeout); }
+std::map<std::string, std::string> get_debug_info() { return current_agent("get_debug_info")->debug_info(); }
+
+std::map<std::string, DeviceMap> get_device_maps() {
+  current_agent("get_device_maps");
+  return std::static_pointer_cast<Session>(current_session())->options.device_maps;
+}
+
+void register_rpc_backend(const std::string& name, MakeCourier make) {
+  const std::lock_guard lock(backends().mutex);
+  if (!backends().makers.try_emplace(name, std::move(make)).second) {
+    raise(ErrorKind::kUsage, cat("there is an RPC back end named \"", name, "\" already"));
+  }
+}
+
+bool is_rpc_backend_available(const std::string& name) {
+  const std::lock_guard lock(backends().mutex);
+  return backends().makers.contains(name);
+}
+
+}  // namespace lockstep::rpc

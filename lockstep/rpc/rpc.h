@@ -1,0 +1,95 @@
+// Remote procedure calls between the workers of a job.
+//
+//   double norm(const std::vector<double>& v);
+//   LOCKSTEP_RPC_FUNCTION(norm);                               // callable from every worker
+//
+//   rpc::init_rpc("worker" + std::to_string(rank));            // env://, as the launcher sets it
+//   double n = rpc::rpc_sync("worker1", norm, {{3.0, 4.0}});
+//   auto trainer = rpc::remote<Trainer>("worker2", options);   // lives there; an RRef here
+//   rpc::shutdown();                                           // waits for everyone
+//
+//   call.h      rpc_sync, rpc_async, WaitAll         function.h  what can be called
+//   rref.h      values that stay where they are      future.h    results that are on their way
+//   gather.h    barrier, all_gather                  agent.h     for layers above
+//
+// One agent per process, or per rank thread inside run_threads. On one host messages go through shared memory, across hosts
+// over TCP; connections prove that they know the job's secret (docs/rpc.md).
+// Thread safety: everything may be called from any thread, init_rpc and shutdown by one.
+#pragma once
+
+#include <functional>
+#include <map>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/rpc/call.h"
+#include "lockstep/rpc/function.h"
+#include "lockstep/rpc/future.h"
+#include "lockstep/rpc/gather.h"
+#include "lockstep/rpc/worker.h"
+#include "lockstep/store/store.h"
+
+namespace lockstep::rpc {
+
+// Of this worker's devices to another's, one to one: {0: 1} puts what is on cuda:0 here on cuda:1 there.
+using DeviceMap = std::map<int, int>;
+
+// As world_size: workers join and leave as they like.
+inline constexpr int kDynamic = 0;
+
+struct RpcOptions {
+  int num_worker_threads = 16;       // that run at once
+  Milliseconds rpc_timeout{60'000};  // of calls that give none; zero: none
+  std::string init_method{};         // "" means env://, unless store is given
+  int rank = -1;                     // -1: from the URL or the environment; in a dynamic group also the next free number
+  int world_size = -1;               // -1: from the URL or the environment; kDynamic
+  std::shared_ptr<Store> store{};    // instead of init_method
+  Milliseconds init_timeout{300'000};
+  std::map<std::string, DeviceMap> device_maps{};  // by worker; kept for devices that are not the CPU
+  std::vector<int> devices{};                      // that may be used; empty: those of the maps
+  std::string backend = "host";                    // or one of register_rpc_backend
+  bool tcp_only = false;                           // TCP between workers of one host too
+  std::string bind_host{};                         // where workers of other hosts reach this one; "": the address from which
+                                                   // MASTER_ADDR is reached, when that is another host's
+  bool strict_rref_check = false;                  // shutdown raises when RRefs were leaked, instead of a warning
+
+  // As torch's set_device_map: adds to the map of `worker`. Raises kUsage when it is not one to one any more.
+  void set_device_map(const std::string& worker, const DeviceMap& map);
+};
+
+// Makes this process a worker. `name` is unique in the group: letters, digits, "_", ":" and "-", fewer than 128. Static group (a
+// world size): returns when all workers are there and know each other. Dynamic group: when those that are there know of this one.
+// Raises kUsage for a bad or taken name, bad options, and when it was called before; kTimeout naming who has not come.
+void init_rpc(const std::string& name, RpcOptions options = {});
+
+struct ShutdownOptions {
+  bool graceful = true;     // false: at once, for this worker only; the others see it go
+  Milliseconds timeout{0};  // of waiting for the others; zero: none
+};
+// Graceful: waits until every worker has called it and has no call in flight, gives RRefs back, and leaves; in a dynamic group
+// only this worker's calls are waited for. Workers that are gone are not waited for. Later calls raise kUsage: not initialised. Raises
+// kUsage in a function that runs for a caller; kTimeout (this worker has left all the same); for leaked RRefs see strict_rref_check.
+void shutdown(ShutdownOptions options = {});
+
+bool is_initialized() noexcept;
+// "": this worker.
+WorkerInfo get_worker_info(const std::string& name = "");
+std::vector<WorkerInfo> get_worker_infos();
+Milliseconds get_rpc_timeout();
+void set_rpc_timeout(Milliseconds timeout);
+// Counters by name, for people who debug: agent.*, rref.*, dist_autograd.*.
+std::map<std::string, std::string> get_debug_info();
+// The maps given to init_rpc.
+std::map<std::string, DeviceMap> get_device_maps();
+
+// Another way to carry messages, chosen by RpcOptions::backend. Raises kUsage when the name is taken.
+struct BackendRequest {
+  WorkerInfo self{};
+  const RpcOptions* options = nullptr;
+};
+using MakeCourier = std::function<std::unique_ptr<courier::Courier>(const BackendRequest&)>;
+void register_rpc_backend(const std::string& name, MakeCourier make);
+bool is_rpc_backend_available(const std::string& name);
+
+}  // namespace lockstep::rpc

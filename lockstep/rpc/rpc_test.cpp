@@ -1,0 +1,319 @@
+// Entering and leaving RPC groups, workers as threads over a store.
+#include "lockstep/rpc/rpc.h"
+
+#include <gtest/gtest.h>
+
+#include <atomic>
+#include <thread>
+
+#include "lockstep/base/rank_thread.h"
+#include "lockstep/base/thread.h"
+#include "lockstep/courier/local_courier.h"
+#include "lockstep/store/hash_store.h"
+
+namespace lockstep::rpc {
+namespace {
+
+using namespace std::chrono_literals;
+
+int twice(int a) { return 2 * a; }
+LOCKSTEP_RPC_FUNCTION(twice);
+
+void nap(int ms) { std::this_thread::sleep_for(Milliseconds(ms)); }
+LOCKSTEP_RPC_FUNCTION(nap);
+
+std::string stop_here() {
+  try {
+    shutdown();
+    return "no error";
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+LOCKSTEP_RPC_FUNCTION(stop_here);
+
+// Each thread is a rank; throws again what the first one threw.
+void as_ranks(int n, const std::function<void(int, std::shared_ptr<Store>)>& fn) {
+  const auto store = std::make_shared<HashStore>();
+  std::mutex mutex;
+  std::exception_ptr first;
+  {
+    std::vector<Thread> threads;
+    for (int rank = 0; rank < n; ++rank) {
+      threads.emplace_back("rank " + std::to_string(rank), [&, rank] {
+        RankThread self;
+        const RankThreadScope scope(&self);
+        try {
+          fn(rank, store->clone());
+        } catch (...) {
+          const std::lock_guard lock(mutex);
+          if (!first) first = std::current_exception();
+        }
+      });
+    }
+  }
+  if (first) std::rethrow_exception(first);
+}
+
+std::string name_of(int rank) { return "worker" + std::to_string(rank); }
+RpcOptions at(int rank, int n, std::shared_ptr<Store> store) {
+  return {.rank = rank, .world_size = n, .store = std::move(store), .init_timeout = 60s};
+}
+
+Failure caught(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const Error& error) {
+    return error.failure();
+  }
+  ADD_FAILURE() << "nothing was raised";
+  return {};
+}
+bool says(const Failure& failure, const std::string& part) {
+  return failure.message.find(part) != std::string::npos;
+}
+
+TEST(Rpc, WorkersMeetCallAndLeaveSeveralTimes) {
+  as_ranks(4, [](int rank, const auto& store) {
+    for (int round = 0; round < 3; ++round) {
+      init_rpc(name_of(rank), at(rank, 4, store));
+      EXPECT_EQ(get_worker_info(), (WorkerInfo{.id = static_cast<WorkerId>(rank), .name = name_of(rank)}));
+      EXPECT_EQ(get_worker_info("worker2").id, 2);
+      EXPECT_EQ(get_worker_infos().size(), 4u);
+      for (int to = 0; to < 4; ++to) EXPECT_EQ(rpc_sync(name_of(to), twice, {to + round}), 2 * (to + round));
+      shutdown();
+      EXPECT_FALSE(is_initialized());
+      EXPECT_TRUE(says(caught([] { rpc_sync(0, twice, {1}); }), "not initialised"));
+    }
+  });
+}
+
+TEST(Rpc, ASecondInitIsRefused) {
+  as_ranks(1, [](int rank, const auto& store) {
+    init_rpc("alone", at(rank, 1, store));
+    EXPECT_TRUE(says(caught([&] { init_rpc("again", at(rank, 1, store)); }), "called before"));
+    EXPECT_EQ(rpc_sync("alone", twice, {4}), 8);
+    shutdown();
+  });
+}
+
+TEST(Rpc, BadNamesAndOptionsAreRefused) {
+  as_ranks(1, [](int, const auto& store) {
+    for (const auto& name : {std::string(""), std::string("a b"), std::string("ä"), std::string(128, 'x')}) {
+      EXPECT_TRUE(says(caught([&] { init_rpc(name, at(0, 1, store)); }), "no name for a worker")) << name;
+    }
+    const auto refused = [&](const auto& change, const std::string& part) {
+      auto options = at(0, 1, store);
+      change(options);
+      const auto failure = caught([&] { init_rpc("w", options); });
+      EXPECT_TRUE(says(failure, part)) << failure.message;
+    };
+    refused([](auto& o) { o.num_worker_threads = 0; }, "num_worker_threads");
+    refused([](auto& o) { o.rpc_timeout = Milliseconds(-1); }, "rpc_timeout");
+    refused([](auto& o) { o.init_method = "env://"; }, "not both");
+    refused([](auto& o) { o.rank = -1; }, "rank and world_size");
+    refused([](auto& o) { o.rank = 5; }, "rank 5 in a world of 1");
+    refused([](auto& o) { o.backend = "pigeon"; }, "pigeon");
+    refused([](auto& o) { o.device_maps["w"] = {{0, 1}, {1, 1}}; }, "two devices");
+    EXPECT_FALSE(is_initialized());
+    RpcOptions options;
+    options.set_device_map("w", {{0, 1}});
+    options.set_device_map("w", {{1, 0}});
+    EXPECT_EQ(options.device_maps["w"], (DeviceMap{{0, 1}, {1, 0}}));
+    EXPECT_TRUE(says(caught([&] { options.set_device_map("w", {{2, 0}}); }), "two devices"));
+  });
+}
+
+TEST(Rpc, OneNameForTwoIsRefusedByAll) {
+  std::atomic<int> n_refused{0};
+  as_ranks(2, [&](int rank, const auto& store) {
+    n_refused += says(caught([&] { init_rpc("same", at(rank, 2, store)); }), "both named same") ? 1 : 0;
+  });
+  EXPECT_EQ(n_refused, 2);
+}
+
+TEST(Rpc, InitNamesThoseThatDoNotCome) {
+  as_ranks(1, [](int rank, const auto& store) {
+    auto options = at(rank, 3, store);
+    options.init_timeout = 200ms;
+    const auto failure = caught([&] { init_rpc("worker0", options); });
+    EXPECT_EQ(failure.kind, ErrorKind::kTimeout);
+    EXPECT_TRUE(says(failure, "1, 2")) << failure.message;
+  });
+}
+
+TEST(Rpc, ShutdownWaitsForCallsInFlight) {
+  std::atomic<int> n_done{0};
+  as_ranks(3, [&](int rank, const auto& store) {
+    init_rpc(name_of(rank), at(rank, 3, store));
+    if (rank == 0) rpc_async(1, nap, {300}).on_done([&](const auto& call) { n_done += call.has_error() ? 0 : 1; });
+    shutdown();
+    EXPECT_EQ(n_done, 1) << "rank " << rank << " left before";
+  });
+}
+
+TEST(Rpc, ShutdownInAFunctionIsRefused) {
+  as_ranks(2, [](int rank, const auto& store) {
+    init_rpc(name_of(rank), at(rank, 2, store));
+    if (rank == 0) {
+      EXPECT_NE(rpc_sync(1, stop_here).find("own threads"), std::string::npos);
+    }
+    shutdown();
+  });
+}
+
+TEST(Rpc, LocalShutdownDoesNotWait) {
+  as_ranks(2, [](int rank, const auto& store) {
+    init_rpc(name_of(rank), at(rank, 2, store));
+    shutdown({.graceful = false});
+    EXPECT_FALSE(is_initialized());
+  });
+}
+
+TEST(Rpc, ShutdownEndsAtItsTimeout) {
+  as_ranks(2, [](int rank, const auto& store) {
+    init_rpc(name_of(rank), at(rank, 2, store));
+    if (rank == 0) {
+      EXPECT_EQ(caught([] { shutdown({.timeout = 100ms}); }).kind, ErrorKind::kTimeout);
+    }
+    if (rank == 1) {
+      while (true) {  // until rank 0 has gone
+        try {
+          rpc_sync(0, twice, {1}, {.timeout = 5s});
+          std::this_thread::sleep_for(5ms);
+        } catch (const Error&) {
+          break;
+        }
+      }
+      shutdown({.graceful = false});
+    }
+    EXPECT_FALSE(is_initialized()) << "left all the same";
+  });
+}
+
+TEST(Rpc, TimeoutsCanBeChanged) {
+  as_ranks(1, [](int rank, const auto& store) {
+    init_rpc("w", at(rank, 1, store));
+    EXPECT_EQ(get_rpc_timeout(), 60s);
+    set_rpc_timeout(40ms);
+    EXPECT_EQ(caught([] { rpc_sync("w", nap, {400}); }).kind, ErrorKind::kTimeout);
+    EXPECT_THROW(set_rpc_timeout(Milliseconds(-1)), Error);
+    shutdown();
+  });
+}
+
+TEST(Rpc, DynamicGroupsGrowAndShrink) {
+  std::atomic<int> stage{0};
+  const auto reach = [&](int n) {
+    ++stage;
+    while (stage < n) std::this_thread::sleep_for(1ms);
+  };
+  as_ranks(3, [&](int rank, const auto& store) {
+    const auto join = [&] {
+      init_rpc(name_of(rank), {.world_size = kDynamic, .store = store, .init_timeout = 60s});
+    };
+    if (rank != 2) join();
+    reach(3);
+    if (rank != 2) {
+      EXPECT_EQ(get_worker_infos().size(), 2u);
+    }
+    reach(6);
+    if (rank == 2) join();
+    reach(9);
+    EXPECT_EQ(get_worker_infos().size(), 3u);
+    for (int to = 0; to < 3; ++to) EXPECT_EQ(rpc_sync(name_of(to), twice, {to}), 2 * to);
+    reach(12);
+    if (rank == 0) shutdown();
+    reach(15);
+    if (rank != 0) {
+      EXPECT_EQ(get_worker_infos().size(), 2u);
+      EXPECT_EQ(caught([] { rpc_sync("worker0", twice, {1}); }).kind, ErrorKind::kPeerLost);
+    }
+    reach(18);
+    if (rank == 0) {
+      join();
+      EXPECT_EQ(rpc_sync("worker1", twice, {3}), 6) << "back under another number";
+      EXPECT_GE(get_worker_info().id, 3);
+    }
+    reach(21);
+    shutdown();
+  });
+}
+
+TEST(Rpc, ANameThatIsTakenInADynamicGroupIsRefused) {
+  std::atomic<bool> there{false}, tried{false};
+  as_ranks(2, [&](int rank, const auto& store) {
+    const RpcOptions options{.world_size = kDynamic, .store = store, .init_timeout = 60s};
+    if (rank == 0) {
+      init_rpc("same", options);
+      there = true;
+      while (!tried) std::this_thread::sleep_for(1ms);
+      EXPECT_EQ(get_worker_infos().size(), 1u);
+      shutdown();
+    } else {
+      while (!there) std::this_thread::sleep_for(1ms);
+      EXPECT_TRUE(says(caught([&] { init_rpc("same", options); }), "is taken"));
+      tried = true;
+    }
+  });
+}
+
+TEST(Rpc, AnotherBackendMayCarryTheMessages) {
+  const auto exchange = courier::LocalExchange::create();
+  register_rpc_backend("exchange", [&](const BackendRequest& request) { return exchange->join(request.self.id); });
+  EXPECT_TRUE(is_rpc_backend_available("exchange"));
+  EXPECT_FALSE(is_rpc_backend_available("pigeon"));
+  EXPECT_THROW(register_rpc_backend("exchange", {}), Error);
+  as_ranks(2, [](int rank, const auto& store) {
+    auto options = at(rank, 2, store);
+    options.backend = "exchange";
+    init_rpc(name_of(rank), options);
+    EXPECT_EQ(rpc_sync(1 - rank, twice, {rank}), 2 * rank);
+    shutdown();
+  });
+}
+
+TEST(Gather, GivesEveryoneTheValuesOfAll) {
+  as_ranks(3, [](int rank, const auto& store) {
+    init_rpc(name_of(rank), at(rank, 3, store));
+    for (int round = 0; round < 3; ++round) {
+      const auto values = all_gather(Object(rank * 10 + round));
+      ASSERT_EQ(values.size(), 3u);
+      for (int i = 0; i < 3; ++i) EXPECT_EQ(values.at(name_of(i)).as<int>(), i * 10 + round);
+    }
+    if (rank != 1) {
+      EXPECT_EQ(all_gather(Object(rank), {"worker0", "worker2"}).size(), 2u);
+    } else {
+      EXPECT_TRUE(says(caught([] { all_gather(Object(1), {"worker0", "worker2"}); }), "not among"));
+    }
+    barrier();
+    shutdown();
+  });
+}
+
+TEST(Gather, EndsAtItsTimeout) {
+  as_ranks(2, [](int rank, const auto& store) {
+    init_rpc(name_of(rank), at(rank, 2, store));
+    if (rank == 1) {
+      EXPECT_EQ(caught([] { barrier({}, {.timeout = 50ms}); }).kind, ErrorKind::kTimeout);
+    }
+    shutdown();
+  });
+}
+
+TEST(Debug, InfoCountsCallsAndThreads) {
+  as_ranks(2, [](int rank, const auto& store) {
+    init_rpc(name_of(rank), at(rank, 2, store));
+    if (rank == 0) {
+      const auto call = rpc_async(1, nap, {200});
+      EXPECT_EQ(get_debug_info().at("agent.client_active_calls"), "1");
+      call.wait();
+      EXPECT_EQ(get_debug_info().at("agent.client_active_calls"), "0");
+      EXPECT_GE(std::stoi(get_debug_info().at("agent.thread_pool_size")), 1);
+    }
+    shutdown();
+  });
+}
+
+}  // namespace
+}  // namespace lockstep::rpc
