@@ -179,6 +179,10 @@ class ReportTest(unittest.TestCase):
         self.assertIn("1.50 (1.50..1.50)", text)
         self.assertNotIn("openmpi", text)  # nobody measured it
 
+    def test_small_ratios_keep_two_digits(self):
+        record = rounds.compare({"case": "sync", "bytes": 4}, [{"us": 1.3}], {"torch": [{"us": 100.0}]})
+        self.assertIn("0.013 (0.013..0.013)", table.suite_table("rpc", [record]))
+
     def test_every_suite_has_its_rows_in_a_table(self):
         for record in other_records():
             line = table.suite_table(record["suite"], [record]).splitlines()[2]

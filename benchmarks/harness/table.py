@@ -11,9 +11,13 @@ def _number(value):
     return f"{value:.4g}" if value < 1000 else f"{value:,.0f}"
 
 
+def _share(value):
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.2g}"
+
+
 def _ratio(record, name):
     middle, spread = record.get(f"ratio_{name}"), record.get(f"ratio_{name}_spread")
-    return "-" if middle is None else f"{middle:.2f} ({spread[0]:.2f}..{spread[1]:.2f})"
+    return "-" if middle is None else f"{_share(middle)} ({_share(spread[0])}..{_share(spread[1])})"
 
 
 def _extra_memory(record):
