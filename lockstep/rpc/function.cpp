@@ -3,6 +3,7 @@
 #include <map>
 #include <mutex>
 #include <unordered_map>
+#include <vector>
 
 #include "lockstep/base/text.h"
 
@@ -11,8 +12,10 @@ namespace {
 
 struct Registry {
   std::mutex mutex;
-  std::unordered_map<std::string, FunctionEntry> by_name;            // entries stay where they are
+  std::unordered_map<std::string, FunctionEntry> by_name;                 // entries stay where they are
+  std::unordered_map<std::string, std::unique_ptr<FunctionEntry>> found;  // by sources
   std::map<std::pair<std::string, std::string>, std::string> names;  // (type, bytes of the pointer) -> name
+  std::vector<FunctionSource> sources;
   std::string clash;
 };
 
@@ -49,11 +52,24 @@ std::string registration_clash() {
   return functions.clash;
 }
 
-const FunctionEntry& find_function(const std::string& name) {
+bool register_function_source(FunctionSource source) {
   auto& functions = registry();
   const std::lock_guard lock(functions.mutex);
+  functions.sources.push_back(source);
+  return true;
+}
+
+namespace {
+
+// Registered, or found before; null when neither.
+const FunctionEntry* known_function(Registry& functions, const std::string& name) {
   const auto entry = functions.by_name.find(name);
-  if (entry != functions.by_name.end()) return entry->second;
+  if (entry != functions.by_name.end()) return &entry->second;
+  const auto found = functions.found.find(name);
+  return found == functions.found.end() ? nullptr : found->second.get();
+}
+
+[[noreturn]] void unknown_function(Registry& functions, const std::string& name) {
   std::string names;
   for (const auto& [other, unused] : functions.by_name) {
     if (other.starts_with("lockstep.")) continue;
@@ -62,6 +78,24 @@ const FunctionEntry& find_function(const std::string& name) {
   }
   raise(ErrorKind::kUsage, cat("no function is registered for RPC as \"", name,
                                "\" in this worker's program; it has ", names.empty() ? "none" : names));
+}
+
+}  // namespace
+
+const FunctionEntry& find_function(const std::string& name) {
+  auto& functions = registry();
+  std::unique_lock lock(functions.mutex);
+  if (const auto* entry = known_function(functions, name)) return *entry;
+  const auto sources = functions.sources;
+  lock.unlock();
+  for (const auto source : sources) {
+    if (auto entry = source(name)) {
+      lock.lock();
+      return *functions.found.try_emplace(name, std::move(entry)).first->second;
+    }
+  }
+  lock.lock();
+  unknown_function(functions, name);
 }
 
 const FunctionEntry& find_function(const void* key, std::size_t n_bytes, const std::type_info& type) {

@@ -83,6 +83,10 @@ struct FunctionEntry {
 
 // Raises kUsage naming what is registered.
 const FunctionEntry& find_function(const std::string& name);
+// Where functions come from that nobody registered one by one, such as libtorch's operators (lockstep/remote/operator.h). Asked
+// for names that are not registered, once each: what it returns is kept. Null: it has none of that name. It may raise.
+using FunctionSource = std::unique_ptr<FunctionEntry> (*)(const std::string& name);
+bool register_function_source(FunctionSource source);
 // By address; raises kUsage saying how to register it.
 const FunctionEntry& find_function(const void* key, std::size_t n_bytes, const std::type_info& type);
 // Clashes of names are remembered: registering happens before main, where nothing can be raised. init_rpc raises them.
