@@ -148,7 +148,10 @@ void Agent::request(WorkerId to, Kind kind, Payload payload, Milliseconds timeou
                              timeout.count() == 0 ? Deadline::after(kConnect) : deadline);
     if (!failure) return;
     if (!take_pending(id)) return;  // the loss was told to it
-    if (failure->kind == ErrorKind::kPeerLost) failure = roster_->lost(to, what);
+    if (failure->kind == ErrorKind::kPeerLost) {
+      note_unreachable(to, *failure);
+      failure = roster_->lost(to, what);
+    }
   }
   const CallFailure value{.failure = std::move(*failure)};
   on_answer(nullptr, &value);
@@ -165,6 +168,13 @@ Future<Agent::Answer> Agent::request(WorkerId to, Kind kind, Payload payload, Mi
             if (const auto agent = weak.lock()) agent->run_callbacks(std::move(callbacks));
           });
   return promise.future();
+}
+
+// A worker that died before anything was sent to it has no connection whose end could tell.
+void Agent::note_unreachable(WorkerId to, const Failure& failure) {
+  if (!roster_->present(to) || closed()) return;
+  const std::string cause = failure.peer ? failure.peer->cause : failure.message;
+  run([this, to, cause] { take_loss(to, cause, false); });
 }
 
 void Agent::note_deadline(Deadline deadline) {
@@ -330,7 +340,7 @@ void Agent::run_handler(const HandlerEntry& entry, Request request) noexcept {
 }
 
 void Agent::take_loss(WorkerId peer, const std::string& cause, bool orderly) {
-  roster_->end(peer, cause);
+  if (!roster_->end(peer, cause)) return;
   if (!orderly && !ends_expected_)
     log(LogLevel::kWarn, cat("worker ", roster_->info(peer).name, " is gone: ", cause));
   for (const auto& service : services_) {

@@ -207,6 +207,7 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
   bool worth_sharing() const;
   void note_duration(std::int64_t ns);
   void take_loss(WorkerId peer, const std::string& cause, bool orderly);
+  void note_unreachable(WorkerId to, const Failure& failure);
   void expire();
   void note_deadline(Deadline deadline);
   bool send_answer(WorkerId to, courier::Message message) noexcept;

@@ -30,14 +30,16 @@ struct Session {
 void check_name(const std::string& name) {
   const auto good = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == ':' || c == '-'; };
   if (!name.empty() && name.size() < 128 && std::ranges::all_of(name, good)) return;
-  raise(ErrorKind::kUsage, cat("init_rpc: \"", name,
-                               "\" is no name for a worker: 1 to 127 letters, digits, \"_\", \":\" and \"-\""));
+  raise(ErrorKind::kUsage,
+        cat("init_rpc: \"", name,
+            "\" is no name for a worker: 1 to 127 letters, digits, \"_\", \":\" and \"-\""));
 }
 
 void check_one_to_one(const std::string& worker, const DeviceMap& map) {
   std::set<int> targets;
   for (const auto& [from, to] : map) {
-    if (from < 0 || to < 0) raise(ErrorKind::kUsage, cat("the device map of ", worker, " has a negative device"));
+    if (from < 0 || to < 0)
+      raise(ErrorKind::kUsage, cat("the device map of ", worker, " has a negative device"));
     if (!targets.insert(to).second) {
       raise(ErrorKind::kUsage, cat("the device map of ", worker, " puts two devices on its device ", to,
                                    "; answers could not find their way back"));
@@ -47,9 +49,11 @@ void check_one_to_one(const std::string& worker, const DeviceMap& map) {
 
 void check_options(const RpcOptions& options) {
   if (options.num_worker_threads < 1) {
-    raise(ErrorKind::kUsage, cat("init_rpc: num_worker_threads is ", options.num_worker_threads, "; at least 1 is needed"));
+    raise(ErrorKind::kUsage,
+          cat("init_rpc: num_worker_threads is ", options.num_worker_threads, "; at least 1 is needed"));
   }
-  if (options.rpc_timeout.count() < 0) raise(ErrorKind::kUsage, "init_rpc: rpc_timeout is negative; zero means none");
+  if (options.rpc_timeout.count() < 0)
+    raise(ErrorKind::kUsage, "init_rpc: rpc_timeout is negative; zero means none");
   if (options.store && !options.init_method.empty()) {
     raise(ErrorKind::kUsage, "init_rpc: give a store or an init_method, not both");
   }
@@ -97,7 +101,8 @@ std::unique_ptr<courier::Courier> make_courier(const WorkerInfo& self, const Rpc
     const std::lock_guard lock(backends().mutex);
     const auto found = backends().makers.find(options.backend);
     if (found == backends().makers.end()) {
-      raise(ErrorKind::kUnsupported, cat("init_rpc: there is no RPC back end named \"", options.backend, "\""));
+      raise(ErrorKind::kUnsupported,
+            cat("init_rpc: there is no RPC back end named \"", options.backend, "\""));
     }
     make = found->second;
   }
@@ -123,8 +128,9 @@ RendezvousResult meet(const RpcOptions& options, bool dynamic) {
 void wait_idle(Agent& agent, Deadline deadline) {
   while (agent.n_waiting() != 0 || agent.n_running() != 0) {
     if (deadline.expired()) {
-      raise(ErrorKind::kTimeout, cat("shutdown: ", agent.n_waiting(), " calls of this worker have no answer yet, ",
-                                     agent.n_running(), " calls of others still run here"));
+      raise(ErrorKind::kTimeout,
+            cat("shutdown: ", agent.n_waiting(), " calls of this worker have no answer yet, ",
+                agent.n_running(), " calls of others still run here"));
     }
     std::this_thread::sleep_for(Milliseconds(1));
   }
@@ -157,10 +163,11 @@ void init_rpc(const std::string& name, RpcOptions options) {
   const Deadline deadline = Deadline::after(options.init_timeout);
   const bool dynamic = options.world_size == kDynamic;
   const auto place = meet(options, dynamic);
-  auto session = std::make_shared<Session>(
-      Session{.options = options,
-              .store = place.store ? std::make_shared<PrefixStore>(take_prefix(dynamic), place.store) : nullptr});
-  if (dynamic && !session->store) raise(ErrorKind::kUsage, "init_rpc: a dynamic group needs a store or an address");
+  auto session = std::make_shared<Session>(Session{
+      .options = options,
+      .store = place.store ? std::make_shared<PrefixStore>(take_prefix(dynamic), place.store) : nullptr});
+  if (dynamic && !session->store)
+    raise(ErrorKind::kUsage, "init_rpc: a dynamic group needs a store or an address");
   const WorkerInfo self{.id = dynamic && options.rank < 0 ? internal::take_number(*session->store)
                                                           : static_cast<WorkerId>(place.rank),
                         .name = name};
@@ -190,7 +197,8 @@ void init_rpc(const std::string& name, RpcOptions options) {
 void shutdown(ShutdownOptions options) {
   const auto agent = current_agent("shutdown");
   if (agent->on_own_thread()) {
-    raise(ErrorKind::kUsage, "shutdown: called by a function that runs for another worker, on one of the agent's own threads");
+    raise(ErrorKind::kUsage,
+          "shutdown: called by a function that runs for another worker, on one of the agent's own threads");
   }
   const auto session = std::static_pointer_cast<Session>(current_session());
   const Deadline deadline = Deadline::after(options.timeout);
@@ -224,10 +232,18 @@ WorkerInfo get_worker_info(const std::string& name) {
   return name.empty() ? agent->self() : agent->find(name);
 }
 
-std::vector<WorkerInfo> get_worker_infos() { return current_agent("get_worker_infos")->workers(); }
-Milliseconds get_rpc_timeout() { return current_agent("get_rpc_timeout")->rpc_timeout(); }
-void set_rpc_timeout(Milliseconds timeout) { current_agent("set_rpc_timeout")->set_rpc_timeout(timeout); }
-std::map<std::string, std::string> get_debug_info() { return current_agent("get_debug_info")->debug_info(); }
+std::vector<WorkerInfo> get_worker_infos() {
+  return current_agent("get_worker_infos")->workers();
+}
+Milliseconds get_rpc_timeout() {
+  return current_agent("get_rpc_timeout")->rpc_timeout();
+}
+void set_rpc_timeout(Milliseconds timeout) {
+  current_agent("set_rpc_timeout")->set_rpc_timeout(timeout);
+}
+std::map<std::string, std::string> get_debug_info() {
+  return current_agent("get_debug_info")->debug_info();
+}
 
 std::map<std::string, DeviceMap> get_device_maps() {
   current_agent("get_device_maps");

@@ -42,17 +42,17 @@ struct RpcOptions {
   int num_worker_threads = 16;       // that run at once
   Milliseconds rpc_timeout{60'000};  // of calls that give none; zero: none
   std::string init_method{};         // "" means env://, unless store is given
-  int rank = -1;                     // -1: from the URL or the environment; in a dynamic group also the next free number
-  int world_size = -1;               // -1: from the URL or the environment; kDynamic
-  std::shared_ptr<Store> store{};    // instead of init_method
+  int rank = -1;        // -1: from the URL or the environment; in a dynamic group also the next free number
+  int world_size = -1;  // -1: from the URL or the environment; kDynamic
+  std::shared_ptr<Store> store{};  // instead of init_method
   Milliseconds init_timeout{300'000};
   std::map<std::string, DeviceMap> device_maps{};  // by worker; kept for devices that are not the CPU
   std::vector<int> devices{};                      // that may be used; empty: those of the maps
   std::string backend = "host";                    // or one of register_rpc_backend
   bool tcp_only = false;                           // TCP between workers of one host too
-  std::string bind_host{};                         // where workers of other hosts reach this one; "": the address from which
-                                                   // MASTER_ADDR is reached, when that is another host's
-  bool strict_rref_check = false;                  // shutdown raises when RRefs were leaked, instead of a warning
+  std::string bind_host{};         // where workers of other hosts reach this one; "": the address from which
+                                   // MASTER_ADDR is reached, when that is another host's
+  bool strict_rref_check = false;  // shutdown raises when RRefs were leaked, instead of a warning
 
   // As torch's set_device_map: adds to the map of `worker`. Raises kUsage when it is not one to one any more.
   void set_device_map(const std::string& worker, const DeviceMap& map);

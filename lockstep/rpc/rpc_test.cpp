@@ -16,10 +16,14 @@ namespace {
 
 using namespace std::chrono_literals;
 
-int twice(int a) { return 2 * a; }
+int twice(int a) {
+  return 2 * a;
+}
 LOCKSTEP_RPC_FUNCTION(twice);
 
-void nap(int ms) { std::this_thread::sleep_for(Milliseconds(ms)); }
+void nap(int ms) {
+  std::this_thread::sleep_for(Milliseconds(ms));
+}
 LOCKSTEP_RPC_FUNCTION(nap);
 
 std::string stop_here() {
@@ -55,7 +59,9 @@ void as_ranks(int n, const std::function<void(int, std::shared_ptr<Store>)>& fn)
   if (first) std::rethrow_exception(first);
 }
 
-std::string name_of(int rank) { return "worker" + std::to_string(rank); }
+std::string name_of(int rank) {
+  return "worker" + std::to_string(rank);
+}
 RpcOptions at(int rank, int n, std::shared_ptr<Store> store) {
   return {.rank = rank, .world_size = n, .store = std::move(store), .init_timeout = 60s};
 }
@@ -146,7 +152,8 @@ TEST(Rpc, ShutdownWaitsForCallsInFlight) {
   std::atomic<int> n_done{0};
   as_ranks(3, [&](int rank, const auto& store) {
     init_rpc(name_of(rank), at(rank, 3, store));
-    if (rank == 0) rpc_async(1, nap, {300}).on_done([&](const auto& call) { n_done += call.has_error() ? 0 : 1; });
+    if (rank == 0)
+      rpc_async(1, nap, {300}).on_done([&](const auto& call) { n_done += call.has_error() ? 0 : 1; });
     shutdown();
     EXPECT_EQ(n_done, 1) << "rank " << rank << " left before";
   });
@@ -260,7 +267,8 @@ TEST(Rpc, ANameThatIsTakenInADynamicGroupIsRefused) {
 
 TEST(Rpc, AnotherBackendMayCarryTheMessages) {
   const auto exchange = courier::LocalExchange::create();
-  register_rpc_backend("exchange", [&](const BackendRequest& request) { return exchange->join(request.self.id); });
+  register_rpc_backend("exchange",
+                       [&](const BackendRequest& request) { return exchange->join(request.self.id); });
   EXPECT_TRUE(is_rpc_backend_available("exchange"));
   EXPECT_FALSE(is_rpc_backend_available("pigeon"));
   EXPECT_THROW(register_rpc_backend("exchange", {}), Error);

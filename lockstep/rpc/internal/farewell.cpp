@@ -27,11 +27,14 @@ void Farewell::meet(std::uint32_t round, Deadline deadline) {
     const auto workers = agent_.workers();
     const auto leader = std::ranges::min(workers, {}, &WorkerInfo::name);
     try {
-      const auto left = deadline.is_never() ? Milliseconds::zero()
-                                            : std::max(Milliseconds(1), std::chrono::duration_cast<Milliseconds>(
-                                                                            deadline.remaining()));
-      agent_.request(leader.id, Kind::kLeave, round_payload(round), left,
-                     cat("shutdown of ", agent_.self().name, ", which waits for all ", workers.size(), " workers"))
+      const auto left =
+          deadline.is_never()
+              ? Milliseconds::zero()
+              : std::max(Milliseconds(1), std::chrono::duration_cast<Milliseconds>(deadline.remaining()));
+      agent_
+          .request(
+              leader.id, Kind::kLeave, round_payload(round), left,
+              cat("shutdown of ", agent_.self().name, ", which waits for all ", workers.size(), " workers"))
           .wait();
       return;
     } catch (const Error& error) {
@@ -86,7 +89,9 @@ void Farewell::look() {
   for (auto& waiting : over) waiting.request.answer({});
 }
 
-void Farewell::on_lost(WorkerId, const std::string&) { look(); }
+void Farewell::on_lost(WorkerId, const std::string&) {
+  look();
+}
 
 void Farewell::on_close() {
   std::list<Waiting> waiting;

@@ -18,10 +18,12 @@ void Roster::add(const WorkerInfo& info) {
   entries_[info.id] = {.name = info.name};
 }
 
-void Roster::end(WorkerId id, const std::string& cause) {
+bool Roster::end(WorkerId id, const std::string& cause) {
   const std::lock_guard lock(mutex_);
   const auto entry = entries_.find(id);
-  if (entry != entries_.end() && !entry->second.gone) entry->second.gone = cause;
+  if (entry == entries_.end() || entry->second.gone) return false;
+  entry->second.gone = cause;
+  return true;
 }
 
 WorkerInfo Roster::find(const Worker& worker) const {

@@ -17,8 +17,8 @@ class Roster {
  public:
   // Raises kUsage when the number or the name is taken.
   void add(const WorkerInfo& info);
-  // From now on it is known as gone, for messages; its name may come back under another number.
-  void end(WorkerId id, const std::string& cause);
+  // From now on it is known as gone, for messages; its name may come back under another number. False when it was gone already.
+  bool end(WorkerId id, const std::string& cause);
   // Raises kUsage for one that never was, kPeerLost for one that is gone.
   WorkerInfo find(const Worker& worker) const;
   // Also of those that are gone; a made-up name for numbers that never were.

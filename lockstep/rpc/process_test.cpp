@@ -1,0 +1,166 @@
+// Workers that are real processes: calls through shared memory and TCP, many of them, and what survivors learn when one is killed.
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <random>
+#include <thread>
+
+#include "lockstep/rpc/process_testing.h"
+
+namespace lockstep::rpc {
+namespace {
+
+using namespace std::chrono_literals;
+using testing::Board;
+using testing::Children;
+using testing::require;
+
+std::vector<double> scaled(std::vector<double> values, double factor) {
+  for (auto& value : values) value *= factor;
+  return values;
+}
+LOCKSTEP_RPC_FUNCTION(scaled, "process_test.scaled");
+
+int self_id() { return current_agent("test")->self().id; }
+LOCKSTEP_RPC_FUNCTION(self_id, "process_test.self_id");
+
+// From worker to worker, `n` times.
+int bounce(int n, int world, unsigned seed) {
+  if (n == 0) return 0;
+  std::mt19937 random(seed);
+  const int next = static_cast<int>(random() % static_cast<unsigned>(world));
+  return 1 + rpc_sync(next, bounce, {n - 1, world, static_cast<unsigned>(random())});
+}
+LOCKSTEP_RPC_FUNCTION(bounce, "process_test.bounce");
+
+void hold(int ms) { std::this_thread::sleep_for(Milliseconds(ms)); }
+LOCKSTEP_RPC_FUNCTION(hold, "process_test.hold");
+
+void call_everyone(int world) {
+  for (int to = 0; to < world; ++to) {
+    require(rpc_sync(to, self_id) == to, "it is who was called");
+    for (const std::size_t n : {1u, 1000u, 200'000u, 2'000'000u}) {
+      const auto back = rpc_sync(to, scaled, {std::vector<double>(n, 1.5), 2.0});
+      require(back.size() == n && back.front() == 3.0 && back.back() == 3.0, "the values");
+    }
+  }
+}
+
+TEST(Processes, CallEachOtherThroughSharedMemory) {
+  Children workers(3, [](int, Board&) {
+    call_everyone(3);
+    shutdown();
+  });
+  workers.expect_end();
+}
+
+TEST(Processes, CallEachOtherOverTcp) {
+  Children workers(3,
+                   [](int, Board&) {
+                     call_everyone(3);
+                     shutdown();
+                   },
+                   {.tcp_only = true});
+  workers.expect_end();
+}
+
+TEST(Processes, MayBeSixtyFour) {
+  Children workers(64, [](int rank, Board&) {
+    std::vector<Future<int>> calls;
+    for (int to = 0; to < 64; ++to) calls.push_back(rpc_async(to, self_id));
+    for (int to = 0; to < 64; ++to) require(calls[static_cast<std::size_t>(to)].wait() == to, "it is who was called");
+    require(rpc_sync((rank + 1) % 64, bounce, {20, 64, static_cast<unsigned>(rank)}) == 20, "bounced");
+    shutdown();
+  });
+  workers.expect_end();
+}
+
+// Calls others at random until the victim's death shows, then a little longer.
+void call_until_loss(int rank, int world, int victim, unsigned seed, Board& board) {
+  std::mt19937 random(seed + static_cast<unsigned>(rank));
+  const std::string name = "worker" + std::to_string(victim);
+  int n_after = 0;
+  bool noticed = false;
+  while (n_after < 50) {
+    const int to = static_cast<int>(random() % static_cast<unsigned>(world));
+    try {
+      switch (random() % 4) {
+        case 0:
+          rpc_sync(to, bounce, {static_cast<int>(random() % 6), world, static_cast<unsigned>(random())});
+          break;
+        case 1:
+          rpc_sync(to, scaled, {std::vector<double>(random() % 100'000, 1.0), 2.0});
+          break;
+        case 2: {
+          std::vector<Future<void>> calls;
+          for (int i = 0; i < 10; ++i) calls.push_back(rpc_async(victim, hold, {static_cast<int>(random() % 3)}));
+          wait_all(calls);
+          break;
+        }
+        default:
+          require(rpc_sync(to, self_id) == to, "it is who was called");
+      }
+    } catch (const Error& error) {
+      require(error.kind() == ErrorKind::kPeerLost, std::string("lost, not ") + error.what());
+      require(std::string(error.what()).find(name) != std::string::npos, std::string("it is named: ") + error.what());
+      if (!noticed) board.noticed_at_ns[rank] = testing::now_ns();
+      noticed = true;
+    }
+    if (noticed) ++n_after;
+  }
+}
+
+void kill_rounds(bool tcp_only) {
+  constexpr int kWorld = 4;
+  std::mt19937 random(7);
+  std::int64_t slowest = 0;
+  for (int round = 0; round < 8; ++round) {
+    const int victim = static_cast<int>(random() % kWorld);
+    const auto seed = static_cast<unsigned>(random());
+    const auto pause = 1000 + random() % 60'000;
+    Children workers(kWorld,
+                     [&](int rank, Board& board) {
+                       call_until_loss(rank, kWorld, victim, seed, board);
+                       shutdown();
+                     },
+                     {.tcp_only = tcp_only});
+    workers.await_ready();
+    ::usleep(static_cast<useconds_t>(pause));
+    workers.kill(victim);
+    workers.expect_end({victim});
+    for (int rank = 0; rank < kWorld; ++rank) {
+      if (rank == victim) continue;
+      ASSERT_NE(workers.board().noticed_at_ns[rank], 0) << "worker " << rank << " never noticed";
+      slowest = std::max(slowest, workers.board().noticed_at_ns[rank] - workers.board().killed_at_ns);
+    }
+  }
+  std::printf("the slowest survivor knew after %.1f ms\n", static_cast<double>(slowest) * 1e-6);
+}
+
+TEST(Processes, SurviveTheDeathOfOneAndNameIt) { kill_rounds(false); }
+TEST(Processes, SurviveTheDeathOfOneOverTcpAndNameIt) { kill_rounds(true); }
+
+TEST(Processes, AStoppedWorkerIsATimeoutAndNotADeath) {
+  Children workers(2, [](int rank, Board& board) {
+    if (rank == 0) {
+      while (board.counters[0] == 0) std::this_thread::sleep_for(1ms);
+      try {
+        rpc_sync(1, self_id, Args<>{}, {.timeout = 200ms});
+        require(false, "it is stopped");
+      } catch (const Error& error) {
+        require(error.kind() == ErrorKind::kTimeout, error.what());
+      }
+      board.counters[1] = 1;
+    }
+    shutdown();
+  });
+  workers.await_ready();
+  workers.stop(1);
+  workers.board().counters[0] = 1;
+  while (workers.board().counters[1] == 0) ::usleep(500);
+  workers.go_on(1);
+  workers.expect_end();
+}
+
+}  // namespace
+}  // namespace lockstep::rpc

@@ -1,0 +1,141 @@
+// For tests: workers that are real processes, some of which are killed. The parent forks before it has threads; children find
+// each other through a file.
+#pragma once
+
+#include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <atomic>
+#include <cstdio>
+#include <filesystem>
+#include <functional>
+#include <new>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/process.h"
+#include "lockstep/base/text.h"
+#include "lockstep/rpc/rpc.h"
+#include "lockstep/store/file_store.h"
+
+namespace lockstep::rpc::testing {
+
+// What parent and children share.
+struct Board {
+  std::atomic<int> n_ready{0};
+  std::atomic<std::int64_t> killed_at_ns{0};
+  std::atomic<std::int64_t> noticed_at_ns[64];
+  std::atomic<std::uint64_t> counters[64];
+};
+
+inline std::int64_t now_ns() { return Deadline::now().monotonic_ns(); }
+
+// A failed check in a child must end it: GoogleTest's own would stay there unseen.
+inline void require(bool condition, const std::string& what) {
+  if (!condition) raise(ErrorKind::kInternal, "not so: " + what);
+}
+
+struct ChildrenOptions {
+  bool tcp_only = false;
+  bool strict = true;
+  std::function<void(RpcOptions&)> change{};
+};
+
+class Children {
+ public:
+  // Forks n workers "worker0".. that init_rpc and run body(rank, board); a body shuts RPC down itself, or is killed.
+  Children(int n, const std::function<void(int, Board&)>& body, const ChildrenOptions& options = {}) : n_(n) {
+    path_ = (std::filesystem::temp_directory_path() / ("lockstep-rpc-" + random_hex(8))).string();
+    void* memory = ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (memory == MAP_FAILED) std::abort();
+    board_ = new (memory) Board;
+    for (int rank = 0; rank < n; ++rank) {
+      const pid_t pid = ::fork();
+      if (pid == 0) ::_exit(run(rank, body, options));
+      pids_.push_back(pid);
+    }
+  }
+  ~Children() {
+    for (std::size_t i = 0; i < pids_.size(); ++i) {
+      if (!waited_[i]) {
+        ::kill(pids_[i], SIGKILL);
+        ::waitpid(pids_[i], nullptr, 0);
+      }
+    }
+    ::munmap(board_, sizeof(Board));
+    std::error_code ignored;
+    std::filesystem::remove(path_, ignored);
+  }
+  Children(const Children&) = delete;
+  Children& operator=(const Children&) = delete;
+
+  Board& board() { return *board_; }
+  void await_ready() {
+    const Deadline deadline = Deadline::after(Milliseconds(60'000));
+    while (board_->n_ready < n_ && !deadline.expired()) ::usleep(500);
+    ASSERT_EQ(board_->n_ready, n_) << "not all workers came";
+  }
+  void kill(int rank) {
+    board_->killed_at_ns = now_ns();
+    ::kill(pids_[static_cast<std::size_t>(rank)], SIGKILL);
+  }
+  void stop(int rank) { ::kill(pids_[static_cast<std::size_t>(rank)], SIGSTOP); }
+  void go_on(int rank) { ::kill(pids_[static_cast<std::size_t>(rank)], SIGCONT); }
+  // All others end well, in bounded time; those in `killed` by SIGKILL.
+  void expect_end(const std::vector<int>& killed = {}) {
+    const Deadline deadline = Deadline::after(Milliseconds(60'000));
+    for (int rank = 0; rank < n_; ++rank) {
+      int status = 0;
+      pid_t got = 0;
+      while ((got = ::waitpid(pids_[static_cast<std::size_t>(rank)], &status, WNOHANG)) == 0 && !deadline.expired()) {
+        ::usleep(500);
+      }
+      if (got == 0) {
+        ADD_FAILURE() << "worker " << rank << " does not end";
+        continue;
+      }
+      waited_[static_cast<std::size_t>(rank)] = true;
+      const bool was_killed = std::find(killed.begin(), killed.end(), rank) != killed.end();
+      if (was_killed) {
+        EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << "worker " << rank;
+      } else {
+        EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0)
+            << "worker " << rank << " " << describe_wait_status(status);
+      }
+    }
+  }
+
+ private:
+  int run(int rank, const std::function<void(int, Board&)>& body, const ChildrenOptions& options) {
+    try {
+      RpcOptions rpc{.rank = rank,
+                     .world_size = n_,
+                     .store = FileStore::open(path_, n_),
+                     .init_timeout = Milliseconds(60'000),
+                     .tcp_only = options.tcp_only,
+                     .strict_rref_check = options.strict};
+      if (options.change) options.change(rpc);
+      init_rpc("worker" + std::to_string(rank), rpc);
+      ++board_->n_ready;
+      body(rank, *board_);
+      return 0;
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "worker %d: %s\n", rank, error.what());
+      return 1;
+    }
+  }
+
+  const int n_;
+  std::string path_;
+  Board* board_ = nullptr;
+  std::vector<pid_t> pids_;
+  std::vector<bool> waited_ = std::vector<bool>(64, false);
+};
+
+}  // namespace lockstep::rpc::testing
