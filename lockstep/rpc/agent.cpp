@@ -1,6 +1,7 @@
 #include "lockstep/rpc/agent.h"
 
 #include <limits>
+#include <random>
 
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
@@ -9,6 +10,7 @@
 #include "lockstep/rpc/internal/farewell.h"
 #include "lockstep/rpc/internal/pool.h"
 #include "lockstep/rpc/internal/roster.h"
+#include "lockstep/rpc/internal/rref_scope.h"
 
 namespace lockstep::rpc {
 namespace {
@@ -36,6 +38,11 @@ courier::Message make_message(std::uint8_t kind, std::uint64_t id, Payload paylo
           .blobs = std::move(payload.blobs)};
 }
 
+std::uint64_t first_id() {
+  std::random_device random;
+  return ((std::uint64_t{random()} << 32 | random()) >> 18) + 1;
+}
+
 }  // namespace
 
 bool register_service(MakeService make) {
@@ -54,6 +61,7 @@ std::shared_ptr<Agent> Agent::start(AgentOptions options, std::unique_ptr<courie
   {
     const std::lock_guard lock(services().mutex);
     agent->handle(Kind::kCall, internal::serve_call);
+    agent->services_.push_back(make_rref_service(*agent));
     agent->services_.push_back(std::make_unique<internal::Gatherings>(*agent));
     agent->services_.push_back(std::make_unique<internal::Farewell>(*agent));
     for (const MakeService make : services().makers) agent->services_.push_back(make(*agent));
@@ -71,6 +79,7 @@ Agent::Agent(AgentOptions options, std::unique_ptr<courier::Courier> courier)
       courier_(std::move(courier)),
       roster_(std::make_unique<internal::Roster>()),
       rpc_timeout_ms_(options_.rpc_timeout.count()),
+      next_id_(first_id()),
       earliest_ns_(kNeverNs) {
   roster_->add(options_.self);
 }
@@ -95,6 +104,7 @@ void Agent::set_rpc_timeout(Milliseconds timeout) {
 void Agent::add_worker(const WorkerInfo& info, const Bytes& address) {
   if (info.id == options_.self.id) return;
   roster_->add(info);
+  for (const auto& service : services_) service->on_joined(info.id);
   courier_->add_peer(info.id, info.name, address);
 }
 
@@ -131,6 +141,7 @@ void Agent::request(WorkerId to, Kind kind, Payload payload, Milliseconds timeou
   if (timeout.count() < 0) timeout = rpc_timeout();
   const Deadline deadline = Deadline::after(timeout);
   const std::uint64_t id = new_id();
+  const auto cargo = std::move(payload.cargo);
   std::optional<Failure> failure;
   {
     const std::lock_guard lock(mutex_);
@@ -146,7 +157,10 @@ void Agent::request(WorkerId to, Kind kind, Payload payload, Milliseconds timeou
     note_deadline(deadline);
     failure = courier_->send(to, make_message(static_cast<std::uint8_t>(kind), id, std::move(payload)),
                              timeout.count() == 0 ? Deadline::after(kConnect) : deadline);
-    if (!failure) return;
+    if (!failure) {
+      if (cargo) cargo->sent();
+      return;
+    }
     if (!take_pending(id)) return;  // the loss was told to it
     if (failure->kind == ErrorKind::kPeerLost) {
       note_unreachable(to, *failure);
@@ -279,7 +293,10 @@ void Agent::take(courier::Event event, Lane lane) {
 void Agent::take_answer(WorkerId from, courier::Message message) {
   // An answer to nobody: its call timed out. Or to someone else's call, which a worker in order does not send.
   const auto pending = take_pending(message.id);
-  if (!pending) return;
+  if (!pending) {
+    internal::discard_rrefs(*this, from, message);
+    return;
+  }
   if (pending->to != from) {
     log(LogLevel::kWarn, cat("worker ", from, " answered a call to worker ", pending->to));
   }
@@ -294,8 +311,10 @@ void Agent::take_answer(WorkerId from, courier::Message message) {
 
 void Agent::take_request(WorkerId from, courier::Message message, Lane lane) {
   const std::size_t kind = message.kind;
+  const bool known = kind < handlers_.size() && handlers_[kind].handler;
+  if (!known) internal::discard_rrefs(*this, from, message);
   Request request(shared_from_this(), from, std::move(message));
-  if (kind >= handlers_.size() || !handlers_[kind].handler) {
+  if (!known) {
     request.answer_failure(
         {.failure = {.kind = ErrorKind::kUnsupported,
                      .message = cat("this worker's program cannot answer messages of kind ", kind)}});

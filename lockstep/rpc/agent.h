@@ -31,6 +31,13 @@ namespace lockstep::rpc {
 namespace internal {
 class Pool;
 class Roster;
+
+// What a message carries beside its bytes at the sender: forks of RRefs, which end with a message that is not sent.
+class Cargo {
+ public:
+  virtual ~Cargo() = default;
+  virtual void sent() noexcept = 0;
+};
 }  // namespace internal
 
 class Agent;
@@ -39,6 +46,7 @@ class Agent;
 struct Payload {
   Bytes body{};
   object::Blobs blobs{};
+  std::shared_ptr<internal::Cargo> cargo{};
 };
 
 // A request that came in. Answered once, from any thread, at any time; one that is dropped unanswered fails at its caller.
@@ -73,6 +81,8 @@ class Service {
   virtual ~Service() = default;
   // `peer` is gone, or has left. Called once per peer, before the calls to it fail.
   virtual void on_lost(WorkerId peer, const std::string& cause) = 0;
+  // `peer` is there from now on, perhaps with the number of one that is gone.
+  virtual void on_joined(WorkerId /*peer*/) {}
   // Adds lines to get_debug_info.
   virtual void debug_info(std::map<std::string, std::string>& info) = 0;
   // The agent is about to close: nothing can be sent afterwards. For tear-down that must not wait.
@@ -222,7 +232,7 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
   const std::unique_ptr<courier::Courier> courier_;
   const std::unique_ptr<internal::Roster> roster_;
   std::atomic<std::int64_t> rpc_timeout_ms_;
-  std::atomic<std::uint64_t> next_id_{1};
+  std::atomic<std::uint64_t> next_id_;  // starts anywhere: a number that comes back brings no ids back
   std::atomic<bool> closed_{false};
   std::atomic<bool> ends_expected_{false};
   std::atomic<CallExtension*> extension_{nullptr};

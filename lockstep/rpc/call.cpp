@@ -2,6 +2,7 @@
 
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
+#include "lockstep/rpc/internal/rref_scope.h"
 
 namespace lockstep::rpc {
 namespace {
@@ -36,9 +37,10 @@ class Running {
 
 namespace internal {
 
-// context u64, flags u8, length of the name u16, of the annex u32, name, annex, object.
+// context u64, flags u8, length of the name u16, of the annex u32, of the list of RRefs u32, name, annex, list, object.
 Payload encode_call(const OutgoingCall& call) {
   const auto context = this_call().autograd_context;
+  SendScope scope(*call.agent, call.to.id);
   Payload payload;
   Bytes annex;
   Bytes object;
@@ -57,10 +59,13 @@ Payload encode_call(const OutgoingCall& call) {
       .put(profile_here() ? kProfiled : std::uint8_t{0})
       .put(static_cast<std::uint16_t>(call.function.size()))
       .put(static_cast<std::uint32_t>(annex.size()))
+      .put(static_cast<std::uint32_t>(scope.count() * kRRefOnWireBytes))
       .raw({reinterpret_cast<const std::uint8_t*>(call.function.data()), call.function.size()})
       .raw(annex)
+      .raw(scope.list())
       .raw(object);
   payload.body = writer.take();
+  payload.cargo = scope.cargo();
   return payload;
 }
 
@@ -71,21 +76,37 @@ CallHead read_call_head(std::span<const std::uint8_t> body) {
   const auto flags = reader.get<std::uint8_t>();
   const auto n_name = reader.get<std::uint16_t>();
   const auto n_annex = reader.get<std::uint32_t>();
-  if (!context || !flags || !n_name || !n_annex) damaged();
+  const auto n_rrefs = reader.get<std::uint32_t>();
+  if (!context || !flags || !n_name || !n_annex || !n_rrefs) damaged();
   const auto name = reader.raw(*n_name);
   const auto annex = reader.raw(*n_annex);
-  if (!name || !annex) damaged();
+  const auto rrefs = reader.raw(*n_rrefs);
+  if (!name || !annex || !rrefs) damaged();
   head.context = *context;
   head.flags = *flags;
   head.function = as_text(*name);
   head.annex = *annex;
+  head.rrefs = *rrefs;
   head.object = body.subspan(reader.position());
   return head;
 }
 
-// length of the annex u32, of the events u32, annex, events, object.
+CallHead read_value_head(std::span<const std::uint8_t> body) {
+  ByteReader reader(body);
+  const auto n_annex = reader.get<std::uint32_t>();
+  const auto n_events = reader.get<std::uint32_t>();
+  const auto n_rrefs = reader.get<std::uint32_t>();
+  const auto annex = n_annex && n_events && n_rrefs ? reader.raw(*n_annex) : std::nullopt;
+  const auto events = annex ? reader.raw(*n_events) : std::nullopt;
+  const auto rrefs = events ? reader.raw(*n_rrefs) : std::nullopt;
+  if (!rrefs) raise(ErrorKind::kUsage, "this is not an answer: the message is damaged");
+  return {.annex = *annex, .events = *events, .rrefs = *rrefs, .object = body.subspan(reader.position())};
+}
+
+// length of the annex u32, of the events u32, of the list of RRefs u32, annex, events, list, object.
 Payload encode_value(Agent& agent, std::uint64_t context, WorkerId to,
                      const std::function<void(object::Encoder&)>& encode, const ProfileLog* profile) {
+  SendScope scope(agent, to);
   Payload payload;
   Bytes annex;
   Bytes object;
@@ -103,10 +124,13 @@ Payload encode_value(Agent& agent, std::uint64_t context, WorkerId to,
   const Bytes events = profile == nullptr ? Bytes{} : lockstep::encode(profile->events());
   writer.put(static_cast<std::uint32_t>(annex.size()))
       .put(static_cast<std::uint32_t>(events.size()))
+      .put(static_cast<std::uint32_t>(scope.count() * kRRefOnWireBytes))
       .raw(annex)
       .raw(events)
+      .raw(scope.list())
       .raw(object);
   payload.body = writer.take();
+  payload.cargo = scope.cargo();
   return payload;
 }
 
@@ -137,18 +161,15 @@ void decode_object(Agent& agent, std::uint64_t context, WorkerId from, std::span
 
 void decode_value(Agent& agent, std::uint64_t context, WorkerId from, std::span<const std::uint8_t> body,
                   const object::Blobs& blobs, const std::function<void(object::Decoder&)>& decode) {
-  ByteReader reader(body);
-  const auto n_annex = reader.get<std::uint32_t>();
-  const auto n_events = reader.get<std::uint32_t>();
-  const auto annex = n_events ? reader.raw(*n_annex) : std::nullopt;
-  const auto events = annex ? reader.raw(*n_events) : std::nullopt;
-  if (!events) raise(ErrorKind::kUsage, "this is not an answer: the message is damaged");
-  decode_object(agent, context, from, *annex, body.subspan(reader.position()), blobs, decode);
+  const CallHead head = read_value_head(body);
+  const ReceiveScope scope(agent, from, head.rrefs);
+  decode_object(agent, context, from, head.annex, head.object, blobs, decode);
 }
 
 void run_call(Agent& agent, WorkerId from, const CallHead& head, const object::Blobs& blobs, CallDone done,
               const std::shared_ptr<ProfileLog>& profile) {
   try {
+    std::optional<ReceiveScope> scope(std::in_place, agent, from, head.rrefs);
     const auto& entry = find_function(std::string(head.function));
     std::shared_ptr<void> arguments;
     try {
@@ -160,6 +181,7 @@ void run_call(Agent& agent, WorkerId from, const CallHead& head, const object::B
           cat("arguments of ", entry.name, ", which is ", entry.signature, ": ", failure.message);
       raise(std::move(failure));
     }
+    scope.reset();
     const Running running(head.context, profile);
     entry.run(arguments.get(), [&entry, done](std::shared_ptr<void> result, const CallFailure* failure) {
       done(entry.result, std::move(result), failure);
@@ -243,15 +265,12 @@ std::string describe_call(const OutgoingCall& call) {
 
 namespace {
 
-// What the callee recorded; nothing from bytes that cannot be read, which decoding the value will say.
+// What the callee recorded.
 std::vector<ProfileEvent> read_events(std::span<const std::uint8_t> body) {
-  ByteReader reader(body);
-  const auto n_annex = reader.get<std::uint32_t>();
-  const auto n_events = reader.get<std::uint32_t>();
-  if (!n_events || *n_events == 0 || !reader.raw(*n_annex)) return {};
-  const auto events = reader.raw(*n_events);
-  if (!events) return {};
-  return decode<std::vector<ProfileEvent>>(*events);
+  if (body.empty()) return {};
+  const auto events = read_value_head(body).events;
+  if (events.empty()) return {};
+  return decode<std::vector<ProfileEvent>>(events);
 }
 
 Agent::OnAnswer profiled(const OutgoingCall& call, Agent::OnAnswer next) {

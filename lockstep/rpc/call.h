@@ -59,16 +59,22 @@ struct OutgoingCall {
 struct CallHead {
   std::uint64_t context = 0;
   std::uint8_t flags = 0;
-  std::string_view function;
-  std::span<const std::uint8_t> annex;
-  std::span<const std::uint8_t> object;
+  std::string_view function{};
+  std::span<const std::uint8_t> annex{};
+  std::span<const std::uint8_t> events{};
+  std::span<const std::uint8_t> rrefs{};  // those in the object (rref_scope.h)
+  std::span<const std::uint8_t> object{};
 };
 inline constexpr std::uint8_t kProfiled = 1;  // the answer brings events
 CallHead read_call_head(std::span<const std::uint8_t> body);
+// The same of a value's bytes; what only calls have is empty.
+CallHead read_value_head(std::span<const std::uint8_t> body);
+// What stands before a call whose result stays behind an RRef: the RRef's and the fork's number.
+inline constexpr std::size_t kRemoteHead = 16;
 // Arguments with what the extension adds.
 Payload encode_call(const OutgoingCall& call);
 
-// A value's bytes: what the extension added, events of a profiled call, then the object. For answers.
+// A value's bytes: what the extension added, events of a profiled call, the RRefs in it, then the object. For answers.
 Payload encode_value(Agent& agent, std::uint64_t context, WorkerId to,
                      const std::function<void(object::Encoder&)>& encode,
                      const ProfileLog* profile = nullptr);
@@ -88,12 +94,12 @@ void serve_call(Request request);
 std::string describe_call(const OutgoingCall& call);
 void send_call(const OutgoingCall& call, Agent::OnAnswer on_answer);
 
+// Ends `promise` with the value that worker `from` answers.
 template <class T>
-Future<T> start_call(const OutgoingCall& call) {
-  Promise<T> promise(call.agent->weak_from_this());
+Agent::OnAnswer end_with_answer(const std::shared_ptr<Agent>& sender, WorkerId from, Promise<T> promise) {
   const auto context = this_call().autograd_context;
-  send_call(call, [weak = call.agent->weak_from_this(), context, from = call.to.id, promise](
-                      Agent::Answer* answer, const CallFailure* failure) {
+  return [weak = sender->weak_from_this(), context, from, promise](Agent::Answer* answer,
+                                                                   const CallFailure* failure) {
     std::vector<FutureBase::Callback> callbacks;
     const auto agent = weak.lock();
     if (failure != nullptr || !agent) {
@@ -115,7 +121,13 @@ Future<T> start_call(const OutgoingCall& call) {
     } else {
       FutureBase::run(std::move(callbacks));
     }
-  });
+  };
+}
+
+template <class T>
+Future<T> start_call(const OutgoingCall& call) {
+  Promise<T> promise(call.agent->weak_from_this());
+  send_call(call, end_with_answer<T>(call.agent, call.to.id, promise));
   note_future(promise.state());
   return promise.future();
 }

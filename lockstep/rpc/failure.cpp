@@ -2,11 +2,10 @@
 
 #include <cxxabi.h>
 
-#include <cstdlib>
-#include <memory>
 #include <stdexcept>
 #include <typeinfo>
 
+#include "lockstep/base/demangle.h"
 #include "lockstep/base/stack_trace.h"
 #include "lockstep/base/text.h"
 
@@ -31,10 +30,7 @@ auto lockstep_fields(SelfOf<ExceptionRecord> auto& self) {
 std::string current_type() {
   const std::type_info* type = abi::__cxa_current_exception_type();
   if (type == nullptr) return "unknown";
-  int status = 0;
-  const std::unique_ptr<char, void (*)(void*)> name(
-      abi::__cxa_demangle(type->name(), nullptr, nullptr, &status), std::free);
-  return status == 0 ? name.get() : type->name();
+  return demangle(type->name());
 }
 
 }  // namespace

@@ -19,6 +19,7 @@
 #include <typeinfo>
 #include <utility>
 
+#include "lockstep/base/demangle.h"
 #include "lockstep/object/object.h"
 #include "lockstep/rpc/future.h"
 
@@ -29,6 +30,7 @@ struct ValueType {
   const std::type_info* type;
   std::string (*name)();
   void (*encode)(object::Encoder&, const void*);  // null when it cannot be sent
+  const std::type_info& (*dynamic)(const void*);  // of an object of a class that may be derived from
 };
 
 template <class T>
@@ -39,7 +41,7 @@ const ValueType* value_type() {
                                      if constexpr (object::Encodable<T>) {
                                        return object::Codec<T>::name();
                                      } else {
-                                       return std::string(typeid(T).name());
+                                       return demangle(typeid(T).name());
                                      }
                                    },
                                .encode =
@@ -51,7 +53,10 @@ const ValueType* value_type() {
                                      } else {
                                        return static_cast<void (*)(object::Encoder&, const void*)>(nullptr);
                                      }
-                                   }()};
+                                   }(),
+                               .dynamic = [](const void* value) -> const std::type_info& {
+                                 return typeid(*static_cast<const T*>(value));
+                               }};
   return &entry;
 }
 

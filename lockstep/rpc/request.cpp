@@ -68,10 +68,11 @@ Request::~Request() {
 
 void Request::answer(Payload payload) {
   const auto agent = std::move(agent_);
-  agent->send_answer(from_, {.kind = static_cast<std::uint8_t>(message_.kind | kAnswer),
-                             .id = message_.id,
-                             .body = courier::owned_blob(std::move(payload.body)),
-                             .blobs = std::move(payload.blobs)});
+  const bool sent = agent->send_answer(from_, {.kind = static_cast<std::uint8_t>(message_.kind | kAnswer),
+                                               .id = message_.id,
+                                               .body = courier::owned_blob(std::move(payload.body)),
+                                               .blobs = std::move(payload.blobs)});
+  if (sent && payload.cargo) payload.cargo->sent();
 }
 
 void Request::answer_failure(const CallFailure& failure) noexcept {

@@ -1,0 +1,198 @@
+// Who refers to what: the bookkeeping of RRefs on one worker. A state machine without threads, clocks or messages: events
+// go in, what is to be sent and dropped comes out.
+//
+// Words: a value lies at its owner. Every other worker that refers to it holds a fork, a number that its maker chose; the
+// owner keeps a value's forks and lets go of it when none is left. A worker that passes its fork on makes a child fork.
+//
+// The protocol (docs/rpc-protocol.md has the argument why it is safe in any order of messages):
+//   owner passes on     the child is registered when it is sent, and confirmed when it arrives
+//   user passes on      the child asks the owner (kFork); when that is answered it tells its parent (kAccept), which holds
+//                       its own fork until then
+//   user to the owner   the owner tells the parent at once (kAccept)
+//   a handle is gone    kDelete goes to the owner, once the fork is confirmed and no child waits for it
+// kFork, kAccept and kDelete may be repeated and overtake each other and everything else. What they name is never named
+// again, and the last hundred thousand that ended are remembered, so a repetition changes nothing.
+//
+// Entries for one worker gather while a message to it is on its way: at most one of a kind is.
+// Thread safety: none; RRefContext locks.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <functional>
+#include <map>
+#include <memory>
+#include <set>
+#include <span>
+#include <string>
+#include <unordered_map>
+#include <unordered_set>
+#include <utility>
+#include <vector>
+
+#include "lockstep/rpc/worker.h"
+
+namespace lockstep::rpc {
+struct OwnedValue;
+}
+
+namespace lockstep::rpc::internal {
+
+struct ForkEntry {
+  std::uint64_t rref = 0;
+  std::uint64_t fork = 0;
+  friend auto operator<=>(const ForkEntry&, const ForkEntry&) = default;
+};
+
+// An RRef on its way from one worker to another; the sender is the parent.
+struct RRefOnWire {
+  std::uint64_t rref = 0;
+  std::uint64_t fork = 0;
+  WorkerId owner = 0;
+};
+
+enum class Control : std::uint8_t { kFork, kAccept, kDelete };
+
+// Numbers that have come to their end, the last `limit` of them.
+class Buried {
+ public:
+  explicit Buried(std::size_t limit) : limit_(limit) {}
+  void add(std::uint64_t id);
+  void remove(std::uint64_t id) { ids_.erase(id); }
+  bool contains(std::uint64_t id) const { return ids_.contains(id); }
+
+ private:
+  const std::size_t limit_;
+  std::unordered_set<std::uint64_t> ids_;
+  std::deque<std::uint64_t> order_;
+};
+
+class RRefLedger {
+ public:
+  using Value = std::shared_ptr<OwnedValue>;
+  struct Send {
+    WorkerId to = 0;
+    Control control = Control::kFork;
+    std::vector<ForkEntry> entries{};
+  };
+  // What to do next, without the lock.
+  struct Actions {
+    std::vector<Send> sends{};
+    std::vector<Value> dropped{};   // to be destroyed
+    std::vector<Value> orphaned{};  // whose creator is gone: they will never be made
+  };
+  struct Options {
+    WorkerId self = 0;
+    std::function<std::uint64_t()> new_id;
+    std::function<Value()> new_value;  // one that waits for its creation
+  };
+  explicit RRefLedger(Options options) : options_(std::move(options)) {}
+
+  // As owner.
+  // remote() from `holder` has come, and its function will run. The value waits here if someone asked for it before.
+  Value create_here(const RRefOnWire& ref, WorkerId holder);
+  // Someone asks for the value. Null: it was deleted, or will never come.
+  Value find(std::uint64_t rref);
+  // A child for `to`, registered.
+  RRefOnWire share_owned(std::uint64_t rref, const Value& value, WorkerId to);
+
+  // As user.
+  // remote() is about to be sent to the owner.
+  void create_there(const RRefOnWire& ref);
+  // It was answered, or has failed: the owner knows the fork, or will never hear of it, or may do so later.
+  void creation_over(std::uint64_t fork, Actions& out);
+  // A child for `to`; false when `fork` is none of this worker's, or has been given up.
+  bool share_used(std::uint64_t fork, WorkerId to, RRefOnWire& child);
+  // The last handle is gone.
+  void drop(std::uint64_t fork, Actions& out);
+  // As if every handle of this worker were gone.
+  void drop_all(Actions& out);
+
+  // As both.
+  // What share_* made was not sent.
+  void unshare(const RRefOnWire& child, Actions& out);
+  // It came from `from`, whose child it is. Returns the value when it is owned here; null when it is a fork of this worker now.
+  // False in `fits` for what no worker in order sends.
+  Value receive(const RRefOnWire& ref, WorkerId from, bool& fits, Actions& out);
+
+  // Control messages. Returns the forks that the owner refuses: their value is gone.
+  std::vector<std::uint64_t> take(WorkerId from, Control control, std::span<const ForkEntry> entries, Actions& out);
+  // The message of that kind to `to` was answered.
+  void answered(WorkerId to, Control control, std::span<const std::uint64_t> refused, Actions& out);
+  // It never will be.
+  void unanswered(WorkerId to, Control control, Actions& out);
+  void lost(WorkerId worker, Actions& out);
+  // The number is in use again, by another worker.
+  void joined(WorkerId worker) { lost_.erase(worker); }
+
+  // Everything this worker owns for others, when it ends.
+  std::vector<Value> take_values();
+  std::vector<Value> values() const;
+
+  // Observers.
+  bool confirmed(std::uint64_t fork) const;
+  // Nothing is on its way and nothing waits for an answer.
+  bool idle() const;
+  std::size_t n_owned() const { return owned_.size(); }
+  std::size_t n_forks() const;
+  std::size_t n_users() const { return users_.size(); }
+  std::size_t n_pending_users() const;
+  std::size_t n_on_the_way() const;
+  // Calls visit(rref, value, forks) for every value that others refer to.
+  template <class Visit>
+  void for_each_forked(Visit&& visit) const {
+    for (const auto& [rref, owned] : owned_) {
+      if (!owned.forks.empty()) visit(rref, owned.value, owned.forks);
+    }
+  }
+
+ private:
+  enum class Phase : std::uint8_t { kCreating, kAsking, kConfirmed, kCut };  // kCut: the owner need not hear of its end
+  struct User {
+    std::uint64_t rref = 0;
+    WorkerId owner = 0;
+    WorkerId parent = 0;
+    Phase phase = Phase::kConfirmed;
+    bool dropped = false;
+    std::size_t n_children = 0;
+  };
+  struct Child {
+    std::uint64_t parent = 0;  // the fork it holds
+    WorkerId to = 0;
+  };
+  struct Owned {
+    Value value{};
+    bool called = false;                            // its creation has come
+    std::unordered_map<std::uint64_t, WorkerId> forks{};  // fork -> who holds it
+  };
+  struct Box {
+    std::vector<ForkEntry> waiting{};
+    std::vector<ForkEntry> flying{};
+  };
+  using Owneds = std::unordered_map<std::uint64_t, Owned>;
+
+  // Null: buried, or its creator is gone.
+  Owned* find_or_wait(std::uint64_t rref);
+  void add_fork(Owned& owned, std::uint64_t fork, WorkerId holder);
+  void remove_fork(const ForkEntry& entry, Actions& out);
+  Owneds::iterator release_if_unused(Owneds::iterator owned, Actions& out);
+  void release_if_over(std::uint64_t fork, Actions& out);
+  void release_child(std::uint64_t child, Actions& out);
+  void confirm(const ForkEntry& entry, bool refused, Actions& out);
+  void post(WorkerId to, Control control, ForkEntry entry, Actions& out);
+  void lose_as_owner(WorkerId worker, Actions& out);
+  void lose_as_user(WorkerId worker, Actions& out);
+
+  const Options options_;
+  std::unordered_map<std::uint64_t, User> users_;      // by fork
+  std::unordered_map<std::uint64_t, Child> children_;  // by fork, until they are accepted
+  Owneds owned_;                                       // by RRef: those with forks, or waited for
+  std::map<std::pair<WorkerId, Control>, Box> boxes_;
+  std::set<WorkerId> lost_;
+  Buried buried_{100'000};
+};
+
+// The worker that made an RRef's or a fork's number.
+inline WorkerId maker_of(std::uint64_t id) { return static_cast<WorkerId>(id >> 48); }
+
+}  // namespace lockstep::rpc::internal

@@ -1,0 +1,128 @@
+#include "lockstep/rpc/internal/rref_scope.h"
+
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::rpc::internal {
+namespace {
+
+thread_local SendScope* sending = nullptr;
+thread_local ReceiveScope* receiving = nullptr;
+
+class Shared final : public Cargo {
+ public:
+  Shared(std::shared_ptr<RRefContext> context, std::vector<RRefOnWire> refs)
+      : context_(std::move(context)), refs_(std::move(refs)) {}
+  ~Shared() override {
+    if (!sent_) context_->unshare(refs_);
+  }
+  void sent() noexcept override { sent_ = true; }
+
+ private:
+  const std::shared_ptr<RRefContext> context_;
+  const std::vector<RRefOnWire> refs_;
+  bool sent_ = false;
+};
+
+// Where the list of RRefs lies in a message, by its kind.
+std::span<const std::uint8_t> list_in(const courier::Message& message) {
+  const auto body = std::span(message.body.bytes);
+  switch (message.kind) {
+    case static_cast<std::uint8_t>(Kind::kCall):
+    case static_cast<std::uint8_t>(Kind::kOperatorCall): return read_call_head(body).rrefs;
+    case static_cast<std::uint8_t>(Kind::kRemoteCall):
+    case static_cast<std::uint8_t>(Kind::kRemoteOperator):
+      return body.size() < kRemoteHead ? std::span<const std::uint8_t>{} : read_call_head(body.subspan(kRemoteHead)).rrefs;
+    case static_cast<std::uint8_t>(Kind::kCall) | kAnswer:
+    case static_cast<std::uint8_t>(Kind::kOperatorCall) | kAnswer:
+    case static_cast<std::uint8_t>(Kind::kRRefFetch) | kAnswer: return read_value_head(body).rrefs;
+    default: return {};
+  }
+}
+
+}  // namespace
+
+SendScope::SendScope(Agent& agent, WorkerId to) : agent_(agent), to_(to), outer_(sending) { sending = this; }
+
+SendScope::~SendScope() {
+  sending = outer_;
+  if (!refs_.empty()) context_->unshare(refs_);
+}
+
+std::uint32_t SendScope::add(const RRefState& state) {
+  if (sending == nullptr) {
+    raise(ErrorKind::kUsage,
+          "an RRef can be sent as an argument or a result of an RPC and in no other way: its owner must know who has it");
+  }
+  auto& scope = *sending;
+  if (scope.context_ == nullptr) scope.context_ = rref_context(scope.agent_).shared_from_this();
+  if (state.context != scope.context_) {
+    raise(ErrorKind::kUsage, state.text() + " belongs to another RPC agent than the one that sends it");
+  }
+  scope.refs_.push_back(scope.context_->share(state, scope.to_));
+  return scope.count() - 1;
+}
+
+Bytes SendScope::list() const {
+  if (refs_.empty()) return {};
+  ByteWriter writer;
+  for (const auto& ref : refs_) writer.put(ref.rref).put(ref.fork).put(ref.owner);
+  return writer.take();
+}
+
+std::shared_ptr<Cargo> SendScope::cargo() {
+  if (refs_.empty()) return nullptr;
+  auto cargo = std::make_shared<Shared>(context_, refs_);
+  refs_.clear();
+  return cargo;
+}
+
+ReceiveScope::ReceiveScope(Agent& agent, WorkerId from, std::span<const std::uint8_t> list)
+    : agent_(agent), outer_(receiving) {
+  if (list.size() % kRRefOnWireBytes != 0) raise(ErrorKind::kUsage, "a message's list of RRefs is damaged");
+  if (!list.empty()) {
+    auto& context = rref_context(agent);
+    ByteReader reader(list);
+    states_.reserve(list.size() / kRRefOnWireBytes);
+    while (const auto rref = reader.get<std::uint64_t>()) {
+      const auto fork = reader.get<std::uint64_t>();
+      const auto owner = reader.get<WorkerId>();
+      states_.push_back(context.receive({.rref = *rref, .fork = *fork, .owner = *owner}, from));
+    }
+  }
+  receiving = this;
+}
+
+ReceiveScope::~ReceiveScope() { receiving = outer_; }
+
+ReceiveScope& ReceiveScope::here() {
+  if (receiving == nullptr) raise(ErrorKind::kUsage, "an RRef can be received as an argument or a result of an RPC only");
+  return *receiving;
+}
+
+RRefContext& ReceiveScope::context() { return rref_context(here().agent_); }
+
+std::shared_ptr<RRefState> ReceiveScope::get(std::uint32_t place) {
+  const auto& states = here().states_;
+  if (place >= states.size()) raise(ErrorKind::kUsage, cat("a message names RRef ", place, " of ", states.size()));
+  return states[place];
+}
+
+void discard_rrefs(Agent& agent, WorkerId from, const courier::Message& message) noexcept {
+  try {
+    const auto list = list_in(message);
+    if (list.empty()) return;
+    // Elsewhere: a value may end with its last handle, and this thread may be waiting for something else.
+    agent.run([weak = agent.weak_from_this(), from, copy = Bytes(list.begin(), list.end())] {
+      try {
+        if (const auto alive = weak.lock()) const ReceiveScope scope(*alive, from, copy);
+      } catch (...) {
+        log(LogLevel::kWarn, "a message that nobody waited for: " + current_failure().message);
+      }
+    });
+  } catch (...) {
+    log(LogLevel::kWarn, "a message that nobody waited for: " + current_failure().message);
+  }
+}
+
+}  // namespace lockstep::rpc::internal

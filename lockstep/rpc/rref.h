@@ -1,0 +1,146 @@
+// A reference to a value on some worker, which keeps the value alive.
+//
+//   RRef<Counter> counter = remote<Counter>("worker1", 10);        // made there (remote.h)
+//   counter.rpc_sync(&Counter::add, {5});                          // runs there
+//   rpc_sync("worker2", use, {counter});                           // passed on; worker2 refers to it too
+//   RRef<int> sum = remote("worker1", add, {2, 3});
+//   int five = sum.to_here();                                      // a copy
+//
+// The worker where the value lies is its owner. Handles copy freely, and travel as arguments and results of RPCs, also
+// inside containers and structs; they can be encoded in no other way. The value ends when the last handle on the last
+// worker does, in whatever order messages arrive (docs/rpc-protocol.md). A handle that has come with a call may be used at
+// once: nothing waits for the owner to know of it.
+// Errors: what the value's creation failed with is raised by the next use, kPeerLost once the owner is gone, kUsage after
+// shutdown. Thread safety: as std::shared_ptr; the value behind it has its own.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <tuple>
+#include <type_traits>
+#include <typeinfo>
+#include <utility>
+
+#include "lockstep/rpc/call.h"
+#include "lockstep/rpc/rref_context.h"
+#include "lockstep/rpc/rref_method.h"
+
+namespace lockstep::rpc {
+
+template <class T>
+class RRef {
+ public:
+  using Value = T;
+
+  // Of nothing: only valid() may be called. Can be sent, and arrives as nothing.
+  RRef() = default;
+  // Owned by this worker.
+  explicit RRef(T value) requires std::is_move_constructible_v<T> : RRef(std::make_shared<T>(std::move(value))) {}
+  explicit RRef(std::shared_ptr<T> value);
+  template <class... A>
+  static RRef of(A&&... arguments) {
+    return RRef(std::make_shared<T>(std::forward<A>(arguments)...));
+  }
+  explicit RRef(std::shared_ptr<RRefState> state) : state_(std::move(state)) {}
+
+  bool valid() const { return state_ != nullptr; }
+  const WorkerInfo& owner() const { return state_->owner; }
+  const std::string& owner_name() const { return state_->owner.name; }
+  bool is_owner() const { return state_->is_owner(); }
+  // The owner knows of this handle. Always so at the owner; elsewhere soon after the handle came, or was made.
+  bool confirmed_by_owner() const { return state_->confirmed(); }
+  // The same for all handles on one value, on every worker.
+  std::uint64_t id() const { return state_->id(); }
+
+  // The value itself. Raises kUsage when this worker is not the owner. Waits until it is made, for the RPC timeout at most.
+  T& local_value() const { return *local_pointer(); }
+  std::shared_ptr<T> local_pointer(Milliseconds timeout = kDefaultRpcTimeout) const;
+  // Null when this worker is not the owner, or the value is not made.
+  T* local_value_if_ready() const;
+  // A copy, fetched from the owner, which waits until it is made.
+  T to_here(Milliseconds timeout = kDefaultRpcTimeout) const {
+    return is_owner() ? T(*local_pointer(timeout)) : to_here_async(timeout).wait();
+  }
+  // At the owner it lasts as long as the creation does.
+  Future<T> to_here_async(Milliseconds timeout = kDefaultRpcTimeout) const;
+  // Over when the value is made, or could not be (torch: _get_future). kUsage for a handle that came from another worker.
+  Future<void> get_future() const { return state_->creation(); }
+  // What the value really is, perhaps derived from T, as C++ writes it. Asks the owner once.
+  std::string type_name(Milliseconds timeout = kDefaultRpcTimeout) const { return state_->type_name(timeout); }
+
+  // Runs a method (LOCKSTEP_RPC_METHOD) on the value, at the owner, once it is made. `remote` leaves the result there.
+  template <class R, class C, class... A>
+  auto rpc_async(R (C::*method)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args, CallOptions options = {}) const {
+    return start<R>(internal::method_of<T>(method), args.values, options);
+  }
+  template <class R, class C, class... A>
+  auto rpc_async(R (C::*method)(A...) const, std::type_identity_t<Args<std::decay_t<A>...>> args,
+                 CallOptions options = {}) const {
+    return start<R>(internal::method_of<T>(method), args.values, options);
+  }
+  template <class R, class C>
+  auto rpc_async(R (C::*method)()) const {
+    return rpc_async(method, Args<>{});
+  }
+  template <class R, class C>
+  auto rpc_async(R (C::*method)() const) const {
+    return rpc_async(method, Args<>{});
+  }
+  template <class R, class C, class... A>
+  auto rpc_sync(R (C::*method)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args, CallOptions options = {}) const {
+    return rpc_async(method, std::move(args), options).wait();
+  }
+  template <class R, class C, class... A>
+  auto rpc_sync(R (C::*method)(A...) const, std::type_identity_t<Args<std::decay_t<A>...>> args,
+                CallOptions options = {}) const {
+    return rpc_async(method, std::move(args), options).wait();
+  }
+  template <class R, class C>
+  auto rpc_sync(R (C::*method)()) const {
+    return rpc_async(method).wait();
+  }
+  template <class R, class C>
+  auto rpc_sync(R (C::*method)() const) const {
+    return rpc_async(method).wait();
+  }
+  template <class R, class C, class... A>
+  auto remote(R (C::*method)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args, CallOptions options = {}) const {
+    return start_remote<R>(internal::method_of<T>(method), args.values, options);
+  }
+  template <class R, class C, class... A>
+  auto remote(R (C::*method)(A...) const, std::type_identity_t<Args<std::decay_t<A>...>> args,
+              CallOptions options = {}) const {
+    return start_remote<R>(internal::method_of<T>(method), args.values, options);
+  }
+  template <class R, class C>
+  auto remote(R (C::*method)()) const {
+    return remote(method, Args<>{});
+  }
+  template <class R, class C>
+  auto remote(R (C::*method)() const) const {
+    return remote(method, Args<>{});
+  }
+
+  // For layers above, and the codec.
+  const std::shared_ptr<RRefState>& state() const { return state_; }
+  friend bool operator==(const RRef& a, const RRef& b) {
+    return a.valid() == b.valid() && (!a.valid() || a.id() == b.id());
+  }
+
+ private:
+  template <class Tuple>
+  internal::OutgoingCall call(std::string function, const Tuple& values, const CallOptions& options) const;
+  template <class R, class Tuple>
+  auto start(std::string function, const Tuple& values, const CallOptions& options) const;
+  template <class R, class Tuple>
+  auto start_remote(std::string function, const Tuple& values, const CallOptions& options) const;
+
+  std::shared_ptr<RRefState> state_;
+};
+
+template <class T>
+RRef(std::shared_ptr<T>) -> RRef<T>;
+
+}  // namespace lockstep::rpc
+
+#include "lockstep/rpc/internal/rref_inl.h"

@@ -1,0 +1,193 @@
+// The calls of RRefContext: making a value on another worker, and fetching it.
+#include "lockstep/base/demangle.h"
+#include "lockstep/base/text.h"
+#include "lockstep/rpc/rref_context.h"
+
+namespace lockstep::rpc {
+
+using internal::CallDone;
+using internal::CallHead;
+using internal::OutgoingCall;
+using internal::RRefOnWire;
+
+namespace {
+
+Bytes remote_body(const RRefOnWire& ref, const Bytes& call) {
+  ByteWriter writer;
+  writer.put(ref.rref).put(ref.fork).raw(call);
+  return writer.take();
+}
+
+// context u64, RRef u64, fork u64, what u8.
+struct FetchHead {
+  std::uint64_t context = 0;
+  std::uint64_t rref = 0;
+  std::uint64_t fork = 0;
+  std::uint8_t ask = 0;
+};
+
+FetchHead read_fetch(std::span<const std::uint8_t> body) {
+  ByteReader reader(body);
+  const auto context = reader.get<std::uint64_t>();
+  const auto rref = reader.get<std::uint64_t>();
+  const auto fork = reader.get<std::uint64_t>();
+  const auto ask = reader.get<std::uint8_t>();
+  if (!ask || *ask > 1) raise(ErrorKind::kUsage, "this does not ask for an RRef's value: the message is damaged");
+  return {.context = *context, .rref = *rref, .fork = *fork, .ask = *ask};
+}
+
+Payload encode_fetched(Agent& agent, const FetchHead& head, WorkerId to, const OwnedValue& value) {
+  const auto& state = *value.promise.state();
+  if (const auto* failure = state.failure()) failure->raise();
+  const ValueType* type = value.type.load();
+  const void* object = value.promise.state()->value().get();
+  if (head.ask == static_cast<std::uint8_t>(RRefContext::Ask::kType)) {
+    return internal::encode_value(agent, 0, to, [&](object::Encoder& encoder) {
+      object::write(encoder, demangle(type->dynamic(object).name()));
+    });
+  }
+  if (type->encode == nullptr) {
+    raise(ErrorKind::kUsage, cat("a value of type ", demangle(type->type->name()), " cannot be sent: call its methods "
+                                 "through the RRef instead of to_here()"));
+  }
+  return internal::encode_value(agent, head.context, to, [&](object::Encoder& encoder) { type->encode(encoder, object); });
+}
+
+}  // namespace
+
+std::shared_ptr<RRefState> RRefContext::start_remote(const OutgoingCall& call) {
+  return start_remote(Kind::kRemoteCall, call.to, internal::encode_call(call), call.timeout, internal::describe_call(call));
+}
+
+std::shared_ptr<RRefState> RRefContext::start_remote(Kind kind, const WorkerInfo& to, Payload call, Milliseconds timeout,
+                                                     const std::string& what) {
+  const auto alive = agent_for("remote()");
+  const RRefOnWire ref{.rref = alive->new_id(), .fork = alive->new_id(), .owner = to.id};
+  const bool here = to.id == self_.id;
+  // Owned here: a fork of this worker's own keeps the value until its function is over.
+  auto value = with_ledger([&](Actions&) -> std::shared_ptr<OwnedValue> {
+    if (here) return ledger_.create_here(ref, self_.id);
+    ledger_.create_there(ref);
+    return nullptr;
+  });
+  auto state = std::make_shared<RRefState>(
+      shared_from_this(), here ? RRefOnWire{.rref = ref.rref, .owner = self_.id} : ref, to, value);
+  state->created.emplace(agent_);
+  call.body = remote_body(ref, call.body);
+  alive->request(to.id, kind, std::move(call), timeout, what,
+                 [self = shared_from_this(), ref, value, promise = *state->created](Agent::Answer* answer,
+                                                                                   const CallFailure* failure) {
+                   if (!value) {
+                     self->with_ledger([&](Actions& actions) { self->ledger_.creation_over(ref.fork, actions); });
+                   } else if (failure != nullptr) {
+                     value->promise.fail(*failure);
+                     self->unshare({ref});
+                   }
+                   auto callbacks = answer != nullptr ? promise.state()->set({}) : promise.state()->fail(*failure);
+                   if (const auto agent = self->agent()) agent->run_callbacks(std::move(callbacks));
+                 });
+  return state;
+}
+
+void RRefContext::serve_remote(Request request, const std::function<void(Request&, const CallHead&, CallDone)>& run) {
+  auto shared = std::make_shared<Request>(std::move(request));
+  RRefOnWire ref{.owner = self_.id};
+  std::shared_ptr<OwnedValue> value;
+  CallHead head;
+  try {
+    ByteReader reader(shared->body());
+    const auto rref = reader.get<std::uint64_t>();
+    const auto fork = reader.get<std::uint64_t>();
+    if (!fork) raise(ErrorKind::kUsage, "this is not a call: the message is damaged");
+    ref.rref = *rref;
+    ref.fork = *fork;
+    head = internal::read_call_head(shared->body().subspan(internal::kRemoteHead));
+    value = with_ledger([&](Actions&) {
+      return shared->from() == self_.id ? ledger_.find(ref.rref) : ledger_.create_here(ref, shared->from());
+    });
+    if (!value) raise(ErrorKind::kAborted, "the RRef that this call was for is gone");
+  } catch (...) {
+    shared->answer_failure(current_call_failure());
+    return;
+  }
+  run(*shared, head,
+      [self = shared_from_this(), shared, value, ref](const ValueType* type, std::shared_ptr<void> result,
+                                                      const CallFailure* failure) {
+        const bool here = shared->from() == self->self_.id;
+        if (failure != nullptr) {
+          value->promise.fail(*failure);
+          shared->answer_failure(*failure);
+        } else {
+          value->set(type, std::move(result));
+          shared->answer({});
+        }
+        if (here) self->unshare({ref});
+      });
+}
+
+void RRefContext::fetch(const RRefState& state, Ask ask, Milliseconds timeout, Agent::OnAnswer on_answer) {
+  const auto alive = agent_for("to_here");
+  const auto context = ask == Ask::kValue ? this_call().autograd_context : 0;
+  ByteWriter writer;
+  writer.put(context).put(state.ref.rref).put(state.ref.fork).put(static_cast<std::uint8_t>(ask));
+  alive->request(state.owner.id, Kind::kRRefFetch, {.body = writer.take()}, timeout,
+                 cat("the value of ", state.text()), std::move(on_answer));
+}
+
+void RRefState::wait_made(Milliseconds timeout) const {
+  if (!is_owner()) {
+    raise(ErrorKind::kUsage, text() + " has its value on another worker: local_value() works at the owner only; use to_here() "
+                             "for a copy, or call a method through the RRef");
+  }
+  if (value->over()) return;
+  if (timeout.count() < 0) timeout = context->agent_for("local_value")->rpc_timeout();
+  if (!value->promise.state()->wait_over(Deadline::after(timeout))) raise(timeout_failure("the value of " + text(), timeout));
+}
+
+std::string RRefState::type_name(Milliseconds timeout) const {
+  {
+    const std::lock_guard lock(mutex_);
+    if (!type_name_.empty()) return type_name_;
+  }
+  std::string name;
+  if (is_owner()) {
+    wait_made(timeout);
+    if (const auto* failure = value->promise.state()->failure()) failure->raise();
+    name = demangle(value->type.load()->dynamic(value->promise.state()->value().get()).name());
+  } else {
+    check();
+    const auto agent = context->agent_for("type_name");
+    Promise<std::string> promise(agent->weak_from_this());
+    context->fetch(*this, RRefContext::Ask::kType, timeout,
+                   internal::end_with_answer<std::string>(agent, owner.id, promise));
+    name = promise.future().wait();
+  }
+  const std::lock_guard lock(mutex_);
+  return type_name_ = name;
+}
+
+void RRefContext::serve_fetch(Request request) {
+  auto shared = std::make_shared<Request>(std::move(request));
+  try {
+    const FetchHead head = read_fetch(shared->body());
+    const auto value = value_of(head.rref, head.fork);
+    const auto answer = [shared, head, value] {
+      try {
+        shared->answer(encode_fetched(shared->agent(), head, shared->from(), *value));
+      } catch (...) {
+        shared->answer_failure(current_call_failure());
+      }
+    };
+    if (value->over()) {
+      answer();
+      return;
+    }
+    value->promise.state()->on_over([self = shared_from_this(), answer] {
+      if (const auto alive = self->agent()) alive->run(answer);
+    });
+  } catch (...) {
+    shared->answer_failure(current_call_failure());
+  }
+}
+
+}  // namespace lockstep::rpc

@@ -1,0 +1,313 @@
+#include "lockstep/rpc/rref_context.h"
+
+#include <algorithm>
+
+#include "lockstep/base/demangle.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+#include "lockstep/rpc/internal/rref_scope.h"
+
+namespace lockstep::rpc {
+
+using internal::Control;
+using internal::ForkEntry;
+using internal::RRefLedger;
+using internal::RRefOnWire;
+
+namespace {
+
+// Of control messages: for hours, or until the worker is gone.
+constexpr int kTries = 20;
+
+Kind kind_of(Control control) {
+  switch (control) {
+    case Control::kFork: return Kind::kRRefFork;
+    case Control::kAccept: return Kind::kRRefChild;
+    default: return Kind::kRRefDelete;
+  }
+}
+
+CallFailure never_made() {
+  return {.failure = {.kind = ErrorKind::kPeerLost,
+                      .message = "the worker that called remote() was lost before the call arrived here"}};
+}
+
+}  // namespace
+
+// A value.
+
+std::shared_ptr<void> OwnedValue::get(const std::type_info& wanted) const {
+  if (const auto* failure = promise.state()->failure()) failure->raise();
+  const ValueType* its_type = type.load(std::memory_order_acquire);
+  if (its_type != nullptr && *its_type->type != wanted) {
+    raise(ErrorKind::kUsage, cat("this RRef holds ", demangle(its_type->type->name()), ", not ", demangle(wanted.name())));
+  }
+  return promise.state()->value();
+}
+
+// A handle's state.
+
+RRefState::RRefState(std::shared_ptr<RRefContext> context_, RRefOnWire ref_, WorkerInfo owner_,
+                     std::shared_ptr<OwnedValue> value_)
+    : context(std::move(context_)), ref(ref_), owner(std::move(owner_)), value(std::move(value_)) {}
+
+RRefState::~RRefState() {
+  if (ref.fork != 0) context->drop(ref.fork);
+}
+
+bool RRefState::confirmed() const { return is_owner() || context->confirmed(ref.fork); }
+
+void RRefState::check() const {
+  if (!created || !created->state()->over()) return;
+  if (const auto* failure = created->state()->failure()) failure->raise();
+}
+
+Future<void> RRefState::creation() const {
+  if (created) return created->future();
+  if (!value) {
+    raise(ErrorKind::kUsage, text() + " was passed on to this worker: only the worker that called remote(), and the owner, know when it is made");
+  }
+  Promise<void> promise(value->promise.state()->pump());
+  value->promise.state()->on_over([state = value->promise.state(), promise] {
+    if (const auto* failure = state->failure()) {
+      promise.fail(*failure);
+    } else {
+      promise.set();
+    }
+  });
+  return promise.future();
+}
+
+std::string RRefState::text() const { return cat("RRef ", ref.rref, " of ", owner.name); }
+
+// The context.
+
+RRefContext::RRefContext(Agent& agent)
+    : agent_(agent.weak_from_this()),
+      self_(agent.self()),
+      ledger_({.self = agent.self().id,
+               .new_id = [weak = agent.weak_from_this()]() -> std::uint64_t {
+                 const auto alive = weak.lock();
+                 if (!alive) raise(ErrorKind::kAborted, "an RRef: the RPC agent is gone");
+                 return alive->new_id();
+               },
+               .new_value = [weak = agent.weak_from_this()] { return std::make_shared<OwnedValue>(weak); }}) {}
+
+void RRefContext::carry_out(Actions actions) noexcept {
+  try {
+    for (const auto& entry : actions.sends) send(entry);
+    for (const auto& value : actions.orphaned) value->promise.fail(never_made());
+  } catch (...) {
+    log(LogLevel::kError, "after a change of RRefs: " + current_failure().message);
+  }
+}
+
+void RRefContext::send(const RRefLedger::Send& send) {
+  const auto alive = agent();
+  if (!alive || alive->closed()) return;
+  ByteWriter writer;
+  for (const auto& entry : send.entries) writer.put(entry.rref).put(entry.fork);
+  const auto answer = alive->request_again(send.to, kind_of(send.control), {.body = writer.take()},
+                                           cat("a message about RRefs to worker ", send.to), kTries);
+  answer.state()->on_over([self = shared_from_this(), state = answer.state(), to = send.to, control = send.control] {
+    if (state->failure() != nullptr) {
+      self->with_ledger([&](Actions& actions) { self->ledger_.unanswered(to, control, actions); });
+      return;
+    }
+    std::vector<std::uint64_t> refused;
+    ByteReader reader(state->value().body.bytes);
+    while (const auto fork = reader.get<std::uint64_t>()) refused.push_back(*fork);
+    self->with_ledger([&](Actions& actions) { self->ledger_.answered(to, control, refused, actions); });
+  });
+}
+
+void RRefContext::drop(std::uint64_t fork) noexcept {
+  try {
+    with_ledger([&](Actions& actions) { ledger_.drop(fork, actions); });
+  } catch (...) {
+    log(LogLevel::kError, "an RRef's end: " + current_failure().message);
+  }
+}
+
+bool RRefContext::confirmed(std::uint64_t fork) const {
+  const std::lock_guard lock(mutex_);
+  return ledger_.confirmed(fork);
+}
+
+std::shared_ptr<Agent> RRefContext::agent_for(const char* what) const {
+  auto alive = agent();
+  if (!alive || alive->closed()) raise(ErrorKind::kUsage, cat(what, ": the RPC agent it was made with was shut down"));
+  return alive;
+}
+
+// Shutdown.
+
+void RRefContext::drop_users() {
+  with_ledger([&](Actions& actions) { ledger_.drop_all(actions); });
+}
+
+bool RRefContext::wait_idle(Deadline deadline) {
+  std::unique_lock lock(mutex_);
+  return changed_.wait_until(lock, deadline.time_point(), [&] { return ledger_.idle(); });
+}
+
+std::string RRefContext::leaks() const {
+  std::string list;
+  std::size_t n = 0;
+  const auto alive = agent();
+  const std::lock_guard lock(mutex_);
+  ledger_.for_each_forked([&](std::uint64_t rref, const auto& value, const auto& forks) {
+    if (++n > 10) return;
+    const ValueType* type = value->type.load();
+    list += cat("\n  RRef ", rref, type == nullptr ? "" : cat(" (", demangle(type->type->name()), ")"), ", held by worker");
+    for (const auto& [fork, holder] : forks) list += cat(" ", holder);
+  });
+  if (n == 0) return {};
+  if (n > 10) list += cat("\n  and ", n - 10, " more");
+  return cat("other workers still refer to ", n, " values of ", self_.name, " that its end takes with it:", list);
+}
+
+void RRefContext::check_leaks(LeakCheck check) const {
+  const auto text = leaks();
+  if (text.empty()) return;
+  if (check == LeakCheck::kStrict) raise(ErrorKind::kUsage, text);
+  log(LogLevel::kWarn, text);
+}
+
+void RRefContext::debug_info(std::map<std::string, std::string>& info) const {
+  const std::lock_guard lock(mutex_);
+  info["num_owner_rrefs"] = std::to_string(ledger_.n_owned());
+  info["num_forks"] = std::to_string(ledger_.n_forks());
+  info["num_users"] = std::to_string(ledger_.n_users());
+  info["num_pending_users"] = std::to_string(ledger_.n_pending_users());
+  info["num_pending_futures"] = std::to_string(ledger_.n_on_the_way());
+}
+
+// Values.
+
+std::shared_ptr<RRefState> RRefContext::own(const ValueType* type, std::shared_ptr<void> value) {
+  const auto alive = agent_for("an RRef");
+  auto owned = std::make_shared<OwnedValue>(agent_);
+  owned->set(type, std::move(value));
+  return std::make_shared<RRefState>(shared_from_this(), RRefOnWire{.rref = alive->new_id(), .owner = self_.id}, self_,
+                                     std::move(owned));
+}
+
+std::shared_ptr<OwnedValue> RRefContext::value_of(std::uint64_t rref, std::uint64_t fork) {
+  if (auto value = with_ledger([&](Actions&) { return ledger_.find(rref); })) return value;
+  raise(ErrorKind::kPeerLost,
+        cat("RRef ", rref, " of ", self_.name, " is gone: nobody was known to refer to it any more, since a worker was "
+            "lost that had made it or passed it on (worker ", internal::maker_of(fork), ")"));
+}
+
+RRefOnWire RRefContext::share(const RRefState& state, WorkerId to) {
+  state.check();
+  RRefOnWire child;
+  const bool shared = with_ledger([&](Actions&) {
+    if (!state.is_owner()) return ledger_.share_used(state.ref.fork, to, child);
+    child = ledger_.share_owned(state.ref.rref, state.value, to);
+    return true;
+  });
+  if (!shared) raise(ErrorKind::kUsage, state.text() + " was given up by shutdown: it cannot be sent");
+  return child;
+}
+
+void RRefContext::unshare(const std::vector<RRefOnWire>& children) noexcept {
+  try {
+    with_ledger([&](Actions& actions) {
+      for (const auto& child : children) ledger_.unshare(child, actions);
+    });
+  } catch (...) {
+    log(LogLevel::kError, "an RRef that was not sent: " + current_failure().message);
+  }
+}
+
+std::shared_ptr<RRefState> RRefContext::receive(const RRefOnWire& ref, WorkerId from) {
+  const auto alive = agent_for("an RRef");
+  bool fits = false;
+  auto value = with_ledger([&](Actions& actions) { return ledger_.receive(ref, from, fits, actions); });
+  if (!fits) raise(ErrorKind::kUsage, cat("worker ", from, " sent an RRef that is not its to send"));
+  if (value) {
+    return std::make_shared<RRefState>(shared_from_this(), RRefOnWire{.rref = ref.rref, .owner = self_.id}, self_,
+                                       std::move(value));
+  }
+  return std::make_shared<RRefState>(shared_from_this(), ref, alive->info(ref.owner));
+}
+
+void RRefContext::on_lost(WorkerId peer) {
+  with_ledger([&](Actions& actions) { ledger_.lost(peer, actions); });
+}
+
+void RRefContext::on_joined(WorkerId peer) {
+  const std::lock_guard lock(mutex_);
+  ledger_.joined(peer);
+}
+
+void RRefContext::close() {
+  std::vector<std::shared_ptr<OwnedValue>> values;
+  {
+    const std::lock_guard lock(mutex_);
+    values = ledger_.values();
+  }
+  for (const auto& value : values) {
+    value->promise.fail({.failure = {.kind = ErrorKind::kAborted, .message = "the RPC agent was shut down"}});
+  }
+}
+
+void RRefContext::end() noexcept {
+  // A value may hold RRefs, which hold this.
+  std::vector<std::shared_ptr<OwnedValue>> values;
+  {
+    const std::lock_guard lock(mutex_);
+    values = ledger_.take_values();
+  }
+}
+
+// Messages.
+
+void RRefContext::serve_control(Request request, Control control) {
+  std::vector<ForkEntry> entries;
+  ByteReader reader(request.body());
+  while (const auto rref = reader.get<std::uint64_t>()) {
+    entries.push_back({.rref = *rref, .fork = reader.get<std::uint64_t>().value_or(0)});
+  }
+  const auto refused =
+      with_ledger([&](Actions& actions) { return ledger_.take(request.from(), control, entries, actions); });
+  ByteWriter writer;
+  for (const auto fork : refused) writer.put(fork);
+  request.answer({.body = writer.take()});
+}
+
+
+class RRefService final : public Service {
+ public:
+  explicit RRefService(Agent& agent) : context(std::make_shared<RRefContext>(agent)) {
+    const auto control = [&](Kind kind, Control what) {
+      agent.handle(kind, [context = context.get(), what](Request request) {
+        context->serve_control(std::move(request), what);
+      });
+    };
+    control(Kind::kRRefFork, Control::kFork);
+    control(Kind::kRRefChild, Control::kAccept);
+    control(Kind::kRRefDelete, Control::kDelete);
+    agent.handle(Kind::kRRefFetch, [context = context.get()](Request request) { context->serve_fetch(std::move(request)); });
+    agent.handle(Kind::kRemoteCall, [context = context.get()](Request request) {
+      context->serve_remote(std::move(request), [](Request& call, const internal::CallHead& head, internal::CallDone done) {
+        internal::run_call(call.agent(), call.from(), head, call.blobs(), std::move(done));
+      });
+    });
+  }
+  void on_lost(WorkerId peer, const std::string&) override { context->on_lost(peer); }
+  void on_joined(WorkerId peer) override { context->on_joined(peer); }
+  void debug_info(std::map<std::string, std::string>& info) override { context->debug_info(info); }
+
+  void on_close() override { context->close(); }
+  ~RRefService() override { context->end(); }
+
+  const std::shared_ptr<RRefContext> context;
+};
+
+RRefContext& rref_context(Agent& agent) { return *agent.service<RRefService>().context; }
+std::unique_ptr<Service> make_rref_service(Agent& agent) { return std::make_unique<RRefService>(agent); }
+
+}  // namespace lockstep::rpc

@@ -1,0 +1,178 @@
+// An agent's RRefs: the values it owns for others, and the forks it holds of theirs. Programs use rref.h; this is for
+// shutdown, for layers that reach values behind RRefs, and for tests.
+//
+// Thread safety: every method may be called from any thread. Values are destroyed by whoever lets go of them last, never
+// under a lock. Ownership: shared by the agent and by every handle; handles that outlive the agent are harmless.
+#pragma once
+
+#include <condition_variable>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <typeinfo>
+#include <vector>
+
+#include "lockstep/rpc/agent.h"
+#include "lockstep/rpc/call.h"
+#include "lockstep/rpc/internal/rref_ledger.h"
+
+namespace lockstep::rpc {
+
+class RRefContext;
+
+// A value at its owner, perhaps one that is still being made.
+struct OwnedValue {
+  explicit OwnedValue(std::weak_ptr<internal::Pump> pump) : promise(std::move(pump)) {}
+
+  void set(const ValueType* its_type, std::shared_ptr<void> value) {
+    type.store(its_type, std::memory_order_release);
+    promise.set(std::move(value));
+  }
+  bool over() const { return promise.state()->over(); }
+  // Pre: over(). The value as a T; raises what its creation failed with, kUsage when it is something else.
+  std::shared_ptr<void> get(const std::type_info& wanted) const;
+  template <class T>
+  std::shared_ptr<T> get() const {
+    return std::static_pointer_cast<T>(get(typeid(T)));
+  }
+
+  Promise<std::shared_ptr<void>> promise;
+  std::atomic<const ValueType*> type{nullptr};  // set before the promise is
+};
+
+// What the copies of one handle share. Its end is the end of the fork.
+class RRefState {
+ public:
+  RRefState(std::shared_ptr<RRefContext> context, internal::RRefOnWire ref, WorkerInfo owner,
+            std::shared_ptr<OwnedValue> value = nullptr);
+  ~RRefState();
+  RRefState(const RRefState&) = delete;
+  RRefState& operator=(const RRefState&) = delete;
+
+  std::uint64_t id() const { return ref.rref; }
+  bool is_owner() const { return value != nullptr; }
+  bool confirmed() const;
+  // Raises what the creation failed with, if this worker knows already.
+  void check() const;
+  // Of the value, waiting until it is made. Asks the owner once.
+  std::string type_name(Milliseconds timeout) const;
+  // At the owner, until it is made. Raises kTimeout after `timeout` (negative: the RPC timeout), kUsage when this worker is not the owner.
+  void wait_made(Milliseconds timeout) const;
+  // Over when the value is made, or could not be. Raises kUsage for a fork that another worker passed on.
+  Future<void> creation() const;
+  // "RRef 281474976710657 of worker1".
+  std::string text() const;
+
+  const std::shared_ptr<RRefContext> context;
+  const internal::RRefOnWire ref;           // fork 0 at the owner
+  const WorkerInfo owner;
+  const std::shared_ptr<OwnedValue> value;  // at the owner, else null
+  std::optional<Promise<void>> created{};   // where remote() was called; set before the handle is handed out
+
+ private:
+  mutable std::mutex mutex_;
+  mutable std::string type_name_;  // guarded by mutex_; empty: not asked for yet
+};
+
+class RRefContext final : public std::enable_shared_from_this<RRefContext> {
+ public:
+  explicit RRefContext(Agent& agent);
+
+  // Shutdown. First everyone drops its users, then everyone waits; then nothing is left but what other workers hold.
+  // As if all handles that refer to other workers' values were gone; using one raises kUsage from now on.
+  void drop_users();
+  // Until no control message is on its way and no fork is unconfirmed; false at the deadline.
+  bool wait_idle(Deadline deadline);
+  // What other workers still refer to, in words; empty when there is nothing.
+  std::string leaks() const;
+  enum class LeakCheck : std::uint8_t { kWarn, kStrict };
+  // Logs leaks(), or raises it (kUsage).
+  void check_leaks(LeakCheck check) const;
+
+  // num_owner_rrefs, num_forks, num_pending_users, num_pending_futures, as torch names them.
+  void debug_info(std::map<std::string, std::string>& info) const;
+
+  // The owner's side: the value that a message of fork `fork` asks for, there or not yet. Raises kPeerLost when it is
+  // deleted, which takes the loss of a worker that passed the RRef on.
+  std::shared_ptr<OwnedValue> value_of(std::uint64_t rref, std::uint64_t fork);
+
+  // For rref.h and remote.h.
+  std::shared_ptr<RRefState> own(const ValueType* type, std::shared_ptr<void> value);
+  std::shared_ptr<RRefState> start_remote(const internal::OutgoingCall& call);
+  // As above with another kind and body: what the handler of `kind` reads is a call behind an RRef's and a fork's number.
+  std::shared_ptr<RRefState> start_remote(Kind kind, const WorkerInfo& to, Payload call, Milliseconds timeout,
+                                          const std::string& what);
+  // The handler's side of it: `run` runs what was called, and hands on its result.
+  void serve_remote(Request request,
+                    const std::function<void(Request&, const internal::CallHead&, internal::CallDone)>& run);
+  enum class Ask : std::uint8_t { kValue = 0, kType = 1 };
+  void fetch(const RRefState& state, Ask ask, Milliseconds timeout, Agent::OnAnswer on_answer);
+  // Null when the agent is gone.
+  std::shared_ptr<Agent> agent() const { return agent_.lock(); }
+  // Raises kUsage instead.
+  std::shared_ptr<Agent> agent_for(const char* what) const;
+  bool confirmed(std::uint64_t fork) const;
+
+  // For messages that carry RRefs (internal/rref_scope.h).
+  internal::RRefOnWire share(const RRefState& state, WorkerId to);
+  void unshare(const std::vector<internal::RRefOnWire>& children) noexcept;
+  std::shared_ptr<RRefState> receive(const internal::RRefOnWire& ref, WorkerId from);
+
+ private:
+  friend class RRefState;
+  friend class RRefService;
+  using Actions = internal::RRefLedger::Actions;
+
+  // Runs `step(ledger_, actions)` under the lock and the actions without.
+  template <class Step>
+  auto with_ledger(Step&& step);
+  void carry_out(Actions actions) noexcept;
+  void send(const internal::RRefLedger::Send& send);
+  void drop(std::uint64_t fork) noexcept;
+  void serve_control(Request request, internal::Control control);
+  void serve_fetch(Request request);
+  void on_lost(WorkerId peer);
+  void on_joined(WorkerId peer);
+  // Nobody will make what is not made.
+  void close();
+  // The agent is gone: so is what it kept for others.
+  void end() noexcept;
+
+  const std::weak_ptr<Agent> agent_;
+  const WorkerInfo self_;
+  mutable std::mutex mutex_;
+  mutable std::condition_variable changed_;
+  internal::RRefLedger ledger_;  // guarded by mutex_
+};
+
+template <class Step>
+auto RRefContext::with_ledger(Step&& step) {
+  Actions actions;
+  if constexpr (std::is_void_v<decltype(step(actions))>) {
+    {
+      const std::lock_guard lock(mutex_);
+      step(actions);
+      changed_.notify_all();
+    }
+    carry_out(std::move(actions));
+  } else {
+    auto result = [&] {
+      const std::lock_guard lock(mutex_);
+      auto value = step(actions);
+      changed_.notify_all();
+      return value;
+    }();
+    carry_out(std::move(actions));
+    return result;
+  }
+}
+
+// The agent's own.
+RRefContext& rref_context(Agent& agent);
+// Called by Agent::start.
+std::unique_ptr<Service> make_rref_service(Agent& agent);
+
+}  // namespace lockstep::rpc
