@@ -181,18 +181,24 @@ std::vector<std::uint64_t> RRefLedger::take(WorkerId from, Control control, std:
   for (const auto& entry : entries) {
     switch (control) {
       case Control::kFork:
-        if (buried_.contains(entry.fork)) break;  // repeated
-        if (Owned* owned = lost_.contains(from) ? nullptr : find_or_wait(entry.rref)) {
-          add_fork(*owned, entry.fork, from);
-        } else {
-          refused.push_back(entry.fork);
-        }
+        if (!ask(entry, from)) refused.push_back(entry.fork);
         break;
       case Control::kAccept: release_child(entry.fork, out); break;
       case Control::kDelete: remove_fork(entry, out); break;
     }
   }
   return refused;
+}
+
+bool RRefLedger::ask(const ForkEntry& entry, WorkerId from) {
+  if (buried_.contains(entry.fork)) return false;  // repeated: deleted meanwhile, or refused before
+  Owned* owned = lost_.contains(from) ? nullptr : find_or_wait(entry.rref);
+  if (owned == nullptr) {
+    buried_.add(entry.fork);  // refused once, refused for ever: its holder will not delete it
+    return false;
+  }
+  add_fork(*owned, entry.fork, from);
+  return true;
 }
 
 void RRefLedger::post(WorkerId to, Control control, ForkEntry entry, Actions& out) {

@@ -178,6 +178,7 @@ class RRefLedger {
   Owneds::iterator release_if_unused(Owneds::iterator owned, Actions& out);
   void release_if_over(std::uint64_t fork, Actions& out);
   void release_child(std::uint64_t child, Actions& out);
+  bool ask(const ForkEntry& entry, WorkerId from);
   void confirm(const ForkEntry& entry, bool refused, Actions& out);
   void post(WorkerId to, Control control, ForkEntry entry, Actions& out);
   void lose_as_owner(WorkerId worker, Actions& out);

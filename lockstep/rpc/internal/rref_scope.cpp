@@ -26,15 +26,13 @@ class Shared final : public Cargo {
 
 // Where the list of RRefs lies in a message, by its kind.
 std::span<const std::uint8_t> list_in(const courier::Message& message) {
-  const auto body = std::span(message.body.bytes);
+  const auto body = message.body.bytes;
   switch (message.kind) {
-    case static_cast<std::uint8_t>(Kind::kCall):
-    case static_cast<std::uint8_t>(Kind::kOperatorCall): return read_call_head(body).rrefs;
+    case static_cast<std::uint8_t>(Kind::kCall): return read_call_head(body).rrefs;
     case static_cast<std::uint8_t>(Kind::kRemoteCall):
-    case static_cast<std::uint8_t>(Kind::kRemoteOperator):
-      return body.size() < kRemoteHead ? std::span<const std::uint8_t>{} : read_call_head(body.subspan(kRemoteHead)).rrefs;
+      if (body.size() < kRemoteHead) return {};
+      return read_call_head(body.subspan(kRemoteHead)).rrefs;
     case static_cast<std::uint8_t>(Kind::kCall) | kAnswer:
-    case static_cast<std::uint8_t>(Kind::kOperatorCall) | kAnswer:
     case static_cast<std::uint8_t>(Kind::kRRefFetch) | kAnswer: return read_value_head(body).rrefs;
     default: return {};
   }
