@@ -1,7 +1,10 @@
 #include "lockstep/group/tensor_object.h"
 
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/_sparse_coo_tensor_unsafe.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+#include <c10/core/InferenceMode.h>
 #include <c10/core/ScalarType.h>
 
 #include <algorithm>
@@ -13,8 +16,15 @@ namespace lockstep::object {
 namespace {
 
 constexpr std::uint8_t kRequiresGrad = 1;
+constexpr std::uint8_t kSparse = 2;
+constexpr std::uint8_t kCoalesced = 4;  // with kSparse
+constexpr std::uint8_t kAllFlags = 7;
+// Below it a copy costs less than keeping the message.
+constexpr std::size_t kViewFrom = 1024;
 // As libtorch's own limit for operators that loop over dimensions.
 constexpr std::uint32_t kMaxDimensions = 64;
+
+thread_local TensorScope* scope_here = nullptr;
 
 // Types whose elements are whole bytes of data and nothing else.
 bool is_plain_data(at::ScalarType type) {
@@ -82,22 +92,77 @@ Head take_head(Decoder& decoder) {
                   .flags = decoder.take<std::uint8_t>()};
   if (!is_plain_data(head.dtype)) decoder.refuse("no tensor has dtype ", static_cast<int>(head.dtype));
   const bool on_cpu = head.device_type == static_cast<std::uint8_t>(c10::DeviceType::CPU);
-  if (head.device_type >= c10::COMPILE_TIME_MAX_DEVICE_TYPES || head.device_index < -1 ||
-      (on_cpu && head.device_index > 0) || head.flags > kRequiresGrad)
+  const bool on_meta = head.device_type == static_cast<std::uint8_t>(c10::DeviceType::Meta);
+  if (head.device_type >= c10::COMPILE_TIME_MAX_DEVICE_TYPES || on_meta || head.device_index < -1 ||
+      (on_cpu && head.device_index > 0) || head.flags > kAllFlags ||
+      (head.flags & (kSparse | kCoalesced)) == kCoalesced)
     decoder.refuse("no tensor has this device or these flags; the object is damaged");
-  if (head.flags != 0 && !at::isFloatingType(head.dtype) && !at::isComplexType(head.dtype))
+  if ((head.flags & kRequiresGrad) != 0 && !at::isFloatingType(head.dtype) && !at::isComplexType(head.dtype))
     decoder.refuse(c10::toString(head.dtype), " tensors have no gradient");
   return head;
 }
 
-std::span<const std::uint8_t> take_elements(Decoder& decoder, at::ScalarType dtype, std::int64_t n) {
-  const auto bytes = decoder.take_blob();
+// A dense tensor of the next blob: a view of it where it may be kept, else a copy.
+at::Tensor take_elements(Decoder& decoder, at::ScalarType dtype, c10::IntArrayRef sizes) {
+  const Blob blob = decoder.take_held_blob();
   const auto width = c10::elementSize(dtype);
-  if (bytes.size() % width != 0 || bytes.size() / width != static_cast<std::uint64_t>(n))
-    decoder.refuse(bytes.size(), " bytes came for ", n, " elements of ", c10::toString(dtype));
-  if (dtype == at::kBool && std::ranges::any_of(bytes, [](std::uint8_t byte) { return byte > 1; }))
+  const auto n = c10::multiply_integers(sizes);
+  if (blob.bytes.size() % width != 0 || blob.bytes.size() / width != static_cast<std::uint64_t>(n))
+    decoder.refuse(blob.bytes.size(), " bytes came for ", n, " elements of ", c10::toString(dtype));
+  if (dtype == at::kBool && std::ranges::any_of(blob.bytes, [](std::uint8_t byte) { return byte > 1; }))
     decoder.refuse("a bool is 0 or 1; the object is damaged");
-  return bytes;
+  const auto options = at::TensorOptions().dtype(dtype);
+  const bool aligned = reinterpret_cast<std::uintptr_t>(blob.bytes.data()) % width == 0;
+  if (blob.yours && blob.owner && aligned && blob.bytes.size() >= kViewFrom) {
+    return at::from_blob(
+        const_cast<std::uint8_t*>(blob.bytes.data()), sizes, [owner = blob.owner](void*) {}, options);
+  }
+  at::Tensor tensor = at::empty(sizes, options);
+  if (!blob.bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), blob.bytes.data(), blob.bytes.size());
+  return tensor;
+}
+
+// Every index lies inside, and they ascend where they are said to.
+void check_indices(Decoder& decoder, const at::Tensor& indices, c10::IntArrayRef sizes, bool ascend) {
+  const auto* at = indices.const_data_ptr<std::int64_t>();
+  const std::int64_t n = indices.size(1);
+  std::int64_t before = -1;
+  for (std::int64_t i = 0; i < n; ++i) {
+    std::int64_t place = 0;  // take_sizes has seen that it cannot overflow
+    for (std::int64_t d = 0; d < indices.size(0); ++d) {
+      const auto index = at[d * n + i];
+      const auto size = sizes[static_cast<std::size_t>(d)];
+      if (index < 0 || index >= size)
+        decoder.refuse("index ", index, " lies outside of a dimension of ", size);
+      place = place * size + index;
+    }
+    if (ascend && place <= before) decoder.refuse("indices do not ascend; the object is damaged");
+    before = place;
+  }
+}
+
+// u32 n_sparse, i64 nnz, blob indices, blob values.
+at::Tensor take_sparse(Decoder& decoder, const Head& head, const std::vector<std::int64_t>& sizes) {
+  const auto n_sparse = decoder.take<std::uint32_t>();
+  const auto nnz = decoder.take<std::int64_t>();
+  if (n_sparse == 0 || n_sparse > sizes.size() || nnz < 0)
+    decoder.refuse("no sparse tensor has these dimensions; the object is damaged");
+  std::vector<std::int64_t> values_sizes{nnz};
+  values_sizes.insert(values_sizes.end(), sizes.begin() + n_sparse, sizes.end());
+  std::int64_t reach = n_sparse;
+  if (__builtin_mul_overflow(reach, std::max<std::int64_t>(nnz, 1), &reach))
+    decoder.refuse("no sparse tensor has these dimensions; the object is damaged");
+  reach = 1;
+  for (const auto size : values_sizes) {
+    if (__builtin_mul_overflow(reach, std::max<std::int64_t>(size, 1), &reach))
+      decoder.refuse("no sparse tensor has these dimensions; the object is damaged");
+  }
+  const at::Tensor indices = take_elements(decoder, at::kLong, {std::int64_t{n_sparse}, nnz});
+  const bool coalesced = (head.flags & kCoalesced) != 0;
+  check_indices(decoder, indices, sizes, coalesced);
+  const at::Tensor values = take_elements(decoder, head.dtype, values_sizes);
+  return at::_sparse_coo_tensor_unsafe(indices, values, sizes, values.options().layout(at::kSparse),
+                                       coalesced);
 }
 
 // Where it was before.
@@ -116,25 +181,44 @@ at::Tensor restored(Decoder& decoder, const at::Tensor& tensor, const Head& head
 
 }  // namespace
 
+TensorScope::Use::Use(TensorScope* scope) : before_(scope_here) {
+  scope_here = scope;
+}
+TensorScope::Use::~Use() {
+  scope_here = before_;
+}
+
 void Codec<at::Tensor>::write(Encoder& encoder, const at::Tensor& tensor) {
   if (!tensor.defined()) {
     encoder.code(Code::kNothing);
     return;
   }
-  if (tensor.layout() != at::kStrided || tensor.is_meta() || !is_plain_data(tensor.scalar_type())) {
+  const bool sparse = tensor.layout() == at::kSparse && tensor.sparse_dim() > 0;
+  if ((tensor.layout() != at::kStrided && !sparse) || tensor.is_meta() ||
+      !is_plain_data(tensor.scalar_type())) {
     raise(ErrorKind::kUnsupported,
           cat("a tensor of type ", tensor.toString(), tensor.is_meta() ? " on the meta device" : "",
-              " cannot be sent inside an object; send a dense tensor of numbers"));
+              " cannot be sent inside an object; send a dense or sparse COO tensor of numbers"));
   }
+  std::uint8_t flags = tensor.requires_grad() ? kRequiresGrad : 0;
+  if (flags != 0 && scope_here != nullptr) scope_here->on_write(tensor);
+  if (sparse) flags |= tensor.is_coalesced() ? kSparse | kCoalesced : kSparse;
   encoder.code(Code::kTensor).put(static_cast<std::uint8_t>(tensor.scalar_type()));
   encoder.put(static_cast<std::uint8_t>(tensor.device().type()));
   encoder.put(static_cast<std::int8_t>(tensor.device().index()));
-  encoder.put(tensor.requires_grad() ? kRequiresGrad : std::uint8_t{0});
+  encoder.put(flags);
   encoder.put(static_cast<std::uint32_t>(tensor.dim()));
   for (const auto size : tensor.sizes()) encoder.put(static_cast<std::int64_t>(size));
-  auto data = std::make_shared<const at::Tensor>(flat(tensor));
-  const auto* bytes = static_cast<const std::uint8_t*>(data->const_data_ptr());
-  encoder.blob({.owner = data, .bytes = {bytes, data->nbytes()}});
+  const auto put_elements = [&](const at::Tensor& elements) {
+    auto data = std::make_shared<const at::Tensor>(flat(elements));
+    const auto* bytes = static_cast<const std::uint8_t*>(data->const_data_ptr());
+    encoder.blob({.owner = data, .bytes = {bytes, data->nbytes()}});
+  };
+  if (!sparse) return put_elements(tensor);
+  const at::NoGradGuard no_grad;
+  encoder.put(static_cast<std::uint32_t>(tensor.sparse_dim())).put(std::int64_t{tensor._nnz()});
+  put_elements(tensor._indices());
+  put_elements(tensor._values());
 }
 
 void Codec<at::Tensor>::read(Decoder& decoder, at::Tensor& out) {
@@ -142,14 +226,20 @@ void Codec<at::Tensor>::read(Decoder& decoder, at::Tensor& out) {
     decoder.take<std::uint8_t>();
     return;
   }
+  // Whoever finds the message decodes it: what that thread is in the middle of does not concern the tensor.
+  const c10::InferenceMode ordinary(false);
   decoder.expect(Code::kTensor, name);
   const Head head = take_head(decoder);
   const auto sizes = take_sizes(decoder);
-  const auto bytes = take_elements(decoder, head.dtype, c10::multiply_integers(sizes));
-  out = at::empty(sizes, at::TensorOptions().dtype(head.dtype));
-  if (!bytes.empty()) std::memcpy(out.mutable_data_ptr(), bytes.data(), bytes.size());
+  out = (head.flags & kSparse) != 0 ? take_sparse(decoder, head, sizes)
+                                    : take_elements(decoder, head.dtype, sizes);
   out = restored(decoder, out, head);
-  if (head.flags != 0) out.set_requires_grad(true);
+  if ((head.flags & kRequiresGrad) == 0) return;
+  if (scope_here != nullptr) {
+    scope_here->on_read(out);
+  } else {
+    out.set_requires_grad(true);
+  }
 }
 
 }  // namespace lockstep::object

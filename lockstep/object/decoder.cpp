@@ -7,6 +7,7 @@ namespace {
 
 // A tensor's fixed part: dtype, device type, device index, flags.
 constexpr std::size_t kTensorHeadBytes = 4;
+constexpr std::uint8_t kSparseFlag = 2;
 
 }  // namespace
 
@@ -146,11 +147,14 @@ void Decoder::skip() {
       take<std::uint32_t>();
       return elements(take<std::uint32_t>(), Step::In::kStruct);
     case Code::kTensor: {
-      take_raw(kTensorHeadBytes);
+      const bool sparse = (take_raw(kTensorHeadBytes).back() & kSparseFlag) != 0;
       const auto n_dimensions = take<std::uint32_t>();
       take_raw(std::uint64_t{n_dimensions} * sizeof(std::int64_t));
-      if (take<std::uint8_t>() != 0) refuse("bytes beside the object cannot be kept with an Object");
-      take_sized();
+      if (sparse) take_raw(sizeof(std::uint32_t) + sizeof(std::int64_t));
+      for (int n_blobs = sparse ? 2 : 1; n_blobs > 0; --n_blobs) {
+        if (take<std::uint8_t>() != 0) refuse("bytes beside the object cannot be kept with an Object");
+        take_sized();
+      }
       return;
     }
     default:

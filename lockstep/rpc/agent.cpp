@@ -322,7 +322,7 @@ void Agent::take_request(WorkerId from, courier::Message message, Lane lane) {
   }
   const auto& entry = handlers_[kind];
   n_running_.fetch_add(1);
-  if (entry.runs == Runs::kQuick) {
+  if (entry.runs == Runs::kQuick || (entry.runs == Runs::kEither && lane == Lane::kHelper)) {
     run_handler(entry, std::move(request));
   } else if (lane == Lane::kResident && !worth_sharing()) {
     pool_->linger([&] {

@@ -132,8 +132,9 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
   void expect_ends() { ends_expected_ = true; }
 
   // Handlers are set by services while they are made, and by nobody later. A quick one never blocks and runs wherever
-  // the message is found, even while that thread waits for something else.
-  enum class Runs : std::uint8_t { kInThread, kQuick };
+  // the message is found, even while that thread waits for something else. kEither runs there too, and may block when
+  // helping() is false.
+  enum class Runs : std::uint8_t { kInThread, kQuick, kEither };
   using Handler = std::function<void(Request)>;
   void handle(Kind kind, Handler handler, Runs runs = Runs::kInThread);
 
@@ -184,6 +185,8 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
   // agent. Later calls do nothing.
   void close(Milliseconds flush = Milliseconds(1000));
 
+  // This thread waits for something else, and fetches messages meanwhile: what it finds must not block it.
+  static bool helping();
   // Pump.
   void help(const std::atomic<std::uint8_t>& over) override;
   void before_sleep() override;
@@ -224,8 +227,6 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
   std::optional<Pending> take_pending(std::uint64_t id);
   void fail_pending(const std::function<bool(const Pending&)>& which,
                     const std::function<Failure(const Pending&)>& why);
-  // This thread is inside help().
-  static bool helping();
   [[noreturn]] static void no_service();
 
   const AgentOptions options_;

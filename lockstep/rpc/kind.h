@@ -8,19 +8,21 @@
 namespace lockstep::rpc {
 
 enum class Kind : std::uint8_t {
-  kCall = 1,           // a registered function, or an ATen operator: rpc_sync, rpc_async
-  kRemoteCall = 3,     // as kCall, the result stays there behind an RRef
-  kRRefFetch = 8,      // to_here
-  kRRefDelete = 9,     // a user of an RRef is gone
-  kRRefFork = 10,      // a user tells the owner of its fork
-  kRRefChild = 11,     // a child tells its parent that the owner knows it
-  kBackward = 16,      // gradients for a send node
-  kBackwardPlan = 17,  // SMART mode: which send nodes a pass will reach
-  kCleanup = 18,       // release an autograd context
-  kRRefBackward = 19,  // backward() from a value its owner has
-  kProfile = 24,       // events of a profiled call
-  kGather = 32,        // all-gather and barrier among workers
-  kLeave = 33,         // the sender leaves in order
+  kCall = 1,            // a registered function, or an ATen operator: rpc_sync, rpc_async
+  kRemoteCall = 3,      // as kCall, the result stays there behind an RRef
+  kRRefFetch = 8,       // to_here
+  kRRefDelete = 9,      // a user of an RRef is gone
+  kRRefFork = 10,       // a user tells the owner of its fork
+  kRRefChild = 11,      // a child tells its parent that the owner knows it
+  kBackward = 16,       // gradients for a send node
+  kBackwardPlan = 17,   // SMART mode: which send nodes a pass will reach
+  kCleanup = 18,        // release an autograd context
+  kRRefBackward = 19,   // backward() from a value its owner has
+  kBackwardDone = 20,   // a worker's part of a pass is over, or failed
+  kBackwardAbort = 21,  // the pass failed elsewhere
+  kProfile = 24,        // events of a profiled call
+  kGather = 32,         // all-gather and barrier among workers
+  kLeave = 33,          // the sender leaves in order
 };
 inline constexpr std::uint8_t kAnswer = 0x80;
 inline constexpr std::uint8_t kException = 0xFF;

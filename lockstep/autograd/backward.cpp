@@ -1,0 +1,342 @@
+// The messages of a backward pass.
+#include <ATen/ops/ones_like.h>
+
+#include <algorithm>
+
+#include "lockstep/autograd/internal/service.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::autograd::internal {
+namespace {
+
+constexpr std::uint8_t kOk = 0;
+constexpr std::uint8_t kFailed = 1;
+// How long a failed pass waits for the others to have given up, so that the context can be used at once.
+constexpr Milliseconds kGiveUp{2000};
+
+void check_roots(const std::vector<at::Tensor>& roots) {
+  const auto refuse = [](std::size_t i, const char* why) {
+    raise(ErrorKind::kUsage, cat("autograd::backward: root ", i, " ", why));
+  };
+  if (roots.empty()) raise(ErrorKind::kUsage, "autograd::backward: no roots were given");
+  for (std::size_t i = 0; i < roots.size(); ++i) {
+    if (!roots[i].defined()) refuse(i, "is an undefined tensor");
+    if (roots[i].numel() != 1) refuse(i, "is not a scalar; all roots must be");
+    if (!roots[i].requires_grad()) refuse(i, "does not require gradients");
+    if (!roots[i].grad_fn()) refuse(i, "is a leaf: it has no gradient function to go back through");
+  }
+}
+
+ByteWriter with_head(const Pass& pass) {
+  ByteWriter writer;
+  pass.head().write(writer);
+  return writer;
+}
+
+// Of several requests, when the last has answered.
+struct Gathering {
+  std::mutex mutex;
+  std::size_t n_left = 0;
+  std::set<WorkerId> workers;
+  std::optional<NodeFailure> failure;
+};
+
+}  // namespace
+
+Milliseconds AutogradService::timeout_of(const Pass& pass) const {
+  if (pass.deadline().is_never()) return Milliseconds(0);
+  const auto left = std::chrono::duration_cast<Milliseconds>(pass.deadline().remaining());
+  return std::max(left, Milliseconds(1));
+}
+
+// The origin.
+
+void AutogradService::backward(std::uint64_t context, const std::vector<at::Tensor>& roots,
+                               const BackwardOptions& options) {
+  check_roots(roots);
+  const auto state = find(context);
+  if (!state) raise(ErrorKind::kUsage, cat("autograd::backward: this worker knows no autograd context ", context));
+  edge_list edges;
+  variable_list gradients;
+  for (const auto& root : roots) {
+    edges.push_back(torch::autograd::impl::gradient_edge(root));
+    gradients.push_back(at::ones_like(root.detach()));
+  }
+  const auto timeout = options.timeout.count() < 0 ? agent_.rpc_timeout() : options.timeout;
+  const PassHead head{.context = context,
+                      .pass = agent_.new_id(),
+                      .origin = self(),
+                      .retain_graph = options.retain_graph,
+                      .fast = options.mode == Mode::kFast,
+                      .timeout_ms = timeout.count()};
+  if (const auto other = state->pass(); other && !other->failed()) {
+    raise(ErrorKind::kUsage, cat("autograd::backward: a backward pass of autograd context ", context,
+                                 " is under way; a context has one at a time"));
+  }
+  const auto pass = state->enter(head.pass, [&] { return std::make_shared<Pass>(*this, state, head); });
+  try {
+    if (head.fast) {
+      pass->open_roots(edges);
+    } else {
+      pass->expect(plan(pass, edges));
+    }
+    pass->run(edges, std::move(gradients));
+    pass->await_others();
+  } catch (...) {
+    pass->fail(NodeFailure::of(self(), rpc::current_call_failure()));
+    rpc::Promise<void> given_up(agent_.weak_from_this());
+    abort_others(*pass, [given_up] { given_up.set(); });
+    given_up.future().state()->wait_over(Deadline::after(kGiveUp));
+    leave(pass);
+    const auto failure = *pass->failure();
+    failure.raise(name_of(failure.worker), failure.worker != self());
+  }
+  leave(pass);
+}
+
+std::vector<WorkerId> AutogradService::plan(const std::shared_ptr<Pass>& pass, const edge_list& roots) {
+  const auto asks = pass->plan_roots(roots);
+  if (asks.empty()) return {};
+  rpc::Promise<Planned> promise(agent_.weak_from_this());
+  ask(pass, asks, [promise](Planned planned) { promise.set(std::move(planned)); });
+  const auto future = promise.future();
+  future.state()->wait_over(Deadline::never());  // every request has the pass's timeout
+  auto planned = future.value();
+  if (planned.failure) {
+    pass->fail(*planned.failure);
+    raise(ErrorKind::kAborted, "the backward pass could not be planned");
+  }
+  return planned.workers;
+}
+
+void AutogradService::ask(const std::shared_ptr<Pass>& pass, const Pass::Asks& asks, const OnPlanned& on_planned) {
+  if (asks.empty()) {
+    on_planned({.workers = {self()}});
+    return;
+  }
+  const auto gathering = std::make_shared<Gathering>();
+  gathering->n_left = asks.size();
+  gathering->workers.insert(self());
+  const auto add = [gathering, on_planned](WorkerId worker, rpc::Agent::Answer* answer,
+                                           const rpc::CallFailure* failure) {
+    std::optional<NodeFailure> wrong;
+    std::vector<WorkerId> workers;
+    try {
+      if (failure != nullptr) {
+        wrong = NodeFailure::of(worker, *failure);
+      } else {
+        ByteReader reader(answer->body.bytes);
+        if (need(reader.get<std::uint8_t>()) == kOk) {
+          workers = read_workers(reader);
+        } else {
+          wrong = NodeFailure::read(reader);
+        }
+      }
+    } catch (...) {
+      wrong = NodeFailure::of(worker, rpc::current_call_failure());
+    }
+    {
+      const std::lock_guard lock(gathering->mutex);
+      gathering->workers.insert(workers.begin(), workers.end());
+      if (wrong && !gathering->failure) gathering->failure = std::move(wrong);
+      if (--gathering->n_left > 0) return;
+    }
+    on_planned({.workers = {gathering->workers.begin(), gathering->workers.end()}, .failure = gathering->failure});
+  };
+  for (const auto& [worker, messages] : asks) {
+    pass->note_told(worker);
+    auto writer = with_head(*pass);
+    writer.put(static_cast<std::uint32_t>(messages.size()));
+    for (const auto message : messages) writer.put(message);
+    agent_.request(worker, rpc::Kind::kBackwardPlan, {.body = writer.take()}, timeout_of(*pass),
+                   "the plan of a backward pass",
+                   [add, worker = worker](rpc::Agent::Answer* answer, const rpc::CallFailure* failure) {
+                     add(worker, answer, failure);
+                   });
+  }
+}
+
+// Every worker.
+
+bool AutogradService::is_over(std::uint64_t pass) const {
+  const std::lock_guard lock(mutex_);
+  return over_.contains(pass);
+}
+
+std::shared_ptr<Pass> AutogradService::enter(const PassHead& head) {
+  if (is_over(head.pass)) raise(ErrorKind::kAborted, "the backward pass was given up");
+  const auto state = find_or_make(head.context);
+  if (!state) raise(ErrorKind::kUsage, cat("autograd context ", head.context, " was released"));
+  return state->enter(head.pass, [&] { return std::make_shared<Pass>(*this, state, head); });
+}
+
+void AutogradService::serve_plan(rpc::Request request) {
+  const auto shared = std::make_shared<rpc::Request>(std::move(request));
+  const auto answer = [shared](const Planned& planned) {
+    ByteWriter writer;
+    if (planned.failure) {
+      writer.put(kFailed);
+      planned.failure->write(writer);
+    } else {
+      writer.put(kOk);
+      write_workers(writer, planned.workers);
+    }
+    shared->answer({.body = writer.take()});
+  };
+  try {
+    ByteReader reader(shared->body());
+    const auto head = PassHead::read(reader);
+    const auto n = need(reader.get<std::uint32_t>());
+    if (n > reader.left() / sizeof(std::uint64_t)) raise_damaged();
+    std::vector<std::uint64_t> messages(n);
+    for (auto& message : messages) message = need(reader.get<std::uint64_t>());
+    const auto pass = enter(head);
+    ask(pass, pass->plan_sends(messages), answer);
+  } catch (...) {
+    answer({.failure = NodeFailure::of(self(), rpc::current_call_failure())});
+  }
+}
+
+void AutogradService::ship(const std::shared_ptr<Pass>& pass, const RecvNode& from, const variable_list& gradients) {
+  rpc::Payload payload;
+  auto writer = with_head(*pass);
+  writer.put(from.message()).raw(lockstep::encode(gradients, payload.blobs));
+  payload.body = writer.take();
+  agent_.request(from.from(), rpc::Kind::kBackward, std::move(payload), timeout_of(*pass),
+                 "gradients of a backward pass",
+                 [this, pass, to = from.from()](rpc::Agent::Answer*, const rpc::CallFailure* failure) {
+                   if (failure != nullptr) fail(pass, NodeFailure::of(to, *failure));
+                 });
+}
+
+void AutogradService::serve_gradients(rpc::Request request) {
+  std::shared_ptr<Pass> pass;
+  bool start = false;
+  try {
+    ByteReader reader(request.body());
+    const auto head = PassHead::read(reader);
+    const auto message = need(reader.get<std::uint64_t>());
+    if (is_over(head.pass)) {  // whoever ended it has told the origin why
+      request.answer({});
+      return;
+    }
+    pass = enter(head);
+    start = pass->take(message, lockstep::decode<variable_list>(request.body().subspan(reader.position()), request.blobs()));
+    request.answer({});
+  } catch (...) {
+    request.answer_failure(rpc::current_call_failure());
+    return;
+  }
+  if (!start) return;
+  request.release();
+  if (rpc::Agent::helping()) {
+    agent_.run([this, pass] { run_part(pass); });
+  } else {
+    run_part(pass);
+  }
+}
+
+void AutogradService::run_part(const std::shared_ptr<Pass>& pass) {
+  try {
+    pass->run();
+  } catch (...) {
+    fail(pass, NodeFailure::of(self(), rpc::current_call_failure()));
+  }
+  leave(pass);
+  if (!pass->failed()) tell_origin(*pass, nullptr);
+}
+
+void AutogradService::leave(const std::shared_ptr<Pass>& pass) {
+  {
+    const std::lock_guard lock(mutex_);
+    over_.add(pass->head().pass);
+  }
+  pass->context().leave(*pass);
+}
+
+void AutogradService::tell_origin(const Pass& pass, const NodeFailure* failure) {
+  auto writer = with_head(pass);
+  if (failure != nullptr) {
+    writer.put(kFailed);
+    failure->write(writer);
+  } else {
+    writer.put(kOk);
+    write_workers(writer, pass.shipped_to());
+  }
+  // An origin that cannot be told is gone, and on_lost knows it.
+  agent_.request(pass.head().origin, rpc::Kind::kBackwardDone, {.body = writer.take()}, Milliseconds(-1),
+                 "the end of a backward pass", [](rpc::Agent::Answer*, const rpc::CallFailure*) {});
+}
+
+void AutogradService::serve_done(rpc::Request request) {
+  try {
+    ByteReader reader(request.body());
+    const auto head = PassHead::read(reader);
+    const auto state = find(head.context);
+    const auto pass = state ? state->pass() : nullptr;
+    if (pass && pass->head().pass == head.pass && pass->is_origin()) {
+      if (need(reader.get<std::uint8_t>()) == kOk) {
+        pass->report(request.from(), read_workers(reader));
+      } else {
+        pass->fail(NodeFailure::read(reader));
+      }
+    }
+    request.answer({});
+  } catch (...) {
+    request.answer_failure(rpc::current_call_failure());
+  }
+}
+
+// Failures.
+
+void AutogradService::fail(const std::shared_ptr<Pass>& pass, NodeFailure failure) {
+  if (!pass->fail(failure) || pass->is_origin()) return;
+  if (!pass->running()) leave(pass);
+  tell_origin(*pass, &failure);
+}
+
+void AutogradService::abort_others(const Pass& pass, const std::function<void()>& done) {
+  const auto workers = pass.told();
+  if (workers.empty()) {
+    done();
+    return;
+  }
+  const auto n_left = std::make_shared<std::atomic<std::size_t>>(workers.size());
+  for (const auto worker : workers) {
+    agent_.request(worker, rpc::Kind::kBackwardAbort, {.body = with_head(pass).take()}, kGiveUp,
+                   "the end of a failed backward pass",
+                   [n_left, done](rpc::Agent::Answer*, const rpc::CallFailure*) {
+                     if (n_left->fetch_sub(1) == 1) done();
+                   });
+  }
+}
+
+void AutogradService::serve_abort(rpc::Request request) {
+  const auto shared = std::make_shared<rpc::Request>(std::move(request));
+  try {
+    ByteReader reader(shared->body());
+    const auto head = PassHead::read(reader);
+    const auto state = find(head.context);
+    const auto pass = state ? state->pass() : nullptr;
+    {
+      const std::lock_guard lock(mutex_);
+      over_.add(head.pass);
+    }
+    // Comes by here again when the one who told it was told by this one.
+    const bool mine = pass && pass->head().pass == head.pass &&
+                      pass->fail({.worker = head.origin,
+                                  .failure = {.kind = ErrorKind::kAborted, .message = "the backward pass was given up"},
+                                  .type = "lockstep::Error"});
+    if (!mine) {
+      shared->answer({});
+      return;
+    }
+    if (!pass->running()) leave(pass);
+    abort_others(*pass, [shared] { shared->answer({}); });
+  } catch (...) {
+    shared->answer_failure(rpc::current_call_failure());
+  }
+}
+
+}  // namespace lockstep::autograd::internal

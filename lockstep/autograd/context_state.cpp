@@ -1,0 +1,96 @@
+#include "lockstep/autograd/internal/context_state.h"
+
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+
+#include "lockstep/autograd/internal/pass.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::autograd::internal {
+
+at::Tensor ContextState::get(const at::Tensor& parameter) const {
+  const std::lock_guard lock(mutex_);
+  return gradients_.find(parameter);
+}
+
+void ContextState::set(const at::Tensor& parameter, at::Tensor gradient) {
+  const std::lock_guard lock(mutex_);
+  gradients_.add({.tensor = parameter, .gradient = std::move(gradient)});
+}
+
+void ContextState::accumulate(const at::Tensor& variable, const at::Tensor& gradient) {
+  // It may be on its way to another worker as well; then its memory is not for the taking.
+  const bool shared = gradient.has_storage() && gradient.storage().use_count() > 1;
+  const std::lock_guard lock(mutex_);
+  at::Tensor sum = gradients_.find(variable);
+  torch::autograd::AccumulateGrad::accumulateGrad(
+      variable, sum, gradient, shared ? 0 : 1,
+      [&](at::Tensor&& result) { gradients_.add({.tensor = variable, .gradient = std::move(result)}); });
+}
+
+Gradients ContextState::gradients() const {
+  const std::lock_guard lock(mutex_);
+  return gradients_;
+}
+
+void ContextState::add_send(std::shared_ptr<SendNode> node) {
+  const std::lock_guard lock(mutex_);
+  sends_[node->message()] = std::move(node);
+}
+
+std::shared_ptr<SendNode> ContextState::find_send(std::uint64_t message) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = sends_.find(message);
+  if (found == sends_.end()) {
+    raise(ErrorKind::kUsage, cat("nothing was sent from here as message ", message, " of autograd context ", id_));
+  }
+  if (found->second->used_up()) {
+    raise(ErrorKind::kUsage,
+          "a backward pass went through this graph already, and let go of it; for a second one call the first with "
+          "retain_graph = true");
+  }
+  return found->second;
+}
+
+std::vector<std::shared_ptr<SendNode>> ContextState::open_sends() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<std::shared_ptr<SendNode>> open;
+  for (const auto& [message, node] : sends_) {
+    if (!node->used_up()) open.push_back(node);
+  }
+  return open;
+}
+
+void ContextState::note_worker(WorkerId worker) {
+  const std::lock_guard lock(mutex_);
+  workers_.insert(worker);
+}
+
+std::vector<WorkerId> ContextState::workers() const {
+  const std::lock_guard lock(mutex_);
+  return {workers_.begin(), workers_.end()};
+}
+
+std::shared_ptr<Pass> ContextState::pass() const {
+  const std::lock_guard lock(mutex_);
+  return pass_;
+}
+
+std::shared_ptr<Pass> ContextState::enter(std::uint64_t pass, const std::function<std::shared_ptr<Pass>()>& make) {
+  const std::lock_guard lock(mutex_);
+  if (pass_ && pass_->head().pass == pass) return pass_;
+  auto fresh = make();
+  if (pass_ && !pass_->superseded_by(fresh->head())) {
+    raise(ErrorKind::kUsage, cat("a backward pass of autograd context ", id_,
+                                 " is under way; a context has one at a time"));
+  }
+  pass_ = fresh;
+  return fresh;
+}
+
+void ContextState::leave(const Pass& pass) {
+  std::shared_ptr<Pass> gone;
+  const std::lock_guard lock(mutex_);
+  if (pass_.get() == &pass) gone = std::move(pass_);
+}
+
+}  // namespace lockstep::autograd::internal

@@ -1,0 +1,133 @@
+#include "lockstep/autograd/internal/graph_part.h"
+
+#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/functions/accumulate_grad.h>
+
+#include <algorithm>
+
+#include "lockstep/autograd/internal/context_state.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::autograd::internal {
+
+using torch::autograd::AccumulateGrad;
+using torch::autograd::Edge;
+
+void GraphPart::enter_root(const Edge& root) {
+  const auto [state, fresh] = states_.try_emplace(root.function.get());
+  ++state->second.n_missing;
+  if (fresh) walk(*root.function);
+}
+
+void GraphPart::enter_send(SendNode& send) {
+  if (states_.try_emplace(&send).second) walk(send);
+}
+
+void GraphPart::walk(Node& from) {
+  std::vector<Node*> open{&from};
+  while (!open.empty()) {
+    Node* const node = open.back();
+    open.pop_back();
+    if (const auto* recv = dynamic_cast<const RecvNode*>(node)) {
+      if (recv->context() != context_.id()) {
+        raise(ErrorKind::kUsage, cat("the roots depend on a tensor that was received in autograd context ",
+                                     recv->context(), ", and this pass is of context ", context_.id()));
+      }
+      reached_.push_back(recv);
+    }
+    for (const Edge& edge : node->next_edges()) {
+      if (!edge.is_valid()) continue;
+      const auto [state, fresh] = states_.try_emplace(edge.function.get());
+      ++state->second.n_missing;
+      if (fresh) open.push_back(edge.function.get());
+    }
+  }
+}
+
+std::vector<const RecvNode*> GraphPart::take_reached() { return std::exchange(reached_, {}); }
+
+void GraphPart::deliver(const Edge& to, at::Tensor gradient) {
+  Node& node = *to.function;
+  const auto found = states_.find(&node);
+  // A node whose hooks add edges while the pass runs.
+  if (found == states_.end()) raise(ErrorKind::kUsage, "the graph changed during a backward pass");
+  State& state = found->second;
+  if (!state.gradients) state.gradients.emplace(node.num_inputs());
+  state.gradients->add(to.input_nr, std::move(gradient), std::nullopt, std::nullopt, &node);
+  if (--state.n_missing > 0) return;
+  variable_list gradients = std::move(state.gradients->buffer);
+  state.gradients.reset();
+  push(node, std::move(gradients));
+}
+
+void GraphPart::start(SendNode& send, variable_list gradients) { push(send, std::move(gradients)); }
+
+void GraphPart::push(Node& node, variable_list gradients) {
+  ready_.push_back({.node = &node, .gradients = std::move(gradients)});
+  std::push_heap(ready_.begin(), ready_.end());
+}
+
+void GraphPart::run_one() {
+  std::pop_heap(ready_.begin(), ready_.end());
+  Ready next = std::move(ready_.back());
+  ready_.pop_back();
+  Node& node = *next.node;
+  variable_list results = call(node, std::move(next.gradients));
+  if (!retain_graph_) node.release_variables();
+  for (std::size_t i = 0; i < results.size(); ++i) {
+    const Edge& edge = node.next_edge(i);
+    if (edge.is_valid()) deliver(edge, std::move(results[i]));
+  }
+}
+
+// What surrounds a node in libtorch's engine, in the same order.
+variable_list GraphPart::call(Node& node, variable_list gradients) {
+  for (const auto& hook : node.tensor_pre_hooks()) gradients = (*hook)(gradients);
+  for (const auto& [index, hook] : node.retains_grad_hooks()) gradients = (*hook)(gradients);
+  for (const auto& hook : node.pre_hooks()) gradients = (*hook)(gradients);
+  variable_list results;
+  if (const auto* leaf = dynamic_cast<const AccumulateGrad*>(&node)) {
+    if (gradients.at(0).defined()) context_.accumulate(leaf->variable, gradients[0]);
+    for (const auto& hook : node.post_hooks()) results = (*hook)(results, gradients);
+    return {};
+  }
+  if (!retain_graph_) node.will_release_variables();
+  const bool hooked = !node.post_hooks().empty();
+  const variable_list before = hooked ? gradients : variable_list{};
+  results = node(std::move(gradients));
+  torch::autograd::validate_outputs(node.next_edges(), results, [&](const std::string& message) {
+    return cat("Function ", node.name(), " returned an ", message);
+  });
+  for (const auto& hook : node.post_hooks()) results = (*hook)(results, before);
+  return results;
+}
+
+namespace {
+
+class Driver final : public torch::autograd::Node {
+ public:
+  explicit Driver(const std::function<void()>& body) : body_(body) {}
+  std::string name() const override { return "lockstep::Driver"; }
+
+ protected:
+  variable_list apply(variable_list&&) override {
+    body_();
+    return {};
+  }
+
+ private:
+  const std::function<void()>& body_;
+};
+
+}  // namespace
+
+void run_in_engine(const std::function<void()>& body) {
+  const std::shared_ptr<Driver> driver(new Driver(body), torch::autograd::deleteNode);
+  static const at::Tensor nothing = at::zeros({});
+  driver->add_input_metadata(nothing);
+  torch::autograd::Engine::get_default_engine().execute({Edge(driver, 0)}, {nothing}, /*keep_graph=*/true,
+                                                        /*create_graph=*/false, /*accumulate_grad=*/true);
+}
+
+}  // namespace lockstep::autograd::internal

@@ -1,0 +1,69 @@
+// One worker's part of a backward pass: which nodes take part, how many gradients each waits for, and running them.
+//
+// libtorch's engine does this for whole graphs; its parts that could be told "wait, more will arrive" are not exported. So
+// this runs the nodes, inside a node of ours that the engine runs (run_in_engine): hooks find themselves in an ordinary
+// pass, may queue callbacks for its end, and the engine's thread-local settings hold.
+// Gradients of leaves go to the context, never to Tensor::grad().
+// Thread safety: none; the pass takes care. Ownership: nodes are the graph's, held by roots and send nodes.
+#pragma once
+
+#include <torch/csrc/autograd/input_buffer.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <queue>
+#include <unordered_map>
+#include <vector>
+
+#include "lockstep/autograd/internal/nodes.h"
+
+namespace lockstep::autograd::internal {
+
+class ContextState;
+
+class GraphPart {
+ public:
+  GraphPart(ContextState& context, bool retain_graph) : context_(context), retain_graph_(retain_graph) {}
+
+  // Everything behind it takes part. A root waits for one gradient more, of deliver; a send node for those of start.
+  // Raises kUsage where a tensor of another context is met.
+  void enter_root(const torch::autograd::Edge& root);
+  void enter_send(SendNode& send);
+  // The recv nodes met since it was last asked.
+  std::vector<const RecvNode*> take_reached();
+
+  void deliver(const torch::autograd::Edge& to, at::Tensor gradient);
+  void start(SendNode& send, variable_list gradients);
+  bool idle() const { return ready_.empty(); }
+  // Runs the ready node that was made last, its hooks included. Pre: !idle(). Throws what it throws.
+  void run_one();
+
+ private:
+  using Node = torch::autograd::Node;
+  struct State {
+    int n_missing = 0;  // gradients that have yet to come
+    std::optional<torch::autograd::InputBuffer> gradients{};
+  };
+  struct Ready {
+    Node* node;
+    variable_list gradients;
+    // Of a heap whose top is the one made last.
+    friend bool operator<(const Ready& a, const Ready& b) { return a.node->sequence_nr() < b.node->sequence_nr(); }
+  };
+  void walk(Node& from);
+  void push(Node& node, variable_list gradients);
+  variable_list call(Node& node, variable_list gradients);
+
+  ContextState& context_;
+  const bool retain_graph_;
+  std::unordered_map<Node*, State> states_;
+  std::vector<const RecvNode*> reached_;
+  std::vector<Ready> ready_;  // a heap
+};
+
+// Calls `body` inside a pass of libtorch's engine, on this thread. Callbacks that it queues run after it. Throws what it throws.
+void run_in_engine(const std::function<void()>& body);
+
+}  // namespace lockstep::autograd::internal

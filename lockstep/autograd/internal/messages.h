@@ -1,0 +1,55 @@
+// What workers tell each other during a backward pass (docs/wire.md), and how it fails.
+// Value types.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "lockstep/base/bytes.h"
+#include "lockstep/rpc/failure.h"
+#include "lockstep/rpc/worker.h"
+
+namespace lockstep::autograd::internal {
+
+using rpc::WorkerId;
+
+// Which pass a message is about, and all a worker needs to take part in it.
+struct PassHead {
+  std::uint64_t context = 0;
+  std::uint64_t pass = 0;
+  WorkerId origin = 0;  // where backward() was called
+  bool retain_graph = false;
+  bool fast = false;
+  std::int64_t timeout_ms = 0;  // 0: none
+
+  void write(ByteWriter& writer) const;
+  // Raises kUsage for bytes that are none.
+  static PassHead read(ByteReader& reader);
+};
+
+// What went wrong, and on which worker. failure.message is the exception's own text.
+struct NodeFailure {
+  WorkerId worker = 0;
+  Failure failure{};
+  std::string type{};
+
+  static NodeFailure of(WorkerId worker, const rpc::CallFailure& failure);
+  void write(ByteWriter& writer) const;
+  static NodeFailure read(ByteReader& reader);
+  // "Error on Node 1: <text> (worker1, std::runtime_error)". Remote: it happened on another worker.
+  [[noreturn]] void raise(const std::string& name, bool remote) const;
+};
+
+void write_workers(ByteWriter& writer, const std::vector<WorkerId>& workers);
+std::vector<WorkerId> read_workers(ByteReader& reader);
+[[noreturn]] void raise_damaged();
+
+template <class T>
+T need(const std::optional<T>& value) {
+  if (!value) raise_damaged();
+  return *value;
+}
+
+}  // namespace lockstep::autograd::internal

@@ -1,0 +1,66 @@
+// The two ends of a message in the autograd graph. Tensors that were sent together share a send node on the sender's side and
+// a recv node on the receiver's, which know each other by the message's id. In a backward pass gradients go from recv to send.
+#pragma once
+
+#include <torch/csrc/autograd/function.h>
+
+#include <atomic>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "lockstep/rpc/worker.h"
+
+namespace lockstep::autograd::internal {
+
+using rpc::WorkerId;
+using torch::autograd::edge_list;
+using torch::autograd::variable_list;
+
+// Hands the gradients that came back on to where the sent tensors came from. Held by the context.
+class SendNode final : public torch::autograd::Node {
+ public:
+  static std::shared_ptr<SendNode> make(WorkerId to, std::uint64_t message, const std::vector<at::Tensor>& tensors);
+
+  WorkerId to() const { return to_; }
+  std::uint64_t message() const { return message_; }
+  std::size_t n_tensors() const { return n_tensors_; }
+  // Went through a pass that did not retain the graph: the graph behind it is let go of.
+  bool used_up() const { return used_up_.load(); }
+  void use_up();
+  std::string name() const override { return "lockstep::SendNode"; }
+
+ protected:
+  variable_list apply(variable_list&& gradients) override { return std::move(gradients); }
+
+ private:
+  SendNode(WorkerId to, std::uint64_t message, edge_list&& edges);
+  const WorkerId to_;
+  const std::uint64_t message_;
+  const std::size_t n_tensors_;
+  std::atomic<bool> used_up_{false};
+};
+
+// Ships the gradients of received tensors. Held by the tensors.
+class RecvNode final : public torch::autograd::Node {
+ public:
+  static std::shared_ptr<RecvNode> make(std::uint64_t context, WorkerId from, std::uint64_t message);
+
+  std::uint64_t context() const { return context_; }
+  WorkerId from() const { return from_; }
+  std::uint64_t message() const { return message_; }
+  std::string name() const override { return "lockstep::RecvNode"; }
+
+ protected:
+  // Through the pass that this thread runs; raises kUsage in an ordinary backward().
+  variable_list apply(variable_list&& gradients) override;
+
+ private:
+  RecvNode(std::uint64_t context, WorkerId from, std::uint64_t message);
+  const std::uint64_t context_;
+  const WorkerId from_;
+  const std::uint64_t message_;
+};
+
+}  // namespace lockstep::autograd::internal

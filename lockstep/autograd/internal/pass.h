@@ -1,0 +1,117 @@
+// One backward pass as one worker sees it: its part of the graph, the gradients that came for it, who else takes part, and
+// how it failed.
+//
+// Life: planned (SMART: plan(), by several requests) or opened as a whole (FAST), run once by one thread, over. The worker where
+// backward() was called also collects the reports of the others.
+// Thread safety: every method may be called from any thread; run() by one, and only it touches the graph then.
+// Ownership: shared by the context, whoever runs it, and requests under way.
+#pragma once
+
+#include <atomic>
+#include <deque>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <set>
+#include <span>
+#include <vector>
+
+#include "lockstep/autograd/internal/context_state.h"
+#include "lockstep/autograd/internal/graph_part.h"
+#include "lockstep/autograd/internal/messages.h"
+
+namespace lockstep::autograd::internal {
+
+class AutogradService;
+
+class Pass final : public std::enable_shared_from_this<Pass> {
+ public:
+  Pass(AutogradService& service, std::shared_ptr<ContextState> context, PassHead head);
+
+  const PassHead& head() const { return head_; }
+  ContextState& context() const { return *context_; }
+  Deadline deadline() const { return deadline_; }
+  bool is_origin() const;
+  // The other pass may take its place: this one failed, or its own worker has begun another.
+  bool superseded_by(const PassHead& other) const;
+
+  // What must be asked of other workers: messages whose send nodes will be reached, by worker. What this worker sent to itself
+  // is planned at once. Raises kUsage for messages that it does not know.
+  using Asks = std::map<WorkerId, std::vector<std::uint64_t>>;
+  Asks plan_roots(const edge_list& roots);
+  Asks plan_sends(std::span<const std::uint64_t> messages);
+  // FAST: the roots, and every send node of the context.
+  void open_roots(const edge_list& roots);
+
+  // Gradients for a send node. True, once: nobody runs this part yet, the caller must. Raises kUsage for those that nobody waits for.
+  bool take(std::uint64_t message, variable_list gradients);
+  // Runs the local part until it is over, in the pass's context. Throws what a node throws, kTimeout at the deadline, and an exception of no
+  // interest when fail() was called meanwhile.
+  void run(const edge_list& roots = {}, variable_list gradients = {});
+  bool running() const;
+  // The pass that this thread runs. Raises kUsage when it runs none.
+  static Pass& here();
+  // From inside run().
+  void ship(const RecvNode& from, variable_list gradients);
+
+  // False when it had failed before: the first failure counts. Wakes whoever waits.
+  bool fail(NodeFailure failure);
+  bool failed() const { return failed_.load(std::memory_order_acquire); }
+  std::optional<NodeFailure> failure() const;
+  // `worker` was asked to take part by this one; told() is all of them.
+  void note_told(WorkerId worker);
+  std::vector<WorkerId> told() const;
+  // Whom it shipped gradients to.
+  std::vector<WorkerId> shipped_to() const;
+  // It cannot end without that worker.
+  bool involves(WorkerId worker) const;
+
+  // At the origin: the workers that take part, as the plan found; a worker's part is over, and it shipped to these; blocks until all
+  // have reported. Throws as run().
+  void expect(const std::vector<WorkerId>& workers);
+  void report(WorkerId worker, const std::vector<WorkerId>& shipped_to);
+  void await_others();
+
+ private:
+  struct Expected {
+    std::shared_ptr<SendNode> node;
+    bool arrived = false;
+  };
+  // Pre: mutex_ is held, nobody runs it.
+  Asks plan_reached();
+  void expect_send(const std::shared_ptr<SendNode>& node);
+  void open();
+  // For run(): true when a node is ready, false at the end.
+  bool next();
+  void use_up_sends();
+  // Until something changed. Throws as run().
+  void wait(std::unique_lock<std::mutex>& lock, const char* what);
+  // Pre: mutex_ is held by `lock`; lets go of it.
+  void ring(std::unique_lock<std::mutex>& lock);
+  std::set<WorkerId> missing() const;
+
+  AutogradService& service_;
+  const std::shared_ptr<ContextState> context_;
+  const PassHead head_;
+  const Deadline deadline_;
+  std::atomic<bool> failed_{false};
+  std::atomic<bool> news_{false};  // mail, or a failure
+
+  mutable std::mutex mutex_;
+  // Guarded by mutex_; graph_ until running_, then the runner's.
+  GraphPart graph_;
+  std::map<std::uint64_t, Expected> expected_;  // by message
+  std::size_t n_to_come_ = 0;
+  std::deque<std::pair<SendNode*, variable_list>> mail_;
+  bool opened_ = false;
+  bool running_ = false;
+  std::set<WorkerId> told_;
+  std::set<WorkerId> shipped_to_;
+  std::set<WorkerId> workers_;   // at the origin: who takes part
+  std::set<WorkerId> reported_;  // at the origin: whose part is over
+  std::optional<NodeFailure> failure_;
+  std::optional<rpc::Promise<void>> bell_;
+};
+
+}  // namespace lockstep::autograd::internal

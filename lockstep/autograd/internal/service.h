@@ -1,0 +1,103 @@
+// Distributed autograd's part of an agent: the contexts of this worker, the messages between workers, and what calls carry along.
+//
+// A SMART pass. The origin walks its graph from the roots; for every recv node it meets it asks the worker at the other end, in one
+// message per worker, to plan the matching send nodes: that worker walks on from them and asks others in turn. An answer
+// comes when all further ones have come, and names every worker that takes part. No thread waits meanwhile but the origin's. Then
+// all know exactly which gradients will come, and the parts run: a recv node ships its gradients, the first of them to reach a
+// worker starts its part there, on the thread that found the message. Whose part is over tells the origin. Whatever
+// fails is told to the origin, which has the pass given up wherever it had been heard of.
+// A FAST pass leaves out the plan: every send node of the context is waited for, and the origin learns who takes part from
+// the reports.
+// Thread safety: every method may be called from any thread.
+#pragma once
+
+#include <deque>
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+#include <unordered_set>
+
+#include "lockstep/autograd/internal/context_state.h"
+#include "lockstep/autograd/internal/pass.h"
+
+namespace lockstep::autograd::internal {
+
+// The last few thousand ids that are over: messages about them may still be on the way.
+class Bygones {
+ public:
+  void add(std::uint64_t id);
+  bool contains(std::uint64_t id) const { return ids_.contains(id); }
+
+ private:
+  std::deque<std::uint64_t> order_;
+  std::unordered_set<std::uint64_t> ids_;
+};
+
+class AutogradService final : public rpc::Service, public rpc::CallExtension {
+ public:
+  explicit AutogradService(rpc::Agent& agent);
+
+  rpc::Agent& agent() const { return agent_; }
+  WorkerId self() const { return agent_.self().id; }
+
+  // Contexts.
+  std::uint64_t open_context();
+  // Here, and on every worker it reached. `told_by`: who need not be told.
+  void release(std::uint64_t context, std::optional<WorkerId> told_by = std::nullopt);
+  // Null when it is not known here.
+  std::shared_ptr<ContextState> find(std::uint64_t context) const;
+  // Made when it is new here; null when it was released.
+  std::shared_ptr<ContextState> find_or_make(std::uint64_t context);
+
+  // Passes.
+  void backward(std::uint64_t context, const std::vector<at::Tensor>& roots, const BackwardOptions& options);
+  void ship(const std::shared_ptr<Pass>& pass, const RecvNode& from, const variable_list& gradients);
+
+  // CallExtension.
+  Bytes encode(std::uint64_t context, WorkerId to, const std::function<void()>& encode) override;
+  void decode(std::uint64_t context, WorkerId from, std::span<const std::uint8_t> annex,
+              const std::function<void()>& decode) override;
+  // Service.
+  void on_lost(WorkerId peer, const std::string& cause) override;
+  void debug_info(std::map<std::string, std::string>& info) override;
+  void on_close() override;
+
+ private:
+  struct Planned {
+    std::vector<WorkerId> workers{};
+    std::optional<NodeFailure> failure{};
+  };
+  using OnPlanned = std::function<void(Planned)>;
+  // Asks all, and calls back once, when all have answered.
+  void ask(const std::shared_ptr<Pass>& pass, const Pass::Asks& asks, const OnPlanned& on_planned);
+  std::vector<WorkerId> plan(const std::shared_ptr<Pass>& pass, const edge_list& roots);
+  // The pass that a message is about. Raises kAborted when it is over, kUsage when another one is under way.
+  std::shared_ptr<Pass> enter(const PassHead& head);
+  bool is_over(std::uint64_t pass) const;
+  void run_part(const std::shared_ptr<Pass>& pass);
+  // Somebody's failure, told to the origin if this is another worker.
+  void fail(const std::shared_ptr<Pass>& pass, NodeFailure failure);
+  void leave(const std::shared_ptr<Pass>& pass);
+  void tell_origin(const Pass& pass, const NodeFailure* failure);
+  // Has it given up by all that this worker told of it; calls back when they have.
+  void abort_others(const Pass& pass, const std::function<void()>& done);
+
+  void tell_release(std::uint64_t context, WorkerId worker);
+  void serve_plan(rpc::Request request);
+  void serve_gradients(rpc::Request request);
+  void serve_done(rpc::Request request);
+  void serve_abort(rpc::Request request);
+  void serve_cleanup(rpc::Request request);
+  std::string name_of(WorkerId worker) const;
+  Milliseconds timeout_of(const Pass& pass) const;
+
+  rpc::Agent& agent_;
+  mutable std::mutex mutex_;
+  // Guarded by mutex_.
+  std::unordered_map<std::uint64_t, std::shared_ptr<ContextState>> contexts_;
+  Bygones released_;
+  Bygones over_;  // passes
+};
+
+}  // namespace lockstep::autograd::internal

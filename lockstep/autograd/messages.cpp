@@ -1,0 +1,78 @@
+#include "lockstep/autograd/internal/messages.h"
+
+#include "lockstep/base/text.h"
+
+namespace lockstep::autograd::internal {
+namespace {
+
+constexpr std::uint8_t kRetainGraph = 1;
+constexpr std::uint8_t kFast = 2;
+
+}  // namespace
+
+void raise_damaged() {
+  raise(ErrorKind::kUsage, "this is not a message of a backward pass: it is damaged");
+}
+
+void PassHead::write(ByteWriter& writer) const {
+  const auto flags = static_cast<std::uint8_t>((retain_graph ? kRetainGraph : 0) | (fast ? kFast : 0));
+  writer.put(context).put(pass).put(origin).put(flags).put(timeout_ms);
+}
+
+PassHead PassHead::read(ByteReader& reader) {
+  PassHead head;
+  head.context = need(reader.get<std::uint64_t>());
+  head.pass = need(reader.get<std::uint64_t>());
+  head.origin = need(reader.get<WorkerId>());
+  const auto flags = need(reader.get<std::uint8_t>());
+  head.timeout_ms = need(reader.get<std::int64_t>());
+  if (flags > (kRetainGraph | kFast) || head.timeout_ms < 0 || head.context == 0) raise_damaged();
+  head.retain_graph = (flags & kRetainGraph) != 0;
+  head.fast = (flags & kFast) != 0;
+  return head;
+}
+
+NodeFailure NodeFailure::of(WorkerId worker, const rpc::CallFailure& failure) {
+  NodeFailure result{.worker = worker, .failure = failure.failure, .type = failure.type};
+  if (failure.remote) {
+    result.failure.message = failure.remote->text;
+    result.type = failure.remote->type;
+  }
+  return result;
+}
+
+void NodeFailure::write(ByteWriter& writer) const {
+  writer.put(worker).raw(rpc::encode_failure({.failure = failure, .type = type}));
+}
+
+NodeFailure NodeFailure::read(ByteReader& reader) {
+  const auto worker = need(reader.get<WorkerId>());
+  return of(worker, rpc::decode_failure({.id = worker, .name = {}}, need(reader.raw(reader.left()))));
+}
+
+void NodeFailure::raise(const std::string& name, bool remote) const {
+  Failure named = failure;
+  named.message = cat("Error on Node ", worker, ": ", failure.message, " (", name, ", ", type, ")");
+  if (!remote || failure.kind == ErrorKind::kPeerLost || failure.kind == ErrorKind::kTimeout) {
+    lockstep::raise(std::move(named));
+  }
+  throw rpc::RemoteError(std::move(named), {.worker = {.id = worker, .name = name},
+                                            .type = type,
+                                            .text = failure.message,
+                                            .trace = {}});
+}
+
+void write_workers(ByteWriter& writer, const std::vector<WorkerId>& workers) {
+  writer.put(static_cast<std::uint32_t>(workers.size()));
+  for (const auto worker : workers) writer.put(worker);
+}
+
+std::vector<WorkerId> read_workers(ByteReader& reader) {
+  const auto n = need(reader.get<std::uint32_t>());
+  if (n > reader.left() / sizeof(WorkerId)) raise_damaged();
+  std::vector<WorkerId> workers(n);
+  for (auto& worker : workers) worker = need(reader.get<WorkerId>());
+  return workers;
+}
+
+}  // namespace lockstep::autograd::internal

@@ -1,0 +1,34 @@
+#include "lockstep/autograd/internal/nodes.h"
+
+#include <limits>
+
+#include "lockstep/autograd/internal/pass.h"
+
+namespace lockstep::autograd::internal {
+
+SendNode::SendNode(WorkerId to, std::uint64_t message, edge_list&& edges)
+    : Node(std::move(edges)), to_(to), message_(message), n_tensors_(next_edges().size()) {}
+
+std::shared_ptr<SendNode> SendNode::make(WorkerId to, std::uint64_t message, const std::vector<at::Tensor>& tensors) {
+  return {new SendNode(to, message, torch::autograd::collect_next_edges(tensors)), torch::autograd::deleteNode};
+}
+
+void SendNode::use_up() {
+  used_up_ = true;
+  next_edges().clear();
+}
+
+// Ready gradients travel before anything else is computed.
+RecvNode::RecvNode(std::uint64_t context, WorkerId from, std::uint64_t message)
+    : Node(std::numeric_limits<std::uint64_t>::max()), context_(context), from_(from), message_(message) {}
+
+std::shared_ptr<RecvNode> RecvNode::make(std::uint64_t context, WorkerId from, std::uint64_t message) {
+  return {new RecvNode(context, from, message), torch::autograd::deleteNode};
+}
+
+variable_list RecvNode::apply(variable_list&& gradients) {
+  Pass::here().ship(*this, std::move(gradients));
+  return {};
+}
+
+}  // namespace lockstep::autograd::internal

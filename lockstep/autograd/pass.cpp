@@ -1,0 +1,283 @@
+#include "lockstep/autograd/internal/pass.h"
+
+#include <algorithm>
+
+#include "lockstep/autograd/internal/service.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::autograd::internal {
+namespace {
+
+thread_local Pass* pass_here = nullptr;
+
+// This thread runs a pass, and is in its context.
+class Running {
+ public:
+  explicit Running(Pass& pass) : pass_before_(pass_here), call_before_(rpc::this_call()) {
+    pass_here = &pass;
+    rpc::this_call().autograd_context = pass.head().context;
+  }
+  ~Running() {
+    pass_here = pass_before_;
+    rpc::this_call() = call_before_;
+  }
+  Running(const Running&) = delete;
+  Running& operator=(const Running&) = delete;
+
+ private:
+  Pass* const pass_before_;
+  const rpc::CallScope call_before_;
+};
+
+[[noreturn]] void raise_stopped() { raise(ErrorKind::kAborted, "the backward pass was given up"); }
+
+}  // namespace
+
+Pass::Pass(AutogradService& service, std::shared_ptr<ContextState> context, PassHead head)
+    : service_(service),
+      context_(std::move(context)),
+      head_(head),
+      deadline_(Deadline::after(Milliseconds(head.timeout_ms))),
+      graph_(*context_, head.retain_graph) {}
+
+bool Pass::is_origin() const { return head_.origin == service_.self(); }
+
+bool Pass::superseded_by(const PassHead& other) const {
+  return failed() || (other.origin == head_.origin && other.pass > head_.pass);
+}
+
+// Planning.
+
+Pass::Asks Pass::plan_roots(const edge_list& roots) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& root : roots) graph_.enter_root(root);
+  return plan_reached();
+}
+
+Pass::Asks Pass::plan_sends(std::span<const std::uint64_t> messages) {
+  const std::lock_guard lock(mutex_);
+  if (running_) raise(ErrorKind::kUsage, "a backward pass was planned while it ran");
+  for (const auto message : messages) expect_send(context_->find_send(message));
+  return plan_reached();
+}
+
+Pass::Asks Pass::plan_reached() {
+  Asks asks;
+  for (auto reached = graph_.take_reached(); !reached.empty(); reached = graph_.take_reached()) {
+    for (const RecvNode* recv : reached) {
+      if (recv->from() == service_.self()) {
+        expect_send(context_->find_send(recv->message()));
+      } else {
+        asks[recv->from()].push_back(recv->message());
+      }
+    }
+  }
+  return asks;
+}
+
+void Pass::expect_send(const std::shared_ptr<SendNode>& node) {
+  if (!expected_.try_emplace(node->message(), Expected{.node = node}).second) return;
+  ++n_to_come_;
+  graph_.enter_send(*node);
+}
+
+void Pass::open_roots(const edge_list& roots) {
+  const std::lock_guard lock(mutex_);
+  for (const auto& root : roots) graph_.enter_root(root);
+  open();
+}
+
+void Pass::open() {
+  if (opened_ || !head_.fast) return;
+  opened_ = true;
+  for (const auto& node : context_->open_sends()) expect_send(node);
+  graph_.take_reached();
+}
+
+// Running.
+
+bool Pass::take(std::uint64_t message, variable_list gradients) {
+  std::unique_lock lock(mutex_);
+  if (failed()) return false;
+  open();
+  const auto found = expected_.find(message);
+  if (found == expected_.end()) {
+    context_->find_send(message);  // says what is wrong with it, if something is
+    raise(ErrorKind::kUsage, cat("gradients came for message ", message, ", which the pass was not to reach"));
+  }
+  if (found->second.arrived) raise(ErrorKind::kUsage, cat("gradients for message ", message, " came twice"));
+  SendNode& node = *found->second.node;
+  if (gradients.size() != node.n_tensors()) {
+    raise(ErrorKind::kUsage, cat(gradients.size(), " gradients came for ", node.n_tensors(), " tensors"));
+  }
+  found->second.arrived = true;
+  mail_.emplace_back(&node, std::move(gradients));
+  const bool start = !std::exchange(running_, true);
+  ring(lock);
+  return start;
+}
+
+void Pass::use_up_sends() {
+  if (head_.retain_graph) return;
+  std::vector<std::shared_ptr<SendNode>> used;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [message, expected] : expected_) {
+      if (expected.arrived) used.push_back(expected.node);
+    }
+  }
+  for (const auto& node : used) node->use_up();
+}
+
+void Pass::run(const edge_list& roots, variable_list gradients) {
+  {
+    const std::lock_guard lock(mutex_);
+    running_ = true;
+  }
+  const Running here(*this);
+  try {
+    run_in_engine([&] {
+      for (std::size_t i = 0; i < roots.size(); ++i) graph_.deliver(roots[i], std::move(gradients[i]));
+      while (next()) graph_.run_one();
+    });
+  } catch (...) {
+    use_up_sends();
+    throw;
+  }
+  use_up_sends();
+}
+
+bool Pass::next() {
+  for (;;) {
+    if (news_.exchange(false, std::memory_order_acquire)) {
+      const std::lock_guard lock(mutex_);
+      if (failure_) raise_stopped();
+      for (; !mail_.empty(); mail_.pop_front()) {
+        graph_.start(*mail_.front().first, std::move(mail_.front().second));
+        --n_to_come_;
+      }
+    }
+    if (!graph_.idle()) return true;
+    std::unique_lock lock(mutex_);
+    if (failure_) raise_stopped();
+    if (!mail_.empty()) continue;
+    if (n_to_come_ == 0) return false;
+    wait(lock, "gradients");
+  }
+}
+
+void Pass::wait(std::unique_lock<std::mutex>& lock, const char* what) {
+  bell_.emplace(service_.agent().weak_from_this());
+  const auto future = bell_->future();
+  lock.unlock();
+  const bool rung = future.state()->wait_over(deadline_);
+  lock.lock();
+  if (!rung && !failure_ && deadline_.expired()) {
+    raise(rpc::timeout_failure(cat("a backward pass that waits for ", what), Milliseconds(head_.timeout_ms)));
+  }
+}
+
+void Pass::ring(std::unique_lock<std::mutex>& lock) {
+  news_.store(true, std::memory_order_release);
+  const auto bell = std::exchange(bell_, std::nullopt);
+  lock.unlock();
+  if (bell) bell->set();
+}
+
+bool Pass::running() const {
+  const std::lock_guard lock(mutex_);
+  return running_;
+}
+
+Pass& Pass::here() {
+  if (pass_here == nullptr) {
+    raise(ErrorKind::kUsage,
+          "this graph goes on on another worker, and backward() does not: call autograd::backward(context, {loss})");
+  }
+  return *pass_here;
+}
+
+void Pass::ship(const RecvNode& from, variable_list gradients) {
+  if (from.from() == service_.self()) {
+    take(from.message(), std::move(gradients));
+    return;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    told_.insert(from.from());
+    shipped_to_.insert(from.from());
+  }
+  service_.ship(shared_from_this(), from, gradients);
+}
+
+// Ends.
+
+bool Pass::fail(NodeFailure failure) {
+  std::unique_lock lock(mutex_);
+  if (failure_) return false;
+  failure_ = std::move(failure);
+  failed_.store(true, std::memory_order_release);
+  ring(lock);
+  return true;
+}
+
+std::optional<NodeFailure> Pass::failure() const {
+  const std::lock_guard lock(mutex_);
+  return failure_;
+}
+
+void Pass::note_told(WorkerId worker) {
+  const std::lock_guard lock(mutex_);
+  told_.insert(worker);
+}
+
+std::vector<WorkerId> Pass::told() const {
+  const std::lock_guard lock(mutex_);
+  return {told_.begin(), told_.end()};
+}
+
+std::vector<WorkerId> Pass::shipped_to() const {
+  const std::lock_guard lock(mutex_);
+  return {shipped_to_.begin(), shipped_to_.end()};
+}
+
+bool Pass::involves(WorkerId worker) const {
+  const std::lock_guard lock(mutex_);
+  if (reported_.contains(worker)) return false;
+  return told_.contains(worker) || workers_.contains(worker) ||
+         std::ranges::any_of(expected_, [&](const auto& entry) {
+           return !entry.second.arrived && entry.second.node->to() == worker;
+         });
+}
+
+void Pass::expect(const std::vector<WorkerId>& workers) {
+  const std::lock_guard lock(mutex_);
+  workers_.insert(workers.begin(), workers.end());
+}
+
+void Pass::report(WorkerId worker, const std::vector<WorkerId>& shipped_to) {
+  std::unique_lock lock(mutex_);
+  reported_.insert(worker);
+  workers_.insert(shipped_to.begin(), shipped_to.end());
+  ring(lock);
+}
+
+std::set<WorkerId> Pass::missing() const {
+  std::set<WorkerId> missing;
+  std::ranges::set_difference(workers_, reported_, std::inserter(missing, missing.end()));
+  missing.erase(service_.self());
+  return missing;
+}
+
+void Pass::await_others() {
+  std::unique_lock lock(mutex_);
+  workers_.insert(shipped_to_.begin(), shipped_to_.end());
+  while (!failure_) {
+    const auto workers = missing();
+    if (workers.empty()) return;
+    wait(lock, cat("worker ", *workers.begin(), " to finish its part").c_str());
+  }
+  raise_stopped();
+}
+
+}  // namespace lockstep::autograd::internal

@@ -1,0 +1,228 @@
+// Contexts, and what calls carry along.
+#include "lockstep/autograd/internal/service.h"
+
+#include <torch/csrc/autograd/functions/utils.h>
+
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::autograd::internal {
+namespace {
+
+constexpr std::size_t kBygones = 8192;
+constexpr int kCleanupTries = 20;
+constexpr int kWorkerShift = 48;
+
+WorkerId owner_of(std::uint64_t context) { return static_cast<WorkerId>(context >> kWorkerShift); }
+
+// Collects what is sent.
+class Sent final : public object::TensorScope {
+ public:
+  void on_write(const at::Tensor& tensor) override { tensors.push_back(tensor); }
+  void on_read(at::Tensor&) override {}
+  std::vector<at::Tensor> tensors;
+};
+
+// Connects what is received.
+class Received final : public object::TensorScope {
+ public:
+  explicit Received(std::shared_ptr<RecvNode> node) : node_(std::move(node)) {}
+  void on_write(const at::Tensor&) override {}
+  void on_read(at::Tensor& tensor) override { torch::autograd::set_history(tensor, node_); }
+  std::size_t n_tensors() const { return node_->num_inputs(); }
+
+ private:
+  const std::shared_ptr<RecvNode> node_;
+};
+
+}  // namespace
+
+void Bygones::add(std::uint64_t id) {
+  if (!ids_.insert(id).second) return;
+  order_.push_back(id);
+  if (order_.size() <= kBygones) return;
+  ids_.erase(order_.front());
+  order_.pop_front();
+}
+
+AutogradService::AutogradService(rpc::Agent& agent) : agent_(agent) {
+  using rpc::Kind;
+  using rpc::Request;
+  using Runs = rpc::Agent::Runs;
+  agent.set_extension(this);
+  agent.handle(Kind::kBackwardPlan, [this](Request request) { serve_plan(std::move(request)); });
+  agent.handle(Kind::kBackward, [this](Request request) { serve_gradients(std::move(request)); }, Runs::kEither);
+  agent.handle(Kind::kBackwardDone, [this](Request request) { serve_done(std::move(request)); }, Runs::kQuick);
+  agent.handle(Kind::kBackwardAbort, [this](Request request) { serve_abort(std::move(request)); });
+  agent.handle(Kind::kCleanup, [this](Request request) { serve_cleanup(std::move(request)); });
+}
+
+// Contexts.
+
+std::uint64_t AutogradService::open_context() {
+  const auto id = agent_.new_id();
+  const std::lock_guard lock(mutex_);
+  contexts_.emplace(id, std::make_shared<ContextState>(id));
+  return id;
+}
+
+std::shared_ptr<ContextState> AutogradService::find(std::uint64_t context) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = contexts_.find(context);
+  return found == contexts_.end() ? nullptr : found->second;
+}
+
+std::shared_ptr<ContextState> AutogradService::find_or_make(std::uint64_t context) {
+  const std::lock_guard lock(mutex_);
+  const auto found = contexts_.find(context);
+  if (found != contexts_.end()) return found->second;
+  if (owner_of(context) == self() || released_.contains(context)) return nullptr;
+  return contexts_.emplace(context, std::make_shared<ContextState>(context)).first->second;
+}
+
+void AutogradService::release(std::uint64_t context, std::optional<WorkerId> told_by) {
+  std::shared_ptr<ContextState> state;
+  {
+    const std::lock_guard lock(mutex_);
+    released_.add(context);
+    const auto found = contexts_.find(context);
+    if (found == contexts_.end()) return;
+    state = std::move(found->second);
+    contexts_.erase(found);
+  }
+  if (const auto pass = state->pass(); pass && !pass->is_origin()) {
+    pass->fail({.worker = self(),
+                .failure = {.kind = ErrorKind::kAborted, .message = "the autograd context was released"},
+                .type = "lockstep::Error"});
+  }
+  for (const auto worker : state->workers()) {
+    if (worker != told_by) tell_release(context, worker);
+  }
+}
+
+void AutogradService::tell_release(std::uint64_t context, WorkerId worker) {
+  if (worker == self() || worker == owner_of(context)) return;
+  ByteWriter writer;
+  writer.put(context);
+  // Nobody waits: a worker that is gone has nothing to release, and one that is late is asked again.
+  agent_.request_again(worker, rpc::Kind::kCleanup, {.body = writer.take()}, "the release of an autograd context",
+                       kCleanupTries);
+}
+
+void AutogradService::serve_cleanup(rpc::Request request) {
+  try {
+    ByteReader reader(request.body());
+    const auto context = need(reader.get<std::uint64_t>());
+    release(context, request.from());
+    request.answer({});
+  } catch (...) {
+    request.answer_failure(rpc::current_call_failure());
+  }
+}
+
+void AutogradService::on_lost(WorkerId peer, const std::string& cause) {
+  std::vector<std::shared_ptr<ContextState>> contexts;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, state] : contexts_) contexts.push_back(state);
+  }
+  for (const auto& state : contexts) {
+    if (owner_of(state->id()) == peer) {
+      release(state->id(), peer);
+      continue;
+    }
+    const auto pass = state->pass();
+    if (!pass) continue;
+    const NodeFailure lost{.worker = peer,
+                           .failure = {.kind = ErrorKind::kPeerLost,
+                                       .message = cat("worker ", name_of(peer), " is gone: ", cause),
+                                       .peer = LostPeer{.rank = peer, .cause = cause}},
+                           .type = "lockstep::Error"};
+    if (pass->head().origin == peer) {
+      pass->fail(lost);
+      if (!pass->running()) leave(pass);
+    } else if (pass->involves(peer)) {
+      fail(pass, lost);
+    }
+  }
+}
+
+void AutogradService::debug_info(std::map<std::string, std::string>& info) {
+  const std::lock_guard lock(mutex_);
+  const auto n_passes = std::ranges::count_if(contexts_, [](const auto& entry) { return entry.second->pass() != nullptr; });
+  info["num_autograd_contexts"] = std::to_string(contexts_.size());
+  info["num_current_backward_passes"] = std::to_string(n_passes);
+}
+
+void AutogradService::on_close() {
+  std::unordered_map<std::uint64_t, std::shared_ptr<ContextState>> contexts;
+  {
+    const std::lock_guard lock(mutex_);
+    contexts.swap(contexts_);
+  }
+  for (const auto& [id, state] : contexts) {
+    if (const auto pass = state->pass()) {
+      pass->fail({.worker = self(),
+                  .failure = {.kind = ErrorKind::kAborted, .message = "the RPC agent was shut down"},
+                  .type = "lockstep::Error"});
+    }
+  }
+}
+
+// Calls. What travels along: u64 message, u32 n_tensors; nothing when no tensor requires gradients.
+
+Bytes AutogradService::encode(std::uint64_t context, WorkerId to, const std::function<void()>& encode) {
+  const auto state = find_or_make(context);
+  if (!state) {
+    // Released meanwhile: tensors travel without history, and whoever is called must not keep the context.
+    encode();
+    tell_release(context, to);
+    return {};
+  }
+  state->note_worker(to);
+  Sent sent;
+  {
+    const object::TensorScope::Use use(&sent);
+    encode();
+  }
+  if (sent.tensors.empty()) return {};
+  const auto message = agent_.new_id();
+  state->add_send(SendNode::make(to, message, sent.tensors));
+  ByteWriter writer;
+  writer.put(message).put(static_cast<std::uint32_t>(sent.tensors.size()));
+  return writer.take();
+}
+
+void AutogradService::decode(std::uint64_t context, WorkerId from, std::span<const std::uint8_t> annex,
+                             const std::function<void()>& decode) {
+  ByteReader reader(annex);
+  const auto message = need(reader.get<std::uint64_t>());
+  const auto n = need(reader.get<std::uint32_t>());
+  if (reader.left() != 0 || context == 0) raise_damaged();
+  const auto state = find_or_make(context);
+  if (!state) {
+    decode();
+    return;
+  }
+  state->note_worker(from);
+  Received received(RecvNode::make(context, from, message));
+  {
+    const object::TensorScope::Use use(&received);
+    decode();
+  }
+  if (received.n_tensors() != n) {
+    raise(ErrorKind::kUsage, cat(received.n_tensors(), " tensors that require gradients came, ", n, " were sent"));
+  }
+}
+
+std::string AutogradService::name_of(WorkerId worker) const {
+  try {
+    return agent_.find(rpc::Worker(int{worker})).name;
+  } catch (const Error&) {
+    return cat("#", worker);  // gone
+  }
+}
+
+std::unique_ptr<rpc::Service> make_service(rpc::Agent& agent) { return std::make_unique<AutogradService>(agent); }
+
+}  // namespace lockstep::autograd::internal
