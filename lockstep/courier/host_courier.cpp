@@ -220,7 +220,8 @@ net::Listener listen_tcp(const HostCourierOptions& options) {
   const std::string host = options.bind_host.empty() ? "127.0.0.1" : options.bind_host;
   auto addresses = net::Address::resolve(host, 0);
   // "localhost" is both; IPv4 is what more programs try.
-  std::ranges::stable_partition(addresses, [](const auto& a) { return a.family() == AF_INET; });
+  std::stable_partition(addresses.begin(), addresses.end(),
+                        [](const auto& a) { return a.family() == AF_INET; });
   if (!addresses.front().is_loopback() && !options.secret && !options.insecure) {
     raise(ErrorKind::kUsage,
           cat("a courier that listens on ", addresses.front().text(),

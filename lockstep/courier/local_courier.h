@@ -4,13 +4,13 @@
 #pragma once
 
 #include <condition_variable>
+#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <random>
 #include <set>
-#include <vector>
 
 #include "lockstep/courier/courier.h"
 
@@ -37,7 +37,7 @@ class LocalExchange final : public std::enable_shared_from_this<LocalExchange> {
  private:
   friend class LocalCourier;
   struct Box {
-    std::vector<Event> events;
+    std::deque<Event> events;
     bool ringing = false;
     bool gone = false;
     std::condition_variable bell;

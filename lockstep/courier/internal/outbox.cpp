@@ -19,12 +19,16 @@ constexpr std::uint64_t kSlab = 1 << 20;
 // Held blocks of the wanted size that one allocation looks at.
 constexpr int kLooks = 4;
 
-// Eight sizes per power of two, so that messages of nearly the same size share blocks. 0: too large for any.
+std::uint64_t round_up(std::uint64_t n_bytes, std::uint64_t step) {
+  return (n_bytes + step - 1) / step * step;
+}
+
+// Eight sizes per power of two, so that messages of nearly the same size share blocks, and no waste for the powers
+// themselves. 0: too large for any.
 std::uint64_t capacity_for(std::uint64_t n_bytes) {
   if (n_bytes > (std::uint64_t{1} << 60)) return 0;
-  const std::uint64_t whole = n_bytes + kHead;
-  const std::uint64_t step = std::max(kPage, std::bit_floor(whole) / 8);
-  return (whole + step - 1) / step * step;
+  if (n_bytes < 8 * kPage) return round_up(n_bytes + kHead, kPage);
+  return round_up(n_bytes, std::bit_floor(n_bytes) / 8) + kPage;
 }
 
 bool is_dead(const Holder& holder) {

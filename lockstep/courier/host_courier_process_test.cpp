@@ -1,0 +1,298 @@
+// Couriers in real processes: what survivors see when one is killed, many at once, memory that outlives its sender.
+// Workers are forked from a single-threaded test and report by exit code.
+#include <gtest/gtest.h>
+#include <poll.h>
+#include <sched.h>
+#include <signal.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <functional>
+
+#include "lockstep/base/process.h"
+#include "lockstep/base/text.h"
+#include "lockstep/courier/courier_contract.h"
+#include "lockstep/courier/host_courier.h"
+
+namespace lockstep::courier {
+namespace {
+
+constexpr int kMaxWorkers = 64;
+
+// What the workers and the test share: addresses, and words to steer by.
+struct Board {
+  struct Place {
+    std::atomic<std::uint32_t> n_bytes;
+    std::uint8_t address[1024];
+  };
+  Place places[kMaxWorkers];
+  std::atomic<std::uint64_t> words[8];
+};
+Board* new_board() {
+  return new (::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))
+      Board();
+}
+
+#define CHILD_EXPECT(condition, why)                                                  \
+  do {                                                                                \
+    if (!(condition)) {                                                               \
+      const std::string reason = cat(#condition, ": ", why, "\n");                    \
+      [[maybe_unused]] const auto written = ::write(2, reason.data(), reason.size()); \
+      ::_exit(1);                                                                     \
+    }                                                                                 \
+  } while (false)
+
+bool eventually(const std::function<bool()>& condition) {
+  const Deadline deadline = patience();
+  while (!condition()) {
+    if (deadline.expired()) return false;
+    ::poll(nullptr, 0, 1);
+  }
+  return true;
+}
+
+using Body = std::function<void(Courier&, int me)>;
+
+class Workers {
+ public:
+  explicit Workers(int n, Transport transport = Transport::kAuto)
+      : n_(n), transport_(transport), board_(new_board()) {}
+  ~Workers() {
+    for (const pid_t pid : pids_) {
+      if (pid > 0 && ::kill(pid, SIGKILL) == 0) ::waitpid(pid, nullptr, 0);
+    }
+    ::munmap(board_, sizeof(Board));
+  }
+  Board& board() { return *board_; }
+
+  void start(const Body& body) {
+    for (int i = 0; i < n_; ++i) {
+      const pid_t pid = ::fork();
+      if (pid != 0) {
+        pids_.push_back(pid);
+        continue;
+      }
+      try {
+        work(i, body);
+      } catch (const std::exception& error) {
+        CHILD_EXPECT(false, error.what());
+      }
+      ::_exit(0);
+    }
+  }
+  void kill(int i) { ::kill(pids_[static_cast<std::size_t>(i)], SIGKILL); }
+  // Exit status, or -1 when it did not end in time.
+  int status(int i) {
+    const pid_t pid = std::exchange(pids_[static_cast<std::size_t>(i)], -1);
+    const Fd pidfd = open_pidfd(pid);
+    pollfd ask{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
+    const bool ended = ::poll(&ask, 1, 60'000) == 1;
+    if (!ended) ::kill(pid, SIGKILL);
+    int status = 0;
+    ::waitpid(pid, &status, 0);
+    return ended ? status : -1;
+  }
+
+ private:
+  void work(int me, const Body& body) {
+    auto courier = open_host_courier(
+        {.id = static_cast<WorkerId>(me), .name = cat("worker", me), .transport = transport_});
+    const Bytes address = courier->address();
+    std::copy(address.begin(), address.end(), board_->places[me].address);
+    board_->places[me].n_bytes = static_cast<std::uint32_t>(address.size());
+    for (int i = 0; i < n_; ++i) {
+      auto& place = board_->places[i];
+      CHILD_EXPECT(eventually([&] { return place.n_bytes != 0; }), cat("worker ", i, " never came"));
+      if (i != me)
+        courier->add_peer(static_cast<WorkerId>(i), cat("worker", i),
+                          Bytes(place.address, place.address + place.n_bytes));
+    }
+    body(*courier, me);
+  }
+
+  const int n_;
+  const Transport transport_;
+  Board* const board_;
+  std::vector<pid_t> pids_;
+};
+
+void send(Courier& courier, int to, Message message) {
+  const auto failure = courier.send(static_cast<WorkerId>(to), std::move(message), patience());
+  CHILD_EXPECT(!failure, failure->message);
+}
+
+Event expect_event(Courier& courier) {
+  auto event = next_event(courier);
+  CHILD_EXPECT(event, "nothing came");
+  return std::move(*event);
+}
+
+bool tells_kill(const std::string& cause) {
+  // Kernels before 6.15 do not say how a process ended.
+  return cause == "killed by SIGKILL (9)" || cause == "its process ended";
+}
+
+class Processes : public testing::TestWithParam<Transport> {
+ protected:
+  bool shared_memory() const { return GetParam() == Transport::kAuto; }
+};
+INSTANTIATE_TEST_SUITE_P(HostCourier, Processes, testing::Values(Transport::kAuto, Transport::kTcp),
+                         [](const auto& test) {
+                           return test.param == Transport::kAuto ? "SharedMemory" : "Tcp";
+                         });
+
+TEST_P(Processes, AnswerEachOtherInMessagesOfEverySize) {
+  Workers workers(2, GetParam());
+  workers.start([](Courier& courier, int me) {
+    std::uint64_t id = 0;
+    for (const std::size_t size : {0u, 4u, 2048u, 2049u, 70'000u, 1u << 20, 16u << 20, 100u << 20, 4u}) {
+      ++id;
+      if (me == 0) send(courier, 1, message_of(id, 10, {size}));
+      const Event event = expect_event(courier);
+      CHILD_EXPECT(is_message(event.message, id, 10, {size}), cat(size, " bytes came wrong"));
+      CHILD_EXPECT(reinterpret_cast<std::uintptr_t>(event.message.blobs[0].bytes.data()) % 64 == 0,
+                   "not aligned");
+      if (me == 1) send(courier, 0, event.message);
+    }
+    courier.close(patience());
+  });
+  for (const int i : {0, 1}) EXPECT_EQ(workers.status(i), 0);
+}
+
+TEST_P(Processes, WhatASenderSentBeforeItWasKilledArrivesWholeAndThenItIsLost) {
+  Workers workers(3, GetParam());
+  auto& got = workers.board().words[0];
+  const bool local = shared_memory();
+  workers.start([&](Courier& courier, int me) {
+    if (me == 1) {
+      for (std::uint64_t id = 0;; ++id) {
+        send(courier, 0, message_of(id, id % 300, {id % 10 == 0 ? std::size_t{50'000} : id % 50}));
+        courier.poll();
+        while (id > got + 2000) courier.poll();
+      }
+    }
+    if (me == 2) {
+      while (got < 1'000'000) ::poll(nullptr, 0, 1);
+      send(courier, 0, message_of(1, 1));
+      return courier.close(patience());
+    }
+    for (std::uint64_t id = 0;; ++id) {
+      const Event event = expect_event(courier);
+      if (event.what == Event::What::kLost) {
+        CHILD_EXPECT(event.from == 1 && id > 1000, cat(event.from, " lost after ", id));
+        CHILD_EXPECT(!local || tells_kill(event.cause), event.cause);
+        break;
+      }
+      CHILD_EXPECT(is_message(event.message, id, id % 300, {id % 10 == 0 ? std::size_t{50'000} : id % 50}),
+                   cat("message ", id));
+      got = id;
+    }
+    const auto failure = courier.send(1, message_of(1, 1), patience());
+    CHILD_EXPECT(
+        failure && failure->kind == ErrorKind::kPeerLost && failure->peer && failure->peer->rank == 1,
+        "sent to the dead");
+    CHILD_EXPECT(failure->message.find("worker1") != std::string::npos, failure->message);
+    got = 1'000'000;
+    CHILD_EXPECT(expect_event(courier).from == 2, "the living go on");
+  });
+  ASSERT_TRUE(eventually([&] { return got > 3000; }));
+  workers.kill(1);
+  EXPECT_EQ(workers.status(0), 0);
+  EXPECT_EQ(workers.status(2), 0);
+}
+
+TEST_P(Processes, AReceiverKilledWithItsRingFullIsLostAndTheSenderGoesOn) {
+  Workers workers(3, GetParam());
+  auto& filled = workers.board().words[0];
+  const bool local = shared_memory();
+  workers.start([&](Courier& courier, int me) {
+    if (me == 1) {
+      // One message, so that the connection is there, and no more.
+      expect_event(courier);
+      for (;;) ::pause();
+    }
+    if (me == 2) {
+      expect_event(courier);
+      return;
+    }
+    for (std::uint64_t id = 0; id < 3'000; ++id) {
+      send(courier, 1, message_of(id, 200, {id % 100 == 0 ? std::size_t{100'000} : std::size_t{100}}));
+      courier.poll();
+    }
+    filled = 1;
+    const Event event = expect_event(courier);
+    CHILD_EXPECT(event.what == Event::What::kLost && event.from == 1, "lost");
+    CHILD_EXPECT(!local || tells_kill(event.cause), event.cause);
+    CHILD_EXPECT(courier.send(1, message_of(1, 1), patience()), "sent to the dead");
+    send(courier, 2, message_of(1, 1, {1 << 20}));
+    courier.close(patience());
+  });
+  ASSERT_TRUE(eventually([&] { return filled == 1; }));
+  workers.kill(1);
+  EXPECT_EQ(workers.status(0), 0);
+  EXPECT_EQ(workers.status(2), 0);
+}
+
+TEST(HostCourierProcesses, AMessageStaysReadableWhenItsSenderIsDeadAndTheCourierClosed) {
+  Workers workers(2);
+  workers.start([](Courier& courier, int me) {
+    if (me == 1) {
+      send(courier, 0, message_of(3, 10, {1 << 20, 100}));
+      for (;;) courier.wait(patience());
+    }
+    const Event event = expect_event(courier);
+    while (expect_event(courier).what != Event::What::kLost) continue;
+    courier.close(patience());
+    CHILD_EXPECT(is_message(event.message, 3, 10, {1 << 20, 100}), "changed");
+    std::memset(const_cast<std::uint8_t*>(event.message.blobs[0].bytes.data()), 1, 1 << 20);
+  });
+  ::poll(nullptr, 0, 50);
+  workers.kill(1);
+  EXPECT_EQ(workers.status(0), 0);
+}
+
+TEST_P(Processes, SixtyFourOfThemAllSendToAll) {
+  Workers workers(kMaxWorkers, GetParam());
+  workers.start([](Courier& courier, int me) {
+    for (int i = 0; i < kMaxWorkers; ++i)
+      send(courier, i, message_of(static_cast<std::uint64_t>(me), 50, {static_cast<std::size_t>(i) * 100}));
+    std::uint64_t heard = 0;
+    while (heard != ~std::uint64_t{0}) {
+      const Event event = expect_event(courier);
+      const std::uint64_t bit = std::uint64_t{1} << event.from;
+      if (event.what == Event::What::kLost) {
+        // It has heard everybody and left; what it sent came first.
+        CHILD_EXPECT((heard & bit) != 0, cat("worker ", event.from, " lost: ", event.cause));
+        continue;
+      }
+      CHILD_EXPECT(is_message(event.message, event.from, 50, {static_cast<std::size_t>(me) * 100}),
+                   cat("from ", event.from));
+      heard |= bit;
+    }
+    courier.close(patience());
+  });
+  for (int i = 0; i < kMaxWorkers; ++i) EXPECT_EQ(workers.status(i), 0) << i;
+}
+
+TEST_P(Processes, AnEndOfOneIsSeenByAnIdleOther) {
+  Workers workers(2, GetParam());
+  auto& met = workers.board().words[0];
+  workers.start([&](Courier& courier, int me) {
+    if (me == 1) {
+      expect_event(courier);
+      met = 1;
+      for (;;) ::pause();
+    }
+    send(courier, 1, message_of(1, 1));
+    const Event event = expect_event(courier);
+    CHILD_EXPECT(event.what == Event::What::kLost && event.from == 1, "lost");
+  });
+  ASSERT_TRUE(eventually([&] { return met == 1; }));
+  workers.kill(1);
+  EXPECT_EQ(workers.status(0), 0);
+}
+
+}  // namespace
+}  // namespace lockstep::courier
