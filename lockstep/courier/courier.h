@@ -5,8 +5,9 @@
 // second thread to be woken, and a handler runs on the thread that found its message.
 //
 // Delivery: at most once; in order from one worker to another as they are polled. A message of a worker that has been
-// reported lost never arrives afterwards. Implementations: HostCourier (shared memory on one host, TCP across),
-// LocalCourier (workers as threads of one process, for tests).
+// reported lost is not polled afterwards (threads that poll at once must sort out which of their polls was first).
+// Implementations: HostCourier (shared memory on one host, TCP across), LocalCourier (workers as threads of one process,
+// for tests).
 // Thread safety: every method may be called from any thread, wait() by one at a time.
 #pragma once
 
@@ -42,8 +43,8 @@ class Courier {
   // still polled.
   virtual void remove_peer(WorkerId id) = 0;
 
-  // Sends, or queues what does not fit at once. Blocks only for the first message to a worker, while it connects, until
-  // `deadline` at most. A failure (kPeerLost, kTimeout, kUsage for an unknown worker or a message beyond the limit, kResource)
+  // Sends, or queues what does not fit at once, also while a connection is being made. A courier that must wait for
+  // something does so until `deadline` at most; none here does. A failure (kPeerLost, kTimeout, kUsage for an unknown worker or a message beyond the limit, kResource)
   // means that the message will not arrive; success does not mean that it will. A worker may send to itself.
   virtual std::optional<Failure> send(WorkerId to, Message message, Deadline deadline) = 0;
 

@@ -89,11 +89,9 @@ void HostCourier::add_peer(WorkerId id, const std::string& name, const Bytes& ad
 void HostCourier::remove_peer(WorkerId id) {
   const auto peer = office_.find(id);
   if (!peer) return;
+  // The connection stays until the other ends it: what is queued may be the answer it waits for before it leaves.
   const std::lock_guard lock(peer->mutex);
   peer->removed = true;
-  if (peer->out) peer->out->end(false);
-  peer->out = nullptr;
-  office_.count_queue(*peer);
 }
 
 std::shared_ptr<Outgoing> HostCourier::connect(const std::shared_ptr<Peer>& peer,

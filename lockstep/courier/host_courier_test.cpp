@@ -137,6 +137,20 @@ TEST_P(Host, AnIdIsThereOnceUntilItIsRemoved) {
   EXPECT_TRUE(next({b.get(), a.get()}));
 }
 
+TEST_P(Host, WhatWasQueuedBeforeAPeerWasRemovedStillReachesIt) {
+  const auto a = open(0, {.transport = GetParam()}), b = open(1, {.transport = GetParam()});
+  introduce(*a, 0, *b, 1);
+  constexpr std::uint64_t kCount = 2'000;
+  for (std::uint64_t id = 0; id < kCount; ++id) ASSERT_FALSE(a->send(1, message_of(id, 100), patience()));
+  a->remove_peer(1);
+  for (std::uint64_t id = 0; id < kCount; ++id) {
+    const auto event = next({b.get(), a.get()});
+    ASSERT_TRUE(event);
+    ASSERT_EQ(event->what, Event::What::kMessage) << event->cause;
+    ASSERT_EQ(event->message.id, id);
+  }
+}
+
 TEST_P(Host, AHundredThousandMessagesWaitForAReceiverThatDoesNotPoll) {
   const auto a = open(0, {.transport = GetParam()}), b = open(1, {.transport = GetParam()});
   introduce(*a, 0, *b, 1);

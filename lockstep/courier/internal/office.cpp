@@ -82,6 +82,9 @@ std::shared_ptr<Peer> Office::add(WorkerId id, const std::string& name, Endpoint
     if (!before->lost && !before->removed) {
       raise(ErrorKind::kUsage, cat("worker ", id, " (", before->name, ") is a peer already"));
     }
+    if (before->out) before->out->end(false);
+    before->out = nullptr;
+    count_queue(*before);
   }
   auto peer = std::make_shared<Peer>(id, name, std::move(endpoint));
   const std::lock_guard lock(peers_mutex_);

@@ -1,5 +1,6 @@
 #include "lockstep/courier/internal/shm_outgoing.h"
 
+#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
@@ -28,6 +29,12 @@ std::optional<net::UnixSocket> dial(const std::string& name, int& code) {
   if (fd && ::connect(fd.get(), address.get(), address.length()) == 0) return net::UnixSocket(std::move(fd));
   code = errno;
   return std::nullopt;
+}
+
+// The receiver closed its end, which it does after its last look at the ring.
+bool hung_up(int socket) {
+  pollfd ask{.fd = socket, .events = 0, .revents = 0};
+  return ::poll(&ask, 1, 0) == 1 && (ask.revents & POLLHUP) != 0;
 }
 
 }  // namespace
@@ -98,7 +105,7 @@ void ShmOutgoing::flush() {
 void ShmOutgoing::on_ready(std::uint32_t) noexcept {
   const auto self = shared_from_this();
   const auto peer = peer_.lock();
-  if (!peer) return;
+  if (!peer) return end(false);
   std::string over;
   {
     const std::lock_guard lock(peer->mutex);
@@ -161,7 +168,7 @@ void ShmOutgoing::end(bool gone) noexcept {
   office_.reactor.remove(key_, socket_.fd());
   for (const auto& record : backlog_) take_back_record(office_.outbox, record);
   backlog_.clear();
-  if (gone && open_) take_back_unread();
+  if (gone && open_ && hung_up(socket_.fd())) take_back_unread();
   try {
     if (open_) socket_.send(std::array{kLeave}, Deadline::now());
   } catch (const Error&) {

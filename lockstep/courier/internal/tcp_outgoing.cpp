@@ -161,7 +161,7 @@ void TcpOutgoing::sent(std::uint64_t n_bytes) {
 void TcpOutgoing::on_ready(std::uint32_t events) noexcept {
   const auto self = shared_from_this();
   const auto peer = peer_.lock();
-  if (!peer) return;
+  if (!peer) return end(false);
   std::string over;
   {
     const std::lock_guard lock(peer->mutex);
