@@ -15,6 +15,7 @@
 #include "benchmarks/common/fork_link.h"
 #include "benchmarks/common/open_store.h"
 #include "benchmarks/common/serve.h"
+#include "benchmarks/rpc/remote_backward.h"
 #include "benchmarks/rpc/samples.h"
 #include "lockstep/group/tensor_object.h"
 #include "lockstep/rpc/rpc.h"
@@ -66,6 +67,7 @@ std::string measure_async(const Request& request, const at::Tensor& tensor) {
 
 std::string measure(const Request& request) {
   const std::string& kind = request.text("kind");
+  if (kind == "backward") return measure_backward(request, kCallee);
   const at::Tensor tensor = at::arange(request.number("bytes") / 4, at::kInt);
   if (kind == "sync") return measure_sync(request, tensor);
   if (kind == "async") return measure_async(request, tensor);
