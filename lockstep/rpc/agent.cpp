@@ -438,6 +438,7 @@ void Agent::close(Milliseconds flush) {
                                 .message = cat(pending.what, ": the RPC agent was shut down")};
                });
   if (pool_) pool_->stop();
+  for (const auto& service : services_) service->on_closed();
   courier_->close(flush.count() == 0 ? Deadline::now() : Deadline::after(flush));
 }
 

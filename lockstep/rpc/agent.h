@@ -87,6 +87,8 @@ class Service {
   virtual void debug_info(std::map<std::string, std::string>& info) = 0;
   // The agent is about to close: nothing can be sent afterwards. For tear-down that must not wait.
   virtual void on_close() {}
+  // The agent's threads have ended.
+  virtual void on_closed() {}
 };
 
 // A layer adds what it knows about tensors to calls: distributed autograd. Runs on the thread that encodes or decodes.

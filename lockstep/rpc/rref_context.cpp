@@ -302,7 +302,7 @@ class RRefService final : public Service {
   void debug_info(std::map<std::string, std::string>& info) override { context->debug_info(info); }
 
   void on_close() override { context->close(); }
-  ~RRefService() override { context->end(); }
+  void on_closed() override { context->end(); }
 
   const std::shared_ptr<RRefContext> context;
 };
