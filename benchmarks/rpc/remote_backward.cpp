@@ -53,7 +53,8 @@ Pass local_pass(const at::Tensor& input) {
   return {us, input.grad()};
 }
 
-Pass remote_pass(const at::Tensor& input, const std::string& callee, const autograd::BackwardOptions& options) {
+Pass remote_pass(const at::Tensor& input, const std::string& callee,
+                 const autograd::BackwardOptions& options) {
   const autograd::DistAutogradContext context;
   const at::Tensor loss = rpc::rpc_sync(callee, forward, {input}).sum();
   const double us = timed([&] { autograd::backward(context.id(), {loss}, options); });

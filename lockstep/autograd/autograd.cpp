@@ -14,7 +14,8 @@ using internal::AutogradService;
 DistAutogradContext::DistAutogradContext() : agent_(rpc::current_agent("an autograd context")) {
   auto& current = rpc::this_call().autograd_context;
   if (current != 0) {
-    raise(ErrorKind::kUsage, cat("autograd context ", current, " is current in this thread already; contexts do not nest"));
+    raise(ErrorKind::kUsage,
+          cat("autograd context ", current, " is current in this thread already; contexts do not nest"));
   }
   id_ = agent_->service<AutogradService>().open_context();
   current = id_;
@@ -31,7 +32,9 @@ DistAutogradContext::~DistAutogradContext() {
 
 std::uint64_t get_context_id() {
   const auto id = rpc::this_call().autograd_context;
-  if (id == 0) raise(ErrorKind::kUsage, "no autograd context is current in this thread; make one with autograd::context()");
+  if (id == 0)
+    raise(ErrorKind::kUsage,
+          "no autograd context is current in this thread; make one with autograd::context()");
   return id;
 }
 

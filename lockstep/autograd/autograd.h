@@ -98,7 +98,8 @@ enum class Mode : std::uint8_t {
 struct BackwardOptions {
   bool retain_graph = false;  // false: a second pass through the same graph raises
   Mode mode = Mode::kSmart;
-  Milliseconds timeout = rpc::kDefaultRpcTimeout;  // of the whole pass; negative: the agent's rpc_timeout; zero: none
+  Milliseconds timeout =
+      rpc::kDefaultRpcTimeout;  // of the whole pass; negative: the agent's rpc_timeout; zero: none
 };
 
 // Blocks until every worker's part is over. Roots are scalars of this worker with a history.
@@ -106,7 +107,8 @@ struct BackwardOptions {
 // "Error on Node <worker>: ...", with the kind of the error there (RemoteError when it came from another worker): kPeerLost
 // names the worker that is gone, kTimeout is the pass's. The pass is then given up everywhere, and the context can be used again;
 // gradients that had been added up stay.
-void backward(std::uint64_t context, const std::vector<at::Tensor>& roots, const BackwardOptions& options = {});
+void backward(std::uint64_t context, const std::vector<at::Tensor>& roots,
+              const BackwardOptions& options = {});
 
 namespace internal {
 std::unique_ptr<rpc::Service> make_service(rpc::Agent& agent);

@@ -33,7 +33,9 @@ using testing::says;
 using torch::autograd::variable_list;
 
 // Each worker's own parameter, the same value on all.
-at::Tensor fresh_weight() { return at::linspace(-1, 1, 9).reshape({3, 3}).set_requires_grad(true); }
+at::Tensor fresh_weight() {
+  return at::linspace(-1, 1, 9).reshape({3, 3}).set_requires_grad(true);
+}
 at::Tensor& weight_of(int worker) {
   static std::array<at::Tensor, 8> weights = [] {
     std::array<at::Tensor, 8> list;
@@ -42,12 +44,18 @@ at::Tensor& weight_of(int worker) {
   }();
   return weights[static_cast<std::size_t>(worker)];
 }
-int self() { return rpc::current_agent("test")->self().id; }
+int self() {
+  return rpc::current_agent("test")->self().id;
+}
 
-at::Tensor layer(const at::Tensor& x) { return at::matmul(x, weight_of(self())).tanh(); }
+at::Tensor layer(const at::Tensor& x) {
+  return at::matmul(x, weight_of(self())).tanh();
+}
 LOCKSTEP_RPC_FUNCTION(layer);
 
-at::Tensor identity(const at::Tensor& x) { return x; }
+at::Tensor identity(const at::Tensor& x) {
+  return x;
+}
 LOCKSTEP_RPC_FUNCTION(identity);
 
 // Through the worker's own layer and then those of the others in turn.
@@ -59,12 +67,18 @@ at::Tensor chain(const at::Tensor& x, const std::vector<int>& rest) {
 LOCKSTEP_RPC_FUNCTION(chain);
 
 // A gradient of this context on the callee.
-at::Tensor gradient_here() { return get_gradients(get_context_id()).find(weight_of(self())); }
+at::Tensor gradient_here() {
+  return get_gradients(get_context_id()).find(weight_of(self()));
+}
 LOCKSTEP_RPC_FUNCTION(gradient_here);
 
-at::Tensor input() { return at::linspace(0, 1, 6).reshape({2, 3}); }
+at::Tensor input() {
+  return at::linspace(0, 1, 6).reshape({2, 3});
+}
 // x behind one more node, so that something is left to be done here.
-at::Tensor loss_of(const at::Tensor& x) { return (x * x).sum(); }
+at::Tensor loss_of(const at::Tensor& x) {
+  return (x * x).sum();
+}
 
 // d(loss)/d(weight) of layers 0..n-1 one after the other, all with weights like fresh_weight().
 std::vector<at::Tensor> reference(int n, const at::Tensor& x) {
@@ -198,7 +212,8 @@ TEST(Backward, EndsInSmartModeWhereTheLossDoesNotUseACall) {
     const auto out = rpc_sync(1, layer, {x});
     backward(context.id(), {loss_of(out)});
     EXPECT_TRUE(at::allclose(get_gradients(context.id()).find(weight_of(0)), expected[0]));
-    const auto failure = caught([&] { backward(context.id(), {loss_of(unused)}, {.mode = Mode::kFast, .timeout = 200ms}); });
+    const auto failure =
+        caught([&] { backward(context.id(), {loss_of(unused)}, {.mode = Mode::kFast, .timeout = 200ms}); });
     EXPECT_EQ(failure.kind, ErrorKind::kTimeout) << "the limit of FAST: " << failure.message;
   });
 }
@@ -215,7 +230,8 @@ TEST(Backward, OfAGraphThatWasNotRetainedRaises) {
       const auto failure = caught([&] { backward(context.id(), {loss}, {.mode = mode}); });
       EXPECT_EQ(failure.kind, ErrorKind::kUsage);
       EXPECT_TRUE(says(failure, "retain_graph")) << failure.message;
-      EXPECT_TRUE(at::equal(get_gradients(context.id()).find(x), at::ones({3}))) << "as the first pass left it";
+      EXPECT_TRUE(at::equal(get_gradients(context.id()).find(x), at::ones({3})))
+          << "as the first pass left it";
       const auto again = rpc_sync(1, identity, {x + 1}).sum();
       backward(context.id(), {again}, {.mode = mode});
       EXPECT_TRUE(at::equal(get_gradients(context.id()).find(x), at::ones({3}) * 2)) << "a new graph is fine";
@@ -257,7 +273,8 @@ TEST(Backward, TakesOnlyScalarRootsWithAHistory) {
     EXPECT_TRUE(says(caught([&] { backward(77, {leaf.sum()}); }), "knows no autograd context 77"));
     EXPECT_TRUE(says(caught([] { get_gradients(77); }), "knows no autograd context 77"));
     backward(context.id(), {leaf.sum(), (leaf * 2).sum()});
-    EXPECT_TRUE(at::equal(get_gradients(context.id()).find(leaf), at::ones({2}) * 3)) << "several roots add up";
+    EXPECT_TRUE(at::equal(get_gradients(context.id()).find(leaf), at::ones({2}) * 3))
+        << "several roots add up";
   });
 }
 
@@ -291,7 +308,9 @@ TEST(Context, HasANumberOfItsWorkerAndDoesNotNest) {
   });
 }
 
-std::uint64_t context_there() { return get_context_id(); }
+std::uint64_t context_there() {
+  return get_context_id();
+}
 LOCKSTEP_RPC_FUNCTION(context_there);
 
 TEST(Context, TravelsWithCalls) {
@@ -302,22 +321,20 @@ TEST(Context, TravelsWithCalls) {
 }
 
 TEST(Context, IsReleasedOnEveryWorkerItReached) {
-  run_workers(
-      4,
-      [](int rank, Workers& workers) {
-        if (rank != 0) return;
-        std::uint64_t id = 0;
-        {
-          const DistAutogradContext context;
-          id = context.id();
-          // Worker 3 is reached through 1 and 2 only; 2 in no tensor that requires gradients.
-          const auto out = rpc_sync(1, chain, {layer(input()), std::vector<int>{2, 3}});
-          EXPECT_EQ(rpc_sync(3, context_there), id);
-          backward(context.id(), {loss_of(out)});
-          EXPECT_EQ(workers.agents[3]->debug_info().at("num_autograd_contexts"), "1");
-        }
-        await_released(workers);
-      });
+  run_workers(4, [](int rank, Workers& workers) {
+    if (rank != 0) return;
+    std::uint64_t id = 0;
+    {
+      const DistAutogradContext context;
+      id = context.id();
+      // Worker 3 is reached through 1 and 2 only; 2 in no tensor that requires gradients.
+      const auto out = rpc_sync(1, chain, {layer(input()), std::vector<int>{2, 3}});
+      EXPECT_EQ(rpc_sync(3, context_there), id);
+      backward(context.id(), {loss_of(out)});
+      EXPECT_EQ(workers.agents[3]->debug_info().at("num_autograd_contexts"), "1");
+    }
+    await_released(workers);
+  });
 }
 
 TEST(Context, IsReleasedThoughCallsInItEndLater) {
@@ -329,7 +346,8 @@ TEST(Context, IsReleasedThoughCallsInItEndLater) {
                   std::vector<rpc::Future<at::Tensor>> late;
                   {
                     const DistAutogradContext context;
-                    for (int i = 0; i < 5; ++i) late.push_back(rpc_async(1, chain, {layer(input()), std::vector<int>{2}}));
+                    for (int i = 0; i < 5; ++i)
+                      late.push_back(rpc_async(1, chain, {layer(input()), std::vector<int>{2}}));
                   }
                   rpc::wait_all(late);
                   await_released(workers);
@@ -341,19 +359,21 @@ TEST(Context, IsReleasedThoughCallsInItEndLater) {
 TEST(Backward, GivesTheSameHoweverMessagesAreShuffled) {
   const auto expected = reference(4, input());
   for (std::uint64_t seed = 1; seed <= 30; ++seed) {
-    run_workers(3,
-                [&](int rank, Workers& workers) {
-                  if (rank != 0) return;
-                  {
-                    const DistAutogradContext context;
-                    const auto out = rpc_sync(1, chain, {layer(input()), std::vector<int>{2, 0}});
-                    backward(context.id(), {loss_of(out)}, {.mode = seed % 2 == 0 ? Mode::kFast : Mode::kSmart});
-                    EXPECT_TRUE(at::allclose(get_gradients(context.id()).find(weight_of(0)), expected[0] + expected[3]));
-                    EXPECT_TRUE(at::allclose(rpc_sync(2, gradient_here), expected[2]));
-                  }
-                  await_released(workers);
-                },
-                {.exchange = {.seed = seed, .hold_back = 300}});
+    run_workers(
+        3,
+        [&](int rank, Workers& workers) {
+          if (rank != 0) return;
+          {
+            const DistAutogradContext context;
+            const auto out = rpc_sync(1, chain, {layer(input()), std::vector<int>{2, 0}});
+            backward(context.id(), {loss_of(out)}, {.mode = seed % 2 == 0 ? Mode::kFast : Mode::kSmart});
+            EXPECT_TRUE(
+                at::allclose(get_gradients(context.id()).find(weight_of(0)), expected[0] + expected[3]));
+            EXPECT_TRUE(at::allclose(rpc_sync(2, gradient_here), expected[2]));
+          }
+          await_released(workers);
+        },
+        {.exchange = {.seed = seed, .hold_back = 300}});
   }
 }
 

@@ -56,7 +56,8 @@ void AutogradService::backward(std::uint64_t context, const std::vector<at::Tens
                                const BackwardOptions& options) {
   check_roots(roots);
   const auto state = find(context);
-  if (!state) raise(ErrorKind::kUsage, cat("autograd::backward: this worker knows no autograd context ", context));
+  if (!state)
+    raise(ErrorKind::kUsage, cat("autograd::backward: this worker knows no autograd context ", context));
   edge_list edges;
   variable_list gradients;
   for (const auto& root : roots) {
@@ -110,7 +111,8 @@ std::vector<WorkerId> AutogradService::plan(const std::shared_ptr<Pass>& pass, c
   return planned.workers;
 }
 
-void AutogradService::ask(const std::shared_ptr<Pass>& pass, const Pass::Asks& asks, const OnPlanned& on_planned) {
+void AutogradService::ask(const std::shared_ptr<Pass>& pass, const Pass::Asks& asks,
+                          const OnPlanned& on_planned) {
   if (asks.empty()) {
     on_planned({.workers = {self()}});
     return;
@@ -142,7 +144,8 @@ void AutogradService::ask(const std::shared_ptr<Pass>& pass, const Pass::Asks& a
       if (wrong && !gathering->failure) gathering->failure = std::move(wrong);
       if (--gathering->n_left > 0) return;
     }
-    on_planned({.workers = {gathering->workers.begin(), gathering->workers.end()}, .failure = gathering->failure});
+    on_planned(
+        {.workers = {gathering->workers.begin(), gathering->workers.end()}, .failure = gathering->failure});
   };
   for (const auto& [worker, messages] : asks) {
     pass->note_told(worker);
@@ -198,7 +201,8 @@ void AutogradService::serve_plan(rpc::Request request) {
   }
 }
 
-void AutogradService::ship(const std::shared_ptr<Pass>& pass, const RecvNode& from, const variable_list& gradients) {
+void AutogradService::ship(const std::shared_ptr<Pass>& pass, const RecvNode& from,
+                           const variable_list& gradients) {
   rpc::Payload payload;
   auto writer = with_head(*pass);
   writer.put(from.message()).raw(lockstep::encode(gradients, payload.blobs));
@@ -222,7 +226,8 @@ void AutogradService::serve_gradients(rpc::Request request) {
       return;
     }
     pass = enter(head);
-    start = pass->take(message, lockstep::decode<variable_list>(request.body().subspan(reader.position()), request.blobs()));
+    start = pass->take(
+        message, lockstep::decode<variable_list>(request.body().subspan(reader.position()), request.blobs()));
     request.answer({});
   } catch (...) {
     request.answer_failure(rpc::current_call_failure());
@@ -324,10 +329,11 @@ void AutogradService::serve_abort(rpc::Request request) {
       over_.add(head.pass);
     }
     // Comes by here again when the one who told it was told by this one.
-    const bool mine = pass && pass->head().pass == head.pass &&
-                      pass->fail({.worker = head.origin,
-                                  .failure = {.kind = ErrorKind::kAborted, .message = "the backward pass was given up"},
-                                  .type = "lockstep::Error"});
+    const bool mine =
+        pass && pass->head().pass == head.pass &&
+        pass->fail({.worker = head.origin,
+                    .failure = {.kind = ErrorKind::kAborted, .message = "the backward pass was given up"},
+                    .type = "lockstep::Error"});
     if (!mine) {
       shared->answer({});
       return;

@@ -41,11 +41,13 @@ std::shared_ptr<SendNode> ContextState::find_send(std::uint64_t message) const {
   const std::lock_guard lock(mutex_);
   const auto found = sends_.find(message);
   if (found == sends_.end()) {
-    raise(ErrorKind::kUsage, cat("nothing was sent from here as message ", message, " of autograd context ", id_));
+    raise(ErrorKind::kUsage,
+          cat("nothing was sent from here as message ", message, " of autograd context ", id_));
   }
   if (found->second->used_up()) {
     raise(ErrorKind::kUsage,
-          "a backward pass went through this graph already, and let go of it; for a second one call the first with "
+          "a backward pass went through this graph already, and let go of it; for a second one call the "
+          "first with "
           "retain_graph = true");
   }
   return found->second;
@@ -75,13 +77,14 @@ std::shared_ptr<Pass> ContextState::pass() const {
   return pass_;
 }
 
-std::shared_ptr<Pass> ContextState::enter(std::uint64_t pass, const std::function<std::shared_ptr<Pass>()>& make) {
+std::shared_ptr<Pass> ContextState::enter(std::uint64_t pass,
+                                          const std::function<std::shared_ptr<Pass>()>& make) {
   const std::lock_guard lock(mutex_);
   if (pass_ && pass_->head().pass == pass) return pass_;
   auto fresh = make();
   if (pass_ && !pass_->superseded_by(fresh->head())) {
-    raise(ErrorKind::kUsage, cat("a backward pass of autograd context ", id_,
-                                 " is under way; a context has one at a time"));
+    raise(ErrorKind::kUsage,
+          cat("a backward pass of autograd context ", id_, " is under way; a context has one at a time"));
   }
   pass_ = fresh;
   return fresh;

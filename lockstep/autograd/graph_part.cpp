@@ -45,7 +45,9 @@ void GraphPart::walk(Node& from) {
   }
 }
 
-std::vector<const RecvNode*> GraphPart::take_reached() { return std::exchange(reached_, {}); }
+std::vector<const RecvNode*> GraphPart::take_reached() {
+  return std::exchange(reached_, {});
+}
 
 void GraphPart::deliver(const Edge& to, at::Tensor gradient) {
   Node& node = *to.function;
@@ -61,7 +63,9 @@ void GraphPart::deliver(const Edge& to, at::Tensor gradient) {
   push(node, std::move(gradients));
 }
 
-void GraphPart::start(SendNode& send, variable_list gradients) { push(send, std::move(gradients)); }
+void GraphPart::start(SendNode& send, variable_list gradients) {
+  push(send, std::move(gradients));
+}
 
 void GraphPart::push(Node& node, variable_list gradients) {
   ready_.push_back({.node = &node, .gradients = std::move(gradients)});

@@ -56,10 +56,9 @@ void NodeFailure::raise(const std::string& name, bool remote) const {
   if (!remote || failure.kind == ErrorKind::kPeerLost || failure.kind == ErrorKind::kTimeout) {
     lockstep::raise(std::move(named));
   }
-  throw rpc::RemoteError(std::move(named), {.worker = {.id = worker, .name = name},
-                                            .type = type,
-                                            .text = failure.message,
-                                            .trace = {}});
+  throw rpc::RemoteError(
+      std::move(named),
+      {.worker = {.id = worker, .name = name}, .type = type, .text = failure.message, .trace = {}});
 }
 
 void write_workers(ByteWriter& writer, const std::vector<WorkerId>& workers) {

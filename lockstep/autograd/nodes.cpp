@@ -9,8 +9,10 @@ namespace lockstep::autograd::internal {
 SendNode::SendNode(WorkerId to, std::uint64_t message, edge_list&& edges)
     : Node(std::move(edges)), to_(to), message_(message), n_tensors_(next_edges().size()) {}
 
-std::shared_ptr<SendNode> SendNode::make(WorkerId to, std::uint64_t message, const std::vector<at::Tensor>& tensors) {
-  return {new SendNode(to, message, torch::autograd::collect_next_edges(tensors)), torch::autograd::deleteNode};
+std::shared_ptr<SendNode> SendNode::make(WorkerId to, std::uint64_t message,
+                                         const std::vector<at::Tensor>& tensors) {
+  return {new SendNode(to, message, torch::autograd::collect_next_edges(tensors)),
+          torch::autograd::deleteNode};
 }
 
 void SendNode::use_up() {

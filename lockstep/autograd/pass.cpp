@@ -29,7 +29,9 @@ class Running {
   const rpc::CallScope call_before_;
 };
 
-[[noreturn]] void raise_stopped() { raise(ErrorKind::kAborted, "the backward pass was given up"); }
+[[noreturn]] void raise_stopped() {
+  raise(ErrorKind::kAborted, "the backward pass was given up");
+}
 
 }  // namespace
 
@@ -40,7 +42,9 @@ Pass::Pass(AutogradService& service, std::shared_ptr<ContextState> context, Pass
       deadline_(Deadline::after(Milliseconds(head.timeout_ms))),
       graph_(*context_, head.retain_graph) {}
 
-bool Pass::is_origin() const { return head_.origin == service_.self(); }
+bool Pass::is_origin() const {
+  return head_.origin == service_.self();
+}
 
 bool Pass::superseded_by(const PassHead& other) const {
   return failed() || (other.origin == head_.origin && other.pass > head_.pass);
@@ -103,7 +107,8 @@ bool Pass::take(std::uint64_t message, variable_list gradients) {
   const auto found = expected_.find(message);
   if (found == expected_.end()) {
     context_->find_send(message);  // says what is wrong with it, if something is
-    raise(ErrorKind::kUsage, cat("gradients came for message ", message, ", which the pass was not to reach"));
+    raise(ErrorKind::kUsage,
+          cat("gradients came for message ", message, ", which the pass was not to reach"));
   }
   if (found->second.arrived) raise(ErrorKind::kUsage, cat("gradients for message ", message, " came twice"));
   SendNode& node = *found->second.node;
@@ -192,7 +197,8 @@ bool Pass::running() const {
 Pass& Pass::here() {
   if (pass_here == nullptr) {
     raise(ErrorKind::kUsage,
-          "this graph goes on on another worker, and backward() does not: call autograd::backward(context, {loss})");
+          "this graph goes on on another worker, and backward() does not: call autograd::backward(context, "
+          "{loss})");
   }
   return *pass_here;
 }

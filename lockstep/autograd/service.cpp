@@ -13,7 +13,9 @@ constexpr std::size_t kBygones = 8192;
 constexpr int kCleanupTries = 20;
 constexpr int kWorkerShift = 48;
 
-WorkerId owner_of(std::uint64_t context) { return static_cast<WorkerId>(context >> kWorkerShift); }
+WorkerId owner_of(std::uint64_t context) {
+  return static_cast<WorkerId>(context >> kWorkerShift);
+}
 
 // Collects what is sent.
 class Sent final : public object::TensorScope {
@@ -51,8 +53,10 @@ AutogradService::AutogradService(rpc::Agent& agent) : agent_(agent) {
   using Runs = rpc::Agent::Runs;
   agent.set_extension(this);
   agent.handle(Kind::kBackwardPlan, [this](Request request) { serve_plan(std::move(request)); });
-  agent.handle(Kind::kBackward, [this](Request request) { serve_gradients(std::move(request)); }, Runs::kEither);
-  agent.handle(Kind::kBackwardDone, [this](Request request) { serve_done(std::move(request)); }, Runs::kQuick);
+  agent.handle(
+      Kind::kBackward, [this](Request request) { serve_gradients(std::move(request)); }, Runs::kEither);
+  agent.handle(
+      Kind::kBackwardDone, [this](Request request) { serve_done(std::move(request)); }, Runs::kQuick);
   agent.handle(Kind::kBackwardAbort, [this](Request request) { serve_abort(std::move(request)); });
   agent.handle(Kind::kCleanup, [this](Request request) { serve_cleanup(std::move(request)); });
 }
@@ -105,8 +109,8 @@ void AutogradService::tell_release(std::uint64_t context, WorkerId worker) {
   ByteWriter writer;
   writer.put(context);
   // Nobody waits: a worker that is gone has nothing to release, and one that is late is asked again.
-  agent_.request_again(worker, rpc::Kind::kCleanup, {.body = writer.take()}, "the release of an autograd context",
-                       kCleanupTries);
+  agent_.request_again(worker, rpc::Kind::kCleanup, {.body = writer.take()},
+                       "the release of an autograd context", kCleanupTries);
 }
 
 void AutogradService::serve_cleanup(rpc::Request request) {
@@ -149,7 +153,8 @@ void AutogradService::on_lost(WorkerId peer, const std::string& cause) {
 
 void AutogradService::debug_info(std::map<std::string, std::string>& info) {
   const std::lock_guard lock(mutex_);
-  const auto n_passes = std::ranges::count_if(contexts_, [](const auto& entry) { return entry.second->pass() != nullptr; });
+  const auto n_passes =
+      std::ranges::count_if(contexts_, [](const auto& entry) { return entry.second->pass() != nullptr; });
   info["num_autograd_contexts"] = std::to_string(contexts_.size());
   info["num_current_backward_passes"] = std::to_string(n_passes);
 }
@@ -211,7 +216,8 @@ void AutogradService::decode(std::uint64_t context, WorkerId from, std::span<con
     decode();
   }
   if (received.n_tensors() != n) {
-    raise(ErrorKind::kUsage, cat(received.n_tensors(), " tensors that require gradients came, ", n, " were sent"));
+    raise(ErrorKind::kUsage,
+          cat(received.n_tensors(), " tensors that require gradients came, ", n, " were sent"));
   }
 }
 
@@ -223,6 +229,8 @@ std::string AutogradService::name_of(WorkerId worker) const {
   }
 }
 
-std::unique_ptr<rpc::Service> make_service(rpc::Agent& agent) { return std::make_unique<AutogradService>(agent); }
+std::unique_ptr<rpc::Service> make_service(rpc::Agent& agent) {
+  return std::make_unique<AutogradService>(agent);
+}
 
 }  // namespace lockstep::autograd::internal

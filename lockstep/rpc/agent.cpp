@@ -10,7 +10,7 @@
 #include "lockstep/rpc/internal/farewell.h"
 #include "lockstep/rpc/internal/pool.h"
 #include "lockstep/rpc/internal/roster.h"
-#include "lockstep/rpc/internal/rref_scope.h"
+#include "lockstep/rpc/rref_scope.h"
 
 namespace lockstep::rpc {
 namespace {

@@ -2,7 +2,7 @@
 
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
-#include "lockstep/rpc/internal/rref_scope.h"
+#include "lockstep/rpc/rref_scope.h"
 
 namespace lockstep::rpc {
 namespace {

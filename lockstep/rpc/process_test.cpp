@@ -21,7 +21,9 @@ std::vector<double> scaled(std::vector<double> values, double factor) {
 }
 LOCKSTEP_RPC_FUNCTION(scaled, "process_test.scaled");
 
-int self_id() { return current_agent("test")->self().id; }
+int self_id() {
+  return current_agent("test")->self().id;
+}
 LOCKSTEP_RPC_FUNCTION(self_id, "process_test.self_id");
 
 // From worker to worker, `n` times.
@@ -33,7 +35,9 @@ int bounce(int n, int world, unsigned seed) {
 }
 LOCKSTEP_RPC_FUNCTION(bounce, "process_test.bounce");
 
-void hold(int ms) { std::this_thread::sleep_for(Milliseconds(ms)); }
+void hold(int ms) {
+  std::this_thread::sleep_for(Milliseconds(ms));
+}
 LOCKSTEP_RPC_FUNCTION(hold, "process_test.hold");
 
 void call_everyone(int world) {
@@ -68,7 +72,8 @@ TEST(Processes, MayBeSixtyFour) {
   Children workers(64, [](int rank, Board&) {
     std::vector<Future<int>> calls;
     for (int to = 0; to < 64; ++to) calls.push_back(rpc_async(to, self_id));
-    for (int to = 0; to < 64; ++to) require(calls[static_cast<std::size_t>(to)].wait() == to, "it is who was called");
+    for (int to = 0; to < 64; ++to)
+      require(calls[static_cast<std::size_t>(to)].wait() == to, "it is who was called");
     require(rpc_sync((rank + 1) % 64, bounce, {20, 64, static_cast<unsigned>(rank)}) == 20, "bounced");
     shutdown();
   });
@@ -93,7 +98,8 @@ void call_until_loss(int rank, int world, int victim, unsigned seed, Board& boar
           break;
         case 2: {
           std::vector<Future<void>> calls;
-          for (int i = 0; i < 10; ++i) calls.push_back(rpc_async(victim, hold, {static_cast<int>(random() % 3)}));
+          for (int i = 0; i < 10; ++i)
+            calls.push_back(rpc_async(victim, hold, {static_cast<int>(random() % 3)}));
           wait_all(calls);
           break;
         }
@@ -102,7 +108,8 @@ void call_until_loss(int rank, int world, int victim, unsigned seed, Board& boar
       }
     } catch (const Error& error) {
       require(error.kind() == ErrorKind::kPeerLost, std::string("lost, not ") + error.what());
-      require(std::string(error.what()).find(name) != std::string::npos, std::string("it is named: ") + error.what());
+      require(std::string(error.what()).find(name) != std::string::npos,
+              std::string("it is named: ") + error.what());
       if (!noticed) board.noticed_at_ns[rank] = testing::now_ns();
       noticed = true;
     }
@@ -137,8 +144,12 @@ void kill_rounds(bool tcp_only) {
   std::printf("the slowest survivor knew after %.1f ms\n", static_cast<double>(slowest) * 1e-6);
 }
 
-TEST(Processes, SurviveTheDeathOfOneAndNameIt) { kill_rounds(false); }
-TEST(Processes, SurviveTheDeathOfOneOverTcpAndNameIt) { kill_rounds(true); }
+TEST(Processes, SurviveTheDeathOfOneAndNameIt) {
+  kill_rounds(false);
+}
+TEST(Processes, SurviveTheDeathOfOneOverTcpAndNameIt) {
+  kill_rounds(true);
+}
 
 TEST(Processes, AStoppedWorkerIsATimeoutAndNotADeath) {
   Children workers(2, [](int rank, Board& board) {

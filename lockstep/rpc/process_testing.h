@@ -34,7 +34,9 @@ struct Board {
   std::atomic<std::uint64_t> counters[64];
 };
 
-inline std::int64_t now_ns() { return Deadline::now().monotonic_ns(); }
+inline std::int64_t now_ns() {
+  return Deadline::now().monotonic_ns();
+}
 
 // A failed check in a child must end it: GoogleTest's own would stay there unseen.
 inline void require(bool condition, const std::string& what) {
@@ -93,7 +95,8 @@ class Children {
     for (int rank = 0; rank < n_; ++rank) {
       int status = 0;
       pid_t got = 0;
-      while ((got = ::waitpid(pids_[static_cast<std::size_t>(rank)], &status, WNOHANG)) == 0 && !deadline.expired()) {
+      while ((got = ::waitpid(pids_[static_cast<std::size_t>(rank)], &status, WNOHANG)) == 0 &&
+             !deadline.expired()) {
         ::usleep(500);
       }
       if (got == 0) {

@@ -34,7 +34,8 @@ using Made = Held<std::decay_t<typename Unwrapped<R>::type>>;
 
 // How an argument of a constructor travels: a literal as text.
 template <class A>
-using Sent = std::conditional_t<std::is_convertible_v<A, std::string> && !std::is_same_v<std::decay_t<A>, std::nullptr_t>,
+using Sent = std::conditional_t<std::is_convertible_v<A, std::string> &&
+                                    !std::is_same_v<std::decay_t<A>, std::nullptr_t>,
                                 std::string, std::decay_t<A>>;
 
 // "new Counter".
@@ -55,7 +56,8 @@ FunctionEntry make_constructor_entry(std::string name) {
           .run =
               [](void* arguments, const FunctionEntry::Done& done) {
                 auto& values = *static_cast<Arguments*>(arguments);
-                done(std::apply([](auto&&... value) { return std::make_shared<T>(std::move(value)...); }, std::move(values)),
+                done(std::apply([](auto&&... value) { return std::make_shared<T>(std::move(value)...); },
+                                std::move(values)),
                      nullptr);
               }};
 }
@@ -63,13 +65,14 @@ FunctionEntry make_constructor_entry(std::string name) {
 }  // namespace internal
 
 template <class R, class... A>
-auto remote(const Worker& to, R (*fn)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args, CallOptions options = {}) {
+auto remote(const Worker& to, R (*fn)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args,
+            CallOptions options = {}) {
   const auto& entry = find_function(&fn, sizeof(fn), typeid(fn));
   return internal::start_remote<internal::Made<R>>(to, entry.name, args.values, options);
 }
 template <class R, class... A>
-auto remote(const Worker& to, const NamedFunction<R(A...)>& fn, std::type_identity_t<Args<std::decay_t<A>...>> args,
-            CallOptions options = {}) {
+auto remote(const Worker& to, const NamedFunction<R(A...)>& fn,
+            std::type_identity_t<Args<std::decay_t<A>...>> args, CallOptions options = {}) {
   return internal::start_remote<internal::Made<R>>(to, fn.name, args.values, options);
 }
 template <class R>

@@ -15,6 +15,7 @@
 #include "lockstep/rpc/current.h"
 #include "lockstep/rpc/internal/farewell.h"
 #include "lockstep/rpc/internal/membership.h"
+#include "lockstep/rpc/rref_context.h"
 #include "lockstep/store/prefix_store.h"
 
 namespace lockstep::rpc {
@@ -136,6 +137,14 @@ void wait_idle(Agent& agent, Deadline deadline) {
   }
 }
 
+// Gives back what this worker refers to, and waits until the owners know.
+void drop_rrefs(Agent& agent, Deadline deadline) {
+  auto& rrefs = rref_context(agent);
+  rrefs.drop_users();
+  if (!rrefs.wait_idle(deadline))
+    raise(ErrorKind::kTimeout, "shutdown: RRefs could not be given back in time");
+}
+
 void leave_static(Agent& agent, Deadline deadline) {
   auto& farewell = agent.service<internal::Farewell>();
   // Twice: what ran for a worker that had come to the first round may have called another that had been idle.
@@ -143,8 +152,23 @@ void leave_static(Agent& agent, Deadline deadline) {
     wait_idle(agent, deadline);
     farewell.meet(round, deadline);
   }
-  agent.expect_ends();
+  drop_rrefs(agent, deadline);
   farewell.meet(3, deadline);
+  agent.expect_ends();
+  farewell.meet(4, deadline);
+}
+
+void leave(Agent& agent, Session& session, Deadline deadline) {
+  if (session.dynamic) {
+    wait_idle(agent, deadline);
+    drop_rrefs(agent, deadline);
+    session.dynamic->leave(deadline);
+  } else {
+    leave_static(agent, deadline);
+  }
+  // Nobody else is left to refer to anything, but for workers of a dynamic group.
+  rref_context(agent).check_leaks(session.options.strict_rref_check ? RRefContext::LeakCheck::kStrict
+                                                                    : RRefContext::LeakCheck::kWarn);
 }
 
 }  // namespace
@@ -205,12 +229,7 @@ void shutdown(ShutdownOptions options) {
   std::exception_ptr problem;
   if (options.graceful) {
     try {
-      if (session->dynamic) {
-        wait_idle(*agent, deadline);
-        session->dynamic->leave(deadline);
-      } else {
-        leave_static(*agent, deadline);
-      }
+      leave(*agent, *session, deadline);
     } catch (...) {
       problem = std::current_exception();
     }

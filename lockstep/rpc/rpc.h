@@ -27,6 +27,9 @@
 #include "lockstep/rpc/function.h"
 #include "lockstep/rpc/future.h"
 #include "lockstep/rpc/gather.h"
+#include "lockstep/rpc/profile.h"
+#include "lockstep/rpc/remote.h"
+#include "lockstep/rpc/rref.h"
 #include "lockstep/rpc/worker.h"
 #include "lockstep/store/store.h"
 

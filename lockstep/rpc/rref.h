@@ -35,7 +35,8 @@ class RRef {
   // Of nothing: only valid() may be called. Can be sent, and arrives as nothing.
   RRef() = default;
   // Owned by this worker.
-  explicit RRef(T value) requires std::is_move_constructible_v<T> : RRef(std::make_shared<T>(std::move(value))) {}
+  explicit RRef(T value) requires std::is_move_constructible_v<T>
+      : RRef(std::make_shared<T>(std::move(value))) {}
   explicit RRef(std::shared_ptr<T> value);
   template <class... A>
   static RRef of(A&&... arguments) {
@@ -66,11 +67,14 @@ class RRef {
   // Over when the value is made, or could not be (torch: _get_future). kUsage for a handle that came from another worker.
   Future<void> get_future() const { return state_->creation(); }
   // What the value really is, perhaps derived from T, as C++ writes it. Asks the owner once.
-  std::string type_name(Milliseconds timeout = kDefaultRpcTimeout) const { return state_->type_name(timeout); }
+  std::string type_name(Milliseconds timeout = kDefaultRpcTimeout) const {
+    return state_->type_name(timeout);
+  }
 
   // Runs a method (LOCKSTEP_RPC_METHOD) on the value, at the owner, once it is made. `remote` leaves the result there.
   template <class R, class C, class... A>
-  auto rpc_async(R (C::*method)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args, CallOptions options = {}) const {
+  auto rpc_async(R (C::*method)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args,
+                 CallOptions options = {}) const {
     return start<R>(internal::method_of<T>(method), args.values, options);
   }
   template <class R, class C, class... A>
@@ -87,7 +91,8 @@ class RRef {
     return rpc_async(method, Args<>{});
   }
   template <class R, class C, class... A>
-  auto rpc_sync(R (C::*method)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args, CallOptions options = {}) const {
+  auto rpc_sync(R (C::*method)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args,
+                CallOptions options = {}) const {
     return rpc_async(method, std::move(args), options).wait();
   }
   template <class R, class C, class... A>
@@ -104,7 +109,8 @@ class RRef {
     return rpc_async(method).wait();
   }
   template <class R, class C, class... A>
-  auto remote(R (C::*method)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args, CallOptions options = {}) const {
+  auto remote(R (C::*method)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args,
+              CallOptions options = {}) const {
     return start_remote<R>(internal::method_of<T>(method), args.values, options);
   }
   template <class R, class C, class... A>
@@ -143,4 +149,4 @@ RRef(std::shared_ptr<T>) -> RRef<T>;
 
 }  // namespace lockstep::rpc
 
-#include "lockstep/rpc/internal/rref_inl.h"
+#include "lockstep/rpc/rref_inl.h"

@@ -32,7 +32,8 @@ FetchHead read_fetch(std::span<const std::uint8_t> body) {
   const auto rref = reader.get<std::uint64_t>();
   const auto fork = reader.get<std::uint64_t>();
   const auto ask = reader.get<std::uint8_t>();
-  if (!ask || *ask > 1) raise(ErrorKind::kUsage, "this does not ask for an RRef's value: the message is damaged");
+  if (!ask || *ask > 1)
+    raise(ErrorKind::kUsage, "this does not ask for an RRef's value: the message is damaged");
   return {.context = *context, .rref = *rref, .fork = *fork, .ask = *ask};
 }
 
@@ -47,20 +48,23 @@ Payload encode_fetched(Agent& agent, const FetchHead& head, WorkerId to, const O
     });
   }
   if (type->encode == nullptr) {
-    raise(ErrorKind::kUsage, cat("a value of type ", demangle(type->type->name()), " cannot be sent: call its methods "
+    raise(ErrorKind::kUsage, cat("a value of type ", demangle(type->type->name()),
+                                 " cannot be sent: call its methods "
                                  "through the RRef instead of to_here()"));
   }
-  return internal::encode_value(agent, head.context, to, [&](object::Encoder& encoder) { type->encode(encoder, object); });
+  return internal::encode_value(agent, head.context, to,
+                                [&](object::Encoder& encoder) { type->encode(encoder, object); });
 }
 
 }  // namespace
 
 std::shared_ptr<RRefState> RRefContext::start_remote(const OutgoingCall& call) {
-  return start_remote(Kind::kRemoteCall, call.to, internal::encode_call(call), call.timeout, internal::describe_call(call));
+  return start_remote(Kind::kRemoteCall, call.to, internal::encode_call(call), call.timeout,
+                      internal::describe_call(call));
 }
 
-std::shared_ptr<RRefState> RRefContext::start_remote(Kind kind, const WorkerInfo& to, Payload call, Milliseconds timeout,
-                                                     const std::string& what) {
+std::shared_ptr<RRefState> RRefContext::start_remote(Kind kind, const WorkerInfo& to, Payload call,
+                                                     Milliseconds timeout, const std::string& what) {
   const auto alive = agent_for("remote()");
   const RRefOnWire ref{.rref = alive->new_id(), .fork = alive->new_id(), .owner = to.id};
   const bool here = to.id == self_.id;
@@ -74,22 +78,24 @@ std::shared_ptr<RRefState> RRefContext::start_remote(Kind kind, const WorkerInfo
       shared_from_this(), here ? RRefOnWire{.rref = ref.rref, .owner = self_.id} : ref, to, value);
   state->created.emplace(agent_);
   call.body = remote_body(ref, call.body);
-  alive->request(to.id, kind, std::move(call), timeout, what,
-                 [self = shared_from_this(), ref, value, promise = *state->created](Agent::Answer* answer,
-                                                                                   const CallFailure* failure) {
-                   if (!value) {
-                     self->with_ledger([&](Actions& actions) { self->ledger_.creation_over(ref.fork, actions); });
-                   } else if (failure != nullptr) {
-                     value->promise.fail(*failure);
-                     self->unshare({ref});
-                   }
-                   auto callbacks = answer != nullptr ? promise.state()->set({}) : promise.state()->fail(*failure);
-                   if (const auto agent = self->agent()) agent->run_callbacks(std::move(callbacks));
-                 });
+  alive->request(
+      to.id, kind, std::move(call), timeout, what,
+      [self = shared_from_this(), ref, value, promise = *state->created](Agent::Answer* answer,
+                                                                         const CallFailure* failure) {
+        if (!value) {
+          self->with_ledger([&](Actions& actions) { self->ledger_.creation_over(ref.fork, actions); });
+        } else if (failure != nullptr) {
+          value->promise.fail(*failure);
+          self->unshare({ref});
+        }
+        auto callbacks = answer != nullptr ? promise.state()->set({}) : promise.state()->fail(*failure);
+        if (const auto agent = self->agent()) agent->run_callbacks(std::move(callbacks));
+      });
   return state;
 }
 
-void RRefContext::serve_remote(Request request, const std::function<void(Request&, const CallHead&, CallDone)>& run) {
+void RRefContext::serve_remote(Request request,
+                               const std::function<void(Request&, const CallHead&, CallDone)>& run) {
   auto shared = std::make_shared<Request>(std::move(request));
   RRefOnWire ref{.owner = self_.id};
   std::shared_ptr<OwnedValue> value;
@@ -136,12 +142,15 @@ void RRefContext::fetch(const RRefState& state, Ask ask, Milliseconds timeout, A
 
 void RRefState::wait_made(Milliseconds timeout) const {
   if (!is_owner()) {
-    raise(ErrorKind::kUsage, text() + " has its value on another worker: local_value() works at the owner only; use to_here() "
-                             "for a copy, or call a method through the RRef");
+    raise(ErrorKind::kUsage,
+          text() +
+              " has its value on another worker: local_value() works at the owner only; use to_here() "
+              "for a copy, or call a method through the RRef");
   }
   if (value->over()) return;
   if (timeout.count() < 0) timeout = context->agent_for("local_value")->rpc_timeout();
-  if (!value->promise.state()->wait_over(Deadline::after(timeout))) raise(timeout_failure("the value of " + text(), timeout));
+  if (!value->promise.state()->wait_over(Deadline::after(timeout)))
+    raise(timeout_failure("the value of " + text(), timeout));
 }
 
 std::string RRefState::type_name(Milliseconds timeout) const {

@@ -5,7 +5,7 @@
 #include "lockstep/base/demangle.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
-#include "lockstep/rpc/internal/rref_scope.h"
+#include "lockstep/rpc/rref_scope.h"
 
 namespace lockstep::rpc {
 
@@ -21,9 +21,12 @@ constexpr int kTries = 20;
 
 Kind kind_of(Control control) {
   switch (control) {
-    case Control::kFork: return Kind::kRRefFork;
-    case Control::kAccept: return Kind::kRRefChild;
-    default: return Kind::kRRefDelete;
+    case Control::kFork:
+      return Kind::kRRefFork;
+    case Control::kAccept:
+      return Kind::kRRefChild;
+    default:
+      return Kind::kRRefDelete;
   }
 }
 
@@ -40,7 +43,8 @@ std::shared_ptr<void> OwnedValue::get(const std::type_info& wanted) const {
   if (const auto* failure = promise.state()->failure()) failure->raise();
   const ValueType* its_type = type.load(std::memory_order_acquire);
   if (its_type != nullptr && *its_type->type != wanted) {
-    raise(ErrorKind::kUsage, cat("this RRef holds ", demangle(its_type->type->name()), ", not ", demangle(wanted.name())));
+    raise(ErrorKind::kUsage,
+          cat("this RRef holds ", demangle(its_type->type->name()), ", not ", demangle(wanted.name())));
   }
   return promise.state()->value();
 }
@@ -55,7 +59,9 @@ RRefState::~RRefState() {
   if (ref.fork != 0) context->drop(ref.fork);
 }
 
-bool RRefState::confirmed() const { return is_owner() || context->confirmed(ref.fork); }
+bool RRefState::confirmed() const {
+  return is_owner() || context->confirmed(ref.fork);
+}
 
 void RRefState::check() const {
   if (!created || !created->state()->over()) return;
@@ -65,7 +71,9 @@ void RRefState::check() const {
 Future<void> RRefState::creation() const {
   if (created) return created->future();
   if (!value) {
-    raise(ErrorKind::kUsage, text() + " was passed on to this worker: only the worker that called remote(), and the owner, know when it is made");
+    raise(ErrorKind::kUsage, text() +
+                                 " was passed on to this worker: only the worker that called remote(), and "
+                                 "the owner, know when it is made");
   }
   Promise<void> promise(value->promise.state()->pump());
   value->promise.state()->on_over([state = value->promise.state(), promise] {
@@ -78,7 +86,9 @@ Future<void> RRefState::creation() const {
   return promise.future();
 }
 
-std::string RRefState::text() const { return cat("RRef ", ref.rref, " of ", owner.name); }
+std::string RRefState::text() const {
+  return cat("RRef ", ref.rref, " of ", owner.name);
+}
 
 // The context.
 
@@ -91,7 +101,8 @@ RRefContext::RRefContext(Agent& agent)
                  if (!alive) raise(ErrorKind::kAborted, "an RRef: the RPC agent is gone");
                  return alive->new_id();
                },
-               .new_value = [weak = agent.weak_from_this()] { return std::make_shared<OwnedValue>(weak); }}) {}
+               .new_value = [weak = agent.weak_from_this()] { return std::make_shared<OwnedValue>(weak); }}) {
+}
 
 void RRefContext::carry_out(Actions actions) noexcept {
   try {
@@ -109,16 +120,17 @@ void RRefContext::send(const RRefLedger::Send& send) {
   for (const auto& entry : send.entries) writer.put(entry.rref).put(entry.fork);
   const auto answer = alive->request_again(send.to, kind_of(send.control), {.body = writer.take()},
                                            cat("a message about RRefs to worker ", send.to), kTries);
-  answer.state()->on_over([self = shared_from_this(), state = answer.state(), to = send.to, control = send.control] {
-    if (state->failure() != nullptr) {
-      self->with_ledger([&](Actions& actions) { self->ledger_.unanswered(to, control, actions); });
-      return;
-    }
-    std::vector<std::uint64_t> refused;
-    ByteReader reader(state->value().body.bytes);
-    while (const auto fork = reader.get<std::uint64_t>()) refused.push_back(*fork);
-    self->with_ledger([&](Actions& actions) { self->ledger_.answered(to, control, refused, actions); });
-  });
+  answer.state()->on_over(
+      [self = shared_from_this(), state = answer.state(), to = send.to, control = send.control] {
+        if (state->failure() != nullptr) {
+          self->with_ledger([&](Actions& actions) { self->ledger_.unanswered(to, control, actions); });
+          return;
+        }
+        std::vector<std::uint64_t> refused;
+        ByteReader reader(state->value().body.bytes);
+        while (const auto fork = reader.get<std::uint64_t>()) refused.push_back(*fork);
+        self->with_ledger([&](Actions& actions) { self->ledger_.answered(to, control, refused, actions); });
+      });
 }
 
 void RRefContext::drop(std::uint64_t fork) noexcept {
@@ -136,7 +148,8 @@ bool RRefContext::confirmed(std::uint64_t fork) const {
 
 std::shared_ptr<Agent> RRefContext::agent_for(const char* what) const {
   auto alive = agent();
-  if (!alive || alive->closed()) raise(ErrorKind::kUsage, cat(what, ": the RPC agent it was made with was shut down"));
+  if (!alive || alive->closed())
+    raise(ErrorKind::kUsage, cat(what, ": the RPC agent it was made with was shut down"));
   return alive;
 }
 
@@ -159,12 +172,14 @@ std::string RRefContext::leaks() const {
   ledger_.for_each_forked([&](std::uint64_t rref, const auto& value, const auto& forks) {
     if (++n > 10) return;
     const ValueType* type = value->type.load();
-    list += cat("\n  RRef ", rref, type == nullptr ? "" : cat(" (", demangle(type->type->name()), ")"), ", held by worker");
+    list += cat("\n  RRef ", rref, type == nullptr ? "" : cat(" (", demangle(type->type->name()), ")"),
+                ", held by worker");
     for (const auto& [fork, holder] : forks) list += cat(" ", holder);
   });
   if (n == 0) return {};
   if (n > 10) list += cat("\n  and ", n - 10, " more");
-  return cat("other workers still refer to ", n, " values of ", self_.name, " that its end takes with it:", list);
+  return cat("other workers still refer to ", n, " values of ", self_.name,
+             " that its end takes with it:", list);
 }
 
 void RRefContext::check_leaks(LeakCheck check) const {
@@ -189,15 +204,16 @@ std::shared_ptr<RRefState> RRefContext::own(const ValueType* type, std::shared_p
   const auto alive = agent_for("an RRef");
   auto owned = std::make_shared<OwnedValue>(agent_);
   owned->set(type, std::move(value));
-  return std::make_shared<RRefState>(shared_from_this(), RRefOnWire{.rref = alive->new_id(), .owner = self_.id}, self_,
-                                     std::move(owned));
+  return std::make_shared<RRefState>(
+      shared_from_this(), RRefOnWire{.rref = alive->new_id(), .owner = self_.id}, self_, std::move(owned));
 }
 
 std::shared_ptr<OwnedValue> RRefContext::value_of(std::uint64_t rref, std::uint64_t fork) {
   if (auto value = with_ledger([&](Actions&) { return ledger_.find(rref); })) return value;
-  raise(ErrorKind::kPeerLost,
-        cat("RRef ", rref, " of ", self_.name, " is gone: nobody was known to refer to it any more, since a worker was "
-            "lost that had made it or passed it on (worker ", internal::maker_of(fork), ")"));
+  raise(ErrorKind::kPeerLost, cat("RRef ", rref, " of ", self_.name,
+                                  " is gone: nobody was known to refer to it any more, since a worker was "
+                                  "lost that had made it or passed it on (worker ",
+                                  internal::maker_of(fork), ")"));
 }
 
 RRefOnWire RRefContext::share(const RRefState& state, WorkerId to) {
@@ -228,8 +244,8 @@ std::shared_ptr<RRefState> RRefContext::receive(const RRefOnWire& ref, WorkerId 
   auto value = with_ledger([&](Actions& actions) { return ledger_.receive(ref, from, fits, actions); });
   if (!fits) raise(ErrorKind::kUsage, cat("worker ", from, " sent an RRef that is not its to send"));
   if (value) {
-    return std::make_shared<RRefState>(shared_from_this(), RRefOnWire{.rref = ref.rref, .owner = self_.id}, self_,
-                                       std::move(value));
+    return std::make_shared<RRefState>(shared_from_this(), RRefOnWire{.rref = ref.rref, .owner = self_.id},
+                                       self_, std::move(value));
   }
   return std::make_shared<RRefState>(shared_from_this(), ref, alive->info(ref.owner));
 }
@@ -278,7 +294,6 @@ void RRefContext::serve_control(Request request, Control control) {
   request.answer({.body = writer.take()});
 }
 
-
 class RRefService final : public Service {
  public:
   explicit RRefService(Agent& agent) : context(std::make_shared<RRefContext>(agent)) {
@@ -290,11 +305,13 @@ class RRefService final : public Service {
     control(Kind::kRRefFork, Control::kFork);
     control(Kind::kRRefChild, Control::kAccept);
     control(Kind::kRRefDelete, Control::kDelete);
-    agent.handle(Kind::kRRefFetch, [context = context.get()](Request request) { context->serve_fetch(std::move(request)); });
+    agent.handle(Kind::kRRefFetch,
+                 [context = context.get()](Request request) { context->serve_fetch(std::move(request)); });
     agent.handle(Kind::kRemoteCall, [context = context.get()](Request request) {
-      context->serve_remote(std::move(request), [](Request& call, const internal::CallHead& head, internal::CallDone done) {
-        internal::run_call(call.agent(), call.from(), head, call.blobs(), std::move(done));
-      });
+      context->serve_remote(
+          std::move(request), [](Request& call, const internal::CallHead& head, internal::CallDone done) {
+            internal::run_call(call.agent(), call.from(), head, call.blobs(), std::move(done));
+          });
     });
   }
   void on_lost(WorkerId peer, const std::string&) override { context->on_lost(peer); }
@@ -307,7 +324,11 @@ class RRefService final : public Service {
   const std::shared_ptr<RRefContext> context;
 };
 
-RRefContext& rref_context(Agent& agent) { return *agent.service<RRefService>().context; }
-std::unique_ptr<Service> make_rref_service(Agent& agent) { return std::make_unique<RRefService>(agent); }
+RRefContext& rref_context(Agent& agent) {
+  return *agent.service<RRefService>().context;
+}
+std::unique_ptr<Service> make_rref_service(Agent& agent) {
+  return std::make_unique<RRefService>(agent);
+}
 
 }  // namespace lockstep::rpc

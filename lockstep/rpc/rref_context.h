@@ -17,7 +17,7 @@
 
 #include "lockstep/rpc/agent.h"
 #include "lockstep/rpc/call.h"
-#include "lockstep/rpc/internal/rref_ledger.h"
+#include "lockstep/rpc/rref_ledger.h"
 
 namespace lockstep::rpc {
 
@@ -67,7 +67,7 @@ class RRefState {
   std::string text() const;
 
   const std::shared_ptr<RRefContext> context;
-  const internal::RRefOnWire ref;           // fork 0 at the owner
+  const internal::RRefOnWire ref;  // fork 0 at the owner
   const WorkerInfo owner;
   const std::shared_ptr<OwnedValue> value;  // at the owner, else null
   std::optional<Promise<void>> created{};   // where remote() was called; set before the handle is handed out
@@ -116,7 +116,7 @@ class RRefContext final : public std::enable_shared_from_this<RRefContext> {
   std::shared_ptr<Agent> agent_for(const char* what) const;
   bool confirmed(std::uint64_t fork) const;
 
-  // For messages that carry RRefs (internal/rref_scope.h).
+  // For messages that carry RRefs (rref_scope.h).
   internal::RRefOnWire share(const RRefState& state, WorkerId to);
   void unshare(const std::vector<internal::RRefOnWire>& children) noexcept;
   std::shared_ptr<RRefState> receive(const internal::RRefOnWire& ref, WorkerId from);

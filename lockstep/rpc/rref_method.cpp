@@ -1,6 +1,6 @@
 #include "lockstep/rpc/rref_method.h"
 
-#include "lockstep/rpc/internal/rref_scope.h"
+#include "lockstep/rpc/rref_scope.h"
 
 namespace lockstep::rpc::internal {
 namespace {
@@ -53,7 +53,8 @@ void when_made(const MethodTarget& target, std::function<void()> run, const Func
     return;
   }
   // `run` holds the target, and the target its value's state: until the value is made.
-  target.value->promise.state()->on_over([context = target.context, run = std::move(run), done, scope = this_call()] {
+  target.value->promise.state()->on_over([context = target.context, run = std::move(run), done,
+                                          scope = this_call()] {
     const auto agent = context->agent();
     if (!agent) {
       const CallFailure gone{.failure = {.kind = ErrorKind::kAborted, .message = "the RPC agent is gone"}};

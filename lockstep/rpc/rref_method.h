@@ -23,8 +23,8 @@ namespace internal {
 // The object a method is called on, as the first argument of the call. A user names it; the owner, calling itself, sends a
 // whole RRef, since nobody may have registered the object.
 struct MethodTarget {
-  const RRefState* state = nullptr;       // where it is called
-  std::shared_ptr<OwnedValue> value{};    // where it runs
+  const RRefState* state = nullptr;     // where it is called
+  std::shared_ptr<OwnedValue> value{};  // where it runs
   std::shared_ptr<RRefContext> context{};
 };
 
@@ -42,7 +42,9 @@ struct Codec<rpc::internal::MethodTarget> {
   static void write(Encoder& encoder, const rpc::internal::MethodTarget& target) {
     rpc::internal::write_target(encoder, target);
   }
-  static void read(Decoder& decoder, rpc::internal::MethodTarget& out) { rpc::internal::read_target(decoder, out); }
+  static void read(Decoder& decoder, rpc::internal::MethodTarget& out) {
+    rpc::internal::read_target(decoder, out);
+  }
 };
 }  // namespace lockstep::object
 namespace lockstep::rpc {
@@ -69,7 +71,9 @@ FunctionEntry make_method_entry(std::string name, Method method) {
                   finish<R>(
                       [&] {
                         return std::apply(
-                            [&](MethodTarget&, auto&... rest) -> R { return ((*object).*method)(std::move(rest)...); },
+                            [&](MethodTarget&, auto&... rest) -> R {
+                              return ((*object).*method)(std::move(rest)...);
+                            },
                             *values);
                       },
                       keep);
@@ -91,19 +95,22 @@ std::string method_of(R (C::*method)(A...) const) {
 }
 
 // "Counter::add" of "&Counter::add".
-inline std::string method_name(std::string text) { return text.substr(text.find_first_not_of("& (")); }
+inline std::string method_name(std::string text) {
+  return text.substr(text.find_first_not_of("& ("));
+}
 
 }  // namespace internal
 
 template <class R, class C, class... A>
 bool register_method(std::string name, R (C::*const method)(A...)) {
-  return add_function(internal::make_method_entry<C, R, A...>(internal::method_name(std::move(name)), method), &method,
-                      sizeof(method), typeid(method));
+  return add_function(internal::make_method_entry<C, R, A...>(internal::method_name(std::move(name)), method),
+                      &method, sizeof(method), typeid(method));
 }
 template <class R, class C, class... A>
 bool register_method(std::string name, R (C::*const method)(A...) const) {
-  return add_function(internal::make_method_entry<const C, R, A...>(internal::method_name(std::move(name)), method),
-                      &method, sizeof(method), typeid(method));
+  return add_function(
+      internal::make_method_entry<const C, R, A...>(internal::method_name(std::move(name)), method), &method,
+      sizeof(method), typeid(method));
 }
 
 #define LOCKSTEP_RPC_METHOD(...) \

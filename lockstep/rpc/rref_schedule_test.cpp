@@ -39,7 +39,9 @@ struct Ticket {
   RRef<Thing> thing;
   int number = 0;
 };
-auto lockstep_fields(SelfOf<Ticket> auto& self) { return std::tie(self.thing, self.number); }
+auto lockstep_fields(SelfOf<Ticket> auto& self) {
+  return std::tie(self.thing, self.number);
+}
 
 constexpr int kWorkers = 4;
 struct Shelf {
@@ -47,7 +49,9 @@ struct Shelf {
   std::vector<Ticket> tickets;
 };
 Shelf shelves[kWorkers];
-Shelf& my_shelf() { return shelves[current_agent("shelf")->self().id]; }
+Shelf& my_shelf() {
+  return shelves[current_agent("shelf")->self().id];
+}
 
 void put(const std::vector<Ticket>& tickets) {
   auto& shelf = my_shelf();
@@ -77,15 +81,23 @@ void play(int rank, int n_workers, std::uint64_t seed, int n_steps) {
     const int number = rank * 10'000 + step;
     const int other = draw(n_workers);
     switch (draw(6)) {
-      case 0: put({{.thing = RRef<Thing>::of(number), .number = number}}); break;
-      case 1: put({{.thing = remote<Thing>(draw(n_workers), number), .number = number}}); break;
-      case 2: take_any(draw(100), false); break;
+      case 0:
+        put({{.thing = RRef<Thing>::of(number), .number = number}});
+        break;
+      case 1:
+        put({{.thing = remote<Thing>(draw(n_workers), number), .number = number}});
+        break;
+      case 2:
+        take_any(draw(100), false);
+        break;
       case 3: {
         const auto ticket = take_any(draw(100), draw(2) == 0);
         puts.push_back(rpc_async(other, put, {{ticket, ticket}}));
         break;
       }
-      case 4: put({rpc_sync(other, take_any, {draw(100), draw(2) == 0})}); break;
+      case 4:
+        put({rpc_sync(other, take_any, {draw(100), draw(2) == 0})});
+        break;
       default: {
         const auto ticket = take_any(draw(100), true);
         if (ticket.thing.valid()) {
@@ -133,8 +145,9 @@ void run_schedule(std::uint64_t seed, const courier::LocalOptions& exchange, int
   SCOPED_TRACE("seed " + std::to_string(seed));
   const int n_workers = 2 + static_cast<int>(seed % 3);
   n_alive = 0;
-  run_workers(n_workers, [&](int rank, Workers&) { play(rank, n_workers, seed, n_steps); }, {.exchange = exchange},
-              expect_nothing_left);
+  run_workers(
+      n_workers, [&](int rank, Workers&) { play(rank, n_workers, seed, n_steps); }, {.exchange = exchange},
+      expect_nothing_left);
 }
 
 TEST(RRefSchedules, LeaveNothingAndEndNothingEarly) {

@@ -51,14 +51,18 @@ struct BigCounter final : Counter {
 LOCKSTEP_RPC_CLASS(BigCounter, int, std::string);
 LOCKSTEP_RPC_METHOD(static_cast<int (BigCounter::*)(int)>(&Counter::add), "BigCounter.add");
 
-int add(int a, int b) { return a + b; }
+int add(int a, int b) {
+  return a + b;
+}
 LOCKSTEP_RPC_FUNCTION(add);
 int add_slowly(int a, int b) {
   std::this_thread::sleep_for(300ms);
   return a + b;
 }
 LOCKSTEP_RPC_FUNCTION(add_slowly);
-int fail(const std::string& text) { throw std::runtime_error(text); }
+int fail(const std::string& text) {
+  throw std::runtime_error(text);
+}
 LOCKSTEP_RPC_FUNCTION(fail);
 void nothing() {}
 LOCKSTEP_RPC_FUNCTION(nothing);
@@ -69,13 +73,21 @@ int sum_of(const std::vector<RRef<int>>& values) {
   return sum;
 }
 LOCKSTEP_RPC_FUNCTION(sum_of);
-int value_of(const RRef<int>& value) { return value.to_here(); }
+int value_of(const RRef<int>& value) {
+  return value.to_here();
+}
 LOCKSTEP_RPC_FUNCTION(value_of);
-int local_value_of(const RRef<int>& value) { return value.local_value(); }
+int local_value_of(const RRef<int>& value) {
+  return value.local_value();
+}
 LOCKSTEP_RPC_FUNCTION(local_value_of);
-RRef<int> own(int value) { return RRef<int>(value); }
+RRef<int> own(int value) {
+  return RRef<int>(value);
+}
 LOCKSTEP_RPC_FUNCTION(own);
-RRef<int> back(const RRef<int>& value) { return value; }
+RRef<int> back(const RRef<int>& value) {
+  return value;
+}
 LOCKSTEP_RPC_FUNCTION(back);
 
 // Kept by a worker, for tests of what its end, or another's, does.
@@ -84,7 +96,9 @@ struct Shelf {
   std::map<std::string, RRef<Counter>> counters;
 };
 Shelf shelves[8];
-Shelf& my_shelf() { return shelves[current_agent("shelf")->self().id]; }
+Shelf& my_shelf() {
+  return shelves[current_agent("shelf")->self().id];
+}
 void keep(const RRef<Counter>& counter) {
   const std::lock_guard lock(my_shelf().mutex);
   my_shelf().counters["one"] = counter;
@@ -104,16 +118,22 @@ int bump_kept() {
   return counter.rpc_sync(&Counter::add, {1});
 }
 LOCKSTEP_RPC_FUNCTION(bump_kept);
-void pass_kept(int to) { rpc_sync(to, keep, {take_kept()}); }
+void pass_kept(int to) {
+  rpc_sync(to, keep, {take_kept()});
+}
 LOCKSTEP_RPC_FUNCTION(pass_kept);
-void drop_kept() { take_kept(); }
+void drop_kept() {
+  take_kept();
+}
 LOCKSTEP_RPC_FUNCTION(drop_kept);
 
 struct Bundle {
   RRef<int> first;
   std::map<std::string, RRef<std::string>> named;
 };
-auto lockstep_fields(SelfOf<Bundle> auto& self) { return std::tie(self.first, self.named); }
+auto lockstep_fields(SelfOf<Bundle> auto& self) {
+  return std::tie(self.first, self.named);
+}
 std::string read_bundle(const Bundle& bundle) {
   return std::to_string(bundle.first.to_here()) + bundle.named.at("text").to_here();
 }
@@ -128,7 +148,9 @@ Failure caught(const std::function<void()>& fn) {
   ADD_FAILURE() << "nothing was raised";
   return {};
 }
-bool says(const Failure& failure, const std::string& part) { return failure.message.find(part) != std::string::npos; }
+bool says(const Failure& failure, const std::string& part) {
+  return failure.message.find(part) != std::string::npos;
+}
 
 // Everyone drops its users and waits; then nothing may be left.
 void expect_clean(Workers& workers) {
@@ -155,148 +177,156 @@ void until(const std::function<bool()>& holds) {
 }
 
 TEST(RRef, HoldsWhatAFunctionReturnedElsewhere) {
-  run_workers(3,
-              [](int rank, Workers&) {
-                const int next = (rank + 1) % 3;
-                const auto sum = remote(next, add, {rank, 40});
-                EXPECT_EQ(sum.owner(), (WorkerInfo{static_cast<WorkerId>(next), "worker" + std::to_string(next)}));
-                EXPECT_FALSE(sum.is_owner());
-                EXPECT_EQ(sum.to_here(), rank + 40);
-                EXPECT_EQ(sum.to_here(5s), rank + 40) << "as often as one likes";
-                sum.get_future().wait();
-                EXPECT_TRUE(sum.confirmed_by_owner());
-                EXPECT_EQ(sum.type_name(), "int");
-                EXPECT_TRUE(says(caught([&] { sum.local_value(); }), "works at the owner only"));
-                EXPECT_EQ(sum.local_value_if_ready(), nullptr);
-                remote(next, nothing).to_here();
-                EXPECT_EQ(remote(next, function<int(int, int)>("add"), {1, 2}).to_here(), 3);
-              },
-              {}, expect_clean);
+  run_workers(
+      3,
+      [](int rank, Workers&) {
+        const int next = (rank + 1) % 3;
+        const auto sum = remote(next, add, {rank, 40});
+        EXPECT_EQ(sum.owner(), (WorkerInfo{static_cast<WorkerId>(next), "worker" + std::to_string(next)}));
+        EXPECT_FALSE(sum.is_owner());
+        EXPECT_EQ(sum.to_here(), rank + 40);
+        EXPECT_EQ(sum.to_here(5s), rank + 40) << "as often as one likes";
+        sum.get_future().wait();
+        EXPECT_TRUE(sum.confirmed_by_owner());
+        EXPECT_EQ(sum.type_name(), "int");
+        EXPECT_TRUE(says(caught([&] { sum.local_value(); }), "works at the owner only"));
+        EXPECT_EQ(sum.local_value_if_ready(), nullptr);
+        remote(next, nothing).to_here();
+        EXPECT_EQ(remote(next, function<int(int, int)>("add"), {1, 2}).to_here(), 3);
+      },
+      {}, expect_clean);
 }
 
 TEST(RRef, MayBeOfThisWorker) {
-  run_workers(2,
-              [](int rank, Workers&) {
-                const RRef<int> local(rank + 7);
-                EXPECT_TRUE(local.is_owner());
-                EXPECT_TRUE(local.confirmed_by_owner());
-                EXPECT_EQ(local.local_value(), rank + 7);
-                EXPECT_EQ(local.to_here(), rank + 7);
-                local.local_value() = 1;
-                EXPECT_EQ(*local.local_value_if_ready(), 1);
-                EXPECT_EQ(local.type_name(), "int");
-                const auto here = remote(rank, add_slowly, {rank, 5});
-                EXPECT_TRUE(here.is_owner());
-                EXPECT_EQ(here.local_value_if_ready(), nullptr);
-                EXPECT_EQ(here.local_value(), rank + 5) << "waits until it is made";
-                EXPECT_EQ(rpc_sync(1 - rank, value_of, {here}), rank + 5);
-                const auto counter = RRef<Counter>::of(3);
-                EXPECT_EQ(counter.rpc_sync(&Counter::add, {4}), 7) << "a method, by a call to itself";
-                EXPECT_EQ(rpc_sync(rank, local_value_of, {local}), 1) << "sent to itself";
-              },
-              {}, expect_clean);
+  run_workers(
+      2,
+      [](int rank, Workers&) {
+        const RRef<int> local(rank + 7);
+        EXPECT_TRUE(local.is_owner());
+        EXPECT_TRUE(local.confirmed_by_owner());
+        EXPECT_EQ(local.local_value(), rank + 7);
+        EXPECT_EQ(local.to_here(), rank + 7);
+        local.local_value() = 1;
+        EXPECT_EQ(*local.local_value_if_ready(), 1);
+        EXPECT_EQ(local.type_name(), "int");
+        const auto here = remote(rank, add_slowly, {rank, 5});
+        EXPECT_TRUE(here.is_owner());
+        EXPECT_EQ(here.local_value_if_ready(), nullptr);
+        EXPECT_EQ(here.local_value(), rank + 5) << "waits until it is made";
+        EXPECT_EQ(rpc_sync(1 - rank, value_of, {here}), rank + 5);
+        const auto counter = RRef<Counter>::of(3);
+        EXPECT_EQ(counter.rpc_sync(&Counter::add, {4}), 7) << "a method, by a call to itself";
+        EXPECT_EQ(rpc_sync(rank, local_value_of, {local}), 1) << "sent to itself";
+      },
+      {}, expect_clean);
 }
 
 TEST(RRef, RunsMethodsWhereTheObjectIs) {
-  run_workers(2,
-              [](int rank, Workers&) {
-                if (rank != 0) return;
-                const auto counter = remote<Counter>(1, 10);
-                EXPECT_EQ(counter.rpc_sync(&Counter::add, {5}), 15);
-                EXPECT_EQ(counter.rpc_sync(&Counter::value), 15);
-                EXPECT_EQ(counter.rpc_sync(&Counter::where), "worker1");
-                EXPECT_EQ(counter.rpc_async(&Counter::add_later, {2}).wait(), 17);
-                EXPECT_EQ(counter.remote(&Counter::add, {3}).to_here(), 20);
-                counter.rpc_sync(&Counter::reset);
-                EXPECT_EQ(counter.rpc_sync(&Counter::value), 0);
-                EXPECT_NE(counter.type_name().find("Counter"), std::string::npos);
-                const auto big = remote<BigCounter>(1, 2, "text");
-                EXPECT_EQ(big.rpc_sync(&Counter::add, {1}), 2001) << "a method of the base";
-                EXPECT_EQ(remote<Counter>(1, Args<int>{4}, {.timeout = 5s}).rpc_sync(&Counter::value), 4);
-              },
-              {}, [](Workers& workers) {
-                expect_clean(workers);
-                EXPECT_EQ(n_alive, 0);
-              });
+  run_workers(
+      2,
+      [](int rank, Workers&) {
+        if (rank != 0) return;
+        const auto counter = remote<Counter>(1, 10);
+        EXPECT_EQ(counter.rpc_sync(&Counter::add, {5}), 15);
+        EXPECT_EQ(counter.rpc_sync(&Counter::value), 15);
+        EXPECT_EQ(counter.rpc_sync(&Counter::where), "worker1");
+        EXPECT_EQ(counter.rpc_async(&Counter::add_later, {2}).wait(), 17);
+        EXPECT_EQ(counter.remote(&Counter::add, {3}).to_here(), 20);
+        counter.rpc_sync(&Counter::reset);
+        EXPECT_EQ(counter.rpc_sync(&Counter::value), 0);
+        EXPECT_NE(counter.type_name().find("Counter"), std::string::npos);
+        const auto big = remote<BigCounter>(1, 2, "text");
+        EXPECT_EQ(big.rpc_sync(&Counter::add, {1}), 2001) << "a method of the base";
+        EXPECT_EQ(remote<Counter>(1, Args<int>{4}, {.timeout = 5s}).rpc_sync(&Counter::value), 4);
+      },
+      {},
+      [](Workers& workers) {
+        expect_clean(workers);
+        EXPECT_EQ(n_alive, 0);
+      });
 }
 
 TEST(RRef, UsedBeforeItIsMadeWaitsForThat) {
-  run_workers(2,
-              [](int rank, Workers&) {
-                if (rank != 0) return;
-                const auto slow = remote(1, add_slowly, {1, 2});
-                EXPECT_FALSE(slow.get_future().done());
-                EXPECT_EQ(slow.to_here(), 3);
-                const auto failure = caught([] { remote(1, add_slowly, {1, 2}).to_here(20ms); });
-                EXPECT_EQ(failure.kind, ErrorKind::kTimeout);
-                EXPECT_TRUE(says(failure, "20 milliseconds")) << failure.message;
-              },
-              {}, expect_clean);
+  run_workers(
+      2,
+      [](int rank, Workers&) {
+        if (rank != 0) return;
+        const auto slow = remote(1, add_slowly, {1, 2});
+        EXPECT_FALSE(slow.get_future().done());
+        EXPECT_EQ(slow.to_here(), 3);
+        const auto failure = caught([] { remote(1, add_slowly, {1, 2}).to_here(20ms); });
+        EXPECT_EQ(failure.kind, ErrorKind::kTimeout);
+        EXPECT_TRUE(says(failure, "20 milliseconds")) << failure.message;
+      },
+      {}, expect_clean);
 }
 
 TEST(RRef, RaisesWhatItsCreationFailedWithAtTheNextUse) {
-  run_workers(3,
-              [](int rank, Workers&) {
-                if (rank != 0) return;
-                const auto failed = remote(1, fail, {"no such file"});
-                EXPECT_TRUE(says(caught([&] { failed.to_here(); }), "no such file"));
-                EXPECT_TRUE(says(caught([&] { failed.get_future().wait(); }), "On WorkerInfo(id=1, name=worker1)"));
-                EXPECT_TRUE(says(caught([&] { rpc_sync(2, value_of, {failed}); }), "no such file"));
-                const auto object = remote<Counter>(1, -1);
-                EXPECT_TRUE(says(caught([&] { object.rpc_sync(&Counter::value); }), "starts at zero"));
-                const auto wrong = remote<Counter>(1, "text");
-                EXPECT_TRUE(says(caught([&] { wrong.rpc_sync(&Counter::value); }), "expected i32, got text"));
-                const auto late = remote(1, add_slowly, {1, 2}, {.timeout = 20ms});
-                EXPECT_EQ(caught([&] { late.get_future().wait(); }).kind, ErrorKind::kTimeout);
-                EXPECT_EQ(caught([&] { late.to_here(); }).kind, ErrorKind::kTimeout);
-                EXPECT_TRUE(says(caught([] { remote(9, add, {1, 2}); }), "no worker with number 9"));
-                EXPECT_TRUE(says(caught([] { remote(1, function<int()>("unknown"), {}).to_here(); }), "no function"));
-              },
-              {}, expect_clean);
+  run_workers(
+      3,
+      [](int rank, Workers&) {
+        if (rank != 0) return;
+        const auto failed = remote(1, fail, {"no such file"});
+        EXPECT_TRUE(says(caught([&] { failed.to_here(); }), "no such file"));
+        EXPECT_TRUE(says(caught([&] { failed.get_future().wait(); }), "On WorkerInfo(id=1, name=worker1)"));
+        EXPECT_TRUE(says(caught([&] { rpc_sync(2, value_of, {failed}); }), "no such file"));
+        const auto object = remote<Counter>(1, -1);
+        EXPECT_TRUE(says(caught([&] { object.rpc_sync(&Counter::value); }), "starts at zero"));
+        const auto wrong = remote<Counter>(1, "text");
+        EXPECT_TRUE(says(caught([&] { wrong.rpc_sync(&Counter::value); }), "expected i32, got text"));
+        const auto late = remote(1, add_slowly, {1, 2}, {.timeout = 20ms});
+        EXPECT_EQ(caught([&] { late.get_future().wait(); }).kind, ErrorKind::kTimeout);
+        EXPECT_EQ(caught([&] { late.to_here(); }).kind, ErrorKind::kTimeout);
+        EXPECT_TRUE(says(caught([] { remote(9, add, {1, 2}); }), "no worker with number 9"));
+        EXPECT_TRUE(says(caught([] { remote(1, function<int()>("unknown"), {}).to_here(); }), "no function"));
+      },
+      {}, expect_clean);
 }
 
 TEST(RRef, TravelsInArgumentsResultsAndStructs) {
-  run_workers(4,
-              [](int rank, Workers&) {
-                const int a = (rank + 1) % 4;
-                const int b = (rank + 2) % 4;
-                const auto one = remote(a, add, {rank, 1});
-                const RRef<int> two(rank);
-                EXPECT_EQ(rpc_sync(b, sum_of, {{one, two, one}}), 3 * rank + 2);
-                EXPECT_EQ(rpc_sync(a, local_value_of, {one}), rank + 1) << "to its owner";
-                const auto returned = rpc_sync(a, own, {rank + 3});
-                EXPECT_EQ(returned.owner().id, a);
-                EXPECT_TRUE(returned.confirmed_by_owner());
-                EXPECT_EQ(returned.to_here(), rank + 3);
-                const auto home = rpc_sync(b, back, {two});
-                EXPECT_TRUE(home.is_owner());
-                EXPECT_EQ(&home.local_value(), &two.local_value()) << "one value, whatever way a handle went";
-                EXPECT_EQ(home, two);
-                const auto there = rpc_sync(b, back, {one});
-                EXPECT_EQ(there.id(), one.id());
-                until([&] { return there.confirmed_by_owner(); });
-                EXPECT_TRUE(says(caught([&] { there.get_future(); }), "was passed on"));
-                const auto nested = remote(b, own, {rank});
-                EXPECT_EQ(nested.to_here().to_here(), rank) << "an RRef of an RRef";
-                Bundle bundle{.first = one, .named = {}};
-                bundle.named.emplace("text", RRef<std::string>("!"));
-                EXPECT_EQ(rpc_sync(b, read_bundle, {bundle}), std::to_string(rank + 1) + "!");
-              },
-              {}, expect_clean);
+  run_workers(
+      4,
+      [](int rank, Workers&) {
+        const int a = (rank + 1) % 4;
+        const int b = (rank + 2) % 4;
+        const auto one = remote(a, add, {rank, 1});
+        const RRef<int> two(rank);
+        EXPECT_EQ(rpc_sync(b, sum_of, {{one, two, one}}), 3 * rank + 2);
+        EXPECT_EQ(rpc_sync(a, local_value_of, {one}), rank + 1) << "to its owner";
+        const auto returned = rpc_sync(a, own, {rank + 3});
+        EXPECT_EQ(returned.owner().id, a);
+        EXPECT_TRUE(returned.confirmed_by_owner());
+        EXPECT_EQ(returned.to_here(), rank + 3);
+        const auto home = rpc_sync(b, back, {two});
+        EXPECT_TRUE(home.is_owner());
+        EXPECT_EQ(&home.local_value(), &two.local_value()) << "one value, whatever way a handle went";
+        EXPECT_EQ(home, two);
+        const auto there = rpc_sync(b, back, {one});
+        EXPECT_EQ(there.id(), one.id());
+        until([&] { return there.confirmed_by_owner(); });
+        EXPECT_TRUE(says(caught([&] { there.get_future(); }), "was passed on"));
+        const auto nested = remote(b, own, {rank});
+        EXPECT_EQ(nested.to_here().to_here(), rank) << "an RRef of an RRef";
+        Bundle bundle{.first = one, .named = {}};
+        bundle.named.emplace("text", RRef<std::string>("!"));
+        EXPECT_EQ(rpc_sync(b, read_bundle, {bundle}), std::to_string(rank + 1) + "!");
+      },
+      {}, expect_clean);
 }
 
 TEST(RRef, OfAnotherTypeIsRefusedAndNotLeaked) {
-  run_workers(3,
-              [](int rank, Workers&) {
-                if (rank != 0) return;
-                const auto number = remote(1, add, {1, 2});
-                const auto failure =
-                    caught([&] { rpc_sync(2, function<int(RRef<int>)>("app.keep_text"), {number}); });
-                EXPECT_TRUE(says(failure, "no function")) << failure.message;
-                const auto mismatch = caught([&] { rpc_sync(2, function<void(RRef<int>)>("keep"), {number}); });
-                EXPECT_TRUE(says(mismatch, "got one of int")) << mismatch.message;
-              },
-              {}, expect_clean);
+  run_workers(
+      3,
+      [](int rank, Workers&) {
+        if (rank != 0) return;
+        const auto number = remote(1, add, {1, 2});
+        const auto failure =
+            caught([&] { rpc_sync(2, function<int(RRef<int>)>("app.keep_text"), {number}); });
+        EXPECT_TRUE(says(failure, "no function")) << failure.message;
+        const auto mismatch = caught([&] { rpc_sync(2, function<void(RRef<int>)>("keep"), {number}); });
+        EXPECT_TRUE(says(mismatch, "got one of int")) << mismatch.message;
+      },
+      {}, expect_clean);
 }
 
 TEST(RRef, CannotBeEncodedOutsideACall) {
@@ -304,45 +334,50 @@ TEST(RRef, CannotBeEncodedOutsideACall) {
     const RRef<int> local(3);
     EXPECT_TRUE(says(caught([&] { encode(local); }), "argument or a result of an RPC"));
     EXPECT_TRUE(says(caught([&] { Object any(local); }), "argument or a result of an RPC"));
-    EXPECT_TRUE(says(caught([&] { encode(std::vector<RRef<int>>{local}); }), "argument or a result of an RPC"));
+    EXPECT_TRUE(
+        says(caught([&] { encode(std::vector<RRef<int>>{local}); }), "argument or a result of an RPC"));
   });
 }
 
 TEST(RRef, KeepsItsValueAsLongAsAnyWorkerHasAHandle) {
   n_alive = 0;
-  run_workers(4,
-              [](int rank, Workers&) {
-                if (rank != 0) return;
-                {
-                  const auto counter = remote<Counter>(1, 10);
-                  rpc_sync(2, keep, {counter});
-                }
-                EXPECT_EQ(rpc_sync(2, bump_kept), 11);
-                rpc_sync(2, pass_kept, {3});
-                EXPECT_EQ(rpc_sync(3, bump_kept), 12);
-                rpc_sync(3, pass_kept, {1});
-                EXPECT_EQ(rpc_sync(1, bump_kept), 13) << "its owner has the only handle";
-                rpc_sync(1, pass_kept, {2});
-                EXPECT_EQ(rpc_sync(2, bump_kept), 14);
-                EXPECT_EQ(n_alive, 1);
-                rpc_sync(2, drop_kept);
-                until([] { return n_alive == 0; });
-              },
-              {}, expect_clean);
+  run_workers(
+      4,
+      [](int rank, Workers&) {
+        if (rank != 0) return;
+        {
+          const auto counter = remote<Counter>(1, 10);
+          rpc_sync(2, keep, {counter});
+        }
+        EXPECT_EQ(rpc_sync(2, bump_kept), 11);
+        rpc_sync(2, pass_kept, {3});
+        EXPECT_EQ(rpc_sync(3, bump_kept), 12);
+        rpc_sync(3, pass_kept, {1});
+        EXPECT_EQ(rpc_sync(1, bump_kept), 13) << "its owner has the only handle";
+        rpc_sync(1, pass_kept, {2});
+        EXPECT_EQ(rpc_sync(2, bump_kept), 14);
+        EXPECT_EQ(n_alive, 1);
+        rpc_sync(2, drop_kept);
+        until([] { return n_alive == 0; });
+      },
+      {}, expect_clean);
 }
 
 TEST(RRef, InAnAnswerThatComesTooLateIsNotLeaked) {
   n_alive = 0;
-  run_workers(2,
-              [](int rank, Workers&) {
-                if (rank != 0) return;
-                rpc_sync(1, keep, {RRef<Counter>::of(1)});
-                EXPECT_EQ(n_alive, 1);
-                EXPECT_EQ(caught([] { rpc_sync(1, function<RRef<Counter>()>("take_kept_slowly"), {}, {.timeout = 20ms}); }).kind,
-                          ErrorKind::kTimeout);
-                until([] { return n_alive == 0; });
-              },
-              {}, expect_clean);
+  run_workers(
+      2,
+      [](int rank, Workers&) {
+        if (rank != 0) return;
+        rpc_sync(1, keep, {RRef<Counter>::of(1)});
+        EXPECT_EQ(n_alive, 1);
+        EXPECT_EQ(caught([] {
+                    rpc_sync(1, function<RRef<Counter>()>("take_kept_slowly"), {}, {.timeout = 20ms});
+                  }).kind,
+                  ErrorKind::kTimeout);
+        until([] { return n_alive == 0; });
+      },
+      {}, expect_clean);
 }
 RRef<Counter> take_kept_slowly() {
   std::this_thread::sleep_for(200ms);

@@ -50,7 +50,9 @@ class GraphPart {
     Node* node;
     variable_list gradients;
     // Of a heap whose top is the one made last.
-    friend bool operator<(const Ready& a, const Ready& b) { return a.node->sequence_nr() < b.node->sequence_nr(); }
+    friend bool operator<(const Ready& a, const Ready& b) {
+      return a.node->sequence_nr() < b.node->sequence_nr();
+    }
   };
   void walk(Node& from);
   void push(Node& node, variable_list gradients);

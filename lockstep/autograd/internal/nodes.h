@@ -21,7 +21,8 @@ using torch::autograd::variable_list;
 // Hands the gradients that came back on to where the sent tensors came from. Held by the context.
 class SendNode final : public torch::autograd::Node {
  public:
-  static std::shared_ptr<SendNode> make(WorkerId to, std::uint64_t message, const std::vector<at::Tensor>& tensors);
+  static std::shared_ptr<SendNode> make(WorkerId to, std::uint64_t message,
+                                        const std::vector<at::Tensor>& tensors);
 
   WorkerId to() const { return to_; }
   std::uint64_t message() const { return message_; }

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "lockstep/base/demangle.h"
-#include "lockstep/rpc/internal/rref_scope.h"
 #include "lockstep/rpc/rref.h"
+#include "lockstep/rpc/rref_scope.h"
 
 namespace lockstep::rpc {
 
@@ -28,7 +28,9 @@ T* RRef<T>::local_value_if_ready() const {
 
 template <class T>
 Future<T> RRef<T>::to_here_async(Milliseconds timeout) const {
-  static_assert(object::Encodable<T>, "to_here() copies the value, and this type cannot be sent: call its methods through the RRef");
+  static_assert(
+      object::Encodable<T>,
+      "to_here() copies the value, and this type cannot be sent: call its methods through the RRef");
   state_->check();
   const auto agent = state_->context->agent_for("to_here");
   if (state_->is_owner()) {
@@ -45,20 +47,22 @@ Future<T> RRef<T>::to_here_async(Milliseconds timeout) const {
 
 template <class T>
 template <class Tuple>
-internal::OutgoingCall RRef<T>::call(std::string function, const Tuple& values, const CallOptions& options) const {
+internal::OutgoingCall RRef<T>::call(std::string function, const Tuple& values,
+                                     const CallOptions& options) const {
   state_->check();
-  return {.agent = state_->context->agent_for("a call through an RRef"),
-          .to = state_->owner,
-          .function = std::move(function),
-          .encode =
-              [this, &values](object::Encoder& encoder) {
-                const internal::MethodTarget target{.state = state_.get()};
-                encoder.code(object::Code::kTuple).put(static_cast<std::uint32_t>(1 + std::tuple_size_v<Tuple>));
-                const object::Encoder::Deeper deeper(encoder);
-                object::write(encoder, target);
-                std::apply([&](const auto&... value) { (object::write(encoder, value), ...); }, values);
-              },
-          .timeout = options.timeout};
+  return {
+      .agent = state_->context->agent_for("a call through an RRef"),
+      .to = state_->owner,
+      .function = std::move(function),
+      .encode =
+          [this, &values](object::Encoder& encoder) {
+            const internal::MethodTarget target{.state = state_.get()};
+            encoder.code(object::Code::kTuple).put(static_cast<std::uint32_t>(1 + std::tuple_size_v<Tuple>));
+            const object::Encoder::Deeper deeper(encoder);
+            object::write(encoder, target);
+            std::apply([&](const auto&... value) { (object::write(encoder, value), ...); }, values);
+          },
+      .timeout = options.timeout};
 }
 
 template <class T>
@@ -110,7 +114,8 @@ struct Codec<rpc::RRef<T>> {
     const auto place = object::read<std::uint32_t>(decoder);
     const auto type = object::read<std::string>(decoder);
     if (type != typeid(T).name()) {
-      decoder.refuse("expected an RRef of ", demangle(typeid(T).name()), ", got one of ", demangle(type.c_str()));
+      decoder.refuse("expected an RRef of ", demangle(typeid(T).name()), ", got one of ",
+                     demangle(type.c_str()));
     }
     out = rpc::RRef<T>(rpc::internal::ReceiveScope::get(place));
   }

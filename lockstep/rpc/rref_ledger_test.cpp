@@ -1,5 +1,5 @@
 // The bookkeeping of RRefs alone: workers that are nothing but ledgers, and a network that shuffles and repeats what they send.
-#include "lockstep/rpc/internal/rref_ledger.h"
+#include "lockstep/rpc/rref_ledger.h"
 
 #include <gtest/gtest.h>
 
@@ -15,8 +15,8 @@ namespace {
 
 struct Handle {
   std::uint64_t rref = 0;
-  std::uint64_t fork = 0;         // 0 at the owner
-  RRefLedger::Value value{};      // at the owner
+  std::uint64_t fork = 0;     // 0 at the owner
+  RRefLedger::Value value{};  // at the owner
   WorkerId owner = 0;
 };
 
@@ -82,7 +82,8 @@ class Net {
       }
       ASSERT_GT(--n_left, 0) << "messages without end";
       deliver();
-    } while (!network_.empty() || std::ranges::any_of(handles_, [](const auto& mine) { return !mine.empty(); }));
+    } while (!network_.empty() ||
+             std::ranges::any_of(handles_, [](const auto& mine) { return !mine.empty(); }));
     for (std::size_t i = 0; i < ledgers_.size(); ++i) {
       if (gone_[i]) continue;
       EXPECT_TRUE(ledgers_[i]->idle()) << "worker " << i << " waits for ever";
@@ -133,10 +134,15 @@ class Net {
         mine.push_back({.rref = rref, .value = std::move(value), .owner = me});
         break;
       }
-      case 1: create(me, any_worker()); break;
+      case 1:
+        create(me, any_worker());
+        break;
       case 2:
-      case 3: drop(me, draw(mine.size())); break;
-      default: pass(me, mine[draw(mine.size())], any_worker());
+      case 3:
+        drop(me, draw(mine.size()));
+        break;
+      default:
+        pass(me, mine[draw(mine.size())], any_worker());
     }
   }
   void create(WorkerId me, WorkerId there) {
@@ -194,7 +200,8 @@ class Net {
         auto value = ledgers_[me]->create_here(message.ref, message.from);
         made_[message.ref.rref] = value;
         value->promise.set(nullptr);
-        network_.push_back({.what = Message::What::kCreated, .from = me, .to = message.from, .ref = message.ref});
+        network_.push_back(
+            {.what = Message::What::kCreated, .from = me, .to = message.from, .ref = message.ref});
         break;
       }
       case Message::What::kCreated:
@@ -204,7 +211,8 @@ class Net {
       case Message::What::kCarry: {
         bool fits = false;
         RRefLedger::Value value;
-        with(me, [&](auto& ledger, auto& out) { value = ledger.receive(message.ref, message.from, fits, out); });
+        with(me,
+             [&](auto& ledger, auto& out) { value = ledger.receive(message.ref, message.from, fits, out); });
         ASSERT_TRUE(fits);
         ASSERT_EQ(value != nullptr, message.ref.owner == me);
         handles_[me].push_back({.rref = message.ref.rref,

@@ -1,4 +1,4 @@
-#include "lockstep/rpc/internal/rref_scope.h"
+#include "lockstep/rpc/rref_scope.h"
 
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
@@ -28,19 +28,24 @@ class Shared final : public Cargo {
 std::span<const std::uint8_t> list_in(const courier::Message& message) {
   const auto body = message.body.bytes;
   switch (message.kind) {
-    case static_cast<std::uint8_t>(Kind::kCall): return read_call_head(body).rrefs;
+    case static_cast<std::uint8_t>(Kind::kCall):
+      return read_call_head(body).rrefs;
     case static_cast<std::uint8_t>(Kind::kRemoteCall):
       if (body.size() < kRemoteHead) return {};
       return read_call_head(body.subspan(kRemoteHead)).rrefs;
     case static_cast<std::uint8_t>(Kind::kCall) | kAnswer:
-    case static_cast<std::uint8_t>(Kind::kRRefFetch) | kAnswer: return read_value_head(body).rrefs;
-    default: return {};
+    case static_cast<std::uint8_t>(Kind::kRRefFetch) | kAnswer:
+      return read_value_head(body).rrefs;
+    default:
+      return {};
   }
 }
 
 }  // namespace
 
-SendScope::SendScope(Agent& agent, WorkerId to) : agent_(agent), to_(to), outer_(sending) { sending = this; }
+SendScope::SendScope(Agent& agent, WorkerId to) : agent_(agent), to_(to), outer_(sending) {
+  sending = this;
+}
 
 SendScope::~SendScope() {
   sending = outer_;
@@ -50,7 +55,8 @@ SendScope::~SendScope() {
 std::uint32_t SendScope::add(const RRefState& state) {
   if (sending == nullptr) {
     raise(ErrorKind::kUsage,
-          "an RRef can be sent as an argument or a result of an RPC and in no other way: its owner must know who has it");
+          "an RRef can be sent as an argument or a result of an RPC and in no other way: its owner must know "
+          "who has it");
   }
   auto& scope = *sending;
   if (scope.context_ == nullptr) scope.context_ = rref_context(scope.agent_).shared_from_this();
@@ -91,18 +97,24 @@ ReceiveScope::ReceiveScope(Agent& agent, WorkerId from, std::span<const std::uin
   receiving = this;
 }
 
-ReceiveScope::~ReceiveScope() { receiving = outer_; }
+ReceiveScope::~ReceiveScope() {
+  receiving = outer_;
+}
 
 ReceiveScope& ReceiveScope::here() {
-  if (receiving == nullptr) raise(ErrorKind::kUsage, "an RRef can be received as an argument or a result of an RPC only");
+  if (receiving == nullptr)
+    raise(ErrorKind::kUsage, "an RRef can be received as an argument or a result of an RPC only");
   return *receiving;
 }
 
-RRefContext& ReceiveScope::context() { return rref_context(here().agent_); }
+RRefContext& ReceiveScope::context() {
+  return rref_context(here().agent_);
+}
 
 std::shared_ptr<RRefState> ReceiveScope::get(std::uint32_t place) {
   const auto& states = here().states_;
-  if (place >= states.size()) raise(ErrorKind::kUsage, cat("a message names RRef ", place, " of ", states.size()));
+  if (place >= states.size())
+    raise(ErrorKind::kUsage, cat("a message names RRef ", place, " of ", states.size()));
   return states[place];
 }
 

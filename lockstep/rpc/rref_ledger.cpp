@@ -1,4 +1,4 @@
-#include "lockstep/rpc/internal/rref_ledger.h"
+#include "lockstep/rpc/rref_ledger.h"
 
 #include <algorithm>
 
@@ -122,7 +122,8 @@ void RRefLedger::release_if_over(std::uint64_t fork, Actions& out) {
   if (!user.dropped || user.n_children != 0) return;
   if (user.phase == Phase::kCreating || user.phase == Phase::kAsking) return;
   users_.erase(found);
-  if (user.phase == Phase::kConfirmed) post(user.owner, Control::kDelete, {.rref = user.rref, .fork = fork}, out);
+  if (user.phase == Phase::kConfirmed)
+    post(user.owner, Control::kDelete, {.rref = user.rref, .fork = fork}, out);
 }
 
 void RRefLedger::release_child(std::uint64_t child, Actions& out) {
@@ -175,16 +176,20 @@ RRefLedger::Value RRefLedger::receive(const RRefOnWire& ref, WorkerId from, bool
 
 // Control messages.
 
-std::vector<std::uint64_t> RRefLedger::take(WorkerId from, Control control, std::span<const ForkEntry> entries,
-                                            Actions& out) {
+std::vector<std::uint64_t> RRefLedger::take(WorkerId from, Control control,
+                                            std::span<const ForkEntry> entries, Actions& out) {
   std::vector<std::uint64_t> refused;
   for (const auto& entry : entries) {
     switch (control) {
       case Control::kFork:
         if (!ask(entry, from)) refused.push_back(entry.fork);
         break;
-      case Control::kAccept: release_child(entry.fork, out); break;
-      case Control::kDelete: remove_fork(entry, out); break;
+      case Control::kAccept:
+        release_child(entry.fork, out);
+        break;
+      case Control::kDelete:
+        remove_fork(entry, out);
+        break;
     }
   }
   return refused;
@@ -218,7 +223,8 @@ void RRefLedger::post(WorkerId to, Control control, ForkEntry entry, Actions& ou
   }
 }
 
-void RRefLedger::answered(WorkerId to, Control control, std::span<const std::uint64_t> refused, Actions& out) {
+void RRefLedger::answered(WorkerId to, Control control, std::span<const std::uint64_t> refused,
+                          Actions& out) {
   const auto found = boxes_.find({to, control});
   if (found == boxes_.end()) return;
   const auto flown = std::exchange(found->second.flying, {});
@@ -284,13 +290,16 @@ void RRefLedger::lose_as_user(WorkerId worker, Actions& out) {
   for (const auto fork : children) release_child(fork, out);
   std::vector<std::uint64_t> cut;
   for (auto& [fork, user] : users_) {
-    if (user.owner != worker || user.phase == Phase::kCreating) continue;  // the end of a creation's call is told
-    if (user.phase == Phase::kAsking) post(user.parent, Control::kAccept, {.rref = user.rref, .fork = fork}, out);
+    if (user.owner != worker || user.phase == Phase::kCreating)
+      continue;  // the end of a creation's call is told
+    if (user.phase == Phase::kAsking)
+      post(user.parent, Control::kAccept, {.rref = user.rref, .fork = fork}, out);
     user.phase = Phase::kCut;
     cut.push_back(fork);
   }
   for (const auto fork : cut) release_if_over(fork, out);
-  for (const auto control : {Control::kFork, Control::kAccept, Control::kDelete}) boxes_.erase({worker, control});
+  for (const auto control : {Control::kFork, Control::kAccept, Control::kDelete})
+    boxes_.erase({worker, control});
 }
 
 std::vector<RRefLedger::Value> RRefLedger::take_values() {
@@ -313,7 +322,9 @@ bool RRefLedger::confirmed(std::uint64_t fork) const {
   return user != users_.end() && user->second.phase == Phase::kConfirmed;
 }
 
-bool RRefLedger::idle() const { return boxes_.empty() && children_.empty() && n_pending_users() == 0; }
+bool RRefLedger::idle() const {
+  return boxes_.empty() && children_.empty() && n_pending_users() == 0;
+}
 
 std::size_t RRefLedger::n_forks() const {
   std::size_t n = 0;

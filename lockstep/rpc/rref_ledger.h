@@ -116,7 +116,8 @@ class RRefLedger {
   Value receive(const RRefOnWire& ref, WorkerId from, bool& fits, Actions& out);
 
   // Control messages. Returns the forks that the owner refuses: their value is gone.
-  std::vector<std::uint64_t> take(WorkerId from, Control control, std::span<const ForkEntry> entries, Actions& out);
+  std::vector<std::uint64_t> take(WorkerId from, Control control, std::span<const ForkEntry> entries,
+                                  Actions& out);
   // The message of that kind to `to` was answered.
   void answered(WorkerId to, Control control, std::span<const std::uint64_t> refused, Actions& out);
   // It never will be.
@@ -147,7 +148,12 @@ class RRefLedger {
   }
 
  private:
-  enum class Phase : std::uint8_t { kCreating, kAsking, kConfirmed, kCut };  // kCut: the owner need not hear of its end
+  enum class Phase : std::uint8_t {
+    kCreating,
+    kAsking,
+    kConfirmed,
+    kCut
+  };  // kCut: the owner need not hear of its end
   struct User {
     std::uint64_t rref = 0;
     WorkerId owner = 0;
@@ -162,7 +168,7 @@ class RRefLedger {
   };
   struct Owned {
     Value value{};
-    bool called = false;                            // its creation has come
+    bool called = false;                                  // its creation has come
     std::unordered_map<std::uint64_t, WorkerId> forks{};  // fork -> who holds it
   };
   struct Box {
@@ -194,6 +200,8 @@ class RRefLedger {
 };
 
 // The worker that made an RRef's or a fork's number.
-inline WorkerId maker_of(std::uint64_t id) { return static_cast<WorkerId>(id >> 48); }
+inline WorkerId maker_of(std::uint64_t id) {
+  return static_cast<WorkerId>(id >> 48);
+}
 
 }  // namespace lockstep::rpc::internal
