@@ -67,7 +67,8 @@ class Caller:
 
     def _sync(self, request):
         tensor = self._tensor(request)
-        self._check(tensor, self._call(tensor))
+        for _ in range(3):
+            self._check(tensor, self._call(tensor))
         us = samples(request, lambda: timed(lambda: self._call(tensor)))
         return {"us": statistics.median(us), "iterations": len(us)}
 
