@@ -2,6 +2,7 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
+#include <mutex>
 #include <random>
 #include <thread>
 
@@ -40,6 +41,76 @@ void hold(int ms) {
 }
 LOCKSTEP_RPC_FUNCTION(hold, "process_test.hold");
 
+// Lives where it was made; others keep references to it.
+class Counter {
+ public:
+  explicit Counter(int start) : value_(start) {}
+  int add(int n) {
+    const std::lock_guard lock(mutex_);
+    return value_ += n;
+  }
+
+ private:
+  std::mutex mutex_;
+  int value_;
+};
+LOCKSTEP_RPC_CLASS(Counter, int);
+LOCKSTEP_RPC_METHOD(&Counter::add, "process_test.Counter.add");
+
+// References that this process holds, and lets go of at random.
+struct Shelf {
+  std::mutex mutex;
+  std::vector<RRef<Counter>> counters;
+};
+Shelf& shelf() {
+  static Shelf here;
+  return here;
+}
+
+void keep(const RRef<Counter>& counter) {
+  RRef<Counter> old;
+  const std::lock_guard lock(shelf().mutex);
+  if (shelf().counters.size() < 8) {
+    shelf().counters.push_back(counter);
+  } else {
+    old = std::exchange(shelf().counters[counter.id() % 8], counter);
+  }
+}
+LOCKSTEP_RPC_FUNCTION(keep, "process_test.keep");
+
+RRef<Counter> take_one() {
+  const std::lock_guard lock(shelf().mutex);
+  return shelf().counters.empty() ? RRef<Counter>() : shelf().counters.back();
+}
+LOCKSTEP_RPC_FUNCTION(take_one, "process_test.take_one");
+
+// Makes, passes on, uses and drops references, to and from anyone.
+void juggle(std::mt19937& random, int world) {
+  const auto someone = [&] { return static_cast<int>(random() % static_cast<unsigned>(world)); };
+  switch (random() % 4) {
+    case 0:
+      keep(remote<Counter>(someone(), static_cast<int>(random() % 100)));
+      break;
+    case 1: {
+      auto counter = remote<Counter>(someone(), 1);
+      rpc_sync(someone(), keep, {counter});
+      require(counter.rpc_sync(&Counter::add, {2}) >= 3, "a counter that only grows");
+      break;
+    }
+    case 2:
+      if (const auto counter = rpc_sync(someone(), take_one); counter.valid()) {
+        rpc_sync(someone(), keep, {counter});
+        counter.rpc_sync(&Counter::add, {1});
+      }
+      break;
+    default: {
+      std::vector<RRef<Counter>> old;
+      const std::lock_guard lock(shelf().mutex);
+      old.swap(shelf().counters);
+    }
+  }
+}
+
 void call_everyone(int world) {
   for (int to = 0; to < world; ++to) {
     require(rpc_sync(to, self_id) == to, "it is who was called");
@@ -68,6 +139,15 @@ TEST(Processes, CallEachOtherOverTcp) {
   workers.expect_end();
 }
 
+TEST(Processes, ShareReferencesAndLeakNone) {
+  Children workers(4, [](int rank, Board&) {
+    std::mt19937 random(static_cast<unsigned>(rank));
+    for (int i = 0; i < 300; ++i) juggle(random, 4);
+    shutdown();
+  });
+  workers.expect_end();
+}
+
 TEST(Processes, MayBeSixtyFour) {
   Children workers(64, [](int rank, Board&) {
     std::vector<Future<int>> calls;
@@ -89,7 +169,11 @@ void call_until_loss(int rank, int world, int victim, unsigned seed, Board& boar
   while (n_after < 50) {
     const int to = static_cast<int>(random() % static_cast<unsigned>(world));
     try {
-      switch (random() % 4) {
+      switch (random() % 6) {
+        case 4:
+        case 5:
+          juggle(random, world);
+          break;
         case 0:
           rpc_sync(to, bounce, {static_cast<int>(random() % 6), world, static_cast<unsigned>(random())});
           break;
@@ -117,6 +201,22 @@ void call_until_loss(int rank, int world, int victim, unsigned seed, Board& boar
   }
 }
 
+// Nothing of a dead worker is kept for it.
+void check_released() {
+  const Deadline deadline = Deadline::after(Milliseconds(20'000));
+  {
+    std::vector<RRef<Counter>> old;
+    const std::lock_guard lock(shelf().mutex);
+    old.swap(shelf().counters);
+  }
+  while (!deadline.expired()) {
+    const auto info = get_debug_info();
+    if (info.at("num_pending_users") == "0" && info.at("num_pending_futures") == "0") return;
+    std::this_thread::sleep_for(1ms);
+  }
+  require(false, "pending RRefs end");
+}
+
 void kill_rounds(bool tcp_only) {
   constexpr int kWorld = 4;
   std::mt19937 random(7);
@@ -128,6 +228,7 @@ void kill_rounds(bool tcp_only) {
     Children workers(kWorld,
                      [&](int rank, Board& board) {
                        call_until_loss(rank, kWorld, victim, seed, board);
+                       check_released();
                        shutdown();
                      },
                      {.tcp_only = tcp_only});
