@@ -325,11 +325,7 @@ void Agent::take_request(WorkerId from, courier::Message message, Lane lane) {
   if (entry.runs == Runs::kQuick || (entry.runs == Runs::kEither && lane == Lane::kHelper)) {
     run_handler(entry, std::move(request));
   } else if (lane == Lane::kResident && !worth_sharing()) {
-    pool_->linger([&] {
-      const auto start = Deadline::now();
-      run_handler(entry, std::move(request));
-      note_duration(Deadline::now().monotonic_ns() - start.monotonic_ns());
-    });
+    pool_->linger([&] { run_handler(entry, std::move(request)); });
   } else {
     // A task is copied nowhere, but std::function wants to be able to.
     auto shared = std::make_shared<Request>(std::move(request));
@@ -340,21 +336,25 @@ void Agent::take_request(WorkerId from, courier::Message message, Lane lane) {
 // Requests come faster than one thread works them off, and handing one over costs less than running it.
 bool Agent::worth_sharing() const {
   return n_in_row_.load(std::memory_order_relaxed) > 1 &&
-         mean_ns_.load(std::memory_order_relaxed) > kWorthSharingNs;
+         typical_ns_.load(std::memory_order_relaxed) > kWorthSharingNs;
 }
 
+// About the median: one that was held up, or was put off its core, moves it little.
 void Agent::note_duration(std::int64_t ns) {
-  const auto mean = mean_ns_.load(std::memory_order_relaxed);
-  mean_ns_.store(mean + (ns - mean) / 8, std::memory_order_relaxed);
+  const auto typical = typical_ns_.load(std::memory_order_relaxed);
+  typical_ns_.store(typical + std::min<std::int64_t>((ns - typical) / 8, kWorthSharingNs / 16),
+                    std::memory_order_relaxed);
 }
 
 void Agent::run_handler(const HandlerEntry& entry, Request request) noexcept {
+  const std::int64_t start = Deadline::now().monotonic_ns();
   try {
     entry.handler(std::move(request));
   } catch (...) {
     // Handlers answer their own exceptions; the request is answered by its destructor.
     log(LogLevel::kError, "an RPC handler threw: " + current_failure().message);
   }
+  if (entry.runs == Runs::kInThread) note_duration(Deadline::now().monotonic_ns() - start);
   n_running_.fetch_sub(1);
 }
 

@@ -241,7 +241,7 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
   std::atomic<CallExtension*> extension_{nullptr};
   std::atomic<std::size_t> n_running_{0};
   std::atomic<int> n_in_row_{0};                    // messages the resident found one after the other
-  std::atomic<std::int64_t> mean_ns_{0};            // of requests that the resident ran
+  std::atomic<std::int64_t> typical_ns_{0};         // time that a request takes
   std::array<HandlerEntry, kMaxKinds> handlers_;    // constant after start
   std::vector<std::unique_ptr<Service>> services_;  // constant after start
 
