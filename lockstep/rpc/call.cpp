@@ -273,7 +273,10 @@ std::vector<ProfileEvent> read_events(std::span<const std::uint8_t> body) {
   return decode<std::vector<ProfileEvent>>(events);
 }
 
+}  // namespace
+
 Agent::OnAnswer profiled(const OutgoingCall& call, Agent::OnAnswer next) {
+  if (!profile_here()) return next;
   const auto& self = call.agent->self();
   ProfileEvent event{.name = call_name(call.mode, call.function, self.name, call.to.name),
                      .worker = self.name,
@@ -292,14 +295,11 @@ Agent::OnAnswer profiled(const OutgoingCall& call, Agent::OnAnswer next) {
   };
 }
 
-}  // namespace
-
 void send_call(const OutgoingCall& call, Agent::OnAnswer on_answer) {
   if (call.function.size() > 0xFFFF) raise(ErrorKind::kUsage, "the name of a function is too long");
   auto payload = encode_call(call);
-  if (profile_here()) on_answer = profiled(call, std::move(on_answer));
   call.agent->request(call.to.id, Kind::kCall, std::move(payload), call.timeout, describe_call(call),
-                      std::move(on_answer));
+                      profiled(call, std::move(on_answer)));
 }
 
 void note_future(std::shared_ptr<FutureBase> future) {

@@ -93,6 +93,8 @@ void serve_call(Request request);
 // "worker1's function add".
 std::string describe_call(const OutgoingCall& call);
 void send_call(const OutgoingCall& call, Agent::OnAnswer on_answer);
+// `next`, and before it what this thread's profile, if there is one, says of the call.
+Agent::OnAnswer profiled(const OutgoingCall& call, Agent::OnAnswer next);
 
 // Ends `promise` with the value that worker `from` answers.
 template <class T>

@@ -24,7 +24,7 @@ namespace internal {
 template <class T, class... A>
 RRef<T> start_remote(const Worker& to, const std::string& function, const std::tuple<A...>& values,
                      const CallOptions& options) {
-  const auto call = make_call("remote", to, function, values, options);
+  const auto call = make_call("rpc_remote", to, function, values, options);
   return RRef<T>(rref_context(*call.agent).start_remote(call));
 }
 

@@ -135,7 +135,8 @@ class RRef {
 
  private:
   template <class Tuple>
-  internal::OutgoingCall call(std::string function, const Tuple& values, const CallOptions& options) const;
+  internal::OutgoingCall call(const char* mode, std::string function, const Tuple& values,
+                              const CallOptions& options) const;
   template <class R, class Tuple>
   auto start(std::string function, const Tuple& values, const CallOptions& options) const;
   template <class R, class Tuple>

@@ -5,7 +5,6 @@
 
 namespace lockstep::rpc {
 
-using internal::CallDone;
 using internal::CallHead;
 using internal::OutgoingCall;
 using internal::RRefOnWire;
@@ -59,15 +58,11 @@ Payload encode_fetched(Agent& agent, const FetchHead& head, WorkerId to, const O
 }  // namespace
 
 std::shared_ptr<RRefState> RRefContext::start_remote(const OutgoingCall& call) {
-  return start_remote(Kind::kRemoteCall, call.to, internal::encode_call(call), call.timeout,
-                      internal::describe_call(call));
-}
-
-std::shared_ptr<RRefState> RRefContext::start_remote(Kind kind, const WorkerInfo& to, Payload call,
-                                                     Milliseconds timeout, const std::string& what) {
   const auto alive = agent_for("remote()");
-  const RRefOnWire ref{.rref = alive->new_id(), .fork = alive->new_id(), .owner = to.id};
-  const bool here = to.id == self_.id;
+  const RRefOnWire ref{.rref = alive->new_id(), .fork = alive->new_id(), .owner = call.to.id};
+  const bool here = call.to.id == self_.id;
+  Payload payload = internal::encode_call(call);
+  payload.body = remote_body(ref, payload.body);
   // Owned here: a fork of this worker's own keeps the value until its function is over.
   auto value = with_ledger([&](Actions&) -> std::shared_ptr<OwnedValue> {
     if (here) return ledger_.create_here(ref, self_.id);
@@ -75,27 +70,25 @@ std::shared_ptr<RRefState> RRefContext::start_remote(Kind kind, const WorkerInfo
     return nullptr;
   });
   auto state = std::make_shared<RRefState>(
-      shared_from_this(), here ? RRefOnWire{.rref = ref.rref, .owner = self_.id} : ref, to, value);
+      shared_from_this(), here ? RRefOnWire{.rref = ref.rref, .owner = self_.id} : ref, call.to, value);
   state->created.emplace(agent_);
-  call.body = remote_body(ref, call.body);
-  alive->request(
-      to.id, kind, std::move(call), timeout, what,
-      [self = shared_from_this(), ref, value, promise = *state->created](Agent::Answer* answer,
-                                                                         const CallFailure* failure) {
-        if (!value) {
-          self->with_ledger([&](Actions& actions) { self->ledger_.creation_over(ref.fork, actions); });
-        } else if (failure != nullptr) {
-          value->promise.fail(*failure);
-          self->unshare({ref});
-        }
-        auto callbacks = answer != nullptr ? promise.state()->set({}) : promise.state()->fail(*failure);
-        if (const auto agent = self->agent()) agent->run_callbacks(std::move(callbacks));
-      });
+  const auto made = [self = shared_from_this(), ref, value, promise = *state->created](
+                        Agent::Answer* answer, const CallFailure* failure) {
+    if (!value) {
+      self->with_ledger([&](Actions& actions) { self->ledger_.creation_over(ref.fork, actions); });
+    } else if (failure != nullptr) {
+      value->promise.fail(*failure);
+      self->unshare({ref});
+    }
+    auto callbacks = answer != nullptr ? promise.state()->set({}) : promise.state()->fail(*failure);
+    if (const auto agent = self->agent()) agent->run_callbacks(std::move(callbacks));
+  };
+  alive->request(call.to.id, Kind::kRemoteCall, std::move(payload), call.timeout,
+                 internal::describe_call(call), internal::profiled(call, made));
   return state;
 }
 
-void RRefContext::serve_remote(Request request,
-                               const std::function<void(Request&, const CallHead&, CallDone)>& run) {
+void RRefContext::serve_remote(Request request) {
   auto shared = std::make_shared<Request>(std::move(request));
   RRefOnWire ref{.owner = self_.id};
   std::shared_ptr<OwnedValue> value;
@@ -116,19 +109,19 @@ void RRefContext::serve_remote(Request request,
     shared->answer_failure(current_call_failure());
     return;
   }
-  run(*shared, head,
-      [self = shared_from_this(), shared, value, ref](const ValueType* type, std::shared_ptr<void> result,
-                                                      const CallFailure* failure) {
-        const bool here = shared->from() == self->self_.id;
-        if (failure != nullptr) {
-          value->promise.fail(*failure);
-          shared->answer_failure(*failure);
-        } else {
-          value->set(type, std::move(result));
-          shared->answer({});
-        }
-        if (here) self->unshare({ref});
-      });
+  internal::run_call(shared->agent(), shared->from(), head, shared->blobs(),
+                     [self = shared_from_this(), shared, value, ref](
+                         const ValueType* type, std::shared_ptr<void> result, const CallFailure* failure) {
+                       const bool here = shared->from() == self->self_.id;
+                       if (failure != nullptr) {
+                         value->promise.fail(*failure);
+                         shared->answer_failure(*failure);
+                       } else {
+                         value->set(type, std::move(result));
+                         shared->answer({});
+                       }
+                       if (here) self->unshare({ref});
+                     });
 }
 
 void RRefContext::fetch(const RRefState& state, Ask ask, Milliseconds timeout, Agent::OnAnswer on_answer) {

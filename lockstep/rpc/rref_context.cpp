@@ -307,12 +307,8 @@ class RRefService final : public Service {
     control(Kind::kRRefDelete, Control::kDelete);
     agent.handle(Kind::kRRefFetch,
                  [context = context.get()](Request request) { context->serve_fetch(std::move(request)); });
-    agent.handle(Kind::kRemoteCall, [context = context.get()](Request request) {
-      context->serve_remote(
-          std::move(request), [](Request& call, const internal::CallHead& head, internal::CallDone done) {
-            internal::run_call(call.agent(), call.from(), head, call.blobs(), std::move(done));
-          });
-    });
+    agent.handle(Kind::kRemoteCall,
+                 [context = context.get()](Request request) { context->serve_remote(std::move(request)); });
   }
   void on_lost(WorkerId peer, const std::string&) override { context->on_lost(peer); }
   void on_joined(WorkerId peer) override { context->on_joined(peer); }

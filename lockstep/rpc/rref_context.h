@@ -102,12 +102,6 @@ class RRefContext final : public std::enable_shared_from_this<RRefContext> {
   // For rref.h and remote.h.
   std::shared_ptr<RRefState> own(const ValueType* type, std::shared_ptr<void> value);
   std::shared_ptr<RRefState> start_remote(const internal::OutgoingCall& call);
-  // As above with another kind and body: what the handler of `kind` reads is a call behind an RRef's and a fork's number.
-  std::shared_ptr<RRefState> start_remote(Kind kind, const WorkerInfo& to, Payload call, Milliseconds timeout,
-                                          const std::string& what);
-  // The handler's side of it: `run` runs what was called, and hands on its result.
-  void serve_remote(Request request,
-                    const std::function<void(Request&, const internal::CallHead&, internal::CallDone)>& run);
   enum class Ask : std::uint8_t { kValue = 0, kType = 1 };
   void fetch(const RRefState& state, Ask ask, Milliseconds timeout, Agent::OnAnswer on_answer);
   // Null when the agent is gone.
@@ -134,6 +128,7 @@ class RRefContext final : public std::enable_shared_from_this<RRefContext> {
   void drop(std::uint64_t fork) noexcept;
   void serve_control(Request request, internal::Control control);
   void serve_fetch(Request request);
+  void serve_remote(Request request);
   void on_lost(WorkerId peer);
   void on_joined(WorkerId peer);
   // Nobody will make what is not made.

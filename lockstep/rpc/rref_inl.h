@@ -47,7 +47,7 @@ Future<T> RRef<T>::to_here_async(Milliseconds timeout) const {
 
 template <class T>
 template <class Tuple>
-internal::OutgoingCall RRef<T>::call(std::string function, const Tuple& values,
+internal::OutgoingCall RRef<T>::call(const char* mode, std::string function, const Tuple& values,
                                      const CallOptions& options) const {
   state_->check();
   return {
@@ -62,14 +62,15 @@ internal::OutgoingCall RRef<T>::call(std::string function, const Tuple& values,
             object::write(encoder, target);
             std::apply([&](const auto&... value) { (object::write(encoder, value), ...); }, values);
           },
-      .timeout = options.timeout};
+      .timeout = options.timeout,
+      .mode = mode};
 }
 
 template <class T>
 template <class R, class Tuple>
 auto RRef<T>::start(std::string function, const Tuple& values, const CallOptions& options) const {
   using Result = std::decay_t<typename Unwrapped<R>::type>;
-  auto future = internal::start_call<Result>(call(std::move(function), values, options));
+  auto future = internal::start_call<Result>(call("rpc_async", std::move(function), values, options));
   future.state()->on_over([keep = state_] {});  // the owner must find the value when the call comes
   return future;
 }
@@ -78,7 +79,7 @@ template <class T>
 template <class R, class Tuple>
 auto RRef<T>::start_remote(std::string function, const Tuple& values, const CallOptions& options) const {
   using Result = internal::Held<std::decay_t<typename Unwrapped<R>::type>>;
-  auto made = state_->context->start_remote(call(std::move(function), values, options));
+  auto made = state_->context->start_remote(call("rpc_remote", std::move(function), values, options));
   made->created->state()->on_over([keep = state_] {});
   return RRef<Result>(std::move(made));
 }

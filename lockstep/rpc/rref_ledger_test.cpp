@@ -13,6 +13,13 @@
 namespace lockstep::rpc::internal {
 namespace {
 
+// Fewer under TSan, where each takes ten times as long.
+#ifdef __SANITIZE_THREAD__
+constexpr std::uint64_t kSchedules = 1000;
+#else
+constexpr std::uint64_t kSchedules = 2000;
+#endif
+
 struct Handle {
   std::uint64_t rref = 0;
   std::uint64_t fork = 0;     // 0 at the owner
@@ -271,8 +278,8 @@ class Net {
   std::map<std::uint64_t, std::weak_ptr<OwnedValue>> made_;
 };
 
-TEST(RRefLedger, NeitherLeaksNorDeletesEarlyInTwoThousandSchedules) {
-  for (std::uint64_t seed = 1; seed <= 2000 && !::testing::Test::HasFailure(); ++seed) {
+TEST(RRefLedger, NeitherLeaksNorDeletesEarlyInAnySchedule) {
+  for (std::uint64_t seed = 1; seed <= kSchedules && !::testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Net net(2 + static_cast<int>(seed % 4), seed);
     net.run(120);
@@ -281,7 +288,7 @@ TEST(RRefLedger, NeitherLeaksNorDeletesEarlyInTwoThousandSchedules) {
 }
 
 TEST(RRefLedger, NeitherLeaksNorHangsWhenWorkersAreLost) {
-  for (std::uint64_t seed = 1; seed <= 2000 && !::testing::Test::HasFailure(); ++seed) {
+  for (std::uint64_t seed = 1; seed <= kSchedules && !::testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Net net(3 + static_cast<int>(seed % 4), seed);
     net.run(60);
