@@ -13,8 +13,8 @@
 namespace lockstep::rpc::internal {
 namespace {
 
-// Fewer under TSan, where each takes ten times as long.
-#ifdef __SANITIZE_THREAD__
+// Fewer under sanitizers, where each takes ten times as long.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr std::uint64_t kSchedules = 1000;
 #else
 constexpr std::uint64_t kSchedules = 2000;

@@ -18,8 +18,8 @@ using testing::run_workers;
 using testing::Workers;
 using testing::WorkersOptions;
 
-// Fewer under TSan, where each takes ten times as long.
-#ifdef __SANITIZE_THREAD__
+// Fewer under sanitizers, where each takes ten times as long.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
 constexpr std::uint64_t kSchedules = 200;
 #else
 constexpr std::uint64_t kSchedules = 1000;
