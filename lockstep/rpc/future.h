@@ -185,10 +185,8 @@ class Future {
   // fn(Future) runs once, when this is over: now, or on the thread that ends it, so it must not block for long.
   template <class Function>
   void on_done(Function fn) const {
-    // The state alone: a future in its own callback would keep itself alive for ever.
-    state_->on_over([state = std::weak_ptr<State>(state_), fn = std::move(fn)]() mutable {
-      if (auto alive = state.lock()) fn(Future(std::move(alive)));
-    });
+    // Strongly: whoever ends it may have let go of it when the callback's turn comes.
+    state_->on_over([self = *this, fn = std::move(fn)]() mutable { fn(std::move(self)); });
   }
 
   // The future of fn(Future): fn may return a value, nothing, or another future, whose value it then is.
