@@ -17,6 +17,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
 #include <cstdint>
 #include <memory>
 #include <unordered_map>
@@ -26,6 +27,7 @@
 #include "lockstep/group/tensor_object.h"
 #include "lockstep/rpc/agent.h"
 #include "lockstep/rpc/call.h"
+#include "lockstep/rpc/rref.h"
 
 namespace lockstep::autograd {
 
@@ -110,9 +112,22 @@ struct BackwardOptions {
 void backward(std::uint64_t context, const std::vector<at::Tensor>& roots,
               const BackwardOptions& options = {});
 
+// From a value on another worker, or this one: runs there, as if it had called backward() itself, and blocks until it is over. What it
+// raises there comes back as RemoteError.
+template <std::same_as<at::Tensor> T>  // so that {loss} is never taken for an RRef
+void backward(std::uint64_t context, const rpc::RRef<T>& root, const BackwardOptions& options = {});
+
 namespace internal {
 std::unique_ptr<rpc::Service> make_service(rpc::Agent& agent);
+void backward_from_rref(std::uint64_t context, const rpc::RRef<at::Tensor>& root,
+                        const BackwardOptions& options);
+}  // namespace internal
+
+template <std::same_as<at::Tensor> T>
+void backward(std::uint64_t context, const rpc::RRef<T>& root, const BackwardOptions& options) {
+  internal::backward_from_rref(context, root, options);
 }
+
 // Whoever includes this has distributed autograd in every agent started later.
 inline const bool service_registered = rpc::register_service(internal::make_service);
 

@@ -75,7 +75,9 @@ TEST(BackwardFailure, NamesTheWorkerAndLeavesTheContextUsable) {
             EXPECT_EQ(std::string(error.what()).rfind(start, 0), 0u) << error.what();
             const auto* remote = dynamic_cast<const rpc::RemoteError*>(&error);
             EXPECT_EQ(remote != nullptr, trouble != 0);
-            if (remote != nullptr) { EXPECT_EQ(remote->worker().name, "worker" + std::to_string(trouble)); }
+            if (remote != nullptr) {
+              EXPECT_EQ(remote->worker().name, "worker" + std::to_string(trouble));
+            }
           }
           for (const auto& agent : workers.agents) {
             await([&] { return agent->debug_info().at("num_current_backward_passes") == "0"; });
@@ -112,7 +114,8 @@ TEST(BackwardFailure, OfAWorkerThatDiesIsALossThatNamesIt) {
         EXPECT_EQ(failure.peer->rank, dies);
         EXPECT_TRUE(says(failure, "SIGKILL")) << failure.message;
         backward(context.id(), {pass_on(x, {3 - dies}, kNone).sum()});
-        EXPECT_TRUE(at::equal(get_gradients(context.id()).find(x), at::ones({3}) * 4)) << "among those that live";
+        EXPECT_TRUE(at::equal(get_gradients(context.id()).find(x), at::ones({3}) * 4))
+            << "among those that live";
       }
       await_released(workers, dies);
     });
@@ -209,12 +212,16 @@ TEST(BackwardFailure, OfBytesNobodySentHarmsNobody) {
     if (rank != 0) return;
     const auto agent = rpc::current_agent("test");
     using rpc::Kind;
-    for (const auto kind : {Kind::kBackward, Kind::kBackwardPlan, Kind::kCleanup, Kind::kBackwardDone, Kind::kBackwardAbort}) {
-      for (const auto& body : {Bytes{}, Bytes{1, 2, 3}, Bytes(27, 0xFF), Bytes(27, 1), Bytes(40, 1), Bytes(200, 0xFF)}) {
+    for (const auto kind :
+         {Kind::kBackward, Kind::kBackwardPlan, Kind::kCleanup, Kind::kBackwardDone, Kind::kBackwardAbort}) {
+      for (const auto& body :
+           {Bytes{}, Bytes{1, 2, 3}, Bytes(27, 0xFF), Bytes(27, 1), Bytes(40, 1), Bytes(200, 0xFF)}) {
         // Answered, one way or the other.
         const auto answer = agent->request(1, kind, {.body = body}, 10s, "a damaged message");
         EXPECT_TRUE(answer.state()->wait_over(Deadline::after(10s)));
-        if (answer.has_error()) { EXPECT_NE(answer.state()->failure()->failure.kind, ErrorKind::kTimeout); }
+        if (answer.has_error()) {
+          EXPECT_NE(answer.state()->failure()->failure.kind, ErrorKind::kTimeout);
+        }
       }
     }
     {
@@ -236,7 +243,8 @@ LOCKSTEP_RPC_FUNCTION(scaled);
 // As DDP does: looks at the gradient after it was added up, changes it, and waits for the end of the pass.
 class LikeDdp final : public torch::autograd::FunctionPostHook {
  public:
-  LikeDdp(std::atomic<std::uint64_t>& context, std::atomic<int>& n_ends) : context_(context), n_ends_(n_ends) {}
+  LikeDdp(std::atomic<std::uint64_t>& context, std::atomic<int>& n_ends)
+      : context_(context), n_ends_(n_ends) {}
   variable_list operator()(const variable_list& outputs, const variable_list& gradients) override {
     EXPECT_TRUE(gradients.at(0).defined());
     context_ = get_context_id();

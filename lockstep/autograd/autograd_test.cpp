@@ -18,6 +18,7 @@
 #include <thread>
 
 #include "lockstep/autograd/autograd_testing.h"
+#include "lockstep/rpc/remote.h"
 
 namespace lockstep::autograd {
 namespace {
@@ -161,6 +162,51 @@ TEST(Backward, RunsSeveralContextsOfOneWorkerAtOnce) {
         }
       });
     }
+  });
+}
+
+TEST(Backward, GoesThroughValuesBehindRRefs) {
+  const auto expected = reference(3, input());
+  for (const Mode mode : kModes) {
+    run_workers(3, [&](int rank, Workers& workers) {
+      if (rank != 0) return;
+      {
+        const DistAutogradContext context;
+        const auto there = rpc::remote(1, layer, {layer(input())});
+        const auto out = rpc_sync(2, layer, {there.to_here()});
+        backward(context.id(), {loss_of(out)}, {.mode = mode});
+        EXPECT_TRUE(at::allclose(get_gradients(context.id()).find(weight_of(0)), expected[0]));
+        EXPECT_TRUE(at::allclose(rpc_sync(1, gradient_here), expected[1]));
+        EXPECT_TRUE(at::allclose(rpc_sync(2, gradient_here), expected[2]));
+      }
+      await_released(workers);
+    });
+  }
+}
+
+at::Tensor loss_there(const at::Tensor& x) {
+  return loss_of(layer(x));
+}
+LOCKSTEP_RPC_FUNCTION(loss_there);
+
+TEST(Backward, StartsAtTheOwnerOfAnRRef) {
+  const auto expected = reference(2, input());
+  run_workers(2, [&](int rank, Workers& workers) {
+    if (rank != 0) return;
+    {
+      const DistAutogradContext context;
+      const auto loss = rpc::remote(1, loss_there, {layer(input())});
+      backward(context.id(), loss, {.retain_graph = true});
+      EXPECT_TRUE(at::allclose(get_gradients(context.id()).find(weight_of(0)), expected[0]));
+      EXPECT_TRUE(at::allclose(rpc_sync(1, gradient_here), expected[1]));
+      const rpc::RRef<at::Tensor> mine(loss.to_here());
+      backward(context.id(), mine);
+      EXPECT_TRUE(at::allclose(get_gradients(context.id()).find(weight_of(0)), expected[0] * 2));
+      const auto vector = rpc::remote(1, layer, {input()});
+      EXPECT_TRUE(says(caught([&] { backward(context.id(), vector); }), "root 0 is not a scalar"));
+      EXPECT_EQ(caught([&] { backward(context.id(), rpc::RRef<at::Tensor>()); }).kind, ErrorKind::kUsage);
+    }
+    await_released(workers);
   });
 }
 

@@ -345,4 +345,34 @@ void AutogradService::serve_abort(rpc::Request request) {
   }
 }
 
+// RRefs.
+
+namespace {
+
+void backward_from(const rpc::RRef<at::Tensor>& root, std::uint64_t context, bool retain_graph, bool fast,
+                   std::int64_t timeout_ms) {
+  autograd::backward(context, {root.local_value()},
+                     {.retain_graph = retain_graph,
+                      .mode = fast ? Mode::kFast : Mode::kSmart,
+                      .timeout = Milliseconds(timeout_ms)});
+}
+LOCKSTEP_RPC_FUNCTION(backward_from, "lockstep.autograd.backward_from");
+
+}  // namespace
+
+void backward_from_rref(std::uint64_t context, const rpc::RRef<at::Tensor>& root,
+                        const BackwardOptions& options) {
+  if (!root.valid()) raise(ErrorKind::kUsage, "autograd::backward: the RRef refers to nothing");
+  if (root.is_owner()) {
+    autograd::backward(context, {root.local_value()}, options);
+    return;
+  }
+  const auto agent = rpc::current_agent("autograd::backward");
+  const auto timeout = options.timeout.count() < 0 ? agent->rpc_timeout() : options.timeout;
+  // The pass has its own timeout there, and says more about it than the call would: that one comes later.
+  rpc::rpc_sync(root.owner(), backward_from,
+                {root, context, options.retain_graph, options.mode == Mode::kFast, timeout.count()},
+                {.timeout = timeout.count() == 0 ? timeout : timeout + kGiveUp + kGiveUp});
+}
+
 }  // namespace lockstep::autograd::internal

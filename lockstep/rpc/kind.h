@@ -17,7 +17,6 @@ enum class Kind : std::uint8_t {
   kBackward = 16,       // gradients for a send node
   kBackwardPlan = 17,   // SMART mode: which send nodes a pass will reach
   kCleanup = 18,        // release an autograd context
-  kRRefBackward = 19,   // backward() from a value its owner has
   kBackwardDone = 20,   // a worker's part of a pass is over, or failed
   kBackwardAbort = 21,  // the pass failed elsewhere
   kProfile = 24,        // events of a profiled call
