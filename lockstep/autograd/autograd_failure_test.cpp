@@ -94,10 +94,10 @@ TEST(BackwardFailure, NamesTheWorkerAndLeavesTheContextUsable) {
 
 TEST(BackwardFailure, OfAWorkerThatDiesIsALossThatNamesIt) {
   for (const int dies : {1, 2}) {
+    std::atomic<bool> over{false};  // a thread of the dead looks at it until the end
     run_workers(3, [&](int rank, Workers& workers) {
       if (rank != 0) return;
       {
-        std::atomic<bool> over{false};
         what_happens = [&] {
           workers.exchange->kill(static_cast<rpc::WorkerId>(dies), "killed by SIGKILL (9)");
           await([&] { return over.load(); });
@@ -143,10 +143,10 @@ TEST(BackwardFailure, OfTheOneThatStartedItReleasesTheOthers) {
 }
 
 TEST(BackwardFailure, AtItsTimeoutGivesThePassUpEverywhere) {
+  std::atomic<bool> go_on{false};
   run_workers(2, [&](int rank, Workers& workers) {
     if (rank != 0) return;
     {
-      std::atomic<bool> go_on{false};
       what_happens = [&] { await([&] { return go_on.load(); }); };
       const DistAutogradContext context;
       const auto x = ones_with_grad();
@@ -165,9 +165,9 @@ TEST(BackwardFailure, AtItsTimeoutGivesThePassUpEverywhere) {
 }
 
 TEST(BackwardFailure, OfASecondPassOfTheContextLeavesTheFirstAlone) {
+  std::atomic<bool> inside{false}, go_on{false};
   run_workers(2, [&](int rank, Workers&) {
     if (rank != 0) return;
-    std::atomic<bool> inside{false}, go_on{false};
     what_happens = [&] {
       inside = true;
       await([&] { return go_on.load(); });

@@ -98,6 +98,7 @@ void AutogradService::release(std::uint64_t context, std::optional<WorkerId> tol
     pass->fail({.worker = self(),
                 .failure = {.kind = ErrorKind::kAborted, .message = "the autograd context was released"},
                 .type = "lockstep::Error"});
+    if (!pass->running()) leave(pass);  // the context and its pass hold each other
   }
   for (const auto worker : state->workers()) {
     if (worker != told_by) tell_release(context, worker);
