@@ -27,11 +27,15 @@ auto lockstep_fields(SelfOf<Node> auto& self) {
   return fields({.name = "Node", .version = 1}, self.name, self.children, self.weight);
 }
 
-int f(int a, const std::string& b) { return a + static_cast<int>(b.size()); }
+int f(int a, const std::string& b) {
+  return a + static_cast<int>(b.size());
+}
 Node g(const Node& node, const std::vector<double>& values) {
   return {.name = node.name, .children = {node}, .weight = values.empty() ? 0 : values[0]};
 }
-RRef<int> h(const RRef<int>& ref, const std::map<std::string, RRef<std::string>>&) { return ref; }
+RRef<int> h(const RRef<int>& ref, const std::map<std::string, RRef<std::string>>&) {
+  return ref;
+}
 LOCKSTEP_RPC_FUNCTION(f, "f");
 LOCKSTEP_RPC_FUNCTION(g, "g");
 LOCKSTEP_RPC_FUNCTION(h, "h");
@@ -98,14 +102,15 @@ courier::Message message(Kind kind, Input input) {
 void answer(Agent& agent, Input input) {
   using Value = std::tuple<int, std::string, std::vector<Node>>;
   try {
-    internal::decode_value(agent, 0, 1, input, {}, [](object::Decoder& decoder) { object::read<Value>(decoder); });
+    internal::decode_value(agent, 0, 1, input, {},
+                           [](object::Decoder& decoder) { object::read<Value>(decoder); });
   } catch (const Error&) {
   }
 }
 
 void control(Fuzzed& worker, Input input) {
-  static constexpr Kind kKinds[] = {Kind::kRRefFork, Kind::kRRefChild, Kind::kRRefDelete, Kind::kRRefFetch,
-                                    Kind::kGather,   Kind::kLeave};
+  static constexpr Kind kKinds[] = {Kind::kRRefFork,  Kind::kRRefChild, Kind::kRRefDelete,
+                                    Kind::kRRefFetch, Kind::kGather,    Kind::kLeave};
   if (input.empty()) return;
   const Kind kind = kKinds[input[0] % std::size(kKinds)];
   {

@@ -80,7 +80,9 @@ void AutogradService::backward(std::uint64_t context, const std::vector<at::Tens
     if (head.fast) {
       pass->open_roots(edges);
     } else {
-      pass->expect(plan(pass, edges));
+      const auto workers = plan(pass, edges);
+      pass->expect(workers);
+      check_present(pass, workers);
     }
     pass->run(edges, std::move(gradients));
     pass->await_others();
@@ -282,7 +284,9 @@ void AutogradService::serve_done(rpc::Request request) {
     const auto pass = state ? state->pass() : nullptr;
     if (pass && pass->head().pass == head.pass && pass->is_origin()) {
       if (need(reader.get<std::uint8_t>()) == kOk) {
-        pass->report(request.from(), read_workers(reader));
+        const auto workers = read_workers(reader);
+        pass->report(request.from(), workers);
+        check_present(pass, workers);
       } else {
         pass->fail(NodeFailure::read(reader));
       }
@@ -299,6 +303,19 @@ void AutogradService::fail(const std::shared_ptr<Pass>& pass, NodeFailure failur
   if (!pass->fail(failure) || pass->is_origin()) return;
   if (!pass->running()) leave(pass);
   tell_origin(*pass, &failure);
+  // Those it told are not all known to the origin.
+  abort_others(*pass, [] {});
+}
+
+void AutogradService::check_present(const std::shared_ptr<Pass>& pass, const std::vector<WorkerId>& workers) {
+  for (const auto worker : workers) {
+    try {
+      agent_.find(rpc::Worker(int{worker}));
+    } catch (const Error&) {
+      pass->fail(NodeFailure::of(worker, rpc::current_call_failure()));
+      return;
+    }
+  }
 }
 
 void AutogradService::abort_others(const Pass& pass, const std::function<void()>& done) {

@@ -79,14 +79,23 @@ std::shared_ptr<Pass> ContextState::pass() const {
 
 std::shared_ptr<Pass> ContextState::enter(std::uint64_t pass,
                                           const std::function<std::shared_ptr<Pass>()>& make) {
-  const std::lock_guard lock(mutex_);
-  if (pass_ && pass_->head().pass == pass) return pass_;
-  auto fresh = make();
-  if (pass_ && !pass_->superseded_by(fresh->head())) {
-    raise(ErrorKind::kUsage,
-          cat("a backward pass of autograd context ", id_, " is under way; a context has one at a time"));
+  std::shared_ptr<Pass> old;
+  std::shared_ptr<Pass> fresh;
+  {
+    const std::lock_guard lock(mutex_);
+    if (pass_ && pass_->head().pass == pass) return pass_;
+    fresh = make();
+    if (pass_ && !pass_->superseded_by(fresh->head())) {
+      raise(ErrorKind::kUsage,
+            cat("a backward pass of autograd context ", id_, " is under way; a context has one at a time"));
+    }
+    old = std::exchange(pass_, fresh);
   }
-  pass_ = fresh;
+  if (old) {  // its runner must not add gradients beside the new one
+    old->fail({.worker = fresh->head().origin,
+               .failure = {.kind = ErrorKind::kAborted, .message = "another backward pass took its place"},
+               .type = "lockstep::Error"});
+  }
   return fresh;
 }
 

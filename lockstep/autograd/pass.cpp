@@ -47,7 +47,7 @@ bool Pass::is_origin() const {
 }
 
 bool Pass::superseded_by(const PassHead& other) const {
-  return failed() || (other.origin == head_.origin && other.pass > head_.pass);
+  return failed() || (!is_origin() && other.origin == head_.origin && other.pass > head_.pass);
 }
 
 // Planning.
@@ -116,6 +116,7 @@ bool Pass::take(std::uint64_t message, variable_list gradients) {
     raise(ErrorKind::kUsage, cat(gradients.size(), " gradients came for ", node.n_tensors(), " tensors"));
   }
   found->second.arrived = true;
+  if (!head_.retain_graph) node.mark_used();
   mail_.emplace_back(&node, std::move(gradients));
   const bool start = !std::exchange(running_, true);
   ring(lock);
@@ -239,7 +240,10 @@ void Pass::note_told(WorkerId worker) {
 
 std::vector<WorkerId> Pass::told() const {
   const std::lock_guard lock(mutex_);
-  return {told_.begin(), told_.end()};
+  std::set<WorkerId> all = told_;
+  all.insert(workers_.begin(), workers_.end());
+  all.erase(service_.self());
+  return {all.begin(), all.end()};
 }
 
 std::vector<WorkerId> Pass::shipped_to() const {

@@ -80,7 +80,10 @@ std::shared_ptr<ContextState> AutogradService::find_or_make(std::uint64_t contex
   const std::lock_guard lock(mutex_);
   const auto found = contexts_.find(context);
   if (found != contexts_.end()) return found->second;
-  if (owner_of(context) == self() || released_.contains(context)) return nullptr;
+  if (closed_ || owner_of(context) == self() || released_.contains(context) ||
+      lost_.contains(owner_of(context))) {
+    return nullptr;
+  }
   return contexts_.emplace(context, std::make_shared<ContextState>(context)).first->second;
 }
 
@@ -94,7 +97,7 @@ void AutogradService::release(std::uint64_t context, std::optional<WorkerId> tol
     state = std::move(found->second);
     contexts_.erase(found);
   }
-  if (const auto pass = state->pass(); pass && !pass->is_origin()) {
+  if (const auto pass = state->pass()) {
     pass->fail({.worker = self(),
                 .failure = {.kind = ErrorKind::kAborted, .message = "the autograd context was released"},
                 .type = "lockstep::Error"});
@@ -129,6 +132,7 @@ void AutogradService::on_lost(WorkerId peer, const std::string& cause) {
   std::vector<std::shared_ptr<ContextState>> contexts;
   {
     const std::lock_guard lock(mutex_);
+    lost_.insert(peer);
     for (const auto& [id, state] : contexts_) contexts.push_back(state);
   }
   for (const auto& state : contexts) {
@@ -152,6 +156,11 @@ void AutogradService::on_lost(WorkerId peer, const std::string& cause) {
   }
 }
 
+void AutogradService::on_joined(WorkerId peer) {
+  const std::lock_guard lock(mutex_);
+  lost_.erase(peer);
+}
+
 void AutogradService::debug_info(std::map<std::string, std::string>& info) {
   const std::lock_guard lock(mutex_);
   const auto n_passes =
@@ -164,6 +173,7 @@ void AutogradService::on_close() {
   std::unordered_map<std::uint64_t, std::shared_ptr<ContextState>> contexts;
   {
     const std::lock_guard lock(mutex_);
+    closed_ = true;
     contexts.swap(contexts_);
   }
   for (const auto& [id, state] : contexts) {
@@ -171,6 +181,7 @@ void AutogradService::on_close() {
       pass->fail({.worker = self(),
                   .failure = {.kind = ErrorKind::kAborted, .message = "the RPC agent was shut down"},
                   .type = "lockstep::Error"});
+      if (!pass->running()) leave(pass);
     }
   }
 }
@@ -191,6 +202,8 @@ Bytes AutogradService::encode(std::uint64_t context, WorkerId to, const std::fun
     const object::TensorScope::Use use(&sent);
     encode();
   }
+  // Released while it was encoded: the workers that were told then did not include this one.
+  if (find(context) != state) tell_release(context, to);
   if (sent.tensors.empty()) return {};
   const auto message = agent_.new_id();
   state->add_send(SendNode::make(to, message, sent.tensors));

@@ -224,6 +224,7 @@ void Codec<at::Tensor>::write(Encoder& encoder, const at::Tensor& tensor) {
 void Codec<at::Tensor>::read(Decoder& decoder, at::Tensor& out) {
   if (decoder.peek() == Code::kNothing) {
     decoder.take<std::uint8_t>();
+    out = at::Tensor();
     return;
   }
   // Whoever finds the message decodes it: what that thread is in the middle of does not concern the tensor.

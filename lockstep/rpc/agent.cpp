@@ -19,6 +19,8 @@ constexpr std::int64_t kNeverNs = std::numeric_limits<std::int64_t>::max();
 // Answers and control messages do not wait for ever for a connection.
 constexpr Milliseconds kConnect{30'000};
 
+// The resident looks for calls whose time is over after so many messages at the latest.
+constexpr int kLooksAtClock = 64;
 // About what it costs to wake another thread.
 constexpr std::int64_t kWorthSharingNs = 20'000;
 
@@ -178,8 +180,11 @@ Future<Agent::Answer> Agent::request(WorkerId to, Kind kind, Payload payload, Mi
           [weak = weak_from_this(), promise](Answer* answer, const CallFailure* failure) {
             auto callbacks = answer != nullptr ? promise.state()->set(std::move(*answer))
                                                : promise.state()->fail(*failure);
-            if (callbacks.empty()) return;
-            if (const auto agent = weak.lock()) agent->run_callbacks(std::move(callbacks));
+            if (const auto agent = weak.lock()) {
+              agent->run_callbacks(std::move(callbacks));
+            } else {
+              internal::FutureBase::run(std::move(callbacks));
+            }
           });
   return promise.future();
 }
@@ -199,30 +204,32 @@ void Agent::note_deadline(Deadline deadline) {
   if (ns < earliest) courier_->wake();  // the resident sleeps for too long
 }
 
-std::optional<Agent::Pending> Agent::take_pending(std::uint64_t id) {
+std::optional<Agent::Pending> Agent::take_pending(std::uint64_t id, std::optional<WorkerId> from) {
   const std::lock_guard lock(mutex_);
   const auto found = pending_.find(id);
-  if (found == pending_.end()) return std::nullopt;
+  if (found == pending_.end() || (from && found->second.to != *from)) return std::nullopt;
   std::optional<Pending> pending = std::move(found->second);
   pending_.erase(found);
   return pending;
 }
 
-void Agent::fail_pending(const std::function<bool(const Pending&)>& which,
-                         const std::function<Failure(const Pending&)>& why) {
-  std::vector<Pending> failed;
-  {
-    const std::lock_guard lock(mutex_);
-    for (auto entry = pending_.begin(); entry != pending_.end();) {
-      if (which(entry->second)) {
-        failed.push_back(std::move(entry->second));
-        entry = pending_.erase(entry);
-      } else {
-        ++entry;
-      }
+std::vector<Agent::Pending> Agent::take_all(const std::function<bool(const Pending&)>& which) {
+  std::vector<Pending> taken;
+  const std::lock_guard lock(mutex_);
+  for (auto entry = pending_.begin(); entry != pending_.end();) {
+    if (which(entry->second)) {
+      taken.push_back(std::move(entry->second));
+      entry = pending_.erase(entry);
+    } else {
+      ++entry;
     }
   }
-  for (const auto& pending : failed) {
+  return taken;
+}
+
+void Agent::fail_pending(const std::function<bool(const Pending&)>& which,
+                         const std::function<Failure(const Pending&)>& why) {
+  for (const auto& pending : take_all(which)) {
     const CallFailure failure{.failure = why(pending)};
     pending.on_answer(nullptr, &failure);
   }
@@ -233,23 +240,32 @@ void Agent::expire() {
   if (earliest_ns_.load() > now) return;
   std::int64_t next = kNeverNs;
   earliest_ns_ = kNeverNs;  // calls that come meanwhile lower it again
-  fail_pending(
-      [&](const Pending& pending) {
-        if (pending.deadline.monotonic_ns() <= now) return true;
-        next = std::min(next, pending.deadline.monotonic_ns());
-        return false;
-      },
-      [](const Pending& pending) { return timeout_failure(pending.what, pending.timeout); });
-  if (next != kNeverNs) {
-    std::int64_t earliest = earliest_ns_.load();
-    while (next < earliest && !earliest_ns_.compare_exchange_weak(earliest, next)) {
-    }
+  const auto late = take_all([&](const Pending& pending) {
+    if (pending.deadline.monotonic_ns() <= now) return true;
+    next = std::min(next, pending.deadline.monotonic_ns());
+    return false;
+  });
+  // Before callbacks run: they may last, and then another thread is resident.
+  std::int64_t earliest = earliest_ns_.load();
+  while (next < earliest && !earliest_ns_.compare_exchange_weak(earliest, next)) {
   }
+  if (late.empty()) return;
+  pool_->linger([&] {
+    for (const auto& pending : late) {
+      const CallFailure failure{.failure = timeout_failure(pending.what, pending.timeout)};
+      pending.on_answer(nullptr, &failure);
+    }
+  });
 }
 
 // Receiving.
 
 bool Agent::step(Lane lane) {
+  if (lane == Lane::kResident &&
+      n_in_row_.load(std::memory_order_relaxed) % kLooksAtClock == kLooksAtClock - 1) {
+    expire();  // also while messages never end
+    if (!pool_->resident_here()) return true;
+  }
   auto event = courier_->poll();
   if (!event) {
     if (lane == Lane::kResident) {
@@ -265,6 +281,7 @@ bool Agent::step(Lane lane) {
 
 void Agent::rest() {
   expire();
+  if (!pool_->resident_here()) return;
   courier_->wait(Deadline::from_monotonic_ns(earliest_ns_.load()));
   expire();
 }
@@ -291,14 +308,11 @@ void Agent::take(courier::Event event, Lane lane) {
 }
 
 void Agent::take_answer(WorkerId from, courier::Message message) {
-  // An answer to nobody: its call timed out. Or to someone else's call, which a worker in order does not send.
-  const auto pending = take_pending(message.id);
+  // An answer to nobody: its call timed out. Or to a call to another worker, which nobody in order sends.
+  const auto pending = take_pending(message.id, from);
   if (!pending) {
     internal::discard_rrefs(*this, from, message);
     return;
-  }
-  if (pending->to != from) {
-    log(LogLevel::kWarn, cat("worker ", from, " answered a call to worker ", pending->to));
   }
   if (message.kind == kException) {
     const CallFailure failure = decode_failure(roster_->info(from), message.body.bytes);
@@ -310,10 +324,12 @@ void Agent::take_answer(WorkerId from, courier::Message message) {
 }
 
 void Agent::take_request(WorkerId from, courier::Message message, Lane lane) {
+  const auto self = weak_from_this().lock();
+  if (!self) return;  // on its way out
   const std::size_t kind = message.kind;
   const bool known = kind < handlers_.size() && handlers_[kind].handler;
   if (!known) internal::discard_rrefs(*this, from, message);
-  Request request(shared_from_this(), from, std::move(message));
+  Request request(self, from, std::move(message));
   if (!known) {
     request.answer_failure(
         {.failure = {.kind = ErrorKind::kUnsupported,
@@ -373,13 +389,13 @@ void Agent::take_loss(WorkerId peer, const std::string& cause, bool orderly) {
                [&](const Pending& pending) { return roster_->lost(peer, pending.what); });
 }
 
-bool Agent::send_answer(WorkerId to, courier::Message message) noexcept {
-  const auto failure = courier_->send(to, std::move(message), Deadline::after(kConnect));
+std::optional<Failure> Agent::send_answer(WorkerId to, courier::Message message) noexcept {
+  auto failure = courier_->send(to, std::move(message), Deadline::after(kConnect));
   if (failure && failure->kind != ErrorKind::kPeerLost && !closed()) {
     log(LogLevel::kWarn,
         cat("an answer to worker ", roster_->info(to).name, " was not sent: ", failure->message));
   }
-  return !failure;
+  return failure;
 }
 
 // Threads.
@@ -393,8 +409,14 @@ void Agent::run_callbacks(std::vector<internal::FutureBase::Callback> callbacks)
   if (pool_->is_mine() && !helping()) {
     internal::FutureBase::run(std::move(callbacks));
   } else {
-    auto shared = std::make_shared<std::vector<internal::FutureBase::Callback>>(std::move(callbacks));
-    run([shared] { internal::FutureBase::run(std::move(*shared)); });
+    // Whatever happens to the task: futures that hang on these callbacks must end.
+    struct Surely {
+      ~Surely() { internal::FutureBase::run(std::move(callbacks)); }
+      std::vector<internal::FutureBase::Callback> callbacks;
+    };
+    auto shared = std::make_shared<Surely>();
+    shared->callbacks = std::move(callbacks);
+    run([shared] { internal::FutureBase::run(std::exchange(shared->callbacks, {})); });
   }
 }
 

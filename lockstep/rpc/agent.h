@@ -225,8 +225,11 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
   void note_unreachable(WorkerId to, const Failure& failure);
   void expire();
   void note_deadline(Deadline deadline);
-  bool send_answer(WorkerId to, courier::Message message) noexcept;
-  std::optional<Pending> take_pending(std::uint64_t id);
+  // What it failed with, if it did; logged unless the worker is gone.
+  std::optional<Failure> send_answer(WorkerId to, courier::Message message) noexcept;
+  // Nothing when there is none, or it waits for another worker than `from`.
+  std::optional<Pending> take_pending(std::uint64_t id, std::optional<WorkerId> from = std::nullopt);
+  std::vector<Pending> take_all(const std::function<bool(const Pending&)>& which);
   void fail_pending(const std::function<bool(const Pending&)>& which,
                     const std::function<Failure(const Pending&)>& why);
   [[noreturn]] static void no_service();

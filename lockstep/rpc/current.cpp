@@ -1,11 +1,21 @@
 #include "lockstep/rpc/current.h"
 
+#include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 
 namespace lockstep::rpc {
 namespace {
 
 struct Slot {
+  // A program that ends without shutdown.
+  ~Slot() {
+    session = nullptr;
+    try {
+      if (agent) agent->close(Milliseconds(0));
+    } catch (...) {
+      log(LogLevel::kError, "an RPC agent could not be closed: " + current_failure().message);
+    }
+  }
   std::mutex mutex;
   // Guarded by mutex.
   std::shared_ptr<Agent> agent;

@@ -136,18 +136,31 @@ class Promise {
   using State = internal::FutureState<internal::Held<T>>;
 
   Promise() : Promise(std::weak_ptr<internal::Pump>()) {}
-  explicit Promise(std::weak_ptr<internal::Pump> pump) : state_(std::make_shared<State>(std::move(pump))) {}
+  explicit Promise(std::weak_ptr<internal::Pump> pump)
+      : held_(std::make_shared<Held>(std::make_shared<State>(std::move(pump)))) {}
 
-  Future<T> future() const { return Future<T>(state_); }
+  Future<T> future() const { return Future<T>(state()); }
   // The first of these ends the future, later ones are ignored. Callbacks run here.
-  void set(internal::Held<T> value = {}) const { State::run(state_->set(std::move(value))); }
-  void fail(CallFailure failure) const { State::run(state_->fail(std::move(failure))); }
+  void set(internal::Held<T> value = {}) const { State::run(state()->set(std::move(value))); }
+  void fail(CallFailure failure) const { State::run(state()->fail(std::move(failure))); }
   // With the current exception; call inside a catch block.
   void fail_with_current() const { fail(current_call_failure()); }
-  const std::shared_ptr<State>& state() const { return state_; }
+  const std::shared_ptr<State>& state() const { return held_->state; }
 
  private:
-  std::shared_ptr<State> state_;
+  // What all copies share. When the last one goes before it was set, the future fails: nobody could end it any more.
+  struct Held {
+    explicit Held(std::shared_ptr<State> s) : state(std::move(s)) {}
+    ~Held() {
+      if (state->over()) return;
+      State::run(state->fail(
+          {.failure = {.kind = ErrorKind::kAborted, .message = "the promise of this value was dropped"}}));
+    }
+    Held(const Held&) = delete;
+    Held& operator=(const Held&) = delete;
+    const std::shared_ptr<State> state;
+  };
+  std::shared_ptr<Held> held_;
 };
 
 template <class T>

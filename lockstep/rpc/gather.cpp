@@ -61,21 +61,48 @@ std::map<std::string, Object> Gatherings::gather(const Object& value, std::vecto
 void Gatherings::take(Request request) {
   GatherRecord record;
   Gathering over;
+  std::optional<Failure> gone;
   try {
     record = decode<GatherRecord>(request.body());
     const std::lock_guard lock(mutex_);
     auto& gathering = open_[{record.names, record.number}];
     gathering.values[record.name] = std::move(record.value);
     gathering.requests.push_back(std::move(request));
-    if (gathering.values.size() < record.names.size()) return;
+    gone = gone_among(record.names, gathering.values);
+    if (!gone && gathering.values.size() < record.names.size()) return;
     over = std::move(gathering);
     open_.erase({record.names, record.number});
   } catch (...) {
     request.answer_failure(current_call_failure());
     return;
   }
+  if (gone) {
+    for (auto& waiting : over.requests) waiting.answer_failure({.failure = *gone});
+    return;
+  }
   const Bytes all = encode(over.values);
   for (auto& waiting : over.requests) waiting.answer({.body = all});
+}
+
+// One that has not come and never will.
+std::optional<Failure> Gatherings::gone_among(const std::set<std::string>& names,
+                                              const std::map<std::string, Object>& values) const {
+  for (const auto& name : names) {
+    if (values.contains(name)) continue;
+    try {
+      agent_.find(name);
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::kPeerLost) return error.failure();
+    }
+  }
+  return std::nullopt;
+}
+
+void Gatherings::on_joined(WorkerId peer) {
+  const std::string name = agent_.info(peer).name;
+  const std::lock_guard lock(mutex_);
+  // It counts from the beginning, and so must those who meet it.
+  std::erase_if(n_calls_, [&](const auto& entry) { return entry.first.contains(name); });
 }
 
 void Gatherings::on_lost(WorkerId peer, const std::string& cause) {

@@ -2,8 +2,7 @@
 //
 // Led by the worker with the smallest name: everyone sends its value there and is answered when all have come. The n-th call
 // with a set of names meets the n-th call of the others with that set.
-// Blocking: until all have come, `timeout` at most (negative: the agent's; zero: none). Raises kTimeout naming who has not come, kPeerLost when one
-// is gone. Thread safety: any thread; concurrent calls with one set of names are matched in an order nobody knows.
+// Blocking: until all have come, `timeout` at most (negative: the agent's; zero: none). Raises kTimeout, kPeerLost when one is gone. Thread safety: any thread; concurrent calls with one set of names are matched in an order nobody knows.
 #pragma once
 
 #include <map>
@@ -33,7 +32,9 @@ class Gatherings final : public Service {
 
   void on_lost(WorkerId peer, const std::string& cause) override;
   void debug_info(std::map<std::string, std::string>&) override {}
+  void on_joined(WorkerId peer) override;
   void on_close() override;
+  void on_closed() override { on_close(); }
 
  private:
   using Key = std::pair<std::set<std::string>, std::uint64_t>;
@@ -42,6 +43,8 @@ class Gatherings final : public Service {
     std::vector<Request> requests;
   };
   void take(Request request);
+  std::optional<Failure> gone_among(const std::set<std::string>& names,
+                                    const std::map<std::string, Object>& values) const;
 
   Agent& agent_;
   std::mutex mutex_;

@@ -49,7 +49,11 @@ void try_once(const std::shared_ptr<Retry>& retry) {
                    }
                    auto& state = *retry->promise.state();
                    auto callbacks = answer != nullptr ? state.set(std::move(*answer)) : state.fail(*failure);
-                   if (const auto alive = retry->agent.lock()) alive->run_callbacks(std::move(callbacks));
+                   if (const auto alive = retry->agent.lock()) {
+                     alive->run_callbacks(std::move(callbacks));
+                   } else {
+                     internal::FutureBase::run(std::move(callbacks));
+                   }
                  });
 }
 
@@ -68,11 +72,19 @@ Request::~Request() {
 
 void Request::answer(Payload payload) {
   const auto agent = std::move(agent_);
-  const bool sent = agent->send_answer(from_, {.kind = static_cast<std::uint8_t>(message_.kind | kAnswer),
-                                               .id = message_.id,
-                                               .body = courier::owned_blob(std::move(payload.body)),
-                                               .blobs = std::move(payload.blobs)});
-  if (sent && payload.cargo) payload.cargo->sent();
+  const auto failure = agent->send_answer(from_, {.kind = static_cast<std::uint8_t>(message_.kind | kAnswer),
+                                                  .id = message_.id,
+                                                  .body = courier::owned_blob(std::move(payload.body)),
+                                                  .blobs = std::move(payload.blobs)});
+  if (!failure) {
+    if (payload.cargo) payload.cargo->sent();
+    return;
+  }
+  if (failure->kind == ErrorKind::kPeerLost || failure->kind == ErrorKind::kAborted) return;
+  // Too long, or no memory for it: the caller should not have to wait for its timeout.
+  agent->send_answer(from_, {.kind = kException,
+                             .id = message_.id,
+                             .body = courier::owned_blob(encode_failure({.failure = *failure}))});
 }
 
 void Request::answer_failure(const CallFailure& failure) noexcept {

@@ -61,6 +61,8 @@ void check_options(const RpcOptions& options) {
   if (options.store && options.rank < 0 && options.world_size != kDynamic) {
     raise(ErrorKind::kUsage, "init_rpc: with a store, rank and world_size are needed");
   }
+  if (options.rank > 0xFFFF)
+    raise(ErrorKind::kUsage, cat("init_rpc: rank ", options.rank, " is beyond 65535"));
   if (options.world_size < -1) raise(ErrorKind::kUsage, cat("init_rpc: world_size is ", options.world_size));
   for (const auto& [worker, map] : options.device_maps) check_one_to_one(worker, map);
   if (const auto clash = registration_clash(); !clash.empty()) raise(ErrorKind::kUsage, "init_rpc: " + clash);
@@ -125,9 +127,10 @@ RendezvousResult meet(const RpcOptions& options, bool dynamic) {
                      .timeout = options.init_timeout});
 }
 
-// Until this worker waits for no answer, and runs nothing for others.
-void wait_idle(Agent& agent, Deadline deadline) {
-  while (agent.n_waiting() != 0 || agent.n_running() != 0) {
+// Until this worker waits for no answer, and, if asked, runs nothing for others.
+enum class Idle : std::uint8_t { kOwnCalls, kAllCalls };
+void wait_idle(Agent& agent, Deadline deadline, Idle idle) {
+  while (agent.n_waiting() != 0 || (idle == Idle::kAllCalls && agent.n_running() != 0)) {
     if (deadline.expired()) {
       raise(ErrorKind::kTimeout,
             cat("shutdown: ", agent.n_waiting(), " calls of this worker have no answer yet, ",
@@ -149,7 +152,7 @@ void leave_static(Agent& agent, Deadline deadline) {
   auto& farewell = agent.service<internal::Farewell>();
   // Twice: what ran for a worker that had come to the first round may have called another that had been idle.
   for (std::uint32_t round = 1; round <= 2; ++round) {
-    wait_idle(agent, deadline);
+    wait_idle(agent, deadline, Idle::kAllCalls);
     farewell.meet(round, deadline);
   }
   drop_rrefs(agent, deadline);
@@ -160,7 +163,7 @@ void leave_static(Agent& agent, Deadline deadline) {
 
 void leave(Agent& agent, Session& session, Deadline deadline) {
   if (session.dynamic) {
-    wait_idle(agent, deadline);
+    wait_idle(agent, deadline, Idle::kOwnCalls);  // others may go on calling until they hear of it
     drop_rrefs(agent, deadline);
     session.dynamic->leave(deadline);
   } else {

@@ -2,6 +2,7 @@
 #include "lockstep/base/demangle.h"
 #include "lockstep/base/text.h"
 #include "lockstep/rpc/rref_context.h"
+#include "lockstep/rpc/rref_scope.h"
 
 namespace lockstep::rpc {
 
@@ -81,7 +82,11 @@ std::shared_ptr<RRefState> RRefContext::start_remote(const OutgoingCall& call) {
       self->unshare({ref});
     }
     auto callbacks = answer != nullptr ? promise.state()->set({}) : promise.state()->fail(*failure);
-    if (const auto agent = self->agent()) agent->run_callbacks(std::move(callbacks));
+    if (const auto agent = self->agent()) {
+      agent->run_callbacks(std::move(callbacks));
+    } else {
+      internal::FutureBase::run(std::move(callbacks));
+    }
   };
   alive->request(call.to.id, Kind::kRemoteCall, std::move(payload), call.timeout,
                  internal::describe_call(call), internal::profiled(call, made));
@@ -104,7 +109,10 @@ void RRefContext::serve_remote(Request request) {
     value = with_ledger([&](Actions&) {
       return shared->from() == self_.id ? ledger_.find(ref.rref) : ledger_.create_here(ref, shared->from());
     });
-    if (!value) raise(ErrorKind::kAborted, "the RRef that this call was for is gone");
+    if (!value) {
+      const internal::ReceiveScope taken(shared->agent(), shared->from(), head.rrefs);
+      raise(ErrorKind::kAborted, "the RRef that this call was for is gone");
+    }
   } catch (...) {
     shared->answer_failure(current_call_failure());
     return;
@@ -127,6 +135,9 @@ void RRefContext::serve_remote(Request request) {
 void RRefContext::fetch(const RRefState& state, Ask ask, Milliseconds timeout, Agent::OnAnswer on_answer) {
   const auto alive = agent_for("to_here");
   const auto context = ask == Ask::kValue ? this_call().autograd_context : 0;
+  // The owner will know the context from now on, and must hear of its end.
+  if (auto* extension = context == 0 ? nullptr : alive->extension())
+    extension->encode(context, state.owner.id, [] {});
   ByteWriter writer;
   writer.put(context).put(state.ref.rref).put(state.ref.fork).put(static_cast<std::uint8_t>(ask));
   alive->request(state.owner.id, Kind::kRRefFetch, {.body = writer.take()}, timeout,

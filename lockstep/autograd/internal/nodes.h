@@ -29,6 +29,8 @@ class SendNode final : public torch::autograd::Node {
   std::size_t n_tensors() const { return n_tensors_; }
   // Went through a pass that did not retain the graph: the graph behind it is let go of.
   bool used_up() const { return used_up_.load(); }
+  // A pass is going through it that will: no other may begin.
+  void mark_used() { used_up_ = true; }
   void use_up();
   std::string name() const override { return "lockstep::SendNode"; }
 

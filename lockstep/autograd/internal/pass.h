@@ -59,7 +59,7 @@ class Pass final : public std::enable_shared_from_this<Pass> {
   bool fail(NodeFailure failure);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   std::optional<NodeFailure> failure() const;
-  // `worker` was asked to take part by this one; told() is all of them.
+  // `worker` was asked to take part by this one; told() is all of them, at the origin also those that the plan named.
   void note_told(WorkerId worker);
   std::vector<WorkerId> told() const;
   // Whom it shipped gradients to.

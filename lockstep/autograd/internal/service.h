@@ -15,6 +15,7 @@
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 #include <unordered_set>
 
@@ -61,6 +62,7 @@ class AutogradService final : public rpc::Service, public rpc::CallExtension {
   // Service.
   void on_lost(WorkerId peer, const std::string& cause) override;
   void debug_info(std::map<std::string, std::string>& info) override;
+  void on_joined(WorkerId peer) override;
   void on_close() override;
 
  private:
@@ -89,6 +91,8 @@ class AutogradService final : public rpc::Service, public rpc::CallExtension {
   void serve_done(rpc::Request request);
   void serve_abort(rpc::Request request);
   void serve_cleanup(rpc::Request request);
+  // Fails the pass when one of them is gone: nobody else may notice.
+  void check_present(const std::shared_ptr<Pass>& pass, const std::vector<WorkerId>& workers);
   std::string name_of(WorkerId worker) const;
   Milliseconds timeout_of(const Pass& pass) const;
 
@@ -97,6 +101,8 @@ class AutogradService final : public rpc::Service, public rpc::CallExtension {
   // Guarded by mutex_.
   std::unordered_map<std::uint64_t, std::shared_ptr<ContextState>> contexts_;
   Bygones released_;
+  std::set<WorkerId> lost_;  // contexts of theirs are not made again
+  bool closed_ = false;
   Bygones over_;  // passes
 };
 

@@ -38,7 +38,9 @@ void Farewell::meet(std::uint32_t round, Deadline deadline) {
           .wait();
       return;
     } catch (const Error& error) {
-      if (error.kind() != ErrorKind::kPeerLost || agent_.closed()) throw;
+      // A leader that goes without waiting for the others drops what it was asked.
+      const bool leaderless = error.kind() == ErrorKind::kPeerLost || error.kind() == ErrorKind::kAborted;
+      if (!leaderless || agent_.closed() || deadline.expired()) throw;
       std::this_thread::sleep_for(Milliseconds(1));  // until it is off the list
     }
   }

@@ -26,6 +26,7 @@ class Farewell final : public Service {
   void on_lost(WorkerId peer, const std::string& cause) override;
   void debug_info(std::map<std::string, std::string>&) override {}
   void on_close() override;
+  void on_closed() override { on_close(); }
 
  private:
   struct Waiting {

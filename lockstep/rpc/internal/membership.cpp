@@ -1,5 +1,6 @@
 #include "lockstep/rpc/internal/membership.h"
 
+#include <algorithm>
 #include <chrono>
 #include <set>
 #include <thread>
@@ -99,10 +100,23 @@ auto lockstep_fields(SelfOf<GroupState> auto& self) {
   return fields({.name = "lockstep.rpc.Group", .version = 1}, self.epoch, self.members);
 }
 
+std::string change_key(std::uint64_t epoch);
+void apply(GroupState& state, const MemberChange& what) {
+  std::erase_if(state.members, [&](const MemberRecord& record) { return record.id == what.who.id; });
+  if (what.change == Change::kJoins) state.members.push_back(what.who);
+}
+
+// As the store says, with changes whose writer died before it wrote them down there. Pre: the token is held.
 GroupState read_state(Store& store) {
+  GroupState state;
   const std::string key = kState;
-  if (!store.check({&key, 1})) return {};
-  return decode<GroupState>(store.get(key));
+  if (store.check({&key, 1})) state = decode<GroupState>(store.get(key));
+  for (;;) {
+    const std::string next = change_key(state.epoch + 1);
+    if (!store.check({&next, 1})) return state;
+    apply(state, decode<MemberChange>(store.get(next)));
+    ++state.epoch;
+  }
 }
 
 std::string change_key(std::uint64_t epoch) {
@@ -129,12 +143,13 @@ void change(Store& store, Agent& agent, GroupState& state, Change what, const Me
       silent.push_back(other);
     }
   }
-  std::erase_if(state.members, [&](const MemberRecord& record) { return record.id == who.id; });
-  if (what == Change::kJoins) state.members.push_back(who);
+  apply(state, {.change = what, .who = who});
   if (epoch > 1) store.delete_key(change_key(epoch - 1));
+  std::erase_if(state.members, [&](const MemberRecord& record) {
+    return std::ranges::any_of(silent, [&](const MemberRecord& gone) { return gone.id == record.id; });
+  });
   for (const auto& gone : silent) {
     log(LogLevel::kWarn, cat("worker ", gone.name, " takes no note of changes and is taken off the list"));
-    std::erase_if(state.members, [&](const MemberRecord& record) { return record.id == gone.id; });
     change(store, agent, state, Change::kLeaves, gone);
     if (gone.id != agent.self().id) agent.remove_worker(gone.id);
   }

@@ -4,6 +4,7 @@
 
 #include <chrono>
 #include <thread>
+#include <utility>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
@@ -149,6 +150,7 @@ void Pool::reside(std::unique_lock<std::mutex>& lock) {
       if (resident) quiet_since = Clock::now();
       continue;
     }
+    if (!resident) break;  // what its step ran took too long
     if (Clock::now() - quiet_since < kLook) {
       ::sched_yield();
       continue;
@@ -215,12 +217,14 @@ void Pool::watch() {
 
 void Pool::before_sleep() {
   if (my_pool != this) return;
-  if (resident) {
-    resident = false;
-    // Deposed by itself, unless the watch was quicker.
-    depose(lingering);
-  }
+  const bool was_resident = std::exchange(resident, false);
+  // Deposed by itself, unless the watch was quicker.
+  if (was_resident && lingering != 0) depose(lingering);
   const std::lock_guard lock(mutex_);
+  if (was_resident && lingering == 0) {  // asleep where nobody expected it
+    has_resident_ = false;
+    call_up();
+  }
   ++n_asleep_;
   if (!tasks_.empty()) call_up();
 }
