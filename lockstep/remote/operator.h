@@ -26,6 +26,7 @@
 #include "lockstep/group/tensor_object.h"
 #include "lockstep/rpc/call.h"
 #include "lockstep/rpc/function.h"
+#include "lockstep/rpc/remote.h"
 
 namespace lockstep::rpc {
 
@@ -109,6 +110,12 @@ Future<R> rpc_async(const Worker& to, const Operator& op, const OperatorArgs& ar
 template <class R = at::Tensor>
 R rpc_sync(const Worker& to, const Operator& op, const OperatorArgs& args, CallOptions options = {}) {
   return rpc_async<R>(to, op, args, options).wait();
+}
+// The result stays there.
+template <class R = at::Tensor>
+RRef<R> remote(const Worker& to, const Operator& op, const OperatorArgs& args, CallOptions options = {}) {
+  const auto call = internal::make_operator_call(to, op, args, options);
+  return RRef<R>(rref_context(*call.agent).start_remote(call));
 }
 
 }  // namespace lockstep::rpc

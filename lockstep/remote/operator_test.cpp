@@ -8,6 +8,7 @@
 #include <ATen/ops/zeros.h>
 #include <gtest/gtest.h>
 
+#include "lockstep/autograd/autograd.h"
 #include "lockstep/remote/operator.h"
 #include "lockstep/rpc/rpc_testing.h"
 
@@ -158,6 +159,32 @@ TEST(Operator, ThatDoesNotFitIsRefusedWhereItWouldRunToo) {
     EXPECT_NE(call("aten::from_file", {"x"}).find("opens files"), std::string::npos);
     EXPECT_NE(send("aten::neg", {tensor({1})}).find("aten::neg(Tensor self)"), std::string::npos);
     EXPECT_NE(call("some::thing", {}).find("no function is registered"), std::string::npos);
+  });
+}
+
+TEST(Operator, LeavesItsResultThereBehindAnRRef) {
+  on_first([] {
+    const RRef<at::Tensor> sum = remote(1, op("aten::add.Tensor"), {tensor({1, 2}), tensor({3, 4})});
+    EXPECT_EQ(sum.owner_name(), "worker1");
+    EXPECT_TRUE(at::equal(sum.to_here(), tensor({4, 6})));
+    const auto pair = remote<std::tuple<at::Tensor, at::Tensor>>(1, op("aten::sort"), {tensor({2, 1})});
+    EXPECT_TRUE(at::equal(std::get<0>(pair.to_here()), tensor({1, 2})));
+    const auto failing = remote(1, op("aten::mm"), {at::ones({2, 3}), at::ones({2, 3})});
+    EXPECT_NE(caught([&] { failing.to_here(); }).message.find("shapes cannot be multiplied"),
+              std::string::npos);
+  });
+}
+
+TEST(Operator, LetsGradientsThrough) {
+  on_first([] {
+    const auto a = tensor({1, 2, 3}).requires_grad_();
+    const auto b = tensor({4, 5, 6}).requires_grad_();
+    const autograd::DistAutogradContext context;
+    const auto product = rpc_sync(1, op("aten::mul.Tensor"), {a, b});
+    autograd::backward(context.id(), {rpc_sync(1, op("aten::sum"), {product})});
+    const auto gradients = autograd::get_gradients(context.id());
+    EXPECT_TRUE(at::equal(gradients.find(a), b));
+    EXPECT_TRUE(at::equal(gradients.find(b), a));
   });
 }
 

@@ -1,0 +1,101 @@
+#include "lockstep/remote/distributed_optimizer.h"
+
+#include <mutex>
+
+namespace lockstep::rpc {
+namespace {
+
+// Workers that are threads of one process share it, and wait for each other's steps needlessly.
+std::mutex& step_mutex() {
+  static std::mutex mutex;
+  return mutex;
+}
+
+// Tensor::grad() of the parameters is `gradients` while it lives.
+class Swapped {
+ public:
+  Swapped(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& gradients)
+      : parameters_(parameters) {
+    for (std::size_t i = 0; i < parameters.size(); ++i) {
+      before_.push_back(parameters[i].grad());
+      parameters[i].mutable_grad() = gradients[i];
+    }
+  }
+  ~Swapped() {
+    for (std::size_t i = 0; i < before_.size(); ++i) parameters_[i].mutable_grad() = std::move(before_[i]);
+  }
+  Swapped(const Swapped&) = delete;
+  Swapped& operator=(const Swapped&) = delete;
+
+ private:
+  const std::vector<at::Tensor>& parameters_;
+  std::vector<at::Tensor> before_;
+};
+
+}  // namespace
+
+void LocalOptimizer::step(std::uint64_t context) {
+  const auto all = autograd::get_gradients(context);
+  std::vector<at::Tensor> gradients;
+  for (const auto& parameter : parameters_) gradients.push_back(all.find(parameter));
+  const std::lock_guard lock(step_mutex());
+  step_(gradients);
+}
+LOCKSTEP_RPC_METHOD(&LocalOptimizer::step, "lockstep.LocalOptimizer.step");
+
+namespace internal {
+
+void step_with(torch::optim::Optimizer& optimizer, const std::vector<at::Tensor>& parameters,
+               const std::vector<at::Tensor>& gradients) {
+  const Swapped swapped(parameters, gradients);
+  optimizer.step();
+}
+
+std::vector<at::Tensor> owned(const std::vector<RRef<at::Tensor>>& parameters) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& parameter : parameters) tensors.push_back(parameter.local_value());
+  return tensors;
+}
+
+std::map<WorkerId, std::vector<RRef<at::Tensor>>> by_owner(const std::vector<RRef<at::Tensor>>& parameters) {
+  if (parameters.empty()) raise(ErrorKind::kUsage, "DistributedOptimizer: there are no parameters");
+  std::map<WorkerId, std::vector<RRef<at::Tensor>>> owners;
+  for (const auto& parameter : parameters) {
+    if (!parameter.valid()) raise(ErrorKind::kUsage, "DistributedOptimizer: a parameter's RRef is empty");
+    owners[parameter.owner().id].push_back(parameter);
+  }
+  return owners;
+}
+
+void await_all(const std::vector<RRef<LocalOptimizer>>& optimizers) {
+  std::vector<Future<void>> made;
+  for (const auto& optimizer : optimizers) made.push_back(optimizer.get_future());
+  wait_all(made);
+}
+
+void step_all(const std::vector<RRef<LocalOptimizer>>& optimizers, std::uint64_t context,
+              CallOptions options) {
+  std::vector<Future<void>> steps;
+  for (const auto& optimizer : optimizers)
+    steps.push_back(optimizer.rpc_async(&LocalOptimizer::step, {context}, options));
+  wait_all(steps);
+}
+
+bool register_optimizers() {
+  using namespace torch::optim;
+  static const bool registered =
+      register_optimizer<SGD, SGDOptions>() && register_optimizer<Adam, AdamOptions>() &&
+      register_optimizer<AdamW, AdamWOptions>() && register_optimizer<Adagrad, AdagradOptions>() &&
+      register_optimizer<RMSprop, RMSpropOptions>() && register_optimizer<FunctionalSGD, SGDOptions>() &&
+      register_optimizer<FunctionalAdam, AdamOptions>() &&
+      register_optimizer<FunctionalAdamW, AdamWOptions>() &&
+      register_optimizer<FunctionalAdagrad, AdagradOptions>() &&
+      register_optimizer<FunctionalRMSprop, RMSpropOptions>() &&
+      register_optimizer<FunctionalAdadelta, AdadeltaOptions>() &&
+      register_optimizer<FunctionalRprop, RpropOptions>() &&
+      register_optimizer<FunctionalAdamax, AdamaxOptions>();
+  return registered;
+}
+
+}  // namespace internal
+}  // namespace lockstep::rpc
