@@ -29,6 +29,10 @@
 #include "lockstep/rpc/call.h"
 #include "lockstep/rpc/rref.h"
 
+namespace torch::autograd {
+struct Node;
+}
+
 namespace lockstep::autograd {
 
 // What this worker knows of a context: gradients of its leaves. As GradientAccess it stands in for Tensor::grad().
@@ -36,6 +40,8 @@ namespace lockstep::autograd {
 class Context : public GradientAccess {
  public:
   virtual std::uint64_t id() const = 0;
+  // The nodes through which gradients from other workers can come into this worker's part of the graph.
+  virtual std::vector<std::shared_ptr<torch::autograd::Node>> entries() const = 0;
 };
 
 // A context of this thread while it lives. Raises kUsage inside another one, and before init_rpc. The end releases what all

@@ -62,6 +62,11 @@ std::vector<std::shared_ptr<SendNode>> ContextState::open_sends() const {
   return open;
 }
 
+std::vector<std::shared_ptr<torch::autograd::Node>> ContextState::entries() const {
+  const auto open = open_sends();
+  return {open.begin(), open.end()};
+}
+
 void ContextState::note_worker(WorkerId worker) {
   const std::lock_guard lock(mutex_);
   workers_.insert(worker);

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <utility>
 
+#include "lockstep/autograd/autograd.h"
 #include "lockstep/base/environment.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
@@ -261,7 +262,15 @@ void Reducer::expect_backward(std::span<const at::Tensor> outputs) {
   if (backward_seen_ || n_expected_ == 0) std::fill(reached_.begin(), reached_.end(), 0);
   backward_seen_ = false;
   ++n_expected_;
-  if (searches()) internal::mark_reached(outputs, accumulators_, reached_);
+  if (searches()) search(outputs);
+}
+
+// Beyond a tensor that came from another worker nothing can be searched; its way back here leads through one of the context's
+// entries. What they lead to may be more than the pass comes to: settle() takes care of the rest.
+void Reducer::search(std::span<const at::Tensor> outputs) {
+  const auto context = autograd::current_context();
+  internal::mark_reached(outputs, context ? context->entries() : decltype(accumulators_){}, accumulators_,
+                         reached_);
 }
 
 bool Reducer::wants_sink() const {
@@ -272,7 +281,7 @@ bool Reducer::wants_sink() const {
 
 void Reducer::expect_local_backward(std::span<const at::Tensor> outputs) {
   if (backward_seen_) n_expected_ = 0;
-  if (n_expected_ != 0 && searches()) internal::mark_reached(outputs, accumulators_, reached_);
+  if (n_expected_ != 0 && searches()) search(outputs);
 }
 
 void Reducer::check_finalized() const {
@@ -322,8 +331,10 @@ void Reducer::set_static_graph() {
 void Reducer::launch_shadow() {
   const at::NoGradGuard no_grad;  // as in backward(): hooks run here as there
   check_finalized();
+  find_context();
   reducing_ = true;
   shadowing_ = true;
+  if (context_ && options_.gradient_as_bucket_view) part_from_buckets();
   clock_.leave_out();
   ending_ = false;
   n_launched_ = 0;

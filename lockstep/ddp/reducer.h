@@ -74,7 +74,8 @@ struct ReducerOptions {
   // parameters that are short while gradients come, null: none. What is handed back is in the parameters' own type.
   std::optional<at::ScalarType> reduce_dtype{};
   std::shared_ptr<internal::TwoPrecisions> precisions{};
-  std::shared_ptr<GradientAccess> access{};  // null: Tensor::grad()
+  // Null: the distributed autograd context that a backward pass runs in (lockstep/autograd), else Tensor::grad().
+  std::shared_ptr<GradientAccess> access{};
   std::source_location where = std::source_location::current();
 };
 
@@ -195,6 +196,13 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   void rebuild_by_arrival();
   Bucket make_bucket(const std::vector<std::size_t>& indices) const;
   bool learns() const { return static_graph_ && stats_.n_reductions == 0; }
+  // Where the gradients of the pass under way are kept.
+  GradientAccess& access() const { return context_ ? *context_ : *access_; }
+  void find_context();
+  void search(std::span<const at::Tensor> outputs);
+  void part_from_buckets();
+  // Buckets serve one pass after the other, and gradients of a context must outlive its pass: they never lie in buckets.
+  bool gives_views() const { return options_.gradient_as_bucket_view && !context_; }
 
   // On the thread that runs backward().
   void on_gradient(std::size_t index, const at::Tensor& incoming);
@@ -258,8 +266,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   bool reducing_ = false;
   std::vector<unsigned char> ready_;  // by parameter
   std::size_t n_launched_ = 0;
-  bool ending_ = false;     // its callback at the end is running
-  bool shadowing_ = false;  // it is other ranks'
+  bool ending_ = false;                      // its callback at the end is running
+  bool shadowing_ = false;                   // it is other ranks'
+  std::shared_ptr<GradientAccess> context_;  // that it runs in, or null
   int divisor_ = 1;
   std::map<std::size_t, at::Tensor> kept_;  // gradients that lie in a bucket and may belong to nobody
   std::optional<Failure> failure_;

@@ -7,6 +7,7 @@
 #include <chrono>
 #include <utility>
 
+#include "lockstep/autograd/autograd.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/ddp/internal/nursery.h"
@@ -29,7 +30,12 @@ void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
   if (options_.precisions) options_.precisions->on_gradient();
   if (searches() && arrived) used_here_.data_ptr<int>()[index] = 1;  // inside no_sync, too
   if (!reducing_) {
-    if (n_expected_ == 0 || failure_) return widen(index);
+    find_context();
+    if (n_expected_ == 0 || failure_) {
+      widen(index);
+      context_.reset();
+      return;
+    }
     begin();
   }
   if (learns()) {
@@ -43,10 +49,10 @@ void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
 
 void Reducer::widen(std::size_t index) {
   if (!options_.precisions) return;
-  const at::Tensor gradient = access_->get(parameters_[index]);
+  const at::Tensor gradient = access().get(parameters_[index]);
   if (!gradient.defined() || gradient.scalar_type() == gradient_types_[index]) return;
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  access_->set(parameters_[index], gradient.to(gradient_types_[index]));
+  access().set(parameters_[index], gradient.to(gradient_types_[index]));
 }
 
 void Reducer::on_outputs_reached() {
@@ -62,11 +68,29 @@ void Reducer::on_backward_begins() {
     const auto found = chosen->find(node.get());
     return found != chosen->end() && found->second.needed_;
   };
-  if (chosen == nullptr || chosen->empty() || std::ranges::any_of(accumulators_, accumulates)) begin();
+  if (chosen == nullptr || chosen->empty() || std::ranges::any_of(accumulators_, accumulates)) {
+    find_context();
+    begin();
+  }
+}
+
+void Reducer::find_context() {
+  context_ = options_.access ? nullptr : autograd::current_context();
+}
+
+// What earlier passes left in Tensor::grad() must survive one of a context, which fills the buckets with the context's.
+void Reducer::part_from_buckets() {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& gradient = parameters_[i].grad();
+    const at::Tensor& flat = buckets_[places_[i].bucket].flat;
+    if (gradient.defined() && flat.defined() && gradient.is_alias_of(flat))
+      parameters_[i].mutable_grad() = gradient.clone();
+  }
 }
 
 void Reducer::begin() {
   reducing_ = true;
+  if (context_ && options_.gradient_as_bucket_view) part_from_buckets();
   clock_.backward_begins(parameters_.size(), buckets_.size());
   ending_ = false;
   n_launched_ = 0;
@@ -280,6 +304,7 @@ void Reducer::finalise() {
   }
   if (!shadowing_) note_unused();
   kept_.clear();
+  context_.reset();
   reducing_ = false;
   backward_seen_ = true;
   --n_expected_;

@@ -63,7 +63,7 @@ void Reducer::copy_into(std::size_t index, const at::Tensor& view, const at::Ten
 }
 
 void Reducer::store_gradient(std::size_t index, at::Tensor& view, const at::Tensor& incoming) {
-  const at::Tensor gradient = access_->get(parameters_[index]);
+  const at::Tensor gradient = access().get(parameters_[index]);
   if (gradient.defined()) check_gradient(index, gradient);
   if (large_[index] != 0) return store_large(index, gradient, view, incoming);
   if (!gradient.defined()) {
@@ -71,10 +71,10 @@ void Reducer::store_gradient(std::size_t index, at::Tensor& view, const at::Tens
     return;
   }
   // Perhaps nobody uses it: then it must come out of the reduction as it went in.
-  if (options_.gradient_as_bucket_view && is_idle(index)) kept_[index] = gradient.clone();
+  if (gives_views() && is_idle(index)) kept_[index] = gradient.clone();
   if (same_memory(gradient, view)) return;
   copy_into(index, view, gradient);
-  if (options_.gradient_as_bucket_view) access_->set(parameters_[index], view);
+  if (gives_views()) access().set(parameters_[index], view);
 }
 
 // Where it lies, if autograd made it in the group's memory and it is nobody else's; otherwise a copy there.
@@ -92,7 +92,7 @@ void Reducer::store_large(std::size_t index, const at::Tensor& gradient, at::Ten
   }
   piece = nursery_->make(parameters_[index]);
   copy_into(index, piece, gradient);
-  if (options_.gradient_as_bucket_view && !idle) access_->set(parameters_[index], piece);
+  if (gives_views() && !idle) access().set(parameters_[index], piece);
 }
 
 // This rank did not use it in the pass: perhaps nobody did, and its gradient must stay what it was.
@@ -103,7 +103,7 @@ bool Reducer::is_idle(std::size_t index) const {
 // A copy, already divided: the reduction works in place, and what was accumulated must survive a failure.
 void Reducer::store_sparse(std::size_t index, Bucket& bucket) {
   const at::Tensor& parameter = parameters_[index];
-  const at::Tensor gradient = access_->get(parameter);
+  const at::Tensor gradient = access().get(parameter);
   if (!gradient.defined()) {
     if (awaited(index) && !searches()) {
       raise(ErrorKind::kUsage, cat("the gradient of ", describe(index),
@@ -125,11 +125,11 @@ void Reducer::hand_back(std::size_t b) {
     const std::size_t index = plan_[b].front();
     at::Tensor reduced = std::exchange(bucket.flat, {});
     if (used_.defined() && used_.const_data_ptr<int>()[index] == 0) {
-      if (shadowing_) access_->set(parameters_[index], {});
+      if (shadowing_) access().set(parameters_[index], {});
       return;
     }
     const bool used_up = on_average_ && on_average_(parameters_[index], reduced);
-    return access_->set(parameters_[index], used_up ? at::Tensor() : std::move(reduced));
+    return access().set(parameters_[index], used_up ? at::Tensor() : std::move(reduced));
   }
   for (std::size_t slot = 0; slot < bucket.views.size(); ++slot)
     hand_back_one(plan_[b][slot], bucket.views[slot]);
@@ -139,18 +139,18 @@ void Reducer::hand_back_one(std::size_t index, const at::Tensor& view) {
   const at::Tensor& parameter = parameters_[index];
   // Used by nobody: the gradient stays what it was, none or an old one.
   if (used_.defined() && used_.const_data_ptr<int>()[index] == 0) {
-    if (shadowing_) access_->set(parameter, {});
+    if (shadowing_) access().set(parameter, {});
     if (const auto kept = kept_.find(index); kept != kept_.end()) view.copy_(kept->second);
     return;
   }
   at::Tensor average = view.to(gradient_types_[index]);  // the view itself, but for mixed precision
-  if (on_average_ && on_average_(parameter, average)) return access_->set(parameter, {});
+  if (on_average_ && on_average_(parameter, average)) return access().set(parameter, {});
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const at::Tensor gradient = access_->get(parameter);
+  const at::Tensor gradient = access().get(parameter);
   const bool large = large_[index] != 0;
-  if (options_.gradient_as_bucket_view || (large && !gradient.defined())) {
+  if (gives_views() || (large && !gradient.defined())) {
     if (!gradient.defined() || shadowing_ || (large && is_idle(index))) {
-      access_->set(parameter, view);
+      access().set(parameter, view);
     } else if (!same_memory(gradient, view)) {
       raise(ErrorKind::kUsage,
             cat("the gradient of ", describe(index), " is not the view of its bucket; with ",
@@ -159,11 +159,11 @@ void Reducer::hand_back_one(std::size_t index, const at::Tensor& view) {
   } else if (gradient.defined() && gradient.scalar_type() == gradient_types_[index]) {
     if (!same_memory(gradient, view)) copy_dense(gradient, view);
   } else if (!average.is_same(view)) {
-    access_->set(parameter, std::move(average));
+    access().set(parameter, std::move(average));
   } else {
     at::Tensor fresh = at::empty_strided(view.sizes(), view.strides(), view.options());
     copy_dense(fresh, view);
-    access_->set(parameter, std::move(fresh));
+    access().set(parameter, std::move(fresh));
   }
 }
 

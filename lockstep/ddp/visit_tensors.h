@@ -1,7 +1,7 @@
 // Finds the tensors inside a value: what a forward pass returns, what a hook is handed.
 //
 // Known: at::Tensor; vectors, arrays, lists, deques; maps and unordered maps (their values); pairs, tuples, optionals,
-// variants; smart pointers to any of these; c10::IValue, the value of TorchScript, with its lists, tuples, dicts and
+// variants; smart pointers to any of these; RRefs that this worker owns, once their value is made; c10::IValue, the value of TorchScript, with its lists, tuples, dicts and
 // objects. Numbers, strings and everything unknown hold no tensor. A type of your own joins with one function beside
 // it, found by its namespace:
 //
@@ -26,6 +26,10 @@
 
 namespace c10 {
 struct IValue;
+}
+namespace lockstep::rpc {
+template <class T>
+class RRef;
 }
 
 namespace lockstep {
@@ -65,6 +69,10 @@ template <class T>
 inline constexpr bool is_variant = false;
 template <class... T>
 inline constexpr bool is_variant<std::variant<T...>> = true;
+template <class T>
+inline constexpr bool is_rref = false;
+template <class T>
+inline constexpr bool is_rref<rpc::RRef<T>> = true;
 
 // A tensor that `visit` replaces lands in new lists, tuples, dicts and objects around it: other holders of the old ones see
 // no change.
@@ -91,6 +99,11 @@ void visit_in(Value& value, Visit& visit) {
     if (value) inner(*value);
   } else if constexpr (is_variant<T>) {
     std::visit(inner, value);
+  } else if constexpr (is_rref<T>) {
+    if constexpr (!kOwned) {
+      if (!value.valid()) return;
+      if (auto* const held = value.local_value_if_ready()) inner(*held);
+    }
   } else if constexpr (MapLike<T>) {
     for (auto& entry : value) inner(entry.second);
   } else if constexpr (RangeLike<T>) {

@@ -9,6 +9,7 @@
 #include <map>
 #include <utility>
 
+#include "lockstep/autograd/autograd.h"
 #include "lockstep/base/text.h"
 #include "lockstep/ddp/internal/flat_views.h"
 #include "lockstep/group/collectives.h"
@@ -99,6 +100,11 @@ DelayedReduction::~DelayedReduction() {
 }
 
 void DelayedReduction::on_gradient(const std::string& name, bool is_trigger) {
+  if (autograd::current_context()) {
+    raise(ErrorKind::kUnsupported,
+          "DistributedDataParallel: delay_all_reduce_named_params and a distributed autograd context do not "
+          "go together");
+  }
   if (!works_.empty()) {
     try {
       raise(ErrorKind::kUsage,

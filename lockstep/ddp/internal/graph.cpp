@@ -9,6 +9,7 @@
 namespace lockstep::internal {
 
 void mark_reached(std::span<const at::Tensor> outputs,
+                  std::span<const std::shared_ptr<torch::autograd::Node>> entries,
                   std::span<const std::shared_ptr<torch::autograd::Node>> accumulators,
                   std::vector<unsigned char>& reached) {
   using torch::autograd::Node;
@@ -20,6 +21,7 @@ void mark_reached(std::span<const at::Tensor> outputs,
   for (const at::Tensor& output : outputs) {
     if (output.defined()) add(torch::autograd::impl::gradient_edge(output).function.get());
   }
+  for (const auto& entry : entries) add(entry.get());
   while (!open.empty()) {
     const Node* const node = open.back();
     open.pop_back();

@@ -15,8 +15,9 @@ struct Node;
 namespace lockstep::internal {
 
 // Sets reached[i] for every accumulators[i] that a backward pass from any of the outputs would come to; leaves the others
-// as they are.
+// as they are. `entries` are further nodes that the pass may come to.
 void mark_reached(std::span<const at::Tensor> outputs,
+                  std::span<const std::shared_ptr<torch::autograd::Node>> entries,
                   std::span<const std::shared_ptr<torch::autograd::Node>> accumulators,
                   std::vector<unsigned char>& reached);
 

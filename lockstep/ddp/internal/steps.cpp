@@ -86,8 +86,10 @@ bool Steps::step(const at::Tensor& parameter, const at::Tensor& average) {
   if (!adopted_.contains(parameter.unsafeGetTensorImpl())) return false;
   const auto optimizers = get_optimizers_in_backward(parameter);
   if (optimizers.empty()) return false;
-  parameter.mutable_grad() = average;
+  // In a distributed autograd context the average is not what Tensor::grad() holds.
+  at::Tensor before = std::exchange(parameter.mutable_grad(), average);
   for (const auto& optimizer : optimizers) optimizer->step();
+  parameter.mutable_grad() = std::move(before);
   return true;
 }
 
