@@ -1,0 +1,67 @@
+// A table too large for one trainer lies on a server; the dense layers are small and copied to every trainer. Rows of the table
+// travel by RPC, dense gradients are averaged by DistributedDataParallel, and one backward pass does both.
+//
+//   lockstep run -n 3 -- build/dev/examples/hybrid_model
+#include <lockstep/lockstep.h>
+#include <torch/torch.h>
+
+#include <cstdio>
+
+namespace rpc = lockstep::rpc;
+namespace autograd = lockstep::autograd;
+using torch::nn::EmbeddingBag;
+
+constexpr int kWords = 1000, kWidth = 16, kClasses = 4, kSteps = 150;
+
+// The server's one table. Its gradients are sparse: only rows that were looked up.
+rpc::RRef<torch::nn::EmbeddingBagImpl> table() {
+  static const auto made = rpc::RRef<torch::nn::EmbeddingBagImpl>::of(
+      torch::nn::EmbeddingBagOptions(kWords, kWidth).mode(torch::kSum).sparse(true));
+  return made;
+}
+LOCKSTEP_RPC_FUNCTION(table);
+
+// Texts of five words; the class is that of the first word.
+std::pair<at::Tensor, at::Tensor> batch() {
+  const auto words = torch::randint(kWords, {64, 5});
+  words.slice(1, 1).sub_(words.slice(1, 1).remainder(kClasses));  // the others are all of class 0
+  return {words, words.select(1, 0).remainder(kClasses)};
+}
+
+double train(int rank, const lockstep::Group& trainers) {
+  const auto rows =
+      rpc::RemoteModule<EmbeddingBag>::init_from_module_rref("server", rpc::rpc_sync("server", table));
+  const torch::nn::Linear dense(kWidth, kClasses);
+  auto model = lockstep::DistributedDataParallel(dense, {.process_group = trainers});
+
+  auto parameters = rows.remote_parameters();  // the server's, and this trainer's own
+  for (const auto& parameter : dense->parameters()) parameters.emplace_back(parameter);
+  const rpc::DistributedOptimizer<torch::optim::SGD> optimizer(parameters, torch::optim::SGDOptions(1.0));
+
+  torch::manual_seed(rank);
+  double last = 0;
+  for (int step = 0; step < kSteps; ++step) {
+    const auto [words, classes] = batch();
+    const autograd::DistAutogradContext context;
+    const auto loss = torch::nn::functional::cross_entropy(model->forward(rows.forward(words)), classes);
+    autograd::backward(context.id(),
+                       {loss});  // dense gradients are averaged over the trainers, the table's stay there
+    optimizer.step(context.id());
+    last = loss.item<double>();
+    if (step % 50 == 49) std::printf("trainer %d, step %d: loss %.3f\n", rank, step, last);
+  }
+  return last;
+}
+
+int main() {
+  const int rank = static_cast<int>(*lockstep::environment_int(lockstep::Var::kRank));
+  lockstep::init_process_group();
+  rpc::init_rpc(rank == 0 ? "server" : "trainer" + std::to_string(rank));
+  std::vector<int> others;
+  for (int i = 1; i < lockstep::get_world_size(); ++i) others.push_back(i);
+  const auto trainers = lockstep::new_group(others);
+  const double loss = rank == 0 ? 0 : train(rank, trainers);
+  rpc::shutdown();
+  lockstep::destroy_process_group();
+  return loss < 0.7 ? 0 : 1;
+}

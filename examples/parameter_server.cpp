@@ -1,0 +1,62 @@
+// A parameter server: one worker holds the model, the others train it. Each computes its forward and backward pass through the
+// server, gradients meet in an autograd context, and the server's optimizer applies them as they come.
+//
+//   lockstep run -n 3 -- build/dev/examples/parameter_server
+#include <lockstep/lockstep.h>
+#include <torch/torch.h>
+
+#include <cstdio>
+
+namespace rpc = lockstep::rpc;
+namespace autograd = lockstep::autograd;
+
+struct NetImpl : torch::nn::Module {
+  explicit NetImpl(int width)
+      : in(register_module("in", torch::nn::Linear(2, width))),
+        out(register_module("out", torch::nn::Linear(width, 2))) {}
+  at::Tensor forward(const at::Tensor& x) { return out->forward(torch::relu(in->forward(x))); }
+  torch::nn::Linear in, out;
+};
+LOCKSTEP_RPC_MODULE(NetImpl, int);
+
+// The server's one model. Made when the first trainer asks for it.
+rpc::RRef<NetImpl> model() {
+  static const auto net = rpc::RRef<NetImpl>::of(16);
+  return net;
+}
+LOCKSTEP_RPC_FUNCTION(model);
+
+// Points on two rings: which one?
+std::pair<at::Tensor, at::Tensor> batch() {
+  const auto label = torch::randint(2, {32});
+  const auto angle = torch::rand({32}) * 6.2832;
+  const auto radius = label + 0.5 + 0.1 * torch::randn({32});
+  return {torch::stack({radius * torch::cos(angle), radius * torch::sin(angle)}, 1), label};
+}
+
+double train(int rank) {
+  torch::manual_seed(rank);
+  const auto net =
+      rpc::RemoteModule<NetImpl>::init_from_module_rref("server/cpu", rpc::rpc_sync("server", model));
+  const rpc::DistributedOptimizer<torch::optim::SGD> optimizer(net.remote_parameters(),
+                                                               torch::optim::SGDOptions(0.2));
+  double last = 0;
+  for (int step = 0; step < 200; ++step) {
+    const auto [points, labels] = batch();
+    const autograd::DistAutogradContext context;
+    const auto loss = torch::nn::functional::cross_entropy(net.forward(points), labels);
+    autograd::backward(context.id(), {loss});  // through the server and back
+    optimizer.step(context.id());              // there, with this context's gradients
+    last = loss.item<double>();
+    if (step % 50 == 49) std::printf("trainer %d, step %d: loss %.3f\n", rank, step, last);
+  }
+  return last;
+}
+
+int main() {
+  const int rank = static_cast<int>(*lockstep::environment_int(lockstep::Var::kRank));
+  rpc::init_rpc(rank == 0 ? "server" : "trainer" + std::to_string(rank));
+  const double loss = rank == 0 ? 0 : train(rank);  // the server has nothing to do but to answer
+  rpc::shutdown();
+  return loss < 0.3 ? 0 : 1;
+}
