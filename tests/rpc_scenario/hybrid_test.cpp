@@ -124,7 +124,12 @@ class Trainer {
   }
 
   Gradients train_batch(const Features& batch, bool uneven, bool has_fewer) {
-    if (!uneven) return train(batch.dense, batch.sparse, batch.values);
+    if (!uneven) {
+      const Gradients gradients = train(batch.dense, batch.sparse, batch.values);
+      for (const auto& parameter : net_->parameters())
+        require(!parameter.grad().defined(), "Tensor::grad() was written");
+      return gradients;
+    }
     Gradients last;
     join({*ddp_}, [&] {
       const auto dense = batch.dense.split(2), sparse = batch.sparse.split(2);
@@ -152,8 +157,6 @@ class Trainer {
     Gradients gradients{.loss = loss.item<double>()};
     for (const auto& parameter : in_ddp_) gradients.ddp.push_back(all.find(parameter));
     for (const auto& parameter : others_) gradients.others.push_back(all.find(parameter));
-    for (const auto& parameter : net_->parameters())
-      require(!parameter.grad().defined(), "Tensor::grad() was written");
     return gradients;
   }
 
@@ -263,6 +266,7 @@ void lead(const Case& test) {
 void run(const Case& test) {
   run_workers(kWorld, [&](int rank, const Meeting& meeting) {
     enter_group(rank, kWorld, meeting);
+    rpc::barrier();  // a trainer is called only once it is in the group
     if (rank == kMaster) {
       lead(test);
     } else {

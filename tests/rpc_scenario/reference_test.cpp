@@ -46,8 +46,9 @@ void train_pipeline(const std::string& first_device, autograd::Mode mode, std::i
   for (std::size_t i = 0; i < widths.size(); ++i) {
     const auto [in, out] = widths[i];
     stages.emplace_back(devices[i], in, out, static_cast<int>(i));
-    here.push_back(std::make_shared<StageImpl>(in, out, static_cast<int>(i)));
     for (const auto& parameter : stages[i].remote_parameters()) parameters.push_back(parameter);
+    // Only now: while a stage of this worker is being made, its numbers come from the same generator.
+    here.push_back(std::make_shared<StageImpl>(in, out, static_cast<int>(i)));
     for (const auto& parameter : here[i]->parameters()) parameters_here.push_back(parameter);
   }
   const rpc::DistributedOptimizer<torch::optim::SGD> optimizer(parameters, torch::optim::SGDOptions(kRate));
