@@ -11,7 +11,7 @@ namespace rpc = lockstep::rpc;
 namespace autograd = lockstep::autograd;
 using torch::nn::EmbeddingBag;
 
-constexpr int kWords = 1000, kWidth = 16, kClasses = 4, kSteps = 150;
+constexpr int kWords = 60, kWidth = 16, kClasses = 4, kSteps = 200;
 
 // The server's one table. Its gradients are sparse: only rows that were looked up.
 rpc::RRef<torch::nn::EmbeddingBagImpl> table() {
@@ -36,7 +36,7 @@ double train(int rank, const lockstep::Group& trainers) {
 
   auto parameters = rows.remote_parameters();  // the server's, and this trainer's own
   for (const auto& parameter : dense->parameters()) parameters.emplace_back(parameter);
-  const rpc::DistributedOptimizer<torch::optim::SGD> optimizer(parameters, torch::optim::SGDOptions(1.0));
+  const rpc::DistributedOptimizer<torch::optim::SGD> optimizer(parameters, torch::optim::SGDOptions(0.3));
 
   torch::manual_seed(rank);
   double last = 0;
