@@ -73,6 +73,7 @@ std::shared_ptr<Agent> Agent::start(AgentOptions options, std::unique_ptr<courie
                              .rest = [self = agent.get()] { self->rest(); },
                              .wake = [self = agent.get()] { self->courier_->wake(); }},
       internal::Pool::Options{.n_threads = agent->options_.num_worker_threads, .rank = agent->options_.rank});
+  agent->pool_->start();
   return agent;
 }
 

@@ -201,6 +201,10 @@ void Outbox::take_back(std::uint64_t payload) {
   }
 }
 
+void Outbox::filled(std::uint64_t payload) {
+  head(payload - kHead)->held.store(1, std::memory_order_release);
+}
+
 std::uint64_t Outbox::held_bytes() {
   const std::lock_guard lock(mutex_);
   sweep();

@@ -50,6 +50,9 @@ class Outbox {
   std::uint8_t* at(std::uint64_t payload) const { return mapping_->data() + payload; }
   const Mapping& mapping() const { return mapping_; }
   // For tests: bytes of blocks in others' hands, after looking, and of warm ones.
+  // The payload at this offset is written. Whoever uses the block again has read the word that this writes, so tools that cannot see
+  // the receiver's process see the order too.
+  void filled(std::uint64_t payload);
   std::uint64_t held_bytes();
   std::uint64_t warm_bytes();
 

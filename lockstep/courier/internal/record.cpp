@@ -55,6 +55,7 @@ bool put_elsewhere(Outbox& outbox, const std::shared_ptr<Holder>& holder, Bytes&
   const auto at = outbox.allocate(record.size(), holder);
   if (!at) return false;
   std::memcpy(outbox.at(*at), record.data(), record.size());
+  outbox.filled(*at);
   auto head = value_at<RecordHead>(record.data());
   const RecordPart part{.offset = kInOutbox | *at, .n_bytes = record.size()};
   head.n_bytes = kMinRecord;
@@ -126,6 +127,7 @@ bool encode_record(const Message& message, Outbox& outbox, const std::shared_ptr
       }
       blocks.push_back(*at);
       std::memcpy(outbox.at(*at), bytes.data(), bytes.size());
+      outbox.filled(*at);
       part.offset = kInOutbox | *at;
     } else {
       // The body is read by a decoder that does not care; blobs become tensors.

@@ -35,7 +35,9 @@ struct Pool::Member {
   Thread thread;
 };
 
-Pool::Pool(Duties duties, Options options) : duties_(std::move(duties)), options_(options) {
+Pool::Pool(Duties duties, Options options) : duties_(std::move(duties)), options_(options) {}
+
+void Pool::start() {
   const std::lock_guard lock(mutex_);
   start_thread();
   watch_ = Thread("ls-rpc-watch", [this] { watch(); });

@@ -35,8 +35,9 @@ class Pool {
     RankThread* rank = nullptr;
   };
 
-  // Starts the first thread.
   Pool(Duties duties, Options options);
+  // The first thread; once. Apart from the constructor: threads find the pool through whoever owns it.
+  void start();
   ~Pool();
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
