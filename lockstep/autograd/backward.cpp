@@ -319,7 +319,9 @@ void AutogradService::check_present(const std::shared_ptr<Pass>& pass, const std
 }
 
 void AutogradService::abort_others(const Pass& pass, const std::function<void()>& done) {
-  const auto workers = pass.told();
+  auto workers = pass.told();
+  // The origin is told of failures, and gives up by itself: the word of an abort must not come before the cause.
+  std::erase(workers, pass.head().origin);
   if (workers.empty()) {
     done();
     return;
