@@ -19,7 +19,6 @@ enum class Kind : std::uint8_t {
   kCleanup = 18,        // release an autograd context
   kBackwardDone = 20,   // a worker's part of a pass is over, or failed
   kBackwardAbort = 21,  // the pass failed elsewhere
-  kProfile = 24,        // events of a profiled call
   kGather = 32,         // all-gather and barrier among workers
   kLeave = 33,          // the sender leaves in order
 };

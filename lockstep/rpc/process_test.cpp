@@ -193,10 +193,7 @@ void call_until_loss(int rank, int world, int victim, unsigned seed, Board& boar
     } catch (const Error& error) {
       require(error.kind() == ErrorKind::kPeerLost, std::string("lost, not ") + error.what());
       const std::string text = error.what();
-      // Where an RRef is gone that had come through the victim, its owner knows only that someone is missing.
-      const bool indirect =
-          text.find("since a worker was lost that had made it or passed it on") != std::string::npos;
-      require(indirect || text.find(name) != std::string::npos, "it is named: " + text);
+      require(text.find(name) != std::string::npos, "it is named: " + text);
       if (!noticed) board.noticed_at_ns[rank] = testing::now_ns();
       noticed = true;
     }

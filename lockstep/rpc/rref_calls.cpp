@@ -183,7 +183,7 @@ void RRefContext::serve_fetch(Request request) {
   auto shared = std::make_shared<Request>(std::move(request));
   try {
     const FetchHead head = read_fetch(shared->body());
-    const auto value = value_of(head.rref, head.fork);
+    const auto value = value_of(head.rref);
     const auto answer = [shared, head, value] {
       try {
         shared->answer(encode_fetched(shared->agent(), head, shared->from(), *value));

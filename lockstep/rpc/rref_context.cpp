@@ -208,12 +208,27 @@ std::shared_ptr<RRefState> RRefContext::own(const ValueType* type, std::shared_p
       shared_from_this(), RRefOnWire{.rref = alive->new_id(), .owner = self_.id}, self_, std::move(owned));
 }
 
-std::shared_ptr<OwnedValue> RRefContext::value_of(std::uint64_t rref, std::uint64_t fork) {
-  if (auto value = with_ledger([&](Actions&) { return ledger_.find(rref); })) return value;
-  raise(ErrorKind::kPeerLost, cat("RRef ", rref, " of ", self_.name,
-                                  " is gone: nobody was known to refer to it any more, since a worker was "
-                                  "lost that had made it or passed it on (worker ",
-                                  internal::maker_of(fork), ")"));
+std::shared_ptr<OwnedValue> RRefContext::value_of(std::uint64_t rref) {
+  std::set<WorkerId> lost;
+  if (auto value = with_ledger([&](Actions&) {
+        lost = ledger_.lost_workers();
+        return ledger_.find(rref);
+      })) {
+    return value;
+  }
+  std::string names;
+  const auto alive = agent();
+  for (const auto worker : lost) {
+    names += (names.empty() ? "" : ", ") + (alive ? alive->info(worker).name : cat("#", worker));
+  }
+  raise(
+      {.kind = ErrorKind::kPeerLost,
+       .message = cat(
+           "RRef ", rref, " of ", self_.name,
+           " is gone: nobody was known to refer to it any more, since a worker was lost that had made it or "
+           "passed it on; lost so far: ",
+           names),
+       .peer = lost.empty() ? LostPeer{} : LostPeer{.rank = *lost.begin(), .cause = "gone"}});
 }
 
 RRefOnWire RRefContext::share(const RRefState& state, WorkerId to) {

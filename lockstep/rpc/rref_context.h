@@ -95,9 +95,9 @@ class RRefContext final : public std::enable_shared_from_this<RRefContext> {
   // num_owner_rrefs, num_forks, num_pending_users, num_pending_futures, as torch names them.
   void debug_info(std::map<std::string, std::string>& info) const;
 
-  // The owner's side: the value that a message of fork `fork` asks for, there or not yet. Raises kPeerLost when it is
-  // deleted, which takes the loss of a worker that passed the RRef on.
-  std::shared_ptr<OwnedValue> value_of(std::uint64_t rref, std::uint64_t fork);
+  // The owner's side: the value that a message asks for, there or not yet. Raises kPeerLost when it is deleted, which takes the
+  // loss of a worker that passed the RRef on; names those that are lost.
+  std::shared_ptr<OwnedValue> value_of(std::uint64_t rref);
 
   // For rref.h and remote.h.
   std::shared_ptr<RRefState> own(const ValueType* type, std::shared_ptr<void> value);

@@ -131,6 +131,8 @@ class RRefLedger {
   std::vector<Value> values() const;
 
   // Observers.
+  // Workers that are gone, and have not come back under their number.
+  const std::set<WorkerId>& lost_workers() const { return lost_; }
   bool confirmed(std::uint64_t fork) const;
   // Nothing is on its way and nothing waits for an answer.
   bool idle() const;

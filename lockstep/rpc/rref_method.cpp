@@ -21,26 +21,24 @@ class Resumed {
 
 }  // namespace
 
-// Three numbers: 1 and the place in the list of RRefs, or 0; the RRef; the fork.
+// Two numbers: 1 and the place in the list of RRefs, or 0; the RRef.
 void write_target(object::Encoder& encoder, const MethodTarget& target) {
   const auto& state = *target.state;
   const std::uint32_t place = state.is_owner() ? SendScope::add(state) + 1 : 0;
-  encoder.code(object::Code::kStruct).sized(kInfo.name).put(kInfo.version).put(std::uint32_t{3});
+  encoder.code(object::Code::kStruct).sized(kInfo.name).put(kInfo.version).put(std::uint32_t{2});
   const object::Encoder::Deeper deeper(encoder);
   object::write(encoder, place);
   object::write(encoder, state.ref.rref);
-  object::write(encoder, state.ref.fork);
 }
 
 void read_target(object::Decoder& decoder, MethodTarget& target) {
-  object::expect_struct(decoder, kInfo, 3);
+  object::expect_struct(decoder, kInfo, 2);
   const object::Decoder::Step step(decoder, "object");
   const auto place = object::read<std::uint32_t>(decoder);
   const auto rref = object::read<std::uint64_t>(decoder);
-  const auto fork = object::read<std::uint64_t>(decoder);
   target.context = ReceiveScope::context().shared_from_this();
   if (place == 0) {
-    target.value = target.context->value_of(rref, fork);
+    target.value = target.context->value_of(rref);
   } else {
     target.value = ReceiveScope::get(place - 1)->value;
     if (!target.value) decoder.refuse("an RRef of another worker cannot have its method called here");
