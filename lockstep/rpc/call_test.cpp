@@ -13,7 +13,9 @@ namespace lockstep::rpc {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::caught;
 using testing::run_workers;
+using testing::says;
 using testing::Workers;
 
 int add(int a, int b) {
@@ -80,19 +82,6 @@ LOCKSTEP_RPC_FUNCTION(doubled);
 
 int unregistered(int a) {
   return a;
-}
-
-Failure caught(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const Error& error) {
-    return error.failure();
-  }
-  ADD_FAILURE() << "nothing was raised";
-  return {};
-}
-bool says(const Failure& failure, const std::string& part) {
-  return failure.message.find(part) != std::string::npos;
 }
 
 TEST(Call, ReturnsWhatTheFunctionReturned) {

@@ -9,12 +9,15 @@
 #include "lockstep/base/rank_thread.h"
 #include "lockstep/base/thread.h"
 #include "lockstep/courier/local_courier.h"
+#include "lockstep/rpc/rpc_testing.h"
 #include "lockstep/store/hash_store.h"
 
 namespace lockstep::rpc {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::caught;
+using testing::says;
 
 int twice(int a) {
   return 2 * a;
@@ -64,19 +67,6 @@ std::string name_of(int rank) {
 }
 RpcOptions at(int rank, int n, std::shared_ptr<Store> store) {
   return {.rank = rank, .world_size = n, .store = std::move(store), .init_timeout = 60s};
-}
-
-Failure caught(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const Error& error) {
-    return error.failure();
-  }
-  ADD_FAILURE() << "nothing was raised";
-  return {};
-}
-bool says(const Failure& failure, const std::string& part) {
-  return failure.message.find(part) != std::string::npos;
 }
 
 TEST(Rpc, WorkersMeetCallAndLeaveSeveralTimes) {

@@ -18,6 +18,20 @@
 
 namespace lockstep::rpc::testing {
 
+// The error `fn` raises; fails the test when it raises none.
+inline Failure caught(const std::function<void()>& fn) {
+  try {
+    fn();
+  } catch (const Error& error) {
+    return error.failure();
+  }
+  ADD_FAILURE() << "nothing was raised";
+  return {};
+}
+inline bool says(const Failure& failure, const std::string& part) {
+  return failure.message.find(part) != std::string::npos;
+}
+
 struct WorkersOptions {
   courier::LocalOptions exchange{};
   int num_worker_threads = 16;

@@ -13,7 +13,9 @@ namespace lockstep::rpc {
 namespace {
 
 using namespace std::chrono_literals;
+using testing::caught;
 using testing::run_workers;
+using testing::says;
 using testing::Workers;
 
 std::atomic<int> n_alive{0};
@@ -138,19 +140,6 @@ std::string read_bundle(const Bundle& bundle) {
   return std::to_string(bundle.first.to_here()) + bundle.named.at("text").to_here();
 }
 LOCKSTEP_RPC_FUNCTION(read_bundle);
-
-Failure caught(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const Error& error) {
-    return error.failure();
-  }
-  ADD_FAILURE() << "nothing was raised";
-  return {};
-}
-bool says(const Failure& failure, const std::string& part) {
-  return failure.message.find(part) != std::string::npos;
-}
 
 // Everyone drops its users and waits; then nothing may be left.
 void expect_clean(Workers& workers) {
