@@ -237,18 +237,20 @@ TEST_P(Processes, AReceiverKilledWithItsRingFullIsLostAndTheSenderGoesOn) {
 
 TEST(HostCourierProcesses, AMessageStaysReadableWhenItsSenderIsDeadAndTheCourierClosed) {
   Workers workers(2);
-  workers.start([](Courier& courier, int me) {
+  auto& came = workers.board().words[0];
+  workers.start([&](Courier& courier, int me) {
     if (me == 1) {
       send(courier, 0, message_of(3, 10, {1 << 20, 100}));
       for (;;) courier.wait(patience());
     }
     const Event event = expect_event(courier);
+    came = 1;
     while (expect_event(courier).what != Event::What::kLost) continue;
     courier.close(patience());
     CHILD_EXPECT(is_message(event.message, 3, 10, {1 << 20, 100}), "changed");
     std::memset(const_cast<std::uint8_t*>(event.message.blobs[0].bytes.data()), 1, 1 << 20);
   });
-  ::poll(nullptr, 0, 50);
+  ASSERT_TRUE(eventually([&] { return came == 1; }));
   workers.kill(1);
   EXPECT_EQ(workers.status(0), 0);
 }
