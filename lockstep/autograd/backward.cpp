@@ -34,12 +34,59 @@ ByteWriter with_head(const Pass& pass) {
   return writer;
 }
 
-// Of several requests, when the last has answered.
-struct Gathering {
-  std::mutex mutex;
-  std::size_t n_left = 0;
-  std::set<WorkerId> workers;
-  std::optional<NodeFailure> failure;
+// The answers to one wave of questions. Any thread adds one.
+class Wave {
+ public:
+  Wave(std::size_t n, std::weak_ptr<rpc::Agent> agent) : n_left_(n), over_(std::move(agent)) {}
+
+  void add(WorkerId worker, const rpc::Agent::Answer* answer, const rpc::CallFailure* failure) {
+    std::optional<NodeFailure> wrong;
+    Asks asks;
+    try {
+      if (failure != nullptr) {
+        wrong = NodeFailure::of(worker, *failure);
+      } else {
+        ByteReader reader(answer->body.bytes);
+        if (need(reader.get<std::uint8_t>()) == kOk) {
+          asks = read_asks(reader);
+        } else {
+          wrong = NodeFailure::read(reader);
+        }
+      }
+    } catch (...) {
+      wrong = NodeFailure::of(worker, rpc::current_call_failure());
+    }
+    {
+      const std::lock_guard lock(mutex_);
+      for (const auto& [further, messages] : asks) {
+        auto& all = next_[further];
+        all.insert(all.end(), messages.begin(), messages.end());
+      }
+      --n_left_;
+      if (failure_ || (!wrong && n_left_ > 0)) return;
+      failure_ = std::move(wrong);
+    }
+    over_.set();
+  }
+
+  // Until all have answered, or one has failed; every question has a timeout of its own.
+  void wait() { over_.future().state()->wait_over(Deadline::never()); }
+  Asks next() const {
+    const std::lock_guard lock(mutex_);
+    return next_;
+  }
+  std::optional<NodeFailure> failure() const {
+    const std::lock_guard lock(mutex_);
+    return failure_;
+  }
+
+ private:
+  mutable std::mutex mutex_;
+  // Guarded by mutex_.
+  std::size_t n_left_;
+  Asks next_;
+  std::optional<NodeFailure> failure_;
+  const rpc::Promise<void> over_;
 };
 
 }  // namespace
@@ -99,67 +146,39 @@ void AutogradService::backward(std::uint64_t context, const std::vector<at::Tens
 }
 
 std::vector<WorkerId> AutogradService::plan(const std::shared_ptr<Pass>& pass, const edge_list& roots) {
-  const auto asks = pass->plan_roots(roots);
-  if (asks.empty()) return {};
-  rpc::Promise<Planned> promise(agent_.weak_from_this());
-  ask(pass, asks, [promise](Planned planned) { promise.set(std::move(planned)); });
-  const auto future = promise.future();
-  future.state()->wait_over(Deadline::never());  // every request has the pass's timeout
-  auto planned = future.value();
-  if (planned.failure) {
-    pass->fail(*planned.failure);
-    raise(ErrorKind::kAborted, "the backward pass could not be planned");
+  std::set<WorkerId> workers;
+  for (auto asks = pass->plan_roots(roots); !asks.empty();) {
+    for (const auto& [worker, messages] : asks) workers.insert(worker);
+    asks = ask(pass, asks);
+    // What leads back here may lead on from here.
+    if (const auto mine = asks.extract(self())) {
+      for (auto& [worker, messages] : pass->plan_sends(mine.mapped())) {
+        auto& all = asks[worker];
+        all.insert(all.end(), messages.begin(), messages.end());
+      }
+    }
   }
-  return planned.workers;
+  return {workers.begin(), workers.end()};
 }
 
-void AutogradService::ask(const std::shared_ptr<Pass>& pass, const Pass::Asks& asks,
-                          const OnPlanned& on_planned) {
-  if (asks.empty()) {
-    on_planned({.workers = {self()}});
-    return;
-  }
-  const auto gathering = std::make_shared<Gathering>();
-  gathering->n_left = asks.size();
-  gathering->workers.insert(self());
-  const auto add = [gathering, on_planned](WorkerId worker, rpc::Agent::Answer* answer,
-                                           const rpc::CallFailure* failure) {
-    std::optional<NodeFailure> wrong;
-    std::vector<WorkerId> workers;
-    try {
-      if (failure != nullptr) {
-        wrong = NodeFailure::of(worker, *failure);
-      } else {
-        ByteReader reader(answer->body.bytes);
-        if (need(reader.get<std::uint8_t>()) == kOk) {
-          workers = read_workers(reader);
-        } else {
-          wrong = NodeFailure::read(reader);
-        }
-      }
-    } catch (...) {
-      wrong = NodeFailure::of(worker, rpc::current_call_failure());
-    }
-    {
-      const std::lock_guard lock(gathering->mutex);
-      gathering->workers.insert(workers.begin(), workers.end());
-      if (wrong && !gathering->failure) gathering->failure = std::move(wrong);
-      if (--gathering->n_left > 0) return;
-    }
-    on_planned(
-        {.workers = {gathering->workers.begin(), gathering->workers.end()}, .failure = gathering->failure});
-  };
+Asks AutogradService::ask(const std::shared_ptr<Pass>& pass, const Asks& asks) {
+  const auto wave = std::make_shared<Wave>(asks.size(), agent_.weak_from_this());
   for (const auto& [worker, messages] : asks) {
     pass->note_told(worker);
     auto writer = with_head(*pass);
-    writer.put(static_cast<std::uint32_t>(messages.size()));
-    for (const auto message : messages) writer.put(message);
+    write_messages(writer, messages);
     agent_.request(worker, rpc::Kind::kBackwardPlan, {.body = writer.take()}, timeout_of(*pass),
                    "the plan of a backward pass",
-                   [add, worker = worker](rpc::Agent::Answer* answer, const rpc::CallFailure* failure) {
-                     add(worker, answer, failure);
+                   [wave, worker = worker](rpc::Agent::Answer* answer, const rpc::CallFailure* failure) {
+                     wave->add(worker, answer, failure);
                    });
   }
+  wave->wait();
+  if (const auto failure = wave->failure()) {
+    pass->fail(*failure);
+    raise(ErrorKind::kAborted, "the backward pass could not be planned");
+  }
+  return wave->next();
 }
 
 // Every worker.
@@ -170,37 +189,33 @@ bool AutogradService::is_over(std::uint64_t pass) const {
 }
 
 std::shared_ptr<Pass> AutogradService::enter(const PassHead& head) {
-  if (is_over(head.pass)) raise(ErrorKind::kAborted, "the backward pass was given up");
+  const auto refuse = [] { raise(ErrorKind::kAborted, "the backward pass was given up"); };
+  if (is_over(head.pass)) refuse();
   const auto state = find_or_make(head.context);
   if (!state) raise(ErrorKind::kUsage, cat("autograd context ", head.context, " was released"));
-  return state->enter(head.pass, [&] { return std::make_shared<Pass>(*this, state, head); });
+  auto pass = state->enter(head.pass, [&] { return std::make_shared<Pass>(*this, state, head); });
+  if (is_over(head.pass)) {  // since just now: whoever ended it did not see it
+    state->leave(*pass);
+    refuse();
+  }
+  return pass;
 }
 
 void AutogradService::serve_plan(rpc::Request request) {
-  const auto shared = std::make_shared<rpc::Request>(std::move(request));
-  const auto answer = [shared](const Planned& planned) {
-    ByteWriter writer;
-    if (planned.failure) {
-      writer.put(kFailed);
-      planned.failure->write(writer);
-    } else {
-      writer.put(kOk);
-      write_workers(writer, planned.workers);
-    }
-    shared->answer({.body = writer.take()});
-  };
+  ByteWriter writer;
   try {
-    ByteReader reader(shared->body());
+    ByteReader reader(request.body());
     const auto head = PassHead::read(reader);
-    const auto n = need(reader.get<std::uint32_t>());
-    if (n > reader.left() / sizeof(std::uint64_t)) raise_damaged();
-    std::vector<std::uint64_t> messages(n);
-    for (auto& message : messages) message = need(reader.get<std::uint64_t>());
-    const auto pass = enter(head);
-    ask(pass, pass->plan_sends(messages), answer);
+    const auto messages = read_messages(reader);
+    const auto asks = enter(head)->plan_sends(messages);
+    writer.put(kOk);
+    write_asks(writer, asks);
   } catch (...) {
-    answer({.failure = NodeFailure::of(self(), rpc::current_call_failure())});
+    writer = {};
+    writer.put(kFailed);
+    NodeFailure::of(self(), rpc::current_call_failure()).write(writer);
   }
+  request.answer({.body = writer.take()});
 }
 
 void AutogradService::ship(const std::shared_ptr<Pass>& pass, const RecvNode& from,
@@ -341,12 +356,12 @@ void AutogradService::serve_abort(rpc::Request request) {
   try {
     ByteReader reader(shared->body());
     const auto head = PassHead::read(reader);
-    const auto state = find(head.context);
-    const auto pass = state ? state->pass() : nullptr;
     {
       const std::lock_guard lock(mutex_);
       over_.add(head.pass);
     }
+    const auto state = find(head.context);
+    const auto pass = state ? state->pass() : nullptr;
     // Comes by here again when the one who told it was told by this one.
     const bool mine =
         pass && pass->head().pass == head.pass &&

@@ -61,6 +61,37 @@ void NodeFailure::raise(const std::string& name, bool remote) const {
       {.worker = {.id = worker, .name = name}, .type = type, .text = failure.message, .trace = {}});
 }
 
+void write_messages(ByteWriter& writer, std::span<const std::uint64_t> messages) {
+  writer.put(static_cast<std::uint32_t>(messages.size()));
+  for (const auto message : messages) writer.put(message);
+}
+
+std::vector<std::uint64_t> read_messages(ByteReader& reader) {
+  const auto n = need(reader.get<std::uint32_t>());
+  if (n > reader.left() / sizeof(std::uint64_t)) raise_damaged();
+  std::vector<std::uint64_t> messages(n);
+  for (auto& message : messages) message = need(reader.get<std::uint64_t>());
+  return messages;
+}
+
+void write_asks(ByteWriter& writer, const Asks& asks) {
+  writer.put(static_cast<std::uint32_t>(asks.size()));
+  for (const auto& [worker, messages] : asks) {
+    writer.put(worker);
+    write_messages(writer, messages);
+  }
+}
+
+Asks read_asks(ByteReader& reader) {
+  Asks asks;
+  for (auto n = need(reader.get<std::uint32_t>()); n > 0; --n) {
+    const auto worker = need(reader.get<WorkerId>());
+    auto messages = read_messages(reader);
+    if (!asks.emplace(worker, std::move(messages)).second) raise_damaged();
+  }
+  return asks;
+}
+
 void write_workers(ByteWriter& writer, const std::vector<WorkerId>& workers) {
   writer.put(static_cast<std::uint32_t>(workers.size()));
   for (const auto worker : workers) writer.put(worker);

@@ -52,20 +52,20 @@ bool Pass::superseded_by(const PassHead& other) const {
 
 // Planning.
 
-Pass::Asks Pass::plan_roots(const edge_list& roots) {
+Asks Pass::plan_roots(const edge_list& roots) {
   const std::lock_guard lock(mutex_);
   for (const auto& root : roots) graph_.enter_root(root);
   return plan_reached();
 }
 
-Pass::Asks Pass::plan_sends(std::span<const std::uint64_t> messages) {
+Asks Pass::plan_sends(std::span<const std::uint64_t> messages) {
   const std::lock_guard lock(mutex_);
   if (running_) raise(ErrorKind::kUsage, "a backward pass was planned while it ran");
   for (const auto message : messages) expect_send(context_->find_send(message));
   return plan_reached();
 }
 
-Pass::Asks Pass::plan_reached() {
+Asks Pass::plan_reached() {
   Asks asks;
   for (auto reached = graph_.take_reached(); !reached.empty(); reached = graph_.take_reached()) {
     for (const RecvNode* recv : reached) {

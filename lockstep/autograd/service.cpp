@@ -52,7 +52,8 @@ AutogradService::AutogradService(rpc::Agent& agent) : agent_(agent) {
   using rpc::Request;
   using Runs = rpc::Agent::Runs;
   agent.set_extension(this);
-  agent.handle(Kind::kBackwardPlan, [this](Request request) { serve_plan(std::move(request)); });
+  agent.handle(
+      Kind::kBackwardPlan, [this](Request request) { serve_plan(std::move(request)); }, Runs::kEither);
   agent.handle(
       Kind::kBackward, [this](Request request) { serve_gradients(std::move(request)); }, Runs::kEither);
   agent.handle(

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <span>
 #include <string>
 #include <vector>
@@ -42,6 +43,12 @@ struct NodeFailure {
   [[noreturn]] void raise(const std::string& name, bool remote) const;
 };
 
+// Messages whose send nodes will be reached, by the worker that sent them.
+using Asks = std::map<WorkerId, std::vector<std::uint64_t>>;
+void write_messages(ByteWriter& writer, std::span<const std::uint64_t> messages);
+std::vector<std::uint64_t> read_messages(ByteReader& reader);
+void write_asks(ByteWriter& writer, const Asks& asks);
+Asks read_asks(ByteReader& reader);
 void write_workers(ByteWriter& writer, const std::vector<WorkerId>& workers);
 std::vector<WorkerId> read_workers(ByteReader& reader);
 [[noreturn]] void raise_damaged();

@@ -38,7 +38,6 @@ class Pass final : public std::enable_shared_from_this<Pass> {
 
   // What must be asked of other workers: messages whose send nodes will be reached, by worker. What this worker sent to itself
   // is planned at once. Raises kUsage for messages that it does not know.
-  using Asks = std::map<WorkerId, std::vector<std::uint64_t>>;
   Asks plan_roots(const edge_list& roots);
   Asks plan_sends(std::span<const std::uint64_t> messages);
   // FAST: the roots, and every send node of the context.

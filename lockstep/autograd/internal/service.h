@@ -1,8 +1,8 @@
 // Distributed autograd's part of an agent: the contexts of this worker, the messages between workers, and what calls carry along.
 //
 // A SMART pass. The origin walks its graph from the roots; for every recv node it meets it asks the worker at the other end, in one
-// message per worker, to plan the matching send nodes: that worker walks on from them and asks others in turn. An answer
-// comes when all further ones have come, and names every worker that takes part. No thread waits meanwhile but the origin's. Then
+// message per worker, to plan the matching send nodes: that worker walks on from them, and answers with the recv nodes it met in turn.
+// So the origin goes on, wave by wave, until nothing new is met; what leads back to itself it plans without a message. Then
 // all know exactly which gradients will come, and the parts run: a recv node ships its gradients, the first of them to reach a
 // worker starts its part there, on the thread that found the message. Whose part is over tells the origin. Whatever
 // fails is told to the origin, which has the pass given up wherever it had been heard of.
@@ -66,14 +66,10 @@ class AutogradService final : public rpc::Service, public rpc::CallExtension {
   void on_close() override;
 
  private:
-  struct Planned {
-    std::vector<WorkerId> workers{};
-    std::optional<NodeFailure> failure{};
-  };
-  using OnPlanned = std::function<void(Planned)>;
-  // Asks all, and calls back once, when all have answered.
-  void ask(const std::shared_ptr<Pass>& pass, const Pass::Asks& asks, const OnPlanned& on_planned);
+  // At the origin: plans the whole pass. Returns the workers that take part.
   std::vector<WorkerId> plan(const std::shared_ptr<Pass>& pass, const edge_list& roots);
+  // Asks all, waits for all, and returns what is to be asked next.
+  Asks ask(const std::shared_ptr<Pass>& pass, const Asks& asks);
   // The pass that a message is about. Raises kAborted when it is over, kUsage when another one is under way.
   std::shared_ptr<Pass> enter(const PassHead& head);
   bool is_over(std::uint64_t pass) const;
