@@ -212,8 +212,8 @@ TEST(BackwardFailure, OfBytesNobodySentHarmsNobody) {
     if (rank != 0) return;
     const auto agent = rpc::current_agent("test");
     using rpc::Kind;
-    for (const auto kind :
-         {Kind::kBackward, Kind::kBackwardPlan, Kind::kCleanup, Kind::kBackwardDone, Kind::kBackwardAbort}) {
+    for (const auto kind : {Kind::kBackward, Kind::kBackwardPlan, Kind::kCleanup, Kind::kContextHeld,
+                            Kind::kBackwardDone, Kind::kBackwardAbort}) {
       for (const auto& body :
            {Bytes{}, Bytes{1, 2, 3}, Bytes(27, 0xFF), Bytes(27, 1), Bytes(40, 1), Bytes(200, 0xFF)}) {
         // Answered, one way or the other.

@@ -67,9 +67,14 @@ std::vector<std::shared_ptr<torch::autograd::Node>> ContextState::entries() cons
   return {open.begin(), open.end()};
 }
 
-void ContextState::note_worker(WorkerId worker) {
+bool ContextState::note_worker(WorkerId worker) {
   const std::lock_guard lock(mutex_);
-  workers_.insert(worker);
+  return workers_.insert(worker).second;
+}
+
+bool ContextState::has_worker(WorkerId worker) const {
+  const std::lock_guard lock(mutex_);
+  return workers_.contains(worker);
 }
 
 std::vector<WorkerId> ContextState::workers() const {

@@ -60,6 +60,7 @@ AutogradService::AutogradService(rpc::Agent& agent) : agent_(agent) {
       Kind::kBackwardDone, [this](Request request) { serve_done(std::move(request)); }, Runs::kQuick);
   agent.handle(Kind::kBackwardAbort, [this](Request request) { serve_abort(std::move(request)); });
   agent.handle(Kind::kCleanup, [this](Request request) { serve_cleanup(std::move(request)); });
+  agent.handle(Kind::kContextHeld, [this](Request request) { serve_held(std::move(request)); });
 }
 
 // Contexts.
@@ -129,6 +130,37 @@ void AutogradService::serve_cleanup(rpc::Request request) {
   }
 }
 
+void AutogradService::note_worker(ContextState& state, WorkerId worker) {
+  if (!state.note_worker(worker)) return;
+  bool lost = false;
+  {
+    const std::lock_guard lock(mutex_);
+    lost = lost_.contains(worker);
+  }
+  if (lost) tell_owner(state.id());
+}
+
+void AutogradService::tell_owner(std::uint64_t context) {
+  if (owner_of(context) == self()) return;
+  ByteWriter writer;
+  writer.put(context);
+  agent_.request_again(owner_of(context), rpc::Kind::kContextHeld, {.body = writer.take()},
+                       "a word to the owner of an autograd context", kCleanupTries);
+}
+
+void AutogradService::serve_held(rpc::Request request) {
+  try {
+    ByteReader reader(request.body());
+    const auto context = need(reader.get<std::uint64_t>());
+    const auto state = find(context);
+    if (state) state->note_worker(request.from());
+    if (!state || find(context) != state) tell_release(context, request.from());
+    request.answer({});
+  } catch (...) {
+    request.answer_failure(rpc::current_call_failure());
+  }
+}
+
 void AutogradService::on_lost(WorkerId peer, const std::string& cause) {
   std::vector<std::shared_ptr<ContextState>> contexts;
   {
@@ -141,6 +173,7 @@ void AutogradService::on_lost(WorkerId peer, const std::string& cause) {
       release(state->id(), peer);
       continue;
     }
+    if (state->has_worker(peer)) tell_owner(state->id());
     const auto pass = state->pass();
     if (!pass) continue;
     const NodeFailure lost{.worker = peer,
@@ -197,7 +230,7 @@ Bytes AutogradService::encode(std::uint64_t context, WorkerId to, const std::fun
     tell_release(context, to);
     return {};
   }
-  state->note_worker(to);
+  note_worker(*state, to);
   Sent sent;
   {
     const object::TensorScope::Use use(&sent);
@@ -224,7 +257,7 @@ void AutogradService::decode(std::uint64_t context, WorkerId from, std::span<con
     decode();
     return;
   }
-  state->note_worker(from);
+  note_worker(*state, from);
   Received received(RecvNode::make(context, from, message));
   {
     const object::TensorScope::Use use(&received);
@@ -237,11 +270,7 @@ void AutogradService::decode(std::uint64_t context, WorkerId from, std::span<con
 }
 
 std::string AutogradService::name_of(WorkerId worker) const {
-  try {
-    return agent_.find(rpc::Worker(int{worker})).name;
-  } catch (const Error&) {
-    return cat("#", worker);  // gone
-  }
+  return agent_.info(worker).name;  // also of one that is gone
 }
 
 std::unique_ptr<rpc::Service> make_service(rpc::Agent& agent) {

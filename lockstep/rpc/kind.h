@@ -17,6 +17,7 @@ enum class Kind : std::uint8_t {
   kBackward = 16,       // gradients for a send node
   kBackwardPlan = 17,   // SMART mode: which send nodes a pass will reach
   kCleanup = 18,        // release an autograd context
+  kContextHeld = 19,    // to the owner of an autograd context: tell me when it is released
   kBackwardDone = 20,   // a worker's part of a pass is over, or failed
   kBackwardAbort = 21,  // the pass failed elsewhere
   kGather = 32,         // all-gather and barrier among workers

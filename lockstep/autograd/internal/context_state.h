@@ -34,7 +34,9 @@ class ContextState final : public Context {
   // Those that a pass may still go through.
   std::vector<std::shared_ptr<SendNode>> open_sends() const;
 
-  void note_worker(WorkerId worker);
+  // False when it was noted before.
+  bool note_worker(WorkerId worker);
+  bool has_worker(WorkerId worker) const;
   std::vector<WorkerId> workers() const;
 
   // Null when none is under way.

@@ -82,11 +82,15 @@ class AutogradService final : public rpc::Service, public rpc::CallExtension {
   void abort_others(const Pass& pass, const std::function<void()>& done);
 
   void tell_release(std::uint64_t context, WorkerId worker);
+  // Whom the context came from, or went to. Those tell each other of its release; when one is gone, the owner must.
+  void note_worker(ContextState& state, WorkerId worker);
+  void tell_owner(std::uint64_t context);
   void serve_plan(rpc::Request request);
   void serve_gradients(rpc::Request request);
   void serve_done(rpc::Request request);
   void serve_abort(rpc::Request request);
   void serve_cleanup(rpc::Request request);
+  void serve_held(rpc::Request request);
   // Fails the pass when one of them is gone: nobody else may notice.
   void check_present(const std::shared_ptr<Pass>& pass, const std::vector<WorkerId>& workers);
   std::string name_of(WorkerId worker) const;
