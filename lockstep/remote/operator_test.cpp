@@ -194,6 +194,7 @@ TEST(Operator, BringsBackWhatItRaised) {
     EXPECT_NE(failure.message.find("On WorkerInfo(id=1, name=worker1)"), std::string::npos)
         << failure.message;
     EXPECT_NE(failure.message.find("shapes cannot be multiplied"), std::string::npos) << failure.message;
+    EXPECT_EQ(failure.message.find("Exception raised from"), std::string::npos) << "libtorch's stack";
   });
 }
 

@@ -103,6 +103,26 @@ RendezvousResult from_tcp(const Url& url, const RendezvousOptions& options) {
   return {std::move(store), place.rank, place.world_size};
 }
 
+// Schemes are a property of the program, as its signal handlers are, and so is where it has been: the state of this folder.
+struct Registry {
+  std::mutex mutex;
+  // Guarded by mutex.
+  std::map<std::string, RendezvousHandler> handlers;
+  std::map<std::pair<std::string, int>, std::int64_t> meetings;  // in this file, as this rank
+};
+
+Registry& registry() {
+  static Registry instance;
+  return instance;
+}
+
+// Several meetings of one process (a group and RPC, or one after the other) are no news. A process that is forked later
+// has met as its parent did.
+std::int64_t note_meeting(const std::string& path, int rank) {
+  const std::lock_guard lock(registry().mutex);
+  return ++registry().meetings[{path, rank}];
+}
+
 RendezvousResult from_file(const Url& url, const RendezvousOptions& options) {
   if (!url.host.empty() && url.host != "localhost") {
     refuse(url, cat("the path must be absolute, with three slashes: file:///", url.host, url.path));
@@ -110,22 +130,12 @@ RendezvousResult from_file(const Url& url, const RendezvousOptions& options) {
   if (url.path.size() < 2) refuse(url, "the path is missing: file:///path");
   const auto place = place_of(url, options);
   std::shared_ptr<Store> store = FileStore::open(url.path, place.world_size, options.timeout);
-  if (store->add(cat("lockstep/file_ranks/", place.rank), 1) > 1) {
+  const auto n_mine = note_meeting(url.path, place.rank);
+  if (store->add(cat("lockstep/file_ranks/", place.rank), 1) > n_mine) {
     log(LogLevel::kWarn, cat("rank ", place.rank, " met in ", url.path,
                              " before: if that was an earlier job, it left the file behind; remove it"));
   }
   return {std::move(store), place.rank, place.world_size};
-}
-
-// Schemes are a property of the program, as its signal handlers are: the one piece of state of this folder.
-struct Registry {
-  std::mutex mutex;
-  std::map<std::string, RendezvousHandler> handlers;  // guarded by mutex
-};
-
-Registry& registry() {
-  static Registry instance;
-  return instance;
 }
 
 bool is_built_in(const std::string& scheme) {

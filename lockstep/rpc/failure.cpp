@@ -33,6 +33,15 @@ std::string current_type() {
   return demangle(type->name());
 }
 
+// libtorch's errors carry the stack of where they were raised in what(): that is not for the message, and the better trace.
+void take_stack(CallFailure& failure) {
+  std::string& text = failure.failure.message;
+  const auto stack = text.find("\nException raised from ");
+  if (stack == std::string::npos) return;
+  if (!failure.trace.empty()) failure.trace = text.substr(stack + 1);
+  text.resize(stack);
+}
+
 }  // namespace
 
 void CallFailure::raise() const {
@@ -57,6 +66,7 @@ CallFailure current_call_failure() noexcept {
   } catch (...) {
     result.failure = current_failure();
     result.failure.kind = ErrorKind::kUsage;
+    take_stack(result);
   }
   return result;
 }
