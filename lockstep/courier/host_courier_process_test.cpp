@@ -1,23 +1,21 @@
 // Couriers in real processes: what survivors see when one is killed, many at once, memory that outlives its sender.
 // Workers are forked from a single-threaded test and report by exit code.
 #include <gtest/gtest.h>
-#include <poll.h>
-#include <sched.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
-#include <unistd.h>
 
 #include <atomic>
 #include <functional>
 
-#include "lockstep/base/process.h"
+#include "lockstep/base/fork_testing.h"
 #include "lockstep/base/text.h"
 #include "lockstep/courier/courier_contract.h"
 #include "lockstep/courier/host_courier.h"
 
 namespace lockstep::courier {
 namespace {
+
+using fork_testing::Children;
+using fork_testing::eventually;
+using fork_testing::Shared;
 
 constexpr int kMaxWorkers = 64;
 
@@ -30,70 +28,19 @@ struct Board {
   Place places[kMaxWorkers];
   std::atomic<std::uint64_t> words[8];
 };
-Board* new_board() {
-  return new (::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))
-      Board();
-}
-
-#define CHILD_EXPECT(condition, why)                                                  \
-  do {                                                                                \
-    if (!(condition)) {                                                               \
-      const std::string reason = cat(#condition, ": ", why, "\n");                    \
-      [[maybe_unused]] const auto written = ::write(2, reason.data(), reason.size()); \
-      ::_exit(1);                                                                     \
-    }                                                                                 \
-  } while (false)
-
-bool eventually(const std::function<bool()>& condition) {
-  const Deadline deadline = patience();
-  while (!condition()) {
-    if (deadline.expired()) return false;
-    ::poll(nullptr, 0, 1);
-  }
-  return true;
-}
 
 using Body = std::function<void(Courier&, int me)>;
 
 class Workers {
  public:
-  explicit Workers(int n, Transport transport = Transport::kAuto)
-      : n_(n), transport_(transport), board_(new_board()) {}
-  ~Workers() {
-    for (const pid_t pid : pids_) {
-      if (pid > 0 && ::kill(pid, SIGKILL) == 0) ::waitpid(pid, nullptr, 0);
-    }
-    ::munmap(board_, sizeof(Board));
-  }
+  explicit Workers(int n, Transport transport = Transport::kAuto) : n_(n), transport_(transport) {}
   Board& board() { return *board_; }
 
   void start(const Body& body) {
-    for (int i = 0; i < n_; ++i) {
-      const pid_t pid = ::fork();
-      if (pid != 0) {
-        pids_.push_back(pid);
-        continue;
-      }
-      try {
-        work(i, body);
-      } catch (const std::exception& error) {
-        CHILD_EXPECT(false, error.what());
-      }
-      ::_exit(0);
-    }
+    for (int i = 0; i < n_; ++i) children_.start([&] { work(i, body); });
   }
-  void kill(int i) { ::kill(pids_[static_cast<std::size_t>(i)], SIGKILL); }
-  // Exit status, or -1 when it did not end in time.
-  int status(int i) {
-    const pid_t pid = std::exchange(pids_[static_cast<std::size_t>(i)], -1);
-    const Fd pidfd = open_pidfd(pid);
-    pollfd ask{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
-    const bool ended = ::poll(&ask, 1, 60'000) == 1;
-    if (!ended) ::kill(pid, SIGKILL);
-    int status = 0;
-    ::waitpid(pid, &status, 0);
-    return ended ? status : -1;
-  }
+  void kill(int i) { children_.kill(i); }
+  int status(int i) { return children_.status(i); }
 
  private:
   void work(int me, const Body& body) {
@@ -114,8 +61,8 @@ class Workers {
 
   const int n_;
   const Transport transport_;
-  Board* const board_;
-  std::vector<pid_t> pids_;
+  const Shared<Board> board_;
+  Children children_;
 };
 
 void send(Courier& courier, int to, Message message) {

@@ -1,11 +1,8 @@
 // How the contract suite starts ranks. The tests themselves are in engine_contract_*.cpp.
 #include "lockstep/engine/engine_contract.h"
 
-#include <poll.h>
 #include <sched.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdio>
 #include <thread>
@@ -49,14 +46,6 @@ void EngineContract::SetUp() {
   const lockstep_engine* const table = GetParam().table();
   if (table == nullptr) GTEST_SKIP() << "this engine is not here";
   engine_ = std::make_unique<Engine>(table, GetParam().name);
-  void* const shared =
-      ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-  ASSERT_NE(shared, MAP_FAILED);
-  board_ = new (shared) Board();
-}
-
-void EngineContract::TearDown() {
-  if (board_ != nullptr) ::munmap(board_, sizeof(Board));
 }
 
 void EngineContract::clear_board() {
@@ -108,13 +97,8 @@ std::vector<pid_t> EngineContract::start_processes(int size, const Body& body) {
 }
 
 std::string EngineContract::end_of(pid_t pid) {
-  const Fd pidfd = open_pidfd(pid);
-  pollfd wait{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
-  const bool ended = ::poll(&wait, 1, 2 * static_cast<int>(testing::kPatience.count())) == 1;
-  if (!ended) ::kill(pid, SIGKILL);
-  int status = 0;
-  ::waitpid(pid, &status, 0);
-  return ended ? describe_wait_status(status) : "did not end";
+  const int status = fork_testing::status_of(pid);
+  return status == -1 ? "did not end" : describe_wait_status(status);
 }
 
 }  // namespace lockstep::comm

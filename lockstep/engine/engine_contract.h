@@ -20,6 +20,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/fork_testing.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/engine/test_world.h"
 
@@ -95,7 +96,6 @@ class EngineContract : public ::testing::TestWithParam<EngineKind> {
   using Body = std::function<void(Rank&)>;
 
   void SetUp() override;
-  void TearDown() override;
 
   const Engine& engine() const { return *engine_; }
   bool offers(std::initializer_list<lockstep_op_kind> kinds) const {
@@ -126,7 +126,7 @@ class EngineContract : public ::testing::TestWithParam<EngineKind> {
   void be(int rank, int size, testing::Kv& kv, const Body& body);
 
   std::unique_ptr<Engine> engine_;
-  Board* board_ = nullptr;
+  const fork_testing::Shared<Board> board_;
   std::unique_ptr<testing::Kv> kv_;
 };
 

@@ -1,22 +1,21 @@
 // The engine between real processes: staged and in-place paths, and what survivors see when a rank is killed.
-// Ranks are forked from a single-threaded test, each child reports by its exit code.
+// Ranks are forked from a single-threaded test and report by exit code.
 #include <gtest/gtest.h>
-#include <poll.h>
 #include <sched.h>
-#include <signal.h>
-#include <sys/mman.h>
-#include <sys/wait.h>
 
 #include <atomic>
 #include <filesystem>
 #include <fstream>
 #include <random>
 
+#include "lockstep/base/fork_testing.h"
 #include "lockstep/host/test_world.h"
 
 namespace lockstep::comm {
 namespace {
 
+using fork_testing::Children;
+using fork_testing::Shared;
 using testing::FolderKv;
 using testing::KvSpace;
 using testing::Rank;
@@ -25,58 +24,23 @@ using testing::Rank;
 struct Board {
   std::atomic<std::uint64_t> rounds[16];
 };
-Board* make_board() {
-  return new (::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0))
-      Board();
-}
 
-// A failed expectation in a child becomes its exit code, with the reason on stderr.
-#define CHILD_EXPECT(condition, why)                                                  \
-  do {                                                                                \
-    if (!(condition)) {                                                               \
-      const std::string reason = cat(#condition, ": ", why, "\n");                    \
-      [[maybe_unused]] const auto written = ::write(2, reason.data(), reason.size()); \
-      ::_exit(1);                                                                     \
-    }                                                                                 \
-  } while (false)
-
-std::vector<pid_t> start(int size, const KvSpace& kv, const std::function<void(Rank&)>& body) {
-  std::vector<pid_t> pids;
+Children start(int size, const KvSpace& kv, const std::function<void(Rank&)>& body) {
+  Children ranks;
   for (int r = 0; r < size; ++r) {
-    const pid_t pid = ::fork();
-    if (pid == 0) {
-      try {
-        Rank rank(kv.host(), r, size);
-        body(rank);
-      } catch (const std::exception& error) {
-        CHILD_EXPECT(false, error.what());
-      }
-      ::_exit(0);
-    }
-    pids.push_back(pid);
+    ranks.start([&] {
+      Rank rank(kv.host(), r, size);
+      body(rank);
+    });
   }
-  return pids;
-}
-
-// Exit status of a child, or -1 when it did not end in time (then it is killed).
-int status_of(pid_t pid) {
-  const Fd pidfd = open_pidfd(pid);
-  pollfd wait{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
-  if (::poll(&wait, 1, 60'000) != 1) {
-    ::kill(pid, SIGKILL);
-    ::waitpid(pid, nullptr, 0);
-    return -1;
-  }
-  int status = 0;
-  ::waitpid(pid, &status, 0);
-  return status;
+  return ranks;
 }
 
 TEST(HostProcesses, EveryCollectiveByEveryPath) {
   for (const int size : {2, 3, 4}) {
     FolderKv folder;
     const KvSpace kv(folder);
-    const auto pids = start(size, kv, [](Rank& rank) {
+    auto ranks = start(size, kv, [](Rank& rank) {
       const auto n = static_cast<std::size_t>(rank.size()), me = static_cast<std::size_t>(rank.rank());
       for (const std::size_t count : {1u, 13u, 500u, 2048u, 2049u, 50'000u, 700'001u}) {
         void* shared = nullptr;
@@ -113,7 +77,7 @@ TEST(HostProcesses, EveryCollectiveByEveryPath) {
         Rank::engine().free(rank.comm(), shared);
       }
     });
-    for (const pid_t pid : pids) EXPECT_EQ(status_of(pid), 0) << size << " processes";
+    for (int r = 0; r < size; ++r) EXPECT_EQ(ranks.status(r), 0) << size << " processes";
   }
 }
 
@@ -121,7 +85,7 @@ TEST(HostProcesses, EveryCollectiveByEveryPath) {
 TEST(HostProcesses, MixedPlacesOfMemoryAgreeOnOnePath) {
   FolderKv folder;
   const KvSpace kv(folder);
-  const auto pids = start(3, kv, [](Rank& rank) {
+  auto ranks = start(3, kv, [](Rank& rank) {
     for (const std::size_t count : {10u, 500u, 300'000u}) {
       std::vector<float> plain(count);
       void* shared = nullptr;
@@ -132,7 +96,7 @@ TEST(HostProcesses, MixedPlacesOfMemoryAgreeOnOnePath) {
       CHILD_EXPECT(x[0] == 6.f && x[count - 1] == 6.f, x[0]);
     }
   });
-  for (const pid_t pid : pids) EXPECT_EQ(status_of(pid), 0);
+  for (int r = 0; r < ranks.size(); ++r) EXPECT_EQ(ranks.status(r), 0);
 }
 
 std::uint64_t shared_kib() {
@@ -160,7 +124,7 @@ std::size_t open_memfds() {
 // 50 jobs of three ranks in an all_reduce loop; in each, one rank in turn is killed at a moment chosen at random.
 TEST(HostProcesses, AKilledRankIsNamedByEverySurvivorAndLeavesNothingBehind) {
   std::mt19937 random(5);
-  Board* const board = make_board();
+  const Shared<Board> board;
   const std::uint64_t before_kib = shared_kib();
   const std::size_t before_memfds = open_memfds();
   constexpr int kSize = 3;
@@ -171,7 +135,7 @@ TEST(HostProcesses, AKilledRankIsNamedByEverySurvivorAndLeavesNothingBehind) {
     for (auto& rounds : board->rounds) rounds = 0;
     FolderKv folder;
     const KvSpace kv(folder);
-    const auto pids = start(kSize, kv, [&](Rank& rank) {
+    auto ranks = start(kSize, kv, [&](Rank& rank) {
       std::vector<float> x(count, 1.f);
       const auto op = Rank::op(LOCKSTEP_ALL_REDUCE, x.data(), x.data(), count);
       lockstep_status status = LOCKSTEP_OK;
@@ -195,12 +159,12 @@ TEST(HostProcesses, AKilledRankIsNamedByEverySurvivorAndLeavesNothingBehind) {
     const std::uint64_t moment = 1 + random() % 200;
     const Deadline patience = Deadline::after(Milliseconds(30'000));
     while (board->rounds[victim] < moment && !patience.expired()) ::usleep(50);
-    ASSERT_EQ(::kill(pids[static_cast<std::size_t>(victim)], SIGKILL), 0);
+    ranks.kill(victim);
     for (int turn = 0; turn < kSize; ++turn) {
-      const int r = (victim + turn) %
-                    kSize;  // the victim first: a kernel that tells its cause does so once it is reaped
-      const int status = status_of(pids[static_cast<std::size_t>(r)]);
-      EXPECT_EQ(describe_wait_status(status), r == victim ? "killed by SIGKILL (9)" : "exited with code 0")
+      // The victim first: a kernel that tells its cause does so once it is reaped.
+      const int r = (victim + turn) % kSize;
+      EXPECT_EQ(describe_wait_status(ranks.status(r)),
+                r == victim ? "killed by SIGKILL (9)" : "exited with code 0")
           << "rank " << r << " in round " << round;
     }
     if (HasFailure()) break;
@@ -211,13 +175,12 @@ TEST(HostProcesses, AKilledRankIsNamedByEverySurvivorAndLeavesNothingBehind) {
   const Deadline patience = Deadline::after(Milliseconds(10'000));
   while (shared_kib() > before_kib + 3000 && !patience.expired()) ::usleep(100'000);
   EXPECT_LE(shared_kib(), before_kib + 3000);
-  ::munmap(board, sizeof(Board));
 }
 
 TEST(HostProcesses, TheFirstCauseWinsWhenRanksFallInTurn) {
   FolderKv folder;
   const KvSpace kv(folder);
-  const auto pids = start(4, kv, [](Rank& rank) {
+  auto ranks = start(4, kv, [](Rank& rank) {
     CHILD_EXPECT(rank.barrier() == LOCKSTEP_OK, rank.error());
     if (rank.rank() == 2) ::_exit(7);
     CHILD_EXPECT(rank.barrier() == LOCKSTEP_PEER_LOST, rank.error());
@@ -228,18 +191,17 @@ TEST(HostProcesses, TheFirstCauseWinsWhenRanksFallInTurn) {
     CHILD_EXPECT(rank.failure().rank == 2, rank.failure().error);
     ::_exit(0);
   });
-  for (std::size_t r = 0; r < pids.size(); ++r)
-    EXPECT_EQ(describe_wait_status(status_of(pids[r])), cat("exited with code ", r == 2 ? 7 : 0));
+  for (int r = 0; r < ranks.size(); ++r)
+    EXPECT_EQ(describe_wait_status(ranks.status(r)), cat("exited with code ", r == 2 ? 7 : 0));
 }
 
 TEST(HostProcesses, ARankInAnotherNetworkNamespaceIsRefusedByName) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs to be root to make a network namespace";
   FolderKv folder;
   const KvSpace kv(folder);
-  std::vector<pid_t> pids;
+  Children ranks;
   for (int r = 0; r < 2; ++r) {
-    const pid_t pid = ::fork();
-    if (pid == 0) {
+    ranks.start([&] {
       if (r == 1 && ::unshare(CLONE_NEWNET) != 0) ::_exit(42);
       try {
         Rank rank(kv.host(), r, 2);
@@ -249,12 +211,9 @@ TEST(HostProcesses, ARankInAnotherNetworkNamespaceIsRefusedByName) {
             std::string(error.what()).find(cat("rank ", 1 - r, " runs on another host")) != std::string::npos,
             error.what());
       }
-      ::_exit(0);
-    }
-    pids.push_back(pid);
+    });
   }
-  std::vector<int> statuses;
-  for (const pid_t pid : pids) statuses.push_back(status_of(pid));
+  const std::vector<int> statuses{ranks.status(0), ranks.status(1)};
   if (WIFEXITED(statuses[1]) && WEXITSTATUS(statuses[1]) == 42)
     GTEST_SKIP() << "network namespaces are not allowed here";
   EXPECT_EQ(statuses, (std::vector<int>{0, 0}));

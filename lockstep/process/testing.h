@@ -16,14 +16,14 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/deadline.h"
-#include "lockstep/base/fd.h"
+#include "lockstep/base/fork_testing.h"
 
 extern char** environ;
 
 namespace lockstep::process_testing {
 
-inline constexpr Milliseconds kPatience{60'000};
+using fork_testing::eventually;
+using fork_testing::kPatience;
 
 class TemporaryFolder {
  public:
@@ -48,16 +48,6 @@ inline std::vector<std::string> own_environment() {
   std::vector<std::string> list;
   for (char** entry = environ; *entry != nullptr; ++entry) list.emplace_back(*entry);
   return list;
-}
-
-// True as soon as `condition` holds; false when patience ran out.
-inline bool eventually(const std::function<bool()>& condition) {
-  const Deadline deadline = Deadline::after(kPatience);
-  while (!condition()) {
-    if (deadline.expired()) return false;
-    ::poll(nullptr, 0, 5);
-  }
-  return true;
 }
 
 inline std::string read_file(const std::string& path) {
