@@ -35,10 +35,9 @@ inline bool eventually(const std::function<bool()>& condition) {
 }
 
 // In a child, where nobody would see a failed EXPECT: ends it with code 1, the reason on stderr.
-#define CHILD_EXPECT(condition, why)                                        \
-  do {                                                                      \
-    if (!(condition))                                                       \
-      ::lockstep::fork_testing::end_child(::lockstep::cat(#condition, ": ", why, "\n")); \
+#define CHILD_EXPECT(condition, why)                                                                     \
+  do {                                                                                                   \
+    if (!(condition)) ::lockstep::fork_testing::end_child(::lockstep::cat(#condition, ": ", why, "\n")); \
   } while (false)
 [[noreturn]] inline void end_child(const std::string& reason) {
   [[maybe_unused]] const auto written = ::write(2, reason.data(), reason.size());

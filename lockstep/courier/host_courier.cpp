@@ -45,11 +45,11 @@ class HostCourier final : public Courier {
   HostCourier(HostCourierOptions options, Endpoint self, net::UnixListener local,
               std::optional<net::Listener> tcp)
       : office_(std::move(options), std::move(self)) {
-    const auto shm = std::make_shared<ShmListener>(office_, std::move(local));
+    const auto shm = std::make_shared<ShmEntrance>(office_, std::move(local));
     office_.reactor.add(shm->fd(), EPOLLIN, shm);
     if (!tcp) return;
-    const auto listener = std::make_shared<TcpListener>(office_, std::move(*tcp));
-    office_.reactor.add(listener->fd(), EPOLLIN, listener);
+    const auto over_tcp = std::make_shared<TcpEntrance>(office_, std::move(*tcp));
+    office_.reactor.add(over_tcp->fd(), EPOLLIN, over_tcp);
   }
   ~HostCourier() override { close(Deadline::now()); }
 

@@ -6,7 +6,6 @@
 
 #include <array>
 
-#include "lockstep/base/log.h"
 #include "lockstep/base/process.h"
 #include "lockstep/base/text.h"
 
@@ -31,22 +30,8 @@ std::string local_end(const Fd& pidfd, bool left) {
   return exit_cause(pidfd.get()).value_or("its process ended");
 }
 
-void ShmListener::on_ready(std::uint32_t) noexcept {
-  try {
-    while (auto socket = listener_.try_accept()) {
-      std::make_shared<ShmIncoming>(office_, std::move(*socket))->start();
-    }
-  } catch (const std::exception& error) {
-    log(LogLevel::kWarn,
-        cat("courier ", office_.options.name, ": a connection was not accepted: ", error.what()));
-  }
-}
-
 ShmIncoming::ShmIncoming(Office& office, net::UnixSocket socket)
-    : office_(office),
-      socket_(std::move(socket)),
-      greeting_(office.options.secret, office.self.token),
-      pidfd_(pidfd_of(socket_)) {}
+    : GreetedIncoming(office), socket_(std::move(socket)), pidfd_(pidfd_of(socket_)) {}
 
 void ShmIncoming::start() {
   office_.admit(shared_from_this());
@@ -72,23 +57,19 @@ void ShmIncoming::receive() {
   std::array<std::uint8_t, kMaxGreeting> buffer;
   std::vector<Fd> fds;
   const std::size_t n = socket_.receive(buffer, Deadline::now(), &fds);
-  if (!peer_) return greet(std::span(buffer).first(n), std::move(fds));
+  if (!peer_) return be_greeted(std::span(buffer).first(n), std::move(fds));
   if (buffer[0] == kLeave) left_ = true;
 }
 
-void ShmIncoming::greet(std::span<const std::uint8_t> message, std::vector<Fd> fds) {
+void ShmIncoming::be_greeted(std::span<const std::uint8_t> message, std::vector<Fd> fds) {
   if (waiting_) return;  // it has said everything and waits for its welcome
-  auto step = greeting_.next(message);
+  auto step = greet(message);
   if (!step.send.empty()) socket_.send(step.send, Deadline::now());
-  if (!step.refusal.empty()) {
-    log(LogLevel::kWarn, cat("courier ", office_.options.name, ": refused a connection: ", step.refusal));
-    return over(step.refusal);
-  }
+  if (!step.refusal.empty()) return over(step.refusal);
   if (!step.intro) return;
   if (fds.size() != 1) return refuse("an introduction without shared memory");
   outbox_ = map_descriptor(std::move(fds[0]), step.intro->outbox_bytes);
-  waiting_ = std::move(step.intro);
-  office_.let_in_guests();
+  wait_as(std::move(*step.intro));
 }
 
 void ShmIncoming::let_in(std::shared_ptr<Peer> peer) noexcept {

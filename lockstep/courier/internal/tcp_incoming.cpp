@@ -7,7 +7,6 @@
 #include <cerrno>
 #include <limits>
 
-#include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 
 namespace lockstep::courier::internal {
@@ -19,22 +18,14 @@ constexpr std::size_t kReadBytes = 64 << 10;
 
 }  // namespace
 
-void TcpListener::on_ready(std::uint32_t) noexcept {
-  Fd fd(::accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!fd) return;  // it left again; or no descriptors: the next look tries again
-  try {
-    std::make_shared<TcpIncoming>(office_, std::move(fd))->start();
-  } catch (const std::exception& error) {
-    log(LogLevel::kWarn,
-        cat("courier ", office_.options.name, ": a connection was not accepted: ", error.what()));
-  }
+std::optional<Fd> TcpIncoming::accept(net::Listener& listener) {
+  Fd fd(::accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+  if (!fd) return std::nullopt;  // none, or it left again; or no descriptors: the next look tries again
+  return fd;
 }
 
 TcpIncoming::TcpIncoming(Office& office, Fd fd)
-    : office_(office),
-      fd_(std::move(fd)),
-      greeting_(office.options.secret, office.self.token),
-      decoder_(office.options.max_message_bytes) {
+    : GreetedIncoming(office), fd_(std::move(fd)), decoder_(office.options.max_message_bytes) {
   set_tcp_options(fd_.get());
 }
 
@@ -46,14 +37,14 @@ void TcpIncoming::start() {
 void TcpIncoming::on_ready(std::uint32_t) noexcept {
   const auto self = shared_from_this();
   try {
-    const auto cause = peer_ ? read_frames(kTurnBytes) : greet();
+    const auto cause = peer_ ? read_frames(kTurnBytes) : read_greeting();
     if (cause) over(*cause);
   } catch (const std::exception& error) {
     over(error.what());
   }
 }
 
-std::optional<std::string> TcpIncoming::greet() {
+std::optional<std::string> TcpIncoming::read_greeting() {
   std::array<std::uint8_t, kMaxGreeting + 2> buffer;
   // While it waits it has nothing more to say: only its end is of interest.
   const std::size_t wanted = waiting_ ? 1 : reader_.wanted();
@@ -64,15 +55,10 @@ std::optional<std::string> TcpIncoming::greet() {
   const auto message = reader_.feed(std::span(buffer).first(static_cast<std::size_t>(n)));
   if (reader_.broken()) return "no greeting";
   if (!message) return std::nullopt;
-  auto step = greeting_.next(*message);
+  auto step = greet(*message);
   if (!step.send.empty() && !say(step.send)) return "its connection took no answer";
-  if (!step.refusal.empty()) {
-    log(LogLevel::kWarn, cat("courier ", office_.options.name, ": refused a connection: ", step.refusal));
-    return step.refusal;
-  }
-  if (!step.intro) return std::nullopt;
-  waiting_ = std::move(step.intro);
-  office_.let_in_guests();
+  if (!step.refusal.empty()) return step.refusal;
+  if (step.intro) wait_as(std::move(*step.intro));
   return std::nullopt;
 }
 
