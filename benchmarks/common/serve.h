@@ -1,4 +1,4 @@
-// The main loop of a contender: a request comes in on rank 0's standard input, every rank handles it, rank 0
+// main and the main loop of a contender: a request comes in on rank 0's standard input, every rank handles it, rank 0
 // prints the answer. Between requests all ranks sleep.
 #pragma once
 
@@ -10,6 +10,17 @@
 #include "benchmarks/common/request.h"
 
 namespace bench {
+
+// main: what `run(arguments)` returns; 1 when it throws, with the program's name and the reason on stderr.
+template <class Run>
+int run_main(int argc, char** argv, Run run) {
+  try {
+    return run(arguments(argc, argv));
+  } catch (const std::exception& error) {
+    std::cerr << argv[0] << ": " << error.what() << std::endl;
+    return 1;
+  }
+}
 
 // What `body()` returns; 1 when it throws, after rank 0 has told the harness why. For what comes before serve and may fail.
 template <class Body>

@@ -7,7 +7,6 @@
 
 #include <cmath>
 #include <functional>
-#include <iostream>
 #include <map>
 #include <memory>
 #include <sstream>
@@ -182,9 +181,9 @@ class DdpStep {
   std::map<std::string, Training> trainings_;  // by mode
 };
 
-int run(int argc, char** argv) {
+int run(const Request& arguments) {
   raise_malloc_thresholds();
-  const auto n_ranks = static_cast<int>(arguments(argc, argv).number("ranks"));
+  const auto n_ranks = static_cast<int>(arguments.number("ranks"));
   SharedArray<RankResult> results(static_cast<std::size_t>(n_ranks));
   const auto link = fork_ranks(n_ranks);
   return guarded(*link, [&] {
@@ -204,10 +203,5 @@ int run(int argc, char** argv) {
 }  // namespace bench
 
 int main(int argc, char** argv) {
-  try {
-    return bench::run(argc, argv);
-  } catch (const std::exception& error) {
-    std::cerr << "ddp_step: " << error.what() << std::endl;
-    return 1;
-  }
+  return bench::run_main(argc, argv, bench::run);
 }

@@ -9,7 +9,6 @@
 #include <algorithm>
 #include <cstdint>
 #include <fstream>
-#include <iostream>
 #include <numeric>
 #include <stdexcept>
 #include <string>
@@ -58,9 +57,8 @@ std::size_t median_step(const std::vector<Step>& steps) {
   return order[order.size() / 2];
 }
 
-int run(int argc, char** argv) {
+int run(const Request& request) {
   raise_malloc_thresholds();
-  const Request request = arguments(argc, argv);
   const auto link = fork_ranks(static_cast<int>(request.number("ranks")));
   return guarded(*link, [&] {
     at::set_num_threads(1);
@@ -82,10 +80,5 @@ int run(int argc, char** argv) {
 }  // namespace bench
 
 int main(int argc, char** argv) {
-  try {
-    return bench::run(argc, argv);
-  } catch (const std::exception& error) {
-    std::cerr << "ddp_timeline: " << error.what() << std::endl;
-    return 1;
-  }
+  return bench::run_main(argc, argv, bench::run);
 }

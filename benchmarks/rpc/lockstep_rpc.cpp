@@ -4,7 +4,6 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
 
-#include <iostream>
 #include <numeric>
 #include <sstream>
 #include <stdexcept>
@@ -75,8 +74,8 @@ std::string measure(const Request& request) {
   throw std::runtime_error("no kind of measurement named " + kind);
 }
 
-int run(int argc, char** argv) {
-  const std::string transport = arguments(argc, argv).text("transport");
+int run(const Request& arguments) {
+  const std::string transport = arguments.text("transport");
   const auto link = fork_ranks(2);
   return guarded(*link, [&] {
     at::set_num_threads(1);
@@ -95,10 +94,5 @@ int run(int argc, char** argv) {
 }  // namespace bench
 
 int main(int argc, char** argv) {
-  try {
-    return bench::run(argc, argv);
-  } catch (const std::exception& error) {
-    std::cerr << "rpc_lockstep: " << error.what() << std::endl;
-    return 1;
-  }
+  return bench::run_main(argc, argv, bench::run);
 }
