@@ -17,6 +17,7 @@
 #include "lockstep/rpc/internal/membership.h"
 #include "lockstep/rpc/rref_context.h"
 #include "lockstep/store/prefix_store.h"
+#include "lockstep/store/tcp_store.h"
 
 namespace lockstep::rpc {
 namespace {
@@ -68,11 +69,14 @@ void check_options(const RpcOptions& options) {
   if (const auto clash = registration_clash(); !clash.empty()) raise(ErrorKind::kUsage, "init_rpc: " + clash);
 }
 
-std::string bind_host(const RpcOptions& options) {
-  if (!options.bind_host.empty()) return options.bind_host;
-  const auto master = environment(Var::kMasterAddr);
-  if (!master || net::names_loopback(*master)) return "";
-  const std::string own = net::own_address_toward(*master);
+// The address of this host from which the meeting place is reached; "" when that is on this host's loopback, or nowhere.
+std::string own_address(std::shared_ptr<Store> store) {
+  if (const auto* prefixed = dynamic_cast<const PrefixStore*>(store.get()))
+    store = prefixed->innermost_store();
+  const auto* tcp = dynamic_cast<const TcpStore*>(store.get());
+  const auto host = tcp != nullptr ? tcp->host() : environment(Var::kMasterAddr);
+  if (!host || net::names_loopback(*host)) return "";
+  const std::string own = net::own_address_toward(*host);
   return net::names_loopback(own) ? "" : own;
 }
 
@@ -89,7 +93,7 @@ Backends& backends() {
            .name = request.self.name,
            .secret = JobSecret::from_environment(),
            .transport = request.options->tcp_only ? courier::Transport::kTcp : courier::Transport::kAuto,
-           .bind_host = bind_host(*request.options),
+           .bind_host = request.options->bind_host,
            .insecure = environment_flag(Var::kLockstepInsecure)});
     };
     return true;
@@ -201,6 +205,7 @@ void init_rpc(const std::string& name, RpcOptions options) {
   if (!dynamic && (place.rank < 0 || place.rank >= place.world_size || place.world_size > 0xFFFF)) {
     raise(ErrorKind::kUsage, cat("init_rpc: rank ", place.rank, " in a world of ", place.world_size));
   }
+  if (options.bind_host.empty()) options.bind_host = own_address(place.store);
   const auto agent = Agent::start({.self = self,
                                    .num_worker_threads = options.num_worker_threads,
                                    .rpc_timeout = options.rpc_timeout,

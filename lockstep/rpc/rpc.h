@@ -54,7 +54,7 @@ struct RpcOptions {
   std::string backend = "host";                    // or one of register_rpc_backend
   bool tcp_only = false;                           // TCP between workers of one host too
   std::string bind_host{};         // where workers of other hosts reach this one; "": the address from which
-                                   // MASTER_ADDR is reached, when that is another host's
+                                   // it reaches the TCP store, else MASTER_ADDR
   bool strict_rref_check = false;  // shutdown raises when RRefs were leaked, instead of a warning
 
   // As torch's set_device_map: adds to the map of `worker`. Raises kUsage when it is not one to one any more.
