@@ -3,11 +3,14 @@
 
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "lockstep/base/rank_thread.h"
@@ -15,6 +18,7 @@
 #include "lockstep/courier/local_courier.h"
 #include "lockstep/rpc/agent.h"
 #include "lockstep/rpc/current.h"
+#include "lockstep/rpc/rref_context.h"
 
 namespace lockstep::rpc::testing {
 
@@ -32,10 +36,75 @@ inline bool says(const Failure& failure, const std::string& part) {
   return failure.message.find(part) != std::string::npos;
 }
 
+// Waits for an event; fails the test when it does not come.
+inline void until(const std::function<bool()>& holds) {
+  const auto deadline = Deadline::after(Milliseconds(30'000));
+  while (!holds()) {
+    ASSERT_FALSE(deadline.expired()) << "it never happened";
+    std::this_thread::sleep_for(Milliseconds(1));
+  }
+}
+
+// Holds up whoever comes until it is opened; not for ever, so that a test that fails ends.
+class Gate {
+ public:
+  void open() { open_ = true; }
+  void pass() {
+    ++n_came_;
+    const auto deadline = Deadline::after(Milliseconds(40'000));
+    while (!open_ && !deadline.expired()) std::this_thread::sleep_for(Milliseconds(1));
+  }
+  int n_came() const { return n_came_; }
+
+ private:
+  std::atomic<bool> open_{false};
+  std::atomic<int> n_came_{0};
+};
+
+// A courier that does as another does, for tests that change some of it.
+class CourierAround : public courier::Courier {
+ public:
+  explicit CourierAround(std::unique_ptr<courier::Courier> inner) : inner_(std::move(inner)) {}
+  Bytes address() const override { return inner_->address(); }
+  void add_peer(WorkerId id, const std::string& name, const Bytes& address) override {
+    inner_->add_peer(id, name, address);
+  }
+  void remove_peer(WorkerId id) override { inner_->remove_peer(id); }
+  std::optional<Failure> send(WorkerId to, courier::Message message, Deadline deadline) override {
+    return inner_->send(to, std::move(message), deadline);
+  }
+  std::optional<courier::Event> poll() override { return inner_->poll(); }
+  void wait(Deadline deadline) override { inner_->wait(deadline); }
+  void wake() noexcept override { inner_->wake(); }
+  void begin_polling() noexcept override { inner_->begin_polling(); }
+  void end_polling() noexcept override { inner_->end_polling(); }
+  void close(Deadline deadline) override { inner_->close(deadline); }
+
+ private:
+  const std::unique_ptr<courier::Courier> inner_;
+};
+
+// Refuses longer messages, as a courier does that has a limit.
+class ShortCourier final : public CourierAround {
+ public:
+  ShortCourier(std::unique_ptr<courier::Courier> inner, std::size_t n_bytes)
+      : CourierAround(std::move(inner)), n_bytes_(n_bytes) {}
+  std::optional<Failure> send(WorkerId to, courier::Message message, Deadline deadline) override {
+    if (message.body.bytes.size() > n_bytes_) {
+      return Failure{.kind = ErrorKind::kUsage, .message = "the message is beyond the limit"};
+    }
+    return CourierAround::send(to, std::move(message), deadline);
+  }
+
+ private:
+  const std::size_t n_bytes_;
+};
+
 struct WorkersOptions {
   courier::LocalOptions exchange{};
   int num_worker_threads = 16;
   Milliseconds rpc_timeout{60'000};
+  std::function<std::unique_ptr<courier::Courier>(WorkerId, std::unique_ptr<courier::Courier>)> wrap{};
 };
 
 // A handle on the workers while they run, for tests that kill one.
@@ -54,6 +123,7 @@ inline void run_workers(int n, const std::function<void(int, Workers&)>& fn,
   for (int i = 0; i < n; ++i) {
     auto courier = workers.exchange->join(static_cast<WorkerId>(i));
     addresses.push_back(courier->address());
+    if (options.wrap) courier = options.wrap(static_cast<WorkerId>(i), std::move(courier));
     workers.agents.push_back(
         Agent::start({.self = {.id = static_cast<WorkerId>(i), .name = "worker" + std::to_string(i)},
                       .num_worker_threads = options.num_worker_threads,
@@ -96,6 +166,24 @@ inline void run_workers(int n, const std::function<void(int, Workers&)>& fn,
   }
   for (auto& agent : workers.agents) agent->close();
   if (first) std::rethrow_exception(first);
+}
+
+// As `after`: everyone drops its RRefs and waits; then nothing may be left.
+inline void expect_no_rrefs(Workers& workers) {
+  for (auto& agent : workers.agents) rref_context(*agent).drop_users();
+  for (int round = 0; round < 3; ++round) {
+    for (auto& agent : workers.agents) {
+      EXPECT_TRUE(rref_context(*agent).wait_idle(Deadline::after(Milliseconds(30'000))));
+    }
+  }
+  for (auto& agent : workers.agents) {
+    EXPECT_EQ(rref_context(*agent).leaks(), "");
+    const auto info = agent->debug_info();
+    for (const char* name :
+         {"num_owner_rrefs", "num_forks", "num_users", "num_pending_users", "num_pending_futures"}) {
+      EXPECT_EQ(info.at(name), "0") << name << " of " << agent->self().name;
+    }
+  }
 }
 
 }  // namespace lockstep::rpc::testing

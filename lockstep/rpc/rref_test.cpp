@@ -14,8 +14,10 @@ namespace {
 
 using namespace std::chrono_literals;
 using testing::caught;
+using testing::expect_no_rrefs;
 using testing::run_workers;
 using testing::says;
+using testing::until;
 using testing::Workers;
 
 std::atomic<int> n_alive{0};
@@ -141,30 +143,6 @@ std::string read_bundle(const Bundle& bundle) {
 }
 LOCKSTEP_RPC_FUNCTION(read_bundle);
 
-// Everyone drops its users and waits; then nothing may be left.
-void expect_clean(Workers& workers) {
-  for (auto& agent : workers.agents) rref_context(*agent).drop_users();
-  for (int round = 0; round < 3; ++round) {
-    for (auto& agent : workers.agents) EXPECT_TRUE(rref_context(*agent).wait_idle(Deadline::after(10s)));
-  }
-  for (auto& agent : workers.agents) {
-    EXPECT_EQ(rref_context(*agent).leaks(), "");
-    const auto info = agent->debug_info();
-    EXPECT_EQ(info.at("num_owner_rrefs"), "0");
-    EXPECT_EQ(info.at("num_forks"), "0");
-    EXPECT_EQ(info.at("num_users"), "0");
-    EXPECT_EQ(info.at("num_pending_users"), "0");
-    EXPECT_EQ(info.at("num_pending_futures"), "0");
-  }
-}
-void until(const std::function<bool()>& holds) {
-  const auto deadline = Deadline::after(20s);
-  while (!holds()) {
-    ASSERT_FALSE(deadline.expired());
-    std::this_thread::sleep_for(1ms);
-  }
-}
-
 TEST(RRef, HoldsWhatAFunctionReturnedElsewhere) {
   run_workers(
       3,
@@ -183,7 +161,7 @@ TEST(RRef, HoldsWhatAFunctionReturnedElsewhere) {
         remote(next, nothing).to_here();
         EXPECT_EQ(remote(next, function<int(int, int)>("add"), {1, 2}).to_here(), 3);
       },
-      {}, expect_clean);
+      {}, expect_no_rrefs);
 }
 
 TEST(RRef, MayBeOfThisWorker) {
@@ -207,7 +185,7 @@ TEST(RRef, MayBeOfThisWorker) {
         EXPECT_EQ(counter.rpc_sync(&Counter::add, {4}), 7) << "a method, by a call to itself";
         EXPECT_EQ(rpc_sync(rank, local_value_of, {local}), 1) << "sent to itself";
       },
-      {}, expect_clean);
+      {}, expect_no_rrefs);
 }
 
 TEST(RRef, RunsMethodsWhereTheObjectIs) {
@@ -230,7 +208,7 @@ TEST(RRef, RunsMethodsWhereTheObjectIs) {
       },
       {},
       [](Workers& workers) {
-        expect_clean(workers);
+        expect_no_rrefs(workers);
         EXPECT_EQ(n_alive, 0);
       });
 }
@@ -247,7 +225,7 @@ TEST(RRef, UsedBeforeItIsMadeWaitsForThat) {
         EXPECT_EQ(failure.kind, ErrorKind::kTimeout);
         EXPECT_TRUE(says(failure, "20 milliseconds")) << failure.message;
       },
-      {}, expect_clean);
+      {}, expect_no_rrefs);
 }
 
 TEST(RRef, RaisesWhatItsCreationFailedWithAtTheNextUse) {
@@ -269,7 +247,7 @@ TEST(RRef, RaisesWhatItsCreationFailedWithAtTheNextUse) {
         EXPECT_TRUE(says(caught([] { remote(9, add, {1, 2}); }), "no worker with number 9"));
         EXPECT_TRUE(says(caught([] { remote(1, function<int()>("unknown"), {}).to_here(); }), "no function"));
       },
-      {}, expect_clean);
+      {}, expect_no_rrefs);
 }
 
 TEST(RRef, TravelsInArgumentsResultsAndStructs) {
@@ -300,7 +278,7 @@ TEST(RRef, TravelsInArgumentsResultsAndStructs) {
         bundle.named.emplace("text", RRef<std::string>("!"));
         EXPECT_EQ(rpc_sync(b, read_bundle, {bundle}), std::to_string(rank + 1) + "!");
       },
-      {}, expect_clean);
+      {}, expect_no_rrefs);
 }
 
 TEST(RRef, OfAnotherTypeIsRefusedAndNotLeaked) {
@@ -315,7 +293,7 @@ TEST(RRef, OfAnotherTypeIsRefusedAndNotLeaked) {
         const auto mismatch = caught([&] { rpc_sync(2, function<void(RRef<int>)>("keep"), {number}); });
         EXPECT_TRUE(says(mismatch, "got one of int")) << mismatch.message;
       },
-      {}, expect_clean);
+      {}, expect_no_rrefs);
 }
 
 TEST(RRef, CannotBeEncodedOutsideACall) {
@@ -349,7 +327,7 @@ TEST(RRef, KeepsItsValueAsLongAsAnyWorkerHasAHandle) {
         rpc_sync(2, drop_kept);
         until([] { return n_alive == 0; });
       },
-      {}, expect_clean);
+      {}, expect_no_rrefs);
 }
 
 TEST(RRef, InAnAnswerThatComesTooLateIsNotLeaked) {
@@ -366,7 +344,7 @@ TEST(RRef, InAnAnswerThatComesTooLateIsNotLeaked) {
                   ErrorKind::kTimeout);
         until([] { return n_alive == 0; });
       },
-      {}, expect_clean);
+      {}, expect_no_rrefs);
 }
 RRef<Counter> take_kept_slowly() {
   std::this_thread::sleep_for(200ms);
