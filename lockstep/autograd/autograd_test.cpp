@@ -26,11 +26,12 @@ namespace {
 using namespace std::chrono_literals;
 using rpc::rpc_async;
 using rpc::rpc_sync;
+using rpc::testing::caught;
 using rpc::testing::run_workers;
+using rpc::testing::says;
 using rpc::testing::Workers;
 using testing::await_released;
-using testing::caught;
-using testing::says;
+using testing::self;
 using torch::autograd::variable_list;
 
 // Each worker's own parameter, the same value on all.
@@ -44,9 +45,6 @@ at::Tensor& weight_of(int worker) {
     return list;
   }();
   return weights[static_cast<std::size_t>(worker)];
-}
-int self() {
-  return rpc::current_agent("test")->self().id;
 }
 
 at::Tensor layer(const at::Tensor& x) {

@@ -1,46 +1,86 @@
 // For tests of distributed autograd with workers as threads.
 #pragma once
 
+#include <ATen/TensorOperators.h>
+#include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
 #include <chrono>
 #include <functional>
 #include <string>
 #include <thread>
+#include <vector>
 
-#include "lockstep/base/error.h"
+#include "lockstep/autograd/autograd.h"
 #include "lockstep/rpc/rpc_testing.h"
 
 namespace lockstep::autograd::testing {
 
-inline Failure caught(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const Error& error) {
-    return error.failure();
+inline int self() {
+  return rpc::current_agent("test")->self().id;
+}
+inline at::Tensor ones_with_grad() {
+  return at::ones({3}).set_requires_grad(true);
+}
+
+// Fails after twenty seconds.
+inline void await(const std::function<bool()>& condition, const std::string& what = {}) {
+  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
+  while (!condition() && std::chrono::steady_clock::now() < until) {
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
   }
-  ADD_FAILURE() << "nothing was raised";
-  return {};
+  EXPECT_TRUE(condition()) << what;
 }
 
-inline bool says(const Failure& failure, const std::string& part) {
-  return failure.message.find(part) != std::string::npos;
+inline std::string n_contexts(const rpc::Agent& agent) {
+  return agent.debug_info().at("num_autograd_contexts");
+}
+inline std::string n_passes(const rpc::Agent& agent) {
+  return agent.debug_info().at("num_current_backward_passes");
 }
 
-// Every worker that is there has let go of every context. Fails after ten seconds.
-inline void await_released(const rpc::testing::Workers& workers, int gone = -1) {
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(10);
+// Every worker that is there has let go of every pass, and of every context.
+inline void await_no_pass(const rpc::testing::Workers& workers, int gone = -1) {
   for (const auto& agent : workers.agents) {
     if (agent->self().id == gone) continue;
-    const auto open = [&] {
-      const auto info = agent->debug_info();
-      return info.at("num_autograd_contexts") != "0" || info.at("num_current_backward_passes") != "0";
-    };
-    while (open() && std::chrono::steady_clock::now() < until) {
-      std::this_thread::sleep_for(std::chrono::milliseconds(1));
-    }
-    EXPECT_FALSE(open()) << agent->self().name << " keeps a context";
+    await([&] { return n_passes(*agent) == "0"; }, agent->self().name + " keeps a pass");
   }
+}
+inline void await_released(const rpc::testing::Workers& workers, int gone = -1) {
+  await_no_pass(workers, gone);
+  for (const auto& agent : workers.agents) {
+    if (agent->self().id == gone) continue;
+    await([&] { return n_contexts(*agent) == "0"; }, agent->self().name + " keeps a context");
+  }
+}
+
+// What happens on the worker in trouble when a gradient comes to it from the worker that called it, and when one is about to
+// leave it for that worker. Empty: nothing.
+struct Trouble {
+  std::function<void()> coming{};
+  std::function<void()> leaving{};
+};
+inline Trouble trouble;
+constexpr int kNone = -1;
+
+// x * 2 here, then on the workers of `path`, one called by the other; answered through all of them. autograd_failure_test.cpp
+// registers it.
+inline at::Tensor pass_on(const at::Tensor& x, const std::vector<int>& path, int in_trouble) {
+  const auto hook = [&](const at::Tensor& tensor, std::function<void()> Trouble::*what) {
+    if (self() != in_trouble) return;
+    tensor.register_hook([what](const at::Tensor& gradient) {
+      if (trouble.*what) (trouble.*what)();
+      return gradient;
+    });
+  };
+  auto y = x * 2;
+  hook(y, &Trouble::leaving);
+  if (!path.empty()) {
+    y = rpc::rpc_sync(path[0], pass_on, {y, std::vector<int>(path.begin() + 1, path.end()), in_trouble});
+  }
+  const auto answer = y * 1;
+  hook(answer, &Trouble::coming);
+  return answer;
 }
 
 }  // namespace lockstep::autograd::testing

@@ -60,15 +60,15 @@ void GraphPart::deliver(const Edge& to, at::Tensor gradient) {
   if (--state.n_missing > 0) return;
   variable_list gradients = std::move(state.gradients->buffer);
   state.gradients.reset();
-  push(node, std::move(gradients));
+  push(to.function, std::move(gradients));
 }
 
 void GraphPart::start(SendNode& send, variable_list gradients) {
-  push(send, std::move(gradients));
+  push(send.getptr(), std::move(gradients));
 }
 
-void GraphPart::push(Node& node, variable_list gradients) {
-  ready_.push_back({.node = &node, .gradients = std::move(gradients)});
+void GraphPart::push(std::shared_ptr<Node> node, variable_list gradients) {
+  ready_.push_back({.node = std::move(node), .gradients = std::move(gradients)});
   std::push_heap(ready_.begin(), ready_.end());
 }
 

@@ -4,7 +4,7 @@
 // this runs the nodes, inside a node of ours that the engine runs (run_in_engine): hooks find themselves in an ordinary
 // pass, may queue callbacks for its end, and the engine's thread-local settings hold.
 // Gradients of leaves go to the context, never to Tensor::grad().
-// Thread safety: none; the pass takes care. Ownership: nodes are the graph's, held by roots and send nodes.
+// Thread safety: none; the pass takes care. Ownership: nodes are the graph's, held by roots and send nodes; those that are ready or run, also by this.
 #pragma once
 
 #include <torch/csrc/autograd/input_buffer.h>
@@ -47,7 +47,8 @@ class GraphPart {
     std::optional<torch::autograd::InputBuffer> gradients{};
   };
   struct Ready {
-    Node* node;
+    // Shared: a pass that was given up may still run one while another pass lets go of the graph.
+    std::shared_ptr<Node> node;
     variable_list gradients;
     // Of a heap whose top is the one made last.
     friend bool operator<(const Ready& a, const Ready& b) {
@@ -55,7 +56,7 @@ class GraphPart {
     }
   };
   void walk(Node& from);
-  void push(Node& node, variable_list gradients);
+  void push(std::shared_ptr<Node> node, variable_list gradients);
   variable_list call(Node& node, variable_list gradients);
 
   ContextState& context_;

@@ -1,0 +1,243 @@
+// How passes and contexts end before their time, and what they must not leave behind.
+#include <ATen/ops/equal.h>
+#include <gtest/gtest.h>
+
+#include <atomic>
+
+#include "lockstep/autograd/autograd_testing.h"
+#include "lockstep/rpc/remote.h"
+
+namespace lockstep::autograd {
+namespace {
+
+using namespace std::chrono_literals;
+using namespace testing;
+using rpc::remote;
+using rpc::rpc_async;
+using rpc::rpc_sync;
+using rpc::testing::caught;
+using rpc::testing::run_workers;
+using rpc::testing::says;
+using rpc::testing::Workers;
+
+// One that can be held up and let go on.
+struct Gate {
+  std::atomic<bool> reached{false};
+  std::atomic<bool> open{false};
+  void pass() {
+    reached = true;
+    await([&] { return open.load(); }, "nobody opens the gate");
+  }
+  void await_reached() {
+    await([&] { return reached.load(); }, "nobody comes to the gate");
+  }
+};
+
+// backward() on another thread of this worker.
+class InBackground {
+ public:
+  InBackground(std::uint64_t context, at::Tensor loss)
+      : thread_("pass", [this, context, loss, here = this_rank_thread()] {
+          const RankThreadScope scope(here);
+          failure_ = caught([&] { backward(context, {loss}); });
+        }) {}
+  // What it raised, once it has.
+  Failure failure() {
+    thread_.join();
+    return failure_;
+  }
+
+ private:
+  Failure failure_;
+  Thread thread_;
+};
+
+TEST(PassEnd, ReachesThoseThatWaitForGradientsOfTheOneThatFailed) {
+  run_workers(3, [](int rank, Workers& workers) {
+    if (rank != 0) return;
+    std::string n_waiting;
+    trouble = {.coming = [&] {
+      n_waiting = n_passes(*workers.agents[2]);
+      throw std::runtime_error("before anything went to worker 2");
+    }};
+    const DistAutogradContext context;
+    const auto loss = pass_on(ones_with_grad(), {1, 2}, 1).sum();
+    const auto failure = caught([&] { backward(context.id(), {loss}); });
+    EXPECT_TRUE(says(failure, "Error on Node 1: before anything")) << failure.message;
+    EXPECT_EQ(n_waiting, "1") << "worker 2 was told of the pass";
+    await_no_pass(workers);
+  });
+}
+
+TEST(PassEnd, ComesWithTheReleaseOfItsContext) {
+  Gate gate;
+  run_workers(2, [&](int rank, Workers& workers) {
+    if (rank != 0) return;
+    trouble = {.leaving = [&] { gate.pass(); }};
+    std::optional<DistAutogradContext> context(std::in_place);
+    InBackground pass(context->id(), pass_on(ones_with_grad(), {1}, 1).sum());
+    gate.await_reached();
+    context.reset();
+    const auto failure = pass.failure();
+    EXPECT_EQ(failure.kind, ErrorKind::kAborted) << failure.message;
+    EXPECT_TRUE(says(failure, "the autograd context was released")) << failure.message;
+    gate.open = true;
+    await_released(workers);
+  });
+}
+
+TEST(PassEnd, AtATimeoutLeavesARetainedGraphUsable) {
+  for (const Mode mode : {Mode::kSmart, Mode::kFast}) {
+    Gate gate;
+    std::atomic<bool> first{true};
+    run_workers(2, [&](int rank, Workers& workers) {
+      if (rank != 0) return;
+      trouble = {.leaving = [&] {
+        if (first) gate.pass();
+      }};
+      {
+        const DistAutogradContext context;
+        const auto x = ones_with_grad();
+        const auto loss = pass_on(x, {1}, 1).sum();
+        const auto failure = caught([&] {
+          backward(context.id(), {loss}, {.retain_graph = true, .mode = mode, .timeout = 200ms});
+        });
+        EXPECT_EQ(failure.kind, ErrorKind::kTimeout) << failure.message;
+        first = false;
+        backward(context.id(), {loss}, {.retain_graph = true, .mode = mode});
+        gate.open = true;  // what is left of the first pass adds nothing
+        backward(context.id(), {loss}, {.mode = mode});
+        EXPECT_TRUE(at::equal(get_gradients(context.id()).find(x), at::ones({3}) * 8)) << "two passes";
+      }
+      await_released(workers);
+    });
+  }
+}
+
+TEST(PassEnd, ComesWithTheEndOfTheAgentWhereItBegan) {
+  Gate gate;
+  run_workers(2, [&](int rank, Workers& workers) {
+    if (rank != 0) return;
+    trouble = {.leaving = [&] { gate.pass(); }};
+    std::weak_ptr<Context> left;
+    {
+      const DistAutogradContext context;
+      left = current_context();
+      InBackground pass(context.id(), pass_on(ones_with_grad(), {1}, 1).sum());
+      gate.await_reached();
+      workers.agents[0]->close();
+      const auto failure = pass.failure();
+      EXPECT_EQ(failure.kind, ErrorKind::kAborted) << failure.message;
+    }
+    gate.open = true;
+    await([&] { return left.expired(); }, "the context is kept, perhaps by its pass");
+  });
+}
+
+std::array<std::weak_ptr<Context>, 3> contexts;
+void note_context() {
+  contexts[static_cast<std::size_t>(self())] = current_context();
+}
+LOCKSTEP_RPC_FUNCTION(note_context);
+
+TEST(PassEnd, ComesWithTheEndOfAnAgentThatWaitedForItsPart) {
+  Gate gate;
+  run_workers(3, [&](int rank, Workers& workers) {
+    if (rank != 0) return;
+    trouble = {.coming = [&] { gate.pass(); }};
+    const DistAutogradContext context;
+    InBackground pass(context.id(), pass_on(ones_with_grad(), {1, 2}, 1).sum());
+    rpc_sync(2, note_context);
+    gate.await_reached();
+    EXPECT_EQ(n_passes(*workers.agents[2]), "1");
+    workers.agents[2]->close();
+    await([&] { return contexts[2].expired(); }, "the context is kept, perhaps by its pass");
+    gate.open = true;
+    const auto failure = pass.failure();
+    EXPECT_EQ(failure.kind, ErrorKind::kPeerLost) << failure.message;
+    EXPECT_TRUE(says(failure, "worker2")) << failure.message;
+  });
+}
+
+at::Tensor tensor_there() {
+  return ones_with_grad() * 2;
+}
+LOCKSTEP_RPC_FUNCTION(tensor_there);
+
+TEST(ContextEnd, ReachesTheOwnerOfAnRRefThatWasFetched) {
+  run_workers(2, [](int rank, Workers& workers) {
+    if (rank != 0) return;
+    const auto there = remote(1, tensor_there);
+    there.to_here();
+    EXPECT_EQ(n_contexts(*workers.agents[1]), "0");
+    {
+      const DistAutogradContext context;
+      EXPECT_TRUE(there.to_here().requires_grad());
+      EXPECT_EQ(n_contexts(*workers.agents[1]), "1");
+    }
+    await_released(workers);
+  });
+}
+
+Gate owner_holds;
+void hold_at_the_owner() {
+  owner_holds.pass();
+}
+LOCKSTEP_RPC_FUNCTION(hold_at_the_owner);
+std::atomic<bool> outlived{false};
+
+// Runs on worker 2 for worker 0, and knows when it is dead: what waited for it has failed.
+void outlive() {
+  EXPECT_EQ(caught([] { rpc_sync(0, hold_at_the_owner); }).kind, ErrorKind::kPeerLost);
+  pass_on(ones_with_grad(), {1}, kNone);
+  outlived = true;
+}
+LOCKSTEP_RPC_FUNCTION(outlive);
+
+TEST(ContextEnd, OfADeadOwnerIsForGood) {
+  run_workers(3, [](int rank, Workers& workers) {
+    if (rank == 0) {
+      const DistAutogradContext context;
+      const auto call = rpc_async(2, outlive);
+      owner_holds.await_reached();
+      workers.exchange->kill(0, "killed by SIGKILL (9)");
+      await([&] { return outlived.load(); });
+      owner_holds.open = true;
+    } else {
+      await([] { return outlived.load(); });
+      await_released(workers, 0);
+    }
+  });
+}
+
+// On worker 1: leaves its result on worker 2.
+rpc::RRef<at::Tensor> leave_at_two(const at::Tensor& x) {
+  return remote(2, pass_on, {pass_on(x, {}, 1), std::vector<int>{}, 1});
+}
+LOCKSTEP_RPC_FUNCTION(leave_at_two);
+
+// Gradients go from 0 to 2 to 1 and back to 0, which never talks to the dead worker during the pass.
+TEST(PassEnd, ComesWithTheLossOfAWorkerThatOnlyOthersTalkTo) {
+  for (const Mode mode : {Mode::kSmart, Mode::kFast}) {
+    Gate gate;
+    run_workers(3, [&](int rank, Workers& workers) {
+      if (rank != 0) return;
+      trouble = {.leaving = [&] {
+        workers.exchange->kill(1, "killed by SIGKILL (9)");
+        gate.pass();
+      }};
+      {
+        const DistAutogradContext context;
+        const auto loss = rpc_sync(1, leave_at_two, {ones_with_grad() * 1}).to_here().sum();
+        const auto failure = caught([&] { backward(context.id(), {loss}, {.mode = mode}); });
+        EXPECT_EQ(failure.kind, ErrorKind::kPeerLost) << failure.message;
+        EXPECT_TRUE(says(failure, "worker1")) << failure.message;
+        gate.open = true;
+      }
+      await_released(workers, 1);
+    });
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::autograd
