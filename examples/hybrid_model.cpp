@@ -7,6 +7,9 @@
 
 #include <cstdio>
 
+#include "examples/as_worker.h"
+#include "examples/ranks_equal.h"
+
 namespace rpc = lockstep::rpc;
 namespace autograd = lockstep::autograd;
 using torch::nn::EmbeddingBag;
@@ -28,7 +31,7 @@ std::pair<at::Tensor, at::Tensor> batch() {
   return {words, words.select(1, 0).remainder(kClasses)};
 }
 
-double train(int rank, const lockstep::Group& trainers) {
+bool train(int rank, const lockstep::Group& trainers) {
   const auto rows =
       rpc::RemoteModule<EmbeddingBag>::init_from_module_rref("server", rpc::rpc_sync("server", table));
   const torch::nn::Linear dense(kWidth, kClasses);
@@ -40,28 +43,31 @@ double train(int rank, const lockstep::Group& trainers) {
 
   torch::manual_seed(rank);
   double last = 0;
-  for (int step = 0; step < kSteps; ++step) {
+  for (int step = 1; step <= kSteps; ++step) {
     const auto [words, classes] = batch();
     const autograd::DistAutogradContext context;
     const auto loss = torch::nn::functional::cross_entropy(model->forward(rows.forward(words)), classes);
-    autograd::backward(context.id(),
-                       {loss});  // dense gradients are averaged over the trainers, the table's stay there
-    optimizer.step(context.id());
+    // Dense gradients are averaged over the trainers; those of the table stay where it is.
+    autograd::backward(context.id(), {loss});
+    optimizer.step(context.id());  // the server's table, this trainer's layer
     last = loss.item<double>();
-    if (step % 50 == 49) std::printf("trainer %d, step %d: loss %.3f\n", rank, step, last);
+    if (step % 50 == 0) std::printf("trainer %d, step %d: loss %.3f\n", rank, step, last);
   }
-  return last;
+  const bool equal = ranks_equal(*dense, trainers);
+  std::printf("trainer %d: the dense layers of all trainers are %s\n", rank, equal ? "equal" : "not equal");
+  return equal && last < 0.7;
 }
 
 int main() {
-  const int rank = static_cast<int>(*lockstep::environment_int(lockstep::Var::kRank));
-  lockstep::init_process_group();
-  rpc::init_rpc(rank == 0 ? "server" : "trainer" + std::to_string(rank));
-  std::vector<int> others;
-  for (int i = 1; i < lockstep::get_world_size(); ++i) others.push_back(i);
-  const auto trainers = lockstep::new_group(others);
-  const double loss = rank == 0 ? 0 : train(rank, trainers);
-  rpc::shutdown();
-  lockstep::destroy_process_group();
-  return loss < 0.7 ? 0 : 1;
+  return as_worker([](int rank) {
+    lockstep::init_process_group();
+    rpc::init_rpc(rank == 0 ? "server" : "trainer" + std::to_string(rank));
+    std::vector<int> others;
+    for (int i = 1; i < lockstep::get_world_size(); ++i) others.push_back(i);
+    const auto trainers = lockstep::new_group(others);
+    const bool worked = rank == 0 || train(rank, trainers);  // the server answers
+    rpc::shutdown();
+    lockstep::destroy_process_group();
+    return worked;
+  });
 }

@@ -7,6 +7,8 @@
 
 #include <cstdio>
 
+#include "examples/as_worker.h"
+
 namespace rpc = lockstep::rpc;
 namespace autograd = lockstep::autograd;
 
@@ -27,36 +29,45 @@ rpc::RRef<NetImpl> model() {
 LOCKSTEP_RPC_FUNCTION(model);
 
 // Points on two rings: which one?
-std::pair<at::Tensor, at::Tensor> batch() {
-  const auto label = torch::randint(2, {32});
-  const auto angle = torch::rand({32}) * 6.2832;
-  const auto radius = label + 0.5 + 0.1 * torch::randn({32});
+std::pair<at::Tensor, at::Tensor> batch(int n) {
+  const auto label = torch::randint(2, {n});
+  const auto angle = torch::rand({n}) * 6.2832;
+  const auto radius = label + 0.5 + 0.1 * torch::randn({n});
   return {torch::stack({radius * torch::cos(angle), radius * torch::sin(angle)}, 1), label};
 }
 
-double train(int rank) {
+void train(int rank) {
   torch::manual_seed(rank);
   const auto net =
-      rpc::RemoteModule<NetImpl>::init_from_module_rref("server/cpu", rpc::rpc_sync("server", model));
+      rpc::RemoteModule<NetImpl>::init_from_module_rref("server", rpc::rpc_sync("server", model));
   const rpc::DistributedOptimizer<torch::optim::SGD> optimizer(net.remote_parameters(),
                                                                torch::optim::SGDOptions(0.2));
-  double last = 0;
-  for (int step = 0; step < 200; ++step) {
-    const auto [points, labels] = batch();
+  for (int step = 1; step <= 200; ++step) {
+    const auto [points, labels] = batch(32);
     const autograd::DistAutogradContext context;
     const auto loss = torch::nn::functional::cross_entropy(net.forward(points), labels);
     autograd::backward(context.id(), {loss});  // through the server and back
     optimizer.step(context.id());              // there, with this context's gradients
-    last = loss.item<double>();
-    if (step % 50 == 49) std::printf("trainer %d, step %d: loss %.3f\n", rank, step, last);
+    if (step % 50 == 0) std::printf("trainer %d, step %d: loss %.3f\n", rank, step, loss.item<double>());
   }
-  return last;
+}
+
+// On the server: what the trainers have made of its model.
+bool test_model() {
+  const torch::NoGradGuard no_grad;
+  const auto [points, labels] = batch(1000);
+  const auto right = model().local_value().forward(points).argmax(1).eq(labels).sum().item<int>();
+  std::printf("server: the model knows the ring of %d of 1000 new points\n", right);
+  return right > 900;
 }
 
 int main() {
-  const int rank = static_cast<int>(*lockstep::environment_int(lockstep::Var::kRank));
-  rpc::init_rpc(rank == 0 ? "server" : "trainer" + std::to_string(rank));
-  const double loss = rank == 0 ? 0 : train(rank);  // the server has nothing to do but to answer
-  rpc::shutdown();
-  return loss < 0.3 ? 0 : 1;
+  return as_worker([](int rank) {
+    rpc::init_rpc(rank == 0 ? "server" : "trainer" + std::to_string(rank));
+    if (rank != 0) train(rank);                                // the server has nothing to do but to answer
+    rpc::barrier({}, {.timeout = lockstep::Milliseconds(0)});  // however long they train
+    const bool worked = rank != 0 || test_model();
+    rpc::shutdown();
+    return worked;
+  });
 }
