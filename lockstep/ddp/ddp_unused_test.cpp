@@ -2,8 +2,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include <atomic>
 #include <random>
 
+#include "lockstep/base/log.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/ddp_testing.h"
 #include "lockstep/group/group.h"
@@ -188,6 +190,25 @@ TEST(FindUnused, BucketsWithGradientsFromNoSyncAreNotSkipped) {
     all_gather_into_tensor(both, net->layers[1]->bias.grad());
     EXPECT_TRUE(torch::equal(both[0], both[1]));
   });
+}
+
+std::atomic<int> n_told_in_vain{0};
+
+// The search costs a walk in each step: said once by each rank, and only where every parameter was used.
+TEST(FindUnused, SaysOnceThatItFoundNothing) {
+  set_log_sink([](LogLevel level, std::string_view text) {
+    if (level == LogLevel::kWarn && text.find("used every parameter") != std::string_view::npos)
+      ++n_told_in_vain;
+  });
+  for (const unsigned mask : {0b1111U, 0b0111U}) {
+    n_told_in_vain = 0;
+    run_threads(2, [&](int rank) {
+      auto model = DistributedDataParallel(Chooser(), {.find_unused_parameters = true});
+      for (int step = 0; step < 3; ++step) model->forward(input_of(step, rank), mask).sum().backward();
+    });
+    EXPECT_EQ(n_told_in_vain, mask == 0b1111U ? 2 : 0);
+  }
+  set_log_sink(nullptr);
 }
 
 TEST(FindUnused, AnOutputThatHoldsNoTensorIsAnErrorThatSaysWhatToDo) {

@@ -331,8 +331,8 @@ void Reducer::note_unused() {
   if (searches() && stats_.n_reductions == 0 && stats_.unused_bytes == 0) {
     log(LogLevel::kWarn,
         "DistributedDataParallel: find_unused_parameters is set and the first backward pass used every "
-        "parameter; the "
-        "search costs a walk over the graph in each step. Leave it off if that is always so. Said once.");
+        "parameter; the search costs a walk over the graph in each step. Leave it off if that is always so. "
+        "Said once.");
   }
   unused_before_ = std::move(unused);
 }
