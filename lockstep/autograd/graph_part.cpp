@@ -6,6 +6,7 @@
 
 #include <algorithm>
 
+#include "lockstep/autograd/in_pass.h"
 #include "lockstep/autograd/internal/context_state.h"
 #include "lockstep/base/text.h"
 
@@ -109,6 +110,8 @@ variable_list GraphPart::call(Node& node, variable_list gradients) {
 
 namespace {
 
+thread_local int n_drivers = 0;  // on this thread's stack
+
 class Driver final : public torch::autograd::Node {
  public:
   explicit Driver(const std::function<void()>& body) : body_(body) {}
@@ -116,6 +119,10 @@ class Driver final : public torch::autograd::Node {
 
  protected:
   variable_list apply(variable_list&&) override {
+    struct Running {
+      Running() { ++n_drivers; }
+      ~Running() { --n_drivers; }
+    } const running;
     body_();
     return {};
   }
@@ -135,3 +142,7 @@ void run_in_engine(const std::function<void()>& body) {
 }
 
 }  // namespace lockstep::autograd::internal
+
+bool lockstep::autograd::in_pass() noexcept {
+  return internal::n_drivers != 0;
+}

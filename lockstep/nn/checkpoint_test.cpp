@@ -12,8 +12,10 @@
 #include <tuple>
 #include <vector>
 
+#include "lockstep/autograd/autograd.h"
 #include "lockstep/base/error.h"
 #include "lockstep/ddp/ddp_testing.h"
+#include "lockstep/rpc/rpc_testing.h"
 
 namespace lockstep {
 namespace {
@@ -304,6 +306,27 @@ TEST(CheckpointReentrant, SaysThatItWorksWithBackwardOnly) {
       {.use_reentrant = true}, [](const at::Tensor& t) { return t.exp(); }, x);
   const auto words = refusal([&] { torch::autograd::grad({y.sum()}, {x}); });
   EXPECT_NE(words.find("backward() only"), std::string::npos) << words;
+}
+
+TEST_P(Checkpoint, WorksInAContextOfDistributedAutogradUnlessItIsReentrant) {
+  Block block;
+  const at::Tensor input = drawn(9, {3, 6}).requires_grad_();
+  const auto expected = torch::autograd::grad({block(input).sum()}, block->parameters());
+  rpc::testing::run_workers(1, [&](int, rpc::testing::Workers&) {
+    const autograd::DistAutogradContext context;
+    const auto loss = checkpoint(CheckpointOptions{.use_reentrant = GetParam()}, block, input).sum();
+    if (GetParam()) {
+      const std::string text = refusal([&] { autograd::backward(context.id(), {loss}); });
+      EXPECT_NE(text.find("leave use_reentrant off"), std::string::npos) << text;
+      checkpoint(CheckpointOptions{.use_reentrant = true}, block, input).sum().backward();  // is fine
+      return;
+    }
+    autograd::backward(context.id(), {loss});
+    variable_list gradients;
+    for (const auto& parameter : block->parameters())
+      gradients.push_back(autograd::get_gradients(context.id()).find(parameter));
+    expect_same_bits(gradients, expected);
+  });
 }
 
 TEST(CheckpointNonReentrant, AnInputChangedInPlaceIsNoticed) {

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <utility>
 
+#include "lockstep/autograd/in_pass.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
@@ -62,6 +63,11 @@ class Reentrant : public torch::autograd::Function<Reentrant> {
           ErrorKind::kUsage,
           "checkpoint with use_reentrant works with backward() only, not with torch::autograd::grad or with "
           "backward() for chosen inputs; leave use_reentrant off");
+    }
+    if (autograd::in_pass()) {
+      raise(ErrorKind::kUsage,
+            "checkpoint with use_reentrant works with backward() only, not with autograd::backward across "
+            "workers: its gradients would miss the context; leave use_reentrant off");
     }
     const auto region = c10::static_intrusive_pointer_cast<Region>(context->saved_data["region"].toCapsule());
     variable_list inputs = context->get_saved_variables();
