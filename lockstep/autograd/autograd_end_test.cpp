@@ -99,9 +99,8 @@ TEST(PassEnd, AtATimeoutLeavesARetainedGraphUsable) {
         const DistAutogradContext context;
         const auto x = ones_with_grad();
         const auto loss = pass_on(x, {1}, 1).sum();
-        const auto failure = caught([&] {
-          backward(context.id(), {loss}, {.retain_graph = true, .mode = mode, .timeout = 200ms});
-        });
+        const auto failure = caught(
+            [&] { backward(context.id(), {loss}, {.retain_graph = true, .mode = mode, .timeout = 200ms}); });
         EXPECT_EQ(failure.kind, ErrorKind::kTimeout) << failure.message;
         first = false;
         backward(context.id(), {loss}, {.retain_graph = true, .mode = mode});

@@ -258,9 +258,8 @@ TEST(Agent, DiscardsAnAnswerOfAnotherWorkerThanTheOneThatWasAsked) {
                       0, {.kind = kind, .id = id, .body = courier::owned_blob(std::move(body))},
                       Deadline::after(1s));
                 };
-                const auto value =
-                    internal::encode_value(*workers.agents[0], 0, 0,
-                                           [](object::Encoder& encoder) { object::write(encoder, 666); });
+                const auto value = internal::encode_value(
+                    *workers.agents[0], 0, 0, [](object::Encoder& encoder) { object::write(encoder, 666); });
                 EXPECT_FALSE(forge(static_cast<std::uint8_t>(Kind::kCall) | kAnswer, value.body));
                 EXPECT_FALSE(forge(kException, encode_failure({.failure = {.message = "made up"}})));
                 // What is answered came after them.

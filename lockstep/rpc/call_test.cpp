@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "lockstep/rpc/call.h"
+#include "lockstep/rpc/remote.h"
 #include "lockstep/rpc/rpc_testing.h"
 
 namespace lockstep::rpc {
@@ -91,6 +92,7 @@ TEST(Call, ReturnsWhatTheFunctionReturned) {
     EXPECT_EQ(rpc_sync("worker" + std::to_string(next), greet, {"you"}), "hello you");
     EXPECT_EQ(rpc_sync(next, who), "worker" + std::to_string(next));
     EXPECT_EQ(rpc_sync(rank, who), "worker" + std::to_string(rank)) << "to itself";
+    EXPECT_EQ(rpc_sync(current_agent("test")->find(next), who), "worker" + std::to_string(next));
     EXPECT_EQ(rpc_sync(next, doubled, {{1.5, 2.5}}), (std::vector<double>{3, 5}));
   });
 }
@@ -155,6 +157,26 @@ TEST(Call, BringsBackTheCalleesException) {
   });
 }
 
+TEST(Call, BringsBackTheCalleesStackWhereThatIsAskedFor) {
+  const auto trace_of_a_failure = [] {
+    std::string trace;
+    run_workers(2, [&](int rank, Workers&) {
+      if (rank != 0) return;
+      try {
+        rpc_sync(1, fail, {"no such file"});
+      } catch (const RemoteError& error) {
+        trace = error.trace();
+        EXPECT_NE(std::string(error.what()).find(trace), std::string::npos) << error.what();
+      }
+    });
+    return trace;
+  };
+  EXPECT_EQ(trace_of_a_failure(), "");
+  ::setenv("TORCH_SHOW_CPP_STACKTRACES", "1", 1);
+  EXPECT_NE(trace_of_a_failure(), "");
+  ::unsetenv("TORCH_SHOW_CPP_STACKTRACES");
+}
+
 TEST(Call, OfWhatIsNotThereIsRefused) {
   run_workers(2, [](int rank, Workers&) {
     if (rank != 0) return;
@@ -216,6 +238,36 @@ TEST(Call, MayAnswerLaterWithoutAThread) {
     EXPECT_EQ(rpc_sync((rank + 1) % 3, add_later, {rank, 5}), rank + 5);
     EXPECT_EQ(rpc_sync((rank + 1) % 3, add_at, {(rank + 2) % 3, rank, 5}), rank + 6);
   });
+}
+
+Promise<int>& kept_promise() {
+  static Promise<int> promise;
+  return promise;
+}
+std::atomic<int> n_promised{0};
+Future<int> promised() {
+  ++n_promised;
+  return kept_promise().future();
+}
+LOCKSTEP_RPC_FUNCTION(promised);
+
+TEST(Call, ThatWillAnswerLaterHoldsNoThread) {
+  constexpr int kCalls = 200, kThreads = 2;
+  n_promised = 0;
+  run_workers(2,
+              [](int rank, Workers& workers) {
+                if (rank != 0) return;
+                std::vector<Future<int>> calls;
+                for (int i = 0; i < kCalls; ++i) calls.push_back(rpc_async(1, promised));
+                testing::until([] { return n_promised == kCalls; });
+                EXPECT_EQ(rpc_sync(1, add, {1, 2}), 3) << "while all of them wait";
+                const auto n_threads =
+                    std::stoi(workers.agents[1]->debug_info().at("agent.thread_pool_size"));
+                EXPECT_LE(n_threads, kThreads + 1);
+                kept_promise().set(7);
+                for (const auto& call : calls) EXPECT_EQ(call.wait(), 7);
+              },
+              {.num_worker_threads = kThreads});
 }
 
 TEST(Call, IsCollectedByWaitAll) {
@@ -282,6 +334,11 @@ TEST(Profile, RecordsTheCallAndWhatRanThere) {
     }
     rpc_sync(1, add, {1, 2});
     const std::string outer = "rpc_sync#add_there(worker0 -> worker1)";
+    {
+      Profile profile;
+      remote(1, add, {1, 2}).to_here();
+      EXPECT_EQ(profile.events().at(0).name, "rpc_remote#add(worker0 -> worker1)");
+    }
     EXPECT_EQ(names, (std::vector<std::string>{
                          "worker0 rpc_sync#add(worker0 -> worker1)",
                          "worker1 rpc_sync#add(worker0 -> worker1)#remote_op: add",
@@ -320,6 +377,23 @@ TEST(Control, IsAskedAgainWhenItWasLost) {
               {.exchange = {.lose = [&](WorkerId, WorkerId, const courier::Message& message) {
                  return message.kind == 61 && n_lost++ == 0;
                }}});
+}
+
+// What it does may not be done twice.
+TEST(Call, IsNeverSentTwice) {
+  std::atomic<int> n_sent{0};
+  run_workers(
+      2,
+      [&](int rank, Workers&) {
+        if (rank != 0) return;
+        EXPECT_EQ(caught([] { rpc_sync(1, add, {1, 2}, {.timeout = 2500ms}); }).kind, ErrorKind::kTimeout);
+        EXPECT_EQ(n_sent, 1);
+      },
+      {.exchange = {.lose = [&](WorkerId from, WorkerId to, const courier::Message& message) {
+         if (from != 0 || to != 1 || message.kind != static_cast<std::uint8_t>(Kind::kCall)) return false;
+         ++n_sent;
+         return true;
+       }}});
 }
 
 }  // namespace

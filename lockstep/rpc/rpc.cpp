@@ -202,7 +202,7 @@ void init_rpc(const std::string& name, RpcOptions options) {
   const WorkerInfo self{.id = dynamic && options.rank < 0 ? internal::take_number(*session->store)
                                                           : static_cast<WorkerId>(place.rank),
                         .name = name};
-  if (!dynamic && (place.rank < 0 || place.rank >= place.world_size || place.world_size > 0xFFFF)) {
+  if (!dynamic && (place.rank < 0 || place.rank >= place.world_size || place.world_size > 0x10000)) {
     raise(ErrorKind::kUsage, cat("init_rpc: rank ", place.rank, " in a world of ", place.world_size));
   }
   if (options.bind_host.empty()) options.bind_host = own_address(place.store);

@@ -29,6 +29,11 @@ void nap(int ms) {
 }
 LOCKSTEP_RPC_FUNCTION(nap);
 
+std::string n_active_here() {
+  return get_debug_info().at("agent.server_active_calls");
+}
+LOCKSTEP_RPC_FUNCTION(n_active_here);
+
 std::string stop_here() {
   try {
     shutdown();
@@ -109,6 +114,7 @@ TEST(Rpc, BadNamesAndOptionsAreRefused) {
     refused([](auto& o) { o.init_method = "env://"; }, "not both");
     refused([](auto& o) { o.rank = -1; }, "rank and world_size");
     refused([](auto& o) { o.rank = 5; }, "rank 5 in a world of 1");
+    refused([](auto& o) { o.rank = 65'536, o.world_size = 70'000; }, "beyond 65535");
     refused([](auto& o) { o.backend = "pigeon"; }, "pigeon");
     refused([](auto& o) { o.device_maps["w"] = {{0, 1}, {1, 1}}; }, "two devices");
     EXPECT_FALSE(is_initialized());
@@ -117,6 +123,10 @@ TEST(Rpc, BadNamesAndOptionsAreRefused) {
     options.set_device_map("w", {{1, 0}});
     EXPECT_EQ(options.device_maps["w"], (DeviceMap{{0, 1}, {1, 0}}));
     EXPECT_TRUE(says(caught([&] { options.set_device_map("w", {{2, 0}}); }), "two devices"));
+    options.rank = 0, options.world_size = 1, options.store = store;
+    init_rpc("w", options);
+    EXPECT_EQ(get_device_maps().at("w"), (DeviceMap{{0, 1}, {1, 0}}));
+    shutdown();
   });
 }
 
@@ -194,6 +204,9 @@ TEST(Rpc, TimeoutsCanBeChanged) {
     EXPECT_EQ(get_rpc_timeout(), 60s);
     set_rpc_timeout(40ms);
     EXPECT_EQ(caught([] { rpc_sync("w", nap, {400}); }).kind, ErrorKind::kTimeout);
+    EXPECT_NO_THROW(rpc_sync("w", nap, {100}, {.timeout = 0ms})) << "none";
+    set_rpc_timeout(0ms);
+    EXPECT_NO_THROW(rpc_sync("w", nap, {100})) << "none";
     EXPECT_THROW(set_rpc_timeout(Milliseconds(-1)), Error);
     shutdown();
   });
@@ -235,6 +248,43 @@ TEST(Rpc, DynamicGroupsGrowAndShrink) {
     reach(21);
     shutdown();
   });
+}
+
+// References that outlive what they refer to.
+RRef<int>& kept() {
+  static RRef<int> reference;
+  return reference;
+}
+void keep(const RRef<int>& reference) {
+  kept() = reference;
+}
+LOCKSTEP_RPC_FUNCTION(keep);
+
+TEST(Rpc, AStrictWorkerDoesNotLeaveSilentlyWhatOthersReferTo) {
+  for (const bool strict : {true, false}) {
+    std::atomic<bool> there{false}, over{false};
+    as_ranks(2, [&](int rank, const auto& store) {
+      if (rank == 1) testing::until([&] { return there.load(); });
+      init_rpc(name_of(rank),
+               {.world_size = kDynamic, .store = store, .init_timeout = 60s, .strict_rref_check = strict});
+      if (rank == 0) {
+        there = true;
+        testing::until([] { return get_worker_infos().size() == 2; });
+        rpc_sync("worker1", keep, {RRef<int>(7)});
+        if (strict) {
+          EXPECT_TRUE(says(caught([] { shutdown(); }), "refer"));
+        } else {
+          EXPECT_NO_THROW(shutdown());
+        }
+        EXPECT_FALSE(is_initialized()) << "left all the same";
+        over = true;
+      } else {
+        testing::until([&] { return over.load(); });
+        kept() = {};
+        shutdown();
+      }
+    });
+  }
 }
 
 TEST(Rpc, ANameThatIsTakenInADynamicGroupIsRefused) {
@@ -303,9 +353,13 @@ TEST(Debug, InfoCountsCallsAndThreads) {
   as_ranks(2, [](int rank, const auto& store) {
     init_rpc(name_of(rank), at(rank, 2, store));
     if (rank == 0) {
-      const auto call = rpc_async(1, nap, {200});
+      const auto call = rpc_async(1, nap, {1000});
       EXPECT_EQ(get_debug_info().at("agent.client_active_calls"), "1");
+      EXPECT_EQ(get_debug_info().at("agent.num_workers"), "2");
+      EXPECT_EQ(rpc_sync(1, n_active_here), "2") << "the nap, and this question";
       call.wait();
+      EXPECT_EQ(rpc_sync(1, n_active_here), "1");
+      EXPECT_GE(std::stoi(get_debug_info().at("agent.num_idle_threads")), 1);
       EXPECT_EQ(get_debug_info().at("agent.client_active_calls"), "0");
       EXPECT_GE(std::stoi(get_debug_info().at("agent.thread_pool_size")), 1);
     }

@@ -41,9 +41,8 @@ RRef<std::string> exchange_for_text(const RRef<Thing>&, const std::string& text)
 LOCKSTEP_RPC_FUNCTION(exchange_for_text);
 
 testing::WorkersOptions with_limit() {
-  return {.wrap = [](WorkerId, auto inner) {
-    return std::make_unique<ShortCourier>(std::move(inner), 10'000);
-  }};
+  return {
+      .wrap = [](WorkerId, auto inner) { return std::make_unique<ShortCourier>(std::move(inner), 10'000); }};
 }
 
 }  // namespace
@@ -115,8 +114,9 @@ TEST(RefusedMessage, GivesBackTheRRefsBesideAValueThatCannotBeEncoded) {
         EXPECT_TRUE(says(answer, "it broke")) << answer.message;
         {
           const auto thing = RRef<Thing>::of();
-          const auto call = caught(
-              [&] { rpc_sync(1, function<void(RRef<Thing>, Fragile)>("take"), {thing, Fragile{}}); });
+          const auto call = caught([&] {
+            rpc_sync(1, function<void(RRef<Thing>, Fragile)>("take"), {thing, Fragile{}});
+          });
           EXPECT_TRUE(says(call, "it broke")) << call.message;
         }
         until([] { return n_alive == 0; });

@@ -362,7 +362,9 @@ TEST(RRef, OfAnOwnerThatIsLostRaisesPeerLost) {
     rpc_sync(2, keep, {counter});
     const auto slow = remote(1, add_slowly, {1, 2});
     const auto waiting = slow.to_here_async();
+    EXPECT_EQ(number.type_name(), "int");
     workers.exchange->kill(1, "killed by SIGKILL (9)");
+    EXPECT_EQ(number.type_name(), "int") << "it was asked for before";
     for (const auto& use : std::vector<std::function<void()>>{
              [&] { waiting.wait(); }, [&] { number.to_here(); }, [&] { counter.rpc_sync(&Counter::value); },
              [&] { rpc_sync(2, bump_kept); }, [&] { slow.to_here(); }}) {

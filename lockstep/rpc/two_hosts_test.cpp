@@ -106,7 +106,8 @@ TEST_P(TwoHosts, SurvivorsOnBothHostsLearnOfADeath) {
           require(std::string(error.what()).find("worker3") != std::string::npos, error.what());
         }
         for (int to = 0; to < kVictim; ++to) {
-          require(rpc_sync(to, doubled, {std::vector<double>{4}}) == std::vector<double>{8}, "survivors go on");
+          require(rpc_sync(to, doubled, {std::vector<double>{4}}) == std::vector<double>{8},
+                  "survivors go on");
         }
         shutdown();
       },
