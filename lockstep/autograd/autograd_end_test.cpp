@@ -16,22 +16,15 @@ using rpc::remote;
 using rpc::rpc_async;
 using rpc::rpc_sync;
 using rpc::testing::caught;
+using rpc::testing::Gate;
 using rpc::testing::run_workers;
 using rpc::testing::says;
+using rpc::testing::until;
 using rpc::testing::Workers;
 
-// One that can be held up and let go on.
-struct Gate {
-  std::atomic<bool> reached{false};
-  std::atomic<bool> open{false};
-  void pass() {
-    reached = true;
-    await([&] { return open.load(); }, "nobody opens the gate");
-  }
-  void await_reached() {
-    await([&] { return reached.load(); }, "nobody comes to the gate");
-  }
-};
+void await_one_at(const Gate& gate) {
+  until([&] { return gate.n_came() > 0; }, "nobody comes to the gate");
+}
 
 // backward() on another thread of this worker.
 class InBackground {
@@ -55,16 +48,16 @@ class InBackground {
 TEST(PassEnd, ReachesThoseThatWaitForGradientsOfTheOneThatFailed) {
   run_workers(3, [](int rank, Workers& workers) {
     if (rank != 0) return;
-    std::string n_waiting;
+    std::string n_planned;
     trouble = {.coming = [&] {
-      n_waiting = n_passes(*workers.agents[2]);
+      n_planned = n_passes(*workers.agents[2]);
       throw std::runtime_error("before anything went to worker 2");
     }};
     const DistAutogradContext context;
     const auto loss = pass_on(ones_with_grad(), {1, 2}, 1).sum();
     const auto failure = caught([&] { backward(context.id(), {loss}); });
-    EXPECT_TRUE(says(failure, "Error on Node 1: before anything")) << failure.message;
-    EXPECT_EQ(n_waiting, "1") << "worker 2 was told of the pass";
+    EXPECT_TRUE(says(failure, "Error on Node 1: before anything"));
+    EXPECT_EQ(n_planned, "1") << "worker 2 was told of the pass";
     await_no_pass(workers);
   });
 }
@@ -76,12 +69,12 @@ TEST(PassEnd, ComesWithTheReleaseOfItsContext) {
     trouble = {.leaving = [&] { gate.pass(); }};
     std::optional<DistAutogradContext> context(std::in_place);
     InBackground pass(context->id(), pass_on(ones_with_grad(), {1}, 1).sum());
-    gate.await_reached();
+    await_one_at(gate);
     context.reset();
     const auto failure = pass.failure();
     EXPECT_EQ(failure.kind, ErrorKind::kAborted) << failure.message;
-    EXPECT_TRUE(says(failure, "the autograd context was released")) << failure.message;
-    gate.open = true;
+    EXPECT_TRUE(says(failure, "the autograd context was released"));
+    gate.open();
     await_released(workers);
   });
 }
@@ -104,7 +97,7 @@ TEST(PassEnd, AtATimeoutLeavesARetainedGraphUsable) {
         EXPECT_EQ(failure.kind, ErrorKind::kTimeout) << failure.message;
         first = false;
         backward(context.id(), {loss}, {.retain_graph = true, .mode = mode});
-        gate.open = true;  // what is left of the first pass adds nothing
+        gate.open();  // what is left of the first pass adds nothing
         backward(context.id(), {loss}, {.mode = mode});
         EXPECT_TRUE(at::equal(get_gradients(context.id()).find(x), at::ones({3}) * 8)) << "two passes";
       }
@@ -123,13 +116,13 @@ TEST(PassEnd, ComesWithTheEndOfTheAgentWhereItBegan) {
       const DistAutogradContext context;
       left = current_context();
       InBackground pass(context.id(), pass_on(ones_with_grad(), {1}, 1).sum());
-      gate.await_reached();
+      await_one_at(gate);
       workers.agents[0]->close();
       const auto failure = pass.failure();
       EXPECT_EQ(failure.kind, ErrorKind::kAborted) << failure.message;
     }
-    gate.open = true;
-    await([&] { return left.expired(); }, "the context is kept, perhaps by its pass");
+    gate.open();
+    until([&] { return left.expired(); }, "the context is kept, perhaps by its pass");
   });
 }
 
@@ -147,65 +140,101 @@ TEST(PassEnd, ComesWithTheEndOfAnAgentThatWaitedForItsPart) {
     const DistAutogradContext context;
     InBackground pass(context.id(), pass_on(ones_with_grad(), {1, 2}, 1).sum());
     rpc_sync(2, note_context);
-    gate.await_reached();
+    await_one_at(gate);
     EXPECT_EQ(n_passes(*workers.agents[2]), "1");
     workers.agents[2]->close();
-    await([&] { return contexts[2].expired(); }, "the context is kept, perhaps by its pass");
-    gate.open = true;
+    until([&] { return contexts[2].expired(); }, "the context is kept, perhaps by its pass");
+    gate.open();
     const auto failure = pass.failure();
     EXPECT_EQ(failure.kind, ErrorKind::kPeerLost) << failure.message;
-    EXPECT_TRUE(says(failure, "worker2")) << failure.message;
+    EXPECT_TRUE(says(failure, "worker2"));
   });
 }
 
-at::Tensor tensor_there() {
-  return ones_with_grad() * 2;
+std::unique_ptr<Gate> owner_holds;
+void hold_at_the_owner() {
+  owner_holds->pass();
+}
+LOCKSTEP_RPC_FUNCTION(hold_at_the_owner);
+
+at::Tensor tensor_there(bool with_grad) {
+  return with_grad ? ones_with_grad() * 2 : at::ones({3});
 }
 LOCKSTEP_RPC_FUNCTION(tensor_there);
+at::Tensor tensor_there_later() {
+  owner_holds->pass();
+  return ones_with_grad() * 2;
+}
+LOCKSTEP_RPC_FUNCTION(tensor_there_later);
 
 TEST(ContextEnd, ReachesTheOwnerOfAnRRefThatWasFetched) {
   run_workers(2, [](int rank, Workers& workers) {
     if (rank != 0) return;
-    const auto there = remote(1, tensor_there);
-    there.to_here();
-    EXPECT_EQ(n_contexts(*workers.agents[1]), "0");
+    for (const bool with_grad : {false, true}) {
+      const auto there = remote(1, tensor_there, {with_grad});
+      there.to_here();
+      EXPECT_EQ(n_contexts(*workers.agents[1]), "0");
+      {
+        const DistAutogradContext context;
+        EXPECT_EQ(there.to_here().requires_grad(), with_grad);
+        EXPECT_EQ(n_contexts(*workers.agents[1]), "1");
+      }
+      await_released(workers);
+    }
+  });
+}
+
+TEST(ContextEnd, ReachesTheOwnerOfAnRRefThatIsFetchedLater) {
+  owner_holds = std::make_unique<Gate>();
+  run_workers(2, [](int rank, Workers& workers) {
+    if (rank != 0) return;
+    const auto there = remote(1, tensor_there_later);
+    rpc::Future<at::Tensor> later;
     {
       const DistAutogradContext context;
-      EXPECT_TRUE(there.to_here().requires_grad());
-      EXPECT_EQ(n_contexts(*workers.agents[1]), "1");
+      later = there.to_here_async();
+      await_one_at(*owner_holds);
     }
+    // The release has been answered.
+    until([&] { return n_waiting(*workers.agents[0]) == "2"; });
+    owner_holds->open();
+    later.wait();
     await_released(workers);
   });
 }
 
-Gate owner_holds;
-void hold_at_the_owner() {
-  owner_holds.pass();
-}
-LOCKSTEP_RPC_FUNCTION(hold_at_the_owner);
+std::atomic<bool> loss_is_known{false};
 std::atomic<bool> outlived{false};
 
-// Runs on worker 2 for worker 0, and knows when it is dead: what waited for it has failed.
+// Runs on worker 2 in a context of worker 0, which is dead by then.
 void outlive() {
-  EXPECT_EQ(caught([] { rpc_sync(0, hold_at_the_owner); }).kind, ErrorKind::kPeerLost);
+  until([] { return loss_is_known.load(); });
   pass_on(ones_with_grad(), {1}, kNone);
   outlived = true;
 }
 LOCKSTEP_RPC_FUNCTION(outlive);
 
 TEST(ContextEnd, OfADeadOwnerIsForGood) {
+  loss_is_known = outlived = false;
+  owner_holds = std::make_unique<Gate>();
   run_workers(3, [](int rank, Workers& workers) {
     if (rank == 0) {
       const DistAutogradContext context;
       const auto call = rpc_async(2, outlive);
-      owner_holds.await_reached();
+      until([&] { return workers.agents[2]->debug_info().at("agent.server_active_calls") == "1"; });
+      await_one_at(*owner_holds);
       workers.exchange->kill(0, "killed by SIGKILL (9)");
-      await([&] { return outlived.load(); });
-      owner_holds.open = true;
-    } else {
-      await([] { return outlived.load(); });
-      await_released(workers, 0);
+      until([] { return outlived.load(); });
+      owner_holds->open();
+      return;
     }
+    if (rank == 2) {
+      // Whatever waited for the dead has failed, and all of the agent knows.
+      EXPECT_EQ(caught([] { rpc_sync(0, hold_at_the_owner); }).kind, ErrorKind::kPeerLost);
+      loss_is_known = true;
+    }
+    until([] { return outlived.load(); });
+    await_released(workers, 0);
   });
 }
 
@@ -222,6 +251,8 @@ TEST(PassEnd, ComesWithTheLossOfAWorkerThatOnlyOthersTalkTo) {
     run_workers(3, [&](int rank, Workers& workers) {
       if (rank != 0) return;
       trouble = {.leaving = [&] {
+        // Worker 2 has nothing to do with the pass any more.
+        until([&] { return n_passes(*workers.agents[2]) == "0" && n_waiting(*workers.agents[2]) == "0"; });
         workers.exchange->kill(1, "killed by SIGKILL (9)");
         gate.pass();
       }};
@@ -230,8 +261,8 @@ TEST(PassEnd, ComesWithTheLossOfAWorkerThatOnlyOthersTalkTo) {
         const auto loss = rpc_sync(1, leave_at_two, {ones_with_grad() * 1}).to_here().sum();
         const auto failure = caught([&] { backward(context.id(), {loss}, {.mode = mode}); });
         EXPECT_EQ(failure.kind, ErrorKind::kPeerLost) << failure.message;
-        EXPECT_TRUE(says(failure, "worker1")) << failure.message;
-        gate.open = true;
+        EXPECT_TRUE(says(failure, "worker1"));
+        gate.open();
       }
       await_released(workers, 1);
     });

@@ -15,6 +15,7 @@ using rpc::rpc_sync;
 using rpc::testing::caught;
 using rpc::testing::run_workers;
 using rpc::testing::says;
+using rpc::testing::until;
 using rpc::testing::Workers;
 
 LOCKSTEP_RPC_FUNCTION(pass_on, "autograd_test.pass_on");
@@ -61,7 +62,7 @@ TEST(BackwardFailure, OfAWorkerThatDiesIsALossThatNamesIt) {
       {
         trouble = {.leaving = [&] {
           workers.exchange->kill(static_cast<rpc::WorkerId>(dies), "killed by SIGKILL (9)");
-          await([&] { return over.load(); });
+          until([&] { return over.load(); });
         }};
         const DistAutogradContext context;
         const auto x = ones_with_grad();
@@ -71,7 +72,7 @@ TEST(BackwardFailure, OfAWorkerThatDiesIsALossThatNamesIt) {
         EXPECT_EQ(failure.kind, ErrorKind::kPeerLost) << failure.message;
         ASSERT_TRUE(failure.peer);
         EXPECT_EQ(failure.peer->rank, dies);
-        EXPECT_TRUE(says(failure, "SIGKILL")) << failure.message;
+        EXPECT_TRUE(says(failure, "SIGKILL"));
         backward(context.id(), {pass_on(x, {3 - dies}, kNone).sum()});
         EXPECT_TRUE(at::equal(get_gradients(context.id()).find(x), at::ones({3}) * 4))
             << "among those that live";
@@ -90,12 +91,12 @@ TEST(BackwardFailure, OfTheOneThatStartedItReleasesTheOthers) {
       // Worker 1 has one of two gradients when worker 0 dies.
       const auto two = pass_on(rpc_sync(1, pass_on, {x, {}, kNone}), {}, 0);
       trouble = {.leaving = [&] {
-        await([&] { return n_passes(*workers.agents[1]) == "1"; });
+        until([&] { return n_passes(*workers.agents[1]) == "1"; });
         workers.exchange->kill(0, "killed by SIGKILL (9)");
       }};
       EXPECT_THROW(backward(context.id(), {one.sum() + two.sum()}, {.timeout = 2s}), Error);
     } else {
-      await([&] { return workers.agents[0]->closed() || workers.agents[1]->workers().size() == 2; });
+      until([&] { return workers.agents[0]->closed() || workers.agents[1]->workers().size() == 2; });
       await_released(workers, 0);
     }
   });
@@ -106,14 +107,14 @@ TEST(BackwardFailure, AtItsTimeoutGivesThePassUpEverywhere) {
   run_workers(2, [&](int rank, Workers& workers) {
     if (rank != 0) return;
     {
-      trouble = {.leaving = [&] { await([&] { return go_on.load(); }); }};
+      trouble = {.leaving = [&] { until([&] { return go_on.load(); }); }};
       const DistAutogradContext context;
       const auto x = ones_with_grad();
       const auto slow = pass_on(x, {1}, 1).sum();
       const auto failure = caught([&] { backward(context.id(), {slow}, {.timeout = 100ms}); });
       EXPECT_EQ(failure.kind, ErrorKind::kTimeout);
-      EXPECT_TRUE(says(failure, "RPCErr:1")) << failure.message;
-      EXPECT_TRUE(says(failure, "100 milliseconds")) << failure.message;
+      EXPECT_TRUE(says(failure, "RPCErr:1"));
+      EXPECT_TRUE(says(failure, "100 milliseconds"));
       // The thread that is stuck there is no obstacle.
       backward(context.id(), {pass_on(x, {1}, kNone).sum()});
       EXPECT_TRUE(at::equal(get_gradients(context.id()).find(x), at::ones({3}) * 4));
@@ -129,7 +130,7 @@ TEST(BackwardFailure, OfASecondPassOfTheContextLeavesTheFirstAlone) {
     if (rank != 0) return;
     trouble = {.leaving = [&] {
       inside = true;
-      await([&] { return go_on.load(); });
+      until([&] { return go_on.load(); });
     }};
     const DistAutogradContext context;
     const auto x = ones_with_grad();
@@ -141,10 +142,10 @@ TEST(BackwardFailure, OfASecondPassOfTheContextLeavesTheFirstAlone) {
         const RankThreadScope scope(here);
         backward(context.id(), {first});
       });
-      await([&] { return inside.load(); });
+      until([&] { return inside.load(); });
       const auto failure = caught([&] { backward(context.id(), {second}); });
       EXPECT_EQ(failure.kind, ErrorKind::kUsage);
-      EXPECT_TRUE(says(failure, "one at a time")) << failure.message;
+      EXPECT_TRUE(says(failure, "one at a time"));
       go_on = true;
     }
     EXPECT_TRUE(at::equal(get_gradients(context.id()).find(x), at::ones({3}) * 4));
@@ -162,7 +163,7 @@ TEST(BackwardFailure, ForATensorOfAnotherContextSaysSo) {
     }
     const DistAutogradContext context;
     const auto failure = caught([&] { backward(context.id(), {stale.sum()}); });
-    EXPECT_TRUE(says(failure, "received in autograd context")) << failure.message;
+    EXPECT_TRUE(says(failure, "received in autograd context"));
   });
 }
 

@@ -5,10 +5,8 @@
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
-#include <chrono>
 #include <functional>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "lockstep/autograd/autograd.h"
@@ -23,15 +21,6 @@ inline at::Tensor ones_with_grad() {
   return at::ones({3}).set_requires_grad(true);
 }
 
-// Fails after twenty seconds.
-inline void await(const std::function<bool()>& condition, const std::string& what = {}) {
-  const auto until = std::chrono::steady_clock::now() + std::chrono::seconds(20);
-  while (!condition() && std::chrono::steady_clock::now() < until) {
-    std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  }
-  EXPECT_TRUE(condition()) << what;
-}
-
 inline std::string n_contexts(const rpc::Agent& agent) {
   return agent.debug_info().at("num_autograd_contexts");
 }
@@ -39,18 +28,23 @@ inline std::string n_passes(const rpc::Agent& agent) {
   return agent.debug_info().at("num_current_backward_passes");
 }
 
+// Requests that it has not been answered.
+inline std::string n_waiting(const rpc::Agent& agent) {
+  return agent.debug_info().at("agent.num_pending_requests");
+}
+
 // Every worker that is there has let go of every pass, and of every context.
 inline void await_no_pass(const rpc::testing::Workers& workers, int gone = -1) {
   for (const auto& agent : workers.agents) {
     if (agent->self().id == gone) continue;
-    await([&] { return n_passes(*agent) == "0"; }, agent->self().name + " keeps a pass");
+    rpc::testing::until([&] { return n_passes(*agent) == "0"; }, agent->self().name + " keeps a pass");
   }
 }
 inline void await_released(const rpc::testing::Workers& workers, int gone = -1) {
   await_no_pass(workers, gone);
   for (const auto& agent : workers.agents) {
     if (agent->self().id == gone) continue;
-    await([&] { return n_contexts(*agent) == "0"; }, agent->self().name + " keeps a context");
+    rpc::testing::until([&] { return n_contexts(*agent) == "0"; }, agent->self().name + " keeps a context");
   }
 }
 

@@ -12,12 +12,15 @@
 
 #include <thread>
 
-#include "lockstep/rpc/rpc_testing.h"
+#include "lockstep/remote/remote_testing.h"
 
 namespace lockstep::rpc {
 namespace {
 
+using testing::caught;
+using testing::on_first;
 using testing::run_workers;
+using testing::says;
 using testing::Workers;
 
 at::Tensor leaf(double value) {
@@ -72,26 +75,6 @@ struct Halver final : torch::optim::Optimizer {
 };
 LOCKSTEP_RPC_OPTIMIZER(Halver, double, bool);
 
-Failure caught(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const Error& error) {
-    return error.failure();
-  }
-  ADD_FAILURE() << "nothing was raised";
-  return {};
-}
-bool says(const Failure& failure, const std::string& part) {
-  if (failure.message.find(part) != std::string::npos) return true;
-  ADD_FAILURE() << failure.message;
-  return false;
-}
-void on_first(const std::function<void()>& fn) {
-  run_workers(3, [&](int rank, Workers&) {
-    if (rank == 0) fn();
-  });
-}
-
 // Weights on workers 1, 2, 1 and 0.
 std::vector<RRef<at::Tensor>> weights() {
   return {remote("worker1", leaf, {1.0}), remote("worker2", leaf, {2.0}), remote("worker1", leaf, {3.0}),
@@ -131,7 +114,7 @@ void expect_as_alone(const Options& options) {
 }
 
 TEST(DistributedOptimizer, StepsAsTheOptimizerDoesInOnePlace) {
-  on_first([] {
+  on_first(3, [] {
     using namespace torch::optim;
     expect_as_alone<SGD, SGD>(SGDOptions(0.1).momentum(0.5).weight_decay(0.01).nesterov(true));
     expect_as_alone<Adam, Adam>(AdamOptions(0.1).betas({0.8, 0.9}).amsgrad(true));
@@ -142,7 +125,7 @@ TEST(DistributedOptimizer, StepsAsTheOptimizerDoesInOnePlace) {
 }
 
 TEST(DistributedOptimizer, MayBeAFunctionalOne) {
-  on_first([] {
+  on_first(3, [] {
     using namespace torch::optim;
     expect_as_alone<FunctionalSGD, SGD>(SGDOptions(0.1).momentum(0.5));
     expect_as_alone<FunctionalAdam, Adam>(AdamOptions(0.1));
@@ -156,7 +139,7 @@ TEST(DistributedOptimizer, MayBeAFunctionalOne) {
 }
 
 TEST(DistributedOptimizer, TakesTheGradientsOfTheContextAndLeavesOthersAlone) {
-  on_first([] {
+  on_first(3, [] {
     const auto list = weights();
     const DistributedOptimizer<torch::optim::SGD> optimizer(list, torch::optim::SGDOptions(1.0));
     for (const auto& weight : list) rpc_sync(weight.owner(), set_grad, {weight, 100.0});
@@ -174,7 +157,7 @@ TEST(DistributedOptimizer, TakesTheGradientsOfTheContextAndLeavesOthersAlone) {
 }
 
 TEST(DistributedOptimizer, AppliesSparseGradients) {
-  on_first([] {
+  on_first(3, [] {
     const auto table = remote("worker1", table_of_ones);
     const DistributedOptimizer<torch::optim::SGD> optimizer({table}, torch::optim::SGDOptions(0.5));
     const autograd::DistAutogradContext context;
@@ -206,7 +189,7 @@ TEST(DistributedOptimizer, RunsStepsOfOneWorkerOneAtATime) {
 }
 
 TEST(DistributedOptimizer, TellsWhatWentWrong) {
-  on_first([] {
+  on_first(3, [] {
     const auto list = weights();
     EXPECT_TRUE(says(caught([] { DistributedOptimizer<Halver>({}, 0.1, false); }), "no parameters"));
     EXPECT_TRUE(

@@ -10,11 +10,13 @@
 
 #include "lockstep/autograd/autograd.h"
 #include "lockstep/remote/operator.h"
-#include "lockstep/rpc/rpc_testing.h"
+#include "lockstep/remote/remote_testing.h"
 
 namespace lockstep::rpc {
 namespace {
 
+using testing::caught;
+using testing::on_first;
 using testing::run_workers;
 using testing::Workers;
 using Numbers = std::vector<std::int64_t>;
@@ -25,29 +27,12 @@ at::Tensor tensor(std::vector<float> values) {
   return out;
 }
 
-Failure caught(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const Error& error) {
-    return error.failure();
-  }
-  ADD_FAILURE() << "nothing was raised";
-  return {};
-}
-
 // Raised here, without a message to the other worker.
 void expect_refused(const std::string& part, const std::string& name, const OperatorArgs& args) {
   const auto failure = caught([&] { rpc_sync(1, op(name), args); });
   EXPECT_EQ(failure.kind, ErrorKind::kUsage);
   EXPECT_NE(failure.message.find(part), std::string::npos) << failure.message;
   EXPECT_EQ(failure.message.find("WorkerInfo"), std::string::npos) << "sent: " << failure.message;
-}
-
-// On worker 0 of two.
-void on_first(const std::function<void()>& fn) {
-  run_workers(2, [&](int rank, Workers&) {
-    if (rank == 0) fn();
-  });
 }
 
 TEST(Operator, RunsOnTheOtherWorker) {
@@ -64,7 +49,7 @@ TEST(Operator, RunsOnTheOtherWorker) {
 }
 
 TEST(Operator, TakesArgumentsByNameAndTheRestByDefault) {
-  on_first([] {
+  on_first(2, [] {
     const auto a = tensor({1, 2});
     EXPECT_TRUE(at::equal(rpc_sync(1, op("aten::add.Tensor"), {a, a, kw("alpha", 2)}), tensor({3, 6})));
     EXPECT_TRUE(
@@ -74,7 +59,7 @@ TEST(Operator, TakesArgumentsByNameAndTheRestByDefault) {
 }
 
 TEST(Operator, TakesEveryKindOfValue) {
-  on_first([] {
+  on_first(2, [] {
     const auto a = tensor({1, 2, 3, 4});
     EXPECT_TRUE(at::equal(rpc_sync(1, op("aten::cat"), {std::vector{a, a}}), at::cat({a, a})));
     EXPECT_EQ(rpc_sync(1, op("aten::reshape"), {a, Numbers{2, 2}}).dim(), 2);
@@ -102,7 +87,7 @@ TEST(Operator, TakesEveryKindOfValue) {
 }
 
 TEST(Operator, ReturnsWhatItsSchemaSays) {
-  on_first([] {
+  on_first(2, [] {
     const auto a = tensor({3, 1, 2});
     const auto [values, indices] = rpc_sync<std::tuple<at::Tensor, at::Tensor>>(1, op("aten::sort"), {a});
     EXPECT_TRUE(at::equal(values, tensor({1, 2, 3})));
@@ -115,7 +100,7 @@ TEST(Operator, ReturnsWhatItsSchemaSays) {
 }
 
 TEST(Operator, ThatDoesNotFitIsRefusedBeforeAnythingIsSent) {
-  on_first([] {
+  on_first(2, [] {
     const auto a = tensor({1, 2});
     expect_refused("no operator is called \"aten::no_such_thing\"", "aten::no_such_thing", {a});
     expect_refused("no operator is called \"nonsense\"", "nonsense", {a});
@@ -135,7 +120,7 @@ TEST(Operator, ThatDoesNotFitIsRefusedBeforeAnythingIsSent) {
 }
 
 TEST(Operator, ThatDoesNotFitIsRefusedWhereItWouldRunToo) {
-  on_first([] {
+  on_first(2, [] {
     const auto send = [](const std::string& name, const std::vector<OperatorArg>& args) {
       return caught([&] { rpc_sync(1, function<at::Tensor(std::vector<OperatorArg>)>(name), {args}); })
           .message;
@@ -163,7 +148,7 @@ TEST(Operator, ThatDoesNotFitIsRefusedWhereItWouldRunToo) {
 }
 
 TEST(Operator, LeavesItsResultThereBehindAnRRef) {
-  on_first([] {
+  on_first(2, [] {
     const RRef<at::Tensor> sum = remote(1, op("aten::add.Tensor"), {tensor({1, 2}), tensor({3, 4})});
     EXPECT_EQ(sum.owner_name(), "worker1");
     EXPECT_TRUE(at::equal(sum.to_here(), tensor({4, 6})));
@@ -176,7 +161,7 @@ TEST(Operator, LeavesItsResultThereBehindAnRRef) {
 }
 
 TEST(Operator, LetsGradientsThrough) {
-  on_first([] {
+  on_first(2, [] {
     const auto a = tensor({1, 2, 3}).requires_grad_();
     const auto b = tensor({4, 5, 6}).requires_grad_();
     const autograd::DistAutogradContext context;
@@ -189,7 +174,7 @@ TEST(Operator, LetsGradientsThrough) {
 }
 
 TEST(Operator, BringsBackWhatItRaised) {
-  on_first([] {
+  on_first(2, [] {
     const auto failure = caught([] { rpc_sync(1, op("aten::mm"), {at::ones({2, 3}), at::ones({2, 3})}); });
     EXPECT_NE(failure.message.find("On WorkerInfo(id=1, name=worker1)"), std::string::npos)
         << failure.message;
@@ -199,7 +184,7 @@ TEST(Operator, BringsBackWhatItRaised) {
 }
 
 TEST(Operator, ResultOfAnotherTypeIsRefused) {
-  on_first([] {
+  on_first(2, [] {
     const auto failure = caught([] { rpc_sync<double>(1, op("aten::neg"), {tensor({1})}); });
     EXPECT_NE(failure.message.find("expected f64, got tensor"), std::string::npos) << failure.message;
   });

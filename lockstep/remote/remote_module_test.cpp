@@ -13,13 +13,14 @@
 
 #include <atomic>
 
-#include "lockstep/rpc/rpc_testing.h"
+#include "lockstep/remote/remote_testing.h"
 
 namespace lockstep::rpc {
 namespace {
 
-using testing::run_workers;
-using testing::Workers;
+using testing::caught;
+using testing::on_first;
+using testing::says;
 
 std::atomic<int> n_alive{0};
 
@@ -53,28 +54,6 @@ at::Tensor twice_through(const RemoteModule<Scaler>& module, const at::Tensor& x
   return module.forward(module.forward(x));
 }
 LOCKSTEP_RPC_FUNCTION(twice_through);
-
-Failure caught(const std::function<void()>& fn) {
-  try {
-    fn();
-  } catch (const Error& error) {
-    return error.failure();
-  }
-  ADD_FAILURE() << "nothing was raised";
-  return {};
-}
-bool says(const Failure& failure, const std::string& part) {
-  if (failure.message.find(part) != std::string::npos) return true;
-  ADD_FAILURE() << failure.message;
-  return false;
-}
-
-// On worker 0.
-void on_first(int n, const std::function<void()>& fn) {
-  run_workers(n, [&](int rank, Workers&) {
-    if (rank == 0) fn();
-  });
-}
 
 TEST(RemoteModule, RunsWhereItWasMade) {
   on_first(3, [] {

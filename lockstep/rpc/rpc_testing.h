@@ -32,15 +32,16 @@ inline Failure caught(const std::function<void()>& fn) {
   ADD_FAILURE() << "nothing was raised";
   return {};
 }
-inline bool says(const Failure& failure, const std::string& part) {
-  return failure.message.find(part) != std::string::npos;
+inline ::testing::AssertionResult says(const Failure& failure, const std::string& part) {
+  if (failure.message.find(part) != std::string::npos) return ::testing::AssertionSuccess();
+  return ::testing::AssertionFailure() << "\"" << part << "\" is not in: " << failure.message;
 }
 
 // Waits for an event; fails the test when it does not come.
-inline void until(const std::function<bool()>& holds) {
+inline void until(const std::function<bool()>& holds, const std::string& what = "it never happened") {
   const auto deadline = Deadline::after(Milliseconds(30'000));
   while (!holds()) {
-    ASSERT_FALSE(deadline.expired()) << "it never happened";
+    ASSERT_FALSE(deadline.expired()) << what;
     std::this_thread::sleep_for(Milliseconds(1));
   }
 }
