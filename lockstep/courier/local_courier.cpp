@@ -22,6 +22,9 @@ class LocalCourier final : public Courier {
     if (as_text(address) != cat("local:", id)) {
       raise(ErrorKind::kUsage, cat("worker ", name, " has an address that is not of this process"));
     }
+    // Perhaps with the number of one that left.
+    const std::lock_guard lock(exchange_->mutex_);
+    exchange_->apart_.erase({id_, id});
   }
   void remove_peer(WorkerId id) override {
     const std::lock_guard lock(exchange_->mutex_);

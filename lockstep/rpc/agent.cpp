@@ -111,10 +111,10 @@ void Agent::add_worker(const WorkerInfo& info, const Bytes& address) {
   courier_->add_peer(info.id, info.name, address);
 }
 
-void Agent::remove_worker(WorkerId id) {
-  if (!roster_->present(id)) return;
+void Agent::remove_worker(WorkerId id, const std::string& cause) {
+  // Also of one that is gone already: a courier that never reached it may not know, and its number may come back.
   courier_->remove_peer(id);
-  take_loss(id, "it left", true);
+  if (roster_->present(id)) take_loss(id, cause, true);
 }
 
 WorkerInfo Agent::find(const Worker& worker) const {
@@ -125,6 +125,9 @@ WorkerInfo Agent::info(WorkerId id) const {
 }
 std::vector<WorkerInfo> Agent::workers() const {
   return roster_->present();
+}
+std::vector<WorkerId> Agent::gone() const {
+  return roster_->gone();
 }
 
 void Agent::handle(Kind kind, Handler handler, Runs runs) {
@@ -192,9 +195,10 @@ Future<Agent::Answer> Agent::request(WorkerId to, Kind kind, Payload payload, Mi
 
 // A worker that died before anything was sent to it has no connection whose end could tell.
 void Agent::note_unreachable(WorkerId to, const Failure& failure) {
-  if (!roster_->present(to) || closed()) return;
+  const std::uint64_t stay = roster_->stay(to);
+  if (stay == 0 || closed()) return;
   const std::string cause = failure.peer ? failure.peer->cause : failure.message;
-  run([this, to, cause] { take_loss(to, cause, false); });
+  run([this, to, cause, stay] { take_loss(to, cause, false, stay); });
 }
 
 void Agent::note_deadline(Deadline deadline) {
@@ -289,8 +293,10 @@ void Agent::rest() {
 
 void Agent::take(courier::Event event, Lane lane) {
   if (event.what == courier::Event::What::kLost) {
-    const auto tell = [this, from = event.from, cause = std::move(event.cause)] {
-      take_loss(from, cause, false);
+    const std::uint64_t stay = roster_->stay(event.from);
+    if (stay == 0) return;
+    const auto tell = [this, from = event.from, cause = std::move(event.cause), stay] {
+      take_loss(from, cause, false, stay);
     };
     if (lane == Lane::kResident) {
       pool_->linger(tell);
@@ -375,8 +381,8 @@ void Agent::run_handler(const HandlerEntry& entry, Request request) noexcept {
   n_running_.fetch_sub(1);
 }
 
-void Agent::take_loss(WorkerId peer, const std::string& cause, bool orderly) {
-  if (!roster_->end(peer, cause)) return;
+void Agent::take_loss(WorkerId peer, const std::string& cause, bool orderly, std::uint64_t stay) {
+  if (!roster_->end(peer, cause, stay)) return;
   if (!orderly && !ends_expected_)
     log(LogLevel::kWarn, cat("worker ", roster_->info(peer).name, " is gone: ", cause));
   for (const auto& service : services_) {

@@ -122,10 +122,12 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
 
   // Who is there. find raises kUsage naming those that are.
   void add_worker(const WorkerInfo& info, const Bytes& address);
-  // It left in order. Calls to it that wait fail; its services hear of it as of a loss, with cause "it left".
-  void remove_worker(WorkerId id);
+  // It left in order, or is taken to be gone. Calls to it that wait fail; services hear of it as of a loss, with `cause`.
+  void remove_worker(WorkerId id, const std::string& cause = "it left");
   WorkerInfo find(const Worker& worker) const;
   std::vector<WorkerInfo> workers() const;
+  // Numbers of those that were there, and are lost or have left.
+  std::vector<WorkerId> gone() const;
   // Of one that may be gone; a made-up name for numbers that never were.
   WorkerInfo info(WorkerId id) const;
   // How others reach this one.
@@ -221,7 +223,8 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
   void run_handler(const HandlerEntry& entry, Request request) noexcept;
   bool worth_sharing() const;
   void note_duration(std::int64_t ns);
-  void take_loss(WorkerId peer, const std::string& cause, bool orderly);
+  // `stay`: see Roster::end.
+  void take_loss(WorkerId peer, const std::string& cause, bool orderly, std::uint64_t stay = 0);
   void note_unreachable(WorkerId to, const Failure& failure);
   void expire();
   void note_deadline(Deadline deadline);

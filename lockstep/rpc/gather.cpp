@@ -17,11 +17,29 @@ auto lockstep_fields(SelfOf<GatherRecord> auto& self) {
                 self.value);
 }
 
-std::string missing(const std::set<std::string>& names, const std::map<std::string, Object>& values) {
-  std::string list;
+// Of a caller whose time is over.
+struct MissingRecord {
+  std::set<std::string> names;
+  std::uint64_t number = 0;
+};
+auto lockstep_fields(SelfOf<MissingRecord> auto& self) {
+  return fields({.name = "lockstep.rpc.GatherMissing", .version = 1}, self.names, self.number);
+}
+
+constexpr Milliseconds kAskMissing{500};
+
+std::vector<std::string> missing(const std::set<std::string>& names,
+                                 const std::map<std::string, Object>& values) {
+  std::vector<std::string> list;
   for (const auto& name : names) {
-    if (!values.contains(name)) list += (list.empty() ? "" : ", ") + name;
+    if (!values.contains(name)) list.push_back(name);
   }
+  return list;
+}
+
+std::string joined(const std::vector<std::string>& names) {
+  std::string list;
+  for (const auto& name : names) list += (list.empty() ? "" : ", ") + name;
   return list;
 }
 
@@ -30,6 +48,9 @@ std::string missing(const std::set<std::string>& names, const std::map<std::stri
 Gatherings::Gatherings(Agent& agent) : agent_(agent) {
   agent.handle(
       Kind::kGather, [this](Request request) { take(std::move(request)); }, Agent::Runs::kQuick);
+  agent.handle(
+      Kind::kGatherMissing, [this](Request request) { tell_missing(std::move(request)); },
+      Agent::Runs::kQuick);
 }
 
 std::map<std::string, Object> Gatherings::gather(const Object& value, std::vector<std::string> list,
@@ -48,14 +69,57 @@ std::map<std::string, Object> Gatherings::gather(const Object& value, std::vecto
     number = n_calls_[names]++;
   }
   const WorkerInfo leader = agent_.find(*names.begin());
-  const auto answer =
-      agent_
-          .request(leader.id, Kind::kGather,
-                   {.body = encode(GatherRecord{
-                        .names = names, .number = number, .name = agent_.self().name, .value = value})},
-                   timeout, cat("a gathering of ", names.size(), " workers led by ", leader.name))
-          .wait();
-  return decode<std::map<std::string, Object>>(answer.body.bytes, answer.blobs);
+  const auto call =
+      agent_.request(leader.id, Kind::kGather,
+                     {.body = encode(GatherRecord{
+                          .names = names, .number = number, .name = agent_.self().name, .value = value})},
+                     timeout, cat("a gathering of ", names.size(), " workers led by ", leader.name));
+  try {
+    const auto answer = call.wait();
+    return decode<std::map<std::string, Object>>(answer.body.bytes, answer.blobs);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kTimeout) throw;
+    Failure failure = error.failure();
+    failure.message += ask_missing(leader, {names, number});
+    raise(std::move(failure));
+  }
+}
+
+std::string Gatherings::ask_missing(const WorkerInfo& leader, const Key& key) {
+  try {
+    const auto answer =
+        agent_
+            .request(leader.id, Kind::kGatherMissing,
+                     {.body = encode(MissingRecord{.names = key.first, .number = key.second})}, kAskMissing,
+                     "who has not come")
+            .wait();
+    const auto names = decode<std::vector<std::string>>(answer.body.bytes, answer.blobs);
+    return names.empty() ? "; all have come by now" : cat("; these have not come: ", joined(names));
+  } catch (const Error&) {
+    return cat("; ", leader.name, ", which leads it, does not answer");
+  }
+}
+
+void Gatherings::tell_missing(Request request) {
+  try {
+    const auto record = decode<MissingRecord>(request.body());
+    std::vector<std::string> names;
+    {
+      const std::lock_guard lock(mutex_);
+      const auto found = open_.find({record.names, record.number});
+      if (found != open_.end()) names = missing(record.names, found->second.values);
+    }
+    request.answer({.body = encode(names)});
+  } catch (...) {
+    request.answer_failure(current_call_failure());
+  }
+}
+
+void Gatherings::debug_info(std::map<std::string, std::string>& info) {
+  std::size_t n_waiting = 0;
+  const std::lock_guard lock(mutex_);
+  for (const auto& [key, gathering] : open_) n_waiting += gathering.requests.size();
+  info["agent.num_waiting_in_gatherings"] = std::to_string(n_waiting);
 }
 
 void Gatherings::take(Request request) {
@@ -122,7 +186,7 @@ void Gatherings::on_lost(WorkerId peer, const std::string& cause) {
   for (auto& [key, gathering] : failed) {
     const CallFailure failure{
         .failure = {.kind = ErrorKind::kPeerLost,
-                    .message = cat("a gathering waits for ", missing(key.first, gathering.values),
+                    .message = cat("a gathering waits for ", joined(missing(key.first, gathering.values)),
                                    "; worker ", name, " is gone: ", cause),
                     .peer = LostPeer{.rank = peer, .cause = cause}}};
     for (auto& waiting : gathering.requests) waiting.answer_failure(failure);

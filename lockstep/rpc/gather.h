@@ -2,7 +2,9 @@
 //
 // Led by the worker with the smallest name: everyone sends its value there and is answered when all have come. The n-th call
 // with a set of names meets the n-th call of the others with that set.
-// Blocking: until all have come, `timeout` at most (negative: the agent's; zero: none). Raises kTimeout, kPeerLost when one is gone. Thread safety: any thread; concurrent calls with one set of names are matched in an order nobody knows.
+// Blocking: until all have come, `timeout` at most (negative: the agent's; zero: none). Raises kTimeout naming those that have not
+// come (the leader is asked for them, for half a second at most), and kPeerLost naming one that is gone.
+// Thread safety: any thread; concurrent calls with one set of names are matched in an order nobody knows.
 #pragma once
 
 #include <map>
@@ -31,7 +33,7 @@ class Gatherings final : public Service {
                                        Milliseconds timeout);
 
   void on_lost(WorkerId peer, const std::string& cause) override;
-  void debug_info(std::map<std::string, std::string>&) override {}
+  void debug_info(std::map<std::string, std::string>& info) override;
   void on_joined(WorkerId peer) override;
   void on_close() override;
   void on_closed() override { on_close(); }
@@ -43,6 +45,9 @@ class Gatherings final : public Service {
     std::vector<Request> requests;
   };
   void take(Request request);
+  void tell_missing(Request request);
+  // What a timeout says beside its time.
+  std::string ask_missing(const WorkerInfo& leader, const Key& key);
   std::optional<Failure> gone_among(const std::set<std::string>& names,
                                     const std::map<std::string, Object>& values) const;
 

@@ -22,6 +22,7 @@ enum class Kind : std::uint8_t {
   kBackwardAbort = 21,  // the pass failed elsewhere
   kGather = 32,         // all-gather and barrier among workers
   kLeave = 33,          // the sender leaves in order
+  kGatherMissing = 34,  // who has not come to a gathering
 };
 inline constexpr std::uint8_t kAnswer = 0x80;
 inline constexpr std::uint8_t kException = 0xFF;

@@ -14,6 +14,7 @@ namespace {
 using namespace std::chrono_literals;
 using testing::Board;
 using testing::Children;
+using testing::ChildrenOptions;
 using testing::require;
 
 std::vector<double> scaled(std::vector<double> values, double factor) {
@@ -250,6 +251,140 @@ TEST(Processes, SurviveTheDeathOfOneAndNameIt) {
 }
 TEST(Processes, SurviveTheDeathOfOneOverTcpAndNameIt) {
   kill_rounds(true);
+}
+
+void await(const std::function<bool()>& holds) {
+  const Deadline deadline = Deadline::after(Milliseconds(60'000));
+  while (!holds()) {
+    require(!deadline.expired(), "what was waited for");
+    std::this_thread::sleep_for(1ms);
+  }
+}
+
+[[noreturn]] void wait_for_death() {
+  for (;;) std::this_thread::sleep_for(1s);
+}
+
+TEST(Processes, LeaveWhenTheirLeaderIsKilledWhileTheyWaitForIt) {
+  Children workers(4, [](int rank, Board& board) {
+    if (rank == 0) {  // the smallest name
+      await([] { return get_debug_info().at("agent.num_leaving") == "3"; });
+      board.counters[0] = 1;
+      wait_for_death();
+    }
+    shutdown();
+  });
+  workers.await(workers.board().counters[0], 1);
+  workers.kill(0);
+  workers.expect_end({0});
+}
+
+// Outlives the agent when the program ends.
+RRef<Counter>* const kept_to_the_end = new RRef<Counter>;
+
+void exit_without_shutdown(const ChildrenOptions& options) {
+  Children workers(
+      3,
+      [](int rank, Board& board) {
+        await([&] { return board.n_ready == 3; });
+        if (rank == 2) {
+          *kept_to_the_end = remote<Counter>("worker0", 1);
+          keep(remote<Counter>("worker1", 1));
+          keep(RRef<Counter>::of(1));
+          rpc_sync("worker0", keep, {take_one()});
+          const auto pending = rpc_async("worker1", hold, {300});
+          std::exit(0);  // with everything that the program's end does
+        }
+        for (bool gone = false; !gone;) {
+          try {
+            rpc_sync("worker2", hold, {1});
+          } catch (const Error& error) {
+            gone = error.kind() == ErrorKind::kPeerLost;
+            // What it had not begun to run it hands back.
+            require(gone || error.kind() == ErrorKind::kAborted, error.what());
+          }
+        }
+        check_released();
+        shutdown();
+      },
+      options);
+  workers.expect_end();
+}
+
+TEST(Processes, MayExitWithoutShutdown) {
+  exit_without_shutdown({});
+}
+TEST(Processes, OfADynamicGroupMayExitWithoutShutdown) {
+  exit_without_shutdown({.change = [](RpcOptions& options) { options.world_size = kDynamic; }});
+}
+
+void expect_gone(const std::function<void()>& use) {
+  try {
+    use();
+    require(false, "what a dead worker had is lost");
+  } catch (const Error& error) {
+    require(error.kind() == ErrorKind::kPeerLost, error.what());
+  }
+}
+
+// Everyone knows the same three, and they answer.
+void check_view() {
+  std::vector<std::string> names;
+  for (const auto& worker : get_worker_infos()) {
+    names.push_back(worker.name);
+    require(rpc_sync(worker.name, self_id) == worker.id, "it is who was called");
+  }
+  std::ranges::sort(names);
+  require(names == std::vector<std::string>{"worker0", "worker1", "worker2"}, "the three of them");
+}
+
+// Worker 2 is killed and comes back.
+void come_back(bool same_number) {
+  enum : std::size_t { kKnown, kBack, kChecked };
+  const auto newcomer = [=](int, Board& board) {
+    require((get_worker_info().id == 2) == same_number, "its number");
+    board.counters[kBack] = get_worker_info().id;
+    check_view();
+    ++board.counters[kChecked];
+    await([&] { return board.counters[kChecked] == 3; });
+    shutdown();
+  };
+  Children workers(3,
+                   [](int rank, Board& board) {
+                     await([&] { return board.n_ready == 3; });
+                     if (rank == 2) wait_for_death();
+                     RRef<Counter> lost;
+                     if (rank == 0) {  // worker 1 never talks to it
+                       lost = remote<Counter>("worker2", 5);
+                       require(lost.rpc_sync(&Counter::add, {1}) == 6, "it lives there");
+                     }
+                     ++board.counters[kKnown];
+                     await([&] { return board.counters[kBack] != 0; });
+                     require(get_worker_info("worker2").id == board.counters[kBack], "the new one");
+                     check_view();
+                     if (rank == 0) expect_gone([&] { lost.rpc_sync(&Counter::add, {1}); });
+                     auto other = remote<Counter>("worker2", 7);
+                     require(other.rpc_sync(&Counter::add, {1}) == 8, "a new one there");
+                     other = {};
+                     ++board.counters[kChecked];
+                     await([&] { return board.counters[kChecked] == 3; });
+                     shutdown();
+                   },
+                   {.change = [=](RpcOptions& options) {
+                     options.world_size = kDynamic;
+                     if (!same_number) options.rank = -1;
+                   }});
+  workers.await(workers.board().counters[kKnown], 2);
+  workers.kill(2);
+  workers.start_again(2, newcomer);
+  workers.expect_end();
+}
+
+TEST(Processes, OfADynamicGroupMayComeBackUnderTheirNameAfterTheyWereKilled) {
+  come_back(false);
+}
+TEST(Processes, OfADynamicGroupMayComeBackUnderTheirNumberAfterTheyWereKilled) {
+  come_back(true);
 }
 
 TEST(Processes, AStoppedWorkerIsATimeoutAndNotADeath) {

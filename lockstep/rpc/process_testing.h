@@ -52,14 +52,15 @@ struct ChildrenOptions {
 class Children {
  public:
   // Forks n workers "worker0".. that init_rpc and run body(rank, board); a body shuts RPC down itself, or is killed.
-  Children(int n, const std::function<void(int, Board&)>& body, const ChildrenOptions& options = {}) : n_(n) {
+  Children(int n, const std::function<void(int, Board&)>& body, ChildrenOptions options = {})
+      : n_(n), options_(std::move(options)) {
     path_ = (std::filesystem::temp_directory_path() / ("lockstep-rpc-" + random_hex(8))).string();
     void* memory = ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) std::abort();
     board_ = new (memory) Board;
     for (int rank = 0; rank < n; ++rank) {
       const pid_t pid = ::fork();
-      if (pid == 0) ::_exit(run(rank, body, options));
+      if (pid == 0) ::_exit(run(rank, body));
       pids_.push_back(pid);
     }
   }
@@ -86,6 +87,21 @@ class Children {
   void kill(int rank) {
     board_->killed_at_ns = now_ns();
     ::kill(pids_[static_cast<std::size_t>(rank)], SIGKILL);
+  }
+  // Another process in the place of one that was killed, under its name.
+  void start_again(int rank, const std::function<void(int, Board&)>& body) {
+    auto& pid = pids_[static_cast<std::size_t>(rank)];
+    int status = 0;
+    ASSERT_EQ(::waitpid(pid, &status, 0), pid);
+    ASSERT_TRUE(WIFSIGNALED(status)) << "worker " << rank << " " << describe_wait_status(status);
+    pid = ::fork();
+    if (pid == 0) ::_exit(run(rank, body));
+  }
+  // Until a child says so on the board.
+  void await(const std::atomic<std::uint64_t>& counter, std::uint64_t value) {
+    const Deadline deadline = Deadline::after(Milliseconds(60'000));
+    while (counter < value && !deadline.expired()) ::usleep(500);
+    ASSERT_GE(counter, value) << "a worker did not get so far";
   }
   void stop(int rank) { ::kill(pids_[static_cast<std::size_t>(rank)], SIGSTOP); }
   void go_on(int rank) { ::kill(pids_[static_cast<std::size_t>(rank)], SIGCONT); }
@@ -115,15 +131,15 @@ class Children {
   }
 
  private:
-  int run(int rank, const std::function<void(int, Board&)>& body, const ChildrenOptions& options) {
+  int run(int rank, const std::function<void(int, Board&)>& body) {
     try {
       RpcOptions rpc{.rank = rank,
                      .world_size = n_,
                      .store = FileStore::open(path_, n_),
                      .init_timeout = Milliseconds(60'000),
-                     .tcp_only = options.tcp_only,
-                     .strict_rref_check = options.strict};
-      if (options.change) options.change(rpc);
+                     .tcp_only = options_.tcp_only,
+                     .strict_rref_check = options_.strict};
+      if (options_.change) options_.change(rpc);
       init_rpc("worker" + std::to_string(rank), rpc);
       ++board_->n_ready;
       body(rank, *board_);
@@ -135,6 +151,7 @@ class Children {
   }
 
   const int n_;
+  const ChildrenOptions options_;
   std::string path_;
   Board* board_ = nullptr;
   std::vector<pid_t> pids_;

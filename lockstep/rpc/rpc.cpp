@@ -199,6 +199,8 @@ void init_rpc(const std::string& name, RpcOptions options) {
       .store = place.store ? std::make_shared<PrefixStore>(take_prefix(dynamic), place.store) : nullptr});
   if (dynamic && !session->store)
     raise(ErrorKind::kUsage, "init_rpc: a dynamic group needs a store or an address");
+  if (dynamic && options.rank >= 0)
+    internal::claim_number(*session->store, static_cast<WorkerId>(options.rank));
   const WorkerInfo self{.id = dynamic && options.rank < 0 ? internal::take_number(*session->store)
                                                           : static_cast<WorkerId>(place.rank),
                         .name = name};

@@ -18,6 +18,7 @@ namespace {
 using namespace std::chrono_literals;
 using testing::caught;
 using testing::says;
+using testing::until;
 
 int twice(int a) {
   return 2 * a;
@@ -321,30 +322,30 @@ TEST(Rpc, AnotherBackendMayCarryTheMessages) {
   });
 }
 
-TEST(Gather, GivesEveryoneTheValuesOfAll) {
+// The worker with the smallest name leads; the others wait for it.
+TEST(Rpc, TheOthersLeaveWhenTheirLeaderGoesWithoutWaiting) {
   as_ranks(3, [](int rank, const auto& store) {
     init_rpc(name_of(rank), at(rank, 3, store));
-    for (int round = 0; round < 3; ++round) {
-      const auto values = all_gather(Object(rank * 10 + round));
-      ASSERT_EQ(values.size(), 3u);
-      for (int i = 0; i < 3; ++i) EXPECT_EQ(values.at(name_of(i)).as<int>(), i * 10 + round);
-    }
-    if (rank != 1) {
-      EXPECT_EQ(all_gather(Object(rank), {"worker0", "worker2"}).size(), 2u);
+    if (rank == 0) {
+      until([] { return get_debug_info().at("agent.num_leaving") == "2"; });
+      shutdown({.graceful = false});
     } else {
-      EXPECT_TRUE(says(caught([] { all_gather(Object(1), {"worker0", "worker2"}); }), "not among"));
+      shutdown({.timeout = 60s});
     }
-    barrier();
-    shutdown();
+    EXPECT_FALSE(is_initialized());
   });
 }
 
-TEST(Gather, EndsAtItsTimeout) {
-  as_ranks(2, [](int rank, const auto& store) {
-    init_rpc(name_of(rank), at(rank, 2, store));
-    if (rank == 1) {
-      EXPECT_EQ(caught([] { barrier({}, {.timeout = 50ms}); }).kind, ErrorKind::kTimeout);
-    }
+TEST(Rpc, NumbersInADynamicGroupAreAskedForOrGiven) {
+  std::atomic<int> n_there{0};
+  as_ranks(3, [&](int rank, const auto& store) {
+    until([&] { return n_there == rank; });
+    init_rpc(name_of(rank),
+             {.rank = rank == 0 ? 0 : -1, .world_size = kDynamic, .store = store, .init_timeout = 60s});
+    EXPECT_EQ(get_worker_info().id, rank) << "0 is asked for, the next ones are free";
+    ++n_there;
+    until([&] { return n_there == 3; });
+    EXPECT_EQ(rpc_sync("worker0", twice, {rank}), 2 * rank);
     shutdown();
   });
 }

@@ -174,7 +174,7 @@ inline void expect_no_rrefs(Workers& workers) {
   for (auto& agent : workers.agents) rref_context(*agent).drop_users();
   for (int round = 0; round < 3; ++round) {
     for (auto& agent : workers.agents) {
-      EXPECT_TRUE(rref_context(*agent).wait_idle(Deadline::after(Milliseconds(30'000))));
+      EXPECT_TRUE(rref_context(*agent).wait_idle(Deadline::after(Milliseconds(10'000))));
     }
   }
   for (auto& agent : workers.agents) {

@@ -53,7 +53,11 @@ std::shared_ptr<void> OwnedValue::get(const std::type_info& wanted) const {
 
 RRefState::RRefState(std::shared_ptr<RRefContext> context_, RRefOnWire ref_, WorkerInfo owner_,
                      std::shared_ptr<OwnedValue> value_)
-    : context(std::move(context_)), ref(ref_), owner(std::move(owner_)), value(std::move(value_)) {}
+    : context(std::move(context_)),
+      ref(ref_),
+      owner(std::move(owner_)),
+      value(std::move(value_)),
+      losses_before(value ? 0 : context->losses(owner.id).n) {}
 
 RRefState::~RRefState() {
   if (ref.fork != 0) context->drop(ref.fork);
@@ -64,8 +68,16 @@ bool RRefState::confirmed() const {
 }
 
 void RRefState::check() const {
-  if (!created || !created->state()->over()) return;
-  if (const auto* failure = created->state()->failure()) failure->raise();
+  if (created && created->state()->over()) {
+    if (const auto* failure = created->state()->failure()) failure->raise();
+  }
+  const auto agent = context->agent();
+  if (is_owner() || !agent || agent->closed()) return;  // whoever goes on says that RPC was shut down
+  const auto losses = context->losses(owner.id);
+  if (losses.n == losses_before) return;
+  raise({.kind = ErrorKind::kPeerLost,
+         .message = cat(text(), ": worker ", owner.name, " (number ", owner.id, ") is gone: ", losses.cause),
+         .peer = LostPeer{.rank = owner.id, .cause = losses.cause}});
 }
 
 Future<void> RRefState::creation() const {
@@ -265,7 +277,19 @@ std::shared_ptr<RRefState> RRefContext::receive(const RRefOnWire& ref, WorkerId 
   return std::make_shared<RRefState>(shared_from_this(), ref, alive->info(ref.owner));
 }
 
-void RRefContext::on_lost(WorkerId peer) {
+RRefContext::Losses RRefContext::losses(WorkerId worker) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = losses_.find(worker);
+  return found == losses_.end() ? Losses{} : found->second;
+}
+
+void RRefContext::on_lost(WorkerId peer, const std::string& cause) {
+  {
+    const std::lock_guard lock(mutex_);
+    auto& losses = losses_[peer];
+    ++losses.n;
+    losses.cause = cause;
+  }
   with_ledger([&](Actions& actions) { ledger_.lost(peer, actions); });
 }
 
@@ -325,7 +349,7 @@ class RRefService final : public Service {
     agent.handle(Kind::kRemoteCall,
                  [context = context.get()](Request request) { context->serve_remote(std::move(request)); });
   }
-  void on_lost(WorkerId peer, const std::string&) override { context->on_lost(peer); }
+  void on_lost(WorkerId peer, const std::string& cause) override { context->on_lost(peer, cause); }
   void on_joined(WorkerId peer) override { context->on_joined(peer); }
   void debug_info(std::map<std::string, std::string>& info) override { context->debug_info(info); }
 

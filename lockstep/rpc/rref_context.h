@@ -55,7 +55,8 @@ class RRefState {
   std::uint64_t id() const { return ref.rref; }
   bool is_owner() const { return value != nullptr; }
   bool confirmed() const;
-  // Raises what the creation failed with, if this worker knows already.
+  // Raises what the creation failed with, if this worker knows already, and kPeerLost when the owner is gone, even if its number
+  // is another worker's by now.
   void check() const;
   // Of the value, waiting until it is made. Asks the owner once.
   std::string type_name(Milliseconds timeout) const;
@@ -70,6 +71,7 @@ class RRefState {
   const internal::RRefOnWire ref;  // fork 0 at the owner
   const WorkerInfo owner;
   const std::shared_ptr<OwnedValue> value;  // at the owner, else null
+  const std::uint64_t losses_before;        // of workers with the owner's number
   std::optional<Promise<void>> created{};   // where remote() was called; set before the handle is handed out
 
  private:
@@ -109,6 +111,12 @@ class RRefContext final : public std::enable_shared_from_this<RRefContext> {
   // Raises kUsage instead.
   std::shared_ptr<Agent> agent_for(const char* what) const;
   bool confirmed(std::uint64_t fork) const;
+  // How many workers with this number are gone, and why the last one is.
+  struct Losses {
+    std::uint64_t n = 0;
+    std::string cause{};
+  };
+  Losses losses(WorkerId worker) const;
 
   // For messages that carry RRefs (rref_scope.h).
   internal::RRefOnWire share(const RRefState& state, WorkerId to);
@@ -129,7 +137,7 @@ class RRefContext final : public std::enable_shared_from_this<RRefContext> {
   void serve_control(Request request, internal::Control control);
   void serve_fetch(Request request);
   void serve_remote(Request request);
-  void on_lost(WorkerId peer);
+  void on_lost(WorkerId peer, const std::string& cause);
   void on_joined(WorkerId peer);
   // Nobody will make what is not made.
   void close();
@@ -140,7 +148,9 @@ class RRefContext final : public std::enable_shared_from_this<RRefContext> {
   const WorkerInfo self_;
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
-  internal::RRefLedger ledger_;  // guarded by mutex_
+  // Guarded by mutex_.
+  internal::RRefLedger ledger_;
+  std::map<WorkerId, Losses> losses_;
 };
 
 template <class Step>

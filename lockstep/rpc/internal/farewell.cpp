@@ -17,6 +17,10 @@ Payload round_payload(std::uint32_t round) {
 
 }  // namespace
 
+Future<Agent::Answer> ping(Agent& agent, WorkerId worker, Milliseconds timeout) {
+  return agent.request(worker, Kind::kLeave, round_payload(0), timeout, "a ping");
+}
+
 Farewell::Farewell(Agent& agent) : agent_(agent) {
   agent.handle(
       Kind::kLeave, [this](Request request) { take(std::move(request)); }, Agent::Runs::kQuick);
@@ -89,6 +93,11 @@ void Farewell::look() {
     }
   }
   for (auto& waiting : over) waiting.request.answer({});
+}
+
+void Farewell::debug_info(std::map<std::string, std::string>& info) {
+  const std::lock_guard lock(mutex_);
+  info["agent.num_leaving"] = std::to_string(reached_.size());
 }
 
 void Farewell::on_lost(WorkerId, const std::string&) {

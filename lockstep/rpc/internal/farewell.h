@@ -16,6 +16,9 @@
 
 namespace lockstep::rpc::internal {
 
+// Ends with an answer of any kind, or with kPeerLost when `worker` is not there any more.
+Future<Agent::Answer> ping(Agent& agent, WorkerId worker, Milliseconds timeout);
+
 class Farewell final : public Service {
  public:
   explicit Farewell(Agent& agent);
@@ -24,7 +27,7 @@ class Farewell final : public Service {
   void meet(std::uint32_t round, Deadline deadline);
 
   void on_lost(WorkerId peer, const std::string& cause) override;
-  void debug_info(std::map<std::string, std::string>&) override {}
+  void debug_info(std::map<std::string, std::string>& info) override;
   void on_close() override;
   void on_closed() override { on_close(); }
 

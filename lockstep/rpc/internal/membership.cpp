@@ -8,6 +8,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/process.h"
 #include "lockstep/base/text.h"
+#include "lockstep/rpc/internal/farewell.h"
 #include "lockstep/store/store_collectives.h"
 
 namespace lockstep::rpc::internal {
@@ -17,12 +18,12 @@ using namespace std::chrono_literals;
 
 constexpr const char* kToken = "token";
 constexpr const char* kState = "state";
-// Whoever holds the token this long is taken to be gone.
-constexpr auto kTokenLife = 15s;
-constexpr Milliseconds kTell{5000};
+constexpr const char* kTakenOff = "it took no note of changes of its group";
 constexpr Milliseconds kLook{200};
+// Of one that waits for notes: another's may say that this one will not come.
+constexpr Milliseconds kLookForNotes{20};
 
-enum class Change : std::uint8_t { kJoins, kLeaves };
+enum class Change : std::uint8_t { kJoins, kLeaves, kIsTakenOff, kIsAskedFor };
 struct MemberChange {
   Change change = Change::kJoins;
   MemberRecord who;
@@ -56,12 +57,12 @@ Milliseconds left(Deadline deadline) {
 // A lock in the store. Taken over from a holder that does not move: it is gone.
 class Token {
  public:
-  Token(Store& store, Deadline deadline) : store_(store), mine_(random_hex(16)) {
+  Token(Store& store, Deadline deadline, Milliseconds life) : store_(store), mine_(random_hex(16)) {
     Bytes seen;
     auto since = std::chrono::steady_clock::now();
     for (;;) {
       const auto now = std::chrono::steady_clock::now();
-      const bool stale = !seen.empty() && now - since > kTokenLife;
+      const bool stale = !seen.empty() && now - since > life;
       const Bytes holder = store_.compare_set(kToken, stale ? seen : to_bytes(""), to_bytes(mine_));
       if (as_text(holder) == mine_) return;
       if (holder != seen) seen = holder, since = now;
@@ -100,8 +101,16 @@ auto lockstep_fields(SelfOf<GroupState> auto& self) {
   return fields({.name = "lockstep.rpc.Group", .version = 1}, self.epoch, self.members);
 }
 
-std::string change_key(std::uint64_t epoch);
+std::string change_key(std::uint64_t epoch) {
+  return cat("change/", epoch);
+}
+// Its value: numbers of workers that this one knows to be gone.
+std::string noted_key(std::uint64_t epoch, int id) {
+  return cat("noted/", epoch, "/", id);
+}
+
 void apply(GroupState& state, const MemberChange& what) {
+  if (what.change == Change::kIsAskedFor) return;
   std::erase_if(state.members, [&](const MemberRecord& record) { return record.id == what.who.id; });
   if (what.change == Change::kJoins) state.members.push_back(what.who);
 }
@@ -119,39 +128,78 @@ GroupState read_state(Store& store) {
   }
 }
 
-std::string change_key(std::uint64_t epoch) {
-  return cat("change/", epoch);
-}
-std::string noted_key(std::uint64_t epoch, int id) {
-  return cat("noted/", epoch, "/", id);
-}
-
-// Writes the next change and waits for everyone else; those that take no note are taken off. Pre: the token is held.
-void change(Store& store, Agent& agent, GroupState& state, Change what, const MemberRecord& who) {
-  const std::uint64_t epoch = ++state.epoch;
-  store.set(change_key(epoch), encode(MemberChange{.change = what, .who = who}));
-  std::vector<MemberRecord> silent;
-  const Deadline deadline = Deadline::after(kTell);
-  for (const auto& other : state.members) {
-    if (other.id == agent.self().id || other.id == who.id) continue;
-    const std::string key = noted_key(epoch, other.id);
-    try {
-      store.wait({&key, 1}, left(deadline));
+// Waits until everyone of `others` has taken note, or is known to be lost to one who has; returns those that have not.
+std::vector<MemberRecord> await_notes(Store& store, std::uint64_t epoch, std::vector<MemberRecord> others,
+                                      std::set<WorkerId> lost, Deadline deadline) {
+  for (;;) {
+    std::erase_if(others, [&](const MemberRecord& other) {
+      const std::string key = noted_key(epoch, other.id);
+      if (!store.check({&key, 1})) return false;
+      for (const WorkerId id : decode<std::vector<WorkerId>>(store.get(key))) lost.insert(id);
       store.delete_key(key);
+      return true;
+    });
+    const auto next =
+        std::ranges::find_if(others, [&](const MemberRecord& other) { return !lost.contains(other.id); });
+    if (next == others.end() || deadline.expired()) return others;
+    const std::string key = noted_key(epoch, next->id);
+    try {
+      store.wait({&key, 1}, std::min(kLookForNotes, left(deadline)));
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kTimeout) throw;
-      silent.push_back(other);
     }
   }
-  apply(state, {.change = what, .who = who});
-  if (epoch > 1) store.delete_key(change_key(epoch - 1));
-  std::erase_if(state.members, [&](const MemberRecord& record) {
-    return std::ranges::any_of(silent, [&](const MemberRecord& gone) { return gone.id == record.id; });
+}
+
+// Writes a change and waits for everyone else; those that take no note are taken off, as changes that follow. Pre: the token is
+// held.
+void change(Store& store, Agent& agent, GroupState& state, const MemberChange& first, Milliseconds tell) {
+  std::vector<MemberChange> changes{first};
+  std::set<WorkerId> silent;
+  for (std::size_t i = 0; i < changes.size(); ++i) {
+    const MemberChange what = changes[i];
+    const std::uint64_t epoch = ++state.epoch;
+    store.set(change_key(epoch), encode(what));
+    std::vector<MemberRecord> others;
+    for (const auto& member : state.members) {
+      const bool knows =
+          what.change != Change::kIsAskedFor && (member.id == agent.self().id || member.id == what.who.id);
+      if (!knows && !silent.contains(member.id)) others.push_back(member);
+    }
+    const auto known = agent.gone();
+    for (const auto& gone :
+         await_notes(store, epoch, others, {known.begin(), known.end()}, Deadline::after(tell))) {
+      log(LogLevel::kWarn, cat("worker ", gone.name, " takes no note of changes and is taken off the list"));
+      silent.insert(gone.id);
+      changes.push_back({.change = Change::kIsTakenOff, .who = gone});
+    }
+    apply(state, what);
+    // Before the change that it follows from is forgotten: this worker may die between any two lines.
+    store.set(kState, encode(state));
+    if (epoch > 1) store.delete_key(change_key(epoch - 1));
+    if (what.change == Change::kIsTakenOff && what.who.id != agent.self().id)
+      agent.remove_worker(what.who.id, kTakenOff);
+  }
+}
+
+const MemberRecord* who_is_in_the_way(const GroupState& state, const WorkerInfo& self) {
+  const auto found = std::ranges::find_if(state.members, [&](const MemberRecord& other) {
+    return other.name == self.name || other.id == self.id;
   });
-  for (const auto& gone : silent) {
-    log(LogLevel::kWarn, cat("worker ", gone.name, " takes no note of changes and is taken off the list"));
-    change(store, agent, state, Change::kLeaves, gone);
-    if (gone.id != agent.self().id) agent.remove_worker(gone.id);
+  return found == state.members.end() ? nullptr : &*found;
+}
+
+// Whoever has this worker's name or number is asked whether it is still there. Pre: the token is held.
+void make_room(Store& store, Agent& agent, GroupState& state, Milliseconds tell) {
+  const WorkerInfo& self = agent.self();
+  while (const auto* found = who_is_in_the_way(state, self)) {
+    const MemberRecord other = *found;
+    change(store, agent, state, {.change = Change::kIsAskedFor, .who = other}, tell);
+    const auto* still = who_is_in_the_way(state, self);
+    if (still == nullptr || still->address != other.address) continue;
+    raise(ErrorKind::kUsage,
+          cat("init_rpc: ", other.name == self.name ? "the name " + other.name : cat("number ", other.id),
+              " is taken by worker ", other.name));
   }
 }
 
@@ -182,35 +230,52 @@ void join_static(Store& store, Agent& agent, int world_size, Deadline deadline) 
   store_barrier(store, agent.self().id, world_size, "ready", left(deadline));
 }
 
+namespace {
+
+constexpr const char* kGiven = "given";
+constexpr const char* kAskedFor = "asked for";
+
+// Marks a number for ever; returns what it is marked as.
+std::string mark_number(Store& store, std::int64_t number, const char* as) {
+  return std::string(as_text(store.compare_set(cat("number/", number), to_bytes(""), to_bytes(as))));
+}
+
+}  // namespace
+
 WorkerId take_number(Store& store) {
-  const auto number = store.add("next_number", 1) - 1;
-  if (number > 0xFFFF) raise(ErrorKind::kResource, "all 65536 numbers of this RPC group have been used");
-  return static_cast<WorkerId>(number);
+  for (;;) {
+    const auto number = store.add("next_number", 1) - 1;
+    if (number > 0xFFFF) raise(ErrorKind::kResource, "all 65536 numbers of this RPC group have been used");
+    // Only one worker is given a number: if it is marked as given, it was now.
+    if (mark_number(store, number, kGiven) == kGiven) return static_cast<WorkerId>(number);
+  }
+}
+
+void claim_number(Store& store, WorkerId number) {
+  if (mark_number(store, number, kAskedFor) == kAskedFor) return;
+  raise(ErrorKind::kUsage, cat("init_rpc: number ", number,
+                               " was given to a worker that asked for none; ask for a larger one, or let all "
+                               "workers ask for theirs"));
 }
 
 std::unique_ptr<DynamicGroup> DynamicGroup::join(const std::shared_ptr<Store>& store,
-                                                 std::shared_ptr<Agent> agent, Deadline deadline) {
-  const Token token(*store, deadline);
+                                                 std::shared_ptr<Agent> agent, Deadline deadline,
+                                                 Patience patience) {
+  const Token token(*store, deadline, patience.token);
   auto state = read_state(*store);
-  for (const auto& other : state.members) {
-    const bool same_name = other.name == agent->self().name;
-    if (!same_name && other.id != agent->self().id) continue;
-    raise(ErrorKind::kUsage,
-          cat("init_rpc: ", same_name ? "the name " + other.name : cat("number ", other.id),
-              " is taken by worker ", other.name));
-  }
+  make_room(*store, *agent, state, patience.tell);
   for (const auto& other : state.members)
     agent->add_worker({.id = other.id, .name = other.name}, other.address);
-  change(*store, *agent, state, Change::kJoins, record_of(*agent));
-  store->set(kState, encode(state));
-  return std::unique_ptr<DynamicGroup>(new DynamicGroup(store, std::move(agent), state.epoch));
+  change(*store, *agent, state, {.change = Change::kJoins, .who = record_of(*agent)}, patience.tell);
+  return std::unique_ptr<DynamicGroup>(new DynamicGroup(store, std::move(agent), state.epoch, patience));
 }
 
 DynamicGroup::DynamicGroup(const std::shared_ptr<Store>& store, std::shared_ptr<Agent> agent,
-                           std::uint64_t epoch)
+                           std::uint64_t epoch, Patience patience)
     : store_(store),
       watch_store_(store->clone()),
       agent_(std::move(agent)),
+      patience_(patience),
       thread_("ls-rpc-members", [this, epoch] { watch(epoch + 1); }) {}
 
 DynamicGroup::~DynamicGroup() {
@@ -232,17 +297,7 @@ void DynamicGroup::watch(std::uint64_t epoch) {
         if (error.kind() == ErrorKind::kTimeout) continue;
         throw;
       }
-      const auto what = decode<MemberChange>(watch_store_->get(key));
-      if (what.who.id == agent_->self().id) {
-        log(LogLevel::kError, cat("worker ", agent_->self().name,
-                                  " was taken off its group's list: it took no note of a change"));
-        return;
-      }
-      if (what.change == Change::kJoins) {
-        agent_->add_worker({.id = what.who.id, .name = what.who.name}, what.who.address);
-      }
-      watch_store_->set(noted_key(epoch, agent_->self().id), to_bytes("yes"));
-      if (what.change == Change::kLeaves) agent_->remove_worker(what.who.id);
+      if (!note(epoch)) return;
       ++epoch;
     } catch (...) {
       if (stopping_) return;
@@ -253,13 +308,48 @@ void DynamicGroup::watch(std::uint64_t epoch) {
   }
 }
 
+bool DynamicGroup::note(std::uint64_t epoch) {
+  const auto what = decode<MemberChange>(watch_store_->get(change_key(epoch)));
+  const bool about_me = what.who.id == agent_->self().id;
+  std::optional<WorkerId> lost;
+  switch (what.change) {
+    case Change::kJoins:
+      agent_->add_worker({.id = what.who.id, .name = what.who.name}, what.who.address);
+      break;
+    case Change::kLeaves:
+    case Change::kIsTakenOff:
+      if (about_me) {
+        log(LogLevel::kError, cat("worker ", agent_->self().name,
+                                  " was taken off its group's list: it took no note of a change"));
+        return false;
+      }
+      agent_->remove_worker(what.who.id, what.change == Change::kLeaves ? "it left" : kTakenOff);
+      break;
+    case Change::kIsAskedFor:
+      if (about_me) break;
+      try {
+        ping(*agent_, what.who.id, patience_.tell / 4).wait();
+      } catch (const Error& error) {
+        if (error.kind() == ErrorKind::kPeerLost) lost = what.who.id;
+      }
+  }
+  auto gone = agent_->gone();
+  if (lost) gone.push_back(*lost);
+  watch_store_->set(noted_key(epoch, agent_->self().id), encode(gone));
+  return true;
+}
+
 void DynamicGroup::leave(Deadline deadline) {
-  const Token token(*store_, deadline);
+  const Token token(*store_, deadline, patience_.token);
   // Only now: while another holds the token it waits for this worker to take note.
   stop();
   auto state = read_state(*store_);
-  change(*store_, *agent_, state, Change::kLeaves, record_of(*agent_));
-  store_->set(kState, encode(state));
+  const auto self = record_of(*agent_);
+  const bool listed = std::ranges::any_of(state.members, [&](const MemberRecord& member) {
+    return member.id == self.id && member.address == self.address;
+  });
+  if (!listed) return;  // taken off; its number may be another's now
+  change(*store_, *agent_, state, {.change = Change::kLeaves, .who = self}, patience_.tell);
 }
 
 }  // namespace lockstep::rpc::internal

@@ -27,17 +27,28 @@ auto lockstep_fields(SelfOf<MemberRecord> auto& self) {
 // have not come, kUsage when two have one name.
 void join_static(Store& store, Agent& agent, int world_size, Deadline deadline);
 
-// For a worker of a dynamic group that does not ask for a number.
+// For a worker of a dynamic group that does not ask for a number: one that nobody ever had or asked for.
 WorkerId take_number(Store& store);
+// For one that does. Raises kUsage when take_number gave it to another worker.
+void claim_number(Store& store, WorkerId number);
+
+// How long the workers of a dynamic group wait for each other. Tests are less patient.
+struct Patience {
+  Milliseconds token{15'000};  // whoever holds the token this long is taken to be gone
+  Milliseconds tell{5000};     // and whoever takes no note of a change
+};
 
 // A worker's place in a dynamic group. Whoever joins or leaves does so under a token in the store: it writes the change there and
-// waits until all others have taken note, so that afterwards everyone knows it. Others that do not within seconds are taken off.
+// waits until all others have taken note, so that afterwards everyone knows it. Taking note, a worker tells whom it knows to be
+// lost; those, and others that take no note within seconds, are taken off, as changes of their own.
+// A name or number that is on the list may be of a worker that was killed. The newcomer asks: a worker that lives takes note of the
+// question; others ping it, and tell when it is lost.
 // Thread: "ls-rpc-members", which waits in the store for changes; joined by leave() and the destructor.
 class DynamicGroup {
  public:
   // Raises kUsage when the name or number is taken, kTimeout when others keep the token for too long.
   static std::unique_ptr<DynamicGroup> join(const std::shared_ptr<Store>& store, std::shared_ptr<Agent> agent,
-                                            Deadline deadline);
+                                            Deadline deadline, Patience patience = {});
   ~DynamicGroup();
   DynamicGroup(const DynamicGroup&) = delete;
   DynamicGroup& operator=(const DynamicGroup&) = delete;
@@ -45,13 +56,17 @@ class DynamicGroup {
   void leave(Deadline deadline);
 
  private:
-  DynamicGroup(const std::shared_ptr<Store>& store, std::shared_ptr<Agent> agent, std::uint64_t epoch);
+  DynamicGroup(const std::shared_ptr<Store>& store, std::shared_ptr<Agent> agent, std::uint64_t epoch,
+               Patience patience);
   void watch(std::uint64_t epoch);
+  // Takes note of change `epoch`. False: this worker was taken off.
+  bool note(std::uint64_t epoch);
   void stop();
 
   const std::shared_ptr<Store> store_;
   const std::shared_ptr<Store> watch_store_;
   const std::shared_ptr<Agent> agent_;
+  const Patience patience_;
   std::atomic<bool> stopping_{false};
   Thread thread_;
 };

@@ -15,15 +15,22 @@ void Roster::add(const WorkerInfo& info) {
       raise(ErrorKind::kUsage, cat("a worker named ", info.name, " is there already: number ", id));
     }
   }
-  entries_[info.id] = {.name = info.name};
+  entries_[info.id] = {.name = info.name, .stay = ++n_stays_};
 }
 
-bool Roster::end(WorkerId id, const std::string& cause) {
+bool Roster::end(WorkerId id, const std::string& cause, std::uint64_t stay) {
   const std::lock_guard lock(mutex_);
   const auto entry = entries_.find(id);
   if (entry == entries_.end() || entry->second.gone) return false;
+  if (stay != 0 && entry->second.stay != stay) return false;
   entry->second.gone = cause;
   return true;
+}
+
+std::uint64_t Roster::stay(WorkerId id) const {
+  const std::lock_guard lock(mutex_);
+  const auto entry = entries_.find(id);
+  return entry == entries_.end() || entry->second.gone ? 0 : entry->second.stay;
 }
 
 WorkerInfo Roster::find(const Worker& worker) const {
@@ -78,6 +85,15 @@ std::vector<WorkerInfo> Roster::present() const {
   std::vector<WorkerInfo> list;
   for (const auto& [id, entry] : entries_) {
     if (!entry.gone) list.push_back({.id = id, .name = entry.name});
+  }
+  return list;
+}
+
+std::vector<WorkerId> Roster::gone() const {
+  const std::lock_guard lock(mutex_);
+  std::vector<WorkerId> list;
+  for (const auto& [id, entry] : entries_) {
+    if (entry.gone) list.push_back(id);
   }
   return list;
 }

@@ -18,7 +18,10 @@ class Roster {
   // Raises kUsage when the number or the name is taken.
   void add(const WorkerInfo& info);
   // From now on it is known as gone, for messages; its name may come back under another number. False when it was gone already.
-  bool end(WorkerId id, const std::string& cause);
+  // `stay`: only if it is still the same (0: whoever it is).
+  bool end(WorkerId id, const std::string& cause, std::uint64_t stay = 0);
+  // Tells workers apart that have one number after the other; 0 when none has it.
+  std::uint64_t stay(WorkerId id) const;
   // Raises kUsage for one that never was, kPeerLost for one that is gone.
   WorkerInfo find(const Worker& worker) const;
   // Also of those that are gone; a made-up name for numbers that never were.
@@ -26,12 +29,15 @@ class Roster {
   bool present(WorkerId id) const;
   // Those that are there, by number.
   std::vector<WorkerInfo> present() const;
+  // Those that are gone, by number.
+  std::vector<WorkerId> gone() const;
   // Why it is gone, as a failure.
   Failure lost(WorkerId id, const std::string& what) const;
 
  private:
   struct Entry {
     std::string name;
+    std::uint64_t stay = 0;
     std::optional<std::string> gone{};  // the cause
   };
   WorkerInfo find_name(const std::string& name) const;
@@ -39,7 +45,9 @@ class Roster {
   std::string names() const;
 
   mutable std::mutex mutex_;
-  std::map<WorkerId, Entry> entries_;  // guarded by mutex_
+  // Guarded by mutex_.
+  std::map<WorkerId, Entry> entries_;
+  std::uint64_t n_stays_ = 0;
 };
 
 }  // namespace lockstep::rpc::internal
