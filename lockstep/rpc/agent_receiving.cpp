@@ -1,0 +1,188 @@
+// What comes to an agent: answers, requests of others, the loss of workers; and the threads that fetch it.
+#include <sched.h>
+
+#include <chrono>
+
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+#include "lockstep/rpc/agent.h"
+#include "lockstep/rpc/internal/pool.h"
+#include "lockstep/rpc/internal/roster.h"
+#include "lockstep/rpc/rref_scope.h"
+
+namespace lockstep::rpc {
+namespace {
+
+// The resident looks for calls whose time is over after so many messages at the latest.
+constexpr int kLooksAtClock = 64;
+// About what it costs to wake another thread.
+constexpr std::int64_t kWorthSharingNs = 20'000;
+// How long a thread that waits for an answer fetches messages itself.
+constexpr auto kHelp = std::chrono::microseconds(100);
+// Answers do not wait for ever for a connection.
+constexpr Milliseconds kConnect{30'000};
+
+thread_local int n_helping = 0;
+
+}  // namespace
+
+bool Agent::helping() {
+  return n_helping != 0;
+}
+
+void Agent::help(const std::atomic<std::uint8_t>& over) {
+  if (closed()) return;
+  courier_->begin_polling();
+  ++n_helping;
+  const auto until = std::chrono::steady_clock::now() + kHelp;
+  do {
+    for (int i = 0; i < 8 && over.load(std::memory_order_acquire) == 0; ++i) {
+      if (!step(Lane::kHelper)) ::sched_yield();
+    }
+  } while (over.load(std::memory_order_acquire) == 0 && std::chrono::steady_clock::now() < until &&
+           !closed());
+  --n_helping;
+  courier_->end_polling();
+}
+
+bool Agent::step(Lane lane) {
+  if (lane == Lane::kResident &&
+      n_in_row_.load(std::memory_order_relaxed) % kLooksAtClock == kLooksAtClock - 1) {
+    expire();  // also while messages never end
+    if (!pool_->resident_here()) return true;
+  }
+  auto event = courier_->poll();
+  if (!event) {
+    if (lane == Lane::kResident) {
+      n_in_row_.store(0, std::memory_order_relaxed);
+      expire();
+    }
+    return false;
+  }
+  if (lane == Lane::kResident) n_in_row_.fetch_add(1, std::memory_order_relaxed);
+  take(std::move(*event), lane);
+  return true;
+}
+
+void Agent::rest() {
+  expire();
+  if (!pool_->resident_here()) return;
+  courier_->wait(Deadline::from_monotonic_ns(earliest_ns_.load()));
+  expire();
+}
+
+void Agent::take(courier::Event event, Lane lane) {
+  if (event.what == courier::Event::What::kLost) {
+    const std::uint64_t stay = roster_->stay(event.from);
+    if (stay == 0) return;
+    const auto tell = [this, from = event.from, cause = std::move(event.cause), stay] {
+      take_loss(from, cause, false, stay);
+    };
+    if (lane == Lane::kResident) {
+      pool_->linger(tell);
+    } else {
+      run(tell);
+    }
+    return;
+  }
+  if ((event.message.kind & kAnswer) == 0) {
+    take_request(event.from, std::move(event.message), lane);
+  } else if (lane == Lane::kResident) {
+    pool_->linger([&] { take_answer(event.from, std::move(event.message)); });
+  } else {
+    take_answer(event.from, std::move(event.message));
+  }
+}
+
+void Agent::take_answer(WorkerId from, courier::Message message) {
+  // An answer to nobody: its call timed out. Or to a call to another worker, which nobody in order sends.
+  const auto pending = take_pending(message.id, from);
+  if (!pending) {
+    internal::discard_rrefs(*this, from, message);
+    return;
+  }
+  if (message.kind == kException) {
+    const CallFailure failure = decode_failure(roster_->info(from), message.body.bytes);
+    pending->on_answer(nullptr, &failure);
+  } else {
+    Answer answer{.body = std::move(message.body), .blobs = std::move(message.blobs)};
+    pending->on_answer(&answer, nullptr);
+  }
+}
+
+void Agent::take_request(WorkerId from, courier::Message message, Lane lane) {
+  const auto self = weak_from_this().lock();
+  if (!self) return;  // on its way out
+  const std::size_t kind = message.kind;
+  const bool known = kind < handlers_.size() && handlers_[kind].handler;
+  if (!known) internal::discard_rrefs(*this, from, message);
+  Request request(self, from, std::move(message));
+  if (!known) {
+    request.answer_failure(
+        {.failure = {.kind = ErrorKind::kUnsupported,
+                     .message = cat("this worker's program cannot answer messages of kind ", kind)}});
+    return;
+  }
+  const auto& entry = handlers_[kind];
+  n_running_.fetch_add(1);
+  if (entry.runs == Runs::kQuick || (entry.runs == Runs::kEither && lane == Lane::kHelper)) {
+    run_handler(entry, std::move(request));
+  } else if (lane == Lane::kResident && !worth_sharing()) {
+    pool_->linger([&] { run_handler(entry, std::move(request)); });
+  } else {
+    // A task is copied nowhere, but std::function wants to be able to.
+    auto shared = std::make_shared<Request>(std::move(request));
+    pool_->post([this, &entry, shared] { run_handler(entry, std::move(*shared)); });
+  }
+}
+
+// Requests come faster than one thread works them off, and handing one over costs less than running it.
+bool Agent::worth_sharing() const {
+  return n_in_row_.load(std::memory_order_relaxed) > 1 &&
+         typical_ns_.load(std::memory_order_relaxed) > kWorthSharingNs;
+}
+
+// About the median: one that was held up, or was put off its core, moves it little.
+void Agent::note_duration(std::int64_t ns) {
+  const auto typical = typical_ns_.load(std::memory_order_relaxed);
+  typical_ns_.store(typical + std::min<std::int64_t>((ns - typical) / 8, kWorthSharingNs / 16),
+                    std::memory_order_relaxed);
+}
+
+void Agent::run_handler(const HandlerEntry& entry, Request request) noexcept {
+  const std::int64_t start = Deadline::now().monotonic_ns();
+  try {
+    entry.handler(std::move(request));
+  } catch (...) {
+    // Handlers answer their own exceptions; the request is answered by its destructor.
+    log(LogLevel::kError, "an RPC handler threw: " + current_failure().message);
+  }
+  if (entry.runs == Runs::kInThread) note_duration(Deadline::now().monotonic_ns() - start);
+  n_running_.fetch_sub(1);
+}
+
+void Agent::take_loss(WorkerId peer, const std::string& cause, bool orderly, std::uint64_t stay) {
+  if (!roster_->end(peer, cause, stay)) return;
+  if (!orderly && !ends_expected_)
+    log(LogLevel::kWarn, cat("worker ", roster_->info(peer).name, " is gone: ", cause));
+  for (const auto& service : services_) {
+    try {
+      service->on_lost(peer, cause);
+    } catch (...) {
+      log(LogLevel::kError, "after the loss of a worker: " + current_failure().message);
+    }
+  }
+  fail_pending([peer](const Pending& pending) { return pending.to == peer; },
+               [&](const Pending& pending) { return roster_->lost(peer, pending.what); });
+}
+
+std::optional<Failure> Agent::send_answer(WorkerId to, courier::Message message) noexcept {
+  auto failure = courier_->send(to, std::move(message), Deadline::after(kConnect));
+  if (failure && failure->kind != ErrorKind::kPeerLost && !closed()) {
+    log(LogLevel::kWarn,
+        cat("an answer to worker ", roster_->info(to).name, " was not sent: ", failure->message));
+  }
+  return failure;
+}
+
+}  // namespace lockstep::rpc

@@ -1,0 +1,202 @@
+// An agent's requests: those that wait for an answer, when their time is over, and asking again.
+#include <limits>
+
+#include "lockstep/base/text.h"
+#include "lockstep/rpc/agent.h"
+#include "lockstep/rpc/internal/pool.h"
+#include "lockstep/rpc/internal/roster.h"
+
+namespace lockstep::rpc {
+namespace {
+
+constexpr std::int64_t kNeverNs = std::numeric_limits<std::int64_t>::max();
+// A request without a timeout does not wait for ever for a connection.
+constexpr Milliseconds kConnect{30'000};
+// Of request_again.
+constexpr Milliseconds kFirstPause{1000};
+constexpr double kGrowth = 1.5;
+
+courier::Message make_message(std::uint8_t kind, std::uint64_t id, Payload payload) {
+  return {.kind = kind,
+          .id = id,
+          .body = courier::owned_blob(std::move(payload.body)),
+          .blobs = std::move(payload.blobs)};
+}
+
+struct Retry {
+  std::weak_ptr<Agent> agent;
+  WorkerId to;
+  Kind kind;
+  Payload payload;
+  std::string what;
+  int n_left;
+  Milliseconds pause;
+  Promise<Agent::Answer> promise;
+};
+
+void try_once(const std::shared_ptr<Retry>& retry) {
+  const auto agent = retry->agent.lock();
+  if (!agent) {
+    retry->promise.fail(
+        {.failure = {.kind = ErrorKind::kAborted, .message = retry->what + ": the agent is gone"}});
+    return;
+  }
+  --retry->n_left;
+  agent->request(retry->to, retry->kind, retry->payload, retry->pause, retry->what,
+                 [retry](Agent::Answer* answer, const CallFailure* failure) {
+                   if (answer == nullptr && failure->failure.kind == ErrorKind::kTimeout &&
+                       !failure->remote && retry->n_left > 0) {
+                     retry->pause = Milliseconds(
+                         static_cast<std::int64_t>(static_cast<double>(retry->pause.count()) * kGrowth));
+                     try_once(retry);
+                     return;
+                   }
+                   auto& state = *retry->promise.state();
+                   auto callbacks = answer != nullptr ? state.set(std::move(*answer)) : state.fail(*failure);
+                   if (const auto alive = retry->agent.lock()) {
+                     alive->run_callbacks(std::move(callbacks));
+                   } else {
+                     internal::FutureBase::run(std::move(callbacks));
+                   }
+                 });
+}
+
+}  // namespace
+
+void Agent::request(WorkerId to, Kind kind, Payload payload, Milliseconds timeout, const std::string& what,
+                    OnAnswer on_answer) {
+  if (timeout.count() < 0) timeout = rpc_timeout();
+  const Deadline deadline = Deadline::after(timeout);
+  const std::uint64_t id = new_id();
+  const auto cargo = std::move(payload.cargo);
+  std::optional<Failure> failure;
+  {
+    const std::lock_guard lock(mutex_);
+    if (closed()) {
+      failure = Failure{.kind = ErrorKind::kAborted, .message = cat(what, ": the RPC agent was shut down")};
+    } else {
+      pending_.emplace(
+          id,
+          Pending{.on_answer = on_answer, .to = to, .deadline = deadline, .timeout = timeout, .what = what});
+    }
+  }
+  if (!failure) {
+    note_deadline(deadline);
+    failure = courier_->send(to, make_message(static_cast<std::uint8_t>(kind), id, std::move(payload)),
+                             timeout.count() == 0 ? Deadline::after(kConnect) : deadline);
+    if (!failure) {
+      if (cargo) cargo->sent();
+      return;
+    }
+    if (!take_pending(id)) return;  // the loss was told to it
+    if (failure->kind == ErrorKind::kPeerLost) {
+      note_unreachable(to, *failure);
+      failure = roster_->lost(to, what);
+    }
+  }
+  const CallFailure value{.failure = std::move(*failure)};
+  on_answer(nullptr, &value);
+}
+
+Future<Agent::Answer> Agent::request(WorkerId to, Kind kind, Payload payload, Milliseconds timeout,
+                                     const std::string& what) {
+  Promise<Answer> promise(weak_from_this());
+  request(to, kind, std::move(payload), timeout, what,
+          [weak = weak_from_this(), promise](Answer* answer, const CallFailure* failure) {
+            auto callbacks = answer != nullptr ? promise.state()->set(std::move(*answer))
+                                               : promise.state()->fail(*failure);
+            if (const auto agent = weak.lock()) {
+              agent->run_callbacks(std::move(callbacks));
+            } else {
+              internal::FutureBase::run(std::move(callbacks));
+            }
+          });
+  return promise.future();
+}
+
+// A worker that died before anything was sent to it has no connection whose end could tell.
+void Agent::note_unreachable(WorkerId to, const Failure& failure) {
+  const std::uint64_t stay = roster_->stay(to);
+  if (stay == 0 || closed()) return;
+  const std::string cause = failure.peer ? failure.peer->cause : failure.message;
+  run([this, to, cause, stay] { take_loss(to, cause, false, stay); });
+}
+
+void Agent::note_deadline(Deadline deadline) {
+  const std::int64_t ns = deadline.monotonic_ns();
+  std::int64_t earliest = earliest_ns_.load();
+  while (ns < earliest && !earliest_ns_.compare_exchange_weak(earliest, ns)) {
+  }
+  if (ns < earliest) courier_->wake();  // the resident sleeps for too long
+}
+
+std::optional<Agent::Pending> Agent::take_pending(std::uint64_t id, std::optional<WorkerId> from) {
+  const std::lock_guard lock(mutex_);
+  const auto found = pending_.find(id);
+  if (found == pending_.end() || (from && found->second.to != *from)) return std::nullopt;
+  std::optional<Pending> pending = std::move(found->second);
+  pending_.erase(found);
+  return pending;
+}
+
+std::vector<Agent::Pending> Agent::take_all(const std::function<bool(const Pending&)>& which) {
+  std::vector<Pending> taken;
+  const std::lock_guard lock(mutex_);
+  for (auto entry = pending_.begin(); entry != pending_.end();) {
+    if (which(entry->second)) {
+      taken.push_back(std::move(entry->second));
+      entry = pending_.erase(entry);
+    } else {
+      ++entry;
+    }
+  }
+  return taken;
+}
+
+void Agent::fail_pending(const std::function<bool(const Pending&)>& which,
+                         const std::function<Failure(const Pending&)>& why) {
+  for (const auto& pending : take_all(which)) {
+    const CallFailure failure{.failure = why(pending)};
+    pending.on_answer(nullptr, &failure);
+  }
+}
+
+void Agent::expire() {
+  const std::int64_t now = Deadline::now().monotonic_ns();
+  if (earliest_ns_.load() > now) return;
+  std::int64_t next = kNeverNs;
+  earliest_ns_ = kNeverNs;  // calls that come meanwhile lower it again
+  const auto late = take_all([&](const Pending& pending) {
+    if (pending.deadline.monotonic_ns() <= now) return true;
+    next = std::min(next, pending.deadline.monotonic_ns());
+    return false;
+  });
+  // Before callbacks run: they may last, and then another thread is resident.
+  std::int64_t earliest = earliest_ns_.load();
+  while (next < earliest && !earliest_ns_.compare_exchange_weak(earliest, next)) {
+  }
+  if (late.empty()) return;
+  pool_->linger([&] {
+    for (const auto& pending : late) {
+      const CallFailure failure{.failure = timeout_failure(pending.what, pending.timeout)};
+      pending.on_answer(nullptr, &failure);
+    }
+  });
+}
+
+Future<Agent::Answer> Agent::request_again(WorkerId to, Kind kind, Payload payload, const std::string& what,
+                                           int n_tries) {
+  const auto retry = std::make_shared<Retry>(Retry{.agent = weak_from_this(),
+                                                   .to = to,
+                                                   .kind = kind,
+                                                   .payload = std::move(payload),
+                                                   .what = what,
+                                                   .n_left = n_tries,
+                                                   .pause = kFirstPause,
+                                                   .promise = Promise<Answer>(weak_from_this())});
+  auto future = retry->promise.future();
+  try_once(retry);
+  return future;
+}
+
+}  // namespace lockstep::rpc
