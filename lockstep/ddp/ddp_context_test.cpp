@@ -179,6 +179,33 @@ TEST(DdpInContext, JoinsUnevenInputs) {
   });
 }
 
+// Ranks that have run out of input keep the others company, and hear nothing of their contexts.
+TEST(DdpInContext, LeavesTheGradientsOfRanksWithoutInputAlone) {
+  run([](int rank) {
+    for (const bool views : {false, true}) {
+      for (const bool before : {false, true}) {
+        auto model = DistributedDataParallel(Net(), {.gradient_as_bucket_view = views});
+        if (before) model->forward(input_of(rank, 0), -1, true).sum().backward();
+        join({*model}, [&] {
+          for (int n = 0; n < rank; ++n) {
+            const autograd::DistAutogradContext context;
+            autograd::backward(context.id(), {model->forward(input_of(rank, 1 + n), -1, true).sum()});
+          }
+        });
+        const auto parameters = model->parameters();
+        const auto expected = mean_gradients(0, true);
+        for (std::size_t i = 0; i < parameters.size(); ++i) {
+          const at::Tensor gradient = parameters[i].grad();
+          EXPECT_EQ(gradient.defined(), before) << i << (views ? ", views" : "");
+          if (before && gradient.defined()) {
+            EXPECT_TRUE(torch::allclose(gradient, expected[i])) << i;
+          }
+        }
+      }
+    }
+  });
+}
+
 TEST(DdpInContext, LetsOptimizersStepInsideTheBackwardPass) {
   run([](int rank) {
     auto model = DistributedDataParallel(torch::nn::Linear(torch::nn::LinearOptions(1, 1).bias(false)));

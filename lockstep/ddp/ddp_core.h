@@ -213,8 +213,8 @@ class DdpCore : public torch::nn::Module, public Joinable {
 
   // What the ranks tell each other at the beginning of a forward pass under join().
   struct Said {
-    int highest_active;  // rank in the group
-    bool with_gradients, synced;
+    int highest_active;                       // rank in the group
+    bool with_gradients, synced, in_context;  // of distributed autograd
   };
   enum class Has : std::uint8_t { kInput, kNone };
   void say(Has has);

@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/autograd/autograd.h"
 #include "lockstep/base/error.h"
 #include "lockstep/ddp/ddp_core.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
@@ -86,7 +87,8 @@ void DdpCore::say(Has has) {
   const bool with_gradients = active && at::GradMode::is_enabled();
   reduced_before_.reset();
   if (with_gradients && *syncs_) reduced_before_ = reducer_->n_reductions();
-  said_ = as_tensor({active ? group_->rank() : -1, with_gradients, with_gradients && *syncs_});
+  said_ = as_tensor({active ? group_->rank() : -1, with_gradients, with_gradients && *syncs_,
+                     active && autograd::current_context() != nullptr});
   say_work_ =
       all_reduce(said_, {.op = ReduceOp::kMax, .group = group_, .async_op = true, .where = options_.where});
 }
@@ -96,7 +98,8 @@ DdpCore::Said DdpCore::heard() {
   const auto* values = said_.const_data_ptr<std::int64_t>();
   return {.highest_active = static_cast<int>(values[0]),
           .with_gradients = values[1] != 0,
-          .synced = values[2] != 0};
+          .synced = values[2] != 0,
+          .in_context = values[3] != 0};
 }
 
 // What forward() and backward() of the others do together, in their order.
@@ -114,7 +117,7 @@ bool DdpCore::shadow_iteration() {
   buffers_due_ = said.synced;
   if (!said.synced) return false;
   if (buffer_hook_.run && buffer_hook_.when == BufferHook::When::kAfterForward) run_buffer_hook();
-  reducer_->launch_shadow();
+  reducer_->launch_shadow(said.in_context ? Reducer::Shadow::kOfAContext : Reducer::Shadow::kOfBackward);
   reducer_->finish_shadow();
   return true;
 }

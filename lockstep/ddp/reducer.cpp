@@ -34,6 +34,13 @@ void check_parameter(const at::Tensor& parameter, const std::string& name) {
             parameter.device().str(), "; only dense parameters on the CPU are supported"));
 }
 
+// Of other ranks' contexts, which this rank has no part in.
+class Nowhere final : public GradientAccess {
+ public:
+  at::Tensor get(const at::Tensor&) const override { return {}; }
+  void set(const at::Tensor&, at::Tensor) override {}
+};
+
 }  // namespace
 
 // Runs on the thread that runs backward(), after the parameter's gradient was accumulated. The reducer outlives it:
@@ -328,10 +335,11 @@ void Reducer::set_static_graph() {
 
 // ---- other ranks' passes ----
 
-void Reducer::launch_shadow() {
+void Reducer::launch_shadow(Shadow shadow) {
   const at::NoGradGuard no_grad;  // as in backward(): hooks run here as there
   check_finalized();
   find_context();
+  if (shadow == Shadow::kOfAContext && !context_ && !options_.access) context_ = std::make_shared<Nowhere>();
   reducing_ = true;
   shadowing_ = true;
   if (context_ && options_.gradient_as_bucket_view) part_from_buckets();

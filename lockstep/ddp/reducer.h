@@ -145,8 +145,10 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   void divide_by(std::function<int()> count) { count_ = std::move(count); }
   // A backward pass of other ranks that this one has no part in: nothing is added to their sums, and the averages are
   // handed back here as there; what nobody used has no gradient then, as after zero_grad(). After launch_shadow the
-  // operations are under way; finish_shadow blocks until they are over.
-  void launch_shadow();
+  // operations are under way; finish_shadow blocks until they are over. Of passes in contexts of distributed autograd that this
+  // rank is not in, Tensor::grad() hears nothing.
+  enum class Shadow : std::uint8_t { kOfBackward, kOfAContext };
+  void launch_shadow(Shadow shadow = Shadow::kOfBackward);
   void finish_shadow();
   // Static graph: takes over what rank `speaker` of the group has learnt. Collective.
   void share_learnt(int speaker);

@@ -124,12 +124,20 @@ class Trainer {
   }
 
   Gradients train_batch(const Features& batch, bool uneven, bool has_fewer) {
-    if (!uneven) {
-      const Gradients gradients = train(batch.dense, batch.sparse, batch.values);
-      for (const auto& parameter : net_->parameters())
-        require(!parameter.grad().defined(), "Tensor::grad() was written");
-      return gradients;
-    }
+    const Gradients gradients =
+        uneven ? train_parts(batch, has_fewer) : train(batch.dense, batch.sparse, batch.values);
+    for (const auto& parameter : net_->parameters())
+      require(!parameter.grad().defined(), "Tensor::grad() was written");
+    return gradients;
+  }
+
+  void leave_group() {
+    if (group_) destroy_process_group(group_);
+  }
+
+ private:
+  // Those of the last part.
+  Gradients train_parts(const Features& batch, bool has_fewer) {
     Gradients last;
     join({*ddp_}, [&] {
       const auto dense = batch.dense.split(2), sparse = batch.sparse.split(2);
@@ -141,11 +149,6 @@ class Trainer {
     return last;
   }
 
-  void leave_group() {
-    if (group_) destroy_process_group(group_);
-  }
-
- private:
   Gradients train(const at::Tensor& dense, const at::Tensor& sparse, const at::Tensor& values) {
     const autograd::DistAutogradContext context;
     const at::Tensor output = ddp_ ? ddp_->forward(dense, sparse) : net_->forward(dense, sparse);
