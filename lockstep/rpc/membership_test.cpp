@@ -186,7 +186,13 @@ void survive_every_death(While when) {
   std::vector<Thread> threads;
   for (int i = 0; i < 8; ++i) {
     threads.emplace_back("town", [&] {
-      for (int n = next++; n < kOperations; n = next++) n_deaths += survive_death_at(n, when) ? 1 : 0;
+      for (int n = next++; n < kOperations; n = next++) {
+        try {
+          n_deaths += survive_death_at(n, when) ? 1 : 0;
+        } catch (const Error& error) {
+          ADD_FAILURE() << "after a death at operation " << n << ": " << error.what();
+        }
+      }
     });
   }
   threads.clear();
@@ -203,6 +209,16 @@ TEST(DynamicGroup, CatchesUpWhenAWorkerDiesWhileItLeaves) {
 
 TEST(DynamicGroup, CatchesUpWhenOneDiesAfterTheOther) {
   survive_every_death(While::kItJoinsAfterADeath);
+}
+
+TEST(DynamicGroup, KeepsChangesUntilTheListHasThem) {
+  Town town({.token = 200ms});
+  town.join("a", 0);
+  town.join("b", 1);
+  die_before_the_list_is_written(town, "first", 2);
+  die_before_the_list_is_written(town, "second", 3);
+  town.join("c", 4);
+  town.expect_everyone_knows({"a", "b", "c"});
 }
 
 TEST(DynamicGroup, TakesOffSeveralThatAreDeadOrSilent) {
