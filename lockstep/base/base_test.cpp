@@ -45,6 +45,10 @@ TEST(Deadline, ZeroMeansNeverAndPastMeansExpired) {
   EXPECT_EQ(Deadline::from_monotonic_ns(1).poll_timeout_ms(), 0);
   EXPECT_FALSE(Deadline::after(std::chrono::hours(1)).expired());
   EXPECT_TRUE(Deadline::after(std::chrono::nanoseconds::max()).is_never());
+  EXPECT_TRUE(Deadline::after(Milliseconds::max()).is_never());
+  EXPECT_TRUE(Deadline::after(Milliseconds(18'446'744'073'710)).is_never())
+      << "2^64 ns, and not what it wraps to";
+  EXPECT_TRUE(Deadline::after(std::chrono::hours::max()).is_never());
 }
 
 TEST(Bytes, ReaderRefusesALengthBeyondWhatIsLeft) {

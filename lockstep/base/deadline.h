@@ -17,11 +17,15 @@ class Deadline {
   // A deadline that never passes.
   static constexpr Deadline never() { return Deadline(kNever); }
   static Deadline now() { return Deadline(Clock::now().time_since_epoch().count()); }
-  // `timeout` from now. Zero and negative timeouts mean never, as in torch's stores.
-  static Deadline after(std::chrono::nanoseconds timeout) {
-    if (timeout.count() <= 0) return never();
+  // `timeout` from now. Zero and negative timeouts mean never, as in torch's stores, and so does Milliseconds::max().
+  template <class Rep, class Period>
+  static Deadline after(std::chrono::duration<Rep, Period> timeout) {
+    using Nanoseconds = std::chrono::nanoseconds;
+    const auto longest = std::chrono::duration_cast<std::chrono::duration<Rep, Period>>(Nanoseconds::max());
+    if (timeout.count() <= 0 || timeout.count() >= longest.count()) return never();
+    const std::int64_t ns = std::chrono::duration_cast<Nanoseconds>(timeout).count();
     const std::int64_t now = Clock::now().time_since_epoch().count();
-    return Deadline(timeout.count() >= kNever - now ? kNever : now + timeout.count());
+    return Deadline(ns >= kNever - now ? kNever : now + ns);
   }
   // From nanoseconds of CLOCK_MONOTONIC, the form used in the engine ABI.
   static constexpr Deadline from_monotonic_ns(std::int64_t ns) { return Deadline(ns); }
