@@ -61,7 +61,9 @@ void Gradients::add(Entry entry) {
 Gradients get_gradients(std::uint64_t context) {
   const auto agent = rpc::current_agent("get_gradients");
   const auto state = agent->service<AutogradService>().find(context);
-  if (!state) raise(ErrorKind::kUsage, cat("get_gradients: this worker knows no autograd context ", context));
+  if (!state)
+    raise(ErrorKind::kUsage, cat("get_gradients: this worker knows no autograd context ", context,
+                                 ": nothing of it came here yet (call backward first), or it was released"));
   return state->gradients();
 }
 

@@ -16,14 +16,21 @@ constexpr std::uint8_t kFailed = 1;
 constexpr Milliseconds kGiveUp{2000};
 
 void check_roots(const std::vector<at::Tensor>& roots) {
-  const auto refuse = [](std::size_t i, const char* why) {
+  const auto refuse = [](std::size_t i, const std::string& why) {
     raise(ErrorKind::kUsage, cat("autograd::backward: root ", i, " ", why));
   };
   if (roots.empty()) raise(ErrorKind::kUsage, "autograd::backward: no roots were given");
   for (std::size_t i = 0; i < roots.size(); ++i) {
     if (!roots[i].defined()) refuse(i, "is an undefined tensor");
-    if (roots[i].numel() != 1) refuse(i, "is not a scalar; all roots must be");
-    if (!roots[i].requires_grad()) refuse(i, "does not require gradients");
+    if (roots[i].numel() != 1)
+      refuse(i, cat("is not a scalar but of shape ", roots[i].sizes(),
+                    "; a loss is one number, as .sum() or .mean() gives"));
+    if (!roots[i].requires_grad()) {
+      refuse(i,
+             "does not require gradients; results of remote calls do when the call was made in an autograd "
+             "context, "
+             "with gradients enabled");
+    }
     if (!roots[i].grad_fn()) refuse(i, "is a leaf: it has no gradient function to go back through");
   }
 }
@@ -104,7 +111,8 @@ void AutogradService::backward(std::uint64_t context, const std::vector<at::Tens
   check_roots(roots);
   const auto state = find(context);
   if (!state)
-    raise(ErrorKind::kUsage, cat("autograd::backward: this worker knows no autograd context ", context));
+    raise(ErrorKind::kUsage, cat("autograd::backward: this worker knows no autograd context ", context,
+                                 "; it is opened by DistAutogradContext, and over when that is destroyed"));
   edge_list edges;
   variable_list gradients;
   for (const auto& root : roots) {

@@ -179,7 +179,12 @@ void Pass::wait(std::unique_lock<std::mutex>& lock, const char* what) {
   const bool rung = future.state()->wait_over(deadline_);
   lock.lock();
   if (!rung && !failure_ && deadline_.expired()) {
-    raise(rpc::timeout_failure(cat("a backward pass that waits for ", what), Milliseconds(head_.timeout_ms)));
+    auto late =
+        rpc::timeout_failure(cat("a backward pass that waits for ", what), Milliseconds(head_.timeout_ms));
+    if (head_.fast)
+      late.message +=
+          "; FAST waits for every call made in the context, SMART only for those the loss depends on";
+    raise(std::move(late));
   }
 }
 

@@ -54,6 +54,7 @@ void check_place(const Url& url, int rank, int world_size) {
 internal::Known place_of(const Url& url, const RendezvousOptions& options) {
   const internal::Known place{pick(url, "rank", options.rank, 0),
                               pick(url, "world_size", options.world_size, 1)};
+  if (options.open_ended) return {place.rank, -1};
   if (place.rank < 0) refuse(url, "rank is missing: give it as an argument or as ?rank= in the URL");
   if (place.world_size < 0) {
     refuse(url, "world_size is missing: give it as an argument or as ?world_size= in the URL");
@@ -68,16 +69,19 @@ RendezvousResult from_environment(const Url& url, const RendezvousOptions& optio
   const Cluster cluster = internal::detect(place);
   if (place.rank < 0) place.rank = cluster.rank;
   if (place.world_size < 0) place.world_size = cluster.world_size;
-  if (place.rank < 0 && place.world_size < 0 && cluster.master_addr.empty()) {
+  if (options.open_ended) place.world_size = -1;
+  if (!options.open_ended && place.rank < 0 && place.world_size < 0 && cluster.master_addr.empty()) {
     log(LogLevel::kInfo, "env://: no launcher and no address: a world of one");
     return {};
   }
   const auto need = [&](bool there, Var var) {
     if (!there) refuse(url, cat("environment variable ", name_of(var), " is not set"));
   };
-  need(place.rank >= 0, Var::kRank);
-  need(place.world_size >= 0, Var::kWorldSize);
-  check_place(url, place.rank, place.world_size);
+  if (!options.open_ended) {
+    need(place.rank >= 0, Var::kRank);
+    need(place.world_size >= 0, Var::kWorldSize);
+    check_place(url, place.rank, place.world_size);
+  }
   if (place.world_size == 1 && cluster.master_addr.empty()) return {};
   need(!cluster.master_addr.empty(), Var::kMasterAddr);
   need(cluster.master_port >= 0, Var::kMasterPort);
@@ -131,7 +135,7 @@ RendezvousResult from_file(const Url& url, const RendezvousOptions& options) {
   const auto place = place_of(url, options);
   std::shared_ptr<Store> store = FileStore::open(url.path, place.world_size, options.timeout);
   const auto n_mine = note_meeting(url.path, place.rank);
-  if (store->add(cat("lockstep/file_ranks/", place.rank), 1) > n_mine) {
+  if (!options.open_ended && store->add(cat("lockstep/file_ranks/", place.rank), 1) > n_mine) {
     log(LogLevel::kWarn, cat("rank ", place.rank, " met in ", url.path,
                              " before: if that was an earlier job, it left the file behind; remove it"));
   }

@@ -28,6 +28,9 @@ struct RendezvousOptions {
   int rank = -1;        // -1: from the URL or the environment
   int world_size = -1;  // likewise
   Milliseconds timeout = kDefaultStoreTimeout;
+  // Ranks come and go: nobody waits for a number of them, and a rank need not be given but for 0, which holds the store. What
+  // is not given is -1 in the result.
+  bool open_ended = false;
 };
 
 struct RendezvousResult {

@@ -115,7 +115,9 @@ Agent::OnAnswer end_with_answer(const std::shared_ptr<Agent>& sender, WorkerId f
                      [&](object::Decoder& decoder) { value = object::read<Held<T>>(decoder); });
         callbacks = promise.state()->set(std::move(value));
       } catch (...) {
-        callbacks = promise.state()->fail(current_call_failure());
+        auto wrong = current_call_failure();
+        wrong.failure.message = "the answer of " + agent->info(from).name + ": " + wrong.failure.message;
+        callbacks = promise.state()->fail(std::move(wrong));
       }
     }
     if (agent) {
@@ -171,6 +173,10 @@ template <class R>
 auto rpc_async(const Worker& to, R (*fn)()) {
   return rpc_async(to, fn, Args<>{});
 }
+template <class R>
+auto rpc_async(const Worker& to, const NamedFunction<R()>& fn) {
+  return rpc_async(to, fn, Args<>{});
+}
 
 template <class R, class... A>
 auto rpc_sync(const Worker& to, R (*fn)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args,
@@ -185,6 +191,10 @@ auto rpc_sync(const Worker& to, const NamedFunction<R(A...)>& fn,
 }
 template <class R>
 auto rpc_sync(const Worker& to, R (*fn)()) {
+  return rpc_sync(to, fn, Args<>{});
+}
+template <class R>
+auto rpc_sync(const Worker& to, const NamedFunction<R()>& fn) {
   return rpc_sync(to, fn, Args<>{});
 }
 

@@ -100,6 +100,8 @@ TEST(Call, ReturnsWhatTheFunctionReturned) {
 TEST(Call, GoesByNameWhereTheFunctionIsNotLinked) {
   run_workers(2, [](int rank, Workers&) {
     EXPECT_EQ(rpc_sync(1 - rank, function<int(int, int)>("add"), {3, 4}), 7);
+    EXPECT_EQ(rpc_sync(rank, function<std::string()>("who")), "worker" + std::to_string(rank));
+    EXPECT_EQ(rpc_async(rank, function<std::string()>("who")).wait(), "worker" + std::to_string(rank));
   });
 }
 
@@ -182,7 +184,8 @@ TEST(Call, OfWhatIsNotThereIsRefused) {
     if (rank != 0) return;
     EXPECT_TRUE(says(caught([] { rpc_sync("worker7", add, {1, 2}); }), "no worker named \"worker7\""));
     EXPECT_TRUE(says(caught([] { rpc_sync(9, add, {1, 2}); }), "no worker with number 9"));
-    EXPECT_TRUE(says(caught([] { rpc_sync(1, unregistered, {1}); }), "LOCKSTEP_RPC_FUNCTION"));
+    EXPECT_TRUE(says(caught([] { rpc_sync(1, unregistered, {1}); }),
+                     "a int (*)(int), is not registered for RPC: write LOCKSTEP_RPC_FUNCTION"));
     const auto unknown = caught([] { rpc_sync(1, function<int(int)>("nothing_of_that_name"), {1}); });
     EXPECT_TRUE(says(unknown, "no function is registered")) << unknown.message;
     EXPECT_TRUE(says(unknown, "On WorkerInfo(id=1, name=worker1)")) << unknown.message;
@@ -198,7 +201,7 @@ TEST(Call, WithOtherTypesIsRefusedOnBothSides) {
     const auto fewer = caught([] { rpc_sync(1, function<int(int)>("add"), {1}); });
     EXPECT_EQ(fewer.kind, ErrorKind::kUsage) << fewer.message;
     const auto result = caught([] { rpc_sync(1, function<std::string(int, int)>("add"), {1, 2}); });
-    EXPECT_TRUE(says(result, "expected text, got i32")) << result.message;
+    EXPECT_TRUE(says(result, "the answer of worker1: at the top: expected text, got i32")) << result.message;
   });
 }
 
@@ -268,6 +271,45 @@ TEST(Call, ThatWillAnswerLaterHoldsNoThread) {
                 for (const auto& call : calls) EXPECT_EQ(call.wait(), 7);
               },
               {.num_worker_threads = kThreads});
+}
+
+Future<int> forgotten() {
+  return {};
+}
+LOCKSTEP_RPC_FUNCTION(forgotten);
+
+TEST(Future, ThatIsEmptyIsRefusedHereAndThere) {
+  run_workers(2, [](int rank, Workers&) {
+    if (rank != 0) return;
+    EXPECT_TRUE(says(caught([] { rpc_sync(1, forgotten); }), "returned an empty Future"));
+    EXPECT_EQ(rpc_sync(1, add, {1, 2}), 3) << "and nobody is harmed";
+    const Future<int> empty;
+    EXPECT_FALSE(empty.valid());
+    for (const auto& use : std::vector<std::function<void()>>{
+             [&] { empty.wait(); }, [&] { static_cast<void>(empty.done()); },
+             [&] { empty.on_done([](const auto&) {}); }, [&] { empty.then([](const auto&) { return 1; }); },
+             [&] { wait_all(std::vector{empty}); }}) {
+      EXPECT_TRUE(says(caught(use), "this Future is empty"));
+    }
+    EXPECT_TRUE(
+        says(caught([] { Future<int>::of(1).then([](const auto&) { return Future<int>(); }).wait(); }),
+             "this Future is empty"));
+  });
+}
+
+TEST(Future, OfManyIsOverWhenTheLastIs) {
+  EXPECT_EQ(collect_all(std::vector<Future<int>>{}).wait().size(), 0u);
+  Promise<int> first, second;
+  const auto all = collect_all(std::vector{first.future(), second.future()});
+  second.fail(Error(Failure{.kind = ErrorKind::kUnsupported, .message = "not today"}));
+  EXPECT_FALSE(all.done());
+  EXPECT_TRUE(says(caught([&] { all.wait(1ms); }), "Future::wait: not over after 1 milliseconds"));
+  first.set(4);
+  const auto futures = all.wait();
+  EXPECT_EQ(futures.at(0).wait(), 4);
+  const auto failure = caught([&] { futures.at(1).wait(); });
+  EXPECT_EQ(failure.kind, ErrorKind::kUnsupported);
+  EXPECT_EQ(failure.message, "not today");
 }
 
 TEST(Call, IsCollectedByWaitAll) {

@@ -48,7 +48,8 @@ std::shared_ptr<Agent> current_agent_if_any() noexcept {
 std::shared_ptr<Agent> current_agent(const char* what) {
   auto agent = current_agent_if_any();
   if (!agent || agent->closed()) {
-    raise(ErrorKind::kUsage, cat(what, ": RPC is not initialised in this process; call rpc::init_rpc first"));
+    raise(ErrorKind::kUsage,
+          cat(what, ": RPC is not initialised in this process, or was shut down; call rpc::init_rpc first"));
   }
   return agent;
 }

@@ -33,6 +33,15 @@ std::string current_type() {
   return demangle(type->name());
 }
 
+// An exception that was something else where it was thrown, and is told on as that.
+class Renamed final : public Error {
+ public:
+  explicit Renamed(const CallFailure& failure)
+      : Error(failure.failure), type(failure.type), trace(failure.trace) {}
+  const std::string type;
+  const std::string trace;
+};
+
 // libtorch's errors carry the stack of where they were raised in what(): that is not for the message, and the better trace.
 void take_stack(CallFailure& failure) {
   std::string& text = failure.failure.message;
@@ -46,6 +55,7 @@ void take_stack(CallFailure& failure) {
 
 void CallFailure::raise() const {
   if (remote) throw RemoteError(failure, *remote);
+  if (type != CallFailure().type) throw Renamed(*this);
   lockstep::raise(failure);
 }
 
@@ -61,6 +71,10 @@ CallFailure current_call_failure() noexcept {
                                 .type = error.remote_type(),
                                 .text = error.remote_text(),
                                 .trace = error.trace()};
+  } catch (const Renamed& error) {
+    result.failure = error.failure();
+    result.type = error.type;
+    result.trace = error.trace;
   } catch (const Error& error) {
     result.failure = error.failure();
   } catch (...) {

@@ -2,6 +2,7 @@
 
 #include <map>
 #include <mutex>
+#include <set>
 #include <unordered_map>
 #include <vector>
 
@@ -70,11 +71,23 @@ const FunctionEntry* known_function(Registry& functions, const std::string& name
 }
 
 [[noreturn]] void unknown_function(Registry& functions, const std::string& name) {
-  std::string names;
+  if (name.starts_with("new ")) {
+    const std::string type = name.substr(4);
+    raise(ErrorKind::kUsage,
+          cat("objects of ", type, " cannot be made in this worker's program: write LOCKSTEP_RPC_CLASS(",
+              type, ", argument types of its constructor); in a source file that it contains"));
+  }
+  std::set<std::string> sorted;
   for (const auto& [other, unused] : functions.by_name) {
-    if (other.starts_with("lockstep.")) continue;
+    if (!other.starts_with("lockstep.") && !other.starts_with("new ")) sorted.insert(other);
+  }
+  std::string names;
+  for (const auto& other : sorted) {
+    if (names.size() > 400) {
+      names += ", ...";
+      break;
+    }
     names += (names.empty() ? "" : ", ") + other;
-    if (names.size() > 400) break;
   }
   raise(ErrorKind::kUsage, cat("no function is registered for RPC as \"", name,
                                "\" in this worker's program; it has ", names.empty() ? "none" : names));
@@ -103,10 +116,12 @@ const FunctionEntry& find_function(const void* key, std::size_t n_bytes, const s
   const std::lock_guard lock(functions.mutex);
   const auto name = functions.names.find(key_of(key, n_bytes, type));
   if (name == functions.names.end()) {
+    const std::string what = demangle(type.name());
+    const bool method = what.find("::*)") != std::string::npos;
     raise(ErrorKind::kUsage,
-          "this function is not registered for RPC: write LOCKSTEP_RPC_FUNCTION(it); once, in a source file "
-          "that both "
-          "workers' programs contain");
+          cat("this ", method ? "method" : "function", ", a ", what, ", is not registered for RPC: write ",
+              method ? "LOCKSTEP_RPC_METHOD(&Class::it)" : "LOCKSTEP_RPC_FUNCTION(it)",
+              "; once, in a source file that both workers' programs contain"));
   }
   return functions.by_name.find(name->second)->second;
 }

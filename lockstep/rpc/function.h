@@ -123,6 +123,7 @@ void finish(Call&& call, const FunctionEntry::Done& done) {
   if constexpr (is_future<R>) {
     using T = typename Unwrapped<R>::type;
     auto future = call();
+    if (!future.valid()) raise(ErrorKind::kUsage, "the function returned an empty Future");
     future.state()->on_over([state = future.state(), done] {
       if (const auto* failure = state->failure()) {
         done(nullptr, failure);

@@ -1,8 +1,20 @@
 #include "lockstep/rpc/future.h"
 
 #include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
 
 namespace lockstep::rpc::internal {
+
+void raise_empty_future() {
+  raise(ErrorKind::kUsage,
+        "this Future is empty: it was made by Future(), and no call or Promise is behind it");
+}
+
+void raise_late(Milliseconds timeout) {
+  raise(ErrorKind::kTimeout,
+        cat("RPCErr:", static_cast<int>(RpcErrorCode::kTimeout), ": Future::wait: not over after ",
+            timeout.count(), " milliseconds; it goes on, and may be waited for again"));
+}
 
 bool FutureBase::wait_over(Deadline deadline) {
   if (over()) return true;

@@ -112,6 +112,9 @@ class FutureState final : public FutureBase {
 template <class T>
 using Held = std::conditional_t<std::is_void_v<T>, Nothing, T>;
 
+[[noreturn]] void raise_empty_future();
+[[noreturn]] void raise_late(Milliseconds timeout);
+
 }  // namespace internal
 
 template <class T>
@@ -143,6 +146,7 @@ class Promise {
   // The first of these ends the future, later ones are ignored. Callbacks run here.
   void set(internal::Held<T> value = {}) const { State::run(state()->set(std::move(value))); }
   void fail(CallFailure failure) const { State::run(state()->fail(std::move(failure))); }
+  void fail(const Error& error) const { fail(CallFailure{.failure = error.failure()}); }
   // With the current exception; call inside a catch block.
   void fail_with_current() const { fail(current_call_failure()); }
   const std::shared_ptr<State>& state() const { return held_->state; }
@@ -169,7 +173,7 @@ class Future {
   using State = internal::FutureState<internal::Held<T>>;
   using Value = T;
 
-  // Of nothing: every method but valid() must not be called.
+  // Of nothing: every method but valid() raises kUsage.
   Future() = default;
   explicit Future(std::shared_ptr<State> state) : state_(std::move(state)) {}
   // Over already.
@@ -180,17 +184,15 @@ class Future {
   }
 
   bool valid() const { return state_ != nullptr; }
-  bool done() const { return state_->over(); }
+  bool done() const { return state()->over(); }
   // The value, or throws what it failed with; kTimeout when `timeout` passes first (zero: as long as the call lasts).
   T wait(Milliseconds timeout = Milliseconds::zero()) const {
-    if (!state_->wait_over(Deadline::after(timeout))) {
-      raise(timeout_failure("a future that was waited for", timeout));
-    }
+    if (!state()->wait_over(Deadline::after(timeout))) internal::raise_late(timeout);
     return value();
   }
   // Pre: done(). The value, or throws.
   T value() const {
-    if (const auto* failure = state_->failure()) failure->raise();
+    if (const auto* failure = state()->failure()) failure->raise();
     if constexpr (!std::is_void_v<T>) return state_->value();
   }
   bool has_error() const { return done() && state_->failure() != nullptr; }
@@ -199,7 +201,7 @@ class Future {
   template <class Function>
   void on_done(Function fn) const {
     // Strongly: whoever ends it may have let go of it when the callback's turn comes.
-    state_->on_over([self = *this, fn = std::move(fn)]() mutable { fn(std::move(self)); });
+    state()->on_over([self = *this, fn = std::move(fn)]() mutable { fn(std::move(self)); });
   }
 
   // The future of fn(Future): fn may return a value, nothing, or another future, whose value it then is.
@@ -207,8 +209,8 @@ class Future {
   auto then(Function fn) const {
     using Result = std::invoke_result_t<Function, Future>;
     using Value_ = typename Unwrapped<Result>::type;
-    Promise<Value_> promise(state_->pump());
-    state_->on_over([self = *this, fn = std::move(fn), promise]() mutable {
+    Promise<Value_> promise(state()->pump());
+    state()->on_over([self = *this, fn = std::move(fn), promise]() mutable {
       try {
         if constexpr (is_future<Result>) {
           auto inner = fn(std::move(self));
@@ -228,7 +230,7 @@ class Future {
 
   // `promise` ends as this does.
   void forward_to(Promise<T> promise) const {
-    state_->on_over([state = state_, promise] {
+    state()->on_over([state = state_, promise] {
       if (const auto* failure = state->failure()) {
         promise.fail(*failure);
       } else {
@@ -237,11 +239,33 @@ class Future {
     });
   }
 
-  const std::shared_ptr<State>& state() const { return state_; }
+  const std::shared_ptr<State>& state() const {
+    if (!state_) internal::raise_empty_future();
+    return state_;
+  }
 
  private:
   std::shared_ptr<State> state_;
 };
+
+// A future of them all, over when the last one is; what failed says so itself. torch's collect_all.
+template <class T>
+Future<std::vector<Future<T>>> collect_all(std::vector<Future<T>> futures) {
+  if (futures.empty()) return Future<std::vector<Future<T>>>::of({});
+  struct Gathered {
+    std::vector<Future<T>> futures;
+    Promise<std::vector<Future<T>>> promise;
+    std::atomic<std::size_t> n_left;
+  };
+  const auto all = std::make_shared<Gathered>(
+      futures, Promise<std::vector<Future<T>>>(futures[0].state()->pump()), futures.size());
+  for (const auto& future : futures) {
+    future.state()->on_over([all] {
+      if (all->n_left.fetch_sub(1) == 1) all->promise.set(std::exchange(all->futures, {}));
+    });
+  }
+  return all->promise.future();
+}
 
 // Waits for all; throws the first failure, in the order given, after all are over.
 template <class Futures>

@@ -102,18 +102,13 @@ Backends& backends() {
   return list;
 }
 
-std::unique_ptr<courier::Courier> make_courier(const WorkerInfo& self, const RpcOptions& options) {
-  MakeCourier make;
-  {
-    const std::lock_guard lock(backends().mutex);
-    const auto found = backends().makers.find(options.backend);
-    if (found == backends().makers.end()) {
-      raise(ErrorKind::kUnsupported,
-            cat("init_rpc: there is no RPC back end named \"", options.backend, "\""));
-    }
-    make = found->second;
-  }
-  return make({.self = self, .options = &options});
+MakeCourier find_backend(const std::string& name) {
+  const std::lock_guard lock(backends().mutex);
+  const auto found = backends().makers.find(name);
+  if (found != backends().makers.end()) return found->second;
+  std::string names;
+  for (const auto& [other, unused] : backends().makers) names += (names.empty() ? "" : ", ") + other;
+  raise(ErrorKind::kUsage, cat("init_rpc: there is no RPC back end named \"", name, "\"; there are ", names));
 }
 
 // The n-th init_rpc of every rank meets in a place of its own.
@@ -124,11 +119,11 @@ std::string take_prefix(bool dynamic) {
 
 RendezvousResult meet(const RpcOptions& options, bool dynamic) {
   if (options.store) return {.store = options.store, .rank = options.rank, .world_size = options.world_size};
-  // A URL wants a rank: in a dynamic group the first one holds the store, the others are its clients.
   return rendezvous({.init_method = options.init_method.empty() ? "env://" : options.init_method,
                      .rank = options.rank,
                      .world_size = dynamic ? -1 : options.world_size,
-                     .timeout = options.init_timeout});
+                     .timeout = options.init_timeout,
+                     .open_ended = dynamic});
 }
 
 // Until this worker waits for no answer, and, if asked, runs nothing for others.
@@ -191,28 +186,30 @@ void init_rpc(const std::string& name, RpcOptions options) {
   check_name(name);
   check_options(options);
   if (is_initialized()) raise(ErrorKind::kUsage, "init_rpc was called before; call shutdown first");
+  const auto make_courier = find_backend(options.backend);
   const Deadline deadline = Deadline::after(options.init_timeout);
   const bool dynamic = options.world_size == kDynamic;
   const auto place = meet(options, dynamic);
+  if (dynamic && !place.store)
+    raise(ErrorKind::kUsage, "init_rpc: a dynamic group needs a store or an address");
+  if (!dynamic && (place.rank < 0 || place.rank >= place.world_size || place.world_size > 0x10000)) {
+    raise(ErrorKind::kUsage, cat("init_rpc: rank ", place.rank, " in a world of ", place.world_size));
+  }
+  if (options.bind_host.empty()) options.bind_host = own_address(place.store);
+  // Counted when nothing about the options can be wrong any more: a worker that was refused meets the others all the same.
   auto session = std::make_shared<Session>(Session{
       .options = options,
       .store = place.store ? std::make_shared<PrefixStore>(take_prefix(dynamic), place.store) : nullptr});
-  if (dynamic && !session->store)
-    raise(ErrorKind::kUsage, "init_rpc: a dynamic group needs a store or an address");
   if (dynamic && options.rank >= 0)
     internal::claim_number(*session->store, static_cast<WorkerId>(options.rank));
   const WorkerInfo self{.id = dynamic && options.rank < 0 ? internal::take_number(*session->store)
                                                           : static_cast<WorkerId>(place.rank),
                         .name = name};
-  if (!dynamic && (place.rank < 0 || place.rank >= place.world_size || place.world_size > 0x10000)) {
-    raise(ErrorKind::kUsage, cat("init_rpc: rank ", place.rank, " in a world of ", place.world_size));
-  }
-  if (options.bind_host.empty()) options.bind_host = own_address(place.store);
   const auto agent = Agent::start({.self = self,
                                    .num_worker_threads = options.num_worker_threads,
                                    .rpc_timeout = options.rpc_timeout,
                                    .rank = this_rank_thread()},
-                                  make_courier(self, options));
+                                  make_courier({.self = self, .options = &options}));
   try {
     // Before others can call: their functions ask for the current agent.
     set_current_agent(agent, session);

@@ -45,8 +45,9 @@ struct RpcOptions {
   int num_worker_threads = 16;       // that run at once
   Milliseconds rpc_timeout{60'000};  // of calls that give none; zero: none
   std::string init_method{};         // "" means env://, unless store is given
-  int rank = -1;        // -1: from the URL or the environment; in a dynamic group also the next free number
-  int world_size = -1;  // -1: from the URL or the environment; kDynamic
+  int rank = -1;  // -1: from the URL or the environment; in a dynamic group also the next free number. Rank 0
+                  // holds the store of tcp:// and env://, and must be the last to leave
+  int world_size = -1;             // -1: from the URL or the environment; kDynamic
   std::shared_ptr<Store> store{};  // instead of init_method
   Milliseconds init_timeout{300'000};
   std::map<std::string, DeviceMap> device_maps{};  // by worker; kept for devices that are not the CPU
@@ -81,7 +82,8 @@ WorkerInfo get_worker_info(const std::string& name = "");
 std::vector<WorkerInfo> get_worker_infos();
 Milliseconds get_rpc_timeout();
 void set_rpc_timeout(Milliseconds timeout);
-// Counters by name, for people who debug: agent.*, rref.*, dist_autograd.*.
+// Counters by name, for people who debug: agent.* of calls and threads, num_owner_rrefs and its like of RRefs,
+// num_autograd_contexts and num_current_backward_passes.
 std::map<std::string, std::string> get_debug_info();
 // The maps given to init_rpc.
 std::map<std::string, DeviceMap> get_device_maps();

@@ -4,13 +4,16 @@
 #include <gtest/gtest.h>
 
 #include <atomic>
+#include <filesystem>
 #include <thread>
 
+#include "lockstep/base/process.h"
 #include "lockstep/base/rank_thread.h"
 #include "lockstep/base/thread.h"
 #include "lockstep/courier/local_courier.h"
 #include "lockstep/rpc/rpc_testing.h"
 #include "lockstep/store/hash_store.h"
+#include "lockstep/store/tcp_store.h"
 
 namespace lockstep::rpc {
 namespace {
@@ -127,6 +130,22 @@ TEST(Rpc, BadNamesAndOptionsAreRefused) {
     options.rank = 0, options.world_size = 1, options.store = store;
     init_rpc("w", options);
     EXPECT_EQ(get_device_maps().at("w"), (DeviceMap{{0, 1}, {1, 0}}));
+    shutdown();
+  });
+}
+
+TEST(Rpc, AWorkerThatWasRefusedMeetsTheOthersAllTheSame) {
+  as_ranks(2, [](int rank, const auto& store) {
+    auto options = at(rank, 2, store);
+    if (rank == 1) {
+      options.backend = "pigeon";
+      const auto failure = caught([&] { init_rpc(name_of(rank), options); });
+      EXPECT_EQ(failure.kind, ErrorKind::kUsage);
+      EXPECT_TRUE(says(failure, "there are host"));
+      options.backend = "host";
+    }
+    init_rpc(name_of(rank), options);
+    EXPECT_EQ(rpc_sync(name_of(1 - rank), twice, {4}), 8);
     shutdown();
   });
 }
@@ -286,6 +305,26 @@ TEST(Rpc, AStrictWorkerDoesNotLeaveSilentlyWhatOthersReferTo) {
       }
     });
   }
+}
+
+TEST(Rpc, DynamicGroupsMeetByUrl) {
+  const auto file = std::filesystem::temp_directory_path() / ("lockstep-rpc-" + random_hex(8));
+  const auto port = TcpStore::open("127.0.0.1", {.port = 0, .is_master = true})->port();
+  for (const auto& url : {"file://" + file.string(), "tcp://127.0.0.1:" + std::to_string(port)}) {
+    std::atomic<int> n_left{2};
+    as_ranks(3, [&](int rank, const auto&) {
+      RpcOptions options{.init_method = url, .world_size = kDynamic, .init_timeout = 60s};
+      if (rank == 0) options.rank = 0;
+      init_rpc(name_of(rank), options);
+      testing::until([] { return get_worker_infos().size() == 3; });
+      for (int to = 0; to < 3; ++to) EXPECT_EQ(rpc_sync(name_of(to), twice, {to}), 2 * to);
+      barrier({"worker0", "worker1", "worker2"});
+      if (rank == 0) testing::until([&] { return n_left == 0; });
+      shutdown();
+      --n_left;
+    });
+  }
+  std::filesystem::remove(file);
 }
 
 TEST(Rpc, ANameThatIsTakenInADynamicGroupIsRefused) {

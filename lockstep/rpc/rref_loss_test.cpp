@@ -29,23 +29,22 @@ TEST(RRefLoss, OfAWorkerThatPassedOneOnIsNamedByTheOwner) {
   const auto lose = [](WorkerId from, WorkerId, const courier::Message& message) {
     return from == 2 && message.kind == static_cast<std::uint8_t>(Kind::kRRefFork);
   };
-  run_workers(
-      3,
-      [](int rank, Workers& workers) {
-        if (rank != 1) return;
-        const auto number = remote(0, seven);
-        EXPECT_EQ(number.to_here(), 7);
-        rpc_sync(2, keep, {number});
-        workers.exchange->kill(1, "killed by SIGKILL (9)");
-        until([&] { return workers.agents[0]->debug_info().at("num_owner_rrefs") == "0"; });
-        const RankThreadScope there(workers.agents[2]->options().rank);
-        const auto failure = caught([] { kept.to_here(); });
-        EXPECT_EQ(failure.kind, ErrorKind::kPeerLost) << failure.message;
-        EXPECT_TRUE(says(failure, "lost so far: worker1"));
-        EXPECT_TRUE(failure.peer && failure.peer->rank == 1);
-        kept = {};
-      },
-      {.exchange = {.lose = lose}});
+  run_workers(3,
+              [](int rank, Workers& workers) {
+                if (rank != 1) return;
+                const auto number = remote(0, seven);
+                EXPECT_EQ(number.to_here(), 7);
+                rpc_sync(2, keep, {number});
+                workers.exchange->kill(1, "killed by SIGKILL (9)");
+                until([&] { return workers.agents[0]->debug_info().at("num_owner_rrefs") == "0"; });
+                const RankThreadScope there(workers.agents[2]->options().rank);
+                const auto failure = caught([] { kept.to_here(); });
+                EXPECT_EQ(failure.kind, ErrorKind::kPeerLost) << failure.message;
+                EXPECT_TRUE(says(failure, "lost so far: worker1"));
+                EXPECT_TRUE(failure.peer && failure.peer->rank == 1);
+                kept = {};
+              },
+              {.exchange = {.lose = lose}});
 }
 
 }  // namespace

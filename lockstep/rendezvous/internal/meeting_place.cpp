@@ -69,14 +69,14 @@ std::shared_ptr<Store> open_tcp(const MeetingPlace& place) {
   }
   if (environment(Var::kUseLibuv) && !environment_flag(Var::kUseLibuv)) say_one_server("USE_LIBUV=0");
   const bool agent_store = environment_flag(Var::kElasticUseAgentStore);
-  if (place.port == 0 && (place.world_size > 1 || agent_store)) {
+  if (place.port == 0 && (place.world_size != 1 || agent_store)) {
     raise(ErrorKind::kUsage,
           cat("the store at ", place.host,
               " has port 0, a free one of rank 0's choice, which the other ranks cannot know"));
   }
   TcpStoreOptions options;
   options.port = static_cast<std::uint16_t>(place.port);
-  options.world_size = place.world_size;
+  if (place.world_size >= 0) options.world_size = place.world_size;
   options.is_master = place.rank == 0 && !agent_store;
   options.timeout = place.timeout;
   options.multi_tenant = true;

@@ -12,7 +12,7 @@ struct MeetingPlace {
   std::string host;
   int port = 0;
   int rank = 0;
-  int world_size = 1;
+  int world_size = 1;  // -1: open
   Milliseconds timeout = kDefaultStoreTimeout;
 };
 
