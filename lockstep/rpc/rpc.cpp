@@ -200,6 +200,8 @@ void init_rpc(const std::string& name, RpcOptions options) {
   auto session = std::make_shared<Session>(Session{
       .options = options,
       .store = place.store ? std::make_shared<PrefixStore>(take_prefix(dynamic), place.store) : nullptr});
+  // Met by a URL: 0 is asked for by the worker that holds the store.
+  if (dynamic && !options.store) internal::keep_number(*session->store, 0);
   if (dynamic && options.rank >= 0)
     internal::claim_number(*session->store, static_cast<WorkerId>(options.rank));
   const WorkerInfo self{.id = dynamic && options.rank < 0 ? internal::take_number(*session->store)

@@ -316,6 +316,7 @@ TEST(Rpc, DynamicGroupsMeetByUrl) {
       RpcOptions options{.init_method = url, .world_size = kDynamic, .init_timeout = 60s};
       if (rank == 0) options.rank = 0;
       init_rpc(name_of(rank), options);
+      EXPECT_EQ(get_worker_info().id == 0, rank == 0);
       testing::until([] { return get_worker_infos().size() == 3; });
       for (int to = 0; to < 3; ++to) EXPECT_EQ(rpc_sync(name_of(to), twice, {to}), 2 * to);
       barrier({"worker0", "worker1", "worker2"});

@@ -242,6 +242,10 @@ std::string mark_number(Store& store, std::int64_t number, const char* as) {
 
 }  // namespace
 
+void keep_number(Store& store, WorkerId number) {
+  mark_number(store, number, kAskedFor);
+}
+
 WorkerId take_number(Store& store) {
   for (;;) {
     const auto number = store.add("next_number", 1) - 1;

@@ -29,6 +29,8 @@ void join_static(Store& store, Agent& agent, int world_size, Deadline deadline);
 
 // For a worker of a dynamic group that does not ask for a number: one that nobody ever had or asked for.
 WorkerId take_number(Store& store);
+// Not to be given by take_number any more.
+void keep_number(Store& store, WorkerId number);
 // For one that does. Raises kUsage when take_number gave it to another worker.
 void claim_number(Store& store, WorkerId number);
 
