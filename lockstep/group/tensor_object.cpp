@@ -2,14 +2,17 @@
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>
-#include <ATen/ops/empty.h>
+#include <ATen/ops/empty_strided.h>
 #include <ATen/ops/from_blob.h>
 #include <c10/core/InferenceMode.h>
 #include <c10/core/ScalarType.h>
+#include <c10/util/strides.h>
 
 #include <algorithm>
 #include <cstring>
 #include <memory>
+#include <numeric>
+#include <ranges>
 #include <vector>
 
 namespace lockstep::object {
@@ -18,7 +21,8 @@ namespace {
 constexpr std::uint8_t kRequiresGrad = 1;
 constexpr std::uint8_t kSparse = 2;
 constexpr std::uint8_t kCoalesced = 4;  // with kSparse
-constexpr std::uint8_t kAllFlags = 7;
+constexpr std::uint8_t kPermuted = 8;   // without kSparse: dense, and not in row-major order
+constexpr std::uint8_t kAllFlags = 15;
 // Below it a copy costs less than keeping the message.
 constexpr std::size_t kViewFrom = 1024;
 // As libtorch's own limit for operators that loop over dimensions.
@@ -56,10 +60,20 @@ bool is_plain_data(at::ScalarType type) {
   }
 }
 
-// The elements in row-major order on the CPU.
-at::Tensor flat(const at::Tensor& tensor) {
+// The elements as they are, on the CPU.
+at::Tensor plain(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
-  return tensor.detach().cpu().resolve_conj().resolve_neg().contiguous();
+  return tensor.detach().cpu().resolve_conj().resolve_neg();
+}
+
+// The dimensions of a tensor without gaps as they lie in memory, outermost first; empty when that is row-major order, or it has gaps.
+std::vector<std::uint8_t> memory_order(const at::Tensor& tensor) {
+  if (tensor.is_contiguous() || !tensor.is_non_overlapping_and_dense()) return {};
+  std::vector<std::uint8_t> order(static_cast<std::size_t>(tensor.dim()));
+  std::iota(order.begin(), order.end(), std::uint8_t{0});
+  // One of size 1 lies anywhere: its stride says nothing but where it was.
+  std::ranges::stable_sort(order, [&](int a, int b) { return tensor.stride(a) > tensor.stride(b); });
+  return order;
 }
 
 // Sizes whose elements, and strides, can be counted.
@@ -95,15 +109,41 @@ Head take_head(Decoder& decoder) {
   const bool on_meta = head.device_type == static_cast<std::uint8_t>(c10::DeviceType::Meta);
   if (head.device_type >= c10::COMPILE_TIME_MAX_DEVICE_TYPES || on_meta || head.device_index < -1 ||
       (on_cpu && head.device_index > 0) || head.flags > kAllFlags ||
-      (head.flags & (kSparse | kCoalesced)) == kCoalesced)
+      (head.flags & (kSparse | kCoalesced)) == kCoalesced ||
+      (head.flags & (kSparse | kPermuted)) == (kSparse | kPermuted))
     decoder.refuse("no tensor has this device or these flags; the object is damaged");
   if ((head.flags & kRequiresGrad) != 0 && !at::isFloatingType(head.dtype) && !at::isComplexType(head.dtype))
     decoder.refuse(c10::toString(head.dtype), " tensors have no gradient");
   return head;
 }
 
+// Of a tensor without gaps whose dimensions lie in memory in this order.
+std::vector<std::int64_t> strides_of(c10::IntArrayRef sizes, std::span<const std::uint8_t> order) {
+  std::vector<std::int64_t> strides(sizes.size());
+  std::int64_t stride = 1;
+  for (const auto dimension : std::views::reverse(order)) {
+    strides[dimension] = stride;
+    stride *= std::max<std::int64_t>(sizes[dimension], 1);  // take_sizes has seen that it cannot overflow
+  }
+  return strides;
+}
+
+// u8 order[n]: each dimension once.
+std::vector<std::int64_t> take_strides(Decoder& decoder, c10::IntArrayRef sizes) {
+  std::vector<std::uint8_t> order(sizes.size());
+  std::vector<bool> seen(sizes.size());
+  for (auto& dimension : order) {
+    dimension = decoder.take<std::uint8_t>();
+    if (dimension >= sizes.size() || seen[dimension])
+      decoder.refuse("no tensor has this order of dimensions; the object is damaged");
+    seen[dimension] = true;
+  }
+  return strides_of(sizes, order);
+}
+
 // A dense tensor of the next blob: a view of it where it may be kept, else a copy.
-at::Tensor take_elements(Decoder& decoder, at::ScalarType dtype, c10::IntArrayRef sizes) {
+at::Tensor take_elements(Decoder& decoder, at::ScalarType dtype, c10::IntArrayRef sizes,
+                         c10::IntArrayRef strides) {
   const Blob blob = decoder.take_held_blob();
   const auto width = c10::elementSize(dtype);
   const auto n = c10::multiply_integers(sizes);
@@ -115,11 +155,17 @@ at::Tensor take_elements(Decoder& decoder, at::ScalarType dtype, c10::IntArrayRe
   const bool aligned = reinterpret_cast<std::uintptr_t>(blob.bytes.data()) % width == 0;
   if (blob.yours && blob.owner && aligned && blob.bytes.size() >= kViewFrom) {
     return at::from_blob(
-        const_cast<std::uint8_t*>(blob.bytes.data()), sizes, [owner = blob.owner](void*) {}, options);
+        const_cast<std::uint8_t*>(blob.bytes.data()), sizes, strides, [owner = blob.owner](void*) {},
+        options);
   }
-  at::Tensor tensor = at::empty(sizes, options);
+  at::Tensor tensor = at::empty_strided(sizes, strides, options);
   if (!blob.bytes.empty()) std::memcpy(tensor.mutable_data_ptr(), blob.bytes.data(), blob.bytes.size());
   return tensor;
+}
+
+// In row-major order.
+at::Tensor take_elements(Decoder& decoder, at::ScalarType dtype, c10::IntArrayRef sizes) {
+  return take_elements(decoder, dtype, sizes, c10::contiguous_strides(sizes));
 }
 
 // Every index lies inside, and they ascend where they are said to.
@@ -203,22 +249,29 @@ void Codec<at::Tensor>::write(Encoder& encoder, const at::Tensor& tensor) {
   std::uint8_t flags = tensor.requires_grad() ? kRequiresGrad : 0;
   if (flags != 0 && scope_here != nullptr) scope_here->on_write(tensor);
   if (sparse) flags |= tensor.is_coalesced() ? kSparse | kCoalesced : kSparse;
+  const at::Tensor elements = sparse ? at::Tensor() : plain(tensor);
+  const auto order = sparse ? std::vector<std::uint8_t>() : memory_order(elements);
+  if (!order.empty()) flags |= kPermuted;
   encoder.code(Code::kTensor).put(static_cast<std::uint8_t>(tensor.scalar_type()));
   encoder.put(static_cast<std::uint8_t>(tensor.device().type()));
   encoder.put(static_cast<std::int8_t>(tensor.device().index()));
   encoder.put(flags);
   encoder.put(static_cast<std::uint32_t>(tensor.dim()));
   for (const auto size : tensor.sizes()) encoder.put(static_cast<std::int64_t>(size));
-  const auto put_elements = [&](const at::Tensor& elements) {
-    auto data = std::make_shared<const at::Tensor>(flat(elements));
-    const auto* bytes = static_cast<const std::uint8_t*>(data->const_data_ptr());
-    encoder.blob({.owner = data, .bytes = {bytes, data->nbytes()}});
+  // `data` has no gaps.
+  const auto put_bytes = [&](at::Tensor data) {
+    auto held = std::make_shared<const at::Tensor>(std::move(data));
+    const auto* bytes = static_cast<const std::uint8_t*>(held->const_data_ptr());
+    encoder.blob({.owner = held, .bytes = {bytes, held->nbytes()}});
   };
-  if (!sparse) return put_elements(tensor);
+  if (!sparse) {
+    for (const auto dimension : order) encoder.put(dimension);
+    return put_bytes(order.empty() ? elements.contiguous() : elements);
+  }
   const at::NoGradGuard no_grad;
   encoder.put(static_cast<std::uint32_t>(tensor.sparse_dim())).put(std::int64_t{tensor._nnz()});
-  put_elements(tensor._indices());
-  put_elements(tensor._values());
+  put_bytes(plain(tensor._indices()).contiguous());
+  put_bytes(plain(tensor._values()).contiguous());
 }
 
 void Codec<at::Tensor>::read(Decoder& decoder, at::Tensor& out) {
@@ -232,8 +285,14 @@ void Codec<at::Tensor>::read(Decoder& decoder, at::Tensor& out) {
   decoder.expect(Code::kTensor, name);
   const Head head = take_head(decoder);
   const auto sizes = take_sizes(decoder);
-  out = (head.flags & kSparse) != 0 ? take_sparse(decoder, head, sizes)
-                                    : take_elements(decoder, head.dtype, sizes);
+  if ((head.flags & kSparse) != 0) {
+    out = take_sparse(decoder, head, sizes);
+  } else if ((head.flags & kPermuted) != 0) {
+    const auto strides = take_strides(decoder, sizes);
+    out = take_elements(decoder, head.dtype, sizes, strides);
+  } else {
+    out = take_elements(decoder, head.dtype, sizes);
+  }
   out = restored(decoder, out, head);
   if ((head.flags & kRequiresGrad) == 0) return;
   if (scope_here != nullptr) {

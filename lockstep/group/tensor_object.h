@@ -1,7 +1,7 @@
 // Tensors inside objects (lockstep/object/object.h): include this to encode and decode at::Tensor.
 //
-// A tensor arrives with its dtype, sizes and requires_grad, contiguous whatever its strides were, as a leaf with no
-// history, and on the device it was on: a tensor of cuda:3 is restored on cuda:3, which makes a context there. Move
+// A tensor arrives with its dtype, sizes, requires_grad, and its strides where it has no gaps (transposed, channels last), else
+// contiguous; as a leaf with no history, and on the device it was on: a tensor of cuda:3 is restored on cuda:3, which makes a context there. Move
 // tensors to the CPU before sending where that is not wanted. An undefined tensor stays undefined; a sparse COO tensor
 // stays one. Bytes that came beside the object, and are the receiver's own, are not copied: the tensor lies in them.
 // Raises kUnsupported for other layouts, quantized and meta tensors, and on arrival for a device that is not there.

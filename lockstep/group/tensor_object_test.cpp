@@ -47,7 +47,9 @@ bool same(const at::Tensor& a, const at::Tensor& b) {
 void expect_back(const at::Tensor& tensor) {
   const auto back = decode<at::Tensor>(encode(tensor));
   EXPECT_TRUE(same(back, tensor)) << tensor.toString() << tensor.sizes();
-  EXPECT_TRUE(back.is_contiguous());
+  EXPECT_TRUE(tensor.is_non_overlapping_and_dense() ? back.strides() == tensor.strides()
+                                                    : back.is_contiguous());
+  EXPECT_FALSE(back.is_view());
   EXPECT_EQ(back.device(), tensor.device());
 }
 
@@ -63,9 +65,15 @@ TEST(TensorObject, ComesBackWithItsTypeAndSizes) {
   EXPECT_FALSE(decode<at::Tensor>(encode(at::Tensor())).defined());
 }
 
-TEST(TensorObject, IsContiguousWhateverTheStridesWere) {
+TEST(TensorObject, KeepsItsStridesUnlessItHasGaps) {
   const auto grid = at::arange(12, at::kFloat).reshape({3, 4});
   expect_back(grid.t());
+  EXPECT_EQ(decode<at::Tensor>(encode(grid.t())).stride(0), 1);
+  const auto image =
+      at::arange(2 * 3 * 4 * 5, at::kFloat).reshape({2, 3, 4, 5}).contiguous(at::MemoryFormat::ChannelsLast);
+  expect_back(image);
+  expect_back(image.permute({3, 1, 0, 2}));
+  EXPECT_TRUE(decode<at::Tensor>(encode(image)).is_contiguous(at::MemoryFormat::ChannelsLast));
   expect_back(grid.slice(1, 1, 4, 2));
   expect_back(grid.select(0, 1).expand({5, 4}));
   const auto complex = at::complex(grid, grid.neg());
@@ -240,8 +248,8 @@ TEST(TensorObject, RefusesSizesThatItsBytesDoNotFill) {
 
 TEST(TensorObject, OfWhichAnyByteWasChangedIsRefusedOrWhole) {
   const auto sparse = at::eye(2).to_sparse();
-  for (const auto& tensor :
-       {at::ones({2, 2}), at::ones({3}, at::kBool), at::zeros({0, 2}, at::kInt), sparse}) {
+  for (const auto& tensor : {at::ones({2, 2}), at::ones({3}, at::kBool), at::zeros({0, 2}, at::kInt),
+                             at::ones({2, 3}).t(), sparse}) {
     const Bytes whole = encode(tensor);
     for (std::size_t n = 0; n < whole.size(); ++n)
       EXPECT_THROW(decode<at::Tensor>(std::span(whole).first(n)), Error);
