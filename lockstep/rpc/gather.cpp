@@ -60,8 +60,8 @@ std::map<std::string, Object> Gatherings::gather(const Object& value, std::vecto
     for (const auto& worker : agent_.workers()) names.insert(worker.name);
   }
   if (!names.contains(agent_.self().name)) {
-    raise(ErrorKind::kUsage,
-          cat("all_gather: ", agent_.self().name, " is not among the workers that it names"));
+    raise(ErrorKind::kUsage, cat("a gathering must name the worker that comes to it: ", agent_.self().name,
+                                 " is not among ", joined({names.begin(), names.end()})));
   }
   std::uint64_t number = 0;
   {

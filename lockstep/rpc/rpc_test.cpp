@@ -201,7 +201,9 @@ TEST(Rpc, ShutdownEndsAtItsTimeout) {
   as_ranks(2, [](int rank, const auto& store) {
     init_rpc(name_of(rank), at(rank, 2, store));
     if (rank == 0) {
-      EXPECT_EQ(caught([] { shutdown({.timeout = 100ms}); }).kind, ErrorKind::kTimeout);
+      const auto failure = caught([] { shutdown({.timeout = 100ms}); });
+      EXPECT_EQ(failure.kind, ErrorKind::kTimeout);
+      EXPECT_TRUE(says(failure, "these have not come: worker1"));
     }
     if (rank == 1) {
       while (true) {  // until rank 0 has gone

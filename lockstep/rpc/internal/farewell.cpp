@@ -15,6 +15,9 @@ Payload round_payload(std::uint32_t round) {
   return {.body = writer.take()};
 }
 
+// How long a worker whose time is over waits to hear who was late.
+constexpr Milliseconds kAskMissing{500};
+
 }  // namespace
 
 Future<Agent::Answer> ping(Agent& agent, WorkerId worker, Milliseconds timeout) {
@@ -42,6 +45,11 @@ void Farewell::meet(std::uint32_t round, Deadline deadline) {
           .wait();
       return;
     } catch (const Error& error) {
+      if (error.kind() == ErrorKind::kTimeout) {
+        Failure failure = error.failure();
+        failure.message += ask_missing(leader, round);
+        raise(std::move(failure));
+      }
       // A leader that goes without waiting for the others drops what it was asked.
       const bool leaderless = error.kind() == ErrorKind::kPeerLost || error.kind() == ErrorKind::kAborted;
       if (!leaderless || agent_.closed() || deadline.expired()) throw;
@@ -50,10 +58,39 @@ void Farewell::meet(std::uint32_t round, Deadline deadline) {
   }
 }
 
+std::string Farewell::ask_missing(const WorkerInfo& leader, std::uint32_t round) {
+  try {
+    ByteWriter writer;
+    writer.put(std::uint32_t{0}).put(round);
+    const auto answer =
+        agent_.request(leader.id, Kind::kLeave, {.body = writer.take()}, kAskMissing, "who has not come")
+            .wait();
+    const auto names = decode<std::vector<std::string>>(answer.body.bytes);
+    std::string list;
+    for (const auto& name : names) list += (list.empty() ? "" : ", ") + name;
+    return names.empty() ? "; all have come by now" : "; these have not come: " + list;
+  } catch (const Error&) {
+    return cat("; ", leader.name, ", which leads it, does not answer");
+  }
+}
+
+Bytes Farewell::missing(std::uint32_t round) {
+  std::vector<std::string> names;
+  const auto workers = agent_.workers();
+  const std::lock_guard lock(mutex_);
+  for (const auto& worker : workers) {
+    const auto found = reached_.find(worker.id);
+    if (found == reached_.end() || found->second < round) names.push_back(worker.name);
+  }
+  return encode(names);
+}
+
 void Farewell::take(Request request) {
-  const auto round = ByteReader(request.body()).get<std::uint32_t>();
-  if (!round || *round == 0) {  // a ping
-    request.answer({});
+  ByteReader reader(request.body());
+  const auto round = reader.get<std::uint32_t>();
+  if (!round || *round == 0) {  // a ping, or who has not come to a round
+    const auto asked = reader.get<std::uint32_t>();
+    request.answer(asked ? Payload{.body = missing(*asked)} : Payload{});
     return;
   }
   bool first = false;

@@ -38,6 +38,9 @@ class Farewell final : public Service {
   };
   void take(Request request);
   void ping_all();
+  // Of the workers that have not come to `round`: as the leader tells, and as the leader knows.
+  std::string ask_missing(const WorkerInfo& leader, std::uint32_t round);
+  Bytes missing(std::uint32_t round);
   // Answers those whose round is over.
   void look();
 
