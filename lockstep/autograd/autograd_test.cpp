@@ -309,8 +309,14 @@ TEST(Backward, TakesOnlyScalarRootsWithAHistory) {
       return failure.message;
     };
     EXPECT_EQ(refused({}), "autograd::backward: no roots were given");
-    EXPECT_EQ(refused({leaf * 2}), "autograd::backward: root 0 is not a scalar; all roots must be");
-    EXPECT_EQ(refused({leaf.sum(), at::ones({})}), "autograd::backward: root 1 does not require gradients");
+    EXPECT_EQ(
+        refused({leaf * 2}),
+        "autograd::backward: root 0 is not a scalar but of shape [2]; a loss is one number, as .sum() or "
+        ".mean() gives");
+    EXPECT_EQ(
+        refused({leaf.sum(), at::ones({})}),
+        "autograd::backward: root 1 does not require gradients; results of remote calls do when the call "
+        "was made in an autograd context, with gradients enabled");
     EXPECT_EQ(refused({at::ones({}).set_requires_grad(true)}),
               "autograd::backward: root 0 is a leaf: it has no gradient function to go back through");
     EXPECT_EQ(refused({at::Tensor()}), "autograd::backward: root 0 is an undefined tensor");

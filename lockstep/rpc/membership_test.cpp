@@ -39,9 +39,15 @@ class MortalStore final : public Store {
                     std::span<const std::uint8_t> desired) override {
     return alive(false).compare_set(key, expected, desired);
   }
-  bool check(std::span<const std::string> keys) override { return alive().check(keys); }
+  // Looks at what is not there yet are not counted: how many there are is not known.
+  bool check(std::span<const std::string> keys) override {
+    const bool there = alive(false).check(keys);
+    if (there) alive();
+    return there;
+  }
   void wait(std::span<const std::string> keys, std::optional<Milliseconds> timeout) override {
-    alive().wait(keys, timeout);
+    alive(false).wait(keys, timeout);
+    alive();
   }
   bool delete_key(const std::string& key) override { return alive().delete_key(key); }
   std::int64_t num_keys() override { return alive().num_keys(); }
@@ -69,7 +75,7 @@ class MortalStore final : public Store {
   std::string describe() const override { return inner_->describe(); }
 
  private:
-  // Attempts at the token are not counted: how many there are is not known.
+  // Nor are attempts at the token.
   Store& alive(bool counts = true) {
     const int n_left = counts_ && counts ? life_->n_left.fetch_sub(1) : life_->n_left.load();
     if (n_left <= 0) raise(ErrorKind::kAborted, "this worker is dead");

@@ -30,9 +30,16 @@ Kind kind_of(Control control) {
   }
 }
 
-CallFailure never_made() {
-  return {.failure = {.kind = ErrorKind::kPeerLost,
-                      .message = "the worker that called remote() was lost before the call arrived here"}};
+// `what` happened because of some of them; which one is not always known.
+Failure because_of(const std::set<WorkerId>& lost, const std::shared_ptr<Agent>& agent,
+                   const std::string& what) {
+  std::string names;
+  for (const auto worker : lost) {
+    names += (names.empty() ? "" : ", ") + (agent ? agent->info(worker).name : cat("#", worker));
+  }
+  return {.kind = ErrorKind::kPeerLost,
+          .message = cat(what, "; lost so far: ", names),
+          .peer = lost.empty() ? LostPeer{} : LostPeer{.rank = *lost.begin(), .cause = "gone"}};
 }
 
 }  // namespace
@@ -119,7 +126,16 @@ RRefContext::RRefContext(Agent& agent)
 void RRefContext::carry_out(Actions actions) noexcept {
   try {
     for (const auto& entry : actions.sends) send(entry);
-    for (const auto& value : actions.orphaned) value->promise.fail(never_made());
+    if (actions.orphaned.empty()) return;
+    std::set<WorkerId> lost;
+    {
+      const std::lock_guard lock(mutex_);
+      lost = ledger_.lost_workers();
+    }
+    const CallFailure failure{
+        .failure = because_of(lost, agent(),
+                              "the worker that called remote() was lost before the call arrived here")};
+    for (const auto& value : actions.orphaned) value->promise.fail(failure);
   } catch (...) {
     log(LogLevel::kError, "after a change of RRefs: " + current_failure().message);
   }
@@ -228,19 +244,11 @@ std::shared_ptr<OwnedValue> RRefContext::value_of(std::uint64_t rref) {
       })) {
     return value;
   }
-  std::string names;
-  const auto alive = agent();
-  for (const auto worker : lost) {
-    names += (names.empty() ? "" : ", ") + (alive ? alive->info(worker).name : cat("#", worker));
-  }
-  raise(
-      {.kind = ErrorKind::kPeerLost,
-       .message = cat(
-           "RRef ", rref, " of ", self_.name,
-           " is gone: nobody was known to refer to it any more, since a worker was lost that had made it or "
-           "passed it on; lost so far: ",
-           names),
-       .peer = lost.empty() ? LostPeer{} : LostPeer{.rank = *lost.begin(), .cause = "gone"}});
+  raise(because_of(
+      lost, agent(),
+      cat("RRef ", rref, " of ", self_.name,
+          " is gone: nobody was known to refer to it any more, since a worker was lost that had made it or "
+          "passed it on")));
 }
 
 RRefOnWire RRefContext::share(const RRefState& state, WorkerId to) {

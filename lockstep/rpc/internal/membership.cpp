@@ -169,7 +169,10 @@ void change(Store& store, Agent& agent, GroupState& state, const MemberChange& f
     const auto known = agent.gone();
     for (const auto& gone :
          await_notes(store, epoch, others, {known.begin(), known.end()}, Deadline::after(tell))) {
-      log(LogLevel::kWarn, cat("worker ", gone.name, " takes no note of changes and is taken off the list"));
+      const bool dead = std::ranges::find(known, gone.id) != known.end();
+      log(dead ? LogLevel::kInfo : LogLevel::kWarn,
+          cat("worker ", gone.name, dead ? " is gone" : " takes no note of changes",
+              " and is taken off the list"));
       silent.insert(gone.id);
       changes.push_back({.change = Change::kIsTakenOff, .who = gone});
     }
