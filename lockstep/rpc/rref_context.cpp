@@ -42,6 +42,10 @@ Failure because_of(const std::set<WorkerId>& lost, const std::shared_ptr<Agent>&
           .peer = lost.empty() ? LostPeer{} : LostPeer{.rank = *lost.begin(), .cause = "gone"}};
 }
 
+CallFailure shut_down() {
+  return {.failure = {.kind = ErrorKind::kAborted, .message = "the RPC agent was shut down"}};
+}
+
 }  // namespace
 
 // A value.
@@ -312,9 +316,7 @@ void RRefContext::close() {
     const std::lock_guard lock(mutex_);
     values = ledger_.values();
   }
-  for (const auto& value : values) {
-    value->promise.fail({.failure = {.kind = ErrorKind::kAborted, .message = "the RPC agent was shut down"}});
-  }
+  for (const auto& value : values) value->promise.fail(shut_down());
 }
 
 void RRefContext::end() noexcept {
@@ -324,6 +326,8 @@ void RRefContext::end() noexcept {
     const std::lock_guard lock(mutex_);
     values = ledger_.take_values();
   }
+  // And one that was asked for after close() holds those who wait for it, which hold it.
+  for (const auto& value : values) value->promise.fail(shut_down());
 }
 
 // Messages.

@@ -47,5 +47,30 @@ TEST(RRefLoss, OfAWorkerThatPassedOneOnIsNamedByTheOwner) {
               {.exchange = {.lose = lose}});
 }
 
+// Questions for a value that is not made yet, some of them handled while the owner closes: they must not keep each other alive.
+TEST(RRefLoss, OfTheOwnersAgentLeavesNothingBehind) {
+  for (int round = 0; round < 40; ++round) {
+    std::weak_ptr<RRefContext> context;
+    std::atomic<bool> over{false};
+    run_workers(2, [&](int rank, Workers& workers) {
+      if (rank == 1) {
+        context = rref_context(*workers.agents[1]).weak_from_this();
+        std::this_thread::sleep_for(std::chrono::microseconds(round * 25));
+        workers.agents[1]->close();
+        over = true;
+        return;
+      }
+      for (int i = 0; !over && i < 10'000; ++i) {
+        const auto agent = workers.agents[0];
+        ByteWriter fetch;
+        fetch.put(std::uint64_t{0}).put(agent->new_id()).put(agent->new_id()).put(std::uint8_t{0});
+        agent->request(1, Kind::kRRefFetch, {.body = fetch.take()}, Milliseconds(0), "a value",
+                       [](Agent::Answer*, const CallFailure*) {});
+      }
+    });
+    ASSERT_TRUE(context.expired()) << "round " << round;
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::rpc
