@@ -24,9 +24,10 @@ timeline:  ## draw one training step from its logging data; writes docs/images/d
 	@tools/bootstrap.sh build torch
 	@tools/timeline.sh
 
-check:  ## layer check and format check, no build
+check:  ## layers, docs/parity.md and format, no build
 	@tools/bootstrap.sh format
 	@python3 tools/check_layers.py
+	@python3 tools/check_parity.py
 	@tools/format.sh --check
 
 format:  ## format the sources and redraw the diagram in ARCHITECTURE.md

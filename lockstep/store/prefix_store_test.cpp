@@ -59,7 +59,9 @@ template <class Any>
 concept Watchable = requires(Any& store) {
   store.watch_key(std::string(), [] {});
 };
-static_assert(!Watchable<Store> && !Watchable<HashStore>);
+TEST(WatchKey, DoesNotCompile) {
+  static_assert(!Watchable<Store> && !Watchable<HashStore>);
+}
 
 }  // namespace
 }  // namespace lockstep
