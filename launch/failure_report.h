@@ -1,7 +1,8 @@
-// The report of a failed job: who failed first, how, when, and its last words; then who failed after it.
+// The report of a failed job: who failed first by itself, how, when, and its last words; then the other failures.
 #pragma once
 
 #include <deque>
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -13,10 +14,10 @@ struct FailureFacts {
   int first_rank = 0;  // of this host's workers
   std::string host;
   std::string program;
-  ChildExit first;
-  std::string error_file;  // what the first that failed wrote to TORCHELASTIC_ERROR_FILE
+  ChildExit first;  // the root cause, or the first that lost a peer when nobody failed by itself
   const std::vector<ChildExit>& exits;
-  const std::deque<std::string>& last_errors;  // of the first that failed
+  std::function<std::string(int worker)> error_file;  // what it wrote to TORCHELASTIC_ERROR_FILE
+  const std::deque<std::string>& last_errors;         // of the first that failed
 };
 
 // Several lines, without the end of the last.

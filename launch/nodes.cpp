@@ -1,5 +1,6 @@
 #include "launch/nodes.h"
 
+#include <algorithm>
 #include <string_view>
 
 #include "lockstep/base/bytes.h"
@@ -11,6 +12,7 @@ namespace lockstep::launch {
 namespace {
 
 constexpr Milliseconds kCheckInterval{1'000};
+constexpr Milliseconds kHurriedInterval{100};
 constexpr Milliseconds kRetryInterval{5'000};  // while the store is not there yet
 constexpr Milliseconds kEndTimeout{300'000};   // as torchrun's exit barrier
 const std::string kFailedKey = "lockstep/launch/failed";
@@ -18,6 +20,10 @@ const std::string kEndedKey = "lockstep/launch/ended";
 const std::string kAllEndedKey = "lockstep/launch/all_ended";
 
 }  // namespace
+
+void Nodes::hurry() {
+  if (connected_) next_check_ = std::min(next_check_, Deadline::after(kHurriedInterval));
+}
 
 std::optional<std::string> Nodes::check() {
   if (n_nodes_ == 1 || !next_check_.expired()) return std::nullopt;

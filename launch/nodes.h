@@ -18,6 +18,8 @@ class Nodes {
 
   // When check() is next worth calling.
   Deadline due() const { return n_nodes_ > 1 ? next_check_ : Deadline::never(); }
+  // check() is worth calling within a tenth of a second, if the store is there: a failure here may be another host's.
+  void hurry();
   // Why this host's workers should stop: another host's failed, or the store is gone. Blocks for seconds at most.
   std::optional<std::string> check();
   // This host's workers failed: tells the others. Never throws.

@@ -68,7 +68,8 @@ class Job {
                  .role = options.role,
                  .prefix = options.prefix,
                  .prefix_template = environment(Var::kLogLinePrefixTemplate).value_or(""),
-                 .colour = !environment(Var::kNoColor)}) {}
+                 .colour = !environment(Var::kNoColor)}),
+        notes_(plan.n_workers) {}
 
   int run() {
     say_thread_count();
@@ -104,6 +105,7 @@ class Job {
     if (sets_threads_) variables.emplace_back(name_of(Var::kOmpNumThreads), "1");
     // A file for whoever opens it, but one that no killed launcher can leave behind.
     variables.emplace_back(name_of(Var::kElasticErrorFile), cat("/proc/self/fd/", report_fd(worker)));
+    variables.emplace_back(name_of(Var::kLockstepNotes), notes_.variable(worker));
     return variables;
   }
 
@@ -121,19 +123,28 @@ class Job {
                      .standard_output = output_.worker_stdout(worker),
                      .standard_error = output_.worker_stderr(worker)};
       spec.inherited.push_back(report_fd(worker));
+      spec.inherited.push_back(notes_.fd());
       if (secret_fd >= 0) spec.inherited.push_back(secret_fd);
       specs.push_back(std::move(spec));
     }
     supervisor_.emplace(ProcessTree::start(specs, {.adopt_orphans = true}),
                         SupervisorOptions{.grace = plan_.grace,
-                                          .on_exit = [this](const ChildExit& exit) { note_exit(exit); }});
+                                          .on_exit = [this](const ChildExit& exit) { note_exit(exit); },
+                                          .on_failure = [this](const ChildExit& exit) { tell(exit); },
+                                          .notes = &notes_});
     output_.close_worker_ends();
   }
 
   void note_exit(const ChildExit& exit) {
     const int rank = plan_.first_rank() + exit.index;
     host_.publish_exit(rank, exit);
-    if (!exit.failed() || supervisor_->stopping()) return;
+    if (!exit.loss.empty() && !supervisor_->stopping())
+      output_.say(cat("rank ", rank, " (pid ", exit.pid, ") ", exit.cause(), ", as it lost a peer"));
+  }
+
+  // The failure that ends the job.
+  void tell(const ChildExit& exit) {
+    const int rank = plan_.first_rank() + exit.index;
     output_.say(cat("rank ", rank, " (pid ", exit.pid, ") ", exit.cause(),
                     plan_.world_size() > 1 ? "; stopping the other workers" : ""));
     nodes_.tell_failure(cat("rank ", rank, " on ", host_name(), " ", exit.cause()));
@@ -149,6 +160,7 @@ class Job {
       while (const auto signal = signals.take()) pass_on(*signal);
       output_.handle();
       supervisor_->step();
+      if (supervisor_->holding()) nodes_.hurry();
       if (const auto why = nodes_.check(); why && !supervisor_->stopping()) {
         output_.say(cat(*why, "; stopping the workers of this host"));
         lost_elsewhere_ = true;
@@ -176,7 +188,7 @@ class Job {
     const auto first = supervisor_->first_failure();
     output_.finish();
     if (first && !first->stopped) {
-      report_failure();
+      report_failure(*first);
     } else if (first) {
       output_.say(
           cat("the workers were stopped; rank ", plan_.first_rank() + first->index, " ", first->cause()));
@@ -187,14 +199,14 @@ class Job {
     return lost_elsewhere_ ? 1 : 0;
   }
 
-  void report_failure() {
-    const ChildExit first = *supervisor_->first_failure();
+  void report_failure(const ChildExit& first) {
+    const auto error_file = [this](int worker) { return read_report(report_fd(worker)); };
     output_.say(failure_report({.first_rank = plan_.first_rank(),
                                 .host = host_name(),
                                 .program = options_.command.front(),
                                 .first = first,
-                                .error_file = read_report(report_fd(first.index)),
                                 .exits = supervisor_->exits(),
+                                .error_file = error_file,
                                 .last_errors = output_.last_errors(first.index)}));
   }
 
@@ -204,6 +216,7 @@ class Job {
   Nodes nodes_;
   Output output_;
   std::vector<Fd> reports_;  // TORCHELASTIC_ERROR_FILE, one per worker
+  LossNotes notes_;
   std::optional<Supervisor> supervisor_;
   bool sets_threads_ = false;
   bool lost_elsewhere_ = false;

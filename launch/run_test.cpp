@@ -110,7 +110,17 @@ TEST(Run, TheFirstFailureIsReportedAsRootCauseAndItsExitCodeIsTheLaunchers) {
   char host[256] = {};
   ::gethostname(host, sizeof host - 1);
   EXPECT_TRUE(contains(err, cat("host    ", host))) << err;
-  EXPECT_FALSE(contains(err, "after it")) << "workers that the launcher stopped have not failed: " << err;
+  EXPECT_FALSE(contains(err, "also failed")) << "workers that the launcher stopped have not failed: " << err;
+}
+
+TEST(Run, ARankThatFailedOnItsOwnIsTheRootCauseAndNotOneThatLostIt) {
+  Launcher launcher({"run", "-n", "3", "--", LOCKSTEP_TEST_WORKER, "blame", "1"});
+  EXPECT_EQ(launcher.wait(), 3) << launcher.err();
+  const std::string err = launcher.err();
+  EXPECT_TRUE(contains(err, "rank    1 (local rank 1)")) << err;
+  EXPECT_TRUE(contains(err, "cause   exited with code 3")) << err;
+  EXPECT_TRUE(contains(err, "rank 0 (local rank 0, pid ")) << err;
+  EXPECT_TRUE(contains(err, "killed by SIGABRT (6), as it lost a peer")) << err;
 }
 
 TEST(Run, ASignalIsNamedAndBecomes128PlusItsNumber) {

@@ -3,7 +3,10 @@
 //   test_worker meet            waits for all ranks, prints "met <world size>"
 //   test_worker lose <rank>     that rank kills itself once all are there; the others ignore SIGTERM, read from the
 //                               store how it ended, print that, and end with 0
+//   test_worker blame <rank>    that rank leaves and takes its time to return 3; meanwhile rank 0 dies of an uncaught
+//                               kPeerLost, and the launcher has told so before the culprit is gone; others sleep
 #include <signal.h>
+#include <unistd.h>
 
 #include <iostream>
 #include <string>
@@ -25,6 +28,19 @@ void meet(Store& store, long world_size) {
   store.wait({&all, 1});
 }
 
+int blame(Store& store, long rank, int culprit) {
+  if (rank == culprit) {
+    store.get(exit_cause_key(0));
+    return 3;
+  }
+  if (rank == 0) {
+    raise({.kind = ErrorKind::kPeerLost,
+           .message = cat("all_reduce: rank ", culprit, " left the group"),
+           .peer = LostPeer{culprit, -1, "left the group"}});
+  }
+  for (;;) ::pause();
+}
+
 int work(const std::string& what, int lost) {
   const long rank = environment_int(Var::kRank).value();
   const long world_size = environment_int(Var::kWorldSize).value();
@@ -39,6 +55,7 @@ int work(const std::string& what, int lost) {
     std::cout << "met " << world_size << std::endl;
     return 0;
   }
+  if (what == "blame") return blame(*store, rank, lost);
   if (rank == lost) ::raise(SIGKILL);
   std::cout << "rank " << lost << " " << to_text(store->get(exit_cause_key(lost))) << std::endl;
   return 0;
@@ -49,6 +66,10 @@ int work(const std::string& what, int lost) {
 int main(int argc, char** argv) {
   try {
     return work(argc > 1 ? argv[1] : "", argc > 2 ? std::stoi(argv[2]) : -1);
+  } catch (const lockstep::Error& error) {
+    if (error.kind() == lockstep::ErrorKind::kPeerLost) throw;  // as a program that catches nothing
+    std::cerr << error.what() << std::endl;
+    return 1;
   } catch (const std::exception& error) {
     std::cerr << error.what() << std::endl;
     return 1;

@@ -3,7 +3,10 @@
 
 #include <gtest/gtest.h>
 #include <poll.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
+#include <unistd.h>
 
 #include <cstdlib>
 #include <fstream>
@@ -95,6 +98,42 @@ TEST(Environment, DocumentListsExactlyTheTable) {
     expected += cat("| `", info.name, "` | ", info.default_text, " | ", info.meaning, " |\n");
   }
   EXPECT_EQ(listed, expected) << "docs/env.md and the table in environment.cpp differ";
+}
+
+TEST(LossNote, ALostPeerIsNotedForTheStarterAndForOtherProcesses) {
+  const LossNotes notes(3);
+  EXPECT_EQ(notes.read(1), std::nullopt);
+  EXPECT_EQ(notes.read(3), std::nullopt) << "there is no such slot";
+  ::setenv("LOCKSTEP_NOTES", notes.variable(1).c_str(), 1);
+  EXPECT_THROW(raise(ErrorKind::kTimeout, "late"), Error);
+  EXPECT_EQ(notes.read(1), std::nullopt) << "only a lost peer makes a failure another's";
+  EXPECT_THROW(raise(ErrorKind::kPeerLost, "rank 2 is gone"), Error);
+  EXPECT_EQ(notes.read(1), "rank 2 is gone");
+  EXPECT_EQ(notes.read(0), std::nullopt);
+  EXPECT_EQ(loss_noted_by(::getpid()), "rank 2 is gone");
+  EXPECT_EQ(loss_noted_by(1), "");
+  EXPECT_THROW(raise(ErrorKind::kPeerLost, std::string(4096, 'x')), Error);
+  EXPECT_EQ(notes.read(1), std::string(500, 'x'));
+  ::unsetenv("LOCKSTEP_NOTES");
+}
+
+// A program may close what it inherited and open files of its own under the same numbers.
+TEST(LossNote, AFileOfTheProgramUnderTheSameNumberIsLeftAlone) {
+  std::string variable;
+  int number = -1;
+  {
+    const LossNotes notes(1);
+    variable = notes.variable(0);
+    number = notes.fd();
+  }
+  const Fd file(::memfd_create("mine", MFD_CLOEXEC));
+  ASSERT_EQ(file.get(), number);
+  ::setenv("LOCKSTEP_NOTES", variable.c_str(), 1);
+  EXPECT_THROW(raise(ErrorKind::kPeerLost, "rank 2 is gone"), Error);
+  ::unsetenv("LOCKSTEP_NOTES");
+  struct stat found {};
+  ASSERT_EQ(::fstat(file.get(), &found), 0);
+  EXPECT_EQ(found.st_size, 0);
 }
 
 TEST(Error, IsTheBaseThatTorchCallsDistError) {

@@ -99,6 +99,12 @@ constexpr VarInfo kTable[] = {
      "gradients of at least so many bytes are reduced where they lie, not in a bucket"},
     {Var::kLockstepStagedOnly, "LOCKSTEP_STAGED_ONLY", "",
      "1: ordinary memory travels between processes through the arenas, never copied by the kernel"},
+    {Var::kLockstepNotes, "LOCKSTEP_NOTES", "",
+     "set by the launcher and spawn: where a rank notes that it fails because of another"},
+    {Var::kLockstepTimeout, "LOCKSTEP_TIMEOUT", "",
+     "seconds: the default timeout of groups, stores and RPC instead of theirs"},
+    {Var::kLockstepSlowWait, "LOCKSTEP_SLOW_WAIT", "10",
+     "seconds after which a wait says once who waits for whom; 0: never"},
 };
 static_assert(std::size(kTable) == static_cast<std::size_t>(Var::kCount));
 

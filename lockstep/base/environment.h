@@ -85,6 +85,9 @@ enum class Var : int {
   kLockstepEnginePath,
   kLockstepInPlaceBytes,
   kLockstepStagedOnly,
+  kLockstepNotes,
+  kLockstepTimeout,
+  kLockstepSlowWait,
   kCount,
 };
 

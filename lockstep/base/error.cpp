@@ -3,6 +3,8 @@
 #include <cerrno>
 #include <system_error>
 
+#include "lockstep/base/loss_note.h"
+#include "lockstep/base/rank_thread.h"
 #include "lockstep/base/text.h"
 
 namespace lockstep {
@@ -30,6 +32,7 @@ std::string_view to_string(ErrorKind kind) noexcept {
 }
 
 void raise(Failure failure) {
+  if (failure.kind == ErrorKind::kPeerLost && this_rank_thread() == nullptr) note_loss(failure.message);
   switch (failure.family) {
     case ErrorFamily::kBackend:
       throw DistBackendError(std::move(failure));

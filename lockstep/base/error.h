@@ -77,7 +77,7 @@ class QueueEmptyError : public DistStoreError {
   using DistStoreError::DistStoreError;
 };
 
-// Throws the class of the Error family that fits.
+// Throws the class of the Error family that fits. A kPeerLost is noted for the starter of this process (loss_note.h).
 [[noreturn]] void raise(Failure failure);
 [[noreturn]] void raise(ErrorKind kind, std::string message, ErrorFamily family = ErrorFamily::kGeneral);
 

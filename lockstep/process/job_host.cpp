@@ -80,7 +80,8 @@ Store& JobHost::store() {
 
 void JobHost::publish_exit(int rank, const ChildExit& exit) noexcept {
   try {
-    store().set(exit_cause_key(rank), exit.cause());
+    store().set(exit_cause_key(rank),
+                exit.loss.empty() ? exit.cause() : cat(exit.cause(), "; its last error: ", exit.loss));
   } catch (const std::exception& error) {
     log(LogLevel::kWarn, cat("cannot tell the other ranks how rank ", rank, " ended: ", error.what()));
   }

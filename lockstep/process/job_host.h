@@ -20,8 +20,8 @@
 
 namespace lockstep {
 
-// Under this key of the rendezvous store lies how a rank ended, in the words of describe_wait_status(), from the
-// moment its starter knows and before any other rank is stopped for it.
+// Under this key of the rendezvous store lies how a rank ended, in the words of describe_wait_status() and, when it had
+// lost a peer itself, with its error: from the moment its starter knows and before any other rank is stopped for it.
 std::string exit_cause_key(int rank);
 
 struct JobHostOptions {

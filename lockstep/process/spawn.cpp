@@ -28,6 +28,7 @@ struct SpawnContext::State {
   // Constant after construction.
   std::vector<pid_t> pids;
   std::vector<Fd> reports;  // memfds; each process writes the text of its exception into its own
+  std::optional<LossNotes> notes;
   Fd wake{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
 
   // The watcher's own.
@@ -145,11 +146,14 @@ struct Preparation {
   const std::function<void(int)>& fn;
   const JobHost& host;
   const std::vector<Fd>& reports;
+  const LossNotes& notes;
   Fd empty_input{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
 
   EnvironmentList environment_of(int index) const {
     const WorkerPlace place{.rank = index, .world_size = n, .local_rank = index, .local_world_size = n};
-    return worker_environment(place, host.address());
+    EnvironmentList list = worker_environment(place, host.address());
+    list.emplace_back(name_of(Var::kLockstepNotes), notes.variable(index));
+    return list;
   }
 
   ChildSpec fork_spec(int index) const {
@@ -170,7 +174,7 @@ struct Preparation {
             .program = "/proc/self/exe",
             .environment = environment_with(changes),
             .standard_input = empty_input.get(),
-            .inherited = {report, host.address().secret_fd}};
+            .inherited = {report, host.address().secret_fd, notes.fd()}};
   }
 };
 
@@ -206,16 +210,19 @@ SpawnContext spawn(int n, const std::function<void(int index)>& fn, const SpawnO
   state->host.emplace(JobHost::open());
   for (int i = 0; i < n; ++i) state->reports.push_back(make_report());
 
-  const Preparation preparation{n, call, fn, *state->host, state->reports};
+  state->notes.emplace(n);
+
+  const Preparation preparation{n, call, fn, *state->host, state->reports, *state->notes};
   std::vector<ChildSpec> specs;
   for (int i = 0; i < n; ++i) specs.push_back(fork ? preparation.fork_spec(i) : preparation.reexec_spec(i));
   ProcessTree tree = ProcessTree::start(specs);
   state->pids = tree.pids();
   state->supervisor.emplace(
       std::move(tree),
-      SupervisorOptions{.grace = options.grace, .on_exit = [host = &*state->host](const ChildExit& exit) {
-                          host->publish_exit(exit.index, exit);
-                        }});
+      SupervisorOptions{
+          .grace = options.grace,
+          .on_exit = [host = &*state->host](const ChildExit& exit) { host->publish_exit(exit.index, exit); },
+          .notes = &*state->notes});
   {
     const internal::SignalsBlocked blocked;
     state->host->serve();

@@ -14,7 +14,8 @@
 // ends the process. Earlier calls of spawn return at once in such a copy. kAuto forks while it may.
 //
 // When a process fails, the others get SIGTERM, and SIGKILL after the grace; how it ended lies in the rendezvous
-// store before they are signalled. Processes, and all they start, end when this process does (process_tree.h).
+// store before they are signalled. One that failed because it lost another is not blamed while that one may still
+// turn out to have failed (supervisor.h). Processes, and all they start, end when this process does (process_tree.h).
 // Their standard input is empty.
 //
 // Thread safety: spawn may be called from any thread, calls at the same time included (kReexec counts calls, so

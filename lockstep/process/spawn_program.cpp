@@ -81,6 +81,23 @@ void throws(SpawnOptions options) {
   }
 }
 
+// Index 0 loses index 1 before that one has failed.
+void blames(SpawnOptions options) {
+  try {
+    spawn(
+        2,
+        [](int index) {
+          const auto store = join_world();
+          if (index == 0) raise(ErrorKind::kPeerLost, "rank 1 left the group");
+          store->get(exit_cause_key(0));
+          throw std::runtime_error("bad weights");
+        },
+        options);
+  } catch (const SpawnError& error) {
+    say(cat("index ", error.index(), " ", error.what()));
+  }
+}
+
 // The survivor ignores SIGTERM and asks the store what became of the other.
 void killed(SpawnOptions options) {
   try {
@@ -200,6 +217,7 @@ int main(int argc, char** argv) {
   const std::map<std::string, void (*)(SpawnOptions)> cases = {{"meet", meet},
                                                                {"twice", twice},
                                                                {"throws", throws},
+                                                               {"blames", blames},
                                                                {"killed", killed},
                                                                {"stubborn", stubborn},
                                                                {"wait_then_join", wait_then_join},

@@ -81,6 +81,13 @@ TEST_P(Spawn, AnExceptionComesBackWithIndexAndText) {
   EXPECT_NE(out.find("exited with code 1: bad weights"), std::string::npos) << out;
 }
 
+TEST_P(Spawn, AProcessThatFailedByItselfIsNamedAndNotOneThatLostIt) {
+  Program program(GetParam(), "blames");
+  EXPECT_EQ(program.wait(), 0);
+  EXPECT_EQ(program.out().rfind("index 1 spawned process 1 ", 0), 0u) << program.out();
+  EXPECT_NE(program.out().find("bad weights"), std::string::npos) << program.out();
+}
+
 TEST_P(Spawn, ASignalIsNamedHereAndInTheStore) {
   Program program(GetParam(), "killed");
   EXPECT_EQ(program.wait(), 0);

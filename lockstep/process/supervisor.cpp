@@ -16,6 +16,7 @@ namespace {
 
 constexpr Milliseconds kSweepGrace{5'000};    // for what ended children left behind
 constexpr Milliseconds kKillTimeout{10'000};  // for processes that got SIGKILL to be gone
+constexpr Milliseconds kHold{2'000};          // for the failure behind a failure
 
 Deadline after_grace(Milliseconds grace) {
   return grace.count() <= 0 ? Deadline::now() : Deadline::after(grace);
@@ -42,7 +43,9 @@ void Supervisor::step() {
     finished_ = true;
     return;
   }
-  if (exits_.size() == tree_.pids().size() && !swept_) {
+  const bool all_ended = exits_.size() == tree_.pids().size();
+  if (holding() && (all_ended || hold_until_.expired())) end_hold();
+  if (all_ended && !swept_) {
     swept_ = true;
     tree_.signal(SIGTERM);
     kill_at_ = std::min(kill_at_, after_grace(std::min(options_.grace, kSweepGrace)));
@@ -67,13 +70,35 @@ void Supervisor::take(const ChildEvent& event) {
             .status = event.value,
             .start_error = start_errors_[index],
             .time = time,
-            .stopped = stopping_});
+            .stopped = stopping_,
+            .loss = {}});
 }
 
 void Supervisor::add_exit(ChildExit exit) {
+  if (exit.failed() && options_.notes != nullptr) exit.loss = options_.notes->read(exit.index).value_or("");
   exits_.push_back(exit);
   if (options_.on_exit) options_.on_exit(exit);
-  if (exit.failed()) stop(SIGTERM);
+  if (exit.failed() && !stopping_) judge(exit);
+}
+
+// What failed by itself ends the job at once; what failed because of another is held until that one is known.
+void Supervisor::judge(const ChildExit& exit) {
+  if (!exit.failed_by_itself()) {
+    if (!holding()) hold_until_ = Deadline::after(kHold);
+    return;
+  }
+  hold_until_ = Deadline::never();
+  if (options_.on_failure) options_.on_failure(exit);
+  stop(SIGTERM);
+}
+
+// Nobody failed by itself in time.
+void Supervisor::end_hold() {
+  hold_until_ = Deadline::never();
+  const auto first = first_failure();
+  if (stopping_ || !first) return;
+  if (options_.on_failure) options_.on_failure(*first);
+  stop(SIGTERM);
 }
 
 // The keeper was killed and with it went what it knew. The children are dead by the same stroke.
@@ -89,13 +114,15 @@ void Supervisor::end_lost_children() {
               .status = SIGKILL,
               .start_error = {},
               .time = std::chrono::system_clock::now(),
-              .stopped = true});
+              .stopped = true,
+              .loss = {}});
   }
 }
 
 void Supervisor::stop(int signal) {
   if (stopping_ || finished_) return;
   stopping_ = true;
+  hold_until_ = Deadline::never();
   tree_.signal(signal);
   kill_at_ = after_grace(options_.grace);
 }
@@ -103,19 +130,20 @@ void Supervisor::stop(int signal) {
 void Supervisor::kill() {
   if (finished_) return;
   stopping_ = true;
+  hold_until_ = Deadline::never();
   killing_ = true;
   tree_.kill();
   kill_at_ = Deadline::after(kKillTimeout);
 }
 
 std::optional<ChildExit> Supervisor::first_failure() const {
-  const auto by_itself = [](const ChildExit& exit) { return exit.failed() && !exit.stopped; };
-  auto found = std::find_if(exits_.begin(), exits_.end(), by_itself);
-  if (found == exits_.end()) {
-    found = std::find_if(exits_.begin(), exits_.end(), [](const ChildExit& exit) { return exit.failed(); });
-  }
-  if (found == exits_.end()) return std::nullopt;
-  return *found;
+  const auto first = [this](auto&& matches) -> std::optional<ChildExit> {
+    const auto found = std::find_if(exits_.begin(), exits_.end(), matches);
+    return found == exits_.end() ? std::nullopt : std::optional(*found);
+  };
+  if (auto found = first([](const ChildExit& exit) { return exit.failed_by_itself(); })) return found;
+  if (auto found = first([](const ChildExit& exit) { return exit.failed() && !exit.stopped; })) return found;
+  return first([](const ChildExit& exit) { return exit.failed(); });
 }
 
 }  // namespace lockstep

@@ -1,0 +1,107 @@
+#include "lockstep/base/loss_note.h"
+
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstdio>
+#include <cstring>
+
+#include "lockstep/base/environment.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep {
+namespace {
+
+// A slot is written by one pwrite of its worker. It is read after that worker's death, or not at all: torn reads of a
+// slot that is being written can only blur words, never lengths.
+struct Slot {
+  std::int64_t pid = 0;  // who wrote it, as it calls itself; 0: nobody
+  std::uint32_t length = 0;
+  char text[500] = {};
+};
+static_assert(sizeof(Slot) == 512);
+
+std::optional<Slot> read_slot(int fd, int index) {
+  Slot slot;
+  const auto at = static_cast<off_t>(sizeof slot) * index;
+  if (::pread(fd, &slot, sizeof slot, at) != static_cast<ssize_t>(sizeof slot)) return std::nullopt;
+  slot.length = std::min<std::uint32_t>(slot.length, sizeof slot.text);
+  return slot;
+}
+
+std::string text_of(const Slot& slot) {
+  return std::string(slot.text, slot.length);
+}
+
+// Where this process's notes go.
+struct Place {
+  int fd = -1;
+  int index = -1;
+};
+
+// A program that closed what it inherited may have a file of its own under that number: the inode tells.
+std::optional<Place> own_place() noexcept {
+  try {
+    const auto words = environment(Var::kLockstepNotes);
+    if (!words) return std::nullopt;
+    Place place;
+    unsigned long long inode = 0;
+    if (std::sscanf(words->c_str(), "%d:%d:%llu", &place.fd, &place.index, &inode) != 3) return std::nullopt;
+    struct stat found {};
+    if (place.index < 0 || ::fstat(place.fd, &found) != 0 || found.st_ino != inode) return std::nullopt;
+    return place;
+  } catch (...) {
+    return std::nullopt;
+  }
+}
+
+}  // namespace
+
+LossNotes::LossNotes(int n) : table_(::memfd_create("lockstep-notes", MFD_CLOEXEC)) {
+  const auto size = static_cast<off_t>(sizeof(Slot)) * n;
+  if (!table_ || ::ftruncate(table_.get(), size) != 0) {
+    raise(system_failure(errno, "memfd_create for the workers' notes"));
+  }
+}
+
+std::string LossNotes::variable(int worker) const {
+  struct stat own {};
+  if (::fstat(table_.get(), &own) != 0) return "";
+  return cat(table_.get(), ":", worker, ":", own.st_ino);
+}
+
+std::optional<std::string> LossNotes::read(int worker) const {
+  const auto slot = read_slot(table_.get(), worker);
+  if (!slot || slot->pid == 0) return std::nullopt;
+  return text_of(*slot);
+}
+
+void note_loss(std::string_view message) noexcept {
+  const auto place = own_place();
+  if (!place) return;
+  Slot slot;
+  slot.pid = ::getpid();
+  slot.length = static_cast<std::uint32_t>(std::min(message.size(), sizeof slot.text));
+  std::memcpy(slot.text, message.data(), slot.length);
+  (void)!::pwrite(place->fd, &slot, sizeof slot, static_cast<off_t>(sizeof slot) * place->index);
+}
+
+std::string loss_noted_by(pid_t pid) noexcept {
+  const auto place = own_place();
+  if (!place || pid <= 0) return "";
+  try {
+    for (int i = 0;; ++i) {
+      const auto slot = read_slot(place->fd, i);
+      if (!slot) return "";
+      if (slot->pid == pid) return text_of(*slot);
+    }
+  } catch (...) {
+    return "";
+  }
+}
+
+}  // namespace lockstep
