@@ -1,22 +1,35 @@
 #!/usr/bin/env bash
 # Builds one or more presets, then runs the tests of all of them in one ctest, so that its summary at the end counts
-# everything. Usage: test.sh <preset>...
+# everything. Fails when a test is skipped that tools/skips.txt does not expect. Usage: test.sh [--strict] <preset>...
+#   --strict   fails as well when an engine plug-in was not built or a check could not run (.ci/run)
 set -euo pipefail
 cd "$(dirname "$0")/.."
+strict=no
+if [[ ${1:-} == --strict ]]; then
+  strict=yes
+  export LOCKSTEP_STRICT_CHECKS=1  # tools/format.sh
+  shift
+fi
 
 for preset in "$@"; do
   tools/build.sh "$preset"
 done
 
-if [[ $# -eq 1 ]]; then
-  folder=build/$1
-else
-  folder=build/all
-  mkdir -p "$folder"
+# One ctest over the trees. Every GoogleTest program writes a report; the last test reads them for skipped cases.
+folder=build/all
+rm -rf "$folder/reports"
+mkdir -p "$folder/reports"
+export GTEST_OUTPUT=xml:$PWD/$folder/reports/
+check=("$PWD/tools/check_skips.py" "$PWD/$folder/reports")
+[[ $strict == no ]] || check+=(--plugins "${@/#/$PWD/build/}")
+{
   for preset in "$@"; do
     echo "subdirs(\"$PWD/build/$preset\")"
-  done >"$folder/CTestTestfile.cmake"
-fi
+  done
+  printf 'add_test(skips python3'
+  printf ' "%s"' "${check[@]}"
+  echo ')'
+} >"$folder/CTestTestfile.cmake"
 
 # g++ 12's TSan cannot place its shadow memory where the kernel randomises more address bits than this.
 ctest=(ctest)
@@ -25,4 +38,5 @@ if [[ " $* " == *" tsan "* && $bits -gt 28 ]] && setarch -R true 2>/dev/null; th
   ctest=(setarch -R ctest)
 fi
 echo "test: running the tests of $*"
-exec "${ctest[@]}" --test-dir "$folder" --output-on-failure --no-label-summary
+# One at a time: many start as many ranks as there are cores, and the check must come last.
+exec "${ctest[@]}" -j 1 --test-dir "$folder" --output-on-failure --no-label-summary
