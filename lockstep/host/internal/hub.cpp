@@ -10,8 +10,8 @@ namespace lockstep::comm::internal {
 std::shared_ptr<Hub> Hub::join(const lockstep_comm_config& config) {
   std::shared_ptr<Hub> hub(new Hub(Fabric::join(config)));
   try {
-    hub->watch_ =
-        std::make_unique<Watch>(*hub->fabric_, [self = hub.get()](int rank) { self->tell_loss(rank); });
+    hub->watch_ = std::make_unique<Watch>(
+        *hub->fabric_, [self = hub.get()](int rank, Watch::Loss loss) { self->tell_loss(rank, loss); });
   } catch (...) {
     hub->fabric_->say_left();
     throw;
@@ -124,7 +124,7 @@ void Hub::drop_idle() {
   std::erase_if(engaged_, [](const Served* served) { return served == nullptr || !served->busy(); });
 }
 
-void Hub::tell_loss(int fabric_rank) {
+void Hub::tell_loss(int fabric_rank, Watch::Loss loss) {
   const std::lock_guard telling(telling_);
   std::vector<Served*> members;
   {
@@ -133,7 +133,9 @@ void Hub::tell_loss(int fabric_rank) {
   }
   std::erase_if(members, [&](Served* served) { return !served->needs(fabric_rank); });
   if (members.empty()) return lost_.emplace_back(fabric_rank, "its process has ended"), void();
-  const std::string cause = members.front()->cause_of_loss(fabric_rank);
+  const std::string cause = loss == Watch::Loss::kExec
+                                ? "its process became another program (exec), or closed its descriptors"
+                                : members.front()->cause_of_loss(fabric_rank);
   lost_.emplace_back(fabric_rank, cause);
   for (Served* served : members) served->lost(fabric_rank, cause);
 }

@@ -68,7 +68,7 @@ class Hub {
   // One pass over all engaged communicators; true when one is stuck.
   bool pass(bool last_look, Deadline& until);
   void drop_idle();
-  void tell_loss(int fabric_rank);
+  void tell_loss(int fabric_rank, Watch::Loss loss);
 
   const std::unique_ptr<Fabric> fabric_;
 

@@ -3,12 +3,22 @@
 #include <poll.h>
 #include <sys/eventfd.h>
 
+#include <algorithm>
 #include <cerrno>
+#include <chrono>
 #include <vector>
 
 #include "lockstep/base/base.h"
 
 namespace lockstep::comm::internal {
+namespace {
+
+int poll_timeout(Deadline deadline) {
+  if (deadline.is_never()) return -1;
+  return static_cast<int>(std::chrono::ceil<Milliseconds>(deadline.remaining()).count());
+}
+
+}  // namespace
 
 Watch::Watch(Fabric& fabric, OnLost on_lost) : fabric_(fabric), on_lost_(std::move(on_lost)) {
   bool others = false;
@@ -25,23 +35,40 @@ Watch::~Watch() {
     const auto written = ::write(stop_.get(), &one, sizeof(one));
 }
 
+// A socket hangs up a moment before the pidfd of the same process tells. Only when that stays silent is it exec.
 void Watch::watch() {
+  constexpr Milliseconds kExecGrace{200};
+  struct Watched {
+    int rank;
+    Deadline verdict;  // never: nothing was seen yet
+  };
+  // Slot 0 is stop_; then two per peer, its pidfd and its socket. poll skips what is -1.
   std::vector<pollfd> fds{{.fd = stop_.get(), .events = POLLIN, .revents = 0}};
-  std::vector<int> ranks{-1};
+  std::vector<Watched> watched;
   for (int r = 0; r < fabric_.size(); ++r) {
     const Peer& peer = fabric_.peer(r);
     if (!peer.socket) continue;
-    fds.push_back({.fd = peer.pidfd ? peer.pidfd.get() : peer.socket.fd(), .events = POLLIN, .revents = 0});
-    ranks.push_back(r);
+    fds.push_back({.fd = peer.pidfd.get(), .events = POLLIN, .revents = 0});
+    fds.push_back({.fd = peer.socket.fd(), .events = POLLIN, .revents = 0});
+    watched.push_back({.rank = r, .verdict = Deadline::never()});
   }
   for (;;) {
-    if (::poll(fds.data(), fds.size(), -1) < 0 && errno != EINTR) return;
+    Deadline next = Deadline::never();
+    for (const auto& each : watched) next = std::min(next, each.verdict);
+    if (::poll(fds.data(), fds.size(), poll_timeout(next)) < 0 && errno != EINTR) return;
     if (fds[0].revents != 0) return;
-    for (std::size_t i = 1; i < fds.size(); ++i) {
-      if (fds[i].revents == 0) continue;
-      fds[i].revents = 0;
-      fds[i].fd = -1;  // poll skips it from now on
-      on_lost_(ranks[i]);
+    for (std::size_t i = 0; i < watched.size(); ++i) {
+      pollfd& pidfd = fds[1 + 2 * i];
+      pollfd& socket = fds[2 + 2 * i];
+      const bool hung_up = socket.revents != 0;
+      if (hung_up) socket.fd = -1;
+      if (hung_up && pidfd.fd >= 0) watched[i].verdict = Deadline::after(kExecGrace);
+      const bool ended = pidfd.revents != 0 || (hung_up && pidfd.fd < 0);
+      socket.revents = pidfd.revents = 0;
+      if (!ended && !watched[i].verdict.expired()) continue;
+      socket.fd = pidfd.fd = -1;
+      watched[i].verdict = Deadline::never();
+      on_lost_(watched[i].rank, ended ? Loss::kEnded : Loss::kExec);
     }
   }
 }

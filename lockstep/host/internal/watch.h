@@ -1,8 +1,10 @@
-// Watches the processes of the other ranks and reports each that ends. The kernel tells:
-// a pidfd becomes readable, or where it cannot be had, the local socket hangs up.
+// Watches the processes of the other ranks and reports each that is lost. The kernel tells: a pidfd becomes readable
+// when the process ends, and the local socket hangs up when it ends or becomes another program (exec). One alone does not
+// do: a pidfd lives through exec, and a child that the process forked keeps the socket open.
 // Thread: one, "ls-watch", started only when there are other processes; joined by the destructor.
 #pragma once
 
+#include <cstdint>
 #include <functional>
 
 #include "lockstep/base/fd.h"
@@ -13,8 +15,9 @@ namespace lockstep::comm::internal {
 
 class Watch {
  public:
-  // `on_lost(rank)` runs on the watching thread, once per rank.
-  using OnLost = std::function<void(int rank)>;
+  enum class Loss : std::uint8_t { kEnded, kExec };
+  // Runs on the watching thread, once per rank.
+  using OnLost = std::function<void(int rank, Loss loss)>;
   Watch(Fabric& fabric, OnLost on_lost);
   ~Watch();
 
