@@ -92,7 +92,9 @@ constexpr VarInfo kTable[] = {
     {Var::kLockstepSpawn, "LOCKSTEP_SPAWN", "",
      "set by spawn in the processes it starts: which call, which index"},
     {Var::kLockstepHostArena, "LOCKSTEP_HOST_ARENA_MB", "",
-     "address space of a rank's shared arena in MiB; default: the machine's memory"},
+     "address space of a rank's shared arena in MiB; default: the machine's memory, at most 16 TiB or half "
+     "of the "
+     "address space limit for all ranks"},
     {Var::kLockstepEnginePath, "LOCKSTEP_ENGINE_PATH", "",
      "folders, colon separated, where plug-ins of engines are looked for first"},
     {Var::kLockstepInPlaceBytes, "LOCKSTEP_DDP_IN_PLACE_BYTES", "131072",

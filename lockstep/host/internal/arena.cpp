@@ -1,9 +1,11 @@
 #include "lockstep/host/internal/arena.h"
 
 #include <fmt/core.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <fstream>
 #include <new>
 
 #include "lockstep/base/base.h"
@@ -11,8 +13,17 @@
 namespace lockstep::comm::internal {
 namespace {
 
-// Address space, not memory: pages exist once allocated. By default as much as the machine has.
-std::size_t arena_bytes() {
+// What RLIMIT_AS still allows this process to map.
+std::uint64_t address_space_left() {
+  rlimit limit{};
+  if (::getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return kNoLimit;
+  std::uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return limit.rlim_cur - std::min<std::uint64_t>(limit.rlim_cur, pages * kPage);
+}
+
+// Address space, not memory: pages exist once allocated.
+std::size_t arena_bytes(int n_ranks) {
   if (const auto mib = environment_int(Var::kLockstepHostArena)) {
     if (*mib < 16) {
       raise(ErrorKind::kUsage,
@@ -21,20 +32,26 @@ std::size_t arena_bytes() {
     return static_cast<std::size_t>(*mib) << 20;
   }
   const auto pages = static_cast<std::size_t>(::sysconf(_SC_PHYS_PAGES));
-  return std::max<std::size_t>(pages * kPage, 1 << 30);
+  return default_arena_bytes(pages * kPage, address_space_left(), n_ranks);
 }
 
 }  // namespace
 
-Arena::Arena(const std::string& name, int rank)
-    : segment_(std::make_shared<net::Segment>(net::Segment::create("lockstep-" + name, arena_bytes()))) {
+std::uint64_t default_arena_bytes(std::uint64_t memory, std::uint64_t limit, int n_ranks) {
+  constexpr std::uint64_t kLeast = 16 << 20, kFew = 1 << 30, kAllArenas = std::uint64_t{16} << 40;
+  const std::uint64_t share = std::min(kAllArenas, limit / 2) / static_cast<std::uint64_t>(n_ranks);
+  return std::max(kLeast, std::min(std::max(memory, kFew), share) / kPage * kPage);
+}
+
+Arena::Arena(const std::string& name, int rank, int n_ranks)
+    : segment_(
+          std::make_shared<net::Segment>(net::Segment::create("lockstep-" + name, arena_bytes(n_ranks)))) {
   segment_->commit(0, kHeapAt);
   auto* station = new (segment_->data()) Station();
   station->magic = kLayoutMagic;
   station->version = kLayoutVersion;
   station->rank = rank;
   station->pid = ::getpid();
-  station->mapped_at = reinterpret_cast<std::uintptr_t>(station);
   free_[kHeapAt] = segment_->size() - kHeapAt;
 }
 

@@ -5,6 +5,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -15,10 +16,16 @@
 
 namespace lockstep::comm::internal {
 
+inline constexpr std::uint64_t kNoLimit = std::numeric_limits<std::uint64_t>::max();
+// How much address space an arena gets when the user does not say: as much as the machine has memory, but all arenas of
+// `n_ranks` ranks, which every process maps, take no more than 16 TiB (an eighth of what x86-64 has) nor half of
+// `limit`, what the process may still map.
+std::uint64_t default_arena_bytes(std::uint64_t memory, std::uint64_t limit, int n_ranks);
+
 class Arena {
  public:
   // Makes the segment and commits everything below the heap: memory that cannot be had is a kResource error here.
-  Arena(const std::string& name, int rank);
+  Arena(const std::string& name, int rank, int n_ranks);
 
   Station& station() const { return *reinterpret_cast<Station*>(segment_->data()); }
   std::uint64_t offset_of(const void* p) const {

@@ -1,8 +1,10 @@
 #include "lockstep/host/internal/fabric.h"
 
 #include <fmt/core.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
+#include <cerrno>
 #include <cstring>
 #include <map>
 #include <mutex>
@@ -39,10 +41,13 @@ class LocalSegments {
   std::map<std::string, std::weak_ptr<net::Segment>> segments_;
 };
 
-// Tells this process from others, also after a fork.
+// Tells this process from others, also after a fork: the random part is then the same, and in another pid namespace the
+// pid may be.
 std::string process_token() {
   static const std::string random = random_hex(16);
-  return fmt::format("{}.{}", random, ::getpid());
+  struct stat ns {};
+  if (::stat("/proc/self/ns/pid", &ns) != 0) raise(system_failure(errno, "stat of /proc/self/ns/pid"));
+  return fmt::format("{}.{}.{}", random, ns.st_ino, ::getpid());
 }
 
 // The message both ends of a new connection send, with the arena's descriptor.
@@ -53,6 +58,11 @@ struct Greeting {
   std::uint64_t arena_bytes;
   char nonce[32];  // the receiver's, as read from the store
 };
+
+// Of the communicator that made the fabric.
+Board& first_board(const Peer& peer) {
+  return *reinterpret_cast<Board*>(peer.segment->data() + peer.station->board_at);
+}
 
 std::string key_of(int rank) {
   return fmt::format("host/{}", rank);
@@ -82,8 +92,13 @@ struct Fabric::Card {
 Fabric::Fabric(const lockstep_comm_config& config)
     : rank_(config.rank),
       nonce_(random_hex(16)),
-      arena_(std::make_unique<Arena>(config.name != nullptr ? config.name : "group", config.rank)),
+      identity_{.magic = kLayoutMagic, .rank = config.rank, .nonce = {}},
+      arena_(
+          std::make_unique<Arena>(config.name != nullptr ? config.name : "group", config.rank, config.size)),
       peers_(static_cast<std::size_t>(config.size)) {
+  std::memcpy(identity_.nonce, nonce_.data(), sizeof(identity_.nonce));
+  std::memcpy(own().nonce, nonce_.data(), sizeof(own().nonce));
+  own().identity_at = reinterpret_cast<std::uintptr_t>(&identity_);
   own().board_at = arena_->offset_of(make_board(*arena_, config.rank, config.size));
 }
 
@@ -157,14 +172,16 @@ void Fabric::say_left() {
 // Nobody may leave before everybody has mapped everybody.
 void Fabric::await_all(Deadline deadline) {
   bool kernel_copies = !environment_flag(Var::kLockstepStagedOnly);
-  for (const Peer& peer : peers_)
-    kernel_copies = kernel_copies && (peer.same_process || kernel_copies_work(peer));
+  for (int r = 0; r < size() && kernel_copies; ++r)
+    kernel_copies = peer(r).same_process || kernel_copies_work(peer(r), r);
   own().kernel_copies.store(kernel_copies ? 1 : 0, std::memory_order_relaxed);
   own().joined.store(1, std::memory_order_release);
   for (int r = 0; r < size(); ++r) {
     while (peer(r).station->joined.load(std::memory_order_acquire) == 0) {
-      if (peer(r).socket && peer(r).socket.peer_closed()) {
-        raise(ErrorKind::kPeerLost, fmt::format("rank {} ended while the group was forming", r),
+      const bool ended = peer(r).socket && peer(r).socket.peer_closed();
+      if (ended || first_board(peer(r)).left.load(std::memory_order_acquire) != 0) {
+        raise(ErrorKind::kPeerLost,
+              fmt::format("rank {} {} while the group was forming", r, ended ? "ended" : "left"),
               ErrorFamily::kBackend);
       }
       if (deadline.expired()) {
@@ -199,6 +216,12 @@ Fabric::Card Fabric::card_of(const lockstep_comm_config& config, int rank, Deadl
 }
 
 void Fabric::exchange(net::UnixSocket& socket, int rank, const Card& theirs, Deadline deadline) {
+  const auto stranger = [&] {
+    raise(ErrorKind::kSystem, fmt::format("whoever answered for rank {} is not of this job", rank),
+          ErrorFamily::kBackend);
+  };
+  // Before anything is sent: with the descriptor goes the arena.
+  if (socket.peer().uid != ::geteuid()) stranger();
   Greeting greeting{.magic = kLayoutMagic,
                     .version = kLayoutVersion,
                     .rank = rank_,
@@ -213,10 +236,8 @@ void Fabric::exchange(net::UnixSocket& socket, int rank, const Card& theirs, Dea
       socket.receive({reinterpret_cast<std::uint8_t*>(&answer), sizeof(answer)}, deadline, &fds);
   const bool good = length == sizeof(answer) && answer.magic == kLayoutMagic &&
                     answer.version == kLayoutVersion && answer.rank == rank && fds.size() == 1 &&
-                    std::memcmp(answer.nonce, nonce_.data(), 32) == 0 && socket.peer().uid == ::geteuid();
-  if (!good)
-    raise(ErrorKind::kSystem, fmt::format("whoever answered for rank {} is not of this job", rank),
-          ErrorFamily::kBackend);
+                    std::memcmp(answer.nonce, nonce_.data(), 32) == 0;
+  if (!good) stranger();
   auto segment = std::make_shared<net::Segment>(net::Segment::from_fd(std::move(fds[0]), answer.arena_bytes));
   adopt(rank, theirs, std::move(segment), std::move(socket));
 }
@@ -261,7 +282,10 @@ void Fabric::adopt(int rank, const Card& card, std::shared_ptr<net::Segment> seg
                    net::UnixSocket socket) {
   Peer& peer = peers_[static_cast<std::size_t>(rank)];
   auto* station = reinterpret_cast<Station*>(segment->data());
-  if (segment->size() < kHeapAt || station->magic != kLayoutMagic || station->rank != rank) {
+  const std::uint64_t room = segment->size();
+  if (room < kHeapAt || station->magic != kLayoutMagic || station->rank != rank ||
+      station->board_at < kHeapAt || station->board_at > room ||
+      Board::bytes(size()) > room - station->board_at) {
     raise(ErrorKind::kInternal, fmt::format("the arena of rank {} is not laid out as expected", rank),
           ErrorFamily::kBackend);
   }
@@ -270,10 +294,12 @@ void Fabric::adopt(int rank, const Card& card, std::shared_ptr<net::Segment> seg
   peer.same_process = !socket;
   peer.pid = card.pid;
   if (socket) {
-    // The kernel's word on who is there; another pid namespace shows 0, then only the socket tells of its end.
+    // The kernel's word on who is there, as a pid of this namespace. A process that has none here shows as 0: then its
+    // memory is out of reach, and only the socket tells of its end.
     const auto pid = socket.peer().pid;
-    if (pid > 0) peer.pidfd = open_pidfd(pid);
-    if (pid > 0) peer.pid = pid;
+    peer.vouched = pid > 0;
+    if (peer.vouched) peer.pid = pid;
+    if (peer.vouched) peer.pidfd = open_pidfd(pid);
     peer.socket = std::move(socket);
   }
 }

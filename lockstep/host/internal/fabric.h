@@ -23,10 +23,12 @@ namespace lockstep::comm::internal {
 struct Peer {
   std::shared_ptr<net::Segment> segment;
   Station* station = nullptr;
-  std::int64_t pid = -1;
+  std::int64_t pid =
+      -1;  // in this process's pid namespace when vouched for, else in its own: for messages only
+  bool vouched = false;  // the pid is the kernel's word, not the peer's
   bool same_process = false;
   net::UnixSocket socket;  // open while the peer's process lives; empty for ranks of this process
-  Fd pidfd;                // likewise, where the kernel lets us see it
+  Fd pidfd;                // readable once it has ended; empty where the kernel does not let us see it
 };
 
 class Fabric {
@@ -54,7 +56,8 @@ class Fabric {
   void adopt(int rank, const Card& card, std::shared_ptr<net::Segment> segment, net::UnixSocket socket);
 
   const int rank_;
-  std::string nonce_;
+  const std::string nonce_;
+  Identity identity_;  // others read it through the kernel
   std::unique_ptr<Arena> arena_;
   std::vector<Peer> peers_;
 };

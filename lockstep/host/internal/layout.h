@@ -17,7 +17,7 @@
 namespace lockstep::comm::internal {
 
 inline constexpr std::uint64_t kLayoutMagic = 0x6c6f636b73746570;  // "lockstep"
-inline constexpr std::uint32_t kLayoutVersion = 3;
+inline constexpr std::uint32_t kLayoutVersion = 4;
 
 inline constexpr std::size_t kLine = 64;
 inline constexpr std::size_t kPage = 4096;
@@ -99,14 +99,23 @@ struct Ledger {
   char cause[128];
 };
 
+// Who a process is to one fabric, in memory of its own that nobody else maps: what a kernel copy must find at
+// Station::identity_at before a pid is trusted with any other.
+struct Identity {
+  std::uint64_t magic;
+  std::int32_t rank;
+  char nonce[32];
+};
+
 // The start of an arena: who it belongs to, and where its threads sleep, whichever communicator they wait in.
 struct Station {
   std::uint64_t magic;
   std::uint32_t version;
   std::int32_t rank;
   std::int64_t pid;
-  std::uint64_t board_at;   // of the communicator that made the arena
-  std::uint64_t mapped_at;  // where the owner has mapped it
+  std::uint64_t board_at;     // of the communicator that made the arena
+  std::uint64_t identity_at;  // address of the owner's Identity, in its own process
+  char nonce[32];             // of the owner, as in its Identity
   Doorbell doorbell;
   // The kernel lets the owner copy from and to every other rank's process. Set before `joined`.
   std::atomic<std::uint32_t> kernel_copies;

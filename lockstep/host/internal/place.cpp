@@ -79,13 +79,15 @@ void copy(const Place& to, const Place& from, std::uint64_t n_bytes, std::uint64
   }
 }
 
-bool kernel_copies_work(const Peer& peer) {
-  std::uint64_t magic = 0;
-  const iovec local{&magic, sizeof(magic)};
-  const iovec remote{reinterpret_cast<void*>(peer.station->mapped_at), sizeof(magic)};
-  return ::process_vm_readv(static_cast<pid_t>(peer.pid), &local, 1, &remote, 1, 0) ==
-             static_cast<ssize_t>(sizeof(magic)) &&
-         magic == kLayoutMagic;
+bool kernel_copies_work(const Peer& peer, int rank) {
+  // Under a pid that the peer tells about itself there may be another process here.
+  if (!peer.vouched) return false;
+  Identity found{};
+  const iovec local{&found, sizeof(found)};
+  const iovec remote{reinterpret_cast<void*>(peer.station->identity_at), sizeof(found)};
+  const ssize_t n = ::process_vm_readv(static_cast<pid_t>(peer.pid), &local, 1, &remote, 1, 0);
+  return n == static_cast<ssize_t>(sizeof(found)) && found.magic == kLayoutMagic && found.rank == rank &&
+         std::memcmp(found.nonce, peer.station->nonce, sizeof(found.nonce)) == 0;
 }
 
 }  // namespace lockstep::comm::internal

@@ -38,7 +38,8 @@ inline void copy_bytes(void* to, const void* from, std::uint64_t n_bytes) {
 // `whole`: the bytes that this copy is a piece of; from 8 MiB on mapped memory is written past the caches.
 void copy(const Place& to, const Place& from, std::uint64_t n_bytes, std::uint64_t whole = 0);
 
-// Whether the kernel lets this process copy from and to the peer's.
-bool kernel_copies_work(const Peer& peer);
+// Whether the kernel lets this process copy from the peer's, and the pid it vouches for is the owner of that arena: the
+// copy itself must find rank and nonce in the peer's private memory.
+bool kernel_copies_work(const Peer& peer, int rank);
 
 }  // namespace lockstep::comm::internal
