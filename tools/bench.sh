@@ -7,4 +7,4 @@ cd "$(dirname "$0")/.."
 tools/build.sh release lockstep_benchmarks
 LOCKSTEP_BENCH_PYTHON=$(tools/bench_torch.sh)
 export LOCKSTEP_BENCH_PYTHON
-exec python3 benchmarks/run.py "$@"
+exec python3 benchmarks/run.py --contenders "$(tools/build_dir.sh release)/benchmarks/contenders" "$@"

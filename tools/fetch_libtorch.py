@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
-"""Puts libtorch into the per-user cache, where cmake/FindLibtorch.cmake looks for it.
+"""Puts libtorch into the per-user cache, where cmake/FindLibtorch.cmake looks for it. Usage: fetch_libtorch.py <version>
 
-Downloads the wheels pinned in tools/libtorch.txt with pip (hashes checked; nothing is installed into any Python),
+Every version has a folder of its own there.
+Downloads the wheels that tools/libtorch.txt pins for it with pip (hashes checked; nothing is installed into any Python),
 takes the headers and five libraries out of them, and renames the finished folder into place. A stamp file holds the
 hash of the pins, so a second run returns at once, and a changed pin fetches again. Safe to run concurrently.
 """
@@ -44,11 +45,27 @@ def cache_folder():
     return Path(base) / "lockstep"
 
 
-def pins():
-    """(version of torch, hash of the pins without comments)"""
-    lines = [line for line in PINS.read_text().splitlines() if line and not line.startswith("#")]
-    version = re.search(r"^torch==(\S+)", "\n".join(lines), re.M).group(1)
-    return version, hashlib.sha256("\n".join(lines).encode()).hexdigest()
+def read_pins(text):
+    """{version: the lines of its wheels, as pip reads them}, in the order of the file"""
+    sections = {}
+    lines = []
+    for line in text.splitlines():
+        if not line or line.startswith("#"):
+            continue
+        heading = re.fullmatch(r"\[(\S+)\]", line)
+        if heading:
+            lines = sections.setdefault(heading.group(1), [])
+        else:
+            lines.append(line)
+    return sections
+
+
+def pins_of(version):
+    sections = read_pins(PINS.read_text())
+    if version not in sections:
+        sys.exit(f"libtorch: no hashes are kept for version {version}; tools/libtorch.txt has "
+                 f"{', '.join(sections)}. For a libtorch of your own, set LIBTORCH_ROOT to its folder.")
+    return sections[version]
 
 
 def is_complete(target, stamp):
@@ -68,12 +85,14 @@ def size_mb(folder):
     return total >> 20
 
 
-def download(folder):
+def download(pins, folder):
     """Runs pip, telling how far it is: its own progress bar shows only at a terminal."""
     temporary = folder / "tmp"
     temporary.mkdir()
+    requirements = folder / "requirements.txt"
+    requirements.write_text("\n".join(pins) + "\n")
     command = [sys.executable, "-m", "pip", "download", "--quiet", "--disable-pip-version-check", "--no-cache-dir",
-               "--no-deps", "--only-binary=:all:", "--require-hashes", "--requirement", str(PINS),
+               "--no-deps", "--only-binary=:all:", "--require-hashes", "--requirement", str(requirements),
                "--dest", str(folder), *TAGS]
     started = last = time.monotonic()
     pip = subprocess.Popen(command, env={**os.environ, "TMPDIR": str(temporary)})
@@ -127,7 +146,7 @@ def replace(new, target):
     shutil.rmtree(old, ignore_errors=True)
 
 
-def fetch(cache, target, stamp):
+def fetch(cache, target, pins, stamp):
     free_mb = shutil.disk_usage(cache).free >> 20
     need_mb = 2 * DOWNLOAD_MB + UNPACKED_MB  # pip keeps its download twice for a moment
     if free_mb < need_mb:
@@ -139,7 +158,7 @@ def fetch(cache, target, stamp):
         wheels.mkdir()
         unpacked.mkdir()
         say(f"downloading {DOWNLOAD_MB} MB, once, into {target}")
-        download(wheels)
+        download(pins, wheels)
         say("unpacking")
         unpack(sorted(wheels.glob("*.whl")), unpacked)
         (unpacked / STAMP).write_text(stamp + "\n")
@@ -148,7 +167,11 @@ def fetch(cache, target, stamp):
 
 
 def main():
-    version, stamp = pins()
+    if len(sys.argv) != 2:
+        sys.exit("usage: fetch_libtorch.py <version>")
+    version = sys.argv[1]
+    pins = pins_of(version)
+    stamp = hashlib.sha256("\n".join(pins).encode()).hexdigest()
     cache = cache_folder()
     target = cache / f"libtorch-{version}"
     if is_complete(target, stamp):
@@ -161,7 +184,7 @@ def main():
             say("another run is fetching it; waiting")
             fcntl.flock(lock, fcntl.LOCK_EX)
         if not is_complete(target, stamp):
-            fetch(cache, target, stamp)
+            fetch(cache, target, pins, stamp)
 
 
 if __name__ == "__main__":

@@ -20,4 +20,4 @@ echo "parity: python torch trains"
 rm -rf build/parity
 "$python" tests/parity/parity.py build/parity/torch "$@"
 echo "parity: lockstep trains"
-build/dev/tests/parity/parity build/parity/torch build/parity/lockstep
+"$(tools/build_dir.sh dev)/tests/parity/parity" build/parity/torch build/parity/lockstep

@@ -2,8 +2,9 @@
 # Trains the example on every core, one rank each, then measures what the ranks were worth. Arguments go to the example.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-launcher=build/dev/launch/lockstep
-example=build/dev/examples/char_gpt/char_gpt
+folder=$(tools/build_dir.sh dev)
+launcher=$folder/launch/lockstep
+example=$folder/examples/char_gpt/char_gpt
 for program in "$launcher" "$example"; do
   [[ -x $program ]] || { echo "run: $program is not built" >&2; exit 1; }
 done

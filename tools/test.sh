@@ -21,11 +21,13 @@ rm -rf "$folder/reports"
 mkdir -p "$folder/reports"
 export GTEST_OUTPUT=xml:$PWD/$folder/reports/
 check=("$PWD/tools/check_skips.py" "$PWD/$folder/reports")
-[[ $strict == no ]] || check+=(--plugins "${@/#/$PWD/build/}")
+trees=()
+for preset in "$@"; do
+  trees+=("$PWD/$(tools/build_dir.sh "$preset")")
+done
+[[ $strict == no ]] || check+=(--plugins "${trees[@]}")
 {
-  for preset in "$@"; do
-    echo "subdirs(\"$PWD/build/$preset\")"
-  done
+  printf 'subdirs("%s")\n' "${trees[@]}"
   printf 'add_test(skips python3'
   printf ' "%s"' "${check[@]}"
   echo ')'

@@ -3,4 +3,4 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 tools/build.sh release bench_ddp_timeline
-exec python3 benchmarks/timeline.py "$@"
+exec python3 benchmarks/timeline.py --program "$(tools/build_dir.sh release)/benchmarks/contenders/ddp_timeline" "$@"
