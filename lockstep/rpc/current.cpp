@@ -1,14 +1,33 @@
 #include "lockstep/rpc/current.h"
 
+#include <pthread.h>
+
+#include <atomic>
+#include <mutex>
+#include <new>
+
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 
 namespace lockstep::rpc {
 namespace {
 
+// How often this process's line of ancestors forked, itself included. A counter and not the pid: asked for by every call.
+std::atomic<unsigned>& n_forks() {
+  static std::atomic<unsigned> count{0};
+  static const int watched = ::pthread_atfork(nullptr, nullptr, [] { n_forks().fetch_add(1); });
+  (void)watched;
+  return count;
+}
+
 struct Slot {
-  // A program that ends without shutdown.
+  // A program that ends without shutdown. What a forked child has is a copy: to close it would end the parent's connections (the
+  // epoll set and the sockets are one for both) and wait for threads that are not here. It is left where it is, for ever.
   ~Slot() {
+    if (inherited()) {
+      abandon();
+      return;
+    }
     session = nullptr;
     try {
       if (agent) agent->close(Milliseconds(0));
@@ -16,6 +35,22 @@ struct Slot {
       log(LogLevel::kError, "an RPC agent could not be closed: " + current_failure().message);
     }
   }
+  // The agent is that of the process from which this one was forked. Asked without the mutex, which a thread that is not here may
+  // have held.
+  bool inherited() const { return set_at != n_forks().load(std::memory_order_relaxed); }
+  void abandon() noexcept {
+    new std::shared_ptr<Agent>(std::move(agent));
+    new std::shared_ptr<void>(std::move(session));
+  }
+
+  // In a forked child, before its first own agent.
+  void begin_anew() noexcept {
+    abandon();
+    new (&mutex) std::mutex;
+    set_at = n_forks().load();
+  }
+
+  std::atomic<unsigned> set_at{n_forks().load()};  // n_forks when agent was set
   std::mutex mutex;
   // Guarded by mutex.
   std::shared_ptr<Agent> agent;
@@ -33,14 +68,16 @@ Slot* slot_here() {
 Slot& make_slot() {
   if (RankThread* rank = this_rank_thread(); rank != nullptr && !rank->agent)
     rank->agent = std::make_shared<Slot>();
-  return *slot_here();
+  Slot& slot = *slot_here();
+  if (slot.inherited()) slot.begin_anew();
+  return slot;
 }
 
 }  // namespace
 
 std::shared_ptr<Agent> current_agent_if_any() noexcept {
   Slot* slot = slot_here();
-  if (slot == nullptr) return nullptr;
+  if (slot == nullptr || slot->inherited()) return nullptr;
   const std::lock_guard lock(slot->mutex);
   return slot->agent;
 }
@@ -48,6 +85,12 @@ std::shared_ptr<Agent> current_agent_if_any() noexcept {
 std::shared_ptr<Agent> current_agent(const char* what) {
   auto agent = current_agent_if_any();
   if (!agent || agent->closed()) {
+    if (const Slot* slot = slot_here(); slot != nullptr && slot->inherited() && slot->agent) {
+      raise(ErrorKind::kUsage,
+            cat(what,
+                ": this process was forked from a worker and has no RPC of its own; call rpc::init_rpc, "
+                "or let the worker call"));
+    }
     raise(ErrorKind::kUsage,
           cat(what, ": RPC is not initialised in this process, or was shut down; call rpc::init_rpc first"));
   }
@@ -67,7 +110,7 @@ void set_current_agent(std::shared_ptr<Agent> agent, std::shared_ptr<void> sessi
 
 std::shared_ptr<void> current_session() noexcept {
   Slot* slot = slot_here();
-  if (slot == nullptr) return nullptr;
+  if (slot == nullptr || slot->inherited()) return nullptr;
   const std::lock_guard lock(slot->mutex);
   return slot->session;
 }

@@ -7,6 +7,7 @@
 #include <thread>
 
 #include "lockstep/rpc/process_testing.h"
+#include "lockstep/store/hash_store.h"
 
 namespace lockstep::rpc {
 namespace {
@@ -325,6 +326,79 @@ void expect_gone(const std::function<void()>& use) {
   } catch (const Error& error) {
     require(error.kind() == ErrorKind::kPeerLost, error.what());
   }
+}
+
+// A child of a worker has a copy of its agent, and leaves through exit(), which ends what is static.
+void fork_child_that_exits(const std::function<void()>& body) {
+  const pid_t pid = ::fork();
+  if (pid == 0) {
+    ::alarm(20);  // so that one that hangs fails the test instead
+    try {
+      body();
+    } catch (const std::exception& error) {
+      std::fprintf(stderr, "the child: %s\n", error.what());
+      ::_exit(1);
+    }
+    std::exit(0);
+  }
+  int status = 0;
+  require(::waitpid(pid, &status, 0) == pid, "it is a child");
+  require(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child " + describe_wait_status(status));
+}
+
+// Before and after a child of it exits a worker calls, is called, and notices the end of the other.
+void outlive_child(ChildrenOptions options) {
+  Children workers(
+      2,
+      [](int rank, Board& board) {
+        await([&] { return board.n_ready == 2; });
+        require(rpc_sync(1 - rank, self_id) == 1 - rank, "calls work before");
+        if (rank == 0) fork_child_that_exits([] {});
+        ++board.counters[0];
+        await([&] { return board.counters[0] == 2; });
+        require(rpc_sync(1 - rank, self_id, Args<>{}, {.timeout = 5s}) == 1 - rank, "calls work after");
+        ++board.counters[1];
+        if (rank == 1) wait_for_death();
+        await([&] { return board.killed_at_ns != 0; });
+        expect_gone([] { rpc_sync(1, hold, {20'000}, {.timeout = 10s}); });
+        shutdown();
+      },
+      std::move(options));
+  workers.await(workers.board().counters[1], 2);
+  workers.kill(1);
+  workers.expect_end({1});
+}
+
+TEST(Processes, OutliveAForkedChildThatExits) {
+  outlive_child({});
+}
+TEST(Processes, OutliveAForkedChildThatExitsOverTcp) {
+  outlive_child({.tcp_only = true});
+}
+
+TEST(Processes, HaveNoRpcInAForkedChild) {
+  Children workers(2, [](int rank, Board& board) {
+    await([&] { return board.n_ready == 2; });
+    if (rank == 0) {
+      fork_child_that_exits([] {
+        require(!is_initialized(), "it is its parent's");
+        try {
+          rpc_sync(1, self_id);
+          require(false, "it may not call in its parent's name");
+        } catch (const Error& error) {
+          require(error.kind() == ErrorKind::kUsage &&
+                      std::string(error.what()).find("fork") != std::string::npos,
+                  error.what());
+        }
+        init_rpc("alone", {.rank = 0, .world_size = 1, .store = std::make_shared<HashStore>()});
+        require(rpc_sync(0, self_id) == 0, "it can have one of its own");
+        shutdown();
+      });
+      require(rpc_sync(1, self_id) == 1, "its parent goes on");
+    }
+    shutdown();
+  });
+  workers.expect_end();
 }
 
 // Everyone knows the same three, and they answer.

@@ -13,7 +13,8 @@
 //   gather.h    barrier, all_gather                  agent.h     for layers above
 //
 // One agent per process, or per rank thread inside run_threads. On one host messages go through shared memory, across hosts
-// over TCP; connections prove that they know the job's secret (docs/rpc.md).
+// over TCP; connections prove that they know the job's secret (docs/rpc.md). A child that the program forks has no RPC (calls raise
+// kUsage) and harms its parent's in no way, also when it leaves through exit(); it may call init_rpc itself.
 // Thread safety: everything may be called from any thread, init_rpc and shutdown by one.
 #pragma once
 
