@@ -15,14 +15,11 @@
 #include <ranges>
 #include <vector>
 
+#include "lockstep/object/tensor_code.h"
+
 namespace lockstep::object {
 namespace {
 
-constexpr std::uint8_t kRequiresGrad = 1;
-constexpr std::uint8_t kSparse = 2;
-constexpr std::uint8_t kCoalesced = 4;  // with kSparse
-constexpr std::uint8_t kPermuted = 8;   // without kSparse: dense, and not in row-major order
-constexpr std::uint8_t kAllFlags = 15;
 // Below it a copy costs less than keeping the message.
 constexpr std::size_t kViewFrom = 1024;
 // As libtorch's own limit for operators that loop over dimensions.
@@ -108,7 +105,7 @@ Head take_head(Decoder& decoder) {
   const bool on_cpu = head.device_type == static_cast<std::uint8_t>(c10::DeviceType::CPU);
   const bool on_meta = head.device_type == static_cast<std::uint8_t>(c10::DeviceType::Meta);
   if (head.device_type >= c10::COMPILE_TIME_MAX_DEVICE_TYPES || on_meta || head.device_index < -1 ||
-      (on_cpu && head.device_index > 0) || head.flags > kAllFlags ||
+      (on_cpu && head.device_index > 0) || head.flags > kAllTensorFlags ||
       (head.flags & (kSparse | kCoalesced)) == kCoalesced ||
       (head.flags & (kSparse | kPermuted)) == (kSparse | kPermuted))
     decoder.refuse("no tensor has this device or these flags; the object is damaged");

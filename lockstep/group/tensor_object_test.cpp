@@ -107,6 +107,24 @@ TEST(TensorObject, LiesInsideStructsContainersAndObjects) {
   EXPECT_EQ(refusal([&] { objects[1].as<at::Tensor>(); }).message, "at the top: expected tensor, got text");
 }
 
+TEST(TensorObject, OfAnyLayoutIsReceivedInsideAnObject) {
+  const auto image = at::arange(2 * 3 * 4 * 5, at::kFloat).reshape({2, 3, 4, 5});
+  const std::vector<at::Tensor> layouts = {image, image.transpose(0, 3),
+                                           image.contiguous(at::MemoryFormat::ChannelsLast),
+                                           image.to_sparse(), image.slice(3, 1, 5, 2)};
+  for (const auto& tensor : layouts) {
+    // Followed by another value: what is skipped ends where it should.
+    const std::vector<Object> sent = {Object(tensor), Object(7)};
+    const auto received = decode<std::vector<Object>>(encode(sent));
+    EXPECT_EQ(received, sent);
+    const auto back = received[0].as<at::Tensor>();
+    EXPECT_TRUE(at::equal(back.to_dense(), tensor.to_dense()));
+    const bool without_gaps = !tensor.is_sparse() && tensor.is_non_overlapping_and_dense();
+    EXPECT_TRUE(!without_gaps || back.strides() == tensor.strides());
+    EXPECT_EQ(received[1].as<int>(), 7);
+  }
+}
+
 TEST(TensorObject, TravelsBesideTheObjectWhenAsked) {
   const Checkpoint sent{.epoch = 1, .weights = {{"a", at::arange(1000)}, {"b", at::ones({3, 3}).t()}}};
   object::Blobs blobs;

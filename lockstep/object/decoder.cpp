@@ -2,15 +2,9 @@
 
 #include <algorithm>
 
+#include "lockstep/object/tensor_code.h"
+
 namespace lockstep::object {
-namespace {
-
-// A tensor's fixed part: dtype, device type, device index, flags.
-constexpr std::size_t kTensorHeadBytes = 4;
-constexpr std::uint8_t kSparseFlag = 2;
-
-}  // namespace
-
 Decoder::Decoder(std::span<const std::uint8_t> bytes, std::span<const Blob> blobs)
     : bytes_(bytes), blobs_(blobs), reader_(bytes) {
   const auto magic = reader_.raw(sizeof(kMagic));
@@ -147,9 +141,11 @@ void Decoder::skip() {
       take<std::uint32_t>();
       return elements(take<std::uint32_t>(), Step::In::kStruct);
     case Code::kTensor: {
-      const bool sparse = (take_raw(kTensorHeadBytes).back() & kSparseFlag) != 0;
+      const auto flags = take_raw(kTensorHeadBytes).back();
+      const bool sparse = (flags & kSparse) != 0;
       const auto n_dimensions = take<std::uint32_t>();
       take_raw(std::uint64_t{n_dimensions} * sizeof(std::int64_t));
+      if ((flags & kPermuted) != 0) take_raw(n_dimensions);
       if (sparse) take_raw(sizeof(std::uint32_t) + sizeof(std::int64_t));
       for (int n_blobs = sparse ? 2 : 1; n_blobs > 0; --n_blobs) {
         if (take<std::uint8_t>() != 0) refuse("bytes beside the object cannot be kept with an Object");
