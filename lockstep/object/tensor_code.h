@@ -11,9 +11,11 @@ namespace lockstep::object {
 inline constexpr std::size_t kTensorHeadBytes = 4;
 
 inline constexpr std::uint8_t kRequiresGrad = 1;
-inline constexpr std::uint8_t kSparse = 2;     // n_sparse and nnz follow the sizes, then two blobs instead of one
+inline constexpr std::uint8_t kSparse =
+    2;  // n_sparse and nnz follow the sizes, then two blobs instead of one
 inline constexpr std::uint8_t kCoalesced = 4;  // with kSparse
-inline constexpr std::uint8_t kPermuted = 8;   // without kSparse: dense, not in row-major order; order[n] follows the sizes
+inline constexpr std::uint8_t kPermuted =
+    8;  // without kSparse: dense, not in row-major order; order[n] follows the sizes
 inline constexpr std::uint8_t kAllTensorFlags = 15;
 
 }  // namespace lockstep::object

@@ -111,7 +111,11 @@ void RRefContext::serve_remote(Request request) {
     });
     if (!value) {
       const internal::ReceiveScope taken(shared->agent(), shared->from(), head.rrefs);
-      raise(ErrorKind::kAborted, "the RRef that this call was for is gone");
+      if (shared->from() == self_.id) raise(ErrorKind::kAborted, "the RRef that this call was for is gone");
+      raise(ErrorKind::kUsage,
+            cat("RRef ", ref.rref,
+                " was made before, or is not its sender's to make: the message is repeated "
+                "or damaged"));
     }
   } catch (...) {
     shared->answer_failure(current_call_failure());

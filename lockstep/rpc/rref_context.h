@@ -27,7 +27,9 @@ class RRefContext;
 struct OwnedValue {
   explicit OwnedValue(std::weak_ptr<internal::Pump> pump) : promise(std::move(pump)) {}
 
+  // Once: type and value must not come from two calls.
   void set(const ValueType* its_type, std::shared_ptr<void> value) {
+    if (claimed.test_and_set()) return;
     type.store(its_type, std::memory_order_release);
     promise.set(std::move(value));
   }
@@ -41,6 +43,7 @@ struct OwnedValue {
 
   Promise<std::shared_ptr<void>> promise;
   std::atomic<const ValueType*> type{nullptr};  // set before the promise is
+  std::atomic_flag claimed{};
 };
 
 // What the copies of one handle share. Its end is the end of the fork.

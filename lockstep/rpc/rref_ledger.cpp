@@ -29,9 +29,12 @@ RRefLedger::Owned* RRefLedger::find_or_wait(std::uint64_t rref) {
 }
 
 RRefLedger::Value RRefLedger::create_here(const RRefOnWire& ref, WorkerId holder) {
+  if (maker_of(ref.rref) != holder || maker_of(ref.fork) != holder || buried_.contains(ref.rref))
+    return nullptr;
   // From a worker that is gone meanwhile: its function runs, and what it returns is dropped.
   Owned* owned = find_or_wait(ref.rref);
   if (owned == nullptr) return options_.new_value();
+  if (owned->called) return nullptr;
   owned->called = true;
   add_fork(*owned, ref.fork, holder);
   Value value = owned->value;

@@ -89,7 +89,8 @@ class RRefLedger {
   explicit RRefLedger(Options options) : options_(std::move(options)) {}
 
   // As owner.
-  // remote() from `holder` has come, and its function will run. The value waits here if someone asked for it before.
+  // remote() from `holder` has come, and its function will run. The value waits here if someone asked for it before. Null when it
+  // must not run: the RRef was made before (its value has a type that others rely on), or its number is not the holder's.
   Value create_here(const RRefOnWire& ref, WorkerId holder);
   // Someone asks for the value. Null: it was deleted, or will never come.
   Value find(std::uint64_t rref);

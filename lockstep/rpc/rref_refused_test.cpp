@@ -142,5 +142,73 @@ TEST(RefusedMessage, GivesBackTheRRefsOfACallThatNobodyCanRun) {
       {}, expect_no_rrefs);
 }
 
+// What a worker out of order could send: every remote() of it is for the RRef of its first.
+class OneIdCourier final : public testing::CourierAround {
+ public:
+  using CourierAround::CourierAround;
+  std::optional<Failure> send(WorkerId to, courier::Message message, Deadline deadline) override {
+    if (message.kind == static_cast<std::uint8_t>(Kind::kRemoteCall)) {
+      Bytes body(message.body.bytes.begin(), message.body.bytes.end());
+      if (first_.empty()) first_.assign(body.begin(), body.begin() + kIdBytes);
+      std::copy(first_.begin(), first_.end(), body.begin());
+      message.body = courier::owned_blob(std::move(body));
+    }
+    return CourierAround::send(to, std::move(message), deadline);
+  }
+
+ private:
+  static constexpr std::ptrdiff_t kIdBytes = 8;
+  Bytes first_;
+};
+
+std::string make_text() {
+  return "of another type";
+}
+LOCKSTEP_RPC_FUNCTION(make_text);
+int make_number() {
+  return 41;
+}
+LOCKSTEP_RPC_FUNCTION(make_number);
+
+TEST(RefusedMessage, DoesNotMakeTheValueOfOneRRefTwice) {
+  run_workers(
+      2,
+      [](int rank, Workers&) {
+        if (rank != 0) return;
+        const auto number = remote(1, make_number);
+        EXPECT_EQ(number.to_here(), 41);
+        const auto again = remote(1, make_text);
+        const auto refused = caught([&] { again.get_future().wait(); });
+        EXPECT_TRUE(says(refused, "was made before")) << refused.message;
+        EXPECT_EQ(number.to_here(), 41) << "it is still what it was";
+      },
+      {.wrap = [](WorkerId, auto inner) { return std::make_unique<OneIdCourier>(std::move(inner)); }});
+}
+
+TEST(RefusedMessage, DoesNotMakeAnRRefInTheNameOfAnother) {
+  std::atomic<std::uint64_t> id{0};
+  run_workers(3, [&](int rank, Workers&) {
+    if (rank == 0) {
+      const auto number = remote(1, make_number);
+      EXPECT_EQ(number.to_here(), 41);
+      id = number.state()->id();
+      until([&] { return id == 0; });
+      EXPECT_EQ(number.to_here(), 41) << "it is still what it was";
+    } else if (rank == 2) {
+      until([&] { return id != 0; });
+      const auto agent = current_agent("test");
+      auto call = internal::encode_call(
+          internal::make_call("rpc_remote", 1, "make_text", std::tuple<>(), CallOptions{}));
+      ByteWriter writer;
+      writer.put(std::uint64_t{id + 1}).put(agent->new_id()).raw(call.body);
+      const auto refused = caught([&] {
+        agent->request(1, Kind::kRemoteCall, {.body = writer.take()}, 10s, "a forged call").wait();
+      });
+      EXPECT_TRUE(says(refused, "is not its sender's to make")) << refused.message;
+      id = 0;
+    }
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::rpc
