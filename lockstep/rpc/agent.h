@@ -213,13 +213,17 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
   enum class Lane : std::uint8_t { kResident, kHelper };
 
   Agent(AgentOptions options, std::unique_ptr<courier::Courier> courier);
-  // The threads' part: one message, if there is one. False: none came.
-  bool step(Lane lane);
+  // The threads' part: one message, if there is one. False: none came. Whatever goes wrong with it (no memory above all) is logged
+  // and harms that message only: nothing thrown may leave a thread of the agent.
+  bool step(Lane lane) noexcept;
+  bool take_next(Lane lane);
   // Sleeps until there is something, or a call's time is over.
-  void rest();
+  void rest() noexcept;
   void take(courier::Event event, Lane lane);
   void take_answer(WorkerId from, courier::Message message);
   void take_request(WorkerId from, courier::Message message, Lane lane);
+  // Tells the caller. What its on_answer throws is logged, and told to it as a failure where it was an answer that it threw at.
+  static void end_call(const Pending& pending, Answer* answer, const CallFailure* failure) noexcept;
   void run_handler(const HandlerEntry& entry, Request request) noexcept;
   bool worth_sharing() const;
   void note_duration(std::int64_t ns);

@@ -2,6 +2,7 @@
 #include <sched.h>
 
 #include <chrono>
+#include <thread>
 
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
@@ -19,6 +20,8 @@ constexpr int kLooksAtClock = 64;
 constexpr std::int64_t kWorthSharingNs = 20'000;
 // How long a thread that waits for an answer fetches messages itself.
 constexpr auto kHelp = std::chrono::microseconds(100);
+// After a failure of the agent's own, most likely for want of memory: the next look may fail likewise, and must not be a busy loop.
+constexpr Milliseconds kRecover{1};
 // Answers do not wait for ever for a connection.
 constexpr Milliseconds kConnect{30'000};
 
@@ -45,7 +48,17 @@ void Agent::help(const std::atomic<std::uint8_t>& over) {
   courier_->end_polling();
 }
 
-bool Agent::step(Lane lane) {
+bool Agent::step(Lane lane) noexcept {
+  try {
+    return take_next(lane);
+  } catch (...) {
+    log_current_failure("an RPC agent could not take what came");
+    std::this_thread::sleep_for(kRecover);
+    return true;
+  }
+}
+
+bool Agent::take_next(Lane lane) {
   if (lane == Lane::kResident &&
       n_in_row_.load(std::memory_order_relaxed) % kLooksAtClock == kLooksAtClock - 1) {
     expire();  // also while messages never end
@@ -64,11 +77,16 @@ bool Agent::step(Lane lane) {
   return true;
 }
 
-void Agent::rest() {
-  expire();
-  if (!pool_->resident_here()) return;
-  courier_->wait(Deadline::from_monotonic_ns(earliest_ns_.load()));
-  expire();
+void Agent::rest() noexcept {
+  try {
+    expire();
+    if (!pool_->resident_here()) return;
+    courier_->wait(Deadline::from_monotonic_ns(earliest_ns_.load()));
+    expire();
+  } catch (...) {
+    log_current_failure("an RPC agent could not wait");
+    std::this_thread::sleep_for(kRecover);
+  }
 }
 
 void Agent::take(courier::Event event, Lane lane) {
@@ -103,10 +121,26 @@ void Agent::take_answer(WorkerId from, courier::Message message) {
   }
   if (message.kind == kException) {
     const CallFailure failure = decode_failure(roster_->info(from), message.body.bytes);
-    pending->on_answer(nullptr, &failure);
+    end_call(*pending, nullptr, &failure);
   } else {
     Answer answer{.body = std::move(message.body), .blobs = std::move(message.blobs)};
-    pending->on_answer(&answer, nullptr);
+    end_call(*pending, &answer, nullptr);
+  }
+}
+
+void Agent::end_call(const Pending& pending, Answer* answer, const CallFailure* failure) noexcept {
+  try {
+    pending.on_answer(answer, failure);
+    return;
+  } catch (...) {
+    log_current_failure("what takes an RPC answer threw");
+    if (answer == nullptr) return;
+    try {
+      const CallFailure thrown = current_call_failure();
+      pending.on_answer(nullptr, &thrown);
+    } catch (...) {
+      log_current_failure("what takes an RPC answer threw again");
+    }
   }
 }
 
@@ -130,9 +164,14 @@ void Agent::take_request(WorkerId from, courier::Message message, Lane lane) {
   } else if (lane == Lane::kResident && !worth_sharing()) {
     pool_->linger([&] { run_handler(entry, std::move(request)); });
   } else {
-    // A task is copied nowhere, but std::function wants to be able to.
-    auto shared = std::make_shared<Request>(std::move(request));
-    pool_->post([this, &entry, shared] { run_handler(entry, std::move(*shared)); });
+    try {
+      // A task is copied nowhere, but std::function wants to be able to.
+      auto shared = std::make_shared<Request>(std::move(request));
+      pool_->post([this, &entry, shared] { run_handler(entry, std::move(*shared)); });
+    } catch (...) {
+      n_running_.fetch_sub(1);
+      throw;  // the request is dropped, which answers it
+    }
   }
 }
 
@@ -155,7 +194,7 @@ void Agent::run_handler(const HandlerEntry& entry, Request request) noexcept {
     entry.handler(std::move(request));
   } catch (...) {
     // Handlers answer their own exceptions; the request is answered by its destructor.
-    log(LogLevel::kError, "an RPC handler threw: " + current_failure().message);
+    log_current_failure("an RPC handler threw");
   }
   if (entry.runs == Runs::kInThread) note_duration(Deadline::now().monotonic_ns() - start);
   n_running_.fetch_sub(1);
@@ -169,7 +208,7 @@ void Agent::take_loss(WorkerId peer, const std::string& cause, bool orderly, std
     try {
       service->on_lost(peer, cause);
     } catch (...) {
-      log(LogLevel::kError, "after the loss of a worker: " + current_failure().message);
+      log_current_failure("after the loss of a worker");
     }
   }
   fail_pending([peer](const Pending& pending) { return pending.to == peer; },

@@ -157,7 +157,7 @@ void Agent::fail_pending(const std::function<bool(const Pending&)>& which,
                          const std::function<Failure(const Pending&)>& why) {
   for (const auto& pending : take_all(which)) {
     const CallFailure failure{.failure = why(pending)};
-    pending.on_answer(nullptr, &failure);
+    end_call(pending, nullptr, &failure);
   }
 }
 
@@ -179,7 +179,7 @@ void Agent::expire() {
   pool_->linger([&] {
     for (const auto& pending : late) {
       const CallFailure failure{.failure = timeout_failure(pending.what, pending.timeout)};
-      pending.on_answer(nullptr, &failure);
+      end_call(pending, nullptr, &failure);
     }
   });
 }

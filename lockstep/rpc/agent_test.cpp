@@ -275,5 +275,79 @@ TEST(Agent, DiscardsAnAnswerOfAnotherWorkerThanTheOneThatWasAsked) {
                }}});
 }
 
+// Runs out of memory while it looks for messages, `n` times.
+class ExhaustedCourier final : public CourierAround {
+ public:
+  ExhaustedCourier(std::unique_ptr<courier::Courier> inner, std::atomic<int>& n)
+      : CourierAround(std::move(inner)), n_(n) {}
+  std::optional<courier::Event> poll() override {
+    if (n_ > 0 && n_.fetch_sub(1) > 0) throw std::bad_alloc();
+    return CourierAround::poll();
+  }
+  void wait(Deadline deadline) override {
+    if (n_ > 0 && n_.fetch_sub(1) > 0) throw std::bad_alloc();
+    CourierAround::wait(deadline);
+  }
+
+ private:
+  std::atomic<int>& n_;
+};
+
+TEST(Agent, OutlivesALackOfMemoryWhereMessagesAreTaken) {
+  std::atomic<int> n{0};
+  run_workers(2,
+              [&](int rank, Workers&) {
+                if (rank != 0) return;
+                for (int i = 0; i < 20; ++i) {
+                  n = 3;
+                  EXPECT_EQ(rpc_sync(1, add, {i, 1}, {.timeout = 30s}), i + 1);
+                }
+              },
+              {.wrap = [&](WorkerId, auto inner) {
+                return std::make_unique<ExhaustedCourier>(std::move(inner), n);
+              }});
+}
+
+// Of a service that has no memory for what it is asked.
+void exhaust(Agent& agent) {
+  agent.handle(
+      static_cast<Kind>(60), [](Request) { throw std::bad_alloc(); }, Agent::Runs::kQuick);
+}
+class ExhaustedService final : public Service {
+ public:
+  explicit ExhaustedService(Agent& agent) { exhaust(agent); }
+  void on_lost(WorkerId, const std::string&) override {}
+  void debug_info(std::map<std::string, std::string>&) override {}
+};
+[[maybe_unused]] const bool exhausted_registered = register_service(
+    [](Agent& agent) -> std::unique_ptr<Service> { return std::make_unique<ExhaustedService>(agent); });
+
+TEST(Agent, OutlivesALackOfMemoryInTasksCallbacksAndHandlers) {
+  run_workers(2, [](int rank, Workers&) {
+    if (rank != 0) return;
+    const auto agent = current_agent("test");
+    for (int i = 0; i < 20; ++i) {
+      std::atomic<int> n_ran{0};
+      agent->run([&] {
+        ++n_ran;
+        throw std::bad_alloc();
+      });
+      // What takes the answer, on the thread that found it.
+      agent->request(1, static_cast<Kind>(61), {}, 30s, "a question",
+                     [&](Agent::Answer*, const CallFailure*) {
+                       ++n_ran;
+                       throw std::bad_alloc();
+                     });
+      until([&] { return n_ran == 2; });
+      const auto refused =
+          caught([&] { agent->request(1, static_cast<Kind>(60), {}, 30s, "a request").wait(); });
+      EXPECT_TRUE(says(refused, "without an answer")) << refused.message;
+    }
+    EXPECT_EQ(rpc_sync(1, add, {1, 1}), 2);
+    EXPECT_EQ(agent->n_waiting(), 0u);
+    until([&] { return agent->n_running() == 0; });
+  });
+}
+
 }  // namespace
 }  // namespace lockstep::rpc

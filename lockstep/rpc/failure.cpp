@@ -6,6 +6,7 @@
 #include <typeinfo>
 
 #include "lockstep/base/demangle.h"
+#include "lockstep/base/log.h"
 #include "lockstep/base/stack_trace.h"
 #include "lockstep/base/text.h"
 
@@ -57,6 +58,14 @@ void CallFailure::raise() const {
   if (remote) throw RemoteError(failure, *remote);
   if (type != CallFailure().type) throw Renamed(*this);
   lockstep::raise(failure);
+}
+
+void log_current_failure(const char* what) noexcept {
+  try {
+    log(LogLevel::kError, cat(what, ": ", current_failure().message));
+  } catch (...) {
+    log(LogLevel::kError, what);
+  }
 }
 
 CallFailure current_call_failure() noexcept {

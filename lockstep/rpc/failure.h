@@ -51,6 +51,8 @@ struct CallFailure {
 
 // The current exception; call inside a catch block. A RemoteError stays one.
 CallFailure current_call_failure() noexcept;
+// A log line with the current exception, also when there is no memory for its text; call inside a catch block.
+void log_current_failure(const char* what) noexcept;
 // As the callee sends it.
 Bytes encode_failure(const CallFailure& failure) noexcept;
 // What `from` sent: "On WorkerInfo(id=1, name=worker1): std::runtime_error: ...". Damaged bytes give a kInternal failure.

@@ -61,7 +61,7 @@ void FutureBase::run(std::vector<Callback> callbacks) noexcept {
     try {
       callback();
     } catch (...) {
-      log(LogLevel::kError, "a callback of a future threw: " + current_failure().message);
+      log_current_failure("a callback of a future threw");
     }
   }
 }

@@ -34,8 +34,12 @@ void Request::answer(Payload payload) {
 void Request::answer_failure(const CallFailure& failure) noexcept {
   const auto agent = std::move(agent_);
   if (!agent) return;
-  agent->send_answer(
-      from_, {.kind = kException, .id = message_.id, .body = courier::owned_blob(encode_failure(failure))});
+  try {
+    agent->send_answer(
+        from_, {.kind = kException, .id = message_.id, .body = courier::owned_blob(encode_failure(failure))});
+  } catch (...) {
+    log_current_failure("an RPC request could not be answered");  // its caller waits until its timeout
+  }
 }
 
 }  // namespace lockstep::rpc

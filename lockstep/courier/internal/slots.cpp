@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <bit>
+#include <new>
 #include <numeric>
 
 namespace lockstep::courier::internal {
@@ -11,6 +12,7 @@ namespace {
 
 // A record beyond what the ring may carry, or numbers that cannot be.
 constexpr const char* kBadRing = "a record whose length cannot be";
+constexpr const char* kNoMemory = "a message for which there is no memory";
 
 void tell_room(int socket) {
   const std::uint8_t room = 'R';
@@ -107,6 +109,17 @@ std::optional<Event> Slots::take(std::uint32_t index, int bell) {
   return event;
 }
 
+// What a sender says of its message's size decides how much memory is asked for: when there is none, that sender is refused.
+Decoded Slots::read_record(Slot& slot, std::uint64_t n_bytes) {
+  try {
+    const Buffer record(n_bytes);
+    if (slot.reader.take(record.data(), n_bytes)) tell_room(slot.socket);
+    return decode_record(record, n_bytes, slot.sender);
+  } catch (const std::bad_alloc&) {
+    return {.error = kNoMemory};
+  }
+}
+
 std::optional<Event> Slots::take_locked(Slot& slot) {
   if (!slot.open) return std::nullopt;
   const std::uint64_t n_bytes = slot.reader.next(kMinRecord, kMaxRingRecord);
@@ -117,9 +130,7 @@ std::optional<Event> Slots::take_locked(Slot& slot) {
     }
     return std::nullopt;
   }
-  const Buffer record(n_bytes);
-  if (slot.reader.take(record.data(), n_bytes)) tell_room(slot.socket);
-  auto decoded = decode_record(record, n_bytes, slot.sender);
+  auto decoded = read_record(slot, n_bytes);
   if (!decoded.message) {
     slot.open = false;
     slot.broken = std::move(decoded.error);

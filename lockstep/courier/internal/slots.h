@@ -46,6 +46,7 @@ class Slots {
     std::string broken;
   };
 
+  static Decoded read_record(Slot& slot, std::uint64_t n_bytes);
   std::optional<Event> take_locked(Slot& slot);
 
   const Inbox inbox_;

@@ -8,6 +8,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/rpc/failure.h"
 
 namespace lockstep::rpc::internal {
 namespace {
@@ -126,7 +127,11 @@ void Pool::work(Member& member) {
       Task task = std::move(tasks_.front());
       tasks_.pop_front();
       lock.unlock();
-      task();
+      try {
+        task();
+      } catch (...) {
+        log_current_failure("a task of an RPC agent threw");
+      }
       task = nullptr;
       lock.lock();
       continue;

@@ -26,6 +26,7 @@ class Pool {
  public:
   using Task = std::function<void()>;
   struct Duties {
+    // Neither throws.
     std::function<bool()> step;  // takes one thing that arrived; false when there was none
     std::function<void()> rest;  // sleeps until something arrives, or wake()
     std::function<void()> wake;
@@ -42,14 +43,18 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Runs it on one of the threads.
+  // Runs it on one of the threads. What it throws is logged: nothing that a thread of the pool runs may end the process.
   void post(Task task);
   // Runs `work` on this thread, which is the resident and calls from inside step(): it may last.
   template <class Work>
   void linger(Work&& work) {
-    const std::uint64_t turn = begin_linger();
+    struct Turn {
+      ~Turn() { pool.end_linger(turn); }
+      Pool& pool;
+      const std::uint64_t turn;
+    };
+    const Turn mine{*this, begin_linger()};
     work();
-    end_linger(turn);
   }
   // Resident, and none of what lingers has lost it the residence.
   bool resident_here() const;
