@@ -4,6 +4,7 @@
 
 #include <fcntl.h>
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
@@ -20,6 +21,8 @@ class Launcher {
   struct Options {
     EnvironmentList environment{};
     std::string input{};
+    rlim_t open_files = 0;       // the soft limit it starts with; 0: this process's
+    std::vector<int> ignored{};  // signals it inherits as ignored
   };
 
   explicit Launcher(const std::vector<std::string>& arguments) : Launcher(arguments, Options{}) {}
@@ -35,6 +38,11 @@ class Launcher {
     const std::string err = folder_.file("err");
     pid_ = ::fork();
     if (pid_ != 0) return;
+    for (const int signal : options.ignored) ::signal(signal, SIG_IGN);
+    if (rlimit limit{}; options.open_files > 0 && ::getrlimit(RLIMIT_NOFILE, &limit) == 0) {
+      limit.rlim_cur = options.open_files;
+      ::setrlimit(RLIMIT_NOFILE, &limit);
+    }
     redirect(in, O_RDONLY, 0);
     redirect(out, O_WRONLY | O_CREAT, 1);
     redirect(err, O_WRONLY | O_CREAT, 2);

@@ -13,11 +13,13 @@
 
 #include "launch/failure_report.h"
 #include "launch/nodes.h"
+#include "launch/open_files.h"
 #include "launch/output.h"
 #include "lockstep/base/environment.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/process.h"
 #include "lockstep/base/text.h"
+#include "lockstep/process/handled_signal.h"
 #include "lockstep/process/job_host.h"
 #include "lockstep/process/report.h"
 #include "lockstep/process/supervisor.h"
@@ -27,13 +29,22 @@ namespace {
 
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
-// The signals the launcher passes on, as a descriptor, for as long as it has workers.
+// What the launcher was started with: a shell gives background jobs of a script an ignored SIGINT, nohup an ignored
+// SIGHUP. A blocked signal reaches a signalfd even when it is ignored, so such ones must not be blocked.
+bool is_ignored(int signal) {
+  struct sigaction action {};
+  return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
+}
+
+// The signals the launcher passes on, as a descriptor, from before it has workers until they are gone.
 class PassedSignals {
  public:
   PassedSignals() {
     sigset_t set;
     ::sigemptyset(&set);
-    for (const int signal : kSignals) ::sigaddset(&set, signal);
+    for (const int signal : kSignals) {
+      if (!is_ignored(signal)) ::sigaddset(&set, signal);
+    }
     ::pthread_sigmask(SIG_BLOCK, &set, &before_);
     fd_.reset(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
     if (!fd_) raise(system_failure(errno, "signalfd"));
@@ -42,6 +53,7 @@ class PassedSignals {
   PassedSignals(const PassedSignals&) = delete;
   PassedSignals& operator=(const PassedSignals&) = delete;
   int fd() const { return fd_.get(); }
+  const sigset_t& mask_before() const { return before_; }
   std::optional<int> take() const {
     signalfd_siginfo info{};
     if (::read(fd_.get(), &info, sizeof info) != static_cast<ssize_t>(sizeof info)) return std::nullopt;
@@ -56,7 +68,8 @@ class PassedSignals {
 class Job {
  public:
   Job(const RunOptions& options, const RunPlan& plan)
-      : options_(options),
+      : worker_open_files_(raise_open_files()),
+        options_(options),
         plan_(plan),
         host_(JobHost::open({.address = plan.master_addr,
                              .port = plan.master_port,
@@ -73,11 +86,10 @@ class Job {
 
   int run() {
     say_thread_count();
-    start();
     {
-      // After the workers, so that they keep the signal mask this process was given; before the store's thread, so
-      // that none is delivered there. A signal in between ends this process, and the keeper ends the workers.
+      // Before the store's thread, so that none is delivered there.
       const PassedSignals signals;
+      start(signals.mask_before());
       host_.serve();
       watch(signals);
     }
@@ -111,7 +123,7 @@ class Job {
 
   int report_fd(int worker) const { return reports_[static_cast<std::size_t>(worker)].get(); }
 
-  void start() {
+  void start(const sigset_t& signal_mask) {
     const Fd empty_input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     const int secret_fd = host_.address().secret_fd;
     std::vector<ChildSpec> specs;
@@ -127,7 +139,9 @@ class Job {
       if (secret_fd >= 0) spec.inherited.push_back(secret_fd);
       specs.push_back(std::move(spec));
     }
-    supervisor_.emplace(ProcessTree::start(specs, {.adopt_orphans = true}),
+    supervisor_.emplace(ProcessTree::start(specs, {.adopt_orphans = true,
+                                                   .child_signal_mask = signal_mask,
+                                                   .child_open_files = worker_open_files_}),
                         SupervisorOptions{.grace = plan_.grace,
                                           .on_exit = [this](const ChildExit& exit) { note_exit(exit); },
                                           .on_failure = [this](const ChildExit& exit) { tell(exit); },
@@ -171,7 +185,7 @@ class Job {
 
   // The first request to end is the workers' to answer; a second one is an order.
   void pass_on(int signal) {
-    if (signal == SIGUSR1 || signal == SIGUSR2) return supervisor_->signal(signal);
+    if (signal == SIGUSR1 || signal == SIGUSR2) return pass_on_to_handlers(signal);
     if (signal_) {
       output_.say(cat(signal_name(signal), " again: killing all workers"));
       return supervisor_->kill();
@@ -181,6 +195,17 @@ class Job {
                     static_cast<double>(plan_.grace.count()) / 1000, " s are killed"));
     if (supervisor_->stopping()) return supervisor_->signal(signal);
     supervisor_->stop(signal);
+  }
+
+  // Each worker leads a session. Those that ended have left their numbers to others.
+  void pass_on_to_handlers(int signal) {
+    std::vector<pid_t> sessions = supervisor_->pids();
+    for (const ChildExit& exit : supervisor_->exits()) std::erase(sessions, exit.pid);
+    const int n = send_handled_signal(sessions, signal);
+    output_.say(n == 0 ? cat(signal_name(signal),
+                             ": no process of the workers handles it, so that it is not passed on")
+                       : cat(signal_name(signal), ": passed on to ", n, n == 1 ? " process" : " processes",
+                             " that handle it"));
   }
 
   // No worker is left; a signal may end this process now, for one if nobody reads its output.
@@ -210,6 +235,7 @@ class Job {
                                 .last_errors = output_.last_errors(first.index)}));
   }
 
+  const std::optional<rlimit> worker_open_files_;  // first: raised before anything is opened
   const RunOptions& options_;
   const RunPlan& plan_;
   JobHost host_;

@@ -238,6 +238,12 @@ TEST(Run, WrongUseIsToldWithExitCodeTwo) {
   refused({"run", "--nnodes", "2", "--master-addr", "127.0.0.1", "true"}, "LOCKSTEP_SECRET_FILE");
 }
 
+TEST(Run, ManyWorkersNeedNoHigherLimitOfOpenFilesAndKeepTheirs) {
+  Launcher launcher(shell({"-n", "16", "--no-prefix"}, "ulimit -S -n"), {.open_files = 48});
+  EXPECT_EQ(launcher.wait(), 0) << launcher.err();
+  EXPECT_EQ(lines_of(launcher.out()).count("48"), 16u) << launcher.out();
+}
+
 TEST(Run, AutoIsOnePerCoreOrGpu) {
   Launcher launcher(shell({"-n", "auto", "--no-prefix"}, "echo $WORLD_SIZE"),
                     {.environment = {{"CUDA_VISIBLE_DEVICES", ""}}});

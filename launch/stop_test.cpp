@@ -127,12 +127,47 @@ TEST(Stop, AnInterruptEndsTheWorkersAndShowsInTheExitCode) {
 }
 
 TEST(Stop, UserSignalsArePassedOnWithoutStopping) {
-  Launcher launcher({"run", "-n", "2", "--", "sh", "-c",
+  // A shell without a handler stands between the launcher and the one that has one, and is not harmed.
+  Launcher launcher({"run", "-n", "2", "--", "sh", "-c", "sh -c \"$0\"; true",
                      "trap 'echo checkpoint; exit 0' USR1; echo ready; while :; do sleep 0.01; done"});
   ASSERT_TRUE(both_print(launcher, "ready"));
   launcher.kill(SIGUSR1);
-  EXPECT_EQ(launcher.wait(), 0);
+  EXPECT_EQ(launcher.wait(), 0) << launcher.err();
   EXPECT_TRUE(both_print(launcher, "checkpoint")) << launcher.out();
+}
+
+// A worker that prints "ready" and ends well when the file is there.
+std::string wait_for(const std::string& file) {
+  return cat("echo ready; while ! test -e ", file, "; do sleep 0.01; done");
+}
+
+TEST(Stop, AUserSignalThatNobodyHandlesEndsNobody) {
+  TemporaryFolder folder;
+  Launcher launcher({"run", "-n", "2", "--", "sh", "-c", wait_for(folder.file("go"))});
+  ASSERT_TRUE(both_print(launcher, "ready"));
+  launcher.kill(SIGUSR1);
+  EXPECT_TRUE(process_testing::eventually([&] {
+    return contains(launcher.err(), "SIGUSR1: no process of the workers handles it") ||
+           is_dead(launcher.pid());
+  })) << launcher.err();
+  std::ofstream(folder.file("go")) << "";
+  EXPECT_EQ(launcher.wait(), 0) << launcher.err();
+}
+
+// As the shell starts jobs in the background of a script, and nohup.
+TEST(Stop, ASignalThatWasIgnoredFromTheStartStaysIgnored) {
+  TemporaryFolder folder;
+  Launcher launcher({"run", "-n", "2", "--", "sh", "-c", wait_for(folder.file("go"))},
+                    {.ignored = {SIGINT, SIGHUP}});
+  ASSERT_TRUE(both_print(launcher, "ready"));
+  launcher.kill(SIGINT);
+  launcher.kill(SIGHUP);
+  launcher.kill(SIGUSR2);  // seen after the others
+  EXPECT_TRUE(process_testing::eventually(
+      [&] { return contains(launcher.err(), "SIGUSR2") || is_dead(launcher.pid()); }));
+  EXPECT_FALSE(contains(launcher.err(), "SIGINT") || contains(launcher.err(), "SIGHUP")) << launcher.err();
+  std::ofstream(folder.file("go")) << "";
+  EXPECT_EQ(launcher.wait(), 0) << launcher.err();
 }
 
 TEST(Stop, WhatAFinishedScriptLeftRunningIsEnded) {

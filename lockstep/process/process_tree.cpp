@@ -126,6 +126,7 @@ ProcessTree ProcessTree::start(std::span<const ChildSpec> specs, const ProcessTr
                   .socket = ends[1],
                   .owner_socket = ends[0]};
   plan.owner_lost_grace_ms = static_cast<int>(options.owner_lost_grace.count());
+  if (options.child_open_files) plan.child_open_files = &*options.child_open_files;
   ::prctl(PR_GET_NAME, plan.owner_name);
   ::sigaction(SIGCHLD, nullptr, &plan.child_sigchld);
   // What lies in buffers would be written again by every copy of this process that runs a function.
@@ -135,7 +136,7 @@ ProcessTree ProcessTree::start(std::span<const ChildSpec> specs, const ProcessTr
   }
   {
     const SignalsBlocked blocked;
-    plan.child_mask = blocked.before();
+    plan.child_mask = options.child_signal_mask.value_or(blocked.before());
     tree.keeper_ = ::fork();
     if (tree.keeper_ == 0) internal::keeper_main(plan);
   }

@@ -15,10 +15,13 @@
 // Thread safety: none; one thread at a time. Destruction kills everything that is left and waits for it.
 #pragma once
 
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/types.h>
 
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <span>
 #include <string>
 #include <vector>
@@ -66,6 +69,9 @@ struct ProcessTreeOptions {
   bool adopt_orphans = false;
   // Time between SIGTERM and SIGKILL when the owner is gone.
   Milliseconds owner_lost_grace{2'000};
+  // Instead of the calling thread's own at the time of start().
+  std::optional<sigset_t> child_signal_mask{};
+  std::optional<rlimit> child_open_files{};
 };
 
 class ProcessTree {

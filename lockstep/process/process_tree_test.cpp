@@ -168,6 +168,22 @@ TEST(Supervisor, TheFirstFailureIsToldBeforeTheOthersAreStopped) {
   EXPECT_FALSE(supervisor.exits()[1].failed());
 }
 
+TEST(ProcessTree, ASignalReachesMoreThanAThousandChildren) {
+  constexpr std::size_t kChildren = 1'100;
+  const ChildSpec sleeper{.body = [] {
+    for (;;) ::pause();
+    return 0;
+  }};
+  const std::vector<ChildSpec> specs(kChildren, sleeper);
+  ProcessTree tree = ProcessTree::start(specs);
+  tree.signal(SIGTERM);
+  std::size_t n_ended = 0;
+  EXPECT_TRUE(eventually([&] {
+    for (const ChildEvent& event : tree.take_events()) n_ended += event.value == SIGTERM;
+    return n_ended == kChildren;
+  })) << n_ended;
+}
+
 TEST(Supervisor, AChildThatIgnoresSigtermIsKilledAfterTheGrace) {
   TemporaryFolder folder;
   const std::vector<ChildSpec> specs = {

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <poll.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/signalfd.h>
 #include <sys/socket.h>
@@ -17,7 +18,8 @@
 namespace lockstep::internal {
 namespace {
 
-constexpr int kKillRoundMs = 20;  // between two rounds of SIGKILL
+constexpr int kKillRoundMs = 20;            // between two rounds of SIGKILL
+constexpr std::size_t kMaxPids = 1u << 22;  // as many as Linux has (PID_MAX_LIMIT)
 
 std::int64_t clock_ns(clockid_t clock) {
   timespec now{};
@@ -77,8 +79,19 @@ class Keeper {
     ::sigaddset(&set, SIGCHLD);
     signals_ = ::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK);
     owner_ = static_cast<int>(::syscall(SYS_pidfd_open, plan_.owner, 0));
+    children_ = map_pids();
+    groups_ = map_pids();
     // An owner that is gone already may have left its number to another process.
-    if (::getppid() != plan_.owner || signals_ < 0) ::_exit(1);
+    if (::getppid() != plan_.owner || signals_ < 0 || children_.empty() || groups_.empty()) ::_exit(1);
+  }
+
+  // Room for every child and orphan there can be: the kernel gives pages only to what is used. Not from the heap,
+  // whose locks a thread of the owner may have held at the fork.
+  static std::span<pid_t> map_pids() {
+    void* memory = ::mmap(nullptr, kMaxPids * sizeof(pid_t), PROT_READ | PROT_WRITE,
+                          MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (memory == MAP_FAILED) return {};
+    return {static_cast<pid_t*>(memory), kMaxPids};
   }
 
   void start_children() {
@@ -113,6 +126,7 @@ class Keeper {
       if (!redirect(child.standard[target], target)) return errno;
     }
     ::sigaction(SIGCHLD, &plan_.child_sigchld, nullptr);
+    if (plan_.child_open_files != nullptr) ::setrlimit(RLIMIT_NOFILE, plan_.child_open_files);
     if (child.argv == nullptr) {
       ::close(plan_.socket);
       ::close(signals_);
@@ -215,19 +229,18 @@ class Keeper {
 
   // Every direct child is unreaped, so neither its number nor its group's can be anyone else's.
   void signal_children(int signal) {
-    std::array<pid_t, 1024> children;
-    int n = list_children(children);
+    int n = list_children(children_);
     if (n < 0) {
       n = 0;
       for (const pid_t pid : plan_.pids) {
-        if (pid > 0 && n < static_cast<int>(children.size())) children[static_cast<std::size_t>(n++)] = pid;
+        if (pid > 0) children_[static_cast<std::size_t>(n++)] = pid;
       }
     }
-    std::array<pid_t, 1024> groups;
+    const std::span<pid_t> groups = groups_;
     int n_groups = 0;
     const pid_t own = ::getpgrp();
     for (int i = 0; i < n; ++i) {
-      const pid_t child = children[static_cast<std::size_t>(i)];
+      const pid_t child = children_[static_cast<std::size_t>(i)];
       const pid_t group = ::getpgid(child);
       if (group <= 0 || group == own) {
         ::kill(child, signal);  // has not yet reached setsid
@@ -252,7 +265,8 @@ class Keeper {
 
   const KeeperPlan& plan_;
   int signals_ = -1;
-  int owner_ = -1;  // pidfd
+  int owner_ = -1;                      // pidfd
+  std::span<pid_t> children_, groups_;  // scratch of signal_children
   bool owner_lost_ = false;
   bool killing_ = false;
   std::int64_t kill_at_ns_ = 0;

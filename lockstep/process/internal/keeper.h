@@ -5,6 +5,7 @@
 #pragma once
 
 #include <signal.h>
+#include <sys/resource.h>
 #include <sys/types.h>
 
 #include <cstdint>
@@ -45,10 +46,11 @@ struct KeeperPlan {
   std::span<pid_t> pids;  // filled by the keeper, in its own copy
   pid_t owner = -1;
   int socket = -1;
-  int owner_socket = -1;              // the owner's end, to close
-  sigset_t child_mask{};              // the owner's signal mask before the fork
-  struct sigaction child_sigchld {};  // and what it did with SIGCHLD
-  char owner_name[16] = {};           // as ps shows it
+  int owner_socket = -1;                     // the owner's end, to close
+  sigset_t child_mask{};                     // the owner's signal mask before the fork
+  const rlimit* child_open_files = nullptr;  // null: the owner's
+  struct sigaction child_sigchld {};         // and what it did with SIGCHLD
+  char owner_name[16] = {};                  // as ps shows it
   int owner_lost_grace_ms = 2'000;
 };
 
