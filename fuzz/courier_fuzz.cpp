@@ -46,8 +46,9 @@ void address(Input input) {
 void greetings(Input input, bool with_secret) {
   static const JobSecret secret = JobSecret::mint();
   const std::optional<JobSecret> known = with_secret ? std::optional(secret) : std::nullopt;
-  GreetingServer server(known, "me");
-  GreetingClient client(known, {.id = 1, .token = "you", .to = "me"});
+  const net::Binding binding{.purpose = net::Purpose::kCourierTcp, .server = "me"};
+  GreetingServer server(known, binding);
+  GreetingClient client(known, {.id = 1, .token = "you", .to = "me"}, binding);
   GreetingReader reader;
   // A client that says the first thing right gets further.
   if (!input.empty() && (input[0] & 1) != 0) server.next(client.first());

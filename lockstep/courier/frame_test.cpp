@@ -95,6 +95,10 @@ TEST(Endpoint, ComesBackAndNothingElseIsOne) {
   EXPECT_FALSE(decode_endpoint(encode_endpoint({.token = "t", .tcp_host = "::1", .tcp_port = 0})));
 }
 
+net::Binding to_callee(const std::string& token) {
+  return {.purpose = net::Purpose::kCourierLocal, .server = token};
+}
+
 struct Met {
   std::optional<Intro> intro;
   std::string refused_by_server, refused_by_client;
@@ -102,8 +106,8 @@ struct Met {
 
 Met meet(const std::optional<JobSecret>& caller, const std::optional<JobSecret>& callee,
          const std::string& to = "callee") {
-  GreetingClient client(caller, {.id = 3, .token = "caller", .to = to, .outbox_bytes = 77});
-  GreetingServer server(callee, "callee");
+  GreetingClient client(caller, {.id = 3, .token = "caller", .to = to, .outbox_bytes = 77}, to_callee(to));
+  GreetingServer server(callee, to_callee("callee"));
   Met met;
   Bytes next = client.first();
   for (int i = 0; i < 3; ++i) {
@@ -140,8 +144,8 @@ TEST(Greeting, WhoeverDoesNotBelongHearsWhy) {
 
 TEST(Greeting, AProofOfAnotherSecretIsRefusedByTheServer) {
   const JobSecret secret = JobSecret::mint();
-  GreetingServer server(secret, "callee");
-  GreetingClient client(secret, {.id = 1, .token = "caller", .to = "callee"});
+  GreetingServer server(secret, to_callee("callee"));
+  GreetingClient client(secret, {.id = 1, .token = "caller", .to = "callee"}, to_callee("callee"));
   const auto challenge = server.next(client.first());
   auto step = client.next(challenge.send);
   ASSERT_FALSE(step.send.empty());
@@ -149,12 +153,36 @@ TEST(Greeting, AProofOfAnotherSecretIsRefusedByTheServer) {
   EXPECT_NE(server.next(step.send).refusal.find("another job secret"), std::string::npos);
 }
 
+TEST(Greeting, NoByteOfAnIntroductionMayBeChangedOnTheWay) {
+  const JobSecret secret = JobSecret::mint();
+  for (std::size_t i = 34;; ++i) {
+    GreetingServer server(secret, to_callee("callee"));
+    GreetingClient client(secret, {.id = 1, .token = "caller", .to = "callee"}, to_callee("callee"));
+    auto step = client.next(server.next(client.first()).send);
+    if (i == step.send.size()) break;
+    step.send[i] ^= 1;
+    EXPECT_FALSE(server.next(step.send).intro) << i;
+    EXPECT_FALSE(server.proven());
+  }
+}
+
+TEST(Greeting, ARelayToAnotherWorkerOrOverAnotherTransportIsRefused) {
+  const JobSecret secret = JobSecret::mint();
+  const net::Binding over_tcp{.purpose = net::Purpose::kCourierTcp, .server = "callee"};
+  for (const net::Binding& binding : {to_callee("other"), over_tcp}) {
+    GreetingServer server(secret, binding);
+    GreetingClient client(secret, {.id = 1, .token = "caller", .to = "callee"}, to_callee("callee"));
+    EXPECT_FALSE(client.next(server.next(client.first()).send).refusal.empty());
+    EXPECT_FALSE(client.keys());
+  }
+}
+
 TEST(Greeting, NonsenseIsRefusedAtEveryStep) {
   const std::optional<JobSecret> none;
   for (const Bytes& bad : {Bytes{}, Bytes{'H'}, Bytes{'N', 9}, Bytes(900, 'H')}) {
-    GreetingServer server(none, "callee");
+    GreetingServer server(none, to_callee("callee"));
     EXPECT_FALSE(server.next(bad).refusal.empty());
-    GreetingClient client(none, {});
+    GreetingClient client(none, {}, {});
     EXPECT_FALSE(client.next(bad).refusal.empty());
   }
 }

@@ -46,10 +46,10 @@ class HostCourier final : public Courier {
               std::optional<net::Listener> tcp)
       : office_(std::move(options), std::move(self)) {
     const auto shm = std::make_shared<ShmEntrance>(office_, std::move(local));
-    office_.reactor.add(shm->fd(), EPOLLIN, shm);
+    shm->start();
     if (!tcp) return;
     const auto over_tcp = std::make_shared<TcpEntrance>(office_, std::move(*tcp));
-    office_.reactor.add(over_tcp->fd(), EPOLLIN, over_tcp);
+    over_tcp->start();
   }
   ~HostCourier() override { close(Deadline::now()); }
 
@@ -164,7 +164,9 @@ std::optional<Event> HostCourier::poll() {
 
 void HostCourier::look_at_sockets() noexcept {
   const std::unique_lock lock(office_.pumping, std::try_to_lock);
-  if (lock) office_.reactor.pump();
+  if (!lock) return;
+  office_.reactor.pump();
+  if (office_.has_guests()) office_.expire_guests();
 }
 
 void HostCourier::flush_queued() noexcept {

@@ -5,6 +5,7 @@
 #include <sys/socket.h>
 
 #include <array>
+#include <filesystem>
 #include <future>
 
 #include "lockstep/base/text.h"
@@ -15,6 +16,7 @@
 #include "lockstep/courier/internal/outbox.h"
 #include "lockstep/courier/internal/record.h"
 #include "lockstep/courier/internal/tcp_link.h"
+#include "lockstep/net/sealed.h"
 #include "lockstep/net/socket.h"
 #include "lockstep/net/unix_socket.h"
 
@@ -193,7 +195,7 @@ TEST(HostCourier, ABrokenFrameEndsItsConnectionAndIsReportedAsALoss) {
               encode_endpoint({.host = "h", .token = "evil", .tcp_host = "127.0.0.1", .tcp_port = 1}));
   auto talk = std::async(std::launch::async, [&] {
     net::Socket socket = net::Socket::connect(where.tcp_host, where.tcp_port, patience());
-    GreetingClient greeting(std::nullopt, {.id = 5, .token = "evil", .to = where.token});
+    GreetingClient greeting(std::nullopt, {.id = 5, .token = "evil", .to = where.token}, {});
     GreetingReader reader;
     socket.write_all(with_length(greeting.first()), patience());
     for (;;) {
@@ -220,14 +222,101 @@ TEST(HostCourier, ABrokenFrameEndsItsConnectionAndIsReportedAsALoss) {
   EXPECT_TRUE(next({b.get(), c.get()}));
 }
 
+// A worker with the job's secret that was let in over TCP, and the network behind it.
+class SealedCaller {
+ public:
+  SealedCaller(const Endpoint& where, const JobSecret& secret) {
+    socket_.emplace(net::Socket::connect(where.tcp_host, where.tcp_port, patience()));
+    GreetingClient greeting(secret, {.id = 5, .token = "five", .to = where.token},
+                            {.purpose = net::Purpose::kCourierTcp,
+                             .server = where.token,
+                             .address = socket_->peer().canonical()});
+    socket_->write_all(with_length(greeting.first()), patience());
+    GreetingReader reader;
+    std::optional<Bytes> challenge;
+    while (!challenge) {
+      Bytes buffer(reader.wanted());
+      socket_->read_exact(buffer, patience());
+      challenge = reader.feed(buffer);
+    }
+    socket_->write_all(with_length(greeting.next(*challenge).send), patience());
+    sealer_.emplace(greeting.keys()->client);
+  }
+  Bytes seal(const Message& message) {
+    Bytes frame = encode_frame_head(message);
+    frame.insert(frame.end(), message.body.bytes.begin(), message.body.bytes.end());
+    Bytes record;
+    sealer_->seal(frame, record);
+    return record;
+  }
+  void send(const Bytes& bytes) { socket_->write_all(bytes, patience()); }
+
+ private:
+  std::optional<net::Socket> socket_;
+  std::optional<net::Sealer> sealer_;
+};
+
+TEST(HostCourier, WhatIsChangedRepeatedOrAddedOnTheWayEndsTheConnectionAndIsNotDelivered) {
+  const JobSecret secret = JobSecret::mint();
+  for (const std::string crime : {"changed", "repeated", "left out", "in the clear"}) {
+    const auto b = open(1, {.secret = secret, .transport = Transport::kTcp});
+    b->add_peer(5, "worker5",
+                encode_endpoint({.host = "h", .token = "five", .tcp_host = "127.0.0.1", .tcp_port = 1}));
+    auto calling =
+        std::async(std::launch::async, [&] { return SealedCaller(*decode_endpoint(b->address()), secret); });
+    while (calling.wait_for(Milliseconds(0)) != std::future_status::ready) b->poll();
+    SealedCaller caller = calling.get();
+    const Message message = message_of(7, 10);
+    caller.send(caller.seal(message));
+    const auto first = next({b.get()});
+    ASSERT_TRUE(first && first->what == Event::What::kMessage) << crime;
+    Bytes second = caller.seal(message);
+    if (crime == "changed") second[second.size() - 20] ^= 1;
+    if (crime == "repeated") {
+      caller.send(second);
+      EXPECT_TRUE(next({b.get()}));
+    }
+    if (crime == "left out") second = caller.seal(message);
+    if (crime == "in the clear") second = encode_frame_head(message_of(7, 0));
+    caller.send(second);
+    const auto event = next({b.get()});
+    ASSERT_TRUE(event) << crime;
+    EXPECT_EQ(event->what, Event::What::kLost) << crime;
+    EXPECT_NE(event->cause.find("did not send"), std::string::npos) << crime << ": " << event->cause;
+  }
+}
+
+TEST_P(Host, StrangersWhoSayNothingAreFewAndTheOldestMakeWay) {
+  const auto a = open(0, {.transport = GetParam()}), b = open(1, {.transport = GetParam()});
+  const auto where = *decode_endpoint(b->address());
+  const bool tcp = GetParam() == Transport::kTcp;
+  const auto address =
+      tcp ? *net::Address::parse(where.tcp_host, where.tcp_port) : net::Address::local_name(where.token);
+  std::vector<Fd> silent;
+  for (int i = 0; i < 300; ++i) {
+    Fd fd(::socket(address.family(), (tcp ? SOCK_STREAM : SOCK_SEQPACKET) | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(::connect(fd.get(), address.get(), address.length()), 0);
+    silent.push_back(std::move(fd));
+  }
+  const auto n_descriptors = [] {
+    return std::distance(std::filesystem::directory_iterator("/proc/self/fd"), {});
+  };
+  const auto before = n_descriptors();
+  for (int i = 0; i < 1000; ++i) b->poll();
+  EXPECT_LE(n_descriptors(), before + 70) << "of 300";
+  introduce(*a, 0, *b, 1);
+  EXPECT_FALSE(a->send(1, message_of(4, 4), patience()));
+  EXPECT_TRUE(next({b.get(), a.get()}));
+}
+
 // One that is let in to shared memory and writes nonsense there.
 class EvilWriter {
  public:
   EvilWriter(const Endpoint& where, const Outbox& outbox) {
     auto socket = net::UnixSocket::connect(where.token, patience());
     GreetingClient greeting(
-        std::nullopt,
-        {.id = 5, .token = "evil", .to = where.token, .outbox_bytes = outbox.mapping()->size()});
+        std::nullopt, {.id = 5, .token = "evil", .to = where.token, .outbox_bytes = outbox.mapping()->size()},
+        {});
     socket.send(greeting.first(), patience());
     for (;;) {
       Bytes buffer(kMaxGreeting);

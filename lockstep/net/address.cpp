@@ -139,6 +139,21 @@ bool Address::is_loopback() const {
   return IN6_IS_ADDR_LOOPBACK(&ip) || (IN6_IS_ADDR_V4MAPPED(&ip) && ip.s6_addr[12] == 127);
 }
 
+Address::Canonical Address::canonical() const {
+  Canonical result{};
+  if (family() == AF_INET) {
+    const auto& in = reinterpret_cast<const sockaddr_in&>(storage_);
+    result[10] = result[11] = 0xFF;
+    std::memcpy(result.data() + 12, &in.sin_addr, 4);
+    std::memcpy(result.data() + 16, &in.sin_port, 2);
+  } else if (family() == AF_INET6) {
+    const auto& in = reinterpret_cast<const sockaddr_in6&>(storage_);
+    std::memcpy(result.data(), &in.sin6_addr, 16);
+    std::memcpy(result.data() + 16, &in.sin6_port, 2);
+  }
+  return result;
+}
+
 bool names_loopback(std::string_view host) {
   std::string lower(host);
   std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });

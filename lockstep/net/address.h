@@ -4,6 +4,7 @@
 #include <netinet/in.h>
 #include <sys/socket.h>
 
+#include <array>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -34,6 +35,10 @@ class Address {
   int family() const { return storage_.ss_family; }
   // True when only this machine can reach it.
   bool is_loopback() const;
+  // IPv6 address, IPv4 as ::ffff:a.b.c.d, then the port, in network order: equal for two ends that mean the same place,
+  // whichever family each one's socket has. Zeros for a local name.
+  using Canonical = std::array<std::uint8_t, 18>;
+  Canonical canonical() const;
 
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&storage_); }
   socklen_t length() const { return length_; }

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <future>
 
+#include "lockstep/base/bytes.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep::net {
@@ -14,10 +15,16 @@ Deadline patience() {
   return Deadline::after(Milliseconds(60'000));
 }
 
+const Binding kStore{.purpose = Purpose::kStoreTcp};
+
+Binding at(const char* ip, std::uint16_t port) {
+  return {.purpose = Purpose::kStoreTcp, .address = Address::parse(ip, port)->canonical()};
+}
+
 TEST(Handshake, TwoWhoKnowTheSecretAccept) {
   const JobSecret secret = JobSecret::mint();
-  const HandshakeClient client(secret);
-  HandshakeServer server(secret);
+  HandshakeClient client(secret, kStore);
+  HandshakeServer server(secret, kStore);
   const auto challenge = server.challenge(client.hello());
   ASSERT_TRUE(challenge);
   const auto proof = client.answer(*challenge);
@@ -26,23 +33,23 @@ TEST(Handshake, TwoWhoKnowTheSecretAccept) {
 }
 
 TEST(Handshake, AClientRefusesAServerWithAnotherSecret) {
-  const HandshakeClient client(JobSecret::mint());
-  HandshakeServer server(JobSecret::mint());
+  HandshakeClient client(JobSecret::mint(), kStore);
+  HandshakeServer server(JobSecret::mint(), kStore);
   EXPECT_FALSE(client.answer(*server.challenge(client.hello())));
 }
 
 TEST(Handshake, AServerRefusesAClientWithAnotherSecret) {
   const JobSecret other = JobSecret::mint();
-  HandshakeServer server(JobSecret::mint());
-  HandshakeServer same_as_client(other);
-  const HandshakeClient client(other);
+  HandshakeServer server(JobSecret::mint(), kStore);
+  HandshakeServer same_as_client(other, kStore);
+  HandshakeClient client(other, kStore);
   ASSERT_TRUE(server.challenge(client.hello()));
   EXPECT_FALSE(server.accept(*client.answer(*same_as_client.challenge(client.hello()))));
 }
 
 TEST(Handshake, AServersOwnProofSentBackIsRefused) {
-  HandshakeServer server(JobSecret::mint());
-  const HandshakeClient client(JobSecret::mint());
+  HandshakeServer server(JobSecret::mint(), kStore);
+  HandshakeClient client(JobSecret::mint(), kStore);
   const auto challenge = *server.challenge(client.hello());
   Proof reflected;
   std::copy_n(challenge.begin() + kNonceBytes, kProofBytes, reflected.begin());
@@ -51,26 +58,26 @@ TEST(Handshake, AServersOwnProofSentBackIsRefused) {
 
 TEST(Handshake, AnOldProofIsRefusedInANewConversation) {
   const JobSecret secret = JobSecret::mint();
-  const HandshakeClient client(secret);
-  HandshakeServer first(secret);
+  HandshakeClient client(secret, kStore);
+  HandshakeServer first(secret, kStore);
   const auto proof = client.answer(*first.challenge(client.hello()));
   ASSERT_TRUE(first.accept(*proof));
-  HandshakeServer second(secret);
+  HandshakeServer second(secret, kStore);
   ASSERT_TRUE(second.challenge(client.hello()));
   EXPECT_FALSE(second.accept(*proof));
 }
 
 TEST(Handshake, AnOldChallengeIsRefusedByANewClient) {
   const JobSecret secret = JobSecret::mint();
-  HandshakeServer server(secret);
-  const auto old = *server.challenge(HandshakeClient(secret).hello());
-  EXPECT_FALSE(HandshakeClient(secret).answer(old));
+  HandshakeServer server(secret, kStore);
+  const auto old = *server.challenge(HandshakeClient(secret, kStore).hello());
+  EXPECT_FALSE(HandshakeClient(secret, kStore).answer(old));
 }
 
 TEST(Handshake, NoBitOfTheProofMayBeWrong) {
   const JobSecret secret = JobSecret::mint();
-  const HandshakeClient client(secret);
-  HandshakeServer server(secret);
+  HandshakeClient client(secret, kStore);
+  HandshakeServer server(secret, kStore);
   const Proof good = *client.answer(*server.challenge(client.hello()));
   for (std::size_t bit = 0; bit < 8 * kProofBytes; ++bit) {
     Proof bad = good;
@@ -81,16 +88,89 @@ TEST(Handshake, NoBitOfTheProofMayBeWrong) {
 
 TEST(Handshake, NothingIsAcceptedBeforeTheChallenge) {
   const JobSecret secret = JobSecret::mint();
-  EXPECT_FALSE(HandshakeServer(secret).accept(Proof{}));
+  EXPECT_FALSE(HandshakeServer(secret, kStore).accept(Proof{}));
 }
 
 TEST(Handshake, AnotherMagicOrVersionIsNoHello) {
   const JobSecret secret = JobSecret::mint();
   for (std::size_t i = 0; i < kHandshakeMagic.size(); ++i) {
-    Hello hello = HandshakeClient(secret).hello();
+    Hello hello = HandshakeClient(secret, kStore).hello();
     ++hello[i];
-    EXPECT_FALSE(HandshakeServer(secret).challenge(hello)) << i;
+    EXPECT_FALSE(HandshakeServer(secret, kStore).challenge(hello)) << i;
   }
+}
+
+// Whether a client and a server who know the same secret accept each other.
+bool agree(const Binding& client_binding, const Binding& server_binding) {
+  const JobSecret secret = JobSecret::mint();
+  HandshakeClient client(secret, client_binding);
+  HandshakeServer server(secret, server_binding);
+  const auto challenge = server.challenge(client.hello());
+  const auto proof = challenge ? client.answer(*challenge) : std::nullopt;
+  return proof && server.accept(*proof);
+}
+
+TEST(Handshake, WhatWasMeantForOnePurposeOrServerIsRefusedByAnother) {
+  const Binding store = at("10.0.0.1", 29500);
+  EXPECT_TRUE(agree(store, store));
+  Binding courier = store;
+  courier.purpose = Purpose::kCourierTcp;
+  EXPECT_FALSE(agree(courier, store));
+  EXPECT_FALSE(agree(store, courier));
+  const Binding one{.purpose = Purpose::kCourierLocal, .server = "one"};
+  const Binding other{.purpose = Purpose::kCourierLocal, .server = "other"};
+  EXPECT_TRUE(agree(one, one));
+  EXPECT_FALSE(agree(one, other));
+}
+
+TEST(Handshake, AServerReachedOverLoopbackWantsItsOwnAddressDialled) {
+  const Binding mine = at("127.0.0.1", 29500);
+  EXPECT_TRUE(agree(mine, mine));
+  EXPECT_TRUE(agree(at("127.0.0.1", 29500), at("::ffff:127.0.0.1", 29500))) << "a socket of both families";
+  EXPECT_FALSE(agree(at("::1", 29500), mine));
+  EXPECT_FALSE(agree(at("127.0.0.1", 29501), mine));
+  EXPECT_FALSE(agree(at("10.0.0.1", 29500), at("::1", 29500)));
+  EXPECT_TRUE(agree(at("10.96.0.7", 80), at("10.0.0.1", 29500))) << "addresses may be translated on the way";
+}
+
+TEST(Handshake, AnAddressChangedOnTheWayIsNoticedByTheClient) {
+  const JobSecret secret = JobSecret::mint();
+  HandshakeClient client(secret, at("::1", 29500));
+  HandshakeServer server(secret, at("127.0.0.1", 29500));
+  Hello changed = client.hello();
+  std::ranges::copy(at("127.0.0.1", 29500).address, changed.end() - 18);
+  const auto challenge = server.challenge(changed);
+  ASSERT_TRUE(challenge) << "the server sees its own address";
+  EXPECT_FALSE(client.answer(*challenge));
+}
+
+TEST(Handshake, AGreetingChangedOnTheWayIsRefused) {
+  const JobSecret secret = JobSecret::mint();
+  HandshakeClient client(secret, kStore);
+  HandshakeServer server(secret, kStore);
+  const Bytes said = to_bytes("worker 1"), heard = to_bytes("worker 2");
+  const auto proof = *client.answer(*server.challenge(client.hello()), said);
+  EXPECT_FALSE(server.accept(proof, heard));
+  EXPECT_FALSE(server.accept(proof));
+  EXPECT_TRUE(server.accept(proof, said));
+}
+
+TEST(Handshake, BothEndsHaveTheSameKeysAndEveryConversationOthers) {
+  const JobSecret secret = JobSecret::mint();
+  const auto talk = [&] {
+    HandshakeClient client(secret, kStore);
+    HandshakeServer server(secret, kStore);
+    EXPECT_TRUE(server.accept(*client.answer(*server.challenge(client.hello()))));
+    const SessionKeys a = client.keys(), b = server.keys();
+    EXPECT_EQ(a.client.key, b.client.key);
+    EXPECT_EQ(a.client.iv, b.client.iv);
+    EXPECT_EQ(a.server.key, b.server.key);
+    EXPECT_EQ(a.server.iv, b.server.iv);
+    EXPECT_NE(a.client.key, a.server.key);
+    EXPECT_NE(a.client.iv, a.server.iv);
+    return a;
+  };
+  EXPECT_NE(talk().client.key, talk().client.key);
 }
 
 TEST(Handshake, RunsOverASocketAndNamesThePeerWhenSecretsDiffer) {
@@ -99,11 +179,11 @@ TEST(Handshake, RunsOverASocketAndNamesThePeerWhenSecretsDiffer) {
     Listener listener = Listener::listen(*Address::parse("127.0.0.1", 0), 1);
     auto server = std::async(std::launch::async, [&] {
       Socket socket = listener.accept(patience());
-      handshake_as_server(socket, secret, patience());
+      handshake_as_server(socket, secret, kStore, patience());
     });
     auto client = std::async(std::launch::async, [&] {
       Socket socket = Socket::connect("127.0.0.1", listener.local().port(), patience());
-      handshake_as_client(socket, same ? secret : JobSecret::mint(), patience());
+      handshake_as_client(socket, same ? secret : JobSecret::mint(), kStore, patience());
     });
     if (same) {
       EXPECT_NO_THROW(client.get());

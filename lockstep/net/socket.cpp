@@ -203,15 +203,29 @@ Listener Listener::listen_everywhere(std::uint16_t port, int backlog) {
 }
 
 Listener Listener::adopt(Fd fd) {
-  int listening = 0;
-  socklen_t length = sizeof listening;
-  if (::getsockopt(fd.get(), SOL_SOCKET, SO_ACCEPTCONN, &listening, &length) != 0 || listening == 0) {
+  int type = 0;
+  socklen_t length = sizeof type;
+  sockaddr_storage address{};
+  socklen_t address_length = sizeof address;
+  // Without a port of its own listen() would give it one on every interface; a connected one cannot listen.
+  const bool good = ::getsockopt(fd.get(), SOL_SOCKET, SO_TYPE, &type, &length) == 0 && type == SOCK_STREAM &&
+                    ::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&address), &address_length) == 0 &&
+                    (address.ss_family == AF_INET || address.ss_family == AF_INET6) &&
+                    Address::local_of(fd.get()).port() != 0 &&
+                    ::getpeername(fd.get(), reinterpret_cast<sockaddr*>(&address), &address_length) != 0;
+  if (!good) {
     const int number = fd.release();  // the caller's still
-    raise(ErrorKind::kUsage, cat("descriptor ", number, " is not a listening socket"), ErrorFamily::kNetwork);
+    raise(ErrorKind::kUsage, cat("descriptor ", number, " is not a bound or listening TCP socket"),
+          ErrorFamily::kNetwork);
   }
   set_blocking(fd.get(), false);
   ::fcntl(fd.get(), F_SETFD, FD_CLOEXEC);
   return Listener(std::move(fd));
+}
+
+void Listener::start(int backlog) {
+  if (::listen(fd_.get(), backlog) != 0)
+    raise(system_failure(errno, cat("cannot listen on ", local_.text()), ErrorFamily::kNetwork));
 }
 
 Socket Listener::accept(Deadline deadline) {

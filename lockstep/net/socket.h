@@ -67,8 +67,10 @@ class Listener {
   static Listener listen(const Address& address, int backlog);
   // On every interface, IPv6 and IPv4 where the machine has both.
   static Listener listen_everywhere(std::uint16_t port, int backlog);
-  // Takes over a socket that listens already. Raises kUsage when it does not.
+  // Takes over a stream socket that is bound; start() it when it may not listen yet. Raises kUsage for any other.
   static Listener adopt(Fd fd);
+  // Listens, if it did not. Raises DistNetworkError.
+  void start(int backlog);
 
   Socket accept(Deadline deadline);
   const Address& local() const { return local_; }

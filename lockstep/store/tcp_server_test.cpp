@@ -13,8 +13,10 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/net/handshake.h"
+#include "lockstep/net/sealed.h"
 #include "lockstep/net/socket.h"
 #include "lockstep/store/internal/tcp_protocol.h"
+#include "lockstep/store/internal/uv_view.h"
 #include "lockstep/store/tcp_store.h"
 
 namespace lockstep {
@@ -341,6 +343,23 @@ TEST_F(TcpServerTest, ManyMuteConnectionsDoNotKeepOthersOut) {
   EXPECT_EQ(TcpStore::open(kHost, {.port = store_->port()})->add("n", 1), 1);
 }
 
+TEST_F(TcpServerTest, StrangersWhoSayNothingMakeWayForOthersTheOldestFirst) {
+  start({.limits = {.strangers = 4}});
+  std::vector<net::Socket> mute;
+  for (int i = 0; i < 12; ++i) mute.push_back(connect());
+  EXPECT_TRUE(read_to_end(mute[0]).empty());
+  EXPECT_TRUE(read_to_end(mute[7]).empty()) << "only the last four are left";
+  EXPECT_EQ(TcpStore::open(kHost, {.port = store_->port()})->add("n", 1), 1);
+  expect_alive();
+}
+
+TEST_F(TcpServerTest, ManyWhoComeAtOnceAreAllServedThoughPlacesForStrangersAreFew) {
+  start({.limits = {.strangers = 4}});
+  std::vector<net::Socket> sockets;
+  for (int i = 0; i < 100; ++i) sockets.push_back(connect_validated());
+  for (auto& socket : sockets) ping(socket);
+}
+
 TEST_F(TcpServerTest, TooManyConnectionsAreTurnedAwayAndTheFirstOnesStay) {
   start({.limits = {.connections = 4}});
   std::vector<net::Socket> sockets;
@@ -409,11 +428,21 @@ TEST_F(TcpServerTest, TorchsGetOfAnAbsentKeyClosesThatConnectionOnly) {
   expect_closed(request(Query::kMultiGet).put(std::uint64_t{1}).sized("/absent"));
 }
 
+TEST_F(TcpServerTest, ABufferForLibuvKeepsAllBitsOfItsLength) {
+  std::uint8_t byte = 0;
+  const std::size_t five_gib = std::size_t{5} << 30;  // never touched
+  EXPECT_EQ(internal::uv_view({&byte, five_gib}).len, five_gib);
+}
+
 // ---- the secret ----
 
 class TcpServerSecretTest : public TcpServerTest {
  protected:
   TcpServerSecretTest() { start({.secret = secret_}); }
+  net::Binding dialled() const {
+    return {.purpose = net::Purpose::kStoreTcp,
+            .address = net::Address::parse(kHost, store_->port())->canonical()};
+  }
   const JobSecret secret_ = JobSecret::mint();
 };
 
@@ -430,7 +459,7 @@ TEST_F(TcpServerSecretTest, AnythingButTheRightProofIsClosedWithoutAnAnswer) {
   net::Proof reflected{};
   for (const bool reflect : {false, true}) {
     net::Socket socket = connect();
-    const net::HandshakeClient client(JobSecret::mint());
+    const net::HandshakeClient client(JobSecret::mint(), dialled());
     socket.write_all(client.hello(), patience());
     net::Challenge challenge;
     socket.read_exact(challenge, patience());
@@ -445,7 +474,7 @@ TEST_F(TcpServerSecretTest, AnythingButTheRightProofIsClosedWithoutAnAnswer) {
 
 TEST_F(TcpServerSecretTest, AReplayedConversationIsRefused) {
   // What an eavesdropper saw of a good client.
-  const net::HandshakeClient client(secret_);
+  net::HandshakeClient client(secret_, dialled());
   net::Challenge challenge;
   ByteWriter heard;
   {
@@ -454,19 +483,50 @@ TEST_F(TcpServerSecretTest, AReplayedConversationIsRefused) {
     socket.read_exact(challenge, patience());
     const auto proof = client.answer(challenge);
     ASSERT_TRUE(proof);
-    heard.raw(client.hello()).raw(*proof).raw(validation()).put(Query::kSet).sized("/key").sized("again");
+    ByteWriter requests;
+    requests.raw(validation()).put(Query::kSet).sized("/key").sized("once").put(Query::kPing).put(5u);
+    Bytes sealed;
+    net::Sealer(client.keys().client).seal(requests.view(), sealed);
+    heard.raw(client.hello()).raw(*proof).raw(sealed);
     ByteWriter rest;
-    send(socket, rest.raw(*proof).raw(validation()).put(Query::kPing).put(5u));
-    Bytes pong(4);
+    send(socket, rest.raw(*proof).raw(sealed));
+    Bytes pong(net::kRecordHead + 4 + net::kRecordTag);
     socket.read_exact(pong, patience());
-    ASSERT_EQ(ByteReader(pong).get<std::uint32_t>(), 5u) << "the first time it was good";
+    std::span<const std::uint8_t> record(pong);
+    const auto plain = net::Opener(client.keys().server).next(record);
+    ASSERT_TRUE(plain) << "the first time it was good";
+    ASSERT_EQ(ByteReader(*plain).get<std::uint32_t>(), 5u);
   }
   net::Socket replay = connect();
   send(replay, heard);
   EXPECT_EQ(read_to_end(replay).size(), sizeof(net::Challenge))
       << "a challenge, and nothing after the old proof";
-  EXPECT_FALSE(store_->check(std::vector<std::string>{"key"}));
   expect_alive();
+}
+
+TEST_F(TcpServerSecretTest, WhatWasNotSealedAfterTheProofIsNotHeard) {
+  net::Socket socket = connect();
+  net::HandshakeClient client(secret_, dialled());
+  net::Challenge challenge;
+  socket.write_all(client.hello(), patience());
+  socket.read_exact(challenge, patience());
+  ByteWriter clear;
+  clear.raw(*client.answer(challenge)).raw(validation()).put(Query::kSet).sized("/key").sized("value");
+  send(socket, clear);
+  EXPECT_TRUE(read_to_end(socket).empty());
+  EXPECT_FALSE(store_->check(std::vector<std::string>{"key"}));
+}
+
+TEST_F(TcpServerSecretTest, AProofForAnotherPurposeIsRefused) {
+  net::Socket socket = connect();
+  net::Binding courier = dialled();
+  courier.purpose = net::Purpose::kCourierTcp;
+  courier.server = "token";
+  net::HandshakeClient client(secret_, courier);
+  net::Challenge challenge;
+  socket.write_all(client.hello(), patience());
+  socket.read_exact(challenge, patience());
+  EXPECT_FALSE(client.answer(challenge)) << "and the courier does not take it for one of its own";
 }
 
 }  // namespace

@@ -2,8 +2,9 @@
 // the wire are those of torch's TCPStore (docs/wire.md), so each side may be PyTorch: a rank started by
 // torchrun uses the agent's store, and PyTorch can join ours while no secret is set.
 //
-// With a secret every connection first proves that it knows it, in both directions. Without one the server
-// listens on loopback only, unless `insecure` says otherwise aloud.
+// With a secret every connection first proves that it knows it, in both directions, and what follows on TCP is
+// encrypted and authenticated with keys of that connection: whoever stands in between can end it, nothing else. Without
+// one the server listens on loopback only, unless `insecure` says otherwise aloud.
 //
 // Speed: on the server's host a client moves from TCP to a local socket (local_socket = false keeps it on TCP). Before
 // they sleep, client and server look for the next bytes for 50 us, yielding their core in between.
@@ -33,6 +34,9 @@ struct TcpStoreLimits {
   std::uint64_t total_bytes = 8ull << 30;    // all keys and values together; as much again for replies
   std::uint64_t reply_bytes = 1ull << 31;    // one reply: multi_get, list_keys
   std::uint32_t connections = 16384;
+  // Of them, per address: connections that have yet to prove who they are; an eighth of the process's descriptors
+  // (RLIMIT_NOFILE) at most. When all places are taken the oldest make way.
+  std::uint32_t strangers = 256;
   Milliseconds validate_timeout{30'000};  // from connect to a valid first request
 };
 
@@ -43,7 +47,7 @@ struct TcpStoreOptions {
   Milliseconds timeout = kDefaultStoreTimeout;
   bool wait_for_workers = true;         // the master waits for world_size users; needs world_size
   bool multi_tenant = false;            // masters of one process on one port share a server
-  std::optional<int> master_listen_fd;  // a bound, listening socket the server takes over
+  std::optional<int> master_listen_fd;  // a bound socket the server takes over; it may listen already
   bool use_libuv = true;                // the only server there is; false raises kUnsupported
   std::optional<JobSecret> secret;      // asked of, and proven to, every peer
   bool local_socket = true;             // use one instead of TCP when the server is on this host and ours
@@ -54,8 +58,8 @@ struct TcpStoreOptions {
 class TcpStore final : public Store {
  public:
   // Starts the server when is_master, connects (retrying until the timeout while nobody answers), and waits
-  // for the workers when asked. `host` is a name or an address; a master whose host is 127.x.x.x, ::1 or
-  // localhost listens there only, any other on all interfaces. Raises kUsage for options that contradict each
+  // for the workers when asked. `host` is a name or an address; a master whose host is 127.x.x.x or ::1 listens
+  // there only, at localhost on 127.0.0.1 and ::1 (whichever the machine has), any other on all interfaces. Raises kUsage for options that contradict each
   // other or a listener beyond loopback without a secret; DistNetworkError naming host, port and ms when
   // nobody answers, the port is taken, or the secrets differ; DistStoreError with joined/total when workers
   // are missing.

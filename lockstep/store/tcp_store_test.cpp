@@ -54,6 +54,10 @@ INSTANTIATE_TEST_SUITE_P(
                     kind(
                         "TcpStore_secret", [] { return TcpStoreOptions{.secret = JobSecret::mint()}; }, 0),
                     kind(
+                        "TcpStore_sealed",
+                        [] { return TcpStoreOptions{.secret = JobSecret::mint(), .local_socket = false}; },
+                        0),
+                    kind(
                         "TcpStore_world", [] { return TcpStoreOptions{.world_size = 1}; }, 1)),
     [](const auto& test) { return test.param.name; });
 
@@ -277,8 +281,33 @@ TEST(TcpStore, TakesOverAListeningSocketWhosePortMatches) {
   EXPECT_EQ(TcpStore::open(kHost, {.port = port})->add("n", 1), 1);
 }
 
-TEST(TcpStore, ADescriptorThatDoesNotListenIsRefused) {
+int bound_socket(const net::Address& address) {
+  const int fd = ::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC, 0);
+  EXPECT_EQ(::bind(fd, address.get(), address.length()), 0);
+  return fd;
+}
+
+TEST(TcpStore, TakesOverABoundSocketThatDoesNotListenYet) {
+  const int fd = bound_socket(*net::Address::parse(kHost, 0));
+  const std::uint16_t port = net::Address::local_of(fd).port();
+  const auto server = TcpStore::open(kHost, {.port = port, .is_master = true, .master_listen_fd = fd});
+  EXPECT_EQ(TcpStore::open(kHost, {.port = port})->add("n", 1), 1);
+}
+
+TEST(TcpStore, ABoundSocketOpenToTheNetworkDoesNotListenWithoutASecret) {
+  const Fd everywhere(bound_socket(net::Address::any(AF_INET, 0)));
+  EXPECT_THROW(TcpStore::open(kHost, master({.master_listen_fd = everywhere.get()})), DistStoreError);
+  int listens = 1;
+  socklen_t length = sizeof listens;
+  ASSERT_EQ(::getsockopt(everywhere.get(), SOL_SOCKET, SO_ACCEPTCONN, &listens, &length), 0);
+  EXPECT_EQ(listens, 0);
+}
+
+TEST(TcpStore, ADescriptorThatIsNoBoundSocketIsRefused) {
   EXPECT_THROW(TcpStore::open(kHost, master({.master_listen_fd = 0})), Error);
+  const Fd unbound(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  EXPECT_THROW(TcpStore::open(kHost, master({.master_listen_fd = unbound.get()})), Error)
+      << "listening would give it a port on every interface";
 }
 
 // ---- secrets ----

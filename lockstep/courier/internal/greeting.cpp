@@ -11,7 +11,7 @@ namespace {
 // First byte of each message.
 constexpr std::uint8_t kHello = 'H', kNoSecret = 'N', kChallenge = 'C', kGoOn = 'G', kIntro = 'I',
                        kWelcome = 'W', kRefused = 'X';
-constexpr std::uint8_t kVersion = 1;
+constexpr std::uint8_t kVersion = 2;
 constexpr std::array<std::uint8_t, 4> kAddressMagic = {'L', 'S', 'C', kVersion};
 constexpr std::size_t kMaxText = 256;
 
@@ -27,6 +27,15 @@ void put_text(ByteWriter& out, std::string_view text) {
   text = text.substr(0, kMaxText);
   out.put(static_cast<std::uint16_t>(text.size()));
   out.raw({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});
+}
+
+Bytes encode_intro(const Intro& intro) {
+  ByteWriter out;
+  out.put(intro.id);
+  put_text(out, intro.token);
+  put_text(out, intro.to);
+  out.put(intro.outbox_bytes);
+  return out.take();
 }
 
 std::optional<Intro> decode_intro(ByteReader& in) {
@@ -95,8 +104,15 @@ Bytes encode_refusal(std::string_view why) {
   return out.take();
 }
 
-GreetingClient::GreetingClient(const std::optional<JobSecret>& secret, const Intro& intro) : intro_(intro) {
-  if (secret) handshake_.emplace(*secret);
+GreetingClient::GreetingClient(const std::optional<JobSecret>& secret, const Intro& intro,
+                               const net::Binding& binding)
+    : intro_(intro) {
+  if (secret) handshake_.emplace(*secret, binding);
+}
+
+std::optional<net::SessionKeys> GreetingClient::keys() const {
+  if (!handshake_ || !introduced_) return std::nullopt;
+  return handshake_->keys();
 }
 
 Bytes GreetingClient::first() const {
@@ -119,29 +135,37 @@ GreetingClient::Step GreetingClient::next(std::span<const std::uint8_t> message)
       return {.refusal = "it answered with something unknown"};
     return {.welcome = Welcome{.slot = *slot, .inbox_bytes = *inbox}};
   }
+  const Bytes intro = encode_intro(intro_);
   net::Proof proof{};
   if (handshake_) {
     const auto challenge = array_of<net::Challenge>(in);
     if (what != kChallenge || !challenge || in.left() != 0)
       return {.refusal = "it answered with something unknown"};
-    const auto answer = handshake_->answer(*challenge);
-    if (!answer) return {.refusal = "it has another job secret (LOCKSTEP_SECRET_FD, LOCKSTEP_SECRET_FILE)"};
+    const auto answer = handshake_->answer(*challenge, intro);
+    if (!answer) {
+      return {
+          .refusal =
+              "it has another job secret (LOCKSTEP_SECRET_FD, LOCKSTEP_SECRET_FILE), or is another worker "
+              "than the one called"};
+    }
     proof = *answer;
   } else if (what != kGoOn || in.left() != 0) {
     return {.refusal = "it answered with something unknown"};
   }
   introduced_ = true;
   ByteWriter out;
-  out.put(kIntro).put(kVersion).raw(proof).put(intro_.id);
-  put_text(out, intro_.token);
-  put_text(out, intro_.to);
-  out.put(intro_.outbox_bytes);
+  out.put(kIntro).put(kVersion).raw(proof).raw(intro);
   return {.send = out.take()};
 }
 
-GreetingServer::GreetingServer(const std::optional<JobSecret>& secret, std::string own_token)
-    : own_token_(std::move(own_token)) {
-  if (secret) handshake_.emplace(*secret);
+GreetingServer::GreetingServer(const std::optional<JobSecret>& secret, const net::Binding& binding)
+    : own_token_(binding.server) {
+  if (secret) handshake_.emplace(*secret, binding);
+}
+
+std::optional<net::SessionKeys> GreetingServer::keys() const {
+  if (!handshake_ || !proven_) return std::nullopt;
+  return handshake_->keys();
 }
 
 GreetingServer::Step GreetingServer::refuse(std::string why) const {
@@ -162,12 +186,14 @@ GreetingServer::Step GreetingServer::next(std::span<const std::uint8_t> message)
     if (!handshake_) return {.send = ByteWriter().put(kGoOn).take()};
     const auto hello = array_of<net::Hello>(in);
     const auto challenge = hello ? handshake_->challenge(*hello) : std::nullopt;
-    if (!challenge) return refuse("no greeting");
+    if (!challenge) return refuse(hello ? handshake_->why() : "no greeting");
     return {.send = ByteWriter().put(kChallenge).raw(*challenge).take()};
   }
   const auto proof = array_of<net::Proof>(in);
   if (what != kIntro || !proof) return refuse("no introduction");
-  if (handshake_ && !handshake_->accept(*proof)) return refuse("another job secret");
+  const auto said = message.subspan(in.position());
+  if (handshake_ && !handshake_->accept(*proof, said)) return refuse("another job secret");
+  proven_ = true;
   auto intro = decode_intro(in);
   if (!intro) return refuse("no introduction");
   if (intro->to != own_token_) return refuse("it is another worker than the one called");

@@ -6,6 +6,9 @@
 //   caller -> callee   proof and introduction: who calls, and the size of its outbox
 //   callee -> caller   welcome: the slot of the callee's inbox, or a refusal
 //
+// With a job secret the proofs cover the callee's token, the transport and the introduction, and on TCP everything
+// after the proof is sealed with the keys that both sides have then.
+//
 // Everything decoded here may come from anybody: bounded, and refused with a reason. Thread safety: none needed.
 #pragma once
 
@@ -51,7 +54,8 @@ Bytes encode_refusal(std::string_view why);
 
 class GreetingClient {
  public:
-  GreetingClient(const std::optional<JobSecret>& secret, const Intro& intro);
+  // `binding` says over what it calls whom; its `server` is intro.to.
+  GreetingClient(const std::optional<JobSecret>& secret, const Intro& intro, const net::Binding& binding);
   Bytes first() const;
 
   struct Step {
@@ -60,6 +64,8 @@ class GreetingClient {
     std::string refusal{};             // the end: why not
   };
   Step next(std::span<const std::uint8_t> message);
+  // With a secret, once the introduction is to be sent: what seals everything after it on TCP.
+  std::optional<net::SessionKeys> keys() const;
 
  private:
   std::optional<net::HandshakeClient> handshake_;
@@ -69,7 +75,8 @@ class GreetingClient {
 
 class GreetingServer {
  public:
-  GreetingServer(const std::optional<JobSecret>& secret, std::string own_token);
+  // `binding` says over what it was called; its `server` is the own token.
+  GreetingServer(const std::optional<JobSecret>& secret, const net::Binding& binding);
 
   struct Step {
     Bytes send{};
@@ -77,6 +84,9 @@ class GreetingServer {
     std::string refusal{};         // the end: sent already in `send`
   };
   Step next(std::span<const std::uint8_t> message);
+  // With a secret, once there was an introduction: what seals everything after it on TCP.
+  std::optional<net::SessionKeys> keys() const;
+  bool proven() const { return proven_; }
 
  private:
   Step refuse(std::string why) const;
@@ -84,6 +94,7 @@ class GreetingServer {
   std::optional<net::HandshakeServer> handshake_;
   const std::string own_token_;
   bool greeted_ = false;
+  bool proven_ = false;
 };
 
 }  // namespace lockstep::courier::internal

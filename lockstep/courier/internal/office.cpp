@@ -3,6 +3,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <utility>
 
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
@@ -12,6 +13,9 @@ namespace {
 
 // A worker may hear from another before it is told of it.
 constexpr Milliseconds kGuestPatience{30'000};
+// Connections of those who have not proven that they belong to the job, and how long one may take while others wait.
+constexpr std::size_t kMostStrangers = 64;
+constexpr Milliseconds kStrangerGrace{100};
 // Every sender's outbox is mapped by every receiver: 1024 of them must fit into the address space.
 constexpr std::uint64_t kMaxOutbox = std::uint64_t{64} << 30;
 
@@ -129,9 +133,49 @@ std::shared_ptr<Peer> Office::known(const Intro& intro) {
 }
 
 void Office::admit(std::shared_ptr<Incoming> guest) {
-  guests_.push_back({.who = guest, .until = Deadline::after(kGuestPatience)});
+  guests_.push_back(
+      {.who = guest, .fresh = Deadline::after(kStrangerGrace), .until = Deadline::after(kGuestPatience)});
   incoming_.push_back(std::move(guest));
-  n_guests_.store(guests_.size(), std::memory_order_relaxed);
+  count_guests();
+}
+
+void Office::count_guests() noexcept {
+  n_guests_.store(guests_.size() + resting_.size(), std::memory_order_relaxed);
+}
+
+bool Office::has_room_for_stranger() noexcept {
+  std::size_t n = 0;
+  const Guest* oldest = nullptr;
+  for (const Guest& guest : guests_) {
+    const auto who = guest.who.lock();
+    if (!who || !who->is_stranger()) continue;
+    if (n++ == 0) oldest = &guest;
+  }
+  if (n < kMostStrangers) return true;
+  if (!oldest->fresh.expired()) return false;
+  expel_stranger();
+  return true;
+}
+
+void Office::expel_stranger() noexcept {
+  for (const Guest& guest : guests_) {
+    const auto who = guest.who.lock();
+    if (!who || !who->is_stranger()) continue;
+    return who->refuse("it took its time, and others wait to be let in");
+  }
+}
+
+void Office::rest(std::weak_ptr<Doorway> doorway) {
+  resting_.push_back(std::move(doorway));
+  count_guests();
+}
+
+void Office::wake_doorways() noexcept {
+  const auto doorways = std::exchange(resting_, {});
+  count_guests();
+  for (const auto& one : doorways) {
+    if (const auto doorway = one.lock()) doorway->go_on();
+  }
 }
 
 void Office::forget(const Incoming* guest) noexcept {
@@ -139,7 +183,7 @@ void Office::forget(const Incoming* guest) noexcept {
     const auto who = one.who.lock();
     return !who || who.get() == guest;
   });
-  n_guests_.store(guests_.size(), std::memory_order_relaxed);
+  count_guests();
   std::erase_if(incoming_, [&](const auto& one) { return one.get() == guest; });
 }
 
@@ -153,7 +197,8 @@ void Office::let_in_guests() noexcept {
     std::erase_if(guests_, [&](const Guest& one) { return one.who.lock() == who; });
     who->let_in(std::move(peer));
   }
-  n_guests_.store(guests_.size(), std::memory_order_relaxed);
+  count_guests();
+  wake_doorways();
 }
 
 void Office::expire_guests() noexcept {
@@ -167,6 +212,7 @@ void Office::expire_guests() noexcept {
     log(LogLevel::kWarn, cat("courier ", options.name, ": refused a connection: ", why));
     who->refuse(why);
   }
+  wake_doorways();
 }
 
 void Office::count_tcp(int change) {

@@ -59,7 +59,16 @@ class Incoming : public Handler {
   // Delivers what is complete, then falls silent.
   virtual void drain() noexcept = 0;
   virtual const std::shared_ptr<Peer>& peer() const = 0;
+  // It has not proven yet that it belongs to the job.
+  virtual bool is_stranger() const = 0;
   virtual void end() noexcept = 0;
+};
+
+// Where connections of others come in. All under `pumping`.
+class Doorway : public Handler {
+ public:
+  // Accepts again after Office::rest.
+  virtual void go_on() noexcept = 0;
 };
 
 class Office {
@@ -96,7 +105,17 @@ class Office {
   // A new connection, until it is forgotten; one that is not let in within half a minute is refused.
   void admit(std::shared_ptr<Incoming> guest);
   void forget(const Incoming* guest) noexcept;
+  // Whether one more connection of nobody knows whom may be accepted. When their places are taken the oldest makes way,
+  // if it had time enough to say who it is; else the doorway rests, and callers wait in the kernel's queue: workers
+  // that call all at once are all let in.
+  bool has_room_for_stranger() noexcept;
+  // The oldest of them makes way; there may be none.
+  void expel_stranger() noexcept;
+  // Does not accept until a stranger is none any more, or for a moment.
+  void rest(std::weak_ptr<Doorway> doorway);
+  void wake_doorways() noexcept;
   std::vector<std::shared_ptr<Incoming>> incoming() const { return incoming_; }
+  // Or doorways that rest: somebody must look after them.
   bool has_guests() const { return n_guests_.load(std::memory_order_relaxed) != 0; }
   void count_tcp(int change);
   bool has_tcp() const { return n_tcp_.load(std::memory_order_relaxed) > 0; }
@@ -113,9 +132,12 @@ class Office {
   std::vector<std::shared_ptr<Incoming>> incoming_;
   struct Guest {
     std::weak_ptr<Incoming> who;
+    Deadline fresh;  // may stay until then, though others wait
     Deadline until;
   };
-  std::vector<Guest> guests_;  // not let in yet
+  void count_guests() noexcept;
+  std::vector<Guest> guests_;  // not let in yet, oldest first
+  std::vector<std::weak_ptr<Doorway>> resting_;
   std::atomic<std::size_t> n_guests_{0};
   std::atomic<int> n_tcp_{0};
 };

@@ -31,7 +31,9 @@ std::string local_end(const Fd& pidfd, bool left) {
 }
 
 ShmIncoming::ShmIncoming(Office& office, net::UnixSocket socket)
-    : GreetedIncoming(office), socket_(std::move(socket)), pidfd_(pidfd_of(socket_)) {}
+    : GreetedIncoming(office, net::Purpose::kCourierLocal, {}),
+      socket_(std::move(socket)),
+      pidfd_(pidfd_of(socket_)) {}
 
 void ShmIncoming::start() {
   office_.admit(shared_from_this());

@@ -69,7 +69,8 @@ ShmOutgoing::ShmOutgoing(Office& office, const std::shared_ptr<Peer>& peer, net:
     : office_(office),
       peer_(peer),
       socket_(std::move(socket)),
-      greeting_(office.options.secret, introduction(office, *peer)),
+      greeting_(office.options.secret, introduction(office, *peer),
+                {.purpose = net::Purpose::kCourierLocal, .server = peer->endpoint.token}),
       holder_(std::make_shared<Holder>()) {
   holder_->pidfd = pidfd_of(socket_);
 }

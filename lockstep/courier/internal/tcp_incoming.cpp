@@ -15,17 +15,22 @@ namespace {
 // Read in one go before others have their turn.
 constexpr std::uint64_t kTurnBytes = 4 << 20;
 constexpr std::size_t kReadBytes = 64 << 10;
+constexpr std::size_t kSealedReadBytes = 256 << 10;
 
 }  // namespace
 
 std::optional<Fd> TcpIncoming::accept(net::Listener& listener) {
   Fd fd(::accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
-  if (!fd) return std::nullopt;  // none, or it left again; or no descriptors: the next look tries again
-  return fd;
+  if (fd) return fd;
+  if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
+    raise(system_failure(errno, "accept", ErrorFamily::kNetwork));
+  return std::nullopt;  // none, or it left again
 }
 
 TcpIncoming::TcpIncoming(Office& office, Fd fd)
-    : GreetedIncoming(office), fd_(std::move(fd)), decoder_(office.options.max_message_bytes) {
+    : GreetedIncoming(office, net::Purpose::kCourierTcp, net::Address::local_of(fd.get()).canonical()),
+      fd_(std::move(fd)),
+      decoder_(office.options.max_message_bytes) {
   set_tcp_options(fd_.get());
 }
 
@@ -58,13 +63,23 @@ std::optional<std::string> TcpIncoming::read_greeting() {
   auto step = greet(*message);
   if (!step.send.empty() && !say(step.send)) return "its connection took no answer";
   if (!step.refusal.empty()) return step.refusal;
-  if (step.intro) wait_as(std::move(*step.intro));
+  if (!step.intro) return std::nullopt;
+  if (const auto session = keys()) {
+    opener_.emplace(session->client);
+    sealer_.emplace(session->server);
+  }
+  wait_as(std::move(*step.intro));
   return std::nullopt;
 }
 
 // Greetings are far smaller than any socket's buffer.
 bool TcpIncoming::say(std::span<const std::uint8_t> greeting) noexcept {
-  const Bytes bytes = with_length(greeting);
+  Bytes bytes = with_length(greeting);
+  if (sealer_) {
+    Bytes sealed;
+    sealer_->seal(bytes, sealed);
+    bytes = std::move(sealed);
+  }
   return ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT) ==
          static_cast<ssize_t>(bytes.size());
 }
@@ -84,7 +99,43 @@ void TcpIncoming::refuse(const std::string& why) noexcept {
   over(why);
 }
 
+void TcpIncoming::hand_over() {
+  for (auto& message : decoder_.messages()) {
+    if (!silent_) office_.deliver({.from = peer_->id, .message = std::move(message)});
+  }
+  decoder_.messages().clear();
+}
+
+// Nothing of a record reaches the decoder before its tag was compared.
+std::optional<std::string> TcpIncoming::read_sealed(std::uint64_t at_most) {
+  thread_local std::array<std::uint8_t, kSealedReadBytes> buffer;
+  for (std::uint64_t sum = 0; sum < at_most;) {
+    const ssize_t n = ::recv(fd_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
+    if (n < 0 && errno == EINTR) continue;
+    if (n < 0 && errno == EAGAIN) return std::nullopt;
+    if (n < 0) return tcp_end(errno);
+    if (n == 0) {
+      const bool whole = opener_->between_records() && decoder_.between_frames();
+      return whole ? tcp_end(0) : std::string("its connection ended within a message");
+    }
+    sum += static_cast<std::uint64_t>(n);
+    auto rest = std::span<const std::uint8_t>(buffer).first(static_cast<std::size_t>(n));
+    bool good = true;
+    while (good && !rest.empty()) {
+      const auto plain = opener_->next(rest);
+      if (opener_->failed())
+        return "bytes came that it did not send: somebody on the way changes or adds some";
+      if (plain) good = decoder_.feed(*plain);
+    }
+    hand_over();
+    if (!good) return cat("it sent ", decoder_.error());
+    if (static_cast<std::size_t>(n) < buffer.size()) return std::nullopt;
+  }
+  return std::nullopt;
+}
+
 std::optional<std::string> TcpIncoming::read_frames(std::uint64_t at_most) {
+  if (opener_) return read_sealed(at_most);
   thread_local std::array<std::uint8_t, kReadBytes> buffer;
   for (std::uint64_t sum = 0; sum < at_most;) {
     const auto direct = decoder_.direct();
@@ -103,10 +154,7 @@ std::optional<std::string> TcpIncoming::read_frames(std::uint64_t at_most) {
     } else {
       decoder_.filled(got);
     }
-    for (auto& message : decoder_.messages()) {
-      if (!silent_) office_.deliver({.from = peer_->id, .message = std::move(message)});
-    }
-    decoder_.messages().clear();
+    hand_over();
     if (!good) return cat("it sent ", decoder_.error());
     // A short read has emptied the socket: asking again would cost a call.
     if (got < into.size()) return std::nullopt;

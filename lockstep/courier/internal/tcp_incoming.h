@@ -6,6 +6,7 @@
 #include "lockstep/courier/internal/frame.h"
 #include "lockstep/courier/internal/incoming.h"
 #include "lockstep/courier/internal/tcp_link.h"
+#include "lockstep/net/sealed.h"
 #include "lockstep/net/socket.h"
 
 namespace lockstep::courier::internal {
@@ -26,11 +27,16 @@ class TcpIncoming final : public GreetedIncoming, public std::enable_shared_from
   // Why the connection is over; nothing when it is not.
   std::optional<std::string> read_greeting();
   std::optional<std::string> read_frames(std::uint64_t at_most);
+  std::optional<std::string> read_sealed(std::uint64_t at_most);
+  void hand_over();
   bool say(std::span<const std::uint8_t> greeting) noexcept;
   void over(const std::string& cause) noexcept;
 
   Fd fd_;
   GreetingReader reader_;
+  // With a job secret, from the introduction on.
+  std::optional<net::Opener> opener_;
+  std::optional<net::Sealer> sealer_;
   FrameDecoder decoder_;
   bool silent_ = false;
   bool counted_ = false;

@@ -15,6 +15,9 @@ namespace lockstep::courier::internal {
 namespace {
 
 constexpr std::size_t kPieces = 64;  // in one write
+// Sealed ahead of the socket, and how long a piece may be to share a record with others.
+constexpr std::size_t kWireBytes = 256 << 10;
+constexpr std::size_t kTogether = 16 << 10;
 
 struct Pieces {
   std::array<iovec, kPieces> list;
@@ -66,18 +69,22 @@ std::shared_ptr<TcpOutgoing> TcpOutgoing::connect(Office& office, const std::sha
     return nullptr;
   }
   set_tcp_options(fd.get());
-  auto link = std::make_shared<TcpOutgoing>(office, peer, std::move(fd));
+  auto link = std::make_shared<TcpOutgoing>(office, peer, std::move(fd), *address);
   link->queue(with_length(link->greeting_.first()), {});
   link->key_ = office.reactor.add(link->fd_.get(), EPOLLIN | EPOLLOUT, link);
   return link;
 }
 
-TcpOutgoing::TcpOutgoing(Office& office, const std::shared_ptr<Peer>& peer, Fd fd)
+TcpOutgoing::TcpOutgoing(Office& office, const std::shared_ptr<Peer>& peer, Fd fd,
+                         const net::Address& address)
     : office_(office),
       peer_(peer),
       fd_(std::move(fd)),
       greeting_(office.options.secret,
-                {.id = office.options.id, .token = office.self.token, .to = peer->endpoint.token}) {
+                {.id = office.options.id, .token = office.self.token, .to = peer->endpoint.token},
+                {.purpose = net::Purpose::kCourierTcp,
+                 .server = peer->endpoint.token,
+                 .address = address.canonical()}) {
   office_.count_tcp(1);
 }
 
@@ -117,34 +124,90 @@ void TcpOutgoing::watch(bool for_room) {
 }
 
 void TcpOutgoing::write() {
-  while (!queue_.empty()) {
-    Pieces pieces;
-    for (const auto& one : queue_) {
-      pieces.skip = one.sent;
-      pieces.add(one.head);
-      pieces.add(one.message.body.bytes);
-      for (const auto& blob : one.message.blobs) {
-        if (pieces.full()) break;
-        pieces.add(blob.bytes);
-      }
-      if (pieces.full()) break;
-    }
-    msghdr header{};
-    header.msg_iov = pieces.list.data();
-    header.msg_iovlen = pieces.n;
-    const ssize_t n = ::sendmsg(fd_.get(), &header, MSG_NOSIGNAL | MSG_DONTWAIT);
-    if (n < 0 && errno == EINTR) continue;
-    if (n < 0 && errno == EAGAIN) return watch(true);
-    if (n < 0) {
-      // Whoever handles sockets sees the end and reports the loss.
-      broken_ = errno;
-      state_ = State::kBroken;
-      ::shutdown(fd_.get(), SHUT_RDWR);
-      return;
-    }
-    sent(static_cast<std::uint64_t>(n));
+  for (;;) {
+    const bool done = sealer_ ? write_sealed() : write_clear();
+    if (state_ == State::kBroken || (done && queue_.empty() && wire_at_ == wire_.size())) break;
+    if (!done) return watch(true);
   }
-  watch(false);
+  if (state_ != State::kBroken) watch(false);
+}
+
+// Whoever handles sockets sees the end and reports the loss.
+void TcpOutgoing::broke(int code) {
+  broken_ = code;
+  state_ = State::kBroken;
+  ::shutdown(fd_.get(), SHUT_RDWR);
+}
+
+// One write of as many pieces as it takes. False when the socket has no room.
+bool TcpOutgoing::write_clear() {
+  Pieces pieces;
+  for (const auto& one : queue_) {
+    pieces.skip = one.sent;
+    pieces.add(one.head);
+    pieces.add(one.message.body.bytes);
+    for (const auto& blob : one.message.blobs) {
+      if (pieces.full()) break;
+      pieces.add(blob.bytes);
+    }
+    if (pieces.full()) break;
+  }
+  if (pieces.n == 0) return true;
+  msghdr header{};
+  header.msg_iov = pieces.list.data();
+  header.msg_iovlen = pieces.n;
+  const ssize_t n = ::sendmsg(fd_.get(), &header, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (n < 0 && errno == EAGAIN) return false;
+  if (n < 0 && errno != EINTR) broke(errno);
+  if (n > 0) sent(static_cast<std::uint64_t>(n));
+  return true;
+}
+
+bool TcpOutgoing::write_sealed() {
+  if (wire_at_ == wire_.size()) seal_some();
+  if (wire_.empty()) return true;
+  const ssize_t n =
+      ::send(fd_.get(), wire_.data() + wire_at_, wire_.size() - wire_at_, MSG_NOSIGNAL | MSG_DONTWAIT);
+  if (n < 0 && errno == EAGAIN) return false;
+  if (n < 0 && errno != EINTR) broke(errno);
+  if (n > 0) wire_at_ += static_cast<std::size_t>(n);
+  return true;
+}
+
+// The next part of the queue as records, small pieces of it together in one. What is sealed is let go of.
+void TcpOutgoing::seal_some() {
+  thread_local Bytes together;
+  wire_.clear();
+  wire_at_ = 0;
+  together.clear();
+  const auto seal_together = [&] {
+    sealer_->seal(together, wire_);
+    together.clear();
+  };
+  while (!queue_.empty() && wire_.size() + together.size() < kWireBytes) {
+    Pieces pieces;
+    const auto& one = queue_.front();
+    pieces.skip = one.sent;
+    pieces.add(one.head);
+    pieces.add(one.message.body.bytes);
+    for (const auto& blob : one.message.blobs) pieces.add(blob.bytes);
+    std::uint64_t taken = 0;
+    for (std::size_t i = 0; i < pieces.n && taken < kWireBytes; ++i) {
+      const auto* from = static_cast<const std::uint8_t*>(pieces.list[i].iov_base);
+      const auto part = std::span(from, std::min<std::size_t>(pieces.list[i].iov_len, kWireBytes));
+      taken += part.size();
+      if (together.size() + part.size() > net::kMaxRecord) seal_together();
+      if (part.size() > kTogether) {
+        seal_together();
+        sealer_->seal(part, wire_);
+      } else {
+        together.insert(together.end(), part.begin(), part.end());
+      }
+      if (part.size() < pieces.list[i].iov_len) break;
+    }
+    sent(taken);
+  }
+  seal_together();
 }
 
 void TcpOutgoing::sent(std::uint64_t n_bytes) {
@@ -196,17 +259,27 @@ std::string TcpOutgoing::advance(std::uint32_t events) {
   return n > 0 ? "it spoke out of turn" : tcp_end(n == 0 ? 0 : errno);
 }
 
+// Greetings one by one; after the introduction what comes is sealed and is the last.
 std::string TcpOutgoing::greet() {
-  std::array<std::uint8_t, kMaxGreeting + 2> buffer;
-  const ssize_t n = ::recv(fd_.get(), buffer.data(), reader_.wanted(), MSG_DONTWAIT);
+  std::array<std::uint8_t, kMaxGreeting + 2 + net::kRecordHead + net::kRecordTag> buffer;
+  const std::size_t wanted = opener_ ? buffer.size() : reader_.wanted();
+  const ssize_t n = ::recv(fd_.get(), buffer.data(), wanted, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return {};
   if (n <= 0) return n == 0 ? "it closed the connection before it was greeted" : tcp_end(errno);
-  const auto message = reader_.feed(std::span(buffer).first(static_cast<std::size_t>(n)));
+  auto bytes = std::span<const std::uint8_t>(buffer).first(static_cast<std::size_t>(n));
+  if (opener_) {
+    const auto plain = opener_->next(bytes);
+    if (opener_->failed() || !bytes.empty())
+      return "it answered with something that is not sealed as it should be";
+    if (!plain) return {};
+    bytes = *plain;
+  }
+  const auto message = reader_.feed(bytes);
   if (reader_.broken()) return "it answered with something unknown";
   if (!message) return {};
   auto step = greeting_.next(*message);
   if (!step.refusal.empty()) return step.refusal;
-  if (!step.send.empty()) queue(with_length(step.send), {});
+  if (!step.send.empty()) introduce(step.send);
   if (step.welcome) {
     state_ = State::kOpen;
     std::ranges::move(later_, std::back_inserter(queue_));
@@ -216,12 +289,24 @@ std::string TcpOutgoing::greet() {
   return state_ == State::kBroken ? tcp_end(broken_) : std::string();
 }
 
+// The last words in the clear, when there is a secret. Nothing else is queued: messages wait for the welcome.
+void TcpOutgoing::introduce(const Bytes& greeting) {
+  const auto keys = greeting_.keys();
+  if (!keys) return queue(with_length(greeting), {});
+  wire_ = with_length(greeting);
+  wire_at_ = 0;
+  sealer_.emplace(keys->client);
+  opener_.emplace(keys->server);
+}
+
 void TcpOutgoing::end(bool) noexcept {
   if (!fd_) return;
   office_.reactor.remove(key_, fd_.get());
   fd_.reset();
   queue_.clear();
   later_.clear();
+  wire_.clear();
+  wire_at_ = 0;
   office_.count_tcp(-1);
   state_ = State::kBroken;
 }

@@ -7,6 +7,7 @@
 #include "lockstep/courier/internal/office.h"
 #include "lockstep/courier/internal/tcp_link.h"
 #include "lockstep/net/address.h"
+#include "lockstep/net/sealed.h"
 
 namespace lockstep::courier::internal {
 
@@ -15,13 +16,13 @@ class TcpOutgoing final : public Outgoing, public std::enable_shared_from_this<T
   // Begins to connect.
   static std::shared_ptr<TcpOutgoing> connect(Office& office, const std::shared_ptr<Peer>& peer,
                                               std::optional<Failure>& failure);
-  TcpOutgoing(Office& office, const std::shared_ptr<Peer>& peer, Fd fd);
+  TcpOutgoing(Office& office, const std::shared_ptr<Peer>& peer, Fd fd, const net::Address& address);
   ~TcpOutgoing() override;
 
   void on_ready(std::uint32_t events) noexcept override;
   std::optional<Failure> send(Message message) override;
   void flush() override;
-  bool idle() const override { return queue_.empty() && later_.empty(); }
+  bool idle() const override { return queue_.empty() && later_.empty() && wire_at_ == wire_.size(); }
   void end(bool gone) noexcept override;
 
  private:
@@ -35,8 +36,13 @@ class TcpOutgoing final : public Outgoing, public std::enable_shared_from_this<T
 
   std::string advance(std::uint32_t events);
   std::string greet();
+  void introduce(const Bytes& greeting);
   void queue(Bytes head, Message message);
   void write();
+  bool write_clear();
+  bool write_sealed();
+  void seal_some();
+  void broke(int code);
   void sent(std::uint64_t n_bytes);
   void watch(bool for_room);
 
@@ -45,6 +51,11 @@ class TcpOutgoing final : public Outgoing, public std::enable_shared_from_this<T
   Fd fd_;
   GreetingClient greeting_;
   GreetingReader reader_;
+  // With a job secret, from the introduction on. What was queued before goes out in the clear.
+  std::optional<net::Sealer> sealer_;
+  std::optional<net::Opener> opener_;
+  Bytes wire_;  // sealed, or said in the clear before; on its way from wire_at_ on
+  std::size_t wire_at_ = 0;
   std::uint64_t key_ = 0;
   State state_ = State::kConnecting;
   int broken_ = 0;  // errno of the write that failed

@@ -8,7 +8,6 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/process.h"
 #include "lockstep/base/text.h"
-#include "lockstep/net/handshake.h"
 
 namespace lockstep::internal {
 
@@ -19,6 +18,8 @@ constexpr Milliseconds kGrace{10'000};
 constexpr std::size_t kRequestKept = 64 << 10;
 constexpr std::size_t kReadStep = 1 << 20;
 constexpr std::chrono::microseconds kLook{50};
+// A server without room for strangers drops the oldest of them: one that was dropped comes back this often.
+constexpr int kCloses = 5;
 
 [[noreturn]] void raise_protocol(const net::Socket& socket, std::string_view what) {
   raise(ErrorKind::kSystem,
@@ -52,12 +53,14 @@ TcpClient TcpClient::connect(const TcpTarget& target, Milliseconds timeout, Dead
     } catch (const DistNetworkError& error) {
       if (error.kind() == ErrorKind::kUsage || error.kind() == ErrorKind::kResource) throw;
       // A server that takes connections only to close them has its reasons; one that is ending gets a second chance.
-      if (error.kind() == ErrorKind::kPeerLost && ++closed == 3) {
-        raise(ErrorKind::kUsage,
-              cat(error.what(),
-                  " before it answered; it may ask for a job secret (LOCKSTEP_SECRET_FILE) that "
-                  "this process does not have, or be no store"),
-              ErrorFamily::kNetwork);
+      if (error.kind() == ErrorKind::kPeerLost && ++closed == kCloses) {
+        raise(
+            ErrorKind::kUsage,
+            cat(error.what(), " before it answered, ", kCloses, " times; it may ",
+                target.secret ? "have no job secret, or the one of another job"
+                              : "ask for a job secret (LOCKSTEP_SECRET_FILE) that this process does not have",
+                ", or be no store"),
+            ErrorFamily::kNetwork);
       }
       const Milliseconds pause = pause_before_try(tries, random);
       if (deadline.remaining() <= pause) {
@@ -73,20 +76,26 @@ TcpClient TcpClient::connect(const TcpTarget& target, Milliseconds timeout, Dead
 
 TcpClient TcpClient::connect_once(const TcpTarget& target, Deadline deadline) {
   TcpClient client(net::Socket::connect(target.host, target.port, deadline), target.limits);
-  client.introduce(target, deadline);
+  client.introduce(
+      target, {.purpose = net::Purpose::kStoreTcp, .address = client.channel_.socket().peer().canonical()},
+      deadline);
   if (client.is_ours_ && target.local_socket) client.go_local(target, deadline);
   return client;
 }
 
 TcpClient::TcpClient(net::Socket socket, const TcpStoreLimits& limits)
-    : socket_(std::move(socket)),
+    : channel_(std::move(socket)),
       limits_(limits),
-      path_(cat(socket_.local().text(), " -> ", socket_.peer().text())) {
-  if (available_cores() > 1) socket_.set_look_before_sleep(kLook);
+      path_(cat(channel_.socket().local().text(), " -> ", channel_.socket().peer().text())) {
+  if (available_cores() > 1) channel_.socket().set_look_before_sleep(kLook);
 }
 
-void TcpClient::introduce(const TcpTarget& target, Deadline deadline) {
-  if (target.secret) net::handshake_as_client(socket_, *target.secret, deadline);
+// Only TCP is sealed: nobody stands between the two ends of a local socket, and its name is in the proofs.
+void TcpClient::introduce(const TcpTarget& target, const net::Binding& binding, Deadline deadline) {
+  if (target.secret) {
+    const auto keys = net::handshake_as_client(channel_.socket(), *target.secret, binding, deadline);
+    if (binding.purpose == net::Purpose::kStoreTcp) channel_.seal_as_client(keys);
+  }
   validate(deadline);
 }
 
@@ -99,7 +108,7 @@ void TcpClient::go_local(const TcpTarget& target, Deadline deadline) {
   if (!has_one || read_text(deadline) != host_identity()) return;
   try {
     TcpClient local(net::Socket::connect_local(name, deadline), target.limits);
-    local.introduce(target, deadline);
+    local.introduce(target, {.purpose = net::Purpose::kStoreLocal, .server = name}, deadline);
     local.path_ = cat(path_, " by local socket");
     *this = std::move(local);
   } catch (const Error& error) {
@@ -112,7 +121,7 @@ void TcpClient::validate(Deadline deadline) {
   begin(Query::kValidate).put(kValidationMagic).put(Query::kPing).put(ping).send(deadline);
   const auto answer = read<std::uint32_t>(deadline);
   is_ours_ = answer == pong(ping);
-  if (!is_ours_ && answer != ping) raise_protocol(socket_, "it answered the first ping wrongly");
+  if (!is_ours_ && answer != ping) raise_protocol(channel_.socket(), "it answered the first ping wrongly");
 }
 
 TcpClient& TcpClient::begin(Query query) {
@@ -165,7 +174,7 @@ TcpClient& TcpClient::value(std::span<const std::uint8_t> bytes) {
 
 void TcpClient::send(Deadline deadline) {
   unconfirmed_ = true;
-  socket_.write_all(request_, deadline);
+  channel_.write_all(request_, deadline);
 }
 
 void TcpClient::fill(std::size_t n_bytes, Deadline deadline) {
@@ -173,13 +182,13 @@ void TcpClient::fill(std::size_t n_bytes, Deadline deadline) {
   std::memmove(buffer_.data(), buffer_.data() + begin_, buffered());
   end_ = buffered();
   begin_ = 0;
-  while (buffered() < n_bytes) end_ += socket_.read_some(std::span(buffer_).subspan(end_), deadline);
+  while (buffered() < n_bytes) end_ += channel_.read_some(std::span(buffer_).subspan(end_), deadline);
   unconfirmed_ = false;
 }
 
 Bytes TcpClient::read_sized(Deadline deadline) {
   const auto n_bytes = read<std::uint64_t>(deadline);
-  if (n_bytes > limits_.value_bytes) raise_protocol(socket_, cat("a reply of ", n_bytes, " bytes"));
+  if (n_bytes > limits_.value_bytes) raise_protocol(channel_.socket(), cat("a reply of ", n_bytes, " bytes"));
   const std::size_t ready = std::min<std::size_t>(n_bytes, buffered());
   Bytes bytes(buffer_.begin() + static_cast<std::ptrdiff_t>(begin_),
               buffer_.begin() + static_cast<std::ptrdiff_t>(begin_ + ready));
@@ -187,7 +196,7 @@ Bytes TcpClient::read_sized(Deadline deadline) {
   while (bytes.size() < n_bytes) {
     const std::size_t have = bytes.size();
     bytes.resize(have + std::min<std::size_t>(n_bytes - have, std::max(kReadStep, have)));
-    socket_.read_exact(std::span(bytes).subspan(have), deadline);
+    channel_.read_exact(std::span(bytes).subspan(have), deadline);
   }
   return bytes;
 }
@@ -219,7 +228,8 @@ void TcpClient::flush(Deadline deadline) {
 void TcpClient::done(Deadline deadline) {
   if (!cancel_pending_) return;
   cancel_pending_ = false;
-  if (read<Status>(deadline) != Status::kCanceled) raise_protocol(socket_, "a wait was not taken back");
+  if (read<Status>(deadline) != Status::kCanceled)
+    raise_protocol(channel_.socket(), "a wait was not taken back");
 }
 
 }  // namespace lockstep::internal

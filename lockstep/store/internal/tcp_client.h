@@ -14,8 +14,9 @@
 
 #include "lockstep/base/bytes.h"
 #include "lockstep/base/deadline.h"
+#include "lockstep/net/channel.h"
+#include "lockstep/net/handshake.h"
 #include "lockstep/net/secret.h"
-#include "lockstep/net/socket.h"
 #include "lockstep/store/internal/tcp_protocol.h"
 #include "lockstep/store/tcp_store.h"
 
@@ -73,7 +74,7 @@ class TcpClient {
  private:
   TcpClient(net::Socket socket, const TcpStoreLimits& limits);
   static TcpClient connect_once(const TcpTarget& target, Deadline deadline);
-  void introduce(const TcpTarget& target, Deadline deadline);
+  void introduce(const TcpTarget& target, const net::Binding& binding, Deadline deadline);
   void validate(Deadline deadline);
   void go_local(const TcpTarget& target, Deadline deadline);
   void fill(std::size_t n_bytes, Deadline deadline);
@@ -87,7 +88,7 @@ class TcpClient {
     return *this;
   }
 
-  net::Socket socket_;
+  net::Channel channel_;
   TcpStoreLimits limits_;
   std::string path_;
   bool is_ours_ = false;

@@ -6,6 +6,7 @@
 #include <mutex>
 #include <random>
 #include <thread>
+#include <vector>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
@@ -21,22 +22,58 @@ constexpr int kBacklog = 4096;
   raise(ErrorKind::kUsage, std::move(text), ErrorFamily::kStore);
 }
 
-net::Listener listen(const std::string& host, const TcpStoreOptions& options) {
-  if (options.master_listen_fd) {
-    net::Listener listener = net::Listener::adopt(Fd(*options.master_listen_fd));
-    const std::uint16_t has = listener.local().port();
-    if (options.port != 0 && has != options.port) {
-      listener.release().release();  // the caller's still
-      refuse(cat("master_listen_fd listens on port ", has, ", not on port ", options.port));
-    }
-    return listener;
+bool is_taken(const DistNetworkError& error) {
+  return std::string_view(error.what()).find("EADDRINUSE") != std::string_view::npos;
+}
+
+std::vector<net::Listener> one(net::Listener listener) {
+  std::vector<net::Listener> all;
+  all.push_back(std::move(listener));
+  return all;
+}
+
+net::Listener adopt(const TcpStoreOptions& options) {
+  net::Listener listener = net::Listener::adopt(Fd(*options.master_listen_fd));
+  const std::uint16_t has = listener.local().port();
+  if (options.port != 0 && has != options.port) {
+    listener.release().release();  // the caller's still
+    refuse(cat("master_listen_fd is bound to port ", has, ", not to port ", options.port));
   }
-  if (!net::names_loopback(host)) return net::Listener::listen_everywhere(options.port, kBacklog);
-  auto addresses = net::Address::resolve(host, options.port);
-  // "localhost" is both; IPv4 is what more programs try.
-  std::stable_partition(addresses.begin(), addresses.end(),
-                        [](const auto& a) { return a.family() == AF_INET; });
-  return net::Listener::listen(addresses.front(), kBacklog);
+  return listener;
+}
+
+// Both loopback addresses, one port: clients try either first, and whoever held the other could speak to them. A
+// machine may lack one family; a port that somebody has on one of the two is an error.
+std::vector<net::Listener> listen_localhost(std::uint16_t port) {
+  std::vector<net::Listener> all;
+  std::optional<Failure> missing;
+  for (const char* ip : {"127.0.0.1", "::1"}) {
+    const std::uint16_t wanted = all.empty() ? port : all.front().local().port();
+    try {
+      all.push_back(net::Listener::listen(*net::Address::parse(ip, wanted), kBacklog));
+    } catch (const DistNetworkError& error) {
+      if (is_taken(error)) throw;
+      missing = error.failure();
+    }
+  }
+  if (all.empty()) raise(*missing);
+  return all;
+}
+
+std::vector<net::Listener> listen(const std::string& host, const TcpStoreOptions& options) {
+  if (options.master_listen_fd) return one(adopt(options));
+  if (!net::names_loopback(host)) return one(net::Listener::listen_everywhere(options.port, kBacklog));
+  if (const auto literal = net::Address::parse(host, options.port))
+    return one(net::Listener::listen(*literal, kBacklog));
+  // A free port of one family may be taken in the other: then another.
+  constexpr int kTries = 16;
+  for (int tries = 1;; ++tries) {
+    try {
+      return listen_localhost(options.port);
+    } catch (const DistNetworkError& error) {
+      if (options.port != 0 || !is_taken(error) || tries == kTries) throw;
+    }
+  }
 }
 
 void check_exposure(const net::Address& address, const TcpStoreOptions& options) {
@@ -62,14 +99,15 @@ std::unique_ptr<TcpServer> start(const std::string& host, const TcpStoreOptions&
   if (!options.master_listen_fd && !net::names_loopback(host)) {
     check_exposure(net::Address::any(AF_INET6, options.port), options);
   }
-  net::Listener listener = listen(host, options);
+  auto listeners = listen(host, options);
   try {
-    check_exposure(listener.local(), options);
+    check_exposure(listeners.front().local(), options);
   } catch (...) {
-    if (options.master_listen_fd) listener.release().release();
+    if (options.master_listen_fd) listeners.front().release().release();
     throw;
   }
-  return TcpServer::start(std::move(listener), options.limits, options.secret);
+  if (options.master_listen_fd) listeners.front().start(kBacklog);
+  return TcpServer::start(std::move(listeners), options.limits, options.secret);
 }
 
 // Servers that masters of this process share, by port. Process-wide because that is what multi_tenant means: parts of

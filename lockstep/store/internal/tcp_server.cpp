@@ -15,7 +15,9 @@
 #include "lockstep/base/process.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/thread.h"
+#include "lockstep/store/internal/tcp_door.h"
 #include "lockstep/store/internal/tcp_session.h"
+#include "lockstep/store/internal/uv_view.h"
 
 namespace lockstep::internal {
 
@@ -34,7 +36,7 @@ template <class T>
 uv_handle_t* as_handle(T* handle) {
   return reinterpret_cast<uv_handle_t*>(handle);
 }
-// A connection's or listener's handle, of either kind; all begin as a uv_stream_t.
+// A connection's handle, of either kind; both begin as a uv_stream_t.
 union Stream {
   uv_stream_t stream;
   uv_tcp_t tcp;
@@ -49,10 +51,11 @@ constexpr std::uint64_t kLookNs = 50'000;
 
 class TcpServer::Loop {
  public:
-  Loop(net::Listener listener, const TcpStoreLimits& limits, const std::optional<JobSecret>& secret)
-      : address_(listener.local()), shared_(limits, secret) {
+  Loop(std::vector<net::Listener> listeners, const TcpStoreLimits& limits,
+       const std::optional<JobSecret>& secret)
+      : address_(listeners.front().local()), shared_(limits, secret) {
     shared_.joined = [this](std::int64_t n) { set_joined(n); };
-    set_up(listener);
+    set_up(std::move(listeners));
     thread_ = Thread("lockstep-store", [this] { run(); });
   }
   ~Loop() {
@@ -74,14 +77,17 @@ class TcpServer::Loop {
 
  private:
   struct Connection {
-    Connection(Loop& loop_in, TcpShared& shared) : loop(loop_in), session(std::in_place, shared, this) {}
+    Connection(Loop& loop_in, TcpDoor& door_in, const net::Binding& reached)
+        : loop(loop_in), door(door_in), session(std::in_place, loop_in.shared_, this, reached) {}
     Loop& loop;
+    TcpDoor& door;
     Stream handle{};
     std::optional<TcpSession> session;  // empty once closing
     std::size_t unsent = 0;
     std::uint64_t opened_ms = 0;
     bool reading = false;
     std::list<Connection>::iterator place;
+    std::optional<TcpDoor::Strangers::iterator> stranger;  // until it has proven who it is
   };
   struct Write {
     uv_write_t request{};
@@ -92,19 +98,19 @@ class TcpServer::Loop {
 
   // ---- set-up and end ----
 
-  void set_up(net::Listener& listener) {
+  void set_up(std::vector<net::Listener> listeners) {
     check(uv_loop_init(&loop_), "uv_loop_init");
     uv_async_init(&loop_, &stop_, [](uv_async_t* async) { static_cast<Loop*>(async->data)->close_all(); });
     uv_timer_init(&loop_, &timer_);
     uv_idle_init(&loop_, &look_);
-    uv_tcp_init(&loop_, &listener_.tcp);
-    uv_pipe_init(&loop_, &local_.pipe, 0);
-    stop_.data = timer_.data = look_.data = listener_.stream.data = local_.stream.data = this;
+    stop_.data = timer_.data = look_.data = this;
     try {
-      check(uv_tcp_open(&listener_.tcp, listener.fd()), "uv_tcp_open");
-      listener.release().release();  // libuv closes it from here on
-      check(uv_listen(&listener_.stream, kBacklog, on_connection), "uv_listen");
-      set_up_local();
+      for (auto& listener : listeners) add_door(std::move(listener), "");
+      // A name nobody can guess and take before; clients are told it over TCP.
+      const std::string name = "lockstep-store-" + random_hex(16);
+      add_door(net::Listener::listen(net::Address::local_name(name), kBacklog), name);
+      shared_.local_name = name;
+      shared_.host = host_identity();
     } catch (...) {
       close_all();
       uv_run(&loop_, UV_RUN_DEFAULT);
@@ -113,15 +119,14 @@ class TcpServer::Loop {
     }
   }
 
-  // A name nobody can guess and take before; clients are told it over TCP.
-  void set_up_local() {
-    const std::string name = "lockstep-store-" + random_hex(16);
-    net::Listener local = net::Listener::listen(net::Address::local_name(name), kBacklog);
-    check(uv_pipe_open(&local_.pipe, local.fd()), "uv_pipe_open");
-    local.release().release();
-    check(uv_listen(&local_.stream, kBacklog, on_connection), "uv_listen");
-    shared_.local_name = name;
-    shared_.host = host_identity();
+  void add_door(net::Listener listener, std::string local_name) {
+    doors_.emplace_back(
+        std::move(listener), std::move(local_name), strangers_allowed(shared_.limits.strangers),
+        [this](TcpDoor& door, Fd fd) { open(door, std::move(fd)); },
+        [this](void* who) {
+          refuse(*static_cast<Connection*>(who), "it took its time, and others wait to be let in");
+        });
+    doors_.back().open(loop_);
   }
 
   void run() {
@@ -136,8 +141,7 @@ class TcpServer::Loop {
     uv_close(as_handle(&stop_), nullptr);
     uv_close(as_handle(&timer_), nullptr);
     uv_close(as_handle(&look_), nullptr);
-    uv_close(as_handle(&listener_), nullptr);
-    uv_close(as_handle(&local_), nullptr);
+    for (TcpDoor& door : doors_) door.close();
     for (Connection& connection : connections_) close(connection);
   }
 
@@ -149,35 +153,52 @@ class TcpServer::Loop {
 
   // ---- connections ----
 
-  static void on_connection(uv_stream_t* listener, int status) {
-    // Out of descriptors or the like: this client is turned away, the next may come.
-    if (status == 0) static_cast<Loop*>(listener->data)->open(listener);
+  static net::Binding reached(const TcpDoor& door, const Fd& fd, bool secret) {
+    if (!door.local_name().empty())
+      return {.purpose = net::Purpose::kStoreLocal, .server = door.local_name()};
+    if (!secret) return {};
+    return {.purpose = net::Purpose::kStoreTcp, .address = net::Address::local_of(fd.get()).canonical()};
   }
 
-  void open(uv_stream_t* listener) {
-    connections_.emplace_back(*this, shared_);
+  // Never raises: it is called from the loop.
+  void open(TcpDoor& door, Fd fd) noexcept {
+    try {
+      const net::Binding binding = reached(door, fd, shared_.secret.has_value());
+      connections_.emplace_back(*this, door, binding);
+    } catch (const std::exception& error) {
+      return log(LogLevel::kInfo, cat("store ", address_.text(), ": a connection was lost: ", error.what()));
+    }
     Connection& connection = connections_.back();
     connection.place = std::prev(connections_.end());
     connection.opened_ms = uv_now(&loop_);
-    const bool is_tcp = listener->type == UV_TCP;
+    const bool is_tcp = door.local_name().empty();
+    int opened = 0;
     if (is_tcp) {
       uv_tcp_init(&loop_, &connection.handle.tcp);
+      opened = uv_tcp_open(&connection.handle.tcp, fd.get());
     } else {
       uv_pipe_init(&loop_, &connection.handle.pipe, 0);
+      opened = uv_pipe_open(&connection.handle.pipe, fd.get());
     }
     connection.handle.stream.data = &connection;
-    if (uv_accept(listener, &connection.handle.stream) != 0) return close(connection);
+    if (opened != 0) return close(connection);
+    fd.release();  // libuv closes it from here on
     if (connections_.size() > shared_.limits.connections) return refuse(connection, "too many connections");
     if (is_tcp) {
       uv_tcp_nodelay(&connection.handle.tcp, 1);
       uv_tcp_keepalive(&connection.handle.tcp, 1, 60);
     }
+    connection.stranger = door.arrive(&connection);
     set_reading(connection, true);
     if (!uv_is_active(as_handle(&timer_))) {
       const auto patience = static_cast<std::uint64_t>(shared_.limits.validate_timeout.count());
       const std::uint64_t period = std::clamp<std::uint64_t>(patience / 4, 10, 1000);
       uv_timer_start(&timer_, on_timer, period, period);
     }
+  }
+
+  static void no_stranger_any_more(Connection& connection) {
+    if (connection.stranger) connection.door.leave(*std::exchange(connection.stranger, std::nullopt));
   }
 
   // Turns away those who connected and never said who they are.
@@ -220,6 +241,7 @@ class TcpServer::Loop {
   // The session ends here, so nobody's entry is handed to it any more; the handle's memory a little later.
   void close(Connection& connection) {
     connection.session.reset();
+    no_stranger_any_more(connection);
     if (uv_is_closing(as_handle(&connection.handle))) return;
     uv_close(as_handle(&connection.handle), [](uv_handle_t* handle) {
       auto& closed = *static_cast<Connection*>(handle->data);
@@ -312,6 +334,7 @@ class TcpServer::Loop {
       }
       if (!connection.session) return;  // sending failed
       if (!good) return refuse(connection, session.why());
+      if (connection.stranger && session.validated()) no_stranger_any_more(connection);
       set_reading(connection, !session.saturated());
     } catch (const std::exception& error) {
       refuse(connection, error.what());  // out of memory: of this client's making
@@ -324,7 +347,7 @@ class TcpServer::Loop {
     if (output.empty()) return true;
     std::size_t sent = 0;
     if (connection.unsent == 0) {
-      const uv_buf_t part = view(output, 0);
+      const uv_buf_t part = uv_view(output);
       const int n = uv_try_write(&connection.handle.stream, &part, 1);
       if (n < 0 && n != UV_EAGAIN) {
         close(connection);
@@ -346,7 +369,7 @@ class TcpServer::Loop {
     write->request.data = write.get();
     write->bytes = std::exchange(connection.session->output(), {});
     write->n_bytes = write->bytes.size() - from;
-    const uv_buf_t part = view(write->bytes, from);
+    const uv_buf_t part = uv_view(std::span(write->bytes).subspan(from));
     if (uv_write(&write->request, &connection.handle.stream, &part, 1, on_written) != 0) {
       close(connection);
       return false;
@@ -357,20 +380,14 @@ class TcpServer::Loop {
     return true;
   }
 
-  static uv_buf_t view(Bytes& bytes, std::size_t from) {
-    return uv_buf_init(reinterpret_cast<char*>(bytes.data() + from),
-                       static_cast<unsigned>(bytes.size() - from));
-  }
-
   const net::Address address_;
   uv_loop_t loop_{};
   uv_async_t stop_{};
   uv_timer_t timer_{};
   uv_idle_t look_{};
-  Stream listener_{};
-  Stream local_{};
   // The loop thread's alone.
   TcpShared shared_;
+  std::list<TcpDoor> doors_;
   std::list<Connection> connections_;
   std::array<char, kReadBytes> buffer_;
   const bool may_look_ = available_cores() > 1;
@@ -386,10 +403,11 @@ class TcpServer::Loop {
 TcpServer::TcpServer(std::unique_ptr<Loop> loop) : loop_(std::move(loop)) {}
 TcpServer::~TcpServer() = default;
 
-std::unique_ptr<TcpServer> TcpServer::start(net::Listener listener, const TcpStoreLimits& limits,
+std::unique_ptr<TcpServer> TcpServer::start(std::vector<net::Listener> listeners,
+                                            const TcpStoreLimits& limits,
                                             const std::optional<JobSecret>& secret) {
   return std::unique_ptr<TcpServer>(
-      new TcpServer(std::make_unique<Loop>(std::move(listener), limits, secret)));
+      new TcpServer(std::make_unique<Loop>(std::move(listeners), limits, secret)));
 }
 
 const net::Address& TcpServer::address() const {

@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <memory>
 #include <optional>
+#include <vector>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/net/secret.h"
@@ -18,11 +19,12 @@ namespace lockstep::internal {
 
 class TcpServer {
  public:
-  // Raises DistNetworkError when the loop cannot be set up.
-  static std::unique_ptr<TcpServer> start(net::Listener listener, const TcpStoreLimits& limits,
+  // Serves all `listeners`, which have one port. Raises DistNetworkError when the loop cannot be set up.
+  static std::unique_ptr<TcpServer> start(std::vector<net::Listener> listeners, const TcpStoreLimits& limits,
                                           const std::optional<JobSecret>& secret);
   ~TcpServer();
 
+  // Of the first listener.
   const net::Address& address() const;
   bool has_secret(const std::optional<JobSecret>& secret) const;
   // Waits until `n` users have joined or the deadline; returns how many have. The loop tells; nobody polls.

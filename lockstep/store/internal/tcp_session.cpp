@@ -17,11 +17,11 @@ namespace {
 constexpr std::size_t kHighWater = 1 << 20;
 constexpr std::size_t kInputKept = 64 << 10;
 
-template <std::size_t n>
-std::array<std::uint8_t, n> first(std::span<const std::uint8_t> bytes) {
-  std::array<std::uint8_t, n> part;
-  std::copy_n(bytes.begin(), n, part.begin());
-  return part;
+template <class Array>
+Array array_of(std::span<const std::uint8_t> bytes) {
+  Array array;
+  std::copy_n(bytes.begin(), array.size(), array.begin());
+  return array;
 }
 
 // A key as its user wrote it.
@@ -31,12 +31,13 @@ std::string shown(std::string_view key) {
 
 }  // namespace
 
-TcpSession::TcpSession(TcpShared& shared, void* owner)
+TcpSession::TcpSession(TcpShared& shared, void* owner, const net::Binding& reached)
     : shared_(shared),
       owner_(owner),
       parser_(shared.limits),
+      sealed_(shared.secret && reached.purpose == net::Purpose::kStoreTcp),
       stage_(shared.secret ? Stage::kHello : Stage::kValidate) {
-  if (shared.secret) handshake_.emplace(*shared.secret);
+  if (shared.secret) handshake_.emplace(*shared.secret, reached);
 }
 
 TcpSession::~TcpSession() {
@@ -56,6 +57,20 @@ bool TcpSession::fail(std::string why) {
 
 bool TcpSession::feed(std::span<const std::uint8_t> bytes) {
   if (!why_.empty()) return false;
+  while (stage_ < Stage::kValidate && !bytes.empty()) {
+    if (!shake_hands(bytes)) return false;
+  }
+  if (!opener_) return bytes.empty() || feed_plain(bytes);
+  while (!bytes.empty()) {
+    const auto plain = opener_->next(bytes);
+    if (opener_->failed())
+      return fail("it did not seal what came: somebody on the way changes or adds bytes");
+    if (plain && !feed_plain(*plain)) return false;
+  }
+  return true;
+}
+
+bool TcpSession::feed_plain(std::span<const std::uint8_t> bytes) {
   feeding_ = true;
   std::size_t consumed = 0;
   bool good = true;
@@ -107,7 +122,15 @@ void TcpSession::set_unsent(std::size_t n_bytes) {
 }
 
 bool TcpSession::full() const {
-  return unsent_ + output_.size() > kHighWater;
+  return unsent_ + output_.size() + wire_.size() > kHighWater;
+}
+
+Bytes& TcpSession::output() {
+  if (!sealer_) return output_;
+  sealer_->seal(output_, wire_);
+  if (output_.capacity() > kInputKept) output_ = Bytes();
+  output_.clear();
+  return wire_;
 }
 
 bool TcpSession::saturated() const {
@@ -117,12 +140,6 @@ bool TcpSession::saturated() const {
 bool TcpSession::run(std::span<const std::uint8_t> bytes, std::size_t& consumed) {
   while (consumed < bytes.size()) {
     const auto rest = bytes.subspan(consumed);
-    if (stage_ == Stage::kHello || stage_ == Stage::kProof) {
-      bool progress = false;
-      if (!shake_hands(rest, consumed, progress)) return false;
-      if (!progress) return true;
-      continue;
-    }
     if (stage_ == Stage::kValidate && rest[0] != static_cast<std::uint8_t>(Query::kValidate)) {
       return fail(rest[0] == net::kHandshakeMagic[0] ? "it has a job secret and this store has none"
                                                      : "its first bytes are not those of a store client");
@@ -144,24 +161,40 @@ bool TcpSession::run(std::span<const std::uint8_t> bytes, std::size_t& consumed)
   return true;
 }
 
-bool TcpSession::shake_hands(std::span<const std::uint8_t> bytes, std::size_t& consumed, bool& progress) {
-  if (stage_ == Stage::kHello) {
-    if (bytes[0] != net::kHandshakeMagic[0]) return fail("it has no job secret and this store asks for one");
-    if (bytes.size() < sizeof(net::Hello)) return true;
-    const auto challenge = handshake_->challenge(first<sizeof(net::Hello)>(bytes));
-    if (!challenge) return fail("its first bytes are no handshake");
-    output_.insert(output_.end(), challenge->begin(), challenge->end());
-    consumed += sizeof(net::Hello);
-    stage_ = Stage::kProof;
-  } else {
-    if (bytes.size() < sizeof(net::Proof)) return true;
-    wrong_secret_ = !handshake_->accept(first<sizeof(net::Proof)>(bytes));
-    if (wrong_secret_) return fail("it has another job secret");
-    consumed += sizeof(net::Proof);
-    handshake_.reset();
-    stage_ = Stage::kValidate;
+// Takes what the handshake's next message needs from the front of `bytes`.
+bool TcpSession::shake_hands(std::span<const std::uint8_t>& bytes) {
+  const bool hello = stage_ == Stage::kHello;
+  if (hello && greeting_.empty() && bytes[0] != net::kHandshakeMagic[0])
+    return fail("it has no job secret and this store asks for one");
+  const std::size_t whole = hello ? sizeof(net::Hello) : sizeof(net::Proof);
+  const auto part = bytes.first(std::min(bytes.size(), whole - greeting_.size()));
+  greeting_.insert(greeting_.end(), part.begin(), part.end());
+  bytes = bytes.subspan(part.size());
+  if (greeting_.size() < whole) return true;
+  const bool good = hello ? hear_hello() : hear_proof();
+  greeting_.clear();
+  return good;
+}
+
+bool TcpSession::hear_hello() {
+  const auto challenge = handshake_->challenge(array_of<net::Hello>(greeting_));
+  if (!challenge) return fail(handshake_->why());
+  output_.insert(output_.end(), challenge->begin(), challenge->end());
+  stage_ = Stage::kProof;
+  return true;
+}
+
+bool TcpSession::hear_proof() {
+  wrong_secret_ = !handshake_->accept(array_of<net::Proof>(greeting_));
+  if (wrong_secret_) return fail("it has another job secret");
+  if (sealed_) {
+    const net::SessionKeys keys = handshake_->keys();
+    opener_.emplace(keys.client);
+    sealer_.emplace(keys.server);
+    std::swap(wire_, output_);  // what was said in the clear goes out as it is
   }
-  progress = true;
+  handshake_.reset();
+  stage_ = Stage::kValidate;
   return true;
 }
 

@@ -15,6 +15,7 @@
 #include <vector>
 
 #include "lockstep/net/handshake.h"
+#include "lockstep/net/sealed.h"
 #include "lockstep/store/internal/tcp_data.h"
 #include "lockstep/store/internal/tcp_request.h"
 #include "lockstep/store/tcp_store.h"
@@ -48,8 +49,9 @@ struct TcpShared {
 
 class TcpSession final : private TcpWaiter {
  public:
-  // `owner` is handed back by owner().
-  explicit TcpSession(TcpShared& shared, void* owner = nullptr);
+  // `owner` is handed back by owner(). With a secret, `reached` says at which address or local name the client found
+  // the server; after the handshake a connection over TCP is sealed.
+  explicit TcpSession(TcpShared& shared, void* owner = nullptr, const net::Binding& reached = {});
   ~TcpSession() override;
   TcpSession(const TcpSession&) = delete;
   TcpSession& operator=(const TcpSession&) = delete;
@@ -59,8 +61,8 @@ class TcpSession final : private TcpWaiter {
   // Goes on with input that was held back; after a wake-up and when output was sent. False as above.
   bool go_on();
 
-  // Bytes to send. The owner takes them out, or sends and clears them.
-  Bytes& output() { return output_; }
+  // Bytes to send, sealed where the connection is. The owner takes them out, or sends and clears them.
+  Bytes& output();
   // The owner's count of bytes taken from output() that the peer has not taken yet.
   void set_unsent(std::size_t n_bytes);
   // True while more input would only be kept: do not read.
@@ -79,7 +81,10 @@ class TcpSession final : private TcpWaiter {
   enum class Checked : bool { kNo, kYes };
 
   bool run(std::span<const std::uint8_t> bytes, std::size_t& consumed);
-  bool shake_hands(std::span<const std::uint8_t> bytes, std::size_t& consumed, bool& progress);
+  bool shake_hands(std::span<const std::uint8_t>& bytes);
+  bool hear_hello();
+  bool hear_proof();
+  bool feed_plain(std::span<const std::uint8_t> bytes);
   bool keep(std::span<const std::uint8_t> rest);
   void account(std::size_t n_bytes);
   bool fail(std::string why);
@@ -109,11 +114,16 @@ class TcpSession final : private TcpWaiter {
   TcpShared& shared_;
   void* const owner_;
   TcpRequestParser parser_;
+  const bool sealed_;  // once the handshake is over
   std::optional<net::HandshakeServer> handshake_;
+  std::optional<net::Sealer> sealer_;
+  std::optional<net::Opener> opener_;
   Stage stage_;
+  Bytes greeting_;             // of the handshake's message that is coming in
   Bytes input_;                // held back or incomplete
   std::size_t accounted_ = 0;  // of input_, in the quota
-  Bytes output_;
+  Bytes output_;               // in the clear
+  Bytes wire_;                 // sealed; unused where nothing is
   std::size_t unsent_ = 0;
   Query waiting_for_ = Query::kWait;    // while waiting()
   std::vector<std::string> woken_for_;  // keys of a wait of torch's that has ended; maybe a queue's
