@@ -28,10 +28,7 @@
 #include "lockstep/rpc/agent.h"
 #include "lockstep/rpc/call.h"
 #include "lockstep/rpc/rref.h"
-
-namespace torch::autograd {
-struct Node;
-}
+#include "lockstep/tensor/torch_compat.h"
 
 namespace lockstep::autograd {
 
@@ -41,7 +38,7 @@ class Context : public GradientAccess {
  public:
   virtual std::uint64_t id() const = 0;
   // The nodes through which gradients from other workers can come into this worker's part of the graph.
-  virtual std::vector<std::shared_ptr<torch::autograd::Node>> entries() const = 0;
+  virtual std::vector<compat::NodePtr> entries() const = 0;
 };
 
 // A context of this thread while it lives. Raises kUsage inside another one, and before init_rpc. The end releases what all

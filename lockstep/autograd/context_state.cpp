@@ -32,12 +32,12 @@ Gradients ContextState::gradients() const {
   return gradients_;
 }
 
-void ContextState::add_send(std::shared_ptr<SendNode> node) {
+void ContextState::add_send(compat::NodeOwner<SendNode> node) {
   const std::lock_guard lock(mutex_);
   sends_[node->message()] = std::move(node);
 }
 
-std::shared_ptr<SendNode> ContextState::find_send(std::uint64_t message) const {
+compat::NodeOwner<SendNode> ContextState::find_send(std::uint64_t message) const {
   const std::lock_guard lock(mutex_);
   const auto found = sends_.find(message);
   if (found == sends_.end()) {
@@ -53,16 +53,16 @@ std::shared_ptr<SendNode> ContextState::find_send(std::uint64_t message) const {
   return found->second;
 }
 
-std::vector<std::shared_ptr<SendNode>> ContextState::open_sends() const {
+std::vector<compat::NodeOwner<SendNode>> ContextState::open_sends() const {
   const std::lock_guard lock(mutex_);
-  std::vector<std::shared_ptr<SendNode>> open;
+  std::vector<compat::NodeOwner<SendNode>> open;
   for (const auto& [message, node] : sends_) {
     if (!node->used_up()) open.push_back(node);
   }
   return open;
 }
 
-std::vector<std::shared_ptr<torch::autograd::Node>> ContextState::entries() const {
+std::vector<compat::NodePtr> ContextState::entries() const {
   const auto open = open_sends();
   return {open.begin(), open.end()};
 }

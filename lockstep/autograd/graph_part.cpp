@@ -68,7 +68,7 @@ void GraphPart::start(SendNode& send, variable_list gradients) {
   push(send.getptr(), std::move(gradients));
 }
 
-void GraphPart::push(std::shared_ptr<Node> node, variable_list gradients) {
+void GraphPart::push(compat::NodePtr node, variable_list gradients) {
   ready_.push_back({.node = std::move(node), .gradients = std::move(gradients)});
   std::push_heap(ready_.begin(), ready_.end());
 }
@@ -134,7 +134,7 @@ class Driver final : public torch::autograd::Node {
 }  // namespace
 
 void run_in_engine(const std::function<void()>& body) {
-  const std::shared_ptr<Driver> driver(new Driver(body), torch::autograd::deleteNode);
+  const auto driver = compat::own_node(new Driver(body));
   static const at::Tensor nothing = at::zeros({});
   driver->add_input_metadata(nothing);
   torch::autograd::Engine::get_default_engine().execute({Edge(driver, 0)}, {nothing}, /*keep_graph=*/true,

@@ -9,10 +9,9 @@ namespace lockstep::autograd::internal {
 SendNode::SendNode(WorkerId to, std::uint64_t message, edge_list&& edges)
     : Node(std::move(edges)), to_(to), message_(message), n_tensors_(next_edges().size()) {}
 
-std::shared_ptr<SendNode> SendNode::make(WorkerId to, std::uint64_t message,
-                                         const std::vector<at::Tensor>& tensors) {
-  return {new SendNode(to, message, torch::autograd::collect_next_edges(tensors)),
-          torch::autograd::deleteNode};
+compat::NodeOwner<SendNode> SendNode::make(WorkerId to, std::uint64_t message,
+                                           const std::vector<at::Tensor>& tensors) {
+  return compat::own_node(new SendNode(to, message, torch::autograd::collect_next_edges(tensors)));
 }
 
 void SendNode::use_up() {
@@ -24,8 +23,8 @@ void SendNode::use_up() {
 RecvNode::RecvNode(std::uint64_t context, WorkerId from, std::uint64_t message)
     : Node(std::numeric_limits<std::uint64_t>::max()), context_(context), from_(from), message_(message) {}
 
-std::shared_ptr<RecvNode> RecvNode::make(std::uint64_t context, WorkerId from, std::uint64_t message) {
-  return {new RecvNode(context, from, message), torch::autograd::deleteNode};
+compat::NodeOwner<RecvNode> RecvNode::make(std::uint64_t context, WorkerId from, std::uint64_t message) {
+  return compat::own_node(new RecvNode(context, from, message));
 }
 
 variable_list RecvNode::apply(variable_list&& gradients) {

@@ -79,7 +79,7 @@ Asks Pass::plan_reached() {
   return asks;
 }
 
-void Pass::expect_send(const std::shared_ptr<SendNode>& node) {
+void Pass::expect_send(const compat::NodeOwner<SendNode>& node) {
   if (!expected_.try_emplace(node->message(), Expected{.node = node}).second) return;
   ++n_to_come_;
   graph_.enter_send(*node);
@@ -125,7 +125,7 @@ bool Pass::take(std::uint64_t message, variable_list gradients) {
 
 void Pass::use_up_sends() {
   if (head_.retain_graph) return;
-  std::vector<std::shared_ptr<SendNode>> used;
+  std::vector<compat::NodeOwner<SendNode>> used;
   {
     const std::lock_guard lock(mutex_);
     for (const auto& [message, expected] : expected_) {

@@ -28,13 +28,13 @@ class Sent final : public object::TensorScope {
 // Connects what is received.
 class Received final : public object::TensorScope {
  public:
-  explicit Received(std::shared_ptr<RecvNode> node) : node_(std::move(node)) {}
+  explicit Received(compat::NodeOwner<RecvNode> node) : node_(std::move(node)) {}
   void on_write(const at::Tensor&) override {}
   void on_read(at::Tensor& tensor) override { torch::autograd::set_history(tensor, node_); }
   std::size_t n_tensors() const { return node_->num_inputs(); }
 
  private:
-  const std::shared_ptr<RecvNode> node_;
+  const compat::NodeOwner<RecvNode> node_;
 };
 
 }  // namespace

@@ -43,10 +43,7 @@
 #include "lockstep/ddp/step_times.h"
 #include "lockstep/group/collectives.h"
 #include "lockstep/group/process_group.h"
-
-namespace torch::autograd {
-struct Node;
-}
+#include "lockstep/tensor/torch_compat.h"
 
 namespace lockstep {
 namespace internal {
@@ -251,9 +248,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   std::vector<BucketItem> items_;               // as they lie in buckets
   std::vector<at::ScalarType> gradient_types_;  // as they are handed back
   // The accumulators are held because a parameter refers to its own only weakly, and the hook would go with it.
-  std::vector<std::shared_ptr<torch::autograd::Node>> accumulators_;
+  std::vector<compat::NodePtr> accumulators_;
   std::vector<std::uintptr_t> hook_keys_;
-  std::vector<std::pair<std::weak_ptr<torch::autograd::Node>, std::uintptr_t>> former_hooks_;
+  std::vector<std::pair<compat::WeakNodePtr, std::uintptr_t>> former_hooks_;
 
   std::vector<unsigned char> large_;            // by parameter: its gradient is reduced where it lies
   std::size_t in_place_from_ = 0;               // bytes; rank 0's word

@@ -21,18 +21,18 @@ class ContextState final : public Context {
   explicit ContextState(std::uint64_t id) : id_(id) {}
 
   std::uint64_t id() const override { return id_; }
-  std::vector<std::shared_ptr<torch::autograd::Node>> entries() const override;
+  std::vector<compat::NodePtr> entries() const override;
   at::Tensor get(const at::Tensor& parameter) const override;
   void set(const at::Tensor& parameter, at::Tensor gradient) override;
   // Adds it up as AccumulateGrad does, which may take over `gradient`'s memory.
   void accumulate(const at::Tensor& variable, const at::Tensor& gradient);
   Gradients gradients() const;
 
-  void add_send(std::shared_ptr<SendNode> node);
+  void add_send(compat::NodeOwner<SendNode> node);
   // Raises kUsage when there is none, or it was used up.
-  std::shared_ptr<SendNode> find_send(std::uint64_t message) const;
+  compat::NodeOwner<SendNode> find_send(std::uint64_t message) const;
   // Those that a pass may still go through.
-  std::vector<std::shared_ptr<SendNode>> open_sends() const;
+  std::vector<compat::NodeOwner<SendNode>> open_sends() const;
 
   // False when it was noted before.
   bool note_worker(WorkerId worker);
@@ -50,7 +50,7 @@ class ContextState final : public Context {
   mutable std::mutex mutex_;
   // Guarded by mutex_.
   Gradients gradients_;
-  std::map<std::uint64_t, std::shared_ptr<SendNode>> sends_;  // by message
+  std::map<std::uint64_t, compat::NodeOwner<SendNode>> sends_;  // by message
   std::set<WorkerId> workers_;
   std::shared_ptr<Pass> pass_;
 };

@@ -18,6 +18,7 @@
 #include <vector>
 
 #include "lockstep/autograd/internal/nodes.h"
+#include "lockstep/tensor/torch_compat.h"
 
 namespace lockstep::autograd::internal {
 
@@ -48,7 +49,7 @@ class GraphPart {
   };
   struct Ready {
     // Shared: a pass that was given up may still run one while another pass lets go of the graph.
-    std::shared_ptr<Node> node;
+    compat::NodePtr node;
     variable_list gradients;
     // Of a heap whose top is the one made last.
     friend bool operator<(const Ready& a, const Ready& b) {
@@ -56,7 +57,7 @@ class GraphPart {
     }
   };
   void walk(Node& from);
-  void push(std::shared_ptr<Node> node, variable_list gradients);
+  void push(compat::NodePtr node, variable_list gradients);
   variable_list call(Node& node, variable_list gradients);
 
   ContextState& context_;

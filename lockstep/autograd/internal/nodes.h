@@ -2,15 +2,13 @@
 // a recv node on the receiver's, which know each other by the message's id. In a backward pass gradients go from recv to send.
 #pragma once
 
-#include <torch/csrc/autograd/function.h>
-
 #include <atomic>
 #include <cstdint>
-#include <memory>
 #include <string>
 #include <vector>
 
 #include "lockstep/rpc/worker.h"
+#include "lockstep/tensor/torch_compat.h"
 
 namespace lockstep::autograd::internal {
 
@@ -21,8 +19,8 @@ using torch::autograd::variable_list;
 // Hands the gradients that came back on to where the sent tensors came from. Held by the context.
 class SendNode final : public torch::autograd::Node {
  public:
-  static std::shared_ptr<SendNode> make(WorkerId to, std::uint64_t message,
-                                        const std::vector<at::Tensor>& tensors);
+  static compat::NodeOwner<SendNode> make(WorkerId to, std::uint64_t message,
+                                          const std::vector<at::Tensor>& tensors);
 
   WorkerId to() const { return to_; }
   std::uint64_t message() const { return message_; }
@@ -48,7 +46,7 @@ class SendNode final : public torch::autograd::Node {
 // Ships the gradients of received tensors. Held by the tensors.
 class RecvNode final : public torch::autograd::Node {
  public:
-  static std::shared_ptr<RecvNode> make(std::uint64_t context, WorkerId from, std::uint64_t message);
+  static compat::NodeOwner<RecvNode> make(std::uint64_t context, WorkerId from, std::uint64_t message);
 
   std::uint64_t context() const { return context_; }
   WorkerId from() const { return from_; }

@@ -74,12 +74,12 @@ class Pass final : public std::enable_shared_from_this<Pass> {
 
  private:
   struct Expected {
-    std::shared_ptr<SendNode> node;
+    compat::NodeOwner<SendNode> node;
     bool arrived = false;
   };
   // Pre: mutex_ is held, nobody runs it.
   Asks plan_reached();
-  void expect_send(const std::shared_ptr<SendNode>& node);
+  void expect_send(const compat::NodeOwner<SendNode>& node);
   void open();
   // For run(): true when a node is ready, false at the end.
   bool next();

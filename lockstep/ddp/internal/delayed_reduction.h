@@ -17,10 +17,7 @@
 #include "lockstep/ddp/internal/module_state.h"
 #include "lockstep/group/process_group.h"
 #include "lockstep/group/work.h"
-
-namespace torch::autograd {
-struct Node;
-}
+#include "lockstep/tensor/torch_compat.h"
 
 namespace lockstep::internal {
 
@@ -44,7 +41,7 @@ class DelayedReduction final : public std::enable_shared_from_this<DelayedReduct
   class Hook;
   struct Attached {
     at::Tensor parameter;
-    std::shared_ptr<torch::autograd::Node> accumulator;
+    compat::NodePtr accumulator;
     std::uintptr_t key;
   };
   DelayedReduction(NamedTensors parameters, at::Tensor trigger, Group group, std::source_location where);

@@ -8,10 +8,8 @@
 
 namespace lockstep::internal {
 
-void mark_reached(std::span<const at::Tensor> outputs,
-                  std::span<const std::shared_ptr<torch::autograd::Node>> entries,
-                  std::span<const std::shared_ptr<torch::autograd::Node>> accumulators,
-                  std::vector<unsigned char>& reached) {
+void mark_reached(std::span<const at::Tensor> outputs, std::span<const compat::NodePtr> entries,
+                  std::span<const compat::NodePtr> accumulators, std::vector<unsigned char>& reached) {
   using torch::autograd::Node;
   std::unordered_set<const Node*> seen;
   std::vector<const Node*> open;

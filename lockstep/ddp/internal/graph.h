@@ -8,18 +8,14 @@
 #include <span>
 #include <vector>
 
-namespace torch::autograd {
-struct Node;
-}
+#include "lockstep/tensor/torch_compat.h"
 
 namespace lockstep::internal {
 
 // Sets reached[i] for every accumulators[i] that a backward pass from any of the outputs would come to; leaves the others
 // as they are. `entries` are further nodes that the pass may come to.
-void mark_reached(std::span<const at::Tensor> outputs,
-                  std::span<const std::shared_ptr<torch::autograd::Node>> entries,
-                  std::span<const std::shared_ptr<torch::autograd::Node>> accumulators,
-                  std::vector<unsigned char>& reached);
+void mark_reached(std::span<const at::Tensor> outputs, std::span<const compat::NodePtr> entries,
+                  std::span<const compat::NodePtr> accumulators, std::vector<unsigned char>& reached);
 
 // Calls `reached` when a backward pass comes to any of the outputs, before the node that made it computes anything. No copy
 // and no further node: for those who only want to know.

@@ -6,6 +6,8 @@
 #include <mutex>
 #include <utility>
 
+#include "lockstep/tensor/torch_compat.h"
+
 namespace lockstep::internal {
 namespace {
 
@@ -15,7 +17,7 @@ thread_local SavedTensorScope* innermost = nullptr;
 
 }  // namespace
 
-class FrontEngine final : public Engine {
+class FrontEngine final : public compat::EngineInFront<Engine> {
  public:
   // Another engine can have been put in front of ours since: when Python's is loaded late.
   static void install() {
@@ -36,7 +38,7 @@ class FrontEngine final : public Engine {
     return behind().execute(roots, inputs, keep_graph, create_graph, accumulate_grad, outputs);
   }
   c10::intrusive_ptr<at::ivalue::Future> execute_with_graph_task(
-      const std::shared_ptr<torch::autograd::GraphTask>& task, std::shared_ptr<torch::autograd::Node> root,
+      const std::shared_ptr<torch::autograd::GraphTask>& task, compat::NodePtr root,
       torch::autograd::InputBuffer&& buffer) override {
     return behind().execute_with_graph_task(task, std::move(root), std::move(buffer));
   }
@@ -47,8 +49,7 @@ class FrontEngine final : public Engine {
     return innermost != nullptr ? innermost->make_() : behind().get_default_saved_variable_hooks();
   }
   void thread_on_exception(const std::shared_ptr<torch::autograd::GraphTask>& task,
-                           const std::shared_ptr<torch::autograd::Node>& node,
-                           std::exception& error) override {
+                           const compat::NodePtr& node, std::exception& error) override {
     behind().thread_on_exception(task, node, error);
   }
   void thread_init(int device, const std::shared_ptr<torch::autograd::ReadyQueue>& queue,
@@ -63,7 +64,7 @@ class FrontEngine final : public Engine {
     static FrontEngine* const front = new FrontEngine();
     return *front;
   }
-  Engine& behind() const { return *behind_.load(); }
+  Engine& behind() const override { return *behind_.load(); }
 
   std::atomic<Engine*> behind_{nullptr};
 };
