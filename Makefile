@@ -25,10 +25,11 @@ timeline:  ## draw one training step from its logging data; writes docs/images/d
 	@tools/bootstrap.sh build torch
 	@tools/timeline.sh
 
-check:  ## layers, docs/parity.md and format, no build
+check:  ## layers, documents and format, no build
 	@tools/bootstrap.sh format
 	@python3 tools/check_layers.py
 	@python3 tools/check_parity.py
+	@python3 tools/check_docs.py
 	@tools/format.sh --check
 
 format:  ## format the sources and redraw the diagram in ARCHITECTURE.md

@@ -13,5 +13,6 @@
 #include "lockstep/optim/optim.h"
 #include "lockstep/process/spawn.h"
 #include "lockstep/remote/remote.h"
+#include "lockstep/rendezvous/rendezvous.h"
 #include "lockstep/rpc/rpc.h"
 #include "lockstep/store/store.h"
