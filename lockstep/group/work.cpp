@@ -124,6 +124,7 @@ Work::State::FuturePtr Work::State::future() {
   {
     const std::lock_guard lock(mutex_);
     if (!future_) future_ = new_tensors_future();
+    if (!modes_) modes_.emplace();
     future = future_;
   }
   call_me_when_over();
@@ -135,6 +136,7 @@ Work::State::FuturePtr Work::State::future_of_result() {
   {
     const std::lock_guard lock(mutex_);
     if (!result_future_) result_future_ = new_future(c10::IntType::get());
+    if (!modes_) modes_.emplace();
     future = result_future_;
   }
   call_me_when_over();

@@ -70,9 +70,11 @@ class Work {
   // A receive's sender, as a rank in the world. Raises kUsage before completion and for other operations.
   int source_rank() const;
 
-  // Resolves to the list of output tensors, or to the operation's error. Callbacks (then, addCallback) run on the thread
+  // Resolves to the list of output tensors, or to the operation's error. Callbacks (then, addCallback) run on a thread
   // "ls-callback" once the operation is over, also when nobody waits and the Work is gone, or at once on the caller when
-  // it is over already; they must not block. Raises kUsage for sends and receives.
+  // it is over already. There they are in the caller's modes (InferenceMode and the like) and, inside run_threads, its rank; they
+  // run one after the other, but one that blocks, perhaps on another operation's future, holds nobody up. Raises kUsage for
+  // sends and receives.
   c10::intrusive_ptr<c10::ivalue::Future> get_future() const;
   // Resolves, never to an error, to how it ended: 0 success, 1 timeout, 2 a communication error (a lost peer, an abort,
   // the network), 100 anything else.

@@ -21,9 +21,12 @@ Work::State::State(std::shared_ptr<internal::Owner> owner, const internal::Reque
       sequence_(request.ended.sequence_number),
       started_ns_(now_ns()),
       calls_back_(owner->calls_back()),
+      rank_(internal::current_rank_use()),
       owner_(std::move(owner)),
       held_(std::move(held)),
-      ended_(request.ended) {}
+      ended_(request.ended) {
+  if (held_.finish || !held_.copies.empty()) modes_.emplace();
+}
 
 Work::State::State(const Ended& ended, std::vector<at::Tensor> results)
     : type_(ended.type), name_(name_of(type_)), sequence_(ended.sequence_number), over_(true), ended_(ended) {
@@ -80,6 +83,19 @@ void Work::State::call_me_when_over() {
   if ((before & kDone) != 0) internal::hand_over(shared_from_this());
 }
 
+void Work::State::complete() {
+  settle(Deadline::never());  // short: the engine is through
+  std::optional<at::ThreadLocalState> modes;
+  {
+    const std::lock_guard lock(mutex_);
+    modes = modes_;
+  }
+  const internal::RankUse::Scope rank(rank_);
+  std::optional<at::ThreadLocalStateGuard> as_caller;
+  if (modes) as_caller.emplace(*modes);
+  resolve();
+}
+
 bool Work::State::poll() {
   check_usable();
   OwnerPtr owner;
@@ -131,6 +147,8 @@ Work::State::OwnerPtr Work::State::advance(lockstep_status status) {
 Work::State::OwnerPtr Work::State::finish() {
   if (!failure_) {
     try {
+      std::optional<at::ThreadLocalStateGuard> as_caller;
+      if (modes_) as_caller.emplace(*modes_);
       held_.copy_back();
     } catch (...) {
       failure_ = current_failure();

@@ -6,6 +6,7 @@
 #include <ATen/ops/ones.h>
 #include <ATen/ops/zeros.h>
 #include <ATen/record_function.h>
+#include <c10/core/InferenceMode.h>
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -219,6 +220,63 @@ TEST(Future, CallsBackWhenNobodyWaits) {
     called.wait();
   });
   EXPECT_EQ(thread, "ls-callback");
+}
+
+// Copies back into the caller's tensor, which only someone in InferenceMode may write.
+TEST(Future, OfInferenceTensorsIsFinishedInTheCallersModes) {
+  std::latch asked(2), called(2);
+  world(3, [&](int rank) {
+    const c10::InferenceMode inference;
+    auto base = at::full({2, 3}, static_cast<float>(rank));
+    if (rank == 2) {
+      asked.wait();
+      all_reduce(base.t());
+    } else {
+      const auto future = all_reduce(base.t(), {.async_op = true}).get_future();
+      future->addCallback([&](c10::ivalue::Future& done) {
+        EXPECT_FALSE(done.hasError()) << done.tryRetrieveErrorMessage();
+        EXPECT_TRUE(c10::InferenceMode::is_enabled()) << "callbacks too";
+        called.count_down();
+      });
+      asked.count_down();
+    }
+    called.wait();
+    expect_equal(base, at::full({2, 3}, 3.0f));
+  });
+}
+
+// As torch's PowerSGD hook does: the callback of one operation starts another one and waits for it.
+TEST(Future, CallbacksMayWaitForOtherOperationsOfTheirRank) {
+  constexpr int kRanks = 3, kDepth = 3;
+  std::latch asked(2);
+  world(kRanks, [&](int rank) {
+    std::atomic<int> n_done{0};
+    const auto more = [&](auto& self, int depth) -> void {
+      EXPECT_EQ(get_rank(), rank) << "the default group is its rank's";
+      const auto future = all_reduce(at::ones({4}), {.async_op = true}).get_future();
+      std::atomic<bool> inner{depth == kDepth};
+      if (!inner) {
+        future->addCallback([&](c10::ivalue::Future&) {
+          self(self, depth + 1);
+          inner = true;
+        });
+      }
+      future->waitAndThrow();
+      expect_equal(tensors_of(*future).at(0), at::full({4}, float{kRanks}));
+      while (!inner) std::this_thread::yield();  // it runs just after waiters are woken
+      ++n_done;
+    };
+    if (rank == 2) {
+      asked.wait();
+      all_reduce(at::ones({2}));
+      more(more, 1);
+    } else {
+      const auto first = all_reduce(at::ones({2}), {.async_op = true}).get_future();
+      first->addCallback([&](c10::ivalue::Future&) { more(more, 1); });
+      asked.count_down();
+    }
+    while (n_done < kDepth) std::this_thread::yield();
+  });
 }
 
 TEST(Future, OfManyOperationsResolveInAnyMixture) {

@@ -15,6 +15,7 @@
 namespace lockstep {
 
 using internal::current_world;
+using internal::RankUse;
 using internal::still_there;
 using internal::World;
 
@@ -126,6 +127,12 @@ void run_rank(ThreadJob& job, int rank) {
   World world;
   RankThread self{.world = &world};
   const RankThreadScope scope(&self);
+  world.rank_use = std::make_shared<RankUse>(&self);
+  // Callbacks that work for this rank are over before it is.
+  struct End {
+    ~End() { use.end(); }
+    RankUse& use;
+  } end{*world.rank_use};
   try {
     world.enter({.backend = job.options.backend,
                  .timeout = job.options.timeout,

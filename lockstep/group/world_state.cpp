@@ -314,4 +314,8 @@ World& current_world() {
   return rank != nullptr && rank->world != nullptr ? *static_cast<World*>(rank->world) : process_world;
 }
 
+std::shared_ptr<RankUse> current_rank_use() {
+  return this_rank_thread() == nullptr ? nullptr : current_world().rank_use;
+}
+
 }  // namespace lockstep::internal

@@ -6,6 +6,7 @@
 // last call (self_). Thread safety: every method may be called from any thread, but those that start it.
 #pragma once
 
+#include <ATen/ThreadLocalState.h>
 #include <ATen/core/ivalue.h>
 #include <c10/util/SmallVector.h>
 
@@ -24,6 +25,7 @@
 #include "lockstep/engine/engine.h"
 #include "lockstep/group/internal/group_base.h"
 #include "lockstep/group/internal/owner.h"
+#include "lockstep/group/internal/rank_use.h"
 #include "lockstep/group/work.h"
 
 namespace lockstep {
@@ -66,6 +68,9 @@ class Work::State final : public std::enable_shared_from_this<Work::State> {
   FuturePtr future_of_result();
   // Gives the futures their values. Only when over; never under the mutex.
   void resolve();
+  // For the completion thread, when the engine is through: finishes it, and resolves the futures as the caller would: in its modes,
+  // for its rank.
+  void complete();
 
  private:
   static void on_done(void* context);
@@ -87,6 +92,7 @@ class Work::State final : public std::enable_shared_from_this<Work::State> {
   const std::int64_t started_ns_ = 0;
   const std::string unusable_;
   const bool calls_back_ = false;
+  const std::shared_ptr<internal::RankUse> rank_;
 
   // done and get_future meet here: kDone is set by the last call, kWanted by the first future.
   static constexpr unsigned kDone = 1, kWanted = 2;
@@ -105,6 +111,8 @@ class Work::State final : public std::enable_shared_from_this<Work::State> {
   std::shared_ptr<internal::Owner> owner_;  // null when over
   c10::SmallVector<comm::OpHandle, 1> handles_;
   internal::Held held_;
+  // The caller's modes (InferenceMode and the like), where something is done later on another thread: copies back, callbacks.
+  std::optional<at::ThreadLocalState> modes_;
   std::optional<Failure> failure_;
   Ended ended_;
   FuturePtr future_, result_future_;

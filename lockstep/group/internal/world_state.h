@@ -10,6 +10,7 @@
 
 #include "lockstep/group/internal/backend_parts.h"
 #include "lockstep/group/internal/joiner.h"
+#include "lockstep/group/internal/rank_use.h"
 #include "lockstep/group/world.h"
 
 namespace lockstep::internal {
@@ -52,6 +53,8 @@ class World {
   Group find(const std::string& name) const;
   // Raises kUsage when it is not one of this world's.
   void require(const Group& group, const char* what) const;
+  // Of the rank thread whose world this is; null when it is the process's. Set before the world is used.
+  std::shared_ptr<RankUse> rank_use{};
   // Groups counted so far, the default one included.
   int n_counted() const;
 
