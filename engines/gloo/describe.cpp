@@ -53,6 +53,7 @@ bool is_point_to_point(lockstep_op_kind kind) {
 Call describe(const lockstep_op& op, std::uint64_t sequence, int size) {
   Call call;
   call.sequence = sequence;
+  if (!is_point_to_point(op.kind)) call.number = static_cast<std::uint64_t>(op.tag);
   call.kind = op.kind;
   if (op.kind != LOCKSTEP_BARRIER) call.dtype = op.dtype;
   if (reduces(op.kind)) call.reduce = op.reduce;
@@ -71,7 +72,7 @@ Call describe(const lockstep_op& op, std::uint64_t sequence, int size) {
 bool match(const Call& mine, const Call& theirs) {
   return mine.sequence == theirs.sequence && mine.kind == theirs.kind && mine.dtype == theirs.dtype &&
          mine.reduce == theirs.reduce && mine.root == theirs.root && mine.count == theirs.count &&
-         mine.counts_hash == theirs.counts_hash;
+         mine.counts_hash == theirs.counts_hash && mine.number == theirs.number;
 }
 
 std::string in_words(const Call& call) {
@@ -91,7 +92,7 @@ std::string in_words(const Call& call) {
     if (has_root(kind)) out << ", root " << call.root;
   }
   out << ')';
-  if (call.sequence != 0) out << " #" << call.sequence;
+  if (call.sequence != 0) out << " #" << (call.number != 0 ? call.number : call.sequence);
   const std::string where(call.where, ::strnlen(call.where, sizeof call.where));
   if (!where.empty()) out << " at " << where;
   return out.str();

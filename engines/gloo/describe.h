@@ -24,7 +24,8 @@ struct Call {
   std::uint64_t counts_hash = 0;  // ALL_GATHER_V: of all counts
   std::uint64_t for_you = 0;      // bytes that follow for the rank it is sent to
   std::uint64_t data_slot = 0;    // SEND: under which the data comes
-  char where[72] = {};
+  std::uint64_t number = 0;       // its caller's, for messages and compared; 0: none
+  char where[64] = {};
 };
 static_assert(sizeof(Call) == 128);
 

@@ -142,7 +142,7 @@ typedef struct lockstep_op {
   int64_t deadline_ns; /* of the operation itself: past it the communicator is broken on every rank (a SEND or
                           RECV that no peer has met yet may be withdrawn instead) */
   const char* where;   /* caller's file:line; copied by post; may be null */
-  int32_t tag;         /* SEND, RECV: not negative */
+  int32_t tag; /* SEND, RECV: not negative. Collectives: the caller's number, alike on all ranks; or 0 */
   /* ALL_TO_ALL_V, ALL_GATHER_V: elements per peer, in rank order and packed in that order; copied by post. */
   const uint64_t* send_counts;
   const uint64_t* recv_counts;

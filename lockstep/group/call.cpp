@@ -71,12 +71,23 @@ at::Tensor plain_like(const at::Tensor& tensor) {
   return at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()).device(tensor.device()));
 }
 
-at::Tensor plain(const at::Tensor& tensor) {
-  if (is_plain(tensor)) return tensor;
+at::Tensor plain_copy(const at::Tensor& tensor) {
   const at::NoGradGuard no_grad;
   auto copy = plain_like(tensor);
   copy.copy_(tensor);
   return copy;
+}
+
+at::Tensor plain(const at::Tensor& tensor) {
+  return is_plain(tensor) ? tensor : plain_copy(tensor);
+}
+
+bool overlaps_itself(const at::Tensor& tensor) {
+  return !tensor.is_contiguous() && at::has_internal_overlap(tensor) == at::MemOverlap::Yes;
+}
+
+bool may_share_memory(const at::Tensor& a, const at::Tensor& b) {
+  return at::get_overlap_status(a, b) != at::MemOverlapStatus::No;
 }
 
 std::vector<std::int64_t> real_sizes(const at::Tensor& tensor) {
@@ -144,7 +155,7 @@ void Call::check(const at::Tensor& tensor, const char* role) {
 
 void Call::check_output(const at::Tensor& tensor, const char* role) {
   check(tensor, role);
-  if (!tensor.is_contiguous() && at::has_internal_overlap(tensor) == at::MemOverlap::Yes) {
+  if (overlaps_itself(tensor)) {
     refuse(ErrorKind::kUsage, role, " has elements that share memory (an expanded view?); clone() it first");
   }
 }
@@ -156,13 +167,11 @@ void Call::check_same_type(const at::Tensor& tensor, const char* role, const at:
   }
 }
 
-bool Call::check_apart(const at::Tensor& a, const char* role_a, const at::Tensor& b,
+void Call::check_apart(const at::Tensor& a, const char* role_a, const at::Tensor& b,
                        const char* role_b) const {
   const auto status = at::get_overlap_status(a, b);
-  if (status == at::MemOverlapStatus::Full || status == at::MemOverlapStatus::Partial) {
-    refuse(ErrorKind::kUsage, role_a, " and ", role_b, " share memory; clone() one of them first");
-  }
-  return status == at::MemOverlapStatus::TooHard;
+  if (status != at::MemOverlapStatus::Full && status != at::MemOverlapStatus::Partial) return;
+  refuse(ErrorKind::kUsage, role_a, " and ", role_b, " share memory; each result needs its own");
 }
 
 void Call::check_list(const std::vector<at::Tensor>& list, const char* role, const at::Tensor& other,
@@ -348,7 +357,13 @@ Work Call::launch(Held held) {
   }
   const auto event = begin_event(request_.name, false);
   part().run(request_);
-  held.copy_back();
+  try {
+    held.copy_back();
+  } catch (const Error& error) {
+    Failure failure = error.failure();
+    failure.message = prefix() + failure.message;
+    raise(std::move(failure));
+  }
   if (held.results.empty()) return Work(at::Tensor(), request_.ended);
   if (held.results.size() == 1) return Work(std::move(held.results.front()), request_.ended);
   return Work(std::make_shared<Work::State>(request_.ended, std::move(held.results)));

@@ -106,7 +106,7 @@ class FlatOp {
 
 }  // namespace
 
-Work start_items(Call& call, lockstep_op_kind kind, const Items& items) {
+Work start_items(Call& call, lockstep_op_kind kind, const Items& items, Outputs outputs) {
   std::map<at::ScalarType, Items> by_type;  // the same order on every rank
   Held held;
   for (const auto& item : items) {
@@ -117,6 +117,7 @@ Work start_items(Call& call, lockstep_op_kind kind, const Items& items) {
   std::vector<lockstep_op> ops;
   for (const auto& [type, of_type] : by_type)
     ops.push_back(FlatOp(call, kind, of_type, call.op(), held).op());
+  if (outputs == Outputs::kShareMemory) held.shared = held.copies;
   return call.start_all(std::move(ops), std::move(held));
 }
 
@@ -201,16 +202,16 @@ Work all_reduce_coalesced(std::vector<at::Tensor> tensors, AllReduceOptions opti
   if (tensors.empty()) call.refuse(ErrorKind::kUsage, "tensors is empty; at least one is needed");
   std::vector<internal::BatchItem> items;
   internal::Apart apart;
+  auto outputs = internal::Outputs::kApart;
   for (const auto& tensor : tensors) {
     call.check_output(tensor, "tensors");
     call.wire_for_reduce(tensor.scalar_type(), options.op);
-    if (!apart.add(tensor))
-      call.refuse(ErrorKind::kUsage, "two of tensors share memory; clone() one of them");
+    if (!apart.add(tensor)) outputs = internal::Outputs::kShareMemory;
     items.push_back({tensor, call.scaled(tensor, options.op)});
   }
   call.describe(tensors, true);
   call.set_reduce(options.op);
-  return internal::start_items(call, LOCKSTEP_ALL_REDUCE, items);
+  return internal::start_items(call, LOCKSTEP_ALL_REDUCE, items, outputs);
 }
 
 namespace {

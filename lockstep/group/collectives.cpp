@@ -5,6 +5,8 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/from_blob.h>
 
+#include <algorithm>
+
 #include "lockstep/group/internal/batch.h"
 #include "lockstep/group/internal/call.h"
 #include "lockstep/group/internal/pieces.h"
@@ -101,18 +103,17 @@ Work reduce_scatter(at::Tensor output, std::vector<at::Tensor> inputs, ReduceSca
     call.refuse(ErrorKind::kUsage, "output has sizes ", output.sizes(), ", inputs[", call.rank(), "] ",
                 own.sizes(), "; they must be alike");
   }
-  bool too_hard = false;
-  for (const auto& input : inputs)
-    too_hard = call.check_apart(output, "output", input, "an input") || too_hard;
+  const bool shares = std::ranges::any_of(
+      inputs, [&](const auto& input) { return internal::may_share_memory(output, input); });
   call.wire_for_reduce(own.scalar_type(), options.op);  // either may be the complex one
   const auto wire = call.wire_for_reduce(output.scalar_type(), options.op);
   call.set_reduce(options.op);
   call.describe(inputs, !internal::have_one_size(inputs));
   for (auto& input : inputs) input = call.scaled(input, options.op);
-  if (!internal::have_one_size(inputs)) return reduce_scatter_uneven(call, output, inputs, wire, too_hard);
+  if (!internal::have_one_size(inputs)) return reduce_scatter_uneven(call, output, inputs, wire, shares);
   call.op().kind = LOCKSTEP_REDUCE_SCATTER;
   Held held;
-  const auto recv = room_for(output, too_hard, held);
+  const auto recv = room_for(output, shares, held);
   return call.start(internal::packed(inputs), recv, output.numel(), wire, std::move(held));
 }
 
@@ -123,8 +124,7 @@ Work reduce_scatter_tensor(at::Tensor output, at::Tensor input, ReduceScatterOpt
   call.check_output(output, "output");
   call.check_same_type(output, "output", input);
   internal::check_whole(call, input, "input", output, "the output");
-  const bool own_slot = internal::is_own_slot(call, input, output);
-  const bool too_hard = !own_slot && call.check_apart(output, "output", input, "input");
+  const bool shares = internal::may_share_memory(output, input);
   call.wire_for_reduce(input.scalar_type(), options.op);  // either may be the complex one
   const auto wire = call.wire_for_reduce(output.scalar_type(), options.op);
   call.describe(input);
@@ -134,7 +134,7 @@ Work reduce_scatter_tensor(at::Tensor output, at::Tensor input, ReduceScatterOpt
   call.op().kind = LOCKSTEP_REDUCE_SCATTER;
   call.set_reduce(options.op);
   Held held;
-  const auto recv = room_for(output, own_slot || too_hard, held);
+  const auto recv = room_for(output, shares, held);
   return call.start(plain(input), recv, output.numel(), wire, std::move(held));
 }
 

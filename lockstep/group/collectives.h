@@ -4,7 +4,7 @@
 // Tensors: on the CPU, any strides, any number of elements (also none), one type for all tensors of a call (a complex
 // type may stand for pairs of its real one). Reductions take the integer, bool, floating and complex types; what only
 // moves data takes every type. Results land in the caller's tensors, unseen by autograd. Tensors must not be changed
-// before the Work is over.
+// before the Work is over. Tensors that share memory, and calls that one rank refuses: see the end of this file.
 //
 // Roots: src and dst are ranks in the world, group_src and group_dst ranks in the group; give one of the two.
 //
@@ -154,3 +154,20 @@ at::Tensor empty_shared(at::IntArrayRef sizes, at::ScalarType dtype = at::kFloat
                         EmptySharedOptions options = {});
 
 }  // namespace lockstep
+
+// Tensors that share memory
+//  - What is read may share memory with what is written, in any way: everything is read first. all_gather(outs,
+//    outs[rank]), a root's tensor that is its own list entry, all_to_all_single(t, t) and the like work in place; the
+//    smaller side is copied.
+//  - Two outputs that share memory are refused (kUsage): two ranks' data cannot both be kept.
+//  - broadcast into a tensor whose elements share memory (expand()) works where the values that come agree, and so does
+//    all_reduce_coalesced of tensors that share memory. Where they do not, the rank whose memory cannot hold them raises
+//    kUsage after the operation; the others are served and the group goes on. Other collectives refuse to write to
+//    such a tensor.
+//  - A CoalescingScope refuses a tensor that shares memory with one collected before: its calls have no order.
+//
+// Calls that one rank refuses
+// A bad argument is refused before anything is sent. When all ranks refuse the call the group goes on. When only some do
+// (a root's list, an undefined tensor), the others are inside an operation that will not come to pass. Every collective
+// has a number that counts refused ones too, and engines that compare calls (host, Gloo) compare it: the next
+// collective of the rank that refused raises kUsage on every rank, naming the call and where it was refused.

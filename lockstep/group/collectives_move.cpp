@@ -33,12 +33,6 @@ void check_whole(const Call& call, const at::Tensor& whole, const char* whole_ro
               "; ", whole_role, " must be ", call.size(), " of them, concatenated on dimension 0 or stacked");
 }
 
-bool is_own_slot(const Call& call, const at::Tensor& whole, const at::Tensor& part) {
-  if (!is_plain(whole) || !is_plain(part) || part.numel() == 0) return false;
-  const auto offset = static_cast<std::ptrdiff_t>(part.nbytes()) * call.rank();
-  return part.const_data_ptr() == static_cast<const char*>(whole.const_data_ptr()) + offset;
-}
-
 }  // namespace internal
 
 namespace {
@@ -47,6 +41,7 @@ using internal::Call;
 using internal::flat_as;
 using internal::Held;
 using internal::plain;
+using internal::plain_copy;
 
 // Every tensor of the list has the sizes of `part`.
 void check_same_sizes(const Call& call, const std::vector<at::Tensor>& list, const char* role,
@@ -72,14 +67,24 @@ void check_root_list(Call& call, const std::vector<at::Tensor>& list, const char
   check_same_sizes(call, list, role, tensor, "tensor");
 }
 
-// The two lists share no memory; true when that cannot be told cheaply.
-bool check_all_apart(const Call& call, const std::vector<at::Tensor>& outputs,
-                     const std::vector<at::Tensor>& inputs) {
-  bool too_hard = false;
-  for (const auto& output : outputs)
-    for (const auto& input : inputs)
-      too_hard = call.check_apart(output, "an output", input, "an input") || too_hard;
-  return too_hard;
+bool may_share_memory(const std::vector<at::Tensor>& outputs, const std::vector<at::Tensor>& inputs) {
+  return std::ranges::any_of(outputs, [&](const auto& output) {
+    return std::ranges::any_of(inputs,
+                               [&](const auto& input) { return internal::may_share_memory(output, input); });
+  });
+}
+
+// A tensor some of whose elements share memory (expand()) gets what came where that fits: one value for all that share.
+Work broadcast_expanded(Call& call, const at::Tensor& tensor, internal::Wire wire) {
+  const auto temporary = plain(tensor);
+  auto to = tensor, from = temporary;
+  for (std::int64_t d = 0; d < tensor.dim(); ++d) {
+    if (tensor.stride(d) != 0 || tensor.size(d) < 2) continue;
+    to = to.narrow(d, 0, 1);
+    from = from.narrow(d, 0, 1);
+  }
+  Held held{.results = {tensor}, .copies = {{to, from}}, .shared = {{tensor, temporary}}};
+  return call.start(temporary, temporary, tensor.numel(), wire, std::move(held));
 }
 
 // Room for the parts of all ranks, flat.
@@ -143,11 +148,13 @@ Work all_to_all_by_gathering(Call& call, const at::Tensor& send, const at::Tenso
 Work broadcast(at::Tensor tensor, BroadcastOptions options) {
   Call call(OpType::kBroadcast, options);
   if (!call.takes_part()) return {};
-  call.check_output(tensor, "tensor");
+  call.check(tensor, "tensor");
   call.describe(tensor);
   call.op().root = call.root(options.src, options.group_src, "src");
   const auto wire = call.wire_for_move(tensor.scalar_type());
   call.op().kind = LOCKSTEP_BROADCAST;
+  if (internal::overlaps_itself(tensor)) [[unlikely]]
+    return broadcast_expanded(call, tensor, wire);
   return call.start_in_place(std::move(tensor), wire);
 }
 
@@ -162,7 +169,6 @@ Work all_gather(std::vector<at::Tensor> outputs, at::Tensor input, AllGatherOpti
                 input.sizes(), "; they must be alike");
   }
   call.describe(input, !internal::have_one_size(outputs));
-  const bool too_hard = check_all_apart(call, outputs, {input});
   if (!internal::have_one_size(outputs)) {
     const auto counts = internal::counts_of(outputs, call.wire_for_move(outputs[0].scalar_type()));
     Held held{.results = outputs};
@@ -176,8 +182,9 @@ Work all_gather(std::vector<at::Tensor> outputs, at::Tensor input, AllGatherOpti
   const auto wire = call.wire_for_move(input.scalar_type());
   call.op().kind = LOCKSTEP_ALL_GATHER;
   Held held;
-  const auto recv = room_for(outputs, too_hard, held);
-  return call.start(plain(input), recv, input.numel(), wire, std::move(held));
+  const auto recv = room_for(outputs, false, held);
+  const auto send = may_share_memory(outputs, {input}) ? plain_copy(input) : plain(input);
+  return call.start(send, recv, input.numel(), wire, std::move(held));
 }
 
 Work all_gather_into_tensor(at::Tensor output, at::Tensor input, AllGatherOptions options) {
@@ -187,15 +194,13 @@ Work all_gather_into_tensor(at::Tensor output, at::Tensor input, AllGatherOption
   call.check_output(output, "output");
   call.check_same_type(output, "output", input);
   internal::check_whole(call, output, "output", input, "the input");
-  const bool own_slot = internal::is_own_slot(call, output, input);
-  const bool too_hard = !own_slot && call.check_apart(output, "output", input, "input");
   call.describe(input);
   if (auto* batch = call.batch()) return batch->add(call, LOCKSTEP_ALL_GATHER, {}, {output, input});
   const auto wire = call.wire_for_move(input.scalar_type());
   call.op().kind = LOCKSTEP_ALL_GATHER;
   Held held;
-  const auto recv = room_for(output, too_hard, held);
-  const auto send = own_slot ? input.clone() : plain(input);
+  const auto recv = room_for(output, false, held);
+  const auto send = internal::may_share_memory(output, input) ? plain_copy(input) : plain(input);
   return call.start(send, recv, input.numel(), wire, std::move(held));
 }
 
@@ -206,7 +211,6 @@ Work gather(at::Tensor tensor, std::vector<at::Tensor> gather_list, GatherOption
   call.describe(tensor);
   const int dst = call.root(options.dst, options.group_dst, "dst", 0);
   check_root_list(call, gather_list, "gather_list", tensor, dst);
-  const bool too_hard = check_all_apart(call, gather_list, {tensor});
   const auto wire = call.wire_for_move(tensor.scalar_type());
   const bool direct = call.offers(LOCKSTEP_GATHER);
   call.op().kind = direct ? LOCKSTEP_GATHER : LOCKSTEP_ALL_GATHER;
@@ -214,11 +218,12 @@ Work gather(at::Tensor tensor, std::vector<at::Tensor> gather_list, GatherOption
   Held held;
   at::Tensor recv;
   if (call.rank() == dst) {
-    recv = room_for(gather_list, too_hard, held);
+    recv = room_for(gather_list, false, held);
   } else if (!direct) {
     recv = room_for_all(call, tensor);
   }
-  return call.start(plain(tensor), recv, tensor.numel(), wire, std::move(held));
+  const auto send = may_share_memory(gather_list, {tensor}) ? plain_copy(tensor) : plain(tensor);
+  return call.start(send, recv, tensor.numel(), wire, std::move(held));
 }
 
 Work scatter(at::Tensor tensor, std::vector<at::Tensor> scatter_list, ScatterOptions options) {
@@ -228,13 +233,12 @@ Work scatter(at::Tensor tensor, std::vector<at::Tensor> scatter_list, ScatterOpt
   call.describe(tensor);
   const int src = call.root(options.src, options.group_src, "src", 0);
   check_root_list(call, scatter_list, "scatter_list", tensor, src);
-  const bool too_hard = check_all_apart(call, {tensor}, scatter_list);
   const auto wire = call.wire_for_move(tensor.scalar_type());
   call.op().root = src;
   Held held;
   if (call.offers(LOCKSTEP_SCATTER)) {
     call.op().kind = LOCKSTEP_SCATTER;
-    const auto recv = room_for(tensor, too_hard, held);
+    const auto recv = room_for(tensor, may_share_memory({tensor}, scatter_list), held);
     const auto send = call.rank() == src ? internal::packed(scatter_list) : at::Tensor();
     return call.start(send, recv, tensor.numel(), wire, std::move(held));
   }
@@ -257,7 +261,6 @@ Work all_to_all(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs,
   call.check_list(inputs, "inputs", inputs[0], false);
   call.check_list(outputs, "outputs", inputs[0], true);
   call.describe(inputs, true);
-  const bool too_hard = check_all_apart(call, outputs, inputs);
   const auto wire = call.wire_for_move(inputs[0].scalar_type());
   const auto send_counts = internal::counts_of(inputs, wire);
   const auto recv_counts = internal::counts_of(outputs, call.wire_for_move(outputs[0].scalar_type()));
@@ -267,7 +270,7 @@ Work all_to_all(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs,
   call.op().send_counts = send_counts.data();
   call.op().recv_counts = recv_counts.data();
   Held held;
-  const auto recv = room_for(outputs, too_hard, held);
+  const auto recv = room_for(outputs, may_share_memory(outputs, inputs), held);
   return call.start(internal::packed(inputs), recv, 0, wire, std::move(held));
 }
 
@@ -280,7 +283,6 @@ Work all_to_all_single(at::Tensor output, at::Tensor input, AllToAllSingleOption
   if (input.dim() == 0 || output.dim() == 0)
     call.refuse(ErrorKind::kUsage, "a tensor without dimensions has no rows to split; unsqueeze(0) it");
   call.describe(input, true);
-  const bool too_hard = call.check_apart(output, "output", input, "input");
   const auto wire = call.wire_for_move(input.scalar_type());
   const auto out_units = call.wire_for_move(output.scalar_type()).units;
   const auto send_counts = split_counts(call, options.input_split_sizes, input, "input", wire.units);
@@ -296,7 +298,7 @@ Work all_to_all_single(at::Tensor output, at::Tensor input, AllToAllSingleOption
     call.op().recv_counts = recv_counts.data();
   }
   Held held;
-  const auto recv = room_for(output, too_hard, held);
+  const auto recv = room_for(output, internal::may_share_memory(output, input), held);
   return call.start(send, recv, equal ? input.numel() / call.size() : 0, wire, std::move(held));
 }
 

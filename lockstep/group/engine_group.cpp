@@ -10,6 +10,7 @@
 #include "lockstep/group/internal/backend_parts.h"
 #include "lockstep/group/internal/core.h"
 #include "lockstep/group/internal/group_base.h"
+#include "lockstep/group/internal/pieces.h"
 #include "lockstep/group/internal/work_state.h"
 #include "lockstep/group/world.h"
 
@@ -98,9 +99,11 @@ class EngineGroup final : public GroupBase {
       raise_closed(request.name, name());
     core_->reap();
     write_where(request.where, where);
+    if (shared().has_refusal.load(std::memory_order_relaxed)) [[unlikely]]
+      add_refusal(where);
     request.op.where = where;
     request.op.deadline_ns = deadline_of(request, *this).monotonic_ns();
-    request.ended.sequence_number = shared().sequence.fetch_add(1, std::memory_order_relaxed) + 1;
+    number(request);
   }
 
   lockstep_status start(Work::State& state, lockstep_op& op) {
@@ -143,6 +146,13 @@ void Held::copy_back() {
   const at::NoGradGuard no_grad;
   if (finish) finish();
   for (auto& [to, from] : copies) to.copy_(from);
+  for (const auto& [to, from] : shared) {
+    if (same_bits(to, from)) continue;
+    raise(ErrorKind::kUsage,
+          "two different values were to be written to elements that share memory; one was lost. Give each "
+          "result "
+          "memory of its own (clone())");
+  }
 }
 
 void raise_closed(const char* what, const std::string& group) {

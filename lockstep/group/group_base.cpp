@@ -1,6 +1,7 @@
 #include "lockstep/group/internal/group_base.h"
 
 #include <algorithm>
+#include <string_view>
 
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
@@ -49,6 +50,27 @@ void GroupBase::register_on_completion_hook(CompletionHook hook) {
   }
   shared().hook = std::move(hook);
   shared().has_hook = true;
+}
+
+void GroupBase::refused(const Request& request) {
+  const auto type = request.ended.type;
+  if (type == OpType::kSend || type == OpType::kRecv || type == OpType::kRecvAnySource) return;
+  shared().sequence.fetch_add(1, std::memory_order_relaxed);
+  const std::string_view file = request.where.file_name();
+  const std::lock_guard lock(shared().mutex);
+  shared().refusal = cat(request.name, " at ", file.substr(file.rfind('/') + 1), ":",
+                         request.where.line());  // npos + 1 is 0
+  shared().has_refusal = true;
+}
+
+void GroupBase::add_refusal(char* where) const {
+  const std::lock_guard lock(shared().mutex);
+  if (!shared().has_refusal.exchange(false)) return;
+  const auto text = cat(where, " (after it refused ", shared().refusal, ")");
+  // The end says more than the beginning of a long path.
+  const auto skipped = text.size() < kWhereCapacity ? 0 : text.size() - kWhereCapacity + 1;
+  text.copy(where, kWhereCapacity - 1, skipped);
+  where[text.size() - skipped] = '\0';
 }
 
 std::string GroupBase::backend_config() const {

@@ -56,7 +56,7 @@ class ProcessGroup {
   virtual void set_timeout(Milliseconds timeout) = 0;
   // The group's own part of the rendezvous store; null in a world of one that has none.
   virtual std::shared_ptr<Store> store() const = 0;
-  // Number of the last operation started; 0 before the first.
+  // Number of the last collective, refused ones included; 0 before the first. Messages are numbered by themselves.
   virtual std::uint64_t sequence_number() const = 0;
   // Breaks the group on every rank: pending and later operations raise kAborted with `reason`. Not collective, any
   // thread, returns at once.

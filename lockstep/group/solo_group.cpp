@@ -104,7 +104,7 @@ class SoloGroup final : public GroupBase {
     if (const auto broken = owner_->broken()) raise(*broken);
     owner_->reap();
     request.op.deadline_ns = deadline_of(request, *this).monotonic_ns();
-    request.ended.sequence_number = ++shared().sequence;
+    number(request);
   }
 
   void end(Request& request, Deadline started, const Failure* failure) {

@@ -84,7 +84,7 @@ class Work {
   // is off (ProcessGroup::enable_collectives_timing).
   double duration() const;
   OpType op_type() const;
-  // Number of the operation in its group, from 1; 0 for an empty Work.
+  // Number among the collectives, or the messages, of its group, from 1; 0 for an empty Work.
   std::uint64_t sequence_number() const;
 
   // Private to group/ from here on.

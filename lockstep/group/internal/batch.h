@@ -23,8 +23,11 @@ struct BatchItem {
   std::vector<at::Tensor> outputs{};  // ALL_GATHER: one per rank, instead of `output`
 };
 
+// Whether outputs of different items share memory. When they do, they must come out equal where they do.
+enum class Outputs : std::uint8_t { kApart, kShareMemory };
 // Starts all items as one operation per type, all of `kind` with call.op().reduce.
-Work start_items(Call& call, lockstep_op_kind kind, const std::vector<BatchItem>& items);
+Work start_items(Call& call, lockstep_op_kind kind, const std::vector<BatchItem>& items,
+                 Outputs outputs = Outputs::kApart);
 
 class Batch {
  public:

@@ -68,6 +68,7 @@ class Call {
 
   template <class... Parts>
   [[noreturn]] void refuse(ErrorKind kind, const Parts&... parts) const {
+    if (rank() >= 0) group_->refused(request_);
     raise(kind, cat(prefix(), parts...), ErrorFamily::kGeneral);
   }
 
@@ -80,8 +81,8 @@ class Call {
   // One tensor per rank, each fit to be sent (or written), all of one type and that of `other`.
   void check_list(const std::vector<at::Tensor>& list, const char* role, const at::Tensor& other,
                   bool written);
-  // The two share no memory. True when that cannot be told cheaply: go through a temporary.
-  bool check_apart(const at::Tensor& a, const char* role_a, const at::Tensor& b, const char* role_b) const;
+  // Two tensors that are written share no memory, as far as can be told cheaply.
+  void check_apart(const at::Tensor& a, const char* role_a, const at::Tensor& b, const char* role_b) const;
   // The rank in the group that the caller named; raises kUsage where find_root() finds none.
   int root(std::optional<int> in_world, std::optional<int> in_group, const char* role,
            std::optional<int> fallback = {}) const;
@@ -140,8 +141,14 @@ int find_root(const GroupBase& group, RootArgument argument, std::string& why);
 
 // The engine can use the tensor's memory as it lies.
 bool is_plain(const at::Tensor& tensor);
+// The two share memory, or that cannot be told cheaply: what is read must be copied before the other is written.
+bool may_share_memory(const at::Tensor& a, const at::Tensor& b);
+// Some of its elements surely share memory: an expanded view.
+bool overlaps_itself(const at::Tensor& tensor);
 // An uninitialised contiguous tensor of the same sizes and type.
 at::Tensor plain_like(const at::Tensor& tensor);
+// A plain copy.
+at::Tensor plain_copy(const at::Tensor& tensor);
 // The tensor itself when plain, else a plain copy.
 at::Tensor plain(const at::Tensor& tensor);
 // Sizes with complex numbers counted as a last dimension of two.

@@ -50,10 +50,12 @@ struct Held {
   std::vector<std::pair<at::Tensor, at::Tensor>> copies{};
   // What else to do then, before the copies; may be null.
   std::function<void()> finish{};
+  // Results that share memory, each with what it must hold after the copies; kUsage when two differ and one was lost.
+  std::vector<std::pair<at::Tensor, at::Tensor>> shared{};
   // The profiler's event, ended with the operation; null when nobody looks.
   std::shared_ptr<at::RecordFunction> event{};
 
-  // Runs finish and the copies, unseen by autograd.
+  // Runs finish and the copies, unseen by autograd. Raises when `shared` results were lost.
   void copy_back();
 };
 
@@ -97,6 +99,22 @@ class GroupBase : public ProcessGroup {
   virtual GroupBase* for_device(c10::DeviceType type) noexcept {
     return devices_.test(static_cast<std::size_t>(type)) ? this : nullptr;
   }
+
+  // Gives the request its number. Collectives are counted alike on all ranks, since all call the same; messages, which
+  // only two ranks know of, by themselves. The engine compares the numbers of collectives.
+  void number(Request& request) {
+    const bool message = request.op.kind == LOCKSTEP_SEND || request.op.kind == LOCKSTEP_RECV;
+    auto& counter = message ? shared().n_messages : shared().sequence;
+    request.ended.sequence_number = counter.fetch_add(1, std::memory_order_relaxed) + 1;
+    if (message) return;
+    request.op.tag = static_cast<std::int32_t>(request.ended.sequence_number & 0x7FFFFFFF);
+    for (auto& op : request.more) op.tag = request.op.tag;
+  }
+  // A collective was refused before it got a number. It takes one all the same: ranks that all refuse it stay in step,
+  // and when one does so alone, the number of its next one tells all of them.
+  void refused(const Request& request);
+  // The next collective's line with what was refused before it, for the messages of all ranks. `where` has kWhereCapacity.
+  void add_refusal(char* where) const;
 
   // The number of the next monitored barrier.
   std::uint64_t next_meeting() { return place_.shared->meetings++; }

@@ -40,14 +40,17 @@ struct GroupShared {
   void completed(const WorkInfo& info) noexcept;
 
   std::atomic<Milliseconds> timeout;
-  std::atomic<std::uint64_t> sequence{0};  // of the last operation started
-  std::atomic<std::uint64_t> meetings{0};  // monitored barriers started
+  std::atomic<std::uint64_t> sequence{0};    // of the last collective, refused ones included
+  std::atomic<std::uint64_t> n_messages{0};  // of the last send or receive
+  std::atomic<bool> has_refusal{false};      // refusal is set and was not told yet
+  std::atomic<std::uint64_t> meetings{0};    // monitored barriers started
   std::atomic<bool> timing{false};
   std::atomic<bool> left{false};      // destroyed or aborted: nobody may ask about it any more
   std::atomic<bool> has_hook{false};  // hook is set, and never changes again
   CompletionHook hook;
   std::mutex mutex;
-  std::string desc;  // guarded by mutex
+  std::string desc;     // guarded by mutex
+  std::string refusal;  // guarded by mutex; "gather at train.cpp:42"
 };
 
 // What is known of a group before it is joined.

@@ -14,6 +14,8 @@ namespace lockstep::internal {
 std::vector<std::uint64_t> counts_of(const std::vector<at::Tensor>& list, Wire wire);
 // The elements in one dimension and contiguous, complex numbers as pairs of reals or the other way round.
 at::Tensor flat_as(const at::Tensor& tensor, at::ScalarType type);
+// Equal bit for bit; of tensors without data always. Pre: one type and size.
+bool same_bits(const at::Tensor& a, const at::Tensor& b);
 // All have as many elements as the first.
 bool have_one_size(const std::vector<at::Tensor>& list);
 

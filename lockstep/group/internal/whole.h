@@ -10,7 +10,5 @@ namespace lockstep::internal {
 // `whole` must hold one `part` per rank; raises kUsage.
 void check_whole(const Call& call, const at::Tensor& whole, const char* whole_role, const at::Tensor& part,
                  const char* part_role);
-// `part` is this rank's own place in `whole`: what NCCL's users call in place.
-bool is_own_slot(const Call& call, const at::Tensor& whole, const at::Tensor& part);
 
 }  // namespace lockstep::internal

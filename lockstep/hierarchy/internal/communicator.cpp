@@ -204,9 +204,9 @@ void Communicator::name_missing(Failure& failure) {
   }
   if (n_missing == 0) return;
   if (n_missing > kMostNamed) names += cat(" and ", n_missing - kMostNamed, " more");
-  failure.message =
-      cat("rank ", rank(), " ran out of time in collective #", head->number, " at ", head->where,
-          ": it waits for ", names, ", which had not entered it; ", failure.message);
+  failure.message = cat("rank ", rank(), " ran out of time in collective #",
+                        head->op.tag != 0 ? head->op.tag : head->number, " at ", head->where,
+                        ": it waits for ", names, ", which had not entered it; ", failure.message);
 }
 
 std::optional<Failure> Communicator::stopped() {

@@ -178,7 +178,7 @@ void Communicator::end_late_queue(Deadline& until) {
 
 std::string Communicator::context(const Operation& operation) const {
   const char* where = operation.call().where;
-  const std::string number = operation.started() ? fmt::format(" #{}", operation.sequence()) : "";
+  const std::string number = operation.started() ? fmt::format(" #{}", operation.number()) : "";
   return fmt::format("{}{}{}{}", describe_call(operation.fingerprint()), number,
                      where != nullptr && *where != '\0' ? " at " : "", where != nullptr ? where : "");
 }

@@ -22,7 +22,7 @@ std::string describe_call(std::uint64_t fingerprint) {
   const auto kind = std::min<std::uint64_t>(fingerprint >> 60, LOCKSTEP_OP_KINDS - 1);
   const auto dtype = std::min<std::uint64_t>(fingerprint >> 56 & 15, LOCKSTEP_DTYPES - 1);
   const auto reduce = std::min<std::uint64_t>(fingerprint >> 52 & 15, LOCKSTEP_REDUCE_OPS - 1);
-  const auto root = fingerprint >> 40 & 0xFFF;
+  const auto root = fingerprint >> 40 & 0xFF;
   const auto count = fingerprint & (kMaxCount - 1);
   std::string words = fmt::format("{}(", kKinds[kind]);
   if (kind == LOCKSTEP_BARRIER) return words + ")";
@@ -36,8 +36,8 @@ std::string describe_call(std::uint64_t fingerprint) {
 
 std::string describe_call(const Call& call) {
   const std::string where(call.where, ::strnlen(call.where, sizeof(call.where)));
-  return fmt::format("{} #{}{}{}", describe_call(call.fingerprint), call.sequence,
-                     where.empty() ? "" : " at ", where);
+  return fmt::format("{} #{}{}{}", describe_call(call.fingerprint), call.number, where.empty() ? "" : " at ",
+                     where);
 }
 
 std::string describe_last(Board& board) {

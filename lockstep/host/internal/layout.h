@@ -40,13 +40,15 @@ constexpr bool has_reduce(lockstep_op_kind kind) {
   return kind == LOCKSTEP_ALL_REDUCE || kind == LOCKSTEP_REDUCE_SCATTER || kind == LOCKSTEP_REDUCE;
 }
 
-// An operation's numbers in one word, exact, so that comparing words compares calls.
-constexpr std::uint64_t fingerprint(lockstep_op_kind kind, lockstep_dtype dtype, lockstep_reduce_op reduce,
-                                    int root, std::uint64_t count) {
-  return static_cast<std::uint64_t>(kind) << 60 | static_cast<std::uint64_t>(dtype) << 56 |
-         static_cast<std::uint64_t>(reduce) << 52 | static_cast<std::uint64_t>(root) << 40 | count;
+// An operation's numbers in one word, exact but for the caller's number of it, so that comparing words compares calls.
+// Of that number four bits are enough: ranks part by as many calls as one of them refused before anything was sent.
+constexpr std::uint64_t fingerprint(const lockstep_op& op) {
+  return static_cast<std::uint64_t>(op.kind) << 60 | static_cast<std::uint64_t>(op.dtype) << 56 |
+         static_cast<std::uint64_t>(op.reduce) << 52 | static_cast<std::uint64_t>(op.tag & 15) << 48 |
+         static_cast<std::uint64_t>(op.root & 0xFF) << 40 | op.count;
 }
-static_assert(LOCKSTEP_OP_KINDS <= 16 && LOCKSTEP_DTYPES <= 16 && LOCKSTEP_REDUCE_OPS <= 16);
+static_assert(LOCKSTEP_OP_KINDS <= 16 && LOCKSTEP_DTYPES <= 16 && LOCKSTEP_REDUCE_OPS <= 16 &&
+              kMaxRanks <= 256);
 
 // "I entered operation `sequence` with these numbers, and here is the payload if it is tiny": one cache line.
 struct alignas(kLine) Arrival {
@@ -63,7 +65,7 @@ enum class Reach : std::uint32_t { kNowhere = 0, kInArena, kByAddress, kByKernel
 
 // One call, for buffers and for messages; the last kHistory of them stay readable after a failure.
 struct alignas(kLine) Call {
-  std::uint64_t sequence;
+  std::uint64_t number;  // the caller's, for messages
   std::uint64_t fingerprint;
   // Where the buffers are; not set for calls that travel with the arrival.
   std::uint64_t send;

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstring>
 #include <numeric>
+#include <string_view>
 
 #include "lockstep/base/base.h"
 #include "lockstep/host/internal/place.h"
@@ -28,7 +29,7 @@ Operation::Operation(const lockstep_op& op)
     : op_(op),
       element_(size_of(op.dtype)),
       n_bytes_(op.count * element_),
-      fingerprint_(internal::fingerprint(op.kind, op.dtype, op.reduce, op.root, op.count)) {}
+      fingerprint_(internal::fingerprint(op)) {}
 
 void Operation::take_counts(int rank, int size) {
   const auto copy_counts = [&](const std::uint64_t* counts, std::vector<std::uint64_t>& to) {
@@ -125,11 +126,12 @@ PlanInput Operation::plan_input(Circle& circle) const {
 // Writes the record the others read when they need the buffers, or words for a message.
 void Operation::publish_call(Circle& circle) {
   Call& call = circle.own().history[sequence_ % kHistory];
-  call.sequence = sequence_;
+  call.number = number();
   call.fingerprint = fingerprint_;
-  const char* where = op_.where != nullptr ? op_.where : "";
-  const std::size_t length = ::strnlen(where, sizeof(call.where) - 1);
-  std::memcpy(call.where, where, length);
+  const std::string_view where = op_.where != nullptr ? op_.where : "";
+  // The end of a long path says more than its beginning.
+  const std::size_t length = std::min(where.size(), sizeof(call.where) - 1);
+  where.copy(call.where, length, where.size() - length);
   call.where[length] = '\0';
   const std::uint64_t sent = send_bytes(circle.size());
   if (sent <= kEagerBytes && !is_uneven(op_.kind)) return;

@@ -57,6 +57,8 @@ class Operation {
     return circle.board(rank).arrivals[parity()].sequence.load(std::memory_order_acquire) >> 1 == sequence_;
   }
   std::uint64_t sequence() const { return sequence_; }
+  // What its caller calls it; the sequence when it has no number of its own.
+  std::uint64_t number() const { return op_.tag != 0 ? static_cast<std::uint64_t>(op_.tag) : sequence_; }
   std::uint64_t fingerprint() const { return fingerprint_; }
   // Changes whenever advance() got further.
   std::uint64_t mark() const { return mark_; }
