@@ -8,9 +8,15 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <cstdio>
 #include <cstdlib>
+#include <cstring>
+#include <filesystem>
 #include <fstream>
+#include <set>
 #include <sstream>
+
+#include "lockstep/base/env_dump.h"
 
 namespace lockstep {
 namespace {
@@ -144,36 +150,90 @@ TEST(Error, IsTheBaseThatTorchCallsDistError) {
   EXPECT_THROW(raise(ErrorKind::kUsage, "none", ErrorFamily::kQueueEmpty), DistStoreError);
 }
 
+// One line of each level; what comes out is what the level lets through.
+void log_every_level() {
+  log(LogLevel::kError, "said error");
+  log(LogLevel::kWarn, "said warn");
+  log(LogLevel::kInfo, "said info");
+  log(LogLevel::kDebug, "said debug");
+  log(LogLevel::kTrace, "said trace");
+}
+
+struct TorchLevels {
+  const char *torch, *debug;
+  int n_lines;  // of the five above
+};
+constexpr TorchLevels kMatrix[] = {
+    {"ERROR", nullptr, 1}, {"WARNING", nullptr, 2}, {"INFO", nullptr, 3},  {"INFO", "OFF", 3},
+    {"INFO", "INFO", 4},   {"INFO", "DETAIL", 5},   {"INFO", "info", 4},   {"INFO", "Detail", 5},
+    {"0", "DETAIL", 5},    {"1", "DETAIL", 2},      {"2", "DETAIL", 1},    {"WARNING", "DETAIL", 2},
+    {"ERROR", "INFO", 1},  {nullptr, "DETAIL", 2},  {nullptr, nullptr, 2},
+};
+constexpr const char* kLogVars[] = {"LOCKSTEP_LOG", "TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG"};
+
+int n_heard = 0;
+
 TEST(Log, FollowsTheLevelsOfTorch) {
-  const struct {
-    const char *torch, *debug;
-    LogLevel level;
-  } matrix[] = {
-      {"ERROR", nullptr, LogLevel::kError},   {"WARNING", nullptr, LogLevel::kWarn},
-      {"INFO", nullptr, LogLevel::kInfo},     {"INFO", "OFF", LogLevel::kInfo},
-      {"INFO", "INFO", LogLevel::kDebug},     {"INFO", "DETAIL", LogLevel::kTrace},
-      {"WARNING", "DETAIL", LogLevel::kWarn}, {"ERROR", "INFO", LogLevel::kError},
-      {nullptr, "DETAIL", LogLevel::kWarn},
-  };
   const auto set = [](const char* name, const char* value) {
     value == nullptr ? ::unsetenv(name) : ::setenv(name, value, 1);
   };
-  for (const auto& row : matrix) {
+  set_log_sink([](LogLevel, std::string_view) { ++n_heard; });
+  for (const auto& row : kMatrix) {
     set("TORCH_CPP_LOG_LEVEL", row.torch);
     set("TORCH_DISTRIBUTED_DEBUG", row.debug);
     set_log_level_from_env();
-    EXPECT_TRUE(log_enabled(row.level));
-    if (row.level != LogLevel::kTrace) {
-      EXPECT_FALSE(log_enabled(static_cast<LogLevel>(static_cast<int>(row.level) + 1)));
-    }
+    n_heard = 0;
+    log_every_level();
+    EXPECT_EQ(n_heard, row.n_lines) << (row.torch ? row.torch : "-") << " " << (row.debug ? row.debug : "-");
   }
   // Our own variable wins.
   ::setenv("LOCKSTEP_LOG", "trace", 1);
   set_log_level_from_env();
-  EXPECT_TRUE(log_enabled(LogLevel::kTrace));
-  for (const char* name : {"LOCKSTEP_LOG", "TORCH_CPP_LOG_LEVEL", "TORCH_DISTRIBUTED_DEBUG"})
-    ::unsetenv(name);
+  n_heard = 0;
+  log_every_level();
+  EXPECT_EQ(n_heard, 5);
+  for (const char* name : kLogVars) ::unsetenv(name);
   set_log_level_from_env();
+  set_log_sink(nullptr);
+}
+
+// As a program that never asks for a level: this test again, in a process of its own with the variables set.
+TEST(Log, FollowsTheLevelsOfTorchFromTheFirstLineOn) {
+  if (std::getenv("LOCKSTEP_TEST_LOG_CHILD") != nullptr) return log_every_level();
+  for (const auto& row : {kMatrix[0], kMatrix[4], kMatrix[5]}) {
+    const std::string command =
+        std::string("env -u LOCKSTEP_LOG LOCKSTEP_TEST_LOG_CHILD=1 TORCH_CPP_LOG_LEVEL=") + row.torch +
+        " TORCH_DISTRIBUTED_DEBUG=" + (row.debug ? row.debug : "OFF") + " '" +
+        std::filesystem::read_symlink("/proc/self/exe").string() +
+        "' --gtest_filter=Log.FollowsTheLevelsOfTorchFromTheFirstLineOn 2>&1";
+    FILE* pipe = ::popen(command.c_str(), "r");
+    ASSERT_NE(pipe, nullptr);
+    int n_lines = 0;
+    for (char line[512]; std::fgets(line, sizeof line, pipe) != nullptr;)
+      n_lines += std::strstr(line, "] said ") != nullptr ? 1 : 0;
+    EXPECT_EQ(::pclose(pipe), 0);
+    EXPECT_EQ(n_lines, row.n_lines) << row.torch;
+  }
+}
+
+TEST(Environment, IsDumpedLineByLineForBugReports) {
+  ::setenv("RANK", "3", 1);
+  ::setenv("NCCL_DEBUG", "INFO", 1);
+  ::unsetenv("GLOO_SOCKET_IFNAME");
+  const std::string dump = dump_environment();
+  ::unsetenv("RANK");
+  ::unsetenv("NCCL_DEBUG");
+  EXPECT_TRUE(dump.starts_with("env:RANK=3\nenv:LOCAL_RANK=")) << dump;
+  for (const char* line :
+       {"env:NCCL_DEBUG=INFO\n", "env:GLOO_SOCKET_IFNAME=N/A\n", "env:NCCL_TOPO_DUMP_FILE=N/A\n"})
+    EXPECT_NE(dump.find(line), std::string::npos) << line;
+  // Lockstep's own variables are all there, and each name once.
+  std::set<std::string> names;
+  std::istringstream lines(dump);
+  for (std::string line; std::getline(lines, line);)
+    EXPECT_TRUE(names.insert(line.substr(0, line.find('='))).second) << line;
+  for (const VarInfo& info : environment_table())
+    EXPECT_TRUE(names.contains(std::string("env:") + info.name)) << info.name;
 }
 
 TEST(StackTrace, IsThereOnlyWhenAskedForAndNamesItsFile) {

@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cstdlib>
 
+#include "lockstep/base/env_dump.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 
@@ -150,6 +151,72 @@ bool environment_flag(Var var) {
   auto text = environment(var).value_or("");
   std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
   return text == "1" || text == "true" || text == "yes" || text == "on";
+}
+
+namespace {
+
+// What torch's dump for DDP names. Engines read most of them, not lockstep.
+constexpr std::string_view kDumped[] = {"RANK",
+                                        "LOCAL_RANK",
+                                        "WORLD_SIZE",
+                                        "MASTER_PORT",
+                                        "MASTER_ADDR",
+                                        "CUDA_VISIBLE_DEVICES",
+                                        "GLOO_SOCKET_IFNAME",
+                                        "GLOO_DEVICE_TRANSPORT",
+                                        "NCCL_SOCKET_IFNAME",
+                                        "TORCH_NCCL_BLOCKING_WAIT",
+                                        "NCCL_DEBUG",
+                                        "NCCL_DEBUG_SUBSYS",
+                                        "NCCL_IB_DISABLE",
+                                        "NCCL_P2P_DISABLE",
+                                        "NCCL_P2P_LEVEL",
+                                        "NCCL_SHM_DISABLE",
+                                        "NCCL_SOCKET_NTHREADS",
+                                        "NCCL_NSOCKS_PERTHREAD",
+                                        "NCCL_BUFFSIZE",
+                                        "NCCL_NTHREADS",
+                                        "NCCL_RINGS",
+                                        "NCCL_MAX_NCHANNELS",
+                                        "NCCL_MIN_NCHANNELS",
+                                        "NCCL_CHECKS_DISABLE",
+                                        "NCCL_CHECK_POINTERS",
+                                        "NCCL_LAUNCH_MODE",
+                                        "NCCL_IB_HCA",
+                                        "NCCL_IB_TIMEOUT",
+                                        "NCCL_IB_RETRY_CNT",
+                                        "NCCL_IB_GID_INDEX",
+                                        "NCCL_IB_SL",
+                                        "NCCL_IB_TC",
+                                        "NCCL_IB_AR_THRESHOLD",
+                                        "NCCL_IB_CUDA_SUPPORT",
+                                        "NCCL_NET_GDR_LEVEL",
+                                        "NCCL_NET_GDR_READ",
+                                        "NCCL_SINGLE_RING_THRESHOLD",
+                                        "NCCL_LL_THRESHOLD",
+                                        "NCCL_TREE_THRESHOLD",
+                                        "NCCL_ALGO",
+                                        "NCCL_PROTO",
+                                        "NCCL_IGNORE_CPU_AFFINITY",
+                                        "NCCL_DEBUG_FILE",
+                                        "NCCL_COLLNET_ENABLE",
+                                        "NCCL_TOPO_FILE",
+                                        "NCCL_TOPO_DUMP_FILE",
+                                        "TORCH_NCCL_ASYNC_ERROR_HANDLING"};
+
+}  // namespace
+
+std::string dump_environment() {
+  std::string text;
+  const auto add = [&](std::string_view name) {
+    const char* value = std::getenv(std::string(name).c_str());
+    text += cat("env:", name, "=", value == nullptr ? "N/A" : value, "\n");
+  };
+  for (const auto name : kDumped) add(name);
+  for (const VarInfo& info : kTable) {
+    if (std::ranges::find(kDumped, info.name) == std::end(kDumped)) add(info.name);
+  }
+  return text;
 }
 
 }  // namespace lockstep

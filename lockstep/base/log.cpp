@@ -4,7 +4,9 @@
 #include <spdlog/sinks/stdout_sinks.h>
 #include <spdlog/spdlog.h>
 
+#include <algorithm>
 #include <atomic>
+#include <cctype>
 #include <memory>
 
 #include "lockstep/base/environment.h"
@@ -17,6 +19,12 @@ std::atomic<int> g_process_rank{-1};
 thread_local int t_rank = kUnset;
 std::atomic<LogSink> g_sink{nullptr};
 
+// As debug.h reads it: any case.
+bool is_debug(std::string_view wanted) {
+  const auto text = environment(Var::kDistributedDebug).value_or("");
+  return std::ranges::equal(text, wanted, {}, [](unsigned char c) { return std::toupper(c); });
+}
+
 LogLevel level_from_environment() {
   const auto text = environment(Var::kLockstepLog);
   if (text == "error") return LogLevel::kError;
@@ -28,9 +36,8 @@ LogLevel level_from_environment() {
   if (torch_level == "ERROR" || torch_level == "2" || torch_level == "FATAL" || torch_level == "3")
     return LogLevel::kError;
   if (torch_level != "INFO" && torch_level != "0") return LogLevel::kWarn;
-  const auto debug = environment(Var::kDistributedDebug);
-  if (debug == "DETAIL") return LogLevel::kTrace;
-  return debug == "INFO" ? LogLevel::kDebug : LogLevel::kInfo;
+  if (is_debug("DETAIL")) return LogLevel::kTrace;
+  return is_debug("INFO") ? LogLevel::kDebug : LogLevel::kInfo;
 }
 
 std::atomic<LogLevel>& level_cell() {
