@@ -5,6 +5,7 @@
 #include <sys/stat.h>
 
 #include <algorithm>
+#include <atomic>
 #include <cerrno>
 #include <charconv>
 #include <fstream>
@@ -206,6 +207,21 @@ void Segment::discard(std::size_t offset, std::size_t n_bytes) {
   if (::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(first),
                   static_cast<off_t>(last - first)) != 0) {
     raise(system_failure(errno, cat("shared memory: discarding ", n_bytes, " bytes")));
+  }
+}
+
+// A private mapping of the same pages takes the place of the shared one in a single step, so no write is lost in
+// between; then every page is copied, or a page of the segment that was not written here yet would still show through.
+void Segment::make_private(std::size_t offset, std::size_t n_bytes) {
+  check_range(offset, n_bytes, "make_private");
+  const std::size_t first = offset & ~(page_size() - 1);
+  const std::size_t length = std::min(round_up(offset + n_bytes), n_bytes_) - first;
+  if (n_bytes == 0) return;
+  void* at = ::mmap(data_ + first, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, fd_.get(),
+                    static_cast<off_t>(first));
+  if (at == MAP_FAILED) raise(system_failure(errno, cat("shared memory: making ", length, " bytes private")));
+  for (std::size_t page = 0; page < length; page += page_size()) {
+    std::atomic_ref<std::uint8_t>(data_[first + page]).fetch_or(0, std::memory_order_relaxed);
   }
 }
 

@@ -30,6 +30,10 @@ class Segment {
   void commit(std::size_t offset, std::size_t n_bytes);
   // Gives whole pages inside a range back; they read as zero afterwards. Raises kUsage outside the segment.
   void discard(std::size_t offset, std::size_t n_bytes);
+  // From now on the pages of a range are this process's own: they keep address and content, what it writes stays here,
+  // and what others write to the segment is not seen. A write of this process that runs at the same time is kept. Raises
+  // kUsage outside the segment, kResource when there is no memory for the copy.
+  void make_private(std::size_t offset, std::size_t n_bytes);
 
   std::uint8_t* data() const { return data_; }
   std::size_t size() const { return n_bytes_; }

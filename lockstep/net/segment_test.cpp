@@ -118,6 +118,21 @@ TEST(Segment, APeersDescriptorIsCheckedBeforeItIsMapped) {
   EXPECT_EQ(kind_of([] { Segment::from_fd(Fd(), kPage); }), ErrorKind::kUsage);
 }
 
+TEST(Segment, PrivatePagesKeepTheirContentAndPartFromTheOthers) {
+  Segment mine = Segment::create("test", 4 * kPage);
+  const Segment theirs = Segment::from_fd(copy(mine), 4 * kPage);
+  for (std::size_t page = 0; page < 4; ++page)
+    mine.data()[page * kPage] = static_cast<std::uint8_t>(page + 1);
+  mine.make_private(kPage + 10, kPage);  // touches the second and the third page
+  for (std::size_t page = 0; page < 4; ++page) theirs.data()[page * kPage] = 99;
+  EXPECT_EQ(mine.data()[0], 99);
+  EXPECT_EQ(mine.data()[kPage], 2);
+  EXPECT_EQ(mine.data()[2 * kPage], 3);
+  EXPECT_EQ(mine.data()[3 * kPage], 99);
+  mine.data()[kPage] = 7;
+  EXPECT_EQ(theirs.data()[kPage], 99);
+}
+
 TEST(Segment, MovesAndLeavesNothingBehind) {
   Segment a = Segment::create("test", kPage);
   std::uint8_t* data = a.data();

@@ -1,10 +1,13 @@
 #include "lockstep/host/internal/arena.h"
 
 #include <fmt/core.h>
+#include <sched.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
 #include <algorithm>
+#include <cstring>
 #include <fstream>
 #include <new>
 
@@ -52,6 +55,9 @@ Arena::Arena(const std::string& name, int rank, int n_ranks)
   station->version = kLayoutVersion;
   station->rank = rank;
   station->pid = ::getpid();
+  static_assert(sizeof(cpu_set_t) == sizeof(station->cores));
+  cpu_set_t cores;
+  if (::sched_getaffinity(0, sizeof(cores), &cores) == 0) std::memcpy(station->cores, &cores, sizeof(cores));
   free_[kHeapAt] = segment_->size() - kHeapAt;
 }
 
@@ -81,6 +87,11 @@ void Arena::free(void* memory) {
   const std::size_t length = used->second;
   used_.erase(used);
   segment_->discard(at, length);
+  if (overlaps_severed(at, length)) {
+    // Someone may write there still: the place is never used again, only the copy is given back.
+    ::madvise(memory, length, MADV_DONTNEED);
+    return;
+  }
   auto here = free_.emplace(at, length).first;
   const auto next = std::next(here);
   if (next != free_.end() && here->first + here->second == next->first) {
@@ -100,7 +111,26 @@ bool Arena::contains(const void* p, std::size_t n_bytes) const {
   const auto* first = static_cast<const std::uint8_t*>(p);
   const std::uint8_t* begin = segment_->data() + kHeapAt;
   const std::uint8_t* end = segment_->data() + segment_->size();
-  return first >= begin && first <= end && n_bytes <= static_cast<std::size_t>(end - first);
+  if (first < begin || first > end || n_bytes > static_cast<std::size_t>(end - first)) return false;
+  if (n_severed() == 0) return true;
+  const std::lock_guard lock(mutex_);
+  return !overlaps_severed(offset_of(p), n_bytes);
+}
+
+void Arena::sever(const void* p, std::size_t n_bytes) {
+  if (n_bytes == 0 || !contains(p, n_bytes)) return;
+  const std::lock_guard lock(mutex_);
+  const std::size_t first = offset_of(p) / kPage * kPage;
+  const std::size_t length = round_up(offset_of(p) + n_bytes, kPage) - first;
+  severed_[first] = std::max(severed_[first], length);
+  n_severed_.fetch_add(1, std::memory_order_release);
+  segment_->make_private(first, length);
+}
+
+// Pre: mutex_ is held.
+bool Arena::overlaps_severed(std::size_t at, std::size_t n_bytes) const {
+  return std::ranges::any_of(
+      severed_, [&](const auto& part) { return at < part.first + part.second && part.first < at + n_bytes; });
 }
 
 }  // namespace lockstep::comm::internal

@@ -3,6 +3,7 @@
 // of the same process, which must use the same mapping (two mappings of one memory look like races to TSan).
 #pragma once
 
+#include <atomic>
 #include <cstddef>
 #include <cstdint>
 #include <limits>
@@ -39,15 +40,26 @@ class Arena {
   void* allocate(std::size_t n_bytes);
   // Gives the pages back. Pointers that allocate did not return are ignored with a log line.
   void free(void* memory);
-  // True when [p, p + n_bytes) lies in the heap.
+  // True when [p, p + n_bytes) lies in the heap and the others see it.
   bool contains(const void* p, std::size_t n_bytes) const;
 
+  // Takes the pages of a buffer away from the others, who keep the memory they have mapped: a process that does not run
+  // may go on writing there for ever, and the buffer's owner wants it back. It keeps address and content; contains() is
+  // false for it from now on, and its place in the arena is not used again. Raises kResource.
+  void sever(const void* p, std::size_t n_bytes);
+  // How often that happened: who published a buffer before and finds another number must look whether it is still shared.
+  std::uint32_t n_severed() const { return n_severed_.load(std::memory_order_acquire); }
+
  private:
+  bool overlaps_severed(std::size_t at, std::size_t n_bytes) const;
+
   const std::shared_ptr<net::Segment> segment_;
-  std::mutex mutex_;
+  std::atomic<std::uint32_t> n_severed_{0};
+  mutable std::mutex mutex_;
   // Guarded by mutex_: offset -> length, in pages' bytes.
   std::map<std::size_t, std::size_t> free_;
   std::map<std::size_t, std::size_t> used_;
+  std::map<std::size_t, std::size_t> severed_;
 };
 
 }  // namespace lockstep::comm::internal

@@ -74,9 +74,13 @@ void Circle::add(int fabric_rank, std::uint64_t board_at, int n_ranks) {
                    peer.station->kernel_copies.load(std::memory_order_acquire) != 0;
 }
 
+void Circle::ring(int rank) {
+  if (internal::ring(doorbell(rank))) woke_.store(true, std::memory_order_relaxed);
+}
+
 void Circle::ring_others() {
   for (int r = 0; r < size(); ++r) {
-    if (r != rank_) ring(doorbell(r));
+    if (r != rank_) ring(r);
   }
 }
 

@@ -4,6 +4,7 @@
 // whoever drives the communicator.
 #pragma once
 
+#include <atomic>
 #include <cstdint>
 #include <memory>
 #include <vector>
@@ -36,7 +37,13 @@ class Circle {
   Board& board(int rank) { return *boards_[static_cast<std::size_t>(rank)]; }
   Board& own() { return *boards_[static_cast<std::size_t>(rank_)]; }
   Doorbell& doorbell(int rank) { return peer(rank).station->doorbell; }
+  // Whoever published something for a rank, or for all others, wakes them if they sleep.
+  void ring(int rank);
   void ring_others();
+  // Whether a rank had to be woken since the last time this was asked: its answer will take as long as that does.
+  bool woke_someone() {
+    return woke_.load(std::memory_order_relaxed) && woke_.exchange(false, std::memory_order_relaxed);
+  }
 
   Arena& arena() { return fabric_.arena(); }
   Peer& peer(int rank) { return *peers_[static_cast<std::size_t>(rank)]; }
@@ -66,6 +73,7 @@ class Circle {
 
   Fabric& fabric_;
   int rank_ = -1;
+  std::atomic<bool> woke_{false};
   bool single_process_ = true;
   bool kernel_copies_ = true;
   std::vector<int> members_;

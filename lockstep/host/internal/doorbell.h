@@ -47,12 +47,13 @@ inline void sleep(Doorbell& door, std::uint32_t ticket, Deadline deadline) {
 inline void disarm(Doorbell& door) {
   door.sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
-// Pre: what the sleeper waits for was published with a sequentially consistent operation.
-inline void ring(Doorbell& door) {
+// Pre: what the sleeper waits for was published with a sequentially consistent operation. True when someone slept.
+inline bool ring(Doorbell& door) {
   perturb();
-  if (door.sleepers.load(std::memory_order_seq_cst) == 0) return;
+  if (door.sleepers.load(std::memory_order_seq_cst) == 0) return false;
   door.bell.fetch_add(1, std::memory_order_seq_cst);
   futex_wake_all(door.bell);
+  return true;
 }
 
 }  // namespace lockstep::comm::internal

@@ -17,7 +17,7 @@
 namespace lockstep::comm::internal {
 
 inline constexpr std::uint64_t kLayoutMagic = 0x6c6f636b73746570;  // "lockstep"
-inline constexpr std::uint32_t kLayoutVersion = 4;
+inline constexpr std::uint32_t kLayoutVersion = 5;
 
 inline constexpr std::size_t kLine = 64;
 inline constexpr std::size_t kPage = 4096;
@@ -118,6 +118,7 @@ struct Station {
   std::uint64_t board_at;     // of the communicator that made the arena
   std::uint64_t identity_at;  // address of the owner's Identity, in its own process
   char nonce[32];             // of the owner, as in its Identity
+  std::uint64_t cores[16];    // a bit for each core the owner may run on
   Doorbell doorbell;
   // The kernel lets the owner copy from and to every other rank's process. Set before `joined`.
   std::atomic<std::uint32_t> kernel_copies;
@@ -186,6 +187,9 @@ struct Outbox {
   alignas(kLine) std::uint8_t payload[kMailSlots][kMailBytes];
 };
 
+inline constexpr std::size_t kPipeChunk = 128 << 10;
+inline constexpr std::uint64_t kPipeChunks = 4;
+
 // A long message on its way. The sender makes it; the receiver decides how the bytes travel, since it alone knows
 // both ends.
 struct Offer {
@@ -203,6 +207,7 @@ struct Offer {
     kPush,  // the sender copies into the receiver's
     kBoth,  // both do, in claimed chunks
     kPipe,  // through a pipe of the sender
+    kHelp,  // the receiver copies claimed chunks; those the sender claims it lays into its pipe
   };
   std::atomic<std::uint32_t> state;
   Reach send_reach;
@@ -213,19 +218,19 @@ struct Offer {
   Reach recv_reach;
   std::uint64_t recv_at;
   std::uint64_t expected;  // with kRefused
-  // kPipe: where it is, and how many bytes were laid into it and taken out. kPush: laid.
+  // kPipe: where it is, and how many bytes were laid into it and taken out; kHelp: how many chunks. kPush: laid.
   std::uint64_t pipe_at;
   alignas(kLine) std::atomic<std::uint64_t> laid;
   alignas(kLine) std::atomic<std::uint64_t> drained;
-  Claims claims;  // kBoth
+  Claims claims;  // kBoth, kHelp: next only
+  // kHelp: which chunk lies in which part of the pipe; by the sender, before `laid`.
+  std::uint64_t chunks[kPipeChunks];
   // Set by either side that gave up: nobody begins to touch the other's buffer any more.
   std::atomic<std::uint32_t> given_up;
   // This side is inside the other's buffer right now.
   std::atomic<std::uint32_t> sender_inside;
   std::atomic<std::uint32_t> receiver_inside;
 };
-inline constexpr std::size_t kPipeChunk = 128 << 10;
-inline constexpr std::uint64_t kPipeChunks = 4;
 
 static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
               std::atomic<std::uint32_t>::is_always_lock_free);

@@ -1,21 +1,16 @@
 #include "lockstep/host/internal/mailroom.h"
 
-#include <unistd.h>
-
 #include <algorithm>
 #include <bitset>
 #include <new>
 
 #include "lockstep/base/base.h"
-#include "lockstep/host/internal/doorbell.h"
 #include "lockstep/host/internal/perturb.h"
 
 namespace lockstep::comm::internal {
 namespace {
 
 constexpr std::uint64_t kClaimChunk = 128 << 10;
-// How long a side that gave up waits for the other to be out of its buffer; a process that does not run cannot answer.
-constexpr Milliseconds kThreadPatience{2000}, kProcessPatience{250};
 
 }  // namespace
 
@@ -99,30 +94,12 @@ void Mailroom::give_up(Letter& letter) {
   letter.offer->given_up.store(1, std::memory_order_seq_cst);
 }
 
-// Returns when the other side is out of the letter's buffer.
 void Mailroom::await_out(const Letter& letter, Deadline since) {
   if (letter.offer == nullptr) return;
   const auto& other = letter.is_send() ? letter.offer->receiver_inside : letter.offer->sender_inside;
-  const Milliseconds patience = circle_.same_process(letter.peer) ? kThreadPatience : kProcessPatience;
-  const auto until =
-      Deadline::from_monotonic_ns(since.monotonic_ns() + std::chrono::nanoseconds(patience).count());
-  while (other.load(std::memory_order_seq_cst) != 0 && !until.expired()) ::usleep(20);
+  const auto inside = [&] { return other.load(std::memory_order_seq_cst) != 0; };
+  take_back(circle_, letter.peer, letter.op.recv, letter.is_send() ? 0 : letter.n_bytes, inside, since);
 }
-
-// While one lives, this side is inside the other's buffer. Whoever gives up says so and then looks whether the other is
-// inside; whoever goes in does it the other way round: one of the two sees the other.
-class Mailroom::Inside {
- public:
-  explicit Inside(const Letter& letter)
-      : flag_(letter.is_send() ? letter.offer->sender_inside : letter.offer->receiver_inside) {
-    flag_.store(1, std::memory_order_seq_cst);
-  }
-  ~Inside() { flag_.store(0, std::memory_order_release); }
-  Inside(const Inside&) = delete;
-
- private:
-  std::atomic<std::uint32_t>& flag_;
-};
 
 bool Mailroom::wanted(const Offer& offer) {
   return offer.given_up.load(std::memory_order_seq_cst) == 0 &&
@@ -175,7 +152,7 @@ bool Mailroom::post_envelope(Letter& letter) {
   }
   perturb();
   box.sent.store(sent + 1, std::memory_order_seq_cst);
-  ring(circle_.doorbell(letter.op.root));
+  circle_.ring(letter.op.root);
   ++letter.mark;
   if (brief) end(letter);
   return true;
@@ -212,9 +189,10 @@ void Mailroom::advance_send(Letter& letter) {
   if (state == Offer::kTaken) {
     if (offer.mode == Offer::kBoth) copy_claimed(letter);
     if (offer.mode == Offer::kPipe) fill_pipe(letter);
+    if (offer.mode == Offer::kHelp) help(letter);
     if (offer.mode == Offer::kPush && letter.moved < letter.n_bytes) {
       const auto to = find(circle_, letter.op.root, offer.recv_reach, offer.recv_at, letter.n_bytes);
-      if (!to) {
+      if (!to || to->here == nullptr) {
         return end(letter,
                    Failure{.kind = ErrorKind::kInternal,
                            .message = cat("rank ", letter.op.root, " named a buffer outside its arena"),
@@ -222,7 +200,7 @@ void Mailroom::advance_send(Letter& letter) {
       }
       if (!copy_rest(letter, *to, own_place(letter.op.send))) return;
       offer.laid.store(letter.n_bytes, std::memory_order_seq_cst);
-      ring(circle_.doorbell(letter.op.root));
+      circle_.ring(letter.op.root);
     }
     return;
   }
@@ -235,18 +213,42 @@ void Mailroom::advance_send(Letter& letter) {
                       .family = ErrorFamily::kBackend});
 }
 
+void Mailroom::open_pipe(Letter& letter) {
+  if (letter.pipe != nullptr) return;
+  if (free_pipes_.empty()) {
+    void* memory = circle_.arena().allocate(kPipeChunk * kPipeChunks);
+    circle_.keep_until_departed(memory);
+    free_pipes_.push_back(static_cast<std::uint8_t*>(memory));
+  }
+  letter.pipe = free_pipes_.back();
+  free_pipes_.pop_back();
+  letter.offer->pipe_at = circle_.arena().offset_of(letter.pipe);
+}
+
+// Lays chunks that nobody has claimed into the pipe while there is room. letter.moved counts them.
+void Mailroom::help(Letter& letter) {
+  Offer& offer = *letter.offer;
+  const std::uint64_t n_chunks = (letter.n_bytes + kPipeChunk - 1) / kPipeChunk;
+  while (offer.claims.next.load(std::memory_order_relaxed) < n_chunks &&
+         letter.moved - offer.drained.load(std::memory_order_acquire) < kPipeChunks) {
+    open_pipe(letter);
+    const std::uint64_t index = offer.claims.next.fetch_add(1, std::memory_order_relaxed);
+    if (index >= n_chunks) return;
+    const std::uint64_t at = index * kPipeChunk, part = letter.moved % kPipeChunks;
+    copy_bytes(letter.pipe + part * kPipeChunk, static_cast<const std::uint8_t*>(letter.op.send) + at,
+               std::min<std::uint64_t>(kPipeChunk, letter.n_bytes - at));
+    offer.chunks[part] = index;
+    ++letter.moved;
+    ++letter.mark;
+    perturb();
+    offer.laid.store(letter.moved, std::memory_order_seq_cst);
+    circle_.ring(letter.op.root);
+  }
+}
+
 void Mailroom::fill_pipe(Letter& letter) {
   Offer& offer = *letter.offer;
-  if (letter.pipe == nullptr) {
-    if (free_pipes_.empty()) {
-      void* memory = circle_.arena().allocate(kPipeChunk * kPipeChunks);
-      circle_.keep_until_departed(memory);
-      free_pipes_.push_back(static_cast<std::uint8_t*>(memory));
-    }
-    letter.pipe = free_pipes_.back();
-    free_pipes_.pop_back();
-    offer.pipe_at = circle_.arena().offset_of(letter.pipe);
-  }
+  open_pipe(letter);
   const auto* from = static_cast<const std::uint8_t*>(letter.op.send);
   while (letter.moved < letter.n_bytes) {
     const std::uint64_t drained = offer.drained.load(std::memory_order_acquire);
@@ -257,7 +259,7 @@ void Mailroom::fill_pipe(Letter& letter) {
     ++letter.mark;
     perturb();
     offer.laid.store(letter.moved, std::memory_order_seq_cst);
-    ring(circle_.doorbell(letter.op.root));
+    circle_.ring(letter.op.root);
   }
 }
 
@@ -290,7 +292,7 @@ void Mailroom::copy_claimed(Letter& letter) {
                                      : find(circle_, sender, offer.send_reach, offer.send_at, letter.n_bytes);
   const auto to = letter.is_send() ? find(circle_, receiver, offer.recv_reach, offer.recv_at, letter.n_bytes)
                                    : own_place(letter.op.recv);
-  if (!from || !to) {
+  if (!from || !to || to->here == nullptr) {
     return end(letter, Failure{.kind = ErrorKind::kInternal,
                                .message = cat("rank ", letter.is_send() ? receiver : sender,
                                               " named a buffer outside its arena"),
@@ -307,7 +309,7 @@ void Mailroom::copy_claimed(Letter& letter) {
       ++letter.mark;
       perturb();
       if (offer.claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks && letter.is_send())
-        ring(circle_.doorbell(receiver));
+        circle_.ring(receiver);
     }
   }
   if (!letter.is_send() && offer.claims.done.load(std::memory_order_acquire) == n_chunks && wanted(offer))

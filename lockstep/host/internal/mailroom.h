@@ -3,7 +3,8 @@
 //
 // Short messages travel in the slots of the sender's outbox: the sender is done at once. A long one is offered
 // (layout.h, Offer) and the receiver chooses the cheapest way the two buffers allow: one copy by one side when one of
-// them can be reached (place.h), by both sides when both can, else through a pipe.
+// them can be reached (place.h), by both sides when the receiver's can be written to, else through a pipe. A large one
+// that only the receiver may write takes both ways at once: what the sender has not laid into the pipe the receiver reads.
 //
 // Thread safety: everything is called by whoever drives the communicator. No call waits.
 #pragma once
@@ -73,7 +74,9 @@ class Mailroom {
   Offer* new_offer(const Letter& letter);
   void advance_sends();
   void advance_send(Letter& letter);
+  void open_pipe(Letter& letter);
   void fill_pipe(Letter& letter);
+  void help(Letter& letter);
   void recycle(Letter& letter);
   // Receiving.
   void advance_read(Letter& letter);
@@ -84,6 +87,7 @@ class Mailroom {
   bool begin(Letter& letter, int from, Offer& offer);
   void advance_receive(Letter& letter);
   void drain_pipe(Letter& letter);
+  void receive_helped(Letter& letter);
   void finish_receive(Letter& letter);
   void refuse(Letter& letter, int from, std::uint64_t n_bytes);
   // Both.
@@ -94,6 +98,7 @@ class Mailroom {
   bool copy_rest(Letter& letter, const Place& to, const Place& from);
   void copy_claimed(Letter& letter);
   void give_up(Letter& letter);
+  // Returns when the other side is out of the letter's buffer, as take_back does (place.h).
   void await_out(const Letter& letter, Deadline since);
   void end(Letter& letter, std::optional<Failure> failure = {});
   void sweep();
@@ -104,6 +109,21 @@ class Mailroom {
   std::vector<Offer*> withdrawn_;                // until the receiver has seen it
   std::vector<Offer*> free_offers_;
   std::vector<std::uint8_t*> free_pipes_;
+};
+
+// While one lives, this side is inside the other's buffer. Whoever gives up says so and then looks whether the other is
+// inside; whoever goes in does it the other way round: one of the two sees the other.
+class Mailroom::Inside {
+ public:
+  explicit Inside(const Letter& letter)
+      : flag_(letter.is_send() ? letter.offer->sender_inside : letter.offer->receiver_inside) {
+    flag_.store(1, std::memory_order_seq_cst);
+  }
+  ~Inside() { flag_.store(0, std::memory_order_release); }
+  Inside(const Inside&) = delete;
+
+ private:
+  std::atomic<std::uint32_t>& flag_;
 };
 
 }  // namespace lockstep::comm::internal

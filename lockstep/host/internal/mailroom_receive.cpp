@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "lockstep/base/base.h"
-#include "lockstep/host/internal/doorbell.h"
 #include "lockstep/host/internal/mailroom.h"
 #include "lockstep/host/internal/perturb.h"
 
@@ -54,7 +53,7 @@ void Mailroom::collect(int from) {
     box->taken.store(++taken, std::memory_order_seq_cst);
     any = true;
   }
-  if (any) ring(circle_.doorbell(from));
+  if (any) circle_.ring(from);
 }
 
 // Nobody while earlier messages of the tag wait to be asked for: a letter that has not looked at them yet must find them
@@ -113,7 +112,7 @@ bool Mailroom::begin(Letter& letter, int from, Offer& offer) {
     std::uint32_t offered = Offer::kOffered;
     const bool ours = offer.state.compare_exchange_strong(offered, Offer::kRefused);
     if (!ours) offer.state.store(Offer::kGone, std::memory_order_seq_cst);
-    ring(circle_.doorbell(from));
+    circle_.ring(from);
     if (!ours) return false;
     letter.peer = from;
     refuse(letter, from, n_bytes);
@@ -123,26 +122,28 @@ bool Mailroom::begin(Letter& letter, int from, Offer& offer) {
   const bool exchange = std::ranges::any_of(sends_, [&](const Letter* sent) {
     return sent->op.root == from && sent->offer != nullptr && !sent->over;
   });
-  const bool both = offer.send_reach != Reach::kNowhere && recv_reach != Reach::kNowhere &&
-                    n_bytes >= kShareFrom && !exchange;
+  const bool both =
+      offer.send_reach != Reach::kNowhere && writable(recv_reach) && n_bytes >= kShareFrom && !exchange;
   offer.recv_reach = recv_reach;
   offer.recv_at = recv_at;
+  const bool help = offer.send_reach == Reach::kByKernel && n_bytes >= kShareFrom && !exchange;
   offer.mode = both                                  ? Offer::kBoth
+               : help                                ? Offer::kHelp
                : offer.send_reach != Reach::kNowhere ? Offer::kPull
-               : recv_reach != Reach::kNowhere       ? Offer::kPush
+               : writable(recv_reach)                ? Offer::kPush
                                                      : Offer::kPipe;
   std::uint32_t offered = Offer::kOffered;
   perturb();
   if (!offer.state.compare_exchange_strong(offered, Offer::kTaken)) {
     offer.state.store(Offer::kGone, std::memory_order_seq_cst);
-    ring(circle_.doorbell(from));
+    circle_.ring(from);
     return false;
   }
   letter.peer = from;
   letter.offer = &offer;
   letter.taken = true;
   ++letter.mark;
-  if (offer.mode != Offer::kPull) ring(circle_.doorbell(from));
+  if (offer.mode != Offer::kPull) circle_.ring(from);
   advance_receive(letter);
   return true;
 }
@@ -167,6 +168,8 @@ void Mailroom::advance_receive(Letter& letter) {
       return copy_claimed(letter);
     case Offer::kPipe:
       return drain_pipe(letter);
+    case Offer::kHelp:
+      return receive_helped(letter);
   }
 }
 
@@ -180,20 +183,55 @@ void Mailroom::drain_pipe(Letter& letter) {
     const std::uint8_t* pipe = circle_.in_arena(letter.peer, offer.pipe_at, kPipeChunk * kPipeChunks);
     if (pipe == nullptr) return;
     const std::uint64_t n = std::min<std::uint64_t>(kPipeChunk, letter.n_bytes - letter.moved);
-    copy_bytes(to + letter.moved, pipe + letter.moved % (kPipeChunk * kPipeChunks), n);
+    copy(own_place(to + letter.moved), own_place(pipe + letter.moved % (kPipeChunk * kPipeChunks)), n,
+         letter.n_bytes);
     letter.moved += n;
     ++letter.mark;
     perturb();
     offer.drained.store(letter.moved, std::memory_order_seq_cst);
-    ring(circle_.doorbell(letter.peer));
+    circle_.ring(letter.peer);
   }
   finish_receive(letter);
+}
+
+// Takes what the sender laid out, and meanwhile reads what it has not claimed. letter.moved counts the chunks.
+void Mailroom::receive_helped(Letter& letter) {
+  Offer& offer = *letter.offer;
+  const std::uint64_t n_chunks = (letter.n_bytes + kPipeChunk - 1) / kPipeChunk;
+  const auto from = find(circle_, letter.peer, offer.send_reach, offer.send_at, letter.n_bytes);
+  const Place to = own_place(letter.op.recv);
+  const auto take = [&](std::uint64_t index, const Place& source) {
+    const std::uint64_t at = index * kPipeChunk;
+    copy(to + at, source, std::min<std::uint64_t>(kPipeChunk, letter.n_bytes - at), letter.n_bytes);
+    ++letter.moved;
+    ++letter.mark;
+  };
+  if (!from) return;
+  const Inside inside(letter);
+  while (letter.moved < n_chunks && wanted(offer)) {
+    const std::uint64_t drained = offer.drained.load(std::memory_order_relaxed);
+    if (offer.laid.load(std::memory_order_acquire) > drained) {
+      const std::uint64_t part = drained % kPipeChunks, index = offer.chunks[part];
+      const std::uint8_t* pipe = circle_.in_arena(letter.peer, offer.pipe_at, kPipeChunk * kPipeChunks);
+      if (pipe == nullptr || index >= n_chunks) return;  // not ours to trust
+      take(index, own_place(pipe + part * kPipeChunk));
+      perturb();
+      offer.drained.store(drained + 1, std::memory_order_seq_cst);
+      circle_.ring(letter.peer);
+    } else if (offer.claims.next.load(std::memory_order_relaxed) < n_chunks) {
+      const std::uint64_t index = offer.claims.next.fetch_add(1, std::memory_order_relaxed);
+      if (index < n_chunks) take(index, *from + index * kPipeChunk);
+    } else {
+      return;
+    }
+  }
+  if (letter.moved == n_chunks && wanted(offer)) finish_receive(letter);
 }
 
 void Mailroom::finish_receive(Letter& letter) {
   perturb();
   letter.offer->state.store(Offer::kDone, std::memory_order_seq_cst);
-  ring(circle_.doorbell(letter.peer));
+  circle_.ring(letter.peer);
   end(letter);
 }
 

@@ -1,13 +1,13 @@
 #include "lockstep/host/internal/operation.h"
 
-#include <unistd.h>
-
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 #include <numeric>
 #include <string_view>
 
 #include "lockstep/base/base.h"
+#include "lockstep/host/internal/perturb.h"
 #include "lockstep/host/internal/place.h"
 #include "lockstep/host/kernels.h"
 
@@ -87,6 +87,11 @@ bool Operation::sends(int rank) const {
   return (op_.kind != LOCKSTEP_BROADCAST && op_.kind != LOCKSTEP_SCATTER) || rank == op_.root;
 }
 
+// Only the root gets something in these two.
+bool Operation::receives(int rank) const {
+  return (op_.kind != LOCKSTEP_REDUCE && op_.kind != LOCKSTEP_GATHER) || rank == op_.root;
+}
+
 void Operation::publish_counts(Circle& circle) {
   auto* table = const_cast<Counts*>(counts_of(circle, circle.rank()));
   const Traffic traffic = traffic_of(plan_input(circle));
@@ -136,12 +141,11 @@ void Operation::publish_call(Circle& circle) {
   const std::uint64_t sent = send_bytes(circle.size());
   if (sent <= kEagerBytes && !is_uneven(op_.kind)) return;
   call.send_reach = sends(circle.rank()) ? publish(circle, op_.send, sent, call.send) : Reach::kByAddress;
-  const bool receives = op_.kind != LOCKSTEP_REDUCE || circle.rank() == op_.root;
-  call.recv_reach = receives ? publish(circle, op_.recv, n_bytes_, call.recv) : Reach::kByAddress;
-  // What travels with the arrival is not worth a system call.
-  const bool by_kernel = call.send_reach == Reach::kByKernel || call.recv_reach == Reach::kByKernel;
-  in_place_ = reduces_whole() && call.send_reach != Reach::kNowhere && call.recv_reach != Reach::kNowhere &&
-              (!by_kernel || sent > kInlineBytes);
+  call.recv_reach =
+      receives(circle.rank()) ? publish(circle, op_.recv, n_bytes_, call.recv) : Reach::kByAddress;
+  n_severed_ = circle.arena().n_severed();
+  // A claimed chunk is written to everybody's result.
+  in_place_ = reduces_whole() && writable(call.send_reach) && writable(call.recv_reach);
   n_in_place_ = in_place_ ? 1 : 0;
 }
 
@@ -161,6 +165,25 @@ class Operation::Inside {
 };
 
 Progress Operation::advance(Circle& circle, Workspace& work) {
+  const Progress progress = advance_stage(circle, work);
+  return progress == Progress::kDone && direct_ && !believable(circle) ? Progress::kBlocked : progress;
+}
+
+// Whoever gives up breaks the group before it uses its buffers for something else. So a group that is whole now was whole
+// when the last byte was read; in a broken one what was read may be anything.
+bool Operation::believable(Circle& circle) const {
+  std::atomic_thread_fence(std::memory_order_acquire);
+  if (circle.own().broken.load(std::memory_order_seq_cst) != 0) return false;
+  const Arena& arena = circle.arena();
+  if (arena.n_severed() != n_severed_ && call_of(circle, circle.rank()).recv_reach == Reach::kInArena &&
+      !arena.contains(op_.recv, n_bytes_)) {
+    raise(ErrorKind::kInternal, "the buffer shares a page with one that a stopped rank did not let go of",
+          ErrorFamily::kBackend);
+  }
+  return true;
+}
+
+Progress Operation::advance_stage(Circle& circle, Workspace& work) {
   if (stage_ == Stage::kArriving) {
     if (const Progress p = arrive(circle); p != Progress::kDone) return p;
     choose_path(circle, work);
@@ -200,12 +223,15 @@ Progress Operation::arrive(Circle& circle) {
 }
 
 void Operation::retreat(Circle& circle) {
-  if (!started()) return;
-  const Deadline patience = Deadline::after(Milliseconds(circle.single_process() ? 2000 : 250));
-  for (int r = 0; r < circle.size(); ++r) {
-    while (circle.board(r).inside.load(std::memory_order_seq_cst) == sequence_ && !patience.expired()) {
-      ::usleep(20);
-    }
+  const bool gathers = op_.kind == LOCKSTEP_GATHER;
+  // Others only read in the remaining kinds. They find the group broken before they believe it.
+  const bool written = (reduces_whole() || has_root(op_.kind)) && receives(circle.rank());
+  const std::uint64_t n_written =
+      written ? n_bytes_ * (gathers ? static_cast<std::uint64_t>(circle.size()) : 1) : 0;
+  const Deadline now = Deadline::now();
+  for (int r = 0; started() && r < circle.size(); ++r) {
+    const auto inside = [&] { return circle.board(r).inside.load(std::memory_order_seq_cst) == sequence_; };
+    take_back(circle, r, op_.recv, n_written, inside, now);
   }
 }
 
@@ -215,6 +241,7 @@ void Operation::choose_path(Circle& circle, Workspace& work) {
     finish_inline(circle, work);
     stage_ = Stage::kDone;
   } else if (reduces_whole() ? n_in_place_ == circle.size() : direct_possible(circle)) {
+    direct_ = true;
     stage_ = Stage::kClaiming;
   } else {
     plan_ = make_plan(plan_input(circle));
@@ -222,9 +249,13 @@ void Operation::choose_path(Circle& circle, Workspace& work) {
   }
 }
 
+// Every sender can be read from. A broadcast to memory that only its owner may write is staged all the same: the root
+// lays its bytes out once, for all.
 bool Operation::direct_possible(Circle& circle) const {
   for (int r = 0; r < circle.size(); ++r) {
-    if (call_of(circle, r).send_reach == Reach::kNowhere) return false;
+    const Call& call = call_of(circle, r);
+    if (call.send_reach == Reach::kNowhere) return false;
+    if (op_.kind == LOCKSTEP_BROADCAST && !writable(call.recv_reach)) return false;
   }
   return true;
 }
@@ -311,10 +342,12 @@ void Operation::execute(const Step& step, Circle& circle, Workspace& work) {
   switch (step.kind) {
     case StepKind::kCopyIn:
       return copy_bytes(stage_in(circle.rank()), send + step.user_at, step.n_bytes);
-    case StepKind::kCopyOut:
-      return copy_bytes(recv + step.recv_at,
-                        step.from_in ? stage_in(step.peer) : stage_out(step.peer) + step.stage_at,
-                        step.n_bytes);
+    case StepKind::kCopyOut: {
+      const auto* from = step.from_in ? stage_in(step.peer) : stage_out(step.peer) + step.stage_at;
+      // A result that was only moved goes past the caches when it is large (place.h).
+      return copy(own_place(recv + step.recv_at), own_place(from), step.n_bytes,
+                  has_reduce(op_.kind) ? 0 : n_bytes_);
+    }
     case StepKind::kKeep:
       return copy_bytes(recv + step.recv_at, send + step.user_at, step.n_bytes);
     case StepKind::kReduce: {

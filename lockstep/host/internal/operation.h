@@ -45,8 +45,8 @@ class Operation {
   // Publishes the call, with the payload when it is small.
   void start(Circle& circle, std::uint64_t sequence);
   Progress advance(Circle& circle, Workspace& work);
-  // After a failure that broke the communicator: returns when no other rank touches this rank's buffers any more, or
-  // after a moment (a rank that does not run cannot say so).
+  // After a failure that broke the communicator: returns when no other rank writes into this rank's buffers any more.
+  // One that does not run cannot say so: after a moment the memory is taken from it (Arena::sever).
   void retreat(Circle& circle);
 
   // While blocked or after kMismatch or kBadPeer: the rank it is about.
@@ -69,6 +69,7 @@ class Operation {
 
   class Inside;
 
+  Progress advance_stage(Circle& circle, Workspace& work);
   // Arrivals, in rank order.
   Progress arrive(Circle& circle);
   void choose_path(Circle& circle, Workspace& work);
@@ -95,6 +96,7 @@ class Operation {
 
   const std::uint8_t* payload_of(Circle& circle, int rank) const;
   bool direct_possible(Circle& circle) const;
+  bool believable(Circle& circle) const;
   const Call& call_of(Circle& circle, int rank) const {
     return circle.board(rank).history[sequence_ % kHistory];
   }
@@ -107,6 +109,7 @@ class Operation {
   PlanInput plan_input(Circle& circle) const;
   std::uint64_t send_bytes(int size) const;
   bool sends(int rank) const;
+  bool receives(int rank) const;
   bool reduces_whole() const { return op_.kind == LOCKSTEP_ALL_REDUCE || op_.kind == LOCKSTEP_REDUCE; }
   std::size_t parity() const { return sequence_ & 1; }
 
@@ -117,10 +120,12 @@ class Operation {
   std::uint64_t sequence_ = 0;
   std::uint64_t mark_ = 0;
   Stage stage_ = Stage::kNew;
-  bool in_place_ = false;   // this rank's buffers can be reduced where they lie
-  bool by_kernel_ = false;  // some buffer of a direct reduction is not mapped here
-  int n_in_place_ = 0;      // ranks that said so
-  int peer_ = 0;            // next rank to look at, or the one to blame
+  bool in_place_ = false;        // this rank's buffers can be reduced where they lie
+  bool by_kernel_ = false;       // some input of a direct reduction is not mapped here
+  bool direct_ = false;          // what it reads lies in the others' buffers
+  std::uint32_t n_severed_ = 0;  // of the arena, when the buffers were published
+  int n_in_place_ = 0;           // ranks that said so
+  int peer_ = 0;                 // next rank to look at, or the one to blame
   // Bytes per peer, for the kinds with counts of their own.
   std::vector<std::uint64_t> uneven_sends_, uneven_receives_;
   std::uint64_t uneven_sent_ = 0;

@@ -2,7 +2,6 @@
 #include <algorithm>
 
 #include "lockstep/base/base.h"
-#include "lockstep/host/internal/doorbell.h"
 #include "lockstep/host/internal/operation.h"
 #include "lockstep/host/internal/perturb.h"
 #include "lockstep/host/internal/place.h"
@@ -12,15 +11,14 @@ namespace lockstep::comm::internal {
 namespace {
 
 // A reduction is cut into one slice per rank and each slice into chunks, in elements. Chunks are small enough to be
-// shared out evenly and to notice an abort, large enough that claiming one costs nothing, or, through the kernel, that
-// its calls cost little.
+// shared out evenly and to notice an abort, large enough that claiming one costs nothing.
 struct Cut {
   std::uint64_t count, slice, chunk;
-  Cut(std::uint64_t n, int size, std::uint64_t element, bool by_kernel) : count(n) {
+  Cut(std::uint64_t n, int size, std::uint64_t element, bool coarse) : count(n) {
     const auto ranks = static_cast<std::uint64_t>(size);
     const std::uint64_t line = 64 / element * 4;
     slice = round_up((n + ranks - 1) / ranks, line);
-    const std::uint64_t least = by_kernel ? 64 << 10 : 16 << 10, most = 256 << 10;
+    const std::uint64_t least = coarse ? 64 << 10 : 16 << 10, most = 256 << 10;
     chunk = round_up(std::clamp<std::uint64_t>(slice / 8, least / element, most / element), line);
   }
   std::uint64_t begin(int rank) const { return std::min(count, slice * static_cast<std::uint64_t>(rank)); }
@@ -56,36 +54,27 @@ bool Operation::find_buffers(Circle& circle, Workspace& work) {
     if (!reduces_whole() || (!to_all && r != op_.root)) continue;
     const auto recv =
         r == circle.rank() ? own_place(op_.recv) : find(circle, r, call.recv_reach, call.recv, n_bytes_);
-    if (!recv) return false;
+    if (!recv || recv->here == nullptr) return false;
     work.recv[to_all ? static_cast<std::size_t>(r) : 0] = *recv;
-    by_kernel_ = by_kernel_ || recv->here == nullptr;
   }
   return true;
 }
 
 // Reduces [first, first + count) of all ranks' inputs, `skip` bytes in, to every target. What is not mapped comes in
-// through scratch memory, which stays in this core's cache, and goes out from a target that is.
+// through scratch memory, which stays in this core's cache.
 void Operation::reduce_range(Circle& circle, Workspace& work, std::uint64_t first, std::uint64_t count,
                              std::uint64_t skip) {
   const std::uint64_t at = first * element_, n_bytes = count * element_;
   const auto n_sources = static_cast<std::size_t>(circle.size());
-  if (by_kernel_ && work.scratch.size() < (n_sources + 1) * n_bytes)
-    work.scratch.resize((n_sources + 1) * n_bytes);
+  if (by_kernel_ && work.scratch.size() < n_sources * n_bytes) work.scratch.resize(n_sources * n_bytes);
   for (std::size_t r = 0; r < n_sources; ++r) {
     const Place from = work.send[r] + (at + skip);
     if (from.here == nullptr) copy(own_place(work.scratch.data() + r * n_bytes), from, n_bytes);
     work.sources[r] = from.here != nullptr ? from.here : work.scratch.data() + r * n_bytes;
   }
-  std::size_t n_here = 0;
-  for (const Place& target : work.recv) {
-    if (target.here != nullptr) work.targets[n_here++] = target.here + at;
-  }
-  // Nobody's target is here: reduce into scratch.
-  if (n_here == 0) work.targets[n_here++] = work.scratch.data() + n_sources * n_bytes;
-  reduce(op_.dtype, op_.reduce, work.sources, {work.targets.data(), n_here}, count);
-  for (const Place& target : work.recv) {
-    if (target.here == nullptr) copy(target + at, own_place(work.targets[0]), n_bytes);
-  }
+  for (std::size_t t = 0; t < work.recv.size(); ++t) work.targets[t] = work.recv[t].here + at;
+  before_touch();
+  reduce(op_.dtype, op_.reduce, work.sources, {work.targets.data(), work.recv.size()}, count);
 }
 
 // A small one: every rank its own slice, and a word to say so.
@@ -184,8 +173,8 @@ Progress Operation::pull_all(Circle& circle) {
   return Progress::kDone;
 }
 
-// Broadcast, scatter and gather: bytes go between the root and each other rank. Both ends of a pair copy chunks of it,
-// as far as each can reach the other's buffer.
+// Broadcast, scatter and gather: bytes go between the root and each other rank. Both ends of a pair copy chunks of it
+// where the receiver's buffer is mapped; else the receiver alone.
 bool Operation::move_pair(Circle& circle, int other) {
   const int me = circle.rank(), root = op_.root, peer = me == root ? other : root;
   const bool i_receive = (me == root) == (op_.kind == LOCKSTEP_GATHER);
@@ -194,7 +183,7 @@ bool Operation::move_pair(Circle& circle, int other) {
   const std::uint64_t my_at = me == root ? root_at : 0, peer_at = me == root ? 0 : root_at;
   const Call& call = call_of(circle, peer);
   const Reach reach = i_receive ? call.send_reach : call.recv_reach;
-  if (reach == Reach::kNowhere) return true;
+  if (!i_receive && !writable(reach)) return true;
   peer_ = peer;
   const auto theirs = find(circle, peer, reach, (i_receive ? call.send : call.recv) + peer_at, n_bytes_);
   if (!theirs) return false;
@@ -208,7 +197,7 @@ bool Operation::move_pair(Circle& circle, int other) {
     if (i_receive) copy(mine + at, *theirs + at, n_bytes, n_bytes_);
     if (!i_receive) copy(*theirs + at, mine + at, n_bytes, n_bytes_);
     perturb();
-    if (claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks) ring(circle.doorbell(peer));
+    if (claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks) circle.ring(peer);
   }
   return true;
 }

@@ -1,11 +1,13 @@
 #include "lockstep/host/internal/place.h"
 
 #include <sys/uio.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
 
 #include "lockstep/base/base.h"
+#include "lockstep/host/internal/perturb.h"
 #include "lockstep/host/kernels.h"
 
 namespace lockstep::comm::internal {
@@ -14,15 +16,12 @@ namespace {
 // Smaller results are likely to be read from a cache soon.
 constexpr std::uint64_t kStreamFrom = 8 << 20;
 
-using Transfer = ssize_t (*)(pid_t, const iovec*, unsigned long, const iovec*, unsigned long, unsigned long);
-
 // Moves all of it; the kernel may stop short at a page it cannot reach, and then says why when asked to go on.
-void transfer(Transfer call, const char* name, std::int64_t pid, std::uint8_t* here, std::uint64_t there,
-              std::uint64_t n_bytes) {
+void read_process(std::int64_t pid, std::uint8_t* here, std::uint64_t there, std::uint64_t n_bytes) {
   while (n_bytes > 0) {
     const iovec local{here, n_bytes};
     const iovec remote{reinterpret_cast<void*>(there), n_bytes};
-    const ssize_t moved = call(static_cast<pid_t>(pid), &local, 1, &remote, 1, 0);
+    const ssize_t moved = ::process_vm_readv(static_cast<pid_t>(pid), &local, 1, &remote, 1, 0);
     if (moved <= 0) {
       if (errno == ESRCH) {
         raise(Failure{.kind = ErrorKind::kPeerLost,
@@ -30,7 +29,7 @@ void transfer(Transfer call, const char* name, std::int64_t pid, std::uint8_t* h
                       .family = ErrorFamily::kBackend,
                       .peer = LostPeer{-1, pid, "ended"}});
       }
-      raise(system_failure(errno, name, ErrorFamily::kBackend));
+      raise(system_failure(errno, "process_vm_readv", ErrorFamily::kBackend));
     }
     here += moved;
     there += static_cast<std::uint64_t>(moved);
@@ -69,13 +68,25 @@ std::optional<Place> find(Circle& circle, int rank, Reach reach, std::uint64_t a
 
 void copy(const Place& to, const Place& from, std::uint64_t n_bytes, std::uint64_t whole) {
   if (n_bytes == 0) return;
-  if (to.here != nullptr && from.here != nullptr) {
-    if (to.here != from.here && whole >= kStreamFrom) return stream_copy(to.here, from.here, n_bytes);
-    if (to.here != from.here) std::memcpy(to.here, from.here, n_bytes);
-  } else if (to.here != nullptr) {
-    transfer(::process_vm_readv, "process_vm_readv", from.pid, to.here, from.there, n_bytes);
-  } else {
-    transfer(::process_vm_writev, "process_vm_writev", to.pid, from.here, to.there, n_bytes);
+  before_touch();
+  if (from.here == nullptr) return read_process(from.pid, to.here, from.there, n_bytes);
+  if (to.here == from.here) return;
+  if (whole >= kStreamFrom) return stream_copy(to.here, from.here, n_bytes);
+  copy_bytes(to.here, from.here, n_bytes);
+}
+
+void take_back(Circle& circle, int rank, const void* buffer, std::uint64_t n_bytes,
+               const std::function<bool()>& inside, Deadline since) {
+  const auto patience = std::chrono::nanoseconds(process_patience()).count();
+  const auto until = circle.same_process(rank) ? Deadline::never()
+                                               : Deadline::from_monotonic_ns(since.monotonic_ns() + patience);
+  while (inside() && !until.expired()) ::usleep(20);
+  if (!inside()) return;
+  try {
+    circle.arena().sever(buffer, n_bytes);
+  } catch (...) {
+    log(LogLevel::kError, cat("rank ", rank, " does not let go of a buffer: ", current_failure().message));
+    while (inside()) ::usleep(1000);
   }
 }
 

@@ -1,11 +1,18 @@
 // A buffer of some rank and how this rank gets at it: mapped here (in an arena, or in this very process), or only
-// through the kernel, which copies between processes that may trace each other (process_vm_readv and _writev).
+// through the kernel, which copies between processes that may trace each other (process_vm_readv).
+//
+// Through the kernel a rank only reads. A process can be stopped at any instruction and go on an hour later, when the
+// others have long given it up and use their buffers for something else: a late reader harms nobody but itself, and it
+// finds the group broken before it believes what it read; a late writer would damage memory that is not its own. Memory
+// in an arena is written by others, and taken from them when they do not come out of it (Arena::sever).
 #pragma once
 
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <optional>
 
+#include "lockstep/base/deadline.h"
 #include "lockstep/host/internal/circle.h"
 #include "lockstep/host/internal/layout.h"
 
@@ -34,9 +41,20 @@ inline void copy_bytes(void* to, const void* from, std::uint64_t n_bytes) {
   if (to != from && n_bytes > 0) std::memcpy(to, from, n_bytes);
 }
 
-// Pre: at least one of the two is here. Raises kPeerLost when the owner is gone, kSystem when the kernel refuses.
+// Whether others may write into a buffer that its owner reached like this.
+inline bool writable(Reach reach) {
+  return reach == Reach::kInArena || reach == Reach::kByAddress;
+}
+
+// Pre: `to` is here. Raises kPeerLost when the owner of `from` is gone, kSystem when the kernel refuses.
 // `whole`: the bytes that this copy is a piece of; from 8 MiB on mapped memory is written past the caches.
 void copy(const Place& to, const Place& from, std::uint64_t n_bytes, std::uint64_t whole = 0);
+
+// For a rank that failed and wants its buffer back: returns when `rank`, which may write there, is out of it (`inside` is
+// false), or cannot get at it any more. A thread of this process runs whenever the caller does and is waited for; another
+// process may be stopped for ever, so that after a moment the memory is taken from it.
+void take_back(Circle& circle, int rank, const void* buffer, std::uint64_t n_bytes,
+               const std::function<bool()>& inside, Deadline since);
 
 // Whether the kernel lets this process copy from the peer's, and the pid it vouches for is the owner of that arena: the
 // copy itself must find rank and nonce in the peer's private memory.
