@@ -2,6 +2,8 @@
 
 #include <sched.h>
 
+#include <bit>
+
 #include "lockstep/base/base.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/host/internal/doorbell.h"
@@ -10,6 +12,11 @@
 
 namespace lockstep::comm::internal {
 namespace {
+
+// Looks between two readings of the clock: about a microsecond.
+constexpr int kLooks = 32;
+// How much longer a rank looks for one that it had to wake. Waking an idle core of a virtual machine takes up to 200 us.
+constexpr int kWakeFactor = 10;
 
 void relax() {
 #if defined(__x86_64__)
@@ -28,6 +35,17 @@ std::uint64_t letter_bytes(const lockstep_op& op) {
 
 bool is_letter(lockstep_op_kind kind) {
   return kind == LOCKSTEP_SEND || kind == LOCKSTEP_RECV;
+}
+
+// How many cores the ranks have together. A rank that is bound to one has no fewer than it needs.
+int cores_of_all(Fabric& fabric) {
+  int n_cores = 0;
+  for (std::size_t word = 0; word < std::size(fabric.own().cores); ++word) {
+    std::uint64_t all = 0;
+    for (int r = 0; r < fabric.size(); ++r) all |= fabric.peer(r).station->cores[word];
+    n_cores += std::popcount(all);
+  }
+  return n_cores;
 }
 
 std::vector<int> fabric_ranks(const lockstep_comm_config& config, const Circle& parent) {
@@ -119,9 +137,9 @@ Communicator::Communicator(const lockstep_comm_config& config, Communicator* par
                   : std::make_unique<Circle>(hub_->fabric())),
       workspace_(config.size),
       mailroom_(*circle_) {
-  // About 50 us of looking while every rank has a core; with more ranks than cores looking only delays the others.
-  const bool cores_for_all = hub_->fabric().size() <= available_cores();
-  spins_ = cores_for_all ? 1500 : 30;
+  // With more ranks than cores looking only delays the others.
+  const bool cores_for_all = hub_->fabric().size() <= cores_of_all(hub_->fabric());
+  spin_ns_ = cores_for_all ? 50'000 : 0;
   yields_ = cores_for_all ? 20 : 200;
   hub_->add(*this);
 }
@@ -295,7 +313,8 @@ std::optional<Failure> Communicator::advance_once(Operation& operation, Progress
 
 Communicator::Outcome Communicator::finish(Task& task, Deadline until, std::optional<Failure>& failure) {
   constexpr int kNobody = -2;
-  int spins = spins_, yields = yields_, leaver = kNobody;
+  int spins = kLooks, yields = yields_, leaver = kNobody;
+  std::int64_t spin_ns = spin_ns_, spin_until = 0;  // since the last progress; 0: the clock was not read yet
   std::uint64_t mark = task.mark();
   Doorbell& door = circle_->doorbell(circle_->rank());
   const bool beside = task.beside_queue();
@@ -310,16 +329,23 @@ Communicator::Outcome Communicator::finish(Task& task, Deadline until, std::opti
     if (mailing_.load(std::memory_order_relaxed) != 0) advance_letters();
     if (beside && queued_.load(std::memory_order_relaxed) != 0) advance_queue();
     if (mark != task.mark()) {
-      mark = task.mark(), spins = spins_, yields = yields_, leaver = kNobody;
+      mark = task.mark(), spins = kLooks, yields = yields_, leaver = kNobody;
+      spin_ns = spin_ns_, spin_until = 0;
       if (until.expired()) return end(Outcome::kGaveUp);
     }
+    // A peer that had to be woken answers later than a usual wait lasts. To sleep meanwhile would make it wake this rank
+    // in turn, and so on: two ranks that put each other to sleep at every step.
+    if (circle_->woke_someone()) spins = kLooks, spin_ns = spin_ns_ * kWakeFactor, spin_until = 0;
     if (stopped()) {
       failure = stopped_failure();
       return end(Outcome::kFailed);
     }
     if (spins > 0) {
-      --spins;
       relax();
+      if (--spins > 0) continue;
+      const std::int64_t now = Deadline::now().monotonic_ns();
+      if (spin_until == 0) spin_until = now + spin_ns;
+      if (now < spin_until) spins = kLooks;
     } else if (yields > 0) {
       --yields;
       ::sched_yield();

@@ -5,8 +5,8 @@
 // them, each as soon as its peer allows. Whoever drives advances both. A thread that waits drives when nobody else
 // does, so a blocking call involves no other thread.
 //
-// Waiting. A calling thread looks again 1,500 times while there are cores for all ranks, then yields a bounded number
-// of times, then sleeps on the rank's doorbell. The worker goes to sleep at once: it would steal the core it
+// Waiting. A calling thread looks for 50 us while there are cores for all ranks (ten times as long for a rank that it had
+// to wake), then yields a bounded number of times, then sleeps on the rank's doorbell. The worker goes to sleep at once: it would steal the core it
 // is meant to leave to the computation.
 //
 // Failure. The first one (ledger.h) breaks the group for good, on all ranks; only a letter that no peer has met, or
@@ -124,7 +124,8 @@ class Communicator final : private Served {
   const lockstep_host* const host_;
   const std::shared_ptr<Hub> hub_;
   std::unique_ptr<Circle> circle_;
-  int spins_ = 0, yields_ = 0;
+  std::int64_t spin_ns_ = 0;
+  int yields_ = 0;
 
   // Synchronised by themselves.
   std::atomic<bool> driven_{false};
