@@ -10,11 +10,13 @@
 #include <c10/core/impl/FakeGuardImpl.h>
 #include <gtest/gtest.h>
 
+#include <atomic>
 #include <functional>
 #include <string>
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/group/group_testing.h"
 #include "lockstep/group/internal/mesh_layout.h"
 
@@ -275,8 +277,13 @@ TEST(DeviceMesh, MakesTheDefaultGroupWhenThereIsNone) {
   destroy_process_group();
 }
 
+std::atomic<int> guesses{0};
+
 TEST(DeviceMesh, MovesEachRankToADeviceOfItsOwn) {
   const FakeDevices devices;
+  set_log_sink([](LogLevel level, std::string_view text) {
+    if (level == LogLevel::kWarn && text.find("rank modulo") != std::string_view::npos) ++guesses;
+  });
   world(2, [&](int rank) {
     init_device_mesh(kFake, {2});
     EXPECT_EQ(devices.getDevice().index(), rank) << "the rank modulo the number of devices";
@@ -285,6 +292,8 @@ TEST(DeviceMesh, MovesEachRankToADeviceOfItsOwn) {
     EXPECT_EQ(devices.getDevice().index(), 5) << "the user's choice stays";
     devices.setDevice({c10::DeviceType::PrivateUse1, 0});
   });
+  set_log_sink(nullptr);
+  EXPECT_EQ(guesses, 2) << "a warning per rank, none for the user's choice";
   setenv("LOCAL_RANK", "3", 1);
   world(1, [&](int) {
     init_device_mesh(kFake, {1});

@@ -78,6 +78,20 @@ RpcOptions at(int rank, int n, std::shared_ptr<Store> store) {
   return {.rank = rank, .world_size = n, .store = std::move(store), .init_timeout = 60s};
 }
 
+TEST(Rpc, MeetsUnderAPrefixOfItsOwnEachTime) {
+  as_ranks(2, [](int rank, const auto& store) {
+    for (int round = 0; round < 2; ++round) {
+      init_rpc(name_of(rank), at(rank, 2, store));
+      const auto keys = store->list_keys();
+      const std::string prefix = "rpc_prefix_" + std::to_string(round) + "/";
+      const bool found =
+          std::any_of(keys.begin(), keys.end(), [&](const auto& key) { return key.starts_with(prefix); });
+      EXPECT_TRUE(found) << prefix;
+      shutdown();
+    }
+  });
+}
+
 TEST(Rpc, WorkersMeetCallAndLeaveSeveralTimes) {
   as_ranks(4, [](int rank, const auto& store) {
     for (int round = 0; round < 3; ++round) {
