@@ -48,7 +48,7 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
       "PET_MASTER_PORT and "
       "PET_ROLE.\nWorker 0 has the launcher's standard input; the others have none.");
   run->add_option("-n," + both("nproc-per-node"), options.processes,
-                  "workers on this host: a number, auto, cpu or gpu")
+                  "workers on this host: a number, auto or cpu (one per core), or gpu (one per GPU)")
       ->capture_default_str();
   run->add_option(both("nnodes"), options.nodes, "hosts")->capture_default_str();
   run->add_option(both("node-rank"), options.node_rank, "this host's number, from 0")->capture_default_str();

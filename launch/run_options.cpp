@@ -5,8 +5,9 @@
 #include <cmath>
 #include <filesystem>
 #include <optional>
+#include <sstream>
 
-#include "lockstep/base/environment.h"
+#include "lockstep/base/environment_verbatim.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/process.h"
 #include "lockstep/base/text.h"
@@ -24,31 +25,39 @@ std::optional<int> parse_int(std::string_view text) {
   return value;
 }
 
+// What CUDA would show of `n` devices: the list up to the first entry that is no device.
+int count_visible(const std::string& list, int n) {
+  int n_visible = 0;
+  std::istringstream entries(list);
+  for (std::string entry; std::getline(entries, entry, ',');) {
+    const auto number = parse_int(entry);
+    const bool by_name = entry.starts_with("GPU-") || entry.starts_with("MIG-");
+    if (!by_name && !(number && *number >= 0 && *number < n)) break;
+    ++n_visible;
+  }
+  return std::min(n, n_visible);
+}
+
 // NVIDIA's device files /dev/nvidia0, 1, ...; or what CUDA_VISIBLE_DEVICES leaves of them.
-int count_gpus() {
+int count_gpus(const std::string& devices) {
   int n = 0;
   std::error_code error;
-  for (const auto& entry : std::filesystem::directory_iterator("/dev", error)) {
+  for (const auto& entry : std::filesystem::directory_iterator(devices, error)) {
     const std::string name = entry.path().filename().string();
-    if (name.rfind("nvidia", 0) == 0 && parse_int(std::string_view(name).substr(6))) ++n;
+    if (name.starts_with("nvidia") && parse_int(std::string_view(name).substr(6)).value_or(-1) >= 0) ++n;
   }
-  if (const auto visible = environment(Var::kCudaVisibleDevices)) {
-    n = std::min<int>(n, 1 + static_cast<int>(std::count(visible->begin(), visible->end(), ',')));
-  }
-  return n;
+  const auto visible = environment_verbatim(Var::kCudaVisibleDevices);
+  return visible ? count_visible(*visible, n) : n;
 }
 
 }  // namespace
 
-int parse_processes(const std::string& text) {
-  const bool wants_auto = text == "auto";
-  if (wants_auto || text == "gpu") {
-    const int n = count_gpus();
-    if (n > 0) return n;
-    if (!wants_auto)
-      raise(ErrorKind::kUsage, "--nproc-per-node gpu: this machine has no GPU; use cpu or auto");
+int parse_processes(const std::string& text, const std::string& devices) {
+  if (text == "auto" || text == "cpu") return available_cores();
+  if (text == "gpu") {
+    if (const int n = count_gpus(devices); n > 0) return n;
+    raise(ErrorKind::kUsage, "--nproc-per-node gpu: no GPU is visible here; use cpu or auto");
   }
-  if (wants_auto || text == "cpu") return available_cores();
   const auto n = parse_int(text);
   if (n && *n >= 1 && *n <= kMaxWorkers) return *n;
   raise(ErrorKind::kUsage, cat("--nproc-per-node must be auto, cpu, gpu or a number from 1 to ", kMaxWorkers,

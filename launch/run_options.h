@@ -37,8 +37,9 @@ struct RunPlan {
 // Raises kUsage naming the option and its text.
 RunPlan make_plan(const RunOptions& options);
 
-// A number, or auto (GPUs if there are any, else cores), cpu, gpu.
-int parse_processes(const std::string& text);
+// A number, auto or cpu (one per core), gpu (one per NVIDIA device in the folder `devices` that CUDA_VISIBLE_DEVICES
+// leaves). auto will count GPUs once an engine for them can be asked for: ranks without one compute on cores.
+int parse_processes(const std::string& text, const std::string& devices = "/dev");
 // N or N:N; raises kUnsupported for a range, kUsage for nonsense.
 int parse_nodes(const std::string& text);
 
