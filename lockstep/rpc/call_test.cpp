@@ -1,12 +1,14 @@
 // Calls between workers as threads: results, errors, timeouts, losses, nesting.
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <set>
 #include <stdexcept>
 #include <thread>
 
 #include "lockstep/rpc/call.h"
+#include "lockstep/rpc/gather.h"
 #include "lockstep/rpc/remote.h"
 #include "lockstep/rpc/rpc_testing.h"
 
@@ -351,6 +353,71 @@ TEST(Call, ThatIsDamagedHarmsNobody) {
     EXPECT_EQ(failure.kind, ErrorKind::kUnsupported);
     EXPECT_EQ(rpc_sync(1, add, {1, 1}), 2);
   });
+}
+
+// Which kinds of message went out, from any worker.
+class KindsCourier final : public testing::CourierAround {
+ public:
+  using Kinds = std::array<std::atomic<int>, 256>;
+  KindsCourier(std::unique_ptr<courier::Courier> inner, Kinds& kinds)
+      : CourierAround(std::move(inner)), kinds_(kinds) {}
+  std::optional<Failure> send(WorkerId to, courier::Message message, Deadline deadline) override {
+    ++kinds_[message.kind];
+    return CourierAround::send(to, std::move(message), deadline);
+  }
+
+ private:
+  Kinds& kinds_;
+};
+
+int take_rref(const RRef<int>& value) {
+  return value.to_here();
+}
+LOCKSTEP_RPC_FUNCTION(take_rref);
+
+// The numbers are those of docs/wire.md: they are on the wire, and may not change.
+TEST(Messages, OfEachKindAreSentForWhatTheyAreFor) {
+  KindsCourier::Kinds kinds{};
+  std::atomic<bool> looked{false};
+  const auto sent = [&] {
+    std::set<int> all;
+    for (int kind = 0; kind < 256; ++kind) {
+      if (kinds[static_cast<std::size_t>(kind)].exchange(0) != 0) all.insert(kind);
+    }
+    return all;
+  };
+  run_workers(3,
+              [&](int rank, Workers&) {
+                if (rank == 0) {
+                  EXPECT_EQ(rpc_sync(1, add, {1, 2}), 3);
+                  EXPECT_EQ(sent(), (std::set{0x01, 0x81})) << "a call and its value";
+                  caught([] { rpc_sync(1, fail, {"no"}); });
+                  EXPECT_EQ(sent(), (std::set{0x01, 0xFF})) << "a call and its exception";
+                  auto value = remote(1, add, {1, 2});
+                  EXPECT_EQ(value.to_here(), 3);
+                  value.get_future().wait();
+                  EXPECT_EQ(sent(), (std::set{0x03, 0x83, 0x08, 0x88})) << "a value made there, and fetched";
+                  EXPECT_EQ(rpc_sync(2, take_rref, {value}), 3);
+                  value = {};
+                  // The child at worker 2 asks the owner, tells its parent, and both are deleted.
+                  std::set<int> all;
+                  testing::until([&] {
+                    all.merge(sent());
+                    return all.contains(0x0B) && all.contains(0x8B) && all.contains(0x09) &&
+                           all.contains(0x89);
+                  });
+                  EXPECT_EQ(all, (std::set{0x01, 0x81, 0x08, 0x88, 0x09, 0x89, 0x0A, 0x8A, 0x0B, 0x8B}));
+                }
+                if (rank == 0) looked = true;
+                testing::until([&] { return looked.load(); });
+                barrier();
+                if (rank != 0) return;
+                const std::set<int> all = sent();
+                EXPECT_TRUE(all.contains(0x20) && all.contains(0xA0)) << "a gathering";
+              },
+              {.wrap = [&](WorkerId, auto inner) {
+                return std::make_unique<KindsCourier>(std::move(inner), kinds);
+              }});
 }
 
 int add_there(int to, int a) {
