@@ -6,6 +6,9 @@
 // millisecond. A process that dies while writing leaves a torn record, which the next writer cuts off; one that dies
 // at all leaves its count behind, so the file stays: give every job a fresh path.
 //
+// Trust: whoever can write to the file decides what every rank reads. So it must belong to this user, must not be writable
+// by others, and is not reached through a symbolic link as the path's last part; this is looked at in every operation.
+//
 // Thread safety: as Store; a waiting thread holds nothing the others need. Ownership: clones share one open file.
 // Errors: DistStoreError for everything that goes wrong with the file, naming its path.
 #pragma once
@@ -25,8 +28,8 @@ class FileStore final : public Store {
  public:
   // Creates the file (not its directory) when absent, readable by this user only. With a `world_size` the last of
   // that many users to close it removes it; a negative one means an unknown number, and the file stays. Raises
-  // DistStoreError when it cannot be created, is no store's file (it is then left as it was), or cannot be locked
-  // within the timeout.
+  // DistStoreError when it cannot be created, is not to be trusted (above) or no store's file (it is then left as it
+  // was), or cannot be locked within the timeout.
   static std::unique_ptr<FileStore> open(const std::string& path, int world_size = -1,
                                          Milliseconds timeout = kDefaultStoreTimeout);
   ~FileStore() override;

@@ -282,6 +282,52 @@ TEST_F(FileStoreTest, AFileOfAnotherKindIsRefusedAndLeftAlone) {
   }
 }
 
+// ---- what others prepared ----
+
+TEST_F(FileStoreTest, AFileThatOthersMayWriteIsRefused) {
+  write(record("refcount/", "0"));
+  for (const mode_t mode : {0620, 0602, 0666}) {
+    ASSERT_EQ(::chmod(path_.c_str(), mode), 0);
+    const Failure failure = failure_of([&] { FileStore::open(path_); });
+    EXPECT_EQ(failure.kind, ErrorKind::kUsage);
+    EXPECT_NE(failure.message.find("mode"), std::string::npos) << failure.message;
+  }
+  ASSERT_EQ(::chmod(path_.c_str(), 0644), 0);
+  EXPECT_NO_THROW(FileStore::open(path_)->set("key", "value")) << "as torch makes it";
+}
+
+TEST_F(FileStoreTest, AFileThatBecomesWritableByOthersIsNotTrustedAnyLonger) {
+  const auto store = FileStore::open(path_);
+  store->set("key", "value");
+  ASSERT_EQ(::chmod(path_.c_str(), 0666), 0);
+  EXPECT_EQ(failure_of([&] { store->set("key", "other"); }).kind, ErrorKind::kUsage);
+  ASSERT_EQ(::chmod(path_.c_str(), 0600), 0);
+}
+
+TEST_F(FileStoreTest, AFileOfAnotherUserIsRefused) {
+  std::string path = "/proc/version";  // root's, where this user is not root
+  if (::geteuid() == 0) {
+    write(record("refcount/", "0"));
+    path = path_;
+    ASSERT_EQ(::chown(path_.c_str(), 65534, 65534), 0);
+  }
+  const Failure failure = failure_of([&] { FileStore::open(path); });
+  EXPECT_NE(failure.message.find(path), std::string::npos) << failure.message;
+}
+
+TEST_F(FileStoreTest, ASymbolicLinkIsNotFollowed) {
+  const std::string target = path_ + ".target";
+  ASSERT_EQ(::symlink(target.c_str(), path_.c_str()), 0);
+  const Failure failure = failure_of([&] { FileStore::open(path_); });
+  EXPECT_NE(failure.message.find("symbolic link"), std::string::npos) << failure.message;
+  EXPECT_NE(::access(target.c_str(), F_OK), 0) << "nothing was made where it points";
+}
+
+TEST_F(FileStoreTest, APipeInItsPlaceIsAnErrorAtOnce) {
+  ASSERT_EQ(::mkfifo(path_.c_str(), 0600), 0);
+  EXPECT_EQ(failure_of([&] { FileStore::open(path_); }).kind, ErrorKind::kUsage);
+}
+
 TEST_F(FileStoreTest, AFileCutWhileInUseIsAnError) {
   auto store = FileStore::open(path_);
   store->set("key", "value");

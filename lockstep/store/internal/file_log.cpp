@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/stat.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
@@ -54,6 +55,22 @@ bool plausible_key(std::string_view visible, std::uint32_t n_bytes) {
   }
 }
 
+// In a folder that others may write to (/tmp), somebody may have been first: whoever owns the file, or may write to it,
+// says what every rank reads. A link could lead to any file of this user's.
+void check_trust(const std::string& path, const struct stat& info) {
+  const auto refuse = [&](auto... why) {
+    raise(ErrorKind::kUsage, cat("FileStore: ", path, ' ', why...), ErrorFamily::kStore);
+  };
+  if (!S_ISREG(info.st_mode)) refuse("is not a plain file");
+  if (info.st_uid != ::geteuid())
+    refuse("belongs to user ", info.st_uid, ", not to user ", ::geteuid(), ": give each job a fresh path");
+  if ((info.st_mode & (S_IWGRP | S_IWOTH)) != 0)
+    refuse("has a mode that lets others write to it: chmod go-w, or a fresh path");
+}
+
+// The path is opened anew for each operation, and never through a link. Not blocking: it may name a pipe.
+constexpr int kOpenFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
+
 }  // namespace
 
 Decoded decode_record(ByteReader& in, LogRecord& record) {
@@ -87,25 +104,31 @@ void encode_record(ByteWriter& out, std::string_view key, std::span<const std::u
 
 std::optional<LockedLog> LockedLog::open(const std::string& path, Mode mode, Deadline deadline) {
   const int flags =
-      O_CLOEXEC | (mode == Mode::kRead ? O_RDONLY : O_RDWR) | (mode == Mode::kCreate ? O_CREAT : 0);
+      kOpenFlags | (mode == Mode::kRead ? O_RDONLY : O_RDWR) | (mode == Mode::kCreate ? O_CREAT : 0);
   const int lock = (mode == Mode::kRead ? LOCK_SH : LOCK_EX) | LOCK_NB;
   Naps naps(deadline);
   do {
     Fd fd(::open(path.c_str(), flags, 0600));
     if (!fd && (errno == EINTR || (errno == ENOENT && mode != Mode::kCreate))) continue;
+    if (!fd && errno == ELOOP) {
+      raise(ErrorKind::kUsage, cat("FileStore: ", path, " is a symbolic link, which is not followed"),
+            ErrorFamily::kStore);
+    }
     if (!fd) raise(system_failure(errno, cat("FileStore: cannot open ", path), ErrorFamily::kStore));
+    struct stat info {};
+    if (::fstat(fd.get(), &info) != 0) {
+      raise(system_failure(errno, cat("FileStore: cannot stat ", path), ErrorFamily::kStore));
+    }
+    check_trust(path, info);
     while (::flock(fd.get(), lock) != 0) {
       if (errno != EWOULDBLOCK && errno != EINTR) {
         raise(system_failure(errno, cat("FileStore: cannot lock ", path), ErrorFamily::kStore));
       }
       if (!naps.sleep()) return std::nullopt;
     }
-    struct stat info {};
+    // Its size, now that nobody writes.
     if (::fstat(fd.get(), &info) != 0) {
       raise(system_failure(errno, cat("FileStore: cannot stat ", path), ErrorFamily::kStore));
-    }
-    if (!S_ISREG(info.st_mode)) {
-      raise(ErrorKind::kUsage, cat("FileStore: ", path, " is not a plain file"), ErrorFamily::kStore);
     }
     // Without a name the last user removed it while we waited for the lock: open what has the name now.
     if (info.st_nlink > 0) return LockedLog(std::move(fd), path, static_cast<std::uint64_t>(info.st_size));
@@ -115,7 +138,7 @@ std::optional<LockedLog> LockedLog::open(const std::string& path, Mode mode, Dea
 
 std::optional<std::uint64_t> LockedLog::peek_size(const std::string& path) {
   // Not stat(2): on NFS only opening asks the server.
-  const Fd fd(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+  const Fd fd(::open(path.c_str(), O_RDONLY | kOpenFlags));
   struct stat info {};
   if (!fd || ::fstat(fd.get(), &info) != 0) return std::nullopt;
   return static_cast<std::uint64_t>(info.st_size);
