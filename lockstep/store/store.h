@@ -29,7 +29,7 @@ class Store {
  public:
   virtual ~Store() = default;
 
-  // Inserts or overwrites; wakes every waiter of the key.
+  // Inserts or overwrites; wakes every waiter of the key. May return before others see it (tcp_store.h).
   virtual void set(const std::string& key, std::span<const std::uint8_t> value) = 0;
   void set(const std::string& key, std::string_view text) {
     set(key, {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});

@@ -4,6 +4,7 @@
 #include <mutex>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/store/internal/checks.h"
 #include "lockstep/store/internal/tcp_client.h"
@@ -84,7 +85,9 @@ TcpStore::~TcpStore() {
   try {
     state_->client->flush(Deadline::after(kPatience));
   } catch (const std::exception&) {
-    // The store is gone or busy; there is nobody left to tell.
+    // There is nobody left to throw to.
+    log(LogLevel::kInfo,
+        cat(state_->name(), ": what was written last may not have arrived: ", current_failure().message));
   }
 }
 
@@ -123,7 +126,7 @@ void TcpStore::State::join(int world_size, Milliseconds given, Deadline deadline
 
 void TcpStore::set(const std::string& key, std::span<const std::uint8_t> value) {
   state_->run([&](TcpClient& client, Deadline deadline) {
-    client.begin(Query::kSet).key(key).value(value).send(deadline);
+    client.begin(Query::kSet).key(key).value(value).post(deadline);
   });
 }
 
@@ -243,7 +246,7 @@ std::vector<std::string> TcpStore::list_keys() {
 
 void TcpStore::append(const std::string& key, std::span<const std::uint8_t> value) {
   state_->run([&](TcpClient& client, Deadline deadline) {
-    client.begin(Query::kAppend).key(key).value(value).send(deadline);
+    client.begin(Query::kAppend).key(key).value(value).post(deadline);
   });
 }
 
@@ -252,13 +255,13 @@ void TcpStore::multi_set(std::span<const std::string> keys, std::span<const Byte
   state_->run([&](TcpClient& client, Deadline deadline) {
     client.begin(Query::kMultiSet).count(keys.size());
     for (std::size_t i = 0; i < keys.size(); ++i) client.key(keys[i]).value(values[i]);
-    client.send(deadline);
+    client.post(deadline);
   });
 }
 
 void TcpStore::queue_push(const std::string& key, std::span<const std::uint8_t> value) {
   state_->run([&](TcpClient& client, Deadline deadline) {
-    client.begin(Query::kQueuePush).key(key).value(value).send(deadline);
+    client.begin(Query::kQueuePush).key(key).value(value).post(deadline);
   });
 }
 

@@ -9,6 +9,14 @@
 // Speed: on the server's host a client moves from TCP to a local socket (local_socket = false keeps it on TCP). Before
 // they sleep, client and server look for the next bytes for 50 us, yielding their core in between.
 //
+// set, append, multi_set and queue_push have no reply, as in torch: they return when the request is on its way, not when the
+// store has it. Many in a row are gathered and sent together by a thread of the handle (within microseconds, when that
+// gets to run). What is written is seen by every later call on the same handle, in order; others see it when it has
+// arrived, whether or not this handle is used again. When one fails (connection lost, store full, no room within the
+// timeout), a later call on the handle raises it, at the latest the first that waits for a reply; a write without any call
+// after it can be lost unseen: the destructor waits up to a second until all has arrived, and can only log. A call that
+// has a reply (get, check, num_keys) confirms all writes before it. In a forked child a handle raises kUsage.
+//
 // Thread safety: as Store says; calls on one handle are serialised on its connection. Ownership: the master's
 // handle owns the server; when the last handle that shares it goes, the server ends and clients see
 // DistNetworkError.

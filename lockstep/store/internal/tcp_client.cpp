@@ -77,24 +77,24 @@ TcpClient TcpClient::connect(const TcpTarget& target, Milliseconds timeout, Dead
 TcpClient TcpClient::connect_once(const TcpTarget& target, Deadline deadline) {
   TcpClient client(net::Socket::connect(target.host, target.port, deadline), target.limits);
   client.introduce(
-      target, {.purpose = net::Purpose::kStoreTcp, .address = client.channel_.socket().peer().canonical()},
+      target, {.purpose = net::Purpose::kStoreTcp, .address = client.channel().socket().peer().canonical()},
       deadline);
   if (client.is_ours_ && target.local_socket) client.go_local(target, deadline);
   return client;
 }
 
 TcpClient::TcpClient(net::Socket socket, const TcpStoreLimits& limits)
-    : channel_(std::move(socket)),
+    : writer_(std::make_unique<TcpWriter>(net::Channel(std::move(socket)))),
       limits_(limits),
-      path_(cat(channel_.socket().local().text(), " -> ", channel_.socket().peer().text())) {
-  if (available_cores() > 1) channel_.socket().set_look_before_sleep(kLook);
+      path_(cat(channel().socket().local().text(), " -> ", channel().socket().peer().text())) {
+  if (available_cores() > 1) channel().socket().set_look_before_sleep(kLook);
 }
 
 // Only TCP is sealed: nobody stands between the two ends of a local socket, and its name is in the proofs.
 void TcpClient::introduce(const TcpTarget& target, const net::Binding& binding, Deadline deadline) {
   if (target.secret) {
-    const auto keys = net::handshake_as_client(channel_.socket(), *target.secret, binding, deadline);
-    if (binding.purpose == net::Purpose::kStoreTcp) channel_.seal_as_client(keys);
+    const auto keys = net::handshake_as_client(channel().socket(), *target.secret, binding, deadline);
+    if (binding.purpose == net::Purpose::kStoreTcp) channel().seal_as_client(keys);
   }
   validate(deadline);
 }
@@ -121,7 +121,7 @@ void TcpClient::validate(Deadline deadline) {
   begin(Query::kValidate).put(kValidationMagic).put(Query::kPing).put(ping).send(deadline);
   const auto answer = read<std::uint32_t>(deadline);
   is_ours_ = answer == pong(ping);
-  if (!is_ours_ && answer != ping) raise_protocol(channel_.socket(), "it answered the first ping wrongly");
+  if (!is_ours_ && answer != ping) raise_protocol(channel().socket(), "it answered the first ping wrongly");
 }
 
 TcpClient& TcpClient::begin(Query query) {
@@ -174,7 +174,12 @@ TcpClient& TcpClient::value(std::span<const std::uint8_t> bytes) {
 
 void TcpClient::send(Deadline deadline) {
   unconfirmed_ = true;
-  channel_.write_all(request_, deadline);
+  writer_->send(request_, deadline);
+}
+
+void TcpClient::post(Deadline deadline) {
+  unconfirmed_ = true;
+  writer_->post(request_, deadline);
 }
 
 void TcpClient::fill(std::size_t n_bytes, Deadline deadline) {
@@ -182,13 +187,14 @@ void TcpClient::fill(std::size_t n_bytes, Deadline deadline) {
   std::memmove(buffer_.data(), buffer_.data() + begin_, buffered());
   end_ = buffered();
   begin_ = 0;
-  while (buffered() < n_bytes) end_ += channel_.read_some(std::span(buffer_).subspan(end_), deadline);
+  while (buffered() < n_bytes) end_ += channel().read_some(std::span(buffer_).subspan(end_), deadline);
   unconfirmed_ = false;
 }
 
 Bytes TcpClient::read_sized(Deadline deadline) {
   const auto n_bytes = read<std::uint64_t>(deadline);
-  if (n_bytes > limits_.value_bytes) raise_protocol(channel_.socket(), cat("a reply of ", n_bytes, " bytes"));
+  if (n_bytes > limits_.value_bytes)
+    raise_protocol(channel().socket(), cat("a reply of ", n_bytes, " bytes"));
   const std::size_t ready = std::min<std::size_t>(n_bytes, buffered());
   Bytes bytes(buffer_.begin() + static_cast<std::ptrdiff_t>(begin_),
               buffer_.begin() + static_cast<std::ptrdiff_t>(begin_ + ready));
@@ -196,7 +202,7 @@ Bytes TcpClient::read_sized(Deadline deadline) {
   while (bytes.size() < n_bytes) {
     const std::size_t have = bytes.size();
     bytes.resize(have + std::min<std::size_t>(n_bytes - have, std::max(kReadStep, have)));
-    channel_.read_exact(std::span(bytes).subspan(have), deadline);
+    channel().read_exact(std::span(bytes).subspan(have), deadline);
   }
   return bytes;
 }
@@ -229,7 +235,7 @@ void TcpClient::done(Deadline deadline) {
   if (!cancel_pending_) return;
   cancel_pending_ = false;
   if (read<Status>(deadline) != Status::kCanceled)
-    raise_protocol(channel_.socket(), "a wait was not taken back");
+    raise_protocol(channel().socket(), "a wait was not taken back");
 }
 
 }  // namespace lockstep::internal

@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <optional>
 #include <span>
 #include <string>
@@ -18,6 +19,7 @@
 #include "lockstep/net/handshake.h"
 #include "lockstep/net/secret.h"
 #include "lockstep/store/internal/tcp_protocol.h"
+#include "lockstep/store/internal/tcp_writer.h"
 #include "lockstep/store/tcp_store.h"
 
 namespace lockstep::internal {
@@ -49,7 +51,11 @@ class TcpClient {
   TcpClient& number(std::int64_t number) { return put(number); }
   TcpClient& count(std::size_t n);
   TcpClient& raw_key(std::string_view key);
+  // Ends a request that has a reply.
   void send(Deadline deadline);
+  // Ends one that has none: it may go out a little later, together with others. What goes wrong then is raised by the
+  // next call.
+  void post(Deadline deadline);
 
   template <class T>
   T read(Deadline deadline) {
@@ -88,7 +94,9 @@ class TcpClient {
     return *this;
   }
 
-  net::Channel channel_;
+  net::Channel& channel() { return writer_->channel(); }
+
+  std::unique_ptr<TcpWriter> writer_;
   TcpStoreLimits limits_;
   std::string path_;
   bool is_ours_ = false;

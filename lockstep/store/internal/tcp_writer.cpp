@@ -1,0 +1,126 @@
+#include "lockstep/store/internal/tcp_writer.h"
+
+#include <pthread.h>
+
+#include <atomic>
+#include <utility>
+
+namespace lockstep::internal {
+
+namespace {
+
+// Posting waits for the thread beyond this.
+constexpr std::size_t kMostGathered = 256 << 10;
+
+std::atomic<unsigned> n_forks{0};
+
+// Asking for the process id would cost a system call per request.
+unsigned forks() {
+  static const int registered =
+      ::pthread_atfork(nullptr, nullptr, [] { n_forks.fetch_add(1, std::memory_order_relaxed); });
+  (void)registered;
+  return n_forks.load(std::memory_order_relaxed);
+}
+
+}  // namespace
+
+TcpWriter::TcpWriter(net::Channel channel) : channel_(std::move(channel)), forks_(forks()) {}
+
+TcpWriter::~TcpWriter() {
+  if (!thread_) return;
+  if (forks() != forks_) {
+    thread_.release();  // it is the parent's, and cannot be joined here
+    return;
+  }
+  {
+    const std::lock_guard lock(mutex_);
+    stop_ = true;
+  }
+  something_.notify_one();
+  channel_.socket().shut_down();  // it may be blocked in a write to a server that does not read
+}
+
+void TcpWriter::check() {
+  if (forks() != forks_) {
+    raise(ErrorKind::kUsage,
+          "this store was opened by the parent of this process; open one here, or clone it before the fork",
+          ErrorFamily::kStore);
+  }
+}
+
+// Until the channel's sending half is the caller's, for as long as it holds the lock.
+void TcpWriter::await_thread(Lock& lock, Deadline deadline) {
+  if (!sent_.wait_until(lock, deadline.time_point(), [this] { return !sending_; })) {
+    raise(ErrorKind::kTimeout, "the store did not take what was written before the deadline",
+          ErrorFamily::kNetwork);
+  }
+  if (failure_) raise(*failure_);
+}
+
+void TcpWriter::send(std::span<const std::uint8_t> request, Deadline deadline) {
+  check();
+  Lock lock(mutex_);
+  in_a_row_ = 0;
+  if (thread_) await_thread(lock, deadline);
+  if (gathered_.empty()) return channel_.write_all(request, deadline);
+  gathered_.insert(gathered_.end(), request.begin(), request.end());
+  channel_.write_all(gathered_, deadline);
+  gathered_.clear();
+}
+
+void TcpWriter::post(std::span<const std::uint8_t> request, Deadline deadline) {
+  check();
+  const bool large = request.size() > kMostGathered;
+  if (in_a_row_ < kGatherAfter || large) {
+    const int before = in_a_row_;
+    send(request, deadline);
+    in_a_row_ = large ? 0 : before + 1;
+    return;
+  }
+  gather(request, deadline);
+}
+
+void TcpWriter::gather(std::span<const std::uint8_t> request, Deadline deadline) {
+  if (!thread_) thread_ = std::make_unique<Thread>("ls-store-write", [this] { write_gathered(); });
+  Lock lock(mutex_);
+  if (failure_) raise(*failure_);
+  if (gathered_.size() + request.size() > kMostGathered) {
+    await_thread(lock, deadline);
+    // The thread has not come to it yet.
+    if (gathered_.size() + request.size() > kMostGathered) {
+      channel_.write_all(gathered_, deadline);
+      gathered_.clear();
+    }
+  }
+  const bool first = gathered_.empty();
+  gathered_.insert(gathered_.end(), request.begin(), request.end());
+  deadline_ = deadline;
+  lock.unlock();
+  if (first) something_.notify_one();
+}
+
+void TcpWriter::write_gathered() {
+  Lock lock(mutex_);
+  for (;;) {
+    something_.wait(lock, [this] { return stop_ || !gathered_.empty(); });
+    if (stop_) return;
+    std::swap(batch_, gathered_);
+    sending_ = true;
+    const Deadline deadline = deadline_;
+    lock.unlock();
+    std::optional<Failure> failure;
+    try {
+      channel_.write_all(batch_, deadline);
+    } catch (const std::exception&) {
+      failure = current_failure();
+    }
+    batch_.clear();
+    lock.lock();
+    sending_ = false;
+    if (failure) failure_ = failure;
+    if (failure) stop_ = true;
+    sent_.notify_all();
+  }
+}
+
+}  // namespace lockstep::internal

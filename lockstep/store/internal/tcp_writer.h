@@ -1,0 +1,70 @@
+// The sending half of a client's connection. A request with a reply goes out before the call returns. Requests without
+// one (set, append, queue_push) are sent one by one as well, until several come in a row: then they are gathered in
+// memory, and a thread sends what there is whenever it gets to run, so that one system call and, on a sealed
+// connection, one record carry many of them. Order is kept: whatever comes next goes out behind what was gathered.
+//
+//   post  post ... (kGatherAfter in a row)   send: what was gathered, then the request
+//   one by one ->  gathering  -------------> one by one
+//
+// A failure of the thread is raised by the next post() or send().
+//
+// Thread safety: post() and send() from one thread at a time; reading the channel meanwhile is allowed. Not for use in a
+// forked child: the stream is the parent's (and so are the numbers of its records); there the calls raise kUsage.
+#pragma once
+
+#include <condition_variable>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <span>
+
+#include "lockstep/base/bytes.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/thread.h"
+#include "lockstep/net/channel.h"
+
+namespace lockstep::internal {
+
+class TcpWriter {
+ public:
+  static constexpr int kGatherAfter = 16;
+
+  explicit TcpWriter(net::Channel channel);
+  // What is still gathered is dropped: send() something before.
+  ~TcpWriter();
+  TcpWriter(const TcpWriter&) = delete;
+  TcpWriter& operator=(const TcpWriter&) = delete;
+
+  // Both raise DistNetworkError as Channel does, and kTimeout when the peer takes nothing for too long.
+  void post(std::span<const std::uint8_t> request, Deadline deadline);
+  void send(std::span<const std::uint8_t> request, Deadline deadline);
+
+  // For reading, and for what is set up before the first write.
+  net::Channel& channel() { return channel_; }
+
+ private:
+  using Lock = std::unique_lock<std::mutex>;
+  void check();
+  void await_thread(Lock& lock, Deadline deadline);
+  void gather(std::span<const std::uint8_t> request, Deadline deadline);
+  void write_gathered();
+
+  net::Channel channel_;
+  const unsigned forks_;  // that this process had when it was opened
+  std::mutex mutex_;
+  // Guarded by mutex_; the channel's sending half belongs to the thread while sending_.
+  std::condition_variable something_;  // for the thread
+  std::condition_variable sent_;       // for post and send
+  Bytes gathered_;
+  bool sending_ = false;
+  bool stop_ = false;
+  Deadline deadline_ = Deadline::never();  // of what is gathered
+  std::optional<Failure> failure_;
+
+  int in_a_row_ = 0;                // the caller's
+  Bytes batch_;                     // the thread's
+  std::unique_ptr<Thread> thread_;  // once needed
+};
+
+}  // namespace lockstep::internal
