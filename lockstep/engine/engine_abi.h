@@ -62,7 +62,7 @@ typedef enum lockstep_op_kind {
   LOCKSTEP_ALL_TO_ALL_V = 9,   /* as ALL_TO_ALL, with send_counts and recv_counts; count is unused */
   LOCKSTEP_ALL_GATHER_V = 10,  /* send recv_counts[rank], recv the sum of recv_counts, alike on every rank */
   LOCKSTEP_SEND = 11,          /* send count elements to rank `root` under `tag` */
-  LOCKSTEP_RECV = 12,          /* recv count elements from rank `root` (-1: any) under `tag` */
+  LOCKSTEP_RECV = 12, /* recv that from rank `root` (-1: any) under `tag`; another dtype or count breaks */
   LOCKSTEP_OP_KINDS = 13
 } lockstep_op_kind;
 

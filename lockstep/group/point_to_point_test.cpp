@@ -300,17 +300,22 @@ TEST(BatchIsendIrecv, IsCheckedAsAWholeBeforeItStarts) {
   });
 }
 
-TEST(PointToPoint, SizesThatDoNotMatchAreAnErrorOnBothSides) {
-  world(2, [](int rank) {
-    const auto error = caught([&] {
-      if (rank == 0) {
-        send(at::ones({100'000}), {.dst = 1});
-      } else {
-        recv(at::empty({50'000}), {.src = 0});
-      }
+TEST(PointToPoint, SizesOrTypesThatDoNotMatchAreAnErrorOnBothSides) {
+  const std::pair<at::Tensor, at::Tensor> pairs[] = {{at::ones({100'000}), at::empty({50'000})},
+                                                     {at::ones({4}), at::empty({3})},
+                                                     {at::ones({4}), at::empty({4}, at::kInt)},
+                                                     {at::ones({100'000}), at::empty({100'000}, at::kInt)}};
+  for (const auto& [sent, wanted] : pairs) {
+    world(2, [&](int rank) {
+      const auto error = caught([&] {
+        if (rank == 0) send(sent, {.dst = 1});
+        if (rank == 1) recv(wanted, {.src = 0});
+        barrier();  // a short message was over before anyone looked at it
+      });
+      EXPECT_EQ(error.kind, ErrorKind::kUsage) << error.message;
+      EXPECT_TRUE(says(error, "recv(") && says(error, "send(")) << error.message;
     });
-    EXPECT_EQ(error.kind, ErrorKind::kUsage) << error.message;
-  });
+  }
 }
 
 TEST(PointToPoint, AReceiveThatNobodyAnswersTimesOut) {

@@ -9,8 +9,8 @@
 // to wake), then yields a bounded number of times, then sleeps on the rank's doorbell. The worker goes to sleep at once: it would steal the core it
 // is meant to leave to the computation.
 //
-// Failure. The first one (ledger.h) breaks the group for good, on all ranks; only a letter that no peer has met, or
-// that has another size than its peer's, fails alone. Thread safety: all methods, any thread, but for the destructor.
+// Failure. The first one (ledger.h) breaks the group for good, on all ranks; only a letter that no peer has met
+// fails alone. Thread safety: all methods, any thread, but for the destructor.
 #pragma once
 
 #include <atomic>

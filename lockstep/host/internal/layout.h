@@ -179,6 +179,7 @@ struct alignas(kLine) Envelope {
   std::uint64_t n_bytes;
   std::uint64_t offer_at;  // in the sender's arena; 0: the payload is in the slot
   std::int32_t tag;
+  std::uint32_t dtype;  // lockstep_dtype
 };
 struct Outbox {
   alignas(kLine) std::atomic<std::uint64_t> sent;   // by the sender
@@ -198,9 +199,8 @@ struct Offer {
     kOffered,    // by the sender
     kWithdrawn,  // by the sender, instead of kTaken; the receiver answers with kGone
     kGone,
-    kTaken,    // by the receiver: `mode` is set
-    kDone,     // by the receiver: it has everything
-    kRefused,  // by the receiver: it expected another size
+    kTaken,  // by the receiver: `mode` is set
+    kDone,   // by the receiver: it has everything
   };
   enum Mode : std::uint32_t {
     kPull,  // the receiver copies from the sender's buffer
@@ -217,7 +217,6 @@ struct Offer {
   Mode mode;
   Reach recv_reach;
   std::uint64_t recv_at;
-  std::uint64_t expected;  // with kRefused
   // kPipe: where it is, and how many bytes were laid into it and taken out; kHelp: how many chunks. kPush: laid.
   std::uint64_t pipe_at;
   alignas(kLine) std::atomic<std::uint64_t> laid;

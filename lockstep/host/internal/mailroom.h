@@ -62,8 +62,7 @@ class Mailroom {
  private:
   // A message nobody has asked for yet.
   struct Stranger {
-    std::int32_t tag;
-    std::uint64_t n_bytes;
+    Envelope envelope;
     Offer* offer;  // null: the payload is here
     std::vector<std::uint8_t> payload;
   };
@@ -83,13 +82,15 @@ class Mailroom {
   void collect(int from);
   Letter* reader_of(int from, std::int32_t tag);
   bool take_stranger(Letter& letter, int from);
-  void deliver(Letter& letter, int from, const std::uint8_t* payload, std::uint64_t n_bytes);
-  bool begin(Letter& letter, int from, Offer& offer);
+  void deliver(Letter& letter, int from, const Envelope& envelope, const std::uint8_t* payload);
+  bool begin(Letter& letter, int from, const Envelope& envelope, Offer& offer);
   void advance_receive(Letter& letter);
   void drain_pipe(Letter& letter);
   void receive_helped(Letter& letter);
   void finish_receive(Letter& letter);
-  void refuse(Letter& letter, int from, std::uint64_t n_bytes);
+  // The two calls differ in type or number: breaks the group, or the sender of a short message would never know.
+  bool fits(const Letter& letter, const Envelope& envelope) const;
+  void refuse(Letter& letter, int from, const Envelope& envelope);
   // Both.
   class Inside;
   // Still worth touching the other side's buffer.

@@ -2,6 +2,8 @@
 #include <algorithm>
 
 #include "lockstep/base/base.h"
+#include "lockstep/host/internal/describe.h"
+#include "lockstep/host/internal/ledger.h"
 #include "lockstep/host/internal/mailroom.h"
 #include "lockstep/host/internal/perturb.h"
 
@@ -28,25 +30,24 @@ void Mailroom::collect(int from) {
       raise(ErrorKind::kInternal, cat("rank ", from, " says it sent more than its outbox holds"),
             ErrorFamily::kBackend);
     }
-    const Envelope& envelope = box->slots[taken % kMailSlots];
+    const Envelope envelope = box->slots[taken % kMailSlots];
     const std::uint8_t* payload = box->payload[taken % kMailSlots];
-    const std::uint64_t n_bytes = envelope.n_bytes;
     Letter* reader = reader_of(from, envelope.tag);
     if (envelope.offer_at != 0) {
       auto* offer = reinterpret_cast<Offer*>(circle_.in_arena(from, envelope.offer_at, sizeof(Offer)));
       if (offer == nullptr) {
         // Not ours to trust: drop it.
       } else if (reader == nullptr) {
-        strangers_[static_cast<std::size_t>(from)].push_back({envelope.tag, n_bytes, offer, {}});
+        strangers_[static_cast<std::size_t>(from)].push_back({envelope, offer, {}});
       } else {
-        begin(*reader, from, *offer);
+        begin(*reader, from, envelope, *offer);
       }
-    } else if (n_bytes <= kMailBytes) {
+    } else if (envelope.n_bytes <= kMailBytes) {
       if (reader != nullptr) {
-        deliver(*reader, from, payload, n_bytes);
+        deliver(*reader, from, envelope, payload);
       } else {
         strangers_[static_cast<std::size_t>(from)].push_back(
-            {envelope.tag, n_bytes, nullptr, {payload, payload + n_bytes}});
+            {envelope, nullptr, {payload, payload + envelope.n_bytes}});
       }
     }
     perturb();
@@ -60,7 +61,7 @@ void Mailroom::collect(int from) {
 // first.
 Letter* Mailroom::reader_of(int from, std::int32_t tag) {
   const auto& kept = strangers_[static_cast<std::size_t>(from)];
-  if (std::ranges::any_of(kept, [&](const Stranger& one) { return one.tag == tag; })) return nullptr;
+  if (std::ranges::any_of(kept, [&](const Stranger& one) { return one.envelope.tag == tag; })) return nullptr;
   for (Letter* letter : reads_) {
     if (!letter->over && !letter->taken && letter->op.tag == tag &&
         (letter->op.root < 0 || letter->op.root == from))
@@ -72,52 +73,66 @@ Letter* Mailroom::reader_of(int from, std::int32_t tag) {
 bool Mailroom::take_stranger(Letter& letter, int from) {
   auto& kept = strangers_[static_cast<std::size_t>(from)];
   for (auto it = kept.begin(); it != kept.end();) {
-    if (it->tag != letter.op.tag) {
+    if (it->envelope.tag != letter.op.tag) {
       ++it;
       continue;
     }
     const Stranger stranger = std::move(*it);
     it = kept.erase(it);
     if (stranger.offer == nullptr) {
-      deliver(letter, from, stranger.payload.data(), stranger.n_bytes);
+      deliver(letter, from, stranger.envelope, stranger.payload.data());
       return true;
     }
-    if (begin(letter, from, *stranger.offer)) return true;  // else it was withdrawn: look on
+    if (begin(letter, from, stranger.envelope, *stranger.offer))
+      return true;  // else it was withdrawn: look on
   }
   return false;
 }
 
-void Mailroom::deliver(Letter& letter, int from, const std::uint8_t* payload, std::uint64_t n_bytes) {
+void Mailroom::deliver(Letter& letter, int from, const Envelope& envelope, const std::uint8_t* payload) {
   letter.peer = from;
-  if (n_bytes != letter.n_bytes) return refuse(letter, from, n_bytes);
-  copy_bytes(letter.op.recv, payload, n_bytes);
+  if (!fits(letter, envelope)) return refuse(letter, from, envelope);
+  copy_bytes(letter.op.recv, payload, envelope.n_bytes);
   end(letter);
 }
 
-void Mailroom::refuse(Letter& letter, int from, std::uint64_t n_bytes) {
-  end(letter, Failure{.kind = ErrorKind::kUsage,
-                      .message = cat("rank ", from, " sent a message of ", n_bytes, " bytes under tag ",
-                                     letter.op.tag, ", this rank expected ", letter.n_bytes),
-                      .family = ErrorFamily::kBackend});
+bool Mailroom::fits(const Letter& letter, const Envelope& envelope) const {
+  return envelope.n_bytes == letter.n_bytes && envelope.dtype == static_cast<std::uint32_t>(letter.op.dtype);
+}
+
+void Mailroom::refuse(Letter& letter, int from, const Envelope& envelope) {
+  const auto dtype =
+      static_cast<lockstep_dtype>(std::min<std::uint32_t>(envelope.dtype, LOCKSTEP_DTYPES - 1));
+  const auto words = [](lockstep_op_kind kind, lockstep_dtype type, std::uint64_t count) {
+    return describe_call(fingerprint({.kind = kind, .dtype = type, .count = count}));
+  };
+  Failure failure{.kind = ErrorKind::kUsage,
+                  .message = cat("rank ", circle_.rank(), " called ",
+                                 words(LOCKSTEP_RECV, letter.op.dtype, letter.op.count), " with tag ",
+                                 letter.op.tag, ", but rank ", from, " called ",
+                                 words(LOCKSTEP_SEND, dtype, envelope.n_bytes / size_of(dtype))),
+                  .family = ErrorFamily::kBackend};
+  break_group(circle_, failure);
+  end(letter, std::move(failure));
 }
 
 // False when the sender has taken the message back.
-bool Mailroom::begin(Letter& letter, int from, Offer& offer) {
-  const std::uint64_t n_bytes = offer.n_bytes;
-  std::uint64_t recv_at = 0;
-  const Reach recv_reach = publish(circle_, letter.op.recv, letter.n_bytes, recv_at, from);
-  // Until the state says kGone the sender keeps the offer as it is, so writing into a withdrawn one harms nobody.
-  if (n_bytes != letter.n_bytes) {
-    offer.expected = letter.n_bytes;
-    std::uint32_t offered = Offer::kOffered;
-    const bool ours = offer.state.compare_exchange_strong(offered, Offer::kRefused);
-    if (!ours) offer.state.store(Offer::kGone, std::memory_order_seq_cst);
+bool Mailroom::begin(Letter& letter, int from, const Envelope& envelope, Offer& offer) {
+  const std::uint64_t n_bytes = letter.n_bytes;
+  if (!fits(letter, envelope)) {
+    // One that was taken back fits nobody, and need not.
+    if (offer.state.load(std::memory_order_acquire) == Offer::kOffered) {
+      letter.peer = from;
+      refuse(letter, from, envelope);
+      return true;
+    }
+    offer.state.store(Offer::kGone, std::memory_order_seq_cst);
     circle_.ring(from);
-    if (!ours) return false;
-    letter.peer = from;
-    refuse(letter, from, n_bytes);
-    return true;
+    return false;
   }
+  std::uint64_t recv_at = 0;
+  const Reach recv_reach = publish(circle_, letter.op.recv, n_bytes, recv_at, from);
+  // Until the state says kGone the sender keeps the offer as it is, so writing into a withdrawn one harms nobody.
   // When a message goes the other way as well, each side has one of its own to fetch.
   const bool exchange = std::ranges::any_of(sends_, [&](const Letter* sent) {
     return sent->op.root == from && sent->offer != nullptr && !sent->over;
