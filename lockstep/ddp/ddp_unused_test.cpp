@@ -268,6 +268,24 @@ TEST(FindUnused, AnOutputThatTheLossIgnoresLeavesItsGradientsAlone) {
   });
 }
 
+TEST(FindUnused, OutputsAreCopiedUnlessToldNotTo) {
+  struct Keeps : torch::nn::Module {
+    Keeps() { weight = register_parameter("weight", torch::ones({3})); }
+    at::Tensor forward() { return last = weight * 2; }
+    at::Tensor weight, last;
+  };
+  run_threads(2, [](int) {
+    auto model = DistributedDataParallel(std::make_shared<Keeps>(), {.find_unused_parameters = true});
+    for (const bool clone : {true, false}) {
+      model->set_sink_clone(clone);
+      const auto out = model->forward();
+      EXPECT_EQ(out.const_data_ptr() == model->module()->last.const_data_ptr(), !clone);
+      out.sum().backward();
+      EXPECT_TRUE(torch::equal(model->module()->weight.grad(), torch::full({3}, clone ? 2.0 : 4.0)));
+    }
+  });
+}
+
 TEST(FindUnused, OutputsMayBeChangedInPlace) {
   run_threads(2, [](int rank) {
     Mlp net;
