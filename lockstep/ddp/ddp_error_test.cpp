@@ -151,8 +151,9 @@ TEST(DdpErrors, AParameterResizedAfterWrappingIsAnError) {
   run_threads(2, [](int) {
     auto model = DistributedDataParallel(torch::nn::Linear(2, 1));
     model->module()->weight.set_data(torch::ones({1, 3}));
-    EXPECT_TRUE(raises(ErrorKind::kUsage, {"0 (weight)", "8 bytes", "12 bytes", "resize"},
-                       [&] { model->forward(torch::ones({1, 3})); }));
+    EXPECT_TRUE(raises(ErrorKind::kUsage, {"0 (weight)", "8 bytes", "12 bytes", "resize"}, [&] {
+      model->forward(torch::ones({1, 3}));
+    }));
   });
 }
 
