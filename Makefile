@@ -2,7 +2,7 @@
 # seconds when nothing changed. TORCH=<version> takes another libtorch (tools/libtorch.txt), in a build folder of its own.
 # The build itself is CMake's; see CMakePresets.json.
 .DEFAULT_GOAL := help
-.PHONY: run test bench parity timeline check format clean help
+.PHONY: run test examples install bench parity timeline check format clean help
 
 run:  ## train the example on every core of this machine
 	@tools/bootstrap.sh build torch
@@ -13,6 +13,14 @@ test:  ## build everything and run all tests
 	@tools/bootstrap.sh build torch
 	@tools/test.sh dev
 
+examples:  ## build the examples and print how to run each
+	@tools/bootstrap.sh build torch
+	@tools/examples.sh
+
+install:  ## build and install libraries, headers, launcher and plug-ins: make install PREFIX=/opt/lockstep
+	@tools/bootstrap.sh build torch
+	@tools/install.sh "$(PREFIX)"
+
 bench:  ## measure lockstep beside its peers; writes build/bench/results.json
 	@tools/bootstrap.sh build torch bench
 	@tools/bench.sh
@@ -21,9 +29,9 @@ parity:  ## train the same with python torch and with lockstep, and compare ever
 	@tools/bootstrap.sh build torch parity
 	@tools/parity.sh
 
-timeline:  ## draw one training step from its logging data; writes docs/images/ddp_timeline.svg
-	@tools/bootstrap.sh build torch
-	@tools/timeline.sh
+timeline:  ## draw a training step; DATA=<folder> draws logging_data of your own, one rank<N>.json per rank
+	@$(if $(DATA),,tools/bootstrap.sh build torch)
+	@tools/timeline.sh $(if $(DATA),--data "$(DATA)")
 
 check:  ## layers, documents and format, no build
 	@tools/bootstrap.sh format

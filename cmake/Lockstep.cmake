@@ -25,6 +25,9 @@ function(lockstep_flags target)
   endif()
 endfunction()
 
+# Everything `cmake --install` copies: tools/install.sh builds this and no more.
+add_custom_target(installed)
+
 # lockstep_library(<folder> SOURCES ... HEADERS ... DEPENDS <folders> [LINK <external>] [LINK_PUBLIC <external>])
 # One target per folder, lockstep_<folder>, alias lockstep::<folder>, and a component of the installed package of that
 # name. DEPENDS are the folder's arrows: tools/check_layers.py reads them here. Headers under internal/ are not installed.
@@ -52,6 +55,7 @@ function(lockstep_library folder)
   target_link_libraries(${target} ${reach} ${ARG_LINK_PUBLIC} Threads::Threads)
 
   install(TARGETS ${target} EXPORT lockstep-${LOCKSTEP_BAND}-targets ARCHIVE DESTINATION ${CMAKE_INSTALL_LIBDIR})
+  add_dependencies(installed ${target})
   set_property(GLOBAL APPEND PROPERTY LOCKSTEP_COMPONENTS_${LOCKSTEP_BAND} ${folder})
   foreach(header ${ARG_HEADERS})
     cmake_path(RELATIVE_PATH CMAKE_CURRENT_SOURCE_DIR BASE_DIRECTORY "${PROJECT_SOURCE_DIR}" OUTPUT_VARIABLE place)
@@ -101,5 +105,6 @@ function(lockstep_program name)
   target_link_libraries(${name} PRIVATE ${ARG_LINK} Threads::Threads)
   if(ARG_INSTALL)
     install(TARGETS ${name} RUNTIME DESTINATION ${CMAKE_INSTALL_BINDIR})
+    add_dependencies(installed ${name})
   endif()
 endfunction()
