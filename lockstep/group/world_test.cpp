@@ -97,6 +97,12 @@ TEST(World, CannotBeEnteredTwiceButAgainAfterLeaving) {
   }
 }
 
+TEST(World, TakesAGroupNameAndIgnoresIt) {
+  init_process_group({.group_name = "mine"});
+  EXPECT_EQ(default_group()->name(), "0");
+  destroy_process_group();
+}
+
 TEST(World, RefusesOptionsThatContradictEachOther) {
   const auto store = std::make_shared<HashStore>();
   const auto refused = [](const InitOptions& options, const std::string& part) {
