@@ -4,16 +4,19 @@
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/equal.h>
+#include <ATen/ops/from_blob.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
+#include <array>
 #include <atomic>
 #include <cstring>
 #include <functional>
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
@@ -248,6 +251,46 @@ TEST(Deadlines, OfEnteringTheWorldBeginBeforeTheRanksMeet) {
   destroy_process_group();
   EXPECT_GT(join_deadline, 0);
   EXPECT_LE(join_deadline, late.monotonic_ns());
+}
+
+// An engine whose operations are over at once, and which says so only later and on a thread of its own.
+lockstep_op late_op{};
+std::atomic<std::thread::id> ended_on;
+lockstep_status post_quietly(lockstep_comm* comm, const lockstep_op* op, lockstep_handle** out) {
+  late_op = *op;
+  lockstep_op silent = *op;
+  silent.done = nullptr;
+  return comm::fake_engine()->post(comm, &silent, out);
+}
+void destroy_noting(lockstep_comm* comm, const char* cause) {
+  comm::fake_engine()->comm_destroy(comm, cause);
+  ended_on = std::this_thread::get_id();
+}
+
+TEST(Communicators, DoNotEndOnTheEnginesThreadThatDropsTheirLastOwner) {
+  static lockstep_engine table = *comm::fake_engine();
+  table.name = "late";
+  table.post = post_quietly;
+  table.comm_destroy = destroy_noting;
+  register_backend(&table);
+  register_rendezvous_handler("late", [&](const RendezvousOptions&) {
+    return RendezvousResult{.store = std::make_shared<HashStore>(), .rank = 0, .world_size = 1};
+  });
+  init_process_group({.backend = "late", .init_method = "late://here", .timeout = kPatience});
+  std::array<float, 4> memory{};
+  auto tensor = at::from_blob(memory.data(), {4}, [group = default_group()](void*) {});
+  all_reduce(tensor, {.async_op = true}).wait();
+  // Over for the caller, who drops everything; the engine's thread has yet to say so, and holds the last of it.
+  tensor = at::Tensor();
+  destroy_process_group();
+  EXPECT_EQ(ended_on.load(), std::thread::id());
+  std::thread engine([] { late_op.done(late_op.done_context); });
+  const auto engine_thread = engine.get_id();
+  engine.join();
+  const Deadline patience = Deadline::after(kPatience);
+  while (ended_on.load() == std::thread::id() && !patience.expired()) std::this_thread::yield();
+  EXPECT_NE(ended_on.load(), std::thread::id()) << "the communicator never ended";
+  EXPECT_NE(ended_on.load(), engine_thread);
 }
 
 TEST(RegisterBackend, WhatItThrowsBreaksTheGroup) {

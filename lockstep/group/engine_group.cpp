@@ -9,6 +9,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/group/internal/backend_parts.h"
 #include "lockstep/group/internal/core.h"
+#include "lockstep/group/internal/disposal.h"
 #include "lockstep/group/internal/group_base.h"
 #include "lockstep/group/internal/pieces.h"
 #include "lockstep/group/internal/work_state.h"
@@ -24,7 +25,7 @@ double milliseconds_since(Deadline started) {
 class EngineGroup final : public GroupBase {
  public:
   explicit EngineGroup(JoinOptions options)
-      : GroupBase(options.place), core_(std::make_shared<Core>(std::move(options))) {}
+      : GroupBase(options.place), core_(make_disposable<Core>(std::move(options))) {}
   ~EngineGroup() override {
     try {
       close("");
@@ -204,7 +205,7 @@ Core::Core(JoinOptions options)
 }
 
 Group make_engine_group(JoinOptions options) {
-  return std::make_shared<EngineGroup>(std::move(options));
+  return make_disposable<EngineGroup>(std::move(options));
 }
 
 void close_group(ProcessGroup& group, const std::string& cause) {

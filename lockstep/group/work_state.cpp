@@ -2,6 +2,7 @@
 
 #include "lockstep/base/text.h"
 #include "lockstep/group/internal/completions.h"
+#include "lockstep/group/internal/disposal.h"
 #include "lockstep/group/internal/work_state.h"
 
 namespace lockstep {
@@ -59,6 +60,7 @@ void Work::State::launched() {
 }
 
 void Work::State::on_done(void* context) {
+  const internal::EngineCallback callback;  // this may be the last owner of much
   static_cast<State*>(context)->count_down();
 }
 
