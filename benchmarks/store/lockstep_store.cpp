@@ -1,4 +1,7 @@
-// lockstep's TcpStore.
+// lockstep's TcpStore, with a job secret as in every real job. On one host its clients move to a local socket; with
+// BENCH_STORE_TCP=1 they stay on TCP, where everything is sealed.
+#include <cstdlib>
+
 #include "benchmarks/store/measure.h"
 #include "lockstep/store/tcp_store.h"
 
@@ -7,6 +10,11 @@ namespace {
 
 class LockstepStore {
  public:
+  // Minted before the ranks are forked: main() calls it.
+  static const lockstep::JobSecret& secret() {
+    static const auto job = lockstep::JobSecret::mint();
+    return job;
+  }
   static std::unique_ptr<LockstepStore> serve() {
     return std::make_unique<LockstepStore>(lockstep::TcpStoreOptions{.port = 0, .is_master = true});
   }
@@ -15,6 +23,8 @@ class LockstepStore {
   }
   explicit LockstepStore(lockstep::TcpStoreOptions options) {
     options.wait_for_workers = false;
+    options.secret = secret();
+    options.local_socket = std::getenv("BENCH_STORE_TCP") == nullptr;
     store_ = lockstep::TcpStore::open("127.0.0.1", options);
   }
 
@@ -34,5 +44,6 @@ class LockstepStore {
 }  // namespace bench
 
 int main() {
+  bench::LockstepStore::secret();
   return bench::run_store_contender<bench::LockstepStore>();
 }

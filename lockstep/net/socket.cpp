@@ -3,7 +3,6 @@
 #include <fcntl.h>
 #include <netinet/tcp.h>
 #include <poll.h>
-#include <sched.h>
 #include <sys/time.h>
 
 #include <algorithm>
@@ -122,14 +121,16 @@ void Socket::set_receive_timeout(Deadline deadline) {
 }
 
 // 0 when nothing came, or when something is wrong: the read that follows will say.
-std::size_t Socket::look(std::span<std::uint8_t> buffer) const {
-  const auto until = std::chrono::steady_clock::now() + look_;
-  do {
+std::size_t Socket::look(std::span<std::uint8_t> buffer) {
+  auto now = Looks::Clock::now();
+  const auto until = now + look_;
+  while (now < until && looks_.allowed(now)) {
+    // First of all: right after a request there is no reply yet, and whoever makes it may want this core.
+    now = looks_.yield(now);
     const ssize_t n = ::recv(fd_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);
     if (n > 0) return static_cast<std::size_t>(n);
     if (n == 0 || errno != EAGAIN) return 0;
-    ::sched_yield();
-  } while (std::chrono::steady_clock::now() < until);
+  }
   return 0;
 }
 

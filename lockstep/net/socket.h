@@ -16,6 +16,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/fd.h"
 #include "lockstep/net/address.h"
+#include "lockstep/net/looks.h"
 
 namespace lockstep::net {
 
@@ -36,7 +37,8 @@ class Socket {
   // At least one byte, at most the buffer.
   std::size_t read_some(std::span<std::uint8_t> buffer, Deadline deadline);
   // Before a read sleeps it looks for bytes this long, yielding the core in between. A core that is woken from sleep
-  // takes tens of microseconds, many times what a nearby peer needs to answer. 0 at first: sleep at once.
+  // takes tens of microseconds, many times what a nearby peer needs to answer. Where others want the cores it sleeps
+  // nevertheless (looks.h). 0 at first: sleep at once.
   void set_look_before_sleep(std::chrono::microseconds time) { look_ = time; }
   // Ends the stream in both directions; a blocked call of another thread returns with an error.
   void shut_down() noexcept;
@@ -48,7 +50,7 @@ class Socket {
 
  private:
   void set_receive_timeout(Deadline deadline);
-  std::size_t look(std::span<std::uint8_t> buffer) const;
+  std::size_t look(std::span<std::uint8_t> buffer);
   [[noreturn]] void fail(int code, const char* what) const;
   [[noreturn]] void fail_timeout(const char* what) const;
   [[noreturn]] void fail_closed() const;
@@ -57,6 +59,7 @@ class Socket {
   Address local_;
   Address peer_;
   std::chrono::microseconds look_{0};
+  Looks looks_;
   std::int64_t receive_timeout_us_ = 0;  // as the kernel has it; 0: none
 };
 

@@ -1,6 +1,5 @@
 #include "lockstep/store/internal/tcp_server.h"
 
-#include <sched.h>
 #include <signal.h>
 #include <uv.h>
 
@@ -15,6 +14,7 @@
 #include "lockstep/base/process.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/thread.h"
+#include "lockstep/net/looks.h"
 #include "lockstep/store/internal/tcp_door.h"
 #include "lockstep/store/internal/tcp_session.h"
 #include "lockstep/store/internal/uv_view.h"
@@ -45,7 +45,7 @@ union Stream {
 
 // How long the loop looks for the next request before it sleeps, yielding its core in between: a client that asks one
 // thing after the other is answered without waking a core each time.
-constexpr std::uint64_t kLookNs = 50'000;
+constexpr std::chrono::microseconds kLook{50};
 
 }  // namespace
 
@@ -285,17 +285,18 @@ class TcpServer::Loop {
 
   void look_for_more() {
     if (!may_look_) return;
-    look_until_ = uv_hrtime() + kLookNs;
+    const auto now = net::Looks::Clock::now();
+    if (!looks_.allowed(now)) return;
+    look_until_ = now + kLook;
     if (uv_is_active(as_handle(&look_)) == 0) uv_idle_start(&look_, on_idle);
   }
 
   // While this is active the loop polls without sleeping.
   static void on_idle(uv_idle_t* look) {
-    if (uv_hrtime() > static_cast<Loop*>(look->data)->look_until_) {
-      uv_idle_stop(look);
-    } else {
-      ::sched_yield();
-    }
+    auto& loop = *static_cast<Loop*>(look->data);
+    auto now = net::Looks::Clock::now();
+    if (now < loop.look_until_) now = loop.looks_.yield(now);
+    if (now >= loop.look_until_ || !loop.looks_.allowed(now)) uv_idle_stop(look);
   }
 
   static void on_written(uv_write_t* request, int status) {
@@ -391,7 +392,8 @@ class TcpServer::Loop {
   std::list<Connection> connections_;
   std::array<char, kReadBytes> buffer_;
   const bool may_look_ = available_cores() > 1;
-  std::uint64_t look_until_ = 0;
+  net::Looks looks_;
+  net::Looks::Clock::time_point look_until_{};
   // Guarded by mutex_.
   std::mutex mutex_;
   std::condition_variable grown_;
