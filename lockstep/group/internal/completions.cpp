@@ -2,6 +2,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
 #include <condition_variable>
 #include <deque>
@@ -126,14 +127,13 @@ class Completions {
       if (over_.empty() && watched_.empty()) {
         if (now - idle_since > kIdle && n_idle_ > 2) return false;
         changed_.wait_for(lock, kIdle);
-      } else if (runner_ == nullptr) {
-        if (!over_.empty() || now >= next_look_) return true;
-        changed_.wait_until(lock, next_look_);
-      } else if (!over_.empty() && now >= began_ + kBlocked) {
-        return true;
-      } else {
-        changed_.wait_until(lock, began_ + kBlocked > now ? began_ + kBlocked : now + kBlocked);
+        continue;
       }
+      const auto due = over_.empty() ? next_look_ : now;
+      const auto free = runner_ == nullptr ? now : began_ + kBlocked;
+      const auto turn = std::max(due, free);
+      if (now >= turn) return true;
+      changed_.wait_until(lock, turn);
     }
     return false;
   }
