@@ -62,8 +62,7 @@ void Joinable::begin_iteration() {
 // The joinables while they are being joined.
 class Joining {
  public:
-  Joining(const std::vector<std::reference_wrapper<Joinable>>& joinables,
-          const std::shared_ptr<internal::HeadCount>& count)
+  Joining(const std::vector<JoinTarget>& joinables, const std::shared_ptr<internal::HeadCount>& count)
       : joinables_(joinables) {
     for (Joinable& joinable : joinables_) {
       if (joinable.count_) {
@@ -88,12 +87,11 @@ class Joining {
     }
   }
 
-  const std::vector<std::reference_wrapper<Joinable>>& joinables_;
+  const std::vector<JoinTarget>& joinables_;
   std::size_t n_entered_ = 0;
 };
 
-void join(const std::vector<std::reference_wrapper<Joinable>>& joinables, const std::function<void()>& body,
-          JoinOptions options) {
+void join(const std::vector<JoinTarget>& joinables, const std::function<void()>& body, JoinOptions options) {
   if (joinables.empty()) raise(ErrorKind::kUsage, "join: there is nothing to join");
   const Group& group = joinables.front().get().join_group();
   for (const Joinable& joinable : joinables) {

@@ -22,6 +22,7 @@
 #include <functional>
 #include <memory>
 #include <source_location>
+#include <type_traits>
 #include <vector>
 
 #include "lockstep/base/error.h"
@@ -107,11 +108,34 @@ class Joinable {
   bool is_first_ = false;
 };
 
+// One entry of join's list. Implicit, so that {*model, optimizer} is such a list.
+class JoinTarget {
+ public:
+  template <class T>
+  requires(!std::is_same_v<std::remove_const_t<T>, JoinTarget>) JoinTarget(T& object)
+      : joinable_(checked(object)) {}
+  Joinable& get() const { return *joinable_; }
+  operator Joinable&() const { return *joinable_; }
+
+ private:
+  template <class T>
+  static Joinable* checked(T& object) {
+    static_assert(std::is_base_of_v<Joinable, T>,
+                  "join: this is not a Joinable. Name the DistributedDataParallel model (*model) and, if "
+                  "there is one, the "
+                  "ZeroRedundancyOptimizer; a plain torch::optim optimizer runs no collectives, so leave it "
+                  "out of the list");
+    if constexpr (std::is_base_of_v<Joinable, T>) return &object;
+    return nullptr;
+  }
+  Joinable* joinable_;
+};
+
 // Runs the body, then shadows the others until nobody has input left. Blocks, each wait for the group's timeout at most.
 // What the body throws passes, without shadowing: the other ranks then wait for this one in vain. Raises kUsage when
 // there is no joinable, when their groups differ or when one is being joined already; InputsExhausted as said above; what
 // the joinables raise.
-void join(const std::vector<std::reference_wrapper<Joinable>>& joinables, const std::function<void()>& body,
+void join(const std::vector<JoinTarget>& joinables, const std::function<void()>& body,
           JoinOptions options = {});
 
 }  // namespace lockstep
