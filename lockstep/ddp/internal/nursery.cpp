@@ -84,25 +84,27 @@ class NurseryAllocator final : public c10::Allocator {
         self.lent_.erase(found);
       }
     }
-    if (lent.nursery) {
-      lent.nursery->give_back(std::move(lent.block));
+    if (lent.block.memory.defined()) {
+      // Else the pool went with its model, and the block goes back to the group.
+      if (const auto nursery = lent.nursery.lock()) nursery->give_back(std::move(lent.block));
     } else if (data != nullptr) {
       self.before_->raw_deleter()(data);
     }
   }
-  void lend(void* data, std::shared_ptr<Nursery> nursery, Nursery::Block block) {
+  void lend(void* data, const std::shared_ptr<Nursery>& nursery, Nursery::Block block) {
     const std::lock_guard lock(mutex_);
-    lent_[data] = {std::move(nursery), std::move(block)};
+    lent_[data] = {nursery, std::move(block)};
   }
   bool lent_by(const void* data, const Nursery* nursery) {
     const std::lock_guard lock(mutex_);
     const auto found = lent_.find(data);
-    return found != lent_.end() && found->second.nursery.get() == nursery;
+    return found != lent_.end() && found->second.nursery.lock().get() == nursery;
   }
 
  private:
   struct Lent {
-    std::shared_ptr<Nursery> nursery;
+    std::weak_ptr<Nursery>
+        nursery;  // weakly: one gradient that is kept must not keep the blocks of all others
     Nursery::Block block;
   };
   explicit NurseryAllocator(c10::Allocator* before) : before_(before) {}

@@ -4,7 +4,7 @@
 // While a backward pass runs, an allocator placed before libtorch's serves requests whose size is that of a large
 // gradient from a pool of the group's shared memory; autograd writes the gradient there and Tensor::grad() keeps it. A
 // temporary of the same size may land there too, and does no harm. When the gradient is dropped, its block goes back to
-// the pool and serves the next step.
+// the pool and serves the next step. A gradient that outlives the model keeps its own block, and nothing else of the pool.
 //
 // The allocator is placed once per process and stays; outside of a backward pass that was announced it only passes
 // requests on (one thread-local load). If the program later places another one, gradients are born elsewhere and copied.
