@@ -8,8 +8,9 @@
 // one process would get on the whole batch.
 //
 // Constructor, forward and backward are collective: all ranks run them in the same order. Parameters must not be added,
-// removed, resized or moved after wrapping, and are registered in the same order everywhere. In a world of one the
-// wrapper does nothing but call the module.
+// removed, resized or moved after wrapping, and are registered in the same order everywhere. One that was added is looked for
+// before the first forward pass and every 100th after it, and raises kUsage. In a world of one the wrapper does nothing but call
+// the module.
 // Thread safety: as torch::nn::Module, one thread at a time.
 #pragma once
 
@@ -51,8 +52,9 @@ class DistributedDataParallelImpl final : public DdpCore {
       "torch::jit::Module");
 
  public:
-  // Blocks until all ranks construct theirs. Raises kUsage when there is no group, no trainable parameter, or the ranks'
-  // modules differ; what the group raises otherwise.
+  // Blocks until all ranks construct theirs. Raises kUsage when there is no group or this rank is not in it, when there is no
+  // trainable parameter, a weight was tied by assignment to a layer's member, or the ranks' modules differ; what the group
+  // raises otherwise.
   DistributedDataParallelImpl(std::shared_ptr<M> module, DdpOptions options)
       : DdpCore(tensors_of(module), module, std::move(options)), module_(std::move(module)) {}
 

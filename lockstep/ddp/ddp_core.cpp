@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <unordered_set>
 #include <utility>
 
 #include "lockstep/base/error.h"
@@ -32,6 +33,23 @@ void check_materialised(const internal::NamedTensors& parameters) {
   }
 }
 
+// In Python `out.weight = tokens.weight` registers the tensor; here the module keeps the old one as its parameter.
+void check_assigned(const ModuleTensors& tensors, const DdpOptions& options) {
+  const auto names = tensors.assigned_weights();
+  if (names.empty()) return;
+  std::string list;
+  for (const auto& name : names) list += (list.empty() ? "" : ", ") + name;
+  const std::string text =
+      cat("DistributedDataParallel: ", list,
+          ": the layer computes with another tensor than the parameter of that name. ",
+          "Assigning to a member (out->weight = tokens->weight) ties nothing in C++: the old parameter stays "
+          "registered, ",
+          "is never used and gets no gradient. Use the shared tensor where it is needed, as in ",
+          "torch::linear(x, tokens->weight), and leave the second layer out");
+  if (!options.find_unused_parameters && !options.static_graph) raise(ErrorKind::kUsage, text);
+  log(LogLevel::kWarn, text);
+}
+
 Group group_of(const DdpOptions& options) {
   if (!options.device_mesh) return options.process_group ? options.process_group : default_group();
   if (options.process_group)
@@ -47,6 +65,9 @@ BucketCaps caps_of(const DdpOptions& options) {
   return {.cap_mb = options.bucket_cap_mb, .cap_mb_list = options.bucket_cap_mb_list};
 }
 
+// The parameters are counted before the first forward pass, and again so often: looking at all of them takes time.
+constexpr std::uint64_t kForwardsPerLook = 100;
+
 }  // namespace
 
 DdpCore::DdpCore(std::shared_ptr<const ModuleTensors> tensors, std::shared_ptr<torch::nn::Module> module,
@@ -58,6 +79,12 @@ DdpCore::DdpCore(std::shared_ptr<const ModuleTensors> tensors, std::shared_ptr<t
       steps_(std::make_shared<internal::Steps>()),
       static_graph_(options_.static_graph) {
   check_options();
+  if (!is_group_member(group_)) {
+    raise(ErrorKind::kUsage, cat("DistributedDataParallel: this rank is not a member of the group",
+                                 group_ ? cat(" \"", group_->name(), "\"") : std::string(),
+                                 ", so its gradients would not be averaged with anybody's; construct the "
+                                 "model on the group's ranks only"));
+  }
   register_module("module", std::move(module));
   internal::check_ignored(*tensors_, options_.ignored);
   const internal::NamedTensors parameters = internal::parameters_of(*tensors_, options_.ignored);
@@ -68,6 +95,8 @@ DdpCore::DdpCore(std::shared_ptr<const ModuleTensors> tensors, std::shared_ptr<t
           "wrapping");
   }
   check_materialised(parameters);
+  check_assigned(*tensors_, options_);
+  known_ = parameters.tensors;
   // A bad cap is an error in a world of one, too.
   describe_construction(trained, rebuilt_limits(caps_of(options_)).back());
   tell_construction(trained, parameters.tensors.size());
@@ -142,13 +171,13 @@ void DdpCore::make_reducer(const Group& group) {
                            .gradient_as_bucket_view = options_.gradient_as_bucket_view,
                            .in_place_bytes = options_.in_place_bytes,
                            .find_unused_parameters = options_.find_unused_parameters,
+                           .static_graph = static_graph_,  // the first plan depends on it
                            .skip_all_reduce_unused_params = options_.skip_all_reduce_unused_params,
                            .where = options_.where};
     if (options_.mixed_precision) options.reduce_dtype = options_.mixed_precision->reduced_in();
     options.precisions = precisions_;
     auto reducer = Reducer::create(reduced_->tensors, reduced_->names, std::move(options));
     reducer->clock().set_sample_rate(sample_rate_);
-    if (static_graph_) reducer->set_static_graph();
     if (comm_hook_.run && !alone) reducer->register_comm_hook(comm_hook_);
     reducer->on_average(
         [steps = steps_](const at::Tensor& parameter, const at::Tensor& average) {
@@ -261,6 +290,7 @@ void DdpCore::before_forward() {
     say(Has::kInput);
   }
   if (at::GradMode::is_enabled()) {
+    if (n_forwards_++ % kForwardsPerLook == 0) check_nothing_added();
     steps_->adopt(reduced_->tensors, delayed_->tensors);
     if (delayed_reduction_) delayed_reduction_->check();
     if (delayed_reduction_) delayed_reduction_->follow_parameters();
@@ -281,7 +311,27 @@ void DdpCore::sync_buffers(bool joining) {
   }
   if (!options_.broadcast_buffers) return;
   const std::vector<at::Tensor> buffers = internal::buffers_of(*tensors_, options_.ignored).tensors;
-  if (!buffers.empty()) broadcast_->run(buffers, joining ? heard().highest_active : 0);
+  if (buffers.empty()) return;
+  try {
+    broadcast_->run(buffers, joining ? heard().highest_active : 0);
+  } catch (const Error& error) {
+    internal::raise_forward_alone(error);
+  }
+}
+
+// What is there now and was not when the model was wrapped has no hook: ranks would silently diverge in it.
+void DdpCore::check_nothing_added() const {
+  std::unordered_set<const at::TensorImpl*> known;
+  for (const at::Tensor& tensor : known_) known.insert(tensor.unsafeGetTensorImpl());
+  const internal::NamedTensors now = internal::parameters_of(*tensors_, options_.ignored);
+  for (std::size_t i = 0; i < now.tensors.size(); ++i) {
+    if (!now.tensors[i].requires_grad() || known.contains(now.tensors[i].unsafeGetTensorImpl())) continue;
+    raise(ErrorKind::kUsage,
+          cat("DistributedDataParallel: parameter ", now.names[i],
+              " was added to the module, or put in another's place, after it was wrapped: its gradients "
+              "would not be "
+              "averaged. Build the module completely, then wrap it; or name the parameter in `ignored`"));
+  }
 }
 
 void DdpCore::run_buffer_hook() {
@@ -368,6 +418,18 @@ void DdpCore::register_comm_hook(CommHook hook) {
 void DdpCore::set_static_graph() {
   if (reducer_) reducer_->set_static_graph();
   static_graph_ = true;
+}
+
+void DdpCore::remove_autograd_hooks() {
+  if (join_options() != nullptr || torch::autograd::get_current_graph_task_id() != -1)
+    raise(ErrorKind::kUsage, "remove_autograd_hooks: not inside join() or backward()");
+  if (steps_->any())
+    raise(ErrorKind::kUsage, "remove_autograd_hooks: optimizers of this model step inside backward()");
+  if (precisions_)
+    raise(ErrorKind::kUnsupported,
+          "remove_autograd_hooks: not with mixed precision, which needs the hooks itself");
+  reducer_ = nullptr;
+  delayed_reduction_ = nullptr;
 }
 
 void DdpCore::check_reducer_finalized() const {

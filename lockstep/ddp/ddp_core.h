@@ -143,6 +143,10 @@ class DdpCore : public torch::nn::Module, public Joinable {
   void update_process_group(Group group);
   // As the option; raises kUsage after the first forward pass.
   void set_static_graph();
+  // Gradients are this rank's own from now on, as torch's _remove_autograd_hooks leaves them: for whoever averages otherwise. Until
+  // update_process_group(), which hooks the parameters again. Raises kUsage inside backward() or join(), and when optimizers step
+  // inside backward(), since they would no longer.
+  void remove_autograd_hooks();
   // The outputs of forward() are copies of what the module returned, so that they may be changed in place. Only where
   // they must be watched (find_unused_parameters, static_graph, mixed precision); false saves the copy.
   void set_sink_clone(bool clone) { sink_clone_ = clone; }
@@ -175,6 +179,8 @@ class DdpCore : public torch::nn::Module, public Joinable {
   void after_forward(const std::function<void(const Visitor&)>& visit_outputs);
   void watch(std::vector<at::Tensor> outputs, const std::function<void(const Visitor&)>& visit_outputs);
   void check_options() const;
+  // Raises kUsage for a parameter that is trained and was not there when the model was wrapped.
+  void check_nothing_added() const;
   void prepare_precisions(const internal::NamedTensors& parameters);
   void take_delayed(internal::NamedTensors& trained);
   void make_reducer(const Group& group);
@@ -189,6 +195,8 @@ class DdpCore : public torch::nn::Module, public Joinable {
   const DdpOptions options_;
   Group group_;
   const std::shared_ptr<const ModuleTensors> tensors_;
+  std::vector<at::Tensor> known_;  // the module's parameters when it was wrapped
+  std::uint64_t n_forwards_ = 0;   // with gradients
   // Shared with NoSync guards, which may outlive the model.
   const std::shared_ptr<bool> syncs_ = std::make_shared<bool>(true);
   std::unique_ptr<internal::NamedTensors> reduced_, delayed_;  // trained parameters: in buckets, or apart

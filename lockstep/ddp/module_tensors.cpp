@@ -1,7 +1,9 @@
 #include "lockstep/ddp/module_tensors.h"
 
 #include <torch/nn/module.h>
+#include <torch/nn/modules/conv.h>
 #include <torch/nn/modules/embedding.h>
+#include <torch/nn/modules/linear.h>
 
 #include <utility>
 
@@ -9,6 +11,18 @@
 
 namespace lockstep {
 namespace {
+
+// Its `weight` is not the parameter of that name. Asked of the kinds of layer whose weights people share.
+template <class... Layers>
+bool is_assigned(const torch::nn::Module& module) {
+  const auto other_than = [&](const at::Tensor& weight) {
+    const auto own = module.named_parameters(false);
+    const at::Tensor* registered = own.find("weight");
+    return weight.defined() && registered != nullptr && !registered->is_same(weight);
+  };
+  const auto one = [&](const auto* layer) { return layer != nullptr && other_than(layer->weight); };
+  return (one(module.as<Layers>()) || ...);
+}
 
 class NnModuleTensors final : public ModuleTensors {
  public:
@@ -25,6 +39,18 @@ class NnModuleTensors final : public ModuleTensors {
         weights.push_back(one->weight);
     }
     return weights;
+  }
+
+  std::vector<std::string> assigned_weights() const override {
+    namespace nn = torch::nn;
+    std::vector<std::string> names;
+    for (const auto& child : module_->named_modules()) {
+      if (is_assigned<nn::LinearImpl, nn::EmbeddingImpl, nn::EmbeddingBagImpl, nn::Conv1dImpl, nn::Conv2dImpl,
+                      nn::Conv3dImpl>(*child.value())) {
+        names.push_back((child.key().empty() ? "" : child.key() + ".") + "weight");
+      }
+    }
+    return names;
   }
 
  private:

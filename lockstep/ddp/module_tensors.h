@@ -26,6 +26,8 @@ class ModuleTensors {
   virtual Named buffers() const = 0;
   // Parameters whose gradients are sparse.
   virtual std::vector<at::Tensor> sparse_parameters() const = 0;
+  // Names of weights whose layer computes with another tensor than the one registered under the name, where that can be seen.
+  virtual std::vector<std::string> assigned_weights() const { return {}; }
 };
 
 // Keeps the module. Sparse are the weights of Embedding and EmbeddingBag with sparse=true. Raises kUsage for a null pointer.

@@ -228,7 +228,11 @@ void Reducer::rebuild_by_arrival() {
   static_assert(sizeof(std::size_t) == sizeof(std::int64_t));
   at::Tensor order = at::empty({static_cast<std::int64_t>(arrival_.size())}, at::kLong);
   std::memcpy(order.mutable_data_ptr(), arrival_.data(), order.nbytes());
-  internal::broadcast_from(0, order, options_.group, options_.where);
+  try {
+    internal::broadcast_from(0, order, options_.group, options_.where);
+  } catch (const Error& error) {
+    internal::raise_forward_alone(error);
+  }
   std::memcpy(arrival_.data(), order.const_data_ptr(), order.nbytes());
 
   BucketIndices plan = rebuilt_buckets(items_, options_.caps, arrival_);

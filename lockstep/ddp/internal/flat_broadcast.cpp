@@ -72,6 +72,15 @@ void broadcast_from(int speaker, const at::Tensor& tensor, const Group& group, s
   broadcast(tensor, {.group_src = speaker, .group = group, .where = where});
 }
 
+void raise_forward_alone(const Error& error) {
+  Failure failure = error.failure();
+  failure.message +=
+      ". This is what ranks exchange at the start of forward(), which all of them must call, in evaluation "
+      "too; to evaluate "
+      "on one rank alone call model->module()->forward()";
+  raise(std::move(failure));
+}
+
 FlatBroadcast::FlatBroadcast(Group group, std::source_location where)
     : group_(std::move(group)), where_(where) {}
 

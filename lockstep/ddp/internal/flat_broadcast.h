@@ -10,12 +10,17 @@
 #include <source_location>
 #include <vector>
 
+#include "lockstep/base/error.h"
 #include "lockstep/group/process_group.h"
 
 namespace lockstep::internal {
 
 // Blocks. Rank `speaker` of the group speaks.
 void broadcast_from(int speaker, const at::Tensor& tensor, const Group& group, std::source_location where);
+
+// What an exchange at the start of a forward pass died of, with the likely cause: that not all ranks called forward(). Call inside a
+// catch block.
+[[noreturn]] void raise_forward_alone(const Error& error);
 
 class FlatBroadcast {
  public:
