@@ -1,10 +1,9 @@
-// Shared by the examples of RPC: main's frame, so that a worker that fails says why in one line.
+// Shared by the examples of RPC: main's frame.
 #pragma once
 
 #include <lockstep/lockstep.h>
 
 #include <cstdio>
-#include <exception>
 
 // What main returns: 0 when body(rank) says that it worked. `rank` is the launcher's.
 template <class Body>
@@ -16,10 +15,6 @@ int as_worker(Body body) {
     std::fprintf(stderr, "there is no RANK: start this program with lockstep run\n");
     return 1;
   }
-  try {
-    return body(static_cast<int>(*rank)) ? 0 : 1;
-  } catch (const std::exception& error) {  // such as: another worker is gone
-    std::fprintf(stderr, "gives up: %s\n", error.what());
-    return 1;
-  }
+  // What it throws, such as that another worker is gone, is a line of this rank's.
+  return lockstep::run_main([&] { return body(static_cast<int>(*rank)) ? 0 : 1; });
 }

@@ -9,7 +9,9 @@
 
 #include "examples/ranks_equal.h"
 
-int main() {
+namespace {
+
+int train() {
   constexpr int kSteps = 40, kParts = 4;
   lockstep::init_process_group();
   const int rank = lockstep::get_rank();
@@ -52,4 +54,10 @@ int main() {
     std::printf("%s\n", worked ? "the loss fell; all ranks hold the same network" : "it did not work");
   lockstep::destroy_process_group();
   return worked ? 0 : 1;
+}
+
+}  // namespace
+
+int main() {
+  return lockstep::run_main(train);
 }

@@ -37,9 +37,7 @@ torch::nn::Sequential make_net() {
                                torch::nn::Linear(16, kClasses));
 }
 
-}  // namespace
-
-int main() {
+int train() {
   lockstep::init_process_group();
   const int rank = lockstep::get_rank();
   torch::manual_seed(1);
@@ -74,4 +72,10 @@ int main() {
     std::printf("%s\n", equal ? "it learnt; all ranks hold the same network" : "the ranks differ");
   lockstep::destroy_process_group();
   return equal ? 0 : 1;
+}
+
+}  // namespace
+
+int main() {
+  return lockstep::run_main(train);
 }

@@ -10,7 +10,9 @@
 
 #include "examples/ranks_equal.h"
 
-int main() {
+namespace {
+
+int train() {
   constexpr int kSteps = 120;
   lockstep::init_process_group();
   const int rank = lockstep::get_rank();
@@ -49,4 +51,10 @@ int main() {
     std::printf("%s\n", worked ? "the loss fell; all ranks hold the same network" : "it did not work");
   lockstep::destroy_process_group();
   return worked ? 0 : 1;
+}
+
+}  // namespace
+
+int main() {
+  return lockstep::run_main(train);
 }

@@ -9,7 +9,9 @@
 
 #include "examples/ranks_equal.h"
 
-int main() {
+namespace {
+
+int train() {
   lockstep::init_process_group();
   const int rank = lockstep::get_rank();
   const int n_batches = 30 + 25 * rank;
@@ -50,4 +52,10 @@ int main() {
     std::printf("%s\n", all_worked ? "the loss fell; all ranks hold the same network" : "it did not work");
   lockstep::destroy_process_group();
   return all_worked ? 0 : 1;
+}
+
+}  // namespace
+
+int main() {
+  return lockstep::run_main(train);
 }

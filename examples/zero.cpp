@@ -10,7 +10,9 @@
 
 #include "examples/ranks_equal.h"
 
-int main() {
+namespace {
+
+int train() {
   constexpr int kSteps = 60;
   lockstep::init_process_group();
   const int rank = lockstep::get_rank(), n_ranks = lockstep::get_world_size();
@@ -56,4 +58,10 @@ int main() {
     std::printf("%s\n", worked ? "the loss fell; all ranks hold the same network" : "it did not work");
   lockstep::destroy_process_group();
   return worked ? 0 : 1;
+}
+
+}  // namespace
+
+int main() {
+  return lockstep::run_main(train);
 }

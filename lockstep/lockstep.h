@@ -8,6 +8,7 @@
 #include "lockstep/ddp/hooks.h"
 #include "lockstep/ddp/replicate.h"
 #include "lockstep/group/group.h"
+#include "lockstep/group/run_main.h"
 #include "lockstep/join/join.h"
 #include "lockstep/nn/nn.h"
 #include "lockstep/optim/optim.h"

@@ -115,7 +115,7 @@ class Communicator {
   Failure current_failure(const Operation& operation);
   void note_gone(int peer);
   Failure nobody_left(int peer) const;
-  std::optional<std::string> look(const std::string& key);
+  std::optional<std::string> look(const std::string& key, bool* published = nullptr);
   std::string who(int peer) const;
 
   // Constant after construction.

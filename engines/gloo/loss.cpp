@@ -131,11 +131,12 @@ void Communicator::hung_up(int peer) {
   }
 }
 
-std::optional<std::string> Communicator::look(const std::string& key) {
+std::optional<std::string> Communicator::look(const std::string& key, bool* published) {
   std::string value(2048, '\0');
   std::size_t length = 0;
-  if (host_->kv_get(host_->context, key.c_str(), value.data(), value.size(), &length, 0) != LOCKSTEP_OK)
-    return {};
+  const auto status = host_->kv_get(host_->context, key.c_str(), value.data(), value.size(), &length, 0);
+  if (published != nullptr) *published = status != LOCKSTEP_UNSUPPORTED;
+  if (status != LOCKSTEP_OK) return {};
   value.resize(std::min(length, value.size()));
   return value;
 }
@@ -157,8 +158,10 @@ Communicator::Verdict Communicator::judge(int peer) {
       break_with(std::move(failure));
       return Verdict::kBroken;
     }
-    if (const auto words = look(cat("/lockstep/exit/", peer))) cause = *words;
-    if (cause.empty() && now_ns() > patience) cause = "gone, cause unknown";
+    bool published = true;
+    if (const auto words = look(cat("/lockstep/exit/", peer), &published)) cause = *words;
+    // What the peer itself had to say it said before its sockets closed.
+    if (cause.empty() && (!published || now_ns() > patience)) cause = "gone, cause unknown";
     if (cause.empty()) std::this_thread::sleep_for(std::chrono::milliseconds(10));
   }
   break_with({.status = LOCKSTEP_PEER_LOST,

@@ -10,7 +10,6 @@
 
 #include <chrono>
 #include <cmath>
-#include <exception>
 #include <iostream>
 #include <numbers>
 #include <string>
@@ -148,11 +147,5 @@ int run(const Options& options) {
 }  // namespace char_gpt
 
 int main(int argc, char** argv) {
-  const auto options = char_gpt::parse_options(argc, argv);
-  try {
-    return char_gpt::run(options);
-  } catch (const std::exception& e) {
-    std::cerr << "char_gpt: " << e.what() << "\n";
-    return 1;
-  }
+  return lockstep::run_main(char_gpt::run, char_gpt::parse_options(argc, argv));
 }

@@ -8,7 +8,6 @@
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
-#include <exception>
 #include <iostream>
 
 namespace {
@@ -63,10 +62,5 @@ int train() {
 }  // namespace
 
 int main() {
-  try {
-    return train();
-  } catch (const std::exception& error) {
-    std::cerr << "torchscript: " << error.what() << '\n';
-    return 1;
-  }
+  return lockstep::run_main(train);
 }

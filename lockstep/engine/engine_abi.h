@@ -106,7 +106,8 @@ typedef struct lockstep_host {
    * key exists or the deadline passes (LOCKSTEP_TIMEOUT); one look for a deadline that has passed already. It
    * writes at most capacity bytes and always the full length to *length. Keys that begin with "/" address the
    * job's whole store instead, for what others publish there: "/lockstep/exit/<rank in this communicator>"
-   * holds the words of how a rank ended, set by the launcher or spawn when they started it. */
+   * holds the words of how a rank ended, set by the launcher or spawn when they started it; where neither did,
+   * nobody will ever set it, and get gives LOCKSTEP_UNSUPPORTED at once. */
   lockstep_status (*kv_set)(void* context, const char* key, const void* value, size_t length);
   lockstep_status (*kv_get)(void* context, const char* key, void* value, size_t capacity, size_t* length,
                             int64_t deadline_ns);

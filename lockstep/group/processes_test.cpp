@@ -17,6 +17,7 @@
 #include "lockstep/base/fd.h"
 #include "lockstep/base/text.h"
 #include "lockstep/group/group.h"
+#include "lockstep/group/run_main.h"
 #include "lockstep/process/spawn.h"
 
 namespace lockstep {
@@ -81,6 +82,54 @@ TEST(Processes, WhatARankThrowsReachesTheCallerOfSpawn) {
   }
 }
 
+// What the processes write to stderr during `run`.
+std::string stderr_of(const std::function<void()>& run) {
+  int ends[2];
+  EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  Fd reader(ends[0]), writer(ends[1]);
+  const Fd before(::fcntl(2, F_DUPFD_CLOEXEC, 3));
+  ::dup2(writer.get(), 2);
+  writer.reset();
+  run();
+  ::dup2(before.get(), 2);
+  std::string text;
+  char part[4096];
+  for (ssize_t n = 0; (n = ::read(reader.get(), part, sizeof part)) > 0;)
+    text.append(part, static_cast<std::size_t>(n));
+  return text;
+}
+
+TEST(RunMain, AnUncaughtExceptionIsALineWithTheRankAndTheOthersHearIt) {
+  const auto said = stderr_of([] {
+    try {
+      spawn(2, [](int rank) {
+        ::signal(SIGTERM, SIG_IGN);
+        const int code = run_main(
+            [](int me) {
+              init_process_group();
+              if (me == 1) throw std::runtime_error("no more data\nin shard 7");
+              barrier();
+            },
+            rank);
+        ::_exit(code + 10 * rank);
+      });
+      ADD_FAILURE() << "nothing failed";
+    } catch (const SpawnError& error) {
+      EXPECT_EQ(error.index(), 1);
+      EXPECT_EQ(error.exit_code(), 11);
+    }
+  });
+  EXPECT_NE(said.find("[rank1]: std::runtime_error: no more data\n[rank1]: in shard 7\n"), std::string::npos)
+      << said;
+  EXPECT_NE(said.find("[rank0]: lockstep::DistBackendError: barrier "), std::string::npos) << said;
+  EXPECT_NE(said.find("is gone: threw: no more data\n[rank0]: in shard 7"), std::string::npos) << said;
+}
+
+TEST(RunMain, GivesWhatTheFunctionReturns) {
+  EXPECT_EQ(run_main([](int code, const std::string&) { return code; }, 3, "text"), 3);
+  EXPECT_EQ(run_main([] {}), 0);
+}
+
 // What the survivors of rank 1's death were told, a line each.
 std::string last_words(int size, const std::function<void()>& die) {
   int ends[2];
@@ -118,6 +167,46 @@ TEST(Processes, SurvivorsLearnWhoDiedAndHow) {
   EXPECT_EQ(killed, "peer_lost rank 1: killed by SIGKILL (9)\npeer_lost rank 1: killed by SIGKILL (9)\n");
   const auto exited = last_words(2, [] { ::_exit(7); });
   EXPECT_EQ(exited, "peer_lost rank 1: exited with code 7\n");
+}
+
+// Rank 0 dies. Rank 1 learns so in the world and ends in some way; rank 2, in a group with rank 1 only, waits for that
+// one. What rank 2 was told.
+std::string words_behind(const std::function<void()>& end) {
+  int ends[2];
+  EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+  Fd reader(ends[0]), writer(ends[1]);
+  EXPECT_THROW(spawn(3,
+                     [&](int rank) {
+                       ::signal(SIGTERM, SIG_IGN);
+                       init_process_group();
+                       const auto pair = new_group({1, 2});
+                       if (rank == 0) ::raise(SIGKILL);
+                       try {
+                         barrier({.group = rank == 1 ? Group{} : pair});
+                       } catch (const Error& error) {
+                         if (rank == 1) return end();
+                         const auto line = cat(error.peer().value_or(LostPeer{}).cause, "\n");
+                         require(::write(writer.get(), line.data(), line.size()) > 0, "write");
+                       }
+                     }),
+               SpawnError);
+  writer.reset();
+  std::string text(4096, '\0');
+  const auto n = ::read(reader.get(), text.data(), text.size());
+  text.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+  return text;
+}
+
+TEST(Processes, ASurvivorThatLeavesPassesTheFirstCauseOn) {
+  const auto told = words_behind([] { destroy_process_group(); });
+  EXPECT_EQ(told.rfind("it lost rank 0 of the world (pid ", 0), 0u) << told;
+  EXPECT_NE(told.find("): killed by SIGKILL (9)"), std::string::npos) << told;
+}
+
+TEST(Processes, ASurvivorThatDiesOfALossLeavesItsErrorBehind) {
+  const auto told = words_behind([] { ::_exit(5); });
+  EXPECT_EQ(told.rfind("exited with code 5; its last error: barrier ", 0), 0u) << told;
+  EXPECT_NE(told.find("killed by SIGKILL (9)"), std::string::npos) << told;
 }
 
 TEST(Processes, MakeSubGroupsThatDoNotWaitForEachOther) {

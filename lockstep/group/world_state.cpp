@@ -9,6 +9,7 @@
 #include "lockstep/base/rank_thread.h"
 #include "lockstep/base/text.h"
 #include "lockstep/group/groups.h"
+#include "lockstep/group/internal/group_base.h"
 #include "lockstep/rendezvous/rendezvous.h"
 #include "lockstep/store/hash_store.h"
 
@@ -75,12 +76,26 @@ std::vector<int> all_ranks(int size) {
   return ranks;
 }
 
+// Why a rank that leaves now does so: the loss that broke the default group, which every rank of the world is a member
+// of. Ranks that wait for this one in another group would otherwise learn only that it left. "" when there was none.
+std::string loss_behind(const Group& world) {
+  const auto* base = dynamic_cast<const GroupBase*>(world.get());
+  const auto comm =
+      base != nullptr && base->engine() != nullptr ? base->communicator(*base->engine()) : nullptr;
+  const auto failure = comm ? comm->broken() : std::nullopt;
+  if (!failure || failure->kind != ErrorKind::kPeerLost || !failure->peer) return "";
+  return cat("it lost rank ", failure->peer->rank, " of the world (pid ", failure->peer->pid,
+             "): ", failure->peer->cause);
+}
+
 }  // namespace
 
 World::~World() {
   // A forked child must not end its parent's groups: the copy it holds is left where it is, for ever.
   if (entered_ && owner_pid_ != ::getpid()) new std::shared_ptr<Entered>(std::move(entered_));
-  if (entered_) close_all(*entered_, [](ProcessGroup& group) { close_group(group, ""); });
+  if (!entered_) return;
+  const std::string cause = loss_behind(entered_->group);
+  close_all(*entered_, [&](ProcessGroup& group) { close_group(group, cause); });
 }
 
 // A group that cannot be left well must not keep the others from it.
@@ -275,7 +290,8 @@ void World::leave(const Group& group, const std::string& cause) {
   const auto all = take(group, "destroy_process_group", one);
   if (one) close_group(*one, cause);
   if (!all) return;
-  close_all(*all, [&](ProcessGroup& each) { close_group(each, cause); });
+  const std::string why = cause.empty() ? loss_behind(all->group) : cause;
+  close_all(*all, [&](ProcessGroup& each) { close_group(each, why); });
   set_log_rank(-1);
 }
 

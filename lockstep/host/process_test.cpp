@@ -121,6 +121,42 @@ std::size_t open_memfds() {
   return n;
 }
 
+// A key-value space where nobody writes how a rank ended, and that counts who asks.
+struct Untold {
+  explicit Untold(const lockstep_host* of) : base(of), host(*of) {
+    host.context = this;
+    host.kv_set = [](void* self, const char* key, const void* value, std::size_t length) {
+      const auto* to = static_cast<Untold*>(self)->base;
+      return to->kv_set(to->context, key, value, length);
+    };
+    host.kv_get = [](void* self, const char* key, void* value, std::size_t capacity, std::size_t* length,
+                     std::int64_t deadline_ns) {
+      auto* me = static_cast<Untold*>(self);
+      if (std::string_view(key).starts_with("/lockstep/exit/")) return ++me->n_asked, LOCKSTEP_UNSUPPORTED;
+      return me->base->kv_get(me->base->context, key, value, capacity, length, deadline_ns);
+    };
+  }
+  const lockstep_host* base;
+  lockstep_host host;
+  std::atomic<int> n_asked{0};
+};
+
+TEST(HostProcesses, WhereNobodyWritesHowARankEndedItIsToldAtOnce) {
+  FolderKv folder;
+  const KvSpace kv(folder);
+  Children ranks;
+  for (int r = 0; r < 2; ++r) {
+    ranks.start([&, r] {
+      Untold untold(kv.host());
+      Rank rank(&untold.host, r, 2);
+      if (r == 1) ::raise(SIGKILL);
+      CHILD_EXPECT(rank.barrier() == LOCKSTEP_PEER_LOST, rank.failure().error);
+      CHILD_EXPECT(untold.n_asked <= 1, untold.n_asked);
+    });
+  }
+  EXPECT_EQ(ranks.status(0), 0);  // before rank 1 is reaped: the kernel cannot tell either
+}
+
 // 50 jobs of three ranks in an all_reduce loop; in each, one rank in turn is killed at a moment chosen at random.
 TEST(HostProcesses, AKilledRankIsNamedByEverySurvivorAndLeavesNothingBehind) {
   std::mt19937 random(5);

@@ -219,7 +219,25 @@ TEST(StoreHost, AGetEndsWhenARankHasGivenUp) {
             LOCKSTEP_PEER_LOST);
 }
 
+// What the launcher and spawn set for the ranks they start.
+struct UnderALauncher {
+  UnderALauncher() { ::setenv("LOCKSTEP_LAUNCHER", "1", 1); }
+  ~UnderALauncher() { ::unsetenv("LOCKSTEP_LAUNCHER"); }
+};
+
+TEST(StoreHost, WithoutALauncherNobodyWaitsForWordsOfHowARankEnded) {
+  ::unsetenv("LOCKSTEP_LAUNCHER");
+  HashStore root;
+  internal::StoreHost host(internal::StoreHost::Stores::clone(root, root, root), "failed");
+  const auto soon = Deadline::after(Milliseconds(50));
+  size_t length = 0;
+  EXPECT_EQ(host.table()->kv_get(host.table()->context, "/lockstep/exit/0", nullptr, 0, &length,
+                                 soon.monotonic_ns()),
+            LOCKSTEP_UNSUPPORTED);
+}
+
 TEST(StoreHost, KeysWithASlashAddressTheWholeStore) {
+  const UnderALauncher launched;
   HashStore root;
   PrefixStore group("group", root.clone());
   internal::StoreHost host(internal::StoreHost::Stores::clone(group, root, root), "failed");
@@ -234,6 +252,7 @@ TEST(StoreHost, KeysWithASlashAddressTheWholeStore) {
 }
 
 TEST(StoreHost, AsksTheLauncherAboutRanksByTheNumbersItGaveThem) {
+  const UnderALauncher launched;
   HashStore root;
   internal::StoreHost host(internal::StoreHost::Stores::clone(root, root, root), "failed", {2, 5});
   const lockstep_host* table = host.table();

@@ -6,6 +6,7 @@
 #include <string_view>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/environment.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
@@ -111,6 +112,9 @@ lockstep_status StoreHost::kv_get(void* context, const char* key, void* value, s
   auto* self = static_cast<StoreHost*>(context);
   try {
     const bool rooted = key[0] == '/';
+    // Who starts ranks and publishes their ends says so to them.
+    if (rooted && std::string_view(key + 1).starts_with(kExitKey) && !environment(Var::kLockstepLauncher))
+      return LOCKSTEP_UNSUPPORTED;
     Store& store = rooted ? *self->stores_.root : *self->stores_.engine.gets;
     const std::string name = rooted ? self->root_key(key) : key;
     const auto deadline = Deadline::from_monotonic_ns(deadline_ns);

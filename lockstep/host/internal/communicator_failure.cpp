@@ -234,19 +234,26 @@ void Communicator::lost(int fabric_rank, const std::string& cause) {
 }
 
 // New kernels tell once the parent has reaped the process; the launcher and spawn publish what they saw. Both take a
-// moment, and either may never come.
+// moment. Where nobody publishes, only the parent is waited for, and briefly: it may be a program that never reaps.
 std::string Communicator::cause_of_loss(int fabric_rank) {
   const int rank = circle_->rank_of(fabric_rank);
   const std::string key = fmt::format("/lockstep/exit/{}", rank);
-  const Deadline patience = Deadline::after(Milliseconds(300));
+  Deadline patience = Deadline::after(Milliseconds(300));
+  bool published = true;
   while (!patience.expired()) {
-    if (auto cause = exit_cause(circle_->peer(rank).pidfd.get())) return *cause;
-    char words[128] = {};
-    std::size_t length = 0;
-    const Deadline slice = Deadline::after(Milliseconds(10));
-    if (host_->kv_get(host_->context, key.c_str(), words, sizeof(words) - 1, &length, slice.monotonic_ns()) ==
-        LOCKSTEP_OK) {
-      return std::string(words, std::min(length, sizeof(words) - 1));
+    if (const auto cause = exit_cause(circle_->peer(rank).pidfd.get())) {
+      const std::string error = loss_noted_by(static_cast<pid_t>(circle_->pid(rank)));
+      return error.empty() ? *cause : fmt::format("{}; its last error: {}", *cause, error);
+    }
+    const Deadline slice = Deadline::after(Milliseconds(published ? 10 : 1));
+    if (published) {
+      char words[sizeof(Ledger::cause)] = {};
+      std::size_t length = 0;
+      const auto status =
+          host_->kv_get(host_->context, key.c_str(), words, sizeof(words) - 1, &length, slice.monotonic_ns());
+      if (status == LOCKSTEP_OK) return std::string(words, std::min(length, sizeof(words) - 1));
+      published = status != LOCKSTEP_UNSUPPORTED;
+      if (!published) patience = Deadline::after(Milliseconds(5));
     }
     std::this_thread::sleep_until(slice.time_point());
   }

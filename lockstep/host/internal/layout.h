@@ -98,7 +98,7 @@ struct Ledger {
   std::int32_t by_rank;    // who found out
   std::int64_t peer_pid;
   char message[768];
-  char cause[128];
+  char cause[512];
 };
 
 // Who a process is to one fabric, in memory of its own that nobody else maps: what a kernel copy must find at

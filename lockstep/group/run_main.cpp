@@ -1,0 +1,102 @@
+#include "lockstep/group/run_main.h"
+
+#include <c10/util/Exception.h>
+
+#include <chrono>
+#include <cstdio>
+#include <exception>
+#include <fstream>
+#include <iostream>
+#include <sstream>
+#include <string>
+#include <string_view>
+#include <typeinfo>
+
+#include "lockstep/base/demangle.h"
+#include "lockstep/base/environment.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+#include "lockstep/group/internal/world_state.h"
+#include "lockstep/group/world.h"
+
+namespace lockstep::internal {
+namespace {
+
+struct Uncaught {
+  std::string type;  // "std::runtime_error"
+  std::string text;
+};
+
+// libtorch's errors carry a stack, which is shown when it was asked for.
+Uncaught describe_current() {
+  try {
+    throw;
+  } catch (const c10::Error& error) {
+    const bool whole = environment_flag(Var::kShowCppStacktraces);
+    return {demangle(typeid(error).name()), whole ? error.what() : error.what_without_backtrace()};
+  } catch (const std::exception& error) {
+    return {demangle(typeid(error).name()), error.what()};
+  } catch (...) {
+    return {"unknown", "an exception that is not a std::exception"};
+  }
+}
+
+// "[rank2]: ", from the world or, before it is entered, from the launcher; "" without either.
+std::string prefix() {
+  if (current_world().group()) return cat("[rank", get_rank(), "]: ");
+  const auto rank = environment(Var::kRank);
+  return rank ? cat("[rank", *rank, "]: ") : "";
+}
+
+void print(const Uncaught& error) {
+  const std::string lead = prefix();
+  std::istringstream lines(cat(error.type, ": ", error.text));
+  std::string text;
+  for (std::string line; std::getline(lines, line);) text += cat(lead, line, "\n");
+  std::fputs(text.c_str(), stderr);  // in one piece: other ranks write to the same terminal
+}
+
+std::string json_string(std::string_view text) {
+  std::string out = "\"";
+  for (const char c : text) {
+    if (c == '"' || c == '\\') {
+      out += cat('\\', c);
+    } else if (static_cast<unsigned char>(c) < 0x20) {
+      char code[8];
+      std::snprintf(code, sizeof code, "\\u%04x", static_cast<unsigned>(c));
+      out += code;
+    } else {
+      out += c;
+    }
+  }
+  return out + '"';
+}
+
+// In the form of torch's elastic workers.
+void write_error_file(const Uncaught& error) {
+  const auto path = environment(Var::kElasticErrorFile);
+  if (!path) return;
+  const auto now = std::chrono::system_clock::now().time_since_epoch();
+  std::ofstream file(*path, std::ios::trunc);
+  file << "{\"message\": {\"message\": " << json_string(cat(error.type, ": ", error.text))
+       << ", \"extraInfo\": {\"timestamp\": \""
+       << std::chrono::duration_cast<std::chrono::seconds>(now).count() << "\"}}}\n";
+}
+
+}  // namespace
+
+int end_with_exception() noexcept {
+  try {
+    const Uncaught error = describe_current();
+    std::cout.flush();  // what the program had said comes before its end
+    std::fflush(stdout);
+    print(error);
+    write_error_file(error);
+    if (current_world().group()) current_world().leave({}, cat("threw: ", error.text));
+  } catch (...) {
+    std::fputs("lockstep: an exception ended this rank, and another one its report\n", stderr);
+  }
+  return 1;
+}
+
+}  // namespace lockstep::internal
