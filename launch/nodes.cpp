@@ -6,6 +6,7 @@
 #include "lockstep/base/bytes.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/slow_wait.h"
 #include "lockstep/base/text.h"
 
 namespace lockstep::launch {
@@ -16,8 +17,14 @@ constexpr Milliseconds kHurriedInterval{100};
 constexpr Milliseconds kRetryInterval{5'000};  // while the store is not there yet
 constexpr Milliseconds kEndTimeout{300'000};   // as torchrun's exit barrier
 const std::string kFailedKey = "lockstep/launch/failed";
-const std::string kEndedKey = "lockstep/launch/ended";
-const std::string kAllEndedKey = "lockstep/launch/all_ended";
+
+std::string came_key(int node) {
+  return cat("lockstep/launch/came/", node);
+}
+
+std::string ended_key(int node) {
+  return cat("lockstep/launch/ended/", node);
+}
 
 }  // namespace
 
@@ -25,12 +32,18 @@ void Nodes::hurry() {
   if (connected_) next_check_ = std::min(next_check_, Deadline::after(kHurriedInterval));
 }
 
+Store& Nodes::store() {
+  Store& store = host_.store();
+  if (!connected_) store.set(came_key(node_rank_), "");
+  connected_ = true;
+  return store;
+}
+
 std::optional<std::string> Nodes::check() {
   if (n_nodes_ == 1 || !next_check_.expired()) return std::nullopt;
   next_check_ = Deadline::after(kCheckInterval);
   try {
-    Store& store = host_.store();
-    connected_ = true;
+    Store& store = this->store();
     if (told_ || !store.check({&kFailedKey, 1})) return std::nullopt;
     return to_text(store.get(kFailedKey));
   } catch (const Error& error) {
@@ -45,18 +58,46 @@ void Nodes::tell_failure(const std::string& what) noexcept {
   told_ = true;
   try {
     const Bytes text = to_bytes(what);
-    host_.store().compare_set(kFailedKey, {}, text);
+    store().compare_set(kFailedKey, {}, text);
   } catch (const std::exception& error) {
     log(LogLevel::kWarn, cat("cannot tell the other hosts that this one failed: ", error.what()));
   }
 }
 
-void Nodes::end() noexcept {
+// What the store's host waits for. A host that has not come to a job that failed will find it over.
+std::vector<std::string> Nodes::awaited_keys(bool well) {
+  std::vector<std::string> keys;
+  for (int node = 0; node < n_nodes_; ++node) {
+    const std::string came = came_key(node);
+    if (node != node_rank_ && (well || store().check({&came, 1}))) keys.push_back(ended_key(node));
+  }
+  return keys;
+}
+
+void Nodes::end(bool well) noexcept {
   if (n_nodes_ == 1) return;
   try {
-    Store& store = host_.store();
-    if (store.add(kEndedKey, 1) == n_nodes_) store.set(kAllEndedKey, "");
-    if (node_rank_ == 0) store.wait({&kAllEndedKey, 1}, kEndTimeout);
+    store().set(ended_key(node_rank_), "");
+    if (node_rank_ != 0) return;
+    const auto keys = awaited_keys(well);
+    const Deadline deadline = Deadline::after(kEndTimeout);
+    SlowWait slow(deadline);
+    while (!keys.empty()) {
+      const auto left = std::chrono::ceil<Milliseconds>(slow.next().remaining());
+      try {
+        return store().wait(keys, left + Milliseconds(1));  // zero would mean for ever
+      } catch (const Error& error) {
+        if (error.kind() != ErrorKind::kTimeout || deadline.expired()) throw;
+      }
+      slow.say_if_due([&] {
+        return cat("this launcher holds the store and waits until the other hosts are done (",
+                   std::ranges::count_if(keys,
+                                         [&](const auto& key) {
+                                           return !store().check({&key, 1});
+                                         }),
+                   " of ", n_nodes_ - 1, " are not); Ctrl-C ends it");
+      });
+    }
   } catch (const std::exception& error) {
     log(LogLevel::kWarn, cat("not every host is known to be done: ", error.what()));
   }

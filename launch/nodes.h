@@ -6,6 +6,7 @@
 
 #include <optional>
 #include <string>
+#include <vector>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/process/job_host.h"
@@ -24,10 +25,15 @@ class Nodes {
   std::optional<std::string> check();
   // This host's workers failed: tells the others. Never throws.
   void tell_failure(const std::string& what) noexcept;
-  // This host is done. The store's host waits for the others, five minutes at most. Never throws.
-  void end() noexcept;
+  // This host is done. The store's host waits for the others, five minutes at most: for all of them when the job went
+  // well here, else for those that have come. Never throws.
+  void end(bool well) noexcept;
 
  private:
+  // The store, where every launcher that has connected says so.
+  Store& store();
+  std::vector<std::string> awaited_keys(bool well);
+
   JobHost& host_;
   const int n_nodes_;
   const int node_rank_;

@@ -193,6 +193,7 @@ class Job {
     signal_ = signal;
     output_.say(cat(signal_name(signal), " passed on to the workers; those left after ",
                     static_cast<double>(plan_.grace.count()) / 1000, " s are killed"));
+    nodes_.tell_failure(cat("the workers on ", host_name(), " were stopped by ", signal_name(signal)));
     if (supervisor_->stopping()) return supervisor_->signal(signal);
     supervisor_->stop(signal);
   }
@@ -219,7 +220,7 @@ class Job {
           cat("the workers were stopped; rank ", plan_.first_rank() + first->index, " ", first->cause()));
     }
     output_.finish();
-    nodes_.end();
+    nodes_.end(!first && !lost_elsewhere_ && !signal_);
     if (first) return first->exit_code();
     return lost_elsewhere_ ? 1 : 0;
   }

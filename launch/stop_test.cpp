@@ -3,6 +3,7 @@
 
 #include "launch/launcher.h"
 #include "lockstep/base/text.h"
+#include "lockstep/net/secret.h"
 
 namespace lockstep::launch {
 namespace {
@@ -124,6 +125,18 @@ TEST(Stop, AnInterruptEndsTheWorkersAndShowsInTheExitCode) {
   launcher.kill(SIGINT);
   EXPECT_EQ(launcher.wait(), 128 + SIGINT);
   EXPECT_FALSE(contains(launcher.err(), "root cause")) << launcher.err();
+}
+
+TEST(Stop, AnInterruptDoesNotWaitForAHostThatNeverCame) {
+  TemporaryFolder folder;
+  JobSecret::mint().write_file(folder.file("secret"));
+  Launcher launcher({"run", "--nnodes=2", "--node-rank=0", "--master-port", cat(30000 + ::getpid() % 2000),
+                     "--", "sh", "-c", "echo ready; exec sleep 1000"},
+                    {.environment = {{"LOCKSTEP_SECRET_FILE", folder.file("secret")}}});
+  ASSERT_TRUE(process_testing::eventually([&] { return contains(launcher.out(), "ready"); }))
+      << launcher.err();
+  launcher.kill(SIGINT);
+  EXPECT_EQ(launcher.wait(), 128 + SIGINT) << launcher.err();
 }
 
 TEST(Stop, UserSignalsArePassedOnWithoutStopping) {

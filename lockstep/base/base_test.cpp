@@ -8,6 +8,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
+#include <atomic>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -17,6 +18,7 @@
 #include <sstream>
 
 #include "lockstep/base/env_dump.h"
+#include "lockstep/base/slow_wait.h"
 
 namespace lockstep {
 namespace {
@@ -140,6 +142,26 @@ TEST(LossNote, AFileOfTheProgramUnderTheSameNumberIsLeftAlone) {
   struct stat found {};
   ASSERT_EQ(::fstat(file.get(), &found), 0);
   EXPECT_EQ(found.st_size, 0);
+}
+
+std::atomic<int> g_lines{0};
+std::string g_line;  // written by the thread that waits
+
+TEST(SlowWait, SaysOnceWhatItWaitsForAndUntilWhen) {
+  set_slow_wait_time(Milliseconds(1));
+  set_log_sink([](LogLevel, std::string_view text) { g_line = text, ++g_lines; });
+  const Deadline deadline = Deadline::after(std::chrono::hours(1));
+  SlowWait slow(deadline);
+  EXPECT_LT(slow.next(), deadline);
+  while (g_lines == 0) slow.say_if_due([] { return "rank 0 waits for rank 1"; });
+  EXPECT_EQ(slow.next(), deadline) << "there is nothing more to say";
+  slow.say_if_due([] { return "again"; });
+  set_log_sink(nullptr);
+  set_slow_wait_time(Milliseconds(0));
+  EXPECT_EQ(SlowWait(deadline).next(), deadline) << "zero: never";
+  set_slow_wait_time(Milliseconds(10'000));
+  EXPECT_EQ(g_lines, 1);
+  EXPECT_EQ(g_line.rfind("slow: rank 0 waits for rank 1; waiting goes on until ", 0), 0u) << g_line;
 }
 
 TEST(Error, IsTheBaseThatTorchCallsDistError) {

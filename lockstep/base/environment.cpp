@@ -105,8 +105,8 @@ constexpr VarInfo kTable[] = {
      "1: ordinary memory travels between processes through the arenas, never copied by the kernel"},
     {Var::kLockstepNotes, "LOCKSTEP_NOTES", "",
      "set by the launcher and spawn: where a rank notes that it fails because of another"},
-    {Var::kLockstepTimeout, "LOCKSTEP_TIMEOUT", "",
-     "seconds: the default timeout of groups, stores and RPC instead of theirs"},
+    {Var::kLockstepTimeout, "LOCKSTEP_TIMEOUT", "1800",
+     "seconds: the timeout of init_process_group and its groups where the program gives none"},
     {Var::kLockstepSlowWait, "LOCKSTEP_SLOW_WAIT", "10",
      "seconds after which a wait says once who waits for whom; 0: never"},
 };

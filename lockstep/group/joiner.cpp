@@ -156,14 +156,22 @@ void choose_by_hosts(Site& site, Milliseconds timeout, Deadline deadline) {
     for (int rank = 0; rank < site.size; ++rank) keys.push_back(cat("host/", rank));
     site.lines.sets->set(keys[static_cast<std::size_t>(site.rank)], host_identity());
     Store& store = *site.lines.gets;
-    if (!await_keys(store, keys, *site.lines.checks, kFailedKey, deadline)) {
-      std::vector<int> missing;
+    const auto missing = [&] {
+      std::vector<int> ranks;
       for (int rank = 0; rank < site.size; ++rank) {
-        if (!store.check({&keys[static_cast<std::size_t>(rank)], 1})) missing.push_back(rank);
+        if (!store.check({&keys[static_cast<std::size_t>(rank)], 1})) ranks.push_back(rank);
       }
+      return ranks;
+    };
+    const auto waiting = [&] {
+      return cat("init_process_group: rank ", site.rank,
+                 " waits for ranks that have not come yet: ", list_ranks(missing()));
+    };
+    if (!await_keys(store, keys, *site.lines.checks, kFailedKey, deadline, waiting)) {
+      const auto late = missing();
       raise(ErrorKind::kTimeout,
-            cat("init_process_group: ", missing.size(), " of ", site.size, " ranks did not come within ",
-                timeout.count(), " ms: ", list_ranks(missing)),
+            cat("init_process_group: ", late.size(), " of ", site.size, " ranks did not come within ",
+                timeout.count(), " ms: ", list_ranks(late)),
             ErrorFamily::kBackend);
     }
     for (const auto& host : store.multi_get(keys)) site.hosts.push_back(to_text(host));

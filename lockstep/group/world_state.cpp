@@ -3,8 +3,11 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <cmath>
+#include <cstdlib>
 #include <numeric>
 
+#include "lockstep/base/environment.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank_thread.h"
 #include "lockstep/base/text.h"
@@ -41,6 +44,19 @@ void check_options(const InitOptions& options) {
   if (options.timeout <= Milliseconds::zero()) {
     refuse(options, cat("timeout is ", options.timeout.count(), " ms; it must be positive"));
   }
+}
+
+// LOCKSTEP_TIMEOUT where the program said nothing, which a timeout of exactly the default counts as.
+Milliseconds default_timeout(const InitOptions& options) {
+  const auto text = environment(Var::kLockstepTimeout);
+  if (!text) return kDefaultGroupTimeout;
+  char* end = nullptr;
+  const double seconds = std::strtod(text->c_str(), &end);
+  if (*end != '\0' || !(seconds > 0) || seconds > 1e9) {
+    refuse(options, cat(name_of(Var::kLockstepTimeout), " must be a positive number of seconds, but is \"",
+                        *text, "\""));
+  }
+  return std::max(Milliseconds(1), Milliseconds(std::llround(seconds * 1000)));
 }
 
 RendezvousResult meet(const InitOptions& options, const BackendParts& parts) {
@@ -112,7 +128,9 @@ void World::close_all(const Entered& entered, const std::function<void(ProcessGr
   }
 }
 
-void World::enter(const InitOptions& options) {
+void World::enter(const InitOptions& given) {
+  InitOptions options = given;
+  if (options.timeout == kDefaultGroupTimeout) options.timeout = default_timeout(options);
   check_options(options);
   {
     const std::lock_guard lock(mutex_);

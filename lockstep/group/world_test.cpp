@@ -336,6 +336,23 @@ TEST(Timeouts, NameWhoIsMissingAndBreakTheGroup) {
   });
 }
 
+TEST(Timeouts, ComeFromTheEnvironmentWhereTheProgramGivesNone) {
+  const auto timeout_of = [](const InitOptions& options) {
+    init_process_group(options);
+    const auto timeout = default_group()->timeout();
+    destroy_process_group();
+    return timeout;
+  };
+  ::setenv("LOCKSTEP_TIMEOUT", "2.5", 1);
+  EXPECT_EQ(timeout_of({}), Milliseconds(2500));
+  EXPECT_EQ(timeout_of({.timeout = Milliseconds(7000)}), Milliseconds(7000));
+  ::setenv("LOCKSTEP_TIMEOUT", "soon", 1);
+  const auto failure = caught([] { init_process_group(); });
+  EXPECT_EQ(failure.kind, ErrorKind::kUsage);
+  EXPECT_TRUE(says(failure, "LOCKSTEP_TIMEOUT")) << failure.message;
+  ::unsetenv("LOCKSTEP_TIMEOUT");
+}
+
 TEST(Timeouts, ComeFromTheGroupUnlessTheCallHasItsOwn) {
   std::latch done(1);
   run_threads(2, [&](int rank) {

@@ -1,5 +1,7 @@
 #include "lockstep/rendezvous/rendezvous.h"
 
+#include <errno.h>
+
 #include <limits>
 #include <map>
 #include <mutex>
@@ -7,6 +9,7 @@
 #include "lockstep/base/environment.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/process.h"
 #include "lockstep/base/text.h"
 #include "lockstep/rendezvous/internal/detect.h"
 #include "lockstep/rendezvous/internal/meeting_place.h"
@@ -63,6 +66,15 @@ internal::Known place_of(const Url& url, const RendezvousOptions& options) {
   return place;
 }
 
+// Four workers that were meant to be one job and are four jobs train well and apart. Once per process: whoever runs a
+// program alone on purpose has read it then.
+void warn_alone() {
+  if (internal::told_alone().exchange(true)) return;
+  log(LogLevel::kWarn,
+      cat("RANK and WORLD_SIZE are not set: this process is a world of one; to train with several: ",
+          "lockstep run -n ", available_cores(), " -- ", ::program_invocation_short_name));
+}
+
 RendezvousResult from_environment(const Url& url, const RendezvousOptions& options) {
   if (!url.host.empty() || !url.path.empty()) refuse(url, "env:// takes no address; it is in MASTER_ADDR");
   internal::Known place{pick(url, "rank", options.rank, 0), pick(url, "world_size", options.world_size, 1)};
@@ -71,7 +83,7 @@ RendezvousResult from_environment(const Url& url, const RendezvousOptions& optio
   if (place.world_size < 0) place.world_size = cluster.world_size;
   if (options.open_ended) place.world_size = -1;
   if (!options.open_ended && place.rank < 0 && place.world_size < 0 && cluster.master_addr.empty()) {
-    log(LogLevel::kInfo, "env://: no launcher and no address: a world of one");
+    warn_alone();
     return {};
   }
   const auto need = [&](bool there, Var var) {
@@ -156,6 +168,11 @@ RendezvousHandler find_handler(const Url& url) {
 }
 
 }  // namespace
+
+std::atomic<bool>& internal::told_alone() {
+  static std::atomic<bool> told{false};
+  return told;
+}
 
 RendezvousResult rendezvous(const RendezvousOptions& options) {
   const Url url = internal::parse_url(options.init_method);

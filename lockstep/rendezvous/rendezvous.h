@@ -1,6 +1,7 @@
 // How ranks find each other: a URL and the environment become a store, a rank and a world size.
 //
-//   env://                    RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or what detect_cluster() finds
+//   env://                    RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, or what detect_cluster() finds; when nothing
+//                             is set, a world of one and (once per process) a warning that names the launcher
 //   tcp://host:port?rank=&world_size=   rank 0 listens there
 //   file:///path?rank=&world_size=      a file on a shared disk
 //   anything registered with register_rendezvous_handler

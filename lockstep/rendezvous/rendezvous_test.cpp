@@ -18,6 +18,7 @@
 #include "lockstep/net/secret.h"
 #include "lockstep/net/socket.h"
 #include "lockstep/rendezvous/clean_environment.h"
+#include "lockstep/rendezvous/internal/detect.h"
 #include "lockstep/rendezvous/internal/url.h"
 #include "lockstep/store/hash_store.h"
 #include "lockstep/store/prefix_store.h"
@@ -118,6 +119,19 @@ TEST_F(Rendezvous, WithNothingSetIsAWorldOfOneWithoutAStore) {
   EXPECT_EQ(result.rank, 0);
   EXPECT_EQ(result.world_size, 1);
   EXPECT_FALSE(result.store);
+}
+
+TEST_F(Rendezvous, AWorldOfOneBecauseNothingIsSetIsOneWarningThatNamesTheLauncher) {
+  internal::told_alone() = false;
+  set_log_level(LogLevel::kWarn);
+  rendezvous();
+  EXPECT_NE(logged().find("lockstep run -n "), std::string::npos) << logged();
+  EXPECT_EQ(std::ranges::count(logged(), '\n'), 1) << logged();
+  rendezvous();
+  EXPECT_EQ(std::ranges::count(logged(), '\n'), 1) << "told once per process: " << logged();
+  environment({{"RANK", "0"}, {"WORLD_SIZE", "1"}});
+  rendezvous();
+  EXPECT_EQ(std::ranges::count(logged(), '\n'), 1) << "a world of one that was asked for: " << logged();
 }
 
 TEST_F(Rendezvous, AWorldOfOneNeedsNoAddress) {

@@ -7,6 +7,7 @@
 #include <unordered_map>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/slow_wait.h"
 #include "lockstep/store/internal/checks.h"
 
 namespace lockstep {
@@ -57,7 +58,12 @@ struct HashStore::Data {
              Ready ready) {
     Waiters& mine = waiters[key];  // references stay good while other keys come and go
     ++mine.count;
-    const bool is_ready = (mine.*on).wait_until(lock, deadline.time_point(), ready);
+    SlowWait slow(deadline);
+    bool is_ready = (mine.*on).wait_until(lock, slow.next().time_point(), ready);
+    if (!is_ready && !deadline.expired()) {
+      slow.say_if_due([&] { return internal::waiting_words("HashStore", {&key, 1}); });
+      is_ready = (mine.*on).wait_until(lock, deadline.time_point(), ready);
+    }
     if (--mine.count == 0) waiters.erase(key);
     return is_ready;
   }

@@ -6,6 +6,8 @@
 #include <limits>
 #include <set>
 
+#include "lockstep/base/log.h"
+#include "lockstep/base/slow_wait.h"
 #include "lockstep/base/text.h"
 
 namespace lockstep {
@@ -258,6 +260,27 @@ TEST_P(StoreContract, GetWaitsForTheKey) {
   let_it_wait();
   store_->set("late", "here");
   EXPECT_EQ(value.get(), "here");
+}
+
+std::atomic<int> g_slow_lines{0};
+
+// The key comes once the line was seen.
+TEST_P(StoreContract, AWaitThatLastsSaysSoOnceAndNamesTheKey) {
+  g_slow_lines = 0;
+  set_slow_wait_time(Milliseconds(5));
+  set_log_sink([](LogLevel, std::string_view text) {
+    if (text.find("slow: ") == 0 && text.find("late one") != std::string_view::npos) ++g_slow_lines;
+  });
+  const auto other = open();
+  std::thread writer([&] {
+    while (g_slow_lines == 0) std::this_thread::sleep_for(Milliseconds(1));
+    other->set("late one", "here");
+  });
+  EXPECT_EQ(to_text(store_->get("late one")), "here");
+  writer.join();
+  set_log_sink(nullptr);
+  set_slow_wait_time(Milliseconds(10'000));
+  EXPECT_EQ(g_slow_lines, 1);
 }
 
 TEST_P(StoreContract, ATimeoutOfZeroWaitsUntilTheKeyComes) {

@@ -5,6 +5,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/slow_wait.h"
 #include "lockstep/base/text.h"
 #include "lockstep/store/internal/checks.h"
 #include "lockstep/store/internal/tcp_client.h"
@@ -55,7 +56,8 @@ struct TcpStore::State {
   // Waits for the status of the request that the connection has sent; the call's own reply follows when this returns.
   void wait_status(TcpClient& connection, std::span<const std::string> keys, Milliseconds given,
                    Deadline deadline) {
-    const Status status = connection.wait_for_status(deadline);
+    const Status status =
+        connection.wait_for_status(deadline, [&] { return internal::waiting_words(name(), keys); });
     if (status == Status::kCanceled) internal::raise_wait_timeout(name(), given, keys);
     if (status == Status::kDone) return;
     const std::string why = connection.read_text(reply_deadline(given));
@@ -117,7 +119,12 @@ void TcpStore::State::join(int world_size, Milliseconds given, Deadline deadline
   client->begin(Query::kAdd).raw_key(internal::kInitKey).number(1).send(deadline);
   client->read<std::int64_t>(deadline);
   if (!server) return;
-  const std::int64_t joined = server->wait_joined(world_size, deadline);
+  SlowWait slow(deadline);
+  std::int64_t joined = server->wait_joined(world_size, slow.next());
+  if (joined < world_size && !deadline.expired()) {
+    slow.say_if_due([&] { return cat(name(), ": ", joined, " of ", world_size, " workers have joined"); });
+    joined = server->wait_joined(world_size, deadline);
+  }
   if (joined >= world_size) return;
   raise(ErrorKind::kTimeout,
         cat(name(), ": ", joined, "/", world_size, " workers joined within ", given.count(), " ms"),

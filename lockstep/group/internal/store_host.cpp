@@ -9,6 +9,7 @@
 #include "lockstep/base/environment.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/slow_wait.h"
 #include "lockstep/base/text.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/store/prefix_store.h"
@@ -43,8 +44,10 @@ StoreLines StoreLines::under(const std::string& prefix) const {
 }
 
 bool await_keys(Store& store, const std::vector<std::string>& keys, Store& failures,
-                const std::string& failed_key, Deadline deadline) {
+                const std::string& failed_key, Deadline deadline,
+                const std::function<std::string()>& waiting) {
   const std::string failed[] = {failed_key};
+  SlowWait slow(deadline);
   while (!deadline.expired()) {
     // A store takes zero for "for ever", so the time left is rounded up.
     const auto left = std::min(deadline, Deadline::after(kGiveUpSlice)).remaining();
@@ -54,6 +57,7 @@ bool await_keys(Store& store, const std::vector<std::string>& keys, Store& failu
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kTimeout) throw;
     }
+    if (waiting) slow.say_if_due(waiting);
     if (failures.check(failed)) raise(ErrorKind::kPeerLost, "another rank could not join");
   }
   return store.check(keys);

@@ -5,6 +5,7 @@
 // handles of their own, so that a set never waits behind a get on one connection.
 #pragma once
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -30,9 +31,10 @@ struct StoreLines {
 
 // Waits until all keys exist: false when the deadline passed first. Raises kPeerLost soon after `failed_key` appears
 // in `failures`: whoever wrote it will never write the others. Holds the store's handle for a fraction of a second at
-// a time.
+// a time. A wait that lasts says waiting(), when there is one.
 bool await_keys(Store& store, const std::vector<std::string>& keys, Store& failures,
-                const std::string& failed_key, Deadline deadline);
+                const std::string& failed_key, Deadline deadline,
+                const std::function<std::string()>& waiting = {});
 
 class StoreHost {
  public:

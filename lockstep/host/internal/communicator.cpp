@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "lockstep/base/base.h"
+#include "lockstep/base/slow_wait.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/host/internal/doorbell.h"
 #include "lockstep/host/internal/perturb.h"
@@ -78,6 +79,8 @@ class Communicator::Task {
   // It stands beside the queue of collectives, which must go on meanwhile.
   virtual bool beside_queue() const = 0;
   virtual Deadline deadline() const = 0;
+  // Who waits for whom, in words.
+  virtual std::string waiting() = 0;
 
  protected:
   ~Task() = default;
@@ -98,6 +101,7 @@ class Communicator::CollectiveTask final : public Task {
   std::optional<Failure> left() override { return owner_.left_failure(operation_); }
   bool beside_queue() const override { return false; }
   Deadline deadline() const override { return Deadline::from_monotonic_ns(operation_.call().deadline_ns); }
+  std::string waiting() override { return owner_.waiting_in(operation_); }
 
  private:
   Operation& operation_;
@@ -123,6 +127,7 @@ class Communicator::LetterTask final : public Task {
   std::optional<Failure> left() override { return owner_.late_letter(letter_, Deadline::never()); }
   bool beside_queue() const override { return true; }
   Deadline deadline() const override { return Deadline::from_monotonic_ns(letter_.op.deadline_ns); }
+  std::string waiting() override { return owner_.waiting_in(letter_); }
 
  private:
   Letter& letter_;
@@ -320,6 +325,7 @@ Communicator::Outcome Communicator::finish(Task& task, Deadline until, std::opti
   const bool beside = task.beside_queue();
   bool armed = false;
   std::uint32_t ticket = 0;
+  std::optional<SlowWait> slow;  // from the first sleep on
   const auto end = [&](Outcome outcome) {
     if (armed) disarm(door);
     return outcome;
@@ -360,7 +366,9 @@ Communicator::Outcome Communicator::finish(Task& task, Deadline until, std::opti
       if (failure) return end(Outcome::kFailed);
       if (left) continue;  // it had done its part
       if (until.expired()) return end(Outcome::kGaveUp);
-      Deadline next = std::min(until, task.deadline());
+      if (!slow) slow.emplace(task.deadline());
+      slow->say_if_due([&] { return task.waiting(); });
+      Deadline next = std::min(until, slow->next());
       end_late_letters(next);
       if (beside) look_again();
       end_late_queue(next);

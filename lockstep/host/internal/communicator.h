@@ -96,6 +96,8 @@ class Communicator final : private Served {
   // What must end a blocked operation now: a broken or closed group, or its own deadline.
   std::optional<Failure> reason_to_stop(const Operation& operation);
   std::string waited_for(const Operation& operation);
+  std::string waiting_in(const Operation& operation);
+  std::string waiting_in(const Letter& letter);
   // True once the peer that is waited for has left; -1: all others have. It may have done its part just before: look again, and give up
   // with left_failure only when that changes nothing.
   bool has_left(int peer);

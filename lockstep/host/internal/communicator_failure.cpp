@@ -116,6 +116,20 @@ std::string Communicator::waited_for(const Operation& operation) {
   return words;
 }
 
+std::string Communicator::waiting_in(const Operation& operation) {
+  return fmt::format("group \"{}\": rank {} waits in {} for {}", name_, circle_->rank(), context(operation),
+                     waited_for(operation));
+}
+
+std::string Communicator::waiting_in(const Letter& letter) {
+  const std::string whom =
+      letter.peer < 0 ? "any rank"
+                      : fmt::format("rank {} (pid {}), which {}", letter.peer, circle_->pid(letter.peer),
+                                    describe_last(circle_->board(letter.peer)));
+  return fmt::format("group \"{}\": rank {} waits in {} for {}", name_, circle_->rank(), context(letter),
+                     whom);
+}
+
 // Ends a letter whose deadline has passed or whose peer has left. One that nobody met is taken back and fails alone; one
 // whose bytes are on their way cannot be, and breaks the group.
 std::optional<Failure> Communicator::late_letter(Letter& letter, Deadline deadline) {

@@ -10,6 +10,7 @@
 #include <mutex>
 
 #include "lockstep/base/base.h"
+#include "lockstep/base/slow_wait.h"
 #include "lockstep/host/internal/circle.h"
 #include "lockstep/host/internal/doorbell.h"
 #include "lockstep/host/internal/place.h"
@@ -176,6 +177,7 @@ void Fabric::await_all(Deadline deadline) {
     kernel_copies = peer(r).same_process || kernel_copies_work(peer(r), r);
   own().kernel_copies.store(kernel_copies ? 1 : 0, std::memory_order_relaxed);
   own().joined.store(1, std::memory_order_release);
+  SlowWait slow(deadline);
   for (int r = 0; r < size(); ++r) {
     while (peer(r).station->joined.load(std::memory_order_acquire) == 0) {
       const bool ended = peer(r).socket && peer(r).socket.peer_closed();
@@ -188,6 +190,10 @@ void Fabric::await_all(Deadline deadline) {
         raise(ErrorKind::kTimeout, fmt::format("rank {} did not finish joining the group in time", r),
               ErrorFamily::kBackend);
       }
+      slow.say_if_due([&] {
+        return fmt::format("rank {} waits for rank {} (pid {}) to finish joining the group", rank_, r,
+                           peer(r).station->pid);
+      });
       ::usleep(50);
     }
   }
@@ -196,8 +202,19 @@ void Fabric::await_all(Deadline deadline) {
 Fabric::Card Fabric::card_of(const lockstep_comm_config& config, int rank, Deadline deadline) {
   std::uint8_t buffer[1024];
   std::size_t length = 0;
-  const auto status = config.host->kv_get(config.host->context, key_of(rank).c_str(), buffer, sizeof(buffer),
-                                          &length, deadline.monotonic_ns());
+  const auto get = [&](Deadline until) {
+    return config.host->kv_get(config.host->context, key_of(rank).c_str(), buffer, sizeof(buffer), &length,
+                               until.monotonic_ns());
+  };
+  SlowWait slow(deadline);
+  auto status = get(slow.next());
+  if (status == LOCKSTEP_TIMEOUT && !deadline.expired()) {
+    slow.say_if_due([&] {
+      return fmt::format("rank {} waits for rank {} to join group \"{}\"", rank_, rank,
+                         config.name != nullptr ? config.name : "");
+    });
+    status = get(deadline);
+  }
   if (status != LOCKSTEP_OK) {
     raise(status == LOCKSTEP_TIMEOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
           fmt::format("rank {} did not join the group in time: rank {} waited for its address in the store",

@@ -1,6 +1,8 @@
 // detect_cluster() for a caller who knows part of the answer already.
 #pragma once
 
+#include <atomic>
+
 #include "lockstep/rendezvous/rendezvous.h"
 
 namespace lockstep::internal {
@@ -12,6 +14,9 @@ struct Known {
 };
 
 Cluster detect(const Known& known);
+
+// Whether this process was told that nothing is set and it is a world of one.
+std::atomic<bool>& told_alone();
 
 // A port below the ephemeral range, the same for everyone who says the same words.
 int port_of_job(const std::string& job);

@@ -37,6 +37,11 @@ void raise_wait_timeout(std::string_view store, Milliseconds timeout, std::span<
         ErrorFamily::kStore);
 }
 
+std::string waiting_words(std::string_view store, std::span<const std::string> keys) {
+  return cat("this process waits in ", store, " until another one sets ", keys.size() == 1 ? "key " : "keys ",
+             join_keys(keys));
+}
+
 void raise_queue_empty(std::string_view store, const std::string& key) {
   raise(ErrorKind::kUsage, cat(store, ": queue ", key, " is empty"), ErrorFamily::kQueueEmpty);
 }

@@ -18,6 +18,9 @@ std::string join_keys(std::span<const std::string> keys);
 [[noreturn]] void raise_wait_timeout(std::string_view store, Milliseconds timeout,
                                      std::span<const std::string> keys);
 
+// The line of a wait that lasts (SlowWait): which store, for what.
+std::string waiting_words(std::string_view store, std::span<const std::string> keys);
+
 // QueueEmptyError of a pop that does not wait.
 [[noreturn]] void raise_queue_empty(std::string_view store, const std::string& key);
 

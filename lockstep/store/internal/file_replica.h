@@ -16,6 +16,7 @@
 #include "lockstep/base/bytes.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/slow_wait.h"
 #include "lockstep/store/internal/checks.h"
 #include "lockstep/store/internal/file_log.h"
 
@@ -96,11 +97,13 @@ auto FileReplica::read(Milliseconds timeout, Look look) {
 template <class Ready, class Look>
 auto FileReplica::read_when(const FileWait& wait, Ready ready, Look look) {
   Milliseconds poll = kShortestPoll;
+  SlowWait slow(wait.deadline);
   for (Lock lock(mutex_);; poll = std::min(poll * 2, kLongestPoll)) {
     // In slices, so that other threads get their turn while the file is absent or locked.
     refresh(std::min(wait.deadline, Deadline::after(kLongestPoll)));
     if (ready()) return look();
     if (wait.deadline.expired()) raise_wait_timeout(describe(), wait.timeout, wait.keys);
+    slow.say_if_due([&] { return waiting_words(describe(), wait.keys); });
     changed_.wait_until(lock, std::min(wait.deadline, Deadline::after(poll)).time_point());
   }
 }

@@ -7,6 +7,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/process.h"
+#include "lockstep/base/slow_wait.h"
 #include "lockstep/base/text.h"
 
 namespace lockstep::internal {
@@ -47,6 +48,7 @@ Milliseconds pause_before_try(int tries, std::minstd_rand& random) {
 TcpClient TcpClient::connect(const TcpTarget& target, Milliseconds timeout, Deadline deadline) {
   std::minstd_rand random(std::random_device{}());
   int closed = 0;
+  std::optional<SlowWait> slow;
   for (int tries = 1;; ++tries) {
     try {
       return connect_once(target, deadline);
@@ -69,6 +71,11 @@ TcpClient TcpClient::connect(const TcpTarget& target, Milliseconds timeout, Dead
       }
       if (log_enabled(LogLevel::kDebug))
         log(LogLevel::kDebug, cat("store: ", error.what(), "; trying again"));
+      if (!slow) slow.emplace(deadline);
+      slow->say_if_due([&] {
+        return cat("no store answers at ", net::host_and_port(target.host, target.port), " yet (",
+                   error.what(), "); this process waits for rank 0 or the launcher to open it");
+      });
       std::this_thread::sleep_for(pause);
     }
   }
@@ -211,12 +218,16 @@ std::string TcpClient::read_text(Deadline deadline) {
   return to_text(read_sized(deadline));
 }
 
-Status TcpClient::wait_for_status(Deadline deadline) {
-  try {
-    return read<Status>(deadline);
-  } catch (const DistNetworkError& error) {
-    if (error.kind() != ErrorKind::kTimeout) throw;
-  }
+Status TcpClient::wait_for_status(Deadline deadline, const std::function<std::string()>& waiting) {
+  SlowWait slow(deadline);
+  do {
+    try {
+      return read<Status>(slow.next());
+    } catch (const DistNetworkError& error) {
+      if (error.kind() != ErrorKind::kTimeout) throw;
+    }
+    slow.say_if_due(waiting);
+  } while (!deadline.expired());
   const Deadline grace = Deadline::after(kGrace);
   begin(Query::kCancelWait).send(grace);
   const auto status = read<Status>(grace);

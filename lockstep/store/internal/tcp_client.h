@@ -7,6 +7,7 @@
 #include <array>
 #include <cstdint>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <span>
@@ -70,8 +71,8 @@ class TcpClient {
   std::string read_text(Deadline deadline);
 
   // The status byte of a request that waits. At the deadline the wait is taken back: kCanceled, unless the answer was
-  // on its way. Call done() after the rest of the reply.
-  Status wait_for_status(Deadline deadline);
+  // on its way. Call done() after the rest of the reply. A wait that lasts says waiting().
+  Status wait_for_status(Deadline deadline, const std::function<std::string()>& waiting);
   void done(Deadline deadline);
 
   // Returns when the server has executed all that was sent: requests without a reply may still be on their way.
