@@ -443,6 +443,20 @@ TEST(PowerSgdState, CountsWhatItSends) {
   });
 }
 
+TEST(PowerSgdState, HasTorchsDefaults) {
+  const PowerSGDOptions options;
+  EXPECT_EQ(options.process_group, nullptr);
+  EXPECT_EQ(options.matrix_approximation_rank, 1);
+  EXPECT_EQ(options.start_powerSGD_iter, 1000);
+  EXPECT_EQ(options.min_compression_rate, 2);
+  EXPECT_TRUE(options.use_error_feedback);
+  EXPECT_TRUE(options.warm_start);
+  EXPECT_EQ(options.orthogonalization_epsilon, 0);
+  EXPECT_EQ(options.random_seed, 0u);
+  EXPECT_EQ(options.compression_stats_logging_frequency, 10'000);
+  EXPECT_FALSE(options.batch_tensors_with_same_shape);
+}
+
 TEST(PowerSgdState, RefusesOptionsThatCannotWork) {
   world(1, [](int) {
     const auto make = [](PowerSGDOptions options) { return [options] { PowerSGDState state(options); }; };
