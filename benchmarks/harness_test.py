@@ -241,7 +241,7 @@ class SuiteTest(unittest.TestCase):
 
     def test_ranks_follow_the_cores(self):
         self.assertEqual(default_ranks(2), {"all_reduce": [2, 4], "collectives": [2, 4], "barrier": [2, 4, 8],
-                                            "ddp_step": [2, 4]})
+                                            "ddp_step": [2, 4], "growth": [2, 8, 32, 64, 128]})
         self.assertEqual(default_ranks(16)["collectives"], [2, 4, 8, 16])
 
     def test_contenders_are_started_with_their_ranks_and_those_not_built_are_named(self):

@@ -104,6 +104,9 @@ AIMS = [
                                          ("sync_tcp", 4, " over loopback TCP", 60))),
     Aim("rpc_async of 4 B in flight, 2 cores: at least 150,000 a second", {"suite": "rpc", "case": "async"},
         "lockstep_per_s", least=150_000, cores=2),
+    *(Aim(f"{case}, {ranks} ranks as processes on 2 cores: at most {most / 1000:g} ms",
+          {"suite": "growth", "case": case, "kind": "processes", "ranks": ranks}, "lockstep", most, cores=2)
+      for case, ranks, most in (("new_group", 32, 5000), ("new_group", 128, 20_000), ("init", 128, 1_000_000))),
     Aim("backward through a remote Linear of 256 with a batch of 32, 2 cores: at most 150 us over the local one",
         {"suite": "rpc", "case": ("backward_smart", "backward_fast")}, "lockstep", 150, cores=2),
 ]

@@ -122,6 +122,46 @@ def bars(title, groups, names, path):
     return True
 
 
+GROWTH_LINES = {"init": "#1f77b4", "new_group": "#d62728", "first_all_reduce": "#2ca02c", "barrier": "#9467bd"}
+
+
+def growth(records, path):
+    """Milliseconds against ranks on two logarithmic axes: a line per phase, ours and (dashed) PyTorch's."""
+    series = {}
+    for r in records:
+        if r["kind"] != "processes" or r["case"] not in GROWTH_LINES:
+            continue
+        for name, dash in (("lockstep", ""), ("torch", "6 3")):
+            if r.get(name):
+                series.setdefault((r["case"], name, dash), []).append((r["ranks"], r[name] / 1000))
+    if not series:
+        return False
+    all_ranks = sorted({n for points in series.values() for n, _ in points})
+    values = [v for points in series.values() for _, v in points]
+    low, high = min(values) / 1.5, max(values) * 1.5
+    span = max(math.log2(all_ranks[-1] / all_ranks[0]), 1)
+    right = WIDTH - 170
+
+    def x_of(n):
+        return MARGIN + 20 + (right - MARGIN - 40) * math.log2(n / all_ranks[0]) / span
+
+    def y_of(value):
+        return HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * math.log(value / low) / math.log(high / low)
+
+    svg = Svg(WIDTH, HEIGHT)
+    svg.text(WIDTH / 2, 24, "growth, ranks as processes: milliseconds by ranks", extra='font-size="15"')
+    _log_grid(svg, low, high, y_of, right)
+    for n in all_ranks:
+        svg.text(x_of(n), HEIGHT - MARGIN + 18, str(n), extra='font-size="10"')
+    for i, ((case, name, dash), points) in enumerate(sorted(series.items())):
+        colour = GROWTH_LINES[case]
+        svg.path([(x_of(n), y_of(v)) for n, v in sorted(points)], colour, dash)
+        svg.path([(right + 8, 60 + 18 * i), (right + 28, 60 + 18 * i)], colour, dash)
+        svg.text(right + 34, 64 + 18 * i, f"{name} {case}", "start", colour, 'font-size="10"')
+    svg.save(path)
+    return True
+
+
 def draw(records, folder):
     """All pictures the records allow; returns the paths written."""
     def of(suite, **where):
@@ -131,6 +171,8 @@ def draw(records, folder):
         path = f"{folder}/all_reduce_{'rotating' if rotating else 'hot'}.svg"
         if all_reduce(of("all_reduce", ranks=2), path, rotating):
             made.append(path)
+    if growth(of("growth"), f"{folder}/growth.svg"):
+        made.append(f"{folder}/growth.svg")
     pictures = [
         ("all_reduce_by_ranks", "all_reduce, 25 MiB, zero-copy: microseconds by ranks", ("lockstep", "limit", "openmpi", "torch"),
          [(f"{r['ranks']} ranks", r) for r in of("all_reduce", bytes=25 * MIB, case="zero_copy")]),

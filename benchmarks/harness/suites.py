@@ -2,6 +2,7 @@
 
 from . import rounds
 from .ddp_step import DdpStep
+from .growth import Growth
 from .rpc import Rpc
 from .suite import MIB, RankSuite, Suite
 from .two_hosts import TwoHosts
@@ -70,7 +71,8 @@ class Store(Suite):
             yield record
 
 
-SUITES = {suite.name: suite for suite in (AllReduce, Collectives, Barrier, TwoHosts, Store, DdpStep, Rpc)}
+SUITES = {suite.name: suite for suite in (AllReduce, Collectives, Barrier, TwoHosts, Store, DdpStep, Rpc,
+                                           Growth)}
 
 
 def default_ranks(cores):
@@ -78,4 +80,4 @@ def default_ranks(cores):
     def up_to(most):
         return [n for n in (2, 4, 8, 16) if n <= most]
     return {"all_reduce": up_to(max(cores, 4)), "collectives": up_to(max(cores, 4)), "barrier": up_to(max(cores, 8)),
-            "ddp_step": up_to(min(max(cores, 4), 8))}
+            "ddp_step": up_to(min(max(cores, 4), 8)), "growth": [2, 8, 32, 64, 128]}

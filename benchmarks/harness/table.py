@@ -47,6 +47,8 @@ SUITES = {
     "ddp_step": ([RANKS, ("model", lambda r: r["case"]), ("parameters", lambda r: size_text(r["bytes"]))],
                  ("local", "adam", "torch", "torch_local")),
     "rpc": ([CASE, BYTES], ("torch",)),
+    "growth": ([("what", lambda r: r["case"] if r["unit"] == "us" else f"{r['case']}, per rank"), RANKS,
+                ("ranks are", lambda r: r["kind"])], ("torch",)),
 }
 
 
