@@ -5,6 +5,7 @@
 #include "lockstep/base/environment.h"
 #include "lockstep/base/error.h"
 #include "lockstep/ddp/ddp.h"
+#include "lockstep/ddp/elastic_distributed_sampler.h"
 #include "lockstep/ddp/hooks.h"
 #include "lockstep/ddp/replicate.h"
 #include "lockstep/group/group.h"
