@@ -2,12 +2,16 @@
 #pragma once
 
 #include "lockstep/autograd/autograd.h"
+#include "lockstep/base/env_dump.h"
 #include "lockstep/base/environment.h"
 #include "lockstep/base/error.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/elastic_distributed_sampler.h"
 #include "lockstep/ddp/hooks.h"
 #include "lockstep/ddp/replicate.h"
+#include "lockstep/group/breakpoint.h"
+#include "lockstep/group/call_log.h"
+#include "lockstep/group/collective_utils.h"
 #include "lockstep/group/group.h"
 #include "lockstep/group/run_main.h"
 #include "lockstep/join/join.h"

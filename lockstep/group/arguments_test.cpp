@@ -6,7 +6,9 @@
 #include <gtest/gtest.h>
 
 #include <functional>
+#include <latch>
 #include <string>
+#include <vector>
 
 #include "lockstep/base/thread.h"
 #include "lockstep/group/group_testing.h"
@@ -202,6 +204,51 @@ TEST(Mismatch, OfTheNewerCollectivesIsAnErrorOnAllOfThem) {
     const std::vector<at::Tensor> inputs{at::ones({1}), at::ones({rank == 0 ? 2 : 1}), at::ones({1})};
     all_to_all({at::empty({1}), at::empty({1}), at::empty({1})}, inputs);
   });
+}
+
+// Every collective: over when the call returns, or, asynchronously, a Work that is over when the last rank has come.
+TEST(Collectives, AreOverWhenTheyReturnUnlessAsynchronous) {
+  const auto list = [] { return at::zeros({2, 3}).unbind(0); };
+  const std::vector<std::function<Work(int, bool)>> calls{
+      [](int, bool async) { return all_reduce(at::ones({3}), {.async_op = async}); },
+      [](int, bool async) { return broadcast(at::ones({3}), {.src = 1, .async_op = async}); },
+      [](int, bool async) { return reduce(at::ones({3}), {.dst = 1, .async_op = async}); },
+      [&](int, bool async) { return all_gather(list(), at::ones({3}), {.async_op = async}); },
+      [](int, bool async) {
+        return all_gather_into_tensor(at::zeros({6}), at::ones({3}), {.async_op = async});
+      },
+      [&](int rank, bool async) {
+        return gather(at::ones({3}), rank == 0 ? list() : std::vector<at::Tensor>{},
+                      {.dst = 0, .async_op = async});
+      },
+      [&](int rank, bool async) {
+        return scatter(at::zeros({3}), rank == 0 ? list() : std::vector<at::Tensor>{},
+                       {.src = 0, .async_op = async});
+      },
+      [&](int, bool async) { return reduce_scatter(at::zeros({3}), list(), {.async_op = async}); },
+      [](int, bool async) {
+        return reduce_scatter_tensor(at::zeros({3}), at::ones({6}), {.async_op = async});
+      },
+      [&](int, bool async) { return all_to_all(list(), list(), {.async_op = async}); },
+      [](int, bool async) { return all_to_all_single(at::zeros({4}), at::ones({4}), {.async_op = async}); },
+      [](int, bool async) { return barrier({.async_op = async}); },
+      [](int, bool async) {
+        return all_reduce_coalesced({at::ones({3}), at::ones({2})}, {.async_op = async});
+      },
+  };
+  for (std::size_t i = 0; i < calls.size(); ++i) {
+    std::latch started(1);
+    world(2, [&](int rank) {
+      EXPECT_TRUE(calls[i](rank, false).is_completed()) << "blocking call " << i;
+      if (rank == 1) started.wait();
+      const auto work = calls[i](rank, true);
+      if (rank == 0) {
+        EXPECT_FALSE(work.is_completed()) << "rank 1 has not called " << i;
+        started.count_down();
+      }
+      EXPECT_TRUE(work.wait() && work.is_success()) << i;
+    });
+  }
 }
 
 }  // namespace

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cctype>
+#include <filesystem>
 #include <map>
 #include <mutex>
 #include <sstream>
@@ -48,10 +49,30 @@ Names devices_of(const std::string& engine) {
   return found == knowledge().devices.end() ? Names{"cpu"} : found->second;
 }
 
+// What can be named: engines that are there, and those that would be loaded or made when they are asked for.
+Names engine_names() {
+  Names names = engines().names();
+  for (const auto& folder : comm::engine_folders()) {
+    std::error_code ignored;
+    for (const auto& entry : std::filesystem::directory_iterator(folder, ignored)) {
+      const std::string file = entry.path().filename().string();
+      if (!file.starts_with("lockstep_") || !file.ends_with(".so")) continue;
+      names.push_back(file.substr(9, file.size() - 12));
+      if (names.back() == "gloo") names.push_back("hierarchical");
+    }
+  }
+  std::ranges::sort(names);
+  const auto twice = std::ranges::unique(names);
+  names.erase(twice.begin(), twice.end());
+  return names;
+}
+
 const comm::Engine& require_engine(const std::string& name, const std::string& backend) {
   if (const comm::Engine* engine = find_engine(name)) return *engine;
-  raise(ErrorKind::kUnsupported, cat("backend \"", backend, "\": no engine of that name; there is: ",
-                                     joined(engines().names()), ". load_engine() adds plug-ins"));
+  raise(ErrorKind::kUnsupported,
+        cat("backend \"", backend, "\": there is no engine \"", name, "\"; there are ",
+            joined(engine_names()), ". load_engine() adds plug-ins, and so does a file lockstep_", name,
+            ".so in a folder of ", "LOCKSTEP_ENGINE_PATH; register_backend() adds your own"));
 }
 
 [[noreturn]] void refuse_text(const std::string& backend, const std::string& why) {

@@ -13,6 +13,7 @@
 #include <set>
 
 #include "lockstep/base/log.h"
+#include "lockstep/group/internal/call_report.h"
 #include "lockstep/group/internal/work_state.h"
 
 namespace lockstep::internal {
@@ -49,19 +50,48 @@ bool is_bitwise(ReduceOp::Kind op) {
   return op == ReduceOp::kBand || op == ReduceOp::kBor || op == ReduceOp::kBxor;
 }
 
-// The profiler's event of an operation; null when nobody looks, which costs a few nanoseconds to find out. Events of
-// asynchronous operations end on another thread.
-std::shared_ptr<at::RecordFunction> begin_event(const char* name, bool async) {
+}  // namespace
+
+// Marked as asynchronous, as torch's are: another thread may end it.
+std::shared_ptr<at::RecordFunction> Call::begin_event() const {
   auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
   if (!callbacks.has_value()) [[likely]]
     return nullptr;
   auto event = std::make_shared<at::RecordFunction>(std::move(*callbacks));
-  if (async) event->_setAsync();
-  event->before(cat("lockstep:", name));
+  event->_setAsync();
+  // Callbacks see the inputs while the event begins only, so the list may go.
+  std::vector<c10::IValue> inputs;
+  for (const auto& tensor : request_.described) inputs.emplace_back(tensor);
+  event->before(cat("lockstep:", request_.name),
+                c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()));
   return event;
 }
 
-}  // namespace
+void Call::report(const Failure& failure) const {
+  report_call(
+      {.function = request_.name, .where = request_.where, .group = group_.get(), .failure = &failure});
+}
+
+void Call::run() {
+  try {
+    part().run(request_);
+  } catch (const Error& error) {
+    report(error.failure());
+    throw;
+  }
+}
+
+Work Call::post(Held held) {
+  held.event = begin_event();
+  try {
+    auto work = part().post(request_, std::move(held));
+    if (!async_) work.wait();
+    return work;
+  } catch (const Error& error) {
+    report(error.failure());
+    throw;
+  }
+}
 
 bool is_plain(const at::Tensor& tensor) {
   return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
@@ -203,8 +233,10 @@ int Call::root(std::optional<int> in_world, std::optional<int> in_group, const c
 void Call::warn_not_member() const {
   static std::mutex mutex;
   static std::set<std::string> told;  // guarded by mutex
-  const auto line = cat(request_.name, " was called on group \"", group_->name(),
-                        "\" by a process that is not one of its members; nothing was done");
+  char where[kWhereCapacity];
+  write_where(request_.where, where);
+  const auto line =
+      cat(request_.name, " (called at ", where, "): this rank is no member of the group; nothing was done");
   const std::lock_guard lock(mutex);
   if (told.insert(line).second) log(LogLevel::kWarn, line);
 }
@@ -282,7 +314,7 @@ Wire Call::wire_for_move(at::ScalarType type) const {
 }
 
 void Call::describe(at::TensorList tensors, bool shapes_may_differ) {
-  if (!part().checks_calls()) [[likely]]
+  if (!part().checks_calls() && !at::hasCallbacks()) [[likely]]
     return;
   request_.described.insert(request_.described.end(), tensors.begin(), tensors.end());
   request_.shapes_may_differ = request_.shapes_may_differ || shapes_may_differ;
@@ -306,8 +338,8 @@ Work Call::start_in_place(at::Tensor tensor, Wire wire) {
   if (is_plain(tensor)) {
     op.send = op.recv = tensor.mutable_data_ptr();
     if (!async_) {
-      const auto event = begin_event(request_.name, false);
-      part().run(request_);
+      const auto event = begin_event();
+      run();
       return Work(std::move(tensor), request_.ended);
     }
     return launch({.buffers = {tensor}, .results = {tensor}});
@@ -338,10 +370,7 @@ Work Call::start_all(std::vector<lockstep_op> ops, Held held) {
   request_.op = ops.front();
   if (ops.size() == 1) return launch(std::move(held));
   request_.more.assign(ops.begin() + 1, ops.end());
-  held.event = begin_event(request_.name, true);
-  auto work = part().post(request_, std::move(held));
-  if (!async_) work.wait();
-  return work;
+  return post(std::move(held));
 }
 
 Work Call::start_barrier() {
@@ -351,17 +380,15 @@ Work Call::start_barrier() {
 }
 
 Work Call::launch(Held held) {
-  if (async_) {
-    held.event = begin_event(request_.name, true);
-    return part().post(request_, std::move(held));
-  }
-  const auto event = begin_event(request_.name, false);
-  part().run(request_);
+  if (async_) return post(std::move(held));
+  const auto event = begin_event();
+  run();
   try {
     held.copy_back();
   } catch (const Error& error) {
     Failure failure = error.failure();
     failure.message = prefix() + failure.message;
+    report(failure);
     raise(std::move(failure));
   }
   if (held.results.empty()) return Work(at::Tensor(), request_.ended);

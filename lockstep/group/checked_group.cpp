@@ -29,9 +29,11 @@ std::string of_each(const std::vector<at::Tensor>& tensors, const Part& part) {
   return out.str();
 }
 
-Fingerprint fingerprint_of(const Request& request) {
+// `number`: what the operation will be called; refused ones count, so that ranks one of which refused a call alone
+// are found out here already.
+Fingerprint fingerprint_of(const Request& request, std::uint64_t number) {
   const auto& tensors = request.described;
-  Fingerprint print{.operation = request.name};
+  Fingerprint print{.operation = request.name, .sequence = std::to_string(number)};
   print.n_tensors = std::to_string(tensors.size());
   print.dtypes = of_each(tensors, [](const at::Tensor& t) { return t.dtype().name(); });
   print.devices =
@@ -83,8 +85,9 @@ class CheckedGroup final : public GroupBase {
     const auto kind = request.op.kind;
     if (kind == LOCKSTEP_SEND || kind == LOCKSTEP_RECV) return;
     request.deadline = deadline_of(request, *this);
-    checker_->check(called(request.name, name(), rank(), size(), request.where), fingerprint_of(request),
-                    time_left(*request.deadline), still_worth_it(*inner_));
+    checker_->check(called(request.name, name(), rank(), size(), request.where),
+                    fingerprint_of(request, sequence_number() + 1), time_left(*request.deadline),
+                    still_worth_it(*inner_));
   }
 
   const std::shared_ptr<GroupBase> inner_;
@@ -105,8 +108,9 @@ void monitored_barrier(MonitoredBarrierOptions options) {
   const auto group = internal::resolve(options.group);
   const auto who =
       internal::called("monitored_barrier", group->name(), group->rank(), group->size(), options.where);
-  if (options.timeout && *options.timeout <= Milliseconds::zero()) {
-    raise(ErrorKind::kUsage, cat(who, ": timeout is ", options.timeout->count(), " ms; it must be positive"));
+  if (options.timeout && *options.timeout < Milliseconds::zero()) {
+    raise(ErrorKind::kUsage,
+          cat(who, ": timeout is ", options.timeout->count(), " ms; it must not be negative"));
   }
   if (!group->is_member()) {
     log(LogLevel::kWarn, cat(who, ": this rank is no member of the group; nothing was done"));
@@ -126,7 +130,8 @@ void monitored_barrier(MonitoredBarrierOptions options) {
                   .patience = std::max(timeout * 2, group->timeout()),
                   .name_all = options.wait_all_ranks,
                   .who = who,
-                  .still_worth_it = internal::still_worth_it(*group)},
+                  .still_worth_it = internal::still_worth_it(*group),
+                  .one_look = timeout == Milliseconds::zero()},
                  [](const auto&) { return std::string(); });
   } catch (const Error& error) {
     Failure failure = error.failure();

@@ -76,10 +76,9 @@ std::string Fingerprint::differences(const Fingerprint& other) const {
 Checker::Checker(Store& store, int rank, std::vector<int> ranks)
     : rank_(rank), ranks_(std::move(ranks)), meeting_(store, rank, ranks_) {}
 
-void Checker::check(const std::string& who, Fingerprint mine, Milliseconds timeout,
+void Checker::check(const std::string& who, const Fingerprint& mine, Milliseconds timeout,
                     const std::function<void()>& still_worth_it) {
   const std::lock_guard lock(mutex_);
-  mine.sequence = std::to_string(number_ + 1);
   std::string told;
   try {
     told = meeting_.meet(number_++, mine.encode(),

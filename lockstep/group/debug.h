@@ -24,7 +24,7 @@ DebugLevel get_debug_level();
 
 struct MonitoredBarrierOptions {
   Group group{};
-  std::optional<Milliseconds> timeout{};  // rank 0's patience; unset: the group's
+  std::optional<Milliseconds> timeout{};  // rank 0's patience; zero: one look; unset: the group's
   bool wait_all_ranks = false;            // name every rank that is missing, not the first alone
   std::source_location where = std::source_location::current();
 };

@@ -14,6 +14,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/group/group_testing.h"
+#include "lockstep/group/internal/checker.h"
 
 namespace lockstep {
 namespace {
@@ -48,6 +49,12 @@ TEST(DebugLevels, ComeFromTheEnvironmentAndCanBeSet) {
   EXPECT_EQ(get_debug_level(), DebugLevel::kInfo);
   set_debug_level_from_env();
   EXPECT_EQ(get_debug_level(), DebugLevel::kOff);
+}
+
+void refused_by_timeout(const std::function<void()>& fn, const std::string& part) {
+  const auto failure = caught(fn);
+  EXPECT_EQ(failure.kind, ErrorKind::kTimeout) << failure.message;
+  EXPECT_TRUE(says(failure, part)) << failure.message;
 }
 
 TEST(MonitoredBarrier, LetsNobodyPassBeforeAllHaveCome) {
@@ -128,7 +135,22 @@ TEST(MonitoredBarrier, WorksInSubGroupsByTheirWorldRanks) {
     told.count_down();
     destroy_process_group(group);
     EXPECT_EQ(caught([&] { monitored_barrier({.group = group}); }).kind, ErrorKind::kUsage);
-    EXPECT_EQ(caught([&] { monitored_barrier({.timeout = Milliseconds(0)}); }).kind, ErrorKind::kUsage);
+    EXPECT_EQ(caught([&] { monitored_barrier({.timeout = Milliseconds(-1)}); }).kind, ErrorKind::kUsage);
+  });
+}
+
+TEST(MonitoredBarrier, WithATimeoutOfZeroLooksOnce) {
+  std::latch told(1);
+  run_threads(2, [&](int rank) {
+    if (rank == 1) {
+      told.wait();
+      refused_by_timeout([] { monitored_barrier({.timeout = Milliseconds(0)}); }, "rank 0 gave up waiting");
+      return monitored_barrier();
+    }
+    refused_by_timeout([] { monitored_barrier({.timeout = Milliseconds(0)}); },
+                       "rank 1 did not come within 0 ms");
+    told.count_down();
+    monitored_barrier();
   });
 }
 
@@ -181,6 +203,11 @@ void expect_out_of_step(const std::function<void()>& mine, const std::function<v
     EXPECT_TRUE(says(failure, "out of step")) << failure.message;
     EXPECT_TRUE(says(failure, rank == 1 ? "rank 1 runs" : "but rank 1 runs")) << failure.message;
     EXPECT_TRUE(says(failure, difference)) << failure.message;
+    // Both fingerprints, whole.
+    std::size_t n_prints = 0;
+    for (std::size_t at = 0; (at = failure.message.find(", sequence number ", at)) != std::string::npos; ++at)
+      ++n_prints;
+    EXPECT_EQ(n_prints, 2u) << failure.message;
   });
 }
 
@@ -190,6 +217,46 @@ TEST(DetailWrapper, TellsEveryRankWhatDiffers) {
   expect_out_of_step([] { barrier(); }, reduce(ones), "operation: ");
   expect_out_of_step(reduce(at::ones({3, 2})), reduce(ones), "shapes: ");
   expect_out_of_step(reduce(at::ones({2, 3}, at::kDouble)), reduce(ones), "dtypes: ");
+  expect_out_of_step([&] { all_reduce_coalesced({ones.clone()}); },
+                     [&] {
+                       all_reduce_coalesced({ones.clone(), ones.clone()});
+                     },
+                     "number of tensors: ");
+  // Rank 1 has refused a call that the others did not make.
+  expect_out_of_step(
+      [&] {
+        caught([] { all_reduce(at::Tensor()); });
+        all_reduce(ones.clone());
+      },
+      reduce(ones), "sequence number: ");
+}
+
+// Every field is compared, and travels unchanged; an empty shape is not.
+TEST(Fingerprint, DiffersInEveryFieldByItsName) {
+  const internal::Fingerprint one{.operation = "all_reduce",
+                                  .sequence = "3",
+                                  .n_tensors = "1",
+                                  .dtypes = "float",
+                                  .devices = "cpu",
+                                  .shapes = "[2]"};
+  const auto sent = internal::Fingerprint::decode(one.encode());
+  EXPECT_EQ(sent.text(), one.text());
+  EXPECT_EQ(one.differences(sent), "");
+  const std::pair<std::string internal::Fingerprint::*, const char*> fields[] = {
+      {&internal::Fingerprint::operation, "operation: all_reduce vs x"},
+      {&internal::Fingerprint::sequence, "sequence number: 3 vs x"},
+      {&internal::Fingerprint::n_tensors, "number of tensors: 1 vs x"},
+      {&internal::Fingerprint::dtypes, "dtypes: float vs x"},
+      {&internal::Fingerprint::devices, "device types: cpu vs x"},
+      {&internal::Fingerprint::shapes, "shapes: [2] vs x"}};
+  for (const auto& [field, words] : fields) {
+    auto other = one;
+    other.*field = "x";
+    EXPECT_EQ(one.differences(internal::Fingerprint::decode(other.encode())), words);
+  }
+  auto any_shape = one;
+  any_shape.shapes.clear();
+  EXPECT_EQ(one.differences(any_shape), "");
 }
 
 TEST(DetailWrapper, NamesTheMissingRanksAndWhatTheOthersRun) {

@@ -7,6 +7,7 @@
 
 #include "lockstep/base/environment.h"
 #include "lockstep/base/text.h"
+#include "lockstep/group/internal/call_report.h"
 #include "lockstep/group/internal/group_base.h"
 #include "lockstep/group/internal/world_state.h"
 
@@ -27,6 +28,12 @@ struct Call {
     char text[internal::kWhereCapacity];
     internal::write_where(where, text);
     raise(ErrorKind::kUsage, cat(what, " (called at ", text, "): ", parts...));
+  }
+
+  // Runs the call, for the records of call_log.h.
+  template <class Fn>
+  auto timed(const Fn& fn) const {
+    return internal::timed_call(what, where, nullptr, fn);
   }
 
   // `group`, or the default one; its members only.
@@ -135,37 +142,45 @@ int size_of_subgroups(const Call& call, int group_size, int size) {
 
 Group new_group(std::vector<int> ranks, NewGroupOptions options) {
   const Call call{"new_group", options.where};
-  const auto world = call.member({});
-  return make(call, call.sorted(std::move(ranks), world->size(), "the world"), options);
+  return call.timed([&]() -> Group {
+    const auto world = call.member({});
+    return make(call, call.sorted(std::move(ranks), world->size(), "the world"), options);
+  });
 }
 
 Group new_group(NewGroupOptions options) {
   const Call call{"new_group", options.where};
-  return make(call, call.member({})->ranks(), options);
+  return call.timed([&]() -> Group { return make(call, call.member({})->ranks(), options); });
 }
 
 Subgroups new_subgroups(int group_size, SubgroupsOptions options) {
   const Call call{"new_subgroups", options.where};
-  const auto whole = call.member(options.group);
-  const int size = size_of_subgroups(call, group_size, whole->size());
-  std::vector<std::vector<int>> lists;
-  for (auto at = whole->ranks().begin(); at != whole->ranks().end(); at += size)
-    lists.emplace_back(at, at + size);
-  return make_all(call, lists, options, whole != default_group());
+  return call.timed([&] {
+    const auto whole = call.member(options.group);
+    const int size = size_of_subgroups(call, group_size, whole->size());
+    std::vector<std::vector<int>> lists;
+    for (auto at = whole->ranks().begin(); at != whole->ranks().end(); at += size)
+      lists.emplace_back(at, at + size);
+    return make_all(call, lists, options, whole != default_group());
+  });
 }
 
 Subgroups new_subgroups_by_enumeration(std::vector<std::vector<int>> ranks_per_subgroup,
                                        SubgroupsOptions options) {
   const Call call{"new_subgroups_by_enumeration", options.where};
-  if (options.group) call.refuse("the lists hold ranks of the world; leave out the group");
-  const auto world = call.member({});
-  for (auto& list : ranks_per_subgroup) list = call.sorted(std::move(list), world->size(), "the world");
-  check_apart(call, ranks_per_subgroup);
-  return make_all(call, ranks_per_subgroup, options, false);
+  return call.timed([&] {
+    if (options.group) call.refuse("the lists hold ranks of the world; leave out the group");
+    const auto world = call.member({});
+    for (auto& list : ranks_per_subgroup) list = call.sorted(std::move(list), world->size(), "the world");
+    check_apart(call, ranks_per_subgroup);
+    return make_all(call, ranks_per_subgroup, options, false);
+  });
 }
 
-Group split_group(const Group& parent, std::vector<std::vector<int>> split_ranks, SplitGroupOptions options) {
-  const Call call{"split_group", options.where};
+namespace {
+
+Group split(const Call& call, const Group& parent, std::vector<std::vector<int>> split_ranks,
+            const SplitGroupOptions& options) {
   const auto whole = call.member(parent);
   for (auto& list : split_ranks) list = call.sorted(std::move(list), whole->size(), "the parent");
   check_apart(call, split_ranks);
@@ -186,8 +201,7 @@ Group split_group(const Group& parent, std::vector<std::vector<int>> split_ranks
        .hashed = true});
 }
 
-Group shrink_group(std::vector<int> ranks_to_exclude, ShrinkGroupOptions options) {
-  const Call call{"shrink_group", options.where};
+Group shrink(const Call& call, std::vector<int> ranks_to_exclude, const ShrinkGroupOptions& options) {
   const auto old = call.member(options.group);
   const auto excluded = call.sorted(std::move(ranks_to_exclude), old->size(), "the group");
   if (excluded.size() == old->ranks().size()) call.refuse("every rank is excluded");
@@ -212,6 +226,18 @@ Group shrink_group(std::vector<int> ranks_to_exclude, ShrinkGroupOptions options
                                     .build_on_world = false});
   current_world().leave(old, "");
   return made;
+}
+
+}  // namespace
+
+Group split_group(const Group& parent, std::vector<std::vector<int>> split_ranks, SplitGroupOptions options) {
+  const Call call{"split_group", options.where};
+  return call.timed([&] { return split(call, parent, std::move(split_ranks), options); });
+}
+
+Group shrink_group(std::vector<int> ranks_to_exclude, ShrinkGroupOptions options) {
+  const Call call{"shrink_group", options.where};
+  return call.timed([&] { return shrink(call, std::move(ranks_to_exclude), options); });
 }
 
 Group get_group_by_name(const std::string& name) {

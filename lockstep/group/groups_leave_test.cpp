@@ -3,8 +3,11 @@
 #include <gtest/gtest.h>
 
 #include <latch>
+#include <map>
 #include <memory>
 
+#include "lockstep/engine/fake_engine.h"
+#include "lockstep/group/backends.h"
 #include "lockstep/group/group_testing.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/store/hash_store.h"
@@ -52,6 +55,53 @@ TEST(Destroy, EndsEveryQuestionAboutTheGroup) {
       destroy_process_group();
       expect_gone(world);
     });
+  }
+}
+
+// An engine that notes which groups are left, in order.
+std::map<lockstep_comm*, std::string> names_of;
+std::vector<std::string> left_in_order;
+
+lockstep_status create_named(const lockstep_comm_config* config, lockstep_comm** out, char* error,
+                             std::size_t capacity) {
+  const auto status = comm::fake_engine()->comm_create(config, out, error, capacity);
+  names_of[*out] = config->name;
+  return status;
+}
+
+void leave_noting(lockstep_comm* comm, const char* cause) {
+  left_in_order.push_back(names_of[comm]);
+  comm::fake_engine()->comm_leave(comm, cause);
+}
+
+TEST(Destroy, OfTheWorldLeavesItsGroupsInDescendingOrderOfTheirNames) {
+  static lockstep_engine table = *comm::fake_engine();
+  table.name = "leaving";
+  table.comm_create = create_named;
+  table.comm_leave = leave_noting;
+  register_backend(&table);
+  for (int round = 0; round < 2; ++round) {
+    left_in_order.clear();
+    init_process_group(
+        {.backend = "leaving", .world_size = 1, .rank = 0, .store = std::make_shared<HashStore>()});
+    EXPECT_EQ(get_pg_count(), 1);
+    for (int i = 1; i <= 10; ++i) new_group({0});
+    new_group({0}, {.group_name = "alpha"});
+    const auto beta = new_group({0}, {.group_name = "beta"});
+    EXPECT_EQ(get_pg_count(), 13);
+    // A group of another world.
+    Group elsewhere;
+    run_threads(1, [&](int) { elsewhere = new_group(); });
+    refused([&] { destroy_process_group(elsewhere); }, "not one of this world's");
+    destroy_process_group(non_member_group());
+    EXPECT_TRUE(left_in_order.empty());
+    destroy_process_group(get_group_by_name("4"));
+    EXPECT_EQ(left_in_order, (std::vector<std::string>{"4"}));
+    destroy_process_group();
+    EXPECT_EQ(left_in_order, (std::vector<std::string>{"4", "beta", "alpha", "10", "9", "8", "7", "6", "5",
+                                                       "3", "2", "1", "0"}));
+    EXPECT_EQ(get_pg_count(), 0);
+    EXPECT_FALSE(is_initialized());
   }
 }
 

@@ -10,12 +10,14 @@
 #include <filesystem>
 #include <functional>
 #include <latch>
+#include <mutex>
 #include <numeric>
 #include <set>
 #include <stdexcept>
 #include <string>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/group/group_testing.h"
 
@@ -266,17 +268,55 @@ TEST(CompletionHook, HearsOfEveryOperationOnceAndOnlyOneIsTaken) {
   });
 }
 
-TEST(NonMember, CollectivesOnItDoNothing) {
+std::mutex warned_mutex;
+std::vector<std::string> warned;  // guarded by warned_mutex
+
+// Every kind of operation: a warning with its name and line, an empty Work, and the tensors as they were.
+TEST(NonMember, CollectivesOnItWarnAndDoNothing) {
+  set_log_sink([](LogLevel level, std::string_view text) {
+    const std::lock_guard lock(warned_mutex);
+    if (level == LogLevel::kWarn) warned.emplace_back(text);
+  });
   run_threads(2, [](int rank) {
     const auto group = new_group({1});
     if (rank == 1) return;
-    auto tensor = at::ones({2});
-    EXPECT_TRUE(all_reduce(tensor, {.group = group}).is_completed());
-    broadcast(tensor, {.src = 1, .group = group, .async_op = true}).wait();
-    barrier({.group = group});
-    EXPECT_EQ(tensor[1].item<float>(), 1);
+    EXPECT_EQ(get_rank(group), -1);
+    EXPECT_EQ(get_world_size(group), -1);
+    const auto tensor = at::ones({2}), other = at::ones({2});
+    const std::vector<at::Tensor> list{other}, pair{other, other};
+    const std::vector<std::pair<const char*, std::function<Work()>>> calls{
+        {"all_reduce", [&] { return all_reduce(tensor, {.group = group}); }},
+        {"broadcast", [&] { return broadcast(tensor, {.src = 1, .group = group, .async_op = true}); }},
+        {"reduce", [&] { return reduce(tensor, {.dst = 1, .group = group}); }},
+        {"all_gather", [&] { return all_gather(list, tensor, {.group = group}); }},
+        {"all_gather_into_tensor", [&] { return all_gather_into_tensor(other, tensor, {.group = group}); }},
+        {"gather", [&] { return gather(tensor, {}, {.dst = 1, .group = group}); }},
+        {"scatter", [&] { return scatter(tensor, {}, {.src = 1, .group = group}); }},
+        {"reduce_scatter", [&] { return reduce_scatter(tensor, list, {.group = group}); }},
+        {"reduce_scatter_tensor", [&] { return reduce_scatter_tensor(tensor, other, {.group = group}); }},
+        {"all_to_all", [&] { return all_to_all(list, {tensor}, {.group = group}); }},
+        {"all_to_all_single", [&] { return all_to_all_single(tensor, other, {.group = group}); }},
+        {"barrier", [&] { return barrier({.group = group}); }},
+        {"all_reduce_coalesced", [&] { return all_reduce_coalesced(pair, {.group = group}); }},
+        {"send", [&] { return isend(tensor, {.dst = 1, .group = group}); }},
+        {"recv", [&] { return irecv(tensor, {.src = 1, .group = group}); }},
+    };
+    for (const auto& [name, call] : calls) {
+      const auto work = call();
+      EXPECT_TRUE(work.is_completed() && work.result().empty()) << name;
+      const std::lock_guard lock(warned_mutex);
+      ASSERT_EQ(warned.size(), 1u) << name;
+      EXPECT_TRUE(warned[0].starts_with(std::string(name) + " (called at ") &&
+                  warned[0].find("groups_test.cpp:") != std::string::npos &&
+                  warned[0].find("no member") != std::string::npos)
+          << warned[0];
+      warned.clear();
+    }
+    expect_equal(tensor, at::ones({2}));
+    expect_equal(other, at::ones({2}));
     EXPECT_EQ(group->sequence_number(), 0u);
   });
+  set_log_sink(nullptr);
 }
 
 TEST(Subgroups, DivideTheWorldIntoConsecutiveRanks) {
@@ -355,6 +395,41 @@ TEST(SplitGroup, TakesRanksOfTheParent) {
     refused([&] { split_group(parent, {{0, 0}}); }, "twice");
     refused([&] { split_group(parent, {{0, 1}, {1}}); }, "two lists");
     refused([&] { split_group(parent, {{4}}); }, "0 to 3");
+  });
+}
+
+// One rank makes a group while the other is in a collective: each waits for the other.
+TEST(NewGroup, ThatMeetsACollectiveSaysWhichOneAndWhere) {
+  run_threads(2, [](int rank) {
+    sum_over({});
+    if (rank == 1) return void(caught([] { all_reduce(at::ones({4})); }));
+    const auto failure = caught([] { new_group({.timeout = Milliseconds(200)}); });
+    EXPECT_EQ(failure.kind, ErrorKind::kTimeout) << failure.message;
+    EXPECT_TRUE(
+        failure.message.starts_with("new_group: ") && says(failure, "rank 1 of group \"1\" did not come") &&
+        says(failure, "last entered all_reduce(sum, f32, 4 elements) #2 at ") &&
+        says(failure, "groups_test.cpp:") && says(failure, "of group \"0\", which this rank has not entered"))
+        << failure.message;
+    EXPECT_FALSE(says(failure, "board")) << failure.message;
+    default_group()->abort("the test is over");
+  });
+}
+
+// Two ranks may count different numbers of messages; what they call a collective is alike, and the engine's words have the
+// same number.
+TEST(Messages, CarryOneNumberPerOperationAlikeOnAllRanks) {
+  run_threads(3, [](int rank) {
+    auto data = at::ones({2});
+    if (rank == 0) send(data, {.dst = 1});
+    if (rank == 1) recv(data, {.src = 0});
+    const auto group = new_group();
+    sum_over({});
+    const auto failure = caught([&] { all_reduce(at::ones({rank == 2 ? 5 : 4})); });
+    EXPECT_TRUE(says(failure, "all_reduce #2 of group \"0\"")) << failure.message;
+    std::size_t n_numbers = 0;
+    for (std::size_t at = 0; (at = failure.message.find(" #", at)) != std::string::npos; ++at, ++n_numbers)
+      EXPECT_EQ(failure.message.substr(at, 4), " #2 ") << failure.message;
+    EXPECT_EQ(n_numbers, 3u) << failure.message;
   });
 }
 

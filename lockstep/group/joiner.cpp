@@ -29,6 +29,8 @@ constexpr const char* kMembersKey = "members";
   Bytes first;
   try {
     first = store.compare_set(kFailedKey, {}, to_bytes(cat(rank, ' ', failure.message)));
+    // Engines do not know which call they work for.
+    if (!failure.message.starts_with(what)) failure.message = cat(what, ": ", failure.message);
   } catch (...) {
     raise(std::move(failure));  // the store is gone too: the first error says more
   }

@@ -68,8 +68,8 @@ std::string Meeting::lead(std::uint64_t number, const std::string& mine, const O
   std::vector<std::string> keys;
   for (std::size_t rank = 1; rank < ranks_.size(); ++rank) keys.push_back(word_key(number, rank));
   std::vector<int> late;
-  if (!wait_for(*store_, keys, Deadline::after(options.timeout), options.still_worth_it))
-    late = missing(keys);
+  const auto deadline = options.one_look ? Deadline::now() : Deadline::after(options.timeout);
+  if (!wait_for(*store_, keys, deadline, options.still_worth_it)) late = missing(keys);
   if (!late.empty()) {
     if (!options.name_all) late.resize(1);
     const std::string words = cat(late.size() == 1 ? "rank " : "ranks ", list_ranks(late),

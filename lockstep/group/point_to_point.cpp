@@ -23,6 +23,7 @@ void check_other(const Call& call, int peer, const char* role) {
 // The peer, after every check of a send.
 int check_send(Call& call, const at::Tensor& tensor, const SendOptions& options) {
   call.check(tensor, "tensor");
+  call.describe(tensor);
   check_tag(call, options.tag);
   return call.root(options.dst, options.group_dst, "dst");
 }
@@ -30,6 +31,7 @@ int check_send(Call& call, const at::Tensor& tensor, const SendOptions& options)
 // The peer or -1 for any, after every check of a receive.
 int check_recv(Call& call, const at::Tensor& tensor, const RecvOptions& options) {
   call.check_output(tensor, "tensor");
+  call.describe(tensor);
   check_tag(call, options.tag);
   const bool any = !options.src && !options.group_src;
   return any ? -1 : call.root(options.src, options.group_src, "src");

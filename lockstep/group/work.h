@@ -67,7 +67,7 @@ class Work {
   std::exception_ptr exception() const;
   // Output tensors. Raises kUsage before completion, the operation's error after a failure.
   std::vector<at::Tensor> result() const;
-  // A receive's sender, as a rank in the world. Raises kUsage before completion and for other operations.
+  // A receive's sender by its rank in the world (get_group_rank() tells that in the group). kUsage before completion.
   int source_rank() const;
 
   // Resolves to the list of output tensors, or to the operation's error. Callbacks (then, addCallback) run on a thread

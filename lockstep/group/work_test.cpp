@@ -14,7 +14,9 @@
 #include <functional>
 #include <latch>
 #include <mutex>
+#include <sstream>
 #include <string>
+#include <thread>
 #include <vector>
 
 #include "lockstep/base/thread.h"
@@ -386,6 +388,36 @@ TEST(CompletionHook, HearsOfEveryOperationOnce) {
   }
 }
 
+// Also of those that failed, blocking or not, with the error; and how long an operation took.
+TEST(CompletionHook, HearsOfFailuresAndOfHowLongItTook) {
+  std::latch started(1);
+  world(2, [&](int rank) {
+    std::mutex mutex;
+    std::vector<std::string> heard;
+    double longest_ms = 0;
+    default_group()->register_on_completion_hook([&](const WorkInfo& info) {
+      const std::lock_guard lock(mutex);
+      const std::chrono::duration<double, std::milli> took = info.finished - info.started;
+      longest_ms = std::max(longest_ms, took.count());
+      heard.push_back(std::string(info.op) + (info.failure ? ": " + info.failure->message : ""));
+    });
+    if (rank == 1) started.wait();
+    const auto work = barrier({.async_op = true});
+    if (rank == 0) {
+      std::this_thread::sleep_for(Milliseconds(20));
+      started.count_down();
+    }
+    work.wait();
+    caught([&] { all_reduce(at::ones({rank + 1}), {.async_op = rank == 0}).wait(); });
+    const std::lock_guard lock(mutex);
+    EXPECT_GE(longest_ms, rank == 0 ? 20 : 0);
+    ASSERT_EQ(heard.size(), 2u);
+    EXPECT_EQ(heard[0], "barrier");
+    EXPECT_NE(heard[1].find("all_reduce: all_reduce #2"), std::string::npos) << heard[1];
+    EXPECT_NE(heard[1].find("different operations"), std::string::npos) << heard[1];
+  });
+}
+
 // What a profiler sees: names, and that events of asynchronous operations last as long as these.
 std::mutex seen_mutex;
 std::vector<std::string> seen;  // guarded by seen_mutex
@@ -427,6 +459,40 @@ TEST(Profiler, SeesNamedEventsThatSpanTheOperation) {
   EXPECT_EQ(n_seen("+lockstep:broadcast"), 2);
   EXPECT_EQ(n_seen("-lockstep:broadcast"), 2);
   EXPECT_EQ(n_seen("-lockstep:all_reduce"), 2);
+}
+
+std::vector<std::string> seen_shapes;  // guarded by seen_mutex
+
+std::unique_ptr<at::ObserverContext> see_inputs(const at::RecordFunction& event) {
+  std::ostringstream line;
+  line << event.name() << (event.isAsync() ? " async" : " blocking");
+  for (const auto& input : event.inputs()) line << " " << input.toTensor().sizes();
+  const std::lock_guard lock(seen_mutex);
+  seen_shapes.push_back(line.str());
+  return nullptr;
+}
+
+// As torch's events: the shapes of what goes in, and may end on another thread.
+TEST(Profiler, SeesTheShapesOfTheInputs) {
+  const auto handle = at::addGlobalCallback(
+      at::RecordFunctionCallback(&see_inputs).needsInputs(true).scopes({at::RecordScope::USER_SCOPE}));
+  world(1, [](int) {
+    all_reduce(at::ones({2, 3}));
+    all_reduce(at::ones({4}).as_strided({2}, {2}), {.async_op = true}).wait();
+    all_gather({at::empty({5})}, at::ones({5}));
+    all_reduce_coalesced({at::ones({1}), at::ones({2}, at::kLong)});
+    const auto sent = isend(at::ones({7}), {.dst = 0});
+    irecv(at::empty({7}), {.src = 0}).wait();
+    sent.wait();
+    barrier();
+  });
+  at::removeCallback(handle);
+  const std::lock_guard lock(seen_mutex);
+  EXPECT_EQ(seen_shapes,
+            (std::vector<std::string>{
+                "lockstep:all_reduce async [2, 3]", "lockstep:all_reduce async [2]",
+                "lockstep:all_gather async [5]", "lockstep:all_reduce_coalesced async [1] [2]",
+                "lockstep:send async [7]", "lockstep:recv async [7]", "lockstep:barrier async"}));
 }
 
 }  // namespace

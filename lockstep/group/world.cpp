@@ -8,6 +8,7 @@
 #include "lockstep/base/rank_thread.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/thread.h"
+#include "lockstep/group/internal/call_report.h"
 #include "lockstep/group/internal/group_base.h"
 #include "lockstep/group/internal/world_state.h"
 #include "lockstep/store/hash_store.h"
@@ -20,11 +21,13 @@ using internal::still_there;
 using internal::World;
 
 void init_process_group(InitOptions options) {
-  current_world().enter(options);
+  internal::timed_call("init_process_group", options.where, nullptr, [&] { current_world().enter(options); });
 }
 
 void destroy_process_group(Group group) {
-  current_world().leave(group, "");
+  const auto where = std::source_location::current();  // it has no options
+  internal::timed_call("destroy_process_group", where, group.get(),
+                       [&] { current_world().leave(group, ""); });
 }
 
 std::string load_engine(const std::string& path) {
@@ -69,7 +72,7 @@ bool is_xccl_available() noexcept {
 
 Group default_group() {
   if (auto group = current_world().group()) return group;
-  raise(ErrorKind::kUsage, "the default process group is not initialised; call init_process_group first");
+  raise(ErrorKind::kUsage, internal::not_initialised());
 }
 
 int get_rank(const Group& group) {

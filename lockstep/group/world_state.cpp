@@ -12,6 +12,7 @@
 #include "lockstep/base/rank_thread.h"
 #include "lockstep/base/text.h"
 #include "lockstep/group/groups.h"
+#include "lockstep/group/internal/copies.h"
 #include "lockstep/group/internal/group_base.h"
 #include "lockstep/rendezvous/rendezvous.h"
 #include "lockstep/store/hash_store.h"
@@ -132,6 +133,11 @@ void World::enter(const InitOptions& given) {
   InitOptions options = given;
   if (options.timeout == kDefaultGroupTimeout) options.timeout = default_timeout(options);
   check_options(options);
+  const bool of_process = this == &process_world();
+  if (const auto other = of_process ? other_copy_in_use() : ""; !other.empty()) {
+    refuse(options, cat("lockstep is in this process twice, in ", this_copy(), " and in ", other,
+                        ", which has initialised its default group already; ", kCopiesAdvice));
+  }
   {
     const std::lock_guard lock(mutex_);
     if (entered_) refuse(options, "the default group exists already; call destroy_process_group first");
@@ -150,6 +156,7 @@ void World::enter(const InitOptions& given) {
   entering_ = false;
   owner_pid_ = ::getpid();
   entered_ = std::move(made);
+  if (of_process) note_process_world(true);
 }
 
 // The world's part of its store. A world entered again over the same store must not meet keys of the one before, so
@@ -196,8 +203,7 @@ std::shared_ptr<World::Entered> World::join(const InitOptions& options) {
 std::shared_ptr<World::Entered> World::entered(const char* what) const {
   const std::lock_guard lock(mutex_);
   if (entered_) return entered_;
-  raise(ErrorKind::kUsage,
-        cat(what, ": the default process group is not initialised; call init_process_group first"));
+  raise(ErrorKind::kUsage, cat(what, ": ", not_initialised()));
 }
 
 // mutex_ held. Nothing is counted when it raises.
@@ -292,8 +298,11 @@ Group World::shrink(const std::vector<int>& excluded, bool abort_first, Millisec
 std::shared_ptr<World::Entered> World::take(const Group& group, const char* what, Group& one) {
   if (!is_group_member(group)) return nullptr;
   const std::lock_guard lock(mutex_);
-  if (!entered_) raise(ErrorKind::kUsage, cat(what, ": the default process group is not initialised"));
-  if (!group || group == entered_->group) return std::move(entered_);
+  if (!entered_) raise(ErrorKind::kUsage, cat(what, ": ", not_initialised()));
+  if (!group || group == entered_->group) {
+    if (this == &process_world()) note_process_world(false);
+    return std::move(entered_);
+  }
   const auto found = entered_->groups.find(group->name());
   if (found == entered_->groups.end() || found->second != group) {
     raise(ErrorKind::kUsage, cat(what, ": group \"", group->name(), "\" is not one of this world's"));
@@ -344,15 +353,34 @@ void World::require(const Group& group, const char* what) const {
   raise(ErrorKind::kUsage, cat(what, ": group \"", group->name(), "\" is not one of this world's"));
 }
 
+void World::raise_timeouts(Milliseconds timeout) const {
+  const std::lock_guard lock(mutex_);
+  if (!entered_) return;
+  for (const auto& [name, group] : entered_->groups) group->set_timeout(std::max(timeout, group->timeout()));
+}
+
 int World::n_counted() const {
   const std::lock_guard lock(mutex_);
   return entered_ ? entered_->n_counted : 0;
 }
 
+World& process_world() {
+  static World world;
+  return world;
+}
+
 World& current_world() {
-  static World process_world;
   const RankThread* rank = this_rank_thread();
-  return rank != nullptr && rank->world != nullptr ? *static_cast<World*>(rank->world) : process_world;
+  return rank != nullptr && rank->world != nullptr ? *static_cast<World*>(rank->world) : process_world();
+}
+
+std::string not_initialised() {
+  std::string text = "the default process group is not initialised; call init_process_group first";
+  if (const auto other = other_copy_in_use(); !other.empty()) {
+    text += cat(". (It was in ", other, ", which holds another copy of lockstep than ", this_copy(), "; ",
+                kCopiesAdvice, ")");
+  }
+  return text;
 }
 
 std::shared_ptr<RankUse> current_rank_use() {

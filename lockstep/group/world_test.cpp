@@ -7,15 +7,19 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <cstdlib>
+#include <filesystem>
+#include <fstream>
 #include <functional>
 #include <latch>
 #include <stdexcept>
 #include <string>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
 #include "lockstep/base/thread.h"
 #include "lockstep/group/group_testing.h"
 #include "lockstep/group/groups.h"
@@ -137,7 +141,16 @@ TEST(World, KnowsItsEngines) {
     EXPECT_EQ(failure.kind, ErrorKind::kUnsupported);
     EXPECT_TRUE(says(failure, name)) << failure.message;
   }
-  EXPECT_TRUE(says(caught([] { init_process_group({.backend = "nccl"}); }), "there is: host"));
+  // What could be named is listed, also what would be loaded when it is asked for.
+  const auto folder = std::filesystem::temp_directory_path() / cat("lockstep-engines-", ::getpid());
+  std::filesystem::create_directory(folder);
+  std::ofstream(folder / "lockstep_imaginary.so") << "no engine";
+  ::setenv("LOCKSTEP_ENGINE_PATH", folder.c_str(), 1);
+  const auto unknown = caught([] { init_process_group({.backend = "nccl"}); });
+  ::unsetenv("LOCKSTEP_ENGINE_PATH");
+  std::filesystem::remove_all(folder);
+  for (const char* name : {"\"nccl\"", "fake", "host", "imaginary"})
+    EXPECT_TRUE(says(unknown, name)) << unknown.message;
   EXPECT_FALSE(is_nccl_available() || is_mpi_available() || is_ucc_available() || is_xccl_available());
 }
 

@@ -55,7 +55,7 @@ class Call {
 
   // What collects the operation instead of starting it; null outside a CoalescingScope.
   Batch* batch() const { return open_batch == nullptr ? nullptr : batch_of(*group_); }
-  // False for a process that is not in the group, which is told so once per group and operation. Raises kUsage inside a
+  // False for a process that is not in the group, which is told so once per line of the program. Raises kUsage inside a
   // CoalescingScope of the group unless `collectable`.
   bool takes_part(bool collectable = false) const {
     if (open_batch != nullptr && !collectable) [[unlikely]]
@@ -69,7 +69,9 @@ class Call {
   template <class... Parts>
   [[noreturn]] void refuse(ErrorKind kind, const Parts&... parts) const {
     if (rank() >= 0) group_->refused(request_);
-    raise(kind, cat(prefix(), parts...), ErrorFamily::kGeneral);
+    Failure failure{.kind = kind, .message = cat(prefix(), parts...)};
+    report(failure);
+    raise(std::move(failure));
   }
 
   // Defined, dense, on a device that the group serves, the same for all of the call. `role` is the argument's name.
@@ -120,6 +122,12 @@ class Call {
   void warn_not_member() const;
   void refuse_inside_batch() const;
   Work launch(Held held);
+  // What fails here is told to the call logger (call_log.h).
+  void run();
+  Work post(Held held);
+  void report(const Failure& failure) const;
+  // The profiler's event of the operation; null when nobody looks, which costs a few nanoseconds to find out.
+  std::shared_ptr<at::RecordFunction> begin_event() const;
 
   // What serves the device of the tensors; the group itself before one was checked.
   GroupBase& part() const { return part_ != nullptr ? *part_ : *group_; }

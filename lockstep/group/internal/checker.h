@@ -29,10 +29,9 @@ class Checker {
   Checker(Store& store, int rank, std::vector<int> ranks);
 
   // Meets the other ranks. Raises kTimeout naming the missing ranks and carrying the fingerprint, kUsage with both
-  // fingerprints when another rank runs something else; on every rank that came. `who` begins the message. The sequence
-  // number is filled in: it counts collectives, since messages leave out some ranks.
+  // fingerprints when another rank runs something else; on every rank that came. `who` begins the message.
   // `still_worth_it` as in Meeting.
-  void check(const std::string& who, Fingerprint mine, Milliseconds timeout,
+  void check(const std::string& who, const Fingerprint& mine, Milliseconds timeout,
              const std::function<void()>& still_worth_it);
 
  private:

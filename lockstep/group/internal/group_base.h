@@ -36,8 +36,9 @@ struct Request {
   std::vector<lockstep_op> more{};  // further ops under the same Work, after `op`; post only
   // `type` is the caller's; run() and post() fill in the rest.
   Work::Ended ended{};
-  // For the debug wrapper, filled only when the group checks_calls(): the caller's tensors, and whether their shapes
-  // may differ between ranks (coalesced, all_to_all, uneven all_gather and reduce_scatter).
+  // For the debug wrapper and the profiler, filled only when the group checks_calls() or somebody looks: the caller's
+  // tensors, and whether their shapes may differ between ranks (coalesced, all_to_all, uneven all_gather and
+  // reduce_scatter).
   std::vector<at::Tensor> described{};
   bool shapes_may_differ = false;
 };
@@ -116,6 +117,11 @@ class GroupBase : public ProcessGroup {
   // The next collective's line with what was refused before it, for the messages of all ranks. `where` has kWhereCapacity.
   void add_refusal(char* where) const;
 
+  // How often a breakpoint() of this line was reached in this group, this time included.
+  int count_hit(const std::string& where) {
+    const std::lock_guard lock(shared().mutex);
+    return ++shared().hits[where];
+  }
   // The number of the next monitored barrier.
   std::uint64_t next_meeting() { return place_.shared->meetings++; }
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <map>
 #include <memory>
 #include <mutex>
 #include <source_location>
@@ -49,8 +50,9 @@ struct GroupShared {
   std::atomic<bool> has_hook{false};  // hook is set, and never changes again
   CompletionHook hook;
   std::mutex mutex;
-  std::string desc;     // guarded by mutex
-  std::string refusal;  // guarded by mutex; "gather at train.cpp:42"
+  std::string desc;                 // guarded by mutex
+  std::string refusal;              // guarded by mutex; "gather at train.cpp:42"
+  std::map<std::string, int> hits;  // guarded by mutex; of breakpoint(), by the caller's line
 };
 
 // What is known of a group before it is joined.

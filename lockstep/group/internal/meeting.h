@@ -30,6 +30,7 @@ class Meeting {
     std::string who;        // begins every message
     // Asked now and then while waiting: raises when there is no point in going on. May be empty.
     std::function<void()> still_worth_it{};
+    bool one_look = false;  // rank 0 does not wait; a timeout of zero alone means for ever
   };
   // Brings `mine`. Returns what rank 0's `decide` made of the words of all, in the order of ranks: "" is well, anything
   // else is up to the caller. Raises kTimeout when someone did not come, on every rank that did.

@@ -55,6 +55,8 @@ class World {
   void require(const Group& group, const char* what) const;
   // Of the rank thread whose world this is; null when it is the process's. Set before the world is used.
   std::shared_ptr<RankUse> rank_use{};
+  // Every group's timeout becomes at least this.
+  void raise_timeouts(Milliseconds timeout) const;
   // Groups counted so far, the default one included.
   int n_counted() const;
 
@@ -88,7 +90,11 @@ class World {
   long owner_pid_ = -1;               // guarded by mutex_; who entered
 };
 
+World& process_world();
 // This rank thread's world inside run_threads, else the process's.
 World& current_world();
+
+// What to say where the default group is needed and there is none; also when another copy of lockstep has one.
+std::string not_initialised();
 
 }  // namespace lockstep::internal

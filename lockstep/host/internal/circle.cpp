@@ -43,8 +43,8 @@ Circle::Circle(Fabric& fabric, std::vector<int> members, const lockstep_comm_con
                                                    config.deadline_ns);
       if (status != LOCKSTEP_OK || length != sizeof(at)) {
         raise(status == LOCKSTEP_TIMEOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
-              fmt::format("rank {} did not join the group in time: rank {} waited for its board in the store",
-                          r, rank_),
+              fmt::format("rank {} of group \"{}\" did not come within the time given", r,
+                          config.name != nullptr ? config.name : ""),
               ErrorFamily::kBackend);
       }
       add(members[static_cast<std::size_t>(r)], at, config.size);

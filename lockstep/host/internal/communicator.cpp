@@ -49,12 +49,6 @@ int cores_of_all(Fabric& fabric) {
   return n_cores;
 }
 
-std::vector<int> fabric_ranks(const lockstep_comm_config& config, const Circle& parent) {
-  std::vector<int> ranks;
-  for (int r = 0; r < config.size; ++r) ranks.push_back(parent.fabric_rank(config.parent_ranks[r]));
-  return ranks;
-}
-
 }  // namespace
 
 Posted::Posted(const lockstep_op& op)
@@ -137,9 +131,7 @@ Communicator::Communicator(const lockstep_comm_config& config, Communicator* par
     : name_(config.name != nullptr ? config.name : ""),
       host_(config.host),
       hub_(parent != nullptr ? parent->hub_ : Hub::join(config)),
-      circle_(parent != nullptr
-                  ? std::make_unique<Circle>(hub_->fabric(), fabric_ranks(config, *parent->circle_), config)
-                  : std::make_unique<Circle>(hub_->fabric())),
+      circle_(parent != nullptr ? parent->make_child(config) : std::make_unique<Circle>(hub_->fabric())),
       workspace_(config.size),
       mailroom_(*circle_) {
   // With more ranks than cores looking only delays the others.

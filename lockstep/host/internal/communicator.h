@@ -114,6 +114,11 @@ class Communicator final : private Served {
   std::string context(const Operation& operation) const;
   std::string context(const Letter& letter) const;
 
+  // The ends of a child's members in this communicator. When the child does not come about in time, the error says which
+  // of them wait in a collective of this one that this rank has not entered: the usual cause.
+  std::unique_ptr<Circle> make_child(const lockstep_comm_config& config);
+  std::string entered_without_this_rank(const lockstep_comm_config& config);
+
   // Served.
   State serve(bool last_look, Deadline& until) override;
   bool busy() const override { return queued_.load() + mailing_.load() != 0; }

@@ -1,6 +1,8 @@
 // What a communicator does when something breaks: who is to blame, who must hear of it, and in which words.
 #include <fmt/core.h>
 
+#include <algorithm>
+
 #include "lockstep/base/base.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/host/internal/communicator.h"
@@ -128,6 +130,40 @@ std::string Communicator::waiting_in(const Letter& letter) {
                                     describe_last(circle_->board(letter.peer)));
   return fmt::format("group \"{}\": rank {} waits in {} for {}", name_, circle_->rank(), context(letter),
                      whom);
+}
+
+std::unique_ptr<Circle> Communicator::make_child(const lockstep_comm_config& config) {
+  std::vector<int> members;
+  for (int r = 0; r < config.size; ++r) members.push_back(circle_->fabric_rank(config.parent_ranks[r]));
+  try {
+    return std::make_unique<Circle>(hub_->fabric(), std::move(members), config);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kTimeout) throw;
+    Failure failure = error.failure();
+    failure.message += entered_without_this_rank(config);
+    raise(std::move(failure));
+  }
+}
+
+// Needs the parent's boards only, whatever way the child's members meet.
+std::string Communicator::entered_without_this_rank(const lockstep_comm_config& config) {
+  const auto last_of = [&](int r) {
+    const auto& arrivals = circle_->board(r).arrivals;
+    return std::max(arrivals[0].sequence.load(std::memory_order_acquire),
+                    arrivals[1].sequence.load(std::memory_order_acquire)) >>
+           1;
+  };
+  std::string words;
+  for (int i = 0; i < config.size; ++i) {
+    const int r = config.parent_ranks[i];
+    if (last_of(r) <= last_of(circle_->rank())) continue;
+    words += fmt::format("{}rank {} (pid {}) {} of group \"{}\"", words.empty() ? "; " : ", ", r,
+                         circle_->pid(r), describe_last(circle_->board(r)), name_);
+  }
+  if (!words.empty())
+    words +=
+        ", which this rank has not entered: all ranks must make groups and call collectives in one order";
+  return words;
 }
 
 // Ends a letter whose deadline has passed or whose peer has left. One that nobody met is taken back and fails alone; one

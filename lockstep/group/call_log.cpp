@@ -1,0 +1,89 @@
+#include "lockstep/group/call_log.h"
+
+#include <memory>
+#include <mutex>
+
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+#include "lockstep/group/internal/call_report.h"
+#include "lockstep/group/internal/join.h"
+#include "lockstep/group/internal/world_state.h"
+
+namespace lockstep {
+namespace {
+
+// Leaked on purpose: calls are made while static objects are being destroyed.
+struct Logger {
+  std::mutex mutex;
+  std::shared_ptr<const CallLogger> logger;  // guarded by mutex; called outside of it
+};
+
+Logger& instance() {
+  static auto& made = *new Logger;
+  return made;
+}
+
+std::shared_ptr<const CallLogger> current_logger() {
+  const std::lock_guard lock(instance().mutex);
+  return instance().logger;
+}
+
+CallRecord record_of(const internal::CallReport& report) {
+  CallRecord record{.function = report.function};
+  char where[internal::kWhereCapacity];
+  internal::write_where(report.where, where);
+  record.where = where;
+  record.duration_ms = report.duration_ms;
+  record.failure = report.failure;
+  const Group world = internal::current_world().group();
+  if (world) {
+    record.rank = world->rank();
+    record.world_size = world->size();
+  }
+  const ProcessGroup* const group = report.group != nullptr ? report.group : world.get();
+  if (group == nullptr) return record;
+  record.group = group->name();
+  record.group_rank = group->rank();
+  record.group_size = group->size();
+  if (group->rank() >= 0) record.backend = group->backend();
+  return record;
+}
+
+}  // namespace
+
+void set_call_logger(CallLogger logger) {
+  auto next = logger ? std::make_shared<const CallLogger>(std::move(logger)) : nullptr;
+  const std::lock_guard lock(instance().mutex);
+  instance().logger.swap(next);
+}
+
+std::string to_text(const CallRecord& record) {
+  std::string text = cat(record.function, record.failure != nullptr ? " failed" : " ended well");
+  if (record.duration_ms >= 0) text += cat(" after ", record.duration_ms, " ms");
+  text += ": ";
+  if (!record.group.empty()) {
+    text += cat("group \"", record.group, "\"", record.backend.empty() ? "" : " over ", record.backend,
+                ", rank ", record.group_rank, " of ", record.group_size, " (rank ", record.rank, " of ",
+                record.world_size, " in the world), ");
+  }
+  text += cat("called at ", record.where);
+  if (record.failure != nullptr) text += cat(": ", record.failure->message);
+  return text;
+}
+
+namespace internal {
+
+void report_call(const CallReport& report) noexcept {
+  try {
+    const auto logger = current_logger();
+    if (!logger && !log_enabled(LogLevel::kDebug)) return;
+    const CallRecord record = record_of(report);
+    if (logger) return (*logger)(record);
+    log(LogLevel::kDebug, to_text(record));
+  } catch (...) {
+    log(LogLevel::kError, cat("the call logger threw: ", current_failure().message));
+  }
+}
+
+}  // namespace internal
+}  // namespace lockstep
