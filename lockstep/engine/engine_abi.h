@@ -129,6 +129,9 @@ typedef struct lockstep_comm_config {
   const int32_t* parent_ranks;
   /* The table comm_create was called through, as the plug-in gave it: for tables made at run time. */
   const struct lockstep_engine* engine;
+  /* With a parent: tells this communicator from all others ever made on that parent, alike on its ranks; or null. With
+   * it an engine can let the ranks find each other in what the parent has set up, without the key-value space. */
+  const char* key;
 } lockstep_comm_config;
 
 typedef struct lockstep_op {
@@ -166,6 +169,9 @@ typedef struct lockstep_capabilities {
   uint32_t crosses_hosts;           /* 0: ranks of one host only */
   uint32_t shared_memory;           /* 1: alloc gives memory reduced where it lies */
   uint32_t calls_back; /* 1: lockstep_op.done is called; 0: lockstep waits on a thread of its own */
+  uint32_t
+      compares_members; /* 1: comm_create with a parent and a key fails on every rank with LOCKSTEP_USAGE when
+                                the ranks were given different members; 0: lockstep compares them in the store */
 } lockstep_capabilities;
 
 typedef struct lockstep_engine {

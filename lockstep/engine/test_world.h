@@ -128,6 +128,7 @@ class EngineRank {
     std::string name = "test";
     lockstep_comm* parent = nullptr;
     std::vector<std::int32_t> parent_ranks = {};
+    std::string key = {};  // "": none
   };
   // Collective; raises what the engine says. `host` outlives this.
   EngineRank(const lockstep_engine& table, const lockstep_host* host, int rank, int size,
@@ -142,7 +143,8 @@ class EngineRank {
         .deadline_ns = Deadline::after(options.timeout).monotonic_ns(),
         .parent = options.parent,
         .parent_ranks = options.parent == nullptr ? nullptr : options.parent_ranks.data(),
-        .engine = &table};
+        .engine = &table,
+        .key = options.key.empty() ? nullptr : options.key.c_str()};
     char error[512] = "";
     if (table.comm_create(&config, &comm_, error, sizeof(error)) != LOCKSTEP_OK)
       raise(ErrorKind::kInternal, error);

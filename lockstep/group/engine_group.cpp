@@ -186,6 +186,8 @@ std::shared_ptr<comm::Communicator> Core::join() const {
   const JoiningScope scope(told);
   std::shared_ptr<comm::Communicator> parent;
   if (options_.parent) parent = resolve(options_.parent)->communicator(*options_.engine);
+  const bool compares = parent && options_.engine->capabilities().compares_members != 0;
+  if (options_.compare_members && !compares) options_.compare_members();
   return comm::Communicator::create(*options_.engine,
                                     {.struct_size = sizeof(lockstep_comm_config),
                                      .host = host_->table(),
@@ -194,7 +196,8 @@ std::shared_ptr<comm::Communicator> Core::join() const {
                                      .name = name().c_str(),
                                      .deadline_ns = options_.deadline.monotonic_ns(),
                                      .parent = parent ? parent->raw() : nullptr,
-                                     .parent_ranks = parent ? place.members.ranks().data() : nullptr});
+                                     .parent_ranks = parent ? place.members.ranks().data() : nullptr,
+                                     .key = options_.key.c_str()});
 }
 
 Core::Core(JoinOptions options)
@@ -202,6 +205,7 @@ Core::Core(JoinOptions options)
       host_(std::make_unique<StoreHost>(options_.stores, options_.failed_key, options_.launch_ranks)),
       comm_(join()) {
   options_.parent.reset();
+  options_.compare_members = nullptr;
 }
 
 Group make_engine_group(JoinOptions options) {

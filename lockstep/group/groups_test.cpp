@@ -406,7 +406,7 @@ TEST(NewGroup, ThatMeetsACollectiveSaysWhichOneAndWhere) {
     const auto failure = caught([] { new_group({.timeout = Milliseconds(200)}); });
     EXPECT_EQ(failure.kind, ErrorKind::kTimeout) << failure.message;
     EXPECT_TRUE(
-        failure.message.starts_with("new_group: ") && says(failure, "rank 1 of group \"1\" did not come") &&
+        failure.message.starts_with("new_group: ") && says(failure, "did not join group \"1\" in time") &&
         says(failure, "last entered all_reduce(sum, f32, 4 elements) #2 at ") &&
         says(failure, "groups_test.cpp:") && says(failure, "of group \"0\", which this rank has not entered"))
         << failure.message;

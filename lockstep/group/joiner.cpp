@@ -2,6 +2,7 @@
 
 #include <openssl/evp.h>
 
+#include <functional>
 #include <numeric>
 #include <sstream>
 
@@ -79,8 +80,9 @@ bool all_without_peers(const BackendParts& parts) {
 struct Joining {
   const Site& site;
   const GroupRequest& request;
-  GroupPlace place;                  // devices of no part yet
-  std::shared_ptr<Checker> checker;  // null unless calls are to be compared
+  GroupPlace place;                                 // devices of no part yet
+  std::shared_ptr<Checker> checker;                 // null unless calls are to be compared
+  std::function<void()> compare_members = nullptr;  // in the store; null for the default group
 };
 
 Group join_part(const Joining& joining, const BackendPart& part) {
@@ -104,7 +106,9 @@ Group join_part(const Joining& joining, const BackendPart& part) {
                                   .failed_key = kFailedKey,
                                   .launch_ranks = std::move(launch_ranks),
                                   .deadline = joining.request.deadline,
-                                  .parent = joining.request.parent});
+                                  .parent = joining.request.parent,
+                                  .key = engine_folder,
+                                  .compare_members = joining.compare_members});
   if (!joining.checker || has_no_peers(*part.engine)) return group;
   return make_checked_group(std::move(place), group, joining.checker);
 }
@@ -134,6 +138,47 @@ Group join_all(const Joining& joining, const BackendParts& parts) {
   return groups.size() == 1 ? groups.front() : make_multi_group(std::move(whole), std::move(groups));
 }
 
+// One gather, by rank 0: if every rank asked for every other, a world would cost as many requests as it has pairs.
+void gather_hosts(Site& site, Milliseconds timeout, Deadline deadline) {
+  const std::string roster = "hosts";
+  std::vector<std::string> keys;
+  for (int rank = 0; rank < site.size; ++rank) keys.push_back(cat("host/", rank));
+  site.lines.sets->set(keys[static_cast<std::size_t>(site.rank)], host_identity());
+  Store& store = *site.lines.gets;
+  const auto wanted = site.rank == 0 ? keys : std::vector<std::string>{roster};
+  const auto missing = [&] {
+    std::vector<int> ranks;
+    for (int rank = 0; rank < site.size; ++rank) {
+      if (!store.check({&keys[static_cast<std::size_t>(rank)], 1})) ranks.push_back(rank);
+    }
+    if (ranks.empty()) ranks.push_back(0);  // it has not repeated yet who is where
+    return ranks;
+  };
+  const auto waiting = [&] {
+    return cat("init_process_group: rank ", site.rank,
+               " waits for ranks that have not come yet: ", list_ranks(missing()));
+  };
+  if (!await_keys(store, wanted, *site.lines.checks, kFailedKey, deadline, waiting)) {
+    const auto late = missing();
+    raise(ErrorKind::kTimeout,
+          cat("init_process_group: ", late.size(), " of ", site.size, " ranks did not come within ",
+              timeout.count(), " ms: ", list_ranks(late)),
+          ErrorFamily::kBackend);
+  }
+  if (site.rank == 0) {
+    std::string lines;
+    for (const auto& host : store.multi_get(keys)) {
+      site.hosts.push_back(to_text(host));
+      lines += site.hosts.back() + "\n";
+    }
+    return site.lines.sets->set(roster, lines);
+  }
+  std::istringstream lines(to_text(store.get(roster)));
+  for (std::string host; std::getline(lines, host);) site.hosts.push_back(host);
+  if (site.hosts.size() != static_cast<std::size_t>(site.size))
+    raise(ErrorKind::kInternal, "init_process_group: rank 0 lists another number of ranks");
+}
+
 }  // namespace
 
 Site make_site(int rank, int size, std::shared_ptr<Store> base, const std::string& prefix) {
@@ -154,29 +199,7 @@ void choose_by_hosts(Site& site, Milliseconds timeout, Deadline deadline) {
     return;
   }
   try {
-    std::vector<std::string> keys;
-    for (int rank = 0; rank < site.size; ++rank) keys.push_back(cat("host/", rank));
-    site.lines.sets->set(keys[static_cast<std::size_t>(site.rank)], host_identity());
-    Store& store = *site.lines.gets;
-    const auto missing = [&] {
-      std::vector<int> ranks;
-      for (int rank = 0; rank < site.size; ++rank) {
-        if (!store.check({&keys[static_cast<std::size_t>(rank)], 1})) ranks.push_back(rank);
-      }
-      return ranks;
-    };
-    const auto waiting = [&] {
-      return cat("init_process_group: rank ", site.rank,
-                 " waits for ranks that have not come yet: ", list_ranks(missing()));
-    };
-    if (!await_keys(store, keys, *site.lines.checks, kFailedKey, deadline, waiting)) {
-      const auto late = missing();
-      raise(ErrorKind::kTimeout,
-            cat("init_process_group: ", late.size(), " of ", site.size, " ranks did not come within ",
-                timeout.count(), " ms: ", list_ranks(late)),
-            ErrorFamily::kBackend);
-    }
-    for (const auto& host : store.multi_get(keys)) site.hosts.push_back(to_text(host));
+    gather_hosts(site, timeout, deadline);
   } catch (...) {
     give_up(*site.lines.sets, "init_process_group", site.rank);
   }
@@ -200,7 +223,7 @@ Group join_group(const Site& site, const GroupRequest& request) {
   if (size == 1) return join_all(joining, parts);
   const auto words = under(site.lines.sets, request.folder);
   try {
-    if (!request.folder.empty()) check_members(*words, request);
+    if (!request.folder.empty()) joining.compare_members = [&] { check_members(*words, request); };
     joining.checker = make_checker(joining.place);
     auto group = join_all(joining, parts);
     if (environment_flag(Var::kDistInitBarrier) && !all_without_peers(parts)) {

@@ -5,14 +5,17 @@
 #include <sched.h>
 #include <sys/resource.h>
 
+#include <algorithm>
 #include <atomic>
 #include <fstream>
 #include <thread>
 
 #include "lockstep/base/fork_testing.h"
 #include "lockstep/host/internal/arena.h"
+#include "lockstep/host/internal/introduction.h"
 #include "lockstep/host/internal/layout.h"
 #include "lockstep/host/test_world.h"
+#include "lockstep/net/segment.h"
 #include "lockstep/net/unix_socket.h"
 
 namespace lockstep::comm {
@@ -80,17 +83,14 @@ TEST(HostJoin, RanksForkedAfterTheEngineWasUsedAreNotTakenForOneProcess) {
   EXPECT_EQ(status, 0);
 }
 
-// What a rank publishes of itself, by somebody else.
-void publish_forged_card(Kv& kv, int rank, const std::string& socket) {
-  ByteWriter card;
-  card.put(internal::kLayoutVersion)
-      .put(std::int64_t{1})
-      .sized(host_identity())
-      .sized("a stranger")
-      .sized(socket);
-  card.sized(random_hex(16));
-  const Bytes bytes = card.take();
-  kv.set(cat("host/", rank), to_text(bytes));
+// What rank 0 publishes of itself, by somebody else.
+void publish_forged_address(Kv& kv, const std::string& socket) {
+  const internal::Address address{.host = host_identity(),
+                                  .process = "a stranger",
+                                  .socket = socket,
+                                  .call = random_hex(16),
+                                  .answer = random_hex(16)};
+  kv.set("host/0", to_text(address.encode()));
 }
 
 TEST(HostJoin, AnArenaIsNotSentToAProcessOfAnotherUser) {
@@ -112,7 +112,7 @@ TEST(HostJoin, AnArenaIsNotSentToAProcessOfAnotherUser) {
     }
     CHILD_EXPECT(fds.empty(), "a stranger got the arena");
   });
-  publish_forged_card(folder, 0, name);
+  publish_forged_address(folder, name);
   children.start([&] {
     try {
       Rank rank(kv.host(), 1, 2);
@@ -144,45 +144,60 @@ TEST(HostJoin, ARankThatBecomesAnotherProgramIsLost) {
   EXPECT_EQ(describe_wait_status(ranks.status(1)), "killed by SIGKILL (9)");
 }
 
-// Gives everything but one key, for a rank that fails half-way.
-class KvWithout final : public Kv {
- public:
-  KvWithout(Kv& inner, std::string missing) : inner_(inner), missing_(std::move(missing)) {}
-  void set(const std::string& key, std::string value) override { inner_.set(key, std::move(value)); }
-  std::optional<std::string> get(const std::string& key, Deadline deadline) override {
-    if (key != missing_) return inner_.get(key, deadline);
-    std::this_thread::sleep_for(
-        Milliseconds(100));  // the others have seen this rank by then, and count on it
-    return std::nullopt;
-  }
-
- private:
-  Kv& inner_;
-  const std::string missing_;
-};
-
-TEST(HostJoin, ARankThreadThatFailsToJoinIsNamedByTheOthers) {
+TEST(HostJoin, ARankThatWantsAnotherNumberOfRanksIsNamedByAll) {
   MapKv map;
-  KvWithout part(map, "host/2");
-  const KvSpace whole_space(map), part_space(part);
+  const KvSpace kv(map);
   std::vector<std::string> words(3);
   std::vector<std::thread> threads;
   for (int r = 0; r < 3; ++r) {
     threads.emplace_back([&, r] {
       try {
-        Rank rank((r == 1 ? part_space : whole_space).host(), r, 3, fork_testing::kPatience);
+        Rank rank(kv.host(), r, r == 1 ? 4 : 3, fork_testing::kPatience);
       } catch (const Error& error) {
         words[static_cast<std::size_t>(r)] = error.what();
       }
     });
   }
   for (auto& thread : threads) thread.join();
-  EXPECT_NE(words[1].find("rank 2 did not join"), std::string::npos) << words[1];
-  for (const int r : {0, 2}) {
-    EXPECT_NE(words[static_cast<std::size_t>(r)].find("rank 1 "), std::string::npos)
-        << words[static_cast<std::size_t>(r)];
-    EXPECT_NE(words[static_cast<std::size_t>(r)].find("while the group was forming"), std::string::npos);
+  for (const auto& said : words)
+    EXPECT_NE(said.find("rank 1 joins a group of 4 ranks, but rank 0 one of 3"), std::string::npos) << said;
+}
+
+// It has said hello, rank 0 has answered, and then it is gone, before the third one came.
+TEST(HostJoin, ARankThatGivesUpWhileTheGroupFormsEndsTheWaitOfTheOthers) {
+  MapKv map;
+  const KvSpace kv(map);
+  std::string words;
+  std::thread first([&] {
+    try {
+      Rank rank(kv.host(), 0, 3, fork_testing::kPatience);
+    } catch (const Error& error) {
+      words = error.what();
+    }
+  });
+  {
+    const Deadline deadline = Deadline::after(fork_testing::kPatience);
+    const std::string card = map.get("host/0", deadline).value_or("");
+    const auto address =
+        internal::Address::decode({reinterpret_cast<const std::uint8_t*>(card.data()), card.size()});
+    ASSERT_TRUE(address);
+    const auto memory = net::Segment::create("test", 1 << 20);
+    int ends[2];
+    ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
+    const Fd lifeline(ends[0]), end(ends[1]);
+    const internal::Introduction own{.rank = 1,
+                                     .size = 3,
+                                     .pid = 1,
+                                     .arena_bytes = 1 << 20,
+                                     .has_process = 0,
+                                     .nonce = {},
+                                     .process = "other"};
+    auto call = internal::CallToFirst::connect(*address, own,
+                                               {.memory = memory.fd(), .lifeline = lifeline.get()}, deadline);
+    EXPECT_EQ(call.rank_0(*address, deadline).who.rank, 0);
   }
+  first.join();
+  EXPECT_EQ(words, "rank 1 left or ended while the group was forming");
 }
 
 TEST(HostJoin, TheArenasOfAllRanksFitIntoTheAddressSpace) {
@@ -215,6 +230,161 @@ TEST(HostJoin, RanksWithALimitOnTheirAddressSpaceStillMapEachOther) {
     });
   }
   for (int r = 0; r < ranks.size(); ++r) EXPECT_EQ(ranks.status(r), 0) << "rank " << r;
+}
+
+// A communicator of some ranks of the world, by name alone: the store must not be asked.
+class Sub : public testing::EngineRank {
+ public:
+  Sub(Rank& world, const lockstep_host* host, const std::vector<std::int32_t>& members,
+      const std::string& key, Milliseconds timeout = fork_testing::kPatience)
+      : EngineRank(
+            Rank::engine(), host, place_in(members, world.rank()), static_cast<int>(members.size()),
+            {.timeout = timeout, .name = key, .parent = world.comm(), .parent_ranks = members, .key = key}) {}
+
+ private:
+  static int place_in(const std::vector<std::int32_t>& members, int rank) {
+    return static_cast<int>(std::ranges::find(members, rank) - members.begin());
+  }
+};
+
+std::string failure_of(const std::function<void()>& body) {
+  try {
+    body();
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// Counts what it is asked for.
+class CountingKv final : public Kv {
+ public:
+  void set(const std::string& key, std::string value) override {
+    ++n_calls;
+    inner_.set(key, std::move(value));
+  }
+  std::optional<std::string> get(const std::string& key, Deadline deadline) override {
+    ++n_calls;
+    return inner_.get(key, deadline);
+  }
+  std::atomic<int> n_calls{0};
+
+ private:
+  MapKv inner_;
+};
+
+TEST(HostSplit, ACommunicatorOfSomeRanksNeedsNoStore) {
+  MapKv map;
+  CountingKv counting;
+  const KvSpace world_space(map), sub_space(counting);
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 4; ++r) {
+    threads.emplace_back([&, r] {
+      Rank world(world_space.host(), r, 4);
+      for (int round = 0; round < 20; ++round) {
+        Sub all(world, sub_space.host(), {0, 1, 2, 3}, cat("all", round));
+        std::vector<float> x(round % 2 == 0 ? 3 : 30'000, 1.f);
+        EXPECT_EQ(all.all_reduce(x), LOCKSTEP_OK) << all.error();
+        EXPECT_EQ(x.back(), 4.f);
+        if (r == 0) continue;
+        Sub three(world, sub_space.host(), {3, 1, 2}, cat("three", round));
+        EXPECT_EQ(three.all_reduce(x), LOCKSTEP_OK) << three.error();
+        EXPECT_EQ(x.back(), 12.f);
+      }
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_EQ(counting.n_calls, 0);
+}
+
+TEST(HostSplit, RanksThatNameDifferentMembersAllHearOfIt) {
+  FolderKv folder;
+  const KvSpace kv(folder);
+  Children ranks;
+  for (int r = 0; r < 3; ++r) {
+    ranks.start([&] {
+      Rank world(kv.host(), r, 3);
+      const std::string words = failure_of([&] {
+        Sub sub(world, kv.host(),
+                r == 1 ? std::vector<std::int32_t>{0, 1} : std::vector<std::int32_t>{0, 1, 2}, "g");
+      });
+      CHILD_EXPECT(words.find("rank 0 makes group \"g\" with the ranks 0 1 2, but rank 1 with 0 1;") !=
+                       std::string::npos,
+                   words);
+      CHILD_EXPECT(world.barrier() == LOCKSTEP_OK, "the parent is as well as before");
+    });
+  }
+  for (int r = 0; r < ranks.size(); ++r) EXPECT_EQ(ranks.status(r), 0) << "rank " << r;
+}
+
+TEST(HostSplit, ARankThatDoesSomethingElseIsNamedWithItsCall) {
+  MapKv map;
+  const KvSpace kv(map);
+  std::vector<std::string> words(3);
+  std::atomic<int> n_heard{0};
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 3; ++r) {
+    threads.emplace_back([&, r] {
+      Rank world(kv.host(), r, 3);
+      std::vector<float> x(5, 1.f);
+      EXPECT_EQ(world.all_reduce(x), LOCKSTEP_OK) << world.error();
+      // Rank 2 does not come; rank 0 is the one to find out, and tells rank 1.
+      const Milliseconds patience = r == 0 ? Milliseconds(100) : fork_testing::kPatience;
+      if (r != 2)
+        words[static_cast<std::size_t>(r)] = failure_of([&] {
+          Sub sub(world, kv.host(), {0, 1, 2}, "g", patience);
+        });
+      ++n_heard;
+      EXPECT_TRUE(fork_testing::eventually([&] { return n_heard == 3; }));
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_NE(words[0].find("rank 2 (pid "), std::string::npos) << words[0];
+  EXPECT_NE(words[0].find("last entered all_reduce(sum, f32, 5 elements)"), std::string::npos) << words[0];
+  EXPECT_EQ(words[1], words[0]);
+}
+
+TEST(HostSplit, AMemberThatIsKilledEndsTheWaitOfTheOthers) {
+  FolderKv folder;
+  for (const int victim : {0, 2}) {
+    const fork_testing::Shared<std::atomic<int>> n_heard;
+    Children ranks;
+    for (int r = 0; r < 3; ++r) {
+      ranks.start([&] {
+        const KvSpace space(folder, cat("victim", victim));
+        Rank world(space.host(), r, 3);
+        CHILD_EXPECT(world.barrier() == LOCKSTEP_OK, world.error());
+        if (r == victim) ::raise(SIGKILL);
+        const std::string words = failure_of([&] { Sub sub(world, space.host(), {0, 1, 2}, "g"); });
+        CHILD_EXPECT(words.find(cat("rank ", victim, " (pid ")) != std::string::npos, words);
+        CHILD_EXPECT(words.find("cannot join group \"g\"") != std::string::npos, words);
+        // Who leaves before the other has heard of it is what the other hears of.
+        ++*n_heard;
+        CHILD_EXPECT(fork_testing::eventually([&] { return *n_heard == 2; }),
+                     "the other survivor did not hear");
+      });
+    }
+    for (int r = 0; r < ranks.size(); ++r)
+      EXPECT_EQ(describe_wait_status(ranks.status(r)),
+                r == victim ? "killed by SIGKILL (9)" : "exited with code 0");
+  }
+}
+
+TEST(HostSplit, AMemberThatHasLeftTheParentIsNotWaitedFor) {
+  MapKv map;
+  const KvSpace kv(map);
+  std::string words;
+  std::vector<std::thread> threads;
+  for (int r = 0; r < 2; ++r) {
+    threads.emplace_back([&, r] {
+      Rank world(kv.host(), r, 2);
+      if (r == 1) return;
+      words = failure_of([&] { Sub sub(world, kv.host(), {0, 1}, "g"); });
+    });
+  }
+  for (auto& thread : threads) thread.join();
+  EXPECT_NE(words.find("rank 1 "), std::string::npos) << words;
+  EXPECT_NE(words.find("left the group that this one is built on"), std::string::npos) << words;
 }
 
 }  // namespace

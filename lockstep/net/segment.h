@@ -39,6 +39,8 @@ class Segment {
   std::size_t size() const { return n_bytes_; }
   // For SCM_RIGHTS; stays owned.
   int fd() const { return fd_.get(); }
+  // For a mapping that is only read and written: one descriptor less. commit and discard fail from then on.
+  void close_fd() { fd_.reset(); }
   explicit operator bool() const { return data_ != nullptr; }
 
   Segment() = default;

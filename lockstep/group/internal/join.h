@@ -2,6 +2,7 @@
 #pragma once
 
 #include <atomic>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
@@ -79,6 +80,9 @@ struct JoinOptions {
   std::vector<int> launch_ranks;  // what the launcher calls the members
   Deadline deadline;              // of the joining
   Group parent;                   // the default group, for an engine that can build on it; null: none
+  std::string key;                // of the group among those ever built on the parent
+  std::function<void()>
+      compare_members;  // in the store, where the engine does not; raises kUsage. Null: nothing to compare
 };
 // Collective: blocks until all ranks have joined or the timeout passes.
 Group make_engine_group(JoinOptions options);

@@ -24,17 +24,44 @@ void tell(const lockstep_comm_config& config, const char* what, const std::strin
     raise(ErrorKind::kSystem, "cannot write to the group's store", ErrorFamily::kBackend);
 }
 
-std::string hear(const lockstep_comm_config& config, const char* what, int rank) {
+std::string hear(const lockstep_comm_config& config, const char* what, int rank,
+                 std::size_t capacity = kWordsCapacity) {
   const lockstep_host& host = *config.host;
-  char words[kWordsCapacity];
+  std::string words(capacity, '\0');
   std::size_t length = 0;
-  const auto status =
-      host.kv_get(host.context, key_of(what, rank).c_str(), words, sizeof words, &length, config.deadline_ns);
-  if (status == LOCKSTEP_OK && length <= sizeof words) return {words, length};
+  const auto status = host.kv_get(host.context, key_of(what, rank).c_str(), words.data(), words.size(),
+                                  &length, config.deadline_ns);
+  if (status == LOCKSTEP_OK && length <= words.size()) return words.substr(0, length);
   raise(status == LOCKSTEP_TIMEOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
         cat("rank ", rank, " did not join the group in time: rank ", config.rank,
             " waited in vain to hear from it"),
         ErrorFamily::kBackend);
+}
+
+// Rank 0, of what all said: the others wait for it.
+void repeat(const lockstep_comm_config& config, const char* what, const std::vector<std::string>& words) {
+  ByteWriter out;
+  for (const auto& one : words) out.sized(one);
+  tell(config, cat(what, "/all").c_str(), to_text(out.take()));
+}
+
+// What every rank says, on every rank. Rank 0 listens to all and repeats it: a few requests per rank, not one per pair.
+std::vector<std::string> gather(const lockstep_comm_config& config, const char* what,
+                                const std::string& mine) {
+  const auto n = static_cast<std::size_t>(config.size);
+  const std::string all_key = cat(what, "/all");
+  std::vector<std::string> words;
+  if (config.rank != 0) {
+    tell(config, what, mine);
+    const std::string all = hear(config, all_key.c_str(), 0, n * (kWordsCapacity + sizeof(std::uint64_t)));
+    ByteReader in({reinterpret_cast<const std::uint8_t*>(all.data()), all.size()});
+    while (const auto one = in.sized()) words.push_back(to_text(*one));
+    if (words.size() == n) return words;
+    raise(ErrorKind::kInternal, "rank 0 repeats the words of another number of ranks", ErrorFamily::kBackend);
+  }
+  for (int r = 0; r < config.size; ++r) words.push_back(r == 0 ? mine : hear(config, what, r));
+  repeat(config, what, words);
+  return words;
 }
 
 // Long enough for a store far away; the key is there since the rank joined.
@@ -64,28 +91,38 @@ Failure left_failure() {
 // ---- joining and leaving ----
 
 Communicator::Communicator(Setup& setup, const lockstep_comm_config& config, const Communicator* parent)
-    : setup_(setup), host_(config.host), topology_(meet(config)) {
+    : setup_(setup), host_(config.host), topology_(meet(config, parent)) {
   try {
     make_parts(config, parent);
   } catch (...) {
     Failure failure = current_failure();
-    tell(config, "joined", failure.message.substr(0, kWordsCapacity));
+    std::vector<std::string> words(static_cast<std::size_t>(config.size));
+    words.front() = failure.message.substr(0, kWordsCapacity);
+    if (config.rank == 0) {
+      repeat(config, "joined", words);
+    } else {
+      tell(config, "joined", words.front());
+    }
     raise(std::move(failure));
   }
   tell(config, "entered", "0");
   // Nobody goes on, and perhaps aborts, while another has a part still to join.
-  tell(config, "joined", "");
-  for (int r = 0; r < config.size; ++r) {
-    if (const std::string words = hear(config, "joined", r); !words.empty())
-      raise(ErrorKind::kPeerLost, cat("rank ", r, " could not join the group: ", words),
+  const auto words = gather(config, "joined", "");
+  for (std::size_t r = 0; r < words.size(); ++r) {
+    if (!words[r].empty())
+      raise(ErrorKind::kPeerLost, cat("rank ", r, " could not join the group: ", words[r]),
             ErrorFamily::kBackend);
   }
 }
 
-Topology Communicator::meet(const lockstep_comm_config& config) {
-  tell(config, "host", setup_.identity());
+Topology Communicator::meet(const lockstep_comm_config& config, const Communicator* parent) {
+  if (parent == nullptr) return Topology::of(gather(config, "host", setup_.identity()), config.rank);
+  // The parent knows where all of its ranks are.
   std::vector<std::string> identities;
-  for (int r = 0; r < config.size; ++r) identities.push_back(hear(config, "host", r));
+  for (int r = 0; r < config.size; ++r) {
+    const auto rank = static_cast<std::size_t>(config.parent_ranks[r]);
+    identities.push_back(std::to_string(parent->topology_.host_of.at(rank)));
+  }
   return Topology::of(identities, config.rank);
 }
 

@@ -116,7 +116,7 @@ class Communicator final : public Beating {
 
  private:
   // ---- joining
-  Topology meet(const lockstep_comm_config& config);
+  Topology meet(const lockstep_comm_config& config, const Communicator* parent);
   void make_parts(const lockstep_comm_config& config, const Communicator* parent);
   Part::Parent parent_of(const std::vector<int>& members, const lockstep_comm_config& config,
                          const Part* part) const;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cstddef>
 
 #include "lockstep/base/text.h"
 
@@ -91,6 +92,8 @@ Part::Part(const Engine& engine, const lockstep_comm_config& whole, std::string 
                   .kv_set = Space::set,
                   .kv_get = Space::get};
   const std::string name = cat(whole.name != nullptr ? whole.name : "", ", ", name_);
+  const bool keyed = whole.struct_size > offsetof(lockstep_comm_config, key) && whole.key != nullptr;
+  const std::string key = keyed ? cat(whole.key, ", ", name_) : std::string();
   const lockstep_comm_config config{.struct_size = sizeof(config),
                                     .host = &space_->host,
                                     .rank = rank_of(whole.rank),
@@ -99,7 +102,8 @@ Part::Part(const Engine& engine, const lockstep_comm_config& whole, std::string 
                                     .deadline_ns = whole.deadline_ns,
                                     .parent = parent.comm,
                                     .parent_ranks = parent.comm != nullptr ? parent.ranks.data() : nullptr,
-                                    .engine = engine.given()};
+                                    .engine = engine.given(),
+                                    .key = key.empty() ? nullptr : key.c_str()};
   char words[kErrorCapacity] = "";
   const auto status = table().comm_create(&config, &comm_, words, sizeof words);
   words[sizeof words - 1] = '\0';

@@ -79,6 +79,35 @@ void* Arena::allocate(std::size_t n_bytes) {
   return segment_->data() + at;
 }
 
+void* Arena::allocate_block(std::size_t n_bytes) {
+  constexpr std::size_t kAtOnce = 4;
+  const std::size_t need = round_up(n_bytes, kPage);
+  {
+    const std::lock_guard lock(mutex_);
+    if (auto& idle = idle_blocks_[need]; !idle.empty()) {
+      void* block = idle.back();
+      idle.pop_back();
+      return block;
+    }
+  }
+  auto* blocks = static_cast<std::uint8_t*>(allocate(kAtOnce * need));
+  const std::lock_guard lock(mutex_);
+  const auto at = static_cast<std::size_t>(blocks - segment_->data());
+  used_.erase(at);
+  for (std::size_t k = 0; k < kAtOnce; ++k) {
+    used_[at + k * need] = need;
+    if (k > 0) idle_blocks_[need].push_back(blocks + k * need);
+  }
+  return blocks;
+}
+
+void Arena::free_block(void* memory) {
+  const std::lock_guard lock(mutex_);
+  const auto used =
+      used_.find(static_cast<std::size_t>(static_cast<std::uint8_t*>(memory) - segment_->data()));
+  if (used != used_.end()) idle_blocks_[used->second].push_back(memory);
+}
+
 void Arena::free(void* memory) {
   const auto at = static_cast<std::size_t>(static_cast<std::uint8_t*>(memory) - segment_->data());
   const std::lock_guard lock(mutex_);

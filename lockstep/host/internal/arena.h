@@ -11,6 +11,7 @@
 #include <memory>
 #include <mutex>
 #include <string>
+#include <vector>
 
 #include "lockstep/host/internal/layout.h"
 #include "lockstep/net/segment.h"
@@ -40,6 +41,10 @@ class Arena {
   void* allocate(std::size_t n_bytes);
   // Gives the pages back. Pointers that allocate did not return are ignored with a log line.
   void free(void* memory);
+  // The same for what comes and goes with communicators: pages that were given back are used again as they are, so that
+  // making one costs neither a look at the memory left nor page faults on every rank. Not zeroed.
+  void* allocate_block(std::size_t n_bytes);
+  void free_block(void* memory);
   // True when [p, p + n_bytes) lies in the heap and the others see it.
   bool contains(const void* p, std::size_t n_bytes) const;
 
@@ -60,6 +65,7 @@ class Arena {
   std::map<std::size_t, std::size_t> free_;
   std::map<std::size_t, std::size_t> used_;
   std::map<std::size_t, std::size_t> severed_;
+  std::map<std::size_t, std::vector<void*>> idle_blocks_;  // by size in pages' bytes
 };
 
 }  // namespace lockstep::comm::internal

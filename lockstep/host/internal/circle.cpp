@@ -12,11 +12,14 @@
 namespace lockstep::comm::internal {
 
 Board* make_board(Arena& arena, int rank, int size) {
-  auto* board = new (arena.allocate(Board::bytes(size))) Board();
+  auto* board = new (arena.allocate_block(Board::bytes(size))) Board();
   board->magic = kLayoutMagic;
   board->rank = rank;
   board->size = size;
-  for (int r = 0; r < size; ++r) new (board->outboxes() + r) std::atomic<std::uint64_t>(0);
+  for (int r = 0; r < size; ++r) {
+    new (board->outboxes() + r) std::atomic<std::uint64_t>(0);
+    board->members()[r] = board->boards()[r] = 0;
+  }
   return board;
 }
 
@@ -24,36 +27,10 @@ Circle::Circle(Fabric& fabric) : fabric_(fabric), rank_(fabric.rank()) {
   for (int r = 0; r < fabric.size(); ++r) add(r, fabric.peer(r).station->board_at, fabric.size());
 }
 
-Circle::Circle(Fabric& fabric, std::vector<int> members, const lockstep_comm_config& config)
-    : fabric_(fabric), rank_(config.rank) {
-  const lockstep_host& host = *config.host;
-  const auto key = [](int r) { return fmt::format("board/{}", r); };
-  Board* board = make_board(fabric.arena(), config.rank, config.size);
-  const std::uint64_t own_at = fabric.arena().offset_of(board);
-  try {
-    if (host.kv_set(host.context, key(rank_).c_str(), &own_at, sizeof(own_at)) != LOCKSTEP_OK) {
-      raise(ErrorKind::kSystem, "cannot publish this rank's board in the group's store",
-            ErrorFamily::kBackend);
-    }
-    for (int r = 0; r < config.size; ++r) {
-      std::uint64_t at = own_at;
-      std::size_t length = sizeof(at);
-      const auto status = r == rank_ ? LOCKSTEP_OK
-                                     : host.kv_get(host.context, key(r).c_str(), &at, sizeof(at), &length,
-                                                   config.deadline_ns);
-      if (status != LOCKSTEP_OK || length != sizeof(at)) {
-        raise(status == LOCKSTEP_TIMEOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
-              fmt::format("rank {} of group \"{}\" did not come within the time given", r,
-                          config.name != nullptr ? config.name : ""),
-              ErrorFamily::kBackend);
-      }
-      add(members[static_cast<std::size_t>(r)], at, config.size);
-    }
-  } catch (...) {
-    // Others may have seen it by now; a page or two stay behind in the arena.
-    board->left.store(1, std::memory_order_seq_cst);
-    throw;
-  }
+Circle::Circle(Fabric& fabric, int rank, std::span<const int> members, std::span<const std::uint64_t> boards)
+    : fabric_(fabric), rank_(rank) {
+  const int size = static_cast<int>(members.size());
+  for (std::size_t r = 0; r < members.size(); ++r) add(members[r], boards[r], size);
 }
 
 void Circle::add(int fabric_rank, std::uint64_t board_at, int n_ranks) {
@@ -61,8 +38,8 @@ void Circle::add(int fabric_rank, std::uint64_t board_at, int n_ranks) {
   const int rank = static_cast<int>(boards_.size());
   const std::uint64_t room = peer.segment->size();
   auto* board = reinterpret_cast<Board*>(peer.segment->data() + board_at);
-  if (board_at < kHeapAt || board_at > room || Board::bytes(n_ranks) > room - board_at ||
-      board->magic != kLayoutMagic || board->rank != rank) {
+  // Its contents were looked at by rank 0: if every rank did, a new communicator would cost a page fault per pair.
+  if (board_at < kHeapAt || board_at > room || Board::bytes(n_ranks) > room - board_at) {
     raise(ErrorKind::kInternal, fmt::format("the board of rank {} is not where it said", rank),
           ErrorFamily::kBackend);
   }
@@ -110,14 +87,17 @@ Stage* Circle::stage(int rank) {
       in_arena(rank, board(rank).stage_at.load(std::memory_order_acquire), sizeof(Stage)));
 }
 
+// After its own count no rank touches the first board any more, and the last one touches each other board once.
 void Circle::depart() {
-  for (Board* board : boards_) board->departed.fetch_add(1, std::memory_order_acq_rel);
+  const auto all = static_cast<std::uint32_t>(size());
+  if (boards_.front()->departed.fetch_add(1, std::memory_order_acq_rel) + 1 != all) return;
+  for (std::size_t r = 1; r < boards_.size(); ++r) boards_[r]->departed.store(all, std::memory_order_release);
 }
 
 void Circle::free_blocks() {
   for (void* block : blocks_) arena().free(block);
   blocks_.clear();
-  arena().free(&own());
+  arena().free_block(&own());
 }
 
 }  // namespace lockstep::comm::internal

@@ -7,6 +7,7 @@
 #include <atomic>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "lockstep/engine/engine_abi.h"
@@ -22,9 +23,9 @@ class Circle {
  public:
   // All ranks of the fabric, on the boards it was made with.
   explicit Circle(Fabric& fabric);
-  // Some of them: `members` are their ranks in the fabric. Collective: boards are exchanged through the key-value
-  // space of `config`. Raises kTimeout naming who is missing.
-  Circle(Fabric& fabric, std::vector<int> members, const lockstep_comm_config& config);
+  // Some of them: `members` are their ranks in the fabric, `boards` where their boards lie in their arenas; this rank is
+  // the `rank`-th (split.h finds them).
+  Circle(Fabric& fabric, int rank, std::span<const int> members, std::span<const std::uint64_t> boards);
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(boards_.size()); }

@@ -9,6 +9,7 @@
 #include "lockstep/engine/engine.h"
 #include "lockstep/host/internal/doorbell.h"
 #include "lockstep/host/internal/perturb.h"
+#include "lockstep/host/internal/split.h"
 #include "lockstep/host/kernels.h"
 
 namespace lockstep::comm::internal {
@@ -129,9 +130,11 @@ class Communicator::LetterTask final : public Task {
 
 Communicator::Communicator(const lockstep_comm_config& config, Communicator* parent)
     : name_(config.name != nullptr ? config.name : ""),
+      key_(parent != nullptr ? split_key(config, parent->key_) : std::string()),
       host_(config.host),
       hub_(parent != nullptr ? parent->hub_ : Hub::join(config)),
-      circle_(parent != nullptr ? parent->make_child(config) : std::make_unique<Circle>(hub_->fabric())),
+      circle_(parent != nullptr ? parent->make_child(config, key_)
+                                : std::make_unique<Circle>(hub_->fabric())),
       workspace_(config.size),
       mailroom_(*circle_) {
   // With more ranks than cores looking only delays the others.

@@ -114,10 +114,10 @@ class Communicator final : private Served {
   std::string context(const Operation& operation) const;
   std::string context(const Letter& letter) const;
 
-  // The ends of a child's members in this communicator. When the child does not come about in time, the error says which
-  // of them wait in a collective of this one that this rank has not entered: the usual cause.
-  std::unique_ptr<Circle> make_child(const lockstep_comm_config& config);
-  std::string entered_without_this_rank(const lockstep_comm_config& config);
+  // A child's members. When the child does not come about in time, the error says whether some of them wait in a
+  // collective of this one that this rank has not entered: the usual cause.
+  std::unique_ptr<Circle> make_child(const lockstep_comm_config& config, const std::string& key);
+  bool members_are_ahead(const lockstep_comm_config& config);
 
   // Served.
   State serve(bool last_look, Deadline& until) override;
@@ -128,6 +128,7 @@ class Communicator final : private Served {
 
   // Constant after construction.
   const std::string name_;
+  const std::string key_;  // among the communicators of the hub; "" for the first
   const lockstep_host* const host_;
   const std::shared_ptr<Hub> hub_;
   std::unique_ptr<Circle> circle_;

@@ -8,6 +8,7 @@
 #include "lockstep/host/internal/communicator.h"
 #include "lockstep/host/internal/describe.h"
 #include "lockstep/host/internal/ledger.h"
+#include "lockstep/host/internal/split.h"
 
 namespace lockstep::comm::internal {
 
@@ -132,38 +133,31 @@ std::string Communicator::waiting_in(const Letter& letter) {
                      whom);
 }
 
-std::unique_ptr<Circle> Communicator::make_child(const lockstep_comm_config& config) {
-  std::vector<int> members;
-  for (int r = 0; r < config.size; ++r) members.push_back(circle_->fabric_rank(config.parent_ranks[r]));
+std::unique_ptr<Circle> Communicator::make_child(const lockstep_comm_config& config, const std::string& key) {
   try {
-    return std::make_unique<Circle>(hub_->fabric(), std::move(members), config);
+    return split({.hub = *hub_, .parent = *circle_, .config = config, .key = key});
   } catch (const Error& error) {
-    if (error.kind() != ErrorKind::kTimeout) throw;
+    if (error.kind() != ErrorKind::kTimeout || !members_are_ahead(config)) throw;
     Failure failure = error.failure();
-    failure.message += entered_without_this_rank(config);
+    failure.message += fmt::format(
+        ", of group \"{}\", which this rank has not entered: all ranks must make groups and call collectives "
+        "in one "
+        "order",
+        name_);
     raise(std::move(failure));
   }
 }
 
-// Needs the parent's boards only, whatever way the child's members meet.
-std::string Communicator::entered_without_this_rank(const lockstep_comm_config& config) {
+// Needs the boards of this communicator only, whatever way the child's members meet.
+bool Communicator::members_are_ahead(const lockstep_comm_config& config) {
   const auto last_of = [&](int r) {
     const auto& arrivals = circle_->board(r).arrivals;
     return std::max(arrivals[0].sequence.load(std::memory_order_acquire),
                     arrivals[1].sequence.load(std::memory_order_acquire)) >>
            1;
   };
-  std::string words;
-  for (int i = 0; i < config.size; ++i) {
-    const int r = config.parent_ranks[i];
-    if (last_of(r) <= last_of(circle_->rank())) continue;
-    words += fmt::format("{}rank {} (pid {}) {} of group \"{}\"", words.empty() ? "; " : ", ", r,
-                         circle_->pid(r), describe_last(circle_->board(r)), name_);
-  }
-  if (!words.empty())
-    words +=
-        ", which this rank has not entered: all ranks must make groups and call collectives in one order";
-  return words;
+  return std::any_of(config.parent_ranks, config.parent_ranks + config.size,
+                     [&](int r) { return last_of(r) > last_of(circle_->rank()); });
 }
 
 // Ends a letter whose deadline has passed or whose peer has left. One that nobody met is taken back and fails alone; one

@@ -1,11 +1,14 @@
 #include "lockstep/host/internal/fabric.h"
 
+#include <fcntl.h>
 #include <fmt/core.h>
+#include <poll.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include <cerrno>
 #include <cstring>
+#include <fstream>
 #include <map>
 #include <mutex>
 
@@ -51,13 +54,32 @@ std::string process_token() {
   return fmt::format("{}.{}.{}", random, ns.st_ino, ::getpid());
 }
 
-// The message both ends of a new connection send, with the arena's descriptor.
-struct Greeting {
-  std::uint64_t magic;
-  std::uint32_t version;
-  std::int32_t rank;
-  std::uint64_t arena_bytes;
-  char nonce[32];  // the receiver's, as read from the store
+// What tells others that this process lives: the same for all ranks and fabrics in it, and open as long as it runs this
+// program. The other process-wide table of the engine.
+class ProcessLife {
+ public:
+  DescriptorNumbers with(int memory) {
+    const std::lock_guard lock(mutex_);
+    // A forked child has its parent's: to keep them would make the parent immortal.
+    if (const std::string token = process_token(); token != token_) {
+      int ends[2];
+      if (::pipe2(ends, O_CLOEXEC) != 0) raise(system_failure(errno, "pipe", ErrorFamily::kBackend));
+      lifeline_ = Fd(ends[0]);
+      end_ = Fd(ends[1]);
+      process_ = open_pidfd(::getpid());
+      token_ = token;
+    }
+    return {.memory = memory, .lifeline = lifeline_.get(), .process = process_.get()};
+  }
+  static ProcessLife& instance() {
+    static ProcessLife life;
+    return life;
+  }
+
+ private:
+  std::mutex mutex_;
+  std::string token_;
+  Fd lifeline_, end_, process_;
 };
 
 // Of the communicator that made the fabric.
@@ -65,30 +87,69 @@ Board& first_board(const Peer& peer) {
   return *reinterpret_cast<Board*>(peer.segment->data() + peer.station->board_at);
 }
 
-std::string key_of(int rank) {
-  return fmt::format("host/{}", rank);
+// In the store: rank 0's address; the rank that found itself on another host than rank 0; and why rank 0 gave up, for
+// those that come when it no longer listens.
+constexpr const char* kAddressKey = "host/0";
+constexpr const char* kElsewhereKey = "host/elsewhere";
+constexpr const char* kGaveUpKey = "host/gave_up";
+// How often one that waits looks whether it still makes sense.
+constexpr Milliseconds kSlice{100};
+
+// The pid of a pidfd's process, as the kernel tells it: -1 when it does not, or the process is not seen from here.
+std::int64_t pid_behind(const Fd& pidfd) {
+  std::ifstream in(fmt::format("/proc/self/fdinfo/{}", pidfd.get()));
+  for (std::string word; in >> word;) {
+    std::int64_t pid = -1;
+    if (word == "Pid:" && in >> pid) return pid > 0 ? pid : -1;
+  }
+  return -1;
+}
+
+std::string list(const std::vector<int>& ranks) {
+  constexpr std::size_t kShown = 16;
+  std::string words = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size() && i < kShown; ++i)
+    words += fmt::format("{}{}", i == 0 ? "" : ", ", ranks[i]);
+  return ranks.size() > kShown ? fmt::format("{} and {} more", words, ranks.size() - kShown) : words;
+}
+
+// Raises what rank 0 said in the store, if it has, or that another rank gave up.
+void check_gave_up(const lockstep_comm_config& config) {
+  char words[768];
+  std::size_t length = 0;
+  const auto status = config.host->kv_get(config.host->context, kGaveUpKey, words, sizeof(words), &length,
+                                          Deadline::after(Milliseconds(1)).monotonic_ns());
+  if (status == LOCKSTEP_OK) {
+    raise(ErrorKind::kPeerLost,
+          fmt::format("rank 0 gave up: {}", std::string_view(words, std::min(length, sizeof(words)))),
+          ErrorFamily::kBackend);
+  }
+  if (status == LOCKSTEP_PEER_LOST)
+    raise(ErrorKind::kPeerLost, "another rank could not join", ErrorFamily::kBackend);
+}
+
+[[noreturn]] void raise_elsewhere(int rank, int from) {
+  raise(ErrorKind::kUnsupported,
+        fmt::format(
+            "rank {} runs on another host or in another network namespace than rank {}; the host engine "
+            "joins ranks of one host only",
+            rank, from),
+        ErrorFamily::kBackend);
+}
+
+[[noreturn]] void raise_gone(int rank, const char* how) {
+  raise(Failure{.kind = ErrorKind::kPeerLost,
+                .message = fmt::format("rank {} {} while the group was forming", rank, how),
+                .family = ErrorFamily::kBackend,
+                .peer = LostPeer{.rank = rank, .cause = how}});
+}
+
+bool hung_up(const Fd& fd) {
+  pollfd ask{.fd = fd.get(), .events = POLLIN, .revents = 0};
+  return fd && ::poll(&ask, 1, 0) == 1;
 }
 
 }  // namespace
-
-struct Fabric::Card {
-  std::string host, process, socket, nonce;
-  std::int64_t pid = -1;
-
-  Bytes encode() const {
-    ByteWriter out;
-    out.put(kLayoutVersion).put(pid).sized(host).sized(process).sized(socket).sized(nonce);
-    return out.take();
-  }
-  static std::optional<Card> decode(std::span<const std::uint8_t> bytes) {
-    ByteReader in(bytes);
-    if (in.get<std::uint32_t>() != kLayoutVersion) return std::nullopt;
-    const auto pid = in.get<std::int64_t>();
-    const auto host = in.sized(), process = in.sized(), socket = in.sized(), nonce = in.sized();
-    if (!pid || !host || !process || !socket || !nonce || nonce->size() != 32) return std::nullopt;
-    return Card{to_text(*host), to_text(*process), to_text(*socket), to_text(*nonce), *pid};
-  }
-};
 
 Fabric::Fabric(const lockstep_comm_config& config)
     : rank_(config.rank),
@@ -105,8 +166,19 @@ Fabric::Fabric(const lockstep_comm_config& config)
 
 std::unique_ptr<Fabric> Fabric::join(const lockstep_comm_config& config) {
   std::unique_ptr<Fabric> fabric(new Fabric(config));
+  const Deadline deadline = Deadline::from_monotonic_ns(config.deadline_ns);
   try {
-    fabric->meet(config, Deadline::from_monotonic_ns(config.deadline_ns));
+    LocalSegments::instance().add(fabric->nonce_, fabric->arena_->segment());
+    const Introduction own = fabric->introduce(config.size);
+    fabric->adopt(own, {.who = own, .descriptors = {}});
+    if (config.size == 1) return fabric;
+    if (config.rank == 0) {
+      fabric->host_meeting(config, own, deadline);
+    } else {
+      fabric->attend_meeting(config, own, deadline);
+    }
+    fabric->check_kernel_copies();
+    fabric->await_all(deadline);
   } catch (...) {
     fabric->say_left();
     throw;
@@ -114,52 +186,246 @@ std::unique_ptr<Fabric> Fabric::join(const lockstep_comm_config& config) {
   return fabric;
 }
 
-void Fabric::meet(const lockstep_comm_config& config, Deadline deadline) {
-  Card card_here{.host = host_identity(), .process = process_token(), .nonce = nonce_, .pid = ::getpid()};
-  LocalSegments::instance().add(nonce_, arena_->segment());
-  adopt(rank_, card_here, arena_->segment(), {});
-  if (size() == 1) return;
+Introduction Fabric::introduce(int size) {
+  Introduction own{.rank = rank_,
+                   .size = size,
+                   .pid = ::getpid(),
+                   .arena_bytes = arena_->size(),
+                   .has_process = 0,
+                   .nonce = {},
+                   .process = {}};
+  nonce_.copy(own.nonce, sizeof(own.nonce));
+  process_token().copy(own.process, sizeof(own.process) - 1);
+  return own;
+}
+
+DescriptorNumbers Fabric::own_descriptors() {
+  return ProcessLife::instance().with(arena_->segment()->fd());
+}
+
+// ---- rank 0 ----
+
+void Fabric::host_meeting(const lockstep_comm_config& config, const Introduction& own, Deadline deadline) {
   auto listener = net::UnixListener::listen();
-  card_here.socket = listener.name();
-  const Bytes card = card_here.encode();
-  if (config.host->kv_set(config.host->context, key_of(rank_).c_str(), card.data(), card.size()) !=
-      LOCKSTEP_OK) {
+  const Address address{.host = host_identity(),
+                        .process = own.process,
+                        .socket = listener.name(),
+                        .call = random_hex(16),
+                        .answer = random_hex(16)};
+  const Bytes card = address.encode();
+  if (config.host->kv_set(config.host->context, kAddressKey, card.data(), card.size()) != LOCKSTEP_OK) {
     raise(ErrorKind::kSystem, "cannot publish this rank's address in the group's store",
           ErrorFamily::kBackend);
   }
-  std::vector<Card> cards(peers_.size());
-  int to_accept = 0;
-  for (int r = 0; r < size(); ++r) {
-    if (r == rank_) continue;
-    cards[static_cast<std::size_t>(r)] = card_of(config, r, deadline);
-    const Card& theirs = cards[static_cast<std::size_t>(r)];
-    if (theirs.host != card_here.host) {
-      raise(ErrorKind::kUnsupported,
-            fmt::format(
-                "rank {} runs on another host or in another network namespace than rank {}; the host engine "
-                "joins ranks of one host only",
-                r, rank_),
+  std::vector<std::optional<Caller>> callers(peers_.size());
+  try {
+    collect(listener, address, config, callers, deadline);
+    std::vector<Introduction> all{own};
+    std::vector<DescriptorNumbers> descriptors{own_descriptors()};
+    for (std::size_t r = 1; r < callers.size(); ++r) {
+      const Acquaintance& them = callers[r]->acquaintance();
+      all.push_back(them.who);
+      const bool here = them.who.same_process(own);
+      const auto segment = here ? LocalSegments::instance().find({them.who.nonce, kNonceBytes}) : nullptr;
+      if (here && !segment) raise_gone(them.who.rank, "left");
+      // A thread of this process lives and dies with it.
+      descriptors.push_back(here ? ProcessLife::instance().with(segment->fd())
+                                 : DescriptorNumbers{them.descriptors.memory.get(),
+                                                     them.descriptors.lifeline.get(),
+                                                     them.descriptors.process.get()});
+      if (here) all.back().has_process = descriptors.back().process >= 0 ? 1 : 0;
+    }
+    for (std::size_t r = 1; r < callers.size(); ++r) callers[r]->tell(all, descriptors, deadline);
+    for (std::size_t r = 1; r < callers.size(); ++r) adopt(own, callers[r]->take_acquaintance());
+  } catch (...) {
+    const Failure failure = current_failure();
+    for (auto& caller : callers) {
+      if (caller) caller->refuse(failure);
+    }
+    config.host->kv_set(config.host->context, kGaveUpKey, failure.message.data(), failure.message.size());
+    throw;
+  }
+}
+
+void Fabric::collect(net::UnixListener& listener, const Address& address, const lockstep_comm_config& config,
+                     std::vector<std::optional<Caller>>& callers, Deadline deadline) {
+  const Introduction me = introduce(size());
+  own().arrived[0] = 1;
+  const auto missing = [&] {
+    std::vector<int> ranks;
+    for (int r = 1; r < size(); ++r) {
+      if (!callers[static_cast<std::size_t>(r)]) ranks.push_back(r);
+    }
+    return list(ranks);
+  };
+  SlowWait slow(deadline);
+  for (int n_came = 1; n_came < size();) {
+    auto caller = Caller::accept(listener, address, std::min(deadline, Deadline::after(kSlice)));
+    if (!caller) {
+      look_for_failures(config, callers);
+      slow.say_if_due([&] { return fmt::format("rank 0 waits for {} to join the group", missing()); });
+      if (!deadline.expired()) continue;
+      raise(ErrorKind::kTimeout, fmt::format("{} did not join the group in time", missing()),
             ErrorFamily::kBackend);
     }
-    if (theirs.process != card_here.process && r > rank_) ++to_accept;
-  }
-  // Higher ranks call lower ones; rank 0 only answers, so no circle of waiting ranks can form.
-  for (int r = 0; r < size(); ++r) {
-    const Card& theirs = cards[static_cast<std::size_t>(r)];
-    if (r == rank_) continue;
-    if (theirs.process == card_here.process) {
-      auto segment = LocalSegments::instance().find(theirs.nonce);
-      if (!segment)
-        raise(ErrorKind::kPeerLost, fmt::format("rank {} left while the group was forming", r),
-              ErrorFamily::kBackend);
-      adopt(r, theirs, std::move(segment), {});
-    } else if (r < rank_) {
-      auto socket = net::UnixSocket::connect(theirs.socket, deadline);
-      exchange(socket, r, theirs, deadline);
+    const Introduction& who = caller->acquaintance().who;
+    if (who.size != size()) {
+      const Failure failure{.kind = ErrorKind::kUsage,
+                            .message = fmt::format("rank {} joins a group of {} ranks, but rank 0 one of {}",
+                                                   who.rank, who.size, size()),
+                            .family = ErrorFamily::kBackend};
+      caller->refuse(failure);
+      raise(failure);
     }
+    if (who.rank < 1 || who.rank >= size() || callers[static_cast<std::size_t>(who.rank)]) continue;
+    caller->welcome(address, me, own_descriptors(), deadline);
+    own().arrived[who.rank].store(1, std::memory_order_release);
+    callers[static_cast<std::size_t>(who.rank)] = std::move(caller);
+    ++n_came;
   }
-  while (to_accept-- > 0) accept_one(listener, cards, deadline);
-  await_all(deadline);
+}
+
+// While nobody comes: a rank may be elsewhere, have given up or have ended.
+void Fabric::look_for_failures(const lockstep_comm_config& config,
+                               std::vector<std::optional<Caller>>& callers) {
+  std::int32_t elsewhere = -1;
+  std::size_t length = 0;
+  const auto status = config.host->kv_get(config.host->context, kElsewhereKey, &elsewhere, sizeof(elsewhere),
+                                          &length, Deadline::after(Milliseconds(1)).monotonic_ns());
+  if (status == LOCKSTEP_OK) raise_elsewhere(elsewhere, 0);
+  if (status == LOCKSTEP_PEER_LOST)
+    raise(ErrorKind::kPeerLost, "another rank could not join", ErrorFamily::kBackend);
+  for (std::size_t r = 1; r < callers.size(); ++r) {
+    if (callers[r] && callers[r]->gone()) raise_gone(static_cast<int>(r), "left or ended");
+  }
+}
+
+// ---- the others ----
+
+Address Fabric::address_of_first(const lockstep_comm_config& config, Deadline deadline) {
+  std::uint8_t buffer[1024];
+  std::size_t length = 0;
+  const auto get = [&](Deadline until) {
+    return config.host->kv_get(config.host->context, kAddressKey, buffer, sizeof(buffer), &length,
+                               until.monotonic_ns());
+  };
+  SlowWait slow(deadline);
+  auto status = get(slow.next());
+  if (status == LOCKSTEP_TIMEOUT && !deadline.expired()) {
+    slow.say_if_due([&] {
+      return fmt::format("rank {} waits for rank 0 to join group \"{}\"", rank_,
+                         config.name != nullptr ? config.name : "");
+    });
+    status = get(deadline);
+  }
+  if (status != LOCKSTEP_OK) {
+    raise(status == LOCKSTEP_TIMEOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
+          fmt::format("rank 0 did not join the group in time: rank {} waited for its address in the store",
+                      rank_),
+          ErrorFamily::kBackend);
+  }
+  const auto address = length <= sizeof(buffer) ? Address::decode({buffer, length}) : std::nullopt;
+  if (!address) {
+    raise(ErrorKind::kInternal,
+          "rank 0 published an address this version cannot read; do all ranks run the same lockstep?",
+          ErrorFamily::kBackend);
+  }
+  if (address->host == host_identity()) return *address;
+  // Rank 0 would wait for this rank.
+  config.host->kv_set(config.host->context, kElsewhereKey, &rank_, sizeof(rank_));
+  raise_elsewhere(0, rank_);
+}
+
+// Nobody listens there while rank 0 is slow to answer, or when it has given up.
+CallToFirst Fabric::connect_to_first(const lockstep_comm_config& config, const Address& address,
+                                     const Introduction& own, const DescriptorNumbers& descriptors,
+                                     Deadline deadline) {
+  for (;;) {
+    const Deadline slice = Deadline::after(kSlice);
+    try {
+      return CallToFirst::connect(address, own, descriptors, std::min(deadline, slice));
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kTimeout || deadline.expired()) throw;
+    }
+    check_gave_up(config);
+  }
+}
+
+void Fabric::attend_meeting(const lockstep_comm_config& config, const Introduction& own, Deadline deadline) {
+  const Address address = address_of_first(config, deadline);
+  const bool here = address.process == own.process;
+  auto call =
+      connect_to_first(config, address, own, here ? DescriptorNumbers{} : own_descriptors(), deadline);
+  try {
+    adopt(own, call.rank_0(address, deadline));
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kPeerLost) check_gave_up(config);  // before it came to this call
+    throw;
+  }
+  try {
+    for (auto& them : call.roster(own, deadline)) {
+      if (them.who.rank != 0 && them.who.rank != rank_) adopt(own, std::move(them));
+    }
+  } catch (const Error& error) {
+    // Not when rank 0 says so: it has named them.
+    if (error.kind() != ErrorKind::kTimeout || !deadline.expired() ||
+        error.failure().family != ErrorFamily::kNetwork)
+      throw;
+    std::vector<int> missing;
+    for (int r = 0; r < size(); ++r) {
+      if (peer(0).station->arrived[r].load(std::memory_order_acquire) == 0) missing.push_back(r);
+    }
+    if (missing.empty()) missing.push_back(0);
+    raise(ErrorKind::kTimeout, fmt::format("{} did not join the group in time", list(missing)),
+          ErrorFamily::kBackend);
+  }
+  for (int r = 0; r < size(); ++r) {
+    if (peer(r).station == nullptr)
+      raise(ErrorKind::kInternal, fmt::format("rank 0 did not tell of rank {}", r), ErrorFamily::kBackend);
+  }
+}
+
+// ---- all ----
+
+void Fabric::adopt(const Introduction& own, Acquaintance them) {
+  const int rank = them.who.rank;
+  std::shared_ptr<net::Segment> segment;
+  const bool here = them.who.same_process(own);
+  if (here) {
+    segment = LocalSegments::instance().find({them.who.nonce, kNonceBytes});
+    if (!segment) raise_gone(rank, "left");
+  } else {
+    segment = std::make_shared<net::Segment>(
+        net::Segment::from_fd(std::move(them.descriptors.memory), them.who.arena_bytes));
+    segment->close_fd();
+  }
+  auto* station = reinterpret_cast<Station*>(segment->data());
+  const std::uint64_t room = segment->size();
+  if (rank < 0 || rank >= size() || room < kHeapAt || station->magic != kLayoutMagic ||
+      station->rank != rank || station->board_at < kHeapAt || station->board_at > room ||
+      Board::bytes(size()) > room - station->board_at) {
+    raise(ErrorKind::kInternal, fmt::format("the arena of rank {} is not laid out as expected", rank),
+          ErrorFamily::kBackend);
+  }
+  Peer& peer = peers_[static_cast<std::size_t>(rank)];
+  peer.station = station;
+  peer.segment = std::move(segment);
+  peer.same_process = here;
+  peer.pid = them.who.pid;
+  if (here) return;
+  peer.lifeline = std::move(them.descriptors.lifeline);
+  peer.pidfd = std::move(them.descriptors.process);
+  // The kernel's word on who is behind the descriptor, as a pid that is seen from here. A process in a pid namespace that
+  // is not has none: its memory is out of reach.
+  const std::int64_t pid = peer.pidfd ? pid_behind(peer.pidfd) : -1;
+  peer.vouched = pid > 0;
+  if (peer.vouched) peer.pid = pid;
+}
+
+void Fabric::check_kernel_copies() {
+  bool work = !environment_flag(Var::kLockstepStagedOnly);
+  for (int r = 0; r < size() && work; ++r) work = peer(r).same_process || kernel_copies_work(peer(r), r);
+  own().kernel_copies.store(work ? 1 : 0, std::memory_order_relaxed);
 }
 
 // Others that were quicker may have joined already and count on this rank.
@@ -170,154 +436,32 @@ void Fabric::say_left() {
   }
 }
 
-// Nobody may leave before everybody has mapped everybody.
-void Fabric::await_all(Deadline deadline) {
-  bool kernel_copies = !environment_flag(Var::kLockstepStagedOnly);
-  for (int r = 0; r < size() && kernel_copies; ++r)
-    kernel_copies = peer(r).same_process || kernel_copies_work(peer(r), r);
-  own().kernel_copies.store(kernel_copies ? 1 : 0, std::memory_order_relaxed);
-  own().joined.store(1, std::memory_order_release);
-  SlowWait slow(deadline);
+void Fabric::check_all_there() {
   for (int r = 0; r < size(); ++r) {
-    while (peer(r).station->joined.load(std::memory_order_acquire) == 0) {
-      const bool ended = peer(r).socket && peer(r).socket.peer_closed();
-      if (ended || first_board(peer(r)).left.load(std::memory_order_acquire) != 0) {
-        raise(ErrorKind::kPeerLost,
-              fmt::format("rank {} {} while the group was forming", r, ended ? "ended" : "left"),
-              ErrorFamily::kBackend);
-      }
-      if (deadline.expired()) {
-        raise(ErrorKind::kTimeout, fmt::format("rank {} did not finish joining the group in time", r),
-              ErrorFamily::kBackend);
-      }
-      slow.say_if_due([&] {
-        return fmt::format("rank {} waits for rank {} (pid {}) to finish joining the group", rank_, r,
-                           peer(r).station->pid);
-      });
-      ::usleep(50);
-    }
+    if (r == rank_) continue;
+    if (first_board(peer(r)).left.load(std::memory_order_acquire) != 0) raise_gone(r, "left");
+    if (hung_up(peer(r).lifeline) || hung_up(peer(r).pidfd)) raise_gone(r, "ended");
   }
 }
 
-Fabric::Card Fabric::card_of(const lockstep_comm_config& config, int rank, Deadline deadline) {
-  std::uint8_t buffer[1024];
-  std::size_t length = 0;
-  const auto get = [&](Deadline until) {
-    return config.host->kv_get(config.host->context, key_of(rank).c_str(), buffer, sizeof(buffer), &length,
-                               until.monotonic_ns());
-  };
-  SlowWait slow(deadline);
-  auto status = get(slow.next());
-  if (status == LOCKSTEP_TIMEOUT && !deadline.expired()) {
-    slow.say_if_due([&] {
-      return fmt::format("rank {} waits for rank {} to join group \"{}\"", rank_, rank,
-                         config.name != nullptr ? config.name : "");
-    });
-    status = get(deadline);
+// Nobody may leave before everybody has mapped everybody. The last one to come wakes the others.
+void Fabric::await_all(Deadline deadline) {
+  std::atomic<std::uint32_t>& n_joined = peer(0).station->n_joined;
+  const auto all = static_cast<std::uint32_t>(size());
+  if (n_joined.fetch_add(1, std::memory_order_seq_cst) + 1 == all) {
+    for (const Peer& peer : peers_) ring(peer.station->doorbell);
+    return;
   }
-  if (status != LOCKSTEP_OK) {
-    raise(status == LOCKSTEP_TIMEOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
-          fmt::format("rank {} did not join the group in time: rank {} waited for its address in the store",
-                      rank, rank_),
-          ErrorFamily::kBackend);
-  }
-  const auto card = length <= sizeof(buffer) ? Card::decode({buffer, length}) : std::nullopt;
-  if (!card) {
-    raise(ErrorKind::kInternal,
-          fmt::format(
-              "rank {} published an address this version cannot read; do all ranks run the same lockstep?",
-              rank),
-          ErrorFamily::kBackend);
-  }
-  return *card;
-}
-
-void Fabric::exchange(net::UnixSocket& socket, int rank, const Card& theirs, Deadline deadline) {
-  const auto stranger = [&] {
-    raise(ErrorKind::kSystem, fmt::format("whoever answered for rank {} is not of this job", rank),
-          ErrorFamily::kBackend);
-  };
-  // Before anything is sent: with the descriptor goes the arena.
-  if (socket.peer().uid != ::geteuid()) stranger();
-  Greeting greeting{.magic = kLayoutMagic,
-                    .version = kLayoutVersion,
-                    .rank = rank_,
-                    .arena_bytes = arena_->size(),
-                    .nonce = {}};
-  std::memcpy(greeting.nonce, theirs.nonce.data(), sizeof(greeting.nonce));
-  const int fd = arena_->segment()->fd();
-  socket.send({reinterpret_cast<const std::uint8_t*>(&greeting), sizeof(greeting)}, deadline, {&fd, 1});
-  Greeting answer{};
-  std::vector<Fd> fds;
-  const std::size_t length =
-      socket.receive({reinterpret_cast<std::uint8_t*>(&answer), sizeof(answer)}, deadline, &fds);
-  const bool good = length == sizeof(answer) && answer.magic == kLayoutMagic &&
-                    answer.version == kLayoutVersion && answer.rank == rank && fds.size() == 1 &&
-                    std::memcmp(answer.nonce, nonce_.data(), 32) == 0;
-  if (!good) stranger();
-  auto segment = std::make_shared<net::Segment>(net::Segment::from_fd(std::move(fds[0]), answer.arena_bytes));
-  adopt(rank, theirs, std::move(segment), std::move(socket));
-}
-
-// Takes the next good caller; strangers are dropped.
-void Fabric::accept_one(net::UnixListener& listener, std::vector<Card>& cards, Deadline deadline) {
   for (;;) {
-    auto socket = listener.accept(deadline);
-    if (socket.peer().uid != ::geteuid()) continue;
-    Greeting call{};
-    std::vector<Fd> fds;
-    // A stranger that connects and says nothing must not hold up the others for long.
-    const Deadline patience = std::min(deadline, Deadline::after(Milliseconds(2000)));
-    try {
-      const std::size_t length =
-          socket.receive({reinterpret_cast<std::uint8_t*>(&call), sizeof(call)}, patience, &fds);
-      if (length != sizeof(call) || call.magic != kLayoutMagic || call.version != kLayoutVersion ||
-          fds.size() != 1)
-        continue;
-    } catch (const Error& error) {
-      log(LogLevel::kInfo, fmt::format("dropped a local connection: {}", error.what()));
-      continue;
-    }
-    const bool good = call.rank > rank_ && call.rank < size() && peer(call.rank).station == nullptr &&
-                      std::memcmp(call.nonce, nonce_.data(), 32) == 0;
-    if (!good) continue;
-    const Card& theirs = cards[static_cast<std::size_t>(call.rank)];
-    auto segment = std::make_shared<net::Segment>(net::Segment::from_fd(std::move(fds[0]), call.arena_bytes));
-    Greeting answer{.magic = kLayoutMagic,
-                    .version = kLayoutVersion,
-                    .rank = rank_,
-                    .arena_bytes = arena_->size(),
-                    .nonce = {}};
-    std::memcpy(answer.nonce, theirs.nonce.data(), sizeof(answer.nonce));
-    const int fd = arena_->segment()->fd();
-    socket.send({reinterpret_cast<const std::uint8_t*>(&answer), sizeof(answer)}, deadline, {&fd, 1});
-    return adopt(call.rank, theirs, std::move(segment), std::move(socket));
-  }
-}
-
-void Fabric::adopt(int rank, const Card& card, std::shared_ptr<net::Segment> segment,
-                   net::UnixSocket socket) {
-  Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  auto* station = reinterpret_cast<Station*>(segment->data());
-  const std::uint64_t room = segment->size();
-  if (room < kHeapAt || station->magic != kLayoutMagic || station->rank != rank ||
-      station->board_at < kHeapAt || station->board_at > room ||
-      Board::bytes(size()) > room - station->board_at) {
-    raise(ErrorKind::kInternal, fmt::format("the arena of rank {} is not laid out as expected", rank),
-          ErrorFamily::kBackend);
-  }
-  peer.station = station;
-  peer.segment = std::move(segment);
-  peer.same_process = !socket;
-  peer.pid = card.pid;
-  if (socket) {
-    // The kernel's word on who is there, as a pid of this namespace. A process that has none here shows as 0: then its
-    // memory is out of reach, and only the socket tells of its end.
-    const auto pid = socket.peer().pid;
-    peer.vouched = pid > 0;
-    if (peer.vouched) peer.pid = pid;
-    if (peer.vouched) peer.pidfd = open_pidfd(pid);
-    peer.socket = std::move(socket);
+    const std::uint32_t ticket = arm(own().doorbell);
+    const bool over = n_joined.load(std::memory_order_seq_cst) == all;
+    if (!over) sleep(own().doorbell, ticket, std::min(deadline, Deadline::after(kSlice)));
+    disarm(own().doorbell);
+    if (over || n_joined.load(std::memory_order_acquire) == all) return;
+    check_all_there();
+    if (deadline.expired())
+      raise(ErrorKind::kTimeout, "some ranks did not finish joining the group in time",
+            ErrorFamily::kBackend);
   }
 }
 

@@ -1,12 +1,14 @@
-// How ranks on one host meet, once for all communicators among them: every rank publishes its identity in the
-// key-value space of the first communicator, hands its arena to the others over an abstract local socket (peer credentials and a nonce from the store are checked), or
-// through a table of this process when they are threads of it. After join() all arenas are mapped by all.
+// How ranks on one host meet, once for all communicators among them. Rank 0 publishes its address in the key-value space
+// of the first communicator; the others connect to it and get to know each other through it (introduction.h): linear in the
+// number of ranks, but for the mapping of all arenas by all. Ranks that are threads of one process share its mappings
+// through a table of the process. After join() all arenas are mapped by all.
 //
 // Thread safety: constant after join(), but for the shared memory itself.
 #pragma once
 
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,8 +16,8 @@
 #include "lockstep/base/fd.h"
 #include "lockstep/engine/engine_abi.h"
 #include "lockstep/host/internal/arena.h"
+#include "lockstep/host/internal/introduction.h"
 #include "lockstep/host/internal/layout.h"
-#include "lockstep/net/unix_socket.h"
 
 namespace lockstep::comm::internal {
 
@@ -27,8 +29,8 @@ struct Peer {
       -1;  // in this process's pid namespace when vouched for, else in its own: for messages only
   bool vouched = false;  // the pid is the kernel's word, not the peer's
   bool same_process = false;
-  net::UnixSocket socket;  // open while the peer's process lives; empty for ranks of this process
-  Fd pidfd;                // readable once it has ended; empty where the kernel does not let us see it
+  Fd lifeline;  // a pipe that hangs up when the process ends or becomes another program; empty for ranks of this one
+  Fd pidfd;  // readable once it has ended; empty where the kernel has none
 };
 
 class Fabric {
@@ -46,14 +48,24 @@ class Fabric {
   void say_left();
 
  private:
-  struct Card;  // what a rank publishes about itself
-  Fabric(const lockstep_comm_config& config);
-  void meet(const lockstep_comm_config& config, Deadline deadline);
-  Card card_of(const lockstep_comm_config& config, int rank, Deadline deadline);
-  void exchange(net::UnixSocket& socket, int rank, const Card& theirs, Deadline deadline);
-  void accept_one(net::UnixListener& listener, std::vector<Card>& cards, Deadline deadline);
+  explicit Fabric(const lockstep_comm_config& config);
+  Introduction introduce(int size);
+  // Rank 0 and the others, until all know each other.
+  void host_meeting(const lockstep_comm_config& config, const Introduction& own, Deadline deadline);
+  void collect(net::UnixListener& listener, const Address& address, const lockstep_comm_config& config,
+               std::vector<std::optional<Caller>>& callers, Deadline deadline);
+  void look_for_failures(const lockstep_comm_config& config, std::vector<std::optional<Caller>>& callers);
+  void attend_meeting(const lockstep_comm_config& config, const Introduction& own, Deadline deadline);
+  CallToFirst connect_to_first(const lockstep_comm_config& config, const Address& address,
+                               const Introduction& own, const DescriptorNumbers& descriptors,
+                               Deadline deadline);
+  Address address_of_first(const lockstep_comm_config& config, Deadline deadline);
+  void adopt(const Introduction& own, Acquaintance them);
+  void check_kernel_copies();
   void await_all(Deadline deadline);
-  void adopt(int rank, const Card& card, std::shared_ptr<net::Segment> segment, net::UnixSocket socket);
+  // Raises kPeerLost when a rank left or ended before all had joined.
+  void check_all_there();
+  DescriptorNumbers own_descriptors();
 
   const int rank_;
   const std::string nonce_;

@@ -125,6 +125,7 @@ void Hub::drop_idle() {
 }
 
 void Hub::tell_loss(int fabric_rank, Watch::Loss loss) {
+  n_lost_.fetch_add(1, std::memory_order_seq_cst);
   const std::lock_guard telling(telling_);
   std::vector<Served*> members;
   {
@@ -132,12 +133,25 @@ void Hub::tell_loss(int fabric_rank, Watch::Loss loss) {
     members = members_;
   }
   std::erase_if(members, [&](Served* served) { return !served->needs(fabric_rank); });
-  if (members.empty()) return lost_.emplace_back(fabric_rank, "its process has ended"), void();
+  if (members.empty()) {
+    lost_.emplace_back(fabric_rank, "its process has ended");
+    return wake();
+  }
   const std::string cause = loss == Watch::Loss::kExec
                                 ? "its process became another program (exec), or closed its descriptors"
                                 : members.front()->cause_of_loss(fabric_rank);
   lost_.emplace_back(fabric_rank, cause);
   for (Served* served : members) served->lost(fabric_rank, cause);
+  wake();
+}
+
+std::optional<std::string> Hub::loss_of(int fabric_rank) {
+  if (n_lost_.load(std::memory_order_seq_cst) == 0) return std::nullopt;
+  const std::lock_guard telling(telling_);  // until the cause is known
+  for (const auto& [rank, cause] : lost_) {
+    if (rank == fabric_rank) return cause;
+  }
+  return std::nullopt;
 }
 
 }  // namespace lockstep::comm::internal

@@ -9,6 +9,9 @@
 #include <condition_variable>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
@@ -53,6 +56,8 @@ class Hub {
   // From now on losses are told, those that were before at once. remove() returns when no thread of the hub is inside the communicator any more.
   void add(Served& served);
   void remove(Served& served);
+  // How the process of a rank was lost; nothing while it lives.
+  std::optional<std::string> loss_of(int fabric_rank);
   // Starts the worker, if none runs yet. Raises when the system has no thread for it.
   void start();
   // The worker drives it until it is idle. Pre: start() was called.
@@ -85,6 +90,7 @@ class Hub {
   std::vector<std::pair<int, std::string>> lost_;  // guarded by telling_: (rank of the fabric, cause)
   Thread worker_;                                  // guarded by mutex_ until started
   std::atomic<bool> started_{false};
+  std::atomic<int> n_lost_{0};  // ranks in lost_, or about to be
   std::unique_ptr<Watch> watch_;
 };
 

@@ -29,6 +29,8 @@ inline constexpr std::size_t kStageInBytes = 1 << 20;     // one parity of what 
 inline constexpr std::size_t kStageOutBytes = 512 << 10;  // one parity of a rank's reduced slices
 inline constexpr std::size_t kHistory = 32;
 inline constexpr int kMaxRanks = 256;
+inline constexpr std::size_t kMaxJoining = 32;  // communicators that a rank makes at the same time
+inline constexpr std::size_t kKeyCapacity = 64;
 inline constexpr std::uint64_t kMaxCount = kMaxElements;  // the fingerprint has 40 bits for it
 
 // Which numbers of a call matter.
@@ -109,6 +111,14 @@ struct Identity {
   char nonce[32];
 };
 
+// A board of a communicator that the owner is making on this fabric and that is not complete yet (split.h). Others look
+// into the board only when the hash is that of the key they seek: any other may be given back at any moment.
+struct Listing {
+  static constexpr std::uint64_t kFree = 0, kClaimed = 1;
+  std::atomic<std::uint64_t> at;  // where it lies, or one of the above
+  std::atomic<std::uint64_t> key_hash;
+};
+
 // The start of an arena: who it belongs to, and where its threads sleep, whichever communicator they wait in.
 struct Station {
   std::uint64_t magic;
@@ -120,22 +130,35 @@ struct Station {
   char nonce[32];             // of the owner, as in its Identity
   std::uint64_t cores[16];    // a bit for each core the owner may run on
   Doorbell doorbell;
-  // The kernel lets the owner copy from and to every other rank's process. Set before `joined`.
+  // The kernel lets the owner copy from and to every other rank's process. Set before it is counted in n_joined.
   std::atomic<std::uint32_t> kernel_copies;
-  // Set by the owner when it has mapped all others.
-  std::atomic<std::uint32_t> joined;
+  // On rank 0 only. Which ranks have said hello, and how many have mapped all others (fabric.h).
+  std::atomic<std::uint32_t> arrived[kMaxRanks];
+  std::atomic<std::uint32_t> n_joined;
+  // By the owner.
+  Listing joining[kMaxJoining];
 };
 
 // A rank's end of one communicator.
 struct Board {
+  // What rank 0 says once it has found the boards of all (split.h).
+  enum Verdict : std::uint32_t { kNone = 0, kComplete, kRefused };
+
   std::uint64_t magic;
   std::int32_t rank;
   std::int32_t size;
+  // Which communicator this is, among those of the fabric. Written before the board is listed in Station::joining.
+  char key[kKeyCapacity];
+  // By rank 0 (a rank of the fabric), which also says where its own board is; with kRefused its ledger has the words.
+  std::atomic<std::uint32_t> verdict;
+  std::int32_t first_rank;
+  std::uint64_t first_at;
   // Set by anyone: stop, the ledger says why.
   alignas(kLine) std::atomic<std::uint32_t> broken;
   // Set by the owner when it leaves in order.
   std::atomic<std::uint32_t> left;
-  // Ranks that will never look at this board again; the owner gives it back when all have said so.
+  // Ranks that will never look at any board of the communicator again: counted on rank 0's board, and copied to the
+  // others by the last one. The owner gives its board back when all have said so.
   std::atomic<std::uint32_t> departed;
   // Where the owner's staging area is; 0 until it was needed. Written before the phase that makes others look.
   std::atomic<std::uint64_t> stage_at;
@@ -149,10 +172,13 @@ struct Board {
   Ledger ledger;
   alignas(kLine) std::uint8_t payload[2][kInlineBytes];
 
-  // Behind the board: for each rank where the owner's outbox for it is, 0 until it sends it something.
+  // Behind the board, one per rank each: where the owner's outbox for it is, 0 until it sends it something; the members
+  // as the owner was told, by their ranks in the fabric; on rank 0's board, where the boards of all lie.
   std::atomic<std::uint64_t>* outboxes() { return reinterpret_cast<std::atomic<std::uint64_t>*>(this + 1); }
+  std::uint64_t* members() { return reinterpret_cast<std::uint64_t*>(outboxes() + size); }
+  std::uint64_t* boards() { return members() + size; }
   static constexpr std::size_t bytes(int n_ranks) {
-    return sizeof(Board) + static_cast<std::size_t>(n_ranks) * sizeof(std::atomic<std::uint64_t>);
+    return sizeof(Board) + static_cast<std::size_t>(n_ranks) * 3 * sizeof(std::uint64_t);
   }
 };
 
@@ -231,7 +257,8 @@ struct Offer {
   std::atomic<std::uint32_t> receiver_inside;
 };
 
-static_assert(std::atomic<std::uint64_t>::is_always_lock_free &&
+static_assert(sizeof(std::atomic<std::uint64_t>) == sizeof(std::uint64_t) &&
+              std::atomic<std::uint64_t>::is_always_lock_free &&
               std::atomic<std::uint32_t>::is_always_lock_free);
 
 inline constexpr int kPhaseBits = 24;

@@ -19,18 +19,31 @@ void put(char (&to)[N], const std::string& text) {
 
 }  // namespace
 
-void break_group(Circle& circle, const Failure& failure) {
-  Ledger& ledger = circle.board(0).ledger;
+void write_ledger(Ledger& ledger, const Failure& failure, int by_rank) {
   std::uint32_t empty = Ledger::kEmpty;
-  if (ledger.state.compare_exchange_strong(empty, Ledger::kWriting)) {
-    ledger.status = status_of(failure.kind);
-    ledger.by_rank = circle.rank();
-    ledger.peer_rank = failure.peer ? failure.peer->rank : -1;
-    ledger.peer_pid = failure.peer ? failure.peer->pid : -1;
-    put(ledger.message, failure.message);
-    put(ledger.cause, failure.peer ? failure.peer->cause : "");
-    ledger.state.store(Ledger::kWritten, std::memory_order_release);
+  if (!ledger.state.compare_exchange_strong(empty, Ledger::kWriting)) return;
+  ledger.status = status_of(failure.kind);
+  ledger.by_rank = by_rank;
+  ledger.peer_rank = failure.peer ? failure.peer->rank : -1;
+  ledger.peer_pid = failure.peer ? failure.peer->pid : -1;
+  put(ledger.message, failure.message);
+  put(ledger.cause, failure.peer ? failure.peer->cause : "");
+  ledger.state.store(Ledger::kWritten, std::memory_order_release);
+}
+
+Failure read_ledger(Ledger& ledger) {
+  Failure failure{.kind = kind_of(static_cast<lockstep_status>(ledger.status)),
+                  .message = std::string(ledger.message, ::strnlen(ledger.message, sizeof(ledger.message))),
+                  .family = ErrorFamily::kBackend};
+  if (ledger.peer_rank >= 0) {
+    failure.peer = LostPeer{ledger.peer_rank, ledger.peer_pid,
+                            std::string(ledger.cause, ::strnlen(ledger.cause, sizeof(ledger.cause)))};
   }
+  return failure;
+}
+
+void break_group(Circle& circle, const Failure& failure) {
+  write_ledger(circle.board(0).ledger, failure, circle.rank());
   for (int r = 0; r < circle.size(); ++r) {
     circle.board(r).broken.store(1, std::memory_order_seq_cst);
     ring(circle.doorbell(r));
@@ -54,14 +67,7 @@ std::optional<Failure> first_failure(Circle& circle) {
     }
     ::sched_yield();
   }
-  Failure failure{.kind = kind_of(static_cast<lockstep_status>(ledger.status)),
-                  .message = std::string(ledger.message, ::strnlen(ledger.message, sizeof(ledger.message))),
-                  .family = ErrorFamily::kBackend};
-  if (ledger.peer_rank >= 0) {
-    failure.peer = LostPeer{ledger.peer_rank, ledger.peer_pid,
-                            std::string(ledger.cause, ::strnlen(ledger.cause, sizeof(ledger.cause)))};
-  }
-  return failure;
+  return read_ledger(ledger);
 }
 
 }  // namespace lockstep::comm::internal

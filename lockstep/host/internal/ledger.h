@@ -9,6 +9,10 @@
 
 namespace lockstep::comm::internal {
 
+// Records `failure` unless another came first.
+void write_ledger(Ledger& ledger, const Failure& failure, int by_rank);
+// Pre: it was written.
+Failure read_ledger(Ledger& ledger);
 // Records `failure` unless another came first, then tells every rank to stop. Kind, words and peer are kept.
 void break_group(Circle& circle, const Failure& failure);
 // The first failure, or nothing while the group is well.

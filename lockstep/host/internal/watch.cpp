@@ -22,7 +22,7 @@ int poll_timeout(Deadline deadline) {
 
 Watch::Watch(Fabric& fabric, OnLost on_lost) : fabric_(fabric), on_lost_(std::move(on_lost)) {
   bool others = false;
-  for (int r = 0; r < fabric.size(); ++r) others = others || static_cast<bool>(fabric.peer(r).socket);
+  for (int r = 0; r < fabric.size(); ++r) others = others || static_cast<bool>(fabric.peer(r).lifeline);
   if (!others) return;
   stop_ = Fd(::eventfd(0, EFD_CLOEXEC));
   if (!stop_) raise(system_failure(errno, "eventfd", ErrorFamily::kBackend));
@@ -35,21 +35,21 @@ Watch::~Watch() {
     const auto written = ::write(stop_.get(), &one, sizeof(one));
 }
 
-// A socket hangs up a moment before the pidfd of the same process tells. Only when that stays silent is it exec.
+// A lifeline hangs up a moment before the pidfd of the same process tells. Only when that stays silent is it exec.
 void Watch::watch() {
   constexpr Milliseconds kExecGrace{200};
   struct Watched {
     int rank;
     Deadline verdict;  // never: nothing was seen yet
   };
-  // Slot 0 is stop_; then two per peer, its pidfd and its socket. poll skips what is -1.
+  // Slot 0 is stop_; then two per peer, its pidfd and its lifeline. poll skips what is -1.
   std::vector<pollfd> fds{{.fd = stop_.get(), .events = POLLIN, .revents = 0}};
   std::vector<Watched> watched;
   for (int r = 0; r < fabric_.size(); ++r) {
     const Peer& peer = fabric_.peer(r);
-    if (!peer.socket) continue;
+    if (!peer.lifeline) continue;
     fds.push_back({.fd = peer.pidfd.get(), .events = POLLIN, .revents = 0});
-    fds.push_back({.fd = peer.socket.fd(), .events = POLLIN, .revents = 0});
+    fds.push_back({.fd = peer.lifeline.get(), .events = POLLIN, .revents = 0});
     watched.push_back({.rank = r, .verdict = Deadline::never()});
   }
   for (;;) {
@@ -59,14 +59,14 @@ void Watch::watch() {
     if (fds[0].revents != 0) return;
     for (std::size_t i = 0; i < watched.size(); ++i) {
       pollfd& pidfd = fds[1 + 2 * i];
-      pollfd& socket = fds[2 + 2 * i];
-      const bool hung_up = socket.revents != 0;
-      if (hung_up) socket.fd = -1;
+      pollfd& lifeline = fds[2 + 2 * i];
+      const bool hung_up = lifeline.revents != 0;
+      if (hung_up) lifeline.fd = -1;
       if (hung_up && pidfd.fd >= 0) watched[i].verdict = Deadline::after(kExecGrace);
       const bool ended = pidfd.revents != 0 || (hung_up && pidfd.fd < 0);
-      socket.revents = pidfd.revents = 0;
+      lifeline.revents = pidfd.revents = 0;
       if (!ended && !watched[i].verdict.expired()) continue;
-      socket.fd = pidfd.fd = -1;
+      lifeline.fd = pidfd.fd = -1;
       watched[i].verdict = Deadline::never();
       on_lost_(watched[i].rank, ended ? Loss::kEnded : Loss::kExec);
     }

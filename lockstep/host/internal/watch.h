@@ -1,6 +1,6 @@
 // Watches the processes of the other ranks and reports each that is lost. The kernel tells: a pidfd becomes readable
-// when the process ends, and the local socket hangs up when it ends or becomes another program (exec). One alone does not
-// do: a pidfd lives through exec, and a child that the process forked keeps the socket open.
+// when the process ends, and its lifeline hangs up when it ends or becomes another program (exec). One alone does not do: a
+// pidfd lives through exec, and a child that the process forked keeps the lifeline open.
 // Thread: one, "ls-watch", started only when there are other processes; joined by the destructor.
 #pragma once
 

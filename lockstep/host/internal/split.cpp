@@ -1,0 +1,361 @@
+#include "lockstep/host/internal/split.h"
+
+#include <fmt/core.h>
+#include <sched.h>
+
+#include <algorithm>
+#include <charconv>
+#include <cstddef>
+#include <cstring>
+#include <optional>
+#include <vector>
+
+#include "lockstep/base/base.h"
+#include "lockstep/engine/engine.h"
+#include "lockstep/host/internal/describe.h"
+#include "lockstep/host/internal/doorbell.h"
+#include "lockstep/host/internal/ledger.h"
+#include "lockstep/host/internal/perturb.h"
+
+namespace lockstep::comm::internal {
+namespace {
+
+constexpr const char* kAgreedKey = "split";  // in the store: the key, where the caller has none
+constexpr Milliseconds kStoreSlice{250};     // between two looks at the store while waiting
+
+// FNV-1a.
+std::uint64_t hash_of(const std::string& key) {
+  std::uint64_t hash = 0xcbf29ce484222325;
+  for (const char c : key) hash = (hash ^ static_cast<std::uint8_t>(c)) * 0x100000001b3;
+  return hash;
+}
+
+// Fits a board with its end. Long ones keep their beginning, and a hash of the whole.
+std::string short_key(const std::string& key) {
+  if (key.size() < kKeyCapacity) return key;
+  return fmt::format("{:.40}#{:016x}", key, hash_of(key));
+}
+
+// Null when there cannot be one.
+Board* board_in(const Peer& peer, std::uint64_t at) {
+  const std::uint64_t room = peer.segment->size();
+  if (at < kHeapAt || at > room || sizeof(Board) > room - at) return nullptr;
+  auto* board = reinterpret_cast<Board*>(peer.segment->data() + at);
+  const bool fits = board->magic == kLayoutMagic && board->size >= 1 && board->size <= kMaxRanks &&
+                    Board::bytes(board->size) <= room - at;
+  return fits ? board : nullptr;
+}
+
+class Announced {
+ public:
+  explicit Announced(Doorbell& door) : door_(door), ticket_(arm(door)) {}
+  ~Announced() { disarm(door_); }
+  Announced(const Announced&) = delete;
+  void sleep_until(Deadline deadline) { sleep(door_, ticket_, deadline); }
+
+ private:
+  Doorbell& door_;
+  const std::uint32_t ticket_;
+};
+
+class Split {
+ public:
+  explicit Split(const SplitOptions& options);
+  ~Split() { unlist(); }
+  std::unique_ptr<Circle> run();
+
+ private:
+  void list();
+  void unlist();
+  void collect();
+  void give_verdict(Board::Verdict verdict);
+  void await_verdict();
+  bool counts_on_us(Board& board);
+  // Where the board of a member is, once it is listed; compares its members with ours.
+  std::optional<std::uint64_t> find(int rank);
+  Board* board_at(int rank, std::uint64_t at) { return board_in(peer(rank), at); }
+  void check_members(int rank, Board& theirs);
+  // Sleeps until ready() or something ends the waiting for member `rank`.
+  template <class Ready>
+  void wait(int rank, Ready ready);
+  void check_alive(int rank);
+  void check_refused();
+  void tell_store(const Failure& failure);
+  void look_into_store();
+  std::string refused_key() const { return cat("split/refused", key_); }
+  [[noreturn]] void raise_late(int rank);
+  // A member as the user knows it.
+  std::string name_of(int rank);
+
+  Peer& peer(int rank) { return hub_.fabric().peer(members_[static_cast<std::size_t>(rank)]); }
+  int parent_rank(int rank) const { return config_.parent_ranks[rank]; }
+
+  Hub& hub_;
+  Circle& parent_;
+  const lockstep_comm_config& config_;
+  const Deadline deadline_;
+  const std::string key_;
+  std::vector<int> members_;  // ranks of the fabric
+  Board* board_ = nullptr;
+  Listing* listed_ = nullptr;
+  std::vector<Board*> found_;  // by the first member
+};
+
+Split::Split(const SplitOptions& options)
+    : hub_(options.hub),
+      parent_(options.parent),
+      config_(options.config),
+      deadline_(Deadline::from_monotonic_ns(options.config.deadline_ns)),
+      key_(short_key(options.key)),
+      found_(static_cast<std::size_t>(options.config.size)) {
+  for (int r = 0; r < config_.size; ++r) members_.push_back(parent_.fabric_rank(parent_rank(r)));
+  board_ = make_board(hub_.fabric().arena(), config_.rank, config_.size);
+  key_.copy(board_->key, kKeyCapacity - 1);
+  for (int r = 0; r < config_.size; ++r)
+    board_->members()[r] = static_cast<std::uint64_t>(members_[static_cast<std::size_t>(r)]);
+}
+
+std::unique_ptr<Circle> Split::run() {
+  try {
+    list();
+    if (config_.rank == 0) {
+      collect();
+    } else {
+      ring(peer(0).station->doorbell);
+      await_verdict();
+    }
+    Board& first = config_.rank == 0 ? *board_ : *board_at(0, board_->first_at);
+    return std::make_unique<Circle>(hub_.fabric(), config_.rank, members_,
+                                    std::span(first.boards(), members_.size()));
+  } catch (...) {
+    // Others may have seen the board by now: it stays behind in the arena.
+    board_->left.store(1, std::memory_order_seq_cst);
+    throw;
+  }
+}
+
+void Split::list() {
+  const std::uint64_t at = hub_.fabric().arena().offset_of(board_);
+  for (Listing& slot : hub_.fabric().own().joining) {
+    std::uint64_t free = Listing::kFree;
+    if (!slot.at.compare_exchange_strong(free, Listing::kClaimed, std::memory_order_seq_cst)) continue;
+    slot.key_hash.store(hash_of(key_), std::memory_order_seq_cst);
+    slot.at.store(at, std::memory_order_seq_cst);
+    listed_ = &slot;
+    return perturb();
+  }
+  raise(ErrorKind::kResource,
+        fmt::format("rank {} makes more than {} groups at the same time", config_.rank, kMaxJoining),
+        ErrorFamily::kBackend);
+}
+
+void Split::unlist() {
+  if (listed_ != nullptr) listed_->at.store(Listing::kFree, std::memory_order_seq_cst);
+  listed_ = nullptr;
+}
+
+std::optional<std::uint64_t> Split::find(int rank) {
+  const std::uint64_t hash = hash_of(key_);
+  for (Listing& slot : peer(rank).station->joining) {
+    const std::uint64_t at = slot.at.load(std::memory_order_seq_cst);
+    if (at == Listing::kFree || at == Listing::kClaimed) continue;
+    if (slot.key_hash.load(std::memory_order_seq_cst) != hash) continue;
+    if (slot.at.load(std::memory_order_seq_cst) != at) continue;  // the hash may be another board's
+    Board* board = board_at(rank, at);
+    if (board != nullptr && std::strncmp(board->key, key_.c_str(), kKeyCapacity) == 0) return at;
+  }
+  return std::nullopt;
+}
+
+// Rank 0 compares for all that it knows of.
+void Split::check_members(int rank, Board& theirs) {
+  bool same = theirs.size == config_.size;
+  for (int r = 0; same && r < config_.size; ++r) same = theirs.members()[r] == board_->members()[r];
+  if (same) return;
+  const auto ranks_of = [&](Board& board) {
+    std::string words;
+    for (int r = 0; r < std::min(board.size, 16); ++r)
+      words += fmt::format("{}{}", r == 0 ? "" : " ", parent_.rank_of(static_cast<int>(board.members()[r])));
+    return board.size > 16 ? fmt::format("{} and {} more", words, board.size - 16) : words;
+  };
+  raise(ErrorKind::kUsage,
+        fmt::format("ranks make different groups: rank {} makes group \"{}\" with the ranks {}, but rank {} "
+                    "with {}; all ranks must make the same groups in the same order",
+                    parent_rank(config_.rank), config_.name, ranks_of(*board_), parent_rank(rank),
+                    ranks_of(theirs)),
+        ErrorFamily::kBackend);
+}
+
+void Split::collect() {
+  try {
+    board_->first_at = board_->boards()[0] = hub_.fabric().arena().offset_of(board_);
+    for (int r = 1; r < config_.size; ++r) {
+      std::optional<std::uint64_t> at;
+      wait(r, [&] { return (at = find(r)).has_value(); });
+      board_->boards()[r] = *at;
+      Board* theirs = board_at(r, *at);
+      found_[static_cast<std::size_t>(r)] = theirs;
+      check_members(r, *theirs);
+    }
+  } catch (...) {
+    const Failure failure = current_failure();
+    write_ledger(board_->ledger, failure, 0);
+    // Those that have come and were not waited for yet must hear of it too.
+    for (int r = 1; r < config_.size; ++r) {
+      const auto at = find(r);
+      if (at) found_[static_cast<std::size_t>(r)] = board_at(r, *at);
+    }
+    give_verdict(Board::kRefused);
+    tell_store(failure);
+    throw;
+  }
+  give_verdict(Board::kComplete);
+}
+
+void Split::give_verdict(Board::Verdict verdict) {
+  for (int r = 1; r < config_.size; ++r) {
+    Board* theirs = found_[static_cast<std::size_t>(r)];
+    if (theirs == nullptr) continue;
+    theirs->first_at = board_->first_at;
+    theirs->first_rank = hub_.fabric().rank();
+    theirs->verdict.store(verdict, std::memory_order_seq_cst);
+    ring(peer(r).station->doorbell);
+  }
+}
+
+bool Split::counts_on_us(Board& board) {
+  const auto me = static_cast<std::uint64_t>(hub_.fabric().rank());
+  return std::find(board.members(), board.members() + board.size, me) != board.members() + board.size;
+}
+
+void Split::await_verdict() {
+  const auto first_came = [&] {
+    if (board_->verdict.load(std::memory_order_seq_cst) == Board::kComplete) return true;
+    // It may make the group without this rank: then it will never look here.
+    const auto at = find(0);
+    if (at && !counts_on_us(*board_at(0, *at))) check_members(0, *board_at(0, *at));
+    return false;
+  };
+  wait(0, first_came);
+  if (board_at(0, board_->first_at) != nullptr) return;
+  raise(ErrorKind::kInternal, fmt::format("the board of {} is not where it said", name_of(0)),
+        ErrorFamily::kBackend);
+}
+
+// By the first member; or by that of a group with the same key and other members, which this rank may be the first of.
+void Split::check_refused() {
+  if (board_->verdict.load(std::memory_order_seq_cst) != Board::kRefused) return;
+  const int by = board_->first_rank;
+  Board* first =
+      by >= 0 && by < hub_.fabric().size() ? board_in(hub_.fabric().peer(by), board_->first_at) : nullptr;
+  if (first != nullptr) raise(read_ledger(first->ledger));
+  raise(ErrorKind::kInternal, fmt::format("group \"{}\" was refused without a reason", config_.name),
+        ErrorFamily::kBackend);
+}
+
+template <class Ready>
+void Split::wait(int rank, Ready ready) {
+  // While every rank has a core, looking is quicker than sleeping.
+  const bool cores_for_all = hub_.fabric().size() <= available_cores();
+  for (int turns = cores_for_all ? 100 : 1; turns > 0; --turns) {
+    if (ready()) return;
+    ::sched_yield();
+  }
+  Deadline next_look = Deadline::after(kStoreSlice);
+  for (;;) {
+    Announced announced(hub_.fabric().own().doorbell);
+    if (ready()) return;
+    check_refused();
+    check_alive(rank);
+    if (deadline_.expired()) raise_late(rank);
+    if (next_look.expired()) {
+      look_into_store();
+      next_look = Deadline::after(kStoreSlice);
+    }
+    announced.sleep_until(std::min(deadline_, next_look));
+  }
+}
+
+void Split::check_alive(int rank) {
+  const int fabric_rank = members_[static_cast<std::size_t>(rank)];
+  const auto cause = hub_.loss_of(fabric_rank);
+  const bool left = parent_.board(parent_rank(rank)).left.load(std::memory_order_acquire) != 0;
+  if (!cause && !left) return;
+  const std::string words = cause ? *cause : "left the group that this one is built on";
+  raise(Failure{.kind = ErrorKind::kPeerLost,
+                .message = fmt::format("{} cannot join group \"{}\": {}", name_of(rank), config_.name, words),
+                .family = ErrorFamily::kBackend,
+                .peer = LostPeer{rank, peer(rank).pid, words}});
+}
+
+// For members that come when the first one has given up, and no longer lists its board.
+void Split::tell_store(const Failure& failure) {
+  const std::string words = fmt::format("{} {}", static_cast<int>(status_of(failure.kind)), failure.message);
+  config_.host->kv_set(config_.host->context, refused_key().c_str(), words.data(), words.size());
+}
+
+void Split::look_into_store() {
+  char words[sizeof(Ledger::message)];
+  std::size_t length = 0;
+  const lockstep_host& host = *config_.host;
+  const auto status = host.kv_get(host.context, refused_key().c_str(), words, sizeof(words), &length,
+                                  Deadline::after(Milliseconds(1)).monotonic_ns());
+  if (status == LOCKSTEP_PEER_LOST)
+    raise(ErrorKind::kPeerLost, "another rank could not join", ErrorFamily::kBackend);
+  if (status != LOCKSTEP_OK) return;
+  int kind = LOCKSTEP_INTERNAL;
+  const char* end = words + std::min(length, sizeof(words));
+  const char* text = std::from_chars(words, end, kind).ptr;
+  raise(kind_of(static_cast<lockstep_status>(kind)), std::string(std::min(text + 1, end), end),
+        ErrorFamily::kBackend);
+}
+
+std::string Split::name_of(int rank) {
+  return fmt::format("rank {} (pid {})", parent_rank(rank), peer(rank).pid);
+}
+
+// Every member that has not come, and what it does instead: another call of the parent, most likely.
+void Split::raise_late(int rank) {
+  constexpr int kMostNamed = 8;
+  std::string words;
+  int n_missing = 0;
+  const auto add = [&](int r) {
+    if (++n_missing > kMostNamed) return;
+    words += fmt::format("{}{} did not join group \"{}\" in time; on the group it is built on it {}",
+                         words.empty() ? "" : "; and ", name_of(r), config_.name,
+                         describe_last(parent_.board(parent_rank(r))));
+  };
+  for (int r = 0; r < config_.size; ++r) {
+    const bool came = r == config_.rank || found_[static_cast<std::size_t>(r)] != nullptr || find(r);
+    if (!came) add(r);
+  }
+  if (n_missing == 0) add(rank);
+  if (n_missing > kMostNamed) words += fmt::format("; and {} more", n_missing - kMostNamed);
+  raise(ErrorKind::kTimeout, words, ErrorFamily::kBackend);
+}
+
+}  // namespace
+
+std::string split_key(const lockstep_comm_config& config, const std::string& parent_key) {
+  const bool given = config.struct_size > offsetof(lockstep_comm_config, key) && config.key != nullptr;
+  if (given) return cat(parent_key, "/", config.key);
+  const lockstep_host& host = *config.host;
+  char text[33] = {};
+  std::size_t length = 32;
+  lockstep_status status = LOCKSTEP_OK;
+  if (config.rank == 0) {
+    random_hex(16).copy(text, length);
+    status = host.kv_set(host.context, kAgreedKey, text, length);
+  } else {
+    status = host.kv_get(host.context, kAgreedKey, text, sizeof(text), &length, config.deadline_ns);
+  }
+  if (status == LOCKSTEP_OK && length == 32) return {text, length};
+  raise(status == LOCKSTEP_TIMEOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
+        "rank 0 did not join the group in time: its key is not in the store", ErrorFamily::kBackend);
+}
+
+std::unique_ptr<Circle> split(const SplitOptions& options) {
+  return Split(options).run();
+}
+
+}  // namespace lockstep::comm::internal
