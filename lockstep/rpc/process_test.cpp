@@ -390,9 +390,11 @@ TEST(Processes, HaveNoRpcInAForkedChild) {
                       std::string(error.what()).find("fork") != std::string::npos,
                   error.what());
         }
+#ifndef __SANITIZE_THREAD__  // which lets no thread start after the fork of a process that has some
         init_rpc("alone", {.rank = 0, .world_size = 1, .store = std::make_shared<HashStore>()});
         require(rpc_sync(0, self_id) == 0, "it can have one of its own");
         shutdown();
+#endif
       });
       require(rpc_sync(1, self_id) == 1, "its parent goes on");
     }

@@ -225,7 +225,7 @@ TEST(TcpSealed, ARequestThatIsSwallowedIsNoticedWithTheNextOne) {
 TEST(TcpSealed, AReplyCutShortIsAnError) {
   // And then the end: the store gives up on the client's next words.
   Middle middle(only(2, flip_last_bit_of_text), only(1, [](Bytes record) {
-                  record.resize(record.size() - 1);
+                  record.pop_back();
                   return std::vector<Bytes>{record};
                 }));
   const auto client = middle.connect();
