@@ -40,6 +40,15 @@ bool handles(const std::filesystem::path& process, int signal) {
   return false;
 }
 
+// Closed by the bare system call, as it was opened by one: TSan would see close() alone and take the descriptor for the
+// socket of another thread that had its number before.
+struct PidFd {
+  const int fd;
+  ~PidFd() {
+    if (fd >= 0) ::syscall(SYS_close, fd);
+  }
+};
+
 }  // namespace
 
 int send_handled_signal(std::span<const pid_t> sessions, int signal) noexcept try {
@@ -49,10 +58,10 @@ int send_handled_signal(std::span<const pid_t> sessions, int signal) noexcept tr
     pid_t pid = -1;
     if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc() || pid <= 0) continue;
     // Opened before it is looked at: what is signalled is what was looked at, even if the number is given away.
-    const Fd pidfd = open_pidfd(pid);
-    if (!pidfd || std::ranges::find(sessions, session_of(entry.path())) == sessions.end()) continue;
+    const PidFd pidfd{open_pidfd(pid).release()};
+    if (pidfd.fd < 0 || std::ranges::find(sessions, session_of(entry.path())) == sessions.end()) continue;
     if (!handles(entry.path(), signal)) continue;
-    n_sent += ::syscall(SYS_pidfd_send_signal, pidfd.get(), signal, nullptr, 0) == 0;
+    n_sent += ::syscall(SYS_pidfd_send_signal, pidfd.fd, signal, nullptr, 0) == 0;
   }
   return n_sent;
 } catch (...) {
