@@ -38,9 +38,15 @@ struct Slot {
   // The agent is that of the process from which this one was forked. Asked without the mutex, which a thread that is not here may
   // have held.
   bool inherited() const { return set_at != n_forks().load(std::memory_order_relaxed); }
+  // Kept reachable, so that a leak checker sees a thing that is held and not one that was lost.
   void abandon() noexcept {
-    new std::shared_ptr<Agent>(std::move(agent));
-    new std::shared_ptr<void>(std::move(session));
+    struct Abandoned {
+      std::shared_ptr<Agent> agent;
+      std::shared_ptr<void> session;
+      Abandoned* earlier;
+    };
+    static std::atomic<Abandoned*> last{nullptr};
+    last = new Abandoned{std::move(agent), std::move(session), last.load()};
   }
 
   // In a forked child, before its first own agent.
