@@ -2,7 +2,7 @@
 # seconds when nothing changed. TORCH=<version> takes another libtorch (tools/libtorch.txt), in a build folder of its own.
 # The build itself is CMake's; see CMakePresets.json.
 .DEFAULT_GOAL := help
-.PHONY: run test examples install bench parity timeline check format clean help
+.PHONY: run test test-long examples install bench parity timeline check format clean help
 
 run:  ## train the example on every core of this machine
 	@tools/bootstrap.sh build torch
@@ -12,6 +12,10 @@ run:  ## train the example on every core of this machine
 test:  ## build everything and run all tests
 	@tools/bootstrap.sh build torch
 	@tools/test.sh dev
+
+test-long:  ## the same with every world size and the long schedules
+	@tools/bootstrap.sh build torch
+	@LOCKSTEP_TEST_LONG=1 tools/test.sh dev
 
 examples:  ## build the examples and print how to run each
 	@tools/bootstrap.sh build torch
@@ -49,4 +53,4 @@ clean:  ## remove build/ (libtorch stays in the per-user cache)
 	rm -rf build
 
 help:
-	@awk -F':.*## ' '/^[a-z]+:.*## / {printf "  make %-8s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)

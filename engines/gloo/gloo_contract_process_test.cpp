@@ -13,7 +13,7 @@ const lockstep_engine* gloo_engine() {
 }
 
 // Sanitized processes are slow to start, and the threads' suite has every size there.
-const std::vector<int> kSizes = kSanitized ? std::vector<int>{2, 4} : std::vector<int>{1, 2, 3, 4, 7, 8};
+const std::vector<int> kSizes = kSanitized ? std::vector<int>{2, 4} : contract_sizes();
 
 INSTANTIATE_TEST_SUITE_P(Gloo, EngineContract,
                          ::testing::Values(EngineKind{.name = "two_hosts",

@@ -27,7 +27,7 @@ EngineKind kind(const std::string& name, std::vector<int> sizes,
 }
 
 INSTANTIATE_TEST_SUITE_P(Hierarchy, EngineContract,
-                         ::testing::Values(kind("halves", {1, 2, 3, 4, 7, 8},
+                         ::testing::Values(kind("halves", contract_sizes(),
                                                 [](int r, int n) { return 2 * r / n; }),
                                            kind("dealt", {3, 4}, [](int r, int) { return r % 2; }),
                                            kind("thirds", {7}, [](int r, int n) { return 3 * r / n; }),

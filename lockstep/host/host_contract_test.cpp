@@ -8,6 +8,7 @@ namespace {
 INSTANTIATE_TEST_SUITE_P(Host, EngineContract,
                          ::testing::Values(EngineKind{.name = "threads",
                                                       .table = host_engine,
+                                                      .sizes = {1, 2, 3, 4, 7, 8},
                                                       .rank_order = true,
                                                       .everything = true,
                                                       .max_idle_threads = 4}),

@@ -1,10 +1,11 @@
-// Schedules: at least 10,000 operations by every way the engine has, with random yields and sleeps at every point
+// Schedules: 2,000 operations by every way the engine has, 10,000 in the long tests, with random yields and sleeps at every point
 // where ranks meet (internal/perturb.h), fixed seeds, and every result checked.
 #include <gtest/gtest.h>
 
 #include <random>
 #include <thread>
 
+#include "lockstep/base/long_testing.h"
 #include "lockstep/engine/engine_contract_case.h"
 #include "lockstep/host/internal/perturb.h"
 #include "lockstep/host/test_world.h"
@@ -17,7 +18,7 @@ namespace {
 
 using testing::Rank;
 
-// Ranks, and how many operations they do. More ranks than cores is where schedules get interesting, and slow.
+// Ranks, and how many operations they do in the long tests. More ranks than cores is where schedules get interesting, and slow.
 constexpr std::pair<int, int> kWorlds[] = {{2, 4500}, {3, 3000}, {4, 2000}, {7, 700}};
 
 void on_worlds(bool pretend, const std::function<void(Rank&, std::mt19937&, int)>& body) {
@@ -25,7 +26,7 @@ void on_worlds(bool pretend, const std::function<void(Rank&, std::mt19937&, int)
     if (::testing::Test::HasFailure()) return;
     internal::perturb_seed = 1000u + static_cast<std::uint64_t>(size);
     internal::pretend_processes = pretend;
-    testing::with_threads(size, [&, n = rounds](Rank& rank) {
+    testing::with_threads(size, [&, n = long_testing::enabled() ? rounds : rounds / 5](Rank& rank) {
       std::mt19937 random(static_cast<std::uint32_t>(77 + rank.size()));  // the same choices on every rank
       body(rank, random, n);
     });

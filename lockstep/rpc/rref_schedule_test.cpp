@@ -7,6 +7,7 @@
 #include <random>
 #include <thread>
 
+#include "lockstep/base/long_testing.h"
 #include "lockstep/rpc/remote.h"
 #include "lockstep/rpc/rpc_testing.h"
 
@@ -18,12 +19,8 @@ using testing::run_workers;
 using testing::Workers;
 using testing::WorkersOptions;
 
-// Fewer under sanitizers, where each takes ten times as long.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-constexpr std::uint64_t kSchedules = 200;
-#else
-constexpr std::uint64_t kSchedules = 1000;
-#endif
+// Under sanitizers each takes ten times as long.
+const std::uint64_t kSchedules = long_testing::enabled() ? 1000 : 200;
 
 std::atomic<int> n_alive{0};
 
