@@ -159,6 +159,14 @@ void World::enter(const InitOptions& given) {
   if (of_process) note_process_world(true);
 }
 
+// The world's part of its store. A world entered again over the same store must not meet keys of the one before, so
+// the store counts how often each rank has entered: alike on all ranks, and whatever other stores their processes have
+// seen before. A process that takes a lost rank's place goes on with its count.
+std::string World::next_part(Store* store, int rank) {
+  const std::int64_t entered = store == nullptr ? 1 : store->add(cat(kDefaultPart, "/entered/", rank), 1);
+  return entered == 1 ? kDefaultPart : cat(kDefaultPart, "/#", entered - 1);
+}
+
 std::shared_ptr<World::Entered> World::join(const InitOptions& options) {
   const auto deadline = Deadline::after(options.timeout);  // of the meeting and of all that follows
   BackendParts parts;
@@ -168,11 +176,9 @@ std::shared_ptr<World::Entered> World::join(const InitOptions& options) {
   const bool needs_store =
       std::ranges::any_of(parts, [](const BackendPart& part) { return runs_alone(*part.engine); });
   if (!place.store && needs_store) place.store = std::make_shared<HashStore>();
-  // Counted alike on every rank, so that a world entered again never meets keys of the one before.
-  const int generation = generation_++;
-  const std::string part = generation == 0 ? kDefaultPart : cat(kDefaultPart, "/#", generation);
   auto made = std::make_shared<Entered>();
-  made->site = make_site(place.rank, place.world_size, place.store, part);
+  made->part = next_part(place.store.get(), place.rank);
+  made->site = make_site(place.rank, place.world_size, place.store, made->part);
   if (place.world_size > 1 && !place.store)
     raise(ErrorKind::kInternal, "rendezvous gave no store to a world of more than one");
   made->site.parts = parts;
@@ -261,7 +267,8 @@ Group World::shrink(const std::vector<int>& excluded, bool abort_first, Millisec
   const int rank = Members(left).index_of(old->site.rank);
   auto made = std::make_shared<Entered>();
   // Excluded ranks may be alive and enter again: they must not meet the survivors.
-  made->site = make_site(rank, size, old->site.base, cat(kDefaultPart, "/#", generation_++, "-", sha1(text)));
+  made->part = cat(old->part, "/-", old->n_shrinks++, "-", sha1(text));
+  made->site = make_site(rank, size, old->site.base, made->part);
   for (int i = 0; i < size; ++i) {
     const auto before = static_cast<std::size_t>(left[static_cast<std::size_t>(i)]);
     made->site.launch_ranks[static_cast<std::size_t>(i)] = old->site.launch_ranks[before];

@@ -22,6 +22,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/base/thread.h"
 #include "lockstep/group/group_testing.h"
+#include "lockstep/group/groups.h"
 #include "lockstep/group/internal/world_state.h"
 #include "lockstep/store/hash_store.h"
 
@@ -180,6 +181,29 @@ TEST(World, CanBeEnteredAgainOverTheSameStore) {
   EXPECT_TRUE(prefixed);
 }
 
+// A rank that leaves in order, and one whose process is new: it knows nothing of the worlds before.
+TEST(World, ASurvivorMeetsAFreshProcessOverANewStoreAndOverTheOldOne) {
+  const auto old_store = std::make_shared<HashStore>(), new_store = std::make_shared<HashStore>();
+  run_threads(2, [&](int rank) {
+    const auto enter = [&](const auto& world, const std::shared_ptr<Store>& store) {
+      world({.timeout = Milliseconds(5'000), .world_size = 2, .rank = rank, .store = store});
+    };
+    destroy_process_group();
+    enter(init_process_group, old_store);
+    for (const auto& store : {new_store, old_store}) {
+      destroy_process_group();
+      if (rank == 0) {
+        enter(init_process_group, store);
+        continue;
+      }
+      internal::World fresh;
+      enter([&](const InitOptions& options) { fresh.enter(options); }, store);
+      fresh.leave(nullptr, "");
+      init_process_group({.world_size = 1, .rank = 0, .store = std::make_shared<HashStore>()});
+    }
+  });
+}
+
 TEST(World, KeysOfTheGroupLieInItsOwnPartOfTheStore) {
   run_threads(2, [](int rank) {
     const auto group = default_group();
@@ -191,6 +215,25 @@ TEST(World, KeysOfTheGroupLieInItsOwnPartOfTheStore) {
 TEST(World, TheInitBarrierCountsEveryRank) {
   const Variable barrier_on("TORCH_DIST_INIT_BARRIER", "1");
   run_threads(3, [](int) { EXPECT_EQ(to_text(default_group()->store()->get("init_barrier/count")), "3"); });
+}
+
+// Nobody is through before all are there, in new_group too, and only when asked for.
+TEST(World, TheInitBarrierHoldsForEveryGroupAndOnlyWhenAskedFor) {
+  const auto counted = [](const Group& group) {
+    return group->store()->check(std::vector<std::string>{"init_barrier/count"});
+  };
+  run_threads(3, [&](int) {
+    EXPECT_FALSE(counted(default_group()));
+    EXPECT_FALSE(counted(new_group()));
+  });
+  const Variable barrier_on("TORCH_DIST_INIT_BARRIER", "1");
+  run_threads(3, [&](int rank) {
+    const auto all = new_group();
+    EXPECT_EQ(to_text(all->store()->get("init_barrier/count")), "3") << "when it returns, all have come";
+    const auto pair = new_group({0, 2});
+    if (rank == 1) return;
+    EXPECT_EQ(to_text(pair->store()->get("init_barrier/count")), "2");
+  });
 }
 
 TEST(World, AGroupThatWasDestroyedRefusesToWork) {

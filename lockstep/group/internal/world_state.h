@@ -64,6 +64,8 @@ class World {
   // A world that was entered.
   struct Entered {
     Site site;
+    std::string part;                     // of the store, where the site's keys are
+    int n_shrinks = 0;                    // tried from here; only shrink() touches it
     Group group;                          // the default one
     std::map<std::string, Group> groups;  // by name, the default one included
     int n_counted = 1;
@@ -76,6 +78,7 @@ class World {
   };
 
   std::shared_ptr<Entered> join(const InitOptions& options);
+  static std::string next_part(Store* store, int rank);
   std::shared_ptr<Entered> entered(const char* what) const;
   Names take_name(Entered& entered, const GroupPlan& plan);
   std::shared_ptr<Entered> take(const Group& group, const char* what, Group& one);
@@ -85,7 +88,6 @@ class World {
   bool entering_ = false;             // guarded by mutex_
   std::shared_ptr<Entered> entered_;  // guarded by mutex_, and so is what it holds but for the site
   long owner_pid_ = -1;               // guarded by mutex_; who entered
-  int generation_ = 0;                // how often this world was entered; only enter() and shrink() touch it
 };
 
 World& process_world();
