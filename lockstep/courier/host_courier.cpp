@@ -98,7 +98,12 @@ std::shared_ptr<Outgoing> HostCourier::connect(const std::shared_ptr<Peer>& peer
                                                std::optional<Failure>& failure) {
   const bool near = peer->endpoint.host == office_.self.host && office_.options.transport == Transport::kAuto;
   try {
-    if (near) return ShmOutgoing::connect(office_, peer, failure);
+    if (near) {
+      auto link = ShmOutgoing::connect(office_, peer, failure);
+      // kUsage: it runs as another user, whom TCP may reach.
+      if (link || failure->kind != ErrorKind::kUsage || peer->endpoint.tcp_host.empty()) return link;
+      failure.reset();
+    }
     return TcpOutgoing::connect(office_, peer, failure);
   } catch (const std::exception&) {
     failure = current_failure();

@@ -9,6 +9,8 @@
 #include "lockstep/base/text.h"
 #include "lockstep/courier/courier_contract.h"
 #include "lockstep/courier/host_courier.h"
+#include "lockstep/courier/internal/greeting.h"
+#include "lockstep/net/unix_socket.h"
 
 namespace lockstep::courier {
 namespace {
@@ -180,6 +182,25 @@ TEST_P(Processes, AReceiverKilledWithItsRingFullIsLostAndTheSenderGoesOn) {
   workers.kill(1);
   EXPECT_EQ(workers.status(0), 0);
   EXPECT_EQ(workers.status(2), 0);
+}
+
+// Also in a job with a secret: what another user passes along with his first words is never taken.
+TEST(HostCourierProcesses, AnotherUsersProcessIsRefusedOnALocalSocketBeforeItSaysAnything) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs to be root to become another user";
+  const auto courier = open_host_courier({.id = 0, .name = "worker0", .secret = JobSecret::mint()});
+  const std::string token = internal::decode_endpoint(courier->address())->token;
+  Shared<std::atomic<bool>> over;
+  Children children;
+  children.start([&] {
+    CHILD_EXPECT(::setresuid(65534, 65534, 65534) == 0, errno);
+    auto socket = net::UnixSocket::connect(token, Deadline::after(fork_testing::kPatience));
+    Bytes answer(1024);
+    answer.resize(socket.receive(answer, Deadline::after(fork_testing::kPatience)));
+    CHILD_EXPECT(to_text(answer).find("another user") != std::string::npos, to_text(answer));
+    *over = true;
+  });
+  EXPECT_TRUE(eventually([&] { return courier->poll().has_value() || *over; }));
+  EXPECT_EQ(children.status(0), 0);
 }
 
 TEST(HostCourierProcesses, AMessageStaysReadableWhenItsSenderIsDeadAndTheCourierClosed) {

@@ -192,8 +192,8 @@ TEST(HostJoin, ARankThatGivesUpWhileTheGroupFormsEndsTheWaitOfTheOthers) {
                                      .has_process = 0,
                                      .nonce = {},
                                      .process = "other"};
-    auto call = internal::CallToFirst::connect(*address, own,
-                                               {.memory = memory.fd(), .lifeline = lifeline.get()}, deadline);
+    auto call = internal::CallToFirst::connect(*address, deadline);
+    call.introduce(*address, own, {.memory = memory.fd(), .lifeline = lifeline.get()}, deadline);
     EXPECT_EQ(call.rank_0(*address, deadline).who.rank, 0);
   }
   first.join();

@@ -11,6 +11,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
+#include "lockstep/net/internal/take_descriptors.h"
 #include "lockstep/net/internal/wait_fd.h"
 
 namespace lockstep::net {
@@ -42,6 +43,7 @@ void set_blocking(int fd, bool blocking) {
 int connect_one(const Address& address, Deadline deadline, Fd& out) {
   Fd fd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) return errno;
+  if (address.family() == AF_UNIX) internal::take_descriptors(fd.get(), false);
   if (::connect(fd.get(), address.get(), address.length()) != 0) {
     if (errno != EINPROGRESS && errno != EINTR) return errno;
     if (!wait_fd(fd.get(), POLLOUT, deadline)) return ETIMEDOUT;
@@ -184,6 +186,7 @@ Listener Listener::listen(const Address& address, int backlog) {
   Fd fd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) check(-1, "make a socket for");
   set_flag(fd.get(), SOL_SOCKET, SO_REUSEADDR);  // ports of connections that ended lately
+  if (address.family() == AF_UNIX) internal::take_descriptors(fd.get(), false);  // unix_socket.h says why
   if (address.family() == AF_INET6) {
     const int off = 0;
     ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);

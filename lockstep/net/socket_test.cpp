@@ -1,11 +1,16 @@
 #include "lockstep/net/socket.h"
 
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 
+#include <array>
+#include <cerrno>
+#include <cstring>
 #include <future>
 
 #include "lockstep/base/bytes.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/process.h"
 
 namespace lockstep::net {
 namespace {
@@ -145,6 +150,36 @@ TEST(Listener, ATakenPortSaysSo) {
 TEST(Listener, AcceptEndsAtItsDeadline) {
   Listener listener = Listener::listen(*Address::parse("127.0.0.1", 0), 1);
   EXPECT_EQ(failure_of([&] { listener.accept(soon()); }).kind, ErrorKind::kTimeout);
+}
+
+// One that lingers would hold up whoever closes it.
+TEST(Listener, ALocalOneAndItsConnectionsTakeNoDescriptors) {
+  constexpr int kPassRights = 83;
+  const std::string name = "lockstep-test-" + random_hex(8);
+  const Listener listener = Listener::listen(Address::local_name(name), 1);
+  int value = 0;
+  socklen_t length = sizeof value;
+  if (::getsockopt(listener.fd(), SOL_SOCKET, kPassRights, &value, &length) != 0)
+    GTEST_SKIP() << "needs SO_PASSRIGHTS (Linux 6.16)";
+  const Socket client = Socket::connect_local(name, patience());
+  std::uint8_t byte = 'x';
+  iovec body{.iov_base = &byte, .iov_len = 1};
+  alignas(cmsghdr) std::array<std::uint8_t, CMSG_SPACE(sizeof(int))> control{};
+  msghdr header{};
+  header.msg_iov = &body;
+  header.msg_iovlen = 1;
+  header.msg_control = control.data();
+  header.msg_controllen = control.size();
+  cmsghdr* part = CMSG_FIRSTHDR(&header);
+  part->cmsg_level = SOL_SOCKET;
+  part->cmsg_type = SCM_RIGHTS;
+  part->cmsg_len = CMSG_LEN(sizeof(int));
+  const int descriptor = listener.fd();
+  std::memcpy(CMSG_DATA(part), &descriptor, sizeof descriptor);
+  EXPECT_EQ(::sendmsg(client.fd(), &header, MSG_NOSIGNAL), -1);
+  EXPECT_EQ(errno, EPERM);
+  ASSERT_EQ(::getsockopt(client.fd(), SOL_SOCKET, kPassRights, &value, &length), 0);
+  EXPECT_EQ(value, 0) << "whoever listens there could send some to the client";
 }
 
 TEST(Listener, AdoptsOnlyListeningSockets) {

@@ -3,6 +3,7 @@
 #include <poll.h>
 #include <sys/socket.h>
 #include <sys/un.h>
+#include <unistd.h>
 
 #include <cerrno>
 #include <cstddef>
@@ -11,12 +12,14 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
+#include "lockstep/net/internal/take_descriptors.h"
 #include "lockstep/net/internal/wait_fd.h"
 
 namespace lockstep::net {
 
 namespace {
 
+using internal::take_descriptors;
 using internal::wait_fd;
 
 struct AbstractAddress {
@@ -35,9 +38,11 @@ struct AbstractAddress {
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address); }
 };
 
+// What is accepted from a listening socket has its setting.
 Fd new_socket() {
   Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) raise(system_failure(errno, "local socket", ErrorFamily::kNetwork));
+  take_descriptors(fd.get(), false);
   return fd;
 }
 
@@ -77,12 +82,10 @@ std::vector<Fd> take_fds(msghdr& header) {
 }  // namespace
 
 UnixSocket UnixSocket::connect(const std::string& name, Deadline deadline) {
-  const AbstractAddress address(name);
   auto pause = std::chrono::milliseconds(1);
   for (;;) {
-    Fd fd = new_socket();
-    if (::connect(fd.get(), address.get(), address.length) == 0) return UnixSocket(std::move(fd));
-    const int code = errno;
+    int code = 0;
+    if (auto socket = try_connect(name, code)) return std::move(*socket);
     // Nobody there yet, or the listener's queue is full.
     if (code != ECONNREFUSED && code != EAGAIN && code != EINTR) raise_errno(code, "connect");
     if (deadline.expired()) {
@@ -91,6 +94,14 @@ UnixSocket UnixSocket::connect(const std::string& name, Deadline deadline) {
     std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(pause, deadline.remaining()));
     pause = std::min(pause * 2, std::chrono::milliseconds(20));
   }
+}
+
+std::optional<UnixSocket> UnixSocket::try_connect(const std::string& name, int& code) {
+  const AbstractAddress address(name);
+  Fd fd = new_socket();
+  if (::connect(fd.get(), address.get(), address.length) == 0) return UnixSocket(std::move(fd));
+  code = errno;
+  return std::nullopt;
 }
 
 std::pair<UnixSocket, UnixSocket> UnixSocket::pair() {
@@ -108,6 +119,12 @@ PeerCredentials UnixSocket::peer() const {
     raise_errno(errno, "peer credentials");
   }
   return {.pid = credentials.pid, .uid = credentials.uid, .gid = credentials.gid};
+}
+
+bool UnixSocket::trust_own_user() {
+  if (peer().uid != ::geteuid()) return false;
+  take_descriptors(fd_.get(), true);
+  return true;
 }
 
 void UnixSocket::send(std::span<const std::uint8_t> message, Deadline deadline, std::span<const int> fds) {
@@ -132,6 +149,13 @@ void UnixSocket::send(std::span<const std::uint8_t> message, Deadline deadline, 
   }
   while (::sendmsg(fd_.get(), &header, MSG_NOSIGNAL) < 0) {
     if (errno == EINTR) continue;
+    if (errno == EPERM && !fds.empty()) {
+      // The peer takes no descriptors, or not yet. The kernel tells nobody when that changes.
+      constexpr std::chrono::microseconds kPause{200};
+      if (deadline.expired()) raise_timeout("send of descriptors");
+      std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(kPause, deadline.remaining()));
+      continue;
+    }
     if (errno != EAGAIN) raise_errno(errno, "send");
     if (!wait_fd(fd_.get(), POLLOUT, deadline)) raise_timeout("send");
   }

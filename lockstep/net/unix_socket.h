@@ -4,7 +4,11 @@
 //
 // Thread safety: one thread may send while another receives. Blocking: every call ends at its deadline.
 // Errors: DistNetworkError; kTimeout at the deadline, kPeerLost when the peer closed, kSystem otherwise.
-// Abstract names are per network namespace and open to every user: check peer().uid.
+//
+// Abstract names are per network namespace and open to every user, and a descriptor is a weapon: whoever closes the last
+// one of a TCP socket with unsent data that lingers sleeps in the kernel for as long as its maker likes, whether it
+// was asked for or not. So a socket that was reached by name takes no descriptors until trust_own_user() (Linux 6.16 and
+// later; earlier kernels have no way to refuse them).
 #pragma once
 
 #include <sys/types.h>
@@ -35,12 +39,17 @@ class UnixSocket {
  public:
   // Connects to the abstract name, trying again until the deadline while nobody listens there.
   static UnixSocket connect(const std::string& name, Deadline deadline);
+  // Once, without waiting. Nothing: `code` is the errno value.
+  static std::optional<UnixSocket> try_connect(const std::string& name, int& code);
   // Two ends connected with each other.
   static std::pair<UnixSocket, UnixSocket> pair();
 
   // Who connected or accepted, as the kernel saw it at that moment.
   PeerCredentials peer() const;
-  // 1 to kMaxUnixMessage bytes, and up to kMaxUnixFds descriptors, which stay the caller's.
+  // False when the peer runs as another user. Else it may pass descriptors from now on. Neither end of a pair() needs it.
+  bool trust_own_user();
+  // 1 to kMaxUnixMessage bytes, and up to kMaxUnixFds descriptors, which stay the caller's. Waits while the peer takes no
+  // descriptors yet.
   void send(std::span<const std::uint8_t> message, Deadline deadline, std::span<const int> fds = {});
   // One message into `buffer`; returns its length. Descriptors go to `fds`, close-on-exec, or are closed when
   // it is null. A message longer than the buffer raises kSystem.

@@ -2,6 +2,7 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 
 #include <filesystem>
@@ -72,6 +73,35 @@ TEST(UnixSocket, CarriesDescriptorsThatCloseOnExec) {
   char byte = 0;
   ASSERT_EQ(::read(in.get(), &byte, 1), 1);
   EXPECT_EQ(byte, 'x');
+}
+
+// The kernel can refuse them (Linux 6.16).
+bool descriptors_can_be_refused() {
+  constexpr int kPassRights = 83;
+  int value = 0;
+  socklen_t length = sizeof value;
+  return ::getsockopt(UnixListener::listen().fd(), SOL_SOCKET, kPassRights, &value, &length) == 0;
+}
+
+TEST(UnixSocket, NeitherEndOfAConnectionByNameTakesDescriptorsBeforeItTrustsTheOther) {
+  if (!descriptors_can_be_refused()) GTEST_SKIP() << "needs SO_PASSRIGHTS (Linux 6.16)";
+  UnixListener listener = UnixListener::listen();
+  UnixSocket client = UnixSocket::connect(listener.name(), patience());
+  const std::array<int, 1> descriptor{listener.fd()};
+  // Not accepted yet: what is passed now would be closed by whoever accepts.
+  EXPECT_EQ(kind_of([&] { client.send(to_bytes("x"), soon(), descriptor); }), ErrorKind::kTimeout);
+  UnixSocket server = listener.accept(patience());
+  EXPECT_EQ(kind_of([&] { client.send(to_bytes("x"), soon(), descriptor); }), ErrorKind::kTimeout);
+  EXPECT_EQ(kind_of([&] { server.send(to_bytes("x"), soon(), descriptor); }), ErrorKind::kTimeout);
+  Bytes buffer(16);
+  EXPECT_EQ(kind_of([&] { server.receive(buffer, soon()); }), ErrorKind::kTimeout) << "half a message came";
+  EXPECT_TRUE(server.trust_own_user());
+  client.send(to_bytes("x"), patience(), descriptor);
+  std::vector<Fd> fds;
+  server.receive(buffer, patience(), &fds);
+  EXPECT_EQ(fds.size(), 1u);
+  EXPECT_EQ(kind_of([&] { server.send(to_bytes("x"), soon(), descriptor); }), ErrorKind::kTimeout)
+      << "it is the client's turn to trust";
 }
 
 TEST(UnixSocket, DescriptorsNobodyAskedForAreClosed) {

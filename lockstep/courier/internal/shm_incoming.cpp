@@ -38,8 +38,7 @@ ShmIncoming::ShmIncoming(Office& office, net::UnixSocket socket)
 void ShmIncoming::start() {
   office_.admit(shared_from_this());
   key_ = office_.reactor.add(socket_.fd(), EPOLLIN, shared_from_this());
-  if (!office_.options.secret && socket_.peer().uid != ::geteuid())
-    refuse("the caller is another user, and there is no job secret");
+  if (!socket_.trust_own_user()) refuse("the caller runs as another user");
 }
 
 void ShmIncoming::on_ready(std::uint32_t) noexcept {

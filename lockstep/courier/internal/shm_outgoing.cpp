@@ -22,15 +22,6 @@ Intro introduction(const Office& office, const Peer& peer) {
           .outbox_bytes = office.outbox.mapping()->size()};
 }
 
-// Once: a worker listens from before its address is known until its end.
-std::optional<net::UnixSocket> dial(const std::string& name, int& code) {
-  const net::Address address = net::Address::local_name(name);
-  Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (fd && ::connect(fd.get(), address.get(), address.length()) == 0) return net::UnixSocket(std::move(fd));
-  code = errno;
-  return std::nullopt;
-}
-
 // The receiver closed its end, which it does after its last look at the ring.
 bool hung_up(int socket) {
   pollfd ask{.fd = socket, .events = 0, .revents = 0};
@@ -41,8 +32,9 @@ bool hung_up(int socket) {
 
 std::shared_ptr<ShmOutgoing> ShmOutgoing::connect(Office& office, const std::shared_ptr<Peer>& peer,
                                                   std::optional<Failure>& failure) {
+  // Once: a worker listens from before its address is known until its end.
   int code = 0;
-  auto socket = dial(peer->endpoint.token, code);
+  auto socket = net::UnixSocket::try_connect(peer->endpoint.token, code);
   if (!socket && code == ECONNREFUSED) {
     failure = lost_failure(
         *peer, {.rank = peer->id, .pid = peer->endpoint.pid, .cause = "nobody listens at its address"});
@@ -52,11 +44,12 @@ std::shared_ptr<ShmOutgoing> ShmOutgoing::connect(Office& office, const std::sha
     failure = system_failure(code, cat("connecting to worker ", peer->name), ErrorFamily::kNetwork);
     return nullptr;
   }
-  if (!office.options.secret && socket->peer().uid != ::geteuid()) {
-    failure =
-        Failure{.kind = ErrorKind::kUsage,
-                .message = cat("worker ", peer->name, " belongs to another user, and there is no job secret"),
-                .family = ErrorFamily::kNetwork};
+  if (!socket->trust_own_user()) {
+    failure = Failure{.kind = ErrorKind::kUsage,
+                      .message = cat("worker ", peer->name,
+                                     " runs as another user: shared memory is for processes of one user, "
+                                     "others need TCP (bind_host) and a job secret"),
+                      .family = ErrorFamily::kNetwork};
     return nullptr;
   }
   auto link = std::make_shared<ShmOutgoing>(office, peer, std::move(*socket));

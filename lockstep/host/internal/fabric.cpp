@@ -340,11 +340,15 @@ Address Fabric::address_of_first(const lockstep_comm_config& config, Deadline de
 CallToFirst Fabric::connect_to_first(const lockstep_comm_config& config, const Address& address,
                                      const Introduction& own, const DescriptorNumbers& descriptors,
                                      Deadline deadline) {
+  std::optional<CallToFirst> call;
   for (;;) {
-    const Deadline slice = Deadline::after(kSlice);
+    const Deadline slice = std::min(deadline, Deadline::after(kSlice));
     try {
-      return CallToFirst::connect(address, own, descriptors, std::min(deadline, slice));
+      if (!call) call = CallToFirst::connect(address, slice);
+      call->introduce(address, own, descriptors, slice);
+      return std::move(*call);
     } catch (const Error& error) {
+      if (error.kind() == ErrorKind::kPeerLost) check_gave_up(config);
       if (error.kind() != ErrorKind::kTimeout || deadline.expired()) throw;
     }
     check_gave_up(config);

@@ -142,7 +142,7 @@ std::optional<Caller> Caller::accept(net::UnixListener& listener, const Address&
       if (error.kind() == ErrorKind::kTimeout) return std::nullopt;
       throw;
     }
-    if (socket.peer().uid != ::geteuid()) continue;
+    if (!socket.trust_own_user()) continue;
     Hello hello{};
     std::vector<Fd> fds;
     try {
@@ -216,16 +216,19 @@ void Caller::refuse(const Failure& failure) noexcept {
 
 // ---- the others ----
 
-CallToFirst CallToFirst::connect(const Address& address, const Introduction& own,
-                                 const DescriptorNumbers& descriptors, Deadline deadline) {
+CallToFirst CallToFirst::connect(const Address& address, Deadline deadline) {
   auto socket = net::UnixSocket::connect(address.socket, deadline);
   // Before anything is sent: with the descriptors goes the arena.
-  if (socket.peer().uid != ::geteuid()) raise_stranger();
+  if (!socket.trust_own_user()) raise_stranger();
+  return CallToFirst(std::move(socket));
+}
+
+void CallToFirst::introduce(const Address& address, const Introduction& own,
+                            const DescriptorNumbers& descriptors, Deadline deadline) {
   Hello hello{.head = {.word = Word::kHello}, .call = {}, .who = own};
   address.call.copy(hello.call, kNonceBytes);
   const bool here = address.process == own.process;
-  socket.send(bytes_of(hello), deadline, here ? std::vector<int>() : numbers_of(descriptors));
-  return CallToFirst(std::move(socket));
+  socket_.send(bytes_of(hello), deadline, here ? std::vector<int>() : numbers_of(descriptors));
 }
 
 Acquaintance CallToFirst::rank_0(const Address& address, Deadline deadline) {

@@ -98,9 +98,12 @@ class Caller {
 // it refuses with.
 class CallToFirst {
  public:
-  static CallToFirst connect(const Address& address, const Introduction& own,
-                             const DescriptorNumbers& descriptors, Deadline deadline);
-  // Once, after connect.
+  static CallToFirst connect(const Address& address, Deadline deadline);
+  // Once. Raises kTimeout, with nothing sent, while rank 0 has not looked at the call: it takes no descriptors of
+  // strangers.
+  void introduce(const Address& address, const Introduction& own, const DescriptorNumbers& descriptors,
+                 Deadline deadline);
+  // Once, after that.
   Acquaintance rank_0(const Address& address, Deadline deadline);
   // Once, after that: all ranks, by rank; rank 0's and this one's have no descriptors.
   std::vector<Acquaintance> roster(const Introduction& own, Deadline deadline);
