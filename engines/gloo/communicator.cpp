@@ -16,7 +16,7 @@ Communicator::Communicator(const lockstep_comm_config& config)
       gone_(static_cast<std::size_t>(config.size)) {
   try {
     meet(config.deadline_ns);
-    listen();
+    listen(config.deadline_ns);
     if (!lazy_) connect(config.deadline_ns);
   } catch (const Error& error) {
     break_with(error.failure());

@@ -58,13 +58,19 @@ class Communicator {
  private:
   // ---- joining (join.cpp)
   void meet(std::int64_t deadline_ns);
-  void listen();
+  void listen(std::int64_t deadline_ns);
   void connect(std::int64_t deadline_ns);
-  void connect_to(int peer, std::int64_t deadline_ns);
+  void connect_to(int peer, const std::string& addresses);
   std::vector<sockaddr_storage> greet(Mesh& mesh);
   void watch_over(const Mesh& mesh);
-  std::string read(const std::string& key, int peer, std::int64_t deadline_ns);
+  // What all ranks wrote under `what`, by rank. For rank 0, which tells it on.
+  std::vector<std::string> read_all(const char* what, std::int64_t deadline_ns);
+  // What rank 0 told on under `key`, made of what all ranks wrote under `what`.
+  std::string hear(const std::string& key, const char* what, std::int64_t deadline_ns);
+  // Nothing at the deadline.
+  std::optional<std::string> read(const std::string& key, std::int64_t deadline_ns);
   void write(const std::string& key, const std::string& value);
+  [[noreturn]] void raise_missing(int peer);
   // The first operation of a communicator that connects lazily. Breaks the group when it fails, and raises why.
   void connect_for(Operation& operation);
 

@@ -325,15 +325,52 @@ TEST(Gloo, AConnectionThatTheSystemRefusesFailsTheOperationsThatWaitForIt) {
   }
 }
 
+// By rank 0, and by one that waits for rank 0, which waits.
 TEST(Gloo, AMissingRankIsNamedWhenJoiningRunsOutOfTime) {
-  on_processes(1, [](int, const lockstep_host* host) {
+  on_processes(2, [](int rank, const lockstep_host* host) {
     try {
-      EngineRank end(gloo_engine(), host, 0, 2, {.timeout = Milliseconds(50)});
-      ADD_FAILURE() << "joined alone";
+      EngineRank end(gloo_engine(), host, rank, 3, {.timeout = Milliseconds(300)});
+      ADD_FAILURE() << "joined without rank 2";
     } catch (const std::exception& error) {
-      EXPECT_NE(std::string(error.what()).find("rank 1 has not joined"), std::string::npos) << error.what();
+      EXPECT_NE(std::string(error.what()).find("rank 2 has not joined"), std::string::npos) << error.what();
     }
   });
+}
+
+// Counts what is asked of it.
+class CountingKv final : public testing::Kv {
+ public:
+  void set(const std::string& key, std::string value) override {
+    ++n_requests;
+    map_.set(key, std::move(value));
+  }
+  std::optional<std::string> get(const std::string& key, Deadline deadline) override {
+    auto value = map_.get(key, deadline);
+    if (value) ++n_requests;  // not how often a wait looks again
+    return value;
+  }
+  std::atomic<int> n_requests{0};
+
+ private:
+  testing::MapKv map_;
+};
+
+TEST(Gloo, JoiningTakesAFewRequestsPerRankNotOnePerPair) {
+  const auto requests_of = [](int size) {
+    CountingKv kv;
+    KvSpace space(kv, "gloo");
+    std::vector<std::thread> ranks;
+    for (int r = 0; r < size; ++r) {
+      ranks.emplace_back([&, r] {
+        EngineRank end(gloo_engine(), space.host(), r, size, {});
+        EXPECT_EQ(end.barrier(), LOCKSTEP_OK) << end.error();
+      });
+    }
+    for (auto& rank : ranks) rank.join();
+    return kv.n_requests.load();
+  };
+  EXPECT_LE(requests_of(4), 4 * 8);
+  EXPECT_LE(requests_of(12), 12 * 8);
 }
 
 }  // namespace

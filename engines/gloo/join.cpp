@@ -1,5 +1,6 @@
 // How ranks find each other: through the key-value space they tell which host they are on, then where each listens for
-// each; then all connect, and prove to each other that they read it there.
+// each; then all connect, and prove to each other that they read it there. Rank 0 reads what all wrote and tells each what
+// it needs of it: a few requests per rank, where one per pair would be thousands.
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -75,7 +76,7 @@ void Communicator::write(const std::string& key, const std::string& value) {
     raise(status, cat("rank ", rank_, " cannot write key ", key, " of the group's store"));
 }
 
-std::string Communicator::read(const std::string& key, int peer, std::int64_t deadline_ns) {
+std::optional<std::string> Communicator::read(const std::string& key, std::int64_t deadline_ns) {
   std::string value(4096, '\0');
   for (;;) {
     bond_.check();
@@ -94,10 +95,33 @@ std::string Communicator::read(const std::string& key, int peer, std::int64_t de
     } else if (status != LOCKSTEP_TIMEOUT) {
       raise(status, cat("rank ", rank_, " cannot read key ", key, " of the group's store"));
     } else if (now_ns() >= deadline_ns) {
-      raise(LOCKSTEP_TIMEOUT, cat("rank ", rank_, " ran out of time joining group \"", name_, "\": rank ",
-                                  peer, " has not joined"));
+      return std::nullopt;
     }
   }
+}
+
+void Communicator::raise_missing(int peer) {
+  raise(LOCKSTEP_TIMEOUT, cat("rank ", rank_, " ran out of time joining group \"", name_, "\": rank ", peer,
+                              " has not joined"));
+}
+
+std::vector<std::string> Communicator::read_all(const char* what, std::int64_t deadline_ns) {
+  std::vector<std::string> all;
+  for (int peer = 0; peer < size_; ++peer) {
+    auto words = read(cat(what, '/', peer), deadline_ns);
+    if (!words) raise_missing(peer);
+    all.push_back(std::move(*words));
+  }
+  return all;
+}
+
+std::string Communicator::hear(const std::string& key, const char* what, std::int64_t deadline_ns) {
+  if (auto words = read(key, deadline_ns)) return std::move(*words);
+  // Rank 0 waits for somebody, most likely.
+  for (int peer = 1; peer < size_; ++peer) {
+    if (!read(cat(what, '/', peer), after_ms(1))) raise_missing(peer);
+  }
+  raise_missing(0);
 }
 
 void Communicator::meet(std::int64_t deadline_ns) {
@@ -105,22 +129,31 @@ void Communicator::meet(std::int64_t deadline_ns) {
   mine = {.pid = ::getpid(), .host = host_identity(), .token = random_token()};
   if (size_ == 1) return;
   write(cat("member/", rank_), pack(mine));
+  std::string all;
+  if (rank_ == 0) {
+    all = pack(read_all("member", deadline_ns));
+    write("members", all);
+  } else {
+    all = hear("members", "member", deadline_ns);
+  }
+  auto words = unpack_parts(all);
+  words.resize(static_cast<std::size_t>(size_));
   for (int peer = 0; peer < size_; ++peer) {
-    if (peer == rank_) continue;
-    Member& other = members_[static_cast<std::size_t>(peer)];
-    other = unpack(read(cat("member/", peer), peer, deadline_ns));
-    if (other.token.empty())
+    const auto p = static_cast<std::size_t>(peer);
+    members_[p] = unpack(words[p]);
+    if (members_[p].token.empty())
       raise(LOCKSTEP_INTERNAL, cat("rank ", peer, " wrote something unknown about itself"));
   }
 }
 
-void Communicator::listen() {
+void Communicator::listen(std::int64_t deadline_ns) {
   const auto& own = members_[static_cast<std::size_t>(rank_)].host;
   const bool together = std::ranges::all_of(members_, [&](const Member& each) { return each.host == own; });
   const auto places = choose_places(together, [this](const std::string& words) {
     if (host_->log != nullptr) host_->log(host_->context, 1, words.c_str());
   });
-  std::vector<std::string> addresses;
+  const auto n = static_cast<std::size_t>(size_);
+  std::vector<std::vector<std::string>> addresses(n);  // by peer and interface
   for (const Place& place : places) {
     try {
       meshes_.push_back(std::make_unique<Mesh>(runtime_->device(place), rank_, size_));
@@ -129,13 +162,27 @@ void Communicator::listen() {
     } catch (const std::exception& error) {
       raise(LOCKSTEP_SYSTEM, cat("gloo cannot listen on ", place.text(), ": ", error.what()));
     }
-    addresses.push_back(meshes_.back()->addresses());
+    auto here = meshes_.back()->addresses();
+    for (std::size_t peer = 0; peer < n; ++peer) addresses[peer].push_back(std::move(here[peer]));
   }
-  if (size_ > 1) write(cat("mesh/", rank_), pack(addresses));
+  if (size_ == 1) return;
+  std::vector<std::string> by_peer;
+  for (const auto& each : addresses) by_peer.push_back(pack(each));
+  write(cat("mesh/", rank_), pack(by_peer));
+  if (rank_ != 0) return;
+  // Row by row in, column by column out: each rank gets what all others have for it.
+  std::vector<std::vector<std::string>> for_rank(n, std::vector<std::string>(n));
+  const auto all = read_all("mesh", deadline_ns);
+  for (std::size_t peer = 0; peer < n; ++peer) {
+    auto row = unpack_parts(all[peer]);
+    row.resize(n);
+    for (std::size_t r = 0; r < n; ++r) for_rank[r][peer] = std::move(row[r]);
+  }
+  for (std::size_t r = 0; r < n; ++r) write(cat("mesh_for/", r), pack(for_rank[r]));
 }
 
-void Communicator::connect_to(int peer, std::int64_t deadline_ns) {
-  const auto addresses = unpack_parts(read(cat("mesh/", peer), peer, deadline_ns));
+void Communicator::connect_to(int peer, const std::string& packed) {
+  const auto addresses = unpack_parts(packed);
   if (addresses.size() != meshes_.size()) {
     raise(LOCKSTEP_USAGE,
           cat("rank ", peer, " uses ", addresses.size(), " interfaces and rank ", rank_, " uses ",
@@ -155,6 +202,9 @@ void Communicator::connect_to(int peer, std::int64_t deadline_ns) {
 }
 
 void Communicator::connect(std::int64_t deadline_ns) {
+  std::vector<std::string> addresses;
+  if (size_ > 1) addresses = unpack_parts(hear(cat("mesh_for/", rank_), "mesh", deadline_ns));
+  addresses.resize(static_cast<std::size_t>(size_));
   const NoSigpipe quiet;
   const auto alarm = runtime_->watch.add_deadline(deadline_ns, [&] {
     break_with({.status = LOCKSTEP_TIMEOUT,
@@ -164,7 +214,7 @@ void Communicator::connect(std::int64_t deadline_ns) {
   try {
     for (int peer = 0; peer < size_; ++peer) {
       connecting_to_ = peer;
-      if (peer != rank_) connect_to(peer, deadline_ns);
+      if (peer != rank_) connect_to(peer, addresses[static_cast<std::size_t>(peer)]);
     }
     for (const auto& mesh : meshes_) {
       mesh->adopt_sockets(greet(*mesh));

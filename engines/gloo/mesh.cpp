@@ -74,37 +74,22 @@ Mesh::~Mesh() {
   }
 }
 
-std::string Mesh::addresses() const {
-  std::string all;
+std::vector<std::string> Mesh::addresses() const {
+  std::vector<std::string> all(static_cast<std::size_t>(size_));
   for (int peer = 0; peer < size_; ++peer) {
-    std::vector<char> bytes;
-    if (peer != rank_) bytes = context_->getPair(peer)->address().bytes();
-    const auto length = static_cast<std::uint32_t>(bytes.size());
-    all.append(reinterpret_cast<const char*>(&length), sizeof length);
-    all.append(bytes.begin(), bytes.end());
+    if (peer == rank_) continue;
+    const auto bytes = context_->getPair(peer)->address().bytes();
+    all[static_cast<std::size_t>(peer)].assign(bytes.begin(), bytes.end());
   }
   return all;
 }
 
-void Mesh::connect(int peer, const std::string& addresses) {
-  std::size_t at = 0;
-  for (int i = 0;; ++i) {
-    std::uint32_t length = 0;
-    if (addresses.size() - at < sizeof length) break;
-    std::memcpy(&length, addresses.data() + at, sizeof length);
-    at += sizeof length;
-    if (addresses.size() - at < length) break;
-    if (i == rank_) {
-      // gloo copies a fixed number of bytes from it.
-      if (length != context_->getPair(peer)->address().bytes().size()) break;
-      device_->hurry();
-      context_->getPair(peer)->connect(
-          std::vector<char>(addresses.data() + at, addresses.data() + at + length));
-      return;
-    }
-    at += length;
-  }
-  raise(LOCKSTEP_INTERNAL, cat("rank ", peer, " published no address for rank ", rank_));
+void Mesh::connect(int peer, const std::string& address) {
+  // gloo copies a fixed number of bytes from it.
+  if (address.size() != context_->getPair(peer)->address().bytes().size())
+    raise(LOCKSTEP_INTERNAL, cat("rank ", peer, " published no address for rank ", rank_));
+  device_->hurry();
+  context_->getPair(peer)->connect({address.begin(), address.end()});
 }
 
 sockaddr_storage Mesh::local_name(int peer) const {

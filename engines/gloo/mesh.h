@@ -28,11 +28,11 @@ class Mesh {
   ~Mesh();
   Mesh(const Mesh&) = delete;
 
-  // Where each peer is to connect to, for connect on the other ranks.
-  std::string addresses() const;
-  // Blocks until the pair is connected; `addresses` is what `peer` published. Raises what gloo throws, also when
+  // Where each peer is to connect to, by peer, for connect there; "" for ourselves.
+  std::vector<std::string> addresses() const;
+  // Blocks until the pair is connected; `address` is what `peer` has for this rank. Raises what gloo throws, also when
   // close_pairs was called.
-  void connect(int peer, const std::string& addresses);
+  void connect(int peer, const std::string& address);
   // This end's socket name of the connection to `peer`.
   sockaddr_storage local_name(int peer) const;
   // After all are connected: finds each pair's socket by both its names; `remote_names` are what local_name gave at the
