@@ -208,6 +208,7 @@ void expect_out_of_step(const std::function<void()>& mine, const std::function<v
     for (std::size_t at = 0; (at = failure.message.find(", sequence number ", at)) != std::string::npos; ++at)
       ++n_prints;
     EXPECT_EQ(n_prints, 2u) << failure.message;
+    EXPECT_TRUE(says(failure, ", device types cpu")) << failure.message;
   });
 }
 

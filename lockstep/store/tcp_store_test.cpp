@@ -292,7 +292,8 @@ int bound_socket(const net::Address& address) {
 TEST(TcpStore, TakesOverABoundSocketThatDoesNotListenYet) {
   const int fd = bound_socket(*net::Address::parse(kHost, 0));
   const std::uint16_t port = net::Address::local_of(fd).port();
-  const auto server = TcpStore::open(kHost, {.port = port, .is_master = true, .master_listen_fd = fd});
+  const auto server = TcpStore::open(
+      kHost, {.port = port, .is_master = true, .timeout = Milliseconds(5'000), .master_listen_fd = fd});
   EXPECT_EQ(TcpStore::open(kHost, {.port = port})->add("n", 1), 1);
 }
 
