@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstring>
 
+#include "lockstep/base/forks.h"
 #include "lockstep/base/process.h"
 #include "lockstep/base/text.h"
 #include "lockstep/courier/internal/office.h"
@@ -70,6 +71,10 @@ class HostCourier final : public Courier {
   void look_at_sockets() noexcept;
   void flush_queued() noexcept;
 
+  // Nothing is sent, taken or ended any more; in a forked child, to which nothing here belongs, from its beginning.
+  bool over() const { return closed_.load(std::memory_order_acquire) || !made_here_; }
+
+  const MadeHere made_here_;
   Office office_;
   std::atomic<bool> closed_{false};
   std::atomic<std::uint32_t> polls_{0};
@@ -112,6 +117,8 @@ std::shared_ptr<Outgoing> HostCourier::connect(const std::shared_ptr<Peer>& peer
 }
 
 std::optional<Failure> HostCourier::send(WorkerId to, Message message, Deadline) {
+  if (!made_here_)
+    return failure_of(ErrorKind::kUsage, "this worker's connections are those of the parent of this process");
   if (closed_.load(std::memory_order_acquire))
     return failure_of(ErrorKind::kAborted, "this worker's courier is closed");
   const std::uint64_t size = size_of(message);
@@ -153,7 +160,7 @@ std::optional<Failure> HostCourier::send_to(const std::shared_ptr<Peer>& peer, M
 }
 
 std::optional<Event> HostCourier::poll() {
-  if (closed_.load(std::memory_order_acquire)) return std::nullopt;
+  if (over()) return std::nullopt;
   const std::uint32_t turn = polls_.fetch_add(1, std::memory_order_relaxed);
   const bool look = turn % kPollsPerLook == 0;
   if (!look) {
@@ -188,7 +195,7 @@ void HostCourier::flush_queued() noexcept {
 }
 
 void HostCourier::wait(Deadline until) {
-  if (closed_.load(std::memory_order_acquire)) return;
+  if (over()) return;
   if (office_.has_guests()) until = std::min(until, Deadline::after(kGuestLook));
   const bool sockets = office_.door.sleep(until);
   if (!sockets && !office_.has_guests()) return;
@@ -198,7 +205,7 @@ void HostCourier::wait(Deadline until) {
 }
 
 void HostCourier::close(Deadline deadline) {
-  if (closed_.exchange(true, std::memory_order_acq_rel)) return;
+  if (closed_.exchange(true, std::memory_order_acq_rel) || !made_here_) return;
   while (office_.queued.load(std::memory_order_relaxed) > 0 && !deadline.expired()) {
     {
       const std::lock_guard lock(office_.pumping);

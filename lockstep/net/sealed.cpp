@@ -56,6 +56,10 @@ void RecordCipher::next_key() {
 
 bool RecordCipher::run(std::span<const std::uint8_t, kRecordHead> head, std::span<const std::uint8_t> in,
                        std::uint8_t* out, std::uint8_t* tag) {
+  if (!made_here_) {
+    raise(ErrorKind::kUsage, "this connection was made by the parent of this process, and is the parent's",
+          ErrorFamily::kNetwork);
+  }
   if (number_ == records_per_key_) next_key();
   auto nonce = key_.iv;
   for (std::size_t i = 0; i < 8; ++i) nonce[i + 4] ^= static_cast<std::uint8_t>(number_ >> 8 * i);

@@ -10,6 +10,9 @@
 //
 // Not for local sockets: their two ends are connected by the kernel, and the name that was called is in the proofs.
 //
+// A forked child has its parent's keys and numbers: what it sealed would share a nonce with what its parent seals next, which
+// gives both texts away. There sealing raises kUsage.
+//
 // No I/O. Thread safety: none; one Sealer and one Opener per connection.
 #pragma once
 
@@ -19,6 +22,7 @@
 #include <span>
 
 #include "lockstep/base/bytes.h"
+#include "lockstep/base/forks.h"
 #include "lockstep/net/handshake.h"
 
 struct evp_cipher_ctx_st;
@@ -37,7 +41,7 @@ class RecordCipher {
   RecordCipher(const DirectionKey& key, Direction direction, std::uint64_t records_per_key);
 
   // `in` to `out`, which may be the same; writes or compares the tag. False when a record does not open. Each call
-  // is one record.
+  // is one record. Raises kUsage in a forked child.
   bool run(std::span<const std::uint8_t, kRecordHead> head, std::span<const std::uint8_t> in,
            std::uint8_t* out, std::uint8_t* tag);
 
@@ -52,6 +56,7 @@ class RecordCipher {
   Direction direction_;
   std::uint64_t records_per_key_;
   std::uint64_t number_ = 0;  // of the next record under this key
+  MadeHere made_here_;
   std::unique_ptr<evp_cipher_ctx_st, Free> context_;
 };
 
@@ -59,7 +64,7 @@ class Sealer {
  public:
   explicit Sealer(const DirectionKey& key, std::uint64_t records_per_key = kRecordsPerKey)
       : cipher_(key, RecordCipher::Direction::kSeal, records_per_key) {}
-  // Appends to `out` as many records as `plain` needs; nothing for nothing.
+  // Appends to `out` as many records as `plain` needs; nothing for nothing. Raises kUsage in a forked child.
   void seal(std::span<const std::uint8_t> plain, Bytes& out);
 
  private:

@@ -1,9 +1,13 @@
 #include "lockstep/net/sealed.h"
 
 #include <gtest/gtest.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include <numeric>
 #include <vector>
+
+#include "lockstep/base/error.h"
 
 namespace lockstep::net {
 namespace {
@@ -51,6 +55,25 @@ TEST(Sealed, WhatIsSealedOpensHoweverItIsCut) {
     EXPECT_EQ(text, all) << step;
     EXPECT_TRUE(opener.between_records());
   }
+}
+
+// Two texts under one nonce give each other away.
+TEST(Sealed, AForkedChildCannotSealWithItsParentsNumbers) {
+  Sealer sealer(key(1));
+  sealed(sealer, "before");
+  const pid_t child = ::fork();
+  if (child == 0) {
+    try {
+      sealed(sealer, "of the child");
+    } catch (const Error& error) {
+      ::_exit(error.kind() == ErrorKind::kUsage ? 0 : 1);
+    }
+    ::_exit(2);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_FALSE(sealed(sealer, "of the parent").empty());
 }
 
 TEST(Sealed, NothingOfTheTextIsSeenFromOutside) {

@@ -1,24 +1,15 @@
 #include "lockstep/rpc/current.h"
 
-#include <pthread.h>
-
 #include <atomic>
 #include <mutex>
 #include <new>
 
+#include "lockstep/base/forks.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 
 namespace lockstep::rpc {
 namespace {
-
-// How often this process's line of ancestors forked, itself included. A counter and not the pid: asked for by every call.
-std::atomic<unsigned>& n_forks() {
-  static std::atomic<unsigned> count{0};
-  static const int watched = ::pthread_atfork(nullptr, nullptr, [] { n_forks().fetch_add(1); });
-  (void)watched;
-  return count;
-}
 
 struct Slot {
   // A program that ends without shutdown. What a forked child has is a copy: to close it would end the parent's connections (the
@@ -37,7 +28,7 @@ struct Slot {
   }
   // The agent is that of the process from which this one was forked. Asked without the mutex, which a thread that is not here may
   // have held.
-  bool inherited() const { return set_at != n_forks().load(std::memory_order_relaxed); }
+  bool inherited() const { return set_at != n_forks(); }
   // Kept reachable, so that a leak checker sees a thing that is held and not one that was lost.
   void abandon() noexcept {
     struct Abandoned {
@@ -53,10 +44,10 @@ struct Slot {
   void begin_anew() noexcept {
     abandon();
     new (&mutex) std::mutex;
-    set_at = n_forks().load();
+    set_at = n_forks();
   }
 
-  std::atomic<unsigned> set_at{n_forks().load()};  // n_forks when agent was set
+  std::atomic<unsigned> set_at{n_forks()};  // n_forks when agent was set
   std::mutex mutex;
   // Guarded by mutex.
   std::shared_ptr<Agent> agent;

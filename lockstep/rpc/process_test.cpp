@@ -384,6 +384,42 @@ TEST(Processes, OutliveAForkedChildThatExitsOverTcp) {
   outlive_child({.tcp_only = true});
 }
 
+// What a child has of its parent's references is a copy: its end is none, and nothing may be said on the parent's connections,
+// whose places in rings and whose records' numbers are the parent's.
+void keep_reference(const ChildrenOptions& options) {
+  Children workers(
+      2,
+      [](int rank, Board& board) {
+        await([&] { return board.n_ready == 2; });
+        if (rank == 0) {
+          auto reference = remote(1, self_id);
+          require(reference.to_here() == 1, "it is made");
+          fork_child_that_exits([&] {
+            const auto mine = std::move(reference);
+            try {
+              mine.to_here();
+              require(false, "it is its parent's");
+            } catch (const Error& error) {
+              require(error.kind() == ErrorKind::kUsage &&
+                          std::string(error.what()).find("fork") != std::string::npos,
+                      error.what());
+            }
+          });
+          for (int i = 0; i < 10; ++i) require(rpc_sync(1, self_id) == 1, "its parent goes on");
+          require(reference.to_here() == 1, "it is its parent's still");
+        }
+        shutdown();
+      },
+      options);
+  workers.expect_end();
+}
+TEST(Processes, KeepReferencesThatAForkedChildDropped) {
+  keep_reference({});
+}
+TEST(Processes, KeepReferencesThatAForkedChildDroppedOverTcp) {
+  keep_reference({.tcp_only = true});
+}
+
 TEST(Processes, HaveNoRpcInAForkedChild) {
   Children workers(2, [](int rank, Board& board) {
     await([&] { return board.n_ready == 2; });

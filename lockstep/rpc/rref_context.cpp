@@ -165,7 +165,9 @@ void RRefContext::send(const RRefLedger::Send& send) {
       });
 }
 
+// In a forked child the end of a handle is the end of a copy; the lock may be that of a thread which is not here.
 void RRefContext::drop(std::uint64_t fork) noexcept {
+  if (!made_here_) return;
   try {
     with_ledger([&](Actions& actions) { ledger_.drop(fork, actions); });
   } catch (...) {
@@ -180,6 +182,8 @@ bool RRefContext::confirmed(std::uint64_t fork) const {
 
 std::shared_ptr<Agent> RRefContext::agent_for(const char* what) const {
   auto alive = agent();
+  if (!made_here_)
+    raise(ErrorKind::kUsage, cat(what, ": this process was forked from the worker whose RRef this is"));
   if (!alive || alive->closed())
     raise(ErrorKind::kUsage, cat(what, ": the RPC agent it was made with was shut down"));
   return alive;
@@ -268,6 +272,7 @@ RRefOnWire RRefContext::share(const RRefState& state, WorkerId to) {
 }
 
 void RRefContext::unshare(const std::vector<RRefOnWire>& children) noexcept {
+  if (!made_here_) return;
   try {
     with_ledger([&](Actions& actions) {
       for (const auto& child : children) ledger_.unshare(child, actions);

@@ -15,6 +15,7 @@
 #include <typeinfo>
 #include <vector>
 
+#include "lockstep/base/forks.h"
 #include "lockstep/rpc/agent.h"
 #include "lockstep/rpc/call.h"
 #include "lockstep/rpc/rref_ledger.h"
@@ -109,8 +110,8 @@ class RRefContext final : public std::enable_shared_from_this<RRefContext> {
   std::shared_ptr<RRefState> start_remote(const internal::OutgoingCall& call);
   enum class Ask : std::uint8_t { kValue = 0, kType = 1 };
   void fetch(const RRefState& state, Ask ask, Milliseconds timeout, Agent::OnAnswer on_answer);
-  // Null when the agent is gone.
-  std::shared_ptr<Agent> agent() const { return agent_.lock(); }
+  // Null when the agent is gone, or is that of the process from which this one was forked.
+  std::shared_ptr<Agent> agent() const { return made_here_ ? agent_.lock() : nullptr; }
   // Raises kUsage instead.
   std::shared_ptr<Agent> agent_for(const char* what) const;
   bool confirmed(std::uint64_t fork) const;
@@ -147,6 +148,7 @@ class RRefContext final : public std::enable_shared_from_this<RRefContext> {
   // The agent is gone: so is what it kept for others.
   void end() noexcept;
 
+  const MadeHere made_here_;
   const std::weak_ptr<Agent> agent_;
   const WorkerInfo self_;
   mutable std::mutex mutex_;

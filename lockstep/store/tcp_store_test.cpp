@@ -419,6 +419,24 @@ TEST(TcpStore, AForkedChildIsToldThatTheConnectionIsItsParents) {
   EXPECT_EQ(to_text(server->get("key")), "value");
 }
 
+// The copy has no thread behind it that could be told to end, or leave what it waits for.
+TEST(TcpStore, AForkedChildMayDestroyItsCopyOfAHandle) {
+  const auto server = TcpStore::open(kHost, master({.secret = JobSecret::mint()}));
+  auto client = server->clone();
+  for (int i = 0; i < 100; ++i) client->set("key", "value");
+  client->num_keys();
+  const pid_t child = ::fork();
+  if (child == 0) {
+    ::alarm(20);  // ends one that hangs
+    client.reset();
+    ::_exit(0);
+  }
+  int status = 0;
+  ASSERT_EQ(::waitpid(child, &status, 0), child);
+  EXPECT_EQ(status, 0);
+  EXPECT_EQ(to_text(client->get("key")), "value");
+}
+
 // ---- connections that end ----
 
 TEST(TcpStore, WhenTheServerGoesEveryCallRaisesTheSameNetworkError) {

@@ -1,8 +1,6 @@
 #include "lockstep/store/internal/tcp_writer.h"
 
-#include <pthread.h>
-
-#include <atomic>
+#include <new>
 #include <utility>
 
 namespace lockstep::internal {
@@ -12,24 +10,17 @@ namespace {
 // Posting waits for the thread beyond this.
 constexpr std::size_t kMostGathered = 256 << 10;
 
-std::atomic<unsigned> n_forks{0};
-
-// Asking for the process id would cost a system call per request.
-unsigned forks() {
-  static const int registered =
-      ::pthread_atfork(nullptr, nullptr, [] { n_forks.fetch_add(1, std::memory_order_relaxed); });
-  (void)registered;
-  return n_forks.load(std::memory_order_relaxed);
-}
-
 }  // namespace
 
-TcpWriter::TcpWriter(net::Channel channel) : channel_(std::move(channel)), forks_(forks()) {}
+TcpWriter::TcpWriter(net::Channel channel) : channel_(std::move(channel)) {}
 
 TcpWriter::~TcpWriter() {
   if (!thread_) return;
-  if (forks() != forks_) {
+  if (!made_here_) {
     thread_.release();  // it is the parent's, and cannot be joined here
+    // Nor would it ever leave the wait that the end of a condition variable waits for.
+    new (&something_) std::condition_variable;
+    new (&sent_) std::condition_variable;
     return;
   }
   {
@@ -41,7 +32,7 @@ TcpWriter::~TcpWriter() {
 }
 
 void TcpWriter::check() {
-  if (forks() != forks_) {
+  if (!made_here_) {
     raise(ErrorKind::kUsage,
           "this store was opened by the parent of this process; open one here, or clone it before the fork",
           ErrorFamily::kStore);

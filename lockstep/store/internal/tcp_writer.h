@@ -21,6 +21,7 @@
 #include "lockstep/base/bytes.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/forks.h"
 #include "lockstep/base/thread.h"
 #include "lockstep/net/channel.h"
 
@@ -51,7 +52,7 @@ class TcpWriter {
   void write_gathered();
 
   net::Channel channel_;
-  const unsigned forks_;  // that this process had when it was opened
+  const MadeHere made_here_;
   std::mutex mutex_;
   // Guarded by mutex_; the channel's sending half belongs to the thread while sending_.
   std::condition_variable something_;  // for the thread
