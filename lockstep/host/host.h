@@ -5,15 +5,15 @@
 // calls are compared, so a mismatch between ranks is an error that names both lines. Then, by size and place:
 //   inline   up to 8 KiB (128 B where buffers lie in the arenas): the payload travels beside the flag, every rank reduces
 //            for itself, nobody waits twice
-//   direct   buffers in the arenas (alloc) or in one process: slices are claimed and reduced where they lie. Bytes that only
-//            move are also read from ordinary memory, where the kernel copies between processes
+//   direct   buffers in the arenas (alloc), in one process, or where the kernel copies between processes: slices are
+//            claimed and reduced where they lie
 //   staged   anything else: through cache-sized chunks in the arenas, by a plan (plan.h)
 // Once an error has been returned nobody writes into the caller's memory any more (internal/place.h, take_back).
 // Sends and receives stand beside that (internal/mailroom.h).
 // Operand order is rank order everywhere: results have the same bits on every rank and in every run.
 //
 // Files, in reading order: kernels.h (arithmetic), plan.h (who copies what when), internal/layout.h (what lies in the
-// arena), internal/fabric.h (how ranks meet), internal/circle.h (some of them), internal/place.h (buffers of others),
+// arena), internal/fabric.h (how ranks meet), internal/circle.h (some of them), internal/place.h (buffers of others), internal/push.h (writing to them),
 // internal/operation.h (one collective), internal/mailroom.h (messages), internal/communicator.h (queue, waiting,
 // failure), internal/hub.h (threads), host_engine.cpp (the C table).
 #pragma once

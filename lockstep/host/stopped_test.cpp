@@ -5,6 +5,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <functional>
+#include <initializer_list>
 #include <optional>
 #include <span>
 
@@ -143,6 +145,20 @@ void be_stopped(const Scene& scene, EngineRank& rank, Buffer& send, Buffer& recv
   if (status == LOCKSTEP_OK) check(scene, 1, recv, what);
 }
 
+// Uses memory for something else once a call has returned, and lets the stopped rank go on.
+void expect_untouched(std::initializer_list<Buffer*> buffers, std::uint64_t finished, Words& words,
+                      const std::string& what) {
+  for (Buffer* buffer : buffers) std::ranges::fill(buffer->all(), kMine);
+  do {
+    ::kill(static_cast<pid_t>(words.pid), SIGCONT);
+    ::usleep(200);
+  } while (words.finished == finished);
+  for (Buffer* buffer : buffers) {
+    CHILD_EXPECT(std::ranges::all_of(buffer->all(), [](std::int32_t x) { return x == kMine; }),
+                 cat("memory was written to after ", what));
+  }
+}
+
 // The other one: gives up once its peer has stopped, by a deadline or by an abort, and takes its memory back.
 void give_up(const Scene& scene, EngineRank& rank, Buffer& send, Buffer& recv, int touch, Words& words,
              const std::string& what) {
@@ -159,53 +175,92 @@ void give_up(const Scene& scene, EngineRank& rank, Buffer& send, Buffer& recv, i
   } else if (touch == 2) {
     recv.renew();
   }
-  for (Buffer* buffer : {&send, &recv}) std::ranges::fill(buffer->all(), kMine);
-  while (words.finished == finished) {
-    ::kill(static_cast<pid_t>(words.pid), SIGCONT);
-    ::usleep(200);
-  }
-  for (Buffer* buffer : {&send, &recv}) {
-    CHILD_EXPECT(std::ranges::all_of(buffer->all(), [](std::int32_t x) { return x == kMine; }),
-                 cat(what, ": memory was written to after the call had ended with status ", status));
-  }
+  expect_untouched({&send, &recv}, finished, words, cat(what, ", which ended with status ", status));
+}
+
+// The same, but that the other process is stopped from outside, at any instruction, `delay_us` into the operation.
+void stop_and_give_up(const Scene& scene, EngineRank& rank, Buffer& send, Buffer& recv, int delay_us,
+                      Words& words, const std::string& what) {
+  const std::uint64_t finished = words.finished;
+  auto* const handle = rank.post(op_of(scene, 0, send, recv));
+  ::usleep(static_cast<useconds_t>(delay_us));
+  ::kill(static_cast<pid_t>(words.pid), SIGSTOP);
+  rank.table().comm_abort(rank.comm(), "the test gives up");
+  const auto status = rank.finish(handle);
+  if (status == LOCKSTEP_OK) check(scene, 0, recv, what);
+  expect_untouched({&send, &recv}, finished, words, cat(what, ", which ended with status ", status));
+}
+
+// In a group of its own, since it ends broken.
+void play(int r, Rank& world, testing::Kv& kv, bool shared, int n,
+          const std::function<void(EngineRank&, Buffer& send, Buffer& recv)>& act) {
+  const KvSpace space(kv, cat("scene", n));
+  EngineRank rank(Rank::engine(), space.host(), r, 2,
+                  {.timeout = Milliseconds(20'000), .parent = world.comm(), .parent_ranks = {0, 1}});
+  Buffer send(rank, shared), recv(rank, shared);
+  for (std::size_t i = 0; i < 2 * kCount; ++i) send.all()[i] = recv.all()[i] = value(r, i);
+  act(rank, send, recv);
 }
 
 void play_all(int r, Rank& world, testing::Kv& kv, bool shared, Words& words) {
-  internal::stopped = &words.stopped;
-  internal::patience_ms = 5;
-  if (r == 1) words.pid = ::getpid();
   int n = 0;
   for (const Scene& scene : kScenes) {
-    for (const int touch : {1, 2, 5}) {
+    for (const int touch : {1, 2, 3, 5}) {
       const std::string what = cat(scene.name, shared ? ", shared memory" : "", ", stopped at touch ", touch);
-      const KvSpace space(kv, cat("scene", n++));
-      EngineRank rank(Rank::engine(), space.host(), r, 2,
-                      {.timeout = Milliseconds(20'000), .parent = world.comm(), .parent_ranks = {0, 1}});
-      Buffer send(rank, shared), recv(rank, shared);
-      for (std::size_t i = 0; i < 2 * kCount; ++i) send.all()[i] = recv.all()[i] = value(r, i);
-      if (r == 1) be_stopped(scene, rank, send, recv, touch, words, what);
-      if (r == 0) give_up(scene, rank, send, recv, touch, words, what);
+      play(r, world, kv, shared, n++, [&](EngineRank& rank, Buffer& send, Buffer& recv) {
+        if (r == 1) be_stopped(scene, rank, send, recv, touch, words, what);
+        if (r == 0) give_up(scene, rank, send, recv, touch, words, what);
+      });
     }
   }
 }
 
-class StoppedRank : public ::testing::TestWithParam<bool> {};
+// An operation takes some 100 us; what others do on the machine spreads the moments further.
+void play_at_any_moment(int r, Rank& world, testing::Kv& kv, bool shared, Words& words) {
+  for (int n = 0; n < 56; ++n) {
+    const Scene& scene = kScenes[static_cast<std::size_t>(n) % std::size(kScenes)];
+    const int delay_us = n * 37 % 500;
+    const std::string what =
+        cat(scene.name, shared ? ", shared memory" : "", ", stopped after ", delay_us, " us");
+    play(r, world, kv, shared, n, [&](EngineRank& rank, Buffer& send, Buffer& recv) {
+      if (r == 1) be_stopped(scene, rank, send, recv, 0, words, what);
+      if (r == 0) stop_and_give_up(scene, rank, send, recv, delay_us, words, what);
+    });
+  }
+}
 
-TEST_P(StoppedRank, NeverTouchesMemoryAfterTheOthersGaveUp) {
-  const Shared<Words> words;
+using Play = void (*)(int r, Rank& world, testing::Kv& kv, bool shared, Words& words);
+
+void run_ranks(Play play, bool shared, Words& words) {
   FolderKv folder;
   const KvSpace kv(folder);
   Children ranks;
   for (int r = 0; r < 2; ++r) {
     ranks.start([&] {
       Rank world(kv.host(), r, 2);
-      play_all(r, world, folder, GetParam(), *words);
+      internal::stopped = &words.stopped;
+      internal::patience_ms = 5;
+      if (r == 1) words.pid = ::getpid();
+      while (words.pid == 0) ::usleep(100);
+      play(r, world, folder, shared, words);
     });
   }
   EXPECT_EQ(ranks.status(0), 0);
-  ::kill(static_cast<pid_t>(words->pid), SIGCONT);
+  ::kill(static_cast<pid_t>(words.pid), SIGCONT);
   EXPECT_EQ(ranks.status(1), 0);
+}
+
+class StoppedRank : public ::testing::TestWithParam<bool> {};
+
+TEST_P(StoppedRank, NeverTouchesMemoryAfterTheOthersGaveUp) {
+  const Shared<Words> words;
+  run_ranks(play_all, GetParam(), *words);
   EXPECT_GT(words->stopped, std::size(kScenes)) << "hardly ever was a rank stopped inside an operation";
+}
+
+TEST_P(StoppedRank, AtAnyMomentNeverTouchesMemoryAfterTheOthersGaveUp) {
+  const Shared<Words> words;
+  run_ranks(play_at_any_moment, GetParam(), *words);
 }
 
 INSTANTIATE_TEST_SUITE_P(Memory, StoppedRank, ::testing::Bool(),

@@ -12,6 +12,7 @@
 #include <new>
 
 #include "lockstep/base/base.h"
+#include "lockstep/host/internal/push.h"
 
 namespace lockstep::comm::internal {
 namespace {
@@ -55,6 +56,7 @@ Arena::Arena(const std::string& name, int rank, int n_ranks)
   station->version = kLayoutVersion;
   station->rank = rank;
   station->pid = ::getpid();
+  station->pid_namespace = own_pid_namespace();
   static_assert(sizeof(cpu_set_t) == sizeof(station->cores));
   cpu_set_t cores;
   if (::sched_getaffinity(0, sizeof(cores), &cores) == 0) std::memcpy(station->cores, &cores, sizeof(cores));

@@ -16,8 +16,10 @@ Board* make_board(Arena& arena, int rank, int size) {
   board->magic = kLayoutMagic;
   board->rank = rank;
   board->size = size;
+  board->address = reinterpret_cast<std::uintptr_t>(board);
   for (int r = 0; r < size; ++r) {
     new (board->outboxes() + r) std::atomic<std::uint64_t>(0);
+    new (board->receipts() + r) std::atomic<std::uint64_t>(0);
     board->members()[r] = board->boards()[r] = 0;
   }
   return board;

@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <fstream>
@@ -17,6 +18,7 @@
 #include "lockstep/host/internal/circle.h"
 #include "lockstep/host/internal/doorbell.h"
 #include "lockstep/host/internal/place.h"
+#include "lockstep/host/internal/push.h"
 
 namespace lockstep::comm::internal {
 namespace {
@@ -429,37 +431,26 @@ void Fabric::adopt(const Introduction& own, Acquaintance them) {
 void Fabric::check_kernel_copies() {
   bool work = !environment_flag(Var::kLockstepStagedOnly);
   for (int r = 0; r < size() && work; ++r) work = peer(r).same_process || kernel_copies_work(peer(r), r);
+  // One will do: the others are processes of the same user, seen through the same /proc.
+  const auto other = std::ranges::find_if(peers_, [](const Peer& each) { return !each.same_process; });
+  work = work && (other == peers_.end() || calls_are_visible(*other));
   own().kernel_copies.store(work ? 1 : 0, std::memory_order_relaxed);
 }
 
 // Others that were quicker may have joined already and count on this rank.
 void Fabric::say_left() {
-  const auto left = current_failure().kind == ErrorKind::kPeerLost ? Board::kAfterAnother : Board::kLeft;
-  reinterpret_cast<Board*>(arena_->base() + own().board_at)->left.store(left, std::memory_order_seq_cst);
+  reinterpret_cast<Board*>(arena_->base() + own().board_at)->left.store(1, std::memory_order_seq_cst);
   for (const Peer& peer : peers_) {
     if (peer.station != nullptr) ring(peer.station->doorbell);
   }
 }
 
-// Names who was gone first: a rank that left after another did so when it had seen that one, so whoever sees the second
-// and looks again sees the first.
 void Fabric::check_all_there() {
-  std::optional<int> second;
-  do {
-    const bool again = second.has_value();
-    for (int r = 0; r < size(); ++r) {
-      if (r == rank_) continue;
-      const auto left = first_board(peer(r)).left.load(std::memory_order_seq_cst);
-      if (left == Board::kAfterAnother) {
-        second = r;
-      } else if (left != Board::kHere) {
-        raise_gone(r, "left");
-      } else if (hung_up(peer(r).lifeline) || hung_up(peer(r).pidfd)) {
-        raise_gone(r, "ended");
-      }
-    }
-    if (again) raise_gone(*second, "left");
-  } while (second);
+  for (int r = 0; r < size(); ++r) {
+    if (r == rank_) continue;
+    if (first_board(peer(r)).left.load(std::memory_order_acquire) != 0) raise_gone(r, "left");
+    if (hung_up(peer(r).lifeline) || hung_up(peer(r).pidfd)) raise_gone(r, "ended");
+  }
 }
 
 // Nobody may leave before everybody has mapped everybody. The last one to come wakes the others.

@@ -17,7 +17,7 @@
 namespace lockstep::comm::internal {
 
 inline constexpr std::uint64_t kLayoutMagic = 0x6c6f636b73746570;  // "lockstep"
-inline constexpr std::uint32_t kLayoutVersion = 5;
+inline constexpr std::uint32_t kLayoutVersion = 6;
 
 inline constexpr std::size_t kLine = 64;
 inline constexpr std::size_t kPage = 4096;
@@ -85,6 +85,20 @@ struct alignas(kLine) Claims {
   std::atomic<std::uint64_t> done;
 };
 
+// What the owner is writing into another process (push.h). The kernel reads the first two as iovecs when the call begins,
+// and writes the number where the other one looks for it when all bytes are there.
+struct alignas(kLine) Push {
+  struct Part {
+    std::atomic<std::uint64_t> at, n_bytes;
+  };
+  Part bytes, receipt;
+  // Counts up, with the rank it goes to in the lowest kPushRankBits; 0 before the first.
+  std::atomic<std::uint64_t> number;
+  std::atomic<std::int64_t> thread;  // that writes
+};
+inline constexpr int kPushRankBits = 8;
+static_assert(kMaxRanks <= 1 << kPushRankBits);
+
 // Where threads of this rank sleep. Others add to `bell` and wake it when `sleepers` is not zero.
 struct alignas(kLine) Doorbell {
   std::atomic<std::uint32_t> bell;
@@ -125,10 +139,11 @@ struct Station {
   std::uint32_t version;
   std::int32_t rank;
   std::int64_t pid;
-  std::uint64_t board_at;     // of the communicator that made the arena
-  std::uint64_t identity_at;  // address of the owner's Identity, in its own process
-  char nonce[32];             // of the owner, as in its Identity
-  std::uint64_t cores[16];    // a bit for each core the owner may run on
+  std::uint64_t pid_namespace;  // that pid is a number of; 0: not known
+  std::uint64_t board_at;       // of the communicator that made the arena
+  std::uint64_t identity_at;    // address of the owner's Identity, in its own process
+  char nonce[32];               // of the owner, as in its Identity
+  std::uint64_t cores[16];      // a bit for each core the owner may run on
   Doorbell doorbell;
   // The kernel lets the owner copy from and to every other rank's process. Set before it is counted in n_joined.
   std::atomic<std::uint32_t> kernel_copies;
@@ -155,8 +170,7 @@ struct Board {
   std::uint64_t first_at;
   // Set by anyone: stop, the ledger says why.
   alignas(kLine) std::atomic<std::uint32_t> broken;
-  // Set by the owner when it leaves in order; kAfterAnother when it gives up joining since another did.
-  enum Left : std::uint32_t { kHere, kLeft, kAfterAnother };
+  // Set by the owner when it leaves in order.
   std::atomic<std::uint32_t> left;
   // Ranks that will never look at any board of the communicator again: counted on rank 0's board, and copied to the
   // others by the last one. The owner gives its board back when all have said so.
@@ -169,17 +183,25 @@ struct Board {
   std::atomic<std::uint64_t> inside;
   Arrival arrivals[2];
   Claims claims[2];
+  // Here others write: anyone whose memory it goes to may take the permission back.
+  Push push;
+  // Of this board in the owner's process: receipts are written there by the kernel.
+  std::uint64_t address;
   Call history[kHistory];
   Ledger ledger;
   alignas(kLine) std::uint8_t payload[2][kInlineBytes];
 
   // Behind the board, one per rank each: where the owner's outbox for it is, 0 until it sends it something; the members
-  // as the owner was told, by their ranks in the fabric; on rank 0's board, where the boards of all lie.
+  // as the owner was told, by their ranks in the fabric; on rank 0's board, where the boards of all lie; and the number
+  // of the last push by which that rank wrote into the owner's memory.
   std::atomic<std::uint64_t>* outboxes() { return reinterpret_cast<std::atomic<std::uint64_t>*>(this + 1); }
   std::uint64_t* members() { return reinterpret_cast<std::uint64_t*>(outboxes() + size); }
   std::uint64_t* boards() { return members() + size; }
+  std::atomic<std::uint64_t>* receipts() {
+    return reinterpret_cast<std::atomic<std::uint64_t>*>(boards() + size);
+  }
   static constexpr std::size_t bytes(int n_ranks) {
-    return sizeof(Board) + static_cast<std::size_t>(n_ranks) * 3 * sizeof(std::uint64_t);
+    return sizeof(Board) + static_cast<std::size_t>(n_ranks) * 4 * sizeof(std::uint64_t);
   }
 };
 
@@ -234,7 +256,6 @@ struct Offer {
     kPush,  // the sender copies into the receiver's
     kBoth,  // both do, in claimed chunks
     kPipe,  // through a pipe of the sender
-    kHelp,  // the receiver copies claimed chunks; those the sender claims it lays into its pipe
   };
   std::atomic<std::uint32_t> state;
   Reach send_reach;
@@ -244,13 +265,11 @@ struct Offer {
   Mode mode;
   Reach recv_reach;
   std::uint64_t recv_at;
-  // kPipe: where it is, and how many bytes were laid into it and taken out; kHelp: how many chunks. kPush: laid.
+  // kPipe: where it is, and how many bytes were laid into it and taken out. kPush: laid.
   std::uint64_t pipe_at;
   alignas(kLine) std::atomic<std::uint64_t> laid;
   alignas(kLine) std::atomic<std::uint64_t> drained;
-  Claims claims;  // kBoth, kHelp: next only
-  // kHelp: which chunk lies in which part of the pipe; by the sender, before `laid`.
-  std::uint64_t chunks[kPipeChunks];
+  Claims claims;  // kBoth
   // Set by either side that gave up: nobody begins to touch the other's buffer any more.
   std::atomic<std::uint32_t> given_up;
   // This side is inside the other's buffer right now.

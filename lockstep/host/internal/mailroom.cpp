@@ -6,6 +6,7 @@
 
 #include "lockstep/base/base.h"
 #include "lockstep/host/internal/perturb.h"
+#include "lockstep/host/internal/push.h"
 
 namespace lockstep::comm::internal {
 namespace {
@@ -190,7 +191,6 @@ void Mailroom::advance_send(Letter& letter) {
   if (state == Offer::kTaken) {
     if (offer.mode == Offer::kBoth) copy_claimed(letter);
     if (offer.mode == Offer::kPipe) fill_pipe(letter);
-    if (offer.mode == Offer::kHelp) help(letter);
     if (offer.mode == Offer::kPush && letter.moved < letter.n_bytes) {
       const auto to = find(circle_, letter.op.root, offer.recv_reach, offer.recv_at, letter.n_bytes);
       if (!to || to->here == nullptr) {
@@ -219,27 +219,6 @@ void Mailroom::open_pipe(Letter& letter) {
   letter.pipe = free_pipes_.back();
   free_pipes_.pop_back();
   letter.offer->pipe_at = circle_.arena().offset_of(letter.pipe);
-}
-
-// Lays chunks that nobody has claimed into the pipe while there is room. letter.moved counts them.
-void Mailroom::help(Letter& letter) {
-  Offer& offer = *letter.offer;
-  const std::uint64_t n_chunks = (letter.n_bytes + kPipeChunk - 1) / kPipeChunk;
-  while (offer.claims.next.load(std::memory_order_relaxed) < n_chunks &&
-         letter.moved - offer.drained.load(std::memory_order_acquire) < kPipeChunks) {
-    open_pipe(letter);
-    const std::uint64_t index = offer.claims.next.fetch_add(1, std::memory_order_relaxed);
-    if (index >= n_chunks) return;
-    const std::uint64_t at = index * kPipeChunk, part = letter.moved % kPipeChunks;
-    copy_bytes(letter.pipe + part * kPipeChunk, static_cast<const std::uint8_t*>(letter.op.send) + at,
-               std::min<std::uint64_t>(kPipeChunk, letter.n_bytes - at));
-    offer.chunks[part] = index;
-    ++letter.moved;
-    ++letter.mark;
-    perturb();
-    offer.laid.store(letter.moved, std::memory_order_seq_cst);
-    circle_.ring(letter.op.root);
-  }
 }
 
 void Mailroom::fill_pipe(Letter& letter) {
@@ -288,7 +267,7 @@ void Mailroom::copy_claimed(Letter& letter) {
                                      : find(circle_, sender, offer.send_reach, offer.send_at, letter.n_bytes);
   const auto to = letter.is_send() ? find(circle_, receiver, offer.recv_reach, offer.recv_at, letter.n_bytes)
                                    : own_place(letter.op.recv);
-  if (!from || !to || to->here == nullptr) {
+  if (!from || !to) {
     return end(letter, Failure{.kind = ErrorKind::kInternal,
                                .message = cat("rank ", letter.is_send() ? receiver : sender,
                                               " named a buffer outside its arena"),
@@ -297,11 +276,15 @@ void Mailroom::copy_claimed(Letter& letter) {
   const auto some_left = [&] { return offer.claims.next.load(std::memory_order_relaxed) < n_chunks; };
   if (some_left()) {
     const Inside inside(letter);
+    const Permission permission{circle_.own().broken, &offer.given_up};
     while (some_left() && wanted(offer)) {
       const std::uint64_t index = offer.claims.next.fetch_add(1, std::memory_order_relaxed);
       if (index >= n_chunks) break;
       const std::uint64_t at = index * kClaimChunk;
-      copy(*to + at, *from + at, std::min(kClaimChunk, letter.n_bytes - at), letter.n_bytes);
+      const std::uint64_t n = std::min(kClaimChunk, letter.n_bytes - at);
+      if (!letter.is_send()) copy(*to + at, *from + at, n, letter.n_bytes);
+      if (letter.is_send() && !put(circle_, *to + at, (*from + at).here, n, letter.n_bytes, permission))
+        return;
       ++letter.mark;
       perturb();
       if (offer.claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks && letter.is_send())

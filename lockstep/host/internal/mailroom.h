@@ -3,8 +3,7 @@
 //
 // Short messages travel in the slots of the sender's outbox: the sender is done at once. A long one is offered
 // (layout.h, Offer) and the receiver chooses the cheapest way the two buffers allow: one copy by one side when one of
-// them can be reached (place.h), by both sides when the receiver's can be written to, else through a pipe. A large one
-// that only the receiver may write takes both ways at once: what the sender has not laid into the pipe the receiver reads.
+// them can be reached (place.h), by both sides when both can and it is large, else through a pipe.
 //
 // Thread safety: everything is called by whoever drives the communicator. No call waits.
 #pragma once
@@ -75,7 +74,6 @@ class Mailroom {
   void advance_send(Letter& letter);
   void open_pipe(Letter& letter);
   void fill_pipe(Letter& letter);
-  void help(Letter& letter);
   void recycle(Letter& letter);
   // Receiving.
   void advance_read(Letter& letter);
@@ -86,7 +84,6 @@ class Mailroom {
   bool begin(Letter& letter, int from, const Envelope& envelope, Offer& offer);
   void advance_receive(Letter& letter);
   void drain_pipe(Letter& letter);
-  void receive_helped(Letter& letter);
   void finish_receive(Letter& letter);
   // The two calls differ in type or number: breaks the group, or the sender of a short message would never know.
   bool fits(const Letter& letter, const Envelope& envelope) const;

@@ -137,15 +137,13 @@ bool Mailroom::begin(Letter& letter, int from, const Envelope& envelope, Offer& 
   const bool exchange = std::ranges::any_of(sends_, [&](const Letter* sent) {
     return sent->op.root == from && sent->offer != nullptr && !sent->over;
   });
-  const bool both =
-      offer.send_reach != Reach::kNowhere && writable(recv_reach) && n_bytes >= kShareFrom && !exchange;
+  const bool both = offer.send_reach != Reach::kNowhere && recv_reach != Reach::kNowhere &&
+                    n_bytes >= kShareFrom && !exchange;
   offer.recv_reach = recv_reach;
   offer.recv_at = recv_at;
-  const bool help = offer.send_reach == Reach::kByKernel && n_bytes >= kShareFrom && !exchange;
   offer.mode = both                                  ? Offer::kBoth
-               : help                                ? Offer::kHelp
                : offer.send_reach != Reach::kNowhere ? Offer::kPull
-               : writable(recv_reach)                ? Offer::kPush
+               : recv_reach != Reach::kNowhere       ? Offer::kPush
                                                      : Offer::kPipe;
   std::uint32_t offered = Offer::kOffered;
   perturb();
@@ -183,8 +181,6 @@ void Mailroom::advance_receive(Letter& letter) {
       return copy_claimed(letter);
     case Offer::kPipe:
       return drain_pipe(letter);
-    case Offer::kHelp:
-      return receive_helped(letter);
   }
 }
 
@@ -207,40 +203,6 @@ void Mailroom::drain_pipe(Letter& letter) {
     circle_.ring(letter.peer);
   }
   finish_receive(letter);
-}
-
-// Takes what the sender laid out, and meanwhile reads what it has not claimed. letter.moved counts the chunks.
-void Mailroom::receive_helped(Letter& letter) {
-  Offer& offer = *letter.offer;
-  const std::uint64_t n_chunks = (letter.n_bytes + kPipeChunk - 1) / kPipeChunk;
-  const auto from = find(circle_, letter.peer, offer.send_reach, offer.send_at, letter.n_bytes);
-  const Place to = own_place(letter.op.recv);
-  const auto take = [&](std::uint64_t index, const Place& source) {
-    const std::uint64_t at = index * kPipeChunk;
-    copy(to + at, source, std::min<std::uint64_t>(kPipeChunk, letter.n_bytes - at), letter.n_bytes);
-    ++letter.moved;
-    ++letter.mark;
-  };
-  if (!from) return;
-  const Inside inside(letter);
-  while (letter.moved < n_chunks && wanted(offer)) {
-    const std::uint64_t drained = offer.drained.load(std::memory_order_relaxed);
-    if (offer.laid.load(std::memory_order_acquire) > drained) {
-      const std::uint64_t part = drained % kPipeChunks, index = offer.chunks[part];
-      const std::uint8_t* pipe = circle_.in_arena(letter.peer, offer.pipe_at, kPipeChunk * kPipeChunks);
-      if (pipe == nullptr || index >= n_chunks) return;  // not ours to trust
-      take(index, own_place(pipe + part * kPipeChunk));
-      perturb();
-      offer.drained.store(drained + 1, std::memory_order_seq_cst);
-      circle_.ring(letter.peer);
-    } else if (offer.claims.next.load(std::memory_order_relaxed) < n_chunks) {
-      const std::uint64_t index = offer.claims.next.fetch_add(1, std::memory_order_relaxed);
-      if (index < n_chunks) take(index, *from + index * kPipeChunk);
-    } else {
-      return;
-    }
-  }
-  if (letter.moved == n_chunks && wanted(offer)) finish_receive(letter);
 }
 
 void Mailroom::finish_receive(Letter& letter) {

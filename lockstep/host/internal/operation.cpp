@@ -144,8 +144,10 @@ void Operation::publish_call(Circle& circle) {
   call.recv_reach =
       receives(circle.rank()) ? publish(circle, op_.recv, n_bytes_, call.recv) : Reach::kByAddress;
   n_severed_ = circle.arena().n_severed();
-  // A claimed chunk is written to everybody's result.
-  in_place_ = reduces_whole() && writable(call.send_reach) && writable(call.recv_reach);
+  const bool by_kernel = call.send_reach == Reach::kByKernel || call.recv_reach == Reach::kByKernel;
+  // A claimed chunk is written to everybody's result. Small ordinary memory travels with the arrival.
+  in_place_ = reduces_whole() && call.send_reach != Reach::kNowhere && call.recv_reach != Reach::kNowhere &&
+              (!by_kernel || sent > kInlineBytes);
   n_in_place_ = in_place_ ? 1 : 0;
 }
 
@@ -250,13 +252,10 @@ void Operation::choose_path(Circle& circle, Workspace& work) {
   }
 }
 
-// Every sender can be read from. A broadcast to memory that only its owner may write is staged all the same: the root
-// lays its bytes out once, for all.
+// Every sender can be read from.
 bool Operation::direct_possible(Circle& circle) const {
   for (int r = 0; r < circle.size(); ++r) {
-    const Call& call = call_of(circle, r);
-    if (call.send_reach == Reach::kNowhere) return false;
-    if (op_.kind == LOCKSTEP_BROADCAST && !writable(call.recv_reach)) return false;
+    if (call_of(circle, r).send_reach == Reach::kNowhere) return false;
   }
   return true;
 }

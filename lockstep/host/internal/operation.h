@@ -27,7 +27,7 @@ struct Workspace {
   // The ranks' whole buffers in a direct reduction; recv only of those that get the result.
   std::vector<Place> send;
   std::vector<Place> recv;
-  std::vector<std::uint8_t> scratch;  // what came through the kernel
+  std::vector<std::uint8_t> scratch;  // what comes and goes through the kernel
 };
 
 constexpr bool is_uneven(lockstep_op_kind kind) {
@@ -46,7 +46,7 @@ class Operation {
   void start(Circle& circle, std::uint64_t sequence);
   Progress advance(Circle& circle, Workspace& work);
   // After a failure that broke the communicator: returns when no other rank writes into this rank's buffers any more.
-  // One that does not run cannot say so: after a moment the memory is taken from it (Arena::sever).
+  // One that does not run cannot say so: after a moment the memory is taken from it (take_back).
   void retreat(Circle& circle);
 
   // While blocked or after kMismatch or kBadPeer: the rank it is about.
@@ -79,7 +79,8 @@ class Operation {
   bool find_buffers(Circle& circle, Workspace& work);
   Progress pull_all(Circle& circle);
   bool move_pair(Circle& circle, int other);
-  void reduce_range(Circle& circle, Workspace& work, std::uint64_t first, std::uint64_t count,
+  // False when what it wrote was called back (push.h): the group is broken.
+  bool reduce_range(Circle& circle, Workspace& work, std::uint64_t first, std::uint64_t count,
                     std::uint64_t skip);
   Progress reduce_own(Circle& circle, Workspace& work);
   Progress claim(Circle& circle, Workspace& work);
@@ -121,7 +122,7 @@ class Operation {
   std::uint64_t mark_ = 0;
   Stage stage_ = Stage::kNew;
   bool in_place_ = false;        // this rank's buffers can be reduced where they lie
-  bool by_kernel_ = false;       // some input of a direct reduction is not mapped here
+  bool by_kernel_ = false;       // some buffer of a direct reduction is not mapped here
   bool direct_ = false;          // what it reads lies in the others' buffers
   std::uint32_t n_severed_ = 0;  // of the arena, when the buffers were published
   int n_in_place_ = 0;           // ranks that said so

@@ -5,20 +5,22 @@
 #include "lockstep/host/internal/operation.h"
 #include "lockstep/host/internal/perturb.h"
 #include "lockstep/host/internal/place.h"
+#include "lockstep/host/internal/push.h"
 #include "lockstep/host/kernels.h"
 
 namespace lockstep::comm::internal {
 namespace {
 
 // A reduction is cut into one slice per rank and each slice into chunks, in elements. Chunks are small enough to be
-// shared out evenly and to notice an abort, large enough that claiming one costs nothing.
+// shared out evenly and to notice an abort, large enough that claiming one costs nothing, or, through the kernel, that
+// its calls cost little.
 struct Cut {
   std::uint64_t count, slice, chunk;
-  Cut(std::uint64_t n, int size, std::uint64_t element, bool coarse) : count(n) {
+  Cut(std::uint64_t n, int size, std::uint64_t element, bool by_kernel) : count(n) {
     const auto ranks = static_cast<std::uint64_t>(size);
     const std::uint64_t line = 64 / element * 4;
     slice = round_up((n + ranks - 1) / ranks, line);
-    const std::uint64_t least = coarse ? 64 << 10 : 16 << 10, most = 256 << 10;
+    const std::uint64_t least = by_kernel ? 64 << 10 : 16 << 10, most = 256 << 10;
     chunk = round_up(std::clamp<std::uint64_t>(slice / 8, least / element, most / element), line);
   }
   std::uint64_t begin(int rank) const { return std::min(count, slice * static_cast<std::uint64_t>(rank)); }
@@ -54,27 +56,38 @@ bool Operation::find_buffers(Circle& circle, Workspace& work) {
     if (!reduces_whole() || (!to_all && r != op_.root)) continue;
     const auto recv =
         r == circle.rank() ? own_place(op_.recv) : find(circle, r, call.recv_reach, call.recv, n_bytes_);
-    if (!recv || recv->here == nullptr) return false;
+    if (!recv) return false;
     work.recv[to_all ? static_cast<std::size_t>(r) : 0] = *recv;
+    by_kernel_ = by_kernel_ || recv->here == nullptr;
   }
   return true;
 }
 
 // Reduces [first, first + count) of all ranks' inputs, `skip` bytes in, to every target. What is not mapped comes in
-// through scratch memory, which stays in this core's cache.
-void Operation::reduce_range(Circle& circle, Workspace& work, std::uint64_t first, std::uint64_t count,
+// through scratch memory, which stays in this core's cache, and goes out from a target that is.
+bool Operation::reduce_range(Circle& circle, Workspace& work, std::uint64_t first, std::uint64_t count,
                              std::uint64_t skip) {
   const std::uint64_t at = first * element_, n_bytes = count * element_;
   const auto n_sources = static_cast<std::size_t>(circle.size());
-  if (by_kernel_ && work.scratch.size() < n_sources * n_bytes) work.scratch.resize(n_sources * n_bytes);
+  if (by_kernel_ && work.scratch.size() < (n_sources + 1) * n_bytes)
+    work.scratch.resize((n_sources + 1) * n_bytes);
   for (std::size_t r = 0; r < n_sources; ++r) {
     const Place from = work.send[r] + (at + skip);
     if (from.here == nullptr) copy(own_place(work.scratch.data() + r * n_bytes), from, n_bytes);
     work.sources[r] = from.here != nullptr ? from.here : work.scratch.data() + r * n_bytes;
   }
-  for (std::size_t t = 0; t < work.recv.size(); ++t) work.targets[t] = work.recv[t].here + at;
+  std::size_t n_here = 0;
+  for (const Place& target : work.recv) {
+    if (target.here != nullptr) work.targets[n_here++] = target.here + at;
+  }
+  // Nobody's target is here: reduce into scratch.
+  if (n_here == 0) work.targets[n_here++] = work.scratch.data() + n_sources * n_bytes;
   before_touch();
-  reduce(op_.dtype, op_.reduce, work.sources, {work.targets.data(), work.recv.size()}, count);
+  reduce(op_.dtype, op_.reduce, work.sources, {work.targets.data(), n_here}, count);
+  const Permission permission{circle.own().broken};
+  return std::ranges::all_of(work.recv, [&](const Place& target) {
+    return target.here != nullptr || put(circle, target + at, work.targets[0], n_bytes, 0, permission);
+  });
 }
 
 // A small one: every rank its own slice, and a word to say so.
@@ -82,7 +95,8 @@ Progress Operation::reduce_own(Circle& circle, Workspace& work) {
   if (!find_buffers(circle, work)) return Progress::kBadPeer;
   const Cut cut(op_.count, circle.size(), element_, false);
   const int me = circle.rank();
-  if (cut.length(me) > 0) reduce_range(circle, work, cut.begin(me), cut.length(me), 0);
+  if (cut.length(me) > 0 && !reduce_range(circle, work, cut.begin(me), cut.length(me), 0))
+    return Progress::kBlocked;
   return leave_together(circle, work);
 }
 
@@ -100,7 +114,7 @@ Progress Operation::claim(Circle& circle, Workspace& work) {
       if (index >= n_chunks || circle.own().broken.load(std::memory_order_relaxed) != 0) break;
       const std::uint64_t first = cut.begin(owner) + index * cut.chunk;
       const std::uint64_t count = std::min(cut.chunk, cut.begin(owner) + cut.length(owner) - first);
-      reduce_range(circle, work, first, count, 0);
+      if (!reduce_range(circle, work, first, count, 0)) return Progress::kBlocked;
       perturb();
       if (claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks) circle.ring_others();
     }
@@ -173,8 +187,8 @@ Progress Operation::pull_all(Circle& circle) {
   return Progress::kDone;
 }
 
-// Broadcast, scatter and gather: bytes go between the root and each other rank. Both ends of a pair copy chunks of it
-// where the receiver's buffer is mapped; else the receiver alone.
+// Broadcast, scatter and gather: bytes go between the root and each other rank. Both ends of a pair copy chunks of it,
+// as far as each can reach the other's buffer.
 bool Operation::move_pair(Circle& circle, int other) {
   const int me = circle.rank(), root = op_.root, peer = me == root ? other : root;
   const bool i_receive = (me == root) == (op_.kind == LOCKSTEP_GATHER);
@@ -183,11 +197,12 @@ bool Operation::move_pair(Circle& circle, int other) {
   const std::uint64_t my_at = me == root ? root_at : 0, peer_at = me == root ? 0 : root_at;
   const Call& call = call_of(circle, peer);
   const Reach reach = i_receive ? call.send_reach : call.recv_reach;
-  if (!i_receive && !writable(reach)) return true;
+  if (reach == Reach::kNowhere) return true;
   peer_ = peer;
   const auto theirs = find(circle, peer, reach, (i_receive ? call.send : call.recv) + peer_at, n_bytes_);
   if (!theirs) return false;
   const Place mine = own_place(i_receive ? op_.recv : op_.send) + my_at;
+  const Permission permission{circle.own().broken};
   Claims& claims = circle.board(other).claims[parity()];
   const std::uint64_t n_chunks = n_move_chunks(n_bytes_);
   while (claims.next.load(std::memory_order_relaxed) < n_chunks) {
@@ -195,7 +210,7 @@ bool Operation::move_pair(Circle& circle, int other) {
     if (index >= n_chunks || circle.own().broken.load(std::memory_order_relaxed) != 0) break;
     const std::uint64_t at = index * kMoveChunk, n_bytes = std::min(kMoveChunk, n_bytes_ - at);
     if (i_receive) copy(mine + at, *theirs + at, n_bytes, n_bytes_);
-    if (!i_receive) copy(*theirs + at, mine + at, n_bytes, n_bytes_);
+    if (!i_receive && !put(circle, *theirs + at, (mine + at).here, n_bytes, n_bytes_, permission)) break;
     perturb();
     if (claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks) circle.ring(peer);
   }

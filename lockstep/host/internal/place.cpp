@@ -8,6 +8,7 @@
 
 #include "lockstep/base/base.h"
 #include "lockstep/host/internal/perturb.h"
+#include "lockstep/host/internal/push.h"
 #include "lockstep/host/kernels.h"
 
 namespace lockstep::comm::internal {
@@ -22,15 +23,7 @@ void read_process(std::int64_t pid, std::uint8_t* here, std::uint64_t there, std
     const iovec local{here, n_bytes};
     const iovec remote{reinterpret_cast<void*>(there), n_bytes};
     const ssize_t moved = ::process_vm_readv(static_cast<pid_t>(pid), &local, 1, &remote, 1, 0);
-    if (moved <= 0) {
-      if (errno == ESRCH) {
-        raise(Failure{.kind = ErrorKind::kPeerLost,
-                      .message = cat("process ", pid, " ended during a copy"),
-                      .family = ErrorFamily::kBackend,
-                      .peer = LostPeer{-1, pid, "ended"}});
-      }
-      raise(system_failure(errno, "process_vm_readv", ErrorFamily::kBackend));
-    }
+    if (moved <= 0) raise_copy_failure(pid, errno, "process_vm_readv");
     here += moved;
     there += static_cast<std::uint64_t>(moved);
     n_bytes -= static_cast<std::uint64_t>(moved);
@@ -59,11 +52,21 @@ std::optional<Place> find(Circle& circle, int rank, Reach reach, std::uint64_t a
       return std::nullopt;
     case Reach::kByKernel:
       if (!circle.kernel_copies()) return std::nullopt;
-      return Place{.there = at, .pid = circle.pid(rank)};
+      return Place{.there = at, .pid = circle.pid(rank), .rank = rank};
     case Reach::kNowhere:
       break;
   }
   return std::nullopt;
+}
+
+void raise_copy_failure(std::int64_t pid, int error, const char* call) {
+  if (error == ESRCH) {
+    raise(Failure{.kind = ErrorKind::kPeerLost,
+                  .message = cat("process ", pid, " ended during a copy"),
+                  .family = ErrorFamily::kBackend,
+                  .peer = LostPeer{-1, pid, "ended"}});
+  }
+  raise(system_failure(error, call, ErrorFamily::kBackend));
 }
 
 void copy(const Place& to, const Place& from, std::uint64_t n_bytes, std::uint64_t whole) {
@@ -81,7 +84,8 @@ void take_back(Circle& circle, int rank, const void* buffer, std::uint64_t n_byt
   const auto until = circle.same_process(rank) ? Deadline::never()
                                                : Deadline::from_monotonic_ns(since.monotonic_ns() + patience);
   while (inside() && !until.expired()) ::usleep(20);
-  if (!inside()) return;
+  if (n_bytes == 0 || !inside()) return;
+  if (!circle.arena().contains(buffer, n_bytes)) return call_back(circle, rank, inside);
   try {
     circle.arena().sever(buffer, n_bytes);
   } catch (...) {

@@ -1,10 +1,10 @@
 // A buffer of some rank and how this rank gets at it: mapped here (in an arena, or in this very process), or only
-// through the kernel, which copies between processes that may trace each other (process_vm_readv).
+// through the kernel, which copies between processes that may trace each other (process_vm_readv, process_vm_writev).
 //
-// Through the kernel a rank only reads. A process can be stopped at any instruction and go on an hour later, when the
-// others have long given it up and use their buffers for something else: a late reader harms nobody but itself, and it
-// finds the group broken before it believes what it read; a late writer would damage memory that is not its own. Memory
-// in an arena is written by others, and taken from them when they do not come out of it (Arena::sever).
+// A process can be stopped at any instruction and go on an hour later, when the others have long given it up and use
+// their buffers for something else. A late reader harms nobody but itself, and finds the group broken before it believes
+// what it read. A late writer would damage memory that is not its own: what it writes through the kernel is called back
+// (push.h), and memory in an arena is taken from it when it does not come out of it (Arena::sever).
 #pragma once
 
 #include <cstdint>
@@ -22,9 +22,10 @@ struct Place {
   std::uint8_t* here = nullptr;  // null: not mapped in this process
   std::uint64_t there = 0;       // address in the owner's process
   std::int64_t pid = -1;         // the owner's
+  int rank = -1;                 // the owner, when it is not mapped here
 
   Place operator+(std::uint64_t n_bytes) const {
-    return {here == nullptr ? nullptr : here + n_bytes, there + n_bytes, pid};
+    return {here == nullptr ? nullptr : here + n_bytes, there + n_bytes, pid, rank};
   }
 };
 
@@ -41,14 +42,11 @@ inline void copy_bytes(void* to, const void* from, std::uint64_t n_bytes) {
   if (to != from && n_bytes > 0) std::memcpy(to, from, n_bytes);
 }
 
-// Whether others may write into a buffer that its owner reached like this.
-inline bool writable(Reach reach) {
-  return reach == Reach::kInArena || reach == Reach::kByAddress;
-}
-
 // Pre: `to` is here. Raises kPeerLost when the owner of `from` is gone, kSystem when the kernel refuses.
 // `whole`: the bytes that this copy is a piece of; from 8 MiB on mapped memory is written past the caches.
 void copy(const Place& to, const Place& from, std::uint64_t n_bytes, std::uint64_t whole = 0);
+// What a copy by the kernel failed with.
+[[noreturn]] void raise_copy_failure(std::int64_t pid, int error, const char* call);
 
 // For a rank that failed and wants its buffer back: returns when `rank`, which may write there, is out of it (`inside` is
 // false), or cannot get at it any more. A thread of this process runs whenever the caller does and is waited for; another
@@ -56,8 +54,8 @@ void copy(const Place& to, const Place& from, std::uint64_t n_bytes, std::uint64
 void take_back(Circle& circle, int rank, const void* buffer, std::uint64_t n_bytes,
                const std::function<bool()>& inside, Deadline since);
 
-// Whether the kernel lets this process copy from the peer's, and the pid it vouches for is the owner of that arena: the
-// copy itself must find rank and nonce in the peer's private memory.
+// Whether the kernel lets this process copy from and to the peer's, and the pid it vouches for is the owner of that arena:
+// the copy itself must find rank and nonce in the peer's private memory.
 bool kernel_copies_work(const Peer& peer, int rank);
 
 }  // namespace lockstep::comm::internal

@@ -1,0 +1,152 @@
+#include "lockstep/host/internal/push.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/uio.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <cstddef>
+#include <cstdlib>
+#include <optional>
+#include <string>
+
+#include "lockstep/base/base.h"
+#include "lockstep/base/slow_wait.h"
+#include "lockstep/host/internal/perturb.h"
+
+namespace lockstep::comm::internal {
+namespace {
+
+static_assert(sizeof(Push::Part) == sizeof(iovec) && offsetof(Push::Part, at) == offsetof(iovec, iov_base) &&
+              offsetof(Push::Part, n_bytes) == offsetof(iovec, iov_len));
+static_assert(offsetof(Push, bytes) == 0 && offsetof(Push, receipt) == sizeof(iovec));
+
+int target_of(std::uint64_t number) {
+  return static_cast<int>(number & ((1u << kPushRankBits) - 1));
+}
+
+// Where `rank` looks for this rank's receipts, in its own process.
+std::uint64_t receipt_address(Circle& circle, int rank) {
+  Board& board = circle.board(rank);
+  const auto* receipt = reinterpret_cast<const std::uint8_t*>(board.receipts() + circle.rank());
+  return board.address + static_cast<std::uint64_t>(receipt - reinterpret_cast<const std::uint8_t*>(&board));
+}
+
+// Fills in Board::push; returns the push's number.
+std::uint64_t announce(Push& push, const Place& to, std::uint64_t n_bytes, std::uint64_t receipt_at) {
+  const std::uint64_t count = (push.number.load(std::memory_order_relaxed) >> kPushRankBits) + 1;
+  const std::uint64_t number = count << kPushRankBits | static_cast<std::uint64_t>(to.rank);
+  push.thread.store(::gettid(), std::memory_order_relaxed);
+  push.bytes.at.store(to.there, std::memory_order_relaxed);
+  push.receipt.at.store(receipt_at, std::memory_order_relaxed);
+  push.receipt.n_bytes.store(sizeof(number), std::memory_order_seq_cst);
+  push.bytes.n_bytes.store(n_bytes, std::memory_order_seq_cst);
+  push.number.store(number, std::memory_order_seq_cst);
+  return number;
+}
+
+bool push_all(Circle& circle, Place to, const std::uint8_t* from, std::uint64_t n_bytes,
+              const Permission& permission) {
+  Push& push = circle.own().push;
+  const std::uint64_t receipt_at = receipt_address(circle, to.rank);
+  while (n_bytes > 0) {
+    std::uint64_t number = announce(push, to, n_bytes, receipt_at);
+    if (!permission.holds()) return false;
+    before_touch();
+    const iovec local[] = {{const_cast<std::uint8_t*>(from), n_bytes}, {&number, sizeof(number)}};
+    const ssize_t result = ::process_vm_writev(static_cast<pid_t>(to.pid), local, 2,
+                                               reinterpret_cast<const iovec*>(&push), 2, 0);
+    if (result == static_cast<ssize_t>(n_bytes + sizeof(number))) return true;
+    const int error = errno;
+    // Called back: most likely it is forbidden by now. If not, another push was meant.
+    if (push.bytes.n_bytes.load(std::memory_order_seq_cst) == 0) continue;
+    if (result <= 0) raise_copy_failure(to.pid, error, "process_vm_writev");
+    // It stopped short at a page that it could not reach, and says why when asked to go on.
+    const auto moved = std::min(static_cast<std::uint64_t>(result), n_bytes);
+    to = to + moved;
+    from += moved;
+    n_bytes -= moved;
+  }
+  return true;
+}
+
+// A file of a thread under /proc; nothing when it cannot be read, "" when the thread is gone.
+std::optional<std::string> thread_file(std::int64_t pid, std::int64_t thread, const char* name) {
+  const Fd file(::open(cat("/proc/", pid, "/task/", thread, "/", name).c_str(), O_RDONLY | O_CLOEXEC));
+  char text[512];
+  const ssize_t n = file ? ::read(file.get(), text, sizeof(text)) : -1;
+  if (n >= 0) return std::string(text, static_cast<std::size_t>(n));
+  return errno == ENOENT || errno == ESRCH ? std::optional<std::string>("") : std::nullopt;
+}
+
+// The thread is certainly not inside process_vm_writev: parked in another call or in none ("running" says nothing), gone,
+// or stopped, which happens on the way into a call or out of it.
+bool is_elsewhere(std::int64_t pid, std::int64_t thread) {
+  const auto call = thread_file(pid, thread, "syscall");
+  if (!call) return false;
+  if (call->empty()) return true;
+  if (call->starts_with("running")) return false;
+  if (std::strtol(call->c_str(), nullptr, 10) != SYS_process_vm_writev) return true;
+  const auto stat = thread_file(pid, thread, "stat");
+  const std::size_t name_end = stat ? stat->rfind(") ") : std::string::npos;
+  if (name_end == std::string::npos || name_end + 2 >= stat->size()) return false;
+  const char state = (*stat)[name_end + 2];
+  return state == 'T' || state == 't';
+}
+
+bool has_ended(const Peer& peer) {
+  pollfd ask{.fd = peer.pidfd.get(), .events = POLLIN, .revents = 0};
+  return peer.pidfd && ::poll(&ask, 1, 0) == 1;
+}
+
+// No push of `rank` into this rank's memory is under way. Pre: the lengths are cleared.
+bool is_over(Circle& circle, int rank) {
+  const Push& push = circle.board(rank).push;
+  const std::uint64_t number = push.number.load(std::memory_order_seq_cst);
+  if (number == 0 || target_of(number) != circle.rank()) return true;
+  if (circle.own().receipts()[rank].load(std::memory_order_acquire) == number) return true;
+  return has_ended(circle.peer(rank)) ||
+         is_elsewhere(circle.pid(rank), push.thread.load(std::memory_order_relaxed));
+}
+
+}  // namespace
+
+bool put(Circle& circle, const Place& to, const void* from, std::uint64_t n_bytes, std::uint64_t whole,
+         const Permission& permission) {
+  if (to.here == nullptr)
+    return push_all(circle, to, static_cast<const std::uint8_t*>(from), n_bytes, permission);
+  copy(to, own_place(from), n_bytes, whole);
+  return true;
+}
+
+void call_back(Circle& circle, int rank, const std::function<bool()>& inside) {
+  Push& push = circle.board(rank).push;
+  // The receipt too: this board will be gone one day. First, so that bytes are never written to where it belongs.
+  push.receipt.n_bytes.store(0, std::memory_order_seq_cst);
+  push.bytes.n_bytes.store(0, std::memory_order_seq_cst);
+  SlowWait slow(Deadline::never());
+  while (inside() && !is_over(circle, rank)) {
+    slow.say_if_due([&] {
+      return cat("a rank that gave up waits for the kernel to finish a copy that rank ", rank, " (pid ",
+                 circle.pid(rank), ") made into its memory");
+    });
+    ::usleep(200);
+  }
+}
+
+std::uint64_t own_pid_namespace() {
+  struct stat about {};
+  return ::stat("/proc/self/ns/pid", &about) == 0 ? about.st_ino : 0;
+}
+
+bool calls_are_visible(const Peer& peer) {
+  if (own_pid_namespace() == 0 || peer.station->pid_namespace != own_pid_namespace()) return false;
+  const auto call = thread_file(peer.pid, peer.station->pid, "syscall");
+  return call && !call->empty();
+}
+
+}  // namespace lockstep::comm::internal

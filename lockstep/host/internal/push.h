@@ -1,0 +1,51 @@
+// Writing into the ordinary memory of another process (process_vm_writev), in a way that its owner can put an end to.
+//
+// A process can be stopped at any instruction (a debugger, a frozen control group, SIGSTOP) and go on an hour later, when
+// the others have given it up and use their memory for something else. So where the bytes go is not in the stopped
+// process's hands: the kernel reads it, as the call begins, from Board::push, which is shared. A rank that wants its memory
+// back breaks the group and then sets the lengths there to 0. A call that has not begun by then writes nothing, whenever
+// it is made; one that has begun cannot be stopped before its end, and is waited for.
+//
+// Why nothing slips through: the writer fills in the lengths and then looks whether it is still allowed; the owner forbids
+// it and then clears the lengths. If the writer found itself allowed, its lengths were there to be cleared.
+//
+// How the owner knows that a call has ended when its maker says nothing, since it was stopped on its way out: the last
+// bytes that the kernel writes are the number of the push, into the owner's board. And a thread that is stopped, or in
+// another system call, or in none, is not in this one.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <functional>
+
+#include "lockstep/host/internal/circle.h"
+#include "lockstep/host/internal/place.h"
+
+namespace lockstep::comm::internal {
+
+// What a push depends on: words that are not 0 once it is forbidden.
+struct Permission {
+  const std::atomic<std::uint32_t>& broken;
+  const std::atomic<std::uint32_t>* given_up = nullptr;
+
+  bool holds() const {
+    return broken.load(std::memory_order_seq_cst) == 0 &&
+           (given_up == nullptr || given_up->load(std::memory_order_seq_cst) == 0);
+  }
+};
+
+// Copies to another rank's buffer, mapped here or not; `whole` as for copy(). False when it was forbidden or called back:
+// the bytes may be there or not. Raises as copy() does. One at a time per communicator.
+bool put(Circle& circle, const Place& to, const void* from, std::uint64_t n_bytes, std::uint64_t whole,
+         const Permission& permission);
+
+// For a rank that wants its memory back. Pre: no permission of `rank` for it holds any more. Returns when `rank` writes
+// there no more and never will: at the latest when it is out of the buffer (`inside` is false).
+void call_back(Circle& circle, int rank, const std::function<bool()>& inside);
+
+// Of this process, as a number; 0 when the kernel does not tell.
+std::uint64_t own_pid_namespace();
+// Whether call_back() will see what a stopped thread of the peer is doing.
+bool calls_are_visible(const Peer& peer);
+
+}  // namespace lockstep::comm::internal
