@@ -13,11 +13,17 @@ std::string number_or_dash(int value) {
   return value < 0 ? "-" : cat(value);
 }
 
+std::string source_text(const std::string& source) {
+  if (source == "none") return "none (a world of one)";
+  if (source != "torchrun") return source;
+  return environment(Var::kLockstepLauncher) ? "lockstep run (torchrun's variables)" : "torchrun's variables";
+}
+
 std::string cluster_text() {
   try {
     const Cluster found = detect_cluster();
     return cat(
-        "cluster      ", found.source, found.source == "none" ? " (a world of one)" : "", "\n",  //
+        "cluster      ", source_text(found.source), "\n",  //
         "rank         ", number_or_dash(found.rank), " of ", number_or_dash(found.world_size), "\n",
         "local rank   ", number_or_dash(found.local_rank), " of ", number_or_dash(found.local_world_size),
         "\n", "host         ", number_or_dash(found.node_rank), " of ", number_or_dash(found.n_nodes), "\n",

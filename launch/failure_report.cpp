@@ -5,7 +5,9 @@
 
 #include <algorithm>
 #include <ctime>
+#include <optional>
 #include <sstream>
+#include <string_view>
 
 #include "launch/line_merger.h"
 #include "lockstep/base/text.h"
@@ -41,11 +43,59 @@ std::string quoted(const std::string& words, const char* lead, int most) {
   return text;
 }
 
+// A JSON string whose opening quote has been read, up to its closing one; none when it is damaged, or has escapes that
+// run_main does not write.
+std::optional<std::string> read_json_string(std::istream& in) {
+  std::string text;
+  for (char c = 0; in.get(c);) {
+    if (c == '"') return text;
+    if (c == '\\') {
+      if (!in.get(c)) break;
+      if (c == 'u') {
+        std::string code(4, '0');
+        if (!in.read(code.data(), 4) || !code.starts_with("00")) return std::nullopt;
+        c = static_cast<char>(std::strtol(code.c_str(), nullptr, 16));
+      } else if (c != '"' && c != '\\') {
+        return std::nullopt;
+      }
+    }
+    text += c;
+  }
+  return std::nullopt;
+}
+
+// What run_main wrote when an exception left the program: torch's form, with nothing in it but text and time. Whatever
+// else a program writes into its error file is shown as it is.
+std::optional<std::string> uncaught_text(const std::string& words) {
+  constexpr std::string_view kBegin = R"({"message": {"message": ")";
+  constexpr std::string_view kMiddle = R"(, "extraInfo": {"timestamp": ")";
+  if (!words.starts_with(kBegin)) return std::nullopt;
+  std::istringstream in(words.substr(kBegin.size()));
+  auto text = read_json_string(in);
+  std::string rest;
+  std::getline(in, rest, '\0');
+  if (!rest.starts_with(kMiddle)) return std::nullopt;
+  rest.erase(0, rest.find_first_not_of("0123456789", kMiddle.size()));
+  return rest == "\"}}}\n" ? text : std::nullopt;
+}
+
+// The lines of stderr that do not only repeat `told`, which run_main prints behind "[rank1]: ".
+std::vector<std::string> lines_beside(const std::deque<std::string>& lines, const std::string& told) {
+  std::vector<std::string> others;
+  for (const std::string& line : lines) {
+    const auto colon = line.find("]: ");
+    const bool by_run_main = line.starts_with("[rank") && colon != std::string::npos;
+    if (!by_run_main || told.find(line.substr(colon + 3)) == std::string::npos) others.push_back(line);
+  }
+  return others;
+}
+
 std::string other_failure(const FailureFacts& facts, const ChildExit& exit) {
+  const std::string words = facts.error_file(exit.index);
   return cat("\n  also failed: rank ", facts.first_rank + exit.index, " (local rank ", exit.index, ", pid ",
              exit.pid, ") at ", time_text(exit.time), " ", exit.cause(),
              exit.loss.empty() ? "" : ", as it lost a peer",
-             quoted(facts.error_file(exit.index), "\n    | ", kOtherLines));
+             quoted(uncaught_text(words).value_or(words), "\n    | ", kOtherLines));
 }
 
 // Who went in peace while others still needed it.
@@ -72,12 +122,19 @@ std::string failure_report(const FailureFacts& facts) {
                          "  cause   ", first.cause(), "\n",    //
                          "  time    ", time_text(first.time));
   if (!first.start_error.empty()) text += cat("\n  program ", facts.program);
-  if (!first.loss.empty()) text += cat("\n  loss    ", first.loss, early_leavers(facts));
-  if (const std::string words = facts.error_file(first.index); !words.empty())
-    text += cat("\n  error file:", quoted(words, "\n    | ", kFirstLines));
-  if (!facts.last_errors.empty()) {
-    text += "\n  last lines of its stderr:";
-    for (const std::string& line : facts.last_errors) text += cat("\n    | ", line);
+  const std::string words = facts.error_file(first.index);
+  const auto uncaught = uncaught_text(words);
+  if (!first.loss.empty()) {
+    const bool told_below = uncaught && uncaught->find(first.loss) != std::string::npos;
+    text += cat(told_below ? "" : cat("\n  loss    ", first.loss), early_leavers(facts));
+  }
+  if (!words.empty()) {
+    text += cat(uncaught ? "\n  uncaught exception:" : "\n  error file:",
+                quoted(uncaught.value_or(words), "\n    | ", kFirstLines));
+  }
+  if (const auto lines = lines_beside(facts.last_errors, uncaught.value_or("")); !lines.empty()) {
+    text += cat("\n  last lines of its stderr", uncaught ? " besides:" : ":");
+    for (const std::string& line : lines) text += cat("\n    | ", line);
   }
   for (const ChildExit& exit : facts.exits) {
     const bool by_our_hand = exit.stopped && WIFSIGNALED(exit.status);

@@ -9,6 +9,7 @@
 #include "launch/run.h"
 #include "lockstep/base/environment.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
 
 namespace lockstep::launch {
 namespace {
@@ -62,6 +63,17 @@ CLI::App* add_run(CLI::App& app, RunOptions& options) {
   return run;
 }
 
+// CLI11 would only say that a subcommand is required.
+void check_command(const CLI::App& app, int argc, char** argv) {
+  const std::string_view word = argc > 1 ? argv[1] : "";
+  if (word == "--help" || word == "-h" || word == "--version") return;
+  const auto commands = app.get_subcommands([](const CLI::App*) { return true; });
+  if (std::ranges::any_of(commands, [&](const auto* command) { return command->get_name() == word; })) return;
+  raise(ErrorKind::kUsage, cat(word.empty() ? "no command" : cat("there is no command \"", word, "\""),
+                               "; a program is started with: lockstep run -n 4 -- program arguments"
+                               "\nlockstep --help lists the commands"));
+}
+
 int main_or_raise(int argc, char** argv) {
   RunOptions options;
   read_presets(options);
@@ -70,6 +82,7 @@ int main_or_raise(int argc, char** argv) {
   app.require_subcommand(1);
   CLI::App* const run_command = add_run(app, options);
   CLI::App* const env_command = app.add_subcommand("env", "Show what lockstep finds in this environment");
+  check_command(app, argc, argv);
   const auto dashes = std::find(argv + 1, argv + argc, std::string_view("--"));
   try {
     app.parse(static_cast<int>(dashes - argv), argv);

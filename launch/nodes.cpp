@@ -1,8 +1,11 @@
 #include "launch/nodes.h"
 
+#include <unistd.h>
+
 #include <algorithm>
 #include <string_view>
 
+#include "launch/failure_report.h"
 #include "lockstep/base/bytes.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
@@ -34,9 +37,30 @@ void Nodes::hurry() {
 
 Store& Nodes::store() {
   Store& store = host_.store();
-  if (!connected_) store.set(came_key(node_rank_), "");
+  if (!connected_) {
+    came_as_ = cat(n_workers_, ' ', host_name(), ", pid ", ::getpid());
+    first_came_as_ = to_text(store.compare_set(came_key(node_rank_), {}, to_bytes(came_as_)));
+  }
   connected_ = true;
   return store;
+}
+
+std::optional<std::string> Nodes::misfit() {
+  if (compared_) return std::nullopt;
+  const auto who = [](const std::string& came_as) { return came_as.substr(came_as.find(' ') + 1); };
+  if (first_came_as_ != came_as_) {
+    compared_ = true;
+    return cat("two launchers have --node-rank ", node_rank_, ": ", who(first_came_as_), ", and ",
+               who(came_as_), "; each host needs a number of its own");
+  }
+  const std::string zero_key = came_key(0);
+  if (!store().check({&zero_key, 1})) return std::nullopt;
+  compared_ = true;
+  const std::string zero = to_text(store().get(zero_key));
+  const std::string n_workers = zero.substr(0, zero.find(' '));
+  if (n_workers == cat(n_workers_)) return std::nullopt;
+  return cat("host 0 (", who(zero), ") was given -n ", n_workers, ", host ", node_rank_, " (", who(came_as_),
+             ") -n ", n_workers_, "; every host must run the same number of workers");
 }
 
 std::optional<std::string> Nodes::check() {
@@ -44,6 +68,10 @@ std::optional<std::string> Nodes::check() {
   next_check_ = Deadline::after(kCheckInterval);
   try {
     Store& store = this->store();
+    if (auto why = misfit()) {
+      tell_failure(*why);
+      return why;
+    }
     if (told_ || !store.check({&kFailedKey, 1})) return std::nullopt;
     return to_text(store.get(kFailedKey));
   } catch (const Error& error) {

@@ -1,5 +1,5 @@
-// What the launchers of one job on several hosts tell each other through the rendezvous store: that workers failed
-// somewhere, and that a host is done. The host that holds the store stays until all are.
+// What the launchers of one job on several hosts tell each other through the rendezvous store: that they fit together,
+// that workers failed somewhere, and that a host is done. The host that holds the store stays until all are.
 //
 // Thread safety: none. Does nothing when the job has one host.
 #pragma once
@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "launch/run_options.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/process/job_host.h"
 
@@ -15,13 +16,15 @@ namespace lockstep::launch {
 
 class Nodes {
  public:
-  Nodes(JobHost& host, int n_nodes, int node_rank) : host_(host), n_nodes_(n_nodes), node_rank_(node_rank) {}
+  Nodes(JobHost& host, const RunPlan& plan)
+      : host_(host), n_nodes_(plan.n_nodes), node_rank_(plan.node_rank), n_workers_(plan.n_workers) {}
 
   // When check() is next worth calling.
   Deadline due() const { return n_nodes_ > 1 ? next_check_ : Deadline::never(); }
   // check() is worth calling within a tenth of a second, if the store is there: a failure here may be another host's.
   void hurry();
-  // Why this host's workers should stop: another host's failed, or the store is gone. Blocks for seconds at most.
+  // Why this host's workers should stop: another host's failed, the store is gone, or another launcher has this one's
+  // number or runs another number of workers (the others are told so too). Blocks for seconds at most.
   std::optional<std::string> check();
   // This host's workers failed: tells the others. Never throws.
   void tell_failure(const std::string& what) noexcept;
@@ -33,11 +36,17 @@ class Nodes {
   // The store, where every launcher that has connected says so.
   Store& store();
   std::vector<std::string> awaited_keys(bool well);
+  // Why this launcher and those that came before it cannot be one job.
+  std::optional<std::string> misfit();
 
   JobHost& host_;
   const int n_nodes_;
   const int node_rank_;
+  const int n_workers_;
   bool connected_ = false;
+  bool compared_ = false;      // with host 0, which may not have come yet
+  std::string came_as_;        // what this launcher says of itself under its number
+  std::string first_came_as_;  // what the first launcher under that number says
   bool told_ = false;
   Deadline next_check_ = Deadline::now();
 };

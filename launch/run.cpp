@@ -75,7 +75,7 @@ class Job {
                              .port = plan.master_port,
                              .shared = plan.n_nodes > 1,
                              .holds_store = plan.node_rank == 0})),
-        nodes_(host_, plan.n_nodes, plan.node_rank),
+        nodes_(host_, plan),
         output_({.n_workers = plan.n_workers,
                  .first_rank = plan.first_rank(),
                  .role = options.role,

@@ -138,6 +138,21 @@ TEST(Run, WhatAWorkerWroteToItsErrorFileIsInTheReport) {
   EXPECT_TRUE(contains(launcher.err(), "    | {\"message\": \"bad data\"}")) << launcher.err();
 }
 
+TEST(Run, AnUncaughtExceptionIsReportedOnceAndAsText) {
+  Launcher launcher(shell(
+      {"-n", "2"},
+      "test $RANK = 0 || exec sleep 1000; echo 'opening' >&2; echo '[rank0]: Error: no \"data.bin\"' >&2; "
+      "echo '{\"message\": {\"message\": \"Error: no \\\"data.bin\\\"\", \"extraInfo\": {\"timestamp\": "
+      "\"17\"}}}' > $TORCHELASTIC_ERROR_FILE; exit 1"));
+  EXPECT_EQ(launcher.wait(), 1);
+  const std::string err = launcher.err();
+  const std::string report = err.substr(err.find("root cause"));
+  EXPECT_TRUE(contains(report, "\n    | Error: no \"data.bin\"\n")) << err;
+  EXPECT_FALSE(contains(report, "extraInfo")) << err;
+  EXPECT_FALSE(contains(report, "[rank0]: ")) << "told twice: " << err;
+  EXPECT_TRUE(contains(report, "\n    | opening")) << err;
+}
+
 TEST(Run, AProgramThatCannotBeExecutedIsNamed) {
   Launcher launcher({"run", "-n", "2", "--", "/no/such/program"});
   EXPECT_EQ(launcher.wait(), 127);
@@ -236,6 +251,9 @@ TEST(Run, WrongUseIsToldWithExitCodeTwo) {
   refused({"run", "--nnodes", "2", "--node-rank", "2", "true"}, "--node-rank");
   refused({"run", "--no-such-option", "true"}, "--no-such-option");
   refused({"run", "-n", "2"}, "no program");
+  refused({"rum", "-n", "2", "--", "true"}, "there is no command \"rum\"");
+  refused({"-n", "2", "--", "true"}, "lockstep run -n 4 -- program");
+  refused({}, "lockstep --help");
   refused({"run", "--nnodes", "2", "--master-addr", "127.0.0.1", "true"}, "LOCKSTEP_SECRET_FILE");
 }
 
@@ -256,8 +274,9 @@ TEST(Run, AutoIsOnePerCore) {
 // Two launchers on this machine as if on two hosts.
 struct TwoHosts {
   TwoHosts() { JobSecret::mint().write_file(folder.file("secret")); }
-  std::unique_ptr<Launcher> launch(const std::string& node_rank, std::vector<std::string> command) const {
-    std::vector<std::string> arguments = {"run",           "-n", "2", "--nnodes=2", "--node-rank", node_rank,
+  std::unique_ptr<Launcher> launch(const std::string& node_rank, std::vector<std::string> command,
+                                   const std::string& n = "2") const {
+    std::vector<std::string> arguments = {"run",           "-n", n,   "--nnodes=2", "--node-rank", node_rank,
                                           "--master-port", port, "--"};
     arguments.insert(arguments.end(), command.begin(), command.end());
     return std::make_unique<Launcher>(
@@ -288,6 +307,27 @@ TEST(Run, AFailureOnOneHostStopsTheWorkersOfTheOther) {
       << first->err();
 }
 
+TEST(Run, HostsThatRunDifferentNumbersOfWorkersAreToldSo) {
+  TwoHosts hosts;
+  const auto first = hosts.launch("0", {"sleep", "1000"}, "1");
+  const auto second = hosts.launch("1", {"sleep", "1000"}, "2");
+  EXPECT_NE(second->wait(), 0);
+  EXPECT_NE(first->wait(), 0);
+  for (const auto& launcher : {&*first, &*second})
+    EXPECT_TRUE(contains(launcher->err(), "every host must run the same number")) << launcher->err();
+}
+
+TEST(Run, TwoHostsOfTheSameNumberAreToldSo) {
+  TwoHosts hosts;
+  const auto zero = hosts.launch("0", {"sleep", "1000"});
+  const auto one = hosts.launch("1", {"sleep", "1000"});
+  const auto twin = hosts.launch("1", {"sleep", "1000"});
+  for (const auto& launcher : {&*zero, &*one, &*twin}) {
+    EXPECT_NE(launcher->wait(), 0);
+    EXPECT_TRUE(contains(launcher->err(), "two launchers have --node-rank 1")) << launcher->err();
+  }
+}
+
 TEST(Command, VersionAndEnvironment) {
   Launcher version({"--version"});
   EXPECT_EQ(version.wait(), 0);
@@ -308,6 +348,7 @@ TEST(Command, EnvironmentInAWorkerDoesNotShowTheSecret) {
                               " env | grep -c \"$secret\""));
   EXPECT_EQ(launcher.wait(), 1) << "grep found none";
   EXPECT_TRUE(contains(launcher.out(), "(held by the launcher)")) << launcher.out();
+  EXPECT_TRUE(contains(launcher.out(), "cluster      lockstep run")) << launcher.out();
 }
 
 }  // namespace

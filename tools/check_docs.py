@@ -4,10 +4,9 @@
 Pages are *.md in the root and in docs/. Their C++ is compiled by tests/docs.
 """
 
-import argparse
 import re
-import sys
-from pathlib import Path
+
+import complaints
 
 LINK = re.compile(r"\]\(([^)\s]+)\)")
 CODE = re.compile(r"`([^`\n]+)`")
@@ -73,14 +72,9 @@ class Pages:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent)
-    pages = Pages(parser.parse_args().root.resolve())
-    for complaint in pages.complaints:
-        print(complaint)
-    if pages.complaints:
-        sys.exit(f"docs: {len(pages.complaints)} complaints")
-    print(f"docs: {pages.counts['links']} links, {pages.counts['commands']} commands and paths, all there")
+    pages = Pages(complaints.parser(__doc__).parse_args().root)
+    complaints.finish("docs", pages.complaints,
+                      f"{pages.counts['links']} links, {pages.counts['commands']} commands and paths, all there")
 
 
 if __name__ == "__main__":

@@ -9,11 +9,11 @@ its lockstep_library, lockstep_test and lockstep_program calls. There is no seco
   check_layers.py --root DIR checks another tree (the tests do)
 """
 
-import argparse
 import re
-import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import complaints
 
 TORCH_LINE = "libtorch begins above this line"
 TORCH_PREFIXES = ("torch/", "ATen/", "c10/", "caffe2/")
@@ -282,18 +282,14 @@ class Tree:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = complaints.parser(__doc__)
     parser.add_argument("--write", action="store_true", help="redraw the diagram in ARCHITECTURE.md")
-    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent)
     arguments = parser.parse_args()
-    tree = Tree(arguments.root.resolve())
+    tree = Tree(arguments.root)
     tree.check()
     tree.check_diagram(arguments.write)
-    for violation in tree.violations:
-        print(violation)
-    if tree.violations:
-        sys.exit(f"layers: {len(tree.violations)} violations")
-    print(f"layers: {len(tree.libraries)} folders, every include follows a declared arrow")
+    complaints.finish("layers", tree.violations,
+                      f"{len(tree.libraries)} folders, every include follows a declared arrow", "violations")
 
 
 if __name__ == "__main__":

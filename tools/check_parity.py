@@ -12,11 +12,10 @@ test    `binary: Suite.Name, Suite.Other*; other_binary: Suite.*`, notes in pare
         in a source of that binary. done and better rows name at least one.
 """
 
-import argparse
 import fnmatch
 import re
-import sys
-from pathlib import Path
+
+import complaints
 
 PAGE = "docs/parity.md"
 STATES = ("done", "better", "partly", "not", "moot")
@@ -174,15 +173,10 @@ def check(root):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--root", type=Path, default=Path(__file__).resolve().parent.parent)
-    page = check(parser.parse_args().root.resolve())
-    for complaint in page.complaints:
-        print(complaint)
-    if page.complaints:
-        sys.exit(f"parity: {len(page.complaints)} complaints")
+    page = check(complaints.parser(__doc__).parse_args().root)
     states = ", ".join(f"{count} {state}" for state, count in page.counts.items())
-    print(f"parity: {sum(page.counts.values())} rows ({states}), every test they name exists")
+    complaints.finish("parity", page.complaints,
+                      f"{sum(page.counts.values())} rows ({states}), every test they name exists")
 
 
 if __name__ == "__main__":

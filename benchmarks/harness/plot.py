@@ -47,8 +47,40 @@ def _log_grid(svg, low, high, y_of, right):
             svg.text(MARGIN - 6, y_of(value) + 4, f"{value:g}", "end")
 
 
+def _y_on_log_axis(low, high):
+    return lambda value: HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * math.log(value / low) / math.log(high / low)
+
+
+def lines(title, series, x_text, path):
+    """series: {(label, colour, dash): [(x, y)]}; two logarithmic axes, one line each, x_text under every x."""
+    series = {key: sorted(points) for key, points in series.items() if points}
+    if not series:
+        return False
+    xs = sorted({x for points in series.values() for x, _ in points})
+    values = [y for points in series.values() for _, y in points]
+    low, high = min(values) / 1.5, max(values) * 1.5
+    span = max(math.log2(xs[-1] / xs[0]), 1)
+    right = WIDTH - 170
+    y_of = _y_on_log_axis(low, high)
+
+    def x_of(x):
+        return MARGIN + 20 + (right - MARGIN - 40) * math.log2(x / xs[0]) / span
+
+    svg = Svg(WIDTH, HEIGHT)
+    svg.text(WIDTH / 2, 24, title, extra='font-size="15"')
+    _log_grid(svg, low, high, y_of, right)
+    for x in xs:
+        svg.text(x_of(x), HEIGHT - MARGIN + 18, x_text(x), extra='font-size="10"')
+    for n, ((label, colour, dash), points) in enumerate(sorted(series.items())):
+        svg.path([(x_of(x), y_of(y)) for x, y in points], colour, dash)
+        svg.path([(right + 8, 60 + 18 * n), (right + 28, 60 + 18 * n)], colour, dash)
+        svg.text(right + 34, 64 + 18 * n, label, "start", colour, 'font-size="10"')
+    svg.save(path)
+    return True
+
+
 def all_reduce(records, path, rotating):
-    """Time against size on two logarithmic axes, one line per contender; ours once per case."""
+    """Time against size, one line per contender; ours once per case."""
     series = {}
     for r in records:
         if r["case"].endswith("_rotating") != rotating:
@@ -59,34 +91,9 @@ def all_reduce(records, path, rotating):
         series.setdefault(ours, {})[r["bytes"]] = r.get("lockstep")
         for name in ("limit", "openmpi", "torch"):
             series.setdefault((name, COLOURS[name], ""), {})[r["bytes"]] = r.get(name)
-    series = {key: sorted((b, v) for b, v in points.items() if v) for key, points in series.items()}
-    series = {key: points for key, points in series.items() if points}
-    if not series:
-        return False
-    sizes = sorted({b for points in series.values() for b, _ in points})
-    values = [v for points in series.values() for _, v in points]
-    low, high = min(values) / 1.5, max(values) * 1.5
-    span = max(math.log2(sizes[-1] / sizes[0]), 1)
-    right = WIDTH - 170
-
-    def x_of(n_bytes):
-        return MARGIN + 20 + (right - MARGIN - 40) * math.log2(n_bytes / sizes[0]) / span
-
-    def y_of(value):
-        return HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * math.log(value / low) / math.log(high / low)
-
-    svg = Svg(WIDTH, HEIGHT)
-    svg.text(WIDTH / 2, 24, f"all_reduce, 2 ranks, {'rotating' if rotating else 'hot'} buffers: microseconds by size",
-             extra='font-size="15"')
-    _log_grid(svg, low, high, y_of, right)
-    for n_bytes in sizes:
-        svg.text(x_of(n_bytes), HEIGHT - MARGIN + 18, size_text(n_bytes), extra='font-size="10"')
-    for n, ((label, colour, dash), points) in enumerate(sorted(series.items())):
-        svg.path([(x_of(b), y_of(v)) for b, v in points], colour, dash)
-        svg.path([(right + 8, 60 + 18 * n), (right + 28, 60 + 18 * n)], colour, dash)
-        svg.text(right + 34, 64 + 18 * n, label, "start", colour, 'font-size="10"')
-    svg.save(path)
-    return True
+    series = {key: [(b, v) for b, v in points.items() if v] for key, points in series.items()}
+    title = f"all_reduce, 2 ranks, {'rotating' if rotating else 'hot'} buffers: microseconds by size"
+    return lines(title, series, size_text, path)
 
 
 def bars(title, groups, names, path):
@@ -95,13 +102,11 @@ def bars(title, groups, names, path):
     if not values:
         return False
     low, high = min(values) / 2, max(values) * 1.4
+    y_of = _y_on_log_axis(low, high)
     whole = max(WIDTH, MARGIN + 100 + 26 * len(names) * len(groups))  # numbers above the bars must not run together
     right = whole - 100
     step = (right - MARGIN) / len(groups)
     width = 0.8 * step / len(names)
-
-    def y_of(value):
-        return HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * math.log(value / low) / math.log(high / low)
 
     svg = Svg(whole, HEIGHT)
     svg.text(whole / 2, 24, title, extra='font-size="15"')
@@ -126,40 +131,16 @@ GROWTH_LINES = {"init": "#1f77b4", "new_group": "#d62728", "first_all_reduce": "
 
 
 def growth(records, path):
-    """Milliseconds against ranks on two logarithmic axes: a line per phase, ours and (dashed) PyTorch's."""
+    """Milliseconds against ranks: a line per phase, ours and (dashed) PyTorch's."""
     series = {}
     for r in records:
         if r["kind"] != "processes" or r["case"] not in GROWTH_LINES:
             continue
         for name, dash in (("lockstep", ""), ("torch", "6 3")):
             if r.get(name):
-                series.setdefault((r["case"], name, dash), []).append((r["ranks"], r[name] / 1000))
-    if not series:
-        return False
-    all_ranks = sorted({n for points in series.values() for n, _ in points})
-    values = [v for points in series.values() for _, v in points]
-    low, high = min(values) / 1.5, max(values) * 1.5
-    span = max(math.log2(all_ranks[-1] / all_ranks[0]), 1)
-    right = WIDTH - 170
-
-    def x_of(n):
-        return MARGIN + 20 + (right - MARGIN - 40) * math.log2(n / all_ranks[0]) / span
-
-    def y_of(value):
-        return HEIGHT - MARGIN - (HEIGHT - 2 * MARGIN) * math.log(value / low) / math.log(high / low)
-
-    svg = Svg(WIDTH, HEIGHT)
-    svg.text(WIDTH / 2, 24, "growth, ranks as processes: milliseconds by ranks", extra='font-size="15"')
-    _log_grid(svg, low, high, y_of, right)
-    for n in all_ranks:
-        svg.text(x_of(n), HEIGHT - MARGIN + 18, str(n), extra='font-size="10"')
-    for i, ((case, name, dash), points) in enumerate(sorted(series.items())):
-        colour = GROWTH_LINES[case]
-        svg.path([(x_of(n), y_of(v)) for n, v in sorted(points)], colour, dash)
-        svg.path([(right + 8, 60 + 18 * i), (right + 28, 60 + 18 * i)], colour, dash)
-        svg.text(right + 34, 64 + 18 * i, f"{name} {case}", "start", colour, 'font-size="10"')
-    svg.save(path)
-    return True
+                key = (f"{name} {r['case']}", GROWTH_LINES[r["case"]], dash)
+                series.setdefault(key, []).append((r["ranks"], r[name] / 1000))
+    return lines("growth, ranks as processes: milliseconds by ranks", series, str, path)
 
 
 def draw(records, folder):

@@ -5,6 +5,7 @@
 #include <unistd.h>
 
 #include <algorithm>
+#include <atomic>
 #include <condition_variable>
 #include <cstring>
 #include <filesystem>
@@ -49,6 +50,26 @@ class MapKv final : public Kv {
   std::mutex mutex_;
   std::condition_variable changed_;
   std::map<std::string, std::string> map_;
+};
+
+// Counts what it is asked for.
+class CountingKv final : public Kv {
+ public:
+  void set(const std::string& key, std::string value) override {
+    ++n_calls;
+    map_.set(key, std::move(value));
+  }
+  std::optional<std::string> get(const std::string& key, Deadline deadline) override {
+    ++n_calls;
+    auto value = map_.get(key, deadline);
+    if (!value) ++n_in_vain;
+    return value;
+  }
+  std::atomic<int> n_calls{0};
+  std::atomic<int> n_in_vain{0};  // of them: until a deadline, perhaps to look again
+
+ private:
+  MapKv map_;
 };
 
 // One file per key, renamed into place, for ranks that are processes.

@@ -130,11 +130,35 @@ TEST(RunMain, GivesWhatTheFunctionReturns) {
   EXPECT_EQ(run_main([] {}), 0);
 }
 
+// What spawned processes have to say to this one.
+class Words {
+ public:
+  Words() {
+    int ends[2];
+    require(::pipe2(ends, O_CLOEXEC) == 0, "pipe");
+    reader_ = Fd(ends[0]);
+    writer_ = Fd(ends[1]);
+  }
+  // A line, in one piece.
+  void say(const std::string& line) const {
+    require(::write(writer_.get(), line.data(), line.size()) > 0, "write");
+  }
+  // Once, after the processes have ended.
+  std::string heard() {
+    writer_.reset();
+    std::string text(4096, '\0');
+    const auto n = ::read(reader_.get(), text.data(), text.size());
+    text.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
+    return text;
+  }
+
+ private:
+  Fd reader_, writer_;
+};
+
 // What the survivors of rank 1's death were told, a line each.
 std::string last_words(int size, const std::function<void()>& die) {
-  int ends[2];
-  EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
-  Fd reader(ends[0]), writer(ends[1]);
+  Words words;
   EXPECT_THROW(
       spawn(size,
             [&](int rank) {
@@ -148,18 +172,12 @@ std::string last_words(int size, const std::function<void()>& die) {
                   barrier();
                 } catch (const Error& error) {
                   const auto lost = error.peer().value_or(LostPeer{});
-                  const auto line = cat(to_string(error.kind()), " rank ", lost.rank, ": ", lost.cause, "\n");
-                  require(::write(writer.get(), line.data(), line.size()) > 0, "write");
-                  return;
+                  return words.say(cat(to_string(error.kind()), " rank ", lost.rank, ": ", lost.cause, "\n"));
                 }
               }
             }),
       SpawnError);
-  writer.reset();
-  std::string text(4096, '\0');
-  const auto n = ::read(reader.get(), text.data(), text.size());
-  text.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
-  return text;
+  return words.heard();
 }
 
 TEST(Processes, SurvivorsLearnWhoDiedAndHow) {
@@ -172,9 +190,7 @@ TEST(Processes, SurvivorsLearnWhoDiedAndHow) {
 // Rank 0 dies. Rank 1 learns so in the world and ends in some way; rank 2, in a group with rank 1 only, waits for that
 // one. What rank 2 was told.
 std::string words_behind(const std::function<void()>& end) {
-  int ends[2];
-  EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
-  Fd reader(ends[0]), writer(ends[1]);
+  Words words;
   EXPECT_THROW(spawn(3,
                      [&](int rank) {
                        ::signal(SIGTERM, SIG_IGN);
@@ -185,16 +201,11 @@ std::string words_behind(const std::function<void()>& end) {
                          barrier({.group = rank == 1 ? Group{} : pair});
                        } catch (const Error& error) {
                          if (rank == 1) return end();
-                         const auto line = cat(error.peer().value_or(LostPeer{}).cause, "\n");
-                         require(::write(writer.get(), line.data(), line.size()) > 0, "write");
+                         words.say(cat(error.peer().value_or(LostPeer{}).cause, "\n"));
                        }
                      }),
                SpawnError);
-  writer.reset();
-  std::string text(4096, '\0');
-  const auto n = ::read(reader.get(), text.data(), text.size());
-  text.resize(n > 0 ? static_cast<std::size_t>(n) : 0);
-  return text;
+  return words.heard();
 }
 
 TEST(Processes, ASurvivorThatLeavesPassesTheFirstCauseOn) {
@@ -233,9 +244,7 @@ TEST(Processes, MakeSubGroupsThatDoNotWaitForEachOther) {
 }
 
 TEST(Processes, GoOnWithoutARankThatWasKilled) {
-  int ends[2];
-  EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
-  Fd reader(ends[0]), writer(ends[1]);
+  Words words;
   const auto body = [&](int rank) {
     ::signal(SIGTERM, SIG_IGN);
     init_process_group();
@@ -255,12 +264,10 @@ TEST(Processes, GoOnWithoutARankThatWasKilled) {
     all_reduce(sum);
     require(at::equal(sum, value(2)), "the survivors' sum");
     require(new_group({1, 0})->size() == 2, "a group of survivors");
-    require(::write(writer.get(), "+", 1) == 1, "write");
+    words.say("+");
   };
   EXPECT_THROW(spawn(3, body), SpawnError);
-  writer.reset();
-  char text[8];
-  EXPECT_EQ(::read(reader.get(), text, sizeof text), 2);
+  EXPECT_EQ(words.heard(), "++");
 }
 
 }  // namespace

@@ -22,6 +22,7 @@ namespace lockstep::comm {
 namespace {
 
 using fork_testing::Children;
+using testing::CountingKv;
 using testing::FolderKv;
 using testing::Kv;
 using testing::KvSpace;
@@ -212,21 +213,71 @@ TEST(HostJoin, TheArenasOfAllRanksFitIntoTheAddressSpace) {
   EXPECT_LE(internal::default_arena_bytes(2 * kTiB, 64 * kGiB, 4), 8 * kGiB);
 }
 
+std::uint64_t address_space() {
+  std::uint64_t pages = 0;
+  std::ifstream("/proc/self/statm") >> pages;
+  return pages * internal::kPage;
+}
+
+void limit_address_space(std::uint64_t more) {
+  const rlim_t limit = address_space() + more;
+  const rlimit both{limit, limit};
+  CHILD_EXPECT(::setrlimit(RLIMIT_AS, &both) == 0, errno);
+}
+
 TEST(HostJoin, RanksWithALimitOnTheirAddressSpaceStillMapEachOther) {
   FolderKv folder;
   const KvSpace kv(folder);
   Children ranks;
   for (int r = 0; r < 4; ++r) {
     ranks.start([&] {
-      std::uint64_t pages = 0;
-      std::ifstream("/proc/self/statm") >> pages;
-      const rlim_t limit = pages * internal::kPage + (rlim_t{4} << 30);
-      const rlimit both{limit, limit};
-      CHILD_EXPECT(::setrlimit(RLIMIT_AS, &both) == 0, errno);
+      limit_address_space(std::uint64_t{4} << 30);
       Rank rank(kv.host(), r, 4);
       std::vector<float> x(100'000, 1.f);
       CHILD_EXPECT(rank.all_reduce(x) == LOCKSTEP_OK, rank.error());
       CHILD_EXPECT(x.back() == 4.f, x.back());
+    });
+  }
+  for (int r = 0; r < ranks.size(); ++r) EXPECT_EQ(ranks.status(r), 0) << "rank " << r;
+}
+
+// Once rank 0 is known and this rank's own arena is made, there is room for one more, and a half.
+class KvThatTakesRoom final : public Kv {
+ public:
+  explicit KvThatTakesRoom(Kv& inner) : inner_(inner), before_(address_space()) {}
+  void set(const std::string& key, std::string value) override { inner_.set(key, std::move(value)); }
+  std::optional<std::string> get(const std::string& key, Deadline deadline) override {
+    auto value = inner_.get(key, deadline);
+    if (key == "host/0" && value) limit_address_space((address_space() - before_) * 3 / 2);
+    return value;
+  }
+
+ private:
+  Kv& inner_;
+  const std::uint64_t before_;
+};
+
+// All have met; the others are about to join, and it lives on.
+TEST(HostJoin, ARankThatFailsAfterAllHaveMetEndsTheWaitOfTheOthers) {
+  FolderKv folder;
+  Children ranks;
+  for (int r = 0; r < 3; ++r) {
+    ranks.start([&] {
+      KvThatTakesRoom little(folder);
+      const KvSpace kv(r == 1 ? static_cast<Kv&>(little) : folder);
+      std::string words;
+      try {
+        Rank rank(kv.host(), r, 3, Milliseconds(10'000));
+      } catch (const Error& error) {
+        words = error.what();
+      }
+      if (r != 1) {
+        CHILD_EXPECT(words == "rank 1 left while the group was forming", words);
+        return folder.set(cat("over/", r), "");
+      }
+      CHILD_EXPECT(words != "" && words.find("forming") == words.npos, words);
+      for (const char* key : {"over/0", "over/2"})
+        CHILD_EXPECT(folder.get(key, Deadline::after(fork_testing::kPatience)).has_value(), key);
     });
   }
   for (int r = 0; r < ranks.size(); ++r) EXPECT_EQ(ranks.status(r), 0) << "rank " << r;
@@ -255,23 +306,6 @@ std::string failure_of(const std::function<void()>& body) {
   }
   return "";
 }
-
-// Counts what it is asked for.
-class CountingKv final : public Kv {
- public:
-  void set(const std::string& key, std::string value) override {
-    ++n_calls;
-    inner_.set(key, std::move(value));
-  }
-  std::optional<std::string> get(const std::string& key, Deadline deadline) override {
-    ++n_calls;
-    return inner_.get(key, deadline);
-  }
-  std::atomic<int> n_calls{0};
-
- private:
-  MapKv inner_;
-};
 
 TEST(HostSplit, ACommunicatorOfSomeRanksNeedsNoStore) {
   MapKv map;

@@ -439,18 +439,32 @@ void Fabric::check_kernel_copies() {
 
 // Others that were quicker may have joined already and count on this rank.
 void Fabric::say_left() {
-  reinterpret_cast<Board*>(arena_->base() + own().board_at)->left.store(1, std::memory_order_seq_cst);
+  const auto left = current_failure().kind == ErrorKind::kPeerLost ? Board::kAfterAnother : Board::kLeft;
+  reinterpret_cast<Board*>(arena_->base() + own().board_at)->left.store(left, std::memory_order_seq_cst);
   for (const Peer& peer : peers_) {
     if (peer.station != nullptr) ring(peer.station->doorbell);
   }
 }
 
+// Names who was gone first: a rank that left after another did so when it had seen that one, so whoever sees the second
+// and looks again sees the first.
 void Fabric::check_all_there() {
-  for (int r = 0; r < size(); ++r) {
-    if (r == rank_) continue;
-    if (first_board(peer(r)).left.load(std::memory_order_acquire) != 0) raise_gone(r, "left");
-    if (hung_up(peer(r).lifeline) || hung_up(peer(r).pidfd)) raise_gone(r, "ended");
-  }
+  std::optional<int> second;
+  do {
+    const bool again = second.has_value();
+    for (int r = 0; r < size(); ++r) {
+      if (r == rank_) continue;
+      const auto left = first_board(peer(r)).left.load(std::memory_order_seq_cst);
+      if (left == Board::kAfterAnother) {
+        second = r;
+      } else if (left != Board::kHere) {
+        raise_gone(r, "left");
+      } else if (hung_up(peer(r).lifeline) || hung_up(peer(r).pidfd)) {
+        raise_gone(r, "ended");
+      }
+    }
+    if (again) raise_gone(*second, "left");
+  } while (second);
 }
 
 // Nobody may leave before everybody has mapped everybody. The last one to come wakes the others.

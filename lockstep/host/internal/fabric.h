@@ -44,7 +44,7 @@ class Fabric {
   Arena& arena() { return *arena_; }
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
   Station& own() { return arena_->station(); }
-  // Joining failed here after all: those that have joined hear that this rank left.
+  // Joining failed here after all: those that have joined hear that this rank left. Inside a catch block.
   void say_left();
 
  private:

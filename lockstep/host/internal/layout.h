@@ -170,7 +170,8 @@ struct Board {
   std::uint64_t first_at;
   // Set by anyone: stop, the ledger says why.
   alignas(kLine) std::atomic<std::uint32_t> broken;
-  // Set by the owner when it leaves in order.
+  // Set by the owner when it leaves in order; kAfterAnother when it gives up joining since another did.
+  enum Left : std::uint32_t { kHere, kLeft, kAfterAnother };
   std::atomic<std::uint32_t> left;
   // Ranks that will never look at any board of the communicator again: counted on rank 0's board, and copied to the
   // others by the last one. The owner gives its board back when all have said so.
