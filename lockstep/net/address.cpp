@@ -154,6 +154,24 @@ Address::Canonical Address::canonical() const {
   return result;
 }
 
+std::uint64_t origin_of(int fd) noexcept {
+  sockaddr_storage peer{};
+  socklen_t length = sizeof peer;
+  if (::getpeername(fd, reinterpret_cast<sockaddr*>(&peer), &length) != 0) return 0;
+  if (peer.ss_family == AF_UNIX) {
+    ucred who{};
+    length = sizeof who;
+    return ::getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &who, &length) == 0 ? who.uid : 0;
+  }
+  if (peer.ss_family == AF_INET) return reinterpret_cast<const sockaddr_in&>(peer).sin_addr.s_addr;
+  if (peer.ss_family != AF_INET6) return 0;
+  const in6_addr& ip = reinterpret_cast<const sockaddr_in6&>(peer).sin6_addr;
+  if (IN6_IS_ADDR_V4MAPPED(&ip)) return ip.s6_addr32[3];
+  std::uint64_t network = 0;
+  std::memcpy(&network, ip.s6_addr, sizeof network);
+  return network;
+}
+
 bool names_loopback(std::string_view host) {
   std::string lower(host);
   std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });

@@ -52,6 +52,10 @@ class Address {
   socklen_t length_ = 0;
 };
 
+// Where the peer of a connected socket comes from, as far as places for strangers are shared out by it: a local peer's user, an
+// IPv4 address, the network (64 bits) of an IPv6 address. 0 when the kernel does not tell.
+std::uint64_t origin_of(int fd) noexcept;
+
 // True for localhost and literal loopback addresses: what a user writes to mean "this machine only". A name that
 // merely resolves to loopback here (Debian gives every host 127.0.1.1) does not count.
 bool names_loopback(std::string_view host);

@@ -166,7 +166,14 @@ SessionKeys handshake_as_client(Socket& socket, const JobSecret& secret, const B
         socket,
         "it has another job secret (LOCKSTEP_SECRET_FD, LOCKSTEP_SECRET_FILE), or passes on what others say");
   }
-  socket.write_all(*proof, deadline);
+  try {
+    socket.write_all(*proof, deadline);
+  } catch (const DistNetworkError& error) {
+    // Not for want of the secret.
+    if (error.kind() != ErrorKind::kPeerLost) throw;
+    raise(ErrorKind::kSystem, cat(error.what(), " after it proved that it has the job secret"),
+          ErrorFamily::kNetwork);
+  }
   return client.keys();
 }
 

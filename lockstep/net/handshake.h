@@ -114,7 +114,8 @@ class HandshakeServer {
 };
 
 // Raise DistNetworkError as Socket does: of kind kUsage when the secrets differ. As client kPeerLost when the server
-// closed the connection before it answered: it has no secret, is no lockstep, or has no room for strangers just now.
+// closed the connection before it answered: it has no secret, is no lockstep, or has no room for strangers just now. kSystem when
+// it closed it later.
 SessionKeys handshake_as_client(Socket& socket, const JobSecret& secret, const Binding& binding,
                                 Deadline deadline);
 SessionKeys handshake_as_server(Socket& socket, const JobSecret& secret, const Binding& binding,

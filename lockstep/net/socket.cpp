@@ -77,13 +77,16 @@ Socket Socket::connect(const std::string& host, std::uint16_t port, Deadline dea
          .family = ErrorFamily::kNetwork});
 }
 
-Socket Socket::connect_local(std::string_view name, Deadline deadline) {
-  const Address address = Address::local_name(name);
+Socket Socket::connect(const Address& address, Deadline deadline) {
   Fd fd;
   const int code = connect_one(address, deadline, fd);
   if (code == 0) return Socket(std::move(fd));
-  raise(ErrorKind::kSystem, cat("cannot connect to ", address.text(), ": ", words(code)),
-        ErrorFamily::kNetwork);
+  raise(code == ETIMEDOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
+        cat("cannot connect to ", address.text(), ": ", words(code)), ErrorFamily::kNetwork);
+}
+
+Socket Socket::connect_local(std::string_view name, Deadline deadline) {
+  return connect(Address::local_name(name), deadline);
 }
 
 Socket::Socket(Fd fd)

@@ -24,6 +24,8 @@ class Socket {
  public:
   // Tries each address of `host` once. Raises DistNetworkError naming host, port and cause.
   static Socket connect(const std::string& host, std::uint16_t port, Deadline deadline);
+  // To one address; tries once.
+  static Socket connect(const Address& address, Deadline deadline);
   // To an abstract local name; tries once.
   static Socket connect_local(std::string_view name, Deadline deadline);
   // Takes over a connected socket.

@@ -11,10 +11,13 @@
 #include <cstdio>
 #include <string>
 #include <thread>
+#include <vector>
 
 #include "lockstep/base/bytes.h"
 #include "lockstep/base/error.h"
+#include "lockstep/net/handshake.h"
 #include "lockstep/net/socket.h"
+#include "lockstep/store/internal/tcp_client.h"
 #include "lockstep/store/tcp_store.h"
 
 namespace lockstep {
@@ -112,6 +115,80 @@ TEST(TcpRelay, AStrangerWhoPassesTheHandshakeOnIsNotTakenForTheStore) {
   } catch (const DistNetworkError&) {
     // The store does not speak to somebody who meant another address.
   }
+}
+
+// Takes connections at an address that is the store's as well for all a client knows, and does `crime` to them.
+class Squatter {
+ public:
+  Squatter(std::uint16_t port, std::string crime)
+      : crime_(std::move(crime)),
+        listener_(net::Listener::listen(*net::Address::parse("127.0.0.2", port), 16)),
+        thread_([this] { run(); }) {}
+  ~Squatter() {
+    stop_ = true;
+    thread_.join();
+  }
+
+ private:
+  void run() {
+    while (!stop_) {
+      try {
+        net::Socket client = listener_.accept(Deadline::after(Milliseconds(20)));
+        if (crime_ == "lies") client.write_all(Bytes(sizeof(net::Challenge)), patience());
+        if (crime_ != "closes") kept_.push_back(std::move(client));
+      } catch (const DistNetworkError&) {
+        // Nobody came, or it left.
+      }
+    }
+  }
+
+  const std::string crime_;
+  net::Listener listener_;
+  std::vector<net::Socket> kept_;
+  std::atomic<bool> stop_ = false;
+  std::thread thread_;
+};
+
+TEST(TcpRelay, AStrangerAtOneAddressOfAHostDoesNotKeepClientsFromTheStoreAtAnother) {
+  const JobSecret secret = JobSecret::mint();
+  const auto master = TcpStore::open("127.0.0.1", {.port = 0, .is_master = true, .secret = secret});
+  const std::uint16_t port = master->port();
+  const std::vector addresses = {*net::Address::parse("127.0.0.2", port),
+                                 *net::Address::parse("127.0.0.1", port)};
+  for (const std::string crime : {"closes", "lies", "says nothing"}) {
+    const Squatter squatter(port, crime);
+    const auto client = internal::TcpClient::connect_to_any(
+        addresses, {.host = "both", .port = port, .secret = secret}, Deadline::after(Milliseconds(1'500)));
+    EXPECT_TRUE(client.is_ours()) << crime;
+  }
+}
+
+// Strangers may have taken the place of a client that is far away each time before its proof came.
+TEST(TcpStrangers, AClientThatTheStoreItselfDropsComesBackUntilItsTimeIsUp) {
+  const JobSecret secret = JobSecret::mint();
+  auto listener = net::Listener::listen(*net::Address::parse("127.0.0.1", 0), 16);
+  const std::uint16_t port = listener.local().port();
+  constexpr int kDrops = 6;
+  std::thread store([&] {
+    for (int i = 0; i <= kDrops; ++i) {
+      net::Socket client = listener.accept(patience());
+      try {
+        net::handshake_as_server(client, i < kDrops ? secret : JobSecret::mint(),
+                                 {.purpose = net::Purpose::kStoreTcp, .address = client.local().canonical()},
+                                 patience());
+      } catch (const DistNetworkError&) {
+        // It left after the wrong proof.
+      }
+    }
+  });
+  try {
+    TcpStore::open("127.0.0.1", {.port = port, .timeout = Milliseconds(60'000), .secret = secret});
+    ADD_FAILURE() << "there is no store";
+  } catch (const DistNetworkError& error) {
+    EXPECT_NE(std::string(error.what()).find("it has another job secret"), std::string::npos) << error.what();
+  }
+  net::Socket::connect("127.0.0.1", port, patience());  // for one that has waited for another call
+  store.join();
 }
 
 // What a process with room for 64 descriptors answers when a hundred strangers call its store and say nothing.

@@ -11,6 +11,7 @@
 
 #include "lockstep/base/bytes.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/fd.h"
 #include "lockstep/base/text.h"
 #include "lockstep/net/handshake.h"
 #include "lockstep/net/sealed.h"
@@ -351,6 +352,21 @@ TEST_F(TcpServerTest, StrangersWhoSayNothingMakeWayForOthersTheOldestFirst) {
   EXPECT_TRUE(read_to_end(mute[7]).empty()) << "only the last four are left";
   EXPECT_EQ(TcpStore::open(kHost, {.port = store_->port()})->add("n", 1), 1);
   expect_alive();
+}
+
+TEST_F(TcpServerTest, WhoFloodsTheDoorPushesOutHisOwnConnectionsAndNotASlowClientFromElsewhere) {
+  start({.limits = {.strangers = 4}});
+  Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const auto elsewhere = *net::Address::parse("127.0.0.2", 0),
+             there = *net::Address::parse(kHost, store_->port());
+  ASSERT_EQ(::bind(fd.get(), elsewhere.get(), elsewhere.length()), 0);
+  ASSERT_EQ(::connect(fd.get(), there.get(), there.length()), 0);
+  net::Socket slow(std::move(fd));
+  std::vector<net::Socket> mute;
+  for (int i = 0; i < 12; ++i) mute.push_back(connect());
+  for (const std::size_t i : {0u, 7u}) EXPECT_TRUE(read_to_end(mute[i]).empty());
+  slow.write_all(validation(), patience());
+  ping(slow);
 }
 
 TEST_F(TcpServerTest, ManyWhoComeAtOnceAreAllServedThoughPlacesForStrangersAreFew) {

@@ -43,7 +43,7 @@ struct TcpStoreLimits {
   std::uint64_t reply_bytes = 1ull << 31;    // one reply: multi_get, list_keys
   std::uint32_t connections = 16384;
   // Of them, per address: connections that have yet to prove who they are; an eighth of the process's descriptors
-  // (RLIMIT_NOFILE) at most. When all places are taken the oldest make way.
+  // (RLIMIT_NOFILE) at most. When all places are taken the oldest from where most of them come make way.
   std::uint32_t strangers = 256;
   Milliseconds validate_timeout{30'000};  // from connect to a valid first request
 };

@@ -19,7 +19,7 @@ constexpr Milliseconds kGrace{10'000};
 constexpr std::size_t kRequestKept = 64 << 10;
 constexpr std::size_t kReadStep = 1 << 20;
 constexpr std::chrono::microseconds kLook{50};
-// A server without room for strangers drops the oldest of them: one that was dropped comes back this often.
+// A server without room for strangers drops some: one that was dropped before the server proved itself comes back this often.
 constexpr int kCloses = 5;
 
 [[noreturn]] void raise_protocol(const net::Socket& socket, std::string_view what) {
@@ -51,7 +51,7 @@ TcpClient TcpClient::connect(const TcpTarget& target, Milliseconds timeout, Dead
   std::optional<SlowWait> slow;
   for (int tries = 1;; ++tries) {
     try {
-      return connect_once(target, deadline);
+      return connect_to_any(net::Address::resolve(target.host, target.port), target, deadline);
     } catch (const DistNetworkError& error) {
       if (error.kind() == ErrorKind::kUsage || error.kind() == ErrorKind::kResource) throw;
       // A server that takes connections only to close them has its reasons; one that is ending gets a second chance.
@@ -81,8 +81,34 @@ TcpClient TcpClient::connect(const TcpTarget& target, Milliseconds timeout, Dead
   }
 }
 
-TcpClient TcpClient::connect_once(const TcpTarget& target, Deadline deadline) {
-  TcpClient client(net::Socket::connect(target.host, target.port, deadline), target.limits);
+TcpClient TcpClient::connect_to_any(std::span<const net::Address> addresses, const TcpTarget& target,
+                                    Deadline deadline) {
+  // Whoever says nothing at one address must not keep the client from the next.
+  constexpr Milliseconds kShare{5'000};
+  std::optional<Failure> telling;
+  for (std::size_t i = 0; i < addresses.size(); ++i) {
+    const auto half = std::chrono::duration_cast<Milliseconds>(deadline.remaining() / 2);
+    const bool last = i + 1 == addresses.size();
+    const Deadline until = last ? deadline : std::min(deadline, Deadline::after(std::min(half, kShare)));
+    try {
+      return connect_once(addresses[i], target, until);
+    } catch (const DistNetworkError& error) {
+      // What somebody did there tells more than that nobody was.
+      const auto weight = [](const Failure& failure) {
+        return failure.kind == ErrorKind::kUsage ? 2 : failure.kind == ErrorKind::kPeerLost ? 1 : 0;
+      };
+      if (!telling || weight(error.failure()) > weight(*telling)) {
+        telling = error.failure();
+      } else if (weight(*telling) == 0) {
+        telling->message += cat("; ", error.what());
+      }
+    }
+  }
+  raise(*telling);
+}
+
+TcpClient TcpClient::connect_once(const net::Address& address, const TcpTarget& target, Deadline deadline) {
+  TcpClient client(net::Socket::connect(address, deadline), target.limits);
   client.introduce(
       target, {.purpose = net::Purpose::kStoreTcp, .address = client.channel().socket().peer().canonical()},
       deadline);
@@ -103,7 +129,15 @@ void TcpClient::introduce(const TcpTarget& target, const net::Binding& binding, 
     const auto keys = net::handshake_as_client(channel().socket(), *target.secret, binding, deadline);
     if (binding.purpose == net::Purpose::kStoreTcp) channel().seal_as_client(keys);
   }
-  validate(deadline);
+  try {
+    validate(deadline);
+  } catch (const DistNetworkError& error) {
+    if (!target.secret || error.kind() != ErrorKind::kPeerLost) throw;
+    // It knows the secret, so it is the store: it is ending, or strangers took this client's place before its proof came.
+    // That is no verdict, however often it happens.
+    raise(ErrorKind::kSystem, cat(error.what(), " when the secrets were found to agree"),
+          ErrorFamily::kNetwork);
+  }
 }
 
 // A local socket costs about half of what TCP over loopback does. The server tells its name over the connection there

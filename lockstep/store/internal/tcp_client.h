@@ -39,6 +39,11 @@ class TcpClient {
   // deadline, `timeout` from when the caller began. Secrets that differ are an error at once.
   static TcpClient connect(const TcpTarget& target, Milliseconds timeout, Deadline deadline);
 
+  // Once, to the first of the addresses of target.host at which the store answers: a stranger may hold another of them, since
+  // "localhost" is 127.0.0.1 and ::1 to a client and may be one of the two to the master. Raises the most telling failure.
+  static TcpClient connect_to_any(std::span<const net::Address> addresses, const TcpTarget& target,
+                                  Deadline deadline);
+
   // True when the server knows our own requests.
   bool is_ours() const { return is_ours_; }
   // "127.0.0.1:40112 -> 127.0.0.1:29500", the addresses it connected with; a local socket may have taken over.
@@ -80,7 +85,7 @@ class TcpClient {
 
  private:
   TcpClient(net::Socket socket, const TcpStoreLimits& limits);
-  static TcpClient connect_once(const TcpTarget& target, Deadline deadline);
+  static TcpClient connect_once(const net::Address& address, const TcpTarget& target, Deadline deadline);
   void introduce(const TcpTarget& target, const net::Binding& binding, Deadline deadline);
   void validate(Deadline deadline);
   void go_local(const TcpTarget& target, Deadline deadline);

@@ -70,23 +70,33 @@ void TcpDoor::rest(std::uint64_t ms) {
       &timer_, [](uv_timer_t* timer) { static_cast<TcpDoor*>(timer->data)->watch(); }, ms, 0);
 }
 
-TcpDoor::Strangers::iterator TcpDoor::arrive(void* who) {
-  return strangers_.insert(strangers_.end(), {.since_ms = uv_now(poll_.loop), .who = who});
+TcpDoor::Strangers::iterator TcpDoor::arrive(void* who, std::uint64_t origin) {
+  ++n_from_[origin];
+  return strangers_.insert(strangers_.end(), {.since_ms = uv_now(poll_.loop), .who = who, .origin = origin});
 }
 
 void TcpDoor::leave(Strangers::iterator stranger) {
+  const auto from = n_from_.find(stranger->origin);
+  if (--from->second == 0) n_from_.erase(from);
   strangers_.erase(stranger);
   if (open_ && resting_) watch();
 }
 
+// Pre: there are some.
+const TcpDoor::Stranger& TcpDoor::next_to_go() const {
+  const auto most = std::ranges::max_element(n_from_, {}, [](const auto& from) { return from.second; });
+  return *std::ranges::find(strangers_, most->first, &Stranger::origin);
+}
+
 bool TcpDoor::make_room() {
   if (strangers_.size() < most_strangers_) return true;
-  const std::uint64_t age = uv_now(poll_.loop) - strangers_.front().since_ms;
+  const Stranger& next = next_to_go();
+  const std::uint64_t age = uv_now(poll_.loop) - next.since_ms;
   if (age < kGraceMs) {
     rest(kGraceMs - age);
     return false;
   }
-  expel_(strangers_.front().who);
+  expel_(next.who);
   return true;
 }
 
@@ -98,7 +108,7 @@ void TcpDoor::accept() {
       enter_(*this, std::move(fd));
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {
       // leave() would watch again at once: the place it made is for whoever needs a descriptor first.
-      if (!strangers_.empty()) expel_(strangers_.front().who);
+      if (!strangers_.empty()) expel_(next_to_go().who);
       return rest(kOutOfDescriptorsMs);
     } else if (errno != EINTR && errno != ECONNABORTED) {
       return;  // nobody waits, or this caller is gone

@@ -3,8 +3,9 @@
 // up the process's descriptors.
 //
 //   room        accept
-//   no room     strangers who had time enough make way, the oldest first; while all are fresh, callers wait in the
-//               kernel's queue, so that a thousand ranks that start together are all served
+//   no room     of the strangers from where most of them come (net::origin_of) the oldest makes way, if it had time enough; else
+//               callers wait in the kernel's queue, so that a thousand ranks that start together are all served. Whoever
+//               floods the door pushes out his own, not a rank that calls from far away and is slow to prove itself
 //   no descriptors left   one stranger makes way; the door opens again a moment later, instead of spinning on accept
 //
 // Thread safety: none; the loop's thread. close() must be called, and the loop run, before it is destroyed.
@@ -16,6 +17,7 @@
 #include <functional>
 #include <list>
 #include <string>
+#include <unordered_map>
 
 #include "lockstep/base/fd.h"
 #include "lockstep/net/socket.h"
@@ -28,6 +30,7 @@ class TcpDoor {
   struct Stranger {
     std::uint64_t since_ms;
     void* who;
+    std::uint64_t origin;
   };
   using Strangers = std::list<Stranger>;
 
@@ -43,7 +46,7 @@ class TcpDoor {
   void close();
 
   // Somebody came in whose session has yet to say who it is.
-  Strangers::iterator arrive(void* who);
+  Strangers::iterator arrive(void* who, std::uint64_t origin);
   // It has said so, or is gone.
   void leave(Strangers::iterator stranger);
 
@@ -53,6 +56,7 @@ class TcpDoor {
  private:
   void accept();
   bool make_room();
+  const Stranger& next_to_go() const;
   void rest(std::uint64_t ms);
   void watch();
 
@@ -63,7 +67,8 @@ class TcpDoor {
   const std::function<void(void*)> expel_;
   uv_poll_t poll_{};
   uv_timer_t timer_{};
-  Strangers strangers_;  // oldest first
+  Strangers strangers_;                                    // oldest first
+  std::unordered_map<std::uint64_t, std::size_t> n_from_;  // of them, by origin
   bool resting_ = false;
   bool open_ = false;
 };

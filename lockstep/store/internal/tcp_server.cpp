@@ -182,13 +182,14 @@ class TcpServer::Loop {
     }
     connection.handle.stream.data = &connection;
     if (opened != 0) return close(connection);
+    const std::uint64_t origin = net::origin_of(fd.get());
     fd.release();  // libuv closes it from here on
     if (connections_.size() > shared_.limits.connections) return refuse(connection, "too many connections");
     if (is_tcp) {
       uv_tcp_nodelay(&connection.handle.tcp, 1);
       uv_tcp_keepalive(&connection.handle.tcp, 1, 60);
     }
-    connection.stranger = door.arrive(&connection);
+    connection.stranger = door.arrive(&connection, origin);
     set_reading(connection, true);
     if (!uv_is_active(as_handle(&timer_))) {
       const auto patience = static_cast<std::uint64_t>(shared_.limits.validate_timeout.count());
