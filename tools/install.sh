@@ -8,4 +8,5 @@ prefix=${1:-}
 tools/build.sh dev installed
 folder=$(tools/build_dir.sh dev)
 cmake --install "$folder" --prefix "$prefix" >"$folder/install.log" || { tail -n 5 "$folder/install.log" >&2; exit 1; }
-echo "install: in $prefix; a project finds it with -DCMAKE_PREFIX_PATH=\"$prefix;<libtorch>\""
+libtorch=$(sed -n 's/^Libtorch_ROOT_DIR:[A-Z]*=//p' "$folder/CMakeCache.txt")
+echo "install: in $prefix; a project finds it and its libtorch with -DCMAKE_PREFIX_PATH=\"$prefix;$libtorch\""

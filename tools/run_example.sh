@@ -11,7 +11,7 @@ done
 
 out=build/run
 mkdir -p "$out"
-echo "run: examples/char_gpt learns the project's documents, one rank per core; about a minute"
+echo "run: examples/char_gpt learns the project's documents, one rank per core, and is compared with one rank; 1.5 minutes"
 "$launcher" run -n cpu --no-prefix -- "$example" --out "$out" --json "$out/train.json" "$@"
 python3 examples/char_gpt/compare.py --launcher "$launcher" --program "$example" \
   --trained "$out/train.json" --out "$out/speed.json"

@@ -55,6 +55,19 @@ class Timeline(unittest.TestCase):
         self.assertIn("bucket_done_time", done.stderr)
 
 
+class TimelineBuild(unittest.TestCase):
+    """`make timeline` in a tree that has no benchmarks; CTest tells which."""
+
+    def test_the_program_that_is_drawn_can_be_built(self):
+        tree = os.environ.get("LOCKSTEP_BUILD_DIR")
+        if not tree:
+            self.skipTest("no build folder is given")
+        with open(os.path.join(ROOT, "tools/timeline.sh"), encoding="utf-8") as script:
+            target = re.search(r"tools/build\.sh \S+ (\w+)", script.read()).group(1)
+        known = run("ninja", "-C", tree, "-t", "targets", "all").stdout
+        self.assertRegex(known, rf"(?m)^{target}:")
+
+
 class HalfInstalledMpi(unittest.TestCase):
     def usable(self, folder):
         script = (f'set(MPI_C_FOUND TRUE)\nset(MPI_C_INCLUDE_DIRS "{folder}")\nset(MPI_C_LIBRARIES mpi)\n'

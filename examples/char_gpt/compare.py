@@ -69,9 +69,10 @@ def main():
     if ranks == 1:
         print("speed-up: none to show, this machine has one core")
         return
+    alone = ["env", "RANK=0", "WORLD_SIZE=1", arguments.program]  # on purpose: no warning
     contenders = {
-        "1 rank, 1 thread": ([arguments.program], 1, batch),
-        f"1 rank, {ranks} threads": ([arguments.program], ranks, batch * ranks),
+        "1 rank, 1 thread": (alone, 1, batch),
+        f"1 rank, {ranks} threads": (alone, ranks, batch * ranks),
         f"{ranks} ranks, 1 thread each": ([arguments.launcher, "run", "-n", str(ranks), "--", arguments.program], 1,
                                           batch),
     }
