@@ -267,6 +267,18 @@ TEST(StackTrace, IsThereOnlyWhenAskedForAndNamesItsFile) {
   EXPECT_NE(text.find("base_test+0x"), std::string::npos) << text;
 }
 
+[[gnu::noinline]] std::string trace_of_a_function_that_only_this_file_knows() {
+  std::string text = stack_trace();
+  text += '\n';  // no tail call
+  return text;
+}
+
+TEST(StackTrace, NamesFunctionsThatTheDynamicLinkerDoesNotKnow) {
+  const auto text = trace_of_a_function_that_only_this_file_knows();
+  EXPECT_NE(text.find("trace_of_a_function_that_only_this_file_knows"), std::string::npos) << text;
+  EXPECT_EQ(text.find("_ZN"), std::string::npos) << "as one writes them: " << text;
+}
+
 TEST(Process, TheKernelOrTheParentTellsHowAChildEnded) {
   const pid_t child = ::fork();
   if (child == 0) ::_exit(7);

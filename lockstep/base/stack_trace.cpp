@@ -1,52 +1,102 @@
 #include "lockstep/base/stack_trace.h"
 
-#include <cxxabi.h>
 #include <dlfcn.h>
 #include <execinfo.h>
+#include <link.h>
 
 #include <cstdint>
-#include <cstdlib>
-#include <memory>
+#include <map>
 #include <sstream>
+#include <vector>
 
+#include "lockstep/base/demangle.h"
 #include "lockstep/base/environment.h"
+#include "lockstep/base/internal/elf_symbols.h"
 
 namespace lockstep {
 namespace {
 
-std::string file_name(const char* path) {
-  const std::string text = path == nullptr ? "?" : path;
-  return text.substr(text.rfind('/') + 1);
+constexpr int kFrames = 64;
+// Of a loaded file's first page: its headers and, by the usual order of sections, its build id.
+constexpr std::size_t kImageBytes = 1024;
+
+struct Frame {
+  std::uintptr_t address = 0;  // of the call's return
+  std::string name{};          // "": not known
+  std::uintptr_t begin = 0;    // of the function
+  std::string file{};          // "": in no file
+  std::uintptr_t base = 0;     // where the file is loaded
+};
+
+// Frames the dynamic linker has no name for (static and hidden functions, which lockstep's own are), of one file: its
+// symbol table may. A function of a stripped or replaced file stays an offset, for addr2line.
+struct Unknown {
+  std::vector<Frame*> frames;
+  std::vector<std::uint64_t> addresses;
+  std::uintptr_t bias = 0;  // between addresses in the file and in memory
+  const std::uint8_t* image = nullptr;
+};
+
+// A call that does not return may be the last of its function: the return address then is the next function's.
+void* call_of(std::uintptr_t address) {
+  return reinterpret_cast<void*>(address - 1);
 }
 
-void write_frame(std::ostream& out, void* address) {
+void ask_linker(Frame& frame, std::map<std::string, Unknown>& unknown) {
   Dl_info info{};
-  if (::dladdr(address, &info) == 0) {
-    out << address;
+  link_map* map = nullptr;
+  void* const call = call_of(frame.address);
+  if (::dladdr1(call, &info, reinterpret_cast<void**>(&map), RTLD_DL_LINKMAP) == 0 || map == nullptr) return;
+  frame.file = info.dli_fname == nullptr ? "?" : info.dli_fname;
+  frame.base = reinterpret_cast<std::uintptr_t>(info.dli_fbase);
+  if (info.dli_sname != nullptr) {
+    frame.name = info.dli_sname;
+    frame.begin = reinterpret_cast<std::uintptr_t>(info.dli_saddr);
     return;
   }
-  const auto at = reinterpret_cast<std::uintptr_t>(address);
-  if (info.dli_sname != nullptr) {
-    int status = 0;
-    const std::unique_ptr<char, decltype(&std::free)> readable(
-        abi::__cxa_demangle(info.dli_sname, nullptr, nullptr, &status), &std::free);
-    out << (status == 0 ? readable.get() : info.dli_sname) << " +0x"
-        << at - reinterpret_cast<std::uintptr_t>(info.dli_saddr) << ' ';
+  // The program itself has no name here, and its path may be relative to where it was started.
+  const bool program = map->l_name == nullptr || map->l_name[0] == '\0';
+  Unknown& file = unknown[program ? "/proc/self/exe" : map->l_name];
+  file.frames.push_back(&frame);
+  file.addresses.push_back(reinterpret_cast<std::uintptr_t>(call) - map->l_addr);
+  file.bias = map->l_addr;
+  file.image = static_cast<const std::uint8_t*>(info.dli_fbase);
+}
+
+void ask_files(const std::map<std::string, Unknown>& unknown) {
+  for (const auto& [path, file] : unknown) {
+    const auto found = internal::functions_at(path, file.addresses, {file.image, kImageBytes});
+    for (std::size_t i = 0; i < found.size(); ++i) {
+      file.frames[i]->name = found[i].name;
+      file.frames[i]->begin = found[i].begin + file.bias;
+    }
   }
-  out << '(' << file_name(info.dli_fname) << "+0x" << at - reinterpret_cast<std::uintptr_t>(info.dli_fbase)
-      << ')';
+}
+
+void write_frame(std::ostream& out, const Frame& frame) {
+  if (frame.file.empty()) {
+    out << "0x" << frame.address;
+    return;
+  }
+  if (!frame.name.empty())
+    out << demangle(frame.name.c_str()) << " +0x" << frame.address - frame.begin << ' ';
+  out << '(' << frame.file.substr(frame.file.rfind('/') + 1) << "+0x" << frame.address - frame.base << ')';
 }
 
 }  // namespace
 
 std::string stack_trace(int skip) {
-  constexpr int kFrames = 64;
-  void* frames[kFrames];
-  const int n = ::backtrace(frames, kFrames);
+  void* addresses[kFrames];
+  const int n = ::backtrace(addresses, kFrames);
+  std::vector<Frame> frames;
+  for (int i = 1 + skip; i < n; ++i)
+    frames.push_back({.address = reinterpret_cast<std::uintptr_t>(addresses[i])});
+  std::map<std::string, Unknown> unknown;
+  for (Frame& frame : frames) ask_linker(frame, unknown);
+  ask_files(unknown);
   std::ostringstream out;
-  out << std::hex;
-  for (int i = 1 + skip, number = 0; i < n; ++i, ++number) {
-    out << '#' << std::dec << number << std::hex << ' ';
+  for (std::size_t i = 0; i < frames.size(); ++i) {
+    out << '#' << std::dec << i << std::hex << ' ';
     write_frame(out, frames[i]);
     out << '\n';
   }
