@@ -13,6 +13,8 @@
 #include <string>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/slow_wait_testing.h"
+#include "lockstep/base/text.h"
 #include "lockstep/group/group_testing.h"
 #include "lockstep/group/internal/checker.h"
 
@@ -121,6 +123,36 @@ TEST(MonitoredBarrier, SaysThatRankZeroDidNotCome) {
     EXPECT_TRUE(says(failure, "this rank came, but rank 0 did not answer")) << failure.message;
     told.count_down();
   });
+}
+
+// Longer than a store is asked at a time, so that only the meeting itself has something to say.
+constexpr Milliseconds kSlow{300};
+
+// The late ranks come once the lines of those that wait were seen.
+void say_who_is_missing(const std::string& where, const std::function<void()>& meet) {
+  const SlowLines lines(kSlow);
+  run_threads(4, [&](int rank) {
+    if (rank == 1 || rank == 3) {
+      EXPECT_NE(lines.await("this rank waits for ranks 1 3; waiting goes on until "), "");
+      EXPECT_NE(lines.await("this rank waits for rank 0, which waits for the others; waiting goes on"), "");
+    }
+    meet();
+  });
+  for (const int rank : {0, 2}) {
+    const auto said = lines.with(cat("(rank ", rank, " of 4, called at "));
+    ASSERT_EQ(said.size(), 1u);
+    EXPECT_TRUE(said.front().starts_with("slow: " + where)) << said.front();
+    EXPECT_NE(said.front().find("debug_test.cpp:"), std::string::npos) << said.front();
+  }
+}
+
+TEST(MonitoredBarrier, SaysOnceWhoIsMissingWhenItLasts) {
+  say_who_is_missing("monitored_barrier of group \"0\"", [] { monitored_barrier(); });
+}
+
+TEST(DetailWrapper, SaysOnceWhoIsMissingWhenItsCheckLasts) {
+  const Detail detail;
+  say_who_is_missing("all_reduce of group \"0\"", [] { all_reduce(at::ones({1})); });
 }
 
 TEST(MonitoredBarrier, WorksInSubGroupsByTheirWorldRanks) {

@@ -4,6 +4,7 @@
 #include <chrono>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/slow_wait.h"
 #include "lockstep/base/text.h"
 #include "lockstep/group/internal/joiner.h"
 
@@ -25,9 +26,10 @@ std::string verdict_key(std::uint64_t number) {
 // How long a wait lasts before the group is asked whether it still makes sense.
 constexpr Milliseconds kSlice{200};
 
-// False when the deadline passed first.
+// False when the deadline passed first. A wait that lasts says waiting().
 bool wait_for(Store& store, const std::vector<std::string>& keys, Deadline deadline,
-              const std::function<void()>& still_worth_it) {
+              const std::function<void()>& still_worth_it, const std::function<std::string()>& waiting) {
+  SlowWait slow(deadline);
   while (!deadline.expired()) {
     if (still_worth_it) still_worth_it();
     const auto left = std::min(deadline, Deadline::after(kSlice)).remaining();
@@ -37,8 +39,13 @@ bool wait_for(Store& store, const std::vector<std::string>& keys, Deadline deadl
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kTimeout) throw;
     }
+    slow.say_if_due(waiting);
   }
   return store.check(keys);
+}
+
+std::string names_of(const std::vector<int>& ranks) {
+  return cat(ranks.size() == 1 ? "rank " : "ranks ", list_ranks(ranks));
 }
 
 [[noreturn]] void raise_timeout(const std::string& who, const std::string& words) {
@@ -69,11 +76,11 @@ std::string Meeting::lead(std::uint64_t number, const std::string& mine, const O
   for (std::size_t rank = 1; rank < ranks_.size(); ++rank) keys.push_back(word_key(number, rank));
   std::vector<int> late;
   const auto deadline = options.one_look ? Deadline::now() : Deadline::after(options.timeout);
-  if (!wait_for(*store_, keys, deadline, options.still_worth_it)) late = missing(keys);
+  const auto waiting = [&] { return cat(options.who, ": this rank waits for ", names_of(missing(keys))); };
+  if (!wait_for(*store_, keys, deadline, options.still_worth_it, waiting)) late = missing(keys);
   if (!late.empty()) {
     if (!options.name_all) late.resize(1);
-    const std::string words = cat(late.size() == 1 ? "rank " : "ranks ", list_ranks(late),
-                                  " did not come within ", options.timeout.count(), " ms");
+    const std::string words = cat(names_of(late), " did not come within ", options.timeout.count(), " ms");
     store_->set(verdict_key(number), kGaveUp + words);
     raise_timeout(options.who, words);
   }
@@ -90,8 +97,11 @@ std::string Meeting::lead(std::uint64_t number, const std::string& mine, const O
 std::string Meeting::follow(std::uint64_t number, const std::string& mine, const Options& options) {
   store_->set(word_key(number, static_cast<std::size_t>(rank_)), mine);
   const auto key = verdict_key(number);
+  const auto waiting = [&] {
+    return cat(options.who, ": this rank waits for rank ", ranks_.front(), ", which waits for the others");
+  };
   if (!wait_for(*store_, {key}, Deadline::after(std::max(options.patience, options.timeout)),
-                options.still_worth_it)) {
+                options.still_worth_it, waiting)) {
     raise_timeout(options.who,
                   cat("this rank came, but rank ", ranks_.front(), " did not answer within ",
                       std::max(options.patience, options.timeout).count(), " ms; it may not have come"));
