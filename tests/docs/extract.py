@@ -3,7 +3,7 @@
 
   extract.py ROOT OUT     writes OUT/fragments.cpp, OUT/<page>_<n>.cpp per program, OUT/programs.txt
 
-A block with `int main(` is a program: it is built as it stands, in a file of its own. Every other block is a fragment.
+A block with `int main(` is a program, whose main calls run_main: it is built as it stands, in a file of its own. Every other block is a fragment.
 All fragments go into fragments.cpp, since one more file that includes torch takes ten seconds: a namespace per page, which
 begins with tests/docs/context/<page>.h (names that the page's fragments use without declaring them), and a function per
 fragment. #include lines move to the top, LOCKSTEP_RPC_ lines before the function. #line makes the compiler's complaints
@@ -106,6 +106,8 @@ def extract(root, out):
             number += 1
             kind = block.kind()
             counts[kind] += 1
+            if kind == "program" and "run_main(" not in "\n".join(block.lines):
+                raise Mistake(f"{block.place}: an exception that leaves main is SIGABRT; main should be run_main's")
             if kind == "program":
                 program = f"{stem}_{number}"
                 text = f'#line {block.line} "{name}"\n' + "\n".join(block.lines) + "\n"

@@ -9,7 +9,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import extract  # noqa: E402
 
-PROGRAM = "```cpp\n#include <lockstep/lockstep.h>\nint main() {}\n```\n"
+MAIN = "int main() { return lockstep::run_main(train); }"
+PROGRAM = f"```cpp\n#include <lockstep/lockstep.h>\n{MAIN}\n```\n"
 
 
 class Extract(unittest.TestCase):
@@ -61,8 +62,12 @@ class Extract(unittest.TestCase):
         text = self.extract(PROGRAM)
         self.assertNotIn("main", text)
         self.assertEqual((self.out / "readme_1.cpp").read_text(),
-                         '#line 2 "README.md"\n#include <lockstep/lockstep.h>\nint main() {}\n')
+                         f'#line 2 "README.md"\n#include <lockstep/lockstep.h>\n{MAIN}\n')
         self.assertEqual(self.programs(), "readme_1=\n")
+
+    def test_a_program_that_dies_of_an_exception_by_sigabrt_is_a_mistake(self):
+        with self.assertRaisesRegex(extract.Mistake, "docs/a.md:2: .*run_main"):
+            self.extract(a="```cpp\nint main() { init_process_group(); }\n```\n")
 
     def test_a_program_may_be_run(self):
         self.extract("<!-- cpp: run -n 3 -->\n" + PROGRAM)
