@@ -52,8 +52,16 @@ void set_slow_wait_time(Milliseconds time) {
   cell().store(time, std::memory_order_relaxed);
 }
 
-void SlowWait::say(const std::string& words) const {
-  log(LogLevel::kWarn, cat("slow: ", words, "; waiting goes on ", end_of_wait(deadline_)));
+Milliseconds SlowWait::quiet_slice() const {
+  constexpr Milliseconds kLeast{1};
+  // Rounded down: what is below begins its wait a little later, and must end it before its own line is due.
+  const auto left = std::chrono::floor<Milliseconds>(next().remaining());
+  const Milliseconds time = slow_wait_time();
+  return std::max(kLeast, time.count() == 0 ? left : std::min(left, time - kLeast));
+}
+
+void SlowWait::say(const std::string& words, Deadline until) {
+  log(LogLevel::kWarn, cat("slow: ", words, "; waiting goes on ", end_of_wait(until)));
 }
 
 }  // namespace lockstep

@@ -11,7 +11,9 @@
 // Costs one look at the clock, so it is made when the caller is about to sleep and not before. Value type.
 #pragma once
 
+#include <algorithm>
 #include <string>
+#include <type_traits>
 #include <utility>
 
 #include "lockstep/base/deadline.h"
@@ -23,6 +25,12 @@ Milliseconds slow_wait_time();
 // Instead of the variable; for tests.
 void set_slow_wait_time(Milliseconds time);
 
+// What is waited for, when that ends by itself before the waiter's patience does.
+struct Awaited {
+  std::string words{};
+  Deadline deadline = Deadline::never();
+};
+
 class SlowWait {
  public:
   // Begins now.
@@ -30,16 +38,25 @@ class SlowWait {
 
   // The next moment something is to be done: the line, then the deadline.
   Deadline next() const { return std::min(due_, deadline_); }
-  // Says words() when the line is due, the first time only.
+  // How long to ask something below to wait that says such lines itself, so that it stays silent: what it waits for is
+  // better said here. At least a millisecond.
+  Milliseconds quiet_slice() const;
+  // Says words(), a text or an Awaited, when the line is due, the first time only.
   template <class Words>
   void say_if_due(Words&& words) {
     if (due_.is_never() || !due_.expired()) return;
     due_ = Deadline::never();
-    if (!deadline_.expired()) say(std::forward<Words>(words)());
+    if (deadline_.expired()) return;
+    if constexpr (std::is_same_v<std::invoke_result_t<Words>, Awaited>) {
+      const Awaited awaited = std::forward<Words>(words)();
+      say(awaited.words, std::min(awaited.deadline, deadline_));
+    } else {
+      say(std::forward<Words>(words)(), deadline_);
+    }
   }
 
  private:
-  void say(const std::string& words) const;
+  static void say(const std::string& words, Deadline until);
 
   Deadline deadline_;
   Deadline due_;  // never, once it is said

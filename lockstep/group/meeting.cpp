@@ -32,9 +32,8 @@ bool wait_for(Store& store, const std::vector<std::string>& keys, Deadline deadl
   SlowWait slow(deadline);
   while (!deadline.expired()) {
     if (still_worth_it) still_worth_it();
-    const auto left = std::min(deadline, Deadline::after(kSlice)).remaining();
     try {
-      store.wait(keys, std::chrono::ceil<Milliseconds>(left) + Milliseconds(1));  // zero would mean for ever
+      store.wait(keys, std::min(kSlice, slow.quiet_slice()));
       return true;
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kTimeout) throw;

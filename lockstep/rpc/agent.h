@@ -150,8 +150,9 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
   };
   using OnAnswer = std::function<void(Answer*, const CallFailure*)>;
   // As above, but calls back with one of the two, on whatever thread: it must not block, and hand user code to run().
+  // `future`: what on_answer ends, kept alive by it; for the words of who waits for it.
   void request(WorkerId to, Kind kind, Payload payload, Milliseconds timeout, const std::string& what,
-               OnAnswer on_answer);
+               OnAnswer on_answer, const internal::FutureBase* future = nullptr);
   Future<Answer> request(WorkerId to, Kind kind, Payload payload, Milliseconds timeout,
                          const std::string& what);
   // For control messages that may safely arrive twice: asks again when nothing came back within a second, then one and a half as
@@ -183,6 +184,8 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
   // Requests that wait for an answer, and requests of others that run here or wait to.
   std::size_t n_waiting() const;
   std::size_t n_running() const;
+  // The former in words, a few of them: "worker1 (worker1's function add)"; "none".
+  std::string unanswered() const;
   // The calling thread is one of the agent's.
   bool on_own_thread() const;
   // Ends it: calls in flight fail with kAborted, threads are joined, connections closed. Raises kUsage on a thread of the
@@ -195,6 +198,7 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
   void help(const std::atomic<std::uint8_t>& over) override;
   void before_sleep() override;
   void after_sleep() override;
+  Awaited awaited(const internal::FutureBase& future) const override;
 
  private:
   friend class Request;
@@ -205,6 +209,7 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
     Deadline deadline;
     Milliseconds timeout;
     std::string what;
+    const internal::FutureBase* future;
   };
   struct HandlerEntry {
     Handler handler;

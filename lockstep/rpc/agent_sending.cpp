@@ -64,7 +64,7 @@ void try_once(const std::shared_ptr<Retry>& retry) {
 }  // namespace
 
 void Agent::request(WorkerId to, Kind kind, Payload payload, Milliseconds timeout, const std::string& what,
-                    OnAnswer on_answer) {
+                    OnAnswer on_answer, const internal::FutureBase* future) {
   if (timeout.count() < 0) timeout = rpc_timeout();
   const Deadline deadline = Deadline::after(timeout);
   const std::uint64_t id = new_id();
@@ -75,9 +75,12 @@ void Agent::request(WorkerId to, Kind kind, Payload payload, Milliseconds timeou
     if (closed()) {
       failure = Failure{.kind = ErrorKind::kAborted, .message = cat(what, ": the RPC agent was shut down")};
     } else {
-      pending_.emplace(
-          id,
-          Pending{.on_answer = on_answer, .to = to, .deadline = deadline, .timeout = timeout, .what = what});
+      pending_.emplace(id, Pending{.on_answer = on_answer,
+                                   .to = to,
+                                   .deadline = deadline,
+                                   .timeout = timeout,
+                                   .what = what,
+                                   .future = future});
     }
   }
   if (!failure) {
@@ -101,17 +104,59 @@ void Agent::request(WorkerId to, Kind kind, Payload payload, Milliseconds timeou
 Future<Agent::Answer> Agent::request(WorkerId to, Kind kind, Payload payload, Milliseconds timeout,
                                      const std::string& what) {
   Promise<Answer> promise(weak_from_this());
-  request(to, kind, std::move(payload), timeout, what,
-          [weak = weak_from_this(), promise](Answer* answer, const CallFailure* failure) {
-            auto callbacks = answer != nullptr ? promise.state()->set(std::move(*answer))
-                                               : promise.state()->fail(*failure);
-            if (const auto agent = weak.lock()) {
-              agent->run_callbacks(std::move(callbacks));
-            } else {
-              internal::FutureBase::run(std::move(callbacks));
-            }
-          });
+  request(
+      to, kind, std::move(payload), timeout, what,
+      [weak = weak_from_this(), promise](Answer* answer, const CallFailure* failure) {
+        auto callbacks =
+            answer != nullptr ? promise.state()->set(std::move(*answer)) : promise.state()->fail(*failure);
+        if (const auto agent = weak.lock()) {
+          agent->run_callbacks(std::move(callbacks));
+        } else {
+          internal::FutureBase::run(std::move(callbacks));
+        }
+      },
+      promise.state().get());
   return promise.future();
+}
+
+Awaited Agent::awaited(const internal::FutureBase& future) const {
+  std::optional<WorkerId> to;
+  Awaited found;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [id, pending] : pending_) {
+      if (pending.future != &future) continue;
+      to = pending.to;
+      found = {.words = pending.what, .deadline = pending.deadline};
+    }
+  }
+  if (to) {
+    found.words = cat("worker ", self().name, " waits for worker ", info(*to).name, ": ", found.words);
+  } else {
+    // Made by then() or collect_all, or a Promise of this worker's: something else ends it.
+    found.words =
+        cat("worker ", self().name,
+            " waits for a future that is no call's own; its calls without an answer: ", unanswered());
+  }
+  return found;
+}
+
+std::string Agent::unanswered() const {
+  constexpr std::size_t kNamed = 4;
+  std::vector<std::pair<WorkerId, std::string>> calls;
+  std::size_t n = 0;
+  {
+    const std::lock_guard lock(mutex_);
+    n = pending_.size();
+    for (const auto& [id, pending] : pending_) {
+      if (calls.size() == kNamed) break;
+      calls.emplace_back(pending.to, pending.what);
+    }
+  }
+  std::string text;
+  for (const auto& [to, what] : calls) text += cat(text.empty() ? "" : ", ", info(to).name, " (", what, ")");
+  if (n > calls.size()) text += cat(" and ", n - calls.size(), " more");
+  return text.empty() ? "none" : text;
 }
 
 // A worker that died before anything was sent to it has no connection whose end could tell.

@@ -295,11 +295,11 @@ Agent::OnAnswer profiled(const OutgoingCall& call, Agent::OnAnswer next) {
   };
 }
 
-void send_call(const OutgoingCall& call, Agent::OnAnswer on_answer) {
+void send_call(const OutgoingCall& call, Agent::OnAnswer on_answer, const FutureBase* future) {
   if (call.function.size() > 0xFFFF) raise(ErrorKind::kUsage, "the name of a function is too long");
   auto payload = encode_call(call);
   call.agent->request(call.to.id, Kind::kCall, std::move(payload), call.timeout, describe_call(call),
-                      profiled(call, std::move(on_answer)));
+                      profiled(call, std::move(on_answer)), future);
 }
 
 void note_future(std::shared_ptr<FutureBase> future) {

@@ -92,7 +92,8 @@ void serve_call(Request request);
 
 // "worker1's function add".
 std::string describe_call(const OutgoingCall& call);
-void send_call(const OutgoingCall& call, Agent::OnAnswer on_answer);
+// `future`: as in Agent::request.
+void send_call(const OutgoingCall& call, Agent::OnAnswer on_answer, const FutureBase* future = nullptr);
 // `next`, and before it what this thread's profile, if there is one, says of the call.
 Agent::OnAnswer profiled(const OutgoingCall& call, Agent::OnAnswer next);
 
@@ -131,7 +132,7 @@ Agent::OnAnswer end_with_answer(const std::shared_ptr<Agent>& sender, WorkerId f
 template <class T>
 Future<T> start_call(const OutgoingCall& call) {
   Promise<T> promise(call.agent->weak_from_this());
-  send_call(call, end_with_answer<T>(call.agent, call.to.id, promise));
+  send_call(call, end_with_answer<T>(call.agent, call.to.id, promise), promise.state().get());
   note_future(promise.state());
   return promise.future();
 }

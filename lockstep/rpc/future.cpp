@@ -16,7 +16,7 @@ void raise_late(Milliseconds timeout) {
             timeout.count(), " milliseconds; it goes on, and may be waited for again"));
 }
 
-bool FutureBase::wait_over(Deadline deadline) {
+bool FutureBase::wait_over(Deadline deadline, const std::function<std::string()>& waiting) {
   if (over()) return true;
   const auto pump = pump_.lock();
   if (pump) {
@@ -27,16 +27,27 @@ bool FutureBase::wait_over(Deadline deadline) {
   {
     std::unique_lock lock(mutex_);
     ++n_sleeping_;
+    SlowWait slow(deadline);
     const auto ended = [this] { return over(); };
-    if (deadline.is_never()) {
-      changed_.wait(lock, ended);
-    } else {
-      changed_.wait_until(lock, deadline.time_point(), ended);
+    while (!changed_.wait_until(lock, slow.next().time_point(), ended) && !deadline.expired()) {
+      lock.unlock();
+      try {
+        slow.say_if_due([&] { return awaited(pump.get(), waiting); });
+      } catch (...) {  // the wait goes on without its line
+        log_current_failure("a wait for a future that lasts cannot be described");
+      }
+      lock.lock();
     }
     --n_sleeping_;
   }
   if (pump) pump->after_sleep();
   return over();
+}
+
+Awaited FutureBase::awaited(const Pump* pump, const std::function<std::string()>& waiting) const {
+  if (waiting) return {.words = waiting()};
+  if (pump != nullptr) return pump->awaited(*this);
+  return {.words = "Future::wait waits for a Promise of this process that nobody has set"};
 }
 
 void FutureBase::on_over(Callback callback) {

@@ -25,6 +25,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/slow_wait.h"
 #include "lockstep/rpc/failure.h"
 
 namespace lockstep::rpc {
@@ -36,6 +37,8 @@ struct Nothing {
 
 namespace internal {
 
+class FutureBase;
+
 // What a waiting thread does meanwhile, and who runs callbacks: an agent. Absent: it only sleeps.
 class Pump {
  public:
@@ -45,6 +48,8 @@ class Pump {
   // Around sleeping: a pool thread that sleeps is made up for by another.
   virtual void before_sleep() = 0;
   virtual void after_sleep() = 0;
+  // What `future` waits for, for the line of a wait that lasts.
+  virtual Awaited awaited(const FutureBase& future) const = 0;
 };
 
 class FutureBase {
@@ -56,8 +61,9 @@ class FutureBase {
 
   using Callback = std::function<void()>;
   bool over() const { return over_.load(std::memory_order_acquire) != 0; }
-  // False at the deadline.
-  bool wait_over(Deadline deadline);
+  // False at the deadline. A wait that lasts says once (SlowWait) what for: waiting(), else what the pump knows. waiting
+  // is called under no lock of the future's.
+  bool wait_over(Deadline deadline, const std::function<std::string()>& waiting = {});
   // Runs it now when over, else on the thread that ends it. A callback must not throw; what it throws is logged.
   void on_over(Callback callback);
   // What it failed with; null when it did not. Pre: over().
@@ -86,6 +92,8 @@ class FutureBase {
   }
 
  private:
+  Awaited awaited(const Pump* pump, const std::function<std::string()>& waiting) const;
+
   std::atomic<std::uint8_t> over_{0};
   std::optional<CallFailure> failure_;  // written before over_
   const std::weak_ptr<Pump> pump_;

@@ -75,7 +75,11 @@ std::map<std::string, Object> Gatherings::gather(const Object& value, std::vecto
                           .names = names, .number = number, .name = agent_.self().name, .value = value})},
                      timeout, cat("a gathering of ", names.size(), " workers led by ", leader.name));
   try {
-    const auto answer = call.wait();
+    call.state()->wait_over(Deadline::never(), [&] {
+      return cat("worker ", agent_.self().name, " waits in a gathering of ", names.size(), " workers",
+                 ask_missing(leader, {names, number}));
+    });
+    const auto answer = call.value();
     return decode<std::map<std::string, Object>>(answer.body.bytes, answer.blobs);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kTimeout) throw;

@@ -8,6 +8,7 @@
 
 #include "lockstep/base/environment.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/slow_wait.h"
 #include "lockstep/base/text.h"
 #include "lockstep/courier/host_courier.h"
 #include "lockstep/net/address.h"
@@ -129,12 +130,18 @@ RendezvousResult meet(const RpcOptions& options, bool dynamic) {
 // Until this worker waits for no answer, and, if asked, runs nothing for others.
 enum class Idle : std::uint8_t { kOwnCalls, kAllCalls };
 void wait_idle(Agent& agent, Deadline deadline, Idle idle) {
+  std::optional<SlowWait> slow;
   while (agent.n_waiting() != 0 || (idle == Idle::kAllCalls && agent.n_running() != 0)) {
     if (deadline.expired()) {
       raise(ErrorKind::kTimeout,
             cat("shutdown: ", agent.n_waiting(), " calls of this worker have no answer yet, ",
                 agent.n_running(), " calls of others still run here"));
     }
+    if (!slow) slow.emplace(deadline);
+    slow->say_if_due([&] {
+      return cat("shutdown of ", agent.self().name, " waits for answers to its calls: ", agent.unanswered(),
+                 "; ", agent.n_running(), " calls of others still run here");
+    });
     std::this_thread::sleep_for(Milliseconds(1));
   }
 }

@@ -136,7 +136,8 @@ void RRefContext::serve_remote(Request request) {
                      });
 }
 
-void RRefContext::fetch(const RRefState& state, Ask ask, Milliseconds timeout, Agent::OnAnswer on_answer) {
+void RRefContext::fetch(const RRefState& state, Ask ask, Milliseconds timeout, Agent::OnAnswer on_answer,
+                        const internal::FutureBase* future) {
   const auto alive = agent_for("to_here");
   const auto context = ask == Ask::kValue ? this_call().autograd_context : 0;
   // The owner will know the context from now on, and must hear of its end.
@@ -145,7 +146,7 @@ void RRefContext::fetch(const RRefState& state, Ask ask, Milliseconds timeout, A
   ByteWriter writer;
   writer.put(context).put(state.ref.rref).put(state.ref.fork).put(static_cast<std::uint8_t>(ask));
   alive->request(state.owner.id, Kind::kRRefFetch, {.body = writer.take()}, timeout,
-                 cat("the value of ", state.text()), std::move(on_answer));
+                 cat("the value of ", state.text()), std::move(on_answer), future);
 }
 
 void RRefState::wait_made(Milliseconds timeout) const {
@@ -157,7 +158,10 @@ void RRefState::wait_made(Milliseconds timeout) const {
   }
   if (value->over()) return;
   if (timeout.count() < 0) timeout = context->agent_for("local_value")->rpc_timeout();
-  if (!value->promise.state()->wait_over(Deadline::after(timeout)))
+  const auto waiting = [this] {
+    return cat("the value of ", text(), " is not made yet, and its owner waits");
+  };
+  if (!value->promise.state()->wait_over(Deadline::after(timeout), waiting))
     raise(timeout_failure("the value of " + text(), timeout));
 }
 
@@ -176,7 +180,7 @@ std::string RRefState::type_name(Milliseconds timeout) const {
     const auto agent = context->agent_for("type_name");
     Promise<std::string> promise(agent->weak_from_this());
     context->fetch(*this, RRefContext::Ask::kType, timeout,
-                   internal::end_with_answer<std::string>(agent, owner.id, promise));
+                   internal::end_with_answer<std::string>(agent, owner.id, promise), promise.state().get());
     name = promise.future().wait();
   }
   const std::lock_guard lock(mutex_);

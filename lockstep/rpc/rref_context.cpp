@@ -4,6 +4,7 @@
 
 #include "lockstep/base/demangle.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/slow_wait.h"
 #include "lockstep/base/text.h"
 #include "lockstep/rpc/rref_scope.h"
 
@@ -197,7 +198,19 @@ void RRefContext::drop_users() {
 
 bool RRefContext::wait_idle(Deadline deadline) {
   std::unique_lock lock(mutex_);
-  return changed_.wait_until(lock, deadline.time_point(), [&] { return ledger_.idle(); });
+  SlowWait slow(deadline);
+  while (!changed_.wait_until(lock, slow.next().time_point(), [&] { return ledger_.idle(); })) {
+    if (deadline.expired()) return false;
+    lock.unlock();
+    slow.say_if_due([&] {
+      const auto alive = agent();
+      return cat("worker ", self_.name,
+                 " waits for owners to take back its RRefs; its calls without an answer: ",
+                 alive ? alive->unanswered() : "none");
+    });
+    lock.lock();
+  }
+  return true;
 }
 
 std::string RRefContext::leaks() const {

@@ -109,7 +109,8 @@ class RRefContext final : public std::enable_shared_from_this<RRefContext> {
   std::shared_ptr<RRefState> own(const ValueType* type, std::shared_ptr<void> value);
   std::shared_ptr<RRefState> start_remote(const internal::OutgoingCall& call);
   enum class Ask : std::uint8_t { kValue = 0, kType = 1 };
-  void fetch(const RRefState& state, Ask ask, Milliseconds timeout, Agent::OnAnswer on_answer);
+  void fetch(const RRefState& state, Ask ask, Milliseconds timeout, Agent::OnAnswer on_answer,
+             const internal::FutureBase* future);
   // Null when the agent is gone, or is that of the process from which this one was forked.
   std::shared_ptr<Agent> agent() const { return made_here_ ? agent_.lock() : nullptr; }
   // Raises kUsage instead.

@@ -39,7 +39,7 @@ Future<T> RRef<T>::to_here_async(Milliseconds timeout) const {
   }
   Promise<T> promise(agent->weak_from_this());
   state_->context->fetch(*state_, RRefContext::Ask::kValue, timeout,
-                         internal::end_with_answer<T>(agent, owner().id, promise));
+                         internal::end_with_answer<T>(agent, owner().id, promise), promise.state().get());
   auto future = promise.future();
   future.state()->on_over([keep = state_] {});  // the owner must find the value when the question comes
   return future;

@@ -4,6 +4,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/slow_wait.h"
 #include "lockstep/base/text.h"
 
 namespace lockstep {
@@ -71,10 +72,11 @@ void store_barrier(Store& store, int rank, int world_size, const std::string& ke
   if (count == world_size) return store.set(last_key, "");
   // Large worlds take longer to come, and need not be told of it as often.
   const Milliseconds slice{10'000 + world_size};
+  SlowWait slow(deadline);
   for (;;) {
-    const auto left = std::chrono::ceil<Milliseconds>(deadline.remaining());
-    if (wait_for(store, {&last_key, 1}, std::clamp(left, Milliseconds(1), slice))) return;
+    if (wait_for(store, {&last_key, 1}, std::min(slow.quiet_slice(), slice))) return;
     if (deadline.expired()) raise_late(what, timeout, who_is_missing(store, key, world_size));
+    slow.say_if_due([&] { return cat(what, ": ", who_is_missing(store, key, world_size)); });
     log(LogLevel::kInfo,
         cat(what, ": waiting, ", store.add(count_key, 0), " of ", world_size, " ranks came"));
   }

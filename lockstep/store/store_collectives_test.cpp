@@ -8,6 +8,7 @@
 #include <future>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/slow_wait_testing.h"
 #include "lockstep/base/text.h"
 #include "lockstep/store/hash_store.h"
 
@@ -44,8 +45,8 @@ Bytes text_of(int rank) {
   return to_bytes(cat("rank", rank));
 }
 
-class StoreCollectivesOf : public testing::TestWithParam<int> {};
-INSTANTIATE_TEST_SUITE_P(Worlds, StoreCollectivesOf, testing::Values(1, 2, 3, 4, 7, 8));
+class StoreCollectivesOf : public ::testing::TestWithParam<int> {};
+INSTANTIATE_TEST_SUITE_P(Worlds, StoreCollectivesOf, ::testing::Values(1, 2, 3, 4, 7, 8));
 
 TEST_P(StoreCollectivesOf, NobodyLeavesABarrierBeforeAllHaveCome) {
   std::atomic<int> came = 0;
@@ -90,6 +91,20 @@ TEST_P(StoreCollectivesOf, AllGatherAndAllSumGiveEveryoneTheSame) {
               text_of(n - 1));
     EXPECT_EQ(world.all_sum("s", world.rank() - 1), n * (n - 1) / 2 - n);
   });
+}
+
+TEST(StoreCollectives, ABarrierThatLastsSaysOnceWhoIsMissing) {
+  const lockstep::testing::SlowLines lines(kShort);
+  const std::string part =
+      "slow: store barrier \"b\" on rank 0: 1 of 2 ranks came; missing: 1; waiting goes on until ";
+  run(2, [&](StoreCollectives& world) {
+    if (world.rank() == 1) {
+      EXPECT_NE(lines.await(part), "");
+      std::this_thread::sleep_for(3 * kShort);  // time for a second line
+    }
+    world.barrier("b");
+  });
+  EXPECT_EQ(lines.with("slow: ").size(), 1u) << "the store below stays silent";
 }
 
 TEST(StoreCollectives, AKeyIsUsedOnce) {

@@ -90,8 +90,8 @@ std::vector<FunctionAt> functions_at(const std::string& path, std::span<const st
   // Ends with the file, whatever its headers announce.
   for (std::uint64_t first = 0; first < n_symbols; first += block.size()) {
     block.resize(std::min<std::uint64_t>(kBlock, n_symbols - first));
-    const std::size_t n = read_at(file.get(), table->symbols.sh_offset + first * sizeof(ElfW(Sym)), block.data(),
-                                  block.size() * sizeof(ElfW(Sym))) /
+    const std::size_t n = read_at(file.get(), table->symbols.sh_offset + first * sizeof(ElfW(Sym)),
+                                  block.data(), block.size() * sizeof(ElfW(Sym))) /
                           sizeof(ElfW(Sym));
     for (const auto& symbol : std::span(block).first(n)) {
       if (!is_function(symbol)) continue;

@@ -13,8 +13,8 @@
 namespace lockstep::internal {
 
 struct FunctionAt {
-  std::string name{};           // mangled; "": not known
-  std::uint64_t begin = 0;      // where the function begins
+  std::string name{};       // mangled; "": not known
+  std::uint64_t begin = 0;  // where the function begins
 };
 
 // One entry per address, which are addresses as the file has them, before it is loaded somewhere. `image` are bytes that

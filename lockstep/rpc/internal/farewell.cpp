@@ -38,11 +38,11 @@ void Farewell::meet(std::uint32_t round, Deadline deadline) {
           deadline.is_never()
               ? Milliseconds::zero()
               : std::max(Milliseconds(1), std::chrono::duration_cast<Milliseconds>(deadline.remaining()));
-      agent_
-          .request(
-              leader.id, Kind::kLeave, round_payload(round), left,
-              cat("shutdown of ", agent_.self().name, ", which waits for all ", workers.size(), " workers"))
-          .wait();
+      const std::string what =
+          cat("shutdown of ", agent_.self().name, ", which waits for all ", workers.size(), " workers");
+      const auto all = agent_.request(leader.id, Kind::kLeave, round_payload(round), left, what);
+      all.state()->wait_over(deadline, [&] { return what + ask_missing(leader, round); });
+      all.wait();  // until the request has noticed that its time is over, too
       return;
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::kTimeout) {

@@ -7,6 +7,7 @@
 
 #include "lockstep/base/log.h"
 #include "lockstep/base/process.h"
+#include "lockstep/base/slow_wait.h"
 #include "lockstep/base/text.h"
 #include "lockstep/rpc/internal/farewell.h"
 #include "lockstep/store/store_collectives.h"
@@ -59,6 +60,7 @@ class Token {
  public:
   Token(Store& store, Deadline deadline, Milliseconds life) : store_(store), mine_(random_hex(16)) {
     Bytes seen;
+    SlowWait slow(deadline);
     auto since = std::chrono::steady_clock::now();
     for (;;) {
       const auto now = std::chrono::steady_clock::now();
@@ -73,6 +75,9 @@ class Token {
       if (deadline.expired()) {
         raise(ErrorKind::kTimeout, "another worker holds the group's token: it joins or leaves for too long");
       }
+      slow.say_if_due([] {
+        return "this worker waits to join or leave its RPC group: another one does, and is not done";
+      });
       std::this_thread::sleep_for(2ms);
     }
   }
@@ -208,16 +213,37 @@ void make_room(Store& store, Agent& agent, GroupState& state, Milliseconds tell)
 
 }  // namespace
 
+namespace {
+
+// False at the deadline.
+bool wait_for_record(Store& store, const std::string& key, Deadline deadline, SlowWait& slow,
+                     const std::function<std::string()>& waiting) {
+  for (;;) {
+    try {
+      store.wait({&key, 1}, slow.quiet_slice());
+      return true;
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kTimeout) throw;
+    }
+    if (deadline.expired()) return false;
+    slow.say_if_due(waiting);
+  }
+}
+
+}  // namespace
+
 void join_static(Store& store, Agent& agent, int world_size, Deadline deadline) {
   store.set(key_of(agent.self().id), encode(record_of(agent)));
   std::map<std::string, int> names;
   std::vector<MemberRecord> records;
+  SlowWait slow(deadline);
+  const auto waiting = [&] {
+    return cat("init_rpc of ", agent.self().name, " waits for workers that have not come yet: ranks ",
+               missing(store, world_size));
+  };
   for (int rank = 0; rank < world_size; ++rank) {
     const std::string key = key_of(rank);
-    try {
-      store.wait({&key, 1}, left(deadline));
-    } catch (const Error& error) {
-      if (error.kind() != ErrorKind::kTimeout) throw;
+    if (!wait_for_record(store, key, deadline, slow, waiting)) {
       raise(ErrorKind::kTimeout, cat("init_rpc of ", agent.self().name, ": of ", world_size,
                                      " workers these did not come: ", missing(store, world_size)));
     }
