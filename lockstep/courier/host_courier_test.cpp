@@ -2,6 +2,7 @@
 #include "lockstep/courier/host_courier.h"
 
 #include <gtest/gtest.h>
+#include <poll.h>
 #include <sys/socket.h>
 
 #include <array>
@@ -307,6 +308,34 @@ TEST_P(Host, StrangersWhoSayNothingAreFewAndTheOldestMakeWay) {
   introduce(*a, 0, *b, 1);
   EXPECT_FALSE(a->send(1, message_of(4, 4), patience()));
   EXPECT_TRUE(next({b.get(), a.get()}));
+}
+
+// It was stopped, or is far away.
+TEST_P(Host, AWorkerThatMadeWayForStrangersCallsAgain) {
+  const auto secret = JobSecret::mint();
+  const auto a = open(0, {.secret = secret, .transport = GetParam()});
+  const auto b = open(1, {.secret = secret, .transport = GetParam()});
+  introduce(*a, 0, *b, 1);
+  EXPECT_FALSE(a->send(1, message_of(4, 4), patience()));
+  a->poll();
+  b->poll();  // its call is the first that came
+  const auto where = *decode_endpoint(b->address());
+  const bool tcp = GetParam() == Transport::kTcp;
+  const auto address =
+      tcp ? *net::Address::parse(where.tcp_host, where.tcp_port) : net::Address::local_name(where.token);
+  std::vector<Fd> silent;
+  for (int i = 0; i < 80; ++i) {
+    Fd fd(::socket(address.family(), (tcp ? SOCK_STREAM : SOCK_SEQPACKET) | SOCK_CLOEXEC, 0));
+    ASSERT_EQ(::connect(fd.get(), address.get(), address.length()), 0);
+    silent.push_back(std::move(fd));
+  }
+  // The first stranger goes after the worker.
+  pollfd first{.fd = silent[0].get(), .events = POLLIN, .revents = 0};
+  const Deadline deadline = patience();
+  while (::poll(&first, 1, 0) == 0 && !deadline.expired()) EXPECT_FALSE(b->poll());
+  const auto event = next({b.get(), a.get()});
+  ASSERT_TRUE(event);
+  EXPECT_EQ(event->what, Event::What::kMessage) << event->cause;
 }
 
 // One that is let in to shared memory and writes nonsense there.

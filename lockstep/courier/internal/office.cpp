@@ -132,9 +132,11 @@ std::shared_ptr<Peer> Office::known(const Intro& intro) {
   return peer->lost ? nullptr : peer;
 }
 
-void Office::admit(std::shared_ptr<Incoming> guest) {
-  guests_.push_back(
-      {.who = guest, .fresh = Deadline::after(kStrangerGrace), .until = Deadline::after(kGuestPatience)});
+void Office::admit(std::shared_ptr<Incoming> guest, std::uint64_t origin) {
+  guests_.push_back({.who = guest,
+                     .origin = origin,
+                     .fresh = Deadline::after(kStrangerGrace),
+                     .until = Deadline::after(kGuestPatience)});
   incoming_.push_back(std::move(guest));
   count_guests();
 }
@@ -143,26 +145,39 @@ void Office::count_guests() noexcept {
   n_guests_.store(guests_.size() + resting_.size(), std::memory_order_relaxed);
 }
 
+// Compares all with all: they are few, and nothing here may want memory.
+const Office::Guest* Office::next_to_go(std::size_t& n_strangers) const noexcept {
+  const auto is_stranger = [](const Guest& guest) {
+    const auto who = guest.who.lock();
+    return who && who->is_stranger();
+  };
+  const Guest* next = nullptr;
+  std::ptrdiff_t most = 0;
+  n_strangers = 0;
+  for (const Guest& guest : guests_) {
+    if (!is_stranger(guest)) continue;
+    ++n_strangers;
+    const auto n = std::ranges::count(guests_, guest.origin, &Guest::origin);
+    if (n > most) next = &guest;
+    most = std::max(most, n);
+  }
+  return next;
+}
+
 bool Office::has_room_for_stranger() noexcept {
   std::size_t n = 0;
-  const Guest* oldest = nullptr;
-  for (const Guest& guest : guests_) {
-    const auto who = guest.who.lock();
-    if (!who || !who->is_stranger()) continue;
-    if (n++ == 0) oldest = &guest;
-  }
+  const Guest* next = next_to_go(n);
   if (n < kMostStrangers) return true;
-  if (!oldest->fresh.expired()) return false;
+  if (!next->fresh.expired()) return false;
   expel_stranger();
   return true;
 }
 
 void Office::expel_stranger() noexcept {
-  for (const Guest& guest : guests_) {
-    const auto who = guest.who.lock();
-    if (!who || !who->is_stranger()) continue;
-    return who->refuse("it took its time, and others wait to be let in");
-  }
+  std::size_t n = 0;
+  const Guest* next = next_to_go(n);
+  if (next == nullptr) return;
+  if (const auto who = next->who.lock()) who->end();
 }
 
 void Office::rest(std::weak_ptr<Doorway> doorway) {

@@ -25,6 +25,9 @@
 
 namespace lockstep::courier::internal {
 
+// How often a worker calls another that closes the connection before it has let it in: it may have made way for strangers.
+inline constexpr int kMostCalls = 20;
+
 // A connection this worker made: its messages to one peer. Under the peer's mutex, but for on_ready, which takes it.
 class Outgoing : public Handler {
  public:
@@ -102,14 +105,15 @@ class Office {
   // Guests whose workers are known by now.
   void let_in_guests() noexcept;
   void expire_guests() noexcept;
-  // A new connection, until it is forgotten; one that is not let in within half a minute is refused.
-  void admit(std::shared_ptr<Incoming> guest);
+  // A new connection, until it is forgotten; one that is not let in within half a minute is refused. `origin` as net::origin_of.
+  void admit(std::shared_ptr<Incoming> guest, std::uint64_t origin);
   void forget(const Incoming* guest) noexcept;
-  // Whether one more connection of nobody knows whom may be accepted. When their places are taken the oldest makes way,
-  // if it had time enough to say who it is; else the doorway rests, and callers wait in the kernel's queue: workers
-  // that call all at once are all let in.
+  // Whether one more connection of nobody knows whom may be accepted. When their places are taken the oldest of the origin that
+  // has most of them makes way, if it had time enough to say who it is; else the doorway rests, and callers wait in the
+  // kernel's queue: workers that call all at once are all let in. One that makes way is closed without a word, and calls
+  // again if it is a worker (kMostCalls).
   bool has_room_for_stranger() noexcept;
-  // The oldest of them makes way; there may be none.
+  // One of them makes way; there may be none.
   void expel_stranger() noexcept;
   // Does not accept until a stranger is none any more, or for a moment.
   void rest(std::weak_ptr<Doorway> doorway);
@@ -132,9 +136,12 @@ class Office {
   std::vector<std::shared_ptr<Incoming>> incoming_;
   struct Guest {
     std::weak_ptr<Incoming> who;
+    std::uint64_t origin;
     Deadline fresh;  // may stay until then, though others wait
     Deadline until;
   };
+  // Of the strangers; null when there are none.
+  const Guest* next_to_go(std::size_t& n_strangers) const noexcept;
   void count_guests() noexcept;
   std::vector<Guest> guests_;  // not let in yet, oldest first
   std::vector<std::weak_ptr<Doorway>> resting_;

@@ -8,6 +8,7 @@
 
 #include "lockstep/base/process.h"
 #include "lockstep/base/text.h"
+#include "lockstep/net/address.h"
 
 namespace lockstep::courier::internal {
 namespace {
@@ -36,7 +37,7 @@ ShmIncoming::ShmIncoming(Office& office, net::UnixSocket socket)
       pidfd_(pidfd_of(socket_)) {}
 
 void ShmIncoming::start() {
-  office_.admit(shared_from_this());
+  office_.admit(shared_from_this(), net::origin_of(socket_.fd()));
   key_ = office_.reactor.add(socket_.fd(), EPOLLIN, shared_from_this());
   if (!socket_.trust_own_user()) refuse("the caller runs as another user");
 }

@@ -53,18 +53,31 @@ std::shared_ptr<ShmOutgoing> ShmOutgoing::connect(Office& office, const std::sha
     return nullptr;
   }
   auto link = std::make_shared<ShmOutgoing>(office, peer, std::move(*socket));
-  link->socket_.send(link->greeting_.first(), Deadline::now());
-  link->key_ = office.reactor.add(link->socket_.fd(), EPOLLIN, link);
+  link->call(*peer);
   return link;
 }
 
+void ShmOutgoing::call(const Peer& peer) {
+  ++n_calls_;
+  greeting_.emplace(office_.options.secret, introduction(office_, peer),
+                    net::Binding{.purpose = net::Purpose::kCourierLocal, .server = peer.endpoint.token});
+  socket_.send(greeting_->first(), Deadline::now());
+  key_ = office_.reactor.add(socket_.fd(), EPOLLIN, shared_from_this());
+}
+
+bool ShmOutgoing::call_again(const Peer& peer) {
+  int code = 0;
+  auto socket =
+      n_calls_ < kMostCalls ? net::UnixSocket::try_connect(peer.endpoint.token, code) : std::nullopt;
+  if (!socket || !socket->trust_own_user()) return false;
+  office_.reactor.remove(key_, socket_.fd());
+  socket_ = std::move(*socket);
+  call(peer);
+  return true;
+}
+
 ShmOutgoing::ShmOutgoing(Office& office, const std::shared_ptr<Peer>& peer, net::UnixSocket socket)
-    : office_(office),
-      peer_(peer),
-      socket_(std::move(socket)),
-      greeting_(office.options.secret, introduction(office, *peer),
-                {.purpose = net::Purpose::kCourierLocal, .server = peer->endpoint.token}),
-      holder_(std::make_shared<Holder>()) {
+    : office_(office), peer_(peer), socket_(std::move(socket)), holder_(std::make_shared<Holder>()) {
   holder_->pidfd = pidfd_of(socket_);
 }
 
@@ -108,13 +121,23 @@ void ShmOutgoing::on_ready(std::uint32_t) noexcept {
       over = receive();
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::kTimeout) return;
-      over = local_end(holder_->pidfd, left_);
+      over = end_or_call_again(*peer);
     } catch (const std::exception& error) {
       over = error.what();
     }
     office_.count_queue(*peer);
   }
   if (!over.empty()) office_.lose(peer, over);
+}
+
+// Why the connection is over, if it is.
+std::string ShmOutgoing::end_or_call_again(const Peer& peer) noexcept {
+  try {
+    if (!open_ && call_again(peer)) return {};
+  } catch (const std::exception&) {
+    // Nobody is there any more.
+  }
+  return local_end(holder_->pidfd, left_);
 }
 
 std::string ShmOutgoing::receive() {
@@ -128,7 +151,7 @@ std::string ShmOutgoing::receive() {
 }
 
 std::string ShmOutgoing::greet(std::span<const std::uint8_t> message, std::vector<Fd> fds) {
-  auto step = greeting_.next(message);
+  auto step = greeting_->next(message);
   if (!step.refusal.empty()) return step.refusal;
   if (!step.send.empty())
     socket_.send(step.send, Deadline::now(), std::array{office_.outbox.mapping()->fd()});

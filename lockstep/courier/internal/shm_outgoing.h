@@ -27,13 +27,19 @@ class ShmOutgoing final : public Outgoing, public std::enable_shared_from_this<S
   // Why the connection is over; empty when it is not.
   std::string receive();
   std::string greet(std::span<const std::uint8_t> message, std::vector<Fd> fds);
+  // Says the first words on a new socket.
+  void call(const Peer& peer);
+  // For a connection that ended before it was open. False: it stays over.
+  bool call_again(const Peer& peer);
+  std::string end_or_call_again(const Peer& peer) noexcept;
   bool write(std::span<const std::uint8_t> record);
   void take_back_unread() noexcept;
 
   Office& office_;
   const std::weak_ptr<Peer> peer_;
   net::UnixSocket socket_;
-  GreetingClient greeting_;
+  std::optional<GreetingClient> greeting_;  // of the latest call
+  int n_calls_ = 0;
   const std::shared_ptr<Holder> holder_;
   std::uint64_t key_ = 0;
   bool open_ = false;

@@ -36,7 +36,7 @@ TcpIncoming::TcpIncoming(Office& office, Fd fd)
 
 void TcpIncoming::start() {
   key_ = office_.reactor.add(fd_.get(), EPOLLIN, shared_from_this());
-  office_.admit(shared_from_this());
+  office_.admit(shared_from_this(), net::origin_of(fd_.get()));
 }
 
 void TcpIncoming::on_ready(std::uint32_t) noexcept {

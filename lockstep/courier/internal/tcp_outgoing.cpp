@@ -62,34 +62,58 @@ std::shared_ptr<TcpOutgoing> TcpOutgoing::connect(Office& office, const std::sha
     failure = insecure(*peer);
     return nullptr;
   }
-  Fd fd(::socket(address->family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd || (::connect(fd.get(), address->get(), address->length()) != 0 && errno != EINPROGRESS)) {
-    failure = system_failure(errno, cat("connecting to worker ", peer->name, " at ", address->text()),
+  auto link = std::make_shared<TcpOutgoing>(office, peer, *address);
+  if (const int code = link->call(*peer); code != 0) {
+    failure = system_failure(code, cat("connecting to worker ", peer->name, " at ", address->text()),
                              ErrorFamily::kNetwork);
     return nullptr;
   }
-  set_tcp_options(fd.get());
-  auto link = std::make_shared<TcpOutgoing>(office, peer, std::move(fd), *address);
-  link->queue(with_length(link->greeting_.first()), {});
-  link->key_ = office.reactor.add(link->fd_.get(), EPOLLIN | EPOLLOUT, link);
   return link;
 }
 
-TcpOutgoing::TcpOutgoing(Office& office, const std::shared_ptr<Peer>& peer, Fd fd,
-                         const net::Address& address)
-    : office_(office),
-      peer_(peer),
-      fd_(std::move(fd)),
-      greeting_(office.options.secret,
-                {.id = office.options.id, .token = office.self.token, .to = peer->endpoint.token},
-                {.purpose = net::Purpose::kCourierTcp,
-                 .server = peer->endpoint.token,
-                 .address = address.canonical()}) {
-  office_.count_tcp(1);
-}
+TcpOutgoing::TcpOutgoing(Office& office, const std::shared_ptr<Peer>& peer, const net::Address& address)
+    : office_(office), peer_(peer), address_(address) {}
 
 TcpOutgoing::~TcpOutgoing() {
   if (fd_) office_.count_tcp(-1);
+}
+
+int TcpOutgoing::call(const Peer& peer) {
+  Fd fd(::socket(address_.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd || (::connect(fd.get(), address_.get(), address_.length()) != 0 && errno != EINPROGRESS))
+    return errno;
+  set_tcp_options(fd.get());
+  ++n_calls_;
+  const std::uint64_t key = office_.reactor.add(fd.get(), EPOLLIN | EPOLLOUT, shared_from_this());
+  if (fd_) {
+    office_.reactor.remove(key_, fd_.get());
+  } else {
+    office_.count_tcp(1);
+  }
+  fd_ = std::move(fd);
+  key_ = key;
+  greeting_.emplace(office_.options.secret,
+                    Intro{.id = office_.options.id, .token = office_.self.token, .to = peer.endpoint.token},
+                    net::Binding{.purpose = net::Purpose::kCourierTcp,
+                                 .server = peer.endpoint.token,
+                                 .address = address_.canonical()});
+  reader_ = {};
+  sealer_.reset();
+  opener_.reset();
+  wire_.clear();
+  wire_at_ = 0;
+  queue_.clear();  // greetings: messages wait elsewhere until it is open
+  queue(with_length(greeting_->first()), {});
+  state_ = State::kConnecting;
+  ended_ = false;
+  watching_room_ = true;
+  return 0;
+}
+
+std::string TcpOutgoing::end_or_call_again(const Peer& peer, std::string why) {
+  if (n_calls_ >= kMostCalls) return why;
+  const int code = call(peer);
+  return code == 0 ? std::string() : tcp_end(code);
 }
 
 void TcpOutgoing::queue(Bytes head, Message message) {
@@ -231,6 +255,9 @@ void TcpOutgoing::on_ready(std::uint32_t events) noexcept {
     if (!fd_) return;
     try {
       over = advance(events);
+      // Once it was welcomed messages may be under way: they are sent once at most.
+      const bool dropped = !welcomed_ && (ended_ || state_ == State::kBroken);
+      if (dropped && !over.empty()) over = end_or_call_again(*peer, over);
     } catch (const std::exception& error) {
       over = error.what();
     }
@@ -265,7 +292,10 @@ std::string TcpOutgoing::greet() {
   const std::size_t wanted = opener_ ? buffer.size() : reader_.wanted();
   const ssize_t n = ::recv(fd_.get(), buffer.data(), wanted, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return {};
-  if (n <= 0) return n == 0 ? "it closed the connection before it was greeted" : tcp_end(errno);
+  if (n <= 0) {
+    ended_ = n == 0 || errno == ECONNRESET;
+    return n == 0 ? "it closed the connection before it was greeted" : tcp_end(errno);
+  }
   auto bytes = std::span<const std::uint8_t>(buffer).first(static_cast<std::size_t>(n));
   if (opener_) {
     const auto plain = opener_->next(bytes);
@@ -277,11 +307,12 @@ std::string TcpOutgoing::greet() {
   const auto message = reader_.feed(bytes);
   if (reader_.broken()) return "it answered with something unknown";
   if (!message) return {};
-  auto step = greeting_.next(*message);
+  auto step = greeting_->next(*message);
   if (!step.refusal.empty()) return step.refusal;
   if (!step.send.empty()) introduce(step.send);
   if (step.welcome) {
     state_ = State::kOpen;
+    welcomed_ = true;
     std::ranges::move(later_, std::back_inserter(queue_));
     later_.clear();
   }
@@ -291,7 +322,7 @@ std::string TcpOutgoing::greet() {
 
 // The last words in the clear, when there is a secret. Nothing else is queued: messages wait for the welcome.
 void TcpOutgoing::introduce(const Bytes& greeting) {
-  const auto keys = greeting_.keys();
+  const auto keys = greeting_->keys();
   if (!keys) return queue(with_length(greeting), {});
   wire_ = with_length(greeting);
   wire_at_ = 0;

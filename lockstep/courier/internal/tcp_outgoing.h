@@ -16,7 +16,7 @@ class TcpOutgoing final : public Outgoing, public std::enable_shared_from_this<T
   // Begins to connect.
   static std::shared_ptr<TcpOutgoing> connect(Office& office, const std::shared_ptr<Peer>& peer,
                                               std::optional<Failure>& failure);
-  TcpOutgoing(Office& office, const std::shared_ptr<Peer>& peer, Fd fd, const net::Address& address);
+  TcpOutgoing(Office& office, const std::shared_ptr<Peer>& peer, const net::Address& address);
   ~TcpOutgoing() override;
 
   void on_ready(std::uint32_t events) noexcept override;
@@ -34,6 +34,10 @@ class TcpOutgoing final : public Outgoing, public std::enable_shared_from_this<T
   };
   enum class State : std::uint8_t { kConnecting, kGreeting, kOpen, kBroken };
 
+  // Begins to connect, and queues the first words. The errno value when that fails.
+  int call(const Peer& peer);
+  // For a connection that ended before it was open: why it is over, if it is.
+  std::string end_or_call_again(const Peer& peer, std::string why);
   std::string advance(std::uint32_t events);
   std::string greet();
   void introduce(const Bytes& greeting);
@@ -49,7 +53,10 @@ class TcpOutgoing final : public Outgoing, public std::enable_shared_from_this<T
   Office& office_;
   const std::weak_ptr<Peer> peer_;
   Fd fd_;
-  GreetingClient greeting_;
+  const net::Address address_;
+  int n_calls_ = 0;
+  // Of the latest call.
+  std::optional<GreetingClient> greeting_;
   GreetingReader reader_;
   // With a job secret, from the introduction on. What was queued before goes out in the clear.
   std::optional<net::Sealer> sealer_;
@@ -58,7 +65,9 @@ class TcpOutgoing final : public Outgoing, public std::enable_shared_from_this<T
   std::size_t wire_at_ = 0;
   std::uint64_t key_ = 0;
   State state_ = State::kConnecting;
-  int broken_ = 0;  // errno of the write that failed
+  int broken_ = 0;      // errno of the write that failed
+  bool ended_ = false;  // the other side closed it while it was greeted
+  bool welcomed_ = false;
   bool watching_room_ = true;
   std::deque<Queued> queue_;
   std::deque<Queued> later_;  // messages, until the greeting is over
