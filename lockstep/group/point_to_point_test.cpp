@@ -240,6 +240,7 @@ TEST(SubGroups, RanksOfTheWorldNameMembersOfASubGroup) {
     send(filled(2, -rank), {.dst = other, .group = group});
     work.wait();
     EXPECT_EQ(work.source_rank(), other);
+    EXPECT_EQ(get_group_rank(group, work.source_rank()), other / 2) << "the sender in terms of the group";
     expect_equal(came, filled(2, -other));
     const auto outsider = caught([&] { send(came, {.dst = 2, .group = group}); });
     EXPECT_EQ(outsider.kind, ErrorKind::kUsage);

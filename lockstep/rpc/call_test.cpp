@@ -420,6 +420,19 @@ TEST(Messages, OfEachKindAreSentForWhatTheyAreFor) {
               }});
 }
 
+// Those of distributed autograd too, which this folder does not send.
+TEST(Messages, OfEveryKindHaveTheNumbersOfTheProtocol) {
+  const std::pair<Kind, int> numbers[] = {
+      {Kind::kCall, 0x01},        {Kind::kRemoteCall, 0x03},   {Kind::kRRefFetch, 0x08},
+      {Kind::kRRefDelete, 0x09},  {Kind::kRRefFork, 0x0A},     {Kind::kRRefChild, 0x0B},
+      {Kind::kBackward, 0x10},    {Kind::kBackwardPlan, 0x11}, {Kind::kCleanup, 0x12},
+      {Kind::kContextHeld, 0x13}, {Kind::kBackwardDone, 0x14}, {Kind::kBackwardAbort, 0x15},
+      {Kind::kGather, 0x20},      {Kind::kLeave, 0x21},        {Kind::kGatherMissing, 0x22}};
+  for (const auto& [kind, number] : numbers) EXPECT_EQ(static_cast<int>(kind), number);
+  EXPECT_EQ(kAnswer, 0x80);
+  EXPECT_EQ(kException, 0xFF);
+}
+
 int add_there(int to, int a) {
   const ProfileRange range("thinking");
   return rpc_sync(to, add, {a, 1});
