@@ -1,6 +1,9 @@
 #include "engines/gloo/communicator.h"
 
+#include <algorithm>
+
 #include "engines/gloo/collectives.h"
+#include "engines/gloo/slow_wait.h"
 
 namespace lockstep::gloo_plugin {
 
@@ -172,7 +175,7 @@ void Communicator::run(const lockstep_op& op) {
   if (!is_point_to_point(op.kind) && try_drive()) {
     const NoSigpipe quiet;
     Operation operation(op, size_);
-    arm(operation);
+    arm(operation, slow_from_now());
     const auto failure = perform(operation);
     stop_driving();
     if (failure) throw Error(*failure);
@@ -181,9 +184,30 @@ void Communicator::run(const lockstep_op& op) {
   lockstep_op silent = op;
   silent.done = nullptr;
   const auto operation = post(silent);
-  std::unique_lock lock(operation->mutex);
-  operation->over.wait(lock, [&] { return operation->status != LOCKSTEP_PENDING; });
+  wait(*operation, LOCKSTEP_NEVER);
+  const std::lock_guard lock(operation->mutex);
   if (operation->status != LOCKSTEP_OK) throw Error({.status = operation->status, .words = operation->error});
+}
+
+bool Communicator::wait(Operation& operation, std::int64_t deadline_ns) {
+  // Far ahead rather than never: the clock's own range would overflow.
+  constexpr std::int64_t kYear = 365LL * 24 * 3600 * 1'000'000'000;
+  std::unique_lock lock(operation.mutex);
+  const auto over_by = [&](std::int64_t time_ns) {
+    const auto left = time_ns == LOCKSTEP_NEVER ? kYear : std::min(time_ns - now_ns(), kYear);
+    return operation.over.wait_for(lock, std::chrono::nanoseconds(left),
+                                   [&] { return operation.status != LOCKSTEP_PENDING; });
+  };
+  if (operation.status != LOCKSTEP_PENDING) return true;
+  const std::int64_t until_ns = std::min(deadline_ns, operation.op.deadline_ns);
+  const std::int64_t lasted_ns = slow_from_now();
+  if (lasted_ns < until_ns) {
+    if (over_by(lasted_ns)) return true;
+    lock.unlock();
+    say(slow_line(slow_words(operation), until_ns));
+    lock.lock();
+  }
+  return over_by(deadline_ns);
 }
 
 void Communicator::drain() {
@@ -244,9 +268,26 @@ void Communicator::complete(const std::shared_ptr<Operation>& operation,
   if (operation->op.done != nullptr) operation->op.done(operation->op.done_context);
 }
 
-void Communicator::arm(Operation& operation) {
-  operation.alarm =
-      runtime_->watch.add_deadline(operation.op.deadline_ns, [this, &operation] { timed_out(operation); });
+void Communicator::arm(Operation& operation, std::int64_t lasted_ns) {
+  operation.alarm = runtime_->watch.add_deadline(
+      operation.op.deadline_ns, [this, &operation] { timed_out(operation); }, lasted_ns,
+      [this, &operation] {
+        const std::string line = slow_line(slow_words(operation), operation.op.deadline_ns);
+        try {
+          spawn([this, line] { say(line); });  // writing may block
+        } catch (const std::exception&) {
+          say(line);
+        }
+      });
+}
+
+void Communicator::say(const std::string& line) const {
+  if (host_->log != nullptr) host_->log(host_->context, 1, line.c_str());
+}
+
+std::string Communicator::slow_words(const Operation& operation) const {
+  return cat("group \"", name_, "\": rank ", rank_, " is in ", context(operation), ": ",
+             waits_for(operation));
 }
 
 std::string Communicator::context(const Operation& operation) const {

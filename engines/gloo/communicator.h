@@ -48,6 +48,8 @@ class Communicator {
   std::shared_ptr<Operation> post(const lockstep_op& op);
   // Raises Error when it fails.
   void run(const lockstep_op& op);
+  // True when it is over, false at the deadline. A wait that lasts says so.
+  bool wait(Operation& operation, std::int64_t deadline_ns);
 
   void abort(const std::string& reason);
   // Without a cause an orderly leave; with one the others see a lost peer.
@@ -67,8 +69,11 @@ class Communicator {
   std::vector<std::string> read_all(const char* what, std::int64_t deadline_ns);
   // What rank 0 told on under `key`, made of what all ranks wrote under `what`.
   std::string hear(const std::string& key, const char* what, std::int64_t deadline_ns);
-  // Nothing at the deadline.
-  std::optional<std::string> read(const std::string& key, std::int64_t deadline_ns);
+  // Nothing at the deadline. Says slow_words(), where there are any, when it lasts.
+  std::optional<std::string> read(const std::string& key, std::int64_t deadline_ns,
+                                  const std::function<std::string()>& slow_words = {});
+  // The first of the others that has not written under `what`; 0 when all have.
+  int first_missing(const char* what);
   void write(const std::string& key, const std::string& value);
   [[noreturn]] void raise_missing(int peer);
   // The first operation of a communicator that connects lazily. Breaks the group when it fails, and raises why.
@@ -103,8 +108,12 @@ class Communicator {
   // Runs or finishes it on this thread, and gives how it ended. Sees to its deadline.
   std::optional<Failure> perform(Operation& operation);
   void complete(const std::shared_ptr<Operation>& operation, const std::optional<Failure>& failure);
-  void arm(Operation& operation);
+  // lasted_ns: when to say that it lasts, where it blocks its caller.
+  void arm(Operation& operation, std::int64_t lasted_ns = LOCKSTEP_NEVER);
   void timed_out(const Operation& operation);
+  void say(const std::string& line) const;
+  std::string slow_words(const Operation& operation) const;
+  std::string waits_for(const Operation& operation) const;
   std::string context(const Operation& operation) const;
   // Runs `task` on the pool; the destructor waits for it.
   void spawn(std::function<void()> task);

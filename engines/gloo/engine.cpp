@@ -14,6 +14,7 @@ struct lockstep_comm {
 };
 
 struct lockstep_handle {
+  lockstep::gloo_plugin::Communicator& owner;
   std::shared_ptr<lockstep::gloo_plugin::Operation> operation;
 };
 
@@ -183,8 +184,7 @@ lockstep_status post(lockstep_comm* comm, const lockstep_op* op, lockstep_handle
   *out = nullptr;
   try {
     if (const char* wrong = wrong_with(*op, comm->rank, comm->impl.size())) raise(LOCKSTEP_USAGE, wrong);
-    auto handle = std::make_unique<lockstep_handle>();
-    handle->operation = comm->impl.post(*op);
+    auto handle = std::make_unique<lockstep_handle>(comm->impl, comm->impl.post(*op));
     *out = handle.release();
     return LOCKSTEP_OK;
   } catch (...) {
@@ -200,14 +200,7 @@ lockstep_status test(lockstep_handle* handle) {
 }
 
 lockstep_status wait(lockstep_handle* handle, std::int64_t deadline_ns) {
-  Operation& operation = *handle->operation;
-  std::unique_lock lock(operation.mutex);
-  const auto over = [&] { return operation.status != LOCKSTEP_PENDING; };
-  // Far ahead rather than never: the clock's own range would overflow.
-  const std::int64_t left = std::min<std::int64_t>(
-      deadline_ns == LOCKSTEP_NEVER ? INT64_MAX : deadline_ns - now_ns(), 365LL * 24 * 3600 * 1'000'000'000);
-  return operation.over.wait_for(lock, std::chrono::nanoseconds(left), over) ? operation.status
-                                                                             : LOCKSTEP_TIMEOUT;
+  return handle->owner.wait(*handle->operation, deadline_ns) ? test(handle) : LOCKSTEP_TIMEOUT;
 }
 
 void release(lockstep_handle* handle) {

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <set>
+#include <string_view>
 #include <thread>
 
 #include "lockstep/engine/loader.h"
@@ -334,6 +335,74 @@ TEST(Gloo, AMissingRankIsNamedWhenJoiningRunsOutOfTime) {
     } catch (const std::exception& error) {
       EXPECT_NE(std::string(error.what()).find("rank 2 has not joined"), std::string::npos) << error.what();
     }
+  });
+}
+
+// How the lines of waits that last begin, in the order in which they are caused.
+const char* const kSlowLines[] = {
+    "slow: rank 0 joins group \"test\": it waits for rank 1; waiting goes on until ",
+    "slow: group \"test\": rank 0 is in barrier() #1 at test.cpp:1: it waits for rank 1 (pid ",
+    "slow: group \"test\": rank 0 is in barrier() #2 at test.cpp:1: it waits for rank 1 (pid ",
+    "slow: group \"test\": rank 0 is in recv(f32, 1 elements) at test.cpp:1: it waits for rank 1 (pid "};
+
+// A host that counts these lines, and tells the other rank of each.
+class Listening {
+ public:
+  explicit Listening(const lockstep_host* host) : host_(*host) {
+    ::setenv("LOCKSTEP_SLOW_WAIT", "0.2", 1);
+    here = this;
+    host_.log = [](void*, int, const char* text) { here->keep(text); };
+  }
+  const lockstep_host* host() const { return &host_; }
+  int n_said(std::size_t line) const { return n_said_[line]; }
+  // On the other rank.
+  void await(std::size_t line) {
+    std::size_t length = 0;
+    const auto patience = Deadline::after(Milliseconds(20'000)).monotonic_ns();
+    EXPECT_EQ(host_.kv_get(host_.context, cat("said", line).c_str(), nullptr, 0, &length, patience),
+              LOCKSTEP_OK)
+        << "not said: " << kSlowLines[line];
+  }
+
+ private:
+  void keep(std::string_view text) {
+    for (std::size_t line = 0; line < std::size(kSlowLines); ++line) {
+      if (!text.starts_with(kSlowLines[line])) continue;
+      EXPECT_NE(text.find("; waiting goes on until "), std::string_view::npos) << text;
+      ++n_said_[line];
+      host_.kv_set(host_.context, cat("said", line).c_str(), "", 0);
+    }
+  }
+  static inline Listening* here = nullptr;
+
+  lockstep_host host_;
+  std::atomic<int> n_said_[std::size(kSlowLines)] = {};
+};
+
+// Rank 1 comes late to everything: when rank 0 has said that it waits.
+TEST(Gloo, AWaitThatLastsSaysOnceWhoWaitsForWhomAndUntilWhen) {
+  on_processes(2, [](int rank, const lockstep_host* host) {
+    Listening listening(host);
+    std::size_t line = 0;
+    const auto be_late = [&] {
+      if (rank == 1) listening.await(line);
+      ++line;
+    };
+    be_late();
+    EngineRank end(gloo_engine(), listening.host(), rank, 2, {});
+    be_late();
+    EXPECT_EQ(end.barrier(), LOCKSTEP_OK) << end.error();
+    be_late();
+    EXPECT_EQ(end.post_and_wait(end.op(LOCKSTEP_BARRIER, nullptr, nullptr, 0)), LOCKSTEP_OK) << end.error();
+    be_late();
+    float x = 3;
+    auto op = end.op(rank == 0 ? LOCKSTEP_RECV : LOCKSTEP_SEND, &x, &x, 1);
+    op.root = 1 - rank;
+    EXPECT_EQ(end.run(op), LOCKSTEP_OK) << end.error();
+    if (rank == 1) return;
+    EXPECT_GE(listening.n_said(0), 1);  // joining waits for it more than once
+    for (std::size_t i = 1; i < std::size(kSlowLines); ++i)
+      EXPECT_EQ(listening.n_said(i), 1) << kSlowLines[i];
   });
 }
 

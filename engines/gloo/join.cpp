@@ -8,6 +8,7 @@
 #include <cstring>
 
 #include "engines/gloo/communicator.h"
+#include "engines/gloo/slow_wait.h"
 
 namespace lockstep::gloo_plugin {
 namespace {
@@ -76,8 +77,10 @@ void Communicator::write(const std::string& key, const std::string& value) {
     raise(status, cat("rank ", rank_, " cannot write key ", key, " of the group's store"));
 }
 
-std::optional<std::string> Communicator::read(const std::string& key, std::int64_t deadline_ns) {
+std::optional<std::string> Communicator::read(const std::string& key, std::int64_t deadline_ns,
+                                              const std::function<std::string()>& slow_words) {
   std::string value(4096, '\0');
+  std::int64_t lasted_ns = slow_words ? slow_from_now() : LOCKSTEP_NEVER;
   for (;;) {
     bond_.check();
     std::size_t length = 0;
@@ -96,8 +99,17 @@ std::optional<std::string> Communicator::read(const std::string& key, std::int64
       raise(status, cat("rank ", rank_, " cannot read key ", key, " of the group's store"));
     } else if (now_ns() >= deadline_ns) {
       return std::nullopt;
+    } else if (now_ns() >= lasted_ns) {
+      lasted_ns = LOCKSTEP_NEVER;
+      say(slow_line(cat("rank ", rank_, " joins group \"", name_, "\": ", slow_words()), deadline_ns));
     }
   }
+}
+
+int Communicator::first_missing(const char* what) {
+  int peer = 1;
+  while (peer < size_ && read(cat(what, '/', peer), after_ms(1))) ++peer;
+  return peer == size_ ? 0 : peer;
 }
 
 void Communicator::raise_missing(int peer) {
@@ -108,7 +120,7 @@ void Communicator::raise_missing(int peer) {
 std::vector<std::string> Communicator::read_all(const char* what, std::int64_t deadline_ns) {
   std::vector<std::string> all;
   for (int peer = 0; peer < size_; ++peer) {
-    auto words = read(cat(what, '/', peer), deadline_ns);
+    auto words = read(cat(what, '/', peer), deadline_ns, [peer] { return cat("it waits for rank ", peer); });
     if (!words) raise_missing(peer);
     all.push_back(std::move(*words));
   }
@@ -116,12 +128,10 @@ std::vector<std::string> Communicator::read_all(const char* what, std::int64_t d
 }
 
 std::string Communicator::hear(const std::string& key, const char* what, std::int64_t deadline_ns) {
-  if (auto words = read(key, deadline_ns)) return std::move(*words);
   // Rank 0 waits for somebody, most likely.
-  for (int peer = 1; peer < size_; ++peer) {
-    if (!read(cat(what, '/', peer), after_ms(1))) raise_missing(peer);
-  }
-  raise_missing(0);
+  const auto slow_words = [&] { return cat("it waits for rank ", first_missing(what)); };
+  if (auto words = read(key, deadline_ns, slow_words)) return std::move(*words);
+  raise_missing(first_missing(what));
 }
 
 void Communicator::meet(std::int64_t deadline_ns) {
@@ -206,11 +216,16 @@ void Communicator::connect(std::int64_t deadline_ns) {
   if (size_ > 1) addresses = unpack_parts(hear(cat("mesh_for/", rank_), "mesh", deadline_ns));
   addresses.resize(static_cast<std::size_t>(size_));
   const NoSigpipe quiet;
-  const auto alarm = runtime_->watch.add_deadline(deadline_ns, [&] {
-    break_with({.status = LOCKSTEP_TIMEOUT,
-                .words = cat("rank ", rank_, " ran out of time joining group \"", name_, "\": it waits for ",
-                             who(connecting_to_), " to connect")});
-  });
+  const auto waits = [this] { return cat("it waits for ", who(connecting_to_), " to connect"); };
+  const auto alarm = runtime_->watch.add_deadline(
+      deadline_ns,
+      [&] {
+        break_with(
+            {.status = LOCKSTEP_TIMEOUT,
+             .words = cat("rank ", rank_, " ran out of time joining group \"", name_, "\": ", waits())});
+      },
+      lazy_ ? LOCKSTEP_NEVER : slow_from_now(),  // lazily an operation connects, which has its own words
+      [&] { say(slow_line(cat("rank ", rank_, " joins group \"", name_, "\": ", waits()), deadline_ns)); });
   try {
     for (int peer = 0; peer < size_; ++peer) {
       connecting_to_ = peer;

@@ -106,17 +106,16 @@ void Communicator::leave(const char* cause) {
   }
 }
 
+std::string Communicator::waits_for(const Operation& operation) const {
+  if (operation.begun) return cat("it waits for ", who(operation.waits_for));
+  if (!connected_) return cat("it waits for ", who(connecting_to_), " to connect");
+  return "it has not begun, what was posted before it is not over";
+}
+
 void Communicator::timed_out(const Operation& operation) {
-  const int peer = operation.waits_for;
-  std::string words = cat("rank ", rank_, " ran out of time in ", context(operation), ": ");
-  if (operation.begun) {
-    words += cat("it waits for ", who(peer));
-  } else if (!connected_) {
-    words += cat("it waits for ", who(connecting_to_), " to connect");
-  } else {
-    words += "it has not begun, what was posted before it is not over";
-  }
-  break_with({.status = LOCKSTEP_TIMEOUT, .words = words});
+  break_with(
+      {.status = LOCKSTEP_TIMEOUT,
+       .words = cat("rank ", rank_, " ran out of time in ", context(operation), ": ", waits_for(operation))});
 }
 
 void Communicator::hung_up(int peer) {

@@ -9,6 +9,7 @@
 #include <array>
 #include <cerrno>
 #include <cstring>
+#include <utility>
 
 #include "engines/gloo/failure.h"
 
@@ -56,13 +57,16 @@ Watch::Id Watch::add_socket(int fd, std::function<void()> hung_up) {
   return id;
 }
 
-Watch::Id Watch::add_deadline(std::int64_t deadline_ns, std::function<void()> passed) {
-  if (deadline_ns == LOCKSTEP_NEVER) return 0;
+Watch::Id Watch::add_deadline(std::int64_t deadline_ns, std::function<void()> passed, std::int64_t lasted_ns,
+                              std::function<void()> lasted) {
+  if (lasted_ns >= deadline_ns) lasted = nullptr;
+  const std::int64_t at_ns = lasted ? lasted_ns : deadline_ns;
+  if (at_ns == LOCKSTEP_NEVER) return 0;
   const std::lock_guard lock(mutex_);
   const Id id = next_++;
-  alarms_.emplace(id, Alarm{deadline_ns, std::move(passed)});
-  order_.emplace(deadline_ns, id);
-  if (deadline_ns < sleeps_until_) ring();
+  alarms_.emplace(id, Alarm{at_ns, deadline_ns, std::move(passed), std::move(lasted)});
+  order_.emplace(at_ns, id);
+  if (at_ns < sleeps_until_) ring();
   return id;
 }
 
@@ -79,9 +83,24 @@ void Watch::remove_deadline(Id id) {
   const std::lock_guard lock(mutex_);
   const auto found = alarms_.find(id);
   if (found == alarms_.end()) return;
-  const auto [first, last] = order_.equal_range(found->second.deadline_ns);
-  order_.erase(std::find_if(first, last, [id](const auto& each) { return each.second == id; }));
+  const auto [first, last] = order_.equal_range(found->second.at_ns);
+  const auto next = std::find_if(first, last, [id](const auto& each) { return each.second == id; });
+  if (next != last) order_.erase(next);  // it has lasted, and has no deadline
   alarms_.erase(found);
+}
+
+// Pre: mutex_ held; it is due, and out of order_.
+void Watch::go_off(Id id) {
+  const auto found = alarms_.find(id);
+  Alarm& alarm = found->second;
+  if (const auto lasted = std::exchange(alarm.lasted, nullptr)) {
+    alarm.at_ns = alarm.deadline_ns;
+    if (alarm.at_ns != LOCKSTEP_NEVER) order_.emplace(alarm.at_ns, id);
+    return lasted();
+  }
+  const auto passed = std::move(alarm.passed);
+  alarms_.erase(found);
+  passed();
 }
 
 // How long nothing is due. Pre: mutex_ held.
@@ -111,11 +130,9 @@ void Watch::serve() {
       }
     }
     while (!order_.empty() && order_.begin()->first <= now_ns()) {
-      const auto found = alarms_.find(order_.begin()->second);
+      const Id id = order_.begin()->second;
       order_.erase(order_.begin());
-      const auto passed = std::move(found->second.passed);
-      alarms_.erase(found);
-      passed();
+      go_off(id);
     }
   }
 }

@@ -9,6 +9,8 @@
 #include <mutex>
 #include <thread>
 
+#include "lockstep/engine/engine_abi.h"
+
 namespace lockstep::gloo_plugin {
 
 class Watch {
@@ -22,8 +24,10 @@ class Watch {
 
   // Calls `hung_up` once when the peer of the connected socket closes or shuts down, or the connection dies.
   Id add_socket(int fd, std::function<void()> hung_up);
-  // Calls `passed` once when the deadline has passed. LOCKSTEP_NEVER: gives 0 and never calls.
-  Id add_deadline(std::int64_t deadline_ns, std::function<void()> passed);
+  // Calls `passed` once when the deadline has passed, and before that `lasted`, if there is one, at lasted_ns. A time that is
+  // LOCKSTEP_NEVER does not come; gives 0 when both are.
+  Id add_deadline(std::int64_t deadline_ns, std::function<void()> passed,
+                  std::int64_t lasted_ns = LOCKSTEP_NEVER, std::function<void()> lasted = {});
   // After these return the callback does not run and will not. 0 and unknown ids are ignored.
   void remove_socket(Id id);
   void remove_deadline(Id id);
@@ -34,10 +38,13 @@ class Watch {
     std::function<void()> hung_up;
   };
   struct Alarm {
+    std::int64_t at_ns;  // what comes next: lasted, while it is there, or the deadline
     std::int64_t deadline_ns;
     std::function<void()> passed;
+    std::function<void()> lasted;
   };
   void serve();
+  void go_off(Id id);
   int wait_ms();
   void ring();
 
