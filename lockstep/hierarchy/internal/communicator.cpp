@@ -27,10 +27,22 @@ void tell(const lockstep_comm_config& config, const char* what, const std::strin
 std::string hear(const lockstep_comm_config& config, const char* what, int rank,
                  std::size_t capacity = kWordsCapacity) {
   const lockstep_host& host = *config.host;
+  const auto deadline = Deadline::from_monotonic_ns(config.deadline_ns);
   std::string words(capacity, '\0');
   std::size_t length = 0;
-  const auto status = host.kv_get(host.context, key_of(what, rank).c_str(), words.data(), words.size(),
-                                  &length, config.deadline_ns);
+  SlowWait slow(deadline);
+  const auto get = [&] {
+    return host.kv_get(host.context, key_of(what, rank).c_str(), words.data(), words.size(), &length,
+                       slow.next().monotonic_ns());
+  };
+  auto status = get();
+  if (status == LOCKSTEP_TIMEOUT && !deadline.expired()) {
+    slow.say_if_due([&] {
+      return cat("rank ", config.rank, " joins group \"", config.name != nullptr ? config.name : "",
+                 "\": it waits to hear from rank ", rank);
+    });
+    status = get();
+  }
   if (status == LOCKSTEP_OK && length <= words.size()) return words.substr(0, length);
   raise(status == LOCKSTEP_TIMEOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
         cat("rank ", rank, " did not join the group in time: rank ", config.rank,
@@ -91,7 +103,10 @@ Failure left_failure() {
 // ---- joining and leaving ----
 
 Communicator::Communicator(Setup& setup, const lockstep_comm_config& config, const Communicator* parent)
-    : setup_(setup), host_(config.host), topology_(meet(config, parent)) {
+    : setup_(setup),
+      host_(config.host),
+      name_(config.name != nullptr ? config.name : ""),
+      topology_(meet(config, parent)) {
   try {
     make_parts(config, parent);
   } catch (...) {
@@ -223,24 +238,45 @@ void Communicator::announce() {
   host_->kv_set(host_->context, key_of("entered", rank()).c_str(), words.data(), words.size());
 }
 
-void Communicator::name_missing(Failure& failure) {
+std::string Communicator::missing_in(std::uint64_t number) {
   constexpr int kMostNamed = 8;
+  const Deadline patience = Deadline::after(kAskPatience);
+  std::string names;
+  int n_missing = 0;
+  for (int r = 0; r < size(); ++r) {
+    const auto entered = r == rank() ? number : entered_by(*host_, r, patience);
+    if (!entered || *entered >= number || ++n_missing > kMostNamed) continue;
+    names += cat(names.empty() ? "" : ", ", "rank ", r);
+  }
+  if (n_missing > kMostNamed) names += cat(" and ", n_missing - kMostNamed, " more");
+  return names;
+}
+
+Awaited Communicator::awaited(const Operation& operation) {
+  const lockstep_op& op = operation.op;
+  std::string words = cat("group \"", name_, "\": rank ", rank(), " is in ");
+  if (op.kind == LOCKSTEP_SEND) {
+    words += cat("a send to rank ", op.root);
+  } else if (op.kind == LOCKSTEP_RECV) {
+    words += cat("a receive from ", op.root < 0 ? "any rank" : cat("rank ", op.root));
+  } else {
+    words += cat("collective #", op.tag != 0 ? op.tag : static_cast<std::int64_t>(operation.number));
+  }
+  words += cat(" at ", operation.where);
+  const std::string names = operation.number == 0 ? "" : missing_in(operation.number);
+  if (!names.empty()) words += cat(": it waits for ", names, ", which has not been seen to enter it");
+  return {.words = std::move(words), .deadline = Deadline::from_monotonic_ns(op.deadline_ns)};
+}
+
+void Communicator::name_missing(Failure& failure) {
   std::shared_ptr<Operation> head;
   {
     const std::lock_guard lock(mutex_);
     if (!queue_.empty()) head = queue_.front();
   }
   if (head == nullptr) return;
-  const Deadline patience = Deadline::after(kAskPatience);
-  std::string names;
-  int n_missing = 0;
-  for (int r = 0; r < size(); ++r) {
-    const auto entered = r == rank() ? head->number : entered_by(*host_, r, patience);
-    if (!entered || *entered >= head->number || ++n_missing > kMostNamed) continue;
-    names += cat(names.empty() ? "" : ", ", "rank ", r);
-  }
-  if (n_missing == 0) return;
-  if (n_missing > kMostNamed) names += cat(" and ", n_missing - kMostNamed, " more");
+  const std::string names = missing_in(head->number);
+  if (names.empty()) return;
   failure.message = cat("rank ", rank(), " ran out of time in collective #",
                         head->op.tag != 0 ? head->op.tag : head->number, " at ", head->where,
                         ": it waits for ", names, ", which had not entered it; ", failure.message);

@@ -23,6 +23,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/slow_wait.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/hierarchy/internal/part.h"
 #include "lockstep/hierarchy/internal/pulse.h"
@@ -98,7 +99,8 @@ class Communicator final : public Beating {
 
   // Pre: sole() is null, the call was checked.
   std::shared_ptr<Operation> post(const lockstep_op& op);
-  // True when it is over; false when the deadline passed first.
+  // True when it is over; false when the deadline passed first. A wait that lasts says once who is missing; the parts, which
+  // know their own ranks only, say nothing.
   bool wait(const std::shared_ptr<Operation>& operation, Deadline deadline);
 
   void abort(const std::string& reason);
@@ -138,6 +140,9 @@ class Communicator final : public Beating {
   void announce();
   // Rewrites a part's words for a timeout in the collective at the head, when the store knows better who is missing.
   void name_missing(Failure& failure);
+  // "rank 1, rank 3": who, by the store, has not entered collective `number`; "" when it does not say.
+  std::string missing_in(std::uint64_t number);
+  Awaited awaited(const Operation& operation);
   void drive_stopped();
   std::optional<Failure> stopped();
   std::shared_ptr<void> scratch(std::size_t n_bytes);
@@ -145,6 +150,7 @@ class Communicator final : public Beating {
   // Constant after construction.
   Setup& setup_;
   const lockstep_host* const host_;
+  const std::string name_;  // of the group
   Topology topology_;
   std::unique_ptr<Part> local_, lane_, flat_;
   Part* sole_ = nullptr;

@@ -229,8 +229,12 @@ void Communicator::finish(const std::shared_ptr<Operation>& operation) {
 
 bool Communicator::wait(const std::shared_ptr<Operation>& operation, Deadline deadline) {
   Operation& now = *operation;
+  SlowWait slow(deadline);
+  bool said = false;
   std::unique_lock lock(now.mutex);
   while (!now.over) {
+    // A part begins its wait after this one, so that its own line is never due.
+    const Deadline until = said ? std::min(deadline, Deadline::after(slow.quiet_slice())) : slow.next();
     const std::uint64_t version = now.version;
     std::shared_ptr<lockstep_handle> step;
     const Part* where = nullptr;
@@ -242,14 +246,21 @@ bool Communicator::wait(const std::shared_ptr<Operation>& operation, Deadline de
     }
     if (step != nullptr) {
       lock.unlock();
-      where->table().wait(step.get(), deadline.monotonic_ns());
+      where->table().wait(step.get(), until.monotonic_ns());
       step.reset();
       lock.lock();
     }
     // The step's own callback carries on; until then there is nothing to do here.
-    const bool moved = now.changed.wait_until(lock, deadline.time_point(),
-                                              [&] { return now.over || now.version != version; });
-    if (!moved) return now.over;
+    const bool moved =
+        now.changed.wait_until(lock, until.time_point(), [&] { return now.over || now.version != version; });
+    if (moved) continue;
+    if (deadline.expired()) return now.over;
+    lock.unlock();
+    slow.say_if_due([&] {
+      said = true;
+      return awaited(now);
+    });
+    lock.lock();
   }
   return true;
 }
