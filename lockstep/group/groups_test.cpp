@@ -18,6 +18,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/base/slow_wait_testing.h"
 #include "lockstep/base/text.h"
 #include "lockstep/group/group_testing.h"
 
@@ -413,6 +414,22 @@ TEST(NewGroup, ThatMeetsACollectiveSaysWhichOneAndWhere) {
     EXPECT_FALSE(says(failure, "board")) << failure.message;
     default_group()->abort("the test is over");
   });
+}
+
+TEST(NewGroup, ThatLastsSaysOnceWhoHasNotComeAndWhatItDoesInstead) {
+  const SlowLines lines(Milliseconds(100));
+  const std::string line = "slow: rank 0 waits for rank 1 (pid ";
+  run_threads(2, [&](int rank) {
+    sum_over({});
+    if (rank == 1) {
+      const auto said = lines.await(line);
+      EXPECT_NE(said.find(" to join group \"1\"; on the group it is built on it last entered all_reduce("),
+                std::string::npos)
+          << said;
+    }
+    new_group();
+  });
+  EXPECT_EQ(lines.with(line).size(), 1u);
 }
 
 // Two ranks may count different numbers of messages; what they call a collective is alike, and the engine's words have the

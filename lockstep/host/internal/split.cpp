@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "lockstep/base/base.h"
+#include "lockstep/base/slow_wait.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/host/internal/describe.h"
 #include "lockstep/host/internal/doorbell.h"
@@ -83,6 +84,8 @@ class Split {
   void tell_store(const Failure& failure);
   void look_into_store();
   std::string refused_key() const { return cat("split/refused", key_); }
+  // "rank 1 (pid 7) did not join group ..." of each that has not come; `rank` alone when all have.
+  std::string missing(int rank, const char* verb, const char* when);
   [[noreturn]] void raise_late(int rank);
   // A member as the user knows it.
   std::string name_of(int rank);
@@ -262,6 +265,7 @@ void Split::wait(int rank, Ready ready) {
     ::sched_yield();
   }
   Deadline next_look = Deadline::after(kStoreSlice);
+  SlowWait slow(deadline_);
   for (;;) {
     Announced announced(hub_.fabric().own().doorbell);
     if (ready()) return;
@@ -271,6 +275,9 @@ void Split::wait(int rank, Ready ready) {
     if (next_look.expired()) {
       look_into_store();
       next_look = Deadline::after(kStoreSlice);
+      slow.say_if_due([&] {
+        return fmt::format("rank {} waits for {}", parent_rank(config_.rank), missing(rank, "to join", ""));
+      });
     }
     announced.sleep_until(std::min(deadline_, next_look));
   }
@@ -315,14 +322,14 @@ std::string Split::name_of(int rank) {
 }
 
 // Every member that has not come, and what it does instead: another call of the parent, most likely.
-void Split::raise_late(int rank) {
+std::string Split::missing(int rank, const char* verb, const char* when) {
   constexpr int kMostNamed = 8;
   std::string words;
   int n_missing = 0;
   const auto add = [&](int r) {
     if (++n_missing > kMostNamed) return;
-    words += fmt::format("{}{} did not join group \"{}\" in time; on the group it is built on it {}",
-                         words.empty() ? "" : "; and ", name_of(r), config_.name,
+    words += fmt::format("{}{} {} group \"{}\"{}; on the group it is built on it {}",
+                         words.empty() ? "" : "; and ", name_of(r), verb, config_.name, when,
                          describe_last(parent_.board(parent_rank(r))));
   };
   for (int r = 0; r < config_.size; ++r) {
@@ -331,7 +338,11 @@ void Split::raise_late(int rank) {
   }
   if (n_missing == 0) add(rank);
   if (n_missing > kMostNamed) words += fmt::format("; and {} more", n_missing - kMostNamed);
-  raise(ErrorKind::kTimeout, words, ErrorFamily::kBackend);
+  return words;
+}
+
+void Split::raise_late(int rank) {
+  raise(ErrorKind::kTimeout, missing(rank, "did not join", " in time"), ErrorFamily::kBackend);
 }
 
 }  // namespace
