@@ -116,7 +116,11 @@ std::string Address::text() const {
   if (family() == AF_UNIX) {
     const auto& local = reinterpret_cast<const sockaddr_un&>(storage_);
     constexpr std::size_t kBefore = offsetof(sockaddr_un, sun_path) + 1;
-    return length_ <= kBefore ? "@" : cat('@', std::string_view(local.sun_path + 1, length_ - kBefore));
+    std::string name(local.sun_path + 1, length_ > kBefore ? length_ - kBefore : 0);
+    // Whoever connects chooses it, and it is written to logs.
+    std::ranges::replace_if(
+        name, [](char c) { return c < ' ' || c > '~'; }, '?');
+    return cat('@', name);
   }
   char host[NI_MAXHOST] = "?";
   ::getnameinfo(get(), length_, host, sizeof host, nullptr, 0, NI_NUMERICHOST);

@@ -1,5 +1,7 @@
 #include "lockstep/net/looks.h"
 
+#include "lockstep/net/complaints.h"
+
 #include <gtest/gtest.h>
 
 namespace lockstep::net {
@@ -33,6 +35,18 @@ TEST(Looks, OnAMachineThatHasBecomeQuietAPauseIsShortAgain) {
   for (int i = 0; i < 1'000; ++i) looks.account(kStart, kStart + microseconds(1));
   looks.account(kStart, kStart + milliseconds(3));
   EXPECT_TRUE(looks.allowed(kStart + milliseconds(13)));
+}
+
+TEST(Complaints, StrangersCannotFillALog) {
+  Complaints complaints;
+  const auto begin = Complaints::Clock::now();
+  int n = 0;
+  for (int i = 0; i < 100'000; ++i) n += complaints.allowed(begin + std::chrono::milliseconds(i)) ? 1 : 0;
+  EXPECT_GE(n, 20 + 9);
+  EXPECT_LE(n, 20 + 10) << "within a hundred seconds";
+  EXPECT_NE(complaints.held_back(), "");
+  EXPECT_EQ(complaints.held_back(), "");
+  EXPECT_TRUE(complaints.allowed(begin + std::chrono::hours(1)));
 }
 
 }  // namespace

@@ -47,6 +47,10 @@ TEST(Address, ParsesAndPrintsBothFamilies) {
   EXPECT_EQ(Address::parse("::1", 29500)->port(), 29500);
 }
 
+TEST(Address, ALocalNameIsPrintedWithoutWhatATerminalOrALogWouldTakeForItsOwn) {
+  EXPECT_EQ(Address::local_name("a\nb\x1b[2J").text(), "@a?b?[2J");
+}
+
 TEST(Address, NamesAndNonsenseAreNoAddresses) {
   for (const char* text : {"localhost", "", "1.2.3.4.5", "300.1.1.1", "::g", "[::1", "a b"}) {
     EXPECT_FALSE(Address::parse(text, 1)) << text;

@@ -75,8 +75,10 @@ class GreetedIncoming : public Incoming {
   // The next step of the greeting; a refusal is in the log.
   GreetingServer::Step greet(std::span<const std::uint8_t> message) {
     auto step = greeting_.next(message);
-    if (!step.refusal.empty())
-      log(LogLevel::kWarn, cat("courier ", office_.options.name, ": refused a connection: ", step.refusal));
+    if (!step.refusal.empty() && office_.complaints.allowed()) {
+      log(LogLevel::kWarn, cat("courier ", office_.options.name, ": refused a connection: ", step.refusal,
+                               office_.complaints.held_back()));
+    }
     return step;
   }
   // It has said who it is; it is let in now, or once its worker is known.

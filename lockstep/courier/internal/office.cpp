@@ -224,7 +224,10 @@ void Office::expire_guests() noexcept {
     const auto& intro = who->waiting();
     const std::string why =
         intro ? cat("worker ", intro->id, " is not known here") : std::string("it took too long");
-    log(LogLevel::kWarn, cat("courier ", options.name, ": refused a connection: ", why));
+    if (complaints.allowed()) {
+      log(LogLevel::kWarn,
+          cat("courier ", options.name, ": refused a connection: ", why, complaints.held_back()));
+    }
     who->refuse(why);
   }
   wake_doorways();

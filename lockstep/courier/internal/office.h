@@ -22,6 +22,7 @@
 #include "lockstep/courier/internal/outbox.h"
 #include "lockstep/courier/internal/reactor.h"
 #include "lockstep/courier/internal/slots.h"
+#include "lockstep/net/complaints.h"
 
 namespace lockstep::courier::internal {
 
@@ -86,6 +87,7 @@ class Office {
   Door door;
   Slots slots;
   std::mutex pumping;
+  net::Complaints complaints;  // under pumping
   std::atomic<int> queued{0};  // peers with something queued
 
   // Puts an event where poll() finds it.

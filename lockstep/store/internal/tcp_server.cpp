@@ -14,6 +14,7 @@
 #include "lockstep/base/process.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/thread.h"
+#include "lockstep/net/complaints.h"
 #include "lockstep/net/looks.h"
 #include "lockstep/store/internal/tcp_door.h"
 #include "lockstep/store/internal/tcp_session.h"
@@ -222,9 +223,9 @@ class TcpServer::Loop {
     const bool wrong_secret = connection.session && connection.session->wrong_secret();
     // Wrong secrets are an operator's business; port scans and the like are not.
     const LogLevel level = wrong_secret ? LogLevel::kWarn : LogLevel::kInfo;
-    if (log_enabled(level)) {
-      log(level,
-          cat("store ", address_.text(), ": closed the connection of ", peer_of(connection), ": ", why));
+    if (log_enabled(level) && complaints_.allowed()) {
+      log(level, cat("store ", address_.text(), ": closed the connection of ", peer_of(connection), ": ", why,
+                     complaints_.held_back()));
     }
     close(connection);
   }
@@ -394,6 +395,7 @@ class TcpServer::Loop {
   std::array<char, kReadBytes> buffer_;
   const bool may_look_ = available_cores() > 1;
   net::Looks looks_;
+  net::Complaints complaints_;
   net::Looks::Clock::time_point look_until_{};
   // Guarded by mutex_.
   std::mutex mutex_;
