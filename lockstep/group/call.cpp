@@ -163,7 +163,7 @@ std::string Call::prefix() const {
 }
 
 void Call::check(const at::Tensor& tensor, const char* role) {
-  if (!tensor.defined()) refuse(ErrorKind::kUsage, role, " is not a tensor (undefined)");
+  if (!tensor.defined()) refuse(ErrorKind::kUsage, role, " is an undefined tensor");
   if (tensor.layout() != at::kStrided) {
     refuse(ErrorKind::kUnsupported, role, " is sparse; only dense tensors can be sent");
   }

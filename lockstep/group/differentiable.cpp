@@ -58,7 +58,7 @@ Options held(const char* name, Options options, at::TensorList inputs) {
   };
   if (!is_group_member(options.group)) refuse("this process is not a member of the group");
   for (const auto& input : inputs) {
-    if (!input.defined()) refuse("an input is not a tensor (undefined)");
+    if (!input.defined()) refuse("an input is an undefined tensor");
   }
   return options;
 }

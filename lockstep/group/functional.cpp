@@ -85,7 +85,7 @@ at::Tensor room(const at::Tensor& like, std::vector<std::int64_t> sizes) {
 }
 
 std::int64_t dim_of(const char* name, const Options& options, const at::Tensor& tensor, std::int64_t dim) {
-  if (!tensor.defined()) refuse(name, options, "self is not a tensor (undefined)");
+  if (!tensor.defined()) refuse(name, options, "self is an undefined tensor");
   const auto n = std::max<std::int64_t>(tensor.dim(), 1);
   if (dim < -n || dim >= n)
     refuse(name, options, "there is no dimension ", dim, " in a tensor of ", tensor.dim());

@@ -138,6 +138,19 @@ Group join_all(const Joining& joining, const BackendParts& parts) {
   return groups.size() == 1 ? groups.front() : make_multi_group(std::move(whole), std::move(groups));
 }
 
+std::string name_ranks(const std::vector<int>& ranks) {
+  return cat(ranks.size() == 1 ? "rank " : "ranks ", list_ranks(ranks));
+}
+
+// A rank that was told another size would wait for ranks that nobody starts.
+void compare_sizes(const Site& site) {
+  const std::string mine = cat("rank ", site.rank, " joins a world of ", site.size);
+  const std::string first = to_text(site.lines.sets->compare_set("size", {}, to_bytes(mine)));
+  if (first.ends_with(cat(" of ", site.size))) return;
+  raise(ErrorKind::kUsage, cat("init_process_group: ", first, ", but ", mine,
+                               "; WORLD_SIZE (or the option world_size) must be the same on all ranks"));
+}
+
 // One gather, by rank 0: if every rank asked for every other, a world would cost as many requests as it has pairs.
 void gather_hosts(Site& site, Milliseconds timeout, Deadline deadline) {
   const std::string roster = "hosts";
@@ -154,15 +167,19 @@ void gather_hosts(Site& site, Milliseconds timeout, Deadline deadline) {
     if (ranks.empty()) ranks.push_back(0);  // it has not repeated yet who is where
     return ranks;
   };
+  const std::string twin =
+      site.entered_before
+          ? cat("; rank ", site.rank,
+                " has entered over this store before: if another process did, two processes have rank ",
+                site.rank)
+          : "";
   const auto waiting = [&] {
-    return cat("init_process_group: rank ", site.rank,
-               " waits for ranks that have not come yet: ", list_ranks(missing()));
+    return cat("init_process_group: rank ", site.rank, " waits for ", name_ranks(missing()), twin);
   };
   if (!await_keys(store, wanted, *site.lines.checks, kFailedKey, deadline, waiting)) {
-    const auto late = missing();
     raise(ErrorKind::kTimeout,
-          cat("init_process_group: ", late.size(), " of ", site.size, " ranks did not come within ",
-              timeout.count(), " ms: ", list_ranks(late)),
+          cat("init_process_group: ", name_ranks(missing()), " did not come within ", timeout.count(), " ms",
+              twin),
           ErrorFamily::kBackend);
   }
   if (site.rank == 0) {
@@ -199,6 +216,7 @@ void choose_by_hosts(Site& site, Milliseconds timeout, Deadline deadline) {
     return;
   }
   try {
+    compare_sizes(site);
     gather_hosts(site, timeout, deadline);
   } catch (...) {
     give_up(*site.lines.sets, "init_process_group", site.rank);

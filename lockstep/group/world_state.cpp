@@ -179,6 +179,7 @@ std::shared_ptr<World::Entered> World::join(const InitOptions& options) {
   auto made = std::make_shared<Entered>();
   made->part = next_part(place.store.get(), place.rank);
   made->site = make_site(place.rank, place.world_size, place.store, made->part);
+  made->site.entered_before = made->part != kDefaultPart;
   if (place.world_size > 1 && !place.store)
     raise(ErrorKind::kInternal, "rendezvous gave no store to a world of more than one");
   made->site.parts = parts;

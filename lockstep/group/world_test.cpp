@@ -204,6 +204,34 @@ TEST(World, ASurvivorMeetsAFreshProcessOverANewStoreAndOverTheOldOne) {
   });
 }
 
+TEST(World, RanksThatAreToldDifferentWorldSizesSayBoth) {
+  const auto store = std::make_shared<HashStore>();
+  run_threads(2, [&](int rank) {
+    destroy_process_group();
+    const auto failure = caught([&] {
+      init_process_group({.timeout = kPatience, .world_size = 2 + rank, .rank = rank, .store = store});
+    });
+    EXPECT_TRUE(says(failure, "world of 2")) << failure.message;
+    EXPECT_TRUE(says(failure, "world of 3")) << failure.message;
+    init_process_group({.world_size = 1, .rank = 0, .store = std::make_shared<HashStore>()});
+  });
+}
+
+TEST(World, OfTwoProcessesWithOneRankTheSecondSaysSo) {
+  const auto store = std::make_shared<HashStore>();
+  std::atomic<int> told{0};
+  run_threads(2, [&](int) {
+    destroy_process_group();
+    const auto failure = caught([&] {
+      init_process_group({.timeout = Milliseconds(200), .world_size = 2, .rank = 0, .store = store});
+    });
+    EXPECT_TRUE(says(failure, "rank 1 did not come")) << failure.message;
+    told += says(failure, "two processes have rank 0") ? 1 : 0;
+    init_process_group({.world_size = 1, .rank = 0, .store = std::make_shared<HashStore>()});
+  });
+  EXPECT_EQ(told.load(), 1);
+}
+
 TEST(World, KeysOfTheGroupLieInItsOwnPartOfTheStore) {
   run_threads(2, [](int rank) {
     const auto group = default_group();

@@ -16,6 +16,8 @@ namespace lockstep::internal {
 struct Site {
   int rank = 0;
   int size = 1;
+  bool entered_before =
+      false;  // this rank, over this store: its last world, or another process with its number
   std::shared_ptr<Store>
       store;  // the world's part of the rendezvous store; null in a world of one that has none
   std::shared_ptr<Store> base;     // the rendezvous store as it was given
@@ -41,7 +43,7 @@ struct GroupRequest {
 // Opens the handles that all groups of the world share. `store` and `base` may be null for a world of one.
 Site make_site(int rank, int size, std::shared_ptr<Store> base, const std::string& prefix);
 // Collective over all ranks: learns the hosts and chooses the site's parts by them. Raises kTimeout naming the ranks that
-// did not come.
+// did not come, kUsage when ranks were told different sizes.
 void choose_by_hosts(Site& site, Milliseconds timeout, Deadline deadline);
 // Collective over the members, of which this rank is one. Raises kPeerLost naming the member that could not join.
 Group join_group(const Site& site, const GroupRequest& request);

@@ -44,7 +44,7 @@ void check_secured(const MeetingPlace& place) {
             " would be open to everyone on the network. Give all ranks one secret, in a file on a path that "
             "they share; ",
             JobSecret::make_file_hint("lockstep.secret"), "; export ", name_of(Var::kLockstepSecretFile),
-            "=\"$PWD/lockstep.secret\"\nor allow it aloud with ", name_of(Var::kLockstepInsecure), "=1"));
+            "=\"$PWD/lockstep.secret\"\nor accept that with ", name_of(Var::kLockstepInsecure), "=1"));
 }
 
 // As torch does, so that the workers of a restart do not meet the keys of the last one. Our own launcher publishes
