@@ -5,6 +5,7 @@
 #include <atomic>
 
 #include "lockstep/autograd/autograd_testing.h"
+#include "lockstep/base/slow_wait_testing.h"
 
 namespace lockstep::autograd {
 namespace {
@@ -51,6 +52,34 @@ TEST(BackwardFailure, NamesTheWorkerAndLeavesTheContextUsable) {
       });
     }
   }
+}
+
+// Worker 2 is slow; the others wait for it, each for its own reason.
+TEST(BackwardSlowWait, NamesTheWorkersWhoseGradientsHaveNotCome) {
+  const lockstep::testing::SlowLines lines(100ms);
+  for (const Mode mode : {Mode::kSmart, Mode::kFast}) {
+    run_workers(3, [&](int rank, Workers& workers) {
+      if (rank != 0) return;
+      {
+        const DistAutogradContext context;
+        const std::string head = "slow: the backward pass of autograd context " +
+                                 std::to_string(context.id()) + ", begun by worker worker0: worker ";
+        trouble = {.leaving = [&] {
+          EXPECT_NE(
+              lines.await(head + "worker0 waits for gradients of worker worker1; waiting goes on until "),
+              "");
+          EXPECT_NE(
+              lines.await(head + "worker1 waits for gradients of worker worker2; waiting goes on until "),
+              "");
+        }};
+        const auto x = ones_with_grad();
+        backward(context.id(), {pass_on(x, {1, 2}, 2).sum()}, {.mode = mode});
+        EXPECT_TRUE(at::equal(get_gradients(context.id()).find(x), at::ones({3}) * 8));
+      }
+      await_released(workers);
+    });
+  }
+  trouble = {};
 }
 
 TEST(BackwardFailure, OfAWorkerThatDiesIsALossThatNamesIt) {

@@ -77,7 +77,9 @@ class Wave {
   }
 
   // Until all have answered, or one has failed; every question has a timeout of its own.
-  void wait() { over_.future().state()->wait_over(Deadline::never()); }
+  void wait(const std::function<std::string()>& waiting) {
+    over_.future().state()->wait_over(Deadline::never(), waiting);
+  }
   Asks next() const {
     const std::lock_guard lock(mutex_);
     return next_;
@@ -181,7 +183,10 @@ Asks AutogradService::ask(const std::shared_ptr<Pass>& pass, const Asks& asks) {
                      wave->add(worker, answer, failure);
                    });
   }
-  wave->wait();
+  wave->wait([this, &pass] {
+    return cat("autograd::backward of context ", pass->head().context, ": worker ", name_of(self()),
+               " waits for the others' part of its plan: ", agent_.unanswered());
+  });
   if (const auto failure = wave->failure()) {
     pass->fail(*failure);
     raise(ErrorKind::kAborted, "the backward pass could not be planned");

@@ -168,19 +168,37 @@ bool Pass::next() {
     if (failure_) raise_stopped();
     if (!mail_.empty()) continue;
     if (n_to_come_ == 0) return false;
-    wait(lock, "gradients");
+    wait(lock, [this] {
+      std::set<WorkerId> from;
+      for (const auto& [message, expected] : expected_) {
+        if (!expected.arrived) from.insert(expected.node->to());
+      }
+      return "gradients of " + names_of(from);
+    });
   }
 }
 
-void Pass::wait(std::unique_lock<std::mutex>& lock, const char* what) {
+std::string Pass::names_of(const std::set<WorkerId>& workers) const {
+  std::string names;
+  for (const WorkerId worker : workers)
+    names += cat(names.empty() ? "" : ", ", service_.agent().info(worker).name);
+  return cat(workers.size() == 1 ? "worker " : "workers ", names);
+}
+
+void Pass::wait(std::unique_lock<std::mutex>& lock, const std::function<std::string()>& what) {
   bell_.emplace(service_.agent().weak_from_this());
   const auto future = bell_->future();
   lock.unlock();
-  const bool rung = future.state()->wait_over(deadline_);
+  const bool rung = future.state()->wait_over(deadline_, [&] {
+    const std::lock_guard guard(mutex_);
+    return cat("the backward pass of autograd context ", head_.context, ", begun by worker ",
+               service_.agent().info(head_.origin).name, ": worker ",
+               service_.agent().info(service_.self()).name, " waits for ", what());
+  });
   lock.lock();
   if (!rung && !failure_ && deadline_.expired()) {
     auto late =
-        rpc::timeout_failure(cat("a backward pass that waits for ", what), Milliseconds(head_.timeout_ms));
+        rpc::timeout_failure(cat("a backward pass that waits for ", what()), Milliseconds(head_.timeout_ms));
     if (head_.fast)
       late.message +=
           "; FAST waits for every call made in the context, SMART only for those the loss depends on";
@@ -290,7 +308,7 @@ void Pass::await_others() {
   while (!failure_) {
     const auto workers = missing();
     if (workers.empty()) return;
-    wait(lock, cat("worker ", *workers.begin(), " to finish its part").c_str());
+    wait(lock, [this] { return names_of(missing()) + " to finish their part"; });
   }
   raise_stopped();
 }

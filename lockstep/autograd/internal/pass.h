@@ -9,12 +9,14 @@
 
 #include <atomic>
 #include <deque>
+#include <functional>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <optional>
 #include <set>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "lockstep/autograd/internal/context_state.h"
@@ -84,8 +86,9 @@ class Pass final : public std::enable_shared_from_this<Pass> {
   // For run(): true when a node is ready, false at the end.
   bool next();
   void use_up_sends();
-  // Until something changed. Throws as run().
-  void wait(std::unique_lock<std::mutex>& lock, const char* what);
+  // Until something changed. Throws as run(). what(): what for, for messages; called with mutex_ held.
+  void wait(std::unique_lock<std::mutex>& lock, const std::function<std::string()>& what);
+  std::string names_of(const std::set<WorkerId>& workers) const;
   // Pre: mutex_ is held by `lock`; lets go of it.
   void ring(std::unique_lock<std::mutex>& lock);
   std::set<WorkerId> missing() const;
