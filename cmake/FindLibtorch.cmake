@@ -9,7 +9,7 @@
 #   the default
 #
 # Gives: Libtorch::cpu, Libtorch_VERSION, Libtorch_ROOT_DIR.
-set(LIBTORCH_DEFAULT_VERSION 2.11.0)  # tools/torch_version.sh reads this line
+set(LIBTORCH_DEFAULT_VERSION 2.15.0)  # tools/torch_version.sh reads this line
 set(LIBTORCH_NEWEST_TESTED 2.15)
 if(LIBTORCH_VERSION)
   set(_wanted "${LIBTORCH_VERSION}")
