@@ -215,11 +215,31 @@ TEST(Reducer, RefusesAGradientOfAnotherType) {
 
 std::atomic<int> warnings_seen{0};
 
-TEST(Reducer, WarnsOnceOfAGradientWithOtherStrides) {
+void count_warnings_of_strides() {
   warnings_seen = 0;
   set_log_sink([](LogLevel level, std::string_view text) {
     if (level == LogLevel::kWarn && text.find("strides") != std::string_view::npos) ++warnings_seen;
   });
+}
+
+TEST(Reducer, StridesOfDimensionsOfSizeOneAreNoReasonToWarn) {
+  count_warnings_of_strides();
+  run_threads(2, [](int rank) {
+    const at::Tensor a = torch::ones({1, 3}).requires_grad_();
+    auto context = std::make_shared<Context>();
+    context->set(a, (torch::arange(3.0) + rank).as_strided({1, 3}, {1, 1}));
+    auto reducer = Reducer::create({a}, {"a"}, {.group = default_group(), .access = context});
+    reducer->prepare_for_forward();
+    reducer->expect_backward();
+    a.sum().backward();
+    EXPECT_TRUE(torch::equal(context->get(a), (torch::arange(3.0) + 0.5).view({1, 3})));
+  });
+  set_log_sink(nullptr);
+  EXPECT_EQ(warnings_seen.load(), 0);
+}
+
+TEST(Reducer, WarnsOnceOfAGradientWithOtherStrides) {
+  count_warnings_of_strides();
   run_threads(2, [](int rank) {
     const at::Tensor a = torch::ones({2, 3}).requires_grad_();
     auto context = std::make_shared<Context>();

@@ -23,11 +23,19 @@ bool same_memory(const at::Tensor& a, const at::Tensor& b) {
   return a.const_data_ptr() == b.const_data_ptr() && a.strides() == b.strides();
 }
 
+// Of tensors of the same sizes: the stride of a dimension of size 1 is never used, and autograd makes it up.
+bool same_order(const at::Tensor& a, const at::Tensor& b) {
+  for (std::int64_t d = 0; d < a.dim(); ++d) {
+    if (a.size(d) != 1 && a.stride(d) != b.stride(d)) return false;
+  }
+  return true;
+}
+
 // Both of the same sizes; `to` dense. Runs below autograd.
 void copy_dense(const at::Tensor& to, const at::Tensor& from) {
   const std::size_t n_bytes = to.nbytes();
   const bool one_thread = n_bytes <= kPlainCopyBytes || at::get_num_threads() == 1;
-  const bool same_bytes = to.scalar_type() == from.scalar_type() && to.strides() == from.strides();
+  const bool same_bytes = to.scalar_type() == from.scalar_type() && same_order(to, from);
   if (one_thread && same_bytes && !from.is_conj() && !from.is_neg()) {
     if (n_bytes != 0) std::memcpy(to.mutable_data_ptr(), from.const_data_ptr(), n_bytes);
   } else {
@@ -53,7 +61,7 @@ void Reducer::check_gradient(std::size_t index, const at::Tensor& gradient) cons
 }
 
 void Reducer::copy_into(std::size_t index, const at::Tensor& view, const at::Tensor& gradient) {
-  if (gradient.strides() != view.strides() && !warned_strides_) {
+  if (!warned_strides_ && !same_order(gradient, view)) {
     warned_strides_ = true;
     log(LogLevel::kWarn,
         cat("DistributedDataParallel: the gradient of ", describe(index), " has strides ", gradient.strides(),
