@@ -2,6 +2,8 @@
 
 #include <openssl/evp.h>
 
+#include <algorithm>
+#include <deque>
 #include <functional>
 #include <numeric>
 #include <sstream>
@@ -24,11 +26,29 @@ constexpr const char* kFailedKey = "failed";
 // In a group's part of the store: its members, as the first to come saw them.
 constexpr const char* kMembersKey = "members";
 
+// While it lives no request to the store outlasts the joining: a server may accept connections and never answer, and the
+// handles' own timeout, the store's, is for what is asked later.
+class JoinOnly {
+ public:
+  JoinOnly(const Site& site, Deadline deadline) {
+    for (const auto& store : {site.lines.sets, site.lines.gets, site.lines.checks, site.root}) {
+      if (store) guards_.emplace_back(*store, within(store->timeout(), deadline));
+    }
+  }
+
+ private:
+  std::deque<StoreTimeoutGuard> guards_;
+};
+
+// For the words of a rank that gives up: the store may be why.
+constexpr Milliseconds kLastWords{5'000};
+
 // Tells the others why this rank cannot join, or learns why another could not: who is first writes the words.
 [[noreturn]] void give_up(Store& store, const char* what, int rank) {
   Failure failure = current_failure();
   Bytes first;
   try {
+    const StoreTimeoutGuard brief(store, within(store.timeout(), Deadline::after(kLastWords)));
     first = store.compare_set(kFailedKey, {}, to_bytes(cat(rank, ' ', failure.message)));
     // Engines do not know which call they work for.
     if (!failure.message.starts_with(what)) failure.message = cat(what, ": ", failure.message);
@@ -198,15 +218,28 @@ void gather_hosts(Site& site, Milliseconds timeout, Deadline deadline) {
 
 }  // namespace
 
-Site make_site(int rank, int size, std::shared_ptr<Store> base, const std::string& prefix) {
+Milliseconds within(Milliseconds own, Deadline deadline) {
+  if (deadline.is_never()) return own;
+  const Milliseconds left = time_left(deadline);
+  return own == Milliseconds::zero() ? left : std::min(own, left);
+}
+
+Site make_site(int rank, int size, std::shared_ptr<Store> base, const std::string& prefix,
+               Deadline deadline) {
   Site site{.rank = rank, .size = size};
   site.launch_ranks.resize(static_cast<std::size_t>(size));
   std::iota(site.launch_ranks.begin(), site.launch_ranks.end(), 0);
   site.base = std::move(base);
   if (!site.base) return site;
   site.store = std::make_shared<PrefixStore>(prefix, site.base);
-  site.lines = StoreLines::open(*site.store);
-  site.root = whole_store(site.base)->clone();
+  const Milliseconds own = site.base->timeout();
+  {
+    const StoreTimeoutGuard joining(*site.base, within(own, deadline));  // clones connect, and inherit it
+    site.lines = StoreLines::open(*site.store);
+    site.root = whole_store(site.base)->clone();
+  }
+  for (const auto& store : {site.lines.sets, site.lines.gets, site.lines.checks, site.root})
+    store->set_timeout(own);
   return site;
 }
 
@@ -215,6 +248,7 @@ void choose_by_hosts(Site& site, Milliseconds timeout, Deadline deadline) {
     site.parts = parse_backend("host");
     return;
   }
+  const JoinOnly joining(site, deadline);
   try {
     compare_sizes(site);
     gather_hosts(site, timeout, deadline);
@@ -240,12 +274,13 @@ Group join_group(const Site& site, const GroupRequest& request) {
   const BackendParts parts = parts_for(site, request);
   if (size == 1) return join_all(joining, parts);
   const auto words = under(site.lines.sets, request.folder);
+  const JoinOnly until(site, request.deadline);
   try {
     if (!request.folder.empty()) joining.compare_members = [&] { check_members(*words, request); };
     joining.checker = make_checker(joining.place);
     auto group = join_all(joining, parts);
     if (environment_flag(Var::kDistInitBarrier) && !all_without_peers(parts)) {
-      store_barrier(*store, rank, size, "init_barrier", time_left(request.deadline));
+      store_barrier(*words, rank, size, "init_barrier", time_left(request.deadline));
     }
     return group;
   } catch (...) {

@@ -3,6 +3,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <source_location>
 #include <string>
 #include <vector>
@@ -15,7 +16,8 @@ struct InitOptions {
   std::string
       backend{};  // "host", "cpu:host,meta:fake" (backends.h); "": host when all share one, or what crosses
   std::string init_method{};  // "" means env://, unless store is given
-  Milliseconds timeout = kDefaultGroupTimeout;
+  std::optional<Milliseconds>
+      timeout{};        // of joining and of operations; unset: LOCKSTEP_TIMEOUT, else half an hour
   int world_size = -1;  // -1: from the URL or the environment
   int rank = -1;
   std::shared_ptr<Store> store{};  // instead of init_method; then rank and world_size are required
@@ -23,7 +25,7 @@ struct InitOptions {
   std::source_location where = std::source_location::current();
 };
 
-// Creates the default group; blocks until all ranks have joined or the timeout passes. With nothing set in the
+// Creates the default group; blocks until all ranks have joined or the timeout passes, whatever the timeout of `store`. With nothing set in the
 // environment: a world of one, whose collectives are no-ops. Ranks must enter (and, after leaving, enter again) in
 // step: one thread per rank, the same number of times. Raises kUsage when a default group exists or the options
 // contradict each other, kUnsupported for a back end that is not there, kPeerLost when another rank could not join.
@@ -72,8 +74,8 @@ int get_node_local_rank(int fallback = -1);
 // Threads share what libtorch keeps per process: the default generator and its seed, and at::set_num_threads. Call
 // at::set_num_threads(1) before, or n ranks each use every core.
 struct RunThreadsOptions {
-  Milliseconds timeout = kDefaultGroupTimeout;
-  std::string backend{};  // as in InitOptions
+  std::optional<Milliseconds> timeout{};  // as in InitOptions
+  std::string backend{};                  // as in InitOptions
 };
 void run_threads(int n, const std::function<void(int rank)>& fn, RunThreadsOptions options = {});
 

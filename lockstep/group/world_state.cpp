@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <numeric>
+#include <optional>
 
 #include "lockstep/base/environment.h"
 #include "lockstep/base/log.h"
@@ -42,13 +43,14 @@ void check_options(const InitOptions& options) {
     refuse(options, cat("rank is ", options.rank, ", ranks of a world of ", options.world_size, " are 0 to ",
                         options.world_size - 1));
   }
-  if (options.timeout <= Milliseconds::zero()) {
-    refuse(options, cat("timeout is ", options.timeout.count(), " ms; it must be positive"));
+  if (options.timeout && *options.timeout <= Milliseconds::zero()) {
+    refuse(options, cat("timeout is ", options.timeout->count(), " ms; it must be positive"));
   }
 }
 
-// LOCKSTEP_TIMEOUT where the program said nothing, which a timeout of exactly the default counts as.
-Milliseconds default_timeout(const InitOptions& options) {
+// LOCKSTEP_TIMEOUT where the program said nothing.
+Milliseconds timeout_of(const InitOptions& options) {
+  if (options.timeout) return *options.timeout;
   const auto text = environment(Var::kLockstepTimeout);
   if (!text) return kDefaultGroupTimeout;
   char* end = nullptr;
@@ -60,7 +62,7 @@ Milliseconds default_timeout(const InitOptions& options) {
   return std::max(Milliseconds(1), Milliseconds(std::llround(seconds * 1000)));
 }
 
-RendezvousResult meet(const InitOptions& options, const BackendParts& parts) {
+RendezvousResult meet(const InitOptions& options, const BackendParts& parts, Milliseconds timeout) {
   const bool no_peers = !parts.empty() && std::ranges::all_of(parts, [](const BackendPart& part) {
     return has_no_peers(*part.engine);
   });
@@ -73,7 +75,7 @@ RendezvousResult meet(const InitOptions& options, const BackendParts& parts) {
   return rendezvous({.init_method = options.init_method.empty() ? "env://" : options.init_method,
                      .rank = options.rank,
                      .world_size = options.world_size,
-                     .timeout = options.timeout});
+                     .timeout = timeout});
 }
 
 // Numbers by value, then other names by text.
@@ -129,9 +131,7 @@ void World::close_all(const Entered& entered, const std::function<void(ProcessGr
   }
 }
 
-void World::enter(const InitOptions& given) {
-  InitOptions options = given;
-  if (options.timeout == kDefaultGroupTimeout) options.timeout = default_timeout(options);
+void World::enter(const InitOptions& options) {
   check_options(options);
   const bool of_process = this == &process_world();
   if (const auto other = of_process ? other_copy_in_use() : ""; !other.empty()) {
@@ -168,27 +168,32 @@ std::string World::next_part(Store* store, int rank) {
 }
 
 std::shared_ptr<World::Entered> World::join(const InitOptions& options) {
-  const auto deadline = Deadline::after(options.timeout);  // of the meeting and of all that follows
+  const Milliseconds timeout = timeout_of(options);
+  const auto deadline = Deadline::after(timeout);  // of the meeting and of all that follows
   BackendParts parts;
   if (!options.backend.empty()) parts = parse_backend(options.backend);
-  RendezvousResult place = meet(options, parts);
+  RendezvousResult place = meet(options, parts, timeout);
   set_log_rank(place.world_size > 1 ? place.rank : -1);
   const bool needs_store =
       std::ranges::any_of(parts, [](const BackendPart& part) { return runs_alone(*part.engine); });
   if (!place.store && needs_store) place.store = std::make_shared<HashStore>();
   auto made = std::make_shared<Entered>();
-  made->part = next_part(place.store.get(), place.rank);
-  made->site = make_site(place.rank, place.world_size, place.store, made->part);
+  {
+    std::optional<StoreTimeoutGuard> joining;
+    if (place.store) joining.emplace(*place.store, within(place.store->timeout(), deadline));
+    made->part = next_part(place.store.get(), place.rank);
+  }
+  made->site = make_site(place.rank, place.world_size, place.store, made->part, deadline);
   made->site.entered_before = made->part != kDefaultPart;
   if (place.world_size > 1 && !place.store)
     raise(ErrorKind::kInternal, "rendezvous gave no store to a world of more than one");
   made->site.parts = parts;
-  if (parts.empty()) choose_by_hosts(made->site, options.timeout, deadline);
+  if (parts.empty()) choose_by_hosts(made->site, timeout, deadline);
   made->group = join_group(made->site, {.what = "init_process_group",
                                         .name = kDefaultName,
                                         .desc = kDefaultPart,
                                         .members = Members(all_ranks(place.world_size)),
-                                        .timeout = options.timeout,
+                                        .timeout = timeout,
                                         .deadline = deadline,
                                         .parts = made->site.parts,
                                         .folder = "",
@@ -269,7 +274,7 @@ Group World::shrink(const std::vector<int>& excluded, bool abort_first, Millisec
   auto made = std::make_shared<Entered>();
   // Excluded ranks may be alive and enter again: they must not meet the survivors.
   made->part = cat(old->part, "/-", old->n_shrinks++, "-", sha1(text));
-  made->site = make_site(rank, size, old->site.base, made->part);
+  made->site = make_site(rank, size, old->site.base, made->part, Deadline::after(timeout));
   for (int i = 0; i < size; ++i) {
     const auto before = static_cast<std::size_t>(left[static_cast<std::size_t>(i)]);
     made->site.launch_ranks[static_cast<std::size_t>(i)] = old->site.launch_ranks[before];

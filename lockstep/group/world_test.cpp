@@ -7,6 +7,8 @@
 #include <ATen/ops/full.h>
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
+#include <signal.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -14,17 +16,20 @@
 #include <filesystem>
 #include <fstream>
 #include <functional>
+#include <future>
 #include <latch>
 #include <stdexcept>
 #include <string>
 
 #include "lockstep/base/error.h"
+#include "lockstep/base/fd.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/thread.h"
 #include "lockstep/group/group_testing.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/internal/world_state.h"
 #include "lockstep/store/hash_store.h"
+#include "lockstep/store/tcp_store.h"
 
 namespace lockstep {
 namespace {
@@ -384,11 +389,44 @@ TEST(Timeouts, ComeFromTheEnvironmentWhereTheProgramGivesNone) {
   ::setenv("LOCKSTEP_TIMEOUT", "2.5", 1);
   EXPECT_EQ(timeout_of({}), Milliseconds(2500));
   EXPECT_EQ(timeout_of({.timeout = Milliseconds(7000)}), Milliseconds(7000));
+  EXPECT_EQ(timeout_of({.timeout = std::chrono::minutes(30)}), kDefaultGroupTimeout)
+      << "given, though it is the default";
+  run_threads(2, [](int) { EXPECT_EQ(default_group()->timeout(), Milliseconds(2500)); });
   ::setenv("LOCKSTEP_TIMEOUT", "soon", 1);
   const auto failure = caught([] { init_process_group(); });
   EXPECT_EQ(failure.kind, ErrorKind::kUsage);
   EXPECT_TRUE(says(failure, "LOCKSTEP_TIMEOUT")) << failure.message;
   ::unsetenv("LOCKSTEP_TIMEOUT");
+}
+
+// Its server is stopped: the kernel goes on to accept connections, and nobody answers.
+TEST(Timeouts, OfInitHoldWhenTheStoreDoesNotAnswerAnyMore) {
+  int ends[2];
+  ASSERT_EQ(::pipe(ends), 0);
+  const Fd in(ends[0]), out(ends[1]);
+  const pid_t server = ::fork();
+  if (server == 0) {
+    const auto master = TcpStore::open("127.0.0.1", {.port = 0, .is_master = true});
+    const std::uint16_t port = master->port();
+    [[maybe_unused]] const auto n = ::write(out.get(), &port, sizeof port);
+    for (;;) ::pause();
+  }
+  std::uint16_t port = 0;
+  ASSERT_EQ(::read(in.get(), &port, sizeof port), static_cast<ssize_t>(sizeof port));
+  // Much longer than anything here takes.
+  const std::shared_ptr<Store> store =
+      TcpStore::open("127.0.0.1", {.port = port, .timeout = Milliseconds(3'600'000)});
+  ASSERT_EQ(::kill(server, SIGSTOP), 0);
+  auto init = std::async(std::launch::async, [&] {
+    return caught([&] {
+      init_process_group({.timeout = Milliseconds(200), .world_size = 2, .rank = 0, .store = store});
+    });
+  });
+  const bool ended = init.wait_for(std::chrono::seconds(30)) == std::future_status::ready;
+  ::kill(server, SIGKILL);  // ends it in any case
+  ::waitpid(server, nullptr, 0);
+  EXPECT_TRUE(ended) << "it waits as long as the store's handle would";
+  EXPECT_EQ(init.get().kind, ErrorKind::kTimeout);
 }
 
 TEST(Timeouts, ComeFromTheGroupUnlessTheCallHasItsOwn) {

@@ -40,8 +40,10 @@ struct GroupRequest {
   Group parent;        // as in JoinOptions
 };
 
-// Opens the handles that all groups of the world share. `store` and `base` may be null for a world of one.
-Site make_site(int rank, int size, std::shared_ptr<Store> base, const std::string& prefix);
+// The timeout of a store's handle, whose own is `own`, while it is used for what must be over by the deadline.
+Milliseconds within(Milliseconds own, Deadline deadline);
+// Opens the handles that all groups of the world share, by the deadline. `store` and `base` may be null for a world of one.
+Site make_site(int rank, int size, std::shared_ptr<Store> base, const std::string& prefix, Deadline deadline);
 // Collective over all ranks: learns the hosts and chooses the site's parts by them. Raises kTimeout naming the ranks that
 // did not come, kUsage when ranks were told different sizes.
 void choose_by_hosts(Site& site, Milliseconds timeout, Deadline deadline);
