@@ -158,10 +158,6 @@ Group join_all(const Joining& joining, const BackendParts& parts) {
   return groups.size() == 1 ? groups.front() : make_multi_group(std::move(whole), std::move(groups));
 }
 
-std::string name_ranks(const std::vector<int>& ranks) {
-  return cat(ranks.size() == 1 ? "rank " : "ranks ", list_ranks(ranks));
-}
-
 // A rank that was told another size would wait for ranks that nobody starts.
 void compare_sizes(const Site& site) {
   const std::string mine = cat("rank ", site.rank, " joins a world of ", site.size);
@@ -294,6 +290,10 @@ std::string list_ranks(const std::vector<int>& ranks) {
   for (std::size_t i = 0; i < ranks.size() && i < kShown; ++i) text += cat(i == 0 ? "" : " ", ranks[i]);
   if (ranks.size() > kShown) text += cat(" and ", ranks.size() - kShown, " more");
   return text;
+}
+
+std::string name_ranks(const std::vector<int>& ranks) {
+  return cat(ranks.size() == 1 ? "rank " : "ranks ", list_ranks(ranks));
 }
 
 std::string sha1(const std::string& text) {

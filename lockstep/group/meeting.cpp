@@ -43,10 +43,6 @@ bool wait_for(Store& store, const std::vector<std::string>& keys, Deadline deadl
   return store.check(keys);
 }
 
-std::string names_of(const std::vector<int>& ranks) {
-  return cat(ranks.size() == 1 ? "rank " : "ranks ", list_ranks(ranks));
-}
-
 [[noreturn]] void raise_timeout(const std::string& who, const std::string& words) {
   raise(ErrorKind::kTimeout, cat(who, ": ", words), ErrorFamily::kBackend);
 }
@@ -75,11 +71,11 @@ std::string Meeting::lead(std::uint64_t number, const std::string& mine, const O
   for (std::size_t rank = 1; rank < ranks_.size(); ++rank) keys.push_back(word_key(number, rank));
   std::vector<int> late;
   const auto deadline = options.one_look ? Deadline::now() : Deadline::after(options.timeout);
-  const auto waiting = [&] { return cat(options.who, ": this rank waits for ", names_of(missing(keys))); };
+  const auto waiting = [&] { return cat(options.who, ": this rank waits for ", name_ranks(missing(keys))); };
   if (!wait_for(*store_, keys, deadline, options.still_worth_it, waiting)) late = missing(keys);
   if (!late.empty()) {
     if (!options.name_all) late.resize(1);
-    const std::string words = cat(names_of(late), " did not come within ", options.timeout.count(), " ms");
+    const std::string words = cat(name_ranks(late), " did not come within ", options.timeout.count(), " ms");
     store_->set(verdict_key(number), kGaveUp + words);
     raise_timeout(options.who, words);
   }

@@ -52,6 +52,8 @@ Group join_group(const Site& site, const GroupRequest& request);
 
 // "0 3 5"; long lists are cut.
 std::string list_ranks(const std::vector<int>& ranks);
+// The same as a subject: "rank 3", "ranks 1 2".
+std::string name_ranks(const std::vector<int>& ranks);
 // Hexadecimal.
 std::string sha1(const std::string& text);
 
