@@ -172,7 +172,7 @@ class Builder {
     const bool home = at_.host() == root_host(), bridges = at_.place() == bridge();
     for (const auto& [at, count] : chunks(op_.count, 1)) {
       std::uint8_t* const data = call_.received(at);
-      const auto local = [&](int need) {
+      const auto local = [&, count = count](int need) {  // clang before 16 captures no structured binding
         return add(Where::kLocal, LOCKSTEP_BROADCAST, data, data, count, {need},
                    home ? root_place() : bridge());
       };
