@@ -102,7 +102,9 @@ function(lockstep_test name)
   target_compile_options(${name} PRIVATE -O1)  # half the time to compile; nothing in a test is timed
   # One ctest case per program: a program of many cases starts once (libtorch alone takes 0.3 s).
   add_test(NAME ${name}${LOCKSTEP_TEST_SUFFIX} COMMAND ${name} --gtest_brief=1)
-  set_tests_properties(${name}${LOCKSTEP_TEST_SUFFIX} PROPERTIES LABELS ${ARG_BAND} TIMEOUT ${ARG_TIMEOUT} ${ARG_PROPERTIES})
+  # The lock: a program's report (tools/test.sh) is named after it, so that two of one name do not run at a time.
+  set_tests_properties(${name}${LOCKSTEP_TEST_SUFFIX} PROPERTIES
+    LABELS ${ARG_BAND} TIMEOUT ${ARG_TIMEOUT} RESOURCE_LOCK ${name} ${ARG_PROPERTIES})
 endfunction()
 
 # lockstep_program(<name> [INSTALL] SOURCES ... DEPENDS <folders> [LINK ...])
