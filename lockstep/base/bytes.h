@@ -15,6 +15,9 @@ namespace lockstep {
 
 using Bytes = std::vector<std::uint8_t>;
 
+inline Bytes to_bytes(std::span<const std::uint8_t> bytes) {
+  return Bytes(bytes.begin(), bytes.end());
+}
 inline Bytes to_bytes(std::string_view text) {
   return Bytes(text.begin(), text.end());
 }

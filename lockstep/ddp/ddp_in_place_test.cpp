@@ -19,14 +19,15 @@ using namespace ddp_testing;
 
 constexpr std::size_t kFrom = 128;  // the weights of Mlp, not its biases
 
-struct Way {
+struct InPlaceWay {
   bool views;
   std::size_t from;
 };
-class InPlace : public ::testing::TestWithParam<Way> {};
+class InPlace : public ::testing::TestWithParam<InPlaceWay> {};
 INSTANTIATE_TEST_SUITE_P(Ways, InPlace,
-                         ::testing::Values(Way{false, kFrom}, Way{true, kFrom}, Way{false, 1}, Way{true, 1},
-                                           Way{false, SIZE_MAX}, Way{true, SIZE_MAX}));
+                         ::testing::Values(InPlaceWay{false, kFrom}, InPlaceWay{true, kFrom},
+                                           InPlaceWay{false, 1}, InPlaceWay{true, 1},
+                                           InPlaceWay{false, SIZE_MAX}, InPlaceWay{true, SIZE_MAX}));
 
 TEST_P(InPlace, TrainsAsOneProcess) {
   for (const bool set_to_none : {true, false}) {

@@ -63,11 +63,11 @@ TEST_P(JoinDivisor, GradientsAreDividedByAllRanksOrByThoseWithInput) {
   });
 }
 
-struct Way {
+struct JoinWay {
   bool views = false, find_unused = false, static_graph = false;
   std::optional<double> cap_mb{};
 };
-std::ostream& operator<<(std::ostream& out, const Way& way) {
+std::ostream& operator<<(std::ostream& out, const JoinWay& way) {
   return out << (way.views ? "Views" : "Copies") << (way.find_unused ? "FindUnused" : "")
              << (way.static_graph ? "Static" : "") << (way.cap_mb ? "SmallBuckets" : "");
 }
@@ -92,13 +92,15 @@ std::vector<at::Tensor> trained_alone(const std::vector<int>& n_batches, bool in
   return model.parameters();
 }
 
-class JoinTraining : public ::testing::TestWithParam<Way> {};
+class JoinTraining : public ::testing::TestWithParam<JoinWay> {};
 INSTANTIATE_TEST_SUITE_P(Ways, JoinTraining,
-                         ::testing::Values(Way{}, Way{.views = true}, Way{.find_unused = true},
-                                           Way{.views = true, .find_unused = true}, Way{.static_graph = true},
-                                           Way{.views = true, .static_graph = true}, Way{.cap_mb = 0.0001},
-                                           Way{.views = true, .cap_mb = 0.0001},
-                                           Way{.find_unused = true, .cap_mb = 0.0001}));
+                         ::testing::Values(JoinWay{}, JoinWay{.views = true}, JoinWay{.find_unused = true},
+                                           JoinWay{.views = true, .find_unused = true},
+                                           JoinWay{.static_graph = true},
+                                           JoinWay{.views = true, .static_graph = true},
+                                           JoinWay{.cap_mb = 0.0001},
+                                           JoinWay{.views = true, .cap_mb = 0.0001},
+                                           JoinWay{.find_unused = true, .cap_mb = 0.0001}));
 
 TEST_P(JoinTraining, EqualsOneProcessThatLeavesOutWhoHasNoInput) {
   // Rank 0 without any, the last rank without any, one batch only, all alike.
@@ -112,7 +114,7 @@ TEST_P(JoinTraining, EqualsOneProcessThatLeavesOutWhoHasNoInput) {
       run_threads(n, [&](int rank) {
         Mlp net;
         fill_parameters(*net, 1);
-        const Way way = GetParam();
+        const JoinWay way = GetParam();
         auto model = DistributedDataParallel(net, {.bucket_cap_mb = way.cap_mb,
                                                    .find_unused_parameters = way.find_unused,
                                                    .gradient_as_bucket_view = way.views,

@@ -14,6 +14,8 @@
 namespace lockstep {
 namespace {
 
+constexpr std::size_t kOneMiB = 1024 * 1024;
+
 using namespace ddp_testing;
 
 std::vector<at::Tensor> gradients(const torch::nn::Module& module) {
@@ -190,8 +192,7 @@ TEST(Ddp, RebuildsItsBucketsOnceByOrderOfArrival) {
       std::vector<at::Tensor> parts;
     };
     auto model = DistributedDataParallel(std::make_shared<Chain>());
-    constexpr std::size_t kMiB = 1024 * 1024;
-    EXPECT_EQ(model->stats().bucket_bytes, (std::vector<std::size_t>{40 * kMiB}));
+    EXPECT_EQ(model->stats().bucket_bytes, (std::vector<std::size_t>{40 * kOneMiB}));
     EXPECT_FALSE(model->stats().has_rebuilt_buckets);
     for (int step = 0; step < 3; ++step) {
       model->zero_grad();
@@ -199,9 +200,10 @@ TEST(Ddp, RebuildsItsBucketsOnceByOrderOfArrival) {
       const ReducerStats stats = model->stats();
       EXPECT_EQ(stats.has_rebuilt_buckets, step > 0);
       EXPECT_EQ(stats.n_reductions, static_cast<std::uint64_t>(step + 1));
-      EXPECT_EQ(stats.n_bytes_reduced, (static_cast<std::uint64_t>(step) + 1) * 40 * kMiB);
+      EXPECT_EQ(stats.n_bytes_reduced, (static_cast<std::uint64_t>(step) + 1) * 40 * kOneMiB);
     }
-    EXPECT_EQ(model->stats().bucket_bytes, (std::vector<std::size_t>{4 * kMiB, 28 * kMiB, 8 * kMiB}));
+    EXPECT_EQ(model->stats().bucket_bytes,
+              (std::vector<std::size_t>{4 * kOneMiB, 28 * kOneMiB, 8 * kOneMiB}));
     EXPECT_GE(model->stats().exposed_seconds, model->stats().last_exposed_seconds);
     EXPECT_EQ(model->parameters()[3].grad()[0][0].item<float>(), 1.0F);
   });

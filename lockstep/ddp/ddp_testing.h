@@ -14,16 +14,14 @@
 #include <vector>
 
 #include "lockstep/ddp/ddp.h"
+#include "lockstep/tensor/tensor_testing.h"
 
 namespace lockstep::ddp_testing {
 
 constexpr std::int64_t kIn = 6;
 constexpr std::int64_t kOut = 3;
 
-// Values of its own per (seed, shape): the default generator is shared by rank threads.
-inline at::Tensor drawn(std::uint64_t seed, at::IntArrayRef sizes) {
-  return at::randn(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions(at::kFloat));
-}
+using tensor_testing::drawn;
 
 inline void fill_parameters(torch::nn::Module& module, std::uint64_t seed) {
   torch::NoGradGuard no_grad;

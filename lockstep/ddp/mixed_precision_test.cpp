@@ -19,7 +19,7 @@ MixedPrecision in(at::ScalarType param, std::optional<at::ScalarType> reduce = s
   return {.param_dtype = param, .reduce_dtype = reduce};
 }
 
-at::Tensor loss_of(const at::Tensor& output) {
+at::Tensor square_loss(const at::Tensor& output) {
   return output.to(at::kFloat).square().sum();
 }
 
@@ -37,7 +37,7 @@ Tensors local_gradients(const Tensors& parameters, const at::Tensor& input, at::
   Tensors mine = bare->parameters();
   for (std::size_t i = 0; i < mine.size(); ++i)
     mine[i].set_data(parameters[i].detach().to(dtype, false, true));
-  loss_of(bare->forward(input.to(dtype))).backward();
+  square_loss(bare->forward(input.to(dtype))).backward();
   Tensors gradients;
   for (const at::Tensor& parameter : mine) gradients.push_back(parameter.grad());
   return gradients;
@@ -101,7 +101,7 @@ TEST_P(MixedFormula, HoldsInEveryStep) {
       const at::Tensor output = model->forward(input_of(step, rank));
       EXPECT_EQ(output.scalar_type(), types.param);
       sgd.zero_grad(step % 2 == 0);
-      loss_of(output).backward();
+      square_loss(output).backward();
       expect_equal(gradients_of(net->parameters()), expected, "gradients");
       expect_equal(copies(net->parameters(), at::kFloat), before, "parameters before the step");
       sgd.step();
@@ -144,7 +144,7 @@ TEST(MixedPrecision, CastsFloatingPointTensorsAndNoOthers) {
       mixed.buffer_dtype = at::kHalf;
       DistributedDataParallel model(net, {.mixed_precision = mixed});
       const std::vector<at::Tensor> x{torch::ones({kIn})};
-      loss_of(model->forward(x, torch::zeros({1}, at::kLong))).backward();
+      square_loss(model->forward(x, torch::zeros({1}, at::kLong))).backward();
       EXPECT_EQ(net->seen, (std::vector<at::ScalarType>{at::kBFloat16, at::kBFloat16, at::kBFloat16,
                                                         at::kLong, at::kHalf, at::kLong}));
       EXPECT_EQ(x[0].scalar_type(), at::kFloat);
@@ -232,12 +232,12 @@ TEST(MixedPrecision, GradientsAccumulateInTheFullType) {
     {
       const auto guard = model->no_sync();
       for (int step = 0; step < 2; ++step) {
-        loss_of(model->forward(input_of(step, rank))).backward();
+        square_loss(model->forward(input_of(step, rank))).backward();
         EXPECT_EQ(net->first->weight.scalar_type(), at::kFloat);
         EXPECT_EQ(net->first->weight.grad().scalar_type(), at::kFloat);
       }
     }
-    loss_of(model->forward(input_of(2, rank))).backward();
+    square_loss(model->forward(input_of(2, rank))).backward();
     Tensors expected;
     for (std::size_t i = 0; i < before.size(); ++i)
       expected.push_back(averaged({sums[0][i], sums[1][i]}, at::kBFloat16));
@@ -252,8 +252,8 @@ TEST(MixedPrecision, SeveralForwardsMayPrecedeTheBackwards) {
     fill_parameters(*net, 1);
     DistributedDataParallel model(net, {.mixed_precision = in(at::kBFloat16, at::kFloat)});
     const Tensors before = copies(net->parameters(), at::kFloat);
-    const at::Tensor first = loss_of(model->forward(input_of(0, rank)));
-    const at::Tensor second = loss_of(model->forward(input_of(1, rank)));
+    const at::Tensor first = square_loss(model->forward(input_of(0, rank)));
+    const at::Tensor second = square_loss(model->forward(input_of(1, rank)));
     first.backward();
     expect_equal(gradients_of(net->parameters()),
                  formula<MlpImpl>(before, 0, kRanks, at::kBFloat16, at::kFloat), "first");
@@ -273,7 +273,7 @@ TEST(MixedPrecision, AllowsDoubleBackward) {
     const at::Tensor x = input_of(0, rank).set_requires_grad(true);
     const at::Tensor output = model->forward(x);
     const at::Tensor slope = torch::autograd::grad({output.sum()}, {x}, {}, true, true)[0];
-    (loss_of(output) + slope.square().sum()).backward();
+    (square_loss(output) + slope.square().sum()).backward();
     for (const at::Tensor& parameter : net->parameters()) {
       ASSERT_EQ(parameter.scalar_type(), at::kFloat);
       ASSERT_EQ(parameter.grad().scalar_type(), at::kFloat);
@@ -346,7 +346,7 @@ TEST(MixedPrecision, AnOptimizerInsideBackwardStepsTheFullParameters) {
         std::make_shared<FunctionalSGD>(net->parameters(), torch::optim::SGDOptions(0.1)));
     const Tensors before = copies(net->parameters(), at::kFloat);
     const Tensors gradients = formula<MlpImpl>(before, 0, 2, at::kBFloat16, at::kBFloat16);
-    loss_of(model->forward(input_of(0, rank))).backward();
+    square_loss(model->forward(input_of(0, rank))).backward();
     for (std::size_t i = 0; i < before.size(); ++i) {
       const at::Tensor parameter = net->parameters()[i];
       EXPECT_TRUE(torch::allclose(parameter.detach(), before[i] - 0.1 * gradients[i], 0, 1e-7)) << i;

@@ -15,7 +15,7 @@ using namespace ddp_testing;
 using torch::optim::Adam;
 using torch::optim::AdamOptions;
 
-std::vector<at::Tensor> alone(int n) {
+std::vector<at::Tensor> trained_alone_by_adam(int n) {
   auto model = std::make_shared<MlpImpl>();
   fill_parameters(*model, 1);
   Adam adam(model->parameters(), AdamOptions(0.02));
@@ -27,13 +27,13 @@ std::vector<at::Tensor> alone(int n) {
   return model->parameters();
 }
 
-struct Way {
+struct ZeroWay {
   bool gradient_views;
   bool parameter_views;
   bool zero_first;  // constructed before DistributedDataParallel
 };
 
-std::vector<at::Tensor> train(int rank, int n, const Way& way) {
+std::vector<at::Tensor> train(int rank, int n, const ZeroWay& way) {
   auto net = std::make_shared<MlpImpl>();
   fill_parameters(*net, rank == 0 ? 1 : 77);
   std::unique_ptr<ZeroRedundancyOptimizer<Adam>> adam;
@@ -69,7 +69,7 @@ TEST(ZeroBehindDdp, TrainsLikeOneProcessWhenRanksAreProcesses) {
   spawn(2, [](int rank) {
     at::set_num_threads(1);
     init_process_group({.timeout = Milliseconds(60'000)});
-    expect_alike(train(rank, 2, {true, true, false}), alone(2));
+    expect_alike(train(rank, 2, {true, true, false}), trained_alone_by_adam(2));
     const bool failed = ::testing::Test::HasFailure();
     destroy_process_group();
     if (failed) throw std::runtime_error("rank failed");
@@ -79,9 +79,9 @@ TEST(ZeroBehindDdp, TrainsLikeOneProcessWhenRanksAreProcesses) {
 TEST(ZeroBehindDdp, TrainsLikeOneProcessOnTheWholeBatch) {
   at::set_num_threads(1);
   for (const int n : {1, 2, 3}) {
-    const auto expected = alone(n);
-    for (const Way way :
-         {Way{false, false, false}, {true, true, false}, {true, true, true}, {false, true, false}}) {
+    const auto expected = trained_alone_by_adam(n);
+    for (const ZeroWay way :
+         {ZeroWay{false, false, false}, {true, true, false}, {true, true, true}, {false, true, false}}) {
       run_threads(n, [&](int rank) { expect_alike(train(rank, n, way), expected); },
                   {.timeout = Milliseconds(60'000)});
     }

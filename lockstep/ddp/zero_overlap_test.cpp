@@ -34,7 +34,7 @@ void anneal(torch::optim::Optimizer& optimizer) {
   options.lr(options.lr() * 0.9);
 }
 
-std::vector<at::Tensor> alone(int n) {
+std::vector<at::Tensor> trained_alone_in_groups(int n) {
   MlpImpl model;
   fill_parameters(model, 1);
   SGD sgd(groups_of(model), SGDOptions(0.1).momentum(0.9));
@@ -47,18 +47,18 @@ std::vector<at::Tensor> alone(int n) {
   return model.parameters();
 }
 
-struct Way {
+struct Overlap {
   int n;
   bool grad_views, param_views, hook;
 };
-class ZeroOverlaps : public ::testing::TestWithParam<Way> {};
+class ZeroOverlaps : public ::testing::TestWithParam<Overlap> {};
 INSTANTIATE_TEST_SUITE_P(Ways, ZeroOverlaps,
-                         ::testing::Values(Way{1, false, false, false}, Way{2, false, false, false},
-                                           Way{3, true, true, false}, Way{3, false, true, true},
-                                           Way{4, true, false, true}));
+                         ::testing::Values(Overlap{1, false, false, false}, Overlap{2, false, false, false},
+                                           Overlap{3, true, true, false}, Overlap{3, false, true, true},
+                                           Overlap{4, true, false, true}));
 
 TEST_P(ZeroOverlaps, TrainsAsOneProcessFromTheFirstStepOn) {
-  const Way way = GetParam();
+  const Overlap way = GetParam();
   PerRank<std::vector<at::Tensor>> got;
   run_threads(way.n, [&](int rank) {
     Mlp net;
@@ -80,7 +80,7 @@ TEST_P(ZeroOverlaps, TrainsAsOneProcessFromTheFirstStepOn) {
     got.put(rank, net->parameters());
   });
   expect_same_bits(got);
-  expect_close(got.values().at(0), alone(way.n));
+  expect_close(got.values().at(0), trained_alone_in_groups(way.n));
 }
 
 TEST(ZeroOverlap, KeepsOnlyItsShareOfTheStateAndConsolidatesIt) {

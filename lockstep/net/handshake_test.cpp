@@ -6,14 +6,13 @@
 #include <future>
 
 #include "lockstep/base/bytes.h"
+#include "lockstep/base/call_testing.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep::net {
 namespace {
 
-Deadline patience() {
-  return Deadline::after(Milliseconds(60'000));
-}
+using call_testing::patience;
 
 const Binding kStore{.purpose = Purpose::kStoreTcp};
 

@@ -8,23 +8,15 @@
 
 #include <cstring>
 
+#include "lockstep/base/call_testing.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep::net {
 namespace {
 
-constexpr std::size_t kPage = 4096;
+using call_testing::kind_of;
 
-template <class Call>
-ErrorKind kind_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.kind();
-  }
-  ADD_FAILURE() << "raised nothing";
-  return ErrorKind::kInternal;
-}
+constexpr std::size_t kPage = 4096;
 
 std::uint64_t bytes_in_memory(const Segment& segment) {
   struct stat info {};

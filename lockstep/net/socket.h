@@ -69,6 +69,9 @@ class Listener {
  public:
   // Port 0 takes a free one. `backlog` is cut by net.core.somaxconn. Raises DistNetworkError; the text says EADDRINUSE
   // when the port is taken.
+  // As many as a large job's workers, who may all connect before anybody accepts; the kernel cuts it to net.core.somaxconn.
+  static constexpr int kBacklog = 4096;
+
   static Listener listen(const Address& address, int backlog);
   // On every interface, IPv6 and IPv4 where the machine has both.
   static Listener listen_everywhere(std::uint16_t port, int backlog);

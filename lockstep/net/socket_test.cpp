@@ -9,18 +9,15 @@
 #include <future>
 
 #include "lockstep/base/bytes.h"
+#include "lockstep/base/call_testing.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/process.h"
 
 namespace lockstep::net {
 namespace {
 
-Deadline soon() {
-  return Deadline::after(Milliseconds(20));
-}
-Deadline patience() {
-  return Deadline::after(Milliseconds(60'000));
-}
+using call_testing::patience;
+using call_testing::soon;
 
 template <class Call>
 Failure failure_of(Call call) {

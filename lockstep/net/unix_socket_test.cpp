@@ -9,29 +9,16 @@
 #include <future>
 
 #include "lockstep/base/bytes.h"
+#include "lockstep/base/call_testing.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/process.h"
 
 namespace lockstep::net {
 namespace {
 
-Deadline soon() {
-  return Deadline::after(Milliseconds(20));
-}
-Deadline patience() {
-  return Deadline::after(Milliseconds(60'000));
-}
-
-template <class Call>
-ErrorKind kind_of(Call call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.kind();
-  }
-  ADD_FAILURE() << "raised nothing";
-  return ErrorKind::kInternal;
-}
+using call_testing::kind_of;
+using call_testing::patience;
+using call_testing::soon;
 
 std::size_t open_descriptors() {
   const std::filesystem::directory_iterator entries("/proc/self/fd");

@@ -17,19 +17,6 @@
 namespace lockstep::internal {
 namespace {
 
-// What is known of a saved tensor without keeping it.
-struct Shape {
-  std::vector<std::int64_t> sizes;
-  at::ScalarType dtype;
-  at::Device device;
-
-  static Shape of(const at::Tensor& tensor) {
-    return {tensor.sizes().vec(), tensor.scalar_type(), tensor.device()};
-  }
-  bool operator==(const Shape&) const = default;
-  std::string text() const { return cat(dtype, at::IntArrayRef(sizes), " on ", device); }
-};
-
 // Ends the second run of a region. Not a std::exception, so that fewer handlers in the user's function catch it.
 struct EnoughRecomputed {
   const void* frame;
@@ -56,6 +43,18 @@ class CheckpointRecording::Frame final : public std::enable_shared_from_this<Fra
   }
 
  private:
+  // What is known of a saved tensor without keeping it.
+  struct Shape {
+    std::vector<std::int64_t> sizes;
+    at::ScalarType dtype;
+    at::Device device;
+
+    static Shape of(const at::Tensor& tensor) {
+      return {tensor.sizes().vec(), tensor.scalar_type(), tensor.device()};
+    }
+    bool operator==(const Shape&) const = default;
+    std::string text() const { return cat(dtype, at::IntArrayRef(sizes), " on ", device); }
+  };
   struct Slot {
     Shape shape;
     bool wanted = true;

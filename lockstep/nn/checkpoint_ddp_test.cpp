@@ -9,15 +9,14 @@
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/group/group.h"
 #include "lockstep/nn/checkpoint.h"
+#include "lockstep/tensor/tensor_testing.h"
 
 namespace lockstep {
 namespace {
 
 constexpr int kRanks = 2;
 
-at::Tensor drawn(std::uint64_t seed, at::IntArrayRef sizes) {
-  return at::randn(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions(at::kFloat));
-}
+using tensor_testing::drawn;
 
 enum class How { kPlain, kNonReentrant, kReentrant };
 

@@ -12,15 +12,15 @@
 #include "lockstep/group/group.h"
 #include "lockstep/join/join.h"
 #include "lockstep/nn/nn.h"
+#include "lockstep/tensor/tensor_testing.h"
 
 namespace lockstep {
 namespace {
 
 constexpr std::int64_t kRows = 4, kIn = 5;
 
-at::Tensor drawn(std::uint64_t seed, at::IntArrayRef sizes) {
-  return at::randn(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions(at::kFloat));
-}
+using tensor_testing::drawn;
+
 at::Tensor batch(int step, int rank) {
   return drawn(static_cast<std::uint64_t>(100 * step + rank), {kRows, kIn});
 }

@@ -22,8 +22,8 @@ namespace {
 
 constexpr std::int64_t kChannels = 3;
 
-using ddp_testing::drawn;
 using ddp_testing::refusal;
+using tensor_testing::drawn;
 
 void expect_close(const at::Tensor& a, const at::Tensor& b, const std::string& what,
                   double tolerance = 1e-6) {

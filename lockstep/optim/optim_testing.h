@@ -11,13 +11,11 @@
 
 #include "lockstep/base/log.h"
 #include "lockstep/group/group_testing.h"
+#include "lockstep/tensor/tensor_testing.h"
 
 namespace lockstep::testing {
 
-// The default generator is shared by rank threads; this one is not.
-inline at::Tensor drawn(std::uint64_t seed, at::IntArrayRef sizes) {
-  return at::randn(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions(at::kFloat));
-}
+using tensor_testing::drawn;
 
 inline std::vector<at::Tensor> make_parameters(std::uint64_t seed = 1) {
   std::vector<at::Tensor> parameters;

@@ -14,7 +14,6 @@
 namespace lockstep {
 namespace {
 
-constexpr int kBacklog = 4096;                  // every worker may connect before the server looks
 constexpr Milliseconds kConnectTimeout{1'000};  // to another starter's store, which may not be there yet
 constexpr Milliseconds kStoreTimeout{5'000};    // of the starter's own requests
 
@@ -28,8 +27,10 @@ std::optional<JobSecret> find_secret(bool shared) {
 }
 
 net::Listener listen_at(const JobHostOptions& options) {
-  if (!net::names_loopback(options.address)) return net::Listener::listen_everywhere(options.port, kBacklog);
-  return net::Listener::listen(net::Address::resolve(options.address, options.port).front(), kBacklog);
+  if (!net::names_loopback(options.address))
+    return net::Listener::listen_everywhere(options.port, net::Listener::kBacklog);
+  return net::Listener::listen(net::Address::resolve(options.address, options.port).front(),
+                               net::Listener::kBacklog);
 }
 
 }  // namespace

@@ -23,7 +23,7 @@ constexpr auto kHelp = std::chrono::microseconds(100);
 // After a failure of the agent's own, most likely for want of memory: the next look may fail likewise, and must not be a busy loop.
 constexpr Milliseconds kRecover{1};
 // Answers do not wait for ever for a connection.
-constexpr Milliseconds kConnect{30'000};
+constexpr Milliseconds kConnectToAnswer{30'000};
 
 thread_local int n_helping = 0;
 
@@ -216,7 +216,7 @@ void Agent::take_loss(WorkerId peer, const std::string& cause, bool orderly, std
 }
 
 std::optional<Failure> Agent::send_answer(WorkerId to, courier::Message message) noexcept {
-  auto failure = courier_->send(to, std::move(message), Deadline::after(kConnect));
+  auto failure = courier_->send(to, std::move(message), Deadline::after(kConnectToAnswer));
   if (failure && failure->kind != ErrorKind::kPeerLost && !closed()) {
     log(LogLevel::kWarn,
         cat("an answer to worker ", roster_->info(to).name, " was not sent: ", failure->message));

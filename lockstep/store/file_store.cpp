@@ -10,10 +10,6 @@
 namespace lockstep {
 namespace {
 
-Bytes copy(std::span<const std::uint8_t> bytes) {
-  return Bytes(bytes.begin(), bytes.end());
-}
-
 void put(ByteWriter& out, std::string_view mark, const std::string& key,
          std::span<const std::uint8_t> value = {}) {
   internal::encode_record(out, cat(mark, key), value);
@@ -64,10 +60,10 @@ Bytes FileStore::compare_set(const std::string& key, std::span<const std::uint8_
                              std::span<const std::uint8_t> desired) {
   return file_->change(timeout_, [&](ByteWriter& out) {
     const Bytes* current = file_->find(key);
-    if (!current && !expected.empty()) return copy(expected);
+    if (!current && !expected.empty()) return to_bytes(expected);
     if (current && !std::ranges::equal(*current, expected)) return *current;
     put(out, internal::kSetMark, key, desired);
-    return copy(desired);
+    return to_bytes(desired);
   });
 }
 

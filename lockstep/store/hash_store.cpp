@@ -15,10 +15,6 @@ namespace {
 
 using Lock = std::unique_lock<std::mutex>;
 
-Bytes copy(std::span<const std::uint8_t> bytes) {
-  return Bytes(bytes.begin(), bytes.end());
-}
-
 }  // namespace
 
 struct HashStore::Data {
@@ -86,7 +82,7 @@ HashStore::HashStore(std::shared_ptr<Data> data, Milliseconds timeout)
 HashStore::~HashStore() = default;
 
 void HashStore::set(const std::string& key, std::span<const std::uint8_t> value) {
-  Bytes bytes = copy(value);  // large values are copied outside the lock
+  Bytes bytes = to_bytes(value);  // large values are copied outside the lock
   const Lock lock(data_->mutex);
   data_->store(key, std::move(bytes));
 }
@@ -109,10 +105,10 @@ Bytes HashStore::compare_set(const std::string& key, std::span<const std::uint8_
   const Lock lock(data_->mutex);
   const auto found = data_->values.find(key);
   const bool absent = found == data_->values.end();
-  if (absent && !expected.empty()) return copy(expected);
+  if (absent && !expected.empty()) return to_bytes(expected);
   if (!absent && !std::ranges::equal(found->second, expected)) return found->second;
-  data_->store(key, copy(desired));
-  return copy(desired);
+  data_->store(key, to_bytes(desired));
+  return to_bytes(desired);
 }
 
 bool HashStore::check(std::span<const std::string> keys) {
@@ -171,7 +167,7 @@ void HashStore::multi_set(std::span<const std::string> keys, std::span<const Byt
 
 void HashStore::queue_push(const std::string& key, std::span<const std::uint8_t> value) {
   const Lock lock(data_->mutex);
-  data_->queues[key].push_back(copy(value));
+  data_->queues[key].push_back(to_bytes(value));
   data_->wake(key);
   if (const auto found = data_->waiters.find(key); found != data_->waiters.end()) {
     found->second.pushed.notify_one();

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "lockstep/base/bytes.h"
+#include "lockstep/base/call_testing.h"
 #include "lockstep/base/error.h"
 #include "lockstep/net/handshake.h"
 #include "lockstep/net/socket.h"
@@ -23,9 +24,7 @@
 namespace lockstep {
 namespace {
 
-Deadline patience() {
-  return Deadline::after(Milliseconds(60'000));
-}
+using call_testing::patience;
 
 // Nothing when the machine does not have the address, or the port is taken there.
 std::optional<net::Listener> try_listen(const char* ip, std::uint16_t port) {

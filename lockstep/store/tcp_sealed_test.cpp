@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "lockstep/base/bytes.h"
+#include "lockstep/base/call_testing.h"
 #include "lockstep/base/error.h"
 #include "lockstep/net/sealed.h"
 #include "lockstep/net/socket.h"
@@ -17,12 +18,10 @@
 namespace lockstep {
 namespace {
 
+using call_testing::patience;
+
 using internal::TcpSession;
 using internal::TcpShared;
-
-Deadline patience() {
-  return Deadline::after(Milliseconds(60'000));
-}
 
 // What becomes of a record: what is passed on in its place. Records of each direction are numbered from 0; the
 // client's first holds its validation, the server's first the answer to that.

@@ -10,6 +10,7 @@
 #include <thread>
 
 #include "lockstep/base/bytes.h"
+#include "lockstep/base/call_testing.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
 #include "lockstep/base/text.h"
@@ -23,13 +24,11 @@
 namespace lockstep {
 namespace {
 
+using call_testing::patience;
+
 using internal::Query;
 
-const std::string kHost = "127.0.0.1";
-
-Deadline patience() {
-  return Deadline::after(Milliseconds(60'000));
-}
+const std::string kServerHost = "127.0.0.1";
 
 ByteWriter request(Query query) {
   ByteWriter writer;
@@ -53,10 +52,10 @@ class TcpServerTest : public testing::Test {
   void start(TcpStoreOptions options = {}) {
     options.port = 0;
     options.is_master = true;
-    store_ = TcpStore::open(kHost, options);
+    store_ = TcpStore::open(kServerHost, options);
   }
 
-  net::Socket connect() { return net::Socket::connect(kHost, store_->port(), patience()); }
+  net::Socket connect() { return net::Socket::connect(kServerHost, store_->port(), patience()); }
   net::Socket connect_validated() {
     net::Socket socket = connect();
     socket.write_all(validation(), patience());
@@ -184,7 +183,7 @@ TEST_F(TcpServerTest, OnePushWakesOneOfTorchsWaiters) {
     socket->read_exact(byte, patience());
     send(*socket, request(Query::kWait).put(std::uint64_t{1}).sized("/q"));
     send(*socket, request(Query::kCheck).put(std::uint64_t{0}));  // held back
-    EXPECT_EQ(TcpStore::open(kHost, {.port = store_->port()})->queue_len("q"), 0) << "time to arrive";
+    EXPECT_EQ(TcpStore::open(kServerHost, {.port = store_->port()})->queue_len("q"), 0) << "time to arrive";
   }
   store_->queue_push("q", to_bytes("entry"));
   first.read_exact(byte, patience());
@@ -203,7 +202,7 @@ TEST_F(TcpServerTest, TheSecondOfTwoWaitersSleepsOnWhileTheFirstTakesTheEntry) {
   for (net::Socket* socket : {&first, &second}) {
     ping(*socket);
     socket->write_all(wait_for_queue, patience());
-    EXPECT_EQ(TcpStore::open(kHost, {.port = store_->port()})->queue_len("q"), 0) << "time to arrive";
+    EXPECT_EQ(TcpStore::open(kServerHost, {.port = store_->port()})->queue_len("q"), 0) << "time to arrive";
   }
   store_->queue_push("q", to_bytes("entry"));
   first.read_exact(byte, patience());
@@ -300,7 +299,7 @@ TEST_F(TcpServerTest, TheQuotaBoundsWhatAllClientsTogetherStoreAndSend) {
 
 TEST_F(TcpServerTest, AThousandGarbageConnectionsDisturbNobody) {
   start();
-  const auto client = TcpStore::open(kHost, {.port = store_->port()});
+  const auto client = TcpStore::open(kServerHost, {.port = store_->port()});
   const std::uint64_t before = resident_bytes();
   std::atomic<bool> stop = false;
   auto worker = std::async(std::launch::async, [&] {
@@ -341,7 +340,7 @@ TEST_F(TcpServerTest, ManyMuteConnectionsDoNotKeepOthersOut) {
   start();
   std::vector<net::Socket> mute;
   for (int i = 0; i < 200; ++i) mute.push_back(connect());
-  EXPECT_EQ(TcpStore::open(kHost, {.port = store_->port()})->add("n", 1), 1);
+  EXPECT_EQ(TcpStore::open(kServerHost, {.port = store_->port()})->add("n", 1), 1);
 }
 
 TEST_F(TcpServerTest, StrangersWhoSayNothingMakeWayForOthersTheOldestFirst) {
@@ -350,7 +349,7 @@ TEST_F(TcpServerTest, StrangersWhoSayNothingMakeWayForOthersTheOldestFirst) {
   for (int i = 0; i < 12; ++i) mute.push_back(connect());
   EXPECT_TRUE(read_to_end(mute[0]).empty());
   EXPECT_TRUE(read_to_end(mute[7]).empty()) << "only the last four are left";
-  EXPECT_EQ(TcpStore::open(kHost, {.port = store_->port()})->add("n", 1), 1);
+  EXPECT_EQ(TcpStore::open(kServerHost, {.port = store_->port()})->add("n", 1), 1);
   expect_alive();
 }
 
@@ -358,7 +357,7 @@ TEST_F(TcpServerTest, WhoFloodsTheDoorPushesOutHisOwnConnectionsAndNotASlowClien
   start({.limits = {.strangers = 4}});
   Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const auto elsewhere = *net::Address::parse("127.0.0.2", 0),
-             there = *net::Address::parse(kHost, store_->port());
+             there = *net::Address::parse(kServerHost, store_->port());
   ASSERT_EQ(::bind(fd.get(), elsewhere.get(), elsewhere.length()), 0);
   ASSERT_EQ(::connect(fd.get(), there.get(), there.length()), 0);
   net::Socket slow(std::move(fd));
@@ -457,7 +456,7 @@ class TcpServerSecretTest : public TcpServerTest {
   TcpServerSecretTest() { start({.secret = secret_}); }
   net::Binding dialled() const {
     return {.purpose = net::Purpose::kStoreTcp,
-            .address = net::Address::parse(kHost, store_->port())->canonical()};
+            .address = net::Address::parse(kServerHost, store_->port())->canonical()};
   }
   const JobSecret secret_ = JobSecret::mint();
 };

@@ -93,7 +93,7 @@ TEST(RpcScenario, APipelineOverThreeWorkersTrainsAsOneProcess) {
 
 // ---- a sparse table on a parameter server, dense layers in DDP on trainers ----
 
-constexpr int kTrainers = 3, kServer = 3;
+constexpr int kReferenceTrainers = 3, kServer = 3;
 
 rpc::RRef<torch::nn::EmbeddingBagImpl> table() {
   static const auto made = [] {
@@ -126,13 +126,13 @@ std::vector<at::Tensor> reference(int n_steps) {
   for (int step = 0; step < n_steps; ++step) {
     bag->zero_grad();
     dense->zero_grad();
-    for (int k = 0; k < kTrainers; ++k) {
+    for (int k = 0; k < kReferenceTrainers; ++k) {
       const Words words = words_of(step, k);
       torch::mse_loss(dense->forward(bag->forward(words.indices, words.offsets)), words.target).backward();
     }
     const torch::NoGradGuard no_grad;
     bag->weight.sub_(bag->weight.grad(), kRate);
-    for (auto& parameter : dense->parameters()) parameter.sub_(parameter.grad(), kRate / kTrainers);
+    for (auto& parameter : dense->parameters()) parameter.sub_(parameter.grad(), kRate / kReferenceTrainers);
   }
   return {bag->weight.detach(), dense->weight.detach(), dense->bias.detach()};
 }
@@ -162,8 +162,8 @@ void train_hybrid(int rank, const Group& trainers, int n_steps) {
 }
 
 TEST(RpcScenario, ASparseTableOnAServerAndDenseLayersInDdpTrainAsOneProcess) {
-  run_workers(kTrainers + 1, [](int rank, const Meeting& meeting) {
-    enter_group(rank, kTrainers + 1, meeting);
+  run_workers(kReferenceTrainers + 1, [](int rank, const Meeting& meeting) {
+    enter_group(rank, kReferenceTrainers + 1, meeting);
     const auto trainers = new_group({0, 1, 2});
     if (rank != kServer) train_hybrid(rank, trainers, 6);
     barrier();

@@ -13,7 +13,6 @@
 namespace lockstep::courier::internal {
 namespace {
 
-constexpr std::uint8_t kLeave = 'B';
 // Between the end of a process's sockets and the end of the process.
 constexpr int kDyingMs = 200;
 

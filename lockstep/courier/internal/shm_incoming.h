@@ -9,6 +9,9 @@
 
 namespace lockstep::courier::internal {
 
+// The byte by which either end of a local socket says that it leaves in order.
+inline constexpr std::uint8_t kLeave = 'B';
+
 class ShmIncoming final : public GreetedIncoming, public std::enable_shared_from_this<ShmIncoming> {
  public:
   static std::optional<net::UnixSocket> accept(net::UnixListener& listener) { return listener.try_accept(); }

@@ -13,8 +13,6 @@
 namespace lockstep::courier::internal {
 namespace {
 
-constexpr std::uint8_t kLeave = 'B';
-
 Intro introduction(const Office& office, const Peer& peer) {
   return {.id = office.options.id,
           .token = office.self.token,

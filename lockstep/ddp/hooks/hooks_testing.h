@@ -15,15 +15,13 @@
 
 #include "lockstep/ddp/comm_hook.h"
 #include "lockstep/group/group_testing.h"
+#include "lockstep/tensor/tensor_testing.h"
 
 namespace lockstep::hooks_testing {
 
 using Shapes = std::vector<std::vector<std::int64_t>>;
 
-// Values of its own per (seed, shape): the default generator is shared by rank threads.
-inline at::Tensor drawn(std::uint64_t seed, at::IntArrayRef sizes) {
-  return at::randn(sizes, at::detail::createCPUGenerator(seed), at::TensorOptions(at::kFloat));
-}
+using tensor_testing::drawn;
 
 // The flat gradients of one rank in one step; every rank can tell every other's.
 inline at::Tensor gradients_of(int rank, int step, std::int64_t n) {

@@ -187,15 +187,15 @@ Completions& completions() {
   return instance;
 }
 
-struct StopAtExit {
-  ~StopAtExit() { completions().stop(); }
+struct StopCompletionsAtExit {
+  ~StopCompletionsAtExit() { completions().stop(); }
 };
 
 }  // namespace
 
 void start_completions() {
   completions().start();
-  static const StopAtExit stop_at_exit;
+  static const StopCompletionsAtExit stop_at_exit;
 }
 
 void hand_over(std::shared_ptr<Work::State> state) noexcept {

@@ -66,8 +66,8 @@ Disposal& disposal() {
   return instance;
 }
 
-struct StopAtExit {
-  ~StopAtExit() { disposal().stop(); }
+struct StopDisposalAtExit {
+  ~StopDisposalAtExit() { disposal().stop(); }
 };
 
 }  // namespace
@@ -84,7 +84,7 @@ void end_where_it_may_block(std::function<void()> end) noexcept {
   if (n_callbacks == 0) return end();
   try {
     disposal().add(std::move(end));
-    static const StopAtExit stop_at_exit;
+    static const StopDisposalAtExit stop_at_exit;
   } catch (...) {  // no thread to be had: what waits is ended with the next, or with the process
     log(LogLevel::kError, cat("a group cannot end yet: ", current_failure().message));
   }

@@ -8,20 +8,17 @@
 #include "lockstep/group/internal/group_base.h"
 
 namespace lockstep::internal {
-namespace {
 
-struct Message {
+struct SelfMessage {
   lockstep_op op;
   lockstep_status status = LOCKSTEP_PENDING;
   std::string words;
 };
 
-}  // namespace
-
 struct SelfMail::Box {
   std::mutex mutex;
   std::condition_variable changed;
-  std::list<std::shared_ptr<Message>> waiting;  // guarded by mutex, as is every Message
+  std::list<std::shared_ptr<SelfMessage>> waiting;  // guarded by mutex, as is every SelfMessage
 };
 
 namespace {
@@ -29,20 +26,20 @@ namespace {
 // What a lockstep_handle of ours points to.
 struct Handle {
   std::shared_ptr<SelfMail::Box> box;
-  std::shared_ptr<Message> message;
+  std::shared_ptr<SelfMessage> message;
 };
 
 Handle* of(lockstep_handle* handle) {
   return reinterpret_cast<Handle*>(handle);
 }
 
-void end(Message& message, lockstep_status status, std::string words = "") {
+void end(SelfMessage& message, lockstep_status status, std::string words = "") {
   message.status = status;
   message.words = std::move(words);
 }
 
 // The two are a send and a receive of one tag.
-void meet(Message& one, Message& other) {
+void meet(SelfMessage& one, SelfMessage& other) {
   const bool first_sends = one.op.kind == LOCKSTEP_SEND;
   auto& from = first_sends ? one : other;
   auto& to = first_sends ? other : one;
@@ -118,7 +115,7 @@ const lockstep_engine& table() {
 SelfMail::SelfMail() : box_(std::make_shared<Box>()) {}
 
 comm::OpHandle SelfMail::post(const lockstep_op& op) {
-  auto message = std::make_shared<Message>(Message{.op = op});
+  auto message = std::make_shared<SelfMessage>(SelfMessage{.op = op});
   const std::lock_guard lock(box_->mutex);
   const auto found = std::ranges::find_if(
       box_->waiting, [&](const auto& other) { return other->op.kind != op.kind && other->op.tag == op.tag; });

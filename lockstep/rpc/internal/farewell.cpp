@@ -16,7 +16,7 @@ Payload round_payload(std::uint32_t round) {
 }
 
 // How long a worker whose time is over waits to hear who was late.
-constexpr Milliseconds kAskMissing{500};
+constexpr Milliseconds kAskWhoIsLate{500};
 
 }  // namespace
 
@@ -63,7 +63,7 @@ std::string Farewell::ask_missing(const WorkerInfo& leader, std::uint32_t round)
     ByteWriter writer;
     writer.put(std::uint32_t{0}).put(round);
     const auto answer =
-        agent_.request(leader.id, Kind::kLeave, {.body = writer.take()}, kAskMissing, "who has not come")
+        agent_.request(leader.id, Kind::kLeave, {.body = writer.take()}, kAskWhoIsLate, "who has not come")
             .wait();
     const auto names = decode<std::vector<std::string>>(answer.body.bytes);
     std::string list;

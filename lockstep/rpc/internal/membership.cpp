@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 constexpr const char* kToken = "token";
 constexpr const char* kState = "state";
 constexpr const char* kTakenOff = "it took no note of changes of its group";
-constexpr Milliseconds kLook{200};
+constexpr Milliseconds kLookAtStore{200};
 // Of one that waits for notes: another's may say that this one will not come.
 constexpr Milliseconds kLookForNotes{20};
 
@@ -325,7 +325,7 @@ void DynamicGroup::watch(std::uint64_t epoch) {
     try {
       const std::string key = change_key(epoch);
       try {
-        watch_store_->wait({&key, 1}, kLook);
+        watch_store_->wait({&key, 1}, kLookAtStore);
       } catch (const Error& error) {
         if (error.kind() == ErrorKind::kTimeout) continue;
         throw;

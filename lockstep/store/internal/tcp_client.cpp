@@ -18,7 +18,7 @@ namespace {
 constexpr Milliseconds kGrace{10'000};
 constexpr std::size_t kRequestKept = 64 << 10;
 constexpr std::size_t kReadStep = 1 << 20;
-constexpr std::chrono::microseconds kLook{50};
+constexpr std::chrono::microseconds kClientLook{50};
 // A server without room for strangers drops some: one that was dropped before the server proved itself comes back this often.
 constexpr int kCloses = 5;
 
@@ -120,7 +120,7 @@ TcpClient::TcpClient(net::Socket socket, const TcpStoreLimits& limits)
     : writer_(std::make_unique<TcpWriter>(net::Channel(std::move(socket)))),
       limits_(limits),
       path_(cat(channel().socket().local().text(), " -> ", channel().socket().peer().text())) {
-  if (available_cores() > 1) channel().socket().set_look_before_sleep(kLook);
+  if (available_cores() > 1) channel().socket().set_look_before_sleep(kClientLook);
 }
 
 // Only TCP is sealed: nobody stands between the two ends of a local socket, and its name is in the proofs.

@@ -8,6 +8,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
+#include "lockstep/store/internal/uv_view.h"
 
 namespace lockstep::internal {
 
@@ -18,11 +19,6 @@ constexpr std::uint64_t kGraceMs = 100;
 constexpr std::uint64_t kOutOfDescriptorsMs = 50;
 // Accepted in one go before those inside have their turn.
 constexpr int kTurn = 64;
-
-void check(int result, const char* what) {
-  if (result == 0) return;
-  raise(ErrorKind::kSystem, cat("store server: ", what, ": ", uv_strerror(result)), ErrorFamily::kNetwork);
-}
 
 }  // namespace
 
@@ -42,7 +38,7 @@ TcpDoor::TcpDoor(net::Listener listener, std::string local_name, std::size_t mos
       expel_(std::move(expel)) {}
 
 void TcpDoor::open(uv_loop_t& loop) {
-  check(uv_poll_init(&loop, &poll_, listener_.fd()), "uv_poll_init");
+  check_uv(uv_poll_init(&loop, &poll_, listener_.fd()), "uv_poll_init");
   uv_timer_init(&loop, &timer_);
   poll_.data = timer_.data = this;
   open_ = true;

@@ -16,8 +16,6 @@ namespace lockstep::internal {
 
 namespace {
 
-constexpr int kBacklog = 4096;
-
 [[noreturn]] void refuse(std::string text) {
   raise(ErrorKind::kUsage, std::move(text), ErrorFamily::kStore);
 }
@@ -50,7 +48,7 @@ std::vector<net::Listener> listen_localhost(std::uint16_t port) {
   for (const char* ip : {"127.0.0.1", "::1"}) {
     const std::uint16_t wanted = all.empty() ? port : all.front().local().port();
     try {
-      all.push_back(net::Listener::listen(*net::Address::parse(ip, wanted), kBacklog));
+      all.push_back(net::Listener::listen(*net::Address::parse(ip, wanted), net::Listener::kBacklog));
     } catch (const DistNetworkError& error) {
       if (is_taken(error)) throw;
       missing = error.failure();
@@ -62,9 +60,10 @@ std::vector<net::Listener> listen_localhost(std::uint16_t port) {
 
 std::vector<net::Listener> listen(const std::string& host, const TcpStoreOptions& options) {
   if (options.master_listen_fd) return one(adopt(options));
-  if (!net::names_loopback(host)) return one(net::Listener::listen_everywhere(options.port, kBacklog));
+  if (!net::names_loopback(host))
+    return one(net::Listener::listen_everywhere(options.port, net::Listener::kBacklog));
   if (const auto literal = net::Address::parse(host, options.port))
-    return one(net::Listener::listen(*literal, kBacklog));
+    return one(net::Listener::listen(*literal, net::Listener::kBacklog));
   // A free port of one family may be taken in the other: then another.
   constexpr int kTries = 16;
   for (int tries = 1;; ++tries) {
@@ -87,7 +86,7 @@ void check_exposure(const net::Address& address, const TcpStoreOptions& options)
 void check_backlog(const TcpStoreOptions& options) {
   int somaxconn = 0;
   std::ifstream("/proc/sys/net/core/somaxconn") >> somaxconn;
-  const int backlog = somaxconn > 0 ? std::min(kBacklog, somaxconn) : kBacklog;
+  const int backlog = somaxconn > 0 ? std::min(net::Listener::kBacklog, somaxconn) : net::Listener::kBacklog;
   if (options.world_size.value_or(0) <= backlog) return;
   log(LogLevel::kWarn,
       cat("store: ", *options.world_size, " workers may connect at once, but the listen queue holds ",
@@ -106,7 +105,7 @@ std::unique_ptr<TcpServer> start(const std::string& host, const TcpStoreOptions&
     if (options.master_listen_fd) listeners.front().release().release();
     throw;
   }
-  if (options.master_listen_fd) listeners.front().start(kBacklog);
+  if (options.master_listen_fd) listeners.front().start(net::Listener::kBacklog);
   return TcpServer::start(std::move(listeners), options.limits, options.secret);
 }
 

@@ -26,27 +26,15 @@ namespace {
 
 constexpr std::size_t kReadBytes = 64 << 10;
 constexpr std::size_t kOutputKept = 64 << 10;
-constexpr int kBacklog = 4096;  // the kernel cuts it to net.core.somaxconn
-
-void check(int result, const char* what) {
-  if (result == 0) return;
-  raise(ErrorKind::kSystem, cat("store server: ", what, ": ", uv_strerror(result)), ErrorFamily::kNetwork);
-}
 
 template <class T>
 uv_handle_t* as_handle(T* handle) {
   return reinterpret_cast<uv_handle_t*>(handle);
 }
-// A connection's handle, of either kind; both begin as a uv_stream_t.
-union Stream {
-  uv_stream_t stream;
-  uv_tcp_t tcp;
-  uv_pipe_t pipe;
-};
 
 // How long the loop looks for the next request before it sleeps, yielding its core in between: a client that asks one
 // thing after the other is answered without waking a core each time.
-constexpr std::chrono::microseconds kLook{50};
+constexpr std::chrono::microseconds kServerLook{50};
 
 }  // namespace
 
@@ -77,6 +65,12 @@ class TcpServer::Loop {
   }
 
  private:
+  // A connection's handle, of either kind; both begin as a uv_stream_t.
+  union Stream {
+    uv_stream_t stream;
+    uv_tcp_t tcp;
+    uv_pipe_t pipe;
+  };
   struct Connection {
     Connection(Loop& loop_in, TcpDoor& door_in, const net::Binding& reached)
         : loop(loop_in), door(door_in), session(std::in_place, loop_in.shared_, this, reached) {}
@@ -100,7 +94,7 @@ class TcpServer::Loop {
   // ---- set-up and end ----
 
   void set_up(std::vector<net::Listener> listeners) {
-    check(uv_loop_init(&loop_), "uv_loop_init");
+    check_uv(uv_loop_init(&loop_), "uv_loop_init");
     uv_async_init(&loop_, &stop_, [](uv_async_t* async) { static_cast<Loop*>(async->data)->close_all(); });
     uv_timer_init(&loop_, &timer_);
     uv_idle_init(&loop_, &look_);
@@ -109,7 +103,7 @@ class TcpServer::Loop {
       for (auto& listener : listeners) add_door(std::move(listener), "");
       // A name nobody can guess and take before; clients are told it over TCP.
       const std::string name = "lockstep-store-" + random_hex(16);
-      add_door(net::Listener::listen(net::Address::local_name(name), kBacklog), name);
+      add_door(net::Listener::listen(net::Address::local_name(name), net::Listener::kBacklog), name);
       shared_.local_name = name;
       shared_.host = host_identity();
     } catch (...) {
@@ -289,7 +283,7 @@ class TcpServer::Loop {
     if (!may_look_) return;
     const auto now = net::Looks::Clock::now();
     if (!looks_.allowed(now)) return;
-    look_until_ = now + kLook;
+    look_until_ = now + kServerLook;
     if (uv_is_active(as_handle(&look_)) == 0) uv_idle_start(&look_, on_idle);
   }
 

@@ -1,4 +1,4 @@
-// Bytes as libuv wants them. Not by uv_buf_init: it takes the length as 32 bits.
+// Bytes as libuv wants them, and its errors as ours.
 #pragma once
 
 #include <uv.h>
@@ -6,13 +6,23 @@
 #include <cstdint>
 #include <span>
 
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+
 namespace lockstep::internal {
 
+// Not by uv_buf_init: it takes the length as 32 bits.
 inline uv_buf_t uv_view(std::span<std::uint8_t> bytes) {
   uv_buf_t view{};
   view.base = reinterpret_cast<char*>(bytes.data());
   view.len = bytes.size();
   return view;
+}
+
+// Raises kSystem for a libuv call of the store's server that failed.
+inline void check_uv(int result, const char* what) {
+  if (result == 0) return;
+  raise(ErrorKind::kSystem, cat("store server: ", what, ": ", uv_strerror(result)), ErrorFamily::kNetwork);
 }
 
 }  // namespace lockstep::internal
