@@ -10,6 +10,7 @@ import unittest.mock
 import xml.dom.minidom
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+import compare  # noqa: E402
 from harness import aims, plot, rounds, table, timeline, two_hosts  # noqa: E402
 from harness.contender import Contender, ContenderError  # noqa: E402
 from harness.suites import SUITES, default_ranks  # noqa: E402
@@ -21,6 +22,13 @@ def contender(body):
     made = Contender("test", [sys.executable, "-c", READY + body], os.devnull)
     made.start()
     return made
+
+
+class CompareTest(unittest.TestCase):
+    def test_ratios_are_of_the_same_turn(self):
+        # A machine that slows down from turn to turn slows down both.
+        before, after, ratio, low, high = compare.summary([1, 2, 4, 8], [2, 4, 8, 16])
+        self.assertEqual((before, after, ratio, low, high), (3, 6, 2, 2, 2))
 
 
 class ContenderTest(unittest.TestCase):
