@@ -16,8 +16,8 @@
 #include "benchmarks/common/serve.h"
 #include "benchmarks/rpc/remote_backward.h"
 #include "benchmarks/rpc/samples.h"
-#include "lockstep/group/tensor_object.h"
 #include "lockstep/rpc/rpc.h"
+#include "lockstep/tensor/tensor_object.h"
 
 namespace bench {
 namespace {

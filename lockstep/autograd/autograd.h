@@ -23,22 +23,20 @@
 #include <unordered_map>
 #include <vector>
 
-#include "lockstep/autograd/gradient_access.h"
-#include "lockstep/group/tensor_object.h"
 #include "lockstep/rpc/agent.h"
 #include "lockstep/rpc/call.h"
 #include "lockstep/rpc/rref.h"
-#include "lockstep/tensor/torch_compat.h"
+#include "lockstep/tensor/gradient_access.h"
+#include "lockstep/tensor/tensor_object.h"
 
 namespace lockstep::autograd {
 
-// What this worker knows of a context: gradients of its leaves. As GradientAccess it stands in for Tensor::grad().
+// What this worker knows of a context: gradients of its leaves. As GradientAccess it stands in for Tensor::grad(); its
+// entry nodes are those through which gradients of other workers come.
 // Thread safety: any thread.
 class Context : public GradientAccess {
  public:
   virtual std::uint64_t id() const = 0;
-  // The nodes through which gradients from other workers can come into this worker's part of the graph.
-  virtual std::vector<compat::NodePtr> entries() const = 0;
 };
 
 // A context of this thread while it lives. Raises kUsage inside another one, and before init_rpc. The end releases what all

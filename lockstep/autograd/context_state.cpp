@@ -62,7 +62,7 @@ std::vector<compat::NodeOwner<SendNode>> ContextState::open_sends() const {
   return open;
 }
 
-std::vector<compat::NodePtr> ContextState::entries() const {
+std::vector<compat::NodePtr> ContextState::entry_nodes() const {
   const auto open = open_sends();
   return {open.begin(), open.end()};
 }

@@ -6,7 +6,6 @@
 
 #include <algorithm>
 
-#include "lockstep/autograd/in_pass.h"
 #include "lockstep/autograd/internal/context_state.h"
 #include "lockstep/base/text.h"
 
@@ -141,8 +140,8 @@ void run_in_engine(const std::function<void()>& body) {
                                                         /*create_graph=*/false, /*accumulate_grad=*/true);
 }
 
-}  // namespace lockstep::autograd::internal
-
-bool lockstep::autograd::in_pass() noexcept {
-  return internal::n_drivers != 0;
+bool in_engine_pass() noexcept {
+  return n_drivers != 0;
 }
+
+}  // namespace lockstep::autograd::internal

@@ -37,6 +37,13 @@ class Received final : public object::TensorScope {
   const compat::NodeOwner<RecvNode> node_;
 };
 
+// Nodes that run an engine pass of their own must know that they are inside one of ours: theirs would fill Tensor::grad().
+class ContextGradients final : public GradientProvider {
+ public:
+  std::shared_ptr<GradientAccess> current() const override { return current_context(); }
+  bool in_backward() const noexcept override { return in_engine_pass(); }
+};
+
 }  // namespace
 
 void Bygones::add(std::uint64_t id) {
@@ -274,6 +281,9 @@ std::string AutogradService::name_of(WorkerId worker) const {
 }
 
 std::unique_ptr<rpc::Service> make_service(rpc::Agent& agent) {
+  // Without state and never removed: it answers by the calling thread's agent, and without one "no context".
+  static const ContextGradients gradients;
+  set_gradient_provider(&gradients);
   return std::make_unique<AutogradService>(agent);
 }
 

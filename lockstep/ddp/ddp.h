@@ -26,7 +26,7 @@
 #include "lockstep/ddp/ddp_core.h"
 #include "lockstep/ddp/distributed_sampler.h"
 #include "lockstep/ddp/forward_pass.h"
-#include "lockstep/ddp/visit_tensors.h"
+#include "lockstep/tensor/visit_tensors.h"
 
 namespace lockstep {
 

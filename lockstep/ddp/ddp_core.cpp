@@ -373,7 +373,7 @@ void DdpCore::after_forward(const std::function<void(const Visitor&)>& visit_out
     raise(ErrorKind::kUsage,
           "DistributedDataParallel: find_unused_parameters found no tensor in what forward() returned; "
           "give its type "
-          "a lockstep_visit function (lockstep/ddp/visit_tensors.h)");
+          "a lockstep_visit function (lockstep/tensor/visit_tensors.h)");
   }
   buffers_due_ ? reducer_->expect_backward(outputs) : reducer_->expect_local_backward(outputs);
   if (outputs.empty()) {

@@ -83,44 +83,6 @@ TEST(SparseGradients, MayGoUnusedOnSomeRanks) {
   });
 }
 
-// ---- outputs ----
-
-struct Deep {
-  at::Tensor first;
-  std::vector<std::optional<at::Tensor>> more;
-};
-template <class Visit>
-void lockstep_visit(Deep& deep, Visit&& visit) {
-  visit(deep.first);
-  visit(deep.more);
-}
-
-TEST(VisitTensors, FindsThemInContainersAndStructs) {
-  const auto one = [](double value) { return torch::full({1}, value); };
-  std::tuple<int, std::string, std::pair<at::Tensor, at::Tensor>, std::map<std::string, Deep>,
-             std::variant<std::monostate, at::Tensor>, std::array<at::Tensor, 2>, std::shared_ptr<at::Tensor>>
-      value{1,
-            "text",
-            {one(1), one(2)},
-            {{"a", Deep{one(3), {one(4), std::nullopt, one(5)}}}},
-            one(6),
-            {one(7), at::Tensor()},
-            std::make_shared<at::Tensor>(one(8))};
-  double sum = 0;
-  int n_undefined = 0;
-  visit_tensors(value, [&](at::Tensor& tensor) {
-    n_undefined += tensor.defined() ? 0 : 1;
-    if (tensor.defined()) sum += tensor.item<double>();
-    tensor = one(10);
-  });
-  EXPECT_EQ(sum, 36);
-  EXPECT_EQ(n_undefined, 1);
-  EXPECT_EQ(std::get<3>(value).at("a").more[2]->item<double>(), 10) << "may be replaced";
-  const auto fixed = value;
-  visit_tensors(fixed, [](at::Tensor& tensor) { tensor = at::Tensor(); });
-  EXPECT_TRUE(std::get<2>(fixed).first.defined());
-}
-
 // ---- hooks ----
 
 TEST(CommHook, ReplacesTheAverageAndSeesEveryBucketInOrder) {

@@ -6,13 +6,13 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/autograd/autograd.h"
 #include "lockstep/base/error.h"
 #include "lockstep/ddp/ddp_core.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
 #include "lockstep/ddp/internal/module_state.h"
 #include "lockstep/ddp/internal/steps.h"
 #include "lockstep/group/collectives.h"
+#include "lockstep/tensor/gradient_access.h"
 
 namespace lockstep {
 namespace {
@@ -88,7 +88,7 @@ void DdpCore::say(Has has) {
   reduced_before_.reset();
   if (with_gradients && *syncs_) reduced_before_ = reducer_->n_reductions();
   said_ = as_tensor({active ? group_->rank() : -1, with_gradients, with_gradients && *syncs_,
-                     active && autograd::current_context() != nullptr});
+                     active && current_gradients() != nullptr});
   say_work_ =
       all_reduce(said_, {.op = ReduceOp::kMax, .group = group_, .async_op = true, .where = options_.where});
 }

@@ -1,5 +1,4 @@
 // TorchScript modules and AnyModule behind DistributedDataParallel.
-#include <torch/csrc/jit/api/compilation_unit.h>
 
 #include <sstream>
 
@@ -170,45 +169,6 @@ TEST(Script, AnEmptyModuleIsRefused) {
     EXPECT_NE(refusal([] { DistributedDataParallel model{torch::jit::Module()}; }).find("is empty"),
               std::string::npos);
   });
-}
-
-TEST(VisitIValue, ReplacesWithoutTouchingTheOldContainers) {
-  const at::Tensor one = torch::ones({2});
-  c10::List<at::Tensor> list;
-  list.push_back(one);
-  c10::Dict<std::string, at::Tensor> dict;
-  dict.insert("a", one);
-  const c10::IValue old = c10::ivalue::Tuple::create({list, dict, one, 7, c10::IValue()});
-  c10::IValue value = old;
-  int seen = 0;
-  visit_tensors(value, [&](at::Tensor& tensor) {
-    tensor = tensor * 2;
-    ++seen;
-  });
-  EXPECT_EQ(seen, 3);
-  const auto& parts = value.toTupleRef().elements();
-  EXPECT_EQ(parts[0].toTensorVector()[0].sum().item<int>(), 4);
-  EXPECT_EQ(parts[1].toGenericDict().at("a").toTensor().sum().item<int>(), 4);
-  EXPECT_EQ(parts[2].toTensor().sum().item<int>(), 4);
-  EXPECT_EQ(parts[3].toInt(), 7);
-  EXPECT_TRUE(list.get(0).is_same(one));
-  EXPECT_TRUE(dict.at("a").is_same(one));
-}
-
-TEST(VisitIValue, FindsTensorsInObjectsEvenInACircle) {
-  torch::jit::CompilationUnit unit;
-  const auto type = c10::ClassType::create("Pair", {}, false);
-  type->addAttribute("value", c10::TensorType::get());
-  type->addAttribute("other", c10::AnyType::get());
-  const auto a = c10::ivalue::Object::create(c10::StrongTypePtr(nullptr, type), 2);
-  const at::Tensor one = torch::ones({1});
-  a->setSlot(0, one);
-  a->setSlot(1, a);
-  c10::IValue value = a;
-  visit_tensors(value, [](at::Tensor& tensor) { tensor = tensor + 1; });
-  EXPECT_EQ(value.toObject()->getSlot(0).toTensor().item<int>(), 2);
-  EXPECT_TRUE(a->getSlot(0).toTensor().is_same(one));
-  a->setSlot(1, c10::IValue());  // or it would keep itself alive
 }
 
 TEST(AnyModule, TrainsLikeTheModuleInIt) {

@@ -22,6 +22,7 @@ constexpr std::int64_t kIn = 6;
 constexpr std::int64_t kOut = 3;
 
 using tensor_testing::drawn;
+using tensor_testing::refusal;
 
 inline void fill_parameters(torch::nn::Module& module, std::uint64_t seed) {
   torch::NoGradGuard no_grad;
@@ -161,16 +162,6 @@ inline void expect_same_bits(const PerRank<std::vector<at::Tensor>>& per_rank) {
 
 inline at::Tensor input_of(int step, int rank) {
   return drawn(static_cast<std::uint64_t>(3000 + 10 * step + rank), {2, kIn});
-}
-
-// The words of the error that `call` raises.
-inline std::string refusal(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return error.what();
-  }
-  return "no error";
 }
 
 }  // namespace lockstep::ddp_testing

@@ -12,7 +12,7 @@
 #include <utility>
 
 #include "lockstep/ddp/ddp_core.h"
-#include "lockstep/ddp/visit_tensors.h"
+#include "lockstep/tensor/visit_tensors.h"
 
 namespace lockstep {
 

@@ -11,7 +11,6 @@
 #include <cstring>
 #include <utility>
 
-#include "lockstep/autograd/autograd.h"
 #include "lockstep/base/environment.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
@@ -279,8 +278,8 @@ void Reducer::expect_backward(std::span<const at::Tensor> outputs) {
 // Beyond a tensor that came from another worker nothing can be searched; its way back here leads through one of the context's
 // entries. What they lead to may be more than the pass comes to: settle() takes care of the rest.
 void Reducer::search(std::span<const at::Tensor> outputs) {
-  const auto context = autograd::current_context();
-  internal::mark_reached(outputs, context ? context->entries() : decltype(accumulators_){}, accumulators_,
+  const auto context = current_gradients();
+  internal::mark_reached(outputs, context ? context->entry_nodes() : decltype(accumulators_){}, accumulators_,
                          reached_);
 }
 

@@ -36,13 +36,13 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/autograd/gradient_access.h"
 #include "lockstep/base/error.h"
 #include "lockstep/ddp/bucket_plan.h"
 #include "lockstep/ddp/comm_hook.h"
 #include "lockstep/ddp/step_times.h"
 #include "lockstep/group/collectives.h"
 #include "lockstep/group/process_group.h"
+#include "lockstep/tensor/gradient_access.h"
 #include "lockstep/tensor/torch_compat.h"
 
 namespace lockstep {

@@ -7,7 +7,6 @@
 #include <chrono>
 #include <utility>
 
-#include "lockstep/autograd/autograd.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/ddp/internal/nursery.h"
@@ -75,7 +74,7 @@ void Reducer::on_backward_begins() {
 }
 
 void Reducer::find_context() {
-  context_ = options_.access ? nullptr : autograd::current_context();
+  context_ = options_.access ? nullptr : current_gradients();
 }
 
 // What earlier passes left in Tensor::grad() must survive one of a context, which fills the buckets with the context's.

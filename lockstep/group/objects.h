@@ -24,7 +24,7 @@
 
 #include "lockstep/group/object_call.h"
 #include "lockstep/group/process_group.h"
-#include "lockstep/group/tensor_object.h"
+#include "lockstep/tensor/tensor_object.h"
 
 namespace lockstep {
 

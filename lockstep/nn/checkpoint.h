@@ -37,8 +37,8 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/ddp/visit_tensors.h"
 #include "lockstep/nn/checkpoint_core.h"
+#include "lockstep/tensor/visit_tensors.h"
 
 namespace torch::nn {
 class Module;

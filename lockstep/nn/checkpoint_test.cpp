@@ -12,18 +12,17 @@
 #include <tuple>
 #include <vector>
 
-#include "lockstep/autograd/autograd.h"
 #include "lockstep/base/error.h"
-#include "lockstep/ddp/ddp_testing.h"
-#include "lockstep/rpc/rpc_testing.h"
+#include "lockstep/tensor/gradient_access.h"
+#include "lockstep/tensor/tensor_testing.h"
 
 namespace lockstep {
 namespace {
 
 using torch::autograd::variable_list;
 
-using ddp_testing::drawn;
-using ddp_testing::refusal;
+using tensor_testing::drawn;
+using tensor_testing::refusal;
 
 struct BlockImpl : torch::nn::Module {
   explicit BlockImpl(double dropout = 0) : rate(dropout) {
@@ -308,25 +307,21 @@ TEST(CheckpointReentrant, SaysThatItWorksWithBackwardOnly) {
   EXPECT_NE(words.find("backward() only"), std::string::npos) << words;
 }
 
-TEST_P(Checkpoint, WorksInAContextOfDistributedAutogradUnlessItIsReentrant) {
-  Block block;
-  const at::Tensor input = drawn(9, {3, 6}).requires_grad_();
-  const auto expected = torch::autograd::grad({block(input).sum()}, block->parameters());
-  rpc::testing::run_workers(1, [&](int, rpc::testing::Workers&) {
-    const autograd::DistAutogradContext context;
-    const auto loss = checkpoint(CheckpointOptions{.use_reentrant = GetParam()}, block, input).sum();
-    if (GetParam()) {
-      const std::string text = refusal([&] { autograd::backward(context.id(), {loss}); });
-      EXPECT_NE(text.find("leave use_reentrant off"), std::string::npos) << text;
-      checkpoint(CheckpointOptions{.use_reentrant = true}, block, input).sum().backward();  // is fine
-      return;
-    }
-    autograd::backward(context.id(), {loss});
-    variable_list gradients;
-    for (const auto& parameter : block->parameters())
-      gradients.push_back(autograd::get_gradients(context.id()).find(parameter));
-    expect_same_bits(gradients, expected);
-  });
+class InBackward final : public GradientProvider {
+ public:
+  std::shared_ptr<GradientAccess> current() const override { return nullptr; }
+  bool in_backward() const noexcept override { return true; }
+};
+
+TEST(CheckpointReentrant, IsRefusedWhereGradientsDoNotBelongInTheTensors) {
+  at::Tensor x = drawn(2, {5}).requires_grad_();
+  const at::Tensor y = checkpoint(
+      {.use_reentrant = true}, [](const at::Tensor& t) { return t.exp(); }, x);
+  static const InBackward provider;
+  set_gradient_provider(&provider);
+  const auto words = refusal([&] { y.sum().backward(); });
+  set_gradient_provider(nullptr);
+  EXPECT_NE(words.find("leave use_reentrant off"), std::string::npos) << words;
 }
 
 TEST(CheckpointNonReentrant, AnInputChangedInPlaceIsNoticed) {

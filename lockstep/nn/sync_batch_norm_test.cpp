@@ -12,18 +12,17 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
-#include "lockstep/ddp/ddp.h"
-#include "lockstep/ddp/ddp_testing.h"
 #include "lockstep/group/group.h"
 #include "lockstep/nn/checkpoint.h"
+#include "lockstep/tensor/tensor_testing.h"
 
 namespace lockstep {
 namespace {
 
 constexpr std::int64_t kChannels = 3;
 
-using ddp_testing::refusal;
 using tensor_testing::drawn;
+using tensor_testing::refusal;
 
 void expect_close(const at::Tensor& a, const at::Tensor& b, const std::string& what,
                   double tolerance = 1e-6) {
@@ -195,35 +194,6 @@ TEST(SyncBatchNorm, AShadowTakesPartWithNothing) {
     second(first(x)).square().sum().backward();
     EXPECT_TRUE(x.grad().defined());
     expect_close(first->running_mean, whole->running_mean, "running mean");
-  });
-}
-
-// A network with it under DistributedDataParallel, against one process on the whole batch with BatchNorm.
-TEST(SyncBatchNorm, TrainsUnderDdpAsOneProcessOnTheWholeBatch) {
-  const auto make = [] {
-    torch::nn::Sequential net(torch::nn::Linear(4, 6), torch::nn::BatchNorm1d(6), torch::nn::Tanh(),
-                              torch::nn::Linear(6, 6), torch::nn::BatchNorm1d(6), torch::nn::Linear(6, 1));
-    torch::NoGradGuard no_grad;
-    std::uint64_t seed = 0;
-    for (auto& parameter : net->parameters())
-      parameter.add_(0.3 * drawn(++seed, parameter.sizes()) - parameter);
-    return net;
-  };
-  run_threads(2, [&](int rank) {
-    auto whole = make(), part = make();
-    torch::optim::SGD whole_sgd(whole->parameters(), 0.1), sgd(part->parameters(), 0.1);  // before converting
-    convert_sync_batchnorm(part);
-    auto model = DistributedDataParallel(part);
-    for (int step = 0; step < 8; ++step) {
-      const at::Tensor x = drawn(static_cast<std::uint64_t>(100 + step), {8, 4});
-      whole_sgd.zero_grad(), sgd.zero_grad();
-      whole->forward(x).square().mean().backward();
-      model->forward(x.narrow(0, 4 * rank, 4)).square().mean().backward();
-      whole_sgd.step(), sgd.step();
-    }
-    const auto want = whole->parameters(), got = part->parameters();
-    for (std::size_t i = 0; i < want.size(); ++i) expect_close(got[i], want[i], cat("parameter ", i), 1e-5);
-    expect_close(part->buffers()[0], whole->buffers()[0], "running mean", 1e-5);
   });
 }
 

@@ -1,5 +1,5 @@
 // How a C++ type becomes values of the object format and back: Codec<T>, specialised here for numbers, text and
-// structs, in container_codecs.h and tuple_codecs.h for the standard library, in group/tensor_object.h for tensors.
+// structs, in container_codecs.h and tuple_codecs.h for the standard library, in tensor/tensor_object.h for tensors.
 //
 // A user's struct joins by one function beside it, found by argument-dependent lookup, which lists its members:
 //
@@ -73,7 +73,7 @@ void write(Encoder& encoder, const T& value) {
   static_assert(
       Encodable<T>,
       "lockstep cannot encode this type: give it a lockstep_fields function (lockstep/object/codec.h); "
-      "for tensors include lockstep/group/tensor_object.h");
+      "for tensors include lockstep/tensor/tensor_object.h");
   Codec<T>::write(encoder, value);
 }
 

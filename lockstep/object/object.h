@@ -5,7 +5,7 @@
 //
 // Every value carries its type: a reader that expects another one gets a kUsage error with the place in the value,
 // never a misread. Types are numbers, bool, enums, std::string, what container_codecs.h and tuple_codecs.h name,
-// tensors (include group/tensor_object.h), structs with lockstep_fields, and Object, which holds any of these.
+// tensors (include tensor/tensor_object.h), structs with lockstep_fields, and Object, which holds any of these.
 // Thread safety: values, no shared state.
 #pragma once
 

@@ -17,8 +17,8 @@
 #include <variant>
 #include <vector>
 
-#include "lockstep/group/tensor_object.h"
 #include "lockstep/object/object.h"
+#include "lockstep/tensor/tensor_object.h"
 
 namespace lockstep {
 

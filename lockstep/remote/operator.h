@@ -23,10 +23,10 @@
 #include <variant>
 #include <vector>
 
-#include "lockstep/group/tensor_object.h"
 #include "lockstep/rpc/call.h"
 #include "lockstep/rpc/function.h"
 #include "lockstep/rpc/remote.h"
+#include "lockstep/tensor/tensor_object.h"
 
 namespace lockstep::rpc {
 

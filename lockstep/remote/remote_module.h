@@ -27,9 +27,9 @@
 #include <vector>
 
 #include "lockstep/base/text.h"
-#include "lockstep/group/tensor_object.h"
 #include "lockstep/remote/remote_device.h"
 #include "lockstep/rpc/remote.h"
+#include "lockstep/tensor/tensor_object.h"
 
 namespace lockstep::rpc {
 

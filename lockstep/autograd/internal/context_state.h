@@ -21,7 +21,7 @@ class ContextState final : public Context {
   explicit ContextState(std::uint64_t id) : id_(id) {}
 
   std::uint64_t id() const override { return id_; }
-  std::vector<compat::NodePtr> entries() const override;
+  std::vector<compat::NodePtr> entry_nodes() const override;
   at::Tensor get(const at::Tensor& parameter) const override;
   void set(const at::Tensor& parameter, at::Tensor gradient) override;
   // Adds it up as AccumulateGrad does, which may take over `gradient`'s memory.

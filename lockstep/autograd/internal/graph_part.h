@@ -69,5 +69,7 @@ class GraphPart {
 
 // Calls `body` inside a pass of libtorch's engine, on this thread. Callbacks that it queues run after it. Throws what it throws.
 void run_in_engine(const std::function<void()>& body);
+// The calling thread is inside run_in_engine.
+bool in_engine_pass() noexcept;
 
 }  // namespace lockstep::autograd::internal

@@ -8,7 +8,7 @@
 #include "lockstep/ddp/hooks/internal/average.h"
 #include "lockstep/ddp/hooks/internal/low_rank.h"
 #include "lockstep/ddp/hooks/internal/power_sgd_exchange.h"
-#include "lockstep/group/tensor_object.h"
+#include "lockstep/tensor/tensor_object.h"
 
 namespace lockstep {
 namespace {

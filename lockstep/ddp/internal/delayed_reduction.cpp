@@ -9,10 +9,10 @@
 #include <map>
 #include <utility>
 
-#include "lockstep/autograd/autograd.h"
 #include "lockstep/base/text.h"
 #include "lockstep/ddp/internal/flat_views.h"
 #include "lockstep/group/collectives.h"
+#include "lockstep/tensor/gradient_access.h"
 
 namespace lockstep::internal {
 
@@ -100,7 +100,7 @@ DelayedReduction::~DelayedReduction() {
 }
 
 void DelayedReduction::on_gradient(const std::string& name, bool is_trigger) {
-  if (autograd::current_context()) {
+  if (current_gradients()) {
     raise(ErrorKind::kUnsupported,
           "DistributedDataParallel: delay_all_reduce_named_params and a distributed autograd context do not "
           "go together");

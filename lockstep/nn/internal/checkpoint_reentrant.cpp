@@ -6,12 +6,12 @@
 #include <algorithm>
 #include <utility>
 
-#include "lockstep/autograd/in_pass.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/nn/checkpoint_core.h"
 #include "lockstep/nn/internal/forward_state.h"
+#include "lockstep/tensor/gradient_access.h"
 
 namespace lockstep::internal {
 namespace {
@@ -64,7 +64,7 @@ class Reentrant : public torch::autograd::Function<Reentrant> {
           "checkpoint with use_reentrant works with backward() only, not with torch::autograd::grad or with "
           "backward() for chosen inputs; leave use_reentrant off");
     }
-    if (autograd::in_pass()) {
+    if (in_redirected_backward()) {
       raise(ErrorKind::kUsage,
             "checkpoint with use_reentrant works with backward() only, not with autograd::backward across "
             "workers: its gradients would miss the context; leave use_reentrant off");

@@ -1,4 +1,4 @@
-#include "lockstep/group/tensor_object.h"
+#include "lockstep/tensor/tensor_object.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/_sparse_coo_tensor_unsafe.h>

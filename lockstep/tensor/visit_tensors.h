@@ -14,6 +14,7 @@
 
 #include <ATen/core/Tensor.h>
 
+#include <concepts>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -26,10 +27,6 @@
 
 namespace c10 {
 struct IValue;
-}
-namespace lockstep::rpc {
-template <class T>
-class RRef;
 }
 
 namespace lockstep {
@@ -60,6 +57,12 @@ concept PointerLike = requires(T& value) {
   *value;
   value == nullptr;
 };
+// A handle on a value that may be elsewhere: rpc::RRef, which this folder does not know.
+template <class T>
+concept HandleLike = requires(T& value) {
+  { value.valid() } -> std::convertible_to<bool>;
+  *value.local_value_if_ready();
+};
 
 template <class T>
 inline constexpr bool is_optional = false;
@@ -69,10 +72,6 @@ template <class T>
 inline constexpr bool is_variant = false;
 template <class... T>
 inline constexpr bool is_variant<std::variant<T...>> = true;
-template <class T>
-inline constexpr bool is_rref = false;
-template <class T>
-inline constexpr bool is_rref<rpc::RRef<T>> = true;
 
 // A tensor that `visit` replaces lands in new lists, tuples, dicts and objects around it: other holders of the old ones see
 // no change.
@@ -99,7 +98,7 @@ void visit_in(Value& value, Visit& visit) {
     if (value) inner(*value);
   } else if constexpr (is_variant<T>) {
     std::visit(inner, value);
-  } else if constexpr (is_rref<T>) {
+  } else if constexpr (HandleLike<T>) {
     if constexpr (!kOwned) {
       if (!value.valid()) return;
       if (auto* const held = value.local_value_if_ready()) inner(*held);

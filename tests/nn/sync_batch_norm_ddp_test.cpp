@@ -1,4 +1,4 @@
-// SyncBatchNorm on uneven inputs: ranks that have run out of batches take part with nothing.
+// SyncBatchNorm under DistributedDataParallel, also on uneven inputs: ranks that exhaust theirs participate with nothing.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -152,6 +152,36 @@ TEST(SyncBatchNormJoin, ALayerWithOtherRanksIsRefused) {
       EXPECT_NE(std::string(error.what()).find("another group than the model"), std::string::npos)
           << error.what();
     }
+  });
+}
+
+// A network with it under DistributedDataParallel, against one process on the whole batch with BatchNorm.
+TEST(SyncBatchNormDdp, TrainsAsOneProcessOnTheWholeBatch) {
+  const auto make = [] {
+    torch::nn::Sequential net(torch::nn::Linear(4, 6), torch::nn::BatchNorm1d(6), torch::nn::Tanh(),
+                              torch::nn::Linear(6, 6), torch::nn::BatchNorm1d(6), torch::nn::Linear(6, 1));
+    torch::NoGradGuard no_grad;
+    std::uint64_t seed = 0;
+    for (auto& parameter : net->parameters())
+      parameter.add_(0.3 * drawn(++seed, parameter.sizes()) - parameter);
+    return net;
+  };
+  run_threads(2, [&](int rank) {
+    auto whole = make(), part = make();
+    torch::optim::SGD whole_sgd(whole->parameters(), 0.1), sgd(part->parameters(), 0.1);  // before converting
+    convert_sync_batchnorm(part);
+    auto model = DistributedDataParallel(part);
+    for (int step = 0; step < 8; ++step) {
+      const at::Tensor x = drawn(static_cast<std::uint64_t>(100 + step), {8, 4});
+      whole_sgd.zero_grad(), sgd.zero_grad();
+      whole->forward(x).square().mean().backward();
+      model->forward(x.narrow(0, 4 * rank, 4)).square().mean().backward();
+      whole_sgd.step(), sgd.step();
+    }
+    const auto want = whole->parameters(), got = part->parameters();
+    for (std::size_t i = 0; i < want.size(); ++i)
+      EXPECT_TRUE(torch::allclose(got[i], want[i], 1e-5, 1e-5)) << "parameter " << i;
+    EXPECT_TRUE(torch::allclose(part->buffers()[0], whole->buffers()[0], 1e-5, 1e-5)) << "running mean";
   });
 }
 

@@ -1,5 +1,5 @@
 // Tensors as objects: there and back, what is refused, and bytes nobody wrote.
-#include "lockstep/group/tensor_object.h"
+#include "lockstep/tensor/tensor_object.h"
 
 #include <ATen/Parallel.h>
 #include <ATen/TensorOperators.h>

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/ddp/visit_tensors.h"
+#include "lockstep/tensor/visit_tensors.h"
 
 namespace lockstep::internal {
 namespace {
