@@ -6,7 +6,11 @@
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "lockstep/host/kernels.cpp"
 // 256-bit and wider plus the baseline: four builds of one loop instead of eight.
+#ifdef LOCKSTEP_TWO_TARGETS
+#define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_SSE4 | HWY_AVX3 | HWY_AVX3_DL)
+#else
 #define HWY_DISABLED_TARGETS (HWY_SSSE3 | HWY_AVX3_DL)
+#endif
 #include <hwy/foreach_target.h>
 // After it.
 #include <hwy/cache_control.h>
