@@ -101,7 +101,11 @@ function(lockstep_test name)
   target_link_libraries(${name} PRIVATE ${ARG_LINK} GTest::gtest GTest::gtest_main Threads::Threads)
   # Nothing in a test is timed. Each step down halves the time to compile: -O1 by itself, -O0 where every access is
   # instrumented. The library under test keeps its own level.
-  target_compile_options(${name} PRIVATE $<IF:$<BOOL:${LOCKSTEP_SANITIZE}>,-O0,-O1>)
+  if(LOCKSTEP_SANITIZE)
+    target_compile_options(${name} PRIVATE -O0)
+  else()
+    target_compile_options(${name} PRIVATE -O1)
+  endif()
   # One ctest case per program: a program of many cases starts once (libtorch alone takes 0.3 s).
   add_test(NAME ${name}${LOCKSTEP_TEST_SUFFIX} COMMAND ${name} --gtest_brief=1)
   # The lock: a program's report (tools/test.sh) is named after it, so that two of one name do not run at a time.
