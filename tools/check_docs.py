@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks what the pages point to: links, anchors, `make` targets and paths in code. Needs no build.
 
-Pages are *.md in the root and in docs/. Their C++ is compiled by tests/docs.
+Pages are *.md in the root and under docs/. Their C++ is compiled by tests/docs.
 """
 
 import re
@@ -39,7 +39,7 @@ class Pages:
         self.counts = {"links": 0, "commands": 0}
         makefile = root / "Makefile"
         self.targets = set(re.findall(r"^([a-z]+):", makefile.read_text(), re.M)) if makefile.exists() else set()
-        for page in [*sorted(root.glob("*.md")), *sorted((root / "docs").glob("*.md"))]:
+        for page in [*sorted(root.glob("*.md")), *sorted((root / "docs").rglob("*.md"))]:
             self.check_links(page)
             self.check_code(page)
 
