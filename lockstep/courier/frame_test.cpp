@@ -134,6 +134,40 @@ TEST(Greeting, TwoOfOneJobMeetWithOrWithoutASecret) {
   }
 }
 
+// The bytes that workers of other builds speak (docs/wire.md), written out.
+TEST(Greeting, ItsBytesStayAsTheyAre) {
+  const std::optional<JobSecret> none;
+  GreetingClient client(none, {.id = 3, .token = "me", .to = "you", .outbox_bytes = 0x1122}, to_callee("you"));
+  GreetingServer server(none, to_callee("you"));
+  EXPECT_EQ(client.first(), (Bytes{'N', 2}));
+  EXPECT_EQ(server.next(client.first()).send, (Bytes{'G'}));
+  Bytes introduction{'I', 2};
+  introduction.resize(2 + net::kProofBytes);  // without a secret the proof is zero
+  for (const int byte : {3, 0, 2, 0, +'m', +'e', 3, 0, +'y', +'o', +'u', 0x22, 0x11, 0, 0, 0, 0, 0, 0})
+    introduction.push_back(static_cast<std::uint8_t>(byte));
+  EXPECT_EQ(client.next(Bytes{'G'}).send, introduction);
+  EXPECT_EQ(server.next(introduction).intro->outbox_bytes, 0x1122u);
+  const Bytes welcome{'W', 2, 5, 0, 0, 0, 0, 0x10, 0, 0, 0, 0, 0, 0};
+  EXPECT_EQ(encode_welcome({.slot = 5, .inbox_bytes = 0x1000}), welcome);
+  EXPECT_EQ(client.next(welcome).welcome->inbox_bytes, 0x1000u);
+  EXPECT_EQ(encode_refusal("no"), (Bytes{'X', 2, 0, 'n', 'o'}));
+}
+
+TEST(Greeting, WithASecretItsBytesAreThoseOfTheHandshake) {
+  const JobSecret secret = JobSecret::mint();
+  GreetingServer server(secret, to_callee("you"));
+  GreetingClient client(secret, {.id = 3, .token = "me", .to = "you"}, to_callee("you"));
+  const Bytes hello = client.first();
+  ASSERT_EQ(hello.size(), 2 + sizeof(net::Hello));
+  EXPECT_EQ(to_text(std::span(hello).first(10)), "H\x02\xA7LOCKST\x02");
+  const Bytes challenge = server.next(hello).send;
+  ASSERT_EQ(challenge.size(), 1 + sizeof(net::Challenge));
+  EXPECT_EQ(challenge[0], 'C');
+  const Bytes introduction = client.next(challenge).send;
+  ASSERT_EQ(introduction.size(), 2 + net::kProofBytes + 19);
+  EXPECT_EQ(to_text(std::span(introduction).first(2)), "I\x02");
+}
+
 TEST(Greeting, WhoeverDoesNotBelongHearsWhy) {
   const auto secret = std::optional(JobSecret::mint()), other = std::optional(JobSecret::mint());
   EXPECT_NE(meet(secret, other).refused_by_client.find("another job secret"), std::string::npos);

@@ -8,6 +8,7 @@
 #include "lockstep/base/bytes.h"
 #include "lockstep/base/call_testing.h"
 #include "lockstep/base/error.h"
+#include "lockstep/net/internal/hmac.h"
 
 namespace lockstep::net {
 namespace {
@@ -29,6 +30,44 @@ TEST(Handshake, TwoWhoKnowTheSecretAccept) {
   const auto proof = client.answer(*challenge);
   ASSERT_TRUE(proof);
   EXPECT_TRUE(server.accept(*proof));
+}
+
+// What the header draws, byte by byte: peers of other builds compute the same.
+TEST(Handshake, ItsBytesStayAsTheyAre) {
+  const JobSecret secret = JobSecret::mint();
+  const Binding binding{.purpose = Purpose::kCourierTcp,
+                        .server = "you",
+                        .address = Address::parse("10.0.0.1", 0x1234)->canonical()};
+  HandshakeClient client(secret, binding);
+  HandshakeServer server(secret, binding);
+  const Hello hello = client.hello();
+  const Challenge challenge = *server.challenge(hello);
+  const Proof proof = *client.answer(challenge, to_bytes("hi"));
+  EXPECT_EQ(to_text(std::span(hello).first(8)), "\xA7LOCKST\x02");
+  EXPECT_EQ(to_text(std::span(hello).last(8)), std::string("\xFF\xFF\x0A\0\0\x01\x12\x34", 8));
+
+  const auto transcript = [&](std::string_view label) {
+    ByteWriter text;
+    text.raw(to_bytes(label)).raw(Bytes{3, 3, 0, 0, 0, 0, 0, 0, 0, 'y', 'o', 'u'}).raw(hello);
+    return text.raw(std::span(challenge).first(32)).take();
+  };
+  const auto append = [](Bytes text, const Bytes& more) {
+    text.insert(text.end(), more.begin(), more.end());
+    return text;
+  };
+  const auto by_server = internal::hmac(secret.bytes(), append(transcript("lockstep 2 server"), Bytes(8)));
+  EXPECT_TRUE(std::ranges::equal(std::span(challenge).last(32), by_server));
+  const auto by_client = internal::hmac(
+      secret.bytes(), append(transcript("lockstep 2 client"), {2, 0, 0, 0, 0, 0, 0, 0, 'h', 'i'}));
+  EXPECT_EQ(proof, by_client);
+}
+
+// RFC 4231, case 2.
+TEST(Handshake, TheMacIsHmacSha256) {
+  const Bytes mac{0x5b, 0xdc, 0xc1, 0x46, 0xbf, 0x60, 0x75, 0x4e, 0x6a, 0x04, 0x24, 0x26, 0x08, 0x95, 0x75, 0xc7,
+                  0x5a, 0x00, 0x3f, 0x08, 0x9d, 0x27, 0x39, 0x83, 0x9d, 0xec, 0x58, 0xb9, 0x64, 0xec, 0x38, 0x43};
+  EXPECT_TRUE(std::ranges::equal(
+      internal::hmac(to_bytes("Jefe"), to_bytes("what do ya want for nothing?")), mac));
 }
 
 TEST(Handshake, AClientRefusesAServerWithAnotherSecret) {
