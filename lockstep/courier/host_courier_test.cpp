@@ -349,7 +349,7 @@ class EvilWriter {
         {});
     socket.send(greeting.first(), patience());
     for (;;) {
-      Bytes buffer(kMaxGreeting);
+      Bytes buffer(net::kMaxPeerMessage);
       std::vector<Fd> fds;
       buffer.resize(socket.receive(buffer, patience(), &fds));
       auto step = greeting.next(buffer);

@@ -1,15 +1,6 @@
-// How two couriers meet on a new connection, and what an address holds. No I/O: the connections carry the messages, as
-// packets (local sockets) or with a length before each (TCP).
-//
-//   caller -> callee   hello of the handshake, or "no secret here"
-//   callee -> caller   challenge, or "go on", or a refusal with its reason
-//   caller -> callee   proof and introduction: who calls, and the size of its outbox
-//   callee -> caller   welcome: the slot of the callee's inbox, or a refusal
-//
-// With a job secret the proofs cover the callee's token, the transport and the introduction, and on TCP everything
-// after the proof is sealed with the keys that both sides have then.
-//
-// Everything decoded here may come from anybody: bounded, and refused with a reason. Thread safety: none needed.
+// What a worker's address holds, and what couriers say when they meet (net/peer_handshake.h): who calls, and where its
+// messages go. No I/O. Everything decoded here may come from anybody: bounded, and refused with a reason. Thread
+// safety: none needed.
 #pragma once
 
 #include <cstdint>
@@ -19,12 +10,10 @@
 
 #include "lockstep/base/bytes.h"
 #include "lockstep/courier/message.h"
-#include "lockstep/net/handshake.h"
+#include "lockstep/net/peer_handshake.h"
 #include "lockstep/net/secret.h"
 
 namespace lockstep::courier::internal {
-
-inline constexpr std::size_t kMaxGreeting = 1024;
 
 // Where a worker is: what Courier::address holds.
 struct Endpoint {
@@ -50,13 +39,13 @@ struct Welcome {
   std::uint64_t inbox_bytes = 0;
 };
 Bytes encode_welcome(const Welcome& welcome);
-Bytes encode_refusal(std::string_view why);
 
+// The caller's side: net::HandshakeInitiator with this introduction and this welcome.
 class GreetingClient {
  public:
   // `binding` says over what it calls whom; its `server` is intro.to.
   GreetingClient(const std::optional<JobSecret>& secret, const Intro& intro, const net::Binding& binding);
-  Bytes first() const;
+  Bytes first() const { return handshake_.first(); }
 
   struct Step {
     Bytes send{};                      // not empty: to be sent, and the descriptors with it
@@ -64,19 +53,18 @@ class GreetingClient {
     std::string refusal{};             // the end: why not
   };
   Step next(std::span<const std::uint8_t> message);
-  // With a secret, once the introduction is to be sent: what seals everything after it on TCP.
-  std::optional<net::SessionKeys> keys() const;
+  std::optional<net::SessionKeys> keys() const { return handshake_.keys(); }
 
  private:
-  std::optional<net::HandshakeClient> handshake_;
-  const Intro intro_;
-  bool introduced_ = false;
+  net::HandshakeInitiator handshake_;
 };
 
+// The callee's. An introduction that was meant for another worker is refused.
 class GreetingServer {
  public:
   // `binding` says over what it was called; its `server` is the own token.
-  GreetingServer(const std::optional<JobSecret>& secret, const net::Binding& binding);
+  GreetingServer(const std::optional<JobSecret>& secret, const net::Binding& binding)
+      : handshake_(secret, binding), own_token_(binding.server) {}
 
   struct Step {
     Bytes send{};
@@ -84,17 +72,12 @@ class GreetingServer {
     std::string refusal{};         // the end: sent already in `send`
   };
   Step next(std::span<const std::uint8_t> message);
-  // With a secret, once there was an introduction: what seals everything after it on TCP.
-  std::optional<net::SessionKeys> keys() const;
-  bool proven() const { return proven_; }
+  std::optional<net::SessionKeys> keys() const { return handshake_.keys(); }
+  bool proven() const { return handshake_.proven(); }
 
  private:
-  Step refuse(std::string why) const;
-
-  std::optional<net::HandshakeServer> handshake_;
+  net::HandshakeResponder handshake_;
   const std::string own_token_;
-  bool greeted_ = false;
-  bool proven_ = false;
 };
 
 }  // namespace lockstep::courier::internal

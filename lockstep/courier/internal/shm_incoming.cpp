@@ -55,7 +55,7 @@ void ShmIncoming::on_ready(std::uint32_t) noexcept {
 }
 
 void ShmIncoming::receive() {
-  std::array<std::uint8_t, kMaxGreeting> buffer;
+  std::array<std::uint8_t, net::kMaxPeerMessage> buffer;
   std::vector<Fd> fds;
   const std::size_t n = socket_.receive(buffer, Deadline::now(), &fds);
   if (!peer_) return be_greeted(std::span(buffer).first(n), std::move(fds));
@@ -91,7 +91,7 @@ void ShmIncoming::let_in(std::shared_ptr<Peer> peer) noexcept {
 void ShmIncoming::refuse(const std::string& why) noexcept {
   const auto self = shared_from_this();
   try {
-    socket_.send(encode_refusal(why), Deadline::now());
+    socket_.send(net::encode_refusal(why), Deadline::now());
   } catch (const Error&) {
     // It is gone: it need not know.
   }

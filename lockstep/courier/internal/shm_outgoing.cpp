@@ -139,7 +139,7 @@ std::string ShmOutgoing::end_or_call_again(const Peer& peer) noexcept {
 }
 
 std::string ShmOutgoing::receive() {
-  std::array<std::uint8_t, kMaxGreeting> buffer;
+  std::array<std::uint8_t, net::kMaxPeerMessage> buffer;
   std::vector<Fd> fds;
   const std::size_t n = socket_.receive(buffer, Deadline::now(), &fds);
   if (!open_) return greet(std::span(buffer).first(n), std::move(fds));

@@ -50,7 +50,7 @@ void TcpIncoming::on_ready(std::uint32_t) noexcept {
 }
 
 std::optional<std::string> TcpIncoming::read_greeting() {
-  std::array<std::uint8_t, kMaxGreeting + 2> buffer;
+  std::array<std::uint8_t, net::kMaxPeerMessage + 2> buffer;
   // While it waits it has nothing more to say: only its end is of interest.
   const std::size_t wanted = waiting_ ? 1 : reader_.wanted();
   const ssize_t n = ::recv(fd_.get(), buffer.data(), wanted, MSG_DONTWAIT);
@@ -95,7 +95,7 @@ void TcpIncoming::let_in(std::shared_ptr<Peer> peer) noexcept {
 
 void TcpIncoming::refuse(const std::string& why) noexcept {
   const auto self = shared_from_this();
-  say(encode_refusal(why));
+  say(net::encode_refusal(why));
   over(why);
 }
 

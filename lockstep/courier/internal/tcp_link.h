@@ -23,7 +23,7 @@ class GreetingReader {
   std::size_t wanted() const { return have_length() ? 2u + length() - held_.size() : 2u - held_.size(); }
   // Takes what was read. The message when it is complete; broken() when its length cannot be.
   std::optional<Bytes> feed(std::span<const std::uint8_t> bytes);
-  bool broken() const { return have_length() && (length() == 0 || length() > kMaxGreeting); }
+  bool broken() const { return have_length() && (length() == 0 || length() > net::kMaxPeerMessage); }
 
  private:
   bool have_length() const { return held_.size() >= 2; }

@@ -288,7 +288,7 @@ std::string TcpOutgoing::advance(std::uint32_t events) {
 
 // Greetings one by one; after the introduction what comes is sealed and is the last.
 std::string TcpOutgoing::greet() {
-  std::array<std::uint8_t, kMaxGreeting + 2 + net::kRecordHead + net::kRecordTag> buffer;
+  std::array<std::uint8_t, net::kMaxPeerMessage + 2 + net::kRecordHead + net::kRecordTag> buffer;
   const std::size_t wanted = opener_ ? buffer.size() : reader_.wanted();
   const ssize_t n = ::recv(fd_.get(), buffer.data(), wanted, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return {};

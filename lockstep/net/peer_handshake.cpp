@@ -1,0 +1,156 @@
+#include "lockstep/net/peer_handshake.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "lockstep/base/text.h"
+
+namespace lockstep::net {
+namespace {
+
+// First byte of each message.
+constexpr std::uint8_t kHello = 'H', kNoKey = 'N', kChallenge = 'C', kGoOn = 'G', kIntroduction = 'I',
+                       kWelcome = 'W', kRefused = 'X';
+constexpr std::size_t kMaxText = 256;
+constexpr const char* kUnknownAnswer = "it answered with something unknown";
+
+template <class Array>
+std::optional<Array> get_array(ByteReader& in) {
+  const auto raw = in.raw(Array{}.size());
+  if (!raw) return std::nullopt;
+  Array array;
+  std::ranges::copy(*raw, array.begin());
+  return array;
+}
+
+// So that a log or a terminal takes no harm.
+std::string printable(std::string text) {
+  std::ranges::replace_if(
+      text, [](char c) { return c < ' ' || c > '~'; }, '?');
+  return text;
+}
+
+Bytes rest_of(std::span<const std::uint8_t> message, const ByteReader& in) {
+  const auto rest = message.subspan(in.position());
+  return Bytes(rest.begin(), rest.end());
+}
+
+}  // namespace
+
+void put_short_text(ByteWriter& out, std::string_view text) {
+  text = text.substr(0, kMaxText);
+  out.put(static_cast<std::uint16_t>(text.size()));
+  out.raw({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});
+}
+
+std::optional<std::string> get_short_text(ByteReader& in) {
+  const auto n = in.get<std::uint16_t>();
+  if (!n || *n > kMaxText) return std::nullopt;
+  const auto text = in.raw(*n);
+  if (!text) return std::nullopt;
+  return to_text(*text);
+}
+
+Bytes encode_welcome(std::span<const std::uint8_t> welcome) {
+  return ByteWriter().put(kWelcome).put(kPeerHandshakeVersion).raw(welcome).take();
+}
+
+Bytes encode_refusal(std::string_view why) {
+  ByteWriter out;
+  out.put(kRefused);
+  put_short_text(out, why);
+  return out.take();
+}
+
+HandshakeInitiator::HandshakeInitiator(const std::optional<JobSecret>& key, const Binding& binding,
+                                       Bytes introduction)
+    : introduction_(std::move(introduction)) {
+  if (key) proof_.emplace(*key, binding);
+}
+
+std::optional<SessionKeys> HandshakeInitiator::keys() const {
+  if (!proof_ || !introduced_) return std::nullopt;
+  return proof_->keys();
+}
+
+Bytes HandshakeInitiator::first() const {
+  ByteWriter out;
+  if (!proof_) return out.put(kNoKey).put(kPeerHandshakeVersion).take();
+  return out.put(kHello).put(kPeerHandshakeVersion).raw(proof_->hello()).take();
+}
+
+HandshakeInitiator::Step HandshakeInitiator::next(std::span<const std::uint8_t> message) {
+  ByteReader in(message);
+  const auto what = in.get<std::uint8_t>();
+  if (what == kRefused) {
+    return {.refusal = cat("it refused the connection: ",
+                           printable(get_short_text(in).value_or("no reason given")))};
+  }
+  if (introduced_) {
+    const auto version = in.get<std::uint8_t>();
+    if (what != kWelcome || version != kPeerHandshakeVersion) return {.refusal = kUnknownAnswer};
+    return {.welcome = rest_of(message, in)};
+  }
+  Proof proof{};
+  if (proof_) {
+    const auto challenge = get_array<Challenge>(in);
+    if (what != kChallenge || !challenge || in.left() != 0) return {.refusal = kUnknownAnswer};
+    const auto answer = proof_->answer(*challenge, introduction_);
+    if (!answer) {
+      return {
+          .refusal =
+              "it has another job secret (LOCKSTEP_SECRET_FD, LOCKSTEP_SECRET_FILE), or is another worker "
+              "than the one called"};
+    }
+    proof = *answer;
+  } else if (what != kGoOn || in.left() != 0) {
+    return {.refusal = kUnknownAnswer};
+  }
+  introduced_ = true;
+  return {.send = ByteWriter()
+                      .put(kIntroduction)
+                      .put(kPeerHandshakeVersion)
+                      .raw(proof)
+                      .raw(introduction_)
+                      .take()};
+}
+
+HandshakeResponder::HandshakeResponder(const std::optional<JobSecret>& key, const Binding& binding) {
+  if (key) proof_.emplace(*key, binding);
+}
+
+std::optional<SessionKeys> HandshakeResponder::keys() const {
+  if (!proof_ || !proven_) return std::nullopt;
+  return proof_->keys();
+}
+
+HandshakeResponder::Step HandshakeResponder::refuse(std::string why) {
+  Bytes told = encode_refusal(why);
+  return {.send = std::move(told), .refusal = std::move(why)};
+}
+
+HandshakeResponder::Step HandshakeResponder::next(std::span<const std::uint8_t> message) {
+  ByteReader in(message);
+  const auto what = in.get<std::uint8_t>();
+  const auto version = in.get<std::uint8_t>();
+  if (version != kPeerHandshakeVersion) return refuse("another version, or no lockstep");
+  if (!greeted_) {
+    if (what == kNoKey && proof_) return refuse("this job has a secret, and the caller has none");
+    if (what == kHello && !proof_) return refuse("the caller has a job secret, and this worker has none");
+    if (what != kNoKey && what != kHello) return refuse("no greeting");
+    greeted_ = true;
+    if (!proof_) return {.send = ByteWriter().put(kGoOn).take()};
+    const auto hello = get_array<Hello>(in);
+    const auto challenge = hello ? proof_->challenge(*hello) : std::nullopt;
+    if (!challenge) return refuse(hello ? proof_->why() : "no greeting");
+    return {.send = ByteWriter().put(kChallenge).raw(*challenge).take()};
+  }
+  const auto proof = get_array<Proof>(in);
+  if (what != kIntroduction || !proof) return refuse("no introduction");
+  Bytes introduction = rest_of(message, in);
+  if (proof_ && !proof_->accept(*proof, introduction)) return refuse("another job secret");
+  proven_ = true;
+  return {.introduction = std::move(introduction)};
+}
+
+}  // namespace lockstep::net
