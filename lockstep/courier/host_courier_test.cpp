@@ -356,7 +356,7 @@ class EvilWriter {
       if (!step.refusal.empty()) throw std::runtime_error(step.refusal);
       if (!step.send.empty()) socket.send(step.send, patience(), std::array{outbox.mapping()->fd()});
       if (!step.welcome) continue;
-      inbox_ = Inbox(map_descriptor(std::move(fds[0]), kInboxBytes));
+      inbox_ = Inbox(local::SegmentTable::of_process().map(std::move(fds[0]), kInboxBytes));
       bell_ = std::move(fds[1]);
       slot_ = step.welcome->slot;
       break;

@@ -190,8 +190,8 @@ TEST(HostJoin, ARankThatGivesUpWhileTheGroupFormsEndsTheWaitOfTheOthers) {
                                      .size = 3,
                                      .pid = 1,
                                      .arena_bytes = 1 << 20,
+                                     .arena = {},
                                      .has_process = 0,
-                                     .nonce = {},
                                      .process = "other"};
     auto call = internal::CallToFirst::connect(*address, deadline);
     call.introduce(*address, own, {.memory = memory.fd(), .lifeline = lifeline.get()}, deadline);

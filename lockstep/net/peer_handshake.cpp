@@ -107,12 +107,9 @@ HandshakeInitiator::Step HandshakeInitiator::next(std::span<const std::uint8_t> 
     return {.refusal = kUnknownAnswer};
   }
   introduced_ = true;
-  return {.send = ByteWriter()
-                      .put(kIntroduction)
-                      .put(kPeerHandshakeVersion)
-                      .raw(proof)
-                      .raw(introduction_)
-                      .take()};
+  return {
+      .send =
+          ByteWriter().put(kIntroduction).put(kPeerHandshakeVersion).raw(proof).raw(introduction_).take()};
 }
 
 HandshakeResponder::HandshakeResponder(const std::optional<JobSecret>& key, const Binding& binding) {

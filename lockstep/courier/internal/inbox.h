@@ -12,9 +12,11 @@
 
 #include "lockstep/base/fd.h"
 #include "lockstep/courier/internal/ring.h"
-#include "lockstep/courier/internal/shared_mapping.h"
+#include "lockstep/local/segment_table.h"
 
 namespace lockstep::courier::internal {
+
+using local::Mapping;
 
 inline constexpr std::uint32_t kSlots = 1024;
 inline constexpr std::uint64_t kRingBytes = 32 << 10;

@@ -25,7 +25,7 @@ std::uint64_t outbox_bytes() {
 }
 
 Inbox make_inbox() {
-  Inbox inbox(create_mapping("lockstep-inbox", kInboxBytes));
+  Inbox inbox(local::SegmentTable::of_process().create("lockstep-inbox", kInboxBytes));
   inbox.mapping()->commit(0, kInboxPage);
   return inbox;
 }

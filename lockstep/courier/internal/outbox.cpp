@@ -40,7 +40,8 @@ bool is_dead(const Holder& holder) {
 }  // namespace
 
 Outbox::Outbox(std::uint64_t n_bytes, std::uint64_t warm_bytes)
-    : mapping_(create_mapping("lockstep-outbox", n_bytes)), warm_bound_(warm_bytes) {
+    : mapping_(local::SegmentTable::of_process().create("lockstep-outbox", n_bytes)),
+      warm_bound_(warm_bytes) {
   free_[0] = mapping_->size();
 }
 

@@ -18,9 +18,11 @@
 
 #include "lockstep/base/fd.h"
 #include "lockstep/courier/internal/ring.h"
-#include "lockstep/courier/internal/shared_mapping.h"
+#include "lockstep/local/segment_table.h"
 
 namespace lockstep::courier::internal {
+
+using local::Mapping;
 
 // Before a block's payload.
 struct BlockHead {

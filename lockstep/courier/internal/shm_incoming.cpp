@@ -69,7 +69,7 @@ void ShmIncoming::be_greeted(std::span<const std::uint8_t> message, std::vector<
   if (!step.refusal.empty()) return over(step.refusal);
   if (!step.intro) return;
   if (fds.size() != 1) return refuse("an introduction without shared memory");
-  outbox_ = map_descriptor(std::move(fds[0]), step.intro->outbox_bytes);
+  outbox_ = local::SegmentTable::of_process().map(std::move(fds[0]), step.intro->outbox_bytes);
   wait_as(std::move(*step.intro));
 }
 

@@ -157,7 +157,7 @@ std::string ShmOutgoing::greet(std::span<const std::uint8_t> message, std::vecto
   if (fds.size() != 2 || step.welcome->slot >= kSlots || step.welcome->inbox_bytes != kInboxBytes) {
     return "it gave no inbox that this version knows";
   }
-  inbox_ = Inbox(map_descriptor(std::move(fds[0]), kInboxBytes));
+  inbox_ = Inbox(local::SegmentTable::of_process().map(std::move(fds[0]), kInboxBytes));
   bell_ = std::move(fds[1]);
   slot_ = step.welcome->slot;
   ring_ = RingWriter(inbox_.ring(slot_));

@@ -48,8 +48,7 @@ std::uint64_t default_arena_bytes(std::uint64_t memory, std::uint64_t limit, int
 }
 
 Arena::Arena(const std::string& name, int rank, int n_ranks)
-    : segment_(
-          std::make_shared<net::Segment>(net::Segment::create("lockstep-" + name, arena_bytes(n_ranks)))) {
+    : segment_(local::SegmentTable::of_process().create("lockstep-" + name, arena_bytes(n_ranks))) {
   segment_->commit(0, kHeapAt);
   auto* station = new (segment_->data()) Station();
   station->magic = kLayoutMagic;

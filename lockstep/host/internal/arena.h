@@ -14,7 +14,7 @@
 #include <vector>
 
 #include "lockstep/host/internal/layout.h"
-#include "lockstep/net/segment.h"
+#include "lockstep/local/segment_table.h"
 
 namespace lockstep::comm::internal {
 
@@ -35,7 +35,7 @@ class Arena {
   }
   std::uint8_t* base() const { return segment_->data(); }
   std::size_t size() const { return segment_->size(); }
-  const std::shared_ptr<net::Segment>& segment() const { return segment_; }
+  const local::Mapping& segment() const { return segment_; }
 
   // Whole pages, zeroed. Raises kResource when there is no memory or no room.
   void* allocate(std::size_t n_bytes);
@@ -58,7 +58,7 @@ class Arena {
  private:
   bool overlaps_severed(std::size_t at, std::size_t n_bytes) const;
 
-  const std::shared_ptr<net::Segment> segment_;
+  const local::Mapping segment_;
   std::atomic<std::uint32_t> n_severed_{0};
   mutable std::mutex mutex_;
   // Guarded by mutex_: offset -> length, in pages' bytes.

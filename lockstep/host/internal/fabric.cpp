@@ -10,7 +10,6 @@
 #include <cerrno>
 #include <cstring>
 #include <fstream>
-#include <map>
 #include <mutex>
 
 #include "lockstep/base/base.h"
@@ -23,30 +22,6 @@
 namespace lockstep::comm::internal {
 namespace {
 
-// Segments of ranks that are threads of this process, by nonce. The one process-wide table of the engine: without it
-// two rank threads would map the same memory twice.
-class LocalSegments {
- public:
-  void add(const std::string& nonce, const std::shared_ptr<net::Segment>& segment) {
-    const std::lock_guard lock(mutex_);
-    std::erase_if(segments_, [](const auto& entry) { return entry.second.expired(); });
-    segments_[nonce] = segment;
-  }
-  std::shared_ptr<net::Segment> find(const std::string& nonce) {
-    const std::lock_guard lock(mutex_);
-    const auto found = segments_.find(nonce);
-    return found == segments_.end() ? nullptr : found->second.lock();
-  }
-  static LocalSegments& instance() {
-    static LocalSegments table;
-    return table;
-  }
-
- private:
-  std::mutex mutex_;
-  std::map<std::string, std::weak_ptr<net::Segment>> segments_;
-};
-
 // Tells this process from others, also after a fork: the random part is then the same, and in another pid namespace the
 // pid may be.
 std::string process_token() {
@@ -57,7 +32,7 @@ std::string process_token() {
 }
 
 // What tells others that this process lives: the same for all ranks and fabrics in it, and open as long as it runs this
-// program. The other process-wide table of the engine.
+// program. The one process-wide table of the engine.
 class ProcessLife {
  public:
   DescriptorNumbers with(int memory) {
@@ -155,13 +130,13 @@ bool hung_up(const Fd& fd) {
 
 Fabric::Fabric(const lockstep_comm_config& config)
     : rank_(config.rank),
-      nonce_(random_hex(16)),
       identity_{.magic = kLayoutMagic, .rank = config.rank, .nonce = {}},
       arena_(
           std::make_unique<Arena>(config.name != nullptr ? config.name : "group", config.rank, config.size)),
       peers_(static_cast<std::size_t>(config.size)) {
-  std::memcpy(identity_.nonce, nonce_.data(), sizeof(identity_.nonce));
-  std::memcpy(own().nonce, nonce_.data(), sizeof(own().nonce));
+  const std::string nonce = random_hex(sizeof(identity_.nonce) / 2);
+  nonce.copy(identity_.nonce, sizeof(identity_.nonce));
+  nonce.copy(own().nonce, sizeof(own().nonce));
   own().identity_at = reinterpret_cast<std::uintptr_t>(&identity_);
   own().board_at = arena_->offset_of(make_board(*arena_, config.rank, config.size));
 }
@@ -170,7 +145,6 @@ std::unique_ptr<Fabric> Fabric::join(const lockstep_comm_config& config) {
   std::unique_ptr<Fabric> fabric(new Fabric(config));
   const Deadline deadline = Deadline::from_monotonic_ns(config.deadline_ns);
   try {
-    LocalSegments::instance().add(fabric->nonce_, fabric->arena_->segment());
     const Introduction own = fabric->introduce(config.size);
     fabric->adopt(own, {.who = own, .descriptors = {}});
     if (config.size == 1) return fabric;
@@ -193,10 +167,9 @@ Introduction Fabric::introduce(int size) {
                    .size = size,
                    .pid = ::getpid(),
                    .arena_bytes = arena_->size(),
+                   .arena = local::SegmentTable::id_of(*arena_->segment()),
                    .has_process = 0,
-                   .nonce = {},
                    .process = {}};
-  nonce_.copy(own.nonce, sizeof(own.nonce));
   process_token().copy(own.process, sizeof(own.process) - 1);
   return own;
 }
@@ -228,7 +201,7 @@ void Fabric::host_meeting(const lockstep_comm_config& config, const Introduction
       const Acquaintance& them = callers[r]->acquaintance();
       all.push_back(them.who);
       const bool here = them.who.same_process(own);
-      const auto segment = here ? LocalSegments::instance().find({them.who.nonce, kNonceBytes}) : nullptr;
+      const auto segment = here ? local::SegmentTable::of_process().find(them.who.arena) : nullptr;
       if (here && !segment) raise_gone(them.who.rank, "left");
       // A thread of this process lives and dies with it.
       descriptors.push_back(here ? ProcessLife::instance().with(segment->fd())
@@ -395,15 +368,13 @@ void Fabric::attend_meeting(const lockstep_comm_config& config, const Introducti
 
 void Fabric::adopt(const Introduction& own, Acquaintance them) {
   const int rank = them.who.rank;
-  std::shared_ptr<net::Segment> segment;
+  local::Mapping segment;
   const bool here = them.who.same_process(own);
   if (here) {
-    segment = LocalSegments::instance().find({them.who.nonce, kNonceBytes});
+    segment = local::SegmentTable::of_process().find(them.who.arena);
     if (!segment) raise_gone(rank, "left");
   } else {
-    segment = std::make_shared<net::Segment>(
-        net::Segment::from_fd(std::move(them.descriptors.memory), them.who.arena_bytes));
-    segment->close_fd();
+    segment = local::SegmentTable::of_process().map(std::move(them.descriptors.memory), them.who.arena_bytes);
   }
   auto* station = reinterpret_cast<Station*>(segment->data());
   const std::uint64_t room = segment->size();

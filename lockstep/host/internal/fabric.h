@@ -23,7 +23,7 @@ namespace lockstep::comm::internal {
 
 // One rank as seen from here; also for this rank itself.
 struct Peer {
-  std::shared_ptr<net::Segment> segment;
+  local::Mapping segment;
   Station* station = nullptr;
   std::int64_t pid =
       -1;  // in this process's pid namespace when vouched for, else in its own: for messages only
@@ -68,7 +68,6 @@ class Fabric {
   DescriptorNumbers own_descriptors();
 
   const int rank_;
-  const std::string nonce_;
   Identity identity_;  // others read it through the kernel
   std::unique_ptr<Arena> arena_;
   std::vector<Peer> peers_;

@@ -25,6 +25,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
 #include "lockstep/host/internal/layout.h"
+#include "lockstep/local/segment_table.h"
 #include "lockstep/net/unix_socket.h"
 
 namespace lockstep::comm::internal {
@@ -47,8 +48,8 @@ struct Introduction {
   std::int32_t size;  // of the group it wants to join
   std::int64_t pid;   // in its own pid namespace
   std::uint64_t arena_bytes;
+  local::SegmentId arena;     // by which ranks of the same process find it
   std::uint32_t has_process;  // a pidfd is among its descriptors
-  char nonce[kNonceBytes];
   char process
       [kProcessBytes];  // zero-terminated: alike for ranks that are threads of one process, and only for those
 
