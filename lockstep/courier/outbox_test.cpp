@@ -98,9 +98,9 @@ TEST(Outbox, BlocksOfADeadProcessAreTakenBackThoseOfALivingOneAreNot) {
   }
   ::close(pipe[0]);
   const auto holder = std::make_shared<Holder>();
-  holder->pidfd = open_pidfd(pid);
+  holder->process = local::PeerProcess(open_pidfd(pid), Fd());
   ASSERT_TRUE(outbox.allocate(1 << 20, holder));
-  holder->ended = true;
+  holder->link_ended = true;
   EXPECT_GT(outbox.held_bytes(), 0u) << "its link is over, but it may still read";
   ::close(pipe[1]);
   ::waitpid(pid, nullptr, 0);

@@ -1,7 +1,5 @@
 #include "lockstep/courier/internal/outbox.h"
 
-#include <poll.h>
-
 #include <algorithm>
 #include <bit>
 #include <iterator>
@@ -32,9 +30,7 @@ std::uint64_t capacity_for(std::uint64_t n_bytes) {
 }
 
 bool is_dead(const Holder& holder) {
-  if (!holder.ended.load(std::memory_order_acquire) || !holder.pidfd) return false;
-  pollfd ask{.fd = holder.pidfd.get(), .events = POLLIN, .revents = 0};
-  return ::poll(&ask, 1, 0) == 1 && (ask.revents & POLLIN) != 0;
+  return holder.link_ended.load(std::memory_order_acquire) && holder.process.ended();
 }
 
 }  // namespace

@@ -16,8 +16,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "lockstep/base/fd.h"
 #include "lockstep/courier/internal/ring.h"
+#include "lockstep/local/peer_process.h"
 #include "lockstep/local/segment_table.h"
 
 namespace lockstep::courier::internal {
@@ -31,9 +31,9 @@ struct BlockHead {
 
 // Who holds blocks: a process at the other end of a link.
 struct Holder {
-  Fd pidfd{};  // empty: cannot be told; its blocks then stay until it gives them back
-  std::atomic<bool> ended{
-      false};  // the link is over; whether the process is too is looked up when it matters
+  local::PeerProcess process{};  // empty: cannot be told; its blocks then stay until it gives them back
+  // The link is over; whether the process is too is looked up when it matters.
+  std::atomic<bool> link_ended{false};
 };
 
 class Outbox {

@@ -1,12 +1,10 @@
 #include "lockstep/courier/internal/shm_incoming.h"
 
-#include <poll.h>
 #include <sys/epoll.h>
 #include <sys/socket.h>
 
 #include <array>
 
-#include "lockstep/base/process.h"
 #include "lockstep/base/text.h"
 #include "lockstep/net/address.h"
 
@@ -14,26 +12,20 @@ namespace lockstep::courier::internal {
 namespace {
 
 // Between the end of a process's sockets and the end of the process.
-constexpr int kDyingMs = 200;
+constexpr Milliseconds kDying{200};
 
 }  // namespace
 
-Fd pidfd_of(const net::UnixSocket& socket) {
-  const pid_t pid = socket.peer().pid;
-  return pid <= 0 || pid == ::getpid() ? Fd() : open_pidfd(pid);
-}
-
-std::string local_end(const Fd& pidfd, bool left) {
-  if (left || !pidfd) return "its connection ended";
-  pollfd ask{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
-  if (::poll(&ask, 1, kDyingMs) != 1) return "its connection ended";
-  return exit_cause(pidfd.get()).value_or("its process ended");
+std::string local_end(const local::PeerProcess& process, bool left) {
+  constexpr const char* kConnectionEnded = "its connection ended";
+  if (left) return kConnectionEnded;
+  return process.cause(Deadline::after(kDying)).value_or(kConnectionEnded);
 }
 
 ShmIncoming::ShmIncoming(Office& office, net::UnixSocket socket)
     : GreetedIncoming(office, net::Purpose::kCourierLocal, {}),
       socket_(std::move(socket)),
-      pidfd_(pidfd_of(socket_)) {}
+      process_(local::PeerProcess::behind(socket_)) {}
 
 void ShmIncoming::start() {
   office_.admit(shared_from_this(), net::origin_of(socket_.fd()));
@@ -48,7 +40,7 @@ void ShmIncoming::on_ready(std::uint32_t) noexcept {
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kTimeout) return;  // somebody else read it
     const std::string bad = slot_ ? office_.slots.broken(*slot_) : std::string();
-    over(bad.empty() ? local_end(pidfd_, left_) : cat("it sent ", bad));
+    over(bad.empty() ? local_end(process_, left_) : cat("it sent ", bad));
   } catch (const std::exception& error) {
     over(error.what());
   }

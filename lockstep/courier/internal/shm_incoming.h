@@ -5,6 +5,7 @@
 #include <memory>
 
 #include "lockstep/courier/internal/incoming.h"
+#include "lockstep/local/peer_process.h"
 #include "lockstep/net/unix_socket.h"
 
 namespace lockstep::courier::internal {
@@ -30,7 +31,7 @@ class ShmIncoming final : public GreetedIncoming, public std::enable_shared_from
   void over(const std::string& cause) noexcept;
 
   net::UnixSocket socket_;
-  Fd pidfd_;
+  const local::PeerProcess process_;
   Mapping outbox_;
   std::optional<std::uint32_t> slot_;
   bool left_ = false;  // said that it leaves
@@ -38,9 +39,8 @@ class ShmIncoming final : public GreetedIncoming, public std::enable_shared_from
 
 using ShmEntrance = Entrance<ShmIncoming, net::UnixListener>;
 
-// How a process at the other end of a local socket ended, in words. Waits a moment for the kernel to know.
-std::string local_end(const Fd& pidfd, bool left);
-// Of the process at the other end; empty for this process itself.
-Fd pidfd_of(const net::UnixSocket& socket);
+// Why a local connection is over, in words: how its process ended, unless it left in order. Waits a moment for the kernel
+// to know.
+std::string local_end(const local::PeerProcess& process, bool left);
 
 }  // namespace lockstep::courier::internal

@@ -76,7 +76,7 @@ bool ShmOutgoing::call_again(const Peer& peer) {
 
 ShmOutgoing::ShmOutgoing(Office& office, const std::shared_ptr<Peer>& peer, net::UnixSocket socket)
     : office_(office), peer_(peer), socket_(std::move(socket)), holder_(std::make_shared<Holder>()) {
-  holder_->pidfd = pidfd_of(socket_);
+  holder_->process = local::PeerProcess::behind(socket_);
 }
 
 std::optional<Failure> ShmOutgoing::send(Message message) {
@@ -135,7 +135,7 @@ std::string ShmOutgoing::end_or_call_again(const Peer& peer) noexcept {
   } catch (const std::exception&) {
     // Nobody is there any more.
   }
-  return local_end(holder_->pidfd, left_);
+  return local_end(holder_->process, left_);
 }
 
 std::string ShmOutgoing::receive() {
@@ -191,7 +191,7 @@ void ShmOutgoing::end(bool gone) noexcept {
   }
   open_ = false;
   socket_ = net::UnixSocket();
-  holder_->ended.store(true, std::memory_order_release);
+  holder_->link_ended.store(true, std::memory_order_release);
 }
 
 }  // namespace lockstep::courier::internal

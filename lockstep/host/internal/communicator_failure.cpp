@@ -285,7 +285,7 @@ std::string Communicator::cause_of_loss(int fabric_rank) {
   Deadline patience = Deadline::after(Milliseconds(300));
   bool published = true;
   while (!patience.expired()) {
-    if (const auto cause = exit_cause(circle_->peer(rank).pidfd.get())) {
+    if (const auto cause = circle_->peer(rank).process.exit_cause()) {
       const std::string error = loss_noted_by(static_cast<pid_t>(circle_->pid(rank)));
       return error.empty() ? *cause : fmt::format("{}; its last error: {}", *cause, error);
     }

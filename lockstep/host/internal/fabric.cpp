@@ -1,16 +1,10 @@
 #include "lockstep/host/internal/fabric.h"
 
-#include <fcntl.h>
 #include <fmt/core.h>
-#include <poll.h>
-#include <sys/stat.h>
 #include <unistd.h>
 
 #include <algorithm>
-#include <cerrno>
 #include <cstring>
-#include <fstream>
-#include <mutex>
 
 #include "lockstep/base/base.h"
 #include "lockstep/base/slow_wait.h"
@@ -21,43 +15,6 @@
 
 namespace lockstep::comm::internal {
 namespace {
-
-// Tells this process from others, also after a fork: the random part is then the same, and in another pid namespace the
-// pid may be.
-std::string process_token() {
-  static const std::string random = random_hex(16);
-  struct stat ns {};
-  if (::stat("/proc/self/ns/pid", &ns) != 0) raise(system_failure(errno, "stat of /proc/self/ns/pid"));
-  return fmt::format("{}.{}.{}", random, ns.st_ino, ::getpid());
-}
-
-// What tells others that this process lives: the same for all ranks and fabrics in it, and open as long as it runs this
-// program. The one process-wide table of the engine.
-class ProcessLife {
- public:
-  DescriptorNumbers with(int memory) {
-    const std::lock_guard lock(mutex_);
-    // A forked child has its parent's: to keep them would make the parent immortal.
-    if (const std::string token = process_token(); token != token_) {
-      int ends[2];
-      if (::pipe2(ends, O_CLOEXEC) != 0) raise(system_failure(errno, "pipe", ErrorFamily::kBackend));
-      lifeline_ = Fd(ends[0]);
-      end_ = Fd(ends[1]);
-      process_ = open_pidfd(::getpid());
-      token_ = token;
-    }
-    return {.memory = memory, .lifeline = lifeline_.get(), .process = process_.get()};
-  }
-  static ProcessLife& instance() {
-    static ProcessLife life;
-    return life;
-  }
-
- private:
-  std::mutex mutex_;
-  std::string token_;
-  Fd lifeline_, end_, process_;
-};
 
 // Of the communicator that made the fabric.
 Board& first_board(const Peer& peer) {
@@ -71,16 +28,6 @@ constexpr const char* kElsewhereKey = "host/elsewhere";
 constexpr const char* kGaveUpKey = "host/gave_up";
 // How often one that waits looks whether it still makes sense.
 constexpr Milliseconds kSlice{100};
-
-// The pid of a pidfd's process, as the kernel tells it: -1 when it does not, or the process is not seen from here.
-std::int64_t pid_behind(const Fd& pidfd) {
-  std::ifstream in(fmt::format("/proc/self/fdinfo/{}", pidfd.get()));
-  for (std::string word; in >> word;) {
-    std::int64_t pid = -1;
-    if (word == "Pid:" && in >> pid) return pid > 0 ? pid : -1;
-  }
-  return -1;
-}
 
 std::string list(const std::vector<int>& ranks) {
   constexpr std::size_t kShown = 16;
@@ -119,11 +66,6 @@ void check_gave_up(const lockstep_comm_config& config) {
                 .message = fmt::format("rank {} {} while the group was forming", rank, how),
                 .family = ErrorFamily::kBackend,
                 .peer = LostPeer{.rank = rank, .cause = how}});
-}
-
-bool hung_up(const Fd& fd) {
-  pollfd ask{.fd = fd.get(), .events = POLLIN, .revents = 0};
-  return fd && ::poll(&ask, 1, 0) == 1;
 }
 
 }  // namespace
@@ -170,12 +112,13 @@ Introduction Fabric::introduce(int size) {
                    .arena = local::SegmentTable::id_of(*arena_->segment()),
                    .has_process = 0,
                    .process = {}};
-  process_token().copy(own.process, sizeof(own.process) - 1);
+  local::OwnProcess::token().copy(own.process, sizeof(own.process) - 1);
   return own;
 }
 
 DescriptorNumbers Fabric::own_descriptors() {
-  return ProcessLife::instance().with(arena_->segment()->fd());
+  const auto process = local::OwnProcess::descriptors();
+  return {.memory = arena_->segment()->fd(), .lifeline = process.lifeline, .process = process.pidfd};
 }
 
 // ---- rank 0 ----
@@ -197,6 +140,7 @@ void Fabric::host_meeting(const lockstep_comm_config& config, const Introduction
     collect(listener, address, config, callers, deadline);
     std::vector<Introduction> all{own};
     std::vector<DescriptorNumbers> descriptors{own_descriptors()};
+    const auto own_process = local::OwnProcess::descriptors();
     for (std::size_t r = 1; r < callers.size(); ++r) {
       const Acquaintance& them = callers[r]->acquaintance();
       all.push_back(them.who);
@@ -204,7 +148,7 @@ void Fabric::host_meeting(const lockstep_comm_config& config, const Introduction
       const auto segment = here ? local::SegmentTable::of_process().find(them.who.arena) : nullptr;
       if (here && !segment) raise_gone(them.who.rank, "left");
       // A thread of this process lives and dies with it.
-      descriptors.push_back(here ? ProcessLife::instance().with(segment->fd())
+      descriptors.push_back(here ? DescriptorNumbers{segment->fd(), own_process.lifeline, own_process.pidfd}
                                  : DescriptorNumbers{them.descriptors.memory.get(),
                                                      them.descriptors.lifeline.get(),
                                                      them.descriptors.process.get()});
@@ -390,11 +334,11 @@ void Fabric::adopt(const Introduction& own, Acquaintance them) {
   peer.same_process = here;
   peer.pid = them.who.pid;
   if (here) return;
-  peer.lifeline = std::move(them.descriptors.lifeline);
-  peer.pidfd = std::move(them.descriptors.process);
+  peer.process =
+      local::PeerProcess(std::move(them.descriptors.process), std::move(them.descriptors.lifeline));
   // The kernel's word on who is behind the descriptor, as a pid that is seen from here. A process in a pid namespace that
   // is not has none: its memory is out of reach.
-  const std::int64_t pid = peer.pidfd ? pid_behind(peer.pidfd) : -1;
+  const std::int64_t pid = peer.process.pid();
   peer.vouched = pid > 0;
   if (peer.vouched) peer.pid = pid;
 }
@@ -430,7 +374,7 @@ void Fabric::check_all_there() {
         second = r;
       } else if (left != Board::kHere) {
         raise_gone(r, "left");
-      } else if (hung_up(peer(r).lifeline) || hung_up(peer(r).pidfd)) {
+      } else if (peer(r).process.lost()) {
         raise_gone(r, "ended");
       }
     }

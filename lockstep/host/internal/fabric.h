@@ -13,11 +13,11 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/fd.h"
 #include "lockstep/engine/engine_abi.h"
 #include "lockstep/host/internal/arena.h"
 #include "lockstep/host/internal/introduction.h"
 #include "lockstep/host/internal/layout.h"
+#include "lockstep/local/peer_process.h"
 
 namespace lockstep::comm::internal {
 
@@ -29,8 +29,7 @@ struct Peer {
       -1;  // in this process's pid namespace when vouched for, else in its own: for messages only
   bool vouched = false;  // the pid is the kernel's word, not the peer's
   bool same_process = false;
-  Fd lifeline;  // a pipe that hangs up when the process ends or becomes another program; empty for ranks of this one
-  Fd pidfd;  // readable once it has ended; empty where the kernel has none
+  local::PeerProcess process;  // empty for ranks of this one
 };
 
 class Fabric {

@@ -10,8 +10,12 @@ namespace lockstep::comm::internal {
 std::shared_ptr<Hub> Hub::join(const lockstep_comm_config& config) {
   std::shared_ptr<Hub> hub(new Hub(Fabric::join(config)));
   try {
-    hub->watch_ = std::make_unique<Watch>(
-        *hub->fabric_, [self = hub.get()](int rank, Watch::Loss loss) { self->tell_loss(rank, loss); });
+    using local::DeathWatch;
+    std::vector<DeathWatch::Watched> others;
+    for (int r = 0; r < hub->fabric_->size(); ++r) others.push_back({r, &hub->fabric_->peer(r).process});
+    hub->watch_ = std::make_unique<DeathWatch>(
+        std::move(others),
+        [self = hub.get()](int rank, DeathWatch::Loss loss) { self->tell_loss(rank, loss); });
   } catch (...) {
     hub->fabric_->say_left();
     throw;
@@ -124,7 +128,7 @@ void Hub::drop_idle() {
   std::erase_if(engaged_, [](const Served* served) { return served == nullptr || !served->busy(); });
 }
 
-void Hub::tell_loss(int fabric_rank, Watch::Loss loss) {
+void Hub::tell_loss(int fabric_rank, local::DeathWatch::Loss loss) {
   n_lost_.fetch_add(1, std::memory_order_seq_cst);
   const std::lock_guard telling(telling_);
   std::vector<Served*> members;
@@ -137,7 +141,7 @@ void Hub::tell_loss(int fabric_rank, Watch::Loss loss) {
     lost_.emplace_back(fabric_rank, "its process has ended");
     return wake();
   }
-  const std::string cause = loss == Watch::Loss::kExec
+  const std::string cause = loss == local::DeathWatch::Loss::kExec
                                 ? "its process became another program (exec), or closed its descriptors"
                                 : members.front()->cause_of_loss(fabric_rank);
   lost_.emplace_back(fabric_rank, cause);

@@ -1,7 +1,7 @@
 // One rank's fabric and the threads that serve all communicators built on it: a worker that drives posted operations
 // nobody waits for, and a watch over the other processes. A thousand communicators share them.
 //
-// Threads: "ls-comm", started when something is first posted; "ls-watch", when there are other processes. The destructor
+// Threads: "ls-comm", started when something is first posted; "ls-peer-watch", when there are other processes. The destructor
 // joins both. Thread safety: every method may be called from any thread.
 #pragma once
 
@@ -17,7 +17,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/thread.h"
 #include "lockstep/host/internal/circle.h"
-#include "lockstep/host/internal/watch.h"
+#include "lockstep/local/death_watch.h"
 
 namespace lockstep::comm::internal {
 
@@ -73,7 +73,7 @@ class Hub {
   // One pass over all engaged communicators; true when one is stuck.
   bool pass(bool last_look, Deadline& until);
   void drop_idle();
-  void tell_loss(int fabric_rank, Watch::Loss loss);
+  void tell_loss(int fabric_rank, local::DeathWatch::Loss loss);
 
   const std::unique_ptr<Fabric> fabric_;
 
@@ -91,7 +91,7 @@ class Hub {
   Thread worker_;                                  // guarded by mutex_ until started
   std::atomic<bool> started_{false};
   std::atomic<int> n_lost_{0};  // ranks in lost_, or about to be
-  std::unique_ptr<Watch> watch_;
+  std::unique_ptr<local::DeathWatch> watch_;
 };
 
 }  // namespace lockstep::comm::internal

@@ -1,7 +1,6 @@
 #include "lockstep/host/internal/push.h"
 
 #include <fcntl.h>
-#include <poll.h>
 #include <sys/stat.h>
 #include <sys/syscall.h>
 #include <sys/uio.h>
@@ -98,18 +97,13 @@ bool is_elsewhere(std::int64_t pid, std::int64_t thread) {
   return state == 'T' || state == 't';
 }
 
-bool has_ended(const Peer& peer) {
-  pollfd ask{.fd = peer.pidfd.get(), .events = POLLIN, .revents = 0};
-  return peer.pidfd && ::poll(&ask, 1, 0) == 1;
-}
-
 // No push of `rank` into this rank's memory is under way. Pre: the lengths are cleared.
 bool is_over(Circle& circle, int rank) {
   const Push& push = circle.board(rank).push;
   const std::uint64_t number = push.number.load(std::memory_order_seq_cst);
   if (number == 0 || target_of(number) != circle.rank()) return true;
   if (circle.own().receipts()[rank].load(std::memory_order_acquire) == number) return true;
-  return has_ended(circle.peer(rank)) ||
+  return circle.peer(rank).process.ended() ||
          is_elsewhere(circle.pid(rank), push.thread.load(std::memory_order_relaxed));
 }
 

@@ -1,0 +1,94 @@
+#include "lockstep/local/peer_process.h"
+
+#include <fcntl.h>
+#include <poll.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include <cerrno>
+#include <fstream>
+#include <mutex>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/process.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::local {
+namespace {
+
+// Readable or hung up; poll skips -1.
+bool tells(int fd, int timeout_ms) {
+  pollfd ask{.fd = fd, .events = POLLIN, .revents = 0};
+  return ::poll(&ask, 1, timeout_ms) == 1;
+}
+
+struct OwnDescriptors {
+  std::mutex mutex;
+  // Guarded by mutex.
+  std::string token;
+  Fd pidfd, lifeline, other_end;
+};
+
+// Never destroyed: its end is what the others wait for.
+OwnDescriptors& own() {
+  static auto* const descriptors = new OwnDescriptors;
+  return *descriptors;
+}
+
+}  // namespace
+
+PeerProcess PeerProcess::behind(const net::UnixSocket& socket) {
+  const pid_t pid = socket.peer().pid;
+  return pid <= 0 || pid == ::getpid() ? PeerProcess() : PeerProcess(open_pidfd(pid), Fd());
+}
+
+bool PeerProcess::ended() const {
+  return pidfd_ && tells(pidfd_.get(), 0);
+}
+
+bool PeerProcess::lost() const {
+  return ended() || (lifeline_ && tells(lifeline_.get(), 0));
+}
+
+std::optional<std::string> PeerProcess::cause(Deadline deadline) const {
+  if (!pidfd_ || !tells(pidfd_.get(), deadline.poll_timeout_ms())) return std::nullopt;
+  return exit_cause().value_or("its process ended");
+}
+
+std::optional<std::string> PeerProcess::exit_cause() const {
+  return lockstep::exit_cause(pidfd_.get());
+}
+
+std::int64_t PeerProcess::pid() const {
+  if (!pidfd_) return -1;
+  std::ifstream in(cat("/proc/self/fdinfo/", pidfd_.get()));
+  for (std::string word; in >> word;) {
+    std::int64_t pid = -1;
+    if (word == "Pid:" && in >> pid) return pid > 0 ? pid : -1;
+  }
+  return -1;
+}
+
+// The random part is the same after a fork, and in another pid namespace the pid may be.
+std::string OwnProcess::token() {
+  static const std::string random = random_hex(16);
+  struct stat ns {};
+  if (::stat("/proc/self/ns/pid", &ns) != 0) raise(system_failure(errno, "stat of /proc/self/ns/pid"));
+  return cat(random, ".", ns.st_ino, ".", ::getpid());
+}
+
+OwnProcess OwnProcess::descriptors() {
+  OwnDescriptors& mine = own();
+  const std::lock_guard lock(mine.mutex);
+  if (const std::string now = token(); now != mine.token) {
+    int ends[2];
+    if (::pipe2(ends, O_CLOEXEC) != 0) raise(system_failure(errno, "pipe"));
+    mine.lifeline = Fd(ends[0]);
+    mine.other_end = Fd(ends[1]);
+    mine.pidfd = open_pidfd(::getpid());
+    mine.token = now;
+  }
+  return {.pidfd = mine.pidfd.get(), .lifeline = mine.lifeline.get()};
+}
+
+}  // namespace lockstep::local
