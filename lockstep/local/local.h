@@ -1,6 +1,7 @@
 // What processes of one host share, below the engine and the courier: memory, and whether the other is still there.
 //
 //   segment_table.h  each segment of this process mapped once
+//   wake.h           bells: sleeping and waking across processes
 //   peer_process.h   whether a process still runs this program, and how it ended
 //   death_watch.h    a thread that reports each process that is lost
 #pragma once
@@ -8,3 +9,4 @@
 #include "lockstep/local/death_watch.h"
 #include "lockstep/local/peer_process.h"
 #include "lockstep/local/segment_table.h"
+#include "lockstep/local/wake.h"

@@ -44,7 +44,7 @@ bool Door::sleep(Deadline until) {
     const std::lock_guard lock(mutex_);
     sleeping_ = true;
     look = pollers_ == 0;
-    if (look) inbox_.head().asleep.store(1, std::memory_order_seq_cst);
+    if (look) local::announce(inbox_.bell(bell()));
   }
   epoll_event events[2];
   const int timeout = look && something() ? 0 : until.poll_timeout_ms();
@@ -52,7 +52,7 @@ bool Door::sleep(Deadline until) {
   {
     const std::lock_guard lock(mutex_);
     sleeping_ = false;
-    inbox_.head().asleep.store(0, std::memory_order_seq_cst);
+    local::retract(inbox_.bell(bell()));
   }
   bool sockets = false;
   for (int i = 0; i < n; ++i) {
@@ -69,7 +69,7 @@ bool Door::sleep(Deadline until) {
 void Door::begin_polling() noexcept {
   const std::lock_guard lock(mutex_);
   if (pollers_++ != 0) return;
-  if (sleeping_) inbox_.head().asleep.store(0, std::memory_order_seq_cst);
+  if (sleeping_) local::retract(inbox_.bell(bell()));
   if (sockets_polled_) watch_sockets(false);
 }
 
@@ -78,7 +78,7 @@ void Door::end_polling() noexcept {
   if (--pollers_ != 0) return;
   watch_sockets(true);
   if (!sleeping_) return;
-  inbox_.head().asleep.store(1, std::memory_order_seq_cst);
+  local::announce(inbox_.bell(bell()));
   if (something()) ring();
 }
 

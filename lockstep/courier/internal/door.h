@@ -28,9 +28,9 @@ class Door {
 
   // For senders; stays owned.
   int bell() const { return bell_.get(); }
-  void ring() const noexcept { ring_bell(bell_.get()); }
+  void ring() const noexcept { local::ring(bell_.get()); }
   // Rings when somebody sleeps.
-  void knock() const { inbox_.knock(bell_.get()); }
+  void knock() const { local::wake(inbox_.bell(bell_.get())); }
 
  private:
   void watch_sockets(bool watch) noexcept;

@@ -1,8 +1,8 @@
 // A worker's inbox: one segment with a head and a ring for each of up to 1024 senders, and the bell that wakes whoever
 // sleeps on it. Senders map it; only the owner hands out slots.
 //
-// Who misses whom: a sender publishes its record, sets its bit, then looks whether the owner sleeps. The owner says that
-// it sleeps, then looks at the bits. Both orders are sequentially consistent, so one of them sees the other.
+// Who misses whom (local/wake.h): a sender publishes its record and sets its bit, then wakes the owner if it sleeps. The
+// owner announces that it sleeps, then looks at the bits.
 // Thread safety: every function here.
 #pragma once
 
@@ -13,6 +13,7 @@
 #include "lockstep/base/fd.h"
 #include "lockstep/courier/internal/ring.h"
 #include "lockstep/local/segment_table.h"
+#include "lockstep/local/wake.h"
 
 namespace lockstep::courier::internal {
 
@@ -57,21 +58,19 @@ class Inbox {
     return false;
   }
   // After a record was published in `slot`.
-  void announce(std::uint32_t slot, int bell) const {
+  void announce(std::uint32_t slot, int eventfd) const {
     auto& word = head().pending[slot / 64];
     const std::uint64_t bit = std::uint64_t{1} << slot % 64;
     // A bit that is set: whoever set it looked, or looks, after the sleeper.
     if ((word.load(std::memory_order_seq_cst) & bit) != 0) return;
     word.fetch_or(bit, std::memory_order_seq_cst);
-    knock(bell);
+    local::wake(bell(eventfd));
   }
-  void knock(int bell) const;
+  // `eventfd`: the owner's, as it came with the mapping.
+  local::EventBell bell(int eventfd) const { return {.asleep = head().asleep, .eventfd = eventfd}; }
 
  private:
   Mapping mapping_;
 };
-
-// Rings an eventfd.
-void ring_bell(int bell) noexcept;
 
 }  // namespace lockstep::courier::internal

@@ -6,8 +6,8 @@
 #include <new>
 
 #include "lockstep/base/base.h"
-#include "lockstep/host/internal/doorbell.h"
 #include "lockstep/host/internal/perturb.h"
+#include "lockstep/local/wake.h"
 
 namespace lockstep::comm::internal {
 
@@ -54,7 +54,7 @@ void Circle::add(int fabric_rank, std::uint64_t board_at, int n_ranks) {
 }
 
 void Circle::ring(int rank) {
-  if (internal::ring(doorbell(rank))) woke_.store(true, std::memory_order_relaxed);
+  if (local::wake(doorbell(rank))) woke_.store(true, std::memory_order_relaxed);
 }
 
 void Circle::ring_others() {

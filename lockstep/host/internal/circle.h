@@ -37,7 +37,7 @@ class Circle {
 
   Board& board(int rank) { return *boards_[static_cast<std::size_t>(rank)]; }
   Board& own() { return *boards_[static_cast<std::size_t>(rank_)]; }
-  Doorbell& doorbell(int rank) { return peer(rank).station->doorbell; }
+  local::Doorbell& doorbell(int rank) { return peer(rank).station->doorbell; }
   // Whoever published something for a rank, or for all others, wakes them if they sleep.
   void ring(int rank);
   void ring_others();

@@ -7,10 +7,10 @@
 #include "lockstep/base/base.h"
 #include "lockstep/base/slow_wait.h"
 #include "lockstep/engine/engine.h"
-#include "lockstep/host/internal/doorbell.h"
 #include "lockstep/host/internal/perturb.h"
 #include "lockstep/host/internal/split.h"
 #include "lockstep/host/kernels.h"
+#include "lockstep/local/wake.h"
 
 namespace lockstep::comm::internal {
 namespace {
@@ -240,7 +240,7 @@ bool Communicator::wait(Posted& posted, Deadline deadline) {
       for (int turns = 20; turns > 0 && driven_.load(std::memory_order_relaxed) && !over(); --turns)
         ::sched_yield();
       if (!try_drive()) {
-        if (!over()) futex_sleep(posted.status, LOCKSTEP_PENDING, deadline);
+        if (!over()) local::futex_sleep(posted.status, LOCKSTEP_PENDING, deadline);
         continue;
       }
     }
@@ -292,7 +292,7 @@ void Communicator::complete(Posted& posted, std::optional<Failure> failure) {
   if (failure) posted.error = std::move(failure->message);
   perturb();
   posted.status.store(failure ? status_of(failure->kind) : LOCKSTEP_OK, std::memory_order_release);
-  futex_wake_all(posted.status);
+  local::futex_wake_all(posted.status);
   if (posted.done != nullptr) posted.done(posted.done_context);
 }
 
@@ -316,13 +316,13 @@ Communicator::Outcome Communicator::finish(Task& task, Deadline until, std::opti
   int spins = kLooks, yields = yields_, leaver = kNobody;
   std::int64_t spin_ns = spin_ns_, spin_until = 0;  // since the last progress; 0: the clock was not read yet
   std::uint64_t mark = task.mark();
-  Doorbell& door = circle_->doorbell(circle_->rank());
+  local::Doorbell& door = circle_->doorbell(circle_->rank());
   const bool beside = task.beside_queue();
   bool armed = false;
   std::uint32_t ticket = 0;
   std::optional<SlowWait> slow;  // from the first sleep on
   const auto end = [&](Outcome outcome) {
-    if (armed) disarm(door);
+    if (armed) local::retract(door);
     return outcome;
   };
   for (;;) {
@@ -352,7 +352,7 @@ Communicator::Outcome Communicator::finish(Task& task, Deadline until, std::opti
       ::sched_yield();
     } else if (!armed) {
       armed = true;  // announced: look once more before sleeping
-      ticket = arm(door);
+      ticket = local::announce(door);
     } else if (has_left(task.peer()) && leaver != task.peer()) {
       leaver = task.peer();
     } else {
@@ -367,8 +367,8 @@ Communicator::Outcome Communicator::finish(Task& task, Deadline until, std::opti
       end_late_letters(next);
       if (beside) look_again();
       end_late_queue(next);
-      sleep(door, ticket, next);
-      disarm(door);
+      local::sleep(door, ticket, next);
+      local::retract(door);
       armed = false;
     }
   }

@@ -9,9 +9,9 @@
 #include "lockstep/base/base.h"
 #include "lockstep/base/slow_wait.h"
 #include "lockstep/host/internal/circle.h"
-#include "lockstep/host/internal/doorbell.h"
 #include "lockstep/host/internal/place.h"
 #include "lockstep/host/internal/push.h"
+#include "lockstep/local/wake.h"
 
 namespace lockstep::comm::internal {
 namespace {
@@ -357,7 +357,7 @@ void Fabric::say_left() {
   const auto left = current_failure().kind == ErrorKind::kPeerLost ? Board::kAfterAnother : Board::kLeft;
   reinterpret_cast<Board*>(arena_->base() + own().board_at)->left.store(left, std::memory_order_seq_cst);
   for (const Peer& peer : peers_) {
-    if (peer.station != nullptr) ring(peer.station->doorbell);
+    if (peer.station != nullptr) local::wake(peer.station->doorbell);
   }
 }
 
@@ -387,14 +387,14 @@ void Fabric::await_all(Deadline deadline) {
   std::atomic<std::uint32_t>& n_joined = peer(0).station->n_joined;
   const auto all = static_cast<std::uint32_t>(size());
   if (n_joined.fetch_add(1, std::memory_order_seq_cst) + 1 == all) {
-    for (const Peer& peer : peers_) ring(peer.station->doorbell);
+    for (const Peer& peer : peers_) local::wake(peer.station->doorbell);
     return;
   }
   for (;;) {
-    const std::uint32_t ticket = arm(own().doorbell);
+    const std::uint32_t ticket = local::announce(own().doorbell);
     const bool over = n_joined.load(std::memory_order_seq_cst) == all;
-    if (!over) sleep(own().doorbell, ticket, std::min(deadline, Deadline::after(kSlice)));
-    disarm(own().doorbell);
+    if (!over) local::sleep(own().doorbell, ticket, std::min(deadline, Deadline::after(kSlice)));
+    local::retract(own().doorbell);
     if (over || n_joined.load(std::memory_order_acquire) == all) return;
     check_all_there();
     if (deadline.expired())

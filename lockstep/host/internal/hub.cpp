@@ -1,9 +1,9 @@
 #include "lockstep/host/internal/hub.h"
+#include "lockstep/local/wake.h"
 
 #include <algorithm>
 
 #include "lockstep/base/base.h"
-#include "lockstep/host/internal/doorbell.h"
 
 namespace lockstep::comm::internal {
 
@@ -70,9 +70,7 @@ void Hub::engage(Served& served) {
 }
 
 void Hub::wake() {
-  Doorbell& door = fabric_->own().doorbell;
-  door.bell.fetch_add(1, std::memory_order_seq_cst);
-  futex_wake_all(door.bell);
+  local::ring(fabric_->own().doorbell);
 }
 
 void Hub::retire(std::unique_ptr<Circle> circle) {
@@ -89,20 +87,20 @@ void Hub::retire(std::unique_ptr<Circle> circle) {
 // The ticket is drawn before anything is looked at, so whatever is posted, rung or stopped afterwards ends the sleep at
 // once. Only while something is stuck do the others have to ring: an idle worker is not announced.
 void Hub::work() {
-  Doorbell& door = fabric_->own().doorbell;
+  local::Doorbell& door = fabric_->own().doorbell;
   const auto stopping = [&] {
     const std::lock_guard lock(mutex_);
     return stopping_;
   };
   for (bool stuck = false;;) {
-    const std::uint32_t ticket = stuck ? arm(door) : door.bell.load(std::memory_order_seq_cst);
+    const std::uint32_t ticket = stuck ? local::announce(door) : local::ticket_of(door);
     Deadline until = Deadline::never();
     const bool announced = stuck, over = stopping();
     stuck = !over && pass(announced, until);
     drop_idle();
     // Stuck, and not announced yet: announce, and look once more.
-    if (!over && (announced || !stuck)) sleep(door, ticket, until);
-    if (announced) disarm(door);
+    if (!over && (announced || !stuck)) local::sleep(door, ticket, until);
+    if (announced) local::retract(door);
     if (over) return;
   }
 }

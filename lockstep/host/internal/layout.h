@@ -13,6 +13,7 @@
 
 #include "lockstep/engine/engine_abi.h"
 #include "lockstep/engine/op_check.h"
+#include "lockstep/local/wake.h"
 
 namespace lockstep::comm::internal {
 
@@ -99,12 +100,6 @@ struct alignas(kLine) Push {
 inline constexpr int kPushRankBits = 8;
 static_assert(kMaxRanks <= 1 << kPushRankBits);
 
-// Where threads of this rank sleep. Others add to `bell` and wake it when `sleepers` is not zero.
-struct alignas(kLine) Doorbell {
-  std::atomic<std::uint32_t> bell;
-  std::atomic<std::uint32_t> sleepers;
-};
-
 // The first failure of the communicator; only rank 0's is used. Claimed once by compare-exchange, then read-only.
 struct Ledger {
   static constexpr std::uint32_t kEmpty = 0, kWriting = 1, kWritten = 2;
@@ -144,7 +139,7 @@ struct Station {
   std::uint64_t identity_at;    // address of the owner's Identity, in its own process
   char nonce[32];               // of the owner, as in its Identity
   std::uint64_t cores[16];      // a bit for each core the owner may run on
-  Doorbell doorbell;
+  local::Doorbell doorbell;
   // The kernel lets the owner copy from and to every other rank's process. Set before it is counted in n_joined.
   std::atomic<std::uint32_t> kernel_copies;
   // On rank 0 only. Which ranks have said hello, and how many have mapped all others (fabric.h).

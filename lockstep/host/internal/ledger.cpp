@@ -1,11 +1,11 @@
 #include "lockstep/host/internal/ledger.h"
+#include "lockstep/local/wake.h"
 
 #include <sched.h>
 
 #include <cstring>
 
 #include "lockstep/engine/engine.h"
-#include "lockstep/host/internal/doorbell.h"
 
 namespace lockstep::comm::internal {
 namespace {
@@ -46,7 +46,7 @@ void break_group(Circle& circle, const Failure& failure) {
   write_ledger(circle.board(0).ledger, failure, circle.rank());
   for (int r = 0; r < circle.size(); ++r) {
     circle.board(r).broken.store(1, std::memory_order_seq_cst);
-    ring(circle.doorbell(r));
+    local::wake(circle.doorbell(r));
   }
 }
 

@@ -1,37 +1,25 @@
-// Where ranks publish to each other and look at each other, perturb() stands. It is nothing, but for the copy of this
-// library that stress_test.cpp is linked with (LOCKSTEP_PERTURB): there it yields or sleeps at random, so that the
-// orders a quiet machine never shows come up. before_touch() stands where a rank is about to read or write the memory of
-// another one, and there the process can be made to stop, as a debugger or a frozen control group stops it.
+// Beside local/perturb.h: before_touch() stands where a rank is about to read or write the memory of another one, and there the
+// process can be made to stop, as a debugger or a frozen control group stops it. Nothing, but for the copy of this library
+// that stress_test.cpp and stopped_test.cpp are linked with (LOCKSTEP_PERTURB).
 #pragma once
+
+#include "lockstep/local/perturb.h"
 
 #ifdef LOCKSTEP_PERTURB
 
-#include <sched.h>
 #include <signal.h>
 
 #include <atomic>
 #include <chrono>
 #include <cstdint>
-#include <thread>
 
 namespace lockstep::comm::internal {
 
-// Threads take their seeds from here, in the order they first come by.
-inline std::atomic<std::uint64_t> perturb_seed{1};
+using local::perturb;
+using local::perturb_seed;
+
 // Makes rank threads take the ways of ranks in different processes, over the memory they share all the same.
 inline std::atomic<bool> pretend_processes{false};
-
-inline void perturb() {
-  thread_local std::uint64_t state = perturb_seed.fetch_add(0x9e3779b97f4a7c15) | 1;
-  state ^= state << 13;
-  state ^= state >> 7;
-  state ^= state << 17;
-  if (state % 512 == 0) {
-    std::this_thread::sleep_for(std::chrono::microseconds(1 + state / 512 % 60));
-  } else if (state % 16 == 0) {
-    ::sched_yield();
-  }
-}
 
 // Counts down at every touch; the process stops at the one that makes it 0, after saying so in *stopped.
 inline std::atomic<int> stop_at_touch{0};
@@ -62,7 +50,7 @@ inline bool may_share_process() {
 
 namespace lockstep::comm::internal {
 
-inline void perturb() {}
+using local::perturb;
 inline void before_touch() {}
 constexpr std::chrono::milliseconds process_patience() {
   return std::chrono::milliseconds(250);

@@ -14,9 +14,9 @@
 #include "lockstep/base/slow_wait.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/host/internal/describe.h"
-#include "lockstep/host/internal/doorbell.h"
 #include "lockstep/host/internal/ledger.h"
 #include "lockstep/host/internal/perturb.h"
+#include "lockstep/local/wake.h"
 
 namespace lockstep::comm::internal {
 namespace {
@@ -49,13 +49,13 @@ Board* board_in(const Peer& peer, std::uint64_t at) {
 
 class Announced {
  public:
-  explicit Announced(Doorbell& door) : door_(door), ticket_(arm(door)) {}
-  ~Announced() { disarm(door_); }
+  explicit Announced(local::Doorbell& door) : door_(door), ticket_(local::announce(door)) {}
+  ~Announced() { local::retract(door_); }
   Announced(const Announced&) = delete;
-  void sleep_until(Deadline deadline) { sleep(door_, ticket_, deadline); }
+  void sleep_until(Deadline deadline) { local::sleep(door_, ticket_, deadline); }
 
  private:
-  Doorbell& door_;
+  local::Doorbell& door_;
   const std::uint32_t ticket_;
 };
 
@@ -124,7 +124,7 @@ std::unique_ptr<Circle> Split::run() {
     if (config_.rank == 0) {
       collect();
     } else {
-      ring(peer(0).station->doorbell);
+      local::wake(peer(0).station->doorbell);
       await_verdict();
     }
     Board& first = config_.rank == 0 ? *board_ : *board_at(0, board_->first_at);
@@ -222,7 +222,7 @@ void Split::give_verdict(Board::Verdict verdict) {
     theirs->first_at = board_->first_at;
     theirs->first_rank = hub_.fabric().rank();
     theirs->verdict.store(verdict, std::memory_order_seq_cst);
-    ring(peer(r).station->doorbell);
+    local::wake(peer(r).station->doorbell);
   }
 }
 

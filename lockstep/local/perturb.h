@@ -1,0 +1,42 @@
+// Where processes publish to each other and look at each other, perturb() stands. It is nothing, but for the copy of the host
+// engine that its stress test is linked with (LOCKSTEP_PERTURB): there it yields or sleeps at random, so that the orders a
+// quiet machine never shows come up.
+#pragma once
+
+#ifdef LOCKSTEP_PERTURB
+
+#include <sched.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <thread>
+
+namespace lockstep::local {
+
+// Threads take their seeds from here, in the order they first come by.
+inline std::atomic<std::uint64_t> perturb_seed{1};
+
+inline void perturb() {
+  thread_local std::uint64_t state = perturb_seed.fetch_add(0x9e3779b97f4a7c15) | 1;
+  state ^= state << 13;
+  state ^= state >> 7;
+  state ^= state << 17;
+  if (state % 512 == 0) {
+    std::this_thread::sleep_for(std::chrono::microseconds(1 + state / 512 % 60));
+  } else if (state % 16 == 0) {
+    ::sched_yield();
+  }
+}
+
+}  // namespace lockstep::local
+
+#else
+
+namespace lockstep::local {
+
+inline void perturb() {}
+
+}  // namespace lockstep::local
+
+#endif
