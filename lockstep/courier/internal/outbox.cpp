@@ -10,7 +10,7 @@
 namespace lockstep::courier::internal {
 namespace {
 
-constexpr std::uint64_t kPage = 4096;
+constexpr std::uint64_t kPage = local::kPageBytes;
 constexpr std::uint64_t kHead = sizeof(BlockHead);
 // Blocks up to a quarter of this are cut many at a time: asking the system for memory costs more than they do.
 constexpr std::uint64_t kSlab = 1 << 20;
@@ -37,9 +37,8 @@ bool is_dead(const Holder& holder) {
 
 Outbox::Outbox(std::uint64_t n_bytes, std::uint64_t warm_bytes)
     : mapping_(local::SegmentTable::of_process().create("lockstep-outbox", n_bytes)),
-      warm_bound_(warm_bytes) {
-  free_[0] = mapping_->size();
-}
+      heap_(mapping_, 0),
+      warm_bound_(warm_bytes) {}
 
 BlockHead* Outbox::head(std::uint64_t block) const {
   return reinterpret_cast<BlockHead*>(mapping_->data() + block);
@@ -111,13 +110,6 @@ std::optional<std::uint64_t> Outbox::carve(std::uint64_t capacity) {
   const std::uint64_t got = extent ? wanted : capacity;
   if (!extent && wanted != capacity) extent = take_extent(capacity);
   if (!extent) return std::nullopt;
-  try {
-    mapping_->commit(*extent, got);
-  } catch (const Error&) {
-    mapping_->discard(*extent, got);
-    give_extent(*extent, got);
-    return std::nullopt;
-  }
   for (std::uint64_t at = capacity; at < got; at += capacity) {
     warm_[capacity].push_back(*extent + at);
     warm_sum_ += capacity;
@@ -126,30 +118,12 @@ std::optional<std::uint64_t> Outbox::carve(std::uint64_t capacity) {
   return extent;
 }
 
-// Best fit: the extents are few, since neighbours are joined.
+// Nothing also when there is no memory: the caller tries with less, or sends nothing.
 std::optional<std::uint64_t> Outbox::take_extent(std::uint64_t capacity) {
-  auto best = free_.end();
-  for (auto at = free_.begin(); at != free_.end(); ++at) {
-    if (at->second >= capacity && (best == free_.end() || at->second < best->second)) best = at;
-  }
-  if (best == free_.end()) return std::nullopt;
-  const auto [offset, n_bytes] = *best;
-  free_.erase(best);
-  if (n_bytes > capacity) free_[offset + capacity] = n_bytes - capacity;
-  return offset;
-}
-
-void Outbox::give_extent(std::uint64_t offset, std::uint64_t capacity) {
-  auto [at, fresh] = free_.emplace(offset, capacity);
-  if (!fresh) return;
-  if (const auto next = std::next(at); next != free_.end() && at->first + at->second == next->first) {
-    at->second += next->second;
-    free_.erase(next);
-  }
-  if (at == free_.begin()) return;
-  if (const auto before = std::prev(at); before->first + before->second == at->first) {
-    before->second += at->second;
-    free_.erase(at);
+  try {
+    return heap_.allocate(capacity);
+  } catch (const Error&) {
+    return std::nullopt;
   }
 }
 
@@ -186,8 +160,7 @@ void Outbox::cool(std::uint64_t bound) {
     largest->second.pop_back();
     if (largest->second.empty()) warm_.erase(largest);
     warm_sum_ -= capacity;
-    mapping_->discard(block, capacity);
-    give_extent(block, capacity);
+    heap_.free(block, capacity);
   }
 }
 

@@ -17,6 +17,7 @@
 #include <vector>
 
 #include "lockstep/courier/internal/ring.h"
+#include "lockstep/local/page_heap.h"
 #include "lockstep/local/peer_process.h"
 #include "lockstep/local/segment_table.h"
 
@@ -71,16 +72,15 @@ class Outbox {
   std::optional<std::uint64_t> find_returned(std::uint64_t capacity);
   std::optional<std::uint64_t> carve(std::uint64_t capacity);
   std::optional<std::uint64_t> take_extent(std::uint64_t capacity);
-  void give_extent(std::uint64_t offset, std::uint64_t capacity);
   void sweep();
   void cool(std::uint64_t bound);
 
   const Mapping mapping_;
+  local::PageHeap heap_;
   const std::uint64_t warm_bound_;
   std::mutex mutex_;
   // Guarded by mutex_. Offsets are of blocks, heads included; capacities count the head.
-  std::map<std::uint64_t, std::uint64_t> free_;  // offset -> bytes without pages; never adjacent
-  std::map<std::uint64_t, Offsets> warm_;        // capacity -> blocks
+  std::map<std::uint64_t, Offsets> warm_;  // capacity -> blocks
   std::uint64_t warm_sum_ = 0;
   std::unordered_map<std::uint64_t, Held> held_;
   std::map<std::uint64_t, std::vector<std::uint64_t>> turn_;  // capacity -> held blocks, looked at in turn

@@ -48,7 +48,8 @@ std::uint64_t default_arena_bytes(std::uint64_t memory, std::uint64_t limit, int
 }
 
 Arena::Arena(const std::string& name, int rank, int n_ranks)
-    : segment_(local::SegmentTable::of_process().create("lockstep-" + name, arena_bytes(n_ranks))) {
+    : segment_(local::SegmentTable::of_process().create("lockstep-" + name, arena_bytes(n_ranks))),
+      heap_(segment_, kHeapAt) {
   segment_->commit(0, kHeapAt);
   auto* station = new (segment_->data()) Station();
   station->magic = kLayoutMagic;
@@ -59,25 +60,18 @@ Arena::Arena(const std::string& name, int rank, int n_ranks)
   static_assert(sizeof(cpu_set_t) == sizeof(station->cores));
   cpu_set_t cores;
   if (::sched_getaffinity(0, sizeof(cores), &cores) == 0) std::memcpy(station->cores, &cores, sizeof(cores));
-  free_[kHeapAt] = segment_->size() - kHeapAt;
 }
 
 void* Arena::allocate(std::size_t n_bytes) {
-  const std::size_t need = std::max(round_up(n_bytes, kPage), kPage);
-  const std::lock_guard lock(mutex_);
-  const auto fit =
-      std::find_if(free_.begin(), free_.end(), [&](const auto& part) { return part.second >= need; });
-  if (need < n_bytes || fit == free_.end()) {
+  const auto at = heap_.allocate(n_bytes);
+  if (!at) {
     raise(ErrorKind::kResource,
           fmt::format("no room for {} bytes in this rank's shared arena of {} bytes; raise {}", n_bytes,
                       segment_->size(), name_of(Var::kLockstepHostArena)));
   }
-  const auto [at, length] = *fit;
-  segment_->commit(at, need);
-  free_.erase(fit);
-  if (length > need) free_[at + need] = length - need;
-  used_[at] = need;
-  return segment_->data() + at;
+  const std::lock_guard lock(mutex_);
+  used_[*at] = std::max(round_up(n_bytes, kPage), kPage);
+  return segment_->data() + *at;
 }
 
 void* Arena::allocate_block(std::size_t n_bytes) {
@@ -116,32 +110,15 @@ void Arena::free(void* memory) {
   if (used == used_.end()) return log(LogLevel::kError, "free of memory that is not of this arena: ignored");
   const std::size_t length = used->second;
   used_.erase(used);
+  if (!overlaps_severed(at, length)) return heap_.free(at, length);
+  // Someone may write there still: the place is never used again, only the pages and the copy are given back.
   segment_->discard(at, length);
-  if (overlaps_severed(at, length)) {
-    // Someone may write there still: the place is never used again, only the copy is given back.
-    ::madvise(memory, length, MADV_DONTNEED);
-    return;
-  }
-  auto here = free_.emplace(at, length).first;
-  const auto next = std::next(here);
-  if (next != free_.end() && here->first + here->second == next->first) {
-    here->second += next->second;
-    free_.erase(next);
-  }
-  if (here != free_.begin()) {
-    const auto before = std::prev(here);
-    if (before->first + before->second == here->first) {
-      before->second += here->second;
-      free_.erase(here);
-    }
-  }
+  ::madvise(memory, length, MADV_DONTNEED);
 }
 
 bool Arena::contains(const void* p, std::size_t n_bytes) const {
-  const auto* first = static_cast<const std::uint8_t*>(p);
-  const std::uint8_t* begin = segment_->data() + kHeapAt;
-  const std::uint8_t* end = segment_->data() + segment_->size();
-  if (first < begin || first > end || n_bytes > static_cast<std::size_t>(end - first)) return false;
+  // An address before the segment becomes an offset far beyond its end.
+  if (!heap_.contains(offset_of(p), n_bytes)) return false;
   if (n_severed() == 0) return true;
   const std::lock_guard lock(mutex_);
   return !overlaps_severed(offset_of(p), n_bytes);

@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "lockstep/host/internal/layout.h"
+#include "lockstep/local/page_heap.h"
 #include "lockstep/local/segment_table.h"
 
 namespace lockstep::comm::internal {
@@ -59,10 +60,10 @@ class Arena {
   bool overlaps_severed(std::size_t at, std::size_t n_bytes) const;
 
   const local::Mapping segment_;
+  local::PageHeap heap_;
   std::atomic<std::uint32_t> n_severed_{0};
   mutable std::mutex mutex_;
   // Guarded by mutex_: offset -> length, in pages' bytes.
-  std::map<std::size_t, std::size_t> free_;
   std::map<std::size_t, std::size_t> used_;
   std::map<std::size_t, std::size_t> severed_;
   std::map<std::size_t, std::vector<void*>> idle_blocks_;  // by size in pages' bytes
