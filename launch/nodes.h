@@ -10,13 +10,13 @@
 
 #include "launch/run_options.h"
 #include "lockstep/base/deadline.h"
-#include "lockstep/process/job_host.h"
+#include "lockstep/process/job_server.h"
 
 namespace lockstep::launch {
 
 class Nodes {
  public:
-  Nodes(JobHost& host, const RunPlan& plan)
+  Nodes(JobServer& host, const RunPlan& plan)
       : host_(host), n_nodes_(plan.n_nodes), node_rank_(plan.node_rank), n_workers_(plan.n_workers) {}
 
   // When check() is next worth calling.
@@ -39,7 +39,7 @@ class Nodes {
   // Why this launcher and those that came before it cannot be one job.
   std::optional<std::string> misfit();
 
-  JobHost& host_;
+  JobServer& host_;
   const int n_nodes_;
   const int node_rank_;
   const int n_workers_;

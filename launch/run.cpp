@@ -20,7 +20,7 @@
 #include "lockstep/base/process.h"
 #include "lockstep/base/text.h"
 #include "lockstep/process/handled_signal.h"
-#include "lockstep/process/job_host.h"
+#include "lockstep/process/job_server.h"
 #include "lockstep/process/report.h"
 #include "lockstep/process/supervisor.h"
 
@@ -71,10 +71,10 @@ class Job {
       : worker_open_files_(raise_open_files()),
         options_(options),
         plan_(plan),
-        host_(JobHost::open({.address = plan.master_addr,
-                             .port = plan.master_port,
-                             .shared = plan.n_nodes > 1,
-                             .holds_store = plan.node_rank == 0})),
+        host_(JobServer::open({.address = plan.master_addr,
+                               .port = plan.master_port,
+                               .shared = plan.n_nodes > 1,
+                               .holds_store = plan.node_rank == 0})),
         nodes_(host_, plan),
         output_({.n_workers = plan.n_workers,
                  .first_rank = plan.first_rank(),
@@ -239,7 +239,7 @@ class Job {
   const std::optional<rlimit> worker_open_files_;  // first: raised before anything is opened
   const RunOptions& options_;
   const RunPlan& plan_;
-  JobHost host_;
+  JobServer host_;
   Nodes nodes_;
   Output output_;
   std::vector<Fd> reports_;  // TORCHELASTIC_ERROR_FILE, one per worker

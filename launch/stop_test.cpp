@@ -61,24 +61,24 @@ TEST(Stop, KillingTheLauncherLeavesNothing) {
   StubbornJob job;
   Launcher launcher(arguments(job));
   const auto pids = job.pids();
-  const pid_t keeper = parent_of(pids[0]);
+  const pid_t reaper = parent_of(pids[0]);
   launcher.kill(SIGKILL);
   EXPECT_EQ(launcher.wait(), 128 + SIGKILL);
   for (const pid_t pid : pids) {
     ASSERT_GT(pid, 1);
     EXPECT_TRUE(dies(pid)) << pid;
   }
-  EXPECT_TRUE(dies(keeper));
+  EXPECT_TRUE(dies(reaper));
 }
 
-TEST(Stop, KillingTheKeeperLeavesNothing) {
+TEST(Stop, KillingTheReaperLeavesNothing) {
   StubbornJob job;
   Launcher launcher(arguments(job));
   const auto pids = job.pids();
-  const pid_t keeper = parent_of(pids[0]);
-  ASSERT_GT(keeper, 1);
-  ASSERT_NE(keeper, launcher.pid());
-  ::kill(keeper, SIGKILL);
+  const pid_t reaper = parent_of(pids[0]);
+  ASSERT_GT(reaper, 1);
+  ASSERT_NE(reaper, launcher.pid());
+  ::kill(reaper, SIGKILL);
   EXPECT_EQ(launcher.wait(), 128 + SIGKILL) << launcher.err();
   for (const pid_t pid : pids) {
     ASSERT_GT(pid, 1);

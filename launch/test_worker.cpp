@@ -14,7 +14,7 @@
 #include "lockstep/base/environment.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
-#include "lockstep/process/job_host.h"
+#include "lockstep/process/job_server.h"
 #include "lockstep/store/tcp_store.h"
 
 namespace {

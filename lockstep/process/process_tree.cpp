@@ -17,20 +17,20 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
-#include "lockstep/process/internal/keeper.h"
+#include "lockstep/process/internal/reaper.h"
 #include "lockstep/process/internal/signals_blocked.h"
 
 namespace lockstep {
 namespace {
 
-using internal::KeeperMessage;
-using internal::KeeperPlan;
 using internal::PreparedChild;
+using internal::ReaperMessage;
+using internal::ReaperPlan;
 using internal::SignalsBlocked;
 
 constexpr Milliseconds kEndTimeout{10'000};  // for processes that got SIGKILL to be gone
 
-// The specs in the form the keeper can use without memory of its own. Points into the specs.
+// The specs in the form the reaper can use without memory of its own. Points into the specs.
 struct Prepared {
   explicit Prepared(std::span<const ChildSpec> specs) {
     strings.reserve(2 * specs.size());
@@ -90,14 +90,14 @@ void kill_own_children(Deadline deadline) {
   log(LogLevel::kError, "processes that got SIGKILL are still there after 10 s");
 }
 
-// A keeper that ends with an order unread makes the kernel say "connection reset" once, before what the keeper had
+// A reaper that ends with an order unread makes the kernel say "connection reset" once, before what the reaper had
 // sent; that is still there.
 bool is_passing(int code) {
   return code == EINTR || code == ECONNRESET;
 }
 
-ChildEvent to_event(const KeeperMessage& message) {
-  const bool exited = message.kind == KeeperMessage::Kind::kExited;
+ChildEvent to_event(const ReaperMessage& message) {
+  const bool exited = message.kind == ReaperMessage::Kind::kExited;
   return {.kind = exited ? ChildEvent::Kind::kExited : ChildEvent::Kind::kStartFailed,
           .index = message.index,
           .pid = message.pid,
@@ -116,11 +116,11 @@ ProcessTree ProcessTree::start(std::span<const ChildSpec> specs, const ProcessTr
   }
   ProcessTree tree;
   tree.socket_.reset(ends[0]);
-  Fd keeper_socket(ends[1]);
+  Fd reaper_socket(ends[1]);
   tree.adopt_orphans_ = options.adopt_orphans;
   if (options.adopt_orphans) ::prctl(PR_SET_CHILD_SUBREAPER, 1);
 
-  KeeperPlan plan{.children = prepared.children,
+  ReaperPlan plan{.children = prepared.children,
                   .pids = pids,
                   .owner = ::getpid(),
                   .socket = ends[1],
@@ -137,41 +137,41 @@ ProcessTree ProcessTree::start(std::span<const ChildSpec> specs, const ProcessTr
   {
     const SignalsBlocked blocked;
     plan.child_mask = options.child_signal_mask.value_or(blocked.before());
-    tree.keeper_ = ::fork();
-    if (tree.keeper_ == 0) internal::keeper_main(plan);
+    tree.reaper_ = ::fork();
+    if (tree.reaper_ == 0) internal::reaper_main(plan);
   }
-  if (tree.keeper_ < 0) raise(system_failure(errno, "start a process"));
+  if (tree.reaper_ < 0) raise(system_failure(errno, "start a process"));
   tree.pids_.assign(specs.size(), -1);
-  keeper_socket.reset();
+  reaper_socket.reset();
   tree.read_pids();
   return tree;
 }
 
 ProcessTree::ProcessTree(ProcessTree&& other) noexcept
-    : keeper_(std::exchange(other.keeper_, -1)),
+    : reaper_(std::exchange(other.reaper_, -1)),
       socket_(std::move(other.socket_)),
       pids_(std::move(other.pids_)),
       early_(std::move(other.early_)),
       n_exits_(other.n_exits_),
       adopt_orphans_(other.adopt_orphans_),
       over_(other.over_),
-      keeper_lost_(other.keeper_lost_) {}
+      reaper_lost_(other.reaper_lost_) {}
 
 ProcessTree::~ProcessTree() {
-  if (keeper_ > 0) end();
+  if (reaper_ > 0) end();
 }
 
 void ProcessTree::read_pids() {
   std::size_t n_started = 0;
   while (n_started < pids_.size()) {
-    KeeperMessage message;
+    ReaperMessage message;
     const ssize_t n = ::recv(socket_.get(), &message, sizeof message, 0);
     if (n < 0 && is_passing(errno)) continue;
     if (n != sizeof message) raise(ErrorKind::kSystem, "the process that starts the others ended at once");
-    if (message.kind == KeeperMessage::Kind::kForkFailed) {
+    if (message.kind == ReaperMessage::Kind::kForkFailed) {
       raise(system_failure(message.value, cat("start process ", message.index)));
     }
-    if (message.kind == KeeperMessage::Kind::kStarted) {
+    if (message.kind == ReaperMessage::Kind::kStarted) {
       pids_[static_cast<std::size_t>(message.index)] = message.pid;
       ++n_started;
     } else {
@@ -184,39 +184,39 @@ void ProcessTree::read_pids() {
 std::vector<ChildEvent> ProcessTree::take_events() {
   std::vector<ChildEvent> events = std::exchange(early_, {});
   while (!over_) {
-    KeeperMessage message;
+    ReaperMessage message;
     const ssize_t n = ::recv(socket_.get(), &message, sizeof message, MSG_DONTWAIT);
     if (n < 0 && is_passing(errno)) continue;
     if (n < 0 && (errno == EAGAIN || errno == EWOULDBLOCK)) break;
     if (n != sizeof message) {
-      see_end_of_keeper();
+      see_end_of_reaper();
       break;
     }
-    if (message.kind == KeeperMessage::Kind::kExited) ++n_exits_;
+    if (message.kind == ReaperMessage::Kind::kExited) ++n_exits_;
     events.push_back(to_event(message));
   }
   return events;
 }
 
-void ProcessTree::see_end_of_keeper() {
+void ProcessTree::see_end_of_reaper() {
   over_ = true;
-  keeper_lost_ = n_exits_ < static_cast<int>(pids_.size());
-  if (keeper_lost_ && adopt_orphans_) kill_own_children(Deadline::after(kEndTimeout));
+  reaper_lost_ = n_exits_ < static_cast<int>(pids_.size());
+  if (reaper_lost_ && adopt_orphans_) kill_own_children(Deadline::after(kEndTimeout));
   // Its exit code says nothing; ECHILD when the program reaps every child itself.
-  while (::waitpid(keeper_, nullptr, 0) < 0 && errno == EINTR) {
+  while (::waitpid(reaper_, nullptr, 0) < 0 && errno == EINTR) {
   }
 }
 
 void ProcessTree::signal(int signal) {
-  send({.kind = KeeperMessage::Kind::kSignal, .value = signal});
+  send({.kind = ReaperMessage::Kind::kSignal, .value = signal});
 }
 
 void ProcessTree::kill() {
-  send({.kind = KeeperMessage::Kind::kKill});
+  send({.kind = ReaperMessage::Kind::kKill});
 }
 
-void ProcessTree::send(const KeeperMessage& message) {
-  // A keeper that is gone or does not read needs no orders; take_events() will tell.
+void ProcessTree::send(const ReaperMessage& message) {
+  // A reaper that is gone or does not read needs no orders; take_events() will tell.
   if (!over_) ::send(socket_.get(), &message, sizeof message, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 
@@ -229,7 +229,7 @@ void ProcessTree::end() noexcept {
     try {
       take_events();
     } catch (...) {
-      return;  // out of memory; the keeper goes on by itself
+      return;  // out of memory; the reaper goes on by itself
     }
   }
 }

@@ -1,15 +1,15 @@
-// Child processes that cannot be lost. A ProcessTree starts its children through a keeper: a small process
+// Child processes that cannot be lost. A ProcessTree starts its children through a reaper: a small process
 // between the owner and the children that does nothing but fork, reap and kill.
 //
-//   owner ── socket ── keeper (subreaper) ── child 0 (own session) ── whatever it starts
+//   owner ── socket ── reaper (subreaper) ── child 0 (own session) ── whatever it starts
 //                                         └─ child 1 ...
 //
-// When the owner dies, kill -9 included, the keeper sees it through a pidfd, asks every descendant to end, then kills
-// them. When the keeper dies, the kernel kills the children (PDEATHSIG), and an owner that adopts orphans becomes the
+// When the owner dies, kill -9 included, the reaper sees it through a pidfd, asks every descendant to end, then kills
+// them. When the reaper dies, the kernel kills the children (PDEATHSIG), and an owner that adopts orphans becomes the
 // parent of what they had started and kills it. When a child leaves processes behind, in a session of their own or
-// not, the kernel hands them to the keeper: the tree is over only when they have ended too.
+// not, the kernel hands them to the reaper: the tree is over only when they have ended too.
 //
-// Cases left: owner and keeper killed at the same instant, or the keeper of an owner that adopts no orphans (spawn)
+// Cases left: owner and reaper killed at the same instant, or the reaper of an owner that adopts no orphans (spawn)
 // killed -9. The children die, but processes they had started may live on.
 //
 // Thread safety: none; one thread at a time. Destruction kills everything that is left and waits for it.
@@ -32,7 +32,7 @@
 namespace lockstep {
 
 namespace internal {
-struct KeeperMessage;
+struct ReaperMessage;
 }
 
 struct ChildSpec {
@@ -60,11 +60,11 @@ struct ChildEvent {
   int index;
   pid_t pid;  // of kExited
   int value;  // kExited: the wait(2) status. kStartFailed: errno of exec; exit code 127 follows
-  std::int64_t realtime_ns;  // when the keeper saw it
+  std::int64_t realtime_ns;  // when the reaper saw it
 };
 
 struct ProcessTreeOptions {
-  // Makes this process a subreaper, so that it can clean up after a keeper that was killed. For programs that
+  // Makes this process a subreaper, so that it can clean up after a reaper that was killed. For programs that
   // start no other processes (the launcher), as orphans of those would arrive here too.
   bool adopt_orphans = false;
   // Time between SIGTERM and SIGKILL when the owner is gone.
@@ -86,17 +86,17 @@ class ProcessTree {
 
   // One per child, in order.
   const std::vector<pid_t>& pids() const { return pids_; }
-  pid_t keeper_pid() const { return keeper_; }
+  pid_t reaper_pid() const { return reaper_; }
 
   // Readable when there are events, or when the tree is over.
   int fd() const { return socket_.get(); }
   // Takes the events that are there; never blocks. Exits come in the order the children ended, as far as the
   // kernel tells it.
   std::vector<ChildEvent> take_events();
-  // True once take_events() has seen that the keeper ended: no descendant is left, or the keeper was killed.
+  // True once take_events() has seen that the reaper ended: no descendant is left, or the reaper was killed.
   bool over() const { return over_; }
-  // The keeper was killed; exits it had not told are unknown. The children are dead.
-  bool keeper_lost() const { return keeper_lost_; }
+  // The reaper was killed; exits it had not told are unknown. The children are dead.
+  bool reaper_lost() const { return reaper_lost_; }
 
   // Sends `signal` to the process group of every child and of every process they left behind. Never blocks.
   void signal(int signal);
@@ -106,18 +106,18 @@ class ProcessTree {
  private:
   ProcessTree() = default;
   void read_pids();
-  void send(const internal::KeeperMessage& message);
-  void see_end_of_keeper();
+  void send(const internal::ReaperMessage& message);
+  void see_end_of_reaper();
   void end() noexcept;
 
-  pid_t keeper_ = -1;
+  pid_t reaper_ = -1;
   Fd socket_;
   std::vector<pid_t> pids_;
   std::vector<ChildEvent> early_;
   int n_exits_ = 0;
   bool adopt_orphans_ = false;
   bool over_ = false;
-  bool keeper_lost_ = false;
+  bool reaper_lost_ = false;
 };
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// Real processes: what is started ends, however its owner, its keeper or itself behaves.
+// Real processes: what is started ends, however its owner, its reaper or itself behaves.
 #include "lockstep/process/process_tree.h"
 
 #include <fcntl.h>
@@ -113,13 +113,13 @@ TEST(ProcessTree, AProgramGetsOnlyTheDescriptorsItWasGiven) {
   for (const int fd : {given[0], given[1], kept[0], kept[1]}) ::close(fd);
 }
 
-TEST(ProcessTree, TheKeeperHoldsNoPipeOpen) {
+TEST(ProcessTree, TheReaperHoldsNoPipeOpen) {
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
   Fd reader(ends[0]);
   Fd writer(ends[1]);
   TemporaryFolder folder;
-  // The first child closes its end at once, the second lives on: only a keeper that let go lets the pipe end.
+  // The first child closes its end at once, the second lives on: only a reaper that let go lets the pipe end.
   std::vector<ChildSpec> specs = {shell("exit 0"), shell("exec sleep 1000 >/dev/null 2>&1")};
   specs[0].standard_output = writer.get();
   ProcessTree tree = ProcessTree::start(specs);
@@ -130,19 +130,19 @@ TEST(ProcessTree, TheKeeperHoldsNoPipeOpen) {
   EXPECT_EQ(::read(reader.get(), &byte, 1), 0);
 }
 
-TEST(ProcessTree, ExitsAreToldEvenWhenTheKeeperEndsWithOrdersUnread) {
+TEST(ProcessTree, ExitsAreToldEvenWhenTheReaperEndsWithOrdersUnread) {
   const ChildSpec spec = shell("exec sleep 1000");
   ProcessTree tree = ProcessTree::start({&spec, 1});
-  ::kill(tree.keeper_pid(), SIGSTOP);
+  ::kill(tree.reaper_pid(), SIGSTOP);
   ::kill(tree.pids()[0], SIGKILL);
   for (int i = 0; i < 10; ++i) tree.signal(SIGTERM);
-  ::kill(tree.keeper_pid(), SIGCONT);
+  ::kill(tree.reaper_pid(), SIGCONT);
   std::vector<ChildEvent> events;
   ASSERT_TRUE(eventually([&] {
     for (const ChildEvent& event : tree.take_events()) events.push_back(event);
     return tree.over();
   }));
-  EXPECT_FALSE(tree.keeper_lost());
+  EXPECT_FALSE(tree.reaper_lost());
   ASSERT_EQ(events.size(), 1u);
   EXPECT_EQ(events[0].value, SIGKILL);
 }
@@ -251,16 +251,16 @@ TEST(ProcessTree, NothingOutlivesAnOwnerThatIsKilled) {
   const pid_t background = pid_in(folder.file("background"));
   const pid_t session = pid_in(folder.file("session"));
   const pid_t child = pid_in(folder.file("child"));
-  const pid_t keeper = parent_of(child);
+  const pid_t reaper = parent_of(child);
   ::kill(owner, SIGKILL);
   ::waitpid(owner, nullptr, 0);
-  for (const pid_t pid : {child, background, session, keeper}) {
+  for (const pid_t pid : {child, background, session, reaper}) {
     ASSERT_GT(pid, 1);
     EXPECT_TRUE(dies(pid)) << pid;
   }
 }
 
-TEST(ProcessTree, NothingOutlivesAKeeperThatIsKilledWhenTheOwnerAdopts) {
+TEST(ProcessTree, NothingOutlivesAReaperThatIsKilledWhenTheOwnerAdopts) {
   TemporaryFolder folder;
   const std::string script =
       "echo $$ > " + folder.file("child") + "; " + leaves_behind(folder, "while :; do sleep 1000; done");
@@ -268,10 +268,10 @@ TEST(ProcessTree, NothingOutlivesAKeeperThatIsKilledWhenTheOwnerAdopts) {
   const pid_t background = pid_in(folder.file("background"));
   const pid_t session = pid_in(folder.file("session"));
   const pid_t child = pid_in(folder.file("child"));
-  const pid_t keeper = parent_of(child);
-  ASSERT_GT(keeper, 1);
-  ASSERT_NE(keeper, owner);
-  ::kill(keeper, SIGKILL);
+  const pid_t reaper = parent_of(child);
+  ASSERT_GT(reaper, 1);
+  ASSERT_NE(reaper, owner);
+  ::kill(reaper, SIGKILL);
   int status = -1;
   ASSERT_TRUE(eventually([&] { return ::waitpid(owner, &status, WNOHANG) == owner; }));
   EXPECT_EQ(status, 0) << "the owner went on to its normal end";

@@ -14,7 +14,7 @@
 #include "lockstep/base/thread.h"
 #include "lockstep/process/internal/signals_blocked.h"
 #include "lockstep/process/internal/spawn_child.h"
-#include "lockstep/process/job_host.h"
+#include "lockstep/process/job_server.h"
 #include "lockstep/process/report.h"
 #include "lockstep/process/supervisor.h"
 
@@ -32,7 +32,7 @@ struct SpawnContext::State {
   Fd wake{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
 
   // The watcher's own.
-  std::optional<JobHost> host;
+  std::optional<JobServer> host;
   std::optional<Supervisor> supervisor;
 
   // Guarded by mutex.
@@ -144,7 +144,7 @@ struct Preparation {
   int n;
   int call;
   const std::function<void(int)>& fn;
-  const JobHost& host;
+  const JobServer& host;
   const std::vector<Fd>& reports;
   const LossNotes& notes;
   Fd empty_input{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
@@ -207,7 +207,7 @@ SpawnContext spawn(int n, const std::function<void(int index)>& fn, const SpawnO
           "threads start");
   }
   state->grace = options.grace;
-  state->host.emplace(JobHost::open());
+  state->host.emplace(JobServer::open());
   for (int i = 0; i < n; ++i) state->reports.push_back(make_report());
 
   state->notes.emplace(n);
@@ -226,7 +226,7 @@ SpawnContext spawn(int n, const std::function<void(int index)>& fn, const SpawnO
   {
     const internal::SignalsBlocked blocked;
     state->host->serve();
-    state->watcher = Thread("spawn-watch", [state = state.get()] { state->watch(); });
+    state->watcher = Thread("ls-spawn-watch", [state = state.get()] { state->watch(); });
   }
   SpawnContext context(std::move(state));
   if (options.join == SpawnJoin::kYes) context.join();

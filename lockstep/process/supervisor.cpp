@@ -101,9 +101,9 @@ void Supervisor::end_hold() {
   stop(SIGTERM);
 }
 
-// The keeper was killed and with it went what it knew. The children are dead by the same stroke.
+// The reaper was killed and with it went what it knew. The children are dead by the same stroke.
 void Supervisor::end_lost_children() {
-  if (!tree_.keeper_lost()) return;
+  if (!tree_.reaper_lost()) return;
   log(LogLevel::kError, "the process that keeps the workers was killed; so are they");
   stopping_ = true;
   for (std::size_t i = 0; i < tree_.pids().size(); ++i) {

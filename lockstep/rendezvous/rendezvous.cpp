@@ -12,7 +12,7 @@
 #include "lockstep/base/process.h"
 #include "lockstep/base/text.h"
 #include "lockstep/rendezvous/internal/detect.h"
-#include "lockstep/rendezvous/internal/meeting_place.h"
+#include "lockstep/rendezvous/internal/master_address.h"
 #include "lockstep/rendezvous/internal/url.h"
 #include "lockstep/store/file_store.h"
 

@@ -19,22 +19,22 @@ namespace {
 // Far above any sane key, far below what a misread length would give.
 constexpr std::uint32_t kMaxKeyBytes = 1 << 20;
 
-// flock has no timeout, so a lock held by a stopped process is waited for in naps.
-class Naps {
+// flock has no timeout, so a lock held by a stopped process is waited for by polling, with longer and longer pauses.
+class PollBackoff {
  public:
-  explicit Naps(Deadline deadline) : deadline_(deadline) {}
+  explicit PollBackoff(Deadline deadline) : deadline_(deadline) {}
   // False when the deadline has passed.
   bool sleep() {
     if (deadline_.expired()) return false;
-    std::this_thread::sleep_for(std::min(nap_, deadline_.remaining()));
-    nap_ = std::min(nap_ * 2, kLongest);
+    std::this_thread::sleep_for(std::min(pause_, deadline_.remaining()));
+    pause_ = std::min(pause_ * 2, kLongest);
     return true;
   }
 
  private:
   static constexpr std::chrono::nanoseconds kLongest{5'000'000};
   const Deadline deadline_;
-  std::chrono::nanoseconds nap_{50'000};
+  std::chrono::nanoseconds pause_{50'000};
 };
 
 // Whether the visible part of a key could be ours. What is not may be a user's own file: it must never be cut.
@@ -106,7 +106,7 @@ std::optional<LockedLog> LockedLog::open(const std::string& path, Mode mode, Dea
   const int flags =
       kOpenFlags | (mode == Mode::kRead ? O_RDONLY : O_RDWR) | (mode == Mode::kCreate ? O_CREAT : 0);
   const int lock = (mode == Mode::kRead ? LOCK_SH : LOCK_EX) | LOCK_NB;
-  Naps naps(deadline);
+  PollBackoff backoff(deadline);
   do {
     Fd fd(::open(path.c_str(), flags, 0600));
     if (!fd && (errno == EINTR || (errno == ENOENT && mode != Mode::kCreate))) continue;
@@ -124,7 +124,7 @@ std::optional<LockedLog> LockedLog::open(const std::string& path, Mode mode, Dea
       if (errno != EWOULDBLOCK && errno != EINTR) {
         raise(system_failure(errno, cat("FileStore: cannot lock ", path), ErrorFamily::kStore));
       }
-      if (!naps.sleep()) return std::nullopt;
+      if (!backoff.sleep()) return std::nullopt;
     }
     // Its size, now that nobody writes.
     if (::fstat(fd.get(), &info) != 0) {
@@ -132,7 +132,7 @@ std::optional<LockedLog> LockedLog::open(const std::string& path, Mode mode, Dea
     }
     // Without a name the last user removed it while we waited for the lock: open what has the name now.
     if (info.st_nlink > 0) return LockedLog(std::move(fd), path, static_cast<std::uint64_t>(info.st_size));
-  } while (naps.sleep());
+  } while (backoff.sleep());
   return std::nullopt;
 }
 

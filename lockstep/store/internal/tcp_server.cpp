@@ -45,7 +45,7 @@ class TcpServer::Loop {
       : address_(listeners.front().local()), shared_(limits, secret) {
     shared_.joined = [this](std::int64_t n) { set_joined(n); };
     set_up(std::move(listeners));
-    thread_ = Thread("lockstep-store", [this] { run(); });
+    thread_ = Thread("ls-store", [this] { run(); });
   }
   ~Loop() {
     if (thread_.joinable()) {

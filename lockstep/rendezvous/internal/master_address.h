@@ -8,7 +8,7 @@
 
 namespace lockstep::internal {
 
-struct MeetingPlace {
+struct MasterAddress {
   std::string host;
   int port = 0;
   int rank = 0;
@@ -20,7 +20,7 @@ struct MeetingPlace {
 // configured, except of torchrun's store, which cannot answer. Raises kUsage when the host is a multicast address, or
 // lies beyond loopback with neither a secret nor LOCKSTEP_INSECURE=1, on every rank alike; otherwise as
 // TcpStore::open.
-std::shared_ptr<Store> open_tcp(const MeetingPlace& place);
+std::shared_ptr<Store> open_tcp(const MasterAddress& place);
 
 // torch had a second server; who asks for it should know that there is one only.
 void say_one_server(const std::string& asked);

@@ -1,4 +1,4 @@
-#include "lockstep/rendezvous/internal/meeting_place.h"
+#include "lockstep/rendezvous/internal/master_address.h"
 
 #include <arpa/inet.h>
 #include <netinet/in.h>
@@ -37,7 +37,7 @@ std::optional<JobSecret> find_secret(bool agent_store) {
 }
 
 // On every rank, not only on the one that would listen: otherwise the others wait their whole timeout for it.
-void check_secured(const MeetingPlace& place) {
+void check_secured(const MasterAddress& place) {
   if (net::names_loopback(place.host) || environment_flag(Var::kLockstepInsecure)) return;
   raise(ErrorKind::kUsage,
         cat("the store at ", net::host_and_port(place.host, static_cast<std::uint16_t>(place.port)),
@@ -62,7 +62,7 @@ void say_one_server(const std::string& asked) {
       cat(asked, " asks for torch's plain store server: lockstep has one server, and uses it"));
 }
 
-std::shared_ptr<Store> open_tcp(const MeetingPlace& place) {
+std::shared_ptr<Store> open_tcp(const MasterAddress& place) {
   if (is_multicast(place.host)) {
     raise(ErrorKind::kUnsupported, cat("multicast rendezvous (", place.host,
                                        ") does not exist any more: give the address of rank 0's host"));

@@ -1,4 +1,4 @@
-// The keeper's side of a ProcessTree (process_tree.h): what runs in the process between owner and children.
+// The reaper's side of a ProcessTree (process_tree.h): what runs in the process between owner and children.
 //
 // It is forked from an owner that may have threads, so nothing here takes a lock or memory from the heap: all
 // strings and arrays are made by the owner before the fork.
@@ -14,13 +14,13 @@
 
 namespace lockstep::internal {
 
-// One datagram of the socket between owner and keeper, both directions.
-struct KeeperMessage {
+// One datagram of the socket between owner and reaper, both directions.
+struct ReaperMessage {
   enum class Kind : std::int32_t {
-    kStarted,      // keeper: index, pid
-    kForkFailed,   // keeper: index, value = errno; nothing is left running
+    kStarted,      // reaper: index, pid
+    kForkFailed,   // reaper: index, value = errno; nothing is left running
     kStartFailed,  // child, before it exits with 127: index, value = errno of exec
-    kExited,       // keeper: index, pid, value = wait status
+    kExited,       // reaper: index, pid, value = wait status
     kSignal,       // owner: value = signal for every child's process group
     kKill,         // owner: kill every descendant
   };
@@ -41,9 +41,9 @@ struct PreparedChild {
   std::span<const int> inherited{};
 };
 
-struct KeeperPlan {
+struct ReaperPlan {
   std::span<const PreparedChild> children;
-  std::span<pid_t> pids;  // filled by the keeper, in its own copy
+  std::span<pid_t> pids;  // filled by the reaper, in its own copy
   pid_t owner = -1;
   int socket = -1;
   int owner_socket = -1;                     // the owner's end, to close
@@ -55,7 +55,7 @@ struct KeeperPlan {
 };
 
 // Never returns; every signal is blocked on entry.
-[[noreturn]] void keeper_main(const KeeperPlan& plan);
+[[noreturn]] void reaper_main(const ReaperPlan& plan);
 
 // Pids of the direct children of the calling thread, as many as fit; -1 when /proc does not tell.
 int list_children(std::span<pid_t> out);

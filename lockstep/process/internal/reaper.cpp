@@ -1,4 +1,4 @@
-#include "lockstep/process/internal/keeper.h"
+#include "lockstep/process/internal/reaper.h"
 
 #include <fcntl.h>
 #include <poll.h>
@@ -27,7 +27,7 @@ std::int64_t clock_ns(clockid_t clock) {
   return now.tv_sec * 1'000'000'000LL + now.tv_nsec;
 }
 
-void send_message(int socket, KeeperMessage message) {
+void send_message(int socket, ReaperMessage message) {
   message.realtime_ns = clock_ns(CLOCK_REALTIME);
   while (::send(socket, &message, sizeof message, MSG_NOSIGNAL) < 0 && errno == EINTR) {
   }
@@ -49,9 +49,9 @@ bool asks_to_end(int signal) {
   return signal == SIGTERM || signal == SIGINT || signal == SIGHUP || signal == SIGQUIT;
 }
 
-class Keeper {
+class Reaper {
  public:
-  explicit Keeper(const KeeperPlan& plan) : plan_(plan) {}
+  explicit Reaper(const ReaperPlan& plan) : plan_(plan) {}
 
   [[noreturn]] void run() {
     prepare();
@@ -67,9 +67,9 @@ class Keeper {
  private:
   void prepare() {
     ::close(plan_.owner_socket);
-    // Out of the owner's process group: what kills that group must not kill the keeper.
+    // Out of the owner's process group: what kills that group must not kill the reaper.
     ::setsid();
-    ::prctl(PR_SET_NAME, "lockstep-keeper");
+    ::prctl(PR_SET_NAME, "lockstep-reaper");
     ::prctl(PR_SET_CHILD_SUBREAPER, 1);
     struct sigaction normal {};
     normal.sa_handler = SIG_DFL;
@@ -102,25 +102,25 @@ class Keeper {
       if (pid == 0) {
         const int code = become(plan_.children[i], self);
         send_message(plan_.socket,
-                     {.kind = KeeperMessage::Kind::kStartFailed, .index = index, .value = code});
+                     {.kind = ReaperMessage::Kind::kStartFailed, .index = index, .value = code});
         ::_exit(127);
       }
       if (pid < 0) {
         const int code = errno;
         kill_all_and_wait();
-        send_message(plan_.socket, {.kind = KeeperMessage::Kind::kForkFailed, .index = index, .value = code});
+        send_message(plan_.socket, {.kind = ReaperMessage::Kind::kForkFailed, .index = index, .value = code});
         ::_exit(1);
       }
       plan_.pids[i] = pid;
-      send_message(plan_.socket, {.kind = KeeperMessage::Kind::kStarted, .index = index, .pid = pid});
+      send_message(plan_.socket, {.kind = ReaperMessage::Kind::kStarted, .index = index, .pid = pid});
     }
   }
 
   // The child's own first steps. Returns errno, and only when it could not become what it should.
-  int become(const PreparedChild& child, pid_t keeper) {
+  int become(const PreparedChild& child, pid_t reaper) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    // A keeper that died before the line above sends no signal any more.
-    if (::getppid() != keeper) ::_exit(127);
+    // A reaper that died before the line above sends no signal any more.
+    if (::getppid() != reaper) ::_exit(127);
     ::setsid();
     for (int target = 0; target < 3; ++target) {
       if (!redirect(child.standard[target], target)) return errno;
@@ -173,12 +173,12 @@ class Keeper {
   }
 
   void read_socket() {
-    KeeperMessage message;
+    ReaperMessage message;
     const ssize_t n = ::recv(plan_.socket, &message, sizeof message, MSG_DONTWAIT);
     if (n < 0 && (errno == EAGAIN || errno == EINTR)) return;
     if (n != sizeof message) return lose_owner();
-    if (message.kind == KeeperMessage::Kind::kSignal) signal_children(message.value);
-    if (message.kind == KeeperMessage::Kind::kKill) killing_ = true;
+    if (message.kind == ReaperMessage::Kind::kSignal) signal_children(message.value);
+    if (message.kind == ReaperMessage::Kind::kKill) killing_ = true;
   }
 
   void lose_owner() {
@@ -220,7 +220,7 @@ class Keeper {
     const int status = ended.si_code == CLD_EXITED   ? ended.si_status << 8
                        : ended.si_code == CLD_DUMPED ? ended.si_status | 0x80
                                                      : ended.si_status;
-    send_message(plan_.socket, {.kind = KeeperMessage::Kind::kExited,
+    send_message(plan_.socket, {.kind = ReaperMessage::Kind::kExited,
                                 .index = static_cast<int>(found - plan_.pids.begin()),
                                 .pid = ended.si_pid,
                                 .value = status});
@@ -263,7 +263,7 @@ class Keeper {
     }
   }
 
-  const KeeperPlan& plan_;
+  const ReaperPlan& plan_;
   int signals_ = -1;
   int owner_ = -1;                      // pidfd
   std::span<pid_t> children_, groups_;  // scratch of signal_children
@@ -297,9 +297,9 @@ int list_children(std::span<pid_t> out) {
   return static_cast<int>(n);
 }
 
-void keeper_main(const KeeperPlan& plan) {
-  Keeper keeper(plan);
-  keeper.run();
+void reaper_main(const ReaperPlan& plan) {
+  Reaper reaper(plan);
+  reaper.run();
 }
 
 }  // namespace lockstep::internal

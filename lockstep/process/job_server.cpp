@@ -1,4 +1,4 @@
-#include "lockstep/process/job_host.h"
+#include "lockstep/process/job_server.h"
 
 #include <unistd.h>
 
@@ -26,7 +26,7 @@ std::optional<JobSecret> find_secret(bool shared) {
                                JobSecret::make_file_hint("lockstep.secret")));
 }
 
-net::Listener listen_at(const JobHostOptions& options) {
+net::Listener listen_at(const JobServerOptions& options) {
   if (!net::names_loopback(options.address))
     return net::Listener::listen_everywhere(options.port, net::Listener::kBacklog);
   return net::Listener::listen(net::Address::resolve(options.address, options.port).front(),
@@ -39,8 +39,8 @@ std::string exit_cause_key(int rank) {
   return cat("lockstep/exit/", rank);
 }
 
-JobHost JobHost::open(const JobHostOptions& options) {
-  JobHost host;
+JobServer JobServer::open(const JobServerOptions& options) {
+  JobServer host;
   host.options_ = options;
   host.run_id_ = random_hex(8);
   host.secret_ = find_secret(options.shared);
@@ -52,11 +52,11 @@ JobHost JobHost::open(const JobHostOptions& options) {
   return host;
 }
 
-void JobHost::serve() {
+void JobServer::serve() {
   if (listener_) store();
 }
 
-JobAddress JobHost::address() const {
+JobAddress JobServer::address() const {
   return {.master_addr = options_.address,
           .master_port = options_.port,
           .run_id = run_id_,
@@ -64,7 +64,7 @@ JobAddress JobHost::address() const {
           .secret_fd = secret_fd_.get()};
 }
 
-Store& JobHost::store() {
+Store& JobServer::store() {
   if (store_) return *store_;
   TcpStoreOptions options{.port = options_.port, .timeout = kConnectTimeout, .secret = secret_};
   options.insecure = !secret_;
@@ -79,7 +79,7 @@ Store& JobHost::store() {
   return *store_;
 }
 
-void JobHost::publish_exit(int rank, const ChildExit& exit) noexcept {
+void JobServer::publish_exit(int rank, const ChildExit& exit) noexcept {
   try {
     store().set(exit_cause_key(rank),
                 exit.loss.empty() ? exit.cause() : cat(exit.cause(), "; its last error: ", exit.loss));

@@ -1,4 +1,4 @@
-// The meeting place of a job: the secret, and the rendezvous store that asks for it. Held by whoever starts the
+// What the workers of a job meet through: the secret, and the rendezvous store that asks for it. Held by whoever starts the
 // workers (the launcher, spawn); the workers are the store's clients.
 //
 // Two steps, because the server has a thread and a process with threads must not fork workers: open() first,
@@ -24,7 +24,7 @@ namespace lockstep {
 // lost a peer itself, with its error: from the moment its starter knows and before any other rank is stopped for it.
 std::string exit_cause_key(int rank);
 
-struct JobHostOptions {
+struct JobServerOptions {
   // Loopback keeps the store on this host; anything else listens on all interfaces.
   std::string address = "127.0.0.1";
   std::uint16_t port = 0;  // 0: a free one
@@ -33,13 +33,13 @@ struct JobHostOptions {
   bool holds_store = true;  // false: another starter does
 };
 
-class JobHost {
+class JobServer {
  public:
   // Finds the secret and binds the port; no thread yet. Raises DistNetworkError when the port is taken, kUsage with
   // the line that makes a secret file when one is needed and missing.
-  static JobHost open(const JobHostOptions& options = {});
-  JobHost(JobHost&&) noexcept = default;
-  JobHost& operator=(JobHost&&) noexcept = default;
+  static JobServer open(const JobServerOptions& options = {});
+  JobServer(JobServer&&) noexcept = default;
+  JobServer& operator=(JobServer&&) noexcept = default;
 
   // Starts the server, when the store is ours. Raises what TcpStore::open raises.
   void serve();
@@ -56,9 +56,9 @@ class JobHost {
   Store& store();
 
  private:
-  JobHost() = default;
+  JobServer() = default;
 
-  JobHostOptions options_;
+  JobServerOptions options_;
   std::optional<JobSecret> secret_;
   Fd secret_fd_;
   Fd listener_;
