@@ -105,7 +105,10 @@ std::vector<std::string> Nodes::awaited_keys(bool well) {
 void Nodes::end(bool well) noexcept {
   if (n_nodes_ == 1) return;
   try {
-    store().set(ended_key(node_rank_), "");
+    Store& store = this->store();
+    // A second launcher of one number ends for itself: host 0 waits for the first, which has yet to hear of it.
+    if (first_came_as_ != came_as_) return;
+    store.set(ended_key(node_rank_), "");
     if (node_rank_ != 0) return;
     const auto keys = awaited_keys(well);
     const Deadline deadline = Deadline::after(kEndTimeout);
@@ -113,7 +116,7 @@ void Nodes::end(bool well) noexcept {
     while (!keys.empty()) {
       const auto left = std::chrono::ceil<Milliseconds>(slow.next().remaining());
       try {
-        return store().wait(keys, left + Milliseconds(1));  // zero would mean for ever
+        return store.wait(keys, left + Milliseconds(1));  // zero would mean for ever
       } catch (const Error& error) {
         if (error.kind() != ErrorKind::kTimeout || deadline.expired()) throw;
       }
