@@ -11,11 +11,12 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
+#include "lockstep/ddp/internal/backward_optimizers.h"
 #include "lockstep/ddp/internal/delayed_reduction.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
 #include "lockstep/ddp/internal/graph.h"
 #include "lockstep/ddp/internal/module_state.h"
-#include "lockstep/ddp/internal/steps.h"
+#include "lockstep/ddp/internal/reducer.h"
 #include "lockstep/group/collectives.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/world.h"
@@ -76,7 +77,7 @@ DdpCore::DdpCore(std::shared_ptr<const ModuleTensors> tensors, std::shared_ptr<t
       options_(std::move(options)),
       group_(group_of(options_)),
       tensors_(std::move(tensors)),
-      steps_(std::make_shared<internal::Steps>()),
+      steps_(std::make_shared<internal::BackwardOptimizers>()),
       static_graph_(options_.static_graph) {
   check_options();
   if (!is_group_member(group_)) {
@@ -99,7 +100,7 @@ DdpCore::DdpCore(std::shared_ptr<const ModuleTensors> tensors, std::shared_ptr<t
   known_ = parameters.tensors;
   // A bad cap is an error in a world of one, too.
   describe_construction(trained, rebuilt_limits(caps_of(options_)).back());
-  tell_construction(trained, parameters.tensors.size());
+  log_construction(trained, parameters.tensors.size());
   if (options_.init_sync && group_->size() > 1) {
     internal::verify_same_on_all_ranks(trained, group_, options_.where);
     std::vector<at::Tensor> synced = parameters.tensors;
@@ -165,19 +166,19 @@ void DdpCore::make_reducer(const Group& group) {
   if (!delayed_->tensors.empty())
     delayed = internal::DelayedReduction::create(*delayed_, trigger_, group, options_.where);
   if (!reduced_->tensors.empty()) {
-    ReducerOptions options{.group = group,
-                           .caps = caps_of(options_),
-                           .sparse = internal::sparse_gradients(*tensors_, *reduced_),
-                           .gradient_as_bucket_view = options_.gradient_as_bucket_view,
-                           .in_place_bytes = options_.in_place_bytes,
-                           .find_unused_parameters = options_.find_unused_parameters,
-                           .static_graph = static_graph_,  // the first plan depends on it
-                           .skip_all_reduce_unused_params = options_.skip_all_reduce_unused_params,
-                           .where = options_.where};
+    internal::ReducerOptions options{.group = group,
+                                     .caps = caps_of(options_),
+                                     .sparse = internal::sparse_gradients(*tensors_, *reduced_),
+                                     .gradient_as_bucket_view = options_.gradient_as_bucket_view,
+                                     .in_place_bytes = options_.in_place_bytes,
+                                     .find_unused_parameters = options_.find_unused_parameters,
+                                     .static_graph = static_graph_,  // the first plan depends on it
+                                     .skip_all_reduce_unused_params = options_.skip_all_reduce_unused_params,
+                                     .where = options_.where};
     if (options_.mixed_precision) options.reduce_dtype = options_.mixed_precision->reduced_in();
     options.precisions = precisions_;
-    auto reducer = Reducer::create(reduced_->tensors, reduced_->names, std::move(options));
-    reducer->clock().set_sample_rate(sample_rate_);
+    auto reducer = internal::Reducer::create(reduced_->tensors, reduced_->names, std::move(options));
+    reducer->timer().set_sample_rate(sample_rate_);
     if (comm_hook_.run && !alone) reducer->register_comm_hook(comm_hook_);
     reducer->on_average(
         [steps = steps_](const at::Tensor& parameter, const at::Tensor& average) {
@@ -246,7 +247,7 @@ void DdpCore::prepare_precisions(const internal::NamedTensors& parameters) {
     if (mixed.buffer_dtype && buffer.is_floating_point()) buffer.set_data(buffer.to(*mixed.buffer_dtype));
   }
   if (mixed.param_dtype)
-    precisions_ = std::make_shared<internal::TwoPrecisions>(parameters.tensors, *mixed.param_dtype);
+    precisions_ = std::make_shared<internal::LowPrecisionParameters>(parameters.tensors, *mixed.param_dtype);
 }
 
 std::shared_ptr<torch::nn::Module> DdpCore::cloned(const torch::nn::Module& module,
@@ -298,8 +299,8 @@ void DdpCore::before_forward() {
   }
   if (buffers_due_) sync_buffers(joining);
   if (!reducer_ || !at::GradMode::is_enabled() || !*syncs_) return;
-  tell_statistics();
-  reducer_->clock().forward_begins(reducer_->n_reductions() + 1);
+  log_statistics();
+  reducer_->timer().forward_begins(reducer_->n_reductions() + 1);
 }
 
 // Collected anew each time: users may rebind buffers.
@@ -362,9 +363,9 @@ void DdpCore::after_forward(const std::function<void(const Visitor&)>& visit_out
   if (!reducer_) return;
   std::vector<at::Tensor> outputs;
   if (buffers_due_) {
-    StepClock& clock = reducer_->clock();
-    clock.forward_ends();
-    if (clock.samples()) visit_outputs([&](at::Tensor& output) { clock.begins_at(output); });
+    internal::StepTimer& timer = reducer_->timer();
+    timer.forward_ends();
+    if (timer.samples()) visit_outputs([&](at::Tensor& output) { timer.begins_at(output); });
   }
   const bool sinks = precisions_ || (buffers_due_ && reducer_->wants_sink());
   if (sinks || reducer_->wants_to_know() || reducer_->searches())
@@ -391,7 +392,8 @@ void DdpCore::after_forward(const std::function<void(const Visitor&)>& visit_out
 void DdpCore::watch(std::vector<at::Tensor> outputs,
                     const std::function<void(const Visitor&)>& visit_outputs) {
   const bool announced = buffers_due_ && reducer_->wants_sink();
-  const auto graph = precisions_ ? std::make_shared<internal::TwoPrecisions::Graph>(precisions_) : nullptr;
+  const auto graph =
+      precisions_ ? std::make_shared<internal::LowPrecisionParameters::Graph>(precisions_) : nullptr;
   outputs = internal::pass_sink(
       outputs,
       [announced, graph, weak = std::weak_ptr(reducer_)] {

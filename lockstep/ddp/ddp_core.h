@@ -11,12 +11,15 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/ddp/bucket_plan.h"
+#include "lockstep/ddp/comm_hook.h"
 #include "lockstep/ddp/logging_data.h"
 #include "lockstep/ddp/mixed_precision.h"
 #include "lockstep/ddp/module_tensors.h"
-#include "lockstep/ddp/reducer.h"
+#include "lockstep/ddp/reducer_stats.h"
 #include "lockstep/group/device_mesh.h"
 #include "lockstep/group/process_group.h"
+#include "lockstep/group/work.h"
 #include "lockstep/join/companion.h"
 #include "lockstep/join/join.h"
 
@@ -78,10 +81,11 @@ struct BufferHook {
 class FunctionalOptimizer;
 class ZeroCore;
 namespace internal {
+class BackwardOptimizers;
 class DelayedReduction;
 class FlatBroadcast;
+class Reducer;
 struct NamedTensors;
-class Steps;
 }  // namespace internal
 
 class DdpCore : public torch::nn::Module, public Joinable {
@@ -107,7 +111,7 @@ class DdpCore : public torch::nn::Module, public Joinable {
 
   ~DdpCore() override;
   NoSync no_sync() { return NoSync(syncs_); }
-  // Raises when the last backward pass was not reduced to the end; see Reducer::prepare_for_forward.
+  // Raises when the last backward pass was not reduced to the end; the next forward() raises it as well.
   void check_reducer_finalized() const;
   // All zero in a world of one.
   ReducerStats stats() const;
@@ -123,7 +127,7 @@ class DdpCore : public torch::nn::Module, public Joinable {
   // Called around each synced forward pass; once per model, the same on all ranks. In a world of one it is never called.
   // Raises kUsage for an empty hook or a second one.
   void register_buffer_hook(BufferHook hook);
-  // Steps each parameter (all that are averaged in buckets, or `only` these) as its gradient is handed back at the end of
+  // BackwardOptimizers each parameter (all that are averaged in buckets, or `only` these) as its gradient is handed back at the end of
   // backward(), while later buckets are still being reduced; the gradients stay. Once; raises kUsage for null, a second
   // one, and a parameter that is unknown, sparse or steps by itself. Optimizers given to parameters with
   // apply_optimizer_in_backward need no such call: they are taken over, and their gradients are left undefined.
@@ -189,8 +193,8 @@ class DdpCore : public torch::nn::Module, public Joinable {
   void sync_buffers(bool joining);
   void run_buffer_hook();
   void describe_construction(const internal::NamedTensors& trained, std::size_t cap_bytes);
-  void tell_construction(const internal::NamedTensors& trained, std::size_t n_all) const;
-  void tell_statistics();
+  void log_construction(const internal::NamedTensors& trained, std::size_t n_all) const;
+  void log_statistics();
 
   const DdpOptions options_;
   Group group_;
@@ -203,11 +207,11 @@ class DdpCore : public torch::nn::Module, public Joinable {
   at::Tensor trigger_;                                         // of the delayed
   // Null in a world of one (less mixed precision), and where there is nothing to reduce.
   std::unique_ptr<internal::FlatBroadcast> broadcast_;
-  std::shared_ptr<Reducer> reducer_;
+  std::shared_ptr<internal::Reducer> reducer_;
   // Null unless parameters are computed with in another type than their own.
-  std::shared_ptr<internal::TwoPrecisions> precisions_;
+  std::shared_ptr<internal::LowPrecisionParameters> precisions_;
   std::shared_ptr<internal::DelayedReduction> delayed_reduction_;
-  const std::shared_ptr<internal::Steps> steps_;
+  const std::shared_ptr<internal::BackwardOptimizers> steps_;
   // False right after a forward pass that was not synced.
   bool buffers_due_ = true;
   bool sink_clone_ = true;
@@ -216,8 +220,8 @@ class DdpCore : public torch::nn::Module, public Joinable {
   BufferHook buffer_hook_;
   DdpLoggingData construction_;      // the part that is known from the start
   bool join_uneven_inputs_ = false;  // there was a join()
-  std::int64_t sample_rate_ = StepClock::kDefaultRate;
-  std::uint64_t n_told_ = 0;  // sampled steps, when the log was last thought of
+  std::int64_t sample_rate_ = kDefaultLoggingSampleRate;
+  std::uint64_t n_logged_ = 0;  // sampled steps, when the log was last thought of
 
   // What the ranks tell each other at the beginning of a forward pass under join().
   struct Said {

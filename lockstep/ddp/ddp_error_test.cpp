@@ -12,6 +12,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/ddp/ddp.h"
+#include "lockstep/ddp/internal/reducer.h"
 #include "lockstep/group/group.h"
 
 namespace lockstep {
@@ -188,9 +189,9 @@ TEST(Reducer, ReadsAndWritesGradientsWhereItsAccessorKeepsThem) {
       const at::Tensor b = torch::ones({2}).requires_grad_();
       auto context = std::make_shared<Context>();
       context->set(a, torch::full({3}, rank == 0 ? 1.0 : 3.0));
-      auto reducer =
-          Reducer::create({a, b}, {"a", "b"},
-                          {.group = default_group(), .gradient_as_bucket_view = views, .access = context});
+      auto reducer = internal::Reducer::create(
+          {a, b}, {"a", "b"},
+          {.group = default_group(), .gradient_as_bucket_view = views, .access = context});
       reducer->prepare_for_forward();
       const at::Tensor loss = a.sum() * (rank + 5) + b.sum();
       reducer->expect_backward();
@@ -207,7 +208,7 @@ TEST(Reducer, RefusesAGradientOfAnotherType) {
     const at::Tensor a = torch::ones({3}).requires_grad_();
     auto context = std::make_shared<Context>();
     context->set(a, torch::ones({3}, torch::kDouble));
-    auto reducer = Reducer::create({a}, {"a"}, {.group = default_group(), .access = context});
+    auto reducer = internal::Reducer::create({a}, {"a"}, {.group = default_group(), .access = context});
     reducer->expect_backward();
     EXPECT_TRUE(raises(ErrorKind::kUsage, {"0 (a)", "Double", "Float"}, [&] { a.sum().backward(); }));
   });
@@ -228,7 +229,7 @@ TEST(Reducer, StridesOfDimensionsOfSizeOneAreNoReasonToWarn) {
     const at::Tensor a = torch::ones({1, 3}).requires_grad_();
     auto context = std::make_shared<Context>();
     context->set(a, (torch::arange(3.0) + rank).as_strided({1, 3}, {1, 1}));
-    auto reducer = Reducer::create({a}, {"a"}, {.group = default_group(), .access = context});
+    auto reducer = internal::Reducer::create({a}, {"a"}, {.group = default_group(), .access = context});
     reducer->prepare_for_forward();
     reducer->expect_backward();
     a.sum().backward();
@@ -246,7 +247,7 @@ TEST(Reducer, WarnsOnceOfAGradientWithOtherStrides) {
     const at::Tensor turned = torch::arange(6.0).view({3, 2}).t();
     context->set(a, turned + rank);
     EXPECT_NE(context->get(a).strides(), a.strides());
-    auto reducer = Reducer::create({a}, {"a"}, {.group = default_group(), .access = context});
+    auto reducer = internal::Reducer::create({a}, {"a"}, {.group = default_group(), .access = context});
     for (int step = 0; step < 2; ++step) {
       reducer->prepare_for_forward();
       reducer->expect_backward();

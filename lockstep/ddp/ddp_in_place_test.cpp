@@ -51,13 +51,13 @@ TEST(InPlaceGradients, AreReducedWhereAutogradMadeThem) {
     for (std::uint64_t step = 1; step <= 4; ++step) {
       model->zero_grad();
       model->forward(input_of(static_cast<int>(step), rank)).sum().backward();
-      EXPECT_EQ(model->stats().n_born, step * n_weights);
+      EXPECT_EQ(model->stats().n_in_place, step * n_weights);
     }
     const void* const before = net->second->weight.grad().data_ptr();
     // Accumulated into where it lies, and reduced there again.
     model->forward(input_of(5, rank)).sum().backward();
     EXPECT_EQ(net->second->weight.grad().data_ptr(), before);
-    EXPECT_EQ(model->stats().n_born, 5 * n_weights);
+    EXPECT_EQ(model->stats().n_in_place, 5 * n_weights);
   });
 }
 
@@ -71,7 +71,7 @@ TEST(InPlaceGradients, AreCopiedWhenAHookWantsThemInOnePiece) {
       return all_reduce(bucket.buffer(), {.op = ReduceOp::kAvg, .async_op = true}).get_future();
     }});
     model->forward(input_of(0, rank)).sum().backward();
-    EXPECT_EQ(model->stats().n_born, 0U);
+    EXPECT_EQ(model->stats().n_in_place, 0U);
     std::int64_t want = 0;
     for (const auto& parameter : net->parameters()) want += parameter.numel();
     EXPECT_EQ(n_elements, want);
@@ -160,7 +160,7 @@ TEST(InPlaceGradients, OptimizersInsideBackwardDoNotTakeTheirMemory) {
     const auto steps =
         apply_optimizer_in_backward<torch::optim::Adam>(net->parameters(), torch::optim::AdamOptions(0.01));
     for (int step = 0; step < 10; ++step) model->forward(input_of(step, rank)).sum().backward();
-    EXPECT_EQ(model->stats().n_born, 20U);
+    EXPECT_EQ(model->stats().n_in_place, 20U);
   });
 }
 
@@ -170,7 +170,7 @@ TEST(InPlaceGradients, RankZeroDecidesFromWhichSizeOn) {
     fill_parameters(*net, 1);
     auto model = DistributedDataParallel(net, {.in_place_bytes = rank == 0 ? kFrom : SIZE_MAX});
     model->forward(input_of(0, rank)).sum().backward();
-    EXPECT_EQ(model->stats().n_born, 2U);
+    EXPECT_EQ(model->stats().n_in_place, 2U);
   });
 }
 

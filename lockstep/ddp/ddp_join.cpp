@@ -8,9 +8,10 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/ddp/ddp_core.h"
+#include "lockstep/ddp/internal/backward_optimizers.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
 #include "lockstep/ddp/internal/module_state.h"
-#include "lockstep/ddp/internal/steps.h"
+#include "lockstep/ddp/internal/reducer.h"
 #include "lockstep/group/collectives.h"
 #include "lockstep/tensor/gradient_access.h"
 
@@ -117,7 +118,8 @@ bool DdpCore::shadow_iteration() {
   buffers_due_ = said.synced;
   if (!said.synced) return false;
   if (buffer_hook_.run && buffer_hook_.when == BufferHook::When::kAfterForward) run_buffer_hook();
-  reducer_->launch_shadow(said.in_context ? Reducer::Shadow::kOfAContext : Reducer::Shadow::kOfBackward);
+  reducer_->launch_shadow(said.in_context ? internal::Reducer::Shadow::kOfAContext
+                                          : internal::Reducer::Shadow::kOfBackward);
   reducer_->finish_shadow();
   return true;
 }

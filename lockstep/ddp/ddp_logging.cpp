@@ -1,19 +1,21 @@
-// What DistributedDataParallel and its reducer say of themselves: in logging_data() and in the log.
+// What DistributedDataParallel reports of itself and of its reducer: in logging_data() and in the log.
 #include <algorithm>
 #include <iterator>
 
 #include "lockstep/base/environment.h"
+#include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/ddp/ddp_core.h"
 #include "lockstep/ddp/internal/module_state.h"
+#include "lockstep/ddp/internal/reducer.h"
 #include "lockstep/group/debug.h"
 
 namespace lockstep {
 namespace {
 
 // How many sampled steps there are when TORCH_DISTRIBUTED_DEBUG=DETAIL writes them to the log.
-constexpr std::uint64_t kTold[] = {10, 20, 50, 100, 500, 800, 1000};
+constexpr std::uint64_t kLoggedAt[] = {10, 20, 50, 100, 500, 800, 1000};
 
 const char* name_of(DebugLevel level) {
   switch (level) {
@@ -66,7 +68,7 @@ std::int64_t since(std::int64_t start, std::int64_t stamp) {
   return stamp == 0 ? -1 : stamp - start;
 }
 
-void add_times(DdpLoggingData& data, const StepTimes& step) {
+void add_times(DdpLoggingData& data, const internal::StepTimes& step) {
   data.forward_compute_time = step.forward_time();
   data.backward_compute_time = step.compute_time();
   data.backward_comm_time = step.comm_time();
@@ -79,7 +81,7 @@ void add_times(DdpLoggingData& data, const StepTimes& step) {
   data.prev_iteration_grad_ready_order_indices = step.ready_order;
   const std::int64_t start = step.backward_start;
   for (const std::int64_t at : step.parameter_ready) data.parameter_ready_time.push_back(since(start, at));
-  for (const BucketTimes& bucket : step.buckets) {
+  for (const internal::BucketTimes& bucket : step.buckets) {
     data.bucket_ready_time.push_back(since(start, bucket.ready));
     data.bucket_started_time.push_back(since(start, bucket.started));
     data.bucket_done_time.push_back(since(start, bucket.done));
@@ -90,33 +92,35 @@ void add_times(DdpLoggingData& data, const StepTimes& step) {
   }
 }
 
-}  // namespace
-
-void Reducer::add_to(DdpLoggingData& data) const {
-  data.parameter_names = names_;
-  data.iteration = stats_.n_reductions;
-  data.unused_parameter_size = stats_.unused_bytes;
-  data.num_buckets_reduced = stats_.last_n_buckets_reduced;
-  data.has_rebuilt_buckets = stats_.has_rebuilt_buckets;
-  if (stats_.has_rebuilt_buckets) {
-    data.rebuilt_bucket_sizes = stats().bucket_bytes;
-    data.rebuilt_per_bucket_param_indices = plan_;
+// What the reducer did so far; the next forward pass's error, if there is one.
+void add_reductions(DdpLoggingData& data, internal::Reducer& reducer) {
+  const ReducerStats stats = reducer.stats();
+  data.iteration = stats.n_reductions;
+  data.unused_parameter_size = stats.unused_bytes;
+  data.num_buckets_reduced = stats.last_n_buckets_reduced;
+  data.has_rebuilt_buckets = stats.has_rebuilt_buckets;
+  if (stats.has_rebuilt_buckets) {
+    data.rebuilt_bucket_sizes = stats.bucket_bytes;
+    data.rebuilt_per_bucket_param_indices = reducer.buckets();
   }
-  data.can_set_static_graph = stats_.n_reductions != 0 && stats_.can_set_static_graph;
+  data.can_set_static_graph = stats.n_reductions != 0 && stats.can_set_static_graph;
   try {
-    check_finalized();
+    reducer.check_finalized();
   } catch (const Error& error) {
     data.has_error = true;
     data.error = error.what();
   }
-  data.sampled_steps = clock_.n_recorded();
-  const StepClock::Times average = clock_.average();
+  const internal::StepTimer& timer = reducer.timer();
+  data.sampled_steps = timer.n_recorded();
+  const internal::StepTimer::Times average = timer.average();
   data.avg_forward_compute_time = average.forward;
   data.avg_backward_compute_time = average.compute;
   data.avg_backward_comm_time = average.comm;
   data.avg_backward_compute_comm_overlap_time = average.overlap;
-  if (clock_.n_recorded() != 0) add_times(data, clock_.last());
+  if (timer.n_recorded() != 0) add_times(data, timer.last());
 }
+
+}  // namespace
 
 void DdpCore::describe_construction(const internal::NamedTensors& trained, std::size_t cap_bytes) {
   DdpLoggingData& data = construction_;
@@ -133,7 +137,7 @@ void DdpCore::describe_construction(const internal::NamedTensors& trained, std::
 }
 
 // For TORCH_DISTRIBUTED_DEBUG=INFO and above. Before the ranks meet, since that is where construction may hang.
-void DdpCore::tell_construction(const internal::NamedTensors& trained, std::size_t n_all) const {
+void DdpCore::log_construction(const internal::NamedTensors& trained, std::size_t n_all) const {
   if (get_debug_level() == DebugLevel::kOff || !log_enabled(LogLevel::kInfo)) return;
   std::string words =
       cat("DistributedDataParallel over group \"", group_->name(), "\" (rank ", group_->rank(), " of ",
@@ -159,21 +163,25 @@ DdpLoggingData DdpCore::logging_data() const {
   data.static_graph = static_graph_;
   data.comm_hook = comm_hook_.run ? comm_hook_.name : "";
   data.join_uneven_inputs = join_uneven_inputs_;
-  if (reducer_) reducer_->add_to(data);
+  if (reducer_) {
+    data.parameter_names = reduced_->names;
+    add_reductions(data, *reducer_);
+  }
   return data;
 }
 
 void DdpCore::set_ddp_runtime_logging_sample_rate(std::int64_t rate) {
-  StepClock alone;  // says whether it is one
-  (reducer_ ? reducer_->clock() : alone).set_sample_rate(rate);
+  internal::StepTimer alone;  // says whether it is one
+  (reducer_ ? reducer_->timer() : alone).set_sample_rate(rate);
   sample_rate_ = rate;
 }
 
 // For TORCH_DISTRIBUTED_DEBUG=DETAIL.
-void DdpCore::tell_statistics() {
-  const std::uint64_t n = reducer_->clock().n_recorded();
-  if (n == std::exchange(n_told_, n)) return;
-  if (std::ranges::find(kTold, n) == std::end(kTold) || get_debug_level() != DebugLevel::kDetail) return;
+void DdpCore::log_statistics() {
+  const std::uint64_t n = reducer_->timer().n_recorded();
+  if (n == std::exchange(n_logged_, n)) return;
+  if (std::ranges::find(kLoggedAt, n) == std::end(kLoggedAt) || get_debug_level() != DebugLevel::kDetail)
+    return;
   if (log_enabled(LogLevel::kInfo))
     log(LogLevel::kInfo, cat("DistributedDataParallel statistics: ", logging_data().to_json()));
 }

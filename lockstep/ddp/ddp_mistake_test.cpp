@@ -3,7 +3,7 @@
 #include <latch>
 
 #include "lockstep/ddp/ddp_testing.h"
-#include "lockstep/ddp/internal/nursery.h"
+#include "lockstep/ddp/internal/gradient_pool.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/world.h"
 
@@ -150,13 +150,13 @@ TEST(GradientPool, OfADeadModelIsNotKeptByOneGradient) {
   run_threads(2, [](int) {
     constexpr std::int64_t kElements = 1 << 16;
     const std::size_t n_bytes = kElements * sizeof(float);
-    auto pool = internal::Nursery::create(default_group(), {n_bytes, n_bytes, n_bytes});
+    auto pool = internal::GradientPool::create(default_group(), {n_bytes, n_bytes, n_bytes});
     const at::Tensor like = torch::zeros({kElements});
     at::Tensor kept = pool->make(like).fill_(3);
     { const std::vector<at::Tensor> gradients = {pool->make(like), pool->make(like)}; }
     EXPECT_EQ(pool->free_bytes(), 2 * n_bytes);
-    EXPECT_TRUE(pool->bore(kept, like, {}));
-    const std::weak_ptr<internal::Nursery> gone = pool;
+    EXPECT_TRUE(pool->holds_whole(kept, like, {}));
+    const std::weak_ptr<internal::GradientPool> gone = pool;
     pool = nullptr;
     EXPECT_TRUE(gone.expired()) << "the other blocks went with the model";
     EXPECT_TRUE(torch::equal(kept, torch::full({kElements}, 3.0f)));

@@ -3,6 +3,8 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>
 
+#include "lockstep/ddp/internal/reducer.h"
+
 namespace lockstep {
 
 // Costs a look at a flag while nobody is profiling.

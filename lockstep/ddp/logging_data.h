@@ -13,6 +13,9 @@
 
 namespace lockstep {
 
+// Steps are timed one in so many, after the first ten.
+inline constexpr std::int64_t kDefaultLoggingSampleRate = 100;
+
 struct DdpLoggingData {
   // ---- as built ----
   int world_size = 0;

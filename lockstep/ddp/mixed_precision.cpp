@@ -37,7 +37,8 @@ void check_mixed_precision(const MixedPrecision& mixed, const std::vector<at::Te
   }
 }
 
-TwoPrecisions::TwoPrecisions(const std::vector<at::Tensor>& parameters, at::ScalarType dtype)
+LowPrecisionParameters::LowPrecisionParameters(const std::vector<at::Tensor>& parameters,
+                                               at::ScalarType dtype)
     : dtype_(dtype) {
   for (const at::Tensor& parameter : parameters) {
     if (parameter.is_floating_point() && parameter.scalar_type() != dtype) parameters_.push_back(parameter);
@@ -46,7 +47,7 @@ TwoPrecisions::TwoPrecisions(const std::vector<at::Tensor>& parameters, at::Scal
   short_.resize(parameters_.size());
 }
 
-bool TwoPrecisions::shorten() {
+bool LowPrecisionParameters::shorten() {
   if (torch::autograd::get_current_graph_task_id() == -1) ends_ = false;  // left over from a pass that died
   if (short_now_) return false;
   {
@@ -64,7 +65,7 @@ bool TwoPrecisions::shorten() {
   return true;
 }
 
-void TwoPrecisions::restore() noexcept {
+void LowPrecisionParameters::restore() noexcept {
   ends_ = false;
   unwatched_ = false;
   if (!short_now_) return;
@@ -75,27 +76,27 @@ void TwoPrecisions::restore() noexcept {
   short_now_ = false;
 }
 
-void TwoPrecisions::on_gradient() {
+void LowPrecisionParameters::on_gradient() {
   if (!ends_) restore_at_end();
 }
 
-void TwoPrecisions::restore_at_end() {
+void LowPrecisionParameters::restore_at_end() {
   ends_ = true;
   torch::autograd::Engine::get_default_engine().queue_callback([weak = weak_from_this()] {
     if (const auto self = weak.lock()) self->restore();
   });
 }
 
-TwoPrecisions::Graph::Graph(std::weak_ptr<TwoPrecisions> of) : of_(std::move(of)) {
+LowPrecisionParameters::Graph::Graph(std::weak_ptr<LowPrecisionParameters> of) : of_(std::move(of)) {
   if (const auto precisions = of_.lock()) ++precisions->n_open_;
 }
 
-void TwoPrecisions::Graph::settle() {
+void LowPrecisionParameters::Graph::settle() {
   const auto precisions = of_.lock();
   if (precisions && std::exchange(open_, false)) --precisions->n_open_;
 }
 
-TwoPrecisions::Graph::~Graph() {
+LowPrecisionParameters::Graph::~Graph() {
   settle();
   const auto precisions = of_.lock();
   if (!precisions || precisions->n_open_ != 0 || precisions->unwatched_) return;
@@ -104,7 +105,7 @@ TwoPrecisions::Graph::~Graph() {
   if (!inside || !precisions->ends_) precisions->restore();
 }
 
-bool TwoPrecisions::Graph::begins() {
+bool LowPrecisionParameters::Graph::begins() {
   const auto precisions = of_.lock();
   if (!precisions) return false;
   // torch::autograd::grad leaves the graph to a backward pass still to come.

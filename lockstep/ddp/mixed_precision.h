@@ -42,14 +42,14 @@ void check_mixed_precision(const MixedPrecision& mixed, const std::vector<at::Te
 // libtorch saves a parameter itself for the backward pass, not its values: it must be short there, too. So it stays short
 // from the forward pass on. Who walks the graph twice finds it shortened again by the node at the outputs (`begins`).
 // Thread safety: as the module.
-class TwoPrecisions : public std::enable_shared_from_this<TwoPrecisions> {
+class LowPrecisionParameters : public std::enable_shared_from_this<LowPrecisionParameters> {
  public:
   // Of `parameters` those that are floating-point and not in `dtype` already.
-  TwoPrecisions(const std::vector<at::Tensor>& parameters, at::ScalarType dtype);
+  LowPrecisionParameters(const std::vector<at::Tensor>& parameters, at::ScalarType dtype);
 
-  ~TwoPrecisions() { restore(); }
-  TwoPrecisions(const TwoPrecisions&) = delete;
-  TwoPrecisions& operator=(const TwoPrecisions&) = delete;
+  ~LowPrecisionParameters() { restore(); }
+  LowPrecisionParameters(const LowPrecisionParameters&) = delete;
+  LowPrecisionParameters& operator=(const LowPrecisionParameters&) = delete;
 
   bool is_short() const { return short_now_; }
   // Casts and changes places. True when they were full: then libtorch gives out new gradient accumulators.
@@ -60,7 +60,7 @@ class TwoPrecisions : public std::enable_shared_from_this<TwoPrecisions> {
   // parameters are full again.
   class Graph {
    public:
-    explicit Graph(std::weak_ptr<TwoPrecisions> of);
+    explicit Graph(std::weak_ptr<LowPrecisionParameters> of);
     ~Graph();
     Graph(const Graph&) = delete;
     Graph& operator=(const Graph&) = delete;
@@ -69,7 +69,7 @@ class TwoPrecisions : public std::enable_shared_from_this<TwoPrecisions> {
 
    private:
     void settle();
-    const std::weak_ptr<TwoPrecisions> of_;
+    const std::weak_ptr<LowPrecisionParameters> of_;
     bool open_ = true;
   };
   // A graph that nobody can watch, since no output of the forward pass is known.

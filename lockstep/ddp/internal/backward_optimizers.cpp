@@ -1,4 +1,4 @@
-#include "lockstep/ddp/internal/steps.h"
+#include "lockstep/ddp/internal/backward_optimizers.h"
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
@@ -8,7 +8,8 @@
 
 namespace lockstep::internal {
 
-void Steps::adopt(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& others) {
+void BackwardOptimizers::adopt(const std::vector<at::Tensor>& parameters,
+                               const std::vector<at::Tensor>& others) {
   for (const at::Tensor& parameter : others) {
     if (!get_optimizers_in_backward(parameter).empty())
       raise(
@@ -28,13 +29,14 @@ void Steps::adopt(const std::vector<at::Tensor>& parameters, const std::vector<a
   }
 }
 
-void Steps::release() noexcept {
+void BackwardOptimizers::release() noexcept {
   for (const auto& entry : adopted_) give_back_optimizers_in_backward(entry.second);
   adopted_.clear();
 }
 
-void Steps::fuse(std::shared_ptr<FunctionalOptimizer> optimizer, const std::vector<at::Tensor>& only,
-                 const std::vector<at::Tensor>& all, const std::vector<bool>& sparse) {
+void BackwardOptimizers::fuse(std::shared_ptr<FunctionalOptimizer> optimizer,
+                              const std::vector<at::Tensor>& only, const std::vector<at::Tensor>& all,
+                              const std::vector<bool>& sparse) {
   if (!optimizer) raise(ErrorKind::kUsage, "register_fused_optimizer: the optimizer is null");
   if (fused_) raise(ErrorKind::kUsage, "register_fused_optimizer: a model has one fused optimizer");
   std::unordered_map<const void*, bool> is_sparse;
@@ -56,7 +58,7 @@ void Steps::fuse(std::shared_ptr<FunctionalOptimizer> optimizer, const std::vect
   fused_ = std::move(optimizer);
 }
 
-void Steps::overlap(ZeroCore& zero, const Group& group, const std::vector<at::Tensor>& all) {
+void BackwardOptimizers::overlap(ZeroCore& zero, const Group& group, const std::vector<at::Tensor>& all) {
   if (zero.process_group() != group)
     raise(ErrorKind::kUsage, cat("overlap_optimizer: the optimizer belongs to group \"",
                                  zero.process_group()->name(), "\", the model to \"", group->name(), "\""));
@@ -76,11 +78,11 @@ void Steps::overlap(ZeroCore& zero, const Group& group, const std::vector<at::Te
   overlaps_ = true;
 }
 
-void Steps::finish() {
+void BackwardOptimizers::finish() {
   if (const auto zero = zero_.lock()) zero->finish();
 }
 
-bool Steps::step(const at::Tensor& parameter, const at::Tensor& average) {
+bool BackwardOptimizers::step(const at::Tensor& parameter, const at::Tensor& average) {
   if (fused_ && fused_to_.contains(parameter.unsafeGetTensorImpl())) fused_->step_param(parameter, average);
   if (const auto zero = zero_.lock()) zero->step(parameter, average);
   if (!adopted_.contains(parameter.unsafeGetTensorImpl())) return false;

@@ -8,11 +8,11 @@
 
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
-#include "lockstep/ddp/internal/nursery.h"
+#include "lockstep/ddp/internal/gradient_pool.h"
+#include "lockstep/ddp/internal/reducer.h"
 #include "lockstep/ddp/internal/sparse.h"
-#include "lockstep/ddp/reducer.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 // memcpy is quicker than copy_ at every size (half a microsecond of dispatch when small, 5 to 15 % when large and cold),
@@ -89,23 +89,23 @@ void Reducer::store_gradient(std::size_t index, at::Tensor& view, const at::Tens
 void Reducer::store_large(std::size_t index, const at::Tensor& gradient, at::Tensor& piece,
                           const at::Tensor& incoming) {
   if (!gradient.defined()) {
-    piece = nursery_->make(parameters_[index]).zero_();
+    piece = pool_->make(parameters_[index]).zero_();
     return;
   }
   const bool idle = is_idle(index);
-  if (!idle && nursery_->bore(gradient, parameters_[index], incoming)) {
+  if (!idle && pool_->holds_whole(gradient, parameters_[index], incoming)) {
     piece = gradient.detach();
-    ++stats_.n_born;
+    ++stats_.n_in_place;
     return;
   }
-  piece = nursery_->make(parameters_[index]);
+  piece = pool_->make(parameters_[index]);
   copy_into(index, piece, gradient);
   if (gives_views() && !idle) access().set(parameters_[index], piece);
 }
 
 // This rank did not use it in the pass: perhaps nobody did, and its gradient must stay what it was.
 bool Reducer::is_idle(std::size_t index) const {
-  return static_graph_ ? firings_[index] == 0 : searches() && used_here_.const_data_ptr<int>()[index] == 0;
+  return static_graph_ ? use_counts_[index] == 0 : searches() && used_here_.const_data_ptr<int>()[index] == 0;
 }
 
 // A copy, already divided: the reduction works in place, and what was accumulated must survive a failure.
@@ -118,7 +118,7 @@ void Reducer::store_sparse(std::size_t index, Bucket& bucket) {
                                    " is undefined; with sparse=true every backward pass must reach it, or "
                                    "find_unused_parameters be set"));
     }
-    bucket.flat = internal::no_entries(parameter);
+    bucket.flat = no_entries(parameter);
   } else if (gradient.layout() == at::kSparse) {
     bucket.flat = gradient.div(static_cast<double>(divisor_));
   } else {
@@ -182,4 +182,4 @@ void Reducer::let_go_of_large(std::size_t b) {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -1,4 +1,4 @@
-// When one training step did what, and the clock that takes it down.
+// When one training step did what, and the timer that records it.
 //
 // Reading the clock for every gradient of every step would cost more than some of them do, so steps are sampled: the
 // first ten, to see how training starts, then one in a hundred. In all others every call here is one test of a flag.
@@ -15,9 +15,10 @@
 #include <vector>
 
 #include "lockstep/ddp/comm_hook.h"
+#include "lockstep/ddp/logging_data.h"
 #include "lockstep/group/work.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 
 // One bucket of one step. 0: did not come to that.
 struct BucketTimes {
@@ -48,10 +49,9 @@ struct StepTimes {
   std::int64_t comm_until(std::int64_t end) const;
 };
 
-class StepClock final {
+class StepTimer final {
  public:
   static constexpr std::uint64_t kFirstSteps = 10;
-  static constexpr std::int64_t kDefaultRate = 100;
 
   // Every rate-th step after the first ten. Raises kUsage below 1.
   void set_sample_rate(std::int64_t rate);
@@ -118,7 +118,7 @@ class StepClock final {
   void close();
 
   using Slot = std::shared_ptr<std::atomic<std::int64_t>>;  // shared with whoever writes the stamp
-  std::uint64_t rate_ = kDefaultRate;
+  std::uint64_t rate_ = kDefaultLoggingSampleRate;
   bool samples_ = false;
   StepTimes now_, last_;
   Slot backward_seen_;
@@ -128,4 +128,4 @@ class StepClock final {
   std::uint64_t n_recorded_ = 0;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

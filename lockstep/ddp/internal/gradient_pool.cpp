@@ -1,4 +1,4 @@
-#include "lockstep/ddp/internal/nursery.h"
+#include "lockstep/ddp/internal/gradient_pool.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty_strided.h>
@@ -25,7 +25,7 @@ constexpr std::size_t kSpare = 2;
 
 // What the pass on this thread may allocate from; over when no pass runs. Owned, but without a destructor: threads allocate
 // while they end.
-thread_local std::shared_ptr<Nursery>* opened = nullptr;
+thread_local std::shared_ptr<GradientPool>* opened = nullptr;
 
 // A pool's own memory is made by libtorch, too.
 class Pause {
@@ -36,7 +36,7 @@ class Pause {
   Pause& operator=(const Pause&) = delete;
 
  private:
-  std::shared_ptr<Nursery>* const opened_;
+  std::shared_ptr<GradientPool>* const opened_;
 };
 
 void shut() noexcept {
@@ -46,10 +46,10 @@ void shut() noexcept {
 }  // namespace
 
 // Process-wide, since libtorch has one allocator per device type. Never destroyed: tensors may outlive main.
-class NurseryAllocator final : public c10::Allocator {
+class PoolAllocator final : public c10::Allocator {
  public:
-  static NurseryAllocator& placed() {
-    static NurseryAllocator* const only = new NurseryAllocator(c10::GetCPUAllocator());
+  static PoolAllocator& placed() {
+    static PoolAllocator* const only = new PoolAllocator(c10::GetCPUAllocator());
     static const bool done = [] {
       c10::SetCPUAllocator(only);
       return true;
@@ -60,21 +60,21 @@ class NurseryAllocator final : public c10::Allocator {
 
   c10::DataPtr allocate(std::size_t n_bytes) override {
     if (opened != nullptr && n_bytes >= (*opened)->smallest_) {
-      if (void* const data = from_nursery(n_bytes); data != nullptr)
-        return {data, data, &NurseryAllocator::release, c10::Device(c10::kCPU)};
+      if (void* const data = from_pool(n_bytes); data != nullptr)
+        return {data, data, &PoolAllocator::release, c10::Device(c10::kCPU)};
     }
     return before_->allocate(n_bytes);
   }
   // Of both kinds of memory.
   c10::DeleterFnPtr raw_deleter() const override {
-    return before_->raw_deleter() == nullptr ? nullptr : &NurseryAllocator::release;
+    return before_->raw_deleter() == nullptr ? nullptr : &PoolAllocator::release;
   }
   void copy_data(void* to, const void* from, std::size_t n_bytes) const override {
     before_->copy_data(to, from, n_bytes);
   }
 
   static void release(void* data) {
-    NurseryAllocator& self = placed();
+    PoolAllocator& self = placed();
     Lent lent;
     {
       const std::lock_guard lock(self.mutex_);
@@ -86,30 +86,30 @@ class NurseryAllocator final : public c10::Allocator {
     }
     if (lent.block.memory.defined()) {
       // Else the pool went with its model, and the block goes back to the group.
-      if (const auto nursery = lent.nursery.lock()) nursery->give_back(std::move(lent.block));
+      if (const auto pool = lent.pool.lock()) pool->give_back(std::move(lent.block));
     } else if (data != nullptr) {
       self.before_->raw_deleter()(data);
     }
   }
-  void lend(void* data, const std::shared_ptr<Nursery>& nursery, Nursery::Block block) {
+  void lend(void* data, const std::shared_ptr<GradientPool>& pool, GradientPool::Block block) {
     const std::lock_guard lock(mutex_);
-    lent_[data] = {nursery, std::move(block)};
+    lent_[data] = {pool, std::move(block)};
   }
-  bool lent_by(const void* data, const Nursery* nursery) {
+  bool lent_by(const void* data, const GradientPool* pool) {
     const std::lock_guard lock(mutex_);
     const auto found = lent_.find(data);
-    return found != lent_.end() && found->second.nursery.lock().get() == nursery;
+    return found != lent_.end() && found->second.pool.lock().get() == pool;
   }
 
  private:
   struct Lent {
-    std::weak_ptr<Nursery>
-        nursery;  // weakly: one gradient that is kept must not keep the blocks of all others
-    Nursery::Block block;
+    std::weak_ptr<GradientPool>
+        pool;  // weakly: one gradient that is kept must not keep the blocks of all others
+    GradientPool::Block block;
   };
-  explicit NurseryAllocator(c10::Allocator* before) : before_(before) {}
+  explicit PoolAllocator(c10::Allocator* before) : before_(before) {}
 
-  static void* from_nursery(std::size_t n_bytes) {
+  static void* from_pool(std::size_t n_bytes) {
     if (torch::autograd::get_current_graph_task_id() == -1) {  // the pass is over
       shut();
       return nullptr;
@@ -122,28 +122,28 @@ class NurseryAllocator final : public c10::Allocator {
   std::unordered_map<const void*, Lent> lent_;  // guarded by mutex_
 };
 
-std::shared_ptr<Nursery> Nursery::create(Group group, const std::vector<std::size_t>& sizes) {
-  return std::shared_ptr<Nursery>(new Nursery(std::move(group), sizes));
+std::shared_ptr<GradientPool> GradientPool::create(Group group, const std::vector<std::size_t>& sizes) {
+  return std::shared_ptr<GradientPool>(new GradientPool(std::move(group), sizes));
 }
 
-Nursery::Nursery(Group group, const std::vector<std::size_t>& sizes)
+GradientPool::GradientPool(Group group, const std::vector<std::size_t>& sizes)
     : group_(std::move(group)),
       process_(::getpid()),
       smallest_(*std::min_element(sizes.begin(), sizes.end())) {
   for (const std::size_t n_bytes : sizes) ++sizes_.try_emplace(n_bytes, Size{kSpare}).first->second.n_most;
-  NurseryAllocator::placed();
+  PoolAllocator::placed();
 }
 
-void Nursery::open() {
+void GradientPool::open() {
   shut();
-  if (process_ == ::getpid()) opened = new std::shared_ptr<Nursery>(shared_from_this());
+  if (process_ == ::getpid()) opened = new std::shared_ptr<GradientPool>(shared_from_this());
 }
 
-void Nursery::close() noexcept {
+void GradientPool::close() noexcept {
   if (opened != nullptr && opened->get() == this) shut();
 }
 
-void* Nursery::take(std::size_t n_bytes) {
+void* GradientPool::take(std::size_t n_bytes) {
   Block block;
   {
     const std::lock_guard lock(mutex_);
@@ -169,39 +169,39 @@ void* Nursery::take(std::size_t n_bytes) {
     }
   }
   void* const data = block.memory.mutable_data_ptr();
-  NurseryAllocator::placed().lend(data, shared_from_this(), std::move(block));
+  PoolAllocator::placed().lend(data, shared_from_this(), std::move(block));
   return data;
 }
 
-void Nursery::give_back(Block block) {
+void GradientPool::give_back(Block block) {
   const std::lock_guard lock(mutex_);
   sizes_.at(block.n_bytes).free.push_back(std::move(block));
 }
 
-at::Tensor Nursery::make(const at::Tensor& like) {
+at::Tensor GradientPool::make(const at::Tensor& like) {
   const auto options = like.options().requires_grad(false);
   if (void* const data = take(like.nbytes()); data != nullptr) {
     return at::from_blob(
-        data, like.sizes(), like.strides(), [](void* memory) { NurseryAllocator::release(memory); }, options);
+        data, like.sizes(), like.strides(), [](void* memory) { PoolAllocator::release(memory); }, options);
   }
   const Pause pause;
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   return at::empty_strided(like.sizes(), like.strides(), options);  // engines reduce it, too, a little slower
 }
 
-std::size_t Nursery::free_bytes() const {
+std::size_t GradientPool::free_bytes() const {
   const std::lock_guard lock(mutex_);
   std::size_t sum = 0;
   for (const auto& [n_bytes, size] : sizes_) sum += n_bytes * size.free.size();
   return sum;
 }
 
-bool Nursery::bore(const at::Tensor& gradient, const at::Tensor& parameter,
-                   const at::Tensor& incoming) const {
+bool GradientPool::holds_whole(const at::Tensor& gradient, const at::Tensor& parameter,
+                               const at::Tensor& incoming) const {
   const c10::Storage& storage = gradient.storage();
   if (gradient.storage_offset() != 0 || storage.nbytes() != gradient.nbytes() || gradient.is_neg() ||
       gradient.strides() != parameter.strides() || !gradient.is_non_overlapping_and_dense() ||
-      !NurseryAllocator::placed().lent_by(storage.data(), this)) {
+      !PoolAllocator::placed().lent_by(storage.data(), this)) {
     return false;
   }
   // Who refers to the memory: the gradient, what it was taken from, and what these are views of. Any of the latter may in

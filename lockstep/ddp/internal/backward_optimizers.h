@@ -18,9 +18,9 @@ class ZeroOverlap;
 
 namespace lockstep::internal {
 
-class Steps {
+class BackwardOptimizers {
  public:
-  ~Steps() { release(); }
+  ~BackwardOptimizers() { release(); }
   // Gives back what was adopted.
   void release() noexcept;
   // From now on backward() does not call the optimizers these parameters have (in_backward.h): step() does. Raises kUsage

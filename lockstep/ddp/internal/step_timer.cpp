@@ -1,4 +1,4 @@
-#include "lockstep/ddp/step_times.h"
+#include "lockstep/ddp/internal/step_timer.h"
 
 #include <ATen/core/ivalue.h>
 
@@ -9,7 +9,7 @@
 #include "lockstep/base/text.h"
 #include "lockstep/ddp/internal/graph.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 void put_first(std::atomic<std::int64_t>& slot, std::int64_t stamp) {
@@ -37,7 +37,7 @@ std::int64_t StepTimes::comm_until(std::int64_t end) const {
   return sum;
 }
 
-void StepClock::set_sample_rate(std::int64_t rate) {
+void StepTimer::set_sample_rate(std::int64_t rate) {
   if (rate < 1) {
     raise(ErrorKind::kUsage, cat("set_ddp_runtime_logging_sample_rate: every ", rate,
                                  "th step cannot be; the rate is 1 (every step) or more"));
@@ -45,7 +45,7 @@ void StepClock::set_sample_rate(std::int64_t rate) {
   rate_ = static_cast<std::uint64_t>(rate);
 }
 
-void StepClock::open() {
+void StepTimer::open() {
   now_ = {};
   future_done_.clear();
   posted_.clear();
@@ -53,12 +53,12 @@ void StepClock::open() {
   now_.forward_start = stamp();
 }
 
-void StepClock::begins_at(const at::Tensor& output) {
+void StepTimer::begins_at(const at::Tensor& output) {
   if (!samples_) return;
-  internal::on_reached({&output, 1}, [slot = backward_seen_] { put_first(*slot, stamp()); });
+  on_reached({&output, 1}, [slot = backward_seen_] { put_first(*slot, stamp()); });
 }
 
-void StepClock::begin(std::size_t n_parameters, std::size_t n_buckets) {
+void StepTimer::begin(std::size_t n_parameters, std::size_t n_buckets) {
   const std::int64_t seen = backward_seen_->load();
   now_.backward_start = seen != 0 ? seen : stamp();
   now_.parameter_ready.assign(n_parameters, 0);
@@ -69,20 +69,20 @@ void StepClock::begin(std::size_t n_parameters, std::size_t n_buckets) {
   posted_.assign(n_buckets, 0);
 }
 
-void StepClock::note_ready(std::size_t index, std::size_t bucket, bool fills_it) {
+void StepTimer::note_ready(std::size_t index, std::size_t bucket, bool fills_it) {
   const std::int64_t at = stamp();
   now_.parameter_ready[index] = now_.compute_end = at;
   now_.ready_order.push_back(index);
   if (fills_it) now_.buckets[bucket].ready = at;
 }
 
-void StepClock::await_future(std::size_t b, const GradFuture& future) {
+void StepTimer::await_future(std::size_t b, const GradFuture& future) {
   const auto slot = std::make_shared<std::atomic<std::int64_t>>(0);
   future_done_[b] = slot;
   future->addCallback([slot](c10::ivalue::Future&) { put_first(*slot, Deadline::now().monotonic_ns()); });
 }
 
-void StepClock::note_done(std::size_t b, const Work& work) {
+void StepTimer::note_done(std::size_t b, const Work& work) {
   if (work.sequence_number() == 0) return;  // nothing was started
   double ms = 0;
   try {
@@ -93,13 +93,13 @@ void StepClock::note_done(std::size_t b, const Work& work) {
   now_.buckets[b].done = posted_[b] + static_cast<std::int64_t>(ms * 1e6);
 }
 
-void StepClock::note_done(std::size_t b) {
+void StepTimer::note_done(std::size_t b) {
   // Its callback may be about to run: then it is over just now.
   put_first(*future_done_[b], stamp());
   now_.buckets[b].done = future_done_[b]->load();
 }
 
-void StepClock::close() {
+void StepTimer::close() {
   now_.backward_end = stamp();
   samples_ = false;
   last_ = std::exchange(now_, {});
@@ -110,9 +110,9 @@ void StepClock::close() {
   ++n_recorded_;
 }
 
-StepClock::Times StepClock::average() const {
+StepTimer::Times StepTimer::average() const {
   const auto n = static_cast<std::int64_t>(std::max<std::uint64_t>(n_recorded_, 1));
   return {sum_.forward / n, sum_.compute / n, sum_.comm / n, sum_.overlap / n};
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

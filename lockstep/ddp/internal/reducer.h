@@ -2,7 +2,7 @@
 //
 // A hook on each parameter's gradient accumulator copies the new gradient into its place in a bucket: a flat tensor in
 // the group's shared memory, so that the reduction needs no staging. Large gradients are made in such memory by autograd
-// itself (internal/nursery.h) and belong to their bucket as they are. A full bucket is reduced by asynchronous
+// itself (internal/gradient_pool.h) and belong to their bucket as they are. A full bucket is reduced by asynchronous
 // all_reduces, one for the flat tensor and one for each large gradient, started strictly in the order of the buckets, so
 // that all ranks agree. When the last ones have been started, a callback at the end of backward() waits for them in order
 // and hands the averages back.
@@ -39,19 +39,17 @@
 #include "lockstep/base/error.h"
 #include "lockstep/ddp/bucket_plan.h"
 #include "lockstep/ddp/comm_hook.h"
-#include "lockstep/ddp/step_times.h"
+#include "lockstep/ddp/internal/step_timer.h"
+#include "lockstep/ddp/reducer_stats.h"
 #include "lockstep/group/collectives.h"
 #include "lockstep/group/process_group.h"
 #include "lockstep/tensor/gradient_access.h"
 #include "lockstep/tensor/torch_compat.h"
 
-namespace lockstep {
-namespace internal {
-class Nursery;
-class TwoPrecisions;
-}  // namespace internal
+namespace lockstep::internal {
 
-struct DdpLoggingData;
+class GradientPool;
+class LowPrecisionParameters;
 
 struct ReducerOptions {
   Group group{};  // required
@@ -60,7 +58,7 @@ struct ReducerOptions {
   // not asked: sums over the ranks are divided by their number.
   std::vector<bool> sparse{};
   bool gradient_as_bucket_view = false;
-  // Large gradients are born in the group's memory and reduced where they lie (internal/nursery.h); the others are copied
+  // Large gradients are born in the group's memory and reduced where they lie (internal/gradient_pool.h); the others are copied
   // into the flat part of their bucket. Not with a communication hook, which wants the bucket in one piece.
   std::optional<std::size_t> in_place_bytes{};  // unset: LOCKSTEP_DDP_IN_PLACE_BYTES
   bool find_unused_parameters = false;
@@ -70,27 +68,10 @@ struct ReducerOptions {
   // Mixed precision (mixed_precision.h): the type of the buckets of floating-point gradients, unset: their own; and the
   // parameters that are short while gradients come, null: none. What is handed back is in the parameters' own type.
   std::optional<at::ScalarType> reduce_dtype{};
-  std::shared_ptr<internal::TwoPrecisions> precisions{};
+  std::shared_ptr<LowPrecisionParameters> precisions{};
   // Null: the distributed autograd context that a backward pass runs in (lockstep/autograd), else Tensor::grad().
   std::shared_ptr<GradientAccess> access{};
   std::source_location where = std::source_location::current();
-};
-
-// Counters since construction; times in seconds.
-struct ReducerStats {
-  std::uint64_t n_reductions = 0;     // backward passes that were reduced to the end
-  std::uint64_t n_bytes_reduced = 0;  // by this rank
-  double exposed_seconds = 0;         // spent waiting at the end of backward: communication not hidden by it
-  double last_exposed_seconds = 0;    // of the last backward pass
-  std::uint64_t n_buckets_reduced = 0;
-  std::size_t last_n_buckets_reduced = 0;   // of the last backward pass
-  std::vector<std::size_t> bucket_bytes{};  // of the buckets in use, in the order of reduction
-  // Memory of the reducer's own: buckets as far as gradients do not lie in them, and blocks of the pool that are free.
-  std::size_t held_bytes = 0;
-  bool has_rebuilt_buckets = false;
-  std::uint64_t n_born = 0;          // gradients that were reduced where autograd had made them
-  std::uint64_t unused_bytes = 0;    // of the parameters that this rank did not use in the last reduced pass
-  bool can_set_static_graph = true;  // the unused set has never changed
 };
 
 class Reducer final : public std::enable_shared_from_this<Reducer> {
@@ -114,7 +95,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   // True when the outputs must pass through pass_sink, so that the backward pass announces itself.
   bool wants_sink() const;
   // True when it is enough to be told by on_reached; then on_outputs_reached is what to call.
-  bool wants_to_know() const { return nursery_ != nullptr; }
+  bool wants_to_know() const { return pool_ != nullptr; }
   void on_outputs_reached();
   // The backward pass has begun, though perhaps at no parameter. On the thread that runs it.
   void on_backward_begins();
@@ -158,10 +139,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
 
   ReducerStats stats() const;
   const BucketIndices& buckets() const { return plan_; }
-  // Everything it knows of logging_data.h but how it was built.
-  void add_to(DdpLoggingData& data) const;
   std::uint64_t n_reductions() const { return stats_.n_reductions; }
-  StepClock& clock() { return clock_; }
+  StepTimer& timer() { return timer_; }
 
  private:
   class Hook;
@@ -252,9 +231,9 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   std::vector<std::uintptr_t> hook_keys_;
   std::vector<std::pair<compat::WeakNodePtr, std::uintptr_t>> former_hooks_;
 
-  std::vector<unsigned char> large_;            // by parameter: its gradient is reduced where it lies
-  std::size_t in_place_from_ = 0;               // bytes; rank 0's word
-  std::shared_ptr<internal::Nursery> nursery_;  // null: no gradient is large
+  std::vector<unsigned char> large_;    // by parameter: its gradient is reduced where it lies
+  std::size_t in_place_from_ = 0;       // bytes; rank 0's word
+  std::shared_ptr<GradientPool> pool_;  // null: no gradient is large
 
   // The buckets in use.
   BucketIndices plan_;
@@ -284,7 +263,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   Work used_work_;
   // Static graph: how many times each hook fires in a pass, and how many of these are still to come in this one.
   bool static_graph_ = false;
-  std::vector<std::uint32_t> firings_, to_come_;
+  std::vector<std::uint32_t> use_counts_, to_come_;
   std::vector<unsigned char> unused_before_;  // in the last reduced pass
 
   CommHook hook_;
@@ -295,7 +274,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   std::vector<std::size_t> arrival_;  // order of gradients in the first reduced backward pass
   bool warned_strides_ = false;
   ReducerStats stats_;
-  StepClock clock_;
+  StepTimer timer_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -1,4 +1,4 @@
-#include "lockstep/ddp/reducer.h"
+#include "lockstep/ddp/internal/reducer.h"
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
@@ -16,12 +16,12 @@
 #include "lockstep/base/text.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
 #include "lockstep/ddp/internal/flat_views.h"
+#include "lockstep/ddp/internal/gradient_pool.h"
 #include "lockstep/ddp/internal/graph.h"
-#include "lockstep/ddp/internal/nursery.h"
 #include "lockstep/ddp/internal/sparse.h"
 #include "lockstep/ddp/mixed_precision.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 constexpr std::size_t kNamesInMessage = 20;
@@ -34,7 +34,7 @@ void check_parameter(const at::Tensor& parameter, const std::string& name) {
 }
 
 // Of other ranks' contexts, which this rank has no part in.
-class Nowhere final : public GradientAccess {
+class DiscardGradients final : public GradientAccess {
  public:
   at::Tensor get(const at::Tensor&) const override { return {}; }
   void set(const at::Tensor&, at::Tensor) override {}
@@ -95,7 +95,7 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> na
     used_ = empty_shared(sizes, at::kInt, {.group = options_.group});
   }
   reached_.assign(n, 0);
-  firings_.assign(n, 0);
+  use_counts_.assign(n, 0);
   arrival_.reserve(parameters_.size());
   add_hooks();
 }
@@ -158,13 +158,13 @@ void Reducer::agree_on_large() {
   static_assert(sizeof(std::size_t) == sizeof(std::int64_t));
   const at::Tensor word = at::empty({1}, at::kLong);
   std::memcpy(word.mutable_data_ptr(), &in_place_from_, word.nbytes());
-  internal::broadcast_from(0, word, options_.group, options_.where);
+  broadcast_from(0, word, options_.group, options_.where);
   std::memcpy(&in_place_from_, word.const_data_ptr(), word.nbytes());
 }
 
 void Reducer::find_large() {
   large_.assign(parameters_.size(), 0);
-  nursery_ = nullptr;
+  pool_ = nullptr;
   if (options_.reduce_dtype || options_.precisions || hook_.run || options_.group->size() == 1) {
     return;
   }
@@ -176,7 +176,7 @@ void Reducer::find_large() {
     large_[i] = 1;
     sizes.push_back(items_[i].n_bytes);
   }
-  if (!sizes.empty()) nursery_ = internal::Nursery::create(options_.group, sizes);
+  if (!sizes.empty()) pool_ = GradientPool::create(options_.group, sizes);
 }
 
 Reducer::Bucket Reducer::make_bucket(const std::vector<std::size_t>& indices) const {
@@ -192,7 +192,7 @@ Reducer::Bucket Reducer::make_bucket(const std::vector<std::size_t>& indices) co
   }
   bucket.views.resize(indices.size());
   if (small.empty()) return bucket;
-  auto [flat, views] = internal::flat_views(small, options_.group, items_[indices.front()].dtype);
+  auto [flat, views] = flat_views(small, options_.group, items_[indices.front()].dtype);
   bucket.flat = std::move(flat);
   for (std::size_t slot = 0, next = 0; slot < indices.size(); ++slot) {
     if (large_[indices[slot]] == 0) bucket.views[slot] = std::move(views[next++]);
@@ -228,9 +228,9 @@ void Reducer::rebuild_by_arrival() {
   at::Tensor order = at::empty({static_cast<std::int64_t>(arrival_.size())}, at::kLong);
   std::memcpy(order.mutable_data_ptr(), arrival_.data(), order.nbytes());
   try {
-    internal::broadcast_from(0, order, options_.group, options_.where);
+    broadcast_from(0, order, options_.group, options_.where);
   } catch (const Error& error) {
-    internal::raise_forward_alone(error);
+    raise_forward_alone(error);
   }
   std::memcpy(arrival_.data(), order.const_data_ptr(), order.nbytes());
 
@@ -279,14 +279,13 @@ void Reducer::expect_backward(std::span<const at::Tensor> outputs) {
 // entries. What they lead to may be more than the pass comes to: settle() takes care of the rest.
 void Reducer::search(std::span<const at::Tensor> outputs) {
   const auto context = current_gradients();
-  internal::mark_reached(outputs, context ? context->entry_nodes() : decltype(accumulators_){}, accumulators_,
-                         reached_);
+  mark_reached(outputs, context ? context->entry_nodes() : decltype(accumulators_){}, accumulators_, reached_);
 }
 
 bool Reducer::wants_sink() const {
   const auto never = [](std::uint32_t n) { return n == 0; };
   // A static graph without parameters of ours has no hook to begin with.
-  return searches() || learns() || (static_graph_ && std::ranges::all_of(firings_, never));
+  return searches() || learns() || (static_graph_ && std::ranges::all_of(use_counts_, never));
 }
 
 void Reducer::expect_local_backward(std::span<const at::Tensor> outputs) {
@@ -313,7 +312,7 @@ void Reducer::register_comm_hook(CommHook hook) {
   if (reducing_ || stats_.n_reductions != 0)
     raise(ErrorKind::kUsage, "register_comm_hook: too late, gradients have been reduced already");
   hook_ = std::move(hook);
-  if (nursery_ == nullptr) return;
+  if (pool_ == nullptr) return;
   find_large();
   build(BucketIndices(plan_));
 }
@@ -342,11 +341,12 @@ void Reducer::launch_shadow(Shadow shadow) {
   const at::NoGradGuard no_grad;  // as in backward(): hooks run here as there
   check_finalized();
   find_context();
-  if (shadow == Shadow::kOfAContext && !context_ && !options_.access) context_ = std::make_shared<Nowhere>();
+  if (shadow == Shadow::kOfAContext && !context_ && !options_.access)
+    context_ = std::make_shared<DiscardGradients>();
   reducing_ = true;
   shadowing_ = true;
   if (context_ && options_.gradient_as_bucket_view) part_from_buckets();
-  clock_.leave_out();
+  timer_.leave_out();
   ending_ = false;
   n_launched_ = 0;
   divisor_ = count_ ? count_() : options_.group->size();
@@ -371,13 +371,13 @@ void Reducer::add_nothing(std::size_t b) {
   bucket.n_pending = 0;
   bucket.skipped = false;
   if (bucket.is_sparse) {
-    bucket.flat = internal::no_entries(parameters_[plan_[b].front()]);
+    bucket.flat = no_entries(parameters_[plan_[b].front()]);
     return;
   }
   if (bucket.flat.defined()) bucket.flat.zero_();
   for (std::size_t slot = 0; slot < bucket.views.size(); ++slot) {
     const std::size_t index = plan_[b][slot];
-    if (large_[index] != 0) bucket.views[slot] = nursery_->make(parameters_[index]).zero_();
+    if (large_[index] != 0) bucket.views[slot] = pool_->make(parameters_[index]).zero_();
   }
 }
 
@@ -389,11 +389,11 @@ void Reducer::finish_shadow() {
 
 void Reducer::share_learnt(int speaker) {
   if (!static_graph_) return;
-  at::Tensor firings = at::empty({static_cast<std::int64_t>(firings_.size())}, at::kInt);
-  static_assert(sizeof(firings_.front()) == sizeof(int));
-  std::memcpy(firings.mutable_data_ptr(), firings_.data(), firings.nbytes());
-  internal::broadcast_from(speaker, firings, options_.group, options_.where);
-  std::memcpy(firings_.data(), firings.const_data_ptr(), firings.nbytes());
+  at::Tensor use_counts = at::empty({static_cast<std::int64_t>(use_counts_.size())}, at::kInt);
+  static_assert(sizeof(use_counts_.front()) == sizeof(int));
+  std::memcpy(use_counts.mutable_data_ptr(), use_counts_.data(), use_counts.nbytes());
+  broadcast_from(speaker, use_counts, options_.group, options_.where);
+  std::memcpy(use_counts_.data(), use_counts.const_data_ptr(), use_counts.nbytes());
 }
 
 // ---- errors ----
@@ -453,8 +453,8 @@ ReducerStats Reducer::stats() const {
     if (!options_.gradient_as_bucket_view && !bucket.is_sparse && bucket.flat.defined())
       stats.held_bytes += bucket.flat.nbytes();
   }
-  if (nursery_) stats.held_bytes += nursery_->free_bytes();
+  if (pool_) stats.held_bytes += pool_->free_bytes();
   return stats;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

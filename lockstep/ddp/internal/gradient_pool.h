@@ -24,13 +24,13 @@
 
 namespace lockstep::internal {
 
-class Nursery final : public std::enable_shared_from_this<Nursery> {
+class GradientPool final : public std::enable_shared_from_this<GradientPool> {
  public:
   // For gradients of these sizes in bytes, one entry per gradient; at least one.
-  static std::shared_ptr<Nursery> create(Group group, const std::vector<std::size_t>& sizes);
-  ~Nursery() = default;
-  Nursery(const Nursery&) = delete;
-  Nursery& operator=(const Nursery&) = delete;
+  static std::shared_ptr<GradientPool> create(Group group, const std::vector<std::size_t>& sizes);
+  ~GradientPool() = default;
+  GradientPool(const GradientPool&) = delete;
+  GradientPool& operator=(const GradientPool&) = delete;
 
   // The backward pass that runs on this thread may use the pool, to its end or until close(). Call inside it. Nothing in a
   // forked child, whose free blocks are the parent's as well.
@@ -42,10 +42,10 @@ class Nursery final : public std::enable_shared_from_this<Nursery> {
   std::size_t free_bytes() const;
   // True when the parameter's gradient has a whole block of this pool to itself, laid out as the parameter. `incoming` is
   // what autograd made, from which the gradient may have been taken without a copy, or undefined.
-  bool bore(const at::Tensor& gradient, const at::Tensor& parameter, const at::Tensor& incoming) const;
+  bool holds_whole(const at::Tensor& gradient, const at::Tensor& parameter, const at::Tensor& incoming) const;
 
  private:
-  friend class NurseryAllocator;
+  friend class PoolAllocator;
   struct Block {
     at::Tensor memory;
     std::size_t n_bytes;
@@ -55,7 +55,7 @@ class Nursery final : public std::enable_shared_from_this<Nursery> {
     std::size_t n_made = 0;  // blocks there are
     std::vector<Block> free{};
   };
-  Nursery(Group group, const std::vector<std::size_t>& sizes);
+  GradientPool(Group group, const std::vector<std::size_t>& sizes);
   // Null: not a size for the pool, or none to be had.
   void* take(std::size_t n_bytes);
   void give_back(Block block);

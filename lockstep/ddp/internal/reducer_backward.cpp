@@ -9,11 +9,11 @@
 
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
-#include "lockstep/ddp/internal/nursery.h"
+#include "lockstep/ddp/internal/gradient_pool.h"
+#include "lockstep/ddp/internal/reducer.h"
 #include "lockstep/ddp/mixed_precision.h"
-#include "lockstep/ddp/reducer.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 using Clock = std::chrono::steady_clock;
@@ -39,7 +39,7 @@ void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
   }
   if (learns()) {
     if (!arrived) return;
-    if (firings_[index]++ == 0) arrival_.push_back(index);
+    if (use_counts_[index]++ == 0) arrival_.push_back(index);
     return widen(index);
   }
   if (static_graph_ && (!arrived || !counts_down(index))) return widen(index);
@@ -55,7 +55,7 @@ void Reducer::widen(std::size_t index) {
 }
 
 void Reducer::on_outputs_reached() {
-  if (nursery_) nursery_->open();
+  if (pool_) pool_->open();
 }
 
 void Reducer::on_backward_begins() {
@@ -90,7 +90,7 @@ void Reducer::part_from_buckets() {
 void Reducer::begin() {
   reducing_ = true;
   if (context_ && options_.gradient_as_bucket_view) part_from_buckets();
-  clock_.backward_begins(parameters_.size(), buckets_.size());
+  timer_.backward_begins(parameters_.size(), buckets_.size());
   ending_ = false;
   n_launched_ = 0;
   divisor_ = count_ ? count_() : options_.group->size();
@@ -109,7 +109,7 @@ void Reducer::begin() {
     arrival_.clear();
     return queue(&Reducer::reduce_learnt);
   }
-  to_come_ = firings_;
+  to_come_ = use_counts_;
   if (!stats_.has_rebuilt_buckets && !static_graph_) arrival_.clear();
   if (searches()) queue(&Reducer::settle);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
@@ -118,7 +118,7 @@ void Reducer::begin() {
 }
 
 bool Reducer::awaited(std::size_t index) const {
-  return static_graph_ ? firings_[index] != 0 : !searches() || reached_[index] != 0;
+  return static_graph_ ? use_counts_[index] != 0 : !searches() || reached_[index] != 0;
 }
 
 void Reducer::queue(void (Reducer::*step)()) {
@@ -128,7 +128,7 @@ void Reducer::queue(void (Reducer::*step)()) {
 
 // True when this was the last time the hook fires in this pass.
 bool Reducer::counts_down(std::size_t index) {
-  if (firings_[index] == 0) {
+  if (use_counts_[index] == 0) {
     try {
       raise(ErrorKind::kUsage,
             cat(describe(index),
@@ -155,14 +155,14 @@ void Reducer::mark_ready(std::size_t index, const at::Tensor& incoming) {
   ready_[index] = 1;
   if (!stats_.has_rebuilt_buckets && !static_graph_) arrival_.push_back(index);
   --bucket.n_pending;
-  clock_.parameter_ready(index, place.bucket, bucket.n_pending == 0);
+  timer_.parameter_ready(index, place.bucket, bucket.n_pending == 0);
   if (place.bucket == n_launched_) launch_full_buckets();
 }
 
 // The end of a backward pass with find_unused_parameters: what has not come will not. It belongs to a forward pass whose
 // outputs had no part in this one.
 void Reducer::settle() {
-  if (nursery_) nursery_->close();
+  if (pool_) pool_->close();
   ending_ = true;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (ready_[i] == 0) mark_ready(i);
@@ -171,11 +171,11 @@ void Reducer::settle() {
 
 // The end of a static graph's first backward pass: everything is reduced now, whatever the order.
 void Reducer::reduce_learnt() {
-  if (nursery_) nursery_->close();
+  if (pool_) pool_->close();
   ending_ = true;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    used_here_.data_ptr<int>()[i] = firings_[i] != 0 ? 1 : 0;
-    if (firings_[i] == 0) arrival_.push_back(i);  // last
+    used_here_.data_ptr<int>()[i] = use_counts_[i] != 0 ? 1 : 0;
+    if (use_counts_[i] == 0) arrival_.push_back(i);  // last
     mark_ready(i);
   }
 }
@@ -183,7 +183,7 @@ void Reducer::reduce_learnt() {
 void Reducer::launch_full_buckets() {
   while (n_launched_ < buckets_.size() && buckets_[n_launched_].n_pending == 0) {
     try {
-      clock_.bucket_started(n_launched_);
+      timer_.bucket_started(n_launched_);
       launch(n_launched_);
     } catch (...) {
       fail(cat("starting to reduce bucket ", n_launched_, " of ", buckets_.size()));
@@ -207,7 +207,7 @@ void Reducer::launch(std::size_t b) {
   if (bucket.is_sparse) {
     bucket.works = {
         all_reduce(bucket.flat, {.group = options_.group, .async_op = true, .where = options_.where})};
-    clock_.bucket_posted(b);  // the ranks have met to count entries
+    timer_.bucket_posted(b);  // the ranks have met to count entries
     return;
   }
   if (bucket.skipped || bucket.n_bytes == 0) return;
@@ -226,14 +226,14 @@ void Reducer::launch(std::size_t b) {
   bucket.future = hook_.run(seen);
   if (!bucket.future)
     raise(ErrorKind::kUsage, cat("the communication hook ", hook_.name, " returned no future"));
-  clock_.bucket_awaits(b, bucket.future);
+  timer_.bucket_awaits(b, bucket.future);
 }
 
 void Reducer::start(std::size_t b, const at::Tensor& flat) {
   // Averaging belongs to the reduction: no pass of its own, and one rounding less than dividing first.
   const bool all = divisor_ == options_.group->size();
   if (!all) flat.div_(divisor_);
-  clock_.bucket_posted(b);
+  timer_.bucket_posted(b);
   buckets_[b].works.push_back(all_reduce(flat, {.op = all ? ReduceOp::kAvg : ReduceOp::kSum,
                                                 .group = options_.group,
                                                 .async_op = true,
@@ -255,19 +255,19 @@ void Reducer::wait_for(std::size_t b) {
   if (!bucket.future) {
     const std::vector<Work> works = std::exchange(bucket.works, {});
     for (const Work& work : works) work.wait();
-    if (!works.empty()) clock_.bucket_done(b, works.back());
+    if (!works.empty()) timer_.bucket_done(b, works.back());
     return;
   }
   const GradFuture future = std::exchange(bucket.future, nullptr);
   await(future, options_.group->timeout(), cat("the communication hook ", hook_.name));
-  clock_.bucket_done(b);
+  timer_.bucket_done(b);
   const at::Tensor result = hook_result(*future, hook_.name, bucket.flat);
   if (!result.is_alias_of(bucket.flat) || result.const_data_ptr() != bucket.flat.const_data_ptr())
     bucket.flat.copy_(result.view({-1}));
 }
 
 void Reducer::finalise() {
-  if (nursery_) nursery_->close();  // what optimizers allocate is theirs
+  if (pool_) pool_->close();  // what optimizers allocate is theirs
   Clock::duration waited{};
   std::uint64_t n_bytes = 0;
   std::size_t n_reduced = 0;
@@ -313,7 +313,7 @@ void Reducer::finalise() {
   stats_.last_n_buckets_reduced = n_reduced;
   stats_.last_exposed_seconds = std::chrono::duration<double>(waited).count();
   stats_.exposed_seconds += stats_.last_exposed_seconds;
-  clock_.backward_ends();
+  timer_.backward_ends();
 }
 
 void Reducer::note_unused() {
@@ -336,4 +336,4 @@ void Reducer::note_unused() {
   unused_before_ = std::move(unused);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal
