@@ -2,76 +2,50 @@
 
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <map>
 #include <utility>
 
+#include "lockstep/tensor/gradient_access.h"
 #include "lockstep/base/text.h"
 #include "lockstep/ddp/internal/flat_views.h"
 #include "lockstep/group/collectives.h"
-#include "lockstep/tensor/gradient_access.h"
 
 namespace lockstep::internal {
 
-// After a gradient was accumulated; the reduction outlives it.
-class DelayedReduction::Hook final : public torch::autograd::FunctionPostHook {
- public:
-  Hook(DelayedReduction& reduction, std::string name, bool is_trigger)
-      : reduction_(reduction), name_(std::move(name)), is_trigger_(is_trigger) {}
-  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
-                                            const torch::autograd::variable_list&) override {
-    reduction_.on_gradient(name_, is_trigger_);
-    return outputs;
-  }
+namespace {
 
- private:
-  DelayedReduction& reduction_;
-  const std::string name_;
-  const bool is_trigger_;
-};
+// The trigger comes last where it is not among the parameters.
+std::vector<at::Tensor> with_trigger(const std::vector<at::Tensor>& parameters, const at::Tensor& trigger) {
+  std::vector<at::Tensor> all = parameters;
+  const auto is_trigger = [&](const at::Tensor& parameter) { return parameter.is_same(trigger); };
+  if (std::ranges::none_of(parameters, is_trigger)) all.push_back(trigger);
+  return all;
+}
+
+std::size_t trigger_index(const at::Tensor& trigger, const std::vector<at::Tensor>& parameters) {
+  const auto is_trigger = [&](const at::Tensor& parameter) { return parameter.is_same(trigger); };
+  return static_cast<std::size_t>(std::ranges::find_if(parameters, is_trigger) - parameters.begin());
+}
+
+}  // namespace
 
 std::shared_ptr<DelayedReduction> DelayedReduction::create(NamedTensors parameters, const at::Tensor& trigger,
                                                            Group group, std::source_location where) {
-  std::shared_ptr<DelayedReduction> made(
+  return std::shared_ptr<DelayedReduction>(
       new DelayedReduction(std::move(parameters), trigger, std::move(group), where));
-  made->attach_all();
-  return made;
 }
 
-void DelayedReduction::attach_all() {
-  bool triggers = false;
-  for (std::size_t i = 0; i < parameters_.tensors.size(); ++i) {
-    const bool is_trigger = parameters_.tensors[i].is_same(trigger_);
-    attach(parameters_.tensors[i], parameters_.names[i], is_trigger);
-    triggers = triggers || is_trigger;
-  }
-  if (!triggers) attach(trigger_, "param_to_hook_all_reduce", true);
-}
-
-void DelayedReduction::detach_all() noexcept {
-  for (const Attached& attached : attached_) attached.accumulator->del_post_hook(attached.key);
-  attached_.clear();
-}
-
-void DelayedReduction::follow_parameters() {
-  const auto current = [](const Attached& attached) {
-    return torch::autograd::impl::try_get_grad_accumulator(attached.parameter) == attached.accumulator;
-  };
-  if (std::ranges::all_of(attached_, current)) return;
-  detach_all();
-  attach_all();
-}
-
-DelayedReduction::DelayedReduction(NamedTensors parameters, at::Tensor trigger, Group group,
+DelayedReduction::DelayedReduction(NamedTensors parameters, const at::Tensor& trigger, Group group,
                                    std::source_location where)
     : parameters_(std::move(parameters)),
-      trigger_(std::move(trigger)),
+      trigger_(trigger_index(trigger, parameters_.tensors)),
       group_(std::move(group)),
       where_(where),
-      views_(parameters_.tensors.size()) {
+      views_(parameters_.tensors.size()),
+      hooks_(with_trigger(parameters_.tensors, trigger),
+             [this](std::size_t index, const at::Tensor&) { on_gradient(index); }) {
   std::map<at::ScalarType, std::vector<std::size_t>> by_type;
   for (std::size_t i = 0; i < parameters_.tensors.size(); ++i)
     by_type[parameters_.tensors[i].scalar_type()].push_back(i);
@@ -89,17 +63,7 @@ DelayedReduction::DelayedReduction(NamedTensors parameters, at::Tensor trigger, 
   }
 }
 
-void DelayedReduction::attach(const at::Tensor& parameter, std::string name, bool is_trigger) {
-  auto accumulator = torch::autograd::impl::grad_accumulator(parameter);
-  const auto key = accumulator->add_post_hook(std::make_unique<Hook>(*this, std::move(name), is_trigger));
-  attached_.push_back({parameter, std::move(accumulator), key});
-}
-
-DelayedReduction::~DelayedReduction() {
-  detach_all();
-}
-
-void DelayedReduction::on_gradient(const std::string& name, bool is_trigger) {
+void DelayedReduction::on_gradient(std::size_t index) {
   if (current_gradients()) {
     raise(ErrorKind::kUnsupported,
           "DistributedDataParallel: delay_all_reduce_named_params and a distributed autograd context do not "
@@ -107,8 +71,10 @@ void DelayedReduction::on_gradient(const std::string& name, bool is_trigger) {
   }
   if (!works_.empty()) {
     try {
+      const bool named = index < parameters_.names.size();
       raise(ErrorKind::kUsage,
-            cat("DistributedDataParallel: the gradient of ", name,
+            cat("DistributedDataParallel: the gradient of ",
+                named ? parameters_.names[index] : "param_to_hook_all_reduce",
                 " arrived after the delayed gradients went out, which was when param_to_hook_all_reduce had "
                 "its own; "
                 "name a parameter whose gradient comes once, after all of delay_all_reduce_named_params"));
@@ -117,7 +83,7 @@ void DelayedReduction::on_gradient(const std::string& name, bool is_trigger) {
       throw;
     }
   }
-  if (is_trigger && expected_ && !failure_) start();
+  if (index == trigger_ && expected_ && !failure_) start();
 }
 
 void DelayedReduction::start() {

@@ -14,10 +14,10 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/ddp/internal/gradient_hooks.h"
 #include "lockstep/ddp/internal/module_state.h"
 #include "lockstep/group/process_group.h"
 #include "lockstep/group/work.h"
-#include "lockstep/tensor/torch_compat.h"
 
 namespace lockstep::internal {
 
@@ -25,7 +25,7 @@ class DelayedReduction final : public std::enable_shared_from_this<DelayedReduct
  public:
   static std::shared_ptr<DelayedReduction> create(NamedTensors parameters, const at::Tensor& trigger,
                                                   Group group, std::source_location where);
-  ~DelayedReduction();
+  ~DelayedReduction() = default;
   DelayedReduction(const DelayedReduction&) = delete;
   DelayedReduction& operator=(const DelayedReduction&) = delete;
 
@@ -33,35 +33,26 @@ class DelayedReduction final : public std::enable_shared_from_this<DelayedReduct
   void expect() { expected_ = true; }
   // Raises the failure of the last reduction, kUsage when it did not come to its end.
   void check() const;
-  // Before a forward pass: hooks follow their parameters to new accumulators, which libtorch makes when data are replaced,
-  // as by torch::load.
-  void follow_parameters();
+  // Before a forward pass: hooks follow their parameters to new accumulators.
+  void follow_parameters() { hooks_.follow(); }
 
  private:
-  class Hook;
-  struct Attached {
-    at::Tensor parameter;
-    compat::NodePtr accumulator;
-    std::uintptr_t key;
-  };
-  DelayedReduction(NamedTensors parameters, at::Tensor trigger, Group group, std::source_location where);
-  void attach_all();
-  void detach_all() noexcept;
-  void attach(const at::Tensor& parameter, std::string name, bool is_trigger);
-  void on_gradient(const std::string& name, bool is_trigger);
+  DelayedReduction(NamedTensors parameters, const at::Tensor& trigger, Group group,
+                   std::source_location where);
+  void on_gradient(std::size_t index);
   void start();
   void finish();
 
   const NamedTensors parameters_;
-  const at::Tensor trigger_;
+  const std::size_t trigger_;  // by hook; the number of parameters when it is none of them
   const Group group_;
   const std::source_location where_;
   std::vector<at::Tensor> flats_;
   std::vector<at::Tensor> views_;  // by parameter
   std::vector<Work> works_;
-  std::vector<Attached> attached_;
   bool expected_ = false;
   std::optional<Failure> failure_;
+  GradientHooks hooks_;  // of the parameters, then of the trigger if it is none of them
 };
 
 }  // namespace lockstep::internal

@@ -4,19 +4,14 @@
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <torch/csrc/autograd/function.h>
-#include <torch/csrc/autograd/variable.h>
 
 #include <algorithm>
 #include <cstring>
 #include <utility>
 
-#include "lockstep/base/environment.h"
-#include "lockstep/base/log.h"
+#include "lockstep/tensor/gradient_access.h"
 #include "lockstep/base/text.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
-#include "lockstep/ddp/internal/flat_views.h"
-#include "lockstep/ddp/internal/gradient_pool.h"
 #include "lockstep/ddp/internal/graph.h"
 #include "lockstep/ddp/internal/sparse.h"
 #include "lockstep/ddp/mixed_precision.h"
@@ -42,22 +37,6 @@ class DiscardGradients final : public GradientAccess {
 
 }  // namespace
 
-// Runs on the thread that runs backward(), after the parameter's gradient was accumulated. The reducer outlives it:
-// its destructor takes the hooks away.
-class Reducer::Hook final : public torch::autograd::FunctionPostHook {
- public:
-  Hook(Reducer& reducer, std::size_t index) : reducer_(reducer), index_(index) {}
-  torch::autograd::variable_list operator()(const torch::autograd::variable_list& outputs,
-                                            const torch::autograd::variable_list& gradients) override {
-    reducer_.on_gradient(index_, gradients.empty() ? at::Tensor() : gradients.front());
-    return outputs;
-  }
-
- private:
-  Reducer& reducer_;
-  const std::size_t index_;
-};
-
 std::shared_ptr<Reducer> Reducer::create(std::vector<at::Tensor> parameters, std::vector<std::string> names,
                                          ReducerOptions options) {
   if (!options.group) raise(ErrorKind::kUsage, "Reducer: a group is required");
@@ -73,21 +52,18 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> na
     : parameters_(std::move(parameters)),
       names_(std::move(names)),
       options_(std::move(options)),
-      access_(options_.access ? options_.access : std::make_shared<GradField>()) {
-  for (const at::Tensor& parameter : parameters_) {
-    const bool sparse = !options_.sparse.empty() && options_.sparse[items_.size()];
-    const at::ScalarType dtype = parameter.scalar_type();
-    const at::ScalarType reduced =
-        options_.reduce_dtype && at::isFloatingType(dtype) ? *options_.reduce_dtype : dtype;
-    const auto n_elements = static_cast<std::size_t>(parameter.numel());
-    items_.push_back({reduced, parameter.device(), n_elements * c10::elementSize(reduced), sparse});
-    gradient_types_.push_back(dtype);
-  }
-  rebuilt_limits(options_.caps);  // a cap that cannot be is an error now, not in the second iteration
+      access_(options_.access ? options_.access : std::make_shared<GradField>()),
+      buckets_(parameters_, {.group = options_.group,
+                             .caps = options_.caps,
+                             .sparse = options_.sparse,
+                             .reduce_dtype = options_.reduce_dtype,
+                             .pooled = !options_.reduce_dtype && !options_.precisions,
+                             .in_place_bytes = options_.in_place_bytes,
+                             .where = options_.where}),
+      hooks_(parameters_,
+             [this](std::size_t index, const at::Tensor& incoming) { on_gradient(index, incoming); }) {
   static_graph_ = options_.static_graph;
-  agree_on_large();
-  find_large();
-  build(initial_buckets(items_, options_.caps, searches()));
+  buckets_.build_first(searches());
   const std::size_t n = parameters_.size();
   if (options_.find_unused_parameters || static_graph_) {
     const std::vector<std::int64_t> sizes{static_cast<std::int64_t>(n)};
@@ -97,118 +73,6 @@ Reducer::Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> na
   reached_.assign(n, 0);
   use_counts_.assign(n, 0);
   arrival_.reserve(parameters_.size());
-  add_hooks();
-}
-
-Reducer::~Reducer() {
-  remove_hooks();
-}
-
-void Reducer::add_hooks() {
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    // None for a parameter that was frozen after wrapping.
-    const bool trained = parameters_[i].requires_grad();
-    accumulators_.push_back(trained ? torch::autograd::impl::grad_accumulator(parameters_[i]) : nullptr);
-    hook_keys_.push_back(trained ? accumulators_.back()->add_post_hook(std::make_unique<Hook>(*this, i)) : 0);
-  }
-}
-
-// With two precisions they are renewed whenever parameters have been shortened.
-bool Reducer::hooks_lost() const {
-  if (options_.precisions) return false;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const auto now = torch::autograd::impl::try_get_grad_accumulator(parameters_[i]);
-    if (now != accumulators_[i] || (!now && parameters_[i].requires_grad())) return true;
-  }
-  return false;
-}
-
-void Reducer::renew_hooks() {
-  std::erase_if(former_hooks_, [](const auto& former) { return former.first.expired(); });
-  for (std::size_t i = 0; i < hook_keys_.size(); ++i) {
-    if (!accumulators_[i]) continue;
-    if (accumulators_[i] == torch::autograd::impl::try_get_grad_accumulator(parameters_[i])) {
-      accumulators_[i]->del_post_hook(hook_keys_[i]);  // add_hooks comes by here again
-    } else {
-      former_hooks_.emplace_back(accumulators_[i], hook_keys_[i]);
-    }
-  }
-  accumulators_.clear();
-  hook_keys_.clear();
-  add_hooks();
-}
-
-void Reducer::remove_hooks() noexcept {
-  for (std::size_t i = 0; i < hook_keys_.size(); ++i) {
-    if (accumulators_[i]) accumulators_[i]->del_post_hook(hook_keys_[i]);
-  }
-  for (const auto& [node, key] : former_hooks_) {
-    if (const auto alive = node.lock()) alive->del_post_hook(key);
-  }
-  hook_keys_.clear();
-  former_hooks_.clear();
-}
-
-// Ranks that differ would reduce in different steps; rank 0's word holds for all.
-void Reducer::agree_on_large() {
-  const auto said =
-      static_cast<std::size_t>(environment_int(Var::kLockstepInPlaceBytes).value_or(128 * 1024));
-  in_place_from_ = options_.in_place_bytes.value_or(said);
-  if (options_.group->size() == 1) return;
-  static_assert(sizeof(std::size_t) == sizeof(std::int64_t));
-  const at::Tensor word = at::empty({1}, at::kLong);
-  std::memcpy(word.mutable_data_ptr(), &in_place_from_, word.nbytes());
-  broadcast_from(0, word, options_.group, options_.where);
-  std::memcpy(&in_place_from_, word.const_data_ptr(), word.nbytes());
-}
-
-void Reducer::find_large() {
-  large_.assign(parameters_.size(), 0);
-  pool_ = nullptr;
-  if (options_.reduce_dtype || options_.precisions || hook_.run || options_.group->size() == 1) {
-    return;
-  }
-  std::vector<std::size_t> sizes;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const bool plain = !items_[i].sparse && !at::isComplexType(items_[i].dtype) &&
-                       parameters_[i].is_non_overlapping_and_dense();
-    if (!plain || items_[i].n_bytes < in_place_from_ || items_[i].n_bytes == 0) continue;
-    large_[i] = 1;
-    sizes.push_back(items_[i].n_bytes);
-  }
-  if (!sizes.empty()) pool_ = GradientPool::create(options_.group, sizes);
-}
-
-Reducer::Bucket Reducer::make_bucket(const std::vector<std::size_t>& indices) const {
-  Bucket bucket;
-  if (items_[indices.front()].sparse) {
-    bucket.is_sparse = true;
-    return bucket;
-  }
-  std::vector<at::Tensor> small;
-  for (const std::size_t index : indices) {
-    bucket.n_bytes += items_[index].n_bytes;
-    if (large_[index] == 0) small.push_back(parameters_[index]);
-  }
-  bucket.views.resize(indices.size());
-  if (small.empty()) return bucket;
-  auto [flat, views] = flat_views(small, options_.group, items_[indices.front()].dtype);
-  bucket.flat = std::move(flat);
-  for (std::size_t slot = 0, next = 0; slot < indices.size(); ++slot) {
-    if (large_[indices[slot]] == 0) bucket.views[slot] = std::move(views[next++]);
-  }
-  return bucket;
-}
-
-void Reducer::build(BucketIndices plan) {
-  buckets_.clear();  // first, so that old and new memory are not held at once
-  places_.assign(parameters_.size(), {});
-  ready_.assign(parameters_.size(), 0);
-  for (std::size_t b = 0; b < plan.size(); ++b) {
-    buckets_.push_back(make_bucket(plan[b]));
-    for (std::size_t slot = 0; slot < plan[b].size(); ++slot) places_[plan[b][slot]] = {b, slot};
-  }
-  plan_ = std::move(plan);
 }
 
 // ---- forward ----
@@ -217,33 +81,21 @@ void Reducer::prepare_for_forward() {
   check_finalized();
   check_unchanged();
   any_forward_ = true;
-  if (hooks_lost()) renew_hooks();
+  if (!options_.precisions) hooks_.follow();  // else renewed whenever parameters have been shortened
   // Where the search may find other parameters in each pass, the order of one means little.
-  if (!stats_.has_rebuilt_buckets && stats_.n_reductions != 0 && !searches()) rebuild_by_arrival();
+  if (!buckets_.has_been_rebuilt() && stats_.n_reductions != 0 && !searches()) rebuild_by_arrival();
 }
 
 void Reducer::rebuild_by_arrival() {
-  // Ranks may have seen different orders; rank 0's holds for all.
-  static_assert(sizeof(std::size_t) == sizeof(std::int64_t));
-  at::Tensor order = at::empty({static_cast<std::int64_t>(arrival_.size())}, at::kLong);
-  std::memcpy(order.mutable_data_ptr(), arrival_.data(), order.nbytes());
   try {
-    broadcast_from(0, order, options_.group, options_.where);
+    buckets_.agree_on_order(arrival_);
   } catch (const Error& error) {
     raise_forward_alone(error);
   }
-  std::memcpy(arrival_.data(), order.const_data_ptr(), order.nbytes());
-
-  BucketIndices plan = rebuilt_buckets(items_, options_.caps, arrival_);
   try {
-    if (plan != plan_) build(std::move(plan));
+    buckets_.rebuild_by_arrival(arrival_);
   } catch (...) {
     fail("rebuilding the gradient buckets");
-  }
-  stats_.has_rebuilt_buckets = true;
-  if (log_enabled(LogLevel::kInfo)) {
-    log(LogLevel::kInfo, cat("DistributedDataParallel: ", parameters_.size(), " parameters in ", plan_.size(),
-                             " buckets by order of arrival"));
   }
 }
 
@@ -251,16 +103,16 @@ void Reducer::rebuild_by_arrival() {
 // no longer be averaged.
 void Reducer::check_unchanged() const {
   if (options_.precisions && options_.precisions->is_short()) return;
-  for (std::size_t i = 0; i < items_.size(); ++i) {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& parameter = parameters_[i];
-    const std::size_t n_elements = items_[i].n_bytes / c10::elementSize(items_[i].dtype);
-    const std::size_t n_bytes = n_elements * c10::elementSize(gradient_types_[i]);
-    if (parameter.scalar_type() == gradient_types_[i] && parameter.nbytes() == n_bytes &&
-        parameter.device() == items_[i].device) {
+    const std::size_t n_elements = buckets_.item(i).n_bytes / c10::elementSize(buckets_.item(i).dtype);
+    const std::size_t n_bytes = n_elements * c10::elementSize(buckets_.own_type(i));
+    if (parameter.scalar_type() == buckets_.own_type(i) && parameter.nbytes() == n_bytes &&
+        parameter.device() == buckets_.item(i).device) {
       continue;
     }
     raise(ErrorKind::kUsage,
-          cat("DistributedDataParallel: ", describe(i), " was ", gradient_types_[i], " of ", n_bytes,
+          cat("DistributedDataParallel: ", describe(i), " was ", buckets_.own_type(i), " of ", n_bytes,
               " bytes when it was wrapped and is ", parameter.scalar_type(), " of ", parameter.nbytes(),
               " bytes on ", parameter.device().str(),
               " now; convert or resize the module first, then wrap it"));
@@ -279,7 +131,8 @@ void Reducer::expect_backward(std::span<const at::Tensor> outputs) {
 // entries. What they lead to may be more than the pass comes to: settle() takes care of the rest.
 void Reducer::search(std::span<const at::Tensor> outputs) {
   const auto context = current_gradients();
-  mark_reached(outputs, context ? context->entry_nodes() : decltype(accumulators_){}, accumulators_, reached_);
+  mark_reached(outputs, context ? context->entry_nodes() : std::vector<compat::NodePtr>{}, hooks_.accumulators(),
+               reached_);
 }
 
 bool Reducer::wants_sink() const {
@@ -312,9 +165,7 @@ void Reducer::register_comm_hook(CommHook hook) {
   if (reducing_ || stats_.n_reductions != 0)
     raise(ErrorKind::kUsage, "register_comm_hook: too late, gradients have been reduced already");
   hook_ = std::move(hook);
-  if (pool_ == nullptr) return;
-  find_large();
-  build(BucketIndices(plan_));
+  buckets_.give_up_pool();
 }
 
 void Reducer::await_too(std::vector<GradFuture> futures) {
@@ -345,17 +196,19 @@ void Reducer::launch_shadow(Shadow shadow) {
     context_ = std::make_shared<DiscardGradients>();
   reducing_ = true;
   shadowing_ = true;
-  if (context_ && options_.gradient_as_bucket_view) part_from_buckets();
+  if (context_ && options_.gradient_as_bucket_view) buckets_.unalias();
   timer_.leave_out();
   ending_ = false;
   n_launched_ = 0;
   divisor_ = count_ ? count_() : options_.group->size();
   ++n_expected_;
-  std::fill(ready_.begin(), ready_.end(), 1);
-  if (!stats_.has_rebuilt_buckets && arrival_.size() != parameters_.size()) {
+  ready_.assign(parameters_.size(), 1);
+  progress_.assign(buckets_.size(), {});
+  if (!buckets_.has_been_rebuilt() && arrival_.size() != parameters_.size()) {
     // No pass of this rank's own has shown an order.
     arrival_.clear();
-    for (const auto& indices : plan_) arrival_.insert(arrival_.end(), indices.begin(), indices.end());
+    for (const auto& indices : buckets_.plan())
+      arrival_.insert(arrival_.end(), indices.begin(), indices.end());
   }
   try {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -367,17 +220,15 @@ void Reducer::launch_shadow(Shadow shadow) {
 }
 
 void Reducer::add_nothing(std::size_t b) {
-  Bucket& bucket = buckets_[b];
-  bucket.n_pending = 0;
-  bucket.skipped = false;
+  GradientBucket& bucket = buckets_[b];
   if (bucket.is_sparse) {
-    bucket.flat = no_entries(parameters_[plan_[b].front()]);
+    bucket.flat = no_entries(parameters_[buckets_.indices(b).front()]);
     return;
   }
   if (bucket.flat.defined()) bucket.flat.zero_();
   for (std::size_t slot = 0; slot < bucket.views.size(); ++slot) {
-    const std::size_t index = plan_[b][slot];
-    if (large_[index] != 0) bucket.views[slot] = pool_->make(parameters_[index]).zero_();
+    const std::size_t index = buckets_.indices(b)[slot];
+    if (buckets_.in_place(index)) bucket.views[slot] = buckets_.make_in_place(index).zero_();
   }
 }
 
@@ -448,12 +299,9 @@ void Reducer::raise_unfinished() const {
 
 ReducerStats Reducer::stats() const {
   ReducerStats stats = stats_;
-  for (const Bucket& bucket : buckets_) {
-    stats.bucket_bytes.push_back(bucket.n_bytes);
-    if (!options_.gradient_as_bucket_view && !bucket.is_sparse && bucket.flat.defined())
-      stats.held_bytes += bucket.flat.nbytes();
-  }
-  if (pool_) stats.held_bytes += pool_->free_bytes();
+  stats.has_rebuilt_buckets = buckets_.has_been_rebuilt();
+  stats.bucket_bytes = buckets_.bucket_bytes();
+  stats.held_bytes = buckets_.held_bytes(options_.gradient_as_bucket_view);
   return stats;
 }
 

@@ -36,19 +36,19 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/tensor/gradient_access.h"
 #include "lockstep/base/error.h"
 #include "lockstep/ddp/bucket_plan.h"
 #include "lockstep/ddp/comm_hook.h"
+#include "lockstep/ddp/internal/gradient_buckets.h"
+#include "lockstep/ddp/internal/gradient_hooks.h"
 #include "lockstep/ddp/internal/step_timer.h"
 #include "lockstep/ddp/reducer_stats.h"
 #include "lockstep/group/collectives.h"
 #include "lockstep/group/process_group.h"
-#include "lockstep/tensor/gradient_access.h"
-#include "lockstep/tensor/torch_compat.h"
 
 namespace lockstep::internal {
 
-class GradientPool;
 class LowPrecisionParameters;
 
 struct ReducerOptions {
@@ -80,7 +80,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   // the CPU, kResource when bucket memory is not to be had. Held by shared_ptr only.
   static std::shared_ptr<Reducer> create(std::vector<at::Tensor> parameters, std::vector<std::string> names,
                                          ReducerOptions options);
-  ~Reducer();
+  ~Reducer() = default;
   Reducer(const Reducer&) = delete;
   Reducer& operator=(const Reducer&) = delete;
 
@@ -95,7 +95,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   // True when the outputs must pass through pass_sink, so that the backward pass announces itself.
   bool wants_sink() const;
   // True when it is enough to be told by on_reached; then on_outputs_reached is what to call.
-  bool wants_to_know() const { return pool_ != nullptr; }
+  bool wants_to_know() const { return buckets_.pool() != nullptr; }
   void on_outputs_reached();
   // The backward pass has begun, though perhaps at no parameter. On the thread that runs it.
   void on_backward_begins();
@@ -133,52 +133,32 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   // The end of the next reduced backward pass waits for these as well, and fails with the first that failed.
   void await_too(std::vector<GradFuture> futures);
   // The parameters have new gradient accumulators. Graphs made before keep their hooks.
-  void renew_hooks();
-  // Takes the hooks away for good; no later backward pass is reduced.
-  void remove_hooks() noexcept;
+  void renew_hooks() { hooks_.renew(); }
 
   ReducerStats stats() const;
-  const BucketIndices& buckets() const { return plan_; }
+  const BucketIndices& buckets() const { return buckets_.plan(); }
   std::uint64_t n_reductions() const { return stats_.n_reductions; }
   StepTimer& timer() { return timer_; }
 
  private:
-  class Hook;
-  struct Bucket {
-    at::Tensor flat;  // as the engine reduces it: 1-D, real
-    // One per entry of plan_[b], with the parameter's strides. Of a large gradient it exists during a pass only, and does
-    // not lie in `flat`.
-    std::vector<at::Tensor> views;
-    bool is_sparse = false;  // then `flat` is the gradient under way, and there are no views
-    std::size_t n_bytes = 0;
+  // Of one bucket in the pass under way.
+  struct Progress {
     std::size_t n_pending = 0;
     bool skipped = false;
     std::vector<Work> works{};
     GradFuture future{};  // of the communication hook
   };
-  struct Place {
-    std::size_t bucket = 0;
-    std::size_t slot = 0;
-  };
 
   Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> names, ReducerOptions options);
-  void add_hooks();
-  // libtorch drops a parameter's accumulator when its data are replaced, as torch::load does.
-  bool hooks_lost() const;
   // A gradient that stays local is kept in the parameter's own type.
   void widen(std::size_t index);
-  void agree_on_large();
-  void find_large();
   bool is_idle(std::size_t index) const;
-  void build(BucketIndices plan);
   void rebuild_by_arrival();
-  Bucket make_bucket(const std::vector<std::size_t>& indices) const;
   bool learns() const { return static_graph_ && stats_.n_reductions == 0; }
   // Where the gradients of the pass under way are kept.
   GradientAccess& access() const { return context_ ? *context_ : *access_; }
   void find_context();
   void search(std::span<const at::Tensor> outputs);
-  void part_from_buckets();
   // Buckets serve one pass after the other, and gradients of a context must outlive its pass: they never lie in buckets.
   bool gives_views() const { return options_.gradient_as_bucket_view && !context_; }
 
@@ -200,7 +180,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   void copy_into(std::size_t index, const at::Tensor& view, const at::Tensor& gradient);
   void check_gradient(std::size_t index, const at::Tensor& gradient) const;
   void start(std::size_t b, const at::Tensor& flat);
-  void store_sparse(std::size_t index, Bucket& bucket);
+  void store_sparse(std::size_t index, GradientBucket& bucket);
   void launch_full_buckets();
   void launch(std::size_t b);
   // Of those that a hook sees in this pass.
@@ -224,25 +204,13 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   const std::vector<std::string> names_;
   const ReducerOptions options_;
   const std::shared_ptr<GradientAccess> access_;
-  std::vector<BucketItem> items_;               // as they lie in buckets
-  std::vector<at::ScalarType> gradient_types_;  // as they are handed back
-  // The accumulators are held because a parameter refers to its own only weakly, and the hook would go with it.
-  std::vector<compat::NodePtr> accumulators_;
-  std::vector<std::uintptr_t> hook_keys_;
-  std::vector<std::pair<compat::WeakNodePtr, std::uintptr_t>> former_hooks_;
-
-  std::vector<unsigned char> large_;    // by parameter: its gradient is reduced where it lies
-  std::size_t in_place_from_ = 0;       // bytes; rank 0's word
-  std::shared_ptr<GradientPool> pool_;  // null: no gradient is large
-
-  // The buckets in use.
-  BucketIndices plan_;
-  std::vector<Bucket> buckets_;
-  std::vector<Place> places_;  // by parameter
+  GradientBuckets buckets_;
+  GradientHooks hooks_;
 
   // The backward pass under way.
   bool reducing_ = false;
   std::vector<unsigned char> ready_;  // by parameter
+  std::vector<Progress> progress_;    // by bucket
   std::size_t n_launched_ = 0;
   bool ending_ = false;                      // its callback at the end is running
   bool shadowing_ = false;                   // it is other ranks'

@@ -9,7 +9,6 @@
 
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
-#include "lockstep/ddp/internal/gradient_pool.h"
 #include "lockstep/ddp/internal/reducer.h"
 #include "lockstep/ddp/mixed_precision.h"
 
@@ -49,13 +48,13 @@ void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
 void Reducer::widen(std::size_t index) {
   if (!options_.precisions) return;
   const at::Tensor gradient = access().get(parameters_[index]);
-  if (!gradient.defined() || gradient.scalar_type() == gradient_types_[index]) return;
+  if (!gradient.defined() || gradient.scalar_type() == buckets_.own_type(index)) return;
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  access().set(parameters_[index], gradient.to(gradient_types_[index]));
+  access().set(parameters_[index], gradient.to(buckets_.own_type(index)));
 }
 
 void Reducer::on_outputs_reached() {
-  if (pool_) pool_->open();
+  buckets_.open_pool();
 }
 
 void Reducer::on_backward_begins() {
@@ -67,7 +66,7 @@ void Reducer::on_backward_begins() {
     const auto found = chosen->find(node.get());
     return found != chosen->end() && found->second.needed_;
   };
-  if (chosen == nullptr || chosen->empty() || std::ranges::any_of(accumulators_, accumulates)) {
+  if (chosen == nullptr || chosen->empty() || std::ranges::any_of(hooks_.accumulators(), accumulates)) {
     find_context();
     begin();
   }
@@ -77,32 +76,24 @@ void Reducer::find_context() {
   context_ = options_.access ? nullptr : current_gradients();
 }
 
-// What earlier passes left in Tensor::grad() must survive one of a context, which fills the buckets with the context's.
-void Reducer::part_from_buckets() {
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const at::Tensor& gradient = parameters_[i].grad();
-    const at::Tensor& flat = buckets_[places_[i].bucket].flat;
-    if (gradient.defined() && flat.defined() && gradient.is_alias_of(flat))
-      parameters_[i].mutable_grad() = gradient.clone();
-  }
-}
-
 void Reducer::begin() {
   reducing_ = true;
-  if (context_ && options_.gradient_as_bucket_view) part_from_buckets();
+  // What earlier passes left in Tensor::grad() must survive one of a context, which fills the buckets with the context's.
+  if (context_ && options_.gradient_as_bucket_view) buckets_.unalias();
   timer_.backward_begins(parameters_.size(), buckets_.size());
   ending_ = false;
   n_launched_ = 0;
   divisor_ = count_ ? count_() : options_.group->size();
-  std::fill(ready_.begin(), ready_.end(), 0);
+  ready_.assign(parameters_.size(), 0);
+  progress_.assign(buckets_.size(), {});
   for (std::size_t b = 0; b < buckets_.size(); ++b) {
-    const auto& indices = plan_[b];
-    buckets_[b].n_pending = indices.size();
+    const auto indices = buckets_.indices(b);
+    progress_[b].n_pending = indices.size();
     // Something may be left over from no_sync.
     const auto matters = [&](std::size_t i) {
       return awaited(i) || (searches() && used_here_.const_data_ptr<int>()[i] != 0);
     };
-    buckets_[b].skipped =
+    progress_[b].skipped =
         options_.skip_all_reduce_unused_params && !learns() && std::ranges::none_of(indices, matters);
   }
   if (learns()) {
@@ -110,7 +101,7 @@ void Reducer::begin() {
     return queue(&Reducer::reduce_learnt);
   }
   to_come_ = use_counts_;
-  if (!stats_.has_rebuilt_buckets && !static_graph_) arrival_.clear();
+  if (!buckets_.has_been_rebuilt() && !static_graph_) arrival_.clear();
   if (searches()) queue(&Reducer::settle);
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (!awaited(i)) mark_ready(i);
@@ -142,8 +133,8 @@ bool Reducer::counts_down(std::size_t index) {
 }
 
 void Reducer::mark_ready(std::size_t index, const at::Tensor& incoming) {
-  const Place place = places_[index];
-  Bucket& bucket = buckets_[place.bucket];
+  const GradientBuckets::Place place = buckets_.place(index);
+  GradientBucket& bucket = buckets_[place.bucket];
   try {
     if (ready_[index] != 0) raise_marked_twice(index);
     at::AutoDispatchBelowADInplaceOrView below_autograd;
@@ -153,16 +144,16 @@ void Reducer::mark_ready(std::size_t index, const at::Tensor& incoming) {
     fail("in backward()");
   }
   ready_[index] = 1;
-  if (!stats_.has_rebuilt_buckets && !static_graph_) arrival_.push_back(index);
-  --bucket.n_pending;
-  timer_.parameter_ready(index, place.bucket, bucket.n_pending == 0);
+  if (!buckets_.has_been_rebuilt() && !static_graph_) arrival_.push_back(index);
+  const bool full = --progress_[place.bucket].n_pending == 0;
+  timer_.parameter_ready(index, place.bucket, full);
   if (place.bucket == n_launched_) launch_full_buckets();
 }
 
 // The end of a backward pass with find_unused_parameters: what has not come will not. It belongs to a forward pass whose
 // outputs had no part in this one.
 void Reducer::settle() {
-  if (pool_) pool_->close();
+  buckets_.close_pool();
   ending_ = true;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (ready_[i] == 0) mark_ready(i);
@@ -171,7 +162,7 @@ void Reducer::settle() {
 
 // The end of a static graph's first backward pass: everything is reduced now, whatever the order.
 void Reducer::reduce_learnt() {
-  if (pool_) pool_->close();
+  buckets_.close_pool();
   ending_ = true;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     used_here_.data_ptr<int>()[i] = use_counts_[i] != 0 ? 1 : 0;
@@ -181,7 +172,7 @@ void Reducer::reduce_learnt() {
 }
 
 void Reducer::launch_full_buckets() {
-  while (n_launched_ < buckets_.size() && buckets_[n_launched_].n_pending == 0) {
+  while (n_launched_ < buckets_.size() && progress_[n_launched_].n_pending == 0) {
     try {
       timer_.bucket_started(n_launched_);
       launch(n_launched_);
@@ -197,36 +188,39 @@ void Reducer::launch_full_buckets() {
 }
 
 bool Reducer::is_last(std::size_t b) const {
-  return std::none_of(
-      buckets_.begin() + static_cast<std::ptrdiff_t>(b) + 1, buckets_.end(),
-      [](const Bucket& later) { return !later.is_sparse && !later.skipped && later.n_bytes != 0; });
+  for (std::size_t later = b + 1; later < buckets_.size(); ++later) {
+    const GradientBucket& bucket = buckets_[later];
+    if (!bucket.is_sparse && !progress_[later].skipped && bucket.n_bytes != 0) return false;
+  }
+  return true;
 }
 
 void Reducer::launch(std::size_t b) {
-  Bucket& bucket = buckets_[b];
+  GradientBucket& bucket = buckets_[b];
+  Progress& progress = progress_[b];
   if (bucket.is_sparse) {
-    bucket.works = {
+    progress.works = {
         all_reduce(bucket.flat, {.group = options_.group, .async_op = true, .where = options_.where})};
     timer_.bucket_posted(b);  // the ranks have met to count entries
     return;
   }
-  if (bucket.skipped || bucket.n_bytes == 0) return;
+  if (progress.skipped || bucket.n_bytes == 0) return;
   if (!hook_.run) {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     if (bucket.flat.defined()) start(b, bucket.flat);
     for (std::size_t slot = 0; slot < bucket.views.size(); ++slot) {
       const at::Tensor& view = bucket.views[slot];
-      if (large_[plan_[b][slot]] != 0) start(b, view.as_strided({view.numel()}, {1}));
+      if (buckets_.in_place(buckets_.indices(b)[slot])) start(b, view.as_strided({view.numel()}, {1}));
     }
     return;
   }
   std::vector<at::Tensor> parameters;
-  for (const std::size_t i : plan_[b]) parameters.push_back(parameters_[i]);
+  for (const std::size_t i : buckets_.indices(b)) parameters.push_back(parameters_[i]);
   GradBucket seen(b, bucket.flat, bucket.views, std::move(parameters), is_last(b));
-  bucket.future = hook_.run(seen);
-  if (!bucket.future)
+  progress.future = hook_.run(seen);
+  if (!progress.future)
     raise(ErrorKind::kUsage, cat("the communication hook ", hook_.name, " returned no future"));
-  timer_.bucket_awaits(b, bucket.future);
+  timer_.bucket_awaits(b, progress.future);
 }
 
 void Reducer::start(std::size_t b, const at::Tensor& flat) {
@@ -234,10 +228,10 @@ void Reducer::start(std::size_t b, const at::Tensor& flat) {
   const bool all = divisor_ == options_.group->size();
   if (!all) flat.div_(divisor_);
   timer_.bucket_posted(b);
-  buckets_[b].works.push_back(all_reduce(flat, {.op = all ? ReduceOp::kAvg : ReduceOp::kSum,
-                                                .group = options_.group,
-                                                .async_op = true,
-                                                .where = options_.where}));
+  progress_[b].works.push_back(all_reduce(flat, {.op = all ? ReduceOp::kAvg : ReduceOp::kSum,
+                                                 .group = options_.group,
+                                                 .async_op = true,
+                                                 .where = options_.where}));
 }
 
 // Every rank takes part in every pass, whether it has unused parameters or not.
@@ -251,14 +245,15 @@ void Reducer::reduce_used() {
 }
 
 void Reducer::wait_for(std::size_t b) {
-  Bucket& bucket = buckets_[b];
-  if (!bucket.future) {
-    const std::vector<Work> works = std::exchange(bucket.works, {});
+  GradientBucket& bucket = buckets_[b];
+  Progress& progress = progress_[b];
+  if (!progress.future) {
+    const std::vector<Work> works = std::exchange(progress.works, {});
     for (const Work& work : works) work.wait();
     if (!works.empty()) timer_.bucket_done(b, works.back());
     return;
   }
-  const GradFuture future = std::exchange(bucket.future, nullptr);
+  const GradFuture future = std::exchange(progress.future, nullptr);
   await(future, options_.group->timeout(), cat("the communication hook ", hook_.name));
   timer_.bucket_done(b);
   const at::Tensor result = hook_result(*future, hook_.name, bucket.flat);
@@ -267,7 +262,7 @@ void Reducer::wait_for(std::size_t b) {
 }
 
 void Reducer::finalise() {
-  if (pool_) pool_->close();  // what optimizers allocate is theirs
+  buckets_.close_pool();  // what optimizers allocate is theirs
   Clock::duration waited{};
   std::uint64_t n_bytes = 0;
   std::size_t n_reduced = 0;
@@ -278,7 +273,7 @@ void Reducer::finalise() {
       wait_for(b);
       if (b == 0 && counted) std::exchange(used_work_, Work()).wait();
       waited += Clock::now() - start;
-      if (buckets_[b].skipped && !buckets_[b].is_sparse) {
+      if (progress_[b].skipped && !buckets_[b].is_sparse) {
         let_go_of_large(b);
         continue;
       }
@@ -323,7 +318,7 @@ void Reducer::note_unused() {
   stats_.unused_bytes = 0;
   for (std::size_t i = 0; i < unused.size(); ++i) {
     unused[i] = used[i] == 0;
-    if (unused[i] != 0) stats_.unused_bytes += items_[i].n_bytes;
+    if (unused[i] != 0) stats_.unused_bytes += buckets_.item(i).n_bytes;
     if (searches()) used[i] = 0;
   }
   if (stats_.n_reductions != 0 && unused != unused_before_) stats_.can_set_static_graph = false;

@@ -8,7 +8,6 @@
 
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
-#include "lockstep/ddp/internal/gradient_pool.h"
 #include "lockstep/ddp/internal/reducer.h"
 #include "lockstep/ddp/internal/sparse.h"
 
@@ -51,11 +50,11 @@ void Reducer::check_gradient(std::size_t index, const at::Tensor& gradient) cons
           cat("the gradient of ", describe(index), " is a ", gradient.layout(),
               " tensor; sparse gradients are expected of Embedding and EmbeddingBag with sparse=true only"));
   }
-  const bool other_type = gradient.scalar_type() != items_[index].dtype && !options_.reduce_dtype;
+  const bool other_type = gradient.scalar_type() != buckets_.item(index).dtype && !options_.reduce_dtype;
   if (other_type || gradient.sizes() != parameters_[index].sizes()) {
     raise(ErrorKind::kUsage,
           cat("the gradient of ", describe(index), " is ", gradient.scalar_type(), gradient.sizes(),
-              ", its bucket holds ", items_[index].dtype, parameters_[index].sizes(),
+              ", its bucket holds ", buckets_.item(index).dtype, parameters_[index].sizes(),
               "; parameters must not change type or size after wrapping"));
   }
 }
@@ -73,7 +72,7 @@ void Reducer::copy_into(std::size_t index, const at::Tensor& view, const at::Ten
 void Reducer::store_gradient(std::size_t index, at::Tensor& view, const at::Tensor& incoming) {
   const at::Tensor gradient = access().get(parameters_[index]);
   if (gradient.defined()) check_gradient(index, gradient);
-  if (large_[index] != 0) return store_large(index, gradient, view, incoming);
+  if (buckets_.in_place(index)) return store_large(index, gradient, view, incoming);
   if (!gradient.defined()) {
     view.zero_();
     return;
@@ -89,16 +88,16 @@ void Reducer::store_gradient(std::size_t index, at::Tensor& view, const at::Tens
 void Reducer::store_large(std::size_t index, const at::Tensor& gradient, at::Tensor& piece,
                           const at::Tensor& incoming) {
   if (!gradient.defined()) {
-    piece = pool_->make(parameters_[index]).zero_();
+    piece = buckets_.make_in_place(index).zero_();
     return;
   }
   const bool idle = is_idle(index);
-  if (!idle && pool_->holds_whole(gradient, parameters_[index], incoming)) {
+  if (!idle && buckets_.pool()->holds_whole(gradient, parameters_[index], incoming)) {
     piece = gradient.detach();
     ++stats_.n_in_place;
     return;
   }
-  piece = pool_->make(parameters_[index]);
+  piece = buckets_.make_in_place(index);
   copy_into(index, piece, gradient);
   if (gives_views() && !idle) access().set(parameters_[index], piece);
 }
@@ -109,7 +108,7 @@ bool Reducer::is_idle(std::size_t index) const {
 }
 
 // A copy, already divided: the reduction works in place, and what was accumulated must survive a failure.
-void Reducer::store_sparse(std::size_t index, Bucket& bucket) {
+void Reducer::store_sparse(std::size_t index, GradientBucket& bucket) {
   const at::Tensor& parameter = parameters_[index];
   const at::Tensor gradient = access().get(parameter);
   if (!gradient.defined()) {
@@ -128,9 +127,9 @@ void Reducer::store_sparse(std::size_t index, Bucket& bucket) {
 }
 
 void Reducer::hand_back(std::size_t b) {
-  Bucket& bucket = buckets_[b];
+  GradientBucket& bucket = buckets_[b];
   if (bucket.is_sparse) {
-    const std::size_t index = plan_[b].front();
+    const std::size_t index = buckets_.indices(b).front();
     at::Tensor reduced = std::exchange(bucket.flat, {});
     if (used_.defined() && used_.const_data_ptr<int>()[index] == 0) {
       if (shadowing_) access().set(parameters_[index], {});
@@ -140,7 +139,7 @@ void Reducer::hand_back(std::size_t b) {
     return access().set(parameters_[index], used_up ? at::Tensor() : std::move(reduced));
   }
   for (std::size_t slot = 0; slot < bucket.views.size(); ++slot)
-    hand_back_one(plan_[b][slot], bucket.views[slot]);
+    hand_back_one(buckets_.indices(b)[slot], bucket.views[slot]);
 }
 
 void Reducer::hand_back_one(std::size_t index, const at::Tensor& view) {
@@ -151,11 +150,11 @@ void Reducer::hand_back_one(std::size_t index, const at::Tensor& view) {
     if (const auto kept = kept_.find(index); kept != kept_.end()) view.copy_(kept->second);
     return;
   }
-  at::Tensor average = view.to(gradient_types_[index]);  // the view itself, but for mixed precision
+  at::Tensor average = view.to(buckets_.own_type(index));  // the view itself, but for mixed precision
   if (on_average_ && on_average_(parameter, average)) return access().set(parameter, {});
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   const at::Tensor gradient = access().get(parameter);
-  const bool large = large_[index] != 0;
+  const bool large = buckets_.in_place(index);
   if (gives_views() || (large && !gradient.defined())) {
     if (!gradient.defined() || shadowing_ || (large && is_idle(index))) {
       access().set(parameter, view);
@@ -164,7 +163,7 @@ void Reducer::hand_back_one(std::size_t index, const at::Tensor& view) {
             cat("the gradient of ", describe(index), " is not the view of its bucket; with ",
                 "gradient_as_bucket_view nothing may replace .grad during backward()"));
     }
-  } else if (gradient.defined() && gradient.scalar_type() == gradient_types_[index]) {
+  } else if (gradient.defined() && gradient.scalar_type() == buckets_.own_type(index)) {
     if (!same_memory(gradient, view)) copy_dense(gradient, view);
   } else if (!average.is_same(view)) {
     access().set(parameter, std::move(average));
@@ -178,7 +177,7 @@ void Reducer::hand_back_one(std::size_t index, const at::Tensor& view) {
 // They belong to Tensor::grad() alone, or to the pool again.
 void Reducer::let_go_of_large(std::size_t b) {
   for (std::size_t slot = 0; slot < buckets_[b].views.size(); ++slot) {
-    if (large_[plan_[b][slot]] != 0) buckets_[b].views[slot].reset();
+    if (buckets_.in_place(buckets_.indices(b)[slot])) buckets_[b].views[slot].reset();
   }
 }
 

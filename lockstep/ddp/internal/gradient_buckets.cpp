@@ -1,0 +1,153 @@
+#include "lockstep/ddp/internal/gradient_buckets.h"
+
+#include <ATen/ops/empty.h>
+
+#include <cstring>
+#include <utility>
+
+#include "lockstep/base/environment.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/text.h"
+#include "lockstep/ddp/internal/flat_broadcast.h"
+#include "lockstep/ddp/internal/flat_views.h"
+
+namespace lockstep::internal {
+
+GradientBuckets::GradientBuckets(std::vector<at::Tensor> parameters, Options options)
+    : parameters_(std::move(parameters)), options_(std::move(options)) {
+  for (const at::Tensor& parameter : parameters_) {
+    const bool sparse = !options_.sparse.empty() && options_.sparse[items_.size()];
+    const at::ScalarType own = parameter.scalar_type();
+    const at::ScalarType dtype =
+        options_.reduce_dtype && at::isFloatingType(own) ? *options_.reduce_dtype : own;
+    const auto n_elements = static_cast<std::size_t>(parameter.numel());
+    items_.push_back({dtype, parameter.device(), n_elements * c10::elementSize(dtype), sparse});
+    own_types_.push_back(own);
+  }
+  rebuilt_limits(options_.caps);  // a cap that cannot be is an error now, not in the second iteration
+  agree_on_in_place();
+  choose_in_place();
+}
+
+// Ranks that differ would reduce in different operations.
+void GradientBuckets::agree_on_in_place() {
+  const auto from_environment =
+      static_cast<std::size_t>(environment_int(Var::kLockstepInPlaceBytes).value_or(128 * 1024));
+  in_place_from_ = options_.in_place_bytes.value_or(from_environment);
+  if (options_.group->size() == 1) return;
+  static_assert(sizeof(std::size_t) == sizeof(std::int64_t));
+  const at::Tensor value = at::empty({1}, at::kLong);
+  std::memcpy(value.mutable_data_ptr(), &in_place_from_, value.nbytes());
+  broadcast_from(0, value, options_.group, options_.where);
+  std::memcpy(&in_place_from_, value.const_data_ptr(), value.nbytes());
+}
+
+void GradientBuckets::choose_in_place() {
+  in_place_.assign(parameters_.size(), 0);
+  pool_ = nullptr;
+  if (!options_.pooled || options_.group->size() == 1) return;
+  std::vector<std::size_t> sizes;
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const bool plain = !items_[i].sparse && !at::isComplexType(items_[i].dtype) &&
+                       parameters_[i].is_non_overlapping_and_dense();
+    if (!plain || items_[i].n_bytes < in_place_from_ || items_[i].n_bytes == 0) continue;
+    in_place_[i] = 1;
+    sizes.push_back(items_[i].n_bytes);
+  }
+  if (!sizes.empty()) pool_ = GradientPool::create(options_.group, sizes);
+}
+
+void GradientBuckets::build_first(bool for_good) {
+  BucketIndices plan = initial_buckets(items_, options_.caps, for_good);
+  if (plan != plan_) build(std::move(plan));
+}
+
+void GradientBuckets::agree_on_order(std::vector<std::size_t>& order) const {
+  static_assert(sizeof(std::size_t) == sizeof(std::int64_t));
+  at::Tensor sent = at::empty({static_cast<std::int64_t>(order.size())}, at::kLong);
+  std::memcpy(sent.mutable_data_ptr(), order.data(), sent.nbytes());
+  broadcast_from(0, sent, options_.group, options_.where);
+  std::memcpy(order.data(), sent.const_data_ptr(), sent.nbytes());
+}
+
+void GradientBuckets::rebuild_by_arrival(std::span<const std::size_t> order) {
+  BucketIndices plan = rebuilt_buckets(items_, options_.caps, order);
+  if (plan != plan_) build(std::move(plan));
+  rebuilt_ = true;
+  if (log_enabled(LogLevel::kInfo)) {
+    log(LogLevel::kInfo, cat("DistributedDataParallel: ", parameters_.size(), " parameters in ", plan_.size(),
+                             " buckets by order of arrival"));
+  }
+}
+
+void GradientBuckets::give_up_pool() {
+  if (pool_ == nullptr) return;
+  pool_ = nullptr;
+  in_place_.assign(parameters_.size(), 0);
+  build(BucketIndices(plan_));
+}
+
+void GradientBuckets::build(BucketIndices plan) {
+  buckets_.clear();  // first, so that old and new memory are not held at once
+  places_.assign(parameters_.size(), {});
+  for (std::size_t b = 0; b < plan.size(); ++b) {
+    buckets_.push_back(make_bucket(plan[b]));
+    for (std::size_t slot = 0; slot < plan[b].size(); ++slot) places_[plan[b][slot]] = {b, slot};
+  }
+  plan_ = std::move(plan);
+}
+
+GradientBucket GradientBuckets::make_bucket(const std::vector<std::size_t>& indices) const {
+  GradientBucket bucket;
+  if (items_[indices.front()].sparse) {
+    bucket.is_sparse = true;
+    return bucket;
+  }
+  std::vector<at::Tensor> small;
+  for (const std::size_t index : indices) {
+    bucket.n_bytes += items_[index].n_bytes;
+    if (!in_place(index)) small.push_back(parameters_[index]);
+  }
+  bucket.views.resize(indices.size());
+  if (small.empty()) return bucket;
+  auto [flat, views] = flat_views(small, options_.group, items_[indices.front()].dtype);
+  bucket.flat = std::move(flat);
+  for (std::size_t slot = 0, next = 0; slot < indices.size(); ++slot) {
+    if (!in_place(indices[slot])) bucket.views[slot] = std::move(views[next++]);
+  }
+  return bucket;
+}
+
+void GradientBuckets::open_pool() const {
+  if (pool_) pool_->open();
+}
+
+void GradientBuckets::close_pool() const noexcept {
+  if (pool_) pool_->close();
+}
+
+void GradientBuckets::unalias() const {
+  for (std::size_t i = 0; i < parameters_.size(); ++i) {
+    const at::Tensor& gradient = parameters_[i].grad();
+    const at::Tensor& flat = buckets_[places_[i].bucket].flat;
+    if (gradient.defined() && flat.defined() && gradient.is_alias_of(flat))
+      parameters_[i].mutable_grad() = gradient.clone();
+  }
+}
+
+std::vector<std::size_t> GradientBuckets::bucket_bytes() const {
+  std::vector<std::size_t> n_bytes;
+  for (const GradientBucket& bucket : buckets_) n_bytes.push_back(bucket.n_bytes);
+  return n_bytes;
+}
+
+std::size_t GradientBuckets::held_bytes(bool views) const {
+  std::size_t held = pool_ ? pool_->free_bytes() : 0;
+  for (const GradientBucket& bucket : buckets_) {
+    if (!views && !bucket.is_sparse && bucket.flat.defined()) held += bucket.flat.nbytes();
+  }
+  return held;
+}
+
+}  // namespace lockstep::internal

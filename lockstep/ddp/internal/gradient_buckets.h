@@ -1,0 +1,116 @@
+// The memory that gradients are reduced in: which bucket holds which parameter, one flat tensor per bucket in the group's
+// shared memory, a view of it per parameter, and the pool that large gradients are made in.
+//
+//   plan      bucket 0: [5, 4]   bucket 1: [3, 2, 1]   bucket 2: [0]      order of reduction; the same on all ranks
+//   flat      [ 5 | 4 ]          [ 3 | 1 ]             -                  small gradients side by side
+//   in place                     2: block of the pool  0: block           large gradients, each reduced where it lies
+//
+// Invariants: every parameter has exactly one place. The view of a small gradient lies in its bucket's flat tensor for as
+// long as the plan does; the view of one reduced in place exists during a pass only. A sparse gradient has a bucket of its
+// own, without views, whose `flat` is the gradient under way.
+//
+// Later, a device's buckets: flats, views and pool blocks are the only memory allocated here, so that a DeviceStreams&
+// handed to the constructor, and used in make_bucket() and the pool, is all that gradients on another device need.
+//
+// Thread safety: none; between passes, or on the thread that runs backward(). Pool blocks may be freed on any thread.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstddef>
+#include <memory>
+#include <optional>
+#include <source_location>
+#include <span>
+#include <vector>
+
+#include "lockstep/ddp/bucket_plan.h"
+#include "lockstep/ddp/internal/gradient_pool.h"
+#include "lockstep/group/process_group.h"
+
+namespace lockstep::internal {
+
+struct GradientBucket {
+  at::Tensor flat;                // as the engine reduces it: 1-D, real; undefined where nothing is copied
+  std::vector<at::Tensor> views;  // one per entry of the plan, with the parameter's strides
+  bool is_sparse = false;
+  std::size_t n_bytes = 0;
+};
+
+class GradientBuckets final {
+ public:
+  struct Options {
+    Group group{};
+    BucketCaps caps{};
+    std::vector<bool> sparse{};                    // by parameter; empty: none
+    std::optional<at::ScalarType> reduce_dtype{};  // of floating-point gradients; unset: their own
+    bool pooled = true;                            // large gradients are reduced in place
+    std::optional<std::size_t> in_place_bytes{};   // unset: LOCKSTEP_DDP_IN_PLACE_BYTES
+    std::source_location where = std::source_location::current();
+  };
+  struct Place {
+    std::size_t bucket = 0;
+    std::size_t slot = 0;
+  };
+
+  // Collective: rank 0's in_place_bytes hold for all. Raises kUsage for a cap that cannot be. There are no buckets before
+  // build_first().
+  GradientBuckets(std::vector<at::Tensor> parameters, Options options);
+  GradientBuckets(const GradientBuckets&) = delete;
+  GradientBuckets& operator=(const GradientBuckets&) = delete;
+
+  // The plan of the first pass. `for_good`: no order of arrival will follow. Raises kResource when memory is not to be had.
+  void build_first(bool for_good);
+  // Collective: makes `order` rank 0's. Ranks may have seen gradients arrive in different orders, and must not plan so.
+  void agree_on_order(std::vector<std::size_t>& order) const;
+  // The plan for all later passes. Raises as build_first; the old buckets are gone then.
+  void rebuild_by_arrival(std::span<const std::size_t> order);
+  // Everything lies in the flat tensors from now on, as communication hooks want it.
+  void give_up_pool();
+
+  std::size_t n_parameters() const { return parameters_.size(); }
+  std::size_t size() const { return buckets_.size(); }
+  GradientBucket& operator[](std::size_t b) { return buckets_[b]; }
+  const GradientBucket& operator[](std::size_t b) const { return buckets_[b]; }
+  const BucketIndices& plan() const { return plan_; }
+  std::span<const std::size_t> indices(std::size_t b) const { return plan_[b]; }
+  Place place(std::size_t index) const { return places_[index]; }
+  const BucketItem& item(std::size_t index) const { return items_[index]; }
+  // Of the parameter when it was wrapped: what averages are handed back in.
+  at::ScalarType own_type(std::size_t index) const { return own_types_[index]; }
+  bool in_place(std::size_t index) const { return in_place_[index] != 0; }
+  bool has_been_rebuilt() const { return rebuilt_; }
+
+  // Null: no gradient is reduced in place. Open while a pass computes gradients.
+  GradientPool* pool() const { return pool_.get(); }
+  void open_pool() const;
+  void close_pool() const noexcept;
+  // A place for a gradient that is reduced in place, uninitialised.
+  at::Tensor make_in_place(std::size_t index) const { return pool_->make(parameters_[index]); }
+
+  // Tensor::grad() refers to bucket memory no longer: what was a view of it is a copy now.
+  void unalias() const;
+  std::vector<std::size_t> bucket_bytes() const;
+  // Memory that is no gradient's: flat tensors unless `views` (gradients lie in them), and free blocks of the pool.
+  std::size_t held_bytes(bool views) const;
+
+ private:
+  void agree_on_in_place();
+  void choose_in_place();
+  void build(BucketIndices plan);
+  GradientBucket make_bucket(const std::vector<std::size_t>& indices) const;
+
+  const std::vector<at::Tensor> parameters_;
+  const Options options_;
+  std::vector<BucketItem> items_;  // by parameter, as gradients lie in buckets
+  std::vector<at::ScalarType> own_types_;
+  std::size_t in_place_from_ = 0;        // bytes; rank 0's
+  std::vector<unsigned char> in_place_;  // by parameter
+  std::shared_ptr<GradientPool> pool_;
+  BucketIndices plan_;
+  std::vector<GradientBucket> buckets_;
+  std::vector<Place> places_;  // by parameter
+  bool rebuilt_ = false;
+};
+
+}  // namespace lockstep::internal
