@@ -12,6 +12,8 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/ddp/internal/backward_optimizers.h"
+#include "lockstep/ddp/internal/buffer_sync.h"
+#include "lockstep/ddp/internal/ddp_join.h"
 #include "lockstep/ddp/internal/delayed_reduction.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
 #include "lockstep/ddp/internal/graph.h"
@@ -161,7 +163,13 @@ void DdpCore::take_delayed(internal::NamedTensors& trained) {
 void DdpCore::make_reducer(const Group& group) {
   const bool alone = group->size() == 1;
   if (alone && !works_alone()) return;
-  auto broadcast = std::make_unique<internal::FlatBroadcast>(group, options_.where);
+  auto buffers = std::make_unique<internal::BufferSync>(
+      internal::BufferSync::Options{.tensors = tensors_,
+                                    .ignored = options_.ignored,
+                                    .broadcasts = options_.broadcast_buffers,
+                                    .hook = buffer_hook_,
+                                    .group = group,
+                                    .where = options_.where});
   std::shared_ptr<internal::DelayedReduction> delayed;
   if (!delayed_->tensors.empty())
     delayed = internal::DelayedReduction::create(*delayed_, trigger_, group, options_.where);
@@ -188,7 +196,8 @@ void DdpCore::make_reducer(const Group& group) {
     reducer_ = std::move(reducer);
     construction_.bucket_sizes = reducer_->stats().bucket_bytes;
   }
-  broadcast_ = std::move(broadcast);
+  buffers_ = std::move(buffers);
+  join_ = std::make_unique<internal::DdpJoin>(group, options_.where);
   delayed_reduction_ = std::move(delayed);
 }
 
@@ -207,16 +216,14 @@ void DdpCore::update_process_group(Group group) {
   if (precisions_) precisions_->restore();
   if (group->size() == 1 && !works_alone()) {
     reducer_ = nullptr;
-    broadcast_ = nullptr;
+    buffers_ = nullptr;
+    join_ = nullptr;
     delayed_reduction_ = nullptr;
     steps_->release();
   } else {
     make_reducer(group);
   }
   group_ = std::move(group);
-  say_work_ = Work();
-  companion_ = nullptr;
-  buffers_due_ = true;
 }
 
 void DdpCore::register_fused_optimizer(std::shared_ptr<FunctionalOptimizer> optimizer,
@@ -283,12 +290,12 @@ void DdpCore::check_options() const {
 }
 
 void DdpCore::before_forward() {
-  if (!broadcast_) return;
+  if (!buffers_) return;
   const bool joining = join_options() != nullptr;
   if (joining) {
-    check_answered();  // before anything is said
+    check_answered();  // before anything is announced
     begin_iteration();
-    say(Has::kInput);
+    announce();
   }
   if (at::GradMode::is_enabled()) {
     if (n_forwards_++ % kForwardsPerLook == 0) check_nothing_added();
@@ -297,27 +304,10 @@ void DdpCore::before_forward() {
     if (delayed_reduction_) delayed_reduction_->follow_parameters();
     if (reducer_) reducer_->prepare_for_forward();
   }
-  if (buffers_due_) sync_buffers(joining);
+  wait_in_backward(buffers_->before_forward([&] { return joining ? join_->agreed().highest_active : 0; }));
   if (!reducer_ || !at::GradMode::is_enabled() || !*syncs_) return;
   log_statistics();
   reducer_->timer().forward_begins(reducer_->n_reductions() + 1);
-}
-
-// Collected anew each time: users may rebind buffers.
-void DdpCore::sync_buffers(bool joining) {
-  if (group_->size() == 1) return;
-  if (buffer_hook_.run) {
-    if (buffer_hook_.when == BufferHook::When::kBeforeForward) run_buffer_hook();
-    return;
-  }
-  if (!options_.broadcast_buffers) return;
-  const std::vector<at::Tensor> buffers = internal::buffers_of(*tensors_, options_.ignored).tensors;
-  if (buffers.empty()) return;
-  try {
-    broadcast_->run(buffers, joining ? heard().highest_active : 0);
-  } catch (const Error& error) {
-    internal::raise_forward_alone(error);
-  }
 }
 
 // What is there now and was not when the model was wrapped has no hook: ranks would silently diverge in it.
@@ -335,12 +325,8 @@ void DdpCore::check_nothing_added() const {
   }
 }
 
-void DdpCore::run_buffer_hook() {
-  const internal::NamedTensors named = internal::buffers_of(*tensors_, options_.ignored);
-  torch::OrderedDict<std::string, at::Tensor> buffers;
-  for (std::size_t i = 0; i < named.names.size(); ++i) buffers.insert(named.names[i], named.tensors[i]);
-  auto futures = buffer_hook_.run(buffers);
-  if (reducer_) return reducer_->await_too(std::move(futures));
+void DdpCore::wait_in_backward(std::vector<GradFuture> futures) {
+  if (reducer_) return reducer_->also_wait_for(std::move(futures));
   for (const GradFuture& future : futures) {
     if (future) await(future, group_->timeout(), "the buffer hook");
   }
@@ -350,37 +336,36 @@ void DdpCore::register_buffer_hook(BufferHook hook) {
   if (!hook.run) raise(ErrorKind::kUsage, "register_buffer_hook: the hook is empty");
   if (buffer_hook_.run) raise(ErrorKind::kUsage, "register_buffer_hook: a model has one buffer hook");
   buffer_hook_ = std::move(hook);
+  if (buffers_) buffers_->set_hook(buffer_hook_);
 }
 
 void DdpCore::after_forward(const std::function<void(const Visitor&)>& visit_outputs) {
-  if (!broadcast_) return;
-  buffers_due_ = at::GradMode::is_enabled() && *syncs_;
+  if (!buffers_) return;
+  const bool synced = at::GradMode::is_enabled() && *syncs_;
+  wait_in_backward(buffers_->after_forward(synced));
   if (!at::GradMode::is_enabled()) return;
-  if (buffers_due_ && buffer_hook_.run && buffer_hook_.when == BufferHook::When::kAfterForward &&
-      group_->size() != 1)
-    run_buffer_hook();
-  if (buffers_due_ && delayed_reduction_) delayed_reduction_->expect();
+  if (synced && delayed_reduction_) delayed_reduction_->expect();
   if (!reducer_) return;
   std::vector<at::Tensor> outputs;
-  if (buffers_due_) {
+  if (synced) {
     internal::StepTimer& timer = reducer_->timer();
     timer.forward_ends();
     if (timer.samples()) visit_outputs([&](at::Tensor& output) { timer.begins_at(output); });
   }
-  const bool sinks = precisions_ || (buffers_due_ && reducer_->wants_sink());
+  const bool sinks = precisions_ || (synced && reducer_->wants_sink());
   if (sinks || reducer_->wants_to_know() || reducer_->searches())
     visit_outputs([&](at::Tensor& output) { outputs.push_back(output); });
-  if (buffers_due_ && reducer_->searches() && outputs.empty()) {
+  if (synced && reducer_->searches() && outputs.empty()) {
     raise(ErrorKind::kUsage,
           "DistributedDataParallel: find_unused_parameters found no tensor in what forward() returned; "
           "give its type "
           "a lockstep_visit function (lockstep/tensor/visit_tensors.h)");
   }
-  buffers_due_ ? reducer_->expect_backward(outputs) : reducer_->expect_local_backward(outputs);
+  synced ? reducer_->expect_backward(outputs) : reducer_->expect_local_backward(outputs);
   if (outputs.empty()) {
     if (precisions_) precisions_->expect_unwatched();
   } else if (sinks) {
-    watch(std::move(outputs), visit_outputs);
+    watch(std::move(outputs), synced, visit_outputs);
   } else if (reducer_->wants_to_know()) {
     internal::on_reached(outputs, [weak = std::weak_ptr(reducer_)] {
       if (const auto reducer = weak.lock()) reducer->on_outputs_reached();
@@ -389,9 +374,9 @@ void DdpCore::after_forward(const std::function<void(const Visitor&)>& visit_out
 }
 
 // Puts a node in front of the outputs that tells of the backward pass.
-void DdpCore::watch(std::vector<at::Tensor> outputs,
+void DdpCore::watch(std::vector<at::Tensor> outputs, bool synced,
                     const std::function<void(const Visitor&)>& visit_outputs) {
-  const bool announced = buffers_due_ && reducer_->wants_sink();
+  const bool announced = synced && reducer_->wants_sink();
   const auto graph =
       precisions_ ? std::make_shared<internal::LowPrecisionParameters::Graph>(precisions_) : nullptr;
   outputs = internal::pass_sink(
@@ -418,7 +403,10 @@ void DdpCore::register_comm_hook(CommHook hook) {
 }
 
 void DdpCore::set_static_graph() {
-  if (reducer_) reducer_->set_static_graph();
+  if (reducer_) {
+    reducer_->set_static_graph();
+    construction_.bucket_sizes = reducer_->stats().bucket_bytes;
+  }
   static_graph_ = true;
 }
 

@@ -19,8 +19,6 @@
 #include "lockstep/ddp/reducer_stats.h"
 #include "lockstep/group/device_mesh.h"
 #include "lockstep/group/process_group.h"
-#include "lockstep/group/work.h"
-#include "lockstep/join/companion.h"
 #include "lockstep/join/join.h"
 
 namespace lockstep {
@@ -82,8 +80,9 @@ class FunctionalOptimizer;
 class ZeroCore;
 namespace internal {
 class BackwardOptimizers;
+class BufferSync;
+class DdpJoin;
 class DelayedReduction;
-class FlatBroadcast;
 class Reducer;
 struct NamedTensors;
 }  // namespace internal
@@ -127,7 +126,7 @@ class DdpCore : public torch::nn::Module, public Joinable {
   // Called around each synced forward pass; once per model, the same on all ranks. In a world of one it is never called.
   // Raises kUsage for an empty hook or a second one.
   void register_buffer_hook(BufferHook hook);
-  // BackwardOptimizers each parameter (all that are averaged in buckets, or `only` these) as its gradient is handed back at the end of
+  // Steps each parameter (all that are averaged in buckets, or `only` these) as its gradient is handed back at the end of
   // backward(), while later buckets are still being reduced; the gradients stay. Once; raises kUsage for null, a second
   // one, and a parameter that is unknown, sparse or steps by itself. Optimizers given to parameters with
   // apply_optimizer_in_backward need no such call: they are taken over, and their gradients are left undefined.
@@ -181,8 +180,12 @@ class DdpCore : public torch::nn::Module, public Joinable {
   // Collective unless in a world of one: checks the last backward pass, rebuilds buckets once, sends buffers.
   void before_forward();
   void after_forward(const std::function<void(const Visitor&)>& visit_outputs);
-  void watch(std::vector<at::Tensor> outputs, const std::function<void(const Visitor&)>& visit_outputs);
+  void watch(std::vector<at::Tensor> outputs, bool synced,
+             const std::function<void(const Visitor&)>& visit_outputs);
   void check_options() const;
+  // Under join(): the last synced forward pass was followed by its backward pass; and what the others are told of this one.
+  void check_answered() const;
+  void announce();
   // Raises kUsage for a parameter that is trained and was not there when the model was wrapped.
   void check_nothing_added() const;
   void prepare_precisions(const internal::NamedTensors& parameters);
@@ -190,8 +193,8 @@ class DdpCore : public torch::nn::Module, public Joinable {
   void make_reducer(const Group& group);
   // There is something to do in a world of one.
   bool works_alone() const;
-  void sync_buffers(bool joining);
-  void run_buffer_hook();
+  // The end of the next reduced backward pass waits for these; without a reducer, this does.
+  void wait_in_backward(std::vector<GradFuture> futures);
   void describe_construction(const internal::NamedTensors& trained, std::size_t cap_bytes);
   void log_construction(const internal::NamedTensors& trained, std::size_t n_all) const;
   void log_statistics();
@@ -205,15 +208,14 @@ class DdpCore : public torch::nn::Module, public Joinable {
   const std::shared_ptr<bool> syncs_ = std::make_shared<bool>(true);
   std::unique_ptr<internal::NamedTensors> reduced_, delayed_;  // trained parameters: in buckets, or apart
   at::Tensor trigger_;                                         // of the delayed
-  // Null in a world of one (less mixed precision), and where there is nothing to reduce.
-  std::unique_ptr<internal::FlatBroadcast> broadcast_;
+  // Null in a world of one (less mixed precision); the reducer also where there is nothing to reduce.
+  std::unique_ptr<internal::BufferSync> buffers_;
+  std::unique_ptr<internal::DdpJoin> join_;
   std::shared_ptr<internal::Reducer> reducer_;
   // Null unless parameters are computed with in another type than their own.
   std::shared_ptr<internal::LowPrecisionParameters> precisions_;
   std::shared_ptr<internal::DelayedReduction> delayed_reduction_;
   const std::shared_ptr<internal::BackwardOptimizers> steps_;
-  // False right after a forward pass that was not synced.
-  bool buffers_due_ = true;
   bool sink_clone_ = true;
   bool static_graph_;
   CommHook comm_hook_;
@@ -222,26 +224,6 @@ class DdpCore : public torch::nn::Module, public Joinable {
   bool join_uneven_inputs_ = false;  // there was a join()
   std::int64_t sample_rate_ = kDefaultLoggingSampleRate;
   std::uint64_t n_logged_ = 0;  // sampled steps, when the log was last thought of
-
-  // What the ranks tell each other at the beginning of a forward pass under join().
-  struct Said {
-    int highest_active;                       // rank in the group
-    bool with_gradients, synced, in_context;  // of distributed autograd
-  };
-  enum class Has : std::uint8_t { kInput, kNone };
-  void say(Has has);
-  Said heard();
-  void check_answered() const;
-  at::Tensor said_;
-  Work say_work_;
-  // Reductions there were before the last synced forward pass under this join().
-  std::optional<std::uint64_t> reduced_before_;
-  // Of the layers with collectives of their own; null when there are none, and before the first join().
-  void enter_companion();
-  void keep_company();
-  std::unique_ptr<Companion> companion_;
-  bool keeps_company_ = false;
-  bool accompanied_ = false;  // the companion has been entered and not finished
 };
 
 // Names as the wrapped module has them: takes `prefix` off where a key begins with it, so that what a wrapped model

@@ -4,6 +4,7 @@
 
 #include "lockstep/ddp/ddp_testing.h"
 #include "lockstep/ddp/internal/gradient_pool.h"
+#include "lockstep/group/collectives.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/world.h"
 
@@ -124,6 +125,19 @@ TEST(StaticGraph, WithFindUnusedStartsWithOneBucketPerType) {
     EXPECT_EQ(n_buckets({.bucket_cap_mb = 0.0001, .static_graph = true}), 1u);
     EXPECT_EQ(n_buckets({.bucket_cap_mb = 0.0001, .find_unused_parameters = true, .static_graph = true}), 1u);
     EXPECT_GT(n_buckets({.bucket_cap_mb = 0.0001, .find_unused_parameters = true}), 1u) << "they stay";
+  });
+}
+
+TEST(StaticGraph, SetAfterWrappingWithFindUnusedStartsWithOneBucketPerTypeAndRebuildsIt) {
+  run_threads(2, [](int) {
+    auto model = DistributedDataParallel(Mlp(), {.bucket_cap_mb = 0.0001, .find_unused_parameters = true});
+    model->set_static_graph();
+    EXPECT_EQ(model->stats().bucket_bytes.size(), 1u) << "as if the option had been given";
+    EXPECT_EQ(model->logging_data().bucket_sizes, model->stats().bucket_bytes);
+    const at::Tensor input = torch::ones({2, kIn});
+    for (int step = 0; step < 2; ++step) model->forward(input).sum().backward();
+    EXPECT_TRUE(model->stats().has_rebuilt_buckets);
+    EXPECT_GT(model->stats().bucket_bytes.size(), 1u);
   });
 }
 

@@ -20,7 +20,7 @@ struct ReducerStats {
   // Memory of the reducer's own: buckets as far as gradients do not lie in them, and blocks of the pool that are free.
   std::size_t held_bytes = 0;
   bool has_rebuilt_buckets = false;
-  std::uint64_t n_in_place = 0;          // gradients that were reduced where autograd had made them
+  std::uint64_t n_in_place = 0;      // gradients that were reduced where autograd had made them
   std::uint64_t unused_bytes = 0;    // of the parameters that this rank did not use in the last reduced pass
   bool can_set_static_graph = true;  // the unused set has never changed
 };

@@ -7,10 +7,10 @@
 #include <map>
 #include <utility>
 
-#include "lockstep/tensor/gradient_access.h"
 #include "lockstep/base/text.h"
 #include "lockstep/ddp/internal/flat_views.h"
 #include "lockstep/group/collectives.h"
+#include "lockstep/tensor/gradient_access.h"
 
 namespace lockstep::internal {
 

@@ -75,6 +75,7 @@ class GradientBuckets final {
   const BucketIndices& plan() const { return plan_; }
   std::span<const std::size_t> indices(std::size_t b) const { return plan_[b]; }
   Place place(std::size_t index) const { return places_[index]; }
+  std::span<const BucketItem> items() const { return items_; }
   const BucketItem& item(std::size_t index) const { return items_[index]; }
   // Of the parameter when it was wrapped: what averages are handed back in.
   at::ScalarType own_type(std::size_t index) const { return own_types_[index]; }

@@ -91,6 +91,10 @@ std::string next_line(std::istringstream& text) {
 
 }  // namespace
 
+std::string describe_parameter(const NamedTensors& parameters, std::size_t index) {
+  return cat("parameter ", index, " (", parameters.names[index], ")");
+}
+
 NamedTensors parameters_of(const ModuleTensors& module, const std::vector<std::string>& ignored) {
   return once_each(module.parameters(), ignored);
 }

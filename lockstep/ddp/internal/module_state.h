@@ -18,6 +18,9 @@ struct NamedTensors {
   std::vector<at::Tensor> tensors;
 };
 
+// "parameter 3 (net.weight)", for messages.
+std::string describe_parameter(const NamedTensors& parameters, std::size_t index);
+
 // In order of registration, modules first to last; a tensor registered twice (tied weights) appears once, under its
 // first name. Names in `ignored` are left out.
 NamedTensors parameters_of(const ModuleTensors& module, const std::vector<std::string>& ignored);

@@ -1,20 +1,16 @@
 #include "lockstep/ddp/internal/reducer.h"
 
-#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/grad_mode.h>
-#include <ATen/ops/empty.h>
-#include <ATen/ops/zeros.h>
+#include <torch/csrc/autograd/engine.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
-#include <cstring>
 #include <utility>
 
-#include "lockstep/tensor/gradient_access.h"
 #include "lockstep/base/text.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
-#include "lockstep/ddp/internal/graph.h"
-#include "lockstep/ddp/internal/sparse.h"
 #include "lockstep/ddp/mixed_precision.h"
+#include "lockstep/tensor/gradient_access.h"
 
 namespace lockstep::internal {
 namespace {
@@ -35,6 +31,13 @@ class DiscardGradients final : public GradientAccess {
   void set(const at::Tensor&, at::Tensor) override {}
 };
 
+Readiness make_readiness(std::size_t n_parameters, const ReducerOptions& options) {
+  if (options.static_graph) return Readiness(StaticGraph(n_parameters, options.group, options.where));
+  if (options.find_unused_parameters)
+    return Readiness(SearchedParameters(n_parameters, options.group, options.where));
+  return Readiness(AllParameters(n_parameters));
+}
+
 }  // namespace
 
 std::shared_ptr<Reducer> Reducer::create(std::vector<at::Tensor> parameters, std::vector<std::string> names,
@@ -45,34 +48,28 @@ std::shared_ptr<Reducer> Reducer::create(std::vector<at::Tensor> parameters, std
   if (!options.sparse.empty() && options.sparse.size() != parameters.size())
     raise(ErrorKind::kUsage, "Reducer: `sparse` has one entry per parameter, or none");
   for (std::size_t i = 0; i < parameters.size(); ++i) check_parameter(parameters[i], names[i]);
-  return std::shared_ptr<Reducer>(new Reducer(std::move(parameters), std::move(names), std::move(options)));
+  return std::shared_ptr<Reducer>(new Reducer({std::move(names), std::move(parameters)}, std::move(options)));
 }
 
-Reducer::Reducer(std::vector<at::Tensor> parameters, std::vector<std::string> names, ReducerOptions options)
+Reducer::Reducer(NamedTensors parameters, ReducerOptions options)
     : parameters_(std::move(parameters)),
-      names_(std::move(names)),
       options_(std::move(options)),
       access_(options_.access ? options_.access : std::make_shared<GradField>()),
-      buckets_(parameters_, {.group = options_.group,
-                             .caps = options_.caps,
-                             .sparse = options_.sparse,
-                             .reduce_dtype = options_.reduce_dtype,
-                             .pooled = !options_.reduce_dtype && !options_.precisions,
-                             .in_place_bytes = options_.in_place_bytes,
-                             .where = options_.where}),
-      hooks_(parameters_,
+      buckets_(parameters_.tensors, {.group = options_.group,
+                                     .caps = options_.caps,
+                                     .sparse = options_.sparse,
+                                     .reduce_dtype = options_.reduce_dtype,
+                                     .pooled = !options_.reduce_dtype && !options_.precisions,
+                                     .in_place_bytes = options_.in_place_bytes,
+                                     .where = options_.where}),
+      readiness_(make_readiness(parameters_.tensors.size(), options_)),
+      transfer_(parameters_, buckets_,
+                {.views = options_.gradient_as_bucket_view, .casts = options_.reduce_dtype.has_value()}),
+      exchange_(parameters_, buckets_, timer_, options_.group, options_.where),
+      pass_({parameters_, buckets_, readiness_, transfer_, exchange_, timer_}, options_.group->timeout()),
+      hooks_(parameters_.tensors,
              [this](std::size_t index, const at::Tensor& incoming) { on_gradient(index, incoming); }) {
-  static_graph_ = options_.static_graph;
-  buckets_.build_first(searches());
-  const std::size_t n = parameters_.size();
-  if (options_.find_unused_parameters || static_graph_) {
-    const std::vector<std::int64_t> sizes{static_cast<std::int64_t>(n)};
-    used_here_ = at::zeros(sizes, at::kInt);
-    used_ = empty_shared(sizes, at::kInt, {.group = options_.group});
-  }
-  reached_.assign(n, 0);
-  use_counts_.assign(n, 0);
-  arrival_.reserve(parameters_.size());
+  buckets_.build_first(/*for_good=*/!readiness_.has_one_order());
 }
 
 // ---- forward ----
@@ -82,68 +79,237 @@ void Reducer::prepare_for_forward() {
   check_unchanged();
   any_forward_ = true;
   if (!options_.precisions) hooks_.follow();  // else renewed whenever parameters have been shortened
-  // Where the search may find other parameters in each pass, the order of one means little.
-  if (!buckets_.has_been_rebuilt() && stats_.n_reductions != 0 && !searches()) rebuild_by_arrival();
+  if (!buckets_.has_been_rebuilt() && stats_.n_reductions != 0 && readiness_.has_one_order())
+    rebuild_by_arrival();
 }
 
 void Reducer::rebuild_by_arrival() {
+  std::vector<std::size_t> order(readiness_.arrival().begin(), readiness_.arrival().end());
+  if (order.size() != parameters_.tensors.size()) {
+    // No pass of this rank's own has shown an order.
+    order.clear();
+    for (const auto& indices : buckets_.plan()) order.insert(order.end(), indices.begin(), indices.end());
+  }
   try {
-    buckets_.agree_on_order(arrival_);
+    buckets_.agree_on_order(order);
   } catch (const Error& error) {
     raise_forward_alone(error);
   }
-  try {
-    buckets_.rebuild_by_arrival(arrival_);
-  } catch (...) {
-    fail("rebuilding the gradient buckets");
-  }
+  guarded([&] {
+    try {
+      buckets_.rebuild_by_arrival(order);
+    } catch (...) {
+      raise_while("rebuilding the gradient buckets");
+    }
+  });
+  readiness_.stop_recording();
 }
 
 // libtorch drops the accumulator, and our hook with it, when a parameter changes its type: gradients would silently
 // no longer be averaged.
 void Reducer::check_unchanged() const {
   if (options_.precisions && options_.precisions->is_short()) return;
-  for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const at::Tensor& parameter = parameters_[i];
-    const std::size_t n_elements = buckets_.item(i).n_bytes / c10::elementSize(buckets_.item(i).dtype);
-    const std::size_t n_bytes = n_elements * c10::elementSize(buckets_.own_type(i));
-    if (parameter.scalar_type() == buckets_.own_type(i) && parameter.nbytes() == n_bytes &&
-        parameter.device() == buckets_.item(i).device) {
+  for (std::size_t i = 0; i < parameters_.tensors.size(); ++i) {
+    const at::Tensor& parameter = parameters_.tensors[i];
+    const BucketItem& item = buckets_.item(i);
+    const at::ScalarType own_type = buckets_.own_type(i);
+    const std::size_t n_bytes = item.n_bytes / c10::elementSize(item.dtype) * c10::elementSize(own_type);
+    if (parameter.scalar_type() == own_type && parameter.nbytes() == n_bytes &&
+        parameter.device() == item.device) {
       continue;
     }
     raise(ErrorKind::kUsage,
-          cat("DistributedDataParallel: ", describe(i), " was ", buckets_.own_type(i), " of ", n_bytes,
-              " bytes when it was wrapped and is ", parameter.scalar_type(), " of ", parameter.nbytes(),
-              " bytes on ", parameter.device().str(),
+          cat("DistributedDataParallel: ", describe_parameter(parameters_, i), " was ", own_type, " of ",
+              n_bytes, " bytes when it was wrapped and is ", parameter.scalar_type(), " of ",
+              parameter.nbytes(), " bytes on ", parameter.device().str(),
               " now; convert or resize the module first, then wrap it"));
   }
 }
 
 void Reducer::expect_backward(std::span<const at::Tensor> outputs) {
   if (backward_seen_) n_expected_ = 0;
-  if (backward_seen_ || n_expected_ == 0) std::fill(reached_.begin(), reached_.end(), 0);
+  const bool first = n_expected_ == 0;
   backward_seen_ = false;
   ++n_expected_;
-  if (searches()) search(outputs);
-}
-
-// Beyond a tensor that came from another worker nothing can be searched; its way back here leads through one of the context's
-// entries. What they lead to may be more than the pass comes to: settle() takes care of the rest.
-void Reducer::search(std::span<const at::Tensor> outputs) {
-  const auto context = current_gradients();
-  mark_reached(outputs, context ? context->entry_nodes() : std::vector<compat::NodePtr>{}, hooks_.accumulators(),
-               reached_);
-}
-
-bool Reducer::wants_sink() const {
-  const auto never = [](std::uint32_t n) { return n == 0; };
-  // A static graph without parameters of ours has no hook to begin with.
-  return searches() || learns() || (static_graph_ && std::ranges::all_of(use_counts_, never));
+  if (readiness_.searches()) search(outputs, first);
 }
 
 void Reducer::expect_local_backward(std::span<const at::Tensor> outputs) {
   if (backward_seen_) n_expected_ = 0;
-  if (n_expected_ != 0 && searches()) search(outputs);
+  if (n_expected_ != 0 && readiness_.searches()) search(outputs, false);
+}
+
+// Beyond a tensor that came from another worker nothing can be searched; its way back here leads through one of the
+// context's entries. What they lead to may be more than the pass comes to: on_graph_end() takes care of the rest.
+void Reducer::search(std::span<const at::Tensor> outputs, bool first) {
+  const auto context = current_gradients();
+  const auto entries = context ? context->entry_nodes() : std::vector<compat::NodePtr>{};
+  readiness_.on_forward(
+      {.outputs = outputs, .entries = entries, .accumulators = hooks_.accumulators(), .first = first});
+}
+
+void Reducer::register_comm_hook(CommHook hook) {
+  if (!hook.run) raise(ErrorKind::kUsage, "register_comm_hook: the hook is empty");
+  if (exchange_.hook().run) {
+    raise(ErrorKind::kUsage, cat("register_comm_hook: ", exchange_.hook().name,
+                                 " is registered already; a model has one hook, and hooks can be chained"));
+  }
+  if (pass_.active() || stats_.n_reductions != 0)
+    raise(ErrorKind::kUsage, "register_comm_hook: too late, gradients have been reduced already");
+  exchange_.set_hook(std::move(hook));
+  buckets_.give_up_pool();
+}
+
+void Reducer::set_static_graph() {
+  if (readiness_.static_graph() != nullptr) return;
+  if (any_forward_)
+    raise(ErrorKind::kUsage, "set_static_graph: too late, it must come before the first forward pass");
+  readiness_ = Readiness(StaticGraph(parameters_.tensors.size(), options_.group, options_.where));
+  buckets_.build_first(/*for_good=*/false);
+}
+
+void Reducer::on_average(OnAverage call, std::function<void()> end) {
+  transfer_.on_average(std::move(call));
+  pass_.on_delivered(std::move(end));
+}
+
+// ---- backward ----
+
+void Reducer::on_backward_begins() {
+  on_outputs_reached();
+  if (pass_.active() || n_expected_ == 0 || failure_) return;
+  // torch::autograd::grad comes by here as well, and accumulates nothing.
+  const auto* const chosen = torch::autograd::get_current_graph_task_exec_info();
+  const auto accumulates = [&](const auto& node) {
+    const auto found = chosen->find(node.get());
+    return found != chosen->end() && found->second.needed_;
+  };
+  if (chosen == nullptr || chosen->empty() || std::ranges::any_of(hooks_.accumulators(), accumulates))
+    guarded([&] { begin(find_context()); });
+}
+
+void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
+  const bool arrived = incoming.defined();
+  if (options_.precisions) options_.precisions->on_gradient();
+  if (arrived) readiness_.note_use(index);  // inside no_sync, too
+  if (!pass_.active()) {
+    const std::shared_ptr<GradientAccess> context = find_context();
+    if (n_expected_ == 0 || failure_) return keep_local(index, context ? *context : *access_);
+    guarded([&] { begin(context); });
+  }
+  switch (readiness_.on_gradient(index, arrived)) {
+    case Arrival::kReady:
+      return guarded([&] { mark_ready(index, incoming); });
+    case Arrival::kMoreToCome:
+      return keep_local(index, pass_.access());
+    case Arrival::kUnexpected:
+      break;
+  }
+  guarded([&] {
+    raise(ErrorKind::kUsage,
+          cat("DistributedDataParallel, in backward(): ", describe_parameter(parameters_, index),
+              " got a gradient, but none in the first backward pass: the graph changed, which ",
+              "static_graph excludes. Leave static_graph off, or set find_unused_parameters instead."));
+  });
+}
+
+std::shared_ptr<GradientAccess> Reducer::find_context() const {
+  return options_.access ? nullptr : current_gradients();
+}
+
+void Reducer::keep_local(std::size_t index, GradientAccess& access) {
+  if (options_.precisions) transfer_.keep_local(index, access);
+}
+
+void Reducer::begin(std::shared_ptr<GradientAccess> context) {
+  const bool in_context = context != nullptr;
+  ending_ = false;
+  pass_.begin({.access = in_context ? std::move(context) : access_,
+               .in_context = in_context,
+               .divisor = divisor(),
+               .skip_unused = options_.skip_all_reduce_unused_params});
+  readiness_.begin();
+  if (readiness_.waits_for_end()) queue(&Reducer::on_graph_end);
+  for (std::size_t i = 0; i < parameters_.tensors.size(); ++i) {
+    if (readiness_.ready_at_once(i)) mark_ready(i);
+  }
+}
+
+void Reducer::mark_ready(std::size_t index, const at::Tensor& incoming) {
+  pass_.mark_ready(index, incoming);
+  if (!pass_.all_started()) return;
+  ending_ ? finish() : queue(&Reducer::finish);
+}
+
+// What has not come will not: it belongs to a forward pass whose outputs had no part in this one. Or this is a static
+// graph's first pass, and everything is reduced now, whatever the order.
+void Reducer::on_graph_end() {
+  guarded([&] {
+    buckets_.close_pool();
+    ending_ = true;
+    readiness_.at_end();
+    for (std::size_t i = 0; i < parameters_.tensors.size(); ++i) {
+      if (!pass_.is_ready(i)) mark_ready(i);
+    }
+  });
+}
+
+void Reducer::finish() {
+  guarded([&] {
+    const bool own = !pass_.is_shadow();
+    const ReductionPass::Totals totals = pass_.finish();
+    readiness_.end(buckets_.items(), own);
+    backward_seen_ = true;
+    if (own) --n_expected_;
+    ++stats_.n_reductions;
+    stats_.n_bytes_reduced += totals.n_bytes;
+    stats_.n_buckets_reduced += totals.n_buckets;
+    stats_.last_n_buckets_reduced = totals.n_buckets;
+    stats_.last_exposed_seconds = totals.waited_seconds;
+    stats_.exposed_seconds += totals.waited_seconds;
+    timer_.backward_ends();
+  });
+}
+
+void Reducer::queue(void (Reducer::*step)()) {
+  torch::autograd::Engine::get_default_engine().queue_callback(
+      [self = shared_from_this(), step] { ((*self).*step)(); });
+}
+
+// ---- other ranks' passes ----
+
+void Reducer::shadow(Shadow kind) {
+  const at::NoGradGuard no_grad;  // as in backward(): hooks run here as there
+  check_finalized();
+  guarded([&] {
+    std::shared_ptr<GradientAccess> context = find_context();
+    if (kind == Shadow::kOfAContext && !context && !options_.access)
+      context = std::make_shared<DiscardGradients>();
+    const bool in_context = context != nullptr;
+    pass_.begin({.access = in_context ? std::move(context) : access_,
+                 .in_context = in_context,
+                 .shadow = true,
+                 .divisor = divisor()});
+    pass_.start_zeros();
+    finish();
+  });
+}
+
+void Reducer::share_learnt(int root) {
+  if (StaticGraph* const graph = readiness_.static_graph())
+    graph->share(root, options_.group, options_.where);
+}
+
+// ---- errors ----
+
+template <class Step>
+void Reducer::guarded(Step step) {
+  try {
+    step();
+  } catch (...) {
+    failure_ = current_failure();
+    throw;
+  }
 }
 
 void Reducer::check_finalized() const {
@@ -153,147 +319,31 @@ void Reducer::check_finalized() const {
         "the last reduction of gradients failed, and this model cannot go on: " + failure.message;
     raise(std::move(failure));
   }
-  if (reducing_) raise_unfinished();
-}
-
-void Reducer::register_comm_hook(CommHook hook) {
-  if (!hook.run) raise(ErrorKind::kUsage, "register_comm_hook: the hook is empty");
-  if (hook_.run) {
-    raise(ErrorKind::kUsage, cat("register_comm_hook: ", hook_.name,
-                                 " is registered already; a model has one hook, and hooks can be chained"));
-  }
-  if (reducing_ || stats_.n_reductions != 0)
-    raise(ErrorKind::kUsage, "register_comm_hook: too late, gradients have been reduced already");
-  hook_ = std::move(hook);
-  buckets_.give_up_pool();
-}
-
-void Reducer::await_too(std::vector<GradFuture> futures) {
-  for (auto& future : futures) {
-    if (future) awaited_too_.push_back(std::move(future));
-  }
-}
-
-void Reducer::set_static_graph() {
-  if (static_graph_) return;
-  if (any_forward_)
-    raise(ErrorKind::kUsage, "set_static_graph: too late, it must come before the first forward pass");
-  static_graph_ = true;
-  if (!used_.defined()) {
-    const std::vector<std::int64_t> sizes{static_cast<std::int64_t>(parameters_.size())};
-    used_here_ = at::zeros(sizes, at::kInt);
-    used_ = empty_shared(sizes, at::kInt, {.group = options_.group});
-  }
-}
-
-// ---- other ranks' passes ----
-
-void Reducer::launch_shadow(Shadow shadow) {
-  const at::NoGradGuard no_grad;  // as in backward(): hooks run here as there
-  check_finalized();
-  find_context();
-  if (shadow == Shadow::kOfAContext && !context_ && !options_.access)
-    context_ = std::make_shared<DiscardGradients>();
-  reducing_ = true;
-  shadowing_ = true;
-  if (context_ && options_.gradient_as_bucket_view) buckets_.unalias();
-  timer_.leave_out();
-  ending_ = false;
-  n_launched_ = 0;
-  divisor_ = count_ ? count_() : options_.group->size();
-  ++n_expected_;
-  ready_.assign(parameters_.size(), 1);
-  progress_.assign(buckets_.size(), {});
-  if (!buckets_.has_been_rebuilt() && arrival_.size() != parameters_.size()) {
-    // No pass of this rank's own has shown an order.
-    arrival_.clear();
-    for (const auto& indices : buckets_.plan())
-      arrival_.insert(arrival_.end(), indices.begin(), indices.end());
-  }
-  try {
-    at::AutoDispatchBelowADInplaceOrView below_autograd;
-    for (std::size_t b = 0; b < buckets_.size(); ++b) add_nothing(b);
-  } catch (...) {
-    fail("shadowing other ranks");
-  }
-  launch_full_buckets();
-}
-
-void Reducer::add_nothing(std::size_t b) {
-  GradientBucket& bucket = buckets_[b];
-  if (bucket.is_sparse) {
-    bucket.flat = no_entries(parameters_[buckets_.indices(b).front()]);
-    return;
-  }
-  if (bucket.flat.defined()) bucket.flat.zero_();
-  for (std::size_t slot = 0; slot < bucket.views.size(); ++slot) {
-    const std::size_t index = buckets_.indices(b)[slot];
-    if (buckets_.in_place(index)) bucket.views[slot] = buckets_.make_in_place(index).zero_();
-  }
-}
-
-void Reducer::finish_shadow() {
-  const at::NoGradGuard no_grad;
-  finalise();
-  shadowing_ = false;
-}
-
-void Reducer::share_learnt(int speaker) {
-  if (!static_graph_) return;
-  at::Tensor use_counts = at::empty({static_cast<std::int64_t>(use_counts_.size())}, at::kInt);
-  static_assert(sizeof(use_counts_.front()) == sizeof(int));
-  std::memcpy(use_counts.mutable_data_ptr(), use_counts_.data(), use_counts.nbytes());
-  broadcast_from(speaker, use_counts, options_.group, options_.where);
-  std::memcpy(use_counts_.data(), use_counts.const_data_ptr(), use_counts.nbytes());
-}
-
-// ---- errors ----
-
-void Reducer::fail(const std::string& doing) {
-  Failure failure = current_failure();
-  failure.message = cat("DistributedDataParallel, ", doing, ": ", failure.message);
-  failure_ = failure;
-  raise(std::move(failure));
-}
-
-std::string Reducer::describe(std::size_t index) const {
-  return cat("parameter ", index, " (", names_[index], ")");
-}
-
-void Reducer::raise_marked_twice(std::size_t index) const {
-  raise(ErrorKind::kUsage,
-        cat(describe(index),
-            " got its gradient twice before the first was averaged. Causes: the parameter is used ",
-            "outside forward() in a second loss; the same layers are checkpointed more than once; or a part "
-            "of the ",
-            "model that two backward() calls share. Sum the losses and call backward() once, or put all but "
-            "the last ",
-            "pass in no_sync()."));
+  if (pass_.active()) raise_unfinished();
 }
 
 void Reducer::raise_unfinished() const {
-  std::string missing;
-  std::size_t n_missing = 0;
-  for (std::size_t i = 0; i < ready_.size(); ++i) {
-    if (ready_[i] != 0) continue;
-    if (++n_missing <= kNamesInMessage) missing += cat(n_missing == 1 ? "" : ", ", i, " (", names_[i], ")");
-  }
-  if (n_missing == 0) {
+  const std::vector<std::size_t> missing = pass_.missing();
+  if (missing.empty()) {
     raise(ErrorKind::kUsage,
           "DistributedDataParallel: the last backward() ended with an error before its gradients were "
           "averaged; other "
           "ranks may hold other values now. Start again from a checkpoint.");
   }
-  if (n_missing > kNamesInMessage) missing += cat(" and ", n_missing - kNamesInMessage, " more");
+  std::string names;
+  for (const std::size_t i : std::span(missing).first(std::min(missing.size(), kNamesInMessage)))
+    names += cat(names.empty() ? "" : ", ", i, " (", parameters_.names[i], ")");
+  if (missing.size() > kNamesInMessage) names += cat(" and ", missing.size() - kNamesInMessage, " more");
   raise(ErrorKind::kUsage,
         cat("DistributedDataParallel: the last backward() did not reach every parameter, so its gradients "
             "were not ",
-            "averaged. Without a gradient on rank ", options_.group->rank(), ": ", missing,
+            "averaged. Without a gradient on rank ", options_.group->rank(), ": ", names,
             ". Set find_unused_parameters if parameters may go unused, and use all outputs of forward() in "
             "the loss; "
             "or switch requires_grad off for these parameters before wrapping, or name them in `ignored`.",
-            static_graph_ ? " With static_graph every pass must use the parameters that the first one used."
-                          : "",
+            readiness_.static_graph() != nullptr
+                ? " With static_graph every pass must use the parameters that the first one used."
+                : "",
             " If backward() raised an error, that one is the cause."));
 }
 
@@ -302,6 +352,11 @@ ReducerStats Reducer::stats() const {
   stats.has_rebuilt_buckets = buckets_.has_been_rebuilt();
   stats.bucket_bytes = buckets_.bucket_bytes();
   stats.held_bytes = buckets_.held_bytes(options_.gradient_as_bucket_view);
+  stats.n_in_place = transfer_.n_in_place();
+  if (const UsageExchange* const usage = readiness_.usage()) {
+    stats.unused_bytes = usage->unused_bytes();
+    stats.can_set_static_graph = !usage->has_changed();
+  }
   return stats;
 }
 

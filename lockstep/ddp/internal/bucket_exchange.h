@@ -1,0 +1,61 @@
+// How a full bucket is reduced over the ranks: by asynchronous all_reduces, one for the flat tensor and one for each
+// gradient that is reduced in place, or by the communication hook.
+//
+//   idle --start(b)--> under way --wait(b)--> idle      each bucket by itself; all ranks start buckets in the same order
+//
+// After wait(b) the bucket holds averages (sums over the ranks for sparse ones, which were divided before), or what the
+// hook made of it.
+// Later, a device's buckets: a DeviceStreams& handed to the constructor tells start() which stream fills the bucket, and
+// wait() which one reads it.
+// Thread safety: none; on the thread that runs backward(). The hook is called there too.
+// Ownership: keeps the group; refers to parameters, buckets and timer, which must outlive it.
+#pragma once
+
+#include <cstddef>
+#include <source_location>
+#include <vector>
+
+#include "lockstep/ddp/comm_hook.h"
+#include "lockstep/ddp/internal/gradient_buckets.h"
+#include "lockstep/ddp/internal/module_state.h"
+#include "lockstep/ddp/internal/step_timer.h"
+#include "lockstep/group/process_group.h"
+#include "lockstep/group/work.h"
+
+namespace lockstep::internal {
+
+class BucketExchange final {
+ public:
+  BucketExchange(const NamedTensors& parameters, GradientBuckets& buckets, StepTimer& timer, Group group,
+                 std::source_location where)
+      : parameters_(parameters), buckets_(buckets), timer_(timer), group_(std::move(group)), where_(where) {}
+
+  // Between passes. The buckets must have given up their pool: a hook sees them in one piece.
+  void set_hook(CommHook hook) { hook_ = std::move(hook); }
+  const CommHook& hook() const { return hook_; }
+
+  // Starts to reduce bucket b; nothing if it has no elements. Sums are divided by `divisor`; a hook divides as it sees
+  // fit. `is_last`: no later bucket of this pass is given to the hook. Raises what starting failed with, kUsage for a hook
+  // that returns no future.
+  void start(std::size_t b, int divisor, bool is_last);
+  // Blocks until bucket b is reduced, if it was started. Raises what the reduction or the hook failed with.
+  void wait(std::size_t b);
+
+ private:
+  struct UnderWay {
+    std::vector<Work> works{};
+    GradFuture future{};  // of the hook
+  };
+  void all_reduce_part(std::size_t b, const at::Tensor& flat, int divisor);
+  void run_hook(std::size_t b, bool is_last);
+
+  const NamedTensors& parameters_;
+  GradientBuckets& buckets_;
+  StepTimer& timer_;
+  const Group group_;
+  const std::source_location where_;
+  CommHook hook_;
+  std::vector<UnderWay> under_way_;  // by bucket
+};
+
+}  // namespace lockstep::internal
