@@ -124,7 +124,7 @@ void Nodes::end(bool well) noexcept {
         return cat("this launcher holds the store and waits until the other hosts are done (",
                    std::ranges::count_if(keys,
                                          [&](const auto& key) {
-                                           return !store().check({&key, 1});
+                                           return !store.check({&key, 1});
                                          }),
                    " of ", n_nodes_ - 1, " are not); Ctrl-C ends it");
       });
