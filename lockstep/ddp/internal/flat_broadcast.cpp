@@ -68,8 +68,8 @@ void unpack(const std::vector<Piece>& chunk, const std::vector<at::Tensor>& tens
 
 }  // namespace
 
-void broadcast_from(int speaker, const at::Tensor& tensor, const Group& group, std::source_location where) {
-  broadcast(tensor, {.group_src = speaker, .group = group, .where = where});
+void broadcast_from(int root, const at::Tensor& tensor, const Group& group, std::source_location where) {
+  broadcast(tensor, {.group_src = root, .group = group, .where = where});
 }
 
 void raise_forward_alone(const Error& error) {
@@ -93,9 +93,9 @@ at::Tensor FlatBroadcast::chunk_memory(std::size_t slot, std::size_t n_bytes) {
   return memory.narrow(0, 0, static_cast<std::int64_t>(n_bytes));
 }
 
-void FlatBroadcast::run(const std::vector<at::Tensor>& tensors, int speaker) {
+void FlatBroadcast::run(const std::vector<at::Tensor>& tensors, int root) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const bool speaks = group_->rank() == speaker;
+  const bool is_root = group_->rank() == root;
   std::vector<at::Tensor> dense;
   for (const at::Tensor& tensor : tensors) dense.push_back(tensor.contiguous());
   const std::vector<std::vector<Piece>> chunks = cut(dense, kChunkBytes);
@@ -105,14 +105,14 @@ void FlatBroadcast::run(const std::vector<at::Tensor>& tensors, int speaker) {
   std::array<Work, 2> works;
   const auto land = [&](std::size_t k) {
     works[k % 2].wait();
-    if (!speaks) unpack(chunks[k], dense, flying[k % 2], changed);
+    if (!is_root) unpack(chunks[k], dense, flying[k % 2], changed);
   };
   for (std::size_t k = 0; k < chunks.size(); ++k) {
     if (k >= 2) land(k - 2);
     flying[k % 2] = chunk_memory(k % 2, bytes_of(chunks[k]));
-    if (speaks) pack(chunks[k], dense, flying[k % 2]);
+    if (is_root) pack(chunks[k], dense, flying[k % 2]);
     works[k % 2] =
-        broadcast(flying[k % 2], {.group_src = speaker, .group = group_, .async_op = true, .where = where_});
+        broadcast(flying[k % 2], {.group_src = root, .group = group_, .async_op = true, .where = where_});
   }
   for (std::size_t k = chunks.size() < 2 ? 0 : chunks.size() - 2; k < chunks.size(); ++k) land(k);
 

@@ -15,8 +15,8 @@
 
 namespace lockstep::internal {
 
-// Blocks. Rank `speaker` of the group speaks.
-void broadcast_from(int speaker, const at::Tensor& tensor, const Group& group, std::source_location where);
+// Blocks until `tensor` holds the values of rank `root` of the group.
+void broadcast_from(int root, const at::Tensor& tensor, const Group& group, std::source_location where);
 
 // What an exchange at the start of a forward pass died of, with the likely cause: that not all ranks called forward(). Call inside a
 // catch block.
@@ -29,9 +29,9 @@ class FlatBroadcast {
 
   FlatBroadcast(Group group, std::source_location where);
 
-  // Blocks until the tensors hold the values of rank `speaker` of the group. A tensor that holds them already is not
+  // Blocks until the tensors hold the values of rank `root` of the group. A tensor that holds them already is not
   // written to, so graphs that saved it stay valid. Keeps its chunk memory for the next call.
-  void run(const std::vector<at::Tensor>& tensors, int speaker = 0);
+  void run(const std::vector<at::Tensor>& tensors, int root = 0);
 
  private:
   at::Tensor chunk_memory(std::size_t slot, std::size_t n_bytes);

@@ -1,15 +1,22 @@
-// Where large gradients are born: in memory that all ranks share, so that they are reduced where they lie, without a copy
-// into a bucket.
+// Memory that large gradients are made in: shared by all ranks, so that they are reduced where they lie, without a copy into
+// a bucket.
 //
 // While a backward pass runs, an allocator placed before libtorch's serves requests whose size is that of a large
 // gradient from a pool of the group's shared memory; autograd writes the gradient there and Tensor::grad() keeps it. A
-// temporary of the same size may land there too, and does no harm. When the gradient is dropped, its block goes back to
-// the pool and serves the next step. A gradient that outlives the model keeps its own block, and nothing else of the pool.
+// temporary of the same size may be stored there too, and does no harm. The life of one block:
+//
+//   (not made) --first request--> lent to a tensor --tensor freed, on any thread--> free --request--> lent ...
+//                                       |
+//                                       +--the pool is gone--> its own until it is freed, then the group's again
+//
+// Invariants: a block is lent to at most one tensor; of each size there are at most as many blocks as gradients, and two
+// more. A gradient that outlives the model keeps its own block alive, and nothing else of the pool.
 //
 // The allocator is placed once per process and stays; outside of a backward pass that was announced it only passes
-// requests on (one thread-local load). If the program later places another one, gradients are born elsewhere and copied.
+// requests on (one thread-local load). If the program later places another one, gradients are made elsewhere and copied.
 // A gradient that was reduced in part when an operation failed is neither this rank's nor the average.
-// Thread safety: blocks may be freed on any thread; everything else on the thread that runs backward().
+// Thread safety: blocks may be freed on any thread; everything else on the thread that runs backward(). The allocator's
+// lock and the pool's are never held together.
 #pragma once
 
 #include <ATen/core/Tensor.h>

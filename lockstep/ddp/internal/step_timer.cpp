@@ -17,7 +17,6 @@ void put_first(std::atomic<std::int64_t>& slot, std::int64_t stamp) {
   slot.compare_exchange_strong(none, stamp);
 }
 
-// Lives in the graph, as long as that.
 }  // namespace
 
 // Buckets may be under way at the same time: what two share counts once.
