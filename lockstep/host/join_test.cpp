@@ -1,6 +1,5 @@
-// How ranks that are processes meet: in pid namespaces of their own, beside strangers, with little address space; and
+// How ranks that are processes join (local/meeting_test.cpp has strangers and deaths): in pid namespaces of their own, with little address space; and
 // how they notice that one of them became another program.
-#include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/resource.h>
@@ -12,11 +11,8 @@
 
 #include "lockstep/base/fork_testing.h"
 #include "lockstep/host/internal/arena.h"
-#include "lockstep/host/internal/introduction.h"
 #include "lockstep/host/internal/layout.h"
 #include "lockstep/host/test_world.h"
-#include "lockstep/net/segment.h"
-#include "lockstep/net/unix_socket.h"
 
 namespace lockstep::comm {
 namespace {
@@ -84,48 +80,6 @@ TEST(HostJoin, RanksForkedAfterTheEngineWasUsedAreNotTakenForOneProcess) {
   EXPECT_EQ(status, 0);
 }
 
-// What rank 0 publishes of itself, by somebody else.
-void publish_forged_address(Kv& kv, const std::string& socket) {
-  const internal::Address address{.host = host_identity(),
-                                  .process = "a stranger",
-                                  .socket = socket,
-                                  .call = random_hex(16),
-                                  .answer = random_hex(16)};
-  kv.set("host/0", to_text(address.encode()));
-}
-
-TEST(HostJoin, AnArenaIsNotSentToAProcessOfAnotherUser) {
-  if (::geteuid() != 0) GTEST_SKIP() << "needs to be root to become another user";
-  FolderKv folder;
-  const KvSpace kv(folder);
-  const std::string name = "lockstep-test-" + random_hex(8);
-  Children children;
-  children.start([&] {
-    CHILD_EXPECT(::setresuid(65534, 65534, 65534) == 0, errno);
-    auto listener = net::UnixListener::listen(name);
-    auto socket = listener.accept(Deadline::after(fork_testing::kPatience));
-    std::uint8_t message[1024];
-    std::vector<Fd> fds;
-    try {
-      socket.receive(message, Deadline::after(fork_testing::kPatience), &fds);
-    } catch (const Error& error) {
-      CHILD_EXPECT(error.kind() == ErrorKind::kPeerLost, error.what());
-    }
-    CHILD_EXPECT(fds.empty(), "a stranger got the arena");
-  });
-  publish_forged_address(folder, name);
-  children.start([&] {
-    try {
-      Rank rank(kv.host(), 1, 2);
-      CHILD_EXPECT(false, "joined a stranger");
-    } catch (const Error& error) {
-      CHILD_EXPECT(std::string(error.what()).find("not of this job") != std::string::npos, error.what());
-    }
-  });
-  EXPECT_EQ(children.status(0), 0);
-  EXPECT_EQ(children.status(1), 0);
-}
-
 TEST(HostJoin, ARankThatBecomesAnotherProgramIsLost) {
   FolderKv folder;
   const KvSpace kv(folder);
@@ -162,43 +116,6 @@ TEST(HostJoin, ARankThatWantsAnotherNumberOfRanksIsNamedByAll) {
   for (auto& thread : threads) thread.join();
   for (const auto& said : words)
     EXPECT_NE(said.find("rank 1 joins a group of 4 ranks, but rank 0 one of 3"), std::string::npos) << said;
-}
-
-// It has said hello, rank 0 has answered, and then it is gone, before the third one came.
-TEST(HostJoin, ARankThatGivesUpWhileTheGroupFormsEndsTheWaitOfTheOthers) {
-  MapKv map;
-  const KvSpace kv(map);
-  std::string words;
-  std::thread first([&] {
-    try {
-      Rank rank(kv.host(), 0, 3, fork_testing::kPatience);
-    } catch (const Error& error) {
-      words = error.what();
-    }
-  });
-  {
-    const Deadline deadline = Deadline::after(fork_testing::kPatience);
-    const std::string card = map.get("host/0", deadline).value_or("");
-    const auto address =
-        internal::Address::decode({reinterpret_cast<const std::uint8_t*>(card.data()), card.size()});
-    ASSERT_TRUE(address);
-    const auto memory = net::Segment::create("test", 1 << 20);
-    int ends[2];
-    ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
-    const Fd lifeline(ends[0]), end(ends[1]);
-    const internal::Introduction own{.rank = 1,
-                                     .size = 3,
-                                     .pid = 1,
-                                     .arena_bytes = 1 << 20,
-                                     .arena = {},
-                                     .has_process = 0,
-                                     .process = "other"};
-    auto call = internal::CallToFirst::connect(*address, deadline);
-    call.introduce(*address, own, {.memory = memory.fd(), .lifeline = lifeline.get()}, deadline);
-    EXPECT_EQ(call.rank_0(*address, deadline).who.rank, 0);
-  }
-  first.join();
-  EXPECT_EQ(words, "rank 1 left or ended while the group was forming");
 }
 
 TEST(HostJoin, TheArenasOfAllRanksFitIntoTheAddressSpace) {

@@ -1,5 +1,6 @@
 // What processes of one host share, below the engine and the courier: memory, and whether the other is still there.
 //
+//   meeting.h        ranks of one host get to know each other, once
 //   segment_table.h  each segment of this process mapped once
 //   page_heap.h      extents of a sparse segment, for its maker
 //   wake.h           bells: sleeping and waking across processes
@@ -8,6 +9,7 @@
 #pragma once
 
 #include "lockstep/local/death_watch.h"
+#include "lockstep/local/meeting.h"
 #include "lockstep/local/page_heap.h"
 #include "lockstep/local/peer_process.h"
 #include "lockstep/local/segment_table.h"

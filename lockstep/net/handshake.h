@@ -47,7 +47,13 @@ using Hello = std::array<std::uint8_t, kHandshakeMagic.size() + kNonceBytes + Ad
 using Challenge = std::array<std::uint8_t, kNonceBytes + kProofBytes>;
 
 // What a connection is for. Numbers are on the wire (inside the proofs): never reuse one.
-enum class Purpose : std::uint8_t { kStoreTcp = 1, kStoreLocal = 2, kCourierTcp = 3, kCourierLocal = 4 };
+enum class Purpose : std::uint8_t {
+  kStoreTcp = 1,
+  kStoreLocal = 2,
+  kCourierTcp = 3,
+  kCourierLocal = 4,
+  kHostLocal = 5,
+};
 
 // What both sides must agree on before they speak.
 struct Binding {

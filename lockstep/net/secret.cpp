@@ -63,7 +63,7 @@ JobSecret JobSecret::mint() {
   return secret;
 }
 
-JobSecret JobSecret::parse(std::string_view text, const std::string& source) {
+JobSecret JobSecret::from_digits(std::string_view text, const std::string& source) {
   while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.remove_suffix(1);
   JobSecret secret;
   bool good = text.size() == kDigits;
@@ -119,7 +119,7 @@ JobSecret JobSecret::from_fd(int fd) {
     if (n == 0) break;
     have += static_cast<std::size_t>(n);
   }
-  return parse({in.text.data(), have}, cat("descriptor ", fd));
+  return from_digits({in.text.data(), have}, cat("descriptor ", fd));
 }
 
 std::optional<JobSecret> JobSecret::from_environment() {

@@ -29,6 +29,8 @@ class JobSecret {
   // Reads from the start of `fd` without moving its offset and without closing it, so any number of ranks can
   // share one description. `fd` must be seekable: a memfd or a file.
   static JobSecret from_fd(int fd);
+  // From 64 hexadecimal digits, for keys that live as long as a meeting does. Raises kUsage naming the source.
+  static JobSecret from_digits(std::string_view text, const std::string& source);
   // LOCKSTEP_SECRET_FD when set, else LOCKSTEP_SECRET_FILE, else nothing.
   static std::optional<JobSecret> from_environment();
   // The shell line that makes a secret file.
@@ -50,7 +52,6 @@ class JobSecret {
 
  private:
   JobSecret() = default;
-  static JobSecret parse(std::string_view text, const std::string& source);
 
   std::array<std::uint8_t, kBytes> bytes_{};
 };

@@ -1,7 +1,5 @@
-// How ranks on one host meet, once for all communicators among them. Rank 0 publishes its address in the key-value space
-// of the first communicator; the others connect to it and get to know each other through it (introduction.h): linear in the
-// number of ranks, but for the mapping of all arenas by all. Ranks that are threads of one process share its mappings
-// through a table of the process. After join() all arenas are mapped by all.
+// The ranks of one host as the engine sees them, once for all communicators among them: they meet (local/meeting.h) in the
+// key-value space of the first communicator. After join() all arenas are mapped by all.
 //
 // Thread safety: constant after join(), but for the shared memory itself.
 #pragma once
@@ -15,8 +13,8 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/engine/engine_abi.h"
 #include "lockstep/host/internal/arena.h"
-#include "lockstep/host/internal/introduction.h"
 #include "lockstep/host/internal/layout.h"
+#include "lockstep/local/meeting.h"
 #include "lockstep/local/peer_process.h"
 
 namespace lockstep::comm::internal {
@@ -48,23 +46,12 @@ class Fabric {
 
  private:
   explicit Fabric(const lockstep_comm_config& config);
-  Introduction introduce(int size);
-  // Rank 0 and the others, until all know each other.
-  void host_meeting(const lockstep_comm_config& config, const Introduction& own, Deadline deadline);
-  void collect(net::UnixListener& listener, const Address& address, const lockstep_comm_config& config,
-               std::vector<std::optional<Caller>>& callers, Deadline deadline);
-  void look_for_failures(const lockstep_comm_config& config, std::vector<std::optional<Caller>>& callers);
-  void attend_meeting(const lockstep_comm_config& config, const Introduction& own, Deadline deadline);
-  CallToFirst connect_to_first(const lockstep_comm_config& config, const Address& address,
-                               const Introduction& own, const DescriptorNumbers& descriptors,
-                               Deadline deadline);
-  Address address_of_first(const lockstep_comm_config& config, Deadline deadline);
-  void adopt(const Introduction& own, Acquaintance them);
+  // Raises kInternal when its arena is not laid out as this version does.
+  void adopt(int rank, local::LocalPeer them);
   void check_kernel_copies();
   void await_all(Deadline deadline);
   // Raises kPeerLost when a rank left or ended before all had joined.
   void check_all_there();
-  DescriptorNumbers own_descriptors();
 
   const int rank_;
   Identity identity_;  // others read it through the kernel

@@ -13,12 +13,13 @@
 
 #include "lockstep/engine/engine_abi.h"
 #include "lockstep/engine/op_check.h"
+#include "lockstep/local/meeting.h"
 #include "lockstep/local/wake.h"
 
 namespace lockstep::comm::internal {
 
 inline constexpr std::uint64_t kLayoutMagic = 0x6c6f636b73746570;  // "lockstep"
-inline constexpr std::uint32_t kLayoutVersion = 7;
+inline constexpr std::uint32_t kLayoutVersion = 8;
 
 inline constexpr std::size_t kLine = 64;
 inline constexpr std::size_t kPage = 4096;
@@ -29,7 +30,7 @@ inline constexpr std::size_t kClaimFrom = 64 << 10;       // reductions of less 
 inline constexpr std::size_t kStageInBytes = 1 << 20;     // one parity of what a rank lays out for the others
 inline constexpr std::size_t kStageOutBytes = 512 << 10;  // one parity of a rank's reduced slices
 inline constexpr std::size_t kHistory = 32;
-inline constexpr int kMaxRanks = 256;
+inline constexpr int kMaxRanks = local::kMaxLocalRanks;
 inline constexpr std::size_t kMaxJoining = 32;  // communicators that a rank makes at the same time
 inline constexpr std::size_t kKeyCapacity = 64;
 inline constexpr std::uint64_t kMaxCount = kMaxElements;  // the fingerprint has 40 bits for it
@@ -142,8 +143,8 @@ struct Station {
   local::Doorbell doorbell;
   // The kernel lets the owner copy from and to every other rank's process. Set before it is counted in n_joined.
   std::atomic<std::uint32_t> kernel_copies;
-  // On rank 0 only. Which ranks have said hello, and how many have mapped all others (fabric.h).
-  std::atomic<std::uint32_t> arrived[kMaxRanks];
+  // On rank 0 only. Which ranks have come (local/meeting.h), and how many have mapped all others (fabric.h).
+  local::Attendance attendance;
   std::atomic<std::uint32_t> n_joined;
   // By the owner.
   Listing joining[kMaxJoining];

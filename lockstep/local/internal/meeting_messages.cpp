@@ -1,0 +1,229 @@
+#include "lockstep/local/internal/meeting_messages.h"
+
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+#include <type_traits>
+#include <utility>
+
+#include "lockstep/base/process.h"
+#include "lockstep/net/peer_handshake.h"
+
+namespace lockstep::local::internal {
+namespace {
+
+constexpr std::uint64_t kMeetingMagic = 0x6c6f636b73746570;  // "lockstep"
+constexpr std::uint32_t kMeetingVersion = 8;
+
+enum class Word : std::uint32_t { kRoster = 1, kDescriptors, kRefusal };
+
+// The beginning of every message after the handshake.
+struct Head {
+  std::uint64_t magic = kMeetingMagic;
+  std::uint32_t version = kMeetingVersion;
+  Word word{};
+};
+struct Refusal {
+  Head head;
+  std::int32_t kind;       // ErrorKind
+  std::int32_t peer_rank;  // -1: none
+  char message[768];
+};
+static_assert(std::is_trivially_copyable_v<Introduction> && std::is_trivially_copyable_v<Refusal>);
+static_assert(sizeof(Head) + kMaxLocalRanks * sizeof(Introduction) <= net::kMaxUnixMessage);
+static_assert(sizeof(Refusal) <= kMaxReply && net::kMaxPeerMessage <= kMaxReply);
+
+// Descriptors that travel in one message; three belong together.
+constexpr std::size_t kRanksPerMessage = net::kMaxUnixFds / 3;
+
+template <class T>
+std::span<const std::uint8_t> bytes_of(const T& message) {
+  return {reinterpret_cast<const std::uint8_t*>(&message), sizeof(message)};
+}
+
+bool is(std::span<const std::uint8_t> message, Word word, std::size_t n_bytes) {
+  Head head;
+  if (message.size() != n_bytes || n_bytes < sizeof(head)) return false;
+  std::memcpy(&head, message.data(), sizeof(head));
+  return head.magic == kMeetingMagic && head.version == kMeetingVersion && head.word == word;
+}
+
+Introduction introduction_at(const std::uint8_t* bytes) {
+  Introduction who;
+  std::memcpy(&who, bytes, sizeof(who));
+  who.process[kProcessBytes - 1] = '\0';  // text of a peer: surely ended
+  return who;
+}
+
+// Takes the descriptors of one rank off the front of `fds`.
+Descriptors take(std::vector<Fd>& fds, std::size_t& at, bool with_process) {
+  Descriptors one{.memory = std::move(fds[at]), .lifeline = std::move(fds[at + 1]), .process = {}};
+  at += 2;
+  if (with_process) one.process = std::move(fds[at++]);
+  return one;
+}
+
+}  // namespace
+
+void raise_stranger() {
+  raise(ErrorKind::kSystem, "whoever answered for rank 0 is not of this job", ErrorFamily::kBackend);
+}
+
+MeetingAddress MeetingAddress::of(const std::string& socket) {
+  return {.host = host_identity(),
+          .process = OwnProcess::token(),
+          .socket = socket,
+          .key = random_hex(JobSecret::kBytes)};
+}
+
+Bytes MeetingAddress::encode() const {
+  ByteWriter out;
+  out.put(kMeetingVersion).sized(host).sized(process).sized(socket).sized(key);
+  return out.take();
+}
+
+std::optional<MeetingAddress> MeetingAddress::decode(std::span<const std::uint8_t> bytes) {
+  ByteReader in(bytes);
+  if (in.get<std::uint32_t>() != kMeetingVersion) return std::nullopt;
+  const auto host = in.sized(), process = in.sized(), socket = in.sized(), key = in.sized();
+  if (!host || !process || !socket || !key || key->size() != 2 * JobSecret::kBytes) return std::nullopt;
+  return MeetingAddress{to_text(*host), to_text(*process), to_text(*socket), to_text(*key)};
+}
+
+JobSecret MeetingAddress::secret() const {
+  return JobSecret::from_digits(key, "rank 0's address in the store");
+}
+
+Introduction Introduction::of(const MeetingOptions& options) {
+  Introduction own{.version = options.version,
+                   .rank = options.rank,
+                   .size = options.size,
+                   .has_process = OwnProcess::descriptors().pidfd >= 0 ? 1u : 0u,
+                   .pid = ::getpid(),
+                   .segment_bytes = options.own->size(),
+                   .segment = SegmentTable::id_of(*options.own),
+                   .process = {}};
+  OwnProcess::token().copy(own.process, sizeof(own.process) - 1);
+  return own;
+}
+
+bool Introduction::same_process(const Introduction& other) const {
+  return std::strncmp(process, other.process, kProcessBytes) == 0;
+}
+
+Bytes encode_introduction(const Introduction& who) {
+  const auto bytes = bytes_of(who);
+  return Bytes(bytes.begin(), bytes.end());
+}
+
+std::optional<Introduction> decode_introduction(std::span<const std::uint8_t> bytes) {
+  if (bytes.size() != sizeof(Introduction)) return std::nullopt;
+  return introduction_at(bytes.data());
+}
+
+DescriptorNumbers DescriptorNumbers::of(const net::Segment& segment) {
+  const auto process = OwnProcess::descriptors();
+  return {.memory = segment.fd(), .lifeline = process.lifeline, .process = process.pidfd};
+}
+
+std::vector<int> DescriptorNumbers::list() const {
+  std::vector<int> numbers{memory, lifeline};
+  if (process >= 0) numbers.push_back(process);
+  return numbers;
+}
+
+std::optional<Descriptors> take_descriptors(std::vector<Fd> fds, bool same_process) {
+  if (same_process) return fds.empty() ? std::optional(Descriptors{}) : std::nullopt;
+  if (fds.size() != 2 && fds.size() != 3) return std::nullopt;
+  std::size_t at = 0;
+  return take(fds, at, fds.size() == 3);
+}
+
+void send_roster(net::UnixSocket& to, const Introduction& receiver, std::span<const Introduction> all,
+                 std::span<const DescriptorNumbers> descriptors, Deadline deadline) {
+  const Head head{.word = Word::kRoster};
+  ByteWriter roster;
+  roster.put(head).raw({reinterpret_cast<const std::uint8_t*>(all.data()), all.size_bytes()});
+  to.send(roster.view(), deadline);
+  const Head with{.word = Word::kDescriptors};
+  std::vector<int> numbers;
+  std::size_t n_ranks = 0;
+  const auto flush = [&] {
+    if (!numbers.empty()) to.send(bytes_of(with), deadline, numbers);
+    numbers.clear();
+    n_ranks = 0;
+  };
+  for (std::size_t r = 1; r < all.size(); ++r) {
+    if (all[r].same_process(receiver)) continue;
+    const auto more = descriptors[r].list();
+    numbers.insert(numbers.end(), more.begin(), more.end());
+    if (++n_ranks == kRanksPerMessage) flush();
+  }
+  flush();
+}
+
+void send_refusal(net::UnixSocket& to, const Failure& failure) noexcept {
+  Refusal refusal{.head = {.word = Word::kRefusal},
+                  .kind = static_cast<std::int32_t>(failure.kind),
+                  .peer_rank = failure.peer ? failure.peer->rank : -1,
+                  .message = {}};
+  failure.message.copy(refusal.message, sizeof(refusal.message) - 1);
+  try {
+    to.send(bytes_of(refusal), Deadline::after(Milliseconds(100)));
+  } catch (...) {
+    // It is gone itself.
+  }
+}
+
+std::size_t receive_from_first(net::UnixSocket& socket, std::span<std::uint8_t> buffer, std::vector<Fd>& fds,
+                               Deadline deadline) {
+  std::size_t length = 0;
+  try {
+    length = socket.receive(buffer, deadline, &fds);
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kPeerLost) throw;
+    raise(Failure{.kind = ErrorKind::kPeerLost,
+                  .message = "rank 0 ended while the group was forming",
+                  .family = ErrorFamily::kBackend,
+                  .peer = LostPeer{.rank = 0, .cause = "ended"}});
+  }
+  if (!is(buffer.first(length), Word::kRefusal, sizeof(Refusal))) return length;
+  Refusal refusal;
+  std::memcpy(&refusal, buffer.data(), sizeof(refusal));
+  refusal.message[sizeof(refusal.message) - 1] = '\0';
+  const bool known = refusal.kind >= 0 && refusal.kind <= static_cast<std::int32_t>(ErrorKind::kInternal);
+  Failure failure{.kind = known ? static_cast<ErrorKind>(refusal.kind) : ErrorKind::kInternal,
+                  .message = refusal.message,
+                  .family = ErrorFamily::kBackend};
+  if (refusal.peer_rank >= 0) failure.peer = LostPeer{.rank = refusal.peer_rank};
+  raise(std::move(failure));
+}
+
+std::vector<Acquaintance> receive_roster(net::UnixSocket& socket, const Introduction& own,
+                                         Deadline deadline) {
+  const auto n = static_cast<std::size_t>(own.size);
+  std::vector<std::uint8_t> buffer(std::max(sizeof(Head) + n * sizeof(Introduction), kMaxReply));
+  std::vector<Fd> fds;
+  const std::size_t length = receive_from_first(socket, buffer, fds, deadline);
+  if (!is({buffer.data(), length}, Word::kRoster, sizeof(Head) + n * sizeof(Introduction))) raise_stranger();
+  std::vector<Acquaintance> all(n);
+  for (std::size_t r = 0; r < n; ++r)
+    all[r].who = introduction_at(buffer.data() + sizeof(Head) + r * sizeof(Introduction));
+  std::size_t at = 0;
+  for (std::size_t r = 1; r < n; ++r) {
+    if (all[r].who.same_process(own)) continue;
+    if (at == fds.size()) {
+      at = 0;
+      fds.clear();
+      const std::size_t got = receive_from_first(socket, buffer, fds, deadline);
+      if (!is({buffer.data(), got}, Word::kDescriptors, sizeof(Head)) || fds.empty()) raise_stranger();
+    }
+    const bool with_process = all[r].who.has_process != 0;
+    if (fds.size() - at < (with_process ? 3u : 2u)) raise_stranger();
+    all[r].descriptors = take(fds, at, with_process);
+  }
+  return all;
+}
+
+}  // namespace lockstep::local::internal

@@ -1,0 +1,428 @@
+#include "lockstep/local/meeting.h"
+
+#include <poll.h>
+
+#include <algorithm>
+#include <list>
+#include <utility>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
+#include "lockstep/base/process.h"
+#include "lockstep/base/slow_wait.h"
+#include "lockstep/base/text.h"
+#include "lockstep/local/internal/meeting_messages.h"
+#include "lockstep/net/peer_handshake.h"
+
+namespace lockstep::local {
+
+using namespace internal;
+
+namespace {
+
+// In the store: rank 0's address; the rank that found itself on another host than rank 0; and why rank 0 gave up, for
+// those that come when it no longer listens.
+constexpr const char* kAddressKey = "host/0";
+constexpr const char* kElsewhereKey = "host/elsewhere";
+constexpr const char* kGaveUpKey = "host/gave_up";
+// How long a caller may take to prove itself, and how many may be at it; others wait in the kernel's queue.
+constexpr Milliseconds kProofPatience{2000};
+constexpr std::size_t kMostPending = 2 * kMaxLocalRanks;
+
+std::string list_ranks(const std::vector<int>& ranks) {
+  constexpr std::size_t kShown = 16;
+  std::string words = ranks.size() == 1 ? "rank " : "ranks ";
+  for (std::size_t i = 0; i < ranks.size() && i < kShown; ++i) words += cat(i == 0 ? "" : ", ", ranks[i]);
+  return ranks.size() > kShown ? cat(words, " and ", ranks.size() - kShown, " more") : words;
+}
+
+[[noreturn]] void raise_missing(const std::vector<int>& ranks) {
+  raise(ErrorKind::kTimeout, cat(list_ranks(ranks), " did not join the group in time"),
+        ErrorFamily::kBackend);
+}
+
+[[noreturn]] void raise_elsewhere(int rank, int from) {
+  raise(ErrorKind::kUnsupported,
+        cat("rank ", rank, " runs on another host or in another network namespace than rank ", from,
+            "; the host engine joins ranks of one host only"),
+        ErrorFamily::kBackend);
+}
+
+// The socket's, and not one that rank 0 tells of.
+bool is_own_timeout(const Error& error) {
+  return error.kind() == ErrorKind::kTimeout && error.failure().family == ErrorFamily::kNetwork;
+}
+
+// To a rank that may be gone by now.
+template <class Send>
+void send_to(int rank, const Send& send) {
+  try {
+    send();
+  } catch (const Error& error) {
+    if (error.kind() != ErrorKind::kPeerLost) throw;
+    raise_gone(rank, "left or ended");
+  }
+}
+
+// What is there now.
+std::optional<Bytes> look_up(KeyValue& store, const char* key) {
+  try {
+    return store.get(key, Deadline::after(Milliseconds(1)));
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kPeerLost) throw;
+    return std::nullopt;  // a store that does not answer now may do so later
+  }
+}
+
+Attendance& attendance_in(const net::Segment& segment, const MeetingOptions& options) {
+  const std::uint64_t at = options.attendance_at;
+  if (at > segment.size() || sizeof(Attendance) > segment.size() - at) raise_stranger();
+  return *reinterpret_cast<Attendance*>(segment.data() + at);
+}
+
+LocalPeer peer_of(const Introduction& own, Acquaintance them) {
+  LocalPeer peer{.same_process = them.who.same_process(own), .pid = them.who.pid};
+  if (peer.same_process) {
+    peer.segment = SegmentTable::of_process().find(them.who.segment);
+    if (!peer.segment) raise_gone(them.who.rank, "left");
+    return peer;
+  }
+  peer.segment = SegmentTable::of_process().map(std::move(them.descriptors.memory), them.who.segment_bytes);
+  peer.process = PeerProcess(std::move(them.descriptors.process), std::move(them.descriptors.lifeline));
+  return peer;
+}
+
+// ---- rank 0 ----
+
+// One that has proven itself and waits for the others.
+struct Caller {
+  net::UnixSocket socket;
+  Acquaintance acquaintance;
+};
+
+class Host {
+ public:
+  Host(KeyValue& store, const MeetingOptions& options)
+      : store_(store),
+        options_(options),
+        own_(Introduction::of(options)),
+        listener_(net::UnixListener::listen()),
+        address_(MeetingAddress::of(listener_.name())),
+        secret_(address_.secret()),
+        callers_(static_cast<std::size_t>(options.size)) {}
+
+  std::vector<LocalPeer> run() {
+    store_.set(kAddressKey, address_.encode());
+    try {
+      collect();
+      return introduce_all();
+    } catch (...) {
+      const Failure failure = current_failure();
+      for (auto& caller : callers_) {
+        if (caller) send_refusal(caller->socket, failure);
+      }
+      try {
+        store_.set(kGaveUpKey, to_bytes(failure.message));
+      } catch (const Error&) {
+        // The reason matters more.
+      }
+      throw;
+    }
+  }
+
+ private:
+  // One that has connected, until it has proven itself or its time is up.
+  struct Pending {
+    net::UnixSocket socket;
+    net::HandshakeResponder handshake;
+    Deadline until;
+  };
+
+  void collect() {
+    attendance_in(*options_.own, options_).arrived[0].store(1, std::memory_order_release);
+    SlowWait slow(options_.deadline);
+    Deadline look = Deadline::after(kMeetingSlice);
+    while (std::ranges::count(callers_, true, &std::optional<Caller>::has_value) + 1 < options_.size) {
+      wait_for_callers(std::min(look, options_.deadline));
+      accept_all();
+      std::erase_if(pending_, [&](Pending& one) { return !attend(one) || one.until.expired(); });
+      if (!look.expired() && !options_.deadline.expired()) continue;
+      look = Deadline::after(kMeetingSlice);
+      look_for_failures();
+      slow.say_if_due([&] { return cat("rank 0 waits for ", list_ranks(missing()), " to join the group"); });
+      if (options_.deadline.expired()) raise_missing(missing());
+    }
+  }
+
+  std::vector<int> missing() const {
+    std::vector<int> ranks;
+    for (int r = 1; r < options_.size; ++r) {
+      if (!callers_[static_cast<std::size_t>(r)]) ranks.push_back(r);
+    }
+    return ranks;
+  }
+
+  void wait_for_callers(Deadline until) {
+    std::vector<pollfd> fds;
+    const bool full = pending_.size() >= kMostPending;
+    fds.push_back({.fd = full ? -1 : listener_.fd(), .events = POLLIN, .revents = 0});
+    for (const Pending& one : pending_)
+      fds.push_back({.fd = one.socket.fd(), .events = POLLIN, .revents = 0});
+    ::poll(fds.data(), fds.size(), until.poll_timeout_ms());
+  }
+
+  void accept_all() {
+    while (pending_.size() < kMostPending) {
+      auto socket = listener_.try_accept();
+      if (!socket) return;
+      if (!socket->trust_own_user()) continue;
+      pending_.push_back({.socket = std::move(*socket),
+                          .handshake = net::HandshakeResponder(secret_, address_.binding()),
+                          .until = Deadline::after(kProofPatience)});
+    }
+  }
+
+  // False when it is none any more: dropped, or a caller now. Raises when it is a rank of this job that cannot join.
+  bool attend(Pending& one) {
+    net::HandshakeResponder::Step step;
+    std::vector<Fd> fds;
+    try {
+      std::uint8_t buffer[net::kMaxPeerMessage];
+      const std::size_t length = one.socket.receive(buffer, Deadline::now(), &fds);
+      step = one.handshake.next({buffer, length});
+      if (!step.send.empty()) one.socket.send(step.send, Deadline::now());
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::kTimeout) return true;
+      log(LogLevel::kInfo, cat("dropped a local connection: ", error.what()));
+      return false;
+    }
+    if (!step.refusal.empty()) log(LogLevel::kInfo, cat("dropped a local connection: ", step.refusal));
+    if (step.introduction) welcome(std::move(one.socket), *step.introduction, std::move(fds));
+    return !step.introduction && step.refusal.empty();
+  }
+
+  void welcome(net::UnixSocket socket, const Bytes& introduction, std::vector<Fd> fds) {
+    const auto who = decode_introduction(introduction);
+    if (!who) return;
+    std::string why;
+    if (who->version != own_.version) {
+      why = cat("rank ", who->rank, " runs another version of lockstep than rank 0");
+    } else if (who->size != own_.size) {
+      why = cat("rank ", who->rank, " joins a group of ", who->size, " ranks, but rank 0 one of ", own_.size);
+    }
+    if (!why.empty()) {
+      const Failure failure{.kind = ErrorKind::kUsage, .message = why, .family = ErrorFamily::kBackend};
+      send_refusal(socket, failure);
+      raise(failure);
+    }
+    const bool here = who->same_process(own_);
+    if (who->rank < 1 || who->rank >= own_.size || callers_[static_cast<std::size_t>(who->rank)]) return;
+    const bool with_process = fds.size() == 3;
+    auto descriptors = take_descriptors(std::move(fds), here);
+    if (!descriptors) return;
+    Caller caller{.socket = std::move(socket),
+                  .acquaintance = {.who = *who, .descriptors = std::move(*descriptors)}};
+    if (!here) caller.acquaintance.who.has_process = with_process ? 1 : 0;
+    const auto numbers = DescriptorNumbers::of(*options_.own).list();
+    send_to(who->rank, [&] {
+      caller.socket.send(net::encode_welcome(encode_introduction(own_)), options_.deadline,
+                         here ? std::span<const int>() : std::span<const int>(numbers));
+    });
+    attendance_in(*options_.own, options_).arrived[who->rank].store(1, std::memory_order_release);
+    callers_[static_cast<std::size_t>(who->rank)] = std::move(caller);
+  }
+
+  // While nobody comes: a rank may be elsewhere, have given up or have ended.
+  void look_for_failures() {
+    if (const auto elsewhere = look_up(store_, kElsewhereKey))
+      raise_elsewhere(ByteReader(*elsewhere).get<std::int32_t>().value_or(-1), 0);
+    for (std::size_t r = 1; r < callers_.size(); ++r) {
+      if (callers_[r] && callers_[r]->socket.peer_closed()) raise_gone(static_cast<int>(r), "left or ended");
+    }
+  }
+
+  std::vector<LocalPeer> introduce_all() {
+    std::vector<Introduction> all{own_};
+    std::vector<DescriptorNumbers> descriptors{DescriptorNumbers::of(*options_.own)};
+    std::vector<Mapping> here;  // until their descriptors are sent
+    for (std::size_t r = 1; r < callers_.size(); ++r) {
+      const Acquaintance& them = callers_[r]->acquaintance;
+      all.push_back(them.who);
+      if (!them.who.same_process(own_)) {
+        const Descriptors& theirs = them.descriptors;
+        descriptors.push_back({theirs.memory.get(), theirs.lifeline.get(), theirs.process.get()});
+        continue;
+      }
+      // A thread of this process lives and dies with it.
+      here.push_back(SegmentTable::of_process().find(them.who.segment));
+      if (!here.back()) raise_gone(them.who.rank, "left");
+      descriptors.push_back(DescriptorNumbers::of(*here.back()));
+    }
+    for (std::size_t r = 1; r < callers_.size(); ++r)
+      send_to(all[r].rank,
+              [&] { send_roster(callers_[r]->socket, all[r], all, descriptors, options_.deadline); });
+    std::vector<LocalPeer> peers;
+    peers.push_back(peer_of(own_, {.who = own_}));
+    for (std::size_t r = 1; r < callers_.size(); ++r)
+      peers.push_back(peer_of(own_, std::move(callers_[r]->acquaintance)));
+    return peers;
+  }
+
+  KeyValue& store_;
+  const MeetingOptions& options_;
+  const Introduction own_;
+  net::UnixListener listener_;
+  const MeetingAddress address_;
+  const JobSecret secret_;
+  std::list<Pending> pending_;
+  std::vector<std::optional<Caller>> callers_;  // by rank
+};
+
+// ---- the others ----
+
+class Guest {
+ public:
+  Guest(KeyValue& store, const MeetingOptions& options)
+      : store_(store), options_(options), own_(Introduction::of(options)) {}
+
+  std::vector<LocalPeer> run() {
+    const MeetingAddress address = address_of_first();
+    call(address);
+    std::vector<LocalPeer> peers(static_cast<std::size_t>(options_.size));
+    try {
+      peers[0] = shake_hands(address);
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::kPeerLost) check_gave_up();  // before it came to this call
+      if (is_own_timeout(error)) raise_missing({0});
+      throw;
+    }
+    try {
+      for (auto& them : receive_roster(socket_, own_, options_.deadline)) {
+        const int rank = them.who.rank;
+        if (rank > 0 && rank < options_.size && !peers[static_cast<std::size_t>(rank)].segment)
+          peers[static_cast<std::size_t>(rank)] = peer_of(own_, std::move(them));
+      }
+    } catch (const Error& error) {
+      // Not when rank 0 says so: it has named them.
+      if (!is_own_timeout(error)) throw;
+      raise_missing(missing(*peers[0].segment));
+    }
+    for (int r = 0; r < options_.size; ++r) {
+      if (!peers[static_cast<std::size_t>(r)].segment)
+        raise(ErrorKind::kInternal, cat("rank 0 did not tell of rank ", r), ErrorFamily::kBackend);
+    }
+    return peers;
+  }
+
+ private:
+  MeetingAddress address_of_first() {
+    SlowWait slow(options_.deadline);
+    auto card = store_.get(kAddressKey, slow.next());
+    if (!card && !options_.deadline.expired()) {
+      slow.say_if_due([&] {
+        return cat("rank ", options_.rank, " waits for rank 0 to join group \"", options_.group, "\"");
+      });
+      card = store_.get(kAddressKey, options_.deadline);
+    }
+    if (!card) {
+      raise(ErrorKind::kTimeout,
+            cat("rank 0 did not join the group in time: rank ", options_.rank,
+                " waited for its address in the store"),
+            ErrorFamily::kBackend);
+    }
+    const auto address = MeetingAddress::decode(*card);
+    if (!address) {
+      raise(ErrorKind::kInternal,
+            "rank 0 published an address this version cannot read; do all ranks run the same lockstep?",
+            ErrorFamily::kBackend);
+    }
+    if (address->host == host_identity()) return *address;
+    // Rank 0 would wait for this rank.
+    store_.set(kElsewhereKey, ByteWriter().put(static_cast<std::int32_t>(options_.rank)).view());
+    raise_elsewhere(0, options_.rank);
+  }
+
+  // Raises what rank 0 said in the store, if it has.
+  void check_gave_up() {
+    if (const auto why = look_up(store_, kGaveUpKey))
+      raise(ErrorKind::kPeerLost, cat("rank 0 gave up: ", as_text(*why)), ErrorFamily::kBackend);
+  }
+
+  // In slices, looking in between whether rank 0 has given up.
+  template <class Attempt>
+  auto patiently(const Attempt& attempt) {
+    for (;;) {
+      try {
+        return attempt(std::min(options_.deadline, Deadline::after(kMeetingSlice)));
+      } catch (const Error& error) {
+        if (!is_own_timeout(error) || options_.deadline.expired()) throw;
+      }
+      check_gave_up();
+    }
+  }
+
+  // Nobody listens there while rank 0 is slow to answer, or when it has given up.
+  void call(const MeetingAddress& address) {
+    socket_ = patiently([&](Deadline slice) { return net::UnixSocket::connect(address.socket, slice); });
+    // Before anything is sent: with the descriptors goes the segment.
+    if (!socket_.trust_own_user()) raise_stranger();
+  }
+
+  LocalPeer shake_hands(const MeetingAddress& address) {
+    net::HandshakeInitiator handshake(address.secret(), address.binding(), encode_introduction(own_));
+    const bool here = address.process == own_.process;
+    const auto numbers = DescriptorNumbers::of(*options_.own).list();
+    socket_.send(handshake.first(), options_.deadline);
+    for (;;) {
+      std::uint8_t buffer[kMaxReply];
+      std::vector<Fd> fds;
+      const std::size_t length =
+          patiently([&](Deadline slice) { return receive_from_first(socket_, buffer, fds, slice); });
+      const auto step = handshake.next({buffer, length});
+      if (!step.refusal.empty()) raise_stranger();
+      if (!step.send.empty())
+        socket_.send(step.send, options_.deadline,
+                     here ? std::span<const int>() : std::span<const int>(numbers));
+      if (!step.welcome) continue;
+      const auto who = decode_introduction(*step.welcome);
+      auto descriptors = who ? take_descriptors(std::move(fds), who->same_process(own_)) : std::nullopt;
+      if (!descriptors || who->rank != 0) raise_stranger();
+      return peer_of(own_, {.who = *who, .descriptors = std::move(*descriptors)});
+    }
+  }
+
+  // By the words in rank 0's segment.
+  std::vector<int> missing(const net::Segment& first) {
+    std::vector<int> ranks;
+    for (int r = 0; r < options_.size; ++r) {
+      if (attendance_in(first, options_).arrived[r].load(std::memory_order_acquire) == 0) ranks.push_back(r);
+    }
+    if (ranks.empty()) ranks.push_back(0);
+    return ranks;
+  }
+
+  KeyValue& store_;
+  const MeetingOptions& options_;
+  const Introduction own_;
+  net::UnixSocket socket_;
+};
+
+}  // namespace
+
+void raise_gone(int rank, const char* how) {
+  raise(Failure{.kind = ErrorKind::kPeerLost,
+                .message = cat("rank ", rank, " ", how, " while the group was forming"),
+                .family = ErrorFamily::kBackend,
+                .peer = LostPeer{.rank = rank, .cause = how}});
+}
+
+std::vector<LocalPeer> meet(KeyValue& store, const MeetingOptions& options) {
+  if (options.size == 1) {
+    std::vector<LocalPeer> alone(1);
+    alone[0] = {.segment = options.own, .same_process = true, .pid = Introduction::of(options).pid};
+    return alone;
+  }
+  return options.rank == 0 ? Host(store, options).run() : Guest(store, options).run();
+}
+
+}  // namespace lockstep::local
