@@ -53,7 +53,7 @@ bool train() {
 
 int main() {
   return as_worker([](int rank) {
-    rpc::init_rpc("worker" + std::to_string(rank));
+    init_rpc();
     const bool worked = rank != 0 || train();  // the other worker answers
     rpc::shutdown();
     return worked;

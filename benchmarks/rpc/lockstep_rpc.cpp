@@ -16,6 +16,7 @@
 #include "benchmarks/common/serve.h"
 #include "benchmarks/rpc/remote_backward.h"
 #include "benchmarks/rpc/samples.h"
+#include "lockstep/autograd/autograd.h"
 #include "lockstep/rpc/rpc.h"
 #include "lockstep/tensor/tensor_object.h"
 
@@ -82,7 +83,8 @@ int run(const Request& arguments) {
     rpc::init_rpc("worker" + std::to_string(link->rank()), {.rank = link->rank(),
                                                             .world_size = link->size(),
                                                             .store = open_store(*link),
-                                                            .tcp_only = transport == "tcp"});
+                                                            .tcp_only = transport == "tcp",
+                                                            .extensions = {lockstep::autograd::extension}});
     const int code = serve(
         *link, [&](const Request& request) { return link->rank() == 0 ? measure(request) : std::string(); });
     rpc::shutdown();

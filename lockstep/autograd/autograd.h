@@ -118,8 +118,10 @@ void backward(std::uint64_t context, const std::vector<at::Tensor>& roots,
 template <std::same_as<at::Tensor> T>  // so that {loss} is never taken for an RRef
 void backward(std::uint64_t context, const rpc::RRef<T>& root, const BackwardOptions& options = {});
 
+// Adds distributed autograd to an agent: an entry of RpcOptions::extensions. lockstep::init_rpc gives it.
+std::unique_ptr<rpc::Service> extension(rpc::Agent& agent);
+
 namespace internal {
-std::unique_ptr<rpc::Service> make_service(rpc::Agent& agent);
 void backward_from_rref(std::uint64_t context, const rpc::RRef<at::Tensor>& root,
                         const BackwardOptions& options);
 }  // namespace internal
@@ -128,8 +130,5 @@ template <std::same_as<at::Tensor> T>
 void backward(std::uint64_t context, const rpc::RRef<T>& root, const BackwardOptions& options) {
   internal::backward_from_rref(context, root, options);
 }
-
-// Whoever includes this has distributed autograd in every agent started later.
-inline const bool service_registered = rpc::register_service(internal::make_service);
 
 }  // namespace lockstep::autograd

@@ -17,7 +17,6 @@ using rpc::rpc_async;
 using rpc::rpc_sync;
 using rpc::testing::caught;
 using rpc::testing::Gate;
-using rpc::testing::run_workers;
 using rpc::testing::says;
 using rpc::testing::until;
 using rpc::testing::Workers;

@@ -14,7 +14,6 @@ using namespace std::chrono_literals;
 using namespace testing;
 using rpc::rpc_sync;
 using rpc::testing::caught;
-using rpc::testing::run_workers;
 using rpc::testing::says;
 using rpc::testing::until;
 using rpc::testing::Workers;

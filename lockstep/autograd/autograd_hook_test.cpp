@@ -15,7 +15,6 @@ namespace {
 
 using namespace testing;
 using rpc::rpc_sync;
-using rpc::testing::run_workers;
 using rpc::testing::Workers;
 using torch::autograd::variable_list;
 

@@ -195,17 +195,19 @@ void live_on(int world, Values values) {
 
 // Workers of which one follows its fate. `work` ends when it met the loss.
 void run_fate(int world, bool tcp_only, const std::function<void(int rank)>& work) {
-  Children workers(
-      world,
-      [&](int rank, Board& shared) {
-        board = &shared;
-        meet(0, static_cast<std::uint64_t>(world));
-        Values values = hold_values(world);
-        meet(5, static_cast<std::uint64_t>(world));
-        work(rank);
-        live_on(world, std::move(values));
-      },
-      {.tcp_only = tcp_only, .change = [](rpc::RpcOptions& options) { options.rpc_timeout = 40'000ms; }});
+  Children workers(world,
+                   [&](int rank, Board& shared) {
+                     board = &shared;
+                     meet(0, static_cast<std::uint64_t>(world));
+                     Values values = hold_values(world);
+                     meet(5, static_cast<std::uint64_t>(world));
+                     work(rank);
+                     live_on(world, std::move(values));
+                   },
+                   {.tcp_only = tcp_only, .change = [](rpc::RpcOptions& options) {
+                      options.rpc_timeout = 40'000ms;
+                      options.extensions = {extension};
+                    }});
   if (!fate.by_its_own_hand) {
     const Deadline deadline = Deadline::after(Milliseconds(60'000));
     while (workers.board().counters[fate.victim] < fate.after && !deadline.expired()) ::usleep(20);

@@ -27,10 +27,10 @@ using namespace std::chrono_literals;
 using rpc::rpc_async;
 using rpc::rpc_sync;
 using rpc::testing::caught;
-using rpc::testing::run_workers;
 using rpc::testing::says;
 using rpc::testing::Workers;
 using testing::await_released;
+using testing::run_workers;
 using testing::self;
 using torch::autograd::variable_list;
 

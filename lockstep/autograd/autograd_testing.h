@@ -14,6 +14,13 @@
 
 namespace lockstep::autograd::testing {
 
+// rpc::testing::run_workers with distributed autograd.
+inline void run_workers(int n, const std::function<void(int, rpc::testing::Workers&)>& fn,
+                        rpc::testing::WorkersOptions options = {}) {
+  options.extensions.push_back(extension);
+  rpc::testing::run_workers(n, fn, options);
+}
+
 inline int self() {
   return rpc::current_agent("test")->self().id;
 }

@@ -280,11 +280,11 @@ std::string AutogradService::name_of(WorkerId worker) const {
   return agent_.info(worker).name;  // also of one that is gone
 }
 
-std::unique_ptr<rpc::Service> make_service(rpc::Agent& agent) {
-  // Without state and never removed: it answers by the calling thread's agent, and without one "no context".
-  static const ContextGradients gradients;
-  set_gradient_provider(&gradients);
-  return std::make_unique<AutogradService>(agent);
-}
-
 }  // namespace lockstep::autograd::internal
+
+std::unique_ptr<lockstep::rpc::Service> lockstep::autograd::extension(rpc::Agent& agent) {
+  // Without state and never removed: it answers by the calling thread's agent, and without one "no context".
+  static const internal::ContextGradients gradients;
+  set_gradient_provider(&gradients);
+  return std::make_unique<internal::AutogradService>(agent);
+}

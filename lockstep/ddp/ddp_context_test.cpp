@@ -21,8 +21,11 @@ constexpr int kRanks = 3;
 void run(const std::function<void(int rank)>& body) {
   const auto store = std::make_shared<HashStore>();
   run_threads(kRanks, [&](int rank) {
-    rpc::init_rpc("worker" + std::to_string(rank),
-                  {.rank = rank, .world_size = kRanks, .store = store->clone(), .strict_rref_check = true});
+    rpc::init_rpc("worker" + std::to_string(rank), {.rank = rank,
+                                                    .world_size = kRanks,
+                                                    .store = store->clone(),
+                                                    .strict_rref_check = true,
+                                                    .extensions = {autograd::extension}});
     body(rank);
     rpc::shutdown();
   });

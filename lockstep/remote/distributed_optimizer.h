@@ -82,8 +82,8 @@ void await_all(const std::vector<RRef<LocalOptimizer>>& optimizers);
 void step_all(const std::vector<RRef<LocalOptimizer>>& optimizers, std::uint64_t context,
               CallOptions options);
 
+// Once; true.
 bool register_optimizers();
-inline const bool optimizers_are_registered = register_optimizers();
 
 }  // namespace internal
 

@@ -173,18 +173,21 @@ TEST(DistributedOptimizer, AppliesSparseGradients) {
 TEST(DistributedOptimizer, RunsStepsOfOneWorkerOneAtATime) {
   Halver::n_most = 0;
   const auto shared = std::make_shared<std::atomic<int>>(0);
-  run_workers(3, [&](int rank, Workers&) {
-    const auto weight = remote("worker0", leaf, {static_cast<double>(rank)});
-    const DistributedOptimizer<Halver> optimizer({weight}, 0.1, false);
-    for (int step = 0; step < 5; ++step) {
-      const autograd::DistAutogradContext context;
-      autograd::backward(context.id(), {rpc_sync("worker0", times, {weight, at::ones({3})}).sum()});
-      optimizer.step(context.id());
-    }
-    EXPECT_TRUE(at::allclose(weight.to_here(), at::full({3}, rank - 2.5)));
-    ++*shared;
-    while (*shared != 3) std::this_thread::sleep_for(std::chrono::milliseconds(1));
-  });
+  run_workers(
+      3,
+      [&](int rank, Workers&) {
+        const auto weight = remote("worker0", leaf, {static_cast<double>(rank)});
+        const DistributedOptimizer<Halver> optimizer({weight}, 0.1, false);
+        for (int step = 0; step < 5; ++step) {
+          const autograd::DistAutogradContext context;
+          autograd::backward(context.id(), {rpc_sync("worker0", times, {weight, at::ones({3})}).sum()});
+          optimizer.step(context.id());
+        }
+        EXPECT_TRUE(at::allclose(weight.to_here(), at::full({3}, rank - 2.5)));
+        ++*shared;
+        while (*shared != 3) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+      },
+      testing::with_remote());
   EXPECT_EQ(Halver::n_most, 1);
 }
 

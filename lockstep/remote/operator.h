@@ -94,7 +94,6 @@ namespace internal {
 
 // For find_function: the operator of that name, or null when the name is no operator's.
 std::unique_ptr<FunctionEntry> find_operator(const std::string& name);
-inline const bool operators_are_functions = register_function_source(find_operator);
 
 // Raises kUsage when there is no such operator or the arguments do not fit. `args` must outlive the call.
 OutgoingCall make_operator_call(const Worker& to, const Operator& op, const OperatorArgs& args,

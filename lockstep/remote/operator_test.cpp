@@ -36,16 +36,20 @@ void expect_refused(const std::string& part, const std::string& name, const Oper
 }
 
 TEST(Operator, RunsOnTheOtherWorker) {
-  run_workers(3, [](int rank, Workers&) {
-    const auto a = tensor({1, 2, 3});
-    const auto b = tensor({10, 20, 30});
-    const int next = (rank + 1) % 3;
-    EXPECT_TRUE(at::equal(rpc_sync<at::Tensor>(next, op("aten::add.Tensor"), {a, b}), tensor({11, 22, 33})));
-    EXPECT_TRUE(at::equal(rpc_sync(rank, op("aten::mul.Tensor"), {a, b}), tensor({10, 40, 90})))
-        << "to itself";
-    const auto later = rpc_async(next, op("aten::neg"), {a});
-    EXPECT_TRUE(at::equal(later.wait(), tensor({-1, -2, -3})));
-  });
+  run_workers(
+      3,
+      [](int rank, Workers&) {
+        const auto a = tensor({1, 2, 3});
+        const auto b = tensor({10, 20, 30});
+        const int next = (rank + 1) % 3;
+        EXPECT_TRUE(
+            at::equal(rpc_sync<at::Tensor>(next, op("aten::add.Tensor"), {a, b}), tensor({11, 22, 33})));
+        EXPECT_TRUE(at::equal(rpc_sync(rank, op("aten::mul.Tensor"), {a, b}), tensor({10, 40, 90})))
+            << "to itself";
+        const auto later = rpc_async(next, op("aten::neg"), {a});
+        EXPECT_TRUE(at::equal(later.wait(), tensor({-1, -2, -3})));
+      },
+      testing::with_remote());
 }
 
 TEST(Operator, TakesArgumentsByNameAndTheRestByDefault) {

@@ -107,8 +107,8 @@ std::vector<RRef<at::Tensor>> parameters_of(const RRef<M>& module, bool recurse)
   return list;
 }
 
+// Once; true.
 bool register_torch_modules();
-inline const bool torch_modules_are_registered = register_torch_modules();
 
 }  // namespace internal
 

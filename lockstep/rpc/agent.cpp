@@ -14,27 +14,12 @@
 namespace lockstep::rpc {
 namespace {
 
-struct Services {
-  std::mutex mutex;
-  std::vector<MakeService> makers;
-};
-Services& services() {
-  static Services list;
-  return list;
-}
-
 std::uint64_t first_id() {
   std::random_device random;
   return ((std::uint64_t{random()} << 32 | random()) >> 18) + 1;
 }
 
 }  // namespace
-
-bool register_service(MakeService make) {
-  const std::lock_guard lock(services().mutex);
-  services().makers.push_back(make);
-  return true;
-}
 
 CallScope& this_call() {
   thread_local CallScope scope;
@@ -43,13 +28,12 @@ CallScope& this_call() {
 
 std::shared_ptr<Agent> Agent::start(AgentOptions options, std::unique_ptr<courier::Courier> courier) {
   std::shared_ptr<Agent> agent(new Agent(std::move(options), std::move(courier)));
-  {
-    const std::lock_guard lock(services().mutex);
-    agent->handle(Kind::kCall, internal::serve_call);
-    agent->services_.push_back(make_rref_service(*agent));
-    agent->services_.push_back(std::make_unique<internal::Gatherings>(*agent));
-    agent->services_.push_back(std::make_unique<internal::Farewell>(*agent));
-    for (const MakeService make : services().makers) agent->services_.push_back(make(*agent));
+  agent->handle(Kind::kCall, internal::serve_call);
+  agent->services_.push_back(make_rref_service(*agent));
+  agent->services_.push_back(std::make_unique<internal::Gatherings>(*agent));
+  agent->services_.push_back(std::make_unique<internal::Farewell>(*agent));
+  for (const Extension extend : agent->options_.extensions) {
+    if (auto service = extend(*agent)) agent->services_.push_back(std::move(service));
   }
   agent->pool_ = std::make_unique<internal::Pool>(
       internal::Pool::Duties{.step = [self = agent.get()] { return self->step(Lane::kResident); },
@@ -119,8 +103,8 @@ void Agent::handle(Kind kind, Handler handler, Runs runs) {
 
 void Agent::no_service() {
   raise(ErrorKind::kUnsupported,
-        "this program has no distributed autograd: include lockstep/autograd/autograd.h (or "
-        "lockstep/lockstep.h)");
+        "this worker's agent has no distributed autograd: start it with lockstep::init_rpc "
+        "(lockstep/remote/init_rpc.h), not with rpc::init_rpc alone");
 }
 
 // Threads.

@@ -75,7 +75,7 @@ class Request {
   courier::Message message_;
 };
 
-// A layer's part of an agent, made with it (register_service) and ended before it.
+// A layer's part of an agent, made with it (Extension) and ended before it.
 class Service {
  public:
   virtual ~Service() = default;
@@ -102,11 +102,16 @@ class CallExtension {
                       const std::function<void()>& decode) = 0;
 };
 
+// What a layer above adds to an agent: called once per agent while it is made, before it has threads. Returns the layer's
+// part of the agent; null from a layer that only registers functions of the process, which it does once.
+using Extension = std::unique_ptr<Service> (*)(Agent& agent);
+
 struct AgentOptions {
   WorkerInfo self{};
   int num_worker_threads = 16;
   Milliseconds rpc_timeout{60'000};  // zero: none
   RankThread* rank = nullptr;        // whom its threads work for
+  std::vector<Extension> extensions{};
 };
 
 class Agent final : public internal::Pump, public std::enable_shared_from_this<Agent> {
@@ -167,7 +172,7 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
 
   CallExtension* extension() const { return extension_.load(std::memory_order_acquire); }
   void set_extension(CallExtension* extension) { extension_.store(extension, std::memory_order_release); }
-  // The service of type S, which a register_service made. Raises kUnsupported when this program has none.
+  // The service of type S, which an extension made. Raises kUnsupported when the agent has none.
   template <class S>
   S& service() const {
     for (const auto& service : services_) {
@@ -265,11 +270,6 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
   std::atomic<std::int64_t> earliest_ns_;               // no deadline of pending_ is before it
   std::unique_ptr<internal::Pool> pool_;                // last: its threads use everything above
 };
-
-// Adds a part to every agent started later. Meant for a static initialiser in a layer's header, so that a program which
-// includes the layer has it.
-using MakeService = std::unique_ptr<Service> (*)(Agent&);
-bool register_service(MakeService make);
 
 // This rank's agent. Raises kUsage naming `what` when init_rpc was not called, or shutdown was.
 std::shared_ptr<Agent> current_agent(const char* what);

@@ -319,34 +319,37 @@ class ExhaustedService final : public Service {
   void on_lost(WorkerId, const std::string&) override {}
   void debug_info(std::map<std::string, std::string>&) override {}
 };
-[[maybe_unused]] const bool exhausted_registered = register_service(
-    [](Agent& agent) -> std::unique_ptr<Service> { return std::make_unique<ExhaustedService>(agent); });
+std::unique_ptr<Service> make_exhausted(Agent& agent) {
+  return std::make_unique<ExhaustedService>(agent);
+}
 
 TEST(Agent, OutlivesALackOfMemoryInTasksCallbacksAndHandlers) {
-  run_workers(2, [](int rank, Workers&) {
-    if (rank != 0) return;
-    const auto agent = current_agent("test");
-    for (int i = 0; i < 20; ++i) {
-      std::atomic<int> n_ran{0};
-      agent->run([&] {
-        ++n_ran;
-        throw std::bad_alloc();
-      });
-      // What takes the answer, on the thread that found it.
-      agent->request(1, static_cast<Kind>(61), {}, 30s, "a question",
-                     [&](Agent::Answer*, const CallFailure*) {
-                       ++n_ran;
-                       throw std::bad_alloc();
-                     });
-      until([&] { return n_ran == 2; });
-      const auto refused =
-          caught([&] { agent->request(1, static_cast<Kind>(60), {}, 30s, "a request").wait(); });
-      EXPECT_TRUE(says(refused, "without an answer")) << refused.message;
-    }
-    EXPECT_EQ(rpc_sync(1, add, {1, 1}), 2);
-    EXPECT_EQ(agent->n_waiting(), 0u);
-    until([&] { return agent->n_running() == 0; });
-  });
+  run_workers(2,
+              [](int rank, Workers&) {
+                if (rank != 0) return;
+                const auto agent = current_agent("test");
+                for (int i = 0; i < 20; ++i) {
+                  std::atomic<int> n_ran{0};
+                  agent->run([&] {
+                    ++n_ran;
+                    throw std::bad_alloc();
+                  });
+                  // What takes the answer, on the thread that found it.
+                  agent->request(1, static_cast<Kind>(61), {}, 30s, "a question",
+                                 [&](Agent::Answer*, const CallFailure*) {
+                                   ++n_ran;
+                                   throw std::bad_alloc();
+                                 });
+                  until([&] { return n_ran == 2; });
+                  const auto refused =
+                      caught([&] { agent->request(1, static_cast<Kind>(60), {}, 30s, "a request").wait(); });
+                  EXPECT_TRUE(says(refused, "without an answer")) << refused.message;
+                }
+                EXPECT_EQ(rpc_sync(1, add, {1, 1}), 2);
+                EXPECT_EQ(agent->n_waiting(), 0u);
+                until([&] { return agent->n_running() == 0; });
+              },
+              {.extensions = {make_exhausted}});
 }
 
 }  // namespace

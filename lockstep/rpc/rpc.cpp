@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cctype>
 #include <mutex>
+#include <optional>
 #include <set>
 #include <thread>
 
@@ -189,8 +190,11 @@ void RpcOptions::set_device_map(const std::string& worker, const DeviceMap& map)
   device_maps[worker] = std::move(merged);
 }
 
-void init_rpc(const std::string& name, RpcOptions options) {
-  check_name(name);
+namespace {
+
+// `name` unset: worker<number>.
+void init_worker(const std::optional<std::string>& name, RpcOptions options) {
+  if (name) check_name(*name);
   check_options(options);
   if (is_initialized()) raise(ErrorKind::kUsage, "init_rpc was called before; call shutdown first");
   const auto make_courier = find_backend(options.backend);
@@ -211,13 +215,14 @@ void init_rpc(const std::string& name, RpcOptions options) {
   if (dynamic && !options.store) internal::keep_number(*session->store, 0);
   if (dynamic && options.rank >= 0)
     internal::claim_number(*session->store, static_cast<WorkerId>(options.rank));
-  const WorkerInfo self{.id = dynamic && options.rank < 0 ? internal::take_number(*session->store)
-                                                          : static_cast<WorkerId>(place.rank),
-                        .name = name};
+  const WorkerId id = dynamic && options.rank < 0 ? internal::take_number(*session->store)
+                                                  : static_cast<WorkerId>(place.rank);
+  const WorkerInfo self{.id = id, .name = name ? *name : cat("worker", id)};
   const auto agent = Agent::start({.self = self,
                                    .num_worker_threads = options.num_worker_threads,
                                    .rpc_timeout = options.rpc_timeout,
-                                   .rank = this_rank_thread()},
+                                   .rank = this_rank_thread(),
+                                   .extensions = options.extensions},
                                   make_courier({.self = self, .options = &options}));
   try {
     // Before others can call: their functions ask for the current agent.
@@ -232,6 +237,16 @@ void init_rpc(const std::string& name, RpcOptions options) {
     agent->close(Milliseconds(0));
     throw;
   }
+}
+
+}  // namespace
+
+void init_rpc(const std::string& name, RpcOptions options) {
+  init_worker(name, std::move(options));
+}
+
+void init_rpc(RpcOptions options) {
+  init_worker(std::nullopt, std::move(options));
 }
 
 void shutdown(ShutdownOptions options) {

@@ -3,7 +3,7 @@
 //   double norm(const std::vector<double>& v);
 //   LOCKSTEP_RPC_FUNCTION(norm);                               // callable from every worker
 //
-//   rpc::init_rpc("worker" + std::to_string(rank));            // env://, as the launcher sets it
+//   rpc::init_rpc();                                           // env://, as the launcher sets it: "worker<rank>"
 //   double n = rpc::rpc_sync("worker1", norm, {{3.0, 4.0}});
 //   auto trainer = rpc::remote<Trainer>("worker2", options);   // lives there; an RRef here
 //   rpc::shutdown();                                           // waits for everyone
@@ -58,6 +58,8 @@ struct RpcOptions {
   std::string bind_host{};         // where workers of other hosts reach this one; "": the address from which
                                    // it reaches the TCP store, else MASTER_ADDR
   bool strict_rref_check = false;  // shutdown raises when RRefs were leaked, instead of a warning
+  std::vector<Extension>
+      extensions{};  // layers above RPC; lockstep::init_rpc (remote/init_rpc.h) gives all there are
 
   // As torch's set_device_map: adds to the map of `worker`. Raises kUsage when it is not one to one any more.
   void set_device_map(const std::string& worker, const DeviceMap& map);
@@ -67,6 +69,8 @@ struct RpcOptions {
 // world size): returns when all workers are there and know each other. Dynamic group: when those that are there know of this one.
 // Raises kUsage for a bad or taken name, bad options, and when it was called before; kTimeout naming who has not come.
 void init_rpc(const std::string& name, RpcOptions options = {});
+// As worker<rank>, by the rank that options, URL or environment give, or in a dynamic group the number it gets.
+void init_rpc(RpcOptions options = {});
 
 struct ShutdownOptions {
   bool graceful = true;     // false: at once, for this worker only; the others see it go

@@ -116,6 +116,15 @@ TEST(Rpc, ASecondInitIsRefused) {
   });
 }
 
+TEST(Rpc, WithoutANameAWorkerIsNamedByItsRank) {
+  as_ranks(2, [](int rank, const auto& store) {
+    init_rpc(at(rank, 2, store));
+    EXPECT_EQ(get_worker_info().name, "worker" + std::to_string(rank));
+    EXPECT_EQ(rpc_sync("worker" + std::to_string(1 - rank), twice, {4}), 8);
+    shutdown();
+  });
+}
+
 TEST(Rpc, BadNamesAndOptionsAreRefused) {
   as_ranks(1, [](int, const auto& store) {
     for (const auto& name : {std::string(""), std::string("a b"), std::string("ä"), std::string(128, 'x')}) {

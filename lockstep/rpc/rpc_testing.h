@@ -106,6 +106,7 @@ struct WorkersOptions {
   int num_worker_threads = 16;
   Milliseconds rpc_timeout{60'000};
   std::function<std::unique_ptr<courier::Courier>(WorkerId, std::unique_ptr<courier::Courier>)> wrap{};
+  std::vector<Extension> extensions{};
 };
 
 // A handle on the workers while they run, for tests that kill one.
@@ -129,7 +130,8 @@ inline void run_workers(int n, const std::function<void(int, Workers&)>& fn,
         Agent::start({.self = {.id = static_cast<WorkerId>(i), .name = "worker" + std::to_string(i)},
                       .num_worker_threads = options.num_worker_threads,
                       .rpc_timeout = options.rpc_timeout,
-                      .rank = &ranks[static_cast<std::size_t>(i)]},
+                      .rank = &ranks[static_cast<std::size_t>(i)],
+                      .extensions = options.extensions},
                      std::move(courier)));
     const RankThreadScope scope(&ranks[static_cast<std::size_t>(i)]);
     set_current_agent(workers.agents.back());

@@ -32,21 +32,24 @@ TEST_P(CheckpointInContext, WorksUnlessItIsReentrant) {
   const auto run = [&](const at::Tensor& x) { return block->forward(x); };
   const at::Tensor input = drawn(9, {3, 6}).requires_grad_();
   const auto expected = torch::autograd::grad({run(input).sum()}, block->parameters());
-  rpc::testing::run_workers(1, [&](int, rpc::testing::Workers&) {
-    const autograd::DistAutogradContext context;
-    const auto loss = checkpoint(CheckpointOptions{.use_reentrant = GetParam()}, run, input).sum();
-    if (GetParam()) {
-      const std::string text = refusal([&] { autograd::backward(context.id(), {loss}); });
-      EXPECT_NE(text.find("leave use_reentrant off"), std::string::npos) << text;
-      checkpoint(CheckpointOptions{.use_reentrant = true}, run, input).sum().backward();  // is fine
-      return;
-    }
-    autograd::backward(context.id(), {loss});
-    const auto gradients = autograd::get_gradients(context.id());
-    const auto parameters = block->parameters();
-    for (std::size_t i = 0; i < parameters.size(); ++i)
-      EXPECT_TRUE(torch::equal(gradients.find(parameters[i]), expected[i])) << "parameter " << i;
-  });
+  rpc::testing::run_workers(
+      1,
+      [&](int, rpc::testing::Workers&) {
+        const autograd::DistAutogradContext context;
+        const auto loss = checkpoint(CheckpointOptions{.use_reentrant = GetParam()}, run, input).sum();
+        if (GetParam()) {
+          const std::string text = refusal([&] { autograd::backward(context.id(), {loss}); });
+          EXPECT_NE(text.find("leave use_reentrant off"), std::string::npos) << text;
+          checkpoint(CheckpointOptions{.use_reentrant = true}, run, input).sum().backward();  // is fine
+          return;
+        }
+        autograd::backward(context.id(), {loss});
+        const auto gradients = autograd::get_gradients(context.id());
+        const auto parameters = block->parameters();
+        for (std::size_t i = 0; i < parameters.size(); ++i)
+          EXPECT_TRUE(torch::equal(gradients.find(parameters[i]), expected[i])) << "parameter " << i;
+      },
+      {.extensions = {autograd::extension}});
 }
 
 }  // namespace

@@ -55,8 +55,8 @@ inline void run_workers(int n, const std::function<void(int rank, const Meeting&
   const Meeting meeting{.rpc = url, .group = url + group_suffix};
   spawn(n, [&](int rank) {
     torch::set_num_threads(1);
-    rpc::init_rpc(worker(rank),
-                  {.init_method = meeting.rpc, .rank = rank, .world_size = n, .strict_rref_check = true});
+    init_rpc(worker(rank),
+             {.init_method = meeting.rpc, .rank = rank, .world_size = n, .strict_rref_check = true});
     body(rank, meeting);
     rpc::shutdown();
   });

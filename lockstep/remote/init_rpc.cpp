@@ -1,0 +1,36 @@
+#include "lockstep/remote/init_rpc.h"
+
+#include <utility>
+
+#include "lockstep/autograd/autograd.h"
+#include "lockstep/remote/distributed_optimizer.h"
+#include "lockstep/remote/operator.h"
+#include "lockstep/remote/remote_module.h"
+
+namespace lockstep {
+namespace {
+
+rpc::RpcOptions with_layers(rpc::RpcOptions options) {
+  options.extensions.insert(options.extensions.begin(), {autograd::extension, rpc::remote_extension});
+  return options;
+}
+
+}  // namespace
+
+void init_rpc(const std::string& name, rpc::RpcOptions options) {
+  rpc::init_rpc(name, with_layers(std::move(options)));
+}
+
+void init_rpc(rpc::RpcOptions options) {
+  rpc::init_rpc(with_layers(std::move(options)));
+}
+
+// Functions belong to the process, whatever its agents.
+std::unique_ptr<rpc::Service> rpc::remote_extension(Agent&) {
+  static const bool registered = register_function_source(internal::find_operator) &&
+                                 internal::register_torch_modules() && internal::register_optimizers();
+  (void)registered;
+  return nullptr;
+}
+
+}  // namespace lockstep
