@@ -11,7 +11,7 @@
 #include "benchmarks/common/join_world.h"
 #include "benchmarks/common/place_rank.h"
 #include "benchmarks/common/serve.h"
-#include "lockstep/group/group.h"
+#include "lockstep/collective/collective.h"
 
 namespace bench {
 namespace {

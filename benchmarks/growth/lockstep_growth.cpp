@@ -25,7 +25,7 @@
 #include "benchmarks/common/serve.h"
 #include "benchmarks/common/shared_array.h"
 #include "lockstep/base/text.h"
-#include "lockstep/group/group.h"
+#include "lockstep/collective/collective.h"
 
 namespace bench {
 namespace {

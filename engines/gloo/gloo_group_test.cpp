@@ -6,7 +6,7 @@
 #include <ATen/ops/ones.h>
 #include <gtest/gtest.h>
 
-#include "lockstep/group/group.h"
+#include "lockstep/collective/collective.h"
 
 namespace lockstep {
 namespace {

@@ -13,7 +13,7 @@
 #include <filesystem>
 
 #include "lockstep/base/process.h"
-#include "lockstep/group/group.h"
+#include "lockstep/collective/collective.h"
 #include "lockstep/store/file_store.h"
 #include "tests/netns.h"
 

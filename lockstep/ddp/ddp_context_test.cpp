@@ -4,9 +4,9 @@
 #include <torch/torch.h>
 
 #include "lockstep/autograd/autograd.h"
+#include "lockstep/collective/collective.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/hooks.h"
-#include "lockstep/group/group.h"
 #include "lockstep/optim/in_backward.h"
 #include "lockstep/rpc/remote.h"
 #include "lockstep/rpc/rpc.h"

@@ -11,6 +11,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
+#include "lockstep/collective/collectives.h"
 #include "lockstep/ddp/internal/backward_optimizers.h"
 #include "lockstep/ddp/internal/buffer_sync.h"
 #include "lockstep/ddp/internal/ddp_join.h"
@@ -19,7 +20,6 @@
 #include "lockstep/ddp/internal/graph.h"
 #include "lockstep/ddp/internal/module_state.h"
 #include "lockstep/ddp/internal/reducer.h"
-#include "lockstep/group/collectives.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/world.h"
 

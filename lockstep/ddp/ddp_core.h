@@ -17,9 +17,9 @@
 #include "lockstep/ddp/mixed_precision.h"
 #include "lockstep/ddp/module_tensors.h"
 #include "lockstep/ddp/reducer_stats.h"
-#include "lockstep/group/device_mesh.h"
 #include "lockstep/group/process_group.h"
 #include "lockstep/join/join.h"
+#include "lockstep/mesh/device_mesh.h"
 
 namespace lockstep {
 

@@ -11,9 +11,10 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/collective/collective.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/internal/reducer.h"
-#include "lockstep/group/group.h"
+#include "lockstep/debug/debug.h"
 
 namespace lockstep {
 namespace {

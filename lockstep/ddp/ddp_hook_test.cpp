@@ -4,9 +4,9 @@
 
 #include <variant>
 
+#include "lockstep/collective/collective.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/ddp_testing.h"
-#include "lockstep/group/group.h"
 
 namespace lockstep {
 namespace {

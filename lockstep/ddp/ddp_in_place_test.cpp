@@ -6,10 +6,10 @@
 
 #include <thread>
 
+#include "lockstep/collective/collective.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/ddp_testing.h"
 #include "lockstep/ddp/hooks.h"
-#include "lockstep/group/group.h"
 #include "lockstep/optim/in_backward.h"
 
 namespace lockstep {

@@ -9,7 +9,7 @@
 #include "lockstep/ddp/ddp_core.h"
 #include "lockstep/ddp/internal/module_state.h"
 #include "lockstep/ddp/internal/reducer.h"
-#include "lockstep/group/debug.h"
+#include "lockstep/debug/debug.h"
 
 namespace lockstep {
 namespace {

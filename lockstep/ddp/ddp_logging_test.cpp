@@ -9,10 +9,11 @@
 #include <thread>
 
 #include "lockstep/base/log.h"
+#include "lockstep/collective/collective.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/ddp_testing.h"
 #include "lockstep/ddp/hooks.h"
-#include "lockstep/group/group.h"
+#include "lockstep/debug/debug.h"
 #include "lockstep/optim/functional_optimizer.h"
 
 namespace lockstep {

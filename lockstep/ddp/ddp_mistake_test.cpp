@@ -2,9 +2,9 @@
 #include <atomic>
 #include <latch>
 
+#include "lockstep/collective/collectives.h"
 #include "lockstep/ddp/ddp_testing.h"
 #include "lockstep/ddp/internal/gradient_pool.h"
-#include "lockstep/group/collectives.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/world.h"
 

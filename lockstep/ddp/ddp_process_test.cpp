@@ -9,9 +9,9 @@
 #include <stdexcept>
 #include <string>
 
+#include "lockstep/collective/collective.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/ddp_testing.h"
-#include "lockstep/group/group.h"
 #include "lockstep/process/spawn.h"
 
 namespace lockstep {

@@ -3,9 +3,9 @@
 #include <sstream>
 
 #include "lockstep/base/error.h"
+#include "lockstep/collective/collective.h"
 #include "lockstep/ddp/ddp_script.h"
 #include "lockstep/ddp/ddp_testing.h"
-#include "lockstep/group/group.h"
 
 namespace lockstep {
 namespace {

@@ -2,10 +2,10 @@
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
+#include "lockstep/collective/collective.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/ddp_testing.h"
 #include "lockstep/ddp/hooks.h"
-#include "lockstep/group/group.h"
 #include "lockstep/optim/functional_optimizer.h"
 #include "lockstep/optim/in_backward.h"
 

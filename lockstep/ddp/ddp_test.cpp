@@ -8,8 +8,8 @@
 #include <mutex>
 #include <numeric>
 
+#include "lockstep/collective/collective.h"
 #include "lockstep/ddp/ddp_testing.h"
-#include "lockstep/group/group.h"
 
 namespace lockstep {
 namespace {

@@ -6,9 +6,9 @@
 #include <random>
 
 #include "lockstep/base/log.h"
+#include "lockstep/collective/collective.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/ddp_testing.h"
-#include "lockstep/group/group.h"
 
 namespace lockstep {
 namespace {

@@ -3,10 +3,10 @@
 #include <sstream>
 #include <stdexcept>
 
+#include "lockstep/collective/collective.h"
 #include "lockstep/ddp/ddp_script.h"
 #include "lockstep/ddp/ddp_testing.h"
 #include "lockstep/ddp/hooks.h"
-#include "lockstep/group/group.h"
 #include "lockstep/optim/functional_optimizer.h"
 
 namespace lockstep {

@@ -1,9 +1,9 @@
 // replicate: the composable form.
 #include "lockstep/ddp/replicate.h"
 
+#include "lockstep/collective/collective.h"
 #include "lockstep/ddp/ddp_testing.h"
 #include "lockstep/ddp/hooks.h"
-#include "lockstep/group/group.h"
 
 namespace lockstep {
 namespace {

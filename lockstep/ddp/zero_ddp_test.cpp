@@ -2,8 +2,8 @@
 
 #include <stdexcept>
 
+#include "lockstep/collective/collective.h"
 #include "lockstep/ddp/ddp_testing.h"
-#include "lockstep/group/group.h"
 #include "lockstep/optim/zero_redundancy_optimizer.h"
 #include "lockstep/process/spawn.h"
 

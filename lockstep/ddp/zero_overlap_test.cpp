@@ -4,10 +4,10 @@
 
 #include <sstream>
 
+#include "lockstep/collective/collective.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/ddp_testing.h"
 #include "lockstep/ddp/hooks.h"
-#include "lockstep/group/group.h"
 #include "lockstep/optim/zero_redundancy_optimizer.h"
 
 namespace lockstep {

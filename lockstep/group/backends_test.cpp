@@ -21,9 +21,9 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/engine/fake_engine.h"
+#include "lockstep/group/detail/group_base.h"
 #include "lockstep/group/group_testing.h"
 #include "lockstep/group/internal/backend_parts.h"
-#include "lockstep/group/internal/group_base.h"
 #include "lockstep/rendezvous/rendezvous.h"
 #include "lockstep/store/hash_store.h"
 

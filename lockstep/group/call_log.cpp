@@ -5,8 +5,8 @@
 
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
-#include "lockstep/group/internal/call_report.h"
-#include "lockstep/group/internal/join.h"
+#include "lockstep/group/detail/call_report.h"
+#include "lockstep/group/detail/join.h"
 #include "lockstep/group/internal/world_state.h"
 
 namespace lockstep {

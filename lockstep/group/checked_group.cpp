@@ -6,10 +6,10 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/stack_trace.h"
 #include "lockstep/base/text.h"
-#include "lockstep/group/debug.h"
+#include "lockstep/debug/detail/checker.h"
+#include "lockstep/group/detail/group_base.h"
 #include "lockstep/group/internal/backend_parts.h"
-#include "lockstep/group/internal/checker.h"
-#include "lockstep/group/internal/group_base.h"
+#include "lockstep/group/monitored_barrier.h"
 #include "lockstep/store/prefix_store.h"
 
 namespace lockstep::internal {

@@ -1,5 +1,5 @@
-// Debug levels, the barrier that knows who is missing, and the wrapper that compares what ranks run.
-#include "lockstep/group/debug.h"
+// The barrier that knows who is missing, and the wrapper that compares what ranks run.
+#include "lockstep/debug/debug.h"
 
 #include <ATen/ops/empty.h>
 #include <ATen/ops/ones.h>
@@ -16,7 +16,6 @@
 #include "lockstep/base/slow_wait_testing.h"
 #include "lockstep/base/text.h"
 #include "lockstep/group/group_testing.h"
-#include "lockstep/group/internal/checker.h"
 
 namespace lockstep {
 namespace {
@@ -30,28 +29,6 @@ struct Detail {
   Detail() { set_debug_level(DebugLevel::kDetail); }
   ~Detail() { set_debug_level(DebugLevel::kOff); }
 };
-
-TEST(DebugLevels, ComeFromTheEnvironmentAndCanBeSet) {
-  EXPECT_EQ(get_debug_level(), DebugLevel::kOff);
-  const struct {
-    const char* text;
-    DebugLevel level;
-  } rows[] = {{"INFO", DebugLevel::kInfo}, {"detail", DebugLevel::kDetail}, {"OFF", DebugLevel::kOff}};
-  for (const auto& row : rows) {
-    ::setenv("TORCH_DISTRIBUTED_DEBUG", row.text, 1);
-    set_debug_level_from_env();
-    EXPECT_EQ(get_debug_level(), row.level);
-  }
-  ::setenv("TORCH_DISTRIBUTED_DEBUG", "LOUD", 1);
-  const auto failure = caught([] { set_debug_level_from_env(); });
-  EXPECT_EQ(failure.kind, ErrorKind::kUsage);
-  EXPECT_TRUE(says(failure, "LOUD") && says(failure, "DETAIL")) << failure.message;
-  ::unsetenv("TORCH_DISTRIBUTED_DEBUG");
-  set_debug_level(DebugLevel::kInfo);
-  EXPECT_EQ(get_debug_level(), DebugLevel::kInfo);
-  set_debug_level_from_env();
-  EXPECT_EQ(get_debug_level(), DebugLevel::kOff);
-}
 
 void refused_by_timeout(const std::function<void()>& fn, const std::string& part) {
   const auto failure = caught(fn);
@@ -262,34 +239,6 @@ TEST(DetailWrapper, TellsEveryRankWhatDiffers) {
         all_reduce(ones.clone());
       },
       reduce(ones), "sequence number: ");
-}
-
-// Every field is compared, and travels unchanged; an empty shape is not.
-TEST(Fingerprint, DiffersInEveryFieldByItsName) {
-  const internal::Fingerprint one{.operation = "all_reduce",
-                                  .sequence = "3",
-                                  .n_tensors = "1",
-                                  .dtypes = "float",
-                                  .devices = "cpu",
-                                  .shapes = "[2]"};
-  const auto sent = internal::Fingerprint::decode(one.encode());
-  EXPECT_EQ(sent.text(), one.text());
-  EXPECT_EQ(one.differences(sent), "");
-  const std::pair<std::string internal::Fingerprint::*, const char*> fields[] = {
-      {&internal::Fingerprint::operation, "operation: all_reduce vs x"},
-      {&internal::Fingerprint::sequence, "sequence number: 3 vs x"},
-      {&internal::Fingerprint::n_tensors, "number of tensors: 1 vs x"},
-      {&internal::Fingerprint::dtypes, "dtypes: float vs x"},
-      {&internal::Fingerprint::devices, "device types: cpu vs x"},
-      {&internal::Fingerprint::shapes, "shapes: [2] vs x"}};
-  for (const auto& [field, words] : fields) {
-    auto other = one;
-    other.*field = "x";
-    EXPECT_EQ(one.differences(internal::Fingerprint::decode(other.encode())), words);
-  }
-  auto any_shape = one;
-  any_shape.shapes.clear();
-  EXPECT_EQ(one.differences(any_shape), "");
 }
 
 TEST(DetailWrapper, NamesTheMissingRanksAndWhatTheOthersRun) {

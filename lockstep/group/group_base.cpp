@@ -1,4 +1,4 @@
-#include "lockstep/group/internal/group_base.h"
+#include "lockstep/group/detail/group_base.h"
 
 #include <algorithm>
 #include <string_view>

@@ -1,4 +1,4 @@
-// For the tests of this folder: worlds of threads, sample tensors and what the collectives should make of them.
+// For the tests of this folder and of collective/: worlds of threads, sample tensors and what the collectives should make of them.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -17,7 +17,8 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
-#include "lockstep/group/group.h"
+#include "lockstep/collective/collective.h"
+#include "lockstep/debug/debug.h"
 
 namespace lockstep::testing {
 

@@ -1,4 +1,5 @@
 #include "lockstep/group/groups.h"
+#include "lockstep/debug/detail/rank_list.h"
 
 #include <algorithm>
 #include <cctype>
@@ -7,8 +8,8 @@
 
 #include "lockstep/base/environment.h"
 #include "lockstep/base/text.h"
-#include "lockstep/group/internal/call_report.h"
-#include "lockstep/group/internal/group_base.h"
+#include "lockstep/group/detail/call_report.h"
+#include "lockstep/group/detail/group_base.h"
 #include "lockstep/group/internal/world_state.h"
 
 namespace lockstep {

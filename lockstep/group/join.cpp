@@ -1,4 +1,4 @@
-#include "lockstep/group/internal/join.h"
+#include "lockstep/group/detail/join.h"
 
 #include <algorithm>
 

@@ -1,7 +1,5 @@
 #include "lockstep/group/internal/joiner.h"
 
-#include <openssl/evp.h>
-
 #include <algorithm>
 #include <deque>
 #include <functional>
@@ -12,8 +10,10 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/process.h"
 #include "lockstep/base/text.h"
-#include "lockstep/group/debug.h"
-#include "lockstep/group/internal/checker.h"
+#include "lockstep/debug/debug.h"
+#include "lockstep/debug/detail/checker.h"
+#include "lockstep/debug/detail/rank_list.h"
+#include "lockstep/group/detail/sha1.h"
 #include "lockstep/store/hash_store.h"
 #include "lockstep/store/prefix_store.h"
 #include "lockstep/store/store_collectives.h"
@@ -282,32 +282,6 @@ Group join_group(const Site& site, const GroupRequest& request) {
   } catch (...) {
     give_up(*words, request.what, site.rank);
   }
-}
-
-std::string list_ranks(const std::vector<int>& ranks) {
-  constexpr std::size_t kShown = 16;
-  std::string text;
-  for (std::size_t i = 0; i < ranks.size() && i < kShown; ++i) text += cat(i == 0 ? "" : " ", ranks[i]);
-  if (ranks.size() > kShown) text += cat(" and ", ranks.size() - kShown, " more");
-  return text;
-}
-
-std::string name_ranks(const std::vector<int>& ranks) {
-  return cat(ranks.size() == 1 ? "rank " : "ranks ", list_ranks(ranks));
-}
-
-std::string sha1(const std::string& text) {
-  unsigned char digest[EVP_MAX_MD_SIZE];
-  unsigned int length = 0;
-  if (EVP_Digest(text.data(), text.size(), digest, &length, EVP_sha1(), nullptr) != 1) {
-    raise(ErrorKind::kInternal, "SHA-1 failed");
-  }
-  std::string hex;
-  for (unsigned int i = 0; i < length; ++i) {
-    hex += "0123456789abcdef"[digest[i] >> 4];
-    hex += "0123456789abcdef"[digest[i] & 15];
-  }
-  return hex;
 }
 
 }  // namespace lockstep::internal

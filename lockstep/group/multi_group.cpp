@@ -3,8 +3,8 @@
 
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
+#include "lockstep/group/detail/group_base.h"
 #include "lockstep/group/groups.h"
-#include "lockstep/group/internal/group_base.h"
 
 namespace lockstep::internal {
 namespace {

@@ -1,9 +1,9 @@
-#include "lockstep/group/internal/owner.h"
+#include "lockstep/group/detail/owner.h"
 
 #include <algorithm>
 
 #include "lockstep/base/text.h"
-#include "lockstep/group/internal/work_state.h"
+#include "lockstep/group/detail/work_state.h"
 
 namespace lockstep::internal {
 namespace {

@@ -16,7 +16,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/fd.h"
 #include "lockstep/base/text.h"
-#include "lockstep/group/group.h"
+#include "lockstep/collective/collective.h"
 #include "lockstep/group/run_main.h"
 #include "lockstep/process/spawn.h"
 

@@ -2,10 +2,10 @@
 #include <cstring>
 
 #include "lockstep/base/text.h"
-#include "lockstep/group/internal/group_base.h"
-#include "lockstep/group/internal/owner.h"
+#include "lockstep/group/detail/group_base.h"
+#include "lockstep/group/detail/owner.h"
+#include "lockstep/group/detail/work_state.h"
 #include "lockstep/group/internal/self_mail.h"
-#include "lockstep/group/internal/work_state.h"
 
 namespace lockstep::internal {
 namespace {

@@ -1,7 +1,7 @@
 #include "lockstep/group/work.h"
 
 #include "lockstep/base/text.h"
-#include "lockstep/group/internal/work_state.h"
+#include "lockstep/group/detail/work_state.h"
 
 namespace lockstep {
 namespace {

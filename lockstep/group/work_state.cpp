@@ -1,9 +1,9 @@
 #include <ATen/record_function.h>
 
 #include "lockstep/base/text.h"
+#include "lockstep/group/detail/work_state.h"
 #include "lockstep/group/internal/completions.h"
 #include "lockstep/group/internal/disposal.h"
-#include "lockstep/group/internal/work_state.h"
 
 namespace lockstep {
 namespace {

@@ -8,8 +8,8 @@
 #include "lockstep/base/rank_thread.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/thread.h"
-#include "lockstep/group/internal/call_report.h"
-#include "lockstep/group/internal/group_base.h"
+#include "lockstep/group/detail/call_report.h"
+#include "lockstep/group/detail/group_base.h"
 #include "lockstep/group/internal/world_state.h"
 #include "lockstep/store/hash_store.h"
 

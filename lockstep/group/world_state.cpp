@@ -12,9 +12,9 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/rank_thread.h"
 #include "lockstep/base/text.h"
+#include "lockstep/group/detail/group_base.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/internal/copies.h"
-#include "lockstep/group/internal/group_base.h"
 #include "lockstep/rendezvous/rendezvous.h"
 #include "lockstep/store/hash_store.h"
 
@@ -387,6 +387,10 @@ std::string not_initialised() {
                 kCopiesAdvice, ")");
   }
   return text;
+}
+
+void raise_world_timeouts(Milliseconds timeout) {
+  current_world().raise_timeouts(timeout);
 }
 
 std::shared_ptr<RankUse> current_rank_use() {

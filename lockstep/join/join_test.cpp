@@ -8,7 +8,7 @@
 
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
-#include "lockstep/group/group.h"
+#include "lockstep/collective/collective.h"
 
 namespace lockstep {
 namespace {

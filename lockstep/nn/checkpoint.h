@@ -37,7 +37,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/nn/checkpoint_core.h"
+#include "lockstep/nn/detail/checkpoint_core.h"
 #include "lockstep/tensor/visit_tensors.h"
 
 namespace torch::nn {

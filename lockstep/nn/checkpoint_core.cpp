@@ -1,4 +1,4 @@
-#include "lockstep/nn/checkpoint_core.h"
+#include "lockstep/nn/detail/checkpoint_core.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>

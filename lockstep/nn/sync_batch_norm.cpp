@@ -11,7 +11,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
-#include "lockstep/group/collectives.h"
+#include "lockstep/collective/collectives.h"
 #include "lockstep/group/world.h"
 #include "lockstep/nn/internal/batch_statistics.h"
 #include "lockstep/nn/internal/norm_route.h"

@@ -12,7 +12,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
-#include "lockstep/group/group.h"
+#include "lockstep/collective/collective.h"
 #include "lockstep/nn/checkpoint.h"
 #include "lockstep/tensor/tensor_testing.h"
 

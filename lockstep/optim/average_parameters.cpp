@@ -9,7 +9,7 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
-#include "lockstep/group/collectives.h"
+#include "lockstep/collective/collectives.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/world.h"
 

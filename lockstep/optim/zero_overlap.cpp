@@ -2,7 +2,7 @@
 #include <utility>
 
 #include "lockstep/base/error.h"
-#include "lockstep/group/collectives.h"
+#include "lockstep/collective/collectives.h"
 #include "lockstep/optim/internal/lend.h"
 #include "lockstep/optim/internal/parameter_buckets.h"
 #include "lockstep/optim/zero_core.h"

@@ -1,8 +1,8 @@
 // Data-parallel training and nothing else; its symbols are what is tested (symbols.cmake).
 #include <torch/torch.h>
 
+#include "lockstep/collective/collective.h"
 #include "lockstep/ddp/ddp.h"
-#include "lockstep/group/group.h"
 #include "lockstep/join/join.h"
 #include "lockstep/nn/nn.h"
 

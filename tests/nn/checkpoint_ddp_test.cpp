@@ -6,8 +6,8 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/collective/collective.h"
 #include "lockstep/ddp/ddp.h"
-#include "lockstep/group/group.h"
 #include "lockstep/nn/checkpoint.h"
 #include "lockstep/tensor/tensor_testing.h"
 

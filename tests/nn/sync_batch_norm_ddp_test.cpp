@@ -7,9 +7,9 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
+#include "lockstep/collective/collective.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/hooks.h"
-#include "lockstep/group/group.h"
 #include "lockstep/join/join.h"
 #include "lockstep/nn/nn.h"
 #include "lockstep/tensor/tensor_testing.h"

@@ -10,7 +10,7 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/group/group.h"
+#include "lockstep/collective/collective.h"
 #include "lockstep/process/spawn.h"
 #include "tests/parity/cases.h"
 #include "tests/parity/record.h"

@@ -12,7 +12,7 @@
 #include <stdexcept>
 #include <string>
 
-#include "lockstep/group/group.h"
+#include "lockstep/collective/collective.h"
 #include "tests/parity/cases.h"
 #include "tests/parity/record.h"
 

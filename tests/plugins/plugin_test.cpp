@@ -13,7 +13,7 @@
 #include "lockstep/base/base.h"
 #include "lockstep/base/thread.h"
 #include "lockstep/engine/loader.h"
-#include "lockstep/group/internal/store_host.h"
+#include "lockstep/group/detail/store_host.h"
 #include "lockstep/store/hash_store.h"
 #include "lockstep/store/prefix_store.h"
 

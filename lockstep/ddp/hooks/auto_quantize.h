@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "lockstep/group/collectives.h"
+#include "lockstep/collective/collectives.h"
 
 namespace lockstep {
 

@@ -7,7 +7,7 @@
 #include <utility>
 
 #include "lockstep/base/error.h"
-#include "lockstep/group/collectives.h"
+#include "lockstep/collective/collectives.h"
 
 namespace lockstep::internal {
 namespace {

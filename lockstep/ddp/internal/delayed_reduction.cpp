@@ -8,8 +8,8 @@
 #include <utility>
 
 #include "lockstep/base/text.h"
+#include "lockstep/collective/collectives.h"
 #include "lockstep/ddp/internal/flat_views.h"
-#include "lockstep/group/collectives.h"
 #include "lockstep/tensor/gradient_access.h"
 
 namespace lockstep::internal {

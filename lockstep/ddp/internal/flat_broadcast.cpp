@@ -6,7 +6,7 @@
 #include <cstring>
 #include <utility>
 
-#include "lockstep/group/collectives.h"
+#include "lockstep/collective/collectives.h"
 #include "lockstep/group/world.h"
 
 namespace lockstep::internal {

@@ -3,7 +3,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/view_as_complex.h>
 
-#include "lockstep/group/collectives.h"
+#include "lockstep/collective/collectives.h"
 
 namespace lockstep::internal {
 

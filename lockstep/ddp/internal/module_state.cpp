@@ -9,8 +9,8 @@
 
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
+#include "lockstep/collective/collectives.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
-#include "lockstep/group/collectives.h"
 
 namespace lockstep::internal {
 namespace {

@@ -11,8 +11,8 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
+#include "lockstep/collective/collective.h"
 #include "lockstep/ddp/internal/reduction_pass.h"
-#include "lockstep/group/group.h"
 
 namespace lockstep::internal::reducer_testing {
 

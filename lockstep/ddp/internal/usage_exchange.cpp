@@ -4,7 +4,7 @@
 #include <cstring>
 #include <utility>
 
-#include "lockstep/group/collectives.h"
+#include "lockstep/collective/collectives.h"
 
 namespace lockstep::internal {
 

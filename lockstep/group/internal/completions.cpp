@@ -12,7 +12,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
 #include "lockstep/base/thread.h"
-#include "lockstep/group/internal/work_state.h"
+#include "lockstep/group/detail/work_state.h"
 
 namespace lockstep::internal {
 namespace {

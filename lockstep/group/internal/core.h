@@ -7,9 +7,9 @@
 #include <string_view>
 
 #include "lockstep/engine/engine.h"
-#include "lockstep/group/internal/join.h"
-#include "lockstep/group/internal/owner.h"
-#include "lockstep/group/internal/store_host.h"
+#include "lockstep/group/detail/join.h"
+#include "lockstep/group/detail/owner.h"
+#include "lockstep/group/detail/store_host.h"
 
 namespace lockstep::internal {
 

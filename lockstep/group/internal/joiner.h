@@ -6,9 +6,9 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/group/detail/join.h"
+#include "lockstep/group/detail/store_host.h"
 #include "lockstep/group/internal/backend_parts.h"
-#include "lockstep/group/internal/join.h"
-#include "lockstep/group/internal/store_host.h"
 
 namespace lockstep::internal {
 
@@ -49,12 +49,5 @@ Site make_site(int rank, int size, std::shared_ptr<Store> base, const std::strin
 void choose_by_hosts(Site& site, Milliseconds timeout, Deadline deadline);
 // Collective over the members, of which this rank is one. Raises kPeerLost naming the member that could not join.
 Group join_group(const Site& site, const GroupRequest& request);
-
-// "0 3 5"; long lists are cut.
-std::string list_ranks(const std::vector<int>& ranks);
-// The same as a subject: "rank 3", "ranks 1 2".
-std::string name_ranks(const std::vector<int>& ranks);
-// Hexadecimal.
-std::string sha1(const std::string& text);
 
 }  // namespace lockstep::internal

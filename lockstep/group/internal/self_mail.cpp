@@ -5,7 +5,7 @@
 #include <cstring>
 
 #include "lockstep/base/text.h"
-#include "lockstep/group/internal/group_base.h"
+#include "lockstep/group/detail/group_base.h"
 
 namespace lockstep::internal {
 

@@ -1,4 +1,4 @@
-#include "lockstep/group/internal/store_host.h"
+#include "lockstep/group/detail/store_host.h"
 
 #include <algorithm>
 #include <charconv>

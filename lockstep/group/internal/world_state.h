@@ -8,9 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/group/detail/rank_use.h"
 #include "lockstep/group/internal/backend_parts.h"
 #include "lockstep/group/internal/joiner.h"
-#include "lockstep/group/internal/rank_use.h"
 #include "lockstep/group/world.h"
 
 namespace lockstep::internal {

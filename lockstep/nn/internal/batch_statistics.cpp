@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "lockstep/base/error.h"
-#include "lockstep/group/collectives.h"
+#include "lockstep/collective/collectives.h"
 
 namespace lockstep::internal {
 namespace {

@@ -9,7 +9,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/text.h"
-#include "lockstep/nn/checkpoint_core.h"
+#include "lockstep/nn/detail/checkpoint_core.h"
 #include "lockstep/nn/internal/forward_state.h"
 #include "lockstep/tensor/gradient_access.h"
 

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "lockstep/base/text.h"
-#include "lockstep/group/collectives.h"
+#include "lockstep/collective/collectives.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/nn/internal/batch_statistics.h"
 #include "lockstep/nn/sync_batch_norm.h"

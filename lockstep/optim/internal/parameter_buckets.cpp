@@ -4,7 +4,7 @@
 
 #include <algorithm>
 
-#include "lockstep/group/collectives.h"
+#include "lockstep/collective/collectives.h"
 
 namespace lockstep::internal {
 namespace {

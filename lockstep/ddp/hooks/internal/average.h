@@ -3,8 +3,8 @@
 
 #include <ATen/core/Tensor.h>
 
+#include "lockstep/collective/collectives.h"
 #include "lockstep/ddp/comm_hook.h"
-#include "lockstep/group/collectives.h"
 #include "lockstep/group/world.h"
 
 namespace lockstep::internal {

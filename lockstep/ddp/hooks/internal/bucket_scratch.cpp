@@ -2,7 +2,7 @@
 
 #include <ATen/ops/empty.h>
 
-#include "lockstep/group/collectives.h"
+#include "lockstep/collective/collectives.h"
 
 namespace lockstep::internal {
 

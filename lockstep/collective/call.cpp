@@ -1,0 +1,399 @@
+#include "lockstep/collective/internal/call.h"
+
+#include <ATen/MemoryOverlap.h>
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/mul.h>
+#include <ATen/record_function.h>
+#include <c10/core/ScalarType.h>
+
+#include <algorithm>
+#include <mutex>
+#include <optional>
+#include <set>
+
+#include "lockstep/base/log.h"
+#include "lockstep/group/detail/call_report.h"
+#include "lockstep/group/detail/work_state.h"
+
+namespace lockstep::internal {
+namespace {
+
+std::optional<lockstep_dtype> engine_dtype(at::ScalarType type) {
+  switch (type) {
+    case at::kByte:
+      return LOCKSTEP_U8;
+    case at::kChar:
+      return LOCKSTEP_I8;
+    case at::kShort:
+      return LOCKSTEP_I16;
+    case at::kInt:
+      return LOCKSTEP_I32;
+    case at::kLong:
+      return LOCKSTEP_I64;
+    case at::kHalf:
+      return LOCKSTEP_F16;
+    case at::kBFloat16:
+      return LOCKSTEP_BF16;
+    case at::kFloat:
+      return LOCKSTEP_F32;
+    case at::kDouble:
+      return LOCKSTEP_F64;
+    case at::kBool:
+      return LOCKSTEP_BOOL;
+    default:
+      return std::nullopt;
+  }
+}
+
+bool is_bitwise(ReduceOp::Kind op) {
+  return op == ReduceOp::kBand || op == ReduceOp::kBor || op == ReduceOp::kBxor;
+}
+
+}  // namespace
+
+// Marked as asynchronous, as torch's are: another thread may end it.
+std::shared_ptr<at::RecordFunction> Call::begin_event() const {
+  auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
+  if (!callbacks.has_value()) [[likely]]
+    return nullptr;
+  auto event = std::make_shared<at::RecordFunction>(std::move(*callbacks));
+  event->_setAsync();
+  // Callbacks see the inputs while the event begins only, so the list may go.
+  std::vector<c10::IValue> inputs;
+  for (const auto& tensor : request_.described) inputs.emplace_back(tensor);
+  event->before(cat("lockstep:", request_.name),
+                c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()));
+  return event;
+}
+
+void Call::report(const Failure& failure) const {
+  report_call(
+      {.function = request_.name, .where = request_.where, .group = group_.get(), .failure = &failure});
+}
+
+void Call::run() {
+  try {
+    part().run(request_);
+  } catch (const Error& error) {
+    report(error.failure());
+    throw;
+  }
+}
+
+Work Call::post(Held held) {
+  held.event = begin_event();
+  try {
+    auto work = part().post(request_, std::move(held));
+    if (!async_) work.wait();
+    return work;
+  } catch (const Error& error) {
+    report(error.failure());
+    throw;
+  }
+}
+
+bool is_plain(const at::Tensor& tensor) {
+  return tensor.is_contiguous() && !tensor.is_conj() && !tensor.is_neg();
+}
+
+at::Tensor plain_like(const at::Tensor& tensor) {
+  return at::empty(tensor.sizes(), at::TensorOptions().dtype(tensor.scalar_type()).device(tensor.device()));
+}
+
+at::Tensor plain_copy(const at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  auto copy = plain_like(tensor);
+  copy.copy_(tensor);
+  return copy;
+}
+
+at::Tensor plain(const at::Tensor& tensor) {
+  return is_plain(tensor) ? tensor : plain_copy(tensor);
+}
+
+bool overlaps_itself(const at::Tensor& tensor) {
+  return !tensor.is_contiguous() && at::has_internal_overlap(tensor) == at::MemOverlap::Yes;
+}
+
+bool may_share_memory(const at::Tensor& a, const at::Tensor& b) {
+  return at::get_overlap_status(a, b) != at::MemOverlapStatus::No;
+}
+
+std::vector<std::int64_t> real_sizes(const at::Tensor& tensor) {
+  auto sizes = tensor.sizes().vec();
+  if (tensor.is_complex()) sizes.push_back(2);
+  return sizes;
+}
+
+int find_root(const GroupBase& group, RootArgument argument, std::string& why) {
+  const auto& [in_world, in_group, role, fallback] = argument;
+  const int size = group.size();
+  if (in_world && in_group) {
+    why = cat(role, " and group_", role, " are both given; give one of them");
+    return -1;
+  }
+  if (in_group) {
+    if (*in_group >= 0 && *in_group < size) return *in_group;
+    why = cat("group_", role, " is ", *in_group, ", ranks of this group are 0 to ", size - 1);
+    return -1;
+  }
+  const auto chosen = in_world ? in_world : fallback;
+  if (!chosen) {
+    why = cat("neither ", role, " nor group_", role, " is given; give one of them");
+    return -1;
+  }
+  if (const int rank_here = group.group_rank_of(*chosen); rank_here >= 0) return rank_here;
+  const auto& ranks = group.ranks();
+  why = cat(role, " is ", *chosen, ", ");
+  if (ranks.back() == size - 1) {
+    why += cat("ranks of this group are 0 to ", size - 1);
+  } else {
+    why += cat("the members of this group have the ranks ", c10::Join(", ", ranks),
+               " in the world; use group_", role, " for ranks in the group");
+  }
+  return -1;
+}
+
+std::string Call::prefix() const {
+  char where[kWhereCapacity];
+  write_where(request_.where, where);
+  return cat(request_.name, " of group \"", group_->name(), "\" (rank ", rank(), " of ", size(),
+             ", called at ", where, "): ");
+}
+
+void Call::check(const at::Tensor& tensor, const char* role) {
+  if (!tensor.defined()) refuse(ErrorKind::kUsage, role, " is an undefined tensor");
+  if (tensor.layout() != at::kStrided) {
+    refuse(ErrorKind::kUnsupported, role, " is sparse; only dense tensors can be sent");
+  }
+  GroupBase* const part = group_->for_device(tensor.device().type());
+  if (part == nullptr) {
+    refuse(ErrorKind::kUnsupported, role, " is on ", tensor.device().str(), "; the group works on ",
+           group_->backend_config());
+  }
+  if (part_ != nullptr && part_ != part) {
+    refuse(ErrorKind::kUsage, role, " is on ", tensor.device().str(),
+           ", another tensor of the call is not; all must be on one device");
+  }
+  part_ = part;
+  if (tensor.is_quantized()) {
+    refuse(ErrorKind::kUnsupported, role, " is quantized (", c10::toString(tensor.scalar_type()),
+           "); send its int_repr()");
+  }
+}
+
+void Call::check_output(const at::Tensor& tensor, const char* role) {
+  check(tensor, role);
+  if (overlaps_itself(tensor)) {
+    refuse(ErrorKind::kUsage, role, " has elements that share memory (an expanded view?); clone() it first");
+  }
+}
+
+void Call::check_same_type(const at::Tensor& tensor, const char* role, const at::Tensor& other) const {
+  if (c10::toRealValueType(tensor.scalar_type()) != c10::toRealValueType(other.scalar_type())) {
+    refuse(ErrorKind::kUsage, role, " is ", c10::toString(tensor.scalar_type()), " and the input ",
+           c10::toString(other.scalar_type()), "; they must have one type");
+  }
+}
+
+void Call::check_apart(const at::Tensor& a, const char* role_a, const at::Tensor& b,
+                       const char* role_b) const {
+  const auto status = at::get_overlap_status(a, b);
+  if (status != at::MemOverlapStatus::Full && status != at::MemOverlapStatus::Partial) return;
+  refuse(ErrorKind::kUsage, role_a, " and ", role_b, " share memory; each result needs its own");
+}
+
+void Call::check_list(const std::vector<at::Tensor>& list, const char* role, const at::Tensor& other,
+                      bool written) {
+  if (list.size() != static_cast<std::size_t>(size())) {
+    refuse(ErrorKind::kUsage, role, " has ", list.size(), " tensors, the group ", size(),
+           " ranks; one each is needed");
+  }
+  for (std::size_t i = 0; i < list.size(); ++i) {
+    if (written) {
+      check_output(list[i], role);
+      for (std::size_t j = 0; j < i; ++j) check_apart(list[i], role, list[j], "another of them");
+    } else {
+      check(list[i], role);
+    }
+    check_same_type(list[i], role, other);
+    if (list[i].scalar_type() != list[0].scalar_type()) refuse(ErrorKind::kUsage, role, " mixes types");
+  }
+}
+
+int Call::root(std::optional<int> in_world, std::optional<int> in_group, const char* role,
+               std::optional<int> fallback) const {
+  std::string why;
+  const int found = find_root(*group_, {in_world, in_group, role, fallback}, why);
+  if (found < 0) refuse(ErrorKind::kUsage, why);
+  return found;
+}
+
+void Call::warn_not_member() const {
+  static std::mutex mutex;
+  static std::set<std::string> told;  // guarded by mutex
+  char where[kWhereCapacity];
+  write_where(request_.where, where);
+  const auto line =
+      cat(request_.name, " (called at ", where, "): this rank is no member of the group; nothing was done");
+  const std::lock_guard lock(mutex);
+  if (told.insert(line).second) log(LogLevel::kWarn, line);
+}
+
+void Call::refuse_inside_batch() const {
+  if (batch() == nullptr) return;
+  refuse(ErrorKind::kUsage,
+         "a CoalescingScope collects on this group; only all_reduce, all_gather_into_tensor and "
+         "reduce_scatter_tensor may be called inside it");
+}
+
+Wire Call::wire_for_reduce(at::ScalarType type, const ReduceOp& op) const {
+  const ReduceOp::Kind kind = op.kind();
+  if (kind < 0 || kind > ReduceOp::kPremulSum)
+    refuse(ErrorKind::kUsage, "there is no reduce operation ", static_cast<int>(kind));
+  const bool complex = c10::isComplexType(type);
+  const bool sums = kind == ReduceOp::kSum || kind == ReduceOp::kPremulSum;
+  if (complex && !sums && kind != ReduceOp::kAvg) {
+    refuse(ErrorKind::kUsage, name_of(kind), " is not defined for complex tensors (", c10::toString(type),
+           "); SUM and AVG are");
+  }
+  if (kind == ReduceOp::kAvg && c10::isIntegralType(type, true)) {
+    refuse(ErrorKind::kUsage, "AVG needs a floating type, the tensor is ", c10::toString(type),
+           "; use SUM and divide");
+  }
+  if (is_bitwise(kind) && !c10::isIntegralType(type, true)) {
+    refuse(ErrorKind::kUsage, name_of(kind), " needs an integer type, the tensor is ", c10::toString(type));
+  }
+  if (kind == ReduceOp::kPremulSum) check_factor(type, op);
+  const auto dtype = engine_dtype(c10::toRealValueType(type));
+  const comm::Engine* engine = part().engine();
+  if (!dtype) refuse(ErrorKind::kUnsupported, c10::toString(type), " tensors cannot be reduced, only moved");
+  const auto number = static_cast<lockstep_reduce_op>(sums ? ReduceOp::kSum : kind);
+  if (engine != nullptr && !engine->reduces(*dtype, number)) {
+    refuse(ErrorKind::kUnsupported, "engine ", engine->name(), " does not reduce ", c10::toString(type),
+           " with ", name_of(kind));
+  }
+  return {*dtype, complex ? 2 : 1};
+}
+
+void Call::check_factor(at::ScalarType type, const ReduceOp& op) const {
+  const auto& factor = op.factor();
+  if (!factor.defined())
+    refuse(ErrorKind::kUsage, "PREMUL_SUM has no factor; use ReduceOp::premul_sum(factor)");
+  if (factor.numel() != 1) {
+    refuse(ErrorKind::kUsage, "the factor of PREMUL_SUM has sizes ", factor.sizes(),
+           "; a number or a tensor of one element is needed");
+  }
+  if (!c10::canCast(factor.scalar_type(), type)) {
+    refuse(ErrorKind::kUsage, "the factor of PREMUL_SUM is ", c10::toString(factor.scalar_type()),
+           " and the tensor ", c10::toString(type), ", which cannot hold the product");
+  }
+}
+
+void Call::set_reduce(const ReduceOp& op) {
+  const auto kind = op.kind() == ReduceOp::kPremulSum ? ReduceOp::kSum : op.kind();
+  request_.op.reduce = static_cast<lockstep_reduce_op>(kind);
+}
+
+at::Tensor Call::scaled(const at::Tensor& tensor, const ReduceOp& op) const {
+  if (op.kind() != ReduceOp::kPremulSum) return tensor;
+  const at::NoGradGuard no_grad;
+  auto product = plain_like(tensor);
+  // A factor without dimensions does not widen the product.
+  at::mul_out(product, tensor, op.factor().reshape({}));
+  return product;
+}
+
+Wire Call::wire_for_move(at::ScalarType type) const {
+  const auto dtype = engine_dtype(c10::toRealValueType(type));
+  const comm::Engine* engine = part().engine();
+  if (dtype && (engine == nullptr || engine->moves(*dtype)))
+    return {*dtype, c10::isComplexType(type) ? 2 : 1};
+  return {LOCKSTEP_U8, static_cast<std::int64_t>(c10::elementSize(type))};
+}
+
+void Call::describe(at::TensorList tensors, bool shapes_may_differ) {
+  if (!part().checks_calls() && !at::hasCallbacks()) [[likely]]
+    return;
+  request_.described.insert(request_.described.end(), tensors.begin(), tensors.end());
+  request_.shapes_may_differ = request_.shapes_may_differ || shapes_may_differ;
+}
+
+bool Call::offers(lockstep_op_kind kind) const {
+  const comm::Engine* engine = part().engine();
+  return engine == nullptr || engine->offers(kind);
+}
+
+void Call::check_offered(lockstep_op_kind kind) const {
+  if (!offers(kind)) [[unlikely]]
+    refuse(ErrorKind::kUnsupported, "engine ", part().engine()->name(), " does not offer it");
+}
+
+Work Call::start_in_place(at::Tensor tensor, Wire wire) {
+  check_offered(request_.op.kind);
+  lockstep_op& op = request_.op;
+  op.dtype = wire.dtype;
+  op.count = static_cast<std::uint64_t>(tensor.numel() * wire.units);
+  if (is_plain(tensor)) {
+    op.send = op.recv = tensor.mutable_data_ptr();
+    if (!async_) {
+      const auto event = begin_event();
+      run();
+      return Work(std::move(tensor), request_.ended);
+    }
+    return launch({.buffers = {tensor}, .results = {tensor}});
+  }
+  const auto temporary = plain(tensor);
+  op.send = op.recv = temporary.mutable_data_ptr();
+  return launch({.buffers = {temporary}, .results = {tensor}, .copies = {{tensor, temporary}}});
+}
+
+Work Call::start(const at::Tensor& send, const at::Tensor& recv, std::int64_t count, Wire wire, Held held) {
+  check_offered(request_.op.kind);
+  lockstep_op& op = request_.op;
+  op.dtype = wire.dtype;
+  op.count = static_cast<std::uint64_t>(count * wire.units);
+  if (send.defined()) {
+    op.send = send.const_data_ptr();
+    held.buffers.push_back(send);
+  }
+  if (recv.defined()) {
+    op.recv = recv.mutable_data_ptr();
+    held.buffers.push_back(recv);
+  }
+  return launch(std::move(held));
+}
+
+Work Call::start_all(std::vector<lockstep_op> ops, Held held) {
+  for (const auto& op : ops) check_offered(op.kind);
+  request_.op = ops.front();
+  if (ops.size() == 1) return launch(std::move(held));
+  request_.more.assign(ops.begin() + 1, ops.end());
+  return post(std::move(held));
+}
+
+Work Call::start_barrier() {
+  request_.op.kind = LOCKSTEP_BARRIER;
+  check_offered(LOCKSTEP_BARRIER);
+  return launch({});
+}
+
+Work Call::launch(Held held) {
+  if (async_) return post(std::move(held));
+  const auto event = begin_event();
+  run();
+  try {
+    held.copy_back();
+  } catch (const Error& error) {
+    Failure failure = error.failure();
+    failure.message = prefix() + failure.message;
+    report(failure);
+    raise(std::move(failure));
+  }
+  if (held.results.empty()) return Work(at::Tensor(), request_.ended);
+  if (held.results.size() == 1) return Work(std::move(held.results.front()), request_.ended);
+  return Work(std::make_shared<Work::State>(request_.ended, std::move(held.results)));
+}
+
+}  // namespace lockstep::internal

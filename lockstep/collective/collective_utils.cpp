@@ -1,0 +1,88 @@
+#include "lockstep/collective/collective_utils.h"
+
+#include <ATen/CPUGeneratorImpl.h>
+#include <ATen/core/Tensor.h>
+
+#include <map>
+#include <mutex>
+
+#include "lockstep/base/text.h"
+#include "lockstep/collective/internal/call.h"
+#include "lockstep/debug/detail/rank_list.h"
+#include "lockstep/group/detail/sha1.h"
+
+namespace lockstep {
+namespace internal {
+
+std::pair<int, std::string> thrown_by_function() {
+  Failure failure = current_failure();
+  try {
+    throw;
+  } catch (const Error&) {
+  } catch (...) {
+    failure.kind = ErrorKind::kUsage;  // the caller's function, not our own bug
+  }
+  return {static_cast<int>(failure.kind), failure.message};
+}
+
+namespace {
+
+std::string prefix_of(const ResultCall& call) {
+  char where[kWhereCapacity];
+  write_where(call.where, where);
+  const auto group = resolve(call.group);
+  return cat(call.name, call.stage.empty() ? "" : cat(" \"", call.stage, "\""), " of group \"", group->name(),
+             "\" (rank ", group->rank(), " of ", group->size(), ", called at ", where, "): ");
+}
+
+// A peer sent the number.
+ErrorKind kind_from(int number) {
+  return number >= 0 && number <= static_cast<int>(ErrorKind::kInternal) ? static_cast<ErrorKind>(number)
+                                                                         : ErrorKind::kInternal;
+}
+
+}  // namespace
+
+void ResultCall::raise_thrown(const std::vector<Thrown>& thrown) const {
+  std::string text = prefix_of(*this);
+  for (std::size_t i = 0; i < thrown.size(); ++i)
+    text += cat(i == 0 ? "" : "; ", "rank ", thrown[i].rank, " threw: ", thrown[i].words);
+  raise(kind_from(thrown.front().kind), std::move(text));
+}
+
+int ResultCall::world_rank_of(std::optional<int> in_world, std::optional<int> in_group) const {
+  const auto members = resolve(group);
+  if (!in_world && !in_group) in_group = 0;
+  std::string why;
+  const int found = find_root(*members, {in_world, in_group, "src"}, why);
+  if (found < 0) raise(ErrorKind::kUsage, prefix_of(*this) + why);
+  return members->ranks()[static_cast<std::size_t>(found)];
+}
+
+}  // namespace internal
+
+void check_rng_sync(CheckRngSyncOptions options) {
+  const std::string stage;
+  const internal::ResultCall call{"check_rng_sync", stage, options.group, options.where};
+  const auto states = all_gather_results(
+      [&] {
+        at::Generator generator =
+            options.generator ? *options.generator : at::detail::getDefaultCPUGenerator();
+        const std::lock_guard lock(generator.mutex());
+        const at::Tensor state = generator.get_state().contiguous();
+        return internal::sha1(std::string(static_cast<const char*>(state.const_data_ptr()), state.nbytes()));
+      },
+      {.group = options.group, .timeout = options.timeout, .where = options.where});
+  std::map<std::string, std::vector<int>> ranks_with;
+  for (std::size_t r = 0; r < states.size(); ++r)
+    ranks_with[states[r]].push_back(get_process_group_ranks(options.group)[r]);
+  if (ranks_with.size() <= 1) return;
+  std::string text;
+  for (const auto& [state, ranks] : ranks_with)
+    text +=
+        cat(text.empty() ? "" : "; ", "ranks ", internal::list_ranks(ranks), " have ", state.substr(0, 12));
+  raise(ErrorKind::kUsage, cat(internal::prefix_of(call), "the generators are in different states (SHA-1): ",
+                               text, "; seed them alike, and draw alike on all ranks"));
+}
+
+}  // namespace lockstep

@@ -1,0 +1,167 @@
+// The collectives that reduce, and barrier.
+#include "lockstep/collective/collectives.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/from_blob.h>
+
+#include <algorithm>
+
+#include "lockstep/collective/internal/batch.h"
+#include "lockstep/collective/internal/call.h"
+#include "lockstep/collective/internal/pieces.h"
+#include "lockstep/collective/internal/sparse.h"
+#include "lockstep/collective/internal/whole.h"
+
+namespace lockstep {
+namespace {
+
+using internal::Call;
+using internal::Held;
+using internal::is_plain;
+using internal::plain;
+using internal::real_sizes;
+using internal::Wire;
+
+// Parts of different sizes: one reduction per rank, under one Work.
+Work reduce_scatter_uneven(Call& call, const at::Tensor& output, const std::vector<at::Tensor>& inputs,
+                           Wire wire, bool use_temporary) {
+  const bool reduces = call.offers(LOCKSTEP_REDUCE);
+  const auto own = static_cast<std::size_t>(call.rank());
+  Held held;
+  const auto recv = room_for(output, use_temporary, held);
+  std::vector<lockstep_op> ops;
+  for (std::size_t r = 0; r < inputs.size(); ++r) {
+    // Without REDUCE everyone gets every part, in a temporary.
+    const auto send = reduces || !is_plain(inputs[r]) ? plain(inputs[r]) : inputs[r].clone();
+    lockstep_op op = call.op();
+    op.kind = reduces ? LOCKSTEP_REDUCE : LOCKSTEP_ALL_REDUCE;
+    op.root = static_cast<std::int32_t>(r);
+    op.dtype = wire.dtype;
+    op.count = static_cast<std::uint64_t>(inputs[r].numel() * (inputs[r].is_complex() ? 2 : 1));
+    op.send = send.const_data_ptr();
+    op.recv = r == own ? recv.mutable_data_ptr() : (reduces ? nullptr : send.mutable_data_ptr());
+    held.buffers.push_back(send);
+    ops.push_back(op);
+  }
+  held.buffers.push_back(recv);
+  return call.start_all(std::move(ops), std::move(held));
+}
+
+}  // namespace
+
+Work all_reduce(at::Tensor tensor, AllReduceOptions options) {
+  Call call(OpType::kAllReduce, options);
+  if (!call.takes_part(true)) return {};
+  if (tensor.defined() && tensor.layout() == at::kSparse) [[unlikely]]
+    return internal::all_reduce_sparse(std::move(tensor), options);
+  call.check_output(tensor, "tensor");
+  const auto wire = call.wire_for_reduce(tensor.scalar_type(), options.op);
+  call.describe(tensor);
+  if (auto* batch = call.batch()) [[unlikely]]
+    return batch->add(call, LOCKSTEP_ALL_REDUCE, options.op, {tensor, call.scaled(tensor, options.op)});
+  call.op().kind = LOCKSTEP_ALL_REDUCE;
+  call.set_reduce(options.op);
+  if (options.op == ReduceOp::kPremulSum) [[unlikely]] {
+    const auto send = call.scaled(tensor, options.op);
+    Held held;
+    const auto recv = room_for(tensor, false, held);
+    return call.start(send, recv, tensor.numel(), wire, std::move(held));
+  }
+  return call.start_in_place(std::move(tensor), wire);
+}
+
+Work reduce(at::Tensor tensor, ReduceOptions options) {
+  Call call(OpType::kReduce, options);
+  if (!call.takes_part()) return {};
+  call.check_output(tensor, "tensor");
+  call.describe(tensor);
+  const int dst = call.root(options.dst, options.group_dst, "dst");
+  const auto wire = call.wire_for_reduce(tensor.scalar_type(), options.op);
+  const bool direct = call.offers(LOCKSTEP_REDUCE), wanted = call.rank() == dst;
+  call.op().kind = direct ? LOCKSTEP_REDUCE : LOCKSTEP_ALL_REDUCE;
+  call.op().root = dst;
+  call.set_reduce(options.op);
+  const auto send = plain(call.scaled(tensor, options.op));
+  Held held{.results = {tensor}};
+  at::Tensor recv;
+  if (wanted) {
+    recv = room_for(tensor, false, held);
+  } else if (!direct) {
+    recv = internal::plain_like(tensor);
+  }
+  return call.start(send, recv, tensor.numel(), wire, std::move(held));
+}
+
+Work reduce_scatter(at::Tensor output, std::vector<at::Tensor> inputs, ReduceScatterOptions options) {
+  Call call(OpType::kReduceScatter, options);
+  if (!call.takes_part()) return {};
+  call.check_output(output, "output");
+  call.check_list(inputs, "inputs", output, false);
+  const auto& own = inputs[static_cast<std::size_t>(call.rank())];
+  if (real_sizes(own) != real_sizes(output)) {
+    call.refuse(ErrorKind::kUsage, "output has sizes ", output.sizes(), ", inputs[", call.rank(), "] ",
+                own.sizes(), "; they must be alike");
+  }
+  const bool shares = std::ranges::any_of(
+      inputs, [&](const auto& input) { return internal::may_share_memory(output, input); });
+  call.wire_for_reduce(own.scalar_type(), options.op);  // either may be the complex one
+  const auto wire = call.wire_for_reduce(output.scalar_type(), options.op);
+  call.set_reduce(options.op);
+  call.describe(inputs, !internal::have_one_size(inputs));
+  for (auto& input : inputs) input = call.scaled(input, options.op);
+  if (!internal::have_one_size(inputs)) return reduce_scatter_uneven(call, output, inputs, wire, shares);
+  call.op().kind = LOCKSTEP_REDUCE_SCATTER;
+  Held held;
+  const auto recv = room_for(output, shares, held);
+  return call.start(internal::packed(inputs), recv, output.numel(), wire, std::move(held));
+}
+
+Work reduce_scatter_tensor(at::Tensor output, at::Tensor input, ReduceScatterOptions options) {
+  Call call(OpType::kReduceScatterTensor, options);
+  if (!call.takes_part(true)) return {};
+  call.check(input, "input");
+  call.check_output(output, "output");
+  call.check_same_type(output, "output", input);
+  internal::check_whole(call, input, "input", output, "the output");
+  const bool shares = internal::may_share_memory(output, input);
+  call.wire_for_reduce(input.scalar_type(), options.op);  // either may be the complex one
+  const auto wire = call.wire_for_reduce(output.scalar_type(), options.op);
+  call.describe(input);
+  input = call.scaled(input, options.op);
+  if (auto* batch = call.batch())
+    return batch->add(call, LOCKSTEP_REDUCE_SCATTER, options.op, {output, input});
+  call.op().kind = LOCKSTEP_REDUCE_SCATTER;
+  call.set_reduce(options.op);
+  Held held;
+  const auto recv = room_for(output, shares, held);
+  return call.start(plain(input), recv, output.numel(), wire, std::move(held));
+}
+
+Work barrier(BarrierOptions options) {
+  Call call(OpType::kBarrier, options);
+  if (!call.takes_part()) return {};
+  return call.start_barrier();
+}
+
+at::Tensor empty_shared(at::IntArrayRef sizes, at::ScalarType dtype, EmptySharedOptions options) try {
+  const auto group = internal::resolve(options.group);
+  std::int64_t n_bytes = static_cast<std::int64_t>(c10::elementSize(dtype));
+  for (const auto size : sizes) {
+    if (size < 0 || __builtin_mul_overflow(n_bytes, size, &n_bytes))
+      raise(ErrorKind::kUsage, "no tensor has them");
+  }
+  const auto tensor_options = at::TensorOptions().dtype(dtype);
+  auto memory = n_bytes == 0 ? nullptr : group->allocate(static_cast<std::size_t>(n_bytes));
+  if (!memory) return at::empty(sizes, tensor_options);
+  void* data = memory.get();
+  return at::from_blob(
+      data, sizes, [memory = std::move(memory)](void*) mutable { memory.reset(); }, tensor_options);
+} catch (const Error& error) {
+  Failure failure = error.failure();
+  failure.message = cat("empty_shared of sizes ", sizes, " (called at ", options.where.file_name(), ":",
+                        options.where.line(), "): ", failure.message);
+  raise(std::move(failure));
+}
+
+}  // namespace lockstep

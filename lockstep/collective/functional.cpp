@@ -1,0 +1,242 @@
+#include "lockstep/collective/functional.h"
+
+#include <ATen/core/grad_mode.h>
+#include <ATen/ops/cat.h>
+#include <ATen/ops/empty.h>
+
+#include <algorithm>
+#include <mutex>
+#include <numeric>
+
+#include "lockstep/base/error.h"
+#include "lockstep/base/text.h"
+#include "lockstep/collective/coalescing.h"
+#include "lockstep/collective/differentiable.h"
+#include "lockstep/collective/internal/call.h"
+#include "lockstep/group/groups.h"
+#include "lockstep/group/world.h"
+
+namespace lockstep::functional {
+
+struct AsyncTensor::State {
+  Work work;
+  std::mutex mutex;
+  at::Tensor tensor;                                    // guarded by mutex until ready
+  std::function<at::Tensor(const at::Tensor&)> finish;  // guarded by mutex; empty when done
+};
+
+AsyncTensor::AsyncTensor(at::Tensor tensor, Work work, std::function<at::Tensor(const at::Tensor&)> finish)
+    : state_(new State{
+          .work = std::move(work), .mutex = {}, .tensor = std::move(tensor), .finish = std::move(finish)}) {}
+
+const at::Tensor& AsyncTensor::get() const {
+  static const at::Tensor undefined;
+  if (!state_) return undefined;
+  state_->work.wait();
+  const std::lock_guard lock(state_->mutex);
+  if (state_->finish) {
+    const at::NoGradGuard no_grad;
+    state_->tensor = state_->finish(state_->tensor);
+    state_->finish = nullptr;
+  }
+  return state_->tensor;
+}
+
+at::Tensor AsyncTensor::unfinished() const {
+  if (!state_) return {};
+  const std::lock_guard lock(state_->mutex);
+  return state_->tensor;
+}
+
+bool AsyncTensor::is_completed() const {
+  return !state_ || state_->work.is_completed();
+}
+
+namespace {
+
+template <class... Parts>
+[[noreturn]] void refuse(const char* name, const Options& options, const Parts&... parts) {
+  raise(ErrorKind::kUsage, cat("functional::", name, " (called at ", options.where.file_name(), ":",
+                               options.where.line(), "): ", parts...));
+}
+
+// False, with a warning, for a process that is not in the group.
+bool takes_part(OpType type, const Options& options) {
+  return is_group_member(options.group) || internal::Call(type, options, true).takes_part(true);
+}
+
+// The options of the tensor collective below.
+template <class Below>
+Below started(Below below, const Options& options) {
+  below.group = options.group;
+  below.async_op = true;
+  below.timeout = options.timeout;
+  below.where = options.where;
+  return below;
+}
+
+at::Tensor plain_copy(const at::Tensor& tensor) {
+  const at::NoGradGuard no_grad;
+  return tensor.detach().clone(at::MemoryFormat::Contiguous);
+}
+
+at::Tensor room(const at::Tensor& like, std::vector<std::int64_t> sizes) {
+  return at::empty(sizes, like.options().requires_grad(false).memory_format(at::MemoryFormat::Contiguous));
+}
+
+std::int64_t dim_of(const char* name, const Options& options, const at::Tensor& tensor, std::int64_t dim) {
+  if (!tensor.defined()) refuse(name, options, "self is an undefined tensor");
+  const auto n = std::max<std::int64_t>(tensor.dim(), 1);
+  if (dim < -n || dim >= n)
+    refuse(name, options, "there is no dimension ", dim, " in a tensor of ", tensor.dim());
+  return dim < 0 ? dim + n : dim;
+}
+
+// Parts along `dim` one after the other along dimension 0, and back.
+at::Tensor to_rows(const at::Tensor& tensor, std::int64_t n, std::int64_t dim) {
+  return dim == 0 ? tensor : at::cat(tensor.chunk(n, dim), 0);
+}
+at::Tensor from_rows(const at::Tensor& tensor, std::int64_t n, std::int64_t dim) {
+  return dim == 0 ? tensor : at::cat(tensor.chunk(n, 0), dim);
+}
+
+void check_divides(const char* name, const Options& options, const at::Tensor& self, std::int64_t dim,
+                   int n) {
+  if (self.dim() == 0 || self.size(dim) % n != 0) {
+    refuse(name, options, "dimension ", dim, " of a tensor of sizes ", self.sizes(), " does not divide by ",
+           n, " ranks");
+  }
+}
+
+std::int64_t total(const std::vector<std::int64_t>& parts) {
+  // Negative parts are refused by the operation itself.
+  return std::max<std::int64_t>(0, std::accumulate(parts.begin(), parts.end(), std::int64_t{0}));
+}
+
+// Collects n calls and starts them as one; every result waits for all.
+template <class Call>
+std::vector<AsyncTensor> coalesced(std::size_t n, const Options& options, const Call& call) {
+  if (n == 0) return {};
+  if (!takes_part(OpType::kCoalesced, options)) return std::vector<AsyncTensor>(n);
+  std::vector<at::Tensor> collected;
+  CoalescingScope scope(started(CoalescingOptions{}, options));
+  for (std::size_t i = 0; i < n; ++i) collected.push_back(call(i).unfinished());
+  const Work work = scope.launch();
+  std::vector<AsyncTensor> results;
+  for (auto& tensor : collected) results.emplace_back(std::move(tensor), work);
+  return results;
+}
+
+}  // namespace
+
+AsyncTensor broadcast(const at::Tensor& self, int src, Options options) {
+  if (!takes_part(OpType::kBroadcast, options)) return {};
+  dim_of("broadcast", options, self, 0);
+  auto out = plain_copy(self);
+  auto work = lockstep::broadcast(out, started(BroadcastOptions{.src = src}, options));
+  return {std::move(out), std::move(work)};
+}
+
+AsyncTensor all_reduce(const at::Tensor& self, const ReduceOp& reduce_op, Options options) {
+  if (!takes_part(OpType::kAllReduce, options)) return {};
+  dim_of("all_reduce", options, self, 0);
+  auto out = plain_copy(self);
+  auto work = lockstep::all_reduce(out, started(AllReduceOptions{.op = reduce_op}, options));
+  return {std::move(out), std::move(work)};
+}
+
+AsyncTensor all_gather_tensor(const at::Tensor& self, std::int64_t gather_dim, Options options) {
+  if (!takes_part(OpType::kAllGatherIntoTensor, options)) return {};
+  const auto dim = dim_of("all_gather_tensor", options, self, gather_dim);
+  const int n = get_world_size(options.group);
+  auto sizes = self.dim() == 0 ? std::vector<std::int64_t>{1} : self.sizes().vec();
+  sizes.front() *= n;
+  auto out = room(self, sizes);
+  auto work = lockstep::all_gather_into_tensor(out, self.detach(), started(AllGatherOptions{}, options));
+  if (dim == 0) return {std::move(out), std::move(work)};
+  return {std::move(out), std::move(work),
+          [n, dim](const at::Tensor& rows) { return from_rows(rows, n, dim); }};
+}
+
+AsyncTensor reduce_scatter_tensor(const at::Tensor& self, const ReduceOp& reduce_op, std::int64_t scatter_dim,
+                                  Options options) {
+  if (!takes_part(OpType::kReduceScatterTensor, options)) return {};
+  const auto dim = dim_of("reduce_scatter_tensor", options, self, scatter_dim);
+  const int n = get_world_size(options.group);
+  check_divides("reduce_scatter_tensor", options, self, dim, n);
+  const auto rows = to_rows(self.detach(), n, dim);
+  auto sizes = rows.sizes().vec();
+  sizes.front() /= n;
+  auto out = room(self, sizes);
+  auto work =
+      lockstep::reduce_scatter_tensor(out, rows, started(ReduceScatterOptions{.op = reduce_op}, options));
+  return {std::move(out), std::move(work)};
+}
+
+AsyncTensor all_to_all_single(const at::Tensor& self, const Splits& splits, Options options) {
+  if (!takes_part(OpType::kAllToAllSingle, options)) return {};
+  dim_of("all_to_all_single", options, self, 0);
+  if (self.dim() == 0) refuse("all_to_all_single", options, "self has no dimension to split");
+  auto sizes = self.sizes().vec();
+  if (!splits.output.empty()) sizes.front() = total(splits.output);
+  auto out = room(self, sizes);
+  auto work = lockstep::all_to_all_single(
+      out, self.detach(),
+      started(AllToAllSingleOptions{.output_split_sizes = splits.output, .input_split_sizes = splits.input},
+              options));
+  return {std::move(out), std::move(work)};
+}
+
+std::vector<AsyncTensor> all_reduce_coalesced(const std::vector<at::Tensor>& self, const ReduceOp& reduce_op,
+                                              Options options) {
+  return coalesced(self.size(), options,
+                   [&](std::size_t i) { return all_reduce(self[i], reduce_op, options); });
+}
+
+std::vector<AsyncTensor> all_gather_into_tensor_coalesced(const std::vector<at::Tensor>& self,
+                                                          Options options) {
+  return coalesced(self.size(), options,
+                   [&](std::size_t i) { return all_gather_tensor(self[i], 0, options); });
+}
+
+std::vector<AsyncTensor> reduce_scatter_tensor_coalesced(const std::vector<at::Tensor>& self,
+                                                         const std::vector<std::int64_t>& scatter_dim,
+                                                         const ReduceOp& reduce_op, Options options) {
+  if (self.size() != scatter_dim.size()) {
+    refuse("reduce_scatter_tensor_coalesced", options, self.size(), " tensors and ", scatter_dim.size(),
+           " scatter dimensions; give one for each");
+  }
+  return coalesced(self.size(), options, [&](std::size_t i) {
+    return reduce_scatter_tensor(self[i], reduce_op, scatter_dim[i], options);
+  });
+}
+
+at::Tensor all_gather_tensor_autograd(const at::Tensor& self, std::int64_t gather_dim, Options options) {
+  const auto dim = dim_of("all_gather_tensor_autograd", options, self, gather_dim);
+  const auto parts = differentiable::all_gather(
+      self.dim() == 0 ? self.reshape({1}) : self,
+      {.group = options.group, .timeout = options.timeout, .where = options.where});
+  return at::cat(parts, dim);
+}
+
+at::Tensor reduce_scatter_tensor_autograd(const at::Tensor& self, const ReduceOp& reduce_op,
+                                          std::int64_t scatter_dim, Options options) {
+  const auto dim = dim_of("reduce_scatter_tensor_autograd", options, self, scatter_dim);
+  if (!is_group_member(options.group))
+    refuse("reduce_scatter_tensor_autograd", options, "this process is not a member of the group");
+  const int n = get_world_size(options.group);
+  check_divides("reduce_scatter_tensor_autograd", options, self, dim, n);
+  return differentiable::reduce_scatter(
+      self.chunk(n, dim),
+      {.op = reduce_op, .group = options.group, .timeout = options.timeout, .where = options.where});
+}
+
+at::Tensor all_to_all_single_autograd(const at::Tensor& self, const Splits& splits, Options options) {
+  return differentiable::all_to_all_single(self, {.output_split_sizes = splits.output,
+                                                  .input_split_sizes = splits.input,
+                                                  .group = options.group,
+                                                  .timeout = options.timeout,
+                                                  .where = options.where});
+}
+
+}  // namespace lockstep::functional

@@ -1,0 +1,98 @@
+// Functional collectives: out of place, started at once, waited for on first use; the names are those of
+// torch.distributed._functional_collectives.
+//
+//   auto sum = functional::all_reduce(x);     // returns while the ranks still work
+//   ...                                       // computation that overlaps
+//   auto y = sum.get() * 2;                   // waits here
+//
+// The result is a value class and not an at::Tensor, because a C++ tensor cannot wait by itself: it would need a
+// dispatch key of its own that every operator of libtorch passes through, as Python's async tensor does, and every
+// operator of every program would pay for it. An AsyncTensor converts to at::Tensor where one is expected.
+//
+// These are not recorded by autograd (inputs are read as they are), but for those whose names end in _autograd;
+// differentiable.h has more of them. Inputs are not changed and must not be before the result is ready.
+// Errors of arguments are raised at the call, those of the operation by get(). Else as collectives.h.
+// A process that is not a member of the group: nothing happens but a warning; results are undefined tensors, ready at
+// once. The forms of autograd raise kUsage instead, as differentiable.h does.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <source_location>
+#include <vector>
+
+#include "lockstep/collective/collectives.h"
+#include "lockstep/group/work.h"
+
+namespace lockstep::functional {
+
+// A tensor that is being computed. Copies share it. Thread safety: every method may be called from any thread.
+class AsyncTensor {
+ public:
+  // Undefined, ready.
+  AsyncTensor() = default;
+  // `tensor` is ready when `work` is over; `finish`, when given, then makes the result of it, once.
+  AsyncTensor(at::Tensor tensor, Work work, std::function<at::Tensor(const at::Tensor&)> finish = {});
+
+  // Blocks until the tensor is ready; raises the operation's error.
+  const at::Tensor& get() const;
+  const at::Tensor& wait() const { return get(); }
+  operator at::Tensor() const { return get(); }
+  const at::Tensor* operator->() const { return &get(); }
+  // Never blocks.
+  bool is_completed() const;
+  // The tensor as it is, perhaps not written yet. Never blocks.
+  at::Tensor unfinished() const;
+
+ private:
+  struct State;
+  std::shared_ptr<State> state_;
+};
+
+// The tail: a group (null: the default one), a timeout, the caller's line.
+struct Options {
+  Group group{};
+  std::optional<Milliseconds> timeout{};
+  std::source_location where = std::source_location::current();
+};
+
+AsyncTensor broadcast(const at::Tensor& self, int src, Options options = {});  // src: rank in the world
+AsyncTensor all_reduce(const at::Tensor& self, const ReduceOp& reduce_op = ReduceOp::kSum,
+                       Options options = {});
+// The inputs of all ranks concatenated on `gather_dim`.
+AsyncTensor all_gather_tensor(const at::Tensor& self, std::int64_t gather_dim = 0, Options options = {});
+// This rank's part of the reduction, cut on `scatter_dim`, whose size must divide by the group's.
+AsyncTensor reduce_scatter_tensor(const at::Tensor& self, const ReduceOp& reduce_op = ReduceOp::kSum,
+                                  std::int64_t scatter_dim = 0, Options options = {});
+// Rows (dimension 0) from and for each rank. Empty lists: equal parts.
+struct Splits {
+  std::vector<std::int64_t> output{};
+  std::vector<std::int64_t> input{};
+};
+AsyncTensor all_to_all_single(const at::Tensor& self, const Splits& splits = {}, Options options = {});
+
+// The same for several tensors in one operation (coalescing.h): every result is ready when all are.
+std::vector<AsyncTensor> all_reduce_coalesced(const std::vector<at::Tensor>& self,
+                                              const ReduceOp& reduce_op = ReduceOp::kSum,
+                                              Options options = {});
+std::vector<AsyncTensor> all_gather_into_tensor_coalesced(const std::vector<at::Tensor>& self,
+                                                          Options options = {});
+// One scatter dimension for each tensor.
+std::vector<AsyncTensor> reduce_scatter_tensor_coalesced(const std::vector<at::Tensor>& self,
+                                                         const std::vector<std::int64_t>& scatter_dim,
+                                                         const ReduceOp& reduce_op = ReduceOp::kSum,
+                                                         Options options = {});
+
+// Recorded by autograd; the result has been waited for. Backward: the pairs of differentiable.h.
+at::Tensor all_gather_tensor_autograd(const at::Tensor& self, std::int64_t gather_dim = 0,
+                                      Options options = {});
+at::Tensor reduce_scatter_tensor_autograd(const at::Tensor& self, const ReduceOp& reduce_op = ReduceOp::kSum,
+                                          std::int64_t scatter_dim = 0, Options options = {});
+at::Tensor all_to_all_single_autograd(const at::Tensor& self, const Splits& splits = {},
+                                      Options options = {});
+
+}  // namespace lockstep::functional

@@ -1,0 +1,155 @@
+#include "lockstep/collective/point_to_point.h"
+
+#include "lockstep/collective/internal/call.h"
+#include "lockstep/collective/internal/pieces.h"
+
+namespace lockstep {
+namespace {
+
+using internal::Call;
+using internal::Held;
+
+void check_tag(const Call& call, int tag) {
+  if (tag < 0) call.refuse(ErrorKind::kUsage, "tag is ", tag, "; tags are not negative");
+}
+
+void check_other(const Call& call, int peer, const char* role) {
+  if (peer != call.rank()) return;
+  call.refuse(ErrorKind::kUsage, role,
+              " is this rank itself, for which a blocking call would wait for ever; use ",
+              role[0] == 'd' ? "isend" : "irecv");
+}
+
+// The peer, after every check of a send.
+int check_send(Call& call, const at::Tensor& tensor, const SendOptions& options) {
+  call.check(tensor, "tensor");
+  call.describe(tensor);
+  check_tag(call, options.tag);
+  return call.root(options.dst, options.group_dst, "dst");
+}
+
+// The peer or -1 for any, after every check of a receive.
+int check_recv(Call& call, const at::Tensor& tensor, const RecvOptions& options) {
+  call.check_output(tensor, "tensor");
+  call.describe(tensor);
+  check_tag(call, options.tag);
+  const bool any = !options.src && !options.group_src;
+  return any ? -1 : call.root(options.src, options.group_src, "src");
+}
+
+Work start_send(Call& call, const at::Tensor& tensor, int peer, int tag) {
+  const auto wire = call.wire_for_move(tensor.scalar_type());
+  call.op().kind = LOCKSTEP_SEND;
+  call.op().root = peer;
+  call.op().tag = tag;
+  return call.start(internal::plain(tensor), {}, tensor.numel(), wire, {.results = {tensor}});
+}
+
+Work start_recv(Call& call, const at::Tensor& tensor, int peer, int tag) {
+  const auto wire = call.wire_for_move(tensor.scalar_type());
+  call.op().kind = LOCKSTEP_RECV;
+  call.op().root = peer;
+  call.op().tag = tag;
+  Held held;
+  const auto recv = room_for(tensor, false, held);
+  return call.start({}, recv, tensor.numel(), wire, std::move(held));
+}
+
+OpType recv_type(const RecvOptions& options) {
+  return options.src || options.group_src ? OpType::kRecv : OpType::kRecvAnySource;
+}
+
+SendOptions send_options(const P2POp& op, const BatchOptions& options) {
+  return {.dst = op.peer,
+          .group_dst = op.group_peer,
+          .tag = op.tag,
+          .group = op.group,
+          .timeout = options.timeout,
+          .where = options.where};
+}
+
+RecvOptions recv_options(const P2POp& op, const BatchOptions& options) {
+  return {.src = op.peer,
+          .group_src = op.group_peer,
+          .tag = op.tag,
+          .group = op.group,
+          .timeout = options.timeout,
+          .where = options.where};
+}
+
+// Everything that could be wrong with one of a batch, before any is started. False: not a member.
+bool check_batched(const P2POp& op, const BatchOptions& options) {
+  if (op.op == P2PKind::kIsend) {
+    const auto one = send_options(op, options);
+    Call call(OpType::kSend, one, true);
+    if (!call.takes_part()) return false;
+    check_send(call, op.tensor, one);
+    return true;
+  }
+  const auto one = recv_options(op, options);
+  Call call(OpType::kRecv, one, true);
+  if (op.op != P2PKind::kIrecv) {
+    call.refuse(ErrorKind::kUsage, "a P2POp has the op ", static_cast<int>(op.op),
+                "; only kIsend and kIrecv exist");
+  }
+  if (!call.takes_part()) return false;
+  if (!op.peer && !op.group_peer) call.refuse(ErrorKind::kUsage, "a P2POp has neither peer nor group_peer");
+  check_recv(call, op.tensor, one);
+  return true;
+}
+
+}  // namespace
+
+void send(at::Tensor tensor, SendOptions options) {
+  Call call(OpType::kSend, options, false);
+  if (!call.takes_part()) return;
+  const int peer = check_send(call, tensor, options);
+  check_other(call, peer, "dst");
+  start_send(call, tensor, peer, options.tag);
+}
+
+Work isend(at::Tensor tensor, SendOptions options) {
+  Call call(OpType::kSend, options, true);
+  if (!call.takes_part()) return {};
+  return start_send(call, tensor, check_send(call, tensor, options), options.tag);
+}
+
+int recv(at::Tensor tensor, RecvOptions options) {
+  Call call(recv_type(options), options, false);
+  if (!call.takes_part()) return -1;
+  const int peer = check_recv(call, tensor, options);
+  check_other(call, peer, "src");
+  return start_recv(call, tensor, peer, options.tag).source_rank();
+}
+
+Work irecv(at::Tensor tensor, RecvOptions options) {
+  Call call(recv_type(options), options, true);
+  if (!call.takes_part()) return {};
+  return start_recv(call, tensor, check_recv(call, tensor, options), options.tag);
+}
+
+std::vector<Work> batch_isend_irecv(std::vector<P2POp> ops, BatchOptions options) {
+  const Group group = ops.empty() ? nullptr : ops.front().group;
+  for (const auto& op : ops) {
+    if (op.group == group) continue;
+    raise(ErrorKind::kUsage,
+          cat("batch_isend_irecv (called at ", options.where.file_name(), ":", options.where.line(),
+              "): the messages name different groups; all must be of one"));
+  }
+  if (ops.empty()) {
+    raise(ErrorKind::kUsage,
+          cat("batch_isend_irecv (called at ", options.where.file_name(), ":", options.where.line(),
+              "): the list is empty; at least one message is needed"));
+  }
+  for (const auto& op : ops) {
+    if (!check_batched(op, options)) return {};
+  }
+  std::vector<Work> works;
+  for (const auto& op : ops) {
+    works.push_back(op.op == P2PKind::kIsend ? isend(op.tensor, send_options(op, options))
+                                             : irecv(op.tensor, recv_options(op, options)));
+  }
+  return works;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,113 @@
+#include "lockstep/debug/detail/checker.h"
+
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "lockstep/base/bytes.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/stack_trace.h"
+#include "lockstep/base/text.h"
+
+namespace lockstep::internal {
+namespace {
+
+using Field = std::pair<const char*, std::string Fingerprint::*>;
+constexpr std::array<Field, 6> kFields{{{"operation", &Fingerprint::operation},
+                                        {"sequence number", &Fingerprint::sequence},
+                                        {"number of tensors", &Fingerprint::n_tensors},
+                                        {"dtypes", &Fingerprint::dtypes},
+                                        {"device types", &Fingerprint::devices},
+                                        {"shapes", &Fingerprint::shapes}}};
+
+std::string encode_all(const std::vector<std::string>& words) {
+  ByteWriter writer;
+  for (const auto& word : words) writer.sized(word);
+  return to_text(writer.view());
+}
+
+std::vector<std::string> decode_all(const std::string& text) {
+  ByteReader reader({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});
+  std::vector<std::string> words;
+  while (const auto word = reader.sized()) words.push_back(to_text(*word));
+  return words;
+}
+
+// What rank 0 tells everyone: nothing when all are in step, else what each runs.
+std::string judge(const std::vector<std::string>& words) {
+  const auto first = Fingerprint::decode(words.front());
+  const bool in_step = std::ranges::all_of(
+      words, [&](const auto& word) { return first.differences(Fingerprint::decode(word)).empty(); });
+  return in_step ? "" : encode_all(words);
+}
+
+}  // namespace
+
+std::string Fingerprint::text() const {
+  return cat(operation, ", sequence number ", sequence, ", ", n_tensors, " tensor(s)",
+             dtypes.empty() ? "" : ", dtypes " + dtypes, devices.empty() ? "" : ", device types " + devices,
+             shapes.empty() ? "" : ", shapes " + shapes);
+}
+
+std::string Fingerprint::encode() const {
+  std::vector<std::string> fields;
+  for (const auto& [name, field] : kFields) fields.push_back(this->*field);
+  return encode_all(fields);
+}
+
+Fingerprint Fingerprint::decode(const std::string& text) {
+  auto fields = decode_all(text);
+  fields.resize(kFields.size());
+  Fingerprint print;
+  for (std::size_t i = 0; i < kFields.size(); ++i) print.*kFields[i].second = std::move(fields[i]);
+  return print;
+}
+
+std::string Fingerprint::differences(const Fingerprint& other) const {
+  std::string found;
+  for (const auto& [name, field] : kFields) {
+    const bool skipped = field == &Fingerprint::shapes && ((this->*field).empty() || (other.*field).empty());
+    if (skipped || this->*field == other.*field) continue;
+    found += cat(found.empty() ? "" : "; ", name, ": ", this->*field, " vs ", other.*field);
+  }
+  return found;
+}
+
+Checker::Checker(Store& store, int rank, std::vector<int> ranks)
+    : rank_(rank), ranks_(std::move(ranks)), meeting_(store, rank, ranks_) {}
+
+void Checker::check(const std::string& who, const Fingerprint& mine, Milliseconds timeout,
+                    const std::function<void()>& still_worth_it) {
+  const std::lock_guard lock(mutex_);
+  std::string told;
+  try {
+    told = meeting_.meet(number_++, mine.encode(),
+                         {.timeout = timeout,
+                          .patience = timeout * 2,
+                          .name_all = true,
+                          .who = cat(who, ", running ", mine.text()),
+                          .still_worth_it = still_worth_it},
+                         judge);
+  } catch (const Error& error) {
+    Failure failure = error.failure();
+    failure.message += stack_trace_if_asked();
+    raise(std::move(failure));
+  }
+  const auto words = decode_all(told);
+  for (std::size_t i = 0; i < words.size() && i < ranks_.size(); ++i) {
+    const auto other = Fingerprint::decode(words[i]);
+    const auto differences = mine.differences(other);
+    if (differences.empty()) continue;
+    raise(ErrorKind::kUsage,
+          cat(who, ": ranks are out of step: rank ", ranks_[static_cast<std::size_t>(rank_)], " runs (",
+              mine.text(), "), but rank ", ranks_[i], " runs (", other.text(), "). They differ in ",
+              differences, stack_trace_if_asked()),
+          ErrorFamily::kBackend);
+  }
+  // In step with everyone, but others are not among themselves: shapes that only some compare.
+  if (!words.empty())
+    raise(ErrorKind::kUsage, cat(who, ": other ranks are out of step with each other"),
+          ErrorFamily::kBackend);
+}
+
+}  // namespace lockstep::internal

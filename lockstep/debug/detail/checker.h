@@ -1,0 +1,45 @@
+// Compares what the ranks of a group are about to run. For group/.
+#pragma once
+
+#include <functional>
+#include <memory>
+#include <mutex>
+#include <string>
+
+#include "lockstep/debug/detail/meeting.h"
+
+namespace lockstep::internal {
+
+// One collective on one rank, as text: equal on all ranks when they are in step. An empty shape is not compared.
+struct Fingerprint {
+  std::string operation{}, sequence{}, n_tensors{}, dtypes{}, devices{}, shapes{};
+
+  // "all_reduce, sequence number 3, 1 tensor(s), dtypes float, device types cpu, shapes [2, 3]"
+  std::string text() const;
+  std::string encode() const;
+  static Fingerprint decode(const std::string& text);
+  // "" when in step; else the aspects that differ, "sequence number: 3 vs 4".
+  std::string differences(const Fingerprint& other) const;
+};
+
+// Thread safety: every method may be called from any thread; all ranks must call in the same order.
+class Checker {
+ public:
+  // `store`: the wrapper's own part. `ranks` of the world.
+  Checker(Store& store, int rank, std::vector<int> ranks);
+
+  // Meets the other ranks. Raises kTimeout naming the missing ranks and carrying the fingerprint, kUsage with both
+  // fingerprints when another rank runs something else; on every rank that came. `who` begins the message.
+  // `still_worth_it` as in Meeting.
+  void check(const std::string& who, const Fingerprint& mine, Milliseconds timeout,
+             const std::function<void()>& still_worth_it);
+
+ private:
+  const int rank_;
+  const std::vector<int> ranks_;
+  std::mutex mutex_;
+  Meeting meeting_;           // guarded by mutex_
+  std::uint64_t number_ = 0;  // guarded by mutex_; of the next meeting
+};
+
+}  // namespace lockstep::internal

@@ -1,0 +1,165 @@
+// What the collectives need of a group, whoever implements it: start an operation, hand out memory, close.
+// For collective/.
+#pragma once
+
+#include <ATen/core/Tensor.h>
+
+#include <bitset>
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <optional>
+#include <source_location>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "lockstep/engine/engine.h"
+#include "lockstep/group/detail/join.h"
+#include "lockstep/group/process_group.h"
+#include "lockstep/group/work.h"
+
+namespace at {
+struct RecordFunction;
+}
+
+namespace lockstep::internal {
+
+// An operation as its caller described it. The ops lack only the deadline, the caller's line and who to call when they
+// are over.
+struct Request {
+  const char* name;  // "all_reduce"; static
+  std::source_location where;
+  std::optional<Milliseconds> timeout;  // unset: the group's
+  std::optional<Deadline> deadline{};  // of the whole call, when this is a part of it; instead of the timeout
+  lockstep_op op{};
+  std::vector<lockstep_op> more{};  // further ops under the same Work, after `op`; post only
+  // `type` is the caller's; run() and post() fill in the rest.
+  Work::Ended ended{};
+  // For the debug wrapper and the profiler, filled only when the group checks_calls() or somebody looks: the caller's
+  // tensors, and whether their shapes may differ between ranks (coalesced, all_to_all, uneven all_gather and
+  // reduce_scatter).
+  std::vector<at::Tensor> described{};
+  bool shapes_may_differ = false;
+};
+
+// The tensors of an operation, kept alive until it is over.
+struct Held {
+  std::vector<at::Tensor> buffers{};  // what the engine reads and writes
+  std::vector<at::Tensor> results{};  // what Work::result() gives
+  // Temporaries to copy into the caller's tensors once, when the operation ended well: (to, from), in this order.
+  std::vector<std::pair<at::Tensor, at::Tensor>> copies{};
+  // What else to do then, before the copies; may be null.
+  std::function<void()> finish{};
+  // Results that share memory, each with what it must hold after the copies; kUsage when two differ and one was lost.
+  std::vector<std::pair<at::Tensor, at::Tensor>> shared{};
+  // The profiler's event, ended with the operation; null when nobody looks.
+  std::shared_ptr<at::RecordFunction> event{};
+
+  // Runs finish and the copies, unseen by autograd. Raises when `shared` results were lost.
+  void copy_back();
+};
+
+// Bytes of one element.
+inline std::size_t width_of(lockstep_dtype dtype) {
+  constexpr std::size_t kWidths[LOCKSTEP_DTYPES] = {1, 1, 2, 4, 8, 2, 2, 4, 8, 1};
+  return kWidths[dtype];
+}
+
+class GroupBase : public ProcessGroup {
+ public:
+  explicit GroupBase(GroupPlace place);
+
+  int rank() const final { return place_.rank; }
+  int size() const final { return is_member() ? static_cast<int>(place_.members.ranks().size()) : -1; }
+  const std::vector<int>& ranks() const final { return place_.members.ranks(); }
+  const std::string& name() const final { return place_.name; }
+  std::string desc() const final;
+  void set_desc(std::string desc) final;
+  Milliseconds timeout() const final { return place_.shared->timeout; }
+  void set_timeout(Milliseconds timeout) final;
+  std::shared_ptr<Store> store() const final { return place_.store; }
+  std::uint64_t sequence_number() const final { return place_.shared->sequence; }
+  void enable_collectives_timing() final { place_.shared->timing = true; }
+  bool collectives_timing() const final { return place_.shared->timing; }
+  void register_on_completion_hook(CompletionHook hook) final;
+  std::string backend_config() const override;
+
+  // Closes, for ever: was_left() is true from then on.
+  void leave(const std::string& cause) {
+    shared().left = true;
+    close(cause);
+  }
+  bool was_left() const { return shared().left; }
+  // False for the handle of a group that this rank is no member of: operations on it warn and do nothing.
+  bool is_member() const { return place_.rank >= 0; }
+  // Rank here of a rank of the world; -1 when it is no member. Cheap.
+  int group_rank_of(int world_rank) const noexcept { return place_.members.index_of(world_rank); }
+  // The part of the group that works on tensors of this device type; null when it has no back end for it. `this` for
+  // a group of one back end. Lives as long as the group.
+  virtual GroupBase* for_device(c10::DeviceType type) noexcept {
+    return devices_.test(static_cast<std::size_t>(type)) ? this : nullptr;
+  }
+
+  // Gives the request its number. Collectives are counted alike on all ranks, since all call the same; messages, which
+  // only two ranks know of, by themselves. The engine compares the numbers of collectives.
+  void number(Request& request) {
+    const bool message = request.op.kind == LOCKSTEP_SEND || request.op.kind == LOCKSTEP_RECV;
+    auto& counter = message ? shared().n_messages : shared().sequence;
+    request.ended.sequence_number = counter.fetch_add(1, std::memory_order_relaxed) + 1;
+    if (message) return;
+    request.op.tag = static_cast<std::int32_t>(request.ended.sequence_number & 0x7FFFFFFF);
+    for (auto& op : request.more) op.tag = request.op.tag;
+  }
+  // A collective was refused before it got a number. It takes one all the same: ranks that all refuse it stay in step,
+  // and when one does so alone, the number of its next one tells all of them.
+  void refused(const Request& request);
+  // The next collective's line with what was refused before it, for the messages of all ranks. `where` has kWhereCapacity.
+  void add_refusal(char* where) const;
+
+  // How often a breakpoint() of this line was reached in this group, this time included.
+  int count_hit(const std::string& where) {
+    const std::lock_guard lock(shared().mutex);
+    return ++shared().hits[where];
+  }
+  // The number of the next monitored barrier.
+  std::uint64_t next_meeting() { return place_.shared->meetings++; }
+
+  // True when every collective is compared between ranks before it runs: its Request must be described.
+  virtual bool checks_calls() const { return false; }
+
+  // Runs request.op to its end on this thread, fills in request.ended and returns its number; raises its error.
+  virtual std::uint64_t run(Request& request) = 0;
+  // Starts all of the request's ops; the Work holds the tensors. Raises when the group is broken or closed.
+  virtual Work post(Request& request, Held held) = 0;
+  // Null in a group of one, which does every operation.
+  virtual const comm::Engine* engine() const = 0;
+  // The group's communicator over that engine; null when it has none or is closed.
+  virtual std::shared_ptr<comm::Communicator> communicator(const comm::Engine& engine) const = 0;
+  // Memory the engine reduces in place; null when the engine has none.
+  virtual std::shared_ptr<void> allocate(std::size_t n_bytes) = 0;
+  // Leaves, once: settles operations in flight, then tells the others. An empty cause is an orderly leave.
+  virtual void close(const std::string& cause) = 0;
+
+ protected:
+  const GroupPlace& place() const { return place_; }
+  GroupShared& shared() const { return *place_.shared; }
+
+ private:
+  const GroupPlace place_;
+  std::bitset<c10::COMPILE_TIME_MAX_DEVICE_TYPES> devices_;  // constant after construction
+};
+
+// `group`, or the default group when null; raises kUsage when there is none or it is not one of ours.
+std::shared_ptr<GroupBase> resolve(const Group& group);
+// As resolve, for questions: raises kUsage, too, for a group that was left. `what` is the caller's call.
+std::shared_ptr<GroupBase> still_there(const Group& group, const char* what);
+// Every group of this rank's world waits at least this long from now on.
+void raise_world_timeouts(Milliseconds timeout);
+// When the operation must be over.
+Deadline deadline_of(const Request& request, const GroupBase& group);
+
+// kUsage: `what` was called on a group that was left.
+[[noreturn]] void raise_closed(const char* what, const std::string& group);
+
+}  // namespace lockstep::internal

@@ -1,0 +1,107 @@
+// Making and closing groups, for the world above them. For collective/, through group_base.h.
+#pragma once
+
+#include <atomic>
+#include <functional>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <source_location>
+#include <string>
+#include <vector>
+
+#include "lockstep/engine/engine.h"
+#include "lockstep/group/detail/store_host.h"
+#include "lockstep/group/process_group.h"
+#include "lockstep/store/store.h"
+
+namespace lockstep::internal {
+
+// Who is in a group. A value; the default is a non-member's handle.
+class Members {
+ public:
+  Members() = default;
+  // Ranks of the world, ascending, each once.
+  explicit Members(std::vector<int> ranks);
+
+  const std::vector<int>& ranks() const { return ranks_; }
+  // Rank in the group of a rank of the world; -1 when it is no member. Cheap: called for every src and dst.
+  int index_of(int world_rank) const noexcept;
+
+ private:
+  std::vector<int> ranks_;
+  bool identity_ = true;  // ranks_ are 0, 1, 2, ...
+};
+
+// What all parts of one group share: one per device, and the debug wrapper around them.
+struct GroupShared {
+  explicit GroupShared(Milliseconds timeout_ms, std::string description)
+      : timeout(timeout_ms), desc(std::move(description)) {}
+
+  // Calls the hook, when there is one. Never throws.
+  void completed(const WorkInfo& info) noexcept;
+
+  std::atomic<Milliseconds> timeout;
+  std::atomic<std::uint64_t> sequence{0};    // of the last collective, refused ones included
+  std::atomic<std::uint64_t> n_messages{0};  // of the last send or receive
+  std::atomic<bool> has_refusal{false};      // refusal is set and was not told yet
+  std::atomic<std::uint64_t> meetings{0};    // monitored barriers started
+  std::atomic<bool> timing{false};
+  std::atomic<bool> left{false};      // destroyed or aborted: nobody may ask about it any more
+  std::atomic<bool> has_hook{false};  // hook is set, and never changes again
+  CompletionHook hook;
+  std::mutex mutex;
+  std::string desc;                 // guarded by mutex
+  std::string refusal;              // guarded by mutex; "gather at train.cpp:42"
+  std::map<std::string, int> hits;  // guarded by mutex; of breakpoint(), by the caller's line
+};
+
+// What is known of a group before it is joined.
+struct GroupPlace {
+  std::string name;
+  int rank;
+  Members members;
+  std::shared_ptr<Store> store;  // the group's own part; may be null for a group of one
+  std::shared_ptr<GroupShared> shared;
+  std::vector<std::string> devices;  // the device types that this part of the group serves: "cpu"
+};
+
+// A group of one: nothing to send.
+Group make_solo_group(GroupPlace place);
+
+// How to join a group over an engine.
+struct JoinOptions {
+  GroupPlace place;
+  const comm::Engine* engine;
+  StoreHost::Stores stores;
+  std::shared_ptr<Store> engine_store;  // the engine's part of the group's store, for registered back ends
+  std::string
+      failed_key;  // in the group's store: a rank that cannot join writes it, and the others stop waiting
+  std::vector<int> launch_ranks;  // what the launcher calls the members
+  Deadline deadline;              // of the joining
+  Group parent;                   // the default group, for an engine that can build on it; null: none
+  std::string key;                // of the group among those ever built on the parent
+  std::function<void()>
+      compare_members;  // in the store, where the engine does not; raises kUsage. Null: nothing to compare
+};
+// Collective: blocks until all ranks have joined or the timeout passes.
+Group make_engine_group(JoinOptions options);
+
+// One group of several parts, each for other device types; place.devices are all of them.
+Group make_multi_group(GroupPlace place, std::vector<Group> parts);
+
+// Compares every collective between the ranks before `inner` runs it (internal/checker.h).
+class Checker;
+Group make_checked_group(GroupPlace place, const Group& inner, std::shared_ptr<Checker> checker);
+
+// Leaves, once: settles operations in flight, then tells the others. An empty cause is an orderly leave.
+void close_group(ProcessGroup& group, const std::string& cause);
+
+// The timeout of a part of a call that must be over by then: at least a millisecond, zero for never.
+Milliseconds time_left(Deadline deadline);
+
+// "train.cpp:42", cut at the front when the path is long. Fits kWhereCapacity with its end.
+inline constexpr std::size_t kWhereCapacity = 256;
+void write_where(const std::source_location& where, char* out);
+
+}  // namespace lockstep::internal

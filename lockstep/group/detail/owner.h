@@ -1,0 +1,70 @@
+// The part of a group that its operations in flight keep alive after the caller's handle is gone: who it is, and the list
+// of operations that are not over.
+//
+// Ownership: the group and every unfinished Work hold the Owner; the Owner holds unfinished operations (a dropped Work
+// must keep its buffers), which is a cycle only until they end or close() is called.
+// Thread safety: every method may be called from any thread. Lock order: an operation's mutex, then the Owner's.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <list>
+#include <memory>
+#include <mutex>
+#include <source_location>
+#include <string>
+#include <string_view>
+
+#include "lockstep/engine/engine.h"
+#include "lockstep/group/detail/join.h"
+#include "lockstep/group/work.h"
+
+namespace lockstep::internal {
+
+class Owner {
+ public:
+  virtual ~Owner() = default;
+  virtual const GroupPlace& place() const = 0;
+  // The engine calls lockstep_op.done.
+  virtual bool calls_back() const = 0;
+  // A failed status as a value. `words` may be empty.
+  virtual Failure failure(lockstep_status status, std::string_view words) const = 0;
+
+  int rank() const { return place().rank; }
+  int size() const { return static_cast<int>(place().members.ranks().size()); }
+  const std::string& name() const { return place().name; }
+  GroupShared& shared() const { return *place().shared; }
+  // -1 stays -1.
+  int world_rank(int group_rank) const {
+    return group_rank < 0 ? -1 : place().members.ranks()[static_cast<std::size_t>(group_rank)];
+  }
+  // "all_reduce #7 of group "0" (rank 1 of 4, called at train.cpp:42)".
+  std::string describe(const char* name, std::uint64_t sequence, const std::source_location& where) const;
+
+  // Keeps an operation until forget(); called when it starts and when it is over.
+  void keep(std::shared_ptr<Work::State> state);
+  void forget(const Work::State* state) noexcept;
+  // Lets go of dropped operations that have ended meanwhile. Cheap when there are none.
+  void reap();
+
+  bool closed() const { return closed_.load(std::memory_order_relaxed); }
+  // Settles operations in flight, or aborts them, and leaves; once.
+  void close(const std::string& cause);
+  // `state` was started while another thread closed the group: nobody else will let go of it.
+  void settle_late(Work::State& state);
+
+ protected:
+  virtual void abort(const std::string& reason) = 0;
+  virtual void leave(const std::string& cause) = 0;
+
+ private:
+  using States = std::list<std::shared_ptr<Work::State>>;
+
+  std::atomic<bool> closed_{false};
+  std::atomic<int> n_unfinished_{0};
+  std::mutex mutex_;
+  States collectives_;  // guarded by mutex_; in the order started, in which they end
+  States messages_;     // guarded by mutex_; sends and receives end in any order
+};
+
+}  // namespace lockstep::internal
