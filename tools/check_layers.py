@@ -4,6 +4,10 @@
 The order of the folders and the torch line are read from the top CMakeLists.txt, a folder's arrows from the DEPENDS of
 its lockstep_library, lockstep_test and lockstep_program calls. There is no second table to keep in step.
 
+Where a header lies says who may include it: beside its source everyone (installed), in detail/ other folders and public
+templates (installed, no promise), in internal/ its own folder (not installed). So what is installed is listed under HEADERS,
+includes nothing of internal/, and runs no code before main.
+
   check_layers.py            prints each violation; exit code 1 when there is one
   check_layers.py --write    also redraws the diagram
   check_layers.py --root DIR checks another tree (the tests do)
@@ -25,6 +29,8 @@ APART = ("lockstep/ddp/ddp_script.h",)
 SUFFIXES = {".h", ".hpp", ".c", ".cpp", ".cc", ".cu", ".cuh"}
 HEADER_SUFFIXES = {".h", ".hpp", ".cuh"}
 BEGIN, END = "<!-- layers: begin -->", "<!-- layers: end -->"
+# At namespace scope: `inline const bool registered = register_it();` runs in every program that includes it.
+INITIALISER = re.compile(r"^(?:inline|static)\s+(?!constexpr\b)[\w:<>,*& ]+?\s\w+\s*(?:=\s*(?!\[)[\w:]+(?:<.*>)?\(|\{[^}]*\w\()")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
 KEYWORDS = {"SOURCES", "HEADERS", "DEPENDS", "LINK", "LINK_PUBLIC", "BAND", "TIMEOUT", "PROPERTIES", "INSTALL"}
 
@@ -195,6 +201,40 @@ class Tree:
         if match and match.group(1) != own:
             self.complain(place, f'"{name}": internal/ is private to lockstep/{match.group(1)}')
 
+    # ---- headers
+
+    def is_for_tests(self, path, library):
+        """What no installed header and no source of the library needs: *_testing.h, contract suites and their like."""
+        relative = str(path.relative_to(self.root))
+        listed = {str(library.folder / name) for name in library.sources()}
+        return not any(name == relative for source in listed if (self.root / source).exists()
+                       for _, name in self.includes(self.root / source))
+
+    def check_header(self, path, library):
+        place = path.relative_to(self.root)
+        name = str(place.relative_to(library.folder))
+        private = "internal" in place.parts
+        installed = name in library.arguments.get("HEADERS", [])
+        if private and installed:
+            self.complain(place, "internal/ is not installed: list it under SOURCES")
+        if not private and not installed and not self.is_for_tests(path, library):
+            self.complain(place, "is not installed (HEADERS): move it to internal/, or list it")
+        if not installed:
+            return
+        for line, included in self.includes(path):
+            if re.match(r"lockstep/.*\binternal/", included):
+                self.complain(line, f'"{included}": an installed header includes nothing of internal/; use detail/')
+        for number, line in enumerate(path.read_text(errors="replace").splitlines(), 1):
+            if INITIALISER.match(line):
+                self.complain(f"{place}:{number}", "an installed header runs no code before main")
+
+    def check_headers(self):
+        for library in self.libraries.values():
+            folder = self.root / library.folder
+            for path in sorted(folder.rglob("*") if library.name != "lockstep" else folder.glob("*")):
+                if path.suffix in HEADER_SUFFIXES and library.folder.parts[0] == "lockstep":
+                    self.check_header(path, library)
+
     def check_plugin(self, path):
         for place, name in self.includes(path):
             if name.startswith("lockstep/") and name != ABI_HEADER or ".." in Path(name).parts:
@@ -229,6 +269,7 @@ class Tree:
         for path in self.files("examples"):
             self.check_example(path)
         self.check_abi_header()
+        self.check_headers()
 
     # ---- the diagram
 

@@ -105,6 +105,34 @@ class CheckLayers(unittest.TestCase):
     def test_another_folders_internal_header(self):
         self.expect("lockstep/group/group.cpp", '#include "lockstep/store/internal/table.h"', "internal/ is private")
 
+    def texts(self, files):
+        return [str(v) for v in self.tree(files=files).violations]
+
+    def test_an_installed_header_that_includes_an_internal_one(self):
+        self.expect("lockstep/store/store.h", '#include "lockstep/store/internal/table.h"', "nothing of internal/")
+
+    def test_an_internal_header_that_is_installed(self):
+        text = "lockstep_library(store SOURCES store.cpp HEADERS store.h internal/table.h DEPENDS base)"
+        found = self.texts({"lockstep/store/CMakeLists.txt": text})
+        self.assertIn("lockstep/store/internal/table.h: internal/ is not installed: list it under SOURCES", found)
+
+    def test_a_header_beside_its_source_that_is_not_installed(self):
+        found = self.texts({"lockstep/store/table.h": "", "lockstep/store/store.cpp": '#include "lockstep/store/table.h"'})
+        self.assertEqual(found, ["lockstep/store/table.h: is not installed (HEADERS): move it to internal/, or list it"])
+
+    def test_a_header_for_tests_need_not_be_installed(self):
+        self.assertEqual(self.texts({
+            "lockstep/store/store_testing.h": "",
+            "lockstep/store/store_test.cpp": '#include "lockstep/store/store_testing.h"'}), [])
+
+    def test_an_installed_header_that_runs_code_before_main(self):
+        for line in ("inline const bool registered = register_it(make);", "static std::string name = make_name();"):
+            self.expect("lockstep/base/base.h", line, "runs no code before main")
+        for line in ("inline constexpr int kSize = size_of();", "inline int size() { return count(); }",
+                     "inline constexpr int kSizes[] = {1, 2};", "static int count(int n);",
+                     "inline std::string name(int n = size()) {"):
+            self.assertEqual(self.texts({"lockstep/base/base.h": line}), [], line)
+
     def test_fmt_in_a_header(self):
         self.expect("lockstep/base/base.h", "#include <fmt/format.h>", "no fmt or spdlog in a header")
 
