@@ -23,6 +23,7 @@ TORCH_LINE = "libtorch begins above this line"
 TORCH_PREFIXES = ("torch/", "ATen/", "c10/", "caffe2/")
 FORMAT_PREFIXES = ("fmt/", "spdlog/")
 ABI_HEADER = "lockstep/engine/engine_abi.h"
+PLUGIN_HEADER = "lockstep/engine/plugin.h"  # what a C++ plug-in may include as well
 UMBRELLA = "lockstep/lockstep.h"
 # Public headers that the umbrella leaves out because they are slow to compile.
 APART = ("lockstep/ddp/ddp_script.h",)
@@ -237,8 +238,8 @@ class Tree:
 
     def check_plugin(self, path):
         for place, name in self.includes(path):
-            if name.startswith("lockstep/") and name != ABI_HEADER or ".." in Path(name).parts:
-                self.complain(place, f'"{name}": a plug-in includes nothing of lockstep but {ABI_HEADER}')
+            if name.startswith("lockstep/") and name not in (ABI_HEADER, PLUGIN_HEADER) or ".." in Path(name).parts:
+                self.complain(place, f'"{name}": a plug-in includes nothing of lockstep but {ABI_HEADER} and {PLUGIN_HEADER}')
             if name.startswith(TORCH_PREFIXES):
                 self.complain(place, f"<{name}>: a plug-in knows pointers and bytes, not tensors")
 
@@ -254,6 +255,10 @@ class Tree:
         for place, name in self.includes(path) if path.exists() else ():
             if name not in ("stddef.h", "stdint.h"):
                 self.complain(place, f"<{name}>: the engine ABI needs <stddef.h> and <stdint.h> only")
+        path = self.root / PLUGIN_HEADER
+        for place, name in self.includes(path) if path.exists() else ():
+            if "/" in name and name != ABI_HEADER:
+                self.complain(place, f'"{name}": for plug-ins, which have {ABI_HEADER} and the standard library only')
 
     def check(self):
         self.check_arrows()

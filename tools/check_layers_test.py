@@ -27,7 +27,7 @@ lockstep_library(store  # the stores
 lockstep_test(store_test SOURCES store_test.cpp DEPENDS store)
 lockstep_test(wire_test SOURCES wire_test.cpp DEPENDS store BAND tensor)
 """,
-    "lockstep/engine/CMakeLists.txt": "lockstep_library(engine SOURCES engine.cpp HEADERS engine_abi.h DEPENDS base)",
+    "lockstep/engine/CMakeLists.txt": "lockstep_library(engine SOURCES engine.cpp HEADERS engine_abi.h plugin.h DEPENDS base)",
     "lockstep/group/CMakeLists.txt": "lockstep_library(group SOURCES group.cpp HEADERS group.h DEPENDS store engine)",
     "launch/CMakeLists.txt": "lockstep_program(lockstep SOURCES main.cpp DEPENDS store)",
     "lockstep/lockstep.h": '#include "lockstep/group/group.h"',
@@ -39,6 +39,7 @@ lockstep_test(wire_test SOURCES wire_test.cpp DEPENDS store BAND tensor)
     "lockstep/store/store_test.cpp": '#include <gtest/gtest.h>\n#include "lockstep/store/internal/table.h"',
     "lockstep/store/wire_test.cpp": "#include <torch/csrc/distributed/c10d/TCPStore.hpp>",
     "lockstep/engine/engine_abi.h": "#include <stdint.h>",
+    "lockstep/engine/plugin.h": '#include <string>\n#include "lockstep/engine/engine_abi.h"',
     "lockstep/group/group.h": '#include <ATen/core/Tensor.h>\n#include "lockstep/base/base.h"',
     "launch/main.cpp": '#include "lockstep/store/store.h"\n#include <spdlog/spdlog.h>',
     "engines/mpi/mpi.c": '#include <mpi.h>\n#include "lockstep/engine/engine_abi.h"',
@@ -145,6 +146,9 @@ class CheckLayers(unittest.TestCase):
     def test_a_plug_in_that_includes_more_than_the_abi(self):
         for name in ("engines/mpi/mpi.c", "tests/plugins/tiny.c"):
             self.expect(name, '#include "lockstep/base/base.h"', "a plug-in includes nothing of lockstep")
+
+    def test_a_plug_in_header_that_plug_ins_cannot_compile(self):
+        self.expect("lockstep/engine/plugin.h", '#include "lockstep/base/base.h"', "for plug-ins")
 
     def test_a_plug_in_that_knows_tensors(self):
         self.expect("engines/mpi/mpi.c", "#include <ATen/core/Tensor.h>", "not tensors")

@@ -31,35 +31,15 @@ std::uint64_t hash(const std::uint64_t* counts, int n) {
 
 }  // namespace
 
-std::size_t size_of(lockstep_dtype dtype) {
-  constexpr std::size_t kSizes[] = {1, 1, 2, 4, 8, 2, 2, 4, 8, 1};
-  static_assert(std::size(kSizes) == LOCKSTEP_DTYPES);
-  return kSizes[dtype];
-}
-
-bool reduces(lockstep_op_kind kind) {
-  return kind == LOCKSTEP_ALL_REDUCE || kind == LOCKSTEP_REDUCE_SCATTER || kind == LOCKSTEP_REDUCE;
-}
-
-bool has_root(lockstep_op_kind kind) {
-  return kind == LOCKSTEP_BROADCAST || kind == LOCKSTEP_REDUCE || kind == LOCKSTEP_GATHER ||
-         kind == LOCKSTEP_SCATTER;
-}
-
-bool is_point_to_point(lockstep_op_kind kind) {
-  return kind == LOCKSTEP_SEND || kind == LOCKSTEP_RECV;
-}
-
 Call describe(const lockstep_op& op, std::uint64_t sequence, int size) {
   Call call;
   call.sequence = sequence;
   if (!is_point_to_point(op.kind)) call.number = static_cast<std::uint64_t>(op.tag);
   call.kind = op.kind;
   if (op.kind != LOCKSTEP_BARRIER) call.dtype = op.dtype;
-  if (reduces(op.kind)) call.reduce = op.reduce;
+  if (has_reduce(op.kind)) call.reduce = op.reduce;
   if (has_root(op.kind) || is_point_to_point(op.kind)) call.root = op.root;
-  const bool uneven = op.kind == LOCKSTEP_ALL_TO_ALL_V || op.kind == LOCKSTEP_ALL_GATHER_V;
-  if (op.kind != LOCKSTEP_BARRIER && !uneven) call.count = op.count;
+  if (op.kind != LOCKSTEP_BARRIER && !comm::is_uneven(op.kind)) call.count = op.count;
   if (op.kind == LOCKSTEP_ALL_GATHER_V) call.counts_hash = hash(op.recv_counts, size);
   if (op.where != nullptr) {
     // The end of a long path says more than its beginning.
@@ -80,7 +60,7 @@ std::string in_words(const Call& call) {
   out << name(kKinds, call.kind) << '(';
   const auto kind = static_cast<lockstep_op_kind>(call.kind < LOCKSTEP_OP_KINDS ? call.kind : 0);
   if (call.kind != LOCKSTEP_BARRIER) {
-    if (reduces(kind)) out << name(kReduces, call.reduce) << ", ";
+    if (has_reduce(kind)) out << name(kReduces, call.reduce) << ", ";
     out << name(kDtypes, call.dtype);
     if (kind == LOCKSTEP_ALL_TO_ALL_V) {
       out << ", uneven";

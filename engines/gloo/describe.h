@@ -5,15 +5,14 @@
 #include <cstdint>
 #include <string>
 
-#include "lockstep/engine/engine_abi.h"
+#include "lockstep/engine/plugin.h"
 
 namespace lockstep::gloo_plugin {
 
-// Bytes of one element. Pre: a known type.
-std::size_t size_of(lockstep_dtype dtype);
-bool reduces(lockstep_op_kind kind);
-bool has_root(lockstep_op_kind kind);
-bool is_point_to_point(lockstep_op_kind kind);
+using comm::has_reduce;
+using comm::has_root;
+using comm::is_point_to_point;
+using comm::size_of;
 
 // One rank's call, as sent to the others. Plain bytes between machines of one kind (gloo's own preambles are so too).
 struct Call {

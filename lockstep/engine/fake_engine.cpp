@@ -1,10 +1,11 @@
 #include "lockstep/engine/fake_engine.h"
 
 #include <algorithm>
-#include <cstdio>
 #include <mutex>
 #include <optional>
 #include <string>
+
+#include "lockstep/engine/plugin.h"
 
 namespace lockstep::comm {
 namespace {
@@ -21,10 +22,6 @@ Comm& of(lockstep_comm* comm) {
 
 // Every operation is over when it is posted, so all handles are alike.
 char g_handle;
-
-void say(char* out, std::size_t capacity, const std::string& words) {
-  if (capacity > 0) std::snprintf(out, capacity, "%s", words.c_str());
-}
 
 void end(Comm& comm, std::string words) {
   const std::lock_guard lock(comm.mutex);
@@ -61,10 +58,10 @@ lockstep_status failure(lockstep_comm* comm, char* error, std::size_t capacity, 
                         std::int64_t* pid, char* cause, std::size_t cause_capacity) {
   *rank = -1;
   *pid = -1;
-  say(cause, cause_capacity, "");
+  put(cause, cause_capacity, "");
   const std::lock_guard lock(of(comm).mutex);
   if (!of(comm).ended) return LOCKSTEP_OK;
-  say(error, capacity, *of(comm).ended);
+  put(error, capacity, *of(comm).ended);
   return LOCKSTEP_ABORTED;
 }
 
@@ -86,7 +83,7 @@ lockstep_status post(lockstep_comm* comm, const lockstep_op* op, lockstep_handle
 }
 
 lockstep_status run(lockstep_comm* comm, const lockstep_op* op, char* error, std::size_t capacity) {
-  say(error, capacity, "");
+  put(error, capacity, "");
   return take(comm, op);
 }
 
@@ -105,7 +102,7 @@ constexpr lockstep_engine kTable{
     .test = [](lockstep_handle*) { return LOCKSTEP_OK; },
     .wait = [](lockstep_handle*, std::int64_t) { return LOCKSTEP_OK; },
     .release = [](lockstep_handle*) {},
-    .last_error = [](lockstep_handle*, char* error, std::size_t capacity) { say(error, capacity, ""); },
+    .last_error = [](lockstep_handle*, char* error, std::size_t capacity) { put(error, capacity, ""); },
     .run = run,
     .comm_leave = leave,
 };

@@ -21,6 +21,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/text.h"
 #include "lockstep/engine/fake_engine.h"
+#include "lockstep/engine/plugin.h"
 #include "lockstep/group/detail/group_base.h"
 #include "lockstep/group/group_testing.h"
 #include "lockstep/group/internal/backend_parts.h"
@@ -189,7 +190,7 @@ class NotingBackend final : public Backend {
   void run(const lockstep_op& op) override {
     const bool uneven = op.kind == LOCKSTEP_ALL_GATHER_V;
     if (op.recv != nullptr && op.recv != op.send)
-      std::memcpy(op.recv, op.send, (uneven ? op.recv_counts[0] : op.count) * internal::width_of(op.dtype));
+      std::memcpy(op.recv, op.send, (uneven ? op.recv_counts[0] : op.count) * comm::size_of(op.dtype));
     const std::lock_guard lock(mutex);
     deadlines[rank_].push_back(op.deadline_ns);
   }

@@ -2,6 +2,7 @@
 #include <cstring>
 
 #include "lockstep/base/text.h"
+#include "lockstep/engine/plugin.h"
 #include "lockstep/group/detail/group_base.h"
 #include "lockstep/group/detail/owner.h"
 #include "lockstep/group/detail/work_state.h"
@@ -120,7 +121,7 @@ class SoloGroup final : public GroupBase {
 
   // What leaves this rank comes back to it; what is done in place is done.
   static void move(const lockstep_op& op) {
-    const std::uint64_t n_bytes = n_own(op) * width_of(op.dtype);
+    const std::uint64_t n_bytes = n_own(op) * comm::size_of(op.dtype);
     if (op.kind != LOCKSTEP_BARRIER && op.send != op.recv && n_bytes > 0)
       std::memmove(op.recv, op.send, n_bytes);
   }

@@ -5,7 +5,7 @@
 #include <mutex>
 
 #include "lockstep/base/base.h"
-#include "lockstep/engine/op_check.h"
+#include "lockstep/engine/plugin.h"
 #include "lockstep/hierarchy/hierarchy.h"
 #include "lockstep/hierarchy/internal/communicator.h"
 
@@ -29,13 +29,6 @@ Handle& of(lockstep_handle* handle) {
   return *reinterpret_cast<Handle*>(handle);
 }
 
-void put(char* to, std::size_t capacity, std::string_view text) {
-  if (to == nullptr || capacity == 0) return;
-  const std::size_t n = std::min(text.size(), capacity - 1);
-  std::memcpy(to, text.data(), n);
-  to[n] = '\0';
-}
-
 lockstep_status fail(const Failure& failure, char* error, std::size_t capacity) {
   put(error, capacity, failure.message);
   return status_of(failure.kind);
@@ -43,14 +36,12 @@ lockstep_status fail(const Failure& failure, char* error, std::size_t capacity) 
 
 // Runs `call`, which returns a status; what it throws becomes one, with a log line.
 template <class Call>
-lockstep_status guarded(const Call& call) {
-  try {
-    return call();
-  } catch (...) {
+lockstep_status logged(const Call& call) {
+  return guarded(call, [] {
     const Failure failure = current_failure();
     log(LogLevel::kError, failure.message);
     return status_of(failure.kind);
-  }
+  });
 }
 
 // What both engines can do. A mean also needs the sum, for hosts of different sizes.
@@ -85,7 +76,7 @@ lockstep_capabilities common(const lockstep_capabilities& local, const lockstep_
 // ---- entries that need no engine ----
 
 void comm_leave(lockstep_comm* comm, const char* cause) {
-  guarded([&] {
+  logged([&] {
     of(comm).leave(cause);
     return LOCKSTEP_OK;
   });
@@ -97,7 +88,7 @@ void comm_destroy(lockstep_comm* comm, const char* cause) {
 }
 
 void comm_abort(lockstep_comm* comm, const char* reason) {
-  guarded([&] {
+  logged([&] {
     of(comm).abort(reason != nullptr ? reason : "no reason given");
     return LOCKSTEP_OK;
   });
@@ -105,7 +96,7 @@ void comm_abort(lockstep_comm* comm, const char* reason) {
 
 lockstep_status comm_failure(lockstep_comm* comm, char* error, std::size_t capacity, std::int32_t* peer_rank,
                              std::int64_t* peer_pid, char* peer_cause, std::size_t peer_cause_capacity) {
-  return guarded([&] {
+  return logged([&] {
     const auto failure = of(comm).failure();
     const LostPeer peer = failure && failure->peer ? *failure->peer : LostPeer{};
     if (peer_rank != nullptr) *peer_rank = peer.rank;
@@ -142,7 +133,7 @@ lockstep_status test(lockstep_handle* handle) {
 lockstep_status wait(lockstep_handle* handle, std::int64_t deadline_ns) {
   Handle& mine = of(handle);
   if (mine.sole != nullptr) return mine.comm->sole()->table().wait(mine.sole, deadline_ns);
-  return guarded([&] {
+  return logged([&] {
     const bool over = mine.comm->wait(mine.operation, Deadline::from_monotonic_ns(deadline_ns));
     return over ? test(handle) : LOCKSTEP_TIMEOUT;
   });
@@ -162,7 +153,7 @@ void last_error(lockstep_handle* handle, char* error, std::size_t capacity) {
 }
 
 lockstep_status post_checked(Comm& comm, const lockstep_op& op, lockstep_handle** out) {
-  return guarded([&] {
+  return logged([&] {
     auto mine = std::make_unique<Handle>(Handle{.comm = &comm});
     if (const auto* sole = comm.sole()) {
       const auto status = sole->table().post(sole->comm(), &op, &mine->sole);
@@ -221,11 +212,7 @@ struct HierarchicalEngine::Impl {
 
   template <std::size_t I>
   static lockstep_status capabilities(lockstep_capabilities* out) {
-    const auto& all = slots[I]->setup.capabilities;
-    const std::size_t n = std::min(out->struct_size, sizeof all);
-    std::memcpy(out, &all, n);
-    out->struct_size = n;
-    return LOCKSTEP_OK;
+    return give_capabilities(slots[I]->setup.capabilities, out);
   }
   template <std::size_t I>
   static lockstep_status comm_create(const lockstep_comm_config* config, lockstep_comm** out, char* error,
@@ -284,7 +271,7 @@ HierarchicalEngine::Impl::Impl(const Engine& local, const Engine& across, Hierar
 lockstep_status HierarchicalEngine::Impl::create(const lockstep_comm_config& config, lockstep_comm** out,
                                                  char* error, std::size_t capacity) {
   *out = nullptr;
-  try {
+  const auto join = [&] {
     if (config.size < 1 || config.rank < 0 || config.rank >= config.size)
       raise(ErrorKind::kUsage, cat("rank ", config.rank, " of ", config.size, " is not possible"));
     const bool knows_parent = config.struct_size > offsetof(lockstep_comm_config, parent_ranks);
@@ -292,9 +279,8 @@ lockstep_status HierarchicalEngine::Impl::create(const lockstep_comm_config& con
         knows_parent && config.parent != nullptr ? reinterpret_cast<const Comm*>(config.parent) : nullptr;
     *out = reinterpret_cast<lockstep_comm*>(new Comm(setup, config, parent));
     return LOCKSTEP_OK;
-  } catch (...) {
-    return fail(current_failure(), error, capacity);
-  }
+  };
+  return guarded(join, [&] { return fail(current_failure(), error, capacity); });
 }
 
 HierarchicalEngine::HierarchicalEngine(const Engine& local, const Engine& across, HierarchyOptions options)

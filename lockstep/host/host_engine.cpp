@@ -1,13 +1,11 @@
 // The C table over Communicator. Nothing is thrown across it.
-#include <algorithm>
 #include <cstddef>
-#include <cstring>
 #include <numeric>
 #include <string>
 
 #include "lockstep/base/base.h"
 #include "lockstep/engine/engine.h"
-#include "lockstep/engine/op_check.h"
+#include "lockstep/engine/plugin.h"
 #include "lockstep/host/host.h"
 #include "lockstep/host/internal/communicator.h"
 #include "lockstep/host/kernels.h"
@@ -25,23 +23,32 @@ struct lockstep_handle {
 namespace lockstep::comm {
 namespace {
 
-void put(char* to, std::size_t capacity, std::string_view text) {
-  if (to == nullptr || capacity == 0) return;
-  const std::size_t n = std::min(text.size(), capacity - 1);
-  std::memcpy(to, text.data(), n);
-  to[n] = '\0';
-}
-
 lockstep_status fail(const Failure& failure, char* error, std::size_t capacity) {
   put(error, capacity, failure.message);
   return status_of(failure.kind);
 }
 
+// What is thrown becomes a status, with its words in `error`.
+template <class Call>
+lockstep_status told(char* error, std::size_t capacity, const Call& call) {
+  return guarded(call, [&] { return fail(current_failure(), error, capacity); });
+}
+
+// The same with a log line, where the table has no room for words.
+template <class Call>
+lockstep_status logged(const Call& call) {
+  return guarded(call, [] {
+    const Failure failure = current_failure();
+    log(LogLevel::kError, failure.message);
+    return status_of(failure.kind);
+  });
+}
+
 // Fields that do not matter for the kind are made equal on all ranks: the rest is compared between them.
 lockstep_op normal(lockstep_op op, int size) {
   if (op.kind == LOCKSTEP_SEND || op.kind == LOCKSTEP_RECV) return op;
-  if (!internal::has_root(op.kind)) op.root = 0;
-  if (!internal::has_reduce(op.kind)) op.reduce = LOCKSTEP_SUM;
+  if (!has_root(op.kind)) op.root = 0;
+  if (!has_reduce(op.kind)) op.reduce = LOCKSTEP_SUM;
   if (op.kind == LOCKSTEP_BARRIER) op.dtype = LOCKSTEP_U8;
   if (op.kind == LOCKSTEP_BARRIER || op.kind == LOCKSTEP_ALL_TO_ALL_V) op.count = 0;
   if (op.kind == LOCKSTEP_ALL_GATHER_V)
@@ -51,16 +58,7 @@ lockstep_op normal(lockstep_op op, int size) {
 
 const lockstep_capabilities& all_capabilities() {
   static const lockstep_capabilities all = [] {
-    lockstep_capabilities made{};
-    made.struct_size = sizeof(made);
-    made.op_kinds = (1u << LOCKSTEP_OP_KINDS) - 1;
-    made.dtypes = (1u << LOCKSTEP_DTYPES) - 1;
-    for (int d = 0; d < LOCKSTEP_DTYPES; ++d) {
-      for (int r = 0; r < LOCKSTEP_REDUCE_OPS; ++r) {
-        if (can_reduce(static_cast<lockstep_dtype>(d), static_cast<lockstep_reduce_op>(r)))
-          made.reduce[d] |= 1u << r;
-      }
-    }
+    lockstep_capabilities made = all_kinds(can_reduce);
     made.shared_memory = 1;
     made.calls_back = 1;
     made.compares_members = 1;
@@ -70,10 +68,7 @@ const lockstep_capabilities& all_capabilities() {
 }
 
 lockstep_status capabilities(lockstep_capabilities* out) {
-  const std::size_t n = std::min(out->struct_size, sizeof(lockstep_capabilities));
-  std::memcpy(out, &all_capabilities(), n);
-  out->struct_size = n;
-  return LOCKSTEP_OK;
+  return give_capabilities(all_capabilities(), out);
 }
 
 // Whether the caller's struct has the field, and sets it to something that makes sense.
@@ -93,7 +88,7 @@ bool has_parent(const lockstep_comm_config& config) {
 lockstep_status comm_create(const lockstep_comm_config* config, lockstep_comm** out, char* error,
                             std::size_t capacity) {
   *out = nullptr;
-  try {
+  return told(error, capacity, [&] {
     if (config->size < 1 || config->size > internal::kMaxRanks || config->rank < 0 ||
         config->rank >= config->size) {
       raise(ErrorKind::kUsage,
@@ -103,17 +98,14 @@ lockstep_status comm_create(const lockstep_comm_config* config, lockstep_comm** 
     auto* parent = has_parent(*config) ? &config->parent->impl : nullptr;
     *out = new lockstep_comm{internal::Communicator(*config, parent), config->rank, config->size};
     return LOCKSTEP_OK;
-  } catch (...) {
-    return fail(current_failure(), error, capacity);
-  }
+  });
 }
 
 void comm_leave(lockstep_comm* comm, const char* cause) {
-  try {
+  logged([&] {
     comm->impl.leave(cause);
-  } catch (...) {
-    log(LogLevel::kError, current_failure().message);
-  }
+    return LOCKSTEP_OK;
+  });
 }
 
 void comm_destroy(lockstep_comm* comm, const char* cause) {
@@ -122,61 +114,49 @@ void comm_destroy(lockstep_comm* comm, const char* cause) {
 }
 
 void comm_abort(lockstep_comm* comm, const char* reason) {
-  try {
+  logged([&] {
     comm->impl.abort(reason != nullptr ? reason : "no reason given");
-  } catch (...) {
-    log(LogLevel::kError, current_failure().message);
-  }
+    return LOCKSTEP_OK;
+  });
 }
 
 lockstep_status comm_failure(lockstep_comm* comm, char* error, std::size_t capacity, std::int32_t* peer_rank,
                              std::int64_t* peer_pid, char* peer_cause, std::size_t peer_cause_capacity) {
-  try {
+  return told(error, capacity, [&] {
     const auto failure = comm->impl.failure();
     const LostPeer peer = failure && failure->peer ? *failure->peer : LostPeer{};
     if (peer_rank != nullptr) *peer_rank = peer.rank;
     if (peer_pid != nullptr) *peer_pid = peer.pid;
     put(peer_cause, peer_cause_capacity, peer.cause);
     return failure ? fail(*failure, error, capacity) : LOCKSTEP_OK;
-  } catch (...) {
-    return fail(current_failure(), error, capacity);
-  }
+  });
 }
 
 lockstep_status alloc(lockstep_comm* comm, std::size_t n_bytes, void** out) {
   *out = nullptr;
-  try {
+  return logged([&] {
     *out = comm->impl.arena().allocate(n_bytes);
     return LOCKSTEP_OK;
-  } catch (...) {
-    const Failure failure = current_failure();
-    log(LogLevel::kError, failure.message);
-    return status_of(failure.kind);
-  }
+  });
 }
 
 void free_memory(lockstep_comm* comm, void* memory) {
-  try {
+  logged([&] {
     comm->impl.arena().free(memory);
-  } catch (...) {
-    log(LogLevel::kError, current_failure().message);
-  }
+    return LOCKSTEP_OK;
+  });
 }
 
 lockstep_status post(lockstep_comm* comm, const lockstep_op* op, lockstep_handle** out) {
   *out = nullptr;
-  try {
+  return logged([&] {
     if (const char* wrong = wrong_with(*op, comm->rank, comm->size, all_capabilities())) {
       log(LogLevel::kError, wrong);
       return LOCKSTEP_USAGE;
     }
     *out = new lockstep_handle{comm, comm->impl.post(normal(*op, comm->size))};
     return LOCKSTEP_OK;
-  } catch (...) {
-    const Failure failure = current_failure();
-    log(LogLevel::kError, failure.message);
-    return status_of(failure.kind);
-  }
+  });
 }
 
 lockstep_status test(lockstep_handle* handle) {
@@ -184,12 +164,11 @@ lockstep_status test(lockstep_handle* handle) {
 }
 
 lockstep_status wait(lockstep_handle* handle, std::int64_t deadline_ns) {
-  try {
+  const auto call = [&] {
     const bool over = handle->comm->impl.wait(*handle->posted, Deadline::from_monotonic_ns(deadline_ns));
     return over ? test(handle) : LOCKSTEP_TIMEOUT;
-  } catch (...) {
-    return status_of(current_failure().kind);
-  }
+  };
+  return guarded(call, [] { return status_of(current_failure().kind); });
 }
 
 void release(lockstep_handle* handle) {
@@ -202,16 +181,14 @@ void last_error(lockstep_handle* handle, char* error, std::size_t capacity) {
 }
 
 lockstep_status run(lockstep_comm* comm, const lockstep_op* op, char* error, std::size_t capacity) {
-  try {
+  return told(error, capacity, [&] {
     if (const char* wrong = wrong_with(*op, comm->rank, comm->size, all_capabilities())) {
       put(error, capacity, wrong);
       return LOCKSTEP_USAGE;
     }
     const auto failure = comm->impl.run(normal(*op, comm->size));
     return failure ? fail(*failure, error, capacity) : LOCKSTEP_OK;
-  } catch (...) {
-    return fail(current_failure(), error, capacity);
-  }
+  });
 }
 
 constexpr lockstep_engine kTable = {

@@ -9,7 +9,7 @@
 #include <cstddef>
 #include <span>
 
-#include "lockstep/engine/op_check.h"
+#include "lockstep/engine/plugin.h"
 
 namespace lockstep::comm {
 

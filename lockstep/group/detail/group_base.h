@@ -60,12 +60,6 @@ struct Held {
   void copy_back();
 };
 
-// Bytes of one element.
-inline std::size_t width_of(lockstep_dtype dtype) {
-  constexpr std::size_t kWidths[LOCKSTEP_DTYPES] = {1, 1, 2, 4, 8, 2, 2, 4, 8, 1};
-  return kWidths[dtype];
-}
-
 class GroupBase : public ProcessGroup {
  public:
   explicit GroupBase(GroupPlace place);

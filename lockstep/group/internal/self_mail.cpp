@@ -5,6 +5,7 @@
 #include <cstring>
 
 #include "lockstep/base/text.h"
+#include "lockstep/engine/plugin.h"
 #include "lockstep/group/detail/group_base.h"
 
 namespace lockstep::internal {
@@ -44,13 +45,13 @@ void meet(SelfMessage& one, SelfMessage& other) {
   auto& from = first_sends ? one : other;
   auto& to = first_sends ? other : one;
   if (from.op.count != to.op.count || from.op.dtype != to.op.dtype) {
-    const auto words = cat("a message of ", from.op.count, " elements (", width_of(from.op.dtype),
-                           " bytes each) met a receive of ", to.op.count, " (", width_of(to.op.dtype),
+    const auto words = cat("a message of ", from.op.count, " elements (", comm::size_of(from.op.dtype),
+                           " bytes each) met a receive of ", to.op.count, " (", comm::size_of(to.op.dtype),
                            " bytes each); both sides must name the same type and number");
     end(from, LOCKSTEP_USAGE, words);
     return end(to, LOCKSTEP_USAGE, words);
   }
-  if (from.op.count > 0) std::memmove(to.op.recv, from.op.send, from.op.count * width_of(from.op.dtype));
+  if (from.op.count > 0) std::memmove(to.op.recv, from.op.send, from.op.count * comm::size_of(from.op.dtype));
   if (to.op.source != nullptr) *to.op.source = 0;
   end(from, LOCKSTEP_OK);
   end(to, LOCKSTEP_OK);

@@ -5,7 +5,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "lockstep/engine/op_check.h"
+#include "lockstep/engine/plugin.h"
 #include "lockstep/hierarchy/internal/scale.h"
 
 namespace lockstep::comm::hierarchy {

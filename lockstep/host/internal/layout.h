@@ -12,7 +12,7 @@
 #include <cstdint>
 
 #include "lockstep/engine/engine_abi.h"
-#include "lockstep/engine/op_check.h"
+#include "lockstep/engine/plugin.h"
 #include "lockstep/local/meeting.h"
 #include "lockstep/local/wake.h"
 
@@ -34,15 +34,6 @@ inline constexpr int kMaxRanks = local::kMaxLocalRanks;
 inline constexpr std::size_t kMaxJoining = 32;  // communicators that a rank makes at the same time
 inline constexpr std::size_t kKeyCapacity = 64;
 inline constexpr std::uint64_t kMaxCount = kMaxElements;  // the fingerprint has 40 bits for it
-
-// Which numbers of a call matter.
-constexpr bool has_root(lockstep_op_kind kind) {
-  return kind == LOCKSTEP_BROADCAST || kind == LOCKSTEP_REDUCE || kind == LOCKSTEP_GATHER ||
-         kind == LOCKSTEP_SCATTER;
-}
-constexpr bool has_reduce(lockstep_op_kind kind) {
-  return kind == LOCKSTEP_ALL_REDUCE || kind == LOCKSTEP_REDUCE_SCATTER || kind == LOCKSTEP_REDUCE;
-}
 
 // An operation's numbers in one word, exact but for the caller's number of it, so that comparing words compares calls.
 // Of that number four bits are enough: ranks part by as many calls as one of them refused before anything was sent.

@@ -30,10 +30,6 @@ struct Workspace {
   std::vector<std::uint8_t> scratch;  // what comes and goes through the kernel
 };
 
-constexpr bool is_uneven(lockstep_op_kind kind) {
-  return kind == LOCKSTEP_ALL_TO_ALL_V || kind == LOCKSTEP_ALL_GATHER_V;
-}
-
 class Operation {
  public:
   // Pre: the call was checked (host_engine.cpp). `op.where` must live until start().
