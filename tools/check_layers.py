@@ -327,6 +327,16 @@ class Tree:
                                              "run tools/check_layers.py --write")
 
 
+    def check_rows(self):
+        """Every folder has a row in the table of ARCHITECTURE.md that says what it is."""
+        path = self.root / "ARCHITECTURE.md"
+        text = path.read_text() if path.exists() else ""
+        for name in self.order:
+            row = "| `lockstep/lockstep.h` |" if name == "lockstep" else f"| `lockstep/{name}` |"
+            if row not in text:
+                self.complain("ARCHITECTURE.md", f"no row of the table says what lockstep/{name} is")
+
+
 def main():
     parser = complaints.parser(__doc__)
     parser.add_argument("--write", action="store_true", help="redraw the diagram in ARCHITECTURE.md")
@@ -334,6 +344,7 @@ def main():
     tree = Tree(arguments.root)
     tree.check()
     tree.check_diagram(arguments.write)
+    tree.check_rows()
     complaints.finish("layers", tree.violations,
                       f"{len(tree.libraries)} folders, every include follows a declared arrow", "violations")
 

@@ -164,6 +164,14 @@ class CheckLayers(unittest.TestCase):
         violations = [str(v) for v in self.tree(files={"CMakeLists.txt": text}).violations]
         self.assertIn("no comment", violations[0])
 
+    def test_a_folder_without_a_row_is_named(self):
+        tree = self.tree()
+        names = ["base", "store", "engine", "lockstep.h", "launch"]
+        (tree.root / "ARCHITECTURE.md").write_text("".join(f"| `lockstep/{name}` | it |\n" for name in names))
+        tree.check_rows()
+        self.assertEqual(len(tree.violations), 1, [str(v) for v in tree.violations])
+        self.assertIn("lockstep/group", str(tree.violations[0]))
+
     def test_a_stale_diagram_is_a_violation_until_written(self):
         tree = self.tree()
         tree.check_diagram(write=False)
