@@ -61,7 +61,7 @@ bool train(int rank, const lockstep::Group& trainers) {
 int main() {
   return as_worker([](int rank) {
     lockstep::init_process_group();
-    init_rpc(rank == 0 ? "server" : "trainer" + std::to_string(rank));
+    lockstep::init_rpc(rank == 0 ? "server" : "trainer" + std::to_string(rank));
     std::vector<int> others;
     for (int i = 1; i < lockstep::get_world_size(); ++i) others.push_back(i);
     const auto trainers = lockstep::new_group(others);

@@ -63,7 +63,7 @@ bool test_model() {
 
 int main() {
   return as_worker([](int rank) {
-    init_rpc(rank == 0 ? "server" : "trainer" + std::to_string(rank));
+    lockstep::init_rpc(rank == 0 ? "server" : "trainer" + std::to_string(rank));
     if (rank != 0) train(rank);                                // the server has nothing to do but to answer
     rpc::barrier({}, {.timeout = lockstep::Milliseconds(0)});  // however long they train
     const bool worked = rank != 0 || test_model();

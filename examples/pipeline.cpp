@@ -53,7 +53,7 @@ bool train() {
 
 int main() {
   return as_worker([](int rank) {
-    init_rpc();
+    lockstep::init_rpc();
     const bool worked = rank != 0 || train();  // the other worker answers
     rpc::shutdown();
     return worked;
