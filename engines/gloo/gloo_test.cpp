@@ -200,6 +200,10 @@ TEST(Gloo, LazyInitConnectsAtTheFirstOperation) {
     ::setenv("TORCH_GLOO_LAZY_INIT", "1", 1);
     EngineRank end(gloo_engine(), host, rank, 3, {});
     EXPECT_TRUE(local_addresses(true).empty());
+    // The first operation of one rank connects to the others: none starts before all have looked.
+    const auto looked = [](int who) { return cat("looked", who); };
+    EXPECT_EQ(host->kv_set(host->context, looked(rank).c_str(), "", 0), LOCKSTEP_OK);
+    for (int other = 0; other < 3; ++other) await(host, looked(other).c_str());
     expect_sums(end);
     EXPECT_FALSE(local_addresses(true).empty());
     EXPECT_EQ(end.barrier(), LOCKSTEP_OK);
