@@ -43,6 +43,8 @@ void GradientBuckets::agree_on_in_place() {
   std::memcpy(&in_place_from_, value.const_data_ptr(), value.nbytes());
 }
 
+// Large gradients are allocated in the pool by autograd itself and reduced where they are; they have no view in the flat part
+// of their bucket. Sparse, complex and overlapping ones cannot be.
 void GradientBuckets::choose_in_place() {
   in_place_.assign(parameters_.size(), 0);
   pool_ = nullptr;
@@ -63,6 +65,7 @@ void GradientBuckets::build_first(bool for_good) {
   if (plan != plan_) build(std::move(plan));
 }
 
+// Rank 0's order of arrival becomes everybody's: ranks with different buckets would reduce different bytes. A collective.
 void GradientBuckets::agree_on_order(std::vector<std::size_t>& order) const {
   static_assert(sizeof(std::size_t) == sizeof(std::int64_t));
   at::Tensor sent = at::empty({static_cast<std::int64_t>(order.size())}, at::kLong);
@@ -81,6 +84,7 @@ void GradientBuckets::rebuild_by_arrival(std::span<const std::size_t> order) {
   }
 }
 
+// A communication hook wants each bucket in one piece: every gradient goes back into the flat part.
 void GradientBuckets::give_up_pool() {
   if (pool_ == nullptr) return;
   pool_ = nullptr;
@@ -98,6 +102,8 @@ void GradientBuckets::build(BucketIndices plan) {
   plan_ = std::move(plan);
 }
 
+// views[slot] is undefined for a gradient that is reduced in place. A sparse bucket holds one parameter and no memory until
+// its gradient has come.
 GradientBucket GradientBuckets::make_bucket(const std::vector<std::size_t>& indices) const {
   GradientBucket bucket;
   if (items_[indices.front()].sparse) {
@@ -127,6 +133,7 @@ void GradientBuckets::close_pool() const noexcept {
   if (pool_) pool_->close();
 }
 
+// Before the flat memory goes: a gradient that is a view of it gets memory of its own.
 void GradientBuckets::unalias() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& gradient = parameters_[i].grad();

@@ -33,6 +33,7 @@ void raise_while(const std::string& doing) {
   raise(std::move(failure));
 }
 
+// A shadowing rank has no gradients of its own: all count as ready, no bucket waits for one, and start_zeros() follows.
 void ReductionPass::begin(Begin begin) {
   active_ = true;
   begin_ = std::move(begin);
@@ -77,6 +78,9 @@ void ReductionPass::start_zeros() {
   start_full_buckets();
 }
 
+// Buckets are started strictly in order, whichever is full first: every rank must post the same collectives in the same
+// order. The usage map goes out once the last bucket has been started, for the same reason.
+// Invariant: buckets below n_started_ have been handed to the exchange (or are skipped), none above it.
 void ReductionPass::start_full_buckets() {
   while (n_started_ < progress_.size() && progress_[n_started_].n_pending == 0) {
     const std::size_t b = n_started_;
@@ -118,6 +122,8 @@ void ReductionPass::also_wait_for(std::vector<GradFuture> futures) {
   }
 }
 
+// Waits in the order of starting. What raises leaves the pass active: gradients may be half averaged, and the next forward
+// pass must say so. active_ is therefore the last thing to change.
 ReductionPass::Totals ReductionPass::finish() {
   parts_.buckets.close_pool();  // what optimizers allocate is theirs
   Totals totals;
