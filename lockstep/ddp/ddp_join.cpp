@@ -27,6 +27,11 @@ void DdpCore::enter_join(const JoinOptions& options) {
           "without input "
           "does not know when the others reduce these");
   }
+  if (buffers_ && !reducer_) {
+    raise(ErrorKind::kUsage,
+          "join: this model's gradients are not averaged since remove_autograd_hooks(); update_process_group() "
+          "averages them again");
+  }
   join_uneven_inputs_ = true;
   if (!reducer_) return;
   join_->enter();

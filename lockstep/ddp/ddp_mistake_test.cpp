@@ -7,6 +7,7 @@
 #include "lockstep/ddp/internal/gradient_pool.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/world.h"
+#include "lockstep/join/join.h"
 
 namespace lockstep {
 namespace {
@@ -157,6 +158,15 @@ TEST(AutogradHooks, AreRemovedByRequest) {
     model->forward(input).sum().backward();
     all_reduce(own, {.op = ReduceOp::kAvg});
     EXPECT_TRUE(torch::allclose(net->first->weight.grad(), own)) << "averaged again";
+  });
+}
+
+TEST(AutogradHooks, ThatWereRemovedAreMissedByJoin) {
+  run_threads(2, [](int) {
+    auto model = DistributedDataParallel(Mlp());
+    model->remove_autograd_hooks();
+    const auto text = refusal([&] { join({*model}, [] {}); });
+    EXPECT_TRUE(says(text, "remove_autograd_hooks()")) << text;
   });
 }
 
