@@ -10,7 +10,7 @@ template <class Body>
 int as_worker(Body body) {
   std::setvbuf(stdout, nullptr, _IOLBF,
                0);  // lines are seen when they are printed, also through the launcher
-  const auto rank = lockstep::environment_int(lockstep::Var::kRank);
+  const auto rank = lockstep::base::environment_int(lockstep::base::EnvVar::kRank);
   if (!rank) {
     std::fprintf(stderr, "there is no RANK: start this program with lockstep run\n");
     return 1;

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "lockstep/autograd/internal/messages.h"
+#include "lockstep/base/detail/byte_io.h"
 
 namespace {
 
@@ -18,8 +19,8 @@ void require(bool holds) {
 // Of `input`, behind the first byte, which says what it is to be.
 void read_one(std::span<const std::uint8_t> input) {
   const std::uint8_t what = input[0];
-  ByteReader reader(input.subspan(1));
-  ByteWriter writer;
+  base::ByteReader reader(input.subspan(1));
+  base::ByteWriter writer;
   if (what % 5 == 4) {  // its text is cut and completed: only that it holds
     NodeFailure::read(reader);
     return;

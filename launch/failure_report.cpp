@@ -10,7 +10,7 @@
 #include <string_view>
 
 #include "launch/line_merger.h"
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/text.h"
 
 namespace lockstep::launch {
 namespace {
@@ -32,14 +32,14 @@ std::string time_text(std::chrono::system_clock::time_point time) {
   std::strftime(day, sizeof day, "%F %T", &local);
   std::strftime(zone, sizeof zone, "%z", &local);
   std::snprintf(fraction, sizeof fraction, ".%03d", static_cast<int>(ms));
-  return cat(day, fraction, " ", zone);
+  return base::cat(day, fraction, " ", zone);
 }
 
 // The lines of `words`, each on a line of its own behind `lead`; long texts are cut.
 std::string quoted(const std::string& words, const char* lead, int most) {
   std::istringstream lines(words);
   std::string text;
-  for (std::string line; most > 0 && std::getline(lines, line); --most) text += cat(lead, line);
+  for (std::string line; most > 0 && std::getline(lines, line); --most) text += base::cat(lead, line);
   return text;
 }
 
@@ -92,10 +92,10 @@ std::vector<std::string> lines_beside(const std::deque<std::string>& lines, cons
 
 std::string other_failure(const FailureFacts& facts, const ChildExit& exit) {
   const std::string words = facts.error_file(exit.index);
-  return cat("\n  also failed: rank ", facts.first_rank + exit.index, " (local rank ", exit.index, ", pid ",
-             exit.pid, ") at ", time_text(exit.time), " ", exit.cause(),
-             exit.loss.empty() ? "" : ", as it lost a peer",
-             quoted(uncaught_text(words).value_or(words), "\n    | ", kOtherLines));
+  return base::cat("\n  also failed: rank ", facts.first_rank + exit.index, " (local rank ", exit.index,
+                   ", pid ", exit.pid, ") at ", time_text(exit.time), " ", exit.cause(),
+                   exit.loss.empty() ? "" : ", as it lost a peer",
+                   quoted(uncaught_text(words).value_or(words), "\n    | ", kOtherLines));
 }
 
 // Who went in peace while others still needed it.
@@ -105,7 +105,7 @@ std::string early_leavers(const FailureFacts& facts) {
     if (!exit.failed() && !exit.stopped) ranks.push_back(facts.first_rank + exit.index);
   }
   std::sort(ranks.begin(), ranks.end());
-  return ranks.empty() ? "" : cat("\n  ended before with code 0: rank ", rank_set_text(ranks));
+  return ranks.empty() ? "" : base::cat("\n  ended before with code 0: rank ", rank_set_text(ranks));
 }
 
 }  // namespace
@@ -115,26 +115,26 @@ std::string failure_report(const FailureFacts& facts) {
   const char* heading = first.loss.empty()
                             ? "root cause (first that failed by itself)"
                             : "no worker of this host failed by itself; first that lost a peer";
-  std::string text = cat("the job failed; ", heading, ":\n  rank    ", facts.first_rank + first.index,
-                         " (local rank ", first.index, ")\n",  //
-                         "  host    ", facts.host, "\n",       //
-                         "  pid     ", first.pid, "\n",        //
-                         "  cause   ", first.cause(), "\n",    //
-                         "  time    ", time_text(first.time));
-  if (!first.start_error.empty()) text += cat("\n  program ", facts.program);
+  std::string text = base::cat("the job failed; ", heading, ":\n  rank    ", facts.first_rank + first.index,
+                               " (local rank ", first.index, ")\n",  //
+                               "  host    ", facts.host, "\n",       //
+                               "  pid     ", first.pid, "\n",        //
+                               "  cause   ", first.cause(), "\n",    //
+                               "  time    ", time_text(first.time));
+  if (!first.start_error.empty()) text += base::cat("\n  program ", facts.program);
   const std::string words = facts.error_file(first.index);
   const auto uncaught = uncaught_text(words);
   if (!first.loss.empty()) {
     const bool told_below = uncaught && uncaught->find(first.loss) != std::string::npos;
-    text += cat(told_below ? "" : cat("\n  loss    ", first.loss), early_leavers(facts));
+    text += base::cat(told_below ? "" : base::cat("\n  loss    ", first.loss), early_leavers(facts));
   }
   if (!words.empty()) {
-    text += cat(uncaught ? "\n  uncaught exception:" : "\n  error file:",
-                quoted(uncaught.value_or(words), "\n    | ", kFirstLines));
+    text += base::cat(uncaught ? "\n  uncaught exception:" : "\n  error file:",
+                      quoted(uncaught.value_or(words), "\n    | ", kFirstLines));
   }
   if (const auto lines = lines_beside(facts.last_errors, uncaught.value_or("")); !lines.empty()) {
-    text += cat("\n  last lines of its stderr", uncaught ? " besides:" : ":");
-    for (const std::string& line : lines) text += cat("\n    | ", line);
+    text += base::cat("\n  last lines of its stderr", uncaught ? " besides:" : ":");
+    for (const std::string& line : lines) text += base::cat("\n    | ", line);
   }
   for (const ChildExit& exit : facts.exits) {
     const bool by_our_hand = exit.stopped && WIFSIGNALED(exit.status);

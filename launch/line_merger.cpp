@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/text.h"
 
 namespace lockstep::launch {
 
@@ -71,7 +71,7 @@ std::string rank_set_text(const std::vector<int>& ranks) {
     std::size_t last = i;
     while (last + 1 < ranks.size() && ranks[last + 1] == ranks[last] + 1) ++last;
     if (!text.empty()) text += ',';
-    text += last == i ? cat(ranks[i]) : cat(ranks[i], last == i + 1 ? "," : "-", ranks[last]);
+    text += last == i ? base::cat(ranks[i]) : base::cat(ranks[i], last == i + 1 ? "," : "-", ranks[last]);
     i = last + 1;
   }
   return text;

@@ -7,9 +7,10 @@
 
 #include "launch/env_command.h"
 #include "launch/run.h"
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::launch {
 namespace {
@@ -23,21 +24,21 @@ std::string both(const std::string& name) {
   return underscored == name ? "--" + name : "--" + name + ",--" + underscored;
 }
 
-void preset(std::string& value, Var var) {
-  if (const auto text = environment(var)) value = *text;
+void preset(std::string& value, base::EnvVar var) {
+  if (const auto text = base::environment(var)) value = *text;
 }
 
-void preset(int& value, Var var) {
-  if (const auto number = environment_int(var)) value = static_cast<int>(*number);
+void preset(int& value, base::EnvVar var) {
+  if (const auto number = base::environment_int(var)) value = static_cast<int>(*number);
 }
 
 void read_presets(RunOptions& options) {
-  preset(options.processes, Var::kPetNprocPerNode);
-  preset(options.nodes, Var::kPetNnodes);
-  preset(options.node_rank, Var::kPetNodeRank);
-  preset(options.master_addr, Var::kPetMasterAddr);
-  preset(options.master_port, Var::kPetMasterPort);
-  preset(options.role, Var::kPetRole);
+  preset(options.processes, base::EnvVar::kPetNprocPerNode);
+  preset(options.nodes, base::EnvVar::kPetNnodes);
+  preset(options.node_rank, base::EnvVar::kPetNodeRank);
+  preset(options.master_addr, base::EnvVar::kPetMasterAddr);
+  preset(options.master_port, base::EnvVar::kPetMasterPort);
+  preset(options.role, base::EnvVar::kPetRole);
 }
 
 CLI::App* add_run(CLI::App& app, RunOptions& options) {
@@ -69,9 +70,10 @@ void check_command(const CLI::App& app, int argc, char** argv) {
   if (word == "--help" || word == "-h" || word == "--version") return;
   const auto commands = app.get_subcommands([](const CLI::App*) { return true; });
   if (std::ranges::any_of(commands, [&](const auto* command) { return command->get_name() == word; })) return;
-  raise(ErrorKind::kUsage, cat(word.empty() ? "no command" : cat("there is no command \"", word, "\""),
-                               "; a program is started with: lockstep run -n 4 -- program arguments"
-                               "\nlockstep --help lists the commands"));
+  base::raise(ErrorKind::kUsage,
+              base::cat(word.empty() ? "no command" : base::cat("there is no command \"", word, "\""),
+                        "; a program is started with: lockstep run -n 4 -- program arguments"
+                        "\nlockstep --help lists the commands"));
 }
 
 int main_or_raise(int argc, char** argv) {
@@ -95,8 +97,8 @@ int main_or_raise(int argc, char** argv) {
   }
   options.command = run_command->remaining();
   if (!options.command.empty() && options.command.front().starts_with("-")) {
-    raise(ErrorKind::kUsage,
-          "lockstep run has no option " + options.command.front() + "; see lockstep run --help");
+    base::raise(ErrorKind::kUsage,
+                "lockstep run has no option " + options.command.front() + "; see lockstep run --help");
   }
   // The first "--" is ours only when no program stands before it.
   options.command.insert(options.command.end(), dashes + (dashes != argv + argc && options.command.empty()),

@@ -7,10 +7,10 @@
 
 #include "launch/failure_report.h"
 #include "lockstep/base/bytes.h"
+#include "lockstep/base/detail/slow_wait.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/slow_wait.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::launch {
 namespace {
@@ -22,11 +22,11 @@ constexpr Milliseconds kEndTimeout{300'000};   // as torchrun's exit barrier
 const std::string kFailedKey = "lockstep/launch/failed";
 
 std::string came_key(int node) {
-  return cat("lockstep/launch/came/", node);
+  return base::cat("lockstep/launch/came/", node);
 }
 
 std::string ended_key(int node) {
-  return cat("lockstep/launch/ended/", node);
+  return base::cat("lockstep/launch/ended/", node);
 }
 
 }  // namespace
@@ -38,7 +38,7 @@ void Nodes::hurry() {
 Store& Nodes::store() {
   Store& store = host_.store();
   if (!connected_) {
-    came_as_ = cat(n_workers_, ' ', host_name(), ", pid ", ::getpid());
+    came_as_ = base::cat(n_workers_, ' ', host_name(), ", pid ", ::getpid());
     first_came_as_ = to_text(store.compare_set(came_key(node_rank_), {}, to_bytes(came_as_)));
   }
   connected_ = true;
@@ -50,17 +50,17 @@ std::optional<std::string> Nodes::misfit() {
   const auto who = [](const std::string& came_as) { return came_as.substr(came_as.find(' ') + 1); };
   if (first_came_as_ != came_as_) {
     compared_ = true;
-    return cat("two launchers have --node-rank ", node_rank_, ": ", who(first_came_as_), ", and ",
-               who(came_as_), "; each host needs a number of its own");
+    return base::cat("two launchers have --node-rank ", node_rank_, ": ", who(first_came_as_), ", and ",
+                     who(came_as_), "; each host needs a number of its own");
   }
   const std::string zero_key = came_key(0);
   if (!store().check({&zero_key, 1})) return std::nullopt;
   compared_ = true;
   const std::string zero = to_text(store().get(zero_key));
   const std::string n_workers = zero.substr(0, zero.find(' '));
-  if (n_workers == cat(n_workers_)) return std::nullopt;
-  return cat("host 0 (", who(zero), ") was given -n ", n_workers, ", host ", node_rank_, " (", who(came_as_),
-             ") -n ", n_workers_, "; every host must run the same number of workers");
+  if (n_workers == base::cat(n_workers_)) return std::nullopt;
+  return base::cat("host 0 (", who(zero), ") was given -n ", n_workers, ", host ", node_rank_, " (",
+                   who(came_as_), ") -n ", n_workers_, "; every host must run the same number of workers");
 }
 
 std::optional<std::string> Nodes::check() {
@@ -77,7 +77,7 @@ std::optional<std::string> Nodes::check() {
   } catch (const Error& error) {
     next_check_ = Deadline::after(kRetryInterval);
     if (!connected_) return std::nullopt;
-    return cat("the rendezvous store is gone (", error.what(), ")");
+    return base::cat("the rendezvous store is gone (", error.what(), ")");
   }
 }
 
@@ -88,7 +88,7 @@ void Nodes::tell_failure(const std::string& what) noexcept {
     const Bytes text = to_bytes(what);
     store().compare_set(kFailedKey, {}, text);
   } catch (const std::exception& error) {
-    log(LogLevel::kWarn, cat("cannot tell the other hosts that this one failed: ", error.what()));
+    base::log(LogLevel::kWarn, base::cat("cannot tell the other hosts that this one failed: ", error.what()));
   }
 }
 
@@ -112,7 +112,7 @@ void Nodes::end(bool well) noexcept {
     if (node_rank_ != 0) return;
     const auto keys = awaited_keys(well);
     const Deadline deadline = Deadline::after(kEndTimeout);
-    SlowWait slow(deadline);
+    base::SlowWait slow(deadline);
     while (!keys.empty()) {
       const auto left = std::chrono::ceil<Milliseconds>(slow.next().remaining());
       try {
@@ -121,16 +121,16 @@ void Nodes::end(bool well) noexcept {
         if (error.kind() != ErrorKind::kTimeout || deadline.expired()) throw;
       }
       slow.say_if_due([&] {
-        return cat("this launcher holds the store and waits until the other hosts are done (",
-                   std::ranges::count_if(keys,
-                                         [&](const auto& key) {
-                                           return !store.check({&key, 1});
-                                         }),
-                   " of ", n_nodes_ - 1, " are not); Ctrl-C ends it");
+        return base::cat("this launcher holds the store and waits until the other hosts are done (",
+                         std::ranges::count_if(keys,
+                                               [&](const auto& key) {
+                                                 return !store.check({&key, 1});
+                                               }),
+                         " of ", n_nodes_ - 1, " are not); Ctrl-C ends it");
       });
     }
   } catch (const std::exception& error) {
-    log(LogLevel::kWarn, cat("not every host is known to be done: ", error.what()));
+    base::log(LogLevel::kWarn, base::cat("not every host is known to be done: ", error.what()));
   }
 }
 

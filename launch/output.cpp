@@ -7,8 +7,9 @@
 #include <array>
 #include <cerrno>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::launch {
 namespace {
@@ -35,8 +36,9 @@ Output::Output(OutputOptions options)
 
 void Output::add_source(int worker, Stream stream) {
   int ends[2];
-  if (::pipe2(ends, O_CLOEXEC) != 0) raise(system_failure(errno, "make a pipe for a worker's output"));
-  Source source{worker, stream, Fd(ends[0]), Fd(ends[1]), nullptr};
+  if (::pipe2(ends, O_CLOEXEC) != 0)
+    base::raise(base::system_failure(errno, "make a pipe for a worker's output"));
+  Source source{worker, stream, base::Fd(ends[0]), base::Fd(ends[1]), nullptr};
   // Only our end: the worker's must block as any pipe does.
   ::fcntl(ends[0], F_SETFL, O_NONBLOCK);
   source.lines = std::make_unique<LineAssembler>(
@@ -121,7 +123,7 @@ void Output::finish() {
 
 void Output::say(std::string_view text) {
   merger_.flush_all();
-  err_.write(cat("lockstep: ", text, "\n"));
+  err_.write(base::cat("lockstep: ", text, "\n"));
 }
 
 const std::deque<std::string>& Output::last_errors(int worker) const {
@@ -136,7 +138,7 @@ void Output::take_line(int worker, Stream stream, std::string_view line) {
   }
   if (raw()) return;
   if (!options_.prefix) {
-    sink(stream).write(cat(line, "\n"));
+    sink(stream).write(base::cat(line, "\n"));
     return;
   }
   merger_.add(worker, stream, line, now_ns_);
@@ -144,13 +146,13 @@ void Output::take_line(int worker, Stream stream, std::string_view line) {
 
 void Output::print(const std::vector<int>& workers, Stream stream, std::string_view line) {
   OutputSink& target = sink(stream);
-  target.write(cat(prefix(workers, target), line, "\n"));
+  target.write(base::cat(prefix(workers, target), line, "\n"));
 }
 
 std::string Output::prefix(const std::vector<int>& workers, const OutputSink& sink) const {
   std::vector<int> ranks = workers;
   for (int& rank : ranks) rank += options_.first_rank;
-  std::string text = cat("[", rank_set_text(ranks), "]");
+  std::string text = base::cat("[", rank_set_text(ranks), "]");
   if (!options_.prefix_template.empty()) {
     text = replaced(options_.prefix_template, "${role_name}", options_.role);
     text = replaced(std::move(text), "${rank}", rank_set_text(ranks));
@@ -161,7 +163,7 @@ std::string Output::prefix(const std::vector<int>& workers, const OutputSink& si
   static constexpr int kColours[] = {36, 32, 33, 35, 34, 31};
   const int code =
       workers.size() > 1 ? 1 : kColours[static_cast<std::size_t>(workers[0]) % std::size(kColours)];
-  return cat("\x1b[", code, "m", text, "\x1b[0m ");
+  return base::cat("\x1b[", code, "m", text, "\x1b[0m ");
 }
 
 }  // namespace lockstep::launch

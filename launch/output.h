@@ -15,7 +15,7 @@
 #include "launch/line_merger.h"
 #include "launch/output_sink.h"
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/fd.h"
+#include "lockstep/base/detail/fd.h"
 
 namespace lockstep::launch {
 
@@ -55,8 +55,8 @@ class Output {
   struct Source {
     int worker;
     Stream stream;
-    Fd read_end;
-    Fd write_end;
+    base::Fd read_end;
+    base::Fd write_end;
     std::unique_ptr<LineAssembler> lines;
   };
   void add_source(int worker, Stream stream);

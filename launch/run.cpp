@@ -15,10 +15,11 @@
 #include "launch/nodes.h"
 #include "launch/open_files.h"
 #include "launch/output.h"
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/process.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/process.h"
-#include "lockstep/base/text.h"
 #include "lockstep/process/handled_signal.h"
 #include "lockstep/process/job_server.h"
 #include "lockstep/process/report.h"
@@ -47,7 +48,7 @@ class PassedSignals {
     }
     ::pthread_sigmask(SIG_BLOCK, &set, &before_);
     fd_.reset(::signalfd(-1, &set, SFD_CLOEXEC | SFD_NONBLOCK));
-    if (!fd_) raise(system_failure(errno, "signalfd"));
+    if (!fd_) base::raise(base::system_failure(errno, "signalfd"));
   }
   ~PassedSignals() { ::pthread_sigmask(SIG_SETMASK, &before_, nullptr); }
   PassedSignals(const PassedSignals&) = delete;
@@ -62,7 +63,7 @@ class PassedSignals {
 
  private:
   sigset_t before_{};
-  Fd fd_;
+  base::Fd fd_;
 };
 
 class Job {
@@ -80,8 +81,8 @@ class Job {
                  .first_rank = plan.first_rank(),
                  .role = options.role,
                  .prefix = options.prefix,
-                 .prefix_template = environment(Var::kLogLinePrefixTemplate).value_or(""),
-                 .colour = !environment(Var::kNoColor)}),
+                 .prefix_template = base::environment(base::EnvVar::kLogLinePrefixTemplate).value_or(""),
+                 .colour = !base::environment(base::EnvVar::kNoColor)}),
         notes_(plan.n_workers) {}
 
   int run() {
@@ -98,10 +99,10 @@ class Job {
 
  private:
   void say_thread_count() {
-    sets_threads_ = plan_.n_workers > 1 && !environment(Var::kOmpNumThreads);
+    sets_threads_ = plan_.n_workers > 1 && !base::environment(base::EnvVar::kOmpNumThreads);
     if (sets_threads_) {
-      output_.say(cat("each worker gets OMP_NUM_THREADS=1, so that ", plan_.n_workers,
-                      " workers do not fight for the cores; set it yourself to tune"));
+      output_.say(base::cat("each worker gets OMP_NUM_THREADS=1, so that ", plan_.n_workers,
+                            " workers do not fight for the cores; set it yourself to tune"));
     }
   }
 
@@ -114,17 +115,18 @@ class Job {
                             .n_nodes = plan_.n_nodes,
                             .role = options_.role};
     EnvironmentList variables = worker_environment(place, host_.address());
-    if (sets_threads_) variables.emplace_back(name_of(Var::kOmpNumThreads), "1");
+    if (sets_threads_) variables.emplace_back(name_of(base::EnvVar::kOmpNumThreads), "1");
     // A file for whoever opens it, but one that no killed launcher can leave behind.
-    variables.emplace_back(name_of(Var::kElasticErrorFile), cat("/proc/self/fd/", report_fd(worker)));
-    variables.emplace_back(name_of(Var::kLockstepNotes), notes_.variable(worker));
+    variables.emplace_back(name_of(base::EnvVar::kElasticErrorFile),
+                           base::cat("/proc/self/fd/", report_fd(worker)));
+    variables.emplace_back(name_of(base::EnvVar::kLockstepNotes), notes_.variable(worker));
     return variables;
   }
 
   int report_fd(int worker) const { return reports_[static_cast<std::size_t>(worker)].get(); }
 
   void start(const sigset_t& signal_mask) {
-    const Fd empty_input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
+    const base::Fd empty_input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
     const int secret_fd = host_.address().secret_fd;
     std::vector<ChildSpec> specs;
     for (int worker = 0; worker < plan_.n_workers; ++worker) {
@@ -153,15 +155,15 @@ class Job {
     const int rank = plan_.first_rank() + exit.index;
     host_.publish_exit(rank, exit);
     if (!exit.loss.empty() && !supervisor_->stopping())
-      output_.say(cat("rank ", rank, " (pid ", exit.pid, ") ", exit.cause(), ", as it lost a peer"));
+      output_.say(base::cat("rank ", rank, " (pid ", exit.pid, ") ", exit.cause(), ", as it lost a peer"));
   }
 
   // The failure that ends the job.
   void tell(const ChildExit& exit) {
     const int rank = plan_.first_rank() + exit.index;
-    output_.say(cat("rank ", rank, " (pid ", exit.pid, ") ", exit.cause(),
-                    plan_.world_size() > 1 ? "; stopping the other workers" : ""));
-    nodes_.tell_failure(cat("rank ", rank, " on ", host_name(), " ", exit.cause()));
+    output_.say(base::cat("rank ", rank, " (pid ", exit.pid, ") ", exit.cause(),
+                          plan_.world_size() > 1 ? "; stopping the other workers" : ""));
+    nodes_.tell_failure(base::cat("rank ", rank, " on ", host_name(), " ", exit.cause()));
   }
 
   void watch(const PassedSignals& signals) {
@@ -176,7 +178,7 @@ class Job {
       supervisor_->step();
       if (supervisor_->holding()) nodes_.hurry();
       if (const auto why = nodes_.check(); why && !supervisor_->stopping()) {
-        output_.say(cat(*why, "; stopping the workers of this host"));
+        output_.say(base::cat(*why, "; stopping the workers of this host"));
         lost_elsewhere_ = true;
         supervisor_->stop(SIGTERM);
       }
@@ -187,13 +189,14 @@ class Job {
   void pass_on(int signal) {
     if (signal == SIGUSR1 || signal == SIGUSR2) return pass_on_to_handlers(signal);
     if (signal_) {
-      output_.say(cat(signal_name(signal), " again: killing all workers"));
+      output_.say(base::cat(base::signal_name(signal), " again: killing all workers"));
       return supervisor_->kill();
     }
     signal_ = signal;
-    output_.say(cat(signal_name(signal), " passed on to the workers; those left after ",
-                    static_cast<double>(plan_.grace.count()) / 1000, " s are killed"));
-    nodes_.tell_failure(cat("the workers on ", host_name(), " were stopped by ", signal_name(signal)));
+    output_.say(base::cat(base::signal_name(signal), " passed on to the workers; those left after ",
+                          static_cast<double>(plan_.grace.count()) / 1000, " s are killed"));
+    nodes_.tell_failure(
+        base::cat("the workers on ", host_name(), " were stopped by ", base::signal_name(signal)));
     if (supervisor_->stopping()) return supervisor_->signal(signal);
     supervisor_->stop(signal);
   }
@@ -203,10 +206,10 @@ class Job {
     std::vector<pid_t> sessions = supervisor_->pids();
     for (const ChildExit& exit : supervisor_->exits()) std::erase(sessions, exit.pid);
     const int n = send_handled_signal(sessions, signal);
-    output_.say(n == 0 ? cat(signal_name(signal),
-                             ": no process of the workers handles it, so that it is not passed on")
-                       : cat(signal_name(signal), ": passed on to ", n, n == 1 ? " process" : " processes",
-                             " that handle it"));
+    output_.say(n == 0 ? base::cat(base::signal_name(signal),
+                                   ": no process of the workers handles it, so that it is not passed on")
+                       : base::cat(base::signal_name(signal), ": passed on to ", n,
+                                   n == 1 ? " process" : " processes", " that handle it"));
   }
 
   // No worker is left; a signal may end this process now, for one if nobody reads its output.
@@ -216,8 +219,8 @@ class Job {
     if (first && !first->stopped) {
       report_failure(*first);
     } else if (first) {
-      output_.say(
-          cat("the workers were stopped; rank ", plan_.first_rank() + first->index, " ", first->cause()));
+      output_.say(base::cat("the workers were stopped; rank ", plan_.first_rank() + first->index, " ",
+                            first->cause()));
     }
     output_.finish();
     nodes_.end(!first && !lost_elsewhere_ && !signal_);
@@ -242,8 +245,8 @@ class Job {
   JobServer host_;
   Nodes nodes_;
   Output output_;
-  std::vector<Fd> reports_;  // TORCHELASTIC_ERROR_FILE, one per worker
-  LossNotes notes_;
+  std::vector<base::Fd> reports_;  // TORCHELASTIC_ERROR_FILE, one per worker
+  base::LossNotes notes_;
   std::optional<Supervisor> supervisor_;
   bool sets_threads_ = false;
   bool lost_elsewhere_ = false;

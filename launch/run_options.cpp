@@ -7,10 +7,11 @@
 #include <optional>
 #include <sstream>
 
-#include "lockstep/base/environment_verbatim.h"
+#include "lockstep/base/detail/environment_verbatim.h"
+#include "lockstep/base/detail/process.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/process.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::launch {
 namespace {
@@ -46,22 +47,22 @@ int count_gpus(const std::string& devices) {
     const std::string name = entry.path().filename().string();
     if (name.starts_with("nvidia") && parse_int(std::string_view(name).substr(6)).value_or(-1) >= 0) ++n;
   }
-  const auto visible = environment_verbatim(Var::kCudaVisibleDevices);
+  const auto visible = base::environment_verbatim(base::EnvVar::kCudaVisibleDevices);
   return visible ? count_visible(*visible, n) : n;
 }
 
 }  // namespace
 
 int parse_processes(const std::string& text, const std::string& devices) {
-  if (text == "auto" || text == "cpu") return available_cores();
+  if (text == "auto" || text == "cpu") return base::available_cores();
   if (text == "gpu") {
     if (const int n = count_gpus(devices); n > 0) return n;
-    raise(ErrorKind::kUsage, "--nproc-per-node gpu: no GPU is visible here; use cpu or auto");
+    base::raise(ErrorKind::kUsage, "--nproc-per-node gpu: no GPU is visible here; use cpu or auto");
   }
   const auto n = parse_int(text);
   if (n && *n >= 1 && *n <= kMaxWorkers) return *n;
-  raise(ErrorKind::kUsage, cat("--nproc-per-node must be auto, cpu, gpu or a number from 1 to ", kMaxWorkers,
-                               ", but is \"", text, "\""));
+  base::raise(ErrorKind::kUsage, base::cat("--nproc-per-node must be auto, cpu, gpu or a number from 1 to ",
+                                           kMaxWorkers, ", but is \"", text, "\""));
 }
 
 int parse_nodes(const std::string& text) {
@@ -69,12 +70,12 @@ int parse_nodes(const std::string& text) {
   const auto least = parse_int(std::string_view(text).substr(0, colon));
   const auto most = colon == std::string::npos ? least : parse_int(std::string_view(text).substr(colon + 1));
   if (!least || !most || *least < 1 || *least > *most) {
-    raise(ErrorKind::kUsage,
-          cat("--nnodes must be N or MIN:MAX with 1 <= MIN <= MAX, but is \"", text, "\""));
+    base::raise(ErrorKind::kUsage,
+                base::cat("--nnodes must be N or MIN:MAX with 1 <= MIN <= MAX, but is \"", text, "\""));
   }
   if (*least != *most) {
-    raise(ErrorKind::kUnsupported,
-          cat("--nnodes ", text, ": jobs that change their size are not supported; use ", *most));
+    base::raise(ErrorKind::kUnsupported,
+                base::cat("--nnodes ", text, ": jobs that change their size are not supported; use ", *most));
   }
   return *least;
 }
@@ -85,20 +86,20 @@ RunPlan make_plan(const RunOptions& options) {
                .node_rank = options.node_rank,
                .master_addr = options.master_addr};
   if (plan.node_rank < 0 || plan.node_rank >= plan.n_nodes) {
-    raise(ErrorKind::kUsage,
-          cat("--node-rank must be from 0 to ", plan.n_nodes - 1, ", but is ", plan.node_rank));
+    base::raise(ErrorKind::kUsage,
+                base::cat("--node-rank must be from 0 to ", plan.n_nodes - 1, ", but is ", plan.node_rank));
   }
   const int port = options.master_port >= 0 ? options.master_port : plan.n_nodes > 1 ? kDefaultPort : 0;
   if (port > 65535 || (port == 0 && plan.n_nodes > 1)) {
-    raise(ErrorKind::kUsage, cat("--master-port ", port, " is not a port all hosts can know"));
+    base::raise(ErrorKind::kUsage, base::cat("--master-port ", port, " is not a port all hosts can know"));
   }
   plan.master_port = static_cast<std::uint16_t>(port);
   if (!(options.grace_s >= 0) || options.grace_s > 1e6) {
-    raise(ErrorKind::kUsage, cat("--grace must be a number of seconds, not ", options.grace_s));
+    base::raise(ErrorKind::kUsage, base::cat("--grace must be a number of seconds, not ", options.grace_s));
   }
   plan.grace = Milliseconds(std::llround(options.grace_s * 1000));
   if (options.command.empty())
-    raise(ErrorKind::kUsage, "no program to run: lockstep run -n 4 -- program arguments");
+    base::raise(ErrorKind::kUsage, "no program to run: lockstep run -n 4 -- program arguments");
   return plan;
 }
 

@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
+#include "lockstep/base/detail/process.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/process.h"
 #include "lockstep/process/testing.h"
 
 namespace lockstep::launch {
@@ -26,8 +26,8 @@ struct Processes : ::testing::Test {
 };
 
 TEST_F(Processes, AutoIsOnePerCoreAlsoWhereThereAreGpus) {
-  EXPECT_EQ(parse_processes("auto", devices.file("")), available_cores());
-  EXPECT_EQ(parse_processes("cpu", devices.file("")), available_cores());
+  EXPECT_EQ(parse_processes("auto", devices.file("")), base::available_cores());
+  EXPECT_EQ(parse_processes("cpu", devices.file("")), base::available_cores());
 }
 
 TEST_F(Processes, GpuIsOnePerDeviceThatCudaWouldShow) {

@@ -6,8 +6,8 @@
 #include <sstream>
 
 #include "launch/launcher.h"
-#include "lockstep/base/process.h"
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/process.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/net/secret.h"
 
 namespace lockstep::launch {
@@ -39,7 +39,8 @@ Lines lines_by_rank(const std::string& text) {
     for (std::string range; std::getline(ranges, range, ',');) {
       const auto dash = range.find('-');
       const int last = std::stoi(dash == std::string::npos ? range : range.substr(dash + 1));
-      for (int rank = std::stoi(range); rank <= last; ++rank) lines.insert(cat("[", rank, line.substr(end)));
+      for (int rank = std::stoi(range); rank <= last; ++rank)
+        lines.insert(base::cat("[", rank, line.substr(end)));
     }
   }
   return lines;
@@ -66,7 +67,7 @@ TEST(Run, LauncherVariableIsTheLaunchersPid) {
   Launcher launcher(shell({}, "echo $LOCKSTEP_LAUNCHER"));
   const pid_t pid = launcher.pid();
   EXPECT_EQ(launcher.wait(), 0);
-  EXPECT_EQ(launcher.out(), cat(pid, "\n"));
+  EXPECT_EQ(launcher.out(), base::cat(pid, "\n"));
 }
 
 TEST(Run, WorkersMeetInTheLaunchersStore) {
@@ -110,7 +111,7 @@ TEST(Run, TheFirstFailureIsReportedAsRootCauseAndItsExitCodeIsTheLaunchers) {
   EXPECT_TRUE(contains(err, "    | something broke")) << err;
   char host[256] = {};
   ::gethostname(host, sizeof host - 1);
-  EXPECT_TRUE(contains(err, cat("host    ", host))) << err;
+  EXPECT_TRUE(contains(err, base::cat("host    ", host))) << err;
   EXPECT_FALSE(contains(err, "also failed")) << "workers that the launcher stopped have not failed: " << err;
 }
 
@@ -267,7 +268,8 @@ TEST(Run, AutoIsOnePerCore) {
   Launcher launcher(shell({"-n", "auto", "--no-prefix"}, "echo $WORLD_SIZE"));
   EXPECT_EQ(launcher.wait(), 0);
   const auto lines = lines_of(launcher.out());
-  EXPECT_EQ(lines.count(cat(available_cores())), static_cast<std::size_t>(available_cores()))
+  EXPECT_EQ(lines.count(base::cat(base::available_cores())),
+            static_cast<std::size_t>(base::available_cores()))
       << launcher.out();
 }
 

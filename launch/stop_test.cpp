@@ -2,7 +2,7 @@
 #include <gtest/gtest.h>
 
 #include "launch/launcher.h"
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/net/secret.h"
 
 namespace lockstep::launch {
@@ -15,7 +15,7 @@ using process_testing::read_file;
 using process_testing::TemporaryFolder;
 
 pid_t parent_of(pid_t pid) {
-  const std::string stat = read_file(cat("/proc/", pid, "/stat"));
+  const std::string stat = read_file(base::cat("/proc/", pid, "/stat"));
   std::istringstream rest(stat.substr(stat.rfind(')') + 2));
   char state = 0;
   pid_t parent = 0;
@@ -36,11 +36,12 @@ bool both_print(const Launcher& launcher, const std::string& word) {
 struct StubbornJob {
   std::string script() const {
     const std::string stay = "while :; do sleep 1000; done";
-    return cat("if test $RANK = 0; then trap '' TERM; ",                                                //
-               "sh -c 'echo $$ > ", folder.file("background"), "; ", stay, "' & ",                      //
-               "setsid sh -c 'echo $$ > ", folder.file("session"), "; ", stay, "' & ",                  //
-               "sh -c '(setsid sh -c \"echo \\$\\$ > ", folder.file("orphan"), "; ", stay, "\" &)'; ",  //
-               "fi; echo $$ > ", folder.file("worker"), "$RANK; ", stay);
+    return base::cat("if test $RANK = 0; then trap '' TERM; ",                                //
+                     "sh -c 'echo $$ > ", folder.file("background"), "; ", stay, "' & ",      //
+                     "setsid sh -c 'echo $$ > ", folder.file("session"), "; ", stay, "' & ",  //
+                     "sh -c '(setsid sh -c \"echo \\$\\$ > ", folder.file("orphan"), "; ", stay,
+                     "\" &)'; ",  //
+                     "fi; echo $$ > ", folder.file("worker"), "$RANK; ", stay);
   }
   // All have started.
   std::vector<pid_t> pids() const {
@@ -130,8 +131,8 @@ TEST(Stop, AnInterruptEndsTheWorkersAndShowsInTheExitCode) {
 TEST(Stop, AnInterruptDoesNotWaitForAHostThatNeverCame) {
   TemporaryFolder folder;
   JobSecret::mint().write_file(folder.file("secret"));
-  Launcher launcher({"run", "--nnodes=2", "--node-rank=0", "--master-port", cat(30000 + ::getpid() % 2000),
-                     "--", "sh", "-c", "echo ready; exec sleep 1000"},
+  Launcher launcher({"run", "--nnodes=2", "--node-rank=0", "--master-port",
+                     base::cat(30000 + ::getpid() % 2000), "--", "sh", "-c", "echo ready; exec sleep 1000"},
                     {.environment = {{"LOCKSTEP_SECRET_FILE", folder.file("secret")}}});
   ASSERT_TRUE(process_testing::eventually([&] { return contains(launcher.out(), "ready"); }))
       << launcher.err();
@@ -151,7 +152,7 @@ TEST(Stop, UserSignalsArePassedOnWithoutStopping) {
 
 // A worker that prints "ready" and ends well when the file is there.
 std::string wait_for(const std::string& file) {
-  return cat("echo ready; while ! test -e ", file, "; do sleep 0.01; done");
+  return base::cat("echo ready; while ! test -e ", file, "; do sleep 0.01; done");
 }
 
 TEST(Stop, AUserSignalThatNobodyHandlesEndsNobody) {
@@ -186,9 +187,9 @@ TEST(Stop, ASignalThatWasIgnoredFromTheStartStaysIgnored) {
 TEST(Stop, WhatAFinishedScriptLeftRunningIsEnded) {
   TemporaryFolder folder;
   Launcher launcher({"run", "--grace", "0.3", "--", "sh", "-c",
-                     cat("setsid sh -c 'trap \"\" TERM; echo $$ > ", folder.file("left"),
-                         "; while :; do sleep 1000; done' & while ! test -s ", folder.file("left"),
-                         "; do sleep 0.01; done")});
+                     base::cat("setsid sh -c 'trap \"\" TERM; echo $$ > ", folder.file("left"),
+                               "; while :; do sleep 1000; done' & while ! test -s ", folder.file("left"),
+                               "; do sleep 0.01; done")});
   EXPECT_EQ(launcher.wait(), 0) << launcher.err();
   EXPECT_TRUE(is_dead(pid_in(folder.file("left"))));
 }
@@ -196,9 +197,10 @@ TEST(Stop, WhatAFinishedScriptLeftRunningIsEnded) {
 TEST(Stop, AReaderThatGoesAwayEndsTheJob) {
   TemporaryFolder folder;
   // `head` leaves after two lines; the launcher then gets SIGPIPE, as any program would.
-  Launcher launcher({"run", "--", "sh", "-c",
-                     cat(LOCKSTEP_LAUNCHER_PATH, " run -n 2 -- sh -c 'echo $$ > ", folder.file("worker"),
-                         "$RANK; while echo line $RANK; do sleep 0.01; done' | head -n 2")});
+  Launcher launcher(
+      {"run", "--", "sh", "-c",
+       base::cat(LOCKSTEP_LAUNCHER_PATH, " run -n 2 -- sh -c 'echo $$ > ", folder.file("worker"),
+                 "$RANK; while echo line $RANK; do sleep 0.01; done' | head -n 2")});
   EXPECT_EQ(launcher.wait(), 0) << launcher.err();
   EXPECT_TRUE(dies(pid_in(folder.file("worker0"))));
   EXPECT_TRUE(dies(pid_in(folder.file("worker1"))));

@@ -11,9 +11,10 @@
 #include <iostream>
 #include <string>
 
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/process/job_server.h"
 #include "lockstep/store/tcp_store.h"
 
@@ -34,21 +35,21 @@ int blame(Store& store, long rank, int culprit) {
     return 3;
   }
   if (rank == 0) {
-    raise({.kind = ErrorKind::kPeerLost,
-           .message = cat("all_reduce: rank ", culprit, " left the group"),
-           .peer = LostPeer{culprit, -1, "left the group"}});
+    base::raise({.kind = ErrorKind::kPeerLost,
+                 .message = base::cat("all_reduce: rank ", culprit, " left the group"),
+                 .peer = LostPeer{culprit, -1, "left the group"}});
   }
   for (;;) ::pause();
 }
 
 int work(const std::string& what, int lost) {
-  const long rank = environment_int(Var::kRank).value();
-  const long world_size = environment_int(Var::kWorldSize).value();
-  const auto store =
-      TcpStore::open(environment(Var::kMasterAddr).value(),
-                     {.port = static_cast<std::uint16_t>(environment_int(Var::kMasterPort).value()),
-                      .timeout = Milliseconds(60'000),
-                      .secret = JobSecret::from_environment()});
+  const long rank = base::environment_int(base::EnvVar::kRank).value();
+  const long world_size = base::environment_int(base::EnvVar::kWorldSize).value();
+  const auto store = TcpStore::open(
+      base::environment(base::EnvVar::kMasterAddr).value(),
+      {.port = static_cast<std::uint16_t>(base::environment_int(base::EnvVar::kMasterPort).value()),
+       .timeout = Milliseconds(60'000),
+       .secret = JobSecret::from_environment()});
   if (what == "lose" && rank != lost) ::signal(SIGTERM, SIG_IGN);
   meet(*store, world_size);
   if (what == "meet") {

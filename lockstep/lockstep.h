@@ -3,7 +3,6 @@
 
 #include "lockstep/autograd/autograd.h"
 #include "lockstep/base/env_dump.h"
-#include "lockstep/base/environment.h"
 #include "lockstep/base/error.h"
 #include "lockstep/collective/breakpoint.h"
 #include "lockstep/collective/collective.h"
@@ -23,4 +22,8 @@
 #include "lockstep/remote/remote.h"
 #include "lockstep/rendezvous/rendezvous.h"
 #include "lockstep/rpc/rpc.h"
+#include "lockstep/store/file_store.h"
+#include "lockstep/store/hash_store.h"
+#include "lockstep/store/prefix_store.h"
 #include "lockstep/store/store.h"
+#include "lockstep/store/tcp_store.h"

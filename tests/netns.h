@@ -15,8 +15,9 @@
 #include <memory>
 #include <string>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::testing {
 
@@ -31,11 +32,12 @@ class TwoHosts {
     for (int host = 0; host < 2; ++host) {
       if ((hosts->holders_[host] = hold()) < 0) return why = "the kernel gives no network namespace", nullptr;
     }
-    const std::string cable = cat("ip link add eth0 type veth peer name eth0 netns ", hosts->holders_[1]);
+    const std::string cable =
+        base::cat("ip link add eth0 type veth peer name eth0 netns ", hosts->holders_[1]);
     if (!hosts->run(0, cable)) return why = "the kernel gives no veth pair", nullptr;
     for (int host = 0; host < 2; ++host) {
-      const std::string up = cat("ip addr add ", hosts->address(host),
-                                 "/24 dev eth0 && ip link set eth0 up && ip link set lo up");
+      const std::string up = base::cat("ip addr add ", hosts->address(host),
+                                       "/24 dev eth0 && ip link set eth0 up && ip link set lo up");
       if (!hosts->run(host, up)) return why = "the interfaces cannot be set up", nullptr;
     }
     return hosts;
@@ -49,13 +51,13 @@ class TwoHosts {
   }
   TwoHosts(const TwoHosts&) = delete;
 
-  std::string address(int host) const { return cat("10.77.0.", host + 1); }
+  std::string address(int host) const { return base::cat("10.77.0.", host + 1); }
   // Moves the calling process, which must have one thread, to that host.
   void enter(int host) const {
-    const int fd = ::open(cat("/proc/", holders_[host], "/ns/net").c_str(), O_RDONLY | O_CLOEXEC);
+    const int fd = ::open(base::cat("/proc/", holders_[host], "/ns/net").c_str(), O_RDONLY | O_CLOEXEC);
     const bool moved = fd >= 0 && ::setns(fd, CLONE_NEWNET) == 0;
     if (fd >= 0) ::close(fd);
-    if (!moved) raise(ErrorKind::kSystem, cat("cannot enter host ", host));
+    if (!moved) base::raise(ErrorKind::kSystem, base::cat("cannot enter host ", host));
   }
   // Runs a shell command there; true when it succeeds.
   bool run(int host, const std::string& command) const {

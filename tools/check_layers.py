@@ -182,7 +182,7 @@ class Tree:
                 self.complain(place, f"<{name}>: no torch below the torch line")
             if name.startswith(FORMAT_PREFIXES) and own and own not in self.below:
                 self.complain(place, f"<{name}>: fmt and spdlog clash with those of the torch wheel; "
-                                     "use lockstep::cat from lockstep/base/text.h")
+                                     "use lockstep::base::cat from lockstep/base/detail/text.h")
             if str(relative) == UMBRELLA or not name.startswith("lockstep/"):
                 continue
             folder = name.split("/")[1]

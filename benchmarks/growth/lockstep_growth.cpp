@@ -24,7 +24,7 @@
 #include "benchmarks/common/clock.h"
 #include "benchmarks/common/serve.h"
 #include "benchmarks/common/shared_array.h"
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/collective/collective.h"
 
 namespace bench {
@@ -120,7 +120,7 @@ void be_process(int rank, int size, std::uint16_t port, Numbers& mine) {
   const auto fds = open_fds(), memory = pss_kib();
   phase(mine, kInit, [&] {
     lockstep::init_process_group(
-        {.init_method = lockstep::cat("tcp://127.0.0.1:", port), .world_size = size, .rank = rank});
+        {.init_method = lockstep::base::cat("tcp://127.0.0.1:", port), .world_size = size, .rank = rank});
   });
   inside(mine);
   mine.fds = open_fds() - fds;

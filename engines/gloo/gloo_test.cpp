@@ -201,7 +201,7 @@ TEST(Gloo, LazyInitConnectsAtTheFirstOperation) {
     EngineRank end(gloo_engine(), host, rank, 3, {});
     EXPECT_TRUE(local_addresses(true).empty());
     // The first operation of one rank connects to the others: none starts before all have looked.
-    const auto looked = [](int who) { return cat("looked", who); };
+    const auto looked = [](int who) { return base::cat("looked", who); };
     EXPECT_EQ(host->kv_set(host->context, looked(rank).c_str(), "", 0), LOCKSTEP_OK);
     for (int other = 0; other < 3; ++other) await(host, looked(other).c_str());
     expect_sums(end);
@@ -364,7 +364,7 @@ class Listening {
   void await(std::size_t line) {
     std::size_t length = 0;
     const auto patience = Deadline::after(Milliseconds(20'000)).monotonic_ns();
-    EXPECT_EQ(host_.kv_get(host_.context, cat("said", line).c_str(), nullptr, 0, &length, patience),
+    EXPECT_EQ(host_.kv_get(host_.context, base::cat("said", line).c_str(), nullptr, 0, &length, patience),
               LOCKSTEP_OK)
         << "not said: " << kSlowLines[line];
   }
@@ -375,7 +375,7 @@ class Listening {
       if (!text.starts_with(kSlowLines[line])) continue;
       EXPECT_NE(text.find("; waiting goes on until "), std::string_view::npos) << text;
       ++n_said_[line];
-      host_.kv_set(host_.context, cat("said", line).c_str(), "", 0);
+      host_.kv_set(host_.context, base::cat("said", line).c_str(), "", 0);
     }
   }
   static inline Listening* here = nullptr;

@@ -12,7 +12,7 @@
 #include <cstdio>
 #include <filesystem>
 
-#include "lockstep/base/process.h"
+#include "lockstep/base/detail/process.h"
 #include "lockstep/collective/collective.h"
 #include "lockstep/store/file_store.h"
 #include "tests/netns.h"
@@ -51,7 +51,7 @@ void run(const std::string& backend, int size, int on_first) {
   std::string why;
   const auto hosts = testing::TwoHosts::make(why);
   if (hosts == nullptr) GTEST_SKIP() << why;
-  const std::string file = ::testing::TempDir() + "hierarchical_group_" + random_hex(8);
+  const std::string file = ::testing::TempDir() + "hierarchical_group_" + base::random_hex(8);
   std::fflush(nullptr);
   std::vector<pid_t> pids;
   for (int rank = 0; rank < size; ++rank) {
@@ -76,7 +76,7 @@ void run(const std::string& backend, int size, int on_first) {
   for (const pid_t pid : pids) {
     int status = 0;
     ::waitpid(pid, &status, 0);
-    EXPECT_EQ(describe_wait_status(status), "exited with code 0");
+    EXPECT_EQ(base::describe_wait_status(status), "exited with code 0");
   }
   std::filesystem::remove(file);
 }

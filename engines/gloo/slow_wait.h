@@ -1,4 +1,4 @@
-// Waits that last say once who waits for whom, where and until when, as all of lockstep's do (lockstep/base/slow_wait.h,
+// Waits that last say once who waits for whom, where and until when, as all of lockstep's do (lockstep/base/detail/slow_wait.h,
 // which a plug-in does not include: it has the ABI and the environment).
 #pragma once
 

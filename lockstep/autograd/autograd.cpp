@@ -1,8 +1,9 @@
 #include "lockstep/autograd/autograd.h"
 
 #include "lockstep/autograd/internal/service.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::autograd {
 namespace {
@@ -14,8 +15,8 @@ using internal::AutogradService;
 DistAutogradContext::DistAutogradContext() : agent_(rpc::current_agent("an autograd context")) {
   auto& current = rpc::this_call().autograd_context;
   if (current != 0) {
-    raise(ErrorKind::kUsage,
-          cat("autograd context ", current, " is current in this thread already; contexts do not nest"));
+    base::raise(ErrorKind::kUsage, base::cat("autograd context ", current,
+                                             " is current in this thread already; contexts do not nest"));
   }
   id_ = agent_->service<AutogradService>().open_context();
   current = id_;
@@ -26,15 +27,16 @@ DistAutogradContext::~DistAutogradContext() {
   try {
     agent_->service<AutogradService>().release(id_);
   } catch (...) {
-    log(LogLevel::kError, "an autograd context could not be released: " + current_failure().message);
+    base::log(LogLevel::kError,
+              "an autograd context could not be released: " + base::current_failure().message);
   }
 }
 
 std::uint64_t get_context_id() {
   const auto id = rpc::this_call().autograd_context;
   if (id == 0)
-    raise(ErrorKind::kUsage,
-          "no autograd context is current in this thread; make one with autograd::context()");
+    base::raise(ErrorKind::kUsage,
+                "no autograd context is current in this thread; make one with autograd::context()");
   return id;
 }
 
@@ -62,8 +64,9 @@ Gradients get_gradients(std::uint64_t context) {
   const auto agent = rpc::current_agent("get_gradients");
   const auto state = agent->service<AutogradService>().find(context);
   if (!state)
-    raise(ErrorKind::kUsage, cat("get_gradients: this worker knows no autograd context ", context,
-                                 ": nothing of it came here yet (call backward first), or it was released"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("get_gradients: this worker knows no autograd context ", context,
+                          ": nothing of it came here yet (call backward first), or it was released"));
   return state->gradients();
 }
 

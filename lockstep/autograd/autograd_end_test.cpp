@@ -29,8 +29,8 @@ void await_one_at(const Gate& gate) {
 class InBackground {
  public:
   InBackground(std::uint64_t context, at::Tensor loss)
-      : thread_("pass", [this, context, loss, here = this_rank_thread()] {
-          const RankThreadScope scope(here);
+      : thread_("pass", [this, context, loss, here = base::this_rank_thread()] {
+          const base::RankThreadScope scope(here);
           failure_ = caught([&] { backward(context, {loss}); });
         }) {}
   // What it raised, once it has.
@@ -41,7 +41,7 @@ class InBackground {
 
  private:
   Failure failure_;
-  Thread thread_;
+  base::Thread thread_;
 };
 
 TEST(PassEnd, ReachesThoseThatWaitForGradientsOfTheOneThatFailed) {

@@ -164,10 +164,10 @@ TEST(BackwardFailure, OfASecondPassOfTheContextLeavesTheFirstAlone) {
     const auto x = ones_with_grad();
     const auto first = pass_on(x, {1}, 1).sum();
     const auto second = pass_on(x, {1}, kNone).sum();
-    RankThread* const here = this_rank_thread();
+    base::RankThread* const here = base::this_rank_thread();
     {
-      const Thread thread("first pass", [&] {
-        const RankThreadScope scope(here);
+      const base::Thread thread("first pass", [&] {
+        const base::RankThreadScope scope(here);
         backward(context.id(), {first});
       });
       until([&] { return inside.load(); });

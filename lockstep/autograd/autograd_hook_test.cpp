@@ -64,7 +64,7 @@ TEST(Hooks, RunInAPassOfTheEngineWithTheContextCurrent) {
     EXPECT_EQ(seen, context.id());
     EXPECT_EQ(n_ends, 1) << "backward() returns after the callbacks of all workers";
     EXPECT_EQ(n_tensor_hooks, 1);
-    const RankThreadScope there(workers.agents[1]->options().rank);
+    const base::RankThreadScope there(workers.agents[1]->options().rank);
     EXPECT_TRUE(at::equal(get_gradients(context.id()).find(parameter_there), at::ones({3}) * 30));
     EXPECT_FALSE(parameter_there.grad().defined());
   });

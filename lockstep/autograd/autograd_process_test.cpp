@@ -107,7 +107,7 @@ void train(const Step& step) {
     const auto times = static_cast<double>(std::ranges::count(all, worker));
     const double gradient = rpc_sync(worker, gradient_here);
     require(gradient == times * product / (worker + 2),
-            cat("the gradient of worker ", worker, " is ", gradient));
+            base::cat("the gradient of worker ", worker, " is ", gradient));
   }
 }
 
@@ -217,9 +217,9 @@ void run_fate(int world, bool tcp_only, const std::function<void(int rank)>& wor
 }
 
 std::string describe(bool tcp_only) {
-  return cat("worker ", fate.victim, fate.at ? " at point " : " after ",
-             fate.at ? static_cast<int>(*fate.at) : static_cast<int>(fate.after),
-             fate.by_its_own_hand ? "" : " by a signal", tcp_only ? ", TCP" : ", shared memory");
+  return base::cat("worker ", fate.victim, fate.at ? " at point " : " after ",
+                   fate.at ? static_cast<int>(*fate.at) : static_cast<int>(fate.after),
+                   fate.by_its_own_hand ? "" : " by a signal", tcp_only ? ", TCP" : ", shared memory");
 }
 
 // Worker 0 calls 1, which calls 2. Whoever dies, wherever: it cannot be over before.

@@ -148,11 +148,11 @@ TEST(Backward, RunsSeveralContextsOfOneWorkerAtOnce) {
   const auto expected = reference(2, input());
   run_workers(2, [&](int rank, Workers&) {
     if (rank != 0) return;
-    std::vector<Thread> threads;
-    RankThread* const here = this_rank_thread();
+    std::vector<base::Thread> threads;
+    base::RankThread* const here = base::this_rank_thread();
     for (int i = 0; i < 4; ++i) {
       threads.emplace_back("trainer", [&] {
-        const RankThreadScope scope(here);
+        const base::RankThreadScope scope(here);
         for (int round = 0; round < 5; ++round) {
           const DistAutogradContext context;
           backward(context.id(), {loss_of(rpc_sync(1, layer, {layer(input())}))});

@@ -4,8 +4,10 @@
 #include <algorithm>
 
 #include "lockstep/autograd/internal/service.h"
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::autograd::internal {
 namespace {
@@ -17,14 +19,14 @@ constexpr Milliseconds kGiveUp{2000};
 
 void check_roots(const std::vector<at::Tensor>& roots) {
   const auto refuse = [](std::size_t i, const std::string& why) {
-    raise(ErrorKind::kUsage, cat("autograd::backward: root ", i, " ", why));
+    base::raise(ErrorKind::kUsage, base::cat("autograd::backward: root ", i, " ", why));
   };
-  if (roots.empty()) raise(ErrorKind::kUsage, "autograd::backward: no roots were given");
+  if (roots.empty()) base::raise(ErrorKind::kUsage, "autograd::backward: no roots were given");
   for (std::size_t i = 0; i < roots.size(); ++i) {
     if (!roots[i].defined()) refuse(i, "is an undefined tensor");
     if (roots[i].numel() != 1)
-      refuse(i, cat("is not a scalar but of shape ", roots[i].sizes(),
-                    "; a loss is one number, as .sum() or .mean() gives"));
+      refuse(i, base::cat("is not a scalar but of shape ", roots[i].sizes(),
+                          "; a loss is one number, as .sum() or .mean() gives"));
     if (!roots[i].requires_grad()) {
       refuse(i,
              "does not require gradients; results of remote calls do when the call was made in an autograd "
@@ -35,8 +37,8 @@ void check_roots(const std::vector<at::Tensor>& roots) {
   }
 }
 
-ByteWriter with_head(const Pass& pass) {
-  ByteWriter writer;
+base::ByteWriter with_head(const Pass& pass) {
+  base::ByteWriter writer;
   pass.head().write(writer);
   return writer;
 }
@@ -53,7 +55,7 @@ class Wave {
       if (failure != nullptr) {
         wrong = NodeFailure::of(worker, *failure);
       } else {
-        ByteReader reader(answer->body.bytes);
+        base::ByteReader reader(answer->body.bytes);
         if (need(reader.get<std::uint8_t>()) == kOk) {
           asks = read_asks(reader);
         } else {
@@ -113,8 +115,9 @@ void AutogradService::backward(std::uint64_t context, const std::vector<at::Tens
   check_roots(roots);
   const auto state = find(context);
   if (!state)
-    raise(ErrorKind::kUsage, cat("autograd::backward: this worker knows no autograd context ", context,
-                                 "; it is opened by DistAutogradContext, and over when that is destroyed"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("autograd::backward: this worker knows no autograd context ", context,
+                          "; it is opened by DistAutogradContext, and over when that is destroyed"));
   edge_list edges;
   variable_list gradients;
   for (const auto& root : roots) {
@@ -129,8 +132,8 @@ void AutogradService::backward(std::uint64_t context, const std::vector<at::Tens
                       .fast = options.mode == Mode::kFast,
                       .timeout_ms = timeout.count()};
   if (const auto other = state->pass(); other && !other->failed()) {
-    raise(ErrorKind::kUsage, cat("autograd::backward: a backward pass of autograd context ", context,
-                                 " is under way; a context has one at a time"));
+    base::raise(ErrorKind::kUsage, base::cat("autograd::backward: a backward pass of autograd context ",
+                                             context, " is under way; a context has one at a time"));
   }
   const auto pass = state->enter(head.pass, [&] { return std::make_shared<Pass>(*this, state, head); });
   try {
@@ -184,12 +187,12 @@ Asks AutogradService::ask(const std::shared_ptr<Pass>& pass, const Asks& asks) {
                    });
   }
   wave->wait([this, &pass] {
-    return cat("autograd::backward of context ", pass->head().context, ": worker ", name_of(self()),
-               " waits for the others' part of its plan: ", agent_.unanswered());
+    return base::cat("autograd::backward of context ", pass->head().context, ": worker ", name_of(self()),
+                     " waits for the others' part of its plan: ", agent_.unanswered());
   });
   if (const auto failure = wave->failure()) {
     pass->fail(*failure);
-    raise(ErrorKind::kAborted, "the backward pass could not be planned");
+    base::raise(ErrorKind::kAborted, "the backward pass could not be planned");
   }
   return wave->next();
 }
@@ -202,10 +205,10 @@ bool AutogradService::is_over(std::uint64_t pass) const {
 }
 
 std::shared_ptr<Pass> AutogradService::enter(const PassHead& head) {
-  const auto refuse = [] { raise(ErrorKind::kAborted, "the backward pass was given up"); };
+  const auto refuse = [] { base::raise(ErrorKind::kAborted, "the backward pass was given up"); };
   if (is_over(head.pass)) refuse();
   const auto state = find_or_make(head.context);
-  if (!state) raise(ErrorKind::kUsage, cat("autograd context ", head.context, " was released"));
+  if (!state) base::raise(ErrorKind::kUsage, base::cat("autograd context ", head.context, " was released"));
   auto pass = state->enter(head.pass, [&] { return std::make_shared<Pass>(*this, state, head); });
   if (is_over(head.pass)) {  // since just now: whoever ended it did not see it
     state->leave(*pass);
@@ -215,9 +218,9 @@ std::shared_ptr<Pass> AutogradService::enter(const PassHead& head) {
 }
 
 void AutogradService::serve_plan(rpc::Request request) {
-  ByteWriter writer;
+  base::ByteWriter writer;
   try {
-    ByteReader reader(request.body());
+    base::ByteReader reader(request.body());
     const auto head = PassHead::read(reader);
     const auto messages = read_messages(reader);
     const auto asks = enter(head)->plan_sends(messages);
@@ -248,7 +251,7 @@ void AutogradService::serve_gradients(rpc::Request request) {
   std::shared_ptr<Pass> pass;
   bool start = false;
   try {
-    ByteReader reader(request.body());
+    base::ByteReader reader(request.body());
     const auto head = PassHead::read(reader);
     const auto message = need(reader.get<std::uint64_t>());
     if (is_over(head.pass)) {  // whoever ended it has told the origin why
@@ -306,7 +309,7 @@ void AutogradService::tell_origin(const Pass& pass, const NodeFailure* failure) 
 
 void AutogradService::serve_done(rpc::Request request) {
   try {
-    ByteReader reader(request.body());
+    base::ByteReader reader(request.body());
     const auto head = PassHead::read(reader);
     const auto state = find(head.context);
     const auto pass = state ? state->pass() : nullptr;
@@ -367,7 +370,7 @@ void AutogradService::abort_others(const Pass& pass, const std::function<void()>
 void AutogradService::serve_abort(rpc::Request request) {
   const auto shared = std::make_shared<rpc::Request>(std::move(request));
   try {
-    ByteReader reader(shared->body());
+    base::ByteReader reader(shared->body());
     const auto head = PassHead::read(reader);
     {
       const std::lock_guard lock(mutex_);
@@ -409,7 +412,7 @@ LOCKSTEP_RPC_FUNCTION(backward_from, "lockstep.autograd.backward_from");
 
 void backward_from_rref(std::uint64_t context, const rpc::RRef<at::Tensor>& root,
                         const BackwardOptions& options) {
-  if (!root.valid()) raise(ErrorKind::kUsage, "autograd::backward: the RRef refers to nothing");
+  if (!root.valid()) base::raise(ErrorKind::kUsage, "autograd::backward: the RRef refers to nothing");
   if (root.is_owner()) {
     autograd::backward(context, {root.local_value()}, options);
     return;

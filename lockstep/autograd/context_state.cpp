@@ -3,7 +3,8 @@
 #include <torch/csrc/autograd/functions/accumulate_grad.h>
 
 #include "lockstep/autograd/internal/pass.h"
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 
 namespace lockstep::autograd::internal {
 
@@ -41,14 +42,15 @@ compat::NodeOwner<SendNode> ContextState::find_send(std::uint64_t message) const
   const std::lock_guard lock(mutex_);
   const auto found = sends_.find(message);
   if (found == sends_.end()) {
-    raise(ErrorKind::kUsage,
-          cat("nothing was sent from here as message ", message, " of autograd context ", id_));
+    base::raise(ErrorKind::kUsage,
+                base::cat("nothing was sent from here as message ", message, " of autograd context ", id_));
   }
   if (found->second->used_up()) {
-    raise(ErrorKind::kUsage,
-          "a backward pass went through this graph already, and let go of it; for a second one call the "
-          "first with "
-          "retain_graph = true");
+    base::raise(
+        ErrorKind::kUsage,
+        "a backward pass went through this graph already, and let go of it; for a second one call the "
+        "first with "
+        "retain_graph = true");
   }
   return found->second;
 }
@@ -96,8 +98,8 @@ std::shared_ptr<Pass> ContextState::enter(std::uint64_t pass,
     if (pass_ && pass_->head().pass == pass) return pass_;
     fresh = make();
     if (pass_ && !pass_->superseded_by(fresh->head())) {
-      raise(ErrorKind::kUsage,
-            cat("a backward pass of autograd context ", id_, " is under way; a context has one at a time"));
+      base::raise(ErrorKind::kUsage, base::cat("a backward pass of autograd context ", id_,
+                                               " is under way; a context has one at a time"));
     }
     old = std::exchange(pass_, fresh);
   }

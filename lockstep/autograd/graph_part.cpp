@@ -7,7 +7,8 @@
 #include <algorithm>
 
 #include "lockstep/autograd/internal/context_state.h"
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 
 namespace lockstep::autograd::internal {
 
@@ -31,8 +32,9 @@ void GraphPart::walk(Node& from) {
     open.pop_back();
     if (const auto* recv = dynamic_cast<const RecvNode*>(node)) {
       if (recv->context() != context_.id()) {
-        raise(ErrorKind::kUsage, cat("the roots depend on a tensor that was received in autograd context ",
-                                     recv->context(), ", and this pass is of context ", context_.id()));
+        base::raise(ErrorKind::kUsage,
+                    base::cat("the roots depend on a tensor that was received in autograd context ",
+                              recv->context(), ", and this pass is of context ", context_.id()));
       }
       reached_.push_back(recv);
     }
@@ -53,7 +55,7 @@ void GraphPart::deliver(const Edge& to, at::Tensor gradient) {
   Node& node = *to.function;
   const auto found = states_.find(&node);
   // A node whose hooks add edges while the pass runs.
-  if (found == states_.end()) raise(ErrorKind::kUsage, "the graph changed during a backward pass");
+  if (found == states_.end()) base::raise(ErrorKind::kUsage, "the graph changed during a backward pass");
   State& state = found->second;
   if (!state.gradients) state.gradients.emplace(node.num_inputs());
   state.gradients->add(to.input_nr, std::move(gradient), std::nullopt, std::nullopt, &node);
@@ -101,7 +103,7 @@ variable_list GraphPart::call(Node& node, variable_list gradients) {
   const variable_list before = hooked ? gradients : variable_list{};
   results = node(std::move(gradients));
   torch::autograd::validate_outputs(node.next_edges(), results, [&](const std::string& message) {
-    return cat("Function ", node.name(), " returned an ", message);
+    return base::cat("Function ", node.name(), " returned an ", message);
   });
   for (const auto& hook : node.post_hooks()) results = (*hook)(results, before);
   return results;

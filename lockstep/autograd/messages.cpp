@@ -1,6 +1,8 @@
 #include "lockstep/autograd/internal/messages.h"
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 
 namespace lockstep::autograd::internal {
 namespace {
@@ -11,15 +13,15 @@ constexpr std::uint8_t kFast = 2;
 }  // namespace
 
 void raise_damaged() {
-  raise(ErrorKind::kUsage, "this is not a message of a backward pass: it is damaged");
+  base::raise(ErrorKind::kUsage, "this is not a message of a backward pass: it is damaged");
 }
 
-void PassHead::write(ByteWriter& writer) const {
+void PassHead::write(base::ByteWriter& writer) const {
   const auto flags = static_cast<std::uint8_t>((retain_graph ? kRetainGraph : 0) | (fast ? kFast : 0));
   writer.put(context).put(pass).put(origin).put(flags).put(timeout_ms);
 }
 
-PassHead PassHead::read(ByteReader& reader) {
+PassHead PassHead::read(base::ByteReader& reader) {
   PassHead head;
   head.context = need(reader.get<std::uint64_t>());
   head.pass = need(reader.get<std::uint64_t>());
@@ -41,32 +43,32 @@ NodeFailure NodeFailure::of(WorkerId worker, const rpc::CallFailure& failure) {
   return result;
 }
 
-void NodeFailure::write(ByteWriter& writer) const {
+void NodeFailure::write(base::ByteWriter& writer) const {
   writer.put(worker).raw(rpc::encode_failure({.failure = failure, .type = type}));
 }
 
-NodeFailure NodeFailure::read(ByteReader& reader) {
+NodeFailure NodeFailure::read(base::ByteReader& reader) {
   const auto worker = need(reader.get<WorkerId>());
   return of(worker, rpc::decode_failure({.id = worker, .name = {}}, need(reader.raw(reader.left()))));
 }
 
 void NodeFailure::raise(const std::string& name, bool remote) const {
   Failure named = failure;
-  named.message = cat("Error on Node ", worker, ": ", failure.message, " (", name, ", ", type, ")");
+  named.message = base::cat("Error on Node ", worker, ": ", failure.message, " (", name, ", ", type, ")");
   if (!remote || failure.kind == ErrorKind::kPeerLost || failure.kind == ErrorKind::kTimeout) {
-    lockstep::raise(std::move(named));
+    lockstep::base::raise(std::move(named));
   }
   throw rpc::RemoteError(
       std::move(named),
       {.worker = {.id = worker, .name = name}, .type = type, .text = failure.message, .trace = {}});
 }
 
-void write_messages(ByteWriter& writer, std::span<const std::uint64_t> messages) {
+void write_messages(base::ByteWriter& writer, std::span<const std::uint64_t> messages) {
   writer.put(static_cast<std::uint32_t>(messages.size()));
   for (const auto message : messages) writer.put(message);
 }
 
-std::vector<std::uint64_t> read_messages(ByteReader& reader) {
+std::vector<std::uint64_t> read_messages(base::ByteReader& reader) {
   const auto n = need(reader.get<std::uint32_t>());
   if (n > reader.left() / sizeof(std::uint64_t)) raise_damaged();
   std::vector<std::uint64_t> messages(n);
@@ -74,7 +76,7 @@ std::vector<std::uint64_t> read_messages(ByteReader& reader) {
   return messages;
 }
 
-void write_asks(ByteWriter& writer, const Asks& asks) {
+void write_asks(base::ByteWriter& writer, const Asks& asks) {
   writer.put(static_cast<std::uint32_t>(asks.size()));
   for (const auto& [worker, messages] : asks) {
     writer.put(worker);
@@ -82,7 +84,7 @@ void write_asks(ByteWriter& writer, const Asks& asks) {
   }
 }
 
-Asks read_asks(ByteReader& reader) {
+Asks read_asks(base::ByteReader& reader) {
   Asks asks;
   for (auto n = need(reader.get<std::uint32_t>()); n > 0; --n) {
     const auto worker = need(reader.get<WorkerId>());
@@ -92,12 +94,12 @@ Asks read_asks(ByteReader& reader) {
   return asks;
 }
 
-void write_workers(ByteWriter& writer, const std::vector<WorkerId>& workers) {
+void write_workers(base::ByteWriter& writer, const std::vector<WorkerId>& workers) {
   writer.put(static_cast<std::uint32_t>(workers.size()));
   for (const auto worker : workers) writer.put(worker);
 }
 
-std::vector<WorkerId> read_workers(ByteReader& reader) {
+std::vector<WorkerId> read_workers(base::ByteReader& reader) {
   const auto n = need(reader.get<std::uint32_t>());
   if (n > reader.left() / sizeof(WorkerId)) raise_damaged();
   std::vector<WorkerId> workers(n);

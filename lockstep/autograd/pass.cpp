@@ -3,7 +3,8 @@
 #include <algorithm>
 
 #include "lockstep/autograd/internal/service.h"
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 
 namespace lockstep::autograd::internal {
 namespace {
@@ -30,7 +31,7 @@ class Running {
 };
 
 [[noreturn]] void raise_stopped() {
-  raise(ErrorKind::kAborted, "the backward pass was given up");
+  base::raise(ErrorKind::kAborted, "the backward pass was given up");
 }
 
 }  // namespace
@@ -60,7 +61,7 @@ Asks Pass::plan_roots(const edge_list& roots) {
 
 Asks Pass::plan_sends(std::span<const std::uint64_t> messages) {
   const std::lock_guard lock(mutex_);
-  if (running_) raise(ErrorKind::kUsage, "a backward pass was planned while it ran");
+  if (running_) base::raise(ErrorKind::kUsage, "a backward pass was planned while it ran");
   for (const auto message : messages) expect_send(context_->find_send(message));
   return plan_reached();
 }
@@ -107,13 +108,15 @@ bool Pass::take(std::uint64_t message, variable_list gradients) {
   const auto found = expected_.find(message);
   if (found == expected_.end()) {
     context_->find_send(message);  // says what is wrong with it, if something is
-    raise(ErrorKind::kUsage,
-          cat("gradients came for message ", message, ", which the pass was not to reach"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("gradients came for message ", message, ", which the pass was not to reach"));
   }
-  if (found->second.arrived) raise(ErrorKind::kUsage, cat("gradients for message ", message, " came twice"));
+  if (found->second.arrived)
+    base::raise(ErrorKind::kUsage, base::cat("gradients for message ", message, " came twice"));
   SendNode& node = *found->second.node;
   if (gradients.size() != node.n_tensors()) {
-    raise(ErrorKind::kUsage, cat(gradients.size(), " gradients came for ", node.n_tensors(), " tensors"));
+    base::raise(ErrorKind::kUsage,
+                base::cat(gradients.size(), " gradients came for ", node.n_tensors(), " tensors"));
   }
   found->second.arrived = true;
   if (!head_.retain_graph) node.mark_used();
@@ -181,8 +184,8 @@ bool Pass::next() {
 std::string Pass::names_of(const std::set<WorkerId>& workers) const {
   std::string names;
   for (const WorkerId worker : workers)
-    names += cat(names.empty() ? "" : ", ", service_.agent().info(worker).name);
-  return cat(workers.size() == 1 ? "worker " : "workers ", names);
+    names += base::cat(names.empty() ? "" : ", ", service_.agent().info(worker).name);
+  return base::cat(workers.size() == 1 ? "worker " : "workers ", names);
 }
 
 void Pass::wait(std::unique_lock<std::mutex>& lock, const std::function<std::string()>& what) {
@@ -191,18 +194,18 @@ void Pass::wait(std::unique_lock<std::mutex>& lock, const std::function<std::str
   lock.unlock();
   const bool rung = future.state()->wait_over(deadline_, [&] {
     const std::lock_guard guard(mutex_);
-    return cat("the backward pass of autograd context ", head_.context, ", begun by worker ",
-               service_.agent().info(head_.origin).name, ": worker ",
-               service_.agent().info(service_.self()).name, " waits for ", what());
+    return base::cat("the backward pass of autograd context ", head_.context, ", begun by worker ",
+                     service_.agent().info(head_.origin).name, ": worker ",
+                     service_.agent().info(service_.self()).name, " waits for ", what());
   });
   lock.lock();
   if (!rung && !failure_ && deadline_.expired()) {
-    auto late =
-        rpc::timeout_failure(cat("a backward pass that waits for ", what()), Milliseconds(head_.timeout_ms));
+    auto late = rpc::timeout_failure(base::cat("a backward pass that waits for ", what()),
+                                     Milliseconds(head_.timeout_ms));
     if (head_.fast)
       late.message +=
           "; FAST waits for every call made in the context, SMART only for those the loss depends on";
-    raise(std::move(late));
+    base::raise(std::move(late));
   }
 }
 
@@ -220,9 +223,10 @@ bool Pass::running() const {
 
 Pass& Pass::here() {
   if (pass_here == nullptr) {
-    raise(ErrorKind::kUsage,
-          "this graph goes on on another worker, and backward() does not: call autograd::backward(context, "
-          "{loss})");
+    base::raise(
+        ErrorKind::kUsage,
+        "this graph goes on on another worker, and backward() does not: call autograd::backward(context, "
+        "{loss})");
   }
   return *pass_here;
 }

@@ -3,8 +3,10 @@
 
 #include <torch/csrc/autograd/functions/utils.h>
 
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::autograd::internal {
 namespace {
@@ -119,7 +121,7 @@ void AutogradService::release(std::uint64_t context, std::optional<WorkerId> tol
 
 void AutogradService::tell_release(std::uint64_t context, WorkerId worker) {
   if (worker == self() || worker == owner_of(context)) return;
-  ByteWriter writer;
+  base::ByteWriter writer;
   writer.put(context);
   // Nobody waits: a worker that is gone has nothing to release, and one that is late is asked again.
   agent_.request_again(worker, rpc::Kind::kCleanup, {.body = writer.take()},
@@ -128,7 +130,7 @@ void AutogradService::tell_release(std::uint64_t context, WorkerId worker) {
 
 void AutogradService::serve_cleanup(rpc::Request request) {
   try {
-    ByteReader reader(request.body());
+    base::ByteReader reader(request.body());
     const auto context = need(reader.get<std::uint64_t>());
     release(context, request.from());
     request.answer({});
@@ -149,7 +151,7 @@ void AutogradService::note_worker(ContextState& state, WorkerId worker) {
 
 void AutogradService::tell_owner(std::uint64_t context) {
   if (owner_of(context) == self()) return;
-  ByteWriter writer;
+  base::ByteWriter writer;
   writer.put(context);
   agent_.request_again(owner_of(context), rpc::Kind::kContextHeld, {.body = writer.take()},
                        "a word to the owner of an autograd context", kCleanupTries);
@@ -157,7 +159,7 @@ void AutogradService::tell_owner(std::uint64_t context) {
 
 void AutogradService::serve_held(rpc::Request request) {
   try {
-    ByteReader reader(request.body());
+    base::ByteReader reader(request.body());
     const auto context = need(reader.get<std::uint64_t>());
     const auto state = find(context);
     if (state) state->note_worker(request.from());
@@ -185,7 +187,7 @@ void AutogradService::on_lost(WorkerId peer, const std::string& cause) {
     if (!pass) continue;
     const NodeFailure lost{.worker = peer,
                            .failure = {.kind = ErrorKind::kPeerLost,
-                                       .message = cat("worker ", name_of(peer), " is gone: ", cause),
+                                       .message = base::cat("worker ", name_of(peer), " is gone: ", cause),
                                        .peer = LostPeer{.rank = peer, .cause = cause}},
                            .type = "lockstep::Error"};
     if (pass->head().origin == peer) {
@@ -248,14 +250,14 @@ Bytes AutogradService::encode(std::uint64_t context, WorkerId to, const std::fun
   if (sent.tensors.empty()) return {};
   const auto message = agent_.new_id();
   state->add_send(SendNode::make(to, message, sent.tensors));
-  ByteWriter writer;
+  base::ByteWriter writer;
   writer.put(message).put(static_cast<std::uint32_t>(sent.tensors.size()));
   return writer.take();
 }
 
 void AutogradService::decode(std::uint64_t context, WorkerId from, std::span<const std::uint8_t> annex,
                              const std::function<void()>& decode) {
-  ByteReader reader(annex);
+  base::ByteReader reader(annex);
   const auto message = need(reader.get<std::uint64_t>());
   const auto n = need(reader.get<std::uint32_t>());
   if (reader.left() != 0 || context == 0) raise_damaged();
@@ -271,8 +273,8 @@ void AutogradService::decode(std::uint64_t context, WorkerId from, std::span<con
     decode();
   }
   if (received.n_tensors() != n) {
-    raise(ErrorKind::kUsage,
-          cat(received.n_tensors(), " tensors that require gradients came, ", n, " were sent"));
+    base::raise(ErrorKind::kUsage,
+                base::cat(received.n_tensors(), " tensors that require gradients came, ", n, " were sent"));
   }
 }
 

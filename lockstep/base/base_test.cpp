@@ -1,5 +1,19 @@
 // Errors, deadlines, bytes, the environment table and what the kernel tells about processes.
-#include "lockstep/base/base.h"
+#include "lockstep/base/bytes.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/fd.h"
+#include "lockstep/base/detail/loss_note.h"
+#include "lockstep/base/detail/process.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/slow_wait.h"
+#include "lockstep/base/detail/stack_trace.h"
+#include "lockstep/base/detail/text.h"
+#include "lockstep/base/detail/thread.h"
+#include "lockstep/base/env_dump.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 
 #include <gtest/gtest.h>
 #include <poll.h>
@@ -17,10 +31,7 @@
 #include <set>
 #include <sstream>
 
-#include "lockstep/base/env_dump.h"
-#include "lockstep/base/slow_wait.h"
-
-namespace lockstep {
+namespace lockstep::base {
 namespace {
 
 TEST(Error, RaiseThrowsTheClassOfItsFamily) {
@@ -84,14 +95,14 @@ TEST(Bytes, WriterAndReaderAgree) {
 TEST(Environment, AVariableThatIsNoIntegerIsNamedInTheError) {
   ::setenv("WORLD_SIZE", "four", 1);
   try {
-    environment_int(Var::kWorldSize);
+    environment_int(EnvVar::kWorldSize);
     FAIL() << "accepted \"four\"";
   } catch (const Error& error) {
     EXPECT_EQ(error.kind(), ErrorKind::kUsage);
     EXPECT_NE(std::string(error.what()).find("WORLD_SIZE"), std::string::npos);
   }
   ::unsetenv("WORLD_SIZE");
-  EXPECT_EQ(environment_int(Var::kWorldSize), std::nullopt);
+  EXPECT_EQ(environment_int(EnvVar::kWorldSize), std::nullopt);
 }
 
 TEST(Environment, DocumentListsExactlyTheTable) {
@@ -102,7 +113,7 @@ TEST(Environment, DocumentListsExactlyTheTable) {
     if (line.rfind("| `", 0) == 0) listed += line + "\n";
   }
   std::string expected;
-  for (const VarInfo& info : environment_table()) {
+  for (const EnvVarInfo& info : environment_table()) {
     expected += cat("| `", info.name, "` | ", info.default_text, " | ", info.meaning, " |\n");
   }
   EXPECT_EQ(listed, expected) << "docs/env.md and the table in environment.cpp differ";
@@ -254,7 +265,7 @@ TEST(Environment, IsDumpedLineByLineForBugReports) {
   std::istringstream lines(dump);
   for (std::string line; std::getline(lines, line);)
     EXPECT_TRUE(names.insert(line.substr(0, line.find('='))).second) << line;
-  for (const VarInfo& info : environment_table())
+  for (const EnvVarInfo& info : environment_table())
     EXPECT_TRUE(names.contains(std::string("env:") + info.name)) << info.name;
 }
 
@@ -300,4 +311,4 @@ TEST(Process, HostIdentityIsStableAndRandomIsNot) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::base

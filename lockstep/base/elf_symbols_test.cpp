@@ -7,11 +7,11 @@
 
 #include <cstring>
 
-#include "lockstep/base/fd.h"
+#include "lockstep/base/detail/fd.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/internal/elf_symbols.h"
-#include "lockstep/base/text.h"
 
-namespace lockstep::internal {
+namespace lockstep::base::internal {
 namespace {
 
 using Bytes = std::vector<std::uint8_t>;
@@ -120,4 +120,4 @@ TEST(ElfSymbols, EndWithTheFileWhateverItsHeaderAnnounces) {
 }
 
 }  // namespace
-}  // namespace lockstep::internal
+}  // namespace lockstep::base::internal

@@ -1,116 +1,119 @@
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/environment.h"
 
 #include <algorithm>
 #include <cctype>
 #include <charconv>
 #include <cstdlib>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/env_dump.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
-namespace lockstep {
+namespace lockstep::base {
 namespace {
 
-constexpr VarInfo kTable[] = {
-    {Var::kRank, "RANK", "", "this process's rank in the world"},
-    {Var::kWorldSize, "WORLD_SIZE", "", "number of ranks in the world"},
-    {Var::kLocalRank, "LOCAL_RANK", "", "rank among the processes of this host"},
-    {Var::kLocalWorldSize, "LOCAL_WORLD_SIZE", "", "number of ranks on this host"},
-    {Var::kGroupRank, "GROUP_RANK", "", "this host's number among the hosts"},
-    {Var::kGroupWorldSize, "GROUP_WORLD_SIZE", "", "number of hosts"},
-    {Var::kRoleRank, "ROLE_RANK", "", "rank among the workers of the same role"},
-    {Var::kRoleWorldSize, "ROLE_WORLD_SIZE", "", "number of workers of the same role"},
-    {Var::kRoleName, "ROLE_NAME", "", "name of this worker's role"},
-    {Var::kMasterAddr, "MASTER_ADDR", "", "host of the rendezvous store"},
-    {Var::kMasterPort, "MASTER_PORT", "", "port of the rendezvous store"},
-    {Var::kElasticUseAgentStore, "TORCHELASTIC_USE_AGENT_STORE", "",
+constexpr EnvVarInfo kTable[] = {
+    {EnvVar::kRank, "RANK", "", "this process's rank in the world"},
+    {EnvVar::kWorldSize, "WORLD_SIZE", "", "number of ranks in the world"},
+    {EnvVar::kLocalRank, "LOCAL_RANK", "", "rank among the processes of this host"},
+    {EnvVar::kLocalWorldSize, "LOCAL_WORLD_SIZE", "", "number of ranks on this host"},
+    {EnvVar::kGroupRank, "GROUP_RANK", "", "this host's number among the hosts"},
+    {EnvVar::kGroupWorldSize, "GROUP_WORLD_SIZE", "", "number of hosts"},
+    {EnvVar::kRoleRank, "ROLE_RANK", "", "rank among the workers of the same role"},
+    {EnvVar::kRoleWorldSize, "ROLE_WORLD_SIZE", "", "number of workers of the same role"},
+    {EnvVar::kRoleName, "ROLE_NAME", "", "name of this worker's role"},
+    {EnvVar::kMasterAddr, "MASTER_ADDR", "", "host of the rendezvous store"},
+    {EnvVar::kMasterPort, "MASTER_PORT", "", "port of the rendezvous store"},
+    {EnvVar::kElasticUseAgentStore, "TORCHELASTIC_USE_AGENT_STORE", "",
      "True: the launcher holds the store and every rank is its client"},
-    {Var::kElasticRunId, "TORCHELASTIC_RUN_ID", "", "name of the job; set means started by a launcher"},
-    {Var::kElasticRestartCount, "TORCHELASTIC_RESTART_COUNT", "", "how often the workers were restarted"},
-    {Var::kElasticMaxRestarts, "TORCHELASTIC_MAX_RESTARTS", "", "how often they may be"},
-    {Var::kElasticErrorFile, "TORCHELASTIC_ERROR_FILE", "", "where a worker may write its error as JSON"},
-    {Var::kNcclAsyncErrorHandling, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1",
+    {EnvVar::kElasticRunId, "TORCHELASTIC_RUN_ID", "", "name of the job; set means started by a launcher"},
+    {EnvVar::kElasticRestartCount, "TORCHELASTIC_RESTART_COUNT", "", "how often the workers were restarted"},
+    {EnvVar::kElasticMaxRestarts, "TORCHELASTIC_MAX_RESTARTS", "", "how often they may be"},
+    {EnvVar::kElasticErrorFile, "TORCHELASTIC_ERROR_FILE", "", "where a worker may write its error as JSON"},
+    {EnvVar::kNcclAsyncErrorHandling, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1",
      "set for workers as torchrun does"},
-    {Var::kUseLibuv, "USE_LIBUV", "1",
+    {EnvVar::kUseLibuv, "USE_LIBUV", "1",
      "0 asked torch for its plain store server; lockstep has one server and says so"},
-    {Var::kDistInitBarrier, "TORCH_DIST_INIT_BARRIER", "0", "1: a store barrier ends every group creation"},
-    {Var::kOmpNumThreads, "OMP_NUM_THREADS", "",
+    {EnvVar::kDistInitBarrier, "TORCH_DIST_INIT_BARRIER", "0",
+     "1: a store barrier ends every group creation"},
+    {EnvVar::kOmpNumThreads, "OMP_NUM_THREADS", "",
      "threads per rank; the launcher sets 1 when unset and ranks > 1"},
-    {Var::kTorchCppLogLevel, "TORCH_CPP_LOG_LEVEL", "", "log level when LOCKSTEP_LOG is unset"},
-    {Var::kDistributedDebug, "TORCH_DISTRIBUTED_DEBUG", "OFF",
+    {EnvVar::kTorchCppLogLevel, "TORCH_CPP_LOG_LEVEL", "", "log level when LOCKSTEP_LOG is unset"},
+    {EnvVar::kDistributedDebug, "TORCH_DISTRIBUTED_DEBUG", "OFF",
      "OFF, INFO or DETAIL: what groups and DDP check and tell; with TORCH_CPP_LOG_LEVEL=INFO also the log "
      "level"},
-    {Var::kShowCppStacktraces, "TORCH_SHOW_CPP_STACKTRACES", "0",
+    {EnvVar::kShowCppStacktraces, "TORCH_SHOW_CPP_STACKTRACES", "0",
      "1: errors about ranks out of step carry the C++ stack"},
-    {Var::kPetNnodes, "PET_NNODES", "", "preset of --nnodes"},
-    {Var::kPetNprocPerNode, "PET_NPROC_PER_NODE", "", "preset of --nproc-per-node"},
-    {Var::kPetNodeRank, "PET_NODE_RANK", "", "preset of --node-rank"},
-    {Var::kPetMasterAddr, "PET_MASTER_ADDR", "", "preset of --master-addr"},
-    {Var::kPetMasterPort, "PET_MASTER_PORT", "", "preset of --master-port"},
-    {Var::kPetRole, "PET_ROLE", "", "preset of --role"},
-    {Var::kLogLinePrefixTemplate, "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "",
+    {EnvVar::kPetNnodes, "PET_NNODES", "", "preset of --nnodes"},
+    {EnvVar::kPetNprocPerNode, "PET_NPROC_PER_NODE", "", "preset of --nproc-per-node"},
+    {EnvVar::kPetNodeRank, "PET_NODE_RANK", "", "preset of --node-rank"},
+    {EnvVar::kPetMasterAddr, "PET_MASTER_ADDR", "", "preset of --master-addr"},
+    {EnvVar::kPetMasterPort, "PET_MASTER_PORT", "", "preset of --master-port"},
+    {EnvVar::kPetRole, "PET_ROLE", "", "preset of --role"},
+    {EnvVar::kLogLinePrefixTemplate, "TORCHELASTIC_LOG_LINE_PREFIX_TEMPLATE", "",
      "prefix of the launcher's output lines, with ${role_name}, ${rank} and ${local_rank}"},
-    {Var::kOmpiRank, "OMPI_COMM_WORLD_RANK", "", "rank under Open MPI"},
-    {Var::kOmpiSize, "OMPI_COMM_WORLD_SIZE", "", "ranks under Open MPI"},
-    {Var::kOmpiLocalRank, "OMPI_COMM_WORLD_LOCAL_RANK", "", "local rank under Open MPI"},
-    {Var::kOmpiLocalSize, "OMPI_COMM_WORLD_LOCAL_SIZE", "", "local ranks under Open MPI"},
-    {Var::kOmpiJobId, "OMPI_MCA_ess_base_jobid", "",
+    {EnvVar::kOmpiRank, "OMPI_COMM_WORLD_RANK", "", "rank under Open MPI"},
+    {EnvVar::kOmpiSize, "OMPI_COMM_WORLD_SIZE", "", "ranks under Open MPI"},
+    {EnvVar::kOmpiLocalRank, "OMPI_COMM_WORLD_LOCAL_RANK", "", "local rank under Open MPI"},
+    {EnvVar::kOmpiLocalSize, "OMPI_COMM_WORLD_LOCAL_SIZE", "", "local ranks under Open MPI"},
+    {EnvVar::kOmpiJobId, "OMPI_MCA_ess_base_jobid", "",
      "Open MPI's job number; picks the store's port when all ranks share a host and MASTER_PORT is unset"},
-    {Var::kPmiRank, "PMI_RANK", "", "rank under a PMI launcher (MPICH, Intel MPI)"},
-    {Var::kPmiSize, "PMI_SIZE", "", "ranks under a PMI launcher"},
-    {Var::kPmixRank, "PMIX_RANK", "", "rank under a PMIx launcher"},
-    {Var::kPmixNamespace, "PMIX_NAMESPACE", "", "the PMIx job's name; picks the store's port likewise"},
-    {Var::kMpiLocalRankId, "MPI_LOCALRANKID", "", "local rank under a PMI launcher"},
-    {Var::kMpiLocalNRanks, "MPI_LOCALNRANKS", "", "local ranks under a PMI launcher"},
-    {Var::kSlurmProcId, "SLURM_PROCID", "", "rank under Slurm"},
-    {Var::kSlurmNTasks, "SLURM_NTASKS", "", "ranks under Slurm"},
-    {Var::kSlurmLocalId, "SLURM_LOCALID", "", "local rank under Slurm"},
-    {Var::kSlurmStepNodelist, "SLURM_STEP_NODELIST", "",
+    {EnvVar::kPmiRank, "PMI_RANK", "", "rank under a PMI launcher (MPICH, Intel MPI)"},
+    {EnvVar::kPmiSize, "PMI_SIZE", "", "ranks under a PMI launcher"},
+    {EnvVar::kPmixRank, "PMIX_RANK", "", "rank under a PMIx launcher"},
+    {EnvVar::kPmixNamespace, "PMIX_NAMESPACE", "", "the PMIx job's name; picks the store's port likewise"},
+    {EnvVar::kMpiLocalRankId, "MPI_LOCALRANKID", "", "local rank under a PMI launcher"},
+    {EnvVar::kMpiLocalNRanks, "MPI_LOCALNRANKS", "", "local ranks under a PMI launcher"},
+    {EnvVar::kSlurmProcId, "SLURM_PROCID", "", "rank under Slurm"},
+    {EnvVar::kSlurmNTasks, "SLURM_NTASKS", "", "ranks under Slurm"},
+    {EnvVar::kSlurmLocalId, "SLURM_LOCALID", "", "local rank under Slurm"},
+    {EnvVar::kSlurmStepNodelist, "SLURM_STEP_NODELIST", "",
      "hosts of the Slurm step; the first holds the store"},
-    {Var::kSlurmNodelist, "SLURM_NODELIST", "", "hosts of the Slurm job, when the step names none"},
-    {Var::kSlurmJobId, "SLURM_JOB_ID", "",
+    {EnvVar::kSlurmNodelist, "SLURM_NODELIST", "", "hosts of the Slurm job, when the step names none"},
+    {EnvVar::kSlurmJobId, "SLURM_JOB_ID", "",
      "Slurm's job number; picks the store's port when MASTER_PORT is unset"},
-    {Var::kSlurmStepId, "SLURM_STEP_ID", "", "number of the srun within the job; two of them get two ports"},
-    {Var::kSlurmNTasksPerNode, "SLURM_NTASKS_PER_NODE", "", "local ranks under Slurm"},
-    {Var::kSlurmStepNumNodes, "SLURM_STEP_NUM_NODES", "", "hosts under Slurm"},
-    {Var::kSlurmNodeId, "SLURM_NODEID", "", "this host's number under Slurm"},
-    {Var::kCudaVisibleDevices, "CUDA_VISIBLE_DEVICES", "",
+    {EnvVar::kSlurmStepId, "SLURM_STEP_ID", "",
+     "number of the srun within the job; two of them get two ports"},
+    {EnvVar::kSlurmNTasksPerNode, "SLURM_NTASKS_PER_NODE", "", "local ranks under Slurm"},
+    {EnvVar::kSlurmStepNumNodes, "SLURM_STEP_NUM_NODES", "", "hosts under Slurm"},
+    {EnvVar::kSlurmNodeId, "SLURM_NODEID", "", "this host's number under Slurm"},
+    {EnvVar::kCudaVisibleDevices, "CUDA_VISIBLE_DEVICES", "",
      "GPUs that -n gpu counts, as CUDA reads it: empty or -1 hides all"},
-    {Var::kNoColor, "NO_COLOR", "", "set: the launcher colours nothing"},
-    {Var::kGlooSocketIfname, "GLOO_SOCKET_IFNAME", "",
+    {EnvVar::kNoColor, "NO_COLOR", "", "set: the launcher colours nothing"},
+    {EnvVar::kGlooSocketIfname, "GLOO_SOCKET_IFNAME", "",
      "interfaces Gloo uses, comma separated; operations take turns; default: the one towards MASTER_ADDR"},
-    {Var::kGlooDeviceTransport, "GLOO_DEVICE_TRANSPORT", "TCP",
+    {EnvVar::kGlooDeviceTransport, "GLOO_DEVICE_TRANSPORT", "TCP",
      "Gloo's transport; Debian's libgloo has TCP only"},
-    {Var::kGlooLazyInit, "TORCH_GLOO_LAZY_INIT", "0", "1: Gloo connects at a group's first operation"},
-    {Var::kLockstepLog, "LOCKSTEP_LOG", "warn", "log level: error, warn, info, debug or trace"},
-    {Var::kLockstepSecretFd, "LOCKSTEP_SECRET_FD", "",
+    {EnvVar::kGlooLazyInit, "TORCH_GLOO_LAZY_INIT", "0", "1: Gloo connects at a group's first operation"},
+    {EnvVar::kLockstepLog, "LOCKSTEP_LOG", "warn", "log level: error, warn, info, debug or trace"},
+    {EnvVar::kLockstepSecretFd, "LOCKSTEP_SECRET_FD", "",
      "inherited descriptor with the job secret; set by the launcher"},
-    {Var::kLockstepSecretFile, "LOCKSTEP_SECRET_FILE", "", "file of mode 0600 with the job secret"},
-    {Var::kLockstepInsecure, "LOCKSTEP_INSECURE", "",
+    {EnvVar::kLockstepSecretFile, "LOCKSTEP_SECRET_FILE", "", "file of mode 0600 with the job secret"},
+    {EnvVar::kLockstepInsecure, "LOCKSTEP_INSECURE", "",
      "1: allow a store that listens beyond loopback without a secret"},
-    {Var::kLockstepLauncher, "LOCKSTEP_LAUNCHER", "",
+    {EnvVar::kLockstepLauncher, "LOCKSTEP_LAUNCHER", "",
      "process id of the lockstep launcher; its store asks for the secret"},
-    {Var::kLockstepSpawn, "LOCKSTEP_SPAWN", "",
+    {EnvVar::kLockstepSpawn, "LOCKSTEP_SPAWN", "",
      "set by spawn in the processes it starts: which call, which index"},
-    {Var::kLockstepHostArena, "LOCKSTEP_HOST_ARENA_MB", "",
+    {EnvVar::kLockstepHostArena, "LOCKSTEP_HOST_ARENA_MB", "",
      "address space of a rank's shared arena in MiB; default: the machine's memory, at most 16 TiB or half "
      "of the "
      "address space limit for all ranks"},
-    {Var::kLockstepEnginePath, "LOCKSTEP_ENGINE_PATH", "",
+    {EnvVar::kLockstepEnginePath, "LOCKSTEP_ENGINE_PATH", "",
      "folders, colon separated, where plug-ins of engines are looked for first"},
-    {Var::kLockstepInPlaceBytes, "LOCKSTEP_DDP_IN_PLACE_BYTES", "131072",
+    {EnvVar::kLockstepInPlaceBytes, "LOCKSTEP_DDP_IN_PLACE_BYTES", "131072",
      "gradients of at least so many bytes are reduced where they lie, not in a bucket"},
-    {Var::kLockstepStagedOnly, "LOCKSTEP_STAGED_ONLY", "",
+    {EnvVar::kLockstepStagedOnly, "LOCKSTEP_STAGED_ONLY", "",
      "1: ordinary memory travels between processes through the arenas, never copied by the kernel"},
-    {Var::kLockstepNotes, "LOCKSTEP_NOTES", "",
+    {EnvVar::kLockstepNotes, "LOCKSTEP_NOTES", "",
      "set by the launcher and spawn: where a rank notes that it fails because of another"},
-    {Var::kLockstepTimeout, "LOCKSTEP_TIMEOUT", "1800",
+    {EnvVar::kLockstepTimeout, "LOCKSTEP_TIMEOUT", "1800",
      "seconds: the timeout of init_process_group and its groups where the program gives none"},
-    {Var::kLockstepSlowWait, "LOCKSTEP_SLOW_WAIT", "10",
+    {EnvVar::kLockstepSlowWait, "LOCKSTEP_SLOW_WAIT", "10",
      "seconds after which a wait says once who waits for whom; 0: never"},
 };
-static_assert(std::size(kTable) == static_cast<std::size_t>(Var::kCount));
+static_assert(std::size(kTable) == static_cast<std::size_t>(EnvVar::kCount));
 
 constexpr bool in_order() {
   for (std::size_t i = 0; i < std::size(kTable); ++i) {
@@ -122,21 +125,21 @@ static_assert(in_order());
 
 }  // namespace
 
-std::span<const VarInfo> environment_table() {
+std::span<const EnvVarInfo> environment_table() {
   return kTable;
 }
 
-const char* name_of(Var var) {
+const char* name_of(EnvVar var) {
   return kTable[static_cast<std::size_t>(var)].name;
 }
 
-std::optional<std::string> environment(Var var) {
+std::optional<std::string> environment(EnvVar var) {
   const char* text = std::getenv(name_of(var));
   if (text == nullptr || *text == '\0') return std::nullopt;
   return std::string(text);
 }
 
-std::optional<long> environment_int(Var var) {
+std::optional<long> environment_int(EnvVar var) {
   const auto text = environment(var);
   if (!text) return std::nullopt;
   long value = 0;
@@ -148,7 +151,7 @@ std::optional<long> environment_int(Var var) {
   return value;
 }
 
-bool environment_flag(Var var) {
+bool environment_flag(EnvVar var) {
   auto text = environment(var).value_or("");
   std::transform(text.begin(), text.end(), text.begin(), [](unsigned char c) { return std::tolower(c); });
   return text == "1" || text == "true" || text == "yes" || text == "on";
@@ -206,18 +209,18 @@ constexpr std::string_view kDumped[] = {"RANK",
                                         "TORCH_NCCL_ASYNC_ERROR_HANDLING"};
 
 }  // namespace
+}  // namespace lockstep::base
 
-std::string dump_environment() {
+std::string lockstep::dump_environment() {
+  using namespace lockstep::base;
   std::string text;
   const auto add = [&](std::string_view name) {
     const char* value = std::getenv(std::string(name).c_str());
     text += cat("env:", name, "=", value == nullptr ? "N/A" : value, "\n");
   };
   for (const auto name : kDumped) add(name);
-  for (const VarInfo& info : kTable) {
+  for (const EnvVarInfo& info : kTable) {
     if (std::ranges::find(kDumped, info.name) == std::end(kDumped)) add(info.name);
   }
   return text;
 }
-
-}  // namespace lockstep

@@ -3,9 +3,10 @@
 #include <cerrno>
 #include <system_error>
 
-#include "lockstep/base/loss_note.h"
-#include "lockstep/base/rank_thread.h"
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/loss_note.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/rank_thread.h"
+#include "lockstep/base/detail/text.h"
 
 namespace lockstep {
 
@@ -30,6 +31,8 @@ std::string_view to_string(ErrorKind kind) noexcept {
   }
   return "internal";
 }
+
+namespace base {
 
 void raise(Failure failure) {
   if (failure.kind == ErrorKind::kPeerLost && this_rank_thread() == nullptr) note_loss(failure.message);
@@ -71,4 +74,5 @@ Failure current_failure() noexcept {
   }
 }
 
+}  // namespace base
 }  // namespace lockstep

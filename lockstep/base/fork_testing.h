@@ -16,9 +16,9 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/fd.h"
-#include "lockstep/base/process.h"
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/fd.h"
+#include "lockstep/base/detail/process.h"
+#include "lockstep/base/detail/text.h"
 
 namespace lockstep::fork_testing {
 
@@ -35,9 +35,10 @@ inline bool eventually(const std::function<bool()>& condition) {
 }
 
 // In a child, where nobody would see a failed EXPECT: ends it with code 1, the reason on stderr.
-#define CHILD_EXPECT(condition, why)                                                                     \
-  do {                                                                                                   \
-    if (!(condition)) ::lockstep::fork_testing::end_child(::lockstep::cat(#condition, ": ", why, "\n")); \
+#define CHILD_EXPECT(condition, why)                                                           \
+  do {                                                                                         \
+    if (!(condition))                                                                          \
+      ::lockstep::fork_testing::end_child(::lockstep::base::cat(#condition, ": ", why, "\n")); \
   } while (false)
 [[noreturn]] inline void end_child(const std::string& reason) {
   [[maybe_unused]] const auto written = ::write(2, reason.data(), reason.size());
@@ -66,7 +67,7 @@ class Shared {
 // As waitpid tells it, or -1 for a child that did not end in time, which is killed then. Twice the patience: a child that waits in
 // vain should say so itself.
 inline int status_of(pid_t pid) {
-  const Fd pidfd = open_pidfd(pid);
+  const base::Fd pidfd = base::open_pidfd(pid);
   pollfd ask{.fd = pidfd.get(), .events = POLLIN, .revents = 0};
   const bool ended = ::poll(&ask, 1, 2 * static_cast<int>(kPatience.count())) == 1;
   if (!ended) ::kill(pid, SIGKILL);
@@ -98,7 +99,7 @@ class Children {
     try {
       body();
     } catch (const std::exception& error) {
-      end_child(cat("child ", pids_.size(), ": ", error.what(), "\n"));
+      end_child(base::cat("child ", pids_.size(), ": ", error.what(), "\n"));
     }
     ::_exit(0);
   }

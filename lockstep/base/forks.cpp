@@ -1,10 +1,10 @@
-#include "lockstep/base/forks.h"
+#include "lockstep/base/detail/forks.h"
 
 #include <pthread.h>
 
 #include <atomic>
 
-namespace lockstep {
+namespace lockstep::base {
 namespace {
 
 std::atomic<unsigned> count{0};
@@ -18,4 +18,4 @@ unsigned n_forks() noexcept {
   return count.load(std::memory_order_relaxed);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::base

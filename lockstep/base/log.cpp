@@ -9,7 +9,7 @@
 #include <cctype>
 #include <memory>
 
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/environment.h"
 
 namespace lockstep {
 namespace {
@@ -21,18 +21,18 @@ std::atomic<LogSink> g_sink{nullptr};
 
 // As debug.h reads it: any case.
 bool is_debug(std::string_view wanted) {
-  const auto text = environment(Var::kDistributedDebug).value_or("");
+  const auto text = base::environment(base::EnvVar::kDistributedDebug).value_or("");
   return std::ranges::equal(text, wanted, {}, [](unsigned char c) { return std::toupper(c); });
 }
 
 LogLevel level_from_environment() {
-  const auto text = environment(Var::kLockstepLog);
+  const auto text = base::environment(base::EnvVar::kLockstepLog);
   if (text == "error") return LogLevel::kError;
   if (text == "info") return LogLevel::kInfo;
   if (text == "debug") return LogLevel::kDebug;
   if (text == "trace") return LogLevel::kTrace;
   if (text) return LogLevel::kWarn;
-  const auto torch_level = environment(Var::kTorchCppLogLevel);
+  const auto torch_level = base::environment(base::EnvVar::kTorchCppLogLevel);
   if (torch_level == "ERROR" || torch_level == "2" || torch_level == "FATAL" || torch_level == "3")
     return LogLevel::kError;
   if (torch_level != "INFO" && torch_level != "0") return LogLevel::kWarn;
@@ -75,6 +75,8 @@ spdlog::level::level_enum to_spdlog(LogLevel level) {
 
 }  // namespace
 
+namespace base {
+
 bool log_enabled(LogLevel level) noexcept {
   return level <= level_cell().load(std::memory_order_relaxed);
 }
@@ -90,6 +92,8 @@ void log(LogLevel level, std::string_view text) noexcept {
   }
 }
 
+}  // namespace base
+
 void set_log_level(LogLevel level) noexcept {
   level_cell().store(level, std::memory_order_relaxed);
 }
@@ -98,7 +102,7 @@ void set_log_level_from_env() noexcept {
   set_log_level(level_from_environment());
 }
 
-void set_log_rank(int rank) noexcept {
+void base::set_log_rank(int rank) noexcept {
   t_rank = rank;
   g_process_rank.store(rank, std::memory_order_relaxed);
 }

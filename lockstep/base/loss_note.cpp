@@ -1,4 +1,4 @@
-#include "lockstep/base/loss_note.h"
+#include "lockstep/base/detail/loss_note.h"
 
 #include <sys/mman.h>
 #include <sys/stat.h>
@@ -9,11 +9,12 @@
 #include <cstdio>
 #include <cstring>
 
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
-namespace lockstep {
+namespace lockstep::base {
 namespace {
 
 // A slot is written by one pwrite of its worker. It is read after that worker's death, or not at all: torn reads of a
@@ -46,7 +47,7 @@ struct Place {
 // A program that closed what it inherited may have a file of its own under that number: the inode tells.
 std::optional<Place> own_place() noexcept {
   try {
-    const auto words = environment(Var::kLockstepNotes);
+    const auto words = environment(EnvVar::kLockstepNotes);
     if (!words) return std::nullopt;
     Place place;
     unsigned long long inode = 0;
@@ -104,4 +105,4 @@ std::string loss_noted_by(pid_t pid) noexcept {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::base

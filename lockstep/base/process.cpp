@@ -1,4 +1,4 @@
-#include "lockstep/base/process.h"
+#include "lockstep/base/detail/process.h"
 
 #include <sched.h>
 #include <sys/ioctl.h>
@@ -11,10 +11,11 @@
 #include <cstring>
 #include <fstream>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
-namespace lockstep {
+namespace lockstep::base {
 namespace {
 
 // Of <linux/pidfd.h>, newer than Debian 12's headers.
@@ -82,4 +83,4 @@ int available_cores() {
   return CPU_COUNT(&set);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::base

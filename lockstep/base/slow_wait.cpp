@@ -1,27 +1,27 @@
-#include "lockstep/base/slow_wait.h"
+#include "lockstep/base/detail/slow_wait.h"
 
 #include <atomic>
 #include <cmath>
 #include <cstdlib>
 #include <ctime>
 
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 
-namespace lockstep {
+namespace lockstep::base {
 namespace {
 
 constexpr Milliseconds kDefault{10'000};
 
 Milliseconds from_environment() {
-  const auto text = environment(Var::kLockstepSlowWait);
+  const auto text = environment(EnvVar::kLockstepSlowWait);
   if (!text) return kDefault;
   char* end = nullptr;
   const double seconds = std::strtod(text->c_str(), &end);
   if (*end == '\0' && seconds >= 0 && seconds < 1e9) return Milliseconds(std::llround(seconds * 1000));
-  log(LogLevel::kWarn, cat(name_of(Var::kLockstepSlowWait), " must be a number of seconds, but is \"", *text,
-                           "\"; 10 is used"));
+  log(LogLevel::kWarn, cat(name_of(EnvVar::kLockstepSlowWait), " must be a number of seconds, but is \"",
+                           *text, "\"; 10 is used"));
   return kDefault;
 }
 
@@ -64,4 +64,4 @@ void SlowWait::say(const std::string& words, Deadline until) {
   log(LogLevel::kWarn, cat("slow: ", words, "; waiting goes on ", end_of_wait(until)));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::base

@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/slow_wait.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/slow_wait.h"
 
 namespace lockstep::testing {
 
@@ -18,7 +18,7 @@ class SlowLines {
  public:
   explicit SlowLines(Milliseconds time) {
     kept().lines.clear();
-    set_slow_wait_time(time);
+    base::set_slow_wait_time(time);
     set_log_sink([](LogLevel, std::string_view text) {
       if (!text.starts_with("slow: ")) return;
       const std::lock_guard lock(kept().mutex);
@@ -27,7 +27,7 @@ class SlowLines {
   }
   ~SlowLines() {
     set_log_sink(nullptr);
-    set_slow_wait_time(Milliseconds(10'000));
+    base::set_slow_wait_time(Milliseconds(10'000));
   }
   SlowLines(const SlowLines&) = delete;
   SlowLines& operator=(const SlowLines&) = delete;

@@ -1,4 +1,4 @@
-#include "lockstep/base/stack_trace.h"
+#include "lockstep/base/detail/stack_trace.h"
 
 #include <dlfcn.h>
 #include <execinfo.h>
@@ -9,11 +9,11 @@
 #include <sstream>
 #include <vector>
 
-#include "lockstep/base/demangle.h"
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/demangle.h"
+#include "lockstep/base/detail/environment.h"
 #include "lockstep/base/internal/elf_symbols.h"
 
-namespace lockstep {
+namespace lockstep::base {
 namespace {
 
 constexpr int kFrames = 64;
@@ -104,8 +104,8 @@ std::string stack_trace(int skip) {
 }
 
 std::string stack_trace_if_asked() {
-  if (!environment_flag(Var::kShowCppStacktraces)) return "";
+  if (!environment_flag(EnvVar::kShowCppStacktraces)) return "";
   return "\nC++ stack, innermost first:\n" + stack_trace(1);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::base

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/thread.h"
+#include "lockstep/base/detail/thread.h"
 #include "lockstep/group/group_testing.h"
 
 namespace lockstep {

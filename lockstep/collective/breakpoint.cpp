@@ -7,8 +7,9 @@
 
 #include <unistd.h>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/collective/collectives.h"
 #include "lockstep/group/detail/group_base.h"
 
@@ -28,15 +29,16 @@ bool is_traced() {
 
 void stop_for_debugger(int rank, const char* where, Milliseconds timeout) {
   if (!is_traced()) {
-    log(LogLevel::kError, cat("breakpoint at ", where, ": rank ", rank, " waits ", timeout.count() / 1000,
-                              " s for a debugger: gdb -p ", ::getpid()));
+    base::log(LogLevel::kError, base::cat("breakpoint at ", where, ": rank ", rank, " waits ",
+                                          timeout.count() / 1000, " s for a debugger: gdb -p ", ::getpid()));
     const auto deadline = Deadline::after(timeout);
     while (!is_traced() && !deadline.expired()) std::this_thread::sleep_for(kLook);
   }
   if (is_traced()) {
     ::raise(SIGTRAP);  // the debugger stops here; "up" leads to the caller
   } else {
-    log(LogLevel::kWarn, cat("breakpoint at ", where, ": no debugger came; rank ", rank, " goes on"));
+    base::log(LogLevel::kWarn,
+              base::cat("breakpoint at ", where, ": no debugger came; rank ", rank, " goes on"));
   }
 }
 
@@ -47,13 +49,13 @@ void breakpoint(BreakpointOptions options) {
   char where[internal::kWhereCapacity];
   internal::write_where(options.where, where);
   const auto refuse = [&](const std::string& why) {
-    raise(ErrorKind::kUsage, cat("breakpoint (called at ", where, "): ", why));
+    base::raise(ErrorKind::kUsage, base::cat("breakpoint (called at ", where, "): ", why));
   };
   if (options.rank < 0 || options.rank >= group->size())
-    refuse(cat("rank is ", options.rank, "; ranks of the world are 0 to ", group->size() - 1));
-  if (options.skip < 0) refuse(cat("skip is ", options.skip, "; it must not be negative"));
+    refuse(base::cat("rank is ", options.rank, "; ranks of the world are 0 to ", group->size() - 1));
+  if (options.skip < 0) refuse(base::cat("skip is ", options.skip, "; it must not be negative"));
   if (options.timeout <= Milliseconds::zero())
-    refuse(cat("timeout is ", options.timeout.count(), " ms; it must be positive"));
+    refuse(base::cat("timeout is ", options.timeout.count(), " ms; it must be positive"));
   // All ranks count alike: a collective over all of them.
   if (group->count_hit(where) <= options.skip) return;
   internal::raise_world_timeouts(options.timeout);

@@ -12,6 +12,7 @@
 #include <optional>
 #include <set>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/log.h"
 #include "lockstep/group/detail/call_report.h"
 #include "lockstep/group/detail/work_state.h"
@@ -62,7 +63,7 @@ std::shared_ptr<at::RecordFunction> Call::begin_event() const {
   // Callbacks see the inputs while the event begins only, so the list may go.
   std::vector<c10::IValue> inputs;
   for (const auto& tensor : request_.described) inputs.emplace_back(tensor);
-  event->before(cat("lockstep:", request_.name),
+  event->before(base::cat("lockstep:", request_.name),
                 c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()));
   return event;
 }
@@ -130,27 +131,27 @@ int find_root(const GroupBase& group, RootArgument argument, std::string& why) {
   const auto& [in_world, in_group, role, fallback] = argument;
   const int size = group.size();
   if (in_world && in_group) {
-    why = cat(role, " and group_", role, " are both given; give one of them");
+    why = base::cat(role, " and group_", role, " are both given; give one of them");
     return -1;
   }
   if (in_group) {
     if (*in_group >= 0 && *in_group < size) return *in_group;
-    why = cat("group_", role, " is ", *in_group, ", ranks of this group are 0 to ", size - 1);
+    why = base::cat("group_", role, " is ", *in_group, ", ranks of this group are 0 to ", size - 1);
     return -1;
   }
   const auto chosen = in_world ? in_world : fallback;
   if (!chosen) {
-    why = cat("neither ", role, " nor group_", role, " is given; give one of them");
+    why = base::cat("neither ", role, " nor group_", role, " is given; give one of them");
     return -1;
   }
   if (const int rank_here = group.group_rank_of(*chosen); rank_here >= 0) return rank_here;
   const auto& ranks = group.ranks();
-  why = cat(role, " is ", *chosen, ", ");
+  why = base::cat(role, " is ", *chosen, ", ");
   if (ranks.back() == size - 1) {
-    why += cat("ranks of this group are 0 to ", size - 1);
+    why += base::cat("ranks of this group are 0 to ", size - 1);
   } else {
-    why += cat("the members of this group have the ranks ", c10::Join(", ", ranks),
-               " in the world; use group_", role, " for ranks in the group");
+    why += base::cat("the members of this group have the ranks ", c10::Join(", ", ranks),
+                     " in the world; use group_", role, " for ranks in the group");
   }
   return -1;
 }
@@ -158,8 +159,8 @@ int find_root(const GroupBase& group, RootArgument argument, std::string& why) {
 std::string Call::prefix() const {
   char where[kWhereCapacity];
   write_where(request_.where, where);
-  return cat(request_.name, " of group \"", group_->name(), "\" (rank ", rank(), " of ", size(),
-             ", called at ", where, "): ");
+  return base::cat(request_.name, " of group \"", group_->name(), "\" (rank ", rank(), " of ", size(),
+                   ", called at ", where, "): ");
 }
 
 void Call::check(const at::Tensor& tensor, const char* role) {
@@ -235,10 +236,10 @@ void Call::warn_not_member() const {
   static std::set<std::string> told;  // guarded by mutex
   char where[kWhereCapacity];
   write_where(request_.where, where);
-  const auto line =
-      cat(request_.name, " (called at ", where, "): this rank is no member of the group; nothing was done");
+  const auto line = base::cat(request_.name, " (called at ", where,
+                              "): this rank is no member of the group; nothing was done");
   const std::lock_guard lock(mutex);
-  if (told.insert(line).second) log(LogLevel::kWarn, line);
+  if (told.insert(line).second) base::log(LogLevel::kWarn, line);
 }
 
 void Call::refuse_inside_batch() const {
@@ -389,7 +390,7 @@ Work Call::launch(Held held) {
     Failure failure = error.failure();
     failure.message = prefix() + failure.message;
     report(failure);
-    raise(std::move(failure));
+    base::raise(std::move(failure));
   }
   if (held.results.empty()) return Work(at::Tensor(), request_.ended);
   if (held.results.size() == 1) return Work(std::move(held.results.front()), request_.ended);

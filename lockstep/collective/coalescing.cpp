@@ -6,6 +6,7 @@
 #include <exception>
 #include <map>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/log.h"
 #include "lockstep/collective/internal/batch.h"
 #include "lockstep/collective/internal/pieces.h"
@@ -123,8 +124,8 @@ Work start_items(Call& call, lockstep_op_kind kind, const Items& items, Outputs 
 
 Batch::Batch(std::shared_ptr<GroupBase> group) : group_(std::move(group)), outer_(open_batch) {
   if (batch_of(*group_) != nullptr) {
-    raise(ErrorKind::kUsage, cat("a CoalescingScope of group \"", group_->name(),
-                                 "\" is open on this thread already; launch() it first"));
+    base::raise(ErrorKind::kUsage, base::cat("a CoalescingScope of group \"", group_->name(),
+                                             "\" is open on this thread already; launch() it first"));
   }
   open_batch = this;
 }
@@ -157,8 +158,8 @@ Work Batch::add(const Call& call, lockstep_op_kind kind, const ReduceOp& op, Bat
   items_.push_back(std::move(item));
   return Work(std::make_shared<Work::State>(
       call.request().ended.type,
-      cat(call.request().name,
-          " was collected by a CoalescingScope; use the Work that its launch() returns")));
+      base::cat(call.request().name,
+                " was collected by a CoalescingScope; use the Work that its launch() returns")));
 }
 
 Work Batch::start(Call& call) const {
@@ -184,12 +185,12 @@ CoalescingScope::~CoalescingScope() {
   try {
     launch();
   } catch (...) {
-    log(LogLevel::kError, cat("leaving a CoalescingScope: ", current_failure().message));
+    base::log(LogLevel::kError, base::cat("leaving a CoalescingScope: ", base::current_failure().message));
   }
 }
 
 Work CoalescingScope::launch() {
-  if (!batch_) raise(ErrorKind::kUsage, "launch() of a CoalescingScope was called twice");
+  if (!batch_) base::raise(ErrorKind::kUsage, "launch() of a CoalescingScope was called twice");
   const auto batch = std::move(batch_);
   Call call(OpType::kCoalesced, options_);
   if (batch->empty() || !call.takes_part(true)) return {};

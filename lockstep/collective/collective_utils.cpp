@@ -6,7 +6,8 @@
 #include <map>
 #include <mutex>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/collective/internal/call.h"
 #include "lockstep/debug/detail/rank_list.h"
 #include "lockstep/group/detail/sha1.h"
@@ -15,7 +16,7 @@ namespace lockstep {
 namespace internal {
 
 std::pair<int, std::string> thrown_by_function() {
-  Failure failure = current_failure();
+  Failure failure = base::current_failure();
   try {
     throw;
   } catch (const Error&) {
@@ -31,8 +32,9 @@ std::string prefix_of(const ResultCall& call) {
   char where[kWhereCapacity];
   write_where(call.where, where);
   const auto group = resolve(call.group);
-  return cat(call.name, call.stage.empty() ? "" : cat(" \"", call.stage, "\""), " of group \"", group->name(),
-             "\" (rank ", group->rank(), " of ", group->size(), ", called at ", where, "): ");
+  return base::cat(call.name, call.stage.empty() ? "" : base::cat(" \"", call.stage, "\""), " of group \"",
+                   group->name(), "\" (rank ", group->rank(), " of ", group->size(), ", called at ", where,
+                   "): ");
 }
 
 // A peer sent the number.
@@ -46,8 +48,8 @@ ErrorKind kind_from(int number) {
 void ResultCall::raise_thrown(const std::vector<Thrown>& thrown) const {
   std::string text = prefix_of(*this);
   for (std::size_t i = 0; i < thrown.size(); ++i)
-    text += cat(i == 0 ? "" : "; ", "rank ", thrown[i].rank, " threw: ", thrown[i].words);
-  raise(kind_from(thrown.front().kind), std::move(text));
+    text += base::cat(i == 0 ? "" : "; ", "rank ", thrown[i].rank, " threw: ", thrown[i].words);
+  base::raise(kind_from(thrown.front().kind), std::move(text));
 }
 
 int ResultCall::world_rank_of(std::optional<int> in_world, std::optional<int> in_group) const {
@@ -55,7 +57,7 @@ int ResultCall::world_rank_of(std::optional<int> in_world, std::optional<int> in
   if (!in_world && !in_group) in_group = 0;
   std::string why;
   const int found = find_root(*members, {in_world, in_group, "src"}, why);
-  if (found < 0) raise(ErrorKind::kUsage, prefix_of(*this) + why);
+  if (found < 0) base::raise(ErrorKind::kUsage, prefix_of(*this) + why);
   return members->ranks()[static_cast<std::size_t>(found)];
 }
 
@@ -79,10 +81,11 @@ void check_rng_sync(CheckRngSyncOptions options) {
   if (ranks_with.size() <= 1) return;
   std::string text;
   for (const auto& [state, ranks] : ranks_with)
-    text +=
-        cat(text.empty() ? "" : "; ", "ranks ", internal::list_ranks(ranks), " have ", state.substr(0, 12));
-  raise(ErrorKind::kUsage, cat(internal::prefix_of(call), "the generators are in different states (SHA-1): ",
-                               text, "; seed them alike, and draw alike on all ranks"));
+    text += base::cat(text.empty() ? "" : "; ", "ranks ", internal::list_ranks(ranks), " have ",
+                      state.substr(0, 12));
+  base::raise(ErrorKind::kUsage,
+              base::cat(internal::prefix_of(call), "the generators are in different states (SHA-1): ", text,
+                        "; seed them alike, and draw alike on all ranks"));
 }
 
 }  // namespace lockstep

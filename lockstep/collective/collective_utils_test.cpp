@@ -7,6 +7,7 @@
 #include <map>
 #include <stdexcept>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/group/group_testing.h"
 
 namespace lockstep {
@@ -45,7 +46,7 @@ TEST(BroadcastResult, RaisesOnEveryRankWhatTheFunctionThrew) {
                 says(failure, "collective_utils_test.cpp:"))
         << failure.message;
     const auto ours =
-        caught([] { broadcast_result([] { raise(ErrorKind::kResource, "the disk is full"); }); });
+        caught([] { broadcast_result([] { base::raise(ErrorKind::kResource, "the disk is full"); }); });
     EXPECT_EQ(ours.kind, ErrorKind::kResource) << ours.message;
     EXPECT_EQ(sum_over({}), 6.0f) << "the group goes on";
     refused([] { broadcast_result([] { return 1; }, {.src = 3}); }, "src is 3");

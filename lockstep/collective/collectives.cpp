@@ -7,6 +7,7 @@
 
 #include <algorithm>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/collective/internal/batch.h"
 #include "lockstep/collective/internal/call.h"
 #include "lockstep/collective/internal/pieces.h"
@@ -149,7 +150,7 @@ at::Tensor empty_shared(at::IntArrayRef sizes, at::ScalarType dtype, EmptyShared
   std::int64_t n_bytes = static_cast<std::int64_t>(c10::elementSize(dtype));
   for (const auto size : sizes) {
     if (size < 0 || __builtin_mul_overflow(n_bytes, size, &n_bytes))
-      raise(ErrorKind::kUsage, "no tensor has them");
+      base::raise(ErrorKind::kUsage, "no tensor has them");
   }
   const auto tensor_options = at::TensorOptions().dtype(dtype);
   auto memory = n_bytes == 0 ? nullptr : group->allocate(static_cast<std::size_t>(n_bytes));
@@ -159,9 +160,9 @@ at::Tensor empty_shared(at::IntArrayRef sizes, at::ScalarType dtype, EmptyShared
       data, sizes, [memory = std::move(memory)](void*) mutable { memory.reset(); }, tensor_options);
 } catch (const Error& error) {
   Failure failure = error.failure();
-  failure.message = cat("empty_shared of sizes ", sizes, " (called at ", options.where.file_name(), ":",
-                        options.where.line(), "): ", failure.message);
-  raise(std::move(failure));
+  failure.message = base::cat("empty_shared of sizes ", sizes, " (called at ", options.where.file_name(), ":",
+                              options.where.line(), "): ", failure.message);
+  base::raise(std::move(failure));
 }
 
 }  // namespace lockstep

@@ -8,8 +8,9 @@
 #include <functional>
 #include <numeric>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/collective/collectives.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/world.h"
@@ -52,9 +53,9 @@ template <class Options>
 Options held(const char* name, Options options, at::TensorList inputs) {
   if (!options.group) options.group = default_group();
   const auto refuse = [&](const auto&... parts) {
-    raise(ErrorKind::kUsage,
-          cat("differentiable::", name, " of group \"", options.group->name(), "\" (called at ",
-              options.where.file_name(), ":", options.where.line(), "): ", parts...));
+    base::raise(ErrorKind::kUsage,
+                base::cat("differentiable::", name, " of group \"", options.group->name(), "\" (called at ",
+                          options.where.file_name(), ":", options.where.line(), "): ", parts...));
   };
   if (!is_group_member(options.group)) refuse("this process is not a member of the group");
   for (const auto& input : inputs) {
@@ -71,9 +72,10 @@ void check_alike(const char* name, const Options& options, const variable_list& 
     return tensor.sizes() == tensors.front().sizes() && tensor.scalar_type() == tensors.front().scalar_type();
   });
   if (tensors.size() != n || !alike) {
-    raise(ErrorKind::kUsage,
-          cat("differentiable::", name, " (called at ", options.where.file_name(), ":", options.where.line(),
-              "): needs ", n, " tensors of one size and type, one per rank; got ", tensors.size()));
+    base::raise(ErrorKind::kUsage,
+                base::cat("differentiable::", name, " (called at ", options.where.file_name(), ":",
+                          options.where.line(), "): needs ", n,
+                          " tensors of one size and type, one per rank; got ", tensors.size()));
   }
 }
 
@@ -83,9 +85,10 @@ void check_gradient(const char* name, const ReduceOptions& options, at::TensorLi
       !at::GradMode::is_enabled())
     return;
   if (std::ranges::any_of(inputs, [](const at::Tensor& input) { return input.requires_grad(); })) {
-    raise(ErrorKind::kUnsupported,
-          cat("differentiable::", name, " (called at ", options.where.file_name(), ":", options.where.line(),
-              "): ", name_of(op), " has no gradient across ranks; use SUM or AVG, or detach() the input"));
+    base::raise(ErrorKind::kUnsupported,
+                base::cat("differentiable::", name, " (called at ", options.where.file_name(), ":",
+                          options.where.line(), "): ", name_of(op),
+                          " has no gradient across ranks; use SUM or AVG, or detach() the input"));
   }
 }
 
@@ -259,9 +262,10 @@ std::vector<at::Tensor> all_to_all(const std::vector<at::Tensor>& output_tensor_
   options = held("all_to_all", std::move(options), output_tensor_list);
   const auto n = static_cast<std::size_t>(options.group->size());
   if (output_tensor_list.size() != n || input_tensor_list.size() != n) {
-    raise(ErrorKind::kUsage, cat("differentiable::all_to_all (called at ", options.where.file_name(), ":",
-                                 options.where.line(), "): the lists have ", output_tensor_list.size(),
-                                 " and ", input_tensor_list.size(), " tensors; give one per rank, ", n));
+    base::raise(ErrorKind::kUsage,
+                base::cat("differentiable::all_to_all (called at ", options.where.file_name(), ":",
+                          options.where.line(), "): the lists have ", output_tensor_list.size(), " and ",
+                          input_tensor_list.size(), " tensors; give one per rank, ", n));
   }
   return all_to_all_sized(sizes_of(output_tensor_list), input_tensor_list, options);
 }

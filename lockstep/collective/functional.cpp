@@ -8,8 +8,9 @@
 #include <mutex>
 #include <numeric>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/collective/coalescing.h"
 #include "lockstep/collective/differentiable.h"
 #include "lockstep/collective/internal/call.h"
@@ -56,8 +57,8 @@ namespace {
 
 template <class... Parts>
 [[noreturn]] void refuse(const char* name, const Options& options, const Parts&... parts) {
-  raise(ErrorKind::kUsage, cat("functional::", name, " (called at ", options.where.file_name(), ":",
-                               options.where.line(), "): ", parts...));
+  base::raise(ErrorKind::kUsage, base::cat("functional::", name, " (called at ", options.where.file_name(),
+                                           ":", options.where.line(), "): ", parts...));
 }
 
 // False, with a warning, for a process that is not in the group.

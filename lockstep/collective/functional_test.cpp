@@ -19,8 +19,8 @@
 #include <numeric>
 #include <vector>
 
+#include "lockstep/base/detail/thread.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/thread.h"
 #include "lockstep/collective/differentiable.h"
 #include "lockstep/group/group_testing.h"
 
@@ -280,7 +280,7 @@ TEST(Gradients, NeedNoWorldOnTheThreadThatRunsBackward) {
     const auto sum = dist::all_reduce(mine);
     std::string words;
     {
-      const Thread other("backward", [&] {
+      const base::Thread other("backward", [&] {
         try {
           (sum * (rank + 1)).sum().backward();
         } catch (const std::exception& error) {

@@ -7,6 +7,8 @@
 #include <cstring>
 #include <numeric>
 
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/log.h"
 #include "lockstep/collective/collectives.h"
 #include "lockstep/collective/internal/call.h"
@@ -45,7 +47,7 @@ Sizes lengths_of(Sizes announcements) {
 
 // Sizes, then the bytes one after the other: what a list is on the line.
 Bytes joined(const std::vector<Bytes>& objects) {
-  ByteWriter all;
+  base::ByteWriter all;
   for (const auto& object : objects) all.put(size_of(object));
   for (const auto& object : objects) all.raw(object);
   return all.take();
@@ -58,7 +60,7 @@ Sizes announced(const EncodedObjects& objects) {
 }
 
 Bytes concatenated(const std::vector<Bytes>& objects) {
-  ByteWriter all;
+  base::ByteWriter all;
   for (const auto& object : objects) all.raw(object);
   return all.take();
 }
@@ -99,13 +101,14 @@ ObjectCall::ObjectCall(const char* name, const Group& group, std::optional<Milli
 std::string ObjectCall::prefix() const {
   char where[kWhereCapacity];
   write_where(where_, where);
-  return cat(name_, " of group \"", group_->name(), "\" (rank ", rank(), " of ", size(), ", called at ",
-             where, "): ");
+  return base::cat(name_, " of group \"", group_->name(), "\" (rank ", rank(), " of ", size(), ", called at ",
+                   where, "): ");
 }
 
 bool ObjectCall::takes_part() const {
   if (rank() >= 0) return true;
-  log(LogLevel::kWarn, cat(prefix(), "this process is not a member of the group; nothing was done"));
+  base::log(LogLevel::kWarn,
+            base::cat(prefix(), "this process is not a member of the group; nothing was done"));
   return false;
 }
 
@@ -162,15 +165,15 @@ Milliseconds ObjectCall::left() const {
 
 void ObjectCall::refuse_object(const Error& error, std::size_t index, int from) const {
   Failure failure = error.failure();
-  const auto whose = from < 0 ? cat("the object of rank ", world_rank(static_cast<int>(index)))
-                              : cat("object ", index, " of rank ", world_rank(from));
-  failure.message = cat(prefix(), whose, ": ", failure.message);
-  raise(std::move(failure));
+  const auto whose = from < 0 ? base::cat("the object of rank ", world_rank(static_cast<int>(index)))
+                              : base::cat("object ", index, " of rank ", world_rank(from));
+  failure.message = base::cat(prefix(), whose, ": ", failure.message);
+  base::raise(std::move(failure));
 }
 
 EncodedObjects ObjectCall::why_not_encoded(std::size_t n_parts) {
-  const Failure failure = current_failure();
-  ByteWriter words;
+  const Failure failure = base::current_failure();
+  base::ByteWriter words;
   words.put(static_cast<std::uint8_t>(failure.kind));
   words.raw(to_bytes(failure.message));
   return {.parts = std::vector<Bytes>(n_parts, words.take()), .failed = true};

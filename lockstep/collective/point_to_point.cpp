@@ -1,5 +1,6 @@
 #include "lockstep/collective/point_to_point.h"
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/collective/internal/call.h"
 #include "lockstep/collective/internal/pieces.h"
 
@@ -132,14 +133,14 @@ std::vector<Work> batch_isend_irecv(std::vector<P2POp> ops, BatchOptions options
   const Group group = ops.empty() ? nullptr : ops.front().group;
   for (const auto& op : ops) {
     if (op.group == group) continue;
-    raise(ErrorKind::kUsage,
-          cat("batch_isend_irecv (called at ", options.where.file_name(), ":", options.where.line(),
-              "): the messages name different groups; all must be of one"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("batch_isend_irecv (called at ", options.where.file_name(), ":",
+                          options.where.line(), "): the messages name different groups; all must be of one"));
   }
   if (ops.empty()) {
-    raise(ErrorKind::kUsage,
-          cat("batch_isend_irecv (called at ", options.where.file_name(), ":", options.where.line(),
-              "): the list is empty; at least one message is needed"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("batch_isend_irecv (called at ", options.where.file_name(), ":",
+                          options.where.line(), "): the list is empty; at least one message is needed"));
   }
   for (const auto& op : ops) {
     if (!check_batched(op, options)) return {};

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include "lockstep/base/detail/byte_io.h"
 #include "lockstep/courier/courier_contract.h"
 #include "lockstep/courier/internal/greeting.h"
 #include "lockstep/courier/internal/record.h"
@@ -15,7 +16,7 @@ namespace {
 constexpr std::uint64_t kLimit = 1 << 20;
 
 Bytes wire_of(const Message& message) {
-  ByteWriter out;
+  base::ByteWriter out;
   out.raw(encode_frame_head(message)).raw(message.body.bytes);
   for (const auto& blob : message.blobs) out.raw(blob.bytes);
   return out.take();
@@ -23,7 +24,7 @@ Bytes wire_of(const Message& message) {
 
 TEST(Frame, MessagesComeBackHoweverTheStreamIsCut) {
   const std::vector<std::vector<std::size_t>> lists = {{}, {0}, {5, 0, 70'000}, {100, 200}};
-  ByteWriter stream;
+  base::ByteWriter stream;
   std::uint64_t id = 0;
   for (const auto& list : lists) {
     ++id;
@@ -61,7 +62,7 @@ TEST(Frame, WhatIsNoFrameIsRefusedWithAReason) {
   FrameHead head{.magic = kFrameMagic};
   const auto refused = [](const FrameHead& bad, std::span<const std::uint64_t> sizes) {
     FrameDecoder decoder(kLimit);
-    ByteWriter out;
+    base::ByteWriter out;
     out.put(bad);
     for (const std::uint64_t size : sizes) out.put(size);
     EXPECT_FALSE(decoder.feed(out.view()));
@@ -188,7 +189,7 @@ TEST(Greeting, NonsenseIsRefusedAtEveryStep) {
 }
 
 TEST(Greeting, PiecesOfAStreamAreTakenApartByteByByte) {
-  ByteWriter stream;
+  base::ByteWriter stream;
   stream.raw(with_length(to_bytes("one"))).raw(with_length(to_bytes("three")));
   GreetingReader reader;
   std::vector<std::string> got;

@@ -7,9 +7,10 @@
 #include <algorithm>
 #include <cstring>
 
-#include "lockstep/base/forks.h"
-#include "lockstep/base/process.h"
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/forks.h"
+#include "lockstep/base/detail/process.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/courier/internal/office.h"
 #include "lockstep/courier/internal/shm_incoming.h"
 #include "lockstep/courier/internal/shm_outgoing.h"
@@ -74,7 +75,7 @@ class HostCourier final : public Courier {
   // Nothing is sent, taken or ended any more; in a forked child, to which nothing here belongs, from its beginning.
   bool over() const { return closed_.load(std::memory_order_acquire) || !made_here_; }
 
-  const MadeHere made_here_;
+  const base::MadeHere made_here_;
   Office office_;
   std::atomic<bool> closed_{false};
   std::atomic<std::uint32_t> polls_{0};
@@ -83,8 +84,8 @@ class HostCourier final : public Courier {
 void HostCourier::add_peer(WorkerId id, const std::string& name, const Bytes& address) {
   auto endpoint = decode_endpoint(address);
   if (!endpoint)
-    raise(ErrorKind::kUsage, cat("worker ", name, " has an address that is no courier's"),
-          ErrorFamily::kNetwork);
+    base::raise(ErrorKind::kUsage, base::cat("worker ", name, " has an address that is no courier's"),
+                ErrorFamily::kNetwork);
   office_.add(id, name, std::move(*endpoint));
   if (!office_.has_guests()) return;
   const std::lock_guard lock(office_.pumping);
@@ -111,7 +112,7 @@ std::shared_ptr<Outgoing> HostCourier::connect(const std::shared_ptr<Peer>& peer
     }
     return TcpOutgoing::connect(office_, peer, failure);
   } catch (const std::exception&) {
-    failure = current_failure();
+    failure = base::current_failure();
     return nullptr;
   }
 }
@@ -123,9 +124,10 @@ std::optional<Failure> HostCourier::send(WorkerId to, Message message, Deadline)
     return failure_of(ErrorKind::kAborted, "this worker's courier is closed");
   const std::uint64_t size = size_of(message);
   if (size > office_.options.max_message_bytes || message.blobs.size() + 1 > kMaxParts) {
-    return failure_of(ErrorKind::kUsage,
-                      cat("a message of ", size, " bytes in ", message.blobs.size() + 1,
-                          " pieces is beyond the limit of ", office_.options.max_message_bytes, " bytes"));
+    return failure_of(
+        ErrorKind::kUsage,
+        base::cat("a message of ", size, " bytes in ", message.blobs.size() + 1,
+                  " pieces is beyond the limit of ", office_.options.max_message_bytes, " bytes"));
   }
   try {
     if (to == office_.options.id) {
@@ -134,12 +136,12 @@ std::optional<Failure> HostCourier::send(WorkerId to, Message message, Deadline)
       return std::nullopt;
     }
     const auto peer = office_.find(to);
-    if (!peer) return failure_of(ErrorKind::kUsage, cat("worker ", to, " is not known here"));
+    if (!peer) return failure_of(ErrorKind::kUsage, base::cat("worker ", to, " is not known here"));
     return send_to(peer, std::move(message));
   } catch (const std::bad_alloc&) {
-    return failure_of(ErrorKind::kResource, cat("no memory for a message of ", size, " bytes"));
+    return failure_of(ErrorKind::kResource, base::cat("no memory for a message of ", size, " bytes"));
   } catch (const std::exception&) {
-    return current_failure();
+    return base::current_failure();
   }
 }
 
@@ -235,12 +237,12 @@ net::Listener listen_tcp(const HostCourierOptions& options) {
   std::stable_partition(addresses.begin(), addresses.end(),
                         [](const auto& a) { return a.family() == AF_INET; });
   if (!addresses.front().is_loopback() && !options.secret && !options.insecure) {
-    raise(ErrorKind::kUsage,
-          cat("a courier that listens on ", addresses.front().text(),
-              " is open to the network and has no job secret: set LOCKSTEP_SECRET_FILE (",
-              JobSecret::make_file_hint("job.secret"),
-              ") on every host, or say insecure (LOCKSTEP_INSECURE=1)"),
-          ErrorFamily::kNetwork);
+    base::raise(ErrorKind::kUsage,
+                base::cat("a courier that listens on ", addresses.front().text(),
+                          " is open to the network and has no job secret: set LOCKSTEP_SECRET_FILE (",
+                          JobSecret::make_file_hint("job.secret"),
+                          ") on every host, or say insecure (LOCKSTEP_INSECURE=1)"),
+                ErrorFamily::kNetwork);
   }
   return net::Listener::listen(addresses.front(), kBacklog);
 }
@@ -255,8 +257,9 @@ std::string literal_host(const net::Address& address) {
 }  // namespace
 
 std::unique_ptr<Courier> open_host_courier(HostCourierOptions options) {
-  Endpoint self{
-      .host = host_identity(), .token = cat("lockstep-courier-", random_hex(16)), .pid = ::getpid()};
+  Endpoint self{.host = base::host_identity(),
+                .token = base::cat("lockstep-courier-", base::random_hex(16)),
+                .pid = ::getpid()};
   std::optional<net::Listener> tcp;
   if (options.transport == Transport::kTcp || !options.bind_host.empty()) {
     tcp = listen_tcp(options);

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <new>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/courier/courier_contract.h"
 #include "lockstep/courier/host_courier.h"
 
@@ -61,10 +61,10 @@ std::optional<Event> next(Courier& one, const std::vector<Courier*>& others) {
 TEST_P(NoMemory, ForAMessageEndsThatConnectionOnly) {
   std::vector<std::unique_ptr<Courier>> all;
   for (WorkerId id = 0; id < 3; ++id) {
-    all.push_back(open_host_courier({.id = id, .name = cat("worker", id), .transport = GetParam()}));
+    all.push_back(open_host_courier({.id = id, .name = base::cat("worker", id), .transport = GetParam()}));
     for (WorkerId other = 0; other < id; ++other) {
-      all[id]->add_peer(other, cat("worker", other), all[other]->address());
-      all[other]->add_peer(id, cat("worker", id), all[id]->address());
+      all[id]->add_peer(other, base::cat("worker", other), all[other]->address());
+      all[other]->add_peer(id, base::cat("worker", id), all[id]->address());
     }
   }
   Courier &receiver = *all[0], &greedy = *all[1], &modest = *all[2];

@@ -5,8 +5,8 @@
 #include <atomic>
 #include <functional>
 
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/fork_testing.h"
-#include "lockstep/base/text.h"
 #include "lockstep/courier/courier_contract.h"
 #include "lockstep/courier/host_courier.h"
 #include "lockstep/courier/internal/greeting.h"
@@ -47,15 +47,15 @@ class Workers {
  private:
   void work(int me, const Body& body) {
     auto courier = open_host_courier(
-        {.id = static_cast<WorkerId>(me), .name = cat("worker", me), .transport = transport_});
+        {.id = static_cast<WorkerId>(me), .name = base::cat("worker", me), .transport = transport_});
     const Bytes address = courier->address();
     std::copy(address.begin(), address.end(), board_->places[me].address);
     board_->places[me].n_bytes = static_cast<std::uint32_t>(address.size());
     for (int i = 0; i < n_; ++i) {
       auto& place = board_->places[i];
-      CHILD_EXPECT(eventually([&] { return place.n_bytes != 0; }), cat("worker ", i, " never came"));
+      CHILD_EXPECT(eventually([&] { return place.n_bytes != 0; }), base::cat("worker ", i, " never came"));
       if (i != me)
-        courier->add_peer(static_cast<WorkerId>(i), cat("worker", i),
+        courier->add_peer(static_cast<WorkerId>(i), base::cat("worker", i),
                           Bytes(place.address, place.address + place.n_bytes));
     }
     body(*courier, me);
@@ -100,7 +100,7 @@ TEST_P(Processes, AnswerEachOtherInMessagesOfEverySize) {
       ++id;
       if (me == 0) send(courier, 1, message_of(id, 10, {size}));
       const Event event = expect_event(courier);
-      CHILD_EXPECT(is_message(event.message, id, 10, {size}), cat(size, " bytes came wrong"));
+      CHILD_EXPECT(is_message(event.message, id, 10, {size}), base::cat(size, " bytes came wrong"));
       CHILD_EXPECT(reinterpret_cast<std::uintptr_t>(event.message.blobs[0].bytes.data()) % 64 == 0,
                    "not aligned");
       if (me == 1) send(courier, 0, event.message);
@@ -130,12 +130,12 @@ TEST_P(Processes, WhatASenderSentBeforeItWasKilledArrivesWholeAndThenItIsLost) {
     for (std::uint64_t id = 0;; ++id) {
       const Event event = expect_event(courier);
       if (event.what == Event::What::kLost) {
-        CHILD_EXPECT(event.from == 1 && id > 1000, cat(event.from, " lost after ", id));
+        CHILD_EXPECT(event.from == 1 && id > 1000, base::cat(event.from, " lost after ", id));
         CHILD_EXPECT(!local || tells_kill(event.cause), event.cause);
         break;
       }
       CHILD_EXPECT(is_message(event.message, id, id % 300, {id % 10 == 0 ? std::size_t{50'000} : id % 50}),
-                   cat("message ", id));
+                   base::cat("message ", id));
       got = id;
     }
     const auto failure = courier.send(1, message_of(1, 1), patience());
@@ -234,11 +234,11 @@ TEST_P(Processes, SixtyFourOfThemAllSendToAll) {
       const std::uint64_t bit = std::uint64_t{1} << event.from;
       if (event.what == Event::What::kLost) {
         // It has heard everybody and left; what it sent came first.
-        CHILD_EXPECT((heard & bit) != 0, cat("worker ", event.from, " lost: ", event.cause));
+        CHILD_EXPECT((heard & bit) != 0, base::cat("worker ", event.from, " lost: ", event.cause));
         continue;
       }
       CHILD_EXPECT(is_message(event.message, event.from, 50, {static_cast<std::size_t>(me) * 100}),
-                   cat("from ", event.from));
+                   base::cat("from ", event.from));
       heard |= bit;
     }
     courier.close(patience());

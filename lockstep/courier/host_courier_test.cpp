@@ -9,7 +9,7 @@
 #include <filesystem>
 #include <future>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/courier/courier_contract.h"
 #include "lockstep/courier/internal/frame.h"
 #include "lockstep/courier/internal/greeting.h"
@@ -28,13 +28,13 @@ using namespace internal;
 
 std::unique_ptr<Courier> open(WorkerId id, HostCourierOptions options = {}) {
   options.id = id;
-  options.name = cat("worker", id);
+  options.name = base::cat("worker", id);
   return open_host_courier(std::move(options));
 }
 
 void introduce(Courier& a, WorkerId a_id, Courier& b, WorkerId b_id) {
-  a.add_peer(b_id, cat("worker", b_id), b.address());
-  b.add_peer(a_id, cat("worker", a_id), a.address());
+  a.add_peer(b_id, base::cat("worker", b_id), b.address());
+  b.add_peer(a_id, base::cat("worker", a_id), a.address());
 }
 
 // Polls several couriers from one thread until the first has something.
@@ -169,13 +169,13 @@ TEST_P(Host, AHundredThousandMessagesWaitForAReceiverThatDoesNotPoll) {
 TEST_P(Host, SomebodyWhoConnectsAndSaysNothingHoldsNobodyUp) {
   const auto a = open(0, {.transport = GetParam()}), b = open(1, {.transport = GetParam()});
   const auto where = *decode_endpoint(b->address());
-  std::vector<Fd> idle;
+  std::vector<base::Fd> idle;
   const auto local = net::Address::local_name(where.token);
   for (int i = 0; i < 20; ++i) {
     const auto address =
         GetParam() == Transport::kTcp ? *net::Address::parse(where.tcp_host, where.tcp_port) : local;
-    Fd fd(::socket(address.family(),
-                   (GetParam() == Transport::kTcp ? SOCK_STREAM : SOCK_SEQPACKET) | SOCK_CLOEXEC, 0));
+    base::Fd fd(::socket(address.family(),
+                         (GetParam() == Transport::kTcp ? SOCK_STREAM : SOCK_SEQPACKET) | SOCK_CLOEXEC, 0));
     ASSERT_EQ(::connect(fd.get(), address.get(), address.length()), 0);
     if (i % 2 == 0) {
       ASSERT_EQ(::send(fd.get(), "garbage", 7, MSG_NOSIGNAL), 7);
@@ -293,9 +293,9 @@ TEST_P(Host, StrangersWhoSayNothingAreFewAndTheOldestMakeWay) {
   const bool tcp = GetParam() == Transport::kTcp;
   const auto address =
       tcp ? *net::Address::parse(where.tcp_host, where.tcp_port) : net::Address::local_name(where.token);
-  std::vector<Fd> silent;
+  std::vector<base::Fd> silent;
   for (int i = 0; i < 300; ++i) {
-    Fd fd(::socket(address.family(), (tcp ? SOCK_STREAM : SOCK_SEQPACKET) | SOCK_CLOEXEC, 0));
+    base::Fd fd(::socket(address.family(), (tcp ? SOCK_STREAM : SOCK_SEQPACKET) | SOCK_CLOEXEC, 0));
     ASSERT_EQ(::connect(fd.get(), address.get(), address.length()), 0);
     silent.push_back(std::move(fd));
   }
@@ -323,9 +323,9 @@ TEST_P(Host, AWorkerThatMadeWayForStrangersCallsAgain) {
   const bool tcp = GetParam() == Transport::kTcp;
   const auto address =
       tcp ? *net::Address::parse(where.tcp_host, where.tcp_port) : net::Address::local_name(where.token);
-  std::vector<Fd> silent;
+  std::vector<base::Fd> silent;
   for (int i = 0; i < 80; ++i) {
-    Fd fd(::socket(address.family(), (tcp ? SOCK_STREAM : SOCK_SEQPACKET) | SOCK_CLOEXEC, 0));
+    base::Fd fd(::socket(address.family(), (tcp ? SOCK_STREAM : SOCK_SEQPACKET) | SOCK_CLOEXEC, 0));
     ASSERT_EQ(::connect(fd.get(), address.get(), address.length()), 0);
     silent.push_back(std::move(fd));
   }
@@ -350,7 +350,7 @@ class EvilWriter {
     socket.send(greeting.first(), patience());
     for (;;) {
       Bytes buffer(net::kMaxPeerMessage);
-      std::vector<Fd> fds;
+      std::vector<base::Fd> fds;
       buffer.resize(socket.receive(buffer, patience(), &fds));
       auto step = greeting.next(buffer);
       if (!step.refusal.empty()) throw std::runtime_error(step.refusal);
@@ -369,7 +369,7 @@ class EvilWriter {
  private:
   net::UnixSocket socket_;
   Inbox inbox_;
-  Fd bell_;
+  base::Fd bell_;
   std::uint32_t slot_ = 0;
 };
 

@@ -2,7 +2,8 @@
 
 #include <algorithm>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 
 namespace lockstep::courier {
 namespace {
@@ -17,10 +18,11 @@ class LocalCourier final : public Courier {
       : exchange_(std::move(exchange)), id_(id) {}
   ~LocalCourier() override { exchange_->end(id_, kEnded, LocalExchange::Unread::kArrives); }
 
-  Bytes address() const override { return to_bytes(cat("local:", id_)); }
+  Bytes address() const override { return to_bytes(base::cat("local:", id_)); }
   void add_peer(WorkerId id, const std::string& name, const Bytes& address) override {
-    if (as_text(address) != cat("local:", id)) {
-      raise(ErrorKind::kUsage, cat("worker ", name, " has an address that is not of this process"));
+    if (as_text(address) != base::cat("local:", id)) {
+      base::raise(ErrorKind::kUsage,
+                  base::cat("worker ", name, " has an address that is not of this process"));
     }
     // Perhaps with the number of one that left.
     const std::lock_guard lock(exchange_->mutex_);
@@ -66,7 +68,7 @@ std::shared_ptr<LocalExchange> LocalExchange::create(LocalOptions options) {
 std::unique_ptr<Courier> LocalExchange::join(WorkerId id) {
   const std::lock_guard lock(mutex_);
   if (!boxes_.try_emplace(id, std::make_shared<Box>()).second)
-    raise(ErrorKind::kUsage, cat("worker ", id, " is there already"));
+    base::raise(ErrorKind::kUsage, base::cat("worker ", id, " is there already"));
   std::erase_if(apart_, [&](const auto& pair) { return pair.first == id || pair.second == id; });
   return std::make_unique<LocalCourier>(shared_from_this(), id);
 }
@@ -77,7 +79,7 @@ std::optional<Failure> LocalExchange::send(WorkerId from, WorkerId to, Message m
   const auto box = boxes_.find(to);
   if (box == boxes_.end() || !boxes_.contains(from) || apart_.contains({from, to})) {
     return Failure{.kind = ErrorKind::kPeerLost,
-                   .message = cat("worker ", to, " is gone"),
+                   .message = base::cat("worker ", to, " is gone"),
                    .family = ErrorFamily::kNetwork,
                    .peer = LostPeer{.rank = to, .cause = "gone"}};
   }

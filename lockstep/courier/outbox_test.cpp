@@ -9,7 +9,7 @@
 #include <random>
 #include <set>
 
-#include "lockstep/base/process.h"
+#include "lockstep/base/detail/process.h"
 
 namespace lockstep::courier::internal {
 namespace {
@@ -98,7 +98,7 @@ TEST(Outbox, BlocksOfADeadProcessAreTakenBackThoseOfALivingOneAreNot) {
   }
   ::close(pipe[0]);
   const auto holder = std::make_shared<Holder>();
-  holder->process = local::PeerProcess(open_pidfd(pid), Fd());
+  holder->process = local::PeerProcess(base::open_pidfd(pid), base::Fd());
   ASSERT_TRUE(outbox.allocate(1 << 20, holder));
   holder->link_ended = true;
   EXPECT_GT(outbox.held_bytes(), 0u) << "its link is over, but it may still read";

@@ -5,8 +5,9 @@
 #include <cmath>
 #include <numeric>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep {
 namespace {
@@ -41,15 +42,16 @@ void check_permutation(std::span<const std::size_t> order, std::size_t n_items) 
     if (good) seen[order[i]] = true;
   }
   if (!good) {
-    raise(ErrorKind::kUsage, cat("assign_buckets: the order must name each of the ", n_items, " items once"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("assign_buckets: the order must name each of the ", n_items, " items once"));
   }
 }
 
 std::size_t to_bytes(double mb, const char* option) {
   const double bytes = mb * 1024 * 1024;
   if (!(bytes >= 1) || std::isinf(bytes)) {
-    raise(ErrorKind::kUsage,
-          cat("DistributedDataParallel: ", option, " must be a positive number of MiB, not ", mb));
+    base::raise(ErrorKind::kUsage, base::cat("DistributedDataParallel: ", option,
+                                             " must be a positive number of MiB, not ", mb));
   }
   return static_cast<std::size_t>(bytes);
 }
@@ -66,7 +68,7 @@ std::atomic<std::size_t> first_bucket_bytes_now{kDefaultFirstBucketBytes};
 
 BucketIndices assign_buckets(std::span<const BucketItem> items, std::span<const std::size_t> limits,
                              std::span<const std::size_t> order) {
-  if (limits.empty()) raise(ErrorKind::kUsage, "assign_buckets: no bucket limit was given");
+  if (limits.empty()) base::raise(ErrorKind::kUsage, "assign_buckets: no bucket limit was given");
   const std::vector<std::size_t> by_index =
       order.empty() ? ascending(items.size()) : std::vector<std::size_t>{};
   const bool sorted = order.empty();
@@ -109,7 +111,7 @@ std::size_t default_first_bucket_bytes() {
 
 void set_default_first_bucket_bytes(std::size_t n_bytes) {
   if (n_bytes == 0)
-    raise(ErrorKind::kUsage, "set_default_first_bucket_bytes: a bucket needs at least one byte");
+    base::raise(ErrorKind::kUsage, "set_default_first_bucket_bytes: a bucket needs at least one byte");
   first_bucket_bytes_now = n_bytes;
 }
 

@@ -3,8 +3,9 @@
 #include <future>
 #include <memory>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep {
 
@@ -16,13 +17,14 @@ at::Tensor hook_result(const c10::ivalue::Future& future, const std::string& hoo
   } else if (value.isTensorList() && value.toTensorVector().size() == 1) {
     result = value.toTensorVector().front();
   } else {
-    raise(ErrorKind::kUsage, cat("the communication hook ", hook,
-                                 " must give a future of one tensor, this one holds ", value.tagKind()));
+    base::raise(ErrorKind::kUsage,
+                base::cat("the communication hook ", hook,
+                          " must give a future of one tensor, this one holds ", value.tagKind()));
   }
   if (!result.defined() || result.numel() != like.numel()) {
-    raise(ErrorKind::kUsage,
-          cat("the communication hook ", hook, " gave a tensor of ", result.defined() ? result.numel() : 0,
-              " elements for a bucket of ", like.numel()));
+    base::raise(ErrorKind::kUsage,
+                base::cat("the communication hook ", hook, " gave a tensor of ",
+                          result.defined() ? result.numel() : 0, " elements for a bucket of ", like.numel()));
   }
   return result;
 }
@@ -32,8 +34,8 @@ void await(const GradFuture& future, Milliseconds timeout, const std::string& wh
     const auto over = std::make_shared<std::promise<void>>();
     future->addCallback([over](c10::ivalue::Future&) { over->set_value(); });
     if (over->get_future().wait_for(timeout) == std::future_status::timeout)
-      raise(ErrorKind::kTimeout,
-            cat("the future of ", whose, " did not end within ", timeout.count(), " ms"));
+      base::raise(ErrorKind::kTimeout,
+                  base::cat("the future of ", whose, " did not end within ", timeout.count(), " ms"));
   }
   future->waitAndThrow();
 }

@@ -8,9 +8,10 @@
 #include <unordered_set>
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/collective/collectives.h"
 #include "lockstep/ddp/internal/backward_optimizers.h"
 #include "lockstep/ddp/internal/buffer_sync.h"
@@ -29,10 +30,11 @@ namespace {
 void check_materialised(const internal::NamedTensors& parameters) {
   for (std::size_t i = 0; i < parameters.tensors.size(); ++i) {
     if (!parameters.tensors[i].is_meta()) continue;
-    raise(ErrorKind::kUsage,
-          cat("DistributedDataParallel: parameter ", parameters.names[i],
-              " has no values yet (it lies on the meta device); give it values, for example with a ",
-              "dry forward pass, before wrapping the module"));
+    base::raise(
+        ErrorKind::kUsage,
+        base::cat("DistributedDataParallel: parameter ", parameters.names[i],
+                  " has no values yet (it lies on the meta device); give it values, for example with a ",
+                  "dry forward pass, before wrapping the module"));
   }
 }
 
@@ -42,24 +44,25 @@ void check_assigned(const ModuleTensors& tensors, const DdpOptions& options) {
   if (names.empty()) return;
   std::string list;
   for (const auto& name : names) list += (list.empty() ? "" : ", ") + name;
-  const std::string text =
-      cat("DistributedDataParallel: ", list,
-          ": the layer computes with another tensor than the parameter of that name. ",
-          "Assigning to a member (out->weight = tokens->weight) ties nothing in C++: the old parameter stays "
-          "registered, ",
-          "is never used and gets no gradient. Use the shared tensor where it is needed, as in ",
-          "torch::linear(x, tokens->weight), and leave the second layer out");
-  if (!options.find_unused_parameters && !options.static_graph) raise(ErrorKind::kUsage, text);
-  log(LogLevel::kWarn, text);
+  const std::string text = base::cat(
+      "DistributedDataParallel: ", list,
+      ": the layer computes with another tensor than the parameter of that name. ",
+      "Assigning to a member (out->weight = tokens->weight) ties nothing in C++: the old parameter stays "
+      "registered, ",
+      "is never used and gets no gradient. Use the shared tensor where it is needed, as in ",
+      "torch::linear(x, tokens->weight), and leave the second layer out");
+  if (!options.find_unused_parameters && !options.static_graph) base::raise(ErrorKind::kUsage, text);
+  base::log(LogLevel::kWarn, text);
 }
 
 Group group_of(const DdpOptions& options) {
   if (!options.device_mesh) return options.process_group ? options.process_group : default_group();
   if (options.process_group)
-    raise(ErrorKind::kUsage, "DistributedDataParallel: give process_group or device_mesh, not both");
+    base::raise(ErrorKind::kUsage, "DistributedDataParallel: give process_group or device_mesh, not both");
   if (options.device_mesh->ndim() != 1) {
-    raise(ErrorKind::kUsage, cat("DistributedDataParallel: device_mesh has ", options.device_mesh->ndim(),
-                                 " dimensions; give the one to average over, such as mesh[\"dp\"]"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("DistributedDataParallel: device_mesh has ", options.device_mesh->ndim(),
+                          " dimensions; give the one to average over, such as mesh[\"dp\"]"));
   }
   return options.device_mesh->get_group();
 }
@@ -83,19 +86,21 @@ DdpCore::DdpCore(std::shared_ptr<const ModuleTensors> tensors, std::shared_ptr<t
       static_graph_(options_.static_graph) {
   check_options();
   if (!is_group_member(group_)) {
-    raise(ErrorKind::kUsage, cat("DistributedDataParallel: this rank is not a member of the group",
-                                 group_ ? cat(" \"", group_->name(), "\"") : std::string(),
-                                 ", so its gradients would not be averaged with anybody's; construct the "
-                                 "model on the group's ranks only"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("DistributedDataParallel: this rank is not a member of the group",
+                          group_ ? base::cat(" \"", group_->name(), "\"") : std::string(),
+                          ", so its gradients would not be averaged with anybody's; construct the "
+                          "model on the group's ranks only"));
   }
   register_module("module", std::move(module));
   internal::check_ignored(*tensors_, options_.ignored);
   const internal::NamedTensors parameters = internal::parameters_of(*tensors_, options_.ignored);
   internal::NamedTensors trained = internal::trainable(parameters);
   if (trained.tensors.empty()) {
-    raise(ErrorKind::kUsage,
-          "DistributedDataParallel: the module has no parameter that requires a gradient, so it needs no "
-          "wrapping");
+    base::raise(
+        ErrorKind::kUsage,
+        "DistributedDataParallel: the module has no parameter that requires a gradient, so it needs no "
+        "wrapping");
   }
   check_materialised(parameters);
   check_assigned(*tensors_, options_);
@@ -123,25 +128,26 @@ void DdpCore::take_delayed(internal::NamedTensors& trained) {
   const auto& names = options_.delay_all_reduce_named_params;
   delayed_ = std::make_unique<internal::NamedTensors>();
   if (names.empty() != options_.param_to_hook_all_reduce.empty()) {
-    raise(ErrorKind::kUsage,
-          "DistributedDataParallel: delay_all_reduce_named_params and param_to_hook_all_reduce belong "
-          "together; one "
-          "of them is empty");
+    base::raise(ErrorKind::kUsage,
+                "DistributedDataParallel: delay_all_reduce_named_params and param_to_hook_all_reduce belong "
+                "together; one "
+                "of them is empty");
   }
   const auto index_of = [&](const std::string& name) {
     const auto found = std::find(trained.names.begin(), trained.names.end(), name);
     if (found == trained.names.end()) {
-      raise(ErrorKind::kUsage,
-            cat("DistributedDataParallel: \"", name,
-                "\", to be delayed, is no parameter of the module that requires a gradient"));
+      base::raise(ErrorKind::kUsage,
+                  base::cat("DistributedDataParallel: \"", name,
+                            "\", to be delayed, is no parameter of the module that requires a gradient"));
     }
     return found - trained.names.begin();
   };
   if (!names.empty() && options_.find_unused_parameters) {
-    raise(ErrorKind::kUsage,
-          "DistributedDataParallel: delay_all_reduce_named_params needs a trigger that comes at the same "
-          "place on all "
-          "ranks, which find_unused_parameters does not promise; leave out one of them");
+    base::raise(
+        ErrorKind::kUsage,
+        "DistributedDataParallel: delay_all_reduce_named_params needs a trigger that comes at the same "
+        "place on all "
+        "ranks, which find_unused_parameters does not promise; leave out one of them");
   }
   if (!names.empty())
     trigger_ = trained.tensors[static_cast<std::size_t>(index_of(options_.param_to_hook_all_reduce))];
@@ -151,8 +157,8 @@ void DdpCore::take_delayed(internal::NamedTensors& trained) {
     delayed_->names.push_back(name);
     delayed_->tensors.push_back(trained.tensors[static_cast<std::size_t>(index)]);
     if (sparse[static_cast<std::size_t>(index)])
-      raise(ErrorKind::kUsage,
-            cat("DistributedDataParallel: ", name, " has sparse gradients and cannot be delayed"));
+      base::raise(ErrorKind::kUsage, base::cat("DistributedDataParallel: ", name,
+                                               " has sparse gradients and cannot be delayed"));
     sparse.erase(sparse.begin() + index);
     trained.names.erase(trained.names.begin() + index);
     trained.tensors.erase(trained.tensors.begin() + index);
@@ -206,13 +212,13 @@ bool DdpCore::works_alone() const {
 }
 
 void DdpCore::update_process_group(Group group) {
-  if (join_options() != nullptr) raise(ErrorKind::kUsage, "update_process_group: not inside join()");
+  if (join_options() != nullptr) base::raise(ErrorKind::kUsage, "update_process_group: not inside join()");
   if (torch::autograd::get_current_graph_task_id() != -1)
-    raise(ErrorKind::kUsage, "update_process_group: not inside backward()");
+    base::raise(ErrorKind::kUsage, "update_process_group: not inside backward()");
   if (!group) group = default_group();
   if (!is_group_member(group))
-    raise(ErrorKind::kUsage,
-          cat("update_process_group: this rank is not a member of \"", group->name(), "\""));
+    base::raise(ErrorKind::kUsage,
+                base::cat("update_process_group: this rank is not a member of \"", group->name(), "\""));
   if (precisions_) precisions_->restore();
   if (group->size() == 1 && !works_alone()) {
     reducer_ = nullptr;
@@ -245,10 +251,11 @@ void DdpCore::prepare_precisions(const internal::NamedTensors& parameters) {
   const MixedPrecision& mixed = *options_.mixed_precision;
   internal::check_mixed_precision(mixed, parameters.tensors, options_.gradient_as_bucket_view);
   if (!delayed_->tensors.empty() || !tensors_->sparse_parameters().empty()) {
-    raise(ErrorKind::kUnsupported,
-          "DistributedDataParallel: mixed precision goes neither with sparse gradients (make the embeddings "
-          "dense) nor "
-          "with delay_all_reduce_named_params");
+    base::raise(
+        ErrorKind::kUnsupported,
+        "DistributedDataParallel: mixed precision goes neither with sparse gradients (make the embeddings "
+        "dense) nor "
+        "with delay_all_reduce_named_params");
   }
   for (const auto& buffer : internal::buffers_of(*tensors_, options_.ignored).tensors) {
     if (mixed.buffer_dtype && buffer.is_floating_point()) buffer.set_data(buffer.to(*mixed.buffer_dtype));
@@ -262,8 +269,8 @@ std::shared_ptr<torch::nn::Module> DdpCore::cloned(const torch::nn::Module& modu
   try {
     return module.clone(device);
   } catch (const c10::Error& error) {
-    raise(ErrorKind::kUsage,
-          cat("DistributedDataParallel: this module cannot be cloned: ", error.what_without_backtrace()));
+    base::raise(ErrorKind::kUsage, base::cat("DistributedDataParallel: this module cannot be cloned: ",
+                                             error.what_without_backtrace()));
   }
 }
 
@@ -278,14 +285,16 @@ DdpOptions DdpCore::options_of_clone() const {
 
 void DdpCore::check_options() const {
   if (static std::atomic<bool> said = false; options_.check_reduction && !said.exchange(true)) {
-    log(LogLevel::kWarn,
+    base::log(
+        LogLevel::kWarn,
         "DistributedDataParallel: check_reduction is deprecated and does nothing: whether the last backward "
         "pass was "
         "reduced is always checked. Said once.");
   }
   if (!options_.device_ids.empty() || options_.output_device) {
-    raise(ErrorKind::kUsage,
-          "DistributedDataParallel: device_ids and output_device must stay empty for a module on the CPU");
+    base::raise(
+        ErrorKind::kUsage,
+        "DistributedDataParallel: device_ids and output_device must stay empty for a module on the CPU");
   }
 }
 
@@ -317,11 +326,12 @@ void DdpCore::check_nothing_added() const {
   const internal::NamedTensors now = internal::parameters_of(*tensors_, options_.ignored);
   for (std::size_t i = 0; i < now.tensors.size(); ++i) {
     if (!now.tensors[i].requires_grad() || known.contains(now.tensors[i].unsafeGetTensorImpl())) continue;
-    raise(ErrorKind::kUsage,
-          cat("DistributedDataParallel: parameter ", now.names[i],
-              " was added to the module, or put in another's place, after it was wrapped: its gradients "
-              "would not be "
-              "averaged. Build the module completely, then wrap it; or name the parameter in `ignored`"));
+    base::raise(
+        ErrorKind::kUsage,
+        base::cat("DistributedDataParallel: parameter ", now.names[i],
+                  " was added to the module, or put in another's place, after it was wrapped: its gradients "
+                  "would not be "
+                  "averaged. Build the module completely, then wrap it; or name the parameter in `ignored`"));
   }
 }
 
@@ -333,8 +343,8 @@ void DdpCore::wait_in_backward(std::vector<GradFuture> futures) {
 }
 
 void DdpCore::register_buffer_hook(BufferHook hook) {
-  if (!hook.run) raise(ErrorKind::kUsage, "register_buffer_hook: the hook is empty");
-  if (buffer_hook_.run) raise(ErrorKind::kUsage, "register_buffer_hook: a model has one buffer hook");
+  if (!hook.run) base::raise(ErrorKind::kUsage, "register_buffer_hook: the hook is empty");
+  if (buffer_hook_.run) base::raise(ErrorKind::kUsage, "register_buffer_hook: a model has one buffer hook");
   buffer_hook_ = std::move(hook);
   if (buffers_) buffers_->set_hook(buffer_hook_);
 }
@@ -356,10 +366,10 @@ void DdpCore::after_forward(const std::function<void(const Visitor&)>& visit_out
   if (sinks || reducer_->wants_to_know() || reducer_->searches())
     visit_outputs([&](at::Tensor& output) { outputs.push_back(output); });
   if (synced && reducer_->searches() && outputs.empty()) {
-    raise(ErrorKind::kUsage,
-          "DistributedDataParallel: find_unused_parameters found no tensor in what forward() returned; "
-          "give its type "
-          "a lockstep_visit function (lockstep/tensor/visit_tensors.h)");
+    base::raise(ErrorKind::kUsage,
+                "DistributedDataParallel: find_unused_parameters found no tensor in what forward() returned; "
+                "give its type "
+                "a lockstep_visit function (lockstep/tensor/visit_tensors.h)");
   }
   synced ? reducer_->expect_backward(outputs) : reducer_->expect_local_backward(outputs);
   if (outputs.empty()) {
@@ -393,10 +403,11 @@ void DdpCore::watch(std::vector<at::Tensor> outputs, bool synced,
 }
 
 void DdpCore::register_comm_hook(CommHook hook) {
-  if (!hook.run) raise(ErrorKind::kUsage, "register_comm_hook: the hook is empty");
+  if (!hook.run) base::raise(ErrorKind::kUsage, "register_comm_hook: the hook is empty");
   if (comm_hook_.run) {
-    raise(ErrorKind::kUsage, cat("register_comm_hook: ", comm_hook_.name,
-                                 " is registered already; a model has one hook, and hooks can be chained"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("register_comm_hook: ", comm_hook_.name,
+                          " is registered already; a model has one hook, and hooks can be chained"));
   }
   if (reducer_) reducer_->register_comm_hook(hook);
   comm_hook_ = std::move(hook);
@@ -412,12 +423,12 @@ void DdpCore::set_static_graph() {
 
 void DdpCore::remove_autograd_hooks() {
   if (join_options() != nullptr || torch::autograd::get_current_graph_task_id() != -1)
-    raise(ErrorKind::kUsage, "remove_autograd_hooks: not inside join() or backward()");
+    base::raise(ErrorKind::kUsage, "remove_autograd_hooks: not inside join() or backward()");
   if (steps_->any())
-    raise(ErrorKind::kUsage, "remove_autograd_hooks: optimizers of this model step inside backward()");
+    base::raise(ErrorKind::kUsage, "remove_autograd_hooks: optimizers of this model step inside backward()");
   if (precisions_)
-    raise(ErrorKind::kUnsupported,
-          "remove_autograd_hooks: not with mixed precision, which needs the hooks itself");
+    base::raise(ErrorKind::kUnsupported,
+                "remove_autograd_hooks: not with mixed precision, which needs the hooks itself");
   reducer_ = nullptr;
   delayed_reduction_ = nullptr;
 }

@@ -3,6 +3,7 @@
 
 #include <vector>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 #include "lockstep/ddp/ddp_core.h"
 #include "lockstep/ddp/internal/backward_optimizers.h"
@@ -16,21 +17,22 @@ namespace lockstep {
 
 void DdpCore::enter_join(const JoinOptions& options) {
   if (options_.skip_all_reduce_unused_params) {
-    raise(
+    base::raise(
         ErrorKind::kUsage,
         "join: a DistributedDataParallel with skip_all_reduce_unused_params cannot be joined: a rank without "
         "input does not know which buckets the others leave out");
   }
   if (!delayed_->tensors.empty()) {
-    raise(ErrorKind::kUsage,
-          "join: a DistributedDataParallel with delay_all_reduce_named_params cannot be joined: a rank "
-          "without input "
-          "does not know when the others reduce these");
+    base::raise(ErrorKind::kUsage,
+                "join: a DistributedDataParallel with delay_all_reduce_named_params cannot be joined: a rank "
+                "without input "
+                "does not know when the others reduce these");
   }
   if (buffers_ && !reducer_) {
-    raise(ErrorKind::kUsage,
-          "join: this model's gradients are not averaged since remove_autograd_hooks(); update_process_group() "
-          "averages them again");
+    base::raise(
+        ErrorKind::kUsage,
+        "join: this model's gradients are not averaged since remove_autograd_hooks(); update_process_group() "
+        "averages them again");
   }
   join_uneven_inputs_ = true;
   if (!reducer_) return;

@@ -2,10 +2,10 @@
 #include <algorithm>
 #include <iterator>
 
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/ddp/ddp_core.h"
 #include "lockstep/ddp/internal/module_state.h"
 #include "lockstep/ddp/internal/reducer.h"
@@ -53,14 +53,14 @@ void describe_parameters(DdpLoggingData& data, const internal::NamedTensors& tra
 }
 
 void describe_environment(DdpLoggingData& data) {
-  const auto value = [](Var var) { return environment(var).value_or(""); };
-  data.master_addr = value(Var::kMasterAddr);
-  data.master_port = value(Var::kMasterPort);
-  data.cuda_visible_devices = value(Var::kCudaVisibleDevices);
+  const auto value = [](base::EnvVar var) { return base::environment(var).value_or(""); };
+  data.master_addr = value(base::EnvVar::kMasterAddr);
+  data.master_port = value(base::EnvVar::kMasterPort);
+  data.cuda_visible_devices = value(base::EnvVar::kCudaVisibleDevices);
   data.torch_distributed_debug = name_of(get_debug_level());
   if (data.backend_name.find("gloo") == std::string::npos) return;
-  data.gloo_socket_ifname = value(Var::kGlooSocketIfname);
-  data.gloo_device_transport = value(Var::kGlooDeviceTransport);
+  data.gloo_socket_ifname = value(base::EnvVar::kGlooSocketIfname);
+  data.gloo_device_transport = value(base::EnvVar::kGlooDeviceTransport);
 }
 
 // Since `start`; -1 for what did not happen.
@@ -138,20 +138,20 @@ void DdpCore::describe_construction(const internal::NamedTensors& trained, std::
 
 // For TORCH_DISTRIBUTED_DEBUG=INFO and above. Before the ranks meet, since that is where construction may hang.
 void DdpCore::log_construction(const internal::NamedTensors& trained, std::size_t n_all) const {
-  if (get_debug_level() == DebugLevel::kOff || !log_enabled(LogLevel::kInfo)) return;
-  std::string words =
-      cat("DistributedDataParallel over group \"", group_->name(), "\" (rank ", group_->rank(), " of ",
-          group_->size(), ", back end ", group_->backend(), "): ", trained.tensors.size(), " of ", n_all,
-          " parameters trained, ", construction_.total_parameter_size_bytes, " bytes; bucket_cap_mb ",
-          options_.bucket_cap_mb ? cat(*options_.bucket_cap_mb) : "unset", ", gradient_as_bucket_view ",
-          options_.gradient_as_bucket_view, ", broadcast_buffers ", options_.broadcast_buffers,
-          ", init_sync ", options_.init_sync, ", find_unused_parameters ", options_.find_unused_parameters,
-          ", static_graph ", options_.static_graph);
+  if (get_debug_level() == DebugLevel::kOff || !base::log_enabled(LogLevel::kInfo)) return;
+  std::string words = base::cat(
+      "DistributedDataParallel over group \"", group_->name(), "\" (rank ", group_->rank(), " of ",
+      group_->size(), ", back end ", group_->backend(), "): ", trained.tensors.size(), " of ", n_all,
+      " parameters trained, ", construction_.total_parameter_size_bytes, " bytes; bucket_cap_mb ",
+      options_.bucket_cap_mb ? base::cat(*options_.bucket_cap_mb) : "unset", ", gradient_as_bucket_view ",
+      options_.gradient_as_bucket_view, ", broadcast_buffers ", options_.broadcast_buffers, ", init_sync ",
+      options_.init_sync, ", find_unused_parameters ", options_.find_unused_parameters, ", static_graph ",
+      options_.static_graph);
   for (std::size_t i = 0; i < trained.tensors.size(); ++i) {
-    words += cat("\n  ", trained.names[i], " ", trained.tensors[i].sizes(), " ",
-                 c10::toString(trained.tensors[i].scalar_type()));
+    words += base::cat("\n  ", trained.names[i], " ", trained.tensors[i].sizes(), " ",
+                       c10::toString(trained.tensors[i].scalar_type()));
   }
-  log(LogLevel::kInfo, words);
+  base::log(LogLevel::kInfo, words);
 }
 
 DdpLoggingData DdpCore::logging_data() const {
@@ -182,8 +182,8 @@ void DdpCore::log_statistics() {
   if (n == std::exchange(n_logged_, n)) return;
   if (std::ranges::find(kLoggedAt, n) == std::end(kLoggedAt) || get_debug_level() != DebugLevel::kDetail)
     return;
-  if (log_enabled(LogLevel::kInfo))
-    log(LogLevel::kInfo, cat("DistributedDataParallel statistics: ", logging_data().to_json()));
+  if (base::log_enabled(LogLevel::kInfo))
+    base::log(LogLevel::kInfo, base::cat("DistributedDataParallel statistics: ", logging_data().to_json()));
 }
 
 }  // namespace lockstep

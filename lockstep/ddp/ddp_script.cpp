@@ -1,5 +1,6 @@
 #include "lockstep/ddp/ddp_script.h"
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep {
@@ -77,7 +78,7 @@ std::shared_ptr<ScriptMirror> mirror_of(const torch::jit::Module& script) {
   try {
     (void)script._ivalue();
   } catch (const c10::Error&) {
-    raise(ErrorKind::kUsage, "DistributedDataParallel: the module is empty; load or define it first");
+    base::raise(ErrorKind::kUsage, "DistributedDataParallel: the module is empty; load or define it first");
   }
   return std::make_shared<ScriptMirror>(script);
 }

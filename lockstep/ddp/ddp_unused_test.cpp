@@ -19,7 +19,7 @@ using namespace ddp_testing;
 struct ChooserImpl : torch::nn::Module {
   ChooserImpl() {
     for (int i = 0; i < 4; ++i) {
-      layers.push_back(register_module(cat("layer", i), torch::nn::Linear(kIn, kIn)));
+      layers.push_back(register_module(base::cat("layer", i), torch::nn::Linear(kIn, kIn)));
     }
   }
   at::Tensor forward(const at::Tensor& x, unsigned mask) {

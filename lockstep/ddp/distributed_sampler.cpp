@@ -9,8 +9,9 @@
 #include <algorithm>
 #include <numeric>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/group/world.h"
 
 namespace lockstep {
@@ -36,11 +37,12 @@ DistributedSampler::DistributedSampler(std::size_t dataset_size, DistributedSamp
   const int n_replicas = options.num_replicas ? *options.num_replicas : get_world_size();
   const int rank = options.rank ? *options.rank : get_rank();
   if (n_replicas < 1) {
-    raise(ErrorKind::kUsage, cat("DistributedSampler: num_replicas must be at least 1, not ", n_replicas));
+    base::raise(ErrorKind::kUsage,
+                base::cat("DistributedSampler: num_replicas must be at least 1, not ", n_replicas));
   }
   if (rank < 0 || rank >= n_replicas) {
-    raise(ErrorKind::kUsage, cat("DistributedSampler: rank ", rank, " must lie in [0, ", n_replicas - 1,
-                                 "] with ", n_replicas, " replicas"));
+    base::raise(ErrorKind::kUsage, base::cat("DistributedSampler: rank ", rank, " must lie in [0, ",
+                                             n_replicas - 1, "] with ", n_replicas, " replicas"));
   }
   n_replicas_ = static_cast<std::size_t>(n_replicas);
   rank_ = static_cast<std::size_t>(rank);
@@ -96,8 +98,8 @@ void DistributedSampler::load(torch::serialize::InputArchive& archive) {
   set_epoch(static_cast<std::size_t>(epoch));
   reset();
   if (position < 0 || static_cast<std::size_t>(position) > drawn_.size()) {
-    raise(ErrorKind::kUsage,
-          cat("DistributedSampler: the saved position ", position, " lies outside the dataset"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("DistributedSampler: the saved position ", position, " lies outside the dataset"));
   }
   position_ = static_cast<std::size_t>(position);
 }

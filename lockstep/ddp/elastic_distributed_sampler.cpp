@@ -9,8 +9,9 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/group/world.h"
 
 namespace lockstep {
@@ -27,8 +28,8 @@ std::size_t read_number(torch::serialize::InputArchive& archive, const std::stri
   archive.read(key, value);
   const auto number = value.item<std::int64_t>();
   if (number < 0 || static_cast<std::uint64_t>(number) > most)
-    raise(ErrorKind::kUsage,
-          cat(kName, ": the saved ", key, " is ", number, ", at most ", most, " is possible"));
+    base::raise(ErrorKind::kUsage,
+                base::cat(kName, ": the saved ", key, " is ", number, ", at most ", most, " is possible"));
   return static_cast<std::size_t>(number);
 }
 
@@ -40,10 +41,11 @@ ElasticDistributedSampler::ElasticDistributedSampler(std::size_t dataset_size,
   const int n_replicas = options.num_replicas ? *options.num_replicas : get_world_size();
   const int rank = options.rank ? *options.rank : get_rank();
   if (n_replicas < 1)
-    raise(ErrorKind::kUsage, cat(kName, ": num_replicas is ", n_replicas, "; at least 1 is needed"));
+    base::raise(ErrorKind::kUsage,
+                base::cat(kName, ": num_replicas is ", n_replicas, "; at least 1 is needed"));
   if (rank < 0 || rank >= n_replicas) {
-    raise(ErrorKind::kUsage,
-          cat(kName, ": rank is ", rank, "; with ", n_replicas, " replicas ranks are 0 to ", n_replicas - 1));
+    base::raise(ErrorKind::kUsage, base::cat(kName, ": rank is ", rank, "; with ", n_replicas,
+                                             " replicas ranks are 0 to ", n_replicas - 1));
   }
   n_replicas_ = static_cast<std::size_t>(n_replicas);
   rank_ = static_cast<std::size_t>(rank);
@@ -53,8 +55,8 @@ ElasticDistributedSampler::ElasticDistributedSampler(std::size_t dataset_size,
 
 void ElasticDistributedSampler::set_start_index(std::size_t start_index) {
   if (start_index >= dataset_size_) {
-    raise(ErrorKind::kUsage, cat(kName, ": start_index is ", start_index, ", the dataset has ", dataset_size_,
-                                 " samples; nothing would be left"));
+    base::raise(ErrorKind::kUsage, base::cat(kName, ": start_index is ", start_index, ", the dataset has ",
+                                             dataset_size_, " samples; nothing would be left"));
   }
   shared_->start_index = start_index;
 }

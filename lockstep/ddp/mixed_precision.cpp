@@ -7,16 +7,18 @@
 
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::internal {
 namespace {
 
 void check_dtype(const std::optional<at::ScalarType>& dtype, const char* name) {
   if (!dtype || at::isFloatingType(*dtype)) return;
-  raise(ErrorKind::kUsage, cat("MixedPrecision: ", name, " is ", c10::toString(*dtype),
-                               ", which is no floating-point type; use kBFloat16, kHalf or kFloat"));
+  base::raise(ErrorKind::kUsage,
+              base::cat("MixedPrecision: ", name, " is ", c10::toString(*dtype),
+                        ", which is no floating-point type; use kBFloat16, kHalf or kFloat"));
 }
 
 }  // namespace
@@ -30,10 +32,11 @@ void check_mixed_precision(const MixedPrecision& mixed, const std::vector<at::Te
   for (const at::Tensor& parameter : parameters) {
     if (!views || !reduced || !parameter.requires_grad() || !parameter.is_floating_point()) continue;
     if (parameter.scalar_type() == *reduced) continue;
-    raise(ErrorKind::kUsage,
-          cat("MixedPrecision: with gradient_as_bucket_view buckets must have the parameters' own type, ",
-              c10::toString(parameter.scalar_type()), "; set reduce_dtype to it, or leave ",
-              "gradient_as_bucket_view off"));
+    base::raise(
+        ErrorKind::kUsage,
+        base::cat("MixedPrecision: with gradient_as_bucket_view buckets must have the parameters' own type, ",
+                  c10::toString(parameter.scalar_type()), "; set reduce_dtype to it, or leave ",
+                  "gradient_as_bucket_view off"));
   }
 }
 

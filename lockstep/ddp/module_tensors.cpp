@@ -7,6 +7,7 @@
 
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep {
@@ -60,7 +61,7 @@ class NnModuleTensors final : public ModuleTensors {
 }  // namespace
 
 std::shared_ptr<const ModuleTensors> tensors_of(std::shared_ptr<torch::nn::Module> module) {
-  if (module == nullptr) raise(ErrorKind::kUsage, "DistributedDataParallel: the module is null");
+  if (module == nullptr) base::raise(ErrorKind::kUsage, "DistributedDataParallel: the module is null");
   return std::make_shared<NnModuleTensors>(std::move(module));
 }
 

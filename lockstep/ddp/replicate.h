@@ -15,6 +15,7 @@
 #include <optional>
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 #include "lockstep/ddp/ddp.h"
 
@@ -25,7 +26,7 @@ class Replicated {
  public:
   explicit Replicated(std::shared_ptr<M> module, DdpOptions options)
       : state_(std::make_shared<State>(State{std::move(module), std::move(options)})) {
-    if (state_->module == nullptr) raise(ErrorKind::kUsage, "replicate: the module is null");
+    if (state_->module == nullptr) base::raise(ErrorKind::kUsage, "replicate: the module is null");
   }
 
   // As DistributedDataParallel's. The first one is also its constructor: collective, with the errors of both.
@@ -46,9 +47,9 @@ class Replicated {
   // As DdpCore::register_comm_hook; may come before the first call. Raises kUsage for a second hook.
   void register_comm_hook(CommHook hook) {
     if (state_->model) return (*state_->model)->register_comm_hook(std::move(hook));
-    if (!hook.run) raise(ErrorKind::kUsage, "register_comm_hook: the hook is empty");
+    if (!hook.run) base::raise(ErrorKind::kUsage, "register_comm_hook: the hook is empty");
     if (state_->hook)
-      raise(ErrorKind::kUsage, "register_comm_hook: a module has one hook, and hooks can be chained");
+      base::raise(ErrorKind::kUsage, "register_comm_hook: a module has one hook, and hooks can be chained");
     state_->hook = std::move(hook);
   }
 

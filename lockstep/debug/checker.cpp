@@ -5,9 +5,11 @@
 #include <utility>
 
 #include "lockstep/base/bytes.h"
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/stack_trace.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/stack_trace.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::internal {
 namespace {
@@ -21,13 +23,13 @@ constexpr std::array<Field, 6> kFields{{{"operation", &Fingerprint::operation},
                                         {"shapes", &Fingerprint::shapes}}};
 
 std::string encode_all(const std::vector<std::string>& words) {
-  ByteWriter writer;
+  base::ByteWriter writer;
   for (const auto& word : words) writer.sized(word);
   return to_text(writer.view());
 }
 
 std::vector<std::string> decode_all(const std::string& text) {
-  ByteReader reader({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});
+  base::ByteReader reader({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});
   std::vector<std::string> words;
   while (const auto word = reader.sized()) words.push_back(to_text(*word));
   return words;
@@ -44,9 +46,10 @@ std::string judge(const std::vector<std::string>& words) {
 }  // namespace
 
 std::string Fingerprint::text() const {
-  return cat(operation, ", sequence number ", sequence, ", ", n_tensors, " tensor(s)",
-             dtypes.empty() ? "" : ", dtypes " + dtypes, devices.empty() ? "" : ", device types " + devices,
-             shapes.empty() ? "" : ", shapes " + shapes);
+  return base::cat(operation, ", sequence number ", sequence, ", ", n_tensors, " tensor(s)",
+                   dtypes.empty() ? "" : ", dtypes " + dtypes,
+                   devices.empty() ? "" : ", device types " + devices,
+                   shapes.empty() ? "" : ", shapes " + shapes);
 }
 
 std::string Fingerprint::encode() const {
@@ -68,7 +71,7 @@ std::string Fingerprint::differences(const Fingerprint& other) const {
   for (const auto& [name, field] : kFields) {
     const bool skipped = field == &Fingerprint::shapes && ((this->*field).empty() || (other.*field).empty());
     if (skipped || this->*field == other.*field) continue;
-    found += cat(found.empty() ? "" : "; ", name, ": ", this->*field, " vs ", other.*field);
+    found += base::cat(found.empty() ? "" : "; ", name, ": ", this->*field, " vs ", other.*field);
   }
   return found;
 }
@@ -85,29 +88,29 @@ void Checker::check(const std::string& who, const Fingerprint& mine, Millisecond
                          {.timeout = timeout,
                           .patience = timeout * 2,
                           .name_all = true,
-                          .who = cat(who, ", running ", mine.text()),
+                          .who = base::cat(who, ", running ", mine.text()),
                           .still_worth_it = still_worth_it},
                          judge);
   } catch (const Error& error) {
     Failure failure = error.failure();
-    failure.message += stack_trace_if_asked();
-    raise(std::move(failure));
+    failure.message += base::stack_trace_if_asked();
+    base::raise(std::move(failure));
   }
   const auto words = decode_all(told);
   for (std::size_t i = 0; i < words.size() && i < ranks_.size(); ++i) {
     const auto other = Fingerprint::decode(words[i]);
     const auto differences = mine.differences(other);
     if (differences.empty()) continue;
-    raise(ErrorKind::kUsage,
-          cat(who, ": ranks are out of step: rank ", ranks_[static_cast<std::size_t>(rank_)], " runs (",
-              mine.text(), "), but rank ", ranks_[i], " runs (", other.text(), "). They differ in ",
-              differences, stack_trace_if_asked()),
-          ErrorFamily::kBackend);
+    base::raise(ErrorKind::kUsage,
+                base::cat(who, ": ranks are out of step: rank ", ranks_[static_cast<std::size_t>(rank_)],
+                          " runs (", mine.text(), "), but rank ", ranks_[i], " runs (", other.text(),
+                          "). They differ in ", differences, base::stack_trace_if_asked()),
+                ErrorFamily::kBackend);
   }
   // In step with everyone, but others are not among themselves: shapes that only some compare.
   if (!words.empty())
-    raise(ErrorKind::kUsage, cat(who, ": other ranks are out of step with each other"),
-          ErrorFamily::kBackend);
+    base::raise(ErrorKind::kUsage, base::cat(who, ": other ranks are out of step with each other"),
+                ErrorFamily::kBackend);
 }
 
 }  // namespace lockstep::internal

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 #include "lockstep/debug/detail/rank_list.h"
 #include "lockstep/store/hash_store.h"
@@ -104,7 +105,7 @@ TEST(Checker, StopsWaitingWhenThereIsNoPointInGoingOn) {
     if (rank == 1) return;
     Checker checker(store, rank, {0, 1});
     checker.check("test", {.operation = "barrier"}, kLong,
-                  [] { raise(ErrorKind::kPeerLost, "rank 1 is gone"); });
+                  [] { base::raise(ErrorKind::kPeerLost, "rank 1 is gone"); });
   });
   EXPECT_TRUE(holds(texts[0], "is gone")) << texts[0];
 }

@@ -5,9 +5,10 @@
 #include <atomic>
 #include <string>
 
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep {
 namespace {
@@ -18,13 +19,13 @@ std::atomic<int> g_level{kUnread};
 }  // namespace
 
 void set_debug_level_from_env() {
-  const std::string given = environment(Var::kDistributedDebug).value_or("OFF");
+  const std::string given = base::environment(base::EnvVar::kDistributedDebug).value_or("OFF");
   const auto is = [&](const char* level) { return ::strcasecmp(given.c_str(), level) == 0; };
   if (is("OFF")) return set_debug_level(DebugLevel::kOff);
   if (is("INFO")) return set_debug_level(DebugLevel::kInfo);
   if (is("DETAIL")) return set_debug_level(DebugLevel::kDetail);
-  raise(ErrorKind::kUsage,
-        cat(name_of(Var::kDistributedDebug), " is \"", given, "\"; it must be OFF, INFO or DETAIL"));
+  base::raise(ErrorKind::kUsage, base::cat(name_of(base::EnvVar::kDistributedDebug), " is \"", given,
+                                           "\"; it must be OFF, INFO or DETAIL"));
 }
 
 void set_debug_level(DebugLevel level) {

@@ -3,9 +3,10 @@
 #include <algorithm>
 #include <chrono>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/slow_wait.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/slow_wait.h"
-#include "lockstep/base/text.h"
 #include "lockstep/debug/detail/rank_list.h"
 
 namespace lockstep::internal {
@@ -16,11 +17,11 @@ constexpr char kAllCame = '+';
 constexpr char kGaveUp = '-';
 
 std::string word_key(std::uint64_t number, std::size_t rank) {
-  return cat(number, "/word/", rank);
+  return base::cat(number, "/word/", rank);
 }
 
 std::string verdict_key(std::uint64_t number) {
-  return cat(number, "/verdict");
+  return base::cat(number, "/verdict");
 }
 
 // How long a wait lasts before the group is asked whether it still makes sense.
@@ -29,7 +30,7 @@ constexpr Milliseconds kSlice{200};
 // False when the deadline passed first. A wait that lasts says waiting().
 bool wait_for(Store& store, const std::vector<std::string>& keys, Deadline deadline,
               const std::function<void()>& still_worth_it, const std::function<std::string()>& waiting) {
-  SlowWait slow(deadline);
+  base::SlowWait slow(deadline);
   while (!deadline.expired()) {
     if (still_worth_it) still_worth_it();
     try {
@@ -44,7 +45,7 @@ bool wait_for(Store& store, const std::vector<std::string>& keys, Deadline deadl
 }
 
 [[noreturn]] void raise_timeout(const std::string& who, const std::string& words) {
-  raise(ErrorKind::kTimeout, cat(who, ": ", words), ErrorFamily::kBackend);
+  base::raise(ErrorKind::kTimeout, base::cat(who, ": ", words), ErrorFamily::kBackend);
 }
 
 }  // namespace
@@ -71,11 +72,14 @@ std::string Meeting::lead(std::uint64_t number, const std::string& mine, const O
   for (std::size_t rank = 1; rank < ranks_.size(); ++rank) keys.push_back(word_key(number, rank));
   std::vector<int> late;
   const auto deadline = options.one_look ? Deadline::now() : Deadline::after(options.timeout);
-  const auto waiting = [&] { return cat(options.who, ": this rank waits for ", name_ranks(missing(keys))); };
+  const auto waiting = [&] {
+    return base::cat(options.who, ": this rank waits for ", name_ranks(missing(keys)));
+  };
   if (!wait_for(*store_, keys, deadline, options.still_worth_it, waiting)) late = missing(keys);
   if (!late.empty()) {
     if (!options.name_all) late.resize(1);
-    const std::string words = cat(name_ranks(late), " did not come within ", options.timeout.count(), " ms");
+    const std::string words =
+        base::cat(name_ranks(late), " did not come within ", options.timeout.count(), " ms");
     store_->set(verdict_key(number), kGaveUp + words);
     raise_timeout(options.who, words);
   }
@@ -93,19 +97,21 @@ std::string Meeting::follow(std::uint64_t number, const std::string& mine, const
   store_->set(word_key(number, static_cast<std::size_t>(rank_)), mine);
   const auto key = verdict_key(number);
   const auto waiting = [&] {
-    return cat(options.who, ": this rank waits for rank ", ranks_.front(), ", which waits for the others");
+    return base::cat(options.who, ": this rank waits for rank ", ranks_.front(),
+                     ", which waits for the others");
   };
   if (!wait_for(*store_, {key}, Deadline::after(std::max(options.patience, options.timeout)),
                 options.still_worth_it, waiting)) {
-    raise_timeout(options.who,
-                  cat("this rank came, but rank ", ranks_.front(), " did not answer within ",
-                      std::max(options.patience, options.timeout).count(), " ms; it may not have come"));
+    raise_timeout(
+        options.who,
+        base::cat("this rank came, but rank ", ranks_.front(), " did not answer within ",
+                  std::max(options.patience, options.timeout).count(), " ms; it may not have come"));
   }
   const std::string verdict = to_text(store_->get(key));
-  if (verdict.empty()) raise(ErrorKind::kInternal, cat(options.who, ": rank 0 told nothing"));
+  if (verdict.empty()) base::raise(ErrorKind::kInternal, base::cat(options.who, ": rank 0 told nothing"));
   if (verdict.front() == kAllCame) return verdict.substr(1);
-  raise_timeout(options.who,
-                cat("this rank came, but rank ", ranks_.front(), " gave up waiting: ", verdict.substr(1)));
+  raise_timeout(options.who, base::cat("this rank came, but rank ", ranks_.front(),
+                                       " gave up waiting: ", verdict.substr(1)));
 }
 
 }  // namespace lockstep::internal

@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 
 namespace lockstep::comm {
 namespace {
@@ -12,7 +13,7 @@ namespace {
 constexpr std::size_t kSmallestTable = offsetof(lockstep_engine, run);
 
 [[noreturn]] void refuse(const std::string& origin, const std::string& why) {
-  raise(ErrorKind::kUnsupported, cat("engine ", origin, ": ", why), ErrorFamily::kBackend);
+  base::raise(ErrorKind::kUnsupported, base::cat("engine ", origin, ": ", why), ErrorFamily::kBackend);
 }
 
 void check_entries(const lockstep_engine& table, const std::string& origin) {
@@ -30,7 +31,7 @@ void check_entries(const lockstep_engine& table, const std::string& origin) {
       {"last_error", table.last_error != nullptr},
   };
   for (const auto& [name, present] : required) {
-    if (!present) refuse(origin, cat("its table has no ", name));
+    if (!present) refuse(origin, base::cat("its table has no ", name));
   }
 }
 
@@ -83,18 +84,20 @@ lockstep_status status_of(ErrorKind kind) noexcept {
 }
 
 Engine::Engine(const lockstep_engine* table, std::string origin) : given_(table), origin_(std::move(origin)) {
-  if (table == nullptr) refuse(origin_, cat(LOCKSTEP_ENGINE_SYMBOL, "() returned null"));
+  if (table == nullptr) refuse(origin_, base::cat(LOCKSTEP_ENGINE_SYMBOL, "() returned null"));
   if (table->struct_size < offsetof(lockstep_engine, name)) {
-    refuse(origin_, cat("its table says it has ", table->struct_size, " bytes, too few to hold a version"));
+    refuse(origin_,
+           base::cat("its table says it has ", table->struct_size, " bytes, too few to hold a version"));
   }
   if (table->abi_version != LOCKSTEP_ENGINE_ABI_VERSION) {
     refuse(origin_,
-           cat("built for version ", table->abi_version, " of the engine ABI, this lockstep speaks version ",
-               LOCKSTEP_ENGINE_ABI_VERSION, "; build it again against this lockstep's engine_abi.h"));
+           base::cat("built for version ", table->abi_version,
+                     " of the engine ABI, this lockstep speaks version ", LOCKSTEP_ENGINE_ABI_VERSION,
+                     "; build it again against this lockstep's engine_abi.h"));
   }
   if (table->struct_size < kSmallestTable) {
-    refuse(origin_, cat("its table has ", table->struct_size, " bytes, at least ", kSmallestTable,
-                        " are needed; set struct_size to sizeof(lockstep_engine)"));
+    refuse(origin_, base::cat("its table has ", table->struct_size, " bytes, at least ", kSmallestTable,
+                              " are needed; set struct_size to sizeof(lockstep_engine)"));
   }
   std::memcpy(&table_, table, std::min(table->struct_size, sizeof table_));
   table_.struct_size = sizeof table_;
@@ -102,10 +105,10 @@ Engine::Engine(const lockstep_engine* table, std::string origin) : given_(table)
   name_ = table_.name;
   capabilities_.struct_size = sizeof capabilities_;
   if (const auto status = table_.capabilities(&capabilities_); status != LOCKSTEP_OK) {
-    raise(
-        kind_of(status),
-        cat("engine ", origin_, ": it cannot tell its capabilities (status ", static_cast<int>(status), ")"),
-        ErrorFamily::kBackend);
+    base::raise(kind_of(status),
+                base::cat("engine ", origin_, ": it cannot tell its capabilities (status ",
+                          static_cast<int>(status), ")"),
+                ErrorFamily::kBackend);
   }
 }
 
@@ -131,10 +134,10 @@ std::shared_ptr<Communicator> Communicator::create(const Engine& engine, const l
   words[sizeof words - 1] = '\0';
   if (status != LOCKSTEP_OK || comm == nullptr) {
     const bool silent = words[0] == '\0';
-    raise(status == LOCKSTEP_OK ? ErrorKind::kInternal : kind_of(status),
-          cat("engine ", engine.name(), " could not join group \"", config.name, "\" as rank ", config.rank,
-              " of ", config.size, ": ", silent ? "it gave no reason" : words),
-          ErrorFamily::kBackend);
+    base::raise(status == LOCKSTEP_OK ? ErrorKind::kInternal : kind_of(status),
+                base::cat("engine ", engine.name(), " could not join group \"", config.name, "\" as rank ",
+                          config.rank, " of ", config.size, ": ", silent ? "it gave no reason" : words),
+                ErrorFamily::kBackend);
   }
   return std::shared_ptr<Communicator>(new Communicator(engine, comm));
 }
@@ -177,7 +180,7 @@ Failure Communicator::failure(lockstep_status status, std::string_view words) co
     if (failure.message.empty()) failure.message = comm_words;
     if (failure.kind == ErrorKind::kPeerLost && rank >= 0) failure.peer = LostPeer{rank, pid, cause};
   }
-  if (failure.message.empty()) failure.message = cat("engine ", engine_.name(), " gave no reason");
+  if (failure.message.empty()) failure.message = base::cat("engine ", engine_.name(), " gave no reason");
   return failure;
 }
 
@@ -211,15 +214,16 @@ void Communicator::leave(const std::string& cause) {
 
 void* Communicator::alloc(std::size_t n_bytes) {
   if (!has_memory()) {
-    raise(ErrorKind::kUnsupported, cat("engine ", engine_.name(), " has no memory of its own to give"),
-          ErrorFamily::kBackend);
+    base::raise(ErrorKind::kUnsupported,
+                base::cat("engine ", engine_.name(), " has no memory of its own to give"),
+                ErrorFamily::kBackend);
   }
   void* memory = nullptr;
   const auto status = engine_.table().alloc(comm_, n_bytes, &memory);
   if (status != LOCKSTEP_OK || memory == nullptr) {
-    raise(status == LOCKSTEP_OK ? ErrorKind::kInternal : kind_of(status),
-          cat("engine ", engine_.name(), " could not give ", n_bytes, " bytes of shared memory"),
-          ErrorFamily::kBackend);
+    base::raise(status == LOCKSTEP_OK ? ErrorKind::kInternal : kind_of(status),
+                base::cat("engine ", engine_.name(), " could not give ", n_bytes, " bytes of shared memory"),
+                ErrorFamily::kBackend);
   }
   return memory;
 }

@@ -1,5 +1,6 @@
 // How the contract suite starts ranks. The tests themselves are in engine_contract_*.cpp.
 #include "lockstep/engine/engine_contract.h"
+#include "lockstep/base/detail/raise.h"
 
 #include <sched.h>
 #include <unistd.h>
@@ -18,7 +19,7 @@ void ContractRank::meet() {
   }
   const Deadline patience = Deadline::after(testing::kPatience);
   while (board_.round.load() == round) {
-    if (patience.expired()) raise(ErrorKind::kTimeout, "the other ranks did not come");
+    if (patience.expired()) base::raise(ErrorKind::kTimeout, "the other ranks did not come");
     ::sched_yield();
   }
 }
@@ -26,7 +27,8 @@ void ContractRank::meet() {
 void ContractRank::await(int index, std::uint64_t value) {
   const Deadline patience = Deadline::after(testing::kPatience);
   while (word(index).load() < value) {
-    if (patience.expired()) raise(ErrorKind::kTimeout, cat("word ", index, " did not become ", value));
+    if (patience.expired())
+      base::raise(ErrorKind::kTimeout, base::cat("word ", index, " did not become ", value));
     ::sched_yield();
   }
 }
@@ -34,7 +36,7 @@ void ContractRank::await(int index, std::uint64_t value) {
 std::unique_ptr<ContractRank::Member> ContractRank::sub(const std::string& name,
                                                         const std::vector<int>& members, bool parent) {
   const auto place = std::find(members.begin(), members.end(), rank());
-  if (place == members.end()) raise(ErrorKind::kUsage, "only members make a communicator");
+  if (place == members.end()) base::raise(ErrorKind::kUsage, "only members make a communicator");
   return std::make_unique<Member>(
       table(), kv_, name, static_cast<int>(place - members.begin()), static_cast<int>(members.size()),
       Options{.name = name,
@@ -98,7 +100,7 @@ std::vector<pid_t> EngineContract::start_processes(int size, const Body& body) {
 
 std::string EngineContract::end_of(pid_t pid) {
   const int status = fork_testing::status_of(pid);
-  return status == -1 ? "did not end" : describe_wait_status(status);
+  return status == -1 ? "did not end" : base::describe_wait_status(status);
 }
 
 }  // namespace lockstep::comm

@@ -133,8 +133,8 @@ std::vector<std::uint8_t> expected(const Case& one, const Shape& shape, int me, 
 std::string first_difference(const std::uint8_t* got, const std::vector<std::uint8_t>& want) {
   std::size_t at = 0;
   while (got[at] == want[at]) ++at;
-  return cat("byte ", at, " of ", want.size(), " is ", static_cast<int>(got[at]), ", not ",
-             static_cast<int>(want[at]));
+  return base::cat("byte ", at, " of ", want.size(), " is ", static_cast<int>(got[at]), ", not ",
+                   static_cast<int>(want[at]));
 }
 
 }  // namespace
@@ -173,9 +173,9 @@ bool has_root(lockstep_op_kind kind) {
 }
 
 std::string to_string(const Case& one) {
-  return cat("kind ", one.kind, " dtype ", one.dtype, " reduce ", one.reduce, " count ", one.count, " root ",
-             one.root, one.in_place ? " in place" : "", one.shared ? " shared" : "",
-             one.posted ? " posted" : " run", " unevenness ", one.unevenness);
+  return base::cat("kind ", one.kind, " dtype ", one.dtype, " reduce ", one.reduce, " count ", one.count,
+                   " root ", one.root, one.in_place ? " in place" : "", one.shared ? " shared" : "",
+                   one.posted ? " posted" : " run", " unevenness ", one.unevenness);
 }
 
 void check(testing::EngineRank& rank, const Case& one) {
@@ -197,7 +197,7 @@ void check(testing::EngineRank& rank, const Case& one) {
                        : nullptr;
   const auto status = one.posted ? rank.post_and_wait(op) : rank.run(op);
   const auto context = [&] {
-    return cat("rank ", rank.rank(), " of ", rank.size(), ", ", to_string(one), ": ");
+    return base::cat("rank ", rank.rank(), " of ", rank.size(), ", ", to_string(one), ": ");
   };
   ASSERT_EQ(status, LOCKSTEP_OK) << context() << rank.error();
   const auto want = expected(one, shape, rank.rank(), rank.size());

@@ -68,7 +68,8 @@ TEST_P(EngineContract, AKilledRankIsNamedByEverySurvivorOfEveryKind) {
       EXPECT_EQ(status, LOCKSTEP_PEER_LOST)
           << "kind " << kind << " rank " << rank.rank() << ": " << rank.error();
       EXPECT_EQ(rank.failure().rank, kVictim) << rank.failure().error;
-      EXPECT_NE(rank.failure().error.find(cat("rank ", kVictim)), std::string::npos) << rank.failure().error;
+      EXPECT_NE(rank.failure().error.find(base::cat("rank ", kVictim)), std::string::npos)
+          << rank.failure().error;
     });
     const Deadline patience = Deadline::after(testing::kPatience);
     while (board().words[kVictim] < 20 && !patience.expired()) ::usleep(200);
@@ -100,7 +101,7 @@ TEST_P(EngineContract, AStoppedRankEndsInATimeoutThatNamesIt) {
           << "kind " << kind << " rank " << rank.rank() << ": " << rank.error();
       const std::string words = rank.error().empty() ? rank.failure().error : rank.error();
       const auto waited_for = words.substr(std::min(words.size(), words.find("waits for")));
-      EXPECT_NE(waited_for.find(behind ? "rank " : cat("rank ", kVictim)), std::string::npos) << words;
+      EXPECT_NE(waited_for.find(behind ? "rank " : base::cat("rank ", kVictim)), std::string::npos) << words;
     });
     for (const int r : {0, 2}) {
       EXPECT_EQ(end_of(pids[static_cast<std::size_t>(r)]), "exited with code 0")

@@ -84,7 +84,7 @@ TEST_P(EngineContract, TwoHundredCommunicatorsNeedFewThreads) {
     const std::size_t before = n_threads();
     std::vector<std::unique_ptr<Rank::Member>> subs;
     for (int i = 0; i < 200; ++i) {
-      subs.push_back(rank.sub(cat("sub", i), {1, 0}, true));
+      subs.push_back(rank.sub(base::cat("sub", i), {1, 0}, true));
       PlainOp plain(subs.back()->end, LOCKSTEP_ALL_REDUCE, 2000);
       ASSERT_EQ(subs.back()->end.post_and_wait(plain.op), LOCKSTEP_OK) << subs.back()->end.error();
     }

@@ -180,7 +180,7 @@ TEST_P(EngineContract, AMessageOfAnotherSizeOrTypeIsToldToBothSidesAndOverrunsNo
         Mismatch{1000, 200'000, LOCKSTEP_I32}, Mismatch{0, 1, LOCKSTEP_I32}, Mismatch{10, 10, LOCKSTEP_F32},
         Mismatch{200'000, 200'000, LOCKSTEP_F32}, Mismatch{10, 20, LOCKSTEP_I16}}) {
     on_ranks(2, [&](Rank& rank) {
-      const std::string what = cat(one.sent, " into ", one.wanted, " of type ", one.dtype, ": ");
+      const std::string what = base::cat(one.sent, " into ", one.wanted, " of type ", one.dtype, ": ");
       if (rank.rank() == 0) {
         const Ints data = numbers(one.sent, 1);
         auto* const handle = rank.post(send_op(data, 1, 0));
@@ -196,7 +196,7 @@ TEST_P(EngineContract, AMessageOfAnotherSizeOrTypeIsToldToBothSidesAndOverrunsNo
       }
       EXPECT_EQ(rank.barrier(), LOCKSTEP_USAGE) << what << rank.error();
       const std::string words = rank.failure().error;
-      for (const std::string& part : {cat(one.sent, " elements"), cat(one.wanted, " elements"),
+      for (const std::string& part : {base::cat(one.sent, " elements"), base::cat(one.wanted, " elements"),
                                       std::string("send"), std::string("recv")})
         EXPECT_NE(words.find(part), std::string::npos) << what << words;
     });

@@ -10,8 +10,9 @@
 #include <filesystem>
 #include <sstream>
 
-#include "lockstep/base/environment.h"
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 
 namespace lockstep::comm {
 namespace {
@@ -21,7 +22,7 @@ std::string find_plugin(const std::string& name) {
   const bool plain = std::ranges::all_of(name, [](unsigned char c) { return std::isalnum(c) || c == '_'; });
   if (name.empty() || !plain) return "";
   for (const auto& folder : engine_folders()) {
-    const auto path = std::filesystem::path(folder) / cat("lockstep_", name, ".so");
+    const auto path = std::filesystem::path(folder) / base::cat("lockstep_", name, ".so");
     std::error_code ignored;
     if (std::filesystem::exists(path, ignored)) return path.string();
   }
@@ -35,17 +36,18 @@ void check_owner(const std::string& path) {
       (file.st_mode & S_IWOTH) == 0) {
     return;
   }
-  raise(ErrorKind::kUnsupported,
-        cat("engine ", path,
-            " is not loaded: it must belong to this user or to root, and not everybody may write it"),
-        ErrorFamily::kBackend);
+  base::raise(
+      ErrorKind::kUnsupported,
+      base::cat("engine ", path,
+                " is not loaded: it must belong to this user or to root, and not everybody may write it"),
+      ErrorFamily::kBackend);
 }
 
 }  // namespace
 
 std::vector<std::string> engine_folders() {
   std::vector<std::string> folders;
-  std::istringstream given(environment(Var::kLockstepEnginePath).value_or(""));
+  std::istringstream given(base::environment(base::EnvVar::kLockstepEnginePath).value_or(""));
   for (std::string folder; std::getline(given, folder, ':');) {
     if (!folder.empty()) folders.push_back(folder);
   }
@@ -61,16 +63,16 @@ Engine load_engine(const std::string& path) {
   // dlerror is per thread in glibc. No dlclose on any path below: see the header.
   void* library = ::dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) {
-    raise(ErrorKind::kUnsupported, cat("engine ", path, " cannot be loaded: ", ::dlerror()),
-          ErrorFamily::kBackend);
+    base::raise(ErrorKind::kUnsupported, base::cat("engine ", path, " cannot be loaded: ", ::dlerror()),
+                ErrorFamily::kBackend);
   }
   void* symbol = ::dlsym(library, LOCKSTEP_ENGINE_SYMBOL);
   if (symbol == nullptr) {
-    raise(ErrorKind::kUnsupported,
-          cat("engine ", path, " exports no ", LOCKSTEP_ENGINE_SYMBOL,
-              ": not an engine of lockstep, or one for another "
-              "version of the engine ABI"),
-          ErrorFamily::kBackend);
+    base::raise(ErrorKind::kUnsupported,
+                base::cat("engine ", path, " exports no ", LOCKSTEP_ENGINE_SYMBOL,
+                          ": not an engine of lockstep, or one for another "
+                          "version of the engine ABI"),
+                ErrorFamily::kBackend);
   }
   return Engine(std::bit_cast<lockstep_engine_entry>(symbol)(), path);
 }
@@ -78,8 +80,9 @@ Engine load_engine(const std::string& path) {
 const Engine& EngineRegistry::add(Engine engine) {
   const std::lock_guard lock(mutex_);
   if (const Engine* other = find_locked(engine.name())) {
-    raise(ErrorKind::kUsage, cat("an engine named \"", engine.name(), "\" is there already (",
-                                 other->origin(), "); ", engine.origin(), " cannot be added beside it"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("an engine named \"", engine.name(), "\" is there already (", other->origin(),
+                          "); ", engine.origin(), " cannot be added beside it"));
   }
   return engines_.emplace_back(std::move(engine));
 }
@@ -96,8 +99,8 @@ const Engine* EngineRegistry::find_or_load(const std::string& name) {
   check_owner(path);
   Engine engine = load_engine(path);
   if (lower_case(engine.name()) != lower_case(name)) {
-    raise(ErrorKind::kUnsupported, cat("engine ", path, " calls itself \"", engine.name(), "\""),
-          ErrorFamily::kBackend);
+    base::raise(ErrorKind::kUnsupported, base::cat("engine ", path, " calls itself \"", engine.name(), "\""),
+                ErrorFamily::kBackend);
   }
   const std::lock_guard lock(mutex_);
   const Engine* other = find_locked(name);  // another thread was quicker

@@ -18,7 +18,11 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/base.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/process.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
+#include "lockstep/base/error.h"
 #include "lockstep/engine/engine_abi.h"
 
 namespace lockstep::comm::testing {
@@ -75,13 +79,13 @@ class CountingKv final : public Kv {
 // One file per key, renamed into place, for ranks that are processes.
 class FolderKv final : public Kv {
  public:
-  FolderKv() : path_(std::filesystem::temp_directory_path() / ("lockstep-test-" + random_hex(8))) {
+  FolderKv() : path_(std::filesystem::temp_directory_path() / ("lockstep-test-" + base::random_hex(8))) {
     std::filesystem::create_directory(path_);
   }
   ~FolderKv() override { std::filesystem::remove_all(path_); }
   void set(const std::string& key, std::string value) override {
     const auto to = file(key);
-    const auto draft = to.string() + "." + random_hex(4);
+    const auto draft = to.string() + "." + base::random_hex(4);
     std::ofstream(draft).write(value.data(), static_cast<std::streamsize>(value.size()));
     std::filesystem::rename(draft, to);
   }
@@ -168,7 +172,7 @@ class EngineRank {
         .key = options.key.empty() ? nullptr : options.key.c_str()};
     char error[512] = "";
     if (table.comm_create(&config, &comm_, error, sizeof(error)) != LOCKSTEP_OK)
-      raise(ErrorKind::kInternal, error);
+      base::raise(ErrorKind::kInternal, error);
   }
   ~EngineRank() { destroy(); }
   EngineRank(const EngineRank&) = delete;
@@ -192,7 +196,8 @@ class EngineRank {
       return found;
     }
     void* memory = nullptr;
-    if (table_.alloc(comm_, n_bytes, &memory) != LOCKSTEP_OK) raise(ErrorKind::kResource, "alloc failed");
+    if (table_.alloc(comm_, n_bytes, &memory) != LOCKSTEP_OK)
+      base::raise(ErrorKind::kResource, "alloc failed");
     return {n_bytes, memory};
   }
   void give_memory(std::pair<std::size_t, void*> memory) { idle_.push_back(memory); }
@@ -225,7 +230,7 @@ class EngineRank {
   lockstep_handle* post(const lockstep_op& op) {
     lockstep_handle* handle = nullptr;
     const auto status = table_.post(comm_, &op, &handle);
-    if (status != LOCKSTEP_OK) raise(ErrorKind::kInternal, cat("post gave status ", status));
+    if (status != LOCKSTEP_OK) base::raise(ErrorKind::kInternal, base::cat("post gave status ", status));
     return handle;
   }
   // Waits until it is over and releases it.

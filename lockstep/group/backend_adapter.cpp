@@ -7,8 +7,9 @@
 #include <mutex>
 #include <optional>
 
-#include "lockstep/base/text.h"
-#include "lockstep/base/thread.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
+#include "lockstep/base/detail/thread.h"
 #include "lockstep/group/internal/backend_parts.h"
 
 namespace lockstep::internal {
@@ -48,7 +49,7 @@ struct Lane {
   std::condition_variable changed;
   std::deque<PostedPtr> queue;  // guarded by mutex
   bool stop = false;            // guarded by mutex
-  Thread thread;                // guarded by mutex until stop
+  base::Thread thread;          // guarded by mutex until stop
 };
 
 class Adapter {
@@ -72,7 +73,7 @@ class Adapter {
     Lane& lane = lane_of(op);
     {
       const std::lock_guard lock(lane.mutex);
-      if (!lane.thread.joinable()) lane.thread = Thread("ls-backend", [this, &lane] { serve(lane); });
+      if (!lane.thread.joinable()) lane.thread = base::Thread("ls-backend", [this, &lane] { serve(lane); });
       lane.queue.push_back(posted);
     }
     lane.changed.notify_all();
@@ -127,7 +128,7 @@ class Adapter {
       backend_->run(op);
       return std::nullopt;
     } catch (...) {
-      Failure failure = current_failure();
+      Failure failure = base::current_failure();
       failure.family = ErrorFamily::kBackend;
       if (failure.kind != ErrorKind::kUsage && failure.kind != ErrorKind::kUnsupported) end(failure);
       return failure;
@@ -248,13 +249,13 @@ lockstep_status create(const lockstep_comm_config* config, lockstep_comm** out, 
   const auto& registered = *reinterpret_cast<const Registered*>(config->engine);
   try {
     if (t_joining == nullptr)
-      raise(ErrorKind::kUnsupported, "a registered back end cannot be part of another engine");
+      base::raise(ErrorKind::kUnsupported, "a registered back end cannot be part of another engine");
     auto backend = registered.factory(*t_joining);
-    if (!backend) raise(ErrorKind::kInternal, "its factory returned null");
+    if (!backend) base::raise(ErrorKind::kInternal, "its factory returned null");
     *out = reinterpret_cast<lockstep_comm*>(new Adapter(std::move(backend), config->size));
     return LOCKSTEP_OK;
   } catch (...) {
-    const Failure failure = current_failure();
+    const Failure failure = base::current_failure();
     say(error, capacity, failure.message);
     return comm::status_of(failure.kind);
   }
@@ -276,7 +277,7 @@ lockstep_status post(lockstep_comm* comm, const lockstep_op* op, lockstep_handle
   try {
     return of(comm).post(*op, out);
   } catch (...) {
-    return comm::status_of(current_failure().kind);
+    return comm::status_of(base::current_failure().kind);
   }
 }
 
@@ -284,7 +285,7 @@ lockstep_status run(lockstep_comm* comm, const lockstep_op* op, char* error, std
   try {
     return of(comm).run(*op, error, capacity);
   } catch (...) {
-    return comm::status_of(current_failure().kind);
+    return comm::status_of(base::current_failure().kind);
   }
 }
 

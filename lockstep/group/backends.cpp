@@ -7,7 +7,8 @@
 #include <mutex>
 #include <sstream>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/engine/fake_engine.h"
 #include "lockstep/group/internal/backend_parts.h"
 #include "lockstep/hierarchy/hierarchy.h"
@@ -69,28 +70,29 @@ Names engine_names() {
 
 const comm::Engine& require_engine(const std::string& name, const std::string& backend) {
   if (const comm::Engine* engine = find_engine(name)) return *engine;
-  raise(ErrorKind::kUnsupported,
-        cat("backend \"", backend, "\": there is no engine \"", name, "\"; there are ",
-            joined(engine_names()), ". load_engine() adds plug-ins, and so does a file lockstep_", name,
-            ".so in a folder of ", "LOCKSTEP_ENGINE_PATH; register_backend() adds your own"));
+  base::raise(
+      ErrorKind::kUnsupported,
+      base::cat("backend \"", backend, "\": there is no engine \"", name, "\"; there are ",
+                joined(engine_names()), ". load_engine() adds plug-ins, and so does a file lockstep_", name,
+                ".so in a folder of ", "LOCKSTEP_ENGINE_PATH; register_backend() adds your own"));
 }
 
 [[noreturn]] void refuse_text(const std::string& backend, const std::string& why) {
-  raise(ErrorKind::kUsage,
-        cat("backend \"", backend, "\": ", why,
-            "; write one engine (\"host\") or one pair of device type and engine per device "
-            "type (\"cpu:host,meta:fake\")"));
+  base::raise(ErrorKind::kUsage,
+              base::cat("backend \"", backend, "\": ", why,
+                        "; write one engine (\"host\") or one pair of device type and engine per device "
+                        "type (\"cpu:host,meta:fake\")"));
 }
 
 void add_pair(BackendParts& parts, const std::string& device, const comm::Engine& engine,
               const std::string& backend) {
   for (const auto& part : parts) {
     if (std::ranges::count(part.devices, device) > 0)
-      refuse_text(backend, cat("device type ", device, " repeats"));
+      refuse_text(backend, base::cat("device type ", device, " repeats"));
   }
   if (const auto served = devices_of(engine.name()); std::ranges::count(served, device) == 0) {
-    raise(ErrorKind::kUnsupported, cat("backend \"", backend, "\": engine ", engine.name(), " serves ",
-                                       joined(served), ", not ", device));
+    base::raise(ErrorKind::kUnsupported, base::cat("backend \"", backend, "\": engine ", engine.name(),
+                                                   " serves ", joined(served), ", not ", device));
   }
   const auto found = std::ranges::find(parts, &engine, &BackendPart::engine);
   if (found == parts.end()) {
@@ -102,11 +104,11 @@ void add_pair(BackendParts& parts, const std::string& device, const comm::Engine
 
 void check_devices(const std::string& name, const Names& devices) {
   if (devices.empty())
-    raise(ErrorKind::kUsage, cat("register_backend \"", name, "\": it serves no device type"));
+    base::raise(ErrorKind::kUsage, base::cat("register_backend \"", name, "\": it serves no device type"));
   for (const auto& device : devices) {
     if (std::ranges::count(kDeviceTypes, device) == 0) {
-      raise(ErrorKind::kUsage, cat("register_backend \"", name, "\": \"", device,
-                                   "\" is no device type; there are ", joined(kDeviceTypes)));
+      base::raise(ErrorKind::kUsage, base::cat("register_backend \"", name, "\": \"", device,
+                                               "\" is no device type; there are ", joined(kDeviceTypes)));
     }
   }
 }
@@ -172,11 +174,11 @@ BackendParts parse_backend(const std::string& backend) {
     const auto colon = pair.find(':');
     if (colon == std::string::npos || colon == 0 || colon + 1 == pair.size() ||
         pair.find(':', colon + 1) != std::string::npos) {
-      refuse_text(backend, cat("\"", pair, "\" is not a pair"));
+      refuse_text(backend, base::cat("\"", pair, "\" is not a pair"));
     }
     const std::string device = pair.substr(0, colon);
     if (std::ranges::count(kDeviceTypes, device) == 0)
-      refuse_text(backend, cat("\"", device, "\" is no device type of torch"));
+      refuse_text(backend, base::cat("\"", device, "\" is no device type of torch"));
     add_pair(parts, device, require_engine(pair.substr(colon + 1), backend), backend);
   }
   if (text.ends_with(',')) refuse_text(backend, "it ends with a comma");
@@ -191,11 +193,11 @@ BackendParts choose_default_backend(const std::vector<std::string>& hosts) {
   if (elsewhere.empty()) return parse_backend("host");
   if (find_engine("hierarchical") != nullptr) return parse_backend("hierarchical");
   std::string ranks;
-  for (const auto rank : elsewhere) ranks += cat(ranks.empty() ? "" : " ", rank);
-  raise(ErrorKind::kUnsupported,
-        cat("ranks ", ranks,
-            " are not on the host of rank 0, and no engine here crosses hosts; load one "
-            "(load_engine) and name it as backend"));
+  for (const auto rank : elsewhere) ranks += base::cat(ranks.empty() ? "" : " ", rank);
+  base::raise(ErrorKind::kUnsupported,
+              base::cat("ranks ", ranks,
+                        " are not on the host of rank 0, and no engine here crosses hosts; load one "
+                        "(load_engine) and name it as backend"));
 }
 
 }  // namespace internal
@@ -205,8 +207,10 @@ void register_backend(const std::string& name, BackendFactory factory, RegisterB
   const bool plain =
       !key.empty() && std::ranges::all_of(key, [](unsigned char c) { return std::isalnum(c) || c == '_'; });
   if (!plain)
-    raise(ErrorKind::kUsage, cat("register_backend: \"", name, "\" is no name; use letters, digits and _"));
-  if (!factory) raise(ErrorKind::kUsage, cat("register_backend \"", name, "\": no factory given"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("register_backend: \"", name, "\" is no name; use letters, digits and _"));
+  if (!factory)
+    base::raise(ErrorKind::kUsage, base::cat("register_backend \"", name, "\": no factory given"));
   internal::check_devices(key, options.devices);
   const auto* table = internal::make_backend_table(key, std::move(factory));
   internal::engines().add(comm::Engine(table, "registered by the program"));
@@ -227,8 +231,8 @@ std::string get_default_backend_for_device(const std::string& device) {
   auto& known = internal::knowledge();
   const std::lock_guard lock(known.mutex);
   if (const auto found = known.defaults.find(type); found != known.defaults.end()) return found->second;
-  raise(ErrorKind::kUsage,
-        cat("no default back end for device type \"", type, "\"; register_backend adds one"));
+  base::raise(ErrorKind::kUsage,
+              base::cat("no default back end for device type \"", type, "\"; register_backend adds one"));
 }
 
 }  // namespace lockstep

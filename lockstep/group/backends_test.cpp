@@ -18,8 +18,9 @@
 #include <string>
 #include <thread>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/engine/fake_engine.h"
 #include "lockstep/engine/plugin.h"
 #include "lockstep/group/detail/group_base.h"
@@ -124,14 +125,15 @@ class StoreBackend final : public Backend {
   ~StoreBackend() override { --alive; }
 
   void run(const lockstep_op& op) override {
-    if (op.kind == LOCKSTEP_BARRIER) raise(ErrorKind::kUnsupported, "the store back end has no barrier");
+    if (op.kind == LOCKSTEP_BARRIER)
+      base::raise(ErrorKind::kUnsupported, "the store back end has no barrier");
     if (op.kind == LOCKSTEP_BROADCAST) throw std::runtime_error("the store fell over");
     const int round = round_++;
     const auto* mine = static_cast<const std::uint8_t*>(op.send);
-    options_.store->set(cat(round, "/", options_.rank), {mine, op.count * sizeof(float)});
+    options_.store->set(base::cat(round, "/", options_.rank), {mine, op.count * sizeof(float)});
     std::vector<float> sum(op.count), part(op.count);
     for (int rank = 0; rank < options_.size; ++rank) {
-      const auto bytes = options_.store->get(cat(round, "/", rank));
+      const auto bytes = options_.store->get(base::cat(round, "/", rank));
       std::memcpy(part.data(), bytes.data(), bytes.size());
       for (std::size_t i = 0; i < sum.size(); ++i) sum[i] += part[i];
     }
@@ -308,7 +310,7 @@ TEST(RegisterBackend, WhatItThrowsBreaksTheGroup) {
 
 TEST(RegisterBackend, AFactoryThatFailsIsAnErrorThereAndTheWorldGoesOn) {
   register_backend("shy", [](const BackendOptions& options) -> std::unique_ptr<Backend> {
-    if (options.rank == 1) raise(ErrorKind::kResource, "no room on rank 1");
+    if (options.rank == 1) base::raise(ErrorKind::kResource, "no room on rank 1");
     return nullptr;
   });
   run_threads(2, [](int rank) {

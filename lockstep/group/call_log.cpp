@@ -3,8 +3,9 @@
 #include <memory>
 #include <mutex>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/group/detail/call_report.h"
 #include "lockstep/group/detail/join.h"
 #include "lockstep/group/internal/world_state.h"
@@ -58,16 +59,16 @@ void set_call_logger(CallLogger logger) {
 }
 
 std::string to_text(const CallRecord& record) {
-  std::string text = cat(record.function, record.failure != nullptr ? " failed" : " ended well");
-  if (record.duration_ms >= 0) text += cat(" after ", record.duration_ms, " ms");
+  std::string text = base::cat(record.function, record.failure != nullptr ? " failed" : " ended well");
+  if (record.duration_ms >= 0) text += base::cat(" after ", record.duration_ms, " ms");
   text += ": ";
   if (!record.group.empty()) {
-    text += cat("group \"", record.group, "\"", record.backend.empty() ? "" : " over ", record.backend,
-                ", rank ", record.group_rank, " of ", record.group_size, " (rank ", record.rank, " of ",
-                record.world_size, " in the world), ");
+    text += base::cat("group \"", record.group, "\"", record.backend.empty() ? "" : " over ", record.backend,
+                      ", rank ", record.group_rank, " of ", record.group_size, " (rank ", record.rank, " of ",
+                      record.world_size, " in the world), ");
   }
-  text += cat("called at ", record.where);
-  if (record.failure != nullptr) text += cat(": ", record.failure->message);
+  text += base::cat("called at ", record.where);
+  if (record.failure != nullptr) text += base::cat(": ", record.failure->message);
   return text;
 }
 
@@ -76,12 +77,12 @@ namespace internal {
 void report_call(const CallReport& report) noexcept {
   try {
     const auto logger = current_logger();
-    if (!logger && !log_enabled(LogLevel::kDebug)) return;
+    if (!logger && !base::log_enabled(LogLevel::kDebug)) return;
     const CallRecord record = record_of(report);
     if (logger) return (*logger)(record);
-    log(LogLevel::kDebug, to_text(record));
+    base::log(LogLevel::kDebug, to_text(record));
   } catch (...) {
-    log(LogLevel::kError, cat("the call logger threw: ", current_failure().message));
+    base::log(LogLevel::kError, base::cat("the call logger threw: ", base::current_failure().message));
   }
 }
 

@@ -3,9 +3,10 @@
 #include <functional>
 #include <sstream>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/stack_trace.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/stack_trace.h"
-#include "lockstep/base/text.h"
 #include "lockstep/debug/detail/checker.h"
 #include "lockstep/group/detail/group_base.h"
 #include "lockstep/group/internal/backend_parts.h"
@@ -19,7 +20,7 @@ std::string called(const char* name, const std::string& group, int rank, int siz
                    const std::source_location& where) {
   char text[kWhereCapacity];
   write_where(where, text);
-  return cat(name, " of group \"", group, "\" (rank ", rank, " of ", size, ", called at ", text, ")");
+  return base::cat(name, " of group \"", group, "\" (rank ", rank, " of ", size, ", called at ", text, ")");
 }
 
 template <class Part>
@@ -51,7 +52,7 @@ std::function<void()> still_worth_it(const GroupBase& group) {
   return [communicator = std::move(communicator)] {
     const auto failure = communicator->broken();
     if (failure && (failure->kind == ErrorKind::kPeerLost || failure->kind == ErrorKind::kAborted))
-      raise(*failure);
+      base::raise(*failure);
   };
 }
 
@@ -109,16 +110,16 @@ void monitored_barrier(MonitoredBarrierOptions options) {
   const auto who =
       internal::called("monitored_barrier", group->name(), group->rank(), group->size(), options.where);
   if (options.timeout && *options.timeout < Milliseconds::zero()) {
-    raise(ErrorKind::kUsage,
-          cat(who, ": timeout is ", options.timeout->count(), " ms; it must not be negative"));
+    base::raise(ErrorKind::kUsage,
+                base::cat(who, ": timeout is ", options.timeout->count(), " ms; it must not be negative"));
   }
   if (!group->is_member()) {
-    log(LogLevel::kWarn, cat(who, ": this rank is no member of the group; nothing was done"));
+    base::log(LogLevel::kWarn, base::cat(who, ": this rank is no member of the group; nothing was done"));
     return;
   }
   const auto* engine = group->engine();
   if (engine != nullptr && !group->communicator(*engine)) {
-    raise(ErrorKind::kUsage, cat(who, ": the group was destroyed"));
+    base::raise(ErrorKind::kUsage, base::cat(who, ": the group was destroyed"));
   }
   if (group->size() == 1 || (engine != nullptr && internal::has_no_peers(*engine))) return;
   const auto timeout = options.timeout.value_or(group->timeout());
@@ -135,8 +136,8 @@ void monitored_barrier(MonitoredBarrierOptions options) {
                  [](const auto&) { return std::string(); });
   } catch (const Error& error) {
     Failure failure = error.failure();
-    failure.message += stack_trace_if_asked();
-    raise(std::move(failure));
+    failure.message += base::stack_trace_if_asked();
+    base::raise(std::move(failure));
   }
 }
 

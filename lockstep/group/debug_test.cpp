@@ -12,9 +12,9 @@
 #include <stdexcept>
 #include <string>
 
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/slow_wait_testing.h"
-#include "lockstep/base/text.h"
 #include "lockstep/group/group_testing.h"
 
 namespace lockstep {
@@ -116,7 +116,7 @@ void say_who_is_missing(const std::string& where, const std::function<void()>& m
     meet();
   });
   for (const int rank : {0, 2}) {
-    const auto said = lines.with(cat("(rank ", rank, " of 4, called at "));
+    const auto said = lines.with(base::cat("(rank ", rank, " of 4, called at "));
     ASSERT_EQ(said.size(), 1u);
     EXPECT_TRUE(said.front().starts_with("slow: " + where)) << said.front();
     EXPECT_NE(said.front().find("debug_test.cpp:"), std::string::npos) << said.front();

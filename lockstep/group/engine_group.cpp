@@ -5,8 +5,9 @@
 #include <charconv>
 #include <cstring>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/group/detail/group_base.h"
 #include "lockstep/group/detail/work_state.h"
 #include "lockstep/group/internal/backend_parts.h"
@@ -29,7 +30,8 @@ class EngineGroup final : public GroupBase {
     try {
       close("");
     } catch (...) {
-      log(LogLevel::kError, cat("leaving group \"", name(), "\" failed: ", current_failure().message));
+      base::log(LogLevel::kError,
+                base::cat("leaving group \"", name(), "\" failed: ", base::current_failure().message));
     }
   }
 
@@ -122,10 +124,10 @@ class EngineGroup final : public GroupBase {
   [[noreturn]] void fail(lockstep_status status, std::string_view words, const Request& request,
                          Deadline started) {
     Failure failure = core_->failure(status, words);
-    failure.message = cat(core_->describe(request.name, request.ended.sequence_number, request.where), ": ",
-                          failure.message);
+    failure.message = base::cat(core_->describe(request.name, request.ended.sequence_number, request.where),
+                                ": ", failure.message);
     if (!started.is_never()) announce(request, started, &failure);
-    raise(std::move(failure));
+    base::raise(std::move(failure));
   }
 
   void announce(const Request& request, Deadline started, const Failure* failure) {
@@ -158,17 +160,19 @@ void Held::copy_back() {
   for (auto& [to, from] : copies) to.copy_(from);
   for (const auto& [to, from] : shared) {
     if (same_bits(to, from)) continue;
-    raise(ErrorKind::kUsage,
-          "two different values were to be written to elements that share memory; one was lost. Give each "
-          "result "
-          "memory of its own (clone())");
+    base::raise(
+        ErrorKind::kUsage,
+        "two different values were to be written to elements that share memory; one was lost. Give each "
+        "result "
+        "memory of its own (clone())");
   }
 }
 
 void raise_closed(const char* what, const std::string& group) {
-  raise(ErrorKind::kUsage, cat(what, ": group \"", group,
-                               "\" was destroyed; make it again (new_group, or init_process_group for the "
-                               "default group) and use the new handle"));
+  base::raise(ErrorKind::kUsage,
+              base::cat(what, ": group \"", group,
+                        "\" was destroyed; make it again (new_group, or init_process_group for the "
+                        "default group) and use the new handle"));
 }
 
 void write_where(const std::source_location& where, char* out) {
@@ -228,7 +232,7 @@ void close_group(ProcessGroup& group, const std::string& cause) {
 std::shared_ptr<GroupBase> resolve(const Group& group) {
   const Group chosen = group ? group : default_group();
   if (auto ours = std::dynamic_pointer_cast<GroupBase>(chosen)) return ours;
-  raise(ErrorKind::kUsage, cat("group \"", chosen->name(), "\" was not made by lockstep"));
+  base::raise(ErrorKind::kUsage, base::cat("group \"", chosen->name(), "\" was not made by lockstep"));
 }
 
 std::shared_ptr<GroupBase> still_there(const Group& group, const char* what) {

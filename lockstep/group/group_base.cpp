@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <string_view>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::internal {
 namespace {
@@ -15,7 +16,7 @@ c10::DeviceType device_type(const std::string& name) {
     if (c10::isValidDeviceType(known) && c10::DeviceTypeName(known, /*lower_case=*/true) == name)
       return known;
   }
-  raise(ErrorKind::kUsage, cat("\"", name, "\" is not a device type of torch"));
+  base::raise(ErrorKind::kUsage, base::cat("\"", name, "\" is not a device type of torch"));
 }
 
 }  // namespace
@@ -36,17 +37,18 @@ void GroupBase::set_desc(std::string desc) {
 
 void GroupBase::set_timeout(Milliseconds timeout) {
   if (timeout <= Milliseconds::zero()) {
-    raise(ErrorKind::kUsage,
-          cat("set_timeout of group \"", name(), "\": ", timeout.count(), " ms; it must be positive"));
+    base::raise(ErrorKind::kUsage, base::cat("set_timeout of group \"", name(), "\": ", timeout.count(),
+                                             " ms; it must be positive"));
   }
   shared().timeout = timeout;
 }
 
 void GroupBase::register_on_completion_hook(CompletionHook hook) {
-  if (!hook) raise(ErrorKind::kUsage, "register_on_completion_hook: no function given");
+  if (!hook) base::raise(ErrorKind::kUsage, "register_on_completion_hook: no function given");
   const std::lock_guard lock(shared().mutex);
   if (shared().has_hook) {
-    raise(ErrorKind::kUsage, cat("register_on_completion_hook: group \"", name(), "\" has one already"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("register_on_completion_hook: group \"", name(), "\" has one already"));
   }
   shared().hook = std::move(hook);
   shared().has_hook = true;
@@ -58,15 +60,15 @@ void GroupBase::refused(const Request& request) {
   shared().sequence.fetch_add(1, std::memory_order_relaxed);
   const std::string_view file = request.where.file_name();
   const std::lock_guard lock(shared().mutex);
-  shared().refusal = cat(request.name, " at ", file.substr(file.rfind('/') + 1), ":",
-                         request.where.line());  // npos + 1 is 0
+  shared().refusal = base::cat(request.name, " at ", file.substr(file.rfind('/') + 1), ":",
+                               request.where.line());  // npos + 1 is 0
   shared().has_refusal = true;
 }
 
 void GroupBase::add_refusal(char* where) const {
   const std::lock_guard lock(shared().mutex);
   if (!shared().has_refusal.exchange(false)) return;
-  const auto text = cat(where, " (after it refused ", shared().refusal, ")");
+  const auto text = base::cat(where, " (after it refused ", shared().refusal, ")");
   // The end says more than the beginning of a long path.
   const auto skipped = text.size() < kWhereCapacity ? 0 : text.size() - kWhereCapacity + 1;
   text.copy(where, kWhereCapacity - 1, skipped);
@@ -75,7 +77,8 @@ void GroupBase::add_refusal(char* where) const {
 
 std::string GroupBase::backend_config() const {
   std::string config;
-  for (const auto& device : place_.devices) config += cat(config.empty() ? "" : ",", device, ":", backend());
+  for (const auto& device : place_.devices)
+    config += base::cat(config.empty() ? "" : ",", device, ":", backend());
   return config;
 }
 

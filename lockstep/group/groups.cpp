@@ -1,4 +1,5 @@
 #include "lockstep/group/groups.h"
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/debug/detail/rank_list.h"
 
 #include <algorithm>
@@ -6,8 +7,8 @@
 #include <numeric>
 #include <set>
 
-#include "lockstep/base/environment.h"
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/group/detail/call_report.h"
 #include "lockstep/group/detail/group_base.h"
 #include "lockstep/group/internal/world_state.h"
@@ -28,7 +29,7 @@ struct Call {
   [[noreturn]] void refuse(const Parts&... parts) const {
     char text[internal::kWhereCapacity];
     internal::write_where(where, text);
-    raise(ErrorKind::kUsage, cat(what, " (called at ", text, "): ", parts...));
+    base::raise(ErrorKind::kUsage, base::cat(what, " (called at ", text, "): ", parts...));
   }
 
   // Runs the call, for the records of call_log.h.
@@ -127,8 +128,9 @@ void check_apart(const Call& call, const std::vector<std::vector<int>>& lists) {
 
 int size_of_subgroups(const Call& call, int group_size, int size) {
   if (group_size < 0) {
-    const auto local = environment_int(Var::kLocalWorldSize);
-    if (!local) call.refuse("no group_size is given and ", name_of(Var::kLocalWorldSize), " is not set");
+    const auto local = base::environment_int(base::EnvVar::kLocalWorldSize);
+    if (!local)
+      call.refuse("no group_size is given and ", name_of(base::EnvVar::kLocalWorldSize), " is not set");
     group_size = static_cast<int>(*local);
   }
   if (group_size <= 0) call.refuse("group_size is ", group_size, "; it must be positive");
@@ -198,7 +200,7 @@ Group split(const Call& call, const Group& parent, std::vector<std::vector<int>>
        .members = Members(std::move(ranks)),
        .timeout = timeout,
        .parts = alone ? internal::BackendParts{} : internal::parse_backend(whole->backend_config()),
-       .desc = options.group_desc.empty() ? cat(whole->desc(), ":split:", number) : options.group_desc,
+       .desc = options.group_desc.empty() ? base::cat(whole->desc(), ":split:", number) : options.group_desc,
        .hashed = true});
 }
 
@@ -243,29 +245,30 @@ Group shrink_group(std::vector<int> ranks_to_exclude, ShrinkGroupOptions options
 
 Group get_group_by_name(const std::string& name) {
   if (auto group = current_world().find(name)) return group;
-  raise(ErrorKind::kUsage,
-        cat("get_group_by_name: there is no group \"", name, "\" that this rank is a member of"));
+  base::raise(ErrorKind::kUsage,
+              base::cat("get_group_by_name: there is no group \"", name, "\" that this rank is a member of"));
 }
 
 int get_group_rank(const Group& group, int global_rank) {
   if (!is_group_member(group))
-    raise(ErrorKind::kUsage, "get_group_rank: this rank is no member of the group");
+    base::raise(ErrorKind::kUsage, "get_group_rank: this rank is no member of the group");
   const auto chosen = internal::still_there(group, "get_group_rank");
   const auto& ranks = chosen->ranks();
   const auto found = std::ranges::lower_bound(ranks, global_rank);
   if (found != ranks.end() && *found == global_rank) return static_cast<int>(found - ranks.begin());
-  raise(ErrorKind::kUsage, cat("get_group_rank: rank ", global_rank, " of the world is no member of group \"",
-                               chosen->name(), "\", whose ranks are ", list_ranks(ranks)));
+  base::raise(ErrorKind::kUsage,
+              base::cat("get_group_rank: rank ", global_rank, " of the world is no member of group \"",
+                        chosen->name(), "\", whose ranks are ", list_ranks(ranks)));
 }
 
 int get_global_rank(const Group& group, int group_rank) {
   if (!is_group_member(group))
-    raise(ErrorKind::kUsage, "get_global_rank: this rank is no member of the group");
+    base::raise(ErrorKind::kUsage, "get_global_rank: this rank is no member of the group");
   const auto chosen = internal::still_there(group, "get_global_rank");
   const auto& ranks = chosen->ranks();
   if (group_rank >= 0 && group_rank < chosen->size()) return ranks[static_cast<std::size_t>(group_rank)];
-  raise(ErrorKind::kUsage, cat("get_global_rank: group \"", chosen->name(), "\" has no rank ", group_rank,
-                               "; its ranks are 0 to ", chosen->size() - 1));
+  base::raise(ErrorKind::kUsage, base::cat("get_global_rank: group \"", chosen->name(), "\" has no rank ",
+                                           group_rank, "; its ranks are 0 to ", chosen->size() - 1));
 }
 
 void abort_process_group(const Group& group, const std::string& reason) {

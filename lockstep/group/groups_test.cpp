@@ -16,10 +16,10 @@
 #include <stdexcept>
 #include <string>
 
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/base/slow_wait_testing.h"
-#include "lockstep/base/text.h"
 #include "lockstep/group/group_testing.h"
 
 namespace lockstep {
@@ -150,7 +150,7 @@ TEST(NewGroup, HasATimeoutASequenceAndAStoreOfItsOwn) {
     const std::string key[] = {"key"};
     EXPECT_FALSE(other->store()->check(key));
     EXPECT_FALSE(default_group()->store()->check(key));
-    const std::string below[] = {cat(group->name(), "/key")};
+    const std::string below[] = {base::cat(group->name(), "/key")};
     EXPECT_TRUE(default_group()->store()->check(below));
   });
 }

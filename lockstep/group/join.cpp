@@ -2,8 +2,9 @@
 
 #include <algorithm>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::internal {
 
@@ -23,8 +24,8 @@ void GroupShared::completed(const WorkInfo& info) noexcept {
   try {
     hook(info);
   } catch (...) {
-    log(LogLevel::kError, cat("the completion hook threw after ", info.op, " #", info.sequence_number, ": ",
-                              current_failure().message));
+    base::log(LogLevel::kError, base::cat("the completion hook threw after ", info.op, " #",
+                                          info.sequence_number, ": ", base::current_failure().message));
   }
 }
 

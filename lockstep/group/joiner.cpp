@@ -6,10 +6,11 @@
 #include <numeric>
 #include <sstream>
 
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/process.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/process.h"
-#include "lockstep/base/text.h"
 #include "lockstep/debug/debug.h"
 #include "lockstep/debug/detail/checker.h"
 #include "lockstep/debug/detail/rank_list.h"
@@ -45,27 +46,27 @@ constexpr Milliseconds kLastWords{5'000};
 
 // Tells the others why this rank cannot join, or learns why another could not: who is first writes the words.
 [[noreturn]] void give_up(Store& store, const char* what, int rank) {
-  Failure failure = current_failure();
+  Failure failure = base::current_failure();
   Bytes first;
   try {
     const StoreTimeoutGuard brief(store, within(store.timeout(), Deadline::after(kLastWords)));
-    first = store.compare_set(kFailedKey, {}, to_bytes(cat(rank, ' ', failure.message)));
+    first = store.compare_set(kFailedKey, {}, to_bytes(base::cat(rank, ' ', failure.message)));
     // Engines do not know which call they work for.
-    if (!failure.message.starts_with(what)) failure.message = cat(what, ": ", failure.message);
+    if (!failure.message.starts_with(what)) failure.message = base::cat(what, ": ", failure.message);
   } catch (...) {
-    raise(std::move(failure));  // the store is gone too: the first error says more
+    base::raise(std::move(failure));  // the store is gone too: the first error says more
   }
   std::istringstream words(to_text(first));
   int blamed = rank;
   words >> blamed;
   words.ignore();
-  if (blamed == rank) raise(std::move(failure));
+  if (blamed == rank) base::raise(std::move(failure));
   std::string cause;
   std::getline(words, cause, '\0');
-  raise(Failure{.kind = ErrorKind::kPeerLost,
-                .message = cat(what, ": rank ", blamed, " could not join: ", cause),
-                .family = ErrorFamily::kBackend,
-                .peer = LostPeer{.rank = blamed, .pid = -1, .cause = cause}});
+  base::raise(Failure{.kind = ErrorKind::kPeerLost,
+                      .message = base::cat(what, ": rank ", blamed, " could not join: ", cause),
+                      .family = ErrorFamily::kBackend,
+                      .peer = LostPeer{.rank = blamed, .pid = -1, .cause = cause}});
 }
 
 std::shared_ptr<Store> whole_store(const std::shared_ptr<Store>& store) {
@@ -80,13 +81,13 @@ std::shared_ptr<Store> under(const std::shared_ptr<Store>& store, const std::str
 // Ranks that make groups in different orders meet under one name with different members.
 void check_members(Store& store, const GroupRequest& request) {
   std::string mine;
-  for (const int rank : request.members.ranks()) mine += cat(mine.empty() ? "" : " ", rank);
-  if (mine.size() > 256) mine = cat(request.members.ranks().size(), " ranks, SHA-1 ", sha1(mine));
+  for (const int rank : request.members.ranks()) mine += base::cat(mine.empty() ? "" : " ", rank);
+  if (mine.size() > 256) mine = base::cat(request.members.ranks().size(), " ranks, SHA-1 ", sha1(mine));
   const std::string first = to_text(store.compare_set(kMembersKey, {}, to_bytes(mine)));
   if (first == mine) return;
-  raise(ErrorKind::kUsage, cat(request.what, ": here group \"", request.name, "\" has the ranks ", mine,
-                               ", but another rank made it with ", first,
-                               "; all ranks must make the same groups in the same order"));
+  base::raise(ErrorKind::kUsage, base::cat(request.what, ": here group \"", request.name, "\" has the ranks ",
+                                           mine, ", but another rank made it with ", first,
+                                           "; all ranks must make the same groups in the same order"));
 }
 
 bool all_without_peers(const BackendParts& parts) {
@@ -111,12 +112,12 @@ Group join_part(const Joining& joining, const BackendPart& part) {
   const Site& site = joining.site;
   const auto& ranks = place.members.ranks();
   if (ranks.size() == 1 && !runs_alone(*part.engine)) return make_solo_group(std::move(place));
-  if (!place.store) raise(ErrorKind::kInternal, "rendezvous gave no store to a world of more than one");
+  if (!place.store) base::raise(ErrorKind::kInternal, "rendezvous gave no store to a world of more than one");
   std::vector<int> launch_ranks;
   for (const int rank : ranks) launch_ranks.push_back(site.launch_ranks[static_cast<std::size_t>(rank)]);
   const std::string folder = joining.request.folder;
   const std::string& device = part.devices.front();
-  const std::string engine_folder = folder.empty() ? device : cat(folder, "/", device);
+  const std::string engine_folder = folder.empty() ? device : base::cat(folder, "/", device);
   auto group = make_engine_group({.place = place,
                                   .engine = part.engine,
                                   .stores = {.engine = site.lines.under(engine_folder),
@@ -135,7 +136,7 @@ Group join_part(const Joining& joining, const BackendPart& part) {
 
 std::shared_ptr<Checker> make_checker(const GroupPlace& place) {
   if (get_debug_level() != DebugLevel::kDetail) return nullptr;
-  PrefixStore store(cat("pg_wrapper:", place.name), place.store);
+  PrefixStore store(base::cat("pg_wrapper:", place.name), place.store);
   return std::make_shared<Checker>(store, place.rank, place.members.ranks());
 }
 
@@ -160,19 +161,20 @@ Group join_all(const Joining& joining, const BackendParts& parts) {
 
 // A rank that was told another size would wait for ranks that nobody starts.
 void compare_sizes(const Site& site) {
-  const std::string mine = cat("rank ", site.rank, " joins a world of ", site.size);
+  const std::string mine = base::cat("rank ", site.rank, " joins a world of ", site.size);
   const std::string first = to_text(site.lines.sets->compare_set("size", {}, to_bytes(mine)));
-  if (first.ends_with(cat(" of ", site.size))) return;
-  raise(ErrorKind::kUsage, cat("init_process_group: ", first, ", but ", mine,
-                               "; WORLD_SIZE (or the option world_size) must be the same on all ranks"));
+  if (first.ends_with(base::cat(" of ", site.size))) return;
+  base::raise(ErrorKind::kUsage,
+              base::cat("init_process_group: ", first, ", but ", mine,
+                        "; WORLD_SIZE (or the option world_size) must be the same on all ranks"));
 }
 
 // One gather, by rank 0: if every rank asked for every other, a world would cost as many requests as it has pairs.
 void gather_hosts(Site& site, Milliseconds timeout, Deadline deadline) {
   const std::string roster = "hosts";
   std::vector<std::string> keys;
-  for (int rank = 0; rank < site.size; ++rank) keys.push_back(cat("host/", rank));
-  site.lines.sets->set(keys[static_cast<std::size_t>(site.rank)], host_identity());
+  for (int rank = 0; rank < site.size; ++rank) keys.push_back(base::cat("host/", rank));
+  site.lines.sets->set(keys[static_cast<std::size_t>(site.rank)], base::host_identity());
   Store& store = *site.lines.gets;
   const auto wanted = site.rank == 0 ? keys : std::vector<std::string>{roster};
   const auto missing = [&] {
@@ -185,18 +187,18 @@ void gather_hosts(Site& site, Milliseconds timeout, Deadline deadline) {
   };
   const std::string twin =
       site.entered_before
-          ? cat("; rank ", site.rank,
-                " has entered over this store before: if another process did, two processes have rank ",
-                site.rank)
+          ? base::cat("; rank ", site.rank,
+                      " has entered over this store before: if another process did, two processes have rank ",
+                      site.rank)
           : "";
   const auto waiting = [&] {
-    return cat("init_process_group: rank ", site.rank, " waits for ", name_ranks(missing()), twin);
+    return base::cat("init_process_group: rank ", site.rank, " waits for ", name_ranks(missing()), twin);
   };
   if (!await_keys(store, wanted, *site.lines.checks, kFailedKey, deadline, waiting)) {
-    raise(ErrorKind::kTimeout,
-          cat("init_process_group: ", name_ranks(missing()), " did not come within ", timeout.count(), " ms",
-              twin),
-          ErrorFamily::kBackend);
+    base::raise(ErrorKind::kTimeout,
+                base::cat("init_process_group: ", name_ranks(missing()), " did not come within ",
+                          timeout.count(), " ms", twin),
+                ErrorFamily::kBackend);
   }
   if (site.rank == 0) {
     std::string lines;
@@ -209,7 +211,7 @@ void gather_hosts(Site& site, Milliseconds timeout, Deadline deadline) {
   std::istringstream lines(to_text(store.get(roster)));
   for (std::string host; std::getline(lines, host);) site.hosts.push_back(host);
   if (site.hosts.size() != static_cast<std::size_t>(site.size))
-    raise(ErrorKind::kInternal, "init_process_group: rank 0 lists another number of ranks");
+    base::raise(ErrorKind::kInternal, "init_process_group: rank 0 lists another number of ranks");
 }
 
 }  // namespace
@@ -275,7 +277,7 @@ Group join_group(const Site& site, const GroupRequest& request) {
     if (!request.folder.empty()) joining.compare_members = [&] { check_members(*words, request); };
     joining.checker = make_checker(joining.place);
     auto group = join_all(joining, parts);
-    if (environment_flag(Var::kDistInitBarrier) && !all_without_peers(parts)) {
+    if (base::environment_flag(base::EnvVar::kDistInitBarrier) && !all_without_peers(parts)) {
       store_barrier(*words, rank, size, "init_barrier", time_left(request.deadline));
     }
     return group;

@@ -1,8 +1,9 @@
 // Groups that hand on what they are asked: several back ends as one group, and the handle of a non-member.
 #include <algorithm>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/group/detail/group_base.h"
 #include "lockstep/group/groups.h"
 
@@ -70,9 +71,9 @@ class NonMember final : public GroupBase {
   void abort(const std::string&) override {}
 
   std::uint64_t run(Request& request) override {
-    log(LogLevel::kWarn,
-        cat(request.name, " (called at ", request.where.file_name(), ":", request.where.line(),
-            "): this rank is no member of the group; nothing was done"));
+    base::log(LogLevel::kWarn,
+              base::cat(request.name, " (called at ", request.where.file_name(), ":", request.where.line(),
+                        "): this rank is no member of the group; nothing was done"));
     return 0;
   }
   Work post(Request& request, Held) override {
@@ -86,7 +87,7 @@ class NonMember final : public GroupBase {
 
  private:
   [[noreturn]] static void refuse(const char* what) {
-    raise(ErrorKind::kUsage, cat(what, ": this rank is no member of the group"));
+    base::raise(ErrorKind::kUsage, base::cat(what, ": this rank is no member of the group"));
   }
 };
 

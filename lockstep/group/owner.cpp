@@ -2,7 +2,7 @@
 
 #include <algorithm>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/group/detail/work_state.h"
 
 namespace lockstep::internal {
@@ -21,8 +21,8 @@ std::string Owner::describe(const char* name, std::uint64_t sequence,
                             const std::source_location& where) const {
   char text[kWhereCapacity];
   write_where(where, text);
-  return cat(name, " #", sequence, " of group \"", this->name(), "\" (rank ", rank(), " of ", size(),
-             ", called at ", text, ")");
+  return base::cat(name, " #", sequence, " of group \"", this->name(), "\" (rank ", rank(), " of ", size(),
+                   ", called at ", text, ")");
 }
 
 void Owner::keep(std::shared_ptr<Work::State> state) {
@@ -82,7 +82,7 @@ void Owner::close(const std::string& cause) {
   for (const auto& state : pending) settled = state->settle(deadline) && settled;
   if (!settled) {
     if (cause.empty()) {
-      abort(cat("rank ", rank(), " left group \"", name(), "\" with operations still running"));
+      abort(base::cat("rank ", rank(), " left group \"", name(), "\" with operations still running"));
     } else {
       leave(cause);
     }

@@ -13,9 +13,9 @@
 #include <stdexcept>
 #include <string>
 
+#include "lockstep/base/detail/fd.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/fd.h"
-#include "lockstep/base/text.h"
 #include "lockstep/collective/collective.h"
 #include "lockstep/group/run_main.h"
 #include "lockstep/process/spawn.h"
@@ -38,11 +38,11 @@ void run_collectives(int rank, int size) {
   for (const std::int64_t numel : {1, 1000, 200'000}) {
     auto ordinary = value(static_cast<float>(rank + 1), numel);
     all_reduce(ordinary);
-    require(at::equal(ordinary, value(total, numel)), cat("staged all_reduce of ", numel));
+    require(at::equal(ordinary, value(total, numel)), base::cat("staged all_reduce of ", numel));
     auto shared = empty_shared({numel});
     shared.fill_(static_cast<float>(rank + 1));
     all_reduce(shared, {.async_op = true}).wait();
-    require(at::equal(shared, value(total, numel)), cat("zero-copy all_reduce of ", numel));
+    require(at::equal(shared, value(total, numel)), base::cat("zero-copy all_reduce of ", numel));
     broadcast(ordinary.fill_(static_cast<float>(rank)), {.src = size - 1});
     require(at::equal(ordinary, value(static_cast<float>(size - 1), numel)), "broadcast");
   }
@@ -86,8 +86,8 @@ TEST(Processes, WhatARankThrowsReachesTheCallerOfSpawn) {
 std::string stderr_of(const std::function<void()>& run) {
   int ends[2];
   EXPECT_EQ(::pipe2(ends, O_CLOEXEC), 0);
-  Fd reader(ends[0]), writer(ends[1]);
-  const Fd before(::fcntl(2, F_DUPFD_CLOEXEC, 3));
+  base::Fd reader(ends[0]), writer(ends[1]);
+  const base::Fd before(::fcntl(2, F_DUPFD_CLOEXEC, 3));
   ::dup2(writer.get(), 2);
   writer.reset();
   run();
@@ -136,8 +136,8 @@ class Words {
   Words() {
     int ends[2];
     require(::pipe2(ends, O_CLOEXEC) == 0, "pipe");
-    reader_ = Fd(ends[0]);
-    writer_ = Fd(ends[1]);
+    reader_ = base::Fd(ends[0]);
+    writer_ = base::Fd(ends[1]);
   }
   // A line, in one piece.
   void say(const std::string& line) const {
@@ -153,7 +153,7 @@ class Words {
   }
 
  private:
-  Fd reader_, writer_;
+  base::Fd reader_, writer_;
 };
 
 // What the survivors of rank 1's death were told, a line each.
@@ -172,7 +172,8 @@ std::string last_words(int size, const std::function<void()>& die) {
                   barrier();
                 } catch (const Error& error) {
                   const auto lost = error.peer().value_or(LostPeer{});
-                  return words.say(cat(to_string(error.kind()), " rank ", lost.rank, ": ", lost.cause, "\n"));
+                  return words.say(
+                      base::cat(to_string(error.kind()), " rank ", lost.rank, ": ", lost.cause, "\n"));
                 }
               }
             }),
@@ -201,7 +202,7 @@ std::string words_behind(const std::function<void()>& end) {
                          barrier({.group = rank == 1 ? Group{} : pair});
                        } catch (const Error& error) {
                          if (rank == 1) return end();
-                         words.say(cat(error.peer().value_or(LostPeer{}).cause, "\n"));
+                         words.say(base::cat(error.peer().value_or(LostPeer{}).cause, "\n"));
                        }
                      }),
                SpawnError);

@@ -12,10 +12,10 @@
 #include <string_view>
 #include <typeinfo>
 
-#include "lockstep/base/demangle.h"
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/demangle.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/group/internal/world_state.h"
 #include "lockstep/group/world.h"
 
@@ -32,10 +32,10 @@ Uncaught describe_current() {
   try {
     throw;
   } catch (const c10::Error& error) {
-    const bool whole = environment_flag(Var::kShowCppStacktraces);
-    return {demangle(typeid(error).name()), whole ? error.what() : error.what_without_backtrace()};
+    const bool whole = base::environment_flag(base::EnvVar::kShowCppStacktraces);
+    return {base::demangle(typeid(error).name()), whole ? error.what() : error.what_without_backtrace()};
   } catch (const std::exception& error) {
-    return {demangle(typeid(error).name()), error.what()};
+    return {base::demangle(typeid(error).name()), error.what()};
   } catch (...) {
     return {"unknown", "an exception that is not a std::exception"};
   }
@@ -43,16 +43,16 @@ Uncaught describe_current() {
 
 // "[rank2]: ", from the world or, before it is entered, from the launcher; "" without either.
 std::string prefix() {
-  if (current_world().group()) return cat("[rank", get_rank(), "]: ");
-  const auto rank = environment(Var::kRank);
-  return rank ? cat("[rank", *rank, "]: ") : "";
+  if (current_world().group()) return base::cat("[rank", get_rank(), "]: ");
+  const auto rank = base::environment(base::EnvVar::kRank);
+  return rank ? base::cat("[rank", *rank, "]: ") : "";
 }
 
 void print(const Uncaught& error) {
   const std::string lead = prefix();
-  std::istringstream lines(cat(error.type, ": ", error.text));
+  std::istringstream lines(base::cat(error.type, ": ", error.text));
   std::string text;
-  for (std::string line; std::getline(lines, line);) text += cat(lead, line, "\n");
+  for (std::string line; std::getline(lines, line);) text += base::cat(lead, line, "\n");
   std::fputs(text.c_str(), stderr);  // in one piece: other ranks write to the same terminal
 }
 
@@ -60,7 +60,7 @@ std::string json_string(std::string_view text) {
   std::string out = "\"";
   for (const char c : text) {
     if (c == '"' || c == '\\') {
-      out += cat('\\', c);
+      out += base::cat('\\', c);
     } else if (static_cast<unsigned char>(c) < 0x20) {
       char code[8];
       std::snprintf(code, sizeof code, "\\u%04x", static_cast<unsigned>(c));
@@ -74,11 +74,11 @@ std::string json_string(std::string_view text) {
 
 // In the form of torch's elastic workers.
 void write_error_file(const Uncaught& error) {
-  const auto path = environment(Var::kElasticErrorFile);
+  const auto path = base::environment(base::EnvVar::kElasticErrorFile);
   if (!path) return;
   const auto now = std::chrono::system_clock::now().time_since_epoch();
   std::ofstream file(*path, std::ios::trunc);
-  file << "{\"message\": {\"message\": " << json_string(cat(error.type, ": ", error.text))
+  file << "{\"message\": {\"message\": " << json_string(base::cat(error.type, ": ", error.text))
        << ", \"extraInfo\": {\"timestamp\": \""
        << std::chrono::duration_cast<std::chrono::seconds>(now).count() << "\"}}}\n";
 }
@@ -92,7 +92,7 @@ int end_with_exception() noexcept {
     std::fflush(stdout);
     print(error);
     write_error_file(error);
-    if (current_world().group()) current_world().leave({}, cat("threw: ", error.text));
+    if (current_world().group()) current_world().leave({}, base::cat("threw: ", error.text));
   } catch (...) {
     std::fputs("lockstep: an exception ended this rank, and another one its report\n", stderr);
   }

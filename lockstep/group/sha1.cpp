@@ -2,6 +2,7 @@
 
 #include <openssl/evp.h>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep::internal {
@@ -10,7 +11,7 @@ std::string sha1(const std::string& text) {
   unsigned char digest[EVP_MAX_MD_SIZE];
   unsigned int length = 0;
   if (EVP_Digest(text.data(), text.size(), digest, &length, EVP_sha1(), nullptr) != 1) {
-    raise(ErrorKind::kInternal, "SHA-1 failed");
+    base::raise(ErrorKind::kInternal, "SHA-1 failed");
   }
   std::string hex;
   for (unsigned int i = 0; i < length; ++i) {

@@ -1,7 +1,8 @@
 // The group of one: every operation is a copy, or nothing.
 #include <cstring>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/engine/plugin.h"
 #include "lockstep/group/detail/group_base.h"
 #include "lockstep/group/detail/owner.h"
@@ -102,7 +103,7 @@ class SoloGroup final : public GroupBase {
  private:
   void begin(Request& request) {
     if (owner_->closed()) raise_closed(request.name, name());
-    if (const auto broken = owner_->broken()) raise(*broken);
+    if (const auto broken = owner_->broken()) base::raise(*broken);
     owner_->reap();
     request.op.deadline_ns = deadline_of(request, *this).monotonic_ns();
     number(request);
@@ -132,10 +133,11 @@ class SoloGroup final : public GroupBase {
     auto handle = owner_->mail().post(request.op);
     if (const auto status = handle.wait(Deadline::never()); status != LOCKSTEP_OK) {
       Failure failure = owner_->failure(status, handle.last_error());
-      failure.message = cat(owner_->describe(request.name, request.ended.sequence_number, request.where),
-                            ": ", failure.message);
+      failure.message =
+          base::cat(owner_->describe(request.name, request.ended.sequence_number, request.where), ": ",
+                    failure.message);
       end(request, started, &failure);
-      raise(std::move(failure));
+      base::raise(std::move(failure));
     }
     request.ended.source_rank = owner_->world_rank(source);
   }

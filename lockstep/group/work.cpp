@@ -1,6 +1,7 @@
 #include "lockstep/group/work.h"
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/group/detail/work_state.h"
 
 namespace lockstep {
@@ -25,7 +26,7 @@ std::int64_t result_number(const std::optional<Failure>& failure) {
 
 std::exception_ptr to_exception(const Failure& failure) {
   try {
-    raise(failure);
+    base::raise(failure);
   } catch (...) {
     return std::current_exception();
   }
@@ -52,22 +53,24 @@ bool is_message(OpType type) {
 
 void check_has_future(OpType type) {
   if (is_message(type)) {
-    raise(ErrorKind::kUsage,
-          cat("get_future() of a ", name_of(type), ": only collectives have futures; use wait()"));
+    base::raise(ErrorKind::kUsage, base::cat("get_future() of a ", name_of(type),
+                                             ": only collectives have futures; use wait()"));
   }
 }
 
 void check_received(OpType type) {
   if (!is_message(type) || type == OpType::kSend) {
-    raise(ErrorKind::kUsage, cat("source_rank() of a ", name_of(type), ": only receives have a source"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("source_rank() of a ", name_of(type), ": only receives have a source"));
   }
 }
 
 void check_timed(const Work::Ended& ended) {
   if (ended.duration_ms >= 0) return;
-  raise(ErrorKind::kUsage,
-        cat("duration() of ", name_of(ended.type), " #", ended.sequence_number,
-            ": it was not timed; call enable_collectives_timing() of the group first, or use async_op"));
+  base::raise(
+      ErrorKind::kUsage,
+      base::cat("duration() of ", name_of(ended.type), " #", ended.sequence_number,
+                ": it was not timed; call enable_collectives_timing() of the group first, or use async_op"));
 }
 
 }  // namespace

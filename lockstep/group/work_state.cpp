@@ -1,6 +1,7 @@
 #include <ATen/record_function.h>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/group/detail/work_state.h"
 #include "lockstep/group/internal/completions.h"
 #include "lockstep/group/internal/disposal.h"
@@ -38,7 +39,7 @@ Work::State::State(OpType type, std::string why)
     : type_(type), name_(name_of(type_)), sequence_(0), unusable_(std::move(why)), over_(true) {}
 
 void Work::State::check_usable() const {
-  if (!unusable_.empty()) raise(ErrorKind::kUsage, unusable_);
+  if (!unusable_.empty()) base::raise(ErrorKind::kUsage, unusable_);
 }
 
 void Work::State::arm(lockstep_op& op) {
@@ -153,10 +154,10 @@ Work::State::OwnerPtr Work::State::finish() {
       if (modes_) as_caller.emplace(*modes_);
       held_.copy_back();
     } catch (...) {
-      failure_ = current_failure();
+      failure_ = base::current_failure();
     }
   }
-  if (failure_) failure_->message = cat(describe(), ": ", failure_->message);
+  if (failure_) failure_->message = base::cat(describe(), ": ", failure_->message);
   if (held_.event) held_.event->end();
   held_ = {.results = std::move(held_.results)};
   const auto ended_ns = ended_ns_.load(std::memory_order_relaxed);
@@ -187,12 +188,12 @@ void Work::State::wait(std::optional<Milliseconds> timeout) {
   if (!settle(deadline)) {
     const std::lock_guard lock(mutex_);
     if (!over_) {
-      raise(ErrorKind::kTimeout,
-            cat(describe(), ": not over after ", timeout->count(), " ms of waiting; it goes on"),
-            ErrorFamily::kBackend);
+      base::raise(ErrorKind::kTimeout,
+                  base::cat(describe(), ": not over after ", timeout->count(), " ms of waiting; it goes on"),
+                  ErrorFamily::kBackend);
     }
   }
-  if (const auto error = failure()) raise(*error);
+  if (const auto error = failure()) base::raise(*error);
 }
 
 std::optional<Failure> Work::State::failure() {
@@ -207,11 +208,11 @@ std::vector<at::Tensor> Work::State::results() {
 
 Work::Ended Work::State::ended() {
   if (!poll()) {
-    raise(ErrorKind::kUsage,
-          cat(name_, " #", sequence_, " was asked how it ended before it is over; wait() first"));
+    base::raise(ErrorKind::kUsage,
+                base::cat(name_, " #", sequence_, " was asked how it ended before it is over; wait() first"));
   }
   const std::lock_guard lock(mutex_);
-  if (failure_) raise(*failure_);
+  if (failure_) base::raise(*failure_);
   return ended_;
 }
 

@@ -19,7 +19,7 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/base/thread.h"
+#include "lockstep/base/detail/thread.h"
 #include "lockstep/group/group_testing.h"
 
 namespace lockstep {
@@ -78,7 +78,7 @@ TEST(Work, CanBeWaitedForByManyThreadsAndCopiesBackOnce) {
     for (int round = 0; round < 20; ++round) {
       auto base = at::full({2, 3}, static_cast<float>(rank + round));
       const auto work = all_reduce(base.t(), {.async_op = true});
-      std::vector<Thread> waiters;
+      std::vector<base::Thread> waiters;
       for (int i = 0; i < 3; ++i) waiters.emplace_back("waiter", [work] { work.wait(); });
       while (!work.is_completed()) std::this_thread::yield();
       waiters.clear();

@@ -3,11 +3,12 @@
 #include <exception>
 #include <mutex>
 
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/rank_thread.h"
+#include "lockstep/base/detail/text.h"
+#include "lockstep/base/detail/thread.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/rank_thread.h"
-#include "lockstep/base/text.h"
-#include "lockstep/base/thread.h"
 #include "lockstep/group/detail/call_report.h"
 #include "lockstep/group/detail/group_base.h"
 #include "lockstep/group/internal/world_state.h"
@@ -43,7 +44,7 @@ bool is_initialized() noexcept {
 }
 
 bool is_torchelastic_launched() noexcept {
-  return environment(Var::kElasticRunId).has_value();
+  return base::environment(base::EnvVar::kElasticRunId).has_value();
 }
 
 bool is_backend_available(const std::string& name) noexcept {
@@ -72,7 +73,7 @@ bool is_xccl_available() noexcept {
 
 Group default_group() {
   if (auto group = current_world().group()) return group;
-  raise(ErrorKind::kUsage, internal::not_initialised());
+  base::raise(ErrorKind::kUsage, internal::not_initialised());
 }
 
 int get_rank(const Group& group) {
@@ -94,7 +95,7 @@ std::string get_backend_config(const Group& group) {
 std::vector<int> get_process_group_ranks(const Group& group) {
   const auto chosen = still_there(group, "get_process_group_ranks");
   if (!chosen->is_member())
-    raise(ErrorKind::kUsage, "get_process_group_ranks: this rank is no member of the group");
+    base::raise(ErrorKind::kUsage, "get_process_group_ranks: this rank is no member of the group");
   return chosen->ranks();
 }
 
@@ -103,10 +104,11 @@ int get_pg_count() noexcept {
 }
 
 int get_node_local_rank(int fallback) {
-  if (const auto rank = environment_int(Var::kLocalRank)) return static_cast<int>(*rank);
+  if (const auto rank = base::environment_int(base::EnvVar::kLocalRank)) return static_cast<int>(*rank);
   if (fallback >= 0) return fallback;
-  raise(ErrorKind::kUsage,
-        cat(name_of(Var::kLocalRank), " is not set: start with a launcher that sets it, or give a fallback"));
+  base::raise(ErrorKind::kUsage,
+              base::cat(name_of(base::EnvVar::kLocalRank),
+                        " is not set: start with a launcher that sets it, or give a fallback"));
 }
 
 namespace {
@@ -128,8 +130,8 @@ struct ThreadJob {
 
 void run_rank(ThreadJob& job, int rank) {
   World world;
-  RankThread self{.world = &world};
-  const RankThreadScope scope(&self);
+  base::RankThread self{.world = &world};
+  const base::RankThreadScope scope(&self);
   world.rank_use = std::make_shared<RankUse>(&self);
   // Callbacks that work for this rank are over before it is.
   struct End {
@@ -147,11 +149,12 @@ void run_rank(ThreadJob& job, int rank) {
   } catch (...) {
     // Recorded before the others can hear of it, so that the cause comes first and not its echoes.
     job.record();
-    const std::string cause = "threw: " + current_failure().message;
+    const std::string cause = "threw: " + base::current_failure().message;
     try {
       if (world.group()) world.leave({}, cause);
     } catch (...) {
-      log(LogLevel::kError, cat("rank ", rank, " could not leave: ", current_failure().message));
+      base::log(LogLevel::kError,
+                base::cat("rank ", rank, " could not leave: ", base::current_failure().message));
     }
   }
 }
@@ -159,17 +162,18 @@ void run_rank(ThreadJob& job, int rank) {
 }  // namespace
 
 void run_threads(int n, const std::function<void(int rank)>& fn, RunThreadsOptions options) {
-  if (n < 1) raise(ErrorKind::kUsage, cat("run_threads: ", n, " ranks asked for; at least 1 is needed"));
-  if (!fn) raise(ErrorKind::kUsage, "run_threads: no function given");
-  if (this_rank_thread() != nullptr) {
-    raise(ErrorKind::kUsage, "run_threads was called by a rank thread of another run_threads");
+  if (n < 1)
+    base::raise(ErrorKind::kUsage, base::cat("run_threads: ", n, " ranks asked for; at least 1 is needed"));
+  if (!fn) base::raise(ErrorKind::kUsage, "run_threads: no function given");
+  if (base::this_rank_thread() != nullptr) {
+    base::raise(ErrorKind::kUsage, "run_threads was called by a rank thread of another run_threads");
   }
   ThreadJob job{
       .fn = fn, .options = options, .n = n, .store = std::make_shared<HashStore>(), .mutex = {}, .first = {}};
   {
-    std::vector<Thread> threads;
+    std::vector<base::Thread> threads;
     for (int rank = 0; rank < n; ++rank) {
-      threads.emplace_back(cat("rank ", rank), [&job, rank] { run_rank(job, rank); });
+      threads.emplace_back(base::cat("rank ", rank), [&job, rank] { run_rank(job, rank); });
     }
   }
   if (job.first) std::rethrow_exception(job.first);

@@ -8,10 +8,11 @@
 #include <numeric>
 #include <optional>
 
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/rank_thread.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/rank_thread.h"
-#include "lockstep/base/text.h"
 #include "lockstep/group/detail/group_base.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/internal/copies.h"
@@ -29,7 +30,7 @@ constexpr const char* kDefaultName = "0";
 [[noreturn]] void refuse(const InitOptions& options, const std::string& words) {
   char where[kWhereCapacity];
   write_where(options.where, where);
-  raise(ErrorKind::kUsage, cat("init_process_group (called at ", where, "): ", words));
+  base::raise(ErrorKind::kUsage, base::cat("init_process_group (called at ", where, "): ", words));
 }
 
 void check_options(const InitOptions& options) {
@@ -40,24 +41,24 @@ void check_options(const InitOptions& options) {
     refuse(options, "with a store, world_size must be given and positive");
   if (options.store && options.rank < 0) refuse(options, "with a store, rank must be given and not negative");
   if (options.world_size >= 1 && options.rank >= options.world_size) {
-    refuse(options, cat("rank is ", options.rank, ", ranks of a world of ", options.world_size, " are 0 to ",
-                        options.world_size - 1));
+    refuse(options, base::cat("rank is ", options.rank, ", ranks of a world of ", options.world_size,
+                              " are 0 to ", options.world_size - 1));
   }
   if (options.timeout && *options.timeout <= Milliseconds::zero()) {
-    refuse(options, cat("timeout is ", options.timeout->count(), " ms; it must be positive"));
+    refuse(options, base::cat("timeout is ", options.timeout->count(), " ms; it must be positive"));
   }
 }
 
 // LOCKSTEP_TIMEOUT where the program said nothing.
 Milliseconds timeout_of(const InitOptions& options) {
   if (options.timeout) return *options.timeout;
-  const auto text = environment(Var::kLockstepTimeout);
+  const auto text = base::environment(base::EnvVar::kLockstepTimeout);
   if (!text) return kDefaultGroupTimeout;
   char* end = nullptr;
   const double seconds = std::strtod(text->c_str(), &end);
   if (*end != '\0' || !(seconds > 0) || seconds > 1e9) {
-    refuse(options, cat(name_of(Var::kLockstepTimeout), " must be a positive number of seconds, but is \"",
-                        *text, "\""));
+    refuse(options, base::cat(name_of(base::EnvVar::kLockstepTimeout),
+                              " must be a positive number of seconds, but is \"", *text, "\""));
   }
   return std::max(Milliseconds(1), Milliseconds(std::llround(seconds * 1000)));
 }
@@ -103,8 +104,8 @@ std::string loss_behind(const Group& world) {
       base != nullptr && base->engine() != nullptr ? base->communicator(*base->engine()) : nullptr;
   const auto failure = comm ? comm->broken() : std::nullopt;
   if (!failure || failure->kind != ErrorKind::kPeerLost || !failure->peer) return "";
-  return cat("it lost rank ", failure->peer->rank, " of the world (pid ", failure->peer->pid,
-             "): ", failure->peer->cause);
+  return base::cat("it lost rank ", failure->peer->rank, " of the world (pid ", failure->peer->pid,
+                   "): ", failure->peer->cause);
 }
 
 }  // namespace
@@ -126,7 +127,8 @@ void World::close_all(const Entered& entered, const std::function<void(ProcessGr
     try {
       close(*group);
     } catch (...) {
-      log(LogLevel::kError, cat("leaving group \"", group->name(), "\" failed: ", current_failure().message));
+      base::log(LogLevel::kError,
+                base::cat("leaving group \"", group->name(), "\" failed: ", base::current_failure().message));
     }
   }
 }
@@ -135,8 +137,8 @@ void World::enter(const InitOptions& options) {
   check_options(options);
   const bool of_process = this == &process_world();
   if (const auto other = of_process ? other_copy_in_use() : ""; !other.empty()) {
-    refuse(options, cat("lockstep is in this process twice, in ", this_copy(), " and in ", other,
-                        ", which has initialised its default group already; ", kCopiesAdvice));
+    refuse(options, base::cat("lockstep is in this process twice, in ", this_copy(), " and in ", other,
+                              ", which has initialised its default group already; ", kCopiesAdvice));
   }
   {
     const std::lock_guard lock(mutex_);
@@ -163,8 +165,9 @@ void World::enter(const InitOptions& options) {
 // the store counts how often each rank has entered: alike on all ranks, and whatever other stores their processes have
 // seen before. A process that takes a lost rank's place goes on with its count.
 std::string World::next_part(Store* store, int rank) {
-  const std::int64_t entered = store == nullptr ? 1 : store->add(cat(kDefaultPart, "/entered/", rank), 1);
-  return entered == 1 ? kDefaultPart : cat(kDefaultPart, "/#", entered - 1);
+  const std::int64_t entered =
+      store == nullptr ? 1 : store->add(base::cat(kDefaultPart, "/entered/", rank), 1);
+  return entered == 1 ? kDefaultPart : base::cat(kDefaultPart, "/#", entered - 1);
 }
 
 std::shared_ptr<World::Entered> World::join(const InitOptions& options) {
@@ -173,7 +176,7 @@ std::shared_ptr<World::Entered> World::join(const InitOptions& options) {
   BackendParts parts;
   if (!options.backend.empty()) parts = parse_backend(options.backend);
   RendezvousResult place = meet(options, parts, timeout);
-  set_log_rank(place.world_size > 1 ? place.rank : -1);
+  base::set_log_rank(place.world_size > 1 ? place.rank : -1);
   const bool needs_store =
       std::ranges::any_of(parts, [](const BackendPart& part) { return runs_alone(*part.engine); });
   if (!place.store && needs_store) place.store = std::make_shared<HashStore>();
@@ -186,7 +189,7 @@ std::shared_ptr<World::Entered> World::join(const InitOptions& options) {
   made->site = make_site(place.rank, place.world_size, place.store, made->part, deadline);
   made->site.entered_before = made->part != kDefaultPart;
   if (place.world_size > 1 && !place.store)
-    raise(ErrorKind::kInternal, "rendezvous gave no store to a world of more than one");
+    base::raise(ErrorKind::kInternal, "rendezvous gave no store to a world of more than one");
   made->site.parts = parts;
   if (parts.empty()) choose_by_hosts(made->site, timeout, deadline);
   made->group = join_group(made->site, {.what = "init_process_group",
@@ -200,8 +203,9 @@ std::shared_ptr<World::Entered> World::join(const InitOptions& options) {
                                         .parent = nullptr});
   made->groups.emplace(kDefaultName, made->group);
   if (place.world_size > 1) {
-    log(LogLevel::kInfo, cat("joined a world of ", place.world_size, " as rank ", place.rank, " over ",
-                             made->group->backend_config(), ", store ", place.store->describe()));
+    base::log(LogLevel::kInfo,
+              base::cat("joined a world of ", place.world_size, " as rank ", place.rank, " over ",
+                        made->group->backend_config(), ", store ", place.store->describe()));
   }
   return made;
 }
@@ -209,7 +213,7 @@ std::shared_ptr<World::Entered> World::join(const InitOptions& options) {
 std::shared_ptr<World::Entered> World::entered(const char* what) const {
   const std::lock_guard lock(mutex_);
   if (entered_) return entered_;
-  raise(ErrorKind::kUsage, cat(what, ": ", not_initialised()));
+  base::raise(ErrorKind::kUsage, base::cat(what, ": ", not_initialised()));
 }
 
 // mutex_ held. Nothing is counted when it raises.
@@ -218,15 +222,17 @@ World::Names World::take_name(Entered& entered, const GroupPlan& plan) {
   std::string key;  // of what is counted apart from the numbers
   if (!plan.name.empty()) {
     key = "=" + plan.name;
-    names.folder = cat(key, "#", entered.n_made[key]);  // a name may come again after its group has gone
+    names.folder =
+        base::cat(key, "#", entered.n_made[key]);  // a name may come again after its group has gone
   } else if (plan.hashed) {
-    for (const int rank : plan.members.ranks()) key += cat(rank, "_");
-    names.name = names.folder = sha1(cat(key, entered.n_made[key]));
+    for (const int rank : plan.members.ranks()) key += base::cat(rank, "_");
+    names.name = names.folder = sha1(base::cat(key, entered.n_made[key]));
   } else {
     names.name = names.folder = std::to_string(entered.n_counted);
   }
   if (entered.groups.contains(names.name)) {
-    raise(ErrorKind::kUsage, cat(plan.what, ": there is a group named \"", names.name, "\" already"));
+    base::raise(ErrorKind::kUsage,
+                base::cat(plan.what, ": there is a group named \"", names.name, "\" already"));
   }
   if (!key.empty()) ++entered.n_made[key];
   if (!plan.hashed) ++entered.n_counted;
@@ -255,7 +261,7 @@ Group World::make(const GroupPlan& plan) {
     if (entered_ == world && world->groups.emplace(names.name, group).second) return group;
   }
   close_group(*group, "");
-  raise(ErrorKind::kAborted, cat(plan.what, ": the world was left by another thread meanwhile"));
+  base::raise(ErrorKind::kAborted, base::cat(plan.what, ": the world was left by another thread meanwhile"));
 }
 
 Group World::shrink(const std::vector<int>& excluded, bool abort_first, Milliseconds timeout) {
@@ -265,7 +271,7 @@ Group World::shrink(const std::vector<int>& excluded, bool abort_first, Millisec
   }
   std::vector<int> left;
   std::string text;
-  for (const int rank : excluded) text += cat(rank, "_");
+  for (const int rank : excluded) text += base::cat(rank, "_");
   for (int rank = 0; rank < old->site.size; ++rank) {
     if (std::ranges::count(excluded, rank) == 0) left.push_back(rank);
   }
@@ -273,7 +279,7 @@ Group World::shrink(const std::vector<int>& excluded, bool abort_first, Millisec
   const int rank = Members(left).index_of(old->site.rank);
   auto made = std::make_shared<Entered>();
   // Excluded ranks may be alive and enter again: they must not meet the survivors.
-  made->part = cat(old->part, "/-", old->n_shrinks++, "-", sha1(text));
+  made->part = base::cat(old->part, "/-", old->n_shrinks++, "-", sha1(text));
   made->site = make_site(rank, size, old->site.base, made->part, Deadline::after(timeout));
   for (int i = 0; i < size; ++i) {
     const auto before = static_cast<std::size_t>(left[static_cast<std::size_t>(i)]);
@@ -295,7 +301,7 @@ Group World::shrink(const std::vector<int>& excluded, bool abort_first, Millisec
     const std::lock_guard lock(mutex_);
     entered_ = made;
   }
-  set_log_rank(size > 1 ? rank : -1);
+  base::set_log_rank(size > 1 ? rank : -1);
   close_all(*old, [](ProcessGroup& group) { close_group(group, ""); });
   return made->group;
 }
@@ -304,14 +310,15 @@ Group World::shrink(const std::vector<int>& excluded, bool abort_first, Millisec
 std::shared_ptr<World::Entered> World::take(const Group& group, const char* what, Group& one) {
   if (!is_group_member(group)) return nullptr;
   const std::lock_guard lock(mutex_);
-  if (!entered_) raise(ErrorKind::kUsage, cat(what, ": ", not_initialised()));
+  if (!entered_) base::raise(ErrorKind::kUsage, base::cat(what, ": ", not_initialised()));
   if (!group || group == entered_->group) {
     if (this == &process_world()) note_process_world(false);
     return std::move(entered_);
   }
   const auto found = entered_->groups.find(group->name());
   if (found == entered_->groups.end() || found->second != group) {
-    raise(ErrorKind::kUsage, cat(what, ": group \"", group->name(), "\" is not one of this world's"));
+    base::raise(ErrorKind::kUsage,
+                base::cat(what, ": group \"", group->name(), "\" is not one of this world's"));
   }
   one = std::move(found->second);
   entered_->groups.erase(found);
@@ -325,7 +332,7 @@ void World::leave(const Group& group, const std::string& cause) {
   if (!all) return;
   const std::string why = cause.empty() ? loss_behind(all->group) : cause;
   close_all(*all, [&](ProcessGroup& each) { close_group(each, why); });
-  set_log_rank(-1);
+  base::set_log_rank(-1);
 }
 
 void World::abort(const Group& group, const std::string& reason) {
@@ -339,7 +346,7 @@ void World::abort(const Group& group, const std::string& reason) {
   // All are broken before any is left: leaving waits for what is still running.
   close_all(*all, [&](ProcessGroup& each) { each.abort(reason); });
   close_all(*all, [](ProcessGroup& each) { close_group(each, ""); });
-  set_log_rank(-1);
+  base::set_log_rank(-1);
 }
 
 Group World::group() const {
@@ -356,7 +363,8 @@ Group World::find(const std::string& name) const {
 
 void World::require(const Group& group, const char* what) const {
   if (!group || find(group->name()) == group) return;
-  raise(ErrorKind::kUsage, cat(what, ": group \"", group->name(), "\" is not one of this world's"));
+  base::raise(ErrorKind::kUsage,
+              base::cat(what, ": group \"", group->name(), "\" is not one of this world's"));
 }
 
 void World::raise_timeouts(Milliseconds timeout) const {
@@ -376,15 +384,15 @@ World& process_world() {
 }
 
 World& current_world() {
-  const RankThread* rank = this_rank_thread();
+  const base::RankThread* rank = base::this_rank_thread();
   return rank != nullptr && rank->world != nullptr ? *static_cast<World*>(rank->world) : process_world();
 }
 
 std::string not_initialised() {
   std::string text = "the default process group is not initialised; call init_process_group first";
   if (const auto other = other_copy_in_use(); !other.empty()) {
-    text += cat(". (It was in ", other, ", which holds another copy of lockstep than ", this_copy(), "; ",
-                kCopiesAdvice, ")");
+    text += base::cat(". (It was in ", other, ", which holds another copy of lockstep than ", this_copy(),
+                      "; ", kCopiesAdvice, ")");
   }
   return text;
 }
@@ -394,7 +402,7 @@ void raise_world_timeouts(Milliseconds timeout) {
 }
 
 std::shared_ptr<RankUse> current_rank_use() {
-  return this_rank_thread() == nullptr ? nullptr : current_world().rank_use;
+  return base::this_rank_thread() == nullptr ? nullptr : current_world().rank_use;
 }
 
 }  // namespace lockstep::internal

@@ -21,10 +21,11 @@
 #include <stdexcept>
 #include <string>
 
+#include "lockstep/base/detail/fd.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
+#include "lockstep/base/detail/thread.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/fd.h"
-#include "lockstep/base/text.h"
-#include "lockstep/base/thread.h"
 #include "lockstep/group/group_testing.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/internal/world_state.h"
@@ -147,7 +148,7 @@ TEST(World, KnowsItsEngines) {
     EXPECT_TRUE(says(failure, name)) << failure.message;
   }
   // What could be named is listed, also what would be loaded when it is asked for.
-  const auto folder = std::filesystem::temp_directory_path() / cat("lockstep-engines-", ::getpid());
+  const auto folder = std::filesystem::temp_directory_path() / base::cat("lockstep-engines-", ::getpid());
   std::filesystem::create_directory(folder);
   std::ofstream(folder / "lockstep_imaginary.so") << "no engine";
   ::setenv("LOCKSTEP_ENGINE_PATH", folder.c_str(), 1);
@@ -321,7 +322,7 @@ TEST(RunThreads, MakesEachThreadARankOfItsOwnWorld) {
       EXPECT_EQ(get_process_group_ranks().size(), static_cast<std::size_t>(n));
       ++ranks;
       // Threads a rank starts are no ranks.
-      Thread("helper", [] { EXPECT_FALSE(is_initialized()); });
+      base::Thread("helper", [] { EXPECT_FALSE(is_initialized()); });
     });
     EXPECT_EQ(ranks, n);
     EXPECT_FALSE(is_initialized());
@@ -349,7 +350,7 @@ TEST(RunThreads, ThrowsTheFirstExceptionAgainAndTellsTheOthersWhoThrew) {
       // Broken for good: the same error again.
       EXPECT_EQ(caught([] { barrier(); }).kind, ErrorKind::kPeerLost);
       ++told;
-      raise(failure);  // an echo: must not hide the first
+      base::raise(failure);  // an echo: must not hide the first
     };
     EXPECT_THROW(run_threads(4, body), std::out_of_range);
     EXPECT_EQ(told, 3);
@@ -403,7 +404,7 @@ TEST(Timeouts, ComeFromTheEnvironmentWhereTheProgramGivesNone) {
 TEST(Timeouts, OfInitHoldWhenTheStoreDoesNotAnswerAnyMore) {
   int ends[2];
   ASSERT_EQ(::pipe(ends), 0);
-  const Fd in(ends[0]), out(ends[1]);
+  const base::Fd in(ends[0]), out(ends[1]);
   const pid_t server = ::fork();
   if (server == 0) {
     const auto master = TcpStore::open("127.0.0.1", {.port = 0, .is_master = true});
@@ -458,7 +459,7 @@ TEST(Abort, ReachesAThreadBlockedInAnOperation) {
   run_threads(2, [&](int rank) {
     if (rank == 1) return done.wait();
     const auto group = default_group();
-    Thread aborter("aborter", [group] { group->abort("from another thread"); });
+    base::Thread aborter("aborter", [group] { group->abort("from another thread"); });
     EXPECT_EQ(caught([] { broadcast(at::ones({1}), {.src = 0}); }).kind, ErrorKind::kAborted);
     done.count_down();
   });
@@ -508,7 +509,7 @@ TEST(Plugins, ARankThatCannotJoinIsToldToTheOthers) {
           {.backend = "stubborn", .timeout = kPatience, .world_size = 2, .rank = rank, .store = store});
     });
   };
-  Thread other("rank 1", [&] { EXPECT_EQ(enter(1).kind, ErrorKind::kResource); });
+  base::Thread other("rank 1", [&] { EXPECT_EQ(enter(1).kind, ErrorKind::kResource); });
   const auto failure = enter(0);
   EXPECT_EQ(failure.kind, ErrorKind::kPeerLost);
   EXPECT_TRUE(says(failure, "no memory for rank 1")) << failure.message;

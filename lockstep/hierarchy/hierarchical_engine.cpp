@@ -4,7 +4,11 @@
 #include <cstring>
 #include <mutex>
 
-#include "lockstep/base/base.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/engine/plugin.h"
 #include "lockstep/hierarchy/hierarchy.h"
 #include "lockstep/hierarchy/internal/communicator.h"
@@ -38,8 +42,8 @@ lockstep_status fail(const Failure& failure, char* error, std::size_t capacity) 
 template <class Call>
 lockstep_status logged(const Call& call) {
   return guarded(call, [] {
-    const Failure failure = current_failure();
-    log(LogLevel::kError, failure.message);
+    const Failure failure = base::current_failure();
+    base::log(LogLevel::kError, failure.message);
     return status_of(failure.kind);
   });
 }
@@ -55,8 +59,8 @@ lockstep_capabilities common(const lockstep_capabilities& local, const lockstep_
   // The kinds that others are made of.
   if (!offers({LOCKSTEP_BARRIER, LOCKSTEP_BROADCAST, LOCKSTEP_ALL_REDUCE, LOCKSTEP_REDUCE, LOCKSTEP_SCATTER,
                LOCKSTEP_REDUCE_SCATTER, LOCKSTEP_ALL_GATHER_V})) {
-    raise(ErrorKind::kUnsupported, "both engines must offer every kind that collectives are made of",
-          ErrorFamily::kBackend);
+    base::raise(ErrorKind::kUnsupported, "both engines must offer every kind that collectives are made of",
+                ErrorFamily::kBackend);
   }
   // Messages and what runs on the flat communicator only need the across engine.
   for (const auto kind :
@@ -169,7 +173,7 @@ lockstep_status post_checked(Comm& comm, const lockstep_op& op, lockstep_handle*
 lockstep_status post(lockstep_comm* comm, const lockstep_op* op, lockstep_handle** out) {
   *out = nullptr;
   if (const char* wrong = wrong_with(*op, of(comm).rank(), of(comm).size(), of(comm).capabilities())) {
-    log(LogLevel::kError, wrong);
+    base::log(LogLevel::kError, wrong);
     return LOCKSTEP_USAGE;
   }
   return post_checked(of(comm), *op, out);
@@ -255,15 +259,16 @@ HierarchicalEngine::Impl::Impl(const Engine& local, const Engine& across, Hierar
             std::move(options.identity),
             {}} {
   if (local.capabilities().calls_back == 0 || across.capabilities().calls_back == 0) {
-    raise(ErrorKind::kUnsupported,
-          cat("the hierarchical engine needs engines that call back; ", local.name(), " and ", across.name(),
-              " do not both"),
-          ErrorFamily::kBackend);
+    base::raise(ErrorKind::kUnsupported,
+                base::cat("the hierarchical engine needs engines that call back; ", local.name(), " and ",
+                          across.name(), " do not both"),
+                ErrorFamily::kBackend);
   }
   if (setup.identity == nullptr) setup.identity = host_identity;
   const std::lock_guard lock(mutex);
   slot = static_cast<std::size_t>(std::ranges::find(slots, nullptr) - slots.begin());
-  if (slot == kSlots) raise(ErrorKind::kResource, "too many hierarchical engines", ErrorFamily::kBackend);
+  if (slot == kSlots)
+    base::raise(ErrorKind::kResource, "too many hierarchical engines", ErrorFamily::kBackend);
   fill(std::make_index_sequence<kSlots>());
   slots[slot] = this;
 }
@@ -273,14 +278,15 @@ lockstep_status HierarchicalEngine::Impl::create(const lockstep_comm_config& con
   *out = nullptr;
   const auto join = [&] {
     if (config.size < 1 || config.rank < 0 || config.rank >= config.size)
-      raise(ErrorKind::kUsage, cat("rank ", config.rank, " of ", config.size, " is not possible"));
+      base::raise(ErrorKind::kUsage,
+                  base::cat("rank ", config.rank, " of ", config.size, " is not possible"));
     const bool knows_parent = config.struct_size > offsetof(lockstep_comm_config, parent_ranks);
     const Comm* const parent =
         knows_parent && config.parent != nullptr ? reinterpret_cast<const Comm*>(config.parent) : nullptr;
     *out = reinterpret_cast<lockstep_comm*>(new Comm(setup, config, parent));
     return LOCKSTEP_OK;
   };
-  return guarded(join, [&] { return fail(current_failure(), error, capacity); });
+  return guarded(join, [&] { return fail(base::current_failure(), error, capacity); });
 }
 
 HierarchicalEngine::HierarchicalEngine(const Engine& local, const Engine& across, HierarchyOptions options)

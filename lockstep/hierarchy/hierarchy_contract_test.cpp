@@ -1,6 +1,6 @@
 // The contract suite over the hierarchical engine: rank threads of one process that say they are on two or three hosts,
 // evenly and not; the host engine plays both parts.
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/engine/engine_contract.h"
 #include "lockstep/hierarchy/hierarchy.h"
 #include "lockstep/host/host.h"
@@ -19,11 +19,12 @@ const lockstep_engine* table() {
 // Which host a rank is on: neighbours together, or dealt out like cards.
 EngineKind kind(const std::string& name, std::vector<int> sizes,
                 std::function<int(int rank, int size)> host_of) {
-  return {.name = name,
-          .table = table,
-          .sizes = std::move(sizes),
-          .everything = true,
-          .enter = [host_of](int rank, int size) { pretended_host = cat("host ", host_of(rank, size)); }};
+  return {
+      .name = name,
+      .table = table,
+      .sizes = std::move(sizes),
+      .everything = true,
+      .enter = [host_of](int rank, int size) { pretended_host = base::cat("host ", host_of(rank, size)); }};
 }
 
 INSTANTIATE_TEST_SUITE_P(Hierarchy, EngineContract,

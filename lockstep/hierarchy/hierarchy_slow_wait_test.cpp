@@ -3,8 +3,8 @@
 
 #include <thread>
 
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/slow_wait_testing.h"
-#include "lockstep/base/text.h"
 #include "lockstep/engine/test_world.h"
 #include "lockstep/hierarchy/hierarchy.h"
 #include "lockstep/host/host.h"
@@ -33,7 +33,7 @@ void on_two_hosts(
   std::vector<std::thread> ranks;
   for (int r = 0; r < kRanks; ++r) {
     ranks.emplace_back([&, r] {
-      pretended_host = cat("host ", r / 2);
+      pretended_host = base::cat("host ", r / 2);
       body(r, [&, r] {
         return std::make_unique<EngineRank>(table(), space.host(), r, kRanks, EngineRank::Options{});
       });
@@ -47,10 +47,11 @@ constexpr Milliseconds kSlow{300};
 TEST(HierarchySlowWait, NamesTheRankThatHasNotEnteredWhicheverHostItIsOn) {
   const SlowLines lines(kSlow);
   const auto line_of = [](int rank) {
-    return cat("slow: group \"test\": rank ", rank,
-               " is in collective #1 at test.cpp:1: it waits for rank 3, which has not been seen to enter "
-               "it; waiting "
-               "goes on until ");
+    return base::cat(
+        "slow: group \"test\": rank ", rank,
+        " is in collective #1 at test.cpp:1: it waits for rank 3, which has not been seen to enter "
+        "it; waiting "
+        "goes on until ");
   };
   on_two_hosts([&](int rank, const auto& join) {
     const auto end = join();

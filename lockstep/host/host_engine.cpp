@@ -3,7 +3,11 @@
 #include <numeric>
 #include <string>
 
-#include "lockstep/base/base.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/engine/plugin.h"
 #include "lockstep/host/host.h"
@@ -31,15 +35,15 @@ lockstep_status fail(const Failure& failure, char* error, std::size_t capacity) 
 // What is thrown becomes a status, with its words in `error`.
 template <class Call>
 lockstep_status told(char* error, std::size_t capacity, const Call& call) {
-  return guarded(call, [&] { return fail(current_failure(), error, capacity); });
+  return guarded(call, [&] { return fail(base::current_failure(), error, capacity); });
 }
 
 // The same with a log line, where the table has no room for words.
 template <class Call>
 lockstep_status logged(const Call& call) {
   return guarded(call, [] {
-    const Failure failure = current_failure();
-    log(LogLevel::kError, failure.message);
+    const Failure failure = base::current_failure();
+    base::log(LogLevel::kError, failure.message);
     return status_of(failure.kind);
   });
 }
@@ -78,10 +82,11 @@ bool has_parent(const lockstep_comm_config& config) {
   for (int r = 0; r < config.size; ++r) {
     const int rank = config.parent_ranks[r];
     if (rank < 0 || rank >= n_parent)
-      raise(ErrorKind::kUsage, cat("rank ", rank, " is not one of the parent's ", n_parent, " ranks"));
+      base::raise(ErrorKind::kUsage,
+                  base::cat("rank ", rank, " is not one of the parent's ", n_parent, " ranks"));
   }
   if (config.parent_ranks[config.rank] != config.parent->rank)
-    raise(ErrorKind::kUsage, "parent_ranks does not name this rank where it should");
+    base::raise(ErrorKind::kUsage, "parent_ranks does not name this rank where it should");
   return true;
 }
 
@@ -91,9 +96,9 @@ lockstep_status comm_create(const lockstep_comm_config* config, lockstep_comm** 
   return told(error, capacity, [&] {
     if (config->size < 1 || config->size > internal::kMaxRanks || config->rank < 0 ||
         config->rank >= config->size) {
-      raise(ErrorKind::kUsage,
-            cat("rank ", config->rank, " of ", config->size, " is not possible; the host engine takes 1 to ",
-                internal::kMaxRanks, " ranks"));
+      base::raise(ErrorKind::kUsage,
+                  base::cat("rank ", config->rank, " of ", config->size,
+                            " is not possible; the host engine takes 1 to ", internal::kMaxRanks, " ranks"));
     }
     auto* parent = has_parent(*config) ? &config->parent->impl : nullptr;
     *out = new lockstep_comm{internal::Communicator(*config, parent), config->rank, config->size};
@@ -151,7 +156,7 @@ lockstep_status post(lockstep_comm* comm, const lockstep_op* op, lockstep_handle
   *out = nullptr;
   return logged([&] {
     if (const char* wrong = wrong_with(*op, comm->rank, comm->size, all_capabilities())) {
-      log(LogLevel::kError, wrong);
+      base::log(LogLevel::kError, wrong);
       return LOCKSTEP_USAGE;
     }
     *out = new lockstep_handle{comm, comm->impl.post(normal(*op, comm->size))};
@@ -168,7 +173,7 @@ lockstep_status wait(lockstep_handle* handle, std::int64_t deadline_ns) {
     const bool over = handle->comm->impl.wait(*handle->posted, Deadline::from_monotonic_ns(deadline_ns));
     return over ? test(handle) : LOCKSTEP_TIMEOUT;
   };
-  return guarded(call, [] { return status_of(current_failure().kind); });
+  return guarded(call, [] { return status_of(base::current_failure().kind); });
 }
 
 void release(lockstep_handle* handle) {

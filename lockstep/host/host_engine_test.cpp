@@ -6,7 +6,7 @@
 #include <cmath>
 #include <numeric>
 
-#include "lockstep/base/slow_wait.h"
+#include "lockstep/base/detail/slow_wait.h"
 #include "lockstep/host/test_world.h"
 
 namespace lockstep::comm {
@@ -25,7 +25,7 @@ std::string g_slow_line;
 
 // Rank 1 comes once the others' line was seen.
 TEST(HostEngine, AWaitThatLastsSaysOnceWhoWaitsForWhom) {
-  set_slow_wait_time(Milliseconds(5));
+  base::set_slow_wait_time(Milliseconds(5));
   set_log_sink([](LogLevel, std::string_view text) {
     if (g_slow_lines == 0) g_slow_line = text;
     ++g_slow_lines;
@@ -37,7 +37,7 @@ TEST(HostEngine, AWaitThatLastsSaysOnceWhoWaitsForWhom) {
     EXPECT_EQ(rank.barrier(), LOCKSTEP_OK) << rank.error();
   });
   set_log_sink(nullptr);
-  set_slow_wait_time(Milliseconds(10'000));
+  base::set_slow_wait_time(Milliseconds(10'000));
   EXPECT_EQ(g_slow_lines, 1);
   EXPECT_EQ(g_slow_line.rfind("slow: group \"test\": rank 0 waits in barrier() ", 0), 0u) << g_slow_line;
   EXPECT_NE(g_slow_line.find("for rank 1 (pid "), std::string::npos) << g_slow_line;

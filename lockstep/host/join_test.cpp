@@ -96,7 +96,7 @@ TEST(HostJoin, ARankThatBecomesAnotherProgramIsLost) {
   }
   EXPECT_EQ(ranks.status(0), 0);
   ranks.kill(1);
-  EXPECT_EQ(describe_wait_status(ranks.status(1)), "killed by SIGKILL (9)");
+  EXPECT_EQ(base::describe_wait_status(ranks.status(1)), "killed by SIGKILL (9)");
 }
 
 TEST(HostJoin, ARankThatWantsAnotherNumberOfRanksIsNamedByAll) {
@@ -190,7 +190,7 @@ TEST(HostJoin, ARankThatFailsAfterAllHaveMetEndsTheWaitOfTheOthers) {
       }
       if (r != 1) {
         CHILD_EXPECT(words == "rank 1 left while the group was forming", words);
-        return folder.set(cat("over/", r), "");
+        return folder.set(base::cat("over/", r), "");
       }
       CHILD_EXPECT(words != "" && words.find("forming") == words.npos, words);
       for (const char* key : {"over/0", "over/2"})
@@ -233,12 +233,12 @@ TEST(HostSplit, ACommunicatorOfSomeRanksNeedsNoStore) {
     threads.emplace_back([&, r] {
       Rank world(world_space.host(), r, 4);
       for (int round = 0; round < 20; ++round) {
-        Sub all(world, sub_space.host(), {0, 1, 2, 3}, cat("all", round));
+        Sub all(world, sub_space.host(), {0, 1, 2, 3}, base::cat("all", round));
         std::vector<float> x(round % 2 == 0 ? 3 : 30'000, 1.f);
         EXPECT_EQ(all.all_reduce(x), LOCKSTEP_OK) << all.error();
         EXPECT_EQ(x.back(), 4.f);
         if (r == 0) continue;
-        Sub three(world, sub_space.host(), {3, 1, 2}, cat("three", round));
+        Sub three(world, sub_space.host(), {3, 1, 2}, base::cat("three", round));
         EXPECT_EQ(three.all_reduce(x), LOCKSTEP_OK) << three.error();
         EXPECT_EQ(x.back(), 12.f);
       }
@@ -302,12 +302,12 @@ TEST(HostSplit, AMemberThatIsKilledEndsTheWaitOfTheOthers) {
     Children ranks;
     for (int r = 0; r < 3; ++r) {
       ranks.start([&] {
-        const KvSpace space(folder, cat("victim", victim));
+        const KvSpace space(folder, base::cat("victim", victim));
         Rank world(space.host(), r, 3);
         CHILD_EXPECT(world.barrier() == LOCKSTEP_OK, world.error());
         if (r == victim) ::raise(SIGKILL);
         const std::string words = failure_of([&] { Sub sub(world, space.host(), {0, 1, 2}, "g"); });
-        CHILD_EXPECT(words.find(cat("rank ", victim, " (pid ")) != std::string::npos, words);
+        CHILD_EXPECT(words.find(base::cat("rank ", victim, " (pid ")) != std::string::npos, words);
         CHILD_EXPECT(words.find("cannot join group \"g\"") != std::string::npos, words);
         // Who leaves before the other has heard of it is what the other hears of.
         ++*n_heard;
@@ -316,7 +316,7 @@ TEST(HostSplit, AMemberThatIsKilledEndsTheWaitOfTheOthers) {
       });
     }
     for (int r = 0; r < ranks.size(); ++r)
-      EXPECT_EQ(describe_wait_status(ranks.status(r)),
+      EXPECT_EQ(base::describe_wait_status(ranks.status(r)),
                 r == victim ? "killed by SIGKILL (9)" : "exited with code 0");
   }
 }

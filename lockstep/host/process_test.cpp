@@ -53,20 +53,20 @@ TEST(HostProcesses, EveryCollectiveByEveryPath) {
               rank.error());
           for (std::size_t k = 0; k < count * n; ++k) {
             CHILD_EXPECT(all[k] == static_cast<std::int32_t>(k % count * 10 + k / count),
-                         cat("all_gather ", k, " of ", count));
+                         base::cat("all_gather ", k, " of ", count));
           }
           CHILD_EXPECT(rank.run(Rank::op(LOCKSTEP_REDUCE_SCATTER, all.data(), out.data(), count,
                                          LOCKSTEP_I32)) == LOCKSTEP_OK,
                        rank.error());
           for (std::size_t i = 0; i < count; ++i) {
             CHILD_EXPECT(out[i] == static_cast<std::int32_t>((i * 10 + me) * n),
-                         cat("reduce_scatter ", i, " of ", count));
+                         base::cat("reduce_scatter ", i, " of ", count));
           }
           CHILD_EXPECT(rank.run(Rank::op(LOCKSTEP_ALL_REDUCE, x, x, count, LOCKSTEP_I32)) == LOCKSTEP_OK,
                        rank.error());
           for (std::size_t i = 0; i < count; ++i) {
             CHILD_EXPECT(x[i] == static_cast<std::int32_t>(i * 10 * n + n * (n - 1) / 2),
-                         cat("all_reduce ", i, " of ", count));
+                         base::cat("all_reduce ", i, " of ", count));
           }
           x[0] = static_cast<std::int32_t>(me);
           auto op = Rank::op(LOCKSTEP_BROADCAST, x, x, count, LOCKSTEP_I32);
@@ -186,9 +186,9 @@ TEST(HostProcesses, AKilledRankIsNamedByEverySurvivorAndLeavesNothingBehind) {
         }
         board->rounds[rank.rank()].fetch_add(1);
       }
-      CHILD_EXPECT(status == LOCKSTEP_PEER_LOST, cat("status ", status, " ", rank.failure().error));
+      CHILD_EXPECT(status == LOCKSTEP_PEER_LOST, base::cat("status ", status, " ", rank.failure().error));
       const auto loss = rank.failure();
-      CHILD_EXPECT(loss.rank == victim, cat("named rank ", loss.rank, ": ", loss.error));
+      CHILD_EXPECT(loss.rank == victim, base::cat("named rank ", loss.rank, ": ", loss.error));
       CHILD_EXPECT(loss.cause == "killed by SIGKILL (9)" || loss.cause == "gone, cause unknown", loss.cause);
       CHILD_EXPECT(rank.barrier() == LOCKSTEP_PEER_LOST, "later operations say the same");
     });
@@ -199,7 +199,7 @@ TEST(HostProcesses, AKilledRankIsNamedByEverySurvivorAndLeavesNothingBehind) {
     for (int turn = 0; turn < kSize; ++turn) {
       // The victim first: a kernel that tells its cause does so once it is reaped.
       const int r = (victim + turn) % kSize;
-      EXPECT_EQ(describe_wait_status(ranks.status(r)),
+      EXPECT_EQ(base::describe_wait_status(ranks.status(r)),
                 r == victim ? "killed by SIGKILL (9)" : "exited with code 0")
           << "rank " << r << " in round " << round;
     }
@@ -228,7 +228,7 @@ TEST(HostProcesses, TheFirstCauseWinsWhenRanksFallInTurn) {
     ::_exit(0);
   });
   for (int r = 0; r < ranks.size(); ++r)
-    EXPECT_EQ(describe_wait_status(ranks.status(r)), cat("exited with code ", r == 2 ? 7 : 0));
+    EXPECT_EQ(base::describe_wait_status(ranks.status(r)), base::cat("exited with code ", r == 2 ? 7 : 0));
 }
 
 TEST(HostProcesses, ARankInAnotherNetworkNamespaceIsRefusedByName) {
@@ -243,9 +243,9 @@ TEST(HostProcesses, ARankInAnotherNetworkNamespaceIsRefusedByName) {
         Rank rank(kv.host(), r, 2);
         CHILD_EXPECT(false, "ranks in different network namespaces joined");
       } catch (const Error& error) {
-        CHILD_EXPECT(
-            std::string(error.what()).find(cat("rank ", 1 - r, " runs on another host")) != std::string::npos,
-            error.what());
+        CHILD_EXPECT(std::string(error.what()).find(base::cat("rank ", 1 - r, " runs on another host")) !=
+                         std::string::npos,
+                     error.what());
       }
     });
   }

@@ -131,7 +131,7 @@ std::optional<std::int32_t> expected(const Scene& scene, int rank, std::size_t i
 void check(const Scene& scene, int rank, Buffer& recv, const std::string& what) {
   for (std::size_t i = 0; i < 2 * kCount; ++i) {
     const auto want = expected(scene, rank, i);
-    CHILD_EXPECT(!want || recv.all()[i] == *want, cat(what, ": element ", i, " is ", recv.all()[i]));
+    CHILD_EXPECT(!want || recv.all()[i] == *want, base::cat(what, ": element ", i, " is ", recv.all()[i]));
   }
 }
 
@@ -155,7 +155,7 @@ void expect_untouched(std::initializer_list<Buffer*> buffers, std::uint64_t fini
   } while (words.finished == finished);
   for (Buffer* buffer : buffers) {
     CHILD_EXPECT(std::ranges::all_of(buffer->all(), [](std::int32_t x) { return x == kMine; }),
-                 cat("memory was written to after ", what));
+                 base::cat("memory was written to after ", what));
   }
 }
 
@@ -175,7 +175,7 @@ void give_up(const Scene& scene, EngineRank& rank, Buffer& send, Buffer& recv, i
   } else if (touch == 2) {
     recv.renew();
   }
-  expect_untouched({&send, &recv}, finished, words, cat(what, ", which ended with status ", status));
+  expect_untouched({&send, &recv}, finished, words, base::cat(what, ", which ended with status ", status));
 }
 
 // The same, but that the other process is stopped from outside, at any instruction, `delay_us` into the operation.
@@ -188,13 +188,13 @@ void stop_and_give_up(const Scene& scene, EngineRank& rank, Buffer& send, Buffer
   rank.table().comm_abort(rank.comm(), "the test gives up");
   const auto status = rank.finish(handle);
   if (status == LOCKSTEP_OK) check(scene, 0, recv, what);
-  expect_untouched({&send, &recv}, finished, words, cat(what, ", which ended with status ", status));
+  expect_untouched({&send, &recv}, finished, words, base::cat(what, ", which ended with status ", status));
 }
 
 // In a group of its own, since it ends broken.
 void play(int r, Rank& world, testing::Kv& kv, bool shared, int n,
           const std::function<void(EngineRank&, Buffer& send, Buffer& recv)>& act) {
-  const KvSpace space(kv, cat("scene", n));
+  const KvSpace space(kv, base::cat("scene", n));
   EngineRank rank(Rank::engine(), space.host(), r, 2,
                   {.timeout = Milliseconds(20'000), .parent = world.comm(), .parent_ranks = {0, 1}});
   Buffer send(rank, shared), recv(rank, shared);
@@ -206,7 +206,8 @@ void play_all(int r, Rank& world, testing::Kv& kv, bool shared, Words& words) {
   int n = 0;
   for (const Scene& scene : kScenes) {
     for (const int touch : {1, 2, 3, 5}) {
-      const std::string what = cat(scene.name, shared ? ", shared memory" : "", ", stopped at touch ", touch);
+      const std::string what =
+          base::cat(scene.name, shared ? ", shared memory" : "", ", stopped at touch ", touch);
       play(r, world, kv, shared, n++, [&](EngineRank& rank, Buffer& send, Buffer& recv) {
         if (r == 1) be_stopped(scene, rank, send, recv, touch, words, what);
         if (r == 0) give_up(scene, rank, send, recv, touch, words, what);
@@ -221,7 +222,7 @@ void play_at_any_moment(int r, Rank& world, testing::Kv& kv, bool shared, Words&
     const Scene& scene = kScenes[static_cast<std::size_t>(n) % std::size(kScenes)];
     const int delay_us = n * 37 % 500;
     const std::string what =
-        cat(scene.name, shared ? ", shared memory" : "", ", stopped after ", delay_us, " us");
+        base::cat(scene.name, shared ? ", shared memory" : "", ", stopped after ", delay_us, " us");
     play(r, world, kv, shared, n, [&](EngineRank& rank, Buffer& send, Buffer& recv) {
       if (r == 1) be_stopped(scene, rank, send, recv, 0, words, what);
       if (r == 0) stop_and_give_up(scene, rank, send, recv, delay_us, words, what);

@@ -4,8 +4,9 @@
 
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/collective/collectives.h"
 
 namespace lockstep {
@@ -34,8 +35,8 @@ void HeadCount::present() {
   if (!options_.throw_on_early_termination) return;
   const int missing = group_->size() - n_active();
   if (missing != 0) {
-    exhausted(cat("join: ", missing, " of ", group_->size(),
-                  " ranks have no input left, and throw_on_early_termination is set"));
+    exhausted(base::cat("join: ", missing, " of ", group_->size(),
+                        " ranks have no input left, and throw_on_early_termination is set"));
   }
 }
 
@@ -67,7 +68,8 @@ class Joining {
     for (Joinable& joinable : joinables_) {
       if (joinable.count_) {
         leave();
-        raise(ErrorKind::kUsage, "join: one of the joinables is given twice, or is being joined already");
+        base::raise(ErrorKind::kUsage,
+                    "join: one of the joinables is given twice, or is being joined already");
       }
       joinable.count_ = count;
       ++n_entered_;
@@ -92,12 +94,13 @@ class Joining {
 };
 
 void join(const std::vector<JoinTarget>& joinables, const std::function<void()>& body, JoinOptions options) {
-  if (joinables.empty()) raise(ErrorKind::kUsage, "join: there is nothing to join");
+  if (joinables.empty()) base::raise(ErrorKind::kUsage, "join: there is nothing to join");
   const Group& group = joinables.front().get().join_group();
   for (const Joinable& joinable : joinables) {
     if (joinable.join_group() != group)
-      raise(ErrorKind::kUsage, cat("join: the joinables belong to different groups, \"", group->name(),
-                                   "\" and \"", joinable.join_group()->name(), "\""));
+      base::raise(ErrorKind::kUsage,
+                  base::cat("join: the joinables belong to different groups, \"", group->name(), "\" and \"",
+                            joinable.join_group()->name(), "\""));
   }
   if (!options.enable) return body();
 
@@ -109,13 +112,13 @@ void join(const std::vector<JoinTarget>& joinables, const std::function<void()>&
   bool is_last_joiner = true;
   for (int n_shadowed = 0; count->absent() != 0; ++n_shadowed) {
     if (options.throw_on_early_termination) {
-      exhausted(cat("join: rank ", group->rank(),
-                    " has no input left while others have, and throw_on_early_termination is set"));
+      exhausted(base::cat("join: rank ", group->rank(),
+                          " has no input left while others have, and throw_on_early_termination is set"));
     }
     if (n_shadowed == kManyShadowed) {
-      log(LogLevel::kWarn,
-          cat("join: rank ", group->rank(), " has kept others company for ", kManyShadowed,
-              " iterations; its share of the input is much smaller than theirs. Said once."));
+      base::log(LogLevel::kWarn,
+                base::cat("join: rank ", group->rank(), " has kept others company for ", kManyShadowed,
+                          " iterations; its share of the input is much smaller than theirs. Said once."));
     }
     is_last_joiner = false;
     for (Joinable& joinable : joinables) {

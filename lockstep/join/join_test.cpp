@@ -6,8 +6,8 @@
 #include <atomic>
 #include <stdexcept>
 
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/collective/collective.h"
 
 namespace lockstep {

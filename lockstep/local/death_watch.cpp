@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep::local {
@@ -16,9 +17,9 @@ DeathWatch::DeathWatch(std::vector<Watched> processes, OnLost on_lost)
     : on_lost_(std::move(on_lost)), processes_(std::move(processes)) {
   std::erase_if(processes_, [](const Watched& each) { return !*each.process; });
   if (processes_.empty()) return;
-  stop_ = Fd(::eventfd(0, EFD_CLOEXEC));
-  if (!stop_) raise(system_failure(errno, "eventfd", ErrorFamily::kBackend));
-  thread_ = Thread("ls-peer-watch", [this] { watch(); });
+  stop_ = base::Fd(::eventfd(0, EFD_CLOEXEC));
+  if (!stop_) base::raise(base::system_failure(errno, "eventfd", ErrorFamily::kBackend));
+  thread_ = base::Thread("ls-peer-watch", [this] { watch(); });
 }
 
 DeathWatch::~DeathWatch() {

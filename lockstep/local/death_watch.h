@@ -6,8 +6,8 @@
 #include <functional>
 #include <vector>
 
-#include "lockstep/base/fd.h"
-#include "lockstep/base/thread.h"
+#include "lockstep/base/detail/fd.h"
+#include "lockstep/base/detail/thread.h"
 #include "lockstep/local/peer_process.h"
 
 namespace lockstep::local {
@@ -36,8 +36,8 @@ class DeathWatch {
 
   const OnLost on_lost_;
   std::vector<Watched> processes_;
-  Fd stop_;  // eventfd
-  Thread thread_;
+  base::Fd stop_;  // eventfd
+  base::Thread thread_;
 };
 
 }  // namespace lockstep::local

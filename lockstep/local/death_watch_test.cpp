@@ -68,7 +68,7 @@ TEST(DeathWatch, OneThatWasGoneBeforeItBeganIsReportedToo) {
 
 TEST(DeathWatch, WhereAPidfdIsMissingTheLifelineTells) {
   ChildPeer peer;
-  const PeerProcess lifeline_only(Fd(), Fd(::dup(peer.process().lifeline())));
+  const PeerProcess lifeline_only(base::Fd(), base::Fd(::dup(peer.process().lifeline())));
   Reports reports;
   const DeathWatch watch({{0, &lifeline_only}}, reports.note());
   peer.signal(SIGKILL);

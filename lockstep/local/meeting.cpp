@@ -6,11 +6,13 @@
 #include <list>
 #include <utility>
 
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/process.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/slow_wait.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/process.h"
-#include "lockstep/base/slow_wait.h"
-#include "lockstep/base/text.h"
 #include "lockstep/local/internal/meeting_messages.h"
 #include "lockstep/net/peer_handshake.h"
 
@@ -32,20 +34,21 @@ constexpr std::size_t kMostPending = 2 * kMaxLocalRanks;
 std::string list_ranks(const std::vector<int>& ranks) {
   constexpr std::size_t kShown = 16;
   std::string words = ranks.size() == 1 ? "rank " : "ranks ";
-  for (std::size_t i = 0; i < ranks.size() && i < kShown; ++i) words += cat(i == 0 ? "" : ", ", ranks[i]);
-  return ranks.size() > kShown ? cat(words, " and ", ranks.size() - kShown, " more") : words;
+  for (std::size_t i = 0; i < ranks.size() && i < kShown; ++i)
+    words += base::cat(i == 0 ? "" : ", ", ranks[i]);
+  return ranks.size() > kShown ? base::cat(words, " and ", ranks.size() - kShown, " more") : words;
 }
 
 [[noreturn]] void raise_missing(const std::vector<int>& ranks) {
-  raise(ErrorKind::kTimeout, cat(list_ranks(ranks), " did not join the group in time"),
-        ErrorFamily::kBackend);
+  base::raise(ErrorKind::kTimeout, base::cat(list_ranks(ranks), " did not join the group in time"),
+              ErrorFamily::kBackend);
 }
 
 [[noreturn]] void raise_elsewhere(int rank, int from) {
-  raise(ErrorKind::kUnsupported,
-        cat("rank ", rank, " runs on another host or in another network namespace than rank ", from,
-            "; the host engine joins ranks of one host only"),
-        ErrorFamily::kBackend);
+  base::raise(ErrorKind::kUnsupported,
+              base::cat("rank ", rank, " runs on another host or in another network namespace than rank ",
+                        from, "; the host engine joins ranks of one host only"),
+              ErrorFamily::kBackend);
 }
 
 // The socket's, and not one that rank 0 tells of.
@@ -117,7 +120,7 @@ class Host {
       collect();
       return introduce_all();
     } catch (...) {
-      const Failure failure = current_failure();
+      const Failure failure = base::current_failure();
       for (auto& caller : callers_) {
         if (caller) send_refusal(caller->socket, failure);
       }
@@ -140,7 +143,7 @@ class Host {
 
   void collect() {
     attendance_in(*options_.own, options_).arrived[0].store(1, std::memory_order_release);
-    SlowWait slow(options_.deadline);
+    base::SlowWait slow(options_.deadline);
     Deadline look = Deadline::after(kMeetingSlice);
     while (std::ranges::count(callers_, true, &std::optional<Caller>::has_value) + 1 < options_.size) {
       wait_for_callers(std::min(look, options_.deadline));
@@ -149,7 +152,8 @@ class Host {
       if (!look.expired() && !options_.deadline.expired()) continue;
       look = Deadline::after(kMeetingSlice);
       look_for_failures();
-      slow.say_if_due([&] { return cat("rank 0 waits for ", list_ranks(missing()), " to join the group"); });
+      slow.say_if_due(
+          [&] { return base::cat("rank 0 waits for ", list_ranks(missing()), " to join the group"); });
       if (options_.deadline.expired()) raise_missing(missing());
     }
   }
@@ -185,7 +189,7 @@ class Host {
   // False when it is none any more: dropped, or a caller now. Raises when it is a rank of this job that cannot join.
   bool attend(Pending& one) {
     net::HandshakeResponder::Step step;
-    std::vector<Fd> fds;
+    std::vector<base::Fd> fds;
     try {
       std::uint8_t buffer[net::kMaxPeerMessage];
       const std::size_t length = one.socket.receive(buffer, Deadline::now(), &fds);
@@ -193,27 +197,29 @@ class Host {
       if (!step.send.empty()) one.socket.send(step.send, Deadline::now());
     } catch (const Error& error) {
       if (error.kind() == ErrorKind::kTimeout) return true;
-      log(LogLevel::kInfo, cat("dropped a local connection: ", error.what()));
+      base::log(LogLevel::kInfo, base::cat("dropped a local connection: ", error.what()));
       return false;
     }
-    if (!step.refusal.empty()) log(LogLevel::kInfo, cat("dropped a local connection: ", step.refusal));
+    if (!step.refusal.empty())
+      base::log(LogLevel::kInfo, base::cat("dropped a local connection: ", step.refusal));
     if (step.introduction) welcome(std::move(one.socket), *step.introduction, std::move(fds));
     return !step.introduction && step.refusal.empty();
   }
 
-  void welcome(net::UnixSocket socket, const Bytes& introduction, std::vector<Fd> fds) {
+  void welcome(net::UnixSocket socket, const Bytes& introduction, std::vector<base::Fd> fds) {
     const auto who = decode_introduction(introduction);
     if (!who) return;
     std::string why;
     if (who->version != own_.version) {
-      why = cat("rank ", who->rank, " runs another version of lockstep than rank 0");
+      why = base::cat("rank ", who->rank, " runs another version of lockstep than rank 0");
     } else if (who->size != own_.size) {
-      why = cat("rank ", who->rank, " joins a group of ", who->size, " ranks, but rank 0 one of ", own_.size);
+      why = base::cat("rank ", who->rank, " joins a group of ", who->size, " ranks, but rank 0 one of ",
+                      own_.size);
     }
     if (!why.empty()) {
       const Failure failure{.kind = ErrorKind::kUsage, .message = why, .family = ErrorFamily::kBackend};
       send_refusal(socket, failure);
-      raise(failure);
+      base::raise(failure);
     }
     const bool here = who->same_process(own_);
     if (who->rank < 1 || who->rank >= own_.size || callers_[static_cast<std::size_t>(who->rank)]) return;
@@ -235,7 +241,7 @@ class Host {
   // While nobody comes: a rank may be elsewhere, have given up or have ended.
   void look_for_failures() {
     if (const auto elsewhere = look_up(store_, kElsewhereKey))
-      raise_elsewhere(ByteReader(*elsewhere).get<std::int32_t>().value_or(-1), 0);
+      raise_elsewhere(base::ByteReader(*elsewhere).get<std::int32_t>().value_or(-1), 0);
     for (std::size_t r = 1; r < callers_.size(); ++r) {
       if (callers_[r] && callers_[r]->socket.peer_closed()) raise_gone(static_cast<int>(r), "left or ended");
     }
@@ -309,43 +315,44 @@ class Guest {
     }
     for (int r = 0; r < options_.size; ++r) {
       if (!peers[static_cast<std::size_t>(r)].segment)
-        raise(ErrorKind::kInternal, cat("rank 0 did not tell of rank ", r), ErrorFamily::kBackend);
+        base::raise(ErrorKind::kInternal, base::cat("rank 0 did not tell of rank ", r),
+                    ErrorFamily::kBackend);
     }
     return peers;
   }
 
  private:
   MeetingAddress address_of_first() {
-    SlowWait slow(options_.deadline);
+    base::SlowWait slow(options_.deadline);
     auto card = store_.get(kAddressKey, slow.next());
     if (!card && !options_.deadline.expired()) {
       slow.say_if_due([&] {
-        return cat("rank ", options_.rank, " waits for rank 0 to join group \"", options_.group, "\"");
+        return base::cat("rank ", options_.rank, " waits for rank 0 to join group \"", options_.group, "\"");
       });
       card = store_.get(kAddressKey, options_.deadline);
     }
     if (!card) {
-      raise(ErrorKind::kTimeout,
-            cat("rank 0 did not join the group in time: rank ", options_.rank,
-                " waited for its address in the store"),
-            ErrorFamily::kBackend);
+      base::raise(ErrorKind::kTimeout,
+                  base::cat("rank 0 did not join the group in time: rank ", options_.rank,
+                            " waited for its address in the store"),
+                  ErrorFamily::kBackend);
     }
     const auto address = MeetingAddress::decode(*card);
     if (!address) {
-      raise(ErrorKind::kInternal,
-            "rank 0 published an address this version cannot read; do all ranks run the same lockstep?",
-            ErrorFamily::kBackend);
+      base::raise(ErrorKind::kInternal,
+                  "rank 0 published an address this version cannot read; do all ranks run the same lockstep?",
+                  ErrorFamily::kBackend);
     }
-    if (address->host == host_identity()) return *address;
+    if (address->host == base::host_identity()) return *address;
     // Rank 0 would wait for this rank.
-    store_.set(kElsewhereKey, ByteWriter().put(static_cast<std::int32_t>(options_.rank)).view());
+    store_.set(kElsewhereKey, base::ByteWriter().put(static_cast<std::int32_t>(options_.rank)).view());
     raise_elsewhere(0, options_.rank);
   }
 
   // Raises what rank 0 said in the store, if it has.
   void check_gave_up() {
     if (const auto why = look_up(store_, kGaveUpKey))
-      raise(ErrorKind::kPeerLost, cat("rank 0 gave up: ", as_text(*why)), ErrorFamily::kBackend);
+      base::raise(ErrorKind::kPeerLost, base::cat("rank 0 gave up: ", as_text(*why)), ErrorFamily::kBackend);
   }
 
   // In slices, looking in between whether rank 0 has given up.
@@ -375,7 +382,7 @@ class Guest {
     socket_.send(handshake.first(), options_.deadline);
     for (;;) {
       std::uint8_t buffer[kMaxReply];
-      std::vector<Fd> fds;
+      std::vector<base::Fd> fds;
       const std::size_t length =
           patiently([&](Deadline slice) { return receive_from_first(socket_, buffer, fds, slice); });
       const auto step = handshake.next({buffer, length});
@@ -410,10 +417,10 @@ class Guest {
 }  // namespace
 
 void raise_gone(int rank, const char* how) {
-  raise(Failure{.kind = ErrorKind::kPeerLost,
-                .message = cat("rank ", rank, " ", how, " while the group was forming"),
-                .family = ErrorFamily::kBackend,
-                .peer = LostPeer{.rank = rank, .cause = how}});
+  base::raise(Failure{.kind = ErrorKind::kPeerLost,
+                      .message = base::cat("rank ", rank, " ", how, " while the group was forming"),
+                      .family = ErrorFamily::kBackend,
+                      .peer = LostPeer{.rank = rank, .cause = how}});
 }
 
 std::vector<LocalPeer> meet(KeyValue& store, const MeetingOptions& options) {

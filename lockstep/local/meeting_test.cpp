@@ -83,7 +83,7 @@ std::string meet_and_look(KeyValue& store, const MeetingOptions& options) {
   const auto peers = meet(store, options);
   if (static_cast<int>(peers.size()) != options.size) return "wrong number";
   for (std::size_t r = 0; r < peers.size(); ++r) {
-    if (peers[r].segment->data()[0] != r + 1) return cat("wrong memory of rank ", r);
+    if (peers[r].segment->data()[0] != r + 1) return base::cat("wrong memory of rank ", r);
     if (peers[r].same_process == static_cast<bool>(peers[r].process)) return "a life of one's own";
   }
   return "";
@@ -137,7 +137,7 @@ TEST(Meeting, AStrangerWithAnotherKeyIsDroppedAndTheRanksMeet) {
   const auto rank_0 = options_of(0, 2), rank_1 = options_of(1, 2);
   std::thread second([&] {
     MeetingAddress forged = address_in(store);
-    forged.key = random_hex(32);
+    forged.key = base::random_hex(32);
     auto socket = connect_to(forged);
     net::HandshakeInitiator stranger(forged.secret(), forged.binding(), {});
     socket.send(stranger.first(), Deadline::after(fork_testing::kPatience));
@@ -158,10 +158,10 @@ TEST(Meeting, WhoeverAnswersForRankZeroWithoutItsKeyGetsNothing) {
   std::thread impostor([&] {
     auto socket = listener.accept(Deadline::after(fork_testing::kPatience));
     socket.trust_own_user();
-    address.key = random_hex(32);
+    address.key = base::random_hex(32);
     net::HandshakeResponder responder(address.secret(), address.binding());
     std::uint8_t buffer[1024];
-    std::vector<Fd> fds;
+    std::vector<base::Fd> fds;
     const std::size_t n = socket.receive(buffer, Deadline::after(fork_testing::kPatience), &fds);
     EXPECT_TRUE(fds.empty());
     socket.send(responder.next({buffer, n}).send, Deadline::after(fork_testing::kPatience));
@@ -175,14 +175,14 @@ TEST(Meeting, WhoeverAnswersForRankZeroWithoutItsKeyGetsNothing) {
 TEST(Meeting, MemoryIsNotSentToAProcessOfAnotherUser) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs to be root to become another user";
   SharedStore store;
-  const std::string name = "lockstep-test-" + random_hex(8);
+  const std::string name = "lockstep-test-" + base::random_hex(8);
   Children children;
   children.start([&] {
     CHILD_EXPECT(::setresuid(65534, 65534, 65534) == 0, errno);
     auto listener = net::UnixListener::listen(name);
     auto socket = listener.accept(Deadline::after(fork_testing::kPatience));
     std::uint8_t message[1024];
-    std::vector<Fd> fds;
+    std::vector<base::Fd> fds;
     try {
       socket.receive(message, Deadline::after(fork_testing::kPatience), &fds);
       CHILD_EXPECT(false, "a stranger was spoken to");

@@ -9,9 +9,10 @@
 #include <fstream>
 #include <mutex>
 
+#include "lockstep/base/detail/process.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/process.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::local {
 namespace {
@@ -26,7 +27,7 @@ struct OwnDescriptors {
   std::mutex mutex;
   // Guarded by mutex.
   std::string token;
-  Fd pidfd, lifeline, other_end;
+  base::Fd pidfd, lifeline, other_end;
 };
 
 // Never destroyed: its end is what the others wait for.
@@ -39,7 +40,7 @@ OwnDescriptors& own() {
 
 PeerProcess PeerProcess::behind(const net::UnixSocket& socket) {
   const pid_t pid = socket.peer().pid;
-  return pid <= 0 || pid == ::getpid() ? PeerProcess() : PeerProcess(open_pidfd(pid), Fd());
+  return pid <= 0 || pid == ::getpid() ? PeerProcess() : PeerProcess(base::open_pidfd(pid), base::Fd());
 }
 
 bool PeerProcess::ended() const {
@@ -56,12 +57,12 @@ std::optional<std::string> PeerProcess::cause(Deadline deadline) const {
 }
 
 std::optional<std::string> PeerProcess::exit_cause() const {
-  return lockstep::exit_cause(pidfd_.get());
+  return lockstep::base::exit_cause(pidfd_.get());
 }
 
 std::int64_t PeerProcess::pid() const {
   if (!pidfd_) return -1;
-  std::ifstream in(cat("/proc/self/fdinfo/", pidfd_.get()));
+  std::ifstream in(base::cat("/proc/self/fdinfo/", pidfd_.get()));
   for (std::string word; in >> word;) {
     std::int64_t pid = -1;
     if (word == "Pid:" && in >> pid) return pid > 0 ? pid : -1;
@@ -71,10 +72,11 @@ std::int64_t PeerProcess::pid() const {
 
 // The random part is the same after a fork, and in another pid namespace the pid may be.
 std::string OwnProcess::token() {
-  static const std::string random = random_hex(16);
+  static const std::string random = base::random_hex(16);
   struct stat ns {};
-  if (::stat("/proc/self/ns/pid", &ns) != 0) raise(system_failure(errno, "stat of /proc/self/ns/pid"));
-  return cat(random, ".", ns.st_ino, ".", ::getpid());
+  if (::stat("/proc/self/ns/pid", &ns) != 0)
+    base::raise(base::system_failure(errno, "stat of /proc/self/ns/pid"));
+  return base::cat(random, ".", ns.st_ino, ".", ::getpid());
 }
 
 OwnProcess OwnProcess::descriptors() {
@@ -82,10 +84,10 @@ OwnProcess OwnProcess::descriptors() {
   const std::lock_guard lock(mine.mutex);
   if (const std::string now = token(); now != mine.token) {
     int ends[2];
-    if (::pipe2(ends, O_CLOEXEC) != 0) raise(system_failure(errno, "pipe"));
-    mine.lifeline = Fd(ends[0]);
-    mine.other_end = Fd(ends[1]);
-    mine.pidfd = open_pidfd(::getpid());
+    if (::pipe2(ends, O_CLOEXEC) != 0) base::raise(base::system_failure(errno, "pipe"));
+    mine.lifeline = base::Fd(ends[0]);
+    mine.other_end = base::Fd(ends[1]);
+    mine.pidfd = base::open_pidfd(::getpid());
     mine.token = now;
   }
   return {.pidfd = mine.pidfd.get(), .lifeline = mine.lifeline.get()};

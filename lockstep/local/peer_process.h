@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/fd.h"
+#include "lockstep/base/detail/fd.h"
 #include "lockstep/net/unix_socket.h"
 
 namespace lockstep::local {
@@ -24,7 +24,7 @@ class PeerProcess {
   // Of this process itself (its rank threads), or one that cannot be told.
   PeerProcess() = default;
   // As its OwnProcess handed them out. `pidfd` may be empty: the kernel has none.
-  PeerProcess(Fd pidfd, Fd lifeline) : pidfd_(std::move(pidfd)), lifeline_(std::move(lifeline)) {}
+  PeerProcess(base::Fd pidfd, base::Fd lifeline) : pidfd_(std::move(pidfd)), lifeline_(std::move(lifeline)) {}
   // Who connected or accepted; empty when that is this process, or it is not seen from here.
   static PeerProcess behind(const net::UnixSocket& socket);
 
@@ -47,8 +47,8 @@ class PeerProcess {
   int lifeline() const { return lifeline_.get(); }
 
  private:
-  Fd pidfd_;
-  Fd lifeline_;
+  base::Fd pidfd_;
+  base::Fd lifeline_;
 };
 
 // What this process hands to others so that they see its end: the same for all of its ranks, and open as long as it runs

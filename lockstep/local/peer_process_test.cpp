@@ -36,7 +36,7 @@ TEST(PeerProcess, OneThatWasKilledHasEndedAndSaysHow) {
   const auto cause = peer.process().cause(Deadline::after(fork_testing::kPatience));
   ASSERT_TRUE(cause);
   EXPECT_TRUE(*cause == "its process ended" || cause->find("SIGKILL") != std::string::npos) << *cause;
-  EXPECT_EQ(describe_wait_status(peer.status()), "killed by SIGKILL (9)");
+  EXPECT_EQ(base::describe_wait_status(peer.status()), "killed by SIGKILL (9)");
   EXPECT_TRUE(peer.process().ended());
   EXPECT_TRUE(peer.process().lost());
 }
@@ -82,7 +82,7 @@ TEST(OwnProcess, AForkedChildHasDescriptorsAndATokenOfItsOwn) {
     OwnProcess::descriptors();
     // The numbers may be the same: the parent's were closed. What they are of is not.
     const auto own = OwnProcess::descriptors();
-    const PeerProcess self(Fd(::dup(own.pidfd)), Fd(::dup(own.lifeline)));
+    const PeerProcess self(base::Fd(::dup(own.pidfd)), base::Fd(::dup(own.lifeline)));
     CHILD_EXPECT(own.pidfd < 0 || self.pid() == ::getpid(), self.pid());
   });
   EXPECT_EQ(children.status(0), 0);

@@ -26,9 +26,9 @@ class ChildPeer {
     });
     socket_ = std::move(here);
     std::uint8_t byte = 0;
-    std::vector<Fd> fds;
+    std::vector<base::Fd> fds;
     socket_.receive({&byte, 1}, patience(), &fds);
-    process_ = PeerProcess(fds.size() == 2 ? std::move(fds[1]) : Fd(), std::move(fds[0]));
+    process_ = PeerProcess(fds.size() == 2 ? std::move(fds[1]) : base::Fd(), std::move(fds[0]));
   }
 
   const PeerProcess& process() const { return process_; }

@@ -5,6 +5,7 @@
 #include <cerrno>
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep::local {
@@ -12,7 +13,7 @@ namespace {
 
 SegmentId id_behind(int fd) {
   struct stat info {};
-  if (::fstat(fd, &info) != 0) raise(system_failure(errno, "stat of a shared segment"));
+  if (::fstat(fd, &info) != 0) base::raise(base::system_failure(errno, "stat of a shared segment"));
   return {.device = info.st_dev, .inode = info.st_ino};
 }
 
@@ -42,7 +43,7 @@ Mapping SegmentTable::find(const SegmentId& id) {
   return found == made_.end() || !found->second.made_here ? nullptr : found->second.segment.lock();
 }
 
-Mapping SegmentTable::map(Fd fd, std::size_t n_bytes) {
+Mapping SegmentTable::map(base::Fd fd, std::size_t n_bytes) {
   if (auto known = find(id_behind(fd.get())); known && known->size() == n_bytes) return known;
   auto mapping = std::make_shared<net::Segment>(net::Segment::from_fd(std::move(fd), n_bytes));
   mapping->close_fd();

@@ -17,8 +17,8 @@
 #include <mutex>
 #include <string>
 
-#include "lockstep/base/fd.h"
-#include "lockstep/base/forks.h"
+#include "lockstep/base/detail/fd.h"
+#include "lockstep/base/detail/forks.h"
 #include "lockstep/net/segment.h"
 
 namespace lockstep::local {
@@ -41,7 +41,7 @@ class SegmentTable {
   Mapping create(const std::string& name, std::size_t n_bytes);
   // The maker's mapping if this process made it, else a new one, without its descriptor: pages come and go at their
   // maker's word only. Raises as Segment::from_fd.
-  Mapping map(Fd fd, std::size_t n_bytes);
+  Mapping map(base::Fd fd, std::size_t n_bytes);
   // For threads of one process, without a descriptor. Null when this process did not make it, or it is gone.
   Mapping find(const SegmentId& id);
 
@@ -52,7 +52,7 @@ class SegmentTable {
   // What a forked child inherits here was made by another process: that one may have made pages of its mapping private.
   struct Entry {
     std::weak_ptr<net::Segment> segment;
-    MadeHere made_here;
+    base::MadeHere made_here;
   };
 
   std::mutex mutex_;

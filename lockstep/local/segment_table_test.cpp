@@ -13,8 +13,8 @@ using fork_testing::Children;
 
 constexpr std::size_t kBytes = 1 << 20;
 
-Fd copy_of(int fd) {
-  return Fd(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
+base::Fd copy_of(int fd) {
+  return base::Fd(::fcntl(fd, F_DUPFD_CLOEXEC, 0));
 }
 
 SegmentTable& table() {
@@ -33,7 +33,7 @@ TEST(SegmentTable, WhatThisProcessMadeIsMappedOnce) {
 TEST(SegmentTable, DoesNotKeepASegmentAlive) {
   Mapping made = table().create("test", kBytes);
   const SegmentId id = SegmentTable::id_of(*made);
-  const Fd copy = copy_of(made->fd());
+  const base::Fd copy = copy_of(made->fd());
   made.reset();
   EXPECT_EQ(table().find(id), nullptr);
   const Mapping again = table().map(copy_of(copy.get()), kBytes);
@@ -49,9 +49,9 @@ TEST(SegmentTable, ASizeThatIsNotTheSegmentsIsRefusedAlsoForOnesOwn) {
 TEST(SegmentTable, WhatIsNoSealedMemoryIsRefused) {
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
-  const Fd writing(ends[1]);
-  EXPECT_THROW(table().map(Fd(ends[0]), kBytes), Error);
-  EXPECT_THROW(table().map(Fd(), kBytes), Error);
+  const base::Fd writing(ends[1]);
+  EXPECT_THROW(table().map(base::Fd(ends[0]), kBytes), Error);
+  EXPECT_THROW(table().map(base::Fd(), kBytes), Error);
 }
 
 TEST(SegmentTable, AForkedChildMapsItsParentsSegmentsAnew) {

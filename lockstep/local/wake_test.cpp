@@ -105,7 +105,7 @@ TEST(Doorbell, ASleeperThatWasKilledCostsWakersNothingButTheRing) {
 
 TEST(EventBell, OneOfManyWakersRings) {
   std::atomic<std::uint32_t> asleep{0};
-  const Fd fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  const base::Fd fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   const EventBell bell{.asleep = asleep, .eventfd = fd.get()};
   wake(bell);
   std::uint64_t rung = 0;
@@ -124,7 +124,7 @@ TEST(EventBell, OneOfManyWakersRings) {
 
 TEST(EventBell, ASleeperInPollNeverMissesAWakeUp) {
   std::atomic<std::uint32_t> asleep{0}, said{0}, heard{0};
-  const Fd fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  const base::Fd fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
   const EventBell bell{.asleep = asleep, .eventfd = fd.get()};
   std::thread waker([&] {
     for (std::uint32_t round = 1; round <= kRounds; ++round) {

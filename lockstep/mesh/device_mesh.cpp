@@ -8,8 +8,9 @@
 #include <mutex>
 #include <set>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/world.h"
 #include "lockstep/mesh/internal/mesh_device.h"
@@ -64,12 +65,12 @@ thread_local std::vector<DeviceMesh> mesh_scopes;
 
 template <class... Parts>
 [[noreturn]] void refuse(const Parts&... parts) {
-  raise(ErrorKind::kUsage, cat("DeviceMesh: ", parts...));
+  base::raise(ErrorKind::kUsage, base::cat("DeviceMesh: ", parts...));
 }
 
 std::string quoted(const std::vector<std::string>& names) {
   std::string text;
-  for (const auto& name : names) text += cat(text.empty() ? "" : ", ", "\"", name, "\"");
+  for (const auto& name : names) text += base::cat(text.empty() ? "" : ", ", "\"", name, "\"");
   return text.empty() ? "none" : text;
 }
 
@@ -182,7 +183,7 @@ void make_groups(MeshView& view, const DeviceMeshOptions& options) {
   const auto& layout = view.root->layout;
   for (std::size_t d = 0; layout.has_rank() && d < backends.size(); ++d) {
     auto& axis = view.axes[d];
-    const auto what = cat("mesh_", axis.name.empty() ? cat("dim_", d) : axis.name);
+    const auto what = base::cat("mesh_", axis.name.empty() ? base::cat("dim_", d) : axis.name);
     axis.group = group_over(layout.ranks_over(axis.base), what, backends[d], options);
   }
 }
@@ -399,7 +400,8 @@ MeshScope::~MeshScope() {
 }
 
 DeviceMesh current_mesh() {
-  if (mesh_scopes.empty()) raise(ErrorKind::kUsage, "current_mesh: no MeshScope is open on this thread");
+  if (mesh_scopes.empty())
+    base::raise(ErrorKind::kUsage, "current_mesh: no MeshScope is open on this thread");
   return mesh_scopes.back();
 }
 

@@ -3,10 +3,11 @@
 #include <c10/core/Device.h>
 #include <c10/core/impl/DeviceGuardImplInterface.h>
 
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/group/world.h"
 
 namespace lockstep::internal {
@@ -15,29 +16,30 @@ namespace {
 c10::Device parsed(const std::string& device_type) try {
   return c10::Device(device_type);
 } catch (const std::exception&) {
-  raise(ErrorKind::kUsage,
-        cat("DeviceMesh: \"", device_type, "\" is not a device type; say \"cpu\" or \"cuda\""));
+  base::raise(ErrorKind::kUsage,
+              base::cat("DeviceMesh: \"", device_type, "\" is not a device type; say \"cpu\" or \"cuda\""));
 }
 
 // Which of `n` devices is this process's.
 c10::DeviceIndex own_device(const std::string& device_type, int n) {
-  if (const auto local = environment_int(Var::kLocalRank)) {
+  if (const auto local = base::environment_int(base::EnvVar::kLocalRank)) {
     if (*local < 0 || *local >= n) {
-      raise(ErrorKind::kUsage, cat("DeviceMesh: LOCAL_RANK is ", *local, ", this host has ", n, " ",
-                                   device_type, " devices; start as many ranks as there are devices"));
+      base::raise(ErrorKind::kUsage,
+                  base::cat("DeviceMesh: LOCAL_RANK is ", *local, ", this host has ", n, " ", device_type,
+                            " devices; start as many ranks as there are devices"));
     }
     return static_cast<c10::DeviceIndex>(*local);
   }
   const int size = get_world_size();
   if (size > n && size % n != 0) {
-    raise(ErrorKind::kUsage,
-          cat("DeviceMesh: ", size, " ranks do not divide by ", n, " ", device_type,
-              " devices per host, and LOCAL_RANK is not set; choose the device of each rank "
-              "before making the mesh"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("DeviceMesh: ", size, " ranks do not divide by ", n, " ", device_type,
+                          " devices per host, and LOCAL_RANK is not set; choose the device of each rank "
+                          "before making the mesh"));
   }
   const int device = get_rank() % n;
-  log(LogLevel::kWarn, cat("DeviceMesh: neither a current device nor LOCAL_RANK is set; taking ", device_type,
-                           ":", device, ", the rank modulo the number of devices"));
+  base::log(LogLevel::kWarn, base::cat("DeviceMesh: neither a current device nor LOCAL_RANK is set; taking ",
+                                       device_type, ":", device, ", the rank modulo the number of devices"));
   return static_cast<c10::DeviceIndex>(device);
 }
 
@@ -45,8 +47,9 @@ c10::DeviceIndex own_device(const std::string& device_type, int n) {
 
 void check_device_type(const std::string& device_type) {
   if (parsed(device_type).has_index()) {
-    raise(ErrorKind::kUsage, cat("DeviceMesh: \"", device_type, "\" names one device; give the type only, \"",
-                                 device_type.substr(0, device_type.find(':')), "\""));
+    base::raise(ErrorKind::kUsage,
+                base::cat("DeviceMesh: \"", device_type, "\" names one device; give the type only, \"",
+                          device_type.substr(0, device_type.find(':')), "\""));
   }
 }
 
@@ -56,7 +59,8 @@ void move_to_own_device(const std::string& device_type) {
   const auto* devices = c10::impl::hasDeviceGuardImpl(type) ? c10::impl::getDeviceGuardImpl(type) : nullptr;
   const int n = devices == nullptr ? 0 : devices->deviceCount();
   if (n == 0) {
-    raise(ErrorKind::kUnsupported, cat("DeviceMesh: this process has no ", device_type, " device"));
+    base::raise(ErrorKind::kUnsupported,
+                base::cat("DeviceMesh: this process has no ", device_type, " device"));
   }
   if (devices->getDevice().index() != 0) return;  // the user's choice
   devices->setDevice(c10::Device(type, own_device(device_type, n)));

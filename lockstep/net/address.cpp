@@ -10,9 +10,10 @@
 #include <cstring>
 #include <memory>
 
+#include "lockstep/base/detail/fd.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/fd.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::net {
 
@@ -62,10 +63,10 @@ std::vector<Address> Address::resolve(const std::string& host, std::uint16_t por
       addresses.push_back(address);
   }
   if (addresses.empty()) {
-    raise(ErrorKind::kSystem,
-          cat("host name \"", host,
-              "\" has no address: ", code == 0 ? "no IPv4 or IPv6 entry" : ::gai_strerror(code)),
-          ErrorFamily::kNetwork);
+    base::raise(ErrorKind::kSystem,
+                base::cat("host name \"", host,
+                          "\" has no address: ", code == 0 ? "no IPv4 or IPv6 entry" : ::gai_strerror(code)),
+                ErrorFamily::kNetwork);
   }
   return addresses;
 }
@@ -87,7 +88,8 @@ Address Address::local_name(std::string_view name) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
   if (name.empty() || name.size() > sizeof address.sun_path - 1) {
-    raise(ErrorKind::kUsage, cat("a local socket name of ", name.size(), " bytes"), ErrorFamily::kNetwork);
+    base::raise(ErrorKind::kUsage, base::cat("a local socket name of ", name.size(), " bytes"),
+                ErrorFamily::kNetwork);
   }
   std::copy(name.begin(), name.end(), address.sun_path + 1);
   const std::size_t length = offsetof(sockaddr_un, sun_path) + 1 + name.size();
@@ -98,7 +100,7 @@ Address Address::local_of(int fd) {
   Address result;
   result.length_ = sizeof result.storage_;
   if (::getsockname(fd, reinterpret_cast<sockaddr*>(&result.storage_), &result.length_) != 0) {
-    raise(system_failure(errno, "getsockname", ErrorFamily::kNetwork));
+    base::raise(base::system_failure(errno, "getsockname", ErrorFamily::kNetwork));
   }
   return result;
 }
@@ -107,7 +109,7 @@ Address Address::peer_of(int fd) {
   Address result;
   result.length_ = sizeof result.storage_;
   if (::getpeername(fd, reinterpret_cast<sockaddr*>(&result.storage_), &result.length_) != 0) {
-    raise(system_failure(errno, "getpeername", ErrorFamily::kNetwork));
+    base::raise(base::system_failure(errno, "getpeername", ErrorFamily::kNetwork));
   }
   return result;
 }
@@ -120,7 +122,7 @@ std::string Address::text() const {
     // Whoever connects chooses it, and it is written to logs.
     std::ranges::replace_if(
         name, [](char c) { return c < ' ' || c > '~'; }, '?');
-    return cat('@', name);
+    return base::cat('@', name);
   }
   char host[NI_MAXHOST] = "?";
   ::getnameinfo(get(), length_, host, sizeof host, nullptr, 0, NI_NUMERICHOST);
@@ -185,13 +187,14 @@ bool names_loopback(std::string_view host) {
 }
 
 std::string host_and_port(std::string_view host, std::uint16_t port) {
-  if (host.find(':') != std::string_view::npos && host.front() != '[') return cat('[', host, "]:", port);
-  return cat(host, ':', port);
+  if (host.find(':') != std::string_view::npos && host.front() != '[')
+    return base::cat('[', host, "]:", port);
+  return base::cat(host, ':', port);
 }
 
 std::string own_address_toward(const std::string& host) {
   for (const auto& target : Address::resolve(host, 9)) {
-    const Fd fd(::socket(target.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
+    const base::Fd fd(::socket(target.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
     if (!fd || ::connect(fd.get(), target.get(), target.length()) != 0) continue;
     std::string text = Address::local_of(fd.get()).text();
     text.resize(text.rfind(':'));

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::net {
 
@@ -54,10 +55,10 @@ void Channel::read_record(Deadline deadline) {
       return;
     }
     if (opener_->failed()) {
-      raise(ErrorKind::kSystem,
-            cat("connection to ", socket_.peer().text(),
-                ": bytes came that it did not send: somebody on the way changes or adds some"),
-            ErrorFamily::kNetwork);
+      base::raise(ErrorKind::kSystem,
+                  base::cat("connection to ", socket_.peer().text(),
+                            ": bytes came that it did not send: somebody on the way changes or adds some"),
+                  ErrorFamily::kNetwork);
     }
     in_begin_ = 0;
     in_end_ = 0;

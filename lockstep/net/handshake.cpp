@@ -8,8 +8,10 @@
 #include <utility>
 
 #include "lockstep/base/bytes.h"
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/net/internal/hmac.h"
 
 namespace lockstep::net {
@@ -30,7 +32,8 @@ constexpr std::size_t kAddressAt = kNonceAt + kNonceBytes;
 Nonce fresh_nonce() {
   Nonce nonce;
   if (RAND_bytes(nonce.data(), static_cast<int>(nonce.size())) != 1) {
-    raise(ErrorKind::kSystem, "the random generator gave no bytes for a handshake", ErrorFamily::kNetwork);
+    base::raise(ErrorKind::kSystem, "the random generator gave no bytes for a handshake",
+                ErrorFamily::kNetwork);
   }
   return nonce;
 }
@@ -49,7 +52,7 @@ std::span<const std::uint8_t> raw(std::string_view text) {
 // Every part has a fixed length or its length before it: two different conversations never give the same bytes.
 Proof prove(const JobSecret& secret, std::string_view label, const Binding& binding, const Hello& hello,
             const Nonce& server_nonce, std::span<const std::uint8_t> greeting) {
-  ByteWriter text;
+  base::ByteWriter text;
   text.raw(raw(label))
       .put(binding.purpose)
       .sized(binding.server)
@@ -67,14 +70,14 @@ bool same(std::span<const std::uint8_t, kProofBytes> a, const Proof& b) {
 // the context, so that two ends that do not agree on every word of it have no key in common.
 SessionKeys derive(const JobSecret& secret, const Hello& hello, const Nonce& server_nonce,
                    const Proof& proof) {
-  ByteWriter salt;
+  base::ByteWriter salt;
   salt.raw(std::span(hello).subspan<kNonceAt, kNonceBytes>()).raw(server_nonce);
   Proof prk = hmac(salt.view(), secret.bytes());
   SessionKeys keys;
   Proof block{};
   std::uint8_t counter = 0;
   const auto next = [&](std::span<std::uint8_t> into) {
-    ByteWriter info;
+    base::ByteWriter info;
     if (counter > 0) info.raw(block);
     info.raw(raw(kKeysLabel)).raw(proof).put(++counter);
     block = hmac(prk, info.view());
@@ -90,8 +93,8 @@ SessionKeys derive(const JobSecret& secret, const Hello& hello, const Nonce& ser
 }
 
 [[noreturn]] void refuse(const Socket& socket, std::string_view why) {
-  raise(ErrorKind::kUsage, cat("handshake with ", socket.peer().text(), " failed: ", why),
-        ErrorFamily::kNetwork);
+  base::raise(ErrorKind::kUsage, base::cat("handshake with ", socket.peer().text(), " failed: ", why),
+              ErrorFamily::kNetwork);
 }
 
 }  // namespace
@@ -171,8 +174,8 @@ SessionKeys handshake_as_client(Socket& socket, const JobSecret& secret, const B
   } catch (const DistNetworkError& error) {
     // Not for want of the secret.
     if (error.kind() != ErrorKind::kPeerLost) throw;
-    raise(ErrorKind::kSystem, cat(error.what(), " after it proved that it has the job secret"),
-          ErrorFamily::kNetwork);
+    base::raise(ErrorKind::kSystem, base::cat(error.what(), " after it proved that it has the job secret"),
+                ErrorFamily::kNetwork);
   }
   return client.keys();
 }

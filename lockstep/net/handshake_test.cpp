@@ -7,6 +7,7 @@
 
 #include "lockstep/base/bytes.h"
 #include "lockstep/base/call_testing.h"
+#include "lockstep/base/detail/byte_io.h"
 #include "lockstep/base/error.h"
 #include "lockstep/net/internal/hmac.h"
 
@@ -47,7 +48,7 @@ TEST(Handshake, ItsBytesStayAsTheyAre) {
   EXPECT_EQ(to_text(std::span(hello).last(8)), std::string("\xFF\xFF\x0A\0\0\x01\x12\x34", 8));
 
   const auto transcript = [&](std::string_view label) {
-    ByteWriter text;
+    base::ByteWriter text;
     text.raw(to_bytes(label)).raw(Bytes{3, 3, 0, 0, 0, 0, 0, 0, 0, 'y', 'o', 'u'}).raw(hello);
     return text.raw(std::span(challenge).first(32)).take();
   };

@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/text.h"
 
 namespace lockstep::net {
 namespace {
@@ -15,7 +16,7 @@ constexpr std::size_t kMaxText = 256;
 constexpr const char* kUnknownAnswer = "it answered with something unknown";
 
 template <class Array>
-std::optional<Array> get_array(ByteReader& in) {
+std::optional<Array> get_array(base::ByteReader& in) {
   const auto raw = in.raw(Array{}.size());
   if (!raw) return std::nullopt;
   Array array;
@@ -30,20 +31,20 @@ std::string printable(std::string text) {
   return text;
 }
 
-Bytes rest_of(std::span<const std::uint8_t> message, const ByteReader& in) {
+Bytes rest_of(std::span<const std::uint8_t> message, const base::ByteReader& in) {
   const auto rest = message.subspan(in.position());
   return Bytes(rest.begin(), rest.end());
 }
 
 }  // namespace
 
-void put_short_text(ByteWriter& out, std::string_view text) {
+void put_short_text(base::ByteWriter& out, std::string_view text) {
   text = text.substr(0, kMaxText);
   out.put(static_cast<std::uint16_t>(text.size()));
   out.raw({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});
 }
 
-std::optional<std::string> get_short_text(ByteReader& in) {
+std::optional<std::string> get_short_text(base::ByteReader& in) {
   const auto n = in.get<std::uint16_t>();
   if (!n || *n > kMaxText) return std::nullopt;
   const auto text = in.raw(*n);
@@ -52,11 +53,11 @@ std::optional<std::string> get_short_text(ByteReader& in) {
 }
 
 Bytes encode_welcome(std::span<const std::uint8_t> welcome) {
-  return ByteWriter().put(kWelcome).put(kPeerHandshakeVersion).raw(welcome).take();
+  return base::ByteWriter().put(kWelcome).put(kPeerHandshakeVersion).raw(welcome).take();
 }
 
 Bytes encode_refusal(std::string_view why) {
-  ByteWriter out;
+  base::ByteWriter out;
   out.put(kRefused);
   put_short_text(out, why);
   return out.take();
@@ -74,17 +75,17 @@ std::optional<SessionKeys> HandshakeInitiator::keys() const {
 }
 
 Bytes HandshakeInitiator::first() const {
-  ByteWriter out;
+  base::ByteWriter out;
   if (!proof_) return out.put(kNoKey).put(kPeerHandshakeVersion).take();
   return out.put(kHello).put(kPeerHandshakeVersion).raw(proof_->hello()).take();
 }
 
 HandshakeInitiator::Step HandshakeInitiator::next(std::span<const std::uint8_t> message) {
-  ByteReader in(message);
+  base::ByteReader in(message);
   const auto what = in.get<std::uint8_t>();
   if (what == kRefused) {
-    return {.refusal = cat("it refused the connection: ",
-                           printable(get_short_text(in).value_or("no reason given")))};
+    return {.refusal = base::cat("it refused the connection: ",
+                                 printable(get_short_text(in).value_or("no reason given")))};
   }
   if (introduced_) {
     const auto version = in.get<std::uint8_t>();
@@ -107,9 +108,12 @@ HandshakeInitiator::Step HandshakeInitiator::next(std::span<const std::uint8_t> 
     return {.refusal = kUnknownAnswer};
   }
   introduced_ = true;
-  return {
-      .send =
-          ByteWriter().put(kIntroduction).put(kPeerHandshakeVersion).raw(proof).raw(introduction_).take()};
+  return {.send = base::ByteWriter()
+                      .put(kIntroduction)
+                      .put(kPeerHandshakeVersion)
+                      .raw(proof)
+                      .raw(introduction_)
+                      .take()};
 }
 
 HandshakeResponder::HandshakeResponder(const std::optional<JobSecret>& key, const Binding& binding) {
@@ -127,7 +131,7 @@ HandshakeResponder::Step HandshakeResponder::refuse(std::string why) {
 }
 
 HandshakeResponder::Step HandshakeResponder::next(std::span<const std::uint8_t> message) {
-  ByteReader in(message);
+  base::ByteReader in(message);
   const auto what = in.get<std::uint8_t>();
   const auto version = in.get<std::uint8_t>();
   if (version != kPeerHandshakeVersion) return refuse("another version, or no lockstep");
@@ -136,11 +140,11 @@ HandshakeResponder::Step HandshakeResponder::next(std::span<const std::uint8_t> 
     if (what == kHello && !proof_) return refuse("the caller has a job secret, and this worker has none");
     if (what != kNoKey && what != kHello) return refuse("no greeting");
     greeted_ = true;
-    if (!proof_) return {.send = ByteWriter().put(kGoOn).take()};
+    if (!proof_) return {.send = base::ByteWriter().put(kGoOn).take()};
     const auto hello = get_array<Hello>(in);
     const auto challenge = hello ? proof_->challenge(*hello) : std::nullopt;
     if (!challenge) return refuse(hello ? proof_->why() : "no greeting");
-    return {.send = ByteWriter().put(kChallenge).raw(*challenge).take()};
+    return {.send = base::ByteWriter().put(kChallenge).raw(*challenge).take()};
   }
   const auto proof = get_array<Proof>(in);
   if (what != kIntroduction || !proof) return refuse("no introduction");

@@ -25,6 +25,7 @@
 #include <string_view>
 
 #include "lockstep/base/bytes.h"
+#include "lockstep/base/detail/byte_io.h"
 #include "lockstep/net/handshake.h"
 #include "lockstep/net/secret.h"
 
@@ -40,8 +41,8 @@ Bytes encode_welcome(std::span<const std::uint8_t> welcome);
 Bytes encode_refusal(std::string_view why);
 
 // u16 length and bytes, 256 at most: how text lies in introductions and refusals. put_ cuts what is longer.
-void put_short_text(ByteWriter& out, std::string_view text);
-std::optional<std::string> get_short_text(ByteReader& in);
+void put_short_text(base::ByteWriter& out, std::string_view text);
+std::optional<std::string> get_short_text(base::ByteReader& in);
 
 class HandshakeInitiator {
  public:

@@ -8,6 +8,7 @@
 #include <cstring>
 #include <string_view>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 #include "lockstep/net/internal/hmac.h"
 
@@ -18,7 +19,7 @@ namespace {
 constexpr std::string_view kNextLabel = "lockstep 2 next";
 
 [[noreturn]] void fail(const char* what) {
-  raise(ErrorKind::kInternal, what, ErrorFamily::kNetwork);
+  base::raise(ErrorKind::kInternal, what, ErrorFamily::kNetwork);
 }
 
 std::array<std::uint8_t, kRecordHead> head_of(std::size_t n_bytes) {
@@ -57,8 +58,9 @@ void RecordCipher::next_key() {
 bool RecordCipher::run(std::span<const std::uint8_t, kRecordHead> head, std::span<const std::uint8_t> in,
                        std::uint8_t* out, std::uint8_t* tag) {
   if (!made_here_) {
-    raise(ErrorKind::kUsage, "this connection was made by the parent of this process, and is the parent's",
-          ErrorFamily::kNetwork);
+    base::raise(ErrorKind::kUsage,
+                "this connection was made by the parent of this process, and is the parent's",
+                ErrorFamily::kNetwork);
   }
   if (number_ == records_per_key_) next_key();
   auto nonce = key_.iv;

@@ -22,7 +22,7 @@
 #include <span>
 
 #include "lockstep/base/bytes.h"
-#include "lockstep/base/forks.h"
+#include "lockstep/base/detail/forks.h"
 #include "lockstep/net/handshake.h"
 
 struct evp_cipher_ctx_st;
@@ -56,7 +56,7 @@ class RecordCipher {
   Direction direction_;
   std::uint64_t records_per_key_;
   std::uint64_t number_ = 0;  // of the next record under this key
-  MadeHere made_here_;
+  base::MadeHere made_here_;
   std::unique_ptr<evp_cipher_ctx_st, Free> context_;
 };
 

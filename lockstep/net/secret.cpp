@@ -9,9 +9,10 @@
 #include <cerrno>
 #include <string_view>
 
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep {
 
@@ -42,7 +43,7 @@ void write_digits(int fd, std::span<const std::uint8_t> bytes, const std::string
   out.text[kDigits] = '\n';
   const ssize_t n = ::write(fd, out.text.data(), kDigits + 1);
   if (n != static_cast<ssize_t>(kDigits + 1))
-    raise(system_failure(n < 0 ? errno : ENOSPC, cat("write ", what)));
+    base::raise(base::system_failure(n < 0 ? errno : ENOSPC, base::cat("write ", what)));
 }
 
 }  // namespace
@@ -58,7 +59,7 @@ bool operator==(const JobSecret& a, const JobSecret& b) noexcept {
 JobSecret JobSecret::mint() {
   JobSecret secret;
   if (RAND_priv_bytes(secret.bytes_.data(), static_cast<int>(kBytes)) != 1) {
-    raise(ErrorKind::kSystem, "the random generator gave no bytes for a job secret");
+    base::raise(ErrorKind::kSystem, "the random generator gave no bytes for a job secret");
   }
   return secret;
 }
@@ -73,30 +74,33 @@ JobSecret JobSecret::from_digits(std::string_view text, const std::string& sourc
     good = high >= 0 && low >= 0;
     secret.bytes_[i] = static_cast<std::uint8_t>(high << 4 | low);
   }
-  if (!good) raise(ErrorKind::kUsage, cat(source, " does not hold a job secret (64 hexadecimal digits)"));
+  if (!good)
+    base::raise(ErrorKind::kUsage, base::cat(source, " does not hold a job secret (64 hexadecimal digits)"));
   return secret;
 }
 
 std::string JobSecret::make_file_hint(const std::string& path) {
-  return cat("make one with:  (umask 077; od -An -vN32 -tx1 /dev/urandom | tr -d ' \\n' > '", path, "')");
+  return base::cat("make one with:  (umask 077; od -An -vN32 -tx1 /dev/urandom | tr -d ' \\n' > '", path,
+                   "')");
 }
 
 JobSecret JobSecret::from_file(const std::string& path) {
   const auto refuse = [&](std::string_view why) {
-    raise(ErrorKind::kUsage, cat("secret file ", path, ": ", why, "; ", make_file_hint(path)));
+    base::raise(ErrorKind::kUsage, base::cat("secret file ", path, ": ", why, "; ", make_file_hint(path)));
   };
   // Not blocking: the path may name a pipe.
-  const Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
-  if (!file) refuse(system_failure(errno, "open").message);
+  const base::Fd file(::open(path.c_str(), O_RDONLY | O_CLOEXEC | O_NONBLOCK | O_NOCTTY));
+  if (!file) refuse(base::system_failure(errno, "open").message);
   struct stat info {};
-  if (::fstat(file.get(), &info) != 0) refuse(system_failure(errno, "stat").message);
+  if (::fstat(file.get(), &info) != 0) refuse(base::system_failure(errno, "stat").message);
   if (!S_ISREG(info.st_mode)) refuse("not a plain file");
-  if (info.st_uid != ::geteuid()) refuse(cat("belongs to user ", info.st_uid, ", not to user ", ::geteuid()));
+  if (info.st_uid != ::geteuid())
+    refuse(base::cat("belongs to user ", info.st_uid, ", not to user ", ::geteuid()));
   const mode_t mode = info.st_mode & 07777;
   if (mode != 0600 && mode != 0400) {
     char octal[8];
     std::snprintf(octal, sizeof octal, "%04o", static_cast<unsigned>(mode));
-    refuse(cat("mode ", octal, " lets others read it; chmod 600 it, or"));
+    refuse(base::cat("mode ", octal, " lets others read it; chmod 600 it, or"));
   }
   try {
     return from_fd(file.get());
@@ -113,34 +117,35 @@ JobSecret JobSecret::from_fd(int fd) {
     const ssize_t n = ::pread(fd, in.text.data() + have, in.text.size() - have, static_cast<off_t>(have));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) {
-      raise(ErrorKind::kUsage,
-            system_failure(errno, cat("read the job secret from descriptor ", fd)).message);
+      base::raise(ErrorKind::kUsage,
+                  base::system_failure(errno, base::cat("read the job secret from descriptor ", fd)).message);
     }
     if (n == 0) break;
     have += static_cast<std::size_t>(n);
   }
-  return from_digits({in.text.data(), have}, cat("descriptor ", fd));
+  return from_digits({in.text.data(), have}, base::cat("descriptor ", fd));
 }
 
 std::optional<JobSecret> JobSecret::from_environment() {
-  if (const auto fd = environment_int(Var::kLockstepSecretFd)) return from_fd(static_cast<int>(*fd));
-  if (const auto path = environment(Var::kLockstepSecretFile)) return from_file(*path);
+  if (const auto fd = base::environment_int(base::EnvVar::kLockstepSecretFd))
+    return from_fd(static_cast<int>(*fd));
+  if (const auto path = base::environment(base::EnvVar::kLockstepSecretFile)) return from_file(*path);
   return std::nullopt;
 }
 
-Fd JobSecret::to_memfd() const {
-  Fd fd(::memfd_create("lockstep-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd) raise(system_failure(errno, "memfd_create for the job secret"));
+base::Fd JobSecret::to_memfd() const {
+  base::Fd fd(::memfd_create("lockstep-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  if (!fd) base::raise(base::system_failure(errno, "memfd_create for the job secret"));
   write_digits(fd.get(), bytes_, "the job secret");
   if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
-    raise(system_failure(errno, "seal the job secret"));
+    base::raise(base::system_failure(errno, "seal the job secret"));
   }
   return fd;
 }
 
 void JobSecret::write_file(const std::string& path) const {
-  const Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
-  if (!file) raise(system_failure(errno, cat("create secret file ", path)));
+  const base::Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
+  if (!file) base::raise(base::system_failure(errno, base::cat("create secret file ", path)));
   write_digits(file.get(), bytes_, path);
 }
 

@@ -13,7 +13,7 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/base/fd.h"
+#include "lockstep/base/detail/fd.h"
 
 namespace lockstep {
 
@@ -38,7 +38,7 @@ class JobSecret {
 
   // A sealed memfd with the secret, for from_fd in a child. Close-on-exec: whoever starts the child clears
   // that.
-  Fd to_memfd() const;
+  base::Fd to_memfd() const;
   // Creates `path` with mode 0600; raises kSystem when it exists.
   void write_file(const std::string& path) const;
 

@@ -9,9 +9,9 @@
 #include <filesystem>
 #include <fstream>
 
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep {
 namespace {
@@ -21,10 +21,11 @@ class SecretFile : public testing::Test {
   SecretFile() {
     char name[] = "/tmp/lockstep-secret-XXXXXX";
     folder_ = ::mkdtemp(name);
-    path_ = cat(folder_, "/secret");
+    path_ = base::cat(folder_, "/secret");
   }
   ~SecretFile() override {
-    for (const Var var : {Var::kLockstepSecretFd, Var::kLockstepSecretFile}) ::unsetenv(name_of(var));
+    for (const base::EnvVar var : {base::EnvVar::kLockstepSecretFd, base::EnvVar::kLockstepSecretFile})
+      ::unsetenv(name_of(var));
     std::filesystem::remove_all(folder_);
   }
 
@@ -52,7 +53,7 @@ TEST(JobSecret, EveryMintedOneIsDifferent) {
 
 TEST(JobSecret, AMemfdCanBeReadAgainAndAgain) {
   const JobSecret secret = JobSecret::mint();
-  const Fd fd = secret.to_memfd();
+  const base::Fd fd = secret.to_memfd();
   for (int i = 0; i < 3; ++i) EXPECT_EQ(JobSecret::from_fd(fd.get()), secret);
   const char byte = '0';
   EXPECT_EQ(::pwrite(fd.get(), &byte, 1, 0), -1) << "nobody can change it under the others";
@@ -61,7 +62,7 @@ TEST(JobSecret, AMemfdCanBeReadAgainAndAgain) {
 TEST(JobSecret, APipeIsRefusedSinceOnlyOneRankCouldReadIt) {
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
-  const Fd in(ends[0]), out(ends[1]);
+  const base::Fd in(ends[0]), out(ends[1]);
   EXPECT_THROW(JobSecret::from_fd(in.get()), Error);
   EXPECT_THROW(JobSecret::from_fd(-1), Error);
 }
@@ -104,7 +105,7 @@ TEST_F(SecretFile, WrongContentsAreRefusedAndNotShown) {
   for (const std::string& text :
        {std::string(), good.substr(1), good + "a", std::string(63, 'a') + "g", good + "\nx"}) {
     std::filesystem::remove(path_);
-    const Fd file(::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    const base::Fd file(::open(path_.c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
     ASSERT_EQ(::write(file.get(), text.data(), text.size()), static_cast<ssize_t>(text.size()));
     const std::string said = refusal();
     if (!text.empty()) {
@@ -123,10 +124,10 @@ TEST_F(SecretFile, TheEnvironmentPrefersTheDescriptor) {
   const JobSecret in_file = JobSecret::mint();
   const JobSecret in_fd = JobSecret::mint();
   in_file.write_file(path_);
-  ::setenv(name_of(Var::kLockstepSecretFile), path_.c_str(), 1);
+  ::setenv(name_of(base::EnvVar::kLockstepSecretFile), path_.c_str(), 1);
   EXPECT_EQ(*JobSecret::from_environment(), in_file);
-  const Fd fd = in_fd.to_memfd();
-  ::setenv(name_of(Var::kLockstepSecretFd), cat(fd.get()).c_str(), 1);
+  const base::Fd fd = in_fd.to_memfd();
+  ::setenv(name_of(base::EnvVar::kLockstepSecretFd), base::cat(fd.get()).c_str(), 1);
   EXPECT_EQ(*JobSecret::from_environment(), in_fd);
 }
 

@@ -13,8 +13,9 @@
 #include <optional>
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::net {
 
@@ -36,11 +37,11 @@ std::size_t round_up(std::size_t n_bytes) {
   return (n_bytes + mask) & ~mask;
 }
 
-Fd make_memfd(const std::string& name) {
+base::Fd make_memfd(const std::string& name) {
   // Newer kernels want to know that nothing here is a program; older ones do not know the flag.
-  Fd fd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL));
+  base::Fd fd(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING | MFD_NOEXEC_SEAL));
   if (!fd && errno == EINVAL) fd.reset(::memfd_create(name.c_str(), MFD_CLOEXEC | MFD_ALLOW_SEALING));
-  if (!fd) raise(system_failure(errno, cat("memfd_create ", name)));
+  if (!fd) base::raise(base::system_failure(errno, base::cat("memfd_create ", name)));
   return fd;
 }
 
@@ -119,7 +120,7 @@ std::uint64_t available_memory() {
   return std::min(bytes, control_group_room());
 }
 
-Segment::Segment(Fd fd, std::uint8_t* data, std::size_t n_bytes)
+Segment::Segment(base::Fd fd, std::uint8_t* data, std::size_t n_bytes)
     : fd_(std::move(fd)), data_(data), n_bytes_(n_bytes) {}
 
 Segment::Segment(Segment&& other) noexcept
@@ -138,48 +139,50 @@ Segment::~Segment() {
   if (data_ != nullptr) ::munmap(data_, n_bytes_);
 }
 
-Segment Segment::map(Fd fd, std::size_t n_bytes, const char* what) {
+Segment Segment::map(base::Fd fd, std::size_t n_bytes, const char* what) {
   void* at = ::mmap(nullptr, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
-  if (at == MAP_FAILED) raise(system_failure(errno, cat(what, ": mapping ", n_bytes, " bytes")));
+  if (at == MAP_FAILED)
+    base::raise(base::system_failure(errno, base::cat(what, ": mapping ", n_bytes, " bytes")));
   return Segment(std::move(fd), static_cast<std::uint8_t*>(at), n_bytes);
 }
 
 Segment Segment::create(const std::string& name, std::size_t n_bytes) {
   const std::size_t rounded = round_up(n_bytes);
   if (rounded == 0 || rounded > static_cast<std::size_t>(std::numeric_limits<off_t>::max())) {
-    raise(ErrorKind::kUsage, cat("a shared segment cannot have ", n_bytes, " bytes"));
+    base::raise(ErrorKind::kUsage, base::cat("a shared segment cannot have ", n_bytes, " bytes"));
   }
-  Fd fd = make_memfd(name);
+  base::Fd fd = make_memfd(name);
   if (::ftruncate(fd.get(), static_cast<off_t>(rounded)) != 0) {
-    raise(system_failure(errno, cat("sizing a shared segment of ", rounded, " bytes")));
+    base::raise(base::system_failure(errno, base::cat("sizing a shared segment of ", rounded, " bytes")));
   }
-  if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0) raise(system_failure(errno, "sealing a shared segment"));
+  if (::fcntl(fd.get(), F_ADD_SEALS, kSeals) != 0)
+    base::raise(base::system_failure(errno, "sealing a shared segment"));
   return map(std::move(fd), rounded, "shared segment");
 }
 
-Segment Segment::from_fd(Fd fd, std::size_t n_bytes) {
+Segment Segment::from_fd(base::Fd fd, std::size_t n_bytes) {
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
-  if (seals < 0) raise(ErrorKind::kUsage, "the descriptor of a shared segment is not a memfd");
+  if (seals < 0) base::raise(ErrorKind::kUsage, "the descriptor of a shared segment is not a memfd");
   constexpr int kNeeded = F_SEAL_SHRINK | F_SEAL_GROW;
   if ((seals & kNeeded) != kNeeded)
-    raise(ErrorKind::kUsage, "a shared segment is not sealed against resizing");
+    base::raise(ErrorKind::kUsage, "a shared segment is not sealed against resizing");
   if ((seals & (F_SEAL_WRITE | F_SEAL_FUTURE_WRITE)) != 0) {
-    raise(ErrorKind::kUsage, "a shared segment is sealed against writing");
+    base::raise(ErrorKind::kUsage, "a shared segment is sealed against writing");
   }
   struct stat info {};
-  if (::fstat(fd.get(), &info) != 0) raise(system_failure(errno, "stat of a shared segment"));
+  if (::fstat(fd.get(), &info) != 0) base::raise(base::system_failure(errno, "stat of a shared segment"));
   const std::size_t rounded = round_up(n_bytes);
   if (rounded == 0 || static_cast<std::uint64_t>(info.st_size) != rounded) {
-    raise(ErrorKind::kUsage,
-          cat("a shared segment has ", info.st_size, " bytes where ", rounded, " were announced"));
+    base::raise(ErrorKind::kUsage, base::cat("a shared segment has ", info.st_size, " bytes where ", rounded,
+                                             " were announced"));
   }
   return map(std::move(fd), rounded, "shared segment of a peer");
 }
 
 void Segment::check_range(std::size_t offset, std::size_t n_bytes, const char* what) const {
   if (offset <= n_bytes_ && n_bytes <= n_bytes_ - offset) return;
-  raise(ErrorKind::kUsage,
-        cat(what, " of ", n_bytes, " bytes at ", offset, " of a shared segment of ", n_bytes_));
+  base::raise(ErrorKind::kUsage,
+              base::cat(what, " of ", n_bytes, " bytes at ", offset, " of a shared segment of ", n_bytes_));
 }
 
 void Segment::commit(std::size_t offset, std::size_t n_bytes) {
@@ -189,14 +192,16 @@ void Segment::commit(std::size_t offset, std::size_t n_bytes) {
   // when a limit is hit half-way: look at the limits first.
   const std::uint64_t room = available_memory();
   if (n_bytes > room && n_bytes - committed(fd_.get(), offset, n_bytes) > room) {
-    raise(ErrorKind::kResource, cat("shared memory: ", n_bytes >> 20, " MiB wanted, ", room >> 20,
-                                    " MiB available; give the job more memory or use smaller buffers"));
+    base::raise(ErrorKind::kResource,
+                base::cat("shared memory: ", n_bytes >> 20, " MiB wanted, ", room >> 20,
+                          " MiB available; give the job more memory or use smaller buffers"));
   }
   int result = 0;
   do {
     result = ::fallocate(fd_.get(), 0, static_cast<off_t>(offset), static_cast<off_t>(n_bytes));
   } while (result != 0 && errno == EINTR);
-  if (result != 0) raise(system_failure(errno, cat("shared memory: committing ", n_bytes, " bytes")));
+  if (result != 0)
+    base::raise(base::system_failure(errno, base::cat("shared memory: committing ", n_bytes, " bytes")));
 }
 
 void Segment::discard(std::size_t offset, std::size_t n_bytes) {
@@ -206,7 +211,7 @@ void Segment::discard(std::size_t offset, std::size_t n_bytes) {
   if (first >= last) return;
   if (::fallocate(fd_.get(), FALLOC_FL_PUNCH_HOLE | FALLOC_FL_KEEP_SIZE, static_cast<off_t>(first),
                   static_cast<off_t>(last - first)) != 0) {
-    raise(system_failure(errno, cat("shared memory: discarding ", n_bytes, " bytes")));
+    base::raise(base::system_failure(errno, base::cat("shared memory: discarding ", n_bytes, " bytes")));
   }
 }
 
@@ -219,7 +224,8 @@ void Segment::make_private(std::size_t offset, std::size_t n_bytes) {
   if (n_bytes == 0) return;
   void* at = ::mmap(data_ + first, length, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED, fd_.get(),
                     static_cast<off_t>(first));
-  if (at == MAP_FAILED) raise(system_failure(errno, cat("shared memory: making ", length, " bytes private")));
+  if (at == MAP_FAILED)
+    base::raise(base::system_failure(errno, base::cat("shared memory: making ", length, " bytes private")));
   for (std::size_t page = 0; page < length; page += page_size()) {
     std::atomic_ref<std::uint8_t>(data_[first + page]).fetch_or(0, std::memory_order_relaxed);
   }

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <string>
 
-#include "lockstep/base/fd.h"
+#include "lockstep/base/detail/fd.h"
 
 namespace lockstep::net {
 
@@ -23,7 +23,7 @@ class Segment {
   static Segment create(const std::string& name, std::size_t n_bytes);
   // Maps a segment another process made. Raises kUsage when `fd` is not a memfd sealed against shrinking and
   // growing, or its size is not `n_bytes` rounded up to pages: a peer's word about the size is never trusted.
-  static Segment from_fd(Fd fd, std::size_t n_bytes);
+  static Segment from_fd(base::Fd fd, std::size_t n_bytes);
 
   // Makes the pages of a range exist. Raises kResource when neither the machine nor the control group has the
   // memory, leaving the range as it was or partly committed; kUsage outside the segment.
@@ -49,11 +49,11 @@ class Segment {
   ~Segment();
 
  private:
-  Segment(Fd fd, std::uint8_t* data, std::size_t n_bytes);
-  static Segment map(Fd fd, std::size_t n_bytes, const char* what);
+  Segment(base::Fd fd, std::uint8_t* data, std::size_t n_bytes);
+  static Segment map(base::Fd fd, std::size_t n_bytes, const char* what);
   void check_range(std::size_t offset, std::size_t n_bytes, const char* what) const;
 
-  Fd fd_;
+  base::Fd fd_;
   std::uint8_t* data_ = nullptr;
   std::size_t n_bytes_ = 0;
 };

@@ -24,8 +24,8 @@ std::uint64_t bytes_in_memory(const Segment& segment) {
   return static_cast<std::uint64_t>(info.st_blocks) * 512;
 }
 
-Fd copy(const Segment& segment) {
-  return Fd(::fcntl(segment.fd(), F_DUPFD_CLOEXEC, 0));
+base::Fd copy(const Segment& segment) {
+  return base::Fd(::fcntl(segment.fd(), F_DUPFD_CLOEXEC, 0));
 }
 
 TEST(Segment, BeginsAsZeroAndIsRoundedToPages) {
@@ -99,15 +99,15 @@ TEST(Segment, APeersDescriptorIsCheckedBeforeItIsMapped) {
   const Segment segment = Segment::create("test", kPage);
   EXPECT_EQ(kind_of([&] { Segment::from_fd(copy(segment), 2 * kPage); }), ErrorKind::kUsage) << "wrong size";
   EXPECT_EQ(kind_of([&] { Segment::from_fd(copy(segment), 0); }), ErrorKind::kUsage);
-  Fd loose(::memfd_create("loose", MFD_CLOEXEC | MFD_ALLOW_SEALING));
+  base::Fd loose(::memfd_create("loose", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   ASSERT_EQ(::ftruncate(loose.get(), kPage), 0);
-  EXPECT_EQ(kind_of([&] { Segment::from_fd(Fd(::dup(loose.get())), kPage); }), ErrorKind::kUsage)
+  EXPECT_EQ(kind_of([&] { Segment::from_fd(base::Fd(::dup(loose.get())), kPage); }), ErrorKind::kUsage)
       << "may shrink";
   ASSERT_EQ(::fcntl(loose.get(), F_ADD_SEALS, F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_WRITE), 0);
   EXPECT_EQ(kind_of([&] { Segment::from_fd(std::move(loose), kPage); }), ErrorKind::kUsage) << "read only";
-  EXPECT_EQ(kind_of([] { Segment::from_fd(Fd(::open("/dev/null", O_RDWR | O_CLOEXEC)), kPage); }),
+  EXPECT_EQ(kind_of([] { Segment::from_fd(base::Fd(::open("/dev/null", O_RDWR | O_CLOEXEC)), kPage); }),
             ErrorKind::kUsage);
-  EXPECT_EQ(kind_of([] { Segment::from_fd(Fd(), kPage); }), ErrorKind::kUsage);
+  EXPECT_EQ(kind_of([] { Segment::from_fd(base::Fd(), kPage); }), ErrorKind::kUsage);
 }
 
 TEST(Segment, PrivatePagesKeepTheirContentAndPartFromTheOthers) {

@@ -9,8 +9,9 @@
 #include <cerrno>
 #include <system_error>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/net/internal/take_descriptors.h"
 #include "lockstep/net/internal/wait_fd.h"
 
@@ -35,13 +36,13 @@ void set_blocking(int fd, bool blocking) {
   const int flags = ::fcntl(fd, F_GETFL);
   const int wanted = blocking ? flags & ~O_NONBLOCK : flags | O_NONBLOCK;
   if (flags < 0 || (wanted != flags && ::fcntl(fd, F_SETFL, wanted) != 0)) {
-    raise(system_failure(errno, "fcntl", ErrorFamily::kNetwork));
+    base::raise(base::system_failure(errno, "fcntl", ErrorFamily::kNetwork));
   }
 }
 
 // 0, or the errno of the failure.
-int connect_one(const Address& address, Deadline deadline, Fd& out) {
-  Fd fd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+int connect_one(const Address& address, Deadline deadline, base::Fd& out) {
+  base::Fd fd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) return errno;
   if (address.family() == AF_UNIX) internal::take_descriptors(fd.get(), false);
   if (::connect(fd.get(), address.get(), address.length()) != 0) {
@@ -66,30 +67,30 @@ Socket Socket::connect(const std::string& host, std::uint16_t port, Deadline dea
   std::string tried;
   int code = 0;
   for (const Address& address : addresses) {
-    Fd fd;
+    base::Fd fd;
     code = connect_one(address, deadline, fd);
     if (code == 0) return Socket(std::move(fd));
-    tried += cat(tried.empty() ? "" : "; ", address.text(), ": ", words(code));
+    tried += base::cat(tried.empty() ? "" : "; ", address.text(), ": ", words(code));
     if (deadline.expired()) break;
   }
-  raise({.kind = code == ETIMEDOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
-         .message = cat("cannot connect to ", host_and_port(host, port), " (", tried, ")"),
-         .family = ErrorFamily::kNetwork});
+  base::raise({.kind = code == ETIMEDOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
+               .message = base::cat("cannot connect to ", host_and_port(host, port), " (", tried, ")"),
+               .family = ErrorFamily::kNetwork});
 }
 
 Socket Socket::connect(const Address& address, Deadline deadline) {
-  Fd fd;
+  base::Fd fd;
   const int code = connect_one(address, deadline, fd);
   if (code == 0) return Socket(std::move(fd));
-  raise(code == ETIMEDOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
-        cat("cannot connect to ", address.text(), ": ", words(code)), ErrorFamily::kNetwork);
+  base::raise(code == ETIMEDOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
+              base::cat("cannot connect to ", address.text(), ": ", words(code)), ErrorFamily::kNetwork);
 }
 
 Socket Socket::connect_local(std::string_view name, Deadline deadline) {
   return connect(Address::local_name(name), deadline);
 }
 
-Socket::Socket(Fd fd)
+Socket::Socket(base::Fd fd)
     : fd_(std::move(fd)), local_(Address::local_of(fd_.get())), peer_(Address::peer_of(fd_.get())) {
   set_blocking(fd_.get(), true);
   set_flag(fd_.get(), IPPROTO_TCP, TCP_NODELAY);
@@ -163,30 +164,32 @@ void Socket::shut_down() noexcept {
 
 void Socket::fail(int code, const char* what) const {
   if (code == ECONNRESET || code == EPIPE) fail_closed();
-  raise(system_failure(code, cat("connection to ", peer_.text(), ": ", what), ErrorFamily::kNetwork));
+  base::raise(base::system_failure(code, base::cat("connection to ", peer_.text(), ": ", what),
+                                   ErrorFamily::kNetwork));
 }
 
 void Socket::fail_timeout(const char* what) const {
-  raise(ErrorKind::kTimeout,
-        cat("connection to ", peer_.text(), ": ", what, " did not end before the deadline"),
-        ErrorFamily::kNetwork);
+  base::raise(ErrorKind::kTimeout,
+              base::cat("connection to ", peer_.text(), ": ", what, " did not end before the deadline"),
+              ErrorFamily::kNetwork);
 }
 
 void Socket::fail_closed() const {
-  raise({.kind = ErrorKind::kPeerLost,
-         .message = cat("connection to ", peer_.text(), " was closed by the other side"),
-         .family = ErrorFamily::kNetwork,
-         .peer = LostPeer{.cause = "closed the connection"}});
+  base::raise({.kind = ErrorKind::kPeerLost,
+               .message = base::cat("connection to ", peer_.text(), " was closed by the other side"),
+               .family = ErrorFamily::kNetwork,
+               .peer = LostPeer{.cause = "closed the connection"}});
 }
 
 Listener Listener::listen(const Address& address, int backlog) {
   const auto check = [&](int result, const char* what) {
     if (result == 0) return;
     const int code = errno;
-    raise(system_failure(code, cat(what, ' ', address.text(), code == EADDRINUSE ? " (EADDRINUSE)" : ""),
-                         ErrorFamily::kNetwork));
+    base::raise(base::system_failure(
+        code, base::cat(what, ' ', address.text(), code == EADDRINUSE ? " (EADDRINUSE)" : ""),
+        ErrorFamily::kNetwork));
   };
-  Fd fd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  base::Fd fd(::socket(address.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) check(-1, "make a socket for");
   set_flag(fd.get(), SOL_SOCKET, SO_REUSEADDR);  // ports of connections that ended lately
   if (address.family() == AF_UNIX) internal::take_descriptors(fd.get(), false);  // unix_socket.h says why
@@ -209,7 +212,7 @@ Listener Listener::listen_everywhere(std::uint16_t port, int backlog) {
   }
 }
 
-Listener Listener::adopt(Fd fd) {
+Listener Listener::adopt(base::Fd fd) {
   int type = 0;
   socklen_t length = sizeof type;
   sockaddr_storage address{};
@@ -222,8 +225,9 @@ Listener Listener::adopt(Fd fd) {
                     ::getpeername(fd.get(), reinterpret_cast<sockaddr*>(&address), &address_length) != 0;
   if (!good) {
     const int number = fd.release();  // the caller's still
-    raise(ErrorKind::kUsage, cat("descriptor ", number, " is not a bound or listening TCP socket"),
-          ErrorFamily::kNetwork);
+    base::raise(ErrorKind::kUsage,
+                base::cat("descriptor ", number, " is not a bound or listening TCP socket"),
+                ErrorFamily::kNetwork);
   }
   set_blocking(fd.get(), false);
   ::fcntl(fd.get(), F_SETFD, FD_CLOEXEC);
@@ -232,20 +236,22 @@ Listener Listener::adopt(Fd fd) {
 
 void Listener::start(int backlog) {
   if (::listen(fd_.get(), backlog) != 0)
-    raise(system_failure(errno, cat("cannot listen on ", local_.text()), ErrorFamily::kNetwork));
+    base::raise(
+        base::system_failure(errno, base::cat("cannot listen on ", local_.text()), ErrorFamily::kNetwork));
 }
 
 Socket Listener::accept(Deadline deadline) {
   for (;;) {
-    Fd fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
+    base::Fd fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (fd) return Socket(std::move(fd));
     if (errno == EAGAIN) {
       if (wait_fd(fd_.get(), POLLIN, deadline)) continue;
-      raise(ErrorKind::kTimeout, cat("nobody connected to ", local_.text(), " before the deadline"),
-            ErrorFamily::kNetwork);
+      base::raise(ErrorKind::kTimeout,
+                  base::cat("nobody connected to ", local_.text(), " before the deadline"),
+                  ErrorFamily::kNetwork);
     }
     if (errno != EINTR && errno != ECONNABORTED) {
-      raise(system_failure(errno, cat("accept on ", local_.text()), ErrorFamily::kNetwork));
+      base::raise(base::system_failure(errno, base::cat("accept on ", local_.text()), ErrorFamily::kNetwork));
     }
   }
 }

@@ -14,7 +14,7 @@
 #include <utility>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/fd.h"
+#include "lockstep/base/detail/fd.h"
 #include "lockstep/net/address.h"
 #include "lockstep/net/looks.h"
 
@@ -29,7 +29,7 @@ class Socket {
   // To an abstract local name; tries once.
   static Socket connect_local(std::string_view name, Deadline deadline);
   // Takes over a connected socket.
-  explicit Socket(Fd fd);
+  explicit Socket(base::Fd fd);
   Socket(Socket&&) = default;
   Socket& operator=(Socket&&) = default;
 
@@ -57,7 +57,7 @@ class Socket {
   [[noreturn]] void fail_timeout(const char* what) const;
   [[noreturn]] void fail_closed() const;
 
-  Fd fd_;
+  base::Fd fd_;
   Address local_;
   Address peer_;
   std::chrono::microseconds look_{0};
@@ -76,18 +76,18 @@ class Listener {
   // On every interface, IPv6 and IPv4 where the machine has both.
   static Listener listen_everywhere(std::uint16_t port, int backlog);
   // Takes over a stream socket that is bound; start() it when it may not listen yet. Raises kUsage for any other.
-  static Listener adopt(Fd fd);
+  static Listener adopt(base::Fd fd);
   // Listens, if it did not. Raises DistNetworkError.
   void start(int backlog);
 
   Socket accept(Deadline deadline);
   const Address& local() const { return local_; }
   int fd() const { return fd_.get(); }
-  Fd release() { return std::move(fd_); }
+  base::Fd release() { return std::move(fd_); }
 
  private:
-  explicit Listener(Fd fd) : fd_(std::move(fd)), local_(Address::local_of(fd_.get())) {}
-  Fd fd_;
+  explicit Listener(base::Fd fd) : fd_(std::move(fd)), local_(Address::local_of(fd_.get())) {}
+  base::Fd fd_;
   Address local_;
 };
 

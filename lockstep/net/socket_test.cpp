@@ -10,8 +10,8 @@
 
 #include "lockstep/base/bytes.h"
 #include "lockstep/base/call_testing.h"
+#include "lockstep/base/detail/process.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/process.h"
 
 namespace lockstep::net {
 namespace {
@@ -156,7 +156,7 @@ TEST(Listener, AcceptEndsAtItsDeadline) {
 // One that lingers would hold up whoever closes it.
 TEST(Listener, ALocalOneAndItsConnectionsTakeNoDescriptors) {
   constexpr int kPassRights = 83;
-  const std::string name = "lockstep-test-" + random_hex(8);
+  const std::string name = "lockstep-test-" + base::random_hex(8);
   const Listener listener = Listener::listen(Address::local_name(name), 1);
   int value = 0;
   socklen_t length = sizeof value;
@@ -186,7 +186,7 @@ TEST(Listener, ALocalOneAndItsConnectionsTakeNoDescriptors) {
 TEST(Listener, AdoptsOnlyListeningSockets) {
   Connected pair;
   const int number = pair.client.fd();
-  EXPECT_EQ(failure_of([&] { Listener::adopt(Fd(number)); }).kind, ErrorKind::kUsage);
+  EXPECT_EQ(failure_of([&] { Listener::adopt(base::Fd(number)); }).kind, ErrorKind::kUsage);
   pair.client.write_all(to_bytes("still the caller's"), patience());
 }
 

@@ -10,8 +10,9 @@
 #include <cstring>
 #include <thread>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/net/internal/take_descriptors.h"
 #include "lockstep/net/internal/wait_fd.h"
 
@@ -29,7 +30,7 @@ struct AbstractAddress {
   explicit AbstractAddress(const std::string& name) {
     address.sun_family = AF_UNIX;
     if (name.size() > sizeof address.sun_path - 1) {
-      raise(ErrorKind::kUsage, cat("local socket name of ", name.size(), " bytes is too long"));
+      base::raise(ErrorKind::kUsage, base::cat("local socket name of ", name.size(), " bytes is too long"));
     }
     std::memcpy(address.sun_path + 1, name.data(), name.size());
     // The family alone makes bind(2) choose a free name.
@@ -39,34 +40,34 @@ struct AbstractAddress {
 };
 
 // What is accepted from a listening socket has its setting.
-Fd new_socket() {
-  Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
-  if (!fd) raise(system_failure(errno, "local socket", ErrorFamily::kNetwork));
+base::Fd new_socket() {
+  base::Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  if (!fd) base::raise(base::system_failure(errno, "local socket", ErrorFamily::kNetwork));
   take_descriptors(fd.get(), false);
   return fd;
 }
 
 [[noreturn]] void raise_timeout(const char* what) {
-  raise(ErrorKind::kTimeout, cat("local socket: ", what, " did not end before the deadline"),
-        ErrorFamily::kNetwork);
+  base::raise(ErrorKind::kTimeout, base::cat("local socket: ", what, " did not end before the deadline"),
+              ErrorFamily::kNetwork);
 }
 
 [[noreturn]] void raise_gone(const char* what) {
-  raise({.kind = ErrorKind::kPeerLost,
-         .message = cat("local socket: the peer closed the connection (", what, ")"),
-         .family = ErrorFamily::kNetwork,
-         .peer = LostPeer{.cause = "closed the connection"}});
+  base::raise({.kind = ErrorKind::kPeerLost,
+               .message = base::cat("local socket: the peer closed the connection (", what, ")"),
+               .family = ErrorFamily::kNetwork,
+               .peer = LostPeer{.cause = "closed the connection"}});
 }
 
 [[noreturn]] void raise_errno(int code, const char* what) {
   if (code == ECONNRESET || code == EPIPE || code == ENOTCONN) raise_gone(what);
-  raise(system_failure(code, cat("local socket: ", what), ErrorFamily::kNetwork));
+  base::raise(base::system_failure(code, base::cat("local socket: ", what), ErrorFamily::kNetwork));
 }
 
 using ControlBuffer = std::array<std::uint8_t, CMSG_SPACE(kMaxUnixFds * sizeof(int))>;
 
-std::vector<Fd> take_fds(msghdr& header) {
-  std::vector<Fd> fds;
+std::vector<base::Fd> take_fds(msghdr& header) {
+  std::vector<base::Fd> fds;
   for (cmsghdr* part = CMSG_FIRSTHDR(&header); part != nullptr; part = CMSG_NXTHDR(&header, part)) {
     if (part->cmsg_level != SOL_SOCKET || part->cmsg_type != SCM_RIGHTS) continue;
     const std::size_t count = (part->cmsg_len - CMSG_LEN(0)) / sizeof(int);
@@ -89,7 +90,8 @@ UnixSocket UnixSocket::connect(const std::string& name, Deadline deadline) {
     // Nobody there yet, or the listener's queue is full.
     if (code != ECONNREFUSED && code != EAGAIN && code != EINTR) raise_errno(code, "connect");
     if (deadline.expired()) {
-      raise(ErrorKind::kTimeout, cat("local socket: nobody listens at @", name), ErrorFamily::kNetwork);
+      base::raise(ErrorKind::kTimeout, base::cat("local socket: nobody listens at @", name),
+                  ErrorFamily::kNetwork);
     }
     std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(pause, deadline.remaining()));
     pause = std::min(pause * 2, std::chrono::milliseconds(20));
@@ -98,7 +100,7 @@ UnixSocket UnixSocket::connect(const std::string& name, Deadline deadline) {
 
 std::optional<UnixSocket> UnixSocket::try_connect(const std::string& name, int& code) {
   const AbstractAddress address(name);
-  Fd fd = new_socket();
+  base::Fd fd = new_socket();
   if (::connect(fd.get(), address.get(), address.length) == 0) return UnixSocket(std::move(fd));
   code = errno;
   return std::nullopt;
@@ -107,9 +109,9 @@ std::optional<UnixSocket> UnixSocket::try_connect(const std::string& name, int& 
 std::pair<UnixSocket, UnixSocket> UnixSocket::pair() {
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0, ends) != 0) {
-    raise(system_failure(errno, "socketpair", ErrorFamily::kNetwork));
+    base::raise(base::system_failure(errno, "socketpair", ErrorFamily::kNetwork));
   }
-  return {UnixSocket(Fd(ends[0])), UnixSocket(Fd(ends[1]))};
+  return {UnixSocket(base::Fd(ends[0])), UnixSocket(base::Fd(ends[1]))};
 }
 
 PeerCredentials UnixSocket::peer() const {
@@ -130,8 +132,8 @@ bool UnixSocket::trust_own_user() {
 void UnixSocket::send(std::span<const std::uint8_t> message, Deadline deadline, std::span<const int> fds) {
   // An empty message would read as the end of the connection.
   if (message.empty() || message.size() > kMaxUnixMessage || fds.size() > kMaxUnixFds) {
-    raise(ErrorKind::kUsage,
-          cat("a local message of ", message.size(), " bytes and ", fds.size(), " descriptors"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("a local message of ", message.size(), " bytes and ", fds.size(), " descriptors"));
   }
   iovec body{.iov_base = const_cast<std::uint8_t*>(message.data()), .iov_len = message.size()};
   msghdr header{};
@@ -161,7 +163,8 @@ void UnixSocket::send(std::span<const std::uint8_t> message, Deadline deadline, 
   }
 }
 
-std::size_t UnixSocket::receive(std::span<std::uint8_t> buffer, Deadline deadline, std::vector<Fd>* fds) {
+std::size_t UnixSocket::receive(std::span<std::uint8_t> buffer, Deadline deadline,
+                                std::vector<base::Fd>* fds) {
   iovec body{.iov_base = buffer.data(), .iov_len = buffer.size()};
   alignas(cmsghdr) ControlBuffer control;
   msghdr header{};
@@ -178,13 +181,13 @@ std::size_t UnixSocket::receive(std::span<std::uint8_t> buffer, Deadline deadlin
     if (!wait_fd(fd_.get(), POLLIN, deadline)) raise_timeout("receive");
   }
   // Taken before anything is refused, so that they are closed then.
-  std::vector<Fd> taken = take_fds(header);
+  std::vector<base::Fd> taken = take_fds(header);
   if (n == 0) raise_gone("receive");
   if ((header.msg_flags & (MSG_TRUNC | MSG_CTRUNC)) != 0) {
-    raise(ErrorKind::kSystem,
-          cat("local socket: a message is longer than the ", buffer.size(),
-              " bytes expected, or carries too many descriptors"),
-          ErrorFamily::kNetwork);
+    base::raise(ErrorKind::kSystem,
+                base::cat("local socket: a message is longer than the ", buffer.size(),
+                          " bytes expected, or carries too many descriptors"),
+                ErrorFamily::kNetwork);
   }
   if (fds != nullptr) *fds = std::move(taken);
   return static_cast<std::size_t>(n);
@@ -198,10 +201,11 @@ bool UnixSocket::peer_closed() const {
 
 UnixListener UnixListener::listen(const std::string& name) {
   const AbstractAddress wanted(name);
-  Fd fd = new_socket();
+  base::Fd fd = new_socket();
   if (::bind(fd.get(), wanted.get(), wanted.length) != 0) {
     if (errno == EADDRINUSE) {
-      raise(ErrorKind::kUsage, cat("local socket name @", name, " is taken"), ErrorFamily::kNetwork);
+      base::raise(ErrorKind::kUsage, base::cat("local socket name @", name, " is taken"),
+                  ErrorFamily::kNetwork);
     }
     raise_errno(errno, "bind");
   }
@@ -216,7 +220,7 @@ UnixListener UnixListener::listen(const std::string& name) {
 
 std::optional<UnixSocket> UnixListener::try_accept() {
   for (;;) {
-    Fd fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    base::Fd fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (fd) return UnixSocket(std::move(fd));
     if (errno == EAGAIN) return std::nullopt;
     if (errno != EINTR && errno != ECONNABORTED) raise_errno(errno, "accept");

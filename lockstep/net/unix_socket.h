@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/fd.h"
+#include "lockstep/base/detail/fd.h"
 
 namespace lockstep::net {
 
@@ -53,7 +53,8 @@ class UnixSocket {
   void send(std::span<const std::uint8_t> message, Deadline deadline, std::span<const int> fds = {});
   // One message into `buffer`; returns its length. Descriptors go to `fds`, close-on-exec, or are closed when
   // it is null. A message longer than the buffer raises kSystem.
-  std::size_t receive(std::span<std::uint8_t> buffer, Deadline deadline, std::vector<Fd>* fds = nullptr);
+  std::size_t receive(std::span<std::uint8_t> buffer, Deadline deadline,
+                      std::vector<base::Fd>* fds = nullptr);
   // True when the peer has closed its end; never blocks and takes nothing.
   bool peer_closed() const;
 
@@ -62,10 +63,10 @@ class UnixSocket {
   explicit operator bool() const { return static_cast<bool>(fd_); }
 
   UnixSocket() = default;
-  explicit UnixSocket(Fd fd) : fd_(std::move(fd)) {}
+  explicit UnixSocket(base::Fd fd) : fd_(std::move(fd)) {}
 
  private:
-  Fd fd_;
+  base::Fd fd_;
 };
 
 class UnixListener {
@@ -80,8 +81,8 @@ class UnixListener {
   int fd() const { return fd_.get(); }
 
  private:
-  UnixListener(Fd fd, std::string name) : fd_(std::move(fd)), name_(std::move(name)) {}
-  Fd fd_;
+  UnixListener(base::Fd fd, std::string name) : fd_(std::move(fd)), name_(std::move(name)) {}
+  base::Fd fd_;
   std::string name_;
 };
 

@@ -10,8 +10,8 @@
 
 #include "lockstep/base/bytes.h"
 #include "lockstep/base/call_testing.h"
+#include "lockstep/base/detail/process.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/process.h"
 
 namespace lockstep::net {
 namespace {
@@ -49,13 +49,13 @@ TEST(UnixSocket, CarriesDescriptorsThatCloseOnExec) {
   auto [a, b] = UnixSocket::pair();
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
-  const Fd in(ends[0]), out(ends[1]);
+  const base::Fd in(ends[0]), out(ends[1]);
   a.send(to_bytes("two"), patience(), std::array{in.get(), out.get()});
   Bytes buffer(16);
-  std::vector<Fd> fds;
+  std::vector<base::Fd> fds;
   b.receive(buffer, patience(), &fds);
   ASSERT_EQ(fds.size(), 2u);
-  for (const Fd& fd : fds) EXPECT_NE(::fcntl(fd.get(), F_GETFD) & FD_CLOEXEC, 0);
+  for (const base::Fd& fd : fds) EXPECT_NE(::fcntl(fd.get(), F_GETFD) & FD_CLOEXEC, 0);
   ASSERT_EQ(::write(fds[1].get(), "x", 1), 1);
   char byte = 0;
   ASSERT_EQ(::read(in.get(), &byte, 1), 1);
@@ -84,7 +84,7 @@ TEST(UnixSocket, NeitherEndOfAConnectionByNameTakesDescriptorsBeforeItTrustsTheO
   EXPECT_EQ(kind_of([&] { server.receive(buffer, soon()); }), ErrorKind::kTimeout) << "half a message came";
   EXPECT_TRUE(server.trust_own_user());
   client.send(to_bytes("x"), patience(), descriptor);
-  std::vector<Fd> fds;
+  std::vector<base::Fd> fds;
   server.receive(buffer, patience(), &fds);
   EXPECT_EQ(fds.size(), 1u);
   EXPECT_EQ(kind_of([&] { server.send(to_bytes("x"), soon(), descriptor); }), ErrorKind::kTimeout)
@@ -114,12 +114,12 @@ TEST(UnixSocket, EveryCallEndsAtItsDeadline) {
               for (int i = 0; i < 100'000; ++i) a.send(message, soon());
             }),
             ErrorKind::kTimeout);
-  EXPECT_EQ(kind_of([&] { UnixSocket::connect("lockstep-nobody-" + random_hex(8), soon()); }),
+  EXPECT_EQ(kind_of([&] { UnixSocket::connect("lockstep-nobody-" + base::random_hex(8), soon()); }),
             ErrorKind::kTimeout);
 }
 
 TEST(UnixSocket, AConnectorMayComeBeforeTheListener) {
-  const std::string name = "lockstep-test-" + random_hex(8);
+  const std::string name = "lockstep-test-" + base::random_hex(8);
   auto client = std::async(std::launch::async, [&] { return UnixSocket::connect(name, patience()); });
   std::this_thread::sleep_for(Milliseconds(5));
   UnixListener listener = UnixListener::listen(name);

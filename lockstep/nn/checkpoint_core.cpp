@@ -9,8 +9,9 @@
 #include <string>
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/nn/internal/forward_state.h"
 #include "lockstep/nn/internal/saved_tensor_scope.h"
 
@@ -53,7 +54,7 @@ class CheckpointRecording::Frame final : public std::enable_shared_from_this<Fra
       return {tensor.sizes().vec(), tensor.scalar_type(), tensor.device()};
     }
     bool operator==(const Shape&) const = default;
-    std::string text() const { return cat(dtype, at::IntArrayRef(sizes), " on ", device); }
+    std::string text() const { return base::cat(dtype, at::IntArrayRef(sizes), " on ", device); }
   };
   struct Slot {
     Shape shape;
@@ -130,13 +131,13 @@ class CheckpointRecording::Frame final : public std::enable_shared_from_this<Fra
       }
     }
     if (n_offered_ != slots_.size() && (forward_is_over_ || n_offered_ < slots_.size())) {
-      raise(ErrorKind::kUsage,
-            cat("checkpoint: the second run of the function saved ", n_offered_,
-                " tensors for backward, the first ", slots_.size(), "; it must do the same each time"));
+      base::raise(ErrorKind::kUsage, base::cat("checkpoint: the second run of the function saved ",
+                                               n_offered_, " tensors for backward, the first ", slots_.size(),
+                                               "; it must do the same each time"));
     }
     if (!difference_.empty()) {
-      raise(ErrorKind::kUsage,
-            cat("checkpoint: ", difference_, "; the function must compute the same each time"));
+      base::raise(ErrorKind::kUsage,
+                  base::cat("checkpoint: ", difference_, "; the function must compute the same each time"));
     }
   }
 
@@ -146,8 +147,8 @@ class CheckpointRecording::Frame final : public std::enable_shared_from_this<Fra
     Slot& slot = slots_[place];
     const Shape shape = Shape::of(tensor);
     if (options_.determinism_check && slot.wanted && difference_.empty() && shape != slot.shape) {
-      difference_ = cat("tensor ", place, " that the function saves for backward was ", slot.shape.text(),
-                        " in the first run and is ", shape.text(), " in the second");
+      difference_ = base::cat("tensor ", place, " that the function saves for backward was ",
+                              slot.shape.text(), " in the first run and is ", shape.text(), " in the second");
     }
     if (slot.wanted) slot.value = tensor;
     if (options_.early_stop && n_offered_ == slots_.size()) throw EnoughRecomputed{this};

@@ -12,6 +12,7 @@
 #include <tuple>
 #include <vector>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 #include "lockstep/tensor/gradient_access.h"
 #include "lockstep/tensor/tensor_testing.h"
@@ -334,7 +335,7 @@ TEST(CheckpointNonReentrant, AnInputChangedInPlaceIsNoticed) {
 
 TEST(CheckpointNonReentrant, AnErrorOfTheFunctionComesThroughAndLeavesNothingBehind) {
   at::Tensor x = drawn(2, {5}).requires_grad_();
-  const auto bad = [](const at::Tensor&) -> at::Tensor { raise(ErrorKind::kUsage, "told so"); };
+  const auto bad = [](const at::Tensor&) -> at::Tensor { base::raise(ErrorKind::kUsage, "told so"); };
   EXPECT_EQ(refusal([&] { checkpoint(bad, x); }), "told so");
   c10::weak_intrusive_ptr<c10::StorageImpl> kept{c10::intrusive_ptr<c10::StorageImpl>()};
   const at::Tensor y = [&] {

@@ -8,8 +8,9 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/nn/sync_batch_norm.h"
 
 namespace lockstep::internal {
@@ -94,11 +95,12 @@ void convert_sync_batchnorm(Module& module, const Group& process_group) {
   if (is_batch_norm(module)) fixed = "the module itself";
   collect_fixed(module, "", fixed);
   if (!fixed.empty()) {
-    raise(ErrorKind::kUsage,
-          cat("convert_sync_batchnorm: these BatchNorm layers are not in a Sequential, ModuleList or "
-              "ModuleDict, so the "
-              "variable that holds each of them cannot be made to point to another layer: ",
-              fixed, ". Declare them as lockstep::SyncBatchNorm instead. Nothing was changed."));
+    base::raise(
+        ErrorKind::kUsage,
+        base::cat("convert_sync_batchnorm: these BatchNorm layers are not in a Sequential, ModuleList or "
+                  "ModuleDict, so the "
+                  "variable that holds each of them cannot be made to point to another layer: ",
+                  fixed, ". Declare them as lockstep::SyncBatchNorm instead. Nothing was changed."));
   }
   Converter(process_group).convert(module);
 }

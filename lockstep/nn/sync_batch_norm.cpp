@@ -9,8 +9,9 @@
 
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/collective/collectives.h"
 #include "lockstep/group/world.h"
 #include "lockstep/nn/internal/batch_statistics.h"
@@ -21,8 +22,8 @@ namespace lockstep {
 SyncBatchNormImpl::SyncBatchNormImpl(torch::nn::BatchNormOptions layer_options, Group process_group)
     : options(std::move(layer_options)), group_(std::move(process_group)) {
   if (options.num_features() <= 0) {
-    raise(ErrorKind::kUsage,
-          cat("SyncBatchNorm: the number of features is ", options.num_features(), "; it must be positive"));
+    base::raise(ErrorKind::kUsage, base::cat("SyncBatchNorm: the number of features is ",
+                                             options.num_features(), "; it must be positive"));
   }
   SyncBatchNormImpl::reset();
 }
@@ -61,7 +62,7 @@ void SyncBatchNormImpl::take(const Tensors& tensors) {
 void SyncBatchNormImpl::pretty_print(std::ostream& stream) const {
   stream << std::boolalpha << "lockstep::SyncBatchNorm(" << options.num_features()
          << ", eps=" << options.eps()
-         << ", momentum=" << (options.momentum() ? cat(*options.momentum()) : "None")
+         << ", momentum=" << (options.momentum() ? base::cat(*options.momentum()) : "None")
          << ", affine=" << options.affine() << ", track_running_stats=" << options.track_running_stats()
          << ')';
 }
@@ -76,8 +77,9 @@ internal::NormRoute SyncBatchNormImpl::route() const {
 
 void SyncBatchNormImpl::check_input(const at::Tensor& input) const {
   if (input.dim() < 2 || input.size(1) != options.num_features()) {
-    raise(ErrorKind::kUsage, cat("SyncBatchNorm(", options.num_features(), "): the input is ", input.sizes(),
-                                 "; it must have two dimensions or more, the second of that size"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("SyncBatchNorm(", options.num_features(), "): the input is ", input.sizes(),
+                          "; it must have two dimensions or more, the second of that size"));
   }
 }
 
@@ -102,8 +104,9 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
   if (!way.group) {
     const bool own_statistics = is_training() || !options.track_running_stats();
     if (own_statistics && input.numel() == input.size(1)) {
-      raise(ErrorKind::kUsage,
-            cat("SyncBatchNorm: one value per channel has no variance; the input is ", input.sizes()));
+      base::raise(
+          ErrorKind::kUsage,
+          base::cat("SyncBatchNorm: one value per channel has no variance; the input is ", input.sizes()));
     }
     return at::batch_norm(input, weight, bias, running_mean, running_var, own_statistics, count_batch(),
                           options.eps(), at::globalContext().userEnabledCuDNN());
@@ -114,9 +117,10 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
   all_gather_into_tensor(parts, part, {.group = way.group});
   const internal::BatchStatistics all = internal::combine_parts(parts);
   if (all.count == 1) {
-    raise(ErrorKind::kUsage, cat("SyncBatchNorm: all ranks together have one value per channel, which has no "
-                                 "variance; here the input is ",
-                                 input.sizes()));
+    base::raise(ErrorKind::kUsage,
+                base::cat("SyncBatchNorm: all ranks together have one value per channel, which has no "
+                          "variance; here the input is ",
+                          input.sizes()));
   }
   if (all.count != 0) update_running(all.mean, all.variance, all.count);
   return internal::normalise(input, {weight, bias}, all, options.eps(), way);
@@ -137,9 +141,10 @@ std::unique_ptr<Companion> SyncBatchNormImpl::make_companion(const std::vector<L
     auto* const norm = dynamic_cast<SyncBatchNormImpl*>(layer);
     if (norm == nullptr) continue;
     if ((norm->group_ ? norm->group_ : default_group())->ranks() != group->ranks()) {
-      raise(ErrorKind::kUsage,
-            "join: a SyncBatchNorm layer has another group than the model; under join both must have the "
-            "same ranks");
+      base::raise(
+          ErrorKind::kUsage,
+          "join: a SyncBatchNorm layer has another group than the model; under join both must have the "
+          "same ranks");
     }
     norms.push_back(norm);
   }

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/collective/collective.h"
 #include "lockstep/nn/checkpoint.h"
 #include "lockstep/tensor/tensor_testing.h"

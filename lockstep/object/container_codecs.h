@@ -110,7 +110,7 @@ struct Codec<std::list<T, A>> : SequenceCodec<std::list<T, A>> {};
 
 template <class T, std::size_t N>
 struct Codec<std::array<T, N>> {
-  static std::string name() { return cat(list_name<T>(), " of length ", N); }
+  static std::string name() { return base::cat(list_name<T>(), " of length ", N); }
   static void write(Encoder& encoder, const std::array<T, N>& value) { write_row<T>(encoder, value); }
   static void read(Decoder& decoder, std::array<T, N>& out) {
     std::size_t next = 0;
@@ -145,7 +145,7 @@ template <class Map>
 struct MapCodec {
   using K = typename Map::key_type;
   using V = typename Map::mapped_type;
-  static std::string name() { return cat("map of ", Codec<K>::name(), " to ", Codec<V>::name()); }
+  static std::string name() { return base::cat("map of ", Codec<K>::name(), " to ", Codec<V>::name()); }
   static void write(Encoder& encoder, const Map& value) {
     encoder.code(Code::kMap).put(static_cast<std::uint64_t>(value.size()));
     const Encoder::Deeper deeper(encoder);

@@ -2,6 +2,8 @@
 
 #include <algorithm>
 
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/object/tensor_code.h"
 
 namespace lockstep::object {
@@ -9,17 +11,19 @@ Decoder::Decoder(std::span<const std::uint8_t> bytes, std::span<const Blob> blob
     : bytes_(bytes), blobs_(blobs), reader_(bytes) {
   const auto magic = reader_.raw(sizeof(kMagic));
   if (!magic || !std::ranges::equal(*magic, kMagic)) {
-    raise(ErrorKind::kUsage,
-          cat("these ", bytes.size(), " bytes are not an encoded object (they do not begin with LSO)"));
+    base::raise(
+        ErrorKind::kUsage,
+        base::cat("these ", bytes.size(), " bytes are not an encoded object (they do not begin with LSO)"));
   }
   const auto version = reader_.get<std::uint8_t>();
   if (version != kVersion) {
-    raise(ErrorKind::kUsage,
-          cat("this object is of format version ", version ? int{*version} : -1,
-              ", this program reads version ", int{kVersion}, "; run the same lockstep on every rank"));
+    base::raise(ErrorKind::kUsage, base::cat("this object is of format version ",
+                                             version ? int{*version} : -1, ", this program reads version ",
+                                             int{kVersion}, "; run the same lockstep on every rank"));
   }
   if (const auto n = take<std::uint32_t>(); n != blobs.size()) {
-    raise(ErrorKind::kUsage, cat("this object has ", n, " blobs beside it, ", blobs.size(), " came"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("this object has ", n, " blobs beside it, ", blobs.size(), " came"));
   }
 }
 
@@ -63,7 +67,7 @@ std::span<const std::uint8_t> Decoder::take_any() {
 
 void Decoder::finish() const {
   if (reader_.left() != 0) {
-    raise(ErrorKind::kUsage, cat(reader_.left(), " bytes follow the object; it is damaged"));
+    base::raise(ErrorKind::kUsage, base::cat(reader_.left(), " bytes follow the object; it is damaged"));
   }
 }
 
@@ -76,25 +80,25 @@ void Decoder::refuse_short(std::uint64_t n_bytes) const {
 }
 
 std::string Decoder::describe_next() const {
-  ByteReader ahead(bytes_.subspan(reader_.position()));
+  base::ByteReader ahead(bytes_.subspan(reader_.position()));
   const auto code = static_cast<Code>(ahead.get<std::uint8_t>().value_or(0xFF));
   if (code == Code::kPacked) {
     const auto element = static_cast<Code>(ahead.get<std::uint8_t>().value_or(0xFF));
-    return element == Code::kU8 ? "bytes" : cat("list of ", name_of(element));
+    return element == Code::kU8 ? "bytes" : base::cat("list of ", name_of(element));
   }
   if (code == Code::kStruct) {
     const auto name = ahead.sized();
     const auto version = ahead.get<std::uint32_t>();
     const auto n = ahead.get<std::uint32_t>();
     if (name && !name->empty()) {
-      return cat("struct ", as_text(name->first(std::min<std::size_t>(name->size(), 100))), " version ",
-                 version.value_or(0), " of ", n.value_or(0), " fields");
+      return base::cat("struct ", as_text(name->first(std::min<std::size_t>(name->size(), 100))), " version ",
+                       version.value_or(0), " of ", n.value_or(0), " fields");
     }
-    return cat("struct of ", n.value_or(0), " fields");
+    return base::cat("struct of ", n.value_or(0), " fields");
   }
-  if (code == Code::kTuple) return cat("tuple of ", ahead.get<std::uint32_t>().value_or(0));
+  if (code == Code::kTuple) return base::cat("tuple of ", ahead.get<std::uint32_t>().value_or(0));
   if (name_of(code) == name_of(static_cast<Code>(0xFF)))
-    return cat("unknown type code ", static_cast<int>(code));
+    return base::cat("unknown type code ", static_cast<int>(code));
   return std::string(name_of(code));
 }
 
@@ -190,17 +194,17 @@ Decoder::Step::~Step() {
 void Decoder::Step::print(std::string& path) const {
   if (outer_ != nullptr) outer_->print(path);
   if (!field_.empty()) {
-    path += cat(".", field_);
+    path += base::cat(".", field_);
   } else if (in_ == In::kList) {
-    path += cat("[", index_, "]");
+    path += base::cat("[", index_, "]");
   } else if (in_ == In::kTuple) {
-    path += cat("<", index_, ">");
+    path += base::cat("<", index_, ">");
   } else if (in_ == In::kHeld) {
     return;
   } else if (in_ == In::kKey) {
-    path += cat("[key ", index_, "]");
+    path += base::cat("[key ", index_, "]");
   } else {
-    path += cat(".#", index_);
+    path += base::cat(".#", index_);
   }
 }
 

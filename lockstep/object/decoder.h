@@ -13,8 +13,10 @@
 #include <string_view>
 
 #include "lockstep/base/bytes.h"
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/object/code.h"
 #include "lockstep/object/encoder.h"
 
@@ -77,7 +79,7 @@ class Decoder {
 
   template <class... Parts>
   [[noreturn]] void refuse(const Parts&... parts) const {
-    raise(ErrorKind::kUsage, cat("at ", path(), ": ", parts...));
+    base::raise(ErrorKind::kUsage, base::cat("at ", path(), ": ", parts...));
   }
   [[noreturn]] void refuse_type(const std::string& wanted) const;
   // ".layers[3].name"; "the top" for the value itself.
@@ -90,7 +92,7 @@ class Decoder {
 
   const std::span<const std::uint8_t> bytes_;
   const std::span<const Blob> blobs_;
-  ByteReader reader_;
+  base::ByteReader reader_;
   const Step* step_ = nullptr;
   int depth_ = 0;
 };

@@ -2,8 +2,9 @@
 
 #include <cstring>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::object {
 namespace {
@@ -84,8 +85,8 @@ Encoder& Encoder::blob(Blob blob) {
 
 Encoder::Deeper::Deeper(Encoder& encoder) : encoder_(encoder) {
   if (encoder.depth_ >= kMaxDepth) {
-    raise(ErrorKind::kUsage, cat("this object is nested more than ", kMaxDepth,
-                                 " levels deep; send a long chain as a list of its links"));
+    base::raise(ErrorKind::kUsage, base::cat("this object is nested more than ", kMaxDepth,
+                                             " levels deep; send a long chain as a list of its links"));
   }
   ++encoder.depth_;
 }

@@ -12,6 +12,7 @@
 #include <vector>
 
 #include "lockstep/base/bytes.h"
+#include "lockstep/base/detail/byte_io.h"
 #include "lockstep/object/code.h"
 
 namespace lockstep::object {
@@ -67,7 +68,7 @@ class Encoder {
   Bytes take();
 
  private:
-  ByteWriter out_;
+  base::ByteWriter out_;
   Blobs* const blobs_;
   int depth_ = 0;
 };

@@ -36,8 +36,8 @@ std::string_view member_name(std::string_view members, std::size_t index) noexce
 }
 
 std::string struct_name(const StructInfo& info, std::size_t n) {
-  if (info.name.empty()) return cat("struct of ", n, " fields");
-  return cat("struct ", info.name, " version ", info.version, " of ", n, " fields");
+  if (info.name.empty()) return base::cat("struct of ", n, " fields");
+  return base::cat("struct ", info.name, " version ", info.version, " of ", n, " fields");
 }
 
 void expect_struct(Decoder& decoder, const StructInfo& info, std::size_t n) {

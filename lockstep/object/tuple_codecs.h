@@ -8,6 +8,7 @@
 #include <utility>
 #include <variant>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/object/codec.h"
 
 namespace lockstep::object {
@@ -17,7 +18,7 @@ struct TupleCodec {
   static std::string name() {
     std::string names;
     ((names += names.empty() ? Codec<Ts>::name() : ", " + Codec<Ts>::name()), ...);
-    return cat("tuple of ", sizeof...(Ts), " (", names, ")");
+    return base::cat("tuple of ", sizeof...(Ts), " (", names, ")");
   }
   static void write(Encoder& encoder, const Tuple& value) {
     encoder.code(Code::kTuple).put(static_cast<std::uint32_t>(sizeof...(Ts)));
@@ -88,11 +89,11 @@ struct Codec<std::variant<Ts...>> {
   static std::string name() {
     std::string names;
     ((names += names.empty() ? Codec<Ts>::name() : " | " + Codec<Ts>::name()), ...);
-    return cat("variant (", names, ")");
+    return base::cat("variant (", names, ")");
   }
   static void write(Encoder& encoder, const Variant& value) {
     if (value.valueless_by_exception())
-      raise(ErrorKind::kUsage, "a variant that holds no value cannot be sent");
+      base::raise(ErrorKind::kUsage, "a variant that holds no value cannot be sent");
     encoder.code(Code::kVariant).put(static_cast<std::uint32_t>(value.index()));
     const Encoder::Deeper deeper(encoder);
     std::visit([&](const auto& held) { object::write(encoder, held); }, value);

@@ -7,8 +7,9 @@
 #include <cstdint>
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/collective/collectives.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/world.h"
@@ -22,7 +23,7 @@ void check(const std::vector<at::Tensor>& parameters) {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& parameter = parameters[i];
     const auto refuse = [i](ErrorKind kind, const auto&... words) {
-      raise(kind, cat("average_parameters: parameter ", i, " ", words...));
+      base::raise(kind, base::cat("average_parameters: parameter ", i, " ", words...));
     };
     if (!parameter.defined()) refuse(ErrorKind::kUsage, "is an undefined tensor");
     if (parameter.layout() != at::kStrided || !parameter.device().is_cpu()) {
@@ -121,7 +122,7 @@ void average(const std::vector<at::Tensor>& parameters, const Group& group, std:
 void keep_trained(const std::vector<at::Tensor>& parameters, std::vector<at::Tensor>& kept) {
   for (const at::Tensor& parameter : parameters) {
     if (!parameter.defined()) {
-      raise(ErrorKind::kUsage, "get_params_to_average: a parameter is an undefined tensor");
+      base::raise(ErrorKind::kUsage, "get_params_to_average: a parameter is an undefined tensor");
     }
     if (parameter.grad().defined()) kept.push_back(parameter);
   }

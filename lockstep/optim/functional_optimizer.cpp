@@ -5,8 +5,9 @@
 #include <map>
 #include <mutex>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep {
 namespace {
@@ -14,12 +15,13 @@ namespace {
 void check_gradient(const at::Tensor& parameter, const at::Tensor& gradient, const std::string& which) {
   if (!gradient.defined()) return;
   if (gradient.layout() != at::kStrided) {
-    raise(ErrorKind::kUnsupported, cat("FunctionalOptimizer: ", which, " is a ", gradient.layout(),
-                                       " tensor; only dense ones can be used"));
+    base::raise(ErrorKind::kUnsupported,
+                base::cat("FunctionalOptimizer: ", which, " is a ", gradient.layout(),
+                          " tensor; only dense ones can be used"));
   }
   if (gradient.sizes() != parameter.sizes()) {
-    raise(ErrorKind::kUsage, cat("FunctionalOptimizer: ", which, " has sizes ", gradient.sizes(),
-                                 ", its parameter ", parameter.sizes()));
+    base::raise(ErrorKind::kUsage, base::cat("FunctionalOptimizer: ", which, " has sizes ", gradient.sizes(),
+                                             ", its parameter ", parameter.sizes()));
   }
 }
 
@@ -54,28 +56,29 @@ Registry& registry() {
 FunctionalOptimizer::FunctionalOptimizer(std::vector<at::Tensor> parameters, FunctionalOptions options)
     : parameters_(std::move(parameters)), options_(options) {
   if (parameters_.empty() && !options_.allow_empty_param_list) {
-    raise(ErrorKind::kUsage, "FunctionalOptimizer: there are no parameters");
+    base::raise(ErrorKind::kUsage, "FunctionalOptimizer: there are no parameters");
   }
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     if (!parameters_[i].defined())
-      raise(ErrorKind::kUsage, cat("FunctionalOptimizer: parameter ", i, " is an undefined tensor"));
+      base::raise(ErrorKind::kUsage,
+                  base::cat("FunctionalOptimizer: parameter ", i, " is an undefined tensor"));
   }
 }
 
 void FunctionalOptimizer::step(const std::vector<at::Tensor>& gradients) {
   if (gradients.size() != parameters_.size()) {
-    raise(ErrorKind::kUsage,
-          cat("FunctionalOptimizer: ", gradients.size(), " gradients for ", parameters_.size(),
-              " parameters; give an undefined tensor for those to skip"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("FunctionalOptimizer: ", gradients.size(), " gradients for ", parameters_.size(),
+                          " parameters; give an undefined tensor for those to skip"));
   }
   for (std::size_t i = 0; i < gradients.size(); ++i)
-    check_gradient(parameters_[i], gradients[i], cat("gradient ", i));
+    check_gradient(parameters_[i], gradients[i], base::cat("gradient ", i));
   for (std::size_t i = 0; i < gradients.size(); ++i) step_param(parameters_[i], gradients[i]);
 }
 
 void FunctionalOptimizer::step_param(const at::Tensor& parameter, const at::Tensor& gradient) {
   if (!parameter.defined())
-    raise(ErrorKind::kUsage, "FunctionalOptimizer: the parameter is an undefined tensor");
+    base::raise(ErrorKind::kUsage, "FunctionalOptimizer: the parameter is an undefined tensor");
   check_gradient(parameter, gradient, "the gradient");
   if (!gradient.defined()) return;
   const at::NoGradGuard no_grad;
@@ -100,9 +103,9 @@ std::unique_ptr<FunctionalOptimizer> as_functional_optim(std::vector<at::Tensor>
     if (entry != registry().table.end()) found = entry->second;
   }
   if (!found) {
-    raise(ErrorKind::kUsage,
-          cat("as_functional_optim: there is no functional optimizer for ",
-              c10::demangle(typeid(options).name()), "; add one by register_functional_optim"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("as_functional_optim: there is no functional optimizer for ",
+                          c10::demangle(typeid(options).name()), "; add one by register_functional_optim"));
   }
   return found(std::move(parameters), options, functional);
 }
@@ -110,8 +113,8 @@ std::unique_ptr<FunctionalOptimizer> as_functional_optim(std::vector<at::Tensor>
 void register_functional_optim(std::type_index options_class, MakeFunctional make_functional) {
   const std::lock_guard lock(registry().mutex);
   if (!registry().table.emplace(options_class, std::move(make_functional)).second) {
-    raise(ErrorKind::kUsage, cat("register_functional_optim: there is one for ",
-                                 c10::demangle(options_class.name()), " already"));
+    base::raise(ErrorKind::kUsage, base::cat("register_functional_optim: there is one for ",
+                                             c10::demangle(options_class.name()), " already"));
   }
 }
 

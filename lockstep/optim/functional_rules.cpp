@@ -7,8 +7,9 @@
 
 #include <cmath>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/optim/functional_optimizer.h"
 
 namespace lockstep {
@@ -39,7 +40,8 @@ void blend_square(at::Tensor& mean, const at::Tensor& value, double weight) {
 }
 
 void check_range(bool good, const char* optimizer, const char* option, double value) {
-  if (!good) raise(ErrorKind::kUsage, cat(optimizer, ": ", option, " is out of its range: ", value));
+  if (!good)
+    base::raise(ErrorKind::kUsage, base::cat(optimizer, ": ", option, " is out of its range: ", value));
 }
 void check_not_negative(const char* optimizer, const char* option, double value) {
   check_range(value >= 0, optimizer, option, value);
@@ -89,7 +91,7 @@ void FunctionalSGD::check() const {
   check_not_negative("FunctionalSGD", "momentum", options_.momentum());
   check_not_negative("FunctionalSGD", "weight_decay", options_.weight_decay());
   if (options_.nesterov() && (options_.momentum() <= 0 || options_.dampening() != 0))
-    raise(ErrorKind::kUsage, "FunctionalSGD: nesterov needs a momentum and no dampening");
+    base::raise(ErrorKind::kUsage, "FunctionalSGD: nesterov needs a momentum and no dampening");
 }
 
 template <>

@@ -3,8 +3,9 @@
 #include <torch/csrc/autograd/function_hook.h>
 #include <torch/csrc/autograd/variable.h>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep {
 namespace {
@@ -63,8 +64,8 @@ OptimizersInBackward::OptimizersInBackward(const std::vector<at::Tensor>& parame
                                            InBackwardOptions options) {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (!parameters[i].defined() || !parameters[i].is_leaf() || !parameters[i].requires_grad()) {
-      raise(ErrorKind::kUsage, cat("apply_optimizer_in_backward: parameter ", i,
-                                   " gets no gradient: it must be a leaf that requires one"));
+      base::raise(ErrorKind::kUsage, base::cat("apply_optimizer_in_backward: parameter ", i,
+                                               " gets no gradient: it must be a leaf that requires one"));
     }
   }
   for (const auto& parameter : parameters) optimizers_.push_back(make({parameter}));

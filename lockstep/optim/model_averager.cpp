@@ -2,9 +2,10 @@
 
 #include <ranges>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/world.h"
 #include "lockstep/optim/average_parameters.h"
@@ -14,34 +15,38 @@ namespace {
 
 void check_warmup(const char* who, std::int64_t warmup_steps) {
   if (warmup_steps < 0) {
-    raise(ErrorKind::kUsage, cat(who, ": warmup_steps must not be negative, and is ", warmup_steps));
+    base::raise(ErrorKind::kUsage,
+                base::cat(who, ": warmup_steps must not be negative, and is ", warmup_steps));
   }
 }
 
 void warn_of_every_step(const char* who) {
-  log(LogLevel::kWarn, cat(who,
-                           ": averaging the parameters in every step costs as much as averaging the "
-                           "gradients; DistributedDataParallel alone does that, and overlaps it with "
-                           "backward"));
+  base::log(LogLevel::kWarn,
+            base::cat(who,
+                      ": averaging the parameters in every step costs as much as averaging the "
+                      "gradients; DistributedDataParallel alone does that, and overlaps it with "
+                      "backward"));
 }
 
 void check_levels(const std::vector<std::pair<std::int64_t, int>>& levels, const Group& group) {
   constexpr const char* kWho = "HierarchicalModelAverager: ";
   if (levels.empty()) {
-    raise(ErrorKind::kUsage,
-          cat(kWho, "period_group_size_dict is empty; give at least {period, group size}"));
+    base::raise(ErrorKind::kUsage,
+                base::cat(kWho, "period_group_size_dict is empty; give at least {period, group size}"));
   }
   std::int64_t before = 0;
   for (const auto& [period, size] : levels) {
-    if (period <= 0) raise(ErrorKind::kUsage, cat(kWho, "a period must be positive, and one is ", period));
+    if (period <= 0)
+      base::raise(ErrorKind::kUsage, base::cat(kWho, "a period must be positive, and one is ", period));
     if (period <= before) {
-      raise(ErrorKind::kUsage, cat(kWho, "periods must ascend, and ", period, " follows ", before));
+      base::raise(ErrorKind::kUsage,
+                  base::cat(kWho, "periods must ascend, and ", period, " follows ", before));
     }
     before = period;
   }
   if (levels.back().second != get_world_size(group)) {
-    raise(ErrorKind::kUsage, cat(kWho, "the last group size must be the whole process_group's, ",
-                                 get_world_size(group), ", and is ", levels.back().second));
+    base::raise(ErrorKind::kUsage, base::cat(kWho, "the last group size must be the whole process_group's, ",
+                                             get_world_size(group), ", and is ", levels.back().second));
   }
 }
 
@@ -65,7 +70,8 @@ void ModelAverager::average_parameters(const std::vector<torch::optim::Optimizer
 }
 
 void ModelAverager::set_step(std::int64_t step) {
-  if (step < 0) raise(ErrorKind::kUsage, cat("ModelAverager: a step must not be negative, and is ", step));
+  if (step < 0)
+    base::raise(ErrorKind::kUsage, base::cat("ModelAverager: a step must not be negative, and is ", step));
   step_ = step;
 }
 
@@ -75,7 +81,8 @@ PeriodicModelAverager::PeriodicModelAverager(PeriodicModelAveragerOptions option
       warmup_steps_(options.warmup_steps) {
   check_warmup("PeriodicModelAverager", warmup_steps_);
   if (period_ < 1) {
-    raise(ErrorKind::kUsage, cat("PeriodicModelAverager: period must be at least 1, and is ", period_));
+    base::raise(ErrorKind::kUsage,
+                base::cat("PeriodicModelAverager: period must be at least 1, and is ", period_));
   }
   if (period_ == 1) warn_of_every_step("PeriodicModelAverager");
 }

@@ -2,8 +2,9 @@
 
 #include <algorithm>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep {
 namespace {
@@ -20,8 +21,8 @@ const NamedParamGroupState& group_with(const NamedStateDict& dict, const std::ve
   }
   std::string list;
   for (const auto& name : names) list += (list.empty() ? "" : ", ") + name;
-  raise(ErrorKind::kUsage,
-        cat("NamedOptimizer: no group of the state dict has all of these parameters: ", list));
+  base::raise(ErrorKind::kUsage,
+              base::cat("NamedOptimizer: no group of the state dict has all of these parameters: ", list));
 }
 
 }  // namespace
@@ -39,7 +40,8 @@ NamedOptimizer::NamedOptimizer(const torch::OrderedDict<std::string, at::Tensor>
 std::string NamedOptimizer::name_of(const at::Tensor& parameter) const {
   const auto found = names_.find(parameter.unsafeGetTensorImpl());
   if (found == names_.end()) {
-    raise(ErrorKind::kUsage, cat("NamedOptimizer: a parameter of sizes ", parameter.sizes(), " has no name"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("NamedOptimizer: a parameter of sizes ", parameter.sizes(), " has no name"));
   }
   return found->second;
 }

@@ -17,7 +17,8 @@ using Names = torch::OrderedDict<std::string, at::Tensor>;
 
 Names named(const std::vector<at::Tensor>& parameters) {
   Names names;
-  for (std::size_t i = 0; i < parameters.size(); ++i) names.insert(cat("layer", i, ".weight"), parameters[i]);
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    names.insert(base::cat("layer", i, ".weight"), parameters[i]);
   return names;
 }
 
@@ -52,7 +53,8 @@ TEST(NamedOptimizer, KeysItsStateByNameAndFindsItAgainInAnotherOrder) {
   other.load_state_dict(dict);
   EXPECT_EQ(other.param_groups()[1].options().get_lr(), 0.05);
   train(other, copies, 3, 6);
-  for (const std::size_t i : {0, 1, 2, 4}) expect_close({copies[i]}, {expected[i]}, cat("parameter ", i));
+  for (const std::size_t i : {0, 1, 2, 4})
+    expect_close({copies[i]}, {expected[i]}, base::cat("parameter ", i));
 }
 
 TEST(NamedOptimizer, SavesItselfLikeTheOptimizerItWraps) {

@@ -9,8 +9,9 @@
 #include <sstream>
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep {
 namespace {
@@ -47,8 +48,8 @@ StateValue from_ivalue(const c10::IValue& value, const std::string& key) {
     }
     if (tuple.values.size() == value.toTupleRef().elements().size()) return tuple;
   }
-  raise(ErrorKind::kUnsupported,
-        cat("the optimizer keeps ", key, " as ", value.tagKind(), ", which a state dict cannot hold"));
+  base::raise(ErrorKind::kUnsupported, base::cat("the optimizer keeps ", key, " as ", value.tagKind(),
+                                                 ", which a state dict cannot hold"));
 }
 
 // ---- archives ----
@@ -90,7 +91,7 @@ ParamGroupState read_group(InputArchive& archive, Numbers& numbers) {
   const auto size = read_size(archive, "params/size");
   for (std::int64_t i = 0; i < size; ++i) {
     c10::IValue name;
-    archive.read(cat("params/", i), name);
+    archive.read(base::cat("params/", i), name);
     const auto number = static_cast<std::int64_t>(numbers.size());
     group.params.push_back(numbers.emplace(name.toStringRef(), number).first->second);
   }
@@ -129,11 +130,11 @@ void write_state_dict(OutputArchive& archive, const OptimizerStateDict& dict) {
     OutputArchive group(archive.compilation_unit());
     write_size(group, "params/size", from.params.size());
     for (std::size_t i = 0; i < from.params.size(); ++i)
-      group.write(cat("params/", i), c10::IValue(std::to_string(from.params[i])));
+      group.write(base::cat("params/", i), c10::IValue(std::to_string(from.params[i])));
     OutputArchive options(archive.compilation_unit());
     write_values(options, from.options);
     group.write("options", options);
-    groups.write(cat("param_groups/", g), group);
+    groups.write(base::cat("param_groups/", g), group);
   }
   archive.write("param_groups", groups);
   write_values(archive, dict.extra);
@@ -143,14 +144,14 @@ OptimizerStateDict read_state_dict(InputArchive& archive) {
   InputArchive states;
   InputArchive groups;
   if (!archive.try_read("state", states) || !archive.try_read("param_groups", groups)) {
-    raise(ErrorKind::kUsage, "the archive holds no optimizer in torch::optim's layout");
+    base::raise(ErrorKind::kUsage, "the archive holds no optimizer in torch::optim's layout");
   }
   OptimizerStateDict dict;
   Numbers numbers;
   const auto n_groups = read_size(groups, "param_groups/size");
   for (std::int64_t g = 0; g < n_groups; ++g) {
     InputArchive group;
-    groups.read(cat("param_groups/", g), group);
+    groups.read(base::cat("param_groups/", g), group);
     dict.param_groups.push_back(read_group(group, numbers));
   }
   for (const auto& name : states.keys()) {
@@ -176,33 +177,34 @@ OptimizerStateDict get_optimizer_state_dict(const torch::optim::Optimizer& optim
   through_bytes(saved, archive);
   return read_state_dict(archive);
 } catch (const c10::Error& error) {
-  raise(ErrorKind::kUnsupported,
-        cat("this optimizer does not save itself: ", error.what_without_backtrace()));
+  base::raise(ErrorKind::kUnsupported,
+              base::cat("this optimizer does not save itself: ", error.what_without_backtrace()));
 }
 
 void check_state_dict_fits(const torch::optim::Optimizer& optimizer, const OptimizerStateDict& dict) {
   const auto& groups = optimizer.param_groups();
   constexpr const char* kWho = "loading an optimizer's state: ";
   if (groups.size() != dict.param_groups.size()) {
-    raise(ErrorKind::kUsage, cat(kWho, "the state dict has ", dict.param_groups.size(),
-                                 " parameter groups, the optimizer ", groups.size()));
+    base::raise(ErrorKind::kUsage, base::cat(kWho, "the state dict has ", dict.param_groups.size(),
+                                             " parameter groups, the optimizer ", groups.size()));
   }
   std::set<std::int64_t> numbers;
   for (std::size_t g = 0; g < groups.size(); ++g) {
     if (groups[g].params().size() != dict.param_groups[g].params.size()) {
-      raise(ErrorKind::kUsage,
-            cat(kWho, "group ", g, " of the state dict has ", dict.param_groups[g].params.size(),
-                " parameters, the optimizer's ", groups[g].params().size()));
+      base::raise(ErrorKind::kUsage,
+                  base::cat(kWho, "group ", g, " of the state dict has ", dict.param_groups[g].params.size(),
+                            " parameters, the optimizer's ", groups[g].params().size()));
     }
     for (const auto number : dict.param_groups[g].params) {
       if (number < 0 || !numbers.insert(number).second)
-        raise(ErrorKind::kUsage,
-              cat(kWho, "parameter number ", number, " is negative or stands there twice"));
+        base::raise(ErrorKind::kUsage,
+                    base::cat(kWho, "parameter number ", number, " is negative or stands there twice"));
     }
   }
   for (const auto& [number, values] : dict.state) {
     if (!numbers.contains(number))
-      raise(ErrorKind::kUsage, cat(kWho, "there is a state of parameter ", number, ", which is in no group"));
+      base::raise(ErrorKind::kUsage,
+                  base::cat(kWho, "there is a state of parameter ", number, ", which is in no group"));
   }
 }
 
@@ -217,8 +219,8 @@ void set_optimizer_state_dict(torch::optim::Optimizer& optimizer, const Optimize
     optimizer.load(archive);
   } catch (const std::exception& error) {
     optimizer.state() = std::move(before);
-    raise(ErrorKind::kUsage,
-          cat("loading an optimizer's state: it is not of this optimizer: ", error.what()));
+    base::raise(ErrorKind::kUsage,
+                base::cat("loading an optimizer's state: it is not of this optimizer: ", error.what()));
   }
 }
 

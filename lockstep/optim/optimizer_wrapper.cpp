@@ -2,8 +2,9 @@
 
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/optim/internal/lend.h"
 
 namespace lockstep {
@@ -13,7 +14,7 @@ using torch::optim::Optimizer;
 constexpr auto kAll = internal::Lend::What::kEverything;
 
 std::unique_ptr<torch::optim::OptimizerOptions> defaults_of(const char* who, const Optimizer* optim) {
-  if (optim == nullptr) raise(ErrorKind::kUsage, cat(who, ": there is no optimizer"));
+  if (optim == nullptr) base::raise(ErrorKind::kUsage, base::cat(who, ": there is no optimizer"));
   return optim->defaults().clone();
 }
 

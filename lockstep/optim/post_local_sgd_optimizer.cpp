@@ -1,5 +1,6 @@
 #include "lockstep/optim/post_local_sgd_optimizer.h"
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 
@@ -8,7 +9,7 @@ namespace lockstep {
 PostLocalSGDOptimizer::PostLocalSGDOptimizer(std::unique_ptr<torch::optim::Optimizer> optim,
                                              std::shared_ptr<ModelAverager> averager)
     : OptimizerWrapper("PostLocalSGDOptimizer", std::move(optim)), averager_(std::move(averager)) {
-  if (!averager_) raise(ErrorKind::kUsage, "PostLocalSGDOptimizer: there is no averager");
+  if (!averager_) base::raise(ErrorKind::kUsage, "PostLocalSGDOptimizer: there is no averager");
 }
 
 at::Tensor PostLocalSGDOptimizer::step(LossClosure closure) {
@@ -28,7 +29,8 @@ void PostLocalSGDOptimizer::load_state_dict(const OptimizerStateDict& dict) {
   const auto step = dict.extra.find("step");
   const auto* number = step == dict.extra.end() ? nullptr : std::get_if<std::int64_t>(&step->second);
   if (number == nullptr) {
-    log(LogLevel::kWarn, "PostLocalSGDOptimizer: the state dict has no step of an averager; it begins at 0");
+    base::log(LogLevel::kWarn,
+              "PostLocalSGDOptimizer: the state dict has no step of an averager; it begins at 0");
   }
   averager_->set_step(number == nullptr ? 0 : *number);
 }

@@ -3,9 +3,10 @@
 #include <set>
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/collective/collectives.h"
 #include "lockstep/collective/objects.h"
 #include "lockstep/group/groups.h"
@@ -23,7 +24,7 @@ constexpr auto kShare = internal::Lend::What::kShare;
 
 template <class... Words>
 [[noreturn]] void refuse(const Words&... words) {
-  raise(ErrorKind::kUsage, cat("ZeroRedundancyOptimizer: ", words...));
+  base::raise(ErrorKind::kUsage, base::cat("ZeroRedundancyOptimizer: ", words...));
 }
 
 Group group_of(const ZeroOptions& options) {
@@ -34,7 +35,7 @@ Group group_of(const ZeroOptions& options) {
 
 // Partition, broadcast and buckets rely on it.
 void check_parameter(const at::Tensor& parameter, const at::Tensor& first, std::size_t g, std::size_t i) {
-  const std::string which = cat("parameter ", i, " of group ", g, " ");
+  const std::string which = base::cat("parameter ", i, " of group ", g, " ");
   if (!parameter.defined()) refuse(which, "is an undefined tensor");
   if (!parameter.is_leaf()) refuse(which, "is not a leaf: it was computed, and cannot be optimized");
   if (parameter.layout() != at::kStrided) {
@@ -179,7 +180,8 @@ void ZeroCore::adopt_changes() {
     partition();
   }
   if (buckets_ && !buckets_->hold()) {
-    log(LogLevel::kWarn,
+    base::log(
+        LogLevel::kWarn,
         "ZeroRedundancyOptimizer: parameters were frozen, thawed or given other memory; their buckets are "
         "built anew");
     buckets_ = std::make_unique<internal::ParameterBuckets>(parameters_by_owner(), group_, buckets_.get(),
@@ -191,8 +193,8 @@ void ZeroCore::adopt_changes() {
 
 at::Tensor ZeroCore::step(LossClosure closure) {
   if (options_.overlap_with_ddp) {
-    log(LogLevel::kWarn,
-        "ZeroRedundancyOptimizer: step() does nothing with overlap_with_ddp; backward() steps");
+    base::log(LogLevel::kWarn,
+              "ZeroRedundancyOptimizer: step() does nothing with overlap_with_ddp; backward() steps");
     return closure ? closure() : at::Tensor();
   }
   begin_iteration();

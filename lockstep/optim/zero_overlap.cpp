@@ -1,6 +1,7 @@
 // The step of ZeroRedundancyOptimizer in pieces, inside backward().
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 #include "lockstep/collective/collectives.h"
 #include "lockstep/optim/internal/lend.h"
@@ -11,8 +12,9 @@ namespace lockstep {
 
 std::shared_ptr<ZeroOverlap> ZeroCore::overlap() {
   if (!options_.overlap_with_ddp)
-    raise(ErrorKind::kUsage, "ZeroRedundancyOptimizer: it was made without overlap_with_ddp");
-  if (overlap_) raise(ErrorKind::kUsage, "ZeroRedundancyOptimizer: it steps with another model already");
+    base::raise(ErrorKind::kUsage, "ZeroRedundancyOptimizer: it was made without overlap_with_ddp");
+  if (overlap_)
+    base::raise(ErrorKind::kUsage, "ZeroRedundancyOptimizer: it steps with another model already");
   overlap_ = std::make_shared<ZeroOverlap>(*this);
   return overlap_;
 }

@@ -62,7 +62,7 @@ void trains_as_alone(const Options& options) {
           optimizer.step();
           expect_same_on_all_ranks(parameters);
         }
-        expect_close(parameters, expected, cat("of ", n, " ranks"));
+        expect_close(parameters, expected, base::cat("of ", n, " ranks"));
         const auto& owners = optimizer.owners()[0];
         EXPECT_EQ(static_cast<std::ptrdiff_t>(optimizer.state().size()),
                   std::count(owners.begin(), owners.end(), rank));

@@ -11,7 +11,7 @@
 #include <sstream>
 #include <string>
 
-#include "lockstep/base/process.h"
+#include "lockstep/base/detail/process.h"
 
 namespace lockstep {
 namespace {
@@ -58,7 +58,7 @@ int send_handled_signal(std::span<const pid_t> sessions, int signal) noexcept tr
     pid_t pid = -1;
     if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc() || pid <= 0) continue;
     // Opened before it is looked at: what is signalled is what was looked at, even if the number is given away.
-    const PidFd pidfd{open_pidfd(pid).release()};
+    const PidFd pidfd{base::open_pidfd(pid).release()};
     if (pidfd.fd < 0 || std::ranges::find(sessions, session_of(entry.path())) == sessions.end()) continue;
     if (!handles(entry.path(), signal)) continue;
     n_sent += ::syscall(SYS_pidfd_send_signal, pidfd.fd, signal, nullptr, 0) == 0;

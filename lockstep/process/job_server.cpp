@@ -2,11 +2,12 @@
 
 #include <unistd.h>
 
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/process.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/process.h"
-#include "lockstep/base/text.h"
 #include "lockstep/net/address.h"
 #include "lockstep/net/socket.h"
 #include "lockstep/store/tcp_store.h"
@@ -20,10 +21,11 @@ constexpr Milliseconds kStoreTimeout{5'000};    // of the starter's own requests
 std::optional<JobSecret> find_secret(bool shared) {
   if (!shared) return JobSecret::mint();
   if (auto secret = JobSecret::from_environment()) return secret;
-  if (environment_flag(Var::kLockstepInsecure)) return std::nullopt;
-  raise(ErrorKind::kUsage, cat("a job of several hosts needs a secret that all of them can read: set ",
-                               name_of(Var::kLockstepSecretFile), " to a file on a shared path; ",
-                               JobSecret::make_file_hint("lockstep.secret")));
+  if (base::environment_flag(base::EnvVar::kLockstepInsecure)) return std::nullopt;
+  base::raise(ErrorKind::kUsage,
+              base::cat("a job of several hosts needs a secret that all of them can read: set ",
+                        name_of(base::EnvVar::kLockstepSecretFile), " to a file on a shared path; ",
+                        JobSecret::make_file_hint("lockstep.secret")));
 }
 
 net::Listener listen_at(const JobServerOptions& options) {
@@ -36,13 +38,13 @@ net::Listener listen_at(const JobServerOptions& options) {
 }  // namespace
 
 std::string exit_cause_key(int rank) {
-  return cat("lockstep/exit/", rank);
+  return base::cat("lockstep/exit/", rank);
 }
 
 JobServer JobServer::open(const JobServerOptions& options) {
   JobServer host;
   host.options_ = options;
-  host.run_id_ = random_hex(8);
+  host.run_id_ = base::random_hex(8);
   host.secret_ = find_secret(options.shared);
   if (host.secret_) host.secret_fd_ = host.secret_->to_memfd();
   if (!options.holds_store) return host;
@@ -82,9 +84,10 @@ Store& JobServer::store() {
 void JobServer::publish_exit(int rank, const ChildExit& exit) noexcept {
   try {
     store().set(exit_cause_key(rank),
-                exit.loss.empty() ? exit.cause() : cat(exit.cause(), "; its last error: ", exit.loss));
+                exit.loss.empty() ? exit.cause() : base::cat(exit.cause(), "; its last error: ", exit.loss));
   } catch (const std::exception& error) {
-    log(LogLevel::kWarn, cat("cannot tell the other ranks how rank ", rank, " ended: ", error.what()));
+    base::log(LogLevel::kWarn,
+              base::cat("cannot tell the other ranks how rank ", rank, " ended: ", error.what()));
   }
 }
 

@@ -12,7 +12,7 @@
 #include <optional>
 #include <string>
 
-#include "lockstep/base/fd.h"
+#include "lockstep/base/detail/fd.h"
 #include "lockstep/net/secret.h"
 #include "lockstep/process/supervisor.h"
 #include "lockstep/process/worker_environment.h"
@@ -60,8 +60,8 @@ class JobServer {
 
   JobServerOptions options_;
   std::optional<JobSecret> secret_;
-  Fd secret_fd_;
-  Fd listener_;
+  base::Fd secret_fd_;
+  base::Fd listener_;
   std::string run_id_;
   std::unique_ptr<Store> store_;
 };

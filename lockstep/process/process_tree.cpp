@@ -14,9 +14,10 @@
 #include <fstream>
 #include <iostream>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/process/internal/reaper.h"
 #include "lockstep/process/internal/signals_blocked.h"
 
@@ -43,7 +44,7 @@ struct Prepared {
       if (spec.body) {
         child.body = &spec.body;
       } else if (spec.argv.empty()) {
-        raise(ErrorKind::kUsage, "a child process needs a program or a function");
+        base::raise(ErrorKind::kUsage, "a child process needs a program or a function");
       } else {
         child.program = spec.program.empty() ? spec.argv[0].c_str() : spec.program.c_str();
         child.argv = pointers(spec.argv);
@@ -87,7 +88,7 @@ void kill_own_children(Deadline deadline) {
     if (errno == ECHILD) return;
     ::poll(nullptr, 0, 10);
   }
-  log(LogLevel::kError, "processes that got SIGKILL are still there after 10 s");
+  base::log(LogLevel::kError, "processes that got SIGKILL are still there after 10 s");
 }
 
 // A reaper that ends with an order unread makes the kernel say "connection reset" once, before what the reaper had
@@ -112,11 +113,11 @@ ProcessTree ProcessTree::start(std::span<const ChildSpec> specs, const ProcessTr
   std::vector<pid_t> pids(specs.size(), -1);
   int ends[2];
   if (::socketpair(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC, 0, ends) != 0) {
-    raise(system_failure(errno, "socketpair for the processes to start"));
+    base::raise(base::system_failure(errno, "socketpair for the processes to start"));
   }
   ProcessTree tree;
   tree.socket_.reset(ends[0]);
-  Fd reaper_socket(ends[1]);
+  base::Fd reaper_socket(ends[1]);
   tree.adopt_orphans_ = options.adopt_orphans;
   if (options.adopt_orphans) ::prctl(PR_SET_CHILD_SUBREAPER, 1);
 
@@ -140,7 +141,7 @@ ProcessTree ProcessTree::start(std::span<const ChildSpec> specs, const ProcessTr
     tree.reaper_ = ::fork();
     if (tree.reaper_ == 0) internal::reaper_main(plan);
   }
-  if (tree.reaper_ < 0) raise(system_failure(errno, "start a process"));
+  if (tree.reaper_ < 0) base::raise(base::system_failure(errno, "start a process"));
   tree.pids_.assign(specs.size(), -1);
   reaper_socket.reset();
   tree.read_pids();
@@ -167,9 +168,10 @@ void ProcessTree::read_pids() {
     ReaperMessage message;
     const ssize_t n = ::recv(socket_.get(), &message, sizeof message, 0);
     if (n < 0 && is_passing(errno)) continue;
-    if (n != sizeof message) raise(ErrorKind::kSystem, "the process that starts the others ended at once");
+    if (n != sizeof message)
+      base::raise(ErrorKind::kSystem, "the process that starts the others ended at once");
     if (message.kind == ReaperMessage::Kind::kForkFailed) {
-      raise(system_failure(message.value, cat("start process ", message.index)));
+      base::raise(base::system_failure(message.value, base::cat("start process ", message.index)));
     }
     if (message.kind == ReaperMessage::Kind::kStarted) {
       pids_[static_cast<std::size_t>(message.index)] = message.pid;

@@ -27,7 +27,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/fd.h"
+#include "lockstep/base/detail/fd.h"
 
 namespace lockstep {
 
@@ -111,7 +111,7 @@ class ProcessTree {
   void end() noexcept;
 
   pid_t reaper_ = -1;
-  Fd socket_;
+  base::Fd socket_;
   std::vector<pid_t> pids_;
   std::vector<ChildEvent> early_;
   int n_exits_ = 0;

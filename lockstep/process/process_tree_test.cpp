@@ -116,8 +116,8 @@ TEST(ProcessTree, AProgramGetsOnlyTheDescriptorsItWasGiven) {
 TEST(ProcessTree, TheReaperHoldsNoPipeOpen) {
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
-  Fd reader(ends[0]);
-  Fd writer(ends[1]);
+  base::Fd reader(ends[0]);
+  base::Fd writer(ends[1]);
   TemporaryFolder folder;
   // The first child closes its end at once, the second lives on: only a reaper that let go lets the pipe end.
   std::vector<ChildSpec> specs = {shell("exit 0"), shell("exec sleep 1000 >/dev/null 2>&1")};

@@ -6,13 +6,14 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep {
 
-Fd make_report() {
-  Fd report(::memfd_create("lockstep-report", MFD_CLOEXEC));
-  if (!report) raise(system_failure(errno, "memfd_create for a process's report"));
+base::Fd make_report() {
+  base::Fd report(::memfd_create("lockstep-report", MFD_CLOEXEC));
+  if (!report) base::raise(base::system_failure(errno, "memfd_create for a process's report"));
   return report;
 }
 

@@ -5,14 +5,14 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/base/fd.h"
+#include "lockstep/base/detail/fd.h"
 
 namespace lockstep {
 
 inline constexpr std::size_t kMaxReport = 64 << 10;
 
 // Close-on-exec. Raises kResource when there are no descriptors left.
-Fd make_report();
+base::Fd make_report();
 // At most kMaxReport bytes; "" when nothing was written.
 std::string read_report(int report);
 // Replaces what is there; cut to kMaxReport bytes. Never throws.

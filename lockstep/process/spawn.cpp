@@ -9,9 +9,10 @@
 #include <cstdlib>
 #include <mutex>
 
-#include "lockstep/base/environment.h"
-#include "lockstep/base/text.h"
-#include "lockstep/base/thread.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
+#include "lockstep/base/detail/thread.h"
 #include "lockstep/process/internal/signals_blocked.h"
 #include "lockstep/process/internal/spawn_child.h"
 #include "lockstep/process/job_server.h"
@@ -27,9 +28,9 @@ using internal::SpawnTarget;
 struct SpawnContext::State {
   // Constant after construction.
   std::vector<pid_t> pids;
-  std::vector<Fd> reports;  // memfds; each process writes the text of its exception into its own
-  std::optional<LossNotes> notes;
-  Fd wake{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
+  std::vector<base::Fd> reports;  // memfds; each process writes the text of its exception into its own
+  std::optional<base::LossNotes> notes;
+  base::Fd wake{::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)};
 
   // The watcher's own.
   std::optional<JobServer> host;
@@ -44,7 +45,7 @@ struct SpawnContext::State {
   std::optional<SpawnError> error;
   std::optional<Failure> broken;  // the watcher itself failed
 
-  Thread watcher;  // last: joined before the rest goes
+  base::Thread watcher;  // last: joined before the rest goes
 
   ~State() {
     {
@@ -68,7 +69,7 @@ void SpawnContext::State::watch() noexcept {
   try {
     watch_to_end();
   } catch (...) {
-    failure = current_failure();
+    failure = base::current_failure();
   }
   std::optional<ChildExit> first = supervisor->first_failure();
   supervisor.reset();
@@ -101,8 +102,8 @@ void SpawnContext::State::watch_to_end() {
 SpawnError SpawnContext::State::describe(const ChildExit& exit) const {
   const std::string text = read_report(reports[static_cast<std::size_t>(exit.index)].get());
   Failure failure{.kind = ErrorKind::kPeerLost,
-                  .message = cat("spawned process ", exit.index, " (pid ", exit.pid, ") ", exit.cause(),
-                                 text.empty() ? "" : ": ", text),
+                  .message = base::cat("spawned process ", exit.index, " (pid ", exit.pid, ") ", exit.cause(),
+                                       text.empty() ? "" : ": ", text),
                   .peer = LostPeer{exit.index, exit.pid, exit.cause()}};
   return SpawnError(std::move(failure), exit.index, exit.exit_code());
 }
@@ -133,7 +134,7 @@ bool SpawnContext::join(Milliseconds timeout) {
     state_->changed.wait_until(lock, deadline.time_point());
   }
   if (state_->error) throw *state_->error;
-  if (state_->broken) raise(*state_->broken);
+  if (state_->broken) base::raise(*state_->broken);
   return true;
 }
 
@@ -145,14 +146,14 @@ struct Preparation {
   int call;
   const std::function<void(int)>& fn;
   const JobServer& host;
-  const std::vector<Fd>& reports;
-  const LossNotes& notes;
-  Fd empty_input{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
+  const std::vector<base::Fd>& reports;
+  const base::LossNotes& notes;
+  base::Fd empty_input{::open("/dev/null", O_RDONLY | O_CLOEXEC)};
 
   EnvironmentList environment_of(int index) const {
     const WorkerPlace place{.rank = index, .world_size = n, .local_rank = index, .local_world_size = n};
     EnvironmentList list = worker_environment(place, host.address());
-    list.emplace_back(name_of(Var::kLockstepNotes), notes.variable(index));
+    list.emplace_back(name_of(base::EnvVar::kLockstepNotes), notes.variable(index));
     return list;
   }
 
@@ -169,7 +170,7 @@ struct Preparation {
   ChildSpec reexec_spec(int index) const {
     const int report = reports[static_cast<std::size_t>(index)].get();
     EnvironmentList changes = environment_of(index);
-    changes.emplace_back(name_of(Var::kLockstepSpawn), SpawnTarget{call, index, report}.text());
+    changes.emplace_back(name_of(base::EnvVar::kLockstepSpawn), SpawnTarget{call, index, report}.text());
     return {.argv = internal::own_arguments(),
             .program = "/proc/self/exe",
             .environment = environment_with(changes),
@@ -183,16 +184,16 @@ bool choose_fork(StartMethod method) {
   const int n_threads = internal::count_threads();
   if (n_threads == 1) return true;
   if (method == StartMethod::kAuto) return false;
-  raise(ErrorKind::kUsage,
-        cat("spawn by fork needs a process with a single thread, but this one has ", n_threads,
-            ": call it before anything starts threads (OpenMP included), or use "
-            "StartMethod::kReexec"));
+  base::raise(ErrorKind::kUsage,
+              base::cat("spawn by fork needs a process with a single thread, but this one has ", n_threads,
+                        ": call it before anything starts threads (OpenMP included), or use "
+                        "StartMethod::kReexec"));
 }
 
 }  // namespace
 
 SpawnContext spawn(int n, const std::function<void(int index)>& fn, const SpawnOptions& options) {
-  if (n < 1) raise(ErrorKind::kUsage, cat("spawn needs at least one process, not ", n));
+  if (n < 1) base::raise(ErrorKind::kUsage, base::cat("spawn needs at least one process, not ", n));
   const int call = internal::count_spawn_call();
   auto state = std::make_unique<SpawnContext::State>();
   if (const auto target = SpawnTarget::from_environment()) {
@@ -202,9 +203,10 @@ SpawnContext spawn(int n, const std::function<void(int index)>& fn, const SpawnO
   }
   const bool fork = choose_fork(options.start_method);
   if (!fork && internal::inside_spawned()) {
-    raise(ErrorKind::kUsage,
-          "a spawned process cannot start its program anew: spawn there with StartMethod::kFork, before "
-          "threads start");
+    base::raise(
+        ErrorKind::kUsage,
+        "a spawned process cannot start its program anew: spawn there with StartMethod::kFork, before "
+        "threads start");
   }
   state->grace = options.grace;
   state->host.emplace(JobServer::open());
@@ -226,7 +228,7 @@ SpawnContext spawn(int n, const std::function<void(int index)>& fn, const SpawnO
   {
     const internal::SignalsBlocked blocked;
     state->host->serve();
-    state->watcher = Thread("ls-spawn-watch", [state = state.get()] { state->watch(); });
+    state->watcher = base::Thread("ls-spawn-watch", [state = state.get()] { state->watch(); });
   }
   SpawnContext context(std::move(state));
   if (options.join == SpawnJoin::kYes) context.join();

@@ -12,8 +12,9 @@
 #include <string>
 #include <thread>
 
-#include "lockstep/base/environment.h"
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/process/job_server.h"
 #include "lockstep/process/spawn.h"
 #include "lockstep/store/tcp_store.h"
@@ -25,12 +26,13 @@ using namespace lockstep;
 std::string g_folder;
 
 std::unique_ptr<TcpStore> join_world() {
-  auto store = TcpStore::open(environment(Var::kMasterAddr).value(),
-                              {.port = static_cast<std::uint16_t>(environment_int(Var::kMasterPort).value()),
-                               .timeout = Milliseconds(60'000),
-                               .secret = JobSecret::from_environment()});
+  auto store = TcpStore::open(
+      base::environment(base::EnvVar::kMasterAddr).value(),
+      {.port = static_cast<std::uint16_t>(base::environment_int(base::EnvVar::kMasterPort).value()),
+       .timeout = Milliseconds(60'000),
+       .secret = JobSecret::from_environment()});
   const std::string all = "all";
-  if (store->add("here", 1) == environment_int(Var::kWorldSize)) store->set(all, "");
+  if (store->add("here", 1) == base::environment_int(base::EnvVar::kWorldSize)) store->set(all, "");
   store->wait({&all, 1});
   return store;
 }
@@ -50,8 +52,8 @@ void meet(SpawnOptions options) {
       3,
       [](int index) {
         join_world();
-        say(cat(index, " is rank ", environment(Var::kRank).value(), " of ",
-                environment(Var::kWorldSize).value()));
+        say(base::cat(index, " is rank ", base::environment(base::EnvVar::kRank).value(), " of ",
+                      base::environment(base::EnvVar::kWorldSize).value()));
       },
       options);
   say("joined");
@@ -60,9 +62,9 @@ void meet(SpawnOptions options) {
 // Two calls: a child of the second must not run the first again.
 void twice(SpawnOptions options) {
   spawn(
-      2, [](int index) { say(cat("first ", index)); }, options);
+      2, [](int index) { say(base::cat("first ", index)); }, options);
   spawn(
-      2, [](int index) { say(cat("second ", index)); }, options);
+      2, [](int index) { say(base::cat("second ", index)); }, options);
 }
 
 void throws(SpawnOptions options) {
@@ -76,8 +78,8 @@ void throws(SpawnOptions options) {
         },
         options);
   } catch (const SpawnError& error) {
-    say(cat("index ", error.index(), " code ", error.exit_code(), " pid ", error.peer()->pid > 0, " ",
-            error.what()));
+    say(base::cat("index ", error.index(), " code ", error.exit_code(), " pid ", error.peer()->pid > 0, " ",
+                  error.what()));
   }
 }
 
@@ -88,13 +90,13 @@ void blames(SpawnOptions options) {
         2,
         [](int index) {
           const auto store = join_world();
-          if (index == 0) raise(ErrorKind::kPeerLost, "rank 1 left the group");
+          if (index == 0) base::raise(ErrorKind::kPeerLost, "rank 1 left the group");
           store->get(exit_cause_key(0));
           throw std::runtime_error("bad weights");
         },
         options);
   } catch (const SpawnError& error) {
-    say(cat("index ", error.index(), " ", error.what()));
+    say(base::cat("index ", error.index(), " ", error.what()));
   }
 }
 
@@ -128,7 +130,7 @@ void stubborn(SpawnOptions options) {
         },
         options);
   } catch (const SpawnError& error) {
-    say(cat(error.index(), " ", error.peer()->cause));
+    say(base::cat(error.index(), " ", error.peer()->cause));
   }
 }
 
@@ -141,7 +143,7 @@ void wait_then_join(SpawnOptions options) {
         store->get("go");
       },
       options);
-  say(cat("pids ", context.pids().size(), " ended ", context.join(Milliseconds(50))));
+  say(base::cat("pids ", context.pids().size(), " ended ", context.join(Milliseconds(50))));
   // Destruction ends them; nobody ever says "go".
 }
 
@@ -149,7 +151,7 @@ void forever(SpawnOptions options) {
   spawn(
       2,
       [](int index) {
-        write_pid(cat("child", index), ::getpid());
+        write_pid(base::cat("child", index), ::getpid());
         const std::string script = "echo $$ > " + g_folder + "/grandchild" + std::to_string(index) +
                                    "; while :; do sleep 1000; done";
         if (::fork() == 0) {
@@ -167,9 +169,9 @@ void with_threads(SpawnOptions options) {
   other.join();
   try {
     spawn(
-        1, [](int index) { say(cat("ran ", index)); }, options);
+        1, [](int index) { say(base::cat("ran ", index)); }, options);
   } catch (const Error& error) {
-    say(cat(to_string(error.kind()), ": ", error.what()));
+    say(base::cat(to_string(error.kind()), ": ", error.what()));
   }
   std::cout.flush();
   ::_exit(0);  // the sleeper sleeps on
@@ -180,7 +182,7 @@ void nested(SpawnOptions options) {
       2,
       [options](int outer) {
         spawn(
-            2, [outer](int inner) { say(cat(outer, " ", inner)); }, options);
+            2, [outer](int inner) { say(base::cat(outer, " ", inner)); }, options);
       },
       options);
 }
@@ -195,17 +197,17 @@ void from_a_thread(SpawnOptions options) {
         [](int index) {
           join_world();
           ::usleep(50'000);
-          say(cat("done ", index));
+          say(base::cat("done ", index));
         },
         options));
   });
   starter.join();
-  if (context) say(cat("ended ", context->join()));
+  if (context) say(base::cat("ended ", context->join()));
 }
 
 void reads_input(SpawnOptions options) {
   spawn(
-      1, [](int) { say(cat("end of input ", std::getchar() == EOF)); }, options);
+      1, [](int) { say(base::cat("end of input ", std::getchar() == EOF)); }, options);
 }
 
 }  // namespace

@@ -8,7 +8,7 @@
 #include <optional>
 #include <set>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/process/process_tree.h"
 #include "lockstep/process/supervisor.h"
 #include "lockstep/process/testing.h"
@@ -26,7 +26,7 @@ using Lines = std::multiset<std::string>;
 class Program {
  public:
   explicit Program(const std::string& method, const std::string& which) {
-    const Fd out(::open(folder.file("out").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
+    const base::Fd out(::open(folder.file("out").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
     const ChildSpec spec{.argv = {LOCKSTEP_SPAWN_PROGRAM, method, which, folder.file("")},
                          .environment = process_testing::own_environment(),
                          .standard_output = out.get()};

@@ -6,10 +6,10 @@
 #include <algorithm>
 #include <system_error>
 
+#include "lockstep/base/detail/process.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/process.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep {
 namespace {
@@ -25,7 +25,7 @@ Deadline after_grace(Milliseconds grace) {
 }  // namespace
 
 std::string ChildExit::cause() const {
-  return start_error.empty() ? describe_wait_status(status) : start_error;
+  return start_error.empty() ? base::describe_wait_status(status) : start_error;
 }
 
 int ChildExit::exit_code() const {
@@ -52,14 +52,15 @@ void Supervisor::step() {
   }
   if (!kill_at_.expired()) return;
   if (!killing_) return kill();
-  log(LogLevel::kError, "processes that got SIGKILL are still there after 10 s; they are left to the kernel");
+  base::log(LogLevel::kError,
+            "processes that got SIGKILL are still there after 10 s; they are left to the kernel");
   finished_ = true;
 }
 
 void Supervisor::take(const ChildEvent& event) {
   const auto index = static_cast<std::size_t>(event.index);
   if (event.kind == ChildEvent::Kind::kStartFailed) {
-    start_errors_[index] = cat("cannot be executed: ", std::generic_category().message(event.value));
+    start_errors_[index] = base::cat("cannot be executed: ", std::generic_category().message(event.value));
     return;
   }
   using std::chrono::system_clock;
@@ -104,7 +105,7 @@ void Supervisor::end_hold() {
 // The reaper was killed and with it went what it knew. The children are dead by the same stroke.
 void Supervisor::end_lost_children() {
   if (!tree_.reaper_lost()) return;
-  log(LogLevel::kError, "the process that keeps the workers was killed; so are they");
+  base::log(LogLevel::kError, "the process that keeps the workers was killed; so are they");
   stopping_ = true;
   for (std::size_t i = 0; i < tree_.pids().size(); ++i) {
     const auto same = [&](const ChildExit& exit) { return exit.index == static_cast<int>(i); };

@@ -16,7 +16,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/loss_note.h"
+#include "lockstep/base/detail/loss_note.h"
 #include "lockstep/process/process_tree.h"
 
 namespace lockstep {
@@ -48,7 +48,7 @@ struct SupervisorOptions {
   // Called at most once, with the failure that ends the job, before the others are stopped on its account.
   std::function<void(const ChildExit&)> on_failure{};
   // Where the children note that they lost a peer; borrowed. Null: every failure is a child's own.
-  const LossNotes* notes = nullptr;
+  const base::LossNotes* notes = nullptr;
 };
 
 class Supervisor {

@@ -1,4 +1,5 @@
 #include "lockstep/remote/distributed_optimizer.h"
+#include "lockstep/base/detail/raise.h"
 
 #include <mutex>
 
@@ -58,10 +59,11 @@ std::vector<at::Tensor> owned(const std::vector<RRef<at::Tensor>>& parameters) {
 }
 
 std::map<WorkerId, std::vector<RRef<at::Tensor>>> by_owner(const std::vector<RRef<at::Tensor>>& parameters) {
-  if (parameters.empty()) raise(ErrorKind::kUsage, "DistributedOptimizer: there are no parameters");
+  if (parameters.empty()) base::raise(ErrorKind::kUsage, "DistributedOptimizer: there are no parameters");
   std::map<WorkerId, std::vector<RRef<at::Tensor>>> owners;
   for (const auto& parameter : parameters) {
-    if (!parameter.valid()) raise(ErrorKind::kUsage, "DistributedOptimizer: a parameter's RRef is empty");
+    if (!parameter.valid())
+      base::raise(ErrorKind::kUsage, "DistributedOptimizer: a parameter's RRef is empty");
     owners[parameter.owner().id].push_back(parameter);
   }
   return owners;

@@ -29,7 +29,7 @@
 #include <vector>
 
 #include "lockstep/autograd/autograd.h"
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/optim/functional_optimizer.h"
 #include "lockstep/remote/optimizer_options.h"
 #include "lockstep/rpc/remote.h"

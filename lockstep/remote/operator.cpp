@@ -4,7 +4,8 @@
 
 #include <algorithm>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/remote/internal/schema_match.h"
 
 namespace lockstep::rpc::internal {
@@ -32,7 +33,8 @@ void write_result(object::Encoder& encoder, const c10::IValue& value) {
   } else if (value.isTensorList()) {
     object::write(encoder, value.toTensorVector());
   } else {
-    raise(ErrorKind::kUnsupported, cat("an operator's result of type ", value.tagKind(), " cannot be sent"));
+    base::raise(ErrorKind::kUnsupported,
+                base::cat("an operator's result of type ", value.tagKind(), " cannot be sent"));
   }
 }
 
@@ -119,7 +121,7 @@ std::string overloads(const std::string& base) {
   std::vector<std::string> names;
   for (const auto& other : c10::Dispatcher::singleton().getAllOpNames()) {
     if (other.name == base)
-      names.push_back(other.overload_name.empty() ? base : cat(base, ".", other.overload_name));
+      names.push_back(other.overload_name.empty() ? base : base::cat(base, ".", other.overload_name));
   }
   std::ranges::sort(names);
   std::string list;
@@ -131,11 +133,12 @@ std::string overloads(const std::string& base) {
 std::optional<c10::OperatorHandle> find_handle(const std::string& name) {
   const auto parts = split(name);
   if (touches_files(parts))
-    raise(ErrorKind::kUsage, cat(name, " opens files, so it is not run for other workers"));
+    base::raise(ErrorKind::kUsage, base::cat(name, " opens files, so it is not run for other workers"));
   auto handle = c10::Dispatcher::singleton().findSchema(parts);
   if (!handle) {
     const auto others = overloads(parts.name);
-    if (!others.empty()) raise(ErrorKind::kUsage, cat("no operator is called \"", name, "\"", others));
+    if (!others.empty())
+      base::raise(ErrorKind::kUsage, base::cat("no operator is called \"", name, "\"", others));
   }
   return handle;
 }
@@ -230,8 +233,8 @@ OutgoingCall make_operator_call(const Worker& to, const Operator& op, const Oper
                                 CallOptions options) {
   const auto handle = find_handle(op.name);
   if (!handle) {
-    raise(ErrorKind::kUsage,
-          cat("no operator is called \"", op.name, "\"; names look like aten::mm or aten::add.Tensor"));
+    base::raise(ErrorKind::kUsage, base::cat("no operator is called \"", op.name,
+                                             "\"; names look like aten::mm or aten::add.Tensor"));
   }
   match_schema(handle->schema(), args.values);
   const auto agent = current_agent("a remote call");

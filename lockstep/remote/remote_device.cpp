@@ -5,15 +5,17 @@
 #include <algorithm>
 #include <charconv>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep {
 namespace {
 
 [[noreturn]] void refuse(std::string_view text, const std::string& why) {
-  raise(ErrorKind::kUsage, cat("\"", text, "\" is no remote device: ", why,
-                               "; write \"worker/device\", \"rank:2/device\", a worker's name or a device"));
+  base::raise(ErrorKind::kUsage,
+              base::cat("\"", text, "\" is no remote device: ", why,
+                        "; write \"worker/device\", \"rank:2/device\", a worker's name or a device"));
 }
 
 std::optional<c10::Device> as_device(std::string_view text) {
@@ -58,15 +60,15 @@ RemoteDevice RemoteDevice::parse(std::string_view text) {
   }
   const auto worker = as_worker(text.substr(0, slash), text);
   const auto device = as_device(text.substr(slash + 1));
-  if (!device) refuse(text, cat("\"", text.substr(slash + 1), "\" is no device"));
+  if (!device) refuse(text, base::cat("\"", text.substr(slash + 1), "\" is no device"));
   return {worker, *device};
 }
 
 std::string RemoteDevice::text() const {
   if (!worker_) return device_.str();
   const auto& target = worker_->target();
-  if (const auto* name = std::get_if<std::string>(&target)) return cat(*name, "/", device_.str());
-  return cat("rank:", std::get<int>(target), "/", device_.str());
+  if (const auto* name = std::get_if<std::string>(&target)) return base::cat(*name, "/", device_.str());
+  return base::cat("rank:", std::get<int>(target), "/", device_.str());
 }
 
 }  // namespace lockstep

@@ -26,7 +26,8 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/remote/remote_device.h"
 #include "lockstep/rpc/remote.h"
 #include "lockstep/tensor/tensor_object.h"
@@ -69,14 +70,14 @@ template <class A>
 A from_plain(Plain<A> value) {
   if constexpr (std::is_integral_v<A> && !std::is_same_v<A, bool>) {
     if (!std::in_range<A>(value))
-      raise(ErrorKind::kUsage, cat("a module's argument ", value, " is out of range"));
+      base::raise(ErrorKind::kUsage, base::cat("a module's argument ", value, " is out of range"));
   }
   return static_cast<A>(std::move(value));
 }
 
 template <class M>
 std::string module_function(const char* what) {
-  return cat("lockstep.module.", what, " ", typeid(M).name());
+  return base::cat("lockstep.module.", what, " ", typeid(M).name());
 }
 
 template <class M, class... A, class Make>
@@ -155,8 +156,8 @@ class RemoteModule {
     const auto where = RemoteDevice::parse(remote_device);
     const auto agent = current_agent("RemoteModule");
     if (agent->find(where.worker().value_or(agent->self())) != module.owner()) {
-      raise(ErrorKind::kUsage, cat("RemoteModule: \"", remote_device, "\" is not on ", module.owner_name(),
-                                   ", which owns the module"));
+      base::raise(ErrorKind::kUsage, base::cat("RemoteModule: \"", remote_device, "\" is not on ",
+                                               module.owner_name(), ", which owns the module"));
     }
     RemoteModule made;
     made.device_ = where.device().str();

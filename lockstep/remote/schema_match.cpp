@@ -3,7 +3,8 @@
 #include <optional>
 #include <sstream>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 
 namespace lockstep::rpc::internal {
 namespace {
@@ -96,7 +97,7 @@ std::optional<IValue> fit(const IValue& value, const c10::TypePtr& type, std::op
 }
 
 [[noreturn]] void refuse(const c10::FunctionSchema& schema, const std::string& why) {
-  raise(ErrorKind::kUsage, cat(why, "; the operator is ", schema_text(schema)));
+  base::raise(ErrorKind::kUsage, base::cat(why, "; the operator is ", schema_text(schema)));
 }
 
 IValue as_ivalue(const OperatorValue& value) {
@@ -118,15 +119,15 @@ IValue fitted(const c10::FunctionSchema& schema, const c10::Argument& parameter,
   // ScalarType, Layout and SymInt are numbers here, as they are for the kernel.
   auto value_there = fit(value, parameter.type(), parameter.N());
   if (!value_there) {
-    refuse(schema, cat("\"", parameter.name(), "\" is ", parameter.type()->str(), ", which a value of type ",
-                       value.tagKind(), " does not fit"));
+    refuse(schema, base::cat("\"", parameter.name(), "\" is ", parameter.type()->str(),
+                             ", which a value of type ", value.tagKind(), " does not fit"));
   }
   return *std::move(value_there);
 }
 
 std::size_t index_of(const c10::FunctionSchema& schema, const std::string& name) {
   const auto index = schema.argumentIndexWithName(name);
-  if (!index) refuse(schema, cat("there is no parameter \"", name, "\""));
+  if (!index) refuse(schema, base::cat("there is no parameter \"", name, "\""));
   return static_cast<std::size_t>(*index);
 }
 
@@ -145,17 +146,17 @@ torch::jit::Stack match_schema(const c10::FunctionSchema& schema, const std::vec
   for (const auto& argument : args) {
     const auto at = argument.name.empty() ? next++ : index_of(schema, argument.name);
     if (at >= parameters.size() || (argument.name.empty() && parameters[at].kwarg_only())) {
-      refuse(schema, cat("argument ", at + 1,
-                         " has no place: parameters after a * are given by name, kw(name, value)"));
+      refuse(schema, base::cat("argument ", at + 1,
+                               " has no place: parameters after a * are given by name, kw(name, value)"));
     }
-    if (given[at]) refuse(schema, cat("\"", parameters[at].name(), "\" is given twice"));
+    if (given[at]) refuse(schema, base::cat("\"", parameters[at].name(), "\" is given twice"));
     given[at] = fitted(schema, parameters[at], as_ivalue(argument.value));
   }
   torch::jit::Stack stack;
   stack.reserve(parameters.size());
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     if (!given[i]) given[i] = parameters[i].default_value();
-    if (!given[i]) refuse(schema, cat("\"", parameters[i].name(), "\" is missing"));
+    if (!given[i]) refuse(schema, base::cat("\"", parameters[i].name(), "\" is missing"));
     stack.push_back(*std::move(given[i]));
   }
   return stack;

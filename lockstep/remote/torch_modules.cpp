@@ -5,6 +5,7 @@
 #include <torch/nn/modules/normalization.h>
 #include <torch/nn/modules/rnn.h>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/remote/remote_module.h"
 
 namespace lockstep::rpc::internal {
@@ -30,7 +31,8 @@ std::shared_ptr<EmbeddingBagImpl> embedding_bag(std::int64_t rows, std::int64_t 
   } else if (mode == "max") {
     options.mode(torch::kMax);
   } else {
-    raise(ErrorKind::kUsage, cat("EmbeddingBag: the mode is sum, mean or max, not \"", mode, "\""));
+    base::raise(ErrorKind::kUsage,
+                base::cat("EmbeddingBag: the mode is sum, mean or max, not \"", mode, "\""));
   }
   return std::make_shared<EmbeddingBagImpl>(options);
 }

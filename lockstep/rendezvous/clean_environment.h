@@ -6,7 +6,7 @@
 #include <map>
 #include <string>
 
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/environment.h"
 
 namespace lockstep {
 
@@ -15,14 +15,14 @@ using Variables = std::map<std::string, std::string>;
 class CleanEnvironment {
  public:
   explicit CleanEnvironment(const Variables& variables = {}) {
-    for (const auto& info : environment_table()) {
+    for (const auto& info : base::environment_table()) {
       if (const char* text = std::getenv(info.name)) before_[info.name] = text;
       ::unsetenv(info.name);
     }
     for (const auto& [name, text] : variables) set(name, text);
   }
   ~CleanEnvironment() {
-    for (const auto& info : environment_table()) ::unsetenv(info.name);
+    for (const auto& info : base::environment_table()) ::unsetenv(info.name);
     for (const auto& [name, text] : before_) set(name, text);
   }
   CleanEnvironment(const CleanEnvironment&) = delete;

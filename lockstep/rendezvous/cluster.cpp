@@ -4,10 +4,11 @@
 #include <limits>
 #include <optional>
 
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/rendezvous/internal/detect.h"
 #include "lockstep/rendezvous/internal/nodelist.h"
 #include "lockstep/rendezvous/internal/url.h"
@@ -19,55 +20,58 @@ namespace {
 constexpr const char* kHere = "127.0.0.1";
 
 // The variable as a number not below `low`; -1 when unset.
-int number(Var var, int low = 0) {
-  const auto text = environment(var);
+int number(base::EnvVar var, int low = 0) {
+  const auto text = base::environment(var);
   if (!text) return -1;
-  return static_cast<int>(
-      parse_number(cat("environment variable ", name_of(var)), *text, low, std::numeric_limits<int>::max()));
+  return static_cast<int>(parse_number(base::cat("environment variable ", name_of(var)), *text, low,
+                                       std::numeric_limits<int>::max()));
 }
 
-int port_number(Var var) {
-  const auto text = environment(var);
+int port_number(base::EnvVar var) {
+  const auto text = base::environment(var);
   if (!text) return -1;
-  return static_cast<int>(parse_number(cat("environment variable ", name_of(var)), *text, 0, 65535));
+  return static_cast<int>(parse_number(base::cat("environment variable ", name_of(var)), *text, 0, 65535));
 }
 
-bool is_set(Var var) {
-  return environment(var).has_value();
+bool is_set(base::EnvVar var) {
+  return base::environment(var).has_value();
 }
 
-[[noreturn]] void raise_missing(Var missing, Var given) {
-  raise(ErrorKind::kUsage, cat("environment variable ", name_of(missing), " is not set, but ", name_of(given),
-                               "=", environment(given).value_or(""), " is"));
+[[noreturn]] void raise_missing(base::EnvVar missing, base::EnvVar given) {
+  base::raise(ErrorKind::kUsage,
+              base::cat("environment variable ", name_of(missing), " is not set, but ", name_of(given), "=",
+                        base::environment(given).value_or(""), " is"));
 }
 
 // Rank and size from a pair of variables; either may be known from elsewhere, but not neither.
-void read_pair(Cluster& cluster, Var rank, Var size, const Known& known) {
+void read_pair(Cluster& cluster, base::EnvVar rank, base::EnvVar size, const Known& known) {
   cluster.rank = number(rank);
   cluster.world_size = number(size, 1);
   if (cluster.rank < 0 && known.rank < 0) raise_missing(rank, size);
   if (cluster.world_size < 0 && known.world_size < 0) raise_missing(size, rank);
   const int last = (known.world_size >= 0 ? known.world_size : cluster.world_size) - 1;
   if (known.rank < 0 && cluster.rank > last) {
-    raise(ErrorKind::kUsage, cat("environment variable ", name_of(rank), " is ", cluster.rank,
-                                 ", but the ranks of a world of ", last + 1, " are 0 to ", last));
+    base::raise(ErrorKind::kUsage, base::cat("environment variable ", name_of(rank), " is ", cluster.rank,
+                                             ", but the ranks of a world of ", last + 1, " are 0 to ", last));
   }
-  cluster.details = cat("rank from ", name_of(rank), ", world size from ", name_of(size));
+  cluster.details = base::cat("rank from ", name_of(rank), ", world size from ", name_of(size));
 }
 
 void read_master(Cluster& cluster) {
-  cluster.master_addr = environment(Var::kMasterAddr).value_or("");
-  cluster.master_port = port_number(Var::kMasterPort);
+  cluster.master_addr = base::environment(base::EnvVar::kMasterAddr).value_or("");
+  cluster.master_port = port_number(base::EnvVar::kMasterPort);
   if (cluster.master_addr.empty()) return;
-  cluster.details += cat(cluster.details.empty() ? "" : ", ", "address from ", name_of(Var::kMasterAddr));
+  cluster.details +=
+      base::cat(cluster.details.empty() ? "" : ", ", "address from ", name_of(base::EnvVar::kMasterAddr));
 }
 
 // What tells this job from others on the same host, for launchers that name no port.
 std::string mpi_job() {
-  for (const Var var : {Var::kPmixNamespace, Var::kOmpiJobId, Var::kSlurmJobId}) {
-    if (const auto text = environment(var)) return cat(name_of(var), "=", *text);
+  for (const base::EnvVar var :
+       {base::EnvVar::kPmixNamespace, base::EnvVar::kOmpiJobId, base::EnvVar::kSlurmJobId}) {
+    if (const auto text = base::environment(var)) return base::cat(name_of(var), "=", *text);
   }
-  return cat("parent process ", ::getppid());  // the launcher's local daemon starts all ranks of a host
+  return base::cat("parent process ", ::getppid());  // the launcher's local daemon starts all ranks of a host
 }
 
 // Ranks of one host need no address from the user: the loopback interface, and a port made of the job's name.
@@ -79,7 +83,7 @@ void fill_master(Cluster& cluster, const std::string& host, const std::string& j
   }
   if (cluster.master_addr.empty() || cluster.master_port >= 0) return;
   cluster.master_port = port_of_job(job);
-  cluster.details += cat(", port made of ", job);
+  cluster.details += base::cat(", port made of ", job);
 }
 
 bool on_one_host(const Cluster& cluster) {
@@ -87,101 +91,107 @@ bool on_one_host(const Cluster& cluster) {
 }
 
 std::optional<Cluster> torchrun(const Known& known) {
-  if (!is_set(Var::kRank) && !is_set(Var::kWorldSize)) return std::nullopt;
+  if (!is_set(base::EnvVar::kRank) && !is_set(base::EnvVar::kWorldSize)) return std::nullopt;
   // PMIx tells no size; a user who adds WORLD_SIZE means the PMIx rank.
-  if (!is_set(Var::kRank) && known.rank < 0 && is_set(Var::kPmixRank)) return std::nullopt;
+  if (!is_set(base::EnvVar::kRank) && known.rank < 0 && is_set(base::EnvVar::kPmixRank)) return std::nullopt;
   Cluster cluster{.source = "torchrun"};
-  read_pair(cluster, Var::kRank, Var::kWorldSize, known);
-  cluster.local_rank = number(Var::kLocalRank);
-  cluster.local_world_size = number(Var::kLocalWorldSize, 1);
-  cluster.node_rank = number(Var::kGroupRank);
-  cluster.n_nodes = number(Var::kGroupWorldSize, 1);
-  cluster.agent_store = environment_flag(Var::kElasticUseAgentStore);
+  read_pair(cluster, base::EnvVar::kRank, base::EnvVar::kWorldSize, known);
+  cluster.local_rank = number(base::EnvVar::kLocalRank);
+  cluster.local_world_size = number(base::EnvVar::kLocalWorldSize, 1);
+  cluster.node_rank = number(base::EnvVar::kGroupRank);
+  cluster.n_nodes = number(base::EnvVar::kGroupWorldSize, 1);
+  cluster.agent_store = base::environment_flag(base::EnvVar::kElasticUseAgentStore);
   read_master(cluster);
   return cluster;
 }
 
 // The presets are torchrun's flags, not a rank: with several ranks per host they say too little by themselves.
 std::optional<Cluster> pet(const Known& known) {
-  if (!is_set(Var::kPetNnodes) && !is_set(Var::kPetNodeRank)) return std::nullopt;
+  if (!is_set(base::EnvVar::kPetNnodes) && !is_set(base::EnvVar::kPetNodeRank)) return std::nullopt;
   Cluster cluster{.source = "PET"};
-  cluster.n_nodes = number(Var::kPetNnodes, 1);
-  cluster.node_rank = number(Var::kPetNodeRank);
-  if (cluster.n_nodes < 0) raise_missing(Var::kPetNnodes, Var::kPetNodeRank);
+  cluster.n_nodes = number(base::EnvVar::kPetNnodes, 1);
+  cluster.node_rank = number(base::EnvVar::kPetNodeRank);
+  if (cluster.n_nodes < 0) raise_missing(base::EnvVar::kPetNnodes, base::EnvVar::kPetNodeRank);
   if (cluster.node_rank < 0 && cluster.n_nodes > 1 && known.rank < 0)
-    raise_missing(Var::kPetNodeRank, Var::kPetNnodes);
+    raise_missing(base::EnvVar::kPetNodeRank, base::EnvVar::kPetNnodes);
   cluster.node_rank = std::max(cluster.node_rank, 0);
-  cluster.local_world_size = is_set(Var::kPetNprocPerNode) ? number(Var::kPetNprocPerNode, 1) : 1;
-  cluster.local_rank = number(Var::kLocalRank);
+  cluster.local_world_size =
+      is_set(base::EnvVar::kPetNprocPerNode) ? number(base::EnvVar::kPetNprocPerNode, 1) : 1;
+  cluster.local_rank = number(base::EnvVar::kLocalRank);
   if (cluster.local_rank < 0 && cluster.local_world_size > 1 && known.rank < 0) {
-    raise_missing(Var::kLocalRank, Var::kPetNprocPerNode);
+    raise_missing(base::EnvVar::kLocalRank, base::EnvVar::kPetNprocPerNode);
   }
   cluster.local_rank = std::max(cluster.local_rank, 0);
   cluster.rank = cluster.node_rank * cluster.local_world_size + cluster.local_rank;
   cluster.world_size = cluster.n_nodes * cluster.local_world_size;
   cluster.details = "rank and world size from PET_NODE_RANK, PET_NNODES and PET_NPROC_PER_NODE";
   read_master(cluster);
-  if (const auto text = environment(Var::kPetMasterAddr)) cluster.master_addr = *text;
-  if (is_set(Var::kPetMasterPort)) cluster.master_port = port_number(Var::kPetMasterPort);
+  if (const auto text = base::environment(base::EnvVar::kPetMasterAddr)) cluster.master_addr = *text;
+  if (is_set(base::EnvVar::kPetMasterPort)) cluster.master_port = port_number(base::EnvVar::kPetMasterPort);
   return cluster;
 }
 
 std::optional<Cluster> open_mpi(const Known& known) {
-  if (!is_set(Var::kOmpiRank) && !is_set(Var::kOmpiSize)) return std::nullopt;
+  if (!is_set(base::EnvVar::kOmpiRank) && !is_set(base::EnvVar::kOmpiSize)) return std::nullopt;
   Cluster cluster{.source = "Open MPI"};
-  read_pair(cluster, Var::kOmpiRank, Var::kOmpiSize, known);
-  cluster.local_rank = number(Var::kOmpiLocalRank);
-  cluster.local_world_size = number(Var::kOmpiLocalSize, 1);
+  read_pair(cluster, base::EnvVar::kOmpiRank, base::EnvVar::kOmpiSize, known);
+  cluster.local_rank = number(base::EnvVar::kOmpiLocalRank);
+  cluster.local_world_size = number(base::EnvVar::kOmpiLocalSize, 1);
   read_master(cluster);
   fill_master(cluster, on_one_host(cluster) ? kHere : "", mpi_job());
   return cluster;
 }
 
 std::optional<Cluster> pmi(const Known& known) {
-  if (!is_set(Var::kPmiRank) && !is_set(Var::kPmiSize)) return std::nullopt;
+  if (!is_set(base::EnvVar::kPmiRank) && !is_set(base::EnvVar::kPmiSize)) return std::nullopt;
   // srun can set these too, and tells more as Slurm; mpiexec inside a Slurm job is known by its local rank.
-  if (is_set(Var::kSlurmProcId) && !is_set(Var::kMpiLocalRankId)) return std::nullopt;
+  if (is_set(base::EnvVar::kSlurmProcId) && !is_set(base::EnvVar::kMpiLocalRankId)) return std::nullopt;
   Cluster cluster{.source = "PMI"};
-  read_pair(cluster, Var::kPmiRank, Var::kPmiSize, known);
-  cluster.local_rank = number(Var::kMpiLocalRankId);
-  cluster.local_world_size = number(Var::kMpiLocalNRanks, 1);
+  read_pair(cluster, base::EnvVar::kPmiRank, base::EnvVar::kPmiSize, known);
+  cluster.local_rank = number(base::EnvVar::kMpiLocalRankId);
+  cluster.local_world_size = number(base::EnvVar::kMpiLocalNRanks, 1);
   read_master(cluster);
   fill_master(cluster, on_one_host(cluster) ? kHere : "", mpi_job());
   return cluster;
 }
 
 std::optional<Cluster> pmix(const Known& known) {
-  if (!is_set(Var::kPmixRank) || is_set(Var::kSlurmProcId)) return std::nullopt;
+  if (!is_set(base::EnvVar::kPmixRank) || is_set(base::EnvVar::kSlurmProcId)) return std::nullopt;
   Cluster cluster{.source = "PMIx"};
-  read_pair(cluster, Var::kPmixRank, Var::kWorldSize, known);
-  cluster.local_rank = number(Var::kLocalRank);
-  cluster.local_world_size = number(Var::kLocalWorldSize, 1);
+  read_pair(cluster, base::EnvVar::kPmixRank, base::EnvVar::kWorldSize, known);
+  cluster.local_rank = number(base::EnvVar::kLocalRank);
+  cluster.local_world_size = number(base::EnvVar::kLocalWorldSize, 1);
   read_master(cluster);
   fill_master(cluster, on_one_host(cluster) ? kHere : "", mpi_job());
   return cluster;
 }
 
 std::optional<Cluster> slurm(const Known& known) {
-  if (!is_set(Var::kSlurmProcId)) return std::nullopt;  // salloc's shell has SLURM_NTASKS, but no rank
+  if (!is_set(base::EnvVar::kSlurmProcId))
+    return std::nullopt;  // salloc's shell has SLURM_NTASKS, but no rank
   Cluster cluster{.source = "Slurm"};
-  read_pair(cluster, Var::kSlurmProcId, Var::kSlurmNTasks, known);
-  const Var list = is_set(Var::kSlurmStepNodelist) ? Var::kSlurmStepNodelist : Var::kSlurmNodelist;
+  read_pair(cluster, base::EnvVar::kSlurmProcId, base::EnvVar::kSlurmNTasks, known);
+  const base::EnvVar list = is_set(base::EnvVar::kSlurmStepNodelist) ? base::EnvVar::kSlurmStepNodelist
+                                                                     : base::EnvVar::kSlurmNodelist;
   std::vector<std::string> hosts;
-  if (const auto text = environment(list)) hosts = expand_nodelist(*text);
-  cluster.local_rank = number(Var::kSlurmLocalId);
-  cluster.node_rank = number(Var::kSlurmNodeId);
-  cluster.n_nodes = number(Var::kSlurmStepNumNodes, 1);
+  if (const auto text = base::environment(list)) hosts = expand_nodelist(*text);
+  cluster.local_rank = number(base::EnvVar::kSlurmLocalId);
+  cluster.node_rank = number(base::EnvVar::kSlurmNodeId);
+  cluster.n_nodes = number(base::EnvVar::kSlurmStepNumNodes, 1);
   if (cluster.n_nodes < 0 && !hosts.empty()) cluster.n_nodes = static_cast<int>(hosts.size());
-  cluster.local_world_size = cluster.n_nodes == 1 ? cluster.world_size : number(Var::kSlurmNTasksPerNode, 1);
+  cluster.local_world_size =
+      cluster.n_nodes == 1 ? cluster.world_size : number(base::EnvVar::kSlurmNTasksPerNode, 1);
   read_master(cluster);
   const std::string host = cluster.n_nodes == 1 ? kHere : hosts.empty() ? "" : hosts.front();
   fill_master(cluster, host,
-              cat(name_of(Var::kSlurmJobId), "=", environment(Var::kSlurmJobId).value_or(""), ".",
-                  environment(Var::kSlurmStepId).value_or("")));
-  if (cluster.world_size > 1 && !is_set(Var::kSlurmStepNodelist) && !is_set(Var::kSlurmStepNumNodes)) {
-    log(LogLevel::kWarn,
-        "this looks like the shell of a Slurm batch job, not like a task of srun: if it waits for "
-        "other ranks, start it with srun");
+              base::cat(name_of(base::EnvVar::kSlurmJobId), "=",
+                        base::environment(base::EnvVar::kSlurmJobId).value_or(""), ".",
+                        base::environment(base::EnvVar::kSlurmStepId).value_or("")));
+  if (cluster.world_size > 1 && !is_set(base::EnvVar::kSlurmStepNodelist) &&
+      !is_set(base::EnvVar::kSlurmStepNumNodes)) {
+    base::log(LogLevel::kWarn,
+              "this looks like the shell of a Slurm batch job, not like a task of srun: if it waits for "
+              "other ranks, start it with srun");
   }
   return cluster;
 }
@@ -199,15 +209,15 @@ Cluster detect(const Known& known) {
   for (const auto ask : {torchrun, pet, open_mpi, pmi, pmix, slurm}) {
     const auto cluster = ask(known);
     if (!cluster) continue;
-    if (log_enabled(LogLevel::kInfo)) {
-      log(LogLevel::kInfo,
-          cat("environment of ", cluster->source, ": rank ", cluster->rank, " of ", cluster->world_size,
-              ", store at ", cluster->master_addr.empty() ? "no address" : cluster->master_addr, " port ",
-              cluster->master_port, " (", cluster->details, ")"));
+    if (base::log_enabled(LogLevel::kInfo)) {
+      base::log(LogLevel::kInfo, base::cat("environment of ", cluster->source, ": rank ", cluster->rank,
+                                           " of ", cluster->world_size, ", store at ",
+                                           cluster->master_addr.empty() ? "no address" : cluster->master_addr,
+                                           " port ", cluster->master_port, " (", cluster->details, ")"));
     }
     return *cluster;
   }
-  log(LogLevel::kInfo, "environment: no launcher found");
+  base::log(LogLevel::kInfo, "environment: no launcher found");
   Cluster nobody;
   read_master(nobody);  // for ranks that are given as arguments
   return nobody;

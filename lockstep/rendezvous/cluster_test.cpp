@@ -1,9 +1,9 @@
 // Detection over made-up environments, one row per launcher and per mistake.
 #include <gtest/gtest.h>
 
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/rendezvous/clean_environment.h"
 #include "lockstep/rendezvous/internal/detect.h"
 #include "lockstep/rendezvous/internal/nodelist.h"
@@ -193,7 +193,7 @@ TEST(DetectClusterLog, SaysAtInfoWhatWasFoundAndWhere) {
   logged.clear();
   set_log_level(LogLevel::kInfo);
   set_log_sink([](LogLevel level, std::string_view text) {
-    if (level == LogLevel::kInfo) logged += cat(text, '\n');
+    if (level == LogLevel::kInfo) logged += base::cat(text, '\n');
   });
   const Cluster cluster = detect_cluster();
   set_log_sink(nullptr);

@@ -6,11 +6,12 @@
 #include <map>
 #include <mutex>
 
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/process.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/process.h"
-#include "lockstep/base/text.h"
 #include "lockstep/rendezvous/internal/detect.h"
 #include "lockstep/rendezvous/internal/master_address.h"
 #include "lockstep/rendezvous/internal/url.h"
@@ -22,17 +23,17 @@ namespace {
 using internal::Url;
 
 [[noreturn]] void refuse(const Url& url, const std::string& why) {
-  raise(ErrorKind::kUsage, cat("init_method \"", url.text, "\": ", why));
+  base::raise(ErrorKind::kUsage, base::cat("init_method \"", url.text, "\": ", why));
 }
 
 // One of rank and world_size, from the argument or the URL; -1 when neither has it.
 int pick(const Url& url, const char* name, int argument, int low) {
   const long in_url = url.number(name, low, std::numeric_limits<int>::max());
   if (argument >= 0 && in_url >= 0) {
-    refuse(url, cat(name, " is given in the URL (", in_url, ") and as an argument (", argument,
-                    "): give it once"));
+    refuse(url, base::cat(name, " is given in the URL (", in_url, ") and as an argument (", argument,
+                          "): give it once"));
   }
-  if (argument < -1 || (argument >= 0 && argument < low)) refuse(url, cat(name, " is ", argument));
+  if (argument < -1 || (argument >= 0 && argument < low)) refuse(url, base::cat(name, " is ", argument));
   return argument >= 0 ? argument : static_cast<int>(in_url);
 }
 
@@ -43,14 +44,14 @@ void check_query(const Url& url) {
       if (url.number(key, 0, 1) == 0) internal::say_one_server("use_libuv=0");
       continue;
     }
-    refuse(url, cat("unknown argument ", key, "; known are rank, world_size and use_libuv"));
+    refuse(url, base::cat("unknown argument ", key, "; known are rank, world_size and use_libuv"));
   }
 }
 
 void check_place(const Url& url, int rank, int world_size) {
   if (rank < world_size) return;
-  refuse(url,
-         cat("rank is ", rank, ", but the ranks of a world of ", world_size, " are 0 to ", world_size - 1));
+  refuse(url, base::cat("rank is ", rank, ", but the ranks of a world of ", world_size, " are 0 to ",
+                        world_size - 1));
 }
 
 // tcp:// and file:// assign no ranks.
@@ -70,9 +71,10 @@ internal::Known place_of(const Url& url, const RendezvousOptions& options) {
 // program alone on purpose has read it then.
 void warn_alone() {
   if (internal::told_alone().exchange(true)) return;
-  log(LogLevel::kWarn,
-      cat("RANK and WORLD_SIZE are not set: this process is a world of one; to train with several: ",
-          "lockstep run -n ", available_cores(), " -- ", ::program_invocation_short_name));
+  base::log(
+      LogLevel::kWarn,
+      base::cat("RANK and WORLD_SIZE are not set: this process is a world of one; to train with several: ",
+                "lockstep run -n ", base::available_cores(), " -- ", ::program_invocation_short_name));
 }
 
 RendezvousResult from_environment(const Url& url, const RendezvousOptions& options) {
@@ -86,17 +88,17 @@ RendezvousResult from_environment(const Url& url, const RendezvousOptions& optio
     warn_alone();
     return {};
   }
-  const auto need = [&](bool there, Var var) {
-    if (!there) refuse(url, cat("environment variable ", name_of(var), " is not set"));
+  const auto need = [&](bool there, base::EnvVar var) {
+    if (!there) refuse(url, base::cat("environment variable ", name_of(var), " is not set"));
   };
   if (!options.open_ended) {
-    need(place.rank >= 0, Var::kRank);
-    need(place.world_size >= 0, Var::kWorldSize);
+    need(place.rank >= 0, base::EnvVar::kRank);
+    need(place.world_size >= 0, base::EnvVar::kWorldSize);
     check_place(url, place.rank, place.world_size);
   }
   if (place.world_size == 1 && cluster.master_addr.empty()) return {};
-  need(!cluster.master_addr.empty(), Var::kMasterAddr);
-  need(cluster.master_port >= 0, Var::kMasterPort);
+  need(!cluster.master_addr.empty(), base::EnvVar::kMasterAddr);
+  need(cluster.master_port >= 0, base::EnvVar::kMasterPort);
   auto store = internal::open_tcp({.host = cluster.master_addr,
                                    .port = cluster.master_port,
                                    .rank = place.rank,
@@ -109,7 +111,7 @@ RendezvousResult from_tcp(const Url& url, const RendezvousOptions& options) {
   if (url.host.empty()) refuse(url, "the host is missing: tcp://host:port");
   if (!url.port || url.port->empty()) refuse(url, "the port is missing: tcp://host:port");
   const long port =
-      internal::parse_number(cat("init_method \"", url.text, "\": the port"), *url.port, 0, 65535);
+      internal::parse_number(base::cat("init_method \"", url.text, "\": the port"), *url.port, 0, 65535);
   const auto place = place_of(url, options);
   auto store = internal::open_tcp({.host = url.host,
                                    .port = static_cast<int>(port),
@@ -141,15 +143,16 @@ std::int64_t note_meeting(const std::string& path, int rank) {
 
 RendezvousResult from_file(const Url& url, const RendezvousOptions& options) {
   if (!url.host.empty() && url.host != "localhost") {
-    refuse(url, cat("the path must be absolute, with three slashes: file:///", url.host, url.path));
+    refuse(url, base::cat("the path must be absolute, with three slashes: file:///", url.host, url.path));
   }
   if (url.path.size() < 2) refuse(url, "the path is missing: file:///path");
   const auto place = place_of(url, options);
   std::shared_ptr<Store> store = FileStore::open(url.path, place.world_size, options.timeout);
   const auto n_mine = note_meeting(url.path, place.rank);
-  if (!options.open_ended && store->add(cat("lockstep/file_ranks/", place.rank), 1) > n_mine) {
-    log(LogLevel::kWarn, cat("rank ", place.rank, " met in ", url.path,
-                             " before: if that was an earlier job, it left the file behind; remove it"));
+  if (!options.open_ended && store->add(base::cat("lockstep/file_ranks/", place.rank), 1) > n_mine) {
+    base::log(LogLevel::kWarn,
+              base::cat("rank ", place.rank, " met in ", url.path,
+                        " before: if that was an earlier job, it left the file behind; remove it"));
   }
   return {std::move(store), place.rank, place.world_size};
 }
@@ -164,7 +167,7 @@ RendezvousHandler find_handler(const Url& url) {
   if (found != registry().handlers.end()) return found->second;
   std::string known = "env, tcp, file";
   for (const auto& [scheme, handler] : registry().handlers) known += ", " + scheme;
-  refuse(url, cat("no rendezvous handler for scheme ", url.scheme, "; there are ", known));
+  refuse(url, base::cat("no rendezvous handler for scheme ", url.scheme, "; there are ", known));
 }
 
 }  // namespace
@@ -182,7 +185,7 @@ RendezvousResult rendezvous(const RendezvousOptions& options) {
   if (url.scheme == "file") return from_file(url, options);
   // Called without the lock: a handler may itself rendezvous by another scheme.
   RendezvousResult result = find_handler(url)(options);
-  if (result.rank < 0) refuse(url, cat("its handler gave rank ", result.rank));
+  if (result.rank < 0) refuse(url, base::cat("its handler gave rank ", result.rank));
   check_place(url, result.rank, result.world_size);
   if (result.world_size > 1 && !result.store) refuse(url, "its handler gave no store");
   return result;
@@ -190,10 +193,10 @@ RendezvousResult rendezvous(const RendezvousOptions& options) {
 
 void register_rendezvous_handler(const std::string& scheme, RendezvousHandler handler) {
   if (scheme.empty() || !handler)
-    raise(ErrorKind::kUsage, "a rendezvous handler needs a scheme and a function");
+    base::raise(ErrorKind::kUsage, "a rendezvous handler needs a scheme and a function");
   const std::lock_guard lock(registry().mutex);
   if (is_built_in(scheme) || !registry().handlers.emplace(scheme, std::move(handler)).second) {
-    raise(ErrorKind::kUsage, cat("a rendezvous handler for scheme ", scheme, " exists already"));
+    base::raise(ErrorKind::kUsage, base::cat("a rendezvous handler for scheme ", scheme, " exists already"));
   }
 }
 

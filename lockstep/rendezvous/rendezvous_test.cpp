@@ -11,9 +11,9 @@
 #include <future>
 #include <mutex>
 
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/net/address.h"
 #include "lockstep/net/secret.h"
 #include "lockstep/net/socket.h"
@@ -39,7 +39,7 @@ class Rendezvous : public testing::Test {
     set_log_level(LogLevel::kInfo);
     set_log_sink([](LogLevel, std::string_view text) {
       const std::lock_guard lock(log_mutex());
-      logged() += cat(text, '\n');
+      logged() += base::cat(text, '\n');
     });
   }
   void TearDown() override {
@@ -162,7 +162,7 @@ TEST_F(Rendezvous, EnvMeetsUnderOpenMpiOnOneHostWithoutAnAddress) {
   environment({{"OMPI_COMM_WORLD_RANK", "0"},
                {"OMPI_COMM_WORLD_SIZE", "2"},
                {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"},
-               {"PMIX_NAMESPACE", cat("test-", ::getpid())}});
+               {"PMIX_NAMESPACE", base::cat("test-", ::getpid())}});
   expect_to_meet(2, {});
 }
 
@@ -273,7 +273,7 @@ TEST_F(Rendezvous, UseLibuvIsAcceptedAndSaysThatThereIsOneServer) {
 // ---- file:// ----
 
 TEST_F(Rendezvous, FileMeetsInTheFileAndRemovesIt) {
-  expect_to_meet(3, {.init_method = cat("file://", folder_, "/store?world_size=3")});
+  expect_to_meet(3, {.init_method = base::cat("file://", folder_, "/store?world_size=3")});
   EXPECT_NE(::access((folder_ + "/store").c_str(), F_OK), 0);
 }
 
@@ -289,7 +289,7 @@ TEST_F(Rendezvous, FileNamesWhatIsMissing) {
 }
 
 TEST_F(Rendezvous, AFileLeftByAnEarlierJobIsPointedOut) {
-  const RendezvousOptions options{.init_method = cat("file://", folder_, "/store?rank=0&world_size=2")};
+  const RendezvousOptions options{.init_method = base::cat("file://", folder_, "/store?rank=0&world_size=2")};
   const pid_t earlier = ::fork();
   if (earlier == 0) {
     const auto kept = rendezvous(options);
@@ -303,7 +303,7 @@ TEST_F(Rendezvous, AFileLeftByAnEarlierJobIsPointedOut) {
 }
 
 TEST_F(Rendezvous, AProcessMayMeetInItsFileSeveralTimes) {
-  const RendezvousOptions options{.init_method = cat("file://", folder_, "/store?rank=0&world_size=2")};
+  const RendezvousOptions options{.init_method = base::cat("file://", folder_, "/store?rank=0&world_size=2")};
   const auto group = rendezvous(options);
   const auto rpc = rendezvous(options);
   EXPECT_EQ(logged().find("left the file behind"), std::string::npos);
@@ -352,7 +352,7 @@ TEST_F(Rendezvous, WithALaunchersStoreEveryRankIsAClient) {
   expect_to_meet(2, {});
   EXPECT_EQ(to_text(launcher->get("/worker/attempt_3/came")), "2") << "under torch's prefix for the attempt";
   CleanEnvironment::set("TORCHELASTIC_RESTART_COUNT", "4");
-  expect_to_meet(2, {.init_method = cat("tcp://127.0.0.1:", launcher->port()), .world_size = 2});
+  expect_to_meet(2, {.init_method = base::cat("tcp://127.0.0.1:", launcher->port()), .world_size = 2});
 }
 
 TEST_F(Rendezvous, TheStoreOfTorchrunIsNotAskedForTheSecret) {
@@ -413,7 +413,7 @@ TEST_F(Rendezvous, InsecureIsAllowedAloud) {
   } catch (const Error&) {
     GTEST_SKIP() << "this machine cannot resolve its own name";
   }
-  EXPECT_TRUE(rendezvous({.init_method = cat("tcp://", host, ":0?rank=0&world_size=1")}).store);
+  EXPECT_TRUE(rendezvous({.init_method = base::cat("tcp://", host, ":0?rank=0&world_size=1")}).store);
 }
 
 TEST_F(Rendezvous, TheLineThatTheErrorPrintsMakesAGoodSecret) {
@@ -423,7 +423,7 @@ TEST_F(Rendezvous, TheLineThatTheErrorPrintsMakesAGoodSecret) {
   const std::size_t start = text.find(mark) + mark.size();
   const std::string line = text.substr(start, text.find('\n', start) - start);
   const std::string script =
-      cat("cd '", folder_, "' && ", line, " && test \"$LOCKSTEP_SECRET_FILE\" -ef lockstep.secret");
+      base::cat("cd '", folder_, "' && ", line, " && test \"$LOCKSTEP_SECRET_FILE\" -ef lockstep.secret");
   ASSERT_EQ(std::system(script.c_str()), 0) << script;
   EXPECT_NO_THROW(JobSecret::from_file(folder_ + "/lockstep.secret"));
 }

@@ -2,8 +2,9 @@
 
 #include <random>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/rpc/call.h"
 #include "lockstep/rpc/gather.h"
 #include "lockstep/rpc/internal/farewell.h"
@@ -58,7 +59,7 @@ Agent::~Agent() {
   try {
     close(Milliseconds(0));
   } catch (...) {
-    log(LogLevel::kError, "an RPC agent could not be closed: " + current_failure().message);
+    base::log(LogLevel::kError, "an RPC agent could not be closed: " + base::current_failure().message);
   }
 }
 
@@ -67,7 +68,7 @@ Milliseconds Agent::rpc_timeout() const {
 }
 
 void Agent::set_rpc_timeout(Milliseconds timeout) {
-  if (timeout.count() < 0) raise(ErrorKind::kUsage, "an RPC timeout is zero (none) or more");
+  if (timeout.count() < 0) base::raise(ErrorKind::kUsage, "an RPC timeout is zero (none) or more");
   rpc_timeout_ms_ = timeout.count();
 }
 
@@ -102,9 +103,9 @@ void Agent::handle(Kind kind, Handler handler, Runs runs) {
 }
 
 void Agent::no_service() {
-  raise(ErrorKind::kUnsupported,
-        "this worker's agent has no distributed autograd: start it with lockstep::init_rpc "
-        "(lockstep/remote/init_rpc.h), not with rpc::init_rpc alone");
+  base::raise(ErrorKind::kUnsupported,
+              "this worker's agent has no distributed autograd: start it with lockstep::init_rpc "
+              "(lockstep/remote/init_rpc.h), not with rpc::init_rpc alone");
 }
 
 // Threads.
@@ -163,7 +164,7 @@ bool Agent::on_own_thread() const {
 
 void Agent::close(Milliseconds flush) {
   if (on_own_thread()) {
-    raise(ErrorKind::kUsage, "an RPC agent cannot be shut down by one of its own threads");
+    base::raise(ErrorKind::kUsage, "an RPC agent cannot be shut down by one of its own threads");
   }
   {
     const std::lock_guard lock(mutex_);
@@ -173,7 +174,7 @@ void Agent::close(Milliseconds flush) {
   fail_pending([](const Pending&) { return true; },
                [](const Pending& pending) {
                  return Failure{.kind = ErrorKind::kAborted,
-                                .message = cat(pending.what, ": the RPC agent was shut down")};
+                                .message = base::cat(pending.what, ": the RPC agent was shut down")};
                });
   if (pool_) pool_->stop();
   for (const auto& service : services_) service->on_closed();

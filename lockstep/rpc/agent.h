@@ -21,7 +21,7 @@
 #include <unordered_map>
 #include <vector>
 
-#include "lockstep/base/rank_thread.h"
+#include "lockstep/base/detail/rank_thread.h"
 #include "lockstep/courier/courier.h"
 #include "lockstep/rpc/future.h"
 #include "lockstep/rpc/kind.h"
@@ -110,7 +110,7 @@ struct AgentOptions {
   WorkerInfo self{};
   int num_worker_threads = 16;
   Milliseconds rpc_timeout{60'000};  // zero: none
-  RankThread* rank = nullptr;        // whom its threads work for
+  base::RankThread* rank = nullptr;  // whom its threads work for
   std::vector<Extension> extensions{};
 };
 
@@ -203,7 +203,7 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
   void help(const std::atomic<std::uint8_t>& over) override;
   void before_sleep() override;
   void after_sleep() override;
-  Awaited awaited(const internal::FutureBase& future) const override;
+  base::Awaited awaited(const internal::FutureBase& future) const override;
 
  private:
   friend class Request;

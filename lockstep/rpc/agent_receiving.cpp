@@ -4,8 +4,8 @@
 #include <chrono>
 #include <thread>
 
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/rpc/agent.h"
 #include "lockstep/rpc/internal/pool.h"
 #include "lockstep/rpc/internal/roster.h"
@@ -154,7 +154,7 @@ void Agent::take_request(WorkerId from, courier::Message message, Lane lane) {
   if (!known) {
     request.answer_failure(
         {.failure = {.kind = ErrorKind::kUnsupported,
-                     .message = cat("this worker's program cannot answer messages of kind ", kind)}});
+                     .message = base::cat("this worker's program cannot answer messages of kind ", kind)}});
     return;
   }
   const auto& entry = handlers_[kind];
@@ -203,7 +203,7 @@ void Agent::run_handler(const HandlerEntry& entry, Request request) noexcept {
 void Agent::take_loss(WorkerId peer, const std::string& cause, bool orderly, std::uint64_t stay) {
   if (!roster_->end(peer, cause, stay)) return;
   if (!orderly && !ends_expected_)
-    log(LogLevel::kWarn, cat("worker ", roster_->info(peer).name, " is gone: ", cause));
+    base::log(LogLevel::kWarn, base::cat("worker ", roster_->info(peer).name, " is gone: ", cause));
   for (const auto& service : services_) {
     try {
       service->on_lost(peer, cause);
@@ -218,8 +218,8 @@ void Agent::take_loss(WorkerId peer, const std::string& cause, bool orderly, std
 std::optional<Failure> Agent::send_answer(WorkerId to, courier::Message message) noexcept {
   auto failure = courier_->send(to, std::move(message), Deadline::after(kConnectToAnswer));
   if (failure && failure->kind != ErrorKind::kPeerLost && !closed()) {
-    log(LogLevel::kWarn,
-        cat("an answer to worker ", roster_->info(to).name, " was not sent: ", failure->message));
+    base::log(LogLevel::kWarn,
+              base::cat("an answer to worker ", roster_->info(to).name, " was not sent: ", failure->message));
   }
   return failure;
 }

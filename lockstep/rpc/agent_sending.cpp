@@ -1,7 +1,7 @@
 // An agent's requests: those that wait for an answer, when their time is over, and asking again.
 #include <limits>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/rpc/agent.h"
 #include "lockstep/rpc/internal/pool.h"
 #include "lockstep/rpc/internal/roster.h"
@@ -73,7 +73,8 @@ void Agent::request(WorkerId to, Kind kind, Payload payload, Milliseconds timeou
   {
     const std::lock_guard lock(mutex_);
     if (closed()) {
-      failure = Failure{.kind = ErrorKind::kAborted, .message = cat(what, ": the RPC agent was shut down")};
+      failure =
+          Failure{.kind = ErrorKind::kAborted, .message = base::cat(what, ": the RPC agent was shut down")};
     } else {
       pending_.emplace(id, Pending{.on_answer = on_answer,
                                    .to = to,
@@ -119,9 +120,9 @@ Future<Agent::Answer> Agent::request(WorkerId to, Kind kind, Payload payload, Mi
   return promise.future();
 }
 
-Awaited Agent::awaited(const internal::FutureBase& future) const {
+base::Awaited Agent::awaited(const internal::FutureBase& future) const {
   std::optional<WorkerId> to;
-  Awaited found;
+  base::Awaited found;
   {
     const std::lock_guard lock(mutex_);
     for (const auto& [id, pending] : pending_) {
@@ -131,12 +132,12 @@ Awaited Agent::awaited(const internal::FutureBase& future) const {
     }
   }
   if (to) {
-    found.words = cat("worker ", self().name, " waits for worker ", info(*to).name, ": ", found.words);
+    found.words = base::cat("worker ", self().name, " waits for worker ", info(*to).name, ": ", found.words);
   } else {
     // Made by then() or collect_all, or a Promise of this worker's: something else ends it.
     found.words =
-        cat("worker ", self().name,
-            " waits for a future that is no call's own; its calls without an answer: ", unanswered());
+        base::cat("worker ", self().name,
+                  " waits for a future that is no call's own; its calls without an answer: ", unanswered());
   }
   return found;
 }
@@ -154,8 +155,9 @@ std::string Agent::unanswered() const {
     }
   }
   std::string text;
-  for (const auto& [to, what] : calls) text += cat(text.empty() ? "" : ", ", info(to).name, " (", what, ")");
-  if (n > calls.size()) text += cat(" and ", n - calls.size(), " more");
+  for (const auto& [to, what] : calls)
+    text += base::cat(text.empty() ? "" : ", ", info(to).name, " (", what, ")");
+  if (n > calls.size()) text += base::cat(" and ", n - calls.size(), " more");
   return text.empty() ? "none" : text;
 }
 

@@ -5,6 +5,7 @@
 #include <atomic>
 #include <thread>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/rpc/call.h"
 #include "lockstep/rpc/rpc_testing.h"
 
@@ -168,7 +169,7 @@ namespace lockstep::object {
 template <>
 struct Codec<Fragile> {
   static std::string name() { return "fragile"; }
-  static void write(Encoder&, const Fragile&) { raise(ErrorKind::kUnsupported, "it broke"); }
+  static void write(Encoder&, const Fragile&) { base::raise(ErrorKind::kUnsupported, "it broke"); }
   static void read(Decoder&, Fragile&) {}
 };
 }  // namespace lockstep::object

@@ -1,7 +1,9 @@
 #include "lockstep/rpc/call.h"
 
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/rpc/rref_scope.h"
 
 namespace lockstep::rpc {
@@ -10,7 +12,7 @@ namespace {
 thread_local WaitAll* wait_all_here = nullptr;
 
 [[noreturn]] void damaged() {
-  raise(ErrorKind::kUsage, "this is not a call: the message is damaged");
+  base::raise(ErrorKind::kUsage, "this is not a call: the message is damaged");
 }
 
 // The calling thread runs a function for a caller while it lives.
@@ -54,7 +56,7 @@ Payload encode_call(const OutgoingCall& call) {
   } else {
     encode();
   }
-  ByteWriter writer;
+  base::ByteWriter writer;
   writer.put(context)
       .put(profile_here() ? kProfiled : std::uint8_t{0})
       .put(static_cast<std::uint16_t>(call.function.size()))
@@ -70,7 +72,7 @@ Payload encode_call(const OutgoingCall& call) {
 }
 
 CallHead read_call_head(std::span<const std::uint8_t> body) {
-  ByteReader reader(body);
+  base::ByteReader reader(body);
   CallHead head;
   const auto context = reader.get<std::uint64_t>();
   const auto flags = reader.get<std::uint8_t>();
@@ -92,14 +94,14 @@ CallHead read_call_head(std::span<const std::uint8_t> body) {
 }
 
 CallHead read_value_head(std::span<const std::uint8_t> body) {
-  ByteReader reader(body);
+  base::ByteReader reader(body);
   const auto n_annex = reader.get<std::uint32_t>();
   const auto n_events = reader.get<std::uint32_t>();
   const auto n_rrefs = reader.get<std::uint32_t>();
   const auto annex = n_annex && n_events && n_rrefs ? reader.raw(*n_annex) : std::nullopt;
   const auto events = annex ? reader.raw(*n_events) : std::nullopt;
   const auto rrefs = events ? reader.raw(*n_rrefs) : std::nullopt;
-  if (!rrefs) raise(ErrorKind::kUsage, "this is not an answer: the message is damaged");
+  if (!rrefs) base::raise(ErrorKind::kUsage, "this is not an answer: the message is damaged");
   return {.annex = *annex, .events = *events, .rrefs = *rrefs, .object = body.subspan(reader.position())};
 }
 
@@ -120,7 +122,7 @@ Payload encode_value(Agent& agent, std::uint64_t context, WorkerId to,
   } else {
     write();
   }
-  ByteWriter writer;
+  base::ByteWriter writer;
   const Bytes events = profile == nullptr ? Bytes{} : lockstep::encode(profile->events());
   writer.put(static_cast<std::uint32_t>(annex.size()))
       .put(static_cast<std::uint32_t>(events.size()))
@@ -150,9 +152,9 @@ void decode_object(Agent& agent, std::uint64_t context, WorkerId from, std::span
   }
   auto* extension = agent.extension();
   if (extension == nullptr) {
-    raise(ErrorKind::kUnsupported,
-          "a call came with an autograd context, and this program has no distributed autograd: include "
-          "lockstep/autograd/autograd.h (or lockstep/lockstep.h)");
+    base::raise(ErrorKind::kUnsupported,
+                "a call came with an autograd context, and this program has no distributed autograd: include "
+                "lockstep/autograd/autograd.h (or lockstep/lockstep.h)");
   }
   extension->decode(context, from, annex, read);
 }
@@ -178,8 +180,8 @@ void run_call(Agent& agent, WorkerId from, const CallHead& head, const object::B
     } catch (const Error& error) {
       Failure failure = error.failure();
       failure.message =
-          cat("arguments of ", entry.name, ", which is ", entry.signature, ": ", failure.message);
-      raise(std::move(failure));
+          base::cat("arguments of ", entry.name, ", which is ", entry.signature, ": ", failure.message);
+      base::raise(std::move(failure));
     }
     scope.reset();
     const Running running(head.context, profile);
@@ -245,7 +247,8 @@ void serve_call(Request request) {
         }
         try {
           if (type->encode == nullptr) {
-            raise(ErrorKind::kUsage, cat("a result of type ", type->name(), " cannot be sent; use remote()"));
+            base::raise(ErrorKind::kUsage,
+                        base::cat("a result of type ", type->name(), " cannot be sent; use remote()"));
           }
           shared->answer(encode_value(
               shared->agent(), context, shared->from(),
@@ -288,15 +291,15 @@ Agent::OnAnswer profiled(const OutgoingCall& call, Agent::OnAnswer next) {
       log->add(event);
       if (answer != nullptr) log->add_all(event.name + "#remote_op: ", read_events(answer->body.bytes));
     } catch (...) {
-      lockstep::log(LogLevel::kWarn,
-                    "the events of a profiled call cannot be read: " + current_failure().message);
+      lockstep::base::log(LogLevel::kWarn,
+                          "the events of a profiled call cannot be read: " + base::current_failure().message);
     }
     next(answer, failure);
   };
 }
 
 void send_call(const OutgoingCall& call, Agent::OnAnswer on_answer, const FutureBase* future) {
-  if (call.function.size() > 0xFFFF) raise(ErrorKind::kUsage, "the name of a function is too long");
+  if (call.function.size() > 0xFFFF) base::raise(ErrorKind::kUsage, "the name of a function is too long");
   auto payload = encode_call(call);
   call.agent->request(call.to.id, Kind::kCall, std::move(payload), call.timeout, describe_call(call),
                       profiled(call, std::move(on_answer)), future);
@@ -309,7 +312,7 @@ void note_future(std::shared_ptr<FutureBase> future) {
 }  // namespace internal
 
 WaitAll::WaitAll() {
-  if (wait_all_here != nullptr) raise(ErrorKind::kUsage, "a WaitAll is open in this thread already");
+  if (wait_all_here != nullptr) base::raise(ErrorKind::kUsage, "a WaitAll is open in this thread already");
   wait_all_here = this;
 }
 
@@ -318,7 +321,7 @@ WaitAll::~WaitAll() {
   for (const auto& future : futures_) {
     future->wait_over(Deadline::never());
     if (const auto* failure = future->failure()) {
-      log(LogLevel::kError, "a call that nobody waited for failed: " + failure->failure.message);
+      base::log(LogLevel::kError, "a call that nobody waited for failed: " + failure->failure.message);
     }
   }
 }

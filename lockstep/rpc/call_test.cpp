@@ -7,6 +7,7 @@
 #include <stdexcept>
 #include <thread>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/rpc/call.h"
 #include "lockstep/rpc/gather.h"
 #include "lockstep/rpc/remote.h"
@@ -43,7 +44,7 @@ void fail(const std::string& text) {
 LOCKSTEP_RPC_FUNCTION(fail);
 
 void refuse(const std::string& text) {
-  raise(ErrorKind::kUnsupported, text);
+  base::raise(ErrorKind::kUnsupported, text);
 }
 LOCKSTEP_RPC_FUNCTION(refuse);
 

@@ -4,9 +4,10 @@
 #include <mutex>
 #include <new>
 
-#include "lockstep/base/forks.h"
+#include "lockstep/base/detail/forks.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::rpc {
 namespace {
@@ -23,12 +24,12 @@ struct Slot {
     try {
       if (agent) agent->close(Milliseconds(0));
     } catch (...) {
-      log(LogLevel::kError, "an RPC agent could not be closed: " + current_failure().message);
+      base::log(LogLevel::kError, "an RPC agent could not be closed: " + base::current_failure().message);
     }
   }
   // The agent is that of the process from which this one was forked. Asked without the mutex, which a thread that is not here may
   // have held.
-  bool inherited() const { return set_at != n_forks(); }
+  bool inherited() const { return set_at != base::n_forks(); }
   // Kept reachable, so that a leak checker sees a thing that is held and not one that was lost.
   void abandon() noexcept {
     struct Abandoned {
@@ -44,10 +45,10 @@ struct Slot {
   void begin_anew() noexcept {
     abandon();
     new (&mutex) std::mutex;
-    set_at = n_forks();
+    set_at = base::n_forks();
   }
 
-  std::atomic<unsigned> set_at{n_forks()};  // n_forks when agent was set
+  std::atomic<unsigned> set_at{base::n_forks()};  // n_forks when agent was set
   std::mutex mutex;
   // Guarded by mutex.
   std::shared_ptr<Agent> agent;
@@ -58,12 +59,12 @@ struct Slot {
 // Null when nothing was ever set for this rank thread.
 Slot* slot_here() {
   static Slot process_slot;
-  RankThread* rank = this_rank_thread();
+  base::RankThread* rank = base::this_rank_thread();
   return rank == nullptr ? &process_slot : static_cast<Slot*>(rank->agent.get());
 }
 
 Slot& make_slot() {
-  if (RankThread* rank = this_rank_thread(); rank != nullptr && !rank->agent)
+  if (base::RankThread* rank = base::this_rank_thread(); rank != nullptr && !rank->agent)
     rank->agent = std::make_shared<Slot>();
   Slot& slot = *slot_here();
   if (slot.inherited()) slot.begin_anew();
@@ -83,13 +84,16 @@ std::shared_ptr<Agent> current_agent(const char* what) {
   auto agent = current_agent_if_any();
   if (!agent || agent->closed()) {
     if (const Slot* slot = slot_here(); slot != nullptr && slot->inherited() && slot->agent) {
-      raise(ErrorKind::kUsage,
-            cat(what,
-                ": this process was forked from a worker and has no RPC of its own; call rpc::init_rpc, "
-                "or let the worker call"));
+      base::raise(
+          ErrorKind::kUsage,
+          base::cat(what,
+                    ": this process was forked from a worker and has no RPC of its own; call rpc::init_rpc, "
+                    "or let the worker call"));
     }
-    raise(ErrorKind::kUsage,
-          cat(what, ": RPC is not initialised in this process, or was shut down; call rpc::init_rpc first"));
+    base::raise(
+        ErrorKind::kUsage,
+        base::cat(what,
+                  ": RPC is not initialised in this process, or was shut down; call rpc::init_rpc first"));
   }
   return agent;
 }
@@ -98,7 +102,7 @@ void set_current_agent(std::shared_ptr<Agent> agent, std::shared_ptr<void> sessi
   Slot& slot = make_slot();
   {
     const std::lock_guard lock(slot.mutex);
-    if (agent && slot.agent) raise(ErrorKind::kUsage, "RPC is initialised already: shut it down first");
+    if (agent && slot.agent) base::raise(ErrorKind::kUsage, "RPC is initialised already: shut it down first");
     agent.swap(slot.agent);
     session.swap(slot.session);
   }

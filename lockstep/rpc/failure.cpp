@@ -5,10 +5,11 @@
 #include <stdexcept>
 #include <typeinfo>
 
-#include "lockstep/base/demangle.h"
+#include "lockstep/base/detail/demangle.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/stack_trace.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/stack_trace.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::rpc {
 namespace {
@@ -31,7 +32,7 @@ auto lockstep_fields(SelfOf<ExceptionRecord> auto& self) {
 std::string current_type() {
   const std::type_info* type = abi::__cxa_current_exception_type();
   if (type == nullptr) return "unknown";
-  return demangle(type->name());
+  return base::demangle(type->name());
 }
 
 // An exception that was something else where it was thrown, and is told on as that.
@@ -57,14 +58,14 @@ void take_stack(CallFailure& failure) {
 void CallFailure::raise() const {
   if (remote) throw RemoteError(failure, *remote);
   if (type != CallFailure().type) throw Renamed(*this);
-  lockstep::raise(failure);
+  lockstep::base::raise(failure);
 }
 
 void log_current_failure(const char* what) noexcept {
   try {
-    log(LogLevel::kError, cat(what, ": ", current_failure().message));
+    base::log(LogLevel::kError, base::cat(what, ": ", base::current_failure().message));
   } catch (...) {
-    log(LogLevel::kError, what);
+    base::log(LogLevel::kError, what);
   }
 }
 
@@ -72,7 +73,7 @@ CallFailure current_call_failure() noexcept {
   CallFailure result;
   try {
     result.type = current_type();
-    result.trace = stack_trace_if_asked();
+    result.trace = base::stack_trace_if_asked();
     throw;
   } catch (const RemoteError& error) {
     result.failure = error.failure();
@@ -87,7 +88,7 @@ CallFailure current_call_failure() noexcept {
   } catch (const Error& error) {
     result.failure = error.failure();
   } catch (...) {
-    result.failure = current_failure();
+    result.failure = base::current_failure();
     result.failure.kind = ErrorKind::kUsage;
     take_stack(result);
   }
@@ -117,11 +118,12 @@ CallFailure decode_failure(const WorkerInfo& from, std::span<const std::uint8_t>
     if (record.kind > static_cast<std::uint8_t>(ErrorKind::kInternal) ||
         record.family > static_cast<std::uint8_t>(ErrorFamily::kQueueEmpty)) {
       return {.failure = {.kind = ErrorKind::kInternal,
-                          .message = cat("On ", from.text(), ": an exception that cannot be read")}};
+                          .message = base::cat("On ", from.text(), ": an exception that cannot be read")}};
     }
-    Failure failure{.kind = static_cast<ErrorKind>(record.kind),
-                    .message = cat("On ", from.text(), ": ", record.type, ": ", record.text, record.trace),
-                    .family = static_cast<ErrorFamily>(record.family)};
+    Failure failure{
+        .kind = static_cast<ErrorKind>(record.kind),
+        .message = base::cat("On ", from.text(), ": ", record.type, ": ", record.text, record.trace),
+        .family = static_cast<ErrorFamily>(record.family)};
     if (failure.kind == ErrorKind::kPeerLost) {
       failure.peer = LostPeer{.rank = record.lost_rank, .cause = record.lost_cause};
     }
@@ -132,15 +134,15 @@ CallFailure decode_failure(const WorkerInfo& from, std::span<const std::uint8_t>
                                   .trace = std::move(record.trace)}};
   } catch (...) {
     return {.failure = {.kind = ErrorKind::kInternal,
-                        .message = cat("On ", from.text(), ": an exception that cannot be read")}};
+                        .message = base::cat("On ", from.text(), ": an exception that cannot be read")}};
   }
 }
 
 Failure timeout_failure(const std::string& what, Milliseconds timeout) {
   return {.kind = ErrorKind::kTimeout,
-          .message = cat("RPCErr:", static_cast<int>(RpcErrorCode::kTimeout), ": ", what,
-                         " got no answer within ", timeout.count(),
-                         " milliseconds; give it longer with .timeout, or look at what it waits for")};
+          .message = base::cat("RPCErr:", static_cast<int>(RpcErrorCode::kTimeout), ": ", what,
+                               " got no answer within ", timeout.count(),
+                               " milliseconds; give it longer with .timeout, or look at what it waits for")};
 }
 
 }  // namespace lockstep::rpc

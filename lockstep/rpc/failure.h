@@ -9,6 +9,7 @@
 #include <string>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 #include "lockstep/object/object.h"
 #include "lockstep/rpc/worker.h"

@@ -6,7 +6,8 @@
 #include <unordered_map>
 #include <vector>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 
 namespace lockstep::rpc {
 namespace {
@@ -40,7 +41,7 @@ bool add_function(FunctionEntry entry, const void* key, std::size_t n_bytes, con
   if (!functions.by_name.try_emplace(name, std::move(entry)).second) {
     if (known != functions.names.end() && known->second == name) return true;
     if (functions.clash.empty())
-      functions.clash = cat("two functions are registered for RPC as \"", name, "\"");
+      functions.clash = base::cat("two functions are registered for RPC as \"", name, "\"");
     return false;
   }
   functions.names.try_emplace(who, name);
@@ -73,9 +74,10 @@ const FunctionEntry* known_function(Registry& functions, const std::string& name
 [[noreturn]] void unknown_function(Registry& functions, const std::string& name) {
   if (name.starts_with("new ")) {
     const std::string type = name.substr(4);
-    raise(ErrorKind::kUsage,
-          cat("objects of ", type, " cannot be made in this worker's program: write LOCKSTEP_RPC_CLASS(",
-              type, ", argument types of its constructor); in a source file that it contains"));
+    base::raise(
+        ErrorKind::kUsage,
+        base::cat("objects of ", type, " cannot be made in this worker's program: write LOCKSTEP_RPC_CLASS(",
+                  type, ", argument types of its constructor); in a source file that it contains"));
   }
   std::set<std::string> sorted;
   for (const auto& [other, unused] : functions.by_name) {
@@ -89,8 +91,9 @@ const FunctionEntry* known_function(Registry& functions, const std::string& name
     }
     names += (names.empty() ? "" : ", ") + other;
   }
-  raise(ErrorKind::kUsage, cat("no function is registered for RPC as \"", name,
-                               "\" in this worker's program; it has ", names.empty() ? "none" : names));
+  base::raise(ErrorKind::kUsage,
+              base::cat("no function is registered for RPC as \"", name,
+                        "\" in this worker's program; it has ", names.empty() ? "none" : names));
 }
 
 }  // namespace
@@ -116,12 +119,13 @@ const FunctionEntry& find_function(const void* key, std::size_t n_bytes, const s
   const std::lock_guard lock(functions.mutex);
   const auto name = functions.names.find(key_of(key, n_bytes, type));
   if (name == functions.names.end()) {
-    const std::string what = demangle(type.name());
+    const std::string what = base::demangle(type.name());
     const bool method = what.find("::*)") != std::string::npos;
-    raise(ErrorKind::kUsage,
-          cat("this ", method ? "method" : "function", ", a ", what, ", is not registered for RPC: write ",
-              method ? "LOCKSTEP_RPC_METHOD(&Class::it)" : "LOCKSTEP_RPC_FUNCTION(it)",
-              "; once, in a source file that both workers' programs contain"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("this ", method ? "method" : "function", ", a ", what,
+                          ", is not registered for RPC: write ",
+                          method ? "LOCKSTEP_RPC_METHOD(&Class::it)" : "LOCKSTEP_RPC_FUNCTION(it)",
+                          "; once, in a source file that both workers' programs contain"));
   }
   return functions.by_name.find(name->second)->second;
 }

@@ -19,7 +19,8 @@
 #include <typeinfo>
 #include <utility>
 
-#include "lockstep/base/demangle.h"
+#include "lockstep/base/detail/demangle.h"
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/object/object.h"
 #include "lockstep/rpc/future.h"
 
@@ -41,7 +42,7 @@ const ValueType* value_type() {
                                      if constexpr (object::Encodable<T>) {
                                        return object::Codec<T>::name();
                                      } else {
-                                       return demangle(typeid(T).name());
+                                       return base::demangle(typeid(T).name());
                                      }
                                    },
                                .encode =
@@ -123,7 +124,7 @@ void finish(Call&& call, const FunctionEntry::Done& done) {
   if constexpr (is_future<R>) {
     using T = typename Unwrapped<R>::type;
     auto future = call();
-    if (!future.valid()) raise(ErrorKind::kUsage, "the function returned an empty Future");
+    if (!future.valid()) base::raise(ErrorKind::kUsage, "the function returned an empty Future");
     future.state()->on_over([state = future.state(), done] {
       if (const auto* failure = state->failure()) {
         done(nullptr, failure);

@@ -1,19 +1,20 @@
 #include "lockstep/rpc/future.h"
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::rpc::internal {
 
 void raise_empty_future() {
-  raise(ErrorKind::kUsage,
-        "this Future is empty: it was made by Future(), and no call or Promise is behind it");
+  base::raise(ErrorKind::kUsage,
+              "this Future is empty: it was made by Future(), and no call or Promise is behind it");
 }
 
 void raise_late(Milliseconds timeout) {
-  raise(ErrorKind::kTimeout,
-        cat("RPCErr:", static_cast<int>(RpcErrorCode::kTimeout), ": Future::wait: not over after ",
-            timeout.count(), " milliseconds; it goes on, and may be waited for again"));
+  base::raise(ErrorKind::kTimeout, base::cat("RPCErr:", static_cast<int>(RpcErrorCode::kTimeout),
+                                             ": Future::wait: not over after ", timeout.count(),
+                                             " milliseconds; it goes on, and may be waited for again"));
 }
 
 bool FutureBase::wait_over(Deadline deadline, const std::function<std::string()>& waiting) {
@@ -27,7 +28,7 @@ bool FutureBase::wait_over(Deadline deadline, const std::function<std::string()>
   {
     std::unique_lock lock(mutex_);
     ++n_sleeping_;
-    SlowWait slow(deadline);
+    base::SlowWait slow(deadline);
     const auto ended = [this] { return over(); };
     while (!changed_.wait_until(lock, slow.next().time_point(), ended) && !deadline.expired()) {
       lock.unlock();
@@ -44,7 +45,7 @@ bool FutureBase::wait_over(Deadline deadline, const std::function<std::string()>
   return over();
 }
 
-Awaited FutureBase::awaited(const Pump* pump, const std::function<std::string()>& waiting) const {
+base::Awaited FutureBase::awaited(const Pump* pump, const std::function<std::string()>& waiting) const {
   if (waiting) return {.words = waiting()};
   if (pump != nullptr) return pump->awaited(*this);
   return {.words = "Future::wait waits for a Promise of this process that nobody has set"};

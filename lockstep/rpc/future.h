@@ -25,7 +25,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/slow_wait.h"
+#include "lockstep/base/detail/slow_wait.h"
 #include "lockstep/rpc/failure.h"
 
 namespace lockstep::rpc {
@@ -49,7 +49,7 @@ class Pump {
   virtual void before_sleep() = 0;
   virtual void after_sleep() = 0;
   // What `future` waits for, for the line of a wait that lasts.
-  virtual Awaited awaited(const FutureBase& future) const = 0;
+  virtual base::Awaited awaited(const FutureBase& future) const = 0;
 };
 
 class FutureBase {
@@ -92,7 +92,7 @@ class FutureBase {
   }
 
  private:
-  Awaited awaited(const Pump* pump, const std::function<std::string()>& waiting) const;
+  base::Awaited awaited(const Pump* pump, const std::function<std::string()>& waiting) const;
 
   std::atomic<std::uint8_t> over_{0};
   std::optional<CallFailure> failure_;  // written before over_

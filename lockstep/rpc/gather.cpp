@@ -1,6 +1,7 @@
 #include "lockstep/rpc/gather.h"
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 
 namespace lockstep::rpc {
 namespace internal {
@@ -60,8 +61,9 @@ std::map<std::string, Object> Gatherings::gather(const Object& value, std::vecto
     for (const auto& worker : agent_.workers()) names.insert(worker.name);
   }
   if (!names.contains(agent_.self().name)) {
-    raise(ErrorKind::kUsage, cat("a gathering must name the worker that comes to it: ", agent_.self().name,
-                                 " is not among ", joined({names.begin(), names.end()})));
+    base::raise(ErrorKind::kUsage,
+                base::cat("a gathering must name the worker that comes to it: ", agent_.self().name,
+                          " is not among ", joined({names.begin(), names.end()})));
   }
   std::uint64_t number = 0;
   {
@@ -73,11 +75,11 @@ std::map<std::string, Object> Gatherings::gather(const Object& value, std::vecto
       agent_.request(leader.id, Kind::kGather,
                      {.body = encode(GatherRecord{
                           .names = names, .number = number, .name = agent_.self().name, .value = value})},
-                     timeout, cat("a gathering of ", names.size(), " workers led by ", leader.name));
+                     timeout, base::cat("a gathering of ", names.size(), " workers led by ", leader.name));
   try {
     call.state()->wait_over(Deadline::never(), [&] {
-      return cat("worker ", agent_.self().name, " waits in a gathering of ", names.size(), " workers",
-                 ask_missing(leader, {names, number}));
+      return base::cat("worker ", agent_.self().name, " waits in a gathering of ", names.size(), " workers",
+                       ask_missing(leader, {names, number}));
     });
     const auto answer = call.value();
     return decode<std::map<std::string, Object>>(answer.body.bytes, answer.blobs);
@@ -85,7 +87,7 @@ std::map<std::string, Object> Gatherings::gather(const Object& value, std::vecto
     if (error.kind() != ErrorKind::kTimeout) throw;
     Failure failure = error.failure();
     failure.message += ask_missing(leader, {names, number});
-    raise(std::move(failure));
+    base::raise(std::move(failure));
   }
 }
 
@@ -98,9 +100,9 @@ std::string Gatherings::ask_missing(const WorkerInfo& leader, const Key& key) {
                      "who has not come")
             .wait();
     const auto names = decode<std::vector<std::string>>(answer.body.bytes, answer.blobs);
-    return names.empty() ? "; all have come by now" : cat("; these have not come: ", joined(names));
+    return names.empty() ? "; all have come by now" : base::cat("; these have not come: ", joined(names));
   } catch (const Error&) {
-    return cat("; ", leader.name, ", which leads it, does not answer");
+    return base::cat("; ", leader.name, ", which leads it, does not answer");
   }
 }
 
@@ -188,11 +190,11 @@ void Gatherings::on_lost(WorkerId peer, const std::string& cause) {
     }
   }
   for (auto& [key, gathering] : failed) {
-    const CallFailure failure{
-        .failure = {.kind = ErrorKind::kPeerLost,
-                    .message = cat("a gathering waits for ", joined(missing(key.first, gathering.values)),
-                                   "; worker ", name, " is gone: ", cause),
-                    .peer = LostPeer{.rank = peer, .cause = cause}}};
+    const CallFailure failure{.failure = {.kind = ErrorKind::kPeerLost,
+                                          .message = base::cat("a gathering waits for ",
+                                                               joined(missing(key.first, gathering.values)),
+                                                               "; worker ", name, " is gone: ", cause),
+                                          .peer = LostPeer{.rank = peer, .cause = cause}}};
     for (auto& waiting : gathering.requests) waiting.answer_failure(failure);
   }
 }

@@ -6,6 +6,7 @@
 #include <atomic>
 #include <thread>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/rpc/internal/farewell.h"
 #include "lockstep/rpc/rpc_testing.h"
 #include "lockstep/store/hash_store.h"
@@ -78,7 +79,7 @@ class MortalStore final : public Store {
   // Nor are attempts at the token.
   Store& alive(bool counts = true) {
     const int n_left = counts_ && counts ? life_->n_left.fetch_sub(1) : life_->n_left.load();
-    if (n_left <= 0) raise(ErrorKind::kAborted, "this worker is dead");
+    if (n_left <= 0) base::raise(ErrorKind::kAborted, "this worker is dead");
     return *inner_;
   }
   const std::shared_ptr<Store> inner_;
@@ -189,7 +190,7 @@ bool survive_death_at(int n, While when) {
 void survive_every_death(While when) {
   constexpr int kOperations = 32;
   std::atomic<int> next{0}, n_deaths{0};
-  std::vector<Thread> threads;
+  std::vector<base::Thread> threads;
   for (int i = 0; i < 8; ++i) {
     threads.emplace_back("town", [&] {
       for (int n = next++; n < kOperations; n = next++) {

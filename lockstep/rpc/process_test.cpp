@@ -368,7 +368,7 @@ void fork_child_that_exits(const std::function<void()>& body) {
     status = status_of_child_that_exits(body);
     if (!WIFSIGNALED(status) || WTERMSIG(status) != SIGALRM) break;
   }
-  require(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child " + describe_wait_status(status));
+  require(WIFEXITED(status) && WEXITSTATUS(status) == 0, "the child " + base::describe_wait_status(status));
 }
 
 // Before and after a child of it exits a worker calls, is called, and notices the end of the other.

@@ -18,9 +18,10 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/process.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/process.h"
-#include "lockstep/base/text.h"
 #include "lockstep/rpc/rpc.h"
 #include "lockstep/store/file_store.h"
 
@@ -40,7 +41,7 @@ inline std::int64_t now_ns() {
 
 // A failed check in a child must end it: GoogleTest's own would stay there unseen.
 inline void require(bool condition, const std::string& what) {
-  if (!condition) raise(ErrorKind::kInternal, "not so: " + what);
+  if (!condition) base::raise(ErrorKind::kInternal, "not so: " + what);
 }
 
 struct ChildrenOptions {
@@ -54,7 +55,7 @@ class Children {
   // Forks n workers "worker0".. that init_rpc and run body(rank, board); a body shuts RPC down itself, or is killed.
   Children(int n, const std::function<void(int, Board&)>& body, ChildrenOptions options = {})
       : n_(n), options_(std::move(options)) {
-    path_ = (std::filesystem::temp_directory_path() / ("lockstep-rpc-" + random_hex(8))).string();
+    path_ = (std::filesystem::temp_directory_path() / ("lockstep-rpc-" + base::random_hex(8))).string();
     void* memory = ::mmap(nullptr, sizeof(Board), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) std::abort();
     board_ = new (memory) Board;
@@ -93,7 +94,7 @@ class Children {
     auto& pid = pids_[static_cast<std::size_t>(rank)];
     int status = 0;
     ASSERT_EQ(::waitpid(pid, &status, 0), pid);
-    ASSERT_TRUE(WIFSIGNALED(status)) << "worker " << rank << " " << describe_wait_status(status);
+    ASSERT_TRUE(WIFSIGNALED(status)) << "worker " << rank << " " << base::describe_wait_status(status);
     pid = ::fork();
     if (pid == 0) ::_exit(run(rank, body));
   }
@@ -125,7 +126,7 @@ class Children {
         EXPECT_TRUE(WIFSIGNALED(status) && WTERMSIG(status) == SIGKILL) << "worker " << rank;
       } else {
         EXPECT_TRUE(WIFEXITED(status) && WEXITSTATUS(status) == 0)
-            << "worker " << rank << " " << describe_wait_status(status);
+            << "worker " << rank << " " << base::describe_wait_status(status);
       }
     }
   }

@@ -41,7 +41,7 @@ using Sent = std::conditional_t<std::is_convertible_v<A, std::string> &&
 // "new Counter".
 template <class T>
 std::string constructor_name() {
-  return "new " + demangle(typeid(T).name());
+  return "new " + base::demangle(typeid(T).name());
 }
 
 template <class T, class... A>

@@ -7,10 +7,11 @@
 #include <set>
 #include <thread>
 
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/slow_wait.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/slow_wait.h"
-#include "lockstep/base/text.h"
 #include "lockstep/courier/host_courier.h"
 #include "lockstep/net/address.h"
 #include "lockstep/rendezvous/rendezvous.h"
@@ -34,41 +35,44 @@ struct Session {
 void check_name(const std::string& name) {
   const auto good = [](unsigned char c) { return std::isalnum(c) != 0 || c == '_' || c == ':' || c == '-'; };
   if (!name.empty() && name.size() < 128 && std::ranges::all_of(name, good)) return;
-  raise(ErrorKind::kUsage,
-        cat("init_rpc: \"", name,
-            "\" is no name for a worker: 1 to 127 letters, digits, \"_\", \":\" and \"-\""));
+  base::raise(ErrorKind::kUsage,
+              base::cat("init_rpc: \"", name,
+                        "\" is no name for a worker: 1 to 127 letters, digits, \"_\", \":\" and \"-\""));
 }
 
 void check_one_to_one(const std::string& worker, const DeviceMap& map) {
   std::set<int> targets;
   for (const auto& [from, to] : map) {
     if (from < 0 || to < 0)
-      raise(ErrorKind::kUsage, cat("the device map of ", worker, " has a negative device"));
+      base::raise(ErrorKind::kUsage, base::cat("the device map of ", worker, " has a negative device"));
     if (!targets.insert(to).second) {
-      raise(ErrorKind::kUsage, cat("the device map of ", worker, " puts two devices on its device ", to,
-                                   "; answers could not find their way back"));
+      base::raise(ErrorKind::kUsage,
+                  base::cat("the device map of ", worker, " puts two devices on its device ", to,
+                            "; answers could not find their way back"));
     }
   }
 }
 
 void check_options(const RpcOptions& options) {
   if (options.num_worker_threads < 1) {
-    raise(ErrorKind::kUsage,
-          cat("init_rpc: num_worker_threads is ", options.num_worker_threads, "; at least 1 is needed"));
+    base::raise(ErrorKind::kUsage, base::cat("init_rpc: num_worker_threads is ", options.num_worker_threads,
+                                             "; at least 1 is needed"));
   }
   if (options.rpc_timeout.count() < 0)
-    raise(ErrorKind::kUsage, "init_rpc: rpc_timeout is negative; zero means none");
+    base::raise(ErrorKind::kUsage, "init_rpc: rpc_timeout is negative; zero means none");
   if (options.store && !options.init_method.empty()) {
-    raise(ErrorKind::kUsage, "init_rpc: give a store or an init_method, not both");
+    base::raise(ErrorKind::kUsage, "init_rpc: give a store or an init_method, not both");
   }
   if (options.store && options.rank < 0 && options.world_size != kDynamic) {
-    raise(ErrorKind::kUsage, "init_rpc: with a store, rank and world_size are needed");
+    base::raise(ErrorKind::kUsage, "init_rpc: with a store, rank and world_size are needed");
   }
   if (options.rank > 0xFFFF)
-    raise(ErrorKind::kUsage, cat("init_rpc: rank ", options.rank, " is beyond 65535"));
-  if (options.world_size < -1) raise(ErrorKind::kUsage, cat("init_rpc: world_size is ", options.world_size));
+    base::raise(ErrorKind::kUsage, base::cat("init_rpc: rank ", options.rank, " is beyond 65535"));
+  if (options.world_size < -1)
+    base::raise(ErrorKind::kUsage, base::cat("init_rpc: world_size is ", options.world_size));
   for (const auto& [worker, map] : options.device_maps) check_one_to_one(worker, map);
-  if (const auto clash = registration_clash(); !clash.empty()) raise(ErrorKind::kUsage, "init_rpc: " + clash);
+  if (const auto clash = registration_clash(); !clash.empty())
+    base::raise(ErrorKind::kUsage, "init_rpc: " + clash);
 }
 
 // The address of this host from which the meeting place is reached; "" when that is on this host's loopback, or nowhere.
@@ -76,7 +80,7 @@ std::string own_address(std::shared_ptr<Store> store) {
   if (const auto* prefixed = dynamic_cast<const PrefixStore*>(store.get()))
     store = prefixed->innermost_store();
   const auto* tcp = dynamic_cast<const TcpStore*>(store.get());
-  const auto host = tcp != nullptr ? tcp->host() : environment(Var::kMasterAddr);
+  const auto host = tcp != nullptr ? tcp->host() : base::environment(base::EnvVar::kMasterAddr);
   if (!host || net::names_loopback(*host)) return "";
   const std::string own = net::own_address_toward(*host);
   return net::names_loopback(own) ? "" : own;
@@ -96,7 +100,7 @@ Backends& backends() {
            .secret = JobSecret::from_environment(),
            .transport = request.options->tcp_only ? courier::Transport::kTcp : courier::Transport::kAuto,
            .bind_host = request.options->bind_host,
-           .insecure = environment_flag(Var::kLockstepInsecure)});
+           .insecure = base::environment_flag(base::EnvVar::kLockstepInsecure)});
     };
     return true;
   }();
@@ -110,13 +114,14 @@ MakeCourier find_backend(const std::string& name) {
   if (found != backends().makers.end()) return found->second;
   std::string names;
   for (const auto& [other, unused] : backends().makers) names += (names.empty() ? "" : ", ") + other;
-  raise(ErrorKind::kUsage, cat("init_rpc: there is no RPC back end named \"", name, "\"; there are ", names));
+  base::raise(ErrorKind::kUsage,
+              base::cat("init_rpc: there is no RPC back end named \"", name, "\"; there are ", names));
 }
 
 // The n-th init_rpc of every rank meets in a place of its own.
 std::string take_prefix(bool dynamic) {
   if (dynamic) return "rpc_dynamic";
-  return cat("rpc_prefix_", count_init());
+  return base::cat("rpc_prefix_", count_init());
 }
 
 RendezvousResult meet(const RpcOptions& options, bool dynamic) {
@@ -131,17 +136,18 @@ RendezvousResult meet(const RpcOptions& options, bool dynamic) {
 // Until this worker waits for no answer, and, if asked, runs nothing for others.
 enum class Idle : std::uint8_t { kOwnCalls, kAllCalls };
 void wait_idle(Agent& agent, Deadline deadline, Idle idle) {
-  std::optional<SlowWait> slow;
+  std::optional<base::SlowWait> slow;
   while (agent.n_waiting() != 0 || (idle == Idle::kAllCalls && agent.n_running() != 0)) {
     if (deadline.expired()) {
-      raise(ErrorKind::kTimeout,
-            cat("shutdown: ", agent.n_waiting(), " calls of this worker have no answer yet, ",
-                agent.n_running(), " calls of others still run here"));
+      base::raise(ErrorKind::kTimeout,
+                  base::cat("shutdown: ", agent.n_waiting(), " calls of this worker have no answer yet, ",
+                            agent.n_running(), " calls of others still run here"));
     }
     if (!slow) slow.emplace(deadline);
     slow->say_if_due([&] {
-      return cat("shutdown of ", agent.self().name, " waits for answers to its calls: ", agent.unanswered(),
-                 "; ", agent.n_running(), " calls of others still run here");
+      return base::cat("shutdown of ", agent.self().name,
+                       " waits for answers to its calls: ", agent.unanswered(), "; ", agent.n_running(),
+                       " calls of others still run here");
     });
     std::this_thread::sleep_for(Milliseconds(1));
   }
@@ -152,7 +158,7 @@ void drop_rrefs(Agent& agent, Deadline deadline) {
   auto& rrefs = rref_context(agent);
   rrefs.drop_users();
   if (!rrefs.wait_idle(deadline))
-    raise(ErrorKind::kTimeout, "shutdown: RRefs could not be given back in time");
+    base::raise(ErrorKind::kTimeout, "shutdown: RRefs could not be given back in time");
 }
 
 void leave_static(Agent& agent, Deadline deadline) {
@@ -196,15 +202,16 @@ namespace {
 void init_worker(const std::optional<std::string>& name, RpcOptions options) {
   if (name) check_name(*name);
   check_options(options);
-  if (is_initialized()) raise(ErrorKind::kUsage, "init_rpc was called before; call shutdown first");
+  if (is_initialized()) base::raise(ErrorKind::kUsage, "init_rpc was called before; call shutdown first");
   const auto make_courier = find_backend(options.backend);
   const Deadline deadline = Deadline::after(options.init_timeout);
   const bool dynamic = options.world_size == kDynamic;
   const auto place = meet(options, dynamic);
   if (dynamic && !place.store)
-    raise(ErrorKind::kUsage, "init_rpc: a dynamic group needs a store or an address");
+    base::raise(ErrorKind::kUsage, "init_rpc: a dynamic group needs a store or an address");
   if (!dynamic && (place.rank < 0 || place.rank >= place.world_size || place.world_size > 0x10000)) {
-    raise(ErrorKind::kUsage, cat("init_rpc: rank ", place.rank, " in a world of ", place.world_size));
+    base::raise(ErrorKind::kUsage,
+                base::cat("init_rpc: rank ", place.rank, " in a world of ", place.world_size));
   }
   if (options.bind_host.empty()) options.bind_host = own_address(place.store);
   // Counted when nothing about the options can be wrong any more: a worker that was refused meets the others all the same.
@@ -217,11 +224,11 @@ void init_worker(const std::optional<std::string>& name, RpcOptions options) {
     internal::claim_number(*session->store, static_cast<WorkerId>(options.rank));
   const WorkerId id = dynamic && options.rank < 0 ? internal::take_number(*session->store)
                                                   : static_cast<WorkerId>(place.rank);
-  const WorkerInfo self{.id = id, .name = name ? *name : cat("worker", id)};
+  const WorkerInfo self{.id = id, .name = name ? *name : base::cat("worker", id)};
   const auto agent = Agent::start({.self = self,
                                    .num_worker_threads = options.num_worker_threads,
                                    .rpc_timeout = options.rpc_timeout,
-                                   .rank = this_rank_thread(),
+                                   .rank = base::this_rank_thread(),
                                    .extensions = options.extensions},
                                   make_courier({.self = self, .options = &options}));
   try {
@@ -252,8 +259,9 @@ void init_rpc(RpcOptions options) {
 void shutdown(ShutdownOptions options) {
   const auto agent = current_agent("shutdown");
   if (agent->on_own_thread()) {
-    raise(ErrorKind::kUsage,
-          "shutdown: called by a function that runs for another worker, on one of the agent's own threads");
+    base::raise(
+        ErrorKind::kUsage,
+        "shutdown: called by a function that runs for another worker, on one of the agent's own threads");
   }
   const auto session = std::static_pointer_cast<Session>(current_session());
   const Deadline deadline = Deadline::after(options.timeout);
@@ -303,7 +311,7 @@ std::map<std::string, DeviceMap> get_device_maps() {
 void register_rpc_backend(const std::string& name, MakeCourier make) {
   const std::lock_guard lock(backends().mutex);
   if (!backends().makers.try_emplace(name, std::move(make)).second) {
-    raise(ErrorKind::kUsage, cat("there is an RPC back end named \"", name, "\" already"));
+    base::raise(ErrorKind::kUsage, base::cat("there is an RPC back end named \"", name, "\" already"));
   }
 }
 

@@ -7,9 +7,9 @@
 #include <filesystem>
 #include <thread>
 
-#include "lockstep/base/process.h"
-#include "lockstep/base/rank_thread.h"
-#include "lockstep/base/thread.h"
+#include "lockstep/base/detail/process.h"
+#include "lockstep/base/detail/rank_thread.h"
+#include "lockstep/base/detail/thread.h"
 #include "lockstep/courier/local_courier.h"
 #include "lockstep/rpc/rpc_testing.h"
 #include "lockstep/store/hash_store.h"
@@ -54,11 +54,11 @@ void as_ranks(int n, const std::function<void(int, std::shared_ptr<Store>)>& fn)
   std::mutex mutex;
   std::exception_ptr first;
   {
-    std::vector<Thread> threads;
+    std::vector<base::Thread> threads;
     for (int rank = 0; rank < n; ++rank) {
       threads.emplace_back("rank " + std::to_string(rank), [&, rank] {
-        RankThread self;
-        const RankThreadScope scope(&self);
+        base::RankThread self;
+        const base::RankThreadScope scope(&self);
         try {
           fn(rank, store->clone());
         } catch (...) {
@@ -333,7 +333,7 @@ TEST(Rpc, AStrictWorkerDoesNotLeaveSilentlyWhatOthersReferTo) {
 }
 
 TEST(Rpc, DynamicGroupsMeetByUrl) {
-  const auto file = std::filesystem::temp_directory_path() / ("lockstep-rpc-" + random_hex(8));
+  const auto file = std::filesystem::temp_directory_path() / ("lockstep-rpc-" + base::random_hex(8));
   const auto port = TcpStore::open("127.0.0.1", {.port = 0, .is_master = true})->port();
   for (const auto& url : {"file://" + file.string(), "tcp://127.0.0.1:" + std::to_string(port)}) {
     std::atomic<int> n_left{2};

@@ -13,8 +13,8 @@
 #include <thread>
 #include <vector>
 
-#include "lockstep/base/rank_thread.h"
-#include "lockstep/base/thread.h"
+#include "lockstep/base/detail/rank_thread.h"
+#include "lockstep/base/detail/thread.h"
 #include "lockstep/courier/local_courier.h"
 #include "lockstep/rpc/agent.h"
 #include "lockstep/rpc/current.h"
@@ -120,7 +120,7 @@ struct Workers {
 inline void run_workers(int n, const std::function<void(int, Workers&)>& fn,
                         const WorkersOptions& options = {}, const std::function<void(Workers&)>& after = {}) {
   Workers workers{.exchange = courier::LocalExchange::create(options.exchange), .agents = {}};
-  std::vector<RankThread> ranks(static_cast<std::size_t>(n));
+  std::vector<base::RankThread> ranks(static_cast<std::size_t>(n));
   std::vector<Bytes> addresses;
   for (int i = 0; i < n; ++i) {
     auto courier = workers.exchange->join(static_cast<WorkerId>(i));
@@ -133,7 +133,7 @@ inline void run_workers(int n, const std::function<void(int, Workers&)>& fn,
                       .rank = &ranks[static_cast<std::size_t>(i)],
                       .extensions = options.extensions},
                      std::move(courier)));
-    const RankThreadScope scope(&ranks[static_cast<std::size_t>(i)]);
+    const base::RankThreadScope scope(&ranks[static_cast<std::size_t>(i)]);
     set_current_agent(workers.agents.back());
   }
   for (auto& agent : workers.agents) {
@@ -153,10 +153,10 @@ inline void run_workers(int n, const std::function<void(int, Workers&)>& fn,
     }
   };
   {
-    std::vector<Thread> threads;
+    std::vector<base::Thread> threads;
     for (int i = 0; i < n; ++i) {
       threads.emplace_back("worker " + std::to_string(i), [&, i] {
-        const RankThreadScope scope(&ranks[static_cast<std::size_t>(i)]);
+        const base::RankThreadScope scope(&ranks[static_cast<std::size_t>(i)]);
         guarded([&] { fn(i, workers); });
       });
     }

@@ -1,6 +1,8 @@
 // The calls of RRefContext: making a value on another worker, and fetching it.
-#include "lockstep/base/demangle.h"
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/demangle.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/rpc/rref_context.h"
 #include "lockstep/rpc/rref_scope.h"
 
@@ -13,7 +15,7 @@ using internal::RRefOnWire;
 namespace {
 
 Bytes remote_body(const RRefOnWire& ref, const Bytes& call) {
-  ByteWriter writer;
+  base::ByteWriter writer;
   writer.put(ref.rref).put(ref.fork).raw(call);
   return writer.take();
 }
@@ -27,13 +29,13 @@ struct FetchHead {
 };
 
 FetchHead read_fetch(std::span<const std::uint8_t> body) {
-  ByteReader reader(body);
+  base::ByteReader reader(body);
   const auto context = reader.get<std::uint64_t>();
   const auto rref = reader.get<std::uint64_t>();
   const auto fork = reader.get<std::uint64_t>();
   const auto ask = reader.get<std::uint8_t>();
   if (!ask || *ask > 1)
-    raise(ErrorKind::kUsage, "this does not ask for an RRef's value: the message is damaged");
+    base::raise(ErrorKind::kUsage, "this does not ask for an RRef's value: the message is damaged");
   return {.context = *context, .rref = *rref, .fork = *fork, .ask = *ask};
 }
 
@@ -44,13 +46,13 @@ Payload encode_fetched(Agent& agent, const FetchHead& head, WorkerId to, const O
   const void* object = value.promise.state()->value().get();
   if (head.ask == static_cast<std::uint8_t>(RRefContext::Ask::kType)) {
     return internal::encode_value(agent, 0, to, [&](object::Encoder& encoder) {
-      object::write(encoder, demangle(type->dynamic(object).name()));
+      object::write(encoder, base::demangle(type->dynamic(object).name()));
     });
   }
   if (type->encode == nullptr) {
-    raise(ErrorKind::kUsage, cat("a value of type ", demangle(type->type->name()),
-                                 " cannot be sent: call its methods "
-                                 "through the RRef instead of to_here()"));
+    base::raise(ErrorKind::kUsage, base::cat("a value of type ", base::demangle(type->type->name()),
+                                             " cannot be sent: call its methods "
+                                             "through the RRef instead of to_here()"));
   }
   return internal::encode_value(agent, head.context, to,
                                 [&](object::Encoder& encoder) { type->encode(encoder, object); });
@@ -99,10 +101,10 @@ void RRefContext::serve_remote(Request request) {
   std::shared_ptr<OwnedValue> value;
   CallHead head;
   try {
-    ByteReader reader(shared->body());
+    base::ByteReader reader(shared->body());
     const auto rref = reader.get<std::uint64_t>();
     const auto fork = reader.get<std::uint64_t>();
-    if (!fork) raise(ErrorKind::kUsage, "this is not a call: the message is damaged");
+    if (!fork) base::raise(ErrorKind::kUsage, "this is not a call: the message is damaged");
     ref.rref = *rref;
     ref.fork = *fork;
     head = internal::read_call_head(shared->body().subspan(internal::kRemoteHead));
@@ -111,11 +113,12 @@ void RRefContext::serve_remote(Request request) {
     });
     if (!value) {
       const internal::ReceiveScope taken(shared->agent(), shared->from(), head.rrefs);
-      if (shared->from() == self_.id) raise(ErrorKind::kAborted, "the RRef that this call was for is gone");
-      raise(ErrorKind::kUsage,
-            cat("RRef ", ref.rref,
-                " was made before, or is not its sender's to make: the message is repeated "
-                "or damaged"));
+      if (shared->from() == self_.id)
+        base::raise(ErrorKind::kAborted, "the RRef that this call was for is gone");
+      base::raise(ErrorKind::kUsage,
+                  base::cat("RRef ", ref.rref,
+                            " was made before, or is not its sender's to make: the message is repeated "
+                            "or damaged"));
     }
   } catch (...) {
     shared->answer_failure(current_call_failure());
@@ -143,26 +146,26 @@ void RRefContext::fetch(const RRefState& state, Ask ask, Milliseconds timeout, A
   // The owner will know the context from now on, and must hear of its end.
   if (auto* extension = context == 0 ? nullptr : alive->extension())
     extension->encode(context, state.owner.id, [] {});
-  ByteWriter writer;
+  base::ByteWriter writer;
   writer.put(context).put(state.ref.rref).put(state.ref.fork).put(static_cast<std::uint8_t>(ask));
   alive->request(state.owner.id, Kind::kRRefFetch, {.body = writer.take()}, timeout,
-                 cat("the value of ", state.text()), std::move(on_answer), future);
+                 base::cat("the value of ", state.text()), std::move(on_answer), future);
 }
 
 void RRefState::wait_made(Milliseconds timeout) const {
   if (!is_owner()) {
-    raise(ErrorKind::kUsage,
-          text() +
-              " has its value on another worker: local_value() works at the owner only; use to_here() "
-              "for a copy, or call a method through the RRef");
+    base::raise(ErrorKind::kUsage,
+                text() +
+                    " has its value on another worker: local_value() works at the owner only; use to_here() "
+                    "for a copy, or call a method through the RRef");
   }
   if (value->over()) return;
   if (timeout.count() < 0) timeout = context->agent_for("local_value")->rpc_timeout();
   const auto waiting = [this] {
-    return cat("the value of ", text(), " is not made yet, and its owner waits");
+    return base::cat("the value of ", text(), " is not made yet, and its owner waits");
   };
   if (!value->promise.state()->wait_over(Deadline::after(timeout), waiting))
-    raise(timeout_failure("the value of " + text(), timeout));
+    base::raise(timeout_failure("the value of " + text(), timeout));
 }
 
 std::string RRefState::type_name(Milliseconds timeout) const {
@@ -174,7 +177,7 @@ std::string RRefState::type_name(Milliseconds timeout) const {
   if (is_owner()) {
     wait_made(timeout);
     if (const auto* failure = value->promise.state()->failure()) failure->raise();
-    name = demangle(value->type.load()->dynamic(value->promise.state()->value().get()).name());
+    name = base::demangle(value->type.load()->dynamic(value->promise.state()->value().get()).name());
   } else {
     check();
     const auto agent = context->agent_for("type_name");

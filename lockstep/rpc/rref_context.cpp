@@ -2,10 +2,12 @@
 
 #include <algorithm>
 
-#include "lockstep/base/demangle.h"
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/demangle.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/slow_wait.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/slow_wait.h"
-#include "lockstep/base/text.h"
 #include "lockstep/rpc/rref_scope.h"
 
 namespace lockstep::rpc {
@@ -36,10 +38,10 @@ Failure because_of(const std::set<WorkerId>& lost, const std::shared_ptr<Agent>&
                    const std::string& what) {
   std::string names;
   for (const auto worker : lost) {
-    names += (names.empty() ? "" : ", ") + (agent ? agent->info(worker).name : cat("#", worker));
+    names += (names.empty() ? "" : ", ") + (agent ? agent->info(worker).name : base::cat("#", worker));
   }
   return {.kind = ErrorKind::kPeerLost,
-          .message = cat(what, "; lost so far: ", names),
+          .message = base::cat(what, "; lost so far: ", names),
           .peer = lost.empty() ? LostPeer{} : LostPeer{.rank = *lost.begin(), .cause = "gone"}};
 }
 
@@ -55,8 +57,8 @@ std::shared_ptr<void> OwnedValue::get(const std::type_info& wanted) const {
   if (const auto* failure = promise.state()->failure()) failure->raise();
   const ValueType* its_type = type.load(std::memory_order_acquire);
   if (its_type != nullptr && *its_type->type != wanted) {
-    raise(ErrorKind::kUsage,
-          cat("this RRef holds ", demangle(its_type->type->name()), ", not ", demangle(wanted.name())));
+    base::raise(ErrorKind::kUsage, base::cat("this RRef holds ", base::demangle(its_type->type->name()),
+                                             ", not ", base::demangle(wanted.name())));
   }
   return promise.state()->value();
 }
@@ -87,17 +89,19 @@ void RRefState::check() const {
   if (is_owner() || !agent || agent->closed()) return;  // whoever goes on says that RPC was shut down
   const auto losses = context->losses(owner.id);
   if (losses.n == losses_before) return;
-  raise({.kind = ErrorKind::kPeerLost,
-         .message = cat(text(), ": worker ", owner.name, " (number ", owner.id, ") is gone: ", losses.cause),
-         .peer = LostPeer{.rank = owner.id, .cause = losses.cause}});
+  base::raise({.kind = ErrorKind::kPeerLost,
+               .message = base::cat(text(), ": worker ", owner.name, " (number ", owner.id,
+                                    ") is gone: ", losses.cause),
+               .peer = LostPeer{.rank = owner.id, .cause = losses.cause}});
 }
 
 Future<void> RRefState::creation() const {
   if (created) return created->future();
   if (!value) {
-    raise(ErrorKind::kUsage, text() +
-                                 " was passed on to this worker: only the worker that called remote(), and "
-                                 "the owner, know when it is made");
+    base::raise(ErrorKind::kUsage,
+                text() +
+                    " was passed on to this worker: only the worker that called remote(), and "
+                    "the owner, know when it is made");
   }
   Promise<void> promise(value->promise.state()->pump());
   value->promise.state()->on_over([state = value->promise.state(), promise] {
@@ -111,7 +115,7 @@ Future<void> RRefState::creation() const {
 }
 
 std::string RRefState::text() const {
-  return cat("RRef ", ref.rref, " of ", owner.name);
+  return base::cat("RRef ", ref.rref, " of ", owner.name);
 }
 
 // The context.
@@ -122,7 +126,7 @@ RRefContext::RRefContext(Agent& agent)
       ledger_({.self = agent.self().id,
                .new_id = [weak = agent.weak_from_this()]() -> std::uint64_t {
                  const auto alive = weak.lock();
-                 if (!alive) raise(ErrorKind::kAborted, "an RRef: the RPC agent is gone");
+                 if (!alive) base::raise(ErrorKind::kAborted, "an RRef: the RPC agent is gone");
                  return alive->new_id();
                },
                .new_value = [weak = agent.weak_from_this()] { return std::make_shared<OwnedValue>(weak); }}) {
@@ -142,17 +146,17 @@ void RRefContext::carry_out(Actions actions) noexcept {
                               "the worker that called remote() was lost before the call arrived here")};
     for (const auto& value : actions.orphaned) value->promise.fail(failure);
   } catch (...) {
-    log(LogLevel::kError, "after a change of RRefs: " + current_failure().message);
+    base::log(LogLevel::kError, "after a change of RRefs: " + base::current_failure().message);
   }
 }
 
 void RRefContext::send(const RRefLedger::Send& send) {
   const auto alive = agent();
   if (!alive || alive->closed()) return;
-  ByteWriter writer;
+  base::ByteWriter writer;
   for (const auto& entry : send.entries) writer.put(entry.rref).put(entry.fork);
   const auto answer = alive->request_again(send.to, kind_of(send.control), {.body = writer.take()},
-                                           cat("a message about RRefs to worker ", send.to), kTries);
+                                           base::cat("a message about RRefs to worker ", send.to), kTries);
   answer.state()->on_over(
       [self = shared_from_this(), state = answer.state(), to = send.to, control = send.control] {
         if (state->failure() != nullptr) {
@@ -160,7 +164,7 @@ void RRefContext::send(const RRefLedger::Send& send) {
           return;
         }
         std::vector<std::uint64_t> refused;
-        ByteReader reader(state->value().body.bytes);
+        base::ByteReader reader(state->value().body.bytes);
         while (const auto fork = reader.get<std::uint64_t>()) refused.push_back(*fork);
         self->with_ledger([&](Actions& actions) { self->ledger_.answered(to, control, refused, actions); });
       });
@@ -172,7 +176,7 @@ void RRefContext::drop(std::uint64_t fork) noexcept {
   try {
     with_ledger([&](Actions& actions) { ledger_.drop(fork, actions); });
   } catch (...) {
-    log(LogLevel::kError, "an RRef's end: " + current_failure().message);
+    base::log(LogLevel::kError, "an RRef's end: " + base::current_failure().message);
   }
 }
 
@@ -184,9 +188,10 @@ bool RRefContext::confirmed(std::uint64_t fork) const {
 std::shared_ptr<Agent> RRefContext::agent_for(const char* what) const {
   auto alive = agent();
   if (!made_here_)
-    raise(ErrorKind::kUsage, cat(what, ": this process was forked from the worker whose RRef this is"));
+    base::raise(ErrorKind::kUsage,
+                base::cat(what, ": this process was forked from the worker whose RRef this is"));
   if (!alive || alive->closed())
-    raise(ErrorKind::kUsage, cat(what, ": the RPC agent it was made with was shut down"));
+    base::raise(ErrorKind::kUsage, base::cat(what, ": the RPC agent it was made with was shut down"));
   return alive;
 }
 
@@ -198,15 +203,15 @@ void RRefContext::drop_users() {
 
 bool RRefContext::wait_idle(Deadline deadline) {
   std::unique_lock lock(mutex_);
-  SlowWait slow(deadline);
+  base::SlowWait slow(deadline);
   while (!changed_.wait_until(lock, slow.next().time_point(), [&] { return ledger_.idle(); })) {
     if (deadline.expired()) return false;
     lock.unlock();
     slow.say_if_due([&] {
       const auto alive = agent();
-      return cat("worker ", self_.name,
-                 " waits for owners to take back its RRefs; its calls without an answer: ",
-                 alive ? alive->unanswered() : "none");
+      return base::cat("worker ", self_.name,
+                       " waits for owners to take back its RRefs; its calls without an answer: ",
+                       alive ? alive->unanswered() : "none");
     });
     lock.lock();
   }
@@ -221,21 +226,22 @@ std::string RRefContext::leaks() const {
   ledger_.for_each_forked([&](std::uint64_t rref, const auto& value, const auto& forks) {
     if (++n > 10) return;
     const ValueType* type = value->type.load();
-    list += cat("\n  RRef ", rref, type == nullptr ? "" : cat(" (", demangle(type->type->name()), ")"),
-                ", held by worker");
-    for (const auto& [fork, holder] : forks) list += cat(" ", holder);
+    list += base::cat("\n  RRef ", rref,
+                      type == nullptr ? "" : base::cat(" (", base::demangle(type->type->name()), ")"),
+                      ", held by worker");
+    for (const auto& [fork, holder] : forks) list += base::cat(" ", holder);
   });
   if (n == 0) return {};
-  if (n > 10) list += cat("\n  and ", n - 10, " more");
-  return cat("other workers still refer to ", n, " values of ", self_.name,
-             " that its end takes with it:", list);
+  if (n > 10) list += base::cat("\n  and ", n - 10, " more");
+  return base::cat("other workers still refer to ", n, " values of ", self_.name,
+                   " that its end takes with it:", list);
 }
 
 void RRefContext::check_leaks(LeakCheck check) const {
   const auto text = leaks();
   if (text.empty()) return;
-  if (check == LeakCheck::kStrict) raise(ErrorKind::kUsage, text);
-  log(LogLevel::kWarn, text);
+  if (check == LeakCheck::kStrict) base::raise(ErrorKind::kUsage, text);
+  base::log(LogLevel::kWarn, text);
 }
 
 void RRefContext::debug_info(std::map<std::string, std::string>& info) const {
@@ -265,9 +271,10 @@ std::shared_ptr<OwnedValue> RRefContext::value_of(std::uint64_t rref) {
       })) {
     return value;
   }
-  raise(because_of(
+  base::raise(because_of(
       lost, agent(),
-      cat("RRef ", rref, " of ", self_.name,
+      base::cat(
+          "RRef ", rref, " of ", self_.name,
           " is gone: nobody was known to refer to it any more, since a worker was lost that had made it or "
           "passed it on")));
 }
@@ -280,7 +287,7 @@ RRefOnWire RRefContext::share(const RRefState& state, WorkerId to) {
     child = ledger_.share_owned(state.ref.rref, state.value, to);
     return true;
   });
-  if (!shared) raise(ErrorKind::kUsage, state.text() + " was given up by shutdown: it cannot be sent");
+  if (!shared) base::raise(ErrorKind::kUsage, state.text() + " was given up by shutdown: it cannot be sent");
   return child;
 }
 
@@ -291,7 +298,7 @@ void RRefContext::unshare(const std::vector<RRefOnWire>& children) noexcept {
       for (const auto& child : children) ledger_.unshare(child, actions);
     });
   } catch (...) {
-    log(LogLevel::kError, "an RRef that was not sent: " + current_failure().message);
+    base::log(LogLevel::kError, "an RRef that was not sent: " + base::current_failure().message);
   }
 }
 
@@ -299,7 +306,8 @@ std::shared_ptr<RRefState> RRefContext::receive(const RRefOnWire& ref, WorkerId 
   const auto alive = agent_for("an RRef");
   bool fits = false;
   auto value = with_ledger([&](Actions& actions) { return ledger_.receive(ref, from, fits, actions); });
-  if (!fits) raise(ErrorKind::kUsage, cat("worker ", from, " sent an RRef that is not its to send"));
+  if (!fits)
+    base::raise(ErrorKind::kUsage, base::cat("worker ", from, " sent an RRef that is not its to send"));
   if (value) {
     return std::make_shared<RRefState>(shared_from_this(), RRefOnWire{.rref = ref.rref, .owner = self_.id},
                                        self_, std::move(value));
@@ -352,13 +360,13 @@ void RRefContext::end() noexcept {
 
 void RRefContext::serve_control(Request request, Control control) {
   std::vector<ForkEntry> entries;
-  ByteReader reader(request.body());
+  base::ByteReader reader(request.body());
   while (const auto rref = reader.get<std::uint64_t>()) {
     entries.push_back({.rref = *rref, .fork = reader.get<std::uint64_t>().value_or(0)});
   }
   const auto refused =
       with_ledger([&](Actions& actions) { return ledger_.take(request.from(), control, entries, actions); });
-  ByteWriter writer;
+  base::ByteWriter writer;
   for (const auto fork : refused) writer.put(fork);
   request.answer({.body = writer.take()});
 }

@@ -15,7 +15,7 @@
 #include <typeinfo>
 #include <vector>
 
-#include "lockstep/base/forks.h"
+#include "lockstep/base/detail/forks.h"
 #include "lockstep/rpc/agent.h"
 #include "lockstep/rpc/call.h"
 #include "lockstep/rpc/rref_ledger.h"
@@ -149,7 +149,7 @@ class RRefContext final : public std::enable_shared_from_this<RRefContext> {
   // The agent is gone: so is what it kept for others.
   void end() noexcept;
 
-  const MadeHere made_here_;
+  const base::MadeHere made_here_;
   const std::weak_ptr<Agent> agent_;
   const WorkerInfo self_;
   mutable std::mutex mutex_;

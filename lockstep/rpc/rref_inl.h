@@ -1,7 +1,8 @@
 // The bodies of RRef's templates, and its codec. Included by rref.h.
 #pragma once
 
-#include "lockstep/base/demangle.h"
+#include "lockstep/base/detail/demangle.h"
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/rpc/rref.h"
 #include "lockstep/rpc/rref_scope.h"
 
@@ -9,7 +10,7 @@ namespace lockstep::rpc {
 
 template <class T>
 RRef<T>::RRef(std::shared_ptr<T> value) {
-  if (!value) raise(ErrorKind::kUsage, "an RRef cannot be made of a null pointer");
+  if (!value) base::raise(ErrorKind::kUsage, "an RRef cannot be made of a null pointer");
   state_ = rref_context(*current_agent("an RRef")).own(value_type<T>(), std::move(value));
 }
 
@@ -115,8 +116,8 @@ struct Codec<rpc::RRef<T>> {
     const auto place = object::read<std::uint32_t>(decoder);
     const auto type = object::read<std::string>(decoder);
     if (type != typeid(T).name()) {
-      decoder.refuse("expected an RRef of ", demangle(typeid(T).name()), ", got one of ",
-                     demangle(type.c_str()));
+      decoder.refuse("expected an RRef of ", base::demangle(typeid(T).name()), ", got one of ",
+                     base::demangle(type.c_str()));
     }
     out = rpc::RRef<T>(rpc::internal::ReceiveScope::get(place));
   }

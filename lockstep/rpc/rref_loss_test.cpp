@@ -1,6 +1,7 @@
 // RRefs that were on their way from one worker to another when the one that passed them on died.
 #include <gtest/gtest.h>
 
+#include "lockstep/base/detail/byte_io.h"
 #include "lockstep/rpc/remote.h"
 #include "lockstep/rpc/rpc_testing.h"
 
@@ -37,7 +38,7 @@ TEST(RRefLoss, OfAWorkerThatPassedOneOnIsNamedByTheOwner) {
                 rpc_sync(2, keep, {number});
                 workers.exchange->kill(1, "killed by SIGKILL (9)");
                 until([&] { return workers.agents[0]->debug_info().at("num_owner_rrefs") == "0"; });
-                const RankThreadScope there(workers.agents[2]->options().rank);
+                const base::RankThreadScope there(workers.agents[2]->options().rank);
                 const auto failure = caught([] { kept.to_here(); });
                 EXPECT_EQ(failure.kind, ErrorKind::kPeerLost) << failure.message;
                 EXPECT_TRUE(says(failure, "lost so far: worker1"));
@@ -62,7 +63,7 @@ TEST(RRefLoss, OfTheOwnersAgentLeavesNothingBehind) {
       }
       for (int i = 0; !over && i < 10'000; ++i) {
         const auto agent = workers.agents[0];
-        ByteWriter fetch;
+        base::ByteWriter fetch;
         fetch.put(std::uint64_t{0}).put(agent->new_id()).put(agent->new_id()).put(std::uint8_t{0});
         agent->request(1, Kind::kRRefFetch, {.body = fetch.take()}, Milliseconds(0), "a value",
                        [](Agent::Answer*, const CallFailure*) {});

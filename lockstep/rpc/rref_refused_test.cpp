@@ -4,6 +4,8 @@
 #include <atomic>
 #include <thread>
 
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/rpc/remote.h"
 #include "lockstep/rpc/rpc_testing.h"
 
@@ -55,7 +57,7 @@ namespace lockstep::object {
 template <>
 struct Codec<Fragile> {
   static std::string name() { return "fragile"; }
-  static void write(Encoder&, const Fragile&) { raise(ErrorKind::kUnsupported, "it broke"); }
+  static void write(Encoder&, const Fragile&) { base::raise(ErrorKind::kUnsupported, "it broke"); }
   static void read(Decoder&, Fragile&) {}
 };
 }  // namespace lockstep::object
@@ -199,7 +201,7 @@ TEST(RefusedMessage, DoesNotMakeAnRRefInTheNameOfAnother) {
       const auto agent = current_agent("test");
       auto call = internal::encode_call(
           internal::make_call("rpc_remote", 1, "make_text", std::tuple<>(), CallOptions{}));
-      ByteWriter writer;
+      base::ByteWriter writer;
       writer.put(std::uint64_t{id + 1}).put(agent->new_id()).raw(call.body);
       const auto refused = caught([&] {
         agent->request(1, Kind::kRemoteCall, {.body = writer.take()}, 10s, "a forged call").wait();

@@ -1,7 +1,9 @@
 #include "lockstep/rpc/rref_scope.h"
 
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::rpc::internal {
 namespace {
@@ -54,14 +56,15 @@ SendScope::~SendScope() {
 
 std::uint32_t SendScope::add(const RRefState& state) {
   if (sending == nullptr) {
-    raise(ErrorKind::kUsage,
-          "an RRef can be sent as an argument or a result of an RPC and in no other way: its owner must know "
-          "who has it");
+    base::raise(
+        ErrorKind::kUsage,
+        "an RRef can be sent as an argument or a result of an RPC and in no other way: its owner must know "
+        "who has it");
   }
   auto& scope = *sending;
   if (scope.context_ == nullptr) scope.context_ = rref_context(scope.agent_).shared_from_this();
   if (state.context != scope.context_) {
-    raise(ErrorKind::kUsage, state.text() + " belongs to another RPC agent than the one that sends it");
+    base::raise(ErrorKind::kUsage, state.text() + " belongs to another RPC agent than the one that sends it");
   }
   scope.refs_.push_back(scope.context_->share(state, scope.to_));
   return scope.count() - 1;
@@ -69,7 +72,7 @@ std::uint32_t SendScope::add(const RRefState& state) {
 
 Bytes SendScope::list() const {
   if (refs_.empty()) return {};
-  ByteWriter writer;
+  base::ByteWriter writer;
   for (const auto& ref : refs_) writer.put(ref.rref).put(ref.fork).put(ref.owner);
   return writer.take();
 }
@@ -83,10 +86,11 @@ std::shared_ptr<Cargo> SendScope::cargo() {
 
 ReceiveScope::ReceiveScope(Agent& agent, WorkerId from, std::span<const std::uint8_t> list)
     : agent_(agent), outer_(receiving) {
-  if (list.size() % kRRefOnWireBytes != 0) raise(ErrorKind::kUsage, "a message's list of RRefs is damaged");
+  if (list.size() % kRRefOnWireBytes != 0)
+    base::raise(ErrorKind::kUsage, "a message's list of RRefs is damaged");
   if (!list.empty()) {
     auto& context = rref_context(agent);
-    ByteReader reader(list);
+    base::ByteReader reader(list);
     states_.reserve(list.size() / kRRefOnWireBytes);
     while (const auto rref = reader.get<std::uint64_t>()) {
       const auto fork = reader.get<std::uint64_t>();
@@ -103,7 +107,7 @@ ReceiveScope::~ReceiveScope() {
 
 ReceiveScope& ReceiveScope::here() {
   if (receiving == nullptr)
-    raise(ErrorKind::kUsage, "an RRef can be received as an argument or a result of an RPC only");
+    base::raise(ErrorKind::kUsage, "an RRef can be received as an argument or a result of an RPC only");
   return *receiving;
 }
 
@@ -114,7 +118,7 @@ RRefContext& ReceiveScope::context() {
 std::shared_ptr<RRefState> ReceiveScope::get(std::uint32_t place) {
   const auto& states = here().states_;
   if (place >= states.size())
-    raise(ErrorKind::kUsage, cat("a message names RRef ", place, " of ", states.size()));
+    base::raise(ErrorKind::kUsage, base::cat("a message names RRef ", place, " of ", states.size()));
   return states[place];
 }
 
@@ -127,11 +131,11 @@ void discard_rrefs(Agent& agent, WorkerId from, const courier::Message& message)
       try {
         if (const auto alive = weak.lock()) const ReceiveScope scope(*alive, from, copy);
       } catch (...) {
-        log(LogLevel::kWarn, "a message that nobody waited for: " + current_failure().message);
+        base::log(LogLevel::kWarn, "a message that nobody waited for: " + base::current_failure().message);
       }
     });
   } catch (...) {
-    log(LogLevel::kWarn, "a message that nobody waited for: " + current_failure().message);
+    base::log(LogLevel::kWarn, "a message that nobody waited for: " + base::current_failure().message);
   }
 }
 

@@ -82,11 +82,11 @@ TEST(RpcSlowWait, AGatheringNamesThoseThatHaveNotCome) {
 // Two workers that meet in a store; fn(rank) runs between init_rpc, which waits for `before` first on worker 1, and shutdown.
 void two_workers(const std::function<void(int)>& before, const std::function<void(int)>& fn) {
   const auto store = std::make_shared<HashStore>();
-  std::vector<Thread> threads;
+  std::vector<base::Thread> threads;
   for (int rank = 0; rank < 2; ++rank) {
     threads.emplace_back("rank", [&, rank] {
-      RankThread self;
-      const RankThreadScope scope(&self);
+      base::RankThread self;
+      const base::RankThreadScope scope(&self);
       before(rank);
       init_rpc("worker" + std::to_string(rank),
                {.rank = rank, .world_size = 2, .store = store->clone(), .init_timeout = 60s});

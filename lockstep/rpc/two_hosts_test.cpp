@@ -38,7 +38,7 @@ class TwoHosts : public ::testing::TestWithParam<Meeting> {
  protected:
   void SetUp() override {
     if (lockstep::testing::two_hosts() == nullptr) GTEST_SKIP() << "needs root and network namespaces";
-    secret_ = (std::filesystem::temp_directory_path() / ("lockstep-secret-" + random_hex(8))).string();
+    secret_ = (std::filesystem::temp_directory_path() / ("lockstep-secret-" + base::random_hex(8))).string();
     JobSecret::mint().write_file(secret_);
   }
   void TearDown() override {
@@ -56,7 +56,7 @@ class TwoHosts : public ::testing::TestWithParam<Meeting> {
         ::setenv("MASTER_PORT", "29555", 1);
       } else {
         ::unsetenv("MASTER_ADDR");
-        options.init_method = cat("tcp://", lockstep::testing::two_hosts()->address(0), ":29555");
+        options.init_method = base::cat("tcp://", lockstep::testing::two_hosts()->address(0), ":29555");
       }
     }};
   }
@@ -78,7 +78,7 @@ TEST_P(TwoHosts, CallEachOtherAndShareReferences) {
             std::iota(values.begin(), values.end(), rank);
             const auto answer = rpc_sync(to, doubled, {values});
             for (auto& value : values) value *= 2;
-            require(answer == values, cat(n, " numbers from worker ", to));
+            require(answer == values, base::cat(n, " numbers from worker ", to));
           }
         }
         const RRef<double> mine(100.0 + rank);

@@ -2,17 +2,19 @@
 
 #include <algorithm>
 
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/store/internal/checks.h"
 #include "lockstep/store/internal/file_replica.h"
 
 namespace lockstep {
 namespace {
 
-void put(ByteWriter& out, std::string_view mark, const std::string& key,
+void put(base::ByteWriter& out, std::string_view mark, const std::string& key,
          std::span<const std::uint8_t> value = {}) {
-  internal::encode_record(out, cat(mark, key), value);
+  internal::encode_record(out, base::cat(mark, key), value);
 }
 
 }  // namespace
@@ -22,10 +24,10 @@ FileStore::FileStore(std::shared_ptr<internal::FileReplica> file, Milliseconds t
 FileStore::~FileStore() = default;
 
 std::unique_ptr<FileStore> FileStore::open(const std::string& path, int world_size, Milliseconds timeout) {
-  if (path.empty()) raise(ErrorKind::kUsage, "FileStore: the path is empty", ErrorFamily::kStore);
+  if (path.empty()) base::raise(ErrorKind::kUsage, "FileStore: the path is empty", ErrorFamily::kStore);
   if (world_size == 0) {
-    raise(ErrorKind::kUsage, "FileStore: world_size is 0; give the number of users, or -1 when unknown",
-          ErrorFamily::kStore);
+    base::raise(ErrorKind::kUsage, "FileStore: world_size is 0; give the number of users, or -1 when unknown",
+                ErrorFamily::kStore);
   }
   return std::unique_ptr<FileStore>(
       new FileStore(std::make_shared<internal::FileReplica>(path, world_size, timeout), timeout));
@@ -40,7 +42,7 @@ std::string FileStore::describe() const {
 }
 
 void FileStore::set(const std::string& key, std::span<const std::uint8_t> value) {
-  file_->change(timeout_, [&](ByteWriter& out) { put(out, internal::kSetMark, key, value); });
+  file_->change(timeout_, [&](base::ByteWriter& out) { put(out, internal::kSetMark, key, value); });
 }
 
 Bytes FileStore::get(const std::string& key) {
@@ -48,7 +50,7 @@ Bytes FileStore::get(const std::string& key) {
 }
 
 std::int64_t FileStore::add(const std::string& key, std::int64_t amount) {
-  return file_->change(timeout_, [&](ByteWriter& out) {
+  return file_->change(timeout_, [&](base::ByteWriter& out) {
     const Bytes* before = file_->find(key);
     const std::int64_t after = before ? internal::add_to_counter(key, *before, amount) : amount;
     put(out, internal::kSetMark, key, to_bytes(std::to_string(after)));
@@ -58,7 +60,7 @@ std::int64_t FileStore::add(const std::string& key, std::int64_t amount) {
 
 Bytes FileStore::compare_set(const std::string& key, std::span<const std::uint8_t> expected,
                              std::span<const std::uint8_t> desired) {
-  return file_->change(timeout_, [&](ByteWriter& out) {
+  return file_->change(timeout_, [&](base::ByteWriter& out) {
     const Bytes* current = file_->find(key);
     if (!current && !expected.empty()) return to_bytes(expected);
     if (current && !std::ranges::equal(*current, expected)) return *current;
@@ -77,7 +79,7 @@ void FileStore::wait(std::span<const std::string> keys, std::optional<Millisecon
 }
 
 bool FileStore::delete_key(const std::string& key) {
-  return file_->change(timeout_, [&](ByteWriter& out) {
+  return file_->change(timeout_, [&](base::ByteWriter& out) {
     const bool existed = file_->find(key) != nullptr;
     if (existed) put(out, internal::kDeleteMark, key);
     return existed;
@@ -99,7 +101,7 @@ std::vector<std::string> FileStore::list_keys() {
 }
 
 void FileStore::append(const std::string& key, std::span<const std::uint8_t> value) {
-  file_->change(timeout_, [&](ByteWriter& out) {
+  file_->change(timeout_, [&](base::ByteWriter& out) {
     const Bytes* before = file_->find(key);
     Bytes after = before ? *before : Bytes();
     after.insert(after.end(), value.begin(), value.end());
@@ -124,17 +126,17 @@ std::vector<Bytes> FileStore::multi_get(std::span<const std::string> keys) {
 
 void FileStore::multi_set(std::span<const std::string> keys, std::span<const Bytes> values) {
   internal::check_pairs(keys.size(), values.size());
-  file_->change(timeout_, [&](ByteWriter& out) {
+  file_->change(timeout_, [&](base::ByteWriter& out) {
     for (std::size_t i = 0; i < keys.size(); ++i) put(out, internal::kSetMark, keys[i], values[i]);
   });
 }
 
 void FileStore::queue_push(const std::string& key, std::span<const std::uint8_t> value) {
-  file_->change(timeout_, [&](ByteWriter& out) { put(out, internal::kPushMark, key, value); });
+  file_->change(timeout_, [&](base::ByteWriter& out) { put(out, internal::kPushMark, key, value); });
 }
 
 std::optional<Bytes> FileStore::take(const std::string& key) {
-  return file_->change(timeout_, [&](ByteWriter& out) -> std::optional<Bytes> {
+  return file_->change(timeout_, [&](base::ByteWriter& out) -> std::optional<Bytes> {
     const auto* queue = file_->find_queue(key);
     if (!queue) return std::nullopt;
     put(out, internal::kTakeMark, key);

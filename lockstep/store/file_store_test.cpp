@@ -19,10 +19,11 @@
 #include <sstream>
 #include <thread>
 
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/fd.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/fd.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/store/internal/file_log.h"
 #include "lockstep/store/prefix_store.h"
 
@@ -60,7 +61,7 @@ class FileStoreTest : public testing::Test {
   std::string sample() {
     FileStore::open(path_)->set("first", "1");
     std::string bytes = contents();
-    ByteWriter last;
+    base::ByteWriter last;
     internal::encode_record(last, "/last", to_bytes("the last value"));
     bytes += as_text(last.view());
     write(bytes);
@@ -117,7 +118,7 @@ TEST_F(FileStoreTest, AddsAndQueuesOfManyProcessesAreAllKept) {
       auto store = FileStore::open(path_, 5);
       for (int n = 0; n < 50; ++n) {
         store->add("n", 1);
-        store->queue_push("q", to_bytes(cat(i, ':', n)));
+        store->queue_push("q", to_bytes(base::cat(i, ':', n)));
       }
       return true;
     }));
@@ -260,7 +261,7 @@ TEST_F(FileStoreTest, WrongArgumentsAreUsageErrors) {
 TEST_F(FileStoreTest, ALockThatIsNeverGivenBackEndsEveryCallAtItsTimeout) {
   auto store = FileStore::open(path_);
   store->set_timeout(kShort);
-  Fd holder(::open(path_.c_str(), O_RDWR | O_CLOEXEC));
+  base::Fd holder(::open(path_.c_str(), O_RDWR | O_CLOEXEC));
   ASSERT_EQ(::flock(holder.get(), LOCK_EX), 0);
   const Failure failure = failure_of([&] { store->set("key", "value"); });
   EXPECT_EQ(failure.kind, ErrorKind::kTimeout);

@@ -6,8 +6,8 @@
 #include <mutex>
 #include <unordered_map>
 
+#include "lockstep/base/detail/slow_wait.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/slow_wait.h"
 #include "lockstep/store/internal/checks.h"
 
 namespace lockstep {
@@ -54,7 +54,7 @@ struct HashStore::Data {
              Ready ready) {
     Waiters& mine = waiters[key];  // references stay good while other keys come and go
     ++mine.count;
-    SlowWait slow(deadline);
+    base::SlowWait slow(deadline);
     bool is_ready = (mine.*on).wait_until(lock, slow.next().time_point(), ready);
     if (!is_ready && !deadline.expired()) {
       slow.say_if_due([&] { return internal::waiting_words("HashStore", {&key, 1}); });

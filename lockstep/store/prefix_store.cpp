@@ -1,14 +1,15 @@
 #include "lockstep/store/prefix_store.h"
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/store/internal/checks.h"
 
 namespace lockstep {
 
 PrefixStore::PrefixStore(std::string prefix, std::shared_ptr<Store> store)
     : prefix_(std::move(prefix)), store_(std::move(store)) {
-  if (!store_) raise(ErrorKind::kUsage, cat("PrefixStore(\"", prefix_, "\"): the store is null"));
+  if (!store_) base::raise(ErrorKind::kUsage, base::cat("PrefixStore(\"", prefix_, "\"): the store is null"));
 }
 
 std::vector<std::string> PrefixStore::inner(std::span<const std::string> keys) const {
@@ -94,7 +95,7 @@ std::unique_ptr<Store> PrefixStore::clone() {
 }
 
 std::string PrefixStore::describe() const {
-  return cat("PrefixStore(", prefix_, ", ", store_->describe(), ")");
+  return base::cat("PrefixStore(", prefix_, ", ", store_->describe(), ")");
 }
 
 std::shared_ptr<Store> PrefixStore::innermost_store() const {

@@ -2,16 +2,17 @@
 
 #include <algorithm>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/slow_wait.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/slow_wait.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep {
 namespace {
 
 std::string rank_key(const std::string& key, int rank) {
-  return cat(key, "/rank/", rank);
+  return base::cat(key, "/rank/", rank);
 }
 
 std::vector<std::string> rank_keys(const std::string& key, int world_size) {
@@ -22,7 +23,8 @@ std::vector<std::string> rank_keys(const std::string& key, int world_size) {
 
 void check_rank(int rank, int world_size) {
   if (rank >= 0 && rank < world_size) return;
-  raise(ErrorKind::kUsage, cat("rank ", rank, " is not in a world of ", world_size), ErrorFamily::kStore);
+  base::raise(ErrorKind::kUsage, base::cat("rank ", rank, " is not in a world of ", world_size),
+              ErrorFamily::kStore);
 }
 
 // "2 of 4 ranks came; missing: 1, 3". Asks the store, which is slow, and is for errors only.
@@ -32,15 +34,15 @@ std::string who_is_missing(Store& store, const std::string& key, int world_size)
   std::string names;
   for (const auto& one : rank_keys(key, world_size)) {
     if (store.check({&one, 1})) continue;
-    if (++missing <= kShown) names += cat(missing == 1 ? "" : ", ", one.substr(one.rfind('/') + 1));
+    if (++missing <= kShown) names += base::cat(missing == 1 ? "" : ", ", one.substr(one.rfind('/') + 1));
   }
   if (missing > kShown) names += ", ...";
-  return cat(world_size - missing, " of ", world_size, " ranks came; missing: ", names);
+  return base::cat(world_size - missing, " of ", world_size, " ranks came; missing: ", names);
 }
 
 [[noreturn]] void raise_late(const std::string& what, Milliseconds timeout, const std::string& who) {
-  raise(ErrorKind::kTimeout, cat(what, " timed out after ", timeout.count(), " ms: ", who),
-        ErrorFamily::kStore);
+  base::raise(ErrorKind::kTimeout, base::cat(what, " timed out after ", timeout.count(), " ms: ", who),
+              ErrorFamily::kStore);
 }
 
 // False when the timeout passed; other errors go up.
@@ -61,45 +63,47 @@ void store_barrier(Store& store, int rank, int world_size, const std::string& ke
   const Deadline deadline = Deadline::after(timeout);
   const std::string count_key = key + "/count";
   const std::string last_key = key + "/last";
-  const std::string what = cat("store barrier \"", key, "\" on rank ", rank);
+  const std::string what = base::cat("store barrier \"", key, "\" on rank ", rank);
   store.set(rank_key(key, rank), "");
   const std::int64_t count = store.add(count_key, 1);
   if (count > world_size) {
-    raise(ErrorKind::kUsage,
-          cat(what, ": ", count, " ranks came to a barrier of ", world_size, ": the key was used before"),
-          ErrorFamily::kStore);
+    base::raise(
+        ErrorKind::kUsage,
+        base::cat(what, ": ", count, " ranks came to a barrier of ", world_size, ": the key was used before"),
+        ErrorFamily::kStore);
   }
   if (count == world_size) return store.set(last_key, "");
   // Large worlds take longer to come, and need not be told of it as often.
   const Milliseconds slice{10'000 + world_size};
-  SlowWait slow(deadline);
+  base::SlowWait slow(deadline);
   for (;;) {
     if (wait_for(store, {&last_key, 1}, std::min(slow.quiet_slice(), slice))) return;
     if (deadline.expired()) raise_late(what, timeout, who_is_missing(store, key, world_size));
-    slow.say_if_due([&] { return cat(what, ": ", who_is_missing(store, key, world_size)); });
-    log(LogLevel::kInfo,
-        cat(what, ": waiting, ", store.add(count_key, 0), " of ", world_size, " ranks came"));
+    slow.say_if_due([&] { return base::cat(what, ": ", who_is_missing(store, key, world_size)); });
+    base::log(LogLevel::kInfo,
+              base::cat(what, ": waiting, ", store.add(count_key, 0), " of ", world_size, " ranks came"));
   }
 }
 
 StoreCollectives::StoreCollectives(std::shared_ptr<Store> store, int rank, int world_size)
     : store_(std::move(store)), rank_(rank), world_size_(world_size) {
-  if (!store_) raise(ErrorKind::kUsage, "StoreCollectives: the store is null", ErrorFamily::kStore);
+  if (!store_) base::raise(ErrorKind::kUsage, "StoreCollectives: the store is null", ErrorFamily::kStore);
   check_rank(rank, world_size);
 }
 
 void StoreCollectives::use(const char* operation, const std::string& key) {
   const std::lock_guard lock(mutex_);
   if (used_.insert(key).second) return;
-  raise(ErrorKind::kUsage, cat(operation, ": key \"", key, "\" was used before; every call needs its own"),
-        ErrorFamily::kStore);
+  base::raise(ErrorKind::kUsage,
+              base::cat(operation, ": key \"", key, "\" was used before; every call needs its own"),
+              ErrorFamily::kStore);
 }
 
 std::vector<Bytes> StoreCollectives::collect(const char* operation, const std::string& key,
                                              Milliseconds timeout) {
   const auto keys = rank_keys(key, world_size_);
   if (!wait_for(*store_, keys, timeout)) {
-    raise_late(cat(operation, " \"", key, "\" on rank ", rank_), timeout,
+    raise_late(base::cat(operation, " \"", key, "\" on rank ", rank_), timeout,
                who_is_missing(*store_, key, world_size_));
   }
   return store_->multi_get(keys);
@@ -118,7 +122,8 @@ void StoreCollectives::broadcast_send(const std::string& key, std::span<const st
 Bytes StoreCollectives::broadcast_recv(const std::string& key, Milliseconds timeout) {
   use("broadcast", key);
   if (!wait_for(*store_, {&key, 1}, timeout)) {
-    raise_late(cat("broadcast \"", key, "\" on rank ", rank_), timeout, "the sending rank did not come");
+    raise_late(base::cat("broadcast \"", key, "\" on rank ", rank_), timeout,
+               "the sending rank did not come");
   }
   return store_->get(key);
 }
@@ -138,9 +143,9 @@ std::vector<Bytes> StoreCollectives::gather_recv(const std::string& key, std::sp
 Bytes StoreCollectives::scatter_send(const std::string& key, std::span<const Bytes> values) {
   use("scatter", key);
   if (values.size() != static_cast<std::size_t>(world_size_)) {
-    raise(ErrorKind::kUsage,
-          cat("scatter \"", key, "\": ", values.size(), " values for ", world_size_, " ranks"),
-          ErrorFamily::kStore);
+    base::raise(ErrorKind::kUsage,
+                base::cat("scatter \"", key, "\": ", values.size(), " values for ", world_size_, " ranks"),
+                ErrorFamily::kStore);
   }
   store_->multi_set(rank_keys(key, world_size_), values);
   return values[static_cast<std::size_t>(rank_)];
@@ -150,7 +155,7 @@ Bytes StoreCollectives::scatter_recv(const std::string& key, Milliseconds timeou
   use("scatter", key);
   const std::string mine = rank_key(key, rank_);
   if (!wait_for(*store_, {&mine, 1}, timeout)) {
-    raise_late(cat("scatter \"", key, "\" on rank ", rank_), timeout, "the sending rank did not come");
+    raise_late(base::cat("scatter \"", key, "\" on rank ", rank_), timeout, "the sending rank did not come");
   }
   return store_->get(mine);
 }

@@ -7,9 +7,9 @@
 #include <functional>
 #include <future>
 
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/slow_wait_testing.h"
-#include "lockstep/base/text.h"
 #include "lockstep/store/hash_store.h"
 
 namespace lockstep {
@@ -42,7 +42,7 @@ std::string error_of(ErrorKind kind, const std::function<void()>& call) {
 }
 
 Bytes text_of(int rank) {
-  return to_bytes(cat("rank", rank));
+  return to_bytes(base::cat("rank", rank));
 }
 
 class StoreCollectivesOf : public ::testing::TestWithParam<int> {};

@@ -6,9 +6,9 @@
 #include <limits>
 #include <set>
 
+#include "lockstep/base/detail/slow_wait.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/slow_wait.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep {
 namespace {
@@ -110,10 +110,10 @@ TEST_P(StoreContract, OneHandleMayBeUsedByManyThreads) {
   std::vector<std::thread> threads;
   std::atomic<int> wrong = 0;
   for (int i = 0; i < 4; ++i) {
-    threads.emplace_back([&, key = cat("key", i)] {
+    threads.emplace_back([&, key = base::cat("key", i)] {
       for (int n = 0; n < 25; ++n) {
-        store_->set(key, cat(key, ':', n));
-        if (to_text(store_->get(key)) != cat(key, ':', n)) ++wrong;
+        store_->set(key, base::cat(key, ':', n));
+        if (to_text(store_->get(key)) != base::cat(key, ':', n)) ++wrong;
         store_->add("total", 1);
       }
     });
@@ -158,7 +158,7 @@ TEST_P(StoreContract, CompareSetMayStoreAnEmptyValue) {
 TEST_P(StoreContract, OfManyCompareSetsExactlyOneWins) {
   std::atomic<int> winners = 0;
   on_threads(4, [&](Store& store, int i) {
-    const std::string mine = cat("rank", i);
+    const std::string mine = base::cat("rank", i);
     if (to_text(store.compare_set("leader", {}, to_bytes(mine))) == mine) ++winners;
   });
   EXPECT_EQ(winners, 1);
@@ -267,7 +267,7 @@ std::atomic<int> g_slow_lines{0};
 // The key comes once the line was seen.
 TEST_P(StoreContract, AWaitThatLastsSaysSoOnceAndNamesTheKey) {
   g_slow_lines = 0;
-  set_slow_wait_time(Milliseconds(5));
+  base::set_slow_wait_time(Milliseconds(5));
   set_log_sink([](LogLevel, std::string_view text) {
     if (text.find("slow: ") == 0 && text.find("late one") != std::string_view::npos) ++g_slow_lines;
   });
@@ -279,7 +279,7 @@ TEST_P(StoreContract, AWaitThatLastsSaysSoOnceAndNamesTheKey) {
   EXPECT_EQ(to_text(store_->get("late one")), "here");
   writer.join();
   set_log_sink(nullptr);
-  set_slow_wait_time(Milliseconds(10'000));
+  base::set_slow_wait_time(Milliseconds(10'000));
   EXPECT_EQ(g_slow_lines, 1);
 }
 
@@ -303,9 +303,9 @@ TEST_P(StoreContract, EveryWriteWakesEveryWaiter) {
   };
   std::vector<std::future<void>> waiters;
   for (std::size_t i = 0; i < 2 * writes.size(); ++i) {
-    waiters.push_back(std::async(std::launch::async, [store = open(), key = cat("key", i % writes.size())] {
-      store->wait(Keys{key});
-    }));
+    waiters.push_back(
+        std::async(std::launch::async,
+                   [store = open(), key = base::cat("key", i % writes.size())] { store->wait(Keys{key}); }));
   }
   let_it_wait();
   for (const auto& write : writes) write();
@@ -420,7 +420,7 @@ TEST_P(StoreContract, EveryEntryGoesToExactlyOneOfManyPoppers) {
   on_threads(4, [&](Store& store, int i) {
     for (int n = 0; n < kEach; ++n) {
       if (i < 2) {
-        store.queue_push("q", to_bytes(cat(i, ':', n)));
+        store.queue_push("q", to_bytes(base::cat(i, ':', n)));
       } else {
         taken[static_cast<std::size_t>(i - 2)].push_back(to_text(store.queue_pop("q")));
       }

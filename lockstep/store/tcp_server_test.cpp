@@ -11,9 +11,10 @@
 
 #include "lockstep/base/bytes.h"
 #include "lockstep/base/call_testing.h"
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/fd.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/fd.h"
-#include "lockstep/base/text.h"
 #include "lockstep/net/handshake.h"
 #include "lockstep/net/sealed.h"
 #include "lockstep/net/socket.h"
@@ -30,8 +31,8 @@ using internal::Query;
 
 const std::string kServerHost = "127.0.0.1";
 
-ByteWriter request(Query query) {
-  ByteWriter writer;
+base::ByteWriter request(Query query) {
+  base::ByteWriter writer;
   writer.put(query);
   return writer;
 }
@@ -61,7 +62,7 @@ class TcpServerTest : public testing::Test {
     socket.write_all(validation(), patience());
     return socket;
   }
-  static void send(net::Socket& socket, const ByteWriter& bytes) {
+  static void send(net::Socket& socket, const base::ByteWriter& bytes) {
     socket.write_all(bytes.view(), patience());
   }
 
@@ -70,7 +71,7 @@ class TcpServerTest : public testing::Test {
     send(socket, request(Query::kPing).put(std::uint32_t{5}));
     Bytes pong(4);
     socket.read_exact(pong, patience());
-    EXPECT_EQ(ByteReader(pong).get<std::uint32_t>(), 5u);
+    EXPECT_EQ(base::ByteReader(pong).get<std::uint32_t>(), 5u);
   }
 
   // Reads until the server closes; fails the test when it does not.
@@ -88,7 +89,7 @@ class TcpServerTest : public testing::Test {
     return all;
   }
 
-  void expect_closed(const ByteWriter& bytes) {
+  void expect_closed(const base::ByteWriter& bytes) {
     net::Socket socket = connect_validated();
     try {
       socket.write_all(bytes.view(), patience());
@@ -110,18 +111,18 @@ class TcpServerTest : public testing::Test {
 TEST_F(TcpServerTest, RequestsMayBePipelinedAndAreAnsweredInOrder) {
   start();
   net::Socket socket = connect_validated();
-  ByteWriter all;
+  base::ByteWriter all;
   for (int i = 0; i < 1000; ++i) {
-    all.put(Query::kSet).sized("/key").sized(cat(i));
+    all.put(Query::kSet).sized("/key").sized(base::cat(i));
     all.put(Query::kGet).sized("/key");
     all.put(Query::kAdd).sized("/n").put(std::int64_t{1});
   }
   send(socket, all);
   for (int i = 0; i < 1000; ++i) {
-    const std::string value = cat(i);
+    const std::string value = base::cat(i);
     Bytes reply(8 + value.size() + 8);
     socket.read_exact(reply, patience());
-    ByteReader reader(reply);
+    base::ByteReader reader(reply);
     ASSERT_EQ(as_text(*reader.sized()), value);
     ASSERT_EQ(reader.get<std::int64_t>(), i + 1);
   }
@@ -130,14 +131,14 @@ TEST_F(TcpServerTest, RequestsMayBePipelinedAndAreAnsweredInOrder) {
 TEST_F(TcpServerTest, ARequestMayComeByteByByte) {
   start();
   net::Socket socket = connect();
-  ByteWriter all;
+  base::ByteWriter all;
   all.raw(validation());
   all.put(Query::kMultiSet).put(std::uint64_t{2}).sized("/a").sized("1").sized("/b").sized("2");
   all.put(Query::kMultiGet).put(std::uint64_t{2}).sized("/b").sized("/a");
   for (const std::uint8_t byte : all.view()) socket.write_all({&byte, 1}, patience());
   Bytes reply(18);
   socket.read_exact(reply, patience());
-  ByteReader reader(reply);
+  base::ByteReader reader(reply);
   EXPECT_EQ(as_text(*reader.sized()), "2");
   EXPECT_EQ(as_text(*reader.sized()), "1");
 }
@@ -145,7 +146,7 @@ TEST_F(TcpServerTest, ARequestMayComeByteByByte) {
 TEST_F(TcpServerTest, AWaitHoldsBackWhatFollowsItUntilItsKeyComes) {
   start();
   net::Socket socket = connect_validated();
-  ByteWriter all;
+  base::ByteWriter all;
   all.put(Query::kWait).put(std::uint64_t{1}).sized("/late");
   all.put(Query::kGet).sized("/late");
   send(socket, all);
@@ -169,7 +170,7 @@ TEST_F(TcpServerTest, CancelingAWaitLeavesTheConnectionUsableAndTheWaitForgotten
   send(socket, request(Query::kPing).put(std::uint32_t{77}));
   Bytes pong(4);
   socket.read_exact(pong, patience());
-  EXPECT_EQ(ByteReader(pong).get<std::uint32_t>(), 77u) << "no wake-up slipped in before it";
+  EXPECT_EQ(base::ByteReader(pong).get<std::uint32_t>(), 77u) << "no wake-up slipped in before it";
 }
 
 TEST_F(TcpServerTest, OnePushWakesOneOfTorchsWaiters) {
@@ -239,7 +240,7 @@ TEST_F(TcpServerTest, WhoeverDoesNotValidateIsClosedAndHarmsNobody) {
 TEST_F(TcpServerTest, UnknownRequestsCloseTheConnection) {
   start();
   for (const int query : {18, 19, 63, 69, 127, 200, 255}) {
-    ByteWriter bytes;
+    base::ByteWriter bytes;
     expect_closed(bytes.put(static_cast<std::uint8_t>(query)).put(std::uint64_t{1}));
   }
 }
@@ -355,7 +356,7 @@ TEST_F(TcpServerTest, StrangersWhoSayNothingMakeWayForOthersTheOldestFirst) {
 
 TEST_F(TcpServerTest, WhoFloodsTheDoorPushesOutHisOwnConnectionsAndNotASlowClientFromElsewhere) {
   start({.limits = {.strangers = 4}});
-  Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  base::Fd fd(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   const auto elsewhere = *net::Address::parse("127.0.0.2", 0),
              there = *net::Address::parse(kServerHost, store_->port());
   ASSERT_EQ(::bind(fd.get(), elsewhere.get(), elsewhere.length()), 0);
@@ -389,7 +390,7 @@ TEST_F(TcpServerTest, AClientThatDoesNotReadStopsOnlyItself) {
   store_->set("large", Bytes(1 << 20));
   const std::uint64_t before = resident_bytes();
   net::Socket greedy = connect_validated();
-  ByteWriter all;
+  base::ByteWriter all;
   for (int i = 0; i < 500; ++i) all.put(Query::kGet).sized("/large");
   send(greedy, all);
   expect_alive();
@@ -420,7 +421,7 @@ TEST_F(TcpServerTest, ACrashOfOneClientAmidAValueLeavesTheOldValue) {
   store_->set("key", "old");
   {
     net::Socket socket = connect_validated();
-    ByteWriter half;
+    base::ByteWriter half;
     send(socket, half.put(Query::kSet).sized("/key").put(std::uint64_t{1 << 20}).raw(Bytes(1000)));
     const linger at_once{.l_onoff = 1, .l_linger = 0};
     ::setsockopt(socket.fd(), SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);  // reset, as kill -9 may
@@ -463,7 +464,7 @@ class TcpServerSecretTest : public TcpServerTest {
 
 TEST_F(TcpServerSecretTest, NoWordOfTorchsProtocolIsHeardBeforeTheHandshake) {
   net::Socket socket = connect();
-  ByteWriter bytes;
+  base::ByteWriter bytes;
   bytes.raw(validation()).put(Query::kSet).sized("/key").sized("value").put(Query::kPing).put(1u);
   send(socket, bytes);
   EXPECT_TRUE(read_to_end(socket).empty());
@@ -479,7 +480,7 @@ TEST_F(TcpServerSecretTest, AnythingButTheRightProofIsClosedWithoutAnAnswer) {
     net::Challenge challenge;
     socket.read_exact(challenge, patience());
     if (reflect) std::copy_n(challenge.begin() + net::kNonceBytes, net::kProofBytes, reflected.begin());
-    ByteWriter bytes;
+    base::ByteWriter bytes;
     bytes.raw(reflected).raw(validation()).put(Query::kPing).put(1u);
     send(socket, bytes);
     EXPECT_TRUE(read_to_end(socket).empty());
@@ -491,26 +492,26 @@ TEST_F(TcpServerSecretTest, AReplayedConversationIsRefused) {
   // What an eavesdropper saw of a good client.
   net::HandshakeClient client(secret_, dialled());
   net::Challenge challenge;
-  ByteWriter heard;
+  base::ByteWriter heard;
   {
     net::Socket socket = connect();
     socket.write_all(client.hello(), patience());
     socket.read_exact(challenge, patience());
     const auto proof = client.answer(challenge);
     ASSERT_TRUE(proof);
-    ByteWriter requests;
+    base::ByteWriter requests;
     requests.raw(validation()).put(Query::kSet).sized("/key").sized("once").put(Query::kPing).put(5u);
     Bytes sealed;
     net::Sealer(client.keys().client).seal(requests.view(), sealed);
     heard.raw(client.hello()).raw(*proof).raw(sealed);
-    ByteWriter rest;
+    base::ByteWriter rest;
     send(socket, rest.raw(*proof).raw(sealed));
     Bytes pong(net::kRecordHead + 4 + net::kRecordTag);
     socket.read_exact(pong, patience());
     std::span<const std::uint8_t> record(pong);
     const auto plain = net::Opener(client.keys().server).next(record);
     ASSERT_TRUE(plain) << "the first time it was good";
-    ASSERT_EQ(ByteReader(*plain).get<std::uint32_t>(), 5u);
+    ASSERT_EQ(base::ByteReader(*plain).get<std::uint32_t>(), 5u);
   }
   net::Socket replay = connect();
   send(replay, heard);
@@ -525,7 +526,7 @@ TEST_F(TcpServerSecretTest, WhatWasNotSealedAfterTheProofIsNotHeard) {
   net::Challenge challenge;
   socket.write_all(client.hello(), patience());
   socket.read_exact(challenge, patience());
-  ByteWriter clear;
+  base::ByteWriter clear;
   clear.raw(*client.answer(challenge)).raw(validation()).put(Query::kSet).sized("/key").sized("value");
   send(socket, clear);
   EXPECT_TRUE(read_to_end(socket).empty());

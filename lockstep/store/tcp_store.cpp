@@ -3,10 +3,11 @@
 #include <atomic>
 #include <mutex>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/slow_wait.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/slow_wait.h"
-#include "lockstep/base/text.h"
 #include "lockstep/store/internal/checks.h"
 #include "lockstep/store/internal/tcp_client.h"
 #include "lockstep/store/internal/tcp_master.h"
@@ -37,19 +38,19 @@ struct TcpStore::State {
   std::optional<TcpClient> client;
   std::optional<Failure> broken;  // the first failure of the connection; every later call raises it
 
-  std::string name() const { return cat("TcpStore ", net::host_and_port(target.host, target.port)); }
+  std::string name() const { return base::cat("TcpStore ", net::host_and_port(target.host, target.port)); }
 
   // Runs `call(client, deadline)` with the connection to itself.
   template <class Call>
   auto run(Call call) {
     const std::lock_guard lock(mutex);
-    if (broken) raise(*broken);
+    if (broken) base::raise(*broken);
     try {
       return call(*client, Deadline::after(timeout.load()));
     } catch (const DistNetworkError& error) {
       broken = error.failure();
-      broken->message = cat(name(), ": ", error.what());
-      raise(*broken);
+      broken->message = base::cat(name(), ": ", error.what());
+      base::raise(*broken);
     }
   }
 
@@ -62,7 +63,7 @@ struct TcpStore::State {
     if (status == Status::kDone) return;
     const std::string why = connection.read_text(reply_deadline(given));
     connection.done(reply_deadline(given));
-    raise(ErrorKind::kUsage, cat(name(), ": ", why), ErrorFamily::kStore);
+    base::raise(ErrorKind::kUsage, base::cat(name(), ": ", why), ErrorFamily::kStore);
   }
 
   // torch's way: wait, then ask.
@@ -88,8 +89,8 @@ TcpStore::~TcpStore() {
     state_->client->flush(Deadline::after(kPatience));
   } catch (const std::exception&) {
     // There is nobody left to throw to.
-    log(LogLevel::kInfo,
-        cat(state_->name(), ": what was written last may not have arrived: ", current_failure().message));
+    base::log(LogLevel::kInfo, base::cat(state_->name(), ": what was written last may not have arrived: ",
+                                         base::current_failure().message));
   }
 }
 
@@ -119,16 +120,18 @@ void TcpStore::State::join(int world_size, Milliseconds given, Deadline deadline
   client->begin(Query::kAdd).raw_key(internal::kInitKey).number(1).send(deadline);
   client->read<std::int64_t>(deadline);
   if (!server) return;
-  SlowWait slow(deadline);
+  base::SlowWait slow(deadline);
   std::int64_t joined = server->wait_joined(world_size, slow.next());
   if (joined < world_size && !deadline.expired()) {
-    slow.say_if_due([&] { return cat(name(), ": ", joined, " of ", world_size, " workers have joined"); });
+    slow.say_if_due(
+        [&] { return base::cat(name(), ": ", joined, " of ", world_size, " workers have joined"); });
     joined = server->wait_joined(world_size, deadline);
   }
   if (joined >= world_size) return;
-  raise(ErrorKind::kTimeout,
-        cat(name(), ": ", joined, "/", world_size, " workers joined within ", given.count(), " ms"),
-        ErrorFamily::kStore);
+  base::raise(
+      ErrorKind::kTimeout,
+      base::cat(name(), ": ", joined, "/", world_size, " workers joined within ", given.count(), " ms"),
+      ErrorFamily::kStore);
 }
 
 void TcpStore::set(const std::string& key, std::span<const std::uint8_t> value) {
@@ -169,7 +172,8 @@ std::int64_t TcpStore::add(const std::string& key, std::int64_t amount) {
     if (!client.is_ours()) return state_->add_plainly(key, amount);
     client.begin(Query::kAddChecked).key(key).number(amount).send(deadline);
     if (client.read<Status>(deadline) == Status::kDone) return client.read<std::int64_t>(deadline);
-    raise(ErrorKind::kUsage, cat(state_->name(), ": ", client.read_text(deadline)), ErrorFamily::kStore);
+    base::raise(ErrorKind::kUsage, base::cat(state_->name(), ": ", client.read_text(deadline)),
+                ErrorFamily::kStore);
   });
 }
 
@@ -193,7 +197,7 @@ std::int64_t TcpStore::State::add_plainly(const std::string& key, std::int64_t a
       }
     } catch (const DistNetworkError&) {
     }
-    raise(cause);
+    base::raise(cause);
   }
 }
 
@@ -327,11 +331,11 @@ std::string TcpStore::describe() const {
   std::string text = "TcpStore(client ";
   // Never waits: another thread may be in a long get. Then the client's own port is left out.
   if (const std::unique_lock lock(state_->mutex, std::try_to_lock); lock) {
-    text += cat(state_->client->path(), state_->broken ? ", broken" : "");
+    text += base::cat(state_->client->path(), state_->broken ? ", broken" : "");
   } else {
-    text += cat("-> ", net::host_and_port(state_->target.host, state_->target.port), ", in a call");
+    text += base::cat("-> ", net::host_and_port(state_->target.host, state_->target.port), ", in a call");
   }
-  if (state_->server) text += cat(", server ", state_->server->address().text());
+  if (state_->server) text += base::cat(", server ", state_->server->address().text());
   return text + ")";
 }
 

@@ -8,8 +8,8 @@
 
 #include <mutex>
 
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/net/socket.h"
 #include "lockstep/store/store_contract.h"
 
@@ -107,7 +107,7 @@ TEST(TcpStore, PortZeroPicksAFreePortThatCanBeRead) {
 TEST(TcpStore, DescribesItselfWithAddresses) {
   const auto server = TcpStore::open(kHost, master());
   const auto client = TcpStore::open(kHost, {.port = server->port()});
-  const std::string address = cat("127.0.0.1:", server->port());
+  const std::string address = base::cat("127.0.0.1:", server->port());
   EXPECT_NE(server->describe().find("server " + address), std::string::npos) << server->describe();
   EXPECT_NE(client->describe().find("-> " + address), std::string::npos) << client->describe();
   EXPECT_EQ(client->describe().find("server"), std::string::npos) << client->describe();
@@ -156,7 +156,7 @@ TEST(TcpStore, ASecondMasterOnThePortFails) {
   const Failure failure = failure_of<DistNetworkError>(
       [&] { TcpStore::open(kHost, {.port = server->port(), .is_master = true}); });
   EXPECT_TRUE(mentions(failure, "EADDRINUSE")) << failure.message;
-  EXPECT_TRUE(mentions(failure, cat(server->port()))) << failure.message;
+  EXPECT_TRUE(mentions(failure, base::cat(server->port()))) << failure.message;
 }
 
 TEST(TcpStore, NobodyThereIsAnErrorThatNamesHostPortAndMilliseconds) {
@@ -165,8 +165,8 @@ TEST(TcpStore, NobodyThereIsAnErrorThatNamesHostPortAndMilliseconds) {
   const Failure failure =
       failure_of<DistNetworkError>([&] { TcpStore::open(kHost, {.port = port, .timeout = kShort}); });
   EXPECT_EQ(failure.kind, ErrorKind::kTimeout);
-  EXPECT_TRUE(mentions(failure, cat(kHost, ":", port))) << failure.message;
-  EXPECT_TRUE(mentions(failure, cat(kShort.count(), " ms"))) << failure.message;
+  EXPECT_TRUE(mentions(failure, base::cat(kHost, ":", port))) << failure.message;
+  EXPECT_TRUE(mentions(failure, base::cat(kShort.count(), " ms"))) << failure.message;
 }
 
 TEST(TcpStore, AListenerThatNeverAnswersIsATimeout) {
@@ -298,7 +298,7 @@ TEST(TcpStore, TakesOverABoundSocketThatDoesNotListenYet) {
 }
 
 TEST(TcpStore, ABoundSocketOpenToTheNetworkDoesNotListenWithoutASecret) {
-  const Fd everywhere(bound_socket(net::Address::any(AF_INET, 0)));
+  const base::Fd everywhere(bound_socket(net::Address::any(AF_INET, 0)));
   EXPECT_THROW(TcpStore::open(kHost, master({.master_listen_fd = everywhere.get()})), DistStoreError);
   int listens = 1;
   socklen_t length = sizeof listens;
@@ -308,7 +308,7 @@ TEST(TcpStore, ABoundSocketOpenToTheNetworkDoesNotListenWithoutASecret) {
 
 TEST(TcpStore, ADescriptorThatIsNoBoundSocketIsRefused) {
   EXPECT_THROW(TcpStore::open(kHost, master({.master_listen_fd = 0})), Error);
-  const Fd unbound(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
+  const base::Fd unbound(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   EXPECT_THROW(TcpStore::open(kHost, master({.master_listen_fd = unbound.get()})), Error)
       << "listening would give it a port on every interface";
 }
@@ -335,7 +335,7 @@ TEST(TcpStore, AWrongMissingOrNeedlessSecretIsAClearErrorAtOnce) {
         [&] { TcpStore::open(kHost, {.port = server.port(), .timeout = kPatience, .secret = with}); });
     EXPECT_EQ(failure.kind, ErrorKind::kUsage);
     EXPECT_TRUE(mentions(failure, "secret")) << failure.message;
-    EXPECT_TRUE(mentions(failure, cat(kHost, ":", server.port()))) << failure.message;
+    EXPECT_TRUE(mentions(failure, base::cat(kHost, ":", server.port()))) << failure.message;
   };
   try_with(*secured, JobSecret::mint());
   try_with(*secured, std::nullopt);
@@ -354,11 +354,11 @@ TEST(TcpStore, ManyWritesInARowAreReadBackInTheirOrder) {
         TcpStore::open(kHost, {.port = server->port(), .secret = secret, .local_socket = local});
     std::string expected;
     for (int i = 0; i < 5'000; ++i) {
-      client->set("last", cat(i));
-      if (i % 100 == 0) client->append("all", to_bytes(cat(i, ' ')));
-      if (i % 100 == 0) expected += cat(i, ' ');
+      client->set("last", base::cat(i));
+      if (i % 100 == 0) client->append("all", to_bytes(base::cat(i, ' ')));
+      if (i % 100 == 0) expected += base::cat(i, ' ');
       if (i % 1'000 == 999) {
-        ASSERT_EQ(to_text(client->get("last")), cat(i)) << "what I wrote I read";
+        ASSERT_EQ(to_text(client->get("last")), base::cat(i)) << "what I wrote I read";
       }
     }
     EXPECT_EQ(to_text(client->get("all")), expected);
@@ -368,7 +368,7 @@ TEST(TcpStore, ManyWritesInARowAreReadBackInTheirOrder) {
 TEST(TcpStore, AWriteReachesOthersThoughItsHandleIsNotUsedAgain) {
   const auto server = TcpStore::open(kHost, master());
   const auto client = TcpStore::open(kHost, {.port = server->port()});
-  for (int i = 0; i < 1'000; ++i) client->set(cat("key", i), "here");
+  for (int i = 0; i < 1'000; ++i) client->set(base::cat("key", i), "here");
   EXPECT_EQ(to_text(server->get("key999")), "here");
   EXPECT_EQ(server->num_keys(), 1'000);
 }
@@ -378,7 +378,7 @@ TEST(TcpStore, AWriteThatFailsLaterIsRaisedByALaterCall) {
   const auto client = TcpStore::open(kHost, {.port = server->port()});
   const Failure failure = failure_of<DistNetworkError>([&] {
     for (int i = 0; i < 100'000; ++i)
-      client->set(cat("key", i), Bytes(1'000));  // the store is full long before
+      client->set(base::cat("key", i), Bytes(1'000));  // the store is full long before
   });
   EXPECT_EQ(failure_of<DistNetworkError>([&] { client->num_keys(); }).message, failure.message);
 }
@@ -456,7 +456,7 @@ TEST(TcpStore, ALateAnswerAndItsCancellationLeaveTheConnectionInStep) {
   auto client = TcpStore::open(kHost, {.port = server->port()});
   for (int round = 0; round < 100; ++round) {
     // The write comes about when the wait ends: sometimes the answer crosses the cancellation.
-    const std::string key = cat("key", round);
+    const std::string key = base::cat("key", round);
     auto writer = std::async(std::launch::async, [&] {
       std::this_thread::sleep_for(std::chrono::microseconds(1500 + 20 * round));
       server->set(key, key);

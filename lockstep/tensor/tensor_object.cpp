@@ -15,6 +15,7 @@
 #include <ranges>
 #include <vector>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/object/tensor_code.h"
 
 namespace lockstep::object {
@@ -215,10 +216,10 @@ at::Tensor restored(Decoder& decoder, const at::Tensor& tensor, const Head& head
   try {
     return tensor.to(c10::Device(type, head.device_index));
   } catch (const std::exception&) {
-    raise(ErrorKind::kUnsupported,
-          cat("at ", decoder.path(), ": this tensor was on ", c10::DeviceTypeName(type, true), ":",
-              int{head.device_index},
-              ", which this process does not have; move it to the CPU before sending it"));
+    base::raise(ErrorKind::kUnsupported,
+                base::cat("at ", decoder.path(), ": this tensor was on ", c10::DeviceTypeName(type, true),
+                          ":", int{head.device_index},
+                          ", which this process does not have; move it to the CPU before sending it"));
   }
 }
 
@@ -239,9 +240,10 @@ void Codec<at::Tensor>::write(Encoder& encoder, const at::Tensor& tensor) {
   const bool sparse = tensor.layout() == at::kSparse && tensor.sparse_dim() > 0;
   if ((tensor.layout() != at::kStrided && !sparse) || tensor.is_meta() ||
       !is_plain_data(tensor.scalar_type())) {
-    raise(ErrorKind::kUnsupported,
-          cat("a tensor of type ", tensor.toString(), tensor.is_meta() ? " on the meta device" : "",
-              " cannot be sent inside an object; send a dense or sparse COO tensor of numbers"));
+    base::raise(
+        ErrorKind::kUnsupported,
+        base::cat("a tensor of type ", tensor.toString(), tensor.is_meta() ? " on the meta device" : "",
+                  " cannot be sent inside an object; send a dense or sparse COO tensor of numbers"));
   }
   std::uint8_t flags = tensor.requires_grad() ? kRequiresGrad : 0;
   if (flags != 0 && scope_here != nullptr) scope_here->on_write(tensor);

@@ -10,8 +10,8 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/base.h"
-#include "lockstep/base/thread.h"
+#include "lockstep/base/detail/thread.h"
+#include "lockstep/base/error.h"
 #include "lockstep/engine/loader.h"
 #include "lockstep/group/detail/store_host.h"
 #include "lockstep/store/hash_store.h"
@@ -46,7 +46,8 @@ TEST(Plugins, AreRefusedInPlainWordsWhenBroken) {
 // A folder of plug-ins that LOCKSTEP_ENGINE_PATH names.
 class PluginFolder {
  public:
-  PluginFolder() : path_(std::filesystem::temp_directory_path() / ("lockstep-plugins-" + random_hex(8))) {
+  PluginFolder()
+      : path_(std::filesystem::temp_directory_path() / ("lockstep-plugins-" + base::random_hex(8))) {
     std::filesystem::create_directory(path_);
     ::setenv("LOCKSTEP_ENGINE_PATH", ("/nowhere:" + path_.string()).c_str(), 1);
   }
@@ -123,7 +124,7 @@ void run_ranks(int size, const std::function<void(KvRank&, int)>& body) {
   const comm::Engine* engine = registry.find("kv");
   if (engine == nullptr) engine = &registry.add(comm::load_engine(path_of("kv_engine")));
   HashStore store;
-  std::vector<Thread> threads;
+  std::vector<base::Thread> threads;
   for (int rank = 0; rank < size; ++rank) {
     threads.emplace_back("rank", [&, rank] {
       KvRank mine(*engine, store, rank, size, soon());
@@ -202,7 +203,7 @@ TEST(StoreHost, GetWaitsForTheKeyUntilTheDeadline) {
   };
   EXPECT_EQ(get("k", Deadline::now()), LOCKSTEP_TIMEOUT);
   EXPECT_EQ(get("k", Deadline::after(Milliseconds(5))), LOCKSTEP_TIMEOUT);
-  Thread later("later", [&] { table->kv_set(table->context, "k", "abcdef", 6); });
+  base::Thread later("later", [&] { table->kv_set(table->context, "k", "abcdef", 6); });
   EXPECT_EQ(get("k", Deadline::never()), LOCKSTEP_OK);
   EXPECT_EQ(length, 6u);  // the full length, though only 4 bytes fit
   EXPECT_EQ(std::memcmp(value, "abcd", 4), 0);
@@ -213,7 +214,7 @@ TEST(StoreHost, GetWaitsForTheKeyUntilTheDeadline) {
 TEST(StoreHost, AGetEndsWhenARankHasGivenUp) {
   HashStore store;
   internal::StoreHost host(internal::StoreHost::Stores::clone(store, store, store), "failed");
-  Thread later("later", [&] { store.set("failed", "1 out of memory"); });
+  base::Thread later("later", [&] { store.set("failed", "1 out of memory"); });
   size_t length = 0;
   EXPECT_EQ(host.table()->kv_get(host.table()->context, "never", nullptr, 0, &length, LOCKSTEP_NEVER),
             LOCKSTEP_PEER_LOST);

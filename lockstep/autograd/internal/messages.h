@@ -9,6 +9,8 @@
 #include <vector>
 
 #include "lockstep/base/bytes.h"
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/rpc/failure.h"
 #include "lockstep/rpc/worker.h"
 
@@ -25,9 +27,9 @@ struct PassHead {
   bool fast = false;
   std::int64_t timeout_ms = 0;  // 0: none
 
-  void write(ByteWriter& writer) const;
+  void write(base::ByteWriter& writer) const;
   // Raises kUsage for bytes that are none.
-  static PassHead read(ByteReader& reader);
+  static PassHead read(base::ByteReader& reader);
 };
 
 // What went wrong, and on which worker. failure.message is the exception's own text.
@@ -37,20 +39,20 @@ struct NodeFailure {
   std::string type{};
 
   static NodeFailure of(WorkerId worker, const rpc::CallFailure& failure);
-  void write(ByteWriter& writer) const;
-  static NodeFailure read(ByteReader& reader);
+  void write(base::ByteWriter& writer) const;
+  static NodeFailure read(base::ByteReader& reader);
   // "Error on Node 1: <text> (worker1, std::runtime_error)". Remote: it happened on another worker.
   [[noreturn]] void raise(const std::string& name, bool remote) const;
 };
 
 // Messages whose send nodes will be reached, by the worker that sent them.
 using Asks = std::map<WorkerId, std::vector<std::uint64_t>>;
-void write_messages(ByteWriter& writer, std::span<const std::uint64_t> messages);
-std::vector<std::uint64_t> read_messages(ByteReader& reader);
-void write_asks(ByteWriter& writer, const Asks& asks);
-Asks read_asks(ByteReader& reader);
-void write_workers(ByteWriter& writer, const std::vector<WorkerId>& workers);
-std::vector<WorkerId> read_workers(ByteReader& reader);
+void write_messages(base::ByteWriter& writer, std::span<const std::uint64_t> messages);
+std::vector<std::uint64_t> read_messages(base::ByteReader& reader);
+void write_asks(base::ByteWriter& writer, const Asks& asks);
+Asks read_asks(base::ByteReader& reader);
+void write_workers(base::ByteWriter& writer, const std::vector<WorkerId>& workers);
+std::vector<WorkerId> read_workers(base::ByteReader& reader);
 [[noreturn]] void raise_damaged();
 
 template <class T>

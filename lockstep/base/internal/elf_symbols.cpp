@@ -10,9 +10,9 @@
 #include <cstring>
 #include <optional>
 
-#include "lockstep/base/fd.h"
+#include "lockstep/base/detail/fd.h"
 
-namespace lockstep::internal {
+namespace lockstep::base::internal {
 namespace {
 
 constexpr unsigned char kNativeClass = sizeof(void*) == 8 ? ELFCLASS64 : ELFCLASS32;
@@ -105,4 +105,4 @@ std::vector<FunctionAt> functions_at(const std::string& path, std::span<const st
   return found;
 }
 
-}  // namespace lockstep::internal
+}  // namespace lockstep::base::internal

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-namespace lockstep::internal {
+namespace lockstep::base::internal {
 
 struct FunctionAt {
   std::string name{};       // mangled; "": not known
@@ -22,4 +22,4 @@ struct FunctionAt {
 std::vector<FunctionAt> functions_at(const std::string& path, std::span<const std::uint64_t> addresses,
                                      std::span<const std::uint8_t> image = {});
 
-}  // namespace lockstep::internal
+}  // namespace lockstep::base::internal

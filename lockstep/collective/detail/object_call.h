@@ -14,8 +14,9 @@
 
 #include "lockstep/base/bytes.h"
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/group/process_group.h"
 #include "lockstep/object/object.h"
 
@@ -110,7 +111,7 @@ class ObjectCall {
 
   template <class... Parts>
   [[noreturn]] void refuse(ErrorKind kind, const Parts&... parts) const {
-    raise(kind, cat(prefix(), parts...));
+    base::raise(kind, base::cat(prefix(), parts...));
   }
   std::string prefix() const;
   // The current exception as `n_parts` parts; inside a catch block.

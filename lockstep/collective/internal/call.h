@@ -9,8 +9,9 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/collective/collectives.h"
 #include "lockstep/group/detail/group_base.h"
 
@@ -69,9 +70,9 @@ class Call {
   template <class... Parts>
   [[noreturn]] void refuse(ErrorKind kind, const Parts&... parts) const {
     if (rank() >= 0) group_->refused(request_);
-    Failure failure{.kind = kind, .message = cat(prefix(), parts...)};
+    Failure failure{.kind = kind, .message = base::cat(prefix(), parts...)};
     report(failure);
-    raise(std::move(failure));
+    base::raise(std::move(failure));
   }
 
   // Defined, dense, on a device that the group serves, the same for all of the call. `role` is the argument's name.

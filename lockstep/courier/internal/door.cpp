@@ -5,6 +5,7 @@
 
 #include <cerrno>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep::courier::internal {
@@ -12,20 +13,20 @@ namespace {
 
 constexpr std::uint64_t kBell = 0, kSockets = 1;
 
-Fd make_bell() {
-  Fd fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
-  if (!fd) raise(system_failure(errno, "eventfd"));
+base::Fd make_bell() {
+  base::Fd fd(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK));
+  if (!fd) base::raise(base::system_failure(errno, "eventfd"));
   return fd;
 }
 
-Fd make_epoll(int bell, int sockets) {
-  Fd fd(::epoll_create1(EPOLL_CLOEXEC));
-  if (!fd) raise(system_failure(errno, "epoll"));
+base::Fd make_epoll(int bell, int sockets) {
+  base::Fd fd(::epoll_create1(EPOLL_CLOEXEC));
+  if (!fd) base::raise(base::system_failure(errno, "epoll"));
   epoll_event event{.events = EPOLLIN, .data = {.u64 = kBell}};
   bool good = ::epoll_ctl(fd.get(), EPOLL_CTL_ADD, bell, &event) == 0;
   event.data.u64 = kSockets;
   good = good && ::epoll_ctl(fd.get(), EPOLL_CTL_ADD, sockets, &event) == 0;
-  if (!good) raise(system_failure(errno, "epoll"));
+  if (!good) base::raise(base::system_failure(errno, "epoll"));
   return fd;
 }
 

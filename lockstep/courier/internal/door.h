@@ -9,7 +9,7 @@
 #include <mutex>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/fd.h"
+#include "lockstep/base/detail/fd.h"
 #include "lockstep/courier/internal/inbox.h"
 
 namespace lockstep::courier::internal {
@@ -39,8 +39,8 @@ class Door {
   const Inbox inbox_;
   const int sockets_;
   const std::function<bool()> anything_;
-  const Fd bell_;
-  const Fd epoll_;
+  const base::Fd bell_;
+  const base::Fd epoll_;
   std::mutex mutex_;
   // Guarded by mutex_.
   int pollers_ = 0;

@@ -3,7 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/courier/internal/record.h"
 
 namespace lockstep::courier::internal {
@@ -22,7 +23,7 @@ Bytes encode_frame_head(const Message& message) {
                        .id = message.id,
                        .body_bytes = message.body.bytes.size(),
                        .n_blobs = message.blobs.size()};
-  ByteWriter out;
+  base::ByteWriter out;
   out.put(head);
   for (const auto& blob : message.blobs) out.put(static_cast<std::uint64_t>(blob.bytes.size()));
   return out.take();
@@ -41,9 +42,10 @@ bool FrameDecoder::read_head() {
   held_.clear();
   if (head_.magic != kFrameMagic) return fail("bytes that are no message of lockstep");
   if (head_.body_bytes > max_message_bytes_) {
-    return fail(cat("a message of ", head_.body_bytes, " bytes, beyond the limit of ", max_message_bytes_));
+    return fail(
+        base::cat("a message of ", head_.body_bytes, " bytes, beyond the limit of ", max_message_bytes_));
   }
-  if (head_.n_blobs >= kMaxParts) return fail(cat("a message of ", head_.n_blobs, " pieces"));
+  if (head_.n_blobs >= kMaxParts) return fail(base::cat("a message of ", head_.n_blobs, " pieces"));
   state_ = State::kSizes;
   return head_.n_blobs > 0 || read_sizes();
 }
@@ -55,13 +57,13 @@ bool FrameDecoder::read_sizes() {
   held_.clear();
   std::uint64_t left = max_message_bytes_;
   for (const std::uint64_t size : sizes) {
-    if (size > left) return fail(cat("a message beyond the limit of ", max_message_bytes_, " bytes"));
+    if (size > left) return fail(base::cat("a message beyond the limit of ", max_message_bytes_, " bytes"));
     left -= size;
   }
   try {
     make_room(sizes);
   } catch (const std::bad_alloc&) {
-    return fail(cat("no memory for a message of ", max_message_bytes_ - left, " bytes"));
+    return fail(base::cat("no memory for a message of ", max_message_bytes_ - left, " bytes"));
   }
   state_ = State::kParts;
   part_ = 0;

@@ -1,4 +1,5 @@
 #include "lockstep/courier/internal/greeting.h"
+#include "lockstep/base/detail/byte_io.h"
 
 #include <algorithm>
 #include <array>
@@ -14,7 +15,7 @@ constexpr std::uint8_t kVersion = 2;
 constexpr std::array<std::uint8_t, 4> kAddressMagic = {'L', 'S', 'C', kVersion};
 
 Bytes encode_intro(const Intro& intro) {
-  ByteWriter out;
+  base::ByteWriter out;
   out.put(intro.id);
   put_short_text(out, intro.token);
   put_short_text(out, intro.to);
@@ -23,7 +24,7 @@ Bytes encode_intro(const Intro& intro) {
 }
 
 std::optional<Intro> decode_intro(std::span<const std::uint8_t> bytes) {
-  ByteReader in(bytes);
+  base::ByteReader in(bytes);
   const auto id = in.get<WorkerId>();
   auto token = get_short_text(in);
   auto to = get_short_text(in);
@@ -35,7 +36,7 @@ std::optional<Intro> decode_intro(std::span<const std::uint8_t> bytes) {
 }  // namespace
 
 Bytes encode_endpoint(const Endpoint& endpoint) {
-  ByteWriter out;
+  base::ByteWriter out;
   out.raw(kAddressMagic);
   put_short_text(out, endpoint.host);
   put_short_text(out, endpoint.token);
@@ -45,7 +46,7 @@ Bytes encode_endpoint(const Endpoint& endpoint) {
 }
 
 std::optional<Endpoint> decode_endpoint(std::span<const std::uint8_t> bytes) {
-  ByteReader in(bytes);
+  base::ByteReader in(bytes);
   const auto magic = in.raw(kAddressMagic.size());
   if (!magic || !std::ranges::equal(*magic, kAddressMagic)) return std::nullopt;
   auto host = get_short_text(in), token = get_short_text(in), tcp_host = get_short_text(in);
@@ -62,7 +63,7 @@ std::optional<Endpoint> decode_endpoint(std::span<const std::uint8_t> bytes) {
 }
 
 Bytes encode_welcome(const Welcome& welcome) {
-  return net::encode_welcome(ByteWriter().put(welcome.slot).put(welcome.inbox_bytes).view());
+  return net::encode_welcome(base::ByteWriter().put(welcome.slot).put(welcome.inbox_bytes).view());
 }
 
 GreetingClient::GreetingClient(const std::optional<JobSecret>& secret, const Intro& intro,
@@ -72,7 +73,7 @@ GreetingClient::GreetingClient(const std::optional<JobSecret>& secret, const Int
 GreetingClient::Step GreetingClient::next(std::span<const std::uint8_t> message) {
   auto step = handshake_.next(message);
   if (!step.welcome) return {.send = std::move(step.send), .refusal = std::move(step.refusal)};
-  ByteReader in(*step.welcome);
+  base::ByteReader in(*step.welcome);
   const auto slot = in.get<std::uint32_t>();
   const auto inbox = in.get<std::uint64_t>();
   if (!slot || !inbox || in.left() != 0) return {.refusal = "it answered with something unknown"};

@@ -10,7 +10,7 @@
 #include <cstdint>
 #include <optional>
 
-#include "lockstep/base/fd.h"
+#include "lockstep/base/detail/fd.h"
 #include "lockstep/courier/internal/ring.h"
 #include "lockstep/local/segment_table.h"
 #include "lockstep/local/wake.h"

@@ -11,8 +11,8 @@
 #include <string>
 #include <utility>
 
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/courier/internal/office.h"
 
 namespace lockstep::courier::internal {
@@ -33,8 +33,8 @@ class Entrance final : public Doorway, public std::enable_shared_from_this<Entra
         std::make_shared<Link>(office_, std::move(*socket))->start();
       }
     } catch (const std::exception& error) {
-      log(LogLevel::kWarn,
-          cat("courier ", office_.options.name, ": a connection was not accepted: ", error.what()));
+      base::log(LogLevel::kWarn, base::cat("courier ", office_.options.name,
+                                           ": a connection was not accepted: ", error.what()));
       office_.expel_stranger();
       rest();
     }
@@ -76,8 +76,8 @@ class GreetedIncoming : public Incoming {
   GreetingServer::Step greet(std::span<const std::uint8_t> message) {
     auto step = greeting_.next(message);
     if (!step.refusal.empty() && office_.complaints.allowed()) {
-      log(LogLevel::kWarn, cat("courier ", office_.options.name, ": refused a connection: ", step.refusal,
-                               office_.complaints.held_back()));
+      base::log(LogLevel::kWarn, base::cat("courier ", office_.options.name, ": refused a connection: ",
+                                           step.refusal, office_.complaints.held_back()));
     }
     return step;
   }

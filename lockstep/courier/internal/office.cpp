@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::courier::internal {
 namespace {
@@ -34,7 +35,7 @@ Inbox make_inbox() {
 
 Failure lost_failure(const Peer& peer, const LostPeer& lost) {
   return {.kind = ErrorKind::kPeerLost,
-          .message = cat("worker ", peer.name, " (", peer.id, ") is gone: ", lost.cause),
+          .message = base::cat("worker ", peer.name, " (", peer.id, ") is gone: ", lost.cause),
           .family = ErrorFamily::kNetwork,
           .peer = lost};
 }
@@ -84,7 +85,7 @@ std::shared_ptr<Peer> Office::add(WorkerId id, const std::string& name, Endpoint
   if (before) {
     const std::lock_guard lock(before->mutex);
     if (!before->lost && !before->removed) {
-      raise(ErrorKind::kUsage, cat("worker ", id, " (", before->name, ") is a peer already"));
+      base::raise(ErrorKind::kUsage, base::cat("worker ", id, " (", before->name, ") is a peer already"));
     }
     if (before->out) before->out->end(false);
     before->out = nullptr;
@@ -93,7 +94,7 @@ std::shared_ptr<Peer> Office::add(WorkerId id, const std::string& name, Endpoint
   auto peer = std::make_shared<Peer>(id, name, std::move(endpoint));
   const std::lock_guard lock(peers_mutex_);
   auto& place = peers_[id];
-  if (place != before) raise(ErrorKind::kUsage, cat("worker ", id, " was added twice at once"));
+  if (place != before) base::raise(ErrorKind::kUsage, base::cat("worker ", id, " was added twice at once"));
   place = peer;
   return peer;
 }
@@ -223,10 +224,10 @@ void Office::expire_guests() noexcept {
     if (!guest.until.expired() || !who) continue;
     const auto& intro = who->waiting();
     const std::string why =
-        intro ? cat("worker ", intro->id, " is not known here") : std::string("it took too long");
+        intro ? base::cat("worker ", intro->id, " is not known here") : std::string("it took too long");
     if (complaints.allowed()) {
-      log(LogLevel::kWarn,
-          cat("courier ", options.name, ": refused a connection: ", why, complaints.held_back()));
+      base::log(LogLevel::kWarn,
+                base::cat("courier ", options.name, ": refused a connection: ", why, complaints.held_back()));
     }
     who->refuse(why);
   }

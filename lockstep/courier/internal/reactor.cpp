@@ -5,12 +5,13 @@
 #include <array>
 #include <cerrno>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep::courier::internal {
 
 Reactor::Reactor() : epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
-  if (!epoll_) raise(system_failure(errno, "epoll", ErrorFamily::kNetwork));
+  if (!epoll_) base::raise(base::system_failure(errno, "epoll", ErrorFamily::kNetwork));
 }
 
 std::uint64_t Reactor::add(int fd, std::uint32_t events, std::shared_ptr<Handler> handler) {
@@ -18,7 +19,7 @@ std::uint64_t Reactor::add(int fd, std::uint32_t events, std::shared_ptr<Handler
   const std::uint64_t key = next_key_++;
   epoll_event event{.events = events, .data = {.u64 = key}};
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
-    raise(system_failure(errno, "epoll", ErrorFamily::kNetwork));
+    base::raise(base::system_failure(errno, "epoll", ErrorFamily::kNetwork));
   }
   handlers_[key] = std::move(handler);
   return key;

@@ -8,7 +8,7 @@
 #include <mutex>
 #include <unordered_map>
 
-#include "lockstep/base/fd.h"
+#include "lockstep/base/detail/fd.h"
 
 namespace lockstep::courier::internal {
 
@@ -34,7 +34,7 @@ class Reactor {
   int fd() const { return epoll_.get(); }
 
  private:
-  const Fd epoll_;
+  const base::Fd epoll_;
   std::mutex mutex_;
   // Guarded by mutex_.
   std::unordered_map<std::uint64_t, std::shared_ptr<Handler>> handlers_;

@@ -4,7 +4,7 @@
 #include <cstddef>
 #include <cstring>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/text.h"
 
 namespace lockstep::courier::internal {
 namespace {
@@ -71,7 +71,7 @@ Decoded decode(const Buffer& record, std::uint64_t n_bytes, const Sender& sender
   const auto head = value_at<RecordHead>(record.data());
   if (head.n_parts == 0 || head.n_parts > kMaxParts ||
       head.n_parts > (n_bytes - sizeof(RecordHead)) / sizeof(RecordPart)) {
-    return refuse(cat("a record of ", n_bytes, " bytes that has ", head.n_parts, " parts"));
+    return refuse(base::cat("a record of ", n_bytes, " bytes that has ", head.n_parts, " parts"));
   }
   Message message{.kind = head.kind, .id = head.id};
   message.blobs.reserve(head.n_parts - 1);
@@ -79,13 +79,14 @@ Decoded decode(const Buffer& record, std::uint64_t n_bytes, const Sender& sender
   for (std::uint32_t i = 0; i < head.n_parts; ++i) {
     const auto part = value_at<RecordPart>(record.data() + sizeof(RecordHead) + i * sizeof(RecordPart));
     if (part.n_bytes > left)
-      return refuse(cat("a message beyond the limit of ", sender.max_message_bytes, " bytes"));
+      return refuse(base::cat("a message beyond the limit of ", sender.max_message_bytes, " bytes"));
     left -= part.n_bytes;
     object::Blob blob{.yours = true};
     if ((part.offset & kInOutbox) != 0) {
       const std::uint64_t offset = part.offset & ~kInOutbox;
       if (!sender.outbox || !is_payload(offset, part.n_bytes, *sender.outbox)) {
-        return refuse(cat("a part of ", part.n_bytes, " bytes at ", offset, ", outside its shared memory"));
+        return refuse(
+            base::cat("a part of ", part.n_bytes, " bytes at ", offset, ", outside its shared memory"));
       }
       const auto loan = std::make_shared<const Loan>(sender.outbox, offset);
       blob.bytes = {loan->data(), part.n_bytes};
@@ -93,7 +94,7 @@ Decoded decode(const Buffer& record, std::uint64_t n_bytes, const Sender& sender
     } else {
       if (part.offset > n_bytes || part.n_bytes > n_bytes - part.offset) {
         return refuse(
-            cat("a part of ", part.n_bytes, " bytes at ", part.offset, " of a record of ", n_bytes));
+            base::cat("a part of ", part.n_bytes, " bytes at ", part.offset, " of a record of ", n_bytes));
       }
       blob.bytes = {record.data() + part.offset, part.n_bytes};
       blob.owner = record.owner();
@@ -167,7 +168,7 @@ void take_back_record(Outbox& outbox, std::span<const std::uint8_t> record) {
 }
 
 Decoded decode_record(const Buffer& record, std::uint64_t n_bytes, const Sender& sender) {
-  if (n_bytes < kMinRecord) return refuse(cat("a record of ", n_bytes, " bytes"));
+  if (n_bytes < kMinRecord) return refuse(base::cat("a record of ", n_bytes, " bytes"));
   const auto head = value_at<RecordHead>(record.data());
   if (head.elsewhere == 0) return decode(record, n_bytes, sender);
   const auto part = value_at<RecordPart>(record.data() + sizeof(RecordHead));
@@ -177,7 +178,8 @@ Decoded decode_record(const Buffer& record, std::uint64_t n_bytes, const Sender&
   if (head.elsewhere != 1 || head.n_parts != 1 || (part.offset & kInOutbox) == 0 ||
       part.n_bytes < kMinRecord || part.n_bytes > most || !sender.outbox ||
       !is_payload(offset, part.n_bytes, *sender.outbox)) {
-    return refuse(cat("a record of ", part.n_bytes, " bytes at ", offset, ", outside its shared memory"));
+    return refuse(
+        base::cat("a record of ", part.n_bytes, " bytes at ", offset, ", outside its shared memory"));
   }
   const Loan loan(sender.outbox, offset);
   const Buffer copy(part.n_bytes);

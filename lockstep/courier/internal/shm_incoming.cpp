@@ -5,7 +5,7 @@
 
 #include <array>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/net/address.h"
 
 namespace lockstep::courier::internal {
@@ -40,7 +40,7 @@ void ShmIncoming::on_ready(std::uint32_t) noexcept {
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kTimeout) return;  // somebody else read it
     const std::string bad = slot_ ? office_.slots.broken(*slot_) : std::string();
-    over(bad.empty() ? local_end(process_, left_) : cat("it sent ", bad));
+    over(bad.empty() ? local_end(process_, left_) : base::cat("it sent ", bad));
   } catch (const std::exception& error) {
     over(error.what());
   }
@@ -48,13 +48,13 @@ void ShmIncoming::on_ready(std::uint32_t) noexcept {
 
 void ShmIncoming::receive() {
   std::array<std::uint8_t, net::kMaxPeerMessage> buffer;
-  std::vector<Fd> fds;
+  std::vector<base::Fd> fds;
   const std::size_t n = socket_.receive(buffer, Deadline::now(), &fds);
   if (!peer_) return be_greeted(std::span(buffer).first(n), std::move(fds));
   if (buffer[0] == kLeave) left_ = true;
 }
 
-void ShmIncoming::be_greeted(std::span<const std::uint8_t> message, std::vector<Fd> fds) {
+void ShmIncoming::be_greeted(std::span<const std::uint8_t> message, std::vector<base::Fd> fds) {
   if (waiting_) return;  // it has said everything and waits for its welcome
   auto step = greet(message);
   if (!step.send.empty()) socket_.send(step.send, Deadline::now());
@@ -70,7 +70,7 @@ void ShmIncoming::let_in(std::shared_ptr<Peer> peer) noexcept {
   try {
     const Sender sender{.outbox = outbox_, .max_message_bytes = office_.options.max_message_bytes};
     slot_ = office_.slots.claim(peer->id, sender, socket_.fd());
-    if (!slot_) return refuse(cat("all ", kSlots, " places for senders are taken"));
+    if (!slot_) return refuse(base::cat("all ", kSlots, " places for senders are taken"));
     const Bytes welcome = encode_welcome({.slot = *slot_, .inbox_bytes = kInboxBytes});
     waiting_.reset();
     peer_ = std::move(peer);

@@ -27,7 +27,7 @@ class ShmIncoming final : public GreetedIncoming, public std::enable_shared_from
 
  private:
   void receive();
-  void be_greeted(std::span<const std::uint8_t> message, std::vector<Fd> fds);
+  void be_greeted(std::span<const std::uint8_t> message, std::vector<base::Fd> fds);
   void over(const std::string& cause) noexcept;
 
   net::UnixSocket socket_;

@@ -7,7 +7,8 @@
 #include <array>
 #include <cerrno>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/courier/internal/shm_incoming.h"
 
 namespace lockstep::courier::internal {
@@ -39,15 +40,17 @@ std::shared_ptr<ShmOutgoing> ShmOutgoing::connect(Office& office, const std::sha
     return nullptr;
   }
   if (!socket) {
-    failure = system_failure(code, cat("connecting to worker ", peer->name), ErrorFamily::kNetwork);
+    failure =
+        base::system_failure(code, base::cat("connecting to worker ", peer->name), ErrorFamily::kNetwork);
     return nullptr;
   }
   if (!socket->trust_own_user()) {
-    failure = Failure{.kind = ErrorKind::kUsage,
-                      .message = cat("worker ", peer->name,
+    failure =
+        Failure{.kind = ErrorKind::kUsage,
+                .message = base::cat("worker ", peer->name,
                                      " runs as another user: shared memory is for processes of one user, "
                                      "others need TCP (bind_host) and a job secret"),
-                      .family = ErrorFamily::kNetwork};
+                .family = ErrorFamily::kNetwork};
     return nullptr;
   }
   auto link = std::make_shared<ShmOutgoing>(office, peer, std::move(*socket));
@@ -82,7 +85,7 @@ ShmOutgoing::ShmOutgoing(Office& office, const std::shared_ptr<Peer>& peer, net:
 std::optional<Failure> ShmOutgoing::send(Message message) {
   if (!encode_record(message, office_.outbox, holder_, record_)) {
     return Failure{.kind = ErrorKind::kResource,
-                   .message = cat("no shared memory for a message of ", size_of(message), " bytes"),
+                   .message = base::cat("no shared memory for a message of ", size_of(message), " bytes"),
                    .family = ErrorFamily::kNetwork};
   }
   if (!backlog_.empty()) flush();
@@ -140,7 +143,7 @@ std::string ShmOutgoing::end_or_call_again(const Peer& peer) noexcept {
 
 std::string ShmOutgoing::receive() {
   std::array<std::uint8_t, net::kMaxPeerMessage> buffer;
-  std::vector<Fd> fds;
+  std::vector<base::Fd> fds;
   const std::size_t n = socket_.receive(buffer, Deadline::now(), &fds);
   if (!open_) return greet(std::span(buffer).first(n), std::move(fds));
   if (buffer[0] == kLeave) left_ = true;
@@ -148,7 +151,7 @@ std::string ShmOutgoing::receive() {
   return {};
 }
 
-std::string ShmOutgoing::greet(std::span<const std::uint8_t> message, std::vector<Fd> fds) {
+std::string ShmOutgoing::greet(std::span<const std::uint8_t> message, std::vector<base::Fd> fds) {
   auto step = greeting_->next(message);
   if (!step.refusal.empty()) return step.refusal;
   if (!step.send.empty())

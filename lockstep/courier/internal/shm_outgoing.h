@@ -26,7 +26,7 @@ class ShmOutgoing final : public Outgoing, public std::enable_shared_from_this<S
  private:
   // Why the connection is over; empty when it is not.
   std::string receive();
-  std::string greet(std::span<const std::uint8_t> message, std::vector<Fd> fds);
+  std::string greet(std::span<const std::uint8_t> message, std::vector<base::Fd> fds);
   // Says the first words on a new socket.
   void call(const Peer& peer);
   // For a connection that ended before it was open. False: it stays over.
@@ -44,8 +44,8 @@ class ShmOutgoing final : public Outgoing, public std::enable_shared_from_this<S
   std::uint64_t key_ = 0;
   bool open_ = false;
   bool left_ = false;
-  Inbox inbox_;  // the receiver's
-  Fd bell_;      // the receiver's
+  Inbox inbox_;    // the receiver's
+  base::Fd bell_;  // the receiver's
   std::uint32_t slot_ = 0;
   RingWriter ring_;
   Bytes record_;  // kept for its memory

@@ -7,7 +7,8 @@
 #include <cerrno>
 #include <limits>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 
 namespace lockstep::courier::internal {
 namespace {
@@ -19,15 +20,15 @@ constexpr std::size_t kSealedReadBytes = 256 << 10;
 
 }  // namespace
 
-std::optional<Fd> TcpIncoming::accept(net::Listener& listener) {
-  Fd fd(::accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+std::optional<base::Fd> TcpIncoming::accept(net::Listener& listener) {
+  base::Fd fd(::accept4(listener.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
   if (fd) return fd;
   if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM)
-    raise(system_failure(errno, "accept", ErrorFamily::kNetwork));
+    base::raise(base::system_failure(errno, "accept", ErrorFamily::kNetwork));
   return std::nullopt;  // none, or it left again
 }
 
-TcpIncoming::TcpIncoming(Office& office, Fd fd)
+TcpIncoming::TcpIncoming(Office& office, base::Fd fd)
     : GreetedIncoming(office, net::Purpose::kCourierTcp, net::Address::local_of(fd.get()).canonical()),
       fd_(std::move(fd)),
       decoder_(office.options.max_message_bytes) {
@@ -128,7 +129,7 @@ std::optional<std::string> TcpIncoming::read_sealed(std::uint64_t at_most) {
       if (plain) good = decoder_.feed(*plain);
     }
     hand_over();
-    if (!good) return cat("it sent ", decoder_.error());
+    if (!good) return base::cat("it sent ", decoder_.error());
     if (static_cast<std::size_t>(n) < buffer.size()) return std::nullopt;
   }
   return std::nullopt;
@@ -155,7 +156,7 @@ std::optional<std::string> TcpIncoming::read_frames(std::uint64_t at_most) {
       decoder_.filled(got);
     }
     hand_over();
-    if (!good) return cat("it sent ", decoder_.error());
+    if (!good) return base::cat("it sent ", decoder_.error());
     // A short read has emptied the socket: asking again would cost a call.
     if (got < into.size()) return std::nullopt;
   }

@@ -13,8 +13,8 @@ namespace lockstep::courier::internal {
 
 class TcpIncoming final : public GreetedIncoming, public std::enable_shared_from_this<TcpIncoming> {
  public:
-  static std::optional<Fd> accept(net::Listener& listener);
-  TcpIncoming(Office& office, Fd fd);
+  static std::optional<base::Fd> accept(net::Listener& listener);
+  TcpIncoming(Office& office, base::Fd fd);
   void start();
 
   void on_ready(std::uint32_t events) noexcept override;
@@ -32,7 +32,7 @@ class TcpIncoming final : public GreetedIncoming, public std::enable_shared_from
   bool say(std::span<const std::uint8_t> greeting) noexcept;
   void over(const std::string& cause) noexcept;
 
-  Fd fd_;
+  base::Fd fd_;
   GreetingReader reader_;
   // With a job secret, from the introduction on.
   std::optional<net::Opener> opener_;

@@ -8,7 +8,8 @@
 #include <cstring>
 #include <string>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/text.h"
 
 namespace lockstep::courier::internal {
 
@@ -25,7 +26,7 @@ void set_tcp_options(int fd) {
 }
 
 Bytes with_length(std::span<const std::uint8_t> greeting) {
-  return ByteWriter().put(static_cast<std::uint16_t>(greeting.size())).raw(greeting).take();
+  return base::ByteWriter().put(static_cast<std::uint16_t>(greeting.size())).raw(greeting).take();
 }
 
 std::optional<Bytes> GreetingReader::feed(std::span<const std::uint8_t> bytes) {
@@ -39,7 +40,7 @@ std::optional<Bytes> GreetingReader::feed(std::span<const std::uint8_t> bytes) {
 std::string tcp_end(int code) {
   if (code == 0) return "its connection ended";
   if (code == ETIMEDOUT) return "its host does not answer (ETIMEDOUT)";
-  return cat("its connection broke (", ::strerrorname_np(code), ")");
+  return base::cat("its connection broke (", ::strerrorname_np(code), ")");
 }
 
 }  // namespace lockstep::courier::internal

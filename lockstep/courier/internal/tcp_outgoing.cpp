@@ -8,7 +8,8 @@
 #include <array>
 #include <cerrno>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/courier/internal/frame.h"
 
 namespace lockstep::courier::internal {
@@ -35,13 +36,13 @@ struct Pieces {
 };
 
 Failure insecure(const Peer& peer) {
-  return {.kind = ErrorKind::kUsage,
-          .message = cat("worker ", peer.name, " is at ",
-                         net::host_and_port(peer.endpoint.tcp_host, peer.endpoint.tcp_port),
-                         ", beyond this machine, and there is no job secret: set LOCKSTEP_SECRET_FILE (",
-                         JobSecret::make_file_hint("job.secret"),
-                         ") on every host, or say insecure (LOCKSTEP_INSECURE=1)"),
-          .family = ErrorFamily::kNetwork};
+  return {
+      .kind = ErrorKind::kUsage,
+      .message = base::cat(
+          "worker ", peer.name, " is at ", net::host_and_port(peer.endpoint.tcp_host, peer.endpoint.tcp_port),
+          ", beyond this machine, and there is no job secret: set LOCKSTEP_SECRET_FILE (",
+          JobSecret::make_file_hint("job.secret"), ") on every host, or say insecure (LOCKSTEP_INSECURE=1)"),
+      .family = ErrorFamily::kNetwork};
 }
 
 }  // namespace
@@ -51,11 +52,11 @@ std::shared_ptr<TcpOutgoing> TcpOutgoing::connect(Office& office, const std::sha
   const auto& at = peer->endpoint;
   const auto address = at.tcp_host.empty() ? std::nullopt : net::Address::parse(at.tcp_host, at.tcp_port);
   if (!address) {
-    failure =
-        Failure{.kind = ErrorKind::kUsage,
-                .message = cat("worker ", peer->name,
-                               " is on another host and has no TCP address: open its courier with bind_host"),
-                .family = ErrorFamily::kNetwork};
+    failure = Failure{
+        .kind = ErrorKind::kUsage,
+        .message = base::cat("worker ", peer->name,
+                             " is on another host and has no TCP address: open its courier with bind_host"),
+        .family = ErrorFamily::kNetwork};
     return nullptr;
   }
   if (!address->is_loopback() && !office.options.secret && !office.options.insecure) {
@@ -64,8 +65,8 @@ std::shared_ptr<TcpOutgoing> TcpOutgoing::connect(Office& office, const std::sha
   }
   auto link = std::make_shared<TcpOutgoing>(office, peer, *address);
   if (const int code = link->call(*peer); code != 0) {
-    failure = system_failure(code, cat("connecting to worker ", peer->name, " at ", address->text()),
-                             ErrorFamily::kNetwork);
+    failure = base::system_failure(
+        code, base::cat("connecting to worker ", peer->name, " at ", address->text()), ErrorFamily::kNetwork);
     return nullptr;
   }
   return link;
@@ -79,7 +80,7 @@ TcpOutgoing::~TcpOutgoing() {
 }
 
 int TcpOutgoing::call(const Peer& peer) {
-  Fd fd(::socket(address_.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
+  base::Fd fd(::socket(address_.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd || (::connect(fd.get(), address_.get(), address_.length()) != 0 && errno != EINPROGRESS))
     return errno;
   set_tcp_options(fd.get());

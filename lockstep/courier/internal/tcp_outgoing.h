@@ -52,7 +52,7 @@ class TcpOutgoing final : public Outgoing, public std::enable_shared_from_this<T
 
   Office& office_;
   const std::weak_ptr<Peer> peer_;
-  Fd fd_;
+  base::Fd fd_;
   const net::Address address_;
   int n_calls_ = 0;
   // Of the latest call.

@@ -5,8 +5,9 @@
 
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/group/groups.h"
 
 namespace lockstep {
@@ -16,15 +17,16 @@ constexpr double kLargestHalf = 65504;
 
 void check(const at::Tensor& tensor, const char* operation) {
   if (tensor.defined() && (tensor.scalar_type() == at::kFloat || tensor.scalar_type() == at::kDouble)) return;
-  raise(ErrorKind::kUsage, cat("AutoQuantize::", operation, " takes f32 and f64 tensors, this one is ",
-                               tensor.defined() ? c10::toString(tensor.scalar_type()) : "undefined"));
+  base::raise(ErrorKind::kUsage,
+              base::cat("AutoQuantize::", operation, " takes f32 and f64 tensors, this one is ",
+                        tensor.defined() ? c10::toString(tensor.scalar_type()) : "undefined"));
 }
 
 void check_blocking(bool async_op, const char* operation) {
   if (!async_op) return;
-  raise(ErrorKind::kUsage,
-        cat("AutoQuantize::", operation, ": async_op is not supported, since results are cast when ",
-            "the operation is over; leave it false"));
+  base::raise(ErrorKind::kUsage, base::cat("AutoQuantize::", operation,
+                                           ": async_op is not supported, since results are cast when ",
+                                           "the operation is over; leave it false"));
 }
 
 void copy_back(const std::vector<at::Tensor>& to, const std::vector<at::Tensor>& from) {

@@ -4,24 +4,27 @@
 #include <ranges>
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/ddp/hooks/internal/average.h"
 #include "lockstep/ddp/hooks/internal/bucket_scratch.h"
 
 namespace lockstep {
 
 CommHook wrap_hook(CommHook hook, HookStages stages) {
-  if (!hook.run) raise(ErrorKind::kUsage, cat("wrap_hook: ", stages.name, " is put around an empty hook"));
+  if (!hook.run)
+    base::raise(ErrorKind::kUsage, base::cat("wrap_hook: ", stages.name, " is put around an empty hook"));
   CommHook wrapped;
-  wrapped.name = stages.name.empty() ? hook.name : cat(stages.name, "(", hook.name, ")");
+  wrapped.name = stages.name.empty() ? hook.name : base::cat(stages.name, "(", hook.name, ")");
   wrapped.run = [hook = std::move(hook), stages = std::move(stages)](GradBucket& bucket) {
     const at::Tensor buffer = bucket.buffer();
     if (stages.before) stages.before(bucket);
     const at::Tensor seen = bucket.buffer();
     GradFuture inner = hook.run(bucket);
     bucket.set_buffer(buffer);  // a wrapper around this one finds what it left
-    if (!inner) raise(ErrorKind::kUsage, cat("the communication hook ", hook.name, " returned no future"));
+    if (!inner)
+      base::raise(ErrorKind::kUsage, base::cat("the communication hook ", hook.name, " returned no future"));
     if (!stages.after) return inner;
     return inner->then(
         [after = stages.after, name = hook.name, buffer, seen](c10::ivalue::Future& future) {

@@ -176,8 +176,8 @@ TEST(PowerSgdTraining, WorksBatchedWrappedAndWithTheSearchForUnusedParameters) {
 struct LayersImpl : torch::nn::Module {
   LayersImpl() {
     for (int i = 0; i < 3; ++i)
-      layers.push_back(
-          register_module(cat("layer", i), torch::nn::Linear(torch::nn::LinearOptions(8, 8).bias(false))));
+      layers.push_back(register_module(base::cat("layer", i),
+                                       torch::nn::Linear(torch::nn::LinearOptions(8, 8).bias(false))));
   }
   at::Tensor forward(at::Tensor x, unsigned mask) {
     for (std::size_t i = 0; i < layers.size(); ++i) {

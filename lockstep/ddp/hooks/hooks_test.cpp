@@ -7,6 +7,7 @@
 #include <cmath>
 #include <limits>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/ddp/hooks/auto_quantize.h"
 #include "lockstep/ddp/hooks/compose.h"
 #include "lockstep/ddp/hooks/default_hooks.h"
@@ -163,13 +164,13 @@ TEST(ChainHooks, NestTheFirstOutermost) {
 
 TEST(WrapHook, HandsErrorsOn) {
   world(1, [](int) {
-    const auto failing = [](GradBucket&) -> GradFuture { raise(ErrorKind::kResource, "no room"); };
+    const auto failing = [](GradBucket&) -> GradFuture { base::raise(ErrorKind::kResource, "no room"); };
     const CommHook thrown = fp16_compress_wrapper({.run = failing, .name = "failing"});
     EXPECT_EQ(caught([&] { reduced_by(thrown, at::zeros({4})); }).message, "no room");
 
     const auto late = [](GradBucket& bucket) {
       return finished(bucket.buffer())
-          ->then([](c10::ivalue::Future&) -> c10::IValue { raise(ErrorKind::kPeerLost, "rank 3"); },
+          ->then([](c10::ivalue::Future&) -> c10::IValue { base::raise(ErrorKind::kPeerLost, "rank 3"); },
                  c10::TensorType::get());
     };
     const auto failure = caught([&] { reduced_by(fp16_compress_wrapper({.run = late}), at::zeros({4})); });

@@ -2,9 +2,10 @@
 
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/ddp/hooks/internal/average.h"
 #include "lockstep/group/groups.h"
 
@@ -12,18 +13,20 @@ namespace lockstep {
 
 std::shared_ptr<PostLocalSGDState> PostLocalSGDState::create(PostLocalSGDOptions options) {
   if (options.start_localSGD_iter < 0) {
-    raise(ErrorKind::kUsage, cat("PostLocalSGDState: start_localSGD_iter must not be negative, it is ",
-                                 options.start_localSGD_iter));
+    base::raise(ErrorKind::kUsage,
+                base::cat("PostLocalSGDState: start_localSGD_iter must not be negative, it is ",
+                          options.start_localSGD_iter));
   }
   options.process_group = internal::resolved(std::move(options.process_group));
   const bool is_member = is_group_member(options.process_group);
   if (is_member && !options.subgroup && options.post_local_gradient_allreduce)
     options.subgroup = new_subgroups(-1, {.group = options.process_group}).mine;
   if (!is_member || !is_group_member(options.subgroup)) {
-    raise(ErrorKind::kUsage,
-          "PostLocalSGDState: this rank is no member of the group or the sub-group, so its gradients would "
-          "be averaged "
-          "with nobody's; give every rank a sub-group it is in");
+    base::raise(
+        ErrorKind::kUsage,
+        "PostLocalSGDState: this rank is no member of the group or the sub-group, so its gradients would "
+        "be averaged "
+        "with nobody's; give every rank a sub-group it is in");
   }
   return std::shared_ptr<PostLocalSGDState>(new PostLocalSGDState(std::move(options)));
 }
@@ -31,13 +34,14 @@ std::shared_ptr<PostLocalSGDState> PostLocalSGDState::create(PostLocalSGDOptions
 GradFuture PostLocalSGDState::run(GradBucket& bucket) {
   const bool local = iter_ >= options_.start_localSGD_iter;
   if (bucket.is_last() && ++iter_ == options_.start_localSGD_iter)
-    log(LogLevel::kInfo, cat("post_localSGD_hook: local SGD begins after ", iter_, " iterations"));
+    base::log(LogLevel::kInfo,
+              base::cat("post_localSGD_hook: local SGD begins after ", iter_, " iterations"));
   if (local && !options_.post_local_gradient_allreduce) return finished(bucket.buffer());
   return internal::average(bucket.buffer(), local ? options_.subgroup : options_.process_group);
 }
 
 CommHook post_localSGD_hook(std::shared_ptr<PostLocalSGDState> state) {
-  if (!state) raise(ErrorKind::kUsage, "post_localSGD_hook: the state is null");
+  if (!state) base::raise(ErrorKind::kUsage, "post_localSGD_hook: the state is null");
   return {.run = [state = std::move(state)](GradBucket& bucket) { return state->run(bucket); },
           .name = "post_localSGD_hook"};
 }

@@ -2,9 +2,10 @@
 
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/ddp/hooks/internal/average.h"
 #include "lockstep/ddp/hooks/internal/low_rank.h"
 #include "lockstep/ddp/hooks/internal/power_sgd_exchange.h"
@@ -18,7 +19,7 @@ constexpr std::uint64_t kMostSeeds = 10'000'000'000;
 
 void check(const PowerSGDOptions& options) {
   const auto refuse = [](const auto&... parts) {
-    raise(ErrorKind::kUsage, cat("PowerSGDState: ", parts...));
+    base::raise(ErrorKind::kUsage, base::cat("PowerSGDState: ", parts...));
   };
   if (options.matrix_approximation_rank < 1)
     refuse("matrix_approximation_rank must be positive, it is ", options.matrix_approximation_rank);
@@ -66,18 +67,19 @@ void PowerSGDState::advance_pending(std::size_t next_bucket) {
   if (!pending) return;
   if (pending->bucket() < next_bucket) return pending->advance();
   pending->abandon(
-      cat("powerSGD_hook: the step of bucket ", pending->bucket(), " was given up before its end"));
+      base::cat("powerSGD_hook: the step of bucket ", pending->bucket(), " was given up before its end"));
 }
 
 void PowerSGDState::end_step() {
   if (++iter_ == options_.start_powerSGD_iter)
-    log(LogLevel::kInfo, cat("powerSGD_hook: compression begins after ", iter_, " iterations"));
+    base::log(LogLevel::kInfo, base::cat("powerSGD_hook: compression begins after ", iter_, " iterations"));
   if (iter_ <= options_.start_powerSGD_iter || iter_ < next_stats_report_) return;
   next_stats_report_ = iter_ + options_.compression_stats_logging_frequency;
-  if (!log_enabled(LogLevel::kInfo)) return;
+  if (!base::log_enabled(LogLevel::kInfo)) return;
   const CompressionStats stats = compression_stats();
-  log(LogLevel::kInfo, cat("powerSGD_hook: iteration ", iter_, ", ", stats.numel_before, " elements sent as ",
-                           stats.numel_after, ", rate ", stats.compress_rate));
+  base::log(LogLevel::kInfo,
+            base::cat("powerSGD_hook: iteration ", iter_, ", ", stats.numel_before, " elements sent as ",
+                      stats.numel_after, ", rate ", stats.compress_rate));
 }
 
 CompressionStats PowerSGDState::compression_stats() const {
@@ -134,9 +136,9 @@ Bytes PowerSGDState::save() const {
 std::shared_ptr<PowerSGDState> PowerSGDState::load(std::span<const std::uint8_t> bytes, Group group) {
   auto saved = decode<Saved>(bytes);
   if (saved.iter < 0 || saved.n_seeds > kMostSeeds)
-    raise(ErrorKind::kUsage, "PowerSGDState::load: the bytes are damaged");
+    base::raise(ErrorKind::kUsage, "PowerSGDState::load: the bytes are damaged");
   if (!group)
-    log(LogLevel::kWarn, "PowerSGDState::load: groups are not saved; the state uses the default group");
+    base::log(LogLevel::kWarn, "PowerSGDState::load: groups are not saved; the state uses the default group");
   saved.options.process_group = std::move(group);
   auto state = std::make_shared<PowerSGDState>(std::move(saved.options));
   state->iter_ = saved.iter;
@@ -151,14 +153,14 @@ std::shared_ptr<PowerSGDState> PowerSGDState::load(std::span<const std::uint8_t>
 // ---- hooks ----
 
 CommHook powerSGD_hook(std::shared_ptr<PowerSGDState> state) {
-  if (!state) raise(ErrorKind::kUsage, "powerSGD_hook: the state is null");
+  if (!state) base::raise(ErrorKind::kUsage, "powerSGD_hook: the state is null");
   return {.run = [state = std::move(state)](
                      GradBucket& bucket) { return state->run(bucket, PowerSGDState::Form::kPerMatrix); },
           .name = "powerSGD_hook"};
 }
 
 CommHook batched_powerSGD_hook(std::shared_ptr<PowerSGDState> state) {
-  if (!state) raise(ErrorKind::kUsage, "batched_powerSGD_hook: the state is null");
+  if (!state) base::raise(ErrorKind::kUsage, "batched_powerSGD_hook: the state is null");
   return {.run = [state = std::move(state)](
                      GradBucket& bucket) { return state->run(bucket, PowerSGDState::Form::kBatched); },
           .name = "batched_powerSGD_hook"};

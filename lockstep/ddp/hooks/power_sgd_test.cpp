@@ -256,7 +256,7 @@ TEST_P(PowerSgd, AveragesFirstAndThenFollowsTheReference) {
         const at::Tensor want = step < 2
                                     ? mean_over(size, [&](int r) { return all[static_cast<std::size_t>(r)]; })
                                     : reference.step(all);
-        expect_close(flat, want, 1e-4, cat(c.name, ", step ", step));
+        expect_close(flat, want, 1e-4, base::cat(c.name, ", step ", step));
         expect_same_on_all_ranks(flat);
         EXPECT_EQ(state->iter(), step + 1);
       }
@@ -343,7 +343,7 @@ TEST(PowerSgdOrder, HoldsForManyBucketsWhoseFuturesAreAwaitedLate) {
             found = references.emplace(b, Reference(c, size)).first;
             found->second.skip_seeds(b);
           }
-          expect_close(flats[b], found->second.step(all), 1e-4, cat("step ", step, " bucket ", b));
+          expect_close(flats[b], found->second.step(all), 1e-4, base::cat("step ", step, " bucket ", b));
         }
       }
       EXPECT_EQ(state->iter(), 5);
@@ -378,7 +378,7 @@ TEST(PowerSgdWrapped, WorksOnHalfTypes) {
       const at::Tensor flat = at::cat({(at::matmul(u, v) * (rank + 1)).view({-1}), at::ones({5})});
       const at::Tensor want = at::cat({(at::matmul(u, v) * 1.5).view({-1}), at::ones({5})});
       reduced_by(hook, flat, shapes);
-      expect_close(flat, want, 2e-2, cat("step ", step));
+      expect_close(flat, want, 2e-2, base::cat("step ", step));
     }
     EXPECT_EQ(state->error(0).scalar_type(), at::kHalf);
   });
@@ -398,7 +398,7 @@ TEST(PowerSgdZeros, StayZerosAndWhatFollowsIsWhole) {
         const at::Tensor flat = empty ? at::zeros({400}) : rank_one(rank, step);
         const at::Tensor want = empty ? at::zeros({400}) : rank_one(0, step) * 1.5;
         reduced_by(powerSGD_hook(state), flat, {{20, 20}});
-        expect_close(flat, want, 1e-4, cat("rank ", r, ", step ", step));
+        expect_close(flat, want, 1e-4, base::cat("rank ", r, ", step ", step));
       }
     });
   }
@@ -415,7 +415,7 @@ TEST(PowerSgdNaN, ReachesAllRanksAndIsForgotten) {
         if (step == 3) {
           EXPECT_FALSE(flat.isfinite().all().item<bool>());
         } else {
-          expect_close(flat, rank_one(0, step) * 1.5, 1e-4, cat("rank ", r, ", step ", step));
+          expect_close(flat, rank_one(0, step) * 1.5, 1e-4, base::cat("rank ", r, ", step ", step));
         }
       }
     }

@@ -12,8 +12,9 @@
 #include <limits>
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/ddp/hooks/internal/average.h"
 
 namespace lockstep {
@@ -103,8 +104,8 @@ CommHook quantization_pertensor_hook(Group group) {
 
 CommHook quantization_perchannel_hook(Group group, std::int64_t bucket_size) {
   if (bucket_size < 1) {
-    raise(ErrorKind::kUsage,
-          cat("quantization_perchannel_hook: bucket_size must be positive, it is ", bucket_size));
+    base::raise(ErrorKind::kUsage,
+                base::cat("quantization_perchannel_hook: bucket_size must be positive, it is ", bucket_size));
   }
   return {.run = [group = internal::resolved(std::move(group)),
                   bucket_size](GradBucket& bucket) { return exchange(bucket.buffer(), group, bucket_size); },

@@ -1,7 +1,8 @@
 #include <memory>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/ddp/hooks.h"
 
 namespace lockstep {
@@ -37,7 +38,8 @@ CommHook make_comm_hook(DdpCommHookType type, const Group& group) {
     case DdpCommHookType::kNoop:
       return noop_hook();
   }
-  raise(ErrorKind::kUsage, cat("there is no communication hook of type ", static_cast<int>(type)));
+  base::raise(ErrorKind::kUsage,
+              base::cat("there is no communication hook of type ", static_cast<int>(type)));
 }
 
 void register_ddp_comm_hook(DdpCommHookType type, DdpCore& model, const Group& group) {

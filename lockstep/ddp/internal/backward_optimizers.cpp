@@ -1,7 +1,8 @@
 #include "lockstep/ddp/internal/backward_optimizers.h"
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/optim/functional_optimizer.h"
 #include "lockstep/optim/in_backward.h"
 #include "lockstep/optim/zero_core.h"
@@ -12,7 +13,7 @@ void BackwardOptimizers::adopt(const std::vector<at::Tensor>& parameters,
                                const std::vector<at::Tensor>& others) {
   for (const at::Tensor& parameter : others) {
     if (!get_optimizers_in_backward(parameter).empty())
-      raise(
+      base::raise(
           ErrorKind::kUsage,
           "DistributedDataParallel: a parameter of delay_all_reduce_named_params has an optimizer that steps "
           "inside backward; leave out one or the other");
@@ -20,10 +21,10 @@ void BackwardOptimizers::adopt(const std::vector<at::Tensor>& parameters,
   for (const at::Tensor& parameter : parameters) {
     if (take_over_optimizers_in_backward(parameter).empty()) continue;
     if (fused_to_.contains(parameter.unsafeGetTensorImpl())) {
-      raise(ErrorKind::kUsage,
-            "DistributedDataParallel: a parameter of the fused optimizer has another that steps inside "
-            "backward; it "
-            "would be stepped twice");
+      base::raise(ErrorKind::kUsage,
+                  "DistributedDataParallel: a parameter of the fused optimizer has another that steps inside "
+                  "backward; it "
+                  "would be stepped twice");
     }
     adopted_.emplace(parameter.unsafeGetTensorImpl(), parameter);
   }
@@ -37,13 +38,13 @@ void BackwardOptimizers::release() noexcept {
 void BackwardOptimizers::fuse(std::shared_ptr<FunctionalOptimizer> optimizer,
                               const std::vector<at::Tensor>& only, const std::vector<at::Tensor>& all,
                               const std::vector<bool>& sparse) {
-  if (!optimizer) raise(ErrorKind::kUsage, "register_fused_optimizer: the optimizer is null");
-  if (fused_) raise(ErrorKind::kUsage, "register_fused_optimizer: a model has one fused optimizer");
+  if (!optimizer) base::raise(ErrorKind::kUsage, "register_fused_optimizer: the optimizer is null");
+  if (fused_) base::raise(ErrorKind::kUsage, "register_fused_optimizer: a model has one fused optimizer");
   std::unordered_map<const void*, bool> is_sparse;
   for (std::size_t i = 0; i < all.size(); ++i) is_sparse[all[i].unsafeGetTensorImpl()] = sparse[i];
   const auto& chosen = only.empty() ? all : only;
   if (chosen.empty())
-    raise(ErrorKind::kUsage, "register_fused_optimizer: this model averages nothing in its buckets");
+    base::raise(ErrorKind::kUsage, "register_fused_optimizer: this model averages nothing in its buckets");
   for (std::size_t i = 0; i < chosen.size(); ++i) {
     const auto found =
         chosen[i].defined() ? is_sparse.find(chosen[i].unsafeGetTensorImpl()) : is_sparse.end();
@@ -52,7 +53,8 @@ void BackwardOptimizers::fuse(std::shared_ptr<FunctionalOptimizer> optimizer,
                               : !get_optimizers_in_backward(chosen[i]).empty()
                                   ? " has an optimizer of its own that steps inside backward"
                                   : nullptr;
-    if (fault != nullptr) raise(ErrorKind::kUsage, cat("register_fused_optimizer: parameter ", i, fault));
+    if (fault != nullptr)
+      base::raise(ErrorKind::kUsage, base::cat("register_fused_optimizer: parameter ", i, fault));
   }
   for (const at::Tensor& parameter : chosen) fused_to_.insert(parameter.unsafeGetTensorImpl());
   fused_ = std::move(optimizer);
@@ -60,20 +62,22 @@ void BackwardOptimizers::fuse(std::shared_ptr<FunctionalOptimizer> optimizer,
 
 void BackwardOptimizers::overlap(ZeroCore& zero, const Group& group, const std::vector<at::Tensor>& all) {
   if (zero.process_group() != group)
-    raise(ErrorKind::kUsage, cat("overlap_optimizer: the optimizer belongs to group \"",
-                                 zero.process_group()->name(), "\", the model to \"", group->name(), "\""));
+    base::raise(ErrorKind::kUsage,
+                base::cat("overlap_optimizer: the optimizer belongs to group \"",
+                          zero.process_group()->name(), "\", the model to \"", group->name(), "\""));
   std::unordered_set<const void*> known;
   for (const at::Tensor& parameter : all) known.insert(parameter.unsafeGetTensorImpl());
   for (const auto& param_group : zero.param_groups()) {
     for (const at::Tensor& parameter : param_group.params()) {
       if (!known.contains(parameter.unsafeGetTensorImpl()))
-        raise(ErrorKind::kUsage,
-              "overlap_optimizer: the optimizer has a parameter that this model does not average in its "
-              "buckets");
+        base::raise(
+            ErrorKind::kUsage,
+            "overlap_optimizer: the optimizer has a parameter that this model does not average in its "
+            "buckets");
     }
   }
   if (!zero_.expired())
-    raise(ErrorKind::kUsage, "overlap_optimizer: the model has such an optimizer already");
+    base::raise(ErrorKind::kUsage, "overlap_optimizer: the model has such an optimizer already");
   zero_ = zero.overlap();
   overlaps_ = true;
 }

@@ -4,8 +4,9 @@
 
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/collective/collectives.h"
 
 namespace lockstep::internal {
@@ -46,7 +47,8 @@ void BucketExchange::run_hook(std::size_t b, bool is_last) {
   GradBucket seen(b, bucket.flat, bucket.views, std::move(parameters), is_last);
   GradFuture& future = under_way_[b].future;
   future = hook_.run(seen);
-  if (!future) raise(ErrorKind::kUsage, cat("the communication hook ", hook_.name, " returned no future"));
+  if (!future)
+    base::raise(ErrorKind::kUsage, base::cat("the communication hook ", hook_.name, " returned no future"));
   timer_.bucket_awaits(b, future);
 }
 
@@ -58,7 +60,7 @@ void BucketExchange::wait(std::size_t b) {
     if (!under_way.works.empty()) timer_.bucket_done(b, under_way.works.back());
     return;
   }
-  await(under_way.future, group_->timeout(), cat("the communication hook ", hook_.name));
+  await(under_way.future, group_->timeout(), base::cat("the communication hook ", hook_.name));
   timer_.bucket_done(b);
   const at::Tensor& flat = buckets_[b].flat;
   const at::Tensor result = hook_result(*under_way.future, hook_.name, flat);

@@ -6,6 +6,7 @@
 #include <initializer_list>
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 #include "lockstep/collective/collectives.h"
 
@@ -45,10 +46,11 @@ DdpJoin::Agreed DdpJoin::agreed() {
 
 void DdpJoin::check_answered(std::uint64_t n_reductions) const {
   if (!reduced_before_ || n_reductions != *reduced_before_) return;
-  raise(ErrorKind::kUsage,
-        "join: forward() is called again before the backward() of the last synced forward(). Under join "
-        "every synced "
-        "forward() needs its own backward(); evaluate under NoGradGuard, accumulate under no_sync()");
+  base::raise(
+      ErrorKind::kUsage,
+      "join: forward() is called again before the backward() of the last synced forward(). Under join "
+      "every synced "
+      "forward() needs its own backward(); evaluate under NoGradGuard, accumulate under no_sync()");
 }
 
 int DdpJoin::last_active(bool is_last) const {

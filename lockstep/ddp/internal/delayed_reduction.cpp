@@ -7,7 +7,8 @@
 #include <map>
 #include <utility>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/collective/collectives.h"
 #include "lockstep/ddp/internal/flat_views.h"
 #include "lockstep/tensor/gradient_access.h"
@@ -65,21 +66,24 @@ DelayedReduction::DelayedReduction(NamedTensors parameters, const at::Tensor& tr
 
 void DelayedReduction::on_gradient(std::size_t index) {
   if (current_gradients()) {
-    raise(ErrorKind::kUnsupported,
-          "DistributedDataParallel: delay_all_reduce_named_params and a distributed autograd context do not "
-          "go together");
+    base::raise(
+        ErrorKind::kUnsupported,
+        "DistributedDataParallel: delay_all_reduce_named_params and a distributed autograd context do not "
+        "go together");
   }
   if (!works_.empty()) {
     try {
       const bool named = index < parameters_.names.size();
-      raise(ErrorKind::kUsage,
-            cat("DistributedDataParallel: the gradient of ",
-                named ? parameters_.names[index] : "param_to_hook_all_reduce",
-                " arrived after the delayed gradients went out, which was when param_to_hook_all_reduce had "
-                "its own; "
-                "name a parameter whose gradient comes once, after all of delay_all_reduce_named_params"));
+      base::raise(
+          ErrorKind::kUsage,
+          base::cat(
+              "DistributedDataParallel: the gradient of ",
+              named ? parameters_.names[index] : "param_to_hook_all_reduce",
+              " arrived after the delayed gradients went out, which was when param_to_hook_all_reduce had "
+              "its own; "
+              "name a parameter whose gradient comes once, after all of delay_all_reduce_named_params"));
     } catch (...) {
-      failure_ = current_failure();
+      failure_ = base::current_failure();
       throw;
     }
   }
@@ -104,7 +108,7 @@ void DelayedReduction::start() {
           all_reduce(flat, {.op = ReduceOp::kAvg, .group = group_, .async_op = true, .where = where_}));
     }
   } catch (...) {
-    failure_ = current_failure();
+    failure_ = base::current_failure();
     throw;
   }
   torch::autograd::Engine::get_default_engine().queue_callback(
@@ -115,20 +119,21 @@ void DelayedReduction::finish() {
   try {
     for (const Work& work : std::exchange(works_, {})) work.wait();
   } catch (...) {
-    Failure failure = current_failure();
-    failure.message = cat("DistributedDataParallel, reducing delayed gradients: ", failure.message);
+    Failure failure = base::current_failure();
+    failure.message = base::cat("DistributedDataParallel, reducing delayed gradients: ", failure.message);
     failure_ = failure;
-    raise(std::move(failure));
+    base::raise(std::move(failure));
   }
 }
 
 void DelayedReduction::check() const {
-  if (failure_) raise(*failure_);
+  if (failure_) base::raise(*failure_);
   if (!works_.empty()) {
-    raise(ErrorKind::kUsage,
-          "DistributedDataParallel: the last backward() ended with an error before its delayed gradients "
-          "were averaged; "
-          "other ranks may hold other values now. Start again from a checkpoint.");
+    base::raise(
+        ErrorKind::kUsage,
+        "DistributedDataParallel: the last backward() ended with an error before its delayed gradients "
+        "were averaged; "
+        "other ranks may hold other values now. Start again from a checkpoint.");
   }
 }
 

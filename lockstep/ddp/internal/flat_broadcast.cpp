@@ -6,6 +6,7 @@
 #include <cstring>
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/collective/collectives.h"
 #include "lockstep/group/world.h"
 
@@ -78,7 +79,7 @@ void raise_forward_alone(const Error& error) {
       ". This is what ranks exchange at the start of forward(), which all of them must call, in evaluation "
       "too; to evaluate "
       "on one rank alone call model->module()->forward()";
-  raise(std::move(failure));
+  base::raise(std::move(failure));
 }
 
 FlatBroadcast::FlatBroadcast(Group group, std::source_location where)

@@ -5,10 +5,10 @@
 #include <cstring>
 #include <utility>
 
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
 #include "lockstep/ddp/internal/flat_views.h"
 
@@ -32,8 +32,8 @@ GradientBuckets::GradientBuckets(std::vector<at::Tensor> parameters, Options opt
 
 // Ranks that differ would reduce in different operations.
 void GradientBuckets::agree_on_in_place() {
-  const auto from_environment =
-      static_cast<std::size_t>(environment_int(Var::kLockstepInPlaceBytes).value_or(128 * 1024));
+  const auto from_environment = static_cast<std::size_t>(
+      base::environment_int(base::EnvVar::kLockstepInPlaceBytes).value_or(128 * 1024));
   in_place_from_ = options_.in_place_bytes.value_or(from_environment);
   if (options_.group->size() == 1) return;
   static_assert(sizeof(std::size_t) == sizeof(std::int64_t));
@@ -78,9 +78,9 @@ void GradientBuckets::rebuild_by_arrival(std::span<const std::size_t> order) {
   BucketIndices plan = rebuilt_buckets(items_, options_.caps, order);
   if (plan != plan_) build(std::move(plan));
   rebuilt_ = true;
-  if (log_enabled(LogLevel::kInfo)) {
-    log(LogLevel::kInfo, cat("DistributedDataParallel: ", parameters_.size(), " parameters in ", plan_.size(),
-                             " buckets by order of arrival"));
+  if (base::log_enabled(LogLevel::kInfo)) {
+    base::log(LogLevel::kInfo, base::cat("DistributedDataParallel: ", parameters_.size(), " parameters in ",
+                                         plan_.size(), " buckets by order of arrival"));
   }
 }
 

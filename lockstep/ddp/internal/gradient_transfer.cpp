@@ -7,9 +7,10 @@
 #include <cstring>
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/ddp/internal/sparse.h"
 
 namespace lockstep::internal {
@@ -71,27 +72,30 @@ void GradientTransfer::deposit(std::size_t index, const at::Tensor& incoming, Us
 
 void GradientTransfer::check(std::size_t index, const at::Tensor& gradient) const {
   if (gradient.layout() != at::kStrided) {
-    raise(ErrorKind::kUnsupported,
-          cat("the gradient of ", describe_parameter(parameters_, index), " is a ", gradient.layout(),
-              " tensor; sparse gradients are expected of Embedding and EmbeddingBag with sparse=true only"));
+    base::raise(
+        ErrorKind::kUnsupported,
+        base::cat(
+            "the gradient of ", describe_parameter(parameters_, index), " is a ", gradient.layout(),
+            " tensor; sparse gradients are expected of Embedding and EmbeddingBag with sparse=true only"));
   }
   const at::ScalarType expected = buckets_.item(index).dtype;
   const bool other_type = gradient.scalar_type() != expected && !options_.casts;
   if (other_type || gradient.sizes() != parameters_.tensors[index].sizes()) {
-    raise(ErrorKind::kUsage,
-          cat("the gradient of ", describe_parameter(parameters_, index), " is ", gradient.scalar_type(),
-              gradient.sizes(), ", its bucket holds ", expected, parameters_.tensors[index].sizes(),
-              "; parameters must not change type or size after wrapping"));
+    base::raise(
+        ErrorKind::kUsage,
+        base::cat("the gradient of ", describe_parameter(parameters_, index), " is ", gradient.scalar_type(),
+                  gradient.sizes(), ", its bucket holds ", expected, parameters_.tensors[index].sizes(),
+                  "; parameters must not change type or size after wrapping"));
   }
 }
 
 void GradientTransfer::copy_into(std::size_t index, const at::Tensor& view, const at::Tensor& gradient) {
   if (!warned_strides_ && !same_order(gradient, view)) {
     warned_strides_ = true;
-    log(LogLevel::kWarn,
-        cat("DistributedDataParallel: the gradient of ", describe_parameter(parameters_, index),
-            " has strides ", gradient.strides(), ", its bucket ", view.strides(),
-            "; this is no error but copies slower. Said once."));
+    base::log(LogLevel::kWarn,
+              base::cat("DistributedDataParallel: the gradient of ", describe_parameter(parameters_, index),
+                        " has strides ", gradient.strides(), ", its bucket ", view.strides(),
+                        "; this is no error but copies slower. Said once."));
   }
   copy_dense(view, gradient);
 }
@@ -133,16 +137,18 @@ void GradientTransfer::deposit_sparse(std::size_t index, Use use) {
   const at::Tensor gradient = pass_.access->get(parameter);
   if (!gradient.defined()) {
     if (use.required) {
-      raise(ErrorKind::kUsage, cat("the gradient of ", describe_parameter(parameters_, index),
-                                   " is undefined; with sparse=true every backward pass must reach it, or "
-                                   "find_unused_parameters be set"));
+      base::raise(ErrorKind::kUsage,
+                  base::cat("the gradient of ", describe_parameter(parameters_, index),
+                            " is undefined; with sparse=true every backward pass must reach it, or "
+                            "find_unused_parameters be set"));
     }
     flat = no_entries(parameter);
   } else if (gradient.layout() == at::kSparse) {
     flat = gradient.div(static_cast<double>(pass_.divisor));
   } else {
-    raise(ErrorKind::kUsage, cat("the gradient of ", describe_parameter(parameters_, index), " is a ",
-                                 gradient.layout(), " tensor, and sparse=true was said of its layer"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("the gradient of ", describe_parameter(parameters_, index), " is a ",
+                          gradient.layout(), " tensor, and sparse=true was said of its layer"));
   }
 }
 
@@ -205,9 +211,10 @@ void GradientTransfer::hand_out(std::size_t index, const at::Tensor& view, at::T
     if (!gradient.defined() || pass_.shadow || (in_place && !use.here)) {
       set(index, view);
     } else if (!same_memory(gradient, view)) {
-      raise(ErrorKind::kUsage, cat("the gradient of ", describe_parameter(parameters_, index),
-                                   " is not the view of its bucket; with ",
-                                   "gradient_as_bucket_view nothing may replace .grad during backward()"));
+      base::raise(ErrorKind::kUsage,
+                  base::cat("the gradient of ", describe_parameter(parameters_, index),
+                            " is not the view of its bucket; with ",
+                            "gradient_as_bucket_view nothing may replace .grad during backward()"));
     }
   } else if (gradient.defined() && gradient.scalar_type() == buckets_.own_type(index)) {
     if (!same_memory(gradient, view)) copy_dense(gradient, view);

@@ -7,8 +7,9 @@
 #include <sstream>
 #include <unordered_set>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/collective/collectives.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
 
@@ -81,18 +82,19 @@ std::string next_line(std::istringstream& text) {
     const std::string a = next_line(here);
     const std::string b = next_line(there);
     if (a == b) continue;
-    raise(ErrorKind::kUsage,
-          cat("DistributedDataParallel: parameter ", index, " is \"", a, "\" on rank ", rank, " and \"", b,
-              "\" on rank 0; the module must be built alike on all ranks"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("DistributedDataParallel: parameter ", index, " is \"", a, "\" on rank ", rank,
+                          " and \"", b, "\" on rank 0; the module must be built alike on all ranks"));
   }
-  raise(ErrorKind::kUsage, cat("DistributedDataParallel: the parameters of rank ", other,
-                               " differ from rank 0's in type, size or order; its own error says where"));
+  base::raise(ErrorKind::kUsage,
+              base::cat("DistributedDataParallel: the parameters of rank ", other,
+                        " differ from rank 0's in type, size or order; its own error says where"));
 }
 
 }  // namespace
 
 std::string describe_parameter(const NamedTensors& parameters, std::size_t index) {
-  return cat("parameter ", index, " (", parameters.names[index], ")");
+  return base::cat("parameter ", index, " (", parameters.names[index], ")");
 }
 
 NamedTensors parameters_of(const ModuleTensors& module, const std::vector<std::string>& ignored) {
@@ -128,8 +130,8 @@ void check_ignored(const ModuleTensors& module, const std::vector<std::string>& 
   const auto buffers = module.buffers();
   for (const std::string& name : ignored) {
     if (parameters.contains(name) || buffers.contains(name)) continue;
-    raise(ErrorKind::kUsage, cat("DistributedDataParallel: `ignored` names \"", name,
-                                 "\", which is no parameter or buffer of the module"));
+    base::raise(ErrorKind::kUsage, base::cat("DistributedDataParallel: `ignored` names \"", name,
+                                             "\", which is no parameter or buffer of the module"));
   }
 }
 
@@ -146,10 +148,10 @@ void verify_same_on_all_ranks(const NamedTensors& parameters, const Group& group
   const int other_count = first_unlike([&](const Summary& s) { return s.count == all[0].count; });
   if (other_count < group->size()) {
     const int other = mine.count == all[0].count ? other_count : 0;
-    raise(ErrorKind::kUsage,
-          cat("DistributedDataParallel: rank ", group->rank(), " has ", mine.count, " parameters, rank ",
-              other, " has ", all[static_cast<std::size_t>(other)].count,
-              "; the module must be built alike on all ranks"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("DistributedDataParallel: rank ", group->rank(), " has ", mine.count,
+                          " parameters, rank ", other, " has ", all[static_cast<std::size_t>(other)].count,
+                          "; the module must be built alike on all ranks"));
   }
   const int other = first_unlike([&](const Summary& s) { return s == all[0]; });
   if (other == group->size()) return;

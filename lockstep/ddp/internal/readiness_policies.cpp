@@ -34,7 +34,8 @@ void SearchedParameters::end(std::span<const BucketItem> items, bool own) {
   usage_.close(items);
   usage_.forget_here();
   if (usage_.is_first() && usage_.unused_bytes() == 0) {
-    log(LogLevel::kWarn,
+    base::log(
+        LogLevel::kWarn,
         "DistributedDataParallel: find_unused_parameters is set and the first backward pass used every "
         "parameter; the search costs a walk over the graph in each step. Leave it off if that is always so. "
         "Said once.");

@@ -7,7 +7,8 @@
 #include <algorithm>
 #include <utility>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
 #include "lockstep/ddp/mixed_precision.h"
 #include "lockstep/tensor/gradient_access.h"
@@ -19,9 +20,9 @@ constexpr std::size_t kNamesInMessage = 20;
 
 void check_parameter(const at::Tensor& parameter, const std::string& name) {
   if (parameter.device().is_cpu() && parameter.layout() == at::kStrided) return;
-  raise(ErrorKind::kUnsupported,
-        cat("DistributedDataParallel: parameter ", name, " is a ", parameter.layout(), " tensor on ",
-            parameter.device().str(), "; only dense parameters on the CPU are supported"));
+  base::raise(ErrorKind::kUnsupported, base::cat("DistributedDataParallel: parameter ", name, " is a ",
+                                                 parameter.layout(), " tensor on ", parameter.device().str(),
+                                                 "; only dense parameters on the CPU are supported"));
 }
 
 // Of other ranks' contexts, which this rank has no part in.
@@ -42,11 +43,11 @@ Readiness make_readiness(std::size_t n_parameters, const ReducerOptions& options
 
 std::shared_ptr<Reducer> Reducer::create(std::vector<at::Tensor> parameters, std::vector<std::string> names,
                                          ReducerOptions options) {
-  if (!options.group) raise(ErrorKind::kUsage, "Reducer: a group is required");
+  if (!options.group) base::raise(ErrorKind::kUsage, "Reducer: a group is required");
   if (parameters.size() != names.size())
-    raise(ErrorKind::kUsage, "Reducer: one name per parameter is required");
+    base::raise(ErrorKind::kUsage, "Reducer: one name per parameter is required");
   if (!options.sparse.empty() && options.sparse.size() != parameters.size())
-    raise(ErrorKind::kUsage, "Reducer: `sparse` has one entry per parameter, or none");
+    base::raise(ErrorKind::kUsage, "Reducer: `sparse` has one entry per parameter, or none");
   for (std::size_t i = 0; i < parameters.size(); ++i) check_parameter(parameters[i], names[i]);
   return std::shared_ptr<Reducer>(new Reducer({std::move(names), std::move(parameters)}, std::move(options)));
 }
@@ -118,11 +119,11 @@ void Reducer::check_unchanged() const {
         parameter.device() == item.device) {
       continue;
     }
-    raise(ErrorKind::kUsage,
-          cat("DistributedDataParallel: ", describe_parameter(parameters_, i), " was ", own_type, " of ",
-              n_bytes, " bytes when it was wrapped and is ", parameter.scalar_type(), " of ",
-              parameter.nbytes(), " bytes on ", parameter.device().str(),
-              " now; convert or resize the module first, then wrap it"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("DistributedDataParallel: ", describe_parameter(parameters_, i), " was ", own_type,
+                          " of ", n_bytes, " bytes when it was wrapped and is ", parameter.scalar_type(),
+                          " of ", parameter.nbytes(), " bytes on ", parameter.device().str(),
+                          " now; convert or resize the module first, then wrap it"));
   }
 }
 
@@ -149,13 +150,14 @@ void Reducer::search(std::span<const at::Tensor> outputs, bool first) {
 }
 
 void Reducer::register_comm_hook(CommHook hook) {
-  if (!hook.run) raise(ErrorKind::kUsage, "register_comm_hook: the hook is empty");
+  if (!hook.run) base::raise(ErrorKind::kUsage, "register_comm_hook: the hook is empty");
   if (exchange_.hook().run) {
-    raise(ErrorKind::kUsage, cat("register_comm_hook: ", exchange_.hook().name,
-                                 " is registered already; a model has one hook, and hooks can be chained"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("register_comm_hook: ", exchange_.hook().name,
+                          " is registered already; a model has one hook, and hooks can be chained"));
   }
   if (pass_.active() || stats_.n_reductions != 0)
-    raise(ErrorKind::kUsage, "register_comm_hook: too late, gradients have been reduced already");
+    base::raise(ErrorKind::kUsage, "register_comm_hook: too late, gradients have been reduced already");
   exchange_.set_hook(std::move(hook));
   buckets_.give_up_pool();
 }
@@ -163,7 +165,7 @@ void Reducer::register_comm_hook(CommHook hook) {
 void Reducer::set_static_graph() {
   if (readiness_.static_graph() != nullptr) return;
   if (any_forward_)
-    raise(ErrorKind::kUsage, "set_static_graph: too late, it must come before the first forward pass");
+    base::raise(ErrorKind::kUsage, "set_static_graph: too late, it must come before the first forward pass");
   readiness_ = Readiness(StaticGraph(parameters_.tensors.size(), options_.group, options_.where));
   buckets_.build_first(/*for_good=*/false);
 }
@@ -206,10 +208,11 @@ void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
       break;
   }
   guarded([&] {
-    raise(ErrorKind::kUsage,
-          cat("DistributedDataParallel, in backward(): ", describe_parameter(parameters_, index),
-              " got a gradient, but none in the first backward pass: the graph changed, which ",
-              "static_graph excludes. Leave static_graph off, or set find_unused_parameters instead."));
+    base::raise(
+        ErrorKind::kUsage,
+        base::cat("DistributedDataParallel, in backward(): ", describe_parameter(parameters_, index),
+                  " got a gradient, but none in the first backward pass: the graph changed, which ",
+                  "static_graph excludes. Leave static_graph off, or set find_unused_parameters instead."));
   });
 }
 
@@ -307,7 +310,7 @@ void Reducer::guarded(Step step) {
   try {
     step();
   } catch (...) {
-    failure_ = current_failure();
+    failure_ = base::current_failure();
     throw;
   }
 }
@@ -317,7 +320,7 @@ void Reducer::check_finalized() const {
     Failure failure = *failure_;
     failure.message =
         "the last reduction of gradients failed, and this model cannot go on: " + failure.message;
-    raise(std::move(failure));
+    base::raise(std::move(failure));
   }
   if (pass_.active()) raise_unfinished();
 }
@@ -325,26 +328,29 @@ void Reducer::check_finalized() const {
 void Reducer::raise_unfinished() const {
   const std::vector<std::size_t> missing = pass_.missing();
   if (missing.empty()) {
-    raise(ErrorKind::kUsage,
-          "DistributedDataParallel: the last backward() ended with an error before its gradients were "
-          "averaged; other "
-          "ranks may hold other values now. Start again from a checkpoint.");
+    base::raise(ErrorKind::kUsage,
+                "DistributedDataParallel: the last backward() ended with an error before its gradients were "
+                "averaged; other "
+                "ranks may hold other values now. Start again from a checkpoint.");
   }
   std::string names;
   for (const std::size_t i : std::span(missing).first(std::min(missing.size(), kNamesInMessage)))
-    names += cat(names.empty() ? "" : ", ", i, " (", parameters_.names[i], ")");
-  if (missing.size() > kNamesInMessage) names += cat(" and ", missing.size() - kNamesInMessage, " more");
-  raise(ErrorKind::kUsage,
-        cat("DistributedDataParallel: the last backward() did not reach every parameter, so its gradients "
-            "were not ",
-            "averaged. Without a gradient on rank ", options_.group->rank(), ": ", names,
-            ". Set find_unused_parameters if parameters may go unused, and use all outputs of forward() in "
-            "the loss; "
-            "or switch requires_grad off for these parameters before wrapping, or name them in `ignored`.",
-            readiness_.static_graph() != nullptr
-                ? " With static_graph every pass must use the parameters that the first one used."
-                : "",
-            " If backward() raised an error, that one is the cause."));
+    names += base::cat(names.empty() ? "" : ", ", i, " (", parameters_.names[i], ")");
+  if (missing.size() > kNamesInMessage)
+    names += base::cat(" and ", missing.size() - kNamesInMessage, " more");
+  base::raise(
+      ErrorKind::kUsage,
+      base::cat(
+          "DistributedDataParallel: the last backward() did not reach every parameter, so its gradients "
+          "were not ",
+          "averaged. Without a gradient on rank ", options_.group->rank(), ": ", names,
+          ". Set find_unused_parameters if parameters may go unused, and use all outputs of forward() in "
+          "the loss; "
+          "or switch requires_grad off for these parameters before wrapping, or name them in `ignored`.",
+          readiness_.static_graph() != nullptr
+              ? " With static_graph every pass must use the parameters that the first one used."
+              : "",
+          " If backward() raised an error, that one is the cause."));
 }
 
 ReducerStats Reducer::stats() const {

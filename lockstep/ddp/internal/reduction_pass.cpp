@@ -4,8 +4,9 @@
 #include <chrono>
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::internal {
 namespace {
@@ -15,22 +16,24 @@ std::size_t sparse_bytes(const at::Tensor& tensor) {
 }
 
 [[noreturn]] void raise_marked_twice(const NamedTensors& parameters, std::size_t index) {
-  raise(ErrorKind::kUsage,
-        cat(describe_parameter(parameters, index),
-            " got its gradient twice before the first was averaged. Causes: the parameter is used ",
-            "outside forward() in a second loss; the same layers are checkpointed more than once; or a part "
-            "of the ",
-            "model that two backward() calls share. Sum the losses and call backward() once, or put all but "
-            "the last ",
-            "pass in no_sync()."));
+  base::raise(
+      ErrorKind::kUsage,
+      base::cat(
+          describe_parameter(parameters, index),
+          " got its gradient twice before the first was averaged. Causes: the parameter is used ",
+          "outside forward() in a second loss; the same layers are checkpointed more than once; or a part "
+          "of the ",
+          "model that two backward() calls share. Sum the losses and call backward() once, or put all but "
+          "the last ",
+          "pass in no_sync()."));
 }
 
 }  // namespace
 
 void raise_while(const std::string& doing) {
-  Failure failure = current_failure();
-  failure.message = cat("DistributedDataParallel, ", doing, ": ", failure.message);
-  raise(std::move(failure));
+  Failure failure = base::current_failure();
+  failure.message = base::cat("DistributedDataParallel, ", doing, ": ", failure.message);
+  base::raise(std::move(failure));
 }
 
 // A shadowing rank has no gradients of its own: all count as ready, no bucket waits for one, and start_zeros() follows.
@@ -88,7 +91,7 @@ void ReductionPass::start_full_buckets() {
       parts_.timer.bucket_started(b);
       if (!progress_[b].skipped) parts_.exchange.start(b, begin_.divisor, is_last_for_hook(b));
     } catch (...) {
-      raise_while(cat("starting to reduce bucket ", b, " of ", progress_.size()));
+      raise_while(base::cat("starting to reduce bucket ", b, " of ", progress_.size()));
     }
     ++n_started_;
   }
@@ -131,7 +134,7 @@ ReductionPass::Totals ReductionPass::finish() {
     try {
       finish_bucket(b, totals);
     } catch (...) {
-      raise_while(cat("reducing bucket ", b, " of ", progress_.size()));
+      raise_while(base::cat("reducing bucket ", b, " of ", progress_.size()));
     }
   }
   try {

@@ -5,8 +5,9 @@
 #include <algorithm>
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/ddp/internal/graph.h"
 
 namespace lockstep::internal {
@@ -38,8 +39,8 @@ std::int64_t StepTimes::comm_until(std::int64_t end) const {
 
 void StepTimer::set_sample_rate(std::int64_t rate) {
   if (rate < 1) {
-    raise(ErrorKind::kUsage, cat("set_ddp_runtime_logging_sample_rate: every ", rate,
-                                 "th step cannot be; the rate is 1 (every step) or more"));
+    base::raise(ErrorKind::kUsage, base::cat("set_ddp_runtime_logging_sample_rate: every ", rate,
+                                             "th step cannot be; the rate is 1 (every step) or more"));
   }
   rate_ = static_cast<std::uint64_t>(rate);
 }

@@ -5,6 +5,7 @@
 #include <source_location>
 #include <type_traits>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 #include "lockstep/group/process_group.h"
 
@@ -46,7 +47,7 @@ auto timed_call(const char* function, const std::source_location& where, Process
       return result;
     }
   } catch (...) {
-    const Failure failure = current_failure();
+    const Failure failure = base::current_failure();
     report(group, &failure);
     throw;
   }

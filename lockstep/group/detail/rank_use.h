@@ -9,13 +9,13 @@
 #include <optional>
 #include <utility>
 
-#include "lockstep/base/rank_thread.h"
+#include "lockstep/base/detail/rank_thread.h"
 
 namespace lockstep::internal {
 
 class RankUse {
  public:
-  explicit RankUse(RankThread* rank) : rank_(rank) {}
+  explicit RankUse(base::RankThread* rank) : rank_(rank) {}
 
   // No later scope works for the rank; blocks until those that do are over.
   void end() {
@@ -45,14 +45,14 @@ class RankUse {
 
    private:
     const std::shared_ptr<RankUse> use_;
-    std::optional<RankThreadScope> scope_;
+    std::optional<base::RankThreadScope> scope_;
   };
 
  private:
   std::mutex mutex_;
   std::condition_variable changed_;
   // Guarded by mutex_.
-  RankThread* rank_;
+  base::RankThread* rank_;
   int n_scopes_ = 0;
 };
 

@@ -9,9 +9,10 @@
 #include <list>
 #include <mutex>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
+#include "lockstep/base/detail/thread.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
-#include "lockstep/base/thread.h"
 #include "lockstep/group/detail/work_state.h"
 
 namespace lockstep::internal {
@@ -33,8 +34,9 @@ void complete(Work::State& state) {
   try {
     state.complete();
   } catch (...) {  // libtorch logs what callbacks throw; this is for what is left
-    log(LogLevel::kError, cat("a callback of ", name_of(state.type()), " #", state.sequence_number(),
-                              " failed: ", current_failure().message));
+    base::log(LogLevel::kError,
+              base::cat("a callback of ", name_of(state.type()), " #", state.sequence_number(),
+                        " failed: ", base::current_failure().message));
   }
 }
 
@@ -76,7 +78,7 @@ class Completions {
  private:
   struct Member {
     bool over = false;
-    Thread thread;
+    base::Thread thread;
   };
 
   // All below: mutex_ held on entry and return.
@@ -89,16 +91,17 @@ class Completions {
     });
     auto& member = members_.emplace_back();
     try {
-      member.thread = Thread("ls-callback", [this, &member] { run(member); });
+      member.thread = base::Thread("ls-callback", [this, &member] { run(member); });
       ++n_idle_;
     } catch (const std::exception& error) {
       members_.pop_back();
-      log(LogLevel::kError, cat("no further thread for callbacks: ", error.what()));
+      base::log(LogLevel::kError, base::cat("no further thread for callbacks: ", error.what()));
       return;
     }
     if (static_cast<int>(members_.size()) == kMany) {
-      log(LogLevel::kWarn,
-          cat(kMany, " callbacks of operations' futures block at once, each on a thread of its own"));
+      base::log(
+          LogLevel::kWarn,
+          base::cat(kMany, " callbacks of operations' futures block at once, each on a thread of its own"));
     }
   }
 

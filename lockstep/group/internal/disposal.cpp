@@ -6,10 +6,11 @@
 #include <deque>
 #include <mutex>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
+#include "lockstep/base/detail/thread.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
-#include "lockstep/base/thread.h"
 
 namespace lockstep::internal {
 namespace {
@@ -22,7 +23,7 @@ class Disposal {
     const std::lock_guard lock(mutex_);
     if (stopping_) return;  // the process ends, and with it what is left
     waiting_.push_back(std::move(end));
-    if (!thread_.joinable()) thread_ = Thread("ls-dispose", [this] { run(); });
+    if (!thread_.joinable()) thread_ = base::Thread("ls-dispose", [this] { run(); });
     pid_ = ::getpid();
     changed_.notify_one();
   }
@@ -57,7 +58,7 @@ class Disposal {
   bool stopping_ = false;
   pid_t pid_ = 0;
   std::deque<std::function<void()>> waiting_;
-  Thread thread_;
+  base::Thread thread_;
 };
 
 // Never destroyed: engines still call back while the process exits.
@@ -86,7 +87,7 @@ void end_where_it_may_block(std::function<void()> end) noexcept {
     disposal().add(std::move(end));
     static const StopDisposalAtExit stop_at_exit;
   } catch (...) {  // no thread to be had: what waits is ended with the next, or with the process
-    log(LogLevel::kError, cat("a group cannot end yet: ", current_failure().message));
+    base::log(LogLevel::kError, base::cat("a group cannot end yet: ", base::current_failure().message));
   }
 }
 

@@ -4,7 +4,7 @@
 #include <cstdio>
 #include <cstring>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/engine/plugin.h"
 #include "lockstep/group/detail/group_base.h"
 
@@ -45,9 +45,10 @@ void meet(SelfMessage& one, SelfMessage& other) {
   auto& from = first_sends ? one : other;
   auto& to = first_sends ? other : one;
   if (from.op.count != to.op.count || from.op.dtype != to.op.dtype) {
-    const auto words = cat("a message of ", from.op.count, " elements (", comm::size_of(from.op.dtype),
-                           " bytes each) met a receive of ", to.op.count, " (", comm::size_of(to.op.dtype),
-                           " bytes each); both sides must name the same type and number");
+    const auto words =
+        base::cat("a message of ", from.op.count, " elements (", comm::size_of(from.op.dtype),
+                  " bytes each) met a receive of ", to.op.count, " (", comm::size_of(to.op.dtype),
+                  " bytes each); both sides must name the same type and number");
     end(from, LOCKSTEP_USAGE, words);
     return end(to, LOCKSTEP_USAGE, words);
   }
@@ -65,8 +66,8 @@ void expire(Handle& handle) {
   std::erase(handle.box->waiting, handle.message);
   const bool sends = message.op.kind == LOCKSTEP_SEND;
   end(message, LOCKSTEP_TIMEOUT,
-      cat("timed out: no ", sends ? "receive" : "send", " with tag ", message.op.tag,
-          " to this rank itself was started"));
+      base::cat("timed out: no ", sends ? "receive" : "send", " with tag ", message.op.tag,
+                " to this rank itself was started"));
 }
 
 lockstep_status test(lockstep_handle* handle) {

@@ -6,11 +6,12 @@
 #include <string_view>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/slow_wait.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/slow_wait.h"
-#include "lockstep/base/text.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/store/prefix_store.h"
 
@@ -24,9 +25,10 @@ constexpr std::string_view kExitKey = "lockstep/exit/";
 
 // Engines get a status; the words go to the log.
 lockstep_status report(const char* what, const char* key) noexcept {
-  const Failure failure = current_failure();
-  if (log_enabled(LogLevel::kDebug)) {
-    lockstep::log(LogLevel::kDebug, cat(what, " of engine key \"", key, "\" failed: ", failure.message));
+  const Failure failure = base::current_failure();
+  if (base::log_enabled(LogLevel::kDebug)) {
+    lockstep::base::log(LogLevel::kDebug,
+                        base::cat(what, " of engine key \"", key, "\" failed: ", failure.message));
   }
   return comm::status_of(failure.kind);
 }
@@ -47,7 +49,7 @@ bool await_keys(Store& store, const std::vector<std::string>& keys, Store& failu
                 const std::string& failed_key, Deadline deadline,
                 const std::function<std::string()>& waiting) {
   const std::string failed[] = {failed_key};
-  SlowWait slow(deadline);
+  base::SlowWait slow(deadline);
   while (!deadline.expired()) {
     // A store takes zero for "for ever", so the time left is rounded up.
     const auto left = std::min(deadline, Deadline::after(kGiveUpSlice)).remaining();
@@ -58,7 +60,7 @@ bool await_keys(Store& store, const std::vector<std::string>& keys, Store& failu
       if (error.kind() != ErrorKind::kTimeout) throw;
     }
     if (waiting) slow.say_if_due(waiting);
-    if (failures.check(failed)) raise(ErrorKind::kPeerLost, "another rank could not join");
+    if (failures.check(failed)) base::raise(ErrorKind::kPeerLost, "another rank could not join");
   }
   return store.check(keys);
 }
@@ -88,12 +90,12 @@ std::string StoreHost::root_key(const char* key) const {
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
   if (error != std::errc() || end != digits.data() + digits.size() || rank >= launch_ranks_.size())
     return std::string(text);
-  return cat(kExitKey, launch_ranks_[rank]);
+  return base::cat(kExitKey, launch_ranks_[rank]);
 }
 
 void StoreHost::log(void*, int level, const char* text) {
   constexpr LogLevel kLevels[] = {LogLevel::kError, LogLevel::kWarn, LogLevel::kInfo, LogLevel::kDebug};
-  lockstep::log(kLevels[std::clamp(level, 0, 3)], text == nullptr ? "" : text);
+  lockstep::base::log(kLevels[std::clamp(level, 0, 3)], text == nullptr ? "" : text);
 }
 
 lockstep_status StoreHost::kv_set(void* context, const char* key, const void* value, size_t length) {
@@ -117,7 +119,8 @@ lockstep_status StoreHost::kv_get(void* context, const char* key, void* value, s
   try {
     const bool rooted = key[0] == '/';
     // Who starts ranks and publishes their ends says so to them.
-    if (rooted && std::string_view(key + 1).starts_with(kExitKey) && !environment(Var::kLockstepLauncher))
+    if (rooted && std::string_view(key + 1).starts_with(kExitKey) &&
+        !base::environment(base::EnvVar::kLockstepLauncher))
       return LOCKSTEP_UNSUPPORTED;
     Store& store = rooted ? *self->stores_.root : *self->stores_.engine.gets;
     const std::string name = rooted ? self->root_key(key) : key;

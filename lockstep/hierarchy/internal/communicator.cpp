@@ -4,7 +4,12 @@
 #include <algorithm>
 #include <charconv>
 
-#include "lockstep/base/base.h"
+#include "lockstep/base/bytes.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
+#include "lockstep/base/error.h"
 
 namespace lockstep::comm::hierarchy {
 namespace {
@@ -15,13 +20,13 @@ constexpr std::size_t kKeptBlocks = 16;
 constexpr std::size_t kWordsCapacity = 512;  // of what ranks tell each other while they join
 
 std::string key_of(const char* what, int rank) {
-  return cat("hierarchy/", what, "/", rank);
+  return base::cat("hierarchy/", what, "/", rank);
 }
 
 void tell(const lockstep_comm_config& config, const char* what, const std::string& words) {
   const lockstep_host& host = *config.host;
   if (host.kv_set(host.context, key_of(what, config.rank).c_str(), words.data(), words.size()) != LOCKSTEP_OK)
-    raise(ErrorKind::kSystem, "cannot write to the group's store", ErrorFamily::kBackend);
+    base::raise(ErrorKind::kSystem, "cannot write to the group's store", ErrorFamily::kBackend);
 }
 
 std::string hear(const lockstep_comm_config& config, const char* what, int rank,
@@ -30,7 +35,7 @@ std::string hear(const lockstep_comm_config& config, const char* what, int rank,
   const auto deadline = Deadline::from_monotonic_ns(config.deadline_ns);
   std::string words(capacity, '\0');
   std::size_t length = 0;
-  SlowWait slow(deadline);
+  base::SlowWait slow(deadline);
   const auto get = [&] {
     return host.kv_get(host.context, key_of(what, rank).c_str(), words.data(), words.size(), &length,
                        slow.next().monotonic_ns());
@@ -38,38 +43,39 @@ std::string hear(const lockstep_comm_config& config, const char* what, int rank,
   auto status = get();
   if (status == LOCKSTEP_TIMEOUT && !deadline.expired()) {
     slow.say_if_due([&] {
-      return cat("rank ", config.rank, " joins group \"", config.name != nullptr ? config.name : "",
-                 "\": it waits to hear from rank ", rank);
+      return base::cat("rank ", config.rank, " joins group \"", config.name != nullptr ? config.name : "",
+                       "\": it waits to hear from rank ", rank);
     });
     status = get();
   }
   if (status == LOCKSTEP_OK && length <= words.size()) return words.substr(0, length);
-  raise(status == LOCKSTEP_TIMEOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
-        cat("rank ", rank, " did not join the group in time: rank ", config.rank,
-            " waited in vain to hear from it"),
-        ErrorFamily::kBackend);
+  base::raise(status == LOCKSTEP_TIMEOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
+              base::cat("rank ", rank, " did not join the group in time: rank ", config.rank,
+                        " waited in vain to hear from it"),
+              ErrorFamily::kBackend);
 }
 
 // Rank 0, of what all said: the others wait for it.
 void repeat(const lockstep_comm_config& config, const char* what, const std::vector<std::string>& words) {
-  ByteWriter out;
+  base::ByteWriter out;
   for (const auto& one : words) out.sized(one);
-  tell(config, cat(what, "/all").c_str(), to_text(out.take()));
+  tell(config, base::cat(what, "/all").c_str(), to_text(out.take()));
 }
 
 // What every rank says, on every rank. Rank 0 listens to all and repeats it: a few requests per rank, not one per pair.
 std::vector<std::string> gather(const lockstep_comm_config& config, const char* what,
                                 const std::string& mine) {
   const auto n = static_cast<std::size_t>(config.size);
-  const std::string all_key = cat(what, "/all");
+  const std::string all_key = base::cat(what, "/all");
   std::vector<std::string> words;
   if (config.rank != 0) {
     tell(config, what, mine);
     const std::string all = hear(config, all_key.c_str(), 0, n * (kWordsCapacity + sizeof(std::uint64_t)));
-    ByteReader in({reinterpret_cast<const std::uint8_t*>(all.data()), all.size()});
+    base::ByteReader in({reinterpret_cast<const std::uint8_t*>(all.data()), all.size()});
     while (const auto one = in.sized()) words.push_back(to_text(*one));
     if (words.size() == n) return words;
-    raise(ErrorKind::kInternal, "rank 0 repeats the words of another number of ranks", ErrorFamily::kBackend);
+    base::raise(ErrorKind::kInternal, "rank 0 repeats the words of another number of ranks",
+                ErrorFamily::kBackend);
   }
   for (int r = 0; r < config.size; ++r) words.push_back(r == 0 ? mine : hear(config, what, r));
   repeat(config, what, words);
@@ -110,7 +116,7 @@ Communicator::Communicator(Setup& setup, const lockstep_comm_config& config, con
   try {
     make_parts(config, parent);
   } catch (...) {
-    Failure failure = current_failure();
+    Failure failure = base::current_failure();
     std::vector<std::string> words(static_cast<std::size_t>(config.size));
     words.front() = failure.message.substr(0, kWordsCapacity);
     if (config.rank == 0) {
@@ -118,15 +124,15 @@ Communicator::Communicator(Setup& setup, const lockstep_comm_config& config, con
     } else {
       tell(config, "joined", words.front());
     }
-    raise(std::move(failure));
+    base::raise(std::move(failure));
   }
   tell(config, "entered", "0");
   // Nobody goes on, and perhaps aborts, while another has a part still to join.
   const auto words = gather(config, "joined", "");
   for (std::size_t r = 0; r < words.size(); ++r) {
     if (!words[r].empty())
-      raise(ErrorKind::kPeerLost, cat("rank ", r, " could not join the group: ", words[r]),
-            ErrorFamily::kBackend);
+      base::raise(ErrorKind::kPeerLost, base::cat("rank ", r, " could not join the group: ", words[r]),
+                  ErrorFamily::kBackend);
   }
 }
 
@@ -160,16 +166,16 @@ void Communicator::make_parts(const lockstep_comm_config& config, const Communic
   const Part* const local = parent != nullptr ? parent->local_.get() : nullptr;
   if (!topology_.one_rank_each() || topology_.one_host()) {
     const auto& members = topology_.neighbours();
-    local_ = std::make_unique<Part>(setup_.local, config, cat("local", topology_.host()), members,
+    local_ = std::make_unique<Part>(setup_.local, config, base::cat("local", topology_.host()), members,
                                     parent_of(members, config, local));
   }
   if (!topology_.one_host()) {
     flat_ = std::make_unique<Part>(setup_.across, config, "flat", all, parent_of(all, config, flat));
     if (!topology_.one_rank_each() && topology_.has_lane()) {
       const auto members = topology_.lane();
-      lane_ =
-          std::make_unique<Part>(setup_.across, config, cat("lane", topology_.even ? topology_.place() : 0),
-                                 members, Part::Parent{flat_->comm(), {members.begin(), members.end()}});
+      lane_ = std::make_unique<Part>(setup_.across, config,
+                                     base::cat("lane", topology_.even ? topology_.place() : 0), members,
+                                     Part::Parent{flat_->comm(), {members.begin(), members.end()}});
     }
   }
   if (topology_.one_host()) sole_ = local_.get();
@@ -234,7 +240,7 @@ void Communicator::announce() {
     if (seen_ahead_ == 0 || seen_ahead_ != before || announced_ == before) return;
     number = announced_ = before;
   }
-  const std::string words = cat(number);
+  const std::string words = base::cat(number);
   host_->kv_set(host_->context, key_of("entered", rank()).c_str(), words.data(), words.size());
 }
 
@@ -246,25 +252,25 @@ std::string Communicator::missing_in(std::uint64_t number) {
   for (int r = 0; r < size(); ++r) {
     const auto entered = r == rank() ? number : entered_by(*host_, r, patience);
     if (!entered || *entered >= number || ++n_missing > kMostNamed) continue;
-    names += cat(names.empty() ? "" : ", ", "rank ", r);
+    names += base::cat(names.empty() ? "" : ", ", "rank ", r);
   }
-  if (n_missing > kMostNamed) names += cat(" and ", n_missing - kMostNamed, " more");
+  if (n_missing > kMostNamed) names += base::cat(" and ", n_missing - kMostNamed, " more");
   return names;
 }
 
-Awaited Communicator::awaited(const Operation& operation) {
+base::Awaited Communicator::awaited(const Operation& operation) {
   const lockstep_op& op = operation.op;
-  std::string words = cat("group \"", name_, "\": rank ", rank(), " is in ");
+  std::string words = base::cat("group \"", name_, "\": rank ", rank(), " is in ");
   if (op.kind == LOCKSTEP_SEND) {
-    words += cat("a send to rank ", op.root);
+    words += base::cat("a send to rank ", op.root);
   } else if (op.kind == LOCKSTEP_RECV) {
-    words += cat("a receive from ", op.root < 0 ? "any rank" : cat("rank ", op.root));
+    words += base::cat("a receive from ", op.root < 0 ? "any rank" : base::cat("rank ", op.root));
   } else {
-    words += cat("collective #", op.tag != 0 ? op.tag : static_cast<std::int64_t>(operation.number));
+    words += base::cat("collective #", op.tag != 0 ? op.tag : static_cast<std::int64_t>(operation.number));
   }
-  words += cat(" at ", operation.where);
+  words += base::cat(" at ", operation.where);
   const std::string names = operation.number == 0 ? "" : missing_in(operation.number);
-  if (!names.empty()) words += cat(": it waits for ", names, ", which has not been seen to enter it");
+  if (!names.empty()) words += base::cat(": it waits for ", names, ", which has not been seen to enter it");
   return {.words = std::move(words), .deadline = Deadline::from_monotonic_ns(op.deadline_ns)};
 }
 
@@ -277,9 +283,9 @@ void Communicator::name_missing(Failure& failure) {
   if (head == nullptr) return;
   const std::string names = missing_in(head->number);
   if (names.empty()) return;
-  failure.message = cat("rank ", rank(), " ran out of time in collective #",
-                        head->op.tag != 0 ? head->op.tag : head->number, " at ", head->where,
-                        ": it waits for ", names, ", which had not entered it; ", failure.message);
+  failure.message = base::cat("rank ", rank(), " ran out of time in collective #",
+                              head->op.tag != 0 ? head->op.tag : head->number, " at ", head->where,
+                              ": it waits for ", names, ", which had not entered it; ", failure.message);
 }
 
 std::optional<Failure> Communicator::stopped() {
@@ -306,7 +312,7 @@ void Communicator::abort(const std::string& reason) {
   const CallerInside inside;
   if (sole_ != nullptr) return sole_->table().comm_abort(sole_->comm(), reason.c_str());
   break_with({.kind = ErrorKind::kAborted,
-              .message = cat("rank ", rank(), " aborted the group: ", reason),
+              .message = base::cat("rank ", rank(), " aborted the group: ", reason),
               .family = ErrorFamily::kBackend});
   drive_stopped();
 }
@@ -342,8 +348,8 @@ void Communicator::drive_stopped() {
     for (std::size_t i = 1; i < queue_.size(); ++i) {
       if (!Deadline::from_monotonic_ns(queue_[i]->op.deadline_ns).expired()) continue;
       late = Failure{.kind = ErrorKind::kTimeout,
-                     .message = cat("rank ", rank(), " ran out of time in an operation at ", queue_[i]->where,
-                                    ", which waits for the ones posted before it"),
+                     .message = base::cat("rank ", rank(), " ran out of time in an operation at ",
+                                          queue_[i]->where, ", which waits for the ones posted before it"),
                      .family = ErrorFamily::kBackend};
     }
   }
@@ -368,7 +374,8 @@ std::shared_ptr<void> Communicator::scratch(std::size_t n_bytes) {
     }
   }
   if (block.second == nullptr && from->table().alloc(from->comm(), n_bytes, &block.second) != LOCKSTEP_OK)
-    raise(ErrorKind::kResource, cat("no room for ", n_bytes, " bytes of scratch"), ErrorFamily::kBackend);
+    base::raise(ErrorKind::kResource, base::cat("no room for ", n_bytes, " bytes of scratch"),
+                ErrorFamily::kBackend);
   return {block.second, [this, from, size = block.first](void* p) {
             {
               const std::lock_guard lock(mutex_);

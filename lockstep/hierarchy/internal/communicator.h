@@ -23,7 +23,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/slow_wait.h"
+#include "lockstep/base/detail/slow_wait.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/hierarchy/internal/part.h"
 #include "lockstep/hierarchy/internal/pulse.h"
@@ -142,7 +142,7 @@ class Communicator final : public Beating {
   void name_missing(Failure& failure);
   // "rank 1, rank 3": who, by the store, has not entered collective `number`; "" when it does not say.
   std::string missing_in(std::uint64_t number);
-  Awaited awaited(const Operation& operation);
+  base::Awaited awaited(const Operation& operation);
   void drive_stopped();
   std::optional<Failure> stopped();
   std::shared_ptr<void> scratch(std::size_t n_bytes);

@@ -1,7 +1,9 @@
 // Operations: queued, cut into steps, carried out step by step, waited for.
 #include <algorithm>
 
-#include "lockstep/base/base.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/error.h"
 #include "lockstep/hierarchy/internal/communicator.h"
 
 namespace lockstep::comm::hierarchy {
@@ -113,7 +115,7 @@ void Communicator::advance_once(const std::shared_ptr<Operation>& operation) {
     }
     if (!now.failure) post_steps(operation);
   } catch (...) {
-    now.failure = break_with(current_failure());
+    now.failure = break_with(base::current_failure());
   }
   const bool all = now.started && now.n_over == now.schedule.steps.size();
   if (now.failure ? now.n_over == now.n_posted : all) return finish(operation);
@@ -229,7 +231,7 @@ void Communicator::finish(const std::shared_ptr<Operation>& operation) {
 
 bool Communicator::wait(const std::shared_ptr<Operation>& operation, Deadline deadline) {
   Operation& now = *operation;
-  SlowWait slow(deadline);
+  base::SlowWait slow(deadline);
   bool said = false;
   std::unique_lock lock(now.mutex);
   while (!now.over) {

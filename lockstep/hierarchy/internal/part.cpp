@@ -4,7 +4,8 @@
 #include <charconv>
 #include <cstddef>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 
 namespace lockstep::comm::hierarchy {
 namespace {
@@ -30,8 +31,8 @@ std::int64_t number(std::string_view text) {
 
 std::string to_reason(const Failure& failure) {
   const LostPeer peer = failure.peer.value_or(LostPeer{});
-  return cat(kMark, static_cast<int>(status_of(failure.kind)), kMark, peer.rank, kMark, peer.pid, kMark,
-             peer.cause, kMark, failure.message, kMark);
+  return base::cat(kMark, static_cast<int>(status_of(failure.kind)), kMark, peer.rank, kMark, peer.pid, kMark,
+                   peer.cause, kMark, failure.message, kMark);
 }
 
 std::optional<Failure> from_reason(std::string_view words) {
@@ -63,7 +64,7 @@ struct Part::Space {
     if (!text.starts_with(kExit)) return key;
     const std::int64_t rank = number(text.substr(kExit.size()));
     if (rank < 0 || rank >= static_cast<std::int64_t>(members->size())) return key;
-    return cat(kExit, (*members)[static_cast<std::size_t>(rank)]);
+    return base::cat(kExit, (*members)[static_cast<std::size_t>(rank)]);
   }
   static lockstep_status set(void* self, const char* key, const void* value, size_t length) {
     const auto* space = static_cast<Space*>(self);
@@ -91,9 +92,9 @@ Part::Part(const Engine& engine, const lockstep_comm_config& whole, std::string 
                   .log = whole.host->log == nullptr ? nullptr : Space::log,
                   .kv_set = Space::set,
                   .kv_get = Space::get};
-  const std::string name = cat(whole.name != nullptr ? whole.name : "", ", ", name_);
+  const std::string name = base::cat(whole.name != nullptr ? whole.name : "", ", ", name_);
   const bool keyed = whole.struct_size > offsetof(lockstep_comm_config, key) && whole.key != nullptr;
-  const std::string key = keyed ? cat(whole.key, ", ", name_) : std::string();
+  const std::string key = keyed ? base::cat(whole.key, ", ", name_) : std::string();
   const lockstep_comm_config config{.struct_size = sizeof(config),
                                     .host = &space_->host,
                                     .rank = rank_of(whole.rank),
@@ -108,10 +109,10 @@ Part::Part(const Engine& engine, const lockstep_comm_config& whole, std::string 
   const auto status = table().comm_create(&config, &comm_, words, sizeof words);
   words[sizeof words - 1] = '\0';
   if (status == LOCKSTEP_OK && comm_ != nullptr) return;
-  raise(status == LOCKSTEP_OK ? ErrorKind::kInternal : kind_of(status),
-        cat("engine ", engine.name(), " could not join its part (", name_, ") as rank ", config.rank, " of ",
-            config.size, ": ", words),
-        ErrorFamily::kBackend);
+  base::raise(status == LOCKSTEP_OK ? ErrorKind::kInternal : kind_of(status),
+              base::cat("engine ", engine.name(), " could not join its part (", name_, ") as rank ",
+                        config.rank, " of ", config.size, ": ", words),
+              ErrorFamily::kBackend);
 }
 
 Part::~Part() {
@@ -134,7 +135,7 @@ std::optional<Failure> Part::failure() const {
       rank < static_cast<int>(members_.size())) {
     const int whole = members_[static_cast<std::size_t>(rank)];
     failure.peer = LostPeer{whole, pid, cause};
-    failure.message = cat("rank ", whole, " (pid ", pid, ") is lost: ", cause, "; ", failure.message);
+    failure.message = base::cat("rank ", whole, " (pid ", pid, ") is lost: ", cause, "; ", failure.message);
   }
   return failure;
 }
@@ -145,9 +146,9 @@ Failure Part::explain(lockstep_status status, std::string words) const {
   std::string names;
   for (std::size_t i = 0; i < members_.size(); ++i) {
     same = same && members_[i] == static_cast<int>(i);
-    names += cat(i == 0 ? "" : ", ", "rank ", members_[i]);
+    names += base::cat(i == 0 ? "" : ", ", "rank ", members_[i]);
   }
-  if (!same) words += cat(" (ranks count in the part ", name_, ": ", names, " of the group)");
+  if (!same) words += base::cat(" (ranks count in the part ", name_, ": ", names, " of the group)");
   return {.kind = kind_of(status), .message = std::move(words), .family = ErrorFamily::kBackend};
 }
 

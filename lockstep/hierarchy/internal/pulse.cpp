@@ -35,7 +35,7 @@ void Pulse::call_soon(std::function<void()> call) {
 }
 
 void Pulse::start_locked() {
-  if (!thread_.joinable()) thread_ = Thread("ls-hierarchy", [this] { run(); });
+  if (!thread_.joinable()) thread_ = base::Thread("ls-hierarchy", [this] { run(); });
 }
 
 void Pulse::remove(Beating* one) {

@@ -10,7 +10,7 @@
 #include <mutex>
 #include <set>
 
-#include "lockstep/base/thread.h"
+#include "lockstep/base/detail/thread.h"
 
 namespace lockstep::comm::hierarchy {
 
@@ -44,7 +44,7 @@ class Pulse {
   std::set<Beating*> active_;
   std::deque<std::function<void()>> soon_;
   bool stopping_ = false;
-  Thread thread_;
+  base::Thread thread_;
 };
 
 }  // namespace lockstep::comm::hierarchy

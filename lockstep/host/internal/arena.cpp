@@ -11,7 +11,10 @@
 #include <fstream>
 #include <new>
 
-#include "lockstep/base/base.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/host/internal/push.h"
 
 namespace lockstep::comm::internal {
@@ -28,10 +31,10 @@ std::uint64_t address_space_left() {
 
 // Address space, not memory: pages exist once allocated.
 std::size_t arena_bytes(int n_ranks) {
-  if (const auto mib = environment_int(Var::kLockstepHostArena)) {
+  if (const auto mib = base::environment_int(base::EnvVar::kLockstepHostArena)) {
     if (*mib < 16) {
-      raise(ErrorKind::kUsage,
-            fmt::format("{} must be at least 16, but is {}", name_of(Var::kLockstepHostArena), *mib));
+      base::raise(ErrorKind::kUsage, fmt::format("{} must be at least 16, but is {}",
+                                                 name_of(base::EnvVar::kLockstepHostArena), *mib));
     }
     return static_cast<std::size_t>(*mib) << 20;
   }
@@ -65,9 +68,9 @@ Arena::Arena(const std::string& name, int rank, int n_ranks)
 void* Arena::allocate(std::size_t n_bytes) {
   const auto at = heap_.allocate(n_bytes);
   if (!at) {
-    raise(ErrorKind::kResource,
-          fmt::format("no room for {} bytes in this rank's shared arena of {} bytes; raise {}", n_bytes,
-                      segment_->size(), name_of(Var::kLockstepHostArena)));
+    base::raise(ErrorKind::kResource,
+                fmt::format("no room for {} bytes in this rank's shared arena of {} bytes; raise {}", n_bytes,
+                            segment_->size(), name_of(base::EnvVar::kLockstepHostArena)));
   }
   const std::lock_guard lock(mutex_);
   used_[*at] = std::max(round_up(n_bytes, kPage), kPage);
@@ -107,7 +110,8 @@ void Arena::free(void* memory) {
   const auto at = static_cast<std::size_t>(static_cast<std::uint8_t*>(memory) - segment_->data());
   const std::lock_guard lock(mutex_);
   const auto used = used_.find(at);
-  if (used == used_.end()) return log(LogLevel::kError, "free of memory that is not of this arena: ignored");
+  if (used == used_.end())
+    return base::log(LogLevel::kError, "free of memory that is not of this arena: ignored");
   const std::size_t length = used->second;
   used_.erase(used);
   if (!overlaps_severed(at, length)) return heap_.free(at, length);

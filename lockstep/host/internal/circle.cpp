@@ -5,7 +5,8 @@
 #include <algorithm>
 #include <new>
 
-#include "lockstep/base/base.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/error.h"
 #include "lockstep/host/internal/perturb.h"
 #include "lockstep/local/wake.h"
 
@@ -42,8 +43,8 @@ void Circle::add(int fabric_rank, std::uint64_t board_at, int n_ranks) {
   auto* board = reinterpret_cast<Board*>(peer.segment->data() + board_at);
   // Its contents were looked at by rank 0: if every rank did, a new communicator would cost a page fault per pair.
   if (board_at < kHeapAt || board_at > room || Board::bytes(n_ranks) > room - board_at) {
-    raise(ErrorKind::kInternal, fmt::format("the board of rank {} is not where it said", rank),
-          ErrorFamily::kBackend);
+    base::raise(ErrorKind::kInternal, fmt::format("the board of rank {} is not where it said", rank),
+                ErrorFamily::kBackend);
   }
   members_.push_back(fabric_rank);
   peers_.push_back(&peer);

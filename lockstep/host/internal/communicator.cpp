@@ -4,8 +4,9 @@
 
 #include <bit>
 
-#include "lockstep/base/base.h"
-#include "lockstep/base/slow_wait.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/slow_wait.h"
+#include "lockstep/base/error.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/host/internal/perturb.h"
 #include "lockstep/host/internal/split.h"
@@ -320,7 +321,7 @@ Communicator::Outcome Communicator::finish(Task& task, Deadline until, std::opti
   const bool beside = task.beside_queue();
   bool armed = false;
   std::uint32_t ticket = 0;
-  std::optional<SlowWait> slow;  // from the first sleep on
+  std::optional<base::SlowWait> slow;  // from the first sleep on
   const auto end = [&](Outcome outcome) {
     if (armed) local::retract(door);
     return outcome;

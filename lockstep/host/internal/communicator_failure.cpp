@@ -3,7 +3,10 @@
 
 #include <algorithm>
 
-#include "lockstep/base/base.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/loss_note.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/error.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/host/internal/communicator.h"
 #include "lockstep/host/internal/describe.h"
@@ -27,7 +30,7 @@ void Communicator::give_up(Operation& operation) {
 // A copy that found its owner gone says less than the watch will in a moment: who, and how it ended. Until then the
 // operation is merely stuck. But nobody watches over a rank that left in order.
 std::optional<Failure> Communicator::after_exception() {
-  Failure failure = current_failure();
+  Failure failure = base::current_failure();
   if (failure.kind == ErrorKind::kPeerLost && failure.peer) {
     const std::int64_t pid = failure.peer->pid;
     int leaver = -1;
@@ -144,7 +147,7 @@ std::unique_ptr<Circle> Communicator::make_child(const lockstep_comm_config& con
         "in one "
         "order",
         name_);
-    raise(std::move(failure));
+    base::raise(std::move(failure));
   }
 }
 
@@ -286,7 +289,7 @@ std::string Communicator::cause_of_loss(int fabric_rank) {
   bool published = true;
   while (!patience.expired()) {
     if (const auto cause = circle_->peer(rank).process.exit_cause()) {
-      const std::string error = loss_noted_by(static_cast<pid_t>(circle_->pid(rank)));
+      const std::string error = base::loss_noted_by(static_cast<pid_t>(circle_->pid(rank)));
       return error.empty() ? *cause : fmt::format("{}; its last error: {}", *cause, error);
     }
     const Deadline slice = Deadline::after(Milliseconds(published ? 10 : 1));

@@ -5,7 +5,12 @@
 #include <algorithm>
 #include <cstddef>
 
-#include "lockstep/base/base.h"
+#include "lockstep/base/bytes.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/process.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/error.h"
 #include "lockstep/host/internal/circle.h"
 #include "lockstep/host/internal/place.h"
 #include "lockstep/host/internal/push.h"
@@ -20,8 +25,8 @@ class HostStore final : public local::KeyValue {
   explicit HostStore(const lockstep_host& host) : host_(host) {}
   void set(const std::string& key, std::span<const std::uint8_t> value) override {
     if (host_.kv_set(host_.context, key.c_str(), value.data(), value.size()) == LOCKSTEP_OK) return;
-    raise(ErrorKind::kSystem, "cannot publish this rank's address in the group's store",
-          ErrorFamily::kBackend);
+    base::raise(ErrorKind::kSystem, "cannot publish this rank's address in the group's store",
+                ErrorFamily::kBackend);
   }
   std::optional<Bytes> get(const std::string& key, Deadline deadline) override {
     std::uint8_t buffer[1024];
@@ -31,9 +36,9 @@ class HostStore final : public local::KeyValue {
     if (status == LOCKSTEP_OK) return Bytes(buffer, buffer + std::min(length, sizeof(buffer)));
     if (status == LOCKSTEP_TIMEOUT) return std::nullopt;
     if (status == LOCKSTEP_PEER_LOST)
-      raise(ErrorKind::kPeerLost, "another rank could not join", ErrorFamily::kBackend);
-    raise(ErrorKind::kSystem, fmt::format("the group's store did not give \"{}\"", key),
-          ErrorFamily::kBackend);
+      base::raise(ErrorKind::kPeerLost, "another rank could not join", ErrorFamily::kBackend);
+    base::raise(ErrorKind::kSystem, fmt::format("the group's store did not give \"{}\"", key),
+                ErrorFamily::kBackend);
   }
 
  private:
@@ -53,7 +58,7 @@ Fabric::Fabric(const lockstep_comm_config& config)
       arena_(
           std::make_unique<Arena>(config.name != nullptr ? config.name : "group", config.rank, config.size)),
       peers_(static_cast<std::size_t>(config.size)) {
-  const std::string nonce = random_hex(sizeof(identity_.nonce) / 2);
+  const std::string nonce = base::random_hex(sizeof(identity_.nonce) / 2);
   nonce.copy(identity_.nonce, sizeof(identity_.nonce));
   nonce.copy(own().nonce, sizeof(own().nonce));
   own().identity_at = reinterpret_cast<std::uintptr_t>(&identity_);
@@ -89,8 +94,8 @@ void Fabric::adopt(int rank, local::LocalPeer them) {
   if (room < kHeapAt || station->magic != kLayoutMagic || station->version != kLayoutVersion ||
       station->rank != rank || station->board_at < kHeapAt || station->board_at > room ||
       Board::bytes(size()) > room - station->board_at) {
-    raise(ErrorKind::kInternal, fmt::format("the arena of rank {} is not laid out as expected", rank),
-          ErrorFamily::kBackend);
+    base::raise(ErrorKind::kInternal, fmt::format("the arena of rank {} is not laid out as expected", rank),
+                ErrorFamily::kBackend);
   }
   Peer& peer = peers_[static_cast<std::size_t>(rank)];
   peer.station = station;
@@ -105,7 +110,7 @@ void Fabric::adopt(int rank, local::LocalPeer them) {
 }
 
 void Fabric::check_kernel_copies() {
-  bool work = !environment_flag(Var::kLockstepStagedOnly);
+  bool work = !base::environment_flag(base::EnvVar::kLockstepStagedOnly);
   for (int r = 0; r < size() && work; ++r) work = peer(r).same_process || kernel_copies_work(peer(r), r);
   // One will do: the others are processes of the same user, seen through the same /proc.
   const auto other = std::ranges::find_if(peers_, [](const Peer& each) { return !each.same_process; });
@@ -115,7 +120,8 @@ void Fabric::check_kernel_copies() {
 
 // Others that were quicker may have joined already and count on this rank.
 void Fabric::say_left() {
-  const auto left = current_failure().kind == ErrorKind::kPeerLost ? Board::kAfterAnother : Board::kLeft;
+  const auto left =
+      base::current_failure().kind == ErrorKind::kPeerLost ? Board::kAfterAnother : Board::kLeft;
   reinterpret_cast<Board*>(arena_->base() + own().board_at)->left.store(left, std::memory_order_seq_cst);
   for (const Peer& peer : peers_) {
     if (peer.station != nullptr) local::wake(peer.station->doorbell);
@@ -160,8 +166,8 @@ void Fabric::await_all(Deadline deadline) {
     if (over || n_joined.load(std::memory_order_acquire) == all) return;
     check_all_there();
     if (deadline.expired())
-      raise(ErrorKind::kTimeout, "some ranks did not finish joining the group in time",
-            ErrorFamily::kBackend);
+      base::raise(ErrorKind::kTimeout, "some ranks did not finish joining the group in time",
+                  ErrorFamily::kBackend);
   }
 }
 

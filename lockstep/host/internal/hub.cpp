@@ -3,7 +3,8 @@
 
 #include <algorithm>
 
-#include "lockstep/base/base.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/thread.h"
 
 namespace lockstep::comm::internal {
 
@@ -57,7 +58,7 @@ void Hub::remove(Served& served) {
 void Hub::start() {
   if (started_.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(mutex_);
-  if (!worker_.joinable()) worker_ = Thread("ls-comm", [this] { work(); });
+  if (!worker_.joinable()) worker_ = base::Thread("ls-comm", [this] { work(); });
   started_.store(true, std::memory_order_release);
 }
 

@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/thread.h"
+#include "lockstep/base/detail/thread.h"
 #include "lockstep/host/internal/circle.h"
 #include "lockstep/local/death_watch.h"
 
@@ -88,7 +88,7 @@ class Hub {
 
   std::mutex telling_;                             // held while losses are told; remove() waits for it
   std::vector<std::pair<int, std::string>> lost_;  // guarded by telling_: (rank of the fabric, cause)
-  Thread worker_;                                  // guarded by mutex_ until started
+  base::Thread worker_;                            // guarded by mutex_ until started
   std::atomic<bool> started_{false};
   std::atomic<int> n_lost_{0};  // ranks in lost_, or about to be
   std::unique_ptr<local::DeathWatch> watch_;

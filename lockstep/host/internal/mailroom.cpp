@@ -4,7 +4,9 @@
 #include <bitset>
 #include <new>
 
-#include "lockstep/base/base.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/text.h"
+#include "lockstep/base/error.h"
 #include "lockstep/host/internal/perturb.h"
 #include "lockstep/host/internal/push.h"
 
@@ -196,7 +198,7 @@ void Mailroom::advance_send(Letter& letter) {
       if (!to || to->here == nullptr) {
         return end(letter,
                    Failure{.kind = ErrorKind::kInternal,
-                           .message = cat("rank ", letter.op.root, " named a buffer outside its arena"),
+                           .message = base::cat("rank ", letter.op.root, " named a buffer outside its arena"),
                            .family = ErrorFamily::kBackend});
       }
       if (!copy_rest(letter, *to, own_place(letter.op.send))) return;
@@ -269,8 +271,8 @@ void Mailroom::copy_claimed(Letter& letter) {
                                    : own_place(letter.op.recv);
   if (!from || !to) {
     return end(letter, Failure{.kind = ErrorKind::kInternal,
-                               .message = cat("rank ", letter.is_send() ? receiver : sender,
-                                              " named a buffer outside its arena"),
+                               .message = base::cat("rank ", letter.is_send() ? receiver : sender,
+                                                    " named a buffer outside its arena"),
                                .family = ErrorFamily::kBackend});
   }
   const auto some_left = [&] { return offer.claims.next.load(std::memory_order_relaxed) < n_chunks; };

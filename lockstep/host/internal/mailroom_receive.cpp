@@ -1,7 +1,9 @@
 // The receiver's part of the mailroom: which letter a message is for, and how its bytes travel.
 #include <algorithm>
 
-#include "lockstep/base/base.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
+#include "lockstep/base/error.h"
 #include "lockstep/host/internal/describe.h"
 #include "lockstep/host/internal/ledger.h"
 #include "lockstep/host/internal/mailroom.h"
@@ -27,8 +29,8 @@ void Mailroom::collect(int from) {
     const std::uint64_t waiting = box->sent.load(std::memory_order_acquire) - taken;
     if (waiting == 0) break;
     if (waiting > kMailSlots) {
-      raise(ErrorKind::kInternal, cat("rank ", from, " says it sent more than its outbox holds"),
-            ErrorFamily::kBackend);
+      base::raise(ErrorKind::kInternal, base::cat("rank ", from, " says it sent more than its outbox holds"),
+                  ErrorFamily::kBackend);
     }
     const Envelope envelope = box->slots[taken % kMailSlots];
     const std::uint8_t* payload = box->payload[taken % kMailSlots];
@@ -107,10 +109,10 @@ void Mailroom::refuse(Letter& letter, int from, const Envelope& envelope) {
     return describe_call(fingerprint({.kind = kind, .dtype = type, .count = count}));
   };
   Failure failure{.kind = ErrorKind::kUsage,
-                  .message = cat("rank ", circle_.rank(), " called ",
-                                 words(LOCKSTEP_RECV, letter.op.dtype, letter.op.count), " with tag ",
-                                 letter.op.tag, ", but rank ", from, " called ",
-                                 words(LOCKSTEP_SEND, dtype, envelope.n_bytes / size_of(dtype))),
+                  .message = base::cat("rank ", circle_.rank(), " called ",
+                                       words(LOCKSTEP_RECV, letter.op.dtype, letter.op.count), " with tag ",
+                                       letter.op.tag, ", but rank ", from, " called ",
+                                       words(LOCKSTEP_SEND, dtype, envelope.n_bytes / size_of(dtype))),
                   .family = ErrorFamily::kBackend};
   break_group(circle_, failure);
   end(letter, std::move(failure));
@@ -167,9 +169,10 @@ void Mailroom::advance_receive(Letter& letter) {
     case Offer::kPull: {
       const auto from = find(circle_, letter.peer, offer.send_reach, offer.send_at, letter.n_bytes);
       if (!from) {
-        return end(letter, Failure{.kind = ErrorKind::kInternal,
-                                   .message = cat("rank ", letter.peer, " named a buffer outside its arena"),
-                                   .family = ErrorFamily::kBackend});
+        return end(letter,
+                   Failure{.kind = ErrorKind::kInternal,
+                           .message = base::cat("rank ", letter.peer, " named a buffer outside its arena"),
+                           .family = ErrorFamily::kBackend});
       }
       if (copy_rest(letter, own_place(letter.op.recv), *from)) finish_receive(letter);
       return;

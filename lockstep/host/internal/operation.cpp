@@ -6,7 +6,10 @@
 #include <numeric>
 #include <string_view>
 
-#include "lockstep/base/base.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
+#include "lockstep/base/error.h"
 #include "lockstep/host/internal/perturb.h"
 #include "lockstep/host/internal/place.h"
 #include "lockstep/host/kernels.h"
@@ -19,7 +22,8 @@ Stage& stage_of(Circle& circle, int rank) {
   if (rank == circle.rank()) return circle.own_stage();
   Stage* stage = circle.stage(rank);
   if (stage == nullptr)
-    raise(ErrorKind::kInternal, cat("rank ", rank, " has no staging area"), ErrorFamily::kBackend);
+    base::raise(ErrorKind::kInternal, base::cat("rank ", rank, " has no staging area"),
+                ErrorFamily::kBackend);
   return *stage;
 }
 
@@ -180,8 +184,9 @@ bool Operation::believable(Circle& circle) const {
   const Arena& arena = circle.arena();
   if (arena.n_severed() != n_severed_ && call_of(circle, circle.rank()).recv_reach == Reach::kInArena &&
       !arena.contains(op_.recv, n_bytes_)) {
-    raise(ErrorKind::kInternal, "the buffer shares a page with one that a stopped rank did not let go of",
-          ErrorFamily::kBackend);
+    base::raise(ErrorKind::kInternal,
+                "the buffer shares a page with one that a stopped rank did not let go of",
+                ErrorFamily::kBackend);
   }
   return true;
 }

@@ -1,7 +1,6 @@
 // The direct paths of a collective: buffers are read and written where they lie, mapped here or through the kernel.
 #include <algorithm>
 
-#include "lockstep/base/base.h"
 #include "lockstep/host/internal/operation.h"
 #include "lockstep/host/internal/perturb.h"
 #include "lockstep/host/internal/place.h"

@@ -6,7 +6,11 @@
 #include <cerrno>
 #include <cstring>
 
-#include "lockstep/base/base.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
+#include "lockstep/base/error.h"
+#include "lockstep/base/log.h"
 #include "lockstep/host/internal/perturb.h"
 #include "lockstep/host/internal/push.h"
 #include "lockstep/host/kernels.h"
@@ -61,12 +65,12 @@ std::optional<Place> find(Circle& circle, int rank, Reach reach, std::uint64_t a
 
 void raise_copy_failure(std::int64_t pid, int error, const char* call) {
   if (error == ESRCH) {
-    raise(Failure{.kind = ErrorKind::kPeerLost,
-                  .message = cat("process ", pid, " ended during a copy"),
-                  .family = ErrorFamily::kBackend,
-                  .peer = LostPeer{-1, pid, "ended"}});
+    base::raise(Failure{.kind = ErrorKind::kPeerLost,
+                        .message = base::cat("process ", pid, " ended during a copy"),
+                        .family = ErrorFamily::kBackend,
+                        .peer = LostPeer{-1, pid, "ended"}});
   }
-  raise(system_failure(error, call, ErrorFamily::kBackend));
+  base::raise(base::system_failure(error, call, ErrorFamily::kBackend));
 }
 
 void copy(const Place& to, const Place& from, std::uint64_t n_bytes, std::uint64_t whole) {
@@ -89,7 +93,8 @@ void take_back(Circle& circle, int rank, const void* buffer, std::uint64_t n_byt
   try {
     circle.arena().sever(buffer, n_bytes);
   } catch (...) {
-    log(LogLevel::kError, cat("rank ", rank, " does not let go of a buffer: ", current_failure().message));
+    base::log(LogLevel::kError,
+              base::cat("rank ", rank, " does not let go of a buffer: ", base::current_failure().message));
     while (inside()) ::usleep(1000);
   }
 }

@@ -13,8 +13,10 @@
 #include <optional>
 #include <string>
 
-#include "lockstep/base/base.h"
-#include "lockstep/base/slow_wait.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/fd.h"
+#include "lockstep/base/detail/slow_wait.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/host/internal/perturb.h"
 
 namespace lockstep::comm::internal {
@@ -75,7 +77,8 @@ bool push_all(Circle& circle, Place to, const std::uint8_t* from, std::uint64_t 
 
 // A file of a thread under /proc; nothing when it cannot be read, "" when the thread is gone.
 std::optional<std::string> thread_file(std::int64_t pid, std::int64_t thread, const char* name) {
-  const Fd file(::open(cat("/proc/", pid, "/task/", thread, "/", name).c_str(), O_RDONLY | O_CLOEXEC));
+  const base::Fd file(
+      ::open(base::cat("/proc/", pid, "/task/", thread, "/", name).c_str(), O_RDONLY | O_CLOEXEC));
   char text[512];
   const ssize_t n = file ? ::read(file.get(), text, sizeof(text)) : -1;
   if (n >= 0) return std::string(text, static_cast<std::size_t>(n));
@@ -122,11 +125,11 @@ void call_back(Circle& circle, int rank, const std::function<bool()>& inside) {
   // The receipt too: this board will be gone one day. First, so that bytes are never written to where it belongs.
   push.receipt.n_bytes.store(0, std::memory_order_seq_cst);
   push.bytes.n_bytes.store(0, std::memory_order_seq_cst);
-  SlowWait slow(Deadline::never());
+  base::SlowWait slow(Deadline::never());
   while (inside() && !is_over(circle, rank)) {
     slow.say_if_due([&] {
-      return cat("a rank that gave up waits for the kernel to finish a copy that rank ", rank, " (pid ",
-                 circle.pid(rank), ") made into its memory");
+      return base::cat("a rank that gave up waits for the kernel to finish a copy that rank ", rank, " (pid ",
+                       circle.pid(rank), ") made into its memory");
     });
     ::usleep(200);
   }

@@ -10,8 +10,12 @@
 #include <optional>
 #include <vector>
 
-#include "lockstep/base/base.h"
-#include "lockstep/base/slow_wait.h"
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/process.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/slow_wait.h"
+#include "lockstep/base/detail/text.h"
+#include "lockstep/base/error.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/host/internal/describe.h"
 #include "lockstep/host/internal/ledger.h"
@@ -83,7 +87,7 @@ class Split {
   void check_refused();
   void tell_store(const Failure& failure);
   void look_into_store();
-  std::string refused_key() const { return cat("split/refused", key_); }
+  std::string refused_key() const { return base::cat("split/refused", key_); }
   // "rank 1 (pid 7) did not join group ..." of each that has not come; `rank` alone when all have.
   std::string missing(int rank, const char* verb, const char* when);
   [[noreturn]] void raise_late(int rank);
@@ -147,9 +151,9 @@ void Split::list() {
     listed_ = &slot;
     return perturb();
   }
-  raise(ErrorKind::kResource,
-        fmt::format("rank {} makes more than {} groups at the same time", config_.rank, kMaxJoining),
-        ErrorFamily::kBackend);
+  base::raise(ErrorKind::kResource,
+              fmt::format("rank {} makes more than {} groups at the same time", config_.rank, kMaxJoining),
+              ErrorFamily::kBackend);
 }
 
 void Split::unlist() {
@@ -181,12 +185,13 @@ void Split::check_members(int rank, Board& theirs) {
       words += fmt::format("{}{}", r == 0 ? "" : " ", parent_.rank_of(static_cast<int>(board.members()[r])));
     return board.size > 16 ? fmt::format("{} and {} more", words, board.size - 16) : words;
   };
-  raise(ErrorKind::kUsage,
-        fmt::format("ranks make different groups: rank {} makes group \"{}\" with the ranks {}, but rank {} "
-                    "with {}; all ranks must make the same groups in the same order",
-                    parent_rank(config_.rank), config_.name, ranks_of(*board_), parent_rank(rank),
-                    ranks_of(theirs)),
-        ErrorFamily::kBackend);
+  base::raise(
+      ErrorKind::kUsage,
+      fmt::format("ranks make different groups: rank {} makes group \"{}\" with the ranks {}, but rank {} "
+                  "with {}; all ranks must make the same groups in the same order",
+                  parent_rank(config_.rank), config_.name, ranks_of(*board_), parent_rank(rank),
+                  ranks_of(theirs)),
+      ErrorFamily::kBackend);
 }
 
 void Split::collect() {
@@ -201,7 +206,7 @@ void Split::collect() {
       check_members(r, *theirs);
     }
   } catch (...) {
-    const Failure failure = current_failure();
+    const Failure failure = base::current_failure();
     write_ledger(board_->ledger, failure, 0);
     // Those that have come and were not waited for yet must hear of it too.
     for (int r = 1; r < config_.size; ++r) {
@@ -241,8 +246,8 @@ void Split::await_verdict() {
   };
   wait(0, first_came);
   if (board_at(0, board_->first_at) != nullptr) return;
-  raise(ErrorKind::kInternal, fmt::format("the board of {} is not where it said", name_of(0)),
-        ErrorFamily::kBackend);
+  base::raise(ErrorKind::kInternal, fmt::format("the board of {} is not where it said", name_of(0)),
+              ErrorFamily::kBackend);
 }
 
 // By the first member; or by that of a group with the same key and other members, which this rank may be the first of.
@@ -251,21 +256,21 @@ void Split::check_refused() {
   const int by = board_->first_rank;
   Board* first =
       by >= 0 && by < hub_.fabric().size() ? board_in(hub_.fabric().peer(by), board_->first_at) : nullptr;
-  if (first != nullptr) raise(read_ledger(first->ledger));
-  raise(ErrorKind::kInternal, fmt::format("group \"{}\" was refused without a reason", config_.name),
-        ErrorFamily::kBackend);
+  if (first != nullptr) base::raise(read_ledger(first->ledger));
+  base::raise(ErrorKind::kInternal, fmt::format("group \"{}\" was refused without a reason", config_.name),
+              ErrorFamily::kBackend);
 }
 
 template <class Ready>
 void Split::wait(int rank, Ready ready) {
   // While every rank has a core, looking is quicker than sleeping.
-  const bool cores_for_all = hub_.fabric().size() <= available_cores();
+  const bool cores_for_all = hub_.fabric().size() <= base::available_cores();
   for (int turns = cores_for_all ? 100 : 1; turns > 0; --turns) {
     if (ready()) return;
     ::sched_yield();
   }
   Deadline next_look = Deadline::after(kStoreSlice);
-  SlowWait slow(deadline_);
+  base::SlowWait slow(deadline_);
   for (;;) {
     Announced announced(hub_.fabric().own().doorbell);
     if (ready()) return;
@@ -289,10 +294,11 @@ void Split::check_alive(int rank) {
   const bool left = parent_.board(parent_rank(rank)).left.load(std::memory_order_acquire) != 0;
   if (!cause && !left) return;
   const std::string words = cause ? *cause : "left the group that this one is built on";
-  raise(Failure{.kind = ErrorKind::kPeerLost,
-                .message = fmt::format("{} cannot join group \"{}\": {}", name_of(rank), config_.name, words),
-                .family = ErrorFamily::kBackend,
-                .peer = LostPeer{rank, peer(rank).pid, words}});
+  base::raise(
+      Failure{.kind = ErrorKind::kPeerLost,
+              .message = fmt::format("{} cannot join group \"{}\": {}", name_of(rank), config_.name, words),
+              .family = ErrorFamily::kBackend,
+              .peer = LostPeer{rank, peer(rank).pid, words}});
 }
 
 // For members that come when the first one has given up, and no longer lists its board.
@@ -308,13 +314,13 @@ void Split::look_into_store() {
   const auto status = host.kv_get(host.context, refused_key().c_str(), words, sizeof(words), &length,
                                   Deadline::after(Milliseconds(1)).monotonic_ns());
   if (status == LOCKSTEP_PEER_LOST)
-    raise(ErrorKind::kPeerLost, "another rank could not join", ErrorFamily::kBackend);
+    base::raise(ErrorKind::kPeerLost, "another rank could not join", ErrorFamily::kBackend);
   if (status != LOCKSTEP_OK) return;
   int kind = LOCKSTEP_INTERNAL;
   const char* end = words + std::min(length, sizeof(words));
   const char* text = std::from_chars(words, end, kind).ptr;
-  raise(kind_of(static_cast<lockstep_status>(kind)), std::string(std::min(text + 1, end), end),
-        ErrorFamily::kBackend);
+  base::raise(kind_of(static_cast<lockstep_status>(kind)), std::string(std::min(text + 1, end), end),
+              ErrorFamily::kBackend);
 }
 
 std::string Split::name_of(int rank) {
@@ -342,27 +348,27 @@ std::string Split::missing(int rank, const char* verb, const char* when) {
 }
 
 void Split::raise_late(int rank) {
-  raise(ErrorKind::kTimeout, missing(rank, "did not join", " in time"), ErrorFamily::kBackend);
+  base::raise(ErrorKind::kTimeout, missing(rank, "did not join", " in time"), ErrorFamily::kBackend);
 }
 
 }  // namespace
 
 std::string split_key(const lockstep_comm_config& config, const std::string& parent_key) {
   const bool given = config.struct_size > offsetof(lockstep_comm_config, key) && config.key != nullptr;
-  if (given) return cat(parent_key, "/", config.key);
+  if (given) return base::cat(parent_key, "/", config.key);
   const lockstep_host& host = *config.host;
   char text[33] = {};
   std::size_t length = 32;
   lockstep_status status = LOCKSTEP_OK;
   if (config.rank == 0) {
-    random_hex(16).copy(text, length);
+    base::random_hex(16).copy(text, length);
     status = host.kv_set(host.context, kAgreedKey, text, length);
   } else {
     status = host.kv_get(host.context, kAgreedKey, text, sizeof(text), &length, config.deadline_ns);
   }
   if (status == LOCKSTEP_OK && length == 32) return {text, length};
-  raise(status == LOCKSTEP_TIMEOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
-        "rank 0 did not join the group in time: its key is not in the store", ErrorFamily::kBackend);
+  base::raise(status == LOCKSTEP_TIMEOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
+              "rank 0 did not join the group in time: its key is not in the store", ErrorFamily::kBackend);
 }
 
 std::unique_ptr<Circle> split(const SplitOptions& options) {

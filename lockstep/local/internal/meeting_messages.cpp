@@ -7,7 +7,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/base/process.h"
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/process.h"
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/net/peer_handshake.h"
 
 namespace lockstep::local::internal {
@@ -57,7 +59,7 @@ Introduction introduction_at(const std::uint8_t* bytes) {
 }
 
 // Takes the descriptors of one rank off the front of `fds`.
-Descriptors take(std::vector<Fd>& fds, std::size_t& at, bool with_process) {
+Descriptors take(std::vector<base::Fd>& fds, std::size_t& at, bool with_process) {
   Descriptors one{.memory = std::move(fds[at]), .lifeline = std::move(fds[at + 1]), .process = {}};
   at += 2;
   if (with_process) one.process = std::move(fds[at++]);
@@ -67,24 +69,24 @@ Descriptors take(std::vector<Fd>& fds, std::size_t& at, bool with_process) {
 }  // namespace
 
 void raise_stranger() {
-  raise(ErrorKind::kSystem, "whoever answered for rank 0 is not of this job", ErrorFamily::kBackend);
+  base::raise(ErrorKind::kSystem, "whoever answered for rank 0 is not of this job", ErrorFamily::kBackend);
 }
 
 MeetingAddress MeetingAddress::of(const std::string& socket) {
-  return {.host = host_identity(),
+  return {.host = base::host_identity(),
           .process = OwnProcess::token(),
           .socket = socket,
-          .key = random_hex(JobSecret::kBytes)};
+          .key = base::random_hex(JobSecret::kBytes)};
 }
 
 Bytes MeetingAddress::encode() const {
-  ByteWriter out;
+  base::ByteWriter out;
   out.put(kMeetingVersion).sized(host).sized(process).sized(socket).sized(key);
   return out.take();
 }
 
 std::optional<MeetingAddress> MeetingAddress::decode(std::span<const std::uint8_t> bytes) {
-  ByteReader in(bytes);
+  base::ByteReader in(bytes);
   if (in.get<std::uint32_t>() != kMeetingVersion) return std::nullopt;
   const auto host = in.sized(), process = in.sized(), socket = in.sized(), key = in.sized();
   if (!host || !process || !socket || !key || key->size() != 2 * JobSecret::kBytes) return std::nullopt;
@@ -133,7 +135,7 @@ std::vector<int> DescriptorNumbers::list() const {
   return numbers;
 }
 
-std::optional<Descriptors> take_descriptors(std::vector<Fd> fds, bool same_process) {
+std::optional<Descriptors> take_descriptors(std::vector<base::Fd> fds, bool same_process) {
   if (same_process) return fds.empty() ? std::optional(Descriptors{}) : std::nullopt;
   if (fds.size() != 2 && fds.size() != 3) return std::nullopt;
   std::size_t at = 0;
@@ -143,7 +145,7 @@ std::optional<Descriptors> take_descriptors(std::vector<Fd> fds, bool same_proce
 void send_roster(net::UnixSocket& to, const Introduction& receiver, std::span<const Introduction> all,
                  std::span<const DescriptorNumbers> descriptors, Deadline deadline) {
   const Head head{.word = Word::kRoster};
-  ByteWriter roster;
+  base::ByteWriter roster;
   roster.put(head).raw({reinterpret_cast<const std::uint8_t*>(all.data()), all.size_bytes()});
   to.send(roster.view(), deadline);
   const Head with{.word = Word::kDescriptors};
@@ -176,17 +178,17 @@ void send_refusal(net::UnixSocket& to, const Failure& failure) noexcept {
   }
 }
 
-std::size_t receive_from_first(net::UnixSocket& socket, std::span<std::uint8_t> buffer, std::vector<Fd>& fds,
-                               Deadline deadline) {
+std::size_t receive_from_first(net::UnixSocket& socket, std::span<std::uint8_t> buffer,
+                               std::vector<base::Fd>& fds, Deadline deadline) {
   std::size_t length = 0;
   try {
     length = socket.receive(buffer, deadline, &fds);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kPeerLost) throw;
-    raise(Failure{.kind = ErrorKind::kPeerLost,
-                  .message = "rank 0 ended while the group was forming",
-                  .family = ErrorFamily::kBackend,
-                  .peer = LostPeer{.rank = 0, .cause = "ended"}});
+    base::raise(Failure{.kind = ErrorKind::kPeerLost,
+                        .message = "rank 0 ended while the group was forming",
+                        .family = ErrorFamily::kBackend,
+                        .peer = LostPeer{.rank = 0, .cause = "ended"}});
   }
   if (!is(buffer.first(length), Word::kRefusal, sizeof(Refusal))) return length;
   Refusal refusal;
@@ -197,14 +199,14 @@ std::size_t receive_from_first(net::UnixSocket& socket, std::span<std::uint8_t> 
                   .message = refusal.message,
                   .family = ErrorFamily::kBackend};
   if (refusal.peer_rank >= 0) failure.peer = LostPeer{.rank = refusal.peer_rank};
-  raise(std::move(failure));
+  base::raise(std::move(failure));
 }
 
 std::vector<Acquaintance> receive_roster(net::UnixSocket& socket, const Introduction& own,
                                          Deadline deadline) {
   const auto n = static_cast<std::size_t>(own.size);
   std::vector<std::uint8_t> buffer(std::max(sizeof(Head) + n * sizeof(Introduction), kMaxReply));
-  std::vector<Fd> fds;
+  std::vector<base::Fd> fds;
   const std::size_t length = receive_from_first(socket, buffer, fds, deadline);
   if (!is({buffer.data(), length}, Word::kRoster, sizeof(Head) + n * sizeof(Introduction))) raise_stranger();
   std::vector<Acquaintance> all(n);

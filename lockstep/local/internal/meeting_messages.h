@@ -10,8 +10,8 @@
 
 #include "lockstep/base/bytes.h"
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/fd.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/fd.h"
 #include "lockstep/local/meeting.h"
 #include "lockstep/net/handshake.h"
 #include "lockstep/net/unix_socket.h"
@@ -53,7 +53,7 @@ std::optional<Introduction> decode_introduction(std::span<const std::uint8_t> by
 
 // What of a rank others get besides: its memory and its life. The last may be empty: the kernel has no pidfds.
 struct Descriptors {
-  Fd memory, lifeline, process;
+  base::Fd memory, lifeline, process;
 };
 // The same, owned by others.
 struct DescriptorNumbers {
@@ -70,7 +70,7 @@ struct Acquaintance {
 
 // Of one rank, from what came with its introduction; nothing when these are not two or three, or none for a rank of
 // this process.
-std::optional<Descriptors> take_descriptors(std::vector<Fd> fds, bool same_process);
+std::optional<Descriptors> take_descriptors(std::vector<base::Fd> fds, bool same_process);
 
 // ---- after the handshake ----
 
@@ -81,8 +81,8 @@ void send_roster(net::UnixSocket& to, const Introduction& receiver, std::span<co
 void send_refusal(net::UnixSocket& to, const Failure& failure) noexcept;
 
 // One message of rank 0. Raises what it refuses with; kPeerLost when it ended.
-std::size_t receive_from_first(net::UnixSocket& socket, std::span<std::uint8_t> buffer, std::vector<Fd>& fds,
-                               Deadline deadline);
+std::size_t receive_from_first(net::UnixSocket& socket, std::span<std::uint8_t> buffer,
+                               std::vector<base::Fd>& fds, Deadline deadline);
 inline constexpr std::size_t kMaxReply = 1024;  // to the handshake, or a refusal
 // All ranks, by rank; rank 0's and this one's have no descriptors.
 std::vector<Acquaintance> receive_roster(net::UnixSocket& socket, const Introduction& own, Deadline deadline);

@@ -3,6 +3,7 @@
 #include <openssl/evp.h>
 #include <openssl/hmac.h>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep::net::internal {
@@ -13,7 +14,7 @@ std::array<std::uint8_t, 32> hmac(std::span<const std::uint8_t> key, std::span<c
   if (::HMAC(EVP_sha256(), key.data(), static_cast<int>(key.size()), text.data(), text.size(), result.data(),
              &length) == nullptr ||
       length != result.size()) {
-    raise(ErrorKind::kInternal, "HMAC-SHA256 failed", ErrorFamily::kNetwork);
+    base::raise(ErrorKind::kInternal, "HMAC-SHA256 failed", ErrorFamily::kNetwork);
   }
   return result;
 }

@@ -4,6 +4,7 @@
 
 #include <cerrno>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 
 namespace lockstep::net::internal {
@@ -14,7 +15,7 @@ bool wait_fd(int fd, short events, Deadline deadline) {
     const int ready = ::poll(&entry, 1, deadline.poll_timeout_ms());
     if (ready > 0) return true;
     if (ready == 0 && deadline.expired()) return false;
-    if (ready < 0 && errno != EINTR) raise(system_failure(errno, "poll", ErrorFamily::kNetwork));
+    if (ready < 0 && errno != EINTR) base::raise(base::system_failure(errno, "poll", ErrorFamily::kNetwork));
   }
 }
 

@@ -14,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 #include "lockstep/collective/collectives.h"
 
@@ -54,7 +55,7 @@ class Normalise final : public torch::autograd::Function<Normalise> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     if (at::GradMode::is_enabled())
-      raise(ErrorKind::kUnsupported, "SyncBatchNorm: backward with create_graph is not supported");
+      base::raise(ErrorKind::kUnsupported, "SyncBatchNorm: backward with create_graph is not supported");
     const auto kept = c10::static_intrusive_pointer_cast<Kept>(context->saved_data["kept"].toCapsule());
     const auto saved = context->get_saved_variables();
     const at::Tensor &input = saved[0], &weight = saved[1], &bias = saved[2];

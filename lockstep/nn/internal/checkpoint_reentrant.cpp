@@ -6,9 +6,10 @@
 #include <algorithm>
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/nn/detail/checkpoint_core.h"
 #include "lockstep/nn/internal/forward_state.h"
 #include "lockstep/tensor/gradient_access.h"
@@ -29,15 +30,16 @@ struct Region : torch::CustomClassHolder {
 
 void check_same(const Region& region, const variable_list& outputs) {
   if (outputs.size() != region.sizes.size()) {
-    raise(ErrorKind::kUsage,
-          cat("checkpoint: the second run of the function returned ", outputs.size(), " tensors, the first ",
-              region.sizes.size(), "; it must compute the same each time"));
+    base::raise(ErrorKind::kUsage, base::cat("checkpoint: the second run of the function returned ",
+                                             outputs.size(), " tensors, the first ", region.sizes.size(),
+                                             "; it must compute the same each time"));
   }
   for (std::size_t i = 0; i < outputs.size(); ++i) {
     if (outputs[i].sizes() == at::IntArrayRef(region.sizes[i])) continue;
-    raise(ErrorKind::kUsage, cat("checkpoint: result ", i, " of the function was ",
-                                 at::IntArrayRef(region.sizes[i]), " in the first run and is ",
-                                 outputs[i].sizes(), " in the second; it must compute the same each time"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("checkpoint: result ", i, " of the function was ", at::IntArrayRef(region.sizes[i]),
+                          " in the first run and is ", outputs[i].sizes(),
+                          " in the second; it must compute the same each time"));
   }
 }
 
@@ -59,15 +61,16 @@ class Reentrant : public torch::autograd::Function<Reentrant> {
 
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     if (!torch::autograd::Engine::get_default_engine().is_checkpoint_valid()) {
-      raise(
+      base::raise(
           ErrorKind::kUsage,
           "checkpoint with use_reentrant works with backward() only, not with torch::autograd::grad or with "
           "backward() for chosen inputs; leave use_reentrant off");
     }
     if (in_redirected_backward()) {
-      raise(ErrorKind::kUsage,
-            "checkpoint with use_reentrant works with backward() only, not with autograd::backward across "
-            "workers: its gradients would miss the context; leave use_reentrant off");
+      base::raise(
+          ErrorKind::kUsage,
+          "checkpoint with use_reentrant works with backward() only, not with autograd::backward across "
+          "workers: its gradients would miss the context; leave use_reentrant off");
     }
     const auto region = c10::static_intrusive_pointer_cast<Region>(context->saved_data["region"].toCapsule());
     variable_list inputs = context->get_saved_variables();
@@ -103,7 +106,8 @@ std::vector<at::Tensor> checkpoint_reentrant(const CheckpointOptions& options,
                                              const CheckpointRun& first, CheckpointRun again) {
   const auto wants = [](const at::Tensor& input) { return input.defined() && input.requires_grad(); };
   if (std::ranges::none_of(inputs, wants)) {
-    log(LogLevel::kWarn,
+    base::log(
+        LogLevel::kWarn,
         "checkpoint with use_reentrant: no tensor among the arguments requires a gradient, so neither they "
         "nor the "
         "parameters in the function get any; leave use_reentrant off");

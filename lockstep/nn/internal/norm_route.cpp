@@ -8,7 +8,8 @@
 #include <limits>
 #include <utility>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/collective/collectives.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/nn/internal/batch_statistics.h"
@@ -34,9 +35,9 @@ std::optional<Next> agree(const Group& group, std::optional<Next> mine) {
   all_reduce(said, {.op = ReduceOp::kMax, .group = group});
   if (values[0] == kSilent) return std::nullopt;
   if (values[0] != -values[1]) {
-    raise(ErrorKind::kUsage,
-          cat("SyncBatchNorm under join: ranks are in different layers, ", -values[1] / 2, " and ",
-              values[0] / 2, " of the model; all must run them in the same order"));
+    base::raise(ErrorKind::kUsage,
+                base::cat("SyncBatchNorm under join: ranks are in different layers, ", -values[1] / 2,
+                          " and ", values[0] / 2, " of the model; all must run them in the same order"));
   }
   return Next{static_cast<int>(values[0] / 2), values[0] % 2 == 0 ? Pass::kForward : Pass::kBackward};
 }
@@ -85,7 +86,7 @@ void NormCompanion::enter() {
 }
 
 void NormCompanion::keep_company() {
-  thread_ = Thread("ls-companion", [this] { run(); });
+  thread_ = base::Thread("ls-companion", [this] { run(); });
 }
 
 void NormCompanion::run() {
@@ -95,14 +96,14 @@ void NormCompanion::run() {
       next->pass == Pass::kForward ? shadow_forward(channels, group_) : shadow_backward(channels, group_);
     }
   } catch (...) {
-    failure_ = current_failure();
+    failure_ = base::current_failure();
   }
 }
 
 void NormCompanion::finish() {
   thread_.join();
   for (SyncBatchNormImpl* const layer : layers_) layer->route_ = nullptr;
-  if (failure_) raise(std::exchange(failure_, std::nullopt).value());
+  if (failure_) base::raise(std::exchange(failure_, std::nullopt).value());
 }
 
 }  // namespace lockstep::internal

@@ -6,8 +6,8 @@
 #include <optional>
 #include <vector>
 
+#include "lockstep/base/detail/thread.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/thread.h"
 #include "lockstep/group/process_group.h"
 #include "lockstep/join/companion.h"
 
@@ -46,7 +46,7 @@ class NormCompanion final : public Companion {
   const std::vector<std::int64_t> channels_;  // by layer; what the thread needs of them
   const Group group_;                         // of the same ranks, for companions only
   std::optional<Failure> failure_;            // the thread's; read after it has ended
-  Thread thread_;                             // last: joined first
+  base::Thread thread_;                       // last: joined first
 };
 
 }  // namespace lockstep::internal

@@ -13,10 +13,11 @@
 #include <iostream>
 #include <iterator>
 
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 #include "lockstep/process/report.h"
 
 namespace lockstep::internal {
@@ -42,17 +43,17 @@ int count_tasks() {
 }  // namespace
 
 std::string SpawnTarget::text() const {
-  return cat(call, ":", index, ":", report);
+  return base::cat(call, ":", index, ":", report);
 }
 
 std::optional<SpawnTarget> SpawnTarget::from_environment() {
-  const auto text = environment(Var::kLockstepSpawn);
+  const auto text = base::environment(base::EnvVar::kLockstepSpawn);
   if (!text) return std::nullopt;
   SpawnTarget target;
   char rest = 0;
   if (std::sscanf(text->c_str(), "%d:%d:%d%c", &target.call, &target.index, &target.report, &rest) != 3) {
-    raise(ErrorKind::kUsage,
-          cat(name_of(Var::kLockstepSpawn), " is set by spawn alone, but is \"", *text, "\""));
+    base::raise(ErrorKind::kUsage, base::cat(name_of(base::EnvVar::kLockstepSpawn),
+                                             " is set by spawn alone, but is \"", *text, "\""));
   }
   return target;
 }
@@ -79,19 +80,19 @@ std::vector<std::string> own_arguments() {
   std::vector<std::string> arguments;
   for (std::string argument; std::getline(file, argument, '\0');) arguments.push_back(argument);
   if (arguments.empty())
-    raise(ErrorKind::kSystem, "cannot read this program's arguments from /proc/self/cmdline");
+    base::raise(ErrorKind::kSystem, "cannot read this program's arguments from /proc/self/cmdline");
   return arguments;
 }
 
 int run_spawned(const std::function<void(int)>& fn, int index, int report) noexcept {
   g_inside = true;
-  set_log_rank(index);
+  base::set_log_rank(index);
   int code = 0;
   try {
     fn(index);
   } catch (...) {
     code = 1;
-    write_report(report, current_failure().message);
+    write_report(report, base::current_failure().message);
   }
   // The process ends without destructors of static objects: a forked copy must not run those of the original.
   std::cout.flush();
@@ -100,7 +101,7 @@ int run_spawned(const std::function<void(int)>& fn, int index, int report) noexc
 }
 
 void become_spawned(const std::function<void(int)>& fn, const SpawnTarget& target) {
-  ::unsetenv(name_of(Var::kLockstepSpawn));  // a program that this one starts is not spawned
+  ::unsetenv(name_of(base::EnvVar::kLockstepSpawn));  // a program that this one starts is not spawned
   ::fcntl(target.report, F_SETFD, FD_CLOEXEC);
   ::_exit(run_spawned(fn, target.index, target.report));
 }

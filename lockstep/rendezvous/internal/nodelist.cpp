@@ -2,8 +2,9 @@
 
 #include <charconv>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::internal {
 namespace {
@@ -88,7 +89,7 @@ class Expander {
   }
 
   [[noreturn]] void refuse(const char* why) const {
-    raise(ErrorKind::kUsage, cat("cannot read the list of hosts \"", whole_, "\": ", why));
+    base::raise(ErrorKind::kUsage, base::cat("cannot read the list of hosts \"", whole_, "\": ", why));
   }
 
   const std::string_view whole_;

@@ -4,14 +4,15 @@
 #include <charconv>
 #include <string_view>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::internal {
 namespace {
 
 [[noreturn]] void refuse(const std::string& url, const std::string& why) {
-  raise(ErrorKind::kUsage, cat("init_method \"", url, "\": ", why));
+  base::raise(ErrorKind::kUsage, base::cat("init_method \"", url, "\": ", why));
 }
 
 // Cuts the text behind the first of `marks` off `text` and returns it with its mark.
@@ -29,7 +30,7 @@ void parse_query(Url& url, std::string_view text) {
     const std::string_view value = cut(text, "=");
     if (!text.empty()) {
       const bool fresh = url.query.emplace(text, value.empty() ? "" : value.substr(1)).second;
-      if (!fresh) refuse(url.text, cat(text, " is given twice"));
+      if (!fresh) refuse(url.text, base::cat(text, " is given twice"));
     }
     text = rest;
   }
@@ -55,7 +56,7 @@ void parse_authority(Url& url, std::string_view text) {
 long Url::number(const std::string& key, long low, long high) const {
   const auto found = query.find(key);
   if (found == query.end()) return -1;
-  return parse_number(cat("init_method \"", text, "\": ", key), found->second, low, high);
+  return parse_number(base::cat("init_method \"", text, "\": ", key), found->second, low, high);
 }
 
 Url parse_url(const std::string& text) {
@@ -78,8 +79,8 @@ long parse_number(const std::string& what, const std::string& text, long low, lo
   const char* end = text.data() + text.size();
   const auto [stop, error] = std::from_chars(text.data(), end, value);
   if (text.empty() || error != std::errc() || stop != end || value < low || value > high) {
-    raise(ErrorKind::kUsage,
-          cat(what, " must be a number from ", low, " to ", high, ", but is \"", text, "\""));
+    base::raise(ErrorKind::kUsage,
+                base::cat(what, " must be a number from ", low, " to ", high, ", but is \"", text, "\""));
   }
   return value;
 }

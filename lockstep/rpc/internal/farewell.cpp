@@ -4,13 +4,15 @@
 #include <chrono>
 #include <thread>
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 
 namespace lockstep::rpc::internal {
 namespace {
 
 Payload round_payload(std::uint32_t round) {
-  ByteWriter writer;
+  base::ByteWriter writer;
   writer.put(round);
   return {.body = writer.take()};
 }
@@ -39,7 +41,7 @@ void Farewell::meet(std::uint32_t round, Deadline deadline) {
               ? Milliseconds::zero()
               : std::max(Milliseconds(1), std::chrono::duration_cast<Milliseconds>(deadline.remaining()));
       const std::string what =
-          cat("shutdown of ", agent_.self().name, ", which waits for all ", workers.size(), " workers");
+          base::cat("shutdown of ", agent_.self().name, ", which waits for all ", workers.size(), " workers");
       const auto all = agent_.request(leader.id, Kind::kLeave, round_payload(round), left, what);
       all.state()->wait_over(deadline, [&] { return what + ask_missing(leader, round); });
       all.wait();  // until the request has noticed that its time is over, too
@@ -48,7 +50,7 @@ void Farewell::meet(std::uint32_t round, Deadline deadline) {
       if (error.kind() == ErrorKind::kTimeout) {
         Failure failure = error.failure();
         failure.message += ask_missing(leader, round);
-        raise(std::move(failure));
+        base::raise(std::move(failure));
       }
       // A leader that goes without waiting for the others drops what it was asked.
       const bool leaderless = error.kind() == ErrorKind::kPeerLost || error.kind() == ErrorKind::kAborted;
@@ -60,7 +62,7 @@ void Farewell::meet(std::uint32_t round, Deadline deadline) {
 
 std::string Farewell::ask_missing(const WorkerInfo& leader, std::uint32_t round) {
   try {
-    ByteWriter writer;
+    base::ByteWriter writer;
     writer.put(std::uint32_t{0}).put(round);
     const auto answer =
         agent_.request(leader.id, Kind::kLeave, {.body = writer.take()}, kAskWhoIsLate, "who has not come")
@@ -70,7 +72,7 @@ std::string Farewell::ask_missing(const WorkerInfo& leader, std::uint32_t round)
     for (const auto& name : names) list += (list.empty() ? "" : ", ") + name;
     return names.empty() ? "; all have come by now" : "; these have not come: " + list;
   } catch (const Error&) {
-    return cat("; ", leader.name, ", which leads it, does not answer");
+    return base::cat("; ", leader.name, ", which leads it, does not answer");
   }
 }
 
@@ -86,7 +88,7 @@ Bytes Farewell::missing(std::uint32_t round) {
 }
 
 void Farewell::take(Request request) {
-  ByteReader reader(request.body());
+  base::ByteReader reader(request.body());
   const auto round = reader.get<std::uint32_t>();
   if (!round || *round == 0) {  // a ping, or who has not come to a round
     const auto asked = reader.get<std::uint32_t>();

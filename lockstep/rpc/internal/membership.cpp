@@ -5,10 +5,11 @@
 #include <set>
 #include <thread>
 
+#include "lockstep/base/detail/process.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/slow_wait.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/process.h"
-#include "lockstep/base/slow_wait.h"
-#include "lockstep/base/text.h"
 #include "lockstep/rpc/internal/farewell.h"
 #include "lockstep/store/store_collectives.h"
 
@@ -38,7 +39,7 @@ MemberRecord record_of(Agent& agent) {
 }
 
 std::string key_of(int rank) {
-  return cat("worker/", rank);
+  return base::cat("worker/", rank);
 }
 
 std::string missing(Store& store, int world_size) {
@@ -58,9 +59,9 @@ Milliseconds left(Deadline deadline) {
 // A lock in the store. Taken over from a holder that does not move: it is gone.
 class Token {
  public:
-  Token(Store& store, Deadline deadline, Milliseconds life) : store_(store), mine_(random_hex(16)) {
+  Token(Store& store, Deadline deadline, Milliseconds life) : store_(store), mine_(base::random_hex(16)) {
     Bytes seen;
-    SlowWait slow(deadline);
+    base::SlowWait slow(deadline);
     auto since = std::chrono::steady_clock::now();
     for (;;) {
       const auto now = std::chrono::steady_clock::now();
@@ -73,7 +74,8 @@ class Token {
         if (as_text(store_.compare_set(kToken, holder, to_bytes(mine_))) == mine_) return;
       }
       if (deadline.expired()) {
-        raise(ErrorKind::kTimeout, "another worker holds the group's token: it joins or leaves for too long");
+        base::raise(ErrorKind::kTimeout,
+                    "another worker holds the group's token: it joins or leaves for too long");
       }
       slow.say_if_due([] {
         return "this worker waits to join or leave its RPC group: another one does, and is not done";
@@ -85,7 +87,8 @@ class Token {
     try {
       store_.compare_set(kToken, to_bytes(mine_), to_bytes(kFree));
     } catch (...) {
-      log(LogLevel::kWarn, "the token of an RPC group could not be given back: " + current_failure().message);
+      base::log(LogLevel::kWarn,
+                "the token of an RPC group could not be given back: " + base::current_failure().message);
     }
   }
   Token(const Token&) = delete;
@@ -107,11 +110,11 @@ auto lockstep_fields(SelfOf<GroupState> auto& self) {
 }
 
 std::string change_key(std::uint64_t epoch) {
-  return cat("change/", epoch);
+  return base::cat("change/", epoch);
 }
 // Its value: numbers of workers that this one knows to be gone.
 std::string noted_key(std::uint64_t epoch, int id) {
-  return cat("noted/", epoch, "/", id);
+  return base::cat("noted/", epoch, "/", id);
 }
 
 void apply(GroupState& state, const MemberChange& what) {
@@ -175,9 +178,9 @@ void change(Store& store, Agent& agent, GroupState& state, const MemberChange& f
     for (const auto& gone :
          await_notes(store, epoch, others, {known.begin(), known.end()}, Deadline::after(tell))) {
       const bool dead = std::ranges::find(known, gone.id) != known.end();
-      log(dead ? LogLevel::kInfo : LogLevel::kWarn,
-          cat("worker ", gone.name, dead ? " is gone" : " takes no note of changes",
-              " and is taken off the list"));
+      base::log(dead ? LogLevel::kInfo : LogLevel::kWarn,
+                base::cat("worker ", gone.name, dead ? " is gone" : " takes no note of changes",
+                          " and is taken off the list"));
       silent.insert(gone.id);
       changes.push_back({.change = Change::kIsTakenOff, .who = gone});
     }
@@ -205,9 +208,10 @@ void make_room(Store& store, Agent& agent, GroupState& state, Milliseconds tell)
     change(store, agent, state, {.change = Change::kIsAskedFor, .who = other}, tell);
     const auto* still = who_is_in_the_way(state, self);
     if (still == nullptr || still->address != other.address) continue;
-    raise(ErrorKind::kUsage,
-          cat("init_rpc: ", other.name == self.name ? "the name " + other.name : cat("number ", other.id),
-              " is taken by worker ", other.name));
+    base::raise(ErrorKind::kUsage,
+                base::cat("init_rpc: ",
+                          other.name == self.name ? "the name " + other.name : base::cat("number ", other.id),
+                          " is taken by worker ", other.name));
   }
 }
 
@@ -216,7 +220,7 @@ void make_room(Store& store, Agent& agent, GroupState& state, Milliseconds tell)
 namespace {
 
 // False at the deadline.
-bool wait_for_record(Store& store, const std::string& key, Deadline deadline, SlowWait& slow,
+bool wait_for_record(Store& store, const std::string& key, Deadline deadline, base::SlowWait& slow,
                      const std::function<std::string()>& waiting) {
   for (;;) {
     try {
@@ -236,23 +240,25 @@ void join_static(Store& store, Agent& agent, int world_size, Deadline deadline) 
   store.set(key_of(agent.self().id), encode(record_of(agent)));
   std::map<std::string, int> names;
   std::vector<MemberRecord> records;
-  SlowWait slow(deadline);
+  base::SlowWait slow(deadline);
   const auto waiting = [&] {
-    return cat("init_rpc of ", agent.self().name, " waits for workers that have not come yet: ranks ",
-               missing(store, world_size));
+    return base::cat("init_rpc of ", agent.self().name, " waits for workers that have not come yet: ranks ",
+                     missing(store, world_size));
   };
   for (int rank = 0; rank < world_size; ++rank) {
     const std::string key = key_of(rank);
     if (!wait_for_record(store, key, deadline, slow, waiting)) {
-      raise(ErrorKind::kTimeout, cat("init_rpc of ", agent.self().name, ": of ", world_size,
-                                     " workers these did not come: ", missing(store, world_size)));
+      base::raise(ErrorKind::kTimeout,
+                  base::cat("init_rpc of ", agent.self().name, ": of ", world_size,
+                            " workers these did not come: ", missing(store, world_size)));
     }
     const auto& record = records.emplace_back(decode<MemberRecord>(store.get(key)));
-    if (record.id != rank) raise(ErrorKind::kUsage, cat("rank ", rank, " published itself as ", record.id));
+    if (record.id != rank)
+      base::raise(ErrorKind::kUsage, base::cat("rank ", rank, " published itself as ", record.id));
     const auto [other, is_new] = names.try_emplace(record.name, rank);
     if (!is_new) {
-      raise(ErrorKind::kUsage,
-            cat("init_rpc: ranks ", other->second, " and ", rank, " are both named ", record.name));
+      base::raise(ErrorKind::kUsage, base::cat("init_rpc: ranks ", other->second, " and ", rank,
+                                               " are both named ", record.name));
     }
   }
   for (const auto& record : records) agent.add_worker({.id = record.id, .name = record.name}, record.address);
@@ -266,7 +272,7 @@ constexpr const char* kAskedFor = "asked for";
 
 // Marks a number for ever; returns what it is marked as.
 std::string mark_number(Store& store, std::int64_t number, const char* as) {
-  return std::string(as_text(store.compare_set(cat("number/", number), to_bytes(""), to_bytes(as))));
+  return std::string(as_text(store.compare_set(base::cat("number/", number), to_bytes(""), to_bytes(as))));
 }
 
 }  // namespace
@@ -278,7 +284,8 @@ void keep_number(Store& store, WorkerId number) {
 WorkerId take_number(Store& store) {
   for (;;) {
     const auto number = store.add("next_number", 1) - 1;
-    if (number > 0xFFFF) raise(ErrorKind::kResource, "all 65536 numbers of this RPC group have been used");
+    if (number > 0xFFFF)
+      base::raise(ErrorKind::kResource, "all 65536 numbers of this RPC group have been used");
     // Only one worker is given a number: if it is marked as given, it was now.
     if (mark_number(store, number, kGiven) == kGiven) return static_cast<WorkerId>(number);
   }
@@ -286,9 +293,10 @@ WorkerId take_number(Store& store) {
 
 void claim_number(Store& store, WorkerId number) {
   if (mark_number(store, number, kAskedFor) == kAskedFor) return;
-  raise(ErrorKind::kUsage, cat("init_rpc: number ", number,
-                               " was given to a worker that asked for none; ask for a larger one, or let all "
-                               "workers ask for theirs"));
+  base::raise(ErrorKind::kUsage,
+              base::cat("init_rpc: number ", number,
+                        " was given to a worker that asked for none; ask for a larger one, or let all "
+                        "workers ask for theirs"));
 }
 
 std::unique_ptr<DynamicGroup> DynamicGroup::join(const std::shared_ptr<Store>& store,
@@ -334,8 +342,8 @@ void DynamicGroup::watch(std::uint64_t epoch) {
       ++epoch;
     } catch (...) {
       if (stopping_) return;
-      log(LogLevel::kError,
-          "changes of the RPC group are not heard of any more: " + current_failure().message);
+      base::log(LogLevel::kError,
+                "changes of the RPC group are not heard of any more: " + base::current_failure().message);
       return;
     }
   }
@@ -352,8 +360,9 @@ bool DynamicGroup::note(std::uint64_t epoch) {
     case Change::kLeaves:
     case Change::kIsTakenOff:
       if (about_me) {
-        log(LogLevel::kError, cat("worker ", agent_->self().name,
-                                  " was taken off its group's list: it took no note of a change"));
+        base::log(LogLevel::kError,
+                  base::cat("worker ", agent_->self().name,
+                            " was taken off its group's list: it took no note of a change"));
         return false;
       }
       agent_->remove_worker(what.who.id, what.change == Change::kLeaves ? "it left" : kTakenOff);

@@ -7,7 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/thread.h"
+#include "lockstep/base/detail/thread.h"
 #include "lockstep/rpc/agent.h"
 #include "lockstep/store/store.h"
 
@@ -70,7 +70,7 @@ class DynamicGroup {
   const std::shared_ptr<Agent> agent_;
   const Patience patience_;
   std::atomic<bool> stopping_{false};
-  Thread thread_;
+  base::Thread thread_;
 };
 
 }  // namespace lockstep::rpc::internal

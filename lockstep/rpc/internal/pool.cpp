@@ -6,6 +6,7 @@
 #include <thread>
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/rpc/failure.h"
@@ -33,7 +34,7 @@ thread_local std::uint64_t lingering = 0;  // the odd turn this thread began; 0:
 
 struct Pool::Member {
   bool over = false;  // guarded by the pool's mutex_
-  Thread thread;
+  base::Thread thread;
 };
 
 Pool::Pool(Duties duties, Options options) : duties_(std::move(duties)), options_(options) {}
@@ -41,7 +42,7 @@ Pool::Pool(Duties duties, Options options) : duties_(std::move(duties)), options
 void Pool::start() {
   const std::lock_guard lock(mutex_);
   start_thread();
-  watch_ = Thread("ls-rpc-watch", [this] { watch(); });
+  watch_ = base::Thread("ls-rpc-watch", [this] { watch(); });
 }
 
 Pool::~Pool() {
@@ -91,11 +92,11 @@ void Pool::start_thread() {
   auto& member = members_.emplace_back();
   ++n_threads_;
   try {
-    member.thread = Thread("ls-rpc", [this, &member] { work(member); });
+    member.thread = base::Thread("ls-rpc", [this, &member] { work(member); });
   } catch (const std::exception& error) {
     --n_threads_;
     members_.pop_back();
-    log(LogLevel::kError, std::string("no thread for an RPC agent: ") + error.what());
+    base::log(LogLevel::kError, std::string("no thread for an RPC agent: ") + error.what());
   }
 }
 
@@ -109,7 +110,7 @@ void Pool::reap() {
 
 void Pool::work(Member& member) {
   my_pool = this;
-  const RankThreadScope rank(options_.rank);
+  const base::RankThreadScope rank(options_.rank);
   std::unique_lock lock(mutex_);
   for (;;) {
     if (stopping_) break;
@@ -243,7 +244,7 @@ void Pool::after_sleep() {
 }
 
 void Pool::stop() {
-  if (is_mine()) raise(ErrorKind::kUsage, "an RPC agent cannot be shut down by one of its own threads");
+  if (is_mine()) base::raise(ErrorKind::kUsage, "an RPC agent cannot be shut down by one of its own threads");
   std::list<Member> members;
   std::deque<Task> tasks;
   {

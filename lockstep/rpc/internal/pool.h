@@ -17,8 +17,8 @@
 #include <mutex>
 #include <string>
 
-#include "lockstep/base/rank_thread.h"
-#include "lockstep/base/thread.h"
+#include "lockstep/base/detail/rank_thread.h"
+#include "lockstep/base/detail/thread.h"
 
 namespace lockstep::rpc::internal {
 
@@ -33,7 +33,7 @@ class Pool {
   };
   struct Options {
     int n_threads = 16;  // that run at once, asleep ones not counted
-    RankThread* rank = nullptr;
+    base::RankThread* rank = nullptr;
   };
 
   Pool(Duties duties, Options options);
@@ -100,7 +100,7 @@ class Pool {
   int n_idle_ = 0;
   int n_called_ = 0;  // idle ones that were notified and have not come yet
   int n_asleep_ = 0;  // inside Future::wait
-  Thread watch_;
+  base::Thread watch_;
 };
 
 }  // namespace lockstep::rpc::internal

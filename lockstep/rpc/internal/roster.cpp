@@ -1,6 +1,7 @@
 #include "lockstep/rpc/internal/roster.h"
 
-#include "lockstep/base/text.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 
 namespace lockstep::rpc::internal {
 
@@ -8,11 +9,13 @@ void Roster::add(const WorkerInfo& info) {
   const std::lock_guard lock(mutex_);
   const auto old = entries_.find(info.id);
   if (old != entries_.end() && !old->second.gone) {
-    raise(ErrorKind::kUsage, cat("worker number ", info.id, " is there already: ", old->second.name));
+    base::raise(ErrorKind::kUsage,
+                base::cat("worker number ", info.id, " is there already: ", old->second.name));
   }
   for (const auto& [id, entry] : entries_) {
     if (entry.name == info.name && !entry.gone) {
-      raise(ErrorKind::kUsage, cat("a worker named ", info.name, " is there already: number ", id));
+      base::raise(ErrorKind::kUsage,
+                  base::cat("a worker named ", info.name, " is there already: number ", id));
     }
   }
   entries_[info.id] = {.name = info.name, .stay = ++n_stays_};
@@ -49,21 +52,21 @@ WorkerInfo Roster::find_name(const std::string& name) const {
     gone_id = id;
   }
   if (gone == nullptr)
-    raise(ErrorKind::kUsage, cat("there is no worker named \"", name, "\"; there are ", names()));
-  raise({.kind = ErrorKind::kPeerLost,
-         .message = cat("worker ", name, " is gone: ", *gone->gone),
-         .peer = LostPeer{.rank = gone_id, .cause = *gone->gone}});
+    base::raise(ErrorKind::kUsage, base::cat("there is no worker named \"", name, "\"; there are ", names()));
+  base::raise({.kind = ErrorKind::kPeerLost,
+               .message = base::cat("worker ", name, " is gone: ", *gone->gone),
+               .peer = LostPeer{.rank = gone_id, .cause = *gone->gone}});
 }
 
 WorkerInfo Roster::find_id(int id) const {
   const auto entry = id < 0 || id > 0xFFFF ? entries_.end() : entries_.find(static_cast<WorkerId>(id));
   if (entry == entries_.end()) {
-    raise(ErrorKind::kUsage, cat("there is no worker with number ", id, "; there are ", names()));
+    base::raise(ErrorKind::kUsage, base::cat("there is no worker with number ", id, "; there are ", names()));
   }
   if (entry->second.gone) {
-    raise({.kind = ErrorKind::kPeerLost,
-           .message = cat("worker ", entry->second.name, " is gone: ", *entry->second.gone),
-           .peer = LostPeer{.rank = id, .cause = *entry->second.gone}});
+    base::raise({.kind = ErrorKind::kPeerLost,
+                 .message = base::cat("worker ", entry->second.name, " is gone: ", *entry->second.gone),
+                 .peer = LostPeer{.rank = id, .cause = *entry->second.gone}});
   }
   return {.id = entry->first, .name = entry->second.name};
 }
@@ -71,7 +74,7 @@ WorkerInfo Roster::find_id(int id) const {
 WorkerInfo Roster::info(WorkerId id) const {
   const std::lock_guard lock(mutex_);
   const auto entry = entries_.find(id);
-  return {.id = id, .name = entry == entries_.end() ? cat("#", id) : entry->second.name};
+  return {.id = id, .name = entry == entries_.end() ? base::cat("#", id) : entry->second.name};
 }
 
 bool Roster::present(WorkerId id) const {
@@ -101,11 +104,11 @@ std::vector<WorkerId> Roster::gone() const {
 Failure Roster::lost(WorkerId id, const std::string& what) const {
   const std::lock_guard lock(mutex_);
   const auto entry = entries_.find(id);
-  const std::string name = entry == entries_.end() ? cat("#", id) : entry->second.name;
+  const std::string name = entry == entries_.end() ? base::cat("#", id) : entry->second.name;
   const std::string cause =
       entry == entries_.end() || !entry->second.gone ? "its connection ended" : *entry->second.gone;
   return {.kind = ErrorKind::kPeerLost,
-          .message = cat(what, ": worker ", name, " (number ", id, ") is gone: ", cause),
+          .message = base::cat(what, ": worker ", name, " (number ", id, ") is gone: ", cause),
           .peer = LostPeer{.rank = id, .cause = cause}};
 }
 

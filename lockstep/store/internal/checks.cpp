@@ -3,8 +3,9 @@
 #include <algorithm>
 #include <charconv>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::internal {
 namespace {
@@ -27,28 +28,28 @@ std::string join_keys(std::span<const std::string> keys) {
     if (!text.empty()) text += ", ";
     text += key;
   }
-  if (keys.size() > kShown) text += cat(" and ", keys.size() - kShown, " more");
+  if (keys.size() > kShown) text += base::cat(" and ", keys.size() - kShown, " more");
   return text;
 }
 
 void raise_wait_timeout(std::string_view store, Milliseconds timeout, std::span<const std::string> keys) {
-  raise(ErrorKind::kTimeout,
-        cat(store, ": wait timeout after ", timeout.count(), " ms, keys: ", join_keys(keys)),
-        ErrorFamily::kStore);
+  base::raise(ErrorKind::kTimeout,
+              base::cat(store, ": wait timeout after ", timeout.count(), " ms, keys: ", join_keys(keys)),
+              ErrorFamily::kStore);
 }
 
 std::string waiting_words(std::string_view store, std::span<const std::string> keys) {
-  return cat("this process waits in ", store, " until another one sets ", keys.size() == 1 ? "key " : "keys ",
-             join_keys(keys));
+  return base::cat("this process waits in ", store, " until another one sets ",
+                   keys.size() == 1 ? "key " : "keys ", join_keys(keys));
 }
 
 void raise_queue_empty(std::string_view store, const std::string& key) {
-  raise(ErrorKind::kUsage, cat(store, ": queue ", key, " is empty"), ErrorFamily::kQueueEmpty);
+  base::raise(ErrorKind::kUsage, base::cat(store, ": queue ", key, " is empty"), ErrorFamily::kQueueEmpty);
 }
 
 void raise_is_queue(std::string_view store, const std::string& key) {
-  raise(ErrorKind::kUsage, cat(store, ": key ", key, " is a queue: read it with queue_pop"),
-        ErrorFamily::kStore);
+  base::raise(ErrorKind::kUsage, base::cat(store, ": key ", key, " is a queue: read it with queue_pop"),
+              ErrorFamily::kStore);
 }
 
 std::int64_t add_to_counter(const std::string& key, std::span<const std::uint8_t> value,
@@ -57,22 +58,23 @@ std::int64_t add_to_counter(const std::string& key, std::span<const std::uint8_t
   std::int64_t before = 0;
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), before);
   if (text.empty() || error != std::errc() || end != text.data() + text.size()) {
-    raise(ErrorKind::kUsage,
-          cat("add: the value of key ", key, " is not a decimal integer: \"", printable(value), "\""),
-          ErrorFamily::kStore);
+    base::raise(
+        ErrorKind::kUsage,
+        base::cat("add: the value of key ", key, " is not a decimal integer: \"", printable(value), "\""),
+        ErrorFamily::kStore);
   }
   std::int64_t after = 0;
   if (__builtin_add_overflow(before, amount, &after)) {
-    raise(ErrorKind::kUsage, cat("add: key ", key, " would overflow: ", before, " + ", amount),
-          ErrorFamily::kStore);
+    base::raise(ErrorKind::kUsage, base::cat("add: key ", key, " would overflow: ", before, " + ", amount),
+                ErrorFamily::kStore);
   }
   return after;
 }
 
 void check_pairs(std::size_t n_keys, std::size_t n_values) {
   if (n_keys == n_values) return;
-  raise(ErrorKind::kUsage, cat("multi_set: ", n_keys, " keys but ", n_values, " values"),
-        ErrorFamily::kStore);
+  base::raise(ErrorKind::kUsage, base::cat("multi_set: ", n_keys, " keys but ", n_values, " values"),
+              ErrorFamily::kStore);
 }
 
 }  // namespace lockstep::internal

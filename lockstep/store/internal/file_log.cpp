@@ -10,8 +10,10 @@
 #include <limits>
 #include <thread>
 
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::internal {
 namespace {
@@ -59,7 +61,7 @@ bool plausible_key(std::string_view visible, std::uint32_t n_bytes) {
 // says what every rank reads. A link could lead to any file of this user's.
 void check_trust(const std::string& path, const struct stat& info) {
   const auto refuse = [&](auto... why) {
-    raise(ErrorKind::kUsage, cat("FileStore: ", path, ' ', why...), ErrorFamily::kStore);
+    base::raise(ErrorKind::kUsage, base::cat("FileStore: ", path, ' ', why...), ErrorFamily::kStore);
   };
   if (!S_ISREG(info.st_mode)) refuse("is not a plain file");
   if (info.st_uid != ::geteuid())
@@ -73,9 +75,9 @@ constexpr int kOpenFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
 
 }  // namespace
 
-Decoded decode_record(ByteReader& in, LogRecord& record) {
+Decoded decode_record(base::ByteReader& in, LogRecord& record) {
   if (in.left() == 0) return Decoded::kEnd;
-  ByteReader ahead = in;
+  base::ByteReader ahead = in;
   const auto n_key = ahead.get<std::uint32_t>();
   if (!n_key) return Decoded::kTorn;
   const auto visible = ahead.raw(std::min<std::size_t>(*n_key, ahead.left()));
@@ -90,12 +92,12 @@ Decoded decode_record(ByteReader& in, LogRecord& record) {
   return Decoded::kRecord;
 }
 
-void encode_record(ByteWriter& out, std::string_view key, std::span<const std::uint8_t> value) {
+void encode_record(base::ByteWriter& out, std::string_view key, std::span<const std::uint8_t> value) {
   if (key.size() > kMaxKeyBytes || value.size() > std::numeric_limits<std::uint32_t>::max()) {
-    raise(ErrorKind::kUsage,
-          cat("FileStore: a key of ", key.size(), " bytes with a value of ", value.size(),
-              " bytes is beyond the file format (1 MiB and 4 GiB)"),
-          ErrorFamily::kStore);
+    base::raise(ErrorKind::kUsage,
+                base::cat("FileStore: a key of ", key.size(), " bytes with a value of ", value.size(),
+                          " bytes is beyond the file format (1 MiB and 4 GiB)"),
+                ErrorFamily::kStore);
   }
   out.put(static_cast<std::uint32_t>(key.size()))
       .raw({reinterpret_cast<const std::uint8_t*>(key.data()), key.size()});
@@ -108,27 +110,33 @@ std::optional<LockedLog> LockedLog::open(const std::string& path, Mode mode, Dea
   const int lock = (mode == Mode::kRead ? LOCK_SH : LOCK_EX) | LOCK_NB;
   PollBackoff backoff(deadline);
   do {
-    Fd fd(::open(path.c_str(), flags, 0600));
+    base::Fd fd(::open(path.c_str(), flags, 0600));
     if (!fd && (errno == EINTR || (errno == ENOENT && mode != Mode::kCreate))) continue;
     if (!fd && errno == ELOOP) {
-      raise(ErrorKind::kUsage, cat("FileStore: ", path, " is a symbolic link, which is not followed"),
-            ErrorFamily::kStore);
+      base::raise(ErrorKind::kUsage,
+                  base::cat("FileStore: ", path, " is a symbolic link, which is not followed"),
+                  ErrorFamily::kStore);
     }
-    if (!fd) raise(system_failure(errno, cat("FileStore: cannot open ", path), ErrorFamily::kStore));
+    if (!fd)
+      base::raise(
+          base::system_failure(errno, base::cat("FileStore: cannot open ", path), ErrorFamily::kStore));
     struct stat info {};
     if (::fstat(fd.get(), &info) != 0) {
-      raise(system_failure(errno, cat("FileStore: cannot stat ", path), ErrorFamily::kStore));
+      base::raise(
+          base::system_failure(errno, base::cat("FileStore: cannot stat ", path), ErrorFamily::kStore));
     }
     check_trust(path, info);
     while (::flock(fd.get(), lock) != 0) {
       if (errno != EWOULDBLOCK && errno != EINTR) {
-        raise(system_failure(errno, cat("FileStore: cannot lock ", path), ErrorFamily::kStore));
+        base::raise(
+            base::system_failure(errno, base::cat("FileStore: cannot lock ", path), ErrorFamily::kStore));
       }
       if (!backoff.sleep()) return std::nullopt;
     }
     // Its size, now that nobody writes.
     if (::fstat(fd.get(), &info) != 0) {
-      raise(system_failure(errno, cat("FileStore: cannot stat ", path), ErrorFamily::kStore));
+      base::raise(
+          base::system_failure(errno, base::cat("FileStore: cannot stat ", path), ErrorFamily::kStore));
     }
     // Without a name the last user removed it while we waited for the lock: open what has the name now.
     if (info.st_nlink > 0) return LockedLog(std::move(fd), path, static_cast<std::uint64_t>(info.st_size));
@@ -138,22 +146,24 @@ std::optional<LockedLog> LockedLog::open(const std::string& path, Mode mode, Dea
 
 std::optional<std::uint64_t> LockedLog::peek_size(const std::string& path) {
   // Not stat(2): on NFS only opening asks the server.
-  const Fd fd(::open(path.c_str(), O_RDONLY | kOpenFlags));
+  const base::Fd fd(::open(path.c_str(), O_RDONLY | kOpenFlags));
   struct stat info {};
   if (!fd || ::fstat(fd.get(), &info) != 0) return std::nullopt;
   return static_cast<std::uint64_t>(info.st_size);
 }
 
 void LockedLog::fail(int code, const char* what) const {
-  raise(system_failure(code, cat("FileStore: cannot ", what, " ", path_), ErrorFamily::kStore));
+  base::raise(
+      base::system_failure(code, base::cat("FileStore: cannot ", what, " ", path_), ErrorFamily::kStore));
 }
 
 Bytes LockedLog::read(std::uint64_t from) const {
   if (from > size_) {
-    raise(ErrorKind::kSystem,
-          cat("FileStore: ", path_, " has ", size_, " bytes where ", from,
-              " were read before: it was cut or replaced while in use; give each job a fresh path"),
-          ErrorFamily::kStore);
+    base::raise(
+        ErrorKind::kSystem,
+        base::cat("FileStore: ", path_, " has ", size_, " bytes where ", from,
+                  " were read before: it was cut or replaced while in use; give each job a fresh path"),
+        ErrorFamily::kStore);
   }
   Bytes bytes(size_ - from);
   std::size_t done = 0;

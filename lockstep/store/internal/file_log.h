@@ -21,7 +21,8 @@
 
 #include "lockstep/base/bytes.h"
 #include "lockstep/base/deadline.h"
-#include "lockstep/base/fd.h"
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/fd.h"
 
 namespace lockstep::internal {
 
@@ -41,10 +42,10 @@ enum class Decoded : std::uint8_t { kRecord, kEnd, kTorn, kForeign };
 
 // Takes the next record; `record` points into the reader's bytes. Anything but kRecord leaves the reader where it
 // was. kForeign: no FileStore wrote this. Never reads or allocates by a length it has not compared with what is left.
-Decoded decode_record(ByteReader& in, LogRecord& record);
+Decoded decode_record(base::ByteReader& in, LogRecord& record);
 
 // Raises kUsage when key or value is too long for the format.
-void encode_record(ByteWriter& out, std::string_view key, std::span<const std::uint8_t> value);
+void encode_record(base::ByteWriter& out, std::string_view key, std::span<const std::uint8_t> value);
 
 // The log opened and locked, until destroyed. Opened anew for every operation: a lock belongs to the open file, so
 // one kept over fork would not keep parent and child apart, and opening is what makes NFS show fresh contents.
@@ -69,11 +70,11 @@ class LockedLog {
   void remove() noexcept;
 
  private:
-  LockedLog(Fd fd, std::string path, std::uint64_t size)
+  LockedLog(base::Fd fd, std::string path, std::uint64_t size)
       : fd_(std::move(fd)), path_(std::move(path)), size_(size) {}
   [[noreturn]] void fail(int code, const char* what) const;
 
-  Fd fd_;  // closing it gives the lock back
+  base::Fd fd_;  // closing it gives the lock back
   std::string path_;
   std::uint64_t size_;
 };

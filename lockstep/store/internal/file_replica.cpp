@@ -4,13 +4,15 @@
 
 #include <algorithm>
 
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::internal {
 namespace {
 
-void put_count(ByteWriter& out, std::string_view key, std::int64_t value) {
+void put_count(base::ByteWriter& out, std::string_view key, std::int64_t value) {
   encode_record(out, key, to_bytes(std::to_string(value)));
 }
 
@@ -22,7 +24,7 @@ Bytes copy(std::span<const std::uint8_t> bytes) {
 
 FileReplica::FileReplica(std::string path, int world_size, Milliseconds timeout)
     : path_(std::move(path)), world_size_(world_size), owner_(::getpid()) {
-  const auto count_in = [&](ByteWriter& out) { put_count(out, kRefcountKey, refcount_ + 1); };
+  const auto count_in = [&](base::ByteWriter& out) { put_count(out, kRefcountKey, refcount_ + 1); };
   change(timeout, count_in, LockedLog::Mode::kCreate);
 }
 
@@ -32,7 +34,7 @@ FileReplica::~FileReplica() {
   try {
     sign_off();
   } catch (...) {
-    log(LogLevel::kDebug, cat(path_, ": not signed off: ", current_failure().message));
+    base::log(LogLevel::kDebug, base::cat(path_, ": not signed off: ", base::current_failure().message));
   }
 }
 
@@ -42,7 +44,7 @@ void FileReplica::sign_off() {
   auto log = LockedLog::open(path_, LockedLog::Mode::kWrite, Deadline::after(kPatience));
   if (!log) return;
   replay(*log);
-  ByteWriter out;
+  base::ByteWriter out;
   put_count(out, kCleanupKey, cleanup_ + 1);
   put_count(out, kRefcountKey, refcount_ - 1);
   commit(*log, out);
@@ -65,7 +67,7 @@ const std::deque<Bytes>* FileReplica::find_queue(const std::string& key) const {
 }
 
 std::string FileReplica::describe() const {
-  return cat("FileStore(", path_, ")");
+  return base::cat("FileStore(", path_, ")");
 }
 
 bool FileReplica::refresh(Deadline deadline) {
@@ -84,7 +86,7 @@ void FileReplica::replay(const LockedLog& log) {
 
 // The first record tells a store's file, even a torn one, from a file of somebody else's that we must not cut.
 void FileReplica::check_head(std::span<const std::uint8_t> bytes) const {
-  ByteWriter head;
+  base::ByteWriter head;
   head.put(static_cast<std::uint32_t>(kRefcountKey.size())).raw(to_bytes(kRefcountKey));
   const std::size_t n = std::min(bytes.size(), head.view().size());
   if (!std::ranges::equal(bytes.first(n), head.view().first(n))) raise_foreign(0);
@@ -92,7 +94,7 @@ void FileReplica::check_head(std::span<const std::uint8_t> bytes) const {
 
 // Applies the whole records of `bytes`, which lie at position_, and moves position_ behind them.
 void FileReplica::apply(std::span<const std::uint8_t> bytes) {
-  ByteReader in(bytes);
+  base::ByteReader in(bytes);
   LogRecord record;
   auto decoded = Decoded::kEnd;
   while ((decoded = decode_record(in, record)) == Decoded::kRecord) apply(record);
@@ -120,11 +122,11 @@ void FileReplica::apply(const LogRecord& record) {
   }
 }
 
-void FileReplica::commit(LockedLog& log, const ByteWriter& out) {
+void FileReplica::commit(LockedLog& log, const base::ByteWriter& out) {
   if (out.view().empty()) return;
   if (log.size() > position_) {
-    lockstep::log(LogLevel::kWarn, cat(describe(), ": cutting off ", log.size() - position_,
-                                       " bytes of a record whose writer died"));
+    lockstep::base::log(LogLevel::kWarn, base::cat(describe(), ": cutting off ", log.size() - position_,
+                                                   " bytes of a record whose writer died"));
   }
   log.write(position_, out.view());
   apply(out.view());
@@ -132,16 +134,18 @@ void FileReplica::commit(LockedLog& log, const ByteWriter& out) {
 }
 
 void FileReplica::raise_unavailable(Milliseconds timeout) const {
-  raise(ErrorKind::kTimeout,
-        cat(describe(), ": the file was absent, or locked by another process, for ", timeout.count(), " ms"),
-        ErrorFamily::kStore);
+  base::raise(ErrorKind::kTimeout,
+              base::cat(describe(), ": the file was absent, or locked by another process, for ",
+                        timeout.count(), " ms"),
+              ErrorFamily::kStore);
 }
 
 void FileReplica::raise_foreign(std::uint64_t at) const {
-  raise(ErrorKind::kUsage,
-        cat(describe(), ": byte ", at,
-            " does not begin a record: no store wrote this file, or it is damaged; choose a fresh path"),
-        ErrorFamily::kStore);
+  base::raise(
+      ErrorKind::kUsage,
+      base::cat(describe(), ": byte ", at,
+                " does not begin a record: no store wrote this file, or it is damaged; choose a fresh path"),
+      ErrorFamily::kStore);
 }
 
 }  // namespace lockstep::internal

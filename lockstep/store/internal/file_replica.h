@@ -15,8 +15,9 @@
 
 #include "lockstep/base/bytes.h"
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/slow_wait.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/slow_wait.h"
 #include "lockstep/store/internal/checks.h"
 #include "lockstep/store/internal/file_log.h"
 
@@ -67,7 +68,7 @@ class FileReplica {
   void check_head(std::span<const std::uint8_t> bytes) const;
   void apply(std::span<const std::uint8_t> bytes);
   void apply(const LogRecord& record);
-  void commit(LockedLog& log, const ByteWriter& out);
+  void commit(LockedLog& log, const base::ByteWriter& out);
   void sign_off();
   [[noreturn]] void raise_unavailable(Milliseconds timeout) const;
   [[noreturn]] void raise_foreign(std::uint64_t at) const;
@@ -97,7 +98,7 @@ auto FileReplica::read(Milliseconds timeout, Look look) {
 template <class Ready, class Look>
 auto FileReplica::read_when(const FileWait& wait, Ready ready, Look look) {
   Milliseconds poll = kShortestPoll;
-  SlowWait slow(wait.deadline);
+  base::SlowWait slow(wait.deadline);
   for (Lock lock(mutex_);; poll = std::min(poll * 2, kLongestPoll)) {
     // In slices, so that other threads get their turn while the file is absent or locked.
     refresh(std::min(wait.deadline, Deadline::after(kLongestPoll)));
@@ -114,7 +115,7 @@ auto FileReplica::change(Milliseconds timeout, Edit edit, LockedLog::Mode mode) 
   auto log = LockedLog::open(path_, mode, Deadline::after(timeout));
   if (!log) raise_unavailable(timeout);
   replay(*log);
-  ByteWriter out;
+  base::ByteWriter out;
   if constexpr (std::is_void_v<decltype(edit(out))>) {
     edit(out);
     commit(*log, out);

@@ -4,11 +4,12 @@
 #include <random>
 #include <thread>
 
+#include "lockstep/base/detail/process.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/slow_wait.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/process.h"
-#include "lockstep/base/slow_wait.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::internal {
 
@@ -23,17 +24,17 @@ constexpr std::chrono::microseconds kClientLook{50};
 constexpr int kCloses = 5;
 
 [[noreturn]] void raise_protocol(const net::Socket& socket, std::string_view what) {
-  raise(ErrorKind::kSystem,
-        cat("store at ", socket.peer().text(), " does not speak the store protocol: ", what),
-        ErrorFamily::kNetwork);
+  base::raise(ErrorKind::kSystem,
+              base::cat("store at ", socket.peer().text(), " does not speak the store protocol: ", what),
+              ErrorFamily::kNetwork);
 }
 
 [[noreturn]] void raise_unreachable(const TcpTarget& target, Milliseconds timeout, int tries,
                                     const Error& last) {
-  raise(ErrorKind::kTimeout,
-        cat("no store at ", net::host_and_port(target.host, target.port), " within ", timeout.count(),
-            " ms (", tries, tries == 1 ? " try" : " tries", "): ", last.what()),
-        ErrorFamily::kNetwork);
+  base::raise(ErrorKind::kTimeout,
+              base::cat("no store at ", net::host_and_port(target.host, target.port), " within ",
+                        timeout.count(), " ms (", tries, tries == 1 ? " try" : " tries", "): ", last.what()),
+              ErrorFamily::kNetwork);
 }
 
 // Longer and longer, up to a second, each between half and all of it: a thousand ranks that start together do not
@@ -48,7 +49,7 @@ Milliseconds pause_before_try(int tries, std::minstd_rand& random) {
 TcpClient TcpClient::connect(const TcpTarget& target, Milliseconds timeout, Deadline deadline) {
   std::minstd_rand random(std::random_device{}());
   int closed = 0;
-  std::optional<SlowWait> slow;
+  std::optional<base::SlowWait> slow;
   for (int tries = 1;; ++tries) {
     try {
       return connect_to_any(net::Address::resolve(target.host, target.port), target, deadline);
@@ -56,12 +57,13 @@ TcpClient TcpClient::connect(const TcpTarget& target, Milliseconds timeout, Dead
       if (error.kind() == ErrorKind::kUsage || error.kind() == ErrorKind::kResource) throw;
       // A server that takes connections only to close them has its reasons; one that is ending gets a second chance.
       if (error.kind() == ErrorKind::kPeerLost && ++closed == kCloses) {
-        raise(
+        base::raise(
             ErrorKind::kUsage,
-            cat(error.what(), " before it answered, ", kCloses, " times; it may ",
-                target.secret ? "have no job secret, or the one of another job"
-                              : "ask for a job secret (LOCKSTEP_SECRET_FILE) that this process does not have",
-                ", or be no store"),
+            base::cat(error.what(), " before it answered, ", kCloses, " times; it may ",
+                      target.secret
+                          ? "have no job secret, or the one of another job"
+                          : "ask for a job secret (LOCKSTEP_SECRET_FILE) that this process does not have",
+                      ", or be no store"),
             ErrorFamily::kNetwork);
       }
       const Milliseconds pause = pause_before_try(tries, random);
@@ -69,12 +71,12 @@ TcpClient TcpClient::connect(const TcpTarget& target, Milliseconds timeout, Dead
         if (!deadline.expired()) std::this_thread::sleep_for(deadline.remaining());
         raise_unreachable(target, timeout, tries, error);
       }
-      if (log_enabled(LogLevel::kDebug))
-        log(LogLevel::kDebug, cat("store: ", error.what(), "; trying again"));
+      if (base::log_enabled(LogLevel::kDebug))
+        base::log(LogLevel::kDebug, base::cat("store: ", error.what(), "; trying again"));
       if (!slow) slow.emplace(deadline);
       slow->say_if_due([&] {
-        return cat("no store answers at ", net::host_and_port(target.host, target.port), " yet (",
-                   error.what(), "); this process waits for rank 0 or the launcher to open it");
+        return base::cat("no store answers at ", net::host_and_port(target.host, target.port), " yet (",
+                         error.what(), "); this process waits for rank 0 or the launcher to open it");
       });
       std::this_thread::sleep_for(pause);
     }
@@ -100,11 +102,11 @@ TcpClient TcpClient::connect_to_any(std::span<const net::Address> addresses, con
       if (!telling || weight(error.failure()) > weight(*telling)) {
         telling = error.failure();
       } else if (weight(*telling) == 0) {
-        telling->message += cat("; ", error.what());
+        telling->message += base::cat("; ", error.what());
       }
     }
   }
-  raise(*telling);
+  base::raise(*telling);
 }
 
 TcpClient TcpClient::connect_once(const net::Address& address, const TcpTarget& target, Deadline deadline) {
@@ -119,8 +121,8 @@ TcpClient TcpClient::connect_once(const net::Address& address, const TcpTarget& 
 TcpClient::TcpClient(net::Socket socket, const TcpStoreLimits& limits)
     : writer_(std::make_unique<TcpWriter>(net::Channel(std::move(socket)))),
       limits_(limits),
-      path_(cat(channel().socket().local().text(), " -> ", channel().socket().peer().text())) {
-  if (available_cores() > 1) channel().socket().set_look_before_sleep(kClientLook);
+      path_(base::cat(channel().socket().local().text(), " -> ", channel().socket().peer().text())) {
+  if (base::available_cores() > 1) channel().socket().set_look_before_sleep(kClientLook);
 }
 
 // Only TCP is sealed: nobody stands between the two ends of a local socket, and its name is in the proofs.
@@ -135,8 +137,8 @@ void TcpClient::introduce(const TcpTarget& target, const net::Binding& binding, 
     if (!target.secret || error.kind() != ErrorKind::kPeerLost) throw;
     // It knows the secret, so it is the store: it is ending, or strangers took this client's place before its proof came.
     // That is no verdict, however often it happens.
-    raise(ErrorKind::kSystem, cat(error.what(), " when the secrets were found to agree"),
-          ErrorFamily::kNetwork);
+    base::raise(ErrorKind::kSystem, base::cat(error.what(), " when the secrets were found to agree"),
+                ErrorFamily::kNetwork);
   }
 }
 
@@ -146,14 +148,14 @@ void TcpClient::go_local(const TcpTarget& target, Deadline deadline) {
   begin(Query::kLocalName).send(deadline);
   const bool has_one = read<Status>(deadline) == Status::kDone;
   const std::string name = read_text(deadline);
-  if (!has_one || read_text(deadline) != host_identity()) return;
+  if (!has_one || read_text(deadline) != base::host_identity()) return;
   try {
     TcpClient local(net::Socket::connect_local(name, deadline), target.limits);
     local.introduce(target, {.purpose = net::Purpose::kStoreLocal, .server = name}, deadline);
-    local.path_ = cat(path_, " by local socket");
+    local.path_ = base::cat(path_, " by local socket");
     *this = std::move(local);
   } catch (const Error& error) {
-    log(LogLevel::kInfo, cat("store: staying with TCP: ", error.what()));
+    base::log(LogLevel::kInfo, base::cat("store: staying with TCP: ", error.what()));
   }
 }
 
@@ -180,8 +182,9 @@ TcpClient& TcpClient::raw_key(std::string_view key) {
 TcpClient& TcpClient::key(std::string_view key) {
   const std::size_t n_bytes = kKeyPrefix.size() + key.size();
   if (n_bytes > limits_.key_bytes) {
-    raise(ErrorKind::kUsage, cat("a key of ", key.size(), " bytes; the limit is ", limits_.key_bytes),
-          ErrorFamily::kStore);
+    base::raise(ErrorKind::kUsage,
+                base::cat("a key of ", key.size(), " bytes; the limit is ", limits_.key_bytes),
+                ErrorFamily::kStore);
   }
   put<std::uint64_t>(n_bytes);
   request_.insert(request_.end(), kKeyPrefix.begin(), kKeyPrefix.end());
@@ -191,8 +194,8 @@ TcpClient& TcpClient::key(std::string_view key) {
 
 TcpClient& TcpClient::count(std::size_t n) {
   if (n > limits_.keys_per_request) {
-    raise(ErrorKind::kUsage, cat(n, " keys in one call; the limit is ", limits_.keys_per_request),
-          ErrorFamily::kStore);
+    base::raise(ErrorKind::kUsage, base::cat(n, " keys in one call; the limit is ", limits_.keys_per_request),
+                ErrorFamily::kStore);
   }
   return put<std::uint64_t>(n);
 }
@@ -205,8 +208,9 @@ TcpClient& TcpClient::keys(std::span<const std::string> keys) {
 
 TcpClient& TcpClient::value(std::span<const std::uint8_t> bytes) {
   if (bytes.size() > limits_.value_bytes) {
-    raise(ErrorKind::kUsage, cat("a value of ", bytes.size(), " bytes; the limit is ", limits_.value_bytes),
-          ErrorFamily::kStore);
+    base::raise(ErrorKind::kUsage,
+                base::cat("a value of ", bytes.size(), " bytes; the limit is ", limits_.value_bytes),
+                ErrorFamily::kStore);
   }
   put<std::uint64_t>(bytes.size());
   request_.insert(request_.end(), bytes.begin(), bytes.end());
@@ -235,7 +239,7 @@ void TcpClient::fill(std::size_t n_bytes, Deadline deadline) {
 Bytes TcpClient::read_sized(Deadline deadline) {
   const auto n_bytes = read<std::uint64_t>(deadline);
   if (n_bytes > limits_.value_bytes)
-    raise_protocol(channel().socket(), cat("a reply of ", n_bytes, " bytes"));
+    raise_protocol(channel().socket(), base::cat("a reply of ", n_bytes, " bytes"));
   const std::size_t ready = std::min<std::size_t>(n_bytes, buffered());
   Bytes bytes(buffer_.begin() + static_cast<std::ptrdiff_t>(begin_),
               buffer_.begin() + static_cast<std::ptrdiff_t>(begin_ + ready));
@@ -253,7 +257,7 @@ std::string TcpClient::read_text(Deadline deadline) {
 }
 
 Status TcpClient::wait_for_status(Deadline deadline, const std::function<std::string()>& waiting) {
-  SlowWait slow(deadline);
+  base::SlowWait slow(deadline);
   do {
     try {
       return read<Status>(slow.next());

@@ -6,8 +6,8 @@
 #include <algorithm>
 #include <cerrno>
 
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/store/internal/uv_view.h"
 
 namespace lockstep::internal {
@@ -30,7 +30,7 @@ std::size_t strangers_allowed(std::size_t wanted) {
 }
 
 TcpDoor::TcpDoor(net::Listener listener, std::string local_name, std::size_t most_strangers,
-                 std::function<void(TcpDoor&, Fd)> enter, std::function<void(void*)> expel)
+                 std::function<void(TcpDoor&, base::Fd)> enter, std::function<void(void*)> expel)
     : listener_(std::move(listener)),
       local_name_(std::move(local_name)),
       most_strangers_(most_strangers),
@@ -99,7 +99,7 @@ bool TcpDoor::make_room() {
 void TcpDoor::accept() {
   for (int turn = 0; turn < kTurn; ++turn) {
     if (!make_room()) return;
-    Fd fd(::accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
+    base::Fd fd(::accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (fd) {
       enter_(*this, std::move(fd));
     } else if (errno == EMFILE || errno == ENFILE || errno == ENOBUFS || errno == ENOMEM) {

@@ -19,7 +19,7 @@
 #include <string>
 #include <unordered_map>
 
-#include "lockstep/base/fd.h"
+#include "lockstep/base/detail/fd.h"
 #include "lockstep/net/socket.h"
 
 namespace lockstep::internal {
@@ -37,7 +37,7 @@ class TcpDoor {
   // `local_name` is empty for a door on TCP. `enter` gets each new connection; `expel` must call leave() for the
   // stranger it is given.
   TcpDoor(net::Listener listener, std::string local_name, std::size_t most_strangers,
-          std::function<void(TcpDoor&, Fd)> enter, std::function<void(void*)> expel);
+          std::function<void(TcpDoor&, base::Fd)> enter, std::function<void(void*)> expel);
   TcpDoor(const TcpDoor&) = delete;
   TcpDoor& operator=(const TcpDoor&) = delete;
 
@@ -63,7 +63,7 @@ class TcpDoor {
   net::Listener listener_;
   const std::string local_name_;
   const std::size_t most_strangers_;
-  const std::function<void(TcpDoor&, Fd)> enter_;
+  const std::function<void(TcpDoor&, base::Fd)> enter_;
   const std::function<void(void*)> expel_;
   uv_poll_t poll_{};
   uv_timer_t timer_{};

@@ -8,16 +8,17 @@
 #include <thread>
 #include <vector>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::internal {
 
 namespace {
 
 [[noreturn]] void refuse(std::string text) {
-  raise(ErrorKind::kUsage, std::move(text), ErrorFamily::kStore);
+  base::raise(ErrorKind::kUsage, std::move(text), ErrorFamily::kStore);
 }
 
 bool is_taken(const DistNetworkError& error) {
@@ -31,11 +32,11 @@ std::vector<net::Listener> one(net::Listener listener) {
 }
 
 net::Listener adopt(const TcpStoreOptions& options) {
-  net::Listener listener = net::Listener::adopt(Fd(*options.master_listen_fd));
+  net::Listener listener = net::Listener::adopt(base::Fd(*options.master_listen_fd));
   const std::uint16_t has = listener.local().port();
   if (options.port != 0 && has != options.port) {
     listener.release().release();  // the caller's still
-    refuse(cat("master_listen_fd is bound to port ", has, ", not to port ", options.port));
+    refuse(base::cat("master_listen_fd is bound to port ", has, ", not to port ", options.port));
   }
   return listener;
 }
@@ -54,7 +55,7 @@ std::vector<net::Listener> listen_localhost(std::uint16_t port) {
       missing = error.failure();
     }
   }
-  if (all.empty()) raise(*missing);
+  if (all.empty()) base::raise(*missing);
   return all;
 }
 
@@ -77,10 +78,10 @@ std::vector<net::Listener> listen(const std::string& host, const TcpStoreOptions
 
 void check_exposure(const net::Address& address, const TcpStoreOptions& options) {
   if (address.is_loopback() || options.secret || options.insecure) return;
-  refuse(cat("a store that listens on ", address.text(),
-             " is open to the network and has no job secret: set LOCKSTEP_SECRET_FILE (",
-             JobSecret::make_file_hint("job.secret"),
-             ") on every host, or say insecure (LOCKSTEP_INSECURE=1)"));
+  refuse(base::cat("a store that listens on ", address.text(),
+                   " is open to the network and has no job secret: set LOCKSTEP_SECRET_FILE (",
+                   JobSecret::make_file_hint("job.secret"),
+                   ") on every host, or say insecure (LOCKSTEP_INSECURE=1)"));
 }
 
 void check_backlog(const TcpStoreOptions& options) {
@@ -88,9 +89,9 @@ void check_backlog(const TcpStoreOptions& options) {
   std::ifstream("/proc/sys/net/core/somaxconn") >> somaxconn;
   const int backlog = somaxconn > 0 ? std::min(net::Listener::kBacklog, somaxconn) : net::Listener::kBacklog;
   if (options.world_size.value_or(0) <= backlog) return;
-  log(LogLevel::kWarn,
-      cat("store: ", *options.world_size, " workers may connect at once, but the listen queue holds ",
-          backlog, "; raise net.core.somaxconn"));
+  base::log(LogLevel::kWarn, base::cat("store: ", *options.world_size,
+                                       " workers may connect at once, but the listen queue holds ", backlog,
+                                       "; raise net.core.somaxconn"));
 }
 
 std::unique_ptr<TcpServer> start(const std::string& host, const TcpStoreOptions& options) {
@@ -123,7 +124,7 @@ std::shared_ptr<TcpServer> share(const std::string& host, const TcpStoreOptions&
   const std::lock_guard lock(tenants->mutex);
   if ((server = tenants->servers[options.port].lock())) {
     if (server->has_secret(options.secret)) return server;
-    refuse(cat("the store this process shares on port ", options.port, " has another job secret"));
+    refuse(base::cat("the store this process shares on port ", options.port, " has another job secret"));
   }
   // The end of the last handle keeps newcomers out until the port is free again.
   server.reset(start(host, options).release(), [keep = tenants](TcpServer* last) {
@@ -138,12 +139,12 @@ std::shared_ptr<TcpServer> share(const std::string& host, const TcpStoreOptions&
 
 void check_options(const TcpStoreOptions& options) {
   if (!options.use_libuv) {
-    raise(ErrorKind::kUnsupported,
-          "TcpStore has one server, on libuv: use_libuv=false (USE_LIBUV=0) is not supported",
-          ErrorFamily::kStore);
+    base::raise(ErrorKind::kUnsupported,
+                "TcpStore has one server, on libuv: use_libuv=false (USE_LIBUV=0) is not supported",
+                ErrorFamily::kStore);
   }
   if (options.world_size && *options.world_size < 1)
-    refuse(cat("world_size ", *options.world_size, " is not positive"));
+    refuse(base::cat("world_size ", *options.world_size, " is not positive"));
   if (!options.is_master && options.port == 0)
     refuse("port 0 is for the master; a client must know the port");
   if (!options.is_master && options.master_listen_fd) refuse("master_listen_fd is for the master");

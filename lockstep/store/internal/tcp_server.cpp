@@ -9,11 +9,11 @@
 #include <list>
 #include <mutex>
 
+#include "lockstep/base/detail/process.h"
+#include "lockstep/base/detail/text.h"
+#include "lockstep/base/detail/thread.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/base/process.h"
-#include "lockstep/base/text.h"
-#include "lockstep/base/thread.h"
 #include "lockstep/net/complaints.h"
 #include "lockstep/net/looks.h"
 #include "lockstep/store/internal/tcp_door.h"
@@ -45,7 +45,7 @@ class TcpServer::Loop {
       : address_(listeners.front().local()), shared_(limits, secret) {
     shared_.joined = [this](std::int64_t n) { set_joined(n); };
     set_up(std::move(listeners));
-    thread_ = Thread("ls-store", [this] { run(); });
+    thread_ = base::Thread("ls-store", [this] { run(); });
   }
   ~Loop() {
     if (thread_.joinable()) {
@@ -102,10 +102,10 @@ class TcpServer::Loop {
     try {
       for (auto& listener : listeners) add_door(std::move(listener), "");
       // A name nobody can guess and take before; clients are told it over TCP.
-      const std::string name = "lockstep-store-" + random_hex(16);
+      const std::string name = "lockstep-store-" + base::random_hex(16);
       add_door(net::Listener::listen(net::Address::local_name(name), net::Listener::kBacklog), name);
       shared_.local_name = name;
-      shared_.host = host_identity();
+      shared_.host = base::host_identity();
     } catch (...) {
       close_all();
       uv_run(&loop_, UV_RUN_DEFAULT);
@@ -117,7 +117,7 @@ class TcpServer::Loop {
   void add_door(net::Listener listener, std::string local_name) {
     doors_.emplace_back(
         std::move(listener), std::move(local_name), strangers_allowed(shared_.limits.strangers),
-        [this](TcpDoor& door, Fd fd) { open(door, std::move(fd)); },
+        [this](TcpDoor& door, base::Fd fd) { open(door, std::move(fd)); },
         [this](void* who) {
           refuse(*static_cast<Connection*>(who), "it took its time, and others wait to be let in");
         });
@@ -148,7 +148,7 @@ class TcpServer::Loop {
 
   // ---- connections ----
 
-  static net::Binding reached(const TcpDoor& door, const Fd& fd, bool secret) {
+  static net::Binding reached(const TcpDoor& door, const base::Fd& fd, bool secret) {
     if (!door.local_name().empty())
       return {.purpose = net::Purpose::kStoreLocal, .server = door.local_name()};
     if (!secret) return {};
@@ -156,12 +156,13 @@ class TcpServer::Loop {
   }
 
   // Never raises: it is called from the loop.
-  void open(TcpDoor& door, Fd fd) noexcept {
+  void open(TcpDoor& door, base::Fd fd) noexcept {
     try {
       const net::Binding binding = reached(door, fd, shared_.secret.has_value());
       connections_.emplace_back(*this, door, binding);
     } catch (const std::exception& error) {
-      return log(LogLevel::kInfo, cat("store ", address_.text(), ": a connection was lost: ", error.what()));
+      return base::log(LogLevel::kInfo,
+                       base::cat("store ", address_.text(), ": a connection was lost: ", error.what()));
     }
     Connection& connection = connections_.back();
     connection.place = std::prev(connections_.end());
@@ -217,9 +218,9 @@ class TcpServer::Loop {
     const bool wrong_secret = connection.session && connection.session->wrong_secret();
     // Wrong secrets are an operator's business; port scans and the like are not.
     const LogLevel level = wrong_secret ? LogLevel::kWarn : LogLevel::kInfo;
-    if (log_enabled(level) && complaints_.allowed()) {
-      log(level, cat("store ", address_.text(), ": closed the connection of ", peer_of(connection), ": ", why,
-                     complaints_.held_back()));
+    if (base::log_enabled(level) && complaints_.allowed()) {
+      base::log(level, base::cat("store ", address_.text(), ": closed the connection of ",
+                                 peer_of(connection), ": ", why, complaints_.held_back()));
     }
     close(connection);
   }
@@ -387,7 +388,7 @@ class TcpServer::Loop {
   std::list<TcpDoor> doors_;
   std::list<Connection> connections_;
   std::array<char, kReadBytes> buffer_;
-  const bool may_look_ = available_cores() > 1;
+  const bool may_look_ = base::available_cores() > 1;
   net::Looks looks_;
   net::Complaints complaints_;
   net::Looks::Clock::time_point look_until_{};
@@ -396,7 +397,7 @@ class TcpServer::Loop {
   std::condition_variable grown_;
   std::int64_t joined_ = 0;
 
-  Thread thread_;
+  base::Thread thread_;
 };
 
 TcpServer::TcpServer(std::unique_ptr<Loop> loop) : loop_(std::move(loop)) {}

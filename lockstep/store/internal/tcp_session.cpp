@@ -5,8 +5,8 @@
 #include <charconv>
 #include <utility>
 
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/store/internal/checks.h"
 
 namespace lockstep::internal {
@@ -352,7 +352,7 @@ void TcpSession::reply_values() {
   std::uint64_t n_bytes = 0;
   for (const std::string& key : keys()) {
     const auto value = shared_.data.find(key);
-    if (!value) return refuse(cat("key ", shown(key), " is a queue: read it with queue_pop"));
+    if (!value) return refuse(base::cat("key ", shown(key), " is a queue: read it with queue_pop"));
     n_bytes += value->size() + 8;
   }
   if (!reply_fits(n_bytes)) return;

@@ -1,4 +1,5 @@
 #include "lockstep/store/internal/tcp_writer.h"
+#include "lockstep/base/detail/raise.h"
 
 #include <new>
 #include <utility>
@@ -33,19 +34,20 @@ TcpWriter::~TcpWriter() {
 
 void TcpWriter::check() {
   if (!made_here_) {
-    raise(ErrorKind::kUsage,
-          "this store was opened by the parent of this process; open one here, or clone it before the fork",
-          ErrorFamily::kStore);
+    base::raise(
+        ErrorKind::kUsage,
+        "this store was opened by the parent of this process; open one here, or clone it before the fork",
+        ErrorFamily::kStore);
   }
 }
 
 // Until the channel's sending half is the caller's, for as long as it holds the lock.
 void TcpWriter::await_thread(Lock& lock, Deadline deadline) {
   if (!sent_.wait_until(lock, deadline.time_point(), [this] { return !sending_; })) {
-    raise(ErrorKind::kTimeout, "the store did not take what was written before the deadline",
-          ErrorFamily::kNetwork);
+    base::raise(ErrorKind::kTimeout, "the store did not take what was written before the deadline",
+                ErrorFamily::kNetwork);
   }
-  if (failure_) raise(*failure_);
+  if (failure_) base::raise(*failure_);
 }
 
 void TcpWriter::send(std::span<const std::uint8_t> request, Deadline deadline) {
@@ -72,9 +74,9 @@ void TcpWriter::post(std::span<const std::uint8_t> request, Deadline deadline) {
 }
 
 void TcpWriter::gather(std::span<const std::uint8_t> request, Deadline deadline) {
-  if (!thread_) thread_ = std::make_unique<Thread>("ls-store-write", [this] { write_gathered(); });
+  if (!thread_) thread_ = std::make_unique<base::Thread>("ls-store-write", [this] { write_gathered(); });
   Lock lock(mutex_);
-  if (failure_) raise(*failure_);
+  if (failure_) base::raise(*failure_);
   if (gathered_.size() + request.size() > kMostGathered) {
     await_thread(lock, deadline);
     // The thread has not come to it yet.
@@ -103,7 +105,7 @@ void TcpWriter::write_gathered() {
     try {
       channel_.write_all(batch_, deadline);
     } catch (const std::exception&) {
-      failure = current_failure();
+      failure = base::current_failure();
     }
     batch_.clear();
     lock.lock();

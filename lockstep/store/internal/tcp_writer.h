@@ -20,9 +20,9 @@
 
 #include "lockstep/base/bytes.h"
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/forks.h"
+#include "lockstep/base/detail/thread.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/forks.h"
-#include "lockstep/base/thread.h"
 #include "lockstep/net/channel.h"
 
 namespace lockstep::internal {
@@ -52,7 +52,7 @@ class TcpWriter {
   void write_gathered();
 
   net::Channel channel_;
-  const MadeHere made_here_;
+  const base::MadeHere made_here_;
   std::mutex mutex_;
   // Guarded by mutex_; the channel's sending half belongs to the thread while sending_.
   std::condition_variable something_;  // for the thread
@@ -63,9 +63,9 @@ class TcpWriter {
   Deadline deadline_ = Deadline::never();  // of what is gathered
   std::optional<Failure> failure_;
 
-  int in_a_row_ = 0;                // the caller's
-  Bytes batch_;                     // the thread's
-  std::unique_ptr<Thread> thread_;  // once needed
+  int in_a_row_ = 0;                      // the caller's
+  Bytes batch_;                           // the thread's
+  std::unique_ptr<base::Thread> thread_;  // once needed
 };
 
 }  // namespace lockstep::internal

@@ -6,8 +6,9 @@
 #include <cstdint>
 #include <span>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 
 namespace lockstep::internal {
 
@@ -22,7 +23,8 @@ inline uv_buf_t uv_view(std::span<std::uint8_t> bytes) {
 // Raises kSystem for a libuv call of the store's server that failed.
 inline void check_uv(int result, const char* what) {
   if (result == 0) return;
-  raise(ErrorKind::kSystem, cat("store server: ", what, ": ", uv_strerror(result)), ErrorFamily::kNetwork);
+  base::raise(ErrorKind::kSystem, base::cat("store server: ", what, ": ", uv_strerror(result)),
+              ErrorFamily::kNetwork);
 }
 
 }  // namespace lockstep::internal

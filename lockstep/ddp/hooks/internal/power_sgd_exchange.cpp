@@ -11,8 +11,9 @@
 #include <cmath>
 #include <utility>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/base/text.h"
 #include "lockstep/ddp/hooks/internal/average.h"
 
 namespace lockstep::internal {
@@ -219,7 +220,7 @@ void PowerSGDExchange::decompress() {
 void PowerSGDExchange::abandon(const std::string& why) {
   memory_.p.reset();  // the first exchange may still write there
   try {
-    raise(ErrorKind::kAborted, why);
+    base::raise(ErrorKind::kAborted, why);
   } catch (...) {
     future_->setErrorIfNeeded(std::current_exception());
   }

@@ -8,7 +8,7 @@
 #include <thread>
 #include <utility>
 
-namespace lockstep {
+namespace lockstep::base {
 
 class Thread {
  public:
@@ -39,4 +39,4 @@ class Thread {
   std::thread thread_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::base

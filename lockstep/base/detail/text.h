@@ -5,7 +5,7 @@
 #include <sstream>
 #include <string>
 
-namespace lockstep {
+namespace lockstep::base {
 
 // cat("rank ", 3, " of ", 8) == "rank 3 of 8"
 template <class... Parts>
@@ -15,4 +15,4 @@ std::string cat(const Parts&... parts) {
   return std::move(out).str();
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::base

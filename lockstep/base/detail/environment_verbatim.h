@@ -5,14 +5,14 @@
 #include <optional>
 #include <string>
 
-#include "lockstep/base/environment.h"
+#include "lockstep/base/detail/environment.h"
 
-namespace lockstep {
+namespace lockstep::base {
 
 // The value as it stands, "" included; nothing when the variable is not there.
-inline std::optional<std::string> environment_verbatim(Var var) {
+inline std::optional<std::string> environment_verbatim(EnvVar var) {
   const char* text = std::getenv(name_of(var));
   return text == nullptr ? std::nullopt : std::optional<std::string>(text);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::base

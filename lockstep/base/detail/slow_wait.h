@@ -18,7 +18,7 @@
 
 #include "lockstep/base/deadline.h"
 
-namespace lockstep {
+namespace lockstep::base {
 
 // LOCKSTEP_SLOW_WAIT, read by the first wait; zero means never.
 Milliseconds slow_wait_time();
@@ -62,4 +62,4 @@ class SlowWait {
   Deadline due_;  // never, once it is said
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::base

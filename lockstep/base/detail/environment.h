@@ -10,9 +10,9 @@
 #include <string>
 #include <string_view>
 
-namespace lockstep {
+namespace lockstep::base {
 
-enum class Var : int {
+enum class EnvVar : int {
   // torchrun's worker environment
   kRank,
   kWorldSize,
@@ -91,22 +91,22 @@ enum class Var : int {
   kCount,
 };
 
-struct VarInfo {
-  Var var;
+struct EnvVarInfo {
+  EnvVar var;
   const char* name;
   const char* default_text;  // "" when there is none
   const char* meaning;       // one line
 };
 
 // The whole table, in the order of Var.
-std::span<const VarInfo> environment_table();
-const char* name_of(Var var);
+std::span<const EnvVarInfo> environment_table();
+const char* name_of(EnvVar var);
 
 // The value, or nothing when unset. An empty value counts as unset.
-std::optional<std::string> environment(Var var);
+std::optional<std::string> environment(EnvVar var);
 // The value as an integer. Raises kUsage naming the variable and its text when it is not one.
-std::optional<long> environment_int(Var var);
+std::optional<long> environment_int(EnvVar var);
 // True for 1, true, yes, on in any case; false for anything else or unset.
-bool environment_flag(Var var);
+bool environment_flag(EnvVar var);
 
-}  // namespace lockstep
+}  // namespace lockstep::base

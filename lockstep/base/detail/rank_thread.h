@@ -6,7 +6,7 @@
 
 #include <memory>
 
-namespace lockstep {
+namespace lockstep::base {
 
 struct RankThread {
   void* world = nullptr;          // group/: the default world
@@ -31,4 +31,4 @@ class RankThreadScope {
   RankThread* const before_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::base

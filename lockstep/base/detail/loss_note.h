@@ -14,9 +14,9 @@
 #include <string>
 #include <string_view>
 
-#include "lockstep/base/fd.h"
+#include "lockstep/base/detail/fd.h"
 
-namespace lockstep {
+namespace lockstep::base {
 
 // The starter's side.
 class LossNotes {
@@ -41,4 +41,4 @@ void note_loss(std::string_view message) noexcept;
 // What a process of this host that had the same starter noted; "" when it noted nothing.
 std::string loss_noted_by(pid_t pid) noexcept;
 
-}  // namespace lockstep
+}  // namespace lockstep::base

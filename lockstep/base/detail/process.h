@@ -7,9 +7,9 @@
 #include <optional>
 #include <string>
 
-#include "lockstep/base/fd.h"
+#include "lockstep/base/detail/fd.h"
 
-namespace lockstep {
+namespace lockstep::base {
 
 // "exited with code 3", "killed by SIGKILL (9)", from a wait(2) status.
 std::string describe_wait_status(int status);
@@ -33,4 +33,4 @@ std::string random_hex(int n_bytes);
 // Cores this process may run on.
 int available_cores();
 
-}  // namespace lockstep
+}  // namespace lockstep::base

@@ -5,7 +5,7 @@
 // A counter and not the pid, since it is asked for by every call. Thread safety: everything.
 #pragma once
 
-namespace lockstep {
+namespace lockstep::base {
 
 // Grows in every forked child. Children of vfork and of a bare clone() are not seen.
 unsigned n_forks() noexcept;
@@ -21,4 +21,4 @@ class MadeHere {
   unsigned forks_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::base

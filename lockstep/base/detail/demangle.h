@@ -7,7 +7,7 @@
 #include <memory>
 #include <string>
 
-namespace lockstep {
+namespace lockstep::base {
 
 // Of a type_info's name(): "std::vector<int, std::allocator<int> >". What cannot be read stays as it is.
 inline std::string demangle(const char* name) {
@@ -17,4 +17,4 @@ inline std::string demangle(const char* name) {
   return status == 0 ? text.get() : name;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::base
