@@ -40,14 +40,16 @@ timeline:  ## draw a training step; DATA=<folder> draws logging_data of your own
 check:  ## layers, documents and format, no build
 	@tools/bootstrap.sh format
 	@python3 tools/check_layers.py
+	@python3 tools/check_api.py
 	@python3 tools/check_parity.py
 	@python3 tools/check_docs.py
 	@tools/format.sh --check
 
-format:  ## format the sources and redraw the diagram in ARCHITECTURE.md
+format:  ## format the sources, redraw the diagram in ARCHITECTURE.md and the list in docs/api.md
 	@tools/bootstrap.sh format
 	@tools/format.sh
 	@python3 tools/check_layers.py --write
+	@python3 tools/check_api.py --write
 
 clean:  ## remove build/ (libtorch stays in the per-user cache)
 	rm -rf build
