@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/process.h"
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
@@ -264,7 +265,7 @@ HierarchicalEngine::Impl::Impl(const Engine& local, const Engine& across, Hierar
                           across.name(), " do not both"),
                 ErrorFamily::kBackend);
   }
-  if (setup.identity == nullptr) setup.identity = host_identity;
+  if (setup.identity == nullptr) setup.identity = base::host_identity;
   const std::lock_guard lock(mutex);
   slot = static_cast<std::size_t>(std::ranges::find(slots, nullptr) - slots.begin());
   if (slot == kSlots)

@@ -7,6 +7,7 @@
 #include <numeric>
 
 #include "lockstep/base/detail/slow_wait.h"
+#include "lockstep/base/log.h"
 #include "lockstep/host/test_world.h"
 
 namespace lockstep::comm {
