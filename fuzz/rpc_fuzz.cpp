@@ -85,7 +85,7 @@ struct Fuzzed {
   std::shared_ptr<Agent> agent;
 };
 
-courier::Message message(Kind kind, Input input) {
+courier::Message message(MessageKind kind, Input input) {
   // Some of the bytes beside the body, as tensors are.
   const std::size_t n_blob = input.empty() ? 0 : std::min<std::size_t>(input[0] % 32, input.size() - 1);
   const auto body = input.empty() ? input : input.subspan(1 + n_blob);
@@ -109,10 +109,11 @@ void answer(Agent& agent, Input input) {
 }
 
 void control(Fuzzed& worker, Input input) {
-  static constexpr Kind kKinds[] = {Kind::kRRefFork,  Kind::kRRefChild, Kind::kRRefDelete,
-                                    Kind::kRRefFetch, Kind::kGather,    Kind::kLeave};
+  static constexpr MessageKind kKinds[] = {MessageKind::kRRefFork,   MessageKind::kRRefChild,
+                                           MessageKind::kRRefDelete, MessageKind::kRRefFetch,
+                                           MessageKind::kGather,     MessageKind::kLeave};
   if (input.empty()) return;
-  const Kind kind = kKinds[input[0] % std::size(kKinds)];
+  const MessageKind kind = kKinds[input[0] % std::size(kKinds)];
   {
     const std::lock_guard lock(worker.courier->mutex);
     worker.courier->event = courier::Event{.from = 1, .message = message(kind, input.subspan(1))};
@@ -134,7 +135,7 @@ extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size
   const Input input(data + 1, size - 1);
   switch (data[0] % 4) {
     case 0:
-      internal::serve_call(Request(worker->agent, 1, message(Kind::kCall, input)));
+      internal::serve_call(Request(worker->agent, 1, message(MessageKind::kCall, input)));
       break;
     case 1:
       answer(*worker->agent, input);

@@ -5,7 +5,7 @@
 #include <set>
 #include <sstream>
 
-#include "launch/launcher.h"
+#include "launch/launcher_testing.h"
 #include "lockstep/base/detail/process.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/net/secret.h"

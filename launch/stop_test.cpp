@@ -1,7 +1,7 @@
 // However a job ends, nothing of it is left. Real processes, real kills.
 #include <gtest/gtest.h>
 
-#include "launch/launcher.h"
+#include "launch/launcher_testing.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/net/secret.h"
 

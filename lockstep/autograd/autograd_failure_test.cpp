@@ -199,9 +199,10 @@ TEST(BackwardFailure, OfBytesNobodySentHarmsNobody) {
   run_workers(2, [&](int rank, Workers& workers) {
     if (rank != 0) return;
     const auto agent = rpc::current_agent("test");
-    using rpc::Kind;
-    for (const auto kind : {Kind::kBackward, Kind::kBackwardPlan, Kind::kCleanup, Kind::kContextHeld,
-                            Kind::kBackwardDone, Kind::kBackwardAbort}) {
+    using rpc::MessageKind;
+    for (const auto kind :
+         {MessageKind::kBackward, MessageKind::kBackwardPlan, MessageKind::kCleanup,
+          MessageKind::kContextHeld, MessageKind::kBackwardDone, MessageKind::kBackwardAbort}) {
       for (const auto& body :
            {Bytes{}, Bytes{1, 2, 3}, Bytes(27, 0xFF), Bytes(27, 1), Bytes(40, 1), Bytes(200, 0xFF)}) {
         // Answered, one way or the other.

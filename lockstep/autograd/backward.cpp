@@ -50,14 +50,14 @@ class Wave {
 
   void add(WorkerId worker, const rpc::Agent::Answer* answer, const rpc::CallFailure* failure) {
     std::optional<NodeFailure> wrong;
-    Asks asks;
+    PlanRequests requests;
     try {
       if (failure != nullptr) {
         wrong = NodeFailure::of(worker, *failure);
       } else {
         base::ByteReader reader(answer->body.bytes);
         if (need(reader.get<std::uint8_t>()) == kOk) {
-          asks = read_asks(reader);
+          requests = read_plan_requests(reader);
         } else {
           wrong = NodeFailure::read(reader);
         }
@@ -67,7 +67,7 @@ class Wave {
     }
     {
       const std::lock_guard lock(mutex_);
-      for (const auto& [further, messages] : asks) {
+      for (const auto& [further, messages] : requests) {
         auto& all = next_[further];
         all.insert(all.end(), messages.begin(), messages.end());
       }
@@ -82,7 +82,7 @@ class Wave {
   void wait(const std::function<std::string()>& waiting) {
     over_.future().state()->wait_over(Deadline::never(), waiting);
   }
-  Asks next() const {
+  PlanRequests next() const {
     const std::lock_guard lock(mutex_);
     return next_;
   }
@@ -95,7 +95,7 @@ class Wave {
   mutable std::mutex mutex_;
   // Guarded by mutex_.
   std::size_t n_left_;
-  Asks next_;
+  PlanRequests next_;
   std::optional<NodeFailure> failure_;
   const rpc::Promise<void> over_;
 };
@@ -160,13 +160,13 @@ void AutogradService::backward(std::uint64_t context, const std::vector<at::Tens
 
 std::vector<WorkerId> AutogradService::plan(const std::shared_ptr<Pass>& pass, const edge_list& roots) {
   std::set<WorkerId> workers;
-  for (auto asks = pass->plan_roots(roots); !asks.empty();) {
-    for (const auto& [worker, messages] : asks) workers.insert(worker);
-    asks = ask(pass, asks);
+  for (auto requests = pass->plan_roots(roots); !requests.empty();) {
+    for (const auto& [worker, messages] : requests) workers.insert(worker);
+    requests = ask(pass, requests);
     // What leads back here may lead on from here.
-    if (const auto mine = asks.extract(self())) {
+    if (const auto mine = requests.extract(self())) {
       for (auto& [worker, messages] : pass->plan_sends(mine.mapped())) {
-        auto& all = asks[worker];
+        auto& all = requests[worker];
         all.insert(all.end(), messages.begin(), messages.end());
       }
     }
@@ -174,13 +174,13 @@ std::vector<WorkerId> AutogradService::plan(const std::shared_ptr<Pass>& pass, c
   return {workers.begin(), workers.end()};
 }
 
-Asks AutogradService::ask(const std::shared_ptr<Pass>& pass, const Asks& asks) {
-  const auto wave = std::make_shared<Wave>(asks.size(), agent_.weak_from_this());
-  for (const auto& [worker, messages] : asks) {
+PlanRequests AutogradService::ask(const std::shared_ptr<Pass>& pass, const PlanRequests& requests) {
+  const auto wave = std::make_shared<Wave>(requests.size(), agent_.weak_from_this());
+  for (const auto& [worker, messages] : requests) {
     pass->note_told(worker);
     auto writer = with_head(*pass);
     write_messages(writer, messages);
-    agent_.request(worker, rpc::Kind::kBackwardPlan, {.body = writer.take()}, timeout_of(*pass),
+    agent_.request(worker, rpc::MessageKind::kBackwardPlan, {.body = writer.take()}, timeout_of(*pass),
                    "the plan of a backward pass",
                    [wave, worker = worker](rpc::Agent::Answer* answer, const rpc::CallFailure* failure) {
                      wave->add(worker, answer, failure);
@@ -223,9 +223,9 @@ void AutogradService::serve_plan(rpc::Request request) {
     base::ByteReader reader(request.body());
     const auto head = PassHead::read(reader);
     const auto messages = read_messages(reader);
-    const auto asks = enter(head)->plan_sends(messages);
+    const auto requests = enter(head)->plan_sends(messages);
     writer.put(kOk);
-    write_asks(writer, asks);
+    write_plan_requests(writer, requests);
   } catch (...) {
     writer = {};
     writer.put(kFailed);
@@ -234,13 +234,13 @@ void AutogradService::serve_plan(rpc::Request request) {
   request.answer({.body = writer.take()});
 }
 
-void AutogradService::ship(const std::shared_ptr<Pass>& pass, const RecvNode& from,
-                           const variable_list& gradients) {
+void AutogradService::send_gradients(const std::shared_ptr<Pass>& pass, const RecvNode& from,
+                                     const variable_list& gradients) {
   rpc::Payload payload;
   auto writer = with_head(*pass);
   writer.put(from.message()).raw(lockstep::encode(gradients, payload.blobs));
   payload.body = writer.take();
-  agent_.request(from.from(), rpc::Kind::kBackward, std::move(payload), timeout_of(*pass),
+  agent_.request(from.from(), rpc::MessageKind::kBackward, std::move(payload), timeout_of(*pass),
                  "gradients of a backward pass",
                  [this, pass, to = from.from()](rpc::Agent::Answer*, const rpc::CallFailure* failure) {
                    if (failure != nullptr) fail(pass, NodeFailure::of(to, *failure));
@@ -300,11 +300,12 @@ void AutogradService::tell_origin(const Pass& pass, const NodeFailure* failure) 
     failure->write(writer);
   } else {
     writer.put(kOk);
-    write_workers(writer, pass.shipped_to());
+    write_workers(writer, pass.sent_to());
   }
   // An origin that cannot be told is gone, and on_lost knows it.
-  agent_.request(pass.head().origin, rpc::Kind::kBackwardDone, {.body = writer.take()}, Milliseconds(-1),
-                 "the end of a backward pass", [](rpc::Agent::Answer*, const rpc::CallFailure*) {});
+  agent_.request(pass.head().origin, rpc::MessageKind::kBackwardDone, {.body = writer.take()},
+                 Milliseconds(-1), "the end of a backward pass",
+                 [](rpc::Agent::Answer*, const rpc::CallFailure*) {});
 }
 
 void AutogradService::serve_done(rpc::Request request) {
@@ -359,7 +360,7 @@ void AutogradService::abort_others(const Pass& pass, const std::function<void()>
   }
   const auto n_left = std::make_shared<std::atomic<std::size_t>>(workers.size());
   for (const auto worker : workers) {
-    agent_.request(worker, rpc::Kind::kBackwardAbort, {.body = with_head(pass).take()}, kGiveUp,
+    agent_.request(worker, rpc::MessageKind::kBackwardAbort, {.body = with_head(pass).take()}, kGiveUp,
                    "the end of a failed backward pass",
                    [n_left, done](rpc::Agent::Answer*, const rpc::CallFailure*) {
                      if (n_left->fetch_sub(1) == 1) done();

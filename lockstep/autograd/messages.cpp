@@ -76,22 +76,22 @@ std::vector<std::uint64_t> read_messages(base::ByteReader& reader) {
   return messages;
 }
 
-void write_asks(base::ByteWriter& writer, const Asks& asks) {
-  writer.put(static_cast<std::uint32_t>(asks.size()));
-  for (const auto& [worker, messages] : asks) {
+void write_plan_requests(base::ByteWriter& writer, const PlanRequests& requests) {
+  writer.put(static_cast<std::uint32_t>(requests.size()));
+  for (const auto& [worker, messages] : requests) {
     writer.put(worker);
     write_messages(writer, messages);
   }
 }
 
-Asks read_asks(base::ByteReader& reader) {
-  Asks asks;
+PlanRequests read_plan_requests(base::ByteReader& reader) {
+  PlanRequests requests;
   for (auto n = need(reader.get<std::uint32_t>()); n > 0; --n) {
     const auto worker = need(reader.get<WorkerId>());
     auto messages = read_messages(reader);
-    if (!asks.emplace(worker, std::move(messages)).second) raise_damaged();
+    if (!requests.emplace(worker, std::move(messages)).second) raise_damaged();
   }
-  return asks;
+  return requests;
 }
 
 void write_workers(base::ByteWriter& writer, const std::vector<WorkerId>& workers) {

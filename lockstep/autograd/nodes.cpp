@@ -28,7 +28,7 @@ compat::NodeOwner<RecvNode> RecvNode::make(std::uint64_t context, WorkerId from,
 }
 
 variable_list RecvNode::apply(variable_list&& gradients) {
-  Pass::here().ship(*this, std::move(gradients));
+  Pass::here().send_gradients(*this, std::move(gradients));
   return {};
 }
 

@@ -53,31 +53,31 @@ bool Pass::superseded_by(const PassHead& other) const {
 
 // Planning.
 
-Asks Pass::plan_roots(const edge_list& roots) {
+PlanRequests Pass::plan_roots(const edge_list& roots) {
   const std::lock_guard lock(mutex_);
   for (const auto& root : roots) graph_.enter_root(root);
   return plan_reached();
 }
 
-Asks Pass::plan_sends(std::span<const std::uint64_t> messages) {
+PlanRequests Pass::plan_sends(std::span<const std::uint64_t> messages) {
   const std::lock_guard lock(mutex_);
   if (running_) base::raise(ErrorKind::kUsage, "a backward pass was planned while it ran");
   for (const auto message : messages) expect_send(context_->find_send(message));
   return plan_reached();
 }
 
-Asks Pass::plan_reached() {
-  Asks asks;
+PlanRequests Pass::plan_reached() {
+  PlanRequests requests;
   for (auto reached = graph_.take_reached(); !reached.empty(); reached = graph_.take_reached()) {
     for (const RecvNode* recv : reached) {
       if (recv->from() == service_.self()) {
         expect_send(context_->find_send(recv->message()));
       } else {
-        asks[recv->from()].push_back(recv->message());
+        requests[recv->from()].push_back(recv->message());
       }
     }
   }
-  return asks;
+  return requests;
 }
 
 void Pass::expect_send(const compat::NodeOwner<SendNode>& node) {
@@ -231,7 +231,7 @@ Pass& Pass::here() {
   return *pass_here;
 }
 
-void Pass::ship(const RecvNode& from, variable_list gradients) {
+void Pass::send_gradients(const RecvNode& from, variable_list gradients) {
   if (from.from() == service_.self()) {
     take(from.message(), std::move(gradients));
     return;
@@ -239,9 +239,9 @@ void Pass::ship(const RecvNode& from, variable_list gradients) {
   {
     const std::lock_guard lock(mutex_);
     told_.insert(from.from());
-    shipped_to_.insert(from.from());
+    sent_to_.insert(from.from());
   }
-  service_.ship(shared_from_this(), from, gradients);
+  service_.send_gradients(shared_from_this(), from, gradients);
 }
 
 // Ends.
@@ -273,9 +273,9 @@ std::vector<WorkerId> Pass::told() const {
   return {all.begin(), all.end()};
 }
 
-std::vector<WorkerId> Pass::shipped_to() const {
+std::vector<WorkerId> Pass::sent_to() const {
   const std::lock_guard lock(mutex_);
-  return {shipped_to_.begin(), shipped_to_.end()};
+  return {sent_to_.begin(), sent_to_.end()};
 }
 
 bool Pass::involves(WorkerId worker) const {
@@ -292,10 +292,10 @@ void Pass::expect(const std::vector<WorkerId>& workers) {
   workers_.insert(workers.begin(), workers.end());
 }
 
-void Pass::report(WorkerId worker, const std::vector<WorkerId>& shipped_to) {
+void Pass::report(WorkerId worker, const std::vector<WorkerId>& sent_to) {
   std::unique_lock lock(mutex_);
   reported_.insert(worker);
-  workers_.insert(shipped_to.begin(), shipped_to.end());
+  workers_.insert(sent_to.begin(), sent_to.end());
   ring(lock);
 }
 
@@ -308,7 +308,7 @@ std::set<WorkerId> Pass::missing() const {
 
 void Pass::await_others() {
   std::unique_lock lock(mutex_);
-  workers_.insert(shipped_to_.begin(), shipped_to_.end());
+  workers_.insert(sent_to_.begin(), sent_to_.end());
   while (!failure_) {
     const auto workers = missing();
     if (workers.empty()) return;

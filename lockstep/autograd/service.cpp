@@ -11,7 +11,6 @@
 namespace lockstep::autograd::internal {
 namespace {
 
-constexpr std::size_t kBygones = 8192;
 constexpr int kCleanupTries = 20;
 constexpr int kWorkerShift = 48;
 
@@ -48,28 +47,21 @@ class ContextGradients final : public GradientProvider {
 
 }  // namespace
 
-void Bygones::add(std::uint64_t id) {
-  if (!ids_.insert(id).second) return;
-  order_.push_back(id);
-  if (order_.size() <= kBygones) return;
-  ids_.erase(order_.front());
-  order_.pop_front();
-}
-
 AutogradService::AutogradService(rpc::Agent& agent) : agent_(agent) {
-  using rpc::Kind;
+  using rpc::MessageKind;
   using rpc::Request;
   using Runs = rpc::Agent::Runs;
   agent.set_extension(this);
   agent.handle(
-      Kind::kBackwardPlan, [this](Request request) { serve_plan(std::move(request)); }, Runs::kEither);
+      MessageKind::kBackwardPlan, [this](Request request) { serve_plan(std::move(request)); }, Runs::kEither);
   agent.handle(
-      Kind::kBackward, [this](Request request) { serve_gradients(std::move(request)); }, Runs::kEither);
+      MessageKind::kBackward, [this](Request request) { serve_gradients(std::move(request)); },
+      Runs::kEither);
   agent.handle(
-      Kind::kBackwardDone, [this](Request request) { serve_done(std::move(request)); }, Runs::kQuick);
-  agent.handle(Kind::kBackwardAbort, [this](Request request) { serve_abort(std::move(request)); });
-  agent.handle(Kind::kCleanup, [this](Request request) { serve_cleanup(std::move(request)); });
-  agent.handle(Kind::kContextHeld, [this](Request request) { serve_held(std::move(request)); });
+      MessageKind::kBackwardDone, [this](Request request) { serve_done(std::move(request)); }, Runs::kQuick);
+  agent.handle(MessageKind::kBackwardAbort, [this](Request request) { serve_abort(std::move(request)); });
+  agent.handle(MessageKind::kCleanup, [this](Request request) { serve_cleanup(std::move(request)); });
+  agent.handle(MessageKind::kContextHeld, [this](Request request) { serve_held(std::move(request)); });
 }
 
 // Contexts.
@@ -124,7 +116,7 @@ void AutogradService::tell_release(std::uint64_t context, WorkerId worker) {
   base::ByteWriter writer;
   writer.put(context);
   // Nobody waits: a worker that is gone has nothing to release, and one that is late is asked again.
-  agent_.request_again(worker, rpc::Kind::kCleanup, {.body = writer.take()},
+  agent_.request_again(worker, rpc::MessageKind::kCleanup, {.body = writer.take()},
                        "the release of an autograd context", kCleanupTries);
 }
 
@@ -153,7 +145,7 @@ void AutogradService::tell_owner(std::uint64_t context) {
   if (owner_of(context) == self()) return;
   base::ByteWriter writer;
   writer.put(context);
-  agent_.request_again(owner_of(context), rpc::Kind::kContextHeld, {.body = writer.take()},
+  agent_.request_again(owner_of(context), rpc::MessageKind::kContextHeld, {.body = writer.take()},
                        "a word to the owner of an autograd context", kCleanupTries);
 }
 
@@ -255,9 +247,10 @@ Bytes AutogradService::encode(std::uint64_t context, WorkerId to, const std::fun
   return writer.take();
 }
 
-void AutogradService::decode(std::uint64_t context, WorkerId from, std::span<const std::uint8_t> annex,
+void AutogradService::decode(std::uint64_t context, WorkerId from,
+                             std::span<const std::uint8_t> extension_bytes,
                              const std::function<void()>& decode) {
-  base::ByteReader reader(annex);
+  base::ByteReader reader(extension_bytes);
   const auto message = need(reader.get<std::uint64_t>());
   const auto n = need(reader.get<std::uint32_t>());
   if (reader.left() != 0 || context == 0) raise_damaged();

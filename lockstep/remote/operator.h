@@ -114,7 +114,7 @@ R rpc_sync(const Worker& to, const Operator& op, const OperatorArgs& args, CallO
 template <class R = at::Tensor>
 RRef<R> remote(const Worker& to, const Operator& op, const OperatorArgs& args, CallOptions options = {}) {
   const auto call = internal::make_operator_call(to, op, args, options);
-  return RRef<R>(rref_context(*call.agent).start_remote(call));
+  return RRef<R>(rref_manager(*call.agent).start_remote(call));
 }
 
 }  // namespace lockstep::rpc

@@ -6,11 +6,11 @@
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
 #include "lockstep/rpc/call.h"
+#include "lockstep/rpc/detail/rref_manager.h"
 #include "lockstep/rpc/gather.h"
-#include "lockstep/rpc/internal/farewell.h"
 #include "lockstep/rpc/internal/pool.h"
-#include "lockstep/rpc/internal/roster.h"
-#include "lockstep/rpc/rref_context.h"
+#include "lockstep/rpc/internal/shutdown_barrier.h"
+#include "lockstep/rpc/internal/worker_directory.h"
 
 namespace lockstep::rpc {
 namespace {
@@ -29,15 +29,15 @@ CallScope& this_call() {
 
 std::shared_ptr<Agent> Agent::start(AgentOptions options, std::unique_ptr<courier::Courier> courier) {
   std::shared_ptr<Agent> agent(new Agent(std::move(options), std::move(courier)));
-  agent->handle(Kind::kCall, internal::serve_call);
+  agent->handle(MessageKind::kCall, internal::serve_call);
   agent->services_.push_back(make_rref_service(*agent));
   agent->services_.push_back(std::make_unique<internal::Gatherings>(*agent));
-  agent->services_.push_back(std::make_unique<internal::Farewell>(*agent));
+  agent->services_.push_back(std::make_unique<internal::ShutdownBarrier>(*agent));
   for (const Extension extend : agent->options_.extensions) {
     if (auto service = extend(*agent)) agent->services_.push_back(std::move(service));
   }
   agent->pool_ = std::make_unique<internal::Pool>(
-      internal::Pool::Duties{.step = [self = agent.get()] { return self->step(Lane::kResident); },
+      internal::Pool::Duties{.step = [self = agent.get()] { return self->step(Lane::kPoller); },
                              .rest = [self = agent.get()] { self->rest(); },
                              .wake = [self = agent.get()] { self->courier_->wake(); }},
       internal::Pool::Options{.n_threads = agent->options_.num_worker_threads, .rank = agent->options_.rank});
@@ -48,11 +48,11 @@ std::shared_ptr<Agent> Agent::start(AgentOptions options, std::unique_ptr<courie
 Agent::Agent(AgentOptions options, std::unique_ptr<courier::Courier> courier)
     : options_(std::move(options)),
       courier_(std::move(courier)),
-      roster_(std::make_unique<internal::Roster>()),
+      directory_(std::make_unique<internal::WorkerDirectory>()),
       rpc_timeout_ms_(options_.rpc_timeout.count()),
       next_id_(first_id()),
       earliest_ns_(Deadline::never().monotonic_ns()) {
-  roster_->add(options_.self);
+  directory_->add(options_.self);
 }
 
 Agent::~Agent() {
@@ -74,7 +74,7 @@ void Agent::set_rpc_timeout(Milliseconds timeout) {
 
 void Agent::add_worker(const WorkerInfo& info, const Bytes& address) {
   if (info.id == options_.self.id) return;
-  roster_->add(info);
+  directory_->add(info);
   for (const auto& service : services_) service->on_joined(info.id);
   courier_->add_peer(info.id, info.name, address);
 }
@@ -82,23 +82,23 @@ void Agent::add_worker(const WorkerInfo& info, const Bytes& address) {
 void Agent::remove_worker(WorkerId id, const std::string& cause) {
   // Also of one that is gone already: a courier that never reached it may not know, and its number may come back.
   courier_->remove_peer(id);
-  if (roster_->present(id)) take_loss(id, cause, true);
+  if (directory_->present(id)) take_loss(id, cause, true);
 }
 
 WorkerInfo Agent::find(const Worker& worker) const {
-  return roster_->find(worker);
+  return directory_->find(worker);
 }
 WorkerInfo Agent::info(WorkerId id) const {
-  return roster_->info(id);
+  return directory_->info(id);
 }
 std::vector<WorkerInfo> Agent::workers() const {
-  return roster_->present();
+  return directory_->present();
 }
 std::vector<WorkerId> Agent::gone() const {
-  return roster_->gone();
+  return directory_->gone();
 }
 
-void Agent::handle(Kind kind, Handler handler, Runs runs) {
+void Agent::handle(MessageKind kind, Handler handler, Runs runs) {
   handlers_.at(static_cast<std::size_t>(kind)) = {.handler = std::move(handler), .runs = runs};
 }
 

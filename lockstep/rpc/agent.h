@@ -1,12 +1,12 @@
 // A worker's agent: sends requests and matches their answers, runs what others ask for, notices who is gone.
 //
-// Everything that crosses workers (calls, RRefs, gradients) is a request of some Kind with an answer; layers register a
+// Everything that crosses workers (calls, RRefs, gradients) is a request of some MessageKind with an answer; layers register a
 // handler per kind. Programs use rpc.h; this is for layers, and for tests that run several agents in one process.
 //
-// Threads ("ls-rpc"): made on demand, up to num_worker_threads that run at once; threads asleep in Future::wait are made
-// up for, so calls that call back cannot use them up. One of them is resident: it sleeps in the courier, and runs a
-// short request right where it finds it. A handler that takes longer than half a millisecond, or waits for a future, loses the
-// residence to another thread, so none holds up the agent. A thread in Future::wait fetches messages itself for a moment.
+// Threads ("ls-rpc"): started on demand, up to num_worker_threads that run at once; while one blocks in Future::wait, another may be
+// started, so nested calls cannot exhaust them. One of them is the poller: it sleeps in the courier, and runs a short request
+// where it finds it. When a handler takes longer than half a millisecond, or waits for a future, another thread becomes the
+// poller, so no handler blocks the agent. A thread in Future::wait first fetches messages itself for a moment.
 // Thread safety: every method may be called from any thread. Ownership: shared; futures hold it weakly.
 #pragma once
 
@@ -24,18 +24,18 @@
 #include "lockstep/base/detail/rank_thread.h"
 #include "lockstep/courier/courier.h"
 #include "lockstep/rpc/future.h"
-#include "lockstep/rpc/kind.h"
+#include "lockstep/rpc/message_kind.h"
 
 namespace lockstep::rpc {
 
 namespace internal {
 class Pool;
-class Roster;
+class WorkerDirectory;
 
 // What a message carries beside its bytes at the sender: forks of RRefs, which end with a message that is not sent.
-class Cargo {
+class SendGuard {
  public:
-  virtual ~Cargo() = default;
+  virtual ~SendGuard() = default;
   virtual void sent() noexcept = 0;
 };
 }  // namespace internal
@@ -46,7 +46,7 @@ class Agent;
 struct Payload {
   Bytes body{};
   object::Blobs blobs{};
-  std::shared_ptr<internal::Cargo> cargo{};
+  std::shared_ptr<internal::SendGuard> guard{};
 };
 
 // A request that came in. Answered once, from any thread, at any time; one that is dropped unanswered fails at its caller.
@@ -60,7 +60,7 @@ class Request {
   Agent& agent() const { return *agent_; }
   const std::shared_ptr<Agent>& shared_agent() const { return agent_; }
   WorkerId from() const { return from_; }
-  Kind kind() const { return static_cast<Kind>(message_.kind); }
+  MessageKind kind() const { return static_cast<MessageKind>(message_.kind); }
   std::span<const std::uint8_t> body() const { return message_.body.bytes; }
   const object::Blobs& blobs() const { return message_.blobs; }
   // Lets go of what came, once it is decoded: tensors keep their own hold.
@@ -98,7 +98,7 @@ class CallExtension {
   // Runs `encode`, which writes arguments or a result for `to`, in autograd context `context` (not 0); what it returns travels
   // along, and is handed to decode() there.
   virtual Bytes encode(std::uint64_t context, WorkerId to, const std::function<void()>& encode) = 0;
-  virtual void decode(std::uint64_t context, WorkerId from, std::span<const std::uint8_t> annex,
+  virtual void decode(std::uint64_t context, WorkerId from, std::span<const std::uint8_t> extension_bytes,
                       const std::function<void()>& decode) = 0;
 };
 
@@ -114,7 +114,7 @@ struct AgentOptions {
   std::vector<Extension> extensions{};
 };
 
-class Agent final : public internal::Pump, public std::enable_shared_from_this<Agent> {
+class Agent final : public internal::WaitHelper, public std::enable_shared_from_this<Agent> {
  public:
   // Starts its first thread. The courier's peers are added by add_worker.
   static std::shared_ptr<Agent> start(AgentOptions options, std::unique_ptr<courier::Courier> courier);
@@ -145,7 +145,7 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
   // helping() is false.
   enum class Runs : std::uint8_t { kInThread, kQuick, kEither };
   using Handler = std::function<void(Request)>;
-  void handle(Kind kind, Handler handler, Runs runs = Runs::kInThread);
+  void handle(MessageKind kind, Handler handler, Runs runs = Runs::kInThread);
 
   // Sends a request; the future ends with the answer, the callee's exception (CallFailure::remote), kPeerLost, or kTimeout after
   // `timeout` (negative: the default; zero: none). `what` is for messages: "worker1's function add".
@@ -156,13 +156,13 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
   using OnAnswer = std::function<void(Answer*, const CallFailure*)>;
   // As above, but calls back with one of the two, on whatever thread: it must not block, and hand user code to run().
   // `future`: what on_answer ends, kept alive by it; for the words of who waits for it.
-  void request(WorkerId to, Kind kind, Payload payload, Milliseconds timeout, const std::string& what,
+  void request(WorkerId to, MessageKind kind, Payload payload, Milliseconds timeout, const std::string& what,
                OnAnswer on_answer, const internal::FutureBase* future = nullptr);
-  Future<Answer> request(WorkerId to, Kind kind, Payload payload, Milliseconds timeout,
+  Future<Answer> request(WorkerId to, MessageKind kind, Payload payload, Milliseconds timeout,
                          const std::string& what);
   // For control messages that may safely arrive twice: asks again when nothing came back within a second, then one and a half as
   // long, `n_tries` times in all. Ends with the answer or the last failure; only timeouts are tried again.
-  Future<Answer> request_again(WorkerId to, Kind kind, Payload payload, const std::string& what,
+  Future<Answer> request_again(WorkerId to, MessageKind kind, Payload payload, const std::string& what,
                                int n_tries = 5);
 
   // Runs a task on a thread of the agent, where it may block.
@@ -199,7 +199,7 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
 
   // This thread waits for something else, and fetches messages meanwhile: what it finds must not block it.
   static bool helping();
-  // Pump.
+  // WaitHelper.
   void help(const std::atomic<std::uint8_t>& over) override;
   void before_sleep() override;
   void after_sleep() override;
@@ -220,7 +220,7 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
     Handler handler;
     Runs runs = Runs::kInThread;
   };
-  enum class Lane : std::uint8_t { kResident, kHelper };
+  enum class Lane : std::uint8_t { kPoller, kHelper };
 
   Agent(AgentOptions options, std::unique_ptr<courier::Courier> courier);
   // The threads' part: one message, if there is one. False: none came. Whatever goes wrong with it (no memory above all) is logged
@@ -237,8 +237,8 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
   void run_handler(const HandlerEntry& entry, Request request) noexcept;
   bool worth_sharing() const;
   void note_duration(std::int64_t ns);
-  // `stay`: see Roster::end.
-  void take_loss(WorkerId peer, const std::string& cause, bool orderly, std::uint64_t stay = 0);
+  // `incarnation`: see WorkerDirectory::end.
+  void take_loss(WorkerId peer, const std::string& cause, bool orderly, std::uint64_t incarnation = 0);
   void note_unreachable(WorkerId to, const Failure& failure);
   void expire();
   void note_deadline(Deadline deadline);
@@ -253,14 +253,14 @@ class Agent final : public internal::Pump, public std::enable_shared_from_this<A
 
   const AgentOptions options_;
   const std::unique_ptr<courier::Courier> courier_;
-  const std::unique_ptr<internal::Roster> roster_;
+  const std::unique_ptr<internal::WorkerDirectory> directory_;
   std::atomic<std::int64_t> rpc_timeout_ms_;
   std::atomic<std::uint64_t> next_id_;  // starts anywhere: a number that comes back brings no ids back
   std::atomic<bool> closed_{false};
   std::atomic<bool> ends_expected_{false};
   std::atomic<CallExtension*> extension_{nullptr};
   std::atomic<std::size_t> n_running_{0};
-  std::atomic<int> n_in_row_{0};                    // messages the resident found one after the other
+  std::atomic<int> n_in_row_{0};                    // messages the poller found one after the other
   std::atomic<std::int64_t> typical_ns_{0};         // time that a request takes
   std::array<HandlerEntry, kMaxKinds> handlers_;    // constant after start
   std::vector<std::unique_ptr<Service>> services_;  // constant after start

@@ -7,14 +7,14 @@
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
 #include "lockstep/rpc/agent.h"
+#include "lockstep/rpc/detail/rref_scope.h"
 #include "lockstep/rpc/internal/pool.h"
-#include "lockstep/rpc/internal/roster.h"
-#include "lockstep/rpc/rref_scope.h"
+#include "lockstep/rpc/internal/worker_directory.h"
 
 namespace lockstep::rpc {
 namespace {
 
-// The resident looks for calls whose time is over after so many messages at the latest.
+// The poller looks for calls whose time is over after so many messages at the latest.
 constexpr int kLooksAtClock = 64;
 // About what it costs to wake another thread.
 constexpr std::int64_t kWorthSharingNs = 20'000;
@@ -59,20 +59,20 @@ bool Agent::step(Lane lane) noexcept {
 }
 
 bool Agent::take_next(Lane lane) {
-  if (lane == Lane::kResident &&
+  if (lane == Lane::kPoller &&
       n_in_row_.load(std::memory_order_relaxed) % kLooksAtClock == kLooksAtClock - 1) {
     expire();  // also while messages never end
-    if (!pool_->resident_here()) return true;
+    if (!pool_->poller_here()) return true;
   }
   auto event = courier_->poll();
   if (!event) {
-    if (lane == Lane::kResident) {
+    if (lane == Lane::kPoller) {
       n_in_row_.store(0, std::memory_order_relaxed);
       expire();
     }
     return false;
   }
-  if (lane == Lane::kResident) n_in_row_.fetch_add(1, std::memory_order_relaxed);
+  if (lane == Lane::kPoller) n_in_row_.fetch_add(1, std::memory_order_relaxed);
   take(std::move(*event), lane);
   return true;
 }
@@ -80,7 +80,7 @@ bool Agent::take_next(Lane lane) {
 void Agent::rest() noexcept {
   try {
     expire();
-    if (!pool_->resident_here()) return;
+    if (!pool_->poller_here()) return;
     courier_->wait(Deadline::from_monotonic_ns(earliest_ns_.load()));
     expire();
   } catch (...) {
@@ -91,13 +91,13 @@ void Agent::rest() noexcept {
 
 void Agent::take(courier::Event event, Lane lane) {
   if (event.what == courier::Event::What::kLost) {
-    const std::uint64_t stay = roster_->stay(event.from);
-    if (stay == 0) return;
-    const auto tell = [this, from = event.from, cause = std::move(event.cause), stay] {
-      take_loss(from, cause, false, stay);
+    const std::uint64_t incarnation = directory_->incarnation(event.from);
+    if (incarnation == 0) return;
+    const auto tell = [this, from = event.from, cause = std::move(event.cause), incarnation] {
+      take_loss(from, cause, false, incarnation);
     };
-    if (lane == Lane::kResident) {
-      pool_->linger(tell);
+    if (lane == Lane::kPoller) {
+      pool_->run_long(tell);
     } else {
       run(tell);
     }
@@ -105,8 +105,8 @@ void Agent::take(courier::Event event, Lane lane) {
   }
   if ((event.message.kind & kAnswer) == 0) {
     take_request(event.from, std::move(event.message), lane);
-  } else if (lane == Lane::kResident) {
-    pool_->linger([&] { take_answer(event.from, std::move(event.message)); });
+  } else if (lane == Lane::kPoller) {
+    pool_->run_long([&] { take_answer(event.from, std::move(event.message)); });
   } else {
     take_answer(event.from, std::move(event.message));
   }
@@ -120,7 +120,7 @@ void Agent::take_answer(WorkerId from, courier::Message message) {
     return;
   }
   if (message.kind == kException) {
-    const CallFailure failure = decode_failure(roster_->info(from), message.body.bytes);
+    const CallFailure failure = decode_failure(directory_->info(from), message.body.bytes);
     end_call(*pending, nullptr, &failure);
   } else {
     Answer answer{.body = std::move(message.body), .blobs = std::move(message.blobs)};
@@ -161,8 +161,8 @@ void Agent::take_request(WorkerId from, courier::Message message, Lane lane) {
   n_running_.fetch_add(1);
   if (entry.runs == Runs::kQuick || (entry.runs == Runs::kEither && lane == Lane::kHelper)) {
     run_handler(entry, std::move(request));
-  } else if (lane == Lane::kResident && !worth_sharing()) {
-    pool_->linger([&] { run_handler(entry, std::move(request)); });
+  } else if (lane == Lane::kPoller && !worth_sharing()) {
+    pool_->run_long([&] { run_handler(entry, std::move(request)); });
   } else {
     try {
       // A task is copied nowhere, but std::function wants to be able to.
@@ -200,10 +200,10 @@ void Agent::run_handler(const HandlerEntry& entry, Request request) noexcept {
   n_running_.fetch_sub(1);
 }
 
-void Agent::take_loss(WorkerId peer, const std::string& cause, bool orderly, std::uint64_t stay) {
-  if (!roster_->end(peer, cause, stay)) return;
+void Agent::take_loss(WorkerId peer, const std::string& cause, bool orderly, std::uint64_t incarnation) {
+  if (!directory_->end(peer, cause, incarnation)) return;
   if (!orderly && !ends_expected_)
-    base::log(LogLevel::kWarn, base::cat("worker ", roster_->info(peer).name, " is gone: ", cause));
+    base::log(LogLevel::kWarn, base::cat("worker ", directory_->info(peer).name, " is gone: ", cause));
   for (const auto& service : services_) {
     try {
       service->on_lost(peer, cause);
@@ -212,14 +212,14 @@ void Agent::take_loss(WorkerId peer, const std::string& cause, bool orderly, std
     }
   }
   fail_pending([peer](const Pending& pending) { return pending.to == peer; },
-               [&](const Pending& pending) { return roster_->lost(peer, pending.what); });
+               [&](const Pending& pending) { return directory_->lost(peer, pending.what); });
 }
 
 std::optional<Failure> Agent::send_answer(WorkerId to, courier::Message message) noexcept {
   auto failure = courier_->send(to, std::move(message), Deadline::after(kConnectToAnswer));
   if (failure && failure->kind != ErrorKind::kPeerLost && !closed()) {
-    base::log(LogLevel::kWarn,
-              base::cat("an answer to worker ", roster_->info(to).name, " was not sent: ", failure->message));
+    base::log(LogLevel::kWarn, base::cat("an answer to worker ", directory_->info(to).name,
+                                         " was not sent: ", failure->message));
   }
   return failure;
 }

@@ -4,7 +4,7 @@
 #include "lockstep/base/detail/text.h"
 #include "lockstep/rpc/agent.h"
 #include "lockstep/rpc/internal/pool.h"
-#include "lockstep/rpc/internal/roster.h"
+#include "lockstep/rpc/internal/worker_directory.h"
 
 namespace lockstep::rpc {
 namespace {
@@ -26,7 +26,7 @@ courier::Message make_message(std::uint8_t kind, std::uint64_t id, Payload paylo
 struct Retry {
   std::weak_ptr<Agent> agent;
   WorkerId to;
-  Kind kind;
+  MessageKind kind;
   Payload payload;
   std::string what;
   int n_left;
@@ -63,12 +63,12 @@ void try_once(const std::shared_ptr<Retry>& retry) {
 
 }  // namespace
 
-void Agent::request(WorkerId to, Kind kind, Payload payload, Milliseconds timeout, const std::string& what,
-                    OnAnswer on_answer, const internal::FutureBase* future) {
+void Agent::request(WorkerId to, MessageKind kind, Payload payload, Milliseconds timeout,
+                    const std::string& what, OnAnswer on_answer, const internal::FutureBase* future) {
   if (timeout.count() < 0) timeout = rpc_timeout();
   const Deadline deadline = Deadline::after(timeout);
   const std::uint64_t id = new_id();
-  const auto cargo = std::move(payload.cargo);
+  const auto guard = std::move(payload.guard);
   std::optional<Failure> failure;
   {
     const std::lock_guard lock(mutex_);
@@ -89,20 +89,20 @@ void Agent::request(WorkerId to, Kind kind, Payload payload, Milliseconds timeou
     failure = courier_->send(to, make_message(static_cast<std::uint8_t>(kind), id, std::move(payload)),
                              timeout.count() == 0 ? Deadline::after(kConnect) : deadline);
     if (!failure) {
-      if (cargo) cargo->sent();
+      if (guard) guard->sent();
       return;
     }
     if (!take_pending(id)) return;  // the loss was told to it
     if (failure->kind == ErrorKind::kPeerLost) {
       note_unreachable(to, *failure);
-      failure = roster_->lost(to, what);
+      failure = directory_->lost(to, what);
     }
   }
   const CallFailure value{.failure = std::move(*failure)};
   on_answer(nullptr, &value);
 }
 
-Future<Agent::Answer> Agent::request(WorkerId to, Kind kind, Payload payload, Milliseconds timeout,
+Future<Agent::Answer> Agent::request(WorkerId to, MessageKind kind, Payload payload, Milliseconds timeout,
                                      const std::string& what) {
   Promise<Answer> promise(weak_from_this());
   request(
@@ -163,10 +163,10 @@ std::string Agent::unanswered() const {
 
 // A worker that died before anything was sent to it has no connection whose end could tell.
 void Agent::note_unreachable(WorkerId to, const Failure& failure) {
-  const std::uint64_t stay = roster_->stay(to);
-  if (stay == 0 || closed()) return;
+  const std::uint64_t incarnation = directory_->incarnation(to);
+  if (incarnation == 0 || closed()) return;
   const std::string cause = failure.peer ? failure.peer->cause : failure.message;
-  run([this, to, cause, stay] { take_loss(to, cause, false, stay); });
+  run([this, to, cause, incarnation] { take_loss(to, cause, false, incarnation); });
 }
 
 void Agent::note_deadline(Deadline deadline) {
@@ -174,7 +174,7 @@ void Agent::note_deadline(Deadline deadline) {
   std::int64_t earliest = earliest_ns_.load();
   while (ns < earliest && !earliest_ns_.compare_exchange_weak(earliest, ns)) {
   }
-  if (ns < earliest) courier_->wake();  // the resident sleeps for too long
+  if (ns < earliest) courier_->wake();  // the poller would sleep past it
 }
 
 std::optional<Agent::Pending> Agent::take_pending(std::uint64_t id, std::optional<WorkerId> from) {
@@ -218,12 +218,12 @@ void Agent::expire() {
     next = std::min(next, pending.deadline.monotonic_ns());
     return false;
   });
-  // Before callbacks run: they may last, and then another thread is resident.
+  // Before callbacks run: they may last, and then another thread is the poller.
   std::int64_t earliest = earliest_ns_.load();
   while (next < earliest && !earliest_ns_.compare_exchange_weak(earliest, next)) {
   }
   if (late.empty()) return;
-  pool_->linger([&] {
+  pool_->run_long([&] {
     for (const auto& pending : late) {
       const CallFailure failure{.failure = timeout_failure(pending.what, pending.timeout)};
       end_call(pending, nullptr, &failure);
@@ -231,8 +231,8 @@ void Agent::expire() {
   });
 }
 
-Future<Agent::Answer> Agent::request_again(WorkerId to, Kind kind, Payload payload, const std::string& what,
-                                           int n_tries) {
+Future<Agent::Answer> Agent::request_again(WorkerId to, MessageKind kind, Payload payload,
+                                           const std::string& what, int n_tries) {
   const auto retry = std::make_shared<Retry>(Retry{.agent = weak_from_this(),
                                                    .to = to,
                                                    .kind = kind,

@@ -218,7 +218,8 @@ class EndlessCourier final : public CourierAround {
   std::optional<courier::Event> poll() override {
     auto event = CourierAround::poll();
     if (event || !endless_) return event;
-    return courier::Event{.from = 1, .message = {.kind = static_cast<std::uint8_t>(Kind::kGather) | kAnswer}};
+    return courier::Event{.from = 1,
+                          .message = {.kind = static_cast<std::uint8_t>(MessageKind::kGather) | kAnswer}};
   }
 
  private:
@@ -261,7 +262,7 @@ TEST(Agent, DiscardsAnAnswerOfAnotherWorkerThanTheOneThatWasAsked) {
                 };
                 const auto value = internal::encode_value(
                     *workers.agents[0], 0, 0, [](object::Encoder& encoder) { object::write(encoder, 666); });
-                EXPECT_FALSE(forge(static_cast<std::uint8_t>(Kind::kCall) | kAnswer, value.body));
+                EXPECT_FALSE(forge(static_cast<std::uint8_t>(MessageKind::kCall) | kAnswer, value.body));
                 EXPECT_FALSE(forge(kException, encode_failure({.failure = {.message = "made up"}})));
                 // What is answered came after them.
                 EXPECT_FALSE(forge(60, {}));
@@ -271,7 +272,8 @@ TEST(Agent, DiscardsAnAnswerOfAnotherWorkerThanTheOneThatWasAsked) {
                 EXPECT_EQ(call.wait(), 7);
               },
               {.exchange = {.lose = [&](WorkerId from, WorkerId, const courier::Message& message) {
-                 if (from == 0 && message.kind == static_cast<std::uint8_t>(Kind::kCall)) id = message.id;
+                 if (from == 0 && message.kind == static_cast<std::uint8_t>(MessageKind::kCall))
+                   id = message.id;
                  return false;
                }}});
 }
@@ -312,7 +314,7 @@ TEST(Agent, OutlivesALackOfMemoryWhereMessagesAreTaken) {
 // Of a service that has no memory for what it is asked.
 void exhaust(Agent& agent) {
   agent.handle(
-      static_cast<Kind>(60), [](Request) { throw std::bad_alloc(); }, Agent::Runs::kQuick);
+      static_cast<MessageKind>(60), [](Request) { throw std::bad_alloc(); }, Agent::Runs::kQuick);
 }
 class ExhaustedService final : public Service {
  public:
@@ -336,14 +338,14 @@ TEST(Agent, OutlivesALackOfMemoryInTasksCallbacksAndHandlers) {
                     throw std::bad_alloc();
                   });
                   // What takes the answer, on the thread that found it.
-                  agent->request(1, static_cast<Kind>(61), {}, 30s, "a question",
+                  agent->request(1, static_cast<MessageKind>(61), {}, 30s, "a question",
                                  [&](Agent::Answer*, const CallFailure*) {
                                    ++n_ran;
                                    throw std::bad_alloc();
                                  });
                   until([&] { return n_ran == 2; });
-                  const auto refused =
-                      caught([&] { agent->request(1, static_cast<Kind>(60), {}, 30s, "a request").wait(); });
+                  const auto refused = caught(
+                      [&] { agent->request(1, static_cast<MessageKind>(60), {}, 30s, "a request").wait(); });
                   EXPECT_TRUE(says(refused, "without an answer")) << refused.message;
                 }
                 EXPECT_EQ(rpc_sync(1, add, {1, 1}), 2);

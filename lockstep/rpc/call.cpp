@@ -4,7 +4,7 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/rpc/rref_scope.h"
+#include "lockstep/rpc/detail/rref_scope.h"
 
 namespace lockstep::rpc {
 namespace {
@@ -39,12 +39,12 @@ class Running {
 
 namespace internal {
 
-// context u64, flags u8, length of the name u16, of the annex u32, of the list of RRefs u32, name, annex, list, object.
+// context u64, flags u8, length of the name u16, of the extension_bytes u32, of the list of RRefs u32, name, extension_bytes, list, object.
 Payload encode_call(const OutgoingCall& call) {
   const auto context = this_call().autograd_context;
   SendScope scope(*call.agent, call.to.id);
   Payload payload;
-  Bytes annex;
+  Bytes extension_bytes;
   Bytes object;
   const auto encode = [&] {
     object::Encoder encoder(&payload.blobs);
@@ -52,7 +52,7 @@ Payload encode_call(const OutgoingCall& call) {
     object = encoder.take();
   };
   if (auto* extension = context == 0 ? nullptr : call.agent->extension()) {
-    annex = extension->encode(context, call.to.id, encode);
+    extension_bytes = extension->encode(context, call.to.id, encode);
   } else {
     encode();
   }
@@ -60,14 +60,14 @@ Payload encode_call(const OutgoingCall& call) {
   writer.put(context)
       .put(profile_here() ? kProfiled : std::uint8_t{0})
       .put(static_cast<std::uint16_t>(call.function.size()))
-      .put(static_cast<std::uint32_t>(annex.size()))
+      .put(static_cast<std::uint32_t>(extension_bytes.size()))
       .put(static_cast<std::uint32_t>(scope.count() * kRRefOnWireBytes))
       .raw({reinterpret_cast<const std::uint8_t*>(call.function.data()), call.function.size()})
-      .raw(annex)
+      .raw(extension_bytes)
       .raw(scope.list())
       .raw(object);
   payload.body = writer.take();
-  payload.cargo = scope.cargo();
+  payload.guard = scope.guard();
   return payload;
 }
 
@@ -77,17 +77,17 @@ CallHead read_call_head(std::span<const std::uint8_t> body) {
   const auto context = reader.get<std::uint64_t>();
   const auto flags = reader.get<std::uint8_t>();
   const auto n_name = reader.get<std::uint16_t>();
-  const auto n_annex = reader.get<std::uint32_t>();
+  const auto n_extension_bytes = reader.get<std::uint32_t>();
   const auto n_rrefs = reader.get<std::uint32_t>();
-  if (!context || !flags || !n_name || !n_annex || !n_rrefs) damaged();
+  if (!context || !flags || !n_name || !n_extension_bytes || !n_rrefs) damaged();
   const auto name = reader.raw(*n_name);
-  const auto annex = reader.raw(*n_annex);
+  const auto extension_bytes = reader.raw(*n_extension_bytes);
   const auto rrefs = reader.raw(*n_rrefs);
-  if (!name || !annex || !rrefs) damaged();
+  if (!name || !extension_bytes || !rrefs) damaged();
   head.context = *context;
   head.flags = *flags;
   head.function = as_text(*name);
-  head.annex = *annex;
+  head.extension_bytes = *extension_bytes;
   head.rrefs = *rrefs;
   head.object = body.subspan(reader.position());
   return head;
@@ -95,22 +95,26 @@ CallHead read_call_head(std::span<const std::uint8_t> body) {
 
 CallHead read_value_head(std::span<const std::uint8_t> body) {
   base::ByteReader reader(body);
-  const auto n_annex = reader.get<std::uint32_t>();
+  const auto n_extension_bytes = reader.get<std::uint32_t>();
   const auto n_events = reader.get<std::uint32_t>();
   const auto n_rrefs = reader.get<std::uint32_t>();
-  const auto annex = n_annex && n_events && n_rrefs ? reader.raw(*n_annex) : std::nullopt;
-  const auto events = annex ? reader.raw(*n_events) : std::nullopt;
+  const auto extension_bytes =
+      n_extension_bytes && n_events && n_rrefs ? reader.raw(*n_extension_bytes) : std::nullopt;
+  const auto events = extension_bytes ? reader.raw(*n_events) : std::nullopt;
   const auto rrefs = events ? reader.raw(*n_rrefs) : std::nullopt;
   if (!rrefs) base::raise(ErrorKind::kUsage, "this is not an answer: the message is damaged");
-  return {.annex = *annex, .events = *events, .rrefs = *rrefs, .object = body.subspan(reader.position())};
+  return {.extension_bytes = *extension_bytes,
+          .events = *events,
+          .rrefs = *rrefs,
+          .object = body.subspan(reader.position())};
 }
 
-// length of the annex u32, of the events u32, of the list of RRefs u32, annex, events, list, object.
+// length of the extension_bytes u32, of the events u32, of the list of RRefs u32, extension_bytes, events, list, object.
 Payload encode_value(Agent& agent, std::uint64_t context, WorkerId to,
                      const std::function<void(object::Encoder&)>& encode, const ProfileLog* profile) {
   SendScope scope(agent, to);
   Payload payload;
-  Bytes annex;
+  Bytes extension_bytes;
   Bytes object;
   const auto write = [&] {
     object::Encoder encoder(&payload.blobs);
@@ -118,35 +122,35 @@ Payload encode_value(Agent& agent, std::uint64_t context, WorkerId to,
     object = encoder.take();
   };
   if (auto* extension = context == 0 ? nullptr : agent.extension()) {
-    annex = extension->encode(context, to, write);
+    extension_bytes = extension->encode(context, to, write);
   } else {
     write();
   }
   base::ByteWriter writer;
   const Bytes events = profile == nullptr ? Bytes{} : lockstep::encode(profile->events());
-  writer.put(static_cast<std::uint32_t>(annex.size()))
+  writer.put(static_cast<std::uint32_t>(extension_bytes.size()))
       .put(static_cast<std::uint32_t>(events.size()))
       .put(static_cast<std::uint32_t>(scope.count() * kRRefOnWireBytes))
-      .raw(annex)
+      .raw(extension_bytes)
       .raw(events)
       .raw(scope.list())
       .raw(object);
   payload.body = writer.take();
-  payload.cargo = scope.cargo();
+  payload.guard = scope.guard();
   return payload;
 }
 
 namespace {
 
-void decode_object(Agent& agent, std::uint64_t context, WorkerId from, std::span<const std::uint8_t> annex,
-                   std::span<const std::uint8_t> object, const object::Blobs& blobs,
-                   const std::function<void(object::Decoder&)>& decode) {
+void decode_object(Agent& agent, std::uint64_t context, WorkerId from,
+                   std::span<const std::uint8_t> extension_bytes, std::span<const std::uint8_t> object,
+                   const object::Blobs& blobs, const std::function<void(object::Decoder&)>& decode) {
   const auto read = [&] {
     object::Decoder decoder(object, blobs);
     decode(decoder);
     decoder.finish();
   };
-  if (annex.empty()) {
+  if (extension_bytes.empty()) {
     read();
     return;
   }
@@ -156,7 +160,7 @@ void decode_object(Agent& agent, std::uint64_t context, WorkerId from, std::span
                 "a call came with an autograd context, and this program has no distributed autograd: include "
                 "lockstep/autograd/autograd.h (or lockstep/lockstep.h)");
   }
-  extension->decode(context, from, annex, read);
+  extension->decode(context, from, extension_bytes, read);
 }
 
 }  // namespace
@@ -165,7 +169,7 @@ void decode_value(Agent& agent, std::uint64_t context, WorkerId from, std::span<
                   const object::Blobs& blobs, const std::function<void(object::Decoder&)>& decode) {
   const CallHead head = read_value_head(body);
   const ReceiveScope scope(agent, from, head.rrefs);
-  decode_object(agent, context, from, head.annex, head.object, blobs, decode);
+  decode_object(agent, context, from, head.extension_bytes, head.object, blobs, decode);
 }
 
 void run_call(Agent& agent, WorkerId from, const CallHead& head, const object::Blobs& blobs, CallDone done,
@@ -175,7 +179,7 @@ void run_call(Agent& agent, WorkerId from, const CallHead& head, const object::B
     const auto& entry = find_function(std::string(head.function));
     std::shared_ptr<void> arguments;
     try {
-      decode_object(agent, head.context, from, head.annex, head.object, blobs,
+      decode_object(agent, head.context, from, head.extension_bytes, head.object, blobs,
                     [&](object::Decoder& decoder) { arguments = entry.decode(decoder); });
     } catch (const Error& error) {
       Failure failure = error.failure();
@@ -301,7 +305,7 @@ Agent::OnAnswer profiled(const OutgoingCall& call, Agent::OnAnswer next) {
 void send_call(const OutgoingCall& call, Agent::OnAnswer on_answer, const FutureBase* future) {
   if (call.function.size() > 0xFFFF) base::raise(ErrorKind::kUsage, "the name of a function is too long");
   auto payload = encode_call(call);
-  call.agent->request(call.to.id, Kind::kCall, std::move(payload), call.timeout, describe_call(call),
+  call.agent->request(call.to.id, MessageKind::kCall, std::move(payload), call.timeout, describe_call(call),
                       profiled(call, std::move(on_answer)), future);
 }
 

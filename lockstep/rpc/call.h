@@ -60,7 +60,7 @@ struct CallHead {
   std::uint64_t context = 0;
   std::uint8_t flags = 0;
   std::string_view function{};
-  std::span<const std::uint8_t> annex{};
+  std::span<const std::uint8_t> extension_bytes{};
   std::span<const std::uint8_t> events{};
   std::span<const std::uint8_t> rrefs{};  // those in the object (rref_scope.h)
   std::span<const std::uint8_t> object{};
@@ -87,7 +87,7 @@ using CallDone =
     std::function<void(const ValueType* type, std::shared_ptr<void> result, const CallFailure* failure)>;
 void run_call(Agent& agent, WorkerId from, const CallHead& head, const object::Blobs& blobs, CallDone done,
               const std::shared_ptr<ProfileLog>& profile = {});
-// The handler of Kind::kCall.
+// The handler of MessageKind::kCall.
 void serve_call(Request request);
 
 // "worker1's function add".

@@ -345,12 +345,12 @@ TEST(Call, ThatIsDamagedHarmsNobody) {
     if (rank != 0) return;
     const auto agent = current_agent("test");
     for (const auto& body : {Bytes{}, Bytes{1, 2, 3}, Bytes(14, 0xFF), Bytes(40, 0)}) {
-      const auto failure =
-          caught([&] { agent->request(1, Kind::kCall, {.body = body}, 10s, "a damaged call").wait(); });
+      const auto failure = caught(
+          [&] { agent->request(1, MessageKind::kCall, {.body = body}, 10s, "a damaged call").wait(); });
       EXPECT_TRUE(says(failure, "On WorkerInfo(id=1")) << failure.message;
     }
     const auto failure =
-        caught([&] { agent->request(1, static_cast<Kind>(61), {}, 10s, "an odd call").wait(); });
+        caught([&] { agent->request(1, static_cast<MessageKind>(61), {}, 10s, "an odd call").wait(); });
     EXPECT_EQ(failure.kind, ErrorKind::kUnsupported);
     EXPECT_EQ(rpc_sync(1, add, {1, 1}), 2);
   });
@@ -423,12 +423,15 @@ TEST(Messages, OfEachKindAreSentForWhatTheyAreFor) {
 
 // Those of distributed autograd too, which this folder does not send.
 TEST(Messages, OfEveryKindHaveTheNumbersOfTheProtocol) {
-  const std::pair<Kind, int> numbers[] = {
-      {Kind::kCall, 0x01},        {Kind::kRemoteCall, 0x03},   {Kind::kRRefFetch, 0x08},
-      {Kind::kRRefDelete, 0x09},  {Kind::kRRefFork, 0x0A},     {Kind::kRRefChild, 0x0B},
-      {Kind::kBackward, 0x10},    {Kind::kBackwardPlan, 0x11}, {Kind::kCleanup, 0x12},
-      {Kind::kContextHeld, 0x13}, {Kind::kBackwardDone, 0x14}, {Kind::kBackwardAbort, 0x15},
-      {Kind::kGather, 0x20},      {Kind::kLeave, 0x21},        {Kind::kGatherMissing, 0x22}};
+  const std::pair<MessageKind, int> numbers[] = {
+      {MessageKind::kCall, 0x01},         {MessageKind::kRemoteCall, 0x03},
+      {MessageKind::kRRefFetch, 0x08},    {MessageKind::kRRefDelete, 0x09},
+      {MessageKind::kRRefFork, 0x0A},     {MessageKind::kRRefChild, 0x0B},
+      {MessageKind::kBackward, 0x10},     {MessageKind::kBackwardPlan, 0x11},
+      {MessageKind::kCleanup, 0x12},      {MessageKind::kContextHeld, 0x13},
+      {MessageKind::kBackwardDone, 0x14}, {MessageKind::kBackwardAbort, 0x15},
+      {MessageKind::kGather, 0x20},       {MessageKind::kLeave, 0x21},
+      {MessageKind::kGatherMissing, 0x22}};
   for (const auto& [kind, number] : numbers) EXPECT_EQ(static_cast<int>(kind), number);
   EXPECT_EQ(kAnswer, 0x80);
   EXPECT_EQ(kException, 0xFF);
@@ -487,19 +490,19 @@ TEST(Profile, OfAServerSeesEveryCaller) {
 
 TEST(Control, IsAskedAgainWhenItWasLost) {
   std::atomic<int> n_lost{0};
-  run_workers(2,
-              [&](int rank, Workers&) {
-                if (rank != 0) return;
-                const auto agent = current_agent("test");
-                n_lost = 0;
-                const auto answer = agent->request_again(1, static_cast<Kind>(61), {}, "a control message");
-                EXPECT_EQ(caught([&] { answer.wait(); }).kind, ErrorKind::kUnsupported)
-                    << "an answer at last";
-                EXPECT_EQ(n_lost, 2) << "sent twice, the first was lost";
-              },
-              {.exchange = {.lose = [&](WorkerId, WorkerId, const courier::Message& message) {
-                 return message.kind == 61 && n_lost++ == 0;
-               }}});
+  run_workers(
+      2,
+      [&](int rank, Workers&) {
+        if (rank != 0) return;
+        const auto agent = current_agent("test");
+        n_lost = 0;
+        const auto answer = agent->request_again(1, static_cast<MessageKind>(61), {}, "a control message");
+        EXPECT_EQ(caught([&] { answer.wait(); }).kind, ErrorKind::kUnsupported) << "an answer at last";
+        EXPECT_EQ(n_lost, 2) << "sent twice, the first was lost";
+      },
+      {.exchange = {.lose = [&](WorkerId, WorkerId, const courier::Message& message) {
+         return message.kind == 61 && n_lost++ == 0;
+       }}});
 }
 
 // What it does may not be done twice.
@@ -513,7 +516,8 @@ TEST(Call, IsNeverSentTwice) {
         EXPECT_EQ(n_sent, 1);
       },
       {.exchange = {.lose = [&](WorkerId from, WorkerId to, const courier::Message& message) {
-         if (from != 0 || to != 1 || message.kind != static_cast<std::uint8_t>(Kind::kCall)) return false;
+         if (from != 0 || to != 1 || message.kind != static_cast<std::uint8_t>(MessageKind::kCall))
+           return false;
          ++n_sent;
          return true;
        }}});

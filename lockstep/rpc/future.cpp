@@ -19,11 +19,11 @@ void raise_late(Milliseconds timeout) {
 
 bool FutureBase::wait_over(Deadline deadline, const std::function<std::string()>& waiting) {
   if (over()) return true;
-  const auto pump = pump_.lock();
-  if (pump) {
-    pump->help(over_);
+  const auto helper = helper_.lock();
+  if (helper) {
+    helper->help(over_);
     if (over()) return true;
-    pump->before_sleep();
+    helper->before_sleep();
   }
   {
     std::unique_lock lock(mutex_);
@@ -33,7 +33,7 @@ bool FutureBase::wait_over(Deadline deadline, const std::function<std::string()>
     while (!changed_.wait_until(lock, slow.next().time_point(), ended) && !deadline.expired()) {
       lock.unlock();
       try {
-        slow.say_if_due([&] { return awaited(pump.get(), waiting); });
+        slow.say_if_due([&] { return awaited(helper.get(), waiting); });
       } catch (...) {  // the wait goes on without its line
         log_current_failure("a wait for a future that lasts cannot be described");
       }
@@ -41,13 +41,14 @@ bool FutureBase::wait_over(Deadline deadline, const std::function<std::string()>
     }
     --n_sleeping_;
   }
-  if (pump) pump->after_sleep();
+  if (helper) helper->after_sleep();
   return over();
 }
 
-base::Awaited FutureBase::awaited(const Pump* pump, const std::function<std::string()>& waiting) const {
+base::Awaited FutureBase::awaited(const WaitHelper* helper,
+                                  const std::function<std::string()>& waiting) const {
   if (waiting) return {.words = waiting()};
-  if (pump != nullptr) return pump->awaited(*this);
+  if (helper != nullptr) return helper->awaited(*this);
   return {.words = "Future::wait waits for a Promise of this process that nobody has set"};
 }
 

@@ -40,9 +40,9 @@ namespace internal {
 class FutureBase;
 
 // What a waiting thread does meanwhile, and who runs callbacks: an agent. Absent: it only sleeps.
-class Pump {
+class WaitHelper {
  public:
-  virtual ~Pump() = default;
+  virtual ~WaitHelper() = default;
   // Fetches messages until `over` is not zero, or for a short while.
   virtual void help(const std::atomic<std::uint8_t>& over) = 0;
   // Around sleeping: a pool thread that sleeps is made up for by another.
@@ -54,14 +54,14 @@ class Pump {
 
 class FutureBase {
  public:
-  explicit FutureBase(std::weak_ptr<Pump> pump) : pump_(std::move(pump)) {}
+  explicit FutureBase(std::weak_ptr<WaitHelper> helper) : helper_(std::move(helper)) {}
   FutureBase(const FutureBase&) = delete;
   FutureBase& operator=(const FutureBase&) = delete;
   virtual ~FutureBase() = default;
 
   using Callback = std::function<void()>;
   bool over() const { return over_.load(std::memory_order_acquire) != 0; }
-  // False at the deadline. A wait that lasts says once (SlowWait) what for: waiting(), else what the pump knows. waiting
+  // False at the deadline. A wait that lasts says once (SlowWait) what for: waiting(), else what the helper knows. waiting
   // is called under no lock of the future's.
   bool wait_over(Deadline deadline, const std::function<std::string()>& waiting = {});
   // Runs it now when over, else on the thread that ends it. A callback must not throw; what it throws is logged.
@@ -70,7 +70,7 @@ class FutureBase {
   const CallFailure* failure() const { return failure_ ? &*failure_ : nullptr; }
   // The value of `fail` is ignored when it is over. Returns callbacks for the caller to run, never under a lock.
   [[nodiscard]] std::vector<Callback> fail(CallFailure failure);
-  const std::weak_ptr<Pump>& pump() const { return pump_; }
+  const std::weak_ptr<WaitHelper>& helper() const { return helper_; }
 
   static void run(std::vector<Callback> callbacks) noexcept;
 
@@ -92,11 +92,11 @@ class FutureBase {
   }
 
  private:
-  base::Awaited awaited(const Pump* pump, const std::function<std::string()>& waiting) const;
+  base::Awaited awaited(const WaitHelper* helper, const std::function<std::string()>& waiting) const;
 
   std::atomic<std::uint8_t> over_{0};
   std::optional<CallFailure> failure_;  // written before over_
-  const std::weak_ptr<Pump> pump_;
+  const std::weak_ptr<WaitHelper> helper_;
   std::mutex mutex_;
   std::condition_variable changed_;
   int n_sleeping_ = 0;               // guarded by mutex_
@@ -146,9 +146,9 @@ class Promise {
  public:
   using State = internal::FutureState<internal::Held<T>>;
 
-  Promise() : Promise(std::weak_ptr<internal::Pump>()) {}
-  explicit Promise(std::weak_ptr<internal::Pump> pump)
-      : held_(std::make_shared<Held>(std::make_shared<State>(std::move(pump)))) {}
+  Promise() : Promise(std::weak_ptr<internal::WaitHelper>()) {}
+  explicit Promise(std::weak_ptr<internal::WaitHelper> helper)
+      : held_(std::make_shared<Held>(std::make_shared<State>(std::move(helper)))) {}
 
   Future<T> future() const { return Future<T>(state()); }
   // The first of these ends the future, later ones are ignored. Callbacks run here.
@@ -217,7 +217,7 @@ class Future {
   auto then(Function fn) const {
     using Result = std::invoke_result_t<Function, Future>;
     using Value_ = typename Unwrapped<Result>::type;
-    Promise<Value_> promise(state()->pump());
+    Promise<Value_> promise(state()->helper());
     state()->on_over([self = *this, fn = std::move(fn), promise]() mutable {
       try {
         if constexpr (is_future<Result>) {
@@ -266,7 +266,7 @@ Future<std::vector<Future<T>>> collect_all(std::vector<Future<T>> futures) {
     std::atomic<std::size_t> n_left;
   };
   const auto all = std::make_shared<Gathered>(
-      futures, Promise<std::vector<Future<T>>>(futures[0].state()->pump()), futures.size());
+      futures, Promise<std::vector<Future<T>>>(futures[0].state()->helper()), futures.size());
   for (const auto& future : futures) {
     future.state()->on_over([all] {
       if (all->n_left.fetch_sub(1) == 1) all->promise.set(std::exchange(all->futures, {}));

@@ -48,9 +48,9 @@ std::string joined(const std::vector<std::string>& names) {
 
 Gatherings::Gatherings(Agent& agent) : agent_(agent) {
   agent.handle(
-      Kind::kGather, [this](Request request) { take(std::move(request)); }, Agent::Runs::kQuick);
+      MessageKind::kGather, [this](Request request) { take(std::move(request)); }, Agent::Runs::kQuick);
   agent.handle(
-      Kind::kGatherMissing, [this](Request request) { tell_missing(std::move(request)); },
+      MessageKind::kGatherMissing, [this](Request request) { tell_missing(std::move(request)); },
       Agent::Runs::kQuick);
 }
 
@@ -72,7 +72,7 @@ std::map<std::string, Object> Gatherings::gather(const Object& value, std::vecto
   }
   const WorkerInfo leader = agent_.find(*names.begin());
   const auto call =
-      agent_.request(leader.id, Kind::kGather,
+      agent_.request(leader.id, MessageKind::kGather,
                      {.body = encode(GatherRecord{
                           .names = names, .number = number, .name = agent_.self().name, .value = value})},
                      timeout, base::cat("a gathering of ", names.size(), " workers led by ", leader.name));
@@ -95,7 +95,7 @@ std::string Gatherings::ask_missing(const WorkerInfo& leader, const Key& key) {
   try {
     const auto answer =
         agent_
-            .request(leader.id, Kind::kGatherMissing,
+            .request(leader.id, MessageKind::kGatherMissing,
                      {.body = encode(MissingRecord{.names = key.first, .number = key.second})}, kAskMissing,
                      "who has not come")
             .wait();

@@ -7,7 +7,7 @@
 #include <thread>
 
 #include "lockstep/base/detail/raise.h"
-#include "lockstep/rpc/internal/farewell.h"
+#include "lockstep/rpc/internal/shutdown_barrier.h"
 #include "lockstep/rpc/rpc_testing.h"
 #include "lockstep/store/hash_store.h"
 

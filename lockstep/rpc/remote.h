@@ -25,7 +25,7 @@ template <class T, class... A>
 RRef<T> start_remote(const Worker& to, const std::string& function, const std::tuple<A...>& values,
                      const CallOptions& options) {
   const auto call = make_call("rpc_remote", to, function, values, options);
-  return RRef<T>(rref_context(*call.agent).start_remote(call));
+  return RRef<T>(rref_manager(*call.agent).start_remote(call));
 }
 
 // What remote(to, fn) makes: void leaves Nothing.

@@ -21,7 +21,7 @@ void Request::answer(Payload payload) {
                                                   .body = courier::owned_blob(std::move(payload.body)),
                                                   .blobs = std::move(payload.blobs)});
   if (!failure) {
-    if (payload.cargo) payload.cargo->sent();
+    if (payload.guard) payload.guard->sent();
     return;
   }
   if (failure->kind == ErrorKind::kPeerLost || failure->kind == ErrorKind::kAborted) return;

@@ -16,9 +16,9 @@
 #include "lockstep/net/address.h"
 #include "lockstep/rendezvous/rendezvous.h"
 #include "lockstep/rpc/current.h"
-#include "lockstep/rpc/internal/farewell.h"
+#include "lockstep/rpc/detail/rref_manager.h"
 #include "lockstep/rpc/internal/membership.h"
-#include "lockstep/rpc/rref_context.h"
+#include "lockstep/rpc/internal/shutdown_barrier.h"
 #include "lockstep/store/prefix_store.h"
 #include "lockstep/store/tcp_store.h"
 
@@ -155,23 +155,23 @@ void wait_idle(Agent& agent, Deadline deadline, Idle idle) {
 
 // Gives back what this worker refers to, and waits until the owners know.
 void drop_rrefs(Agent& agent, Deadline deadline) {
-  auto& rrefs = rref_context(agent);
+  auto& rrefs = rref_manager(agent);
   rrefs.drop_users();
   if (!rrefs.wait_idle(deadline))
     base::raise(ErrorKind::kTimeout, "shutdown: RRefs could not be given back in time");
 }
 
 void leave_static(Agent& agent, Deadline deadline) {
-  auto& farewell = agent.service<internal::Farewell>();
+  auto& barrier = agent.service<internal::ShutdownBarrier>();
   // Twice: what ran for a worker that had come to the first round may have called another that had been idle.
   for (std::uint32_t round = 1; round <= 2; ++round) {
     wait_idle(agent, deadline, Idle::kAllCalls);
-    farewell.meet(round, deadline);
+    barrier.meet(round, deadline);
   }
   drop_rrefs(agent, deadline);
-  farewell.meet(3, deadline);
+  barrier.meet(3, deadline);
   agent.expect_ends();
-  farewell.meet(4, deadline);
+  barrier.meet(4, deadline);
 }
 
 void leave(Agent& agent, Session& session, Deadline deadline) {
@@ -183,8 +183,8 @@ void leave(Agent& agent, Session& session, Deadline deadline) {
     leave_static(agent, deadline);
   }
   // Nobody else is left to refer to anything, but for workers of a dynamic group.
-  rref_context(agent).check_leaks(session.options.strict_rref_check ? RRefContext::LeakCheck::kStrict
-                                                                    : RRefContext::LeakCheck::kWarn);
+  rref_manager(agent).check_leaks(session.options.strict_rref_check ? RRefManager::LeakCheck::kStrict
+                                                                    : RRefManager::LeakCheck::kWarn);
 }
 
 }  // namespace

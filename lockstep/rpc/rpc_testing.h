@@ -18,7 +18,7 @@
 #include "lockstep/courier/local_courier.h"
 #include "lockstep/rpc/agent.h"
 #include "lockstep/rpc/current.h"
-#include "lockstep/rpc/rref_context.h"
+#include "lockstep/rpc/detail/rref_manager.h"
 
 namespace lockstep::rpc::testing {
 
@@ -173,14 +173,14 @@ inline void run_workers(int n, const std::function<void(int, Workers&)>& fn,
 
 // As `after`: everyone drops its RRefs and waits; then nothing may be left.
 inline void expect_no_rrefs(Workers& workers) {
-  for (auto& agent : workers.agents) rref_context(*agent).drop_users();
+  for (auto& agent : workers.agents) rref_manager(*agent).drop_users();
   for (int round = 0; round < 3; ++round) {
     for (auto& agent : workers.agents) {
-      EXPECT_TRUE(rref_context(*agent).wait_idle(Deadline::after(Milliseconds(10'000))));
+      EXPECT_TRUE(rref_manager(*agent).wait_idle(Deadline::after(Milliseconds(10'000))));
     }
   }
   for (auto& agent : workers.agents) {
-    EXPECT_EQ(rref_context(*agent).leaks(), "");
+    EXPECT_EQ(rref_manager(*agent).leaks(), "");
     const auto info = agent->debug_info();
     for (const char* name :
          {"num_owner_rrefs", "num_forks", "num_users", "num_pending_users", "num_pending_futures"}) {

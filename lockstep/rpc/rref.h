@@ -22,7 +22,7 @@
 #include <utility>
 
 #include "lockstep/rpc/call.h"
-#include "lockstep/rpc/rref_context.h"
+#include "lockstep/rpc/detail/rref_manager.h"
 #include "lockstep/rpc/rref_method.h"
 
 namespace lockstep::rpc {
@@ -150,4 +150,4 @@ RRef(std::shared_ptr<T>) -> RRef<T>;
 
 }  // namespace lockstep::rpc
 
-#include "lockstep/rpc/rref_inl.h"
+#include "lockstep/rpc/detail/rref_inl.h"

@@ -1,10 +1,10 @@
-// The calls of RRefContext: making a value on another worker, and fetching it.
+// The calls of RRefManager: making a value on another worker, and fetching it.
 #include "lockstep/base/detail/byte_io.h"
 #include "lockstep/base/detail/demangle.h"
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
-#include "lockstep/rpc/rref_context.h"
-#include "lockstep/rpc/rref_scope.h"
+#include "lockstep/rpc/detail/rref_manager.h"
+#include "lockstep/rpc/detail/rref_scope.h"
 
 namespace lockstep::rpc {
 
@@ -44,7 +44,7 @@ Payload encode_fetched(Agent& agent, const FetchHead& head, WorkerId to, const O
   if (const auto* failure = state.failure()) failure->raise();
   const ValueType* type = value.type.load();
   const void* object = value.promise.state()->value().get();
-  if (head.ask == static_cast<std::uint8_t>(RRefContext::Ask::kType)) {
+  if (head.ask == static_cast<std::uint8_t>(RRefManager::Ask::kType)) {
     return internal::encode_value(agent, 0, to, [&](object::Encoder& encoder) {
       object::write(encoder, base::demangle(type->dynamic(object).name()));
     });
@@ -60,16 +60,16 @@ Payload encode_fetched(Agent& agent, const FetchHead& head, WorkerId to, const O
 
 }  // namespace
 
-std::shared_ptr<RRefState> RRefContext::start_remote(const OutgoingCall& call) {
+std::shared_ptr<RRefState> RRefManager::start_remote(const OutgoingCall& call) {
   const auto alive = agent_for("remote()");
   const RRefOnWire ref{.rref = alive->new_id(), .fork = alive->new_id(), .owner = call.to.id};
   const bool here = call.to.id == self_.id;
   Payload payload = internal::encode_call(call);
   payload.body = remote_body(ref, payload.body);
   // Owned here: a fork of this worker's own keeps the value until its function is over.
-  auto value = with_ledger([&](Actions&) -> std::shared_ptr<OwnedValue> {
-    if (here) return ledger_.create_here(ref, self_.id);
-    ledger_.create_there(ref);
+  auto value = with_table([&](Actions&) -> std::shared_ptr<OwnedValue> {
+    if (here) return table_.create_here(ref, self_.id);
+    table_.create_there(ref);
     return nullptr;
   });
   auto state = std::make_shared<RRefState>(
@@ -78,7 +78,7 @@ std::shared_ptr<RRefState> RRefContext::start_remote(const OutgoingCall& call) {
   const auto made = [self = shared_from_this(), ref, value, promise = *state->created](
                         Agent::Answer* answer, const CallFailure* failure) {
     if (!value) {
-      self->with_ledger([&](Actions& actions) { self->ledger_.creation_over(ref.fork, actions); });
+      self->with_table([&](Actions& actions) { self->table_.creation_over(ref.fork, actions); });
     } else if (failure != nullptr) {
       value->promise.fail(*failure);
       self->unshare({ref});
@@ -90,12 +90,12 @@ std::shared_ptr<RRefState> RRefContext::start_remote(const OutgoingCall& call) {
       internal::FutureBase::run(std::move(callbacks));
     }
   };
-  alive->request(call.to.id, Kind::kRemoteCall, std::move(payload), call.timeout,
+  alive->request(call.to.id, MessageKind::kRemoteCall, std::move(payload), call.timeout,
                  internal::describe_call(call), internal::profiled(call, made));
   return state;
 }
 
-void RRefContext::serve_remote(Request request) {
+void RRefManager::serve_remote(Request request) {
   auto shared = std::make_shared<Request>(std::move(request));
   RRefOnWire ref{.owner = self_.id};
   std::shared_ptr<OwnedValue> value;
@@ -108,8 +108,8 @@ void RRefContext::serve_remote(Request request) {
     ref.rref = *rref;
     ref.fork = *fork;
     head = internal::read_call_head(shared->body().subspan(internal::kRemoteHead));
-    value = with_ledger([&](Actions&) {
-      return shared->from() == self_.id ? ledger_.find(ref.rref) : ledger_.create_here(ref, shared->from());
+    value = with_table([&](Actions&) {
+      return shared->from() == self_.id ? table_.find(ref.rref) : table_.create_here(ref, shared->from());
     });
     if (!value) {
       const internal::ReceiveScope taken(shared->agent(), shared->from(), head.rrefs);
@@ -139,7 +139,7 @@ void RRefContext::serve_remote(Request request) {
                      });
 }
 
-void RRefContext::fetch(const RRefState& state, Ask ask, Milliseconds timeout, Agent::OnAnswer on_answer,
+void RRefManager::fetch(const RRefState& state, Ask ask, Milliseconds timeout, Agent::OnAnswer on_answer,
                         const internal::FutureBase* future) {
   const auto alive = agent_for("to_here");
   const auto context = ask == Ask::kValue ? this_call().autograd_context : 0;
@@ -148,7 +148,7 @@ void RRefContext::fetch(const RRefState& state, Ask ask, Milliseconds timeout, A
     extension->encode(context, state.owner.id, [] {});
   base::ByteWriter writer;
   writer.put(context).put(state.ref.rref).put(state.ref.fork).put(static_cast<std::uint8_t>(ask));
-  alive->request(state.owner.id, Kind::kRRefFetch, {.body = writer.take()}, timeout,
+  alive->request(state.owner.id, MessageKind::kRRefFetch, {.body = writer.take()}, timeout,
                  base::cat("the value of ", state.text()), std::move(on_answer), future);
 }
 
@@ -160,7 +160,7 @@ void RRefState::wait_made(Milliseconds timeout) const {
                     "for a copy, or call a method through the RRef");
   }
   if (value->over()) return;
-  if (timeout.count() < 0) timeout = context->agent_for("local_value")->rpc_timeout();
+  if (timeout.count() < 0) timeout = manager->agent_for("local_value")->rpc_timeout();
   const auto waiting = [this] {
     return base::cat("the value of ", text(), " is not made yet, and its owner waits");
   };
@@ -180,9 +180,9 @@ std::string RRefState::type_name(Milliseconds timeout) const {
     name = base::demangle(value->type.load()->dynamic(value->promise.state()->value().get()).name());
   } else {
     check();
-    const auto agent = context->agent_for("type_name");
+    const auto agent = manager->agent_for("type_name");
     Promise<std::string> promise(agent->weak_from_this());
-    context->fetch(*this, RRefContext::Ask::kType, timeout,
+    manager->fetch(*this, RRefManager::Ask::kType, timeout,
                    internal::end_with_answer<std::string>(agent, owner.id, promise), promise.state().get());
     name = promise.future().wait();
   }
@@ -190,7 +190,7 @@ std::string RRefState::type_name(Milliseconds timeout) const {
   return type_name_ = name;
 }
 
-void RRefContext::serve_fetch(Request request) {
+void RRefManager::serve_fetch(Request request) {
   auto shared = std::make_shared<Request>(std::move(request));
   try {
     const FetchHead head = read_fetch(shared->body());

@@ -28,7 +28,7 @@ LOCKSTEP_RPC_FUNCTION(keep);
 // Worker 1 has a value at worker 0, and tells worker 2 of it; the owner never hears from worker 2.
 TEST(RRefLoss, OfAWorkerThatPassedOneOnIsNamedByTheOwner) {
   const auto lose = [](WorkerId from, WorkerId, const courier::Message& message) {
-    return from == 2 && message.kind == static_cast<std::uint8_t>(Kind::kRRefFork);
+    return from == 2 && message.kind == static_cast<std::uint8_t>(MessageKind::kRRefFork);
   };
   run_workers(3,
               [](int rank, Workers& workers) {
@@ -51,11 +51,11 @@ TEST(RRefLoss, OfAWorkerThatPassedOneOnIsNamedByTheOwner) {
 // Questions for a value that is not made yet, some of them handled while the owner closes: they must not keep each other alive.
 TEST(RRefLoss, OfTheOwnersAgentLeavesNothingBehind) {
   for (int round = 0; round < 40; ++round) {
-    std::weak_ptr<RRefContext> context;
+    std::weak_ptr<RRefManager> manager;
     std::atomic<bool> over{false};
     run_workers(2, [&](int rank, Workers& workers) {
       if (rank == 1) {
-        context = rref_context(*workers.agents[1]).weak_from_this();
+        manager = rref_manager(*workers.agents[1]).weak_from_this();
         std::this_thread::sleep_for(std::chrono::microseconds(round * 25));
         workers.agents[1]->close();
         over = true;
@@ -65,11 +65,11 @@ TEST(RRefLoss, OfTheOwnersAgentLeavesNothingBehind) {
         const auto agent = workers.agents[0];
         base::ByteWriter fetch;
         fetch.put(std::uint64_t{0}).put(agent->new_id()).put(agent->new_id()).put(std::uint8_t{0});
-        agent->request(1, Kind::kRRefFetch, {.body = fetch.take()}, Milliseconds(0), "a value",
+        agent->request(1, MessageKind::kRRefFetch, {.body = fetch.take()}, Milliseconds(0), "a value",
                        [](Agent::Answer*, const CallFailure*) {});
       }
     });
-    ASSERT_TRUE(context.expired()) << "round " << round;
+    ASSERT_TRUE(manager.expired()) << "round " << round;
   }
 }
 

@@ -1,6 +1,6 @@
 #include "lockstep/rpc/rref_method.h"
 
-#include "lockstep/rpc/rref_scope.h"
+#include "lockstep/rpc/detail/rref_scope.h"
 
 namespace lockstep::rpc::internal {
 namespace {
@@ -36,9 +36,9 @@ void read_target(object::Decoder& decoder, MethodTarget& target) {
   const object::Decoder::Step step(decoder, "object");
   const auto place = object::read<std::uint32_t>(decoder);
   const auto rref = object::read<std::uint64_t>(decoder);
-  target.context = ReceiveScope::context().shared_from_this();
+  target.manager = ReceiveScope::manager().shared_from_this();
   if (place == 0) {
-    target.value = target.context->value_of(rref);
+    target.value = target.manager->value_of(rref);
   } else {
     target.value = ReceiveScope::get(place - 1)->value;
     if (!target.value) decoder.refuse("an RRef of another worker cannot have its method called here");
@@ -51,9 +51,9 @@ void when_made(const MethodTarget& target, std::function<void()> run, const Func
     return;
   }
   // `run` holds the target, and the target its value's state: until the value is made.
-  target.value->promise.state()->on_over([context = target.context, run = std::move(run), done,
+  target.value->promise.state()->on_over([manager = target.manager, run = std::move(run), done,
                                           scope = this_call()] {
-    const auto agent = context->agent();
+    const auto agent = manager->agent();
     if (!agent) {
       const CallFailure gone{.failure = {.kind = ErrorKind::kAborted, .message = "the RPC agent is gone"}};
       done(nullptr, &gone);

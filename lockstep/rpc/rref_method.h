@@ -14,8 +14,8 @@
 #include <tuple>
 #include <utility>
 
+#include "lockstep/rpc/detail/rref_manager.h"
 #include "lockstep/rpc/function.h"
-#include "lockstep/rpc/rref_context.h"
 
 namespace lockstep::rpc {
 namespace internal {
@@ -25,7 +25,7 @@ namespace internal {
 struct MethodTarget {
   const RRefState* state = nullptr;     // where it is called
   std::shared_ptr<OwnedValue> value{};  // where it runs
-  std::shared_ptr<RRefContext> context{};
+  std::shared_ptr<RRefManager> manager{};
 };
 
 void write_target(object::Encoder& encoder, const MethodTarget& target);

@@ -149,7 +149,7 @@ class OneIdCourier final : public testing::CourierAround {
  public:
   using CourierAround::CourierAround;
   std::optional<Failure> send(WorkerId to, courier::Message message, Deadline deadline) override {
-    if (message.kind == static_cast<std::uint8_t>(Kind::kRemoteCall)) {
+    if (message.kind == static_cast<std::uint8_t>(MessageKind::kRemoteCall)) {
       Bytes body(message.body.bytes.begin(), message.body.bytes.end());
       if (first_.empty()) first_.assign(body.begin(), body.begin() + kIdBytes);
       std::copy(first_.begin(), first_.end(), body.begin());
@@ -204,7 +204,7 @@ TEST(RefusedMessage, DoesNotMakeAnRRefInTheNameOfAnother) {
       base::ByteWriter writer;
       writer.put(std::uint64_t{id + 1}).put(agent->new_id()).raw(call.body);
       const auto refused = caught([&] {
-        agent->request(1, Kind::kRemoteCall, {.body = writer.take()}, 10s, "a forged call").wait();
+        agent->request(1, MessageKind::kRemoteCall, {.body = writer.take()}, 10s, "a forged call").wait();
       });
       EXPECT_TRUE(says(refused, "is not its sender's to make")) << refused.message;
       id = 0;

@@ -1,5 +1,5 @@
 // RRefs through real agents, with messages that overtake each other: whatever the order, nothing ends early, nothing leaks,
-// nothing hangs. (rref_ledger_test.cpp does the same to the bookkeeping alone, with repeated messages.)
+// nothing hangs. (rref_table_test.cpp does the same to the bookkeeping alone, with repeated messages.)
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -127,7 +127,7 @@ void expect_nothing_left(Workers& workers) {
     clear_shelves();  // calls that nobody waited for may still put something there
     return n_alive == 0 && std::ranges::all_of(workers.agents, [](const auto& agent) {
              const auto info = agent->debug_info();
-             return rref_context(*agent).wait_idle(Deadline::now()) && info.at("num_owner_rrefs") == "0" &&
+             return rref_manager(*agent).wait_idle(Deadline::now()) && info.at("num_owner_rrefs") == "0" &&
                     info.at("num_users") == "0";
            });
   };
@@ -163,8 +163,9 @@ TEST(RRefSchedules, LeaveNothingAndEndNothingEarly) {
 TEST(RRefSchedules, WithControlMessagesThatAreLostEndAllTheSame) {
   std::atomic<std::uint64_t> n{0};
   const auto lose = [&](WorkerId, WorkerId, const courier::Message& message) {
-    const auto kind = static_cast<Kind>(message.kind & ~kAnswer);
-    const bool control = kind == Kind::kRRefDelete || kind == Kind::kRRefFork || kind == Kind::kRRefChild;
+    const auto kind = static_cast<MessageKind>(message.kind & ~kAnswer);
+    const bool control =
+        kind == MessageKind::kRRefDelete || kind == MessageKind::kRRefFork || kind == MessageKind::kRRefChild;
     return control && n.fetch_add(1) % 20 == 0;
   };
   for (std::uint64_t seed = 1; seed <= 2 && !HasFailure(); ++seed) {

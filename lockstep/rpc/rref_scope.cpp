@@ -1,4 +1,4 @@
-#include "lockstep/rpc/rref_scope.h"
+#include "lockstep/rpc/detail/rref_scope.h"
 
 #include "lockstep/base/detail/byte_io.h"
 #include "lockstep/base/detail/raise.h"
@@ -11,17 +11,17 @@ namespace {
 thread_local SendScope* sending = nullptr;
 thread_local ReceiveScope* receiving = nullptr;
 
-class Shared final : public Cargo {
+class Shared final : public SendGuard {
  public:
-  Shared(std::shared_ptr<RRefContext> context, std::vector<RRefOnWire> refs)
-      : context_(std::move(context)), refs_(std::move(refs)) {}
+  Shared(std::shared_ptr<RRefManager> manager, std::vector<RRefOnWire> refs)
+      : manager_(std::move(manager)), refs_(std::move(refs)) {}
   ~Shared() override {
-    if (!sent_) context_->unshare(refs_);
+    if (!sent_) manager_->unshare(refs_);
   }
   void sent() noexcept override { sent_ = true; }
 
  private:
-  const std::shared_ptr<RRefContext> context_;
+  const std::shared_ptr<RRefManager> manager_;
   const std::vector<RRefOnWire> refs_;
   bool sent_ = false;
 };
@@ -30,13 +30,13 @@ class Shared final : public Cargo {
 std::span<const std::uint8_t> list_in(const courier::Message& message) {
   const auto body = message.body.bytes;
   switch (message.kind) {
-    case static_cast<std::uint8_t>(Kind::kCall):
+    case static_cast<std::uint8_t>(MessageKind::kCall):
       return read_call_head(body).rrefs;
-    case static_cast<std::uint8_t>(Kind::kRemoteCall):
+    case static_cast<std::uint8_t>(MessageKind::kRemoteCall):
       if (body.size() < kRemoteHead) return {};
       return read_call_head(body.subspan(kRemoteHead)).rrefs;
-    case static_cast<std::uint8_t>(Kind::kCall) | kAnswer:
-    case static_cast<std::uint8_t>(Kind::kRRefFetch) | kAnswer:
+    case static_cast<std::uint8_t>(MessageKind::kCall) | kAnswer:
+    case static_cast<std::uint8_t>(MessageKind::kRRefFetch) | kAnswer:
       return read_value_head(body).rrefs;
     default:
       return {};
@@ -51,7 +51,7 @@ SendScope::SendScope(Agent& agent, WorkerId to) : agent_(agent), to_(to), outer_
 
 SendScope::~SendScope() {
   sending = outer_;
-  if (!refs_.empty()) context_->unshare(refs_);
+  if (!refs_.empty()) manager_->unshare(refs_);
 }
 
 std::uint32_t SendScope::add(const RRefState& state) {
@@ -62,11 +62,11 @@ std::uint32_t SendScope::add(const RRefState& state) {
         "who has it");
   }
   auto& scope = *sending;
-  if (scope.context_ == nullptr) scope.context_ = rref_context(scope.agent_).shared_from_this();
-  if (state.context != scope.context_) {
+  if (scope.manager_ == nullptr) scope.manager_ = rref_manager(scope.agent_).shared_from_this();
+  if (state.manager != scope.manager_) {
     base::raise(ErrorKind::kUsage, state.text() + " belongs to another RPC agent than the one that sends it");
   }
-  scope.refs_.push_back(scope.context_->share(state, scope.to_));
+  scope.refs_.push_back(scope.manager_->share(state, scope.to_));
   return scope.count() - 1;
 }
 
@@ -77,11 +77,11 @@ Bytes SendScope::list() const {
   return writer.take();
 }
 
-std::shared_ptr<Cargo> SendScope::cargo() {
+std::shared_ptr<SendGuard> SendScope::guard() {
   if (refs_.empty()) return nullptr;
-  auto cargo = std::make_shared<Shared>(context_, refs_);
+  auto guard = std::make_shared<Shared>(manager_, refs_);
   refs_.clear();
-  return cargo;
+  return guard;
 }
 
 ReceiveScope::ReceiveScope(Agent& agent, WorkerId from, std::span<const std::uint8_t> list)
@@ -89,13 +89,13 @@ ReceiveScope::ReceiveScope(Agent& agent, WorkerId from, std::span<const std::uin
   if (list.size() % kRRefOnWireBytes != 0)
     base::raise(ErrorKind::kUsage, "a message's list of RRefs is damaged");
   if (!list.empty()) {
-    auto& context = rref_context(agent);
+    auto& manager = rref_manager(agent);
     base::ByteReader reader(list);
     states_.reserve(list.size() / kRRefOnWireBytes);
     while (const auto rref = reader.get<std::uint64_t>()) {
       const auto fork = reader.get<std::uint64_t>();
       const auto owner = reader.get<WorkerId>();
-      states_.push_back(context.receive({.rref = *rref, .fork = *fork, .owner = *owner}, from));
+      states_.push_back(manager.receive({.rref = *rref, .fork = *fork, .owner = *owner}, from));
     }
   }
   receiving = this;
@@ -111,8 +111,8 @@ ReceiveScope& ReceiveScope::here() {
   return *receiving;
 }
 
-RRefContext& ReceiveScope::context() {
-  return rref_context(here().agent_);
+RRefManager& ReceiveScope::manager() {
+  return rref_manager(here().agent_);
 }
 
 std::shared_ptr<RRefState> ReceiveScope::get(std::uint32_t place) {

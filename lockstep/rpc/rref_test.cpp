@@ -375,8 +375,8 @@ TEST(RRef, OfAnOwnerThatIsLostRaisesPeerLost) {
     }
     rpc_sync(2, drop_kept);
     for (const int alive : {0, 2}) {
-      auto& context = rref_context(*workers.agents[static_cast<std::size_t>(alive)]);
-      EXPECT_TRUE(context.wait_idle(Deadline::after(10s)));
+      auto& manager = rref_manager(*workers.agents[static_cast<std::size_t>(alive)]);
+      EXPECT_TRUE(manager.wait_idle(Deadline::after(10s)));
     }
   });
 }
@@ -396,9 +396,9 @@ TEST(RRef, OfAUserThatIsLostIsReleased) {
     workers.exchange->kill(2, "killed");
     until([] { return n_alive == 0; });
     for (const int alive : {0, 1}) {
-      auto& context = rref_context(*workers.agents[static_cast<std::size_t>(alive)]);
-      EXPECT_TRUE(context.wait_idle(Deadline::after(10s)));
-      EXPECT_EQ(context.leaks(), "");
+      auto& manager = rref_manager(*workers.agents[static_cast<std::size_t>(alive)]);
+      EXPECT_TRUE(manager.wait_idle(Deadline::after(10s)));
+      EXPECT_EQ(manager.leaks(), "");
     }
   });
   shelves[2].counters.clear();
@@ -426,16 +426,16 @@ TEST(RRef, LeftAtTheEndIsReported) {
     if (rank != 0) return;
     const auto user = remote<Counter>(1, 10);
     user.get_future().wait();
-    const auto& context = rref_context(*workers.agents[1]);
+    const auto& manager = rref_manager(*workers.agents[1]);
     EXPECT_EQ(workers.agents[1]->debug_info().at("num_owner_rrefs"), "1");
     EXPECT_EQ(workers.agents[1]->debug_info().at("num_forks"), "1");
-    const auto failure = caught([&] { context.check_leaks(RRefContext::LeakCheck::kStrict); });
+    const auto failure = caught([&] { manager.check_leaks(RRefManager::LeakCheck::kStrict); });
     EXPECT_TRUE(says(failure, "still refer to 1 values of worker1")) << failure.message;
     EXPECT_TRUE(says(failure, "Counter), held by worker 0")) << failure.message;
-    context.check_leaks(RRefContext::LeakCheck::kWarn);
-    rref_context(*workers.agents[0]).drop_users();
-    EXPECT_TRUE(rref_context(*workers.agents[0]).wait_idle(Deadline::after(10s)));
-    context.check_leaks(RRefContext::LeakCheck::kStrict);
+    manager.check_leaks(RRefManager::LeakCheck::kWarn);
+    rref_manager(*workers.agents[0]).drop_users();
+    EXPECT_TRUE(rref_manager(*workers.agents[0]).wait_idle(Deadline::after(10s)));
+    manager.check_leaks(RRefManager::LeakCheck::kStrict);
     EXPECT_TRUE(says(caught([&] { rpc_sync(1, keep, {user}); }), "given up by shutdown"));
   });
 }

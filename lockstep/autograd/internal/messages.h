@@ -46,11 +46,11 @@ struct NodeFailure {
 };
 
 // Messages whose send nodes will be reached, by the worker that sent them.
-using Asks = std::map<WorkerId, std::vector<std::uint64_t>>;
+using PlanRequests = std::map<WorkerId, std::vector<std::uint64_t>>;
 void write_messages(base::ByteWriter& writer, std::span<const std::uint64_t> messages);
 std::vector<std::uint64_t> read_messages(base::ByteReader& reader);
-void write_asks(base::ByteWriter& writer, const Asks& asks);
-Asks read_asks(base::ByteReader& reader);
+void write_plan_requests(base::ByteWriter& writer, const PlanRequests& requests);
+PlanRequests read_plan_requests(base::ByteReader& reader);
 void write_workers(base::ByteWriter& writer, const std::vector<WorkerId>& workers);
 std::vector<WorkerId> read_workers(base::ByteReader& reader);
 [[noreturn]] void raise_damaged();

@@ -20,7 +20,7 @@
 #include <vector>
 
 #include "lockstep/autograd/internal/context_state.h"
-#include "lockstep/autograd/internal/graph_part.h"
+#include "lockstep/autograd/internal/local_graph.h"
 #include "lockstep/autograd/internal/messages.h"
 
 namespace lockstep::autograd::internal {
@@ -40,8 +40,8 @@ class Pass final : public std::enable_shared_from_this<Pass> {
 
   // What must be asked of other workers: messages whose send nodes will be reached, by worker. What this worker sent to itself
   // is planned at once. Raises kUsage for messages that it does not know.
-  Asks plan_roots(const edge_list& roots);
-  Asks plan_sends(std::span<const std::uint64_t> messages);
+  PlanRequests plan_roots(const edge_list& roots);
+  PlanRequests plan_sends(std::span<const std::uint64_t> messages);
   // FAST: the roots, and every send node of the context.
   void open_roots(const edge_list& roots);
 
@@ -54,7 +54,7 @@ class Pass final : public std::enable_shared_from_this<Pass> {
   // The pass that this thread runs. Raises kUsage when it runs none.
   static Pass& here();
   // From inside run().
-  void ship(const RecvNode& from, variable_list gradients);
+  void send_gradients(const RecvNode& from, variable_list gradients);
 
   // False when it had failed before: the first failure counts. Wakes whoever waits.
   bool fail(NodeFailure failure);
@@ -63,15 +63,15 @@ class Pass final : public std::enable_shared_from_this<Pass> {
   // `worker` was asked to take part by this one; told() is all of them, at the origin also those that the plan named.
   void note_told(WorkerId worker);
   std::vector<WorkerId> told() const;
-  // Whom it shipped gradients to.
-  std::vector<WorkerId> shipped_to() const;
+  // Whom it sent gradients to.
+  std::vector<WorkerId> sent_to() const;
   // It cannot end without that worker.
   bool involves(WorkerId worker) const;
 
-  // At the origin: the workers that take part, as the plan found; a worker's part is over, and it shipped to these; blocks until all
+  // At the origin: the workers that take part, as the plan found; a worker's part is over, and it sent gradients to these; blocks until all
   // have reported. Throws as run().
   void expect(const std::vector<WorkerId>& workers);
-  void report(WorkerId worker, const std::vector<WorkerId>& shipped_to);
+  void report(WorkerId worker, const std::vector<WorkerId>& sent_to);
   void await_others();
 
  private:
@@ -80,7 +80,7 @@ class Pass final : public std::enable_shared_from_this<Pass> {
     bool arrived = false;
   };
   // Pre: mutex_ is held, nobody runs it.
-  Asks plan_reached();
+  PlanRequests plan_reached();
   void expect_send(const compat::NodeOwner<SendNode>& node);
   void open();
   // For run(): true when a node is ready, false at the end.
@@ -102,14 +102,14 @@ class Pass final : public std::enable_shared_from_this<Pass> {
 
   mutable std::mutex mutex_;
   // Guarded by mutex_; graph_ until running_, then the runner's.
-  GraphPart graph_;
+  LocalGraph graph_;
   std::map<std::uint64_t, Expected> expected_;  // by message
   std::size_t n_to_come_ = 0;
   std::deque<std::pair<SendNode*, variable_list>> mail_;
   bool opened_ = false;
   bool running_ = false;
   std::set<WorkerId> told_;
-  std::set<WorkerId> shipped_to_;
+  std::set<WorkerId> sent_to_;
   std::set<WorkerId> workers_;   // at the origin: who takes part
   std::set<WorkerId> reported_;  // at the origin: whose part is over
   std::optional<NodeFailure> failure_;

@@ -3,7 +3,7 @@
 // A SMART pass. The origin walks its graph from the roots; for every recv node it meets it asks the worker at the other end, in one
 // message per worker, to plan the matching send nodes: that worker walks on from them, and answers with the recv nodes it met in turn.
 // So the origin goes on, wave by wave, until nothing new is met; what leads back to itself it plans without a message. Then
-// all know exactly which gradients will come, and the parts run: a recv node ships its gradients, the first of them to reach a
+// all know exactly which gradients will come, and the parts run: a recv node sends its gradients, the first of them to reach a
 // worker starts its part there, on the thread that found the message. Whose part is over tells the origin. Whatever
 // fails is told to the origin, which has the pass given up wherever it had been heard of.
 // A FAST pass leaves out the plan: every send node of the context is waited for, and the origin learns who takes part from
@@ -11,29 +11,17 @@
 // Thread safety: every method may be called from any thread.
 #pragma once
 
-#include <deque>
 #include <functional>
 #include <memory>
 #include <mutex>
 #include <set>
 #include <unordered_map>
-#include <unordered_set>
 
 #include "lockstep/autograd/internal/context_state.h"
 #include "lockstep/autograd/internal/pass.h"
+#include "lockstep/rpc/detail/recent_ids.h"
 
 namespace lockstep::autograd::internal {
-
-// The last few thousand ids that are over: messages about them may still be on the way.
-class Bygones {
- public:
-  void add(std::uint64_t id);
-  bool contains(std::uint64_t id) const { return ids_.contains(id); }
-
- private:
-  std::deque<std::uint64_t> order_;
-  std::unordered_set<std::uint64_t> ids_;
-};
 
 class AutogradService final : public rpc::Service, public rpc::CallExtension {
  public:
@@ -53,11 +41,12 @@ class AutogradService final : public rpc::Service, public rpc::CallExtension {
 
   // Passes.
   void backward(std::uint64_t context, const std::vector<at::Tensor>& roots, const BackwardOptions& options);
-  void ship(const std::shared_ptr<Pass>& pass, const RecvNode& from, const variable_list& gradients);
+  void send_gradients(const std::shared_ptr<Pass>& pass, const RecvNode& from,
+                      const variable_list& gradients);
 
   // CallExtension.
   Bytes encode(std::uint64_t context, WorkerId to, const std::function<void()>& encode) override;
-  void decode(std::uint64_t context, WorkerId from, std::span<const std::uint8_t> annex,
+  void decode(std::uint64_t context, WorkerId from, std::span<const std::uint8_t> extension_bytes,
               const std::function<void()>& decode) override;
   // Service.
   void on_lost(WorkerId peer, const std::string& cause) override;
@@ -66,10 +55,13 @@ class AutogradService final : public rpc::Service, public rpc::CallExtension {
   void on_close() override;
 
  private:
+  // Messages about contexts and passes that have ended may still be on their way.
+  static constexpr std::size_t kRecentIds = 8192;
+
   // At the origin: plans the whole pass. Returns the workers that take part.
   std::vector<WorkerId> plan(const std::shared_ptr<Pass>& pass, const edge_list& roots);
   // Asks all, waits for all, and returns what is to be asked next.
-  Asks ask(const std::shared_ptr<Pass>& pass, const Asks& asks);
+  PlanRequests ask(const std::shared_ptr<Pass>& pass, const PlanRequests& requests);
   // The pass that a message is about. Raises kAborted when it is over, kUsage when another one is under way.
   std::shared_ptr<Pass> enter(const PassHead& head);
   bool is_over(std::uint64_t pass) const;
@@ -100,10 +92,10 @@ class AutogradService final : public rpc::Service, public rpc::CallExtension {
   mutable std::mutex mutex_;
   // Guarded by mutex_.
   std::unordered_map<std::uint64_t, std::shared_ptr<ContextState>> contexts_;
-  Bygones released_;
+  rpc::internal::RecentIds released_{kRecentIds};
   std::set<WorkerId> lost_;  // contexts of theirs are not made again
   bool closed_ = false;
-  Bygones over_;  // passes
+  rpc::internal::RecentIds over_{kRecentIds};  // passes
 };
 
 }  // namespace lockstep::autograd::internal

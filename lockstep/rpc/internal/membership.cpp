@@ -10,7 +10,7 @@
 #include "lockstep/base/detail/slow_wait.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/rpc/internal/farewell.h"
+#include "lockstep/rpc/internal/shutdown_barrier.h"
 #include "lockstep/store/store_collectives.h"
 
 namespace lockstep::rpc::internal {

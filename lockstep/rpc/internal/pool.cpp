@@ -16,19 +16,19 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long the resident looks for more after the last message before it sleeps. A core that is woken from sleep takes tens of
-// microseconds; a caller that has just been answered often asks again.
+// How long the poller keeps looking after the last message before it sleeps: a core woken from sleep takes tens of microseconds,
+// and a caller that has just been answered often calls again.
 constexpr auto kLook = std::chrono::microseconds(50);
-// A resident that is away longer than this is replaced.
+// A poller inside long work for longer than this is replaced: at most twice as long passes before the next message is taken.
 constexpr auto kAway = std::chrono::microseconds(500);
-// The watch sleeps deeply after so many looks at which nothing happened.
+// After so many looks at which nothing happened the watch sleeps until begin_long() wakes it.
 constexpr int kCalmLooks = 20;
 constexpr auto kIdleFor = std::chrono::seconds(5);
 
-// Which pool this thread belongs to, and whether it is the resident.
+// Which pool this thread belongs to, and whether it is the poller.
 thread_local const Pool* my_pool = nullptr;
-thread_local bool resident = false;
-thread_local std::uint64_t lingering = 0;  // the odd turn this thread began; 0: none
+thread_local bool is_poller = false;
+thread_local std::uint64_t long_turn = 0;  // the odd turn this thread began; 0: none
 
 }  // namespace
 
@@ -52,8 +52,8 @@ Pool::~Pool() {
 bool Pool::is_mine() const {
   return my_pool == this;
 }
-bool Pool::resident_here() const {
-  return my_pool == this && resident;
+bool Pool::poller_here() const {
+  return my_pool == this && is_poller;
 }
 
 int Pool::n_threads() const {
@@ -63,7 +63,7 @@ int Pool::n_threads() const {
 
 int Pool::n_idle() const {
   const std::lock_guard lock(mutex_);
-  return n_idle_ + (has_resident_ && turn_.load() % 2 == 0 ? 1 : 0);
+  return n_idle_ + (has_poller_ && turn_.load() % 2 == 0 ? 1 : 0);
 }
 
 void Pool::post(Task task) {
@@ -73,8 +73,10 @@ void Pool::post(Task task) {
   call_up();
 }
 
+// n_called_ counts idle threads that were notified and have not taken the lock yet: without it, two posts in a row would both
+// count on the same idle thread. Every thread looks for tasks again before it sleeps, so no task is left without one.
 void Pool::call_up() {
-  const auto n_needed = static_cast<int>(tasks_.size()) + (has_resident_ ? 0 : 1);
+  const auto n_needed = static_cast<int>(tasks_.size()) + (has_poller_ ? 0 : 1);
   if (n_idle_ > n_called_) {
     if (n_called_ < n_needed) {
       ++n_called_;
@@ -82,9 +84,9 @@ void Pool::call_up() {
     }
     return;
   }
-  // The residence must be filled whatever the limit says.
-  const bool room = n_threads_ - n_asleep_ - (has_resident_ ? 1 : 0) < options_.n_threads;
-  if (n_called_ < n_needed && (room || !has_resident_)) start_thread();
+  // There must be a poller, whatever the limit says: what it receives may be what all others wait for.
+  const bool room = n_threads_ - n_asleep_ - (has_poller_ ? 1 : 0) < options_.n_threads;
+  if (n_called_ < n_needed && (room || !has_poller_)) start_thread();
 }
 
 void Pool::start_thread() {
@@ -100,6 +102,7 @@ void Pool::start_thread() {
   }
 }
 
+// Joins threads that have ended. Under mutex_ this cannot block for long: a member sets `over` as the last thing it does under it.
 void Pool::reap() {
   members_.remove_if([](Member& member) {
     if (!member.over) return false;
@@ -114,14 +117,15 @@ void Pool::work(Member& member) {
   std::unique_lock lock(mutex_);
   for (;;) {
     if (stopping_) break;
-    if (!has_resident_) {
-      // First of all: what arrives may be what a task waits for.
+    if (!has_poller_) {
+      // Before any task: what arrives may be what a task waits for. Tasks that are queued need another thread, which call_up()
+      // counts as if this one were the poller already.
       if (!tasks_.empty()) {
-        has_resident_ = true;
+        has_poller_ = true;
         call_up();
-        has_resident_ = false;
+        has_poller_ = false;
       }
-      reside(lock);
+      poll(lock);
       continue;
     }
     if (!tasks_.empty()) {
@@ -139,7 +143,7 @@ void Pool::work(Member& member) {
     }
     ++n_idle_;
     const bool called = changed_.wait_for(
-        lock, kIdleFor, [this] { return stopping_ || n_called_ > 0 || !has_resident_ || !tasks_.empty(); });
+        lock, kIdleFor, [this] { return stopping_ || n_called_ > 0 || !has_poller_ || !tasks_.empty(); });
     --n_idle_;
     if (n_called_ > 0) --n_called_;
     if (!called && n_threads_ > 2) break;
@@ -148,17 +152,17 @@ void Pool::work(Member& member) {
   member.over = true;
 }
 
-void Pool::reside(std::unique_lock<std::mutex>& lock) {
-  has_resident_ = true;
-  resident = true;
+void Pool::poll(std::unique_lock<std::mutex>& lock) {
+  has_poller_ = true;
+  is_poller = true;
   lock.unlock();
   auto quiet_since = Clock::now();
-  while (resident && !stopping_.load(std::memory_order_relaxed)) {
+  while (is_poller && !stopping_.load(std::memory_order_relaxed)) {
     if (duties_.step()) {
-      if (resident) quiet_since = Clock::now();
+      if (is_poller) quiet_since = Clock::now();
       continue;
     }
-    if (!resident) break;  // what its step ran took too long
+    if (!is_poller) break;  // what its step ran took too long
     if (Clock::now() - quiet_since < kLook) {
       ::sched_yield();
       continue;
@@ -167,16 +171,19 @@ void Pool::reside(std::unique_lock<std::mutex>& lock) {
     quiet_since = Clock::now();
   }
   lock.lock();
-  if (resident) {  // stopping; else someone else has it
-    resident = false;
-    has_resident_ = false;
+  if (is_poller) {  // the pool stops; otherwise depose() has cleared has_poller_, and another thread may have set it again
+    is_poller = false;
+    has_poller_ = false;
   }
 }
 
-std::uint64_t Pool::begin_linger() {
+// begin_long() and watch() may not miss each other: either the watch sees the new turn and keeps looking, or this thread sees
+// that it is asleep and wakes it. Each stores, then loads what the other stored; seq_cst keeps either from reading first.
+std::uint64_t Pool::begin_long() {
+  // Relaxed: turn_ is even here, so no other thread changes it.
   const std::uint64_t turn = turn_.load(std::memory_order_relaxed) + 1;
   turn_.store(turn, std::memory_order_seq_cst);
-  lingering = turn;
+  long_turn = turn;
   if (watch_asleep_.load(std::memory_order_seq_cst)) {
     const std::lock_guard lock(mutex_);
     watch_asleep_ = false;
@@ -185,21 +192,24 @@ std::uint64_t Pool::begin_linger() {
   return turn;
 }
 
-void Pool::end_linger(std::uint64_t turn) {
-  lingering = 0;
+void Pool::end_long(std::uint64_t turn) {
+  long_turn = 0;
   std::uint64_t expected = turn;
-  // Fails when another thread was made resident meanwhile; then this one is not any more.
-  if (resident && !turn_.compare_exchange_strong(expected, turn + 1)) resident = false;
+  // Fails when this thread was deposed meanwhile.
+  if (is_poller && !turn_.compare_exchange_strong(expected, turn + 1)) is_poller = false;
 }
 
+// Between the compare-and-swap and has_poller_ = false nobody polls, which is harmless: the thread that made the swap is about to
+// call one up. The swap comes before the lock, so that the thread inside long work never needs the lock to end it.
 bool Pool::depose(std::uint64_t turn) {
   if (turn % 2 == 0 || !turn_.compare_exchange_strong(turn, turn + 1)) return false;
   const std::lock_guard lock(mutex_);
-  has_resident_ = false;
+  has_poller_ = false;
   if (!stopping_) call_up();
   return true;
 }
 
+// Deposes a poller that is found at the same odd turn twice, kAway apart.
 void Pool::watch() {
   std::uint64_t seen = 0;
   int calm = 0;
@@ -225,12 +235,12 @@ void Pool::watch() {
 
 void Pool::before_sleep() {
   if (my_pool != this) return;
-  const bool was_resident = std::exchange(resident, false);
-  // Deposed by itself, unless the watch was quicker.
-  if (was_resident && lingering != 0) depose(lingering);
+  const bool was_poller = std::exchange(is_poller, false);
+  // This thread is about to block inside long work: it deposes itself, unless the watch was quicker.
+  if (was_poller && long_turn != 0) depose(long_turn);
   const std::lock_guard lock(mutex_);
-  if (was_resident && lingering == 0) {  // asleep where nobody expected it
-    has_resident_ = false;
+  if (was_poller && long_turn == 0) {  // it blocks inside step(), outside run_long()
+    has_poller_ = false;
     call_up();
   }
   ++n_asleep_;

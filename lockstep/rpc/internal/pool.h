@@ -1,11 +1,17 @@
-// The threads of an agent. One of them at a time is resident: it takes what arrives and runs short work in place. The others
-// run tasks, or sleep until there are some.
+// The threads of an agent. One of them at a time is the poller: it takes what arrives and runs short work in place. The others run
+// tasks, or sleep until there are some.
 //
-// Residence is arbitrated by one counter, `turn_`: even while the resident looks for work, odd while it is inside something
-// that may last. Whoever moves it from odd to even decides: the resident itself when it comes back, or the watch ("ls-rpc-watch")
-// when that takes too long, or the resident before it goes to sleep inside; in the last two cases another thread takes over, and
-// the old resident goes on as an ordinary thread.
-// Thread safety: every method may be called from any thread. stop() joins all threads.
+// Who the poller is, is arbitrated by one counter, `turn_`:
+//
+//            run_long() begins                     run_long() ends: turn + 1, it stays the poller
+//   even  ------------------------>  odd  ---+-->  even
+//   the poller looks for work        inside  |     the watch, after 0.5 ms, or the poller itself before it blocks: turn + 1,
+//                                    work    +-->  another thread becomes the poller; the old one goes on as an ordinary thread
+//
+// Only the poller moves it from even to odd. From odd to even it is moved by compare-and-swap, once: whoever succeeds decides.
+// The watch is the thread "ls-rpc-watch".
+// Thread safety: every method may be called from any thread. No lock is held while step(), rest(), a task or work runs. stop()
+// joins all threads.
 #pragma once
 
 #include <atomic>
@@ -45,19 +51,19 @@ class Pool {
 
   // Runs it on one of the threads. What it throws is logged: nothing that a thread of the pool runs may end the process.
   void post(Task task);
-  // Runs `work` on this thread, which is the resident and calls from inside step(): it may last.
+  // Runs `work`, which may last, on this thread. Pre: this thread is the poller, inside step().
   template <class Work>
-  void linger(Work&& work) {
+  void run_long(Work&& work) {
     struct Turn {
-      ~Turn() { pool.end_linger(turn); }
+      ~Turn() { pool.end_long(turn); }
       Pool& pool;
       const std::uint64_t turn;
     };
-    const Turn mine{*this, begin_linger()};
+    const Turn mine{*this, begin_long()};
     work();
   }
-  // Resident, and none of what lingers has lost it the residence.
-  bool resident_here() const;
+  // This thread is the poller, and no long work has cost it that role.
+  bool poller_here() const;
   // This thread belongs to the pool.
   bool is_mine() const;
   // Around sleep in a thread of the pool; nothing in others.
@@ -72,10 +78,10 @@ class Pool {
  private:
   struct Member;
   void work(Member& member);
-  void reside(std::unique_lock<std::mutex>& lock);
-  std::uint64_t begin_linger();
-  void end_linger(std::uint64_t turn);
-  // Takes the residence from whoever lingers, if turn_ is still `turn` (odd).
+  void poll(std::unique_lock<std::mutex>& lock);
+  std::uint64_t begin_long();
+  void end_long(std::uint64_t turn);
+  // Takes the role of poller from the thread inside long work `turn` (odd), if that has not ended. True when this call did it.
   bool depose(std::uint64_t turn);
   void watch();
   // One more thread, or an idle one, if there is need and room. Pre: mutex_ is held.
@@ -95,7 +101,7 @@ class Pool {
   // Guarded by mutex_.
   std::deque<Task> tasks_;
   std::list<Member> members_;
-  bool has_resident_ = false;
+  bool has_poller_ = false;
   int n_threads_ = 0;  // alive
   int n_idle_ = 0;
   int n_called_ = 0;  // idle ones that were notified and have not come yet

@@ -1,4 +1,4 @@
-#include "lockstep/rpc/internal/farewell.h"
+#include "lockstep/rpc/internal/shutdown_barrier.h"
 
 #include <algorithm>
 #include <chrono>
@@ -23,15 +23,15 @@ constexpr Milliseconds kAskWhoIsLate{500};
 }  // namespace
 
 Future<Agent::Answer> ping(Agent& agent, WorkerId worker, Milliseconds timeout) {
-  return agent.request(worker, Kind::kLeave, round_payload(0), timeout, "a ping");
+  return agent.request(worker, MessageKind::kLeave, round_payload(0), timeout, "a ping");
 }
 
-Farewell::Farewell(Agent& agent) : agent_(agent) {
+ShutdownBarrier::ShutdownBarrier(Agent& agent) : agent_(agent) {
   agent.handle(
-      Kind::kLeave, [this](Request request) { take(std::move(request)); }, Agent::Runs::kQuick);
+      MessageKind::kLeave, [this](Request request) { take(std::move(request)); }, Agent::Runs::kQuick);
 }
 
-void Farewell::meet(std::uint32_t round, Deadline deadline) {
+void ShutdownBarrier::meet(std::uint32_t round, Deadline deadline) {
   for (;;) {
     const auto workers = agent_.workers();
     const auto leader = std::ranges::min(workers, {}, &WorkerInfo::name);
@@ -42,7 +42,7 @@ void Farewell::meet(std::uint32_t round, Deadline deadline) {
               : std::max(Milliseconds(1), std::chrono::duration_cast<Milliseconds>(deadline.remaining()));
       const std::string what =
           base::cat("shutdown of ", agent_.self().name, ", which waits for all ", workers.size(), " workers");
-      const auto all = agent_.request(leader.id, Kind::kLeave, round_payload(round), left, what);
+      const auto all = agent_.request(leader.id, MessageKind::kLeave, round_payload(round), left, what);
       all.state()->wait_over(deadline, [&] { return what + ask_missing(leader, round); });
       all.wait();  // until the request has noticed that its time is over, too
       return;
@@ -60,13 +60,14 @@ void Farewell::meet(std::uint32_t round, Deadline deadline) {
   }
 }
 
-std::string Farewell::ask_missing(const WorkerInfo& leader, std::uint32_t round) {
+std::string ShutdownBarrier::ask_missing(const WorkerInfo& leader, std::uint32_t round) {
   try {
     base::ByteWriter writer;
     writer.put(std::uint32_t{0}).put(round);
-    const auto answer =
-        agent_.request(leader.id, Kind::kLeave, {.body = writer.take()}, kAskWhoIsLate, "who has not come")
-            .wait();
+    const auto answer = agent_
+                            .request(leader.id, MessageKind::kLeave, {.body = writer.take()}, kAskWhoIsLate,
+                                     "who has not come")
+                            .wait();
     const auto names = decode<std::vector<std::string>>(answer.body.bytes);
     std::string list;
     for (const auto& name : names) list += (list.empty() ? "" : ", ") + name;
@@ -76,7 +77,7 @@ std::string Farewell::ask_missing(const WorkerInfo& leader, std::uint32_t round)
   }
 }
 
-Bytes Farewell::missing(std::uint32_t round) {
+Bytes ShutdownBarrier::missing(std::uint32_t round) {
   std::vector<std::string> names;
   const auto workers = agent_.workers();
   const std::lock_guard lock(mutex_);
@@ -87,7 +88,7 @@ Bytes Farewell::missing(std::uint32_t round) {
   return encode(names);
 }
 
-void Farewell::take(Request request) {
+void ShutdownBarrier::take(Request request) {
   base::ByteReader reader(request.body());
   const auto round = reader.get<std::uint32_t>();
   if (!round || *round == 0) {  // a ping, or who has not come to a round
@@ -107,15 +108,15 @@ void Farewell::take(Request request) {
   look();
 }
 
-void Farewell::ping_all() {
+void ShutdownBarrier::ping_all() {
   for (const auto& worker : agent_.workers()) {
     if (worker.id == agent_.self().id) continue;
-    agent_.request(worker.id, Kind::kLeave, round_payload(0), Milliseconds::zero(), "a ping before shutdown",
-                   [](Agent::Answer*, const CallFailure*) {});
+    agent_.request(worker.id, MessageKind::kLeave, round_payload(0), Milliseconds::zero(),
+                   "a ping before shutdown", [](Agent::Answer*, const CallFailure*) {});
   }
 }
 
-void Farewell::look() {
+void ShutdownBarrier::look() {
   std::list<Waiting> over;
   const auto workers = agent_.workers();
   {
@@ -134,16 +135,16 @@ void Farewell::look() {
   for (auto& waiting : over) waiting.request.answer({});
 }
 
-void Farewell::debug_info(std::map<std::string, std::string>& info) {
+void ShutdownBarrier::debug_info(std::map<std::string, std::string>& info) {
   const std::lock_guard lock(mutex_);
   info["agent.num_leaving"] = std::to_string(reached_.size());
 }
 
-void Farewell::on_lost(WorkerId, const std::string&) {
+void ShutdownBarrier::on_lost(WorkerId, const std::string&) {
   look();
 }
 
-void Farewell::on_close() {
+void ShutdownBarrier::on_close() {
   std::list<Waiting> waiting;
   const std::lock_guard lock(mutex_);
   waiting.swap(waiting_);

@@ -1,4 +1,4 @@
-#include "lockstep/rpc/rref_context.h"
+#include "lockstep/rpc/detail/rref_manager.h"
 
 #include <algorithm>
 
@@ -8,28 +8,28 @@
 #include "lockstep/base/detail/slow_wait.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/rpc/rref_scope.h"
+#include "lockstep/rpc/detail/rref_scope.h"
 
 namespace lockstep::rpc {
 
 using internal::Control;
 using internal::ForkEntry;
-using internal::RRefLedger;
 using internal::RRefOnWire;
+using internal::RRefTable;
 
 namespace {
 
 // Of control messages: for hours, or until the worker is gone.
 constexpr int kTries = 20;
 
-Kind kind_of(Control control) {
+MessageKind kind_of(Control control) {
   switch (control) {
     case Control::kFork:
-      return Kind::kRRefFork;
+      return MessageKind::kRRefFork;
     case Control::kAccept:
-      return Kind::kRRefChild;
+      return MessageKind::kRRefChild;
     default:
-      return Kind::kRRefDelete;
+      return MessageKind::kRRefDelete;
   }
 }
 
@@ -65,29 +65,29 @@ std::shared_ptr<void> OwnedValue::get(const std::type_info& wanted) const {
 
 // A handle's state.
 
-RRefState::RRefState(std::shared_ptr<RRefContext> context_, RRefOnWire ref_, WorkerInfo owner_,
+RRefState::RRefState(std::shared_ptr<RRefManager> manager_, RRefOnWire ref_, WorkerInfo owner_,
                      std::shared_ptr<OwnedValue> value_)
-    : context(std::move(context_)),
+    : manager(std::move(manager_)),
       ref(ref_),
       owner(std::move(owner_)),
       value(std::move(value_)),
-      losses_before(value ? 0 : context->losses(owner.id).n) {}
+      losses_before(value ? 0 : manager->losses(owner.id).n) {}
 
 RRefState::~RRefState() {
-  if (ref.fork != 0) context->drop(ref.fork);
+  if (ref.fork != 0) manager->drop(ref.fork);
 }
 
 bool RRefState::confirmed() const {
-  return is_owner() || context->confirmed(ref.fork);
+  return is_owner() || manager->confirmed(ref.fork);
 }
 
 void RRefState::check() const {
   if (created && created->state()->over()) {
     if (const auto* failure = created->state()->failure()) failure->raise();
   }
-  const auto agent = context->agent();
+  const auto agent = manager->agent();
   if (is_owner() || !agent || agent->closed()) return;  // whoever goes on says that RPC was shut down
-  const auto losses = context->losses(owner.id);
+  const auto losses = manager->losses(owner.id);
   if (losses.n == losses_before) return;
   base::raise({.kind = ErrorKind::kPeerLost,
                .message = base::cat(text(), ": worker ", owner.name, " (number ", owner.id,
@@ -103,7 +103,7 @@ Future<void> RRefState::creation() const {
                     " was passed on to this worker: only the worker that called remote(), and "
                     "the owner, know when it is made");
   }
-  Promise<void> promise(value->promise.state()->pump());
+  Promise<void> promise(value->promise.state()->helper());
   value->promise.state()->on_over([state = value->promise.state(), promise] {
     if (const auto* failure = state->failure()) {
       promise.fail(*failure);
@@ -118,28 +118,27 @@ std::string RRefState::text() const {
   return base::cat("RRef ", ref.rref, " of ", owner.name);
 }
 
-// The context.
+// RRefManager.
 
-RRefContext::RRefContext(Agent& agent)
+RRefManager::RRefManager(Agent& agent)
     : agent_(agent.weak_from_this()),
       self_(agent.self()),
-      ledger_({.self = agent.self().id,
-               .new_id = [weak = agent.weak_from_this()]() -> std::uint64_t {
-                 const auto alive = weak.lock();
-                 if (!alive) base::raise(ErrorKind::kAborted, "an RRef: the RPC agent is gone");
-                 return alive->new_id();
-               },
-               .new_value = [weak = agent.weak_from_this()] { return std::make_shared<OwnedValue>(weak); }}) {
-}
+      table_({.self = agent.self().id,
+              .new_id = [weak = agent.weak_from_this()]() -> std::uint64_t {
+                const auto alive = weak.lock();
+                if (!alive) base::raise(ErrorKind::kAborted, "an RRef: the RPC agent is gone");
+                return alive->new_id();
+              },
+              .new_value = [weak = agent.weak_from_this()] { return std::make_shared<OwnedValue>(weak); }}) {}
 
-void RRefContext::carry_out(Actions actions) noexcept {
+void RRefManager::carry_out(Actions actions) noexcept {
   try {
     for (const auto& entry : actions.sends) send(entry);
     if (actions.orphaned.empty()) return;
     std::set<WorkerId> lost;
     {
       const std::lock_guard lock(mutex_);
-      lost = ledger_.lost_workers();
+      lost = table_.lost_workers();
     }
     const CallFailure failure{
         .failure = because_of(lost, agent(),
@@ -150,7 +149,7 @@ void RRefContext::carry_out(Actions actions) noexcept {
   }
 }
 
-void RRefContext::send(const RRefLedger::Send& send) {
+void RRefManager::send(const RRefTable::Send& send) {
   const auto alive = agent();
   if (!alive || alive->closed()) return;
   base::ByteWriter writer;
@@ -160,32 +159,32 @@ void RRefContext::send(const RRefLedger::Send& send) {
   answer.state()->on_over(
       [self = shared_from_this(), state = answer.state(), to = send.to, control = send.control] {
         if (state->failure() != nullptr) {
-          self->with_ledger([&](Actions& actions) { self->ledger_.unanswered(to, control, actions); });
+          self->with_table([&](Actions& actions) { self->table_.unanswered(to, control, actions); });
           return;
         }
         std::vector<std::uint64_t> refused;
         base::ByteReader reader(state->value().body.bytes);
         while (const auto fork = reader.get<std::uint64_t>()) refused.push_back(*fork);
-        self->with_ledger([&](Actions& actions) { self->ledger_.answered(to, control, refused, actions); });
+        self->with_table([&](Actions& actions) { self->table_.answered(to, control, refused, actions); });
       });
 }
 
 // In a forked child the end of a handle is the end of a copy; the lock may be that of a thread which is not here.
-void RRefContext::drop(std::uint64_t fork) noexcept {
+void RRefManager::drop(std::uint64_t fork) noexcept {
   if (!made_here_) return;
   try {
-    with_ledger([&](Actions& actions) { ledger_.drop(fork, actions); });
+    with_table([&](Actions& actions) { table_.drop(fork, actions); });
   } catch (...) {
     base::log(LogLevel::kError, "an RRef's end: " + base::current_failure().message);
   }
 }
 
-bool RRefContext::confirmed(std::uint64_t fork) const {
+bool RRefManager::confirmed(std::uint64_t fork) const {
   const std::lock_guard lock(mutex_);
-  return ledger_.confirmed(fork);
+  return table_.confirmed(fork);
 }
 
-std::shared_ptr<Agent> RRefContext::agent_for(const char* what) const {
+std::shared_ptr<Agent> RRefManager::agent_for(const char* what) const {
   auto alive = agent();
   if (!made_here_)
     base::raise(ErrorKind::kUsage,
@@ -197,14 +196,14 @@ std::shared_ptr<Agent> RRefContext::agent_for(const char* what) const {
 
 // Shutdown.
 
-void RRefContext::drop_users() {
-  with_ledger([&](Actions& actions) { ledger_.drop_all(actions); });
+void RRefManager::drop_users() {
+  with_table([&](Actions& actions) { table_.drop_all(actions); });
 }
 
-bool RRefContext::wait_idle(Deadline deadline) {
+bool RRefManager::wait_idle(Deadline deadline) {
   std::unique_lock lock(mutex_);
   base::SlowWait slow(deadline);
-  while (!changed_.wait_until(lock, slow.next().time_point(), [&] { return ledger_.idle(); })) {
+  while (!changed_.wait_until(lock, slow.next().time_point(), [&] { return table_.idle(); })) {
     if (deadline.expired()) return false;
     lock.unlock();
     slow.say_if_due([&] {
@@ -218,12 +217,12 @@ bool RRefContext::wait_idle(Deadline deadline) {
   return true;
 }
 
-std::string RRefContext::leaks() const {
+std::string RRefManager::leaks() const {
   std::string list;
   std::size_t n = 0;
   const auto alive = agent();
   const std::lock_guard lock(mutex_);
-  ledger_.for_each_forked([&](std::uint64_t rref, const auto& value, const auto& forks) {
+  table_.for_each_forked([&](std::uint64_t rref, const auto& value, const auto& forks) {
     if (++n > 10) return;
     const ValueType* type = value->type.load();
     list += base::cat("\n  RRef ", rref,
@@ -237,25 +236,25 @@ std::string RRefContext::leaks() const {
                    " that its end takes with it:", list);
 }
 
-void RRefContext::check_leaks(LeakCheck check) const {
+void RRefManager::check_leaks(LeakCheck check) const {
   const auto text = leaks();
   if (text.empty()) return;
   if (check == LeakCheck::kStrict) base::raise(ErrorKind::kUsage, text);
   base::log(LogLevel::kWarn, text);
 }
 
-void RRefContext::debug_info(std::map<std::string, std::string>& info) const {
+void RRefManager::debug_info(std::map<std::string, std::string>& info) const {
   const std::lock_guard lock(mutex_);
-  info["num_owner_rrefs"] = std::to_string(ledger_.n_owned());
-  info["num_forks"] = std::to_string(ledger_.n_forks());
-  info["num_users"] = std::to_string(ledger_.n_users());
-  info["num_pending_users"] = std::to_string(ledger_.n_pending_users());
-  info["num_pending_futures"] = std::to_string(ledger_.n_on_the_way());
+  info["num_owner_rrefs"] = std::to_string(table_.n_owned());
+  info["num_forks"] = std::to_string(table_.n_forks());
+  info["num_users"] = std::to_string(table_.n_users());
+  info["num_pending_users"] = std::to_string(table_.n_pending_users());
+  info["num_pending_futures"] = std::to_string(table_.n_on_the_way());
 }
 
 // Values.
 
-std::shared_ptr<RRefState> RRefContext::own(const ValueType* type, std::shared_ptr<void> value) {
+std::shared_ptr<RRefState> RRefManager::own(const ValueType* type, std::shared_ptr<void> value) {
   const auto alive = agent_for("an RRef");
   auto owned = std::make_shared<OwnedValue>(agent_);
   owned->set(type, std::move(value));
@@ -263,11 +262,11 @@ std::shared_ptr<RRefState> RRefContext::own(const ValueType* type, std::shared_p
       shared_from_this(), RRefOnWire{.rref = alive->new_id(), .owner = self_.id}, self_, std::move(owned));
 }
 
-std::shared_ptr<OwnedValue> RRefContext::value_of(std::uint64_t rref) {
+std::shared_ptr<OwnedValue> RRefManager::value_of(std::uint64_t rref) {
   std::set<WorkerId> lost;
-  if (auto value = with_ledger([&](Actions&) {
-        lost = ledger_.lost_workers();
-        return ledger_.find(rref);
+  if (auto value = with_table([&](Actions&) {
+        lost = table_.lost_workers();
+        return table_.find(rref);
       })) {
     return value;
   }
@@ -279,33 +278,33 @@ std::shared_ptr<OwnedValue> RRefContext::value_of(std::uint64_t rref) {
           "passed it on")));
 }
 
-RRefOnWire RRefContext::share(const RRefState& state, WorkerId to) {
+RRefOnWire RRefManager::share(const RRefState& state, WorkerId to) {
   state.check();
   RRefOnWire child;
-  const bool shared = with_ledger([&](Actions&) {
-    if (!state.is_owner()) return ledger_.share_used(state.ref.fork, to, child);
-    child = ledger_.share_owned(state.ref.rref, state.value, to);
+  const bool shared = with_table([&](Actions&) {
+    if (!state.is_owner()) return table_.share_used(state.ref.fork, to, child);
+    child = table_.share_owned(state.ref.rref, state.value, to);
     return true;
   });
   if (!shared) base::raise(ErrorKind::kUsage, state.text() + " was given up by shutdown: it cannot be sent");
   return child;
 }
 
-void RRefContext::unshare(const std::vector<RRefOnWire>& children) noexcept {
+void RRefManager::unshare(const std::vector<RRefOnWire>& children) noexcept {
   if (!made_here_) return;
   try {
-    with_ledger([&](Actions& actions) {
-      for (const auto& child : children) ledger_.unshare(child, actions);
+    with_table([&](Actions& actions) {
+      for (const auto& child : children) table_.unshare(child, actions);
     });
   } catch (...) {
     base::log(LogLevel::kError, "an RRef that was not sent: " + base::current_failure().message);
   }
 }
 
-std::shared_ptr<RRefState> RRefContext::receive(const RRefOnWire& ref, WorkerId from) {
+std::shared_ptr<RRefState> RRefManager::receive(const RRefOnWire& ref, WorkerId from) {
   const auto alive = agent_for("an RRef");
   bool fits = false;
-  auto value = with_ledger([&](Actions& actions) { return ledger_.receive(ref, from, fits, actions); });
+  auto value = with_table([&](Actions& actions) { return table_.receive(ref, from, fits, actions); });
   if (!fits)
     base::raise(ErrorKind::kUsage, base::cat("worker ", from, " sent an RRef that is not its to send"));
   if (value) {
@@ -315,42 +314,42 @@ std::shared_ptr<RRefState> RRefContext::receive(const RRefOnWire& ref, WorkerId 
   return std::make_shared<RRefState>(shared_from_this(), ref, alive->info(ref.owner));
 }
 
-RRefContext::Losses RRefContext::losses(WorkerId worker) const {
+RRefManager::Losses RRefManager::losses(WorkerId worker) const {
   const std::lock_guard lock(mutex_);
   const auto found = losses_.find(worker);
   return found == losses_.end() ? Losses{} : found->second;
 }
 
-void RRefContext::on_lost(WorkerId peer, const std::string& cause) {
+void RRefManager::on_lost(WorkerId peer, const std::string& cause) {
   {
     const std::lock_guard lock(mutex_);
     auto& losses = losses_[peer];
     ++losses.n;
     losses.cause = cause;
   }
-  with_ledger([&](Actions& actions) { ledger_.lost(peer, actions); });
+  with_table([&](Actions& actions) { table_.lost(peer, actions); });
 }
 
-void RRefContext::on_joined(WorkerId peer) {
+void RRefManager::on_joined(WorkerId peer) {
   const std::lock_guard lock(mutex_);
-  ledger_.joined(peer);
+  table_.joined(peer);
 }
 
-void RRefContext::close() {
+void RRefManager::close() {
   std::vector<std::shared_ptr<OwnedValue>> values;
   {
     const std::lock_guard lock(mutex_);
-    values = ledger_.values();
+    values = table_.values();
   }
   for (const auto& value : values) value->promise.fail(shut_down());
 }
 
-void RRefContext::end() noexcept {
+void RRefManager::end() noexcept {
   // A value may hold RRefs, which hold this.
   std::vector<std::shared_ptr<OwnedValue>> values;
   {
     const std::lock_guard lock(mutex_);
-    values = ledger_.take_values();
+    values = table_.take_values();
   }
   // And one that was asked for after close() holds those who wait for it, which hold it.
   for (const auto& value : values) value->promise.fail(shut_down());
@@ -358,14 +357,14 @@ void RRefContext::end() noexcept {
 
 // Messages.
 
-void RRefContext::serve_control(Request request, Control control) {
+void RRefManager::serve_control(Request request, Control control) {
   std::vector<ForkEntry> entries;
   base::ByteReader reader(request.body());
   while (const auto rref = reader.get<std::uint64_t>()) {
     entries.push_back({.rref = *rref, .fork = reader.get<std::uint64_t>().value_or(0)});
   }
   const auto refused =
-      with_ledger([&](Actions& actions) { return ledger_.take(request.from(), control, entries, actions); });
+      with_table([&](Actions& actions) { return table_.take(request.from(), control, entries, actions); });
   base::ByteWriter writer;
   for (const auto fork : refused) writer.put(fork);
   request.answer({.body = writer.take()});
@@ -373,32 +372,32 @@ void RRefContext::serve_control(Request request, Control control) {
 
 class RRefService final : public Service {
  public:
-  explicit RRefService(Agent& agent) : context(std::make_shared<RRefContext>(agent)) {
-    const auto control = [&](Kind kind, Control what) {
-      agent.handle(kind, [context = context.get(), what](Request request) {
-        context->serve_control(std::move(request), what);
+  explicit RRefService(Agent& agent) : manager(std::make_shared<RRefManager>(agent)) {
+    const auto control = [&](MessageKind kind, Control what) {
+      agent.handle(kind, [manager = manager.get(), what](Request request) {
+        manager->serve_control(std::move(request), what);
       });
     };
-    control(Kind::kRRefFork, Control::kFork);
-    control(Kind::kRRefChild, Control::kAccept);
-    control(Kind::kRRefDelete, Control::kDelete);
-    agent.handle(Kind::kRRefFetch,
-                 [context = context.get()](Request request) { context->serve_fetch(std::move(request)); });
-    agent.handle(Kind::kRemoteCall,
-                 [context = context.get()](Request request) { context->serve_remote(std::move(request)); });
+    control(MessageKind::kRRefFork, Control::kFork);
+    control(MessageKind::kRRefChild, Control::kAccept);
+    control(MessageKind::kRRefDelete, Control::kDelete);
+    agent.handle(MessageKind::kRRefFetch,
+                 [manager = manager.get()](Request request) { manager->serve_fetch(std::move(request)); });
+    agent.handle(MessageKind::kRemoteCall,
+                 [manager = manager.get()](Request request) { manager->serve_remote(std::move(request)); });
   }
-  void on_lost(WorkerId peer, const std::string& cause) override { context->on_lost(peer, cause); }
-  void on_joined(WorkerId peer) override { context->on_joined(peer); }
-  void debug_info(std::map<std::string, std::string>& info) override { context->debug_info(info); }
+  void on_lost(WorkerId peer, const std::string& cause) override { manager->on_lost(peer, cause); }
+  void on_joined(WorkerId peer) override { manager->on_joined(peer); }
+  void debug_info(std::map<std::string, std::string>& info) override { manager->debug_info(info); }
 
-  void on_close() override { context->close(); }
-  void on_closed() override { context->end(); }
+  void on_close() override { manager->close(); }
+  void on_closed() override { manager->end(); }
 
-  const std::shared_ptr<RRefContext> context;
+  const std::shared_ptr<RRefManager> manager;
 };
 
-RRefContext& rref_context(Agent& agent) {
-  return *agent.service<RRefService>().context;
+RRefManager& rref_manager(Agent& agent) {
+  return *agent.service<RRefService>().manager;
 }
 std::unique_ptr<Service> make_rref_service(Agent& agent) {
   return std::make_unique<RRefService>(agent);

@@ -14,11 +14,10 @@
 // again, and the last hundred thousand that ended are remembered, so a repetition changes nothing.
 //
 // Entries for one worker gather while a message to it is on its way: at most one of a kind is.
-// Thread safety: none; RRefContext locks.
+// Thread safety: none; RRefManager locks.
 #pragma once
 
 #include <cstdint>
-#include <deque>
 #include <functional>
 #include <map>
 #include <memory>
@@ -26,10 +25,10 @@
 #include <span>
 #include <string>
 #include <unordered_map>
-#include <unordered_set>
 #include <utility>
 #include <vector>
 
+#include "lockstep/rpc/detail/recent_ids.h"
 #include "lockstep/rpc/worker.h"
 
 namespace lockstep::rpc {
@@ -53,21 +52,7 @@ struct RRefOnWire {
 
 enum class Control : std::uint8_t { kFork, kAccept, kDelete };
 
-// Numbers that have come to their end, the last `limit` of them.
-class Buried {
- public:
-  explicit Buried(std::size_t limit) : limit_(limit) {}
-  void add(std::uint64_t id);
-  void remove(std::uint64_t id) { ids_.erase(id); }
-  bool contains(std::uint64_t id) const { return ids_.contains(id); }
-
- private:
-  const std::size_t limit_;
-  std::unordered_set<std::uint64_t> ids_;
-  std::deque<std::uint64_t> order_;
-};
-
-class RRefLedger {
+class RRefTable {
  public:
   using Value = std::shared_ptr<OwnedValue>;
   struct Send {
@@ -86,7 +71,7 @@ class RRefLedger {
     std::function<std::uint64_t()> new_id;
     std::function<Value()> new_value;  // one that waits for its creation
   };
-  explicit RRefLedger(Options options) : options_(std::move(options)) {}
+  explicit RRefTable(Options options) : options_(std::move(options)) {}
 
   // As owner.
   // remote() from `holder` has come, and its function will run. The value waits here if someone asked for it before. Null when it
@@ -180,7 +165,7 @@ class RRefLedger {
   };
   using Owneds = std::unordered_map<std::uint64_t, Owned>;
 
-  // Null: buried, or its creator is gone.
+  // Null: it has ended, or its creator is gone.
   Owned* find_or_wait(std::uint64_t rref);
   void add_fork(Owned& owned, std::uint64_t fork, WorkerId holder);
   void remove_fork(const ForkEntry& entry, Actions& out);
@@ -199,7 +184,7 @@ class RRefLedger {
   Owneds owned_;                                       // by RRef: those with forks, or waited for
   std::map<std::pair<WorkerId, Control>, Box> boxes_;
   std::set<WorkerId> lost_;
-  Buried buried_{100'000};
+  RecentIds ended_{100'000};  // RRefs and forks
 };
 
 // The worker that made an RRef's or a fork's number.

@@ -1,4 +1,4 @@
-#include "lockstep/autograd/internal/graph_part.h"
+#include "lockstep/autograd/internal/local_graph.h"
 
 #include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/engine.h>
@@ -15,17 +15,17 @@ namespace lockstep::autograd::internal {
 using torch::autograd::AccumulateGrad;
 using torch::autograd::Edge;
 
-void GraphPart::enter_root(const Edge& root) {
+void LocalGraph::enter_root(const Edge& root) {
   const auto [state, fresh] = states_.try_emplace(root.function.get());
   ++state->second.n_missing;
   if (fresh) walk(*root.function);
 }
 
-void GraphPart::enter_send(SendNode& send) {
+void LocalGraph::enter_send(SendNode& send) {
   if (states_.try_emplace(&send).second) walk(send);
 }
 
-void GraphPart::walk(Node& from) {
+void LocalGraph::walk(Node& from) {
   std::vector<Node*> open{&from};
   while (!open.empty()) {
     Node* const node = open.back();
@@ -47,11 +47,11 @@ void GraphPart::walk(Node& from) {
   }
 }
 
-std::vector<const RecvNode*> GraphPart::take_reached() {
+std::vector<const RecvNode*> LocalGraph::take_reached() {
   return std::exchange(reached_, {});
 }
 
-void GraphPart::deliver(const Edge& to, at::Tensor gradient) {
+void LocalGraph::deliver(const Edge& to, at::Tensor gradient) {
   Node& node = *to.function;
   const auto found = states_.find(&node);
   // A node whose hooks add edges while the pass runs.
@@ -65,16 +65,16 @@ void GraphPart::deliver(const Edge& to, at::Tensor gradient) {
   push(to.function, std::move(gradients));
 }
 
-void GraphPart::start(SendNode& send, variable_list gradients) {
+void LocalGraph::start(SendNode& send, variable_list gradients) {
   push(send.getptr(), std::move(gradients));
 }
 
-void GraphPart::push(compat::NodePtr node, variable_list gradients) {
+void LocalGraph::push(compat::NodePtr node, variable_list gradients) {
   ready_.push_back({.node = std::move(node), .gradients = std::move(gradients)});
   std::push_heap(ready_.begin(), ready_.end());
 }
 
-void GraphPart::run_one() {
+void LocalGraph::run_one() {
   std::pop_heap(ready_.begin(), ready_.end());
   Ready next = std::move(ready_.back());
   ready_.pop_back();
@@ -88,7 +88,7 @@ void GraphPart::run_one() {
 }
 
 // What surrounds a node in libtorch's engine, in the same order.
-variable_list GraphPart::call(Node& node, variable_list gradients) {
+variable_list LocalGraph::call(Node& node, variable_list gradients) {
   for (const auto& hook : node.tensor_pre_hooks()) gradients = (*hook)(gradients);
   for (const auto& [index, hook] : node.retains_grad_hooks()) gradients = (*hook)(gradients);
   for (const auto& hook : node.pre_hooks()) gradients = (*hook)(gradients);

@@ -24,9 +24,9 @@ namespace lockstep::autograd::internal {
 
 class ContextState;
 
-class GraphPart {
+class LocalGraph {
  public:
-  GraphPart(ContextState& context, bool retain_graph) : context_(context), retain_graph_(retain_graph) {}
+  LocalGraph(ContextState& context, bool retain_graph) : context_(context), retain_graph_(retain_graph) {}
 
   // Everything behind it takes part. A root waits for one gradient more, of deliver; a send node for those of start.
   // Raises kUsage where a tensor of another context is met.

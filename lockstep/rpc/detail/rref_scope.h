@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "lockstep/courier/message.h"
-#include "lockstep/rpc/rref_context.h"
+#include "lockstep/rpc/detail/rref_manager.h"
 
 namespace lockstep::rpc::internal {
 
@@ -19,7 +19,7 @@ namespace lockstep::rpc::internal {
 class SendScope {
  public:
   SendScope(Agent& agent, WorkerId to);
-  // Takes back what was shared, unless cargo() was called.
+  // Takes back what was shared, unless guard() was called.
   ~SendScope();
   SendScope(const SendScope&) = delete;
   SendScope& operator=(const SendScope&) = delete;
@@ -29,13 +29,13 @@ class SendScope {
   std::uint32_t count() const { return static_cast<std::uint32_t>(refs_.size()); }
   Bytes list() const;
   // Takes back what was shared if the message is not sent. Null when there is nothing.
-  std::shared_ptr<Cargo> cargo();
+  std::shared_ptr<SendGuard> guard();
 
  private:
   Agent& agent_;
   const WorkerId to_;
   SendScope* const outer_;
-  std::shared_ptr<RRefContext> context_;
+  std::shared_ptr<RRefManager> manager_;
   std::vector<RRefOnWire> refs_;
 };
 
@@ -52,7 +52,7 @@ class ReceiveScope {
 
   // The RRef at `place`. Raises kUsage when no scope is open, and for a place that is not in the list.
   static std::shared_ptr<RRefState> get(std::uint32_t place);
-  static RRefContext& context();
+  static RRefManager& manager();
 
  private:
   static ReceiveScope& here();

@@ -1,11 +1,11 @@
-#include "lockstep/rpc/internal/roster.h"
+#include "lockstep/rpc/internal/worker_directory.h"
 
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 
 namespace lockstep::rpc::internal {
 
-void Roster::add(const WorkerInfo& info) {
+void WorkerDirectory::add(const WorkerInfo& info) {
   const std::lock_guard lock(mutex_);
   const auto old = entries_.find(info.id);
   if (old != entries_.end() && !old->second.gone) {
@@ -18,31 +18,31 @@ void Roster::add(const WorkerInfo& info) {
                   base::cat("a worker named ", info.name, " is there already: number ", id));
     }
   }
-  entries_[info.id] = {.name = info.name, .stay = ++n_stays_};
+  entries_[info.id] = {.name = info.name, .incarnation = ++n_incarnations_};
 }
 
-bool Roster::end(WorkerId id, const std::string& cause, std::uint64_t stay) {
+bool WorkerDirectory::end(WorkerId id, const std::string& cause, std::uint64_t incarnation) {
   const std::lock_guard lock(mutex_);
   const auto entry = entries_.find(id);
   if (entry == entries_.end() || entry->second.gone) return false;
-  if (stay != 0 && entry->second.stay != stay) return false;
+  if (incarnation != 0 && entry->second.incarnation != incarnation) return false;
   entry->second.gone = cause;
   return true;
 }
 
-std::uint64_t Roster::stay(WorkerId id) const {
+std::uint64_t WorkerDirectory::incarnation(WorkerId id) const {
   const std::lock_guard lock(mutex_);
   const auto entry = entries_.find(id);
-  return entry == entries_.end() || entry->second.gone ? 0 : entry->second.stay;
+  return entry == entries_.end() || entry->second.gone ? 0 : entry->second.incarnation;
 }
 
-WorkerInfo Roster::find(const Worker& worker) const {
+WorkerInfo WorkerDirectory::find(const Worker& worker) const {
   const std::lock_guard lock(mutex_);
   if (const auto* name = std::get_if<std::string>(&worker.target())) return find_name(*name);
   return find_id(std::get<int>(worker.target()));
 }
 
-WorkerInfo Roster::find_name(const std::string& name) const {
+WorkerInfo WorkerDirectory::find_name(const std::string& name) const {
   const Entry* gone = nullptr;
   WorkerId gone_id = 0;
   for (const auto& [id, entry] : entries_) {
@@ -58,7 +58,7 @@ WorkerInfo Roster::find_name(const std::string& name) const {
                .peer = LostPeer{.rank = gone_id, .cause = *gone->gone}});
 }
 
-WorkerInfo Roster::find_id(int id) const {
+WorkerInfo WorkerDirectory::find_id(int id) const {
   const auto entry = id < 0 || id > 0xFFFF ? entries_.end() : entries_.find(static_cast<WorkerId>(id));
   if (entry == entries_.end()) {
     base::raise(ErrorKind::kUsage, base::cat("there is no worker with number ", id, "; there are ", names()));
@@ -71,19 +71,19 @@ WorkerInfo Roster::find_id(int id) const {
   return {.id = entry->first, .name = entry->second.name};
 }
 
-WorkerInfo Roster::info(WorkerId id) const {
+WorkerInfo WorkerDirectory::info(WorkerId id) const {
   const std::lock_guard lock(mutex_);
   const auto entry = entries_.find(id);
   return {.id = id, .name = entry == entries_.end() ? base::cat("#", id) : entry->second.name};
 }
 
-bool Roster::present(WorkerId id) const {
+bool WorkerDirectory::present(WorkerId id) const {
   const std::lock_guard lock(mutex_);
   const auto entry = entries_.find(id);
   return entry != entries_.end() && !entry->second.gone;
 }
 
-std::vector<WorkerInfo> Roster::present() const {
+std::vector<WorkerInfo> WorkerDirectory::present() const {
   const std::lock_guard lock(mutex_);
   std::vector<WorkerInfo> list;
   for (const auto& [id, entry] : entries_) {
@@ -92,7 +92,7 @@ std::vector<WorkerInfo> Roster::present() const {
   return list;
 }
 
-std::vector<WorkerId> Roster::gone() const {
+std::vector<WorkerId> WorkerDirectory::gone() const {
   const std::lock_guard lock(mutex_);
   std::vector<WorkerId> list;
   for (const auto& [id, entry] : entries_) {
@@ -101,7 +101,7 @@ std::vector<WorkerId> Roster::gone() const {
   return list;
 }
 
-Failure Roster::lost(WorkerId id, const std::string& what) const {
+Failure WorkerDirectory::lost(WorkerId id, const std::string& what) const {
   const std::lock_guard lock(mutex_);
   const auto entry = entries_.find(id);
   const std::string name = entry == entries_.end() ? base::cat("#", id) : entry->second.name;
@@ -112,7 +112,7 @@ Failure Roster::lost(WorkerId id, const std::string& what) const {
           .peer = LostPeer{.rank = id, .cause = cause}};
 }
 
-std::string Roster::names() const {
+std::string WorkerDirectory::names() const {
   std::string list;
   int n = 0;
   for (const auto& [id, entry] : entries_) {

@@ -1,5 +1,5 @@
 // The bookkeeping of RRefs alone: workers that are nothing but ledgers, and a network that shuffles and repeats what they send.
-#include "lockstep/rpc/rref_ledger.h"
+#include "lockstep/rpc/detail/rref_table.h"
 
 #include <gtest/gtest.h>
 
@@ -8,7 +8,7 @@
 #include <random>
 #include <set>
 
-#include "lockstep/rpc/rref_context.h"
+#include "lockstep/rpc/detail/rref_manager.h"
 
 namespace lockstep::rpc::internal {
 namespace {
@@ -22,8 +22,8 @@ constexpr std::uint64_t kSchedules = 2000;
 
 struct Handle {
   std::uint64_t rref = 0;
-  std::uint64_t fork = 0;     // 0 at the owner
-  RRefLedger::Value value{};  // at the owner
+  std::uint64_t fork = 0;    // 0 at the owner
+  RRefTable::Value value{};  // at the owner
   WorkerId owner = 0;
 };
 
@@ -45,13 +45,13 @@ class Net {
   Net(int n, std::uint64_t seed) : random_(seed) {
     for (int i = 0; i < n; ++i) {
       const auto self = static_cast<WorkerId>(i);
-      ledgers_.push_back(std::make_unique<RRefLedger>(RRefLedger::Options{
+      tables_.push_back(std::make_unique<RRefTable>(RRefTable::Options{
           .self = self,
           .new_id = [this, self] { return (std::uint64_t{self} << 48) | ++n_ids_; },
-          .new_value = [] { return std::make_shared<OwnedValue>(std::weak_ptr<Pump>()); }}));
+          .new_value = [] { return std::make_shared<OwnedValue>(std::weak_ptr<WaitHelper>()); }}));
     }
-    handles_.resize(ledgers_.size());
-    gone_.resize(ledgers_.size());
+    handles_.resize(tables_.size());
+    gone_.resize(tables_.size());
   }
 
   void run(int n_steps) {
@@ -64,12 +64,12 @@ class Net {
   void lose(WorkerId worker) {
     gone_[worker] = true;
     handles_[worker].clear();
-    ledgers_[worker].reset();
+    tables_[worker].reset();
     // What it sent and what was sent to it never arrives.
     std::erase_if(network_, [&](const Message& m) { return m.from == worker || m.to == worker; });
-    for (std::size_t i = 0; i < ledgers_.size(); ++i) {
+    for (std::size_t i = 0; i < tables_.size(); ++i) {
       if (gone_[i]) continue;
-      with(static_cast<WorkerId>(i), [&](auto& ledger, auto& out) { ledger.lost(worker, out); });
+      with(static_cast<WorkerId>(i), [&](auto& table, auto& out) { table.lost(worker, out); });
       for (const auto& handle : handles_[i]) {  // their calls fail
         if (handle.owner == worker && handle.fork != 0) created(static_cast<WorkerId>(i), handle.fork);
       }
@@ -91,12 +91,12 @@ class Net {
       deliver();
     } while (!network_.empty() ||
              std::ranges::any_of(handles_, [](const auto& mine) { return !mine.empty(); }));
-    for (std::size_t i = 0; i < ledgers_.size(); ++i) {
+    for (std::size_t i = 0; i < tables_.size(); ++i) {
       if (gone_[i]) continue;
-      EXPECT_TRUE(ledgers_[i]->idle()) << "worker " << i << " waits for ever";
-      EXPECT_EQ(ledgers_[i]->n_users(), 0u) << "worker " << i << " kept a fork";
-      EXPECT_EQ(ledgers_[i]->n_owned(), 0u) << "worker " << i << " leaks a value";
-      EXPECT_EQ(ledgers_[i]->n_forks(), 0u) << "worker " << i << " leaks a fork";
+      EXPECT_TRUE(tables_[i]->idle()) << "worker " << i << " waits for ever";
+      EXPECT_EQ(tables_[i]->n_users(), 0u) << "worker " << i << " kept a fork";
+      EXPECT_EQ(tables_[i]->n_owned(), 0u) << "worker " << i << " leaks a value";
+      EXPECT_EQ(tables_[i]->n_forks(), 0u) << "worker " << i << " leaks a fork";
     }
     for (const auto& [rref, value] : made_) {
       EXPECT_TRUE(value.expired()) << "RRef " << rref << " leaks";
@@ -107,8 +107,8 @@ class Net {
  private:
   template <class Step>
   void with(WorkerId worker, Step&& step) {
-    RRefLedger::Actions out;
-    step(*ledgers_[worker], out);
+    RRefTable::Actions out;
+    step(*tables_[worker], out);
     for (auto& send : out.sends) {
       network_.push_back({.what = Message::What::kControl,
                           .from = worker,
@@ -124,7 +124,7 @@ class Net {
   WorkerId any_worker() {
     WorkerId worker = 0;
     do {
-      worker = static_cast<WorkerId>(draw(ledgers_.size()));
+      worker = static_cast<WorkerId>(draw(tables_.size()));
     } while (gone_[worker]);
     return worker;
   }
@@ -135,7 +135,7 @@ class Net {
     auto& mine = handles_[me];
     switch (mine.empty() ? draw(2) : draw(7)) {
       case 0: {
-        auto value = std::make_shared<OwnedValue>(std::weak_ptr<Pump>());
+        auto value = std::make_shared<OwnedValue>(std::weak_ptr<WaitHelper>());
         const std::uint64_t rref = (std::uint64_t{me} << 48) | ++n_ids_;
         made_[rref] = value;
         mine.push_back({.rref = rref, .value = std::move(value), .owner = me});
@@ -157,24 +157,24 @@ class Net {
     const std::uint64_t rref = (std::uint64_t{me} << 48) | ++n_ids_;
     const std::uint64_t fork = (std::uint64_t{me} << 48) | ++n_ids_;
     const RRefOnWire ref{.rref = rref, .fork = fork, .owner = there};
-    ledgers_[me]->create_there(ref);
+    tables_[me]->create_there(ref);
     creating_[me][fork] = there;
     handles_[me].push_back({.rref = rref, .fork = fork, .owner = there});
     network_.push_back({.what = Message::What::kCreate, .from = me, .to = there, .ref = ref});
     if (draw(8) == 0) created(me, fork);  // it gave up waiting
   }
   void created(WorkerId me, std::uint64_t fork) {
-    with(me, [&](auto& ledger, auto& out) { ledger.creation_over(fork, out); });
+    with(me, [&](auto& table, auto& out) { table.creation_over(fork, out); });
   }
   void pass(WorkerId me, const Handle& handle, WorkerId to) {
     RRefOnWire child;
     if (handle.fork == 0) {
-      child = ledgers_[me]->share_owned(handle.rref, handle.value, to);
+      child = tables_[me]->share_owned(handle.rref, handle.value, to);
     } else {
-      ASSERT_TRUE(ledgers_[me]->share_used(handle.fork, to, child));
+      ASSERT_TRUE(tables_[me]->share_used(handle.fork, to, child));
     }
     if (draw(16) == 0) {  // it could not be sent
-      with(me, [&](auto& ledger, auto& out) { ledger.unshare(child, out); });
+      with(me, [&](auto& table, auto& out) { table.unshare(child, out); });
     } else {
       network_.push_back({.what = Message::What::kCarry, .from = me, .to = to, .ref = child});
     }
@@ -183,7 +183,7 @@ class Net {
     auto& mine = handles_[me];
     const Handle handle = mine[which];
     mine.erase(mine.begin() + static_cast<std::ptrdiff_t>(which));
-    if (handle.fork != 0) with(me, [&](auto& ledger, auto& out) { ledger.drop(handle.fork, out); });
+    if (handle.fork != 0) with(me, [&](auto& table, auto& out) { table.drop(handle.fork, out); });
   }
 
   // Any message that is on its way; control messages and their answers perhaps once more later.
@@ -204,7 +204,7 @@ class Net {
     const auto me = message.to;
     switch (message.what) {
       case Message::What::kCreate: {
-        auto value = ledgers_[me]->create_here(message.ref, message.from);
+        auto value = tables_[me]->create_here(message.ref, message.from);
         made_[message.ref.rref] = value;
         value->promise.set(nullptr);
         network_.push_back(
@@ -217,9 +217,9 @@ class Net {
         break;
       case Message::What::kCarry: {
         bool fits = false;
-        RRefLedger::Value value;
+        RRefTable::Value value;
         with(me,
-             [&](auto& ledger, auto& out) { value = ledger.receive(message.ref, message.from, fits, out); });
+             [&](auto& table, auto& out) { value = table.receive(message.ref, message.from, fits, out); });
         ASSERT_TRUE(fits);
         ASSERT_EQ(value != nullptr, message.ref.owner == me);
         handles_[me].push_back({.rref = message.ref.rref,
@@ -232,8 +232,8 @@ class Net {
         Message answer{.what = Message::What::kAnswer, .from = me, .to = message.from};
         answer.control = message.control;
         answer.number = message.number;
-        with(me, [&](auto& ledger, auto& out) {
-          answer.refused = ledger.take(message.from, message.control, message.entries, out);
+        with(me, [&](auto& table, auto& out) {
+          answer.refused = table.take(message.from, message.control, message.entries, out);
         });
         if (!lossy_ && !message.repeated) {
           EXPECT_TRUE(answer.refused.empty()) << "a value went before its fork came";
@@ -243,8 +243,8 @@ class Net {
       }
       case Message::What::kAnswer:
         if (unanswered_.erase(message.number) == 0) break;  // to a message that was repeated
-        with(me, [&](auto& ledger, auto& out) {
-          ledger.answered(message.from, message.control, message.refused, out);
+        with(me, [&](auto& table, auto& out) {
+          table.answered(message.from, message.control, message.refused, out);
         });
         break;
     }
@@ -259,7 +259,7 @@ class Net {
         if (made == made_.end()) continue;  // its creation has not come
         ASSERT_FALSE(made->second.expired()) << "RRef " << handle.rref << " ended too early";
         if (handle.fork != 0) {
-          ASSERT_EQ(ledgers_[handle.owner]->find(handle.rref), made->second.lock()) << "the owner forgot it";
+          ASSERT_EQ(tables_[handle.owner]->find(handle.rref), made->second.lock()) << "the owner forgot it";
         }
       }
     }
@@ -268,7 +268,7 @@ class Net {
   std::mt19937_64 random_;
   std::uint64_t n_ids_ = 0;
   std::uint64_t n_controls_ = 0;
-  std::vector<std::unique_ptr<RRefLedger>> ledgers_;
+  std::vector<std::unique_ptr<RRefTable>> tables_;
   std::vector<std::vector<Handle>> handles_;
   std::vector<bool> gone_;
   bool lossy_ = false;
@@ -278,7 +278,7 @@ class Net {
   std::map<std::uint64_t, std::weak_ptr<OwnedValue>> made_;
 };
 
-TEST(RRefLedger, NeitherLeaksNorDeletesEarlyInAnySchedule) {
+TEST(RRefTable, NeitherLeaksNorDeletesEarlyInAnySchedule) {
   for (std::uint64_t seed = 1; seed <= kSchedules && !::testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Net net(2 + static_cast<int>(seed % 4), seed);
@@ -287,7 +287,7 @@ TEST(RRefLedger, NeitherLeaksNorDeletesEarlyInAnySchedule) {
   }
 }
 
-TEST(RRefLedger, NeitherLeaksNorHangsWhenWorkersAreLost) {
+TEST(RRefTable, NeitherLeaksNorHangsWhenWorkersAreLost) {
   for (std::uint64_t seed = 1; seed <= kSchedules && !::testing::Test::HasFailure(); ++seed) {
     SCOPED_TRACE("seed " + std::to_string(seed));
     Net net(3 + static_cast<int>(seed % 4), seed);
@@ -300,16 +300,16 @@ TEST(RRefLedger, NeitherLeaksNorHangsWhenWorkersAreLost) {
   }
 }
 
-RRefLedger make_ledger(WorkerId self) {
+RRefTable make_table(WorkerId self) {
   auto counter = std::make_shared<std::uint64_t>(0);
-  return RRefLedger({.self = self,
-                     .new_id = [self, counter] { return (std::uint64_t{self} << 48) | ++*counter; },
-                     .new_value = [] { return std::make_shared<OwnedValue>(std::weak_ptr<Pump>()); }});
+  return RRefTable({.self = self,
+                    .new_id = [self, counter] { return (std::uint64_t{self} << 48) | ++*counter; },
+                    .new_value = [] { return std::make_shared<OwnedValue>(std::weak_ptr<WaitHelper>()); }});
 }
 
-TEST(RRefLedger, ForgetsAForkThatWasDeletedBeforeItWasMade) {
-  auto owner = make_ledger(1);
-  RRefLedger::Actions out;
+TEST(RRefTable, ForgetsAForkThatWasDeletedBeforeItWasMade) {
+  auto owner = make_table(1);
+  RRefTable::Actions out;
   const RRefOnWire ref{.rref = 7, .fork = 8, .owner = 1};
   const ForkEntry entry{.rref = 7, .fork = 8};
   owner.take(0, Control::kDelete, {&entry, 1}, out);
@@ -318,15 +318,15 @@ TEST(RRefLedger, ForgetsAForkThatWasDeletedBeforeItWasMade) {
   EXPECT_EQ(owner.n_owned(), 0u);
 }
 
-TEST(RRefLedger, SendsWhatGathersMeanwhileInOneMessage) {
-  auto user = make_ledger(0);
-  RRefLedger::Actions out;
+TEST(RRefTable, SendsWhatGathersMeanwhileInOneMessage) {
+  auto user = make_table(0);
+  RRefTable::Actions out;
   for (std::uint64_t fork = 1; fork <= 5; ++fork) {
     bool fits = false;
     const std::uint64_t made = (std::uint64_t{1} << 48) | fork;
     user.receive({.rref = 100 + fork, .fork = made, .owner = 1}, 1, fits, out);
     ASSERT_TRUE(fits);
-    RRefLedger::Actions step;
+    RRefTable::Actions step;
     user.drop(made, step);
     EXPECT_EQ(step.sends.size(), fork == 1 ? 1u : 0u);
   }
@@ -338,9 +338,9 @@ TEST(RRefLedger, SendsWhatGathersMeanwhileInOneMessage) {
   EXPECT_TRUE(user.idle());
 }
 
-TEST(RRefLedger, RefusesAForkThatItsSenderDidNotMake) {
-  auto user = make_ledger(0);
-  RRefLedger::Actions out;
+TEST(RRefTable, RefusesAForkThatItsSenderDidNotMake) {
+  auto user = make_table(0);
+  RRefTable::Actions out;
   bool fits = true;
   user.receive({.rref = 1, .fork = (std::uint64_t{3} << 48) | 1, .owner = 1}, 2, fits, out);
   EXPECT_FALSE(fits);

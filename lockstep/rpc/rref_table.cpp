@@ -1,4 +1,4 @@
-#include "lockstep/rpc/rref_ledger.h"
+#include "lockstep/rpc/detail/rref_table.h"
 
 #include <algorithm>
 
@@ -10,26 +10,17 @@ constexpr std::size_t kMaxEntries = 4096;
 
 }  // namespace
 
-void Buried::add(std::uint64_t id) {
-  if (!ids_.insert(id).second) return;
-  order_.push_back(id);
-  while (order_.size() > limit_) {
-    ids_.erase(order_.front());
-    order_.pop_front();
-  }
-}
-
 // As owner.
 
-RRefLedger::Owned* RRefLedger::find_or_wait(std::uint64_t rref) {
+RRefTable::Owned* RRefTable::find_or_wait(std::uint64_t rref) {
   const auto found = owned_.find(rref);
   if (found != owned_.end()) return &found->second;
-  if (buried_.contains(rref) || lost_.contains(maker_of(rref))) return nullptr;
+  if (ended_.contains(rref) || lost_.contains(maker_of(rref))) return nullptr;
   return &owned_.emplace(rref, Owned{.value = options_.new_value()}).first->second;
 }
 
-RRefLedger::Value RRefLedger::create_here(const RRefOnWire& ref, WorkerId holder) {
-  if (maker_of(ref.rref) != holder || maker_of(ref.fork) != holder || buried_.contains(ref.rref))
+RRefTable::Value RRefTable::create_here(const RRefOnWire& ref, WorkerId holder) {
+  if (maker_of(ref.rref) != holder || maker_of(ref.fork) != holder || ended_.contains(ref.rref))
     return nullptr;
   // From a worker that is gone meanwhile: its function runs, and what it returns is dropped.
   Owned* owned = find_or_wait(ref.rref);
@@ -39,21 +30,21 @@ RRefLedger::Value RRefLedger::create_here(const RRefOnWire& ref, WorkerId holder
   add_fork(*owned, ref.fork, holder);
   Value value = owned->value;
   if (owned->forks.empty()) {
-    buried_.add(ref.rref);
+    ended_.add(ref.rref);
     owned_.erase(ref.rref);  // the caller holds the value
   }
   return value;
 }
 
-RRefLedger::Value RRefLedger::find(std::uint64_t rref) {
+RRefTable::Value RRefTable::find(std::uint64_t rref) {
   const Owned* owned = find_or_wait(rref);
   return owned == nullptr ? nullptr : owned->value;
 }
 
-RRefOnWire RRefLedger::share_owned(std::uint64_t rref, const Value& value, WorkerId to) {
+RRefOnWire RRefTable::share_owned(std::uint64_t rref, const Value& value, WorkerId to) {
   const RRefOnWire child{.rref = rref, .fork = options_.new_id(), .owner = options_.self};
   if (lost_.contains(to)) return child;  // it will not arrive
-  buried_.remove(rref);
+  ended_.remove(rref);
   auto& owned = owned_[rref];
   if (!owned.value) {
     owned.value = value;
@@ -63,20 +54,20 @@ RRefOnWire RRefLedger::share_owned(std::uint64_t rref, const Value& value, Worke
   return child;
 }
 
-void RRefLedger::add_fork(Owned& owned, std::uint64_t fork, WorkerId holder) {
-  if (!buried_.contains(fork) && !lost_.contains(holder)) owned.forks.emplace(fork, holder);
+void RRefTable::add_fork(Owned& owned, std::uint64_t fork, WorkerId holder) {
+  if (!ended_.contains(fork) && !lost_.contains(holder)) owned.forks.emplace(fork, holder);
 }
 
-RRefLedger::Owneds::iterator RRefLedger::release_if_unused(Owneds::iterator owned, Actions& out) {
+RRefTable::Owneds::iterator RRefTable::release_if_unused(Owneds::iterator owned, Actions& out) {
   // One that was asked for before its creation came waits for that.
   if (!owned->second.forks.empty() || !owned->second.called) return std::next(owned);
-  buried_.add(owned->first);
+  ended_.add(owned->first);
   out.dropped.push_back(std::move(owned->second.value));
   return owned_.erase(owned);
 }
 
-void RRefLedger::remove_fork(const ForkEntry& entry, Actions& out) {
-  buried_.add(entry.fork);
+void RRefTable::remove_fork(const ForkEntry& entry, Actions& out) {
+  ended_.add(entry.fork);
   const auto owned = owned_.find(entry.rref);
   if (owned == owned_.end() || owned->second.forks.erase(entry.fork) == 0) return;
   release_if_unused(owned, out);
@@ -84,18 +75,18 @@ void RRefLedger::remove_fork(const ForkEntry& entry, Actions& out) {
 
 // As user.
 
-void RRefLedger::create_there(const RRefOnWire& ref) {
+void RRefTable::create_there(const RRefOnWire& ref) {
   users_.emplace(ref.fork, User{.rref = ref.rref, .owner = ref.owner, .phase = Phase::kCreating});
 }
 
-void RRefLedger::creation_over(std::uint64_t fork, Actions& out) {
+void RRefTable::creation_over(std::uint64_t fork, Actions& out) {
   const auto user = users_.find(fork);
   if (user == users_.end() || user->second.phase != Phase::kCreating) return;
   user->second.phase = Phase::kConfirmed;
   release_if_over(fork, out);
 }
 
-bool RRefLedger::share_used(std::uint64_t fork, WorkerId to, RRefOnWire& child) {
+bool RRefTable::share_used(std::uint64_t fork, WorkerId to, RRefOnWire& child) {
   const auto user = users_.find(fork);
   if (user == users_.end() || user->second.dropped) return false;
   child = {.rref = user->second.rref, .fork = options_.new_id(), .owner = user->second.owner};
@@ -105,20 +96,20 @@ bool RRefLedger::share_used(std::uint64_t fork, WorkerId to, RRefOnWire& child) 
   return true;
 }
 
-void RRefLedger::drop(std::uint64_t fork, Actions& out) {
+void RRefTable::drop(std::uint64_t fork, Actions& out) {
   const auto user = users_.find(fork);
   if (user == users_.end()) return;
   user->second.dropped = true;
   release_if_over(fork, out);
 }
 
-void RRefLedger::drop_all(Actions& out) {
+void RRefTable::drop_all(Actions& out) {
   std::vector<std::uint64_t> forks;
   for (const auto& [fork, user] : users_) forks.push_back(fork);
   for (const auto fork : forks) drop(fork, out);
 }
 
-void RRefLedger::release_if_over(std::uint64_t fork, Actions& out) {
+void RRefTable::release_if_over(std::uint64_t fork, Actions& out) {
   const auto found = users_.find(fork);
   if (found == users_.end()) return;
   const User user = found->second;
@@ -129,7 +120,7 @@ void RRefLedger::release_if_over(std::uint64_t fork, Actions& out) {
     post(user.owner, Control::kDelete, {.rref = user.rref, .fork = fork}, out);
 }
 
-void RRefLedger::release_child(std::uint64_t child, Actions& out) {
+void RRefTable::release_child(std::uint64_t child, Actions& out) {
   const auto found = children_.find(child);
   if (found == children_.end()) return;
   const auto parent = found->second.parent;
@@ -142,7 +133,7 @@ void RRefLedger::release_child(std::uint64_t child, Actions& out) {
 
 // As both.
 
-void RRefLedger::unshare(const RRefOnWire& child, Actions& out) {
+void RRefTable::unshare(const RRefOnWire& child, Actions& out) {
   if (child.owner == options_.self) {
     remove_fork({.rref = child.rref, .fork = child.fork}, out);
   } else {
@@ -150,7 +141,7 @@ void RRefLedger::unshare(const RRefOnWire& child, Actions& out) {
   }
 }
 
-RRefLedger::Value RRefLedger::receive(const RRefOnWire& ref, WorkerId from, bool& fits, Actions& out) {
+RRefTable::Value RRefTable::receive(const RRefOnWire& ref, WorkerId from, bool& fits, Actions& out) {
   fits = maker_of(ref.fork) == from;
   if (!fits) return nullptr;
   if (ref.owner == options_.self) {
@@ -179,8 +170,8 @@ RRefLedger::Value RRefLedger::receive(const RRefOnWire& ref, WorkerId from, bool
 
 // Control messages.
 
-std::vector<std::uint64_t> RRefLedger::take(WorkerId from, Control control,
-                                            std::span<const ForkEntry> entries, Actions& out) {
+std::vector<std::uint64_t> RRefTable::take(WorkerId from, Control control, std::span<const ForkEntry> entries,
+                                           Actions& out) {
   std::vector<std::uint64_t> refused;
   for (const auto& entry : entries) {
     switch (control) {
@@ -198,18 +189,18 @@ std::vector<std::uint64_t> RRefLedger::take(WorkerId from, Control control,
   return refused;
 }
 
-bool RRefLedger::ask(const ForkEntry& entry, WorkerId from) {
-  if (buried_.contains(entry.fork)) return false;  // repeated: deleted meanwhile, or refused before
+bool RRefTable::ask(const ForkEntry& entry, WorkerId from) {
+  if (ended_.contains(entry.fork)) return false;  // repeated: deleted meanwhile, or refused before
   Owned* owned = lost_.contains(from) ? nullptr : find_or_wait(entry.rref);
   if (owned == nullptr) {
-    buried_.add(entry.fork);  // refused once, refused for ever: its holder will not delete it
+    ended_.add(entry.fork);  // refused once, refused for ever: its holder will not delete it
     return false;
   }
   add_fork(*owned, entry.fork, from);
   return true;
 }
 
-void RRefLedger::post(WorkerId to, Control control, ForkEntry entry, Actions& out) {
+void RRefTable::post(WorkerId to, Control control, ForkEntry entry, Actions& out) {
   if (lost_.contains(to)) return;
   auto& box = boxes_[{to, control}];
   // What is posted in one step goes in one message.
@@ -226,8 +217,7 @@ void RRefLedger::post(WorkerId to, Control control, ForkEntry entry, Actions& ou
   }
 }
 
-void RRefLedger::answered(WorkerId to, Control control, std::span<const std::uint64_t> refused,
-                          Actions& out) {
+void RRefTable::answered(WorkerId to, Control control, std::span<const std::uint64_t> refused, Actions& out) {
   const auto found = boxes_.find({to, control});
   if (found == boxes_.end()) return;
   const auto flown = std::exchange(found->second.flying, {});
@@ -246,7 +236,7 @@ void RRefLedger::answered(WorkerId to, Control control, std::span<const std::uin
   }
 }
 
-void RRefLedger::confirm(const ForkEntry& entry, bool refused, Actions& out) {
+void RRefTable::confirm(const ForkEntry& entry, bool refused, Actions& out) {
   const auto user = users_.find(entry.fork);
   if (user == users_.end() || user->second.phase != Phase::kAsking) return;
   user->second.phase = refused ? Phase::kCut : Phase::kConfirmed;
@@ -254,7 +244,7 @@ void RRefLedger::confirm(const ForkEntry& entry, bool refused, Actions& out) {
   release_if_over(entry.fork, out);
 }
 
-void RRefLedger::unanswered(WorkerId to, Control control, Actions& out) {
+void RRefTable::unanswered(WorkerId to, Control control, Actions& out) {
   const auto found = boxes_.find({to, control});
   if (found == boxes_.end()) return;
   const Box box = std::move(found->second);
@@ -266,17 +256,17 @@ void RRefLedger::unanswered(WorkerId to, Control control, Actions& out) {
 
 // Losses.
 
-void RRefLedger::lost(WorkerId worker, Actions& out) {
+void RRefTable::lost(WorkerId worker, Actions& out) {
   if (!lost_.insert(worker).second) return;
   lose_as_owner(worker, out);
   lose_as_user(worker, out);
 }
 
-void RRefLedger::lose_as_owner(WorkerId worker, Actions& out) {
+void RRefTable::lose_as_owner(WorkerId worker, Actions& out) {
   for (auto owned = owned_.begin(); owned != owned_.end();) {
     std::erase_if(owned->second.forks, [&](const auto& fork) { return fork.second == worker; });
     if (!owned->second.called && maker_of(owned->first) == worker) {
-      buried_.add(owned->first);
+      ended_.add(owned->first);
       out.orphaned.push_back(std::move(owned->second.value));
       owned = owned_.erase(owned);
     } else {
@@ -285,7 +275,7 @@ void RRefLedger::lose_as_owner(WorkerId worker, Actions& out) {
   }
 }
 
-void RRefLedger::lose_as_user(WorkerId worker, Actions& out) {
+void RRefTable::lose_as_user(WorkerId worker, Actions& out) {
   std::vector<std::uint64_t> children;
   for (const auto& [fork, child] : children_) {
     if (child.to == worker) children.push_back(fork);
@@ -305,14 +295,14 @@ void RRefLedger::lose_as_user(WorkerId worker, Actions& out) {
     boxes_.erase({worker, control});
 }
 
-std::vector<RRefLedger::Value> RRefLedger::take_values() {
+std::vector<RRefTable::Value> RRefTable::take_values() {
   std::vector<Value> values;
   for (auto& [rref, owned] : owned_) values.push_back(std::move(owned.value));
   owned_.clear();
   return values;
 }
 
-std::vector<RRefLedger::Value> RRefLedger::values() const {
+std::vector<RRefTable::Value> RRefTable::values() const {
   std::vector<Value> values;
   for (const auto& [rref, owned] : owned_) values.push_back(owned.value);
   return values;
@@ -320,28 +310,28 @@ std::vector<RRefLedger::Value> RRefLedger::values() const {
 
 // Observers.
 
-bool RRefLedger::confirmed(std::uint64_t fork) const {
+bool RRefTable::confirmed(std::uint64_t fork) const {
   const auto user = users_.find(fork);
   return user != users_.end() && user->second.phase == Phase::kConfirmed;
 }
 
-bool RRefLedger::idle() const {
+bool RRefTable::idle() const {
   return boxes_.empty() && children_.empty() && n_pending_users() == 0;
 }
 
-std::size_t RRefLedger::n_forks() const {
+std::size_t RRefTable::n_forks() const {
   std::size_t n = 0;
   for (const auto& [rref, owned] : owned_) n += owned.forks.size();
   return n;
 }
 
-std::size_t RRefLedger::n_pending_users() const {
+std::size_t RRefTable::n_pending_users() const {
   return static_cast<std::size_t>(std::ranges::count_if(users_, [](const auto& user) {
     return user.second.phase == Phase::kCreating || user.second.phase == Phase::kAsking;
   }));
 }
 
-std::size_t RRefLedger::n_on_the_way() const {
+std::size_t RRefTable::n_on_the_way() const {
   std::size_t n = 0;
   for (const auto& [key, box] : boxes_) n += box.waiting.size() + box.flying.size();
   return n;

@@ -13,15 +13,15 @@
 
 namespace lockstep::rpc::internal {
 
-class Roster {
+class WorkerDirectory {
  public:
   // Raises kUsage when the number or the name is taken.
   void add(const WorkerInfo& info);
   // From now on it is known as gone, for messages; its name may come back under another number. False when it was gone already.
-  // `stay`: only if it is still the same (0: whoever it is).
-  bool end(WorkerId id, const std::string& cause, std::uint64_t stay = 0);
+  // `incarnation`: only if it is still the same (0: whoever it is).
+  bool end(WorkerId id, const std::string& cause, std::uint64_t incarnation = 0);
   // Tells workers apart that have one number after the other; 0 when none has it.
-  std::uint64_t stay(WorkerId id) const;
+  std::uint64_t incarnation(WorkerId id) const;
   // Raises kUsage for one that never was, kPeerLost for one that is gone.
   WorkerInfo find(const Worker& worker) const;
   // Also of those that are gone; a made-up name for numbers that never were.
@@ -37,7 +37,7 @@ class Roster {
  private:
   struct Entry {
     std::string name;
-    std::uint64_t stay = 0;
+    std::uint64_t incarnation = 0;
     std::optional<std::string> gone{};  // the cause
   };
   WorkerInfo find_name(const std::string& name) const;
@@ -47,7 +47,7 @@ class Roster {
   mutable std::mutex mutex_;
   // Guarded by mutex_.
   std::map<WorkerId, Entry> entries_;
-  std::uint64_t n_stays_ = 0;
+  std::uint64_t n_incarnations_ = 0;
 };
 
 }  // namespace lockstep::rpc::internal

@@ -18,15 +18,15 @@
 #include "lockstep/base/detail/forks.h"
 #include "lockstep/rpc/agent.h"
 #include "lockstep/rpc/call.h"
-#include "lockstep/rpc/rref_ledger.h"
+#include "lockstep/rpc/detail/rref_table.h"
 
 namespace lockstep::rpc {
 
-class RRefContext;
+class RRefManager;
 
 // A value at its owner, perhaps one that is still being made.
 struct OwnedValue {
-  explicit OwnedValue(std::weak_ptr<internal::Pump> pump) : promise(std::move(pump)) {}
+  explicit OwnedValue(std::weak_ptr<internal::WaitHelper> helper) : promise(std::move(helper)) {}
 
   // Once: type and value must not come from two calls.
   void set(const ValueType* its_type, std::shared_ptr<void> value) {
@@ -50,7 +50,7 @@ struct OwnedValue {
 // What the copies of one handle share. Its end is the end of the fork.
 class RRefState {
  public:
-  RRefState(std::shared_ptr<RRefContext> context, internal::RRefOnWire ref, WorkerInfo owner,
+  RRefState(std::shared_ptr<RRefManager> manager, internal::RRefOnWire ref, WorkerInfo owner,
             std::shared_ptr<OwnedValue> value = nullptr);
   ~RRefState();
   RRefState(const RRefState&) = delete;
@@ -71,7 +71,7 @@ class RRefState {
   // "RRef 281474976710657 of worker1".
   std::string text() const;
 
-  const std::shared_ptr<RRefContext> context;
+  const std::shared_ptr<RRefManager> manager;
   const internal::RRefOnWire ref;  // fork 0 at the owner
   const WorkerInfo owner;
   const std::shared_ptr<OwnedValue> value;  // at the owner, else null
@@ -83,9 +83,9 @@ class RRefState {
   mutable std::string type_name_;  // guarded by mutex_; empty: not asked for yet
 };
 
-class RRefContext final : public std::enable_shared_from_this<RRefContext> {
+class RRefManager final : public std::enable_shared_from_this<RRefManager> {
  public:
-  explicit RRefContext(Agent& agent);
+  explicit RRefManager(Agent& agent);
 
   // Shutdown. First everyone drops its users, then everyone waits; then nothing is left but what other workers hold.
   // As if all handles that refer to other workers' values were gone; using one raises kUsage from now on.
@@ -131,13 +131,13 @@ class RRefContext final : public std::enable_shared_from_this<RRefContext> {
  private:
   friend class RRefState;
   friend class RRefService;
-  using Actions = internal::RRefLedger::Actions;
+  using Actions = internal::RRefTable::Actions;
 
-  // Runs `step(ledger_, actions)` under the lock and the actions without.
+  // Runs `step(table_, actions)` under the lock and the actions without.
   template <class Step>
-  auto with_ledger(Step&& step);
+  auto with_table(Step&& step);
   void carry_out(Actions actions) noexcept;
-  void send(const internal::RRefLedger::Send& send);
+  void send(const internal::RRefTable::Send& send);
   void drop(std::uint64_t fork) noexcept;
   void serve_control(Request request, internal::Control control);
   void serve_fetch(Request request);
@@ -155,12 +155,12 @@ class RRefContext final : public std::enable_shared_from_this<RRefContext> {
   mutable std::mutex mutex_;
   mutable std::condition_variable changed_;
   // Guarded by mutex_.
-  internal::RRefLedger ledger_;
+  internal::RRefTable table_;
   std::map<WorkerId, Losses> losses_;
 };
 
 template <class Step>
-auto RRefContext::with_ledger(Step&& step) {
+auto RRefManager::with_table(Step&& step) {
   Actions actions;
   if constexpr (std::is_void_v<decltype(step(actions))>) {
     {
@@ -182,7 +182,7 @@ auto RRefContext::with_ledger(Step&& step) {
 }
 
 // The agent's own.
-RRefContext& rref_context(Agent& agent);
+RRefManager& rref_manager(Agent& agent);
 // Called by Agent::start.
 std::unique_ptr<Service> make_rref_service(Agent& agent);
 

@@ -3,15 +3,15 @@
 
 #include "lockstep/base/detail/demangle.h"
 #include "lockstep/base/detail/raise.h"
+#include "lockstep/rpc/detail/rref_scope.h"
 #include "lockstep/rpc/rref.h"
-#include "lockstep/rpc/rref_scope.h"
 
 namespace lockstep::rpc {
 
 template <class T>
 RRef<T>::RRef(std::shared_ptr<T> value) {
   if (!value) base::raise(ErrorKind::kUsage, "an RRef cannot be made of a null pointer");
-  state_ = rref_context(*current_agent("an RRef")).own(value_type<T>(), std::move(value));
+  state_ = rref_manager(*current_agent("an RRef")).own(value_type<T>(), std::move(value));
 }
 
 template <class T>
@@ -33,13 +33,13 @@ Future<T> RRef<T>::to_here_async(Milliseconds timeout) const {
       object::Encodable<T>,
       "to_here() copies the value, and this type cannot be sent: call its methods through the RRef");
   state_->check();
-  const auto agent = state_->context->agent_for("to_here");
+  const auto agent = state_->manager->agent_for("to_here");
   if (state_->is_owner()) {
     const Future<std::shared_ptr<void>> made(state_->value->promise.state());
     return made.then([value = state_->value](const auto&) { return T(*value->template get<T>()); });
   }
   Promise<T> promise(agent->weak_from_this());
-  state_->context->fetch(*state_, RRefContext::Ask::kValue, timeout,
+  state_->manager->fetch(*state_, RRefManager::Ask::kValue, timeout,
                          internal::end_with_answer<T>(agent, owner().id, promise), promise.state().get());
   auto future = promise.future();
   future.state()->on_over([keep = state_] {});  // the owner must find the value when the question comes
@@ -52,7 +52,7 @@ internal::OutgoingCall RRef<T>::call(const char* mode, std::string function, con
                                      const CallOptions& options) const {
   state_->check();
   return {
-      .agent = state_->context->agent_for("a call through an RRef"),
+      .agent = state_->manager->agent_for("a call through an RRef"),
       .to = state_->owner,
       .function = std::move(function),
       .encode =
@@ -80,7 +80,7 @@ template <class T>
 template <class R, class Tuple>
 auto RRef<T>::start_remote(std::string function, const Tuple& values, const CallOptions& options) const {
   using Result = internal::Held<std::decay_t<typename Unwrapped<R>::type>>;
-  auto made = state_->context->start_remote(call("rpc_remote", std::move(function), values, options));
+  auto made = state_->manager->start_remote(call("rpc_remote", std::move(function), values, options));
   made->created->state()->on_over([keep = state_] {});
   return RRef<Result>(std::move(made));
 }

@@ -19,9 +19,9 @@ namespace lockstep::rpc::internal {
 // Ends with an answer of any kind, or with kPeerLost when `worker` is not there any more.
 Future<Agent::Answer> ping(Agent& agent, WorkerId worker, Milliseconds timeout);
 
-class Farewell final : public Service {
+class ShutdownBarrier final : public Service {
  public:
-  explicit Farewell(Agent& agent);
+  explicit ShutdownBarrier(Agent& agent);
 
   // Comes to round `round` (1 and up) and waits for the others. Raises kTimeout at the deadline.
   void meet(std::uint32_t round, Deadline deadline);

@@ -7,7 +7,7 @@
 
 namespace lockstep::rpc {
 
-enum class Kind : std::uint8_t {
+enum class MessageKind : std::uint8_t {
   kCall = 1,            // a registered function, or an ATen operator: rpc_sync, rpc_async
   kRemoteCall = 3,      // as kCall, the result stays there behind an RRef
   kRRefFetch = 8,       // to_here
