@@ -1,9 +1,12 @@
 #include "lockstep/local/meeting.h"
 
 #include <poll.h>
+#include <sys/resource.h>
 
 #include <algorithm>
+#include <cerrno>
 #include <list>
+#include <thread>
 #include <utility>
 
 #include "lockstep/base/detail/byte_io.h"
@@ -27,9 +30,20 @@ namespace {
 constexpr const char* kAddressKey = "host/0";
 constexpr const char* kElsewhereKey = "host/elsewhere";
 constexpr const char* kGaveUpKey = "host/gave_up";
-// How long a caller may take to prove itself, and how many may be at it; others wait in the kernel's queue.
+// How long a caller may be silent before it has proven itself, and after how long it may be dropped for another one.
 constexpr Milliseconds kProofPatience{2000};
-constexpr std::size_t kMostPending = 2 * kMaxLocalRanks;
+constexpr Milliseconds kGrace{100};
+// Callers accepted at one go: those of other users are dropped at once, and however many there are, rank 0 looks at the
+// others and at its deadline in between.
+constexpr int kAcceptsPerTurn = 64;
+
+// Callers that have not proven themselves; more wait in the kernel's queue. They must not use up the descriptors.
+std::size_t most_pending() {
+  rlimit limit{};
+  const bool known = ::getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
+  const std::size_t share = known ? static_cast<std::size_t>(limit.rlim_cur) / 8 : 2 * kMaxLocalRanks;
+  return std::clamp<std::size_t>(share, 8, 2 * kMaxLocalRanks);
+}
 
 std::string list_ranks(const std::vector<int>& ranks) {
   constexpr std::size_t kShown = 16;
@@ -138,8 +152,10 @@ class Host {
   struct Pending {
     net::UnixSocket socket;
     net::HandshakeResponder handshake;
-    Deadline until;
+    Deadline until;                            // when it is dropped unless it says something
+    Deadline grace = Deadline::after(kGrace);  // until when no other one takes its place
   };
+  enum class Attended { kDone, kSilent, kSpoke };
 
   void collect() {
     attendance_in(*options_.own, options_).arrived[0].store(1, std::memory_order_release);
@@ -147,8 +163,13 @@ class Host {
     Deadline look = Deadline::after(kMeetingSlice);
     while (std::ranges::count(callers_, true, &std::optional<Caller>::has_value) + 1 < options_.size) {
       wait_for_callers(std::min(look, options_.deadline));
-      accept_all();
-      std::erase_if(pending_, [&](Pending& one) { return !attend(one) || one.until.expired(); });
+      accept_some();
+      std::erase_if(pending_, [&](Pending& one) {
+        const Attended what = attend(one);
+        // Not one that spoke: when rank 0 was stopped for a while, everybody's time was up.
+        if (what == Attended::kSpoke) one.until = Deadline::after(kProofPatience);
+        return what == Attended::kDone || one.until.expired();
+      });
       if (!look.expired() && !options_.deadline.expired()) continue;
       look = Deadline::after(kMeetingSlice);
       look_for_failures();
@@ -168,26 +189,43 @@ class Host {
 
   void wait_for_callers(Deadline until) {
     std::vector<pollfd> fds;
-    const bool full = pending_.size() >= kMostPending;
-    fds.push_back({.fd = full ? -1 : listener_.fd(), .events = POLLIN, .revents = 0});
+    if (is_full()) until = std::min(until, pending_.front().grace);
+    if (!rest_.expired()) until = std::min(until, rest_);
+    const bool rests = is_full() || !rest_.expired();
+    fds.push_back({.fd = rests ? -1 : listener_.fd(), .events = POLLIN, .revents = 0});
     for (const Pending& one : pending_)
       fds.push_back({.fd = one.socket.fd(), .events = POLLIN, .revents = 0});
     ::poll(fds.data(), fds.size(), until.poll_timeout_ms());
   }
 
-  void accept_all() {
-    while (pending_.size() < kMostPending) {
-      auto socket = listener_.try_accept();
+  // No room, and the oldest may stay for now.
+  bool is_full() const { return pending_.size() >= most_pending_ && !pending_.front().grace.expired(); }
+
+  // None when this process has no descriptor left: others may give theirs back.
+  std::optional<net::UnixSocket> try_accept() {
+    try {
+      return listener_.try_accept();
+    } catch (const Error& error) {
+      if (error.kind() != ErrorKind::kResource) throw;
+      rest_ = Deadline::after(kGrace);
+      return std::nullopt;
+    }
+  }
+
+  void accept_some() {
+    for (int i = 0; i < kAcceptsPerTurn && !is_full(); ++i) {
+      auto socket = try_accept();
       if (!socket) return;
       if (!socket->trust_own_user()) continue;
+      if (pending_.size() >= most_pending_) pending_.pop_front();  // it may call again
       pending_.push_back({.socket = std::move(*socket),
                           .handshake = net::HandshakeResponder(secret_, address_.binding()),
                           .until = Deadline::after(kProofPatience)});
     }
   }
 
-  // False when it is none any more: dropped, or a caller now. Raises when it is a rank of this job that cannot join.
-  bool attend(Pending& one) {
+  // kDone when it is none any more: dropped, or a caller now. Raises when it is a rank of this job that cannot join.
+  Attended attend(Pending& one) {
     net::HandshakeResponder::Step step;
     std::vector<base::Fd> fds;
     try {
@@ -196,14 +234,14 @@ class Host {
       step = one.handshake.next({buffer, length});
       if (!step.send.empty()) one.socket.send(step.send, Deadline::now());
     } catch (const Error& error) {
-      if (error.kind() == ErrorKind::kTimeout) return true;
+      if (error.kind() == ErrorKind::kTimeout) return Attended::kSilent;
       base::log(LogLevel::kInfo, base::cat("dropped a local connection: ", error.what()));
-      return false;
+      return Attended::kDone;
     }
     if (!step.refusal.empty())
       base::log(LogLevel::kInfo, base::cat("dropped a local connection: ", step.refusal));
     if (step.introduction) welcome(std::move(one.socket), *step.introduction, std::move(fds));
-    return !step.introduction && step.refusal.empty();
+    return step.introduction || !step.refusal.empty() ? Attended::kDone : Attended::kSpoke;
   }
 
   void welcome(net::UnixSocket socket, const Bytes& introduction, std::vector<base::Fd> fds) {
@@ -280,7 +318,9 @@ class Host {
   net::UnixListener listener_;
   const MeetingAddress address_;
   const JobSecret secret_;
-  std::list<Pending> pending_;
+  const std::size_t most_pending_ = most_pending();
+  std::list<Pending> pending_;                  // the oldest first
+  Deadline rest_ = Deadline::now();             // nobody is accepted before
   std::vector<std::optional<Caller>> callers_;  // by rank
 };
 
@@ -293,14 +333,20 @@ class Guest {
 
   std::vector<LocalPeer> run() {
     const MeetingAddress address = address_of_first();
-    call(address);
     std::vector<LocalPeer> peers(static_cast<std::size_t>(options_.size));
-    try {
-      peers[0] = shake_hands(address);
-    } catch (const Error& error) {
-      if (error.kind() == ErrorKind::kPeerLost) check_gave_up();  // before it came to this call
-      if (is_own_timeout(error)) raise_missing({0});
-      throw;
+    call(address);
+    for (Milliseconds pause{1};; pause = std::min(2 * pause, kGrace)) {
+      try {
+        peers[0] = shake_hands(address);
+        break;
+      } catch (const Error& error) {
+        if (is_own_timeout(error)) raise_missing({0});
+        if (error.kind() != ErrorKind::kPeerLost) throw;
+        check_gave_up();  // before it came to this call
+        // Or rank 0 dropped this one: it was silent for too long, as when it is stopped, or others needed the place.
+        if (!call_again(address)) throw;
+      }
+      std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(pause, options_.deadline.remaining()));
     }
     try {
       for (auto& them : receive_roster(socket_, own_, options_.deadline)) {
@@ -375,21 +421,40 @@ class Guest {
     if (!socket_.trust_own_user()) raise_stranger();
   }
 
+  // False when rank 0 has ended: nobody listens there any more.
+  bool call_again(const MeetingAddress& address) {
+    if (options_.deadline.expired()) return false;
+    int code = 0;
+    auto socket = net::UnixSocket::try_connect(address.socket, code);
+    if (code == ECONNREFUSED) return false;
+    if (socket) {
+      socket_ = std::move(*socket);
+      if (!socket_.trust_own_user()) raise_stranger();
+    } else {
+      call(address);
+    }
+    return true;
+  }
+
   LocalPeer shake_hands(const MeetingAddress& address) {
     net::HandshakeInitiator handshake(address.secret(), address.binding(), encode_introduction(own_));
     const bool here = address.process == own_.process;
     const auto numbers = DescriptorNumbers::of(*options_.own).list();
-    socket_.send(handshake.first(), options_.deadline);
-    for (;;) {
+    send_to(0, [&] { socket_.send(handshake.first(), options_.deadline); });
+    for (bool proven = false;; proven = true) {
       std::uint8_t buffer[kMaxReply];
       std::vector<base::Fd> fds;
-      const std::size_t length =
-          patiently([&](Deadline slice) { return receive_from_first(socket_, buffer, fds, slice); });
+      const std::size_t length = patiently([&](Deadline slice) {
+        return proven ? receive_from_first(socket_, buffer, fds, slice)
+                      : receive_packet(socket_, buffer, fds, slice);
+      });
       const auto step = handshake.next({buffer, length});
       if (!step.refusal.empty()) raise_stranger();
       if (!step.send.empty())
-        socket_.send(step.send, options_.deadline,
-                     here ? std::span<const int>() : std::span<const int>(numbers));
+        send_to(0, [&] {
+          socket_.send(step.send, options_.deadline,
+                       here ? std::span<const int>() : std::span<const int>(numbers));
+        });
       if (!step.welcome) continue;
       const auto who = decode_introduction(*step.welcome);
       auto descriptors = who ? take_descriptors(std::move(fds), who->same_process(own_)) : std::nullopt;

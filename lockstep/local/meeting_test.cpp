@@ -223,6 +223,69 @@ TEST(Meeting, ACallerOfAnotherUserIsDroppedAndTheRanksMeet) {
   EXPECT_EQ(children.status(1), 0);
 }
 
+// Each of them is dropped at once; however quickly they come back, the ranks get their turn.
+TEST(Meeting, AFloodOfCallersOfAnotherUserHoldsNobodyUp) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs to be root to become another user";
+  SharedStore store;
+  const Shared<std::atomic<bool>> done;
+  const Shared<std::atomic<int>> n_calls;
+  Children children;
+  constexpr int kFlooders = 3;
+  for (int i = 0; i < kFlooders; ++i) {
+    children.start([&] {
+      const MeetingAddress address = address_in(store);
+      CHILD_EXPECT(::setresuid(65534, 65534, 65534) == 0, errno);
+      const Deadline end = Deadline::after(Milliseconds(10'000));
+      for (int code = 0; !done->load() && !end.expired(); ++*n_calls)
+        net::UnixSocket::try_connect(address.socket, code);
+      CHILD_EXPECT(done->load(), "the ranks did not meet while strangers called");
+    });
+  }
+  children.start([&] {
+    CHILD_EXPECT(fork_testing::eventually([&] { return *n_calls > 1000; }), "nobody calls");
+    CHILD_EXPECT(meet_and_look(store, options_of(1, 2)) == "", "");
+    *done = true;
+  });
+  EXPECT_EQ(meet_and_look(store, options_of(0, 2)), "");
+  for (int i = 0; i <= kFlooders; ++i) EXPECT_EQ(children.status(i), 0);
+}
+
+// As when it was stopped for longer than rank 0 waits for silent callers.
+TEST(Meeting, ARankThatWasDroppedBeforeItsWelcomeCallsAgain) {
+  SharedStore store;
+  auto listener = net::UnixListener::listen();
+  MeetingAddress address = MeetingAddress::of(listener.name());
+  address.process = "another";
+  store.set("host/0", address.encode());
+  std::thread first([&] {
+    for (int i = 0; i < 3; ++i) listener.accept(Deadline::after(fork_testing::kPatience));
+    auto socket = listener.accept(Deadline::after(fork_testing::kPatience));
+    std::uint8_t buffer[1024];
+    const std::size_t n = socket.receive(buffer, Deadline::after(fork_testing::kPatience));
+    net::HandshakeResponder responder(address.secret(), address.binding());
+    EXPECT_TRUE(responder.next({buffer, n}).refusal.empty()) << "it begins anew";
+    listener = net::UnixListener::listen();  // and now nobody listens there
+  });
+  EXPECT_EQ(failure_of_meeting(store, options_of(1, 2)), "rank 0 ended while the group was forming");
+  first.join();
+}
+
+// Whoever took rank 0's name has no say before it has proven that it is rank 0.
+TEST(Meeting, ARefusalWithoutAProofIsNotBelieved) {
+  SharedStore store;
+  auto listener = net::UnixListener::listen();
+  store.set("host/0", MeetingAddress::of(listener.name()).encode());
+  std::thread impostor([&] {
+    auto socket = listener.accept(Deadline::after(fork_testing::kPatience));
+    internal::send_refusal(socket, {.kind = ErrorKind::kPeerLost, .message = "rank 7 was killed"});
+    std::uint8_t buffer[1024];
+    EXPECT_NO_THROW(socket.receive(buffer, Deadline::after(fork_testing::kPatience)));
+    EXPECT_THROW(socket.receive(buffer, Deadline::after(fork_testing::kPatience)), Error);
+  });
+  EXPECT_EQ(failure_of_meeting(store, options_of(1, 2)), "whoever answered for rank 0 is not of this job");
+  impostor.join();
+}
+
 TEST(Meeting, StrangersThatSayNothingHoldNobodyUp) {
   SharedStore store;
   const auto rank_0 = options_of(0, 2), rank_1 = options_of(1, 2);

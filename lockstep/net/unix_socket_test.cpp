@@ -2,16 +2,19 @@
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 
 #include <filesystem>
 #include <future>
+#include <thread>
 
 #include "lockstep/base/bytes.h"
 #include "lockstep/base/call_testing.h"
 #include "lockstep/base/detail/process.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/fork_testing.h"
 
 namespace lockstep::net {
 namespace {
@@ -89,6 +92,33 @@ TEST(UnixSocket, NeitherEndOfAConnectionByNameTakesDescriptorsBeforeItTrustsTheO
   EXPECT_EQ(fds.size(), 1u);
   EXPECT_EQ(kind_of([&] { server.send(to_bytes("x"), soon(), descriptor); }), ErrorKind::kTimeout)
       << "it is the client's turn to trust";
+}
+
+// The kernel counts per user what was sent and not yet received, and holds it against the limit of open files.
+TEST(UnixSocket, DescriptorsBeyondTheUsersLimitAreSentOnceOthersArrived) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs to be root to become a user with few";
+  fork_testing::Children children;
+  children.start([] {
+    const rlimit few{.rlim_cur = 32, .rlim_max = 32};
+    CHILD_EXPECT(::setrlimit(RLIMIT_NOFILE, &few) == 0, errno);
+    CHILD_EXPECT(::setresgid(65533, 65533, 65533) == 0 && ::setresuid(65533, 65533, 65533) == 0, errno);
+    auto ends = UnixSocket::pair();
+    CHILD_EXPECT(ends.second.trust_own_user(), "itself");
+    const std::vector<int> numbers(8, 0);
+    constexpr int kMessages = 8;  // 64 descriptors
+    std::thread receiver([&] {
+      std::this_thread::sleep_for(std::chrono::milliseconds(50));  // the sender comes to its limit
+      for (int i = 0; i < kMessages; ++i) {
+        Bytes buffer(100);
+        std::vector<base::Fd> fds;
+        ends.second.receive(buffer, patience(), &fds);
+        CHILD_EXPECT(fds.size() == 8, fds.size());
+      }
+    });
+    for (int i = 0; i < kMessages; ++i) ends.first.send(to_bytes("here"), patience(), numbers);
+    receiver.join();
+  });
+  EXPECT_EQ(children.status(0), 0);
 }
 
 TEST(UnixSocket, DescriptorsNobodyAskedForAreClosed) {

@@ -178,11 +178,10 @@ void send_refusal(net::UnixSocket& to, const Failure& failure) noexcept {
   }
 }
 
-std::size_t receive_from_first(net::UnixSocket& socket, std::span<std::uint8_t> buffer,
-                               std::vector<base::Fd>& fds, Deadline deadline) {
-  std::size_t length = 0;
+std::size_t receive_packet(net::UnixSocket& socket, std::span<std::uint8_t> buffer,
+                           std::vector<base::Fd>& fds, Deadline deadline) {
   try {
-    length = socket.receive(buffer, deadline, &fds);
+    return socket.receive(buffer, deadline, &fds);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kPeerLost) throw;
     base::raise(Failure{.kind = ErrorKind::kPeerLost,
@@ -190,6 +189,11 @@ std::size_t receive_from_first(net::UnixSocket& socket, std::span<std::uint8_t> 
                         .family = ErrorFamily::kBackend,
                         .peer = LostPeer{.rank = 0, .cause = "ended"}});
   }
+}
+
+std::size_t receive_from_first(net::UnixSocket& socket, std::span<std::uint8_t> buffer,
+                               std::vector<base::Fd>& fds, Deadline deadline) {
+  const std::size_t length = receive_packet(socket, buffer, fds, deadline);
   if (!is(buffer.first(length), Word::kRefusal, sizeof(Refusal))) return length;
   Refusal refusal;
   std::memcpy(&refusal, buffer.data(), sizeof(refusal));

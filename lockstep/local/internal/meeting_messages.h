@@ -80,7 +80,10 @@ void send_roster(net::UnixSocket& to, const Introduction& receiver, std::span<co
 // Never raises.
 void send_refusal(net::UnixSocket& to, const Failure& failure) noexcept;
 
-// One message of rank 0. Raises what it refuses with; kPeerLost when it ended.
+// One message of whoever answers for rank 0, without a look at it. Raises kPeerLost when the connection ended.
+std::size_t receive_packet(net::UnixSocket& socket, std::span<std::uint8_t> buffer,
+                           std::vector<base::Fd>& fds, Deadline deadline);
+// The same from rank 0 once it has proven itself: raises what it refuses with.
 std::size_t receive_from_first(net::UnixSocket& socket, std::span<std::uint8_t> buffer,
                                std::vector<base::Fd>& fds, Deadline deadline);
 inline constexpr std::size_t kMaxReply = 1024;  // to the handshake, or a refusal
