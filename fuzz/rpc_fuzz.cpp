@@ -41,13 +41,13 @@ LOCKSTEP_RPC_FUNCTION(g, "g");
 LOCKSTEP_RPC_FUNCTION(h, "h");
 
 // Brings one event, and forgets what is sent.
-class OneEvent final : public courier::Courier {
+class OneEvent final : public transport::Transport {
  public:
   Bytes address() const override { return {}; }
   void add_peer(WorkerId, const std::string&, const Bytes&) override {}
   void remove_peer(WorkerId) override {}
-  std::optional<Failure> send(WorkerId, courier::Message, Deadline) override { return std::nullopt; }
-  std::optional<courier::Event> poll() override {
+  std::optional<Failure> send(WorkerId, transport::Message, Deadline) override { return std::nullopt; }
+  std::optional<transport::Event> poll() override {
     const std::lock_guard lock(mutex);
     if (!event) over = 1;
     return std::exchange(event, std::nullopt);
@@ -69,32 +69,32 @@ class OneEvent final : public courier::Courier {
   std::mutex mutex;
   std::condition_variable bell;
   bool ringing = false;
-  std::optional<courier::Event> event;
+  std::optional<transport::Event> event;
   std::atomic<std::uint8_t> over{0};
 };
 
 struct Fuzzed {
   Fuzzed() {
     auto one = std::make_unique<OneEvent>();
-    courier = one.get();
+    transport = one.get();
     agent = Agent::start({.self = {.id = 0, .name = "fuzzed"}, .num_worker_threads = 1}, std::move(one));
     agent->add_worker({.id = 1, .name = "other"}, {});
   }
   ~Fuzzed() { agent->close(Milliseconds(0)); }
-  OneEvent* courier = nullptr;
+  OneEvent* transport = nullptr;
   std::shared_ptr<Agent> agent;
 };
 
-courier::Message message(MessageKind kind, Input input) {
+transport::Message message(MessageKind kind, Input input) {
   // Some of the bytes beside the body, as tensors are.
   const std::size_t n_blob = input.empty() ? 0 : std::min<std::size_t>(input[0] % 32, input.size() - 1);
   const auto body = input.empty() ? input : input.subspan(1 + n_blob);
-  courier::Message result{.kind = static_cast<std::uint8_t>(kind),
-                          .id = 7,
-                          .body = courier::owned_blob(Bytes(body.begin(), body.end()))};
+  transport::Message result{.kind = static_cast<std::uint8_t>(kind),
+                            .id = 7,
+                            .body = transport::owned_blob(Bytes(body.begin(), body.end()))};
   if (n_blob > 0) {
     const auto blob = input.subspan(1, n_blob);
-    result.blobs.push_back(courier::owned_blob(Bytes(blob.begin(), blob.end())));
+    result.blobs.push_back(transport::owned_blob(Bytes(blob.begin(), blob.end())));
   }
   return result;
 }
@@ -115,11 +115,11 @@ void control(Fuzzed& worker, Input input) {
   if (input.empty()) return;
   const MessageKind kind = kKinds[input[0] % std::size(kKinds)];
   {
-    const std::lock_guard lock(worker.courier->mutex);
-    worker.courier->event = courier::Event{.from = 1, .message = message(kind, input.subspan(1))};
-    worker.courier->over = 0;
+    const std::lock_guard lock(worker.transport->mutex);
+    worker.transport->event = transport::Event{.from = 1, .message = message(kind, input.subspan(1))};
+    worker.transport->over = 0;
   }
-  worker.agent->help(worker.courier->over);
+  worker.agent->help(worker.transport->over);
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-// What processes of one host share, below the engine and the courier: memory, and whether the other is still there.
+// What processes of one host share, below the engine and the transport: memory, and whether the other is still there.
 //
 //   meeting.h        ranks of one host get to know each other, once
 //   segment_table.h  each segment of this process mapped once

@@ -8,12 +8,12 @@
 //
 // - Each side's words differ, so an answer cannot be sent back as one's own; nonces of both sides enter, so an old
 //   conversation cannot be played again.
-// - The purpose and the server's identity (a courier's token, a local socket's name) enter, so a conversation with
+// - The purpose and the server's identity (a transport's token, a local socket's name) enter, so a conversation with
 //   one server cannot be passed on to another that has the same secret.
 // - The address that the client dialled enters. A server that was reached over loopback insists that it is its own:
 //   whatever forwards loopback connections is a process in between. Beyond loopback addresses are translated (NAT,
 //   container and service addresses), so there it is agreed on, not compared.
-// - The greeting (a courier's introduction) enters the client's proof.
+// - The greeting (a transport's introduction) enters the client's proof.
 //
 // Whoever merely passes the handshake on learns no key: what follows on TCP is sealed (sealed.h) with keys derived from
 // the secret and this conversation. Proofs are compared in constant time. There is no forward secrecy: whoever gets
@@ -50,15 +50,15 @@ using Challenge = std::array<std::uint8_t, kNonceBytes + kProofBytes>;
 enum class Purpose : std::uint8_t {
   kStoreTcp = 1,
   kStoreLocal = 2,
-  kCourierTcp = 3,
-  kCourierLocal = 4,
+  kTransportTcp = 3,
+  kTransportLocal = 4,
   kHostLocal = 5,
 };
 
 // What both sides must agree on before they speak.
 struct Binding {
   Purpose purpose = Purpose::kStoreTcp;
-  // Who the server is, as far as the client knows beforehand: a courier's token, a local socket's name. Empty for a
+  // Who the server is, as far as the client knows beforehand: a transport's token, a local socket's name. Empty for a
   // store on TCP, of which the client knows the address only.
   std::string server{};
   // Client: the address it dialled. Server: the one it was reached at. Zeros on local sockets.

@@ -36,7 +36,7 @@ TEST(Handshake, TwoWhoKnowTheSecretAccept) {
 // What the header draws, byte by byte: peers of other builds compute the same.
 TEST(Handshake, ItsBytesStayAsTheyAre) {
   const JobSecret secret = JobSecret::mint();
-  const Binding binding{.purpose = Purpose::kCourierTcp,
+  const Binding binding{.purpose = Purpose::kTransportTcp,
                         .server = "you",
                         .address = Address::parse("10.0.0.1", 0x1234)->canonical()};
   HandshakeClient client(secret, binding);
@@ -153,12 +153,12 @@ bool agree(const Binding& client_binding, const Binding& server_binding) {
 TEST(Handshake, WhatWasMeantForOnePurposeOrServerIsRefusedByAnother) {
   const Binding store = at("10.0.0.1", 29500);
   EXPECT_TRUE(agree(store, store));
-  Binding courier = store;
-  courier.purpose = Purpose::kCourierTcp;
-  EXPECT_FALSE(agree(courier, store));
-  EXPECT_FALSE(agree(store, courier));
-  const Binding one{.purpose = Purpose::kCourierLocal, .server = "one"};
-  const Binding other{.purpose = Purpose::kCourierLocal, .server = "other"};
+  Binding transport = store;
+  transport.purpose = Purpose::kTransportTcp;
+  EXPECT_FALSE(agree(transport, store));
+  EXPECT_FALSE(agree(store, transport));
+  const Binding one{.purpose = Purpose::kTransportLocal, .server = "one"};
+  const Binding other{.purpose = Purpose::kTransportLocal, .server = "other"};
   EXPECT_TRUE(agree(one, one));
   EXPECT_FALSE(agree(one, other));
 }

@@ -5,7 +5,7 @@
 namespace lockstep::net {
 namespace {
 
-const Binding kLocal{.purpose = Purpose::kCourierLocal, .server = "callee"};
+const Binding kLocal{.purpose = Purpose::kTransportLocal, .server = "callee"};
 const Bytes kIntroduction = to_bytes("who I am");
 
 struct Met {
@@ -55,8 +55,8 @@ TEST(PeerHandshake, AKeyThatIsMissingOrAnotherIsRefusedAndToldWhy) {
 TEST(PeerHandshake, ARelayToAnotherServerOrOverAnotherTransportIsRefused) {
   const auto key = std::optional(JobSecret::mint());
   EXPECT_TRUE(meet(key, key, kLocal).welcome);
-  for (const Binding& meant : {Binding{.purpose = Purpose::kCourierLocal, .server = "other"},
-                               Binding{.purpose = Purpose::kCourierTcp, .server = "callee"}}) {
+  for (const Binding& meant : {Binding{.purpose = Purpose::kTransportLocal, .server = "other"},
+                               Binding{.purpose = Purpose::kTransportTcp, .server = "callee"}}) {
     const Met met = meet(key, key, meant);
     EXPECT_FALSE(met.introduction);
     EXPECT_FALSE(met.refused_by_initiator.empty());

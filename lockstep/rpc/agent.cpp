@@ -27,8 +27,8 @@ CallScope& this_call() {
   return scope;
 }
 
-std::shared_ptr<Agent> Agent::start(AgentOptions options, std::unique_ptr<courier::Courier> courier) {
-  std::shared_ptr<Agent> agent(new Agent(std::move(options), std::move(courier)));
+std::shared_ptr<Agent> Agent::start(AgentOptions options, std::unique_ptr<transport::Transport> transport) {
+  std::shared_ptr<Agent> agent(new Agent(std::move(options), std::move(transport)));
   agent->handle(MessageKind::kCall, internal::serve_call);
   agent->services_.push_back(make_rref_service(*agent));
   agent->services_.push_back(std::make_unique<internal::Gatherings>(*agent));
@@ -39,15 +39,15 @@ std::shared_ptr<Agent> Agent::start(AgentOptions options, std::unique_ptr<courie
   agent->pool_ = std::make_unique<internal::Pool>(
       internal::Pool::Duties{.step = [self = agent.get()] { return self->step(Lane::kPoller); },
                              .rest = [self = agent.get()] { self->rest(); },
-                             .wake = [self = agent.get()] { self->courier_->wake(); }},
+                             .wake = [self = agent.get()] { self->transport_->wake(); }},
       internal::Pool::Options{.n_threads = agent->options_.num_worker_threads, .rank = agent->options_.rank});
   agent->pool_->start();
   return agent;
 }
 
-Agent::Agent(AgentOptions options, std::unique_ptr<courier::Courier> courier)
+Agent::Agent(AgentOptions options, std::unique_ptr<transport::Transport> transport)
     : options_(std::move(options)),
-      courier_(std::move(courier)),
+      transport_(std::move(transport)),
       directory_(std::make_unique<internal::WorkerDirectory>()),
       rpc_timeout_ms_(options_.rpc_timeout.count()),
       next_id_(first_id()),
@@ -76,12 +76,12 @@ void Agent::add_worker(const WorkerInfo& info, const Bytes& address) {
   if (info.id == options_.self.id) return;
   directory_->add(info);
   for (const auto& service : services_) service->on_joined(info.id);
-  courier_->add_peer(info.id, info.name, address);
+  transport_->add_peer(info.id, info.name, address);
 }
 
 void Agent::remove_worker(WorkerId id, const std::string& cause) {
-  // Also of one that is gone already: a courier that never reached it may not know, and its number may come back.
-  courier_->remove_peer(id);
+  // Also of one that is gone already: a transport that never reached it may not know, and its number may come back.
+  transport_->remove_peer(id);
   if (directory_->present(id)) take_loss(id, cause, true);
 }
 
@@ -178,7 +178,7 @@ void Agent::close(Milliseconds flush) {
                });
   if (pool_) pool_->stop();
   for (const auto& service : services_) service->on_closed();
-  courier_->close(flush.count() == 0 ? Deadline::now() : Deadline::after(flush));
+  transport_->close(flush.count() == 0 ? Deadline::now() : Deadline::after(flush));
 }
 
 }  // namespace lockstep::rpc

@@ -4,7 +4,7 @@
 // handler per kind. Programs use rpc.h; this is for layers, and for tests that run several agents in one process.
 //
 // Threads ("ls-rpc"): started on demand, up to num_worker_threads that run at once; while one blocks in Future::wait, another may be
-// started, so nested calls cannot exhaust them. One of them is the poller: it sleeps in the courier, and runs a short request
+// started, so nested calls cannot exhaust them. One of them is the poller: it sleeps in the transport, and runs a short request
 // where it finds it. When a handler takes longer than half a millisecond, or waits for a future, another thread becomes the
 // poller, so no handler blocks the agent. A thread in Future::wait first fetches messages itself for a moment.
 // Thread safety: every method may be called from any thread. Ownership: shared; futures hold it weakly.
@@ -22,9 +22,9 @@
 #include <vector>
 
 #include "lockstep/base/detail/rank_thread.h"
-#include "lockstep/courier/courier.h"
 #include "lockstep/rpc/future.h"
 #include "lockstep/rpc/message_kind.h"
+#include "lockstep/transport/transport.h"
 
 namespace lockstep::rpc {
 
@@ -52,7 +52,7 @@ struct Payload {
 // A request that came in. Answered once, from any thread, at any time; one that is dropped unanswered fails at its caller.
 class Request {
  public:
-  Request(std::shared_ptr<Agent> agent, WorkerId from, courier::Message message);
+  Request(std::shared_ptr<Agent> agent, WorkerId from, transport::Message message);
   Request(Request&&) noexcept;
   Request& operator=(Request&&) = delete;
   ~Request();
@@ -72,7 +72,7 @@ class Request {
  private:
   std::shared_ptr<Agent> agent_;  // null once answered
   WorkerId from_ = 0;
-  courier::Message message_;
+  transport::Message message_;
 };
 
 // A layer's part of an agent, made with it (Extension) and ended before it.
@@ -116,8 +116,8 @@ struct AgentOptions {
 
 class Agent final : public internal::WaitHelper, public std::enable_shared_from_this<Agent> {
  public:
-  // Starts its first thread. The courier's peers are added by add_worker.
-  static std::shared_ptr<Agent> start(AgentOptions options, std::unique_ptr<courier::Courier> courier);
+  // Starts its first thread. The transport's peers are added by add_worker.
+  static std::shared_ptr<Agent> start(AgentOptions options, std::unique_ptr<transport::Transport> transport);
   ~Agent() override;
 
   const WorkerInfo& self() const { return options_.self; }
@@ -136,7 +136,7 @@ class Agent final : public internal::WaitHelper, public std::enable_shared_from_
   // Of one that may be gone; a made-up name for numbers that never were.
   WorkerInfo info(WorkerId id) const;
   // How others reach this one.
-  Bytes address() const { return courier_->address(); }
+  Bytes address() const { return transport_->address(); }
   // From now on the end of another worker is expected: not logged as a loss.
   void expect_ends() { ends_expected_ = true; }
 
@@ -222,16 +222,16 @@ class Agent final : public internal::WaitHelper, public std::enable_shared_from_
   };
   enum class Lane : std::uint8_t { kPoller, kHelper };
 
-  Agent(AgentOptions options, std::unique_ptr<courier::Courier> courier);
+  Agent(AgentOptions options, std::unique_ptr<transport::Transport> transport);
   // The threads' part: one message, if there is one. False: none came. Whatever goes wrong with it (no memory above all) is logged
   // and harms that message only: nothing thrown may leave a thread of the agent.
   bool step(Lane lane) noexcept;
   bool take_next(Lane lane);
   // Sleeps until there is something, or a call's time is over.
   void rest() noexcept;
-  void take(courier::Event event, Lane lane);
-  void take_answer(WorkerId from, courier::Message message);
-  void take_request(WorkerId from, courier::Message message, Lane lane);
+  void take(transport::Event event, Lane lane);
+  void take_answer(WorkerId from, transport::Message message);
+  void take_request(WorkerId from, transport::Message message, Lane lane);
   // Tells the caller. What its on_answer throws is logged, and told to it as a failure where it was an answer that it threw at.
   static void end_call(const Pending& pending, Answer* answer, const CallFailure* failure) noexcept;
   void run_handler(const HandlerEntry& entry, Request request) noexcept;
@@ -243,7 +243,7 @@ class Agent final : public internal::WaitHelper, public std::enable_shared_from_
   void expire();
   void note_deadline(Deadline deadline);
   // What it failed with, if it did; logged unless the worker is gone.
-  std::optional<Failure> send_answer(WorkerId to, courier::Message message) noexcept;
+  std::optional<Failure> send_answer(WorkerId to, transport::Message message) noexcept;
   // Nothing when there is none, or it waits for another worker than `from`.
   std::optional<Pending> take_pending(std::uint64_t id, std::optional<WorkerId> from = std::nullopt);
   std::vector<Pending> take_all(const std::function<bool(const Pending&)>& which);
@@ -252,7 +252,7 @@ class Agent final : public internal::WaitHelper, public std::enable_shared_from_
   [[noreturn]] static void no_service();
 
   const AgentOptions options_;
-  const std::unique_ptr<courier::Courier> courier_;
+  const std::unique_ptr<transport::Transport> transport_;
   const std::unique_ptr<internal::WorkerDirectory> directory_;
   std::atomic<std::int64_t> rpc_timeout_ms_;
   std::atomic<std::uint64_t> next_id_;  // starts anywhere: a number that comes back brings no ids back

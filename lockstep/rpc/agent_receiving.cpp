@@ -35,7 +35,7 @@ bool Agent::helping() {
 
 void Agent::help(const std::atomic<std::uint8_t>& over) {
   if (closed()) return;
-  courier_->begin_polling();
+  transport_->begin_polling();
   ++n_helping;
   const auto until = std::chrono::steady_clock::now() + kHelp;
   do {
@@ -45,7 +45,7 @@ void Agent::help(const std::atomic<std::uint8_t>& over) {
   } while (over.load(std::memory_order_acquire) == 0 && std::chrono::steady_clock::now() < until &&
            !closed());
   --n_helping;
-  courier_->end_polling();
+  transport_->end_polling();
 }
 
 bool Agent::step(Lane lane) noexcept {
@@ -64,7 +64,7 @@ bool Agent::take_next(Lane lane) {
     expire();  // also while messages never end
     if (!pool_->poller_here()) return true;
   }
-  auto event = courier_->poll();
+  auto event = transport_->poll();
   if (!event) {
     if (lane == Lane::kPoller) {
       n_in_row_.store(0, std::memory_order_relaxed);
@@ -81,7 +81,7 @@ void Agent::rest() noexcept {
   try {
     expire();
     if (!pool_->poller_here()) return;
-    courier_->wait(Deadline::from_monotonic_ns(earliest_ns_.load()));
+    transport_->wait(Deadline::from_monotonic_ns(earliest_ns_.load()));
     expire();
   } catch (...) {
     log_current_failure("an RPC agent could not wait");
@@ -89,8 +89,8 @@ void Agent::rest() noexcept {
   }
 }
 
-void Agent::take(courier::Event event, Lane lane) {
-  if (event.what == courier::Event::What::kLost) {
+void Agent::take(transport::Event event, Lane lane) {
+  if (event.what == transport::Event::What::kLost) {
     const std::uint64_t incarnation = directory_->incarnation(event.from);
     if (incarnation == 0) return;
     const auto tell = [this, from = event.from, cause = std::move(event.cause), incarnation] {
@@ -112,7 +112,7 @@ void Agent::take(courier::Event event, Lane lane) {
   }
 }
 
-void Agent::take_answer(WorkerId from, courier::Message message) {
+void Agent::take_answer(WorkerId from, transport::Message message) {
   // An answer to nobody: its call timed out. Or to a call to another worker, which nobody in order sends.
   const auto pending = take_pending(message.id, from);
   if (!pending) {
@@ -144,7 +144,7 @@ void Agent::end_call(const Pending& pending, Answer* answer, const CallFailure* 
   }
 }
 
-void Agent::take_request(WorkerId from, courier::Message message, Lane lane) {
+void Agent::take_request(WorkerId from, transport::Message message, Lane lane) {
   const auto self = weak_from_this().lock();
   if (!self) return;  // on its way out
   const std::size_t kind = message.kind;
@@ -215,8 +215,8 @@ void Agent::take_loss(WorkerId peer, const std::string& cause, bool orderly, std
                [&](const Pending& pending) { return directory_->lost(peer, pending.what); });
 }
 
-std::optional<Failure> Agent::send_answer(WorkerId to, courier::Message message) noexcept {
-  auto failure = courier_->send(to, std::move(message), Deadline::after(kConnectToAnswer));
+std::optional<Failure> Agent::send_answer(WorkerId to, transport::Message message) noexcept {
+  auto failure = transport_->send(to, std::move(message), Deadline::after(kConnectToAnswer));
   if (failure && failure->kind != ErrorKind::kPeerLost && !closed()) {
     base::log(LogLevel::kWarn, base::cat("an answer to worker ", directory_->info(to).name,
                                          " was not sent: ", failure->message));

@@ -16,10 +16,10 @@ constexpr Milliseconds kConnect{30'000};
 constexpr Milliseconds kFirstPause{1000};
 constexpr double kGrowth = 1.5;
 
-courier::Message make_message(std::uint8_t kind, std::uint64_t id, Payload payload) {
+transport::Message make_message(std::uint8_t kind, std::uint64_t id, Payload payload) {
   return {.kind = kind,
           .id = id,
-          .body = courier::owned_blob(std::move(payload.body)),
+          .body = transport::owned_blob(std::move(payload.body)),
           .blobs = std::move(payload.blobs)};
 }
 
@@ -86,8 +86,8 @@ void Agent::request(WorkerId to, MessageKind kind, Payload payload, Milliseconds
   }
   if (!failure) {
     note_deadline(deadline);
-    failure = courier_->send(to, make_message(static_cast<std::uint8_t>(kind), id, std::move(payload)),
-                             timeout.count() == 0 ? Deadline::after(kConnect) : deadline);
+    failure = transport_->send(to, make_message(static_cast<std::uint8_t>(kind), id, std::move(payload)),
+                               timeout.count() == 0 ? Deadline::after(kConnect) : deadline);
     if (!failure) {
       if (guard) guard->sent();
       return;
@@ -174,7 +174,7 @@ void Agent::note_deadline(Deadline deadline) {
   std::int64_t earliest = earliest_ns_.load();
   while (ns < earliest && !earliest_ns_.compare_exchange_weak(earliest, ns)) {
   }
-  if (ns < earliest) courier_->wake();  // the poller would sleep past it
+  if (ns < earliest) transport_->wake();  // the poller would sleep past it
 }
 
 std::optional<Agent::Pending> Agent::take_pending(std::uint64_t id, std::optional<WorkerId> from) {

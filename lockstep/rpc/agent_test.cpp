@@ -14,11 +14,11 @@ namespace {
 
 using namespace std::chrono_literals;
 using testing::caught;
-using testing::CourierAround;
 using testing::Gate;
 using testing::run_workers;
 using testing::says;
-using testing::ShortCourier;
+using testing::ShortTransport;
+using testing::TransportWrapper;
 using testing::until;
 using testing::Workers;
 
@@ -206,20 +206,20 @@ TEST(Answer, ThatIsTooLongIsAnErrorAtTheCaller) {
                 EXPECT_EQ(rpc_sync(1, many, {10}).size(), 10u);
               },
               {.wrap = [](WorkerId, auto inner) {
-                return std::make_unique<ShortCourier>(std::move(inner), 10'000);
+                return std::make_unique<ShortTransport>(std::move(inner), 10'000);
               }});
 }
 
 // There is always one more message: an answer to nobody.
-class EndlessCourier final : public CourierAround {
+class EndlessTransport final : public TransportWrapper {
  public:
-  EndlessCourier(std::unique_ptr<courier::Courier> inner, const std::atomic<bool>& endless)
-      : CourierAround(std::move(inner)), endless_(endless) {}
-  std::optional<courier::Event> poll() override {
-    auto event = CourierAround::poll();
+  EndlessTransport(std::unique_ptr<transport::Transport> inner, const std::atomic<bool>& endless)
+      : TransportWrapper(std::move(inner)), endless_(endless) {}
+  std::optional<transport::Event> poll() override {
+    auto event = TransportWrapper::poll();
     if (event || !endless_) return event;
-    return courier::Event{.from = 1,
-                          .message = {.kind = static_cast<std::uint8_t>(MessageKind::kGather) | kAnswer}};
+    return transport::Event{.from = 1,
+                            .message = {.kind = static_cast<std::uint8_t>(MessageKind::kGather) | kAnswer}};
   }
 
  private:
@@ -240,9 +240,9 @@ TEST(Agent, LooksAtTheClockWhileMessagesArriveWithoutPause) {
                 EXPECT_EQ(caught([&] { call.value(); }).kind, ErrorKind::kTimeout);
                 function.here.open();
               },
-              {.wrap = [&](WorkerId id, auto inner) -> std::unique_ptr<courier::Courier> {
+              {.wrap = [&](WorkerId id, auto inner) -> std::unique_ptr<transport::Transport> {
                 if (id != 0) return inner;
-                return std::make_unique<EndlessCourier>(std::move(inner), endless);
+                return std::make_unique<EndlessTransport>(std::move(inner), endless);
               }});
 }
 
@@ -257,7 +257,7 @@ TEST(Agent, DiscardsAnAnswerOfAnotherWorkerThanTheOneThatWasAsked) {
                 const auto stranger = workers.exchange->join(9);
                 const auto forge = [&](std::uint8_t kind, Bytes body) {
                   return stranger->send(
-                      0, {.kind = kind, .id = id, .body = courier::owned_blob(std::move(body))},
+                      0, {.kind = kind, .id = id, .body = transport::owned_blob(std::move(body))},
                       Deadline::after(1s));
                 };
                 const auto value = internal::encode_value(
@@ -271,7 +271,7 @@ TEST(Agent, DiscardsAnAnswerOfAnotherWorkerThanTheOneThatWasAsked) {
                 function.here.open();
                 EXPECT_EQ(call.wait(), 7);
               },
-              {.exchange = {.lose = [&](WorkerId from, WorkerId, const courier::Message& message) {
+              {.exchange = {.lose = [&](WorkerId from, WorkerId, const transport::Message& message) {
                  if (from == 0 && message.kind == static_cast<std::uint8_t>(MessageKind::kCall))
                    id = message.id;
                  return false;
@@ -279,17 +279,17 @@ TEST(Agent, DiscardsAnAnswerOfAnotherWorkerThanTheOneThatWasAsked) {
 }
 
 // Runs out of memory while it looks for messages, `n` times.
-class ExhaustedCourier final : public CourierAround {
+class ExhaustedTransport final : public TransportWrapper {
  public:
-  ExhaustedCourier(std::unique_ptr<courier::Courier> inner, std::atomic<int>& n)
-      : CourierAround(std::move(inner)), n_(n) {}
-  std::optional<courier::Event> poll() override {
+  ExhaustedTransport(std::unique_ptr<transport::Transport> inner, std::atomic<int>& n)
+      : TransportWrapper(std::move(inner)), n_(n) {}
+  std::optional<transport::Event> poll() override {
     if (n_ > 0 && n_.fetch_sub(1) > 0) throw std::bad_alloc();
-    return CourierAround::poll();
+    return TransportWrapper::poll();
   }
   void wait(Deadline deadline) override {
     if (n_ > 0 && n_.fetch_sub(1) > 0) throw std::bad_alloc();
-    CourierAround::wait(deadline);
+    TransportWrapper::wait(deadline);
   }
 
  private:
@@ -307,7 +307,7 @@ TEST(Agent, OutlivesALackOfMemoryWhereMessagesAreTaken) {
                 }
               },
               {.wrap = [&](WorkerId, auto inner) {
-                return std::make_unique<ExhaustedCourier>(std::move(inner), n);
+                return std::make_unique<ExhaustedTransport>(std::move(inner), n);
               }});
 }
 

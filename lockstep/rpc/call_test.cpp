@@ -357,14 +357,14 @@ TEST(Call, ThatIsDamagedHarmsNobody) {
 }
 
 // Which kinds of message went out, from any worker.
-class KindsCourier final : public testing::CourierAround {
+class KindsTransport final : public testing::TransportWrapper {
  public:
   using Kinds = std::array<std::atomic<int>, 256>;
-  KindsCourier(std::unique_ptr<courier::Courier> inner, Kinds& kinds)
-      : CourierAround(std::move(inner)), kinds_(kinds) {}
-  std::optional<Failure> send(WorkerId to, courier::Message message, Deadline deadline) override {
+  KindsTransport(std::unique_ptr<transport::Transport> inner, Kinds& kinds)
+      : TransportWrapper(std::move(inner)), kinds_(kinds) {}
+  std::optional<Failure> send(WorkerId to, transport::Message message, Deadline deadline) override {
     ++kinds_[message.kind];
-    return CourierAround::send(to, std::move(message), deadline);
+    return TransportWrapper::send(to, std::move(message), deadline);
   }
 
  private:
@@ -378,7 +378,7 @@ LOCKSTEP_RPC_FUNCTION(take_rref);
 
 // The numbers are those of docs/wire.md: they are on the wire, and may not change.
 TEST(Messages, OfEachKindAreSentForWhatTheyAreFor) {
-  KindsCourier::Kinds kinds{};
+  KindsTransport::Kinds kinds{};
   std::atomic<bool> looked{false};
   const auto sent = [&] {
     std::set<int> all;
@@ -417,7 +417,7 @@ TEST(Messages, OfEachKindAreSentForWhatTheyAreFor) {
                 EXPECT_TRUE(all.contains(0x20) && all.contains(0xA0)) << "a gathering";
               },
               {.wrap = [&](WorkerId, auto inner) {
-                return std::make_unique<KindsCourier>(std::move(inner), kinds);
+                return std::make_unique<KindsTransport>(std::move(inner), kinds);
               }});
 }
 
@@ -500,7 +500,7 @@ TEST(Control, IsAskedAgainWhenItWasLost) {
         EXPECT_EQ(caught([&] { answer.wait(); }).kind, ErrorKind::kUnsupported) << "an answer at last";
         EXPECT_EQ(n_lost, 2) << "sent twice, the first was lost";
       },
-      {.exchange = {.lose = [&](WorkerId, WorkerId, const courier::Message& message) {
+      {.exchange = {.lose = [&](WorkerId, WorkerId, const transport::Message& message) {
          return message.kind == 61 && n_lost++ == 0;
        }}});
 }
@@ -515,7 +515,7 @@ TEST(Call, IsNeverSentTwice) {
         EXPECT_EQ(caught([] { rpc_sync(1, add, {1, 2}, {.timeout = 2500ms}); }).kind, ErrorKind::kTimeout);
         EXPECT_EQ(n_sent, 1);
       },
-      {.exchange = {.lose = [&](WorkerId from, WorkerId to, const courier::Message& message) {
+      {.exchange = {.lose = [&](WorkerId from, WorkerId to, const transport::Message& message) {
          if (from != 0 || to != 1 || message.kind != static_cast<std::uint8_t>(MessageKind::kCall))
            return false;
          ++n_sent;

@@ -55,14 +55,15 @@ TEST(Gather, NamesThoseThatDidNotComeInTime) {
 }
 
 TEST(Gather, SaysSoWhenItsLeaderDoesNotAnswer) {
-  run_workers(2,
-              [](int rank, Workers&) {
-                if (rank != 1) return;
-                const auto failure = caught([] { barrier({}, {.timeout = 50ms}); });
-                EXPECT_EQ(failure.kind, ErrorKind::kTimeout);
-                EXPECT_TRUE(says(failure, "worker0, which leads it, does not answer")) << failure.message;
-              },
-              {.exchange = {.lose = [](WorkerId, WorkerId to, const courier::Message&) { return to == 0; }}});
+  run_workers(
+      2,
+      [](int rank, Workers&) {
+        if (rank != 1) return;
+        const auto failure = caught([] { barrier({}, {.timeout = 50ms}); });
+        EXPECT_EQ(failure.kind, ErrorKind::kTimeout);
+        EXPECT_TRUE(says(failure, "worker0, which leads it, does not answer")) << failure.message;
+      },
+      {.exchange = {.lose = [](WorkerId, WorkerId to, const transport::Message&) { return to == 0; }}});
 }
 
 TEST(Gather, NamesAWorkerThatDiesWhileOthersWaitForIt) {

@@ -144,7 +144,7 @@ class Town {
     if (member.agent) member.agent->close(0ms);
   }
   const Patience patience_;
-  const std::shared_ptr<courier::LocalExchange> exchange_ = courier::LocalExchange::create();
+  const std::shared_ptr<transport::InProcessExchange> exchange_ = transport::InProcessExchange::create();
   const std::shared_ptr<Store> store_ = std::make_shared<HashStore>();
   std::map<std::string, Member> members_;
 };

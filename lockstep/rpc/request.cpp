@@ -3,7 +3,7 @@
 
 namespace lockstep::rpc {
 
-Request::Request(std::shared_ptr<Agent> agent, WorkerId from, courier::Message message)
+Request::Request(std::shared_ptr<Agent> agent, WorkerId from, transport::Message message)
     : agent_(std::move(agent)), from_(from), message_(std::move(message)) {}
 
 Request::Request(Request&&) noexcept = default;
@@ -18,7 +18,7 @@ void Request::answer(Payload payload) {
   const auto agent = std::move(agent_);
   const auto failure = agent->send_answer(from_, {.kind = static_cast<std::uint8_t>(message_.kind | kAnswer),
                                                   .id = message_.id,
-                                                  .body = courier::owned_blob(std::move(payload.body)),
+                                                  .body = transport::owned_blob(std::move(payload.body)),
                                                   .blobs = std::move(payload.blobs)});
   if (!failure) {
     if (payload.guard) payload.guard->sent();
@@ -28,7 +28,7 @@ void Request::answer(Payload payload) {
   // Too long, or no memory for it: the caller should not have to wait for its timeout.
   agent->send_answer(from_, {.kind = kException,
                              .id = message_.id,
-                             .body = courier::owned_blob(encode_failure({.failure = *failure}))});
+                             .body = transport::owned_blob(encode_failure({.failure = *failure}))});
 }
 
 void Request::answer_failure(const CallFailure& failure) noexcept {
@@ -36,7 +36,8 @@ void Request::answer_failure(const CallFailure& failure) noexcept {
   if (!agent) return;
   try {
     agent->send_answer(
-        from_, {.kind = kException, .id = message_.id, .body = courier::owned_blob(encode_failure(failure))});
+        from_,
+        {.kind = kException, .id = message_.id, .body = transport::owned_blob(encode_failure(failure))});
   } catch (...) {
     log_current_failure("an RPC request could not be answered");  // its caller waits until its timeout
   }

@@ -12,7 +12,6 @@
 #include "lockstep/base/detail/slow_wait.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
-#include "lockstep/courier/host_courier.h"
 #include "lockstep/net/address.h"
 #include "lockstep/rendezvous/rendezvous.h"
 #include "lockstep/rpc/current.h"
@@ -21,6 +20,7 @@
 #include "lockstep/rpc/internal/shutdown_barrier.h"
 #include "lockstep/store/prefix_store.h"
 #include "lockstep/store/tcp_store.h"
+#include "lockstep/transport/worker_transport.h"
 
 namespace lockstep::rpc {
 namespace {
@@ -88,17 +88,17 @@ std::string own_address(std::shared_ptr<Store> store) {
 
 struct Backends {
   std::mutex mutex;
-  std::map<std::string, MakeCourier> makers;
+  std::map<std::string, MakeTransport> makers;
 };
 Backends& backends() {
   static Backends list;
   static const bool filled = [] {
     list.makers["host"] = [](const BackendRequest& request) {
-      return courier::open_host_courier(
+      return transport::open_worker_transport(
           {.id = request.self.id,
            .name = request.self.name,
            .secret = JobSecret::from_environment(),
-           .transport = request.options->tcp_only ? courier::Transport::kTcp : courier::Transport::kAuto,
+           .route = request.options->tcp_only ? transport::Route::kTcp : transport::Route::kAuto,
            .bind_host = request.options->bind_host,
            .insecure = base::environment_flag(base::EnvVar::kLockstepInsecure)});
     };
@@ -108,7 +108,7 @@ Backends& backends() {
   return list;
 }
 
-MakeCourier find_backend(const std::string& name) {
+MakeTransport find_backend(const std::string& name) {
   const std::lock_guard lock(backends().mutex);
   const auto found = backends().makers.find(name);
   if (found != backends().makers.end()) return found->second;
@@ -203,7 +203,7 @@ void init_worker(const std::optional<std::string>& name, RpcOptions options) {
   if (name) check_name(*name);
   check_options(options);
   if (is_initialized()) base::raise(ErrorKind::kUsage, "init_rpc was called before; call shutdown first");
-  const auto make_courier = find_backend(options.backend);
+  const auto make_transport = find_backend(options.backend);
   const Deadline deadline = Deadline::after(options.init_timeout);
   const bool dynamic = options.world_size == kDynamic;
   const auto place = meet(options, dynamic);
@@ -230,7 +230,7 @@ void init_worker(const std::optional<std::string>& name, RpcOptions options) {
                                    .rpc_timeout = options.rpc_timeout,
                                    .rank = base::this_rank_thread(),
                                    .extensions = options.extensions},
-                                  make_courier({.self = self, .options = &options}));
+                                  make_transport({.self = self, .options = &options}));
   try {
     // Before others can call: their functions ask for the current agent.
     set_current_agent(agent, session);
@@ -308,7 +308,7 @@ std::map<std::string, DeviceMap> get_device_maps() {
   return std::static_pointer_cast<Session>(current_session())->options.device_maps;
 }
 
-void register_rpc_backend(const std::string& name, MakeCourier make) {
+void register_rpc_backend(const std::string& name, MakeTransport make) {
   const std::lock_guard lock(backends().mutex);
   if (!backends().makers.try_emplace(name, std::move(make)).second) {
     base::raise(ErrorKind::kUsage, base::cat("there is an RPC back end named \"", name, "\" already"));

@@ -98,8 +98,8 @@ struct BackendRequest {
   WorkerInfo self{};
   const RpcOptions* options = nullptr;
 };
-using MakeCourier = std::function<std::unique_ptr<courier::Courier>(const BackendRequest&)>;
-void register_rpc_backend(const std::string& name, MakeCourier make);
+using MakeTransport = std::function<std::unique_ptr<transport::Transport>(const BackendRequest&)>;
+void register_rpc_backend(const std::string& name, MakeTransport make);
 bool is_rpc_backend_available(const std::string& name);
 
 }  // namespace lockstep::rpc

@@ -10,10 +10,10 @@
 #include "lockstep/base/detail/process.h"
 #include "lockstep/base/detail/rank_thread.h"
 #include "lockstep/base/detail/thread.h"
-#include "lockstep/courier/local_courier.h"
 #include "lockstep/rpc/rpc_testing.h"
 #include "lockstep/store/hash_store.h"
 #include "lockstep/store/tcp_store.h"
+#include "lockstep/transport/in_process_transport.h"
 
 namespace lockstep::rpc {
 namespace {
@@ -372,7 +372,7 @@ TEST(Rpc, ANameThatIsTakenInADynamicGroupIsRefused) {
 }
 
 TEST(Rpc, AnotherBackendMayCarryTheMessages) {
-  const auto exchange = courier::LocalExchange::create();
+  const auto exchange = transport::InProcessExchange::create();
   register_rpc_backend("exchange",
                        [&](const BackendRequest& request) { return exchange->join(request.self.id); });
   EXPECT_TRUE(is_rpc_backend_available("exchange"));

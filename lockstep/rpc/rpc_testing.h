@@ -1,4 +1,4 @@
-// For tests: workers as threads of one process, each with an agent of its own over a LocalExchange.
+// For tests: workers as threads of one process, each with an agent of its own over an InProcessExchange.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -15,10 +15,10 @@
 
 #include "lockstep/base/detail/rank_thread.h"
 #include "lockstep/base/detail/thread.h"
-#include "lockstep/courier/local_courier.h"
 #include "lockstep/rpc/agent.h"
 #include "lockstep/rpc/current.h"
 #include "lockstep/rpc/detail/rref_manager.h"
+#include "lockstep/transport/in_process_transport.h"
 
 namespace lockstep::rpc::testing {
 
@@ -62,19 +62,19 @@ class Gate {
   std::atomic<int> n_came_{0};
 };
 
-// A courier that does as another does, for tests that change some of it.
-class CourierAround : public courier::Courier {
+// A transport that does as another does, for tests that change some of it.
+class TransportWrapper : public transport::Transport {
  public:
-  explicit CourierAround(std::unique_ptr<courier::Courier> inner) : inner_(std::move(inner)) {}
+  explicit TransportWrapper(std::unique_ptr<transport::Transport> inner) : inner_(std::move(inner)) {}
   Bytes address() const override { return inner_->address(); }
   void add_peer(WorkerId id, const std::string& name, const Bytes& address) override {
     inner_->add_peer(id, name, address);
   }
   void remove_peer(WorkerId id) override { inner_->remove_peer(id); }
-  std::optional<Failure> send(WorkerId to, courier::Message message, Deadline deadline) override {
+  std::optional<Failure> send(WorkerId to, transport::Message message, Deadline deadline) override {
     return inner_->send(to, std::move(message), deadline);
   }
-  std::optional<courier::Event> poll() override { return inner_->poll(); }
+  std::optional<transport::Event> poll() override { return inner_->poll(); }
   void wait(Deadline deadline) override { inner_->wait(deadline); }
   void wake() noexcept override { inner_->wake(); }
   void begin_polling() noexcept override { inner_->begin_polling(); }
@@ -82,19 +82,19 @@ class CourierAround : public courier::Courier {
   void close(Deadline deadline) override { inner_->close(deadline); }
 
  private:
-  const std::unique_ptr<courier::Courier> inner_;
+  const std::unique_ptr<transport::Transport> inner_;
 };
 
-// Refuses longer messages, as a courier does that has a limit.
-class ShortCourier final : public CourierAround {
+// Refuses longer messages, as a transport does that has a limit.
+class ShortTransport final : public TransportWrapper {
  public:
-  ShortCourier(std::unique_ptr<courier::Courier> inner, std::size_t n_bytes)
-      : CourierAround(std::move(inner)), n_bytes_(n_bytes) {}
-  std::optional<Failure> send(WorkerId to, courier::Message message, Deadline deadline) override {
+  ShortTransport(std::unique_ptr<transport::Transport> inner, std::size_t n_bytes)
+      : TransportWrapper(std::move(inner)), n_bytes_(n_bytes) {}
+  std::optional<Failure> send(WorkerId to, transport::Message message, Deadline deadline) override {
     if (message.body.bytes.size() > n_bytes_) {
       return Failure{.kind = ErrorKind::kUsage, .message = "the message is beyond the limit"};
     }
-    return CourierAround::send(to, std::move(message), deadline);
+    return TransportWrapper::send(to, std::move(message), deadline);
   }
 
  private:
@@ -102,16 +102,17 @@ class ShortCourier final : public CourierAround {
 };
 
 struct WorkersOptions {
-  courier::LocalOptions exchange{};
+  transport::InProcessOptions exchange{};
   int num_worker_threads = 16;
   Milliseconds rpc_timeout{60'000};
-  std::function<std::unique_ptr<courier::Courier>(WorkerId, std::unique_ptr<courier::Courier>)> wrap{};
+  std::function<std::unique_ptr<transport::Transport>(WorkerId, std::unique_ptr<transport::Transport>)>
+      wrap{};
   std::vector<Extension> extensions{};
 };
 
 // A handle on the workers while they run, for tests that kill one.
 struct Workers {
-  std::shared_ptr<courier::LocalExchange> exchange;
+  std::shared_ptr<transport::InProcessExchange> exchange;
   std::vector<std::shared_ptr<Agent>> agents;
 };
 
@@ -119,20 +120,20 @@ struct Workers {
 // returned and before the agents are closed. Throws again what the first of them threw.
 inline void run_workers(int n, const std::function<void(int, Workers&)>& fn,
                         const WorkersOptions& options = {}, const std::function<void(Workers&)>& after = {}) {
-  Workers workers{.exchange = courier::LocalExchange::create(options.exchange), .agents = {}};
+  Workers workers{.exchange = transport::InProcessExchange::create(options.exchange), .agents = {}};
   std::vector<base::RankThread> ranks(static_cast<std::size_t>(n));
   std::vector<Bytes> addresses;
   for (int i = 0; i < n; ++i) {
-    auto courier = workers.exchange->join(static_cast<WorkerId>(i));
-    addresses.push_back(courier->address());
-    if (options.wrap) courier = options.wrap(static_cast<WorkerId>(i), std::move(courier));
+    auto transport = workers.exchange->join(static_cast<WorkerId>(i));
+    addresses.push_back(transport->address());
+    if (options.wrap) transport = options.wrap(static_cast<WorkerId>(i), std::move(transport));
     workers.agents.push_back(
         Agent::start({.self = {.id = static_cast<WorkerId>(i), .name = "worker" + std::to_string(i)},
                       .num_worker_threads = options.num_worker_threads,
                       .rpc_timeout = options.rpc_timeout,
                       .rank = &ranks[static_cast<std::size_t>(i)],
                       .extensions = options.extensions},
-                     std::move(courier)));
+                     std::move(transport)));
     const base::RankThreadScope scope(&ranks[static_cast<std::size_t>(i)]);
     set_current_agent(workers.agents.back());
   }

@@ -27,7 +27,7 @@ LOCKSTEP_RPC_FUNCTION(keep);
 
 // Worker 1 has a value at worker 0, and tells worker 2 of it; the owner never hears from worker 2.
 TEST(RRefLoss, OfAWorkerThatPassedOneOnIsNamedByTheOwner) {
-  const auto lose = [](WorkerId from, WorkerId, const courier::Message& message) {
+  const auto lose = [](WorkerId from, WorkerId, const transport::Message& message) {
     return from == 2 && message.kind == static_cast<std::uint8_t>(MessageKind::kRRefFork);
   };
   run_workers(3,

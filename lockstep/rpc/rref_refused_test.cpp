@@ -17,7 +17,7 @@ using testing::caught;
 using testing::expect_no_rrefs;
 using testing::run_workers;
 using testing::says;
-using testing::ShortCourier;
+using testing::ShortTransport;
 using testing::until;
 using testing::Workers;
 
@@ -43,8 +43,9 @@ RRef<std::string> exchange_for_text(const RRef<Thing>&, const std::string& text)
 LOCKSTEP_RPC_FUNCTION(exchange_for_text);
 
 testing::WorkersOptions with_limit() {
-  return {
-      .wrap = [](WorkerId, auto inner) { return std::make_unique<ShortCourier>(std::move(inner), 10'000); }};
+  return {.wrap = [](WorkerId, auto inner) {
+    return std::make_unique<ShortTransport>(std::move(inner), 10'000);
+  }};
 }
 
 }  // namespace
@@ -145,17 +146,17 @@ TEST(RefusedMessage, GivesBackTheRRefsOfACallThatNobodyCanRun) {
 }
 
 // What a worker out of order could send: every remote() of it is for the RRef of its first.
-class OneIdCourier final : public testing::CourierAround {
+class OneIdTransport final : public testing::TransportWrapper {
  public:
-  using CourierAround::CourierAround;
-  std::optional<Failure> send(WorkerId to, courier::Message message, Deadline deadline) override {
+  using TransportWrapper::TransportWrapper;
+  std::optional<Failure> send(WorkerId to, transport::Message message, Deadline deadline) override {
     if (message.kind == static_cast<std::uint8_t>(MessageKind::kRemoteCall)) {
       Bytes body(message.body.bytes.begin(), message.body.bytes.end());
       if (first_.empty()) first_.assign(body.begin(), body.begin() + kIdBytes);
       std::copy(first_.begin(), first_.end(), body.begin());
-      message.body = courier::owned_blob(std::move(body));
+      message.body = transport::owned_blob(std::move(body));
     }
-    return CourierAround::send(to, std::move(message), deadline);
+    return TransportWrapper::send(to, std::move(message), deadline);
   }
 
  private:
@@ -184,7 +185,7 @@ TEST(RefusedMessage, DoesNotMakeTheValueOfOneRRefTwice) {
         EXPECT_TRUE(says(refused, "was made before")) << refused.message;
         EXPECT_EQ(number.to_here(), 41) << "it is still what it was";
       },
-      {.wrap = [](WorkerId, auto inner) { return std::make_unique<OneIdCourier>(std::move(inner)); }});
+      {.wrap = [](WorkerId, auto inner) { return std::make_unique<OneIdTransport>(std::move(inner)); }});
 }
 
 TEST(RefusedMessage, DoesNotMakeAnRRefInTheNameOfAnother) {

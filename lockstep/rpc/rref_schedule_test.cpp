@@ -145,7 +145,7 @@ void expect_nothing_left(Workers& workers) {
   }
 }
 
-void run_schedule(std::uint64_t seed, const courier::LocalOptions& exchange, int n_steps) {
+void run_schedule(std::uint64_t seed, const transport::InProcessOptions& exchange, int n_steps) {
   SCOPED_TRACE("seed " + std::to_string(seed));
   const int n_workers = 2 + static_cast<int>(seed % 3);
   n_alive = 0;
@@ -162,7 +162,7 @@ TEST(RRefSchedules, LeaveNothingAndEndNothingEarly) {
 
 TEST(RRefSchedules, WithControlMessagesThatAreLostEndAllTheSame) {
   std::atomic<std::uint64_t> n{0};
-  const auto lose = [&](WorkerId, WorkerId, const courier::Message& message) {
+  const auto lose = [&](WorkerId, WorkerId, const transport::Message& message) {
     const auto kind = static_cast<MessageKind>(message.kind & ~kAnswer);
     const bool control =
         kind == MessageKind::kRRefDelete || kind == MessageKind::kRRefFork || kind == MessageKind::kRRefChild;

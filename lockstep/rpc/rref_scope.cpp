@@ -27,7 +27,7 @@ class Shared final : public SendGuard {
 };
 
 // Where the list of RRefs lies in a message, by its kind.
-std::span<const std::uint8_t> list_in(const courier::Message& message) {
+std::span<const std::uint8_t> list_in(const transport::Message& message) {
   const auto body = message.body.bytes;
   switch (message.kind) {
     case static_cast<std::uint8_t>(MessageKind::kCall):
@@ -122,7 +122,7 @@ std::shared_ptr<RRefState> ReceiveScope::get(std::uint32_t place) {
   return states[place];
 }
 
-void discard_rrefs(Agent& agent, WorkerId from, const courier::Message& message) noexcept {
+void discard_rrefs(Agent& agent, WorkerId from, const transport::Message& message) noexcept {
   try {
     const auto list = list_in(message);
     if (list.empty()) return;

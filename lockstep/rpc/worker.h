@@ -5,11 +5,11 @@
 #include <utility>
 #include <variant>
 
-#include "lockstep/courier/message.h"
+#include "lockstep/transport/message.h"
 
 namespace lockstep::rpc {
 
-using courier::WorkerId;
+using transport::WorkerId;
 
 struct WorkerInfo {
   WorkerId id = 0;

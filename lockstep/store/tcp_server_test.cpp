@@ -535,14 +535,14 @@ TEST_F(TcpServerSecretTest, WhatWasNotSealedAfterTheProofIsNotHeard) {
 
 TEST_F(TcpServerSecretTest, AProofForAnotherPurposeIsRefused) {
   net::Socket socket = connect();
-  net::Binding courier = dialled();
-  courier.purpose = net::Purpose::kCourierTcp;
-  courier.server = "token";
-  net::HandshakeClient client(secret_, courier);
+  net::Binding transport = dialled();
+  transport.purpose = net::Purpose::kTransportTcp;
+  transport.server = "token";
+  net::HandshakeClient client(secret_, transport);
   net::Challenge challenge;
   socket.write_all(client.hello(), patience());
   socket.read_exact(challenge, patience());
-  EXPECT_FALSE(client.answer(challenge)) << "and the courier does not take it for one of its own";
+  EXPECT_FALSE(client.answer(challenge)) << "and the transport does not take it for one of its own";
 }
 
 }  // namespace

@@ -10,8 +10,8 @@
 #include <span>
 #include <vector>
 
-#include "lockstep/courier/message.h"
 #include "lockstep/rpc/detail/rref_manager.h"
+#include "lockstep/transport/message.h"
 
 namespace lockstep::rpc::internal {
 
@@ -62,6 +62,6 @@ class ReceiveScope {
 };
 
 // Takes in and lets go of the RRefs in a message that nobody will decode.
-void discard_rrefs(Agent& agent, WorkerId from, const courier::Message& message) noexcept;
+void discard_rrefs(Agent& agent, WorkerId from, const transport::Message& message) noexcept;
 
 }  // namespace lockstep::rpc::internal

@@ -1,0 +1,91 @@
+// Where a worker puts the large pieces of its messages: one sparse segment that others map and only the owner allocates
+// in. A block's first cache line holds one word: 1 while the receiver holds the block, 0 once it is done, which is all a
+// receiver ever writes. The owner's books are private, and it finds returned blocks when it wants new ones.
+//
+// Blocks that came back stay warm (their pages exist and both sides have mapped them) up to a bound; beyond it their
+// pages go back to the system. Blocks of a receiver whose process died are taken back.
+// Thread safety: every method.
+#pragma once
+
+#include <atomic>
+#include <cstdint>
+#include <map>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <unordered_map>
+#include <vector>
+
+#include "lockstep/local/page_heap.h"
+#include "lockstep/local/peer_process.h"
+#include "lockstep/local/segment_table.h"
+#include "lockstep/transport/internal/ring.h"
+
+namespace lockstep::transport::internal {
+
+using local::Mapping;
+
+// Before a block's payload.
+struct BlockHead {
+  alignas(kLine) std::atomic<std::uint32_t> held;
+};
+
+// Who holds blocks: a process at the other end of a link.
+struct Holder {
+  local::PeerProcess process{};  // empty: cannot be told; its blocks then stay until it gives them back
+  // The link is over; whether the process is too is looked up when it matters.
+  std::atomic<bool> link_ended{false};
+};
+
+class MessageHeap {
+ public:
+  static constexpr std::uint64_t kWarmBytes = 256 << 20;
+
+  // Address space only; pages come with blocks. Raises as Segment::create.
+  explicit MessageHeap(std::uint64_t n_bytes, std::uint64_t warm_bytes = kWarmBytes);
+
+  // The offset of a payload of `n_bytes`, aligned to kLine, held by `holder` from now on. Nothing when there is no
+  // memory for it.
+  std::optional<std::uint64_t> allocate(std::uint64_t n_bytes, std::shared_ptr<Holder> holder);
+  // Takes a block back that its holder never saw. An offset that is no block's is ignored.
+  void take_back(std::uint64_t payload);
+
+  std::uint8_t* at(std::uint64_t payload) const { return mapping_->data() + payload; }
+  const Mapping& mapping() const { return mapping_; }
+  // For tests: bytes of blocks in others' hands, after looking, and of warm ones.
+  // The payload at this offset is written. Whoever uses the block again has read the word that this writes, so tools that cannot see
+  // the receiver's process see the order too.
+  void filled(std::uint64_t payload);
+  std::uint64_t held_bytes();
+  std::uint64_t warm_bytes();
+
+ private:
+  struct Held {
+    std::uint64_t capacity = 0;
+    std::shared_ptr<Holder> holder;
+  };
+  using Offsets = std::vector<std::uint64_t>;
+
+  BlockHead* head(std::uint64_t block) const;
+  bool returned(std::uint64_t block) const;
+  std::optional<std::uint64_t> find_warm(std::uint64_t capacity);
+  std::optional<std::uint64_t> find_returned(std::uint64_t capacity);
+  std::optional<std::uint64_t> carve(std::uint64_t capacity);
+  std::optional<std::uint64_t> take_extent(std::uint64_t capacity);
+  void sweep();
+  void cool(std::uint64_t bound);
+
+  const Mapping mapping_;
+  local::PageHeap pages_;
+  const std::uint64_t warm_bound_;
+  std::mutex mutex_;
+  // Guarded by mutex_. Offsets are of blocks, heads included; capacities count the head.
+  std::map<std::uint64_t, Offsets> warm_;  // capacity -> blocks
+  std::uint64_t warm_sum_ = 0;
+  std::unordered_map<std::uint64_t, Held> held_;
+  std::map<std::uint64_t, std::vector<std::uint64_t>> turn_;  // capacity -> held blocks, looked at in turn
+  std::map<std::uint64_t, std::size_t> next_turn_;
+  std::size_t new_since_sweep_ = 0;
+};
+
+}  // namespace lockstep::transport::internal

@@ -1,0 +1,44 @@
+// The sockets of one transport, and who is to be called when one of them has something. It has no thread: poll_sockets() is called
+// by whoever polls or waits, one thread at a time.
+// Thread safety: every method. Handlers are called without the reactor's lock and may add and remove.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <unordered_map>
+
+#include "lockstep/base/detail/fd.h"
+
+namespace lockstep::transport::internal {
+
+class Handler {
+ public:
+  virtual ~Handler() = default;
+  // `events` as epoll says them. Never throws.
+  virtual void on_ready(std::uint32_t events) noexcept = 0;
+};
+
+class Reactor {
+ public:
+  Reactor();
+
+  // Watches `fd`, which must outlive remove(), and keeps the handler alive meanwhile. Raises kResource or kSystem.
+  std::uint64_t add(int fd, std::uint32_t events, std::shared_ptr<Handler> handler);
+  void change(std::uint64_t key, int fd, std::uint32_t events);
+  void remove(std::uint64_t key, int fd) noexcept;
+  // Calls the handlers of what is ready now; true when there was something. One caller at a time.
+  bool poll_sockets() noexcept;
+  void clear() noexcept;
+
+  int fd() const { return epoll_.get(); }
+
+ private:
+  const base::Fd epoll_;
+  std::mutex mutex_;
+  // Guarded by mutex_.
+  std::unordered_map<std::uint64_t, std::shared_ptr<Handler>> handlers_;
+  std::uint64_t next_key_ = 1;
+};
+
+}  // namespace lockstep::transport::internal

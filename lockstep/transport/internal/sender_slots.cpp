@@ -1,0 +1,143 @@
+#include "lockstep/transport/internal/sender_slots.h"
+
+#include <sys/socket.h>
+
+#include <algorithm>
+#include <bit>
+#include <new>
+#include <numeric>
+
+namespace lockstep::transport::internal {
+namespace {
+
+// A record beyond what the ring may carry, or numbers that cannot be.
+constexpr const char* kBadRing = "a record whose length cannot be";
+constexpr const char* kNoMemory = "a message for which there is no memory";
+
+void tell_room(int socket) {
+  const std::uint8_t room = 'R';
+  // A connection that is full of these has one to read.
+  [[maybe_unused]] const auto sent = ::send(socket, &room, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
+}
+
+}  // namespace
+
+SenderSlots::SenderSlots(Inbox inbox) : inbox_(std::move(inbox)), free_(kSlots) {
+  std::iota(free_.rbegin(), free_.rend(), 0u);
+}
+
+std::optional<std::uint32_t> SenderSlots::claim(WorkerId from, Sender sender, int socket) {
+  std::uint32_t index = 0;
+  {
+    const std::lock_guard lock(free_mutex_);
+    if (free_.empty()) return std::nullopt;
+    index = free_.back();
+    free_.pop_back();
+  }
+  try {
+    inbox_.prepare(index);
+  } catch (...) {
+    const std::lock_guard lock(free_mutex_);
+    free_.push_back(index);
+    throw;
+  }
+  Slot& slot = slots_[index];
+  const std::lock_guard lock(slot.mutex);
+  slot.open = true;
+  slot.from = from;
+  slot.sender = std::move(sender);
+  slot.reader = RingReader(inbox_.ring(index));
+  slot.socket = socket;
+  slot.broken.clear();
+  return index;
+}
+
+void SenderSlots::release(std::uint32_t index) {
+  {
+    Slot& slot = slots_[index];
+    const std::lock_guard lock(slot.mutex);
+    slot.open = false;
+    slot.sender = {};
+    slot.socket = -1;
+  }
+  const std::lock_guard lock(free_mutex_);
+  free_.insert(free_.begin(), index);
+}
+
+void SenderSlots::silence(std::uint32_t index) {
+  const std::lock_guard lock(slots_[index].mutex);
+  slots_[index].open = false;
+}
+
+std::string SenderSlots::broken(std::uint32_t index) {
+  const std::lock_guard lock(slots_[index].mutex);
+  return slots_[index].broken;
+}
+
+std::optional<Event> SenderSlots::poll(int bell) {
+  constexpr std::uint32_t kWords = kSlots / 64;
+  auto& pending = inbox_.head().pending;
+  const std::uint32_t first = next_.load(std::memory_order_relaxed) % kSlots;
+  const std::uint64_t below = (std::uint64_t{1} << first % 64) - 1;
+  // The first word twice: from the place on, and what is below it at the end.
+  for (std::uint32_t i = 0; i <= kWords; ++i) {
+    const std::uint32_t word = (first / 64 + i) % kWords;
+    std::uint64_t bits = pending[word].load(std::memory_order_acquire);
+    if (i == 0) bits &= ~below;
+    if (i == kWords) bits &= below;
+    for (; bits != 0; bits &= bits - 1) {
+      const std::uint32_t slot = word * 64 + static_cast<std::uint32_t>(std::countr_zero(bits));
+      if (auto event = take(slot, bell)) {
+        next_.store(slot + 1, std::memory_order_relaxed);
+        return event;
+      }
+    }
+  }
+  return std::nullopt;
+}
+
+std::optional<Event> SenderSlots::take(std::uint32_t index, int bell) {
+  Slot& slot = slots_[index];
+  auto& word = inbox_.head().pending[index / 64];
+  const std::uint64_t bit = std::uint64_t{1} << index % 64;
+  const std::lock_guard lock(slot.mutex);
+  auto event = take_locked(slot);
+  if (slot.open && !slot.reader.empty()) return event;
+  // Seems empty: take the sign down, then look once more, since the sender looks at the sign after it wrote.
+  word.fetch_and(~bit, std::memory_order_seq_cst);
+  if (slot.open && !slot.reader.empty()) inbox_.announce(index, bell);
+  return event;
+}
+
+// What a sender says of its message's size decides how much memory is asked for: when there is none, that sender is refused.
+Decoded SenderSlots::read_record(Slot& slot, std::uint64_t n_bytes) {
+  try {
+    const Buffer record(n_bytes);
+    if (slot.reader.take(record.data(), n_bytes)) tell_room(slot.socket);
+    return decode_record(record, n_bytes, slot.sender);
+  } catch (const std::bad_alloc&) {
+    return {.error = kNoMemory};
+  }
+}
+
+std::optional<Event> SenderSlots::take_locked(Slot& slot) {
+  if (!slot.open) return std::nullopt;
+  const std::uint64_t n_bytes = slot.reader.next(kMinRecord, kMaxRingRecord);
+  if (n_bytes == 0) {
+    if (slot.reader.broken() && slot.broken.empty()) {
+      slot.broken = kBadRing;
+      ::shutdown(slot.socket, SHUT_RDWR);  // whoever handles sockets does the rest
+    }
+    return std::nullopt;
+  }
+  auto decoded = read_record(slot, n_bytes);
+  if (!decoded.message) {
+    slot.open = false;
+    slot.broken = std::move(decoded.error);
+    ::shutdown(slot.socket, SHUT_RDWR);
+    return std::nullopt;
+  }
+  return Event{.from = slot.from, .message = std::move(*decoded.message)};
+}
+
+}  // namespace lockstep::transport::internal

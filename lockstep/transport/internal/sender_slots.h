@@ -1,0 +1,59 @@
+// Who sends into which ring of the inbox, and taking the next record of one. poll() comes here first.
+// Thread safety: every method.
+#pragma once
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <mutex>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "lockstep/transport/internal/inbox.h"
+#include "lockstep/transport/internal/record.h"
+#include "lockstep/transport/transport.h"
+
+namespace lockstep::transport::internal {
+
+class SenderSlots {
+ public:
+  explicit SenderSlots(Inbox inbox);
+
+  // `socket` is the connection on which the sender is told of room; it must stay open until release(). Nothing when all
+  // slots are taken. Raises kResource.
+  std::optional<std::uint32_t> claim(WorkerId from, Sender sender, int socket);
+  void release(std::uint32_t slot);
+
+  // The next message of any sender; bell is the owner's.
+  std::optional<Event> poll(int bell);
+  // The next of one sender, in order. Nothing when there is none or the sender's numbers cannot be: see broken().
+  std::optional<Event> take(std::uint32_t slot, int bell);
+  // From now on nothing of it is taken.
+  void silence(std::uint32_t slot);
+  // What was wrong with its records; empty when nothing was.
+  std::string broken(std::uint32_t slot);
+
+ private:
+  struct Slot {
+    std::mutex mutex;
+    // Guarded by mutex.
+    bool open = false;
+    WorkerId from = 0;
+    Sender sender;
+    RingReader reader;
+    int socket = -1;
+    std::string broken;
+  };
+
+  static Decoded read_record(Slot& slot, std::uint64_t n_bytes);
+  std::optional<Event> take_locked(Slot& slot);
+
+  const Inbox inbox_;
+  std::array<Slot, kSlots> slots_;
+  std::atomic<std::uint32_t> next_{0};  // where poll looks first, so that nobody starves
+  std::mutex free_mutex_;
+  std::vector<std::uint32_t> free_;  // guarded by free_mutex_; the one free longest is last
+};
+
+}  // namespace lockstep::transport::internal

@@ -1,0 +1,48 @@
+// Another worker of this host that sends to this one: its local socket, and its slot of the inbox once it is let in.
+// The socket then only tells of room, of leaving in order, and by its end of the other's end.
+#pragma once
+
+#include <memory>
+
+#include "lockstep/local/peer_process.h"
+#include "lockstep/net/unix_socket.h"
+#include "lockstep/transport/internal/incoming.h"
+
+namespace lockstep::transport::internal {
+
+// The byte by which either end of a local socket says that it leaves in order.
+inline constexpr std::uint8_t kLeave = 'B';
+
+class ShmIncoming final : public GreetedIncoming, public std::enable_shared_from_this<ShmIncoming> {
+ public:
+  static std::optional<net::UnixSocket> accept_from(net::UnixListener& listener) {
+    return listener.try_accept();
+  }
+  ShmIncoming(TransportState& state, net::UnixSocket socket);
+  void start();
+
+  void on_ready(std::uint32_t events) noexcept override;
+  void accept(std::shared_ptr<Peer> peer) noexcept override;
+  void refuse(const std::string& why) noexcept override;
+  void drain() noexcept override;
+  void end() noexcept override;
+
+ private:
+  void receive();
+  void be_greeted(std::span<const std::uint8_t> message, std::vector<base::Fd> fds);
+  void over(const std::string& cause) noexcept;
+
+  net::UnixSocket socket_;
+  const local::PeerProcess process_;
+  Mapping heap_;
+  std::optional<std::uint32_t> slot_;
+  bool left_ = false;  // said that it leaves
+};
+
+using ShmAcceptor = LinkAcceptor<ShmIncoming, net::UnixListener>;
+
+// Why a local connection is over, in words: how its process ended, unless it left in order. Waits a moment for the kernel
+// to know.
+std::string local_end(const local::PeerProcess& process, bool left);
+
+}  // namespace lockstep::transport::internal

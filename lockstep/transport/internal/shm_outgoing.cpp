@@ -1,0 +1,199 @@
+#include "lockstep/transport/internal/shm_outgoing.h"
+
+#include <poll.h>
+#include <sys/epoll.h>
+#include <sys/socket.h>
+
+#include <array>
+#include <cerrno>
+
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
+#include "lockstep/transport/internal/shm_incoming.h"
+
+namespace lockstep::transport::internal {
+namespace {
+
+Intro introduction(const TransportState& state, const Peer& peer) {
+  return {.id = state.options.id,
+          .token = state.self.token,
+          .to = peer.endpoint.token,
+          .heap_bytes = state.heap.mapping()->size()};
+}
+
+// The receiver closed its end, which it does after its last look at the ring.
+bool hung_up(int socket) {
+  pollfd ask{.fd = socket, .events = 0, .revents = 0};
+  return ::poll(&ask, 1, 0) == 1 && (ask.revents & POLLHUP) != 0;
+}
+
+}  // namespace
+
+std::shared_ptr<ShmOutgoing> ShmOutgoing::connect(TransportState& state, const std::shared_ptr<Peer>& peer,
+                                                  std::optional<Failure>& failure) {
+  // Once: a worker listens from before its address is known until its end.
+  int code = 0;
+  auto socket = net::UnixSocket::try_connect(peer->endpoint.token, code);
+  if (!socket && code == ECONNREFUSED) {
+    failure = lost_failure(
+        *peer, {.rank = peer->id, .pid = peer->endpoint.pid, .cause = "nobody listens at its address"});
+    return nullptr;
+  }
+  if (!socket) {
+    failure =
+        base::system_failure(code, base::cat("connecting to worker ", peer->name), ErrorFamily::kNetwork);
+    return nullptr;
+  }
+  if (!socket->trust_own_user()) {
+    failure =
+        Failure{.kind = ErrorKind::kUsage,
+                .message = base::cat("worker ", peer->name,
+                                     " runs as another user: shared memory is for processes of one user, "
+                                     "others need TCP (bind_host) and a job secret"),
+                .family = ErrorFamily::kNetwork};
+    return nullptr;
+  }
+  auto link = std::make_shared<ShmOutgoing>(state, peer, std::move(*socket));
+  link->call(*peer);
+  return link;
+}
+
+void ShmOutgoing::call(const Peer& peer) {
+  ++n_calls_;
+  greeting_.emplace(state_.options.secret, introduction(state_, peer),
+                    net::Binding{.purpose = net::Purpose::kTransportLocal, .server = peer.endpoint.token});
+  socket_.send(greeting_->first(), Deadline::now());
+  key_ = state_.reactor.add(socket_.fd(), EPOLLIN, shared_from_this());
+}
+
+bool ShmOutgoing::call_again(const Peer& peer) {
+  int code = 0;
+  auto socket =
+      n_calls_ < kMostCalls ? net::UnixSocket::try_connect(peer.endpoint.token, code) : std::nullopt;
+  if (!socket || !socket->trust_own_user()) return false;
+  state_.reactor.remove(key_, socket_.fd());
+  socket_ = std::move(*socket);
+  call(peer);
+  return true;
+}
+
+ShmOutgoing::ShmOutgoing(TransportState& state, const std::shared_ptr<Peer>& peer, net::UnixSocket socket)
+    : state_(state), peer_(peer), socket_(std::move(socket)), holder_(std::make_shared<Holder>()) {
+  holder_->process = local::PeerProcess::behind(socket_);
+}
+
+std::optional<Failure> ShmOutgoing::send(Message message) {
+  if (!encode_record(message, state_.heap, holder_, record_)) {
+    return Failure{.kind = ErrorKind::kResource,
+                   .message = base::cat("no shared memory for a message of ", size_of(message), " bytes"),
+                   .family = ErrorFamily::kNetwork};
+  }
+  if (!backlog_.empty()) flush();
+  if (open_ && backlog_.empty() && write(record_)) return std::nullopt;
+  backlog_.push_back(std::move(record_));
+  if (open_) flush();
+  return std::nullopt;
+}
+
+bool ShmOutgoing::write(std::span<const std::uint8_t> record) {
+  if (!ring_.write(record)) return false;
+  inbox_.announce(slot_, bell_.get());
+  return true;
+}
+
+void ShmOutgoing::flush() {
+  if (!open_) return;
+  for (const bool asked : {false, true}) {
+    while (!backlog_.empty() && write(backlog_.front())) backlog_.pop_front();
+    if (backlog_.empty() || asked) return;
+    ring_.want_room();
+  }
+}
+
+void ShmOutgoing::on_ready(std::uint32_t) noexcept {
+  const auto self = shared_from_this();
+  const auto peer = peer_.lock();
+  if (!peer) return end(false);
+  std::string over;
+  {
+    const std::lock_guard lock(peer->mutex);
+    if (!socket_) return;
+    try {
+      over = receive();
+    } catch (const Error& error) {
+      if (error.kind() == ErrorKind::kTimeout) return;
+      over = end_or_call_again(*peer);
+    } catch (const std::exception& error) {
+      over = error.what();
+    }
+    state_.count_queue(*peer);
+  }
+  if (!over.empty()) state_.lose(peer, over);
+}
+
+// Why the connection is over, if it is.
+std::string ShmOutgoing::end_or_call_again(const Peer& peer) noexcept {
+  try {
+    if (!open_ && call_again(peer)) return {};
+  } catch (const std::exception&) {
+    // Nobody is there any more.
+  }
+  return local_end(holder_->process, left_);
+}
+
+std::string ShmOutgoing::receive() {
+  std::array<std::uint8_t, net::kMaxPeerMessage> buffer;
+  std::vector<base::Fd> fds;
+  const std::size_t n = socket_.receive(buffer, Deadline::now(), &fds);
+  if (!open_) return greet(std::span(buffer).first(n), std::move(fds));
+  if (buffer[0] == kLeave) left_ = true;
+  flush();
+  return {};
+}
+
+std::string ShmOutgoing::greet(std::span<const std::uint8_t> message, std::vector<base::Fd> fds) {
+  auto step = greeting_->next(message);
+  if (!step.refusal.empty()) return step.refusal;
+  if (!step.send.empty()) socket_.send(step.send, Deadline::now(), std::array{state_.heap.mapping()->fd()});
+  if (!step.welcome) return {};
+  if (fds.size() != 2 || step.welcome->slot >= kSlots || step.welcome->inbox_bytes != kInboxBytes) {
+    return "it gave no inbox that this version knows";
+  }
+  inbox_ = Inbox(local::SegmentTable::of_process().map(std::move(fds[0]), kInboxBytes));
+  bell_ = std::move(fds[1]);
+  slot_ = step.welcome->slot;
+  ring_ = RingWriter(inbox_.ring(slot_));
+  open_ = true;
+  flush();
+  return {};
+}
+
+// What the receiver will never read holds no memory.
+void ShmOutgoing::take_back_unread() noexcept {
+  const Ring ring = ring_.ring();
+  RingReader reader(ring, ring.control->head.load(std::memory_order_acquire));
+  Bytes record;
+  while (const std::uint64_t n_bytes = reader.next(kMinRecord, kMaxRingRecord)) {
+    record.resize(n_bytes);
+    reader.take(record.data(), n_bytes);
+    take_back_record(state_.heap, record);
+  }
+}
+
+void ShmOutgoing::end(bool gone) noexcept {
+  if (!socket_) return;
+  state_.reactor.remove(key_, socket_.fd());
+  for (const auto& record : backlog_) take_back_record(state_.heap, record);
+  backlog_.clear();
+  if (gone && open_ && hung_up(socket_.fd())) take_back_unread();
+  try {
+    if (open_) socket_.send(std::array{kLeave}, Deadline::now());
+  } catch (const Error&) {
+    // It went first.
+  }
+  open_ = false;
+  socket_ = net::UnixSocket();
+  holder_->link_ended.store(true, std::memory_order_release);
+}
+
+}  // namespace lockstep::transport::internal

@@ -1,0 +1,55 @@
+// Messages to another worker of this host: records into a ring of its inbox, large parts through the own heap. What
+// does not fit waits in process memory, in order, until the receiver says on the socket that there is room.
+#pragma once
+
+#include <deque>
+#include <memory>
+
+#include "lockstep/net/unix_socket.h"
+#include "lockstep/transport/internal/transport_state.h"
+
+namespace lockstep::transport::internal {
+
+class ShmOutgoing final : public Outgoing, public std::enable_shared_from_this<ShmOutgoing> {
+ public:
+  // Connects, without waiting for the answer. A failure when nobody is there.
+  static std::shared_ptr<ShmOutgoing> connect(TransportState& state, const std::shared_ptr<Peer>& peer,
+                                              std::optional<Failure>& failure);
+  ShmOutgoing(TransportState& state, const std::shared_ptr<Peer>& peer, net::UnixSocket socket);
+
+  void on_ready(std::uint32_t events) noexcept override;
+  std::optional<Failure> send(Message message) override;
+  void flush() override;
+  bool idle() const override { return backlog_.empty(); }
+  void end(bool gone) noexcept override;
+
+ private:
+  // Why the connection is over; empty when it is not.
+  std::string receive();
+  std::string greet(std::span<const std::uint8_t> message, std::vector<base::Fd> fds);
+  // Says the first words on a new socket.
+  void call(const Peer& peer);
+  // For a connection that ended before it was open. False: it stays over.
+  bool call_again(const Peer& peer);
+  std::string end_or_call_again(const Peer& peer) noexcept;
+  bool write(std::span<const std::uint8_t> record);
+  void take_back_unread() noexcept;
+
+  TransportState& state_;
+  const std::weak_ptr<Peer> peer_;
+  net::UnixSocket socket_;
+  std::optional<GreetingClient> greeting_;  // of the latest call
+  int n_calls_ = 0;
+  const std::shared_ptr<Holder> holder_;
+  std::uint64_t key_ = 0;
+  bool open_ = false;
+  bool left_ = false;
+  Inbox inbox_;    // the receiver's
+  base::Fd bell_;  // the receiver's
+  std::uint32_t slot_ = 0;
+  RingWriter ring_;
+  Bytes record_;  // kept for its memory
+  std::deque<Bytes> backlog_;
+};
+
+}  // namespace lockstep::transport::internal

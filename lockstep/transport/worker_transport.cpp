@@ -1,0 +1,274 @@
+#include "lockstep/transport/worker_transport.h"
+
+#include <poll.h>
+#include <sys/epoll.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cstring>
+
+#include "lockstep/base/detail/forks.h"
+#include "lockstep/base/detail/process.h"
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
+#include "lockstep/transport/internal/shm_incoming.h"
+#include "lockstep/transport/internal/shm_outgoing.h"
+#include "lockstep/transport/internal/tcp_incoming.h"
+#include "lockstep/transport/internal/tcp_outgoing.h"
+#include "lockstep/transport/internal/transport_state.h"
+
+namespace lockstep::transport {
+namespace {
+
+using namespace internal;
+
+constexpr int kBacklog = 4096;
+// Of poll(): the sockets of shared-memory links have little to say.
+constexpr std::uint32_t kPollsPerLook = 64;
+constexpr Milliseconds kPendingCheck{200};
+
+Failure failure_of(ErrorKind kind, std::string text) {
+  return {.kind = kind, .message = std::move(text), .family = ErrorFamily::kNetwork};
+}
+
+// The receiver's own bytes, though receiver and sender are one.
+void copy_bytes(Message& message) {
+  const auto copy = [](object::Blob& blob) {
+    const Buffer own(blob.bytes.size());
+    if (!blob.bytes.empty()) std::memcpy(own.data(), blob.bytes.data(), blob.bytes.size());
+    blob = {.owner = own.owner(), .bytes = {own.data(), blob.bytes.size()}, .yours = true};
+  };
+  copy(message.body);
+  std::ranges::for_each(message.blobs, copy);
+}
+
+class WorkerTransport final : public Transport {
+ public:
+  WorkerTransport(WorkerTransportOptions options, Endpoint self, net::UnixListener local,
+                  std::optional<net::Listener> tcp)
+      : state_(std::move(options), std::move(self)) {
+    const auto shm = std::make_shared<ShmAcceptor>(state_, std::move(local));
+    shm->start();
+    if (!tcp) return;
+    const auto over_tcp = std::make_shared<TcpAcceptor>(state_, std::move(*tcp));
+    over_tcp->start();
+  }
+  ~WorkerTransport() override { close(Deadline::now()); }
+
+  Bytes address() const override { return encode_endpoint(state_.self); }
+  void add_peer(WorkerId id, const std::string& name, const Bytes& address) override;
+  void remove_peer(WorkerId id) override;
+  std::optional<Failure> send(WorkerId to, Message message, Deadline deadline) override;
+  std::optional<Event> poll() override;
+  void wait(Deadline until) override;
+  void wake() noexcept override { state_.idle_wait.ring(); }
+  void begin_polling() noexcept override { state_.idle_wait.begin_polling(); }
+  void end_polling() noexcept override { state_.idle_wait.end_polling(); }
+  void close(Deadline deadline) override;
+
+ private:
+  std::shared_ptr<Outgoing> connect(const std::shared_ptr<Peer>& peer, std::optional<Failure>& failure);
+  std::optional<Failure> send_to(const std::shared_ptr<Peer>& peer, Message message);
+  void look_at_sockets() noexcept;
+  void flush_queued() noexcept;
+
+  // Nothing is sent, taken or ended any more; in a forked child, to which nothing here belongs, from its beginning.
+  bool over() const { return closed_.load(std::memory_order_acquire) || !made_here_; }
+
+  const base::MadeHere made_here_;
+  TransportState state_;
+  std::atomic<bool> closed_{false};
+  std::atomic<std::uint32_t> polls_{0};
+};
+
+void WorkerTransport::add_peer(WorkerId id, const std::string& name, const Bytes& address) {
+  auto endpoint = decode_endpoint(address);
+  if (!endpoint)
+    base::raise(ErrorKind::kUsage, base::cat("worker ", name, " has an address that is no transport's"),
+                ErrorFamily::kNetwork);
+  state_.add(id, name, std::move(*endpoint));
+  if (!state_.has_pending()) return;
+  const std::lock_guard lock(state_.sockets_mutex);
+  state_.accept_pending();
+}
+
+void WorkerTransport::remove_peer(WorkerId id) {
+  const auto peer = state_.find(id);
+  if (!peer) return;
+  // The connection stays until the other ends it: what is queued may be the answer it waits for before it leaves.
+  const std::lock_guard lock(peer->mutex);
+  peer->removed = true;
+}
+
+std::shared_ptr<Outgoing> WorkerTransport::connect(const std::shared_ptr<Peer>& peer,
+                                                   std::optional<Failure>& failure) {
+  const bool near = peer->endpoint.host == state_.self.host && state_.options.route == Route::kAuto;
+  try {
+    if (near) {
+      auto link = ShmOutgoing::connect(state_, peer, failure);
+      // kUsage: it runs as another user, whom TCP may reach.
+      if (link || failure->kind != ErrorKind::kUsage || peer->endpoint.tcp_host.empty()) return link;
+      failure.reset();
+    }
+    return TcpOutgoing::connect(state_, peer, failure);
+  } catch (const std::exception&) {
+    failure = base::current_failure();
+    return nullptr;
+  }
+}
+
+std::optional<Failure> WorkerTransport::send(WorkerId to, Message message, Deadline) {
+  if (!made_here_)
+    return failure_of(ErrorKind::kUsage, "this worker's connections are those of the parent of this process");
+  if (closed_.load(std::memory_order_acquire))
+    return failure_of(ErrorKind::kAborted, "this worker's transport is closed");
+  const std::uint64_t size = size_of(message);
+  if (size > state_.options.max_message_bytes || message.blobs.size() + 1 > kMaxParts) {
+    return failure_of(
+        ErrorKind::kUsage,
+        base::cat("a message of ", size, " bytes in ", message.blobs.size() + 1,
+                  " pieces is beyond the limit of ", state_.options.max_message_bytes, " bytes"));
+  }
+  try {
+    if (to == state_.options.id) {
+      copy_bytes(message);
+      state_.deliver({.from = to, .message = std::move(message)});
+      return std::nullopt;
+    }
+    const auto peer = state_.find(to);
+    if (!peer) return failure_of(ErrorKind::kUsage, base::cat("worker ", to, " is not known here"));
+    return send_to(peer, std::move(message));
+  } catch (const std::bad_alloc&) {
+    return failure_of(ErrorKind::kResource, base::cat("no memory for a message of ", size, " bytes"));
+  } catch (const std::exception&) {
+    return base::current_failure();
+  }
+}
+
+std::optional<Failure> WorkerTransport::send_to(const std::shared_ptr<Peer>& peer, Message message) {
+  const std::lock_guard lock(peer->mutex);
+  if (peer->lost) return lost_failure(*peer, *peer->lost);
+  if (peer->removed || closed_.load(std::memory_order_acquire)) {
+    return lost_failure(*peer, {.rank = peer->id, .pid = peer->endpoint.pid, .cause = "it has left"});
+  }
+  if (!peer->out) {
+    std::optional<Failure> failure;
+    peer->out = connect(peer, failure);
+    if (!peer->out) return failure;
+  }
+  auto failure = peer->out->send(std::move(message));
+  state_.count_queue(*peer);
+  return failure;
+}
+
+std::optional<Event> WorkerTransport::poll() {
+  if (over()) return std::nullopt;
+  const std::uint32_t turn = polls_.fetch_add(1, std::memory_order_relaxed);
+  const bool look = turn % kPollsPerLook == 0;
+  if (!look) {
+    if (auto event = state_.next_ready()) return event;
+    if (auto event = state_.slots.poll(state_.idle_wait.bell())) return event;
+    if (!state_.has_tcp()) return std::nullopt;
+  }
+  look_at_sockets();
+  if (state_.queued.load(std::memory_order_relaxed) > 0) flush_queued();
+  if (auto event = state_.next_ready()) return event;
+  return look ? state_.slots.poll(state_.idle_wait.bell()) : std::nullopt;
+}
+
+void WorkerTransport::look_at_sockets() noexcept {
+  const std::unique_lock lock(state_.sockets_mutex, std::try_to_lock);
+  if (!lock) return;
+  state_.reactor.poll_sockets();
+  if (state_.has_pending()) state_.expire_pending();
+}
+
+void WorkerTransport::flush_queued() noexcept {
+  for (const auto& peer : state_.peers()) {
+    const std::lock_guard lock(peer->mutex);
+    if (!peer->queued || !peer->out) continue;
+    try {
+      peer->out->flush();
+    } catch (const std::exception&) {
+      // It stays queued; its socket tells when the connection is broken.
+    }
+    state_.count_queue(*peer);
+  }
+}
+
+void WorkerTransport::wait(Deadline until) {
+  if (over()) return;
+  if (state_.has_pending()) until = std::min(until, Deadline::after(kPendingCheck));
+  const bool sockets = state_.idle_wait.sleep(until);
+  if (!sockets && !state_.has_pending()) return;
+  const std::lock_guard lock(state_.sockets_mutex);
+  state_.reactor.poll_sockets();
+  state_.expire_pending();
+}
+
+void WorkerTransport::close(Deadline deadline) {
+  if (closed_.exchange(true, std::memory_order_acq_rel) || !made_here_) return;
+  while (state_.queued.load(std::memory_order_relaxed) > 0 && !deadline.expired()) {
+    {
+      const std::lock_guard lock(state_.sockets_mutex);
+      state_.reactor.poll_sockets();
+    }
+    flush_queued();
+    pollfd ready{.fd = state_.reactor.fd(), .events = POLLIN, .revents = 0};
+    if (state_.queued.load(std::memory_order_relaxed) > 0) ::poll(&ready, 1, 1);
+  }
+  const std::lock_guard lock(state_.sockets_mutex);
+  for (const auto& peer : state_.peers()) {
+    const std::lock_guard one(peer->mutex);
+    if (peer->out) peer->out->end(false);
+    peer->out = nullptr;
+    state_.count_queue(*peer);
+  }
+  for (const auto& connection : state_.incoming()) connection->end();
+  state_.reactor.clear();
+  state_.idle_wait.ring();
+}
+
+// Raises for an address that others could use without proving anything.
+net::Listener listen_tcp(const WorkerTransportOptions& options) {
+  const std::string host = options.bind_host.empty() ? "127.0.0.1" : options.bind_host;
+  auto addresses = net::Address::resolve(host, 0);
+  // "localhost" is both; IPv4 is what more programs try.
+  std::stable_partition(addresses.begin(), addresses.end(),
+                        [](const auto& a) { return a.family() == AF_INET; });
+  if (!addresses.front().is_loopback() && !options.secret && !options.insecure) {
+    base::raise(ErrorKind::kUsage,
+                base::cat("a transport that listens on ", addresses.front().text(),
+                          " is open to the network and has no job secret: set LOCKSTEP_SECRET_FILE (",
+                          JobSecret::make_file_hint("job.secret"),
+                          ") on every host, or say insecure (LOCKSTEP_INSECURE=1)"),
+                ErrorFamily::kNetwork);
+  }
+  return net::Listener::listen(addresses.front(), kBacklog);
+}
+
+std::string literal_host(const net::Address& address) {
+  std::string text = address.text();
+  text.erase(text.rfind(':'));
+  if (text.front() == '[') text = text.substr(1, text.size() - 2);
+  return text;
+}
+
+}  // namespace
+
+std::unique_ptr<Transport> open_worker_transport(WorkerTransportOptions options) {
+  Endpoint self{.host = base::host_identity(),
+                .token = base::cat("lockstep-transport-", base::random_hex(16)),
+                .pid = ::getpid()};
+  std::optional<net::Listener> tcp;
+  if (options.route == Route::kTcp || !options.bind_host.empty()) {
+    tcp = listen_tcp(options);
+    self.tcp_host = literal_host(tcp->local());
+    self.tcp_port = tcp->local().port();
+  }
+  auto local = net::UnixListener::listen(self.token);
+  return std::make_unique<WorkerTransport>(std::move(options), std::move(self), std::move(local),
+                                           std::move(tcp));
+}
+
+}  // namespace lockstep::transport
