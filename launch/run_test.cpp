@@ -93,6 +93,13 @@ TEST(Run, TheSecretIsInNoEnvironmentAndInNoArguments) {
   EXPECT_EQ(launcher.out(), "64\n0\n");
 }
 
+// The name has two addresses, and anybody may listen at the one that the store does not have.
+TEST(Run, WorkersDialTheAddressOfLocalhostThatIsBound) {
+  Launcher launcher(shell({"-n", "1", "--master-addr", "localhost"}, "echo $MASTER_ADDR"));
+  EXPECT_EQ(launcher.wait(), 0) << launcher.err();
+  EXPECT_TRUE(launcher.out() == "127.0.0.1\n" || launcher.out() == "::1\n") << launcher.out();
+}
+
 TEST(Run, SurvivorsCanReadHowARankEnded) {
   Launcher launcher({"run", "-n", "3", "--", LOCKSTEP_TEST_WORKER, "lose", "1"});
   EXPECT_EQ(launcher.wait(), 128 + SIGKILL) << launcher.err();

@@ -1,5 +1,6 @@
 #include "lockstep/process/job_server.h"
 
+#include <sys/socket.h>
 #include <unistd.h>
 
 #include "lockstep/base/detail/environment.h"
@@ -28,9 +29,14 @@ std::optional<JobSecret> find_secret(bool shared) {
                         JobSecret::make_file_hint("lockstep.secret")));
 }
 
-net::Listener listen_at(const JobServerOptions& options) {
+net::Listener listen_at(JobServerOptions& options) {
   if (!net::names_loopback(options.address))
     return net::Listener::listen_everywhere(options.port, net::Listener::kBacklog);
+  // "localhost" has two addresses, and anybody may listen at the one that is not bound: workers dial the one that is.
+  if (!net::Address::parse(options.address, options.port)) {
+    const bool is_v6 = net::Address::resolve(options.address, options.port).front().family() == AF_INET6;
+    options.address = is_v6 ? "::1" : "127.0.0.1";
+  }
   return net::Listener::listen(net::Address::resolve(options.address, options.port).front(),
                                net::Listener::kBacklog);
 }
@@ -48,7 +54,7 @@ JobServer JobServer::open(const JobServerOptions& options) {
   host.secret_ = find_secret(options.shared);
   if (host.secret_) host.secret_fd_ = host.secret_->to_memfd();
   if (!options.holds_store) return host;
-  net::Listener listener = listen_at(options);
+  net::Listener listener = listen_at(host.options_);
   host.options_.port = listener.local().port();
   host.listener_ = listener.release();
   return host;
