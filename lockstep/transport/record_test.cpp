@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "lockstep/base/fork_testing.h"
 #include "lockstep/transport/transport_contract.h"
 
 namespace lockstep::transport::internal {
@@ -39,6 +40,21 @@ TEST_F(Records, MessagesComeBackAndTheirMemoryWithThem) {
     decoded.message.reset();
     EXPECT_EQ(heap_.held_bytes(), 0u) << list.size();
   }
+}
+
+// Else the sender would write the next message over what its parent still reads.
+TEST_F(Records, AForkedChildGivesNothingBack) {
+  Bytes record;
+  ASSERT_TRUE(encode_record(message_of(1, 10, {100'000}), heap_, holder_, record));
+  auto decoded = decode(record);
+  ASSERT_TRUE(decoded.message);
+  const auto held = heap_.held_bytes();
+  fork_testing::Children children;
+  children.start([&] { decoded.message.reset(); });
+  EXPECT_EQ(children.status(0), 0);
+  EXPECT_EQ(heap_.held_bytes(), held);
+  decoded.message.reset();
+  EXPECT_EQ(heap_.held_bytes(), 0u);
 }
 
 TEST_F(Records, WhatNobodyWillReadIsTakenBack) {

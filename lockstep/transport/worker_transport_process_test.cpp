@@ -1,6 +1,7 @@
 // Transports in real processes: what survivors see when one is killed, many at once, memory that outlives its sender.
 // Workers are forked from a single-threaded test and report by exit code.
 #include <gtest/gtest.h>
+#include <unistd.h>
 
 #include <atomic>
 #include <functional>
@@ -108,6 +109,39 @@ TEST_P(Processes, AnswerEachOtherInMessagesOfEverySize) {
     transport.close(patience());
   });
   for (const int i : {0, 1}) EXPECT_EQ(workers.status(i), 0);
+}
+
+// Of another user, which are refused at once, and of this one, which leave before they said anything.
+TEST(FloodedProcesses, StillGetTheirMessages) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs to be root to become another user";
+  Workers workers(2);
+  auto& n_calls = workers.board().words[0];
+  auto& done = workers.board().words[1];
+  Children flooders;
+  for (const uid_t user : {65534, 65534, 0}) {
+    flooders.start([&, user] {
+      auto& place = workers.board().places[1];
+      CHILD_EXPECT(eventually([&] { return place.n_bytes != 0; }), "worker 1 never came");
+      const auto where = internal::decode_endpoint(Bytes(place.address, place.address + place.n_bytes));
+      CHILD_EXPECT(where && ::setresuid(user, user, user) == 0, errno);
+      const Deadline end = Deadline::after(Milliseconds(10'000));
+      for (int code = 0; done == 0 && !end.expired(); ++n_calls)
+        net::UnixSocket::try_connect(where->token, code);
+      CHILD_EXPECT(done != 0, "no messages while strangers call");
+    });
+  }
+  workers.start([&](Transport& transport, int me) {
+    for (std::uint64_t id = 0; id < 200; ++id) {
+      if (id == 1) CHILD_EXPECT(eventually([&] { return n_calls > 1000; }), "nobody calls");
+      if (me == 0) send(transport, 1, message_of(id, 10));
+      CHILD_EXPECT(is_message(expect_event(transport).message, id, 10), "came wrong");
+      if (me == 1) send(transport, 0, message_of(id, 10));
+    }
+    done = 1;
+    transport.close(patience());
+  });
+  for (const int i : {0, 1}) EXPECT_EQ(workers.status(i), 0);
+  for (const int i : {0, 1, 2}) EXPECT_EQ(flooders.status(i), 0);
 }
 
 TEST_P(Processes, WhatASenderSentBeforeItWasKilledArrivesWholeAndThenItIsLost) {

@@ -27,15 +27,19 @@ class LinkAcceptor final : public Acceptor,
   void start() { key_ = state_.reactor.add(listener_.fd(), EPOLLIN, this->shared_from_this()); }
   void on_ready(std::uint32_t) noexcept override {
     try {
-      for (;;) {
+      // Others have their turn in between: callers of another user are refused as quickly as they come.
+      for (int i = 0; i < kAcceptsPerTurn; ++i) {
         if (!state_.has_room_for_stranger()) return pause();
         auto socket = Link::accept_from(listener_);
         if (!socket) return;
         std::make_shared<Link>(state_, std::move(*socket))->start();
       }
     } catch (const std::exception& error) {
-      base::log(LogLevel::kWarn, base::cat("transport ", state_.options.name,
-                                           ": a connection was not accepted: ", error.what()));
+      if (state_.complaints.allowed()) {
+        base::log(LogLevel::kWarn, base::cat("transport ", state_.options.name,
+                                             ": a connection was not accepted: ", error.what(),
+                                             state_.complaints.held_back()));
+      }
       state_.drop_stranger();
       pause();
     }
@@ -43,6 +47,8 @@ class LinkAcceptor final : public Acceptor,
   void resume() noexcept override { state_.reactor.change(key_, listener_.fd(), EPOLLIN); }
 
  private:
+  static constexpr int kAcceptsPerTurn = 64;
+
   // The socket stays ready, so it must not be watched: whoever sleeps would wake at once, again and again.
   void pause() noexcept {
     state_.reactor.change(key_, listener_.fd(), 0);

@@ -4,16 +4,19 @@
 #include <cstddef>
 #include <cstring>
 
+#include "lockstep/base/detail/forks.h"
 #include "lockstep/base/detail/text.h"
 
 namespace lockstep::transport::internal {
 namespace {
 
-// One block of another's heap, given back when the last of its views goes, which may be after the transport went.
+// One block of another's heap, given back when the last of its views goes, which may be after the transport went. A forked
+// child has a copy of it and gives nothing back: the block is its parent's.
 class Loan {
  public:
   Loan(Mapping heap, std::uint64_t payload) : heap_(std::move(heap)), payload_(payload) {}
   ~Loan() {
+    if (!made_here_) return;
     auto* head = reinterpret_cast<BlockHead*>(heap_->data() + payload_ - sizeof(BlockHead));
     head->held.store(0, std::memory_order_release);
   }
@@ -22,6 +25,7 @@ class Loan {
   const std::uint8_t* data() const { return heap_->data() + payload_; }
 
  private:
+  const base::MadeHere made_here_;
   const Mapping heap_;
   const std::uint64_t payload_;
 };

@@ -40,7 +40,8 @@ void ShmIncoming::on_ready(std::uint32_t) noexcept {
   } catch (const Error& error) {
     if (error.kind() == ErrorKind::kTimeout) return;  // somebody else read it
     const std::string bad = slot_ ? state_.slots.broken(*slot_) : std::string();
-    over(bad.empty() ? local_end(process_, left_) : base::cat("it sent ", bad));
+    // Of a stranger nobody wants to know how its process ended, which may be worth a wait.
+    over(bad.empty() ? local_end(process_, left_ || !peer_) : base::cat("it sent ", bad));
   } catch (const std::exception& error) {
     over(error.what());
   }

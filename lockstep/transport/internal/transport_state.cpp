@@ -159,7 +159,9 @@ const TransportState::PendingConnection* TransportState::next_to_drop(
   for (const PendingConnection& connection : pending_) {
     if (!is_stranger(connection)) continue;
     ++n_strangers;
-    const auto n = std::ranges::count(pending_, connection.origin, &PendingConnection::origin);
+    const auto n = std::ranges::count_if(pending_, [&](const PendingConnection& one) {
+      return one.origin == connection.origin && is_stranger(one);
+    });
     if (n > most) next = &connection;
     most = std::max(most, n);
   }
@@ -184,6 +186,7 @@ void TransportState::drop_stranger() noexcept {
 
 void TransportState::pause(std::weak_ptr<Acceptor> acceptor) {
   paused_.push_back(std::move(acceptor));
+  pause_over_ = Deadline::after(kStrangerGrace);
   count_pending();
 }
 
@@ -232,7 +235,7 @@ void TransportState::expire_pending() noexcept {
     }
     who->refuse(why);
   }
-  resume_acceptors();
+  if (pause_over_.expired()) resume_acceptors();
 }
 
 void TransportState::count_tcp(int change) {

@@ -117,7 +117,7 @@ class TransportState {
   bool has_room_for_stranger() noexcept;
   // One of them makes way; there may be none.
   void drop_stranger() noexcept;
-  // Does not accept until a stranger is none any more, or for a moment.
+  // Does not accept until a pending connection is let in, and for a tenth of a second at most.
   void pause(std::weak_ptr<Acceptor> acceptor);
   void resume_acceptors() noexcept;
   std::vector<std::shared_ptr<Incoming>> incoming() const { return incoming_; }
@@ -147,6 +147,7 @@ class TransportState {
   void count_pending() noexcept;
   std::vector<PendingConnection> pending_;  // not let in yet, oldest first
   std::vector<std::weak_ptr<Acceptor>> paused_;
+  Deadline pause_over_ = Deadline::now();
   std::atomic<std::size_t> n_pending_{0};
   std::atomic<int> n_tcp_{0};
 };
