@@ -10,9 +10,10 @@
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/engine/detail/table_calls.h"
 #include "lockstep/engine/plugin.h"
 #include "lockstep/hierarchy/hierarchy.h"
-#include "lockstep/hierarchy/internal/communicator.h"
+#include "lockstep/hierarchy/internal/hierarchical_communicator.h"
 
 namespace lockstep::comm {
 namespace {
@@ -20,10 +21,10 @@ namespace {
 using hierarchy::Operation;
 using hierarchy::Setup;
 // lockstep_comm and lockstep_handle are never defined here: another engine of the program may have its own.
-using Comm = hierarchy::Communicator;
+using Comm = hierarchy::HierarchicalCommunicator;
 struct Handle {
   Comm* comm;
-  lockstep_handle* sole = nullptr;       // of the one part that does everything
+  lockstep_handle* sole = nullptr;       // of the one sub-communicator that does everything
   std::shared_ptr<Operation> operation;  // otherwise
 };
 
@@ -32,21 +33,6 @@ Comm& of(lockstep_comm* comm) {
 }
 Handle& of(lockstep_handle* handle) {
   return *reinterpret_cast<Handle*>(handle);
-}
-
-lockstep_status fail(const Failure& failure, char* error, std::size_t capacity) {
-  put(error, capacity, failure.message);
-  return status_of(failure.kind);
-}
-
-// Runs `call`, which returns a status; what it throws becomes one, with a log line.
-template <class Call>
-lockstep_status logged(const Call& call) {
-  return guarded(call, [] {
-    const Failure failure = base::current_failure();
-    base::log(LogLevel::kError, failure.message);
-    return status_of(failure.kind);
-  });
 }
 
 // What both engines can do. A mean also needs the sum, for hosts of different sizes.
@@ -287,7 +273,7 @@ lockstep_status HierarchicalEngine::Impl::create(const lockstep_comm_config& con
     *out = reinterpret_cast<lockstep_comm*>(new Comm(setup, config, parent));
     return LOCKSTEP_OK;
   };
-  return guarded(join, [&] { return fail(base::current_failure(), error, capacity); });
+  return reported(error, capacity, join);
 }
 
 HierarchicalEngine::HierarchicalEngine(const Engine& local, const Engine& across, HierarchyOptions options)

@@ -5,14 +5,14 @@
 // their hosts form a lane, an across-communicator: each local rank reduces a part inside its host and carries it over
 // its own lane. Otherwise the first rank of each host, its leader, carries everything. A third, flat across-communicator
 // joins all ranks: all-to-all, gather, scatter and messages run on it, so that a receive from any source has one place
-// to look; and it is how a failure of any part reaches every rank within 100 ms.
+// to look; and it is how a failure of any sub-communicator reaches every rank within 100 ms.
 // All ranks on one host, or one rank on each: the one communicator that is needed does everything by itself.
 //
-// Results have the same bits on every rank and in every run: the order of operands is that of the parts. Collectives run
+// Results have the same bits on every rank and in every run: the order of operands is that of the sub-communicators. Collectives run
 // one after the other; inside one, chunks overlap local steps with the network.
 //
 // Files, in reading order: internal/topology.h (who is where), internal/schedule.h (which steps an operation is made of),
-// internal/part.h (a communicator of one of the engines), internal/communicator.h (the queue, steps, failure).
+// internal/sub_communicator.h (a communicator of one of the engines), internal/hierarchical_communicator.h (the queue, steps, failure).
 #pragma once
 
 #include <functional>

@@ -56,7 +56,8 @@ TEST(HierarchySlowWait, NamesTheRankThatHasNotEnteredWhicheverHostItIsOn) {
   on_two_hosts([&](int rank, const auto& join) {
     const auto end = join();
     for (int r = 0; r < 3 && rank == 3; ++r) EXPECT_NE(lines.await(line_of(r)), "") << r;
-    if (rank == 3) std::this_thread::sleep_for(kSlow * 3 / 2);  // time for a second line, of a part
+    if (rank == 3)
+      std::this_thread::sleep_for(kSlow * 3 / 2);  // time for a second line, of a sub-communicator
     EXPECT_EQ(end->barrier(), LOCKSTEP_OK) << end->error();
   });
   for (int r = 0; r < 3; ++r) EXPECT_EQ(lines.with(line_of(r)).size(), 1u);

@@ -1,4 +1,4 @@
-// The C table over Communicator. Nothing is thrown across it.
+// The C table over HostCommunicator. Nothing is thrown across it.
 #include <cstddef>
 #include <numeric>
 #include <string>
@@ -8,14 +8,15 @@
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/engine/detail/table_calls.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/engine/plugin.h"
 #include "lockstep/host/host.h"
-#include "lockstep/host/internal/communicator.h"
+#include "lockstep/host/internal/host_communicator.h"
 #include "lockstep/host/kernels.h"
 
 struct lockstep_comm {
-  lockstep::comm::internal::Communicator impl;
+  lockstep::comm::internal::HostCommunicator impl;
   int rank, size;
 };
 
@@ -26,27 +27,6 @@ struct lockstep_handle {
 
 namespace lockstep::comm {
 namespace {
-
-lockstep_status fail(const Failure& failure, char* error, std::size_t capacity) {
-  put(error, capacity, failure.message);
-  return status_of(failure.kind);
-}
-
-// What is thrown becomes a status, with its words in `error`.
-template <class Call>
-lockstep_status told(char* error, std::size_t capacity, const Call& call) {
-  return guarded(call, [&] { return fail(base::current_failure(), error, capacity); });
-}
-
-// The same with a log line, where the table has no room for words.
-template <class Call>
-lockstep_status logged(const Call& call) {
-  return guarded(call, [] {
-    const Failure failure = base::current_failure();
-    base::log(LogLevel::kError, failure.message);
-    return status_of(failure.kind);
-  });
-}
 
 // Fields that do not matter for the kind are made equal on all ranks: the rest is compared between them.
 lockstep_op normal(lockstep_op op, int size) {
@@ -93,7 +73,7 @@ bool has_parent(const lockstep_comm_config& config) {
 lockstep_status comm_create(const lockstep_comm_config* config, lockstep_comm** out, char* error,
                             std::size_t capacity) {
   *out = nullptr;
-  return told(error, capacity, [&] {
+  return reported(error, capacity, [&] {
     if (config->size < 1 || config->size > internal::kMaxRanks || config->rank < 0 ||
         config->rank >= config->size) {
       base::raise(ErrorKind::kUsage,
@@ -101,7 +81,7 @@ lockstep_status comm_create(const lockstep_comm_config* config, lockstep_comm** 
                             " is not possible; the host engine takes 1 to ", internal::kMaxRanks, " ranks"));
     }
     auto* parent = has_parent(*config) ? &config->parent->impl : nullptr;
-    *out = new lockstep_comm{internal::Communicator(*config, parent), config->rank, config->size};
+    *out = new lockstep_comm{internal::HostCommunicator(*config, parent), config->rank, config->size};
     return LOCKSTEP_OK;
   });
 }
@@ -127,7 +107,7 @@ void comm_abort(lockstep_comm* comm, const char* reason) {
 
 lockstep_status comm_failure(lockstep_comm* comm, char* error, std::size_t capacity, std::int32_t* peer_rank,
                              std::int64_t* peer_pid, char* peer_cause, std::size_t peer_cause_capacity) {
-  return told(error, capacity, [&] {
+  return reported(error, capacity, [&] {
     const auto failure = comm->impl.failure();
     const LostPeer peer = failure && failure->peer ? *failure->peer : LostPeer{};
     if (peer_rank != nullptr) *peer_rank = peer.rank;
@@ -186,7 +166,7 @@ void last_error(lockstep_handle* handle, char* error, std::size_t capacity) {
 }
 
 lockstep_status run(lockstep_comm* comm, const lockstep_op* op, char* error, std::size_t capacity) {
-  return told(error, capacity, [&] {
+  return reported(error, capacity, [&] {
     if (const char* wrong = wrong_with(*op, comm->rank, comm->size, all_capabilities())) {
       put(error, capacity, wrong);
       return LOCKSTEP_USAGE;

@@ -262,7 +262,7 @@ TEST(HostEngine, ABlockedGroupDoesNotHoldUpAnother) {
   other.join();
 }
 
-TEST(HostEngine, AFullOutboxHoldsUpNoLettersToOtherRanks) {
+TEST(HostEngine, AFullSendQueueHoldsUpNoMessagesToOtherRanks) {
   constexpr int kSender = 5, kFar = 64;  // 64 ranks from rank 0
   with_threads(66, [](Rank& rank) {
     std::vector<std::int32_t> x(1);
@@ -271,7 +271,8 @@ TEST(HostEngine, AFullOutboxHoldsUpNoLettersToOtherRanks) {
       op.root = peer;
       return op;
     };
-    if (rank.rank() == 0) {  // asks for none of the sender's letters before the far rank has heard from it
+    if (rank.rank() ==
+        0) {  // asks for none of the sender's point-to-point operations before the far rank has heard from it
       EXPECT_EQ(rank.run(message(LOCKSTEP_RECV, kFar)), LOCKSTEP_OK) << rank.error();
       for (int i = 0; i < 12; ++i) EXPECT_EQ(rank.run(message(LOCKSTEP_RECV, kSender)), LOCKSTEP_OK);
     } else if (rank.rank() == kSender) {

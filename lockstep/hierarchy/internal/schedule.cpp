@@ -25,7 +25,7 @@ struct Call {
   lockstep_op op;
   const Topology* at;
   std::size_t width;
-  // A mean over hosts of different sizes: what each host's part is multiplied with before it crosses, and the result
+  // A mean over hosts of different sizes: what each host's contribution is multiplied with before it crosses, and the result
   // after.
   double to_lane = 1, from_lane = 1;
 

@@ -1,8 +1,8 @@
-// Schedules: which operations of the parts an operation of the whole is made of, and which waits for which. A pure
-// function of the call and the topology; internal/communicator.cpp carries it out.
+// Schedules: which operations of the sub-communicators an operation of the whole is made of, and which waits for which. A pure
+// function of the call and the topology; internal/hierarchical_communicator.cpp carries it out.
 //
-// Every rank posts its steps to a part in the order they have here, a step once those it needs are over. The order per
-// part is the same on all ranks of the part, whatever the timing: that is what keeps the parts in step.
+// Every rank posts its steps to a sub-communicator in the order they have here, a step once those it needs are over. The order per
+// sub-communicator is the same on all ranks of the sub-communicator, whatever the timing: that is what keeps the sub-communicators in step.
 #pragma once
 
 #include <cstdint>
@@ -16,7 +16,7 @@
 namespace lockstep::comm::hierarchy {
 
 enum class Where : std::uint8_t { kLocal, kLane, kFlat };
-inline constexpr int kParts = 3;
+inline constexpr int kSubCommunicators = 3;
 
 struct Step {
   Where where;

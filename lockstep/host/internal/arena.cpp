@@ -54,15 +54,15 @@ Arena::Arena(const std::string& name, int rank, int n_ranks)
     : segment_(local::SegmentTable::of_process().create("lockstep-" + name, arena_bytes(n_ranks))),
       heap_(segment_, kHeapAt) {
   segment_->commit(0, kHeapAt);
-  auto* station = new (segment_->data()) Station();
-  station->magic = kLayoutMagic;
-  station->version = kLayoutVersion;
-  station->rank = rank;
-  station->pid = ::getpid();
-  station->pid_namespace = own_pid_namespace();
-  static_assert(sizeof(cpu_set_t) == sizeof(station->cores));
+  auto* header = new (segment_->data()) ArenaHeader();
+  header->magic = kLayoutMagic;
+  header->version = kLayoutVersion;
+  header->rank = rank;
+  header->pid = ::getpid();
+  header->pid_namespace = own_pid_namespace();
+  static_assert(sizeof(cpu_set_t) == sizeof(header->cores));
   cpu_set_t cores;
-  if (::sched_getaffinity(0, sizeof(cores), &cores) == 0) std::memcpy(station->cores, &cores, sizeof(cores));
+  if (::sched_getaffinity(0, sizeof(cores), &cores) == 0) std::memcpy(header->cores, &cores, sizeof(cores));
 }
 
 void* Arena::allocate(std::size_t n_bytes) {

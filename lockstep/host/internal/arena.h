@@ -30,7 +30,7 @@ class Arena {
   // Makes the segment and commits everything below the heap: memory that cannot be had is a kResource error here.
   Arena(const std::string& name, int rank, int n_ranks);
 
-  Station& station() const { return *reinterpret_cast<Station*>(segment_->data()); }
+  ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(segment_->data()); }
   std::uint64_t offset_of(const void* p) const {
     return static_cast<std::uint64_t>(static_cast<const std::uint8_t*>(p) - segment_->data());
   }

@@ -34,18 +34,18 @@ std::string describe_call(std::uint64_t fingerprint) {
   return words + ")";
 }
 
-std::string describe_call(const Call& call) {
+std::string describe_call(const CallRecord& call) {
   const std::string where(call.where, ::strnlen(call.where, sizeof(call.where)));
   return fmt::format("{} #{}{}{}", describe_call(call.fingerprint), call.number, where.empty() ? "" : " at ",
                      where);
 }
 
-std::string describe_last(Board& board) {
-  const auto last = std::max(board.arrivals[0].sequence.load(std::memory_order_acquire),
-                             board.arrivals[1].sequence.load(std::memory_order_acquire)) >>
+std::string describe_last(CommBlock& block) {
+  const auto last = std::max(block.arrivals[0].sequence.load(std::memory_order_acquire),
+                             block.arrivals[1].sequence.load(std::memory_order_acquire)) >>
                     1;
   if (last == 0) return "has entered no operation yet";
-  return "last entered " + describe_call(board.history[last % kHistory]);
+  return "last entered " + describe_call(block.history[last % kHistory]);
 }
 
 }  // namespace lockstep::comm::internal

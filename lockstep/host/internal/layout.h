@@ -1,4 +1,4 @@
-// What lies in a rank's arena: a station at its start, then a heap with one board per communicator the rank is a
+// What lies in a rank's arena: a header at its start, then a heap with one block per communicator the rank is a
 // member of, staging areas, mail and the memory users asked for. Every rank maps every arena; the owner writes its own
 // blocks, others read them, except where said. All words that carry order are lock-free atomics; everything else is
 // written before a release store and read after the matching acquire load.
@@ -59,7 +59,7 @@ static_assert(sizeof(Arrival) == kLine);
 enum class Reach : std::uint32_t { kNowhere = 0, kInArena, kByAddress, kByKernel };
 
 // One call, for buffers and for messages; the last kHistory of them stay readable after a failure.
-struct alignas(kLine) Call {
+struct alignas(kLine) CallRecord {
   std::uint64_t number;  // the caller's, for messages
   std::uint64_t fingerprint;
   // Where the buffers are; not set for calls that travel with the arrival.
@@ -69,7 +69,7 @@ struct alignas(kLine) Call {
   Reach recv_reach;
   char where[88];  // caller's file:line, zero-terminated
 };
-static_assert(sizeof(Call) == 2 * kLine);
+static_assert(sizeof(CallRecord) == 2 * kLine);
 
 // Chunks of the owner's slice in a direct all-reduce: anyone claims one by adding to `next`, and adds to `done` when
 // it is reduced. Reset by the owner before it arrives.
@@ -93,7 +93,7 @@ inline constexpr int kPushRankBits = 8;
 static_assert(kMaxRanks <= 1 << kPushRankBits);
 
 // The first failure of the communicator; only rank 0's is used. Claimed once by compare-exchange, then read-only.
-struct Ledger {
+struct FailureRecord {
   static constexpr std::uint32_t kEmpty = 0, kWriting = 1, kWritten = 2;
   std::atomic<std::uint32_t> state;
   std::int32_t status;     // lockstep_status
@@ -104,16 +104,16 @@ struct Ledger {
   char cause[512];
 };
 
-// Who a process is to one fabric, in memory of its own that nobody else maps: what a kernel copy must find at
-// Station::identity_at before a pid is trusted with any other.
+// Who a process is to the other ranks, in memory of its own that nobody else maps: what a kernel copy must find at
+// ArenaHeader::identity_at before a pid is trusted with any other.
 struct Identity {
   std::uint64_t magic;
   std::int32_t rank;
   char nonce[32];
 };
 
-// A board of a communicator that the owner is making on this fabric and that is not complete yet (split.h). Others look
-// into the board only when the hash is that of the key they seek: any other may be given back at any moment.
+// A block of a communicator that the owner is making and that is not complete yet (split.h). Others look
+// into the block only when the hash is that of the key they seek: any other may be given back at any moment.
 struct Listing {
   static constexpr std::uint64_t kFree = 0, kClaimed = 1;
   std::atomic<std::uint64_t> at;  // where it lies, or one of the above
@@ -121,20 +121,20 @@ struct Listing {
 };
 
 // The start of an arena: who it belongs to, and where its threads sleep, whichever communicator they wait in.
-struct Station {
+struct ArenaHeader {
   std::uint64_t magic;
   std::uint32_t version;
   std::int32_t rank;
   std::int64_t pid;
   std::uint64_t pid_namespace;  // that pid is a number of; 0: not known
-  std::uint64_t board_at;       // of the communicator that made the arena
+  std::uint64_t block_at;       // of the communicator that made the arena
   std::uint64_t identity_at;    // address of the owner's Identity, in its own process
   char nonce[32];               // of the owner, as in its Identity
   std::uint64_t cores[16];      // a bit for each core the owner may run on
   local::Doorbell doorbell;
   // The kernel lets the owner copy from and to every other rank's process. Set before it is counted in n_joined.
   std::atomic<std::uint32_t> kernel_copies;
-  // On rank 0 only. Which ranks have come (local/meeting.h), and how many have mapped all others (fabric.h).
+  // On rank 0 only. Which ranks have come (local/meeting.h), and how many have mapped all others (host_peers.h).
   local::Attendance attendance;
   std::atomic<std::uint32_t> n_joined;
   // By the owner.
@@ -142,27 +142,27 @@ struct Station {
 };
 
 // A rank's end of one communicator.
-struct Board {
-  // What rank 0 says once it has found the boards of all (split.h).
+struct CommBlock {
+  // What rank 0 says once it has found the blocks of all (split.h).
   enum Verdict : std::uint32_t { kNone = 0, kComplete, kRefused };
 
   std::uint64_t magic;
   std::int32_t rank;
   std::int32_t size;
-  // Which communicator this is, among those of the fabric. Written before the board is listed in Station::joining.
+  // Which communicator this is, among those of HostPeers. Written before the block is listed in ArenaHeader::joining.
   char key[kKeyCapacity];
-  // By rank 0 (a rank of the fabric), which also says where its own board is; with kRefused its ledger has the words.
+  // By rank 0 (a rank of HostPeers), which also says where its own block is; with kRefused its failure record has the words.
   std::atomic<std::uint32_t> verdict;
   std::int32_t first_rank;
   std::uint64_t first_at;
-  // Set by anyone: stop, the ledger says why.
+  // Set by anyone: stop, the failure record says why.
   alignas(kLine) std::atomic<std::uint32_t> broken;
   // Set by the owner when it leaves in order; kAfterAnother when it gives up joining since another did.
   enum Left : std::uint32_t { kHere, kLeft, kAfterAnother };
   std::atomic<std::uint32_t> left;
-  // Ranks that will never look at any board of the communicator again: counted on rank 0's board, and copied to the
-  // others by the last one. The owner gives its board back when all have said so.
-  std::atomic<std::uint32_t> departed;
+  // Ranks that will never look at any block of the communicator again: counted on rank 0's block, and copied to the
+  // others by the last one. The owner gives its block back when all have said so.
+  std::atomic<std::uint32_t> released;
   // Where the owner's staging area is; 0 until it was needed. Written before the phase that makes others look.
   std::atomic<std::uint64_t> stage_at;
   // sequence << 24 | phase: how far the owner is inside a staged or direct operation.
@@ -173,23 +173,25 @@ struct Board {
   Claims claims[2];
   // Here others write: anyone whose memory it goes to may take the permission back.
   Push push;
-  // Of this board in the owner's process: receipts are written there by the kernel.
+  // Of this block in the owner's process: receipts are written there by the kernel.
   std::uint64_t address;
-  Call history[kHistory];
-  Ledger ledger;
+  CallRecord history[kHistory];
+  FailureRecord record;
   alignas(kLine) std::uint8_t payload[2][kInlineBytes];
 
-  // Behind the board, one per rank each: where the owner's outbox for it is, 0 until it sends it something; the members
-  // as the owner was told, by their ranks in the fabric; on rank 0's board, where the boards of all lie; and the number
+  // Behind the block, one per rank each: where the owner's send queue for it is, 0 until it sends it something; the members
+  // as the owner was told, by their ranks in HostPeers; on rank 0's block, where the blocks of all lie; and the number
   // of the last push by which that rank wrote into the owner's memory.
-  std::atomic<std::uint64_t>* outboxes() { return reinterpret_cast<std::atomic<std::uint64_t>*>(this + 1); }
-  std::uint64_t* members() { return reinterpret_cast<std::uint64_t*>(outboxes() + size); }
-  std::uint64_t* boards() { return members() + size; }
+  std::atomic<std::uint64_t>* send_queues() {
+    return reinterpret_cast<std::atomic<std::uint64_t>*>(this + 1);
+  }
+  std::uint64_t* members() { return reinterpret_cast<std::uint64_t*>(send_queues() + size); }
+  std::uint64_t* blocks() { return members() + size; }
   std::atomic<std::uint64_t>* receipts() {
-    return reinterpret_cast<std::atomic<std::uint64_t>*>(boards() + size);
+    return reinterpret_cast<std::atomic<std::uint64_t>*>(blocks() + size);
   }
   static constexpr std::size_t bytes(int n_ranks) {
-    return sizeof(Board) + static_cast<std::size_t>(n_ranks) * 4 * sizeof(std::uint64_t);
+    return sizeof(CommBlock) + static_cast<std::size_t>(n_ranks) * 4 * sizeof(std::uint64_t);
   }
 };
 
@@ -208,21 +210,21 @@ struct Stage {
   std::uint8_t out[2][kStageOutBytes];
 };
 
-// Messages from one rank to one other, in the order sent. A message of at most kMailBytes travels in a slot; of a
-// longer one the slot only says where its offer is.
-inline constexpr std::uint64_t kMailSlots = 8;
-inline constexpr std::size_t kMailBytes = 4096;
+// Messages from one rank to one other, in the order sent. A message of at most kSendSlotBytes travels in a slot; of a
+// longer one the slot only says where its LongMessage is.
+inline constexpr std::uint64_t kSendSlots = 8;
+inline constexpr std::size_t kSendSlotBytes = 4096;
 struct alignas(kLine) Envelope {
   std::uint64_t n_bytes;
-  std::uint64_t offer_at;  // in the sender's arena; 0: the payload is in the slot
+  std::uint64_t message_at;  // in the sender's arena; 0: the payload is in the slot
   std::int32_t tag;
   std::uint32_t dtype;  // lockstep_dtype
 };
-struct Outbox {
+struct SendQueue {
   alignas(kLine) std::atomic<std::uint64_t> sent;   // by the sender
   alignas(kLine) std::atomic<std::uint64_t> taken;  // by the receiver
-  Envelope slots[kMailSlots];
-  alignas(kLine) std::uint8_t payload[kMailSlots][kMailBytes];
+  Envelope slots[kSendSlots];
+  alignas(kLine) std::uint8_t payload[kSendSlots][kSendSlotBytes];
 };
 
 inline constexpr std::size_t kPipeChunk = 128 << 10;
@@ -230,7 +232,7 @@ inline constexpr std::uint64_t kPipeChunks = 4;
 
 // A long message on its way. The sender makes it; the receiver decides how the bytes travel, since it alone knows
 // both ends.
-struct Offer {
+struct LongMessage {
   enum State : std::uint32_t {
     kFree = 0,
     kOffered,    // by the sender
@@ -274,6 +276,6 @@ inline constexpr int kPhaseBits = 24;
 constexpr std::size_t round_up(std::size_t n, std::size_t to) {
   return (n + to - 1) / to * to;
 }
-inline constexpr std::size_t kHeapAt = round_up(sizeof(Station), kPage);
+inline constexpr std::size_t kHeapAt = round_up(sizeof(ArenaHeader), kPage);
 
 }  // namespace lockstep::comm::internal

@@ -10,17 +10,17 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
+#include "lockstep/host/internal/buffer_ref.h"
 #include "lockstep/host/internal/perturb.h"
-#include "lockstep/host/internal/place.h"
 #include "lockstep/host/kernels.h"
 
 namespace lockstep::comm::internal {
 namespace {
 
 // What a plan makes a rank look at was laid out before the phase it waited for.
-Stage& stage_of(Circle& circle, int rank) {
-  if (rank == circle.rank()) return circle.own_stage();
-  Stage* stage = circle.stage(rank);
+Stage& stage_of(CommMembers& members, int rank) {
+  if (rank == members.rank()) return members.own_stage();
+  Stage* stage = members.stage(rank);
   if (stage == nullptr)
     base::raise(ErrorKind::kInternal, base::cat("rank ", rank, " has no staging area"),
                 ErrorFamily::kBackend);
@@ -64,12 +64,12 @@ std::uint64_t Operation::send_bytes(int size) const {
   }
 }
 
-void Operation::start(Circle& circle, std::uint64_t sequence) {
+void Operation::start(CommMembers& members, std::uint64_t sequence) {
   sequence_ = sequence;
   stage_ = Stage::kArriving;
-  const std::uint64_t sent = send_bytes(circle.size());
-  publish_call(circle);
-  Board& own = circle.own();
+  const std::uint64_t sent = send_bytes(members.size());
+  publish_call(members);
+  CommBlock& own = members.own();
   Arrival& arrival = own.arrivals[parity()];
   arrival.fingerprint = fingerprint_;
   own.claims[parity()].next.store(0, std::memory_order_relaxed);
@@ -77,13 +77,13 @@ void Operation::start(Circle& circle, std::uint64_t sequence) {
   if (in_place_) {
     // Nothing to lay out.
   } else if (is_uneven(op_.kind)) {
-    publish_counts(circle);
-  } else if (can_be_inline(circle.size()) && sends(circle.rank())) {
-    copy_bytes(const_cast<std::uint8_t*>(payload_of(circle, circle.rank())), op_.send, sent);
+    publish_counts(members);
+  } else if (can_be_inline(members.size()) && sends(members.rank())) {
+    copy_bytes(const_cast<std::uint8_t*>(payload_of(members, members.rank())), op_.send, sent);
   }
   perturb();
   arrival.sequence.store(sequence << 1 | (in_place_ ? 1u : 0u), std::memory_order_seq_cst);
-  circle.ring_others();
+  members.ring_others();
 }
 
 // Only the root has something to send in these two.
@@ -96,34 +96,34 @@ bool Operation::receives(int rank) const {
   return (op_.kind != LOCKSTEP_REDUCE && op_.kind != LOCKSTEP_GATHER) || rank == op_.root;
 }
 
-void Operation::publish_counts(Circle& circle) {
-  auto* table = const_cast<Counts*>(counts_of(circle, circle.rank()));
-  const Traffic traffic = traffic_of(plan_input(circle));
+void Operation::publish_counts(CommMembers& members) {
+  auto* table = const_cast<Counts*>(counts_of(members, members.rank()));
+  const Traffic traffic = traffic_of(plan_input(members));
   for (std::size_t r = 0; r < traffic.sends.size(); ++r) {
     table[r] = {traffic.sends[r].at, traffic.sends[r].n_bytes, traffic.receives[r].n_bytes};
   }
 }
 
-const Counts* Operation::counts_of(Circle& circle, int rank) const {
-  return reinterpret_cast<const Counts*>(circle.board(rank).payload[parity()]);
+const Counts* Operation::counts_of(CommMembers& members, int rank) const {
+  return reinterpret_cast<const Counts*>(members.block(rank).payload[parity()]);
 }
 
 // Every rank looks at every pair, so all come to the same answer and nobody begins to move what another gave up.
-bool Operation::counts_agree(Circle& circle) {
-  for (int from = 0; from < circle.size(); ++from) {
-    for (int to = 0; to < circle.size(); ++to) {
+bool Operation::counts_agree(CommMembers& members) {
+  for (int from = 0; from < members.size(); ++from) {
+    for (int to = 0; to < members.size(); ++to) {
       peer_ = from;
       uneven_receiver_ = to;
-      if (counts_of(circle, from)[to].sends != counts_of(circle, to)[from].expects) return false;
+      if (counts_of(members, from)[to].sends != counts_of(members, to)[from].expects) return false;
     }
   }
   return true;
 }
 
-PlanInput Operation::plan_input(Circle& circle) const {
+PlanInput Operation::plan_input(CommMembers& members) const {
   return {.kind = op_.kind,
-          .rank = circle.rank(),
-          .size = circle.size(),
+          .rank = members.rank(),
+          .size = members.size(),
           .root = op_.root,
           .n_bytes = n_bytes_,
           .stage_in_bytes = kStageInBytes,
@@ -133,8 +133,8 @@ PlanInput Operation::plan_input(Circle& circle) const {
 }
 
 // Writes the record the others read when they need the buffers, or words for a message.
-void Operation::publish_call(Circle& circle) {
-  Call& call = circle.own().history[sequence_ % kHistory];
+void Operation::publish_call(CommMembers& members) {
+  CallRecord& call = members.own().history[sequence_ % kHistory];
   call.number = number();
   call.fingerprint = fingerprint_;
   const std::string_view where = op_.where != nullptr ? op_.where : "";
@@ -142,12 +142,12 @@ void Operation::publish_call(Circle& circle) {
   const std::size_t length = std::min(where.size(), sizeof(call.where) - 1);
   where.copy(call.where, length, where.size() - length);
   call.where[length] = '\0';
-  const std::uint64_t sent = send_bytes(circle.size());
+  const std::uint64_t sent = send_bytes(members.size());
   if (sent <= kEagerBytes && !is_uneven(op_.kind)) return;
-  call.send_reach = sends(circle.rank()) ? publish(circle, op_.send, sent, call.send) : Reach::kByAddress;
+  call.send_reach = sends(members.rank()) ? publish(members, op_.send, sent, call.send) : Reach::kByAddress;
   call.recv_reach =
-      receives(circle.rank()) ? publish(circle, op_.recv, n_bytes_, call.recv) : Reach::kByAddress;
-  n_severed_ = circle.arena().n_severed();
+      receives(members.rank()) ? publish(members, op_.recv, n_bytes_, call.recv) : Reach::kByAddress;
+  n_severed_ = members.arena().n_severed();
   const bool by_kernel = call.send_reach == Reach::kByKernel || call.recv_reach == Reach::kByKernel;
   // A claimed chunk is written to everybody's result. Small ordinary memory travels with the arrival.
   in_place_ = reduces_whole() && call.send_reach != Reach::kNowhere && call.recv_reach != Reach::kNowhere &&
@@ -159,7 +159,7 @@ void Operation::publish_call(Circle& circle) {
 // `inside`; whoever goes in does it the other way round: one of the two sees the other.
 class Operation::Inside {
  public:
-  Inside(Board& own, std::uint64_t sequence) : own_(own) {
+  Inside(CommBlock& own, std::uint64_t sequence) : own_(own) {
     own.inside.store(sequence, std::memory_order_seq_cst);
   }
   ~Inside() { own_.inside.store(0, std::memory_order_release); }
@@ -167,22 +167,22 @@ class Operation::Inside {
   bool allowed() const { return own_.broken.load(std::memory_order_seq_cst) == 0; }
 
  private:
-  Board& own_;
+  CommBlock& own_;
 };
 
-Progress Operation::advance(Circle& circle, Workspace& work) {
-  const Progress progress = advance_stage(circle, work);
-  return progress == Progress::kDone && direct_ && !believable(circle) ? Progress::kBlocked : progress;
+Progress Operation::advance(CommMembers& members, Workspace& work) {
+  const Progress progress = advance_stage(members, work);
+  return progress == Progress::kDone && direct_ && !believable(members) ? Progress::kBlocked : progress;
 }
 
 // Whoever gives up breaks the group before it uses its buffers for something else. So a group that is whole now was whole
 // when the last byte was read; in a broken one what was read may be anything.
-bool Operation::believable(Circle& circle) const {
+bool Operation::believable(CommMembers& members) const {
   // The compiler must not read the bytes after the flag; x86-64 itself does not. (TSan knows no thread fence.)
   std::atomic_signal_fence(std::memory_order_seq_cst);
-  if (circle.own().broken.load(std::memory_order_seq_cst) != 0) return false;
-  const Arena& arena = circle.arena();
-  if (arena.n_severed() != n_severed_ && call_of(circle, circle.rank()).recv_reach == Reach::kInArena &&
+  if (members.own().broken.load(std::memory_order_seq_cst) != 0) return false;
+  const Arena& arena = members.arena();
+  if (arena.n_severed() != n_severed_ && call_of(members, members.rank()).recv_reach == Reach::kInArena &&
       !arena.contains(op_.recv, n_bytes_)) {
     base::raise(ErrorKind::kInternal,
                 "the buffer shares a page with one that a stopped rank did not let go of",
@@ -191,33 +191,33 @@ bool Operation::believable(Circle& circle) const {
   return true;
 }
 
-Progress Operation::advance_stage(Circle& circle, Workspace& work) {
+Progress Operation::advance_stage(CommMembers& members, Workspace& work) {
   if (stage_ == Stage::kArriving) {
-    if (const Progress p = arrive(circle); p != Progress::kDone) return p;
-    choose_path(circle, work);
+    if (const Progress p = arrive(members); p != Progress::kDone) return p;
+    choose_path(members, work);
   }
   switch (stage_) {
     case Stage::kClaiming: {
-      const Inside inside(circle.own(), sequence_);
+      const Inside inside(members.own(), sequence_);
       if (!inside.allowed()) return Progress::kBlocked;
-      if (reduces_whole()) return n_bytes_ < kClaimFrom ? reduce_own(circle, work) : claim(circle, work);
-      return has_root(op_.kind) ? move_rooted(circle) : copy_direct(circle, work);
+      if (reduces_whole()) return n_bytes_ < kClaimFrom ? reduce_own(members, work) : claim(members, work);
+      return has_root(op_.kind) ? move_rooted(members) : copy_direct(members, work);
     }
     case Stage::kCounting:
-      return reduces_whole() ? count_done(circle) : count_moved(circle);
+      return reduces_whole() ? count_done(members) : count_moved(members);
     case Stage::kPlanned:
     case Stage::kLeaving:
-      return follow_plan(circle, work);
+      return follow_plan(members, work);
     default:
       return Progress::kDone;
   }
 }
 
-Progress Operation::arrive(Circle& circle) {
-  const int size = circle.size();
+Progress Operation::arrive(CommMembers& members) {
+  const int size = members.size();
   for (; peer_ < size; ++peer_) {
-    if (peer_ == circle.rank()) continue;
-    Arrival& arrival = circle.board(peer_).arrivals[parity()];
+    if (peer_ == members.rank()) continue;
+    Arrival& arrival = members.block(peer_).arrivals[parity()];
     perturb();
     const std::uint64_t entered = arrival.sequence.load(std::memory_order_acquire);
     if (entered >> 1 != sequence_) return Progress::kBlocked;
@@ -225,79 +225,79 @@ Progress Operation::arrive(Circle& circle) {
     n_in_place_ += static_cast<int>(entered & 1);
     ++mark_;
   }
-  if (is_uneven(op_.kind) && !counts_agree(circle)) return Progress::kUneven;
+  if (is_uneven(op_.kind) && !counts_agree(members)) return Progress::kUneven;
   peer_ = 0;
   return Progress::kDone;
 }
 
-void Operation::retreat(Circle& circle) {
+void Operation::await_buffers_free(CommMembers& members) {
   const bool gathers = op_.kind == LOCKSTEP_GATHER;
   // Others only read in the remaining kinds. They find the group broken before they believe it.
-  const bool written = (reduces_whole() || has_root(op_.kind)) && receives(circle.rank());
+  const bool written = (reduces_whole() || has_root(op_.kind)) && receives(members.rank());
   const std::uint64_t n_written =
-      written ? n_bytes_ * (gathers ? static_cast<std::uint64_t>(circle.size()) : 1) : 0;
+      written ? n_bytes_ * (gathers ? static_cast<std::uint64_t>(members.size()) : 1) : 0;
   const Deadline now = Deadline::now();
-  for (int r = 0; started() && r < circle.size(); ++r) {
-    const auto inside = [&] { return circle.board(r).inside.load(std::memory_order_seq_cst) == sequence_; };
-    take_back(circle, r, op_.recv, n_written, inside, now);
+  for (int r = 0; started() && r < members.size(); ++r) {
+    const auto inside = [&] { return members.block(r).inside.load(std::memory_order_seq_cst) == sequence_; };
+    take_back(members, r, op_.recv, n_written, inside, now);
   }
 }
 
 // All ranks have read the same words by now, so all come to the same answer.
-void Operation::choose_path(Circle& circle, Workspace& work) {
-  if (can_be_inline(circle.size()) && n_in_place_ == 0) {
-    finish_inline(circle, work);
+void Operation::choose_path(CommMembers& members, Workspace& work) {
+  if (can_be_inline(members.size()) && n_in_place_ == 0) {
+    finish_inline(members, work);
     stage_ = Stage::kDone;
-  } else if (reduces_whole() ? n_in_place_ == circle.size() : direct_possible(circle)) {
+  } else if (reduces_whole() ? n_in_place_ == members.size() : direct_possible(members)) {
     direct_ = true;
     stage_ = Stage::kClaiming;
   } else {
-    plan_ = make_plan(plan_input(circle));
+    plan_ = make_plan(plan_input(members));
     stage_ = Stage::kPlanned;
   }
 }
 
 // Every sender can be read from.
-bool Operation::direct_possible(Circle& circle) const {
-  for (int r = 0; r < circle.size(); ++r) {
-    if (call_of(circle, r).send_reach == Reach::kNowhere) return false;
+bool Operation::direct_possible(CommMembers& members) const {
+  for (int r = 0; r < members.size(); ++r) {
+    if (call_of(members, r).send_reach == Reach::kNowhere) return false;
   }
   return true;
 }
 
-const std::uint8_t* Operation::payload_of(Circle& circle, int rank) const {
-  if (send_bytes(circle.size()) <= kTinyBytes) return circle.board(rank).arrivals[parity()].payload;
-  return circle.board(rank).payload[parity()];
+const std::uint8_t* Operation::payload_of(CommMembers& members, int rank) const {
+  if (send_bytes(members.size()) <= kTinyBytes) return members.block(rank).arrivals[parity()].payload;
+  return members.block(rank).payload[parity()];
 }
 
-void Operation::finish_inline(Circle& circle, Workspace& work) {
-  const auto me = static_cast<std::uint64_t>(circle.rank());
+void Operation::finish_inline(CommMembers& members, Workspace& work) {
+  const auto me = static_cast<std::uint64_t>(members.rank());
   auto* recv = static_cast<std::uint8_t*>(op_.recv);
   switch (op_.kind) {
     case LOCKSTEP_BROADCAST:
-      return copy_bytes(recv, payload_of(circle, op_.root), n_bytes_);
+      return copy_bytes(recv, payload_of(members, op_.root), n_bytes_);
     case LOCKSTEP_SCATTER:
-      return copy_bytes(recv, payload_of(circle, op_.root) + me * n_bytes_, n_bytes_);
+      return copy_bytes(recv, payload_of(members, op_.root) + me * n_bytes_, n_bytes_);
     case LOCKSTEP_GATHER:
-      if (circle.rank() != op_.root) return;
+      if (members.rank() != op_.root) return;
       [[fallthrough]];
     case LOCKSTEP_ALL_GATHER:
     case LOCKSTEP_ALL_TO_ALL: {
       const std::uint64_t at = op_.kind == LOCKSTEP_ALL_TO_ALL ? me * n_bytes_ : 0;
-      for (int r = 0; r < circle.size(); ++r) {
-        copy_bytes(recv + static_cast<std::uint64_t>(r) * n_bytes_, payload_of(circle, r) + at, n_bytes_);
+      for (int r = 0; r < members.size(); ++r) {
+        copy_bytes(recv + static_cast<std::uint64_t>(r) * n_bytes_, payload_of(members, r) + at, n_bytes_);
       }
       return;
     }
     case LOCKSTEP_REDUCE:
-      if (circle.rank() != op_.root) return;
+      if (members.rank() != op_.root) return;
       [[fallthrough]];
     case LOCKSTEP_ALL_REDUCE:
     case LOCKSTEP_REDUCE_SCATTER: {
       if (n_bytes_ == 0) return;
       const std::uint64_t at = op_.kind == LOCKSTEP_REDUCE_SCATTER ? me * n_bytes_ : 0;
-      for (int r = 0; r < circle.size(); ++r)
-        work.sources[static_cast<std::size_t>(r)] = payload_of(circle, r) + at;
+      for (int r = 0; r < members.size(); ++r)
+        work.sources[static_cast<std::size_t>(r)] = payload_of(members, r) + at;
       void* const target = op_.recv;
       return reduce(op_.dtype, op_.reduce, work.sources, {&target, 1}, op_.count);
     }
@@ -306,67 +306,67 @@ void Operation::finish_inline(Circle& circle, Workspace& work) {
   }
 }
 
-Progress Operation::follow_plan(Circle& circle, Workspace& work) {
+Progress Operation::follow_plan(CommMembers& members, Workspace& work) {
   for (; next_step_ < plan_.size(); ++next_step_, ++mark_) {
     const Step& step = plan_[next_step_];
     if (step.kind == StepKind::kWait) {
-      if (!reached(circle, step)) return Progress::kBlocked;
+      if (!reached(members, step)) return Progress::kBlocked;
       peer_ = 0;
     } else {
-      if (circle.own().broken.load(std::memory_order_relaxed) != 0) return Progress::kBlocked;
-      execute(step, circle, work);
+      if (members.own().broken.load(std::memory_order_relaxed) != 0) return Progress::kBlocked;
+      execute(step, members, work);
     }
   }
   stage_ = Stage::kDone;
   return Progress::kDone;
 }
 
-bool Operation::reached(Circle& circle, const Step& step) {
+bool Operation::reached(CommMembers& members, const Step& step) {
   const std::uint64_t target = sequence_ << kPhaseBits | step.phase;
   if (step.peer >= 0) peer_ = step.peer;
-  for (; peer_ < circle.size(); ++peer_) {
-    if (peer_ == circle.rank()) continue;
+  for (; peer_ < members.size(); ++peer_) {
+    if (peer_ == members.rank()) continue;
     perturb();
-    if (circle.board(peer_).step.load(std::memory_order_acquire) < target) return false;
+    if (members.block(peer_).step.load(std::memory_order_acquire) < target) return false;
     if (step.peer >= 0) break;
   }
   return true;
 }
 
-void Operation::signal(Circle& circle, std::uint32_t phase) {
+void Operation::signal(CommMembers& members, std::uint32_t phase) {
   perturb();
-  circle.own().step.store(sequence_ << kPhaseBits | phase, std::memory_order_seq_cst);
-  circle.ring_others();
+  members.own().step.store(sequence_ << kPhaseBits | phase, std::memory_order_seq_cst);
+  members.ring_others();
 }
 
-void Operation::execute(const Step& step, Circle& circle, Workspace& work) {
+void Operation::execute(const Step& step, CommMembers& members, Workspace& work) {
   const auto* send = static_cast<const std::uint8_t*>(op_.send);
   auto* recv = static_cast<std::uint8_t*>(op_.recv);
-  const auto stage_in = [&](int r) { return stage_of(circle, r).in[step.parity] + step.stage_at; };
-  const auto stage_out = [&](int r) { return stage_of(circle, r).out[step.parity]; };
+  const auto stage_in = [&](int r) { return stage_of(members, r).in[step.parity] + step.stage_at; };
+  const auto stage_out = [&](int r) { return stage_of(members, r).out[step.parity]; };
   switch (step.kind) {
     case StepKind::kCopyIn:
-      return copy_bytes(stage_in(circle.rank()), send + step.user_at, step.n_bytes);
+      return copy_bytes(stage_in(members.rank()), send + step.user_at, step.n_bytes);
     case StepKind::kCopyOut: {
       const auto* from = step.from_in ? stage_in(step.peer) : stage_out(step.peer) + step.stage_at;
-      // A result that was only moved goes past the caches when it is large (place.h).
-      return copy(own_place(recv + step.recv_at), own_place(from), step.n_bytes,
+      // A result that was only moved goes past the caches when it is large (buffer_ref.h).
+      return copy(own_buffer(recv + step.recv_at), own_buffer(from), step.n_bytes,
                   has_reduce(op_.kind) ? 0 : n_bytes_);
     }
     case StepKind::kKeep:
       return copy_bytes(recv + step.recv_at, send + step.user_at, step.n_bytes);
     case StepKind::kReduce: {
-      for (int r = 0; r < circle.size(); ++r) {
-        work.sources[static_cast<std::size_t>(r)] = r == circle.rank() ? send + step.user_at : stage_in(r);
+      for (int r = 0; r < members.size(); ++r) {
+        work.sources[static_cast<std::size_t>(r)] = r == members.rank() ? send + step.user_at : stage_in(r);
       }
-      void* const targets[] = {recv + step.recv_at, stage_out(circle.rank())};
+      void* const targets[] = {recv + step.recv_at, stage_out(members.rank())};
       const std::size_t first = step.keep ? 0 : 1,
                         n_targets = (step.keep ? 1u : 0u) + (step.publish ? 1u : 0u);
       return reduce(op_.dtype, op_.reduce, work.sources, {targets + first, n_targets},
                     step.n_bytes / element_);
     }
     case StepKind::kSignal:
-      return signal(circle, step.phase);
+      return signal(members, step.phase);
     case StepKind::kWait:
       return;
   }

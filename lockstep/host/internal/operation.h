@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "lockstep/host/internal/circle.h"
-#include "lockstep/host/internal/place.h"
+#include "lockstep/host/internal/buffer_ref.h"
+#include "lockstep/host/internal/comm_members.h"
 #include "lockstep/host/plan.h"
 
 namespace lockstep::comm::internal {
@@ -25,8 +25,8 @@ struct Workspace {
   std::vector<const void*> sources;
   std::vector<void*> targets;
   // The ranks' whole buffers in a direct reduction; recv only of those that get the result.
-  std::vector<Place> send;
-  std::vector<Place> recv;
+  std::vector<BufferRef> send;
+  std::vector<BufferRef> recv;
   std::vector<std::uint8_t> scratch;  // what comes and goes through the kernel
 };
 
@@ -39,18 +39,18 @@ class Operation {
 
   bool started() const { return stage_ != Stage::kNew; }
   // Publishes the call, with the payload when it is small.
-  void start(Circle& circle, std::uint64_t sequence);
-  Progress advance(Circle& circle, Workspace& work);
+  void start(CommMembers& members, std::uint64_t sequence);
+  Progress advance(CommMembers& members, Workspace& work);
   // After a failure that broke the communicator: returns when no other rank writes into this rank's buffers any more.
   // One that does not run cannot say so: after a moment the memory is taken from it (take_back).
-  void retreat(Circle& circle);
+  void await_buffers_free(CommMembers& members);
 
   // While blocked or after kMismatch or kBadPeer: the rank it is about.
   int peer() const { return peer_; }
   // After kUneven: peer() sends this one another amount than it expects.
   int uneven_receiver() const { return uneven_receiver_; }
-  bool entered_by(Circle& circle, int rank) const {
-    return circle.board(rank).arrivals[parity()].sequence.load(std::memory_order_acquire) >> 1 == sequence_;
+  bool entered_by(CommMembers& members, int rank) const {
+    return members.block(rank).arrivals[parity()].sequence.load(std::memory_order_acquire) >> 1 == sequence_;
   }
   std::uint64_t sequence() const { return sequence_; }
   // What its caller calls it; the sequence when it has no number of its own.
@@ -65,45 +65,45 @@ class Operation {
 
   class Inside;
 
-  Progress advance_stage(Circle& circle, Workspace& work);
+  Progress advance_stage(CommMembers& members, Workspace& work);
   // Arrivals, in rank order.
-  Progress arrive(Circle& circle);
-  void choose_path(Circle& circle, Workspace& work);
-  void finish_inline(Circle& circle, Workspace& work);
+  Progress arrive(CommMembers& members);
+  void choose_path(CommMembers& members, Workspace& work);
+  void finish_inline(CommMembers& members, Workspace& work);
   // Direct paths.
   // The two bools: false when peer_'s word about its buffer cannot be true.
-  bool find_buffers(Circle& circle, Workspace& work);
-  Progress pull_all(Circle& circle);
-  bool move_pair(Circle& circle, int other);
+  bool find_buffers(CommMembers& members, Workspace& work);
+  Progress pull_all(CommMembers& members);
+  bool move_pair(CommMembers& members, int other);
   // False when what it wrote was called back (push.h): the group is broken.
-  bool reduce_range(Circle& circle, Workspace& work, std::uint64_t first, std::uint64_t count,
+  bool reduce_range(CommMembers& members, Workspace& work, std::uint64_t first, std::uint64_t count,
                     std::uint64_t skip);
-  Progress reduce_own(Circle& circle, Workspace& work);
-  Progress claim(Circle& circle, Workspace& work);
-  Progress count_done(Circle& circle);
-  Progress copy_direct(Circle& circle, Workspace& work);
-  Progress move_rooted(Circle& circle);
-  Progress count_moved(Circle& circle);
-  Progress leave_together(Circle& circle, Workspace& work);
+  Progress reduce_own(CommMembers& members, Workspace& work);
+  Progress claim(CommMembers& members, Workspace& work);
+  Progress count_done(CommMembers& members);
+  Progress copy_direct(CommMembers& members, Workspace& work);
+  Progress move_rooted(CommMembers& members);
+  Progress count_moved(CommMembers& members);
+  Progress leave_together(CommMembers& members, Workspace& work);
   // Staged path.
-  Progress follow_plan(Circle& circle, Workspace& work);
-  void execute(const Step& step, Circle& circle, Workspace& work);
-  bool reached(Circle& circle, const Step& step);
-  void signal(Circle& circle, std::uint32_t phase);
+  Progress follow_plan(CommMembers& members, Workspace& work);
+  void execute(const Step& step, CommMembers& members, Workspace& work);
+  bool reached(CommMembers& members, const Step& step);
+  void signal(CommMembers& members, std::uint32_t phase);
 
-  const std::uint8_t* payload_of(Circle& circle, int rank) const;
-  bool direct_possible(Circle& circle) const;
-  bool believable(Circle& circle) const;
-  const Call& call_of(Circle& circle, int rank) const {
-    return circle.board(rank).history[sequence_ % kHistory];
+  const std::uint8_t* payload_of(CommMembers& members, int rank) const;
+  bool direct_possible(CommMembers& members) const;
+  bool believable(CommMembers& members) const;
+  const CallRecord& call_of(CommMembers& members, int rank) const {
+    return members.block(rank).history[sequence_ % kHistory];
   }
 
   bool can_be_inline(int size) const { return send_bytes(size) <= kInlineBytes && !is_uneven(op_.kind); }
-  void publish_call(Circle& circle);
-  void publish_counts(Circle& circle);
-  const Counts* counts_of(Circle& circle, int rank) const;
-  bool counts_agree(Circle& circle);
-  PlanInput plan_input(Circle& circle) const;
+  void publish_call(CommMembers& members);
+  void publish_counts(CommMembers& members);
+  const Counts* counts_of(CommMembers& members, int rank) const;
+  bool counts_agree(CommMembers& members);
+  PlanInput plan_input(CommMembers& members) const;
   std::uint64_t send_bytes(int size) const;
   bool sends(int rank) const;
   bool receives(int rank) const;

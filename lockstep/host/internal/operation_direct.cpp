@@ -1,9 +1,9 @@
 // The direct paths of a collective: buffers are read and written where they lie, mapped here or through the kernel.
 #include <algorithm>
 
+#include "lockstep/host/internal/buffer_ref.h"
 #include "lockstep/host/internal/operation.h"
 #include "lockstep/host/internal/perturb.h"
-#include "lockstep/host/internal/place.h"
 #include "lockstep/host/internal/push.h"
 #include "lockstep/host/kernels.h"
 
@@ -39,22 +39,22 @@ std::uint64_t n_move_chunks(std::uint64_t n_bytes) {
 
 }  // namespace
 
-bool Operation::find_buffers(Circle& circle, Workspace& work) {
+bool Operation::find_buffers(CommMembers& members, Workspace& work) {
   const bool to_all = op_.kind == LOCKSTEP_ALL_REDUCE;
-  work.recv.resize(to_all ? static_cast<std::size_t>(circle.size()) : 1);
+  work.recv.resize(to_all ? static_cast<std::size_t>(members.size()) : 1);
   by_kernel_ = false;
-  for (int r = 0; r < circle.size(); ++r) {
+  for (int r = 0; r < members.size(); ++r) {
     peer_ = r;
-    const Call& call = call_of(circle, r);
-    const auto send = r == circle.rank()
-                          ? own_place(op_.send)
-                          : find(circle, r, call.send_reach, call.send, send_bytes(circle.size()));
+    const CallRecord& call = call_of(members, r);
+    const auto send = r == members.rank()
+                          ? own_buffer(op_.send)
+                          : find(members, r, call.send_reach, call.send, send_bytes(members.size()));
     if (!send) return false;
     work.send[static_cast<std::size_t>(r)] = *send;
     by_kernel_ = by_kernel_ || send->here == nullptr;
     if (!reduces_whole() || (!to_all && r != op_.root)) continue;
     const auto recv =
-        r == circle.rank() ? own_place(op_.recv) : find(circle, r, call.recv_reach, call.recv, n_bytes_);
+        r == members.rank() ? own_buffer(op_.recv) : find(members, r, call.recv_reach, call.recv, n_bytes_);
     if (!recv) return false;
     work.recv[to_all ? static_cast<std::size_t>(r) : 0] = *recv;
     by_kernel_ = by_kernel_ || recv->here == nullptr;
@@ -64,70 +64,70 @@ bool Operation::find_buffers(Circle& circle, Workspace& work) {
 
 // Reduces [first, first + count) of all ranks' inputs, `skip` bytes in, to every target. What is not mapped comes in
 // through scratch memory, which stays in this core's cache, and goes out from a target that is.
-bool Operation::reduce_range(Circle& circle, Workspace& work, std::uint64_t first, std::uint64_t count,
+bool Operation::reduce_range(CommMembers& members, Workspace& work, std::uint64_t first, std::uint64_t count,
                              std::uint64_t skip) {
   const std::uint64_t at = first * element_, n_bytes = count * element_;
-  const auto n_sources = static_cast<std::size_t>(circle.size());
+  const auto n_sources = static_cast<std::size_t>(members.size());
   if (by_kernel_ && work.scratch.size() < (n_sources + 1) * n_bytes)
     work.scratch.resize((n_sources + 1) * n_bytes);
   for (std::size_t r = 0; r < n_sources; ++r) {
-    const Place from = work.send[r] + (at + skip);
-    if (from.here == nullptr) copy(own_place(work.scratch.data() + r * n_bytes), from, n_bytes);
+    const BufferRef from = work.send[r] + (at + skip);
+    if (from.here == nullptr) copy(own_buffer(work.scratch.data() + r * n_bytes), from, n_bytes);
     work.sources[r] = from.here != nullptr ? from.here : work.scratch.data() + r * n_bytes;
   }
   std::size_t n_here = 0;
-  for (const Place& target : work.recv) {
+  for (const BufferRef& target : work.recv) {
     if (target.here != nullptr) work.targets[n_here++] = target.here + at;
   }
   // Nobody's target is here: reduce into scratch.
   if (n_here == 0) work.targets[n_here++] = work.scratch.data() + n_sources * n_bytes;
   before_touch();
   reduce(op_.dtype, op_.reduce, work.sources, {work.targets.data(), n_here}, count);
-  const Permission permission{circle.own().broken};
-  return std::ranges::all_of(work.recv, [&](const Place& target) {
-    return target.here != nullptr || put(circle, target + at, work.targets[0], n_bytes, 0, permission);
+  const Permission permission{members.own().broken};
+  return std::ranges::all_of(work.recv, [&](const BufferRef& target) {
+    return target.here != nullptr || put(members, target + at, work.targets[0], n_bytes, 0, permission);
   });
 }
 
 // A small one: every rank its own slice, and a word to say so.
-Progress Operation::reduce_own(Circle& circle, Workspace& work) {
-  if (!find_buffers(circle, work)) return Progress::kBadPeer;
-  const Cut cut(op_.count, circle.size(), element_, false);
-  const int me = circle.rank();
-  if (cut.length(me) > 0 && !reduce_range(circle, work, cut.begin(me), cut.length(me), 0))
+Progress Operation::reduce_own(CommMembers& members, Workspace& work) {
+  if (!find_buffers(members, work)) return Progress::kBadPeer;
+  const Cut cut(op_.count, members.size(), element_, false);
+  const int me = members.rank();
+  if (cut.length(me) > 0 && !reduce_range(members, work, cut.begin(me), cut.length(me), 0))
     return Progress::kBlocked;
-  return leave_together(circle, work);
+  return leave_together(members, work);
 }
 
 // Own slice first, then whatever the others have not got to: a rank that is not running holds nobody up.
-Progress Operation::claim(Circle& circle, Workspace& work) {
-  if (!find_buffers(circle, work)) return Progress::kBadPeer;
-  const int size = circle.size(), me = circle.rank();
-  const Cut cut(op_.count, size, element_, circle.kernel_copies());
+Progress Operation::claim(CommMembers& members, Workspace& work) {
+  if (!find_buffers(members, work)) return Progress::kBadPeer;
+  const int size = members.size(), me = members.rank();
+  const Cut cut(op_.count, size, element_, members.kernel_copies());
   for (int turn = 0; turn < size; ++turn) {
     const int owner = (me + turn) % size;
-    Claims& claims = circle.board(owner).claims[parity()];
+    Claims& claims = members.block(owner).claims[parity()];
     const std::uint64_t n_chunks = cut.n_chunks(owner);
     while (claims.next.load(std::memory_order_relaxed) < n_chunks) {
       const std::uint64_t index = claims.next.fetch_add(1, std::memory_order_relaxed);
-      if (index >= n_chunks || circle.own().broken.load(std::memory_order_relaxed) != 0) break;
+      if (index >= n_chunks || members.own().broken.load(std::memory_order_relaxed) != 0) break;
       const std::uint64_t first = cut.begin(owner) + index * cut.chunk;
       const std::uint64_t count = std::min(cut.chunk, cut.begin(owner) + cut.length(owner) - first);
-      if (!reduce_range(circle, work, first, count, 0)) return Progress::kBlocked;
+      if (!reduce_range(members, work, first, count, 0)) return Progress::kBlocked;
       perturb();
-      if (claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks) circle.ring_others();
+      if (claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks) members.ring_others();
     }
   }
   ++mark_;
   stage_ = Stage::kCounting;
   peer_ = 0;
-  return count_done(circle);
+  return count_done(members);
 }
 
-Progress Operation::count_done(Circle& circle) {
-  const Cut cut(op_.count, circle.size(), element_, circle.kernel_copies());
-  for (; peer_ < circle.size(); ++peer_) {
-    if (circle.board(peer_).claims[parity()].done.load(std::memory_order_acquire) != cut.n_chunks(peer_)) {
+Progress Operation::count_done(CommMembers& members) {
+  const Cut cut(op_.count, members.size(), element_, members.kernel_copies());
+  for (; peer_ < members.size(); ++peer_) {
+    if (members.block(peer_).claims[parity()].done.load(std::memory_order_acquire) != cut.n_chunks(peer_)) {
       return Progress::kBlocked;
     }
   }
@@ -136,33 +136,33 @@ Progress Operation::count_done(Circle& circle) {
 }
 
 // Kinds where every rank only reads from the others; the buffers are theirs again when all have said so.
-Progress Operation::copy_direct(Circle& circle, Workspace& work) {
+Progress Operation::copy_direct(CommMembers& members, Workspace& work) {
   if (op_.kind == LOCKSTEP_REDUCE_SCATTER) {
-    if (!find_buffers(circle, work)) return Progress::kBadPeer;
-    work.recv.assign(1, own_place(op_.recv));
-    const std::uint64_t skip = static_cast<std::uint64_t>(circle.rank()) * n_bytes_;
+    if (!find_buffers(members, work)) return Progress::kBadPeer;
+    work.recv.assign(1, own_buffer(op_.recv));
+    const std::uint64_t skip = static_cast<std::uint64_t>(members.rank()) * n_bytes_;
     const std::uint64_t step = (by_kernel_ ? 128 << 10 : kPullChunk) / element_;
     for (std::uint64_t first = 0; first < op_.count; first += step) {
-      if (circle.own().broken.load(std::memory_order_relaxed) != 0) return Progress::kBlocked;
-      reduce_range(circle, work, first, std::min(step, op_.count - first), skip);
+      if (members.own().broken.load(std::memory_order_relaxed) != 0) return Progress::kBlocked;
+      reduce_range(members, work, first, std::min(step, op_.count - first), skip);
     }
-  } else if (const Progress pulled = pull_all(circle); pulled != Progress::kDone) {
+  } else if (const Progress pulled = pull_all(members); pulled != Progress::kDone) {
     return pulled;
   }
-  return leave_together(circle, work);
+  return leave_together(members, work);
 }
 
-Progress Operation::leave_together(Circle& circle, Workspace& work) {
-  signal(circle, 1);
+Progress Operation::leave_together(CommMembers& members, Workspace& work) {
+  signal(members, 1);
   plan_.push_back({.kind = StepKind::kWait, .phase = 1});
   stage_ = Stage::kLeaving;
   peer_ = 0;
-  return follow_plan(circle, work);
+  return follow_plan(members, work);
 }
 
-Progress Operation::pull_all(Circle& circle) {
-  const int size = circle.size(), me = circle.rank();
-  const Traffic traffic = traffic_of(plan_input(circle));
+Progress Operation::pull_all(CommMembers& members) {
+  const int size = members.size(), me = members.rank();
+  const Traffic traffic = traffic_of(plan_input(members));
   std::uint64_t whole = 0;
   for (const Traffic::Part& part : traffic.receives) whole += part.n_bytes;
   for (int turn = 0; turn < size; ++turn) {
@@ -171,15 +171,15 @@ Progress Operation::pull_all(Circle& circle) {
     if (part.n_bytes == 0) continue;
     // Where my part lies in the peer's buffer.
     std::uint64_t at = 0;
-    if (is_uneven(op_.kind)) at = counts_of(circle, peer_)[me].at;
+    if (is_uneven(op_.kind)) at = counts_of(members, peer_)[me].at;
     if (op_.kind == LOCKSTEP_ALL_TO_ALL) at = static_cast<std::uint64_t>(me) * n_bytes_;
-    const Call& call = call_of(circle, peer_);
-    const auto from = peer_ == me ? own_place(static_cast<const std::uint8_t*>(op_.send) + at)
-                                  : find(circle, peer_, call.send_reach, call.send + at, part.n_bytes);
+    const CallRecord& call = call_of(members, peer_);
+    const auto from = peer_ == me ? own_buffer(static_cast<const std::uint8_t*>(op_.send) + at)
+                                  : find(members, peer_, call.send_reach, call.send + at, part.n_bytes);
     if (!from) return Progress::kBadPeer;
-    const Place to = own_place(static_cast<std::uint8_t*>(op_.recv) + part.at);
+    const BufferRef to = own_buffer(static_cast<std::uint8_t*>(op_.recv) + part.at);
     for (std::uint64_t done = 0; done < part.n_bytes; done += kPullChunk) {
-      if (circle.own().broken.load(std::memory_order_relaxed) != 0) return Progress::kBlocked;
+      if (members.own().broken.load(std::memory_order_relaxed) != 0) return Progress::kBlocked;
       copy(to + done, *from + done, std::min(kPullChunk, part.n_bytes - done), whole);
     }
   }
@@ -188,62 +188,62 @@ Progress Operation::pull_all(Circle& circle) {
 
 // Broadcast, scatter and gather: bytes go between the root and each other rank. Both ends of a pair copy chunks of it,
 // as far as each can reach the other's buffer.
-bool Operation::move_pair(Circle& circle, int other) {
-  const int me = circle.rank(), root = op_.root, peer = me == root ? other : root;
+bool Operation::move_pair(CommMembers& members, int other) {
+  const int me = members.rank(), root = op_.root, peer = me == root ? other : root;
   const bool i_receive = (me == root) == (op_.kind == LOCKSTEP_GATHER);
   const std::uint64_t root_at =
       op_.kind == LOCKSTEP_BROADCAST ? 0 : static_cast<std::uint64_t>(other) * n_bytes_;
   const std::uint64_t my_at = me == root ? root_at : 0, peer_at = me == root ? 0 : root_at;
-  const Call& call = call_of(circle, peer);
+  const CallRecord& call = call_of(members, peer);
   const Reach reach = i_receive ? call.send_reach : call.recv_reach;
   if (reach == Reach::kNowhere) return true;
   peer_ = peer;
-  const auto theirs = find(circle, peer, reach, (i_receive ? call.send : call.recv) + peer_at, n_bytes_);
+  const auto theirs = find(members, peer, reach, (i_receive ? call.send : call.recv) + peer_at, n_bytes_);
   if (!theirs) return false;
-  const Place mine = own_place(i_receive ? op_.recv : op_.send) + my_at;
-  const Permission permission{circle.own().broken};
-  Claims& claims = circle.board(other).claims[parity()];
+  const BufferRef mine = own_buffer(i_receive ? op_.recv : op_.send) + my_at;
+  const Permission permission{members.own().broken};
+  Claims& claims = members.block(other).claims[parity()];
   const std::uint64_t n_chunks = n_move_chunks(n_bytes_);
   while (claims.next.load(std::memory_order_relaxed) < n_chunks) {
     const std::uint64_t index = claims.next.fetch_add(1, std::memory_order_relaxed);
-    if (index >= n_chunks || circle.own().broken.load(std::memory_order_relaxed) != 0) break;
+    if (index >= n_chunks || members.own().broken.load(std::memory_order_relaxed) != 0) break;
     const std::uint64_t at = index * kMoveChunk, n_bytes = std::min(kMoveChunk, n_bytes_ - at);
     if (i_receive) copy(mine + at, *theirs + at, n_bytes, n_bytes_);
-    if (!i_receive && !put(circle, *theirs + at, (mine + at).here, n_bytes, n_bytes_, permission)) break;
+    if (!i_receive && !put(members, *theirs + at, (mine + at).here, n_bytes, n_bytes_, permission)) break;
     perturb();
-    if (claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks) circle.ring(peer);
+    if (claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks) members.ring(peer);
   }
   return true;
 }
 
-Progress Operation::move_rooted(Circle& circle) {
-  const int me = circle.rank(), size = circle.size();
-  if (me != op_.root && !move_pair(circle, me)) return Progress::kBadPeer;
+Progress Operation::move_rooted(CommMembers& members) {
+  const int me = members.rank(), size = members.size();
+  if (me != op_.root && !move_pair(members, me)) return Progress::kBadPeer;
   if (me == op_.root) {
     for (int turn = 1; turn < size; ++turn) {
-      if (!move_pair(circle, (me + turn) % size)) return Progress::kBadPeer;
+      if (!move_pair(members, (me + turn) % size)) return Progress::kBadPeer;
     }
     const std::uint64_t own_at = static_cast<std::uint64_t>(me) * n_bytes_;
-    const Place send = own_place(op_.send), recv = own_place(op_.recv);
+    const BufferRef send = own_buffer(op_.send), recv = own_buffer(op_.recv);
     copy(op_.kind == LOCKSTEP_GATHER ? recv + own_at : recv,
          op_.kind == LOCKSTEP_SCATTER ? send + own_at : send, n_bytes_, n_bytes_);
   }
   ++mark_;
   stage_ = Stage::kCounting;
   peer_ = 0;
-  return count_moved(circle);
+  return count_moved(members);
 }
 
 // A rank is done with its own pair, the root with all.
-Progress Operation::count_moved(Circle& circle) {
+Progress Operation::count_moved(CommMembers& members) {
   const auto moved = [&](int r) {
-    return circle.board(r).claims[parity()].done.load(std::memory_order_acquire) == n_move_chunks(n_bytes_);
+    return members.block(r).claims[parity()].done.load(std::memory_order_acquire) == n_move_chunks(n_bytes_);
   };
-  if (circle.rank() != op_.root) {
+  if (members.rank() != op_.root) {
     peer_ = op_.root;
-    if (!moved(circle.rank())) return Progress::kBlocked;
+    if (!moved(members.rank())) return Progress::kBlocked;
   } else {
-    for (; peer_ < circle.size(); ++peer_) {
+    for (; peer_ < members.size(); ++peer_) {
       if (peer_ != op_.root && !moved(peer_)) return Progress::kBlocked;
     }
   }

@@ -31,14 +31,14 @@ int target_of(std::uint64_t number) {
 }
 
 // Where `rank` looks for this rank's receipts, in its own process.
-std::uint64_t receipt_address(Circle& circle, int rank) {
-  Board& board = circle.board(rank);
-  const auto* receipt = reinterpret_cast<const std::uint8_t*>(board.receipts() + circle.rank());
-  return board.address + static_cast<std::uint64_t>(receipt - reinterpret_cast<const std::uint8_t*>(&board));
+std::uint64_t receipt_address(CommMembers& members, int rank) {
+  CommBlock& block = members.block(rank);
+  const auto* receipt = reinterpret_cast<const std::uint8_t*>(block.receipts() + members.rank());
+  return block.address + static_cast<std::uint64_t>(receipt - reinterpret_cast<const std::uint8_t*>(&block));
 }
 
-// Fills in Board::push; returns the push's number.
-std::uint64_t announce(Push& push, const Place& to, std::uint64_t n_bytes, std::uint64_t receipt_at) {
+// Fills in CommBlock::push; returns the push's number.
+std::uint64_t announce(Push& push, const BufferRef& to, std::uint64_t n_bytes, std::uint64_t receipt_at) {
   const std::uint64_t count = (push.number.load(std::memory_order_relaxed) >> kPushRankBits) + 1;
   const std::uint64_t number = count << kPushRankBits | static_cast<std::uint64_t>(to.rank);
   push.thread.store(::gettid(), std::memory_order_relaxed);
@@ -50,10 +50,10 @@ std::uint64_t announce(Push& push, const Place& to, std::uint64_t n_bytes, std::
   return number;
 }
 
-bool push_all(Circle& circle, Place to, const std::uint8_t* from, std::uint64_t n_bytes,
+bool push_all(CommMembers& members, BufferRef to, const std::uint8_t* from, std::uint64_t n_bytes,
               const Permission& permission) {
-  Push& push = circle.own().push;
-  const std::uint64_t receipt_at = receipt_address(circle, to.rank);
+  Push& push = members.own().push;
+  const std::uint64_t receipt_at = receipt_address(members, to.rank);
   while (n_bytes > 0) {
     std::uint64_t number = announce(push, to, n_bytes, receipt_at);
     if (!permission.holds()) return false;
@@ -101,35 +101,35 @@ bool is_elsewhere(std::int64_t pid, std::int64_t thread) {
 }
 
 // No push of `rank` into this rank's memory is under way. Pre: the lengths are cleared.
-bool is_over(Circle& circle, int rank) {
-  const Push& push = circle.board(rank).push;
+bool is_over(CommMembers& members, int rank) {
+  const Push& push = members.block(rank).push;
   const std::uint64_t number = push.number.load(std::memory_order_seq_cst);
-  if (number == 0 || target_of(number) != circle.rank()) return true;
-  if (circle.own().receipts()[rank].load(std::memory_order_acquire) == number) return true;
-  return circle.peer(rank).process.ended() ||
-         is_elsewhere(circle.pid(rank), push.thread.load(std::memory_order_relaxed));
+  if (number == 0 || target_of(number) != members.rank()) return true;
+  if (members.own().receipts()[rank].load(std::memory_order_acquire) == number) return true;
+  return members.peer(rank).process.ended() ||
+         is_elsewhere(members.pid(rank), push.thread.load(std::memory_order_relaxed));
 }
 
 }  // namespace
 
-bool put(Circle& circle, const Place& to, const void* from, std::uint64_t n_bytes, std::uint64_t whole,
-         const Permission& permission) {
+bool put(CommMembers& members, const BufferRef& to, const void* from, std::uint64_t n_bytes,
+         std::uint64_t whole, const Permission& permission) {
   if (to.here == nullptr)
-    return push_all(circle, to, static_cast<const std::uint8_t*>(from), n_bytes, permission);
-  copy(to, own_place(from), n_bytes, whole);
+    return push_all(members, to, static_cast<const std::uint8_t*>(from), n_bytes, permission);
+  copy(to, own_buffer(from), n_bytes, whole);
   return true;
 }
 
-void call_back(Circle& circle, int rank, const std::function<bool()>& inside) {
-  Push& push = circle.board(rank).push;
-  // The receipt too: this board will be gone one day. First, so that bytes are never written to where it belongs.
+void call_back(CommMembers& members, int rank, const std::function<bool()>& inside) {
+  Push& push = members.block(rank).push;
+  // The receipt too: this block will be gone one day. First, so that bytes are never written to where it belongs.
   push.receipt.n_bytes.store(0, std::memory_order_seq_cst);
   push.bytes.n_bytes.store(0, std::memory_order_seq_cst);
   base::SlowWait slow(Deadline::never());
-  while (inside() && !is_over(circle, rank)) {
+  while (inside() && !is_over(members, rank)) {
     slow.say_if_due([&] {
       return base::cat("a rank that gave up waits for the kernel to finish a copy that rank ", rank, " (pid ",
-                       circle.pid(rank), ") made into its memory");
+                       members.pid(rank), ") made into its memory");
     });
     ::usleep(200);
   }
@@ -141,8 +141,8 @@ std::uint64_t own_pid_namespace() {
 }
 
 bool calls_are_visible(const Peer& peer) {
-  if (own_pid_namespace() == 0 || peer.station->pid_namespace != own_pid_namespace()) return false;
-  const auto call = thread_file(peer.pid, peer.station->pid, "syscall");
+  if (own_pid_namespace() == 0 || peer.header->pid_namespace != own_pid_namespace()) return false;
+  const auto call = thread_file(peer.pid, peer.header->pid, "syscall");
   return call && !call->empty();
 }
 

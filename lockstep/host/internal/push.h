@@ -2,7 +2,7 @@
 //
 // A process can be stopped at any instruction (a debugger, a frozen control group, SIGSTOP) and go on an hour later, when
 // the others have given it up and use their memory for something else. So where the bytes go is not in the stopped
-// process's hands: the kernel reads it, as the call begins, from Board::push, which is shared. A rank that wants its memory
+// process's hands: the kernel reads it, as the call begins, from CommBlock::push, which is shared. A rank that wants its memory
 // back breaks the group and then sets the lengths there to 0. A call that has not begun by then writes nothing, whenever
 // it is made; one that has begun cannot be stopped before its end, and is waited for.
 //
@@ -10,7 +10,7 @@
 // it and then clears the lengths. If the writer found itself allowed, its lengths were there to be cleared.
 //
 // How the owner knows that a call has ended when its maker says nothing, since it was stopped on its way out: the last
-// bytes that the kernel writes are the number of the push, into the owner's board. And a thread that is stopped, or in
+// bytes that the kernel writes are the number of the push, into the owner's block. And a thread that is stopped, or in
 // another system call, or in none, is not in this one.
 #pragma once
 
@@ -18,8 +18,8 @@
 #include <cstdint>
 #include <functional>
 
-#include "lockstep/host/internal/circle.h"
-#include "lockstep/host/internal/place.h"
+#include "lockstep/host/internal/buffer_ref.h"
+#include "lockstep/host/internal/comm_members.h"
 
 namespace lockstep::comm::internal {
 
@@ -36,12 +36,12 @@ struct Permission {
 
 // Copies to another rank's buffer, mapped here or not; `whole` as for copy(). False when it was forbidden or called back:
 // the bytes may be there or not. Raises as copy() does. One at a time per communicator.
-bool put(Circle& circle, const Place& to, const void* from, std::uint64_t n_bytes, std::uint64_t whole,
-         const Permission& permission);
+bool put(CommMembers& members, const BufferRef& to, const void* from, std::uint64_t n_bytes,
+         std::uint64_t whole, const Permission& permission);
 
 // For a rank that wants its memory back. Pre: no permission of `rank` for it holds any more. Returns when `rank` writes
 // there no more and never will: at the latest when it is out of the buffer (`inside` is false).
-void call_back(Circle& circle, int rank, const std::function<bool()>& inside);
+void call_back(CommMembers& members, int rank, const std::function<bool()>& inside);
 
 // Of this process, as a number; 0 when the kernel does not tell.
 std::uint64_t own_pid_namespace();

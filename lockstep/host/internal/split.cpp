@@ -18,7 +18,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/host/internal/describe.h"
-#include "lockstep/host/internal/ledger.h"
+#include "lockstep/host/internal/failure_record.h"
 #include "lockstep/host/internal/perturb.h"
 #include "lockstep/local/wake.h"
 
@@ -35,20 +35,20 @@ std::uint64_t hash_of(const std::string& key) {
   return hash;
 }
 
-// Fits a board with its end. Long ones keep their beginning, and a hash of the whole.
+// Fits a block with its end. Long ones keep their beginning, and a hash of the whole.
 std::string short_key(const std::string& key) {
   if (key.size() < kKeyCapacity) return key;
   return fmt::format("{:.40}#{:016x}", key, hash_of(key));
 }
 
 // Null when there cannot be one.
-Board* board_in(const Peer& peer, std::uint64_t at) {
+CommBlock* block_in(const Peer& peer, std::uint64_t at) {
   const std::uint64_t room = peer.segment->size();
-  if (at < kHeapAt || at > room || sizeof(Board) > room - at) return nullptr;
-  auto* board = reinterpret_cast<Board*>(peer.segment->data() + at);
-  const bool fits = board->magic == kLayoutMagic && board->size >= 1 && board->size <= kMaxRanks &&
-                    Board::bytes(board->size) <= room - at;
-  return fits ? board : nullptr;
+  if (at < kHeapAt || at > room || sizeof(CommBlock) > room - at) return nullptr;
+  auto* block = reinterpret_cast<CommBlock*>(peer.segment->data() + at);
+  const bool fits = block->magic == kLayoutMagic && block->size >= 1 && block->size <= kMaxRanks &&
+                    CommBlock::bytes(block->size) <= room - at;
+  return fits ? block : nullptr;
 }
 
 class Announced {
@@ -67,19 +67,19 @@ class Split {
  public:
   explicit Split(const SplitOptions& options);
   ~Split() { unlist(); }
-  std::unique_ptr<Circle> run();
+  std::unique_ptr<CommMembers> run();
 
  private:
   void list();
   void unlist();
   void collect();
-  void give_verdict(Board::Verdict verdict);
+  void give_verdict(CommBlock::Verdict verdict);
   void await_verdict();
-  bool counts_on_us(Board& board);
-  // Where the board of a member is, once it is listed; compares its members with ours.
+  bool counts_on_us(CommBlock& block);
+  // Where the block of a member is, once it is listed; compares its members with ours.
   std::optional<std::uint64_t> find(int rank);
-  Board* board_at(int rank, std::uint64_t at) { return board_in(peer(rank), at); }
-  void check_members(int rank, Board& theirs);
+  CommBlock* block_at(int rank, std::uint64_t at) { return block_in(peer(rank), at); }
+  void check_members(int rank, CommBlock& theirs);
   // Sleeps until ready() or something ends the waiting for member `rank`.
   template <class Ready>
   void wait(int rank, Ready ready);
@@ -94,56 +94,56 @@ class Split {
   // A member as the user knows it.
   std::string name_of(int rank);
 
-  Peer& peer(int rank) { return hub_.fabric().peer(members_[static_cast<std::size_t>(rank)]); }
+  Peer& peer(int rank) { return service_.host_peers().peer(members_[static_cast<std::size_t>(rank)]); }
   int parent_rank(int rank) const { return config_.parent_ranks[rank]; }
 
-  Hub& hub_;
-  Circle& parent_;
+  ProgressService& service_;
+  CommMembers& parent_;
   const lockstep_comm_config& config_;
   const Deadline deadline_;
   const std::string key_;
-  std::vector<int> members_;  // ranks of the fabric
-  Board* board_ = nullptr;
+  std::vector<int> members_;  // ranks of HostPeers
+  CommBlock* block_ = nullptr;
   Listing* listed_ = nullptr;
-  std::vector<Board*> found_;  // by the first member
+  std::vector<CommBlock*> found_;  // by the first member
 };
 
 Split::Split(const SplitOptions& options)
-    : hub_(options.hub),
+    : service_(options.service),
       parent_(options.parent),
       config_(options.config),
       deadline_(Deadline::from_monotonic_ns(options.config.deadline_ns)),
       key_(short_key(options.key)),
       found_(static_cast<std::size_t>(options.config.size)) {
-  for (int r = 0; r < config_.size; ++r) members_.push_back(parent_.fabric_rank(parent_rank(r)));
-  board_ = make_board(hub_.fabric().arena(), config_.rank, config_.size);
-  key_.copy(board_->key, kKeyCapacity - 1);
+  for (int r = 0; r < config_.size; ++r) members_.push_back(parent_.host_rank(parent_rank(r)));
+  block_ = make_comm_block(service_.host_peers().arena(), config_.rank, config_.size);
+  key_.copy(block_->key, kKeyCapacity - 1);
   for (int r = 0; r < config_.size; ++r)
-    board_->members()[r] = static_cast<std::uint64_t>(members_[static_cast<std::size_t>(r)]);
+    block_->members()[r] = static_cast<std::uint64_t>(members_[static_cast<std::size_t>(r)]);
 }
 
-std::unique_ptr<Circle> Split::run() {
+std::unique_ptr<CommMembers> Split::run() {
   try {
     list();
     if (config_.rank == 0) {
       collect();
     } else {
-      local::wake(peer(0).station->doorbell);
+      local::wake(peer(0).header->doorbell);
       await_verdict();
     }
-    Board& first = config_.rank == 0 ? *board_ : *board_at(0, board_->first_at);
-    return std::make_unique<Circle>(hub_.fabric(), config_.rank, members_,
-                                    std::span(first.boards(), members_.size()));
+    CommBlock& first = config_.rank == 0 ? *block_ : *block_at(0, block_->first_at);
+    return std::make_unique<CommMembers>(service_.host_peers(), config_.rank, members_,
+                                         std::span(first.blocks(), members_.size()));
   } catch (...) {
-    // Others may have seen the board by now: it stays behind in the arena.
-    board_->left.store(1, std::memory_order_seq_cst);
+    // Others may have seen the block by now: it stays behind in the arena.
+    block_->left.store(1, std::memory_order_seq_cst);
     throw;
   }
 }
 
 void Split::list() {
-  const std::uint64_t at = hub_.fabric().arena().offset_of(board_);
-  for (Listing& slot : hub_.fabric().own().joining) {
+  const std::uint64_t at = service_.host_peers().arena().offset_of(block_);
+  for (Listing& slot : service_.host_peers().own().joining) {
     std::uint64_t free = Listing::kFree;
     if (!slot.at.compare_exchange_strong(free, Listing::kClaimed, std::memory_order_seq_cst)) continue;
     slot.key_hash.store(hash_of(key_), std::memory_order_seq_cst);
@@ -163,100 +163,101 @@ void Split::unlist() {
 
 std::optional<std::uint64_t> Split::find(int rank) {
   const std::uint64_t hash = hash_of(key_);
-  for (Listing& slot : peer(rank).station->joining) {
+  for (Listing& slot : peer(rank).header->joining) {
     const std::uint64_t at = slot.at.load(std::memory_order_seq_cst);
     if (at == Listing::kFree || at == Listing::kClaimed) continue;
     if (slot.key_hash.load(std::memory_order_seq_cst) != hash) continue;
-    if (slot.at.load(std::memory_order_seq_cst) != at) continue;  // the hash may be another board's
-    Board* board = board_at(rank, at);
-    if (board != nullptr && std::strncmp(board->key, key_.c_str(), kKeyCapacity) == 0) return at;
+    if (slot.at.load(std::memory_order_seq_cst) != at) continue;  // the hash may be another block's
+    CommBlock* block = block_at(rank, at);
+    if (block != nullptr && std::strncmp(block->key, key_.c_str(), kKeyCapacity) == 0) return at;
   }
   return std::nullopt;
 }
 
 // Rank 0 compares for all that it knows of.
-void Split::check_members(int rank, Board& theirs) {
+void Split::check_members(int rank, CommBlock& theirs) {
   bool same = theirs.size == config_.size;
-  for (int r = 0; same && r < config_.size; ++r) same = theirs.members()[r] == board_->members()[r];
+  for (int r = 0; same && r < config_.size; ++r) same = theirs.members()[r] == block_->members()[r];
   if (same) return;
-  const auto ranks_of = [&](Board& board) {
+  const auto ranks_of = [&](CommBlock& block) {
     std::string words;
-    for (int r = 0; r < std::min(board.size, 16); ++r)
-      words += fmt::format("{}{}", r == 0 ? "" : " ", parent_.rank_of(static_cast<int>(board.members()[r])));
-    return board.size > 16 ? fmt::format("{} and {} more", words, board.size - 16) : words;
+    for (int r = 0; r < std::min(block.size, 16); ++r)
+      words += fmt::format("{}{}", r == 0 ? "" : " ", parent_.rank_of(static_cast<int>(block.members()[r])));
+    return block.size > 16 ? fmt::format("{} and {} more", words, block.size - 16) : words;
   };
   base::raise(
       ErrorKind::kUsage,
       fmt::format("ranks make different groups: rank {} makes group \"{}\" with the ranks {}, but rank {} "
                   "with {}; all ranks must make the same groups in the same order",
-                  parent_rank(config_.rank), config_.name, ranks_of(*board_), parent_rank(rank),
+                  parent_rank(config_.rank), config_.name, ranks_of(*block_), parent_rank(rank),
                   ranks_of(theirs)),
       ErrorFamily::kBackend);
 }
 
 void Split::collect() {
   try {
-    board_->first_at = board_->boards()[0] = hub_.fabric().arena().offset_of(board_);
+    block_->first_at = block_->blocks()[0] = service_.host_peers().arena().offset_of(block_);
     for (int r = 1; r < config_.size; ++r) {
       std::optional<std::uint64_t> at;
       wait(r, [&] { return (at = find(r)).has_value(); });
-      board_->boards()[r] = *at;
-      Board* theirs = board_at(r, *at);
+      block_->blocks()[r] = *at;
+      CommBlock* theirs = block_at(r, *at);
       found_[static_cast<std::size_t>(r)] = theirs;
       check_members(r, *theirs);
     }
   } catch (...) {
     const Failure failure = base::current_failure();
-    write_ledger(board_->ledger, failure, 0);
+    write_failure_record(block_->record, failure, 0);
     // Those that have come and were not waited for yet must hear of it too.
     for (int r = 1; r < config_.size; ++r) {
       const auto at = find(r);
-      if (at) found_[static_cast<std::size_t>(r)] = board_at(r, *at);
+      if (at) found_[static_cast<std::size_t>(r)] = block_at(r, *at);
     }
-    give_verdict(Board::kRefused);
+    give_verdict(CommBlock::kRefused);
     tell_store(failure);
     throw;
   }
-  give_verdict(Board::kComplete);
+  give_verdict(CommBlock::kComplete);
 }
 
-void Split::give_verdict(Board::Verdict verdict) {
+void Split::give_verdict(CommBlock::Verdict verdict) {
   for (int r = 1; r < config_.size; ++r) {
-    Board* theirs = found_[static_cast<std::size_t>(r)];
+    CommBlock* theirs = found_[static_cast<std::size_t>(r)];
     if (theirs == nullptr) continue;
-    theirs->first_at = board_->first_at;
-    theirs->first_rank = hub_.fabric().rank();
+    theirs->first_at = block_->first_at;
+    theirs->first_rank = service_.host_peers().rank();
     theirs->verdict.store(verdict, std::memory_order_seq_cst);
-    local::wake(peer(r).station->doorbell);
+    local::wake(peer(r).header->doorbell);
   }
 }
 
-bool Split::counts_on_us(Board& board) {
-  const auto me = static_cast<std::uint64_t>(hub_.fabric().rank());
-  return std::find(board.members(), board.members() + board.size, me) != board.members() + board.size;
+bool Split::counts_on_us(CommBlock& block) {
+  const auto me = static_cast<std::uint64_t>(service_.host_peers().rank());
+  return std::find(block.members(), block.members() + block.size, me) != block.members() + block.size;
 }
 
 void Split::await_verdict() {
   const auto first_came = [&] {
-    if (board_->verdict.load(std::memory_order_seq_cst) == Board::kComplete) return true;
+    if (block_->verdict.load(std::memory_order_seq_cst) == CommBlock::kComplete) return true;
     // It may make the group without this rank: then it will never look here.
     const auto at = find(0);
-    if (at && !counts_on_us(*board_at(0, *at))) check_members(0, *board_at(0, *at));
+    if (at && !counts_on_us(*block_at(0, *at))) check_members(0, *block_at(0, *at));
     return false;
   };
   wait(0, first_came);
-  if (board_at(0, board_->first_at) != nullptr) return;
-  base::raise(ErrorKind::kInternal, fmt::format("the board of {} is not where it said", name_of(0)),
+  if (block_at(0, block_->first_at) != nullptr) return;
+  base::raise(ErrorKind::kInternal, fmt::format("the block of {} is not where it said", name_of(0)),
               ErrorFamily::kBackend);
 }
 
 // By the first member; or by that of a group with the same key and other members, which this rank may be the first of.
 void Split::check_refused() {
-  if (board_->verdict.load(std::memory_order_seq_cst) != Board::kRefused) return;
-  const int by = board_->first_rank;
-  Board* first =
-      by >= 0 && by < hub_.fabric().size() ? board_in(hub_.fabric().peer(by), board_->first_at) : nullptr;
-  if (first != nullptr) base::raise(read_ledger(first->ledger));
+  if (block_->verdict.load(std::memory_order_seq_cst) != CommBlock::kRefused) return;
+  const int by = block_->first_rank;
+  CommBlock* first = by >= 0 && by < service_.host_peers().size()
+                         ? block_in(service_.host_peers().peer(by), block_->first_at)
+                         : nullptr;
+  if (first != nullptr) base::raise(read_failure_record(first->record));
   base::raise(ErrorKind::kInternal, fmt::format("group \"{}\" was refused without a reason", config_.name),
               ErrorFamily::kBackend);
 }
@@ -264,7 +265,7 @@ void Split::check_refused() {
 template <class Ready>
 void Split::wait(int rank, Ready ready) {
   // While every rank has a core, looking is quicker than sleeping.
-  const bool cores_for_all = hub_.fabric().size() <= base::available_cores();
+  const bool cores_for_all = service_.host_peers().size() <= base::available_cores();
   for (int turns = cores_for_all ? 100 : 1; turns > 0; --turns) {
     if (ready()) return;
     ::sched_yield();
@@ -272,7 +273,7 @@ void Split::wait(int rank, Ready ready) {
   Deadline next_look = Deadline::after(kStoreSlice);
   base::SlowWait slow(deadline_);
   for (;;) {
-    Announced announced(hub_.fabric().own().doorbell);
+    Announced announced(service_.host_peers().own().doorbell);
     if (ready()) return;
     check_refused();
     check_alive(rank);
@@ -289,9 +290,9 @@ void Split::wait(int rank, Ready ready) {
 }
 
 void Split::check_alive(int rank) {
-  const int fabric_rank = members_[static_cast<std::size_t>(rank)];
-  const auto cause = hub_.loss_of(fabric_rank);
-  const bool left = parent_.board(parent_rank(rank)).left.load(std::memory_order_acquire) != 0;
+  const int host_rank = members_[static_cast<std::size_t>(rank)];
+  const auto cause = service_.loss_of(host_rank);
+  const bool left = parent_.block(parent_rank(rank)).left.load(std::memory_order_acquire) != 0;
   if (!cause && !left) return;
   const std::string words = cause ? *cause : "left the group that this one is built on";
   base::raise(
@@ -301,14 +302,14 @@ void Split::check_alive(int rank) {
               .peer = LostPeer{rank, peer(rank).pid, words}});
 }
 
-// For members that come when the first one has given up, and no longer lists its board.
+// For members that come when the first one has given up, and no longer lists its block.
 void Split::tell_store(const Failure& failure) {
   const std::string words = fmt::format("{} {}", static_cast<int>(status_of(failure.kind)), failure.message);
   config_.host->kv_set(config_.host->context, refused_key().c_str(), words.data(), words.size());
 }
 
 void Split::look_into_store() {
-  char words[sizeof(Ledger::message)];
+  char words[sizeof(FailureRecord::message)];
   std::size_t length = 0;
   const lockstep_host& host = *config_.host;
   const auto status = host.kv_get(host.context, refused_key().c_str(), words, sizeof(words), &length,
@@ -336,7 +337,7 @@ std::string Split::missing(int rank, const char* verb, const char* when) {
     if (++n_missing > kMostNamed) return;
     words += fmt::format("{}{} {} group \"{}\"{}; on the group it is built on it {}",
                          words.empty() ? "" : "; and ", name_of(r), verb, config_.name, when,
-                         describe_last(parent_.board(parent_rank(r))));
+                         describe_last(parent_.block(parent_rank(r))));
   };
   for (int r = 0; r < config_.size; ++r) {
     const bool came = r == config_.rank || found_[static_cast<std::size_t>(r)] != nullptr || find(r);
@@ -371,7 +372,7 @@ std::string split_key(const lockstep_comm_config& config, const std::string& par
               "rank 0 did not join the group in time: its key is not in the store", ErrorFamily::kBackend);
 }
 
-std::unique_ptr<Circle> split(const SplitOptions& options) {
+std::unique_ptr<CommMembers> split(const SplitOptions& options) {
   return Split(options).run();
 }
 

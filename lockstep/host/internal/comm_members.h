@@ -1,5 +1,5 @@
-// The ranks of one communicator and where their boards lie: a selection of a fabric's ranks, in an order of its own.
-// What operations, mail and the ledger see of the others.
+// The ranks of one communicator and where their blocks lie: a selection of the host's ranks (host_peers.h), in an order of its own.
+// What operations, mail and the failure record see of the others.
 // Thread safety: constant after construction, but for the shared memory itself and own_stage(), which belongs to
 // whoever drives the communicator.
 #pragma once
@@ -11,33 +11,34 @@
 #include <vector>
 
 #include "lockstep/engine/engine_abi.h"
-#include "lockstep/host/internal/fabric.h"
+#include "lockstep/host/internal/host_peers.h"
 #include "lockstep/host/internal/perturb.h"
 
 namespace lockstep::comm::internal {
 
-// A new board in the arena, for a communicator of `size` ranks.
-Board* make_board(Arena& arena, int rank, int size);
+// A new block in the arena, for a communicator of `size` ranks.
+CommBlock* make_comm_block(Arena& arena, int rank, int size);
 
-class Circle {
+class CommMembers {
  public:
-  // All ranks of the fabric, on the boards it was made with.
-  explicit Circle(Fabric& fabric);
-  // Some of them: `members` are their ranks in the fabric, `boards` where their boards lie in their arenas; this rank is
+  // All ranks of HostPeers, on the blocks it was made with.
+  explicit CommMembers(HostPeers& host_peers);
+  // Some of them: `members` are their ranks in HostPeers, `blocks` where their blocks lie in their arenas; this rank is
   // the `rank`-th (split.h finds them).
-  Circle(Fabric& fabric, int rank, std::span<const int> members, std::span<const std::uint64_t> boards);
+  CommMembers(HostPeers& host_peers, int rank, std::span<const int> members,
+              std::span<const std::uint64_t> blocks);
 
   int rank() const { return rank_; }
-  int size() const { return static_cast<int>(boards_.size()); }
+  int size() const { return static_cast<int>(blocks_.size()); }
   // All ranks are threads of this process: any address of one is good for all.
   bool single_process() const { return single_process_; }
   // The kernel lets every rank copy from and to every other.
   bool kernel_copies() const { return kernel_copies_; }
   bool same_process(int rank) { return peer(rank).same_process && may_share_process(); }
 
-  Board& board(int rank) { return *boards_[static_cast<std::size_t>(rank)]; }
-  Board& own() { return *boards_[static_cast<std::size_t>(rank_)]; }
-  local::Doorbell& doorbell(int rank) { return peer(rank).station->doorbell; }
+  CommBlock& block(int rank) { return *blocks_[static_cast<std::size_t>(rank)]; }
+  CommBlock& own() { return *blocks_[static_cast<std::size_t>(rank_)]; }
+  local::Doorbell& doorbell(int rank) { return peer(rank).header->doorbell; }
   // Whoever published something for a rank, or for all others, wakes them if they sleep.
   void ring(int rank);
   void ring_others();
@@ -46,11 +47,11 @@ class Circle {
     return woke_.load(std::memory_order_relaxed) && woke_.exchange(false, std::memory_order_relaxed);
   }
 
-  Arena& arena() { return fabric_.arena(); }
+  Arena& arena() { return host_peers_.arena(); }
   Peer& peer(int rank) { return *peers_[static_cast<std::size_t>(rank)]; }
-  int fabric_rank(int rank) const { return members_[static_cast<std::size_t>(rank)]; }
-  // The rank here of a rank of the fabric, or -1.
-  int rank_of(int fabric_rank) const;
+  int host_rank(int rank) const { return ranks_[static_cast<std::size_t>(rank)]; }
+  // The rank here of a rank of HostPeers, or -1.
+  int rank_of(int host_rank) const;
   std::int64_t pid(int rank) { return peer(rank).pid; }
 
   // [at, at + n_bytes) of a rank's arena; null when it does not lie in its heap.
@@ -61,26 +62,26 @@ class Circle {
   Stage* stage(int rank);
 
   // Blocks of the arena that others may look into for as long as they are members.
-  void keep_until_departed(void* block) { blocks_.push_back(block); }
-  // The last thing a member does. The blocks and the own board may be freed when all have departed().
-  void depart();
-  bool all_departed() {
-    return own().departed.load(std::memory_order_acquire) == static_cast<std::uint32_t>(size());
+  void keep_until_released(void* block) { kept_.push_back(block); }
+  // The last thing a member does. The blocks and the own block may be freed when all_released().
+  void release();
+  bool all_released() {
+    return own().released.load(std::memory_order_acquire) == static_cast<std::uint32_t>(size());
   }
-  void free_blocks();
+  void free_kept();
 
  private:
-  void add(int fabric_rank, std::uint64_t board_at, int n_ranks);
+  void add(int host_rank, std::uint64_t block_at, int n_ranks);
 
-  Fabric& fabric_;
+  HostPeers& host_peers_;
   int rank_ = -1;
   std::atomic<bool> woke_{false};
   bool single_process_ = true;
   bool kernel_copies_ = true;
-  std::vector<int> members_;
+  std::vector<int> ranks_;
   std::vector<Peer*> peers_;
-  std::vector<Board*> boards_;
-  std::vector<void*> blocks_;
+  std::vector<CommBlock*> blocks_;
+  std::vector<void*> kept_;
 };
 
 }  // namespace lockstep::comm::internal

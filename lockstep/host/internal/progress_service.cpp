@@ -1,4 +1,4 @@
-#include "lockstep/host/internal/hub.h"
+#include "lockstep/host/internal/progress_service.h"
 #include "lockstep/local/wake.h"
 
 #include <algorithm>
@@ -8,25 +8,27 @@
 
 namespace lockstep::comm::internal {
 
-std::shared_ptr<Hub> Hub::join(const lockstep_comm_config& config) {
-  std::shared_ptr<Hub> hub(new Hub(Fabric::join(config)));
+std::shared_ptr<ProgressService> ProgressService::join(const lockstep_comm_config& config) {
+  std::shared_ptr<ProgressService> service(new ProgressService(HostPeers::join(config)));
   try {
     using local::DeathWatch;
     std::vector<DeathWatch::Watched> others;
-    for (int r = 0; r < hub->fabric_->size(); ++r) others.push_back({r, &hub->fabric_->peer(r).process});
-    hub->watch_ = std::make_unique<DeathWatch>(
+    for (int r = 0; r < service->host_peers_->size(); ++r)
+      others.push_back({r, &service->host_peers_->peer(r).process});
+    service->watch_ = std::make_unique<DeathWatch>(
         std::move(others),
-        [self = hub.get()](int rank, DeathWatch::Loss loss) { self->tell_loss(rank, loss); });
+        [self = service.get()](int rank, DeathWatch::Loss loss) { self->tell_loss(rank, loss); });
   } catch (...) {
-    hub->fabric_->say_left();
+    service->host_peers_->say_left();
     throw;
   }
-  return hub;
+  return service;
 }
 
-Hub::Hub(std::unique_ptr<Fabric> fabric) : fabric_(std::move(fabric)) {}
+ProgressService::ProgressService(std::unique_ptr<HostPeers> host_peers)
+    : host_peers_(std::move(host_peers)) {}
 
-Hub::~Hub() {
+ProgressService::~ProgressService() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -36,33 +38,33 @@ Hub::~Hub() {
   watch_.reset();
 }
 
-void Hub::add(Served& served) {
+void ProgressService::add(Served& served) {
   const std::lock_guard telling(telling_);
   {
     const std::lock_guard lock(mutex_);
-    members_.push_back(&served);
+    served_.push_back(&served);
   }
   for (const auto& [rank, cause] : lost_) {
     if (served.needs(rank)) served.lost(rank, cause);
   }
 }
 
-void Hub::remove(Served& served) {
+void ProgressService::remove(Served& served) {
   const std::lock_guard telling(telling_);
   std::unique_lock lock(mutex_);
-  std::erase(members_, &served);
+  std::erase(served_, &served);
   std::ranges::replace(engaged_, &served, static_cast<Served*>(nullptr));
   changed_.wait(lock, [&] { return serving_ != &served; });
 }
 
-void Hub::start() {
+void ProgressService::start() {
   if (started_.load(std::memory_order_acquire)) return;
   const std::lock_guard lock(mutex_);
-  if (!worker_.joinable()) worker_ = base::Thread("ls-comm", [this] { work(); });
+  if (!worker_.joinable()) worker_ = base::Thread("ls-progress", [this] { work(); });
   started_.store(true, std::memory_order_release);
 }
 
-void Hub::engage(Served& served) {
+void ProgressService::engage(Served& served) {
   {
     const std::lock_guard lock(mutex_);
     if (std::ranges::find(engaged_, &served) == engaged_.end()) engaged_.push_back(&served);
@@ -70,25 +72,25 @@ void Hub::engage(Served& served) {
   wake();
 }
 
-void Hub::wake() {
-  local::ring(fabric_->own().doorbell);
+void ProgressService::wake() {
+  local::ring(host_peers_->own().doorbell);
 }
 
-void Hub::retire(std::unique_ptr<Circle> circle) {
-  circle->depart();
+void ProgressService::retire(std::unique_ptr<CommMembers> members) {
+  members->release();
   const std::lock_guard lock(mutex_);
-  retired_.push_back(std::move(circle));
+  retired_.push_back(std::move(members));
   std::erase_if(retired_, [](const auto& each) {
-    if (!each->all_departed()) return false;
-    each->free_blocks();
+    if (!each->all_released()) return false;
+    each->free_kept();
     return true;
   });
 }
 
 // The ticket is drawn before anything is looked at, so whatever is posted, rung or stopped afterwards ends the sleep at
 // once. Only while something is stuck do the others have to ring: an idle worker is not announced.
-void Hub::work() {
-  local::Doorbell& door = fabric_->own().doorbell;
+void ProgressService::work() {
+  local::Doorbell& door = host_peers_->own().doorbell;
   const auto stopping = [&] {
     const std::lock_guard lock(mutex_);
     return stopping_;
@@ -106,7 +108,7 @@ void Hub::work() {
   }
 }
 
-bool Hub::pass(bool last_look, Deadline& until) {
+bool ProgressService::pass(bool last_look, Deadline& until) {
   bool stuck = false;
   std::unique_lock lock(mutex_);
   for (std::size_t i = 0; i < engaged_.size(); ++i) {
@@ -122,37 +124,37 @@ bool Hub::pass(bool last_look, Deadline& until) {
   return stuck;
 }
 
-void Hub::drop_idle() {
+void ProgressService::drop_idle() {
   const std::lock_guard lock(mutex_);
   std::erase_if(engaged_, [](const Served* served) { return served == nullptr || !served->busy(); });
 }
 
-void Hub::tell_loss(int fabric_rank, local::DeathWatch::Loss loss) {
+void ProgressService::tell_loss(int host_rank, local::DeathWatch::Loss loss) {
   n_lost_.fetch_add(1, std::memory_order_seq_cst);
   const std::lock_guard telling(telling_);
-  std::vector<Served*> members;
+  std::vector<Served*> concerned;
   {
     const std::lock_guard lock(mutex_);
-    members = members_;
+    concerned = served_;
   }
-  std::erase_if(members, [&](Served* served) { return !served->needs(fabric_rank); });
-  if (members.empty()) {
-    lost_.emplace_back(fabric_rank, "its process has ended");
+  std::erase_if(concerned, [&](Served* served) { return !served->needs(host_rank); });
+  if (concerned.empty()) {
+    lost_.emplace_back(host_rank, "its process has ended");
     return wake();
   }
   const std::string cause = loss == local::DeathWatch::Loss::kExec
                                 ? "its process became another program (exec), or closed its descriptors"
-                                : members.front()->cause_of_loss(fabric_rank);
-  lost_.emplace_back(fabric_rank, cause);
-  for (Served* served : members) served->lost(fabric_rank, cause);
+                                : concerned.front()->cause_of_loss(host_rank);
+  lost_.emplace_back(host_rank, cause);
+  for (Served* served : concerned) served->lost(host_rank, cause);
   wake();
 }
 
-std::optional<std::string> Hub::loss_of(int fabric_rank) {
+std::optional<std::string> ProgressService::loss_of(int host_rank) {
   if (n_lost_.load(std::memory_order_seq_cst) == 0) return std::nullopt;
   const std::lock_guard telling(telling_);  // until the cause is known
   for (const auto& [rank, cause] : lost_) {
-    if (rank == fabric_rank) return cause;
+    if (rank == host_rank) return cause;
   }
   return std::nullopt;
 }

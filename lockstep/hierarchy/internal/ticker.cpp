@@ -1,4 +1,4 @@
-#include "lockstep/hierarchy/internal/pulse.h"
+#include "lockstep/hierarchy/internal/ticker.h"
 
 #include <chrono>
 #include <vector>
@@ -6,11 +6,11 @@
 namespace lockstep::comm::hierarchy {
 namespace {
 
-constexpr std::chrono::milliseconds kBeat{20};
+constexpr std::chrono::milliseconds kTick{20};
 
 }  // namespace
 
-Pulse::~Pulse() {
+Ticker::~Ticker() {
   {
     const std::lock_guard lock(mutex_);
     stopping_ = true;
@@ -19,7 +19,7 @@ Pulse::~Pulse() {
   thread_.join();
 }
 
-void Pulse::add(Beating* one) {
+void Ticker::add(Ticking* one) {
   const std::lock_guard lock(mutex_);
   const bool first = active_.empty();
   active_.insert(one);
@@ -27,27 +27,27 @@ void Pulse::add(Beating* one) {
   if (first) changed_.notify_all();
 }
 
-void Pulse::call_soon(std::function<void()> call) {
+void Ticker::call_soon(std::function<void()> call) {
   const std::lock_guard lock(mutex_);
   soon_.push_back(std::move(call));
   start_locked();
   changed_.notify_all();
 }
 
-void Pulse::start_locked() {
+void Ticker::start_locked() {
   if (!thread_.joinable()) thread_ = base::Thread("ls-hierarchy", [this] { run(); });
 }
 
-void Pulse::remove(Beating* one) {
+void Ticker::remove(Ticking* one) {
   const std::lock_guard lock(mutex_);
   active_.erase(one);
 }
 
-void Pulse::run() {
+void Ticker::run() {
   std::unique_lock lock(mutex_);
   for (;;) {
     changed_.wait(lock, [&] { return stopping_ || !active_.empty() || !soon_.empty(); });
-    changed_.wait_for(lock, kBeat, [&] { return stopping_ || !soon_.empty(); });
+    changed_.wait_for(lock, kTick, [&] { return stopping_ || !soon_.empty(); });
     while (!soon_.empty()) {
       const auto call = std::move(soon_.front());
       soon_.pop_front();
@@ -56,7 +56,7 @@ void Pulse::run() {
       lock.lock();
     }
     if (stopping_) return;
-    std::vector<Beating*> now;
+    std::vector<Ticking*> now;
     for (auto one = active_.begin(); one != active_.end();) {
       if ((*one)->enter()) {
         now.push_back(*one++);
@@ -65,8 +65,8 @@ void Pulse::run() {
       }
     }
     lock.unlock();
-    for (Beating* one : now) {
-      one->beat();
+    for (Ticking* one : now) {
+      one->tick();
       one->exit();
     }
     lock.lock();

@@ -8,46 +8,46 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 #include "lockstep/engine/engine.h"
-#include "lockstep/host/internal/communicator.h"
 #include "lockstep/host/internal/describe.h"
-#include "lockstep/host/internal/ledger.h"
+#include "lockstep/host/internal/failure_record.h"
+#include "lockstep/host/internal/host_communicator.h"
 #include "lockstep/host/internal/split.h"
 
 namespace lockstep::comm::internal {
 
 // After a failure of this rank alone (it has left) the others must not begin what it gave up: their buffers are theirs.
-void Communicator::give_up(Operation& operation) {
-  if (operation.started() && circle_->own().broken.load(std::memory_order_acquire) == 0) {
-    const int me = circle_->rank();
+void HostCommunicator::give_up(Operation& operation) {
+  if (operation.started() && members_->own().broken.load(std::memory_order_acquire) == 0) {
+    const int me = members_->rank();
     break_with({.kind = ErrorKind::kPeerLost,
                 .message = fmt::format("rank {} (pid {}) left the group in the middle of {}", me,
-                                       circle_->pid(me), context(operation)),
-                .peer = LostPeer{me, circle_->pid(me), "left the group"}});
+                                       members_->pid(me), context(operation)),
+                .peer = LostPeer{me, members_->pid(me), "left the group"}});
   }
-  operation.retreat(*circle_);
+  operation.await_buffers_free(*members_);
 }
 
 // A copy that found its owner gone says less than the watch will in a moment: who, and how it ended. Until then the
 // operation is merely stuck. But nobody watches over a rank that left in order.
-std::optional<Failure> Communicator::after_exception() {
+std::optional<Failure> HostCommunicator::after_exception() {
   Failure failure = base::current_failure();
   if (failure.kind == ErrorKind::kPeerLost && failure.peer) {
     const std::int64_t pid = failure.peer->pid;
     int leaver = -1;
-    for (int r = 0; r < circle_->size(); ++r) {
-      if (circle_->pid(r) != pid) continue;
+    for (int r = 0; r < members_->size(); ++r) {
+      if (members_->pid(r) != pid) continue;
       if (!has_left(r)) return std::nullopt;
       leaver = r;
     }
     failure.message = fmt::format("rank {} (pid {}) left the group and ended while rank {} still needed it",
-                                  leaver, pid, circle_->rank());
+                                  leaver, pid, members_->rank());
     failure.peer = LostPeer{leaver, pid, "left the group"};
   }
   return break_with(std::move(failure));
 }
 
-Failure Communicator::mismatch(const Operation& operation, Progress progress) {
-  const int me = circle_->rank(), peer = operation.peer();
+Failure HostCommunicator::mismatch(const Operation& operation, Progress progress) {
+  const int me = members_->rank(), peer = operation.peer();
   const auto at = operation.sequence() % kHistory;
   if (progress == Progress::kBadPeer) {
     return {.kind = ErrorKind::kInternal,
@@ -61,84 +61,84 @@ Failure Communicator::mismatch(const Operation& operation, Progress progress) {
   return {
       .kind = ErrorKind::kUsage,
       .message = fmt::format("ranks called different operations: rank {} called {}, but rank {} called {}",
-                             me, describe_call(circle_->own().history[at]), peer,
-                             describe_call(circle_->board(peer).history[at]))};
+                             me, describe_call(members_->own().history[at]), peer,
+                             describe_call(members_->block(peer).history[at]))};
 }
 
-bool Communicator::stopped() const {
-  return circle_->own().broken.load(std::memory_order_acquire) != 0 ||
+bool HostCommunicator::stopped() const {
+  return members_->own().broken.load(std::memory_order_acquire) != 0 ||
          closed_.load(std::memory_order_relaxed);
 }
 
-Failure Communicator::stopped_failure() {
-  auto first = first_failure(*circle_);
+Failure HostCommunicator::stopped_failure() {
+  auto first = first_failure(*members_);
   // What this rank broke by leaving is a lost peer to the others only.
-  const bool by_leaving = closed_.load() && first && first->peer && first->peer->rank == circle_->rank();
+  const bool by_leaving = closed_.load() && first && first->peer && first->peer->rank == members_->rank();
   if (first && !by_leaving) return *first;
   return {.kind = ErrorKind::kAborted,
           .message = "this rank has left the group",
           .family = ErrorFamily::kBackend};
 }
 
-bool Communicator::has_left(int peer) {
-  if (peer >= 0) return circle_->board(peer).left.load(std::memory_order_acquire) != 0;
-  for (int r = 0; r < circle_->size(); ++r) {
-    if (r != circle_->rank() && !has_left(r)) return false;
+bool HostCommunicator::has_left(int peer) {
+  if (peer >= 0) return members_->block(peer).left.load(std::memory_order_acquire) != 0;
+  for (int r = 0; r < members_->size(); ++r) {
+    if (r != members_->rank() && !has_left(r)) return false;
   }
-  return circle_->size() > 1;
+  return members_->size() > 1;
 }
 
-Failure Communicator::left_failure(const Operation& operation) {
+Failure HostCommunicator::left_failure(const Operation& operation) {
   const int peer = operation.peer();
   return break_with({.kind = ErrorKind::kPeerLost,
                      .message = fmt::format("rank {} (pid {}) left the group while rank {} was in {}", peer,
-                                            circle_->pid(peer), circle_->rank(), context(operation)),
-                     .peer = LostPeer{peer, circle_->pid(peer), "left the group"}});
+                                            members_->pid(peer), members_->rank(), context(operation)),
+                     .peer = LostPeer{peer, members_->pid(peer), "left the group"}});
 }
 
-std::optional<Failure> Communicator::reason_to_stop(const Operation& operation) {
+std::optional<Failure> HostCommunicator::reason_to_stop(const Operation& operation) {
   if (stopped()) return stopped_failure();
   if (!Deadline::from_monotonic_ns(operation.call().deadline_ns).expired()) return std::nullopt;
   return break_with({.kind = ErrorKind::kTimeout,
-                     .message = fmt::format("rank {} ran out of time in {}: it waits for {}", circle_->rank(),
-                                            context(operation), waited_for(operation))});
+                     .message = fmt::format("rank {} ran out of time in {}: it waits for {}",
+                                            members_->rank(), context(operation), waited_for(operation))});
 }
 
 // Every rank that has not entered the operation; the one it is blocked on when all have.
-std::string Communicator::waited_for(const Operation& operation) {
+std::string HostCommunicator::waited_for(const Operation& operation) {
   constexpr int kMostNamed = 8;
   std::string words;
   int n_missing = 0;
   const auto add = [&](int rank) {
     if (++n_missing > kMostNamed) return;
     words += fmt::format("{}rank {} (pid {}), which {}", words.empty() ? "" : "; and for ", rank,
-                         circle_->pid(rank), describe_last(circle_->board(rank)));
+                         members_->pid(rank), describe_last(members_->block(rank)));
   };
-  for (int r = 0; r < circle_->size(); ++r) {
-    if (r != circle_->rank() && !operation.entered_by(*circle_, r)) add(r);
+  for (int r = 0; r < members_->size(); ++r) {
+    if (r != members_->rank() && !operation.entered_by(*members_, r)) add(r);
   }
   if (n_missing == 0) add(operation.peer());
   if (n_missing > kMostNamed) words += fmt::format("; and for {} more", n_missing - kMostNamed);
   return words;
 }
 
-std::string Communicator::waiting_in(const Operation& operation) {
-  return fmt::format("group \"{}\": rank {} waits in {} for {}", name_, circle_->rank(), context(operation),
+std::string HostCommunicator::waiting_in(const Operation& operation) {
+  return fmt::format("group \"{}\": rank {} waits in {} for {}", name_, members_->rank(), context(operation),
                      waited_for(operation));
 }
 
-std::string Communicator::waiting_in(const Letter& letter) {
-  const std::string whom =
-      letter.peer < 0 ? "any rank"
-                      : fmt::format("rank {} (pid {}), which {}", letter.peer, circle_->pid(letter.peer),
-                                    describe_last(circle_->board(letter.peer)));
-  return fmt::format("group \"{}\": rank {} waits in {} for {}", name_, circle_->rank(), context(letter),
-                     whom);
+std::string HostCommunicator::waiting_in(const P2pOperation& p2p) {
+  const std::string whom = p2p.peer < 0
+                               ? "any rank"
+                               : fmt::format("rank {} (pid {}), which {}", p2p.peer, members_->pid(p2p.peer),
+                                             describe_last(members_->block(p2p.peer)));
+  return fmt::format("group \"{}\": rank {} waits in {} for {}", name_, members_->rank(), context(p2p), whom);
 }
 
-std::unique_ptr<Circle> Communicator::make_child(const lockstep_comm_config& config, const std::string& key) {
+std::unique_ptr<CommMembers> HostCommunicator::make_child(const lockstep_comm_config& config,
+                                                          const std::string& key) {
   try {
-    return split({.hub = *hub_, .parent = *circle_, .config = config, .key = key});
+    return split({.service = *service_, .parent = *members_, .config = config, .key = key});
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kTimeout || !members_are_ahead(config)) throw;
     Failure failure = error.failure();
@@ -151,63 +151,62 @@ std::unique_ptr<Circle> Communicator::make_child(const lockstep_comm_config& con
   }
 }
 
-// Needs the boards of this communicator only, whatever way the child's members meet.
-bool Communicator::members_are_ahead(const lockstep_comm_config& config) {
+// Needs the blocks of this communicator only, whatever way the child's members meet.
+bool HostCommunicator::members_are_ahead(const lockstep_comm_config& config) {
   const auto last_of = [&](int r) {
-    const auto& arrivals = circle_->board(r).arrivals;
+    const auto& arrivals = members_->block(r).arrivals;
     return std::max(arrivals[0].sequence.load(std::memory_order_acquire),
                     arrivals[1].sequence.load(std::memory_order_acquire)) >>
            1;
   };
   return std::any_of(config.parent_ranks, config.parent_ranks + config.size,
-                     [&](int r) { return last_of(r) > last_of(circle_->rank()); });
+                     [&](int r) { return last_of(r) > last_of(members_->rank()); });
 }
 
-// Ends a letter whose deadline has passed or whose peer has left. One that nobody met is taken back and fails alone; one
+// Ends a point-to-point operation whose deadline has passed or whose peer has left. One that nobody met is taken back and fails alone; one
 // whose bytes are on their way cannot be, and breaks the group.
-std::optional<Failure> Communicator::late_letter(Letter& letter, Deadline deadline) {
+std::optional<Failure> HostCommunicator::late_p2p(P2pOperation& p2p, Deadline deadline) {
   if (stopped()) return stopped_failure();
-  const bool left = has_left(letter.peer);
+  const bool left = has_left(p2p.peer);
   if (!left && !deadline.expired()) return std::nullopt;
   if (left) {  // it may have done its part just before
     try {
-      mailroom_.advance();
+      matcher_.advance();
     } catch (...) {
       return after_exception();
     }
-    if (letter.over) return std::nullopt;
+    if (p2p.over) return std::nullopt;
   }
-  const std::string whom = letter.peer < 0
-                               ? left ? "every other rank" : "any rank"
-                               : fmt::format("rank {} (pid {})", letter.peer, circle_->pid(letter.peer));
+  const std::string whom = p2p.peer < 0 ? left ? "every other rank" : "any rank"
+                                        : fmt::format("rank {} (pid {})", p2p.peer, members_->pid(p2p.peer));
   Failure failure{.kind = left ? ErrorKind::kPeerLost : ErrorKind::kTimeout, .family = ErrorFamily::kBackend};
   if (left) {
     failure.message =
-        fmt::format("{} left the group while rank {} was in {}", whom, circle_->rank(), context(letter));
-    failure.peer = LostPeer{letter.peer, letter.peer < 0 ? -1 : circle_->pid(letter.peer), "left the group"};
+        fmt::format("{} left the group while rank {} was in {}", whom, members_->rank(), context(p2p));
+    failure.peer = LostPeer{p2p.peer, p2p.peer < 0 ? -1 : members_->pid(p2p.peer), "left the group"};
   } else {
     failure.message =
-        fmt::format("rank {} ran out of time in {}: it waits for {}{}", circle_->rank(), context(letter),
-                    whom, letter.peer < 0 ? "" : ", which " + describe_last(circle_->board(letter.peer)));
+        fmt::format("rank {} ran out of time in {}: it waits for {}{}", members_->rank(), context(p2p), whom,
+                    p2p.peer < 0 ? "" : ", which " + describe_last(members_->block(p2p.peer)));
   }
-  if (mailroom_.withdraw(letter)) {
-    letter.over = true;
-    letter.failure = failure;
+  if (matcher_.withdraw(p2p)) {
+    p2p.over = true;
+    p2p.failure = failure;
     return failure;
   }
   return break_with(std::move(failure));
 }
 
-void Communicator::end_late_letters(Deadline& until) {
-  for (const auto& posted : letters_) {
-    if (posted->letter.over) continue;
-    if (!late_letter(posted->letter, posted->deadline)) until = std::min(until, posted->deadline);
+void HostCommunicator::end_late_p2p(Deadline& until) {
+  for (const auto& posted : p2p_operations_) {
+    if (posted->p2p.over) continue;
+    if (!late_p2p(posted->p2p, posted->deadline)) until = std::min(until, posted->deadline);
   }
-  advance_letters();
+  advance_p2p();
 }
 
 // One that waits behind others has a deadline too; to take it out of its turn would part the ranks.
-void Communicator::end_late_queue(Deadline& until) {
+void HostCommunicator::end_late_queue(Deadline& until) {
   std::optional<Failure> late;
   {
     const std::lock_guard lock(mutex_);
@@ -217,84 +216,83 @@ void Communicator::end_late_queue(Deadline& until) {
       late =
           Failure{.kind = ErrorKind::kTimeout,
                   .message = fmt::format("rank {} ran out of time in {}, which waits for the ones before it",
-                                         circle_->rank(), context(posted->operation))};
+                                         members_->rank(), context(posted->operation))};
     }
   }
   if (late) break_with(std::move(*late));
 }
 
-std::string Communicator::context(const Operation& operation) const {
+std::string HostCommunicator::context(const Operation& operation) const {
   const char* where = operation.call().where;
   const std::string number = operation.started() ? fmt::format(" #{}", operation.number()) : "";
   return fmt::format("{}{}{}{}", describe_call(operation.fingerprint()), number,
                      where != nullptr && *where != '\0' ? " at " : "", where != nullptr ? where : "");
 }
 
-std::string Communicator::context(const Letter& letter) const {
-  const char* where = letter.op.where;
-  return fmt::format("{}({} bytes, tag {}){}{}", letter.is_send() ? "send" : "recv", letter.n_bytes,
-                     letter.op.tag, where != nullptr && *where != '\0' ? " at " : "",
-                     where != nullptr ? where : "");
+std::string HostCommunicator::context(const P2pOperation& p2p) const {
+  const char* where = p2p.op.where;
+  return fmt::format("{}({} bytes, tag {}){}{}", p2p.is_send() ? "send" : "recv", p2p.n_bytes, p2p.op.tag,
+                     where != nullptr && *where != '\0' ? " at " : "", where != nullptr ? where : "");
 }
 
-Failure Communicator::break_with(Failure failure) {
+Failure HostCommunicator::break_with(Failure failure) {
   failure.family = ErrorFamily::kBackend;
-  break_group(*circle_, failure);
-  return first_failure(*circle_).value_or(failure);
+  break_group(*members_, failure);
+  return first_failure(*members_).value_or(failure);
 }
 
-std::optional<Failure> Communicator::failure() {
-  return first_failure(*circle_);
+std::optional<Failure> HostCommunicator::failure() {
+  return first_failure(*members_);
 }
 
-void Communicator::abort(const std::string& reason) {
+void HostCommunicator::abort(const std::string& reason) {
   break_with({.kind = ErrorKind::kAborted,
-              .message = fmt::format("rank {} aborted the group: {}", circle_->rank(), reason)});
-  hub_->wake();
+              .message = fmt::format("rank {} aborted the group: {}", members_->rank(), reason)});
+  service_->wake();
 }
 
-void Communicator::leave(const char* cause) {
+void HostCommunicator::leave(const char* cause) {
   if (closed_.exchange(true)) return;
-  const std::int64_t pid = circle_->pid(circle_->rank());
+  const std::int64_t pid = members_->pid(members_->rank());
   if (cause != nullptr) {
     break_with({.kind = ErrorKind::kPeerLost,
-                .message = fmt::format("rank {} (pid {}) is gone: {}", circle_->rank(), pid, cause),
-                .peer = LostPeer{circle_->rank(), pid, cause}});
+                .message = fmt::format("rank {} (pid {}) is gone: {}", members_->rank(), pid, cause),
+                .peer = LostPeer{members_->rank(), pid, cause}});
   }
-  circle_->own().left.store(1, std::memory_order_seq_cst);
-  circle_->ring_others();
-  hub_->wake();
+  members_->own().left.store(1, std::memory_order_seq_cst);
+  members_->ring_others();
+  service_->wake();
 }
 
-bool Communicator::needs(int fabric_rank) {
-  const int rank = circle_->rank_of(fabric_rank);
+bool HostCommunicator::needs(int host_rank) {
+  const int rank = members_->rank_of(host_rank);
   return rank >= 0 && !has_left(rank);
 }
 
-void Communicator::lost(int fabric_rank, const std::string& cause) {
-  const int rank = circle_->rank_of(fabric_rank);
-  const std::int64_t pid = circle_->pid(rank);
+void HostCommunicator::lost(int host_rank, const std::string& cause) {
+  const int rank = members_->rank_of(host_rank);
+  const std::int64_t pid = members_->pid(rank);
   break_with({.kind = ErrorKind::kPeerLost,
               .message = fmt::format("rank {} (pid {}) is lost: {}", rank, pid, cause),
               .peer = LostPeer{rank, pid, cause}});
-  hub_->wake();
+  service_->wake();
 }
 
 // New kernels tell once the parent has reaped the process; the launcher and spawn publish what they saw. Both take a
 // moment. Where nobody publishes, only the parent is waited for, and briefly: it may be a program that never reaps.
-std::string Communicator::cause_of_loss(int fabric_rank) {
-  const int rank = circle_->rank_of(fabric_rank);
+std::string HostCommunicator::cause_of_loss(int host_rank) {
+  const int rank = members_->rank_of(host_rank);
   const std::string key = fmt::format("/lockstep/exit/{}", rank);
   Deadline patience = Deadline::after(Milliseconds(300));
   bool published = true;
   while (!patience.expired()) {
-    if (const auto cause = circle_->peer(rank).process.exit_cause()) {
-      const std::string error = base::loss_noted_by(static_cast<pid_t>(circle_->pid(rank)));
+    if (const auto cause = members_->peer(rank).process.exit_cause()) {
+      const std::string error = base::loss_noted_by(static_cast<pid_t>(members_->pid(rank)));
       return error.empty() ? *cause : fmt::format("{}; its last error: {}", *cause, error);
     }
     const Deadline slice = Deadline::after(Milliseconds(published ? 10 : 1));
     if (published) {
-      char words[sizeof(Ledger::cause)] = {};
+      char words[sizeof(FailureRecord::cause)] = {};
       std::size_t length = 0;
       const auto status =
           host_->kv_get(host_->context, key.c_str(), words, sizeof(words) - 1, &length, slice.monotonic_ns());

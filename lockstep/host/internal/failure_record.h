@@ -5,17 +5,17 @@
 #include <optional>
 
 #include "lockstep/base/error.h"
-#include "lockstep/host/internal/circle.h"
+#include "lockstep/host/internal/comm_members.h"
 
 namespace lockstep::comm::internal {
 
 // Records `failure` unless another came first.
-void write_ledger(Ledger& ledger, const Failure& failure, int by_rank);
+void write_failure_record(FailureRecord& record, const Failure& failure, int by_rank);
 // Pre: it was written.
-Failure read_ledger(Ledger& ledger);
+Failure read_failure_record(FailureRecord& record);
 // Records `failure` unless another came first, then tells every rank to stop. Kind, words and peer are kept.
-void break_group(Circle& circle, const Failure& failure);
+void break_group(CommMembers& members, const Failure& failure);
 // The first failure, or nothing while the group is well.
-std::optional<Failure> first_failure(Circle& circle);
+std::optional<Failure> first_failure(CommMembers& members);
 
 }  // namespace lockstep::comm::internal

@@ -1,7 +1,7 @@
 // One rank's end of a group: its operations, who drives them, how they wait, and what happens when something breaks.
 //
 // Driving. Exactly one thread at a time holds the driver's token and advances operations: the thread inside run(), a
-// thread inside wait(), or the hub's worker. Collectives run in the order posted; letters (send and receive) beside
+// thread inside wait(), or the progress service's worker. Collectives run in the order posted; point-to-point operations (send and receive) beside
 // them, each as soon as its peer allows. Whoever drives advances both. A thread that waits drives when nobody else
 // does, so a blocking call involves no other thread.
 //
@@ -9,7 +9,7 @@
 // to wake), then yields a bounded number of times, then sleeps on the rank's doorbell. The worker goes to sleep at once: it would steal the core it
 // is meant to leave to the computation.
 //
-// Failure. The first one (ledger.h) breaks the group for good, on all ranks; only a letter that no peer has met
+// Failure. The first one (failure_record.h) breaks the group for good, on all ranks; only a point-to-point operation that no peer has met
 // fails alone. Thread safety: all methods, any thread, but for the destructor.
 #pragma once
 
@@ -23,10 +23,10 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/error.h"
 #include "lockstep/engine/engine_abi.h"
-#include "lockstep/host/internal/circle.h"
-#include "lockstep/host/internal/hub.h"
-#include "lockstep/host/internal/mailroom.h"
+#include "lockstep/host/internal/comm_members.h"
+#include "lockstep/host/internal/message_matcher.h"
 #include "lockstep/host/internal/operation.h"
+#include "lockstep/host/internal/progress_service.h"
 
 namespace lockstep::comm::internal {
 
@@ -35,7 +35,7 @@ struct Posted {
   explicit Posted(const lockstep_op& op);
   const std::string where;  // op.where points here
   Operation operation;      // of a collective
-  Letter letter;            // of a send or receive
+  P2pOperation p2p;         // of a send or receive
   void (*const done)(void*);
   void* const done_context;
   const Deadline deadline;
@@ -44,14 +44,14 @@ struct Posted {
   std::string error;  // written before status
 };
 
-class Communicator final : private Served {
+class HostCommunicator final : private Served {
  public:
-  // Collective; blocks until the deadline in `config` at most. On the hub of `parent` when there is one. Raises as
-  // Fabric::join and Circle.
-  Communicator(const lockstep_comm_config& config, Communicator* parent);
+  // Collective; blocks until the deadline in `config` at most. On the progress service of `parent` when there is one. Raises as
+  // HostPeers::join and CommMembers.
+  HostCommunicator(const lockstep_comm_config& config, HostCommunicator* parent);
   // Leaves, if leave() was not called. No other call may be under way.
-  ~Communicator();
-  Communicator(const Communicator&) = delete;
+  ~HostCommunicator();
+  HostCommunicator(const HostCommunicator&) = delete;
 
   // Runs on the calling thread unless others are queued before it. Returns the failure, or nothing.
   std::optional<Failure> run(const lockstep_op& op);
@@ -64,40 +64,40 @@ class Communicator final : private Served {
   void leave(const char* cause);
   std::optional<Failure> failure();
 
-  int rank() const { return circle_->rank(); }
-  int size() const { return circle_->size(); }
-  Arena& arena() { return circle_->arena(); }
+  int rank() const { return members_->rank(); }
+  int size() const { return members_->size(); }
+  Arena& arena() { return members_->arena(); }
 
  private:
-  // What a thread waits for while it drives: a collective or a letter.
+  // What a thread waits for while it drives: a collective or a point-to-point operation.
   class Task;
   class CollectiveTask;
-  class LetterTask;
+  class P2pTask;
   enum class Outcome : std::uint8_t { kDone, kFailed, kGaveUp };
 
   bool try_drive() { return !driven_.exchange(true, std::memory_order_acquire); }
   void stop_driving();
   // Advances `task` until it is over, the group breaks or `until` passes; waits as a caller does. Pre: driving.
   Outcome finish(Task& task, Deadline until, std::optional<Failure>& failure);
-  std::optional<Failure> run_letter(const lockstep_op& op);
+  std::optional<Failure> run_p2p(const lockstep_op& op);
   std::optional<Failure> run_posted(lockstep_op op);
   // True when nothing is left for the worker to do.
   bool deliver_at_once(const Posted& posted);
   // Advances the queue as far as it goes without waiting; returns the operation it is stuck at. Pre: driving.
   std::shared_ptr<Posted> advance_queue();
   std::optional<Failure> advance_once(Operation& operation, Progress& progress);
-  // Takes in letters posted since and advances all; true while some are under way. Pre: driving.
-  bool advance_letters();
-  // Ends letters whose time is up or whose peer has left; lowers `until` to the next deadline. Pre: driving.
-  void end_late_letters(Deadline& until);
+  // Takes in point-to-point operations posted since and advances all; true while some are under way. Pre: driving.
+  bool advance_p2p();
+  // Ends point-to-point operations whose time is up or whose peer has left; lowers `until` to the next deadline. Pre: driving.
+  void end_late_p2p(Deadline& until);
   // Breaks the group when an operation that waits its turn is late; lowers `until` likewise. Pre: driving.
   void end_late_queue(Deadline& until);
-  std::optional<Failure> late_letter(Letter& letter, Deadline deadline);
+  std::optional<Failure> late_p2p(P2pOperation& p2p, Deadline deadline);
   // What must end a blocked operation now: a broken or closed group, or its own deadline.
   std::optional<Failure> reason_to_stop(const Operation& operation);
   std::string waited_for(const Operation& operation);
   std::string waiting_in(const Operation& operation);
-  std::string waiting_in(const Letter& letter);
+  std::string waiting_in(const P2pOperation& p2p);
   // True once the peer that is waited for has left; -1: all others have. It may have done its part just before: look again, and give up
   // with left_failure only when that changes nothing.
   bool has_left(int peer);
@@ -112,44 +112,44 @@ class Communicator final : private Served {
   void complete(Posted& posted, std::optional<Failure> failure);
   std::shared_ptr<Posted> look_again();
   std::string context(const Operation& operation) const;
-  std::string context(const Letter& letter) const;
+  std::string context(const P2pOperation& p2p) const;
 
   // A child's members. When the child does not come about in time, the error says whether some of them wait in a
   // collective of this one that this rank has not entered: the usual cause.
-  std::unique_ptr<Circle> make_child(const lockstep_comm_config& config, const std::string& key);
+  std::unique_ptr<CommMembers> make_child(const lockstep_comm_config& config, const std::string& key);
   bool members_are_ahead(const lockstep_comm_config& config);
 
   // Served.
   State serve(bool last_look, Deadline& until) override;
-  bool busy() const override { return queued_.load() + mailing_.load() != 0; }
-  void lost(int fabric_rank, const std::string& cause) override;
-  bool needs(int fabric_rank) override;
-  std::string cause_of_loss(int fabric_rank) override;
+  bool busy() const override { return queued_.load() + n_p2p_.load() != 0; }
+  void lost(int host_rank, const std::string& cause) override;
+  bool needs(int host_rank) override;
+  std::string cause_of_loss(int host_rank) override;
 
   // Constant after construction.
   const std::string name_;
-  const std::string key_;  // among the communicators of the hub; "" for the first
+  const std::string key_;  // among the communicators of the progress service; "" for the first
   const lockstep_host* const host_;
-  const std::shared_ptr<Hub> hub_;
-  std::unique_ptr<Circle> circle_;
+  const std::shared_ptr<ProgressService> service_;
+  std::unique_ptr<CommMembers> members_;
   std::int64_t spin_ns_ = 0;
   int yields_ = 0;
 
   // Synchronised by themselves.
   std::atomic<bool> driven_{false};
   std::atomic<bool> closed_{false};
-  std::atomic<std::uint32_t> queued_{0};   // collectives posted and not over
-  std::atomic<std::uint32_t> mailing_{0};  // letters posted and not over
+  std::atomic<std::uint32_t> queued_{0};  // collectives posted and not over
+  std::atomic<std::uint32_t> n_p2p_{0};   // point-to-point operations posted and not over
 
   // Owned by whoever drives.
   std::uint64_t sequence_ = 0;
   Workspace workspace_;
-  Mailroom mailroom_;
-  std::list<std::shared_ptr<Posted>> letters_;  // in the mailroom
+  MessageMatcher matcher_;
+  std::list<std::shared_ptr<Posted>> p2p_operations_;  // in the matcher
 
   std::mutex mutex_;  // guards what follows
   std::deque<std::shared_ptr<Posted>> queue_;
-  std::deque<std::shared_ptr<Posted>> new_letters_;
+  std::deque<std::shared_ptr<Posted>> new_p2p_;
 };
 
 }  // namespace lockstep::comm::internal

@@ -4,7 +4,7 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
-#include "lockstep/hierarchy/internal/communicator.h"
+#include "lockstep/hierarchy/internal/hierarchical_communicator.h"
 
 namespace lockstep::comm::hierarchy {
 namespace {
@@ -36,7 +36,7 @@ CallerInside::~CallerInside() {
   --callers_inside;
 }
 
-Operation::Operation(Communicator& communicator, const lockstep_op& call, int size)
+Operation::Operation(HierarchicalCommunicator& communicator, const lockstep_op& call, int size)
     : owner(communicator),
       where(call.where != nullptr ? call.where : ""),
       send_counts(copy_counts(call.send_counts, call.kind == LOCKSTEP_ALL_TO_ALL_V, size)),
@@ -48,7 +48,7 @@ Operation::Operation(Communicator& communicator, const lockstep_op& call, int si
   op.recv_counts = recv_counts.empty() ? nullptr : recv_counts.data();
 }
 
-std::shared_ptr<Operation> Communicator::post(const lockstep_op& op) {
+std::shared_ptr<Operation> HierarchicalCommunicator::post(const lockstep_op& op) {
   const CallerInside inside;
   auto operation = std::make_shared<Operation>(*this, op, size());
   const bool message = is_message(op.kind);
@@ -62,19 +62,19 @@ std::shared_ptr<Operation> Communicator::post(const lockstep_op& op) {
     }
     ++users_;
   }
-  setup_.pulse.add(this);
-  message ? advance(operation) : pump();
+  setup_.ticker.add(this);
+  message ? advance(operation) : drive_queue();
   exit();
   return operation;
 }
 
 // Runs the head of the queue as far as it goes, and the next when it is over. One thread at a time; who comes meanwhile
 // leaves a mark and the first goes round again.
-void Communicator::pump() {
-  if (pumps_.fetch_add(1) != 0) return;
+void HierarchicalCommunicator::drive_queue() {
+  if (drives_.fetch_add(1) != 0) return;
   std::uint32_t seen = 0;
   do {
-    seen = pumps_.load();
+    seen = drives_.load();
     for (;;) {
       std::shared_ptr<Operation> head;
       {
@@ -89,10 +89,10 @@ void Communicator::pump() {
       advance(head);
       if (!head->over) break;
     }
-  } while (!pumps_.compare_exchange_strong(seen, 0));
+  } while (!drives_.compare_exchange_strong(seen, 0));
 }
 
-void Communicator::advance(const std::shared_ptr<Operation>& operation) {
+void HierarchicalCommunicator::advance(const std::shared_ptr<Operation>& operation) {
   if (operation->calls.fetch_add(1) != 0) return;
   std::uint32_t seen = 0;
   do {
@@ -101,7 +101,7 @@ void Communicator::advance(const std::shared_ptr<Operation>& operation) {
   } while (!operation->calls.compare_exchange_strong(seen, 0));
 }
 
-void Communicator::advance_once(const std::shared_ptr<Operation>& operation) {
+void HierarchicalCommunicator::advance_once(const std::shared_ptr<Operation>& operation) {
   Operation& now = *operation;
   collect(now);
   if (!now.failure) now.failure = stopped();
@@ -125,13 +125,13 @@ void Communicator::advance_once(const std::shared_ptr<Operation>& operation) {
 }
 
 // Takes note of the steps that are over.
-void Communicator::collect(Operation& operation) {
+void HierarchicalCommunicator::collect(Operation& operation) {
   for (std::size_t i = 0; i < operation.running.size(); ++i) {
     auto& running = operation.running[i];
     if (!running.posted || running.counted || !running.over) continue;
     running.counted = true;
     ++operation.n_over;
-    const Part& where = part(operation.schedule.steps[i].where);
+    const SubCommunicator& where = sub_communicator(operation.schedule.steps[i].where);
     const auto status = where.table().test(running.handle.get());
     if (status != LOCKSTEP_OK && !operation.failure) {
       char words[kErrorCapacity] = "";
@@ -147,15 +147,15 @@ void Communicator::collect(Operation& operation) {
   }
 }
 
-bool Communicator::ready(const Operation& operation, const Step& step) const {
+bool HierarchicalCommunicator::ready(const Operation& operation, const Step& step) const {
   return std::ranges::all_of(step.needs,
                              [&](int i) { return operation.running[static_cast<std::size_t>(i)].counted; });
 }
 
-void Communicator::post_steps(const std::shared_ptr<Operation>& operation) {
+void HierarchicalCommunicator::post_steps(const std::shared_ptr<Operation>& operation) {
   auto& steps = operation->schedule.steps;
-  for (int p = 0; p < kParts; ++p) {
-    const Part* const where = p == 0 ? local_.get() : p == 1 ? lane_.get() : flat_.get();
+  for (int p = 0; p < kSubCommunicators; ++p) {
+    const SubCommunicator* const where = p == 0 ? local_.get() : p == 1 ? lane_.get() : flat_.get();
     std::size_t& cursor = operation->cursor[static_cast<std::size_t>(p)];
     for (; cursor < steps.size(); ++cursor) {
       Step& step = steps[cursor];
@@ -184,20 +184,20 @@ void Communicator::post_steps(const std::shared_ptr<Operation>& operation) {
 }
 
 // Called by the engines, from any thread.
-void Communicator::step_over(void* context) {
+void HierarchicalCommunicator::step_over(void* context) {
   const std::unique_ptr<StepContext> mine(static_cast<StepContext*>(context));
-  Communicator& owner = mine->operation->owner;
+  HierarchicalCommunicator& owner = mine->operation->owner;
   {
     const std::lock_guard lock(owner.mutex_);
     ++owner.users_;
   }
   mine->operation->running[mine->step].over = true;
   owner.advance(mine->operation);
-  if (mine->operation->over) owner.pump();
+  if (mine->operation->over) owner.drive_queue();
   owner.exit();
 }
 
-void Communicator::finish(const std::shared_ptr<Operation>& operation) {
+void HierarchicalCommunicator::finish(const std::shared_ptr<Operation>& operation) {
   Operation& now = *operation;
   if (!now.failure && now.schedule.at_end) now.schedule.at_end();
   const auto done = now.op.done;
@@ -223,27 +223,27 @@ void Communicator::finish(const std::shared_ptr<Operation>& operation) {
     const std::lock_guard lock(mutex_);
     ++users_;
   }
-  setup_.pulse.call_soon([this, done, context] {
+  setup_.ticker.call_soon([this, done, context] {
     done(context);
     exit();
   });
 }
 
-bool Communicator::wait(const std::shared_ptr<Operation>& operation, Deadline deadline) {
+bool HierarchicalCommunicator::wait(const std::shared_ptr<Operation>& operation, Deadline deadline) {
   Operation& now = *operation;
   base::SlowWait slow(deadline);
   bool said = false;
   std::unique_lock lock(now.mutex);
   while (!now.over) {
-    // A part begins its wait after this one, so that its own line is never due.
+    // A sub-communicator begins its wait after this one, so that its own line is never due.
     const Deadline until = said ? std::min(deadline, Deadline::after(slow.quiet_slice())) : slow.next();
     const std::uint64_t version = now.version;
     std::shared_ptr<lockstep_handle> step;
-    const Part* where = nullptr;
+    const SubCommunicator* where = nullptr;
     for (std::size_t i = 0; i < now.running.size() && step == nullptr; ++i) {
       if (now.running[i].posted && !now.running[i].over && now.running[i].handle) {
         step = now.running[i].handle;
-        where = &part(now.schedule.steps[i].where);
+        where = &sub_communicator(now.schedule.steps[i].where);
       }
     }
     if (step != nullptr) {

@@ -1,4 +1,4 @@
-#include "lockstep/hierarchy/internal/part.h"
+#include "lockstep/hierarchy/internal/sub_communicator.h"
 
 #include <algorithm>
 #include <charconv>
@@ -50,9 +50,9 @@ std::optional<Failure> from_reason(std::string_view words) {
   return failure;
 }
 
-// The key-value space of the part, inside that of the group. A rank's end is published under its rank in the job, which
-// the part knows under another number.
-struct Part::Space {
+// The key-value space of the sub-communicator, inside that of the group. A rank's end is published under its rank in the job, which
+// the sub-communicator knows under another number.
+struct SubCommunicator::Space {
   const lockstep_host* base;
   std::string prefix;
   const std::vector<int>* members;
@@ -82,8 +82,8 @@ struct Part::Space {
   }
 };
 
-Part::Part(const Engine& engine, const lockstep_comm_config& whole, std::string space,
-           std::vector<int> members, const Parent& parent)
+SubCommunicator::SubCommunicator(const Engine& engine, const lockstep_comm_config& whole, std::string space,
+                                 std::vector<int> members, const Parent& parent)
     : engine_(engine), name_(std::move(space)), members_(std::move(members)) {
   space_ = std::make_unique<Space>(
       Space{.base = whole.host, .prefix = name_ + "/", .members = &members_, .host = {}});
@@ -110,20 +110,20 @@ Part::Part(const Engine& engine, const lockstep_comm_config& whole, std::string 
   words[sizeof words - 1] = '\0';
   if (status == LOCKSTEP_OK && comm_ != nullptr) return;
   base::raise(status == LOCKSTEP_OK ? ErrorKind::kInternal : kind_of(status),
-              base::cat("engine ", engine.name(), " could not join its part (", name_, ") as rank ",
+              base::cat("engine ", engine.name(), " could not join its sub (", name_, ") as rank ",
                         config.rank, " of ", config.size, ": ", words),
               ErrorFamily::kBackend);
 }
 
-Part::~Part() {
+SubCommunicator::~SubCommunicator() {
   table().comm_destroy(comm_, nullptr);
 }
 
-int Part::rank_of(int whole_rank) const {
+int SubCommunicator::rank_of(int whole_rank) const {
   return static_cast<int>(std::ranges::find(members_, whole_rank) - members_.begin());
 }
 
-std::optional<Failure> Part::failure() const {
+std::optional<Failure> SubCommunicator::failure() const {
   char words[kErrorCapacity] = "", cause[kErrorCapacity] = "";
   std::int32_t rank = -1;
   std::int64_t pid = -1;
@@ -140,7 +140,7 @@ std::optional<Failure> Part::failure() const {
   return failure;
 }
 
-Failure Part::explain(lockstep_status status, std::string words) const {
+Failure SubCommunicator::explain(lockstep_status status, std::string words) const {
   if (auto told = from_reason(words)) return *told;
   bool same = true;
   std::string names;
@@ -148,15 +148,15 @@ Failure Part::explain(lockstep_status status, std::string words) const {
     same = same && members_[i] == static_cast<int>(i);
     names += base::cat(i == 0 ? "" : ", ", "rank ", members_[i]);
   }
-  if (!same) words += base::cat(" (ranks count in the part ", name_, ": ", names, " of the group)");
+  if (!same) words += base::cat(" (ranks count in the sub ", name_, ": ", names, " of the group)");
   return {.kind = kind_of(status), .message = std::move(words), .family = ErrorFamily::kBackend};
 }
 
-void Part::abort(const Failure& failure) const {
+void SubCommunicator::abort(const Failure& failure) const {
   table().comm_abort(comm_, to_reason(failure).c_str());
 }
 
-void Part::leave(const char* cause) const {
+void SubCommunicator::leave(const char* cause) const {
   if (table().comm_leave != nullptr) return table().comm_leave(comm_, cause);
   // Nobody may be left waiting for a rank that gave up.
   if (cause != nullptr) table().comm_abort(comm_, cause);

@@ -1,4 +1,4 @@
-#include "lockstep/host/internal/communicator.h"
+#include "lockstep/host/internal/host_communicator.h"
 
 #include <sched.h>
 
@@ -32,20 +32,20 @@ lockstep_op with_where(lockstep_op op, const std::string& where) {
   return op;
 }
 
-std::uint64_t letter_bytes(const lockstep_op& op) {
+std::uint64_t p2p_bytes(const lockstep_op& op) {
   return op.count * size_of(op.dtype);
 }
 
-bool is_letter(lockstep_op_kind kind) {
+bool is_p2p(lockstep_op_kind kind) {
   return kind == LOCKSTEP_SEND || kind == LOCKSTEP_RECV;
 }
 
 // How many cores the ranks have together. A rank that is bound to one has no fewer than it needs.
-int cores_of_all(Fabric& fabric) {
+int cores_of_all(HostPeers& host_peers) {
   int n_cores = 0;
-  for (std::size_t word = 0; word < std::size(fabric.own().cores); ++word) {
+  for (std::size_t word = 0; word < std::size(host_peers.own().cores); ++word) {
     std::uint64_t all = 0;
-    for (int r = 0; r < fabric.size(); ++r) all |= fabric.peer(r).station->cores[word];
+    for (int r = 0; r < host_peers.size(); ++r) all |= host_peers.peer(r).header->cores[word];
     n_cores += std::popcount(all);
   }
   return n_cores;
@@ -56,14 +56,14 @@ int cores_of_all(Fabric& fabric) {
 Posted::Posted(const lockstep_op& op)
     : where(op.where != nullptr ? op.where : ""),
       operation(with_where(op, where)),
-      letter(with_where(op, where), letter_bytes(op)),
+      p2p(with_where(op, where), p2p_bytes(op)),
       done(op.done),
       done_context(op.done_context),
       deadline(Deadline::from_monotonic_ns(op.deadline_ns)) {}
 
-class Communicator::Task {
+class HostCommunicator::Task {
  public:
-  explicit Task(Communicator& owner) : owner_(owner) {}
+  explicit Task(HostCommunicator& owner) : owner_(owner) {}
   // True when over; then `failure` says how.
   virtual bool advance(std::optional<Failure>& failure) = 0;
   virtual std::uint64_t mark() const = 0;
@@ -80,12 +80,12 @@ class Communicator::Task {
 
  protected:
   ~Task() = default;
-  Communicator& owner_;
+  HostCommunicator& owner_;
 };
 
-class Communicator::CollectiveTask final : public Task {
+class HostCommunicator::CollectiveTask final : public Task {
  public:
-  CollectiveTask(Communicator& owner, Operation& operation) : Task(owner), operation_(operation) {}
+  CollectiveTask(HostCommunicator& owner, Operation& operation) : Task(owner), operation_(operation) {}
   bool advance(std::optional<Failure>& failure) override {
     Progress progress{};
     failure = owner_.advance_once(operation_, progress);
@@ -103,69 +103,69 @@ class Communicator::CollectiveTask final : public Task {
   Operation& operation_;
 };
 
-class Communicator::LetterTask final : public Task {
+class HostCommunicator::P2pTask final : public Task {
  public:
-  LetterTask(Communicator& owner, Letter& letter) : Task(owner), letter_(letter) {}
+  P2pTask(HostCommunicator& owner, P2pOperation& p2p) : Task(owner), p2p_(p2p) {}
   bool advance(std::optional<Failure>& failure) override {
-    if (!letter_.over && owner_.stopped()) return false;  // the other side may have taken its buffer back
+    if (!p2p_.over && owner_.stopped()) return false;  // the other side may have taken its buffer back
     try {
-      if (!letter_.over) owner_.mailroom_.advance();
+      if (!p2p_.over) owner_.matcher_.advance();
     } catch (...) {
       failure = owner_.after_exception();
       return failure.has_value();
     }
-    if (letter_.over) failure = letter_.failure;
-    return letter_.over;
+    if (p2p_.over) failure = p2p_.failure;
+    return p2p_.over;
   }
-  std::uint64_t mark() const override { return letter_.mark; }
-  int peer() const override { return letter_.peer; }
-  std::optional<Failure> late() override { return owner_.late_letter(letter_, deadline()); }
-  std::optional<Failure> left() override { return owner_.late_letter(letter_, Deadline::never()); }
+  std::uint64_t mark() const override { return p2p_.mark; }
+  int peer() const override { return p2p_.peer; }
+  std::optional<Failure> late() override { return owner_.late_p2p(p2p_, deadline()); }
+  std::optional<Failure> left() override { return owner_.late_p2p(p2p_, Deadline::never()); }
   bool beside_queue() const override { return true; }
-  Deadline deadline() const override { return Deadline::from_monotonic_ns(letter_.op.deadline_ns); }
-  std::string waiting() override { return owner_.waiting_in(letter_); }
+  Deadline deadline() const override { return Deadline::from_monotonic_ns(p2p_.op.deadline_ns); }
+  std::string waiting() override { return owner_.waiting_in(p2p_); }
 
  private:
-  Letter& letter_;
+  P2pOperation& p2p_;
 };
 
-Communicator::Communicator(const lockstep_comm_config& config, Communicator* parent)
+HostCommunicator::HostCommunicator(const lockstep_comm_config& config, HostCommunicator* parent)
     : name_(config.name != nullptr ? config.name : ""),
       key_(parent != nullptr ? split_key(config, parent->key_) : std::string()),
       host_(config.host),
-      hub_(parent != nullptr ? parent->hub_ : Hub::join(config)),
-      circle_(parent != nullptr ? parent->make_child(config, key_)
-                                : std::make_unique<Circle>(hub_->fabric())),
+      service_(parent != nullptr ? parent->service_ : ProgressService::join(config)),
+      members_(parent != nullptr ? parent->make_child(config, key_)
+                                 : std::make_unique<CommMembers>(service_->host_peers())),
       workspace_(config.size),
-      mailroom_(*circle_) {
+      matcher_(*members_) {
   // With more ranks than cores looking only delays the others.
-  const bool cores_for_all = hub_->fabric().size() <= cores_of_all(hub_->fabric());
+  const bool cores_for_all = service_->host_peers().size() <= cores_of_all(service_->host_peers());
   spin_ns_ = cores_for_all ? 50'000 : 0;
   yields_ = cores_for_all ? 20 : 200;
-  hub_->add(*this);
+  service_->add(*this);
 }
 
-Communicator::~Communicator() {
+HostCommunicator::~HostCommunicator() {
   if (!closed_.load()) leave(nullptr);
-  hub_->remove(*this);
+  service_->remove(*this);
   const Failure destroyed{
       .kind = ErrorKind::kAborted, .message = "the group was destroyed", .family = ErrorFamily::kBackend};
   while (const auto posted = head()) complete(*posted, destroyed);
-  mailroom_.clear();
-  new_letters_.swap(queue_);
-  letters_.insert(letters_.end(), queue_.begin(), queue_.end());
+  matcher_.clear();
+  new_p2p_.swap(queue_);
+  p2p_operations_.insert(p2p_operations_.end(), queue_.begin(), queue_.end());
   queue_.clear();
-  for (const auto& posted : letters_) complete(*posted, destroyed);
-  hub_->retire(std::move(circle_));
+  for (const auto& posted : p2p_operations_) complete(*posted, destroyed);
+  service_->retire(std::move(members_));
 }
 
-std::optional<Failure> Communicator::run(const lockstep_op& op) {
-  if (is_letter(op.kind)) return run_letter(op);
+std::optional<Failure> HostCommunicator::run(const lockstep_op& op) {
+  if (is_p2p(op.kind)) return run_p2p(op);
   if (queued_.load(std::memory_order_acquire) == 0 && try_drive()) {
     // Nothing can get ahead of us any more: the worker and waiters need the token.
     if (queued_.load(std::memory_order_acquire) == 0) {
       Operation operation(op);
-      if (is_uneven(op.kind)) operation.take_counts(circle_->rank(), circle_->size());
+      if (is_uneven(op.kind)) operation.take_counts(members_->rank(), members_->size());
       std::optional<Failure> failure;
       CollectiveTask task(*this, operation);
       finish(task, Deadline::never(), failure);  // the task knows its own
@@ -178,7 +178,7 @@ std::optional<Failure> Communicator::run(const lockstep_op& op) {
   return run_posted(op);
 }
 
-std::optional<Failure> Communicator::run_posted(lockstep_op op) {
+std::optional<Failure> HostCommunicator::run_posted(lockstep_op op) {
   op.done = nullptr;
   const auto posted = post(op);
   wait(*posted, Deadline::never());
@@ -187,19 +187,19 @@ std::optional<Failure> Communicator::run_posted(lockstep_op op) {
   return Failure{.kind = kind_of(status), .message = posted->error, .family = ErrorFamily::kBackend};
 }
 
-std::optional<Failure> Communicator::run_letter(const lockstep_op& op) {
-  if (mailing_.load(std::memory_order_acquire) == 0 && try_drive()) {
+std::optional<Failure> HostCommunicator::run_p2p(const lockstep_op& op) {
+  if (n_p2p_.load(std::memory_order_acquire) == 0 && try_drive()) {
     std::optional<Failure> failure;
-    if (mailing_.load(std::memory_order_acquire) == 0) {
-      Letter letter(op, letter_bytes(op));
+    if (n_p2p_.load(std::memory_order_acquire) == 0) {
+      P2pOperation p2p(op, p2p_bytes(op));
       if (stopped()) {
         failure = stopped_failure();
       } else {
-        LetterTask task(*this, letter);
-        mailroom_.submit(letter);
+        P2pTask task(*this, p2p);
+        matcher_.submit(p2p);
         finish(task, Deadline::never(), failure);
         // Broken or closed: nobody will move its bytes any more.
-        if (!letter.over && !mailroom_.withdraw(letter)) mailroom_.forget(letter);
+        if (!p2p.over && !matcher_.withdraw(p2p)) matcher_.forget(p2p);
       }
       stop_driving();
       return failure;
@@ -209,30 +209,30 @@ std::optional<Failure> Communicator::run_letter(const lockstep_op& op) {
   return run_posted(op);
 }
 
-std::shared_ptr<Posted> Communicator::post(const lockstep_op& op) {
+std::shared_ptr<Posted> HostCommunicator::post(const lockstep_op& op) {
   auto posted = std::make_shared<Posted>(op);
-  if (is_uneven(op.kind)) posted->operation.take_counts(circle_->rank(), circle_->size());
-  hub_->start();  // may fail; nothing is posted yet
+  if (is_uneven(op.kind)) posted->operation.take_counts(members_->rank(), members_->size());
+  service_->start();  // may fail; nothing is posted yet
   {
     const std::lock_guard lock(mutex_);
-    const bool letter = is_letter(op.kind);
-    (letter ? new_letters_ : queue_).push_back(posted);
-    (letter ? mailing_ : queued_).fetch_add(1, std::memory_order_seq_cst);
+    const bool p2p = is_p2p(op.kind);
+    (p2p ? new_p2p_ : queue_).push_back(posted);
+    (p2p ? n_p2p_ : queued_).fetch_add(1, std::memory_order_seq_cst);
   }
-  if (!is_letter(op.kind) || !deliver_at_once(*posted)) hub_->engage(*this);
+  if (!is_p2p(op.kind) || !deliver_at_once(*posted)) service_->engage(*this);
   return posted;
 }
 
 // A short message needs no other thread: a send that finds a free slot, a receive of what is there already. Only while
-// it is the only letter and nobody is to be called, since the caller of post may hold locks.
-bool Communicator::deliver_at_once(const Posted& posted) {
-  if (posted.done != nullptr || mailing_.load(std::memory_order_acquire) != 1 || !try_drive()) return false;
-  if (mailing_.load(std::memory_order_acquire) == 1) advance_letters();
+// it is the only point-to-point operation and nobody is to be called, since the caller of post may hold locks.
+bool HostCommunicator::deliver_at_once(const Posted& posted) {
+  if (posted.done != nullptr || n_p2p_.load(std::memory_order_acquire) != 1 || !try_drive()) return false;
+  if (n_p2p_.load(std::memory_order_acquire) == 1) advance_p2p();
   driven_.store(false, std::memory_order_seq_cst);
   return !busy();
 }
 
-bool Communicator::wait(Posted& posted, Deadline deadline) {
+bool HostCommunicator::wait(Posted& posted, Deadline deadline) {
   const auto over = [&] { return posted.status.load(std::memory_order_acquire) != LOCKSTEP_PENDING; };
   while (!over()) {
     if (deadline.expired()) return false;
@@ -245,19 +245,19 @@ bool Communicator::wait(Posted& posted, Deadline deadline) {
         continue;
       }
     }
-    advance_letters();
+    advance_p2p();
     const auto first = over() ? nullptr : advance_queue();
     std::optional<Failure> failure;
-    if (!over() && is_letter(posted.letter.op.kind)) {
-      LetterTask task(*this, posted.letter);
-      // advance_letters() completes it once it is over; here it is only waited for.
+    if (!over() && is_p2p(posted.p2p.op.kind)) {
+      P2pTask task(*this, posted.p2p);
+      // advance_p2p() completes it once it is over; here it is only waited for.
       const Outcome outcome = finish(task, std::min(deadline, posted.deadline), failure);
-      if (outcome == Outcome::kFailed && !posted.letter.over) {
-        if (!mailroom_.withdraw(posted.letter)) mailroom_.forget(posted.letter);
-        posted.letter.over = true;
-        posted.letter.failure = std::move(failure);
+      if (outcome == Outcome::kFailed && !posted.p2p.over) {
+        if (!matcher_.withdraw(posted.p2p)) matcher_.forget(posted.p2p);
+        posted.p2p.over = true;
+        posted.p2p.failure = std::move(failure);
       }
-      advance_letters();
+      advance_p2p();
     } else if (first && !over()) {
       CollectiveTask task(*this, first->operation);
       const Outcome outcome = finish(task, std::min(deadline, first->deadline), failure);
@@ -268,20 +268,20 @@ bool Communicator::wait(Posted& posted, Deadline deadline) {
   return true;
 }
 
-void Communicator::stop_driving() {
+void HostCommunicator::stop_driving() {
   driven_.store(false, std::memory_order_seq_cst);
   perturb();
-  if (busy()) hub_->wake();
+  if (busy()) service_->wake();
 }
 
-std::shared_ptr<Posted> Communicator::head() {
+std::shared_ptr<Posted> HostCommunicator::head() {
   const std::lock_guard lock(mutex_);
   return queue_.empty() ? nullptr : queue_.front();
 }
 
-void Communicator::complete(Posted& posted, std::optional<Failure> failure) {
-  if (is_letter(posted.letter.op.kind)) {
-    mailing_.fetch_sub(1, std::memory_order_release);
+void HostCommunicator::complete(Posted& posted, std::optional<Failure> failure) {
+  if (is_p2p(posted.p2p.op.kind)) {
+    n_p2p_.fetch_sub(1, std::memory_order_release);
   } else {
     if (failure) give_up(posted.operation);
     const std::lock_guard lock(mutex_);
@@ -297,13 +297,13 @@ void Communicator::complete(Posted& posted, std::optional<Failure> failure) {
   if (posted.done != nullptr) posted.done(posted.done_context);
 }
 
-std::optional<Failure> Communicator::advance_once(Operation& operation, Progress& progress) {
+std::optional<Failure> HostCommunicator::advance_once(Operation& operation, Progress& progress) {
   if (!operation.started()) {
     if (stopped()) return stopped_failure();
-    operation.start(*circle_, ++sequence_);
+    operation.start(*members_, ++sequence_);
   }
   try {
-    progress = operation.advance(*circle_, workspace_);
+    progress = operation.advance(*members_, workspace_);
   } catch (...) {
     progress = Progress::kBlocked;
     return after_exception();
@@ -312,12 +312,13 @@ std::optional<Failure> Communicator::advance_once(Operation& operation, Progress
   return break_with(mismatch(operation, progress));
 }
 
-Communicator::Outcome Communicator::finish(Task& task, Deadline until, std::optional<Failure>& failure) {
+HostCommunicator::Outcome HostCommunicator::finish(Task& task, Deadline until,
+                                                   std::optional<Failure>& failure) {
   constexpr int kNobody = -2;
   int spins = kLooks, yields = yields_, leaver = kNobody;
   std::int64_t spin_ns = spin_ns_, spin_until = 0;  // since the last progress; 0: the clock was not read yet
   std::uint64_t mark = task.mark();
-  local::Doorbell& door = circle_->doorbell(circle_->rank());
+  local::Doorbell& door = members_->doorbell(members_->rank());
   const bool beside = task.beside_queue();
   bool armed = false;
   std::uint32_t ticket = 0;
@@ -328,7 +329,7 @@ Communicator::Outcome Communicator::finish(Task& task, Deadline until, std::opti
   };
   for (;;) {
     if (task.advance(failure)) return end(failure ? Outcome::kFailed : Outcome::kDone);
-    if (mailing_.load(std::memory_order_relaxed) != 0) advance_letters();
+    if (n_p2p_.load(std::memory_order_relaxed) != 0) advance_p2p();
     if (beside && queued_.load(std::memory_order_relaxed) != 0) advance_queue();
     if (mark != task.mark()) {
       mark = task.mark(), spins = kLooks, yields = yields_, leaver = kNobody;
@@ -337,7 +338,7 @@ Communicator::Outcome Communicator::finish(Task& task, Deadline until, std::opti
     }
     // A peer that had to be woken answers later than a usual wait lasts. To sleep meanwhile would make it wake this rank
     // in turn, and so on: two ranks that put each other to sleep at every step.
-    if (circle_->woke_someone()) spins = kLooks, spin_ns = spin_ns_ * kWakeFactor, spin_until = 0;
+    if (members_->woke_someone()) spins = kLooks, spin_ns = spin_ns_ * kWakeFactor, spin_until = 0;
     if (stopped()) {
       failure = stopped_failure();
       return end(Outcome::kFailed);
@@ -365,7 +366,7 @@ Communicator::Outcome Communicator::finish(Task& task, Deadline until, std::opti
       if (!slow) slow.emplace(task.deadline());
       slow->say_if_due([&] { return task.waiting(); });
       Deadline next = std::min(until, slow->next());
-      end_late_letters(next);
+      end_late_p2p(next);
       if (beside) look_again();
       end_late_queue(next);
       local::sleep(door, ticket, next);
@@ -375,39 +376,39 @@ Communicator::Outcome Communicator::finish(Task& task, Deadline until, std::opti
   }
 }
 
-bool Communicator::advance_letters() {
+bool HostCommunicator::advance_p2p() {
   std::deque<std::shared_ptr<Posted>> fresh;
   {
     const std::lock_guard lock(mutex_);
-    fresh.swap(new_letters_);
+    fresh.swap(new_p2p_);
   }
   for (auto& posted : fresh) {
-    letters_.push_back(posted);
-    mailroom_.submit(posted->letter);
+    p2p_operations_.push_back(posted);
+    matcher_.submit(posted->p2p);
   }
   std::optional<Failure> failure;
   try {
-    if (!stopped()) mailroom_.advance();
+    if (!stopped()) matcher_.advance();
   } catch (...) {
     after_exception();
   }
   if (stopped()) {
     failure = stopped_failure();
-    mailroom_.clear();
+    matcher_.clear();
   }
-  for (auto it = letters_.begin(); it != letters_.end();) {
+  for (auto it = p2p_operations_.begin(); it != p2p_operations_.end();) {
     const std::shared_ptr<Posted> posted = *it;
-    if (!posted->letter.over && !failure) {
+    if (!posted->p2p.over && !failure) {
       ++it;
       continue;
     }
-    it = letters_.erase(it);
-    complete(*posted, posted->letter.over ? posted->letter.failure : failure);
+    it = p2p_operations_.erase(it);
+    complete(*posted, posted->p2p.over ? posted->p2p.failure : failure);
   }
-  return !letters_.empty();
+  return !p2p_operations_.empty();
 }
 
-std::shared_ptr<Posted> Communicator::advance_queue() {
+std::shared_ptr<Posted> HostCommunicator::advance_queue() {
   while (auto posted = head()) {
     Progress progress{};
     auto failure = advance_once(posted->operation, progress);
@@ -421,7 +422,7 @@ std::shared_ptr<Posted> Communicator::advance_queue() {
 }
 
 // The last look before the worker sleeps; the doorbell is armed. Returns what it is stuck at.
-std::shared_ptr<Posted> Communicator::look_again() {
+std::shared_ptr<Posted> HostCommunicator::look_again() {
   auto stuck = advance_queue();
   while (stuck) {
     std::optional<Failure> failure = reason_to_stop(stuck->operation);
@@ -439,13 +440,13 @@ std::shared_ptr<Posted> Communicator::look_again() {
   return nullptr;
 }
 
-Served::State Communicator::serve(bool last_look, Deadline& until) {
+Served::State HostCommunicator::serve(bool last_look, Deadline& until) {
   if (!busy()) return State::kIdle;
   if (!try_drive()) return State::kElsewhere;
-  bool stuck = advance_letters();
+  bool stuck = advance_p2p();
   if (last_look) {
-    if (stuck) end_late_letters(until);
-    stuck = !letters_.empty();
+    if (stuck) end_late_p2p(until);
+    stuck = !p2p_operations_.empty();
     stuck = look_again() != nullptr || stuck;
     end_late_queue(until);
   } else {

@@ -1,4 +1,4 @@
-#include "lockstep/host/internal/place.h"
+#include "lockstep/host/internal/buffer_ref.h"
 
 #include <sys/uio.h>
 #include <unistd.h>
@@ -36,27 +36,28 @@ void read_process(std::int64_t pid, std::uint8_t* here, std::uint64_t there, std
 
 }  // namespace
 
-Reach publish(Circle& circle, const void* buffer, std::uint64_t n_bytes, std::uint64_t& at, int peer) {
+Reach publish(CommMembers& members, const void* buffer, std::uint64_t n_bytes, std::uint64_t& at, int peer) {
   at = reinterpret_cast<std::uintptr_t>(buffer);
-  if (peer >= 0 ? circle.same_process(peer) : circle.single_process()) return Reach::kByAddress;
-  if (circle.arena().contains(buffer, n_bytes)) {
-    at = circle.arena().offset_of(buffer);
+  if (peer >= 0 ? members.same_process(peer) : members.single_process()) return Reach::kByAddress;
+  if (members.arena().contains(buffer, n_bytes)) {
+    at = members.arena().offset_of(buffer);
     return Reach::kInArena;
   }
-  return circle.kernel_copies() ? Reach::kByKernel : Reach::kNowhere;
+  return members.kernel_copies() ? Reach::kByKernel : Reach::kNowhere;
 }
 
-std::optional<Place> find(Circle& circle, int rank, Reach reach, std::uint64_t at, std::uint64_t n_bytes) {
+std::optional<BufferRef> find(CommMembers& members, int rank, Reach reach, std::uint64_t at,
+                              std::uint64_t n_bytes) {
   switch (reach) {
     case Reach::kByAddress:
-      if (!circle.same_process(rank)) return std::nullopt;
-      return Place{.here = reinterpret_cast<std::uint8_t*>(at)};
+      if (!members.same_process(rank)) return std::nullopt;
+      return BufferRef{.here = reinterpret_cast<std::uint8_t*>(at)};
     case Reach::kInArena:
-      if (auto* here = circle.in_arena(rank, at, n_bytes)) return Place{.here = here};
+      if (auto* here = members.in_arena(rank, at, n_bytes)) return BufferRef{.here = here};
       return std::nullopt;
     case Reach::kByKernel:
-      if (!circle.kernel_copies()) return std::nullopt;
-      return Place{.there = at, .pid = circle.pid(rank), .rank = rank};
+      if (!members.kernel_copies()) return std::nullopt;
+      return BufferRef{.there = at, .pid = members.pid(rank), .rank = rank};
     case Reach::kNowhere:
       break;
   }
@@ -73,7 +74,7 @@ void raise_copy_failure(std::int64_t pid, int error, const char* call) {
   base::raise(base::system_failure(error, call, ErrorFamily::kBackend));
 }
 
-void copy(const Place& to, const Place& from, std::uint64_t n_bytes, std::uint64_t whole) {
+void copy(const BufferRef& to, const BufferRef& from, std::uint64_t n_bytes, std::uint64_t whole) {
   if (n_bytes == 0) return;
   before_touch();
   if (from.here == nullptr) return read_process(from.pid, to.here, from.there, n_bytes);
@@ -82,16 +83,17 @@ void copy(const Place& to, const Place& from, std::uint64_t n_bytes, std::uint64
   copy_bytes(to.here, from.here, n_bytes);
 }
 
-void take_back(Circle& circle, int rank, const void* buffer, std::uint64_t n_bytes,
+void take_back(CommMembers& members, int rank, const void* buffer, std::uint64_t n_bytes,
                const std::function<bool()>& inside, Deadline since) {
   const auto patience = std::chrono::nanoseconds(process_patience()).count();
-  const auto until = circle.same_process(rank) ? Deadline::never()
-                                               : Deadline::from_monotonic_ns(since.monotonic_ns() + patience);
+  const auto until = members.same_process(rank)
+                         ? Deadline::never()
+                         : Deadline::from_monotonic_ns(since.monotonic_ns() + patience);
   while (inside() && !until.expired()) ::usleep(20);
   if (n_bytes == 0 || !inside()) return;
-  if (!circle.arena().contains(buffer, n_bytes)) return call_back(circle, rank, inside);
+  if (!members.arena().contains(buffer, n_bytes)) return call_back(members, rank, inside);
   try {
-    circle.arena().sever(buffer, n_bytes);
+    members.arena().sever(buffer, n_bytes);
   } catch (...) {
     base::log(LogLevel::kError,
               base::cat("rank ", rank, " does not let go of a buffer: ", base::current_failure().message));
@@ -104,10 +106,10 @@ bool kernel_copies_work(const Peer& peer, int rank) {
   if (!peer.vouched) return false;
   Identity found{};
   const iovec local{&found, sizeof(found)};
-  const iovec remote{reinterpret_cast<void*>(peer.station->identity_at), sizeof(found)};
+  const iovec remote{reinterpret_cast<void*>(peer.header->identity_at), sizeof(found)};
   const ssize_t n = ::process_vm_readv(static_cast<pid_t>(peer.pid), &local, 1, &remote, 1, 0);
   return n == static_cast<ssize_t>(sizeof(found)) && found.magic == kLayoutMagic && found.rank == rank &&
-         std::memcmp(found.nonce, peer.station->nonce, sizeof(found.nonce)) == 0;
+         std::memcmp(found.nonce, peer.header->nonce, sizeof(found.nonce)) == 0;
 }
 
 }  // namespace lockstep::comm::internal

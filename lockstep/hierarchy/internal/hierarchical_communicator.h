@@ -1,14 +1,14 @@
-// One rank's end of a hierarchical group: the queue of collectives, the steps of each on the parts, and failure.
+// One rank's end of a hierarchical group: the queue of collectives, the steps of each on the sub-communicators, and failure.
 //
 // Driving. No thread of its own: the engines call back when a step is over, and whichever thread that is posts what has
 // become possible (one at a time per operation). A thread inside wait() also waits for a step, which makes the local
 // engine run it there. Collectives run one after the other, messages beside them.
 //
-// Failure. The first one of any part goes to all parts as the reason of an abort; the flat part, which all ranks share,
-// decides which is the first. A part knows only its own ranks, and the one it waits for may itself be waiting in another
-// part; so a rank that is stuck in a collective for some 40 ms writes the collective's number into the group's store, and
-// a timeout names those who have not got there. The pulse (pulse.h) looks every 20 ms at the parts of communicators with operations under
-// way, so that a rank that waits in one part hears of a failure in another.
+// Failure. The first one of any sub-communicator goes to all sub-communicators as the reason of an abort; the flat sub-communicator, which all ranks share,
+// decides which is the first. A sub-communicator knows only its own ranks, and the one it waits for may itself be waiting in another
+// sub-communicator; so a rank that is stuck in a collective for some 40 ms writes the collective's number into the group's store, and
+// a timeout names those who have not got there. The ticker (ticker.h) looks every 20 ms at the sub-communicators of communicators with operations under
+// way, so that a rank that waits in one sub-communicator hears of a failure in another.
 // Thread safety: all methods, any thread, but for the destructor.
 #pragma once
 
@@ -25,20 +25,20 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/detail/slow_wait.h"
 #include "lockstep/engine/engine.h"
-#include "lockstep/hierarchy/internal/part.h"
-#include "lockstep/hierarchy/internal/pulse.h"
 #include "lockstep/hierarchy/internal/schedule.h"
+#include "lockstep/hierarchy/internal/sub_communicator.h"
+#include "lockstep/hierarchy/internal/ticker.h"
 #include "lockstep/hierarchy/internal/topology.h"
 
 namespace lockstep::comm::hierarchy {
 
-class Communicator;
+class HierarchicalCommunicator;
 
 // An operation that was posted. Shared by the caller's handle, the queue and the steps under way.
 struct Operation {
-  Operation(Communicator& communicator, const lockstep_op& call, int size);
+  Operation(HierarchicalCommunicator& communicator, const lockstep_op& call, int size);
 
-  Communicator& owner;
+  HierarchicalCommunicator& owner;
   const std::string where;                                    // op.where points here
   const std::vector<std::uint64_t> send_counts, recv_counts;  // likewise
   lockstep_op op;
@@ -54,7 +54,7 @@ struct Operation {
   bool started = false;
   Schedule schedule;
   std::deque<Running> running;  // by step
-  std::array<std::size_t, kParts> cursor{};
+  std::array<std::size_t, kSubCommunicators> cursor{};
   std::size_t n_posted = 0, n_over = 0;
   std::optional<Failure> failure;
 
@@ -81,25 +81,28 @@ struct Setup {
   const Engine& across;
   lockstep_capabilities capabilities;
   std::function<std::string()> identity;
-  Pulse pulse;
+  Ticker ticker;
 };
 
-class Communicator final : public Beating {
+class HierarchicalCommunicator final : public Ticking {
  public:
   // Collective. Raises what the engines say, and kTimeout naming a rank that did not say where it is.
-  Communicator(Setup& setup, const lockstep_comm_config& config, const Communicator* parent);
+  HierarchicalCommunicator(Setup& setup, const lockstep_comm_config& config,
+                           const HierarchicalCommunicator* parent);
   // Leaves, if leave() was not called, and waits for what is under way to end.
-  ~Communicator();
-  Communicator(const Communicator&) = delete;
+  ~HierarchicalCommunicator();
+  HierarchicalCommunicator(const HierarchicalCommunicator&) = delete;
 
-  // Where everything happens, when one part is enough; null otherwise.
-  Part* sole() const { return sole_; }
+  // Where everything happens, when one sub-communicator is enough; null otherwise.
+  SubCommunicator* sole() const { return sole_; }
   // Memory for users comes from here; null when the local engine has none or this rank is alone on its host.
-  Part* memory() const { return local_ && local_->table().alloc != nullptr ? local_.get() : nullptr; }
+  SubCommunicator* memory() const {
+    return local_ && local_->table().alloc != nullptr ? local_.get() : nullptr;
+  }
 
   // Pre: sole() is null, the call was checked.
   std::shared_ptr<Operation> post(const lockstep_op& op);
-  // True when it is over; false when the deadline passed first. A wait that lasts says once who is missing; the parts, which
+  // True when it is over; false when the deadline passed first. A wait that lasts says once who is missing; the sub-communicators, which
   // know their own ranks only, say nothing.
   bool wait(const std::shared_ptr<Operation>& operation, Deadline deadline);
 
@@ -111,34 +114,34 @@ class Communicator final : public Beating {
   int size() const { return topology_.size; }
   const lockstep_capabilities& capabilities() const { return setup_.capabilities; }
 
-  // Beating.
-  void beat() override;
+  // Ticking.
+  void tick() override;
   bool enter() override;
   void exit() override;
 
  private:
   // ---- joining
-  Topology meet(const lockstep_comm_config& config, const Communicator* parent);
-  void make_parts(const lockstep_comm_config& config, const Communicator* parent);
-  Part::Parent parent_of(const std::vector<int>& members, const lockstep_comm_config& config,
-                         const Part* part) const;
-  Part& part(Where where) const;
+  Topology meet(const lockstep_comm_config& config, const HierarchicalCommunicator* parent);
+  void make_sub_communicators(const lockstep_comm_config& config, const HierarchicalCommunicator* parent);
+  SubCommunicator::Parent parent_of(const std::vector<int>& members, const lockstep_comm_config& config,
+                                    const SubCommunicator* sub) const;
+  SubCommunicator& sub_communicator(Where where) const;
 
-  // ---- operations (communicator_operations.cpp)
+  // ---- operations (hierarchical_communicator_operations.cpp)
   void advance(const std::shared_ptr<Operation>& operation);
   void advance_once(const std::shared_ptr<Operation>& operation);
   void collect(Operation& operation);
   void post_steps(const std::shared_ptr<Operation>& operation);
   bool ready(const Operation& operation, const Step& step) const;
   void finish(const std::shared_ptr<Operation>& operation);
-  void pump();
+  void drive_queue();
   static void step_over(void* context);
 
   // ---- failure
   Failure break_with(Failure failure);
-  // Says in the store which collective this rank is stuck in. Called at every beat.
+  // Says in the store which collective this rank is stuck in. Called at every tick.
   void announce();
-  // Rewrites a part's words for a timeout in the collective at the head, when the store knows better who is missing.
+  // Rewrites a sub-communicator's words for a timeout in the collective at the head, when the store knows better who is missing.
   void name_missing(Failure& failure);
   // "rank 1, rank 3": who, by the store, has not entered collective `number`; "" when it does not say.
   std::string missing_in(std::uint64_t number);
@@ -152,10 +155,10 @@ class Communicator final : public Beating {
   const lockstep_host* const host_;
   const std::string name_;  // of the group
   Topology topology_;
-  std::unique_ptr<Part> local_, lane_, flat_;
-  Part* sole_ = nullptr;
+  std::unique_ptr<SubCommunicator> local_, lane_, flat_;
+  SubCommunicator* sole_ = nullptr;
 
-  std::atomic<std::uint32_t> pumps_{0};
+  std::atomic<std::uint32_t> drives_{0};
   std::mutex mutex_;  // guards what follows
   std::condition_variable idle_;
   std::deque<std::shared_ptr<Operation>> queue_;
@@ -164,9 +167,9 @@ class Communicator final : public Beating {
   bool closed_ = false;
   std::uint64_t n_collectives_ = 0;  // posted
   std::uint64_t seen_ahead_ = 0,
-                announced_ = 0;  // numbers: at the head at the last beat, last said in the store
+                announced_ = 0;  // numbers: at the head at the last tick, last said in the store
   std::vector<std::pair<std::size_t, void*>> blocks_;  // spare scratch
-  std::size_t users_ = 0;                              // threads inside, from callbacks and the pulse
+  std::size_t users_ = 0;                              // threads inside, from callbacks and the ticker
 };
 
 }  // namespace lockstep::comm::hierarchy

@@ -13,28 +13,30 @@
 #include <optional>
 
 #include "lockstep/base/deadline.h"
-#include "lockstep/host/internal/circle.h"
+#include "lockstep/host/internal/comm_members.h"
 #include "lockstep/host/internal/layout.h"
 
 namespace lockstep::comm::internal {
 
-struct Place {
+struct BufferRef {
   std::uint8_t* here = nullptr;  // null: not mapped in this process
   std::uint64_t there = 0;       // address in the owner's process
   std::int64_t pid = -1;         // the owner's
   int rank = -1;                 // the owner, when it is not mapped here
 
-  Place operator+(std::uint64_t n_bytes) const {
+  BufferRef operator+(std::uint64_t n_bytes) const {
     return {here == nullptr ? nullptr : here + n_bytes, there + n_bytes, pid, rank};
   }
 };
 
 // How others can get at [buffer, buffer + n_bytes) of this rank; `at` gets what they need to know. With a `peer`, how
 // that one can.
-Reach publish(Circle& circle, const void* buffer, std::uint64_t n_bytes, std::uint64_t& at, int peer = -1);
+Reach publish(CommMembers& members, const void* buffer, std::uint64_t n_bytes, std::uint64_t& at,
+              int peer = -1);
 // A buffer as its owner published it; nothing when that cannot be true.
-std::optional<Place> find(Circle& circle, int rank, Reach reach, std::uint64_t at, std::uint64_t n_bytes);
-inline Place own_place(const void* buffer) {
+std::optional<BufferRef> find(CommMembers& members, int rank, Reach reach, std::uint64_t at,
+                              std::uint64_t n_bytes);
+inline BufferRef own_buffer(const void* buffer) {
   return {.here = const_cast<std::uint8_t*>(static_cast<const std::uint8_t*>(buffer))};
 }
 
@@ -44,14 +46,14 @@ inline void copy_bytes(void* to, const void* from, std::uint64_t n_bytes) {
 
 // Pre: `to` is here. Raises kPeerLost when the owner of `from` is gone, kSystem when the kernel refuses.
 // `whole`: the bytes that this copy is a piece of; from 8 MiB on mapped memory is written past the caches.
-void copy(const Place& to, const Place& from, std::uint64_t n_bytes, std::uint64_t whole = 0);
+void copy(const BufferRef& to, const BufferRef& from, std::uint64_t n_bytes, std::uint64_t whole = 0);
 // What a copy by the kernel failed with.
 [[noreturn]] void raise_copy_failure(std::int64_t pid, int error, const char* call);
 
 // For a rank that failed and wants its buffer back: returns when `rank`, which may write there, is out of it (`inside` is
 // false), or cannot get at it any more. A thread of this process runs whenever the caller does and is waited for; another
 // process may be stopped for ever, so that after a moment the memory is taken from it.
-void take_back(Circle& circle, int rank, const void* buffer, std::uint64_t n_bytes,
+void take_back(CommMembers& members, int rank, const void* buffer, std::uint64_t n_bytes,
                const std::function<bool()>& inside, Deadline since);
 
 // Whether the kernel lets this process copy from and to the peer's, and the pid it vouches for is the owner of that arena:

@@ -22,7 +22,7 @@ namespace lockstep::comm::internal {
 // One rank as seen from here; also for this rank itself.
 struct Peer {
   local::Mapping segment;
-  Station* station = nullptr;
+  ArenaHeader* header = nullptr;
   std::int64_t pid =
       -1;  // in this process's pid namespace when vouched for, else in its own: for messages only
   bool vouched = false;  // the pid is the kernel's word, not the peer's
@@ -30,22 +30,22 @@ struct Peer {
   local::PeerProcess process;  // empty for ranks of this one
 };
 
-class Fabric {
+class HostPeers {
  public:
   // Blocks until all ranks have joined or the deadline passes. Raises kTimeout naming who is missing, kUnsupported
   // naming a rank on another host, kResource.
-  static std::unique_ptr<Fabric> join(const lockstep_comm_config& config);
+  static std::unique_ptr<HostPeers> join(const lockstep_comm_config& config);
 
   int rank() const { return rank_; }
   int size() const { return static_cast<int>(peers_.size()); }
   Arena& arena() { return *arena_; }
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
-  Station& own() { return arena_->station(); }
+  ArenaHeader& own() { return arena_->header(); }
   // Joining failed here after all: those that have joined hear that this rank left. Inside a catch block.
   void say_left();
 
  private:
-  explicit Fabric(const lockstep_comm_config& config);
+  explicit HostPeers(const lockstep_comm_config& config);
   // Raises kInternal when its arena is not laid out as this version does.
   void adopt(int rank, local::LocalPeer them);
   void check_kernel_copies();

@@ -1,5 +1,5 @@
 // Joining, leaving and failure, and what is kept between operations.
-#include "lockstep/hierarchy/internal/communicator.h"
+#include "lockstep/hierarchy/internal/hierarchical_communicator.h"
 
 #include <algorithm>
 #include <charconv>
@@ -108,13 +108,14 @@ Failure left_failure() {
 
 // ---- joining and leaving ----
 
-Communicator::Communicator(Setup& setup, const lockstep_comm_config& config, const Communicator* parent)
+HierarchicalCommunicator::HierarchicalCommunicator(Setup& setup, const lockstep_comm_config& config,
+                                                   const HierarchicalCommunicator* parent)
     : setup_(setup),
       host_(config.host),
       name_(config.name != nullptr ? config.name : ""),
       topology_(meet(config, parent)) {
   try {
-    make_parts(config, parent);
+    make_sub_communicators(config, parent);
   } catch (...) {
     Failure failure = base::current_failure();
     std::vector<std::string> words(static_cast<std::size_t>(config.size));
@@ -127,7 +128,7 @@ Communicator::Communicator(Setup& setup, const lockstep_comm_config& config, con
     base::raise(std::move(failure));
   }
   tell(config, "entered", "0");
-  // Nobody goes on, and perhaps aborts, while another has a part still to join.
+  // Nobody goes on, and perhaps aborts, while another has a sub-communicator still to join.
   const auto words = gather(config, "joined", "");
   for (std::size_t r = 0; r < words.size(); ++r) {
     if (!words[r].empty())
@@ -136,7 +137,8 @@ Communicator::Communicator(Setup& setup, const lockstep_comm_config& config, con
   }
 }
 
-Topology Communicator::meet(const lockstep_comm_config& config, const Communicator* parent) {
+Topology HierarchicalCommunicator::meet(const lockstep_comm_config& config,
+                                        const HierarchicalCommunicator* parent) {
   if (parent == nullptr) return Topology::of(gather(config, "host", setup_.identity()), config.rank);
   // The parent knows where all of its ranks are.
   std::vector<std::string> identities;
@@ -147,58 +149,61 @@ Topology Communicator::meet(const lockstep_comm_config& config, const Communicat
   return Topology::of(identities, config.rank);
 }
 
-Part::Parent Communicator::parent_of(const std::vector<int>& members, const lockstep_comm_config& config,
-                                     const Part* part) const {
-  if (part == nullptr) return {};
-  Part::Parent parent{.comm = part->comm()};
+SubCommunicator::Parent HierarchicalCommunicator::parent_of(const std::vector<int>& members,
+                                                            const lockstep_comm_config& config,
+                                                            const SubCommunicator* sub) const {
+  if (sub == nullptr) return {};
+  SubCommunicator::Parent parent{.comm = sub->comm()};
   for (const int r : members) {
-    const int place = part->rank_of(config.parent_ranks[r]);
-    if (place >= static_cast<int>(part->members().size())) return {};
+    const int place = sub->rank_of(config.parent_ranks[r]);
+    if (place >= static_cast<int>(sub->members().size())) return {};
     parent.ranks.push_back(place);
   }
   return parent;
 }
 
-void Communicator::make_parts(const lockstep_comm_config& config, const Communicator* parent) {
+void HierarchicalCommunicator::make_sub_communicators(const lockstep_comm_config& config,
+                                                      const HierarchicalCommunicator* parent) {
   std::vector<int> all(static_cast<std::size_t>(config.size));
   for (int r = 0; r < config.size; ++r) all[static_cast<std::size_t>(r)] = r;
-  const Part* const flat = parent != nullptr ? parent->flat_.get() : nullptr;
-  const Part* const local = parent != nullptr ? parent->local_.get() : nullptr;
+  const SubCommunicator* const flat = parent != nullptr ? parent->flat_.get() : nullptr;
+  const SubCommunicator* const local = parent != nullptr ? parent->local_.get() : nullptr;
   if (!topology_.one_rank_each() || topology_.one_host()) {
     const auto& members = topology_.neighbours();
-    local_ = std::make_unique<Part>(setup_.local, config, base::cat("local", topology_.host()), members,
-                                    parent_of(members, config, local));
+    local_ = std::make_unique<SubCommunicator>(setup_.local, config, base::cat("local", topology_.host()),
+                                               members, parent_of(members, config, local));
   }
   if (!topology_.one_host()) {
-    flat_ = std::make_unique<Part>(setup_.across, config, "flat", all, parent_of(all, config, flat));
+    flat_ =
+        std::make_unique<SubCommunicator>(setup_.across, config, "flat", all, parent_of(all, config, flat));
     if (!topology_.one_rank_each() && topology_.has_lane()) {
       const auto members = topology_.lane();
-      lane_ = std::make_unique<Part>(setup_.across, config,
-                                     base::cat("lane", topology_.even ? topology_.place() : 0), members,
-                                     Part::Parent{flat_->comm(), {members.begin(), members.end()}});
+      lane_ = std::make_unique<SubCommunicator>(
+          setup_.across, config, base::cat("lane", topology_.even ? topology_.place() : 0), members,
+          SubCommunicator::Parent{flat_->comm(), {members.begin(), members.end()}});
     }
   }
   if (topology_.one_host()) sole_ = local_.get();
   if (topology_.one_rank_each() && !topology_.one_host()) sole_ = flat_.get();
 }
 
-Communicator::~Communicator() {
+HierarchicalCommunicator::~HierarchicalCommunicator() {
   leave(nullptr);
   if (sole_ != nullptr) return;
-  setup_.pulse.remove(this);
+  setup_.ticker.remove(this);
   std::unique_lock lock(mutex_);
   idle_.wait(lock, [&] { return queue_.empty() && messages_.empty() && users_ == 0; });
   for (const auto& [size, block] : blocks_) local_->table().free(local_->comm(), block);
 }
 
-void Communicator::leave(const char* cause) {
+void HierarchicalCommunicator::leave(const char* cause) {
   const CallerInside inside;
   {
     const std::lock_guard lock(mutex_);
     if (closed_) return;
     closed_ = true;
   }
-  for (const Part* one : {flat_.get(), local_.get(), lane_.get()}) {
+  for (const SubCommunicator* one : {flat_.get(), local_.get(), lane_.get()}) {
     if (one != nullptr) one->leave(cause);
   }
   if (sole_ != nullptr) return;
@@ -207,17 +212,17 @@ void Communicator::leave(const char* cause) {
 
 // ---- failure ----
 
-Part& Communicator::part(Where where) const {
+SubCommunicator& HierarchicalCommunicator::sub_communicator(Where where) const {
   return where == Where::kLocal ? *local_ : where == Where::kLane ? *lane_ : *flat_;
 }
 
-Failure Communicator::break_with(Failure failure) {
+Failure HierarchicalCommunicator::break_with(Failure failure) {
   {
     const std::lock_guard lock(mutex_);
     if (first_) return *first_;
     if (closed_) return left_failure();
   }
-  // All ranks share the flat part: what it heard first is what failed first.
+  // All ranks share the flat sub-communicator: what it heard first is what failed first.
   if (failure.kind == ErrorKind::kTimeout && !flat_->failure()) name_missing(failure);
   flat_->abort(failure);
   failure = flat_->failure().value_or(failure);
@@ -226,13 +231,13 @@ Failure Communicator::break_with(Failure failure) {
     if (!first_) first_ = failure;
     failure = *first_;
   }
-  for (const Part* one : {local_.get(), lane_.get()}) {
+  for (const SubCommunicator* one : {local_.get(), lane_.get()}) {
     if (one != nullptr) one->abort(failure);
   }
   return failure;
 }
 
-void Communicator::announce() {
+void HierarchicalCommunicator::announce() {
   std::uint64_t number = 0;
   {
     const std::lock_guard lock(mutex_);
@@ -244,7 +249,7 @@ void Communicator::announce() {
   host_->kv_set(host_->context, key_of("entered", rank()).c_str(), words.data(), words.size());
 }
 
-std::string Communicator::missing_in(std::uint64_t number) {
+std::string HierarchicalCommunicator::missing_in(std::uint64_t number) {
   constexpr int kMostNamed = 8;
   const Deadline patience = Deadline::after(kAskPatience);
   std::string names;
@@ -258,7 +263,7 @@ std::string Communicator::missing_in(std::uint64_t number) {
   return names;
 }
 
-base::Awaited Communicator::awaited(const Operation& operation) {
+base::Awaited HierarchicalCommunicator::awaited(const Operation& operation) {
   const lockstep_op& op = operation.op;
   std::string words = base::cat("group \"", name_, "\": rank ", rank(), " is in ");
   if (op.kind == LOCKSTEP_SEND) {
@@ -274,7 +279,7 @@ base::Awaited Communicator::awaited(const Operation& operation) {
   return {.words = std::move(words), .deadline = Deadline::from_monotonic_ns(op.deadline_ns)};
 }
 
-void Communicator::name_missing(Failure& failure) {
+void HierarchicalCommunicator::name_missing(Failure& failure) {
   std::shared_ptr<Operation> head;
   {
     const std::lock_guard lock(mutex_);
@@ -288,27 +293,27 @@ void Communicator::name_missing(Failure& failure) {
                               ": it waits for ", names, ", which had not entered it; ", failure.message);
 }
 
-std::optional<Failure> Communicator::stopped() {
+std::optional<Failure> HierarchicalCommunicator::stopped() {
   const std::lock_guard lock(mutex_);
   if (first_) return first_;
   if (closed_) return left_failure();
   return std::nullopt;
 }
 
-std::optional<Failure> Communicator::failure() {
+std::optional<Failure> HierarchicalCommunicator::failure() {
   if (sole_ != nullptr) return sole_->failure();
   {
     const std::lock_guard lock(mutex_);
     if (first_ || closed_) return first_;
   }
-  for (const Part* one : {flat_.get(), local_.get(), lane_.get()}) {
+  for (const SubCommunicator* one : {flat_.get(), local_.get(), lane_.get()}) {
     if (one == nullptr) continue;
     if (auto failure = one->failure()) return break_with(std::move(*failure));
   }
   return std::nullopt;
 }
 
-void Communicator::abort(const std::string& reason) {
+void HierarchicalCommunicator::abort(const std::string& reason) {
   const CallerInside inside;
   if (sole_ != nullptr) return sole_->table().comm_abort(sole_->comm(), reason.c_str());
   break_with({.kind = ErrorKind::kAborted,
@@ -317,28 +322,28 @@ void Communicator::abort(const std::string& reason) {
   drive_stopped();
 }
 
-// ---- the pulse, and scratch ----
+// ---- the ticker, and scratch ----
 
-bool Communicator::enter() {
+bool HierarchicalCommunicator::enter() {
   const std::lock_guard lock(mutex_);
   if (queue_.empty() && messages_.empty()) return false;
   ++users_;
   return true;
 }
 
-void Communicator::exit() {
+void HierarchicalCommunicator::exit() {
   const std::lock_guard lock(mutex_);
   --users_;
   idle_.notify_all();
 }
 
-void Communicator::beat() {
+void HierarchicalCommunicator::tick() {
   announce();
   drive_stopped();
 }
 
 // Looks for failures, ends what is late, and lets the operations of a broken communicator run out.
-void Communicator::drive_stopped() {
+void HierarchicalCommunicator::drive_stopped() {
   failure();
   std::vector<std::shared_ptr<Operation>> under_way;
   std::optional<Failure> late;
@@ -356,12 +361,12 @@ void Communicator::drive_stopped() {
   if (late) break_with(std::move(*late));
   if (!stopped()) return;
   for (const auto& operation : under_way) advance(operation);
-  pump();
+  drive_queue();
 }
 
 // Blocks are kept for the next: giving pages back to the kernel takes longer than most collectives.
-std::shared_ptr<void> Communicator::scratch(std::size_t n_bytes) {
-  Part* const from = n_bytes >= kSharedScratch ? memory() : nullptr;
+std::shared_ptr<void> HierarchicalCommunicator::scratch(std::size_t n_bytes) {
+  SubCommunicator* const from = n_bytes >= kSharedScratch ? memory() : nullptr;
   if (from == nullptr) return {::operator new(n_bytes), [](void* p) { ::operator delete(p); }};
   std::pair<std::size_t, void*> block{n_bytes, nullptr};
   {

@@ -1,4 +1,4 @@
-#include "lockstep/host/internal/fabric.h"
+#include "lockstep/host/internal/host_peers.h"
 
 #include <fmt/core.h>
 
@@ -11,8 +11,8 @@
 #include "lockstep/base/detail/process.h"
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
-#include "lockstep/host/internal/circle.h"
-#include "lockstep/host/internal/place.h"
+#include "lockstep/host/internal/buffer_ref.h"
+#include "lockstep/host/internal/comm_members.h"
 #include "lockstep/host/internal/push.h"
 #include "lockstep/local/wake.h"
 
@@ -45,14 +45,14 @@ class HostStore final : public local::KeyValue {
   const lockstep_host& host_;
 };
 
-// Of the communicator that made the fabric.
-Board& first_board(const Peer& peer) {
-  return *reinterpret_cast<Board*>(peer.segment->data() + peer.station->board_at);
+// Of the communicator that made HostPeers.
+CommBlock& first_block(const Peer& peer) {
+  return *reinterpret_cast<CommBlock*>(peer.segment->data() + peer.header->block_at);
 }
 
 }  // namespace
 
-Fabric::Fabric(const lockstep_comm_config& config)
+HostPeers::HostPeers(const lockstep_comm_config& config)
     : rank_(config.rank),
       identity_{.magic = kLayoutMagic, .rank = config.rank, .nonce = {}},
       arena_(
@@ -62,11 +62,11 @@ Fabric::Fabric(const lockstep_comm_config& config)
   nonce.copy(identity_.nonce, sizeof(identity_.nonce));
   nonce.copy(own().nonce, sizeof(own().nonce));
   own().identity_at = reinterpret_cast<std::uintptr_t>(&identity_);
-  own().board_at = arena_->offset_of(make_board(*arena_, config.rank, config.size));
+  own().block_at = arena_->offset_of(make_comm_block(*arena_, config.rank, config.size));
 }
 
-std::unique_ptr<Fabric> Fabric::join(const lockstep_comm_config& config) {
-  std::unique_ptr<Fabric> fabric(new Fabric(config));
+std::unique_ptr<HostPeers> HostPeers::join(const lockstep_comm_config& config) {
+  std::unique_ptr<HostPeers> host_peers(new HostPeers(config));
   const Deadline deadline = Deadline::from_monotonic_ns(config.deadline_ns);
   try {
     HostStore store(*config.host);
@@ -74,31 +74,32 @@ std::unique_ptr<Fabric> Fabric::join(const lockstep_comm_config& config) {
                                      .size = config.size,
                                      .group = config.name != nullptr ? config.name : "",
                                      .version = kLayoutVersion,
-                                     .own = fabric->arena_->segment(),
-                                     .attendance_at = offsetof(Station, attendance),
+                                     .own = host_peers->arena_->segment(),
+                                     .attendance_at = offsetof(ArenaHeader, attendance),
                                      .deadline = deadline});
-    for (int r = 0; r < fabric->size(); ++r) fabric->adopt(r, std::move(peers[static_cast<std::size_t>(r)]));
-    if (config.size == 1) return fabric;
-    fabric->check_kernel_copies();
-    fabric->await_all(deadline);
+    for (int r = 0; r < host_peers->size(); ++r)
+      host_peers->adopt(r, std::move(peers[static_cast<std::size_t>(r)]));
+    if (config.size == 1) return host_peers;
+    host_peers->check_kernel_copies();
+    host_peers->await_all(deadline);
   } catch (...) {
-    fabric->say_left();
+    host_peers->say_left();
     throw;
   }
-  return fabric;
+  return host_peers;
 }
 
-void Fabric::adopt(int rank, local::LocalPeer them) {
-  auto* station = reinterpret_cast<Station*>(them.segment->data());
+void HostPeers::adopt(int rank, local::LocalPeer them) {
+  auto* header = reinterpret_cast<ArenaHeader*>(them.segment->data());
   const std::uint64_t room = them.segment->size();
-  if (room < kHeapAt || station->magic != kLayoutMagic || station->version != kLayoutVersion ||
-      station->rank != rank || station->board_at < kHeapAt || station->board_at > room ||
-      Board::bytes(size()) > room - station->board_at) {
+  if (room < kHeapAt || header->magic != kLayoutMagic || header->version != kLayoutVersion ||
+      header->rank != rank || header->block_at < kHeapAt || header->block_at > room ||
+      CommBlock::bytes(size()) > room - header->block_at) {
     base::raise(ErrorKind::kInternal, fmt::format("the arena of rank {} is not laid out as expected", rank),
                 ErrorFamily::kBackend);
   }
   Peer& peer = peers_[static_cast<std::size_t>(rank)];
-  peer.station = station;
+  peer.header = header;
   peer.segment = std::move(them.segment);
   peer.same_process = them.same_process;
   peer.process = std::move(them.process);
@@ -109,7 +110,7 @@ void Fabric::adopt(int rank, local::LocalPeer them) {
   peer.pid = peer.vouched ? pid : them.pid;
 }
 
-void Fabric::check_kernel_copies() {
+void HostPeers::check_kernel_copies() {
   bool work = !base::environment_flag(base::EnvVar::kLockstepStagedOnly);
   for (int r = 0; r < size() && work; ++r) work = peer(r).same_process || kernel_copies_work(peer(r), r);
   // One will do: the others are processes of the same user, seen through the same /proc.
@@ -119,27 +120,27 @@ void Fabric::check_kernel_copies() {
 }
 
 // Others that were quicker may have joined already and count on this rank.
-void Fabric::say_left() {
+void HostPeers::say_left() {
   const auto left =
-      base::current_failure().kind == ErrorKind::kPeerLost ? Board::kAfterAnother : Board::kLeft;
-  reinterpret_cast<Board*>(arena_->base() + own().board_at)->left.store(left, std::memory_order_seq_cst);
+      base::current_failure().kind == ErrorKind::kPeerLost ? CommBlock::kAfterAnother : CommBlock::kLeft;
+  reinterpret_cast<CommBlock*>(arena_->base() + own().block_at)->left.store(left, std::memory_order_seq_cst);
   for (const Peer& peer : peers_) {
-    if (peer.station != nullptr) local::wake(peer.station->doorbell);
+    if (peer.header != nullptr) local::wake(peer.header->doorbell);
   }
 }
 
 // Names who was gone first: a rank that left after another did so when it had seen that one, so whoever sees the second
 // and looks again sees the first.
-void Fabric::check_all_there() {
+void HostPeers::check_all_there() {
   std::optional<int> second;
   do {
     const bool again = second.has_value();
     for (int r = 0; r < size(); ++r) {
       if (r == rank_) continue;
-      const auto left = first_board(peer(r)).left.load(std::memory_order_seq_cst);
-      if (left == Board::kAfterAnother) {
+      const auto left = first_block(peer(r)).left.load(std::memory_order_seq_cst);
+      if (left == CommBlock::kAfterAnother) {
         second = r;
-      } else if (left != Board::kHere) {
+      } else if (left != CommBlock::kHere) {
         local::raise_gone(r, "left");
       } else if (peer(r).process.lost()) {
         local::raise_gone(r, "ended");
@@ -150,11 +151,11 @@ void Fabric::check_all_there() {
 }
 
 // Nobody may leave before everybody has mapped everybody. The last one to come wakes the others.
-void Fabric::await_all(Deadline deadline) {
-  std::atomic<std::uint32_t>& n_joined = peer(0).station->n_joined;
+void HostPeers::await_all(Deadline deadline) {
+  std::atomic<std::uint32_t>& n_joined = peer(0).header->n_joined;
   const auto all = static_cast<std::uint32_t>(size());
   if (n_joined.fetch_add(1, std::memory_order_seq_cst) + 1 == all) {
-    for (const Peer& peer : peers_) local::wake(peer.station->doorbell);
+    for (const Peer& peer : peers_) local::wake(peer.header->doorbell);
     return;
   }
   for (;;) {

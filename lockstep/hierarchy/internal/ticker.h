@@ -1,4 +1,4 @@
-// A beat every 20 ms for the communicators that have operations under way; none, no beat. And a thread for calls that must
+// A tick every 20 ms for the communicators that have operations under way; none, no tick. And a thread for calls that must
 // not come from the one that caused them.
 // Thread: one per engine, "ls-hierarchy", started with the first operation, asleep while nothing is under way, joined by
 // the destructor. Thread safety: all methods.
@@ -14,24 +14,24 @@
 
 namespace lockstep::comm::hierarchy {
 
-class Beating {
+class Ticking {
  public:
   // Called outside any lock, between enter and exit.
-  virtual void beat() = 0;
+  virtual void tick() = 0;
   // Keeps the object alive until exit(). False when it has nothing under way: it is taken off the list.
   virtual bool enter() = 0;
   virtual void exit() = 0;
 
  protected:
-  ~Beating() = default;
+  ~Ticking() = default;
 };
 
-class Pulse {
+class Ticker {
  public:
-  ~Pulse();
-  void add(Beating* one);
-  // Afterwards enter() is not called any more; a beat() under way ends with exit().
-  void remove(Beating* one);
+  ~Ticker();
+  void add(Ticking* one);
+  // Afterwards enter() is not called any more; a tick() under way ends with exit().
+  void remove(Ticking* one);
   // Runs `call` on the thread, soon, under no lock.
   void call_soon(std::function<void()> call);
 
@@ -41,7 +41,7 @@ class Pulse {
 
   std::mutex mutex_;  // guards what follows
   std::condition_variable changed_;
-  std::set<Beating*> active_;
+  std::set<Ticking*> active_;
   std::deque<std::function<void()>> soon_;
   bool stopping_ = false;
   base::Thread thread_;

@@ -13,31 +13,31 @@
 
 namespace lockstep::comm::hierarchy {
 
-// A failure as the reason of an abort, so that the ranks of a part learn kind and culprit, not only words. from_reason
+// A failure as the reason of an abort, so that the ranks of a sub-communicator learn kind and culprit, not only words. from_reason
 // finds it again inside the words the engine made of the reason; nothing when there is none.
 std::string to_reason(const Failure& failure);
 std::optional<Failure> from_reason(std::string_view words);
 
-class Part {
+class SubCommunicator {
  public:
   // Which communicator of the same engine all members are in already, and their ranks there; null: none.
   struct Parent {
     lockstep_comm* comm = nullptr;
     std::vector<std::int32_t> ranks = {};
   };
-  // Collective over `members`, ranks of the whole group in the part's order. Its keys lie under `space` in the group's
+  // Collective over `members`, ranks of the whole group in the sub-communicator's order. Its keys lie under `space` in the group's
   // key-value space. Raises what the engine says.
-  Part(const Engine& engine, const lockstep_comm_config& whole, std::string space, std::vector<int> members,
-       const Parent& parent);
-  ~Part();
-  Part(const Part&) = delete;
+  SubCommunicator(const Engine& engine, const lockstep_comm_config& whole, std::string space,
+                  std::vector<int> members, const Parent& parent);
+  ~SubCommunicator();
+  SubCommunicator(const SubCommunicator&) = delete;
 
   const lockstep_engine& table() const { return engine_.table(); }
   lockstep_comm* comm() const { return comm_; }
   const std::vector<int>& members() const { return members_; }
   int rank_of(int whole_rank) const;
 
-  // The first failure, ranks as in the whole group; nothing while the part is well.
+  // The first failure, ranks as in the whole group; nothing while the sub-communicator is well.
   std::optional<Failure> failure() const;
   // `words` of an operation that failed with `status`, as a failure of the whole.
   Failure explain(lockstep_status status, std::string words) const;

@@ -1,0 +1,128 @@
+// Send and receive of one communicator. Each call is one P2pOperation; the matcher pairs them with what the other ranks
+// sent, by sender and tag in the order posted, and moves the bytes.
+//
+// Short messages travel in the slots of the sender's send queue: the sender is done at once. A long one is offered
+// (layout.h, LongMessage) and the receiver chooses the cheapest way the two buffers allow: one copy by one side when one of
+// them can be reached (buffer_ref.h), by both sides when both can and it is large, else through a pipe.
+//
+// Thread safety: everything is called by whoever drives the communicator. No call waits.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <list>
+#include <optional>
+#include <vector>
+
+#include "lockstep/base/deadline.h"
+#include "lockstep/base/error.h"
+#include "lockstep/engine/engine_abi.h"
+#include "lockstep/host/internal/buffer_ref.h"
+#include "lockstep/host/internal/comm_members.h"
+
+namespace lockstep::comm::internal {
+
+// A send or a receive under way. Lives from submit() until it is over or withdrawn.
+struct P2pOperation {
+  P2pOperation(const lockstep_op& call, std::uint64_t bytes) : op(call), n_bytes(bytes), peer(call.root) {}
+
+  const lockstep_op op;  // kind, root, tag, buffers, source
+  const std::uint64_t n_bytes;
+  bool over = false;
+  std::optional<Failure> failure;  // with over
+
+  // The rank it deals with; -1 while any will do.
+  int peer;
+  // Counts up whenever it got further.
+  std::uint64_t mark = 0;
+  // Of a long message: its record in shared memory, and how much of it this side has moved.
+  LongMessage* message = nullptr;
+  std::uint64_t moved = 0;
+  std::uint8_t* pipe = nullptr;
+  bool taken = false;  // receiver: the message is matched with this call. Sender: the receiver has taken it
+  bool is_send() const { return op.kind == LOCKSTEP_SEND; }
+};
+
+class MessageMatcher {
+ public:
+  explicit MessageMatcher(CommMembers& members)
+      : members_(members), unexpected_(static_cast<std::size_t>(members.size())) {}
+
+  // The point-to-point operation must stay until it is over or withdraw() was true.
+  void submit(P2pOperation& p2p);
+  // Goes as far as the others allow.
+  void advance();
+  // Takes a point-to-point operation back that no peer has met; false when the bytes are on their way and it must go on.
+  bool withdraw(P2pOperation& p2p);
+  // Forgets a point-to-point operation, or every one, once its peer is out of the buffer: the communicator is broken or closed, nobody
+  // will look at them again.
+  void forget(P2pOperation& p2p);
+  void clear();
+
+ private:
+  // A message nobody has asked for yet.
+  struct UnexpectedMessage {
+    Envelope envelope;
+    LongMessage* message;  // null: the payload is here
+    std::vector<std::uint8_t> payload;
+  };
+
+  // Sending.
+  SendQueue* send_queue_to(int rank);
+  bool post_envelope(P2pOperation& p2p);
+  LongMessage* new_message(const P2pOperation& p2p);
+  void advance_sends();
+  void advance_send(P2pOperation& p2p);
+  void open_pipe(P2pOperation& p2p);
+  void fill_pipe(P2pOperation& p2p);
+  void recycle(P2pOperation& p2p);
+  // Receiving.
+  void advance_read(P2pOperation& p2p);
+  void collect(int from);
+  P2pOperation* reader_of(int from, std::int32_t tag);
+  bool take_unexpected(P2pOperation& p2p, int from);
+  void deliver(P2pOperation& p2p, int from, const Envelope& envelope, const std::uint8_t* payload);
+  bool begin(P2pOperation& p2p, int from, const Envelope& envelope, LongMessage& message);
+  void advance_receive(P2pOperation& p2p);
+  void drain_pipe(P2pOperation& p2p);
+  void finish_receive(P2pOperation& p2p);
+  // The two calls differ in type or number: breaks the group, or the sender of a short message would never know.
+  bool fits(const P2pOperation& p2p, const Envelope& envelope) const;
+  void refuse(P2pOperation& p2p, int from, const Envelope& envelope);
+  // Both.
+  class Inside;
+  // Still worth touching the other side's buffer.
+  bool wanted(const LongMessage& message);
+  // Moves what is left of a point-to-point operation; false when it was given up before the end.
+  bool copy_rest(P2pOperation& p2p, const BufferRef& to, const BufferRef& from);
+  void copy_claimed(P2pOperation& p2p);
+  void give_up(P2pOperation& p2p);
+  // Returns when the other side is out of the point-to-point operation's buffer, as take_back does (buffer_ref.h).
+  void await_out(const P2pOperation& p2p, Deadline since);
+  void end(P2pOperation& p2p, std::optional<Failure> failure = {});
+  void sweep();
+
+  CommMembers& members_;
+  std::list<P2pOperation*> sends_, reads_;                 // in the order posted
+  std::vector<std::deque<UnexpectedMessage>> unexpected_;  // by sender
+  std::vector<LongMessage*> withdrawn_;                    // until the receiver has seen it
+  std::vector<LongMessage*> free_messages_;
+  std::vector<std::uint8_t*> free_pipes_;
+};
+
+// While one lives, this side is inside the other's buffer. Whoever gives up says so and then looks whether the other is
+// inside; whoever goes in does it the other way round: one of the two sees the other.
+class MessageMatcher::Inside {
+ public:
+  explicit Inside(const P2pOperation& p2p)
+      : flag_(p2p.is_send() ? p2p.message->sender_inside : p2p.message->receiver_inside) {
+    flag_.store(1, std::memory_order_seq_cst);
+  }
+  ~Inside() { flag_.store(0, std::memory_order_release); }
+  Inside(const Inside&) = delete;
+
+ private:
+  std::atomic<std::uint32_t>& flag_;
+};
+
+}  // namespace lockstep::comm::internal
