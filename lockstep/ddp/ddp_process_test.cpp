@@ -13,6 +13,7 @@
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/ddp_testing.h"
 #include "lockstep/process/spawn.h"
+#include "lockstep/rendezvous/rendezvous.h"
 
 namespace lockstep {
 namespace {
@@ -60,6 +61,25 @@ TEST(DdpProcesses, TrainLikeOneProcess) {
     train_and_compare<MlpImpl>(n, true);
     train_and_compare<TiedImpl>(n, false);
   }
+}
+
+// The model's group is not the default one, which does not exist.
+TEST(DdpProcesses, TrainOverACreatedGroup) {
+  constexpr int kRanks = 2;
+  spawn(kRanks, [&](int rank) {
+    torch::set_num_threads(1);
+    const auto place = rendezvous();
+    const auto group = create_group({.store = place.store, .rank = rank, .size = kRanks, .name = "trainers"});
+    const Trained alone = train_alone<MlpImpl>(kRanks);
+    const Trained mine =
+        train_rank<MlpImpl>(rank, kRanks, {.process_group = group, .bucket_cap_mb = 0.0002}, true);
+    require(!is_initialized(), "no default world");
+    for (std::size_t i = 0; i < alone.parameters.size(); ++i) {
+      require(torch::allclose(mine.parameters[i], alone.parameters[i], 1e-4, 1e-6),
+              "parameters differ from one process's");
+    }
+    destroy_process_group(group);
+  });
 }
 
 // Counts in memory that parent and ranks share.

@@ -8,7 +8,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/group/detail/call_report.h"
 #include "lockstep/group/detail/join.h"
-#include "lockstep/group/internal/world_state.h"
+#include "lockstep/group/internal/worlds.h"
 
 namespace lockstep {
 namespace {
@@ -36,7 +36,7 @@ CallRecord record_of(const internal::CallReport& report) {
   record.where = where;
   record.duration_ms = report.duration_ms;
   record.failure = report.failure;
-  const Group world = internal::current_world().group();
+  const Group world = internal::current_worlds().group();
   if (world) {
     record.rank = world->rank();
     record.world_size = world->size();

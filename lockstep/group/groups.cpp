@@ -3,7 +3,6 @@
 #include "lockstep/debug/detail/rank_list.h"
 
 #include <algorithm>
-#include <cctype>
 #include <numeric>
 #include <set>
 
@@ -11,14 +10,15 @@
 #include "lockstep/base/detail/text.h"
 #include "lockstep/group/detail/call_report.h"
 #include "lockstep/group/detail/group_base.h"
-#include "lockstep/group/internal/world_state.h"
+#include "lockstep/group/internal/worlds.h"
 
 namespace lockstep {
 namespace {
 
-using internal::current_world;
+using internal::current_worlds;
 using internal::list_ranks;
 using internal::Members;
+using internal::World;
 
 // One call of this file: its name and its caller's line, for messages.
 struct Call {
@@ -38,11 +38,10 @@ struct Call {
     return internal::timed_call(what, where, nullptr, fn);
   }
 
-  // `group`, or the default one; its members only.
-  Group member(const Group& group) const {
+  // The world of `group`, or the default one; its members only.
+  std::shared_ptr<World> world_of(const Group& group) const {
     if (!is_group_member(group)) refuse("this rank is no member of the group");
-    current_world().require(group, what);
-    return group ? group : default_group();
+    return current_worlds().of(group, what);
   }
 
   Milliseconds timeout(const std::optional<Milliseconds>& given, const ProcessGroup& otherwise) const {
@@ -65,52 +64,57 @@ struct Call {
   }
 };
 
-void check_name(const Call& call, const std::string& name) {
-  const auto allowed = [](unsigned char c) {
-    return std::isalnum(c) || c == '_' || c == '-' || c == '.' || c == ':';
-  };
-  const auto digit = [](unsigned char c) { return std::isdigit(c) != 0; };
-  if (name.empty()) return;
-  if (!std::ranges::all_of(name, allowed) || std::ranges::all_of(name, digit)) {
-    call.refuse("group_name is \"", name, "\"; use letters, digits, _ - . and :, not digits alone");
-  }
-}
+// Which group the ranks of a call belong to.
+struct Whole {
+  Whole(const Call& call, const Group& given)
+      : world(call.world_of(given)), group(given ? given : world->root()) {}
 
-Group make(const Call& call, std::vector<int> ranks, const NewGroupOptions& options) {
-  check_name(call, options.group_name);
-  const auto world = call.member({});
-  Members members(std::move(ranks));
-  if (options.use_local_synchronization && members.index_of(world->rank()) < 0) {
-    call.refuse("with use_local_synchronization only members call; this is rank ", world->rank(),
-                ", the members are ", list_ranks(members.ranks()));
+  // All ranks of the world call; otherwise only the group's members know of what is made of it.
+  bool is_root() const { return group == world->root(); }
+  const char* words() const { return is_root() ? "the world" : "the parent"; }
+  // Ranks of the world of ranks of the group, ascending.
+  std::vector<int> in_world(const std::vector<int>& ranks) const {
+    std::vector<int> translated;
+    for (const int rank : ranks) translated.push_back(group->ranks()[static_cast<std::size_t>(rank)]);
+    return translated;
   }
-  return current_world().make(
+
+  std::shared_ptr<World> world;
+  Group group;
+};
+
+// `ranks` are ranks of the world.
+Group make(const Call& call, const Whole& whole, std::vector<int> ranks, const NewGroupOptions& options) {
+  if (!options.group_name.empty()) {
+    if (const auto why = internal::wrong_name(options.group_name); !why.empty()) call.refuse(why);
+  }
+  Members members(std::move(ranks));
+  const int rank = whole.world->rank();
+  if (options.use_local_synchronization && members.index_of(rank) < 0) {
+    call.refuse("with use_local_synchronization only members call; this is rank ", rank, ", the members are ",
+                list_ranks(members.ranks()));
+  }
+  return whole.world->make(
       {.what = call.what,
        .members = std::move(members),
-       .timeout = call.timeout(options.timeout, *world),
+       .timeout = call.timeout(options.timeout, *whole.group),
        .parts = options.backend.empty() ? internal::BackendParts{} : internal::parse_backend(options.backend),
        .desc = options.group_desc,
        .name = options.group_name,
-       .hashed = options.use_local_synchronization});
+       .hashed = options.use_local_synchronization || !whole.is_root()});
 }
 
-Subgroups make_all(const Call& call, const std::vector<std::vector<int>>& lists,
-                   const SubgroupsOptions& options, bool only_members_call) {
+// The lists hold ranks of the world, ascending.
+Subgroups make_all(const Call& call, const Whole& whole, const std::vector<std::vector<int>>& lists,
+                   const SubgroupsOptions& options) {
   Subgroups made{.mine = non_member_group(), .all = {}};
-  const int rank = default_group()->rank();
   for (const auto& list : lists) {
-    const bool mine = std::ranges::binary_search(list, rank);
-    if (!mine && only_members_call) {
-      made.all.push_back(non_member_group());
-      continue;
-    }
-    made.all.push_back(make(call, list,
+    made.all.push_back(make(call, whole, list,
                             {.timeout = options.timeout,
                              .backend = options.backend,
-                             .use_local_synchronization = only_members_call,
                              .group_desc = options.group_desc,
                              .where = options.where}));
-    if (mine) made.mine = made.all.back();
+    if (std::ranges::binary_search(list, whole.world->rank())) made.mine = made.all.back();
   }
   return made;
 }
@@ -146,25 +150,29 @@ int size_of_subgroups(const Call& call, int group_size, int size) {
 Group new_group(std::vector<int> ranks, NewGroupOptions options) {
   const Call call{"new_group", options.where};
   return call.timed([&]() -> Group {
-    const auto world = call.member({});
-    return make(call, call.sorted(std::move(ranks), world->size(), "the world"), options);
+    const Whole whole(call, options.parent);
+    return make(call, whole,
+                whole.in_world(call.sorted(std::move(ranks), whole.group->size(), whole.words())), options);
   });
 }
 
 Group new_group(NewGroupOptions options) {
   const Call call{"new_group", options.where};
-  return call.timed([&]() -> Group { return make(call, call.member({})->ranks(), options); });
+  return call.timed([&]() -> Group {
+    const Whole whole(call, options.parent);
+    return make(call, whole, whole.group->ranks(), options);
+  });
 }
 
 Subgroups new_subgroups(int group_size, SubgroupsOptions options) {
   const Call call{"new_subgroups", options.where};
   return call.timed([&] {
-    const auto whole = call.member(options.group);
-    const int size = size_of_subgroups(call, group_size, whole->size());
+    const Whole whole(call, options.group);
+    const int size = size_of_subgroups(call, group_size, whole.group->size());
+    const auto& ranks = whole.group->ranks();
     std::vector<std::vector<int>> lists;
-    for (auto at = whole->ranks().begin(); at != whole->ranks().end(); at += size)
-      lists.emplace_back(at, at + size);
-    return make_all(call, lists, options, whole != default_group());
+    for (auto at = ranks.begin(); at != ranks.end(); at += size) lists.emplace_back(at, at + size);
+    return make_all(call, whole, lists, options);
   });
 }
 
@@ -172,11 +180,12 @@ Subgroups new_subgroups_by_enumeration(std::vector<std::vector<int>> ranks_per_s
                                        SubgroupsOptions options) {
   const Call call{"new_subgroups_by_enumeration", options.where};
   return call.timed([&] {
-    if (options.group) call.refuse("the lists hold ranks of the world; leave out the group");
-    const auto world = call.member({});
-    for (auto& list : ranks_per_subgroup) list = call.sorted(std::move(list), world->size(), "the world");
+    const Whole whole(call, options.group);
+    if (!whole.is_root()) call.refuse("the lists hold ranks of the world; leave out the group");
+    for (auto& list : ranks_per_subgroup)
+      list = call.sorted(std::move(list), whole.group->size(), "the world");
     check_apart(call, ranks_per_subgroup);
-    return make_all(call, ranks_per_subgroup, options, false);
+    return make_all(call, whole, ranks_per_subgroup, options);
   });
 }
 
@@ -184,50 +193,49 @@ namespace {
 
 Group split(const Call& call, const Group& parent, std::vector<std::vector<int>> split_ranks,
             const SplitGroupOptions& options) {
-  const auto whole = call.member(parent);
-  for (auto& list : split_ranks) list = call.sorted(std::move(list), whole->size(), "the parent");
+  const Whole whole(call, parent);
+  const ProcessGroup& group = *whole.group;
+  for (auto& list : split_ranks) list = call.sorted(std::move(list), group.size(), "the parent");
   check_apart(call, split_ranks);
-  const auto timeout = call.timeout(options.timeout, *whole);
+  const auto timeout = call.timeout(options.timeout, group);
   const auto mine = std::ranges::find_if(
-      split_ranks, [&](const auto& list) { return std::ranges::binary_search(list, whole->rank()); });
+      split_ranks, [&](const auto& list) { return std::ranges::binary_search(list, group.rank()); });
   if (mine == split_ranks.end()) return non_member_group();
-  std::vector<int> ranks;
-  for (const int rank : *mine) ranks.push_back(whole->ranks()[static_cast<std::size_t>(rank)]);
   const auto number = mine - split_ranks.begin();
-  const bool alone = whole->size() == 1;
-  return current_world().make(
+  return whole.world->make(
       {.what = call.what,
-       .members = Members(std::move(ranks)),
+       .members = Members(whole.in_world(*mine)),
        .timeout = timeout,
-       .parts = alone ? internal::BackendParts{} : internal::parse_backend(whole->backend_config()),
-       .desc = options.group_desc.empty() ? base::cat(whole->desc(), ":split:", number) : options.group_desc,
+       .parts =
+           group.size() == 1 ? internal::BackendParts{} : internal::parse_backend(group.backend_config()),
+       .desc = options.group_desc.empty() ? base::cat(group.desc(), ":split:", number) : options.group_desc,
        .hashed = true});
 }
 
 Group shrink(const Call& call, std::vector<int> ranks_to_exclude, const ShrinkGroupOptions& options) {
-  const auto old = call.member(options.group);
-  const auto excluded = call.sorted(std::move(ranks_to_exclude), old->size(), "the group");
-  if (excluded.size() == old->ranks().size()) call.refuse("every rank is excluded");
-  if (std::ranges::binary_search(excluded, old->rank())) {
-    call.refuse("this rank (", old->rank(), ") is excluded; only those that stay call");
+  const Whole whole(call, options.group);
+  ProcessGroup& old = *whole.group;
+  const auto excluded = call.sorted(std::move(ranks_to_exclude), old.size(), "the group");
+  if (excluded.size() == old.ranks().size()) call.refuse("every rank is excluded");
+  if (std::ranges::binary_search(excluded, old.rank())) {
+    call.refuse("this rank (", old.rank(), ") is excluded; only those that stay call");
   }
-  const auto timeout = call.timeout(options.timeout, *old);
+  const auto timeout = call.timeout(options.timeout, old);
   const bool abort_first = options.flags == ShrinkFlags::kAbort;
-  if (old == default_group()) return current_world().shrink(excluded, abort_first, timeout);
-  if (abort_first) old->abort("shrink_group was called with the abort flag");
-  std::vector<int> left;
-  for (int rank = 0; rank < old->size(); ++rank) {
-    if (!std::ranges::binary_search(excluded, rank))
-      left.push_back(old->ranks()[static_cast<std::size_t>(rank)]);
+  if (whole.is_root()) return current_worlds().shrink(whole.group, excluded, abort_first, timeout);
+  if (abort_first) old.abort("shrink_group was called with the abort flag");
+  std::vector<int> remaining;
+  for (int rank = 0; rank < old.size(); ++rank) {
+    if (!std::ranges::binary_search(excluded, rank)) remaining.push_back(rank);
   }
-  auto made = current_world().make({.what = call.what,
-                                    .members = Members(std::move(left)),
-                                    .timeout = timeout,
-                                    .parts = internal::parse_backend(old->backend_config()),
-                                    .desc = old->desc(),
-                                    .hashed = true,
-                                    .build_on_world = false});
-  current_world().leave(old, "");
+  auto made = whole.world->make({.what = call.what,
+                                 .members = Members(whole.in_world(remaining)),
+                                 .timeout = timeout,
+                                 .parts = internal::parse_backend(old.backend_config()),
+                                 .desc = old.desc(),
+                                 .hashed = true,
+                                 .build_on_world = false});
+  current_worlds().leave(whole.group, "");
   return made;
 }
 
@@ -244,7 +252,7 @@ Group shrink_group(std::vector<int> ranks_to_exclude, ShrinkGroupOptions options
 }
 
 Group get_group_by_name(const std::string& name) {
-  if (auto group = current_world().find(name)) return group;
+  if (auto group = current_worlds().find(name)) return group;
   base::raise(ErrorKind::kUsage,
               base::cat("get_group_by_name: there is no group \"", name, "\" that this rank is a member of"));
 }
@@ -272,7 +280,7 @@ int get_global_rank(const Group& group, int group_rank) {
 }
 
 void abort_process_group(const Group& group, const std::string& reason) {
-  current_world().abort(group, reason);
+  current_worlds().abort(group, reason);
 }
 
 }  // namespace lockstep

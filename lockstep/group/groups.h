@@ -1,11 +1,11 @@
-// Sub-groups: groups of some ranks of the world, beside its default group. A sub-group belongs to the world it was made
-// in (process, or rank thread inside run_threads), has its own part of the store, its own timeout and its own sequence
-// of operations; operations of different groups never wait for each other.
+// Sub-groups: groups of some ranks of a world (world.h), beside its root group. A sub-group belongs to the world it was made
+// in, has its own part of the store, its own timeout and its own sequence of operations; operations of different groups never
+// wait for each other. "The world" is the default one, unless a parent or group is given: then that group's.
 //
 // Who must call: unless said otherwise every rank of the world makes the same calls of this file in the same order, also
 // for groups it is no member of; only members wait, and only for members. Calls of one rank must not overlap.
 // Non-members get a handle whose rank() and size() are -1; collectives on it warn and do nothing.
-// Names: groups are numbered, the default group is "0", the next "1". Groups that only their members know of
+// Names: groups are numbered, the default group is "0", the next "1"; in a world that create_group made, "<its name>/1". Groups that only their members know of
 // (use_local_synchronization, split_group) are named by the SHA-1 of their ranks and of how many such groups of the
 // same ranks came before.
 // Errors: kUsage for bad arguments, before anything is sent and without using up a number; kPeerLost naming the rank
@@ -23,18 +23,19 @@
 namespace lockstep {
 
 struct NewGroupOptions {
-  std::optional<Milliseconds> timeout{};  // of its operations and of the joining; unset: the default group's
+  std::optional<Milliseconds> timeout{};  // of its operations and of the joining; unset: the parent's
+  Group parent{};                         // what it is a sub-group of; null: the default group
   std::string backend{};  // as in InitOptions; "": host, or hierarchical when its hosts differ
   bool use_local_synchronization = false;  // only members call
   std::string group_desc{};                // ProcessGroup::desc()
   std::string group_name{};                // "": numbered, or hashed; a name in use raises kUsage
   std::source_location where = std::source_location::current();
 };
-// A group of `ranks` (of the world). They are sorted: a member's rank in the group is its place among them. Raises
-// kUsage when they are none, repeat, or are not ranks of the world. With use_local_synchronization only the members
-// call; groups that overlap must then be made in one order on all ranks, or they wait for each other.
+// A group of `ranks` of the parent, whose members all call. They are sorted: a member's rank in the group is its place among
+// them. Raises kUsage when they are none, repeat, or are not ranks of the parent. With use_local_synchronization only the
+// members call; groups that overlap must then be made in one order on all ranks, or they wait for each other.
 Group new_group(std::vector<int> ranks, NewGroupOptions options = {});
-// A group of all ranks.
+// A group of all ranks of the parent.
 Group new_group(NewGroupOptions options = {});
 
 struct Subgroups {
@@ -51,8 +52,8 @@ struct SubgroupsOptions {
 // Divides a group into sub-groups of `group_size` consecutive ranks each. Negative: LOCAL_WORLD_SIZE, one sub-group per
 // host. Raises kUsage when the size is not positive, larger than the group or does not divide it, or is not known.
 Subgroups new_subgroups(int group_size = -1, SubgroupsOptions options = {});
-// One group per list of ranks (of the world). Ranks may be left out; kUsage when two lists overlap, when a list is empty
-// or when there is none. options.group must be null.
+// One group per list of ranks of the world. Ranks may be left out; kUsage when two lists overlap, when a list is empty
+// or when there is none. options.group: null, or the root group of another world.
 Subgroups new_subgroups_by_enumeration(std::vector<std::vector<int>> ranks_per_subgroup,
                                        SubgroupsOptions options = {});
 
@@ -75,7 +76,7 @@ struct ShrinkGroupOptions {
   std::source_location where = std::source_location::current();
 };
 // A new group without some of the old one's ranks, for going on after a loss: called by the survivors only, works when
-// the old group is broken. The old group is destroyed. Shrinking the world destroys every other group, too, and numbers
+// the old group is broken. The old group is destroyed. Shrinking a world's root destroys every other group of it, too, and numbers
 // the survivors from 0; groups are then numbered afresh. Raises kUsage when the list is empty, repeats, is out of
 // range, names this rank or names everyone.
 Group shrink_group(std::vector<int> ranks_to_exclude, ShrinkGroupOptions options = {});
@@ -84,7 +85,7 @@ Group shrink_group(std::vector<int> ranks_to_exclude, ShrinkGroupOptions options
 Group non_member_group();
 // False for that value. Null is the default group, hence true.
 bool is_group_member(const Group& group) noexcept;
-// The group of that name in this world; raises kUsage when there is none.
+// The group of that name in any world of this process (rank thread); raises kUsage when there is none.
 Group get_group_by_name(const std::string& name);
 
 // Rank in `group` of a rank of the world, and back. Identity for the default group. Raise kUsage when it is no member,
@@ -92,9 +93,9 @@ Group get_group_by_name(const std::string& name);
 int get_group_rank(const Group& group, int global_rank);
 int get_global_rank(const Group& group, int group_rank);
 
-// Breaks a group on every rank and leaves it, at once and without the others: for recovery from a fault. Null or the
-// default group: all groups of this world, which may then be initialised again. A non-member's handle: nothing.
-// Raises kUsage for a group that is not one of this world's.
+// Breaks a group on every rank and leaves it, at once and without the others: for recovery from a fault. A world's root
+// group (null: the default group): all groups of that world, which may then be entered again. A non-member's handle: nothing.
+// Raises kUsage for a group that is in none of this process's worlds.
 void abort_process_group(const Group& group = {},
                          const std::string& reason = "abort_process_group was called");
 

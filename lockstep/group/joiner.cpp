@@ -165,8 +165,8 @@ void compare_sizes(const Site& site) {
   const std::string first = to_text(site.lines.sets->compare_set("size", {}, to_bytes(mine)));
   if (first.ends_with(base::cat(" of ", site.size))) return;
   base::raise(ErrorKind::kUsage,
-              base::cat("init_process_group: ", first, ", but ", mine,
-                        "; WORLD_SIZE (or the option world_size) must be the same on all ranks"));
+              base::cat(site.what, ": ", first, ", but ", mine, "; the size (",
+                        name_of(base::EnvVar::kWorldSize), ", or the option) must be the same on all ranks"));
 }
 
 // One gather, by rank 0: if every rank asked for every other, a world would cost as many requests as it has pairs.
@@ -192,12 +192,12 @@ void gather_hosts(Site& site, Milliseconds timeout, Deadline deadline) {
                       site.rank)
           : "";
   const auto waiting = [&] {
-    return base::cat("init_process_group: rank ", site.rank, " waits for ", name_ranks(missing()), twin);
+    return base::cat(site.what, ": rank ", site.rank, " waits for ", name_ranks(missing()), twin);
   };
   if (!await_keys(store, wanted, *site.lines.checks, kFailedKey, deadline, waiting)) {
     base::raise(ErrorKind::kTimeout,
-                base::cat("init_process_group: ", name_ranks(missing()), " did not come within ",
-                          timeout.count(), " ms", twin),
+                base::cat(site.what, ": ", name_ranks(missing()), " did not come within ", timeout.count(),
+                          " ms", twin),
                 ErrorFamily::kBackend);
   }
   if (site.rank == 0) {
@@ -211,7 +211,7 @@ void gather_hosts(Site& site, Milliseconds timeout, Deadline deadline) {
   std::istringstream lines(to_text(store.get(roster)));
   for (std::string host; std::getline(lines, host);) site.hosts.push_back(host);
   if (site.hosts.size() != static_cast<std::size_t>(site.size))
-    base::raise(ErrorKind::kInternal, "init_process_group: rank 0 lists another number of ranks");
+    base::raise(ErrorKind::kInternal, base::cat(site.what, ": rank 0 lists another number of ranks"));
 }
 
 }  // namespace
@@ -222,17 +222,17 @@ Milliseconds within(Milliseconds own, Deadline deadline) {
   return own == Milliseconds::zero() ? left : std::min(own, left);
 }
 
-Site make_site(int rank, int size, std::shared_ptr<Store> base, const std::string& prefix,
-               Deadline deadline) {
-  Site site{.rank = rank, .size = size};
-  site.launch_ranks.resize(static_cast<std::size_t>(size));
+Site make_site(SiteOptions options) {
+  Site site{.what = options.what, .rank = options.rank, .size = options.size};
+  site.launch_ranks.resize(static_cast<std::size_t>(options.size));
   std::iota(site.launch_ranks.begin(), site.launch_ranks.end(), 0);
-  site.base = std::move(base);
+  site.base = std::move(options.base);
   if (!site.base) return site;
-  site.store = std::make_shared<PrefixStore>(prefix, site.base);
+  site.store = std::make_shared<PrefixStore>(options.prefix, site.base);
   const Milliseconds own = site.base->timeout();
   {
-    const StoreTimeoutGuard joining(*site.base, within(own, deadline));  // clones connect, and inherit it
+    const StoreTimeoutGuard joining(*site.base,
+                                    within(own, options.deadline));  // clones connect, and inherit it
     site.lines = StoreLines::open(*site.store);
     site.root = whole_store(site.base)->clone();
   }
@@ -251,7 +251,7 @@ void choose_by_hosts(Site& site, Milliseconds timeout, Deadline deadline) {
     compare_sizes(site);
     gather_hosts(site, timeout, deadline);
   } catch (...) {
-    give_up(*site.lines.sets, "init_process_group", site.rank);
+    give_up(*site.lines.sets, site.what, site.rank);
   }
   site.parts = choose_default_backend(site.hosts);  // every rank finds the same
 }

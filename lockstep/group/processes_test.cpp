@@ -19,6 +19,7 @@
 #include "lockstep/collective/collective.h"
 #include "lockstep/group/run_main.h"
 #include "lockstep/process/spawn.h"
+#include "lockstep/store/tcp_store.h"
 
 namespace lockstep {
 namespace {
@@ -66,6 +67,41 @@ TEST(Processes, RunEveryCollectiveAndEnterAgain) {
       }
     });
   }
+}
+
+// Three processes; the last two are also a world of two, over a store that the second one holds.
+TEST(Processes, AreInTwoIndependentWorldsAtOnce) {
+  spawn(3, [](int rank) {
+    at::set_num_threads(1);
+    init_process_group();
+    const auto jobs = default_group()->store();
+    const auto all = create_group({.store = jobs, .rank = 2 - rank, .size = 3, .name = "all"});
+    require(get_rank(all) == 2 - rank, "rank in the group");
+    if (rank > 0) {
+      std::shared_ptr<Store> store;
+      if (rank == 1) {
+        auto master = TcpStore::open("127.0.0.1", {.port = 0, .is_master = true, .wait_for_workers = false});
+        jobs->set("port", std::to_string(master->port()));
+        store = std::move(master);
+      } else {
+        const auto port = static_cast<std::uint16_t>(std::stoi(to_text(jobs->get("port"))));
+        store = TcpStore::open("127.0.0.1", {.port = port});
+      }
+      const auto pair =
+          create_group({.store = std::move(store), .rank = rank - 1, .size = 2, .name = "pair"});
+      auto sum = value(static_cast<float>(rank), 200'000);
+      all_reduce(sum, {.group = pair});
+      require(at::equal(sum, value(3, 200'000)), "all_reduce of the pair");
+      const auto one = new_group({1}, {.parent = pair});
+      require(is_group_member(one) == (rank == 2), "sub-group of the pair");
+      destroy_process_group(pair);
+    }
+    destroy_process_group();  // the default world; the other one stays
+    auto sum = value(1);
+    all_reduce(sum, {.group = all});
+    require(at::equal(sum, value(3)), "all_reduce after the default world was left");
+    destroy_process_group(all);
+  });
 }
 
 TEST(Processes, WhatARankThrowsReachesTheCallerOfSpawn) {

@@ -16,7 +16,7 @@
 #include "lockstep/base/detail/environment.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
-#include "lockstep/group/internal/world_state.h"
+#include "lockstep/group/internal/worlds.h"
 #include "lockstep/group/world.h"
 
 namespace lockstep::internal {
@@ -43,7 +43,7 @@ Uncaught describe_current() {
 
 // "[rank2]: ", from the world or, before it is entered, from the launcher; "" without either.
 std::string prefix() {
-  if (current_world().group()) return base::cat("[rank", get_rank(), "]: ");
+  if (current_worlds().group()) return base::cat("[rank", get_rank(), "]: ");
   const auto rank = base::environment(base::EnvVar::kRank);
   return rank ? base::cat("[rank", *rank, "]: ") : "";
 }
@@ -92,7 +92,7 @@ int end_with_exception() noexcept {
     std::fflush(stdout);
     print(error);
     write_error_file(error);
-    if (current_world().group()) current_world().leave({}, base::cat("threw: ", error.text));
+    current_worlds().leave_all(base::cat("threw: ", error.text));
   } catch (...) {
     std::fputs("lockstep: an exception ended this rank, and another one its report\n", stderr);
   }

@@ -11,24 +11,30 @@
 #include "lockstep/base/log.h"
 #include "lockstep/group/detail/call_report.h"
 #include "lockstep/group/detail/group_base.h"
-#include "lockstep/group/internal/world_state.h"
+#include "lockstep/group/internal/worlds.h"
 #include "lockstep/store/hash_store.h"
 
 namespace lockstep {
 
-using internal::current_world;
+using internal::current_worlds;
 using internal::RankUse;
 using internal::still_there;
-using internal::World;
+using internal::Worlds;
 
 void init_process_group(InitOptions options) {
-  internal::timed_call("init_process_group", options.where, nullptr, [&] { current_world().enter(options); });
+  internal::timed_call("init_process_group", options.where, nullptr,
+                       [&] { current_worlds().enter(options); });
+}
+
+Group create_group(CreateGroupOptions options) {
+  return internal::timed_call("create_group", options.where, nullptr,
+                              [&]() -> Group { return current_worlds().create(options); });
 }
 
 void destroy_process_group(Group group) {
   const auto where = std::source_location::current();  // it has no options
   internal::timed_call("destroy_process_group", where, group.get(),
-                       [&] { current_world().leave(group, ""); });
+                       [&] { current_worlds().leave(group, ""); });
 }
 
 std::string load_engine(const std::string& path) {
@@ -40,7 +46,7 @@ bool is_available() noexcept {
 }
 
 bool is_initialized() noexcept {
-  return current_world().group() != nullptr;
+  return current_worlds().group() != nullptr;
 }
 
 bool is_torchelastic_launched() noexcept {
@@ -72,7 +78,7 @@ bool is_xccl_available() noexcept {
 }
 
 Group default_group() {
-  if (auto group = current_world().group()) return group;
+  if (auto group = current_worlds().group()) return group;
   base::raise(ErrorKind::kUsage, internal::not_initialised());
 }
 
@@ -100,7 +106,7 @@ std::vector<int> get_process_group_ranks(const Group& group) {
 }
 
 int get_pg_count() noexcept {
-  return current_world().n_counted();
+  return current_worlds().n_counted();
 }
 
 int get_node_local_rank(int fallback) {
@@ -129,29 +135,29 @@ struct ThreadJob {
 };
 
 void run_rank(ThreadJob& job, int rank) {
-  World world;
-  base::RankThread self{.world = &world};
+  Worlds worlds;
+  base::RankThread self{.world = &worlds};
   const base::RankThreadScope scope(&self);
-  world.rank_use = std::make_shared<RankUse>(&self);
+  worlds.rank_use = std::make_shared<RankUse>(&self);
   // Callbacks that work for this rank are over before it is.
   struct End {
     ~End() { use.end(); }
     RankUse& use;
-  } end{*world.rank_use};
+  } end{*worlds.rank_use};
   try {
-    world.enter({.backend = job.options.backend,
-                 .timeout = job.options.timeout,
-                 .world_size = job.n,
-                 .rank = rank,
-                 .store = job.store->clone()});
+    worlds.enter({.backend = job.options.backend,
+                  .timeout = job.options.timeout,
+                  .world_size = job.n,
+                  .rank = rank,
+                  .store = job.store->clone()});
     job.fn(rank);
-    if (world.group()) world.leave({}, "");
+    worlds.leave_all("");
   } catch (...) {
     // Recorded before the others can hear of it, so that the cause comes first and not its echoes.
     job.record();
     const std::string cause = "threw: " + base::current_failure().message;
     try {
-      if (world.group()) world.leave({}, cause);
+      worlds.leave_all(cause);
     } catch (...) {
       base::log(LogLevel::kError,
                 base::cat("rank ", rank, " could not leave: ", base::current_failure().message));

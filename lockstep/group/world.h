@@ -1,4 +1,6 @@
-// Entering and leaving the world: the default group of this process, or of this rank thread inside run_threads.
+// Worlds: sets of ranks that met over a store, each with a root group of all of them. Most programs have one, the default
+// world of this process (of this rank thread inside run_threads), entered by init_process_group. create_group makes others:
+// independent of it and of each other, of any size, over any store.
 #pragma once
 
 #include <functional>
@@ -31,11 +33,32 @@ struct InitOptions {
 // contradict each other, kUnsupported for a back end that is not there, kPeerLost when another rank could not join.
 void init_process_group(InitOptions options = {});
 
-// Leaves another group, or (null, the default group) all of them and the world: in descending order of names, and
-// groups are numbered afresh afterwards. A non-member's handle: nothing. Every rank should call it; ranks that still
+struct CreateGroupOptions {
+  std::shared_ptr<Store> store{};  // where its ranks meet; shared with the group
+  std::optional<int> rank{};       // in the group, 0 to size - 1
+  std::optional<int> size{};
+  std::string name{};  // letters, digits, _ - . and :, not digits alone; the prefix of its keys in the store
+  std::string backend{};                  // as in InitOptions
+  std::optional<Milliseconds> timeout{};  // as in InitOptions
+  std::string desc{};                     // ProcessGroup::desc()
+  std::source_location where = std::source_location::current();
+};
+// A group without the default world: a world of its own, of the ranks that call this with the same name over the same
+// store. store, rank, size and name are required. A process may be in any number of them, with different ranks, and in the
+// default world as well. Blocks until all ranks have joined or the timeout passes.
+// Ranks of the group are the ranks of its world: `src` and `dst` of collectives count them. Groups of some of its members:
+// new_group(ranks, {.parent = group}), new_subgroups({.group}), split_group, shrink_group (groups.h); they are named
+// "<name>/1" and so on. Functions without a group argument, and DeviceMesh, mean the default world. destroy_process_group(group)
+// leaves it and the groups made of it; the name may then be used again, by all ranks.
+// Raises kUsage for a missing or wrong option and for a name that a created group of this process (of this rank thread) has
+// now, kTimeout naming the ranks that did not come, kPeerLost when another rank could not join.
+Group create_group(CreateGroupOptions options);
+
+// Leaves one group or, for the root of a world (null: the default group), all groups of that world: in descending order of
+// names, and groups are numbered afresh afterwards. A non-member's handle: nothing. Every rank should call it; ranks that still
 // use the group get kPeerLost. Operations in flight get two seconds to end, then the group is aborted; abort it first to leave at once.
 // Works stay valid; later operations on a kept handle raise kUsage. init_process_group may be called again.
-// Raises kUsage when nothing was initialised, or for a group that is not one of this world's.
+// Raises kUsage when nothing was initialised, or for a group that is in none of this process's (rank thread's) worlds.
 void destroy_process_group(Group group = {});
 
 // Loads an engine plug-in (docs/engine-abi.md) and returns its name, for use as `backend`. Raises kUnsupported saying

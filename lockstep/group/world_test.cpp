@@ -28,7 +28,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/group/group_testing.h"
 #include "lockstep/group/groups.h"
-#include "lockstep/group/internal/world_state.h"
+#include "lockstep/group/internal/worlds.h"
 #include "lockstep/store/hash_store.h"
 #include "lockstep/store/tcp_store.h"
 
@@ -202,7 +202,7 @@ TEST(World, ASurvivorMeetsAFreshProcessOverANewStoreAndOverTheOldOne) {
         enter(init_process_group, store);
         continue;
       }
-      internal::World fresh;
+      internal::Worlds fresh;
       enter([&](const InitOptions& options) { fresh.enter(options); }, store);
       fresh.leave(nullptr, "");
       init_process_group({.world_size = 1, .rank = 0, .store = std::make_shared<HashStore>()});
@@ -503,7 +503,7 @@ TEST(Plugins, ARankThatCannotJoinIsToldToTheOthers) {
   internal::engines().add(comm::Engine(&table, "test"));
   const auto store = std::make_shared<HashStore>();
   const auto enter = [&](int rank) {
-    internal::World world;
+    internal::Worlds world;
     return caught([&] {
       world.enter(
           {.backend = "stubborn", .timeout = kPatience, .world_size = 2, .rank = rank, .store = store});

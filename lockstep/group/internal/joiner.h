@@ -14,6 +14,7 @@ namespace lockstep::internal {
 
 // Where a world stands: what all its groups are built on. Constant once the world is entered.
 struct Site {
+  const char* what = "";  // the call that entered the world, for messages
   int rank = 0;
   int size = 1;
   bool entered_before =
@@ -42,8 +43,16 @@ struct GroupRequest {
 
 // The timeout of a store's handle, whose own is `own`, while it is used for what must be over by the deadline.
 Milliseconds within(Milliseconds own, Deadline deadline);
-// Opens the handles that all groups of the world share, by the deadline. `store` and `base` may be null for a world of one.
-Site make_site(int rank, int size, std::shared_ptr<Store> base, const std::string& prefix, Deadline deadline);
+struct SiteOptions {
+  const char* what;
+  int rank;
+  int size;
+  std::shared_ptr<Store> base;  // may be null for a world of one
+  std::string prefix;           // of the world's part of it
+  Deadline deadline;
+};
+// Opens the handles that all groups of the world share, by the deadline.
+Site make_site(SiteOptions options);
 // Collective over all ranks: learns the hosts and chooses the site's parts by them. Raises kTimeout naming the ranks that
 // did not come, kUsage when ranks were told different sizes.
 void choose_by_hosts(Site& site, Milliseconds timeout, Deadline deadline);
