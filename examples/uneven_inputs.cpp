@@ -1,5 +1,5 @@
 // Ranks with different amounts of data: one that has run out of batches would leave the others waiting in their next
-// reduction. join() runs the loop and then keeps the others company until every rank is through.
+// reduction. join() runs the loop, then keeps participating with zero contributions until every rank is through.
 //
 //   lockstep run -n 2 -- build/dev/examples/uneven_inputs
 #include <lockstep/lockstep.h>

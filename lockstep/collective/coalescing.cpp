@@ -9,7 +9,7 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/log.h"
 #include "lockstep/collective/internal/batch.h"
-#include "lockstep/collective/internal/pieces.h"
+#include "lockstep/collective/internal/packing.h"
 #include "lockstep/group/detail/work_state.h"
 
 namespace lockstep {
@@ -35,7 +35,8 @@ at::Tensor flat(std::int64_t numel, const at::Tensor& other) {
 // One op over a flat buffer that holds, for every rank where there is one part per rank, all items one after the other.
 class FlatOp {
  public:
-  FlatOp(const Call& call, lockstep_op_kind kind, const Items& items, lockstep_op base, Held& held)
+  FlatOp(const CollectiveCall& call, lockstep_op_kind kind, const Items& items, lockstep_op base,
+         HeldTensors& held)
       : kind_(kind), n_ranks_(call.size()), type_(items.front().input.scalar_type()), op_(base) {
     const at::NoGradGuard no_grad;
     for (const auto& item : items) total_ += part(item).numel();
@@ -69,7 +70,7 @@ class FlatOp {
   at::Tensor columns(const at::Tensor& buffer, std::int64_t start, std::int64_t numel) const {
     return buffer.view({n_ranks_, total_}).narrow(1, start, numel);
   }
-  void place(const BatchItem& item, std::int64_t start, Held& held) const {
+  void place(const BatchItem& item, std::int64_t start, HeldTensors& held) const {
     const auto numel = part(item).numel();
     if (kind_ == LOCKSTEP_REDUCE_SCATTER) {
       columns(send_, start, numel).copy_(item.input.reshape({n_ranks_, numel}));
@@ -83,7 +84,7 @@ class FlatOp {
     }
   }
   // Row r of `rows` is what rank r sent.
-  void place_gathered(const BatchItem& item, const at::Tensor& rows, Held& held) const {
+  void place_gathered(const BatchItem& item, const at::Tensor& rows, HeldTensors& held) const {
     if (!item.outputs.empty()) {
       for (std::int64_t r = 0; r < n_ranks_; ++r) {
         const auto& output = item.outputs[static_cast<std::size_t>(r)];
@@ -107,9 +108,9 @@ class FlatOp {
 
 }  // namespace
 
-Work start_items(Call& call, lockstep_op_kind kind, const Items& items, Outputs outputs) {
+Work start_items(CollectiveCall& call, lockstep_op_kind kind, const Items& items, Outputs outputs) {
   std::map<at::ScalarType, Items> by_type;  // the same order on every rank
-  Held held;
+  HeldTensors held;
   for (const auto& item : items) {
     by_type[item.input.scalar_type()].push_back(item);
     if (item.output.defined()) held.results.push_back(item.output);
@@ -137,7 +138,7 @@ Batch::~Batch() {
   if (*link == this) *link = outer_;
 }
 
-Work Batch::add(const Call& call, lockstep_op_kind kind, const ReduceOp& op, BatchItem item) {
+Work Batch::add(const CollectiveCall& call, lockstep_op_kind kind, const ReduceOp& op, BatchItem item) {
   if (item.input.scalar_type() != item.output.scalar_type())
     call.refuse(ErrorKind::kUsage, "inside a CoalescingScope input and output must have the same type");
   if (!kind_) {
@@ -162,7 +163,7 @@ Work Batch::add(const Call& call, lockstep_op_kind kind, const ReduceOp& op, Bat
                 " was collected by a CoalescingScope; use the Work that its launch() returns")));
 }
 
-Work Batch::start(Call& call) const {
+Work Batch::start(CollectiveCall& call) const {
   for (const auto& item : items_) {
     call.check(item.input, "a collected input");  // finds the part of the group that serves its device
     call.describe(item.input, true);
@@ -173,7 +174,7 @@ Work Batch::start(Call& call) const {
 
 }  // namespace internal
 
-using internal::Call;
+using internal::CollectiveCall;
 
 CoalescingScope::CoalescingScope(CoalescingOptions options)
     : options_(std::move(options)),
@@ -192,17 +193,17 @@ CoalescingScope::~CoalescingScope() {
 Work CoalescingScope::launch() {
   if (!batch_) base::raise(ErrorKind::kUsage, "launch() of a CoalescingScope was called twice");
   const auto batch = std::move(batch_);
-  Call call(OpType::kCoalesced, options_);
+  CollectiveCall call(OpType::kCoalesced, options_);
   if (batch->empty() || !call.takes_part(true)) return {};
   return batch->start(call);
 }
 
 Work all_reduce_coalesced(std::vector<at::Tensor> tensors, AllReduceOptions options) {
-  Call call(OpType::kAllReduceCoalesced, options);
+  CollectiveCall call(OpType::kAllReduceCoalesced, options);
   if (!call.takes_part()) return {};
   if (tensors.empty()) call.refuse(ErrorKind::kUsage, "tensors is empty; at least one is needed");
   std::vector<internal::BatchItem> items;
-  internal::Apart apart;
+  internal::OverlapCheck apart;
   auto outputs = internal::Outputs::kApart;
   for (const auto& tensor : tensors) {
     call.check_output(tensor, "tensors");
@@ -217,7 +218,7 @@ Work all_reduce_coalesced(std::vector<at::Tensor> tensors, AllReduceOptions opti
 
 namespace {
 
-void check_gathered(Call& call, const at::Tensor& output, const at::Tensor& input, std::size_t i) {
+void check_gathered(CollectiveCall& call, const at::Tensor& output, const at::Tensor& input, std::size_t i) {
   call.check_output(output, "output_lists");
   if (output.scalar_type() == input.scalar_type() && output.sizes() == input.sizes()) return;
   call.refuse(ErrorKind::kUsage, "an output for inputs[", i, "] has sizes ", output.sizes(), " and type ",
@@ -229,7 +230,7 @@ void check_gathered(Call& call, const at::Tensor& output, const at::Tensor& inpu
 
 Work all_gather_coalesced(std::vector<std::vector<at::Tensor>> output_lists, std::vector<at::Tensor> inputs,
                           AllGatherOptions options) {
-  Call call(OpType::kAllGatherCoalesced, options);
+  CollectiveCall call(OpType::kAllGatherCoalesced, options);
   if (!call.takes_part()) return {};
   if (inputs.empty()) call.refuse(ErrorKind::kUsage, "inputs is empty; at least one tensor is needed");
   if (output_lists.size() != static_cast<std::size_t>(call.size())) {
@@ -241,7 +242,7 @@ Work all_gather_coalesced(std::vector<std::vector<at::Tensor>> output_lists, std
     call.refuse(ErrorKind::kUsage, "a list of output_lists has ", list.size(), " tensors, inputs ",
                 inputs.size(), "; they must be alike");
   }
-  internal::Apart apart;
+  internal::OverlapCheck apart;
   std::vector<internal::BatchItem> items;
   for (std::size_t i = 0; i < inputs.size(); ++i) {
     call.check(inputs[i], "inputs");

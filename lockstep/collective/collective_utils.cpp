@@ -8,7 +8,7 @@
 
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
-#include "lockstep/collective/internal/call.h"
+#include "lockstep/collective/internal/collective_call.h"
 #include "lockstep/debug/detail/rank_list.h"
 #include "lockstep/group/detail/sha1.h"
 

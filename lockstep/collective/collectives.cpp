@@ -9,27 +9,27 @@
 
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/collective/internal/batch.h"
-#include "lockstep/collective/internal/call.h"
-#include "lockstep/collective/internal/pieces.h"
+#include "lockstep/collective/internal/collective_call.h"
+#include "lockstep/collective/internal/packing.h"
+#include "lockstep/collective/internal/rank_parts.h"
 #include "lockstep/collective/internal/sparse.h"
-#include "lockstep/collective/internal/whole.h"
 
 namespace lockstep {
 namespace {
 
-using internal::Call;
-using internal::Held;
+using internal::CollectiveCall;
+using internal::HeldTensors;
 using internal::is_plain;
 using internal::plain;
 using internal::real_sizes;
 using internal::Wire;
 
 // Parts of different sizes: one reduction per rank, under one Work.
-Work reduce_scatter_uneven(Call& call, const at::Tensor& output, const std::vector<at::Tensor>& inputs,
-                           Wire wire, bool use_temporary) {
+Work reduce_scatter_uneven(CollectiveCall& call, const at::Tensor& output,
+                           const std::vector<at::Tensor>& inputs, Wire wire, bool use_temporary) {
   const bool reduces = call.offers(LOCKSTEP_REDUCE);
   const auto own = static_cast<std::size_t>(call.rank());
-  Held held;
+  HeldTensors held;
   const auto recv = room_for(output, use_temporary, held);
   std::vector<lockstep_op> ops;
   for (std::size_t r = 0; r < inputs.size(); ++r) {
@@ -52,7 +52,7 @@ Work reduce_scatter_uneven(Call& call, const at::Tensor& output, const std::vect
 }  // namespace
 
 Work all_reduce(at::Tensor tensor, AllReduceOptions options) {
-  Call call(OpType::kAllReduce, options);
+  CollectiveCall call(OpType::kAllReduce, options);
   if (!call.takes_part(true)) return {};
   if (tensor.defined() && tensor.layout() == at::kSparse) [[unlikely]]
     return internal::all_reduce_sparse(std::move(tensor), options);
@@ -65,7 +65,7 @@ Work all_reduce(at::Tensor tensor, AllReduceOptions options) {
   call.set_reduce(options.op);
   if (options.op == ReduceOp::kPremulSum) [[unlikely]] {
     const auto send = call.scaled(tensor, options.op);
-    Held held;
+    HeldTensors held;
     const auto recv = room_for(tensor, false, held);
     return call.start(send, recv, tensor.numel(), wire, std::move(held));
   }
@@ -73,7 +73,7 @@ Work all_reduce(at::Tensor tensor, AllReduceOptions options) {
 }
 
 Work reduce(at::Tensor tensor, ReduceOptions options) {
-  Call call(OpType::kReduce, options);
+  CollectiveCall call(OpType::kReduce, options);
   if (!call.takes_part()) return {};
   call.check_output(tensor, "tensor");
   call.describe(tensor);
@@ -84,7 +84,7 @@ Work reduce(at::Tensor tensor, ReduceOptions options) {
   call.op().root = dst;
   call.set_reduce(options.op);
   const auto send = plain(call.scaled(tensor, options.op));
-  Held held{.results = {tensor}};
+  HeldTensors held{.results = {tensor}};
   at::Tensor recv;
   if (wanted) {
     recv = room_for(tensor, false, held);
@@ -95,7 +95,7 @@ Work reduce(at::Tensor tensor, ReduceOptions options) {
 }
 
 Work reduce_scatter(at::Tensor output, std::vector<at::Tensor> inputs, ReduceScatterOptions options) {
-  Call call(OpType::kReduceScatter, options);
+  CollectiveCall call(OpType::kReduceScatter, options);
   if (!call.takes_part()) return {};
   call.check_output(output, "output");
   call.check_list(inputs, "inputs", output, false);
@@ -113,13 +113,13 @@ Work reduce_scatter(at::Tensor output, std::vector<at::Tensor> inputs, ReduceSca
   for (auto& input : inputs) input = call.scaled(input, options.op);
   if (!internal::have_one_size(inputs)) return reduce_scatter_uneven(call, output, inputs, wire, shares);
   call.op().kind = LOCKSTEP_REDUCE_SCATTER;
-  Held held;
+  HeldTensors held;
   const auto recv = room_for(output, shares, held);
   return call.start(internal::packed(inputs), recv, output.numel(), wire, std::move(held));
 }
 
 Work reduce_scatter_tensor(at::Tensor output, at::Tensor input, ReduceScatterOptions options) {
-  Call call(OpType::kReduceScatterTensor, options);
+  CollectiveCall call(OpType::kReduceScatterTensor, options);
   if (!call.takes_part(true)) return {};
   call.check(input, "input");
   call.check_output(output, "output");
@@ -134,13 +134,13 @@ Work reduce_scatter_tensor(at::Tensor output, at::Tensor input, ReduceScatterOpt
     return batch->add(call, LOCKSTEP_REDUCE_SCATTER, options.op, {output, input});
   call.op().kind = LOCKSTEP_REDUCE_SCATTER;
   call.set_reduce(options.op);
-  Held held;
+  HeldTensors held;
   const auto recv = room_for(output, shares, held);
   return call.start(plain(input), recv, output.numel(), wire, std::move(held));
 }
 
 Work barrier(BarrierOptions options) {
-  Call call(OpType::kBarrier, options);
+  CollectiveCall call(OpType::kBarrier, options);
   if (!call.takes_part()) return {};
   return call.start_barrier();
 }

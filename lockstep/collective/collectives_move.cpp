@@ -7,15 +7,15 @@
 
 #include "lockstep/collective/collectives.h"
 #include "lockstep/collective/internal/batch.h"
-#include "lockstep/collective/internal/call.h"
-#include "lockstep/collective/internal/pieces.h"
-#include "lockstep/collective/internal/whole.h"
+#include "lockstep/collective/internal/collective_call.h"
+#include "lockstep/collective/internal/packing.h"
+#include "lockstep/collective/internal/rank_parts.h"
 
 namespace lockstep {
 namespace internal {
 
-void check_whole(const Call& call, const at::Tensor& whole, const char* whole_role, const at::Tensor& part,
-                 const char* part_role) {
+void check_whole(const CollectiveCall& call, const at::Tensor& whole, const char* whole_role,
+                 const at::Tensor& part, const char* part_role) {
   const auto whole_sizes = real_sizes(whole), part_sizes = real_sizes(part);
   auto stacked = part_sizes;
   stacked.insert(stacked.begin(), call.size());
@@ -37,14 +37,14 @@ void check_whole(const Call& call, const at::Tensor& whole, const char* whole_ro
 
 namespace {
 
-using internal::Call;
+using internal::CollectiveCall;
 using internal::flat_as;
-using internal::Held;
+using internal::HeldTensors;
 using internal::plain;
 using internal::plain_copy;
 
 // Every tensor of the list has the sizes of `part`.
-void check_same_sizes(const Call& call, const std::vector<at::Tensor>& list, const char* role,
+void check_same_sizes(const CollectiveCall& call, const std::vector<at::Tensor>& list, const char* role,
                       const at::Tensor& part, const char* part_role) {
   const auto sizes = internal::real_sizes(part);
   for (std::size_t i = 0; i < list.size(); ++i) {
@@ -55,7 +55,7 @@ void check_same_sizes(const Call& call, const std::vector<at::Tensor>& list, con
 }
 
 // A list that only the root gives.
-void check_root_list(Call& call, const std::vector<at::Tensor>& list, const char* role,
+void check_root_list(CollectiveCall& call, const std::vector<at::Tensor>& list, const char* role,
                      const at::Tensor& tensor, int root) {
   if (call.rank() != root) {
     if (list.empty()) return;
@@ -75,7 +75,7 @@ bool may_share_memory(const std::vector<at::Tensor>& outputs, const std::vector<
 }
 
 // A tensor some of whose elements share memory (expand()) gets what came where that fits: one value for all that share.
-Work broadcast_expanded(Call& call, const at::Tensor& tensor, internal::Wire wire) {
+Work broadcast_expanded(CollectiveCall& call, const at::Tensor& tensor, internal::Wire wire) {
   const auto temporary = plain(tensor);
   auto to = tensor, from = temporary;
   for (std::int64_t d = 0; d < tensor.dim(); ++d) {
@@ -83,18 +83,18 @@ Work broadcast_expanded(Call& call, const at::Tensor& tensor, internal::Wire wir
     to = to.narrow(d, 0, 1);
     from = from.narrow(d, 0, 1);
   }
-  Held held{.results = {tensor}, .copies = {{to, from}}, .shared = {{tensor, temporary}}};
+  HeldTensors held{.results = {tensor}, .copies = {{to, from}}, .shared = {{tensor, temporary}}};
   return call.start(temporary, temporary, tensor.numel(), wire, std::move(held));
 }
 
 // Room for the parts of all ranks, flat.
-at::Tensor room_for_all(const Call& call, const at::Tensor& part) {
+at::Tensor room_for_all(const CollectiveCall& call, const at::Tensor& part) {
   return at::empty({call.size() * part.numel()},
                    at::TensorOptions().dtype(part.scalar_type()).device(part.device()));
 }
 
 // Elements per rank from rows per rank; equal parts without splits. Raises kUsage when they do not fit.
-std::vector<std::uint64_t> split_counts(const Call& call, const std::vector<std::int64_t>& splits,
+std::vector<std::uint64_t> split_counts(const CollectiveCall& call, const std::vector<std::int64_t>& splits,
                                         const at::Tensor& tensor, const char* role, std::int64_t units) {
   const auto n = static_cast<std::size_t>(call.size());
   const auto rows = tensor.size(0);
@@ -125,18 +125,18 @@ std::vector<std::uint64_t> split_counts(const Call& call, const std::vector<std:
 }
 
 // What a rank keeps must fit both sides; the engine compares what the others exchange.
-void check_own_count(const Call& call, std::uint64_t out, std::uint64_t in) {
+void check_own_count(const CollectiveCall& call, std::uint64_t out, std::uint64_t in) {
   if (out == in) return;
   call.refuse(ErrorKind::kUsage, "this rank's part for itself has ", in, " elements in the input and ", out,
               " in the output");
 }
 
 // Equal parts without ALL_TO_ALL: everyone gets everything.
-Work all_to_all_by_gathering(Call& call, const at::Tensor& send, const at::Tensor& output,
+Work all_to_all_by_gathering(CollectiveCall& call, const at::Tensor& send, const at::Tensor& output,
                              internal::Wire wire) {
   call.op().kind = LOCKSTEP_ALL_GATHER;
   const auto everything = room_for_all(call, send);
-  Held held{.results = {output}};
+  HeldTensors held{.results = {output}};
   const auto part = send.numel() / call.size();
   const auto mine = everything.view({call.size(), call.size(), part}).select(1, call.rank());
   held.finish = [output, mine] { output.copy_(flat_as(mine, output.scalar_type()).view(output.sizes())); };
@@ -146,7 +146,7 @@ Work all_to_all_by_gathering(Call& call, const at::Tensor& send, const at::Tenso
 }  // namespace
 
 Work broadcast(at::Tensor tensor, BroadcastOptions options) {
-  Call call(OpType::kBroadcast, options);
+  CollectiveCall call(OpType::kBroadcast, options);
   if (!call.takes_part()) return {};
   call.check(tensor, "tensor");
   call.describe(tensor);
@@ -159,7 +159,7 @@ Work broadcast(at::Tensor tensor, BroadcastOptions options) {
 }
 
 Work all_gather(std::vector<at::Tensor> outputs, at::Tensor input, AllGatherOptions options) {
-  Call call(OpType::kAllGather, options);
+  CollectiveCall call(OpType::kAllGather, options);
   if (!call.takes_part()) return {};
   call.check(input, "input");
   call.check_list(outputs, "outputs", input, true);
@@ -171,7 +171,7 @@ Work all_gather(std::vector<at::Tensor> outputs, at::Tensor input, AllGatherOpti
   call.describe(input, !internal::have_one_size(outputs));
   if (!internal::have_one_size(outputs)) {
     const auto counts = internal::counts_of(outputs, call.wire_for_move(outputs[0].scalar_type()));
-    Held held{.results = outputs};
+    HeldTensors held{.results = outputs};
     std::vector<lockstep_op> ops;
     const auto send = internal::flat_as(input, outputs[0].scalar_type());
     const auto parts = internal::all_gather_parts(call, send, counts, ops, held);
@@ -181,14 +181,14 @@ Work all_gather(std::vector<at::Tensor> outputs, at::Tensor input, AllGatherOpti
   }
   const auto wire = call.wire_for_move(input.scalar_type());
   call.op().kind = LOCKSTEP_ALL_GATHER;
-  Held held;
+  HeldTensors held;
   const auto recv = room_for(outputs, false, held);
   const auto send = may_share_memory(outputs, {input}) ? plain_copy(input) : plain(input);
   return call.start(send, recv, input.numel(), wire, std::move(held));
 }
 
 Work all_gather_into_tensor(at::Tensor output, at::Tensor input, AllGatherOptions options) {
-  Call call(OpType::kAllGatherIntoTensor, options);
+  CollectiveCall call(OpType::kAllGatherIntoTensor, options);
   if (!call.takes_part(true)) return {};
   call.check(input, "input");
   call.check_output(output, "output");
@@ -198,14 +198,14 @@ Work all_gather_into_tensor(at::Tensor output, at::Tensor input, AllGatherOption
   if (auto* batch = call.batch()) return batch->add(call, LOCKSTEP_ALL_GATHER, {}, {output, input});
   const auto wire = call.wire_for_move(input.scalar_type());
   call.op().kind = LOCKSTEP_ALL_GATHER;
-  Held held;
+  HeldTensors held;
   const auto recv = room_for(output, false, held);
   const auto send = internal::may_share_memory(output, input) ? plain_copy(input) : plain(input);
   return call.start(send, recv, input.numel(), wire, std::move(held));
 }
 
 Work gather(at::Tensor tensor, std::vector<at::Tensor> gather_list, GatherOptions options) {
-  Call call(OpType::kGather, options);
+  CollectiveCall call(OpType::kGather, options);
   if (!call.takes_part()) return {};
   call.check(tensor, "tensor");
   call.describe(tensor);
@@ -215,7 +215,7 @@ Work gather(at::Tensor tensor, std::vector<at::Tensor> gather_list, GatherOption
   const bool direct = call.offers(LOCKSTEP_GATHER);
   call.op().kind = direct ? LOCKSTEP_GATHER : LOCKSTEP_ALL_GATHER;
   call.op().root = dst;
-  Held held;
+  HeldTensors held;
   at::Tensor recv;
   if (call.rank() == dst) {
     recv = room_for(gather_list, false, held);
@@ -227,7 +227,7 @@ Work gather(at::Tensor tensor, std::vector<at::Tensor> gather_list, GatherOption
 }
 
 Work scatter(at::Tensor tensor, std::vector<at::Tensor> scatter_list, ScatterOptions options) {
-  Call call(OpType::kScatter, options);
+  CollectiveCall call(OpType::kScatter, options);
   if (!call.takes_part()) return {};
   call.check_output(tensor, "tensor");
   call.describe(tensor);
@@ -235,7 +235,7 @@ Work scatter(at::Tensor tensor, std::vector<at::Tensor> scatter_list, ScatterOpt
   check_root_list(call, scatter_list, "scatter_list", tensor, src);
   const auto wire = call.wire_for_move(tensor.scalar_type());
   call.op().root = src;
-  Held held;
+  HeldTensors held;
   if (call.offers(LOCKSTEP_SCATTER)) {
     call.op().kind = LOCKSTEP_SCATTER;
     const auto recv = room_for(tensor, may_share_memory({tensor}, scatter_list), held);
@@ -254,7 +254,7 @@ Work scatter(at::Tensor tensor, std::vector<at::Tensor> scatter_list, ScatterOpt
 }
 
 Work all_to_all(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs, AllToAllOptions options) {
-  Call call(OpType::kAllToAll, options);
+  CollectiveCall call(OpType::kAllToAll, options);
   if (!call.takes_part()) return {};
   if (inputs.empty()) call.refuse(ErrorKind::kUsage, "inputs is empty; one tensor per rank is needed");
   call.check(inputs[0], "inputs");
@@ -269,13 +269,13 @@ Work all_to_all(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs,
   call.op().kind = LOCKSTEP_ALL_TO_ALL_V;
   call.op().send_counts = send_counts.data();
   call.op().recv_counts = recv_counts.data();
-  Held held;
+  HeldTensors held;
   const auto recv = room_for(outputs, may_share_memory(outputs, inputs), held);
   return call.start(internal::packed(inputs), recv, 0, wire, std::move(held));
 }
 
 Work all_to_all_single(at::Tensor output, at::Tensor input, AllToAllSingleOptions options) {
-  Call call(OpType::kAllToAllSingle, options);
+  CollectiveCall call(OpType::kAllToAllSingle, options);
   if (!call.takes_part()) return {};
   call.check(input, "input");
   call.check_output(output, "output");
@@ -297,7 +297,7 @@ Work all_to_all_single(at::Tensor output, at::Tensor input, AllToAllSingleOption
     call.op().send_counts = send_counts.data();
     call.op().recv_counts = recv_counts.data();
   }
-  Held held;
+  HeldTensors held;
   const auto recv = room_for(output, internal::may_share_memory(output, input), held);
   return call.start(send, recv, equal ? input.numel() / call.size() : 0, wire, std::move(held));
 }

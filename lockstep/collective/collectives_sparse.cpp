@@ -7,8 +7,8 @@
 #include <optional>
 #include <vector>
 
-#include "lockstep/collective/internal/call.h"
-#include "lockstep/collective/internal/pieces.h"
+#include "lockstep/collective/internal/collective_call.h"
+#include "lockstep/collective/internal/packing.h"
 #include "lockstep/collective/internal/sparse.h"
 
 namespace lockstep::internal {
@@ -26,7 +26,7 @@ std::int64_t fingerprint(const at::Tensor& tensor) {
   return static_cast<std::int64_t>(mixed);
 }
 
-void check_sparse(const Call& call, const at::Tensor& tensor, const ReduceOp& op) {
+void check_sparse(const CollectiveCall& call, const at::Tensor& tensor, const ReduceOp& op) {
   if (!tensor.device().is_cpu()) {
     call.refuse(ErrorKind::kUnsupported, "tensor is on ", tensor.device().str(),
                 "; sparse tensors are reduced on the CPU");
@@ -38,8 +38,8 @@ void check_sparse(const Call& call, const at::Tensor& tensor, const ReduceOp& op
 }
 
 // How many entries every rank has. Blocks, and raises kUsage on all ranks when their tensors are not alike.
-std::vector<std::int64_t> exchange_entries(const Call& call, const at::Tensor& tensor, std::int64_t n_entries,
-                                           const AllReduceOptions& options) {
+std::vector<std::int64_t> exchange_entries(const CollectiveCall& call, const at::Tensor& tensor,
+                                           std::int64_t n_entries, const AllReduceOptions& options) {
   const std::vector<std::int64_t> mine{n_entries, fingerprint(tensor)};
   const auto all = at::empty({call.size(), 2}, at::kLong);
   all_gather_into_tensor(all, at::tensor(mine, at::kLong).view({1, 2}),
@@ -64,7 +64,7 @@ std::vector<std::uint64_t> times(const std::vector<std::int64_t>& entries, std::
 }  // namespace
 
 Work all_reduce_sparse(at::Tensor tensor, const AllReduceOptions& options) {
-  Call call(OpType::kAllReduceSparse, options);
+  CollectiveCall call(OpType::kAllReduceSparse, options);
   if (!call.takes_part()) return {};
   check_sparse(call, tensor, options.op);
   call.wire_for_reduce(tensor.scalar_type(), options.op);
@@ -77,7 +77,7 @@ Work all_reduce_sparse(at::Tensor tensor, const AllReduceOptions& options) {
   const auto per_entry = c10::multiply_integers(values.sizes().slice(1));
   const auto index_counts = times(entries, tensor.sparse_dim());
   const auto value_counts = times(entries, per_entry * call.wire_for_move(values.scalar_type()).units);
-  Held held{.results = {tensor}};
+  HeldTensors held{.results = {tensor}};
   std::vector<lockstep_op> ops;
   const auto all_indices = all_gather_parts(call, indices, index_counts, ops, held);
   const auto all_values = all_gather_parts(call, values, value_counts, ops, held);

@@ -13,7 +13,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/collective/coalescing.h"
 #include "lockstep/collective/differentiable.h"
-#include "lockstep/collective/internal/call.h"
+#include "lockstep/collective/internal/collective_call.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/world.h"
 
@@ -63,7 +63,7 @@ template <class... Parts>
 
 // False, with a warning, for a process that is not in the group.
 bool takes_part(OpType type, const Options& options) {
-  return is_group_member(options.group) || internal::Call(type, options, true).takes_part(true);
+  return is_group_member(options.group) || internal::CollectiveCall(type, options, true).takes_part(true);
 }
 
 // The options of the tensor collective below.
@@ -115,8 +115,8 @@ std::int64_t total(const std::vector<std::int64_t>& parts) {
 }
 
 // Collects n calls and starts them as one; every result waits for all.
-template <class Call>
-std::vector<AsyncTensor> coalesced(std::size_t n, const Options& options, const Call& call) {
+template <class CollectiveCall>
+std::vector<AsyncTensor> coalesced(std::size_t n, const Options& options, const CollectiveCall& call) {
   if (n == 0) return {};
   if (!takes_part(OpType::kCoalesced, options)) return std::vector<AsyncTensor>(n);
   std::vector<at::Tensor> collected;

@@ -11,7 +11,7 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/log.h"
 #include "lockstep/collective/collectives.h"
-#include "lockstep/collective/internal/call.h"
+#include "lockstep/collective/internal/collective_call.h"
 #include "lockstep/collective/point_to_point.h"
 #include "lockstep/group/detail/group_base.h"
 

@@ -1,20 +1,20 @@
 #include "lockstep/collective/point_to_point.h"
 
 #include "lockstep/base/detail/raise.h"
-#include "lockstep/collective/internal/call.h"
-#include "lockstep/collective/internal/pieces.h"
+#include "lockstep/collective/internal/collective_call.h"
+#include "lockstep/collective/internal/packing.h"
 
 namespace lockstep {
 namespace {
 
-using internal::Call;
-using internal::Held;
+using internal::CollectiveCall;
+using internal::HeldTensors;
 
-void check_tag(const Call& call, int tag) {
+void check_tag(const CollectiveCall& call, int tag) {
   if (tag < 0) call.refuse(ErrorKind::kUsage, "tag is ", tag, "; tags are not negative");
 }
 
-void check_other(const Call& call, int peer, const char* role) {
+void check_other(const CollectiveCall& call, int peer, const char* role) {
   if (peer != call.rank()) return;
   call.refuse(ErrorKind::kUsage, role,
               " is this rank itself, for which a blocking call would wait for ever; use ",
@@ -22,7 +22,7 @@ void check_other(const Call& call, int peer, const char* role) {
 }
 
 // The peer, after every check of a send.
-int check_send(Call& call, const at::Tensor& tensor, const SendOptions& options) {
+int check_send(CollectiveCall& call, const at::Tensor& tensor, const SendOptions& options) {
   call.check(tensor, "tensor");
   call.describe(tensor);
   check_tag(call, options.tag);
@@ -30,7 +30,7 @@ int check_send(Call& call, const at::Tensor& tensor, const SendOptions& options)
 }
 
 // The peer or -1 for any, after every check of a receive.
-int check_recv(Call& call, const at::Tensor& tensor, const RecvOptions& options) {
+int check_recv(CollectiveCall& call, const at::Tensor& tensor, const RecvOptions& options) {
   call.check_output(tensor, "tensor");
   call.describe(tensor);
   check_tag(call, options.tag);
@@ -38,7 +38,7 @@ int check_recv(Call& call, const at::Tensor& tensor, const RecvOptions& options)
   return any ? -1 : call.root(options.src, options.group_src, "src");
 }
 
-Work start_send(Call& call, const at::Tensor& tensor, int peer, int tag) {
+Work start_send(CollectiveCall& call, const at::Tensor& tensor, int peer, int tag) {
   const auto wire = call.wire_for_move(tensor.scalar_type());
   call.op().kind = LOCKSTEP_SEND;
   call.op().root = peer;
@@ -46,12 +46,12 @@ Work start_send(Call& call, const at::Tensor& tensor, int peer, int tag) {
   return call.start(internal::plain(tensor), {}, tensor.numel(), wire, {.results = {tensor}});
 }
 
-Work start_recv(Call& call, const at::Tensor& tensor, int peer, int tag) {
+Work start_recv(CollectiveCall& call, const at::Tensor& tensor, int peer, int tag) {
   const auto wire = call.wire_for_move(tensor.scalar_type());
   call.op().kind = LOCKSTEP_RECV;
   call.op().root = peer;
   call.op().tag = tag;
-  Held held;
+  HeldTensors held;
   const auto recv = room_for(tensor, false, held);
   return call.start({}, recv, tensor.numel(), wire, std::move(held));
 }
@@ -82,13 +82,13 @@ RecvOptions recv_options(const P2POp& op, const BatchOptions& options) {
 bool check_batched(const P2POp& op, const BatchOptions& options) {
   if (op.op == P2PKind::kIsend) {
     const auto one = send_options(op, options);
-    Call call(OpType::kSend, one, true);
+    CollectiveCall call(OpType::kSend, one, true);
     if (!call.takes_part()) return false;
     check_send(call, op.tensor, one);
     return true;
   }
   const auto one = recv_options(op, options);
-  Call call(OpType::kRecv, one, true);
+  CollectiveCall call(OpType::kRecv, one, true);
   if (op.op != P2PKind::kIrecv) {
     call.refuse(ErrorKind::kUsage, "a P2POp has the op ", static_cast<int>(op.op),
                 "; only kIsend and kIrecv exist");
@@ -102,7 +102,7 @@ bool check_batched(const P2POp& op, const BatchOptions& options) {
 }  // namespace
 
 void send(at::Tensor tensor, SendOptions options) {
-  Call call(OpType::kSend, options, false);
+  CollectiveCall call(OpType::kSend, options, false);
   if (!call.takes_part()) return;
   const int peer = check_send(call, tensor, options);
   check_other(call, peer, "dst");
@@ -110,13 +110,13 @@ void send(at::Tensor tensor, SendOptions options) {
 }
 
 Work isend(at::Tensor tensor, SendOptions options) {
-  Call call(OpType::kSend, options, true);
+  CollectiveCall call(OpType::kSend, options, true);
   if (!call.takes_part()) return {};
   return start_send(call, tensor, check_send(call, tensor, options), options.tag);
 }
 
 int recv(at::Tensor tensor, RecvOptions options) {
-  Call call(recv_type(options), options, false);
+  CollectiveCall call(recv_type(options), options, false);
   if (!call.takes_part()) return -1;
   const int peer = check_recv(call, tensor, options);
   check_other(call, peer, "src");
@@ -124,7 +124,7 @@ int recv(at::Tensor tensor, RecvOptions options) {
 }
 
 Work irecv(at::Tensor tensor, RecvOptions options) {
-  Call call(recv_type(options), options, true);
+  CollectiveCall call(recv_type(options), options, true);
   if (!call.takes_part()) return {};
   return start_recv(call, tensor, check_recv(call, tensor, options), options.tag);
 }

@@ -40,7 +40,7 @@ void await(const GradFuture& future, Milliseconds timeout, const std::string& wh
   future->waitAndThrow();
 }
 
-GradFuture finished(at::Tensor tensor) {
+GradFuture ready_future(at::Tensor tensor) {
   auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
   future->markCompleted(c10::IValue(std::move(tensor)));
   return future;

@@ -70,6 +70,6 @@ at::Tensor hook_result(const c10::ivalue::Future& future, const std::string& hoo
 // not positive), and what the future failed with.
 void await(const GradFuture& future, Milliseconds timeout, const std::string& whose);
 // A future that holds `tensor` already.
-GradFuture finished(at::Tensor tensor);
+GradFuture ready_future(at::Tensor tensor);
 
 }  // namespace lockstep

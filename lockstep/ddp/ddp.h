@@ -24,8 +24,8 @@
 #include <utility>
 
 #include "lockstep/ddp/ddp_core.h"
+#include "lockstep/ddp/detail/forward_pass.h"
 #include "lockstep/ddp/distributed_sampler.h"
-#include "lockstep/ddp/forward_pass.h"
 #include "lockstep/tensor/visit_tensors.h"
 
 namespace lockstep {

@@ -182,7 +182,7 @@ TEST(DdpInContext, JoinsUnevenInputs) {
   });
 }
 
-// Ranks that have run out of input keep the others company, and hear nothing of their contexts.
+// Ranks that exhaust their input keep participating with zero contributions, without the others' contexts.
 TEST(DdpInContext, LeavesTheGradientsOfRanksWithoutInputAlone) {
   run([](int rank) {
     for (const bool views : {false, true}) {

@@ -158,7 +158,7 @@ class DdpCore : public torch::nn::Module, public Joinable {
   // backward(). Buffers come from the highest rank that has input; at the end all ranks get the model of the last one
   // (the highest, if several) that had. Gradients of ranks without input are the averages, too. Raises kUsage with
   // skip_all_reduce_unused_params: what others leave out is not known to who has no input. Layers with collectives of
-  // their own (SyncBatchNorm) are kept company in the background (join/companion.h).
+  // their own (SyncBatchNorm) are shadowed in the background (join/background_shadow.h).
   const Group& join_group() const override { return group_; }
   void enter_join(const JoinOptions& options) override;
   bool shadow_iteration() override;

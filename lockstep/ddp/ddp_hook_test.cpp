@@ -122,7 +122,7 @@ TEST(CommHook, AResultInOtherMemoryIsCopiedBack) {
     Mlp net;
     auto model = DistributedDataParallel(net, {.gradient_as_bucket_view = rank == 0});
     model->register_comm_hook(
-        {.run = [](GradBucket& bucket) { return finished(torch::full_like(bucket.buffer(), 7)); }});
+        {.run = [](GradBucket& bucket) { return ready_future(torch::full_like(bucket.buffer(), 7)); }});
     model->forward(input_of(0, rank)).sum().backward();
     for (const auto& parameter : net->parameters())
       EXPECT_TRUE(torch::equal(parameter.grad(), torch::full_like(parameter, 7)));
@@ -133,9 +133,10 @@ TEST(CommHook, MisuseIsRefused) {
   run_threads(2, [](int rank) {
     auto model = DistributedDataParallel(Mlp());
     EXPECT_NE(refusal([&] { model->register_comm_hook({}); }).find("empty"), std::string::npos);
-    model->register_comm_hook({.run = [](GradBucket&) { return finished(at::zeros({1})); }, .name = "short"});
+    model->register_comm_hook(
+        {.run = [](GradBucket&) { return ready_future(at::zeros({1})); }, .name = "short"});
     EXPECT_NE(refusal([&] {
-                model->register_comm_hook({.run = [](GradBucket& b) { return finished(b.buffer()); }});
+                model->register_comm_hook({.run = [](GradBucket& b) { return ready_future(b.buffer()); }});
               }).find("short is registered already"),
               std::string::npos);
     const auto words = refusal([&] { model->forward(input_of(0, rank)).sum().backward(); });
@@ -143,7 +144,7 @@ TEST(CommHook, MisuseIsRefused) {
     auto late = DistributedDataParallel(Mlp());
     late->forward(input_of(0, rank)).sum().backward();
     EXPECT_NE(refusal([&] {
-                late->register_comm_hook({.run = [](GradBucket& b) { return finished(b.buffer()); }});
+                late->register_comm_hook({.run = [](GradBucket& b) { return ready_future(b.buffer()); }});
               }).find("too late"),
               std::string::npos);
   });

@@ -1,4 +1,4 @@
-#include "lockstep/ddp/forward_pass.h"
+#include "lockstep/ddp/detail/forward_pass.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/record_function.h>

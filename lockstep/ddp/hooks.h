@@ -14,7 +14,7 @@
 //
 // What holds for all of them. They are called on the thread that runs backward() (comm_hook.h) and start operations only
 // there, so the order of operations is the same on all ranks. What follows an operation (casting back, decompressing)
-// runs on the thread "ls-callback", beside the rest of backward(), and starts none. A null group is the default one of
+// runs on the thread "ls-completion", beside the rest of backward(), and starts none. A null group is the default one of
 // the thread that makes the hook. Results land in the bucket's own buffer.
 #pragma once
 

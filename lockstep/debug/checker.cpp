@@ -77,20 +77,20 @@ std::string Fingerprint::differences(const Fingerprint& other) const {
 }
 
 Checker::Checker(Store& store, int rank, std::vector<int> ranks)
-    : rank_(rank), ranks_(std::move(ranks)), meeting_(store, rank, ranks_) {}
+    : rank_(rank), ranks_(std::move(ranks)), gather_(store, rank, ranks_) {}
 
 void Checker::check(const std::string& who, const Fingerprint& mine, Milliseconds timeout,
                     const std::function<void()>& still_worth_it) {
   const std::lock_guard lock(mutex_);
   std::string told;
   try {
-    told = meeting_.meet(number_++, mine.encode(),
-                         {.timeout = timeout,
-                          .patience = timeout * 2,
-                          .name_all = true,
-                          .who = base::cat(who, ", running ", mine.text()),
-                          .still_worth_it = still_worth_it},
-                         judge);
+    told = gather_.gather(number_++, mine.encode(),
+                          {.timeout = timeout,
+                           .patience = timeout * 2,
+                           .name_all = true,
+                           .who = base::cat(who, ", running ", mine.text()),
+                           .still_worth_it = still_worth_it},
+                          judge);
   } catch (const Error& error) {
     Failure failure = error.failure();
     failure.message += base::stack_trace_if_asked();

@@ -7,7 +7,7 @@
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
 #include "lockstep/group/detail/call_report.h"
-#include "lockstep/group/detail/join.h"
+#include "lockstep/group/detail/group_factory.h"
 #include "lockstep/group/internal/worlds.h"
 
 namespace lockstep {

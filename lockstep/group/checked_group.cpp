@@ -1,4 +1,4 @@
-// The debug wrapper around a group, and monitored_barrier: both are meetings in the group's store.
+// The debug wrapper around a group, and monitored_barrier: both gather over the group's store.
 #include <algorithm>
 #include <functional>
 #include <sstream>
@@ -32,7 +32,7 @@ std::string of_each(const std::vector<at::Tensor>& tensors, const Part& part) {
 
 // `number`: what the operation will be called; refused ones count, so that ranks one of which refused a call alone
 // are found out here already.
-Fingerprint fingerprint_of(const Request& request, std::uint64_t number) {
+Fingerprint fingerprint_of(const OperationRequest& request, std::uint64_t number) {
   const auto& tensors = request.described;
   Fingerprint print{.operation = request.name, .sequence = std::to_string(number)};
   print.n_tensors = std::to_string(tensors.size());
@@ -58,18 +58,18 @@ std::function<void()> still_worth_it(const GroupBase& group) {
 
 class CheckedGroup final : public GroupBase {
  public:
-  CheckedGroup(GroupPlace place, std::shared_ptr<GroupBase> inner, std::shared_ptr<Checker> checker)
-      : GroupBase(std::move(place)), inner_(std::move(inner)), checker_(std::move(checker)) {}
+  CheckedGroup(GroupIdentity identity, std::shared_ptr<GroupBase> inner, std::shared_ptr<Checker> checker)
+      : GroupBase(std::move(identity)), inner_(std::move(inner)), checker_(std::move(checker)) {}
 
   std::string backend() const override { return inner_->backend(); }
   void abort(const std::string& reason) override { inner_->abort(reason); }
   bool checks_calls() const override { return true; }
 
-  std::uint64_t run(Request& request) override {
+  std::uint64_t run(OperationRequest& request) override {
     check(request);
     return inner_->run(request);
   }
-  Work post(Request& request, Held held) override {
+  Work post(OperationRequest& request, HeldTensors held) override {
     check(request);
     return inner_->post(request, std::move(held));
   }
@@ -82,7 +82,7 @@ class CheckedGroup final : public GroupBase {
 
  private:
   // Leaves the operation what is left of the time of the whole call.
-  void check(Request& request) {
+  void check(OperationRequest& request) {
     const auto kind = request.op.kind;
     if (kind == LOCKSTEP_SEND || kind == LOCKSTEP_RECV) return;
     request.deadline = deadline_of(request, *this);
@@ -97,8 +97,8 @@ class CheckedGroup final : public GroupBase {
 
 }  // namespace
 
-Group make_checked_group(GroupPlace place, const Group& inner, std::shared_ptr<Checker> checker) {
-  return std::make_shared<CheckedGroup>(std::move(place), resolve(inner), std::move(checker));
+Group make_checked_group(GroupIdentity identity, const Group& inner, std::shared_ptr<Checker> checker) {
+  return std::make_shared<CheckedGroup>(std::move(identity), resolve(inner), std::move(checker));
 }
 
 }  // namespace lockstep::internal
@@ -124,16 +124,16 @@ void monitored_barrier(MonitoredBarrierOptions options) {
   if (group->size() == 1 || (engine != nullptr && internal::has_no_peers(*engine))) return;
   const auto timeout = options.timeout.value_or(group->timeout());
   PrefixStore store("monitored_barrier", group->store());
-  internal::Meeting meeting(store, group->rank(), group->ranks());
+  internal::StoreGather gather(store, group->rank(), group->ranks());
   try {
-    meeting.meet(group->next_meeting(), "",
-                 {.timeout = timeout,
-                  .patience = std::max(timeout * 2, group->timeout()),
-                  .name_all = options.wait_all_ranks,
-                  .who = who,
-                  .still_worth_it = internal::still_worth_it(*group),
-                  .one_look = timeout == Milliseconds::zero()},
-                 [](const auto&) { return std::string(); });
+    gather.gather(group->next_gather(), "",
+                  {.timeout = timeout,
+                   .patience = std::max(timeout * 2, group->timeout()),
+                   .name_all = options.wait_all_ranks,
+                   .who = who,
+                   .still_worth_it = internal::still_worth_it(*group),
+                   .one_look = timeout == Milliseconds::zero()},
+                  [](const auto&) { return std::string(); });
   } catch (const Error& error) {
     Failure failure = error.failure();
     failure.message += base::stack_trace_if_asked();

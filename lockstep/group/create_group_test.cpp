@@ -177,8 +177,9 @@ TEST(CreateGroup, RefusesWrongOptionsWithTheLineOfTheCall) {
   refused([&] { create_group(member(store, 0, 1, "a/b")); }, "use letters");
   refused([&] { create_group(member(store, 0, 1, "7")); }, "not digits alone");
   refused([&] { create_group(member(store, 0, 1, "default_pg")); }, "default world's name");
-  refused([&] { create_group({.store = store, .rank = 0, .size = 1, .name = "a", .timeout = Milliseconds(0)}); },
-          "must be positive");
+  refused(
+      [&] { create_group({.store = store, .rank = 0, .size = 1, .name = "a", .timeout = Milliseconds(0)}); },
+      "must be positive");
   EXPECT_EQ(store->num_keys(), 0);
   const auto group = create_group(member(store, 0, 1, "a"));
   refused([&] { create_group(member(std::make_shared<HashStore>(), 0, 1, "a")); }, "named \"a\" already");

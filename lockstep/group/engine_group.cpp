@@ -11,8 +11,8 @@
 #include "lockstep/group/detail/group_base.h"
 #include "lockstep/group/detail/work_state.h"
 #include "lockstep/group/internal/backend_parts.h"
-#include "lockstep/group/internal/core.h"
 #include "lockstep/group/internal/disposal.h"
+#include "lockstep/group/internal/engine_group_state.h"
 #include "lockstep/group/world.h"
 
 namespace lockstep::internal {
@@ -24,8 +24,8 @@ double milliseconds_since(Deadline started) {
 
 class EngineGroup final : public GroupBase {
  public:
-  explicit EngineGroup(JoinOptions options)
-      : GroupBase(options.place), core_(make_disposable<Core>(std::move(options))) {}
+  explicit EngineGroup(EngineGroupOptions options)
+      : GroupBase(options.identity), core_(make_disposable<EngineGroupState>(std::move(options))) {}
   ~EngineGroup() override {
     try {
       close("");
@@ -40,7 +40,7 @@ class EngineGroup final : public GroupBase {
     if (!core_->closed()) core_->comm().abort(reason);
   }
 
-  std::uint64_t run(Request& request) override {
+  std::uint64_t run(OperationRequest& request) override {
     char where[kWhereCapacity], words[comm::kErrorCapacity];
     std::int32_t source = -1;
     begin(request, where);
@@ -59,7 +59,7 @@ class EngineGroup final : public GroupBase {
     return request.ended.sequence_number;
   }
 
-  Work post(Request& request, Held held) override {
+  Work post(OperationRequest& request, HeldTensors held) override {
     char where[kWhereCapacity];
     begin(request, where);
     auto state = std::make_shared<Work::State>(core_, request, std::move(held));
@@ -96,7 +96,7 @@ class EngineGroup final : public GroupBase {
 
  private:
   // What every start has in common. `where` is the text request.op.where points to.
-  void begin(Request& request, char* where) {
+  void begin(OperationRequest& request, char* where) {
     if (core_->closed()) [[unlikely]]
       raise_closed(request.name, name());
     core_->reap();
@@ -121,7 +121,7 @@ class EngineGroup final : public GroupBase {
   }
 
   // Raises the failure, after telling the hook when it was `started`.
-  [[noreturn]] void fail(lockstep_status status, std::string_view words, const Request& request,
+  [[noreturn]] void fail(lockstep_status status, std::string_view words, const OperationRequest& request,
                          Deadline started) {
     Failure failure = core_->failure(status, words);
     failure.message = base::cat(core_->describe(request.name, request.ended.sequence_number, request.where),
@@ -130,7 +130,7 @@ class EngineGroup final : public GroupBase {
     base::raise(std::move(failure));
   }
 
-  void announce(const Request& request, Deadline started, const Failure* failure) {
+  void announce(const OperationRequest& request, Deadline started, const Failure* failure) {
     shared().completed({.op = request.name,
                         .sequence_number = request.ended.sequence_number,
                         .started = started.time_point(),
@@ -138,7 +138,7 @@ class EngineGroup final : public GroupBase {
                         .failure = failure});
   }
 
-  const std::shared_ptr<Core> core_;
+  const std::shared_ptr<EngineGroupState> core_;
 };
 
 // Equal bit for bit; of tensors without data always. Pre: one type and size; no gradients are recorded.
@@ -153,7 +153,7 @@ bool same_bits(const at::Tensor& a, const at::Tensor& b) {
 
 }  // namespace
 
-void Held::copy_back() {
+void HeldTensors::copy_back() {
   if (!finish && copies.empty()) return;
   const at::NoGradGuard no_grad;
   if (finish) finish();
@@ -188,14 +188,14 @@ void write_where(const std::source_location& where, char* out) {
   *std::to_chars(out + length + 1, out + kWhereCapacity - 1, where.line()).ptr = '\0';
 }
 
-std::shared_ptr<comm::Communicator> Core::join() const {
-  const GroupPlace& place = options_.place;
+std::shared_ptr<comm::Communicator> EngineGroupState::join() const {
+  const GroupIdentity& identity = options_.identity;
   const BackendOptions told{.store = options_.engine_store,
                             .rank = rank(),
                             .size = size(),
                             .timeout = shared().timeout.load(),
                             .group_name = name(),
-                            .global_ranks = place.members.ranks()};
+                            .global_ranks = identity.members.ranks()};
   const JoiningScope scope(told);
   std::shared_ptr<comm::Communicator> parent;
   if (options_.parent) parent = resolve(options_.parent)->communicator(*options_.engine);
@@ -209,19 +209,19 @@ std::shared_ptr<comm::Communicator> Core::join() const {
                                      .name = name().c_str(),
                                      .deadline_ns = options_.deadline.monotonic_ns(),
                                      .parent = parent ? parent->raw() : nullptr,
-                                     .parent_ranks = parent ? place.members.ranks().data() : nullptr,
+                                     .parent_ranks = parent ? identity.members.ranks().data() : nullptr,
                                      .key = options_.key.c_str()});
 }
 
-Core::Core(JoinOptions options)
+EngineGroupState::EngineGroupState(EngineGroupOptions options)
     : options_(std::move(options)),
-      host_(std::make_unique<StoreHost>(options_.stores, options_.failed_key, options_.launch_ranks)),
+      host_(std::make_unique<EngineHost>(options_.stores, options_.failed_key, options_.launch_ranks)),
       comm_(join()) {
   options_.parent.reset();
   options_.compare_members = nullptr;
 }
 
-Group make_engine_group(JoinOptions options) {
+Group make_engine_group(EngineGroupOptions options) {
   return make_disposable<EngineGroup>(std::move(options));
 }
 
@@ -241,7 +241,7 @@ std::shared_ptr<GroupBase> still_there(const Group& group, const char* what) {
   return chosen;
 }
 
-Deadline deadline_of(const Request& request, const GroupBase& group) {
+Deadline deadline_of(const OperationRequest& request, const GroupBase& group) {
   return request.deadline ? *request.deadline : Deadline::after(request.timeout.value_or(group.timeout()));
 }
 

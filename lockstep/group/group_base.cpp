@@ -21,8 +21,8 @@ c10::DeviceType device_type(const std::string& name) {
 
 }  // namespace
 
-GroupBase::GroupBase(GroupPlace place) : place_(std::move(place)) {
-  for (const auto& name : place_.devices) devices_.set(static_cast<std::size_t>(device_type(name)));
+GroupBase::GroupBase(GroupIdentity identity) : identity_(std::move(identity)) {
+  for (const auto& name : identity_.devices) devices_.set(static_cast<std::size_t>(device_type(name)));
 }
 
 std::string GroupBase::desc() const {
@@ -54,7 +54,7 @@ void GroupBase::register_on_completion_hook(CompletionHook hook) {
   shared().has_hook = true;
 }
 
-void GroupBase::refused(const Request& request) {
+void GroupBase::refused(const OperationRequest& request) {
   const auto type = request.ended.type;
   if (type == OpType::kSend || type == OpType::kRecv || type == OpType::kRecvAnySource) return;
   shared().sequence.fetch_add(1, std::memory_order_relaxed);
@@ -77,7 +77,7 @@ void GroupBase::add_refusal(char* where) const {
 
 std::string GroupBase::backend_config() const {
   std::string config;
-  for (const auto& device : place_.devices)
+  for (const auto& device : identity_.devices)
     config += base::cat(config.empty() ? "" : ",", device, ":", backend());
   return config;
 }

@@ -21,7 +21,7 @@ using internal::Members;
 using internal::World;
 
 // One call of this file: its name and its caller's line, for messages.
-struct Call {
+struct GroupCall {
   const char* what;
   const std::source_location& where;
 
@@ -66,7 +66,7 @@ struct Call {
 
 // Which group the ranks of a call belong to.
 struct Whole {
-  Whole(const Call& call, const Group& given)
+  Whole(const GroupCall& call, const Group& given)
       : world(call.world_of(given)), group(given ? given : world->root()) {}
 
   // All ranks of the world call; otherwise only the group's members know of what is made of it.
@@ -84,7 +84,8 @@ struct Whole {
 };
 
 // `ranks` are ranks of the world.
-Group make(const Call& call, const Whole& whole, std::vector<int> ranks, const NewGroupOptions& options) {
+Group make(const GroupCall& call, const Whole& whole, std::vector<int> ranks,
+           const NewGroupOptions& options) {
   if (!options.group_name.empty()) {
     if (const auto why = internal::wrong_name(options.group_name); !why.empty()) call.refuse(why);
   }
@@ -105,7 +106,7 @@ Group make(const Call& call, const Whole& whole, std::vector<int> ranks, const N
 }
 
 // The lists hold ranks of the world, ascending.
-Subgroups make_all(const Call& call, const Whole& whole, const std::vector<std::vector<int>>& lists,
+Subgroups make_all(const GroupCall& call, const Whole& whole, const std::vector<std::vector<int>>& lists,
                    const SubgroupsOptions& options) {
   Subgroups made{.mine = non_member_group(), .all = {}};
   for (const auto& list : lists) {
@@ -120,7 +121,7 @@ Subgroups make_all(const Call& call, const Whole& whole, const std::vector<std::
 }
 
 // No rank is in two lists.
-void check_apart(const Call& call, const std::vector<std::vector<int>>& lists) {
+void check_apart(const GroupCall& call, const std::vector<std::vector<int>>& lists) {
   if (lists.empty()) call.refuse("no list of ranks is given");
   std::set<int> seen;
   for (const auto& list : lists) {
@@ -130,7 +131,7 @@ void check_apart(const Call& call, const std::vector<std::vector<int>>& lists) {
   }
 }
 
-int size_of_subgroups(const Call& call, int group_size, int size) {
+int size_of_subgroups(const GroupCall& call, int group_size, int size) {
   if (group_size < 0) {
     const auto local = base::environment_int(base::EnvVar::kLocalWorldSize);
     if (!local)
@@ -148,7 +149,7 @@ int size_of_subgroups(const Call& call, int group_size, int size) {
 }  // namespace
 
 Group new_group(std::vector<int> ranks, NewGroupOptions options) {
-  const Call call{"new_group", options.where};
+  const GroupCall call{"new_group", options.where};
   return call.timed([&]() -> Group {
     const Whole whole(call, options.parent);
     return make(call, whole,
@@ -157,7 +158,7 @@ Group new_group(std::vector<int> ranks, NewGroupOptions options) {
 }
 
 Group new_group(NewGroupOptions options) {
-  const Call call{"new_group", options.where};
+  const GroupCall call{"new_group", options.where};
   return call.timed([&]() -> Group {
     const Whole whole(call, options.parent);
     return make(call, whole, whole.group->ranks(), options);
@@ -165,7 +166,7 @@ Group new_group(NewGroupOptions options) {
 }
 
 Subgroups new_subgroups(int group_size, SubgroupsOptions options) {
-  const Call call{"new_subgroups", options.where};
+  const GroupCall call{"new_subgroups", options.where};
   return call.timed([&] {
     const Whole whole(call, options.group);
     const int size = size_of_subgroups(call, group_size, whole.group->size());
@@ -178,7 +179,7 @@ Subgroups new_subgroups(int group_size, SubgroupsOptions options) {
 
 Subgroups new_subgroups_by_enumeration(std::vector<std::vector<int>> ranks_per_subgroup,
                                        SubgroupsOptions options) {
-  const Call call{"new_subgroups_by_enumeration", options.where};
+  const GroupCall call{"new_subgroups_by_enumeration", options.where};
   return call.timed([&] {
     const Whole whole(call, options.group);
     if (!whole.is_root()) call.refuse("the lists hold ranks of the world; leave out the group");
@@ -191,7 +192,7 @@ Subgroups new_subgroups_by_enumeration(std::vector<std::vector<int>> ranks_per_s
 
 namespace {
 
-Group split(const Call& call, const Group& parent, std::vector<std::vector<int>> split_ranks,
+Group split(const GroupCall& call, const Group& parent, std::vector<std::vector<int>> split_ranks,
             const SplitGroupOptions& options) {
   const Whole whole(call, parent);
   const ProcessGroup& group = *whole.group;
@@ -212,7 +213,7 @@ Group split(const Call& call, const Group& parent, std::vector<std::vector<int>>
        .hashed = true});
 }
 
-Group shrink(const Call& call, std::vector<int> ranks_to_exclude, const ShrinkGroupOptions& options) {
+Group shrink(const GroupCall& call, std::vector<int> ranks_to_exclude, const ShrinkGroupOptions& options) {
   const Whole whole(call, options.group);
   ProcessGroup& old = *whole.group;
   const auto excluded = call.sorted(std::move(ranks_to_exclude), old.size(), "the group");
@@ -242,12 +243,12 @@ Group shrink(const Call& call, std::vector<int> ranks_to_exclude, const ShrinkGr
 }  // namespace
 
 Group split_group(const Group& parent, std::vector<std::vector<int>> split_ranks, SplitGroupOptions options) {
-  const Call call{"split_group", options.where};
+  const GroupCall call{"split_group", options.where};
   return call.timed([&] { return split(call, parent, std::move(split_ranks), options); });
 }
 
 Group shrink_group(std::vector<int> ranks_to_exclude, ShrinkGroupOptions options) {
-  const Call call{"shrink_group", options.where};
+  const GroupCall call{"shrink_group", options.where};
   return call.timed([&] { return shrink(call, std::move(ranks_to_exclude), options); });
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 class MultiGroup final : public GroupBase {
  public:
-  MultiGroup(GroupPlace place, std::vector<Group> parts) : GroupBase(std::move(place)) {
+  MultiGroup(GroupIdentity identity, std::vector<Group> parts) : GroupBase(std::move(identity)) {
     for (const auto& part : parts) parts_.push_back(resolve(part));
     // What has no tensor to go by (barrier) runs where CPU tensors do.
     main_ = for_device(c10::kCPU);
@@ -36,8 +36,10 @@ class MultiGroup final : public GroupBase {
   }
 
   bool checks_calls() const override { return main_->checks_calls(); }
-  std::uint64_t run(Request& request) override { return main_->run(request); }
-  Work post(Request& request, Held held) override { return main_->post(request, std::move(held)); }
+  std::uint64_t run(OperationRequest& request) override { return main_->run(request); }
+  Work post(OperationRequest& request, HeldTensors held) override {
+    return main_->post(request, std::move(held));
+  }
   const comm::Engine* engine() const override { return main_->engine(); }
   std::shared_ptr<comm::Communicator> communicator(const comm::Engine& engine) const override {
     for (const auto& part : parts_) {
@@ -70,13 +72,13 @@ class NonMember final : public GroupBase {
   std::string backend_config() const override { refuse("get_backend_config"); }
   void abort(const std::string&) override {}
 
-  std::uint64_t run(Request& request) override {
+  std::uint64_t run(OperationRequest& request) override {
     base::log(LogLevel::kWarn,
               base::cat(request.name, " (called at ", request.where.file_name(), ":", request.where.line(),
                         "): this rank is no member of the group; nothing was done"));
     return 0;
   }
-  Work post(Request& request, Held) override {
+  Work post(OperationRequest& request, HeldTensors) override {
     run(request);
     return Work();
   }
@@ -93,8 +95,8 @@ class NonMember final : public GroupBase {
 
 }  // namespace
 
-Group make_multi_group(GroupPlace place, std::vector<Group> parts) {
-  return std::make_shared<MultiGroup>(std::move(place), std::move(parts));
+Group make_multi_group(GroupIdentity identity, std::vector<Group> parts) {
+  return std::make_shared<MultiGroup>(std::move(identity), std::move(parts));
 }
 
 }  // namespace lockstep::internal

@@ -5,9 +5,9 @@
 #include "lockstep/base/detail/text.h"
 #include "lockstep/engine/plugin.h"
 #include "lockstep/group/detail/group_base.h"
-#include "lockstep/group/detail/owner.h"
+#include "lockstep/group/detail/group_state.h"
 #include "lockstep/group/detail/work_state.h"
-#include "lockstep/group/internal/self_mail.h"
+#include "lockstep/group/internal/loopback.h"
 
 namespace lockstep::internal {
 namespace {
@@ -22,17 +22,17 @@ std::uint64_t n_own(const lockstep_op& op) {
   return op.count;
 }
 
-class SoloOwner final : public Owner {
+class SoloOwner final : public GroupState {
  public:
-  explicit SoloOwner(GroupPlace place) : place_(std::move(place)) {}
+  explicit SoloOwner(GroupIdentity identity) : identity_(std::move(identity)) {}
 
-  const GroupPlace& place() const override { return place_; }
+  const GroupIdentity& identity() const override { return identity_; }
   bool calls_back() const override { return false; }
   Failure failure(lockstep_status status, std::string_view words) const override {
     return {.kind = comm::kind_of(status), .message = std::string(words), .family = ErrorFamily::kBackend};
   }
 
-  SelfMail& mail() { return mail_; }
+  Loopback& mail() { return mail_; }
   std::optional<Failure> broken() {
     const std::lock_guard lock(mutex_);
     return broken_;
@@ -49,22 +49,22 @@ class SoloOwner final : public Owner {
   void leave(const std::string&) override { mail_.abort("the group was left"); }
 
  private:
-  const GroupPlace place_;
-  SelfMail mail_;
+  const GroupIdentity identity_;
+  Loopback mail_;
   std::mutex mutex_;
   std::optional<Failure> broken_;  // guarded by mutex_
 };
 
 class SoloGroup final : public GroupBase {
  public:
-  explicit SoloGroup(const GroupPlace& place)
-      : GroupBase(place), owner_(std::make_shared<SoloOwner>(place)) {}
+  explicit SoloGroup(const GroupIdentity& identity)
+      : GroupBase(identity), owner_(std::make_shared<SoloOwner>(identity)) {}
   ~SoloGroup() override { owner_->close(""); }
 
   std::string backend() const override { return "none"; }
   void abort(const std::string& reason) override { owner_->abort(reason); }
 
-  std::uint64_t run(Request& request) override {
+  std::uint64_t run(OperationRequest& request) override {
     begin(request);
     const auto started = Deadline::now();
     if (is_message(request.op)) {
@@ -77,7 +77,7 @@ class SoloGroup final : public GroupBase {
     return request.ended.sequence_number;
   }
 
-  Work post(Request& request, Held held) override {
+  Work post(OperationRequest& request, HeldTensors held) override {
     begin(request);
     if (is_message(request.op)) {
       auto state = std::make_shared<Work::State>(owner_, request, std::move(held));
@@ -101,7 +101,7 @@ class SoloGroup final : public GroupBase {
   void close(const std::string& cause) override { owner_->close(cause); }
 
  private:
-  void begin(Request& request) {
+  void begin(OperationRequest& request) {
     if (owner_->closed()) raise_closed(request.name, name());
     if (const auto broken = owner_->broken()) base::raise(*broken);
     owner_->reap();
@@ -109,7 +109,7 @@ class SoloGroup final : public GroupBase {
     number(request);
   }
 
-  void end(Request& request, Deadline started, const Failure* failure) {
+  void end(OperationRequest& request, Deadline started, const Failure* failure) {
     const auto finished = Deadline::Clock::now();
     request.ended.duration_ms =
         std::chrono::duration<double, std::milli>(finished - started.time_point()).count();
@@ -127,7 +127,7 @@ class SoloGroup final : public GroupBase {
       std::memmove(op.recv, op.send, n_bytes);
   }
 
-  void exchange(Request& request, Deadline started) {
+  void exchange(OperationRequest& request, Deadline started) {
     std::int32_t source = -1;
     request.op.source = &source;
     auto handle = owner_->mail().post(request.op);
@@ -147,8 +147,8 @@ class SoloGroup final : public GroupBase {
 
 }  // namespace
 
-Group make_solo_group(GroupPlace place) {
-  return std::make_shared<SoloGroup>(place);
+Group make_solo_group(GroupIdentity identity) {
+  return std::make_shared<SoloGroup>(identity);
 }
 
 }  // namespace lockstep::internal

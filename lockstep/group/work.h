@@ -71,7 +71,7 @@ class Work {
   int source_rank() const;
 
   // Resolves to the list of output tensors, or to the operation's error. Callbacks (then, addCallback) run on a thread
-  // "ls-callback" once the operation is over, also when nobody waits and the Work is gone, or at once on the caller when
+  // "ls-completion" once the operation is over, also when nobody waits and the Work is gone, or at once on the caller when
   // it is over already. There they are in the caller's modes (InferenceMode and the like) and, inside run_threads, its rank; they
   // run one after the other, but one that blocks, perhaps on another operation's future, holds nobody up. Raises kUsage for
   // sends and receives.

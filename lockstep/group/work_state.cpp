@@ -15,8 +15,8 @@ std::int64_t now_ns() {
 
 }  // namespace
 
-Work::State::State(std::shared_ptr<internal::Owner> owner, const internal::Request& request,
-                   internal::Held held)
+Work::State::State(std::shared_ptr<internal::GroupState> owner, const internal::OperationRequest& request,
+                   internal::HeldTensors held)
     : type_(request.ended.type),
       name_(request.name),
       where_(request.where),

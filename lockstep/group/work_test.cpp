@@ -221,7 +221,7 @@ TEST(Future, CallsBackWhenNobodyWaits) {
     }
     called.wait();
   });
-  EXPECT_EQ(thread, "ls-callback");
+  EXPECT_EQ(thread, "ls-completion");
 }
 
 // Copies back into the caller's tensor, which only someone in InferenceMode may write.

@@ -23,14 +23,14 @@ constexpr int kManyShadowed = 1000;
 
 namespace internal {
 
-Work HeadCount::count(std::int64_t mine) {
+Work ActiveRanks::count(std::int64_t mine) {
   work_.wait();  // of the last iteration, long over
   counted_ = at::full({1}, mine, at::kLong);
   work_ = all_reduce(counted_, {.group = group_, .async_op = true, .where = options_.where});
   return work_;
 }
 
-void HeadCount::present() {
+void ActiveRanks::present() {
   count(1);
   if (!options_.throw_on_early_termination) return;
   const int missing = group_->size() - n_active();
@@ -40,12 +40,12 @@ void HeadCount::present() {
   }
 }
 
-int HeadCount::absent() {
+int ActiveRanks::absent() {
   count(0);
   return n_active();
 }
 
-int HeadCount::n_active() {
+int ActiveRanks::n_active() {
   work_.wait();
   return static_cast<int>(*counted_.const_data_ptr<std::int64_t>());
 }
@@ -63,7 +63,7 @@ void Joinable::begin_iteration() {
 // The joinables while they are being joined.
 class Joining {
  public:
-  Joining(const std::vector<JoinTarget>& joinables, const std::shared_ptr<internal::HeadCount>& count)
+  Joining(const std::vector<JoinTarget>& joinables, const std::shared_ptr<internal::ActiveRanks>& count)
       : joinables_(joinables) {
     for (Joinable& joinable : joinables_) {
       if (joinable.count_) {
@@ -104,7 +104,7 @@ void join(const std::vector<JoinTarget>& joinables, const std::function<void()>&
   }
   if (!options.enable) return body();
 
-  const auto count = std::make_shared<internal::HeadCount>(group, options);
+  const auto count = std::make_shared<internal::ActiveRanks>(group, options);
   const Joining joining(joinables, count);
   for (Joinable& joinable : joinables) joinable.enter_join(options);
   body();
@@ -117,7 +117,7 @@ void join(const std::vector<JoinTarget>& joinables, const std::function<void()>&
     }
     if (n_shadowed == kManyShadowed) {
       base::log(LogLevel::kWarn,
-                base::cat("join: rank ", group->rank(), " has kept others company for ", kManyShadowed,
+                base::cat("join: rank ", group->rank(), " has participated with zeros for ", kManyShadowed,
                           " iterations; its share of the input is much smaller than theirs. Said once."));
     }
     is_last_joiner = false;

@@ -1,4 +1,4 @@
-// Training on uneven inputs: ranks that run out of batches earlier than others keep the others company.
+// Training on uneven inputs: ranks that exhaust their input keep participating with zero contributions.
 //
 //   lockstep::join({*model, optimizer}, [&] {
 //     for (const auto& batch : my_batches) {        // as many as this rank has
@@ -33,7 +33,7 @@ namespace lockstep {
 
 struct JoinOptions {
   bool enable = true;  // false: the body is run, nothing else
-  // Nobody is kept company: once a rank is out of input, it and all others raise InputsExhausted, these in the iteration
+  // Nobody is shadowed: once a rank has exhausted its input, it and all others raise InputsExhausted, these in the iteration
   // they are about to begin.
   bool throw_on_early_termination = false;
   // What DistributedDataParallel divides sums of gradients by: all ranks, or those that still have input.
@@ -50,9 +50,9 @@ class InputsExhausted : public Error {
 namespace internal {
 
 // Counts, once per iteration, the ranks that still have input.
-class HeadCount {
+class ActiveRanks {
  public:
-  HeadCount(Group group, JoinOptions options) : group_(std::move(group)), options_(options) {}
+  ActiveRanks(Group group, JoinOptions options) : group_(std::move(group)), options_(options) {}
   const JoinOptions& options() const { return options_; }
   // For a rank with input: takes part, and does not wait unless it must throw.
   void present();
@@ -104,7 +104,7 @@ class Joinable {
 
  private:
   friend class Joining;
-  std::shared_ptr<internal::HeadCount> count_;
+  std::shared_ptr<internal::ActiveRanks> count_;
   bool is_first_ = false;
 };
 

@@ -134,8 +134,8 @@ void SyncBatchNormImpl::shadow_backward() {
   if (const Group group = route().group) internal::shadow_backward(options.num_features(), group);
 }
 
-std::unique_ptr<Companion> SyncBatchNormImpl::make_companion(const std::vector<LayerWithCollectives*>& layers,
-                                                             const Group& group) {
+std::unique_ptr<BackgroundShadow> SyncBatchNormImpl::make_background_shadow(
+    const std::vector<LayerWithCollectives*>& layers, const Group& group) {
   std::vector<SyncBatchNormImpl*> norms;
   for (LayerWithCollectives* const layer : layers) {
     auto* const norm = dynamic_cast<SyncBatchNormImpl*>(layer);
@@ -148,7 +148,7 @@ std::unique_ptr<Companion> SyncBatchNormImpl::make_companion(const std::vector<L
     }
     norms.push_back(norm);
   }
-  return std::make_unique<internal::NormCompanion>(std::move(norms), group);
+  return std::make_unique<internal::NormShadow>(std::move(norms), group);
 }
 
 }  // namespace lockstep

@@ -27,12 +27,12 @@
 #include <vector>
 
 #include "lockstep/group/process_group.h"
-#include "lockstep/join/companion.h"
+#include "lockstep/join/background_shadow.h"
 
 namespace lockstep {
 
 namespace internal {
-class NormCompanion;
+class NormShadow;
 struct NormRoute;
 }  // namespace internal
 
@@ -46,12 +46,12 @@ class SyncBatchNormImpl final : public torch::nn::Cloneable<SyncBatchNormImpl>, 
   at::Tensor forward(const at::Tensor& input);
 
   // Take part in the others' forward or backward pass through this layer with an empty batch, without touching the
-  // running statistics: for protocols of your own. Under join() a companion does it, and the statistics come with the
+  // running statistics: for protocols of your own. Under join() a background shadow does it, and the statistics come with the
   // model at the end. One call for each pass, in the order in which the others run their layers; block.
   void shadow_forward();
   void shadow_backward();
-  std::unique_ptr<Companion> make_companion(const std::vector<LayerWithCollectives*>& layers,
-                                            const Group& group) override;
+  std::unique_ptr<BackgroundShadow> make_background_shadow(const std::vector<LayerWithCollectives*>& layers,
+                                                           const Group& group) override;
 
   void reset() override;
   void reset_running_stats();
@@ -78,7 +78,7 @@ class SyncBatchNormImpl final : public torch::nn::Cloneable<SyncBatchNormImpl>, 
   struct Tensors {
     at::Tensor weight, bias, running_mean, running_var, num_batches_tracked;
   };
-  friend class internal::NormCompanion;
+  friend class internal::NormShadow;
   void take(const Tensors& tensors);
   internal::NormRoute route() const;
   double count_batch();

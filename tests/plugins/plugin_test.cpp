@@ -13,7 +13,7 @@
 #include "lockstep/base/detail/thread.h"
 #include "lockstep/base/error.h"
 #include "lockstep/engine/loader.h"
-#include "lockstep/group/detail/store_host.h"
+#include "lockstep/group/detail/engine_host.h"
 #include "lockstep/store/hash_store.h"
 #include "lockstep/store/prefix_store.h"
 
@@ -98,7 +98,7 @@ class KvRank {
  public:
   KvRank(const comm::Engine& engine, Store& store, int rank, int size, Deadline deadline)
       : group_("group", store.clone()),
-        host_(internal::StoreHost::Stores::clone(group_, store, store), "failed") {
+        host_(internal::EngineHost::Stores::clone(group_, store, store), "failed") {
     comm_ = comm::Communicator::create(engine, {.struct_size = sizeof(lockstep_comm_config),
                                                 .host = host_.table(),
                                                 .rank = rank,
@@ -111,7 +111,7 @@ class KvRank {
 
  private:
   PrefixStore group_;
-  internal::StoreHost host_;
+  internal::EngineHost host_;
   std::shared_ptr<comm::Communicator> comm_;
 };
 
@@ -192,9 +192,9 @@ TEST(Plugins, AnAbortEndsAPostedOperation) {
   });
 }
 
-TEST(StoreHost, GetWaitsForTheKeyUntilTheDeadline) {
+TEST(EngineHost, GetWaitsForTheKeyUntilTheDeadline) {
   HashStore store;
-  internal::StoreHost host(internal::StoreHost::Stores::clone(store, store, store), "failed");
+  internal::EngineHost host(internal::EngineHost::Stores::clone(store, store, store), "failed");
   const lockstep_host* table = host.table();
   char value[4];
   size_t length = 0;
@@ -211,9 +211,9 @@ TEST(StoreHost, GetWaitsForTheKeyUntilTheDeadline) {
   EXPECT_EQ(get("k", Deadline::now()), LOCKSTEP_OK);
 }
 
-TEST(StoreHost, AGetEndsWhenARankHasGivenUp) {
+TEST(EngineHost, AGetEndsWhenARankHasGivenUp) {
   HashStore store;
-  internal::StoreHost host(internal::StoreHost::Stores::clone(store, store, store), "failed");
+  internal::EngineHost host(internal::EngineHost::Stores::clone(store, store, store), "failed");
   base::Thread later("later", [&] { store.set("failed", "1 out of memory"); });
   size_t length = 0;
   EXPECT_EQ(host.table()->kv_get(host.table()->context, "never", nullptr, 0, &length, LOCKSTEP_NEVER),
@@ -226,10 +226,10 @@ struct UnderALauncher {
   ~UnderALauncher() { ::unsetenv("LOCKSTEP_LAUNCHER"); }
 };
 
-TEST(StoreHost, WithoutALauncherNobodyWaitsForWordsOfHowARankEnded) {
+TEST(EngineHost, WithoutALauncherNobodyWaitsForWordsOfHowARankEnded) {
   ::unsetenv("LOCKSTEP_LAUNCHER");
   HashStore root;
-  internal::StoreHost host(internal::StoreHost::Stores::clone(root, root, root), "failed");
+  internal::EngineHost host(internal::EngineHost::Stores::clone(root, root, root), "failed");
   const auto soon = Deadline::after(Milliseconds(50));
   size_t length = 0;
   EXPECT_EQ(host.table()->kv_get(host.table()->context, "/lockstep/exit/0", nullptr, 0, &length,
@@ -237,11 +237,11 @@ TEST(StoreHost, WithoutALauncherNobodyWaitsForWordsOfHowARankEnded) {
             LOCKSTEP_UNSUPPORTED);
 }
 
-TEST(StoreHost, KeysWithASlashAddressTheWholeStore) {
+TEST(EngineHost, KeysWithASlashAddressTheWholeStore) {
   const UnderALauncher launched;
   HashStore root;
   PrefixStore group("group", root.clone());
-  internal::StoreHost host(internal::StoreHost::Stores::clone(group, root, root), "failed");
+  internal::EngineHost host(internal::EngineHost::Stores::clone(group, root, root), "failed");
   const lockstep_host* table = host.table();
   root.set("lockstep/exit/3", "killed by SIGKILL");
   char value[64] = "";
@@ -252,10 +252,10 @@ TEST(StoreHost, KeysWithASlashAddressTheWholeStore) {
   EXPECT_STREQ(value, "killed by SIGKILL");
 }
 
-TEST(StoreHost, AsksTheLauncherAboutRanksByTheNumbersItGaveThem) {
+TEST(EngineHost, AsksTheLauncherAboutRanksByTheNumbersItGaveThem) {
   const UnderALauncher launched;
   HashStore root;
-  internal::StoreHost host(internal::StoreHost::Stores::clone(root, root, root), "failed", {2, 5});
+  internal::EngineHost host(internal::EngineHost::Stores::clone(root, root, root), "failed", {2, 5});
   const lockstep_host* table = host.table();
   root.set("lockstep/exit/5", "exited with code 7");
   root.set("lockstep/exit/9", "another job's");

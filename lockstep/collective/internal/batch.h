@@ -8,8 +8,8 @@
 #include <optional>
 #include <vector>
 
-#include "lockstep/collective/internal/apart.h"
-#include "lockstep/collective/internal/call.h"
+#include "lockstep/collective/internal/collective_call.h"
+#include "lockstep/collective/internal/overlap_check.h"
 #include "lockstep/collective/reduce_op.h"
 #include "lockstep/group/detail/group_base.h"
 #include "lockstep/group/work.h"
@@ -26,7 +26,7 @@ struct BatchItem {
 // Whether outputs of different items share memory. When they do, they must come out equal where they do.
 enum class Outputs : std::uint8_t { kApart, kShareMemory };
 // Starts all items as one operation per type, all of `kind` with call.op().reduce.
-Work start_items(Call& call, lockstep_op_kind kind, const std::vector<BatchItem>& items,
+Work start_items(CollectiveCall& call, lockstep_op_kind kind, const std::vector<BatchItem>& items,
                  Outputs outputs = Outputs::kApart);
 
 class Batch {
@@ -39,8 +39,8 @@ class Batch {
 
   // Raises kUsage when it is of another kind or reduce operation than the first, or shares memory with one before.
   // Returns a Work that cannot be used.
-  Work add(const Call& call, lockstep_op_kind kind, const ReduceOp& op, BatchItem item);
-  Work start(Call& call) const;
+  Work add(const CollectiveCall& call, lockstep_op_kind kind, const ReduceOp& op, BatchItem item);
+  Work start(CollectiveCall& call) const;
 
   const GroupBase& group() const { return *group_; }
   Batch* outer() const { return outer_; }
@@ -52,7 +52,7 @@ class Batch {
   std::optional<lockstep_op_kind> kind_;
   ReduceOp op_;
   std::vector<BatchItem> items_;
-  Apart apart_;
+  OverlapCheck apart_;
 };
 
 }  // namespace lockstep::internal

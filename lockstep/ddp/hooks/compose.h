@@ -27,7 +27,7 @@ struct HookStages {
   // place, or with another buffer of as many elements. May be empty.
   std::function<void(GradBucket&)> before{};
   // Makes the final tensor of the inner hook's result and of the buffer as it was ahead of `before`. Runs on
-  // "ls-callback" (or at once when the result is there already): must not block and must not communicate. May be empty.
+  // "ls-completion" (or at once when the result is there already): must not block and must not communicate. May be empty.
   std::function<at::Tensor(const at::Tensor& result, const at::Tensor& buffer)> after{};
   std::string name{};  // the whole is called name(inner name)
 };

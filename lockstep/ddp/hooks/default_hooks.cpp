@@ -32,7 +32,7 @@ CommHook bf16_compress_hook(Group group) {
 }
 
 CommHook noop_hook() {
-  return {.run = [](GradBucket& bucket) { return finished(bucket.buffer()); }, .name = "noop_hook"};
+  return {.run = [](GradBucket& bucket) { return ready_future(bucket.buffer()); }, .name = "noop_hook"};
 }
 
 }  // namespace lockstep

@@ -126,7 +126,7 @@ TEST(Wrappers, LeaveABucketOfTheirTypeAlone) {
     const CommHook look{.run =
                             [&](GradBucket& bucket) {
                               seen = bucket.buffer().const_data_ptr();
-                              return finished(bucket.buffer());
+                              return ready_future(bucket.buffer());
                             },
                         .name = "look"};
     reduced_by(fp16_compress_wrapper(look), flat);
@@ -169,7 +169,7 @@ TEST(WrapHook, HandsErrorsOn) {
     EXPECT_EQ(caught([&] { reduced_by(thrown, at::zeros({4})); }).message, "no room");
 
     const auto late = [](GradBucket& bucket) {
-      return finished(bucket.buffer())
+      return ready_future(bucket.buffer())
           ->then([](c10::ivalue::Future&) -> c10::IValue { base::raise(ErrorKind::kPeerLost, "rank 3"); },
                  c10::TensorType::get());
     };

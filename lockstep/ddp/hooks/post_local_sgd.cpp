@@ -36,7 +36,7 @@ GradFuture PostLocalSGDState::run(GradBucket& bucket) {
   if (bucket.is_last() && ++iter_ == options_.start_localSGD_iter)
     base::log(LogLevel::kInfo,
               base::cat("post_localSGD_hook: local SGD begins after ", iter_, " iterations"));
-  if (local && !options_.post_local_gradient_allreduce) return finished(bucket.buffer());
+  if (local && !options_.post_local_gradient_allreduce) return ready_future(bucket.buffer());
   return internal::average(bucket.buffer(), local ? options_.subgroup : options_.process_group);
 }
 

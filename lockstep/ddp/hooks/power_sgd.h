@@ -15,7 +15,7 @@
 // The two exchanges of a bucket and those of other buckets must come in one order on all ranks, and only the thread
 // that runs backward() knows one. So a bucket's second exchange starts there, too: when the next bucket is full, or at
 // once for the last bucket, whose first exchange is waited for. In between the first exchange runs beside backward();
-// the product P Q^T is made on "ls-callback". A rank whose first exchange is late holds up its own backward() there.
+// the product P Q^T is made on "ls-completion". A rank whose first exchange is late holds up its own backward() there.
 //
 // A column of Q that has become zero, as after a step without gradients, is drawn anew; torch's stays zero for ever. A
 // NaN or an infinity in one rank's gradients makes all ranks' gradients of the bucket NaN in that step, and error and Q

@@ -78,7 +78,7 @@ void average(const at::Tensor& messages, const Layout& layout, const at::Tensor&
 
 // Each rank quantises by its own scale, so nothing has to be known of the others first: one operation.
 GradFuture exchange(const at::Tensor& buffer, const Group& group, std::int64_t columns) {
-  if (buffer.numel() == 0) return finished(buffer);
+  if (buffer.numel() == 0) return ready_future(buffer);
   const Layout layout{
       .n = buffer.numel(), .rows = (buffer.numel() + columns - 1) / columns, .columns = columns};
   at::Tensor messages = at::empty({group->size(), layout.n_bytes()}, at::TensorOptions(at::kByte));

@@ -71,7 +71,7 @@ TEST(BufferSync, AHookRunsInsteadAndItsFuturesAreHandedOut) {
       BufferSync sync({.tensors = tensors_of(module), .group = default_group()});
       sync.set_hook({.run =
                          [](const torch::OrderedDict<std::string, at::Tensor>& buffers) {
-                           return std::vector<GradFuture>{finished(buffers["buffer"])};
+                           return std::vector<GradFuture>{ready_future(buffers["buffer"])};
                          },
                      .when = when});
       const bool before = when == BufferHook::When::kBeforeForward;

@@ -45,7 +45,7 @@ TEST(BucketExchange, AHookSeesTheBucketAndWhetherItIsTheLastAndItsResultIsCopied
       seen.push_back(bucket.index());
       last.push_back(bucket.is_last());
       EXPECT_TRUE(bucket.parameters()[0].is_same(parts.parameter(1 - bucket.index())));
-      return finished(bucket.buffer() + 1);
+      return ready_future(bucket.buffer() + 1);
     }});
     for (const std::size_t b : {0, 1}) parts.buckets[b].flat.fill_(5);
     parts.exchange.start(0, 2, false);

@@ -60,28 +60,28 @@ int DdpJoin::last_active(bool is_last) const {
 }
 
 void DdpJoin::enter_layers(const std::vector<LayerWithCollectives*>& layers) {
-  if (!companion_) {
+  if (!background_) {
     if (layers.empty()) return;
-    companion_ = layers.front()->make_companion(layers, group_);
+    background_ = layers.front()->make_background_shadow(layers, group_);
   }
-  companion_->enter();
+  background_->enter();
   entered_ = true;
 }
 
 void DdpJoin::shadow_layers() {
-  if (companion_ && !std::exchange(shadows_, true)) companion_->keep_company();
+  if (background_ && !std::exchange(shadows_, true)) background_->shadow();
 }
 
 void DdpJoin::finish_layers() {
   shadow_layers();
   if (!std::exchange(shadows_, false)) return;
-  companion_->finish();
+  background_->finish();
   entered_ = false;
 }
 
 void DdpJoin::leave_layers() noexcept {
   if (!std::exchange(entered_, false)) return;
-  companion_ = nullptr;
+  background_ = nullptr;
   shadows_ = false;
 }
 

@@ -19,7 +19,7 @@
 
 #include "lockstep/group/process_group.h"
 #include "lockstep/group/work.h"
-#include "lockstep/join/companion.h"
+#include "lockstep/join/background_shadow.h"
 
 namespace lockstep::internal {
 
@@ -67,8 +67,8 @@ class DdpJoin final {
   Work work_;
   // Reductions there were before the last announced synced forward pass.
   std::optional<std::uint64_t> reduced_before_;
-  std::unique_ptr<Companion> companion_;  // null: no such layers
-  bool entered_ = false;                  // the companion has been entered and not finished
+  std::unique_ptr<BackgroundShadow> background_;  // null: no such layers
+  bool entered_ = false;                          // the shadow has been entered and not finished
   bool shadows_ = false;
 };
 

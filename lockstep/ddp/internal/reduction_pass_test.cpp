@@ -98,7 +98,7 @@ TEST(ReductionPass, FinishCallsWhoWaitsForAveragesAndAwaitsTheOthers) {
     of.pass.on_delivered([&] { ++n_delivered; });
     const auto failed = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());
     failed->setError(std::make_exception_ptr(std::runtime_error("no buffers")));
-    of.pass.also_wait_for({nullptr, finished(torch::ones({1})), failed});
+    of.pass.also_wait_for({nullptr, ready_future(torch::ones({1})), failed});
     of.begin();
     for (const std::size_t index : {2, 1, 0}) of.pass.mark_ready(index);
     try {

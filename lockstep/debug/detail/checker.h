@@ -6,7 +6,7 @@
 #include <mutex>
 #include <string>
 
-#include "lockstep/debug/detail/meeting.h"
+#include "lockstep/debug/detail/store_gather.h"
 
 namespace lockstep::internal {
 
@@ -30,7 +30,7 @@ class Checker {
 
   // Meets the other ranks. Raises kTimeout naming the missing ranks and carrying the fingerprint, kUsage with both
   // fingerprints when another rank runs something else; on every rank that came. `who` begins the message.
-  // `still_worth_it` as in Meeting.
+  // `still_worth_it` as in StoreGather.
   void check(const std::string& who, const Fingerprint& mine, Milliseconds timeout,
              const std::function<void()>& still_worth_it);
 
@@ -38,8 +38,8 @@ class Checker {
   const int rank_;
   const std::vector<int> ranks_;
   std::mutex mutex_;
-  Meeting meeting_;           // guarded by mutex_
-  std::uint64_t number_ = 0;  // guarded by mutex_; of the next meeting
+  StoreGather gather_;        // guarded by mutex_
+  std::uint64_t number_ = 0;  // guarded by mutex_; of the next gather
 };
 
 }  // namespace lockstep::internal

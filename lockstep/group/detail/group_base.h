@@ -15,7 +15,7 @@
 #include <vector>
 
 #include "lockstep/engine/engine.h"
-#include "lockstep/group/detail/join.h"
+#include "lockstep/group/detail/group_factory.h"
 #include "lockstep/group/process_group.h"
 #include "lockstep/group/work.h"
 
@@ -27,7 +27,7 @@ namespace lockstep::internal {
 
 // An operation as its caller described it. The ops lack only the deadline, the caller's line and who to call when they
 // are over.
-struct Request {
+struct OperationRequest {
   const char* name;  // "all_reduce"; static
   std::source_location where;
   std::optional<Milliseconds> timeout;  // unset: the group's
@@ -44,7 +44,7 @@ struct Request {
 };
 
 // The tensors of an operation, kept alive until it is over.
-struct Held {
+struct HeldTensors {
   std::vector<at::Tensor> buffers{};  // what the engine reads and writes
   std::vector<at::Tensor> results{};  // what Work::result() gives
   // Temporaries to copy into the caller's tensors once, when the operation ended well: (to, from), in this order.
@@ -62,20 +62,20 @@ struct Held {
 
 class GroupBase : public ProcessGroup {
  public:
-  explicit GroupBase(GroupPlace place);
+  explicit GroupBase(GroupIdentity identity);
 
-  int rank() const final { return place_.rank; }
-  int size() const final { return is_member() ? static_cast<int>(place_.members.ranks().size()) : -1; }
-  const std::vector<int>& ranks() const final { return place_.members.ranks(); }
-  const std::string& name() const final { return place_.name; }
+  int rank() const final { return identity_.rank; }
+  int size() const final { return is_member() ? static_cast<int>(identity_.members.ranks().size()) : -1; }
+  const std::vector<int>& ranks() const final { return identity_.members.ranks(); }
+  const std::string& name() const final { return identity_.name; }
   std::string desc() const final;
   void set_desc(std::string desc) final;
-  Milliseconds timeout() const final { return place_.shared->timeout; }
+  Milliseconds timeout() const final { return identity_.shared->timeout; }
   void set_timeout(Milliseconds timeout) final;
-  std::shared_ptr<Store> store() const final { return place_.store; }
-  std::uint64_t sequence_number() const final { return place_.shared->sequence; }
-  void enable_collectives_timing() final { place_.shared->timing = true; }
-  bool collectives_timing() const final { return place_.shared->timing; }
+  std::shared_ptr<Store> store() const final { return identity_.store; }
+  std::uint64_t sequence_number() const final { return identity_.shared->sequence; }
+  void enable_collectives_timing() final { identity_.shared->timing = true; }
+  bool collectives_timing() const final { return identity_.shared->timing; }
   void register_on_completion_hook(CompletionHook hook) final;
   std::string backend_config() const override;
 
@@ -86,9 +86,9 @@ class GroupBase : public ProcessGroup {
   }
   bool was_left() const { return shared().left; }
   // False for the handle of a group that this rank is no member of: operations on it warn and do nothing.
-  bool is_member() const { return place_.rank >= 0; }
+  bool is_member() const { return identity_.rank >= 0; }
   // Rank here of a rank of the world; -1 when it is no member. Cheap.
-  int group_rank_of(int world_rank) const noexcept { return place_.members.index_of(world_rank); }
+  int group_rank_of(int world_rank) const noexcept { return identity_.members.index_of(world_rank); }
   // The part of the group that works on tensors of this device type; null when it has no back end for it. `this` for
   // a group of one back end. Lives as long as the group.
   virtual GroupBase* for_device(c10::DeviceType type) noexcept {
@@ -97,7 +97,7 @@ class GroupBase : public ProcessGroup {
 
   // Gives the request its number. Collectives are counted alike on all ranks, since all call the same; messages, which
   // only two ranks know of, by themselves. The engine compares the numbers of collectives.
-  void number(Request& request) {
+  void number(OperationRequest& request) {
     const bool message = request.op.kind == LOCKSTEP_SEND || request.op.kind == LOCKSTEP_RECV;
     auto& counter = message ? shared().n_messages : shared().sequence;
     request.ended.sequence_number = counter.fetch_add(1, std::memory_order_relaxed) + 1;
@@ -107,7 +107,7 @@ class GroupBase : public ProcessGroup {
   }
   // A collective was refused before it got a number. It takes one all the same: ranks that all refuse it stay in step,
   // and when one does so alone, the number of its next one tells all of them.
-  void refused(const Request& request);
+  void refused(const OperationRequest& request);
   // The next collective's line with what was refused before it, for the messages of all ranks. `where` has kWhereCapacity.
   void add_refusal(char* where) const;
 
@@ -117,15 +117,15 @@ class GroupBase : public ProcessGroup {
     return ++shared().hits[where];
   }
   // The number of the next monitored barrier.
-  std::uint64_t next_meeting() { return place_.shared->meetings++; }
+  std::uint64_t next_gather() { return identity_.shared->n_gathers++; }
 
-  // True when every collective is compared between ranks before it runs: its Request must be described.
+  // True when every collective is compared between ranks before it runs: its OperationRequest must be described.
   virtual bool checks_calls() const { return false; }
 
   // Runs request.op to its end on this thread, fills in request.ended and returns its number; raises its error.
-  virtual std::uint64_t run(Request& request) = 0;
+  virtual std::uint64_t run(OperationRequest& request) = 0;
   // Starts all of the request's ops; the Work holds the tensors. Raises when the group is broken or closed.
-  virtual Work post(Request& request, Held held) = 0;
+  virtual Work post(OperationRequest& request, HeldTensors held) = 0;
   // Null in a group of one, which does every operation.
   virtual const comm::Engine* engine() const = 0;
   // The group's communicator over that engine; null when it has none or is closed.
@@ -136,11 +136,11 @@ class GroupBase : public ProcessGroup {
   virtual void close(const std::string& cause) = 0;
 
  protected:
-  const GroupPlace& place() const { return place_; }
-  GroupShared& shared() const { return *place_.shared; }
+  const GroupIdentity& identity() const { return identity_; }
+  GroupShared& shared() const { return *identity_.shared; }
 
  private:
-  const GroupPlace place_;
+  const GroupIdentity identity_;
   std::bitset<c10::COMPILE_TIME_MAX_DEVICE_TYPES> devices_;  // constant after construction
 };
 
@@ -151,7 +151,7 @@ std::shared_ptr<GroupBase> still_there(const Group& group, const char* what);
 // Every group of this rank's world waits at least this long from now on.
 void raise_world_timeouts(Milliseconds timeout);
 // When the operation must be over.
-Deadline deadline_of(const Request& request, const GroupBase& group);
+Deadline deadline_of(const OperationRequest& request, const GroupBase& group);
 
 // kUsage: `what` was called on a group that was left.
 [[noreturn]] void raise_closed(const char* what, const std::string& group);

@@ -24,7 +24,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/group/detail/group_base.h"
-#include "lockstep/group/detail/owner.h"
+#include "lockstep/group/detail/group_state.h"
 #include "lockstep/group/detail/rank_use.h"
 #include "lockstep/group/work.h"
 
@@ -35,7 +35,8 @@ class Work::State final : public std::enable_shared_from_this<Work::State> {
   using FuturePtr = c10::intrusive_ptr<c10::ivalue::Future>;
 
   // An operation about to be posted.
-  State(std::shared_ptr<internal::Owner> owner, const internal::Request& request, internal::Held held);
+  State(std::shared_ptr<internal::GroupState> owner, const internal::OperationRequest& request,
+        internal::HeldTensors held);
   // One that ended well.
   State(const Ended& ended, std::vector<at::Tensor> results);
   // One that may not be used; `why` is raised as kUsage by every method of Work but op_type and sequence_number.
@@ -76,7 +77,7 @@ class Work::State final : public std::enable_shared_from_this<Work::State> {
   static void on_done(void* context);
   void count_down();
   void call_me_when_over();
-  using OwnerPtr = std::shared_ptr<internal::Owner>;
+  using OwnerPtr = std::shared_ptr<internal::GroupState>;
   // The part at n_over_ ended so. Returns the owner, to announce() to, when it was the last. mutex_ held.
   OwnerPtr advance(lockstep_status status);
   OwnerPtr finish();
@@ -107,10 +108,10 @@ class Work::State final : public std::enable_shared_from_this<Work::State> {
   // All below guarded by mutex_, but that handles_[n_over_] belongs to the waiting thread while waiting_ is set.
   bool over_ = false;
   bool waiting_ = false;
-  std::size_t n_over_ = 0;                  // handles_ before it are over
-  std::shared_ptr<internal::Owner> owner_;  // null when over
+  std::size_t n_over_ = 0;                       // handles_ before it are over
+  std::shared_ptr<internal::GroupState> owner_;  // null when over
   c10::SmallVector<comm::OpHandle, 1> handles_;
-  internal::Held held_;
+  internal::HeldTensors held_;
   // The caller's modes (InferenceMode and the like), where something is done later on another thread: copies back, callbacks.
   std::optional<at::ThreadLocalState> modes_;
   std::optional<Failure> failure_;

@@ -91,7 +91,7 @@ class Completions {
     });
     auto& member = members_.emplace_back();
     try {
-      member.thread = base::Thread("ls-callback", [this, &member] { run(member); });
+      member.thread = base::Thread("ls-completion", [this, &member] { run(member); });
       ++n_idle_;
     } catch (const std::exception& error) {
       members_.pop_back();

@@ -1,4 +1,4 @@
-// The process's completion threads, "ls-callback": give futures their values, so that callbacks run although nobody waits.
+// The process's completion threads, "ls-completion": give futures their values, so that callbacks run although nobody waits.
 //
 // Operations are completed one after the other by one of them, the runner, so that callbacks are as a rule not run at the same
 // time. A callback that lasts (it blocks, perhaps on the future of another operation, which needs completing) is given a few

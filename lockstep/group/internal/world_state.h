@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "lockstep/group/internal/backend_parts.h"
-#include "lockstep/group/internal/joiner.h"
+#include "lockstep/group/internal/group_builder.h"
 #include "lockstep/group/process_group.h"
 
 namespace lockstep::internal {
@@ -98,7 +98,7 @@ class World {
   const std::string part_;  // of the store, where the site's keys are
   const long owner_pid_;
   std::shared_ptr<Store> keep_;
-  Site site_;
+  WorldSite site_;
   Group root_;
 
   mutable std::mutex mutex_;

@@ -64,32 +64,32 @@ void NormRoute::announce(Pass pass) const {
   if (announced_as) agree(group, Next{*announced_as, pass});
 }
 
-NormCompanion::NormCompanion(std::vector<SyncBatchNormImpl*> layers, const Group& group)
+NormShadow::NormShadow(std::vector<SyncBatchNormImpl*> layers, const Group& group)
     : layers_(std::move(layers)),
       channels_(channels_of(layers_)),
       // A group of its own: its operations come in an order of their own.
       group_(new_group(group->ranks(), {.timeout = group->timeout(),
                                         .use_local_synchronization = true,
-                                        .group_desc = "companions of SyncBatchNorm"})) {}
+                                        .group_desc = "background shadows of SyncBatchNorm"})) {}
 
-NormCompanion::~NormCompanion() {
+NormShadow::~NormShadow() {
   if (thread_.joinable()) {
-    group_->abort("the model of the companion is gone");
+    group_->abort("the model of the background shadow is gone");
     thread_.join();
   }
   for (SyncBatchNormImpl* const layer : layers_) layer->route_ = nullptr;
 }
 
-void NormCompanion::enter() {
+void NormShadow::enter() {
   for (std::size_t i = 0; i < layers_.size(); ++i)
     layers_[i]->route_ = std::make_shared<NormRoute>(NormRoute{group_, static_cast<int>(i)});
 }
 
-void NormCompanion::keep_company() {
-  thread_ = base::Thread("ls-companion", [this] { run(); });
+void NormShadow::shadow() {
+  thread_ = base::Thread("ls-join-shadow", [this] { run(); });
 }
 
-void NormCompanion::run() {
+void NormShadow::run() {
   try {
     while (const auto next = agree(group_, std::nullopt)) {
       const std::int64_t channels = channels_.at(static_cast<std::size_t>(next->layer));
@@ -100,7 +100,7 @@ void NormCompanion::run() {
   }
 }
 
-void NormCompanion::finish() {
+void NormShadow::finish() {
   thread_.join();
   for (SyncBatchNormImpl* const layer : layers_) layer->route_ = nullptr;
   if (failure_) base::raise(std::exchange(failure_, std::nullopt).value());

@@ -9,7 +9,7 @@
 #include "lockstep/base/detail/thread.h"
 #include "lockstep/base/error.h"
 #include "lockstep/group/process_group.h"
-#include "lockstep/join/companion.h"
+#include "lockstep/join/background_shadow.h"
 
 namespace lockstep {
 class SyncBatchNormImpl;
@@ -23,20 +23,20 @@ enum class Pass : std::uint8_t { kForward, kBackward };
 void shadow_forward(std::int64_t channels, const Group& group);
 void shadow_backward(std::int64_t channels, const Group& group);
 
-// Where a layer's collectives go. Under join() each is announced, in the group of the companions.
+// Where a layer's collectives go. Under join() each is announced, in the group of the background shadows.
 struct NormRoute {
   Group group;
   std::optional<int> announced_as{};  // number of the layer among the model's
   void announce(Pass pass) const;
 };
 
-class NormCompanion final : public Companion {
+class NormShadow final : public BackgroundShadow {
  public:
   // `layers` live as long as the model, which owns this. Collective over `group`.
-  NormCompanion(std::vector<SyncBatchNormImpl*> layers, const Group& group);
-  ~NormCompanion() override;
+  NormShadow(std::vector<SyncBatchNormImpl*> layers, const Group& group);
+  ~NormShadow() override;
   void enter() override;
-  void keep_company() override;
+  void shadow() override;
   void finish() override;
 
  private:
@@ -44,7 +44,7 @@ class NormCompanion final : public Companion {
 
   const std::vector<SyncBatchNormImpl*> layers_;
   const std::vector<std::int64_t> channels_;  // by layer; what the thread needs of them
-  const Group group_;                         // of the same ranks, for companions only
+  const Group group_;                         // of the same ranks, for background shadows only
   std::optional<Failure> failure_;            // the thread's; read after it has ended
   base::Thread thread_;                       // last: joined first
 };

@@ -1,4 +1,4 @@
-#include "lockstep/debug/detail/meeting.h"
+#include "lockstep/debug/detail/store_gather.h"
 
 #include <algorithm>
 #include <chrono>
@@ -50,15 +50,15 @@ bool wait_for(Store& store, const std::vector<std::string>& keys, Deadline deadl
 
 }  // namespace
 
-Meeting::Meeting(Store& store, int rank, std::vector<int> ranks)
+StoreGather::StoreGather(Store& store, int rank, std::vector<int> ranks)
     : store_(store.clone()), rank_(rank), ranks_(std::move(ranks)) {}
 
-std::string Meeting::meet(std::uint64_t number, const std::string& mine, const Options& options,
-                          const std::function<std::string(const std::vector<std::string>&)>& decide) {
+std::string StoreGather::gather(std::uint64_t number, const std::string& mine, const Options& options,
+                                const std::function<std::string(const std::vector<std::string>&)>& decide) {
   return rank_ == 0 ? lead(number, mine, options, decide) : follow(number, mine, options);
 }
 
-std::vector<int> Meeting::missing(const std::vector<std::string>& keys) {
+std::vector<int> StoreGather::missing(const std::vector<std::string>& keys) {
   std::vector<int> ranks;
   for (std::size_t i = 0; i < keys.size(); ++i) {
     if (!store_->check({&keys[i], 1})) ranks.push_back(ranks_[i + 1]);
@@ -66,8 +66,8 @@ std::vector<int> Meeting::missing(const std::vector<std::string>& keys) {
   return ranks;
 }
 
-std::string Meeting::lead(std::uint64_t number, const std::string& mine, const Options& options,
-                          const std::function<std::string(const std::vector<std::string>&)>& decide) {
+std::string StoreGather::lead(std::uint64_t number, const std::string& mine, const Options& options,
+                              const std::function<std::string(const std::vector<std::string>&)>& decide) {
   std::vector<std::string> keys;
   for (std::size_t rank = 1; rank < ranks_.size(); ++rank) keys.push_back(word_key(number, rank));
   std::vector<int> late;
@@ -88,12 +88,12 @@ std::string Meeting::lead(std::uint64_t number, const std::string& mine, const O
   std::string verdict = decide(words);
   store_->set(verdict_key(number), kAllCame + verdict);
   for (const auto& key : keys) store_->delete_key(key);
-  // All came here, so all have read what was said at the meeting before.
+  // All came here, so all have read what was said at the gather before.
   if (number > 0) store_->delete_key(verdict_key(number - 1));
   return verdict;
 }
 
-std::string Meeting::follow(std::uint64_t number, const std::string& mine, const Options& options) {
+std::string StoreGather::follow(std::uint64_t number, const std::string& mine, const Options& options) {
   store_->set(word_key(number, static_cast<std::size_t>(rank_)), mine);
   const auto key = verdict_key(number);
   const auto waiting = [&] {

@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "lockstep/engine/engine.h"
-#include "lockstep/group/detail/store_host.h"
+#include "lockstep/group/detail/engine_host.h"
 #include "lockstep/group/process_group.h"
 #include "lockstep/store/store.h"
 
@@ -45,7 +45,7 @@ struct GroupShared {
   std::atomic<std::uint64_t> sequence{0};    // of the last collective, refused ones included
   std::atomic<std::uint64_t> n_messages{0};  // of the last send or receive
   std::atomic<bool> has_refusal{false};      // refusal is set and was not told yet
-  std::atomic<std::uint64_t> meetings{0};    // monitored barriers started
+  std::atomic<std::uint64_t> n_gathers{0};   // monitored barriers started
   std::atomic<bool> timing{false};
   std::atomic<bool> left{false};      // destroyed or aborted: nobody may ask about it any more
   std::atomic<bool> has_hook{false};  // hook is set, and never changes again
@@ -57,7 +57,7 @@ struct GroupShared {
 };
 
 // What is known of a group before it is joined.
-struct GroupPlace {
+struct GroupIdentity {
   std::string name;
   int rank;
   Members members;
@@ -67,13 +67,13 @@ struct GroupPlace {
 };
 
 // A group of one: nothing to send.
-Group make_solo_group(GroupPlace place);
+Group make_solo_group(GroupIdentity identity);
 
 // How to join a group over an engine.
-struct JoinOptions {
-  GroupPlace place;
+struct EngineGroupOptions {
+  GroupIdentity identity;
   const comm::Engine* engine;
-  StoreHost::Stores stores;
+  EngineHost::Stores stores;
   std::shared_ptr<Store> engine_store;  // the engine's part of the group's store, for registered back ends
   std::string
       failed_key;  // in the group's store: a rank that cannot join writes it, and the others stop waiting
@@ -85,14 +85,14 @@ struct JoinOptions {
       compare_members;  // in the store, where the engine does not; raises kUsage. Null: nothing to compare
 };
 // Collective: blocks until all ranks have joined or the timeout passes.
-Group make_engine_group(JoinOptions options);
+Group make_engine_group(EngineGroupOptions options);
 
-// One group of several parts, each for other device types; place.devices are all of them.
-Group make_multi_group(GroupPlace place, std::vector<Group> parts);
+// One group of several parts, each for other device types; identity.devices are all of them.
+Group make_multi_group(GroupIdentity identity, std::vector<Group> parts);
 
 // Compares every collective between the ranks before `inner` runs it (internal/checker.h).
 class Checker;
-Group make_checked_group(GroupPlace place, const Group& inner, std::shared_ptr<Checker> checker);
+Group make_checked_group(GroupIdentity identity, const Group& inner, std::shared_ptr<Checker> checker);
 
 // Leaves, once: settles operations in flight, then tells the others. An empty cause is an orderly leave.
 void close_group(ProcessGroup& group, const std::string& cause);

@@ -18,11 +18,11 @@ namespace lockstep::internal {
 
 // Handles on one store, a connection each where the store has connections. All groups of a world share them: a
 // thousand groups must not mean thousands of connections.
-struct StoreLines {
+struct StoreHandles {
   // Clones of `store`.
-  static StoreLines open(Store& store);
+  static StoreHandles open(Store& store);
   // The same handles, for keys under a prefix.
-  StoreLines under(const std::string& prefix) const;
+  StoreHandles under(const std::string& prefix) const;
 
   std::shared_ptr<Store> sets;
   std::shared_ptr<Store> gets;
@@ -36,23 +36,23 @@ bool await_keys(Store& store, const std::vector<std::string>& keys, Store& failu
                 const std::string& failed_key, Deadline deadline,
                 const std::function<std::string()>& waiting = {});
 
-class StoreHost {
+class EngineHost {
  public:
   struct Stores {
     // Handles of their own on the three.
     static Stores clone(Store& engine, Store& root, Store& group);
 
-    StoreLines engine;             // where the engine's keys go
+    StoreHandles engine;           // where the engine's keys go
     std::shared_ptr<Store> root;   // where those that begin with "/" go: the whole store of the job
     std::shared_ptr<Store> group;  // where ranks that give up say so
   };
   // A get ends with LOCKSTEP_PEER_LOST soon after `failed_key` appears in the group's store: whoever wrote it will
   // never write what the engine waits for. `launch_ranks`: what the launcher calls rank i of the communicator; empty:
   // i. An engine asks for "/lockstep/exit/<i>".
-  StoreHost(Stores stores, std::string failed_key, std::vector<int> launch_ranks = {});
-  ~StoreHost();
-  StoreHost(const StoreHost&) = delete;
-  StoreHost& operator=(const StoreHost&) = delete;
+  EngineHost(Stores stores, std::string failed_key, std::vector<int> launch_ranks = {});
+  ~EngineHost();
+  EngineHost(const EngineHost&) = delete;
+  EngineHost& operator=(const EngineHost&) = delete;
 
   // Valid as long as this object.
   const lockstep_host* table() const { return &table_; }

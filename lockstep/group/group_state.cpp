@@ -1,4 +1,4 @@
-#include "lockstep/group/detail/owner.h"
+#include "lockstep/group/detail/group_state.h"
 
 #include <algorithm>
 
@@ -17,22 +17,22 @@ constexpr int kMessagesPerReap = 4;
 
 }  // namespace
 
-std::string Owner::describe(const char* name, std::uint64_t sequence,
-                            const std::source_location& where) const {
+std::string GroupState::describe(const char* name, std::uint64_t sequence,
+                                 const std::source_location& where) const {
   char text[kWhereCapacity];
   write_where(where, text);
   return base::cat(name, " #", sequence, " of group \"", this->name(), "\" (rank ", rank(), " of ", size(),
                    ", called at ", text, ")");
 }
 
-void Owner::keep(std::shared_ptr<Work::State> state) {
+void GroupState::keep(std::shared_ptr<Work::State> state) {
   const std::lock_guard lock(mutex_);
   auto& list = state->is_message() ? messages_ : collectives_;
   list.push_back(std::move(state));
   n_unfinished_.fetch_add(1, std::memory_order_relaxed);
 }
 
-void Owner::forget(const Work::State* state) noexcept {
+void GroupState::forget(const Work::State* state) noexcept {
   std::shared_ptr<Work::State> last;  // may be the last owner: goes after the lock
   const std::lock_guard lock(mutex_);
   auto& list = state->is_message() ? messages_ : collectives_;
@@ -43,7 +43,7 @@ void Owner::forget(const Work::State* state) noexcept {
   n_unfinished_.fetch_sub(1, std::memory_order_relaxed);
 }
 
-void Owner::reap() {
+void GroupState::reap() {
   if (n_unfinished_.load(std::memory_order_relaxed) == 0) [[likely]]
     return;
   // Collectives end in the order they were started, so the first that is not over stops the search.
@@ -68,7 +68,7 @@ void Owner::reap() {
   }
 }
 
-void Owner::close(const std::string& cause) {
+void GroupState::close(const std::string& cause) {
   if (closed_.exchange(true)) return;
   std::vector<std::shared_ptr<Work::State>> pending;
   {
@@ -92,7 +92,7 @@ void Owner::close(const std::string& cause) {
   leave(cause);
 }
 
-void Owner::settle_late(Work::State& state) {
+void GroupState::settle_late(Work::State& state) {
   state.settle(Deadline::after(kAbortGrace));
 }
 

@@ -13,9 +13,9 @@
 
 namespace lockstep::internal {
 
-class SelfMail {
+class Loopback {
  public:
-  SelfMail();
+  Loopback();
   // Takes a SEND or RECV to oneself; its deadline is kept when it is tested or waited for.
   comm::OpHandle post(const lockstep_op& op);
   // Ends every message that has not met another.

@@ -1,4 +1,4 @@
-#include "lockstep/group/internal/joiner.h"
+#include "lockstep/group/internal/group_builder.h"
 
 #include <algorithm>
 #include <deque>
@@ -31,8 +31,8 @@ constexpr const char* kMembersKey = "members";
 // handles' own timeout, the store's, is for what is asked later.
 class JoinOnly {
  public:
-  JoinOnly(const Site& site, Deadline deadline) {
-    for (const auto& store : {site.lines.sets, site.lines.gets, site.lines.checks, site.root}) {
+  JoinOnly(const WorldSite& site, Deadline deadline) {
+    for (const auto& store : {site.handles.sets, site.handles.gets, site.handles.checks, site.root}) {
       if (store) guards_.emplace_back(*store, within(store->timeout(), deadline));
     }
   }
@@ -99,31 +99,32 @@ bool all_without_peers(const BackendParts& parts) {
 
 // What joining the parts of one group has in common.
 struct Joining {
-  const Site& site;
+  const WorldSite& site;
   const GroupRequest& request;
-  GroupPlace place;                                 // devices of no part yet
+  GroupIdentity identity;                           // devices of no part yet
   std::shared_ptr<Checker> checker;                 // null unless calls are to be compared
   std::function<void()> compare_members = nullptr;  // in the store; null for the default group
 };
 
 Group join_part(const Joining& joining, const BackendPart& part) {
-  GroupPlace place = joining.place;
-  place.devices = part.devices;
-  const Site& site = joining.site;
-  const auto& ranks = place.members.ranks();
-  if (ranks.size() == 1 && !runs_alone(*part.engine)) return make_solo_group(std::move(place));
-  if (!place.store) base::raise(ErrorKind::kInternal, "rendezvous gave no store to a world of more than one");
+  GroupIdentity identity = joining.identity;
+  identity.devices = part.devices;
+  const WorldSite& site = joining.site;
+  const auto& ranks = identity.members.ranks();
+  if (ranks.size() == 1 && !runs_alone(*part.engine)) return make_solo_group(std::move(identity));
+  if (!identity.store)
+    base::raise(ErrorKind::kInternal, "rendezvous gave no store to a world of more than one");
   std::vector<int> launch_ranks;
   for (const int rank : ranks) launch_ranks.push_back(site.launch_ranks[static_cast<std::size_t>(rank)]);
   const std::string folder = joining.request.folder;
   const std::string& device = part.devices.front();
   const std::string engine_folder = folder.empty() ? device : base::cat(folder, "/", device);
-  auto group = make_engine_group({.place = place,
+  auto group = make_engine_group({.identity = identity,
                                   .engine = part.engine,
-                                  .stores = {.engine = site.lines.under(engine_folder),
+                                  .stores = {.engine = site.handles.under(engine_folder),
                                              .root = site.root,
-                                             .group = under(site.lines.checks, folder)},
-                                  .engine_store = std::make_shared<PrefixStore>(device, place.store),
+                                             .group = under(site.handles.checks, folder)},
+                                  .engine_store = std::make_shared<PrefixStore>(device, identity.store),
                                   .failed_key = kFailedKey,
                                   .launch_ranks = std::move(launch_ranks),
                                   .deadline = joining.request.deadline,
@@ -131,16 +132,16 @@ Group join_part(const Joining& joining, const BackendPart& part) {
                                   .key = engine_folder,
                                   .compare_members = joining.compare_members});
   if (!joining.checker || has_no_peers(*part.engine)) return group;
-  return make_checked_group(std::move(place), group, joining.checker);
+  return make_checked_group(std::move(identity), group, joining.checker);
 }
 
-std::shared_ptr<Checker> make_checker(const GroupPlace& place) {
+std::shared_ptr<Checker> make_checker(const GroupIdentity& identity) {
   if (get_debug_level() != DebugLevel::kDetail) return nullptr;
-  PrefixStore store(base::cat("pg_wrapper:", place.name), place.store);
-  return std::make_shared<Checker>(store, place.rank, place.members.ranks());
+  PrefixStore store(base::cat("pg_wrapper:", identity.name), identity.store);
+  return std::make_shared<Checker>(store, identity.rank, identity.members.ranks());
 }
 
-BackendParts parts_for(const Site& site, const GroupRequest& request) {
+BackendParts parts_for(const WorldSite& site, const GroupRequest& request) {
   if (!request.parts.empty()) return request.parts;
   if (site.hosts.empty()) return site.parts;
   std::vector<std::string> hosts;
@@ -150,7 +151,7 @@ BackendParts parts_for(const Site& site, const GroupRequest& request) {
 
 Group join_all(const Joining& joining, const BackendParts& parts) {
   std::vector<Group> groups;
-  GroupPlace whole = joining.place;
+  GroupIdentity whole = joining.identity;
   whole.devices.clear();
   for (const auto& part : parts) {
     groups.push_back(join_part(joining, part));
@@ -160,9 +161,9 @@ Group join_all(const Joining& joining, const BackendParts& parts) {
 }
 
 // A rank that was told another size would wait for ranks that nobody starts.
-void compare_sizes(const Site& site) {
+void compare_sizes(const WorldSite& site) {
   const std::string mine = base::cat("rank ", site.rank, " joins a world of ", site.size);
-  const std::string first = to_text(site.lines.sets->compare_set("size", {}, to_bytes(mine)));
+  const std::string first = to_text(site.handles.sets->compare_set("size", {}, to_bytes(mine)));
   if (first.ends_with(base::cat(" of ", site.size))) return;
   base::raise(ErrorKind::kUsage,
               base::cat(site.what, ": ", first, ", but ", mine, "; the size (",
@@ -170,12 +171,12 @@ void compare_sizes(const Site& site) {
 }
 
 // One gather, by rank 0: if every rank asked for every other, a world would cost as many requests as it has pairs.
-void gather_hosts(Site& site, Milliseconds timeout, Deadline deadline) {
+void gather_hosts(WorldSite& site, Milliseconds timeout, Deadline deadline) {
   const std::string roster = "hosts";
   std::vector<std::string> keys;
   for (int rank = 0; rank < site.size; ++rank) keys.push_back(base::cat("host/", rank));
-  site.lines.sets->set(keys[static_cast<std::size_t>(site.rank)], base::host_identity());
-  Store& store = *site.lines.gets;
+  site.handles.sets->set(keys[static_cast<std::size_t>(site.rank)], base::host_identity());
+  Store& store = *site.handles.gets;
   const auto wanted = site.rank == 0 ? keys : std::vector<std::string>{roster};
   const auto missing = [&] {
     std::vector<int> ranks;
@@ -194,7 +195,7 @@ void gather_hosts(Site& site, Milliseconds timeout, Deadline deadline) {
   const auto waiting = [&] {
     return base::cat(site.what, ": rank ", site.rank, " waits for ", name_ranks(missing()), twin);
   };
-  if (!await_keys(store, wanted, *site.lines.checks, kFailedKey, deadline, waiting)) {
+  if (!await_keys(store, wanted, *site.handles.checks, kFailedKey, deadline, waiting)) {
     base::raise(ErrorKind::kTimeout,
                 base::cat(site.what, ": ", name_ranks(missing()), " did not come within ", timeout.count(),
                           " ms", twin),
@@ -206,7 +207,7 @@ void gather_hosts(Site& site, Milliseconds timeout, Deadline deadline) {
       site.hosts.push_back(to_text(host));
       lines += site.hosts.back() + "\n";
     }
-    return site.lines.sets->set(roster, lines);
+    return site.handles.sets->set(roster, lines);
   }
   std::istringstream lines(to_text(store.get(roster)));
   for (std::string host; std::getline(lines, host);) site.hosts.push_back(host);
@@ -222,8 +223,8 @@ Milliseconds within(Milliseconds own, Deadline deadline) {
   return own == Milliseconds::zero() ? left : std::min(own, left);
 }
 
-Site make_site(SiteOptions options) {
-  Site site{.what = options.what, .rank = options.rank, .size = options.size};
+WorldSite make_site(WorldSiteOptions options) {
+  WorldSite site{.what = options.what, .rank = options.rank, .size = options.size};
   site.launch_ranks.resize(static_cast<std::size_t>(options.size));
   std::iota(site.launch_ranks.begin(), site.launch_ranks.end(), 0);
   site.base = std::move(options.base);
@@ -233,15 +234,15 @@ Site make_site(SiteOptions options) {
   {
     const StoreTimeoutGuard joining(*site.base,
                                     within(own, options.deadline));  // clones connect, and inherit it
-    site.lines = StoreLines::open(*site.store);
+    site.handles = StoreHandles::open(*site.store);
     site.root = whole_store(site.base)->clone();
   }
-  for (const auto& store : {site.lines.sets, site.lines.gets, site.lines.checks, site.root})
+  for (const auto& store : {site.handles.sets, site.handles.gets, site.handles.checks, site.root})
     store->set_timeout(own);
   return site;
 }
 
-void choose_by_hosts(Site& site, Milliseconds timeout, Deadline deadline) {
+void choose_by_hosts(WorldSite& site, Milliseconds timeout, Deadline deadline) {
   if (site.size == 1) {
     site.parts = parse_backend("host");
     return;
@@ -251,31 +252,31 @@ void choose_by_hosts(Site& site, Milliseconds timeout, Deadline deadline) {
     compare_sizes(site);
     gather_hosts(site, timeout, deadline);
   } catch (...) {
-    give_up(*site.lines.sets, site.what, site.rank);
+    give_up(*site.handles.sets, site.what, site.rank);
   }
   site.parts = choose_default_backend(site.hosts);  // every rank finds the same
 }
 
-Group join_group(const Site& site, const GroupRequest& request) {
+Group join_group(const WorldSite& site, const GroupRequest& request) {
   const int rank = request.members.index_of(site.rank);
   const auto store = site.store ? under(site.store, request.folder) : nullptr;
   Joining joining{.site = site,
                   .request = request,
-                  .place = {.name = request.name,
-                            .rank = rank,
-                            .members = request.members,
-                            .store = store,
-                            .shared = std::make_shared<GroupShared>(request.timeout, request.desc),
-                            .devices = {}},
+                  .identity = {.name = request.name,
+                               .rank = rank,
+                               .members = request.members,
+                               .store = store,
+                               .shared = std::make_shared<GroupShared>(request.timeout, request.desc),
+                               .devices = {}},
                   .checker = nullptr};
   const int size = static_cast<int>(request.members.ranks().size());
   const BackendParts parts = parts_for(site, request);
   if (size == 1) return join_all(joining, parts);
-  const auto words = under(site.lines.sets, request.folder);
+  const auto words = under(site.handles.sets, request.folder);
   const JoinOnly until(site, request.deadline);
   try {
     if (!request.folder.empty()) joining.compare_members = [&] { check_members(*words, request); };
-    joining.checker = make_checker(joining.place);
+    joining.checker = make_checker(joining.identity);
     auto group = join_all(joining, parts);
     if (base::environment_flag(base::EnvVar::kDistInitBarrier) && !all_without_peers(parts)) {
       store_barrier(*words, rank, size, "init_barrier", time_left(request.deadline));

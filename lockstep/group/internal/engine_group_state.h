@@ -1,4 +1,4 @@
-// The Owner of a group over an engine: the communicator and what it borrows. Shared tensors hold it, too.
+// The GroupState of a group over an engine: the communicator and what it borrows. Shared tensors hold it, too.
 // Thread safety: every method may be called from any thread.
 #pragma once
 
@@ -7,18 +7,18 @@
 #include <string_view>
 
 #include "lockstep/engine/engine.h"
-#include "lockstep/group/detail/join.h"
-#include "lockstep/group/detail/owner.h"
-#include "lockstep/group/detail/store_host.h"
+#include "lockstep/group/detail/engine_host.h"
+#include "lockstep/group/detail/group_factory.h"
+#include "lockstep/group/detail/group_state.h"
 
 namespace lockstep::internal {
 
-class Core final : public Owner {
+class EngineGroupState final : public GroupState {
  public:
   // Joins the group: blocks until all ranks have, or raises.
-  explicit Core(JoinOptions options);
+  explicit EngineGroupState(EngineGroupOptions options);
 
-  const GroupPlace& place() const override { return options_.place; }
+  const GroupIdentity& identity() const override { return options_.identity; }
   bool calls_back() const override { return engine().capabilities().calls_back != 0; }
   Failure failure(lockstep_status status, std::string_view words) const override {
     return comm_->failure(status, words);
@@ -35,8 +35,8 @@ class Core final : public Owner {
  private:
   std::shared_ptr<comm::Communicator> join() const;
 
-  JoinOptions options_;                             // constant after construction
-  const std::unique_ptr<StoreHost> host_;           // before comm_, which borrows it
+  EngineGroupOptions options_;                      // constant after construction
+  const std::unique_ptr<EngineHost> host_;          // before comm_, which borrows it
   const std::shared_ptr<comm::Communicator> comm_;  // synchronised by itself
 };
 

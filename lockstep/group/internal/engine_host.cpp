@@ -1,4 +1,4 @@
-#include "lockstep/group/detail/store_host.h"
+#include "lockstep/group/detail/engine_host.h"
 
 #include <algorithm>
 #include <charconv>
@@ -35,11 +35,11 @@ lockstep_status report(const char* what, const char* key) noexcept {
 
 }  // namespace
 
-StoreLines StoreLines::open(Store& store) {
+StoreHandles StoreHandles::open(Store& store) {
   return {.sets = store.clone(), .gets = store.clone(), .checks = store.clone()};
 }
 
-StoreLines StoreLines::under(const std::string& prefix) const {
+StoreHandles StoreHandles::under(const std::string& prefix) const {
   return {.sets = std::make_shared<PrefixStore>(prefix, sets),
           .gets = std::make_shared<PrefixStore>(prefix, gets),
           .checks = std::make_shared<PrefixStore>(prefix, checks)};
@@ -65,11 +65,11 @@ bool await_keys(Store& store, const std::vector<std::string>& keys, Store& failu
   return store.check(keys);
 }
 
-StoreHost::Stores StoreHost::Stores::clone(Store& engine, Store& root, Store& group) {
-  return {.engine = StoreLines::open(engine), .root = root.clone(), .group = group.clone()};
+EngineHost::Stores EngineHost::Stores::clone(Store& engine, Store& root, Store& group) {
+  return {.engine = StoreHandles::open(engine), .root = root.clone(), .group = group.clone()};
 }
 
-StoreHost::StoreHost(Stores stores, std::string failed_key, std::vector<int> launch_ranks)
+EngineHost::EngineHost(Stores stores, std::string failed_key, std::vector<int> launch_ranks)
     : stores_(std::move(stores)),
       failed_key_(std::move(failed_key)),
       launch_ranks_(std::move(launch_ranks)),
@@ -79,10 +79,10 @@ StoreHost::StoreHost(Stores stores, std::string failed_key, std::vector<int> lau
              .kv_set = kv_set,
              .kv_get = kv_get} {}
 
-StoreHost::~StoreHost() = default;
+EngineHost::~EngineHost() = default;
 
 // Without the leading "/". The launcher knows ranks by the numbers it gave them.
-std::string StoreHost::root_key(const char* key) const {
+std::string EngineHost::root_key(const char* key) const {
   const std::string_view text = key + 1;
   if (launch_ranks_.empty() || !text.starts_with(kExitKey)) return std::string(text);
   const std::string_view digits = text.substr(kExitKey.size());
@@ -93,13 +93,13 @@ std::string StoreHost::root_key(const char* key) const {
   return base::cat(kExitKey, launch_ranks_[rank]);
 }
 
-void StoreHost::log(void*, int level, const char* text) {
+void EngineHost::log(void*, int level, const char* text) {
   constexpr LogLevel kLevels[] = {LogLevel::kError, LogLevel::kWarn, LogLevel::kInfo, LogLevel::kDebug};
   lockstep::base::log(kLevels[std::clamp(level, 0, 3)], text == nullptr ? "" : text);
 }
 
-lockstep_status StoreHost::kv_set(void* context, const char* key, const void* value, size_t length) {
-  auto* self = static_cast<StoreHost*>(context);
+lockstep_status EngineHost::kv_set(void* context, const char* key, const void* value, size_t length) {
+  auto* self = static_cast<EngineHost*>(context);
   try {
     const std::span bytes(static_cast<const std::uint8_t*>(value), length);
     if (key[0] == '/') {
@@ -113,9 +113,9 @@ lockstep_status StoreHost::kv_set(void* context, const char* key, const void* va
   }
 }
 
-lockstep_status StoreHost::kv_get(void* context, const char* key, void* value, size_t capacity,
-                                  size_t* length, int64_t deadline_ns) {
-  auto* self = static_cast<StoreHost*>(context);
+lockstep_status EngineHost::kv_get(void* context, const char* key, void* value, size_t capacity,
+                                   size_t* length, int64_t deadline_ns) {
+  auto* self = static_cast<EngineHost*>(context);
   try {
     const bool rooted = key[0] == '/';
     // Who starts ranks and publishes their ends says so to them.

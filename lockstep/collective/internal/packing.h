@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "lockstep/collective/internal/call.h"
+#include "lockstep/collective/internal/collective_call.h"
 
 namespace lockstep::internal {
 
@@ -21,14 +21,14 @@ bool have_one_size(const std::vector<at::Tensor>& list);
 at::Tensor packed(const std::vector<at::Tensor>& list);
 // Where to put what belongs into `list`, one after the other: its own memory when it lies so, else a temporary that
 // `held` copies from. The list becomes the results.
-at::Tensor room_for(const std::vector<at::Tensor>& list, bool use_temporary, Held& held);
+at::Tensor room_for(const std::vector<at::Tensor>& list, bool use_temporary, HeldTensors& held);
 // The same for one tensor.
-at::Tensor room_for(const at::Tensor& output, bool use_temporary, Held& held);
+at::Tensor room_for(const at::Tensor& output, bool use_temporary, HeldTensors& held);
 
 // An all-gather of parts whose sizes may differ: `counts` elements of `send`'s type from each rank. Appends the
 // operation to `ops` and returns where each rank's part will be, flat. `counts` must live until the operations start.
-std::vector<at::Tensor> all_gather_parts(const Call& call, const at::Tensor& send,
+std::vector<at::Tensor> all_gather_parts(const CollectiveCall& call, const at::Tensor& send,
                                          const std::vector<std::uint64_t>& counts,
-                                         std::vector<lockstep_op>& ops, Held& held);
+                                         std::vector<lockstep_op>& ops, HeldTensors& held);
 
 }  // namespace lockstep::internal

@@ -1,4 +1,4 @@
-#include "lockstep/collective/internal/pieces.h"
+#include "lockstep/collective/internal/packing.h"
 
 #include <ATen/core/grad_mode.h>
 #include <ATen/ops/empty.h>
@@ -73,7 +73,7 @@ at::Tensor packed(const std::vector<at::Tensor>& list) {
   return buffer;
 }
 
-at::Tensor room_for(const std::vector<at::Tensor>& list, bool use_temporary, Held& held) {
+at::Tensor room_for(const std::vector<at::Tensor>& list, bool use_temporary, HeldTensors& held) {
   held.results = list;
   if (!use_temporary && is_one_piece(list)) return list.front();
   auto buffer = flat(numel_of(list), list.front());
@@ -82,7 +82,7 @@ at::Tensor room_for(const std::vector<at::Tensor>& list, bool use_temporary, Hel
   return buffer;
 }
 
-at::Tensor room_for(const at::Tensor& output, bool use_temporary, Held& held) {
+at::Tensor room_for(const at::Tensor& output, bool use_temporary, HeldTensors& held) {
   held.results = {output};
   if (is_plain(output) && !use_temporary) return output;
   auto temporary = plain_like(output);
@@ -90,9 +90,9 @@ at::Tensor room_for(const at::Tensor& output, bool use_temporary, Held& held) {
   return temporary;
 }
 
-std::vector<at::Tensor> all_gather_parts(const Call& call, const at::Tensor& send,
+std::vector<at::Tensor> all_gather_parts(const CollectiveCall& call, const at::Tensor& send,
                                          const std::vector<std::uint64_t>& counts,
-                                         std::vector<lockstep_op>& ops, Held& held) {
+                                         std::vector<lockstep_op>& ops, HeldTensors& held) {
   const at::NoGradGuard no_grad;
   const auto wire = call.wire_for_move(send.scalar_type());
   const auto units = static_cast<std::uint64_t>(wire.units);

@@ -13,7 +13,7 @@ namespace lockstep::internal {
 
 // Tensors whose elements lie densely are compared by their bytes, in logarithmic time; of others it is only known
 // whether they are the very same tensor. Holds addresses: the tensors must live as long.
-class Apart {
+class OverlapCheck {
  public:
   // A collective that writes one tensor and reads another, which may be undefined and may share memory with the first.
   // False, and nothing is added, when one of them shares memory that it may not with those of an earlier collective.

@@ -1,4 +1,4 @@
-#include "lockstep/collective/internal/call.h"
+#include "lockstep/collective/internal/collective_call.h"
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
@@ -54,7 +54,7 @@ bool is_bitwise(ReduceOp::Kind op) {
 }  // namespace
 
 // Marked as asynchronous, as torch's are: another thread may end it.
-std::shared_ptr<at::RecordFunction> Call::begin_event() const {
+std::shared_ptr<at::RecordFunction> CollectiveCall::begin_event() const {
   auto callbacks = at::getStepCallbacksUnlessEmpty(at::RecordScope::USER_SCOPE);
   if (!callbacks.has_value()) [[likely]]
     return nullptr;
@@ -68,12 +68,12 @@ std::shared_ptr<at::RecordFunction> Call::begin_event() const {
   return event;
 }
 
-void Call::report(const Failure& failure) const {
+void CollectiveCall::report(const Failure& failure) const {
   report_call(
       {.function = request_.name, .where = request_.where, .group = group_.get(), .failure = &failure});
 }
 
-void Call::run() {
+void CollectiveCall::run() {
   try {
     part().run(request_);
   } catch (const Error& error) {
@@ -82,7 +82,7 @@ void Call::run() {
   }
 }
 
-Work Call::post(Held held) {
+Work CollectiveCall::post(HeldTensors held) {
   held.event = begin_event();
   try {
     auto work = part().post(request_, std::move(held));
@@ -156,14 +156,14 @@ int find_root(const GroupBase& group, RootArgument argument, std::string& why) {
   return -1;
 }
 
-std::string Call::prefix() const {
+std::string CollectiveCall::prefix() const {
   char where[kWhereCapacity];
   write_where(request_.where, where);
   return base::cat(request_.name, " of group \"", group_->name(), "\" (rank ", rank(), " of ", size(),
                    ", called at ", where, "): ");
 }
 
-void Call::check(const at::Tensor& tensor, const char* role) {
+void CollectiveCall::check(const at::Tensor& tensor, const char* role) {
   if (!tensor.defined()) refuse(ErrorKind::kUsage, role, " is an undefined tensor");
   if (tensor.layout() != at::kStrided) {
     refuse(ErrorKind::kUnsupported, role, " is sparse; only dense tensors can be sent");
@@ -184,29 +184,30 @@ void Call::check(const at::Tensor& tensor, const char* role) {
   }
 }
 
-void Call::check_output(const at::Tensor& tensor, const char* role) {
+void CollectiveCall::check_output(const at::Tensor& tensor, const char* role) {
   check(tensor, role);
   if (overlaps_itself(tensor)) {
     refuse(ErrorKind::kUsage, role, " has elements that share memory (an expanded view?); clone() it first");
   }
 }
 
-void Call::check_same_type(const at::Tensor& tensor, const char* role, const at::Tensor& other) const {
+void CollectiveCall::check_same_type(const at::Tensor& tensor, const char* role,
+                                     const at::Tensor& other) const {
   if (c10::toRealValueType(tensor.scalar_type()) != c10::toRealValueType(other.scalar_type())) {
     refuse(ErrorKind::kUsage, role, " is ", c10::toString(tensor.scalar_type()), " and the input ",
            c10::toString(other.scalar_type()), "; they must have one type");
   }
 }
 
-void Call::check_apart(const at::Tensor& a, const char* role_a, const at::Tensor& b,
-                       const char* role_b) const {
+void CollectiveCall::check_apart(const at::Tensor& a, const char* role_a, const at::Tensor& b,
+                                 const char* role_b) const {
   const auto status = at::get_overlap_status(a, b);
   if (status != at::MemOverlapStatus::Full && status != at::MemOverlapStatus::Partial) return;
   refuse(ErrorKind::kUsage, role_a, " and ", role_b, " share memory; each result needs its own");
 }
 
-void Call::check_list(const std::vector<at::Tensor>& list, const char* role, const at::Tensor& other,
-                      bool written) {
+void CollectiveCall::check_list(const std::vector<at::Tensor>& list, const char* role,
+                                const at::Tensor& other, bool written) {
   if (list.size() != static_cast<std::size_t>(size())) {
     refuse(ErrorKind::kUsage, role, " has ", list.size(), " tensors, the group ", size(),
            " ranks; one each is needed");
@@ -223,15 +224,15 @@ void Call::check_list(const std::vector<at::Tensor>& list, const char* role, con
   }
 }
 
-int Call::root(std::optional<int> in_world, std::optional<int> in_group, const char* role,
-               std::optional<int> fallback) const {
+int CollectiveCall::root(std::optional<int> in_world, std::optional<int> in_group, const char* role,
+                         std::optional<int> fallback) const {
   std::string why;
   const int found = find_root(*group_, {in_world, in_group, role, fallback}, why);
   if (found < 0) refuse(ErrorKind::kUsage, why);
   return found;
 }
 
-void Call::warn_not_member() const {
+void CollectiveCall::warn_not_member() const {
   static std::mutex mutex;
   static std::set<std::string> told;  // guarded by mutex
   char where[kWhereCapacity];
@@ -242,14 +243,14 @@ void Call::warn_not_member() const {
   if (told.insert(line).second) base::log(LogLevel::kWarn, line);
 }
 
-void Call::refuse_inside_batch() const {
+void CollectiveCall::refuse_inside_batch() const {
   if (batch() == nullptr) return;
   refuse(ErrorKind::kUsage,
          "a CoalescingScope collects on this group; only all_reduce, all_gather_into_tensor and "
          "reduce_scatter_tensor may be called inside it");
 }
 
-Wire Call::wire_for_reduce(at::ScalarType type, const ReduceOp& op) const {
+Wire CollectiveCall::wire_for_reduce(at::ScalarType type, const ReduceOp& op) const {
   const ReduceOp::Kind kind = op.kind();
   if (kind < 0 || kind > ReduceOp::kPremulSum)
     refuse(ErrorKind::kUsage, "there is no reduce operation ", static_cast<int>(kind));
@@ -278,7 +279,7 @@ Wire Call::wire_for_reduce(at::ScalarType type, const ReduceOp& op) const {
   return {*dtype, complex ? 2 : 1};
 }
 
-void Call::check_factor(at::ScalarType type, const ReduceOp& op) const {
+void CollectiveCall::check_factor(at::ScalarType type, const ReduceOp& op) const {
   const auto& factor = op.factor();
   if (!factor.defined())
     refuse(ErrorKind::kUsage, "PREMUL_SUM has no factor; use ReduceOp::premul_sum(factor)");
@@ -292,12 +293,12 @@ void Call::check_factor(at::ScalarType type, const ReduceOp& op) const {
   }
 }
 
-void Call::set_reduce(const ReduceOp& op) {
+void CollectiveCall::set_reduce(const ReduceOp& op) {
   const auto kind = op.kind() == ReduceOp::kPremulSum ? ReduceOp::kSum : op.kind();
   request_.op.reduce = static_cast<lockstep_reduce_op>(kind);
 }
 
-at::Tensor Call::scaled(const at::Tensor& tensor, const ReduceOp& op) const {
+at::Tensor CollectiveCall::scaled(const at::Tensor& tensor, const ReduceOp& op) const {
   if (op.kind() != ReduceOp::kPremulSum) return tensor;
   const at::NoGradGuard no_grad;
   auto product = plain_like(tensor);
@@ -306,7 +307,7 @@ at::Tensor Call::scaled(const at::Tensor& tensor, const ReduceOp& op) const {
   return product;
 }
 
-Wire Call::wire_for_move(at::ScalarType type) const {
+Wire CollectiveCall::wire_for_move(at::ScalarType type) const {
   const auto dtype = engine_dtype(c10::toRealValueType(type));
   const comm::Engine* engine = part().engine();
   if (dtype && (engine == nullptr || engine->moves(*dtype)))
@@ -314,24 +315,24 @@ Wire Call::wire_for_move(at::ScalarType type) const {
   return {LOCKSTEP_U8, static_cast<std::int64_t>(c10::elementSize(type))};
 }
 
-void Call::describe(at::TensorList tensors, bool shapes_may_differ) {
+void CollectiveCall::describe(at::TensorList tensors, bool shapes_may_differ) {
   if (!part().checks_calls() && !at::hasCallbacks()) [[likely]]
     return;
   request_.described.insert(request_.described.end(), tensors.begin(), tensors.end());
   request_.shapes_may_differ = request_.shapes_may_differ || shapes_may_differ;
 }
 
-bool Call::offers(lockstep_op_kind kind) const {
+bool CollectiveCall::offers(lockstep_op_kind kind) const {
   const comm::Engine* engine = part().engine();
   return engine == nullptr || engine->offers(kind);
 }
 
-void Call::check_offered(lockstep_op_kind kind) const {
+void CollectiveCall::check_offered(lockstep_op_kind kind) const {
   if (!offers(kind)) [[unlikely]]
     refuse(ErrorKind::kUnsupported, "engine ", part().engine()->name(), " does not offer it");
 }
 
-Work Call::start_in_place(at::Tensor tensor, Wire wire) {
+Work CollectiveCall::start_in_place(at::Tensor tensor, Wire wire) {
   check_offered(request_.op.kind);
   lockstep_op& op = request_.op;
   op.dtype = wire.dtype;
@@ -350,7 +351,8 @@ Work Call::start_in_place(at::Tensor tensor, Wire wire) {
   return launch({.buffers = {temporary}, .results = {tensor}, .copies = {{tensor, temporary}}});
 }
 
-Work Call::start(const at::Tensor& send, const at::Tensor& recv, std::int64_t count, Wire wire, Held held) {
+Work CollectiveCall::start(const at::Tensor& send, const at::Tensor& recv, std::int64_t count, Wire wire,
+                           HeldTensors held) {
   check_offered(request_.op.kind);
   lockstep_op& op = request_.op;
   op.dtype = wire.dtype;
@@ -366,7 +368,7 @@ Work Call::start(const at::Tensor& send, const at::Tensor& recv, std::int64_t co
   return launch(std::move(held));
 }
 
-Work Call::start_all(std::vector<lockstep_op> ops, Held held) {
+Work CollectiveCall::start_all(std::vector<lockstep_op> ops, HeldTensors held) {
   for (const auto& op : ops) check_offered(op.kind);
   request_.op = ops.front();
   if (ops.size() == 1) return launch(std::move(held));
@@ -374,13 +376,13 @@ Work Call::start_all(std::vector<lockstep_op> ops, Held held) {
   return post(std::move(held));
 }
 
-Work Call::start_barrier() {
+Work CollectiveCall::start_barrier() {
   request_.op.kind = LOCKSTEP_BARRIER;
   check_offered(LOCKSTEP_BARRIER);
   return launch({});
 }
 
-Work Call::launch(Held held) {
+Work CollectiveCall::launch(HeldTensors held) {
   if (async_) return post(std::move(held));
   const auto event = begin_event();
   run();

@@ -1,4 +1,4 @@
-#include "lockstep/group/detail/join.h"
+#include "lockstep/group/detail/group_factory.h"
 
 #include <algorithm>
 

@@ -3,12 +3,12 @@
 
 #include <ATen/core/Tensor.h>
 
-#include "lockstep/collective/internal/call.h"
+#include "lockstep/collective/internal/collective_call.h"
 
 namespace lockstep::internal {
 
 // `whole` must hold one `part` per rank; raises kUsage.
-void check_whole(const Call& call, const at::Tensor& whole, const char* whole_role, const at::Tensor& part,
-                 const char* part_role);
+void check_whole(const CollectiveCall& call, const at::Tensor& whole, const char* whole_role,
+                 const at::Tensor& part, const char* part_role);
 
 }  // namespace lockstep::internal

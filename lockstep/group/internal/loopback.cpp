@@ -1,4 +1,4 @@
-#include "lockstep/group/internal/self_mail.h"
+#include "lockstep/group/internal/loopback.h"
 
 #include <algorithm>
 #include <cstdio>
@@ -16,7 +16,7 @@ struct SelfMessage {
   std::string words;
 };
 
-struct SelfMail::Box {
+struct Loopback::Box {
   std::mutex mutex;
   std::condition_variable changed;
   std::list<std::shared_ptr<SelfMessage>> waiting;  // guarded by mutex, as is every SelfMessage
@@ -26,7 +26,7 @@ namespace {
 
 // What a lockstep_handle of ours points to.
 struct Handle {
-  std::shared_ptr<SelfMail::Box> box;
+  std::shared_ptr<Loopback::Box> box;
   std::shared_ptr<SelfMessage> message;
 };
 
@@ -114,9 +114,9 @@ const lockstep_engine& table() {
 
 }  // namespace
 
-SelfMail::SelfMail() : box_(std::make_shared<Box>()) {}
+Loopback::Loopback() : box_(std::make_shared<Box>()) {}
 
-comm::OpHandle SelfMail::post(const lockstep_op& op) {
+comm::OpHandle Loopback::post(const lockstep_op& op) {
   auto message = std::make_shared<SelfMessage>(SelfMessage{.op = op});
   const std::lock_guard lock(box_->mutex);
   const auto found = std::ranges::find_if(
@@ -132,7 +132,7 @@ comm::OpHandle SelfMail::post(const lockstep_op& op) {
   return {&table(), reinterpret_cast<lockstep_handle*>(handle)};
 }
 
-void SelfMail::abort(const std::string& reason) {
+void Loopback::abort(const std::string& reason) {
   const std::lock_guard lock(box_->mutex);
   for (const auto& message : box_->waiting) end(*message, LOCKSTEP_ABORTED, reason);
   box_->waiting.clear();

@@ -1,8 +1,8 @@
-// Meetings of a group's ranks in a store: each brings a few bytes, rank 0 collects them, decides, and tells everyone.
+// A gather over a store: each rank of a group brings a few bytes, rank 0 collects them, decides, and tells everyone.
 // Used to find out who is missing (monitored_barrier) and who does something else (the debug wrapper). For group/.
 //
-// Meetings are numbered; all ranks take part in all of them in order. A rank that comes late to one that failed learns
-// why it failed. Keys of a meeting are removed when all have come to the next one.
+// Gathers are numbered; all ranks take part in all of them in order. A rank that comes late to one that failed learns
+// why it failed. Keys of a gather are removed when all have come to the next one.
 // Thread safety: one thread at a time.
 #pragma once
 
@@ -17,10 +17,10 @@
 
 namespace lockstep::internal {
 
-class Meeting {
+class StoreGather {
  public:
   // `ranks`: of the world, for messages. Takes a handle of its own on the store, which it may block.
-  Meeting(Store& store, int rank, std::vector<int> ranks);
+  StoreGather(Store& store, int rank, std::vector<int> ranks);
 
   struct Options {
     Milliseconds timeout;   // rank 0's patience
@@ -33,8 +33,8 @@ class Meeting {
   };
   // Brings `mine`. Returns what rank 0's `decide` made of the words of all, in the order of ranks: "" is well, anything
   // else is up to the caller. Raises kTimeout when someone did not come, on every rank that did.
-  std::string meet(std::uint64_t number, const std::string& mine, const Options& options,
-                   const std::function<std::string(const std::vector<std::string>&)>& decide);
+  std::string gather(std::uint64_t number, const std::string& mine, const Options& options,
+                     const std::function<std::string(const std::vector<std::string>&)>& decide);
 
  private:
   std::string lead(std::uint64_t number, const std::string& mine, const Options& options,

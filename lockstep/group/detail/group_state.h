@@ -1,9 +1,9 @@
 // The part of a group that its operations in flight keep alive after the caller's handle is gone: who it is, and the list
 // of operations that are not over.
 //
-// Ownership: the group and every unfinished Work hold the Owner; the Owner holds unfinished operations (a dropped Work
+// Ownership: the group and every unfinished Work hold the GroupState; the GroupState holds unfinished operations (a dropped Work
 // must keep its buffers), which is a cycle only until they end or close() is called.
-// Thread safety: every method may be called from any thread. Lock order: an operation's mutex, then the Owner's.
+// Thread safety: every method may be called from any thread. Lock order: an operation's mutex, then the GroupState's.
 #pragma once
 
 #include <atomic>
@@ -16,27 +16,27 @@
 #include <string_view>
 
 #include "lockstep/engine/engine.h"
-#include "lockstep/group/detail/join.h"
+#include "lockstep/group/detail/group_factory.h"
 #include "lockstep/group/work.h"
 
 namespace lockstep::internal {
 
-class Owner {
+class GroupState {
  public:
-  virtual ~Owner() = default;
-  virtual const GroupPlace& place() const = 0;
+  virtual ~GroupState() = default;
+  virtual const GroupIdentity& identity() const = 0;
   // The engine calls lockstep_op.done.
   virtual bool calls_back() const = 0;
   // A failed status as a value. `words` may be empty.
   virtual Failure failure(lockstep_status status, std::string_view words) const = 0;
 
-  int rank() const { return place().rank; }
-  int size() const { return static_cast<int>(place().members.ranks().size()); }
-  const std::string& name() const { return place().name; }
-  GroupShared& shared() const { return *place().shared; }
+  int rank() const { return identity().rank; }
+  int size() const { return static_cast<int>(identity().members.ranks().size()); }
+  const std::string& name() const { return identity().name; }
+  GroupShared& shared() const { return *identity().shared; }
   // -1 stays -1.
   int world_rank(int group_rank) const {
-    return group_rank < 0 ? -1 : place().members.ranks()[static_cast<std::size_t>(group_rank)];
+    return group_rank < 0 ? -1 : identity().members.ranks()[static_cast<std::size_t>(group_rank)];
   }
   // "all_reduce #7 of group "0" (rank 1 of 4, called at train.cpp:42)".
   std::string describe(const char* name, std::uint64_t sequence, const std::source_location& where) const;

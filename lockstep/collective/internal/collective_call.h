@@ -30,13 +30,13 @@ extern thread_local constinit Batch* open_batch;
 // Of this thread's open ones that of the group; null when there is none.
 Batch* batch_of(const GroupBase& group);
 
-class Call {
+class CollectiveCall {
  public:
   template <class Options>
-  Call(OpType type, const Options& options) : Call(type, options, is_async(options)) {}
+  CollectiveCall(OpType type, const Options& options) : CollectiveCall(type, options, is_async(options)) {}
   // For what has no option of that name.
   template <class Options>
-  Call(OpType type, const Options& options, bool async)
+  CollectiveCall(OpType type, const Options& options, bool async)
       : group_(resolve(options.group)),
         async_(async),
         request_{.name = name_of(type), .where = options.where, .timeout = options.timeout} {
@@ -49,7 +49,7 @@ class Call {
   bool is_async() const { return async_; }
   const std::shared_ptr<GroupBase>& group() const { return group_; }
   lockstep_op& op() { return request_.op; }
-  const Request& request() const { return request_; }
+  const OperationRequest& request() const { return request_; }
 
   // From now on: one deadline for all that this call starts.
   void hold_deadline() { request_.deadline = deadline_of(request_, *group_); }
@@ -107,9 +107,9 @@ class Call {
   // An operation on one tensor in place.
   Work start_in_place(at::Tensor tensor, Wire wire);
   // An operation from one buffer to another, both contiguous; an undefined one is none. `held` is kept until it is over.
-  Work start(const at::Tensor& send, const at::Tensor& recv, std::int64_t count, Wire wire, Held held);
-  // Several, under one Work. They are complete but for what Request says.
-  Work start_all(std::vector<lockstep_op> ops, Held held);
+  Work start(const at::Tensor& send, const at::Tensor& recv, std::int64_t count, Wire wire, HeldTensors held);
+  // Several, under one Work. They are complete but for what OperationRequest says.
+  Work start_all(std::vector<lockstep_op> ops, HeldTensors held);
   Work start_barrier();
 
  private:
@@ -122,10 +122,10 @@ class Call {
   void check_factor(at::ScalarType type, const ReduceOp& op) const;
   void warn_not_member() const;
   void refuse_inside_batch() const;
-  Work launch(Held held);
+  Work launch(HeldTensors held);
   // What fails here is told to the call logger (call_log.h).
   void run();
-  Work post(Held held);
+  Work post(HeldTensors held);
   void report(const Failure& failure) const;
   // The profiler's event of the operation; null when nobody looks, which costs a few nanoseconds to find out.
   std::shared_ptr<at::RecordFunction> begin_event() const;
@@ -136,7 +136,7 @@ class Call {
   const std::shared_ptr<GroupBase> group_;
   const bool async_;
   GroupBase* part_ = nullptr;
-  Request request_;
+  OperationRequest request_;
 };
 
 // The rank in the group that a caller named by its rank in the world or in the group. -1 and the reason in `why` when

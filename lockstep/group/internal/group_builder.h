@@ -6,14 +6,14 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/group/detail/join.h"
-#include "lockstep/group/detail/store_host.h"
+#include "lockstep/group/detail/engine_host.h"
+#include "lockstep/group/detail/group_factory.h"
 #include "lockstep/group/internal/backend_parts.h"
 
 namespace lockstep::internal {
 
 // Where a world stands: what all its groups are built on. Constant once the world is entered.
-struct Site {
+struct WorldSite {
   const char* what = "";  // the call that entered the world, for messages
   int rank = 0;
   int size = 1;
@@ -22,7 +22,7 @@ struct Site {
   std::shared_ptr<Store>
       store;  // the world's part of the rendezvous store; null in a world of one that has none
   std::shared_ptr<Store> base;     // the rendezvous store as it was given
-  StoreLines lines;                // handles on `store`
+  StoreHandles handles;            // handles on `store`
   std::shared_ptr<Store> root;     // a handle on the job's whole store
   std::vector<int> launch_ranks;   // what the launcher calls rank i of this world
   BackendParts parts;              // of the default group
@@ -38,12 +38,12 @@ struct GroupRequest {
   Deadline deadline;   // of the joining
   BackendParts parts;  // empty: the site's default
   std::string folder;  // of the group's keys in the world's part; "" for the default group
-  Group parent;        // as in JoinOptions
+  Group parent;        // as in EngineGroupOptions
 };
 
 // The timeout of a store's handle, whose own is `own`, while it is used for what must be over by the deadline.
 Milliseconds within(Milliseconds own, Deadline deadline);
-struct SiteOptions {
+struct WorldSiteOptions {
   const char* what;
   int rank;
   int size;
@@ -52,11 +52,11 @@ struct SiteOptions {
   Deadline deadline;
 };
 // Opens the handles that all groups of the world share, by the deadline.
-Site make_site(SiteOptions options);
+WorldSite make_site(WorldSiteOptions options);
 // Collective over all ranks: learns the hosts and chooses the site's parts by them. Raises kTimeout naming the ranks that
 // did not come, kUsage when ranks were told different sizes.
-void choose_by_hosts(Site& site, Milliseconds timeout, Deadline deadline);
+void choose_by_hosts(WorldSite& site, Milliseconds timeout, Deadline deadline);
 // Collective over the members, of which this rank is one. Raises kPeerLost naming the member that could not join.
-Group join_group(const Site& site, const GroupRequest& request);
+Group join_group(const WorldSite& site, const GroupRequest& request);
 
 }  // namespace lockstep::internal
