@@ -5,8 +5,10 @@
 #include "lockstep/base/detail/environment.h"
 #include "lockstep/base/detail/fd.h"
 #include "lockstep/base/detail/loss_note.h"
+#include "lockstep/base/detail/numbers.h"
 #include "lockstep/base/detail/process.h"
 #include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/rank_thread.h"
 #include "lockstep/base/detail/slow_wait.h"
 #include "lockstep/base/detail/stack_trace.h"
 #include "lockstep/base/detail/text.h"
@@ -133,6 +135,21 @@ TEST(LossNote, ALostPeerIsNotedForTheStarterAndForOtherProcesses) {
   EXPECT_EQ(loss_noted_by(1), "");
   EXPECT_THROW(raise(ErrorKind::kPeerLost, std::string(4096, 'x')), Error);
   EXPECT_EQ(notes.read(1), std::string(500, 'x'));
+  ::unsetenv("LOCKSTEP_NOTES");
+}
+
+// The thread's mark is set by this program and read in the library: one variable, also where the library is shared.
+TEST(LossNote, ARankThreadLeavesNone) {
+  const LossNotes notes(1);
+  ::setenv("LOCKSTEP_NOTES", notes.variable(0).c_str(), 1);
+  {
+    RankThread rank;
+    const RankThreadScope scope(&rank);
+    EXPECT_THROW(raise(ErrorKind::kPeerLost, "rank 2 is gone"), Error);
+  }
+  EXPECT_EQ(notes.read(0), std::nullopt);
+  EXPECT_THROW(raise(ErrorKind::kPeerLost, "rank 2 is gone"), Error);
+  EXPECT_EQ(notes.read(0), "rank 2 is gone");
   ::unsetenv("LOCKSTEP_NOTES");
 }
 
@@ -302,6 +319,16 @@ TEST(Process, TheKernelOrTheParentTellsHowAChildEnded) {
   EXPECT_EQ(describe_wait_status(status), "exited with code 7");
   EXPECT_EQ(exit_cause(pidfd.get()).value_or("exited with code 7"), "exited with code 7");
   EXPECT_EQ(describe_wait_status(SIGKILL), "killed by SIGKILL (9)");
+}
+
+TEST(Numbers, AreReadOnlyFromTextThatHasNothingElse) {
+  int a = 0;
+  unsigned long b = 0;
+  EXPECT_TRUE(read_numbers("-1:18446744073709551615", ':', a, b));
+  EXPECT_EQ(a, -1);
+  EXPECT_EQ(b, 18446744073709551615UL);
+  for (const char* text : {"", "1", "1:", "1:2:", "1:2x", ":1:2", "1,2", "1: 2", "4294967296:2", "1:-2"})
+    EXPECT_FALSE(read_numbers(text, ':', a, b)) << text;
 }
 
 TEST(Process, HostIdentityIsStableAndRandomIsNot) {

@@ -6,10 +6,10 @@
 
 #include <algorithm>
 #include <cerrno>
-#include <cstdio>
 #include <cstring>
 
 #include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/numbers.h"
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
@@ -50,8 +50,8 @@ std::optional<Place> own_place() noexcept {
     const auto words = environment(EnvVar::kLockstepNotes);
     if (!words) return std::nullopt;
     Place place;
-    unsigned long long inode = 0;
-    if (std::sscanf(words->c_str(), "%d:%d:%llu", &place.fd, &place.index, &inode) != 3) return std::nullopt;
+    ino_t inode = 0;
+    if (!read_numbers(*words, ':', place.fd, place.index, inode)) return std::nullopt;
     struct stat found {};
     if (place.index < 0 || ::fstat(place.fd, &found) != 0 || found.st_ino != inode) return std::nullopt;
     return place;

@@ -13,11 +13,9 @@ struct RankThread {
   std::shared_ptr<void> agent{};  // rpc/: where its agent is kept; set once, by the rank's own thread
 };
 
-// The calling thread's; null when this process is one rank.
-inline RankThread*& this_rank_thread() {
-  thread_local RankThread* mine = nullptr;
-  return mine;
-}
+// The calling thread's; null when this process is one rank. Not inline: shared libraries and a program with hidden symbols
+// would have a variable each.
+RankThread*& this_rank_thread();
 
 // The calling thread works for `rank` while this lives.
 class RankThreadScope {

@@ -21,7 +21,7 @@ class Thread {
           function();
         }) {}
   Thread(Thread&&) = default;
-  Thread& operator=(Thread&& other) {
+  Thread& operator=(Thread&& other) noexcept {
     join();
     thread_ = std::move(other.thread_);
     return *this;

@@ -14,6 +14,7 @@
 #include <iterator>
 
 #include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/numbers.h"
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
@@ -50,8 +51,7 @@ std::optional<SpawnTarget> SpawnTarget::from_environment() {
   const auto text = base::environment(base::EnvVar::kLockstepSpawn);
   if (!text) return std::nullopt;
   SpawnTarget target;
-  char rest = 0;
-  if (std::sscanf(text->c_str(), "%d:%d:%d%c", &target.call, &target.index, &target.report, &rest) != 3) {
+  if (!base::read_numbers(*text, ':', target.call, target.index, target.report)) {
     base::raise(ErrorKind::kUsage, base::cat(name_of(base::EnvVar::kLockstepSpawn),
                                              " is set by spawn alone, but is \"", *text, "\""));
   }
