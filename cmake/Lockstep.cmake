@@ -38,14 +38,18 @@ function(lockstep_library folder)
   if(ARG_SOURCES)
     set(reach PUBLIC)
     if(BUILD_SHARED_LIBS)
-      # One object per folder, exported whole: a folder uses what is in the internal/ of none other, but tests and
-      # templates reach into their own. For programs with several libraries that use lockstep, which then share one world.
+      # One object per folder, for programs with several libraries that use lockstep, which then share one world. Compiled
+      # with everything visible, since type information and static variables must be one per process; the linker then keeps
+      # inside what is not of namespace lockstep (tests/exports reads the result). Nobody may replace a function of ours.
       add_library(${target} SHARED ${ARG_SOURCES} ${ARG_HEADERS})
       lockstep_flags(${target})
+      target_compile_options(${target} PRIVATE -fno-semantic-interposition)
       set_target_properties(${target} PROPERTIES CXX_VISIBILITY_PRESET default VISIBILITY_INLINES_HIDDEN OFF
         VERSION ${PROJECT_VERSION} SOVERSION ${PROJECT_VERSION_MAJOR}.${PROJECT_VERSION_MINOR}
-        INSTALL_RPATH "\$ORIGIN" INSTALL_RPATH_USE_LINK_PATH ON)
-      target_link_options(${target} PRIVATE LINKER:--no-undefined)
+        INSTALL_RPATH "\$ORIGIN" INSTALL_RPATH_USE_LINK_PATH ON
+        LINK_DEPENDS "${PROJECT_SOURCE_DIR}/cmake/exports.map")
+      target_link_options(${target} PRIVATE LINKER:--no-undefined
+        "LINKER:--version-script=${PROJECT_SOURCE_DIR}/cmake/exports.map")
     else()
       add_library(${target} STATIC ${ARG_SOURCES} ${ARG_HEADERS})
       lockstep_flags(${target})

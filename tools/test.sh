@@ -40,6 +40,8 @@ bits=$(cat /proc/sys/vm/mmap_rnd_bits 2>/dev/null || echo 28)
 if [[ " $* " == *" tsan "* && $bits -gt 28 ]] && setarch -R true 2>/dev/null; then
   ctest=(setarch -R ctest)
 fi
+# Tests of the configuration "long" build the library once more.
+[[ -z ${LOCKSTEP_TEST_LONG:-} ]] || ctest+=(-C long)
 echo "test: running the tests of $*"
 # Side by side, one per core: most of a test is waiting. Those that need the machine to themselves say RUN_SERIAL.
 exec "${ctest[@]}" -j "$(nproc)" --test-dir "$folder" --output-on-failure --no-label-summary
