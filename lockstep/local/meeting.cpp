@@ -39,10 +39,11 @@ constexpr int kAcceptsPerTurn = 64;
 
 // Callers that have not proven themselves; more wait in the kernel's queue. They must not use up the descriptors.
 std::size_t most_pending() {
+  constexpr std::size_t kMost = std::size_t{2} * kMaxLocalRanks;
   rlimit limit{};
   const bool known = ::getrlimit(RLIMIT_NOFILE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY;
-  const std::size_t share = known ? static_cast<std::size_t>(limit.rlim_cur) / 8 : 2 * kMaxLocalRanks;
-  return std::clamp<std::size_t>(share, 8, 2 * kMaxLocalRanks);
+  const std::size_t share = known ? static_cast<std::size_t>(limit.rlim_cur) / 8 : kMost;
+  return std::clamp<std::size_t>(share, 8, kMost);
 }
 
 std::string list_ranks(const std::vector<int>& ranks) {

@@ -133,7 +133,7 @@ bool SpawnContext::join(Milliseconds timeout) {
     if (deadline.expired()) return false;
     state_->changed.wait_until(lock, deadline.time_point());
   }
-  if (state_->error) throw *state_->error;
+  if (state_->error) throw SpawnError(*state_->error);
   if (state_->broken) base::raise(*state_->broken);
   return true;
 }

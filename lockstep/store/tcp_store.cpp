@@ -187,7 +187,7 @@ std::int64_t TcpStore::State::add_plainly(const std::string& key, std::int64_t a
   } catch (const DistNetworkError& error) {
     if (error.kind() != ErrorKind::kPeerLost) throw;
     constexpr Milliseconds kPatience{3'000};
-    const Failure cause = error.failure();
+    const Failure& cause = error.failure();
     try {
       client = TcpClient::connect(target, kPatience, Deadline::after(kPatience));
       client->begin(Query::kCheck).keys({&key, 1}).send(deadline);

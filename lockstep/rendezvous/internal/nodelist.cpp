@@ -42,7 +42,7 @@ class Expander {
 
   std::string text() {
     const std::size_t end = std::min(whole_.find_first_of("[],", at_), whole_.size());
-    const std::string part(whole_.substr(at_, end - at_));
+    std::string part(whole_.substr(at_, end - at_));
     at_ = end;
     return part;
   }
@@ -65,7 +65,7 @@ class Expander {
 
   std::string digits() {
     const std::size_t end = std::min(whole_.find_first_not_of("0123456789", at_), whole_.size());
-    const std::string number(whole_.substr(at_, end - at_));
+    std::string number(whole_.substr(at_, end - at_));
     if (number.empty() || number.size() > 9) refuse("a range needs numbers of at most 9 digits");
     at_ = end;
     return number;

@@ -374,7 +374,7 @@ class TcpServer::Loop {
     }
     connection.unsent += write->n_bytes;
     connection.session->set_unsent(connection.unsent);
-    write.release();  // on_written takes it back
+    static_cast<void>(write.release());  // on_written takes it back
     return true;
   }
 

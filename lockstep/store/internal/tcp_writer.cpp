@@ -18,7 +18,7 @@ TcpWriter::TcpWriter(net::Channel channel) : channel_(std::move(channel)) {}
 TcpWriter::~TcpWriter() {
   if (!thread_) return;
   if (!made_here_) {
-    thread_.release();  // it is the parent's, and cannot be joined here
+    static_cast<void>(thread_.release());  // it is the parent's, and cannot be joined here
     // Nor would it ever leave the wait that the end of a condition variable waits for.
     new (&something_) std::condition_variable;
     new (&sent_) std::condition_variable;
