@@ -153,6 +153,8 @@ class Api:
         # Those it reopens for users: the outermost. Private ones inside are no offer.
         namespaces = dict.fromkeys(re.findall(r"^namespace ([\w:]+) \{", text, re.M))
         outermost = [name for name in namespaces if name.startswith("lockstep") and "internal" not in name.split("::")]
+        if namespaces and not outermost and all(name.startswith("lockstep") for name in namespaces):
+            self.complaints.append(f"{path}: offers users no name; move it to detail/")
         where = f" ({', '.join(f'`{name}`' for name in outermost)})" if outermost else ""
         return f"- `<{path}>`{where}: {sentence}."
 

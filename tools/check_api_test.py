@@ -131,6 +131,10 @@ class CheckApi(unittest.TestCase):
         self.change("lockstep/store/store.h", "// A store, for example", "#pragma once")
         self.assertTrue(any("store.h: does not begin with a comment" in found for found in self.check()))
 
+    def test_a_header_that_is_private_from_end_to_end(self):
+        self.put("lockstep/base/text.h", "// Text.\nnamespace lockstep::internal {\n}\n")
+        self.assertTrue(any("text.h: offers users no name; move it to detail/" in found for found in self.check()))
+
     def test_a_header_that_is_not_there(self):
         (self.root / "lockstep/store/store.h").unlink()
         self.assertTrue(any("store.h: is listed under HEADERS, but is not there" in found for found in self.check()))

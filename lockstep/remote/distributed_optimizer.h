@@ -31,7 +31,7 @@
 #include "lockstep/autograd/autograd.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/optim/functional_optimizer.h"
-#include "lockstep/remote/optimizer_options.h"
+#include "lockstep/remote/detail/optimizer_options.h"
 #include "lockstep/rpc/remote.h"
 
 namespace lockstep::rpc {
