@@ -82,14 +82,22 @@ function(lockstep_library folder)
   endforeach()
 endfunction()
 
-# lockstep_test(<name> SOURCES ... DEPENDS <folders> [LINK ...] [BAND comm|tensor] [TIMEOUT s] [PROPERTIES k v ...])
+# lockstep_test(<name> SOURCES ... DEPENDS <folders> [LINK ...] [BAND comm|tensor] [TIMEOUT s] [COST s] [NOT_UNDER <sanitizer>]
+#               [OPTIMISED] [PROPERTIES k v ...])
 # One GoogleTest program, one ctest case, labelled with its band. LOCKSTEP_TEST_SUFFIX (presets asan and tsan) tells the
 # cases of several build trees apart when one ctest runs them all.
+#   COST       about how many seconds it takes in the dev tree, of a slow one: the slowest start first (lockstep_cost)
+#   NOT_UNDER  a sanitizer that cannot find anything here; say why beside it
+#   OPTIMISED  fills and compares megabytes, which unoptimised code under a sanitizer takes longer for than a compiler takes
+#              to optimise it
 function(lockstep_test name)
   if(NOT LOCKSTEP_TESTS)
     return()
   endif()
-  cmake_parse_arguments(ARG "" "BAND;TIMEOUT" "SOURCES;DEPENDS;LINK;PROPERTIES" ${ARGN})
+  cmake_parse_arguments(ARG "OPTIMISED" "BAND;TIMEOUT;COST;NOT_UNDER" "SOURCES;DEPENDS;LINK;PROPERTIES" ${ARGN})
+  if(ARG_NOT_UNDER AND ARG_NOT_UNDER IN_LIST LOCKSTEP_SANITIZERS)
+    return()
+  endif()
   if(NOT ARG_BAND)
     set(ARG_BAND comm)
   endif()
@@ -105,7 +113,7 @@ function(lockstep_test name)
   target_link_libraries(${name} PRIVATE ${ARG_LINK} GTest::gtest GTest::gtest_main Threads::Threads)
   # Nothing in a test is timed. Each step down halves the time to compile: -O1 by itself, -O0 where every access is
   # instrumented. The library under test keeps its own level.
-  if(LOCKSTEP_SANITIZE)
+  if(LOCKSTEP_SANITIZE AND NOT ARG_OPTIMISED)
     target_compile_options(${name} PRIVATE -O0)
   else()
     target_compile_options(${name} PRIVATE -O1)
@@ -115,6 +123,20 @@ function(lockstep_test name)
   # The lock: a program's report (tools/test.sh) is named after it, so that two of one name do not run at a time.
   set_tests_properties(${name}${LOCKSTEP_TEST_SUFFIX} PROPERTIES
     LABELS ${ARG_BAND} TIMEOUT ${ARG_TIMEOUT} RESOURCE_LOCK ${name} ${ARG_PROPERTIES})
+  if(ARG_COST)
+    lockstep_cost(${name}${LOCKSTEP_TEST_SUFFIX} ${ARG_COST})
+  endif()
+endfunction()
+
+# lockstep_cost(<test> <seconds>): ctest starts the most expensive tests first, so that none is alone at the end. By itself it
+# knows what a test costs only when it has run before in the same folder.
+function(lockstep_cost test seconds)
+  if("thread" IN_LIST LOCKSTEP_SANITIZERS)
+    math(EXPR seconds "${seconds} * 3")
+  elseif(LOCKSTEP_SANITIZE)
+    math(EXPR seconds "${seconds} * 2")
+  endif()
+  set_tests_properties(${test} PROPERTIES COST ${seconds})
 endfunction()
 
 # lockstep_program(<name> [INSTALL] SOURCES ... DEPENDS <folders> [LINK ...])

@@ -33,7 +33,8 @@ BEGIN, END = "<!-- layers: begin -->", "<!-- layers: end -->"
 # At namespace scope: `inline const bool registered = register_it();` runs in every program that includes it.
 INITIALISER = re.compile(r"^(?:inline|static)\s+(?!constexpr\b)[\w:<>,*& ]+?\s\w+\s*(?:=\s*(?!\[)[\w:]+(?:<.*>)?\(|\{[^}]*\w\()")
 INCLUDE = re.compile(r'^\s*#\s*include\s*([<"])([^>"]+)[>"]')
-KEYWORDS = {"SOURCES", "HEADERS", "DEPENDS", "LINK", "LINK_PUBLIC", "BAND", "TIMEOUT", "PROPERTIES", "INSTALL"}
+KEYWORDS = {"SOURCES", "HEADERS", "DEPENDS", "LINK", "LINK_PUBLIC", "BAND", "TIMEOUT", "COST", "NOT_UNDER",
+            "OPTIMISED", "PROPERTIES", "INSTALL"}
 
 
 @dataclass

@@ -125,7 +125,7 @@ bool meets_the_loss(const std::function<void()>& fn) {
 }
 
 void await(const std::string& what, const std::function<bool()>& condition) {
-  const Deadline deadline = Deadline::after(Milliseconds(30'000));
+  const Deadline deadline = Deadline::after(Milliseconds(60'000));
   while (!condition()) {
     require(!deadline.expired(), what);
     std::this_thread::sleep_for(200us);

@@ -6,6 +6,7 @@
 #include <random>
 #include <thread>
 
+#include "lockstep/base/long_testing.h"
 #include "lockstep/rpc/process_testing.h"
 #include "lockstep/store/hash_store.h"
 
@@ -124,6 +125,7 @@ void call_everyone(int world) {
   for (int to = 0; to < world; ++to) {
     require(rpc_sync(to, self_id) == to, "it is who was called");
     for (const std::size_t n : {1u, 1000u, 200'000u, 2'000'000u}) {
+      if (long_testing::kUnderTsan && n > 200'000) continue;
       const auto back = rpc_sync(to, scaled, {std::vector<double>(n, 1.5), 2.0});
       require(back.size() == n && back.front() == 3.0 && back.back() == 3.0, "the values");
     }
@@ -157,13 +159,14 @@ TEST(Processes, ShareReferencesAndLeakNone) {
   workers.expect_end();
 }
 
-TEST(Processes, MayBeSixtyFour) {
-  Children workers(64, [](int rank, Board&) {
+TEST(Processes, MayBeMany) {
+  constexpr int kMany = long_testing::kUnderTsan ? 16 : 64;
+  Children workers(kMany, [](int rank, Board&) {
     std::vector<Future<int>> calls;
-    for (int to = 0; to < 64; ++to) calls.push_back(rpc_async(to, self_id));
-    for (int to = 0; to < 64; ++to)
+    for (int to = 0; to < kMany; ++to) calls.push_back(rpc_async(to, self_id));
+    for (int to = 0; to < kMany; ++to)
       require(calls[static_cast<std::size_t>(to)].wait() == to, "it is who was called");
-    require(rpc_sync((rank + 1) % 64, bounce, {20, 64, static_cast<unsigned>(rank)}) == 20, "bounced");
+    require(rpc_sync((rank + 1) % kMany, bounce, {20, kMany, static_cast<unsigned>(rank)}) == 20, "bounced");
     shutdown();
   });
   workers.expect_end();
@@ -212,7 +215,7 @@ void call_until_loss(int rank, int world, int victim, unsigned seed, Board& boar
 
 // Nothing of a dead worker is kept for it.
 void check_released() {
-  const Deadline deadline = Deadline::after(Milliseconds(20'000));
+  const Deadline deadline = Deadline::after(Milliseconds(60'000));
   {
     std::vector<RRef<Counter>> old;
     const std::lock_guard lock(shelf().mutex);
@@ -230,7 +233,7 @@ void kill_rounds(bool tcp_only) {
   constexpr int kWorld = 4;
   std::mt19937 random(7);
   std::int64_t slowest = 0;
-  for (int round = 0; round < 8; ++round) {
+  for (int round = 0; round < (long_testing::kUnderTsan ? 3 : 8); ++round) {
     const int victim = static_cast<int>(random() % kWorld);
     const auto seed = static_cast<unsigned>(random());
     const auto pause = 1000 + random() % 60'000;
@@ -339,7 +342,7 @@ void expect_gone(const std::function<void()>& use) {
 int status_of_child_that_exits(const std::function<void()>& body) {
   const pid_t pid = ::fork();
   if (pid == 0) {
-    ::alarm(15);  // so that one that hangs fails the test instead
+    ::alarm(50);  // so that one that hangs fails the test instead
     in_forked_child = true;
     try {
       body();
@@ -381,11 +384,11 @@ void outlive_child(ChildrenOptions options) {
         if (rank == 0) fork_child_that_exits([] {});
         ++board.counters[0];
         await([&] { return board.counters[0] == 2; });
-        require(rpc_sync(1 - rank, self_id, Args<>{}, {.timeout = 5s}) == 1 - rank, "calls work after");
+        require(rpc_sync(1 - rank, self_id, Args<>{}, {.timeout = 60s}) == 1 - rank, "calls work after");
         ++board.counters[1];
         if (rank == 1) wait_for_death();
         await([&] { return board.killed_at_ns != 0; });
-        expect_gone([] { rpc_sync(1, hold, {20'000}, {.timeout = 10s}); });
+        expect_gone([] { rpc_sync(1, hold, {60'000}, {.timeout = 50s}); });
         shutdown();
       },
       std::move(options));
