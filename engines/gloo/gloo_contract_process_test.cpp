@@ -1,5 +1,5 @@
 // The contract suite over the Gloo plug-in, ranks as processes on two hosts.
-#include "lockstep/engine/engine_contract_case.h"
+#include "lockstep/engine/engine_contract.h"
 #include "lockstep/engine/loader.h"
 #include "tests/netns.h"
 
@@ -12,14 +12,11 @@ const lockstep_engine* gloo_engine() {
   return &engine.table();
 }
 
-// Sanitized processes are slow to start, and the threads' suite has every size there.
-const std::vector<int> kSizes = kSanitized ? std::vector<int>{2, 4} : contract_sizes();
-
 INSTANTIATE_TEST_SUITE_P(Gloo, EngineContract,
                          ::testing::Values(EngineKind{.name = "two_hosts",
                                                       .table = gloo_engine,
                                                       .ranks = EngineKind::Ranks::kProcesses,
-                                                      .sizes = kSizes,
+                                                      .sizes = process_sizes(),
                                                       .rank_order = true,
                                                       .everything = true,
                                                       .enter = lockstep::testing::enter_half,

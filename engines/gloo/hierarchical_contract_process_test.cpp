@@ -1,6 +1,6 @@
 // The contract suite over the hierarchical engine as users get it: shared memory inside a host, Gloo between two, ranks as
 // processes in network namespaces.
-#include "lockstep/engine/engine_contract_case.h"
+#include "lockstep/engine/engine_contract.h"
 #include "lockstep/engine/loader.h"
 #include "lockstep/hierarchy/hierarchy.h"
 #include "lockstep/host/host.h"
@@ -17,14 +17,11 @@ const lockstep_engine* table() {
   return engine.table();
 }
 
-// Sanitized processes are slow to start, and the threads' suite has every size there.
-const std::vector<int> kSizes = kSanitized ? std::vector<int>{2, 4} : contract_sizes();
-
 INSTANTIATE_TEST_SUITE_P(Hierarchical, EngineContract,
                          ::testing::Values(EngineKind{.name = "two_hosts",
                                                       .table = table,
                                                       .ranks = EngineKind::Ranks::kProcesses,
-                                                      .sizes = kSizes,
+                                                      .sizes = process_sizes(),
                                                       .everything = true,
                                                       .enter = lockstep::testing::enter_half}),
                          kind_name);

@@ -27,9 +27,24 @@
 
 namespace lockstep::comm {
 
-// One rank, a pair, a power of two, an odd number; the long tests add what lies between and above.
+// Sanitizers make large buffers expensive, and processes slow to start.
+#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
+inline constexpr bool kSanitized = true;
+#else
+inline constexpr bool kSanitized = false;
+#endif
+
+// One rank, a pair, a power of two, an odd number; the long tests add what lies between and above. For races: a pair, a third
+// rank, more ranks than cores.
 inline std::vector<int> contract_sizes() {
-  return long_testing::enabled() ? std::vector<int>{1, 2, 3, 4, 7, 8} : std::vector<int>{1, 2, 4, 7};
+  if (long_testing::enabled()) return {1, 2, 3, 4, 7, 8};
+  return long_testing::kUnderTsan ? std::vector<int>{2, 3, 7} : std::vector<int>{1, 2, 4, 7};
+}
+// Of ranks that are processes: a pair and, where they are on two hosts, uneven and even halves. The threads' suites have the rest.
+inline std::vector<int> process_sizes() {
+  if (long_testing::enabled()) return contract_sizes();
+  if (long_testing::kUnderTsan) return {3};
+  return kSanitized ? std::vector<int>{2, 4} : std::vector<int>{2, 3, 4};
 }
 
 struct EngineKind {

@@ -9,12 +9,8 @@
 
 namespace lockstep::comm {
 
-// Sanitizers make large buffers dear: there the largest sizes go with few ranks only.
-#if defined(__SANITIZE_THREAD__) || defined(__SANITIZE_ADDRESS__)
-inline constexpr bool kSanitized = true;
-#else
-inline constexpr bool kSanitized = false;
-#endif
+// The largest buffers go with no more ranks than this.
+inline constexpr int kMaxRanksOfLarge = long_testing::kUnderTsan ? 2 : kSanitized ? 3 : 4;
 
 // Bytes with a marked margin on either side; from the engine's alloc when `shared`.
 class GuardedBuffer {

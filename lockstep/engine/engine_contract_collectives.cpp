@@ -127,7 +127,7 @@ TEST_P(EngineContract, EveryKindIsRightAroundEverySize) {
       if (!engine().offers(kind)) continue;
       for (const std::uint64_t n_bytes : kBytes) {
         const bool large = n_bytes > (kSanitized ? 10'000 : 300'000);
-        if (large && rank.size() > (kSanitized ? 3 : 4)) continue;
+        if (large && rank.size() > kMaxRanksOfLarge) continue;
         for (const auto dtype : {LOCKSTEP_U8, LOCKSTEP_F32, LOCKSTEP_I64}) {
           if (large && (dtype == LOCKSTEP_I64 || (kSanitized && dtype == LOCKSTEP_U8))) continue;
           check(rank, {.kind = kind,
@@ -147,7 +147,7 @@ TEST_P(EngineContract, InPlaceAndSharedMemoryGiveTheSame) {
     for (const auto kind : kCollectives) {
       if (!engine().offers(kind)) continue;
       for (const std::uint64_t count : {1u, 11u, 13u, 300u, 2049u, 40'001u, 140'003u}) {
-        if (count > (kSanitized ? 10'000 : 100'000) && rank.size() > (kSanitized ? 3 : 4)) continue;
+        if (count > (kSanitized ? 10'000 : 100'000) && rank.size() > kMaxRanksOfLarge) continue;
         // Places: ordinary everywhere, shared everywhere, one rank ordinary, one rank shared.
         for (int place = 0; place < (has_alloc() ? 4 : 1); ++place) {
           const bool last = rank.rank() == rank.size() - 1;
@@ -169,7 +169,7 @@ TEST_P(EngineContract, UnevenBlocksAndEmptyOnesArrive) {
     for (const auto kind : {LOCKSTEP_ALL_TO_ALL_V, LOCKSTEP_ALL_GATHER_V}) {
       if (!engine().offers(kind)) continue;
       for (const std::uint64_t unevenness : {0u, 1u, 5u, 700u, 30'000u}) {
-        if (kSanitized && unevenness > 1000 && rank.size() > 3) continue;
+        if (kSanitized && unevenness > 1000 && rank.size() > kMaxRanksOfLarge) continue;
         for (const std::uint64_t count : {0u, 3u}) {
           for (int shared = 0; shared < (has_alloc() ? 2 : 1); ++shared) {
             check(rank, {.kind = kind,

@@ -14,7 +14,7 @@ struct Count {
   int settle(int at_least) {
     const Deadline patience = Deadline::after(testing::kPatience);
     while (calls < at_least && !patience.expired()) std::this_thread::yield();
-    std::this_thread::sleep_for(Milliseconds(5));
+    std::this_thread::sleep_for(Milliseconds(1));
     return calls;
   }
 };

@@ -48,19 +48,24 @@ lockstep_status repeat(ContractRank& rank, lockstep_op_kind kind, std::uint64_t 
   }
 }
 
-// Every kind in two sizes; SEND stands for both kinds of message.
-void for_each_kind(const Engine& engine, const std::function<void(lockstep_op_kind, std::uint64_t)>& call) {
+// Every kind in two sizes, or in one of them by turns; SEND stands for both kinds of message.
+enum class Sizes : std::uint8_t { kBoth, kByTurns };
+void for_each_kind(const Engine& engine, Sizes sizes,
+                   const std::function<void(lockstep_op_kind, std::uint64_t)>& call) {
   for (int k = 0; k <= LOCKSTEP_SEND; ++k) {
     const auto kind = static_cast<lockstep_op_kind>(k);
     if (!engine.offers(kind)) continue;
-    for (const std::uint64_t count : {50u, 100'000u}) call(kind, count);
+    for (const bool large : {false, true}) {
+      if (sizes == Sizes::kBoth || large == (k % 2 == 1)) call(kind, large ? 100'000 : 50);
+    }
   }
 }
 
 TEST_P(EngineContract, AKilledRankIsNamedByEverySurvivorOfEveryKind) {
   if (!processes()) GTEST_SKIP() << "needs ranks that are processes";
   std::uint64_t slowest_ns = 0;  // told, not asserted: a busy machine proves nothing
-  for_each_kind(engine(), [&](lockstep_op_kind kind, std::uint64_t count) {
+  const auto sizes = kSanitized && !long_testing::enabled() ? Sizes::kByTurns : Sizes::kBoth;
+  for_each_kind(engine(), sizes, [&](lockstep_op_kind kind, std::uint64_t count) {
     if (HasFailure()) return;
     const auto pids = start_processes(kSize, [&](Rank& rank) {
       const auto status = repeat(rank, kind, count, count > 1000, testing::kPatience);
@@ -87,7 +92,9 @@ TEST_P(EngineContract, AKilledRankIsNamedByEverySurvivorOfEveryKind) {
 
 TEST_P(EngineContract, AStoppedRankEndsInATimeoutThatNamesIt) {
   if (!processes()) GTEST_SKIP() << "needs ranks that are processes";
-  for_each_kind(engine(), [&](lockstep_op_kind kind, std::uint64_t count) {
+  // Each takes as long as its timeout.
+  const auto sizes = long_testing::enabled() ? Sizes::kBoth : Sizes::kByTurns;
+  for_each_kind(engine(), sizes, [&](lockstep_op_kind kind, std::uint64_t count) {
     if (HasFailure()) return;
     const auto pids = start_processes(kSize, [&](Rank& rank) {
       if (rank.rank() == kVictim) ::raise(SIGSTOP);

@@ -27,13 +27,17 @@ EngineKind kind(const std::string& name, std::vector<int> sizes,
       .enter = [host_of](int rank, int size) { pretended_host = base::cat("host ", host_of(rank, size)); }};
 }
 
-INSTANTIATE_TEST_SUITE_P(Hierarchy, EngineContract,
-                         ::testing::Values(kind("halves", contract_sizes(),
-                                                [](int r, int n) { return 2 * r / n; }),
-                                           kind("dealt", {3, 4}, [](int r, int) { return r % 2; }),
-                                           kind("thirds", {7}, [](int r, int n) { return 3 * r / n; }),
-                                           kind("together", {2}, [](int, int) { return 0; })),
-                         kind_name);
+std::vector<EngineKind> kinds() {
+  const auto dealt = [](int r, int) { return r % 2; };
+  const auto halves = [](int r, int n) { return 2 * r / n; };
+  // Races do not depend on how ranks are shared out.
+  if (long_testing::kUnderTsan) return {kind("halves", {2, 7}, halves), kind("dealt", {3}, dealt)};
+  return {kind("halves", contract_sizes(), halves), kind("dealt", {3, 4}, dealt),
+          kind("thirds", {7}, [](int r, int n) { return 3 * r / n; }),
+          kind("together", {2}, [](int, int) { return 0; })};
+}
+
+INSTANTIATE_TEST_SUITE_P(Hierarchy, EngineContract, ::testing::ValuesIn(kinds()), kind_name);
 
 }  // namespace
 }  // namespace lockstep::comm

@@ -191,7 +191,7 @@ void survive_every_death(While when) {
   constexpr int kOperations = 32;
   std::atomic<int> next{0}, n_deaths{0};
   std::vector<base::Thread> threads;
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < 16; ++i) {  // each waits most of the time, for the token of a dead worker to expire
     threads.emplace_back("town", [&] {
       for (int n = next++; n < kOperations; n = next++) {
         try {
