@@ -1,4 +1,4 @@
-// Byte strings, as stores and objects hold them.
+// Byte strings, as used by stores and objects. Thread safety: values, no shared state.
 #pragma once
 
 #include <cstdint>

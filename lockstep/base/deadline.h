@@ -1,5 +1,5 @@
-// An absolute point on the monotonic clock. Blocking calls take one and hand it down unchanged, so a call made
-// of many waits still ends when its caller said. Value type.
+// An absolute point on the monotonic clock. Blocking calls take one and pass it down unchanged, so a call that consists
+// of many waits still ends when its caller asked. Thread safety: a value, no shared state.
 #pragma once
 
 #include <chrono>
@@ -45,7 +45,7 @@ class Deadline {
     const std::int64_t ms = (remaining().count() + 999'999) / 1'000'000;
     return ms > std::numeric_limits<int>::max() ? std::numeric_limits<int>::max() : static_cast<int>(ms);
   }
-  // For condition variables; never becomes a point far away that does not overflow.
+  // For condition variables; never() becomes a distant point that does not overflow.
   Clock::time_point time_point() const {
     return is_never() ? Clock::now() + std::chrono::hours(24 * 365)
                       : Clock::time_point(std::chrono::nanoseconds(ns_));

@@ -159,7 +159,7 @@ bool environment_flag(EnvVar var) {
 
 namespace {
 
-// What torch's dump for DDP names. Engines read most of them, not lockstep.
+// The variables of torch's dump for DDP. Most are read by engines, not by lockstep.
 constexpr std::string_view kDumped[] = {"RANK",
                                         "LOCAL_RANK",
                                         "WORLD_SIZE",

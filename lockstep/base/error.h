@@ -1,6 +1,6 @@
-// Errors. One base, lockstep::Error; its kind says what the caller can do about it. Inside loops and
-// across threads errors travel as Failure, a copyable value; raise() turns it into the exception at the API.
-// Thread safety: values, no shared state.
+// Errors. One base, lockstep::Error; its kind says what the caller can do about it. Inside loops and across threads
+// errors are passed as Failure, a copyable value; raise() throws the matching exception at the API. Thread safety:
+// values, no shared state.
 #pragma once
 
 #include <cstdint>
@@ -11,23 +11,23 @@
 
 namespace lockstep {
 
-// Chosen by the reaction they call for.
+// Kinds are distinguished by how the caller should react.
 enum class ErrorKind : std::uint8_t {
-  kUsage,        // the call is wrong: mend the program
+  kUsage,        // the call is wrong: fix the program
   kTimeout,      // the deadline passed: wait longer, or find who is late
-  kPeerLost,     // another rank is gone: restart, or go on without it
-  kAborted,      // someone called abort or shut the object down
+  kPeerLost,     // another rank is lost: restart, or continue without it
+  kAborted,      // abort was called or the object was shut down
   kUnsupported,  // this engine, store or platform cannot do it: choose another
   kResource,     // memory, descriptors, disk: give the job more
-  kSystem,       // the kernel or the network said no
-  kInternal,     // our own bug: report it
+  kSystem,       // the kernel or the network reported an error
+  kInternal,     // a bug in lockstep: report it
 };
 std::string_view to_string(ErrorKind kind) noexcept;
 
-// Which part of the library speaks; decides the exception's class.
+// Which part of the library failed; selects the exception's class.
 enum class ErrorFamily : std::uint8_t { kGeneral, kBackend, kNetwork, kStore, kQueueEmpty };
 
-// A rank that is gone. pid is -1 when unknown; cause is in words ("killed by SIGKILL", "gone, cause unknown").
+// A lost rank. pid is -1 when unknown; cause is text ("killed by SIGKILL", "gone, cause unknown").
 struct LostPeer {
   int rank = -1;
   std::int64_t pid = -1;

@@ -19,7 +19,7 @@ std::atomic<int> g_process_rank{-1};
 thread_local int t_rank = kUnset;
 std::atomic<LogSink> g_sink{nullptr};
 
-// As debug.h reads it: any case.
+// Case-insensitive, as in debug.h.
 bool is_debug(std::string_view wanted) {
   const auto text = base::environment(base::EnvVar::kDistributedDebug).value_or("");
   return std::ranges::equal(text, wanted, {}, [](unsigned char c) { return std::toupper(c); });

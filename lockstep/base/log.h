@@ -11,15 +11,15 @@ namespace lockstep {
 enum class LogLevel : unsigned char { kError, kWarn, kInfo, kDebug, kTrace };
 
 void set_log_level(LogLevel level) noexcept;
-// Reads the environment again: it is otherwise read once, by the first line.
+// Reads the environment again; otherwise it is read once, by the first log line.
 void set_log_level_from_env() noexcept;
 
-// Sends lines to `sink` instead of stderr until called with nullptr. For tests and hosts with their own log.
+// Sends lines to `sink` instead of stderr until called with nullptr. For tests and for programs with their own log.
 using LogSink = void (*)(LogLevel level, std::string_view text);
 void set_log_sink(LogSink sink) noexcept;
 
 namespace base {
-// Cheap; ask before building an expensive line.
+// Cheap; check it before building an expensive line.
 bool log_enabled(LogLevel level) noexcept;
 void log(LogLevel level, std::string_view text) noexcept;
 // Shown in every later line of this thread, and of threads that set none of their own; -1 hides it.

@@ -17,10 +17,10 @@
 namespace lockstep::base {
 namespace {
 
-// A slot is written by one pwrite of its worker. It is read after that worker's death, or not at all: torn reads of a
-// slot that is being written can only blur words, never lengths.
+// A slot is written by one pwrite of its worker and normally read after that worker has died. A torn read of a slot
+// being written can garble the text but never the lengths.
 struct Slot {
-  std::int64_t pid = 0;  // who wrote it, as it calls itself; 0: nobody
+  std::int64_t pid = 0;  // the writer's own pid; 0: unused
   std::uint32_t length = 0;
   char text[500] = {};
 };
@@ -38,13 +38,13 @@ std::string text_of(const Slot& slot) {
   return std::string(slot.text, slot.length);
 }
 
-// Where this process's notes go.
+// Where this process writes its notes.
 struct Place {
   int fd = -1;
   int index = -1;
 };
 
-// A program that closed what it inherited may have a file of its own under that number: the inode tells.
+// A program that closed inherited descriptors may have reused the number for another file: compare the inode.
 std::optional<Place> own_place() noexcept {
   try {
     const auto words = environment(EnvVar::kLockstepNotes);

@@ -18,7 +18,7 @@
 namespace lockstep::base {
 namespace {
 
-// Of <linux/pidfd.h>, newer than Debian 12's headers.
+// From <linux/pidfd.h>; newer than Debian 12's headers.
 struct PidfdInfo {
   std::uint64_t mask;
   std::uint64_t cgroupid;

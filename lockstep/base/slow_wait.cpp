@@ -30,7 +30,7 @@ std::atomic<Milliseconds>& cell() {
   return time;
 }
 
-// "until 12:03:44 (in 290 s)", or that there is no end.
+// "until 12:03:44 (in 290 s)", or "without a deadline".
 std::string end_of_wait(Deadline deadline) {
   if (deadline.is_never()) return "without a deadline";
   const auto left = std::chrono::ceil<std::chrono::seconds>(deadline.remaining());
@@ -54,7 +54,7 @@ void set_slow_wait_time(Milliseconds time) {
 
 Milliseconds SlowWait::quiet_slice() const {
   constexpr Milliseconds kLeast{1};
-  // Rounded down: what is below begins its wait a little later, and must end it before its own line is due.
+  // Rounded down: the nested wait starts a little later and must end before its own line is due.
   const auto left = std::chrono::floor<Milliseconds>(next().remaining());
   const Milliseconds time = slow_wait_time();
   return std::max(kLeast, time.count() == 0 ? left : std::min(left, time - kLeast));

@@ -17,27 +17,28 @@ namespace lockstep::base {
 namespace {
 
 constexpr int kFrames = 64;
-// Of a loaded file's first page: its headers and, by the usual order of sections, its build id.
+// The part of a loaded file that is compared: its headers and, in the usual section order, its build id.
 constexpr std::size_t kImageBytes = 1024;
 
 struct Frame {
-  std::uintptr_t address = 0;  // of the call's return
-  std::string name{};          // "": not known
-  std::uintptr_t begin = 0;    // of the function
-  std::string file{};          // "": in no file
-  std::uintptr_t base = 0;     // where the file is loaded
+  std::uintptr_t address = 0;  // return address of the call
+  std::string name{};          // "" when unknown
+  std::uintptr_t begin = 0;    // start of the function
+  std::string file{};          // "" when not in a file
+  std::uintptr_t base = 0;     // load address of the file
 };
 
-// Frames the dynamic linker has no name for (static and hidden functions, which lockstep's own are), of one file: its
-// symbol table may. A function of a stripped or replaced file stays an offset, for addr2line.
+// The frames of one file that the dynamic linker has no name for (static and hidden functions, such as lockstep's own);
+// its symbol table may have one. A function of a stripped or replaced file stays an offset, for addr2line.
 struct Unknown {
   std::vector<Frame*> frames;
   std::vector<std::uint64_t> addresses;
-  std::uintptr_t bias = 0;  // between addresses in the file and in memory
+  std::uintptr_t bias = 0;  // memory address minus file address
   const std::uint8_t* image = nullptr;
 };
 
-// A call that does not return may be the last of its function: the return address then is the next function's.
+// A call that does not return may be the last instruction of its function; the return address then belongs to the next
+// function.
 void* call_of(std::uintptr_t address) {
   return reinterpret_cast<void*>(address - 1);
 }
@@ -54,7 +55,7 @@ void ask_linker(Frame& frame, std::map<std::string, Unknown>& unknown) {
     frame.begin = reinterpret_cast<std::uintptr_t>(info.dli_saddr);
     return;
   }
-  // The program itself has no name here, and its path may be relative to where it was started.
+  // The program itself has no name here, and its path may be relative to its initial working directory.
   const bool program = map->l_name == nullptr || map->l_name[0] == '\0';
   Unknown& file = unknown[program ? "/proc/self/exe" : map->l_name];
   file.frames.push_back(&frame);

@@ -1,4 +1,4 @@
-// The names of C++ types as one writes them.
+// Demangled names of C++ types. Thread safety: any thread.
 #pragma once
 
 #include <cxxabi.h>
@@ -9,7 +9,8 @@
 
 namespace lockstep::base {
 
-// Of a type_info's name(): "std::vector<int, std::allocator<int> >". What cannot be read stays as it is.
+// Demangles type_info::name(): "std::vector<int, std::allocator<int> >". Returns `name` unchanged when it is not a
+// mangled name.
 inline std::string demangle(const char* name) {
   int status = 0;
   const std::unique_ptr<char, void (*)(void*)> text(abi::__cxa_demangle(name, nullptr, nullptr, &status),

@@ -1,8 +1,8 @@
 // Every environment variable lockstep reads or sets, in one table with its meaning. Nothing else in the tree calls
-// getenv; docs/env.md is this table in print, and a test keeps the two equal.
+// getenv; docs/env.md documents the same table, and a test keeps the two in sync.
 //
-// Values are read when asked (the launcher and tests change them), never cached. Not thread safe against setenv,
-// as everywhere in C.
+// Values are read on each call (the launcher and tests change them), never cached. Thread safety: any thread, except
+// concurrently with setenv, as with getenv.
 #pragma once
 
 #include <optional>
@@ -98,13 +98,13 @@ struct EnvVarInfo {
   const char* meaning;       // one line
 };
 
-// The whole table, in the order of Var.
+// The whole table, in the order of EnvVar.
 std::span<const EnvVarInfo> environment_table();
 const char* name_of(EnvVar var);
 
 // The value, or nothing when unset. An empty value counts as unset.
 std::optional<std::string> environment(EnvVar var);
-// The value as an integer. Raises kUsage naming the variable and its text when it is not one.
+// The value as an integer. Raises kUsage with the variable's name and value when it is not one.
 std::optional<long> environment_int(EnvVar var);
 // True for 1, true, yes, on in any case; false for anything else or unset.
 bool environment_flag(EnvVar var);

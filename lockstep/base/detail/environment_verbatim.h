@@ -1,4 +1,5 @@
-// For variables whose empty value is a statement of its own: CUDA_VISIBLE_DEVICES="" hides every GPU.
+// For variables whose empty value has a meaning: CUDA_VISIBLE_DEVICES="" hides every GPU. Thread safety: as
+// environment.h.
 #pragma once
 
 #include <cstdlib>
@@ -9,7 +10,7 @@
 
 namespace lockstep::base {
 
-// The value as it stands, "" included; nothing when the variable is not there.
+// The value verbatim, "" included; nothing when the variable is not set.
 inline std::optional<std::string> environment_verbatim(EnvVar var) {
   const char* text = std::getenv(name_of(var));
   return text == nullptr ? std::nullopt : std::optional<std::string>(text);

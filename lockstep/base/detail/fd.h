@@ -1,4 +1,4 @@
-// An owned file descriptor. Move-only; closes on destruction.
+// An owned file descriptor. Move-only; closes on destruction. Thread safety: none; one owner.
 #pragma once
 
 #include <unistd.h>

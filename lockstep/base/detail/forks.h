@@ -1,16 +1,16 @@
-// Whether this process is the one in which something was made, or a copy of it. A forked child has its parent's connections,
-// with their places in streams and rings and the numbers of their encrypted records, but none of its threads: it must not say a
-// word there, nor take one.
+// Detects whether an object was created in this process or inherited through fork. A forked child has its parent's
+// connections, with their stream and ring positions and the sequence numbers of their encrypted records, but none of
+// its threads: it must neither send nor receive on them.
 //
-// A counter and not the pid, since it is asked for by every call. Thread safety: everything.
+// A counter instead of getpid(), since every call checks it. Thread safety: any thread.
 #pragma once
 
 namespace lockstep::base {
 
-// Grows in every forked child. Children of vfork and of a bare clone() are not seen.
+// Incremented in every forked child. vfork and a bare clone() are not detected.
 unsigned n_forks() noexcept;
 
-// Remembers where it was made; a copy, where it was copied from.
+// Records the process it was created in; a copy keeps the original's.
 class MadeHere {
  public:
   MadeHere() noexcept : forks_(n_forks()) {}

@@ -1,11 +1,12 @@
-// A rank that fails because it lost another is not the root cause. Before it raises kPeerLost it leaves a note where
-// its starter and the ranks of its host can read it after its death, however it dies: uncaught exception, exit code,
+// A rank that fails because it lost a peer is not the root cause. Before it raises kPeerLost it writes a note that its
+// starter and the other ranks on its host can read after it has died, by whatever means: uncaught exception, exit code,
 // signal.
 //
-// The notes of one starter (launcher or spawn) lie in a memfd that its workers inherit: a slot per worker, with the
-// text of the last kPeerLost that the worker raised. LOCKSTEP_NOTES tells a worker the descriptor and its slot.
+// The notes of one starter (launcher or spawn) are stored in a memfd that its workers inherit: one slot per worker,
+// holding the message of the last kPeerLost the worker raised. LOCKSTEP_NOTES gives a worker the descriptor and its
+// slot.
 //
-// Thread safety: every function may be called from any thread. Without a starter all of it does nothing.
+// Thread safety: every function may be called from any thread. Without a starter they do nothing.
 #pragma once
 
 #include <sys/types.h>
@@ -28,17 +29,17 @@ class LossNotes {
   int fd() const { return table_.get(); }
   // The value of LOCKSTEP_NOTES for one worker.
   std::string variable(int worker) const;
-  // What the worker wrote last; nothing when it lost no peer.
+  // The worker's last note; nothing when it lost no peer.
   std::optional<std::string> read(int worker) const;
 
  private:
   Fd table_;
 };
 
-// The worker's side, called by raise(): keeps `message`, cut to some hundred bytes. Never throws, never blocks.
+// The worker's side, called by raise(): stores `message`, truncated to a few hundred bytes. Never blocks.
 void note_loss(std::string_view message) noexcept;
 
-// What a process of this host that had the same starter noted; "" when it noted nothing.
+// The note of a process on this host with the same starter; "" when it wrote none.
 std::string loss_noted_by(pid_t pid) noexcept;
 
 }  // namespace lockstep::base

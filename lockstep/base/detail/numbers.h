@@ -1,4 +1,4 @@
-// Whole numbers in text that the environment hands down.
+// Parses integers from text such as environment variables. Thread safety: any thread.
 #pragma once
 
 #include <charconv>
@@ -8,8 +8,8 @@
 
 namespace lockstep::base {
 
-// Reads one number into each of `numbers` from text of the form "1:2:3", with `between` between them. False when the text is
-// anything else, a number too large for its type included; `numbers` may have been changed then.
+// Parses text of the form "1:2:3", separated by `between`, into `numbers`. False when the text has any other form or a
+// number overflows its type; `numbers` may have been modified then.
 template <class... Number>
 bool read_numbers(std::string_view text, char between, Number&... numbers) {
   const char* at = text.data();

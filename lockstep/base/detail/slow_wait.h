@@ -1,4 +1,4 @@
-// A wait that lasts says once who waits for whom, where and until when: a line at warn level, ten seconds into the wait
+// Logs a long wait once, at warn level: who waits for whom, where and until when. By default ten seconds into the wait
 // (LOCKSTEP_SLOW_WAIT). Used wherever a rank or a launcher waits for another process.
 //
 //   SlowWait slow(deadline);
@@ -8,7 +8,8 @@
 //     slow.say_if_due([&] { return cat("rank 0 waits for rank 1 in ..."); });
 //   }
 //
-// Costs one look at the clock, so it is made when the caller is about to sleep and not before. Value type.
+// Construction reads the clock, so construct it only when the caller is about to sleep. Thread safety: a SlowWait
+// belongs to one thread; the free functions may be called from any thread.
 #pragma once
 
 #include <algorithm>
@@ -20,12 +21,12 @@
 
 namespace lockstep::base {
 
-// LOCKSTEP_SLOW_WAIT, read by the first wait; zero means never.
+// LOCKSTEP_SLOW_WAIT, read once by the first wait; zero means never.
 Milliseconds slow_wait_time();
-// Instead of the variable; for tests.
+// Overrides the variable; for tests.
 void set_slow_wait_time(Milliseconds time);
 
-// What is waited for, when that ends by itself before the waiter's patience does.
+// What is waited for, with the deadline of the awaited operation when that is earlier than the waiter's own.
 struct Awaited {
   std::string words{};
   Deadline deadline = Deadline::never();
@@ -33,15 +34,15 @@ struct Awaited {
 
 class SlowWait {
  public:
-  // Begins now.
+  // The wait starts now.
   explicit SlowWait(Deadline deadline) : deadline_(deadline), due_(Deadline::after(slow_wait_time())) {}
 
-  // The next moment something is to be done: the line, then the deadline.
+  // The next time to wake up: for the log line, then for the deadline.
   Deadline next() const { return std::min(due_, deadline_); }
-  // How long to ask something below to wait that says such lines itself, so that it stays silent: what it waits for is
-  // better said here. At least a millisecond.
+  // How long a nested wait that logs such lines itself may last without logging one, since this level describes the
+  // wait better. At least a millisecond.
   Milliseconds quiet_slice() const;
-  // Says words(), a text or an Awaited, when the line is due, the first time only.
+  // Logs the result of words(), a string or an Awaited, once the line is due; at most once.
   template <class Words>
   void say_if_due(Words&& words) {
     if (due_.is_never() || !due_.expired()) return;
@@ -59,7 +60,7 @@ class SlowWait {
   static void say(const std::string& words, Deadline until);
 
   Deadline deadline_;
-  Deadline due_;  // never, once it is said
+  Deadline due_;  // never, once it is logged
 };
 
 }  // namespace lockstep::base

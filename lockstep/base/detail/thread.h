@@ -1,5 +1,6 @@
-// A thread with a name that gdb, top and TSan show. Always joined: the destructor waits for it, so whoever owns
-// one must be able to make its function return first (docs/threads.md lists them all).
+// A named thread (the name shows in gdb, top and TSan). The destructor joins, so the owner must first make the thread's
+// function return. docs/threads.md lists every thread.
+// Thread safety: none; one owner.
 #pragma once
 
 #include <pthread.h>
@@ -13,7 +14,7 @@ namespace lockstep::base {
 class Thread {
  public:
   Thread() = default;
-  // `name` is cut to the kernel's 15 characters.
+  // `name` is truncated to the kernel's limit of 15 characters.
   template <class Function>
   Thread(std::string name, Function function)
       : thread_([name = name.substr(0, 15), function = std::move(function)]() mutable {
@@ -30,7 +31,7 @@ class Thread {
 
   bool joinable() const { return thread_.joinable(); }
   std::thread::id id() const { return thread_.get_id(); }
-  // No-op when there is nothing to join.
+  // No-op when not joinable.
   void join() {
     if (thread_.joinable()) thread_.join();
   }

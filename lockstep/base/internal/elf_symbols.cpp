@@ -17,10 +17,11 @@ namespace {
 
 constexpr unsigned char kNativeClass = sizeof(void*) == 8 ? ELFCLASS64 : ELFCLASS32;
 constexpr unsigned char kNativeData = std::endian::native == std::endian::little ? ELFDATA2LSB : ELFDATA2MSB;
-constexpr std::size_t kNameCapacity = 4096;  // longer ones are cut
+constexpr std::size_t kNameCapacity = 4096;  // longer ones are truncated
 constexpr std::size_t kBlock = 1024;         // symbols read at a time
 
-// Bytes read, fewer than asked for at the end of the file. Offsets come from the file: any value is harmless.
+// Returns the bytes read, fewer than requested at the end of the file. Offsets come from the file: any value is
+// harmless.
 std::size_t read_at(int fd, std::uint64_t offset, void* to, std::size_t n_bytes) {
   std::size_t got = 0;
   while (got < n_bytes) {
@@ -62,7 +63,7 @@ std::optional<SymbolTable> find_table(int fd) {
   return std::nullopt;
 }
 
-// A name may be cut by the end of its table, of the file, or by its length.
+// A name may be truncated by the end of its table, by the end of the file, or by kNameCapacity.
 std::string read_name(int fd, const ElfW(Shdr) & names, std::uint64_t at) {
   if (at >= names.sh_size) return "";
   char text[kNameCapacity];
@@ -87,7 +88,7 @@ std::vector<FunctionAt> functions_at(const std::string& path, std::span<const st
   if (!table) return found;
   std::vector<ElfW(Sym)> block(kBlock);
   const std::uint64_t n_symbols = table->symbols.sh_size / sizeof(ElfW(Sym));
-  // Ends with the file, whatever its headers announce.
+  // Stops at the end of the file, whatever its headers claim.
   for (std::uint64_t first = 0; first < n_symbols; first += block.size()) {
     block.resize(std::min<std::uint64_t>(kBlock, n_symbols - first));
     const std::size_t n = read_at(file.get(), table->symbols.sh_offset + first * sizeof(ElfW(Sym)),
