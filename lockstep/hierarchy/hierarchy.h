@@ -8,11 +8,12 @@
 // to look; and it is how a failure of any sub-communicator reaches every rank within 100 ms.
 // All ranks on one host, or one rank on each: the one communicator that is needed does everything by itself.
 //
-// Results have the same bits on every rank and in every run: the order of operands is that of the sub-communicators. Collectives run
-// one after the other; inside one, chunks overlap local steps with the network.
+// Results have the same bits on every rank and in every run: the order of operands is that of the sub-communicators.
+// Collectives run one after the other; inside one, chunks overlap local steps with the network.
 //
 // Files, in reading order: internal/topology.h (who is where), internal/schedule.h (which steps an operation is made of),
-// internal/sub_communicator.h (a communicator of one of the engines), internal/hierarchical_communicator.h (the queue, steps, failure).
+// internal/sub_communicator.h (a communicator of one of the engines), internal/hierarchical_communicator.h (the queue, steps,
+// failure).
 #pragma once
 
 #include <functional>

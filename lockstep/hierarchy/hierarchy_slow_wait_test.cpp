@@ -66,8 +66,7 @@ TEST(HierarchySlowWait, NamesTheRankThatHasNotEnteredWhicheverHostItIsOn) {
 
 TEST(HierarchySlowWait, OfJoiningNamesTheRankThatHasNotCome) {
   const SlowLines lines(kSlow);
-  const std::string line =
-      "slow: rank 0 joins group \"test\": it waits to hear from rank 3; waiting goes on until ";
+  const std::string line = "slow: rank 0 joins group \"test\": it waits for rank 3; waiting goes on until ";
   on_two_hosts([&](int rank, const auto& join) {
     if (rank == 3) {
       EXPECT_NE(lines.await(line), "");

@@ -28,7 +28,7 @@ struct lockstep_handle {
 namespace lockstep::comm {
 namespace {
 
-// Fields that do not matter for the kind are made equal on all ranks: the rest is compared between them.
+// Fields that do not matter for the kind are made equal on all ranks, which compare the whole call.
 lockstep_op normal(lockstep_op op, int size) {
   if (op.kind == LOCKSTEP_SEND || op.kind == LOCKSTEP_RECV) return op;
   if (!has_root(op.kind)) op.root = 0;
@@ -55,7 +55,7 @@ lockstep_status capabilities(lockstep_capabilities* out) {
   return give_capabilities(all_capabilities(), out);
 }
 
-// Whether the caller's struct has the field, and sets it to something that makes sense.
+// Whether the caller's struct has the field and sets it. Raises kUsage for ranks that cannot be.
 bool has_parent(const lockstep_comm_config& config) {
   if (config.struct_size < offsetof(lockstep_comm_config, engine) || config.parent == nullptr) return false;
   const int n_parent = config.parent->size;

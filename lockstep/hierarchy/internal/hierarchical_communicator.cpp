@@ -17,84 +17,86 @@ namespace {
 constexpr std::size_t kSharedScratch = 64 << 10;  // smaller blocks come from the heap
 constexpr std::size_t kKeptBlocks = 16;
 
-constexpr std::size_t kWordsCapacity = 512;  // of what ranks tell each other while they join
+constexpr std::size_t kTextCapacity = 512;  // of what ranks publish while they join
 
 std::string key_of(const char* what, int rank) {
   return base::cat("hierarchy/", what, "/", rank);
 }
 
-void tell(const lockstep_comm_config& config, const char* what, const std::string& words) {
+void publish(const lockstep_comm_config& config, const char* what, const std::string& text) {
   const lockstep_host& host = *config.host;
-  if (host.kv_set(host.context, key_of(what, config.rank).c_str(), words.data(), words.size()) != LOCKSTEP_OK)
+  if (host.kv_set(host.context, key_of(what, config.rank).c_str(), text.data(), text.size()) != LOCKSTEP_OK)
     base::raise(ErrorKind::kSystem, "cannot write to the group's store", ErrorFamily::kBackend);
 }
 
-std::string hear(const lockstep_comm_config& config, const char* what, int rank,
-                 std::size_t capacity = kWordsCapacity) {
+std::string read_from(const lockstep_comm_config& config, const char* what, int rank,
+                      std::size_t capacity = kTextCapacity) {
   const lockstep_host& host = *config.host;
   const auto deadline = Deadline::from_monotonic_ns(config.deadline_ns);
-  std::string words(capacity, '\0');
+  std::string text(capacity, '\0');
   std::size_t length = 0;
   base::SlowWait slow(deadline);
   const auto get = [&] {
-    return host.kv_get(host.context, key_of(what, rank).c_str(), words.data(), words.size(), &length,
+    return host.kv_get(host.context, key_of(what, rank).c_str(), text.data(), text.size(), &length,
                        slow.next().monotonic_ns());
   };
   auto status = get();
   if (status == LOCKSTEP_TIMEOUT && !deadline.expired()) {
     slow.say_if_due([&] {
       return base::cat("rank ", config.rank, " joins group \"", config.name != nullptr ? config.name : "",
-                       "\": it waits to hear from rank ", rank);
+                       "\": it waits for rank ", rank);
     });
     status = get();
   }
-  if (status == LOCKSTEP_OK && length <= words.size()) return words.substr(0, length);
+  if (status == LOCKSTEP_OK && length <= text.size()) return text.substr(0, length);
   base::raise(status == LOCKSTEP_TIMEOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
               base::cat("rank ", rank, " did not join the group in time: rank ", config.rank,
-                        " waited in vain to hear from it"),
+                        " received nothing from it"),
               ErrorFamily::kBackend);
 }
 
-// Rank 0, of what all said: the others wait for it.
-void repeat(const lockstep_comm_config& config, const char* what, const std::vector<std::string>& words) {
+// By rank 0: what all ranks published, as one value that the others wait for.
+void publish_all(const lockstep_comm_config& config, const char* what, const std::vector<std::string>& text) {
   base::ByteWriter out;
-  for (const auto& one : words) out.sized(one);
-  tell(config, base::cat(what, "/all").c_str(), to_text(out.take()));
+  for (const auto& one : text) out.sized(one);
+  publish(config, base::cat(what, "/all").c_str(), to_text(out.take()));
 }
 
-// What every rank says, on every rank. Rank 0 listens to all and repeats it: a few requests per rank, not one per pair.
+// What every rank published, on every rank. Rank 0 reads all and publishes them together: a few requests per rank, not one per
+// pair.
 std::vector<std::string> gather(const lockstep_comm_config& config, const char* what,
                                 const std::string& mine) {
   const auto n = static_cast<std::size_t>(config.size);
   const std::string all_key = base::cat(what, "/all");
-  std::vector<std::string> words;
+  std::vector<std::string> text;
   if (config.rank != 0) {
-    tell(config, what, mine);
-    const std::string all = hear(config, all_key.c_str(), 0, n * (kWordsCapacity + sizeof(std::uint64_t)));
+    publish(config, what, mine);
+    const std::string all =
+        read_from(config, all_key.c_str(), 0, n * (kTextCapacity + sizeof(std::uint64_t)));
     base::ByteReader in({reinterpret_cast<const std::uint8_t*>(all.data()), all.size()});
-    while (const auto one = in.sized()) words.push_back(to_text(*one));
-    if (words.size() == n) return words;
-    base::raise(ErrorKind::kInternal, "rank 0 repeats the words of another number of ranks",
+    while (const auto one = in.sized()) text.push_back(to_text(*one));
+    if (text.size() == n) return text;
+    base::raise(ErrorKind::kInternal, "rank 0 published the values of another number of ranks",
                 ErrorFamily::kBackend);
   }
-  for (int r = 0; r < config.size; ++r) words.push_back(r == 0 ? mine : hear(config, what, r));
-  repeat(config, what, words);
-  return words;
+  for (int r = 0; r < config.size; ++r) text.push_back(r == 0 ? mine : read_from(config, what, r));
+  publish_all(config, what, text);
+  return text;
 }
 
-// Long enough for a store far away; the key is there since the rank joined.
+// Long enough for a remote store; the key exists since the rank joined.
 constexpr Milliseconds kAskPatience{50};
 
-// The collective that `rank` said it is stuck in, 0 when it never was; nothing when the store does not say.
+// The collective in which `rank` announced that it is stuck, 0 when it never was; nothing when the store does not answer.
 std::optional<std::uint64_t> entered_by(const lockstep_host& host, int rank, Deadline deadline) {
-  char words[24];
+  char text[24];
   std::size_t length = 0;
-  if (host.kv_get(host.context, key_of("entered", rank).c_str(), words, sizeof words, &length,
+  if (host.kv_get(host.context, key_of("entered", rank).c_str(), text, sizeof text, &length,
                   deadline.monotonic_ns()) != LOCKSTEP_OK ||
-      length > sizeof words)
+      length > sizeof text)
     return std::nullopt;
   std::uint64_t number = 0;
-  std::from_chars(words, words + length, number);
+  std::from_chars(text, text + length, number);
   return number;
 }
 
@@ -118,21 +120,21 @@ HierarchicalCommunicator::HierarchicalCommunicator(Setup& setup, const lockstep_
     make_sub_communicators(config, parent);
   } catch (...) {
     Failure failure = base::current_failure();
-    std::vector<std::string> words(static_cast<std::size_t>(config.size));
-    words.front() = failure.message.substr(0, kWordsCapacity);
+    std::vector<std::string> text(static_cast<std::size_t>(config.size));
+    text.front() = failure.message.substr(0, kTextCapacity);
     if (config.rank == 0) {
-      repeat(config, "joined", words);
+      publish_all(config, "joined", text);
     } else {
-      tell(config, "joined", words.front());
+      publish(config, "joined", text.front());
     }
     base::raise(std::move(failure));
   }
-  tell(config, "entered", "0");
-  // Nobody goes on, and perhaps aborts, while another has a sub-communicator still to join.
-  const auto words = gather(config, "joined", "");
-  for (std::size_t r = 0; r < words.size(); ++r) {
-    if (!words[r].empty())
-      base::raise(ErrorKind::kPeerLost, base::cat("rank ", r, " could not join the group: ", words[r]),
+  publish(config, "entered", "0");
+  // No rank continues, and perhaps aborts, while another has still to join a sub-communicator.
+  const auto text = gather(config, "joined", "");
+  for (std::size_t r = 0; r < text.size(); ++r) {
+    if (!text[r].empty())
+      base::raise(ErrorKind::kPeerLost, base::cat("rank ", r, " could not join the group: ", text[r]),
                   ErrorFamily::kBackend);
   }
 }
@@ -222,7 +224,7 @@ Failure HierarchicalCommunicator::break_with(Failure failure) {
     if (first_) return *first_;
     if (closed_) return left_failure();
   }
-  // All ranks share the flat sub-communicator: what it heard first is what failed first.
+  // All ranks are in the flat sub-communicator: its first failure is the group's first failure.
   if (failure.kind == ErrorKind::kTimeout && !flat_->failure()) name_missing(failure);
   flat_->abort(failure);
   failure = flat_->failure().value_or(failure);
@@ -245,8 +247,8 @@ void HierarchicalCommunicator::announce() {
     if (seen_ahead_ == 0 || seen_ahead_ != before || announced_ == before) return;
     number = announced_ = before;
   }
-  const std::string words = base::cat(number);
-  host_->kv_set(host_->context, key_of("entered", rank()).c_str(), words.data(), words.size());
+  const std::string text = base::cat(number);
+  host_->kv_set(host_->context, key_of("entered", rank()).c_str(), text.data(), text.size());
 }
 
 std::string HierarchicalCommunicator::missing_in(std::uint64_t number) {
@@ -265,18 +267,18 @@ std::string HierarchicalCommunicator::missing_in(std::uint64_t number) {
 
 base::Awaited HierarchicalCommunicator::awaited(const Operation& operation) {
   const lockstep_op& op = operation.op;
-  std::string words = base::cat("group \"", name_, "\": rank ", rank(), " is in ");
+  std::string text = base::cat("group \"", name_, "\": rank ", rank(), " is in ");
   if (op.kind == LOCKSTEP_SEND) {
-    words += base::cat("a send to rank ", op.root);
+    text += base::cat("a send to rank ", op.root);
   } else if (op.kind == LOCKSTEP_RECV) {
-    words += base::cat("a receive from ", op.root < 0 ? "any rank" : base::cat("rank ", op.root));
+    text += base::cat("a receive from ", op.root < 0 ? "any rank" : base::cat("rank ", op.root));
   } else {
-    words += base::cat("collective #", op.tag != 0 ? op.tag : static_cast<std::int64_t>(operation.number));
+    text += base::cat("collective #", op.tag != 0 ? op.tag : static_cast<std::int64_t>(operation.number));
   }
-  words += base::cat(" at ", operation.where);
+  text += base::cat(" at ", operation.where);
   const std::string names = operation.number == 0 ? "" : missing_in(operation.number);
-  if (!names.empty()) words += base::cat(": it waits for ", names, ", which has not been seen to enter it");
-  return {.words = std::move(words), .deadline = Deadline::from_monotonic_ns(op.deadline_ns)};
+  if (!names.empty()) text += base::cat(": it waits for ", names, ", which has not been seen to enter it");
+  return {.words = std::move(text), .deadline = Deadline::from_monotonic_ns(op.deadline_ns)};
 }
 
 void HierarchicalCommunicator::name_missing(Failure& failure) {
@@ -342,7 +344,7 @@ void HierarchicalCommunicator::tick() {
   drive_stopped();
 }
 
-// Looks for failures, ends what is late, and lets the operations of a broken communicator run out.
+// Checks for failures, ends what is late, and completes the operations of a broken communicator.
 void HierarchicalCommunicator::drive_stopped() {
   failure();
   std::vector<std::shared_ptr<Operation>> under_way;
@@ -364,7 +366,7 @@ void HierarchicalCommunicator::drive_stopped() {
   drive_queue();
 }
 
-// Blocks are kept for the next: giving pages back to the kernel takes longer than most collectives.
+// Blocks are kept for the next operation: returning pages to the kernel takes longer than most collectives.
 std::shared_ptr<void> HierarchicalCommunicator::scratch(std::size_t n_bytes) {
   SubCommunicator* const from = n_bytes >= kSharedScratch ? memory() : nullptr;
   if (from == nullptr) return {::operator new(n_bytes), [](void* p) { ::operator delete(p); }};

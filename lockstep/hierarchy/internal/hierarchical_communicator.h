@@ -1,15 +1,22 @@
 // One rank's end of a hierarchical group: the queue of collectives, the steps of each on the sub-communicators, and failure.
 //
-// Driving. No thread of its own: the engines call back when a step is over, and whichever thread that is posts what has
-// become possible (one at a time per operation). A thread inside wait() also waits for a step, which makes the local
+// Driving. No thread of its own: the engines call back when a step is over, and the thread of that callback posts the steps that
+// have become possible (one thread at a time per operation). A thread inside wait() also waits for a step, which makes the local
 // engine run it there. Collectives run one after the other, messages beside them.
 //
-// Failure. The first one of any sub-communicator goes to all sub-communicators as the reason of an abort; the flat sub-communicator, which all ranks share,
-// decides which is the first. A sub-communicator knows only its own ranks, and the one it waits for may itself be waiting in another
-// sub-communicator; so a rank that is stuck in a collective for some 40 ms writes the collective's number into the group's store, and
-// a timeout names those who have not got there. The ticker (ticker.h) looks every 20 ms at the sub-communicators of communicators with operations under
-// way, so that a rank that waits in one sub-communicator hears of a failure in another.
-// Thread safety: all methods, any thread, but for the destructor.
+//   posted --its turn--> started --step over: post the steps that needed it--> all steps over --> over, done called
+//                           '--failure of any step or sub-communicator: no more steps are posted, those in progress end--^
+//
+// Failure. The first one of any sub-communicator goes to all of them as the reason of an abort; the flat sub-communicator,
+// which all ranks are in, decides which is the first. A sub-communicator knows only its own ranks, and the one it waits for may
+// itself be waiting in another; so a rank that is stuck in a collective for some 40 ms writes the collective's number into the
+// group's store, and a timeout names the ranks that have not reached it. Every 20 ms the ticker (ticker.h) checks the
+// sub-communicators of communicators with operations in progress, so that a rank that waits in one is notified of a failure in
+// another.
+//
+// Locks. A communicator's mutex_ and an operation's mutex are never held together, and neither while an engine posts, waits or
+// aborts, or a callback runs. Lock order: the ticker's, then the communicator's. Thread safety: all methods, any thread, except
+// for the destructor.
 #pragma once
 
 #include <array>
@@ -66,8 +73,8 @@ struct Operation {
   std::atomic<bool> over{false};
 };
 
-// While one lives on this thread, a caller is inside post, abort or leave, and may hold locks that its done takes: done
-// is called from another thread.
+// While one exists on this thread, a caller is inside post, abort or leave, and may hold locks that its `done` takes: `done` is
+// then called from another thread.
 class CallerInside {
  public:
   CallerInside();
@@ -86,10 +93,10 @@ struct Setup {
 
 class HierarchicalCommunicator final : public Ticking {
  public:
-  // Collective. Raises what the engines say, and kTimeout naming a rank that did not say where it is.
+  // Collective. Raises what the engines raise, and kTimeout naming a rank that did not publish its host.
   HierarchicalCommunicator(Setup& setup, const lockstep_comm_config& config,
                            const HierarchicalCommunicator* parent);
-  // Leaves, if leave() was not called, and waits for what is under way to end.
+  // Leaves, if leave() was not called, and waits for what is in progress to end.
   ~HierarchicalCommunicator();
   HierarchicalCommunicator(const HierarchicalCommunicator&) = delete;
 
@@ -102,8 +109,8 @@ class HierarchicalCommunicator final : public Ticking {
 
   // Pre: sole() is null, the call was checked.
   std::shared_ptr<Operation> post(const lockstep_op& op);
-  // True when it is over; false when the deadline passed first. A wait that lasts says once who is missing; the sub-communicators, which
-  // know their own ranks only, say nothing.
+  // True when it is over; false when the deadline passed first. A long wait logs once which ranks are missing; the
+  // sub-communicators, which know their own ranks only, log nothing.
   bool wait(const std::shared_ptr<Operation>& operation, Deadline deadline);
 
   void abort(const std::string& reason);
@@ -139,11 +146,12 @@ class HierarchicalCommunicator final : public Ticking {
 
   // ---- failure
   Failure break_with(Failure failure);
-  // Says in the store which collective this rank is stuck in. Called at every tick.
+  // Writes into the store which collective this rank is stuck in. Called at every tick.
   void announce();
-  // Rewrites a sub-communicator's words for a timeout in the collective at the head, when the store knows better who is missing.
+  // Rewrites a sub-communicator's message for a timeout in the collective at the head, when the store knows which ranks are
+  // missing.
   void name_missing(Failure& failure);
-  // "rank 1, rank 3": who, by the store, has not entered collective `number`; "" when it does not say.
+  // "rank 1, rank 3": the ranks that, by the store, have not entered collective `number`; "" when it does not answer.
   std::string missing_in(std::uint64_t number);
   base::Awaited awaited(const Operation& operation);
   void drive_stopped();

@@ -9,7 +9,7 @@
 namespace lockstep::comm::hierarchy {
 namespace {
 
-// What an engine's done is given: which step of which operation.
+// The context of an engine's `done`: which step of which operation.
 struct StepContext {
   std::shared_ptr<Operation> operation;
   std::size_t step;
@@ -68,8 +68,9 @@ std::shared_ptr<Operation> HierarchicalCommunicator::post(const lockstep_op& op)
   return operation;
 }
 
-// Runs the head of the queue as far as it goes, and the next when it is over. One thread at a time; who comes meanwhile
-// leaves a mark and the first goes round again.
+// Advances the head of the queue as far as possible, and the next when it is over. One thread at a time: a thread that comes
+// meanwhile increments drives_ and returns, and the first thread repeats until the count has not changed. advance() works
+// alike, per operation: so no step that ends in between is missed, and no lock is held while engines are called.
 void HierarchicalCommunicator::drive_queue() {
   if (drives_.fetch_add(1) != 0) return;
   std::uint32_t seen = 0;
@@ -124,7 +125,7 @@ void HierarchicalCommunicator::advance_once(const std::shared_ptr<Operation>& op
   now.changed.notify_all();
 }
 
-// Takes note of the steps that are over.
+// Counts the steps that are over. Only by the thread that advances the operation.
 void HierarchicalCommunicator::collect(Operation& operation) {
   for (std::size_t i = 0; i < operation.running.size(); ++i) {
     auto& running = operation.running[i];
@@ -134,12 +135,12 @@ void HierarchicalCommunicator::collect(Operation& operation) {
     const SubCommunicator& where = sub_communicator(operation.schedule.steps[i].where);
     const auto status = where.table().test(running.handle.get());
     if (status != LOCKSTEP_OK && !operation.failure) {
-      char words[kErrorCapacity] = "";
-      where.table().last_error(running.handle.get(), words, sizeof words);
-      words[sizeof words - 1] = '\0';
+      char text[kErrorCapacity] = "";
+      where.table().last_error(running.handle.get(), text, sizeof text);
+      text[sizeof text - 1] = '\0';
       const auto broken = where.failure();
-      Failure failure = broken ? *broken : where.explain(status, words);
-      // A message that failed by itself leaves the group well.
+      Failure failure = broken ? *broken : where.explain(status, text);
+      // A message that failed by itself leaves the group intact.
       operation.failure = broken || !is_message(operation.op.kind) ? break_with(std::move(failure)) : failure;
     }
     const std::lock_guard lock(operation.mutex);
@@ -183,7 +184,7 @@ void HierarchicalCommunicator::post_steps(const std::shared_ptr<Operation>& oper
   }
 }
 
-// Called by the engines, from any thread.
+// Called by the engines, from any thread. users_ keeps the communicator alive meanwhile.
 void HierarchicalCommunicator::step_over(void* context) {
   const std::unique_ptr<StepContext> mine(static_cast<StepContext*>(context));
   HierarchicalCommunicator& owner = mine->operation->owner;
@@ -235,7 +236,7 @@ bool HierarchicalCommunicator::wait(const std::shared_ptr<Operation>& operation,
   bool said = false;
   std::unique_lock lock(now.mutex);
   while (!now.over) {
-    // A sub-communicator begins its wait after this one, so that its own line is never due.
+    // A sub-communicator begins its wait after this one, so that its own log line is never due.
     const Deadline until = said ? std::min(deadline, Deadline::after(slow.quiet_slice())) : slow.next();
     const std::uint64_t version = now.version;
     std::shared_ptr<lockstep_handle> step;
@@ -252,7 +253,7 @@ bool HierarchicalCommunicator::wait(const std::shared_ptr<Operation>& operation,
       step.reset();
       lock.lock();
     }
-    // The step's own callback carries on; until then there is nothing to do here.
+    // The step's callback advances the operation; until then there is nothing to do here.
     const bool moved =
         now.changed.wait_until(lock, until.time_point(), [&] { return now.over || now.version != version; });
     if (moved) continue;

@@ -1,8 +1,8 @@
-// Schedules: which operations of the sub-communicators an operation of the whole is made of, and which waits for which. A pure
+// Schedules: of which operations of sub-communicators an operation of the whole group is made, and which waits for which. A pure
 // function of the call and the topology; internal/hierarchical_communicator.cpp carries it out.
 //
 // Every rank posts its steps to a sub-communicator in the order they have here, a step once those it needs are over. The order per
-// sub-communicator is the same on all ranks of the sub-communicator, whatever the timing: that is what keeps the sub-communicators in step.
+// sub-communicator is the same on all its ranks, whatever the timing, so its operations match.
 #pragma once
 
 #include <cstdint>

@@ -13,7 +13,7 @@ namespace {
 constexpr char kMark = '\x1f';  // ASCII's unit separator
 constexpr std::string_view kExit = "/lockstep/exit/";
 
-// Takes what stands before the next mark off `text`.
+// Removes and returns what is before the next mark.
 std::string_view take(std::string_view& text) {
   const auto end = text.find(kMark);
   const auto field = text.substr(0, end);
@@ -35,23 +35,23 @@ std::string to_reason(const Failure& failure) {
                    peer.cause, kMark, failure.message, kMark);
 }
 
-std::optional<Failure> from_reason(std::string_view words) {
-  const auto begin = words.find(kMark);
+std::optional<Failure> from_reason(std::string_view text) {
+  const auto begin = text.find(kMark);
   if (begin == std::string_view::npos) return std::nullopt;
-  words.remove_prefix(begin + 1);
+  text.remove_prefix(begin + 1);
   Failure failure{.family = ErrorFamily::kBackend};
-  failure.kind = kind_of(static_cast<lockstep_status>(number(take(words))));
+  failure.kind = kind_of(static_cast<lockstep_status>(number(take(text))));
   LostPeer peer;
-  peer.rank = static_cast<int>(number(take(words)));
-  peer.pid = number(take(words));
-  peer.cause = std::string(take(words));
-  failure.message = std::string(take(words));
+  peer.rank = static_cast<int>(number(take(text)));
+  peer.pid = number(take(text));
+  peer.cause = std::string(take(text));
+  failure.message = std::string(take(text));
   if (failure.kind == ErrorKind::kPeerLost) failure.peer = peer;
   return failure;
 }
 
-// The key-value space of the sub-communicator, inside that of the group. A rank's end is published under its rank in the job, which
-// the sub-communicator knows under another number.
+// The key-value space of the sub-communicator, inside that of the group. How a rank ended is published under its rank in the group;
+// the sub-communicator asks with its own numbering.
 struct SubCommunicator::Space {
   const lockstep_host* base;
   std::string prefix;
@@ -105,13 +105,13 @@ SubCommunicator::SubCommunicator(const Engine& engine, const lockstep_comm_confi
                                     .parent_ranks = parent.comm != nullptr ? parent.ranks.data() : nullptr,
                                     .engine = engine.given(),
                                     .key = key.empty() ? nullptr : key.c_str()};
-  char words[kErrorCapacity] = "";
-  const auto status = table().comm_create(&config, &comm_, words, sizeof words);
-  words[sizeof words - 1] = '\0';
+  char text[kErrorCapacity] = "";
+  const auto status = table().comm_create(&config, &comm_, text, sizeof text);
+  text[sizeof text - 1] = '\0';
   if (status == LOCKSTEP_OK && comm_ != nullptr) return;
   base::raise(status == LOCKSTEP_OK ? ErrorKind::kInternal : kind_of(status),
-              base::cat("engine ", engine.name(), " could not join its sub (", name_, ") as rank ",
-                        config.rank, " of ", config.size, ": ", words),
+              base::cat("engine ", engine.name(), " could not join its sub-communicator (", name_,
+                        ") as rank ", config.rank, " of ", config.size, ": ", text),
               ErrorFamily::kBackend);
 }
 
@@ -124,13 +124,13 @@ int SubCommunicator::rank_of(int whole_rank) const {
 }
 
 std::optional<Failure> SubCommunicator::failure() const {
-  char words[kErrorCapacity] = "", cause[kErrorCapacity] = "";
+  char text[kErrorCapacity] = "", cause[kErrorCapacity] = "";
   std::int32_t rank = -1;
   std::int64_t pid = -1;
-  const auto status = table().comm_failure(comm_, words, sizeof words, &rank, &pid, cause, sizeof cause);
+  const auto status = table().comm_failure(comm_, text, sizeof text, &rank, &pid, cause, sizeof cause);
   if (status == LOCKSTEP_OK) return std::nullopt;
-  words[sizeof words - 1] = cause[sizeof cause - 1] = '\0';
-  Failure failure = explain(status, words);
+  text[sizeof text - 1] = cause[sizeof cause - 1] = '\0';
+  Failure failure = explain(status, text);
   if (failure.kind == ErrorKind::kPeerLost && !failure.peer && rank >= 0 &&
       rank < static_cast<int>(members_.size())) {
     const int whole = members_[static_cast<std::size_t>(rank)];
@@ -140,16 +140,17 @@ std::optional<Failure> SubCommunicator::failure() const {
   return failure;
 }
 
-Failure SubCommunicator::explain(lockstep_status status, std::string words) const {
-  if (auto told = from_reason(words)) return *told;
+Failure SubCommunicator::explain(lockstep_status status, std::string text) const {
+  if (auto told = from_reason(text)) return *told;
   bool same = true;
   std::string names;
   for (std::size_t i = 0; i < members_.size(); ++i) {
     same = same && members_[i] == static_cast<int>(i);
     names += base::cat(i == 0 ? "" : ", ", "rank ", members_[i]);
   }
-  if (!same) words += base::cat(" (ranks count in the sub ", name_, ": ", names, " of the group)");
-  return {.kind = kind_of(status), .message = std::move(words), .family = ErrorFamily::kBackend};
+  if (!same)
+    text += base::cat(" (ranks are those of the sub-communicator ", name_, ": ", names, " of the group)");
+  return {.kind = kind_of(status), .message = std::move(text), .family = ErrorFamily::kBackend};
 }
 
 void SubCommunicator::abort(const Failure& failure) const {
@@ -158,7 +159,7 @@ void SubCommunicator::abort(const Failure& failure) const {
 
 void SubCommunicator::leave(const char* cause) const {
   if (table().comm_leave != nullptr) return table().comm_leave(comm_, cause);
-  // Nobody may be left waiting for a rank that gave up.
+  // No rank may be left waiting for one that gave up.
   if (cause != nullptr) table().comm_abort(comm_, cause);
 }
 

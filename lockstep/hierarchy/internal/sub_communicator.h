@@ -13,10 +13,10 @@
 
 namespace lockstep::comm::hierarchy {
 
-// A failure as the reason of an abort, so that the ranks of a sub-communicator learn kind and culprit, not only words. from_reason
-// finds it again inside the words the engine made of the reason; nothing when there is none.
+// A failure as the reason of an abort, so that the ranks of a sub-communicator get its kind and the lost rank, not only its
+// message. from_reason finds it again inside the message that the engine made of the reason; nothing when there is none.
 std::string to_reason(const Failure& failure);
-std::optional<Failure> from_reason(std::string_view words);
+std::optional<Failure> from_reason(std::string_view text);
 
 class SubCommunicator {
  public:
@@ -25,8 +25,8 @@ class SubCommunicator {
     lockstep_comm* comm = nullptr;
     std::vector<std::int32_t> ranks = {};
   };
-  // Collective over `members`, ranks of the whole group in the sub-communicator's order. Its keys lie under `space` in the group's
-  // key-value space. Raises what the engine says.
+  // Collective over `members`, ranks of the whole group in the sub-communicator's order. Its keys are below `space` in the group's
+  // key-value space. Raises what the engine raises.
   SubCommunicator(const Engine& engine, const lockstep_comm_config& whole, std::string space,
                   std::vector<int> members, const Parent& parent);
   ~SubCommunicator();
@@ -37,10 +37,10 @@ class SubCommunicator {
   const std::vector<int>& members() const { return members_; }
   int rank_of(int whole_rank) const;
 
-  // The first failure, ranks as in the whole group; nothing while the sub-communicator is well.
+  // The first failure, ranks as in the whole group; nothing while the sub-communicator is intact.
   std::optional<Failure> failure() const;
-  // `words` of an operation that failed with `status`, as a failure of the whole.
-  Failure explain(lockstep_status status, std::string words) const;
+  // `message` of an operation that failed with `status`, as a failure of the whole group.
+  Failure explain(lockstep_status status, std::string message) const;
   void abort(const Failure& failure) const;
   void leave(const char* cause) const;
 

@@ -1,7 +1,8 @@
-// A tick every 20 ms for the communicators that have operations under way; none, no tick. And a thread for calls that must
-// not come from the one that caused them.
-// Thread: one per engine, "ls-hierarchy", started with the first operation, asleep while nothing is under way, joined by
-// the destructor. Thread safety: all methods.
+// A tick every 20 ms for the communicators that have operations in progress. And a thread for calls that must not be made by the
+// thread that caused them.
+// Thread: one per engine, "ls-hierarchy", started with the first operation, asleep while nothing is in progress, joined by the
+// destructor. Thread safety: all methods. enter() is called with the ticker's lock held, and takes the communicator's; tick(),
+// exit() and posted calls run under no lock.
 #pragma once
 
 #include <condition_variable>
@@ -18,7 +19,7 @@ class Ticking {
  public:
   // Called outside any lock, between enter and exit.
   virtual void tick() = 0;
-  // Keeps the object alive until exit(). False when it has nothing under way: it is taken off the list.
+  // Keeps the object alive until exit(). False when it has nothing in progress: it is removed from the list.
   virtual bool enter() = 0;
   virtual void exit() = 0;
 
@@ -30,7 +31,7 @@ class Ticker {
  public:
   ~Ticker();
   void add(Ticking* one);
-  // Afterwards enter() is not called any more; a tick() under way ends with exit().
+  // Afterwards enter() is not called any more; a tick() in progress ends with exit().
   void remove(Ticking* one);
   // Runs `call` on the thread, soon, under no lock.
   void call_soon(std::function<void()> call);

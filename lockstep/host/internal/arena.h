@@ -27,7 +27,7 @@ std::uint64_t default_arena_bytes(std::uint64_t memory, std::uint64_t limit, int
 
 class Arena {
  public:
-  // Makes the segment and commits everything below the heap: memory that cannot be had is a kResource error here.
+  // Creates the segment and commits everything below the heap: missing memory is a kResource error here.
   Arena(const std::string& name, int rank, int n_ranks);
 
   ArenaHeader& header() const { return *reinterpret_cast<ArenaHeader*>(segment_->data()); }
@@ -40,20 +40,21 @@ class Arena {
 
   // Whole pages, zeroed. Raises kResource when there is no memory or no room.
   void* allocate(std::size_t n_bytes);
-  // Gives the pages back. Pointers that allocate did not return are ignored with a log line.
+  // Returns the pages to the system. Pointers that allocate did not return are ignored with a log line.
   void free(void* memory);
-  // The same for what comes and goes with communicators: pages that were given back are used again as they are, so that
-  // making one costs neither a look at the memory left nor page faults on every rank. Not zeroed.
+  // The same for what communicators allocate: freed pages are kept and reused as they are, so that creating a communicator costs
+  // neither a check of the available memory nor page faults on every rank. Not zeroed.
   void* allocate_block(std::size_t n_bytes);
   void free_block(void* memory);
-  // True when [p, p + n_bytes) lies in the heap and the others see it.
+  // True when [p, p + n_bytes) is in the heap and the others see it.
   bool contains(const void* p, std::size_t n_bytes) const;
 
-  // Takes the pages of a buffer away from the others, who keep the memory they have mapped: a process that does not run
-  // may go on writing there for ever, and the buffer's owner wants it back. It keeps address and content; contains() is
-  // false for it from now on, and its place in the arena is not used again. Raises kResource.
+  // Unshares the pages of a buffer: this process gets private copies at the same address, and the others keep the old pages. For a
+  // stopped process that may continue to write there at any time, while the owner needs its buffer. contains() is false for it
+  // from now on, and its offsets in the arena are never used again. Raises kResource.
   void sever(const void* p, std::size_t n_bytes);
-  // How often that happened: who published a buffer before and finds another number must look whether it is still shared.
+  // How often that happened. Read it before a buffer is published: if it has changed when the operation ends, check whether the
+  // buffer is still shared.
   std::uint32_t n_severed() const { return n_severed_.load(std::memory_order_acquire); }
 
  private:

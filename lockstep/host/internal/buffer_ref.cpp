@@ -18,10 +18,10 @@
 namespace lockstep::comm::internal {
 namespace {
 
-// Smaller results are likely to be read from a cache soon.
+// Smaller results are likely to be read from the cache soon.
 constexpr std::uint64_t kStreamFrom = 8 << 20;
 
-// Moves all of it; the kernel may stop short at a page it cannot reach, and then says why when asked to go on.
+// Moves all of it. The kernel may stop at a page that it cannot access; the next call then returns the error.
 void read_process(std::int64_t pid, std::uint8_t* here, std::uint64_t there, std::uint64_t n_bytes) {
   while (n_bytes > 0) {
     const iovec local{here, n_bytes};
@@ -95,14 +95,14 @@ void take_back(CommMembers& members, int rank, const void* buffer, std::uint64_t
   try {
     members.arena().sever(buffer, n_bytes);
   } catch (...) {
-    base::log(LogLevel::kError,
-              base::cat("rank ", rank, " does not let go of a buffer: ", base::current_failure().message));
+    base::log(LogLevel::kError, base::cat("cannot take a buffer from rank ", rank,
+                                          ", which is stopped: ", base::current_failure().message));
     while (inside()) ::usleep(1000);
   }
 }
 
 bool kernel_copies_work(const Peer& peer, int rank) {
-  // Under a pid that the peer tells about itself there may be another process here.
+  // A pid that the peer itself reported may be another process in this namespace.
   if (!peer.vouched) return false;
   Identity found{};
   const iovec local{&found, sizeof(found)};

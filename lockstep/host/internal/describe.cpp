@@ -24,14 +24,14 @@ std::string describe_call(std::uint64_t fingerprint) {
   const auto reduce = std::min<std::uint64_t>(fingerprint >> 52 & 15, LOCKSTEP_REDUCE_OPS - 1);
   const auto root = fingerprint >> 40 & 0xFF;
   const auto count = fingerprint & (kMaxCount - 1);
-  std::string words = fmt::format("{}(", kKinds[kind]);
-  if (kind == LOCKSTEP_BARRIER) return words + ")";
-  if (has_reduce(static_cast<lockstep_op_kind>(kind))) words += fmt::format("{}, ", kReduces[reduce]);
-  words += kDtypes[dtype];
-  if (kind == LOCKSTEP_ALL_TO_ALL_V) return words + ", counts per peer)";
-  words += fmt::format(", {} elements", count);
-  if (has_root(static_cast<lockstep_op_kind>(kind))) words += fmt::format(", root {}", root);
-  return words + ")";
+  std::string text = fmt::format("{}(", kKinds[kind]);
+  if (kind == LOCKSTEP_BARRIER) return text + ")";
+  if (has_reduce(static_cast<lockstep_op_kind>(kind))) text += fmt::format("{}, ", kReduces[reduce]);
+  text += kDtypes[dtype];
+  if (kind == LOCKSTEP_ALL_TO_ALL_V) return text + ", counts per peer)";
+  text += fmt::format(", {} elements", count);
+  if (has_root(static_cast<lockstep_op_kind>(kind))) text += fmt::format(", root {}", root);
+  return text + ")";
 }
 
 std::string describe_call(const CallRecord& call) {

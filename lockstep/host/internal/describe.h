@@ -1,4 +1,4 @@
-// Calls in words.
+// Calls as text, for messages.
 #pragma once
 
 #include <cstdint>

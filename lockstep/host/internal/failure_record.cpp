@@ -42,6 +42,8 @@ Failure read_failure_record(FailureRecord& record) {
   return failure;
 }
 
+// The record comes first: a rank that finds `broken` set finds the record written, or about to be. seq_cst: `broken` is stored
+// before the check for sleepers, and before the caller loads `inside` of any rank (Operation::Inside).
 void break_group(CommMembers& members, const Failure& failure) {
   write_failure_record(members.block(0).record, failure, members.rank());
   for (int r = 0; r < members.size(); ++r) {
@@ -56,7 +58,7 @@ std::optional<Failure> first_failure(CommMembers& members) {
       record.state.load(std::memory_order_acquire) == FailureRecord::kEmpty) {
     return std::nullopt;
   }
-  // Whoever claimed the failure record needs microseconds to fill it, unless it was killed in between.
+  // The rank that claimed the record needs microseconds to fill it, unless it was killed in between.
   const Deadline patience = Deadline::after(Milliseconds(50));
   while (record.state.load(std::memory_order_acquire) != FailureRecord::kWritten) {
     if (patience.expired()) {

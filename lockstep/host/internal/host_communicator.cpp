@@ -16,9 +16,9 @@
 namespace lockstep::comm::internal {
 namespace {
 
-// Looks between two readings of the clock: about a microsecond.
+// Polls between two readings of the clock: about a microsecond.
 constexpr int kLooks = 32;
-// How much longer a rank looks for one that it had to wake. Waking an idle core of a virtual machine takes up to 200 us.
+// How much longer a rank polls for one that it had to wake. Waking an idle core of a virtual machine takes up to 200 us.
 constexpr int kWakeFactor = 10;
 
 void relax() {
@@ -40,7 +40,7 @@ bool is_p2p(lockstep_op_kind kind) {
   return kind == LOCKSTEP_SEND || kind == LOCKSTEP_RECV;
 }
 
-// How many cores the ranks have together. A rank that is bound to one has no fewer than it needs.
+// How many cores the ranks may use together. A rank that is bound to one core has all that it needs.
 int cores_of_all(HostPeers& host_peers) {
   int n_cores = 0;
   for (std::size_t word = 0; word < std::size(host_peers.own().cores); ++word) {
@@ -69,13 +69,13 @@ class HostCommunicator::Task {
   virtual std::uint64_t mark() const = 0;
   // The rank it waits for; -1 for any.
   virtual int peer() const = 0;
-  // Its time is up, or its peer has left: ends it with a failure, or nothing when it may go on.
+  // Called when its time is up, or its peer has left: ends it and returns the failure; nothing when it may continue.
   virtual std::optional<Failure> late() = 0;
   virtual std::optional<Failure> left() = 0;
-  // It stands beside the queue of collectives, which must go on meanwhile.
+  // It is not part of the queue of collectives, which must be advanced meanwhile.
   virtual bool beside_queue() const = 0;
   virtual Deadline deadline() const = 0;
-  // Who waits for whom, in words.
+  // Who waits for whom, as text.
   virtual std::string waiting() = 0;
 
  protected:
@@ -138,7 +138,7 @@ HostCommunicator::HostCommunicator(const lockstep_comm_config& config, HostCommu
                                  : std::make_unique<CommMembers>(service_->host_peers())),
       workspace_(config.size),
       matcher_(*members_) {
-  // With more ranks than cores looking only delays the others.
+  // With more ranks than cores, polling only delays the others.
   const bool cores_for_all = service_->host_peers().size() <= cores_of_all(service_->host_peers());
   spin_ns_ = cores_for_all ? 50'000 : 0;
   yields_ = cores_for_all ? 20 : 200;
@@ -162,13 +162,14 @@ HostCommunicator::~HostCommunicator() {
 std::optional<Failure> HostCommunicator::run(const lockstep_op& op) {
   if (is_p2p(op.kind)) return run_p2p(op);
   if (queued_.load(std::memory_order_acquire) == 0 && try_drive()) {
-    // Nothing can get ahead of us any more: the worker and waiters need the token.
+    // Checked again with the token: what is posted from now on runs after this operation, since the worker and threads in wait()
+    // need the token.
     if (queued_.load(std::memory_order_acquire) == 0) {
       Operation operation(op);
       if (is_uneven(op.kind)) operation.take_counts(members_->rank(), members_->size());
       std::optional<Failure> failure;
       CollectiveTask task(*this, operation);
-      finish(task, Deadline::never(), failure);  // the task knows its own
+      finish(task, Deadline::never(), failure);  // the task has its own deadline
       if (failure) give_up(operation);
       stop_driving();
       return failure;
@@ -198,7 +199,7 @@ std::optional<Failure> HostCommunicator::run_p2p(const lockstep_op& op) {
         P2pTask task(*this, p2p);
         matcher_.submit(p2p);
         finish(task, Deadline::never(), failure);
-        // Broken or closed: nobody will move its bytes any more.
+        // Broken or closed: no thread will move its bytes any more.
         if (!p2p.over && !matcher_.withdraw(p2p)) matcher_.forget(p2p);
       }
       stop_driving();
@@ -217,14 +218,16 @@ std::shared_ptr<Posted> HostCommunicator::post(const lockstep_op& op) {
     const std::lock_guard lock(mutex_);
     const bool p2p = is_p2p(op.kind);
     (p2p ? new_p2p_ : queue_).push_back(posted);
+    // seq_cst: before this thread, or the worker it engages, tries to take the token; see stop_driving().
     (p2p ? n_p2p_ : queued_).fetch_add(1, std::memory_order_seq_cst);
   }
   if (!is_p2p(op.kind) || !deliver_at_once(*posted)) service_->engage(*this);
   return posted;
 }
 
-// A short message needs no other thread: a send that finds a free slot, a receive of what is there already. Only while
-// it is the only point-to-point operation and nobody is to be called, since the caller of post may hold locks.
+// A short message needs no other thread: a send that finds a free slot, a receive of what has already arrived. Only while it is the
+// only point-to-point operation, so that no other one completes here, and without a callback: the caller of post may hold locks
+// that the callback takes.
 bool HostCommunicator::deliver_at_once(const Posted& posted) {
   if (posted.done != nullptr || n_p2p_.load(std::memory_order_acquire) != 1 || !try_drive()) return false;
   if (n_p2p_.load(std::memory_order_acquire) == 1) advance_p2p();
@@ -237,7 +240,7 @@ bool HostCommunicator::wait(Posted& posted, Deadline deadline) {
   while (!over()) {
     if (deadline.expired()) return false;
     if (!try_drive()) {
-      // The worker looks and goes, often on this very core; a thread that waits holds the token for longer.
+      // The worker holds the token briefly, often on this very core; a thread that waits holds it for longer.
       for (int turns = 20; turns > 0 && driven_.load(std::memory_order_relaxed) && !over(); --turns)
         ::sched_yield();
       if (!try_drive()) {
@@ -245,6 +248,7 @@ bool HostCommunicator::wait(Posted& posted, Deadline deadline) {
         continue;
       }
     }
+    // Collectives run in order: for one behind others, finish() waits for the head of the queue, and the loop runs again.
     advance_p2p();
     const auto first = over() ? nullptr : advance_queue();
     std::optional<Failure> failure;
@@ -268,6 +272,9 @@ bool HostCommunicator::wait(Posted& posted, Deadline deadline) {
   return true;
 }
 
+// Gives the token back, which releases what the driver changed. A thread that posts counts its operation before it, or the
+// worker it wakes, tries to take the token; here the token is given back before the counts are checked (seq_cst). So either
+// they get the token, or the operation is seen here and the worker is woken.
 void HostCommunicator::stop_driving() {
   driven_.store(false, std::memory_order_seq_cst);
   perturb();
@@ -279,6 +286,9 @@ std::shared_ptr<Posted> HostCommunicator::head() {
   return queue_.empty() ? nullptr : queue_.front();
 }
 
+// Ends an operation, with the token held. Order matters: the other ranks are out of its buffers before the status says that it is
+// over; the error text is written before the status (release), which the owner of the handle loads with acquire; the callback is
+// last and runs under no lock. The caller's shared_ptr keeps `posted` alive.
 void HostCommunicator::complete(Posted& posted, std::optional<Failure> failure) {
   if (is_p2p(posted.p2p.op.kind)) {
     n_p2p_.fetch_sub(1, std::memory_order_release);
@@ -312,6 +322,16 @@ std::optional<Failure> HostCommunicator::advance_once(Operation& operation, Prog
   return break_with(mismatch(operation, progress));
 }
 
+// One wait, from the cheapest way to the most patient:
+//
+//   poll for spin_ns --> yield yields_ times --> announce --> advance once more --> checks --> sleep --> announce ...
+//     ^                                                                               |
+//     '----------------------- any progress (mark changes) ---------------------------+--> peer has left, deadline passed, group
+//                                                                                          broken: fail
+//
+// Between announce() and sleep() everything that another rank could have changed is looked at once more; a change after that
+// rings the doorbell, and the ticket makes sleep() return at once. `armed` is true between announce() and retract().
+// Pre: driving. The token is held throughout: nobody else can complete what this thread waits for.
 HostCommunicator::Outcome HostCommunicator::finish(Task& task, Deadline until,
                                                    std::optional<Failure>& failure) {
   constexpr int kNobody = -2;
@@ -336,8 +356,8 @@ HostCommunicator::Outcome HostCommunicator::finish(Task& task, Deadline until,
       spin_ns = spin_ns_, spin_until = 0;
       if (until.expired()) return end(Outcome::kGaveUp);
     }
-    // A peer that had to be woken answers later than a usual wait lasts. To sleep meanwhile would make it wake this rank
-    // in turn, and so on: two ranks that put each other to sleep at every step.
+    // A peer that had to be woken answers later than a usual wait lasts. If this rank slept meanwhile, the peer would have to
+    // wake it in turn, and so on: two ranks that send each other to sleep at every step.
     if (members_->woke_someone()) spins = kLooks, spin_ns = spin_ns_ * kWakeFactor, spin_until = 0;
     if (stopped()) {
       failure = stopped_failure();
@@ -353,7 +373,7 @@ HostCommunicator::Outcome HostCommunicator::finish(Task& task, Deadline until,
       --yields;
       ::sched_yield();
     } else if (!armed) {
-      armed = true;  // announced: look once more before sleeping
+      armed = true;  // announced: advance once more before sleeping
       ticket = local::announce(door);
     } else if (has_left(task.peer()) && leaver != task.peer()) {
       leaver = task.peer();
@@ -361,7 +381,7 @@ HostCommunicator::Outcome HostCommunicator::finish(Task& task, Deadline until,
       const bool left = leaver == task.peer();
       failure = left ? task.left() : task.late();
       if (failure) return end(Outcome::kFailed);
-      if (left) continue;  // it had done its part
+      if (left) continue;  // it had done its part before it left
       if (until.expired()) return end(Outcome::kGaveUp);
       if (!slow) slow.emplace(task.deadline());
       slow->say_if_due([&] { return task.waiting(); });
@@ -421,7 +441,8 @@ std::shared_ptr<Posted> HostCommunicator::advance_queue() {
   return nullptr;
 }
 
-// The last look before the worker sleeps; the doorbell is armed. Returns what it is stuck at.
+// The last advance before this thread sleeps; the doorbell is announced. Also ends what is late or whose peer has left. Returns the
+// operation it is blocked at.
 std::shared_ptr<Posted> HostCommunicator::look_again() {
   auto stuck = advance_queue();
   while (stuck) {

@@ -1,16 +1,24 @@
 // One rank's end of a group: its operations, who drives them, how they wait, and what happens when something breaks.
 //
-// Driving. Exactly one thread at a time holds the driver's token and advances operations: the thread inside run(), a
-// thread inside wait(), or the progress service's worker. Collectives run in the order posted; point-to-point operations (send and receive) beside
-// them, each as soon as its peer allows. Whoever drives advances both. A thread that waits drives when nobody else
-// does, so a blocking call involves no other thread.
+// Driving. Exactly one thread at a time holds the driver's token (driven_) and advances operations: the thread inside run(), a
+// thread inside wait(), or the worker of the progress service. Collectives run in the order posted; point-to-point operations
+// (p2p: send and receive) run beside them, each as soon as its peer allows. The driver advances both. A thread that waits drives
+// when no other thread does, so a blocking call involves no other thread.
 //
-// Waiting. A calling thread looks for 50 us while there are cores for all ranks (ten times as long for a rank that it had
-// to wake), then yields a bounded number of times, then sleeps on the rank's doorbell. The worker goes to sleep at once: it would steal the core it
-// is meant to leave to the computation.
+//   run(), nothing posted before it:  take the token -> finish() -> give it back -> wake the worker if something was posted
+//   post():                           queue, count, engage the worker
+//   wait():                           take the token -> finish(); or, while another thread drives, sleep on Posted::status
+//   worker (serve()):                 take the token -> advance all that can advance -> give it back -> sleep on the doorbell
 //
-// Failure. The first one (failure_record.h) breaks the group for good, on all ranks; only a point-to-point operation that no peer has met
-// fails alone. Thread safety: all methods, any thread, but for the destructor.
+// Locks. mutex_ guards the queues; under it no other lock is taken and no callback made. The token is not a lock: taking it never
+// waits. What only the driver uses is protected by it. `done` callbacks run with the token held and no lock.
+//
+// Waiting. A calling thread polls for 50 us while there are cores for all ranks (ten times as long for a rank that it had to
+// wake), then yields a bounded number of times, then sleeps on the rank's doorbell. The worker sleeps at once: it would take the
+// core that it is meant to leave to the computation.
+//
+// Failure. The first one (failure_record.h) breaks the group permanently, on all ranks; only a point-to-point operation that no
+// peer has matched fails alone. Thread safety: all methods, any thread, except for the destructor.
 #pragma once
 
 #include <atomic>
@@ -39,7 +47,7 @@ struct Posted {
   void (*const done)(void*);
   void* const done_context;
   const Deadline deadline;
-  // A lockstep_status, LOCKSTEP_PENDING until over; a futex for those that wait while another thread drives.
+  // A lockstep_status, LOCKSTEP_PENDING until it is over; a futex for threads that wait while another thread drives.
   std::atomic<std::uint32_t> status{LOCKSTEP_PENDING};
   std::string error;  // written before status
 };
@@ -49,7 +57,7 @@ class HostCommunicator final : private Served {
   // Collective; blocks until the deadline in `config` at most. On the progress service of `parent` when there is one. Raises as
   // HostPeers::join and CommMembers.
   HostCommunicator(const lockstep_comm_config& config, HostCommunicator* parent);
-  // Leaves, if leave() was not called. No other call may be under way.
+  // Leaves, if leave() was not called. No other call may be in progress.
   ~HostCommunicator();
   HostCommunicator(const HostCommunicator&) = delete;
 
@@ -60,7 +68,7 @@ class HostCommunicator final : private Served {
   bool wait(Posted& posted, Deadline deadline);
 
   void abort(const std::string& reason);
-  // Without a cause an orderly leave; with one the others see a lost peer.
+  // Without a cause an orderly leave; with one the others see a lost peer. Idempotent.
   void leave(const char* cause);
   std::optional<Failure> failure();
 
@@ -69,12 +77,13 @@ class HostCommunicator final : private Served {
   Arena& arena() { return members_->arena(); }
 
  private:
-  // What a thread waits for while it drives: a collective or a point-to-point operation.
+  // What the driver waits for: a collective or a point-to-point operation.
   class Task;
   class CollectiveTask;
   class P2pTask;
   enum class Outcome : std::uint8_t { kDone, kFailed, kGaveUp };
 
+  // acquire: with the release when the last driver gave the token back, so its changes to what drivers own are visible.
   bool try_drive() { return !driven_.exchange(true, std::memory_order_acquire); }
   void stop_driving();
   // Advances `task` until it is over, the group breaks or `until` passes; waits as a caller does. Pre: driving.
@@ -90,7 +99,7 @@ class HostCommunicator final : private Served {
   bool advance_p2p();
   // Ends point-to-point operations whose time is up or whose peer has left; lowers `until` to the next deadline. Pre: driving.
   void end_late_p2p(Deadline& until);
-  // Breaks the group when an operation that waits its turn is late; lowers `until` likewise. Pre: driving.
+  // Breaks the group when an operation that waits for its turn is late; lowers `until` likewise. Pre: driving.
   void end_late_queue(Deadline& until);
   std::optional<Failure> late_p2p(P2pOperation& p2p, Deadline deadline);
   // What must end a blocked operation now: a broken or closed group, or its own deadline.
@@ -98,8 +107,8 @@ class HostCommunicator final : private Served {
   std::string waited_for(const Operation& operation);
   std::string waiting_in(const Operation& operation);
   std::string waiting_in(const P2pOperation& p2p);
-  // True once the peer that is waited for has left; -1: all others have. It may have done its part just before: look again, and give up
-  // with left_failure only when that changes nothing.
+  // True once the peer that is waited for has left; -1: all others have. It may have done its part just before it left: advance
+  // once more, and give up with left_failure only when that changes nothing.
   bool has_left(int peer);
   Failure left_failure(const Operation& operation);
   void give_up(Operation& operation);
@@ -114,8 +123,8 @@ class HostCommunicator final : private Served {
   std::string context(const Operation& operation) const;
   std::string context(const P2pOperation& p2p) const;
 
-  // A child's members. When the child does not come about in time, the error says whether some of them wait in a
-  // collective of this one that this rank has not entered: the usual cause.
+  // A child's members. When the child is not complete in time, the error says whether some of them wait in a collective of this
+  // communicator that this rank has not entered, which is the usual cause.
   std::unique_ptr<CommMembers> make_child(const lockstep_comm_config& config, const std::string& key);
   bool members_are_ahead(const lockstep_comm_config& config);
 
@@ -128,7 +137,7 @@ class HostCommunicator final : private Served {
 
   // Constant after construction.
   const std::string name_;
-  const std::string key_;  // among the communicators of the progress service; "" for the first
+  const std::string key_;  // unique among the communicators of the progress service; "" for the first
   const lockstep_host* const host_;
   const std::shared_ptr<ProgressService> service_;
   std::unique_ptr<CommMembers> members_;
@@ -141,7 +150,7 @@ class HostCommunicator final : private Served {
   std::atomic<std::uint32_t> queued_{0};  // collectives posted and not over
   std::atomic<std::uint32_t> n_p2p_{0};   // point-to-point operations posted and not over
 
-  // Owned by whoever drives.
+  // Owned by the driver.
   std::uint64_t sequence_ = 0;
   Workspace workspace_;
   MessageMatcher matcher_;

@@ -1,4 +1,4 @@
-// What a communicator does when something breaks: who is to blame, who must hear of it, and in which words.
+// What a communicator does when something breaks: which rank caused it, who is notified, and what the message says.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -15,7 +15,8 @@
 
 namespace lockstep::comm::internal {
 
-// After a failure of this rank alone (it has left) the others must not begin what it gave up: their buffers are theirs.
+// After a failure of this rank alone (it has left) the group is broken too: the others must not access this rank's buffers for an
+// operation that it has given up.
 void HostCommunicator::give_up(Operation& operation) {
   if (operation.started() && members_->own().broken.load(std::memory_order_acquire) == 0) {
     const int me = members_->rank();
@@ -27,8 +28,8 @@ void HostCommunicator::give_up(Operation& operation) {
   operation.await_buffers_free(*members_);
 }
 
-// A copy that found its owner gone says less than the watch will in a moment: who, and how it ended. Until then the
-// operation is merely stuck. But nobody watches over a rank that left in order.
+// A copy that finds its owner gone knows less than the death watch will report in a moment: which rank, and how it ended. Until
+// then the operation is merely blocked. A rank that left in order is not watched, so it is reported here.
 std::optional<Failure> HostCommunicator::after_exception() {
   Failure failure = base::current_failure();
   if (failure.kind == ErrorKind::kPeerLost && failure.peer) {
@@ -72,7 +73,7 @@ bool HostCommunicator::stopped() const {
 
 Failure HostCommunicator::stopped_failure() {
   auto first = first_failure(*members_);
-  // What this rank broke by leaving is a lost peer to the others only.
+  // What this rank broke by leaving is a lost peer for the others only.
   const bool by_leaving = closed_.load() && first && first->peer && first->peer->rank == members_->rank();
   if (first && !by_leaving) return *first;
   return {.kind = ErrorKind::kAborted,
@@ -107,19 +108,19 @@ std::optional<Failure> HostCommunicator::reason_to_stop(const Operation& operati
 // Every rank that has not entered the operation; the one it is blocked on when all have.
 std::string HostCommunicator::waited_for(const Operation& operation) {
   constexpr int kMostNamed = 8;
-  std::string words;
+  std::string text;
   int n_missing = 0;
   const auto add = [&](int rank) {
     if (++n_missing > kMostNamed) return;
-    words += fmt::format("{}rank {} (pid {}), which {}", words.empty() ? "" : "; and for ", rank,
-                         members_->pid(rank), describe_last(members_->block(rank)));
+    text += fmt::format("{}rank {} (pid {}), which {}", text.empty() ? "" : "; and for ", rank,
+                        members_->pid(rank), describe_last(members_->block(rank)));
   };
   for (int r = 0; r < members_->size(); ++r) {
     if (r != members_->rank() && !operation.entered_by(*members_, r)) add(r);
   }
   if (n_missing == 0) add(operation.peer());
-  if (n_missing > kMostNamed) words += fmt::format("; and for {} more", n_missing - kMostNamed);
-  return words;
+  if (n_missing > kMostNamed) text += fmt::format("; and for {} more", n_missing - kMostNamed);
+  return text;
 }
 
 std::string HostCommunicator::waiting_in(const Operation& operation) {
@@ -151,7 +152,7 @@ std::unique_ptr<CommMembers> HostCommunicator::make_child(const lockstep_comm_co
   }
 }
 
-// Needs the blocks of this communicator only, whatever way the child's members meet.
+// Needs the blocks of this communicator only, however the child's members meet.
 bool HostCommunicator::members_are_ahead(const lockstep_comm_config& config) {
   const auto last_of = [&](int r) {
     const auto& arrivals = members_->block(r).arrivals;
@@ -163,13 +164,13 @@ bool HostCommunicator::members_are_ahead(const lockstep_comm_config& config) {
                      [&](int r) { return last_of(r) > last_of(members_->rank()); });
 }
 
-// Ends a point-to-point operation whose deadline has passed or whose peer has left. One that nobody met is taken back and fails alone; one
-// whose bytes are on their way cannot be, and breaks the group.
+// Ends a point-to-point operation whose deadline has passed or whose peer has left. One that no peer has matched is withdrawn and
+// fails alone; one whose bytes are being moved cannot be withdrawn, and breaks the group.
 std::optional<Failure> HostCommunicator::late_p2p(P2pOperation& p2p, Deadline deadline) {
   if (stopped()) return stopped_failure();
   const bool left = has_left(p2p.peer);
   if (!left && !deadline.expired()) return std::nullopt;
-  if (left) {  // it may have done its part just before
+  if (left) {  // it may have done its part just before it left
     try {
       matcher_.advance();
     } catch (...) {
@@ -205,7 +206,7 @@ void HostCommunicator::end_late_p2p(Deadline& until) {
   advance_p2p();
 }
 
-// One that waits behind others has a deadline too; to take it out of its turn would part the ranks.
+// An operation that waits behind others has a deadline too. It cannot be removed alone: the ranks' queues would differ.
 void HostCommunicator::end_late_queue(Deadline& until) {
   std::optional<Failure> late;
   {
@@ -278,8 +279,8 @@ void HostCommunicator::lost(int host_rank, const std::string& cause) {
   service_->wake();
 }
 
-// New kernels tell once the parent has reaped the process; the launcher and spawn publish what they saw. Both take a
-// moment. Where nobody publishes, only the parent is waited for, and briefly: it may be a program that never reaps.
+// Recent kernels report how a process ended once its parent has reaped it; the launcher and spawn publish what they saw. Both take
+// a moment. Where nobody publishes, only the parent is waited for, and briefly: it may never reap. Blocks for 300 ms at most.
 std::string HostCommunicator::cause_of_loss(int host_rank) {
   const int rank = members_->rank_of(host_rank);
   const std::string key = fmt::format("/lockstep/exit/{}", rank);
@@ -292,11 +293,11 @@ std::string HostCommunicator::cause_of_loss(int host_rank) {
     }
     const Deadline slice = Deadline::after(Milliseconds(published ? 10 : 1));
     if (published) {
-      char words[sizeof(FailureRecord::cause)] = {};
+      char text[sizeof(FailureRecord::cause)] = {};
       std::size_t length = 0;
       const auto status =
-          host_->kv_get(host_->context, key.c_str(), words, sizeof(words) - 1, &length, slice.monotonic_ns());
-      if (status == LOCKSTEP_OK) return std::string(words, std::min(length, sizeof(words) - 1));
+          host_->kv_get(host_->context, key.c_str(), text, sizeof(text) - 1, &length, slice.monotonic_ns());
+      if (status == LOCKSTEP_OK) return std::string(text, std::min(length, sizeof(text) - 1));
       published = status != LOCKSTEP_UNSUPPORTED;
       if (!published) patience = Deadline::after(Milliseconds(5));
     }

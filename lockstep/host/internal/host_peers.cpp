@@ -103,8 +103,8 @@ void HostPeers::adopt(int rank, local::LocalPeer them) {
   peer.segment = std::move(them.segment);
   peer.same_process = them.same_process;
   peer.process = std::move(them.process);
-  // The kernel's word on who is behind the descriptor, as a pid that is seen from here. A process in a pid namespace that
-  // is not has none: its memory is out of reach.
+  // The process behind the descriptor as the kernel reports it, as a pid in this namespace. A process in an unrelated pid namespace
+  // has none here: its memory cannot be accessed.
   const std::int64_t pid = peer.process.pid();
   peer.vouched = pid > 0;
   peer.pid = peer.vouched ? pid : them.pid;
@@ -113,13 +113,13 @@ void HostPeers::adopt(int rank, local::LocalPeer them) {
 void HostPeers::check_kernel_copies() {
   bool work = !base::environment_flag(base::EnvVar::kLockstepStagedOnly);
   for (int r = 0; r < size() && work; ++r) work = peer(r).same_process || kernel_copies_work(peer(r), r);
-  // One will do: the others are processes of the same user, seen through the same /proc.
+  // One suffices: the others are processes of the same user, seen through the same /proc.
   const auto other = std::ranges::find_if(peers_, [](const Peer& each) { return !each.same_process; });
   work = work && (other == peers_.end() || calls_are_visible(*other));
   own().kernel_copies.store(work ? 1 : 0, std::memory_order_relaxed);
 }
 
-// Others that were quicker may have joined already and count on this rank.
+// Faster ranks may have joined already and wait for this one. seq_cst: before the check for sleepers.
 void HostPeers::say_left() {
   const auto left =
       base::current_failure().kind == ErrorKind::kPeerLost ? CommBlock::kAfterAnother : CommBlock::kLeft;
@@ -129,8 +129,8 @@ void HostPeers::say_left() {
   }
 }
 
-// Names who was gone first: a rank that left after another did so when it had seen that one, so whoever sees the second
-// and looks again sees the first.
+// Names the rank that was gone first: a rank that left because of another one had seen that one leave, so whoever sees the second
+// and checks again sees the first.
 void HostPeers::check_all_there() {
   std::optional<int> second;
   do {
@@ -150,7 +150,7 @@ void HostPeers::check_all_there() {
   } while (second);
 }
 
-// Nobody may leave before everybody has mapped everybody. The last one to come wakes the others.
+// No rank may leave before every rank has mapped all arenas. The last one wakes the others.
 void HostPeers::await_all(Deadline deadline) {
   std::atomic<std::uint32_t>& n_joined = peer(0).header->n_joined;
   const auto all = static_cast<std::uint32_t>(size());

@@ -1,7 +1,7 @@
-// The ranks of one host as the engine sees them, once for all communicators among them: they meet (local/meeting.h) in the
-// key-value space of the first communicator. After join() all arenas are mapped by all.
+// The ranks of one host as the engine sees them, shared by all communicators among them: they meet (local/meeting.h) in the
+// key-value space of the first communicator. After join() every rank has mapped all arenas.
 //
-// Thread safety: constant after join(), but for the shared memory itself.
+// Thread safety: constant after join(), except for the shared memory itself.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ struct Peer {
   ArenaHeader* header = nullptr;
   std::int64_t pid =
       -1;  // in this process's pid namespace when vouched for, else in its own: for messages only
-  bool vouched = false;  // the pid is the kernel's word, not the peer's
+  bool vouched = false;  // the kernel reported the pid, not the peer
   bool same_process = false;
   local::PeerProcess process;  // empty for ranks of this one
 };
@@ -41,7 +41,7 @@ class HostPeers {
   Arena& arena() { return *arena_; }
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
   ArenaHeader& own() { return arena_->header(); }
-  // Joining failed here after all: those that have joined hear that this rank left. Inside a catch block.
+  // Joining failed on this rank after all: those that have joined are notified that it left. Inside a catch block.
   void say_left();
 
  private:

@@ -27,14 +27,15 @@ void MessageMatcher::advance() {
     advance_sends();
     for (P2pOperation* p2p : reads_) advance_read(*p2p);
   } catch (...) {
-    drop_over();  // their owners will not keep them
+    drop_over();  // their owners destroy them
     throw;
   }
   drop_over();
   if (!withdrawn_.empty()) sweep();
 }
 
-// Point-to-point operations to one rank must be put into its send queue in order: one that finds no slot holds the later ones back.
+// Envelopes to one rank enter its send queue in the order posted: a send that finds no slot holds back the later ones to that rank,
+// and only those.
 void MessageMatcher::advance_sends() {
   std::bitset<kMaxRanks> full;
   for (auto it = sends_.begin(); it != sends_.end();) {
@@ -49,7 +50,7 @@ void MessageMatcher::advance_sends() {
   }
 }
 
-// What came before anyone asked is looked at first.
+// Kept messages are checked first: they were sent before anything that is still in the queue.
 void MessageMatcher::advance_read(P2pOperation& p2p) {
   if (p2p.taken && !p2p.over) return advance_receive(p2p);
   for (int r = 0; r < members_.size() && !p2p.over && !p2p.taken; ++r) {
@@ -58,6 +59,8 @@ void MessageMatcher::advance_read(P2pOperation& p2p) {
   }
 }
 
+// A send whose envelope is not posted yet, and a receive that has no message yet, belong to this rank alone. For an offered message
+// the compare-exchange decides against the receiver's (begin()).
 bool MessageMatcher::withdraw(P2pOperation& p2p) {
   if (p2p.is_send() && p2p.message != nullptr) {
     std::uint32_t offered = LongMessage::kOffered;
@@ -78,6 +81,7 @@ void MessageMatcher::forget(P2pOperation& p2p) {
   await_out(p2p, Deadline::now());
 }
 
+// First all are given up, then all are waited for: the peers get out of the buffers at the same time.
 void MessageMatcher::clear() {
   for (const auto* operations : {&sends_, &reads_}) {
     for (P2pOperation* p2p : *operations) give_up(*p2p);
@@ -104,6 +108,8 @@ void MessageMatcher::await_out(const P2pOperation& p2p, Deadline since) {
   take_back(members_, p2p.peer, p2p.op.recv, p2p.is_send() ? 0 : p2p.n_bytes, inside, since);
 }
 
+// given_up is seq_cst against Inside. broken is a hint: it only bounds how much is copied for nothing; who breaks the group
+// gives up its messages as well (clear()).
 bool MessageMatcher::wanted(const LongMessage& message) {
   return message.given_up.load(std::memory_order_seq_cst) == 0 &&
          members_.own().broken.load(std::memory_order_relaxed) == 0;
@@ -137,7 +143,7 @@ SendQueue* MessageMatcher::send_queue_to(int rank) {
   return reinterpret_cast<SendQueue*>(members_.arena().base() + at);
 }
 
-// False when there is no slot.
+// False when there is no free slot. acquire: the receiver has copied the slot's old content before it advanced `taken`.
 bool MessageMatcher::post_envelope(P2pOperation& p2p) {
   SendQueue& queue = *send_queue_to(p2p.op.root);
   const std::uint64_t sent = queue.sent.load(std::memory_order_relaxed);
@@ -180,6 +186,7 @@ LongMessage* MessageMatcher::new_message(const P2pOperation& p2p) {
   message->claims.next.store(0, std::memory_order_relaxed);
   message->claims.done.store(0, std::memory_order_relaxed);
   message->given_up.store(0, std::memory_order_relaxed);
+  // Nobody else has the offset yet; the store of SendQueue::sent publishes all of it.
   message->state.store(LongMessage::kOffered, std::memory_order_release);
   return message;
 }
@@ -240,7 +247,7 @@ void MessageMatcher::fill_pipe(P2pOperation& p2p) {
   }
 }
 
-// The receiver will not look at the long message again.
+// Pre: kDone. The receiver does not access the message any more.
 void MessageMatcher::recycle(P2pOperation& p2p) {
   if (p2p.pipe != nullptr) free_pipes_.push_back(p2p.pipe);
   p2p.pipe = nullptr;
@@ -259,7 +266,7 @@ void MessageMatcher::sweep() {
 
 // ---- both ----
 
-// Copies chunks nobody else has claimed. The receiver ends it once all are there.
+// kBoth: both sides copy chunks that neither has claimed. The receiver ends it once all are there. Orders as for Claims (layout.h).
 void MessageMatcher::copy_claimed(P2pOperation& p2p) {
   LongMessage& message = *p2p.message;
   const int me = members_.rank();

@@ -1,11 +1,15 @@
 // Send and receive of one communicator. Each call is one P2pOperation; the matcher pairs them with what the other ranks
 // sent, by sender and tag in the order posted, and moves the bytes.
 //
-// Short messages travel in the slots of the sender's send queue: the sender is done at once. A long one is offered
-// (layout.h, LongMessage) and the receiver chooses the cheapest way the two buffers allow: one copy by one side when one of
-// them can be reached (buffer_ref.h), by both sides when both can and it is large, else through a pipe.
+// Short messages are copied into a slot of the sender's send queue: the sender is done at once. A long one is offered (layout.h,
+// LongMessage has its states) and the receiver chooses the cheapest way that the two buffers allow: one copy by one side when one
+// of them can be accessed (buffer_ref.h), by both sides when both can and it is large, otherwise through a pipe.
 //
-// Thread safety: everything is called by whoever drives the communicator. No call waits.
+// Matching is MPI's: messages of one sender and tag are received in the order sent, by receives in the order posted. A message
+// that no receive waits for is kept (UnexpectedMessage), in order, so that the slot is free again; receives check those first.
+//
+// Thread safety: everything is called by the thread that drives the communicator. Only forget() and clear() wait, for a peer that
+// is inside a buffer.
 #pragma once
 
 #include <cstdint>
@@ -22,7 +26,7 @@
 
 namespace lockstep::comm::internal {
 
-// A send or a receive under way. Lives from submit() until it is over or withdrawn.
+// A send or a receive in progress. Exists from submit() until it is over, withdrawn or forgotten.
 struct P2pOperation {
   P2pOperation(const lockstep_op& call, std::uint64_t bytes) : op(call), n_bytes(bytes), peer(call.root) {}
 
@@ -31,9 +35,9 @@ struct P2pOperation {
   bool over = false;
   std::optional<Failure> failure;  // with over
 
-  // The rank it deals with; -1 while any will do.
+  // The other rank; -1 while any will do.
   int peer;
-  // Counts up whenever it got further.
+  // Grows whenever it makes progress.
   std::uint64_t mark = 0;
   // Of a long message: its record in shared memory, and how much of it this side has moved.
   LongMessage* message = nullptr;
@@ -48,19 +52,18 @@ class MessageMatcher {
   explicit MessageMatcher(CommMembers& members)
       : members_(members), unexpected_(static_cast<std::size_t>(members.size())) {}
 
-  // The point-to-point operation must stay until it is over or withdraw() was true.
+  // The operation must exist until it is over, withdraw() was true, or it was forgotten.
   void submit(P2pOperation& p2p);
-  // Goes as far as the others allow.
+  // Advances all as far as the other ranks allow.
   void advance();
-  // Takes a point-to-point operation back that no peer has met; false when the bytes are on their way and it must go on.
+  // Takes back an operation that no peer has matched; false when bytes are being moved and it must continue.
   bool withdraw(P2pOperation& p2p);
-  // Forgets a point-to-point operation, or every one, once its peer is out of the buffer: the communicator is broken or closed, nobody
-  // will look at them again.
+  // Drops an operation, or all, once its peer is out of the buffer. Pre: the communicator is broken or closed.
   void forget(P2pOperation& p2p);
   void clear();
 
  private:
-  // A message nobody has asked for yet.
+  // A message that no receive has asked for yet.
   struct UnexpectedMessage {
     Envelope envelope;
     LongMessage* message;  // null: the payload is here
@@ -86,18 +89,19 @@ class MessageMatcher {
   void advance_receive(P2pOperation& p2p);
   void drain_pipe(P2pOperation& p2p);
   void finish_receive(P2pOperation& p2p);
-  // The two calls differ in type or number: breaks the group, or the sender of a short message would never know.
+  // When the two calls differ in type or count, the group is broken: the sender of a short message is already done and would never
+  // be notified otherwise.
   bool fits(const P2pOperation& p2p, const Envelope& envelope) const;
   void refuse(P2pOperation& p2p, int from, const Envelope& envelope);
   // Both.
   class Inside;
-  // Still worth touching the other side's buffer.
+  // Neither side has given up, and the group is intact.
   bool wanted(const LongMessage& message);
-  // Moves what is left of a point-to-point operation; false when it was given up before the end.
+  // Moves what is left; false when one side gave up before the end.
   bool copy_rest(P2pOperation& p2p, const BufferRef& to, const BufferRef& from);
   void copy_claimed(P2pOperation& p2p);
   void give_up(P2pOperation& p2p);
-  // Returns when the other side is out of the point-to-point operation's buffer, as take_back does (buffer_ref.h).
+  // Returns when the other side is out of the operation's buffer, as take_back does (buffer_ref.h).
   void await_out(const P2pOperation& p2p, Deadline since);
   void end(P2pOperation& p2p, std::optional<Failure> failure = {});
   void sweep();
@@ -110,8 +114,9 @@ class MessageMatcher {
   std::vector<std::uint8_t*> free_pipes_;
 };
 
-// While one lives, this side is inside the other's buffer. Whoever gives up says so and then looks whether the other is
-// inside; whoever goes in does it the other way round: one of the two sees the other.
+// While one exists, this side may access the other's buffer. The side that gives up stores given_up and then loads the other's
+// flag; this side stores its flag and then loads given_up (wanted()). All are sequentially consistent: one of the two sees the
+// other.
 class MessageMatcher::Inside {
  public:
   explicit Inside(const P2pOperation& p2p)

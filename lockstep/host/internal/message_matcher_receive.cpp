@@ -1,4 +1,4 @@
-// The receiving half of the matcher: which receive a message is for, and how its bytes travel.
+// The receiving half of the matcher: which receive a message is for, and how its bytes are moved.
 #include <algorithm>
 
 #include "lockstep/base/detail/raise.h"
@@ -12,12 +12,13 @@
 namespace lockstep::comm::internal {
 namespace {
 
-// Below this a second pair of hands costs more than it gives.
+// Below this, copying on both sides costs more than it saves.
 constexpr std::uint64_t kShareFrom = 256 << 10;
 
 }  // namespace
 
-// Empties the send queue of `from` for this rank: each message goes to the first point-to-point operation that waits for it, or is kept.
+// Empties the send queue of `from` to this rank: each message goes to the first receive that waits for it, or is kept.
+// Envelopes are input: a count, an offset or a length that cannot be is rejected before it is used.
 void MessageMatcher::collect(int from) {
   const std::uint64_t at =
       members_.block(from).send_queues()[members_.rank()].load(std::memory_order_acquire);
@@ -41,7 +42,7 @@ void MessageMatcher::collect(int from) {
       auto* message =
           reinterpret_cast<LongMessage*>(members_.in_arena(from, envelope.message_at, sizeof(LongMessage)));
       if (message == nullptr) {
-        // Not ours to trust: drop it.
+        // Outside the sender's arena: dropped.
       } else if (reader == nullptr) {
         unexpected_[static_cast<std::size_t>(from)].push_back({envelope, message, {}});
       } else {
@@ -62,8 +63,8 @@ void MessageMatcher::collect(int from) {
   if (any) members_.ring(from);
 }
 
-// Nobody while earlier messages of the tag wait to be asked for: a point-to-point operation that has not looked at them yet must find them
-// first.
+// None while an earlier message of the tag is kept: the new one must queue behind it, and a receive that has not checked the kept
+// ones yet finds them first.
 P2pOperation* MessageMatcher::reader_of(int from, std::int32_t tag) {
   const auto& kept = unexpected_[static_cast<std::size_t>(from)];
   if (std::ranges::any_of(kept, [&](const UnexpectedMessage& one) { return one.envelope.tag == tag; }))
@@ -89,7 +90,7 @@ bool MessageMatcher::take_unexpected(P2pOperation& p2p, int from) {
       return true;
     }
     if (begin(p2p, from, unexpected.envelope, *unexpected.message))
-      return true;  // else it was withdrawn: look on
+      return true;  // otherwise it was withdrawn: try the next
   }
   return false;
 }
@@ -109,24 +110,24 @@ bool MessageMatcher::fits(const P2pOperation& p2p, const Envelope& envelope) con
 void MessageMatcher::refuse(P2pOperation& p2p, int from, const Envelope& envelope) {
   const auto dtype =
       static_cast<lockstep_dtype>(std::min<std::uint32_t>(envelope.dtype, LOCKSTEP_DTYPES - 1));
-  const auto words = [](lockstep_op_kind kind, lockstep_dtype type, std::uint64_t count) {
+  const auto text = [](lockstep_op_kind kind, lockstep_dtype type, std::uint64_t count) {
     return describe_call(fingerprint({.kind = kind, .dtype = type, .count = count}));
   };
   Failure failure{.kind = ErrorKind::kUsage,
                   .message = base::cat("rank ", members_.rank(), " called ",
-                                       words(LOCKSTEP_RECV, p2p.op.dtype, p2p.op.count), " with tag ",
+                                       text(LOCKSTEP_RECV, p2p.op.dtype, p2p.op.count), " with tag ",
                                        p2p.op.tag, ", but rank ", from, " called ",
-                                       words(LOCKSTEP_SEND, dtype, envelope.n_bytes / size_of(dtype))),
+                                       text(LOCKSTEP_SEND, dtype, envelope.n_bytes / size_of(dtype))),
                   .family = ErrorFamily::kBackend};
   break_group(members_, failure);
   end(p2p, std::move(failure));
 }
 
-// False when the sender has taken the message back.
+// Takes an offered message and chooses the mode. False when the sender has withdrawn it.
 bool MessageMatcher::begin(P2pOperation& p2p, int from, const Envelope& envelope, LongMessage& message) {
   const std::uint64_t n_bytes = p2p.n_bytes;
   if (!fits(p2p, envelope)) {
-    // One that was taken back fits nobody, and need not.
+    // A withdrawn message is discarded, whatever its size.
     if (message.state.load(std::memory_order_acquire) == LongMessage::kOffered) {
       p2p.peer = from;
       refuse(p2p, from, envelope);
@@ -138,8 +139,8 @@ bool MessageMatcher::begin(P2pOperation& p2p, int from, const Envelope& envelope
   }
   std::uint64_t recv_at = 0;
   const Reach recv_reach = publish(members_, p2p.op.recv, n_bytes, recv_at, from);
-  // Until the state says kGone the sender keeps the long message as it is, so writing into a withdrawn one harms nobody.
-  // When a message goes the other way as well, each side has one of its own to fetch.
+  // These stores are safe even when the sender withdraws meanwhile: it does not reuse the struct before kGone.
+  // When a message goes the other way as well, each side copies the one that it receives.
   const bool exchange = std::ranges::any_of(sends_, [&](const P2pOperation* sent) {
     return sent->op.root == from && sent->message != nullptr && !sent->over;
   });

@@ -17,7 +17,7 @@
 namespace lockstep::comm::internal {
 namespace {
 
-// What a plan makes a rank look at was laid out before the phase it waited for.
+// A plan reads a rank's staging area only after a phase for which that rank has stored its offset.
 Stage& stage_of(CommMembers& members, int rank) {
   if (rank == members.rank()) return members.own_stage();
   Stage* stage = members.stage(rank);
@@ -49,7 +49,7 @@ void Operation::take_counts(int rank, int size) {
   }
 }
 
-// What the others may read of this rank's buffer. Alike on all ranks but for the kinds with counts of their own.
+// Bytes of this rank's buffer that the others may read. Equal on all ranks, except for the kinds with counts per peer.
 std::uint64_t Operation::send_bytes(int size) const {
   switch (op_.kind) {
     case LOCKSTEP_REDUCE_SCATTER:
@@ -71,27 +71,30 @@ void Operation::start(CommMembers& members, std::uint64_t sequence) {
   publish_call(members);
   CommBlock& own = members.own();
   Arrival& arrival = own.arrivals[parity()];
+  // Plain and relaxed stores: nobody reads this copy since operation sequence - 2 (layout.h), and the store of `sequence` below
+  // releases all of it.
   arrival.fingerprint = fingerprint_;
   own.claims[parity()].next.store(0, std::memory_order_relaxed);
   own.claims[parity()].done.store(0, std::memory_order_relaxed);
   if (in_place_) {
-    // Nothing to lay out.
+    // The others access the buffers themselves.
   } else if (is_uneven(op_.kind)) {
     publish_counts(members);
   } else if (can_be_inline(members.size()) && sends(members.rank())) {
     copy_bytes(const_cast<std::uint8_t*>(payload_of(members, members.rank())), op_.send, sent);
   }
   perturb();
+  // seq_cst: before ring_others() checks for sleepers.
   arrival.sequence.store(sequence << 1 | (in_place_ ? 1u : 0u), std::memory_order_seq_cst);
   members.ring_others();
 }
 
-// Only the root has something to send in these two.
+// In these two kinds only the root sends.
 bool Operation::sends(int rank) const {
   return (op_.kind != LOCKSTEP_BROADCAST && op_.kind != LOCKSTEP_SCATTER) || rank == op_.root;
 }
 
-// Only the root gets something in these two.
+// In these two kinds only the root receives.
 bool Operation::receives(int rank) const {
   return (op_.kind != LOCKSTEP_REDUCE && op_.kind != LOCKSTEP_GATHER) || rank == op_.root;
 }
@@ -108,7 +111,7 @@ const Counts* Operation::counts_of(CommMembers& members, int rank) const {
   return reinterpret_cast<const Counts*>(members.block(rank).payload[parity()]);
 }
 
-// Every rank looks at every pair, so all come to the same answer and nobody begins to move what another gave up.
+// Every rank checks every pair, so all get the same answer and none begins to move data that another rank has given up.
 bool Operation::counts_agree(CommMembers& members) {
   for (int from = 0; from < members.size(); ++from) {
     for (int to = 0; to < members.size(); ++to) {
@@ -132,7 +135,7 @@ PlanInput Operation::plan_input(CommMembers& members) const {
           .recv_bytes = uneven_receives_};
 }
 
-// Writes the record the others read when they need the buffers, or words for a message.
+// Writes the record from which the others take the buffers, and the text of error messages.
 void Operation::publish_call(CommMembers& members) {
   CallRecord& call = members.own().history[sequence_ % kHistory];
   call.number = number();
@@ -144,19 +147,23 @@ void Operation::publish_call(CommMembers& members) {
   call.where[length] = '\0';
   const std::uint64_t sent = send_bytes(members.size());
   if (sent <= kEagerBytes && !is_uneven(op_.kind)) return;
+  // First: a buffer that is severed after it was published must be found out (believable()).
+  n_severed_ = members.arena().n_severed();
   call.send_reach = sends(members.rank()) ? publish(members, op_.send, sent, call.send) : Reach::kByAddress;
   call.recv_reach =
       receives(members.rank()) ? publish(members, op_.recv, n_bytes_, call.recv) : Reach::kByAddress;
-  n_severed_ = members.arena().n_severed();
   const bool by_kernel = call.send_reach == Reach::kByKernel || call.recv_reach == Reach::kByKernel;
-  // A claimed chunk is written to everybody's result. Small ordinary memory travels with the arrival.
+  // A chunk is written to the results of all ranks by the one that claimed it, so both buffers must be reachable. Small ordinary
+  // memory is cheaper as a payload.
   in_place_ = reduces_whole() && call.send_reach != Reach::kNowhere && call.recv_reach != Reach::kNowhere &&
               (!by_kernel || sent > kInlineBytes);
   n_in_place_ = in_place_ ? 1 : 0;
 }
 
-// While one lives, this rank is inside the others' buffers. Whoever gives up sets `broken` everywhere and then looks at
-// `inside`; whoever goes in does it the other way round: one of the two sees the other.
+// While one exists, this rank may access the others' buffers. A rank that gives up stores `broken` everywhere and then loads
+// `inside`; this rank stores `inside` and then loads `broken` (allowed()). All four are sequentially consistent, so one of the two
+// sees the other: either this rank stays out, or the other waits for it. The destructor releases: what was written is visible
+// to the rank that finds `inside` changed.
 class Operation::Inside {
  public:
   Inside(CommBlock& own, std::uint64_t sequence) : own_(own) {
@@ -175,17 +182,17 @@ Progress Operation::advance(CommMembers& members, Workspace& work) {
   return progress == Progress::kDone && direct_ && !believable(members) ? Progress::kBlocked : progress;
 }
 
-// Whoever gives up breaks the group before it uses its buffers for something else. So a group that is whole now was whole
-// when the last byte was read; in a broken one what was read may be anything.
+// A rank that gives up breaks the group before it reuses its buffers. So if the group is intact now, it was intact when the last
+// byte was read; in a broken group the bytes read may be anything.
 bool Operation::believable(CommMembers& members) const {
-  // The compiler must not read the bytes after the flag; x86-64 itself does not. (TSan knows no thread fence.)
+  // The compiler must not move the reads of the bytes behind the load of the flag; x86-64 itself does not reorder loads. (TSan
+  // does not support a thread fence.)
   std::atomic_signal_fence(std::memory_order_seq_cst);
   if (members.own().broken.load(std::memory_order_seq_cst) != 0) return false;
   const Arena& arena = members.arena();
   if (arena.n_severed() != n_severed_ && call_of(members, members.rank()).recv_reach == Reach::kInArena &&
       !arena.contains(op_.recv, n_bytes_)) {
-    base::raise(ErrorKind::kInternal,
-                "the buffer shares a page with one that a stopped rank did not let go of",
+    base::raise(ErrorKind::kInternal, "the buffer shares a page with one that was taken from a stopped rank",
                 ErrorFamily::kBackend);
   }
   return true;
@@ -219,6 +226,8 @@ Progress Operation::arrive(CommMembers& members) {
     if (peer_ == members.rank()) continue;
     Arrival& arrival = members.block(peer_).arrivals[parity()];
     perturb();
+    // acquire: with the release in start(). An older number means not yet; a newer one cannot be, since that rank would have to
+    // have finished this operation without us.
     const std::uint64_t entered = arrival.sequence.load(std::memory_order_acquire);
     if (entered >> 1 != sequence_) return Progress::kBlocked;
     if (arrival.fingerprint != fingerprint_) return Progress::kMismatch;
@@ -232,7 +241,7 @@ Progress Operation::arrive(CommMembers& members) {
 
 void Operation::await_buffers_free(CommMembers& members) {
   const bool gathers = op_.kind == LOCKSTEP_GATHER;
-  // Others only read in the remaining kinds. They find the group broken before they believe it.
+  // In the other kinds ranks only read from each other, and discard what they read from a broken group (believable()).
   const bool written = (reduces_whole() || has_root(op_.kind)) && receives(members.rank());
   const std::uint64_t n_written =
       written ? n_bytes_ * (gathers ? static_cast<std::uint64_t>(members.size()) : 1) : 0;
@@ -243,7 +252,7 @@ void Operation::await_buffers_free(CommMembers& members) {
   }
 }
 
-// All ranks have read the same words by now, so all come to the same answer.
+// Every rank decides from what all ranks have published, so all decide alike.
 void Operation::choose_path(CommMembers& members, Workspace& work) {
   if (can_be_inline(members.size()) && n_in_place_ == 0) {
     finish_inline(members, work);
@@ -257,7 +266,7 @@ void Operation::choose_path(CommMembers& members, Workspace& work) {
   }
 }
 
-// Every sender can be read from.
+// Every sender's buffer can be read.
 bool Operation::direct_possible(CommMembers& members) const {
   for (int r = 0; r < members.size(); ++r) {
     if (call_of(members, r).send_reach == Reach::kNowhere) return false;
@@ -322,6 +331,7 @@ Progress Operation::follow_plan(CommMembers& members, Workspace& work) {
 }
 
 bool Operation::reached(CommMembers& members, const Step& step) {
+  // Steps only grow, across operations too: a rank that is already in the next operation has passed every phase of this one.
   const std::uint64_t target = sequence_ << kPhaseBits | step.phase;
   if (step.peer >= 0) peer_ = step.peer;
   for (; peer_ < members.size(); ++peer_) {
@@ -333,6 +343,7 @@ bool Operation::reached(CommMembers& members, const Step& step) {
   return true;
 }
 
+// The store releases what was staged or read before; seq_cst: before ring_others() checks for sleepers.
 void Operation::signal(CommMembers& members, std::uint32_t phase) {
   perturb();
   members.own().step.store(sequence_ << kPhaseBits | phase, std::memory_order_seq_cst);
@@ -349,7 +360,7 @@ void Operation::execute(const Step& step, CommMembers& members, Workspace& work)
       return copy_bytes(stage_in(members.rank()), send + step.user_at, step.n_bytes);
     case StepKind::kCopyOut: {
       const auto* from = step.from_in ? stage_in(step.peer) : stage_out(step.peer) + step.stage_at;
-      // A result that was only moved goes past the caches when it is large (buffer_ref.h).
+      // A large result that is only moved bypasses the caches (buffer_ref.h).
       return copy(own_buffer(recv + step.recv_at), own_buffer(from), step.n_bytes,
                   has_reduce(op_.kind) ? 0 : n_bytes_);
     }

@@ -1,5 +1,19 @@
-// One collective on one rank, as a machine that never waits: advance() goes as far as the others allow and says
-// whether it is done or blocked. Whoever drives the communicator calls it again when something has changed.
+// One collective on one rank, as a state machine that never waits: advance() goes as far as the other ranks allow and returns
+// whether it is done or blocked. The thread that drives the communicator calls it again when something has changed.
+//
+//   kNew --start--> kArriving --all have arrived, same call--+--> kDone                       inline: the payloads are here
+//                                                            |
+//                                                            +--> kClaiming --+--> kCounting  chunks that any rank may claim
+//                                                            |      direct    |        '--> kDone once all chunks are done
+//                                                            |                '--> kLeaving   own slice reduced, or own data read
+//                                                            |                         '--> kDone once all ranks are there
+//                                                            '--> kPlanned ------> kDone      staged: the steps of a plan (plan.h)
+//
+// All ranks take the same path: it depends only on what they have published before they arrived.
+//
+// When an operation is done, no other rank accesses this rank's buffers any more: in kCounting because every chunk is done, in
+// kLeaving because all ranks have signalled that they are, inline and staged because the others only read copies. A failed
+// operation gets the guarantee for writes from await_buffers_free().
 // Thread safety: one driver at a time.
 #pragma once
 
@@ -12,7 +26,7 @@
 
 namespace lockstep::comm::internal {
 
-// kUneven: two ranks disagree on how much one sends the other. kBadPeer: a rank named a place it does not have.
+// kUneven: two ranks disagree on how much one sends the other. kBadPeer: a rank published a buffer outside its arena.
 enum class Progress : std::uint8_t { kDone, kBlocked, kMismatch, kUneven, kBadPeer };
 
 // Room for the pointer lists of a reduction, one entry per rank; owned by the driver.
@@ -34,18 +48,18 @@ class Operation {
  public:
   // Pre: the call was checked (host_engine.cpp). `op.where` must live until start().
   explicit Operation(const lockstep_op& op);
-  // Copies the counts of a kind that has its own; to be called before the caller's arrays go.
+  // Copies the counts of a kind with counts per peer; to be called while the caller's arrays exist.
   void take_counts(int rank, int size);
 
   bool started() const { return stage_ != Stage::kNew; }
   // Publishes the call, with the payload when it is small.
   void start(CommMembers& members, std::uint64_t sequence);
   Progress advance(CommMembers& members, Workspace& work);
-  // After a failure that broke the communicator: returns when no other rank writes into this rank's buffers any more.
-  // One that does not run cannot say so: after a moment the memory is taken from it (take_back).
+  // After a failure that broke the communicator: returns when no other rank writes into this rank's buffers any more. A process
+  // that is stopped cannot confirm that: after a bounded time the memory is taken from it (take_back).
   void await_buffers_free(CommMembers& members);
 
-  // While blocked or after kMismatch or kBadPeer: the rank it is about.
+  // While blocked or after kMismatch or kBadPeer: the rank it waits for, or that caused it.
   int peer() const { return peer_; }
   // After kUneven: peer() sends this one another amount than it expects.
   int uneven_receiver() const { return uneven_receiver_; }
@@ -53,10 +67,10 @@ class Operation {
     return members.block(rank).arrivals[parity()].sequence.load(std::memory_order_acquire) >> 1 == sequence_;
   }
   std::uint64_t sequence() const { return sequence_; }
-  // What its caller calls it; the sequence when it has no number of its own.
+  // The caller's number; the sequence when the caller has none.
   std::uint64_t number() const { return op_.tag != 0 ? static_cast<std::uint64_t>(op_.tag) : sequence_; }
   std::uint64_t fingerprint() const { return fingerprint_; }
-  // Changes whenever advance() got further.
+  // Changes whenever advance() makes progress.
   std::uint64_t mark() const { return mark_; }
   const lockstep_op& call() const { return op_; }
 
@@ -71,11 +85,11 @@ class Operation {
   void choose_path(CommMembers& members, Workspace& work);
   void finish_inline(CommMembers& members, Workspace& work);
   // Direct paths.
-  // The two bools: false when peer_'s word about its buffer cannot be true.
+  // Both booleans: false when what peer_ published about its buffer cannot be true.
   bool find_buffers(CommMembers& members, Workspace& work);
   Progress pull_all(CommMembers& members);
   bool move_pair(CommMembers& members, int other);
-  // False when what it wrote was called back (push.h): the group is broken.
+  // False when a write was revoked (push.h): the group is broken.
   bool reduce_range(CommMembers& members, Workspace& work, std::uint64_t first, std::uint64_t count,
                     std::uint64_t skip);
   Progress reduce_own(CommMembers& members, Workspace& work);
@@ -117,13 +131,13 @@ class Operation {
   std::uint64_t sequence_ = 0;
   std::uint64_t mark_ = 0;
   Stage stage_ = Stage::kNew;
-  bool in_place_ = false;        // this rank's buffers can be reduced where they lie
+  bool in_place_ = false;        // this rank's buffers can be reduced in place
   bool by_kernel_ = false;       // some buffer of a direct reduction is not mapped here
-  bool direct_ = false;          // what it reads lies in the others' buffers
+  bool direct_ = false;          // it reads from the others' buffers
   std::uint32_t n_severed_ = 0;  // of the arena, when the buffers were published
-  int n_in_place_ = 0;           // ranks that said so
-  int peer_ = 0;                 // next rank to look at, or the one to blame
-  // Bytes per peer, for the kinds with counts of their own.
+  int n_in_place_ = 0;           // ranks whose buffers can be reduced in place
+  int peer_ = 0;                 // next rank to check, or the one that caused a failure
+  // Bytes per peer, for the kinds with counts per peer.
   std::vector<std::uint64_t> uneven_sends_, uneven_receives_;
   std::uint64_t uneven_sent_ = 0;
   int uneven_receiver_ = -1;

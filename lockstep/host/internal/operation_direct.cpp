@@ -1,4 +1,8 @@
-// The direct paths of a collective: buffers are read and written where they lie, mapped here or through the kernel.
+// The direct paths of a collective: buffers are read and written in place, mapped here or through the kernel.
+//
+// All accesses happen while an Operation::Inside exists. A rank that finds `broken` in the middle stops at the next chunk and
+// returns kBlocked; the driver then ends the operation. The checks inside loops are relaxed: they only bound how long that
+// takes.
 #include <algorithm>
 
 #include "lockstep/host/internal/buffer_ref.h"
@@ -11,8 +15,8 @@ namespace lockstep::comm::internal {
 namespace {
 
 // A reduction is cut into one slice per rank and each slice into chunks, in elements. Chunks are small enough to be
-// shared out evenly and to notice an abort, large enough that claiming one costs nothing, or, through the kernel, that
-// its calls cost little.
+// distributed evenly and to notice an abort soon, large enough that claiming one costs little, or, through the kernel, that
+// system calls do.
 struct Cut {
   std::uint64_t count, slice, chunk;
   Cut(std::uint64_t n, int size, std::uint64_t element, bool by_kernel) : count(n) {
@@ -27,7 +31,7 @@ struct Cut {
   std::uint64_t n_chunks(int rank) const { return (length(rank) + chunk - 1) / chunk; }
 };
 
-// What one rank pulls from another, or reduces alone, between two looks for an abort.
+// Bytes that one rank reads from another, or reduces alone, between two checks for an abort.
 constexpr std::uint64_t kPullChunk = 1 << 20;
 
 // Between the root and one other rank.
@@ -62,8 +66,9 @@ bool Operation::find_buffers(CommMembers& members, Workspace& work) {
   return true;
 }
 
-// Reduces [first, first + count) of all ranks' inputs, `skip` bytes in, to every target. What is not mapped comes in
-// through scratch memory, which stays in this core's cache, and goes out from a target that is.
+// Reduces [first, first + count) of all ranks' inputs, `skip` bytes in, into every target. Inputs that are not mapped are first
+// copied into scratch memory, which stays in this core's cache; targets that are not mapped are written from one that is.
+// Sources are in rank order whoever runs this: the result has the same bits wherever the chunk was claimed.
 bool Operation::reduce_range(CommMembers& members, Workspace& work, std::uint64_t first, std::uint64_t count,
                              std::uint64_t skip) {
   const std::uint64_t at = first * element_, n_bytes = count * element_;
@@ -79,7 +84,7 @@ bool Operation::reduce_range(CommMembers& members, Workspace& work, std::uint64_
   for (const BufferRef& target : work.recv) {
     if (target.here != nullptr) work.targets[n_here++] = target.here + at;
   }
-  // Nobody's target is here: reduce into scratch.
+  // No target is mapped here: reduce into scratch.
   if (n_here == 0) work.targets[n_here++] = work.scratch.data() + n_sources * n_bytes;
   before_touch();
   reduce(op_.dtype, op_.reduce, work.sources, {work.targets.data(), n_here}, count);
@@ -89,7 +94,7 @@ bool Operation::reduce_range(CommMembers& members, Workspace& work, std::uint64_
   });
 }
 
-// A small one: every rank its own slice, and a word to say so.
+// A small reduction: every rank reduces its own slice and signals when it is done; claiming chunks would cost more.
 Progress Operation::reduce_own(CommMembers& members, Workspace& work) {
   if (!find_buffers(members, work)) return Progress::kBadPeer;
   const Cut cut(op_.count, members.size(), element_, false);
@@ -99,7 +104,7 @@ Progress Operation::reduce_own(CommMembers& members, Workspace& work) {
   return leave_together(members, work);
 }
 
-// Own slice first, then whatever the others have not got to: a rank that is not running holds nobody up.
+// Own slice first, then what the others have not claimed: a rank that is descheduled does not delay the others.
 Progress Operation::claim(CommMembers& members, Workspace& work) {
   if (!find_buffers(members, work)) return Progress::kBadPeer;
   const int size = members.size(), me = members.rank();
@@ -108,6 +113,8 @@ Progress Operation::claim(CommMembers& members, Workspace& work) {
     const int owner = (me + turn) % size;
     Claims& claims = members.block(owner).claims[parity()];
     const std::uint64_t n_chunks = cut.n_chunks(owner);
+    // The load spares a finished slice the write to its cache line. relaxed: the addition hands out each index once, and the
+    // inputs are visible since their owners' arrivals were acquired.
     while (claims.next.load(std::memory_order_relaxed) < n_chunks) {
       const std::uint64_t index = claims.next.fetch_add(1, std::memory_order_relaxed);
       if (index >= n_chunks || members.own().broken.load(std::memory_order_relaxed) != 0) break;
@@ -115,6 +122,7 @@ Progress Operation::claim(CommMembers& members, Workspace& work) {
       const std::uint64_t count = std::min(cut.chunk, cut.begin(owner) + cut.length(owner) - first);
       if (!reduce_range(members, work, first, count, 0)) return Progress::kBlocked;
       perturb();
+      // Releases the chunk's result to who counts it in count_done(); seq_cst: before the check for sleepers.
       if (claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks) members.ring_others();
     }
   }
@@ -124,6 +132,9 @@ Progress Operation::claim(CommMembers& members, Workspace& work) {
   return count_done(members);
 }
 
+// Once every chunk of every slice is done, every input has been read and every result written: the buffers are the callers'
+// again, without a second barrier. While one is missing, peer_ is the owner of its slice, which is not
+// necessarily the rank that claimed the chunk.
 Progress Operation::count_done(CommMembers& members) {
   const Cut cut(op_.count, members.size(), element_, members.kernel_copies());
   for (; peer_ < members.size(); ++peer_) {
@@ -135,7 +146,7 @@ Progress Operation::count_done(CommMembers& members) {
   return Progress::kDone;
 }
 
-// Kinds where every rank only reads from the others; the buffers are theirs again when all have said so.
+// Kinds in which every rank only reads from the others; the buffers are their owners' again when all ranks have signalled.
 Progress Operation::copy_direct(CommMembers& members, Workspace& work) {
   if (op_.kind == LOCKSTEP_REDUCE_SCATTER) {
     if (!find_buffers(members, work)) return Progress::kBadPeer;
@@ -152,6 +163,7 @@ Progress Operation::copy_direct(CommMembers& members, Workspace& work) {
   return leave_together(members, work);
 }
 
+// A barrier: nobody leaves while another rank may still read its buffers, or write into them (reduce_own).
 Progress Operation::leave_together(CommMembers& members, Workspace& work) {
   signal(members, 1);
   plan_.push_back({.kind = StepKind::kWait, .phase = 1});
@@ -166,10 +178,10 @@ Progress Operation::pull_all(CommMembers& members) {
   std::uint64_t whole = 0;
   for (const Traffic::Part& part : traffic.receives) whole += part.n_bytes;
   for (int turn = 0; turn < size; ++turn) {
-    peer_ = (me + turn) % size;  // not all from the same rank at once
+    peer_ = (me + turn) % size;  // so that not all read from the same rank at once
     const Traffic::Part& part = traffic.receives[static_cast<std::size_t>(peer_)];
     if (part.n_bytes == 0) continue;
-    // Where my part lies in the peer's buffer.
+    // Offset of this rank's part in the peer's buffer.
     std::uint64_t at = 0;
     if (is_uneven(op_.kind)) at = counts_of(members, peer_)[me].at;
     if (op_.kind == LOCKSTEP_ALL_TO_ALL) at = static_cast<std::uint64_t>(me) * n_bytes_;
@@ -186,8 +198,8 @@ Progress Operation::pull_all(CommMembers& members) {
   return Progress::kDone;
 }
 
-// Broadcast, scatter and gather: bytes go between the root and each other rank. Both ends of a pair copy chunks of it,
-// as far as each can reach the other's buffer.
+// Broadcast, scatter and gather: bytes move between the root and each other rank. Both ends of a pair claim chunks of it, as far as
+// each can access the other's buffer; the claims are those of the rank that is not the root.
 bool Operation::move_pair(CommMembers& members, int other) {
   const int me = members.rank(), root = op_.root, peer = me == root ? other : root;
   const bool i_receive = (me == root) == (op_.kind == LOCKSTEP_GATHER);
@@ -234,7 +246,7 @@ Progress Operation::move_rooted(CommMembers& members) {
   return count_moved(members);
 }
 
-// A rank is done with its own pair, the root with all.
+// A rank is done when its own pair is, the root when all pairs are.
 Progress Operation::count_moved(CommMembers& members) {
   const auto moved = [&](int r) {
     return members.block(r).claims[parity()].done.load(std::memory_order_acquire) == n_move_chunks(n_bytes_);

@@ -1,5 +1,5 @@
-// Beside local/perturb.h: before_touch() stands where a rank is about to read or write the memory of another one, and there the
-// process can be made to stop, as a debugger or a frozen control group stops it. Nothing, but for the copy of this library
+// In addition to local/perturb.h: before_touch() is called where a rank is about to read or write the memory of another one, and
+// can stop the process there, as a debugger or a frozen control group does. It does nothing, except in the copy of this library
 // that stress_test.cpp and stopped_test.cpp are linked with (LOCKSTEP_PERTURB).
 #pragma once
 

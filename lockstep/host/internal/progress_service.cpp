@@ -87,8 +87,11 @@ void ProgressService::retire(std::unique_ptr<CommMembers> members) {
   });
 }
 
-// The ticket is drawn before anything is looked at, so whatever is posted, rung or stopped afterwards ends the sleep at
-// once. Only while something is stuck do the others have to ring: an idle worker is not announced.
+//   pass, nothing blocked ----------------------------> sleep; only ring() wakes it (posted, stopped, loss)
+//   pass, something blocked --> announce --> pass again --> sleep until `until`; other ranks ring as well
+//
+// The ticket is drawn before anything is looked at, so whatever is posted, rung or stopped afterwards ends the sleep at once. The
+// others need to ring only while something is blocked: an idle worker is not announced, and costs them nothing.
 void ProgressService::work() {
   local::Doorbell& door = host_peers_->own().doorbell;
   const auto stopping = [&] {
@@ -101,13 +104,15 @@ void ProgressService::work() {
     const bool announced = stuck, over = stopping();
     stuck = !over && pass(announced, until);
     drop_idle();
-    // Stuck, and not announced yet: announce, and look once more.
+    // Blocked, and not announced yet: announce, and pass once more.
     if (!over && (announced || !stuck)) local::sleep(door, ticket, until);
     if (announced) local::retract(door);
     if (over) return;
   }
 }
 
+// serving_ marks the communicator that the worker is inside of: remove() waits for it to change, and replaces the entry by null
+// instead of erasing it, so that the index stays valid.
 bool ProgressService::pass(bool last_look, Deadline& until) {
   bool stuck = false;
   std::unique_lock lock(mutex_);
@@ -129,6 +134,8 @@ void ProgressService::drop_idle() {
   std::erase_if(engaged_, [](const Served* served) { return served == nullptr || !served->busy(); });
 }
 
+// On the thread of the watch. The count grows before the lock is taken: loss_of() then waits for the lock, and with it for the
+// cause.
 void ProgressService::tell_loss(int host_rank, local::DeathWatch::Loss loss) {
   n_lost_.fetch_add(1, std::memory_order_seq_cst);
   const std::lock_guard telling(telling_);

@@ -1,5 +1,9 @@
-// One rank's HostPeers and the threads that serve all communicators built on it: a worker that drives posted operations
-// nobody waits for, and a watch over the other processes. A thousand communicators share them.
+// One rank's HostPeers and the threads that serve all communicators built on it: a worker that drives posted operations that no
+// thread waits for, and a watch over the other processes. A thousand communicators share them.
+//
+// Locks. telling_, then mutex_. The worker holds neither while it is inside a communicator; the watch holds telling_ while it
+// notifies communicators of a loss, so remove() returns only when no notification is in progress. A communicator may take its
+// own lock in any call made from here except busy(), which is called under mutex_.
 //
 // Threads: "ls-progress", started when something is first posted; "ls-peer-watch", when there are other processes. The destructor
 // joins both. Thread safety: every method may be called from any thread.
@@ -26,15 +30,15 @@ class Served {
  public:
   enum class State : std::uint8_t {
     kIdle,       // nothing is posted
-    kElsewhere,  // another thread drives it and will wake the worker when it stops
-    kStuck,      // others must move first
+    kElsewhere,  // another thread drives it and wakes the worker when it stops
+    kStuck,      // other ranks must move first
   };
-  // Drives posted operations as far as they go. On the last look before the worker sleeps it also ends what must be
-  // ended, and lowers `until` to the next deadline. Called by the worker.
+  // Advances posted operations as far as possible. On the last call before the worker sleeps it also ends what is late, and lowers
+  // `until` to the next deadline. Called by the worker.
   virtual State serve(bool last_look, Deadline& until) = 0;
   // Something is posted.
   virtual bool busy() const = 0;
-  // The process of a rank of HostPeers has ended. Called by the watch.
+  // The process of a rank of HostPeers has ended. Called by the watch, and by add().
   virtual void lost(int host_rank, const std::string& cause) = 0;
   // Still needs that rank, which has not left in order.
   virtual bool needs(int host_rank) = 0;
@@ -53,18 +57,19 @@ class ProgressService {
 
   HostPeers& host_peers() { return *host_peers_; }
 
-  // From now on losses are told, those that were before at once. remove() returns when no thread of the progress service is inside the communicator any more.
+  // From now on the communicator is notified of losses, immediately of those that happened before. remove() returns when no thread
+  // of the service is inside the communicator any more.
   void add(Served& served);
   void remove(Served& served);
-  // How the process of a rank was lost; nothing while it lives.
+  // How the process of a rank was lost; nothing while it lives. May wait until the cause of a loss is known (300 ms).
   std::optional<std::string> loss_of(int host_rank);
   // Starts the worker, if none runs yet. Raises when the system has no thread for it.
   void start();
   // The worker drives it until it is idle. Pre: start() was called.
   void engage(Served& served);
-  // The worker, and threads that wait in any communicator of this rank, look again.
+  // The worker, and threads that wait in any communicator of this rank, check again.
   void wake();
-  // Takes over what a communicator leaves behind in the arena, until the others have let go of it.
+  // Takes over what a communicator leaves behind in the arena, until the others have released it.
   void retire(std::unique_ptr<CommMembers> members);
 
  private:
@@ -86,7 +91,7 @@ class ProgressService {
   bool stopping_ = false;
   std::vector<std::unique_ptr<CommMembers>> retired_;
 
-  std::mutex telling_;                             // held while losses are told; remove() waits for it
+  std::mutex telling_;  // held while communicators are notified; remove() waits for it
   std::vector<std::pair<int, std::string>> lost_;  // guarded by telling_: (rank of HostPeers, cause)
   base::Thread worker_;                            // guarded by mutex_ until started
   std::atomic<bool> started_{false};

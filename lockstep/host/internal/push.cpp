@@ -30,7 +30,7 @@ int target_of(std::uint64_t number) {
   return static_cast<int>(number & ((1u << kPushRankBits) - 1));
 }
 
-// Where `rank` looks for this rank's receipts, in its own process.
+// Address, in its own process, of the receipt that `rank` has for this rank.
 std::uint64_t receipt_address(CommMembers& members, int rank) {
   CommBlock& block = members.block(rank);
   const auto* receipt = reinterpret_cast<const std::uint8_t*>(block.receipts() + members.rank());
@@ -63,10 +63,10 @@ bool push_all(CommMembers& members, BufferRef to, const std::uint8_t* from, std:
                                                reinterpret_cast<const iovec*>(&push), 2, 0);
     if (result == static_cast<ssize_t>(n_bytes + sizeof(number))) return true;
     const int error = errno;
-    // Called back: most likely it is forbidden by now. If not, another push was meant.
+    // Revoked: the permission is checked again. If it still holds, an earlier push was meant, and this one is repeated.
     if (push.bytes.n_bytes.load(std::memory_order_seq_cst) == 0) continue;
     if (result <= 0) raise_copy_failure(to.pid, error, "process_vm_writev");
-    // It stopped short at a page that it could not reach, and says why when asked to go on.
+    // The kernel stopped at a page that it cannot access; the next call returns the error.
     const auto moved = std::min(static_cast<std::uint64_t>(result), n_bytes);
     to = to + moved;
     from += moved;
@@ -122,7 +122,8 @@ bool put(CommMembers& members, const BufferRef& to, const void* from, std::uint6
 
 void call_back(CommMembers& members, int rank, const std::function<bool()>& inside) {
   Push& push = members.block(rank).push;
-  // The receipt too: this block will be gone one day. First, so that bytes are never written to where it belongs.
+  // The receipt's length too, since this block will be freed one day. It is cleared first: the kernel treats the two lengths as one
+  // range, and with only the first cleared it would write message bytes over the receipt.
   push.receipt.n_bytes.store(0, std::memory_order_seq_cst);
   push.bytes.n_bytes.store(0, std::memory_order_seq_cst);
   base::SlowWait slow(Deadline::never());

@@ -26,7 +26,7 @@ namespace lockstep::comm::internal {
 namespace {
 
 constexpr const char* kAgreedKey = "split";  // in the store: the key, where the caller has none
-constexpr Milliseconds kStoreSlice{250};     // between two looks at the store while waiting
+constexpr Milliseconds kStoreSlice{250};     // between two reads of the store while waiting
 
 // FNV-1a.
 std::uint64_t hash_of(const std::string& key) {
@@ -35,13 +35,13 @@ std::uint64_t hash_of(const std::string& key) {
   return hash;
 }
 
-// Fits a block with its end. Long ones keep their beginning, and a hash of the whole.
+// At most kKeyCapacity with its terminator. Long keys keep their beginning and a hash of the whole.
 std::string short_key(const std::string& key) {
   if (key.size() < kKeyCapacity) return key;
   return fmt::format("{:.40}#{:016x}", key, hash_of(key));
 }
 
-// Null when there cannot be one.
+// Null when there cannot be a block.
 CommBlock* block_in(const Peer& peer, std::uint64_t at) {
   const std::uint64_t room = peer.segment->size();
   if (at < kHeapAt || at > room || sizeof(CommBlock) > room - at) return nullptr;
@@ -135,12 +135,14 @@ std::unique_ptr<CommMembers> Split::run() {
     return std::make_unique<CommMembers>(service_.host_peers(), config_.rank, members_,
                                          std::span(first.blocks(), members_.size()));
   } catch (...) {
-    // Others may have seen the block by now: it stays behind in the arena.
+    // Others may have seen the block by now: it is never freed.
     block_->left.store(1, std::memory_order_seq_cst);
     throw;
   }
 }
 
+// Several threads of a rank may create groups at once, so a slot is claimed by compare-exchange. The hash is stored before the
+// offset, which makes the block findable.
 void Split::list() {
   const std::uint64_t at = service_.host_peers().arena().offset_of(block_);
   for (Listing& slot : service_.host_peers().own().joining) {
@@ -161,6 +163,7 @@ void Split::unlist() {
   listed_ = nullptr;
 }
 
+// Slots are reused while they are read: the offset is loaded again after the hash, and the key in the block decides.
 std::optional<std::uint64_t> Split::find(int rank) {
   const std::uint64_t hash = hash_of(key_);
   for (Listing& slot : peer(rank).header->joining) {
@@ -174,16 +177,16 @@ std::optional<std::uint64_t> Split::find(int rank) {
   return std::nullopt;
 }
 
-// Rank 0 compares for all that it knows of.
+// Called by rank 0 for every member it has found.
 void Split::check_members(int rank, CommBlock& theirs) {
   bool same = theirs.size == config_.size;
   for (int r = 0; same && r < config_.size; ++r) same = theirs.members()[r] == block_->members()[r];
   if (same) return;
   const auto ranks_of = [&](CommBlock& block) {
-    std::string words;
+    std::string text;
     for (int r = 0; r < std::min(block.size, 16); ++r)
-      words += fmt::format("{}{}", r == 0 ? "" : " ", parent_.rank_of(static_cast<int>(block.members()[r])));
-    return block.size > 16 ? fmt::format("{} and {} more", words, block.size - 16) : words;
+      text += fmt::format("{}{}", r == 0 ? "" : " ", parent_.rank_of(static_cast<int>(block.members()[r])));
+    return block.size > 16 ? fmt::format("{} and {} more", text, block.size - 16) : text;
   };
   base::raise(
       ErrorKind::kUsage,
@@ -208,7 +211,7 @@ void Split::collect() {
   } catch (...) {
     const Failure failure = base::current_failure();
     write_failure_record(block_->record, failure, 0);
-    // Those that have come and were not waited for yet must hear of it too.
+    // Members that have arrived and were not waited for yet must be notified too.
     for (int r = 1; r < config_.size; ++r) {
       const auto at = find(r);
       if (at) found_[static_cast<std::size_t>(r)] = block_at(r, *at);
@@ -239,7 +242,7 @@ bool Split::counts_on_us(CommBlock& block) {
 void Split::await_verdict() {
   const auto first_came = [&] {
     if (block_->verdict.load(std::memory_order_seq_cst) == CommBlock::kComplete) return true;
-    // It may make the group without this rank: then it will never look here.
+    // It may create the group without this rank: then it never gives this rank a verdict.
     const auto at = find(0);
     if (at && !counts_on_us(*block_at(0, *at))) check_members(0, *block_at(0, *at));
     return false;
@@ -250,7 +253,7 @@ void Split::await_verdict() {
               ErrorFamily::kBackend);
 }
 
-// By the first member; or by that of a group with the same key and other members, which this rank may be the first of.
+// By the first member; or by that of a group with the same key and other members, of which this rank may be the first.
 void Split::check_refused() {
   if (block_->verdict.load(std::memory_order_seq_cst) != CommBlock::kRefused) return;
   const int by = block_->first_rank;
@@ -264,7 +267,7 @@ void Split::check_refused() {
 
 template <class Ready>
 void Split::wait(int rank, Ready ready) {
-  // While every rank has a core, looking is quicker than sleeping.
+  // While every rank has a core, polling is quicker than sleeping.
   const bool cores_for_all = service_.host_peers().size() <= base::available_cores();
   for (int turns = cores_for_all ? 100 : 1; turns > 0; --turns) {
     if (ready()) return;
@@ -294,33 +297,33 @@ void Split::check_alive(int rank) {
   const auto cause = service_.loss_of(host_rank);
   const bool left = parent_.block(parent_rank(rank)).left.load(std::memory_order_acquire) != 0;
   if (!cause && !left) return;
-  const std::string words = cause ? *cause : "left the group that this one is built on";
+  const std::string text = cause ? *cause : "left the group that this one is built on";
   base::raise(
       Failure{.kind = ErrorKind::kPeerLost,
-              .message = fmt::format("{} cannot join group \"{}\": {}", name_of(rank), config_.name, words),
+              .message = fmt::format("{} cannot join group \"{}\": {}", name_of(rank), config_.name, text),
               .family = ErrorFamily::kBackend,
-              .peer = LostPeer{rank, peer(rank).pid, words}});
+              .peer = LostPeer{rank, peer(rank).pid, text}});
 }
 
-// For members that come when the first one has given up, and no longer lists its block.
+// For members that arrive when the first one has given up, and no longer lists its block.
 void Split::tell_store(const Failure& failure) {
-  const std::string words = fmt::format("{} {}", static_cast<int>(status_of(failure.kind)), failure.message);
-  config_.host->kv_set(config_.host->context, refused_key().c_str(), words.data(), words.size());
+  const std::string text = fmt::format("{} {}", static_cast<int>(status_of(failure.kind)), failure.message);
+  config_.host->kv_set(config_.host->context, refused_key().c_str(), text.data(), text.size());
 }
 
 void Split::look_into_store() {
-  char words[sizeof(FailureRecord::message)];
+  char text[sizeof(FailureRecord::message)];
   std::size_t length = 0;
   const lockstep_host& host = *config_.host;
-  const auto status = host.kv_get(host.context, refused_key().c_str(), words, sizeof(words), &length,
+  const auto status = host.kv_get(host.context, refused_key().c_str(), text, sizeof(text), &length,
                                   Deadline::after(Milliseconds(1)).monotonic_ns());
   if (status == LOCKSTEP_PEER_LOST)
     base::raise(ErrorKind::kPeerLost, "another rank could not join", ErrorFamily::kBackend);
   if (status != LOCKSTEP_OK) return;
   int kind = LOCKSTEP_INTERNAL;
-  const char* end = words + std::min(length, sizeof(words));
-  const char* text = std::from_chars(words, end, kind).ptr;
-  base::raise(kind_of(static_cast<lockstep_status>(kind)), std::string(std::min(text + 1, end), end),
+  const char* end = text + std::min(length, sizeof(text));
+  const char* message = std::from_chars(text, end, kind).ptr;
+  base::raise(kind_of(static_cast<lockstep_status>(kind)), std::string(std::min(message + 1, end), end),
               ErrorFamily::kBackend);
 }
 
@@ -328,24 +331,24 @@ std::string Split::name_of(int rank) {
   return fmt::format("rank {} (pid {})", parent_rank(rank), peer(rank).pid);
 }
 
-// Every member that has not come, and what it does instead: another call of the parent, most likely.
+// Every member that has not arrived, and what it does instead: another call of the parent, most likely.
 std::string Split::missing(int rank, const char* verb, const char* when) {
   constexpr int kMostNamed = 8;
-  std::string words;
+  std::string text;
   int n_missing = 0;
   const auto add = [&](int r) {
     if (++n_missing > kMostNamed) return;
-    words += fmt::format("{}{} {} group \"{}\"{}; on the group it is built on it {}",
-                         words.empty() ? "" : "; and ", name_of(r), verb, config_.name, when,
-                         describe_last(parent_.block(parent_rank(r))));
+    text +=
+        fmt::format("{}{} {} group \"{}\"{}; on the group it is built on it {}", text.empty() ? "" : "; and ",
+                    name_of(r), verb, config_.name, when, describe_last(parent_.block(parent_rank(r))));
   };
   for (int r = 0; r < config_.size; ++r) {
     const bool came = r == config_.rank || found_[static_cast<std::size_t>(r)] != nullptr || find(r);
     if (!came) add(r);
   }
   if (n_missing == 0) add(rank);
-  if (n_missing > kMostNamed) words += fmt::format("; and {} more", n_missing - kMostNamed);
-  return words;
+  if (n_missing > kMostNamed) text += fmt::format("; and {} more", n_missing - kMostNamed);
+  return text;
 }
 
 void Split::raise_late(int rank) {
