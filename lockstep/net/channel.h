@@ -1,6 +1,6 @@
-// A socket whose bytes are sealed once both ends have keys (sealed.h), in the clear before: what a client with or
-// without a job secret reads and writes. Thread safety, blocking and errors as Socket; one that finds bytes the peer
-// did not seal raises kSystem, and from then on nothing can be read.
+// A client's socket, in plaintext until both ends have keys, sealed afterwards (sealed.h); without a job secret it
+// stays in plaintext. Thread safety, blocking and errors as Socket. A read that finds bytes the peer did not seal
+// raises kSystem, and so does every later read.
 #pragma once
 
 #include <cstdint>
@@ -17,7 +17,7 @@ namespace lockstep::net {
 class Channel {
  public:
   explicit Channel(Socket socket) : socket_(std::move(socket)) {}
-  // From here on everything is sealed, as this client's.
+  // Seals everything from here on, with the client's keys.
   void seal_as_client(const SessionKeys& keys);
   bool sealed() const { return opener_.has_value(); }
 
@@ -36,11 +36,11 @@ class Channel {
   Socket socket_;
   std::optional<Sealer> sealer_;
   std::optional<Opener> opener_;
-  Bytes out_;                 // records on their way
-  Bytes in_;                  // what was read last; empty while in the clear
-  std::size_t in_begin_ = 0;  // not yet given to the opener
+  Bytes out_;                 // records being sent
+  Bytes in_;                  // bytes read last; empty while in plaintext
+  std::size_t in_begin_ = 0;  // start of the bytes not yet passed to the opener
   std::size_t in_end_ = 0;
-  Bytes plain_;  // opened, not yet asked for
+  Bytes plain_;  // opened, not yet returned
   std::size_t plain_begin_ = 0;
 };
 

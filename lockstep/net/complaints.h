@@ -1,5 +1,5 @@
-// How many lines about strangers go to the log: the first twenty, then one every ten seconds. Strangers can call as often as they
-// like, and must not fill a disk by it.
+// Rate limit for log lines about unauthenticated connections: the first twenty, then one every ten seconds. Anyone can
+// connect any number of times, and must not fill a disk that way.
 // Thread safety: none; one per loop.
 #pragma once
 
@@ -26,7 +26,7 @@ class Complaints {
     ++held_back_;
     return false;
   }
-  // For the end of a line that may be written: how many were not, before it. Empty when none.
+  // Suffix for a line that may be written: how many were suppressed before it. Empty when none.
   std::string held_back() {
     const auto n = std::exchange(held_back_, 0);
     return n == 0 ? std::string() : " (and " + std::to_string(n) + " like it before)";

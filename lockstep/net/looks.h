@@ -1,8 +1,8 @@
-// When looking again for bytes beats sleeping until they come. Between two looks the core is yielded. Where only the two
-// ends of a conversation want the cores that costs a microsecond, and a core that is woken from sleep takes tens of them.
-// Where others compute, a yield lasts as long as their time slice, while a sleeper is woken as soon as its bytes
-// are there. So a yield that took long ends the looking for a while, each time for longer.
-// Thread safety: none, one per thread that looks.
+// Decides when polling for bytes beats blocking. Between two polls the core is yielded. When only the two ends of a
+// connection need the cores, a yield costs a microsecond, while waking a core from sleep takes tens. When others
+// compute, a yield lasts as long as their time slice, while a blocked thread is woken as soon as its bytes arrive. So a
+// slow yield suspends polling for a while, each time for longer.
+// Thread safety: none; one per polling thread.
 #pragma once
 
 #include <sched.h>
@@ -24,7 +24,7 @@ class Looks {
     account(now, after);
     return after;
   }
-  // What yield() learns from how long it took.
+  // Updates the state from the duration of a yield.
   void account(Clock::time_point now, Clock::time_point after) {
     if (after - now > kLong) {
       again_ = after + pause_;
@@ -40,7 +40,7 @@ class Looks {
   static constexpr Clock::duration kLong = std::chrono::microseconds(200);
   static constexpr Clock::duration kShortestPause = std::chrono::milliseconds(10);
   static constexpr Clock::duration kLongestPause = std::chrono::seconds(1);
-  static constexpr int kQuickAgain = 1000;  // quick yields in a row that count as a quiet machine
+  static constexpr int kQuickAgain = 1000;  // consecutive quick yields after which the machine counts as idle
 
   Clock::time_point again_{};
   Clock::duration pause_ = kShortestPause;

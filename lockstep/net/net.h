@@ -1,12 +1,12 @@
-// Talking to other processes: sockets with deadlines, the job secret and its handshake, local sockets that carry
-// descriptors, and memory to share.
+// Communication with other processes: sockets with deadlines, the job secret and its handshake, local sockets that pass
+// descriptors, and shared memory. Thread safety: stated in each header.
 //
 //   address.h         an Internet address and port
 //   socket.h          a TCP connection, a listener
-//   secret.h          the 32 bytes all processes of a job know
+//   secret.h          the 32 bytes that all processes of a job share
 //   handshake.h       both sides of a connection prove that they know them, and agree on keys
-//   peer_handshake.h  the messages around that by which two processes meet: who calls, welcome or refusal
-//   sealed.h          records that nobody in between can read or change
+//   peer_handshake.h  the messages around it: introduction, welcome or refusal
+//   sealed.h          encrypted and authenticated records
 //   channel.h         a client's connection, sealed once there are keys
 //   unix_socket.h     messages and descriptors between processes of one host
 //   segment.h         sealed shared memory

@@ -1,17 +1,18 @@
-// What both directions of a TCP connection carry after the handshake when there is a job secret: records sealed with
-// AES-256-GCM under a key per direction and connection.
+// The record format of a TCP connection after the handshake, when there is a job secret: AES-256-GCM with one key per
+// direction and connection.
 //
 //   record := u32 n, sealed[n], tag[16]        1 <= n <= 64 KiB; the length is authenticated too
 //
-// The nonce is the direction's secret iv combined with the record's number, which is counted and never sent: a record
-// that was changed, repeated, left out, moved or made up does not open, and nothing after it does. A stream may still
-// be cut at any point; both users of this treat an end as an error unless they have the answer they wait for. After
-// 2^20 records each direction moves on to a key derived from the one before, far below the limits of GCM.
+// The nonce is the direction's secret iv combined with the record number, which is counted and never sent: a record
+// that was modified, replayed, dropped, reordered or forged fails authentication, and so does everything after it. A
+// stream may still be truncated at any point; both users treat end of stream as an error unless they already have the
+// answer they wait for. After 2^20 records, far below the limits of GCM, each direction derives a new key from the
+// previous one.
 //
-// Not for local sockets: their two ends are connected by the kernel, and the name that was called is in the proofs.
+// Not used on local sockets: the kernel connects their two ends, and the handshake's proofs cover the socket's name.
 //
-// A forked child has its parent's keys and numbers: what it sealed would share a nonce with what its parent seals next, which
-// gives both texts away. There sealing raises kUsage.
+// A forked child has its parent's keys and record numbers: its next record would reuse the nonce of its parent's next
+// record, which reveals both plaintexts. Sealing in a forked child therefore raises kUsage.
 //
 // No I/O. Thread safety: none; one Sealer and one Opener per connection.
 #pragma once
@@ -40,8 +41,8 @@ class RecordCipher {
   enum class Direction : bool { kOpen, kSeal };
   RecordCipher(const DirectionKey& key, Direction direction, std::uint64_t records_per_key);
 
-  // `in` to `out`, which may be the same; writes or compares the tag. False when a record does not open. Each call
-  // is one record. Raises kUsage in a forked child.
+  // One record: `in` to `out`, which may be the same; writes or verifies the tag. False when authentication fails.
+  // Raises kUsage in a forked child.
   bool run(std::span<const std::uint8_t, kRecordHead> head, std::span<const std::uint8_t> in,
            std::uint8_t* out, std::uint8_t* tag);
 
@@ -55,7 +56,7 @@ class RecordCipher {
   DirectionKey key_;
   Direction direction_;
   std::uint64_t records_per_key_;
-  std::uint64_t number_ = 0;  // of the next record under this key
+  std::uint64_t number_ = 0;  // number of the next record under this key
   base::MadeHere made_here_;
   std::unique_ptr<evp_cipher_ctx_st, Free> context_;
 };
@@ -64,7 +65,7 @@ class Sealer {
  public:
   explicit Sealer(const DirectionKey& key, std::uint64_t records_per_key = kRecordsPerKey)
       : cipher_(key, RecordCipher::Direction::kSeal, records_per_key) {}
-  // Appends to `out` as many records as `plain` needs; nothing for nothing. Raises kUsage in a forked child.
+  // Appends as many records to `out` as `plain` needs; none when it is empty. Raises kUsage in a forked child.
   void seal(std::span<const std::uint8_t> plain, Bytes& out);
 
  private:
@@ -75,13 +76,13 @@ class Opener {
  public:
   explicit Opener(const DirectionKey& key, std::uint64_t records_per_key = kRecordsPerKey)
       : cipher_(key, RecordCipher::Direction::kOpen, records_per_key) {}
-  // Takes bytes away from the front of `bytes`, in the order in which they came, until a record is complete, and gives
-  // its plain text, which holds until the next call of any Opener on this thread. Nothing: all of `bytes` is taken and
-  // more are needed, or failed().
+  // Consumes received bytes from the front of `bytes` until a record is complete and returns its plaintext, valid until
+  // the next call of any Opener on this thread. Nothing when all of `bytes` is consumed and more is needed, or after
+  // failed().
   std::optional<std::span<const std::uint8_t>> next(std::span<const std::uint8_t>& bytes);
-  // Something came that the peer did not seal; nothing more is taken.
+  // A record failed authentication; no more input is accepted.
   bool failed() const { return failed_; }
-  // Nothing of a next record has come.
+  // True at a record boundary: no partial record is buffered.
   bool between_records() const { return held_.empty(); }
 
  private:
@@ -89,7 +90,7 @@ class Opener {
   std::size_t whole_size(std::span<const std::uint8_t> head);
 
   RecordCipher cipher_;
-  Bytes held_;  // of a record that is not complete
+  Bytes held_;  // bytes of an incomplete record
   bool failed_ = false;
 };
 

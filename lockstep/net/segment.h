@@ -1,9 +1,8 @@
-// A piece of memory that processes share: a sealed memfd, mapped whole. Nobody can shrink or grow it, so a
-// mapping never ends under its reader; it is gone when the last descriptor and mapping are, however they
-// went.
+// Shared memory: a sealed memfd, mapped whole. It cannot be shrunk or grown, so a mapping never becomes invalid under
+// its reader. The kernel frees it with the last descriptor and mapping, however the processes end.
 //
-// The size may be far beyond memory: pages exist once committed. Touching a page that was never committed
-// works while memory lasts and kills the process when it does not, so commit first.
+// The size may far exceed physical memory: pages are allocated by commit. Touching an uncommitted page works while
+// memory is available and kills the process otherwise, so commit first.
 //
 // Thread safety: commit and discard may be called from any thread on distinct ranges. Nothing blocks.
 #pragma once
@@ -21,25 +20,25 @@ class Segment {
   // A new segment of `n_bytes` (rounded up to pages), all zero. `name` shows in /proc/<pid>/maps only.
   // Raises kResource or kSystem.
   static Segment create(const std::string& name, std::size_t n_bytes);
-  // Maps a segment another process made. Raises kUsage when `fd` is not a memfd sealed against shrinking and
-  // growing, or its size is not `n_bytes` rounded up to pages: a peer's word about the size is never trusted.
+  // Maps a segment created by another process. Raises kUsage when `fd` is not a memfd sealed against shrinking and
+  // growing, or its size is not `n_bytes` rounded up to pages: the size a peer claims is never trusted.
   static Segment from_fd(base::Fd fd, std::size_t n_bytes);
 
-  // Makes the pages of a range exist. Raises kResource when neither the machine nor the control group has the
-  // memory, leaving the range as it was or partly committed; kUsage outside the segment.
+  // Allocates the pages of a range. Raises kResource when the machine or the control group lacks the memory; the range
+  // is then unchanged or partly committed. Raises kUsage outside the segment.
   void commit(std::size_t offset, std::size_t n_bytes);
-  // Gives whole pages inside a range back; they read as zero afterwards. Raises kUsage outside the segment.
+  // Frees the whole pages inside a range; they read as zero afterwards. Raises kUsage outside the segment.
   void discard(std::size_t offset, std::size_t n_bytes);
-  // From now on the pages of a range are this process's own: they keep address and content, what it writes stays here,
-  // and what others write to the segment is not seen. A write of this process that runs at the same time is kept. Raises
-  // kUsage outside the segment, kResource when there is no memory for the copy.
+  // Makes the pages of a range private to this process: address and content stay, its writes are not shared, and writes
+  // of others to the segment are not visible. A concurrent write by this process is preserved. Raises kUsage outside
+  // the segment, kResource without memory for the copy.
   void make_private(std::size_t offset, std::size_t n_bytes);
 
   std::uint8_t* data() const { return data_; }
   std::size_t size() const { return n_bytes_; }
   // For SCM_RIGHTS; stays owned.
   int fd() const { return fd_.get(); }
-  // For a mapping that is only read and written: one descriptor less. commit and discard fail from then on.
+  // Saves a descriptor when the mapping is only read and written. commit and discard fail afterwards.
   void close_fd() { fd_.reset(); }
   explicit operator bool() const { return data_ != nullptr; }
 
@@ -58,8 +57,7 @@ class Segment {
   std::size_t n_bytes_ = 0;
 };
 
-// Bytes of memory that could be had now: the machine's available memory, or less where a control group limits
-// it.
+// Bytes that could be allocated now: the machine's available memory, or less under a control group limit.
 std::uint64_t available_memory();
 
 }  // namespace lockstep::net

@@ -1,9 +1,9 @@
-// A connected stream socket, TCP or local, and a listening one. No small-packet delay, close-on-exec, no SIGPIPE.
+// A connected stream socket, TCP or local, and a listening one. TCP_NODELAY, close-on-exec, no SIGPIPE.
 //
-// Thread safety: one thread may write while another reads; everything else from one thread at a time.
-// Blocking: every call ends at its deadline. Errors: DistNetworkError naming the peer; kTimeout at the deadline,
-// kPeerLost when the peer closed, kSystem otherwise. After an error in the middle of a read or write the stream's
-// place is unknown: close it.
+// Thread safety: one thread may write while another reads; everything else from one thread at a time. Blocking: every
+// call ends at its deadline. Errors: DistNetworkError naming the peer; kTimeout at the deadline, kPeerLost when the
+// peer closed, kSystem otherwise. After an error in the middle of a read or write the stream position is unknown: close
+// it.
 #pragma once
 
 #include <chrono>
@@ -38,11 +38,11 @@ class Socket {
   void read_exact(std::span<std::uint8_t> buffer, Deadline deadline);
   // At least one byte, at most the buffer.
   std::size_t read_some(std::span<std::uint8_t> buffer, Deadline deadline);
-  // Before a read sleeps it looks for bytes this long, yielding the core in between. A core that is woken from sleep
-  // takes tens of microseconds, many times what a nearby peer needs to answer. Where others want the cores it sleeps
-  // nevertheless (looks.h). 0 at first: sleep at once.
+  // Before blocking, a read polls for bytes this long, yielding the core between polls. Waking a core from sleep takes
+  // tens of microseconds, many times what a nearby peer needs to answer. When other threads compete for the cores it
+  // blocks nevertheless (looks.h). Default 0: block at once.
   void set_look_before_sleep(std::chrono::microseconds time) { look_ = time; }
-  // Ends the stream in both directions; a blocked call of another thread returns with an error.
+  // Shuts down both directions; a blocked call in another thread fails with an error.
   void shut_down() noexcept;
 
   const Address& local() const { return local_; }
@@ -62,22 +62,23 @@ class Socket {
   Address peer_;
   std::chrono::microseconds look_{0};
   Looks looks_;
-  std::int64_t receive_timeout_us_ = 0;  // as the kernel has it; 0: none
+  std::int64_t receive_timeout_us_ = 0;  // as set in the kernel; 0: none
 };
 
 class Listener {
  public:
-  // Port 0 takes a free one. `backlog` is cut by net.core.somaxconn. Raises DistNetworkError; the text says EADDRINUSE
-  // when the port is taken.
-  // As many as a large job's workers, who may all connect before anybody accepts; the kernel cuts it to net.core.somaxconn.
+  // Enough for all workers of a large job, which may all connect before the first accept; the kernel caps it at
+  // net.core.somaxconn.
   static constexpr int kBacklog = 4096;
 
+  // Port 0 picks a free port. Raises DistNetworkError; the message says EADDRINUSE when the port is in use.
   static Listener listen(const Address& address, int backlog);
   // On every interface, IPv6 and IPv4 where the machine has both.
   static Listener listen_everywhere(std::uint16_t port, int backlog);
-  // Takes over a stream socket that is bound; start() it when it may not listen yet. Raises kUsage for any other.
+  // Takes over a bound stream socket; call start() if it may not be listening yet. Raises kUsage for any other
+  // descriptor.
   static Listener adopt(base::Fd fd);
-  // Listens, if it did not. Raises DistNetworkError.
+  // Starts listening, unless it already is. Raises DistNetworkError.
   void start(int backlog);
 
   Socket accept(Deadline deadline);

@@ -1,14 +1,13 @@
-// Local sockets with abstract names: they leave nothing in the file system, tell who the peer is
-// (SO_PEERCRED) and carry descriptors (SCM_RIGHTS). Messages keep their borders and arrive whole
-// (SOCK_SEQPACKET).
+// Local sockets with abstract names: they leave nothing in the file system, identify the peer (SO_PEERCRED) and pass
+// descriptors (SCM_RIGHTS). Message boundaries are preserved (SOCK_SEQPACKET).
 //
 // Thread safety: one thread may send while another receives. Blocking: every call ends at its deadline.
 // Errors: DistNetworkError; kTimeout at the deadline, kPeerLost when the peer closed, kSystem otherwise.
 //
-// Abstract names are per network namespace and open to every user, and a descriptor is a weapon: whoever closes the last
-// one of a TCP socket with unsent data that lingers sleeps in the kernel for as long as its maker likes, whether it
-// was asked for or not. So a socket that was reached by name takes no descriptors until trust_own_user() (Linux 6.16 and
-// later; earlier kernels have no way to refuse them).
+// Abstract names are per network namespace and open to every user, and receiving a descriptor is dangerous: closing the
+// last reference to a TCP socket with unsent data and SO_LINGER blocks in the kernel as long as its creator chose,
+// whether the descriptor was wanted or not. So a socket that was reached by name accepts no descriptors until
+// trust_own_user() (Linux 6.16 and later; earlier kernels cannot refuse them).
 #pragma once
 
 #include <sys/types.h>
@@ -31,31 +30,31 @@ struct PeerCredentials {
   gid_t gid = 0;
 };
 
-// Most bytes and descriptors in one message.
+// Limits on bytes and descriptors per message.
 inline constexpr std::size_t kMaxUnixMessage = 64 << 10;
 inline constexpr std::size_t kMaxUnixFds = 64;
 
 class UnixSocket {
  public:
-  // Connects to the abstract name, trying again until the deadline while nobody listens there.
+  // Connects to the abstract name, retrying until the deadline while nothing listens there.
   static UnixSocket connect(const std::string& name, Deadline deadline);
-  // Once, without waiting. Nothing: `code` is the errno value.
+  // Tries once, without waiting. On failure returns nothing and sets `code` to errno.
   static std::optional<UnixSocket> try_connect(const std::string& name, int& code);
-  // Two ends connected with each other.
+  // A connected pair.
   static std::pair<UnixSocket, UnixSocket> pair();
 
-  // Who connected or accepted, as the kernel saw it at that moment.
+  // The peer's credentials at the time of connect or accept, from the kernel.
   PeerCredentials peer() const;
-  // False when the peer runs as another user. Else it may pass descriptors from now on. Neither end of a pair() needs it.
+  // False when the peer runs as another user; otherwise it may pass descriptors from now on. Not needed for pair().
   bool trust_own_user();
-  // 1 to kMaxUnixMessage bytes, and up to kMaxUnixFds descriptors, which stay the caller's. Waits while the peer takes no
-  // descriptors yet.
+  // 1 to kMaxUnixMessage bytes, and up to kMaxUnixFds descriptors, which the caller keeps owning. Waits until the peer
+  // accepts descriptors.
   void send(std::span<const std::uint8_t> message, Deadline deadline, std::span<const int> fds = {});
   // One message into `buffer`; returns its length. Descriptors go to `fds`, close-on-exec, or are closed when
   // it is null. A message longer than the buffer raises kSystem.
   std::size_t receive(std::span<std::uint8_t> buffer, Deadline deadline,
                       std::vector<base::Fd>* fds = nullptr);
-  // True when the peer has closed its end; never blocks and takes nothing.
+  // True when the peer has closed its end; never blocks and consumes nothing.
   bool peer_closed() const;
 
   // For poll(2); stays owned.
@@ -71,11 +70,10 @@ class UnixSocket {
 
 class UnixListener {
  public:
-  // Takes the abstract name, without the leading zero byte; raises kUsage when it is taken. "" lets the
-  // kernel choose.
+  // Binds the abstract name, without the leading zero byte; raises kUsage when it is in use. "" lets the kernel choose.
   static UnixListener listen(const std::string& name = "");
   UnixSocket accept(Deadline deadline);
-  // Nothing when nobody waits.
+  // Nothing when no connection is pending.
   std::optional<UnixSocket> try_accept();
   const std::string& name() const { return name_; }
   int fd() const { return fd_.get(); }
