@@ -1,5 +1,5 @@
-// The type codes of the object format (docs/wire.md): the byte every value begins with. Numbers never change; new
-// kinds of value get new ones, with a new format version.
+// The type codes of the object format (docs/wire.md): the byte every value begins with. Codes never change; new kinds
+// of value get new codes and a new format version. Thread safety: no state.
 #pragma once
 
 #include <bit>
@@ -29,7 +29,7 @@ enum class Code : std::uint8_t {
   kC64 = 0x0C,
   kC128 = 0x0D,
   kText = 0x10,
-  kPacked = 0x11,  // numbers without a code each
+  kPacked = 0x11,  // numbers without individual codes
   kList = 0x12,
   kMap = 0x13,
   kTuple = 0x14,
@@ -41,10 +41,10 @@ enum class Code : std::uint8_t {
 
 inline constexpr std::uint8_t kMagic[] = {'L', 'S', 'O'};
 inline constexpr std::uint8_t kVersion = 1;
-// How deep values may lie in each other, in both directions: decoding recurses.
+// Maximum nesting depth, for encoding and decoding: decoding recurses.
 inline constexpr int kMaxDepth = 128;
 
-// "i32"; "an unknown type" for a byte that is no code.
+// "i32"; "an unknown type" for a byte that is not a code.
 std::string_view name_of(Code code) noexcept;
 // Bytes of a number (kBool to kC128), 0 for any other code.
 std::size_t width_of(Code code) noexcept;
@@ -56,12 +56,12 @@ inline constexpr bool is_complex<std::complex<float>> = true;
 template <>
 inline constexpr bool is_complex<std::complex<double>> = true;
 
-// What is packed when many stand in a row. long double has no fixed form and is not one.
+// The types that are packed in sequences. long double has no fixed representation and is excluded.
 template <class T>
 concept Number = (std::is_integral_v<T> && sizeof(T) <= 8) || std::is_same_v<T, float> ||
                  std::is_same_v<T, double> || std::is_enum_v<T> || is_complex<T>;
 
-// By size and sign, so that long and long long are one type; an enum is the integer below it.
+// By size and signedness, so that long and long long are one type; an enum has its underlying type's code.
 template <Number T>
 consteval Code code_of() {
   if constexpr (std::is_enum_v<T>) {

@@ -1,18 +1,19 @@
-// How a C++ type becomes values of the object format and back: Codec<T>, specialised here for numbers, text and
-// structs, in container_codecs.h and tuple_codecs.h for the standard library, in tensor/tensor_object.h for tensors.
+// Conversion between C++ types and the object format: Codec<T>, specialised here for numbers, text and structs, in
+// container_codecs.h and tuple_codecs.h for the standard library, in tensor/tensor_object.h for tensors.
 //
-// A user's struct joins by one function beside it, found by argument-dependent lookup, which lists its members:
+// A user's struct needs one function beside it, found by argument-dependent lookup, that lists its members:
 //
 //   struct Sample { std::string name; std::vector<float> values; };
 //   auto lockstep_fields(lockstep::SelfOf<Sample> auto& self) { return std::tie(self.name, self.values); }
 //
-// or, with a name and version that both sides must share and member names for messages:
+// or, with a name and version that must match on both sides and member names for error messages:
 //
 //   auto lockstep_fields(lockstep::SelfOf<Sample> auto& self) {
 //     return lockstep::fields({.name = "app.Sample", .version = 2, .members = "name values"}, self.name, self.values);
 //   }
 //
-// The struct must be default constructible. Private members: declare the function a friend, or define it in the class.
+// The struct must be default constructible. For private members declare the function a friend, or define it in the
+// class. Thread safety: no shared state.
 #pragma once
 
 #include <array>
@@ -34,11 +35,11 @@ namespace lockstep {
 template <class Self, class T>
 concept SelfOf = std::same_as<std::remove_const_t<Self>, T>;
 
-// What the two sides compare of a struct. Texts must be literals.
+// What the two sides compare of a struct. The strings must be literals.
 struct StructInfo {
   std::string_view name{};
   std::uint32_t version = 0;
-  std::string_view members{};  // separated by blanks; not sent
+  std::string_view members{};  // separated by spaces; not sent
 };
 
 template <class... Members>
@@ -55,13 +56,13 @@ Fields<Members...> fields(StructInfo info, Members&... members) {
 namespace object {
 
 // Each has
-//   static std::string name()                what messages call the type
+//   static std::string name()                the type in error messages
 //   static void write(Encoder&, const T&)
 //   static void read(Decoder&, T& out)       `out` is default constructed; raises kUsage
 template <class T>
 struct Codec;
 
-// T can be sent. Say so before templates fail deep inside.
+// T can be encoded. Checked up front, for a readable compile error.
 template <class T>
 concept Encodable = requires(Encoder& encoder, const T& value) {
   Codec<T>::write(encoder, value);
@@ -85,7 +86,7 @@ T read(Decoder& decoder) {
   return value;
 }
 
-// A bool or an enum of bool is 0 or 1; other bytes would be undefined behaviour to look at.
+// A bool or an enum of bool must be 0 or 1; reading any other byte as one would be undefined behaviour.
 template <Number T>
 inline constexpr bool is_checked = code_of<T>() == Code::kBool;
 
@@ -131,14 +132,14 @@ concept HasFields = std::is_class_v<T> && requires(T& value) {
 
 // The i-th word of `members`, empty when there are fewer.
 std::string_view member_name(std::string_view members, std::size_t index) noexcept;
-// Reads a struct's head; anything but `info` and `n` members is refused.
+// Reads a struct's header; refuses anything but `info` and `n` members.
 void expect_struct(Decoder& decoder, const StructInfo& info, std::size_t n);
 std::string struct_name(const StructInfo& info, std::size_t n);
 
 template <HasFields T>
 struct Codec<T> {
   static std::string name() {
-    T probe{};  // only for a message: the members say what the type is called
+    T probe{};  // only for an error message: name and member count come from its fields
     const auto fields = as_fields(lockstep_fields(probe));
     return struct_name(fields.info, std::tuple_size_v<decltype(fields.members)>);
   }

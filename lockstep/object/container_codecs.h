@@ -1,6 +1,6 @@
-// Codecs of the standard containers: sequences, arrays, sets, maps.
-// Sequences and sets of one element type are one type on the wire, so that a vector can be read as a deque; unordered
-// ones are written in the order they are walked in.
+// Codecs of the standard containers: sequences, arrays, sets, maps. Thread safety: no shared state.
+// Sequences and sets of one element type have the same type on the wire, so a vector can be read as a deque; unordered
+// containers are written in iteration order.
 #pragma once
 
 #include <array>
@@ -26,7 +26,7 @@ std::string list_name() {
   return "list of " + Codec<T>::name();
 }
 
-// A row of elements, packed when they are numbers.
+// A sequence of elements, packed when they are numbers.
 template <class T, class Range>
 void write_row(Encoder& encoder, const Range& row) {
   const auto n = static_cast<std::uint64_t>(std::ranges::size(row));
@@ -45,7 +45,7 @@ void write_row(Encoder& encoder, const Range& row) {
   }
 }
 
-// The bytes of a packed row, all of them there.
+// The bytes of a packed sequence, complete.
 template <Number T>
 std::span<const std::uint8_t> take_packed(Decoder& decoder) {
   decoder.expect(Code::kPacked, list_name<T>);
@@ -61,7 +61,7 @@ std::span<const std::uint8_t> take_packed(Decoder& decoder) {
   return raw;
 }
 
-// Calls add(element) for each; `check(n)` first, with a count that the bytes can hold.
+// Calls `check(n)`, with a count the remaining bytes can hold, then add(element) for each element.
 template <class T, class Check, class Add>
 void read_row(Decoder& decoder, const Check& check, const Add& add) {
   if constexpr (Number<T>) {
@@ -95,7 +95,7 @@ struct SequenceCodec {
       out.resize(raw.size() / sizeof(T));
       if (!raw.empty()) std::memcpy(out.data(), raw.data(), raw.size());
     } else {
-      // No room is made ahead for elements larger than their bytes: the count is the sender's word.
+      // No reserve: elements may be larger than their encoding, and the count is untrusted.
       read_row<T>(
           decoder, [](std::size_t) {}, [&](T element) { out.push_back(std::move(element)); });
     }

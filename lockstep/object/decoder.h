@@ -1,10 +1,9 @@
-// Reads values in the object format from bytes that may be anybody's. Codecs (codec.h) drive it; programs call decode
-// (object.h).
+// Reads values in the object format from untrusted bytes. Codecs (codec.h) drive it; programs call decode (object.h).
 //
-// Nothing is believed: a code is compared with the expected one, a length with the bytes that are there before memory
-// is taken, nesting with kMaxDepth. Whatever is wrong raises kUsage with the place in the value:
-// "at .layers[3].name: expected text, got i32". No code runs but the codecs of the type that the caller asked for.
-// Thread safety: none; a value of one thread. The bytes and blobs must outlive it.
+// Nothing is trusted: a code is checked against the expected one, a length against the remaining bytes before memory is
+// allocated, nesting against kMaxDepth. Any mismatch raises kUsage with the path in the value: "at .layers[3].name:
+// expected text, got i32". Only the codecs of the type that the caller asked for run. Thread safety: none; one thread
+// at a time. The bytes and blobs must outlive it.
 #pragma once
 
 #include <cstdint>
@@ -24,11 +23,11 @@ namespace lockstep::object {
 
 class Decoder {
  public:
-  // Reads the header; raises kUsage when these are not an object's bytes, or not of this version, or when another
-  // number of blobs came with them.
+  // Reads the header; raises kUsage when the bytes are not an object of this version, or the number of blobs does not
+  // match.
   explicit Decoder(std::span<const std::uint8_t> bytes, std::span<const Blob> blobs = {});
 
-  // Takes the value's code; any other than `code` is refused, with `wanted()` saying what was expected.
+  // Consumes the value's code; refuses any other than `code`, with `wanted()` naming what was expected.
   template <class Wanted>
   void expect(Code code, Wanted&& wanted) {
     if (peek() != code) refuse_type(wanted());
@@ -44,18 +43,18 @@ class Decoder {
   }
   std::span<const std::uint8_t> take_raw(std::uint64_t n_bytes);
   std::span<const std::uint8_t> take_sized() { return take_raw(take<std::uint64_t>()); }
-  // A count of things that take at least `n_bytes` each.
+  // A count of elements of at least `n_bytes` each, checked against the remaining bytes.
   std::size_t take_count(std::size_t n_bytes);
   std::span<const std::uint8_t> take_blob() { return take_held_blob().bytes; }
-  // With its owner, where it came beside the object; without one where it lies inside.
+  // With its owner when it was sent beside the object; without one when it is inside.
   Blob take_held_blob();
-  // Checks a value of any type and returns its bytes, code included. Blobs beside it are refused.
+  // Validates a value of any type and returns its bytes, code included. Refuses values with blobs beside the object.
   std::span<const std::uint8_t> take_any();
   // Raises when bytes are left over.
   void finish() const;
 
-  // A step into a value while it lives: a field by name, or an element by number ("[3]"; "<3>" in a tuple, ".#3" in a
-  // struct whose fields have no names; nothing for what an optional or variant holds).
+  // A path component for its lifetime: a field by name, or an element by index ("[3]"; "<3>" in a tuple, ".#3" in a
+  // struct whose fields have no names; nothing for the value of an optional or variant).
   class Step {
    public:
     enum class In : std::uint8_t { kList, kTuple, kStruct, kKey, kHeld };

@@ -1,8 +1,8 @@
 // Writes values in the object format. Codecs (codec.h) drive it; programs call encode (object.h).
 //
-// The sink is a byte string and, when wanted, a list of blobs: with one, the bytes of large things (tensors) are not
-// copied but handed over beside the byte string, for transports that can send from where they lie.
-// Thread safety: none; a value of one thread.
+// The output is a byte string and optionally a list of blobs: with one, the bytes of large values (tensors) are not
+// copied but referenced in the list, for transports that can send them in place. Thread safety: none; one thread at a
+// time.
 #pragma once
 
 #include <cstdint>
@@ -17,18 +17,18 @@
 
 namespace lockstep::object {
 
-// Bytes that travel beside an object. `owner` keeps them where they are.
+// Bytes sent beside an object. `owner` keeps them alive.
 struct Blob {
   std::shared_ptr<const void> owner;
   std::span<const std::uint8_t> bytes;
-  // Whoever decodes may keep the bytes, and change them, for as long as it holds `owner`: nobody else looks at them.
+  // The decoder may keep and modify the bytes as long as it holds `owner`: nothing else accesses them.
   bool yours = false;
 };
 using Blobs = std::vector<Blob>;
 
 class Encoder {
  public:
-  // `blobs` null: everything goes into the byte string. Else it must outlive the encoder.
+  // `blobs` null: everything goes into the byte string. Otherwise it must outlive the encoder.
   explicit Encoder(Blobs* blobs = nullptr);
 
   Encoder& code(Code code) { return put(static_cast<std::uint8_t>(code)); }
@@ -49,10 +49,10 @@ class Encoder {
     out_.raw(bytes);
     return *this;
   }
-  // In place, or beside the object.
+  // Appended to the byte string, or to the list of blobs.
   Encoder& blob(Blob blob);
 
-  // One level down while it lives; raises kUsage beyond kMaxDepth, so that the sender hears of it.
+  // One nesting level for its lifetime; raises kUsage beyond kMaxDepth, so that the error occurs at the sender.
   class Deeper {
    public:
     explicit Deeper(Encoder& encoder);
@@ -64,7 +64,7 @@ class Encoder {
     Encoder& encoder_;
   };
 
-  // The whole object, header included. Once.
+  // The whole object, header included. Call once.
   Bytes take();
 
  private:

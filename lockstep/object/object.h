@@ -1,12 +1,13 @@
-// C++ values as bytes: self-describing, bounded, data only (docs/wire.md). Read codec.h for how a struct of yours joins.
+// C++ values as bytes: self-describing, bounded, data only (docs/wire.md). codec.h shows how to add a struct of your
+// own.
 //
 //   Bytes bytes = encode(std::map<std::string, std::vector<double>>{{"loss", {0.5, 0.25}}});
 //   auto back = decode<std::map<std::string, std::vector<double>>>(bytes);
 //
-// Every value carries its type: a reader that expects another one gets a kUsage error with the place in the value,
-// never a misread. Types are numbers, bool, enums, std::string, what container_codecs.h and tuple_codecs.h name,
-// tensors (include tensor/tensor_object.h), structs with lockstep_fields, and Object, which holds any of these.
-// Thread safety: values, no shared state.
+// Every value carries its type: a reader that expects another one gets a kUsage error with the path in the value, never
+// a wrong value. Types are numbers, bool, enums, std::string, what container_codecs.h and tuple_codecs.h name, tensors
+// (include tensor/tensor_object.h), structs with lockstep_fields, and Object, which holds any of these. Thread safety:
+// values, no shared state.
 #pragma once
 
 #include <concepts>
@@ -29,7 +30,7 @@ Bytes encode(const T& value) {
   return encoder.take();
 }
 
-// As above; the bytes of tensors are not copied but appended to `blobs`, which hold the tensors alive.
+// As above, but the bytes of tensors are not copied: they are appended to `blobs`, which keep the tensors alive.
 template <class T>
 Bytes encode(const T& value, object::Blobs& blobs) {
   object::Encoder encoder(&blobs);
@@ -37,7 +38,7 @@ Bytes encode(const T& value, object::Blobs& blobs) {
   return encoder.take();
 }
 
-// Raises kUsage when the bytes hold something else than one T, or are damaged. `blobs` are those of encode.
+// Raises kUsage when the bytes are not exactly one T, or are corrupt. `blobs` are those of encode.
 template <class T>
 T decode(std::span<const std::uint8_t> bytes, std::span<const object::Blob> blobs = {}) {
   object::Decoder decoder(bytes, blobs);
@@ -51,7 +52,7 @@ T decode(std::span<const std::uint8_t> bytes, std::span<const object::Blob> blob
 //   std::vector<Object> list = {Object(3), Object("three"), Object(std::vector{1.0, 2.0})};
 //   all_gather_object(...);  list[1].as<std::string>();
 //
-// Holds the encoded value, so copies cost its bytes. Empty: nothing.
+// Holds the encoded value, so a copy costs its bytes. Default-constructed: empty.
 class Object {
  public:
   Object() = default;
@@ -69,10 +70,10 @@ class Object {
   T as() const {
     return decode<T>(with_header());
   }
-  // What it holds, in a word: "i32", "list", "nothing".
+  // The type of the value: "i32", "list", "nothing".
   std::string type() const;
   bool empty() const { return value_.empty(); }
-  // The same bytes; unordered containers may differ in order.
+  // Compares the encoded bytes; equal unordered containers may differ in order.
   friend bool operator==(const Object&, const Object&) = default;
 
  private:

@@ -1,5 +1,5 @@
-// Codecs of pair, tuple, optional, variant, and of owning pointers, which travel as optionals: two pointers to one
-// thing arrive as two things.
+// Codecs of pair, tuple, optional, variant, and owning pointers, which are encoded as optionals: two pointers to one
+// object are decoded as two objects. Thread safety: no shared state.
 #pragma once
 
 #include <memory>
@@ -49,7 +49,7 @@ struct Codec<std::monostate> {
   static void read(Decoder& decoder, std::monostate&) { decoder.expect(Code::kNothing, name); }
 };
 
-// optional, unique_ptr, shared_ptr: nothing, or a value.
+// optional, unique_ptr, shared_ptr: empty, or a value.
 template <class Holder, class T>
 struct HolderCodec {
   static std::string name() { return "optional " + Codec<T>::name(); }
