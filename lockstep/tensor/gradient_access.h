@@ -1,8 +1,8 @@
-// Where a parameter's gradient is stored: Tensor::grad(), or what stands in for it. The reducer and other layers that
-// read or write gradients during a backward pass do so through this interface, and know nothing of the layer that
-// redirects them. Distributed autograd is that layer: it installs the one GradientProvider of the process.
-// Thread safety: a GradientAccess is called from the thread that runs backward(), one call at a time per reducer. The
-// free functions may be called from any thread.
+// Where a parameter's gradient is stored: Tensor::grad(), or a replacement for it. The reducer and other layers that
+// read or write gradients during a backward pass do so through this interface, without knowing the layer that redirects
+// them. Distributed autograd is that layer: it installs the one GradientProvider of the process. Thread safety: a
+// GradientAccess is called from the thread that runs backward(), one call at a time per reducer. The free functions may
+// be called from any thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -36,22 +36,22 @@ class GradField final : public GradientAccess {
   }
 };
 
-// Says where the gradients of the calling thread belong. Both methods may be called from any thread.
+// Determines where the gradients of the calling thread are stored. Both methods may be called from any thread.
 class GradientProvider {
  public:
   virtual ~GradientProvider() = default;
   // Null: in Tensor::grad().
   virtual std::shared_ptr<GradientAccess> current() const = 0;
-  // The calling thread runs a node of a backward pass whose gradients do not belong in Tensor::grad(). A context may
-  // be current without such a pass: a plain backward() inside it fills Tensor::grad() as ever.
+  // The calling thread runs a node of a backward pass whose gradients do not belong in Tensor::grad(). A context may be
+  // current without such a pass: a plain backward() inside it fills Tensor::grad() as usual.
   virtual bool in_backward() const noexcept = 0;
 };
 
 // Replaces the provider of the process; null: none. It must outlive its use: providers are static objects. Returns the
-// one before.
+// previous one.
 const GradientProvider* set_gradient_provider(const GradientProvider* provider) noexcept;
 
-// What the provider says; null and false without one.
+// Forwarded to the provider; null and false without one.
 std::shared_ptr<GradientAccess> current_gradients();
 bool in_redirected_backward() noexcept;
 

@@ -1,15 +1,15 @@
-// Finds the tensors inside a value: what a forward pass returns, what a hook is handed.
+// Finds the tensors inside a value: what a forward pass returns or a hook receives.
 //
-// Known: at::Tensor; vectors, arrays, lists, deques; maps and unordered maps (their values); pairs, tuples, optionals,
-// variants; smart pointers to any of these; RRefs that this worker owns, once their value is made; c10::IValue, the value of TorchScript, with its lists, tuples, dicts and
-// objects. Numbers, strings and everything unknown hold no tensor. A type of your own joins with one function beside
-// it, found by its namespace:
+// Supported: at::Tensor; vectors, arrays, lists, deques; maps and unordered maps (their values); pairs, tuples,
+// optionals, variants; smart pointers to any of these; RRefs that this worker owns, once their value is set;
+// c10::IValue (TorchScript) with its lists, tuples, dicts and objects. Numbers, strings and unknown types count as
+// holding no tensor. A user's type needs one function beside it, found by argument-dependent lookup:
 //
 //   struct Output { at::Tensor logits, hidden; };
 //   template <class Visit>
 //   void lockstep_visit(Output& output, Visit&& visit) { visit(output.logits); visit(output.hidden); }
 //
-// Whatever is handed to `visit` there may again be any of the above.
+// The arguments of `visit` may again be any of the above. Thread safety: no shared state.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -57,7 +57,7 @@ concept PointerLike = requires(T& value) {
   *value;
   value == nullptr;
 };
-// A handle on a value that may be elsewhere: rpc::RRef, which this folder does not know.
+// A handle to a value that may be remote: rpc::RRef, which this layer does not include.
 template <class T>
 concept HandleLike = requires(T& value) {
   { value.valid() } -> std::convertible_to<bool>;
@@ -73,12 +73,12 @@ inline constexpr bool is_variant = false;
 template <class... T>
 inline constexpr bool is_variant<std::variant<T...>> = true;
 
-// A tensor that `visit` replaces lands in new lists, tuples, dicts and objects around it: other holders of the old ones see
+// A tensor that `visit` replaces is stored in new lists, tuples, dicts and objects: other holders of the old ones see
 // no change.
 void visit_ivalue(c10::IValue& value, const std::function<void(at::Tensor&)>& visit);
 void visit_ivalue(const c10::IValue& value, const std::function<void(at::Tensor&)>& visit);
 
-// kOwned: only what the value itself holds, not what it points to.
+// kOwned: only tensors held by the value itself, not those it points to.
 template <bool kOwned, class Value, class Visit>
 void visit_in(Value& value, Visit& visit) {
   using T = std::remove_const_t<Value>;
@@ -120,15 +120,15 @@ void visit_in(Value& value, Visit& visit) {
 
 }  // namespace internal
 
-// Calls visit(at::Tensor&) for every tensor in `value`, undefined ones too, in a fixed order. A tensor reached through a
-// const path is handed out as a copy that shares its memory: replacing it there changes nothing.
+// Calls visit(at::Tensor&) for every tensor in `value`, undefined ones included, in a fixed order. A tensor reached
+// through a const path is passed as a copy that shares its memory: replacing it there has no effect.
 template <class Value, class Visit>
 void visit_tensors(Value& value, Visit&& visit) {
   internal::visit_in<false>(value, visit);
 }
 
-// The same, but leaves out what lies behind pointers, spans and the like: a copy of a value may be changed so without
-// changing the original.
+// The same, but skips what is behind pointers, spans and other references: a copy of a value can be modified this way
+// without changing the original.
 template <class Value, class Visit>
 void visit_owned_tensors(Value& value, Visit&& visit) {
   internal::visit_in<true>(value, visit);
