@@ -5,11 +5,11 @@
 //   all_reduce(gradient, {.group = mesh.get_group("dp")});
 //   auto tp = mesh["tp"];                            // the row of this rank, groups reused
 //
-// Making a mesh is collective over its ranks: each makes the same calls in the same order; ranks of the world that are
-// not in the mesh need not call. A dimension that spans the whole world uses the default group. Ranks inside a group
-// are ascending, so a coordinate is a rank in its group only where the mesh ascends along that dimension.
-// A small value: copies share the mesh. Thread safety: as its groups; flatten may not run twice at once on one rank.
-// Errors: kUsage, before anything is sent, for what the comments below demand; those of new_group.
+// Creating a mesh is collective over its ranks: each makes the same calls in the same order; ranks of the world outside
+// the mesh need not call. A dimension that spans the whole world uses the default group. Ranks inside a group are
+// ascending, so a coordinate equals the rank in its group only where the mesh ascends along that dimension. A small
+// value: copies share the mesh. Thread safety: as its groups; flatten must not run concurrently on one rank. Errors:
+// kUsage, before anything is sent, when a requirement stated below is violated; those of new_group.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -44,25 +44,25 @@ class MeshDim {
 };
 
 struct DeviceMeshOptions {
-  std::vector<std::string> mesh_dim_names{};  // none, or one per dimension, all different
-  std::vector<std::pair<MeshDim, std::string>> backend_override{};  // back end of some dimensions' groups
+  std::vector<std::string> mesh_dim_names{};  // none, or one per dimension, all distinct
+  std::vector<std::pair<MeshDim, std::string>> backend_override{};  // backend of some dimensions' groups
   std::optional<Milliseconds> timeout{};  // of the groups; unset: the default group's
   std::source_location where = std::source_location::current();
 };
 
 class DeviceMesh {
  public:
-  // `mesh` holds ranks of the world, each once, in a CPU tensor of integers or nested vectors. `device_type` is "cpu",
-  // "cuda", ... without an index. Makes the default group when there is none. For other devices than the CPU this
-  // process moves to a device of its own: one it has chosen already stays (a current device that is not 0), else
-  // LOCAL_RANK's, else its rank modulo the number of devices, with a warning; kUsage when that number does not divide
-  // the world.
+  // `mesh` holds ranks of the world, each at most once, in a CPU tensor of integers or nested vectors. `device_type` is
+  // "cpu", "cuda", ... without an index. Creates the default group when there is none. For devices other than the CPU
+  // it sets this process's current device: one chosen already (a current device that is not 0) is kept, otherwise
+  // LOCAL_RANK's, otherwise its rank modulo the number of devices, with a warning; kUsage when that number does not
+  // divide the world size.
   DeviceMesh(std::string device_type, const at::Tensor& mesh, DeviceMeshOptions options = {});
   DeviceMesh(std::string device_type, const std::vector<int>& mesh, DeviceMeshOptions options = {});
   DeviceMesh(std::string device_type, const std::vector<std::vector<int>>& mesh,
              DeviceMeshOptions options = {});
 
-  // A mesh of one dimension over a group's members. A `mesh` that is given must hold just them, in that order.
+  // A one-dimensional mesh over a group's members. A given `mesh` must hold exactly those, in that order.
   static DeviceMesh from_group(const Group& group, std::string device_type,
                                const std::optional<at::Tensor>& mesh = {},
                                std::vector<std::string> mesh_dim_names = {});
@@ -70,17 +70,17 @@ class DeviceMesh {
   static DeviceMesh from_group(const std::vector<Group>& groups, std::string device_type,
                                const at::Tensor& mesh, std::vector<std::string> mesh_dim_names);
 
-  // The mesh of some dimensions through this rank, in the order named; a name given to flatten counts. All names in
-  // order give the mesh itself. Raises kUsage when the mesh has no names, for an unknown name, and for names that
-  // overlap. Local. On ranks outside the mesh: the one through coordinate 0.
+  // The slice along the named dimensions through this rank, in the order named; names given to flatten are accepted.
+  // All names in order give the mesh itself. Raises kUsage when the mesh has no names, for an unknown name, and for
+  // names that overlap. Local. On ranks outside the mesh: the slice through coordinate 0.
   DeviceMesh operator[](const std::string& name) const;
   DeviceMesh operator[](const std::vector<std::string>& names) const;
   DeviceMesh operator[](std::initializer_list<std::string> names) const {
     return (*this)[std::vector<std::string>(names)];
   }
-  // All dimensions merged into one, the last one fastest, named "dp_cp" unless told otherwise. Collective over the ranks
-  // of the mesh this one was sliced from, whose operator[] then knows the name; the timeout is that mesh's. The same
-  // call again gives the same mesh.
+  // All dimensions merged into one, the last one fastest, named "dp_cp" by default. Collective over the ranks of the
+  // mesh this one was sliced from, whose operator[] then accepts the name; the timeout is that mesh's. Repeating the
+  // call returns the same mesh.
   DeviceMesh flatten(const std::optional<std::string>& mesh_dim_name = {},
                      std::source_location where = std::source_location::current()) const;
 
@@ -91,19 +91,19 @@ class DeviceMesh {
   std::vector<std::int64_t> shape() const;
   // Empty when there are none.
   std::vector<std::string> mesh_dim_names() const;
-  // Ranks along a dimension; of the whole mesh without one.
+  // Number of ranks along a dimension, or of the whole mesh.
   std::int64_t size(const std::optional<MeshDim>& mesh_dim = {}) const;
-  // The dimension may be left out when there is only one. A non-member's handle on ranks outside the mesh.
+  // The dimension may be omitted when there is only one. On ranks outside the mesh: a non-member's handle.
   Group get_group(const std::optional<MeshDim>& mesh_dim = {}) const;
   std::vector<Group> get_all_groups() const;
   // Rank in the world.
   int get_rank() const;
-  // Coordinate along a dimension, which may be left out when there is only one. kUsage on ranks outside the mesh.
+  // Coordinate along a dimension, which may be omitted when there is only one. kUsage on ranks outside the mesh.
   int get_local_rank(const std::optional<MeshDim>& mesh_dim = {}) const;
   // None on ranks outside the mesh.
   std::optional<std::vector<int>> get_coordinate() const;
 
-  // Same ranks in the same places, same device type, same names.
+  // Same ranks at the same coordinates, same device type, same names.
   friend bool operator==(const DeviceMesh& a, const DeviceMesh& b);
 
  private:
@@ -115,7 +115,7 @@ class DeviceMesh {
 DeviceMesh init_device_mesh(const std::string& device_type, const std::vector<std::int64_t>& mesh_shape,
                             DeviceMeshOptions options = {});
 
-// Sets this thread's current mesh while it lives; scopes nest.
+// Sets this thread's current mesh for its lifetime; scopes nest.
 class MeshScope {
  public:
   explicit MeshScope(DeviceMesh mesh);
