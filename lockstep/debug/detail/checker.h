@@ -1,4 +1,4 @@
-// Compares what the ranks of a group are about to run. For group/.
+// Compares the collectives that the ranks of a group are about to run. For group/.
 #pragma once
 
 #include <functional>
@@ -10,7 +10,7 @@
 
 namespace lockstep::internal {
 
-// One collective on one rank, as text: equal on all ranks when they are in step. An empty shape is not compared.
+// One collective on one rank, as text: equal on all ranks when they run the same. An empty shape is not compared.
 struct Fingerprint {
   std::string operation{}, sequence{}, n_tensors{}, dtypes{}, devices{}, shapes{};
 
@@ -18,18 +18,18 @@ struct Fingerprint {
   std::string text() const;
   std::string encode() const;
   static Fingerprint decode(const std::string& text);
-  // "" when in step; else the aspects that differ, "sequence number: 3 vs 4".
+  // "" when equal; otherwise the aspects that differ, "sequence number: 3 vs 4".
   std::string differences(const Fingerprint& other) const;
 };
 
 // Thread safety: every method may be called from any thread; all ranks must call in the same order.
 class Checker {
  public:
-  // `store`: the wrapper's own part. `ranks` of the world.
+  // `store`: a part of the store reserved for the checker. `ranks` of the world.
   Checker(Store& store, int rank, std::vector<int> ranks);
 
-  // Meets the other ranks. Raises kTimeout naming the missing ranks and carrying the fingerprint, kUsage with both
-  // fingerprints when another rank runs something else; on every rank that came. `who` begins the message.
+  // Synchronises with the other ranks. Raises, on every rank that arrived, kTimeout with the missing ranks and the
+  // fingerprint, or kUsage with both fingerprints when another rank runs something else. The message begins with `who`.
   // `still_worth_it` as in StoreGather.
   void check(const std::string& who, const Fingerprint& mine, Milliseconds timeout,
              const std::function<void()>& still_worth_it);
@@ -39,7 +39,7 @@ class Checker {
   const std::vector<int> ranks_;
   std::mutex mutex_;
   StoreGather gather_;        // guarded by mutex_
-  std::uint64_t number_ = 0;  // guarded by mutex_; of the next gather
+  std::uint64_t number_ = 0;  // guarded by mutex_; number of the next gather
 };
 
 }  // namespace lockstep::internal

@@ -1,4 +1,4 @@
-// Ranks in messages. Thread safety: values, no shared state.
+// Formats ranks for messages. Thread safety: values, no shared state.
 #pragma once
 
 #include <string>
@@ -6,7 +6,7 @@
 
 namespace lockstep::internal {
 
-// "0 3 5"; long lists are cut.
+// "0 3 5"; long lists are truncated.
 std::string list_ranks(const std::vector<int>& ranks);
 // The same as a subject: "rank 3", "ranks 1 2".
 std::string name_ranks(const std::vector<int>& ranks);

@@ -1,8 +1,9 @@
-// A gather over a store: each rank of a group brings a few bytes, rank 0 collects them, decides, and tells everyone.
-// Used to find out who is missing (monitored_barrier) and who does something else (the debug wrapper). For group/.
+// A gather over a store: each rank of a group contributes a few bytes; rank 0 collects them, decides, and publishes the
+// result. Used to find ranks that are missing (monitored_barrier) or run something else (the debug wrapper). For
+// group/.
 //
-// Gathers are numbered; all ranks take part in all of them in order. A rank that comes late to one that failed learns
-// why it failed. Keys of a gather are removed when all have come to the next one.
+// Gathers are numbered; all ranks participate in all of them in order. A rank that arrives late at a failed gather gets
+// the reason of the failure. The keys of a gather are removed once all ranks have arrived at the next one.
 // Thread safety: one thread at a time.
 #pragma once
 
@@ -19,20 +20,20 @@ namespace lockstep::internal {
 
 class StoreGather {
  public:
-  // `ranks`: of the world, for messages. Takes a handle of its own on the store, which it may block.
+  // `ranks`: of the world, for messages. Uses its own handle to the store, which it may block.
   StoreGather(Store& store, int rank, std::vector<int> ranks);
 
   struct Options {
-    Milliseconds timeout;   // rank 0's patience
-    Milliseconds patience;  // everyone else's
-    bool name_all;          // every missing rank, not the first alone
-    std::string who;        // begins every message
-    // Asked now and then while waiting: raises when there is no point in going on. May be empty.
+    Milliseconds timeout;   // of rank 0
+    Milliseconds patience;  // of the other ranks
+    bool name_all;          // name every missing rank, not only the first
+    std::string who;        // prefix of every message
+    // Called periodically while waiting: raises when waiting has become pointless. May be empty.
     std::function<void()> still_worth_it{};
-    bool one_look = false;  // rank 0 does not wait; a timeout of zero alone means for ever
+    bool one_look = false;  // rank 0 checks once without waiting; otherwise a timeout of zero means forever
   };
-  // Brings `mine`. Returns what rank 0's `decide` made of the words of all, in the order of ranks: "" is well, anything
-  // else is up to the caller. Raises kTimeout when someone did not come, on every rank that did.
+  // Contributes `mine`. Returns the result of rank 0's `decide` over all contributions, in rank order: "" means
+  // success, anything else is up to the caller. Raises kTimeout when a rank did not arrive, on every rank that did.
   std::string gather(std::uint64_t number, const std::string& mine, const Options& options,
                      const std::function<std::string(const std::vector<std::string>&)>& decide);
 
