@@ -1,27 +1,26 @@
-// Activation checkpointing: a part of the forward pass keeps none of what its backward pass needs and is computed a
-// second time when backward() comes to it. Memory for time.
+// Activation checkpointing: a region of the forward pass saves no activations for its backward pass and is recomputed
+// when backward() reaches it. Trades time for memory.
 //
 //   at::Tensor y = lockstep::checkpoint(block, x);                              // a layer, or any function
 //   auto [a, b] = lockstep::checkpoint([&](const at::Tensor& t) { return std::tuple(f(t), g(t)); }, x);
 //   at::Tensor z = lockstep::checkpoint({.use_reentrant = true}, block, x);
 //
-// `fn` is a holder of or shared pointer to a module, whose forward is called, or anything callable. It is copied, and so
-// are the arguments; both stay until the backward pass is over. It may take and return anything.
+// `fn` is a module holder or shared pointer, whose forward is called, or any callable. It and its arguments are copied
+// and kept until the backward pass is over. It may take and return any types.
 //
 // Two forms:
-// - The default keeps the graph of the forward pass and leaves out the values in it. Gradients are those of the plain
-//   call, bit for bit, and everything autograd can do works: torch::autograd::grad, retain_graph, double backward, hooks,
-//   tensors that `fn` captures, nesting. With DistributedDataParallel there are no limits.
-// - use_reentrant runs without a graph and starts a backward pass inside the backward pass. It sees gradients only of
-//   tensors in `args` (containers and tuples included, not behind pointers) and of parameters; one of the former must
-//   require a gradient, or the parameters get none either; and it works with backward() only. With
-//   DistributedDataParallel each layer is checkpointed at most once and find_unused_parameters is left off, unless
-//   static_graph is set.
+// - The default keeps the graph of the forward pass without its saved tensors. Gradients are bitwise those of the plain
+//   call, and all autograd features work: torch::autograd::grad, retain_graph, double backward, hooks, tensors that
+//   `fn` captures, nesting. There are no restrictions with DistributedDataParallel.
+// - use_reentrant runs without a graph and starts a nested backward pass. Only tensors in `args` (containers and tuples
+//   included, not behind pointers) and parameters get gradients; one of the former must require a gradient, otherwise
+//   the parameters get none either; and only backward() is supported. With DistributedDataParallel each layer may be
+//   checkpointed at most once and find_unused_parameters must be off, unless static_graph is set.
 //
 // `fn` must compute the same both times: a different number of tensors, or other sizes, is an error from backward().
-// Random numbers repeat (preserve_rng_state), so that dropout drops the same. That goes by the state of libtorch's
-// default generators, which rank threads (run_threads) share: with several of them masks can differ.
-// With gradients switched off, `fn` is just called.
+// Random numbers repeat (preserve_rng_state), so dropout masks are equal. This saves the state of libtorch's default
+// generators, which rank threads (run_threads) share: with several of them masks can differ. With gradients disabled,
+// `fn` is simply called.
 // Thread safety: as `fn`.
 #pragma once
 
@@ -48,7 +47,7 @@ namespace lockstep {
 
 namespace internal {
 
-// A function and its arguments, with the tensors taken out of these.
+// A function and its arguments, with the tensors moved out of the arguments.
 template <class Fn, class... Args>
 class CheckpointCall {
  public:
@@ -80,7 +79,7 @@ class CheckpointCall {
   std::tuple<Args...> args_;
 };
 
-// The defined ones.
+// The defined tensors that `value` holds.
 template <class Value>
 std::vector<at::Tensor> own_tensors(Value& value) {
   std::vector<at::Tensor> tensors;
@@ -92,7 +91,7 @@ std::vector<at::Tensor> own_tensors(Value& value) {
 
 }  // namespace internal
 
-// What fn(args...) returns. Errors are those of `fn`; from backward() also kUsage when the second run differs.
+// Returns fn(args...). Errors are those of `fn`; from backward() also kUsage when the recomputation differs.
 template <class Fn, class... Args>
 auto checkpoint(CheckpointOptions options, Fn&& fn, Args&&... args) {
   static_assert(!std::is_base_of_v<torch::nn::Module, std::decay_t<Fn>>,

@@ -1,4 +1,5 @@
-// Parts of models that know of several ranks or of memory: SyncBatchNorm, and checkpoint() to trade time for memory.
+// Modules for distributed and memory-constrained training: SyncBatchNorm, and checkpoint() to trade time for memory.
+// Thread safety: stated in each header.
 #pragma once
 
 #include "lockstep/nn/checkpoint.h"

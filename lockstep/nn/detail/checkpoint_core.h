@@ -1,4 +1,4 @@
-// The part of checkpoint() that does not depend on the types of its function. Users meet it through checkpoint.h.
+// The part of checkpoint() that does not depend on the types of its function. Used through checkpoint.h.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,13 +10,13 @@
 namespace lockstep {
 
 struct CheckpointOptions {
-  // False: the graph stays, its values do not. True: no graph, and a backward pass of its own inside backward().
+  // False: the graph is kept without its saved tensors. True: no graph, and a nested backward pass inside backward().
   bool use_reentrant = false;
-  // The second run draws the same random numbers; the generators then go on from where they were.
+  // The recomputation draws the same random numbers; the generators are restored afterwards.
   bool preserve_rng_state = true;
-  // Compare sizes, type and device of what the second run saves with what the first did.
+  // Compare sizes, type and device of the tensors that both runs save.
   bool determinism_check = true;
-  // End the second run as soon as it has saved everything backward needs, by an exception that `fn` must let pass.
+  // Stop the recomputation once it has saved everything backward needs, by an exception that `fn` must not catch.
   bool early_stop = true;
 };
 
@@ -24,8 +24,8 @@ namespace internal {
 
 class SavedTensorScope;
 
-// While it lives, what autograd saves on this thread is not kept. `again` runs the region a second time on the inputs it
-// is given.
+// For its lifetime, tensors that autograd saves on this thread are not kept. `again` recomputes the region from its
+// inputs.
 class CheckpointRecording final {
  public:
   using Again = std::function<void(const std::vector<at::Tensor>& inputs)>;
@@ -40,8 +40,8 @@ class CheckpointRecording final {
   const std::unique_ptr<SavedTensorScope> scope_;
 };
 
-// The results of `first`, which is called at once and without gradients; `again` is what backward() calls. Both give the
-// tensors that are defined.
+// Returns the results of `first`, which is called immediately and without gradients; backward() calls `again`. Both
+// return the defined tensors.
 using CheckpointRun = std::function<std::vector<at::Tensor>(const std::vector<at::Tensor>& inputs)>;
 std::vector<at::Tensor> checkpoint_reentrant(const CheckpointOptions& options,
                                              const std::vector<at::Tensor>& inputs,

@@ -1,4 +1,4 @@
-// The statistics of a batch that is spread over ranks, and normalising by them.
+// The statistics of a batch that is distributed over ranks, and normalisation with them.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -7,7 +7,7 @@
 
 namespace lockstep::internal {
 
-// Of all ranks' batches; the same bits on every rank.
+// Over all ranks' batches; bitwise equal on every rank.
 struct BatchStatistics {
   double count = 0;     // values per channel
   at::Tensor mean;      // per channel, f64
@@ -17,7 +17,7 @@ struct BatchStatistics {
 // Count, mean and sum of squared deviations of this rank's part, in one flat f64 tensor. Undefined `input`: an empty
 // batch of `channels`.
 at::Tensor describe_part(const at::Tensor& input, std::int64_t channels);
-// Where all ranks' parts go: a row each.
+// A buffer for all ranks' parts: one row each.
 at::Tensor empty_parts(const at::Tensor& part, int n_ranks);
 BatchStatistics combine_parts(const at::Tensor& parts);
 
@@ -27,7 +27,7 @@ at::Tensor empty_sums(std::int64_t channels);
 struct Affine {
   at::Tensor weight, bias;  // undefined: ones and zeros
 };
-// (input - mean) / sqrt(variance + eps) * weight + bias, differentiable. Its backward is a collective that takes `route`.
+// (input - mean) / sqrt(variance + eps) * weight + bias, differentiable. Its backward is a collective over `route`.
 at::Tensor normalise(const at::Tensor& input, const Affine& affine, const BatchStatistics& statistics,
                      double eps, const NormRoute& route);
 

@@ -1,4 +1,4 @@
-// What else a forward pass depends on: the states of the default random generators, and autocasting.
+// The ambient state a forward pass depends on: the default random generators and autocast.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -11,7 +11,7 @@ namespace lockstep::internal {
 
 class ForwardState {
  public:
-  // As it is now on this thread, for the CPU and the devices of `inputs`. `rng` false: leaves the generators out.
+  // Captures this thread's current state, for the CPU and the devices of `inputs`. `rng` false: without the generators.
   static ForwardState now(std::span<const at::Tensor> inputs, bool rng);
 
   class Restored;
@@ -34,7 +34,7 @@ class ForwardState {
   bool autocast_cache_ = true;
 };
 
-// Puts a state in force and, at its end, what was before it.
+// Applies a state for its lifetime, then restores the previous one.
 class ForwardState::Restored {
  public:
   explicit Restored(const ForwardState& state);

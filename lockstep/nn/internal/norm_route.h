@@ -1,4 +1,4 @@
-// How the collectives of SyncBatchNorm layers travel, and how ranks without input take part in them.
+// Which group the collectives of SyncBatchNorm layers use, and how ranks without input participate in them.
 #pragma once
 
 #include <cstdint>
@@ -19,20 +19,20 @@ namespace lockstep::internal {
 
 enum class Pass : std::uint8_t { kForward, kBackward };
 
-// With an empty batch; block.
+// Participate with an empty batch; block.
 void shadow_forward(std::int64_t channels, const Group& group);
 void shadow_backward(std::int64_t channels, const Group& group);
 
-// Where a layer's collectives go. Under join() each is announced, in the group of the background shadows.
+// The group of a layer's collectives. Under join() each is announced, in the group of the background shadows.
 struct NormRoute {
   Group group;
-  std::optional<int> announced_as{};  // number of the layer among the model's
+  std::optional<int> announced_as{};  // index of the layer in the model
   void announce(Pass pass) const;
 };
 
 class NormShadow final : public BackgroundShadow {
  public:
-  // `layers` live as long as the model, which owns this. Collective over `group`.
+  // `layers` belong to the model, which owns this. Collective over `group`.
   NormShadow(std::vector<SyncBatchNormImpl*> layers, const Group& group);
   ~NormShadow() override;
   void enter() override;
@@ -43,9 +43,9 @@ class NormShadow final : public BackgroundShadow {
   void run();
 
   const std::vector<SyncBatchNormImpl*> layers_;
-  const std::vector<std::int64_t> channels_;  // by layer; what the thread needs of them
-  const Group group_;                         // of the same ranks, for background shadows only
-  std::optional<Failure> failure_;            // the thread's; read after it has ended
+  const std::vector<std::int64_t> channels_;  // per layer; all that the thread needs of them
+  const Group group_;                         // same ranks, reserved for background shadows
+  std::optional<Failure> failure_;            // set by the thread; read after joining it
   base::Thread thread_;                       // last: joined first
 };
 
