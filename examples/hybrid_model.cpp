@@ -35,7 +35,7 @@ bool train(int rank, const lockstep::Group& trainers) {
   const auto rows =
       rpc::RemoteModule<EmbeddingBag>::init_from_module_rref("server", rpc::rpc_sync("server", table));
   const torch::nn::Linear dense(kWidth, kClasses);
-  auto model = lockstep::DistributedDataParallel(dense, {.process_group = trainers});
+  auto model = lockstep::DistributedDataParallel(dense, {.group = trainers});
 
   auto parameters = rows.remote_parameters();  // the server's, and this trainer's own
   for (const auto& parameter : dense->parameters()) parameters.emplace_back(parameter);

@@ -167,7 +167,7 @@ TEST(Arguments, OfPremulSumSayWhatToMend) {
   });
 }
 
-TEST(ReduceOps, HaveTorchsNumbersAndOldNames) {
+TEST(ReduceOps, HaveTorchsNumbers) {
   EXPECT_EQ(ReduceOp::kSum, 0);
   EXPECT_EQ(ReduceOp::kAvg, 1);
   EXPECT_EQ(ReduceOp::kProduct, 2);
@@ -177,13 +177,6 @@ TEST(ReduceOps, HaveTorchsNumbersAndOldNames) {
   EXPECT_EQ(ReduceOp::kBor, 6);
   EXPECT_EQ(ReduceOp::kBxor, 7);
   EXPECT_EQ(ReduceOp::kPremulSum, 8);
-#pragma GCC diagnostic push
-#pragma GCC diagnostic ignored "-Wdeprecated-declarations"
-  EXPECT_EQ(ReduceOp(reduce_op::SUM), ReduceOp::kSum);
-  EXPECT_EQ(ReduceOp(reduce_op::PRODUCT), ReduceOp::kProduct);
-  EXPECT_EQ(ReduceOp(reduce_op::MIN), ReduceOp::kMin);
-  EXPECT_EQ(ReduceOp(reduce_op::MAX), ReduceOp::kMax);
-#pragma GCC diagnostic pop
 }
 
 TEST(Mismatch, OfTheNewerCollectivesIsAnErrorOnAllOfThem) {
@@ -239,11 +232,11 @@ TEST(Collectives, AreOverWhenTheyReturnUnlessAsynchronous) {
   for (std::size_t i = 0; i < calls.size(); ++i) {
     std::latch started(1);
     world(2, [&](int rank) {
-      EXPECT_TRUE(calls[i](rank, false).is_completed()) << "blocking call " << i;
+      EXPECT_TRUE(calls[i](rank, false).done()) << "blocking call " << i;
       if (rank == 1) started.wait();
       const auto work = calls[i](rank, true);
       if (rank == 0) {
-        EXPECT_FALSE(work.is_completed()) << "rank 1 has not called " << i;
+        EXPECT_FALSE(work.done()) << "rank 1 has not called " << i;
         started.count_down();
       }
       EXPECT_TRUE(work.wait() && work.is_success()) << i;

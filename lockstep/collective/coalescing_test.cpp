@@ -142,7 +142,7 @@ TEST(CoalescingScope, RefusesWhatItCannotCollect) {
       };
       const auto collected = all_reduce(tensor);
       usage([&] { collected.wait(); }, "launch()");
-      usage([&] { collected.is_completed(); }, "launch()");
+      usage([&] { collected.done(); }, "launch()");
       usage([&] { collected.result(); }, "launch()");
       usage([&] { collected.get_future(); }, "launch()");
       usage([&] { CoalescingScope nested; }, "open on this thread already");
@@ -155,7 +155,7 @@ TEST(CoalescingScope, RefusesWhatItCannotCollect) {
     }
     expect_equal(tensor, at::full({2}, 2.0f));
     CoalescingScope empty;
-    EXPECT_TRUE(empty.launch().is_completed());
+    EXPECT_TRUE(empty.launch().done());
     EXPECT_EQ(caught([&] { empty.launch(); }).kind, ErrorKind::kUsage);
     EXPECT_EQ(caught([] { all_reduce_coalesced({}); }).kind, ErrorKind::kUsage);
     EXPECT_TRUE(says(caught([&] { all_gather_coalesced({{tensor}}, {tensor}); }), "1 lists"));

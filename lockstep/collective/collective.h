@@ -9,5 +9,6 @@
 #include "lockstep/collective/functional.h"
 #include "lockstep/collective/objects.h"
 #include "lockstep/collective/point_to_point.h"
+#include "lockstep/collective/record_comm.h"
 #include "lockstep/collective/reduce_op.h"
 #include "lockstep/group/group.h"

@@ -1,4 +1,5 @@
 #include "lockstep/collective/internal/collective_call.h"
+#include "lockstep/collective/record_comm.h"
 
 #include <ATen/MemoryOverlap.h>
 #include <ATen/core/grad_mode.h>
@@ -63,7 +64,8 @@ std::shared_ptr<at::RecordFunction> CollectiveCall::begin_event() const {
   // Callbacks see the inputs while the event begins only, so the list may go.
   std::vector<c10::IValue> inputs;
   for (const auto& tensor : request_.described) inputs.emplace_back(tensor);
-  event->before(base::cat("lockstep:", request_.name),
+  const std::string* const name = comm_name();
+  event->before(name != nullptr ? *name : base::cat("lockstep:", request_.name),
                 c10::ArrayRef<const c10::IValue>(inputs.data(), inputs.size()));
   return event;
 }

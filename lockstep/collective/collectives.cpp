@@ -118,7 +118,7 @@ Work reduce_scatter(at::Tensor output, std::vector<at::Tensor> inputs, ReduceSca
   return call.start(internal::packed(inputs), recv, output.numel(), wire, std::move(held));
 }
 
-Work reduce_scatter_tensor(at::Tensor output, at::Tensor input, ReduceScatterOptions options) {
+Work reduce_scatter_single(at::Tensor output, at::Tensor input, ReduceScatterOptions options) {
   CollectiveCall call(OpType::kReduceScatterTensor, options);
   if (!call.takes_part(true)) return {};
   call.check(input, "input");

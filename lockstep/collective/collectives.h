@@ -19,6 +19,7 @@
 #include <cstdint>
 #include <optional>
 #include <source_location>
+#include <utility>
 #include <vector>
 
 #include "lockstep/collective/reduce_op.h"
@@ -74,7 +75,11 @@ struct AllGatherOptions {
 // outputs[r] becomes rank r's input. One output per rank, of the size of that rank's input: sizes may differ.
 Work all_gather(std::vector<at::Tensor> outputs, at::Tensor input, AllGatherOptions options = {});
 // output is the concatenation on dimension 0, or the stack, of all inputs, which have one size.
-Work all_gather_into_tensor(at::Tensor output, at::Tensor input, AllGatherOptions options = {});
+Work all_gather_single(at::Tensor output, at::Tensor input, AllGatherOptions options = {});
+// torch's older name for it, also in messages.
+inline Work all_gather_into_tensor(at::Tensor output, at::Tensor input, AllGatherOptions options = {}) {
+  return all_gather_single(std::move(output), std::move(input), std::move(options));
+}
 
 struct GatherOptions {
   std::optional<int> dst{};  // neither: rank 0 of the world
@@ -86,6 +91,9 @@ struct GatherOptions {
 };
 // gather_list[r] on `dst` becomes rank r's tensor; all have one size. The list is for `dst` only, empty elsewhere.
 Work gather(at::Tensor tensor, std::vector<at::Tensor> gather_list = {}, GatherOptions options = {});
+// gather_tensor on `dst` becomes the concatenation on dimension 0, or the stack, of all tensors. It is for `dst` only, undefined
+// elsewhere.
+Work gather_single(at::Tensor tensor, at::Tensor gather_tensor = {}, GatherOptions options = {});
 
 struct ScatterOptions {
   std::optional<int> src{};  // neither: rank 0 of the world
@@ -108,7 +116,11 @@ struct ReduceScatterOptions {
 // output on rank r becomes the reduction of every rank's inputs[r]. Parts may differ in size, alike on every rank.
 Work reduce_scatter(at::Tensor output, std::vector<at::Tensor> inputs, ReduceScatterOptions options = {});
 // input is the concatenation on dimension 0, or the stack, of one part per rank, which have one size.
-Work reduce_scatter_tensor(at::Tensor output, at::Tensor input, ReduceScatterOptions options = {});
+Work reduce_scatter_single(at::Tensor output, at::Tensor input, ReduceScatterOptions options = {});
+// torch's older name for it, also in messages.
+inline Work reduce_scatter_tensor(at::Tensor output, at::Tensor input, ReduceScatterOptions options = {}) {
+  return reduce_scatter_single(std::move(output), std::move(input), std::move(options));
+}
 
 struct AllToAllOptions {
   Group group{};

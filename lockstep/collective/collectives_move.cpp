@@ -187,7 +187,7 @@ Work all_gather(std::vector<at::Tensor> outputs, at::Tensor input, AllGatherOpti
   return call.start(send, recv, input.numel(), wire, std::move(held));
 }
 
-Work all_gather_into_tensor(at::Tensor output, at::Tensor input, AllGatherOptions options) {
+Work all_gather_single(at::Tensor output, at::Tensor input, AllGatherOptions options) {
   CollectiveCall call(OpType::kAllGatherIntoTensor, options);
   if (!call.takes_part(true)) return {};
   call.check(input, "input");
@@ -224,6 +224,35 @@ Work gather(at::Tensor tensor, std::vector<at::Tensor> gather_list, GatherOption
   }
   const auto send = may_share_memory(gather_list, {tensor}) ? plain_copy(tensor) : plain(tensor);
   return call.start(send, recv, tensor.numel(), wire, std::move(held));
+}
+
+Work gather_single(at::Tensor tensor, at::Tensor gather_tensor, GatherOptions options) {
+  CollectiveCall call(OpType::kGather, options);
+  if (!call.takes_part()) return {};
+  call.check(tensor, "tensor");
+  call.describe(tensor);
+  const int dst = call.root(options.dst, options.group_dst, "dst", 0);
+  if (call.rank() != dst && gather_tensor.defined())
+    call.refuse(ErrorKind::kUsage, "gather_tensor is for rank ", dst,
+                " of the group only; leave it undefined on rank ", call.rank());
+  if (call.rank() == dst) {
+    call.check_output(gather_tensor, "gather_tensor");
+    call.check_same_type(gather_tensor, "gather_tensor", tensor);
+    internal::check_whole(call, gather_tensor, "gather_tensor", tensor, "the tensor");
+  }
+  const auto wire = call.wire_for_move(tensor.scalar_type());
+  const bool direct = call.offers(LOCKSTEP_GATHER);
+  call.op().kind = direct ? LOCKSTEP_GATHER : LOCKSTEP_ALL_GATHER;
+  call.op().root = dst;
+  HeldTensors held;
+  at::Tensor recv;
+  if (call.rank() == dst) {
+    recv = room_for(gather_tensor, false, held);
+  } else if (!direct) {
+    recv = room_for_all(call, tensor);
+  }
+  const bool shares = call.rank() == dst && internal::may_share_memory(gather_tensor, tensor);
+  return call.start(shares ? plain_copy(tensor) : plain(tensor), recv, tensor.numel(), wire, std::move(held));
 }
 
 Work scatter(at::Tensor tensor, std::vector<at::Tensor> scatter_list, ScatterOptions options) {

@@ -136,7 +136,7 @@ TEST(Barrier, IsOverOnlyAfterEarlierOperations) {
     auto tensor = at::ones({100'000});
     const auto work = all_reduce(tensor, {.async_op = true});
     barrier();
-    EXPECT_TRUE(work.is_completed());
+    EXPECT_TRUE(work.done());
     EXPECT_EQ(tensor[99'999].item<float>(), 3);
   });
 }
@@ -206,6 +206,42 @@ TEST(AllGather, TakesInputsOfDifferentSizes) {
       }
     });
   }
+}
+
+TEST(Single, FormsHoldOnePartPerRankInOneTensor) {
+  for (const int n : {1, 2, 3}) {
+    world(n, [n](int rank) {
+      std::vector<at::Tensor> inputs;
+      for (int r = 0; r < n; ++r) inputs.push_back(sample(r, {2, 3}, at::kFloat));
+      const auto& mine = inputs[static_cast<std::size_t>(rank)];
+      auto all = at::empty({n, 2, 3});
+      all_gather_single(all, mine);
+      expect_equal(all, at::stack(inputs));
+      for (int dst = 0; dst < n; ++dst) {
+        const auto room = rank == dst ? at::full({2 * n, 3}, -1.0f) : at::Tensor();
+        gather_single(mine, room, {.dst = dst, .async_op = dst % 2 == 1}).wait();
+        if (rank == dst) expect_equal(room, at::cat(inputs));
+      }
+      auto in_place = at::full({n, 2, 3}, -1.0f);
+      if (rank == 0) in_place[0].copy_(mine);
+      gather_single(rank == 0 ? in_place[0] : mine, rank == 0 ? in_place : at::Tensor());
+      if (rank == 0) expect_equal(in_place, at::stack(inputs));
+      auto part = at::empty({2, 3});
+      reduce_scatter_single(part, at::stack(inputs));
+      expect_equal(part, mine * n);
+    });
+  }
+}
+
+TEST(Single, GatherIsForItsRootAlone) {
+  world(2, [](int rank) {
+    const auto word = [&](const at::Tensor& room) {
+      return caught([&] { gather_single(at::ones({2}), room, {.dst = 0}); });
+    };
+    EXPECT_EQ(word(rank == 0 ? at::Tensor() : at::empty({4})).kind, ErrorKind::kUsage);
+    EXPECT_EQ(word(rank == 0 ? at::empty({3}) : at::empty({4})).kind, ErrorKind::kUsage);
+    barrier();
+  });
 }
 
 TEST(Gather, FillsTheListOfItsRoot) {

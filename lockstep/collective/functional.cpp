@@ -30,7 +30,7 @@ AsyncTensor::AsyncTensor(at::Tensor tensor, Work work, std::function<at::Tensor(
     : state_(new State{
           .work = std::move(work), .mutex = {}, .tensor = std::move(tensor), .finish = std::move(finish)}) {}
 
-const at::Tensor& AsyncTensor::get() const {
+const at::Tensor& AsyncTensor::wait() const {
   static const at::Tensor undefined;
   if (!state_) return undefined;
   state_->work.wait();
@@ -49,8 +49,23 @@ at::Tensor AsyncTensor::unfinished() const {
   return state_->tensor;
 }
 
-bool AsyncTensor::is_completed() const {
-  return !state_ || state_->work.is_completed();
+bool AsyncTensor::done() const {
+  return !state_ || state_->work.done();
+}
+
+const at::Tensor& AsyncTensor::result() const {
+  if (!done())
+    base::raise(ErrorKind::kUsage, "result() of a tensor that is not ready; wait() blocks until it is");
+  return wait();
+}
+
+std::exception_ptr AsyncTensor::error() const {
+  return state_ ? state_->work.error() : nullptr;
+}
+
+void AsyncTensor::then(std::function<void(const AsyncTensor&)> fn) const {
+  if (!state_) return fn(*this);
+  state_->work.then([self = *this, fn = std::move(fn)](const Work&) { fn(self); });
 }
 
 namespace {
@@ -64,6 +79,12 @@ template <class... Parts>
 // False, with a warning, for a process that is not in the group.
 bool takes_part(OpType type, const Options& options) {
   return is_group_member(options.group) || internal::CollectiveCall(type, options, true).takes_part(true);
+}
+
+// What all options have in common.
+template <class Some>
+Options tail_of(const Some& options) {
+  return {.group = options.group, .timeout = options.timeout, .where = options.where};
 }
 
 // The options of the tensor collective below.
@@ -115,8 +136,8 @@ std::int64_t total(const std::vector<std::int64_t>& parts) {
 }
 
 // Collects n calls and starts them as one; every result waits for all.
-template <class CollectiveCall>
-std::vector<AsyncTensor> coalesced(std::size_t n, const Options& options, const CollectiveCall& call) {
+template <class Call>
+std::vector<AsyncTensor> coalesced(std::size_t n, const Options& options, const Call& call) {
   if (n == 0) return {};
   if (!takes_part(OpType::kCoalesced, options)) return std::vector<AsyncTensor>(n);
   std::vector<at::Tensor> collected;
@@ -138,11 +159,12 @@ AsyncTensor broadcast(const at::Tensor& self, int src, Options options) {
   return {std::move(out), std::move(work)};
 }
 
-AsyncTensor all_reduce(const at::Tensor& self, const ReduceOp& reduce_op, Options options) {
-  if (!takes_part(OpType::kAllReduce, options)) return {};
-  dim_of("all_reduce", options, self, 0);
+AsyncTensor all_reduce(const at::Tensor& self, ReduceOptions options) {
+  const Options tail = tail_of(options);
+  if (!takes_part(OpType::kAllReduce, tail)) return {};
+  dim_of("all_reduce", tail, self, 0);
   auto out = plain_copy(self);
-  auto work = lockstep::all_reduce(out, started(AllReduceOptions{.op = reduce_op}, options));
+  auto work = lockstep::all_reduce(out, started(AllReduceOptions{.op = options.op}, tail));
   return {std::move(out), std::move(work)};
 }
 
@@ -159,39 +181,40 @@ AsyncTensor all_gather_tensor(const at::Tensor& self, std::int64_t gather_dim, O
           [n, dim](const at::Tensor& rows) { return from_rows(rows, n, dim); }};
 }
 
-AsyncTensor reduce_scatter_tensor(const at::Tensor& self, const ReduceOp& reduce_op, std::int64_t scatter_dim,
-                                  Options options) {
-  if (!takes_part(OpType::kReduceScatterTensor, options)) return {};
-  const auto dim = dim_of("reduce_scatter_tensor", options, self, scatter_dim);
+AsyncTensor reduce_scatter_tensor(const at::Tensor& self, std::int64_t scatter_dim, ReduceOptions options) {
+  const Options tail = tail_of(options);
+  if (!takes_part(OpType::kReduceScatterTensor, tail)) return {};
+  const auto dim = dim_of("reduce_scatter_tensor", tail, self, scatter_dim);
   const int n = get_world_size(options.group);
-  check_divides("reduce_scatter_tensor", options, self, dim, n);
+  check_divides("reduce_scatter_tensor", tail, self, dim, n);
   const auto rows = to_rows(self.detach(), n, dim);
   auto sizes = rows.sizes().vec();
   sizes.front() /= n;
   auto out = room(self, sizes);
   auto work =
-      lockstep::reduce_scatter_tensor(out, rows, started(ReduceScatterOptions{.op = reduce_op}, options));
+      lockstep::reduce_scatter_tensor(out, rows, started(ReduceScatterOptions{.op = options.op}, tail));
   return {std::move(out), std::move(work)};
 }
 
-AsyncTensor all_to_all_single(const at::Tensor& self, const Splits& splits, Options options) {
-  if (!takes_part(OpType::kAllToAllSingle, options)) return {};
-  dim_of("all_to_all_single", options, self, 0);
-  if (self.dim() == 0) refuse("all_to_all_single", options, "self has no dimension to split");
+AsyncTensor all_to_all_single(const at::Tensor& self, AllToAllSingleOptions options) {
+  const Options tail = tail_of(options);
+  if (!takes_part(OpType::kAllToAllSingle, tail)) return {};
+  dim_of("all_to_all_single", tail, self, 0);
+  if (self.dim() == 0) refuse("all_to_all_single", tail, "self has no dimension to split");
   auto sizes = self.sizes().vec();
-  if (!splits.output.empty()) sizes.front() = total(splits.output);
+  if (!options.output_split_sizes.empty()) sizes.front() = total(options.output_split_sizes);
   auto out = room(self, sizes);
   auto work = lockstep::all_to_all_single(
       out, self.detach(),
-      started(AllToAllSingleOptions{.output_split_sizes = splits.output, .input_split_sizes = splits.input},
-              options));
+      started(lockstep::AllToAllSingleOptions{.output_split_sizes = options.output_split_sizes,
+                                              .input_split_sizes = options.input_split_sizes},
+              tail));
   return {std::move(out), std::move(work)};
 }
 
-std::vector<AsyncTensor> all_reduce_coalesced(const std::vector<at::Tensor>& self, const ReduceOp& reduce_op,
-                                              Options options) {
-  return coalesced(self.size(), options,
-                   [&](std::size_t i) { return all_reduce(self[i], reduce_op, options); });
+std::vector<AsyncTensor> all_reduce_coalesced(const std::vector<at::Tensor>& self, ReduceOptions options) {
+  return coalesced(self.size(), tail_of(options),
+                   [&](std::size_t i) { return all_reduce(self[i], options); });
 }
 
 std::vector<AsyncTensor> all_gather_into_tensor_coalesced(const std::vector<at::Tensor>& self,
@@ -202,14 +225,13 @@ std::vector<AsyncTensor> all_gather_into_tensor_coalesced(const std::vector<at::
 
 std::vector<AsyncTensor> reduce_scatter_tensor_coalesced(const std::vector<at::Tensor>& self,
                                                          const std::vector<std::int64_t>& scatter_dim,
-                                                         const ReduceOp& reduce_op, Options options) {
+                                                         ReduceOptions options) {
   if (self.size() != scatter_dim.size()) {
-    refuse("reduce_scatter_tensor_coalesced", options, self.size(), " tensors and ", scatter_dim.size(),
-           " scatter dimensions; give one for each");
+    refuse("reduce_scatter_tensor_coalesced", tail_of(options), self.size(), " tensors and ",
+           scatter_dim.size(), " scatter dimensions; give one for each");
   }
-  return coalesced(self.size(), options, [&](std::size_t i) {
-    return reduce_scatter_tensor(self[i], reduce_op, scatter_dim[i], options);
-  });
+  return coalesced(self.size(), tail_of(options),
+                   [&](std::size_t i) { return reduce_scatter_tensor(self[i], scatter_dim[i], options); });
 }
 
 at::Tensor all_gather_tensor_autograd(const at::Tensor& self, std::int64_t gather_dim, Options options) {
@@ -220,21 +242,22 @@ at::Tensor all_gather_tensor_autograd(const at::Tensor& self, std::int64_t gathe
   return at::cat(parts, dim);
 }
 
-at::Tensor reduce_scatter_tensor_autograd(const at::Tensor& self, const ReduceOp& reduce_op,
-                                          std::int64_t scatter_dim, Options options) {
-  const auto dim = dim_of("reduce_scatter_tensor_autograd", options, self, scatter_dim);
+at::Tensor reduce_scatter_tensor_autograd(const at::Tensor& self, std::int64_t scatter_dim,
+                                          ReduceOptions options) {
+  const Options tail = tail_of(options);
+  const auto dim = dim_of("reduce_scatter_tensor_autograd", tail, self, scatter_dim);
   if (!is_group_member(options.group))
-    refuse("reduce_scatter_tensor_autograd", options, "this process is not a member of the group");
+    refuse("reduce_scatter_tensor_autograd", tail, "this process is not a member of the group");
   const int n = get_world_size(options.group);
-  check_divides("reduce_scatter_tensor_autograd", options, self, dim, n);
+  check_divides("reduce_scatter_tensor_autograd", tail, self, dim, n);
   return differentiable::reduce_scatter(
       self.chunk(n, dim),
-      {.op = reduce_op, .group = options.group, .timeout = options.timeout, .where = options.where});
+      {.op = options.op, .group = options.group, .timeout = options.timeout, .where = options.where});
 }
 
-at::Tensor all_to_all_single_autograd(const at::Tensor& self, const Splits& splits, Options options) {
-  return differentiable::all_to_all_single(self, {.output_split_sizes = splits.output,
-                                                  .input_split_sizes = splits.input,
+at::Tensor all_to_all_single_autograd(const at::Tensor& self, AllToAllSingleOptions options) {
+  return differentiable::all_to_all_single(self, {.output_split_sizes = options.output_split_sizes,
+                                                  .input_split_sizes = options.input_split_sizes,
                                                   .group = options.group,
                                                   .timeout = options.timeout,
                                                   .where = options.where});

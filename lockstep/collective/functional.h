@@ -3,7 +3,7 @@
 //
 //   auto sum = functional::all_reduce(x);     // returns while the ranks still work
 //   ...                                       // computation that overlaps
-//   auto y = sum.get() * 2;                   // waits here
+//   auto y = sum.wait() * 2;                  // waits here
 //
 // The result is a value class and not an at::Tensor, because a C++ tensor cannot wait by itself: it would need a
 // dispatch key of its own that every operator of libtorch passes through, as Python's async tensor does, and every
@@ -11,7 +11,7 @@
 //
 // These are not recorded by autograd (inputs are read as they are), but for those whose names end in _autograd;
 // differentiable.h has more of them. Inputs are not changed and must not be before the result is ready.
-// Errors of arguments are raised at the call, those of the operation by get(). Else as collectives.h.
+// Errors of arguments are raised at the call, those of the operation by wait(). Else as collectives.h.
 // A process that is not a member of the group: nothing happens but a warning; results are undefined tensors, ready at
 // once. The forms of autograd raise kUsage instead, as differentiable.h does.
 #pragma once
@@ -19,6 +19,7 @@
 #include <ATen/core/Tensor.h>
 
 #include <cstdint>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -39,12 +40,17 @@ class AsyncTensor {
   AsyncTensor(at::Tensor tensor, Work work, std::function<at::Tensor(const at::Tensor&)> finish = {});
 
   // Blocks until the tensor is ready; raises the operation's error.
-  const at::Tensor& get() const;
-  const at::Tensor& wait() const { return get(); }
-  operator at::Tensor() const { return get(); }
-  const at::Tensor* operator->() const { return &get(); }
-  // Never blocks.
-  bool is_completed() const;
+  const at::Tensor& wait() const;
+  operator at::Tensor() const { return wait(); }
+  const at::Tensor* operator->() const { return &wait(); }
+  // The rest never blocks, and means what it means for a Work.
+  bool done() const;
+  // The tensor. Raises kUsage before completion, the operation's error after a failure.
+  const at::Tensor& result() const;
+  // Null while running and after success.
+  std::exception_ptr error() const;
+  // Calls fn(this tensor) once it is done; where and how, as Work::then.
+  void then(std::function<void(const AsyncTensor&)> fn) const;
   // The tensor as it is, perhaps not written yet. Never blocks.
   at::Tensor unfinished() const;
 
@@ -59,40 +65,45 @@ struct Options {
   std::optional<Milliseconds> timeout{};
   std::source_location where = std::source_location::current();
 };
+struct ReduceOptions {
+  ReduceOp op{};
+  Group group{};
+  std::optional<Milliseconds> timeout{};
+  std::source_location where = std::source_location::current();
+};
 
 AsyncTensor broadcast(const at::Tensor& self, int src, Options options = {});  // src: rank in the world
-AsyncTensor all_reduce(const at::Tensor& self, const ReduceOp& reduce_op = ReduceOp::kSum,
-                       Options options = {});
+AsyncTensor all_reduce(const at::Tensor& self, ReduceOptions options = {});
 // The inputs of all ranks concatenated on `gather_dim`.
 AsyncTensor all_gather_tensor(const at::Tensor& self, std::int64_t gather_dim = 0, Options options = {});
 // This rank's part of the reduction, cut on `scatter_dim`, whose size must divide by the group's.
-AsyncTensor reduce_scatter_tensor(const at::Tensor& self, const ReduceOp& reduce_op = ReduceOp::kSum,
-                                  std::int64_t scatter_dim = 0, Options options = {});
-// Rows (dimension 0) from and for each rank. Empty lists: equal parts.
-struct Splits {
-  std::vector<std::int64_t> output{};
-  std::vector<std::int64_t> input{};
+AsyncTensor reduce_scatter_tensor(const at::Tensor& self, std::int64_t scatter_dim = 0,
+                                  ReduceOptions options = {});
+struct AllToAllSingleOptions {
+  // Rows (dimension 0) from and for each rank; empty: equal parts.
+  std::vector<std::int64_t> output_split_sizes{};
+  std::vector<std::int64_t> input_split_sizes{};
+  Group group{};
+  std::optional<Milliseconds> timeout{};
+  std::source_location where = std::source_location::current();
 };
-AsyncTensor all_to_all_single(const at::Tensor& self, const Splits& splits = {}, Options options = {});
+AsyncTensor all_to_all_single(const at::Tensor& self, AllToAllSingleOptions options = {});
 
 // The same for several tensors in one operation (coalescing.h): every result is ready when all are.
 std::vector<AsyncTensor> all_reduce_coalesced(const std::vector<at::Tensor>& self,
-                                              const ReduceOp& reduce_op = ReduceOp::kSum,
-                                              Options options = {});
+                                              ReduceOptions options = {});
 std::vector<AsyncTensor> all_gather_into_tensor_coalesced(const std::vector<at::Tensor>& self,
                                                           Options options = {});
 // One scatter dimension for each tensor.
 std::vector<AsyncTensor> reduce_scatter_tensor_coalesced(const std::vector<at::Tensor>& self,
                                                          const std::vector<std::int64_t>& scatter_dim,
-                                                         const ReduceOp& reduce_op = ReduceOp::kSum,
-                                                         Options options = {});
+                                                         ReduceOptions options = {});
 
 // Recorded by autograd; the result has been waited for. Backward: the pairs of differentiable.h.
 at::Tensor all_gather_tensor_autograd(const at::Tensor& self, std::int64_t gather_dim = 0,
                                       Options options = {});
-at::Tensor reduce_scatter_tensor_autograd(const at::Tensor& self, const ReduceOp& reduce_op = ReduceOp::kSum,
-                                          std::int64_t scatter_dim = 0, Options options = {});
-at::Tensor all_to_all_single_autograd(const at::Tensor& self, const Splits& splits = {},
-                                      Options options = {});
+at::Tensor reduce_scatter_tensor_autograd(const at::Tensor& self, std::int64_t scatter_dim = 0,
+                                          ReduceOptions options = {});
+at::Tensor all_to_all_single_autograd(const at::Tensor& self, AllToAllSingleOptions options = {});
 
 }  // namespace lockstep::functional

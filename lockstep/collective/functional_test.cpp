@@ -238,7 +238,7 @@ TEST(Gradients, FlowThroughTheFunctionalForms) {
        [](const List& inputs) { return everywhere(inputs, {at::cat(inputs, 1)}); }});
   expect_gradients(
       {[](const at::Tensor& mine, int, int) {
-         return List{functional::reduce_scatter_tensor_autograd(mine.t(), ReduceOp::kSum, 1)};
+         return List{functional::reduce_scatter_tensor_autograd(mine.t(), 1)};
        },
        [](const List& inputs) {
          std::vector<List> outputs;
@@ -326,16 +326,16 @@ TEST(Functional, LeavesItsInputsAlone) {
       for (int r = 0; r < n; ++r) all.push_back(input(r, 2 * n));
       const auto mine = input(rank, 2 * n);
       expect_near(functional::all_reduce(mine), sum_of(all));
-      expect_near(functional::all_reduce(mine, ReduceOp::kMax), at::stack(all).amax(0));
+      expect_near(functional::all_reduce(mine, {.op = ReduceOp::kMax}), at::stack(all).amax(0));
       expect_near(functional::broadcast(mine, n - 1), all.back());
       expect_near(functional::all_gather_tensor(mine), at::cat(all));
       expect_near(functional::all_gather_tensor(mine, -1), at::cat(all, 1));
       expect_near(functional::all_gather_tensor(mine.t(), 1), at::cat(all).t());
       expect_near(functional::reduce_scatter_tensor(mine),
                   sum_of(all).chunk(n)[static_cast<std::size_t>(rank)]);
-      expect_near(functional::reduce_scatter_tensor(mine.t(), ReduceOp::kAvg, 1),
+      expect_near(functional::reduce_scatter_tensor(mine.t(), 1, {.op = ReduceOp::kAvg}),
                   (sum_of(all) / n).t().chunk(n, 1)[static_cast<std::size_t>(rank)]);
-      EXPECT_EQ(functional::all_gather_tensor(at::full({}, rank)).get().sizes(),
+      EXPECT_EQ(functional::all_gather_tensor(at::full({}, rank)).wait().sizes(),
                 (std::vector<std::int64_t>{n}));
       EXPECT_TRUE(at::equal(mine, input(rank, 2 * n)));
     });
@@ -344,7 +344,8 @@ TEST(Functional, LeavesItsInputsAlone) {
 
 TEST(Functional, ExchangesUnevenParts) {
   world(3, [](int rank) {
-    const functional::Splits splits{.output = rows_received(rank, 3), .input = rows_sent(rank, 3)};
+    const functional::AllToAllSingleOptions splits{.output_split_sizes = rows_received(rank, 3),
+                                                   .input_split_sizes = rows_sent(rank, 3)};
     List inputs;
     for (int r = 0; r < 3; ++r) inputs.push_back(uneven_input(r, 3));
     expect_near(functional::all_to_all_single(uneven_input(rank, 3), splits),
@@ -356,7 +357,7 @@ TEST(Functional, CoalescedFormsGiveOneResultPerTensor) {
   world(2, [](int rank) {
     const List mine = {input(rank), input(rank + 5).to(at::kFloat)};
     const auto before = default_group()->sequence_number();
-    functional::all_reduce_coalesced({input(rank), input(rank), input(rank)}).back().get();
+    functional::all_reduce_coalesced({input(rank), input(rank), input(rank)}).back().wait();
     EXPECT_EQ(default_group()->sequence_number(), before + 1) << "one operation";
     EXPECT_TRUE(functional::all_reduce_coalesced({}).empty());
     const auto sums = functional::all_reduce_coalesced(mine);
@@ -377,14 +378,20 @@ TEST(Functional, ReturnsBeforeEveryRankHasComeAndWaitsOnFirstUse) {
     if (rank == 1) returned.wait();
     const auto sum = functional::all_reduce(input(rank));
     if (rank == 0) {
-      EXPECT_FALSE(sum.is_completed());
+      EXPECT_FALSE(sum.done());
+      EXPECT_THROW(sum.result(), Error);
       returned.count_down();
     }
     const auto copy = sum;
-    expect_near(copy.get() * 2, (input(0) + input(1)) * 2);
-    EXPECT_TRUE(sum.is_completed());
+    expect_near(copy.wait() * 2, (input(0) + input(1)) * 2);
+    EXPECT_TRUE(sum.done());
+    expect_near(sum.result(), input(0) + input(1));
+    EXPECT_EQ(sum.error(), nullptr);
+    int n_called = 0;
+    sum.then([&](const functional::AsyncTensor& ready) { n_called += ready.result().defined() ? 1 : 0; });
+    EXPECT_EQ(n_called, 1);
     EXPECT_EQ(sum->sizes(), input(0).sizes());
-    EXPECT_FALSE(functional::AsyncTensor().get().defined());
+    EXPECT_FALSE(functional::AsyncTensor().wait().defined());
   });
 }
 
@@ -394,24 +401,24 @@ TEST(Functional, GivesUndefinedTensorsToThoseWhoAreNoMembers) {
     if (rank == 1) return;
     const auto x = input(rank, 3);
     for (const auto& result :
-         {functional::broadcast(x, 1, others), functional::all_reduce(x, ReduceOp::kSum, others),
+         {functional::broadcast(x, 1, others), functional::all_reduce(x, {.group = others.group}),
           functional::all_gather_tensor(x, 0, others),
-          functional::reduce_scatter_tensor(x, ReduceOp::kSum, 0, others),
-          functional::all_to_all_single(x, {}, others)}) {
-      EXPECT_TRUE(result.is_completed());
-      EXPECT_FALSE(result.get().defined());
+          functional::reduce_scatter_tensor(x, 0, {.group = others.group}),
+          functional::all_to_all_single(x, {.group = others.group})}) {
+      EXPECT_TRUE(result.done());
+      EXPECT_FALSE(result.wait().defined());
     }
     for (const auto& results :
-         {functional::all_reduce_coalesced({x, x}, ReduceOp::kSum, others),
+         {functional::all_reduce_coalesced({x, x}, {.group = others.group}),
           functional::all_gather_into_tensor_coalesced({x, x}, others),
-          functional::reduce_scatter_tensor_coalesced({x, x}, {0, 0}, ReduceOp::kSum, others)}) {
+          functional::reduce_scatter_tensor_coalesced({x, x}, {0, 0}, {.group = others.group})}) {
       ASSERT_EQ(results.size(), 2u);
-      for (const auto& result : results) EXPECT_FALSE(result.get().defined());
+      for (const auto& result : results) EXPECT_FALSE(result.wait().defined());
     }
     const std::function<void()> recorded[] = {
         [&] { functional::all_gather_tensor_autograd(x, 0, others); },
-        [&] { functional::reduce_scatter_tensor_autograd(x, ReduceOp::kSum, 0, others); },
-        [&] { functional::all_to_all_single_autograd(x, {}, others); }};
+        [&] { functional::reduce_scatter_tensor_autograd(x, 0, {.group = others.group}); },
+        [&] { functional::all_to_all_single_autograd(x, {.group = others.group}); }};
     for (const auto& call : recorded) {
       try {
         call();

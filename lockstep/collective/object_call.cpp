@@ -135,7 +135,7 @@ void ObjectCall::check_not_empty(std::size_t n, const char* role) const {
 void ObjectCall::check_presence(int root, const char* role, bool given) const {
   if (rank() == root && !given) refuse(ErrorKind::kUsage, role, " is required on this rank, the root");
   if (rank() != root && given) {
-    refuse(ErrorKind::kUsage, role, " must be null here: rank ", root, " of the group is the root");
+    refuse(ErrorKind::kUsage, role, " must be empty here: rank ", root, " of the group is the root");
   }
 }
 

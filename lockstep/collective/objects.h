@@ -20,6 +20,7 @@
 #include <optional>
 #include <source_location>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "lockstep/collective/detail/object_call.h"
@@ -50,22 +51,15 @@ struct GatherObjectOptions {
   std::optional<Milliseconds> timeout{};
   std::source_location where = std::source_location::current();
 };
-// (*object_gather_list)[r] on `dst` becomes rank r's `obj`. The list, one entry per rank, is for `dst` only and null
-// elsewhere.
+// On `dst`: every rank's `obj`, in the order of ranks. Elsewhere an empty list.
 template <class T>
-void gather_object(const std::type_identity_t<T>& obj, std::vector<T>* object_gather_list,
-                   GatherObjectOptions options = {}) {
+std::vector<T> gather_object(const T& obj, GatherObjectOptions options = {}) {
   internal::ObjectCall call("gather_object", options);
-  if (!call.takes_part()) return;
+  if (!call.takes_part()) return {};
   const int dst = call.root(options.dst, options.group_dst, "dst", 0);
-  call.check_list_at(dst, "object_gather_list", object_gather_list);
   const auto gathered = call.gather(call.encode_one<T>(obj), dst);
-  if (object_gather_list != nullptr) *object_gather_list = call.decode_each<T>(gathered);
-}
-// For ranks that are not `dst`.
-template <class T>
-void gather_object(const T& obj, std::nullptr_t, GatherObjectOptions options = {}) {
-  gather_object<T>(obj, static_cast<std::vector<T>*>(nullptr), std::move(options));
+  if (call.rank() != dst) return {};
+  return call.decode_each<T>(gathered);
 }
 
 struct BroadcastObjectListOptions {
@@ -95,22 +89,17 @@ struct ScatterObjectListOptions {
   std::optional<Milliseconds> timeout{};
   std::source_location where = std::source_location::current();
 };
-// scatter_object_output_list[0] on rank r becomes (*scatter_object_input_list)[r] of `src`. The output list has at least
-// one entry; the input list, one entry per rank, is read on `src` only.
+// Entry r of `src`'s list on rank r. The list has one entry per rank on `src` and is empty elsewhere. A value-initialised T
+// for a process that is not a member.
 template <class T>
-void scatter_object_list(std::vector<T>& scatter_object_output_list,
-                         const std::vector<std::type_identity_t<T>>* scatter_object_input_list,
-                         ScatterObjectListOptions options = {}) {
+T scatter_object_list(const std::vector<T>& object_list, ScatterObjectListOptions options = {}) {
   internal::ObjectCall call("scatter_object_list", options);
-  if (!call.takes_part()) return;
+  if (!call.takes_part()) return T{};
   const int src = call.root(options.src, options.group_src, "src", 0);
-  call.check_not_empty(scatter_object_output_list.size(), "scatter_object_output_list");
+  call.check_list_at(src, "object_list", object_list);
   internal::EncodedObjects encoded;
-  if (call.rank() == src) {
-    call.check_list_at(src, "scatter_object_input_list", scatter_object_input_list);
-    encoded = call.encode_each(*scatter_object_input_list);
-  }
-  scatter_object_output_list.front() = call.decode_each<T>(call.scatter(encoded, src), src).front();
+  if (call.rank() == src) encoded = call.encode_each(object_list);
+  return std::move(call.decode_each<T>(call.scatter(encoded, src), src).front());
 }
 
 struct SendObjectListOptions {

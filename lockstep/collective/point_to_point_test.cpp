@@ -36,7 +36,7 @@ TEST(SendRecv, MovesEveryTypeFromRankToRank) {
         const auto sending = isend(message(rank).t().contiguous().t(), {.dst = next, .tag = 5});
         EXPECT_EQ(recv(came, {.src = last, .tag = 5}), last);
         EXPECT_TRUE(sending.wait());
-        EXPECT_TRUE(sending.is_completed());
+        EXPECT_TRUE(sending.done());
         expect_equal(came.to(at::kFloat), message(last).to(at::kFloat), c10::toString(dtype));
       }
     });
@@ -218,7 +218,7 @@ TEST(SubGroups, RanksOfTheWorldNameMembersOfASubGroup) {
     if (rank % 2 == 0) {  // not members: a warning, and nothing happens
       EXPECT_EQ(recv(tensor, {.src = 1, .group = group}), -1);
       send(tensor, {.dst = 3, .group = group});
-      EXPECT_TRUE(isend(tensor, {.dst = 3, .group = group}).is_completed());
+      EXPECT_TRUE(isend(tensor, {.dst = 3, .group = group}).done());
       EXPECT_TRUE(all_reduce(tensor, {.group = group}).result().empty());
       EXPECT_TRUE(
           batch_isend_irecv({{.op = P2PKind::kIsend, .tensor = tensor, .peer = 1, .group = group}}).empty());

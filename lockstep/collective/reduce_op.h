@@ -43,12 +43,4 @@ class ReduceOp {
 // "SUM", "AVG", ...; "unknown" for a number that is none.
 const char* name_of(ReduceOp::Kind kind) noexcept;
 
-// torch's old name for the first four. Use ReduceOp.
-struct [[deprecated("use ReduceOp")]] reduce_op {
-  static constexpr ReduceOp::Kind SUM = ReduceOp::kSum;
-  static constexpr ReduceOp::Kind PRODUCT = ReduceOp::kProduct;
-  static constexpr ReduceOp::Kind MIN = ReduceOp::kMin;
-  static constexpr ReduceOp::Kind MAX = ReduceOp::kMax;
-};
-
 }  // namespace lockstep

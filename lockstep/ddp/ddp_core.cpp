@@ -56,9 +56,9 @@ void check_assigned(const ModuleTensors& tensors, const DdpOptions& options) {
 }
 
 Group group_of(const DdpOptions& options) {
-  if (!options.device_mesh) return options.process_group ? options.process_group : default_group();
-  if (options.process_group)
-    base::raise(ErrorKind::kUsage, "DistributedDataParallel: give process_group or device_mesh, not both");
+  if (!options.device_mesh) return options.group ? options.group : default_group();
+  if (options.group)
+    base::raise(ErrorKind::kUsage, "DistributedDataParallel: give group or device_mesh, not both");
   if (options.device_mesh->ndim() != 1) {
     base::raise(ErrorKind::kUsage,
                 base::cat("DistributedDataParallel: device_mesh has ", options.device_mesh->ndim(),
@@ -276,7 +276,7 @@ std::shared_ptr<torch::nn::Module> DdpCore::cloned(const torch::nn::Module& modu
 
 DdpOptions DdpCore::options_of_clone() const {
   DdpOptions options = options_;
-  options.process_group = group_;
+  options.group = group_;
   options.device_mesh.reset();
   options.init_sync = false;
   options.static_graph = static_graph_;
@@ -284,13 +284,6 @@ DdpOptions DdpCore::options_of_clone() const {
 }
 
 void DdpCore::check_options() const {
-  if (static std::atomic<bool> said = false; options_.check_reduction && !said.exchange(true)) {
-    base::log(
-        LogLevel::kWarn,
-        "DistributedDataParallel: check_reduction is deprecated and does nothing: whether the last backward "
-        "pass was "
-        "reduced is always checked. Said once.");
-  }
   if (!options_.device_ids.empty() || options_.output_device) {
     base::raise(
         ErrorKind::kUsage,

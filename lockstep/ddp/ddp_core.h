@@ -32,16 +32,14 @@ struct DdpOptions {
   bool broadcast_buffers = true;
   // Compare the parameters of all ranks and take rank 0's values. False: the caller vouches that they are equal.
   bool init_sync = true;
-  Group process_group{};  // null: the default group
-  // The ranks of a mesh of one dimension, for instance the slice mesh["dp"], instead of process_group.
+  Group group{};  // null: the default group
+  // The ranks of a mesh of one dimension, for instance the slice mesh["dp"], instead of group.
   std::optional<DeviceMesh> device_mesh{};
   // Size of a gradient bucket in MiB. Unset: 25, and 1 for the first, so that reduction starts early.
   std::optional<double> bucket_cap_mb{};
   // Parameters may go without a gradient, on some ranks or all: each forward pass is followed by a walk over its graph,
   // and what is not in it is not waited for.
   bool find_unused_parameters = false;
-  // Accepted for torch's sake, without effect.
-  bool check_reduction = false;
   // Gradients lie in the buckets: no copy back after the reduction, and half the memory.
   bool gradient_as_bucket_view = false;
   // Gradients of so many bytes and more are made in memory that the ranks share, and averaged where they lie: no copy, and
@@ -119,7 +117,7 @@ class DdpCore : public torch::nn::Module, public Joinable {
   DdpLoggingData logging_data() const;
   // Every rate-th step instead; 1: all of them. Raises kUsage below that.
   void set_ddp_runtime_logging_sample_rate(std::int64_t rate);
-  const Group& process_group() const { return group_; }
+  const Group& group() const { return group_; }
   // What is done with each bucket of gradients instead of averaging it (comm_hook.h, hooks.h). Once, before the first
   // backward pass, the same on all ranks; raises kUsage otherwise. In a world of one it is never called.
   void register_comm_hook(CommHook hook);

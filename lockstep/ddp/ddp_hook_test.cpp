@@ -153,7 +153,7 @@ TEST(CommHook, MisuseIsRefused) {
 TEST(CommHook, AFutureThatNeverEndsIsGivenUpAtTheGroupsTimeout) {
   run_threads(2, [](int rank) {
     const Group hasty = new_group({0, 1}, {.timeout = Milliseconds(100)});
-    auto model = DistributedDataParallel(Mlp(), {.process_group = hasty});
+    auto model = DistributedDataParallel(Mlp(), {.group = hasty});
     model->register_comm_hook(
         {.run = [](GradBucket&) { return c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get()); },
          .name = "sleeper"});

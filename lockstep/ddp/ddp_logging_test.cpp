@@ -415,7 +415,7 @@ TEST(DdpLogging, TellsTheErrorThatTheNextForwardRaises) {
 TEST(DdpLogging, TellsAReductionThatFailed) {
   run_threads(2, [](int rank) {
     const Group group = new_group({0, 1});
-    auto model = DistributedDataParallel(Mlp(), {.process_group = group});
+    auto model = DistributedDataParallel(Mlp(), {.group = group});
     const at::Tensor loss = model->forward(input_of(0, rank)).sum();
     barrier();
     if (rank == 0) group->abort("the test wants it so");

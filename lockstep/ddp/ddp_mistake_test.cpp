@@ -33,11 +33,10 @@ TEST(DdpMistake, AGroupThatThisRankIsNotInIsRefused) {
   run_threads(3, [](int rank) {
     const Group pair = new_group({0, 1});
     if (rank == 2) {
-      const auto text =
-          refusal([&] { auto model = DistributedDataParallel(Mlp(), {.process_group = pair}); });
+      const auto text = refusal([&] { auto model = DistributedDataParallel(Mlp(), {.group = pair}); });
       EXPECT_TRUE(says(text, "not a member")) << text;
     } else {
-      auto model = DistributedDataParallel(Mlp(), {.process_group = pair});
+      auto model = DistributedDataParallel(Mlp(), {.group = pair});
       model->forward(drawn(static_cast<std::uint64_t>(rank), {2, kIn})).sum().backward();
       model->check_reducer_finalized();
     }
@@ -104,7 +103,7 @@ TEST(DdpMistake, ForwardOnOneRankAloneSaysHowToEvaluateThere) {
     run_threads(2, [&](int rank) {
       const Group hasty = new_group({0, 1}, {.timeout = Milliseconds(300)});
       torch::nn::AnyModule net = buffers ? torch::nn::AnyModule(Counted()) : torch::nn::AnyModule(Mlp());
-      auto model = DistributedDataParallel(net, {.process_group = hasty});
+      auto model = DistributedDataParallel(net, {.group = hasty});
       const at::Tensor input = torch::ones({2, kIn});
       model->forward(input).sum().backward();
       if (rank == 0) {

@@ -15,20 +15,6 @@ namespace {
 
 using namespace ddp_testing;
 
-std::atomic<int> warnings = 0;
-
-TEST(DdpModule, SaysOnceThatCheckReductionIsDeprecated) {
-  set_log_sink([](LogLevel level, std::string_view text) {
-    if (level == LogLevel::kWarn && text.find("check_reduction is deprecated") != std::string_view::npos)
-      ++warnings;
-  });
-  run_threads(2, [](int) {
-    for (int i = 0; i < 3; ++i) DistributedDataParallel model(Mlp(), {.check_reduction = true});
-  });
-  set_log_sink(nullptr);
-  EXPECT_EQ(warnings, 1);
-}
-
 int ranges = 0;  // of one thread
 
 TEST(DdpModule, ProfilersSeeTheForwardPass) {
@@ -159,10 +145,10 @@ TEST(DdpModule, ACloneIsAModelOfItsOwn) {
   run_threads(2, [](int rank) {
     torch::nn::Sequential net(torch::nn::Linear(kIn, 4), torch::nn::Tanh(), torch::nn::Linear(4, 1));
     const Group group = new_group({0, 1});
-    DistributedDataParallel model(net, {.process_group = group, .gradient_as_bucket_view = true});
+    DistributedDataParallel model(net, {.group = group, .gradient_as_bucket_view = true});
     model->forward(input_of(0, rank)).sum().backward();
     DistributedDataParallel copy = model.clone();
-    EXPECT_EQ(copy->process_group(), group);
+    EXPECT_EQ(copy->group(), group);
     ASSERT_EQ(copy->parameters().size(), 4u);
     {
       torch::NoGradGuard no_grad;

@@ -71,8 +71,7 @@ TEST(DdpProcesses, TrainOverACreatedGroup) {
     const auto place = rendezvous();
     const auto group = create_group({.store = place.store, .rank = rank, .size = kRanks, .name = "trainers"});
     const Trained alone = train_alone<MlpImpl>(kRanks);
-    const Trained mine =
-        train_rank<MlpImpl>(rank, kRanks, {.process_group = group, .bucket_cap_mb = 0.0002}, true);
+    const Trained mine = train_rank<MlpImpl>(rank, kRanks, {.group = group, .bucket_cap_mb = 0.0002}, true);
     require(!is_initialized(), "no default world");
     for (std::size_t i = 0; i < alone.parameters.size(); ++i) {
       require(torch::allclose(mine.parameters[i], alone.parameters[i], 1e-4, 1e-6),

@@ -202,7 +202,7 @@ TEST(DelayedAllReduce, IsOneOperationPerElementTypeAndNoneInsideNoSync) {
         net, {.delay_all_reduce_named_params = {"first.weight", "first.bias", "second.weight", "second.bias",
                                                 "last.weight"},
               .param_to_hook_all_reduce = "first.weight"});
-    const auto group = model->process_group();
+    const auto group = model->group();
     {
       const auto guard = model->no_sync();
       const auto before = group->sequence_number();
@@ -279,8 +279,7 @@ TEST(UpdateProcessGroup, TheModelGoesOnAmongOtherRanks) {
     int n_hooked = 0;
     model->register_comm_hook({.run = [&](GradBucket& bucket) {
       ++n_hooked;
-      return all_reduce(bucket.buffer(),
-                        {.op = ReduceOp::kAvg, .group = model->process_group(), .async_op = true})
+      return all_reduce(bucket.buffer(), {.op = ReduceOp::kAvg, .group = model->group(), .async_op = true})
           .get_future();
     }});
     const auto step = [&](int k) {
@@ -309,7 +308,7 @@ TEST(UpdateProcessGroup, TheModelGoesOnAmongOtherRanks) {
                 std::string::npos);
     });
     model->update_process_group(nullptr);
-    EXPECT_EQ(model->process_group(), default_group());
+    EXPECT_EQ(model->group(), default_group());
     step(7);
   });
 }
@@ -367,11 +366,11 @@ TEST(DdpMesh, AMeshHasOneDimensionAndStandsForItsGroup) {
       return refusal([&] { DistributedDataParallel(Mlp(), std::move(options)); });
     };
     EXPECT_NE(with({.device_mesh = mesh}).find("has 2 dimensions"), std::string::npos);
-    EXPECT_NE(with({.process_group = default_group(), .device_mesh = mesh["dp"]}).find("not both"),
+    EXPECT_NE(with({.group = default_group(), .device_mesh = mesh["dp"]}).find("not both"),
               std::string::npos);
     Mlp net;
     auto model = DistributedDataParallel(net, {.device_mesh = mesh["dp"]});
-    EXPECT_EQ(model->process_group(), mesh["dp"].get_group());
+    EXPECT_EQ(model->group(), mesh["dp"].get_group());
     const at::Tensor x = torch::full({1, kIn}, static_cast<double>(rank));
     model->forward(x).sum().backward();
     at::Tensor want = torch::zeros_like(net->first->weight);

@@ -177,7 +177,7 @@ TEST(ZeroOverlap, StepItselfDoesNothingAndWrongUseIsRefused) {
               }).find("does not average"),
               std::string::npos);
     EXPECT_NE(refusal([&] {
-                model->overlap_optimizer(*make(net, {.process_group = other, .overlap_with_ddp = true}));
+                model->overlap_optimizer(*make(net, {.group = other, .overlap_with_ddp = true}));
               }).find("belongs to group"),
               std::string::npos);
     model->overlap_optimizer(*zero);

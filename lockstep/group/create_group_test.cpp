@@ -108,7 +108,7 @@ TEST(CreateGroup, HasSubGroupsOfItsOwn) {
     const auto whole = create_group(member(store, 3 - rank, 4, "whole"));
     const int here = whole->rank();
     const auto low = new_group({0, 1, 2}, {.parent = whole});
-    const auto high = new_group({2, 3}, {.parent = whole, .group_name = "high"});
+    const auto high = new_group({2, 3}, {.parent = whole, .name = "high"});
     EXPECT_EQ(is_group_member(low), here < 3);
     if (here < 3) {
       EXPECT_EQ(low->name(), "whole/1");

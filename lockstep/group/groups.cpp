@@ -86,8 +86,8 @@ struct Whole {
 // `ranks` are ranks of the world.
 Group make(const GroupCall& call, const Whole& whole, std::vector<int> ranks,
            const NewGroupOptions& options) {
-  if (!options.group_name.empty()) {
-    if (const auto why = internal::wrong_name(options.group_name); !why.empty()) call.refuse(why);
+  if (!options.name.empty()) {
+    if (const auto why = internal::wrong_name(options.name); !why.empty()) call.refuse(why);
   }
   Members members(std::move(ranks));
   const int rank = whole.world->rank();
@@ -100,8 +100,8 @@ Group make(const GroupCall& call, const Whole& whole, std::vector<int> ranks,
        .members = std::move(members),
        .timeout = call.timeout(options.timeout, *whole.group),
        .parts = options.backend.empty() ? internal::BackendParts{} : internal::parse_backend(options.backend),
-       .desc = options.group_desc,
-       .name = options.group_name,
+       .desc = options.desc,
+       .name = options.name,
        .hashed = options.use_local_synchronization || !whole.is_root()});
 }
 
@@ -113,7 +113,7 @@ Subgroups make_all(const GroupCall& call, const Whole& whole, const std::vector<
     made.all.push_back(make(call, whole, list,
                             {.timeout = options.timeout,
                              .backend = options.backend,
-                             .group_desc = options.group_desc,
+                             .desc = options.desc,
                              .where = options.where}));
     if (std::ranges::binary_search(list, whole.world->rank())) made.mine = made.all.back();
   }
@@ -209,7 +209,7 @@ Group split(const GroupCall& call, const Group& parent, std::vector<std::vector<
        .timeout = timeout,
        .parts =
            group.size() == 1 ? internal::BackendParts{} : internal::parse_backend(group.backend_config()),
-       .desc = options.group_desc.empty() ? base::cat(group.desc(), ":split:", number) : options.group_desc,
+       .desc = options.desc.empty() ? base::cat(group.desc(), ":split:", number) : options.desc,
        .hashed = true});
 }
 
@@ -222,7 +222,7 @@ Group shrink(const GroupCall& call, std::vector<int> ranks_to_exclude, const Shr
     call.refuse("this rank (", old.rank(), ") is excluded; only those that stay call");
   }
   const auto timeout = call.timeout(options.timeout, old);
-  const bool abort_first = options.flags == ShrinkFlags::kAbort;
+  const bool abort_first = options.abort;
   if (whole.is_root()) return current_worlds().shrink(whole.group, excluded, abort_first, timeout);
   if (abort_first) old.abort("shrink_group was called with the abort flag");
   std::vector<int> remaining;

@@ -27,8 +27,8 @@ struct NewGroupOptions {
   Group parent{};                         // what it is a sub-group of; null: the default group
   std::string backend{};  // as in InitOptions; "": host, or hierarchical when its hosts differ
   bool use_local_synchronization = false;  // only members call
-  std::string group_desc{};                // ProcessGroup::desc()
-  std::string group_name{};                // "": numbered, or hashed; a name in use raises kUsage
+  std::string desc{};                      // ProcessGroup::desc()
+  std::string name{};                      // "": numbered, or hashed; a name in use raises kUsage
   std::source_location where = std::source_location::current();
 };
 // A group of `ranks` of the parent, whose members all call. They are sorted: a member's rank in the group is its place among
@@ -46,7 +46,7 @@ struct SubgroupsOptions {
   Group group{};  // new_subgroups: what is divided; null: the world. Else only its members call
   std::optional<Milliseconds> timeout{};
   std::string backend{};
-  std::string group_desc{};
+  std::string desc{};
   std::source_location where = std::source_location::current();
 };
 // Divides a group into sub-groups of `group_size` consecutive ranks each. Negative: LOCAL_WORLD_SIZE, one sub-group per
@@ -59,7 +59,7 @@ Subgroups new_subgroups_by_enumeration(std::vector<std::vector<int>> ranks_per_s
 
 struct SplitGroupOptions {
   std::optional<Milliseconds> timeout{};  // unset: the parent's
-  std::string group_desc{};  // empty: "<parent's>:split:<number of the first list with this rank>"
+  std::string desc{};  // empty: "<parent's>:split:<number of the first list with this rank>"
   std::source_location where = std::source_location::current();
 };
 // Divides a group: called by all members of `parent` (null: the world), each list holds ranks of the parent. A rank that
@@ -68,10 +68,9 @@ struct SplitGroupOptions {
 Group split_group(const Group& parent, std::vector<std::vector<int>> split_ranks,
                   SplitGroupOptions options = {});
 
-enum class ShrinkFlags : int { kDefault = 0, kAbort = 1 };  // kAbort: end what the group is doing first
 struct ShrinkGroupOptions {
-  Group group{};  // null: the world
-  ShrinkFlags flags = ShrinkFlags::kDefault;
+  Group group{};                          // null: the world
+  bool abort = false;                     // end what the group is doing first
   std::optional<Milliseconds> timeout{};  // of the new group and of the joining; unset: the old one's
   std::source_location where = std::source_location::current();
 };

@@ -86,8 +86,8 @@ TEST(Destroy, OfTheWorldLeavesItsGroupsInDescendingOrderOfTheirNames) {
         {.backend = "leaving", .world_size = 1, .rank = 0, .store = std::make_shared<HashStore>()});
     EXPECT_EQ(get_pg_count(), 1);
     for (int i = 1; i <= 10; ++i) new_group({0});
-    new_group({0}, {.group_name = "alpha"});
-    const auto beta = new_group({0}, {.group_name = "beta"});
+    new_group({0}, {.name = "alpha"});
+    const auto beta = new_group({0}, {.name = "beta"});
     EXPECT_EQ(get_pg_count(), 13);
     // A group of another world.
     Group elsewhere;
@@ -147,7 +147,7 @@ TEST(Abort, OfTheWorldNeedsNobodyAndItCanBeEnteredAgain) {
     abort_process_group({}, "start over");
     EXPECT_FALSE(is_initialized());
     if (rank == 0) {
-      EXPECT_TRUE(stuck.is_completed());
+      EXPECT_TRUE(stuck.done());
     }
     init_process_group({.timeout = kPatience, .world_size = 2, .rank = rank, .store = store});
     EXPECT_EQ(sum_over({}), 3);
@@ -155,13 +155,13 @@ TEST(Abort, OfTheWorldNeedsNobodyAndItCanBeEnteredAgain) {
 }
 
 TEST(Shrink, OfTheWorldRenumbersTheSurvivorsAndEndsOtherGroups) {
-  for (const auto flags : {ShrinkFlags::kDefault, ShrinkFlags::kAbort}) {
+  for (const bool abort : {false, true}) {
     std::latch shrunk(3);
     run_threads(4, [&](int rank) {
       const auto before = new_group();
       if (rank == 1) return shrunk.wait();  // alive, but not asked
       const auto old = default_group();
-      const auto group = shrink_group({1}, {.flags = flags});
+      const auto group = shrink_group({1}, {.abort = abort});
       shrunk.count_down();
       EXPECT_EQ(group, default_group());
       EXPECT_EQ(get_rank(), rank == 0 ? 0 : rank - 1);
@@ -180,7 +180,7 @@ TEST(Shrink, GoesOnAfterARankIsLost) {
   run_threads(3, [](int rank) {
     if (rank == 2) return;
     EXPECT_EQ(caught([] { barrier(); }).kind, ErrorKind::kPeerLost);
-    shrink_group({2}, {.flags = ShrinkFlags::kAbort});
+    shrink_group({2}, {.abort = true});
     EXPECT_EQ(get_rank(), rank);
     EXPECT_EQ(sum_over({}), 3);
     EXPECT_EQ(default_group()->timeout(), kDefaultGroupTimeout);
@@ -203,7 +203,7 @@ TEST(Shrink, MayChangeTheTimeoutOfASubGroup) {
 
 TEST(Shrink, OfASubGroupReplacesOnlyThat) {
   run_threads(4, [](int rank) {
-    const auto group = new_group({0, 2, 3}, {.timeout = Milliseconds(54'321), .group_desc = "three"});
+    const auto group = new_group({0, 2, 3}, {.timeout = Milliseconds(54'321), .desc = "three"});
     if (rank == 3 || rank == 1) return;
     refused([&] { shrink_group({}, {.group = group}); }, "empty");
     refused([&] { shrink_group({3}, {.group = group}); }, "0 to 2");

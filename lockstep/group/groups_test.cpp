@@ -83,8 +83,8 @@ TEST(NewGroup, RefusesWhatIsNoGroupAndUsesUpNoNumber) {
     refused([] { new_group({0, 2}); }, "rank 2 is in the list; ranks of the world are 0 to 1");
     refused([] { new_group({-1, 0}); }, "rank -1");
     refused([] { new_group({0, 1}, {.timeout = Milliseconds(0)}); }, "timeout");
-    refused([] { new_group({0, 1}, {.group_name = "a/b"}); }, "a/b");
-    refused([] { new_group({0, 1}, {.group_name = "7"}); }, "digits alone");
+    refused([] { new_group({0, 1}, {.name = "a/b"}); }, "a/b");
+    refused([] { new_group({0, 1}, {.name = "7"}); }, "digits alone");
     refused([] { new_group({0, 1}, {.backend = "cpu:"}); }, "one pair");
     refused([] { new_group({5}); }, "groups_test.cpp:");
     EXPECT_EQ(caught([] { new_group({0, 1}, {.backend = "nccl"}); }).kind, ErrorKind::kUnsupported);
@@ -116,17 +116,13 @@ TEST(NewGroup, IsNumberedOnEveryRankAlsoWhereItIsNone) {
 
 TEST(NewGroup, MayBeNamedButNotTwice) {
   run_threads(2, [](int) {
-    const auto named = new_group({0, 1}, {.group_desc = "the lot", .group_name = "data:parallel"});
+    const auto named = new_group({0, 1}, {.desc = "the lot", .name = "data:parallel"});
     EXPECT_EQ(named->name(), "data:parallel");
     EXPECT_EQ(named->desc(), "the lot");
-    refused(
-        [] {
-          new_group({0, 1}, {.group_name = "data:parallel"});
-        },
-        "there is a group named \"data:parallel\"");
+    refused([] { new_group({0, 1}, {.name = "data:parallel"}); }, "there is a group named \"data:parallel\"");
     EXPECT_EQ(sum_over(named), 3);
     destroy_process_group(named);
-    EXPECT_EQ(sum_over(new_group({0, 1}, {.group_name = "data:parallel"})), 3);
+    EXPECT_EQ(sum_over(new_group({0, 1}, {.name = "data:parallel"})), 3);
     const auto plain = new_group();
     EXPECT_EQ(plain->desc(), "undefined");
     plain->set_desc("now it is");
@@ -304,7 +300,7 @@ TEST(NonMember, CollectivesOnItWarnAndDoNothing) {
     };
     for (const auto& [name, call] : calls) {
       const auto work = call();
-      EXPECT_TRUE(work.is_completed() && work.result().empty()) << name;
+      EXPECT_TRUE(work.done() && work.result().empty()) << name;
       const std::lock_guard lock(warned_mutex);
       ASSERT_EQ(warned.size(), 1u) << name;
       EXPECT_TRUE(warned[0].starts_with(std::string(name) + " (called at ") &&
@@ -352,7 +348,7 @@ TEST(Subgroups, DivideAGroupAmongItsMembers) {
 
 TEST(Subgroups, ByEnumerationMayLeaveRanksOut) {
   run_threads(4, [](int rank) {
-    const auto made = new_subgroups_by_enumeration({{3, 1}, {0}}, {.group_desc = "listed"});
+    const auto made = new_subgroups_by_enumeration({{3, 1}, {0}}, {.desc = "listed"});
     ASSERT_EQ(made.all.size(), 2u);
     if (rank == 2) {
       EXPECT_EQ(made.mine, non_member_group());
@@ -375,7 +371,7 @@ TEST(Subgroups, ByEnumerationMayLeaveRanksOut) {
 
 TEST(SplitGroup, TakesRanksOfTheParent) {
   run_threads(6, [](int rank) {
-    const auto parent = new_group({1, 2, 3, 5}, {.timeout = Milliseconds(54'321), .group_desc = "some"});
+    const auto parent = new_group({1, 2, 3, 5}, {.timeout = Milliseconds(54'321), .desc = "some"});
     if (rank == 0 || rank == 4) {
       return refused([&] { split_group(parent, {{0}}); }, "no member");
     }

@@ -295,7 +295,7 @@ TEST(Processes, GoOnWithoutARankThatWasKilled) {
       require(error.kind() == ErrorKind::kPeerLost, error.what());
       require(error.peer() && error.peer()->rank == 1, error.what());
     }
-    shrink_group({1}, {.flags = ShrinkFlags::kAbort});
+    shrink_group({1}, {.abort = true});
     require(get_world_size() == 2 && get_rank() == rank / 2, "renumbered");
     auto sum = value(static_cast<float>(rank));
     all_reduce(sum);

@@ -2,6 +2,7 @@
 
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
+#include "lockstep/base/log.h"
 #include "lockstep/group/detail/work_state.h"
 
 namespace lockstep {
@@ -178,7 +179,7 @@ void Work::block_current_stream() const {
   if (state_) state_->check_usable();
 }
 
-bool Work::is_completed() const {
+bool Work::done() const {
   return !state_ || state_->poll();
 }
 
@@ -186,7 +187,7 @@ bool Work::is_success() const {
   return !state_ || (state_->poll() && !state_->failure());
 }
 
-std::exception_ptr Work::exception() const {
+std::exception_ptr Work::error() const {
   if (!state_ || !state_->poll()) return nullptr;
   const auto failure = state_->failure();
   return failure ? to_exception(*failure) : nullptr;
@@ -196,6 +197,18 @@ std::vector<at::Tensor> Work::result() const {
   if (state_) return state_->results();
   if (!result_.defined()) return {};
   return {result_};
+}
+
+void Work::then(std::function<void(const Work&)> fn) const {
+  get_future_result()->addCallback([work = *this, fn = std::move(fn)](c10::ivalue::Future&) {
+    try {
+      fn(work);
+    } catch (...) {
+      base::log(LogLevel::kError,
+                base::cat("what follows ", name_of(work.op_type()), " #", work.sequence_number(),
+                          " threw: ", base::current_failure().message));
+    }
+  });
 }
 
 int Work::source_rank() const {

@@ -8,6 +8,7 @@
 
 #include <cstdint>
 #include <exception>
+#include <functional>
 #include <memory>
 #include <optional>
 #include <vector>
@@ -59,14 +60,17 @@ class Work {
   // Makes the current device stream wait, not this thread: nothing on the CPU.
   void block_current_stream() const;
 
-  // Never blocks.
-  bool is_completed() const;
+  // The operation is over. Never blocks; nor does anything below.
+  bool done() const;
   // Over and without error.
   bool is_success() const;
   // The error, or null while running and after success.
-  std::exception_ptr exception() const;
+  std::exception_ptr error() const;
   // Output tensors. Raises kUsage before completion, the operation's error after a failure.
   std::vector<at::Tensor> result() const;
+  // Calls fn(this Work) once, when the operation is over, however it ended: on a thread "ls-completion" (get_future says more
+  // about it) or, when it is over already, at once on this one. What fn throws is logged.
+  void then(std::function<void(const Work&)> fn) const;
   // A receive's sender by its rank in the world (get_group_rank() tells that in the group). kUsage before completion.
   int source_rank() const;
 

@@ -39,14 +39,49 @@ TEST(Work, RunsInTheOrderStartedAndNumbersItself) {
     for (int i = 7; i >= 0; --i) {
       const auto at = static_cast<std::size_t>(i);
       works[at].wait();
-      EXPECT_TRUE(works[at].is_completed());
+      EXPECT_TRUE(works[at].done());
       EXPECT_TRUE(works[at].is_success());
-      EXPECT_EQ(works[at].exception(), nullptr);
+      EXPECT_EQ(works[at].error(), nullptr);
       expect_equal(works[at].result().at(0), at::full({1 << i}, static_cast<float>(3 + 3 * i)));
       EXPECT_TRUE(works[at].result().at(0).is_same(tensors[at]));
     }
     EXPECT_EQ(default_group()->sequence_number(), 8u);
     EXPECT_EQ(barrier().sequence_number(), 9u);
+  });
+}
+
+TEST(Work, CallsWhatFollowsItOnceWhenItIsOver) {
+  std::latch asked(1), called(2);
+  world(2, [&](int rank) {
+    auto tensor = at::ones({4});
+    if (rank == 1) asked.wait();
+    const auto work = all_reduce(tensor, {.async_op = true});
+    work.then([&, rank](const Work& over) {
+      EXPECT_TRUE(over.done());
+      expect_equal(over.result().at(0), at::full({4}, 2.0f));
+      EXPECT_EQ(get_rank(), rank);
+      called.count_down();
+      throw std::runtime_error("is logged");
+    });
+    if (rank == 0) asked.count_down();
+    called.wait();
+    int n_called = 0;
+    work.then([&](const Work&) { ++n_called; });
+    EXPECT_EQ(n_called, 1) << "at once";
+  });
+}
+
+TEST(Work, TellsWhatFollowsItOfAFailure) {
+  std::latch over(1);
+  world(2, [&](int rank) {
+    if (rank == 1) return over.wait();
+    const auto work = all_reduce(at::ones({4}), {.async_op = true, .timeout = Milliseconds(20)});
+    EXPECT_EQ(caught([&] { work.wait(); }).kind, ErrorKind::kTimeout);
+    work.then([](const Work& failed) {
+      EXPECT_FALSE(failed.is_success());
+      EXPECT_NE(failed.error(), nullptr);
+    });
+    over.count_down();
   });
 }
 
@@ -60,9 +95,9 @@ TEST(Work, IsNotOverBeforeEveryRankHasJoined) {
       return;
     }
     const auto work = all_reduce(tensor, {.async_op = true});
-    EXPECT_FALSE(work.is_completed());
+    EXPECT_FALSE(work.done());
     EXPECT_FALSE(work.is_success());
-    EXPECT_EQ(work.exception(), nullptr);
+    EXPECT_EQ(work.error(), nullptr);
     EXPECT_EQ(caught([&] { work.result(); }).kind, ErrorKind::kUsage);
     const auto late = caught([&] { work.wait(Milliseconds(5)); });
     EXPECT_EQ(late.kind, ErrorKind::kTimeout);
@@ -80,7 +115,7 @@ TEST(Work, CanBeWaitedForByManyThreadsAndCopiesBackOnce) {
       const auto work = all_reduce(base.t(), {.async_op = true});
       std::vector<base::Thread> waiters;
       for (int i = 0; i < 3; ++i) waiters.emplace_back("waiter", [work] { work.wait(); });
-      while (!work.is_completed()) std::this_thread::yield();
+      while (!work.done()) std::this_thread::yield();
       waiters.clear();
       base.add_(1);  // a second copy would undo this
       work.wait();
@@ -123,7 +158,7 @@ TEST(Work, DroppedBeforeItIsOverKeepsItsTensorsUntilThen) {
 TEST(Work, AnEmptyOneIsOver) {
   const Work work;
   work.wait();
-  EXPECT_TRUE(work.is_completed());
+  EXPECT_TRUE(work.done());
   EXPECT_TRUE(work.is_success());
   EXPECT_TRUE(work.result().empty());
   EXPECT_EQ(work.sequence_number(), 0u);
@@ -459,6 +494,23 @@ TEST(Profiler, SeesNamedEventsThatSpanTheOperation) {
   EXPECT_EQ(n_seen("+lockstep:broadcast"), 2);
   EXPECT_EQ(n_seen("-lockstep:broadcast"), 2);
   EXPECT_EQ(n_seen("-lockstep:all_reduce"), 2);
+}
+
+TEST(Profiler, SeesTheNameThatAScopeGives) {
+  const auto handle = at::addGlobalCallback(
+      at::RecordFunctionCallback(&see_start, &see_end).scopes({at::RecordScope::USER_SCOPE}));
+  world(1, [](int) {
+    const auto outer = record_comm("outer");
+    {
+      const auto inner = record_comm("inner");
+      all_reduce(at::ones({2}));
+    }
+    all_reduce(at::ones({2}), {.async_op = true}).wait();
+  });
+  at::removeCallback(handle);
+  const std::lock_guard lock(seen_mutex);
+  for (const char* event : {"+inner", "-inner", "+outer", "-outer"})
+    EXPECT_EQ(std::ranges::count(seen, event), 1);
 }
 
 std::vector<std::string> seen_shapes;  // guarded by seen_mutex

@@ -90,6 +90,13 @@ int get_world_size(const Group& group) {
   return still_there(group, "get_world_size")->size();
 }
 
+void set_timeout(Milliseconds timeout, const Group& group) {
+  const auto chosen = still_there(group, "set_timeout");
+  if (!chosen->is_member())
+    base::raise(ErrorKind::kUsage, "set_timeout: this rank is no member of the group");
+  chosen->set_timeout(timeout);
+}
+
 std::string get_backend(const Group& group) {
   return still_there(group, "get_backend")->backend();
 }

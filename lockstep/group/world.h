@@ -19,11 +19,10 @@ struct InitOptions {
       backend{};  // "host", "cpu:host,meta:fake" (backends.h); "": host when all share one, or what crosses
   std::string init_method{};  // "" means env://, unless store is given
   std::optional<Milliseconds>
-      timeout{};        // of joining and of operations; unset: LOCKSTEP_TIMEOUT, else half an hour
-  int world_size = -1;  // -1: from the URL or the environment
-  int rank = -1;
+      timeout{};  // of joining and of operations; unset: LOCKSTEP_TIMEOUT, else half an hour
+  std::optional<int> world_size{};  // unset: from the URL or the environment
+  std::optional<int> rank{};
   std::shared_ptr<Store> store{};  // instead of init_method; then rank and world_size are required
-  std::string group_name{};        // accepted for torch's sake, ignored
   std::source_location where = std::source_location::current();
 };
 
@@ -81,6 +80,9 @@ Group default_group();
 // About a group; all raise kUsage for one that was destroyed. -1, both, when this rank is no member.
 int get_rank(const Group& group = {});
 int get_world_size(const Group& group = {});
+// The timeout of a group's later operations that have none of their own. Raises kUsage when it is not positive, and for
+// non-members.
+void set_timeout(Milliseconds timeout, const Group& group = {});
 // ProcessGroup::backend() and backend_config(): one engine per device, "cpu:host". Raise kUsage for non-members.
 std::string get_backend(const Group& group = {});
 std::string get_backend_config(const Group& group = {});

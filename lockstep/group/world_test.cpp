@@ -108,12 +108,6 @@ TEST(World, CannotBeEnteredTwiceButAgainAfterLeaving) {
   }
 }
 
-TEST(World, TakesAGroupNameAndIgnoresIt) {
-  init_process_group({.group_name = "mine"});
-  EXPECT_EQ(default_group()->name(), "0");
-  destroy_process_group();
-}
-
 TEST(World, RefusesOptionsThatContradictEachOther) {
   const auto store = std::make_shared<HashStore>();
   const auto refused = [](const InitOptions& options, const std::string& part) {
@@ -291,7 +285,7 @@ TEST(World, LeavingWithAnOperationNobodyJoinedEndsItAsAborted) {
     const auto work = broadcast(at::ones({1}), {.src = 0, .async_op = true});
     default_group()->abort("rank 0 has had enough");
     destroy_process_group();
-    EXPECT_TRUE(work.is_completed());
+    EXPECT_TRUE(work.done());
     EXPECT_EQ(caught([&] { work.wait(); }).kind, ErrorKind::kAborted);
     left.count_down();
   });
@@ -435,7 +429,10 @@ TEST(Timeouts, ComeFromTheGroupUnlessTheCallHasItsOwn) {
   run_threads(2, [&](int rank) {
     if (rank == 1) return done.wait();
     EXPECT_EQ(default_group()->timeout(), kDefaultGroupTimeout);
-    default_group()->set_timeout(Milliseconds(30));
+    set_timeout(Milliseconds(30));
+    EXPECT_EQ(default_group()->timeout(), Milliseconds(30));
+    EXPECT_EQ(caught([] { set_timeout(Milliseconds(0)); }).kind, ErrorKind::kUsage);
+    EXPECT_EQ(caught([] { set_timeout(Milliseconds(1), non_member_group()); }).kind, ErrorKind::kUsage);
     EXPECT_EQ(caught([] { all_reduce(at::ones({1}), {.async_op = true}).wait(); }).kind, ErrorKind::kTimeout);
     done.count_down();
   });

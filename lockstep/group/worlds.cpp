@@ -45,12 +45,15 @@ void check_options(const InitOptions& options) {
   if (options.store && !options.init_method.empty()) {
     refuse(options, "give init_method or store, not both");
   }
-  if (options.store && options.world_size < 1)
-    refuse(options, "with a store, world_size must be given and positive");
-  if (options.store && options.rank < 0) refuse(options, "with a store, rank must be given and not negative");
-  if (options.world_size >= 1 && options.rank >= options.world_size) {
-    refuse(options, base::cat("rank is ", options.rank, ", ranks of a world of ", options.world_size,
-                              " are 0 to ", options.world_size - 1));
+  if (options.store && !options.world_size) refuse(options, "with a store, world_size must be given");
+  if (options.world_size && *options.world_size < 1)
+    refuse(options, base::cat("world_size is ", *options.world_size, "; it must be positive"));
+  if (options.store && !options.rank) refuse(options, "with a store, rank must be given");
+  if (options.rank && *options.rank < 0)
+    refuse(options, base::cat("rank is ", *options.rank, "; it must not be negative"));
+  if (options.world_size && options.rank && *options.rank >= *options.world_size) {
+    refuse(options, base::cat("rank is ", *options.rank, ", ranks of a world of ", *options.world_size,
+                              " are 0 to ", *options.world_size - 1));
   }
   check_timeout(options);
 }
@@ -96,15 +99,16 @@ RendezvousResult meet(const InitOptions& options, const BackendParts& parts, Mil
   const bool no_peers = !parts.empty() && std::ranges::all_of(parts, [](const BackendPart& part) {
     return has_no_peers(*part.engine);
   });
-  if (no_peers && !options.store && options.init_method.empty() && options.world_size >= 1) {
+  if (no_peers && !options.store && options.init_method.empty() && options.world_size) {
     return {.store = std::make_shared<HashStore>(),
-            .rank = std::max(options.rank, 0),
-            .world_size = options.world_size};
+            .rank = options.rank.value_or(0),
+            .world_size = *options.world_size};
   }
-  if (options.store) return {.store = options.store, .rank = options.rank, .world_size = options.world_size};
+  if (options.store)
+    return {.store = options.store, .rank = *options.rank, .world_size = *options.world_size};
   return rendezvous({.init_method = options.init_method.empty() ? "env://" : options.init_method,
-                     .rank = options.rank,
-                     .world_size = options.world_size,
+                     .rank = options.rank.value_or(-1),
+                     .world_size = options.world_size.value_or(-1),
                      .timeout = timeout});
 }
 

@@ -133,7 +133,7 @@ Group group_over(const std::vector<int>& ranks, const std::string& what, const s
   return new_group(ranks, {.timeout = options.timeout,
                            .backend = backend,
                            .use_local_synchronization = true,
-                           .group_desc = what,
+                           .desc = what,
                            .where = options.where});
 }
 

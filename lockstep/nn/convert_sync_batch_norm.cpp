@@ -90,7 +90,7 @@ class Converter {
 
 }  // namespace
 
-void convert_sync_batchnorm(Module& module, const Group& process_group) {
+void convert_sync_batchnorm(Module& module, const Group& group) {
   std::string fixed;
   if (is_batch_norm(module)) fixed = "the module itself";
   collect_fixed(module, "", fixed);
@@ -102,7 +102,7 @@ void convert_sync_batchnorm(Module& module, const Group& process_group) {
                   "variable that holds each of them cannot be made to point to another layer: ",
                   fixed, ". Declare them as lockstep::SyncBatchNorm instead. Nothing was changed."));
   }
-  Converter(process_group).convert(module);
+  Converter(group).convert(module);
 }
 
 }  // namespace lockstep::internal

@@ -19,8 +19,8 @@
 
 namespace lockstep {
 
-SyncBatchNormImpl::SyncBatchNormImpl(torch::nn::BatchNormOptions layer_options, Group process_group)
-    : options(std::move(layer_options)), group_(std::move(process_group)) {
+SyncBatchNormImpl::SyncBatchNormImpl(torch::nn::BatchNormOptions layer_options, Group group)
+    : options(std::move(layer_options)), group_(std::move(group)) {
   if (options.num_features() <= 0) {
     base::raise(ErrorKind::kUsage, base::cat("SyncBatchNorm: the number of features is ",
                                              options.num_features(), "; it must be positive"));

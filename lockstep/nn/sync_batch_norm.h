@@ -39,8 +39,8 @@ struct NormRoute;
 
 class SyncBatchNormImpl final : public torch::nn::Cloneable<SyncBatchNormImpl>, public LayerWithCollectives {
  public:
-  // process_group null: the default group at the time of the forward pass.
-  explicit SyncBatchNormImpl(torch::nn::BatchNormOptions options, Group process_group = {});
+  // group null: the default group at the time of the forward pass.
+  explicit SyncBatchNormImpl(torch::nn::BatchNormOptions options, Group group = {});
 
   // Input: batch, channels, then any dimensions. Collective in training mode. Raises kUsage when the input has the
   // wrong shape, or when all ranks together have only one value per channel; otherwise what the group raises, also from
@@ -59,7 +59,7 @@ class SyncBatchNormImpl final : public torch::nn::Cloneable<SyncBatchNormImpl>, 
   void reset() override;
   void reset_running_stats();
   void pretty_print(std::ostream& stream) const override;
-  const Group& process_group() const { return group_; }
+  const Group& group() const { return group_; }
 
   // Names as in torch::nn::BatchNorm. weight and bias are undefined without `affine`, the others without
   // `track_running_stats`.
@@ -68,10 +68,10 @@ class SyncBatchNormImpl final : public torch::nn::Cloneable<SyncBatchNormImpl>, 
 
   // A layer that shares the tensors of a BatchNorm layer, with its options and mode.
   template <class BatchNormImpl>
-  static std::shared_ptr<SyncBatchNormImpl> adopt(const BatchNormImpl& plain, Group process_group) {
+  static std::shared_ptr<SyncBatchNormImpl> adopt(const BatchNormImpl& plain, Group group) {
     const Tensors tensors{plain.weight, plain.bias, plain.running_mean, plain.running_var,
                           plain.num_batches_tracked};
-    auto layer = std::make_shared<SyncBatchNormImpl>(plain.options, std::move(process_group));
+    auto layer = std::make_shared<SyncBatchNormImpl>(plain.options, std::move(group));
     layer->take(tensors);
     layer->train(plain.is_training());
     return layer;
@@ -94,7 +94,7 @@ class SyncBatchNormImpl final : public torch::nn::Cloneable<SyncBatchNormImpl>, 
 TORCH_MODULE(SyncBatchNorm);
 
 namespace internal {
-void convert_sync_batchnorm(torch::nn::Module& module, const Group& process_group);
+void convert_sync_batchnorm(torch::nn::Module& module, const Group& group);
 }
 
 // Replaces every BatchNorm1d, 2d and 3d in a Sequential, ModuleList or ModuleDict, at any depth, by a SyncBatchNorm
@@ -105,8 +105,8 @@ template <class Holder>
 requires requires(Holder holder) {
   holder->named_children();
 }
-void convert_sync_batchnorm(Holder module, Group process_group = {}) {
-  internal::convert_sync_batchnorm(*module, process_group);
+void convert_sync_batchnorm(Holder module, Group group = {}) {
+  internal::convert_sync_batchnorm(*module, group);
 }
 
 }  // namespace lockstep

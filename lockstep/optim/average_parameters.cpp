@@ -131,7 +131,7 @@ void keep_trained(const std::vector<at::Tensor>& parameters, std::vector<at::Ten
 }  // namespace
 
 void average_parameters(const std::vector<at::Tensor>& parameters, AverageParametersOptions options) {
-  const Group group = options.process_group ? options.process_group : default_group();
+  const Group group = options.group ? options.group : default_group();
   if (!is_group_member(group)) return;
   check(parameters);
   if (get_world_size(group) == 1) return;

@@ -21,7 +21,7 @@
 namespace lockstep {
 
 struct AverageParametersOptions {
-  Group process_group{};  // null: the default group
+  Group group{};  // null: the default group
   std::source_location where = std::source_location::current();
 };
 

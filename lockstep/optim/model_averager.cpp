@@ -45,26 +45,26 @@ void check_levels(const std::vector<std::pair<std::int64_t, int>>& levels, const
     before = period;
   }
   if (levels.back().second != get_world_size(group)) {
-    base::raise(ErrorKind::kUsage, base::cat(kWho, "the last group size must be the whole process_group's, ",
+    base::raise(ErrorKind::kUsage, base::cat(kWho, "the last group size must be the whole group's, ",
                                              get_world_size(group), ", and is ", levels.back().second));
   }
 }
 
 }  // namespace
 
-ModelAverager::ModelAverager(Group process_group, std::source_location where)
-    : group_(process_group ? std::move(process_group) : default_group()), where_(where) {}
+ModelAverager::ModelAverager(Group group, std::source_location where)
+    : group_(group ? std::move(group) : default_group()), where_(where) {}
 
 void ModelAverager::average_parameters(const std::vector<at::Tensor>& parameters) {
   if (const Group group = group_at(step_)) {
-    average_parameters_or_parameter_groups(parameters, {.process_group = group, .where = where_});
+    average_parameters_or_parameter_groups(parameters, {.group = group, .where = where_});
   }
   ++step_;
 }
 
 void ModelAverager::average_parameters(const std::vector<torch::optim::OptimizerParamGroup>& groups) {
   if (const Group group = group_at(step_)) {
-    average_parameters_or_parameter_groups(groups, {.process_group = group, .where = where_});
+    average_parameters_or_parameter_groups(groups, {.group = group, .where = where_});
   }
   ++step_;
 }
@@ -76,7 +76,7 @@ void ModelAverager::set_step(std::int64_t step) {
 }
 
 PeriodicModelAverager::PeriodicModelAverager(PeriodicModelAveragerOptions options)
-    : ModelAverager(std::move(options.process_group), options.where),
+    : ModelAverager(std::move(options.group), options.where),
       period_(options.period),
       warmup_steps_(options.warmup_steps) {
   check_warmup("PeriodicModelAverager", warmup_steps_);
@@ -88,20 +88,19 @@ PeriodicModelAverager::PeriodicModelAverager(PeriodicModelAveragerOptions option
 }
 
 Group PeriodicModelAverager::group_at(std::int64_t step) const {
-  return step >= warmup_steps_ && (step - warmup_steps_) % period_ == 0 ? process_group() : nullptr;
+  return step >= warmup_steps_ && (step - warmup_steps_) % period_ == 0 ? group() : nullptr;
 }
 
 HierarchicalModelAverager::HierarchicalModelAverager(HierarchicalModelAveragerOptions options)
-    : ModelAverager(std::move(options.process_group), options.where), warmup_steps_(options.warmup_steps) {
+    : ModelAverager(std::move(options.group), options.where), warmup_steps_(options.warmup_steps) {
   check_warmup("HierarchicalModelAverager", warmup_steps_);
-  if (!is_group_member(process_group())) return;  // no levels: nothing is ever averaged
-  check_levels(options.period_group_size_dict, process_group());
+  if (!is_group_member(group())) return;  // no levels: nothing is ever averaged
+  check_levels(options.period_group_size_dict, group());
   if (options.period_group_size_dict.back().first == 1) warn_of_every_step("HierarchicalModelAverager");
   for (const auto& [period, size] : options.period_group_size_dict) {
-    const bool all = size == get_world_size(process_group());
+    const bool all = size == get_world_size(group());
     levels_.emplace_back(
-        period,
-        all ? process_group() : new_subgroups(size, {.group = process_group(), .where = options.where}).mine);
+        period, all ? group() : new_subgroups(size, {.group = group(), .where = options.where}).mine);
   }
 }
 

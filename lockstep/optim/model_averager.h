@@ -37,11 +37,11 @@ class ModelAverager {
   void set_step(std::int64_t step);
 
  protected:
-  ModelAverager(Group process_group, std::source_location where);
+  ModelAverager(Group group, std::source_location where);
   // Over whom to average at this step; null: not at all.
   virtual Group group_at(std::int64_t step) const = 0;
 
-  const Group& process_group() const { return group_; }
+  const Group& group() const { return group_; }
 
  private:
   const Group group_;
@@ -53,7 +53,7 @@ struct PeriodicModelAveragerOptions {
   std::int64_t period = 0;  // required, at least 1; 1 warns, since DDP then costs no more
   // Steps before the first averaging; train with DDP meanwhile, or accept that ranks drift.
   std::int64_t warmup_steps = 0;
-  Group process_group{};  // null: the default group
+  Group group{};  // null: the default group
   std::source_location where = std::source_location::current();
 };
 
@@ -74,7 +74,7 @@ struct HierarchicalModelAveragerOptions {
   // neighbouring ranks every 4 steps and all 8 every 16. The last size is that of the whole group.
   std::vector<std::pair<std::int64_t, int>> period_group_size_dict{};
   std::int64_t warmup_steps = 0;
-  Group process_group{};  // null: the default group
+  Group group{};  // null: the default group
   std::source_location where = std::source_location::current();
 };
 

@@ -78,7 +78,7 @@ TEST(AverageParameters, LeavesNonMembersAlone) {
   world(3, [](int rank) {
     const auto pair = new_group({0, 2});
     const auto parameter = at::full({2}, static_cast<float>(rank));
-    average_parameters({parameter}, {.process_group = pair});
+    average_parameters({parameter}, {.group = pair});
     expect_equal(parameter, at::full({2}, 1.0F));  // the mean of 0 and 2, and rank 1's own
   });
 }
@@ -187,7 +187,7 @@ TEST(HierarchicalModelAverager, TakesTheLargestPeriodThatDividesTheStep) {
 TEST(HierarchicalModelAverager, DividesTheGroupItIsGiven) {
   world(5, [](int rank) {
     const auto group = new_group({1, 2, 3, 4});
-    HierarchicalModelAverager averager({.period_group_size_dict = {{1, 2}, {3, 4}}, .process_group = group});
+    HierarchicalModelAverager averager({.period_group_size_dict = {{1, 2}, {3, 4}}, .group = group});
     const float pair = rank < 3 ? 1.5F : 3.5F;
     const auto expected =
         rank == 0 ? std::vector<float>{0, 0, 0, 0} : std::vector<float>{2.5F, pair, pair, 2.5F};

@@ -28,8 +28,8 @@ template <class... Words>
 }
 
 Group group_of(const ZeroOptions& options) {
-  const Group group = options.process_group ? options.process_group : default_group();
-  if (!is_group_member(group)) refuse("this rank is not a member of process_group");
+  const Group group = options.group ? options.group : default_group();
+  if (!is_group_member(group)) refuse("this rank is not a member of group");
   return group;
 }
 
@@ -285,9 +285,7 @@ void ZeroCore::consolidate_state_dict(int to) {
   consolidated_.reset();
   OptimizerStateDict whole = own_state_dict();
   const bool mine = to == group_->rank();
-  std::vector<OptimizerStateDict> shares(mine ? static_cast<std::size_t>(group_->size()) : 0);
-  gather_object<OptimizerStateDict>(whole, mine ? &shares : nullptr,
-                                    {.group_dst = to, .group = group_, .where = options_.where});
+  auto shares = gather_object(whole, {.group_dst = to, .group = group_, .where = options_.where});
   if (!mine) return;
   for (auto& share : shares) whole.state.merge(share.state);
   consolidated_ = std::move(whole);

@@ -19,7 +19,7 @@
 namespace lockstep {
 
 struct ZeroOptions {
-  Group process_group{};  // null: the default group
+  Group group{};  // null: the default group
   // Parameters are moved into one flat bucket per rank in the group's shared memory, so that what a rank has updated
   // travels by one broadcast, without copies. Otherwise one broadcast per parameter.
   bool parameters_as_bucket_view = false;
@@ -89,7 +89,7 @@ class ZeroCore : public torch::optim::Optimizer, public Joinable {
 
   // The rank that keeps the state of parameter i of group g: owners()[g][i] (partition.h). state() has this rank's only.
   const std::vector<std::vector<int>>& owners() const { return owners_; }
-  const Group& process_group() const { return group_; }
+  const Group& group() const { return group_; }
   // Raises kUsage unless overlap_with_ddp is set, and when somebody has it already. Ends with the optimizer.
   std::shared_ptr<ZeroOverlap> overlap();
 

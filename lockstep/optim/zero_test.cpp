@@ -400,11 +400,11 @@ TEST(ZeroRedundancyOptimizer, RefusesParametersItCannotShare) {
   });
   world(3, [](int rank) {
     const auto pair = new_group({0, 2});
-    const auto make = [&] { return ZeroAdam(make_parameters(), AdamOptions(0.1), {.process_group = pair}); };
+    const auto make = [&] { return ZeroAdam(make_parameters(), AdamOptions(0.1), {.group = pair}); };
     if (rank == 1) {
       refused([&] { make(); }, "not a member");
     } else {
-      EXPECT_EQ(make().process_group(), pair);
+      EXPECT_EQ(make().group(), pair);
     }
   });
 }
@@ -423,8 +423,7 @@ TEST(ZeroRedundancyOptimizer, WorksInAGroupOfSomeRanks) {
     const auto pair = new_group({1, 2});
     if (rank == 0) return;
     const auto parameters = make_parameters();
-    ZeroAdam optimizer(parameters, AdamOptions(0.05),
-                       {.process_group = pair, .parameters_as_bucket_view = true});
+    ZeroAdam optimizer(parameters, AdamOptions(0.05), {.group = pair, .parameters_as_bucket_view = true});
     train(optimizer, parameters, 0, 3);
     expect_close(parameters, expected);
     optimizer.consolidate_state_dict(1);

@@ -93,8 +93,7 @@ struct HybridImpl : torch::nn::Module {
       : em_(std::move(em)), net_(std::move(net)) {
     fc1_ = register_module("fc1", lin(kDense, kDense));
     fc2_ = register_module("fc2", lin(kHidden, kOut));
-    if (group_of_fc2)
-      fc2_ddp_ = DistributedDataParallel(fc2_, {.process_group = group_of_fc2, .check_reduction = true});
+    if (group_of_fc2) fc2_ddp_ = DistributedDataParallel(fc2_, {.group = group_of_fc2});
   }
   at::Tensor forward(const at::Tensor& dense, const at::Tensor& sparse) {
     const at::Tensor embedded = em_.rpc_sync(&RemoteEm::forward, {sparse});
@@ -119,8 +118,7 @@ class Trainer {
     (mode == DdpMode::kOutside ? in_ddp_ : others_) = fc1;
     auto& place = mode == DdpMode::kNone ? others_ : in_ddp_;
     place.insert(place.end(), fc2.begin(), fc2.end());
-    if (mode == DdpMode::kOutside)
-      ddp_ = DistributedDataParallel(net_, {.process_group = group_, .check_reduction = true});
+    if (mode == DdpMode::kOutside) ddp_ = DistributedDataParallel(net_, {.group = group_});
   }
 
   Gradients train_batch(const Features& batch, bool uneven, bool has_fewer) {

@@ -141,7 +141,7 @@ void train_hybrid(int rank, const Group& trainers, int n_steps) {
   const auto bag = rpc::RemoteModule<torch::nn::EmbeddingBag>::init_from_module_rref(
       worker(kServer), rpc::rpc_sync(worker(kServer), table));
   const auto dense = dense_layer();
-  auto model = DistributedDataParallel(dense, {.process_group = trainers, .gradient_as_bucket_view = true});
+  auto model = DistributedDataParallel(dense, {.group = trainers, .gradient_as_bucket_view = true});
   auto parameters = bag.remote_parameters();
   for (const auto& parameter : dense->parameters()) parameters.emplace_back(parameter);
   const rpc::DistributedOptimizer<torch::optim::SGD> optimizer(parameters, torch::optim::SGDOptions(kRate));

@@ -52,11 +52,11 @@ class ObjectCall {
 
   void check_length(std::size_t n, const char* role) const;
   void check_not_empty(std::size_t n, const char* role) const;
-  // The list is there on rank `root`, with one entry per rank, and nowhere else.
+  // The list has one entry per rank on rank `root` and is empty elsewhere.
   template <class T>
-  void check_list_at(int root, const char* role, const std::vector<T>* list) const {
-    check_presence(root, role, list != nullptr);
-    if (list != nullptr) check_length(list->size(), role);
+  void check_list_at(int root, const char* role, const std::vector<T>& list) const {
+    check_presence(root, role, !list.empty());
+    if (!list.empty()) check_length(list.size(), role);
   }
   // A rank in the group, from what the caller gave.
   int root(std::optional<int> in_world, std::optional<int> in_group, const char* role,

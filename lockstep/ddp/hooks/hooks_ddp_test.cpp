@@ -98,7 +98,7 @@ TEST(RegisterHook, UsesTheModelsGroup) {
     const Group pair = new_group({0, 1});
     if (rank == 2) return;
     const std::uint64_t before = default_group()->sequence_number();
-    const auto trained = train_with(rank, 2, {.process_group = pair}, [](DdpCore& model) {
+    const auto trained = train_with(rank, 2, {.group = pair}, [](DdpCore& model) {
       register_ddp_comm_hook(DdpCommHookType::kFp16Compress, model);
     });
     EXPECT_EQ(default_group()->sequence_number(), before);

@@ -17,10 +17,10 @@ std::shared_ptr<PostLocalSGDState> PostLocalSGDState::create(PostLocalSGDOptions
                 base::cat("PostLocalSGDState: start_localSGD_iter must not be negative, it is ",
                           options.start_localSGD_iter));
   }
-  options.process_group = internal::resolved(std::move(options.process_group));
-  const bool is_member = is_group_member(options.process_group);
+  options.group = internal::resolved(std::move(options.group));
+  const bool is_member = is_group_member(options.group);
   if (is_member && !options.subgroup && options.post_local_gradient_allreduce)
-    options.subgroup = new_subgroups(-1, {.group = options.process_group}).mine;
+    options.subgroup = new_subgroups(-1, {.group = options.group}).mine;
   if (!is_member || !is_group_member(options.subgroup)) {
     base::raise(
         ErrorKind::kUsage,
@@ -37,7 +37,7 @@ GradFuture PostLocalSGDState::run(GradBucket& bucket) {
     base::log(LogLevel::kInfo,
               base::cat("post_localSGD_hook: local SGD begins after ", iter_, " iterations"));
   if (local && !options_.post_local_gradient_allreduce) return ready_future(bucket.buffer());
-  return internal::average(bucket.buffer(), local ? options_.subgroup : options_.process_group);
+  return internal::average(bucket.buffer(), local ? options_.subgroup : options_.group);
 }
 
 CommHook post_localSGD_hook(std::shared_ptr<PostLocalSGDState> state) {

@@ -12,8 +12,8 @@
 namespace lockstep {
 
 struct PostLocalSGDOptions {
-  Group process_group{};  // null: the default group
-  Group subgroup{};       // null: the ranks of this host among process_group's
+  Group group{};     // null: the default group
+  Group subgroup{};  // null: the ranks of this host among group's
   std::int64_t start_localSGD_iter = 0;
   bool post_local_gradient_allreduce = true;  // false: no averaging at all from then on
 };
@@ -22,7 +22,7 @@ struct PostLocalSGDOptions {
 class PostLocalSGDState {
  public:
   // Without a sub-group, and when one will be used, makes one per host: new_subgroups(), so that all members of
-  // process_group must call, and the number of ranks per host must be known (LOCAL_WORLD_SIZE). Raises kUsage for a
+  // group must call, and the number of ranks per host must be known (LOCAL_WORLD_SIZE). Raises kUsage for a
   // negative start and for a group this rank is no member of.
   static std::shared_ptr<PostLocalSGDState> create(PostLocalSGDOptions options = {});
 
@@ -39,7 +39,7 @@ class PostLocalSGDState {
   std::int64_t iter_ = 0;
 };
 
-// g <- mean over process_group while iter < start_localSGD_iter, then over the sub-group.
+// g <- mean over group while iter < start_localSGD_iter, then over the sub-group.
 CommHook post_localSGD_hook(std::shared_ptr<PostLocalSGDState> state);
 
 }  // namespace lockstep

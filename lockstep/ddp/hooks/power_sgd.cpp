@@ -43,7 +43,7 @@ void check(const PowerSGDOptions& options) {
 PowerSGDState::PowerSGDState(PowerSGDOptions options)
     : options_(std::move(options)), seeds_(std::make_unique<internal::SeedSequence>(options_.random_seed)) {
   check(options_);
-  options_.process_group = internal::resolved(std::move(options_.process_group));
+  options_.group = internal::resolved(std::move(options_.group));
 }
 
 PowerSGDState::~PowerSGDState() = default;
@@ -52,11 +52,11 @@ GradFuture PowerSGDState::run(GradBucket& bucket, Form form) {
   advance_pending(bucket.index());
   if (iter_ < options_.start_powerSGD_iter) {
     if (bucket.is_last()) end_step();
-    return internal::average(bucket.buffer(), options_.process_group);
+    return internal::average(bucket.buffer(), options_.group);
   }
   const auto exchange = std::make_shared<internal::PowerSGDExchange>(shared_from_this(), bucket, form);
   if (bucket.is_last()) end_step();
-  if (exchange->is_plain()) return internal::average(bucket.buffer(), options_.process_group);
+  if (exchange->is_plain()) return internal::average(bucket.buffer(), options_.group);
   exchange->start();
   bucket.is_last() ? exchange->advance() : void(pending_ = exchange);
   return exchange->future();
@@ -139,7 +139,7 @@ std::shared_ptr<PowerSGDState> PowerSGDState::load(std::span<const std::uint8_t>
     base::raise(ErrorKind::kUsage, "PowerSGDState::load: the bytes are damaged");
   if (!group)
     base::log(LogLevel::kWarn, "PowerSGDState::load: groups are not saved; the state uses the default group");
-  saved.options.process_group = std::move(group);
+  saved.options.group = std::move(group);
   auto state = std::make_shared<PowerSGDState>(std::move(saved.options));
   state->iter_ = saved.iter;
   state->next_stats_report_ = saved.next_stats_report;

@@ -43,7 +43,7 @@ class SeedSequence;
 
 // Names and defaults are torch's.
 struct PowerSGDOptions {
-  Group process_group{};  // null: the default group
+  Group group{};  // null: the default group
   // r. 1 or 2 is usual; min(n, m) where a matrix is smaller.
   std::int64_t matrix_approximation_rank = 1;
   // Plain averaging for so many steps: early gradients are not of low rank. At least 2 with error feedback or warm

@@ -445,7 +445,7 @@ TEST(PowerSgdState, CountsWhatItSends) {
 
 TEST(PowerSgdState, HasTorchsDefaults) {
   const PowerSGDOptions options;
-  EXPECT_EQ(options.process_group, nullptr);
+  EXPECT_EQ(options.group, nullptr);
   EXPECT_EQ(options.matrix_approximation_rank, 1);
   EXPECT_EQ(options.start_powerSGD_iter, 1000);
   EXPECT_EQ(options.min_compression_rate, 2);
@@ -506,7 +506,7 @@ TEST(PowerSgdState, LoadsIntoTheDefaultGroupWithAWarning) {
   world(1, [&](int) { bytes = PowerSGDState().save(); });
   lines.clear();
   set_log_sink(keep_line);
-  world(1, [&](int) { EXPECT_EQ(PowerSGDState::load(bytes)->options().process_group, default_group()); });
+  world(1, [&](int) { EXPECT_EQ(PowerSGDState::load(bytes)->options().group, default_group()); });
   set_log_sink(nullptr);
   ASSERT_EQ(lines.size(), 1U);
   EXPECT_NE(lines[0].find("the state uses the default group"), std::string::npos);

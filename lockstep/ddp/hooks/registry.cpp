@@ -9,8 +9,7 @@ namespace lockstep {
 namespace {
 
 std::shared_ptr<PowerSGDState> power_sgd(const Group& group, std::int64_t rank) {
-  return std::make_shared<PowerSGDState>(
-      PowerSGDOptions{.process_group = group, .matrix_approximation_rank = rank});
+  return std::make_shared<PowerSGDState>(PowerSGDOptions{.group = group, .matrix_approximation_rank = rank});
 }
 
 }  // namespace
@@ -43,7 +42,7 @@ CommHook make_comm_hook(DdpCommHookType type, const Group& group) {
 }
 
 void register_ddp_comm_hook(DdpCommHookType type, DdpCore& model, const Group& group) {
-  model.register_comm_hook(make_comm_hook(type, group ? group : model.process_group()));
+  model.register_comm_hook(make_comm_hook(type, group ? group : model.group()));
 }
 
 }  // namespace lockstep

@@ -61,10 +61,10 @@ void BackwardOptimizers::fuse(std::shared_ptr<FunctionalOptimizer> optimizer,
 }
 
 void BackwardOptimizers::overlap(ZeroCore& zero, const Group& group, const std::vector<at::Tensor>& all) {
-  if (zero.process_group() != group)
+  if (zero.group() != group)
     base::raise(ErrorKind::kUsage,
-                base::cat("overlap_optimizer: the optimizer belongs to group \"",
-                          zero.process_group()->name(), "\", the model to \"", group->name(), "\""));
+                base::cat("overlap_optimizer: the optimizer belongs to group \"", zero.group()->name(),
+                          "\", the model to \"", group->name(), "\""));
   std::unordered_set<const void*> known;
   for (const at::Tensor& parameter : all) known.insert(parameter.unsafeGetTensorImpl());
   for (const auto& param_group : zero.param_groups()) {

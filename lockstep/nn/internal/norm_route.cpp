@@ -70,7 +70,7 @@ NormShadow::NormShadow(std::vector<SyncBatchNormImpl*> layers, const Group& grou
       // A group of its own: its operations come in an order of their own.
       group_(new_group(group->ranks(), {.timeout = group->timeout(),
                                         .use_local_synchronization = true,
-                                        .group_desc = "background shadows of SyncBatchNorm"})) {}
+                                        .desc = "background shadows of SyncBatchNorm"})) {}
 
 NormShadow::~NormShadow() {
   if (thread_.joinable()) {

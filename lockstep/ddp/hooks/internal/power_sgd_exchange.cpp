@@ -122,7 +122,7 @@ void PowerSGDExchange::add_error() {
 }
 
 void PowerSGDExchange::make_room() {
-  const Group& group = state_->options_.process_group;
+  const Group& group = state_->options_.group;
   ensure(memory_.p, n_p_ + n_plain_, whole_.scalar_type(), group);
   const bool new_q = ensure(memory_.q, n_q_, whole_.scalar_type(), group);
   std::int64_t p_at = 0, q_at = 0;
@@ -167,8 +167,7 @@ void PowerSGDExchange::start() {
     memory_.p.narrow(0, at, stretch.n).copy_(whole_.narrow(0, stretch.at, stretch.n));
     at += stretch.n;
   }
-  work_ = all_reduce(memory_.p,
-                     {.op = ReduceOp::kAvg, .group = state_->options_.process_group, .async_op = true});
+  work_ = all_reduce(memory_.p, {.op = ReduceOp::kAvg, .group = state_->options_.group, .async_op = true});
 }
 
 // ---- the second ----
@@ -185,7 +184,7 @@ void PowerSGDExchange::advance() {
       orthogonalise(batch.p, state_->options_.orthogonalization_epsilon);
       at::bmm_out(batch.q, batch.m.transpose(1, 2), batch.p);
     }
-    average(memory_.q, state_->options_.process_group)
+    average(memory_.q, state_->options_.group)
         ->addCallback([self = shared_from_this()](const c10::ivalue::Future& exchanged) {
           try {
             rethrow_error(exchanged);
