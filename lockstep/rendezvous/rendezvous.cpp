@@ -147,7 +147,9 @@ RendezvousResult from_file(const Url& url, const RendezvousOptions& options) {
   }
   if (url.path.size() < 2) refuse(url, "the path is missing: file:///path");
   const auto place = place_of(url, options);
-  std::shared_ptr<Store> store = FileStore::open(url.path, place.world_size, options.timeout);
+  std::shared_ptr<Store> store = FileStore::open(
+      url.path, {.n_users = place.world_size < 0 ? std::nullopt : std::optional(place.world_size),
+                 .timeout = options.timeout});
   const auto n_mine = note_meeting(url.path, place.rank);
   if (!options.open_ended && store->add(base::cat("lockstep/file_ranks/", place.rank), 1) > n_mine) {
     base::log(LogLevel::kWarn,

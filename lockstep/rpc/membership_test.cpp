@@ -64,7 +64,7 @@ class MortalStore final : public Store {
     alive().queue_push(key, value);
   }
   Bytes queue_pop(const std::string& key) override { return alive().queue_pop(key); }
-  Bytes try_queue_pop(const std::string& key) override { return alive().try_queue_pop(key); }
+  std::optional<Bytes> try_queue_pop(const std::string& key) override { return alive().try_queue_pop(key); }
   std::int64_t queue_len(const std::string& key) override { return alive().queue_len(key); }
   // Of the thread that watches: it dies with the worker, and does not count.
   std::unique_ptr<Store> clone() override {

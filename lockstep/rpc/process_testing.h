@@ -136,7 +136,7 @@ class Children {
     try {
       RpcOptions rpc{.rank = rank,
                      .world_size = n_,
-                     .store = FileStore::open(path_, n_),
+                     .store = FileStore::open(path_, {.n_users = n_}),
                      .init_timeout = Milliseconds(60'000),
                      .tcp_only = options_.tcp_only,
                      .strict_rref_check = options_.strict};

@@ -23,14 +23,17 @@ FileStore::FileStore(std::shared_ptr<internal::FileReplica> file, Milliseconds t
     : file_(std::move(file)), timeout_(timeout) {}
 FileStore::~FileStore() = default;
 
-std::unique_ptr<FileStore> FileStore::open(const std::string& path, int world_size, Milliseconds timeout) {
+std::unique_ptr<FileStore> FileStore::open(const std::string& path, const FileStoreOptions& options) {
   if (path.empty()) base::raise(ErrorKind::kUsage, "FileStore: the path is empty", ErrorFamily::kStore);
-  if (world_size == 0) {
-    base::raise(ErrorKind::kUsage, "FileStore: world_size is 0; give the number of users, or -1 when unknown",
-                ErrorFamily::kStore);
+  if (options.n_users && *options.n_users < 1) {
+    base::raise(
+        ErrorKind::kUsage,
+        base::cat("FileStore: n_users is ", *options.n_users, "; it must be positive, unset when unknown"),
+        ErrorFamily::kStore);
   }
-  return std::unique_ptr<FileStore>(
-      new FileStore(std::make_shared<internal::FileReplica>(path, world_size, timeout), timeout));
+  const int n_users = options.n_users.value_or(-1);
+  return std::unique_ptr<FileStore>(new FileStore(
+      std::make_shared<internal::FileReplica>(path, n_users, options.timeout), options.timeout));
 }
 
 const std::string& FileStore::path() const {
@@ -154,9 +157,8 @@ Bytes FileStore::queue_pop(const std::string& key) {
   }
 }
 
-Bytes FileStore::try_queue_pop(const std::string& key) {
-  if (auto entry = take(key)) return *std::move(entry);
-  internal::raise_queue_empty(describe(), key);
+std::optional<Bytes> FileStore::try_queue_pop(const std::string& key) {
+  return take(key);
 }
 
 std::int64_t FileStore::queue_len(const std::string& key) {

@@ -15,6 +15,7 @@
 
 #include <atomic>
 #include <memory>
+#include <optional>
 
 #include "lockstep/store/store.h"
 
@@ -24,14 +25,18 @@ namespace internal {
 class FileReplica;
 }
 
+struct FileStoreOptions {
+  std::optional<int>
+      n_users{};  // the last of that many to close the file removes it; unset: an open number, and it stays
+  Milliseconds timeout = kDefaultStoreTimeout;
+};
+
 class FileStore final : public Store {
  public:
-  // Creates the file (not its directory) when absent, readable by this user only. With a `world_size` the last of
-  // that many users to close it removes it; a negative one means an unknown number, and the file stays. Raises
+  // Creates the file (not its directory) when absent, readable by this user only. Raises
   // DistStoreError when it cannot be created, is not to be trusted (above) or no store's file (it is then left as it
   // was), or cannot be locked within the timeout.
-  static std::unique_ptr<FileStore> open(const std::string& path, int world_size = -1,
-                                         Milliseconds timeout = kDefaultStoreTimeout);
+  static std::unique_ptr<FileStore> open(const std::string& path, const FileStoreOptions& options = {});
   ~FileStore() override;
 
   using Store::set;
@@ -51,7 +56,7 @@ class FileStore final : public Store {
   void multi_set(std::span<const std::string> keys, std::span<const Bytes> values) override;
   void queue_push(const std::string& key, std::span<const std::uint8_t> value) override;
   Bytes queue_pop(const std::string& key) override;
-  Bytes try_queue_pop(const std::string& key) override;
+  std::optional<Bytes> try_queue_pop(const std::string& key) override;
   std::int64_t queue_len(const std::string& key) override;
   std::unique_ptr<Store> clone() override;
   bool has_extended_api() const override { return false; }

@@ -115,7 +115,7 @@ TEST_F(FileStoreTest, AddsAndQueuesOfManyProcessesAreAllKept) {
   std::vector<pid_t> children;
   for (int i = 0; i < 4; ++i) {
     children.push_back(start([&, i] {
-      auto store = FileStore::open(path_, 5);
+      auto store = FileStore::open(path_, {.n_users = 5});
       for (int n = 0; n < 50; ++n) {
         store->add("n", 1);
         store->queue_push("q", to_bytes(base::cat(i, ':', n)));
@@ -123,7 +123,7 @@ TEST_F(FileStoreTest, AddsAndQueuesOfManyProcessesAreAllKept) {
       return true;
     }));
   }
-  auto store = FileStore::open(path_, 5);
+  auto store = FileStore::open(path_, {.n_users = 5});
   std::map<char, std::vector<std::string>> taken;
   for (int n = 0; n < 200; ++n) {
     const std::string entry = to_text(store->queue_pop("q"));
@@ -149,7 +149,7 @@ TEST_F(FileStoreTest, AProcessIsWokenByTheSetOfAnother) {
 }
 
 TEST_F(FileStoreTest, AHandleInheritedOverForkWorksAndDoesNotSignOff) {
-  auto store = FileStore::open(path_, 1);
+  auto store = FileStore::open(path_, {.n_users = 1});
   expect_success(start([&] {
     for (int n = 0; n < 20; ++n) store->add("n", 1);
     store.reset();
@@ -196,8 +196,8 @@ TEST_F(FileStoreTest, TheFileHoldsTheDocumentedRecords) {
 }
 
 TEST_F(FileStoreTest, TheLastOfWorldSizeUsersRemovesTheFile) {
-  auto one = FileStore::open(path_, 2);
-  auto two = FileStore::open(path_, 2);
+  auto one = FileStore::open(path_, {.n_users = 2});
+  auto two = FileStore::open(path_, {.n_users = 2});
   auto clone = one->clone();
   one.reset();
   clone.reset();
@@ -208,9 +208,9 @@ TEST_F(FileStoreTest, TheLastOfWorldSizeUsersRemovesTheFile) {
 }
 
 TEST_F(FileStoreTest, AFileIsKeptWhileUsersAreStillToCome) {
-  FileStore::open(path_, 2)->set("key", "value");
+  FileStore::open(path_, {.n_users = 2})->set("key", "value");
   ASSERT_TRUE(exists());
-  EXPECT_EQ(to_text(FileStore::open(path_, 2)->get("key")), "value");
+  EXPECT_EQ(to_text(FileStore::open(path_, {.n_users = 2})->get("key")), "value");
   EXPECT_FALSE(exists());
 }
 
@@ -221,8 +221,8 @@ TEST_F(FileStoreTest, AnUnknownNumberOfUsersKeepsTheFile) {
 }
 
 TEST_F(FileStoreTest, SeveralStoresShareOneFileUnderPrefixes) {
-  PrefixStore rpc("rpc", FileStore::open(path_, 2));
-  PrefixStore group("group", FileStore::open(path_, 2));
+  PrefixStore rpc("rpc", FileStore::open(path_, {.n_users = 2}));
+  PrefixStore group("group", FileStore::open(path_, {.n_users = 2}));
   rpc.set("key", "of rpc");
   group.set("key", "of group");
   EXPECT_EQ(to_text(rpc.get("key")), "of rpc");
@@ -254,7 +254,7 @@ TEST_F(FileStoreTest, AMissingFolderIsAnErrorThatNamesThePath) {
 
 TEST_F(FileStoreTest, WrongArgumentsAreUsageErrors) {
   EXPECT_EQ(failure_of([&] { FileStore::open(""); }).kind, ErrorKind::kUsage);
-  EXPECT_EQ(failure_of([&] { FileStore::open(path_, 0); }).kind, ErrorKind::kUsage);
+  EXPECT_EQ(failure_of([&] { FileStore::open(path_, {.n_users = 0}); }).kind, ErrorKind::kUsage);
   EXPECT_EQ(failure_of([&] { FileStore::open("/dev/null"); }).kind, ErrorKind::kUsage);
 }
 
@@ -268,7 +268,7 @@ TEST_F(FileStoreTest, ALockThatIsNeverGivenBackEndsEveryCallAtItsTimeout) {
   EXPECT_NE(failure.message.find(path_), std::string::npos);
   EXPECT_NE(failure.message.find("30 ms"), std::string::npos) << failure.message;
   EXPECT_EQ(failure_of([&] { store->get("key"); }).kind, ErrorKind::kTimeout);
-  EXPECT_EQ(failure_of([&] { FileStore::open(path_, -1, kShort); }).kind, ErrorKind::kTimeout);
+  EXPECT_EQ(failure_of([&] { FileStore::open(path_, {.timeout = kShort}); }).kind, ErrorKind::kTimeout);
   holder.reset();
   store->set("key", "value");
   EXPECT_EQ(to_text(store->get("key")), "value");

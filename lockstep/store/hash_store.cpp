@@ -76,7 +76,7 @@ struct HashStore::Data {
   }
 };
 
-HashStore::HashStore(Milliseconds timeout) : HashStore(std::make_shared<Data>(), timeout) {}
+HashStore::HashStore(HashStoreOptions options) : HashStore(std::make_shared<Data>(), options.timeout) {}
 HashStore::HashStore(std::shared_ptr<Data> data, Milliseconds timeout)
     : data_(std::move(data)), timeout_(timeout) {}
 HashStore::~HashStore() = default;
@@ -184,9 +184,9 @@ Bytes HashStore::queue_pop(const std::string& key) {
   return data_->take(key);
 }
 
-Bytes HashStore::try_queue_pop(const std::string& key) {
+std::optional<Bytes> HashStore::try_queue_pop(const std::string& key) {
   const Lock lock(data_->mutex);
-  if (!data_->queues.contains(key)) internal::raise_queue_empty("HashStore", key);
+  if (!data_->queues.contains(key)) return std::nullopt;
   return data_->take(key);
 }
 

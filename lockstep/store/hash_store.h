@@ -11,9 +11,13 @@
 
 namespace lockstep {
 
+struct HashStoreOptions {
+  Milliseconds timeout = kDefaultStoreTimeout;
+};
+
 class HashStore final : public Store {
  public:
-  explicit HashStore(Milliseconds timeout = kDefaultStoreTimeout);
+  explicit HashStore(HashStoreOptions options = {});
   ~HashStore() override;
 
   using Store::set;
@@ -32,7 +36,7 @@ class HashStore final : public Store {
   void multi_set(std::span<const std::string> keys, std::span<const Bytes> values) override;
   void queue_push(const std::string& key, std::span<const std::uint8_t> value) override;
   Bytes queue_pop(const std::string& key) override;
-  Bytes try_queue_pop(const std::string& key) override;
+  std::optional<Bytes> try_queue_pop(const std::string& key) override;
   std::int64_t queue_len(const std::string& key) override;
   std::unique_ptr<Store> clone() override;
   bool has_extended_api() const override { return true; }

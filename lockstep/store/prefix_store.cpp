@@ -82,7 +82,7 @@ Bytes PrefixStore::queue_pop(const std::string& key) {
   return store_->queue_pop(inner(key));
 }
 
-Bytes PrefixStore::try_queue_pop(const std::string& key) {
+std::optional<Bytes> PrefixStore::try_queue_pop(const std::string& key) {
   return store_->try_queue_pop(inner(key));
 }
 

@@ -33,7 +33,7 @@ class PrefixStore final : public Store {
   void multi_set(std::span<const std::string> keys, std::span<const Bytes> values) override;
   void queue_push(const std::string& key, std::span<const std::uint8_t> value) override;
   Bytes queue_pop(const std::string& key) override;
-  Bytes try_queue_pop(const std::string& key) override;
+  std::optional<Bytes> try_queue_pop(const std::string& key) override;
   std::int64_t queue_len(const std::string& key) override;
   // The same prefix over a clone of the inner store.
   std::unique_ptr<Store> clone() override;

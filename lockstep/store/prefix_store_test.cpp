@@ -43,7 +43,7 @@ TEST(PrefixStore, NestsAndFindsTheStoresBelow) {
 }
 
 TEST(PrefixStore, TheTimeoutIsThatOfTheStoreInside) {
-  auto hash = std::make_shared<HashStore>(Milliseconds(11));
+  auto hash = std::make_shared<HashStore>(HashStoreOptions{.timeout = Milliseconds(11)});
   PrefixStore store("p", hash);
   EXPECT_EQ(store.timeout(), Milliseconds(11));
   store.set_timeout(Milliseconds(22));
@@ -52,15 +52,6 @@ TEST(PrefixStore, TheTimeoutIsThatOfTheStoreInside) {
 
 TEST(PrefixStore, NeedsAStore) {
   EXPECT_THROW(PrefixStore("p", nullptr), Error);
-}
-
-// torch once had watchKey; here the compiler says that it is gone.
-template <class Any>
-concept Watchable = requires(Any& store) {
-  store.watch_key(std::string(), [] {});
-};
-TEST(WatchKey, DoesNotCompile) {
-  static_assert(!Watchable<Store> && !Watchable<HashStore>);
 }
 
 }  // namespace

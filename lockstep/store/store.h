@@ -64,8 +64,8 @@ class Store {
   virtual void queue_push(const std::string& key, std::span<const std::uint8_t> value) = 0;
   // Takes the oldest entry, waiting for one. One push wakes one waiter.
   virtual Bytes queue_pop(const std::string& key) = 0;
-  // Never waits: raises QueueEmptyError when there is none.
-  virtual Bytes try_queue_pop(const std::string& key) = 0;
+  // Never waits: nothing when there is none.
+  virtual std::optional<Bytes> try_queue_pop(const std::string& key) = 0;
   // 0 when the queue does not exist.
   virtual std::int64_t queue_len(const std::string& key) = 0;
 
@@ -78,11 +78,6 @@ class Store {
   virtual Milliseconds timeout() const = 0;
   // One line for logs: kind and address.
   virtual std::string describe() const = 0;
-
-  // Removed from torch's stores, and deleted here so that the compiler says so: wait() in a thread of its own does
-  // what it did.
-  template <class Callback>
-  void watch_key(const std::string& key, Callback callback) = delete;
 };
 
 // Sets a store's timeout for a scope and puts the old one back.

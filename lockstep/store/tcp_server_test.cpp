@@ -414,7 +414,7 @@ TEST_F(TcpServerTest, AVanishedWaiterIsForgottenAndTakesNoEntry) {
   // The server sees their end before this: it serves its connections in the order they have news.
   for (int i = 0; i < 3; ++i) store_->queue_len("q");
   store_->queue_push("q", to_bytes("entry"));
-  EXPECT_EQ(to_text(store_->try_queue_pop("q")), "entry");
+  EXPECT_EQ(to_text(store_->try_queue_pop("q").value()), "entry");
   expect_alive();
 }
 

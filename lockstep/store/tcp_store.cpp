@@ -296,11 +296,11 @@ Bytes TcpStore::queue_pop(const std::string& key) {
   });
 }
 
-Bytes TcpStore::try_queue_pop(const std::string& key) {
-  return state_->run([&](TcpClient& client, Deadline deadline) {
+std::optional<Bytes> TcpStore::try_queue_pop(const std::string& key) {
+  return state_->run([&](TcpClient& client, Deadline deadline) -> std::optional<Bytes> {
     client.begin(Query::kQueuePop).key(key).send(deadline);
-    if (client.read<std::uint64_t>(deadline) > 0) return client.read_sized(deadline);
-    internal::raise_queue_empty(state_->name(), key);
+    if (client.read<std::uint64_t>(deadline) == 0) return std::nullopt;
+    return client.read_sized(deadline);
   });
 }
 

@@ -56,7 +56,6 @@ struct TcpStoreOptions {
   bool wait_for_workers = true;         // the master waits for world_size users; needs world_size
   bool multi_tenant = false;            // masters of one process on one port share a server
   std::optional<int> master_listen_fd;  // a bound socket the server takes over; it may listen already
-  bool use_libuv = true;                // the only server there is; false raises kUnsupported
   std::optional<JobSecret> secret;      // asked of, and proven to, every peer
   bool local_socket = true;             // use one instead of TCP when the server is on this host and ours
   bool insecure = false;                // allow a server beyond loopback without a secret
@@ -90,7 +89,7 @@ class TcpStore final : public Store {
   void multi_set(std::span<const std::string> keys, std::span<const Bytes> values) override;
   void queue_push(const std::string& key, std::span<const std::uint8_t> value) override;
   Bytes queue_pop(const std::string& key) override;
-  Bytes try_queue_pop(const std::string& key) override;
+  std::optional<Bytes> try_queue_pop(const std::string& key) override;
   std::int64_t queue_len(const std::string& key) override;
   // A connection of its own; never the server.
   std::unique_ptr<Store> clone() override;

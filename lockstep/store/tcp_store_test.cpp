@@ -92,7 +92,6 @@ TEST(TcpStore, HasTorchsDefaults) {
   EXPECT_TRUE(options.wait_for_workers);
   EXPECT_FALSE(options.multi_tenant);
   EXPECT_FALSE(options.master_listen_fd);
-  EXPECT_TRUE(options.use_libuv);
 }
 
 TEST(TcpStore, PortZeroPicksAFreePortThatCanBeRead) {
@@ -194,7 +193,6 @@ TEST(TcpStore, OptionsThatContradictEachOtherAreUsageErrors) {
   EXPECT_EQ(kind_of({.port = 0}), ErrorKind::kUsage);
   EXPECT_EQ(kind_of(master({.world_size = 0})), ErrorKind::kUsage);
   EXPECT_EQ(kind_of({.master_listen_fd = 0}), ErrorKind::kUsage);
-  EXPECT_EQ(kind_of(master({.use_libuv = false})), ErrorKind::kUnsupported);
 }
 
 // ---- workers ----

@@ -43,10 +43,6 @@ std::string waiting_words(std::string_view store, std::span<const std::string> k
                    keys.size() == 1 ? "key " : "keys ", join_keys(keys));
 }
 
-void raise_queue_empty(std::string_view store, const std::string& key) {
-  base::raise(ErrorKind::kUsage, base::cat(store, ": queue ", key, " is empty"), ErrorFamily::kQueueEmpty);
-}
-
 void raise_is_queue(std::string_view store, const std::string& key) {
   base::raise(ErrorKind::kUsage, base::cat(store, ": key ", key, " is a queue: read it with queue_pop"),
               ErrorFamily::kStore);

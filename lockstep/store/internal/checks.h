@@ -21,9 +21,6 @@ std::string join_keys(std::span<const std::string> keys);
 // The line of a wait that lasts (SlowWait): which store, for what.
 std::string waiting_words(std::string_view store, std::span<const std::string> keys);
 
-// QueueEmptyError of a pop that does not wait.
-[[noreturn]] void raise_queue_empty(std::string_view store, const std::string& key);
-
 // DistStoreError of kind kUsage: get on a key that holds a queue.
 [[noreturn]] void raise_is_queue(std::string_view store, const std::string& key);
 

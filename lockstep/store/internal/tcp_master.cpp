@@ -138,11 +138,6 @@ std::shared_ptr<TcpServer> share(const std::string& host, const TcpStoreOptions&
 }  // namespace
 
 void check_options(const TcpStoreOptions& options) {
-  if (!options.use_libuv) {
-    base::raise(ErrorKind::kUnsupported,
-                "TcpStore has one server, on libuv: use_libuv=false (USE_LIBUV=0) is not supported",
-                ErrorFamily::kStore);
-  }
   if (options.world_size && *options.world_size < 1)
     refuse(base::cat("world_size ", *options.world_size, " is not positive"));
   if (!options.is_master && options.port == 0)
