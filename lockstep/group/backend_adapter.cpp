@@ -54,7 +54,7 @@ struct Lane {
 
 class Adapter {
  public:
-  Adapter(std::unique_ptr<Backend> backend, int size) : backend_(std::move(backend)), size_(size) {}
+  Adapter(std::shared_ptr<Backend> backend, int size) : backend_(std::move(backend)), size_(size) {}
   ~Adapter() {
     for (auto& lane : lanes_) {
       {
@@ -65,6 +65,8 @@ class Adapter {
       lane.thread.join();
     }
   }
+
+  const std::shared_ptr<Backend>& backend() const { return backend_; }
 
   lockstep_status post(const lockstep_op& op, lockstep_handle** out) {
     if (const auto failure = first_failure()) return comm::status_of(failure->kind);
@@ -176,7 +178,7 @@ class Adapter {
     }
   }
 
-  const std::unique_ptr<Backend> backend_;
+  const std::shared_ptr<Backend> backend_;  // shared with the caller of get_backend_impl
   const int size_;
   std::array<Lane, 3> lanes_;
   std::mutex mutex_;
@@ -297,6 +299,10 @@ JoiningScope::JoiningScope(const BackendOptions& options) {
 
 JoiningScope::~JoiningScope() {
   t_joining = nullptr;
+}
+
+std::shared_ptr<Backend> backend_of(comm::Communicator& comm, const comm::Engine& engine) {
+  return engine.table().comm_create == create ? of(comm.raw()).backend() : nullptr;
 }
 
 const lockstep_engine* make_backend_table(std::string name, BackendFactory factory) {

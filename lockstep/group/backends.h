@@ -15,6 +15,7 @@
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/engine/engine_abi.h"
+#include "lockstep/group/process_group.h"
 #include "lockstep/store/store.h"
 
 namespace lockstep {
@@ -53,6 +54,11 @@ struct RegisterBackendOptions {
 void register_backend(const std::string& name, BackendFactory factory, RegisterBackendOptions options = {});
 // The same for a ready engine table, which must live as long as the process. Raises kUnsupported for a bad table.
 void register_backend(const lockstep_engine* table, RegisterBackendOptions options = {});
+
+// The object that a registered factory made for `group`, for methods of its own that a program knows by its class. It lives as
+// long as someone holds it, also after the group was destroyed. Raises kUsage for a non-member and for a device type that the
+// group does not serve, kUnsupported for a back end that is an engine and no Backend.
+std::shared_ptr<Backend> get_backend_impl(const Group& group = {}, const std::string& device = "cpu");
 
 // What an empty `backend` means for a device type, there or not: cpu "host", cuda "nccl", xpu "xccl", mps "gloo", meta
 // "fake", others what was registered for them. Raises kUsage when there is none.

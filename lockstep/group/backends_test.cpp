@@ -140,6 +140,7 @@ class StoreBackend final : public Backend {
     std::memcpy(op.recv, sum.data(), sum.size() * sizeof(float));
   }
   void abort(const std::string&) override { ++aborted; }
+  int rank() const { return options_.rank; }
 
   static inline std::atomic<int> alive{0}, aborted{0};
 
@@ -172,6 +173,10 @@ TEST(RegisterBackend, MakesACppClassABackEndOfGroups) {
                   EXPECT_EQ(b[1].item<float>(), static_cast<float>(n * n));
                   EXPECT_TRUE(says(caught([] { barrier(); }), "has no barrier"));
                   all_reduce(b);  // a refusal breaks nothing
+                  const auto mine = std::dynamic_pointer_cast<StoreBackend>(get_backend_impl());
+                  ASSERT_NE(mine, nullptr);
+                  EXPECT_EQ(mine->rank(), rank);
+                  refused([] { get_backend_impl({}, "meta"); }, "no back end for meta");
                   if (n < 3) return;
                   const auto group = new_group({0, 2});
                   if (rank == 1) return;
@@ -183,6 +188,11 @@ TEST(RegisterBackend, MakesACppClassABackEndOfGroups) {
   }
   EXPECT_EQ(StoreBackend::alive, 0);
   EXPECT_EQ(StoreBackend::aborted, 0);
+}
+
+TEST(GetBackendImpl, IsForBackEndsThatAreClasses) {
+  run_threads(2, [](int) { EXPECT_EQ(caught([] { get_backend_impl(); }).kind, ErrorKind::kUnsupported); });
+  run_threads(1, [](int) { EXPECT_EQ(caught([] { get_backend_impl(); }).kind, ErrorKind::kUnsupported); });
 }
 
 // Notes by when operations must be over. Does them for a group of one.

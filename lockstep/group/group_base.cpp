@@ -6,6 +6,7 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
+#include "lockstep/group/internal/backend_parts.h"
 
 namespace lockstep::internal {
 namespace {
@@ -83,3 +84,25 @@ std::string GroupBase::backend_config() const {
 }
 
 }  // namespace lockstep::internal
+
+namespace lockstep {
+
+std::shared_ptr<Backend> get_backend_impl(const Group& group, const std::string& device) {
+  const auto chosen = internal::still_there(group, "get_backend_impl");
+  if (!chosen->is_member())
+    base::raise(ErrorKind::kUsage, "get_backend_impl: this rank is no member of the group");
+  const internal::GroupBase* const part = chosen->for_device(internal::device_type(device));
+  if (part == nullptr) {
+    base::raise(ErrorKind::kUsage,
+                base::cat("get_backend_impl: group \"", chosen->name(), "\" has no back end for ", device,
+                          "; it has ", chosen->backend_config()));
+  }
+  const comm::Engine* const engine = part->engine();
+  const auto comm = engine == nullptr ? nullptr : part->communicator(*engine);
+  if (auto backend = comm ? internal::backend_of(*comm, *engine) : nullptr) return backend;
+  base::raise(ErrorKind::kUnsupported,
+              base::cat("get_backend_impl: back end \"", part->backend(), "\" of group \"", chosen->name(),
+                        "\" is an engine; only back ends registered as a class have an object"));
+}
+
+}  // namespace lockstep

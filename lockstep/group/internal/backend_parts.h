@@ -41,6 +41,8 @@ class JoiningScope {
   JoiningScope& operator=(const JoiningScope&) = delete;
 };
 
+// The back end behind a communicator of such a table; null when it is of another engine.
+std::shared_ptr<Backend> backend_of(comm::Communicator& comm, const comm::Engine& engine);
 // A table whose communicators are made by `factory`. Lives as long as the process.
 const lockstep_engine* make_backend_table(std::string name, BackendFactory factory);
 
