@@ -123,7 +123,7 @@ void ring(Input input) {
 
 extern "C" int LLVMFuzzerTestOneInput(const std::uint8_t* data, std::size_t size) {
   if (size == 0) return 0;
-  const Input pause(data + 1, size - 1);
+  const Input rest(data + 1, size - 1);
   // Seldom those that compute proofs: handshake_fuzz is about them.
   const int what = data[0] % 16;
   if (what < 2) {
