@@ -1,5 +1,5 @@
 // Optimizers without groups and without .grad: gradients are arguments, one list for all parameters or one at a time.
-// For code that has gradients of its own: hooks that step inside backward, distributed autograd, gradients in another
+// For code that manages its own gradients: hooks that step inside backward, distributed autograd, gradients of another
 // type than the parameter's.
 //
 //   lockstep::FunctionalAdam adam(parameters, torch::optim::AdamOptions(1e-3));
@@ -30,25 +30,26 @@
 namespace lockstep {
 
 struct FunctionalOptions {
-  bool maximize = false;                // go up the gradient
-  bool allow_empty_param_list = false;  // for step_param alone
+  bool maximize = false;                // gradient ascent
+  bool allow_empty_param_list = false;  // for use with step_param only
 };
 
-// The contract. A rule of your own: derive, implement update(), register_functional_optim.
+// The interface. For a custom rule derive from it, implement update(), and call register_functional_optim.
 class FunctionalOptimizer {
  public:
   virtual ~FunctionalOptimizer() = default;
   FunctionalOptimizer(const FunctionalOptimizer&) = delete;
   FunctionalOptimizer& operator=(const FunctionalOptimizer&) = delete;
 
-  // gradients[i] is for parameters()[i]; an undefined one means: skip it. Raises kUsage, changing nothing, when the
-  // lists differ in length or a gradient differs from its parameter in size; kUnsupported for one that is not dense.
+  // gradients[i] is for parameters()[i]; an undefined one skips the parameter. Raises kUsage, changing nothing, when
+  // the lists differ in length or a gradient differs from its parameter in size; kUnsupported for one that is not
+  // dense.
   void step(const std::vector<at::Tensor>& gradients);
-  // One parameter, which need not be in the list. An undefined gradient: nothing. Raises as step.
+  // Steps one parameter, which need not be in the list. No-op for an undefined gradient. Raises as step.
   void step_param(const at::Tensor& parameter, const at::Tensor& gradient);
 
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
-  // What is remembered of a parameter ("exp_avg", "step"); empty before its first step.
+  // The state of a parameter ("exp_avg", "step"); empty before its first step.
   const StateValues& state_of(const at::Tensor& parameter) const;
 
  protected:
@@ -59,7 +60,7 @@ class FunctionalOptimizer {
 
  private:
   struct Entry {
-    at::Tensor parameter;  // keeps the key from being given to another tensor
+    at::Tensor parameter;  // keeps its address, the key, from being reused
     StateValues values;
   };
   const std::vector<at::Tensor> parameters_;
@@ -70,7 +71,7 @@ class FunctionalOptimizer {
 template <class Options>
 class Functional final : public FunctionalOptimizer {
  public:
-  // Raises kUsage for options out of their range.
+  // Raises kUsage for options out of range.
   explicit Functional(std::vector<at::Tensor> parameters, Options options = {},
                       FunctionalOptions functional = {})
       : FunctionalOptimizer(std::move(parameters), functional), options_(std::move(options)) {
@@ -136,7 +137,7 @@ std::unique_ptr<FunctionalOptimizer> as_functional_optim(std::vector<at::Tensor>
 using MakeFunctional = std::function<std::unique_ptr<FunctionalOptimizer>(
     std::vector<at::Tensor> parameters, const torch::optim::OptimizerOptions& options,
     FunctionalOptions functional)>;
-// The eight above are there from the start. Raises kUsage when the class has one already. Any thread.
+// The eight above are preregistered. Raises kUsage when the class is already registered. Thread safety: any thread.
 void register_functional_optim(std::type_index options_class, MakeFunctional make);
 template <class Options>
 void register_functional_optim(MakeFunctional make) {

@@ -1,4 +1,5 @@
-// Options of optimizers that libtorch has in Python only, in the manner of torch::optim; defaults are Python's.
+// Options of optimizers that torch has only in Python, in the style of torch::optim; defaults are Python's. Thread
+// safety: values, no shared state.
 #pragma once
 
 #include <torch/arg.h>
@@ -23,8 +24,8 @@ struct AdadeltaOptions : public torch::optim::OptimizerCloneableOptions<Adadelta
 struct RpropOptions : public torch::optim::OptimizerCloneableOptions<RpropOptions> {
   RpropOptions(double lr = 1e-2) : lr_(lr) {}
   using Pair = std::tuple<double, double>;
-  TORCH_ARG(double, lr);                          // the first step size
-  TORCH_ARG(Pair, etas) = Pair(0.5, 1.2);         // factors after a change of sign, and without one
+  TORCH_ARG(double, lr);                          // initial step size
+  TORCH_ARG(Pair, etas) = Pair(0.5, 1.2);         // factors with and without a change of sign
   TORCH_ARG(Pair, step_sizes) = Pair(1e-6, 50.);  // bounds
 
  public:

@@ -1,12 +1,12 @@
-// Model averaging: ranks train on their own and average their parameters every few steps, instead of averaging
-// gradients in every step. An averager counts its calls and says at which of them it is time.
+// Model averaging: ranks train independently and average their parameters every few steps, instead of averaging
+// gradients in every step. An averager counts its calls and decides at which of them to average.
 //
 //   PeriodicModelAverager averager({.period = 4, .warmup_steps = 100});
 //   for (...) { loss.backward(); opt.step(); averager.average_parameters(opt.param_groups()); }
 //
-// Give the parameters to average, or the groups of an optimizer; those without a gradient are left out
-// (average_parameters.h, where the errors are, too). Constructors and average_parameters are collective in the group.
-// Thread safety: one thread at a time.
+// Pass the parameters to average, or the groups of an optimizer; those without a gradient are skipped
+// (average_parameters.h, also for errors). Constructors and average_parameters are collective over the group. Thread
+// safety: one thread at a time.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -21,14 +21,14 @@
 
 namespace lockstep {
 
-// The contract; derive from it for a rule of your own.
+// The interface; derive from it for a custom rule.
 class ModelAverager {
  public:
   virtual ~ModelAverager() = default;
   ModelAverager(const ModelAverager&) = delete;
   ModelAverager& operator=(const ModelAverager&) = delete;
 
-  // Averages when it is time, then counts one step. A call that raises is not counted.
+  // Averages when due, then counts one step. A call that raises is not counted.
   void average_parameters(const std::vector<at::Tensor>& parameters);
   void average_parameters(const std::vector<torch::optim::OptimizerParamGroup>& groups);
 
@@ -38,7 +38,7 @@ class ModelAverager {
 
  protected:
   ModelAverager(Group group, std::source_location where);
-  // Over whom to average at this step; null: not at all.
+  // The group to average over at this step; null: no averaging.
   virtual Group group_at(std::int64_t step) const = 0;
 
   const Group& group() const { return group_; }
@@ -50,8 +50,8 @@ class ModelAverager {
 };
 
 struct PeriodicModelAveragerOptions {
-  std::int64_t period = 0;  // required, at least 1; 1 warns, since DDP then costs no more
-  // Steps before the first averaging; train with DDP meanwhile, or accept that ranks drift.
+  std::int64_t period = 0;  // required, at least 1; 1 logs a warning, since DDP costs no more
+  // Steps before the first averaging; train with DDP meanwhile, or parameters diverge.
   std::int64_t warmup_steps = 0;
   Group group{};  // null: the default group
   std::source_location where = std::source_location::current();
@@ -82,9 +82,9 @@ struct HierarchicalModelAveragerOptions {
 // s, once s has reached warmup_steps.
 class HierarchicalModelAverager final : public ModelAverager {
  public:
-  // Makes the sub-groups: every member calls. Raises kUsage when the list is empty, a period is not positive or not
-  // larger than the one before, the last size is not that of the group, a size does not divide it (new_subgroups), or
-  // warmup_steps is negative.
+  // Creates the sub-groups: collective over the group. Raises kUsage when the list is empty, a period is not positive
+  // or not larger than the previous one, the last size is not the group's, a size does not divide it (new_subgroups),
+  // or warmup_steps is negative.
   explicit HierarchicalModelAverager(HierarchicalModelAveragerOptions options);
 
  private:

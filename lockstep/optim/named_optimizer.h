@@ -1,10 +1,11 @@
-// An optimizer whose state is keyed by the names of its parameters instead of their numbers: names survive when a model
-// gets another layer or is divided otherwise, numbers do not. What sharded checkpoints need.
+// An optimizer whose state is keyed by the names of its parameters instead of their numbers: names stay valid when a
+// model gets another layer or is sharded differently, numbers do not. Needed for sharded checkpoints.
 //
 //   lockstep::NamedOptimizer opt(net->named_parameters(), torch::optim::Adam(net->parameters(), 1e-3));
 //   lockstep::NamedStateDict dict = opt.state_dict();      // dict.state.at("layer1.weight").at("exp_avg")
 //
-// Ownership and use as PostLocalSGDOptimizer: it takes the optimizer over and is an optimizer itself.
+// Ownership as PostLocalSGDOptimizer: it takes ownership of the optimizer and is an optimizer itself.
+// Thread safety: one thread at a time.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -41,7 +42,7 @@ auto lockstep_fields(SelfOf<NamedStateDict> auto& self) {
 
 class NamedOptimizer final : public OptimizerWrapper {
  public:
-  // Names may be given for parameters the optimizer does not have. Raises kUsage when there is no optimizer, or it has a
+  // Names of parameters the optimizer does not have are allowed. Raises kUsage when there is no optimizer, or it has a
   // parameter without a name.
   NamedOptimizer(const torch::OrderedDict<std::string, at::Tensor>& named_parameters,
                  std::unique_ptr<torch::optim::Optimizer> optim);
@@ -52,13 +53,13 @@ class NamedOptimizer final : public OptimizerWrapper {
 
   at::Tensor step(LossClosure closure = nullptr) override { return wrapped_step(std::move(closure)); }
 
-  // Raises kUsage when a parameter was added that has no name.
+  // Raises kUsage when a parameter without a name was added.
   NamedStateDict state_dict() const;
-  // A group takes the options of the dict's group that has all its names, and each parameter the state of its name, or
-  // none when there is none. What the dict has beyond that (other ranks' shares) is passed over. Raises kUsage, changing
-  // nothing, when no group of the dict has a group's names; as set_optimizer_state_dict otherwise.
+  // A group takes the options of the dict's group that contains all its names, and each parameter the state under its
+  // name, if any. Other entries (other ranks' shards) are ignored. Raises kUsage, changing nothing, when no group of
+  // the dict contains a group's names; otherwise as set_optimizer_state_dict.
   void load_state_dict(const NamedStateDict& state_dict);
-  // torch::save and torch::load: by numbers, as the wrapped optimizer's own.
+  // torch::save and torch::load: keyed by number, in the wrapped optimizer's format.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 

@@ -1,11 +1,11 @@
-// The state of an optimizer as plain data. torch::optim in C++ keeps it in classes of its own, keyed by the addresses of
-// parameters, and only ever writes it into archives; this is the form that can be looked at, sent to other ranks
-// (group/objects.h), cut into shares and put together again. Parameters are numbered in the order of the groups.
+// The state of an optimizer as plain data. torch::optim in C++ keeps it in its own classes, keyed by parameter
+// addresses, and only writes it to archives; this form can be inspected, sent to other ranks (group/objects.h), sharded
+// and merged. Parameters are numbered in the order of the groups.
 //
 // Works for every optimizer that saves itself in torch::optim's layout: those of torch::optim, and those written with
 // its _TORCH_OPTIM_SERIALIZE macros. Options and state may hold numbers, bools, text, tensors, tuples or lists of
-// numbers, and nothing; what holds something else (LBFGS's history) is kUnsupported.
-// Thread safety: values.
+// numbers, or nothing; anything else (LBFGS's history) is kUnsupported.
+// Thread safety: values, no shared state; an optimizer is accessed by one thread at a time.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +22,7 @@
 
 namespace lockstep {
 
-// A tuple of numbers, such as Adam's betas. A type of its own: archives tell tuples from lists.
+// A tuple of numbers, such as Adam's betas. A separate type, since archives distinguish tuples from lists.
 struct NumberTuple {
   std::vector<double> values{};
   friend bool operator==(const NumberTuple&, const NumberTuple&) = default;
@@ -41,9 +41,9 @@ struct ParamGroupState {
 };
 
 struct OptimizerStateDict {
-  std::map<std::int64_t, StateValues> state{};  // by number; parameters that were never stepped have none
+  std::map<std::int64_t, StateValues> state{};  // by number; parameters never stepped have no entry
   std::vector<ParamGroupState> param_groups{};
-  StateValues extra{};  // of wrappers: "step" of an averager
+  StateValues extra{};  // from wrappers: an averager's "step"
 };
 
 auto lockstep_fields(SelfOf<ParamGroupState> auto& self) {
@@ -55,20 +55,20 @@ auto lockstep_fields(SelfOf<OptimizerStateDict> auto& self) {
                 self.state, self.param_groups, self.extra);
 }
 
-// A copy: later steps do not change it. Raises kUnsupported for an optimizer that does not save itself as said above.
+// A copy: later steps do not change it. Raises kUnsupported for an optimizer that does not use the layout above.
 OptimizerStateDict get_optimizer_state_dict(const torch::optim::Optimizer& optimizer);
 
 // Afterwards the optimizer has exactly this state and these options; tensors are copied. Raises kUsage, changing
-// nothing, when the groups differ in number or size, or a state belongs to no parameter; kUnsupported as above.
+// nothing, when the groups differ in number or size, or a state has no parameter; kUnsupported as above.
 void set_optimizer_state_dict(torch::optim::Optimizer& optimizer, const OptimizerStateDict& state_dict);
 
-// The first half of that: raises kUsage when the dict is not for these groups.
+// Only the check: raises kUsage when the dict does not match these groups.
 void check_state_dict_fits(const torch::optim::Optimizer& optimizer, const OptimizerStateDict& state_dict);
 
-// The same by way of a torch archive, as torch::save and torch::load of an optimizer write and read it: what one side
-// wrote, the other can read. Extra values stand beside "state" and "param_groups".
+// The same through a torch archive, in the format of torch::save and torch::load of an optimizer: interchangeable in
+// both directions. Extra values are stored beside "state" and "param_groups".
 void write_state_dict(torch::serialize::OutputArchive& archive, const OptimizerStateDict& state_dict);
-// Raises kUsage when the archive holds no optimizer.
+// Raises kUsage when the archive does not contain an optimizer.
 OptimizerStateDict read_state_dict(torch::serialize::InputArchive& archive);
 
 }  // namespace lockstep

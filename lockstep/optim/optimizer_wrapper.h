@@ -1,6 +1,5 @@
-// The base of optimizers that take over another one and add something to it: groups, options and state are the
-// wrapper's, so that schedulers and everything torch::optim::Optimizer offers work on it, and are lent to the wrapped
-// optimizer for the length of a call.
+// Base of optimizers that wrap another one: the wrapper owns groups, options and state, so schedulers and all of
+// torch::optim::Optimizer work on it, and lends them to the wrapped optimizer for the duration of a call.
 // Thread safety: as torch::optim::Optimizer, one thread at a time.
 #pragma once
 
@@ -14,16 +13,16 @@ namespace lockstep {
 
 class OptimizerWrapper : public torch::optim::Optimizer {
  protected:
-  // Takes over groups and state. Raises kUsage when there is no optimizer; `who` is for its message.
+  // Takes over groups and state. Raises kUsage when `optim` is null; `who` is for the message.
   OptimizerWrapper(const char* who, std::unique_ptr<torch::optim::Optimizer> optim);
 
-  // The wrapped optimizer's. A closure sees the wrapper's groups in their place.
+  // Steps the wrapped optimizer. The closure sees the wrapper's groups intact.
   at::Tensor wrapped_step(LossClosure closure);
   OptimizerStateDict wrapped_state_dict() const;
   void load_wrapped_state_dict(const OptimizerStateDict& state_dict);
 
  private:
-  const std::unique_ptr<torch::optim::Optimizer> optim_;  // empty but while a call of ours runs
+  const std::unique_ptr<torch::optim::Optimizer> optim_;  // empty except during a call
 };
 
 }  // namespace lockstep

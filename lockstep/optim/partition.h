@@ -1,4 +1,5 @@
-// Who keeps the state of which parameter: a pure function of the sizes, so that every rank finds the same answer.
+// Assigns each parameter's state to a rank: a pure function of the sizes, so every rank computes the same result.
+// Thread safety: no shared state.
 #pragma once
 
 #include <cstdint>
@@ -6,9 +7,9 @@
 
 namespace lockstep {
 
-// numels[g][i] is the number of elements of parameter i of group g; the result at the same place is the rank that owns
-// it. Group by group, the largest first (the earlier one of equals), each goes to the rank that has the fewest
-// elements so far (the lowest of equals). Whole parameters only; a group added at the end moves none of the earlier.
+// numels[g][i] is the number of elements of parameter i of group g; the result at the same index is the owning rank.
+// Group by group, largest first (ties: the earlier one), each goes to the rank with the fewest elements so far (ties:
+// the lowest rank). Whole parameters only; a group appended later moves none of the earlier ones.
 std::vector<std::vector<int>> partition_parameters(const std::vector<std::vector<std::int64_t>>& numels,
                                                    int n_ranks);
 

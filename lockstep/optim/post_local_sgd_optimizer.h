@@ -1,12 +1,12 @@
-// Post-local SGD: every step is local, and at the steps its averager chooses the parameters are averaged over the ranks
-// (Lin et al., "Don't use large mini-batches, use local SGD").
+// Post-local SGD: every step is local, and at the steps chosen by its averager the parameters are averaged over the
+// ranks (Lin et al., "Don't use large mini-batches, use local SGD").
 //
 //   PostLocalSGDOptimizer opt(torch::optim::SGD(model->parameters(), 0.1),
 //                             std::make_shared<PeriodicModelAverager>(
 //                                 PeriodicModelAveragerOptions{.period = 4, .warmup_steps = 100}));
 //
-// Ownership: takes the optimizer over, with its groups, options and state; give this one to schedulers. Everything that
-// torch::optim::Optimizer offers works on it. Thread safety: as torch::optim::Optimizer, one thread at a time.
+// Ownership: takes the optimizer with its groups, options and state; pass this object to schedulers. All of
+// torch::optim::Optimizer works on it. Thread safety: as torch::optim::Optimizer, one thread at a time.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -33,11 +33,11 @@ class PostLocalSGDOptimizer final : public OptimizerWrapper {
             std::unique_ptr<torch::optim::Optimizer>(std::make_unique<Optim>(std::move(optim))),
             std::move(averager)) {}
 
-  // A local step, then the averager's turn: collective at its steps. Returns the closure's loss.
+  // A local step, then the averager: collective at the steps it averages. Returns the closure's loss.
   at::Tensor step(LossClosure closure = nullptr) override;
 
-  // The optimizer's, with the averager's step as extra["step"]. load_state_dict raises as set_optimizer_state_dict;
-  // without a step it warns and the averager begins at 0.
+  // The optimizer's state, with the averager's step as extra["step"]. load_state_dict raises as
+  // set_optimizer_state_dict; without a step it logs a warning and the averager starts at 0.
   OptimizerStateDict state_dict() const;
   void load_state_dict(const OptimizerStateDict& state_dict);
   // torch::save and torch::load: the same in an archive.

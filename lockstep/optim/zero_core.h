@@ -1,5 +1,5 @@
-// The part of ZeroRedundancyOptimizer that does not depend on the optimizer it shards. Users meet it through
-// zero_redundancy_optimizer.h.
+// The part of ZeroRedundancyOptimizer that does not depend on the optimizer it shards. Used through
+// zero_redundancy_optimizer.h. Thread safety: one thread at a time.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -20,11 +20,11 @@ namespace lockstep {
 
 struct ZeroOptions {
   Group group{};  // null: the default group
-  // Parameters are moved into one flat bucket per rank in the group's shared memory, so that what a rank has updated
-  // travels by one broadcast, without copies. Otherwise one broadcast per parameter.
+  // Parameters are moved into one flat bucket per rank in the group's shared memory, so a rank's updates are sent by
+  // one broadcast, without copies. Otherwise one broadcast per parameter.
   bool parameters_as_bucket_view = false;
-  // The step belongs to backward(): give it to a model with overlap_optimizer. step() itself then only warns, and neither
-  // groups nor trainability may change.
+  // The step runs inside backward(): pass the optimizer to a model's overlap_optimizer. step() itself then only logs a
+  // warning, and neither groups nor requires_grad may change.
   bool overlap_with_ddp = false;
   std::source_location where = std::source_location::current();
 };
@@ -34,14 +34,15 @@ class ParameterBuckets;
 }
 class ZeroCore;
 
-// The step in pieces, as DistributedDataParallel makes it inside backward().
+// The step parameter by parameter, as DistributedDataParallel runs it inside backward().
 class ZeroOverlap {
  public:
   explicit ZeroOverlap(ZeroCore& zero);
-  // The parameter's owner steps it with its averaged gradient and sends it, asynchronously; the others receive it. The same
-  // parameters in the same order on all ranks. Nothing for parameters that are not the optimizer's. Raises as step().
+  // The parameter's owner steps it with its averaged gradient and broadcasts it asynchronously; the others receive it.
+  // Must be called for the same parameters in the same order on all ranks. No-op for parameters that are not the
+  // optimizer's. Raises as step().
   void step(const at::Tensor& parameter, const at::Tensor& average);
-  // Blocks until all parameters of this pass are here.
+  // Blocks until all parameters of this pass are updated.
   void finish();
 
  private:
@@ -54,7 +55,7 @@ class ZeroOverlap {
     std::size_t group;
     int owner;
   };
-  ZeroCore& zero_;  // owns it
+  ZeroCore& zero_;  // owns this
   std::unordered_map<const void*, Place> places_;
   std::vector<Sent> sent_;
 };
@@ -63,38 +64,40 @@ class ZeroCore : public torch::optim::Optimizer, public Joinable {
  public:
   ~ZeroCore() override;
 
-  // Updates this rank's share, then takes the others' from them: collective, and all ranks end with the same bits. The
-  // closure is called as the optimizer calls it, on every rank; its loss is this rank's. Parameters that do not require
-  // a gradient are left alone, also when they have one. Raises kUsage when the parameters of a group were exchanged;
-  // what the optimizer, the closure or the group raises otherwise.
+  // Updates this rank's shard, then receives the others': collective, and parameters end bitwise equal on all ranks.
+  // The optimizer calls the closure on every rank; the loss returned is this rank's. Parameters that do not require a
+  // gradient are skipped, even if they have one. Raises kUsage when the parameters of a group were replaced; otherwise
+  // what the optimizer, the closure or the group raises.
   at::Tensor step(LossClosure closure = nullptr) override;
 
-  // As torch's; the same call on all ranks. Shares of earlier groups stay where they are. Raises kUsage as the
-  // constructor does. (A group added through a torch::optim::Optimizer& is found by the next step.)
+  // As torch's; the same call on all ranks. Owners of earlier groups' parameters do not change. Raises kUsage as the
+  // constructor does. (A group added through a torch::optim::Optimizer& is picked up by the next step.)
   void add_param_group(const torch::optim::OptimizerParamGroup& param_group);
 
-  // Brings the shares of all ranks to rank `to` of the group, on the CPU; collective. Raises kUsage when `to` is no rank
-  // of the group.
+  // Gathers the shards of all ranks on rank `to` of the group, on the CPU; collective. Raises kUsage when `to` is not a
+  // rank of the group.
   void consolidate_state_dict(int to = 0);
-  // The whole optimizer's state as plain Optim would have it, by number over all groups. Raises kUsage unless
-  // consolidate_state_dict brought it here since the last step.
+  // The whole optimizer's state as a plain Optim would have it, numbered over all groups. Raises kUsage unless
+  // consolidate_state_dict gathered it on this rank since the last step.
   OptimizerStateDict state_dict() const;
-  // Takes a whole state and keeps this rank's share of it, on the parameters' devices (0-dim tensors stay on the CPU).
-  // Not collective, but every rank must load the same one. Raises as set_optimizer_state_dict.
+  // Takes a whole state and keeps this rank's shard, on the parameters' devices (0-dim tensors stay on the CPU). Not
+  // collective, but every rank must load the same one. Raises as set_optimizer_state_dict.
   void load_state_dict(const OptimizerStateDict& state_dict);
-  // torch::save and torch::load: the whole state in a form that plain Optim reads and writes, too. save needs
-  // consolidate_state_dict first.
+  // torch::save and torch::load: the whole state in the format of a plain Optim. save requires consolidate_state_dict
+  // first.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 
-  // The rank that keeps the state of parameter i of group g: owners()[g][i] (partition.h). state() has this rank's only.
+  // owners()[g][i] is the rank that owns the state of parameter i of group g (partition.h). state() has only this
+  // rank's.
   const std::vector<std::vector<int>>& owners() const { return owners_; }
   const Group& group() const { return group_; }
-  // Raises kUsage unless overlap_with_ddp is set, and when somebody has it already. Ends with the optimizer.
+  // Raises kUsage unless overlap_with_ddp is set, and when it is already in use. Must not be used after the optimizer's
+  // destruction.
   std::shared_ptr<ZeroOverlap> overlap();
 
-  // Uneven inputs: lockstep::join({*model, optimizer}, body). A rank without input goes on updating its share, with the
-  // gradients that its DistributedDataParallel, named before it, hands back.
+  // Uneven inputs: lockstep::join({*model, optimizer}, body). A rank that has exhausted its input keeps updating its
+  // shard, with the gradients that DistributedDataParallel, listed before it, restores.
   const Group& join_group() const override { return group_; }
   bool shadow_iteration() override;
 
@@ -105,7 +108,7 @@ class ZeroCore : public torch::optim::Optimizer, public Joinable {
            std::unique_ptr<torch::optim::OptimizerOptions> defaults, MakeOptimizer make, ZeroOptions options);
 
  private:
-  // step() and its two halves. Apart, because overlapping with DDP runs these bucket by bucket inside backward.
+  // step() and its two halves, separate because overlapping with DDP runs them inside backward.
   friend class ZeroOverlap;
   at::Tensor step_together(LossClosure closure);
   void step_one(std::size_t g, const at::Tensor& parameter, const at::Tensor& gradient);
@@ -122,10 +125,10 @@ class ZeroCore : public torch::optim::Optimizer, public Joinable {
   const ZeroOptions options_;
   const Group group_;
   const MakeOptimizer make_;
-  std::unique_ptr<torch::optim::Optimizer>
-      optim_;  // steps this rank's share; empty but for its parameters between calls
+  // Steps this rank's shard; between calls holds only its parameters.
+  std::unique_ptr<torch::optim::Optimizer> optim_;
   std::vector<std::vector<int>> owners_;
-  std::vector<std::vector<at::Tensor>> partitioned_;  // the groups' parameters when owners_ was made
+  std::vector<std::vector<at::Tensor>> partitioned_;  // the groups' parameters when owners_ was computed
   std::unique_ptr<internal::ParameterBuckets> buckets_;
   std::optional<OptimizerStateDict> consolidated_;
   std::shared_ptr<ZeroOverlap> overlap_;

@@ -1,6 +1,6 @@
-// How an optimizer that wraps another one stays an ordinary torch::optim::Optimizer, whose accessors are not virtual:
-// the wrapper owns options and state, and lends them to the wrapped one for the length of a call. Between calls the
-// wrapped one is empty. References to options and states stay valid, and schedulers may be given the wrapper.
+// Lets an optimizer that wraps another one remain an ordinary torch::optim::Optimizer, whose accessors are not virtual:
+// the wrapper owns options and state, and lends them to the wrapped one for the duration of a call. Between calls the
+// wrapped one is empty. References to options and states stay valid, and schedulers can use the wrapper.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -14,7 +14,7 @@ class Lend {
  public:
   enum class What : std::uint8_t {
     kEverything,  // groups, options, state
-    kShare,       // options and state; both sides have as many groups and keep their own parameters
+    kShare,       // options and state; both sides have equally many groups and keep their own parameters
   };
   Lend(torch::optim::Optimizer& from, torch::optim::Optimizer& to, What what)
       : from_(from), to_(to), what_(what) {
@@ -24,8 +24,8 @@ class Lend {
   Lend(const Lend&) = delete;
   Lend& operator=(const Lend&) = delete;
 
-  // A closure that sees everything back in its place: it may well call the wrapper's zero_grad(). Lives no longer than
-  // this object.
+  // Wraps `closure` so that it runs with everything returned to the wrapper: it may call the wrapper's zero_grad().
+  // Must not outlive this object.
   torch::optim::Optimizer::LossClosure outside(torch::optim::Optimizer::LossClosure closure) {
     if (!closure) return closure;
     return [this, closure = std::move(closure)] {

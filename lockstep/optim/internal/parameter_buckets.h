@@ -1,5 +1,5 @@
 // Parameters moved into flat buckets, one per rank that owns some, in the group's shared memory: one broadcast per rank
-// then carries all that it updated, from where it lies to where it is used.
+// then sends all its updates in place, without copies.
 // Thread safety: one thread at a time. Ownership: a parameter keeps its bucket's memory alive.
 #pragma once
 
@@ -15,20 +15,20 @@ namespace lockstep::internal {
 class ParameterBuckets {
  public:
   // owned[r] are the parameters of rank r, of one type. Those that require a gradient become views of bucket r, with
-  // their values and strides; a frozen one gets memory of its own when it was a view of `before` (may be null). Raises
-  // kResource when the memory is not to be had, before any parameter is moved.
+  // their values and strides; a frozen one gets its own memory when it was a view of `before` (may be null). Raises
+  // kResource when the memory cannot be allocated, before any parameter is moved.
   ParameterBuckets(const std::vector<std::vector<at::Tensor>>& owned, const Group& group,
                    const ParameterBuckets* before, std::source_location where);
 
-  // False when a parameter was frozen, thawed or given other memory since.
+  // False when a parameter was frozen, unfrozen or given other memory since.
   bool hold() const;
-  // By rank; undefined where there is nothing.
+  // By rank; undefined for ranks without parameters.
   const std::vector<at::Tensor>& flat() const { return flat_; }
 
  private:
   struct Place {
     at::Tensor parameter;
-    const void* data;  // null: outside
+    const void* data;  // null: not in a bucket
   };
   bool contains(const at::Tensor& parameter) const;
   void move_in(const std::vector<at::Tensor>& parameters, const at::Tensor& bucket);
