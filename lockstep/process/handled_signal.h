@@ -1,5 +1,6 @@
-// A signal for those who handle it. SIGUSR1 and SIGUSR2 end a process that does not: a shell between the launcher and
-// the program, a helper the program started. Such a process is left alone.
+// Forwards a signal only to processes that handle it. SIGUSR1 and SIGUSR2 terminate a process without a handler, such
+// as a shell between the launcher and the program, or a helper the program started. Such a process is skipped. Thread
+// safety: any thread.
 #pragma once
 
 #include <sys/types.h>
@@ -8,8 +9,9 @@
 
 namespace lockstep {
 
-// Sends `signal` to every process of the sessions that has a handler for it, and returns how many those are. One that
-// blocks it to take it from a signalfd has none: shells block signals for moments, which looks the same. Processes that a worker moved to a session of their own are not found. Never throws.
+// Sends `signal` to every process of the sessions that has a handler for it, and returns their number. A process that
+// blocks it to read it from a signalfd counts as having none: shells block signals briefly, which looks the same.
+// Processes that a worker moved to another session are not found.
 int send_handled_signal(std::span<const pid_t> sessions, int signal) noexcept;
 
 }  // namespace lockstep

@@ -1,10 +1,10 @@
-// What the workers of a job meet through: the secret, and the rendezvous store that asks for it. Held by whoever starts the
-// workers (the launcher, spawn); the workers are the store's clients.
+// The job's secret and the rendezvous store that requires it. Owned by the process that starts the workers (the
+// launcher, spawn); the workers are the store's clients.
 //
-// Two steps, because the server has a thread and a process with threads must not fork workers: open() first,
-// start the workers, then serve(). A worker that connects in between waits in the socket's queue.
+// Two steps, because the server has a thread and a process with threads must not fork workers: open() first, start the
+// workers, then serve(). A worker that connects in between waits in the socket's backlog.
 //
-// Thread safety: none. Ownership: the store ends with this object.
+// Thread safety: none. Ownership: the store lives as long as this object.
 #pragma once
 
 #include <cstdint>
@@ -20,28 +20,28 @@
 
 namespace lockstep {
 
-// Under this key of the rendezvous store lies how a rank ended, in the words of describe_wait_status() and, when it had
-// lost a peer itself, with its error: from the moment its starter knows and before any other rank is stopped for it.
+// The key of the rendezvous store that holds how a rank ended: the text of describe_wait_status() and, when the rank
+// had lost a peer itself, its error. Set as soon as its starter knows, before any other rank is stopped because of it.
 std::string exit_cause_key(int rank);
 
 struct JobServerOptions {
   // Loopback keeps the store on this host; anything else listens on all interfaces.
   std::string address = "127.0.0.1";
-  std::uint16_t port = 0;  // 0: a free one
+  std::uint16_t port = 0;  // 0: any free port
   // The job has several starters: they share the secret of LOCKSTEP_SECRET_FILE instead of a fresh one.
   bool shared = false;
-  bool holds_store = true;  // false: another starter does
+  bool holds_store = true;  // false: another starter holds it
 };
 
 class JobServer {
  public:
-  // Finds the secret and binds the port; no thread yet. Raises DistNetworkError when the port is taken, kUsage with
-  // the line that makes a secret file when one is needed and missing.
+  // Obtains the secret and binds the port; starts no thread. Raises DistNetworkError when the port is in use, kUsage
+  // with the command that creates a secret file when one is required and missing.
   static JobServer open(const JobServerOptions& options = {});
   JobServer(JobServer&&) noexcept = default;
   JobServer& operator=(JobServer&&) noexcept = default;
 
-  // Starts the server, when the store is ours. Raises what TcpStore::open raises.
+  // Starts the server if this process holds the store. Raises what TcpStore::open raises.
   void serve();
 
   // For the workers' environment; its descriptor lives as long as this object.
@@ -49,10 +49,10 @@ class JobServer {
   // Bound and listening until serve(); forked copies close it. -1 when there is none.
   int listen_fd() const { return listener_.get(); }
 
-  // Tells the survivors how a rank ended. Never throws and takes seconds at most: a store that does not answer is a
-  // log line.
+  // Publishes how a rank ended to the surviving ranks. Takes seconds at most: a store that does not answer is only
+  // logged.
   void publish_exit(int rank, const ChildExit& exit) noexcept;
-  // A handle on the store, connected on first use. Raises DistNetworkError.
+  // A handle to the store, connected on first use. Raises DistNetworkError.
   Store& store();
 
  private:

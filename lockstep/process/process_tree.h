@@ -1,18 +1,18 @@
-// Child processes that cannot be lost. A ProcessTree starts its children through a reaper: a small process
-// between the owner and the children that does nothing but fork, reap and kill.
+// Child processes that are never leaked. A ProcessTree starts its children through a reaper: a small process between
+// the owner and the children that only forks, reaps and kills.
 //
 //   owner ── socket ── reaper (subreaper) ── child 0 (own session) ── whatever it starts
 //                                         └─ child 1 ...
 //
-// When the owner dies, kill -9 included, the reaper sees it through a pidfd, asks every descendant to end, then kills
-// them. When the reaper dies, the kernel kills the children (PDEATHSIG), and an owner that adopts orphans becomes the
-// parent of what they had started and kills it. When a child leaves processes behind, in a session of their own or
-// not, the kernel hands them to the reaper: the tree is over only when they have ended too.
+// When the owner dies, even by SIGKILL, the reaper sees it through a pidfd, sends SIGTERM to every descendant, then
+// SIGKILL. When the reaper dies, the kernel kills the children (PDEATHSIG), and an owner that adopts orphans becomes
+// the parent of their descendants and kills them. When a child leaves processes behind, in its session or another, the
+// kernel reparents them to the reaper: the tree is over only when they have ended too.
 //
-// Cases left: owner and reaper killed at the same instant, or the reaper of an owner that adopts no orphans (spawn)
-// killed -9. The children die, but processes they had started may live on.
+// Not covered: owner and reaper killed at the same instant, or SIGKILL to the reaper of an owner that adopts no orphans
+// (spawn). The children die, but processes they started may survive.
 //
-// Thread safety: none; one thread at a time. Destruction kills everything that is left and waits for it.
+// Thread safety: none; one thread at a time. The destructor kills all remaining processes and waits for them.
 #pragma once
 
 #include <signal.h>
@@ -38,19 +38,18 @@ struct ReaperMessage;
 struct ChildSpec {
   // The program and its arguments; a name without a slash is looked up in PATH.
   std::vector<std::string> argv{};
-  // Executed instead of argv[0], which the program still sees as its name.
+  // Executed instead of argv[0]; the program still sees argv[0] as its name.
   std::string program{};
-  // Or a function to run in a forked copy of this process; its result is the exit code. It must not throw.
-  // Only for a single-threaded owner: in the copy of any other, locks may be held by threads that are not
-  // there.
+  // Or a function to run in a forked copy of this process; its result is the exit code. It must not throw. Only for a
+  // single-threaded owner: otherwise locks in the copy may be held by threads that do not exist there.
   std::function<int()> body{};
-  // The whole environment of a program, "NAME=value" each. A function sees the owner's.
+  // The complete environment of a program, "NAME=value" each. A function sees the owner's.
   std::vector<std::string> environment{};
   // Become the child's 0, 1, 2; -1 inherits the owner's. Borrowed until start() returns.
   int standard_input = -1;
   int standard_output = -1;
   int standard_error = -1;
-  // Close-on-exec descriptors that a program nevertheless gets, under their own numbers.
+  // Close-on-exec descriptors that the program inherits nevertheless, under the same numbers.
   std::vector<int> inherited{};
 };
 
@@ -64,21 +63,20 @@ struct ChildEvent {
 };
 
 struct ProcessTreeOptions {
-  // Makes this process a subreaper, so that it can clean up after a reaper that was killed. For programs that
-  // start no other processes (the launcher), as orphans of those would arrive here too.
+  // Makes this process a subreaper, so that it can clean up after a reaper that was killed. For programs that start no
+  // other processes (the launcher), since their orphans would be reparented here too.
   bool adopt_orphans = false;
   // Time between SIGTERM and SIGKILL when the owner is gone.
   Milliseconds owner_lost_grace{2'000};
-  // Instead of the calling thread's own at the time of start().
+  // Replaces the calling thread's own at the time of start().
   std::optional<sigset_t> child_signal_mask{};
   std::optional<rlimit> child_open_files{};
 };
 
 class ProcessTree {
  public:
-  // Starts all children; each is the leader of a session of its own. Returns when all are forked (a program
-  // that cannot be executed shows as an event). Raises kResource or kSystem, with nothing left running, when
-  // the kernel gives no process.
+  // Starts all children, each as a session leader. Returns when all are forked (a program that cannot be executed is
+  // reported as an event). Raises kResource or kSystem, with nothing left running, when fork fails.
   static ProcessTree start(std::span<const ChildSpec> children, const ProcessTreeOptions& options = {});
   ProcessTree(ProcessTree&& other) noexcept;
   ProcessTree& operator=(ProcessTree&&) = delete;
@@ -90,17 +88,17 @@ class ProcessTree {
 
   // Readable when there are events, or when the tree is over.
   int fd() const { return socket_.get(); }
-  // Takes the events that are there; never blocks. Exits come in the order the children ended, as far as the
-  // kernel tells it.
+  // Returns the pending events; never blocks. Exits are in the order the children ended, as far as the kernel reports
+  // it.
   std::vector<ChildEvent> take_events();
-  // True once take_events() has seen that the reaper ended: no descendant is left, or the reaper was killed.
+  // True once take_events() has seen the reaper end: no descendant is left, or the reaper was killed.
   bool over() const { return over_; }
-  // The reaper was killed; exits it had not told are unknown. The children are dead.
+  // The reaper was killed; exits it had not reported are unknown. The children are dead.
   bool reaper_lost() const { return reaper_lost_; }
 
   // Sends `signal` to the process group of every child and of every process they left behind. Never blocks.
   void signal(int signal);
-  // Kills every descendant, however deep, until none is left. Never blocks; over() tells when it is done.
+  // Kills every descendant, at any depth, until none is left. Never blocks; over() becomes true when it is done.
   void kill();
 
  private:

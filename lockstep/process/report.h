@@ -1,5 +1,6 @@
-// A place for a child's last words: a memfd that the child writes and its starter reads once the child is gone.
-// Unlike a pipe it takes a text with nobody reading, and unlike a file it leaves nothing behind.
+// A child's final report: a memfd that the child writes and its starter reads once the child has ended. Unlike a pipe
+// it needs no concurrent reader, and unlike a file it leaves nothing behind. Thread safety: one thread at a time per
+// descriptor.
 #pragma once
 
 #include <string>
@@ -15,7 +16,7 @@ inline constexpr std::size_t kMaxReport = 64 << 10;
 base::Fd make_report();
 // At most kMaxReport bytes; "" when nothing was written.
 std::string read_report(int report);
-// Replaces what is there; cut to kMaxReport bytes. Never throws.
+// Replaces the content; truncated to kMaxReport bytes.
 void write_report(int report, std::string_view text) noexcept;
 
 }  // namespace lockstep

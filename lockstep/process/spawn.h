@@ -1,4 +1,4 @@
-// Ranks as processes, from inside a program: spawn(4, fn) runs fn(0) .. fn(3) in a process each, with the
+// Starts ranks as processes from inside a program: spawn(4, fn) runs fn(0) .. fn(3) in one process each, with the
 // environment of a world of 4, so that init_process_group() in fn needs no argument.
 //
 //   int main() {
@@ -8,18 +8,18 @@
 //     });
 //   }
 //
-// Two ways to make a process. kFork copies this one: quick, fn sees all variables; only while the process has a
-// single thread (a copy of a process that has run an OpenMP region hangs). kReexec starts this program anew with the
-// same arguments; in each copy main() runs again, up to the same call of spawn, which there becomes fn(index) and
-// ends the process. Earlier calls of spawn return at once in such a copy. kAuto forks while it may.
+// Two start methods. kFork forks this process: fast, and fn sees all variables; only while the process has a single
+// thread (a fork of a process that has run an OpenMP region hangs). kReexec executes this program again with the same
+// arguments; main() runs again up to the same call of spawn, which there runs fn(index) and exits. Earlier calls of
+// spawn return immediately in such a process. kAuto forks when possible.
 //
-// When a process fails, the others get SIGTERM, and SIGKILL after the grace; how it ended lies in the rendezvous
-// store before they are signalled. One that failed because it lost another is not blamed while that one may still
-// turn out to have failed (supervisor.h). Processes, and all they start, end when this process does (process_tree.h).
-// Their standard input is empty.
+// When a process fails, the others get SIGTERM, and SIGKILL after the grace period; how it ended is published in the
+// rendezvous store before they are signalled. A process that failed because it lost a peer is not reported as the cause
+// while that peer's own failure may still arrive (supervisor.h). Processes, and all they start, end with this process
+// (process_tree.h). Their standard input is empty.
 //
-// Thread safety: spawn may be called from any thread, calls at the same time included (kReexec counts calls, so
-// there their order must be the same in every run). A SpawnContext is one thread's at a time.
+// Thread safety: spawn may be called from any thread, concurrently (kReexec counts calls, so their order must be the
+// same in every run). A SpawnContext is used by one thread at a time.
 #pragma once
 
 #include <sys/types.h>
@@ -37,13 +37,13 @@ enum class StartMethod { kAuto, kFork, kReexec };
 enum class SpawnJoin { kYes, kNo };
 
 struct SpawnOptions {
-  // kNo returns at once; the context then joins.
+  // kNo returns immediately; call join() on the context.
   SpawnJoin join = SpawnJoin::kYes;
   StartMethod start_method = StartMethod::kAuto;
   Milliseconds grace{30'000};  // from SIGTERM to SIGKILL; zero kills at once
 };
 
-// What a failed process left: thrown by spawn and join. kind() is kPeerLost; peer() has rank, pid and cause.
+// A process failed: thrown by spawn and join. kind() is kPeerLost; peer() has rank, pid and cause.
 class SpawnError : public Error {
  public:
   SpawnError(Failure failure, int index, int exit_code)
@@ -57,7 +57,7 @@ class SpawnError : public Error {
   int exit_code_;
 };
 
-// Running processes. Destruction kills those that are left.
+// Running processes. The destructor kills those still running.
 class SpawnContext {
  public:
   SpawnContext(SpawnContext&&) noexcept;
@@ -66,11 +66,10 @@ class SpawnContext {
 
   // In the order of their index.
   const std::vector<pid_t>& pids() const;
-  // Waits for all to end: true when they have, false when the timeout passed first (zero waits for ever). Raises
-  // SpawnError naming index, pid and cause of the first that failed, with the text of its exception, once all
-  // have ended.
+  // Waits for all to end: true when they have, false when the timeout passed first (zero waits forever). Raises
+  // SpawnError with index, pid and cause of the first that failed and the text of its exception, once all have ended.
   bool join(Milliseconds timeout = Milliseconds{0});
-  // The same with another grace for processes that are stopped from now on.
+  // The same with another grace period for processes stopped from now on.
   bool join(Milliseconds timeout, Milliseconds grace);
 
  private:
@@ -80,9 +79,9 @@ class SpawnContext {
   std::unique_ptr<State> state_;
 };
 
-// Raises kUsage for n < 1, for kFork in a process with threads, and for kReexec inside a spawned process; kResource
-// or kSystem when the kernel gives no process. fn runs in the new processes only; what it throws ends its process
-// with code 1 and becomes the text of the SpawnError.
+// Raises kUsage for n < 1, for kFork in a process with threads, and for kReexec inside a spawned process; kResource or
+// kSystem when no process can be started. fn runs only in the new processes; an exception ends its process with code 1
+// and becomes the text of the SpawnError.
 SpawnContext spawn(int n, const std::function<void(int index)>& fn, const SpawnOptions& options = {});
 
 }  // namespace lockstep

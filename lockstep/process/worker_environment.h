@@ -1,6 +1,6 @@
-// The environment a worker process finds: torchrun's variables, and lockstep's own for the secret. Used by the
-// launcher and by spawn, so that init_process_group() needs no argument in either.
-// Values; no shared state.
+// The environment of a worker process: torchrun's variables, and lockstep's own for the secret. Used by the launcher
+// and by spawn, so that init_process_group() needs no argument in either.
+// Thread safety: values, no shared state; environment_with() not concurrently with setenv.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace lockstep {
 
-// A worker's place in its job.
+// A worker's position in its job.
 struct WorkerPlace {
   int rank = 0, world_size = 1;
   int local_rank = 0, local_world_size = 1;
@@ -32,8 +32,8 @@ using EnvironmentList = std::vector<std::pair<std::string, std::string>>;
 // The variables to set for one worker.
 EnvironmentList worker_environment(const WorkerPlace& place, const JobAddress& job);
 
-// This process's environment with `changes` in place of its own values, as "NAME=value" lines for exec. Variables
-// of other launchers are left alone: torchrun's names win over them.
+// This process's environment overridden by `changes`, as "NAME=value" strings for exec. Variables of other launchers
+// are kept: torchrun's names take precedence.
 std::vector<std::string> environment_with(const EnvironmentList& changes);
 
 }  // namespace lockstep

@@ -1,7 +1,7 @@
-// The reaper's side of a ProcessTree (process_tree.h): what runs in the process between owner and children.
+// The reaper's side of a ProcessTree (process_tree.h): the code of the process between owner and children.
 //
-// It is forked from an owner that may have threads, so nothing here takes a lock or memory from the heap: all
-// strings and arrays are made by the owner before the fork.
+// It is forked from an owner that may have threads, so nothing here takes a lock or allocates: all strings and arrays
+// are prepared by the owner before the fork.
 #pragma once
 
 #include <signal.h>
@@ -14,7 +14,7 @@
 
 namespace lockstep::internal {
 
-// One datagram of the socket between owner and reaper, both directions.
+// One datagram on the socket between owner and reaper, in both directions.
 struct ReaperMessage {
   enum class Kind : std::int32_t {
     kStarted,      // reaper: index, pid
@@ -31,7 +31,7 @@ struct ReaperMessage {
   std::int64_t realtime_ns = 0;
 };
 
-// A ChildSpec in the form exec wants.
+// A ChildSpec in the form that exec takes.
 struct PreparedChild {
   char* const* argv = nullptr;  // null: run body
   const char* program = nullptr;
@@ -49,7 +49,7 @@ struct ReaperPlan {
   int owner_socket = -1;                     // the owner's end, to close
   sigset_t child_mask{};                     // the owner's signal mask before the fork
   const rlimit* child_open_files = nullptr;  // null: the owner's
-  struct sigaction child_sigchld {};         // and what it did with SIGCHLD
+  struct sigaction child_sigchld {};         // and its disposition of SIGCHLD
   char owner_name[16] = {};                  // as ps shows it
   int owner_lost_grace_ms = 2'000;
 };
@@ -57,7 +57,7 @@ struct ReaperPlan {
 // Never returns; every signal is blocked on entry.
 [[noreturn]] void reaper_main(const ReaperPlan& plan);
 
-// Pids of the direct children of the calling thread, as many as fit; -1 when /proc does not tell.
+// Pids of the direct children of the calling thread, as many as fit; -1 when /proc does not list them.
 int list_children(std::span<pid_t> out);
 
 }  // namespace lockstep::internal

@@ -1,5 +1,5 @@
-// The parts of spawn that are about a single process: counting threads and calls, starting this program anew, and
-// what runs in the new process.
+// The parts of spawn that concern a single process: counting threads and calls, re-executing this program, and what
+// runs in the new process.
 #pragma once
 
 #include <functional>
@@ -9,7 +9,7 @@
 
 namespace lockstep::internal {
 
-// Which call of spawn, and which index of it, a process that was started anew is for: LOCKSTEP_SPAWN.
+// The call of spawn and the index that a re-executed process is for: LOCKSTEP_SPAWN.
 struct SpawnTarget {
   int call = 0;  // counted from 1
   int index = 0;
@@ -22,16 +22,16 @@ struct SpawnTarget {
 
 // The number of this call of spawn in this process, from 1.
 int count_spawn_call();
-// True in a process that spawn made.
+// True in a process started by spawn.
 bool inside_spawned();
-// Threads of this process. Threads that were joined a moment ago are given time to leave the kernel's list.
+// Number of threads of this process. Waits briefly for recently joined threads to leave the kernel's list.
 int count_threads();
-// argv of this process, as the kernel knows it.
+// argv of this process, from the kernel.
 std::vector<std::string> own_arguments();
 
-// Runs fn(index), writes what it throws into `report`; returns the exit code. Never throws.
+// Runs fn(index) and writes its exception's text to `report`; returns the exit code.
 int run_spawned(const std::function<void(int)>& fn, int index, int report) noexcept;
-// The same in a process that was started anew; ends it.
+// The same in a re-executed process; exits it.
 [[noreturn]] void become_spawned(const std::function<void(int)>& fn, const SpawnTarget& target);
 
 }  // namespace lockstep::internal
