@@ -1,11 +1,11 @@
-// `lockstep env`: what lockstep finds in this environment.
+// `lockstep env`: what lockstep detects in this environment. Thread safety: not concurrently with setenv.
 #pragma once
 
 #include <string>
 
 namespace lockstep::launch {
 
-// What detect_cluster() found, and every variable of the table that is set. Never the content of a secret.
+// The result of detect_cluster(), and every variable of the table that is set. Never includes a secret.
 std::string environment_report();
 
 }  // namespace lockstep::launch

@@ -1,4 +1,5 @@
-// The report of a failed job: who failed first by itself, how, when, and its last words; then the other failures.
+// The report of a failed job: which worker failed first on its own, how, when, and its last output; then the other
+// failures. Thread safety: values, no shared state.
 #pragma once
 
 #include <deque>
@@ -11,16 +12,16 @@
 namespace lockstep::launch {
 
 struct FailureFacts {
-  int first_rank = 0;  // of this host's workers
+  int first_rank = 0;  // first rank of this host's workers
   std::string host;
   std::string program;
-  ChildExit first;  // the root cause, or the first that lost a peer when nobody failed by itself
+  ChildExit first;  // the root cause, or the first that lost a peer when none failed on its own
   const std::vector<ChildExit>& exits;
-  std::function<std::string(int worker)> error_file;  // what it wrote to TORCHELASTIC_ERROR_FILE
-  const std::deque<std::string>& last_errors;         // of the first that failed
+  std::function<std::string(int worker)> error_file;  // content of its TORCHELASTIC_ERROR_FILE
+  const std::deque<std::string>& last_errors;         // last stderr lines of the first that failed
 };
 
-// Several lines, without the end of the last.
+// Several lines, without a trailing newline.
 std::string failure_report(const FailureFacts& facts);
 
 std::string host_name();

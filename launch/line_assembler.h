@@ -1,8 +1,8 @@
-// Bytes of one worker's stream become whole lines. A line without its end is given out after a pause, so that a
-// prompt is seen; progress bars that rewrite their line with carriage returns are given out once a second, and
-// in their last state.
+// Assembles one worker's stream into whole lines. An unterminated line is emitted after a pause, so that prompts are
+// visible; progress bars that rewrite their line with carriage returns are emitted once a second, and in their final
+// state.
 //
-// Time is handed in, in nanoseconds of the monotonic clock. Thread safety: none.
+// The caller passes the time, in nanoseconds of the monotonic clock. Thread safety: none.
 #pragma once
 
 #include <cstdint>
@@ -18,18 +18,18 @@ class LineAssembler {
  public:
   using Emit = std::function<void(std::string_view line)>;  // without the end of line
 
-  static constexpr std::int64_t kPauseNs = 500'000'000;       // until an unfinished line is given out
+  static constexpr std::int64_t kPauseNs = 500'000'000;       // until an unterminated line is emitted
   static constexpr std::int64_t kProgressNs = 1'000'000'000;  // between two states of a progress line
-  static constexpr std::size_t kMaxLine = 64 << 10;           // longer lines are cut
+  static constexpr std::size_t kMaxLine = 64 << 10;           // longer lines are split
 
   explicit LineAssembler(Emit emit) : emit_(std::move(emit)) {}
 
   void feed(std::string_view bytes, std::int64_t now_ns);
-  // Gives out what has waited long enough.
+  // Emits what is due.
   void flush_due(std::int64_t now_ns);
-  // The stream has ended: gives out what is left.
+  // End of stream: emits the rest.
   void finish();
-  // When flush_due has something to do.
+  // When flush_due must be called next.
   Deadline due() const;
 
  private:
@@ -39,9 +39,9 @@ class LineAssembler {
 
   const Emit emit_;
   std::string line_;      // since the last end of line or carriage return
-  std::string progress_;  // what the last carriage return will overwrite
+  std::string progress_;  // text that the last carriage return overwrites
   bool after_return_ = false;
-  bool cut_ = false;  // the beginning of this line was given out already
+  bool cut_ = false;  // the beginning of this line was already emitted
   std::int64_t input_ns_ = 0;
   std::int64_t emit_ns_ = 0;
 };

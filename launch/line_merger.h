@@ -1,7 +1,7 @@
-// The lines of all workers in one order, equal lines of several workers told once: "[0-3] epoch 1".
+// Merges the lines of all workers; equal lines of several workers are printed once: "[0-3] epoch 1".
 //
-// A line waits a moment for its twins. Each worker's own lines keep their order; lines of different workers have
-// none. Time is handed in, in nanoseconds of the monotonic clock. Thread safety: none.
+// A line is held briefly for equal ones. Each worker's lines keep their order; there is no order between workers. The
+// caller passes the time, in nanoseconds of the monotonic clock. Thread safety: none.
 #pragma once
 
 #include <cstdint>
@@ -22,13 +22,13 @@ class LineMerger {
   // `workers` is sorted and not empty.
   using Emit = std::function<void(const std::vector<int>& workers, Stream stream, std::string_view line)>;
 
-  static constexpr std::int64_t kWindowNs = 150'000'000;  // how long a line waits
-  static constexpr std::size_t kMaxWaiting = 512;         // lines; beyond that the oldest goes at once
+  static constexpr std::int64_t kWindowNs = 150'000'000;  // how long a line is held
+  static constexpr std::size_t kMaxWaiting = 512;         // lines; beyond that the oldest is emitted at once
 
   LineMerger(int n_workers, Emit emit);
 
   void add(int worker, Stream stream, std::string_view line, std::int64_t now_ns);
-  // The worker will print no more; nobody waits for it.
+  // The worker prints no more; lines are no longer held for it.
   void end_worker(int worker);
   void flush_due(std::int64_t now_ns);
   void flush_all();
@@ -46,8 +46,9 @@ class LineMerger {
 
   const Emit emit_;
   std::deque<Waiting> waiting_;
-  std::uint64_t front_number_ = 0;          // lines are numbered; this is the number of waiting_.front()
-  std::vector<std::uint64_t> next_number_;  // per worker: its next line may join this one or a later one
+  std::uint64_t front_number_ = 0;  // lines are numbered; this is the number of waiting_.front()
+  std::vector<std::uint64_t>
+      next_number_;  // per worker: its next line may merge with this one or a later one
   std::vector<bool> ended_;
   std::size_t n_live_;
 };

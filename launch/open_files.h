@@ -1,6 +1,6 @@
-// The launcher's limit of open files: several per worker, and a connection of each worker to the store. The usual soft
-// limit of 1,024 is no statement about launchers (it protects programs that use select), so it is raised to the hard
-// one; workers start with the old one.
+// The launcher's limit of open files: it needs several per worker, and a connection from each worker to the store. The
+// usual soft limit of 1,024 exists for programs that use select, so it is raised to the hard limit; workers start with
+// the old one. Thread safety: the limit is per process; call it once.
 #pragma once
 
 #include <sys/resource.h>
@@ -9,7 +9,7 @@
 
 namespace lockstep::launch {
 
-// Raises the soft limit of this process. Returns the limits before; nothing when they were not changed.
+// Raises the soft limit of this process. Returns the previous limits; nothing when they were not changed.
 inline std::optional<rlimit> raise_open_files() {
   rlimit before{};
   if (::getrlimit(RLIMIT_NOFILE, &before) != 0 || before.rlim_cur == before.rlim_max) return std::nullopt;

@@ -1,5 +1,5 @@
-// The workers' output on its way to the launcher's own: pipes, whole lines, prefixes, and the last lines of each
-// worker's stderr for the report of a failure.
+// Forwards the workers' output to the launcher's own: pipes, whole lines, prefixes, and the last lines of each worker's
+// stderr for the failure report.
 //
 // Driven by the launcher's poll loop: add_to(fds), poll, handle(). Thread safety: none.
 #pragma once
@@ -21,33 +21,33 @@ namespace lockstep::launch {
 
 struct OutputOptions {
   int n_workers = 1;
-  int first_rank = 0;  // of this host's workers
+  int first_rank = 0;  // first rank of this host's workers
   std::string role = "default";
-  bool prefix = true;             // false: lines as they come
+  bool prefix = true;             // false: lines as received
   std::string prefix_template{};  // with ${role_name}, ${rank}, ${local_rank}; empty: "[rank] "
   bool colour = true;             // on terminals
 };
 
 class Output {
  public:
-  // Makes the pipes. A single worker keeps the launcher's own stdout, and its stderr is passed on byte for byte.
-  // Raises kResource when descriptors run out.
+  // Creates the pipes. A single worker keeps the launcher's own stdout, and its stderr is forwarded unmodified. Raises
+  // kResource when descriptors run out.
   explicit Output(OutputOptions options);
 
-  // For the worker's 1 and 2; -1: the launcher's own.
+  // The worker's descriptors 1 and 2; -1: the launcher's own.
   int worker_stdout(int worker) const;
   int worker_stderr(int worker) const;
-  // Once the workers have them.
+  // Call once the workers have them.
   void close_worker_ends();
 
   void add_to(std::vector<pollfd>& fds) const;
-  // Reads what is there, gives out what is due.
+  // Reads available input and prints what is due.
   void handle();
   Deadline due() const;
-  // The workers are gone: gives out all that is left, and waits until it is taken.
+  // The workers have ended: prints the rest and waits until it is written.
   void finish();
 
-  // A line of the launcher itself, on stderr.
+  // Prints a line of the launcher itself on stderr.
   void say(std::string_view text);
   const std::deque<std::string>& last_errors(int worker) const;
 

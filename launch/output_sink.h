@@ -1,8 +1,8 @@
-// What the launcher writes to its own stdout or stderr. Never blocks the loop that watches the workers: what the
-// reader does not take yet waits here, and the loop stops reading from the workers while it is full.
+// The launcher's own stdout or stderr. Never blocks the loop that watches the workers: output that cannot be written
+// yet is buffered, and the loop stops reading from the workers while the buffer is full.
 //
-// The descriptor's flags are left alone (a terminal is shared with the shell): only as much is written as poll(2)
-// promises to take. Thread safety: none.
+// The descriptor's flags are not changed (a terminal is shared with the shell): writes only when poll(2) reports room.
+// Thread safety: none.
 #pragma once
 
 #include <string>
@@ -17,7 +17,7 @@ class OutputSink {
   explicit OutputSink(int fd) : fd_(fd) {}
 
   void write(std::string_view text);
-  // Writes what the reader takes now. A reader that is gone makes all later output vanish.
+  // Writes as much as possible without blocking. Once the reader has closed, all later output is discarded.
   void pump();
   // pump() until empty or the deadline.
   void drain(Deadline deadline);
@@ -31,7 +31,7 @@ class OutputSink {
   static constexpr std::size_t kFull = 1 << 20;
   int fd_;
   std::string buffer_;
-  std::size_t at_ = 0;  // written so far
+  std::size_t at_ = 0;  // start of the unwritten bytes
 };
 
 }  // namespace lockstep::launch
