@@ -1,10 +1,10 @@
 // Which parameters share a bucket: pure functions of sizes, types and limits, so that every rank that calls them with
 // the same arguments gets the same plan.
 //
-// A bucket is one flat tensor that holds the gradients of several parameters and is reduced by one operation. It
-// never mixes element types or devices; sparse gradients have one each. A parameter is added first and the bucket closed when it has reached its
-// limit, so buckets may be larger than the limit but never empty.
-// Thread safety: no state.
+// A bucket is one flat tensor that holds the gradients of several parameters and is reduced by one operation. It never
+// mixes element types or devices; each sparse gradient has its own. A bucket is closed once an added parameter makes it
+// reach its limit, so buckets may exceed the limit but are never empty.
+// Thread safety: every function may be called from any thread.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -23,31 +23,31 @@ inline constexpr std::size_t kDefaultFirstBucketBytes = 1024 * 1024;
 inline constexpr std::size_t kDefaultBucketCapBytes = 25 * 1024 * 1024;
 inline constexpr std::size_t kUnlimitedBucket = std::numeric_limits<std::size_t>::max();
 
-// What the plan needs to know of one parameter.
+// What the plan needs to know about one parameter.
 struct BucketItem {
   c10::ScalarType dtype = c10::ScalarType::Float;
   c10::Device device = c10::kCPU;
   std::size_t n_bytes = 0;
-  bool sparse = false;  // its gradient is: a bucket of its own
+  bool sparse = false;  // sparse gradient: its own bucket
 };
 
 // buckets[b] lists indices of items; bucket 0 is reduced first.
 using BucketIndices = std::vector<std::vector<std::size_t>>;
 
-// The rule. Items are taken in `order` (indices into items; empty: ascending) and collected per (dtype, device).
-// limits are bytes: each key starts at limits[0], moves on by one with every bucket it closes and stays at the last.
-// What remains open at the end forms the last buckets, in the order their keys first appeared. With an empty order
-// the result is sorted by each bucket's smallest index; otherwise it stays in the order of closing.
-// Raises kUsage when limits is empty or order is not a permutation of the items.
+// The rule. Items are taken in `order` (indices into items; empty: ascending) and collected per (dtype, device). limits
+// are in bytes: each key starts at limits[0], advances with every bucket it closes and stays at the last. Buckets still
+// open at the end come last, in the order their keys first appeared. With an empty order the result is sorted by each
+// bucket's smallest index; otherwise buckets are in the order they were closed. Raises kUsage when limits is empty or
+// order is not a permutation of the items.
 BucketIndices assign_buckets(std::span<const BucketItem> items, std::span<const std::size_t> limits,
                              std::span<const std::size_t> order = {});
 
-// Size of the first bucket where no cap is given, so that reduction starts early; for models wrapped from now on, in this
-// process. Any thread. Setting raises kUsage for 0.
+// Size of the first bucket when no cap is given, so that reduction starts early; applies to models wrapped from now on
+// in this process. Setting raises kUsage for 0.
 std::size_t default_first_bucket_bytes();
 void set_default_first_bucket_bytes(std::size_t n_bytes);
 
-// The user's wishes, as DistributedDataParallel takes them; MiB, fractions allowed.
+// The user's settings, as DistributedDataParallel takes them; in MiB, fractions allowed.
 struct BucketCaps {
   std::optional<double> cap_mb{};
   std::vector<double> cap_mb_list{};
@@ -61,10 +61,10 @@ std::vector<std::size_t> initial_limits(const BucketCaps& caps);
 std::vector<std::size_t> rebuilt_limits(const BucketCaps& caps);
 
 // The plan of the first iteration: buckets reversed, because the parameters defined last get their gradients first.
-// `for_good`: no other will follow it, so the limits are the later ones'.
+// `for_good`: the plan is never rebuilt, so the limits of later iterations apply.
 BucketIndices initial_buckets(std::span<const BucketItem> items, const BucketCaps& caps,
                               bool for_good = false);
-// The plan for all later ones, from the order in which gradients arrived in the first backward pass.
+// The plan for all later iterations, from the order in which gradients arrived in the first backward pass.
 BucketIndices rebuilt_buckets(std::span<const BucketItem> items, const BucketCaps& caps,
                               std::span<const std::size_t> arrival);
 

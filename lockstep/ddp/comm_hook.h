@@ -1,14 +1,15 @@
-// Communication hooks: what is done with a bucket of gradients instead of averaging it as it is.
+// Communication hooks: replace the averaging of a bucket of gradients.
 //
 //   model->register_comm_hook({.run = [](GradBucket& bucket) {
 //     return all_reduce(bucket.buffer(), {.op = ReduceOp::kAvg, .async_op = true}).get_future();
 //   }});
 //
-// A hook is called on the thread that runs backward(), once per bucket and step, in the same order on all ranks, as soon
-// as the bucket is full. What it starts runs beside the rest of backward(). Its future is waited for at the end of
-// backward(), for the group's timeout at most, and must hold one tensor of the bucket's number of elements: the gradients
-// as every rank is to see them. The buffer holds sums over the local batch, not yet divided by the number of ranks: that
-// is the hook's part.
+// A hook is called on the thread that runs backward(), once per bucket and step, in the same order on all ranks, as
+// soon as the bucket is full. Operations it starts overlap with the rest of backward(). Its future is awaited at the
+// end of backward(), for the group's timeout at most, and must hold one tensor with the bucket's number of elements:
+// the gradients that every rank receives. The buffer holds local gradients, not yet divided by the number of ranks: the
+// hook must divide.
+// Thread safety: hooks and GradBucket are used on the thread that runs backward(); the free functions from any thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,7 +26,8 @@
 
 namespace lockstep {
 
-// One bucket, as a hook sees it. Lives until the hook returns; its tensors may be kept until the hook's future is done.
+// One bucket, as a hook sees it. Valid until the hook returns; its tensors may be kept until the hook's future
+// completes.
 class GradBucket {
  public:
   GradBucket(std::size_t index, at::Tensor buffer, std::span<const at::Tensor> gradients,
@@ -38,14 +40,14 @@ class GradBucket {
 
   // 0 is reduced first.
   std::size_t index() const { return index_; }
-  // 1-D, all gradients of the bucket one after the other; complex ones as pairs of reals.
+  // 1-D, all gradients of the bucket concatenated; complex ones as pairs of reals.
   const at::Tensor& buffer() const { return buffer_; }
-  // Another tensor instead, of the same number of elements: what later hooks of a chain see.
+  // Replaces the buffer by one with the same number of elements: what later hooks of a chain see.
   void set_buffer(at::Tensor buffer) { buffer_ = std::move(buffer); }
   // One per parameter, views of the original buffer in the parameter's shape.
   std::span<const at::Tensor> gradients() const { return gradients_; }
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
-  // No other bucket of this step comes after it.
+  // The last bucket of this step.
   bool is_last() const { return is_last_; }
 
  private:
@@ -63,13 +65,13 @@ struct CommHook {
   std::string name = "user hook";  // for messages and the log
 };
 
-// The tensor in a hook's finished future: itself, or the only one of a list. Raises kUsage when it is anything else or
-// has another number of elements than `like`.
+// The tensor in a hook's completed future: the value itself, or the only element of a list. Raises kUsage when it is
+// anything else or its number of elements differs from that of `like`.
 at::Tensor hook_result(const c10::ivalue::Future& future, const std::string& hook, const at::Tensor& like);
-// Waits for a future of `whose`, since c10's own wait knows no deadline. Raises kTimeout after `timeout` (none when it is
-// not positive), and what the future failed with.
+// Waits for a future of `whose`, since c10's own wait has no deadline. Raises kTimeout after `timeout` (never when it
+// is not positive), and the future's error.
 void await(const GradFuture& future, Milliseconds timeout, const std::string& whose);
-// A future that holds `tensor` already.
+// A completed future that holds `tensor`.
 GradFuture ready_future(at::Tensor tensor);
 
 }  // namespace lockstep

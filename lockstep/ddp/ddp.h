@@ -8,9 +8,9 @@
 // one process would get on the whole batch.
 //
 // Constructor, forward and backward are collective: all ranks run them in the same order. Parameters must not be added,
-// removed, resized or moved after wrapping, and are registered in the same order everywhere. One that was added is looked for
-// before the first forward pass and every 100th after it, and raises kUsage. In a world of one the wrapper does nothing but call
-// the module.
+// removed, resized or moved after wrapping, and must be registered in the same order on all ranks. Added ones are
+// detected before the first forward pass and every 100th after it, and raise kUsage. In a world of one the wrapper only
+// calls the module.
 // Thread safety: as torch::nn::Module, one thread at a time.
 #pragma once
 
@@ -30,15 +30,15 @@
 
 namespace lockstep {
 
-// Linear, Sequential and every holder made with TORCH_MODULE.
+// Linear, Sequential and every holder declared with TORCH_MODULE.
 template <class T>
 concept ModuleHolderType = requires(const T& holder) {
   typename T::ContainedType;
   { holder.ptr() } -> std::convertible_to<std::shared_ptr<typename T::ContainedType>>;
 };
 
-// Modules that are handles themselves, and wrapped as they are instead of by pointer: AnyModule; torch::jit::Module when
-// ddp_script.h is included.
+// Modules that are handles themselves and are wrapped by value instead of by pointer: AnyModule; torch::jit::Module
+// when ddp_script.h is included.
 template <class M>
 inline constexpr bool wrapped_by_value = false;
 template <>
@@ -52,14 +52,14 @@ class DistributedDataParallelImpl final : public DdpCore {
       "torch::jit::Module");
 
  public:
-  // Blocks until all ranks construct theirs. Raises kUsage when there is no group or this rank is not in it, when there is no
-  // trainable parameter, a weight was tied by assignment to a layer's member, or the ranks' modules differ; what the group
-  // raises otherwise.
+  // Blocks until all ranks construct theirs. Raises kUsage when there is no group or this rank is not in it, when there
+  // is no trainable parameter, a weight was tied by assignment to a layer's member, or the ranks' modules differ;
+  // otherwise what the group raises.
   DistributedDataParallelImpl(std::shared_ptr<M> module, DdpOptions options)
       : DdpCore(tensors_of(module), module, std::move(options)), module_(std::move(module)) {}
 
-  // The module's own forward: its arguments, its result. Raises when the last backward pass was not reduced.
-  // With gradients switched off (NoGradGuard) nothing is prepared for reduction.
+  // The module's own forward: its arguments, its result. Raises when the last backward pass was not reduced. With
+  // gradients disabled (NoGradGuard) no reduction is prepared.
   template <class... Args>
   decltype(auto) forward(Args&&... args) {
     const auto call = [this](auto&&... inputs) -> decltype(auto) {
@@ -76,15 +76,15 @@ class DistributedDataParallelImpl final : public DdpCore {
     return std::make_shared<DistributedDataParallelImpl>(copy, options_of_clone());
   }
 
-  // The wrapped module. Its forward is purely local: use it to evaluate on one rank alone.
+  // The wrapped module. Its forward is purely local: use it to evaluate on a single rank.
   const std::shared_ptr<M>& module() const { return module_; }
 
  private:
   const std::shared_ptr<M> module_;
 };
 
-// As AnyModule, which hides the module's type: model->forward<Result>(...), a tensor unless said otherwise, with arguments
-// of exactly the types that the module's forward takes.
+// As AnyModule, which hides the module's type: model->forward<Result>(...), Result is a tensor by default, and
+// arguments must have exactly the types that the module's forward takes.
 template <>
 class DistributedDataParallelImpl<torch::nn::AnyModule> final : public DdpCore {
  public:
@@ -102,7 +102,7 @@ class DistributedDataParallelImpl<torch::nn::AnyModule> final : public DdpCore {
 
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override {
-    cloned(*module_.ptr(), device);  // an error of ours when it cannot be
+    cloned(*module_.ptr(), device);  // raises our own error when it cannot be cloned
     return std::make_shared<DistributedDataParallelImpl>(module_.clone(device), options_of_clone());
   }
 
@@ -130,12 +130,12 @@ class DistributedDataParallel : public torch::nn::ModuleHolder<DistributedDataPa
       : DistributedDataParallel(holder.ptr(), std::move(options)) {}
   explicit DistributedDataParallel(const M& module, DdpOptions options = {}) requires wrapped_by_value<M>
       : Base(std::make_shared<DistributedDataParallelImpl<M>>(module, std::move(options))) {}
-  // model(x) is model->forward(x). The inherited one does not see a forward that is a template.
+  // model(x) is model->forward(x). The inherited operator does not support a forward that is a template.
   template <class... Args>
   decltype(auto) operator()(Args&&... args) {
     return this->get()->forward(std::forward<Args>(args)...);
   }
-  // See DistributedDataParallelImpl::clone. The copy is a model of its own.
+  // See DistributedDataParallelImpl::clone. The copy is an independent model.
   DistributedDataParallel clone(const std::optional<torch::Device>& device = std::nullopt) const {
     return DistributedDataParallel(
         std::dynamic_pointer_cast<DistributedDataParallelImpl<M>>(this->ptr()->clone(device)));

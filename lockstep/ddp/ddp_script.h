@@ -1,13 +1,13 @@
-// DistributedDataParallel over TorchScript: a module made or loaded with torch::jit. A header of its own, since torch::jit
-// is slow to compile.
+// DistributedDataParallel for TorchScript modules, created or loaded with torch::jit. A separate header, since
+// torch::jit is slow to compile.
 //
 //   torch::jit::Module net = torch::jit::load("net.pt");
 //   auto model = lockstep::DistributedDataParallel(net);
 //   loss_fn(model->forward(input).toTensor(), target).backward();
 //
-// Everything in ddp.h holds. model->parameters(), named_parameters() ("module." before the names of the script), train(),
-// eval() and torch::save see the script's tensors. Gradients are sparse for a submodule that has `sparse`, which is true,
-// and `weight`, as scripted embeddings do.
+// Everything in ddp.h applies. Thread safety: one thread at a time. model->parameters(), named_parameters() (the
+// script's names prefixed by "module."), train(), eval() and torch::save see the script's tensors. Gradients are sparse
+// for a submodule with a true attribute `sparse` and a `weight`, as in scripted embeddings.
 #pragma once
 
 #include <torch/csrc/jit/api/module.h>
@@ -31,7 +31,7 @@ inline constexpr bool wrapped_by_value<torch::jit::Module> = true;
 template <>
 class DistributedDataParallelImpl<torch::jit::Module> final : public DdpCore {
  public:
-  // Keeps the script, not a copy of it.
+  // Holds the script module itself, not a copy.
   DistributedDataParallelImpl(const torch::jit::Module& module, DdpOptions options);
   ~DistributedDataParallelImpl() override;
 

@@ -4,10 +4,9 @@
 //   auto loader = torch::data::make_data_loader(std::move(dataset), sampler, 64);
 //   for (std::size_t epoch = 0; epoch < 10; ++epoch) { sampler.set_epoch(epoch); for (auto& batch : *loader) ... }
 //
-// The permutation is at::randperm under a CPU generator of its own seeded with seed + epoch: the one Python's
-// torch.utils.data.DistributedSampler draws, and independent of the process's default generator, which rank threads
-// share.
-// Thread safety: one thread at a time per copy. Copies share the epoch, because a data loader keeps a copy of its own.
+// The permutation is at::randperm with its own CPU generator seeded with seed + epoch: identical to that of Python's
+// torch.utils.data.DistributedSampler, and independent of the process's default generator, which rank threads share.
+// Thread safety: one thread at a time per copy. Copies share the epoch, because a data loader keeps its own copy.
 #pragma once
 
 #include <torch/data/samplers/base.h>
@@ -26,7 +25,7 @@ struct DistributedSamplerOptions {
   std::optional<int> rank{};          // unset: rank in the default group
   bool shuffle = true;
   std::uint64_t seed = 0;  // the same on all ranks
-  // The dataset rarely divides evenly. False: it is padded by beginning again; true: its tail is left out.
+  // When the dataset does not divide evenly. False: it is padded from its beginning; true: its tail is dropped.
   bool drop_last = false;
 };
 
@@ -35,15 +34,15 @@ class DistributedSampler final : public torch::data::samplers::Sampler<> {
   // Raises kUsage for a rank outside [0, num_replicas), and when a value is unset and there is no default group.
   explicit DistributedSampler(std::size_t dataset_size, DistributedSamplerOptions options = {});
 
-  // Chooses the permutation of the next reset(). Without it every epoch has the same order.
+  // Selects the permutation of the next reset(). Without it every epoch has the same order.
   void set_epoch(std::size_t epoch) { epoch_->store(epoch); }
   std::size_t epoch() const { return epoch_->load(); }
   // Number of indices this rank gets per epoch; the same on all ranks.
   std::size_t size() const { return n_samples_; }
-  // This rank's indices for the present epoch.
+  // This rank's indices for the current epoch.
   std::vector<std::size_t> indices() const;
 
-  // The data loader's side. reset begins an epoch, with another dataset size when given.
+  // Called by the data loader. reset starts an epoch, with a new dataset size if given.
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
   // Epoch and position.

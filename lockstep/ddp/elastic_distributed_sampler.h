@@ -1,13 +1,14 @@
-// A DistributedSampler that begins somewhere inside the epoch: after a restart, perhaps with another number of ranks, the
-// job goes on behind the samples it has seen instead of beginning the epoch again.
+// A DistributedSampler that can start inside an epoch: after a restart, possibly with another number of ranks, the job
+// continues after the samples it has seen instead of restarting the epoch.
 //
 //   ElasticDistributedSampler sampler(dataset.size().value(), {.start_index = saved});
 //   sampler.set_epoch(epoch);  // after the epoch is over: set_start_index(0) for the next one
 //
-// As torch.distributed.elastic's class of that name: indices below start_index are left out, the rest is permuted under a
-// CPU generator seeded with the epoch, padded to a multiple of the ranks by beginning again, and dealt out rank by rank.
-// Count in samples of the whole job: start_index is (steps done) * (batch size) * (number of ranks) of the run before.
-// Thread safety: one thread at a time per copy. Copies share epoch and start index, because a data loader keeps a copy.
+// As torch.distributed.elastic's class of that name: indices below start_index are skipped, the rest is permuted with a
+// CPU generator seeded with the epoch, padded from the beginning to a multiple of the number of ranks, and distributed
+// round-robin. start_index counts samples of the whole job: (steps done) * (batch size) * (number of ranks) of the
+// previous run. Thread safety: one thread at a time per copy. Copies share epoch and start index, because a data loader
+// keeps a copy.
 #pragma once
 
 #include <torch/data/samplers/base.h>
@@ -41,13 +42,13 @@ class ElasticDistributedSampler final : public torch::data::samplers::Sampler<> 
 
   // Number of indices this rank gets; the same on all ranks.
   std::size_t size() const;
-  // This rank's indices for the present epoch and start index.
+  // This rank's indices for the current epoch and start index.
   std::vector<std::size_t> indices() const;
 
-  // The data loader's side. reset begins an epoch, with another dataset size when given.
+  // Called by the data loader. reset starts an epoch, with a new dataset size if given.
   void reset(std::optional<std::size_t> new_size = std::nullopt) override;
   std::optional<std::vector<std::size_t>> next(std::size_t batch_size) override;
-  // Epoch, start index and this rank's position behind it.
+  // Epoch, start index and this rank's position after it.
   void save(torch::serialize::OutputArchive& archive) const override;
   void load(torch::serialize::InputArchive& archive) override;
 

@@ -1,9 +1,9 @@
-// What a DistributedDataParallel model tells of itself: how it was built, what it has done, and where the time of a step
-// went. Names are those of torch's get_ddp_logging_data, so that what reads those reads these.
+// Diagnostics of a DistributedDataParallel model: configuration, counters, and where the time of a step went. Names are
+// those of torch's get_ddp_logging_data, so tools for those can read these.
 //
 //   std::cout << model->logging_data().to_json() << '\n';
 //
-// A value: a copy of the moment it was asked for.
+// Thread safety: a value, a snapshot at the time of the call.
 #pragma once
 
 #include <cstddef>
@@ -13,7 +13,7 @@
 
 namespace lockstep {
 
-// Steps are timed one in so many, after the first ten.
+// One in this many steps is timed, after the first ten.
 inline constexpr std::int64_t kDefaultLoggingSampleRate = 100;
 
 struct DdpLoggingData {
@@ -22,9 +22,9 @@ struct DdpLoggingData {
   int rank = 0;  // in the model's group
   std::string module_name{};
   bool is_multi_device_module = false;
-  std::size_t num_parameter_tensors = 0;  // those that are trained
+  std::size_t num_parameter_tensors = 0;  // trainable ones
   std::uint64_t total_parameter_size_bytes = 0;
-  std::vector<std::string> parameter_names{};  // every list of indices below means these
+  std::vector<std::string> parameter_names{};  // index lists below refer to these
   std::vector<std::string> dtypes{};
   std::vector<std::size_t> bucket_sizes{};  // bytes, of the first iteration; empty in a world of one
   std::vector<int> device_ids{};
@@ -43,21 +43,21 @@ struct DdpLoggingData {
   std::string torch_distributed_debug{};  // OFF, INFO or DETAIL
   std::string gloo_socket_ifname{}, gloo_device_transport{};
 
-  // ---- what it has done ----
-  std::uint64_t iteration = 0;              // backward passes reduced to the end
-  std::uint64_t unused_parameter_size = 0;  // bytes that this rank did not use in the last of them
+  // ---- counters ----
+  std::uint64_t iteration = 0;              // completely reduced backward passes
+  std::uint64_t unused_parameter_size = 0;  // bytes this rank did not use in the last of them
   std::size_t num_buckets_reduced = 0;      // in the last of them
   bool has_rebuilt_buckets = false;
   std::vector<std::size_t> rebuilt_bucket_sizes{};
   std::vector<std::vector<std::size_t>> rebuilt_per_bucket_param_indices{};
   bool can_set_static_graph =
       false;  // the unused set has never changed; false before the first backward pass
-  // What the next forward pass is going to raise.
+  // What the next forward pass will raise.
   bool has_error = false;
   std::string error{};
 
   // ---- the last step that was sampled (DdpCore::set_ddp_runtime_logging_sample_rate); nanoseconds ----
-  std::uint64_t sampled_steps = 0;  // so far; averages are over these
+  std::uint64_t sampled_steps = 0;  // so far; averages are taken over these
   std::int64_t forward_compute_time = 0, avg_forward_compute_time = 0;
   std::int64_t backward_compute_time = 0, avg_backward_compute_time = 0;
   std::int64_t backward_comm_time = 0, avg_backward_comm_time = 0;  // while any bucket was being reduced
@@ -66,14 +66,14 @@ struct DdpLoggingData {
   std::int64_t forward_compute_time_start = 0, forward_compute_time_end = 0;
   std::int64_t backward_compute_time_start = 0, backward_compute_time_end = 0;
   std::int64_t backward_comm_time_start = 0, backward_comm_time_end = 0;
-  std::int64_t backward_time_end = 0;  // the averages were handed back
+  std::int64_t backward_time_end = 0;  // the averages were delivered
   std::vector<std::size_t> prev_iteration_grad_ready_order_indices{};
-  // Since backward_compute_time_start: by parameter, and by bucket; -1 for what did not happen. `done` is when the group
-  // or the communication hook was through with the bucket, not when somebody waited for it.
+  // Relative to backward_compute_time_start: per parameter, and per bucket; -1 for what did not happen. `done` is when
+  // the group or the communication hook completed the bucket, not when it was waited for.
   std::vector<std::int64_t> parameter_ready_time{};
   std::vector<std::int64_t> bucket_ready_time{}, bucket_started_time{}, bucket_done_time{};
 
-  // One object on one line, a member per field.
+  // One object on one line, one member per field.
   std::string to_json() const;
 };
 

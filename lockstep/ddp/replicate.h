@@ -1,14 +1,14 @@
-// replicate: data parallelism that leaves the module what it is. No wrapper stands in the way of its type or of the names of
-// its parameters; the handle is what is called.
+// replicate: data parallelism without a wrapper module. The module keeps its type and its parameters' names; calls go
+// through a handle.
 //
 //   auto net = std::make_shared<Net>();
 //   auto run = lockstep::replicate(net, {.gradient_as_bucket_view = true});
 //   torch::optim::SGD sgd(net->parameters(), 0.1);          // names without "module."
-//   loss_fn(run(input), target).backward();                 // the first call prepares, on all ranks together
+//   loss_fn(run(input), target).backward();                 // the first call is collective: it sets up DDP
 //
-// C++ modules have no forward hooks, so calling the module itself stays local: only passes through the handle are averaged.
-// Preparing is put off until the first call, so that the module may be changed, moved or loaded until then.
-// Thread safety: as the module. Copies of a handle are the same one.
+// C++ modules have no forward hooks, so calling the module itself stays local: only passes through the handle are
+// averaged. Setup is deferred to the first call, so that the module may be modified, moved or loaded until then. Thread
+// safety: as the module. Copies of a handle share state.
 #pragma once
 
 #include <memory>
@@ -29,7 +29,7 @@ class Replicated {
     if (state_->module == nullptr) base::raise(ErrorKind::kUsage, "replicate: the module is null");
   }
 
-  // As DistributedDataParallel's. The first one is also its constructor: collective, with the errors of both.
+  // As DistributedDataParallel's. The first call also constructs it: collective, with the errors of both.
   template <class... Args>
   decltype(auto) forward(Args&&... args) {
     return prepared()->forward(std::forward<Args>(args)...);
@@ -39,12 +39,12 @@ class Replicated {
     return forward(std::forward<Args>(args)...);
   }
 
-  // False: passes from now on accumulate gradients here only, as inside no_sync(). True: the next one averages them.
+  // False: later passes accumulate gradients locally only, as inside no_sync(). True: the next one averages them.
   void set_requires_gradient_sync(bool sync) {
     state_->syncs = sync;
     apply_sync();
   }
-  // As DdpCore::register_comm_hook; may come before the first call. Raises kUsage for a second hook.
+  // As DdpCore::register_comm_hook; may be called before the first forward. Raises kUsage for a second hook.
   void register_comm_hook(CommHook hook) {
     if (state_->model) return (*state_->model)->register_comm_hook(std::move(hook));
     if (!hook.run) base::raise(ErrorKind::kUsage, "register_comm_hook: the hook is empty");
@@ -55,7 +55,7 @@ class Replicated {
 
   const std::shared_ptr<M>& module() const { return state_->module; }
   bool is_prepared() const { return state_->model.has_value(); }
-  // What serves the calls; prepares it if need be.
+  // The underlying model; constructs it if necessary.
   DistributedDataParallel<M>& prepared() {
     if (!state_->model) {
       state_->model.emplace(state_->module, state_->options);

@@ -1,5 +1,5 @@
-// One forward pass of a wrapped module: what DistributedDataParallel does before and after calling it. The kinds of module
-// differ in how they are called, and in nothing else.
+// One forward pass of a wrapped module: what DistributedDataParallel does before and after calling it. The kinds of
+// module differ only in how they are called.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -20,16 +20,16 @@ class ForwardPass {
  public:
   // Collective unless in a world of one. Profilers see the pass as "DistributedDataParallel.forward".
   explicit ForwardPass(DdpCore& core);
-  // A pass that was not finished, since the module raised, prepares no reduction and leaves parameters as they were.
+  // An unfinished pass (the module raised) prepares no reduction and restores the parameters.
   ~ForwardPass();
   ForwardPass(const ForwardPass&) = delete;
   ForwardPass& operator=(const ForwardPass&) = delete;
 
-  // Whether the module sees other tensors than the caller's arguments, and which. This is where arguments would be moved to
-  // the module's device; on the CPU there is nowhere to move them.
+  // Whether the module's inputs differ from the caller's arguments, and the conversion. This is where arguments would
+  // be moved to the module's device; on the CPU there is nothing to move.
   bool changes_inputs() const { return input_dtype_.has_value(); }
   void change_input(at::Tensor& tensor) const;
-  // The module has returned. `visit_outputs` calls what it is given with every tensor of the outputs.
+  // The module has returned. `visit_outputs` calls its argument with every tensor of the outputs.
   void finish(const std::function<void(const DdpCore::Visitor&)>& visit_outputs);
 
  private:

@@ -1,6 +1,6 @@
-// Post-local SGD: gradients are averaged over the whole group for a while, then only inside a sub-group (the ranks of
-// one host, as a rule) or not at all. From then on the models part ways unless something averages the parameters from
-// time to time: a model averager.
+// Post-local SGD: gradients are averaged over the whole group during a warm-up, then only inside a sub-group (typically
+// the ranks of one host) or not at all. From then on parameters diverge unless a model averager averages them
+// periodically.
 #pragma once
 
 #include <cstdint>
@@ -18,16 +18,16 @@ struct PostLocalSGDOptions {
   bool post_local_gradient_allreduce = true;  // false: no averaging at all from then on
 };
 
-// What the hook keeps between steps. One model each. Thread safety: none; backward() uses it.
+// The hook's state between steps, one per model. Thread safety: none; used by backward().
 class PostLocalSGDState {
  public:
-  // Without a sub-group, and when one will be used, makes one per host: new_subgroups(), so that all members of
-  // group must call, and the number of ranks per host must be known (LOCAL_WORLD_SIZE). Raises kUsage for a
-  // negative start and for a group this rank is no member of.
+  // Without a sub-group, and when one will be used, makes one per host: new_subgroups(), so that all members of group
+  // must call, and the number of ranks per host must be known (LOCAL_WORLD_SIZE). Raises kUsage for a negative start
+  // and for a group this rank is not a member of.
   static std::shared_ptr<PostLocalSGDState> create(PostLocalSGDOptions options = {});
 
   const PostLocalSGDOptions& options() const { return options_; }  // groups filled in
-  // Steps taken: backward passes that were reduced.
+  // Completed steps: reduced backward passes.
   std::int64_t iter() const { return iter_; }
 
  private:

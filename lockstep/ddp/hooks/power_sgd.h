@@ -1,26 +1,27 @@
-// PowerSGD (Vogels, Karimireddy, Jaggi: "PowerSGD: Practical Low-Rank Gradient Compression for Distributed Optimization",
-// 2019): a gradient matrix M, n by m, travels as two thin factors, n by r and m by r.
+// PowerSGD (Vogels, Karimireddy, Jaggi: "PowerSGD: Practical Low-Rank Gradient Compression for Distributed
+// Optimization", 2019): a gradient matrix M, n by m, is sent as two thin factors, n by r and m by r.
 //
 //   auto state = std::make_shared<PowerSGDState>(PowerSGDOptions{.matrix_approximation_rank = 2});
 //   model->register_comm_hook(powerSGD_hook(state));
 //
 // One step of one matrix, on every rank, all sums over the ranks:
-//   M <- M + error                           what earlier steps left out
-//   Q <- orthogonal(Q of the last step)      or, the first time, of random normals, the same on all ranks
+//   M <- M + error                           error feedback from earlier steps
+//   Q <- orthogonal(Q of the last step)      the first time: random normals, the same on all ranks
 //   P <- orthogonal(mean of M Q)
 //   Q <- mean of M^T P
 //   error <- M - P Q^T;  gradient <- P Q^T
-// (torch sums P instead of averaging it; the factor goes with the norm, but `epsilon` is compared with the mean here.)
+// (torch sums P instead of averaging it; the normalisation cancels the factor, but here `epsilon` is relative to the
+// mean.)
 //
-// The two exchanges of a bucket and those of other buckets must come in one order on all ranks, and only the thread
-// that runs backward() knows one. So a bucket's second exchange starts there, too: when the next bucket is full, or at
-// once for the last bucket, whose first exchange is waited for. In between the first exchange runs beside backward();
-// the product P Q^T is made on "ls-completion". A rank whose first exchange is late holds up its own backward() there.
+// The two exchanges of all buckets must be started in the same order on all ranks, and only the thread that runs
+// backward() has such an order. So a bucket's second exchange starts there, too: when the next bucket is full, or
+// immediately for the last bucket, after waiting for its first exchange. In between, the first exchange overlaps with
+// backward(); the product P Q^T is computed on "ls-completion". A late first exchange blocks backward() at that point.
 //
-// A column of Q that has become zero, as after a step without gradients, is drawn anew; torch's stays zero for ever. A
-// NaN or an infinity in one rank's gradients makes all ranks' gradients of the bucket NaN in that step, and error and Q
-// are then forgotten: the next step is whole again.
-// All ranks compute P Q^T for themselves: the same bits on equal machines with equal numbers of threads.
+// A column of Q that has become zero, as after a step without gradients, is redrawn; torch's stays zero forever. A NaN
+// or an infinity in one rank's gradients makes the bucket's gradients NaN on all ranks in that step, and error and Q
+// are reset: the next step is valid again.
+// Every rank computes P Q^T itself: bitwise equal on identical machines with equal numbers of threads.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -46,21 +47,23 @@ struct PowerSGDOptions {
   Group group{};  // null: the default group
   // r. 1 or 2 is usual; min(n, m) where a matrix is smaller.
   std::int64_t matrix_approximation_rank = 1;
-  // Plain averaging for so many steps: early gradients are not of low rank. At least 2 with error feedback or warm
-  // start, since DistributedDataParallel rebuilds its buckets after the first step.
+  // Number of initial steps with plain averaging: early gradients are not of low rank. At least 2 with error feedback
+  // or warm start, since DistributedDataParallel rebuilds its buckets after the first step.
   std::int64_t start_powerSGD_iter = 1000;
-  // A matrix is compressed when (n + m) r * rate < n m; others, such as biases, are averaged as they are.
+  // A matrix is compressed when (n + m) r * rate < n m; others, such as biases, are averaged uncompressed.
   double min_compression_rate = 2;
-  // Adds to each gradient what earlier steps left out. Off: smaller steps, worse models, one gradient copy less.
+  // Adds the compression error of earlier steps to each gradient. Off: smaller steps, worse models, one gradient copy
+  // less.
   bool use_error_feedback = true;
-  // Begins with the last Q: half the iterations of the power method. Off: a new random one each step.
+  // Starts from the last Q: half the iterations of the power method. Off: a new random Q each step.
   bool warm_start = true;
-  // Added to norms in Gram-Schmidt (r <= 2, half types). Columns of zeros do no harm without it, either.
+  // Added to norms in Gram-Schmidt (r <= 2, half types). Zero columns are harmless without it, too.
   double orthogonalization_epsilon = 0;
   std::uint32_t random_seed = 0;  // the same on all ranks
-  // Steps between two lines on the compression in the log (level info).
+  // Steps between two log lines about the compression (level info).
   std::int64_t compression_stats_logging_frequency = 10'000;
-  // Matrices of one shape in a bucket are multiplied in one call: quicker for many small ones, one more copy.
+  // Matrices of one shape in a bucket are multiplied in one call: faster for many small ones, at the cost of one more
+  // copy.
   bool batch_tensors_with_same_shape = false;
 };
 
@@ -70,28 +73,29 @@ struct CompressionStats {
   std::uint64_t numel_after = 0;
 };
 
-// What the hook keeps between steps. One model each; held by shared_ptr, since callbacks may outlive the model.
-// Thread safety: backward() uses it; call nothing here meanwhile.
+// The hook's state between steps, one per model; held by shared_ptr, since callbacks may outlive the model.
+// Thread safety: used by backward(); do not call anything here meanwhile.
 class PowerSGDState final : public std::enable_shared_from_this<PowerSGDState> {
  public:
-  // Raises kUsage for a rank, frequency or rate that is not positive, a negative epsilon, and a start that is too early.
+  // Raises kUsage for a rank, frequency or rate that is not positive, a negative epsilon, and a start_powerSGD_iter
+  // that is too small.
   explicit PowerSGDState(PowerSGDOptions options = {});
   ~PowerSGDState();
   PowerSGDState(const PowerSGDState&) = delete;
   PowerSGDState& operator=(const PowerSGDState&) = delete;
 
   const PowerSGDOptions& options() const { return options_; }  // the group filled in
-  // Steps taken: backward passes that were reduced.
+  // Completed steps: reduced backward passes.
   std::int64_t iter() const { return iter_; }
-  // Elements handed over and elements sent, since the compression began.
+  // Elements before and after compression, since it started.
   CompressionStats compression_stats() const;
-  // Of a bucket, 1-D: what the last step left out, and its Q, all matrices one after the other. Undefined before.
+  // Of a bucket, 1-D: the error of the last step, and its Q, all matrices concatenated. Undefined before the first.
   at::Tensor error(std::size_t bucket) const;
   at::Tensor q(std::size_t bucket) const;
 
-  // Everything but the group, as bytes (lockstep/object). Each rank saves its own: errors differ.
+  // Everything except the group, as bytes (lockstep/object). Each rank saves its own: errors differ.
   Bytes save() const;
-  // A null group is the default one, and a warning says so. Raises kUsage for other or damaged bytes.
+  // A null group means the default one, with a warning. Raises kUsage for other or corrupt bytes.
   static std::shared_ptr<PowerSGDState> load(std::span<const std::uint8_t> bytes, Group group = {});
 
  private:
@@ -101,7 +105,7 @@ class PowerSGDState final : public std::enable_shared_from_this<PowerSGDState> {
   enum class Form : std::uint8_t { kPerMatrix, kBatched };
   struct Memory {
     at::Tensor error, q;
-    at::Tensor p, padded;  // room for the first exchange and for the square matrix
+    at::Tensor p, padded;  // buffers for the first exchange and for the square matrix
   };
   struct Saved;
 
@@ -114,14 +118,15 @@ class PowerSGDState final : public std::enable_shared_from_this<PowerSGDState> {
   std::int64_t next_stats_report_ = 0;
   CompressionStats stats_;
   std::unique_ptr<internal::SeedSequence> seeds_;
-  std::map<std::size_t, Memory> memory_;                 // by bucket; nodes stay where they are
+  std::map<std::size_t, Memory> memory_;                 // by bucket; node addresses are stable
   std::shared_ptr<internal::PowerSGDExchange> pending_;  // between its two exchanges
 };
 
-// Per parameter: each gradient, its first dimension by all others, is a matrix.
+// Per parameter: each gradient is a matrix, its first dimension by all others.
 CommHook powerSGD_hook(std::shared_ptr<PowerSGDState> state);
-// Per bucket: all its elements, filled up with zeros, are one square matrix. Quicker and worse: it has no structure, so a
-// low rank fits it badly. For trying; min_compression_rate and batch_tensors_with_same_shape mean nothing here.
+// Per bucket: all its elements, padded with zeros, form one square matrix. Faster but less accurate: the matrix has no
+// structure, so a low rank approximates it badly. For experiments; min_compression_rate and
+// batch_tensors_with_same_shape have no effect here.
 CommHook batched_powerSGD_hook(std::shared_ptr<PowerSGDState> state);
 
 }  // namespace lockstep

@@ -1,4 +1,4 @@
-// What most hooks do at some point. Private to hooks/.
+// Helpers shared by most hooks. Private to hooks/.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,17 +9,17 @@
 
 namespace lockstep::internal {
 
-// A hook runs on a thread that may know no default group: it holds its own.
+// A hook may run on a thread without a default group, so it holds its own.
 inline Group resolved(Group group) {
   return group ? group : default_group();
 }
 
-// Starts to replace `tensor` by its mean over the group.
+// Starts replacing `tensor` by its mean over the group.
 inline GradFuture average(const at::Tensor& tensor, const Group& group) {
   return all_reduce(tensor, {.op = ReduceOp::kAvg, .group = group, .async_op = true}).get_future();
 }
 
-// For callbacks: the operation's error, if it ended in one.
+// For callbacks: rethrows the operation's error, if any.
 inline void rethrow_error(const c10::ivalue::Future& future) {
   if (future.hasError()) std::rethrow_exception(future.exception_ptr());
 }

@@ -11,8 +11,8 @@
 
 namespace lockstep::internal {
 
-// One 1-D tensor per bucket; uninitialised when it is new, else as the last step left it. With a group it lies in that
-// group's shared memory. One thread; the last step's futures must be done.
+// One 1-D tensor per bucket; uninitialised when new, otherwise as the last step left it. With a group it is in that
+// group's shared memory. One thread; the last step's futures must be complete.
 class BucketScratch {
  public:
   explicit BucketScratch(Group group) : group_(std::move(group)) {}
@@ -23,7 +23,7 @@ class BucketScratch {
   std::vector<at::Tensor> kept_;
 };
 
-// `group`: where the cast buckets lie; null: private memory.
+// `group`: whose shared memory holds the cast buckets; null: private memory.
 CommHook compress(CommHook hook, at::ScalarType dtype, const Group& group);
 
 }  // namespace lockstep::internal

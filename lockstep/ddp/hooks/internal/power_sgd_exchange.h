@@ -1,4 +1,4 @@
-// One bucket on its way through the two exchanges of PowerSGD. Private to hooks/.
+// The two exchanges of PowerSGD for one bucket. Private to hooks/.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -13,28 +13,28 @@
 
 namespace lockstep::internal {
 
-// Created and driven by the thread that runs backward(); the last step, decompress, by the thread that sees the second
-// exchange end. Keeps the state alive until then.
+// Created and driven by the thread that runs backward(); the last step, decompress, runs on the thread that completes
+// the second exchange. Keeps the state alive until then.
 class PowerSGDExchange : public std::enable_shared_from_this<PowerSGDExchange> {
  public:
-  // Decides what is compressed, counts it, and adds the error of earlier steps.
+  // Decides what is compressed, updates the statistics, and adds the error of earlier steps.
   PowerSGDExchange(std::shared_ptr<PowerSGDState> state, GradBucket& bucket, PowerSGDState::Form form);
 
   std::size_t bucket() const { return bucket_; }
-  // Nothing here is compressed: averaging is all there is to do.
+  // Nothing is compressed: the bucket is only averaged.
   bool is_plain() const { return matrices_.empty(); }
   // Resolves to the bucket's buffer.
   const GradFuture& future() const { return future_; }
 
-  // Starts the first exchange: P and, behind it, what is not compressed.
+  // Starts the first exchange: P followed by the uncompressed elements.
   void start();
-  // Waits for it and starts the second: Q. An error is the future's, too.
+  // Waits for it and starts the second: Q. An error also fails the future.
   void advance();
   // It will never be advanced.
   void abandon(const std::string& why);
 
  private:
-  // Elements of the whole that are not compressed.
+  // Uncompressed elements of whole_.
   struct Stretch {
     std::int64_t at, n;
   };
@@ -42,7 +42,7 @@ class PowerSGDExchange : public std::enable_shared_from_this<PowerSGDExchange> {
   struct Batch {
     MatrixShape shape;
     std::int64_t rank = 0;
-    std::vector<std::int64_t> at{};  // where each begins in the whole
+    std::vector<std::int64_t> at{};  // offset of each in whole_
     at::Tensor m{}, p{}, q{};        // [batch, rows, columns], [batch, rows, rank], [batch, columns, rank]
   };
 
@@ -60,7 +60,7 @@ class PowerSGDExchange : public std::enable_shared_from_this<PowerSGDExchange> {
   PowerSGDState::Memory& memory_;  // the state's
   const std::size_t bucket_;
   const at::Tensor buffer_;
-  at::Tensor whole_;  // what is cut into matrices: the buffer, or a larger one filled up with zeros
+  at::Tensor whole_;  // what is split into matrices: the buffer, or a larger one padded with zeros
   std::vector<Batch> matrices_;
   std::vector<Stretch> plain_;
   std::int64_t n_p_ = 0, n_q_ = 0, n_plain_ = 0;  // elements
