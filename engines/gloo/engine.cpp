@@ -1,4 +1,9 @@
-// The C table over Communicator. Nothing is thrown across it.
+// The C table over Communicator: checks calls, translates exceptions, owns what crosses the boundary as a pointer.
+//
+// Rules of the boundary. Nothing is thrown across it. A lockstep_comm lives from comm_create to comm_destroy, a lockstep_handle
+// from post to release; the operation behind a handle is shared with the communicator, so a handle may be released while its
+// operation runs. This file takes one lock only, an operation's mutex, for the moment of reading its status or error; nothing
+// is called under it. Whoever frees an object ensures that no other call on it is in progress.
 #include <string>
 
 #include "engines/gloo/communicator.h"
@@ -19,7 +24,7 @@ struct lockstep_handle {
 namespace lockstep::gloo_plugin {
 namespace {
 
-// The failure in flight, as a value.
+// The current exception as a value. Only inside a catch block.
 Failure current() {
   try {
     throw;
@@ -39,7 +44,7 @@ lockstep_status fail(const Failure& failure, char* error, std::size_t capacity) 
   return failure.status;
 }
 
-// What is thrown becomes a status, with its words in `error`.
+// What is thrown becomes a status, with its message in `error`.
 template <class Call>
 lockstep_status told(char* error, std::size_t capacity, const Call& call) {
   return comm::guarded(call, [&] { return fail(current(), error, capacity); });
@@ -113,6 +118,7 @@ lockstep_status comm_failure(lockstep_comm* comm, char* error, std::size_t capac
   });
 }
 
+// Without a buffer for a message: a usage error is logged; of other failures only the status is returned.
 lockstep_status post(lockstep_comm* comm, const lockstep_op* op, lockstep_handle** out) {
   *out = nullptr;
   try {
@@ -132,6 +138,7 @@ lockstep_status test(lockstep_handle* handle) {
   return handle->operation->status;
 }
 
+// A timeout of the wait leaves the operation running; its own deadline ends it.
 lockstep_status wait(lockstep_handle* handle, std::int64_t deadline_ns) {
   return handle->owner.wait(*handle->operation, deadline_ns) ? test(handle) : LOCKSTEP_TIMEOUT;
 }

@@ -66,7 +66,7 @@ std::string list_ranks(const std::vector<int>& ranks) {
               ErrorFamily::kBackend);
 }
 
-// The socket's, and not one that rank 0 tells of.
+// A timeout of the own socket, not one that rank 0 reported.
 bool is_own_timeout(const Error& error) {
   return error.kind() == ErrorKind::kTimeout && error.failure().family == ErrorFamily::kNetwork;
 }
@@ -82,7 +82,7 @@ void send_to(int rank, const Send& send) {
   }
 }
 
-// What is there now.
+// The value if it is there now.
 std::optional<Bytes> look_up(KeyValue& store, const char* key) {
   try {
     return store.get(key, Deadline::after(Milliseconds(1)));
@@ -112,12 +112,22 @@ LocalPeer peer_of(const Introduction& own, Acquaintance them) {
 
 // ---- rank 0 ----
 
-// One that has proven itself and waits for the others.
+// A rank that has proven itself and waits for the others.
 struct Caller {
   net::UnixSocket socket;
   Acquaintance acquaintance;
 };
 
+// Rank 0. One thread, no locks. A connection:
+//
+//   accepted --same user--> pending --proof, introduction--> caller --all have come--> roster sent
+//               |              |
+//               |              '--silent for kProofPatience, refused, or the oldest when there are too many--> dropped
+//               '--another user--> dropped
+//
+// A pending connection costs a descriptor and may be a stranger's, so their number is bounded; a caller has proven that it
+// knows the key, and is never dropped. Whatever ends the meeting here is sent to all callers, and left in the store for ranks
+// that come later.
 class Host {
  public:
   Host(KeyValue& store, const MeetingOptions& options)
@@ -142,14 +152,14 @@ class Host {
       try {
         store_.set(kGaveUpKey, to_bytes(failure.message));
       } catch (const Error&) {
-        // The reason matters more.
+        // The failure itself is more important.
       }
       throw;
     }
   }
 
  private:
-  // One that has connected, until it has proven itself or its time is up.
+  // A connection until it has proven itself or its time is up.
   struct Pending {
     net::UnixSocket socket;
     net::HandshakeResponder handshake;
@@ -199,10 +209,10 @@ class Host {
     ::poll(fds.data(), fds.size(), until.poll_timeout_ms());
   }
 
-  // No room, and the oldest may stay for now.
+  // No room, and the oldest is not to be dropped yet.
   bool is_full() const { return pending_.size() >= most_pending_ && !pending_.front().grace.expired(); }
 
-  // None when this process has no descriptor left: others may give theirs back.
+  // None when this process has no descriptor left: some may be closed soon.
   std::optional<net::UnixSocket> try_accept() {
     try {
       return listener_.try_accept();
@@ -225,7 +235,7 @@ class Host {
     }
   }
 
-  // kDone when it is none any more: dropped, or a caller now. Raises when it is a rank of this job that cannot join.
+  // kDone when it is not pending any more: dropped, or a caller now. Raises when it is a rank of this job that cannot join.
   Attended attend(Pending& one) {
     net::HandshakeResponder::Step step;
     std::vector<base::Fd> fds;
@@ -277,7 +287,7 @@ class Host {
     callers_[static_cast<std::size_t>(who->rank)] = std::move(caller);
   }
 
-  // While nobody comes: a rank may be elsewhere, have given up or have ended.
+  // While no rank arrives: one may be on another host, have given up or have ended.
   void look_for_failures() {
     if (const auto elsewhere = look_up(store_, kElsewhereKey))
       raise_elsewhere(base::ByteReader(*elsewhere).get<std::int32_t>().value_or(-1), 0);
@@ -298,7 +308,7 @@ class Host {
         descriptors.push_back({theirs.memory.get(), theirs.lifeline.get(), theirs.process.get()});
         continue;
       }
-      // A thread of this process lives and dies with it.
+      // A thread of this process ends with it: the process's own descriptors stand for it.
       here.push_back(SegmentTable::of_process().find(them.who.segment));
       if (!here.back()) raise_gone(them.who.rank, "left");
       descriptors.push_back(DescriptorNumbers::of(*here.back()));
@@ -327,6 +337,13 @@ class Host {
 
 // ---- the others ----
 
+// Every other rank. One thread, no locks.
+//
+//   read rank 0's address in the store --> connect --> handshake, introduction --> welcome: rank 0's segment --> roster: the others
+//                                             ^             |
+//                                             '--dropped----'   with a pause that grows; not when rank 0 has given up or ended
+//
+// Every wait is cut into slices, in between which the store is read: rank 0 may have given up.
 class Guest {
  public:
   Guest(KeyValue& store, const MeetingOptions& options)
@@ -343,7 +360,7 @@ class Guest {
       } catch (const Error& error) {
         if (is_own_timeout(error)) raise_missing({0});
         if (error.kind() != ErrorKind::kPeerLost) throw;
-        check_gave_up();  // before it came to this call
+        check_gave_up();  // before it accepted this connection
         // Or rank 0 dropped this one: it was silent for too long, as when it is stopped, or others needed the place.
         if (!call_again(address)) throw;
       }
@@ -356,7 +373,7 @@ class Guest {
           peers[static_cast<std::size_t>(rank)] = peer_of(own_, std::move(them));
       }
     } catch (const Error& error) {
-      // Not when rank 0 says so: it has named them.
+      // A timeout that rank 0 reported names the missing ranks already.
       if (!is_own_timeout(error)) throw;
       raise_missing(missing(*peers[0].segment));
     }
@@ -391,18 +408,18 @@ class Guest {
                   ErrorFamily::kBackend);
     }
     if (address->host == base::host_identity()) return *address;
-    // Rank 0 would wait for this rank.
+    // Notifies rank 0, which would wait for this rank.
     store_.set(kElsewhereKey, base::ByteWriter().put(static_cast<std::int32_t>(options_.rank)).view());
     raise_elsewhere(0, options_.rank);
   }
 
-  // Raises what rank 0 said in the store, if it has.
+  // Raises what rank 0 left in the store, if anything.
   void check_gave_up() {
     if (const auto why = look_up(store_, kGaveUpKey))
       base::raise(ErrorKind::kPeerLost, base::cat("rank 0 gave up: ", as_text(*why)), ErrorFamily::kBackend);
   }
 
-  // In slices, looking in between whether rank 0 has given up.
+  // In slices, checking in between whether rank 0 has given up.
   template <class Attempt>
   auto patiently(const Attempt& attempt) {
     for (;;) {
@@ -415,14 +432,14 @@ class Guest {
     }
   }
 
-  // Nobody listens there while rank 0 is slow to answer, or when it has given up.
+  // The connection is refused while rank 0 is slow to accept, or when it has given up.
   void call(const MeetingAddress& address) {
     socket_ = patiently([&](Deadline slice) { return net::UnixSocket::connect(address.socket, slice); });
-    // Before anything is sent: with the descriptors goes the segment.
+    // Before anything is sent: the descriptors give access to the segment.
     if (!socket_.trust_own_user()) raise_stranger();
   }
 
-  // False when rank 0 has ended: nobody listens there any more.
+  // False when rank 0 has ended and does not listen any more.
   bool call_again(const MeetingAddress& address) {
     if (options_.deadline.expired()) return false;
     int code = 0;
@@ -464,7 +481,7 @@ class Guest {
     }
   }
 
-  // By the words in rank 0's segment.
+  // By the attendance in rank 0's segment (release by rank 0, acquire here).
   std::vector<int> missing(const net::Segment& first) {
     std::vector<int> ranks;
     for (int r = 0; r < options_.size; ++r) {

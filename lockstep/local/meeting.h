@@ -3,15 +3,15 @@
 //
 //   rank r                                  rank 0
 //   handshake (net/peer_handshake.h): both have read the same key in the store
-//   introduction; descriptors         --->  its memory and its life, sent to who has proven itself
-//                                     <---  welcome; its own descriptors (its memory shows who has come so far)
+//   introduction; descriptors         --->  its segment and its pidfd, sent to a peer that has proven itself
+//                                     <---  welcome; its own descriptors (its segment shows who has come so far)
 //                                           ... until all ranks have come ...
 //                                     <---  roster: who all are; then their descriptors
-//                                     or    refusal: why nothing comes of it
+//                                     or    refusal: why the meeting failed
 //
 // Before a descriptor is sent or taken each side has asked the kernel whether the other runs as the same user, and has
-// proven that it knows the key, which rank 0 made for this meeting. A stranger that connects, says nothing or talks
-// nonsense is dropped and holds nobody up. Ranks that are threads of one process exchange no descriptors: they find each
+// proven that it knows the key, which rank 0 made for this meeting. A stranger that connects and sends nothing, or nonsense,
+// is dropped and delays nobody. Ranks that are threads of one process exchange no descriptors: they find each
 // other's memory in the SegmentTable.
 #pragma once
 
@@ -71,7 +71,7 @@ struct LocalPeer {
 // layout's version, kSystem when whoever answers for rank 0 is not of this job, kResource.
 std::vector<LocalPeer> meet(KeyValue& store, const MeetingOptions& options);
 
-// How often one that waits looks whether it still makes sense.
+// How often a waiting rank checks whether the meeting can still succeed.
 inline constexpr Milliseconds kMeetingSlice{100};
 
 // "rank 3 left while the group was forming".

@@ -1,6 +1,6 @@
-// Where processes publish to each other and look at each other, perturb() stands. It is nothing, but for the copy of the host
-// engine that its stress test is linked with (LOCKSTEP_PERTURB): there it yields or sleeps at random, so that the orders a
-// quiet machine never shows come up.
+// perturb() is called where processes publish to each other and read what others published. It does nothing, except in the copy of
+// the host engine that its stress test is linked with (LOCKSTEP_PERTURB): there it yields or sleeps at random, so that
+// interleavings occur that an idle machine never shows.
 #pragma once
 
 #ifdef LOCKSTEP_PERTURB

@@ -31,7 +31,7 @@ class InProcessExchange final : public std::enable_shared_from_this<InProcessExc
 
   // The transport of worker `id`. Raises kUsage when there is one.
   std::unique_ptr<Transport> join(WorkerId id);
-  // As if its process was killed: everyone else hears of it, what it sent is lost, its own transport falls silent.
+  // As if its process was killed: all others are notified, what it sent is lost, its own transport delivers nothing more.
   void kill(WorkerId id, const std::string& cause);
 
  private:

@@ -23,7 +23,7 @@ namespace {
 using namespace internal;
 
 constexpr int kBacklog = 4096;
-// Of poll(): the sockets of shared-memory links have little to say.
+// Of poll(): the sockets of shared-memory links are rarely ready.
 constexpr std::uint32_t kPollsPerLook = 64;
 constexpr Milliseconds kPendingCheck{200};
 
@@ -31,7 +31,7 @@ Failure failure_of(ErrorKind kind, std::string text) {
   return {.kind = kind, .message = std::move(text), .family = ErrorFamily::kNetwork};
 }
 
-// The receiver's own bytes, though receiver and sender are one.
+// A worker that sends to itself receives a copy that it may change, as from any other.
 void copy_bytes(Message& message) {
   const auto copy = [](object::Blob& blob) {
     const Buffer own(blob.bytes.size());
@@ -72,7 +72,7 @@ class WorkerTransport final : public Transport {
   void look_at_sockets() noexcept;
   void flush_queued() noexcept;
 
-  // Nothing is sent, taken or ended any more; in a forked child, to which nothing here belongs, from its beginning.
+  // Nothing is sent, polled or ended any more. Always true in a forked child, which owns nothing here.
   bool over() const { return closed_.load(std::memory_order_acquire) || !made_here_; }
 
   const base::MadeHere made_here_;
@@ -84,7 +84,8 @@ class WorkerTransport final : public Transport {
 void WorkerTransport::add_peer(WorkerId id, const std::string& name, const Bytes& address) {
   auto endpoint = decode_endpoint(address);
   if (!endpoint)
-    base::raise(ErrorKind::kUsage, base::cat("worker ", name, " has an address that is no transport's"),
+    base::raise(ErrorKind::kUsage,
+                base::cat("worker ", name, " has an address that is not one of a transport"),
                 ErrorFamily::kNetwork);
   state_.add(id, name, std::move(*endpoint));
   if (!state_.has_pending()) return;
@@ -95,7 +96,7 @@ void WorkerTransport::add_peer(WorkerId id, const std::string& name, const Bytes
 void WorkerTransport::remove_peer(WorkerId id) {
   const auto peer = state_.find(id);
   if (!peer) return;
-  // The connection stays until the other ends it: what is queued may be the answer it waits for before it leaves.
+  // The connection stays until the other worker ends it: what is queued may be the answer that it waits for before it leaves.
   const std::lock_guard lock(peer->mutex);
   peer->removed = true;
 }
@@ -119,7 +120,7 @@ std::shared_ptr<Outgoing> WorkerTransport::connect(const std::shared_ptr<Peer>& 
 
 std::optional<Failure> WorkerTransport::send(WorkerId to, Message message, Deadline) {
   if (!made_here_)
-    return failure_of(ErrorKind::kUsage, "this worker's connections are those of the parent of this process");
+    return failure_of(ErrorKind::kUsage, "this worker's connections belong to the parent of this process");
   if (closed_.load(std::memory_order_acquire))
     return failure_of(ErrorKind::kAborted, "this worker's transport is closed");
   const std::uint64_t size = size_of(message);
@@ -161,6 +162,8 @@ std::optional<Failure> WorkerTransport::send_to(const std::shared_ptr<Peer>& pee
   return failure;
 }
 
+// Cheapest sources first: events in process memory, then the rings, one look at a bitmap. Sockets cost a system call:
+// they are polled by a call that found nothing only while TCP connections carry messages, otherwise by every kPollsPerLook-th.
 std::optional<Event> WorkerTransport::poll() {
   if (over()) return std::nullopt;
   const std::uint32_t turn = polls_.fetch_add(1, std::memory_order_relaxed);
@@ -176,6 +179,7 @@ std::optional<Event> WorkerTransport::poll() {
   return look ? state_.slots.poll(state_.idle_wait.bell()) : std::nullopt;
 }
 
+// A thread that finds another one polling the sockets has nothing to add.
 void WorkerTransport::look_at_sockets() noexcept {
   const std::unique_lock lock(state_.sockets_mutex, std::try_to_lock);
   if (!lock) return;
@@ -190,7 +194,7 @@ void WorkerTransport::flush_queued() noexcept {
     try {
       peer->out->flush();
     } catch (const std::exception&) {
-      // It stays queued; its socket tells when the connection is broken.
+      // It stays queued; its socket becomes ready when the connection breaks.
     }
     state_.count_queue(*peer);
   }
@@ -206,6 +210,8 @@ void WorkerTransport::wait(Deadline until) {
   state_.expire_pending();
 }
 
+// closed_ first: no send begins after it, except one that has passed the check and holds its peer's mutex, which is waited for
+// below. Lock order: sockets_mutex, then one peer's.
 void WorkerTransport::close(Deadline deadline) {
   if (closed_.exchange(true, std::memory_order_acq_rel) || !made_here_) return;
   while (state_.queued.load(std::memory_order_relaxed) > 0 && !deadline.expired()) {
@@ -229,7 +235,7 @@ void WorkerTransport::close(Deadline deadline) {
   state_.idle_wait.ring();
 }
 
-// Raises for an address that others could use without proving anything.
+// Raises for an address at which others could connect without a proof.
 net::Listener listen_tcp(const WorkerTransportOptions& options) {
   const std::string host = options.bind_host.empty() ? "127.0.0.1" : options.bind_host;
   auto addresses = net::Address::resolve(host, 0);

@@ -3,7 +3,7 @@
 // On one host a message is copied once by its sender: small parts into a ring of the receiver's inbox, large ones into
 // the sender's heap, of which the receiver gets views (64-byte aligned, its own to change). Views may outlive both
 // transports and the sender's process. Sending never blocks, not even the first time: connections are made by whoever
-// polls or waits, on both sides. A connection is made by the first message and carries one direction.
+// polls or waits, on both sides. The first message establishes a connection, which carries one direction.
 // Thread safety: as Transport.
 #pragma once
 
@@ -19,7 +19,7 @@ namespace lockstep::transport {
 
 enum class Route : std::uint8_t {
   kAuto,  // shared memory with workers of the same host, TCP with others
-  kTcp,   // TCP with everybody
+  kTcp,   // TCP with all workers
 };
 
 struct WorkerTransportOptions {

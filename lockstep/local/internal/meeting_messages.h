@@ -1,4 +1,4 @@
-// What ranks say to each other while they meet, beside the handshake. Everything decoded here may come from a stranger.
+// The messages of a meeting, apart from the handshake. Everything decoded here may come from a stranger.
 // Thread safety: none needed.
 #pragma once
 
@@ -33,7 +33,7 @@ struct MeetingAddress {
 
 inline constexpr std::size_t kProcessBytes = 64;
 
-// A rank in its own words.
+// A rank as it describes itself.
 struct Introduction {
   std::uint32_t version;  // of the layout of its segment
   std::int32_t rank;
@@ -51,7 +51,7 @@ struct Introduction {
 Bytes encode_introduction(const Introduction& who);
 std::optional<Introduction> decode_introduction(std::span<const std::uint8_t> bytes);
 
-// What of a rank others get besides: its memory and its life. The last may be empty: the kernel has no pidfds.
+// What others get of a rank: its segment, its lifeline and its pidfd. The last may be empty: the kernel has none.
 struct Descriptors {
   base::Fd memory, lifeline, process;
 };
@@ -80,7 +80,7 @@ void send_roster(net::UnixSocket& to, const Introduction& receiver, std::span<co
 // Never raises.
 void send_refusal(net::UnixSocket& to, const Failure& failure) noexcept;
 
-// One message of whoever answers for rank 0, without a look at it. Raises kPeerLost when the connection ended.
+// One message of whoever answers for rank 0, unchecked. Raises kPeerLost when the connection ended.
 std::size_t receive_packet(net::UnixSocket& socket, std::span<std::uint8_t> buffer,
                            std::vector<base::Fd>& fds, Deadline deadline);
 // The same from rank 0 once it has proven itself: raises what it refuses with.

@@ -35,7 +35,7 @@ class FrameDecoder {
 
   // Takes bytes in the order in which they came. False when they are no frame: error() says why, nothing more is taken.
   bool feed(std::span<const std::uint8_t> bytes);
-  // Where the next bytes belong, when they are part of something large: fill it and say how much came. Empty else.
+  // Where the next bytes belong, when they are part of a large blob: read into it, then call filled(). Otherwise empty.
   std::span<std::uint8_t> direct();
   void filled(std::size_t n_bytes);
 

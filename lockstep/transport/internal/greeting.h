@@ -1,6 +1,6 @@
-// What a worker's address holds, and what transports say when they meet (net/peer_handshake.h): who calls, and where its
-// messages go. No I/O. Everything decoded here may come from anybody: bounded, and refused with a reason. Thread
-// safety: none needed.
+// A worker's address, and what transports exchange on top of the handshake (net/peer_handshake.h): who connects, and where its
+// messages go. No I/O. Everything decoded here may come from a stranger: it is bounded, and refused with a reason.
+// Thread safety: none needed.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,7 @@ std::optional<Endpoint> decode_endpoint(std::span<const std::uint8_t> bytes);
 struct Intro {
   WorkerId id = 0;
   std::string token{};           // the caller's; must be the one its address has
-  std::string to{};              // the callee's: whoever got an address of an earlier job hears so
+  std::string to{};              // the callee's: a stale address is refused with an error
   std::uint64_t heap_bytes = 0;  // 0: none comes along
 };
 struct Welcome {
@@ -43,7 +43,7 @@ Bytes encode_welcome(const Welcome& welcome);
 // The caller's side: net::HandshakeInitiator with this introduction and this welcome.
 class GreetingClient {
  public:
-  // `binding` says over what it calls whom; its `server` is intro.to.
+  // `binding`: the kind of connection and its target; its `server` is intro.to.
   GreetingClient(const std::optional<JobSecret>& secret, const Intro& intro, const net::Binding& binding);
   Bytes first() const { return handshake_.first(); }
 
@@ -62,7 +62,7 @@ class GreetingClient {
 // The callee's. An introduction that was meant for another worker is refused.
 class GreetingServer {
  public:
-  // `binding` says over what it was called; its `server` is the own token.
+  // `binding`: the kind of connection; its `server` is the own token.
   GreetingServer(const std::optional<JobSecret>& secret, const net::Binding& binding)
       : handshake_(secret, binding), own_token_(binding.server) {}
 

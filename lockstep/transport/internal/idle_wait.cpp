@@ -48,6 +48,8 @@ bool IdleWait::sleep(Deadline until) {
     if (look) local::announce(inbox_.bell(bell()));
   }
   epoll_event events[2];
+  // After the announcement (seq_cst), so that an event that is missed here rings. With pollers nothing is announced: end_polling()
+  // looks instead.
   const int timeout = look && something() ? 0 : until.poll_timeout_ms();
   const int n = ::epoll_wait(epoll_.get(), events, 2, timeout);
   {

@@ -1,8 +1,13 @@
-// When a worker sleeps and what wakes it: the inbox's `asleep` word, the bell, and the sockets.
+// When a worker sleeps and what wakes it: the inbox's `asleep` word, the bell (an eventfd), and the sockets.
 //
-// One thread may be in sleep(). While somebody polls all the time (begin_polling), senders see nobody asleep and do not
-// ring, and sockets that somebody polls do not wake the sleeper either; when the last poller leaves, whatever came in
-// between rings. Thread safety: every method, sleep() by one thread at a time.
+//   pollers  sleeping   asleep word   sockets wake the sleeper
+//   none     no         0             -
+//   none     yes        1             yes
+//   some     yes or no  0             no, if pollers ask them too (TCP); otherwise yes
+//
+// While some thread polls continuously (begin_polling), senders find nobody asleep and do not ring. When the last poller
+// leaves, the sleeper is announced again and whatever arrived in between rings for it. mutex_ keeps word and counts consistent;
+// it is not held while sleeping. Thread safety: every method, sleep() by one thread at a time.
 #pragma once
 
 #include <functional>
@@ -16,14 +21,14 @@ namespace lockstep::transport::internal {
 
 class IdleWait {
  public:
-  // `sockets` is an epoll descriptor that outlives this. `anything` tells whether something waits in process memory.
+  // `sockets` is an epoll descriptor that outlives this. `anything` returns whether an event is queued in process memory.
   IdleWait(Inbox inbox, int sockets, std::function<bool()> anything);
 
-  // Until something may be there, the bell rang, or the deadline. True when a socket has something.
+  // Until something may have arrived, the bell rang, or the deadline. True when a socket is ready.
   bool sleep(Deadline until);
   void begin_polling() noexcept;
   void end_polling() noexcept;
-  // Sockets carry messages (TCP): pollers ask them too, so they need not wake the sleeper meanwhile.
+  // Sockets carry messages (TCP): pollers poll them too, so they need not wake the sleeper meanwhile.
   void sockets_are_polled(bool polled);
 
   // For senders; stays owned.

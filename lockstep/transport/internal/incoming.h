@@ -1,4 +1,5 @@
-// What connections from other workers have in common, over local sockets or TCP: they are accepted, greeted, and wait to be let in.
+// What connections from other workers have in common, over local sockets or TCP: they are accepted, greeted, and wait until their
+// worker is known.
 #pragma once
 
 #include <sys/epoll.h>
@@ -17,8 +18,8 @@
 
 namespace lockstep::transport::internal {
 
-// Accepts them as Links: Link::accept_from(listener) gives a socket while one waits, and raises when the process has no
-// descriptor for it. Watches until it goes.
+// Accepts them as Links: Link::accept_from(listener) returns a socket while one waits, and raises when the process has no
+// descriptor for it.
 template <class Link, class Listener>
 class LinkAcceptor final : public Acceptor,
                            public std::enable_shared_from_this<LinkAcceptor<Link, Listener>> {
@@ -49,7 +50,7 @@ class LinkAcceptor final : public Acceptor,
  private:
   static constexpr int kAcceptsPerTurn = 64;
 
-  // The socket stays ready, so it must not be watched: whoever sleeps would wake at once, again and again.
+  // The listener stays ready, so it must not be watched: a sleeper would wake at once, again and again.
   void pause() noexcept {
     state_.reactor.change(key_, listener_.fd(), 0);
     try {
@@ -64,7 +65,7 @@ class LinkAcceptor final : public Acceptor,
   std::uint64_t key_ = 0;
 };
 
-// Knows who calls. How bytes come and go is for who inherits it.
+// Runs the greeting. How bytes are read and written is up to the derived class.
 class GreetedIncoming : public Incoming {
  public:
   // `address`: at which it was reached; zeros on a local socket.
@@ -79,7 +80,7 @@ class GreetedIncoming : public Incoming {
 
  protected:
   std::optional<net::SessionKeys> keys() const { return greeting_.keys(); }
-  // The next step of the greeting; a refusal is in the log.
+  // The next step of the greeting; a refusal is logged.
   GreetingServer::Step greet(std::span<const std::uint8_t> message) {
     auto step = greeting_.next(message);
     if (!step.refusal.empty() && state_.complaints.allowed()) {
@@ -88,7 +89,7 @@ class GreetedIncoming : public Incoming {
     }
     return step;
   }
-  // It has said who it is; it is let in now, or once its worker is known.
+  // Its introduction is complete; it is accepted now, or once its worker is known.
   void wait_as(Intro intro) {
     waiting_ = std::move(intro);
     state_.accept_pending();

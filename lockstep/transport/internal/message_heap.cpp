@@ -12,9 +12,9 @@ namespace {
 
 constexpr std::uint64_t kPage = local::kPageBytes;
 constexpr std::uint64_t kHead = sizeof(BlockHead);
-// Blocks up to a quarter of this are cut many at a time: asking the system for memory costs more than they do.
+// Blocks of up to a quarter of this are carved many at a time: allocating pages costs more than they do.
 constexpr std::uint64_t kSlab = 1 << 20;
-// Held blocks of the wanted size that one allocation looks at.
+// Held blocks of the wanted size that one allocation checks.
 constexpr int kLooks = 4;
 
 std::uint64_t round_up(std::uint64_t n_bytes, std::uint64_t step) {
@@ -60,7 +60,7 @@ std::optional<std::uint64_t> MessageHeap::allocate(std::uint64_t n_bytes, std::s
   }
   if (!block) block = carve(capacity);
   if (!block) {
-    // Everything that is not in somebody's hands.
+    // Frees everything that no receiver holds.
     sweep();
     cool(0);
     block = carve(capacity);
@@ -118,7 +118,7 @@ std::optional<std::uint64_t> MessageHeap::carve(std::uint64_t capacity) {
   return extent;
 }
 
-// Nothing also when there is no memory: the caller tries with less, or sends nothing.
+// Nothing also when there is no memory: the caller tries a smaller extent, or fails.
 std::optional<std::uint64_t> MessageHeap::take_extent(std::uint64_t capacity) {
   try {
     return pages_.allocate(capacity);
@@ -127,7 +127,7 @@ std::optional<std::uint64_t> MessageHeap::take_extent(std::uint64_t capacity) {
   }
 }
 
-// Everything that came back becomes warm.
+// Everything that was returned becomes warm. A process is asked once per sweep whether it has ended.
 void MessageHeap::sweep() {
   new_since_sweep_ = 0;
   std::map<const Holder*, bool> dead;
@@ -152,7 +152,7 @@ void MessageHeap::sweep() {
   cool(warm_bound_);
 }
 
-// Gives pages back, of the largest blocks first: few calls.
+// Frees pages, of the largest blocks first: few system calls.
 void MessageHeap::cool(std::uint64_t bound) {
   while (warm_sum_ > bound) {
     const auto largest = std::prev(warm_.end());

@@ -1,10 +1,14 @@
-// Where a worker puts the large pieces of its messages: one sparse segment that others map and only the owner allocates
-// in. A block's first cache line holds one word: 1 while the receiver holds the block, 0 once it is done, which is all a
-// receiver ever writes. The owner's books are private, and it finds returned blocks when it wants new ones.
+// Where a worker puts the large parts of its messages: one sparse segment that others map and in which only the owner allocates. A
+// block's first cache line has one word: 1 while the receiver holds the block, 0 once it is done, which is all that a receiver ever
+// writes. The owner's bookkeeping is private, and it finds returned blocks when it needs new ones.
 //
-// Blocks that came back stay warm (their pages exist and both sides have mapped them) up to a bound; beyond it their
-// pages go back to the system. Blocks of a receiver whose process died are taken back.
-// Thread safety: every method.
+//   extent of the page heap --carve--> held by a receiver --word is 0, or its process ended--> warm --allocate--> held ...
+//            ^                                                                                  |
+//            '--------------------- pages beyond the bound are freed (cool) --------------------'
+//
+// Warm blocks keep their pages, which both sides have mapped. Memory orders: the receiver stores 0 with release when its last
+// view is gone, the owner loads it with acquire before it reuses the block. Thread safety: every method; one lock, under which
+// only the page heap's is taken.
 #pragma once
 
 #include <atomic>
@@ -32,8 +36,9 @@ struct BlockHead {
 
 // Who holds blocks: a process at the other end of a link.
 struct Holder {
-  local::PeerProcess process{};  // empty: cannot be told; its blocks then stay until it gives them back
-  // The link is over; whether the process is too is looked up when it matters.
+  local::PeerProcess
+      process{};  // empty: its end cannot be detected; its blocks then stay until it returns them
+  // The link is over; whether the process is too is checked when memory is needed.
   std::atomic<bool> link_ended{false};
 };
 
@@ -47,15 +52,15 @@ class MessageHeap {
   // The offset of a payload of `n_bytes`, aligned to kLine, held by `holder` from now on. Nothing when there is no
   // memory for it.
   std::optional<std::uint64_t> allocate(std::uint64_t n_bytes, std::shared_ptr<Holder> holder);
-  // Takes a block back that its holder never saw. An offset that is no block's is ignored.
+  // Takes back a block that its holder never saw. An offset that is no block's is ignored.
   void take_back(std::uint64_t payload);
 
   std::uint8_t* at(std::uint64_t payload) const { return mapping_->data() + payload; }
   const Mapping& mapping() const { return mapping_; }
-  // For tests: bytes of blocks in others' hands, after looking, and of warm ones.
-  // The payload at this offset is written. Whoever uses the block again has read the word that this writes, so tools that cannot see
-  // the receiver's process see the order too.
+  // The payload at this offset is written. Who reuses the block has loaded the word that this stores, so that tools which
+  // cannot see the receiver's process see the order too.
   void filled(std::uint64_t payload);
+  // For tests: bytes of blocks that receivers hold, after a sweep, and of warm ones.
   std::uint64_t held_bytes();
   std::uint64_t warm_bytes();
 

@@ -1,6 +1,6 @@
-// The sockets of one transport, and who is to be called when one of them has something. It has no thread: poll_sockets() is called
-// by whoever polls or waits, one thread at a time.
-// Thread safety: every method. Handlers are called without the reactor's lock and may add and remove.
+// The sockets of one transport and their handlers. It has no thread: poll_sockets() is called by the threads that poll or wait,
+// one at a time (TransportState::sockets_mutex). Thread safety: every method. Handlers are called without the reactor's lock
+// and may add and remove.
 #pragma once
 
 #include <cstdint>
@@ -15,7 +15,7 @@ namespace lockstep::transport::internal {
 class Handler {
  public:
   virtual ~Handler() = default;
-  // `events` as epoll says them. Never throws.
+  // `events` as epoll reports them. Never throws.
   virtual void on_ready(std::uint32_t events) noexcept = 0;
 };
 

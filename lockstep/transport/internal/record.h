@@ -1,6 +1,6 @@
 // A message as a record of a ring (docs/wire.md): a head, a table of parts (the body, then the blobs), and the small
-// parts themselves; large ones lie in the sender's heap. A record too large for a ring lies there as a whole, and the
-// ring carries a record that says where.
+// parts themselves; large ones are in the sender's heap. A record too large for a ring is stored there as a whole, and the
+// ring carries a record that refers to it.
 //
 // The decoder works on a private copy and trusts nothing in it. Thread safety: none needed.
 #pragma once

@@ -10,13 +10,13 @@
 namespace lockstep::transport::internal {
 namespace {
 
-// A record beyond what the ring may carry, or numbers that cannot be.
+// A record larger than a ring may carry, or positions that cannot be.
 constexpr const char* kBadRing = "a record whose length cannot be";
 constexpr const char* kNoMemory = "a message for which there is no memory";
 
 void tell_room(int socket) {
   const std::uint8_t room = 'R';
-  // A connection that is full of these has one to read.
+  // When the socket is full of these bytes, the sender has one to read.
   [[maybe_unused]] const auto sent = ::send(socket, &room, 1, MSG_NOSIGNAL | MSG_DONTWAIT);
 }
 
@@ -79,7 +79,7 @@ std::optional<Event> SenderSlots::poll(int bell) {
   auto& pending = inbox_.head().pending;
   const std::uint32_t first = next_.load(std::memory_order_relaxed) % kSlots;
   const std::uint64_t below = (std::uint64_t{1} << first % 64) - 1;
-  // The first word twice: from the place on, and what is below it at the end.
+  // The first word twice: the bits from the start position on, and those below it at the end.
   for (std::uint32_t i = 0; i <= kWords; ++i) {
     const std::uint32_t word = (first / 64 + i) % kWords;
     std::uint64_t bits = pending[word].load(std::memory_order_acquire);
@@ -103,13 +103,14 @@ std::optional<Event> SenderSlots::take(std::uint32_t index, int bell) {
   const std::lock_guard lock(slot.mutex);
   auto event = take_locked(slot);
   if (slot.open && !slot.reader.empty()) return event;
-  // Seems empty: take the sign down, then look once more, since the sender looks at the sign after it wrote.
+  // Seems empty: clear the bit, then check the ring again (both seq_cst). The sender stores its record and then loads the bit:
+  // either it finds the bit cleared and sets it, or the record is seen here.
   word.fetch_and(~bit, std::memory_order_seq_cst);
   if (slot.open && !slot.reader.empty()) inbox_.announce(index, bell);
   return event;
 }
 
-// What a sender says of its message's size decides how much memory is asked for: when there is none, that sender is refused.
+// The sender's length decides how much memory is allocated: when there is none, that sender is cut off, and nobody else.
 Decoded SenderSlots::read_record(Slot& slot, std::uint64_t n_bytes) {
   try {
     const Buffer record(n_bytes);
@@ -126,7 +127,7 @@ std::optional<Event> SenderSlots::take_locked(Slot& slot) {
   if (n_bytes == 0) {
     if (slot.reader.broken() && slot.broken.empty()) {
       slot.broken = kBadRing;
-      ::shutdown(slot.socket, SHUT_RDWR);  // whoever handles sockets does the rest
+      ::shutdown(slot.socket, SHUT_RDWR);  // the thread that handles sockets ends the connection
     }
     return std::nullopt;
   }

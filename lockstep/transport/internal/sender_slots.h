@@ -1,5 +1,9 @@
-// Who sends into which ring of the inbox, and taking the next record of one. poll() comes here first.
-// Thread safety: every method.
+// Which worker sends into which ring of the inbox, and taking the next record of one. On the hot path of poll().
+//
+//   free --claim()--> open --silence(), or a record that cannot be--> closed --release()--> free
+//
+// A slot whose sender broke the rules is not released: the sender may continue to write there.
+// Locks: one per slot, and one for the list of free slots; never two at once. Thread safety: every method.
 #pragma once
 
 #include <array>
@@ -20,8 +24,8 @@ class SenderSlots {
  public:
   explicit SenderSlots(Inbox inbox);
 
-  // `socket` is the connection on which the sender is told of room; it must stay open until release(). Nothing when all
-  // slots are taken. Raises kResource.
+  // `socket` is the connection on which the sender is notified of room; it must stay open until release(). Nothing when all slots
+  // are in use. Raises kResource.
   std::optional<std::uint32_t> claim(WorkerId from, Sender sender, int socket);
   void release(std::uint32_t slot);
 
@@ -29,9 +33,9 @@ class SenderSlots {
   std::optional<Event> poll(int bell);
   // The next of one sender, in order. Nothing when there is none or the sender's numbers cannot be: see broken().
   std::optional<Event> take(std::uint32_t slot, int bell);
-  // From now on nothing of it is taken.
+  // From now on nothing is taken from it.
   void silence(std::uint32_t slot);
-  // What was wrong with its records; empty when nothing was.
+  // What was wrong with its records; empty when nothing.
   std::string broken(std::uint32_t slot);
 
  private:
@@ -53,7 +57,7 @@ class SenderSlots {
   std::array<Slot, kSlots> slots_;
   std::atomic<std::uint32_t> next_{0};  // where poll looks first, so that nobody starves
   std::mutex free_mutex_;
-  std::vector<std::uint32_t> free_;  // guarded by free_mutex_; the one free longest is last
+  std::vector<std::uint32_t> free_;  // guarded by free_mutex_; the one that is free for longest is last
 };
 
 }  // namespace lockstep::transport::internal

@@ -56,7 +56,7 @@ void ShmIncoming::receive() {
 }
 
 void ShmIncoming::be_greeted(std::span<const std::uint8_t> message, std::vector<base::Fd> fds) {
-  if (waiting_) return;  // it has said everything and waits for its welcome
+  if (waiting_) return;  // its introduction is complete; it waits for its welcome
   auto step = greet(message);
   if (!step.send.empty()) socket_.send(step.send, Deadline::now());
   if (!step.refusal.empty()) return over(step.refusal);
@@ -86,7 +86,7 @@ void ShmIncoming::refuse(const std::string& why) noexcept {
   try {
     socket_.send(net::encode_refusal(why), Deadline::now());
   } catch (const Error&) {
-    // It is gone: it need not know.
+    // It is gone and cannot be notified.
   }
   over(why);
 }
@@ -95,7 +95,7 @@ void ShmIncoming::drain() noexcept {
   if (!slot_) return;
   while (auto event = state_.slots.take(*slot_, state_.idle_wait.bell())) state_.deliver(std::move(*event));
   state_.slots.silence(*slot_);
-  ::shutdown(socket_.fd(), SHUT_WR);  // so that it hears of it; it may live
+  ::shutdown(socket_.fd(), SHUT_WR);  // notifies the sender, which may be alive
 }
 
 // The connection is over: what came is delivered, and its worker is lost.
@@ -113,9 +113,9 @@ void ShmIncoming::end() noexcept {
   if (slot_) {
     const std::string broken = state_.slots.broken(*slot_);
     while (state_.slots.take(*slot_, state_.idle_wait.bell()))
-      continue;  // nobody wants them: their memory goes back
+      continue;  // discarded: their memory is returned
     state_.slots.silence(*slot_);
-    // A sender that broke the rules may go on doing so: its slot is nobody's.
+    // A sender that broke the rules may continue to write there: its slot is not reused.
     if (broken.empty()) state_.slots.release(*slot_);
   }
   slot_.reset();

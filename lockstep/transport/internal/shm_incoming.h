@@ -1,5 +1,5 @@
-// Another worker of this host that sends to this one: its local socket, and its slot of the inbox once it is let in.
-// The socket then only tells of room, of leaving in order, and by its end of the other's end.
+// Another worker of this host that sends to this one: its local socket, and its slot of the inbox once it is accepted. The
+// socket is then used only to notify the sender of room, to announce an orderly leave, and to detect the other's end.
 #pragma once
 
 #include <memory>
@@ -10,7 +10,7 @@
 
 namespace lockstep::transport::internal {
 
-// The byte by which either end of a local socket says that it leaves in order.
+// The byte by which either end of a local socket announces that it leaves in order.
 inline constexpr std::uint8_t kLeave = 'B';
 
 class ShmIncoming final : public GreetedIncoming, public std::enable_shared_from_this<ShmIncoming> {
@@ -36,13 +36,13 @@ class ShmIncoming final : public GreetedIncoming, public std::enable_shared_from
   const local::PeerProcess process_;
   Mapping heap_;
   std::optional<std::uint32_t> slot_;
-  bool left_ = false;  // said that it leaves
+  bool left_ = false;  // announced that it leaves
 };
 
 using ShmAcceptor = LinkAcceptor<ShmIncoming, net::UnixListener>;
 
-// Why a local connection is over, in words: how its process ended, unless it left in order. Waits a moment for the kernel
-// to know.
+// Why a local connection is over, as text: how its process ended, unless it left in order. Waits for at most 200 ms until the
+// kernel reports it.
 std::string local_end(const local::PeerProcess& process, bool left);
 
 }  // namespace lockstep::transport::internal

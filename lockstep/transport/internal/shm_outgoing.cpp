@@ -21,7 +21,7 @@ Intro introduction(const TransportState& state, const Peer& peer) {
           .heap_bytes = state.heap.mapping()->size()};
 }
 
-// The receiver closed its end, which it does after its last look at the ring.
+// The receiver closed its end, which it does after it has read the ring for the last time.
 bool hung_up(int socket) {
   pollfd ask{.fd = socket, .events = 0, .revents = 0};
   return ::poll(&ask, 1, 0) == 1 && (ask.revents & POLLHUP) != 0;
@@ -101,6 +101,7 @@ bool ShmOutgoing::write(std::span<const std::uint8_t> record) {
   return true;
 }
 
+// The second round is needed: the receiver may have made room between the failed write and want_room().
 void ShmOutgoing::flush() {
   if (!open_) return;
   for (const bool asked : {false, true}) {
@@ -136,7 +137,7 @@ std::string ShmOutgoing::end_or_call_again(const Peer& peer) noexcept {
   try {
     if (!open_ && call_again(peer)) return {};
   } catch (const std::exception&) {
-    // Nobody is there any more.
+    // The worker is gone.
   }
   return local_end(holder_->process, left_);
 }
@@ -168,7 +169,7 @@ std::string ShmOutgoing::greet(std::span<const std::uint8_t> message, std::vecto
   return {};
 }
 
-// What the receiver will never read holds no memory.
+// Frees the memory of records that the receiver will never read. Pre: it has hung up, so its head does not move any more.
 void ShmOutgoing::take_back_unread() noexcept {
   const Ring ring = ring_.ring();
   RingReader reader(ring, ring.control->head.load(std::memory_order_acquire));

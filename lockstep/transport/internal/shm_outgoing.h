@@ -1,5 +1,11 @@
 // Messages to another worker of this host: records into a ring of its inbox, large parts through the own heap. What
-// does not fit waits in process memory, in order, until the receiver says on the socket that there is room.
+// does not fit waits in process memory, in order, until the receiver notifies it on the socket that there is room.
+//
+//   call() --greeting, welcome with inbox and bell--> open --end(), or the socket ends--> over
+//     ^                |
+//     '--dropped before it was open, at most kMostCalls times
+//
+// Under the peer's mutex, except for on_ready().
 #pragma once
 
 #include <deque>
@@ -27,7 +33,7 @@ class ShmOutgoing final : public Outgoing, public std::enable_shared_from_this<S
   // Why the connection is over; empty when it is not.
   std::string receive();
   std::string greet(std::span<const std::uint8_t> message, std::vector<base::Fd> fds);
-  // Says the first words on a new socket.
+  // Sends the first message of the greeting on a new socket.
   void call(const Peer& peer);
   // For a connection that ended before it was open. False: it stays over.
   bool call_again(const Peer& peer);

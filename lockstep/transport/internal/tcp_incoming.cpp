@@ -52,12 +52,12 @@ void TcpIncoming::on_ready(std::uint32_t) noexcept {
 
 std::optional<std::string> TcpIncoming::read_greeting() {
   std::array<std::uint8_t, net::kMaxPeerMessage + 2> buffer;
-  // While it waits it has nothing more to say: only its end is of interest.
+  // While it waits it must not send anything: only its end is of interest.
   const std::size_t wanted = waiting_ ? 1 : reader_.wanted();
   const ssize_t n = ::recv(fd_.get(), buffer.data(), wanted, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return std::nullopt;
   if (n <= 0) return tcp_end(n == 0 ? 0 : errno);
-  if (waiting_) return "it spoke before its turn";
+  if (waiting_) return "it sent data before it was accepted";
   const auto message = reader_.feed(std::span(buffer).first(static_cast<std::size_t>(n)));
   if (reader_.broken()) return "no greeting";
   if (!message) return std::nullopt;
@@ -107,7 +107,7 @@ void TcpIncoming::hand_over() {
   decoder_.messages().clear();
 }
 
-// Nothing of a record reaches the decoder before its tag was compared.
+// Nothing of a record reaches the decoder before its tag has been verified.
 std::optional<std::string> TcpIncoming::read_sealed(std::uint64_t at_most) {
   thread_local std::array<std::uint8_t, kSealedReadBytes> buffer;
   for (std::uint64_t sum = 0; sum < at_most;) {
@@ -124,8 +124,7 @@ std::optional<std::string> TcpIncoming::read_sealed(std::uint64_t at_most) {
     bool good = true;
     while (good && !rest.empty()) {
       const auto plain = opener_->next(rest);
-      if (opener_->failed())
-        return "bytes came that it did not send: somebody on the way changes or adds some";
+      if (opener_->failed()) return "data arrived that it did not send: it was changed or added in transit";
       if (plain) good = decoder_.feed(*plain);
     }
     hand_over();
@@ -168,7 +167,7 @@ void TcpIncoming::drain() noexcept {
   try {
     read_frames(std::numeric_limits<std::uint64_t>::max());
   } catch (const std::exception&) {
-    // What cannot be taken is lost with its sender.
+    // What cannot be read is lost with its sender.
   }
   silent_ = true;
   ::shutdown(fd_.get(), SHUT_RDWR);

@@ -158,7 +158,7 @@ void TcpOutgoing::write() {
   if (phase_ != Phase::kBroken) watch(false);
 }
 
-// Whoever handles sockets sees the end and reports the loss.
+// The thread that handles sockets sees the end and reports the loss.
 void TcpOutgoing::broke(int code) {
   broken_ = code;
   phase_ = Phase::kBroken;
@@ -200,7 +200,7 @@ bool TcpOutgoing::write_sealed() {
   return true;
 }
 
-// The next part of the queue as records, small pieces of it together in one. What is sealed is let go of.
+// Seals the next part of the queue, small pieces together in one record. What is sealed is released.
 void TcpOutgoing::seal_some() {
   thread_local Bytes together;
   wire_.clear();
@@ -257,7 +257,7 @@ void TcpOutgoing::on_ready(std::uint32_t events) noexcept {
     if (!fd_) return;
     try {
       over = advance(events);
-      // Once it was welcomed messages may be under way: they are sent once at most.
+      // After the welcome messages may have been sent: they are not sent twice.
       const bool dropped = !welcomed_ && (ended_ || phase_ == Phase::kBroken);
       if (dropped && !over.empty()) over = end_or_call_again(*peer, over);
     } catch (const std::exception& error) {
@@ -281,14 +281,14 @@ std::string TcpOutgoing::advance(std::uint32_t events) {
   if (phase_ == Phase::kBroken) return tcp_end(broken_);
   if ((events & ~static_cast<std::uint32_t>(EPOLLOUT)) == 0) return {};
   if (phase_ == Phase::kGreeting) return greet();
-  // An open connection says nothing more: this is its end.
+  // The receiver sends nothing on an open connection: this is its end.
   std::uint8_t byte = 0;
   const ssize_t n = ::recv(fd_.get(), &byte, 1, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return {};
   return n > 0 ? "it spoke out of turn" : tcp_end(n == 0 ? 0 : errno);
 }
 
-// Greetings one by one; after the introduction what comes is sealed and is the last.
+// Greetings one by one; what follows the introduction is sealed and is the last.
 std::string TcpOutgoing::greet() {
   std::array<std::uint8_t, net::kMaxPeerMessage + 2 + net::kRecordHead + net::kRecordTag> buffer;
   const std::size_t wanted = opener_ ? buffer.size() : reader_.wanted();
@@ -322,7 +322,7 @@ std::string TcpOutgoing::greet() {
   return phase_ == Phase::kBroken ? tcp_end(broken_) : std::string();
 }
 
-// The last words in the clear, when there is a secret. Nothing else is queued: messages wait for the welcome.
+// With a secret, the introduction is the last message in the clear. Nothing else is queued: messages wait for the welcome.
 void TcpOutgoing::introduce(const Bytes& greeting) {
   const auto keys = greeting_->keys();
   if (!keys) return queue(with_length(greeting), {});

@@ -1,4 +1,13 @@
-// Messages to another worker over TCP. What the socket does not take at once waits in order, held by its owners.
+// Messages to another worker over TCP. What the socket does not take at once is queued in order, with its blobs kept alive.
+//
+//   kConnecting --writable--> kGreeting --welcome--> kOpen --write failed--> kBroken
+//        ^                        |                                            ^
+//        '--closed before the ----+-- too many calls, or a refusal: lost ------'
+//           welcome: call again
+//
+// Messages wait in later_ until kOpen: before the welcome nothing is known to be accepted, and a dropped connection is repeated
+// without them. After it they are sent at most once. With a job secret everything from the welcome on is sealed.
+// Under the peer's mutex, except for on_ready().
 #pragma once
 
 #include <deque>
@@ -34,7 +43,7 @@ class TcpOutgoing final : public Outgoing, public std::enable_shared_from_this<T
   };
   enum class Phase : std::uint8_t { kConnecting, kGreeting, kOpen, kBroken };
 
-  // Begins to connect, and queues the first words. The errno value when that fails.
+  // Begins to connect, and queues the first message of the greeting. The errno value when that fails.
   int call(const Peer& peer);
   // For a connection that ended before it was open: why it is over, if it is.
   std::string end_or_call_again(const Peer& peer, std::string why);

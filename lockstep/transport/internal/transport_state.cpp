@@ -12,9 +12,9 @@
 namespace lockstep::transport::internal {
 namespace {
 
-// A worker may hear from another before it is told of it.
+// A worker may receive a connection before its add_peer for that worker was called.
 constexpr Milliseconds kPendingTimeout{30'000};
-// Connections of those who have not proven that they belong to the job, and how long one may take while others wait.
+// Connections that have not proven that they belong to the job, and how long one may take while others wait.
 constexpr std::size_t kMaxStrangers = 64;
 constexpr Milliseconds kStrangerGrace{100};
 // Every sender's heap is mapped by every receiver: 1024 of them must fit into the address space.
@@ -48,6 +48,8 @@ TransportState::TransportState(WorkerTransportOptions with, Endpoint me)
       idle_wait(inbox, reactor.fd(), [this] { return anything_ready(); }),
       slots(inbox) {}
 
+// seq_cst: the count grows before wake_if_asleep() checks for a sleeper, which announces itself before it loads the count
+// (anything_ready).
 void TransportState::deliver(Event event) {
   {
     const std::lock_guard lock(ready_mutex_);
@@ -106,7 +108,8 @@ void TransportState::count_queue(Peer& peer) noexcept {
   queued.fetch_add(now ? 1 : -1, std::memory_order_relaxed);
 }
 
-// What came before goes out first; then, once, that it is lost.
+// Messages that arrived before are delivered first; then, once, the loss. Three steps, since drain() delivers without the
+// peer's mutex; sockets_mutex keeps two losses of one peer apart.
 void TransportState::lose(const std::shared_ptr<Peer>& peer, const std::string& cause) noexcept {
   {
     const std::lock_guard lock(peer->mutex);
@@ -146,7 +149,7 @@ void TransportState::count_pending() noexcept {
   n_pending_.store(pending_.size() + paused_.size(), std::memory_order_relaxed);
 }
 
-// Compares all with all: they are few, and nothing here may want memory.
+// Compares all with all: they are few, and nothing here may allocate.
 const TransportState::PendingConnection* TransportState::next_to_drop(
     std::size_t& n_strangers) const noexcept {
   const auto is_stranger = [](const PendingConnection& connection) {
