@@ -39,7 +39,8 @@ bool train(int rank, const lockstep::Group& trainers) {
 
   auto parameters = rows.remote_parameters();  // the server's, and this trainer's own
   for (const auto& parameter : dense->parameters()) parameters.emplace_back(parameter);
-  const rpc::DistributedOptimizer<torch::optim::SGD> optimizer(parameters, torch::optim::SGDOptions(0.3));
+  const rpc::DistributedOptimizer<torch::optim::SGD> optimizer(parameters,
+                                                               rpc::Args{torch::optim::SGDOptions(0.3)});
 
   torch::manual_seed(rank);
   double last = 0;
@@ -48,8 +49,8 @@ bool train(int rank, const lockstep::Group& trainers) {
     const autograd::DistAutogradContext context;
     const auto loss = torch::nn::functional::cross_entropy(model->forward(rows.forward(words)), classes);
     // Dense gradients are averaged over the trainers; those of the table stay where it is.
-    autograd::backward(context.id(), {loss});
-    optimizer.step(context.id());  // the server's table, this trainer's layer
+    autograd::backward(context, {loss});
+    optimizer.step(context);  // the server's table, this trainer's layer
     last = loss.item<double>();
     if (step % 50 == 0) std::printf("trainer %d, step %d: loss %.3f\n", rank, step, last);
   }

@@ -41,13 +41,13 @@ void train(int rank) {
   const auto net =
       rpc::RemoteModule<NetImpl>::init_from_module_rref("server", rpc::rpc_sync("server", model));
   const rpc::DistributedOptimizer<torch::optim::SGD> optimizer(net.remote_parameters(),
-                                                               torch::optim::SGDOptions(0.2));
+                                                               rpc::Args{torch::optim::SGDOptions(0.2)});
   for (int step = 1; step <= 200; ++step) {
     const auto [points, labels] = batch(32);
     const autograd::DistAutogradContext context;
     const auto loss = torch::nn::functional::cross_entropy(net.forward(points), labels);
-    autograd::backward(context.id(), {loss});  // through the server and back
-    optimizer.step(context.id());              // there, with this context's gradients
+    autograd::backward(context, {loss});  // through the server and back
+    optimizer.step(context);              // there, with this context's gradients
     if (step % 50 == 0) std::printf("trainer %d, step %d: loss %.3f\n", rank, step, loss.item<double>());
   }
 }
@@ -64,8 +64,8 @@ bool test_model() {
 int main() {
   return as_worker([](int rank) {
     lockstep::init_rpc(rank == 0 ? "server" : "trainer" + std::to_string(rank));
-    if (rank != 0) train(rank);                                // the server has nothing to do but to answer
-    rpc::barrier({}, {.timeout = lockstep::Milliseconds(0)});  // however long they train
+    if (rank != 0) train(rank);                           // the server has nothing to do but to answer
+    rpc::barrier({}, {.timeout = lockstep::kNoTimeout});  // however long they train
     const bool worked = rank != 0 || test_model();
     rpc::shutdown();
     return worked;

@@ -25,11 +25,12 @@ LOCKSTEP_RPC_MODULE(StageImpl, int, int);
 
 bool train() {
   torch::manual_seed(1);
-  const rpc::RemoteModule<StageImpl> stage1("cpu", 8, kWidth);      // here
-  const rpc::RemoteModule<StageImpl> stage2("worker1", kWidth, 1);  // there
+  const rpc::RemoteModule<StageImpl> stage1("cpu", rpc::Args{8, kWidth});      // here
+  const rpc::RemoteModule<StageImpl> stage2("worker1", rpc::Args{kWidth, 1});  // there
   auto parameters = stage1.remote_parameters();
   for (const auto& parameter : stage2.remote_parameters()) parameters.push_back(parameter);
-  const rpc::DistributedOptimizer<torch::optim::Adam> optimizer(parameters, torch::optim::AdamOptions(3e-3));
+  const rpc::DistributedOptimizer<torch::optim::Adam> optimizer(parameters,
+                                                                rpc::Args{torch::optim::AdamOptions(3e-3)});
 
   double first = 0, last = 0;
   for (int step = 1; step <= kSteps; ++step) {
@@ -41,8 +42,8 @@ bool train() {
     std::vector<at::Tensor> outputs;
     for (const auto& part : parts) outputs.push_back(part.wait());
     const auto loss = torch::mse_loss(torch::cat(outputs), y);
-    autograd::backward(context.id(), {loss});
-    optimizer.step(context.id());  // each worker updates its stage
+    autograd::backward(context, {loss});
+    optimizer.step(context);  // each worker updates its stage
     last = loss.item<double>();
     if (step == 1) first = last;
     if (step % 40 == 0) std::printf("step %d: loss %.3f\n", step, last);

@@ -56,7 +56,7 @@ std::string measure_async(const Request& request, const at::Tensor& tensor) {
     rpc::wait_all(flight);
   };
   fly();
-  for (const auto& future : flight) check(tensor, future.value());
+  for (const auto& future : flight) check(tensor, future.result());
   const std::vector<double> flights = samples(request, [&] { return timed(fly); });
   const double n_calls = static_cast<double>(flights.size() * window);
   const double us = std::accumulate(flights.begin(), flights.end(), 0.0) / n_calls;
@@ -80,11 +80,11 @@ int run(const Request& arguments) {
   const auto link = fork_ranks(2);
   return guarded(*link, [&] {
     at::set_num_threads(1);
-    rpc::init_rpc("worker" + std::to_string(link->rank()), {.rank = link->rank(),
-                                                            .world_size = link->size(),
-                                                            .store = open_store(*link),
-                                                            .tcp_only = transport == "tcp",
-                                                            .extensions = {lockstep::autograd::extension}});
+    rpc::start("worker" + std::to_string(link->rank()), {.rank = link->rank(),
+                                                         .world_size = link->size(),
+                                                         .store = open_store(*link),
+                                                         .tcp_only = transport == "tcp",
+                                                         .extensions = {lockstep::autograd::extension}});
     const int code = serve(
         *link, [&](const Request& request) { return link->rank() == 0 ? measure(request) : std::string(); });
     rpc::shutdown();

@@ -57,8 +57,8 @@ Pass remote_pass(const at::Tensor& input, const std::string& callee,
                  const autograd::BackwardOptions& options) {
   const autograd::DistAutogradContext context;
   const at::Tensor loss = rpc::rpc_sync(callee, forward, {input}).sum();
-  const double us = timed([&] { autograd::backward(context.id(), {loss}, options); });
-  return {us, autograd::get_gradients(context.id()).find(input)};
+  const double us = timed([&] { autograd::backward(context, {loss}, options); });
+  return {us, context.gradients().find(input)};
 }
 
 autograd::Mode mode_of(const std::string& name) {

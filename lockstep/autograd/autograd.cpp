@@ -10,40 +10,36 @@ namespace {
 
 using internal::AutogradService;
 
-}  // namespace
-
-DistAutogradContext::DistAutogradContext() : agent_(rpc::current_agent("an autograd context")) {
-  auto& current = rpc::this_call().autograd_context;
-  if (current != 0) {
+std::uint64_t open_unless_nested(rpc::Agent& agent) {
+  if (const auto current = rpc::this_call().autograd_context; current != 0) {
     base::raise(ErrorKind::kUsage, base::cat("autograd context ", current,
                                              " is current in this thread already; contexts do not nest"));
   }
-  id_ = agent_->service<AutogradService>().open_context();
-  current = id_;
+  return agent.service<AutogradService>().open_context();
+}
+
+}  // namespace
+
+DistAutogradContext::DistAutogradContext() : DistAutogradContext(rpc::current_agent("an autograd context")) {}
+
+DistAutogradContext::DistAutogradContext(std::shared_ptr<rpc::Agent> agent)
+    : Context(open_unless_nested(*agent)), agent_(std::move(agent)) {
+  rpc::this_call().autograd_context = id();
 }
 
 DistAutogradContext::~DistAutogradContext() {
   rpc::this_call().autograd_context = 0;
   try {
-    agent_->service<AutogradService>().release(id_);
+    agent_->service<AutogradService>().release(id());
   } catch (...) {
     base::log(LogLevel::kError,
               "an autograd context could not be released: " + base::current_failure().message);
   }
 }
 
-std::uint64_t get_context_id() {
+std::optional<Context> current_context() {
   const auto id = rpc::this_call().autograd_context;
-  if (id == 0)
-    base::raise(ErrorKind::kUsage,
-                "no autograd context is current in this thread; make one with autograd::context()");
-  return id;
-}
-
-std::shared_ptr<Context> current_context() {
-  const auto id = rpc::this_call().autograd_context;
-  const auto agent = id == 0 ? nullptr : rpc::current_agent_if_any();
-  return agent && !agent->closed() ? agent->service<AutogradService>().find_or_make(id) : nullptr;
+  return id == 0 ? std::nullopt : std::optional<Context>(id);
 }
 
 at::Tensor Gradients::find(const at::Tensor& tensor) const {
@@ -60,18 +56,18 @@ void Gradients::add(Entry entry) {
   }
 }
 
-Gradients get_gradients(std::uint64_t context) {
-  const auto agent = rpc::current_agent("get_gradients");
-  const auto state = agent->service<AutogradService>().find(context);
+Gradients Context::gradients() const {
+  const auto agent = rpc::current_agent("the gradients of an autograd context");
+  const auto state = agent->service<AutogradService>().find(id_);
   if (!state)
     base::raise(ErrorKind::kUsage,
-                base::cat("get_gradients: this worker knows no autograd context ", context,
+                base::cat("this worker knows no autograd context ", id_,
                           ": nothing of it came here yet (call backward first), or it was released"));
   return state->gradients();
 }
 
-void backward(std::uint64_t context, const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
-  rpc::current_agent("autograd::backward")->service<AutogradService>().backward(context, roots, options);
+void backward(const Context& context, const std::vector<at::Tensor>& roots, const BackwardOptions& options) {
+  rpc::current_agent("autograd::backward")->service<AutogradService>().backward(context.id(), roots, options);
 }
 
 }  // namespace lockstep::autograd

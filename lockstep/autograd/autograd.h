@@ -3,8 +3,8 @@
 //   {
 //     autograd::DistAutogradContext context;
 //     at::Tensor hidden = rpc_sync("worker1", layer, {input});   // tensors keep their history across workers
-//     autograd::backward(context.id(), {loss(hidden)});
-//     at::Tensor gradient = autograd::get_gradients(context.id()).find(weight);
+//     autograd::backward(context, {loss(hidden)});
+//     at::Tensor gradient = context.gradients().find(weight);
 //   }                                                            // released here and on every worker it reached
 //
 // While a context is current, every call, its answer and to_here connect the tensors that require gradients on both sides.
@@ -20,6 +20,7 @@
 #include <concepts>
 #include <cstdint>
 #include <memory>
+#include <optional>
 #include <unordered_map>
 #include <vector>
 
@@ -30,41 +31,6 @@
 #include "lockstep/tensor/tensor_object.h"
 
 namespace lockstep::autograd {
-
-// What this worker knows of a context: gradients of its leaves. As GradientAccess it stands in for Tensor::grad(); its
-// entry nodes are those through which gradients of other workers come.
-// Thread safety: any thread.
-class Context : public GradientAccess {
- public:
-  virtual std::uint64_t id() const = 0;
-};
-
-// A context of this thread while it lives. Raises kUsage inside another one, and before init_rpc. The end releases what all
-// workers keep for it; it sends messages and does not wait for them.
-class DistAutogradContext {
- public:
-  DistAutogradContext();
-  ~DistAutogradContext();
-  DistAutogradContext(const DistAutogradContext&) = delete;
-  DistAutogradContext& operator=(const DistAutogradContext&) = delete;
-
-  // This worker's number in the high 16 bits, a counter below.
-  std::uint64_t id() const { return id_; }
-
- private:
-  const std::shared_ptr<rpc::Agent> agent_;
-  std::uint64_t id_ = 0;
-};
-
-// auto scope = autograd::context();
-[[nodiscard]] inline DistAutogradContext context() {
-  return {};
-}
-
-// The current context's; raises kUsage when there is none.
-std::uint64_t get_context_id();
-// The current context as this worker knows it; null when there is none.
-std::shared_ptr<Context> current_context();
 
 // The gradients of one context on one worker, in the order they came. A value; the tensors are the context's own.
 class Gradients {
@@ -87,8 +53,47 @@ class Gradients {
   std::unordered_map<const c10::TensorImpl*, std::size_t> places_;
 };
 
-// Raises kUsage for a context that this worker does not know: it was released, or never came here.
-Gradients get_gradients(std::uint64_t context);
+// A handle on a context. A value, which does not keep the context alive; as an argument of a call it means the same context on the
+// other worker. Thread safety: any thread.
+class Context {
+ public:
+  // Of none.
+  Context() = default;
+  // As id() of another handle gave it.
+  explicit Context(std::uint64_t id) : id_(id) {}
+
+  // The worker that opened it in the high 16 bits, a counter below. For logs; 0 of none.
+  std::uint64_t id() const { return id_; }
+  // What this worker has of it. Raises kUsage for a context that this worker does not know: it was released, or never came here.
+  Gradients gradients() const;
+  friend bool operator==(const Context&, const Context&) = default;
+
+ private:
+  std::uint64_t id_ = 0;
+};
+
+// A context of this thread while it lives. Raises kUsage inside another one, and before init_rpc. The end releases what all
+// workers keep for it; it sends messages and does not wait for them.
+class DistAutogradContext : public Context {
+ public:
+  DistAutogradContext();
+  ~DistAutogradContext();
+  DistAutogradContext(const DistAutogradContext&) = delete;
+  DistAutogradContext& operator=(const DistAutogradContext&) = delete;
+
+ private:
+  explicit DistAutogradContext(std::shared_ptr<rpc::Agent> agent);
+  const std::shared_ptr<rpc::Agent> agent_;
+};
+
+// auto scope = autograd::context();
+[[nodiscard]] inline DistAutogradContext context() {
+  return {};
+}
+
+// The context of this thread: its own, or that of the caller whose function it runs. Its gradients stand in for Tensor::grad():
+// lockstep::current_gradients() (tensor/gradient_access.h) reads and writes them one by one.
+std::optional<Context> current_context();
 
 enum class Mode : std::uint8_t {
   // Finds out across workers which calls the roots depend on before anything runs.
@@ -101,8 +106,8 @@ enum class Mode : std::uint8_t {
 struct BackwardOptions {
   bool retain_graph = false;  // false: a second pass through the same graph raises
   Mode mode = Mode::kSmart;
-  Milliseconds timeout =
-      rpc::kDefaultRpcTimeout;  // of the whole pass; negative: the agent's rpc_timeout; zero: none
+  std::optional<Milliseconds>
+      timeout{};  // of the whole pass; unset: the agent's rpc_timeout; kNoTimeout: none
 };
 
 // Blocks until every worker's part is over. Roots are scalars of this worker with a history.
@@ -110,25 +115,41 @@ struct BackwardOptions {
 // "Error on Node <worker>: ...", with the kind of the error there (RemoteError when it came from another worker): kPeerLost
 // names the worker that is gone, kTimeout is the pass's. The pass is then given up everywhere, and the context can be used again;
 // gradients that had been added up stay.
-void backward(std::uint64_t context, const std::vector<at::Tensor>& roots,
+void backward(const Context& context, const std::vector<at::Tensor>& roots,
               const BackwardOptions& options = {});
 
 // From a value on another worker, or this one: runs there, as if it had called backward() itself, and blocks until it is over. What it
 // raises there comes back as RemoteError.
 template <std::same_as<at::Tensor> T>  // so that {loss} is never taken for an RRef
-void backward(std::uint64_t context, const rpc::RRef<T>& root, const BackwardOptions& options = {});
+void backward(const Context& context, const rpc::RRef<T>& root, const BackwardOptions& options = {});
 
 // Adds distributed autograd to an agent: an entry of RpcOptions::extensions. lockstep::init_rpc gives it.
 std::unique_ptr<rpc::Service> extension(rpc::Agent& agent);
 
 namespace internal {
-void backward_from_rref(std::uint64_t context, const rpc::RRef<at::Tensor>& root,
+void backward_from_rref(const Context& context, const rpc::RRef<at::Tensor>& root,
                         const BackwardOptions& options);
 }  // namespace internal
 
 template <std::same_as<at::Tensor> T>
-void backward(std::uint64_t context, const rpc::RRef<T>& root, const BackwardOptions& options) {
+void backward(const Context& context, const rpc::RRef<T>& root, const BackwardOptions& options) {
   internal::backward_from_rref(context, root, options);
 }
 
 }  // namespace lockstep::autograd
+
+namespace lockstep::object {
+
+// Travels as its id.
+template <>
+struct Codec<autograd::Context> {
+  static std::string name() { return Codec<std::uint64_t>::name(); }
+  static void write(Encoder& encoder, const autograd::Context& context) {
+    object::write(encoder, context.id());
+  }
+  static void read(Decoder& decoder, autograd::Context& out) {
+    out = autograd::Context(object::read<std::uint64_t>(decoder));
+  }
+};
+
+}  // namespace lockstep::object

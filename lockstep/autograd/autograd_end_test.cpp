@@ -54,7 +54,7 @@ TEST(PassEnd, ReachesThoseThatWaitForGradientsOfTheOneThatFailed) {
     }};
     const DistAutogradContext context;
     const auto loss = pass_on(ones_with_grad(), {1, 2}, 1).sum();
-    const auto failure = caught([&] { backward(context.id(), {loss}); });
+    const auto failure = caught([&] { backward(context, {loss}); });
     EXPECT_TRUE(says(failure, "Error on Node 1: before anything"));
     EXPECT_EQ(n_planned, "1") << "worker 2 was told of the pass";
     await_no_pass(workers);
@@ -92,13 +92,13 @@ TEST(PassEnd, AtATimeoutLeavesARetainedGraphUsable) {
         const auto x = ones_with_grad();
         const auto loss = pass_on(x, {1}, 1).sum();
         const auto failure = caught(
-            [&] { backward(context.id(), {loss}, {.retain_graph = true, .mode = mode, .timeout = 200ms}); });
+            [&] { backward(context, {loss}, {.retain_graph = true, .mode = mode, .timeout = 200ms}); });
         EXPECT_EQ(failure.kind, ErrorKind::kTimeout) << failure.message;
         first = false;
-        backward(context.id(), {loss}, {.retain_graph = true, .mode = mode});
+        backward(context, {loss}, {.retain_graph = true, .mode = mode});
         gate.open();  // what is left of the first pass adds nothing
-        backward(context.id(), {loss}, {.mode = mode});
-        EXPECT_TRUE(at::equal(get_gradients(context.id()).find(x), at::ones({3}) * 8)) << "two passes";
+        backward(context, {loss}, {.mode = mode});
+        EXPECT_TRUE(at::equal(context.gradients().find(x), at::ones({3}) * 8)) << "two passes";
       }
       await_released(workers);
     });
@@ -110,10 +110,10 @@ TEST(PassEnd, ComesWithTheEndOfTheAgentWhereItBegan) {
   run_workers(2, [&](int rank, Workers& workers) {
     if (rank != 0) return;
     trouble = {.leaving = [&] { gate.pass(); }};
-    std::weak_ptr<Context> left;
+    std::weak_ptr<GradientAccess> left;
     {
       const DistAutogradContext context;
-      left = current_context();
+      left = current_gradients();
       InBackground pass(context.id(), pass_on(ones_with_grad(), {1}, 1).sum());
       await_one_at(gate);
       workers.agents[0]->close();
@@ -125,9 +125,9 @@ TEST(PassEnd, ComesWithTheEndOfTheAgentWhereItBegan) {
   });
 }
 
-std::array<std::weak_ptr<Context>, 3> contexts;
+std::array<std::weak_ptr<GradientAccess>, 3> contexts;
 void note_context() {
-  contexts[static_cast<std::size_t>(self())] = current_context();
+  contexts[static_cast<std::size_t>(self())] = current_gradients();
 }
 LOCKSTEP_RPC_FUNCTION(note_context);
 
@@ -258,7 +258,7 @@ TEST(PassEnd, ComesWithTheLossOfAWorkerThatOnlyOthersTalkTo) {
       {
         const DistAutogradContext context;
         const auto loss = rpc_sync(1, leave_at_two, {ones_with_grad() * 1}).to_here().sum();
-        const auto failure = caught([&] { backward(context.id(), {loss}, {.mode = mode}); });
+        const auto failure = caught([&] { backward(context, {loss}, {.mode = mode}); });
         EXPECT_EQ(failure.kind, ErrorKind::kPeerLost) << failure.message;
         EXPECT_TRUE(says(failure, "worker1"));
         gate.open();

@@ -31,7 +31,7 @@ TEST(BackwardFailure, NamesTheWorkerAndLeavesTheContextUsable) {
           const auto x = ones_with_grad();
           const auto loss = pass_on(x, {1, 2}, worker).sum();
           try {
-            backward(context.id(), {loss}, {.mode = mode});
+            backward(context, {loss}, {.mode = mode});
             ADD_FAILURE() << "nothing was raised";
           } catch (const Error& error) {
             const std::string start = "Error on Node " + std::to_string(worker) + ": no such luck";
@@ -44,8 +44,8 @@ TEST(BackwardFailure, NamesTheWorkerAndLeavesTheContextUsable) {
           }
           await_no_pass(workers);
           if (mode == Mode::kFast) return;  // the sends of the failed pass would be waited for
-          backward(context.id(), {pass_on(x, {1, 2}, kNone).sum()});
-          EXPECT_TRUE(at::equal(get_gradients(context.id()).find(x), at::ones({3}) * 8));
+          backward(context, {pass_on(x, {1, 2}, kNone).sum()});
+          EXPECT_TRUE(at::equal(context.gradients().find(x), at::ones({3}) * 8));
         }
         await_released(workers);
       });
@@ -72,8 +72,8 @@ TEST(BackwardSlowWait, NamesTheWorkersWhoseGradientsHaveNotCome) {
               "");
         }};
         const auto x = ones_with_grad();
-        backward(context.id(), {pass_on(x, {1, 2}, 2).sum()}, {.mode = mode});
-        EXPECT_TRUE(at::equal(get_gradients(context.id()).find(x), at::ones({3}) * 8));
+        backward(context, {pass_on(x, {1, 2}, 2).sum()}, {.mode = mode});
+        EXPECT_TRUE(at::equal(context.gradients().find(x), at::ones({3}) * 8));
       }
       await_released(workers);
     });
@@ -95,15 +95,14 @@ TEST(BackwardFailure, OfAWorkerThatDiesIsALossThatNamesIt) {
         const DistAutogradContext context;
         const auto x = ones_with_grad();
         const auto loss = pass_on(x, {1, 2}, dies).sum();
-        const auto failure = caught([&] { backward(context.id(), {loss}, {.mode = mode}); });
+        const auto failure = caught([&] { backward(context, {loss}, {.mode = mode}); });
         over = true;
         EXPECT_EQ(failure.kind, ErrorKind::kPeerLost) << failure.message;
         ASSERT_TRUE(failure.peer);
         EXPECT_EQ(failure.peer->rank, dies);
         EXPECT_TRUE(says(failure, "SIGKILL"));
-        backward(context.id(), {pass_on(x, {3 - dies}, kNone).sum()});
-        EXPECT_TRUE(at::equal(get_gradients(context.id()).find(x), at::ones({3}) * 4))
-            << "among those that live";
+        backward(context, {pass_on(x, {3 - dies}, kNone).sum()});
+        EXPECT_TRUE(at::equal(context.gradients().find(x), at::ones({3}) * 4)) << "among those that live";
       }
       await_released(workers, dies);
     });
@@ -122,7 +121,7 @@ TEST(BackwardFailure, OfTheOneThatStartedItReleasesTheOthers) {
         until([&] { return n_passes(*workers.agents[1]) == "1"; });
         workers.exchange->kill(0, "killed by SIGKILL (9)");
       }};
-      EXPECT_THROW(backward(context.id(), {one.sum() + two.sum()}, {.timeout = 2s}), Error);
+      EXPECT_THROW(backward(context, {one.sum() + two.sum()}, {.timeout = 2s}), Error);
     } else {
       until([&] { return workers.agents[0]->closed() || workers.agents[1]->workers().size() == 2; });
       await_released(workers, 0);
@@ -139,13 +138,13 @@ TEST(BackwardFailure, AtItsTimeoutGivesThePassUpEverywhere) {
       const DistAutogradContext context;
       const auto x = ones_with_grad();
       const auto slow = pass_on(x, {1}, 1).sum();
-      const auto failure = caught([&] { backward(context.id(), {slow}, {.timeout = 100ms}); });
+      const auto failure = caught([&] { backward(context, {slow}, {.timeout = 100ms}); });
       EXPECT_EQ(failure.kind, ErrorKind::kTimeout);
       EXPECT_TRUE(says(failure, "RPCErr:1"));
       EXPECT_TRUE(says(failure, "100 milliseconds"));
       // The thread that is stuck there is no obstacle.
-      backward(context.id(), {pass_on(x, {1}, kNone).sum()});
-      EXPECT_TRUE(at::equal(get_gradients(context.id()).find(x), at::ones({3}) * 4));
+      backward(context, {pass_on(x, {1}, kNone).sum()});
+      EXPECT_TRUE(at::equal(context.gradients().find(x), at::ones({3}) * 4));
       go_on = true;
     }
     await_released(workers);
@@ -168,16 +167,16 @@ TEST(BackwardFailure, OfASecondPassOfTheContextLeavesTheFirstAlone) {
     {
       const base::Thread thread("first pass", [&] {
         const base::RankThreadScope scope(here);
-        backward(context.id(), {first});
+        backward(context, {first});
       });
       until([&] { return inside.load(); });
-      const auto failure = caught([&] { backward(context.id(), {second}); });
+      const auto failure = caught([&] { backward(context, {second}); });
       EXPECT_EQ(failure.kind, ErrorKind::kUsage);
       EXPECT_TRUE(says(failure, "one at a time"));
       go_on = true;
     }
-    EXPECT_TRUE(at::equal(get_gradients(context.id()).find(x), at::ones({3}) * 4));
-    backward(context.id(), {second});
+    EXPECT_TRUE(at::equal(context.gradients().find(x), at::ones({3}) * 4));
+    backward(context, {second});
   });
 }
 
@@ -190,7 +189,7 @@ TEST(BackwardFailure, ForATensorOfAnotherContextSaysSo) {
       stale = pass_on(ones_with_grad(), {1}, kNone);
     }
     const DistAutogradContext context;
-    const auto failure = caught([&] { backward(context.id(), {stale.sum()}); });
+    const auto failure = caught([&] { backward(context, {stale.sum()}); });
     EXPECT_TRUE(says(failure, "received in autograd context"));
   });
 }
@@ -208,7 +207,7 @@ TEST(BackwardFailure, OfBytesNobodySentHarmsNobody) {
         // Answered, one way or the other.
         const auto answer = agent->request(1, kind, {.body = body}, 10s, "a damaged message");
         EXPECT_TRUE(answer.state()->wait_over(Deadline::after(10s)));
-        if (answer.has_error()) {
+        if (answer.error()) {
           EXPECT_NE(answer.state()->failure()->failure.kind, ErrorKind::kTimeout);
         }
       }
@@ -216,8 +215,8 @@ TEST(BackwardFailure, OfBytesNobodySentHarmsNobody) {
     {
       const DistAutogradContext context;
       const auto x = ones_with_grad();
-      backward(context.id(), {pass_on(x, {1}, kNone).sum()});
-      EXPECT_TRUE(at::equal(get_gradients(context.id()).find(x), at::ones({3}) * 4));
+      backward(context, {pass_on(x, {1}, kNone).sum()});
+      EXPECT_TRUE(at::equal(context.gradients().find(x), at::ones({3}) * 4));
     }
     await_no_pass(workers);
   });

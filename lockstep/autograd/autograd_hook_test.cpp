@@ -31,13 +31,13 @@ class LikeDdp final : public torch::autograd::FunctionPostHook {
       : context_(context), n_ends_(n_ends) {}
   variable_list operator()(const variable_list& outputs, const variable_list& gradients) override {
     EXPECT_TRUE(gradients.at(0).defined());
-    context_ = get_context_id();
-    const auto context = current_context();
+    context_ = current_context()->id();
+    const auto context = current_gradients();
     const auto gradient = context->get(parameter_there);
     EXPECT_TRUE(gradient.defined());
     context->set(parameter_there, gradient * 10);
     torch::autograd::Engine::get_default_engine().queue_callback([this] {
-      if (get_context_id() == context_) ++n_ends_;
+      if (current_context()->id() == context_) ++n_ends_;
     });
     return outputs;
   }
@@ -60,12 +60,12 @@ TEST(Hooks, RunInAPassOfTheEngineWithTheContextCurrent) {
   run_workers(2, [&](int rank, Workers& workers) {
     if (rank != 0) return;
     const DistAutogradContext context;
-    backward(context.id(), {rpc_sync(1, scaled, {at::ones({3})}).sum()});
+    backward(context, {rpc_sync(1, scaled, {at::ones({3})}).sum()});
     EXPECT_EQ(seen, context.id());
     EXPECT_EQ(n_ends, 1) << "backward() returns after the callbacks of all workers";
     EXPECT_EQ(n_tensor_hooks, 1);
     const base::RankThreadScope there(workers.agents[1]->options().rank);
-    EXPECT_TRUE(at::equal(get_gradients(context.id()).find(parameter_there), at::ones({3}) * 30));
+    EXPECT_TRUE(at::equal(context.gradients().find(parameter_there), at::ones({3}) * 30));
     EXPECT_FALSE(parameter_there.grad().defined());
   });
   accumulator->del_post_hook(key);
@@ -78,7 +78,7 @@ at::Tensor look_up(const at::Tensor& indices, const at::Tensor& offsets) {
 }
 LOCKSTEP_RPC_FUNCTION(look_up);
 at::Tensor table_gradient() {
-  return get_gradients(get_context_id()).find(table);
+  return current_context()->gradients().find(table);
 }
 LOCKSTEP_RPC_FUNCTION(table_gradient);
 
@@ -92,11 +92,11 @@ TEST(Backward, KeepsSparseGradientsSparse) {
     if (rank != 0) return;
     const DistAutogradContext context;
     const auto bags = rpc_sync(1, look_up, {indices, offsets});
-    backward(context.id(), {(bags * factor).sum()}, {.retain_graph = true});
+    backward(context, {(bags * factor).sum()}, {.retain_graph = true});
     const auto gradient = rpc_sync(1, table_gradient);
     ASSERT_TRUE(gradient.is_sparse());
     EXPECT_TRUE(at::equal(gradient.to_dense(), alone.grad().to_dense()));
-    backward(context.id(), {(bags * factor).sum()});
+    backward(context, {(bags * factor).sum()});
     EXPECT_TRUE(at::equal(rpc_sync(1, table_gradient).to_dense(), alone.grad().to_dense() * 2));
   });
 }
@@ -107,8 +107,8 @@ TEST(Backward, GoesThroughCallsToItself) {
       {
         const DistAutogradContext context;
         const auto x = ones_with_grad();
-        backward(context.id(), {pass_on(x, {0, 0}, kNone).sum()}, {.mode = mode});
-        EXPECT_TRUE(at::equal(get_gradients(context.id()).find(x), at::ones({3}) * 8));
+        backward(context, {pass_on(x, {0, 0}, kNone).sum()}, {.mode = mode});
+        EXPECT_TRUE(at::equal(context.gradients().find(x), at::ones({3}) * 8));
       }
       await_released(workers);
     });

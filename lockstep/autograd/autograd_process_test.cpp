@@ -82,7 +82,7 @@ at::Tensor layers(const at::Tensor& x, const std::vector<int>& path, bool by_rre
 LOCKSTEP_RPC_FUNCTION(layers, "autograd_process_test.layers");
 
 double gradient_here() {
-  const auto gradient = get_gradients(get_context_id()).find(weight());
+  const auto gradient = current_context()->gradients().find(weight());
   return gradient.defined() ? gradient.item<double>() : 0;
 }
 LOCKSTEP_RPC_FUNCTION(gradient_here, "autograd_process_test.gradient_here");
@@ -97,8 +97,7 @@ struct Step {
 // Forward, backward, and every gradient, which small whole numbers make exact.
 void train(const Step& step) {
   const DistAutogradContext context;
-  backward(context.id(), {layers(at::ones({step.n_values}), step.path, step.by_rref).sum()},
-           {.mode = step.mode});
+  backward(context, {layers(at::ones({step.n_values}), step.path, step.by_rref).sum()}, {.mode = step.mode});
   std::vector<int> all = step.path;
   all.push_back(self());
   auto product = static_cast<double>(step.n_values);

@@ -67,7 +67,7 @@ LOCKSTEP_RPC_FUNCTION(chain);
 
 // A gradient of this context on the callee.
 at::Tensor gradient_here() {
-  return get_gradients(get_context_id()).find(weight_of(self()));
+  return current_context()->gradients().find(weight_of(self()));
 }
 LOCKSTEP_RPC_FUNCTION(gradient_here);
 
@@ -102,10 +102,10 @@ TEST(Backward, ThroughOneCallGivesTheGradientsOfOneProcess) {
       if (rank != 0) return;
       const DistAutogradContext context;
       const auto loss = loss_of(rpc_sync(1, layer, {layer(input())}));
-      backward(context.id(), {loss}, {.mode = mode});
-      EXPECT_TRUE(at::allclose(get_gradients(context.id()).find(weight_of(0)), expected[0]));
+      backward(context, {loss}, {.mode = mode});
+      EXPECT_TRUE(at::allclose(context.gradients().find(weight_of(0)), expected[0]));
       EXPECT_TRUE(at::allclose(rpc_sync(1, gradient_here), expected[1]));
-      EXPECT_EQ(get_gradients(context.id()).size(), 1u);
+      EXPECT_EQ(context.gradients().size(), 1u);
       EXPECT_FALSE(weight_of(0).grad().defined()) << "gradients are the context's";
     });
   }
@@ -119,8 +119,8 @@ TEST(Backward, ThroughThreeWorkersAndBackToTheFirst) {
       const DistAutogradContext context;
       // Worker 1's function calls worker 2's, which calls one of worker 0.
       const auto out = rpc_sync(1, chain, {layer(input()), std::vector<int>{2, 0}});
-      backward(context.id(), {loss_of(out)}, {.mode = mode});
-      const auto mine = get_gradients(context.id()).find(weight_of(0));
+      backward(context, {loss_of(out)}, {.mode = mode});
+      const auto mine = context.gradients().find(weight_of(0));
       EXPECT_TRUE(at::allclose(mine, expected[0] + expected[3]));
       EXPECT_TRUE(at::allclose(rpc_sync(1, gradient_here), expected[1]));
       EXPECT_TRUE(at::allclose(rpc_sync(2, gradient_here), expected[2]));
@@ -136,9 +136,9 @@ TEST(Backward, FromEveryWorkerAtOnceKeepsContextsApart) {
       const DistAutogradContext context;
       const bool doubled = (rank + round) % 2 == 1;
       const auto out = rpc_sync((rank + 1) % 3, layer, {layer(input() * (doubled ? 2 : 1))});
-      backward(context.id(), {loss_of(out)});
+      backward(context, {loss_of(out)});
       const auto& expected = doubled ? twice : once;
-      EXPECT_TRUE(at::allclose(get_gradients(context.id()).find(weight_of(rank)), expected[0]));
+      EXPECT_TRUE(at::allclose(context.gradients().find(weight_of(rank)), expected[0]));
       EXPECT_TRUE(at::allclose(rpc_sync((rank + 1) % 3, gradient_here), expected[1]));
     }
   });
@@ -155,8 +155,8 @@ TEST(Backward, RunsSeveralContextsOfOneWorkerAtOnce) {
         const base::RankThreadScope scope(here);
         for (int round = 0; round < 5; ++round) {
           const DistAutogradContext context;
-          backward(context.id(), {loss_of(rpc_sync(1, layer, {layer(input())}))});
-          EXPECT_TRUE(at::allclose(get_gradients(context.id()).find(weight_of(0)), expected[0]));
+          backward(context, {loss_of(rpc_sync(1, layer, {layer(input())}))});
+          EXPECT_TRUE(at::allclose(context.gradients().find(weight_of(0)), expected[0]));
         }
       });
     }
@@ -172,8 +172,8 @@ TEST(Backward, GoesThroughValuesBehindRRefs) {
         const DistAutogradContext context;
         const auto there = rpc::remote(1, layer, {layer(input())});
         const auto out = rpc_sync(2, layer, {there.to_here()});
-        backward(context.id(), {loss_of(out)}, {.mode = mode});
-        EXPECT_TRUE(at::allclose(get_gradients(context.id()).find(weight_of(0)), expected[0]));
+        backward(context, {loss_of(out)}, {.mode = mode});
+        EXPECT_TRUE(at::allclose(context.gradients().find(weight_of(0)), expected[0]));
         EXPECT_TRUE(at::allclose(rpc_sync(1, gradient_here), expected[1]));
         EXPECT_TRUE(at::allclose(rpc_sync(2, gradient_here), expected[2]));
       }
@@ -194,15 +194,15 @@ TEST(Backward, StartsAtTheOwnerOfAnRRef) {
     {
       const DistAutogradContext context;
       const auto loss = rpc::remote(1, loss_there, {layer(input())});
-      backward(context.id(), loss, {.retain_graph = true});
-      EXPECT_TRUE(at::allclose(get_gradients(context.id()).find(weight_of(0)), expected[0]));
+      backward(context, loss, {.retain_graph = true});
+      EXPECT_TRUE(at::allclose(context.gradients().find(weight_of(0)), expected[0]));
       EXPECT_TRUE(at::allclose(rpc_sync(1, gradient_here), expected[1]));
       const rpc::RRef<at::Tensor> mine(loss.to_here());
-      backward(context.id(), mine);
-      EXPECT_TRUE(at::allclose(get_gradients(context.id()).find(weight_of(0)), expected[0] * 2));
+      backward(context, mine);
+      EXPECT_TRUE(at::allclose(context.gradients().find(weight_of(0)), expected[0] * 2));
       const auto vector = rpc::remote(1, layer, {input()});
-      EXPECT_TRUE(says(caught([&] { backward(context.id(), vector); }), "root 0 is not a scalar"));
-      EXPECT_EQ(caught([&] { backward(context.id(), rpc::RRef<at::Tensor>()); }).kind, ErrorKind::kUsage);
+      EXPECT_TRUE(says(caught([&] { backward(context, vector); }), "root 0 is not a scalar"));
+      EXPECT_EQ(caught([&] { backward(context, rpc::RRef<at::Tensor>()); }).kind, ErrorKind::kUsage);
     }
     await_released(workers);
   });
@@ -233,14 +233,14 @@ TEST(Backward, RunsANodeOnceThatIsUsedHereAndThere) {
       const auto there = rpc_async(1, layer, {shared});
       const auto elsewhere = rpc_async(2, chain, {shared, std::vector<int>{1}});
       const auto loss = loss_of(shared) + loss_of(there.wait()) + loss_of(elsewhere.wait());
-      backward(context.id(), {loss}, {.mode = mode});
+      backward(context, {loss}, {.mode = mode});
       EXPECT_EQ(n_runs, 1) << "once, with all gradients";
       const auto alone = at::ones({2, 3}).set_requires_grad(true);
       const auto s = alone.sin();
       const auto w = fresh_weight();
       const auto one = at::matmul(s, w).tanh();
       (loss_of(s) + loss_of(one) + loss_of(at::matmul(one, w).tanh())).backward();
-      EXPECT_TRUE(at::allclose(get_gradients(context.id()).find(leaf), alone.grad()));
+      EXPECT_TRUE(at::allclose(context.gradients().find(leaf), alone.grad()));
     });
   }
 }
@@ -254,10 +254,10 @@ TEST(Backward, EndsInSmartModeWhereTheLossDoesNotUseACall) {
     const auto unused = rpc_sync(2, layer, {x});
     const auto half_used = rpc_sync(1, chain, {x, std::vector<int>{2}});
     const auto out = rpc_sync(1, layer, {x});
-    backward(context.id(), {loss_of(out)});
-    EXPECT_TRUE(at::allclose(get_gradients(context.id()).find(weight_of(0)), expected[0]));
+    backward(context, {loss_of(out)});
+    EXPECT_TRUE(at::allclose(context.gradients().find(weight_of(0)), expected[0]));
     const auto failure =
-        caught([&] { backward(context.id(), {loss_of(unused)}, {.mode = Mode::kFast, .timeout = 200ms}); });
+        caught([&] { backward(context, {loss_of(unused)}, {.mode = Mode::kFast, .timeout = 200ms}); });
     EXPECT_EQ(failure.kind, ErrorKind::kTimeout) << "the limit of FAST: " << failure.message;
   });
 }
@@ -270,15 +270,14 @@ TEST(Backward, OfAGraphThatWasNotRetainedRaises) {
       const auto x = at::ones({3}).set_requires_grad(true);
       // Nothing here nor there saves a tensor: only we can tell.
       const auto loss = rpc_sync(1, identity, {x + 1}).sum();
-      backward(context.id(), {loss}, {.mode = mode});
-      const auto failure = caught([&] { backward(context.id(), {loss}, {.mode = mode}); });
+      backward(context, {loss}, {.mode = mode});
+      const auto failure = caught([&] { backward(context, {loss}, {.mode = mode}); });
       EXPECT_EQ(failure.kind, ErrorKind::kUsage);
       EXPECT_TRUE(says(failure, "retain_graph")) << failure.message;
-      EXPECT_TRUE(at::equal(get_gradients(context.id()).find(x), at::ones({3})))
-          << "as the first pass left it";
+      EXPECT_TRUE(at::equal(context.gradients().find(x), at::ones({3}))) << "as the first pass left it";
       const auto again = rpc_sync(1, identity, {x + 1}).sum();
-      backward(context.id(), {again}, {.mode = mode});
-      EXPECT_TRUE(at::equal(get_gradients(context.id()).find(x), at::ones({3}) * 2)) << "a new graph is fine";
+      backward(context, {again}, {.mode = mode});
+      EXPECT_TRUE(at::equal(context.gradients().find(x), at::ones({3}) * 2)) << "a new graph is fine";
     });
   }
 }
@@ -290,11 +289,11 @@ TEST(Backward, TwiceThroughARetainedGraphAddsUp) {
       if (rank != 0) return;
       const DistAutogradContext context;
       const auto loss = loss_of(rpc_sync(1, layer, {layer(input())}));
-      backward(context.id(), {loss}, {.retain_graph = true, .mode = mode});
-      backward(context.id(), {loss}, {.mode = mode});
-      EXPECT_TRUE(at::allclose(get_gradients(context.id()).find(weight_of(0)), expected[0] * 2));
+      backward(context, {loss}, {.retain_graph = true, .mode = mode});
+      backward(context, {loss}, {.mode = mode});
+      EXPECT_TRUE(at::allclose(context.gradients().find(weight_of(0)), expected[0] * 2));
       EXPECT_TRUE(at::allclose(rpc_sync(1, gradient_here), expected[1] * 2));
-      EXPECT_THROW(backward(context.id(), {loss}, {.mode = mode}), Error);
+      EXPECT_THROW(backward(context, {loss}, {.mode = mode}), Error);
     });
   }
 }
@@ -304,7 +303,7 @@ TEST(Backward, TakesOnlyScalarRootsWithAHistory) {
     const DistAutogradContext context;
     const auto leaf = at::ones({2}).set_requires_grad(true);
     const auto refused = [&](const std::vector<at::Tensor>& roots) {
-      const auto failure = caught([&] { backward(context.id(), roots); });
+      const auto failure = caught([&] { backward(context, roots); });
       EXPECT_EQ(failure.kind, ErrorKind::kUsage);
       return failure.message;
     };
@@ -321,10 +320,9 @@ TEST(Backward, TakesOnlyScalarRootsWithAHistory) {
               "autograd::backward: root 0 is a leaf: it has no gradient function to go back through");
     EXPECT_EQ(refused({at::Tensor()}), "autograd::backward: root 0 is an undefined tensor");
     EXPECT_TRUE(says(caught([&] { backward(77, {leaf.sum()}); }), "knows no autograd context 77"));
-    EXPECT_TRUE(says(caught([] { get_gradients(77); }), "knows no autograd context 77"));
-    backward(context.id(), {leaf.sum(), (leaf * 2).sum()});
-    EXPECT_TRUE(at::equal(get_gradients(context.id()).find(leaf), at::ones({2}) * 3))
-        << "several roots add up";
+    EXPECT_TRUE(says(caught([] { Context(77).gradients(); }), "knows no autograd context 77"));
+    backward(context, {leaf.sum(), (leaf * 2).sum()});
+    EXPECT_TRUE(at::equal(context.gradients().find(leaf), at::ones({2}) * 3)) << "several roots add up";
   });
 }
 
@@ -339,27 +337,26 @@ TEST(Backward, OfAnOrdinaryKindIsRefusedWhereTheGraphGoesOnElsewhere) {
 
 TEST(Context, HasANumberOfItsWorkerAndDoesNotNest) {
   run_workers(2, [](int rank, Workers&) {
-    EXPECT_EQ(caught([] { get_context_id(); }).kind, ErrorKind::kUsage);
-    EXPECT_EQ(current_context(), nullptr);
+    EXPECT_FALSE(current_context().has_value());
+    EXPECT_EQ(current_gradients(), nullptr);
     std::uint64_t first = 0;
     {
       const auto scope = context();
       first = scope.id();
       EXPECT_EQ(first >> 48, static_cast<std::uint64_t>(rank));
-      EXPECT_EQ(get_context_id(), first);
       EXPECT_EQ(current_context()->id(), first);
       EXPECT_TRUE(says(caught([] { const DistAutogradContext nested; }), "do not nest"));
-      EXPECT_EQ(get_context_id(), first) << "the outer one stays current";
+      EXPECT_EQ(current_context()->id(), first) << "the outer one stays current";
     }
-    EXPECT_EQ(caught([] { get_context_id(); }).kind, ErrorKind::kUsage);
-    EXPECT_EQ(caught([&] { get_gradients(first); }).kind, ErrorKind::kUsage);
+    EXPECT_FALSE(current_context().has_value());
+    EXPECT_EQ(caught([&] { Context(first).gradients(); }).kind, ErrorKind::kUsage);
     const DistAutogradContext second;
     EXPECT_NE(second.id(), first);
   });
 }
 
 std::uint64_t context_there() {
-  return get_context_id();
+  return current_context()->id();
 }
 LOCKSTEP_RPC_FUNCTION(context_there);
 
@@ -380,7 +377,7 @@ TEST(Context, IsReleasedOnEveryWorkerItReached) {
       // Worker 3 is reached through 1 and 2 only; 2 in no tensor that requires gradients.
       const auto out = rpc_sync(1, chain, {layer(input()), std::vector<int>{2, 3}});
       EXPECT_EQ(rpc_sync(3, context_there), id);
-      backward(context.id(), {loss_of(out)});
+      backward(context, {loss_of(out)});
       EXPECT_EQ(workers.agents[3]->debug_info().at("num_autograd_contexts"), "1");
     }
     await_released(workers);
@@ -416,9 +413,8 @@ TEST(Backward, GivesTheSameHoweverMessagesAreShuffled) {
           {
             const DistAutogradContext context;
             const auto out = rpc_sync(1, chain, {layer(input()), std::vector<int>{2, 0}});
-            backward(context.id(), {loss_of(out)}, {.mode = seed % 2 == 0 ? Mode::kFast : Mode::kSmart});
-            EXPECT_TRUE(
-                at::allclose(get_gradients(context.id()).find(weight_of(0)), expected[0] + expected[3]));
+            backward(context, {loss_of(out)}, {.mode = seed % 2 == 0 ? Mode::kFast : Mode::kSmart});
+            EXPECT_TRUE(at::allclose(context.gradients().find(weight_of(0)), expected[0] + expected[3]));
             EXPECT_TRUE(at::allclose(rpc_sync(2, gradient_here), expected[2]));
           }
           await_released(workers);

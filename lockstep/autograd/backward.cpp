@@ -100,10 +100,15 @@ class Wave {
   const rpc::Promise<void> over_;
 };
 
+// Messages say "none" as zero (docs/wire.md).
+std::int64_t on_wire(Milliseconds timeout) {
+  return timeout == kNoTimeout ? 0 : timeout.count();
+}
+
 }  // namespace
 
 Milliseconds AutogradService::timeout_of(const Pass& pass) const {
-  if (pass.deadline().is_never()) return Milliseconds(0);
+  if (pass.deadline().is_never()) return kNoTimeout;
   const auto left = std::chrono::duration_cast<Milliseconds>(pass.deadline().remaining());
   return std::max(left, Milliseconds(1));
 }
@@ -124,13 +129,13 @@ void AutogradService::backward(std::uint64_t context, const std::vector<at::Tens
     edges.push_back(torch::autograd::impl::gradient_edge(root));
     gradients.push_back(at::ones_like(root.detach()));
   }
-  const auto timeout = options.timeout.count() < 0 ? agent_.rpc_timeout() : options.timeout;
+  const Milliseconds timeout = agent_.timeout_or_default(options.timeout);
   const PassHead head{.context = context,
                       .pass = agent_.new_id(),
                       .origin = self(),
                       .retain_graph = options.retain_graph,
                       .fast = options.mode == Mode::kFast,
-                      .timeout_ms = timeout.count()};
+                      .timeout_ms = on_wire(timeout)};
   if (const auto other = state->pass(); other && !other->failed()) {
     base::raise(ErrorKind::kUsage, base::cat("autograd::backward: a backward pass of autograd context ",
                                              context, " is under way; a context has one at a time"));
@@ -304,7 +309,7 @@ void AutogradService::tell_origin(const Pass& pass, const NodeFailure* failure) 
   }
   // An origin that cannot be told is gone, and on_lost knows it.
   agent_.request(pass.head().origin, rpc::MessageKind::kBackwardDone, {.body = writer.take()},
-                 Milliseconds(-1), "the end of a backward pass",
+                 agent_.rpc_timeout(), "the end of a backward pass",
                  [](rpc::Agent::Answer*, const rpc::CallFailure*) {});
 }
 
@@ -402,16 +407,16 @@ namespace {
 
 void backward_from(const rpc::RRef<at::Tensor>& root, std::uint64_t context, bool retain_graph, bool fast,
                    std::int64_t timeout_ms) {
-  autograd::backward(context, {root.local_value()},
+  autograd::backward(Context(context), {root.local_value()},
                      {.retain_graph = retain_graph,
                       .mode = fast ? Mode::kFast : Mode::kSmart,
-                      .timeout = Milliseconds(timeout_ms)});
+                      .timeout = timeout_ms == 0 ? kNoTimeout : Milliseconds(timeout_ms)});
 }
 LOCKSTEP_RPC_FUNCTION(backward_from, "lockstep.autograd.backward_from");
 
 }  // namespace
 
-void backward_from_rref(std::uint64_t context, const rpc::RRef<at::Tensor>& root,
+void backward_from_rref(const Context& context, const rpc::RRef<at::Tensor>& root,
                         const BackwardOptions& options) {
   if (!root.valid()) base::raise(ErrorKind::kUsage, "autograd::backward: the RRef refers to nothing");
   if (root.is_owner()) {
@@ -419,11 +424,11 @@ void backward_from_rref(std::uint64_t context, const rpc::RRef<at::Tensor>& root
     return;
   }
   const auto agent = rpc::current_agent("autograd::backward");
-  const auto timeout = options.timeout.count() < 0 ? agent->rpc_timeout() : options.timeout;
+  const Milliseconds timeout = agent->timeout_or_default(options.timeout);
   // The pass has its own timeout there, and says more about it than the call would: that one comes later.
   rpc::rpc_sync(root.owner(), backward_from,
-                {root, context, options.retain_graph, options.mode == Mode::kFast, timeout.count()},
-                {.timeout = timeout.count() == 0 ? timeout : timeout + kGiveUp + kGiveUp});
+                {root, context.id(), options.retain_graph, options.mode == Mode::kFast, on_wire(timeout)},
+                {.timeout = timeout == kNoTimeout ? timeout : timeout + kGiveUp + kGiveUp});
 }
 
 }  // namespace lockstep::autograd::internal

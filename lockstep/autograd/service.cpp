@@ -41,7 +41,11 @@ class Received final : public object::TensorScope {
 // Nodes that run an engine pass of their own must know that they are inside one of ours: theirs would fill Tensor::grad().
 class ContextGradients final : public GradientProvider {
  public:
-  std::shared_ptr<GradientAccess> current() const override { return current_context(); }
+  std::shared_ptr<GradientAccess> current() const override {
+    const auto id = rpc::this_call().autograd_context;
+    const auto agent = id == 0 ? nullptr : rpc::current_agent_if_any();
+    return agent && !agent->closed() ? agent->service<AutogradService>().find_or_make(id) : nullptr;
+  }
   bool in_backward() const noexcept override { return in_engine_pass(); }
 };
 

@@ -10,6 +10,9 @@ namespace lockstep {
 
 using Milliseconds = std::chrono::milliseconds;
 
+// As a timeout: the wait has no end of its own.
+inline constexpr Milliseconds kNoTimeout = Milliseconds::max();
+
 class Deadline {
  public:
   using Clock = std::chrono::steady_clock;

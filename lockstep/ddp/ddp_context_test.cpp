@@ -21,11 +21,11 @@ constexpr int kRanks = 3;
 void run(const std::function<void(int rank)>& body) {
   const auto store = std::make_shared<HashStore>();
   run_threads(kRanks, [&](int rank) {
-    rpc::init_rpc("worker" + std::to_string(rank), {.rank = rank,
-                                                    .world_size = kRanks,
-                                                    .store = store->clone(),
-                                                    .strict_rref_check = true,
-                                                    .extensions = {autograd::extension}});
+    rpc::start("worker" + std::to_string(rank), {.rank = rank,
+                                                 .world_size = kRanks,
+                                                 .store = store->clone(),
+                                                 .strict_rref_check = true,
+                                                 .extensions = {autograd::extension}});
     body(rank);
     rpc::shutdown();
   });
@@ -91,8 +91,8 @@ void expect_averages_in_contexts(const DdpOptions& options, bool use_all) {
       if (step == 2) model->forward(input_of(rank, 7), -1, use_all).sum().backward();
       const autograd::DistAutogradContext context;
       const int through = step == 0 ? -1 : (rank + step) % kRanks;
-      autograd::backward(context.id(), {model->forward(input_of(rank, step), through, use_all).sum()});
-      kept.push_back(autograd::get_gradients(context.id()));
+      autograd::backward(context, {model->forward(input_of(rank, step), through, use_all).sum()});
+      kept.push_back(context.gradients());
     }
     for (int step = 0; step < 4; ++step)
       expect_gradients(kept[static_cast<std::size_t>(step)], parameters, mean_gradients(step, use_all));
@@ -133,9 +133,9 @@ TEST(DdpInContext, RunsCommunicationHooks) {
     auto model = DistributedDataParallel(Net());
     model->register_comm_hook(fp16_compress_hook(default_group()));
     const autograd::DistAutogradContext context;
-    autograd::backward(context.id(), {model->forward(input_of(rank, 0), (rank + 1) % kRanks, true).sum()});
+    autograd::backward(context, {model->forward(input_of(rank, 0), (rank + 1) % kRanks, true).sum()});
     const auto means = mean_gradients(0, true);
-    const auto gradients = autograd::get_gradients(context.id());
+    const auto gradients = context.gradients();
     std::size_t i = 0;
     for (const auto& parameter : model->parameters()) {
       EXPECT_TRUE(torch::allclose(gradients.find(parameter), means[i++], 1e-2, 1e-2));
@@ -151,11 +151,11 @@ TEST(DdpInContext, AccumulatesInsideNoSync) {
     const autograd::DistAutogradContext context;
     {
       const auto no_sync = model->no_sync();
-      autograd::backward(context.id(), {model->forward(torch::full({1, 1}, 1.0 * rank)).sum()});
+      autograd::backward(context, {model->forward(torch::full({1, 1}, 1.0 * rank)).sum()});
     }
-    EXPECT_EQ(autograd::get_gradients(context.id()).find(weight).item<float>(), static_cast<float>(rank));
-    autograd::backward(context.id(), {model->forward(torch::full({1, 1}, 10.0 * rank)).sum()});
-    EXPECT_EQ(autograd::get_gradients(context.id()).find(weight).item<float>(), 11.0F);
+    EXPECT_EQ(context.gradients().find(weight).item<float>(), static_cast<float>(rank));
+    autograd::backward(context, {model->forward(torch::full({1, 1}, 10.0 * rank)).sum()});
+    EXPECT_EQ(context.gradients().find(weight).item<float>(), 11.0F);
     EXPECT_FALSE(weight.grad().defined());
   });
 }
@@ -174,8 +174,7 @@ TEST(DdpInContext, JoinsUnevenInputs) {
           const at::Tensor bias = model->module()->last->bias;
           // Every rank with input adds 2 twice (its own path and the one through the unused layer: 2 * 0.25 * 2).
           const double share = static_cast<double>(kRanks - n) / kRanks;
-          EXPECT_TRUE(torch::allclose(autograd::get_gradients(context.id()).find(bias),
-                                      torch::full({2}, 3.0 * share)));
+          EXPECT_TRUE(torch::allclose(context.gradients().find(bias), torch::full({2}, 3.0 * share)));
         }
       });
     }
@@ -192,7 +191,7 @@ TEST(DdpInContext, LeavesTheGradientsOfRanksWithoutInputAlone) {
         join({*model}, [&] {
           for (int n = 0; n < rank; ++n) {
             const autograd::DistAutogradContext context;
-            autograd::backward(context.id(), {model->forward(input_of(rank, 1 + n), -1, true).sum()});
+            autograd::backward(context, {model->forward(input_of(rank, 1 + n), -1, true).sum()});
           }
         });
         const auto parameters = model->parameters();
@@ -217,10 +216,10 @@ TEST(DdpInContext, LetsOptimizersStepInsideTheBackwardPass) {
         apply_optimizer_in_backward<torch::optim::SGD>({weight}, torch::optim::SGDOptions(1.0));
     const double before = weight.item<double>();
     const autograd::DistAutogradContext context;
-    autograd::backward(context.id(), {model->forward(torch::full({1, 1}, 1.0 * rank)).sum()});
+    autograd::backward(context, {model->forward(torch::full({1, 1}, 1.0 * rank)).sum()});
     EXPECT_NEAR(weight.item<double>(), before - 1.0, 1e-6);
     EXPECT_FALSE(weight.grad().defined());
-    EXPECT_FALSE(autograd::get_gradients(context.id()).contains(weight)) << "used up";
+    EXPECT_FALSE(context.gradients().contains(weight)) << "used up";
   });
 }
 
@@ -255,7 +254,7 @@ TEST(DdpInContext, RefusesDelayedReductions) {
         net, {.delay_all_reduce_named_params = {"last.weight"}, .param_to_hook_all_reduce = "first.weight"});
     const autograd::DistAutogradContext context;
     const at::Tensor loss = model->forward(input_of(rank, 0), -1, true).sum();
-    EXPECT_THROW(autograd::backward(context.id(), {loss}), Error);
+    EXPECT_THROW(autograd::backward(context, {loss}), Error);
   });
 }
 

@@ -359,10 +359,10 @@ void DdpCore::after_forward(const std::function<void(const Visitor&)>& visit_out
   if (sinks || reducer_->wants_to_know() || reducer_->searches())
     visit_outputs([&](at::Tensor& output) { outputs.push_back(output); });
   if (synced && reducer_->searches() && outputs.empty()) {
-    base::raise(ErrorKind::kUsage,
-                "DistributedDataParallel: find_unused_parameters found no tensor in what forward() returned; "
-                "give its type "
-                "a lockstep_visit function (lockstep/tensor/visit_tensors.h)");
+    base::raise(
+        ErrorKind::kUsage,
+        "DistributedDataParallel: find_unused_parameters found no tensor in what forward() returned; "
+        "list the members of its type in a lockstep_fields function (lockstep/tensor/visit_tensors.h)");
   }
   synced ? reducer_->expect_backward(outputs) : reducer_->expect_local_backward(outputs);
   if (outputs.empty()) {

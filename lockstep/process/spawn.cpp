@@ -13,6 +13,7 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/detail/thread.h"
+#include "lockstep/base/detail/timeout.h"
 #include "lockstep/process/internal/signals_blocked.h"
 #include "lockstep/process/internal/spawn_child.h"
 #include "lockstep/process/job_server.h"
@@ -117,7 +118,7 @@ const std::vector<pid_t>& SpawnContext::pids() const {
   return state_->pids;
 }
 
-bool SpawnContext::join(Milliseconds timeout, Milliseconds grace) {
+bool SpawnContext::join(std::optional<Milliseconds> timeout, Milliseconds grace) {
   {
     const std::lock_guard lock(state_->mutex);
     state_->grace = grace;
@@ -126,8 +127,9 @@ bool SpawnContext::join(Milliseconds timeout, Milliseconds grace) {
   return join(timeout);
 }
 
-bool SpawnContext::join(Milliseconds timeout) {
-  const Deadline deadline = Deadline::after(timeout);
+bool SpawnContext::join(std::optional<Milliseconds> timeout) {
+  const Deadline deadline =
+      timeout ? Deadline::after(base::checked_timeout(*timeout, "SpawnContext::join")) : Deadline::never();
   std::unique_lock lock(state_->mutex);
   while (!state_->done) {
     if (deadline.expired()) return false;

@@ -26,6 +26,7 @@
 
 #include <functional>
 #include <memory>
+#include <optional>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
@@ -66,11 +67,11 @@ class SpawnContext {
 
   // In the order of their index.
   const std::vector<pid_t>& pids() const;
-  // Waits for all to end: true when they have, false when the timeout passed first (zero waits forever). Raises
+  // Waits for all to end: true when they have, false when the timeout passed first (unset: never). Raises
   // SpawnError with index, pid and cause of the first that failed and the text of its exception, once all have ended.
-  bool join(Milliseconds timeout = Milliseconds{0});
+  bool join(std::optional<Milliseconds> timeout = {});
   // The same with another grace period for processes stopped from now on.
-  bool join(Milliseconds timeout, Milliseconds grace);
+  bool join(std::optional<Milliseconds> timeout, Milliseconds grace);
 
  private:
   friend SpawnContext spawn(int n, const std::function<void(int index)>& fn, const SpawnOptions& options);

@@ -144,6 +144,11 @@ void wait_then_join(SpawnOptions options) {
       },
       options);
   say(base::cat("pids ", context.pids().size(), " ended ", context.join(Milliseconds(50))));
+  try {
+    context.join(Milliseconds(0));
+  } catch (const Error& error) {
+    say(error.kind() == ErrorKind::kUsage ? "zero is no timeout" : error.what());
+  }
   // Destruction ends them; nobody ever says "go".
 }
 

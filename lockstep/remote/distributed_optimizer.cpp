@@ -35,8 +35,8 @@ class Swapped {
 
 }  // namespace
 
-void LocalOptimizer::step(std::uint64_t context) {
-  const auto all = autograd::get_gradients(context);
+void LocalOptimizer::step(const autograd::Context& context) {
+  const auto all = context.gradients();
   std::vector<at::Tensor> gradients;
   for (const auto& parameter : parameters_) gradients.push_back(all.find(parameter));
   const std::lock_guard lock(step_mutex());
@@ -75,7 +75,7 @@ void await_all(const std::vector<RRef<LocalOptimizer>>& optimizers) {
   wait_all(made);
 }
 
-void step_all(const std::vector<RRef<LocalOptimizer>>& optimizers, std::uint64_t context,
+void step_all(const std::vector<RRef<LocalOptimizer>>& optimizers, const autograd::Context& context,
               CallOptions options) {
   std::vector<Future<void>> steps;
   for (const auto& optimizer : optimizers)

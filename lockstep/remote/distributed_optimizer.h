@@ -1,10 +1,10 @@
 // An optimizer over parameters on several workers: each owner updates its own, with the gradients of an autograd context.
 //
-//   rpc::DistributedOptimizer<torch::optim::SGD> optimizer(parameters, torch::optim::SGDOptions(0.05));
+//   rpc::DistributedOptimizer<torch::optim::SGD> optimizer(parameters, rpc::Args{torch::optim::SGDOptions(0.05)});
 //   {
 //     autograd::DistAutogradContext context;
-//     autograd::backward(context.id(), {loss});
-//     optimizer.step(context.id());
+//     autograd::backward(context, {loss});
+//     optimizer.step(context);
 //   }
 //
 // `parameters` are RRefs, of RemoteModule::remote_parameters or RRef<at::Tensor>(weight) for this worker's own. Optimizers: torch::optim's SGD,
@@ -44,7 +44,7 @@ class LocalOptimizer {
   LocalOptimizer(std::vector<at::Tensor> parameters, Step step)
       : parameters_(std::move(parameters)), step_(std::move(step)) {}
   // Raises kUsage for a context that this worker does not know.
-  void step(std::uint64_t context);
+  void step(const autograd::Context& context);
 
  private:
   std::vector<at::Tensor> parameters_;
@@ -79,7 +79,7 @@ LocalOptimizer make_local(const std::vector<RRef<at::Tensor>>& list, const OnWir
 // "worker 1": those of its own, in the order given. Raises kUsage for none, or an empty RRef.
 std::map<WorkerId, std::vector<RRef<at::Tensor>>> by_owner(const std::vector<RRef<at::Tensor>>& parameters);
 void await_all(const std::vector<RRef<LocalOptimizer>>& optimizers);
-void step_all(const std::vector<RRef<LocalOptimizer>>& optimizers, std::uint64_t context,
+void step_all(const std::vector<RRef<LocalOptimizer>>& optimizers, const autograd::Context& context,
               CallOptions options);
 
 // Once; true.
@@ -98,21 +98,25 @@ bool register_optimizer() {
 template <class Optimizer>
 class DistributedOptimizer {
  public:
-  // Blocks until every owner has made its Optimizer(its parameters, arguments...). Raises kUsage for no parameters, and what a
+  // Blocks until every owner has made its Optimizer(its parameters, arguments...); the options are those of the calls. Raises kUsage for no parameters, and what a
   // constructor threw.
   template <class... A>
-  explicit DistributedOptimizer(const std::vector<RRef<at::Tensor>>& parameters, const A&... arguments) {
+  explicit DistributedOptimizer(const std::vector<RRef<at::Tensor>>& parameters,
+                                const Args<A...>& arguments = {}, CallOptions options = {}) {
     using Make = LocalOptimizer(std::vector<RRef<at::Tensor>>, internal::OnWire<A>...);
-    for (const auto& [owner, list] : internal::by_owner(parameters)) {
-      optimizers_.push_back(remote(int{owner}, function<Make>(internal::optimizer_function<Optimizer>()),
-                                   {list, internal::to_wire(arguments)...}));
+    for (const auto& owned : internal::by_owner(parameters)) {
+      const auto make = [&](const A&... values) {
+        return remote(int{owned.first}, function<Make>(internal::optimizer_function<Optimizer>()),
+                      {owned.second, internal::to_wire(values)...}, options);
+      };
+      optimizers_.push_back(std::apply(make, arguments.values));
     }
     internal::await_all(optimizers_);
   }
 
   // Every owner steps; blocks until all have, then raises the first error, in the order of the owners. kUsage for a context that
   // an owner does not know.
-  void step(std::uint64_t context, CallOptions options = {}) const {
+  void step(const autograd::Context& context, CallOptions options = {}) const {
     internal::step_all(optimizers_, context, options);
   }
   // One for each owner.

@@ -96,13 +96,13 @@ void expect_as_alone(const Options& options) {
   const auto list = weights();
   std::vector<at::Tensor> alone;
   for (const double value : {1.0, 2.0, 3.0, 4.0}) alone.push_back(leaf(value));
-  const DistributedOptimizer<Optimizer> optimizer(list, options);
+  const DistributedOptimizer<Optimizer> optimizer(list, Args{options});
   EXPECT_EQ(optimizer.remote_optimizers().size(), 3u) << "one for each owner";
   Alone optimizer_alone(alone, options);
   for (int step = 1; step < 5; ++step) {
     const autograd::DistAutogradContext context;
-    autograd::backward(context.id(), {loss_of(list, 0.1 * step)});
-    optimizer.step(context.id());
+    autograd::backward(context, {loss_of(list, 0.1 * step)});
+    optimizer.step(context);
     at::Tensor product = alone[0] * 0.1 * step;
     for (std::size_t i = 1; i < alone.size(); ++i) product = product * (alone[i] * 0.1 * step);
     optimizer_alone.zero_grad();
@@ -130,10 +130,10 @@ TEST(DistributedOptimizer, MayBeAFunctionalOne) {
     expect_as_alone<FunctionalSGD, SGD>(SGDOptions(0.1).momentum(0.5));
     expect_as_alone<FunctionalAdam, Adam>(AdamOptions(0.1));
     const auto list = weights();
-    const DistributedOptimizer<FunctionalAdadelta> optimizer(list, AdadeltaOptions(0.5));
+    const DistributedOptimizer<FunctionalAdadelta> optimizer(list, Args{AdadeltaOptions(0.5)});
     const autograd::DistAutogradContext context;
-    autograd::backward(context.id(), {loss_of(list, 1)});
-    optimizer.step(context.id());
+    autograd::backward(context, {loss_of(list, 1)});
+    optimizer.step(context);
     EXPECT_FALSE(at::equal(list[0].to_here(), leaf(1.0)));
   });
 }
@@ -141,13 +141,13 @@ TEST(DistributedOptimizer, MayBeAFunctionalOne) {
 TEST(DistributedOptimizer, TakesTheGradientsOfTheContextAndLeavesOthersAlone) {
   on_first(3, [] {
     const auto list = weights();
-    const DistributedOptimizer<torch::optim::SGD> optimizer(list, torch::optim::SGDOptions(1.0));
+    const DistributedOptimizer<torch::optim::SGD> optimizer(list, Args{torch::optim::SGDOptions(1.0)});
     for (const auto& weight : list) rpc_sync(weight.owner(), set_grad, {weight, 100.0});
     const autograd::DistAutogradContext context;
     // Only the first and the last weight take part.
-    autograd::backward(context.id(), {loss_of({list[0], list[3]}, 1)});
-    autograd::backward(context.id(), {loss_of({list[1]}, 0)});
-    optimizer.step(context.id());
+    autograd::backward(context, {loss_of({list[0], list[3]}, 1)});
+    autograd::backward(context, {loss_of({list[1]}, 0)});
+    optimizer.step(context);
     EXPECT_TRUE(at::allclose(list[0].to_here(), at::full({3}, 1.0 - 4.0)));
     EXPECT_TRUE(at::allclose(list[3].to_here(), at::full({3}, 4.0 - 1.0)));
     EXPECT_TRUE(at::equal(list[2].to_here(), leaf(3.0))) << "has no gradient in the context";
@@ -159,10 +159,10 @@ TEST(DistributedOptimizer, TakesTheGradientsOfTheContextAndLeavesOthersAlone) {
 TEST(DistributedOptimizer, AppliesSparseGradients) {
   on_first(3, [] {
     const auto table = remote("worker1", table_of_ones);
-    const DistributedOptimizer<torch::optim::SGD> optimizer({table}, torch::optim::SGDOptions(0.5));
+    const DistributedOptimizer<torch::optim::SGD> optimizer({table}, Args{torch::optim::SGDOptions(0.5)});
     const autograd::DistAutogradContext context;
-    autograd::backward(context.id(), {rpc_sync("worker1", rows, {table, torch::tensor({1, 1, 4})}).sum()});
-    optimizer.step(context.id());
+    autograd::backward(context, {rpc_sync("worker1", rows, {table, torch::tensor({1, 1, 4})}).sum()});
+    optimizer.step(context);
     const at::Tensor after = table.to_here();
     EXPECT_TRUE(at::equal(after[1], at::zeros({2}))) << after;
     EXPECT_TRUE(at::equal(after[4], at::full({2}, 0.5))) << after;
@@ -177,11 +177,11 @@ TEST(DistributedOptimizer, RunsStepsOfOneWorkerOneAtATime) {
       3,
       [&](int rank, Workers&) {
         const auto weight = remote("worker0", leaf, {static_cast<double>(rank)});
-        const DistributedOptimizer<Halver> optimizer({weight}, 0.1, false);
+        const DistributedOptimizer<Halver> optimizer({weight}, Args{0.1, false});
         for (int step = 0; step < 5; ++step) {
           const autograd::DistAutogradContext context;
-          autograd::backward(context.id(), {rpc_sync("worker0", times, {weight, at::ones({3})}).sum()});
-          optimizer.step(context.id());
+          autograd::backward(context, {rpc_sync("worker0", times, {weight, at::ones({3})}).sum()});
+          optimizer.step(context);
         }
         EXPECT_TRUE(at::allclose(weight.to_here(), at::full({3}, rank - 2.5)));
         ++*shared;
@@ -194,21 +194,23 @@ TEST(DistributedOptimizer, RunsStepsOfOneWorkerOneAtATime) {
 TEST(DistributedOptimizer, TellsWhatWentWrong) {
   on_first(3, [] {
     const auto list = weights();
-    EXPECT_TRUE(says(caught([] { DistributedOptimizer<Halver>({}, 0.1, false); }), "no parameters"));
-    EXPECT_TRUE(
-        says(caught([&] { DistributedOptimizer<Halver>({RRef<at::Tensor>()}, 0.1, false); }), "empty"));
-    EXPECT_TRUE(
-        says(caught([&] { DistributedOptimizer<torch::optim::SGD>(list, torch::optim::SGDOptions(-1.0)); }),
-             "learning rate"));
-    const DistributedOptimizer<torch::optim::SGD> optimizer(list, torch::optim::SGDOptions(0.1));
-    const auto unknown = caught([&] { optimizer.step(12345); });
+    EXPECT_TRUE(says(caught([] { DistributedOptimizer<Halver>({}, Args{0.1, false}); }), "no parameters"));
+    EXPECT_TRUE(says(caught([&] {
+                       DistributedOptimizer<Halver>({RRef<at::Tensor>()}, Args{0.1, false});
+                     }),
+                     "empty"));
+    EXPECT_TRUE(says(
+        caught([&] { DistributedOptimizer<torch::optim::SGD>(list, Args{torch::optim::SGDOptions(-1.0)}); }),
+        "learning rate"));
+    const DistributedOptimizer<torch::optim::SGD> optimizer(list, Args{torch::optim::SGDOptions(0.1)});
+    const auto unknown = caught([&] { optimizer.step(autograd::Context(12345)); });
     EXPECT_EQ(unknown.kind, ErrorKind::kUsage);
     EXPECT_TRUE(says(unknown, "12345"));
     EXPECT_TRUE(at::equal(list[0].to_here(), leaf(1.0))) << "nothing was changed";
-    const DistributedOptimizer<Halver> failing(list, 0.1, true);
+    const DistributedOptimizer<Halver> failing(list, Args{0.1, true});
     const autograd::DistAutogradContext context;
-    autograd::backward(context.id(), {loss_of(list, 1)});
-    EXPECT_TRUE(says(caught([&] { failing.step(context.id()); }), "this one does not step"));
+    autograd::backward(context, {loss_of(list, 1)});
+    EXPECT_TRUE(says(caught([&] { failing.step(context); }), "this one does not step"));
   });
 }
 

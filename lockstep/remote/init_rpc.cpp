@@ -18,11 +18,11 @@ rpc::RpcOptions with_layers(rpc::RpcOptions options) {
 }  // namespace
 
 void init_rpc(const std::string& name, rpc::RpcOptions options) {
-  rpc::init_rpc(name, with_layers(std::move(options)));
+  rpc::start(name, with_layers(std::move(options)));
 }
 
 void init_rpc(rpc::RpcOptions options) {
-  rpc::init_rpc(with_layers(std::move(options)));
+  rpc::start(with_layers(std::move(options)));
 }
 
 // Functions belong to the process, whatever its agents.

@@ -4,10 +4,9 @@
 //   at::Tensor y = rpc::rpc_sync("worker1", rpc::op("aten::relu"), {x});
 //   rpc::shutdown();
 //
-// rpc::init_rpc starts an agent that carries calls and RRefs. This one adds the layers above: distributed autograd;
-// operators, libtorch's modules and optimizers as targets of calls. All workers of a job use the same one.
-// Where the options are a variable, write lockstep::init_rpc: its type makes the compiler consider rpc::init_rpc too.
-// Thread safety: as rpc::init_rpc.
+// rpc::start starts an agent that carries calls and RRefs. This one adds the layers above: distributed autograd; operators,
+// libtorch's modules and optimizers as targets of calls. All workers of a job use the same one.
+// Thread safety: as rpc::start.
 #pragma once
 
 #include <memory>
@@ -17,7 +16,8 @@
 
 namespace lockstep {
 
-// As rpc::init_rpc; options.extensions come in addition.
+// As rpc::start; options.extensions come in addition. Without arguments, under the launcher or any other that sets RANK, WORLD_SIZE,
+// MASTER_ADDR and MASTER_PORT, nothing else is needed.
 void init_rpc(const std::string& name, rpc::RpcOptions options = {});
 void init_rpc(rpc::RpcOptions options = {});
 

@@ -242,7 +242,7 @@ OutgoingCall make_operator_call(const Worker& to, const Operator& op, const Oper
           .to = agent->find(to),
           .function = op.name,
           .encode = [&args](object::Encoder& encoder) { object::write(encoder, args.values); },
-          .timeout = options.timeout};
+          .timeout = agent->timeout_or_default(options.timeout)};
 }
 
 }  // namespace lockstep::rpc::internal

@@ -170,8 +170,8 @@ TEST(Operator, LetsGradientsThrough) {
     const auto b = tensor({4, 5, 6}).requires_grad_();
     const autograd::DistAutogradContext context;
     const auto product = rpc_sync(1, op("aten::mul.Tensor"), {a, b});
-    autograd::backward(context.id(), {rpc_sync(1, op("aten::sum"), {product})});
-    const auto gradients = autograd::get_gradients(context.id());
+    autograd::backward(context, {rpc_sync(1, op("aten::sum"), {product})});
+    const auto gradients = context.gradients();
     EXPECT_TRUE(at::equal(gradients.find(a), b));
     EXPECT_TRUE(at::equal(gradients.find(b), a));
   });

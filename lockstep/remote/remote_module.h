@@ -3,9 +3,9 @@
 //   struct NetImpl : torch::nn::Module { NetImpl(int width, double dropout);  at::Tensor forward(const at::Tensor& x); };
 //   LOCKSTEP_RPC_MODULE(NetImpl, int, double);                     // once, in a source file that both programs contain
 //
-//   rpc::RemoteModule<NetImpl> net("worker1/cpu", 256, 0.1);       // made there
+//   rpc::RemoteModule<NetImpl> net("worker1/cpu", rpc::Args{256, 0.1});    // made there
 //   at::Tensor y = net.forward(x);                                 // runs there; gradients flow in an autograd context
-//   rpc::DistributedOptimizer<torch::optim::SGD> optimizer(net.remote_parameters(), torch::optim::SGDOptions(0.1));
+//   rpc::DistributedOptimizer<torch::optim::SGD> optimizer(net.remote_parameters(), rpc::Args{torch::optim::SGDOptions(0.1)});
 //
 // Of libtorch's own modules these are registered, with plain values for their options (torch_modules.cpp): Linear(in, out, bias),
 // Embedding(rows, width, sparse), EmbeddingBag(rows, width, mode, sparse), LSTM(in, hidden, layers), LayerNorm(width), ReLU().
@@ -144,12 +144,15 @@ class RemoteModule {
   RemoteModule() = default;
   // Makes Module(arguments...) there; the arguments are those that LOCKSTEP_RPC_MODULE names. Does not wait for it.
   template <class... A>
-  explicit RemoteModule(std::string_view remote_device, const A&... arguments) {
+  explicit RemoteModule(std::string_view remote_device, const Args<A...>& arguments = {},
+                        CallOptions options = {}) {
     const auto where = RemoteDevice::parse(remote_device);
     device_ = where.device().str();
-    const std::tuple<std::string, internal::Plain<A>...> values(device_, arguments...);
+    const auto values = std::apply(
+        [&](const A&... value) { return std::tuple<std::string, internal::Plain<A>...>(device_, value...); },
+        arguments.values);
     const Worker worker = where.worker().value_or(current_agent("RemoteModule")->self());
-    module_ = internal::start_remote<Impl>(worker, internal::module_function<Impl>("make"), values, {});
+    module_ = internal::start_remote<Impl>(worker, internal::module_function<Impl>("make"), values, options);
   }
   // A module that is there already, on that device of its owner's. Raises kUsage when the worker is not its owner.
   static RemoteModule init_from_module_rref(std::string_view remote_device, RRef<Impl> module) {

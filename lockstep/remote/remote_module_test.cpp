@@ -59,13 +59,13 @@ TEST(RemoteModule, RunsWhereItWasMade) {
   on_first(3, [] {
     const at::Tensor x = at::rand({2, 3});
     for (const auto* device : {"worker1/cpu", "worker1", "rank:1/cpu", "rank:1"}) {
-      const RemoteModule<Scaler> module(device, 3, 2.0, "here");
+      const RemoteModule<Scaler> module(device, Args{3, 2.0, "here"});
       EXPECT_TRUE(at::equal(module.forward(x), x * 2)) << device;
       EXPECT_TRUE(at::equal(module.forward_async(x, 1.5).wait(), x * 3)) << "its own signature";
       EXPECT_EQ(module.get_module_rref().rpc_sync(&ScalerImpl::place), "here on worker1");
       EXPECT_EQ(module.device(), "cpu");
     }
-    const RemoteModule<ScalerImpl> own("cpu", 3, 2.0, "here");
+    const RemoteModule<ScalerImpl> own("cpu", Args{3, 2.0, "here"});
     EXPECT_TRUE(own.get_module_rref().is_owner()) << "a device alone is this worker's";
     EXPECT_TRUE(at::equal(own.forward(x), x * 2));
   });
@@ -74,16 +74,16 @@ TEST(RemoteModule, RunsWhereItWasMade) {
 
 TEST(RemoteModule, TakesNumbersOfAnyWidth) {
   on_first(2, [] {
-    const RemoteModule<Scaler> module("worker1", std::int64_t{3}, 2.0F, std::string("here"));
+    const RemoteModule<Scaler> module("worker1", Args{std::int64_t{3}, 2.0F, std::string("here")});
     EXPECT_TRUE(at::equal(module.forward(at::ones({3})), at::ones({3}) * 2));
-    const RemoteModule<Scaler> huge("worker1", std::int64_t{1} << 40, 2.0, "here");
+    const RemoteModule<Scaler> huge("worker1", Args{std::int64_t{1} << 40, 2.0, "here"});
     EXPECT_TRUE(says(caught([&] { huge.forward(at::ones({3})); }), "out of range"));
   });
 }
 
 TEST(RemoteModule, ShowsItsParametersWhereTheyAre) {
   on_first(2, [] {
-    const RemoteModule<Scaler> module("worker1", 3, 2.0, "here");
+    const RemoteModule<Scaler> module("worker1", Args{3, 2.0, "here"});
     const auto all = module.remote_parameters();
     ASSERT_EQ(all.size(), 3u);
     EXPECT_EQ(module.remote_parameters(/*recurse=*/false).size(), 1u);
@@ -94,7 +94,7 @@ TEST(RemoteModule, ShowsItsParametersWhereTheyAre) {
 
 TEST(RemoteModule, CanBeSentToOtherWorkers) {
   on_first(3, [] {
-    const RemoteModule<Scaler> module("worker1", 3, 2.0, "here");
+    const RemoteModule<Scaler> module("worker1", Args{3, 2.0, "here"});
     EXPECT_TRUE(at::equal(rpc_sync("worker2", twice_through, {module, at::ones({3})}), at::ones({3}) * 4));
     EXPECT_TRUE(at::equal(rpc_sync("worker1", twice_through, {module, at::ones({3})}), at::ones({3}) * 4));
   });
@@ -102,7 +102,7 @@ TEST(RemoteModule, CanBeSentToOtherWorkers) {
 
 TEST(RemoteModule, MayBeMadeFromAModuleThatIsThere) {
   on_first(2, [] {
-    const RemoteModule<Scaler> first("worker1", 3, 2.0, "here");
+    const RemoteModule<Scaler> first("worker1", Args{3, 2.0, "here"});
     const auto second = RemoteModule<Scaler>::init_from_module_rref("worker1/cpu", first.get_module_rref());
     EXPECT_TRUE(at::equal(second.forward(at::ones({3})), at::ones({3}) * 2));
     EXPECT_EQ(second.get_module_rref(), first.get_module_rref());
@@ -114,12 +114,17 @@ TEST(RemoteModule, MayBeMadeFromAModuleThatIsThere) {
 
 TEST(RemoteModule, TellsWhatWentWrong) {
   on_first(2, [] {
-    EXPECT_TRUE(says(caught([] { RemoteModule<Scaler>("worker1/", 3, 2.0, "x"); }), "is no remote device"));
-    EXPECT_TRUE(
-        says(caught([] { RemoteModule<Scaler>("nobody", 3, 2.0, "x"); }), "no worker named \"nobody\""));
-    const RemoteModule<Scaler> narrow("worker1", 0, 2.0, "x");
+    EXPECT_TRUE(says(caught([] {
+                       RemoteModule<Scaler>("worker1/", Args{3, 2.0, "x"});
+                     }),
+                     "is no remote device"));
+    EXPECT_TRUE(says(caught([] {
+                       RemoteModule<Scaler>("nobody", Args{3, 2.0, "x"});
+                     }),
+                     "no worker named \"nobody\""));
+    const RemoteModule<Scaler> narrow("worker1", Args{0, 2.0, "x"});
     EXPECT_TRUE(says(caught([&] { narrow.forward(at::ones({3})); }), "a width of at least 1"));
-    const RemoteModule<Scaler> other_types("worker1", "three", 2.0, "x");
+    const RemoteModule<Scaler> other_types("worker1", Args{"three", 2.0, "x"});
     EXPECT_TRUE(says(caught([&] { other_types.forward(at::ones({3})); }), "expected i64, got text"));
     const RemoteModule<UnknownImpl> unknown("worker1");
     EXPECT_THROW(unknown.forward(at::ones({3})), Error);
@@ -136,16 +141,16 @@ static_assert(HasParameters<ScalerImpl> && !HasParameters<RemoteModule<Scaler>>,
 TEST(RemoteModule, KnowsModulesOfLibtorch) {
   on_first(2, [] {
     const at::Tensor x = at::rand({4, 3});
-    const RemoteModule<torch::nn::Linear> linear("worker1", 3, 2, false);
+    const RemoteModule<torch::nn::Linear> linear("worker1", Args{3, 2, false});
     ASSERT_EQ(linear.remote_parameters().size(), 1u);
     EXPECT_TRUE(at::allclose(linear.forward(x), x.matmul(linear.remote_parameters()[0].to_here().t())));
-    const RemoteModule<torch::nn::EmbeddingBag> bag("worker1", 10, 3, "mean", true);
+    const RemoteModule<torch::nn::EmbeddingBag> bag("worker1", Args{10, 3, "mean", true});
     EXPECT_EQ(bag.forward(torch::tensor({1, 2, 3}), torch::tensor({0, 2})).size(0), 2);
-    const RemoteModule<torch::nn::EmbeddingBag> odd("worker1", 10, 3, "median", true);
+    const RemoteModule<torch::nn::EmbeddingBag> odd("worker1", Args{10, 3, "median", true});
     EXPECT_TRUE(says(caught([&] { odd.forward(torch::tensor({1})); }), "not \"median\""));
-    const RemoteModule<torch::nn::Embedding> embedding("worker1", 10, 3, false);
+    const RemoteModule<torch::nn::Embedding> embedding("worker1", Args{10, 3, false});
     EXPECT_EQ(embedding.forward(torch::tensor({1, 2})).size(1), 3);
-    const RemoteModule<torch::nn::LSTM> lstm("worker1", 3, 5, 1);
+    const RemoteModule<torch::nn::LSTM> lstm("worker1", Args{3, 5, 1});
     const auto [output, state] = lstm.forward(at::rand({2, 1, 3}));
     EXPECT_EQ(output.size(2), 5);
     EXPECT_EQ(std::get<0>(lstm.forward(at::rand({2, 1, 3}), state)).size(2), 5);

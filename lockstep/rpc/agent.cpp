@@ -4,6 +4,7 @@
 
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
+#include "lockstep/base/detail/timeout.h"
 #include "lockstep/base/log.h"
 #include "lockstep/rpc/call.h"
 #include "lockstep/rpc/detail/rref_manager.h"
@@ -68,8 +69,11 @@ Milliseconds Agent::rpc_timeout() const {
 }
 
 void Agent::set_rpc_timeout(Milliseconds timeout) {
-  if (timeout.count() < 0) base::raise(ErrorKind::kUsage, "an RPC timeout is zero (none) or more");
-  rpc_timeout_ms_ = timeout.count();
+  rpc_timeout_ms_ = base::checked_timeout(timeout, "set_rpc_timeout").count();
+}
+
+Milliseconds Agent::timeout_or_default(const std::optional<Milliseconds>& timeout) const {
+  return timeout ? base::checked_timeout(*timeout, "a remote call") : rpc_timeout();
 }
 
 void Agent::add_worker(const WorkerInfo& info, const Bytes& address) {
@@ -105,7 +109,7 @@ void Agent::handle(MessageKind kind, Handler handler, Runs runs) {
 void Agent::no_service() {
   base::raise(ErrorKind::kUnsupported,
               "this worker's agent has no distributed autograd: start it with lockstep::init_rpc "
-              "(lockstep/remote/init_rpc.h), not with rpc::init_rpc alone");
+              "(lockstep/remote/init_rpc.h), not with rpc::start alone");
 }
 
 // Threads.

@@ -109,7 +109,7 @@ using Extension = std::unique_ptr<Service> (*)(Agent& agent);
 struct AgentOptions {
   WorkerInfo self{};
   int num_worker_threads = 16;
-  Milliseconds rpc_timeout{60'000};  // zero: none
+  Milliseconds rpc_timeout{60'000};  // of calls that give none; kNoTimeout: none
   base::RankThread* rank = nullptr;  // whom its threads work for
   std::vector<Extension> extensions{};
 };
@@ -123,11 +123,14 @@ class Agent final : public internal::WaitHelper, public std::enable_shared_from_
   const WorkerInfo& self() const { return options_.self; }
   const AgentOptions& options() const { return options_; }
   Milliseconds rpc_timeout() const;
+  // Raises kUsage unless it is positive; kNoTimeout is.
   void set_rpc_timeout(Milliseconds timeout);
+  // Of one call: rpc_timeout() when unset. Raises kUsage unless it is positive.
+  Milliseconds timeout_or_default(const std::optional<Milliseconds>& timeout) const;
 
   // Who is there. find raises kUsage naming those that are.
   void add_worker(const WorkerInfo& info, const Bytes& address);
-  // It left in order, or is taken to be gone. Calls to it that wait fail; services hear of it as of a loss, with `cause`.
+  // It left in order, or is taken to be gone. Calls to it that wait fail; services are notified as of a loss, with `cause`.
   void remove_worker(WorkerId id, const std::string& cause = "it left");
   WorkerInfo find(const Worker& worker) const;
   std::vector<WorkerInfo> workers() const;
@@ -148,14 +151,14 @@ class Agent final : public internal::WaitHelper, public std::enable_shared_from_
   void handle(MessageKind kind, Handler handler, Runs runs = Runs::kInThread);
 
   // Sends a request; the future ends with the answer, the callee's exception (CallFailure::remote), kPeerLost, or kTimeout after
-  // `timeout` (negative: the default; zero: none). `what` is for messages: "worker1's function add".
+  // `timeout` (positive; kNoTimeout: never). `what` is for messages: "worker1's function add".
   struct Answer {
     object::Blob body{};
     object::Blobs blobs{};
   };
   using OnAnswer = std::function<void(Answer*, const CallFailure*)>;
   // As above, but calls back with one of the two, on whatever thread: it must not block, and hand user code to run().
-  // `future`: what on_answer ends, kept alive by it; for the words of who waits for it.
+  // `future`: what on_answer ends, kept alive by it; for the text of who waits for it.
   void request(WorkerId to, MessageKind kind, Payload payload, Milliseconds timeout, const std::string& what,
                OnAnswer on_answer, const internal::FutureBase* future = nullptr);
   Future<Answer> request(WorkerId to, MessageKind kind, Payload payload, Milliseconds timeout,
@@ -189,7 +192,7 @@ class Agent final : public internal::WaitHelper, public std::enable_shared_from_
   // Requests that wait for an answer, and requests of others that run here or wait to.
   std::size_t n_waiting() const;
   std::size_t n_running() const;
-  // The former in words, a few of them: "worker1 (worker1's function add)"; "none".
+  // The former as text, a few of them: "worker1 (worker1's function add)"; "none".
   std::string unanswered() const;
   // The calling thread is one of the agent's.
   bool on_own_thread() const;

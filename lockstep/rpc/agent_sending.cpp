@@ -65,7 +65,6 @@ void try_once(const std::shared_ptr<Retry>& retry) {
 
 void Agent::request(WorkerId to, MessageKind kind, Payload payload, Milliseconds timeout,
                     const std::string& what, OnAnswer on_answer, const internal::FutureBase* future) {
-  if (timeout.count() < 0) timeout = rpc_timeout();
   const Deadline deadline = Deadline::after(timeout);
   const std::uint64_t id = new_id();
   const auto guard = std::move(payload.guard);
@@ -87,7 +86,7 @@ void Agent::request(WorkerId to, MessageKind kind, Payload payload, Milliseconds
   if (!failure) {
     note_deadline(deadline);
     failure = transport_->send(to, make_message(static_cast<std::uint8_t>(kind), id, std::move(payload)),
-                               timeout.count() == 0 ? Deadline::after(kConnect) : deadline);
+                               deadline.is_never() ? Deadline::after(kConnect) : deadline);
     if (!failure) {
       if (guard) guard->sent();
       return;

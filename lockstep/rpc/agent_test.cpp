@@ -88,14 +88,14 @@ TEST(Agent, RunsEveryCallbackWhenItCloses) {
                 for (int i = 0; i < 20; ++i) {
                   after.push_back(rpc_async(1, pass_gate, {i}).then([&](const Future<int>& call) {
                     ++n_called;
-                    return call.value();
+                    return call.result();
                   }));
                 }
                 agent.close(Milliseconds(0));
                 EXPECT_EQ(n_called, 20);
                 for (const auto& future : after) {
                   ASSERT_TRUE(future.done());
-                  EXPECT_EQ(caught([&] { future.value(); }).kind, ErrorKind::kAborted);
+                  EXPECT_EQ(caught([&] { future.result(); }).kind, ErrorKind::kAborted);
                 }
                 function.here.open();
               },
@@ -125,7 +125,7 @@ TEST(Promise, ThatIsDroppedFailsItsFuture) {
   }
   ASSERT_TRUE(future.done());
   EXPECT_EQ(n_called, 1);
-  const auto failure = caught([&] { future.value(); });
+  const auto failure = caught([&] { future.result(); });
   EXPECT_EQ(failure.kind, ErrorKind::kAborted);
   EXPECT_TRUE(says(failure, "promise of this value was dropped")) << failure.message;
 }
@@ -237,7 +237,7 @@ TEST(Agent, LooksAtTheClockWhileMessagesArriveWithoutPause) {
                 until([&] { return call.done(); });
                 endless = false;
                 ASSERT_TRUE(call.done());
-                EXPECT_EQ(caught([&] { call.value(); }).kind, ErrorKind::kTimeout);
+                EXPECT_EQ(caught([&] { call.result(); }).kind, ErrorKind::kTimeout);
                 function.here.open();
               },
               {.wrap = [&](WorkerId id, auto inner) -> std::unique_ptr<transport::Transport> {

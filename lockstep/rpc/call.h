@@ -3,6 +3,8 @@
 //   int five = rpc_sync("worker1", add, {2, 3});
 //   Future<int> later = rpc_async("worker1", add, {2, 3}, {.timeout = 5s});
 //
+// Every call is (to, what, arguments, options): the arguments are one Args, which braces make where the function gives the types and
+// Args{...} where it does not; left out when there are none.
 // `to` is a name, a number or a WorkerInfo. Arguments must stay unchanged until the future is over: their tensors are read
 // while it is sent. Calls are not retried. In an autograd context (lockstep/autograd) tensors that require gradients
 // carry their history across.
@@ -23,13 +25,21 @@
 
 namespace lockstep::rpc {
 
-inline constexpr Milliseconds kDefaultRpcTimeout{-1};
-
 struct CallOptions {
-  Milliseconds timeout = kDefaultRpcTimeout;  // negative: the agent's rpc_timeout; zero: none
+  std::optional<Milliseconds> timeout{};  // unset: the agent's rpc_timeout; kNoTimeout: none
 };
 
-// {2, 3}: a value for each parameter, no fewer.
+namespace internal {
+
+// How an argument whose type nothing else says travels: a literal as text.
+template <class A>
+using Sent = std::conditional_t<std::is_convertible_v<A, std::string> &&
+                                    !std::is_same_v<std::decay_t<A>, std::nullptr_t>,
+                                std::string, std::decay_t<A>>;
+
+}  // namespace internal
+
+// The arguments of a call: a value for each parameter, no fewer. Args{3, "relu"} is an Args<int, std::string>.
 template <class... A>
 struct Args {
   Args(A... a) : values(std::move(a)...) {}
@@ -39,6 +49,8 @@ template <>
 struct Args<> {
   std::tuple<> values;
 };
+template <class... A>
+Args(A...) -> Args<internal::Sent<A>...>;
 
 namespace internal {
 
@@ -51,7 +63,7 @@ struct OutgoingCall {
   WorkerInfo to;
   std::string function;
   std::function<void(object::Encoder&)> encode;
-  Milliseconds timeout = kDefaultRpcTimeout;
+  Milliseconds timeout;
   const char* mode = "rpc_async";  // of the call, for profiles
 };
 
@@ -145,7 +157,7 @@ OutgoingCall make_call(const char* mode, const Worker& to, std::string function,
           .to = agent->find(to),
           .function = std::move(function),
           .encode = [&values](object::Encoder& encoder) { object::write(encoder, values); },
-          .timeout = options.timeout,
+          .timeout = agent->timeout_or_default(options.timeout),
           .mode = mode};
 }
 
@@ -161,42 +173,26 @@ auto call(const char* mode, const Worker& to, const std::string& function, const
 
 template <class R, class... A>
 auto rpc_async(const Worker& to, const NamedFunction<R(A...)>& fn,
-               std::type_identity_t<Args<std::decay_t<A>...>> args, CallOptions options = {}) {
+               std::type_identity_t<Args<std::decay_t<A>...>> args = {}, CallOptions options = {}) {
   return internal::call<R>("rpc_async", to, fn.name, args.values, options);
 }
 template <class R, class... A>
-auto rpc_async(const Worker& to, R (*fn)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args,
+auto rpc_async(const Worker& to, R (*fn)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args = {},
                CallOptions options = {}) {
   return internal::call<R>("rpc_async", to, find_function(&fn, sizeof(fn), typeid(fn)).name, args.values,
                            options);
 }
-template <class R>
-auto rpc_async(const Worker& to, R (*fn)()) {
-  return rpc_async(to, fn, Args<>{});
-}
-template <class R>
-auto rpc_async(const Worker& to, const NamedFunction<R()>& fn) {
-  return rpc_async(to, fn, Args<>{});
-}
 
 template <class R, class... A>
-auto rpc_sync(const Worker& to, R (*fn)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args,
+auto rpc_sync(const Worker& to, R (*fn)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args = {},
               CallOptions options = {}) {
   const auto& name = find_function(&fn, sizeof(fn), typeid(fn)).name;
   return internal::call<R>("rpc_sync", to, name, args.values, options).wait();
 }
 template <class R, class... A>
 auto rpc_sync(const Worker& to, const NamedFunction<R(A...)>& fn,
-              std::type_identity_t<Args<std::decay_t<A>...>> args, CallOptions options = {}) {
+              std::type_identity_t<Args<std::decay_t<A>...>> args = {}, CallOptions options = {}) {
   return internal::call<R>("rpc_sync", to, fn.name, args.values, options).wait();
-}
-template <class R>
-auto rpc_sync(const Worker& to, R (*fn)()) {
-  return rpc_sync(to, fn, Args<>{});
-}
-template <class R>
-auto rpc_sync(const Worker& to, const NamedFunction<R()>& fn) {
-  return rpc_sync(to, fn, Args<>{});
 }
 
 // Collects the futures of every rpc_async that this thread makes while it lives.

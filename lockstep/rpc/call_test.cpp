@@ -74,7 +74,7 @@ Future<int> add_later(int a, int b) {
 LOCKSTEP_RPC_FUNCTION(add_later);
 
 Future<int> add_at(int to, int a, int b) {
-  return rpc_async(to, add, {a, b}).then([](const Future<int>& sum) { return sum.value() + 1; });
+  return rpc_async(to, add, {a, b}).then([](const Future<int>& sum) { return sum.result() + 1; });
 }
 LOCKSTEP_RPC_FUNCTION(add_at);
 
@@ -83,6 +83,13 @@ std::vector<double> doubled(std::vector<double> values) {
   return values;
 }
 LOCKSTEP_RPC_FUNCTION(doubled);
+
+// Answered once the test sets it: workers are threads of one process.
+std::optional<Promise<void>> release;
+Future<void> when_released() {
+  return release->future();
+}
+LOCKSTEP_RPC_FUNCTION(when_released);
 
 int unregistered(int a) {
   return a;
@@ -123,7 +130,7 @@ TEST(Call, MayBeManyAtOnce) {
     std::vector<Future<int>> sums;
     for (int i = 0; i < 500; ++i) sums.push_back(rpc_async(i % 3, add, {i, rank}));
     wait_all(sums);
-    for (int i = 0; i < 500; ++i) EXPECT_EQ(sums[static_cast<std::size_t>(i)].value(), i + rank);
+    for (int i = 0; i < 500; ++i) EXPECT_EQ(sums[static_cast<std::size_t>(i)].result(), i + rank);
   });
 }
 
@@ -217,9 +224,25 @@ TEST(Call, EndsAtItsTimeout) {
     EXPECT_TRUE(says(failure, "50 milliseconds")) << failure.message;
     const auto later = rpc_async(1, sleep_ms, {1500}, {.timeout = 60ms});
     std::atomic<bool> told{false};
-    later.on_done([&](const auto& future) { told = future.has_error(); });
+    later.on_done([&](const auto& future) { told = future.error() != nullptr; });
     while (!told) std::this_thread::sleep_for(1ms);
     EXPECT_EQ(current_agent("test")->n_waiting(), 0u);
+  });
+}
+
+TEST(Call, WithATimeoutThatIsNotPositiveIsRefusedAndNotSent) {
+  n_pokes = 0;
+  run_workers(2, [](int rank, Workers&) {
+    if (rank != 0) return;
+    for (const auto timeout : {0ms, -1ms}) {
+      EXPECT_EQ(caught([&] { rpc_sync(1, poke, {}, {.timeout = timeout}); }).kind, ErrorKind::kUsage);
+      EXPECT_EQ(caught([&] { remote(1, poke, {}, {.timeout = timeout}); }).kind, ErrorKind::kUsage);
+      EXPECT_EQ(caught([&] { barrier({"worker0"}, {.timeout = timeout}); }).kind, ErrorKind::kUsage);
+      EXPECT_EQ(caught([&] { RRef<int>(3).to_here(timeout); }).kind, ErrorKind::kUsage);
+    }
+    EXPECT_EQ(n_pokes, 0);
+    rpc_sync(1, poke, {}, {.timeout = kNoTimeout});
+    EXPECT_EQ(n_pokes, 1);
   });
 }
 
@@ -297,6 +320,44 @@ TEST(Future, ThatIsEmptyIsRefusedHereAndThere) {
     EXPECT_TRUE(
         says(caught([] { Future<int>::of(1).then([](const auto&) { return Future<int>(); }).wait(); }),
              "this Future is empty"));
+  });
+}
+
+TEST(Future, TellsWithoutBlockingWhetherItIsDoneAndHow) {
+  const Promise<int> promise;
+  const auto future = promise.future();
+  EXPECT_FALSE(future.done());
+  EXPECT_EQ(future.error(), nullptr);
+  EXPECT_EQ(caught([&] { future.result(); }).kind, ErrorKind::kUsage) << "not done yet";
+  EXPECT_EQ(caught([&] { future.wait(10ms); }).kind, ErrorKind::kTimeout);
+  EXPECT_EQ(caught([&] { future.wait(0ms); }).kind, ErrorKind::kUsage);
+  promise.set(3);
+  EXPECT_EQ(future.result(), 3);
+  EXPECT_EQ(future.error(), nullptr);
+  const Promise<int> broken;
+  broken.fail({.failure = {.kind = ErrorKind::kPeerLost, .message = "gone"}});
+  const auto failed = broken.future();
+  ASSERT_TRUE(failed.done());
+  EXPECT_EQ(caught([&] { std::rethrow_exception(failed.error()); }).kind, ErrorKind::kPeerLost);
+}
+
+TEST(Callback, ThatBlocksDelaysOnlyThoseOfItsOwnFuture) {
+  run_workers(2, [](int rank, Workers&) {
+    if (rank != 0) return;
+    const Promise<void> gate;
+    const Promise<void> second_ran;
+    release.emplace();
+    const auto first = rpc_async(1, when_released);
+    first.on_done([&](const auto&) { gate.future().wait(); });
+    first.on_done([&](const auto&) { second_ran.set(); });
+    release->set();
+    // While the first callback blocks, other calls are answered and their callbacks run.
+    const Promise<void> other_ran;
+    rpc_async(1, sleep_ms, {1}).on_done([&](const auto&) { other_ran.set(); });
+    other_ran.future().wait();
+    EXPECT_FALSE(second_ran.future().done());
+    gate.set();
+    second_ran.future().wait();
   });
 }
 

@@ -87,13 +87,12 @@ std::shared_ptr<Agent> current_agent(const char* what) {
       base::raise(
           ErrorKind::kUsage,
           base::cat(what,
-                    ": this process was forked from a worker and has no RPC of its own; call rpc::init_rpc, "
+                    ": this process was forked from a worker and has no RPC of its own; call init_rpc, "
                     "or let the worker call"));
     }
     base::raise(
         ErrorKind::kUsage,
-        base::cat(what,
-                  ": RPC is not initialised in this process, or was shut down; call rpc::init_rpc first"));
+        base::cat(what, ": RPC is not initialised in this process, or was shut down; call init_rpc first"));
   }
   return agent;
 }

@@ -2,6 +2,7 @@
 
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
+#include "lockstep/base/detail/timeout.h"
 #include "lockstep/base/log.h"
 
 namespace lockstep::rpc::internal {
@@ -9,6 +10,15 @@ namespace lockstep::rpc::internal {
 void raise_empty_future() {
   base::raise(ErrorKind::kUsage,
               "this Future is empty: it was made by Future(), and no call or Promise is behind it");
+}
+
+void raise_not_done() {
+  base::raise(ErrorKind::kUsage,
+              "Future::result: it is not done yet; wait() blocks until it is, done() says whether it is");
+}
+
+Deadline wait_deadline(const std::optional<Milliseconds>& timeout) {
+  return timeout ? Deadline::after(base::checked_timeout(*timeout, "Future::wait")) : Deadline::never();
 }
 
 void raise_late(Milliseconds timeout) {
@@ -50,6 +60,15 @@ base::Awaited FutureBase::awaited(const WaitHelper* helper,
   if (waiting) return {.words = waiting()};
   if (helper != nullptr) return helper->awaited(*this);
   return {.words = "Future::wait waits for a Promise of this process that nobody has set"};
+}
+
+std::exception_ptr FutureBase::error() const {
+  if (!over() || !failure_) return nullptr;
+  try {
+    failure_->raise();
+  } catch (...) {
+    return std::current_exception();
+  }
 }
 
 void FutureBase::on_over(Callback callback) {

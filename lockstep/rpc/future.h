@@ -8,6 +8,7 @@
 //   std::thread([promise] { promise.set(3); });
 //   Future<int> three = promise.future();
 //
+// wait() blocks; done(), result() and error() never do; then() runs something afterwards. Work and AsyncTensor have the same.
 // Handles copy; all copies are of one value, which is set once. A future of a call always ends: with the value, with the
 // callee's exception, at the call's timeout, or when the worker is gone. A thread that waits for a call's answer fetches
 // arriving messages itself for a moment before it sleeps.
@@ -16,6 +17,7 @@
 
 #include <atomic>
 #include <condition_variable>
+#include <exception>
 #include <functional>
 #include <memory>
 #include <mutex>
@@ -45,7 +47,7 @@ class WaitHelper {
   virtual ~WaitHelper() = default;
   // Fetches messages until `over` is not zero, or for a short while.
   virtual void help(const std::atomic<std::uint8_t>& over) = 0;
-  // Around sleeping: a pool thread that sleeps is made up for by another.
+  // Around sleeping: while a pool thread sleeps, another may be started.
   virtual void before_sleep() = 0;
   virtual void after_sleep() = 0;
   // What `future` waits for, for the line of a wait that lasts.
@@ -68,8 +70,10 @@ class FutureBase {
   void on_over(Callback callback);
   // What it failed with; null when it did not. Pre: over().
   const CallFailure* failure() const { return failure_ ? &*failure_ : nullptr; }
-  // The value of `fail` is ignored when it is over. Returns callbacks for the caller to run, never under a lock.
+  // Nothing happens when it is over already. Returns callbacks for the caller to run, never under a lock.
   [[nodiscard]] std::vector<Callback> fail(CallFailure failure);
+  // The same as an exception; null also while not over().
+  std::exception_ptr error() const;
   const std::weak_ptr<WaitHelper>& helper() const { return helper_; }
 
   static void run(std::vector<Callback> callbacks) noexcept;
@@ -121,6 +125,9 @@ template <class T>
 using Held = std::conditional_t<std::is_void_v<T>, Nothing, T>;
 
 [[noreturn]] void raise_empty_future();
+[[noreturn]] void raise_not_done();
+// Of Future::wait. Raises kUsage for a timeout that is zero or negative.
+Deadline wait_deadline(const std::optional<Milliseconds>& timeout);
 [[noreturn]] void raise_late(Milliseconds timeout);
 
 }  // namespace internal
@@ -193,26 +200,31 @@ class Future {
 
   bool valid() const { return state_ != nullptr; }
   bool done() const { return state()->over(); }
-  // The value, or throws what it failed with; kTimeout when `timeout` passes first (zero: as long as the call lasts).
-  T wait(Milliseconds timeout = Milliseconds::zero()) const {
-    if (!state()->wait_over(Deadline::after(timeout))) internal::raise_late(timeout);
-    return value();
+  // Blocks until done(), then result(). Raises kTimeout when `timeout` passes first; unset: waits as long as the call lasts, which
+  // has its own timeout.
+  T wait(std::optional<Milliseconds> timeout = {}) const {
+    if (!state()->wait_over(internal::wait_deadline(timeout))) internal::raise_late(*timeout);
+    return result();
   }
-  // Pre: done(). The value, or throws.
-  T value() const {
-    if (const auto* failure = state()->failure()) failure->raise();
+  // The value, or throws what it failed with. Never blocks: raises kUsage while not done().
+  T result() const {
+    if (!done()) internal::raise_not_done();
+    if (const auto* failure = state_->failure()) failure->raise();
     if constexpr (!std::is_void_v<T>) return state_->value();
   }
-  bool has_error() const { return done() && state_->failure() != nullptr; }
+  // What it failed with; null while not done(), and when it has a value. Never blocks.
+  std::exception_ptr error() const { return state()->error(); }
 
-  // fn(Future) runs once, when this is over: now, or on the thread that ends it, so it must not block for long.
+  // fn(Future) runs once, when this is done: at once on this thread if it is already. Otherwise, of a call's future, on a thread of
+  // the agent, where it may block: another thread then takes the agent's messages, and only further callbacks of the same future
+  // wait for it, since they run one after the other. Of a Promise's, on the thread that sets it, which it holds up.
   template <class Function>
   void on_done(Function fn) const {
     // Strongly: whoever ends it may have let go of it when the callback's turn comes.
     state()->on_over([self = *this, fn = std::move(fn)]() mutable { fn(std::move(self)); });
   }
 
-  // The future of fn(Future): fn may return a value, nothing, or another future, whose value it then is.
+  // The future of fn(Future), which runs as in on_done: fn may return a value, nothing, or another future, whose value it then is.
   template <class Function>
   auto then(Function fn) const {
     using Result = std::invoke_result_t<Function, Future>;

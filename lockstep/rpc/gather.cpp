@@ -81,7 +81,7 @@ std::map<std::string, Object> Gatherings::gather(const Object& value, std::vecto
       return base::cat("worker ", agent_.self().name, " waits in a gathering of ", names.size(), " workers",
                        ask_missing(leader, {names, number}));
     });
-    const auto answer = call.value();
+    const auto answer = call.result();
     return decode<std::map<std::string, Object>>(answer.body.bytes, answer.blobs);
   } catch (const Error& error) {
     if (error.kind() != ErrorKind::kTimeout) throw;
@@ -210,12 +210,14 @@ void Gatherings::on_close() {
 std::map<std::string, Object> all_gather(const Object& value, std::vector<std::string> names,
                                          CallOptions options) {
   const auto agent = current_agent("all_gather");
-  return agent->service<internal::Gatherings>().gather(value, std::move(names), options.timeout);
+  return agent->service<internal::Gatherings>().gather(value, std::move(names),
+                                                       agent->timeout_or_default(options.timeout));
 }
 
 void barrier(std::vector<std::string> names, CallOptions options) {
   const auto agent = current_agent("barrier");
-  agent->service<internal::Gatherings>().gather(Object(true), std::move(names), options.timeout);
+  agent->service<internal::Gatherings>().gather(Object(true), std::move(names),
+                                                agent->timeout_or_default(options.timeout));
 }
 
 }  // namespace lockstep::rpc

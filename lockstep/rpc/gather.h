@@ -2,7 +2,7 @@
 //
 // Led by the worker with the smallest name: everyone sends its value there and is answered when all have come. The n-th call
 // with a set of names meets the n-th call of the others with that set.
-// Blocking: until all have come, `timeout` at most (negative: the agent's; zero: none). Raises kTimeout naming those that have not
+// Blocking: until all have come, the options' timeout at most. Raises kTimeout naming those that have not
 // come (the leader is asked for them, for half a second at most), and kPeerLost naming one that is gone.
 // Thread safety: any thread; concurrent calls with one set of names are matched in an order nobody knows.
 #pragma once

@@ -99,10 +99,10 @@ void juggle(std::mt19937& random, int world) {
   const auto someone = [&] { return static_cast<int>(random() % static_cast<unsigned>(world)); };
   switch (random() % 4) {
     case 0:
-      keep(remote<Counter>(someone(), static_cast<int>(random() % 100)));
+      keep(remote<Counter>(someone(), Args{static_cast<int>(random() % 100)}));
       break;
     case 1: {
-      auto counter = remote<Counter>(someone(), 1);
+      auto counter = remote<Counter>(someone(), Args{1});
       rpc_sync(someone(), keep, {counter});
       require(counter.rpc_sync(&Counter::add, {2}) >= 3, "a counter that only grows");
       break;
@@ -299,8 +299,8 @@ void exit_without_shutdown(const ChildrenOptions& options) {
       [](int rank, Board& board) {
         await([&] { return board.n_ready == 3; });
         if (rank == 2) {
-          *kept_to_the_end = remote<Counter>("worker0", 1);
-          keep(remote<Counter>("worker1", 1));
+          *kept_to_the_end = remote<Counter>("worker0", Args{1});
+          keep(remote<Counter>("worker1", Args{1}));
           keep(RRef<Counter>::of(1));
           rpc_sync("worker0", keep, {take_one()});
           const auto pending = rpc_async("worker1", hold, {300});
@@ -326,7 +326,9 @@ TEST(Processes, MayExitWithoutShutdown) {
   exit_without_shutdown({});
 }
 TEST(Processes, OfADynamicGroupMayExitWithoutShutdown) {
-  exit_without_shutdown({.change = [](RpcOptions& options) { options.world_size = kDynamic; }});
+  exit_without_shutdown({.change = [](RpcOptions& options) {
+    options.membership = Membership::kDynamic, options.world_size.reset();
+  }});
 }
 
 void expect_gone(const std::function<void()>& use) {
@@ -384,7 +386,7 @@ void outlive_child(ChildrenOptions options) {
         if (rank == 0) fork_child_that_exits([] {});
         ++board.counters[0];
         await([&] { return board.counters[0] == 2; });
-        require(rpc_sync(1 - rank, self_id, Args<>{}, {.timeout = 60s}) == 1 - rank, "calls work after");
+        require(rpc_sync(1 - rank, self_id, {}, {.timeout = 60s}) == 1 - rank, "calls work after");
         ++board.counters[1];
         if (rank == 1) wait_for_death();
         await([&] { return board.killed_at_ns != 0; });
@@ -455,7 +457,7 @@ TEST(Processes, HaveNoRpcInAForkedChild) {
                   error.what());
         }
 #ifndef __SANITIZE_THREAD__  // which lets no thread start after the fork of a process that has some
-        init_rpc("alone", {.rank = 0, .world_size = 1, .store = std::make_shared<HashStore>()});
+        start("alone", {.rank = 0, .world_size = 1, .store = std::make_shared<HashStore>()});
         require(rpc_sync(0, self_id) == 0, "it can have one of its own");
         shutdown();
 #endif
@@ -495,7 +497,7 @@ void come_back(bool same_number) {
                      if (rank == 2) wait_for_death();
                      RRef<Counter> lost;
                      if (rank == 0) {  // worker 1 never talks to it
-                       lost = remote<Counter>("worker2", 5);
+                       lost = remote<Counter>("worker2", Args{5});
                        require(lost.rpc_sync(&Counter::add, {1}) == 6, "it lives there");
                      }
                      ++board.counters[kKnown];
@@ -503,7 +505,7 @@ void come_back(bool same_number) {
                      require(get_worker_info("worker2").id == board.counters[kBack], "the new one");
                      check_view();
                      if (rank == 0) expect_gone([&] { lost.rpc_sync(&Counter::add, {1}); });
-                     auto other = remote<Counter>("worker2", 7);
+                     auto other = remote<Counter>("worker2", Args{7});
                      require(other.rpc_sync(&Counter::add, {1}) == 8, "a new one there");
                      other = {};
                      ++board.counters[kChecked];
@@ -511,8 +513,8 @@ void come_back(bool same_number) {
                      shutdown();
                    },
                    {.change = [=](RpcOptions& options) {
-                     options.world_size = kDynamic;
-                     if (!same_number) options.rank = -1;
+                     options.membership = Membership::kDynamic, options.world_size.reset();
+                     if (!same_number) options.rank.reset();
                    }});
   workers.await(workers.board().counters[kKnown], 2);
   workers.kill(2);
@@ -532,7 +534,7 @@ TEST(Processes, AStoppedWorkerIsATimeoutAndNotADeath) {
     if (rank == 0) {
       while (board.counters[0] == 0) std::this_thread::sleep_for(1ms);
       try {
-        rpc_sync(1, self_id, Args<>{}, {.timeout = 200ms});
+        rpc_sync(1, self_id, {}, {.timeout = 200ms});
         require(false, "it is stopped");
       } catch (const Error& error) {
         require(error.kind() == ErrorKind::kTimeout, error.what());

@@ -141,7 +141,7 @@ class Children {
                      .tcp_only = options_.tcp_only,
                      .strict_rref_check = options_.strict};
       if (options_.change) options_.change(rpc);
-      init_rpc("worker" + std::to_string(rank), rpc);
+      start("worker" + std::to_string(rank), rpc);
       ++board_->n_ready;
       body(rank, *board_);
       return 0;

@@ -1,7 +1,7 @@
 // Making values on other workers: the result of a function stays there, and an RRef of it is returned at once.
 //
 //   RRef<at::Tensor> sum = remote("worker1", add, {a, b});
-//   RRef<Counter> counter = remote<Counter>("worker1", 10);     // a constructor: LOCKSTEP_RPC_CLASS(Counter, int)
+//   RRef<Counter> counter = remote<Counter>("worker1", Args{10});     // a constructor: LOCKSTEP_RPC_CLASS(Counter, int)
 //
 // `to` becomes the owner. Arguments must stay unchanged until the value is made. What goes wrong there, or takes longer than
 // the timeout, is raised by the next use of the RRef, and ends its get_future().
@@ -32,12 +32,6 @@ RRef<T> start_remote(const Worker& to, const std::string& function, const std::t
 template <class R>
 using Made = Held<std::decay_t<typename Unwrapped<R>::type>>;
 
-// How an argument of a constructor travels: a literal as text.
-template <class A>
-using Sent = std::conditional_t<std::is_convertible_v<A, std::string> &&
-                                    !std::is_same_v<std::decay_t<A>, std::nullptr_t>,
-                                std::string, std::decay_t<A>>;
-
 // "new Counter".
 template <class T>
 std::string constructor_name() {
@@ -65,30 +59,21 @@ FunctionEntry make_constructor_entry(std::string name) {
 }  // namespace internal
 
 template <class R, class... A>
-auto remote(const Worker& to, R (*fn)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args,
+auto remote(const Worker& to, R (*fn)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args = {},
             CallOptions options = {}) {
   const auto& entry = find_function(&fn, sizeof(fn), typeid(fn));
   return internal::start_remote<internal::Made<R>>(to, entry.name, args.values, options);
 }
 template <class R, class... A>
 auto remote(const Worker& to, const NamedFunction<R(A...)>& fn,
-            std::type_identity_t<Args<std::decay_t<A>...>> args, CallOptions options = {}) {
+            std::type_identity_t<Args<std::decay_t<A>...>> args = {}, CallOptions options = {}) {
   return internal::start_remote<internal::Made<R>>(to, fn.name, args.values, options);
 }
-template <class R>
-auto remote(const Worker& to, R (*fn)()) {
-  return remote(to, fn, Args<>{});
-}
 
-// Makes a T there. The arguments' types must be those that LOCKSTEP_RPC_CLASS names: the owner checks. The second form takes a
-// timeout, and says the types: remote<Net>("worker1", Args<std::int64_t, std::string>{3, "relu"}, {.timeout = 5s}).
+// Makes a T there. The arguments' types must be those that LOCKSTEP_RPC_CLASS names; the owner checks. They can be written:
+// remote<Net>("worker1", Args<std::int64_t, std::string>{3, "relu"}, {.timeout = 5s}).
 template <class T, class... A>
-RRef<T> remote(const Worker& to, const A&... args) {
-  const std::tuple<internal::Sent<A>...> values(args...);
-  return internal::start_remote<T>(to, internal::constructor_name<T>(), values, {});
-}
-template <class T, class... A>
-RRef<T> remote(const Worker& to, const Args<A...>& args, CallOptions options = {}) {
+RRef<T> remote(const Worker& to, const Args<A...>& args = {}, CallOptions options = {}) {
   return internal::start_remote<T>(to, internal::constructor_name<T>(), args.values, options);
 }
 

@@ -11,6 +11,7 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/slow_wait.h"
 #include "lockstep/base/detail/text.h"
+#include "lockstep/base/detail/timeout.h"
 #include "lockstep/base/log.h"
 #include "lockstep/net/address.h"
 #include "lockstep/rendezvous/rendezvous.h"
@@ -58,18 +59,20 @@ void check_options(const RpcOptions& options) {
     base::raise(ErrorKind::kUsage, base::cat("init_rpc: num_worker_threads is ", options.num_worker_threads,
                                              "; at least 1 is needed"));
   }
-  if (options.rpc_timeout.count() < 0)
-    base::raise(ErrorKind::kUsage, "init_rpc: rpc_timeout is negative; zero means none");
+  base::checked_timeout(options.rpc_timeout, "init_rpc: rpc_timeout");
+  base::checked_timeout(options.init_timeout, "init_rpc: init_timeout");
   if (options.store && !options.init_method.empty()) {
     base::raise(ErrorKind::kUsage, "init_rpc: give a store or an init_method, not both");
   }
-  if (options.store && options.rank < 0 && options.world_size != kDynamic) {
+  const bool dynamic = options.membership == Membership::kDynamic;
+  if (dynamic && options.world_size)
+    base::raise(ErrorKind::kUsage, "init_rpc: a dynamic group has no world_size");
+  if (options.store && !dynamic && (!options.rank || !options.world_size))
     base::raise(ErrorKind::kUsage, "init_rpc: with a store, rank and world_size are needed");
-  }
-  if (options.rank > 0xFFFF)
-    base::raise(ErrorKind::kUsage, base::cat("init_rpc: rank ", options.rank, " is beyond 65535"));
-  if (options.world_size < -1)
-    base::raise(ErrorKind::kUsage, base::cat("init_rpc: world_size is ", options.world_size));
+  if (options.rank && (*options.rank < 0 || *options.rank > 0xFFFF))
+    base::raise(ErrorKind::kUsage, base::cat("init_rpc: rank ", *options.rank, " is not in 0 to 65535"));
+  if (options.world_size && *options.world_size < 1)
+    base::raise(ErrorKind::kUsage, base::cat("init_rpc: world_size is ", *options.world_size));
   for (const auto& [worker, map] : options.device_maps) check_one_to_one(worker, map);
   if (const auto clash = registration_clash(); !clash.empty())
     base::raise(ErrorKind::kUsage, "init_rpc: " + clash);
@@ -125,10 +128,14 @@ std::string take_prefix(bool dynamic) {
 }
 
 RendezvousResult meet(const RpcOptions& options, bool dynamic) {
-  if (options.store) return {.store = options.store, .rank = options.rank, .world_size = options.world_size};
+  if (options.store) {
+    return {.store = options.store,
+            .rank = options.rank.value_or(-1),
+            .world_size = options.world_size.value_or(-1)};
+  }
   return rendezvous({.init_method = options.init_method.empty() ? "env://" : options.init_method,
-                     .rank = options.rank,
-                     .world_size = dynamic ? -1 : options.world_size,
+                     .rank = options.rank.value_or(-1),
+                     .world_size = options.world_size.value_or(-1),
                      .timeout = options.init_timeout,
                      .open_ended = dynamic});
 }
@@ -176,7 +183,7 @@ void leave_static(Agent& agent, Deadline deadline) {
 
 void leave(Agent& agent, Session& session, Deadline deadline) {
   if (session.dynamic) {
-    wait_idle(agent, deadline, Idle::kOwnCalls);  // others may go on calling until they hear of it
+    wait_idle(agent, deadline, Idle::kOwnCalls);  // others may go on calling until they are notified
     drop_rrefs(agent, deadline);
     session.dynamic->leave(deadline);
   } else {
@@ -205,7 +212,7 @@ void init_worker(const std::optional<std::string>& name, RpcOptions options) {
   if (is_initialized()) base::raise(ErrorKind::kUsage, "init_rpc was called before; call shutdown first");
   const auto make_transport = find_backend(options.backend);
   const Deadline deadline = Deadline::after(options.init_timeout);
-  const bool dynamic = options.world_size == kDynamic;
+  const bool dynamic = options.membership == Membership::kDynamic;
   const auto place = meet(options, dynamic);
   if (dynamic && !place.store)
     base::raise(ErrorKind::kUsage, "init_rpc: a dynamic group needs a store or an address");
@@ -220,10 +227,9 @@ void init_worker(const std::optional<std::string>& name, RpcOptions options) {
       .store = place.store ? std::make_shared<PrefixStore>(take_prefix(dynamic), place.store) : nullptr});
   // Met by a URL: 0 is asked for by the worker that holds the store.
   if (dynamic && !options.store) internal::keep_number(*session->store, 0);
-  if (dynamic && options.rank >= 0)
-    internal::claim_number(*session->store, static_cast<WorkerId>(options.rank));
-  const WorkerId id = dynamic && options.rank < 0 ? internal::take_number(*session->store)
-                                                  : static_cast<WorkerId>(place.rank);
+  if (dynamic && options.rank) internal::claim_number(*session->store, static_cast<WorkerId>(*options.rank));
+  const WorkerId id =
+      dynamic && !options.rank ? internal::take_number(*session->store) : static_cast<WorkerId>(place.rank);
   const WorkerInfo self{.id = id, .name = name ? *name : base::cat("worker", id)};
   const auto agent = Agent::start({.self = self,
                                    .num_worker_threads = options.num_worker_threads,
@@ -248,11 +254,11 @@ void init_worker(const std::optional<std::string>& name, RpcOptions options) {
 
 }  // namespace
 
-void init_rpc(const std::string& name, RpcOptions options) {
+void start(const std::string& name, RpcOptions options) {
   init_worker(name, std::move(options));
 }
 
-void init_rpc(RpcOptions options) {
+void start(RpcOptions options) {
   init_worker(std::nullopt, std::move(options));
 }
 
@@ -264,7 +270,7 @@ void shutdown(ShutdownOptions options) {
         "shutdown: called by a function that runs for another worker, on one of the agent's own threads");
   }
   const auto session = std::static_pointer_cast<Session>(current_session());
-  const Deadline deadline = Deadline::after(options.timeout);
+  const Deadline deadline = Deadline::after(base::checked_timeout(options.timeout, "shutdown"));
   std::exception_ptr problem;
   if (options.graceful) {
     try {

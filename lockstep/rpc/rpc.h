@@ -3,10 +3,13 @@
 //   double norm(const std::vector<double>& v);
 //   LOCKSTEP_RPC_FUNCTION(norm);                               // callable from every worker
 //
-//   rpc::init_rpc();                                           // env://, as the launcher sets it: "worker<rank>"
+//   rpc::start();                                                    // env://, as the launcher sets it: "worker<rank>"
 //   double n = rpc::rpc_sync("worker1", norm, {{3.0, 4.0}});
-//   auto trainer = rpc::remote<Trainer>("worker2", options);   // lives there; an RRef here
-//   rpc::shutdown();                                           // waits for everyone
+//   auto trainer = rpc::remote<Trainer>("worker2", rpc::Args{3});    // lives there; an RRef here
+//   rpc::shutdown();                                                 // waits for everyone
+//
+// start() brings calls and RRefs, without libtorch. Programs with tensors call lockstep::init_rpc (remote/init_rpc.h), which also
+// brings distributed autograd, operators, modules and optimizers.
 //
 //   call.h      rpc_sync, rpc_async, WaitAll         function.h  what can be called
 //   rref.h      values that stay where they are      future.h    results that are on their way
@@ -14,13 +17,14 @@
 //
 // One agent per process, or per rank thread inside run_threads. On one host messages go through shared memory, across hosts
 // over TCP; connections prove that they know the job's secret (docs/rpc.md). A child that the program forks has no RPC (calls raise
-// kUsage) and harms its parent's in no way, also when it leaves through exit(); it may call init_rpc itself.
-// Thread safety: everything may be called from any thread, init_rpc and shutdown by one.
+// kUsage) and harms its parent's in no way, also when it leaves through exit(); it may start its own.
+// Thread safety: everything may be called from any thread, start and shutdown by one.
 #pragma once
 
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -39,18 +43,22 @@ namespace lockstep::rpc {
 // Of this worker's devices to another's, one to one: {0: 1} puts what is on cuda:0 here on cuda:1 there.
 using DeviceMap = std::map<int, int>;
 
-// As world_size: workers join and leave as they like.
-inline constexpr int kDynamic = 0;
+enum class Membership : std::uint8_t {
+  kStatic,   // a fixed number of workers, which start and leave together
+  kDynamic,  // workers join and leave as they like
+};
 
 struct RpcOptions {
   int num_worker_threads = 16;       // that run at once
-  Milliseconds rpc_timeout{60'000};  // of calls that give none; zero: none
+  Milliseconds rpc_timeout{60'000};  // of calls that give none; kNoTimeout: none
   std::string init_method{};         // "" means env://, unless store is given
-  int rank = -1;  // -1: from the URL or the environment; in a dynamic group also the next free number. Rank 0
-                  // holds the store of tcp:// and env://, and must be the last to leave
-  int world_size = -1;             // -1: from the URL or the environment; kDynamic
-  std::shared_ptr<Store> store{};  // instead of init_method
-  Milliseconds init_timeout{300'000};
+  Membership membership = Membership::kStatic;
+  std::optional<int>
+      rank{};  // unset: from the URL or the environment; in a dynamic group also the next free number. Rank 0
+               // hosts the store of tcp:// and env://, and must be the last to leave
+  std::optional<int> world_size{};     // unset: from the URL or the environment. Not of a dynamic group
+  std::shared_ptr<Store> store{};      // instead of init_method
+  Milliseconds init_timeout{300'000};  // of waiting for the others; kNoTimeout: none
   std::map<std::string, DeviceMap> device_maps{};  // by worker; kept for devices that are not the CPU
   std::vector<int> devices{};                      // that may be used; empty: those of the maps
   std::string backend = "host";                    // or one of register_rpc_backend
@@ -68,13 +76,13 @@ struct RpcOptions {
 // Makes this process a worker. `name` is unique in the group: letters, digits, "_", ":" and "-", fewer than 128. Static group (a
 // world size): returns when all workers are there and know each other. Dynamic group: when those that are there know of this one.
 // Raises kUsage for a bad or taken name, bad options, and when it was called before; kTimeout naming who has not come.
-void init_rpc(const std::string& name, RpcOptions options = {});
+void start(const std::string& name, RpcOptions options = {});
 // As worker<rank>, by the rank that options, URL or environment give, or in a dynamic group the number it gets.
-void init_rpc(RpcOptions options = {});
+void start(RpcOptions options = {});
 
 struct ShutdownOptions {
-  bool graceful = true;     // false: at once, for this worker only; the others see it go
-  Milliseconds timeout{0};  // of waiting for the others; zero: none
+  bool graceful = true;               // false: at once, for this worker only; the others see it go
+  Milliseconds timeout = kNoTimeout;  // of waiting for the others
 };
 // Graceful: waits until every worker has called it and has no call in flight, gives RRefs back, and leaves; in a dynamic group
 // only this worker's calls are waited for. Workers that are gone are not waited for. Later calls raise kUsage: not initialised. Raises
@@ -86,11 +94,12 @@ bool is_initialized() noexcept;
 WorkerInfo get_worker_info(const std::string& name = "");
 std::vector<WorkerInfo> get_worker_infos();
 Milliseconds get_rpc_timeout();
+// Raises kUsage unless it is positive; kNoTimeout: calls that give no timeout have none.
 void set_rpc_timeout(Milliseconds timeout);
 // Counters by name, for people who debug: agent.* of calls and threads, num_owner_rrefs and its like of RRefs,
 // num_autograd_contexts and num_current_backward_passes.
 std::map<std::string, std::string> get_debug_info();
-// The maps given to init_rpc.
+// The maps given in RpcOptions.
 std::map<std::string, DeviceMap> get_device_maps();
 
 // Another way to carry messages, chosen by RpcOptions::backend. Raises kUsage when the name is taken.

@@ -81,7 +81,7 @@ RpcOptions at(int rank, int n, std::shared_ptr<Store> store) {
 TEST(Rpc, MeetsUnderAPrefixOfItsOwnEachTime) {
   as_ranks(2, [](int rank, const auto& store) {
     for (int round = 0; round < 2; ++round) {
-      init_rpc(name_of(rank), at(rank, 2, store));
+      start(name_of(rank), at(rank, 2, store));
       const auto keys = store->list_keys();
       const std::string prefix = "rpc_prefix_" + std::to_string(round) + "/";
       const bool found =
@@ -95,7 +95,7 @@ TEST(Rpc, MeetsUnderAPrefixOfItsOwnEachTime) {
 TEST(Rpc, WorkersMeetCallAndLeaveSeveralTimes) {
   as_ranks(4, [](int rank, const auto& store) {
     for (int round = 0; round < 3; ++round) {
-      init_rpc(name_of(rank), at(rank, 4, store));
+      start(name_of(rank), at(rank, 4, store));
       EXPECT_EQ(get_worker_info(), (WorkerInfo{.id = static_cast<WorkerId>(rank), .name = name_of(rank)}));
       EXPECT_EQ(get_worker_info("worker2").id, 2);
       EXPECT_EQ(get_worker_infos().size(), 4u);
@@ -109,8 +109,8 @@ TEST(Rpc, WorkersMeetCallAndLeaveSeveralTimes) {
 
 TEST(Rpc, ASecondInitIsRefused) {
   as_ranks(1, [](int rank, const auto& store) {
-    init_rpc("alone", at(rank, 1, store));
-    EXPECT_TRUE(says(caught([&] { init_rpc("again", at(rank, 1, store)); }), "called before"));
+    start("alone", at(rank, 1, store));
+    EXPECT_TRUE(says(caught([&] { start("again", at(rank, 1, store)); }), "called before"));
     EXPECT_EQ(rpc_sync("alone", twice, {4}), 8);
     shutdown();
   });
@@ -118,30 +118,45 @@ TEST(Rpc, ASecondInitIsRefused) {
 
 TEST(Rpc, WithoutANameAWorkerIsNamedByItsRank) {
   as_ranks(2, [](int rank, const auto& store) {
-    init_rpc(at(rank, 2, store));
+    start(at(rank, 2, store));
     EXPECT_EQ(get_worker_info().name, "worker" + std::to_string(rank));
     EXPECT_EQ(rpc_sync("worker" + std::to_string(1 - rank), twice, {4}), 8);
     shutdown();
   });
 }
 
+TEST(Rpc, NeedsNothingButTheLaunchersEnvironment) {
+  const std::map<const char*, const char*> launcher{
+      {"RANK", "0"}, {"WORLD_SIZE", "1"}, {"MASTER_ADDR", "127.0.0.1"}, {"MASTER_PORT", "0"}};
+  for (const auto& [name, value] : launcher) ::setenv(name, value, 1);
+  start();
+  for (const auto& [name, value] : launcher) ::unsetenv(name);
+  EXPECT_EQ(get_worker_info().name, "worker0");
+  EXPECT_EQ(rpc_sync("worker0", twice, {4}), 8);
+  shutdown();
+}
+
 TEST(Rpc, BadNamesAndOptionsAreRefused) {
   as_ranks(1, [](int, const auto& store) {
     for (const auto& name : {std::string(""), std::string("a b"), std::string("ä"), std::string(128, 'x')}) {
-      EXPECT_TRUE(says(caught([&] { init_rpc(name, at(0, 1, store)); }), "no name for a worker")) << name;
+      EXPECT_TRUE(says(caught([&] { start(name, at(0, 1, store)); }), "no name for a worker")) << name;
     }
     const auto refused = [&](const auto& change, const std::string& part) {
       auto options = at(0, 1, store);
       change(options);
-      const auto failure = caught([&] { init_rpc("w", options); });
+      const auto failure = caught([&] { start("w", options); });
       EXPECT_TRUE(says(failure, part)) << failure.message;
     };
     refused([](auto& o) { o.num_worker_threads = 0; }, "num_worker_threads");
     refused([](auto& o) { o.rpc_timeout = Milliseconds(-1); }, "rpc_timeout");
     refused([](auto& o) { o.init_method = "env://"; }, "not both");
-    refused([](auto& o) { o.rank = -1; }, "rank and world_size");
+    refused([](auto& o) { o.rank.reset(); }, "rank and world_size");
+    refused([](auto& o) { o.world_size.reset(); }, "rank and world_size");
+    refused([](auto& o) { o.rank = -1; }, "rank -1 is not in 0 to 65535");
+    refused([](auto& o) { o.membership = Membership::kDynamic; }, "has no world_size");
+    refused([](auto& o) { o.init_timeout = Milliseconds(0); }, "init_timeout");
     refused([](auto& o) { o.rank = 5; }, "rank 5 in a world of 1");
-    refused([](auto& o) { o.rank = 65'536, o.world_size = 70'000; }, "beyond 65535");
+    refused([](auto& o) { o.rank = 65'536, o.world_size = 70'000; }, "rank 65536 is not in 0 to 65535");
     refused([](auto& o) { o.backend = "pigeon"; }, "pigeon");
     refused([](auto& o) { o.device_maps["w"] = {{0, 1}, {1, 1}}; }, "two devices");
     EXPECT_FALSE(is_initialized());
@@ -151,7 +166,7 @@ TEST(Rpc, BadNamesAndOptionsAreRefused) {
     EXPECT_EQ(options.device_maps["w"], (DeviceMap{{0, 1}, {1, 0}}));
     EXPECT_TRUE(says(caught([&] { options.set_device_map("w", {{2, 0}}); }), "two devices"));
     options.rank = 0, options.world_size = 1, options.store = store;
-    init_rpc("w", options);
+    start("w", options);
     EXPECT_EQ(get_device_maps().at("w"), (DeviceMap{{0, 1}, {1, 0}}));
     shutdown();
   });
@@ -162,12 +177,12 @@ TEST(Rpc, AWorkerThatWasRefusedMeetsTheOthersAllTheSame) {
     auto options = at(rank, 2, store);
     if (rank == 1) {
       options.backend = "pigeon";
-      const auto failure = caught([&] { init_rpc(name_of(rank), options); });
+      const auto failure = caught([&] { start(name_of(rank), options); });
       EXPECT_EQ(failure.kind, ErrorKind::kUsage);
       EXPECT_TRUE(says(failure, "there are host"));
       options.backend = "host";
     }
-    init_rpc(name_of(rank), options);
+    start(name_of(rank), options);
     EXPECT_EQ(rpc_sync(name_of(1 - rank), twice, {4}), 8);
     shutdown();
   });
@@ -176,7 +191,7 @@ TEST(Rpc, AWorkerThatWasRefusedMeetsTheOthersAllTheSame) {
 TEST(Rpc, OneNameForTwoIsRefusedByAll) {
   std::atomic<int> n_refused{0};
   as_ranks(2, [&](int rank, const auto& store) {
-    n_refused += says(caught([&] { init_rpc("same", at(rank, 2, store)); }), "both named same") ? 1 : 0;
+    n_refused += says(caught([&] { start("same", at(rank, 2, store)); }), "both named same") ? 1 : 0;
   });
   EXPECT_EQ(n_refused, 2);
 }
@@ -185,7 +200,7 @@ TEST(Rpc, InitNamesThoseThatDoNotCome) {
   as_ranks(1, [](int rank, const auto& store) {
     auto options = at(rank, 3, store);
     options.init_timeout = 200ms;
-    const auto failure = caught([&] { init_rpc("worker0", options); });
+    const auto failure = caught([&] { start("worker0", options); });
     EXPECT_EQ(failure.kind, ErrorKind::kTimeout);
     EXPECT_TRUE(says(failure, "1, 2")) << failure.message;
   });
@@ -194,9 +209,9 @@ TEST(Rpc, InitNamesThoseThatDoNotCome) {
 TEST(Rpc, ShutdownWaitsForCallsInFlight) {
   std::atomic<int> n_done{0};
   as_ranks(3, [&](int rank, const auto& store) {
-    init_rpc(name_of(rank), at(rank, 3, store));
+    start(name_of(rank), at(rank, 3, store));
     if (rank == 0)
-      rpc_async(1, nap, {300}).on_done([&](const auto& call) { n_done += call.has_error() ? 0 : 1; });
+      rpc_async(1, nap, {300}).on_done([&](const auto& call) { n_done += call.error() ? 0 : 1; });
     shutdown();
     EXPECT_EQ(n_done, 1) << "rank " << rank << " left before";
   });
@@ -204,7 +219,7 @@ TEST(Rpc, ShutdownWaitsForCallsInFlight) {
 
 TEST(Rpc, ShutdownInAFunctionIsRefused) {
   as_ranks(2, [](int rank, const auto& store) {
-    init_rpc(name_of(rank), at(rank, 2, store));
+    start(name_of(rank), at(rank, 2, store));
     if (rank == 0) {
       EXPECT_NE(rpc_sync(1, stop_here).find("own threads"), std::string::npos);
     }
@@ -214,7 +229,7 @@ TEST(Rpc, ShutdownInAFunctionIsRefused) {
 
 TEST(Rpc, LocalShutdownDoesNotWait) {
   as_ranks(2, [](int rank, const auto& store) {
-    init_rpc(name_of(rank), at(rank, 2, store));
+    start(name_of(rank), at(rank, 2, store));
     shutdown({.graceful = false});
     EXPECT_FALSE(is_initialized());
   });
@@ -222,7 +237,7 @@ TEST(Rpc, LocalShutdownDoesNotWait) {
 
 TEST(Rpc, ShutdownEndsAtItsTimeout) {
   as_ranks(2, [](int rank, const auto& store) {
-    init_rpc(name_of(rank), at(rank, 2, store));
+    start(name_of(rank), at(rank, 2, store));
     if (rank == 0) {
       const auto failure = caught([] { shutdown({.timeout = 100ms}); });
       EXPECT_EQ(failure.kind, ErrorKind::kTimeout);
@@ -245,14 +260,15 @@ TEST(Rpc, ShutdownEndsAtItsTimeout) {
 
 TEST(Rpc, TimeoutsCanBeChanged) {
   as_ranks(1, [](int rank, const auto& store) {
-    init_rpc("w", at(rank, 1, store));
+    start("w", at(rank, 1, store));
     EXPECT_EQ(get_rpc_timeout(), 60s);
     set_rpc_timeout(40ms);
     EXPECT_EQ(caught([] { rpc_sync("w", nap, {400}); }).kind, ErrorKind::kTimeout);
-    EXPECT_NO_THROW(rpc_sync("w", nap, {100}, {.timeout = 0ms})) << "none";
-    set_rpc_timeout(0ms);
+    EXPECT_NO_THROW(rpc_sync("w", nap, {100}, {.timeout = kNoTimeout})) << "none";
+    set_rpc_timeout(kNoTimeout);
     EXPECT_NO_THROW(rpc_sync("w", nap, {100})) << "none";
     EXPECT_THROW(set_rpc_timeout(Milliseconds(-1)), Error);
+    EXPECT_THROW(set_rpc_timeout(0ms), Error);
     shutdown();
   });
 }
@@ -265,7 +281,7 @@ TEST(Rpc, DynamicGroupsGrowAndShrink) {
   };
   as_ranks(3, [&](int rank, const auto& store) {
     const auto join = [&] {
-      init_rpc(name_of(rank), {.world_size = kDynamic, .store = store, .init_timeout = 60s});
+      start(name_of(rank), {.membership = Membership::kDynamic, .store = store, .init_timeout = 60s});
     };
     if (rank != 2) join();
     reach(3);
@@ -310,8 +326,10 @@ TEST(Rpc, AStrictWorkerDoesNotLeaveSilentlyWhatOthersReferTo) {
     std::atomic<bool> there{false}, over{false};
     as_ranks(2, [&](int rank, const auto& store) {
       if (rank == 1) testing::until([&] { return there.load(); });
-      init_rpc(name_of(rank),
-               {.world_size = kDynamic, .store = store, .init_timeout = 60s, .strict_rref_check = strict});
+      start(name_of(rank), {.membership = Membership::kDynamic,
+                            .store = store,
+                            .init_timeout = 60s,
+                            .strict_rref_check = strict});
       if (rank == 0) {
         there = true;
         testing::until([] { return get_worker_infos().size() == 2; });
@@ -338,9 +356,9 @@ TEST(Rpc, DynamicGroupsMeetByUrl) {
   for (const auto& url : {"file://" + file.string(), "tcp://127.0.0.1:" + std::to_string(port)}) {
     std::atomic<int> n_left{2};
     as_ranks(3, [&](int rank, const auto&) {
-      RpcOptions options{.init_method = url, .world_size = kDynamic, .init_timeout = 60s};
+      RpcOptions options{.init_method = url, .membership = Membership::kDynamic, .init_timeout = 60s};
       if (rank == 0) options.rank = 0;
-      init_rpc(name_of(rank), options);
+      start(name_of(rank), options);
       EXPECT_EQ(get_worker_info().id == 0, rank == 0);
       testing::until([] { return get_worker_infos().size() == 3; });
       for (int to = 0; to < 3; ++to) EXPECT_EQ(rpc_sync(name_of(to), twice, {to}), 2 * to);
@@ -356,16 +374,16 @@ TEST(Rpc, DynamicGroupsMeetByUrl) {
 TEST(Rpc, ANameThatIsTakenInADynamicGroupIsRefused) {
   std::atomic<bool> there{false}, tried{false};
   as_ranks(2, [&](int rank, const auto& store) {
-    const RpcOptions options{.world_size = kDynamic, .store = store, .init_timeout = 60s};
+    const RpcOptions options{.membership = Membership::kDynamic, .store = store, .init_timeout = 60s};
     if (rank == 0) {
-      init_rpc("same", options);
+      start("same", options);
       there = true;
       while (!tried) std::this_thread::sleep_for(1ms);
       EXPECT_EQ(get_worker_infos().size(), 1u);
       shutdown();
     } else {
       while (!there) std::this_thread::sleep_for(1ms);
-      EXPECT_TRUE(says(caught([&] { init_rpc("same", options); }), "is taken"));
+      EXPECT_TRUE(says(caught([&] { start("same", options); }), "is taken"));
       tried = true;
     }
   });
@@ -381,7 +399,7 @@ TEST(Rpc, AnotherBackendMayCarryTheMessages) {
   as_ranks(2, [](int rank, const auto& store) {
     auto options = at(rank, 2, store);
     options.backend = "exchange";
-    init_rpc(name_of(rank), options);
+    start(name_of(rank), options);
     EXPECT_EQ(rpc_sync(1 - rank, twice, {rank}), 2 * rank);
     shutdown();
   });
@@ -390,7 +408,7 @@ TEST(Rpc, AnotherBackendMayCarryTheMessages) {
 // The worker with the smallest name leads; the others wait for it.
 TEST(Rpc, TheOthersLeaveWhenTheirLeaderGoesWithoutWaiting) {
   as_ranks(3, [](int rank, const auto& store) {
-    init_rpc(name_of(rank), at(rank, 3, store));
+    start(name_of(rank), at(rank, 3, store));
     if (rank == 0) {
       until([] { return get_debug_info().at("agent.num_leaving") == "2"; });
       shutdown({.graceful = false});
@@ -405,8 +423,10 @@ TEST(Rpc, NumbersInADynamicGroupAreAskedForOrGiven) {
   std::atomic<int> n_there{0};
   as_ranks(3, [&](int rank, const auto& store) {
     until([&] { return n_there == rank; });
-    init_rpc(name_of(rank),
-             {.rank = rank == 0 ? 0 : -1, .world_size = kDynamic, .store = store, .init_timeout = 60s});
+    start(name_of(rank), {.membership = Membership::kDynamic,
+                          .rank = rank == 0 ? std::optional<int>(0) : std::nullopt,
+                          .store = store,
+                          .init_timeout = 60s});
     EXPECT_EQ(get_worker_info().id, rank) << "0 is asked for, the next ones are free";
     ++n_there;
     until([&] { return n_there == 3; });
@@ -417,7 +437,7 @@ TEST(Rpc, NumbersInADynamicGroupAreAskedForOrGiven) {
 
 TEST(Debug, InfoCountsCallsAndThreads) {
   as_ranks(2, [](int rank, const auto& store) {
-    init_rpc(name_of(rank), at(rank, 2, store));
+    start(name_of(rank), at(rank, 2, store));
     if (rank == 0) {
       const auto call = rpc_async(1, nap, {1000});
       EXPECT_EQ(get_debug_info().at("agent.client_active_calls"), "1");

@@ -1,6 +1,6 @@
 // A reference to a value on some worker, which keeps the value alive.
 //
-//   RRef<Counter> counter = remote<Counter>("worker1", 10);        // made there (remote.h)
+//   RRef<Counter> counter = remote<Counter>("worker1", Args{10});  // made there (remote.h)
 //   counter.rpc_sync(&Counter::add, {5});                          // runs there
 //   rpc_sync("worker2", use, {counter});                           // passed on; worker2 refers to it too
 //   RRef<int> sum = remote("worker1", add, {2, 3});
@@ -11,10 +11,12 @@
 // worker does, in whatever order messages arrive (docs/rpc-protocol.md). A handle that has come with a call may be used at
 // once: nothing waits for the owner to know of it.
 // Errors: what the value's creation failed with is raised by the next use, kPeerLost once the owner is gone, kUsage after
-// shutdown. Thread safety: as std::shared_ptr; the value behind it has its own.
+// shutdown. Timeouts that are unset are the agent's rpc_timeout.
+// Thread safety: as std::shared_ptr; the value behind it has its own.
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <type_traits>
@@ -55,76 +57,50 @@ class RRef {
 
   // The value itself. Raises kUsage when this worker is not the owner. Waits until it is made, for the RPC timeout at most.
   T& local_value() const { return *local_pointer(); }
-  std::shared_ptr<T> local_pointer(Milliseconds timeout = kDefaultRpcTimeout) const;
+  std::shared_ptr<T> local_pointer(std::optional<Milliseconds> timeout = {}) const;
   // Null when this worker is not the owner, or the value is not made.
   T* local_value_if_ready() const;
   // A copy, fetched from the owner, which waits until it is made.
-  T to_here(Milliseconds timeout = kDefaultRpcTimeout) const {
+  T to_here(std::optional<Milliseconds> timeout = {}) const {
     return is_owner() ? T(*local_pointer(timeout)) : to_here_async(timeout).wait();
   }
   // At the owner it lasts as long as the creation does.
-  Future<T> to_here_async(Milliseconds timeout = kDefaultRpcTimeout) const;
+  Future<T> to_here_async(std::optional<Milliseconds> timeout = {}) const;
   // Over when the value is made, or could not be (torch: _get_future). kUsage for a handle that came from another worker.
   Future<void> get_future() const { return state_->creation(); }
   // What the value really is, perhaps derived from T, as C++ writes it. Asks the owner once.
-  std::string type_name(Milliseconds timeout = kDefaultRpcTimeout) const {
-    return state_->type_name(timeout);
-  }
+  std::string type_name(std::optional<Milliseconds> timeout = {}) const { return state_->type_name(timeout); }
 
   // Runs a method (LOCKSTEP_RPC_METHOD) on the value, at the owner, once it is made. `remote` leaves the result there.
   template <class R, class C, class... A>
-  auto rpc_async(R (C::*method)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args,
+  auto rpc_async(R (C::*method)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args = {},
                  CallOptions options = {}) const {
     return start<R>(internal::method_of<T>(method), args.values, options);
   }
   template <class R, class C, class... A>
-  auto rpc_async(R (C::*method)(A...) const, std::type_identity_t<Args<std::decay_t<A>...>> args,
+  auto rpc_async(R (C::*method)(A...) const, std::type_identity_t<Args<std::decay_t<A>...>> args = {},
                  CallOptions options = {}) const {
     return start<R>(internal::method_of<T>(method), args.values, options);
   }
-  template <class R, class C>
-  auto rpc_async(R (C::*method)()) const {
-    return rpc_async(method, Args<>{});
-  }
-  template <class R, class C>
-  auto rpc_async(R (C::*method)() const) const {
-    return rpc_async(method, Args<>{});
-  }
   template <class R, class C, class... A>
-  auto rpc_sync(R (C::*method)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args,
+  auto rpc_sync(R (C::*method)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args = {},
                 CallOptions options = {}) const {
     return rpc_async(method, std::move(args), options).wait();
   }
   template <class R, class C, class... A>
-  auto rpc_sync(R (C::*method)(A...) const, std::type_identity_t<Args<std::decay_t<A>...>> args,
+  auto rpc_sync(R (C::*method)(A...) const, std::type_identity_t<Args<std::decay_t<A>...>> args = {},
                 CallOptions options = {}) const {
     return rpc_async(method, std::move(args), options).wait();
   }
-  template <class R, class C>
-  auto rpc_sync(R (C::*method)()) const {
-    return rpc_async(method).wait();
-  }
-  template <class R, class C>
-  auto rpc_sync(R (C::*method)() const) const {
-    return rpc_async(method).wait();
-  }
   template <class R, class C, class... A>
-  auto remote(R (C::*method)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args,
+  auto remote(R (C::*method)(A...), std::type_identity_t<Args<std::decay_t<A>...>> args = {},
               CallOptions options = {}) const {
     return start_remote<R>(internal::method_of<T>(method), args.values, options);
   }
   template <class R, class C, class... A>
-  auto remote(R (C::*method)(A...) const, std::type_identity_t<Args<std::decay_t<A>...>> args,
+  auto remote(R (C::*method)(A...) const, std::type_identity_t<Args<std::decay_t<A>...>> args = {},
               CallOptions options = {}) const {
     return start_remote<R>(internal::method_of<T>(method), args.values, options);
-  }
-  template <class R, class C>
-  auto remote(R (C::*method)()) const {
-    return remote(method, Args<>{});
-  }
-  template <class R, class C>
-  auto remote(R (C::*method)() const) const {
-    return remote(method, Args<>{});
   }
 
   // For layers above, and the codec.

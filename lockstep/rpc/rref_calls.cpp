@@ -3,6 +3,7 @@
 #include "lockstep/base/detail/demangle.h"
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
+#include "lockstep/base/detail/timeout.h"
 #include "lockstep/rpc/detail/rref_manager.h"
 #include "lockstep/rpc/detail/rref_scope.h"
 
@@ -139,36 +140,38 @@ void RRefManager::serve_remote(Request request) {
                      });
 }
 
-void RRefManager::fetch(const RRefState& state, Ask ask, Milliseconds timeout, Agent::OnAnswer on_answer,
-                        const internal::FutureBase* future) {
+void RRefManager::fetch(const RRefState& state, Ask ask, std::optional<Milliseconds> timeout,
+                        Agent::OnAnswer on_answer, const internal::FutureBase* future) {
   const auto alive = agent_for("to_here");
+  const Milliseconds limit = alive->timeout_or_default(timeout);
   const auto context = ask == Ask::kValue ? this_call().autograd_context : 0;
   // The owner will know the context from now on, and must hear of its end.
   if (auto* extension = context == 0 ? nullptr : alive->extension())
     extension->encode(context, state.owner.id, [] {});
   base::ByteWriter writer;
   writer.put(context).put(state.ref.rref).put(state.ref.fork).put(static_cast<std::uint8_t>(ask));
-  alive->request(state.owner.id, MessageKind::kRRefFetch, {.body = writer.take()}, timeout,
+  alive->request(state.owner.id, MessageKind::kRRefFetch, {.body = writer.take()}, limit,
                  base::cat("the value of ", state.text()), std::move(on_answer), future);
 }
 
-void RRefState::wait_made(Milliseconds timeout) const {
+void RRefState::wait_made(std::optional<Milliseconds> timeout) const {
   if (!is_owner()) {
     base::raise(ErrorKind::kUsage,
                 text() +
                     " has its value on another worker: local_value() works at the owner only; use to_here() "
                     "for a copy, or call a method through the RRef");
   }
+  if (timeout) base::checked_timeout(*timeout, "local_value");
   if (value->over()) return;
-  if (timeout.count() < 0) timeout = manager->agent_for("local_value")->rpc_timeout();
+  const Milliseconds limit = manager->agent_for("local_value")->timeout_or_default(timeout);
   const auto waiting = [this] {
     return base::cat("the value of ", text(), " is not made yet, and its owner waits");
   };
-  if (!value->promise.state()->wait_over(Deadline::after(timeout), waiting))
-    base::raise(timeout_failure("the value of " + text(), timeout));
+  if (!value->promise.state()->wait_over(Deadline::after(limit), waiting))
+    base::raise(timeout_failure("the value of " + text(), limit));
 }
 
-std::string RRefState::type_name(Milliseconds timeout) const {
+std::string RRefState::type_name(std::optional<Milliseconds> timeout) const {
   {
     const std::lock_guard lock(mutex_);
     if (!type_name_.empty()) return type_name_;

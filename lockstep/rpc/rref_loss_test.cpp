@@ -65,7 +65,7 @@ TEST(RRefLoss, OfTheOwnersAgentLeavesNothingBehind) {
         const auto agent = workers.agents[0];
         base::ByteWriter fetch;
         fetch.put(std::uint64_t{0}).put(agent->new_id()).put(agent->new_id()).put(std::uint8_t{0});
-        agent->request(1, MessageKind::kRRefFetch, {.body = fetch.take()}, Milliseconds(0), "a value",
+        agent->request(1, MessageKind::kRRefFetch, {.body = fetch.take()}, kNoTimeout, "a value",
                        [](Agent::Answer*, const CallFailure*) {});
       }
     });

@@ -89,7 +89,7 @@ void play(int rank, int n_workers, std::uint64_t seed, int n_steps) {
         put({{.thing = RRef<Thing>::of(number), .number = number}});
         break;
       case 1:
-        put({{.thing = remote<Thing>(draw(n_workers), number), .number = number}});
+        put({{.thing = remote<Thing>(draw(n_workers), Args{number}), .number = number}});
         break;
       case 2:
         take_any(draw(100), false);

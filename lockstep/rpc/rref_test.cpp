@@ -193,7 +193,7 @@ TEST(RRef, RunsMethodsWhereTheObjectIs) {
       2,
       [](int rank, Workers&) {
         if (rank != 0) return;
-        const auto counter = remote<Counter>(1, 10);
+        const auto counter = remote<Counter>(1, Args{10});
         EXPECT_EQ(counter.rpc_sync(&Counter::add, {5}), 15);
         EXPECT_EQ(counter.rpc_sync(&Counter::value), 15);
         EXPECT_EQ(counter.rpc_sync(&Counter::where), "worker1");
@@ -202,7 +202,7 @@ TEST(RRef, RunsMethodsWhereTheObjectIs) {
         counter.rpc_sync(&Counter::reset);
         EXPECT_EQ(counter.rpc_sync(&Counter::value), 0);
         EXPECT_NE(counter.type_name().find("Counter"), std::string::npos);
-        const auto big = remote<BigCounter>(1, 2, "text");
+        const auto big = remote<BigCounter>(1, Args{2, "text"});
         EXPECT_EQ(big.rpc_sync(&Counter::add, {1}), 2001) << "a method of the base";
         EXPECT_EQ(remote<Counter>(1, Args<int>{4}, {.timeout = 5s}).rpc_sync(&Counter::value), 4);
       },
@@ -237,10 +237,10 @@ TEST(RRef, RaisesWhatItsCreationFailedWithAtTheNextUse) {
         EXPECT_TRUE(says(caught([&] { failed.to_here(); }), "std::runtime_error: no such file"));
         EXPECT_TRUE(says(caught([&] { failed.get_future().wait(); }), "On WorkerInfo(id=1, name=worker1)"));
         EXPECT_TRUE(says(caught([&] { rpc_sync(2, value_of, {failed}); }), "no such file"));
-        const auto object = remote<Counter>(1, -1);
+        const auto object = remote<Counter>(1, Args{-1});
         EXPECT_TRUE(says(caught([&] { object.rpc_sync(&Counter::value); }),
                          "std::runtime_error: a counter starts at zero"));
-        const auto wrong = remote<Counter>(1, "text");
+        const auto wrong = remote<Counter>(1, Args{"text"});
         EXPECT_TRUE(says(caught([&] { wrong.rpc_sync(&Counter::value); }), "expected i32, got text"));
         const auto late = remote(1, add_slowly, {1, 2}, {.timeout = 20ms});
         EXPECT_EQ(caught([&] { late.get_future().wait(); }).kind, ErrorKind::kTimeout);
@@ -314,7 +314,7 @@ TEST(RRef, KeepsItsValueAsLongAsAnyWorkerHasAHandle) {
       [](int rank, Workers&) {
         if (rank != 0) return;
         {
-          const auto counter = remote<Counter>(1, 10);
+          const auto counter = remote<Counter>(1, Args{10});
           rpc_sync(2, keep, {counter});
         }
         EXPECT_EQ(rpc_sync(2, bump_kept), 11);
@@ -357,7 +357,7 @@ TEST(RRef, OfAnOwnerThatIsLostRaisesPeerLost) {
   n_alive = 0;
   run_workers(3, [](int rank, Workers& workers) {
     if (rank != 0) return;
-    const auto counter = remote<Counter>(1, 10);
+    const auto counter = remote<Counter>(1, Args{10});
     const auto number = remote(1, add, {1, 2});
     EXPECT_EQ(number.to_here(), 3);
     rpc_sync(2, keep, {counter});
@@ -387,7 +387,7 @@ TEST(RRef, OfAUserThatIsLostIsReleased) {
     if (rank != 0) return;
     {
       const auto counter = RRef<Counter>::of(1);
-      const auto other = remote<Counter>(1, 2);
+      const auto other = remote<Counter>(1, Args{2});
       rpc_sync(2, keep, {counter});
       rpc_sync(2, keep, {other});
       rpc_sync(2, keep, {counter});
@@ -410,7 +410,7 @@ TEST(RRef, ThatOutlivesItsAgentIsHarmless) {
   n_alive = 0;
   run_workers(2, [&](int rank, Workers&) {
     if (rank != 0) return;
-    user = remote<Counter>(1, 10);
+    user = remote<Counter>(1, Args{10});
     user.get_future().wait();
     owner = RRef<Counter>::of(4);
   });
@@ -424,7 +424,7 @@ TEST(RRef, ThatOutlivesItsAgentIsHarmless) {
 TEST(RRef, LeftAtTheEndIsReported) {
   run_workers(2, [&](int rank, Workers& workers) {
     if (rank != 0) return;
-    const auto user = remote<Counter>(1, 10);
+    const auto user = remote<Counter>(1, Args{10});
     user.get_future().wait();
     const auto& manager = rref_manager(*workers.agents[1]);
     EXPECT_EQ(workers.agents[1]->debug_info().at("num_owner_rrefs"), "1");

@@ -41,21 +41,21 @@ void one_waits(const std::function<void()>& wait, const std::string& part) {
 }
 
 TEST(RpcSlowWait, ACallSaysWhichWorkerRunsWhatAndUntilWhen) {
-  const auto call = [] { EXPECT_EQ(rpc_sync("worker1", held_up, Args<>{}, {.timeout = 3600s}), 3); };
+  const auto call = [] { EXPECT_EQ(rpc_sync("worker1", held_up, {}, {.timeout = 3600s}), 3); };
   one_waits(
       call,
       "slow: worker worker0 waits for worker worker1: worker1's function held_up; waiting goes on until ");
 }
 
 TEST(RpcSlowWait, OfACallWithoutATimeoutSaysThatItHasNoEnd) {
-  const auto call = [] { EXPECT_EQ(rpc_sync("worker1", held_up, Args<>{}, {.timeout = 0ms}), 3); };
+  const auto call = [] { EXPECT_EQ(rpc_sync("worker1", held_up, {}, {.timeout = kNoTimeout}), 3); };
   one_waits(call, "worker1's function held_up; waiting goes on without a deadline");
 }
 
 TEST(RpcSlowWait, AFutureMadeOfAnotherSaysWhichCallsHaveNoAnswer) {
   const auto wait = [] {
     const auto later =
-        rpc_async("worker1", held_up).then([](const Future<int>& three) { return three.value() + 1; });
+        rpc_async("worker1", held_up).then([](const Future<int>& three) { return three.result() + 1; });
     EXPECT_EQ(later.wait(), 4);
   };
   one_waits(wait, "its calls without an answer: worker1 (worker1's function held_up); waiting goes on");
@@ -88,8 +88,8 @@ void two_workers(const std::function<void(int)>& before, const std::function<voi
       base::RankThread self;
       const base::RankThreadScope scope(&self);
       before(rank);
-      init_rpc("worker" + std::to_string(rank),
-               {.rank = rank, .world_size = 2, .store = store->clone(), .init_timeout = 60s});
+      start("worker" + std::to_string(rank),
+            {.rank = rank, .world_size = 2, .store = store->clone(), .init_timeout = 60s});
       fn(rank);
       shutdown();
     });

@@ -3,13 +3,14 @@
 // Supported: at::Tensor; vectors, arrays, lists, deques; maps and unordered maps (their values); pairs, tuples,
 // optionals, variants; smart pointers to any of these; RRefs that this worker owns, once their value is set;
 // c10::IValue (TorchScript) with its lists, tuples, dicts and objects. Numbers, strings and unknown types count as
-// holding no tensor. A user's type needs one function beside it, found by argument-dependent lookup:
+// holding no tensor. A user's struct lists its members in one function beside it, found by argument-dependent lookup; the
+// same function lets it be sent (object/codec.h):
 //
 //   struct Output { at::Tensor logits, hidden; };
-//   template <class Visit>
-//   void lockstep_visit(Output& output, Visit&& visit) { visit(output.logits); visit(output.hidden); }
+//   auto lockstep_fields(lockstep::SelfOf<Output> auto& self) { return std::tie(self.logits, self.hidden); }
 //
-// The arguments of `visit` may again be any of the above. Thread safety: no shared state.
+// A member may again be any of the above; members that hold no tensor may be left out if the struct is never sent.
+// Thread safety: no shared state.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,6 +26,8 @@
 #include <utility>
 #include <variant>
 
+#include "lockstep/object/codec.h"
+
 namespace c10 {
 struct IValue;
 }
@@ -32,10 +35,6 @@ struct IValue;
 namespace lockstep {
 namespace internal {
 
-template <class T>
-concept VisitedByUser = requires(T& value, void (&visit)(at::Tensor&)) {
-  lockstep_visit(value, visit);
-};
 template <class T>
 concept TupleLike = requires {
   std::tuple_size<std::remove_const_t<T>>::value;
@@ -92,8 +91,9 @@ void visit_in(Value& value, Visit& visit) {
     }
   } else if constexpr (std::is_same_v<T, c10::IValue>) {
     visit_ivalue(value, std::ref(visit));
-  } else if constexpr (VisitedByUser<Value>) {
-    lockstep_visit(value, inner);
+  } else if constexpr (object::HasFields<Value>) {
+    std::apply([&](auto&... member) { (inner(member), ...); },
+               object::as_fields(lockstep_fields(value)).members);
   } else if constexpr (is_optional<T>) {
     if (value) inner(*value);
   } else if constexpr (is_variant<T>) {

@@ -17,10 +17,8 @@ struct Deep {
   at::Tensor first;
   std::vector<std::optional<at::Tensor>> more;
 };
-template <class Visit>
-void lockstep_visit(Deep& deep, Visit&& visit) {
-  visit(deep.first);
-  visit(deep.more);
+auto lockstep_fields(SelfOf<Deep> auto& self) {
+  return std::tie(self.first, self.more);
 }
 
 TEST(VisitTensors, FindsThemInContainersAndStructs) {

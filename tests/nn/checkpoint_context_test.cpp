@@ -38,13 +38,13 @@ TEST_P(CheckpointInContext, WorksUnlessItIsReentrant) {
         const autograd::DistAutogradContext context;
         const auto loss = checkpoint(CheckpointOptions{.use_reentrant = GetParam()}, run, input).sum();
         if (GetParam()) {
-          const std::string text = refusal([&] { autograd::backward(context.id(), {loss}); });
+          const std::string text = refusal([&] { autograd::backward(context, {loss}); });
           EXPECT_NE(text.find("leave use_reentrant off"), std::string::npos) << text;
           checkpoint(CheckpointOptions{.use_reentrant = true}, run, input).sum().backward();  // is fine
           return;
         }
-        autograd::backward(context.id(), {loss});
-        const auto gradients = autograd::get_gradients(context.id());
+        autograd::backward(context, {loss});
+        const auto gradients = context.gradients();
         const auto parameters = block->parameters();
         for (std::size_t i = 0; i < parameters.size(); ++i)
           EXPECT_TRUE(torch::equal(gradients.find(parameters[i]), expected[i])) << "parameter " << i;

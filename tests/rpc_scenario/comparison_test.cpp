@@ -19,8 +19,8 @@ void compare(Model& model, Delays& delay, const Input&... input) {
     delay();
     const at::Tensor loss = model->forward(input...).norm();
     delay();
-    autograd::backward(context.id(), {loss});
-    gradients = autograd::get_gradients(context.id());
+    autograd::backward(context, {loss});
+    gradients = context.gradients();
   }
   for (const auto& parameter : model->parameters())
     require(!parameter.grad().defined(), "Tensor::grad() was written");
@@ -87,8 +87,8 @@ TEST(RpcScenario, SparseGradientsAreInTheContextToo) {
     model->forward(input, offsets).sum().backward();
     require(weight.grad().is_sparse(), "a sparse gradient");
     const autograd::DistAutogradContext context;
-    autograd::backward(context.id(), {model->forward(input, offsets).sum()});
-    const auto gradients = autograd::get_gradients(context.id());
+    autograd::backward(context, {model->forward(input, offsets).sum()});
+    const auto gradients = context.gradients();
     require(gradients.size() == 1, "exactly one gradient");
     const at::Tensor gradient = gradients.find(weight);
     require(gradient.is_sparse(), "sparse in the context as well");
@@ -96,15 +96,15 @@ TEST(RpcScenario, SparseGradientsAreInTheContextToo) {
   });
 }
 
-at::Tensor weight_gradient(const rpc::RRef<torch::nn::LinearImpl>& layer, std::uint64_t context) {
-  return autograd::get_gradients(context).find(layer.local_value().weight);
+at::Tensor weight_gradient(const rpc::RRef<torch::nn::LinearImpl>& layer, const autograd::Context& context) {
+  return context.gradients().find(layer.local_value().weight);
 }
 LOCKSTEP_RPC_FUNCTION(weight_gradient);
 
 TEST(RpcScenario, ARemoteLayerAndDdpHaveTheGradientsOfALocalOne) {
   in_a_group([](int) {
     for (const auto* device : {"worker0/cpu", "worker0"}) {
-      const rpc::RemoteModule<torch::nn::Linear> remote_layer(device, 10, 5, false);
+      const rpc::RemoteModule<torch::nn::Linear> remote_layer(device, rpc::Args{10, 5, false});
       torch::nn::Linear layer1(torch::nn::LinearOptions(10, 5).bias(false));
       layer1->weight = remote_layer.remote_parameters().at(0).to_here();
       require(layer1->weight.requires_grad() && layer1->weight.is_leaf(), "a leaf of its own");
@@ -114,12 +114,12 @@ TEST(RpcScenario, ARemoteLayerAndDdpHaveTheGradientsOfALocalOne) {
       model->forward(layer1->forward(input)).sum().backward();
 
       const autograd::DistAutogradContext context;
-      autograd::backward(context.id(), {model->forward(remote_layer.forward(input)).sum()});
-      const auto gradients = autograd::get_gradients(context.id());
+      autograd::backward(context, {model->forward(remote_layer.forward(input)).sum()});
+      const auto gradients = context.gradients();
       barrier();
       require_equal(gradients.find(layer2->weight), layer2->weight.grad(), "of the layer in DDP");
       const at::Tensor there =
-          rpc::rpc_sync("worker0", weight_gradient, {remote_layer.get_module_rref(), context.id()});
+          rpc::rpc_sync("worker0", weight_gradient, {remote_layer.get_module_rref(), context});
       require_equal(there, layer1->weight.grad(), "of the remote layer");
     }
   });
@@ -136,8 +136,8 @@ TEST(RpcScenario, GradientsOfAnEarlierContextAndOfBackwardOutliveLaterPasses) {
       std::vector<at::Tensor> kept;
       for (int i = 2; i < 5; ++i) {
         const autograd::DistAutogradContext context;
-        autograd::backward(context.id(), {loss(i)});
-        kept.push_back(autograd::get_gradients(context.id()).find(weight));
+        autograd::backward(context, {loss(i)});
+        kept.push_back(context.gradients().find(weight));
       }
       require_equal(weight.grad(), mean(1), "of backward()");
       for (int i = 2; i < 5; ++i)

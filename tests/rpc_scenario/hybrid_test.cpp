@@ -152,8 +152,8 @@ class Trainer {
     const at::Tensor output = ddp_ ? ddp_->forward(dense, sparse) : net_->forward(dense, sparse);
     const at::Tensor loss = (output * values).sum();
     maybe_delay();
-    autograd::backward(context.id(), {loss});
-    const auto all = autograd::get_gradients(context.id());
+    autograd::backward(context, {loss});
+    const auto all = context.gradients();
     require(all.size() == in_ddp_.size() + others_.size(), "a gradient for every parameter of this worker's");
     Gradients gradients{.loss = loss.item<double>()};
     for (const auto& parameter : in_ddp_) gradients.ddp.push_back(all.find(parameter));
@@ -241,10 +241,11 @@ void lead(const Case& test) {
   if (test.uneven) {
     for (int rank = 0; rank <= kRemote; ++rank) rpc::rpc_sync(worker(rank), set_delayed, {true});
   }
-  const auto em = rpc::remote<RemoteEm>(worker(kRemote), kRows, kSparse);
-  const auto net = rpc::remote<RemoteNet>(worker(kRemote), kDense + kSparse, kHidden);
+  const auto em = rpc::remote<RemoteEm>(worker(kRemote), rpc::Args{kRows, kSparse});
+  const auto net = rpc::remote<RemoteNet>(worker(kRemote), rpc::Args{kDense + kSparse, kHidden});
   std::vector<rpc::RRef<Trainer>> trainers;
-  for (int k = 0; k < kTrainers; ++k) trainers.push_back(rpc::remote<Trainer>(worker(k), em, net, test.mode));
+  for (int k = 0; k < kTrainers; ++k)
+    trainers.push_back(rpc::remote<Trainer>(worker(k), rpc::Args{em, net, test.mode}));
   if (test.mode != DdpMode::kNone) new_group({0, 1, 2, 3});
   const auto batches = examples();
   const auto expected = oracle();

@@ -18,8 +18,8 @@ struct StageImpl : torch::nn::Module {
 };
 LOCKSTEP_RPC_MODULE(StageImpl, int, int, int);
 
-at::Tensor gradient_of(const rpc::RRef<at::Tensor>& parameter, std::uint64_t context) {
-  return autograd::get_gradients(context).find(parameter.local_value());
+at::Tensor gradient_of(const rpc::RRef<at::Tensor>& parameter, const autograd::Context& context) {
+  return context.gradients().find(parameter.local_value());
 }
 LOCKSTEP_RPC_FUNCTION(gradient_of);
 
@@ -45,13 +45,14 @@ void train_pipeline(const std::string& first_device, autograd::Mode mode, std::i
   std::vector<rpc::RRef<at::Tensor>> parameters;
   for (std::size_t i = 0; i < widths.size(); ++i) {
     const auto [in, out] = widths[i];
-    stages.emplace_back(devices[i], in, out, static_cast<int>(i));
+    stages.emplace_back(devices[i], rpc::Args{in, out, static_cast<int>(i)});
     for (const auto& parameter : stages[i].remote_parameters()) parameters.push_back(parameter);
     // Only now: while a stage of this worker is being made, its numbers come from the same generator.
     here.push_back(std::make_shared<StageImpl>(in, out, static_cast<int>(i)));
     for (const auto& parameter : here[i]->parameters()) parameters_here.push_back(parameter);
   }
-  const rpc::DistributedOptimizer<torch::optim::SGD> optimizer(parameters, torch::optim::SGDOptions(kRate));
+  const rpc::DistributedOptimizer<torch::optim::SGD> optimizer(parameters,
+                                                               rpc::Args{torch::optim::SGDOptions(kRate)});
   torch::optim::SGD optimizer_here(parameters_here, torch::optim::SGDOptions(kRate));
   for (int step = 0; step < 4; ++step) {
     const Batch batch = batch_of(step);
@@ -69,13 +70,13 @@ void train_pipeline(const std::string& first_device, autograd::Mode mode, std::i
     std::vector<at::Tensor> outputs;
     for (const auto& part : hidden) outputs.push_back(part.wait());
     const at::Tensor loss = torch::mse_loss(torch::cat(outputs), batch.target);
-    autograd::backward(context.id(), {loss}, {.mode = mode});
+    autograd::backward(context, {loss}, {.mode = mode});
     for (std::size_t i = 0; i < parameters.size(); ++i) {
       const at::Tensor gradient =
           rpc::rpc_sync(parameters[i].owner(), gradient_of, {parameters[i], context.id()});
       require_close(gradient, parameters_here[i].grad(), "a gradient");
     }
-    optimizer.step(context.id());
+    optimizer.step(context);
     optimizer_here.step();
     for (std::size_t i = 0; i < parameters.size(); ++i)
       require_close(parameters[i].to_here(), parameters_here[i], "a parameter");
@@ -144,14 +145,15 @@ void train_hybrid(int rank, const Group& trainers, int n_steps) {
   auto model = DistributedDataParallel(dense, {.group = trainers, .gradient_as_bucket_view = true});
   auto parameters = bag.remote_parameters();
   for (const auto& parameter : dense->parameters()) parameters.emplace_back(parameter);
-  const rpc::DistributedOptimizer<torch::optim::SGD> optimizer(parameters, torch::optim::SGDOptions(kRate));
+  const rpc::DistributedOptimizer<torch::optim::SGD> optimizer(parameters,
+                                                               rpc::Args{torch::optim::SGDOptions(kRate)});
   for (int step = 0; step < n_steps; ++step) {
     const Words words = words_of(step, rank);
     const autograd::DistAutogradContext context;
     const at::Tensor output = model->forward(bag.forward(words.indices, words.offsets));
-    autograd::backward(context.id(), {torch::mse_loss(output, words.target)});
+    autograd::backward(context, {torch::mse_loss(output, words.target)});
     barrier({.group = trainers});  // all gradients are of the same parameters
-    optimizer.step(context.id());
+    optimizer.step(context);
     barrier({.group = trainers});
   }
   const auto expected = reference(n_steps);

@@ -16,11 +16,11 @@ namespace lockstep::autograd::internal {
 
 class Pass;
 
-class ContextState final : public Context {
+class ContextState final : public GradientAccess {
  public:
   explicit ContextState(std::uint64_t id) : id_(id) {}
 
-  std::uint64_t id() const override { return id_; }
+  std::uint64_t id() const { return id_; }
   std::vector<compat::NodePtr> entry_nodes() const override;
   at::Tensor get(const at::Tensor& parameter) const override;
   void set(const at::Tensor& parameter, at::Tensor gradient) override;

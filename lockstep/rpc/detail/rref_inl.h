@@ -15,7 +15,7 @@ RRef<T>::RRef(std::shared_ptr<T> value) {
 }
 
 template <class T>
-std::shared_ptr<T> RRef<T>::local_pointer(Milliseconds timeout) const {
+std::shared_ptr<T> RRef<T>::local_pointer(std::optional<Milliseconds> timeout) const {
   state_->wait_made(timeout);
   return state_->value->template get<T>();
 }
@@ -28,7 +28,7 @@ T* RRef<T>::local_value_if_ready() const {
 }
 
 template <class T>
-Future<T> RRef<T>::to_here_async(Milliseconds timeout) const {
+Future<T> RRef<T>::to_here_async(std::optional<Milliseconds> timeout) const {
   static_assert(
       object::Encodable<T>,
       "to_here() copies the value, and this type cannot be sent: call its methods through the RRef");
@@ -51,8 +51,9 @@ template <class Tuple>
 internal::OutgoingCall RRef<T>::call(const char* mode, std::string function, const Tuple& values,
                                      const CallOptions& options) const {
   state_->check();
+  const auto agent = state_->manager->agent_for("a call through an RRef");
   return {
-      .agent = state_->manager->agent_for("a call through an RRef"),
+      .agent = agent,
       .to = state_->owner,
       .function = std::move(function),
       .encode =
@@ -63,7 +64,7 @@ internal::OutgoingCall RRef<T>::call(const char* mode, std::string function, con
             object::write(encoder, target);
             std::apply([&](const auto&... value) { (object::write(encoder, value), ...); }, values);
           },
-      .timeout = options.timeout,
+      .timeout = agent->timeout_or_default(options.timeout),
       .mode = mode};
 }
 

@@ -63,9 +63,9 @@ class RRefState {
   // is another worker's by now.
   void check() const;
   // Of the value, waiting until it is made. Asks the owner once.
-  std::string type_name(Milliseconds timeout) const;
-  // At the owner, until it is made. Raises kTimeout after `timeout` (negative: the RPC timeout), kUsage when this worker is not the owner.
-  void wait_made(Milliseconds timeout) const;
+  std::string type_name(std::optional<Milliseconds> timeout) const;
+  // At the owner, until it is made. Raises kTimeout after `timeout` (unset: the RPC timeout), kUsage when this worker is not the owner.
+  void wait_made(std::optional<Milliseconds> timeout) const;
   // Over when the value is made, or could not be. Raises kUsage for a fork that another worker passed on.
   Future<void> creation() const;
   // "RRef 281474976710657 of worker1".
@@ -109,7 +109,7 @@ class RRefManager final : public std::enable_shared_from_this<RRefManager> {
   std::shared_ptr<RRefState> own(const ValueType* type, std::shared_ptr<void> value);
   std::shared_ptr<RRefState> start_remote(const internal::OutgoingCall& call);
   enum class Ask : std::uint8_t { kValue = 0, kType = 1 };
-  void fetch(const RRefState& state, Ask ask, Milliseconds timeout, Agent::OnAnswer on_answer,
+  void fetch(const RRefState& state, Ask ask, std::optional<Milliseconds> timeout, Agent::OnAnswer on_answer,
              const internal::FutureBase* future);
   // Null when the agent is gone, or is that of the process from which this one was forked.
   std::shared_ptr<Agent> agent() const { return made_here_ ? agent_.lock() : nullptr; }

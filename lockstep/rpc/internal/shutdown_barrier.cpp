@@ -38,7 +38,7 @@ void ShutdownBarrier::meet(std::uint32_t round, Deadline deadline) {
     try {
       const auto left =
           deadline.is_never()
-              ? Milliseconds::zero()
+              ? kNoTimeout
               : std::max(Milliseconds(1), std::chrono::duration_cast<Milliseconds>(deadline.remaining()));
       const std::string what =
           base::cat("shutdown of ", agent_.self().name, ", which waits for all ", workers.size(), " workers");
@@ -111,8 +111,8 @@ void ShutdownBarrier::take(Request request) {
 void ShutdownBarrier::ping_all() {
   for (const auto& worker : agent_.workers()) {
     if (worker.id == agent_.self().id) continue;
-    agent_.request(worker.id, MessageKind::kLeave, round_payload(0), Milliseconds::zero(),
-                   "a ping before shutdown", [](Agent::Answer*, const CallFailure*) {});
+    agent_.request(worker.id, MessageKind::kLeave, round_payload(0), kNoTimeout, "a ping before shutdown",
+                   [](Agent::Answer*, const CallFailure*) {});
   }
 }
 
