@@ -118,8 +118,8 @@ struct BackwardOptions {
 void backward(const Context& context, const std::vector<at::Tensor>& roots,
               const BackwardOptions& options = {});
 
-// From a value on another worker, or this one: runs there, as if it had called backward() itself, and blocks until it is over. What it
-// raises there comes back as RemoteError.
+// From a value on another worker, or this one: runs there, as if it had called backward() itself, and blocks until it is over.
+// What it raises there comes back as RemoteError.
 template <std::same_as<at::Tensor> T>  // so that {loss} is never taken for an RRef
 void backward(const Context& context, const rpc::RRef<T>& root, const BackwardOptions& options = {});
 

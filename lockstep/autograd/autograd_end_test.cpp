@@ -28,7 +28,7 @@ void await_one_at(const Gate& gate) {
 // backward() on another thread of this worker.
 class InBackground {
  public:
-  InBackground(std::uint64_t context, at::Tensor loss)
+  InBackground(const Context& context, at::Tensor loss)
       : thread_("pass", [this, context, loss, here = base::this_rank_thread()] {
           const base::RankThreadScope scope(here);
           failure_ = caught([&] { backward(context, {loss}); });
@@ -67,7 +67,7 @@ TEST(PassEnd, ComesWithTheReleaseOfItsContext) {
     if (rank != 0) return;
     trouble = {.leaving = [&] { gate.pass(); }};
     std::optional<DistAutogradContext> context(std::in_place);
-    InBackground pass(context->id(), pass_on(ones_with_grad(), {1}, 1).sum());
+    InBackground pass(*context, pass_on(ones_with_grad(), {1}, 1).sum());
     await_one_at(gate);
     context.reset();
     const auto failure = pass.failure();
@@ -114,7 +114,7 @@ TEST(PassEnd, ComesWithTheEndOfTheAgentWhereItBegan) {
     {
       const DistAutogradContext context;
       left = current_gradients();
-      InBackground pass(context.id(), pass_on(ones_with_grad(), {1}, 1).sum());
+      InBackground pass(context, pass_on(ones_with_grad(), {1}, 1).sum());
       await_one_at(gate);
       workers.agents[0]->close();
       const auto failure = pass.failure();
@@ -137,7 +137,7 @@ TEST(PassEnd, ComesWithTheEndOfAnAgentThatWaitedForItsPart) {
     if (rank != 0) return;
     trouble = {.coming = [&] { gate.pass(); }};
     const DistAutogradContext context;
-    InBackground pass(context.id(), pass_on(ones_with_grad(), {1, 2}, 1).sum());
+    InBackground pass(context, pass_on(ones_with_grad(), {1, 2}, 1).sum());
     rpc_sync(2, note_context);
     await_one_at(gate);
     EXPECT_EQ(n_passes(*workers.agents[2]), "1");

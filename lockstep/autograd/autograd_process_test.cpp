@@ -25,7 +25,8 @@ using rpc::testing::Board;
 using rpc::testing::Children;
 using rpc::testing::require;
 
-// Where a worker comes by on the way of a pipeline. Behind kForwardOut and kBackwardIn lie the workers after it, behind the others those before.
+// Where a worker comes by on the way of a pipeline. Behind kForwardOut and kBackwardIn lie the workers after it, behind the
+// others those before.
 enum class Point { kForwardIn, kForwardOut, kBackwardIn, kBackwardOut };
 constexpr std::array kPoints = {Point::kForwardIn, Point::kForwardOut, Point::kBackwardIn,
                                 Point::kBackwardOut};

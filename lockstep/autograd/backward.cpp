@@ -1,4 +1,12 @@
-// The messages of a backward pass.
+// The messages of a backward pass. Between the origin O and a worker W (SMART; FAST has no plan):
+//
+//   O -> W  plan: these send nodes will be reached    W answers with the recv nodes behind them, by worker
+//   O -> W  gradients                                 W answers at once, and runs its part on the thread that found the message
+//   W -> V  gradients, if its part leads on to V
+//   W -> O  done, with whom W sent gradients to       so that O knows of every worker whose report it must wait for
+//
+// A failure anywhere goes to O first, which sends abort to everyone the plan named; a worker passes it on to those it told itself,
+// and answers when they have. No lock of the service or of a pass is held while a message is sent.
 #include <ATen/ops/ones_like.h>
 
 #include <algorithm>
@@ -43,7 +51,7 @@ base::ByteWriter with_head(const Pass& pass) {
   return writer;
 }
 
-// The answers to one wave of questions. Any thread adds one.
+// The answers to one wave of plan requests. Any thread adds one.
 class Wave {
  public:
   Wave(std::size_t n, std::weak_ptr<rpc::Agent> agent) : n_left_(n), over_(std::move(agent)) {}
@@ -78,7 +86,7 @@ class Wave {
     over_.set();
   }
 
-  // Until all have answered, or one has failed; every question has a timeout of its own.
+  // Until all have answered, or one has failed; every request has a timeout of its own.
   void wait(const std::function<std::string()>& waiting) {
     over_.future().state()->wait_over(Deadline::never(), waiting);
   }
@@ -215,7 +223,8 @@ std::shared_ptr<Pass> AutogradService::enter(const PassHead& head) {
   const auto state = find_or_make(head.context);
   if (!state) base::raise(ErrorKind::kUsage, base::cat("autograd context ", head.context, " was released"));
   auto pass = state->enter(head.pass, [&] { return std::make_shared<Pass>(*this, state, head); });
-  if (is_over(head.pass)) {  // since just now: whoever ended it did not see it
+  // Looked at again after it is in the context: whoever ended it in between did not find it there, and this thread must remove it.
+  if (is_over(head.pass)) {
     state->leave(*pass);
     refuse();
   }
@@ -357,7 +366,7 @@ void AutogradService::check_present(const std::shared_ptr<Pass>& pass, const std
 
 void AutogradService::abort_others(const Pass& pass, const std::function<void()>& done) {
   auto workers = pass.told();
-  // The origin is told of failures, and gives up by itself: the word of an abort must not come before the cause.
+  // Not the origin: it is told of the failure and gives up by itself, and an abort must not overtake the cause.
   std::erase(workers, pass.head().origin);
   if (workers.empty()) {
     done();
@@ -384,7 +393,7 @@ void AutogradService::serve_abort(rpc::Request request) {
     }
     const auto state = find(head.context);
     const auto pass = state ? state->pass() : nullptr;
-    // Comes by here again when the one who told it was told by this one.
+    // False when it failed before, also by an abort that went round in a circle.
     const bool mine =
         pass && pass->head().pass == head.pass &&
         pass->fail({.worker = head.origin,

@@ -47,6 +47,7 @@ bool Pass::is_origin() const {
   return head_.origin == service_.self();
 }
 
+// A worker's part of a pass that its origin has given up may still be around when the next one arrives: ids of one origin grow.
 bool Pass::superseded_by(const PassHead& other) const {
   return failed() || (!is_origin() && other.origin == head_.origin && other.pass > head_.pass);
 }
@@ -156,6 +157,8 @@ void Pass::run(const edge_list& roots, variable_list gradients) {
   use_up_sends();
 }
 
+// news_ is a hint that saves the lock between two nodes: set (release) by ring() under mutex_ after mail_ or failure_ changed. If
+// it is missed here, the look under the lock below finds the mail before the thread sleeps, so nothing is lost.
 bool Pass::next() {
   for (;;) {
     if (news_.exchange(false, std::memory_order_acquire)) {
@@ -188,6 +191,9 @@ std::string Pass::names_of(const std::set<WorkerId>& workers) const {
   return base::cat(workers.size() == 1 ? "worker " : "workers ", names);
 }
 
+// The bell is made under mutex_, and ring() takes it under mutex_: whatever changes after the caller's last look rings it. A
+// Promise of the agent rather than a condition variable, so that a pool thread that waits here is replaced, and fetches messages
+// first.
 void Pass::wait(std::unique_lock<std::mutex>& lock, const std::function<std::string()>& what) {
   bell_.emplace(service_.agent().weak_from_this());
   const auto future = bell_->future();

@@ -150,7 +150,7 @@ void AutogradService::tell_owner(std::uint64_t context) {
   base::ByteWriter writer;
   writer.put(context);
   agent_.request_again(owner_of(context), rpc::MessageKind::kContextHeld, {.body = writer.take()},
-                       "a word to the owner of an autograd context", kCleanupTries);
+                       "a notice to the owner of an autograd context", kCleanupTries);
 }
 
 void AutogradService::serve_held(rpc::Request request) {

@@ -169,8 +169,7 @@ TEST(DdpInContext, JoinsUnevenInputs) {
         for (; n <= rank; ++n) {
           const autograd::DistAutogradContext context;
           autograd::backward(
-              context.id(),
-              {model->forward(input_of(rank, n), through ? (rank + 1) % kRanks : -1, true).sum()});
+              context, {model->forward(input_of(rank, n), through ? (rank + 1) % kRanks : -1, true).sum()});
           const at::Tensor bias = model->module()->last->bias;
           // Every rank with input adds 2 twice (its own path and the one through the unused layer: 2 * 0.25 * 2).
           const double share = static_cast<double>(kRanks - n) / kRanks;

@@ -7,8 +7,8 @@
 //     optimizer.step(context);
 //   }
 //
-// `parameters` are RRefs, of RemoteModule::remote_parameters or RRef<at::Tensor>(weight) for this worker's own. Optimizers: torch::optim's SGD,
-// Adam, AdamW, Adagrad and RMSprop, the functional ones of lockstep/optim, and classes of yours:
+// `parameters` are RRefs, of RemoteModule::remote_parameters or RRef<at::Tensor>(weight) for this worker's own. Optimizers:
+// torch::optim's SGD, Adam, AdamW, Adagrad and RMSprop, the functional ones of lockstep/optim, and classes of yours:
 //
 //   LOCKSTEP_RPC_OPTIMIZER(Mine, double, bool);   // Mine(std::vector<at::Tensor>, double, bool), a torch::optim::Optimizer or a
 //                                                 // FunctionalOptimizer; once, in a source file that all programs contain
@@ -98,8 +98,8 @@ bool register_optimizer() {
 template <class Optimizer>
 class DistributedOptimizer {
  public:
-  // Blocks until every owner has made its Optimizer(its parameters, arguments...); the options are those of the calls. Raises kUsage for no parameters, and what a
-  // constructor threw.
+  // Blocks until every owner has made its Optimizer(its parameters, arguments...); the options are those of the calls. Raises
+  // kUsage for no parameters, and what a constructor threw.
   template <class... A>
   explicit DistributedOptimizer(const std::vector<RRef<at::Tensor>>& parameters,
                                 const Args<A...>& arguments = {}, CallOptions options = {}) {

@@ -16,8 +16,8 @@
 
 namespace lockstep {
 
-// As rpc::start; options.extensions come in addition. Without arguments, under the launcher or any other that sets RANK, WORLD_SIZE,
-// MASTER_ADDR and MASTER_PORT, nothing else is needed.
+// As rpc::start; options.extensions come in addition. Without arguments, under the launcher or any other that sets RANK,
+// WORLD_SIZE, MASTER_ADDR and MASTER_PORT, nothing else is needed.
 void init_rpc(const std::string& name, rpc::RpcOptions options = {});
 void init_rpc(rpc::RpcOptions options = {});
 

@@ -3,10 +3,10 @@
 // Everything that crosses workers (calls, RRefs, gradients) is a request of some MessageKind with an answer; layers register a
 // handler per kind. Programs use rpc.h; this is for layers, and for tests that run several agents in one process.
 //
-// Threads ("ls-rpc"): started on demand, up to num_worker_threads that run at once; while one blocks in Future::wait, another may be
-// started, so nested calls cannot exhaust them. One of them is the poller: it sleeps in the transport, and runs a short request
-// where it finds it. When a handler takes longer than half a millisecond, or waits for a future, another thread becomes the
-// poller, so no handler blocks the agent. A thread in Future::wait first fetches messages itself for a moment.
+// Threads ("ls-rpc"): started on demand, up to num_worker_threads that run at once; while one blocks in Future::wait, another may
+// be started, so nested calls cannot exhaust them. One of them is the poller: it sleeps in the transport, and runs a short
+// request where it finds it. When a handler takes longer than half a millisecond, or waits for a future, another thread becomes
+// the poller, so no handler blocks the agent. A thread in Future::wait first fetches messages itself for a moment.
 // Thread safety: every method may be called from any thread. Ownership: shared; futures hold it weakly.
 #pragma once
 
@@ -130,7 +130,7 @@ class Agent final : public internal::WaitHelper, public std::enable_shared_from_
 
   // Who is there. find raises kUsage naming those that are.
   void add_worker(const WorkerInfo& info, const Bytes& address);
-  // It left in order, or is taken to be gone. Calls to it that wait fail; services are notified as of a loss, with `cause`.
+  // It left by shutdown, or is considered lost. Calls to it that wait fail; services are notified as of a loss, with `cause`.
   void remove_worker(WorkerId id, const std::string& cause = "it left");
   WorkerInfo find(const Worker& worker) const;
   std::vector<WorkerInfo> workers() const;

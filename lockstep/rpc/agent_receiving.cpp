@@ -58,6 +58,9 @@ bool Agent::step(Lane lane) noexcept {
   }
 }
 
+// Two kinds of threads take messages. The poller (kPoller) runs what it finds in place, inside run_long, so that it is replaced
+// when that lasts. A thread inside Future::wait (kHelper) may hold locks of the program: it runs only what never blocks there
+// (kQuick, kEither), ends calls, whose callbacks go to the pool, and posts everything else.
 bool Agent::take_next(Lane lane) {
   if (lane == Lane::kPoller &&
       n_in_row_.load(std::memory_order_relaxed) % kLooksAtClock == kLooksAtClock - 1) {
@@ -113,7 +116,7 @@ void Agent::take(transport::Event event, Lane lane) {
 }
 
 void Agent::take_answer(WorkerId from, transport::Message message) {
-  // An answer to nobody: its call timed out. Or to a call to another worker, which nobody in order sends.
+  // Not pending: its call timed out. Or it was a call to another worker, and no correct worker answers that.
   const auto pending = take_pending(message.id, from);
   if (!pending) {
     internal::discard_rrefs(*this, from, message);
@@ -175,7 +178,8 @@ void Agent::take_request(WorkerId from, transport::Message message, Lane lane) {
   }
 }
 
-// Requests come faster than one thread works them off, and handing one over costs less than running it.
+// Requests arrive faster than one thread runs them, and handing one over costs less than running it. Both counters are relaxed:
+// they steer, nothing depends on them.
 bool Agent::worth_sharing() const {
   return n_in_row_.load(std::memory_order_relaxed) > 1 &&
          typical_ns_.load(std::memory_order_relaxed) > kWorthSharingNs;
@@ -200,6 +204,8 @@ void Agent::run_handler(const HandlerEntry& entry, Request request) noexcept {
   n_running_.fetch_sub(1);
 }
 
+// In this order: the directory, so that new calls to it are refused; the services, so that a callback of a failed call finds the
+// loss known; then the calls. `incarnation` keeps the late news of a worker's end from ending the next one with its number.
 void Agent::take_loss(WorkerId peer, const std::string& cause, bool orderly, std::uint64_t incarnation) {
   if (!directory_->end(peer, cause, incarnation)) return;
   if (!orderly && !ends_expected_)

@@ -1,4 +1,8 @@
 // An agent's requests: those that wait for an answer, when their time is over, and asking again.
+//
+// A request is in pending_ from before it is sent until exactly one of these takes it out, under mutex_, and then calls its
+// on_answer without the lock: the answer (take_answer), its deadline (expire), the loss of the worker (take_loss), the end of
+// the agent (close), or a failure to send it. An answer that finds nothing there comes too late, and is dropped.
 #include <limits>
 
 #include "lockstep/base/detail/text.h"
@@ -91,7 +95,7 @@ void Agent::request(WorkerId to, MessageKind kind, Payload payload, Milliseconds
       if (guard) guard->sent();
       return;
     }
-    if (!take_pending(id)) return;  // the loss was told to it
+    if (!take_pending(id)) return;  // take_loss or close had it first, and has told it
     if (failure->kind == ErrorKind::kPeerLost) {
       note_unreachable(to, *failure);
       failure = directory_->lost(to, what);
@@ -168,6 +172,9 @@ void Agent::note_unreachable(WorkerId to, const Failure& failure) {
   run([this, to, cause, incarnation] { take_loss(to, cause, false, incarnation); });
 }
 
+// earliest_ns_ is at most the earliest deadline in pending_: a lower bound, so that the poller wakes too early rather than too
+// late. Lowered by compare-and-swap, since any thread sends. Whoever lowers it wakes the poller, which may sleep until the old
+// one.
 void Agent::note_deadline(Deadline deadline) {
   const std::int64_t ns = deadline.monotonic_ns();
   std::int64_t earliest = earliest_ns_.load();
@@ -211,13 +218,14 @@ void Agent::expire() {
   const std::int64_t now = Deadline::now().monotonic_ns();
   if (earliest_ns_.load() > now) return;
   std::int64_t next = kNeverNs;
-  earliest_ns_ = kNeverNs;  // calls that come meanwhile lower it again
+  // Before pending_ is read: a request that is added meanwhile is either seen by take_all or lowers it again.
+  earliest_ns_ = kNeverNs;
   const auto late = take_all([&](const Pending& pending) {
     if (pending.deadline.monotonic_ns() <= now) return true;
     next = std::min(next, pending.deadline.monotonic_ns());
     return false;
   });
-  // Before callbacks run: they may last, and then another thread is the poller.
+  // The bound holds again before callbacks run: they may last, and then another thread is the poller.
   std::int64_t earliest = earliest_ns_.load();
   while (next < earliest && !earliest_ns_.compare_exchange_weak(earliest, next)) {
   }

@@ -39,7 +39,8 @@ class Running {
 
 namespace internal {
 
-// context u64, flags u8, length of the name u16, of the extension_bytes u32, of the list of RRefs u32, name, extension_bytes, list, object.
+// context u64, flags u8, length of the name u16, of the extension_bytes u32, of the list of RRefs u32, name, extension_bytes,
+// list, object.
 Payload encode_call(const OutgoingCall& call) {
   const auto context = this_call().autograd_context;
   SendScope scope(*call.agent, call.to.id);

@@ -3,14 +3,13 @@
 //   int five = rpc_sync("worker1", add, {2, 3});
 //   Future<int> later = rpc_async("worker1", add, {2, 3}, {.timeout = 5s});
 //
-// Every call is (to, what, arguments, options): the arguments are one Args, which braces make where the function gives the types and
-// Args{...} where it does not; left out when there are none.
-// `to` is a name, a number or a WorkerInfo. Arguments must stay unchanged until the future is over: their tensors are read
-// while it is sent. Calls are not retried. In an autograd context (lockstep/autograd) tensors that require gradients
-// carry their history across.
-// Errors: kUsage for unknown workers and functions (a function unknown there comes back as RemoteError), RemoteError with what the function threw,
-// kTimeout with RPCErr:1, kPeerLost naming the worker, kAborted after shutdown. rpc_sync raises, rpc_async's future does; what
-// is wrong with the call itself is raised by both at once.
+// Every call is (to, what, arguments, options): the arguments are one Args, which braces make where the function gives the types
+// and Args{...} where it does not; left out when there are none. `to` is a name, a number or a WorkerInfo. Arguments must stay
+// unchanged until the future is over: their tensors are read while it is sent. Calls are not retried. In an autograd context
+// (lockstep/autograd) tensors that require gradients carry their history across.
+// Errors: kUsage for unknown workers and functions (a function unknown there comes back as RemoteError), RemoteError with what
+// the function threw, kTimeout with RPCErr:1, kPeerLost naming the worker, kAborted after shutdown. rpc_sync raises, rpc_async's
+// future does; what is wrong with the call itself is raised by both at once.
 // Thread safety: everything here may be called from any thread, functions that run for a caller included.
 #pragma once
 

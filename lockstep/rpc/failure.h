@@ -39,8 +39,9 @@ class RemoteError : public Error {
   RemoteCause cause_;
 };
 
-// The copyable value. Not remote: raised as an Error, which keeps the type for current_call_failure. An exception that is not an Error becomes one of kind kUsage: there is
-// no kind for "the function failed", and mending the program or its input is what one does about it.
+// The copyable value. Not remote: raised as an Error, which keeps the type for current_call_failure. An exception that is not an
+// Error becomes one of kind kUsage: there is no kind for "the function failed", and mending the program or its input is what one
+// does about it.
 struct CallFailure {
   Failure failure{};
   std::optional<RemoteCause> remote{};

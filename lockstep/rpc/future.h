@@ -220,7 +220,7 @@ class Future {
   // wait for it, since they run one after the other. Of a Promise's, on the thread that sets it, which it holds up.
   template <class Function>
   void on_done(Function fn) const {
-    // Strongly: whoever ends it may have let go of it when the callback's turn comes.
+    // Strongly: whoever ends it may have released it when the callback's turn comes.
     state()->on_over([self = *this, fn = std::move(fn)]() mutable { fn(std::move(self)); });
   }
 

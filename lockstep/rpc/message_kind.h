@@ -21,7 +21,7 @@ enum class MessageKind : std::uint8_t {
   kBackwardDone = 20,   // a worker's part of a pass is over, or failed
   kBackwardAbort = 21,  // the pass failed elsewhere
   kGather = 32,         // all-gather and barrier among workers
-  kLeave = 33,          // the sender leaves in order
+  kLeave = 33,          // shutdown: the sender enters a round, or pings
   kGatherMissing = 34,  // who has not come to a gathering
 };
 inline constexpr std::uint8_t kAnswer = 0x80;

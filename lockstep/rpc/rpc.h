@@ -85,8 +85,9 @@ struct ShutdownOptions {
   Milliseconds timeout = kNoTimeout;  // of waiting for the others
 };
 // Graceful: waits until every worker has called it and has no call in flight, gives RRefs back, and leaves; in a dynamic group
-// only this worker's calls are waited for. Workers that are gone are not waited for. Later calls raise kUsage: not initialised. Raises
-// kUsage in a function that runs for a caller; kTimeout (this worker has left all the same); for leaked RRefs see strict_rref_check.
+// only this worker's calls are waited for. Workers that are gone are not waited for. Later calls raise kUsage: not initialised.
+// Raises kUsage in a function that runs for a caller; kTimeout (this worker has left all the same); for leaked RRefs see
+// strict_rref_check.
 void shutdown(ShutdownOptions options = {});
 
 bool is_initialized() noexcept;

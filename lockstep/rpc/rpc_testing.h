@@ -116,8 +116,8 @@ struct Workers {
   std::vector<std::shared_ptr<Agent>> agents;
 };
 
-// Runs fn(rank, workers) on n threads, "worker0" to "worker<n-1>", each with its agent as the current one. `after` runs once, when all fn have
-// returned and before the agents are closed. Throws again what the first of them threw.
+// Runs fn(rank, workers) on n threads, "worker0" to "worker<n-1>", each with its agent as the current one. `after` runs once,
+// when all fn have returned and before the agents are closed. Throws again what the first of them threw.
 inline void run_workers(int n, const std::function<void(int, Workers&)>& fn,
                         const WorkersOptions& options = {}, const std::function<void(Workers&)>& after = {}) {
   Workers workers{.exchange = transport::InProcessExchange::create(options.exchange), .agents = {}};

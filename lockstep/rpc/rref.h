@@ -6,7 +6,7 @@
 //   RRef<int> sum = remote("worker1", add, {2, 3});
 //   int five = sum.to_here();                                      // a copy
 //
-// The worker where the value lies is its owner. Handles copy freely, and travel as arguments and results of RPCs, also
+// The worker that stores the value is its owner. Handles copy freely, and travel as arguments and results of RPCs, also
 // inside containers and structs; they can be encoded in no other way. The value ends when the last handle on the last
 // worker does, in whatever order messages arrive (docs/rpc-protocol.md). A handle that has come with a call may be used at
 // once: nothing waits for the owner to know of it.

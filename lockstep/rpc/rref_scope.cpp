@@ -26,7 +26,7 @@ class Shared final : public SendGuard {
   bool sent_ = false;
 };
 
-// Where the list of RRefs lies in a message, by its kind.
+// Where the list of RRefs is in a message, by its kind.
 std::span<const std::uint8_t> list_in(const transport::Message& message) {
   const auto body = message.body.bytes;
   switch (message.kind) {

@@ -72,8 +72,7 @@ void train_pipeline(const std::string& first_device, autograd::Mode mode, std::i
     const at::Tensor loss = torch::mse_loss(torch::cat(outputs), batch.target);
     autograd::backward(context, {loss}, {.mode = mode});
     for (std::size_t i = 0; i < parameters.size(); ++i) {
-      const at::Tensor gradient =
-          rpc::rpc_sync(parameters[i].owner(), gradient_of, {parameters[i], context.id()});
+      const at::Tensor gradient = rpc::rpc_sync(parameters[i].owner(), gradient_of, {parameters[i], context});
       require_close(gradient, parameters_here[i].grad(), "a gradient");
     }
     optimizer.step(context);

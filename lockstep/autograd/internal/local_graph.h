@@ -4,7 +4,8 @@
 // this runs the nodes, inside a node of ours that the engine runs (run_in_engine): hooks find themselves in an ordinary
 // pass, may queue callbacks for its end, and the engine's thread-local settings hold.
 // Gradients of leaves go to the context, never to Tensor::grad().
-// Thread safety: none; the pass takes care. Ownership: nodes are the graph's, held by roots and send nodes; those that are ready or run, also by this.
+// Thread safety: none; the pass takes care. Ownership: nodes are the graph's, held by roots and send nodes; those that are ready
+// or run, also by this.
 #pragma once
 
 #include <torch/csrc/autograd/input_buffer.h>

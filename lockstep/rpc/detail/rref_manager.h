@@ -1,7 +1,7 @@
 // An agent's RRefs: the values it owns for others, and the forks it holds of theirs. Programs use rref.h; this is for
 // shutdown, for layers that reach values behind RRefs, and for tests.
 //
-// Thread safety: every method may be called from any thread. Values are destroyed by whoever lets go of them last, never
+// Thread safety: every method may be called from any thread. Values are destroyed by whoever releases them last, never
 // under a lock. Ownership: shared by the agent and by every handle; handles that outlive the agent are harmless.
 #pragma once
 
@@ -64,7 +64,8 @@ class RRefState {
   void check() const;
   // Of the value, waiting until it is made. Asks the owner once.
   std::string type_name(std::optional<Milliseconds> timeout) const;
-  // At the owner, until it is made. Raises kTimeout after `timeout` (unset: the RPC timeout), kUsage when this worker is not the owner.
+  // At the owner, until it is made. Raises kTimeout after `timeout` (unset: the RPC timeout), kUsage when this worker is not the
+  // owner.
   void wait_made(std::optional<Milliseconds> timeout) const;
   // Over when the value is made, or could not be. Raises kUsage for a fork that another worker passed on.
   Future<void> creation() const;
@@ -92,7 +93,7 @@ class RRefManager final : public std::enable_shared_from_this<RRefManager> {
   void drop_users();
   // Until no control message is on its way and no fork is unconfirmed; false at the deadline.
   bool wait_idle(Deadline deadline);
-  // What other workers still refer to, in words; empty when there is nothing.
+  // What other workers still refer to, as text; empty when there is nothing.
   std::string leaks() const;
   enum class LeakCheck : std::uint8_t { kWarn, kStrict };
   // Logs leaks(), or raises it (kUsage).

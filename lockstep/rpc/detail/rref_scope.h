@@ -61,7 +61,7 @@ class ReceiveScope {
   std::vector<std::shared_ptr<RRefState>> states_;
 };
 
-// Takes in and lets go of the RRefs in a message that nobody will decode.
+// Takes in and releases the RRefs in a message that nobody will decode.
 void discard_rrefs(Agent& agent, WorkerId from, const transport::Message& message) noexcept;
 
 }  // namespace lockstep::rpc::internal

@@ -1,8 +1,9 @@
 // Who refers to what: the bookkeeping of RRefs on one worker. A state machine without threads, clocks or messages: events
 // go in, what is to be sent and dropped comes out.
 //
-// Words: a value lies at its owner. Every other worker that refers to it holds a fork, a number that its maker chose; the
-// owner keeps a value's forks and lets go of it when none is left. A worker that passes its fork on makes a child fork.
+// Terms: a value is stored at its owner. Every other worker that refers to it holds a fork, a number that its maker chose; the
+// owner keeps the list of a value's forks and releases the value when none is left. A worker that passes its fork on makes a
+// child fork.
 //
 // The protocol (docs/rpc-protocol.md has the argument why it is safe in any order of messages):
 //   owner passes on     the child is registered when it is sent, and confirmed when it arrives
@@ -85,7 +86,7 @@ class RRefTable {
   // As user.
   // remote() is about to be sent to the owner.
   void create_there(const RRefOnWire& ref);
-  // It was answered, or has failed: the owner knows the fork, or will never hear of it, or may do so later.
+  // It was answered, or has failed: the owner knows the fork, or will never be told of it, or may be later.
   void creation_over(std::uint64_t fork, Actions& out);
   // A child for `to`; false when `fork` is none of this worker's, or has been given up.
   bool share_used(std::uint64_t fork, WorkerId to, RRefOnWire& child);
@@ -98,7 +99,7 @@ class RRefTable {
   // What share_* made was not sent.
   void unshare(const RRefOnWire& child, Actions& out);
   // It came from `from`, whose child it is. Returns the value when it is owned here; null when it is a fork of this worker now.
-  // False in `fits` for what no worker in order sends.
+  // False in `fits` for what no correct worker sends.
   Value receive(const RRefOnWire& ref, WorkerId from, bool& fits, Actions& out);
 
   // Control messages. Returns the forks that the owner refuses: their value is gone.
@@ -141,7 +142,7 @@ class RRefTable {
     kAsking,
     kConfirmed,
     kCut
-  };  // kCut: the owner need not hear of its end
+  };  // kCut: the owner is not told of its end
   struct User {
     std::uint64_t rref = 0;
     WorkerId owner = 0;

@@ -20,7 +20,7 @@ using namespace std::chrono_literals;
 
 constexpr const char* kToken = "token";
 constexpr const char* kState = "state";
-constexpr const char* kTakenOff = "it took no note of changes of its group";
+constexpr const char* kTakenOff = "it did not acknowledge changes of its group";
 constexpr Milliseconds kLookAtStore{200};
 // Of one that waits for notes: another's may say that this one will not come.
 constexpr Milliseconds kLookForNotes{20};
@@ -123,7 +123,7 @@ void apply(GroupState& state, const MemberChange& what) {
   if (what.change == Change::kJoins) state.members.push_back(what.who);
 }
 
-// As the store says, with changes whose writer died before it wrote them down there. Pre: the token is held.
+// The state in the store, with the changes whose writer died before it added them to the state. Pre: the token is held.
 GroupState read_state(Store& store) {
   GroupState state;
   const std::string key = kState;
@@ -136,7 +136,7 @@ GroupState read_state(Store& store) {
   }
 }
 
-// Waits until everyone of `others` has taken note, or is known to be lost to one who has; returns those that have not.
+// Waits until each of `others` has acknowledged the change, or is reported lost by one that has; returns those that have not.
 std::vector<MemberRecord> await_notes(Store& store, std::uint64_t epoch, std::vector<MemberRecord> others,
                                       std::set<WorkerId> lost, Deadline deadline) {
   for (;;) {
@@ -159,8 +159,9 @@ std::vector<MemberRecord> await_notes(Store& store, std::uint64_t epoch, std::ve
   }
 }
 
-// Writes a change and waits for everyone else; those that take no note are taken off, as changes that follow. Pre: the token is
-// held.
+// Writes a change and waits until everyone else has acknowledged it; those that do not are removed, each by a change of its own
+// that follows. The change is in the store before anyone is waited for, and the state is written after: a worker that takes over
+// the token of one that died in between replays the changes that the state does not have (read_state). Pre: the token is held.
 void change(Store& store, Agent& agent, GroupState& state, const MemberChange& first, Milliseconds tell) {
   std::vector<MemberChange> changes{first};
   std::set<WorkerId> silent;
@@ -179,8 +180,8 @@ void change(Store& store, Agent& agent, GroupState& state, const MemberChange& f
          await_notes(store, epoch, others, {known.begin(), known.end()}, Deadline::after(tell))) {
       const bool dead = std::ranges::find(known, gone.id) != known.end();
       base::log(dead ? LogLevel::kInfo : LogLevel::kWarn,
-                base::cat("worker ", gone.name, dead ? " is gone" : " takes no note of changes",
-                          " and is taken off the list"));
+                base::cat("worker ", gone.name, dead ? " is gone" : " does not acknowledge changes",
+                          " and is removed from the group"));
       silent.insert(gone.id);
       changes.push_back({.change = Change::kIsTakenOff, .who = gone});
     }
@@ -200,7 +201,7 @@ const MemberRecord* who_is_in_the_way(const GroupState& state, const WorkerInfo&
   return found == state.members.end() ? nullptr : &*found;
 }
 
-// Whoever has this worker's name or number is asked whether it is still there. Pre: the token is held.
+// The worker that has this one's name or number is asked whether it is still alive. Pre: the token is held.
 void make_room(Store& store, Agent& agent, GroupState& state, Milliseconds tell) {
   const WorkerInfo& self = agent.self();
   while (const auto* found = who_is_in_the_way(state, self)) {
@@ -362,7 +363,7 @@ bool DynamicGroup::note(std::uint64_t epoch) {
       if (about_me) {
         base::log(LogLevel::kError,
                   base::cat("worker ", agent_->self().name,
-                            " was taken off its group's list: it took no note of a change"));
+                            " was removed from its group: it did not acknowledge a change"));
         return false;
       }
       agent_->remove_worker(what.who.id, what.change == Change::kLeaves ? "it left" : kTakenOff);
@@ -383,14 +384,14 @@ bool DynamicGroup::note(std::uint64_t epoch) {
 
 void DynamicGroup::leave(Deadline deadline) {
   const Token token(*store_, deadline, patience_.token);
-  // Only now: while another holds the token it waits for this worker to take note.
+  // Only now: while another holds the token it waits for this worker to acknowledge its change.
   stop();
   auto state = read_state(*store_);
   const auto self = record_of(*agent_);
   const bool listed = std::ranges::any_of(state.members, [&](const MemberRecord& member) {
     return member.id == self.id && member.address == self.address;
   });
-  if (!listed) return;  // taken off; its number may be another's now
+  if (!listed) return;  // removed; its number may be another's now
   change(*store_, *agent_, state, {.change = Change::kLeaves, .who = self}, patience_.tell);
 }
 

@@ -36,14 +36,14 @@ void claim_number(Store& store, WorkerId number);
 
 // How long the workers of a dynamic group wait for each other. Tests are less patient.
 struct Patience {
-  Milliseconds token{15'000};  // whoever holds the token this long is taken to be gone
-  Milliseconds tell{5000};     // and whoever takes no note of a change
+  Milliseconds token{15'000};  // whoever holds the token this long is considered lost
+  Milliseconds tell{5000};     // and whoever does not acknowledge a change
 };
 
 // A worker's place in a dynamic group. Whoever joins or leaves does so under a token in the store: it writes the change there and
-// waits until all others have taken note, so that afterwards everyone knows it. Taking note, a worker tells whom it knows to be
-// lost; those, and others that take no note within seconds, are taken off, as changes of their own.
-// A name or number that is on the list may be of a worker that was killed. The newcomer asks: a worker that lives takes note of the
+// waits until all others have acknowledged it, so that afterwards everyone knows it. With its acknowledgement a worker reports whom
+// it knows to be lost; those, and others that do not acknowledge within seconds, are removed, by changes of their own.
+// A name or number that is on the list may be of a worker that was killed. The newcomer asks: a worker that lives acknowledges the
 // question; others ping it, and tell when it is lost.
 // Thread: "ls-rpc-members", which waits in the store for changes; joined by leave() and the destructor.
 class DynamicGroup {
@@ -61,7 +61,7 @@ class DynamicGroup {
   DynamicGroup(const std::shared_ptr<Store>& store, std::shared_ptr<Agent> agent, std::uint64_t epoch,
                Patience patience);
   void watch(std::uint64_t epoch);
-  // Takes note of change `epoch`. False: this worker was taken off.
+  // Applies and acknowledges change `epoch`. False: this worker was removed.
   bool note(std::uint64_t epoch);
   void stop();
 

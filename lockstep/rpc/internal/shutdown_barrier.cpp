@@ -17,7 +17,7 @@ Payload round_payload(std::uint32_t round) {
   return {.body = writer.take()};
 }
 
-// How long a worker whose time is over waits to hear who was late.
+// How long a worker whose time is over waits to be told who was late.
 constexpr Milliseconds kAskWhoIsLate{500};
 
 }  // namespace
@@ -52,7 +52,8 @@ void ShutdownBarrier::meet(std::uint32_t round, Deadline deadline) {
         failure.message += ask_missing(leader, round);
         base::raise(std::move(failure));
       }
-      // A leader that goes without waiting for the others drops what it was asked.
+      // The leader died (kPeerLost), or left without waiting for the others, which drops the requests it holds (kAborted): the next
+      // one is asked.
       const bool leaderless = error.kind() == ErrorKind::kPeerLost || error.kind() == ErrorKind::kAborted;
       if (!leaderless || agent_.closed() || deadline.expired()) throw;
       std::this_thread::sleep_for(Milliseconds(1));  // until it is off the list
@@ -132,7 +133,7 @@ void ShutdownBarrier::look() {
       waiting = next;
     }
   }
-  for (auto& waiting : over) waiting.request.answer({});
+  for (auto& waiting : over) waiting.request.answer({});  // without the lock: sending takes time
 }
 
 void ShutdownBarrier::debug_info(std::map<std::string, std::string>& info) {

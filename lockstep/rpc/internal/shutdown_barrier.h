@@ -1,10 +1,10 @@
-// How the workers of a static group leave together, those that are still there: rounds that end when every present worker
-// has come to them, or is gone.
+// A barrier for shutdown that survives the loss of workers, its leader included: the rounds in which the workers of a static group
+// leave together. A round ends when every worker that is still present has entered it.
 //
-// Led by the present worker with the smallest name. Unlike a gathering nobody is named: workers need not agree on who is
-// gone, and when the leader dies everyone turns to the next one. Coming to a round counts for those before it, since a worker
-// may have been let through by a leader that is dead now. The leader pings everyone once: a worker that died unnoticed is
-// noticed.
+// Led by the present worker with the smallest name. Unlike all_gather it names no participants: workers need not agree on who is
+// gone, and when the leader dies everyone turns to the next one. Entering a round counts for all before it, since a worker may
+// have been released from those by a leader that is dead now. The leader pings everyone once, so that a death that nobody has
+// noticed is noticed.
 // Thread safety: any thread.
 #pragma once
 
@@ -23,7 +23,7 @@ class ShutdownBarrier final : public Service {
  public:
   explicit ShutdownBarrier(Agent& agent);
 
-  // Comes to round `round` (1 and up) and waits for the others. Raises kTimeout at the deadline.
+  // Enters round `round` (1 and up) and blocks until the others have. Raises kTimeout at the deadline.
   void meet(std::uint32_t round, Deadline deadline);
 
   void on_lost(WorkerId peer, const std::string& cause) override;
@@ -38,16 +38,16 @@ class ShutdownBarrier final : public Service {
   };
   void take(Request request);
   void ping_all();
-  // Of the workers that have not come to `round`: as the leader tells, and as the leader knows.
+  // Which workers have not entered `round`: asked of the leader, and the leader's answer.
   std::string ask_missing(const WorkerInfo& leader, std::uint32_t round);
   Bytes missing(std::uint32_t round);
-  // Answers those whose round is over.
+  // Answers those whose round is over. Called when a worker has entered a round, and when one is lost.
   void look();
 
   Agent& agent_;
   std::mutex mutex_;
   // Guarded by mutex_.
-  std::map<WorkerId, std::uint32_t> reached_;
+  std::map<WorkerId, std::uint32_t> reached_;  // the last round each has entered
   std::list<Waiting> waiting_;
   bool pinged_ = false;
 };
