@@ -21,22 +21,22 @@ namespace lockstep::internal {
 class BackwardOptimizers {
  public:
   ~BackwardOptimizers() { release(); }
-  // Gives back what was adopted.
+  // Returns the adopted optimizers to backward().
   void release() noexcept;
-  // From now on backward() does not call the optimizers these parameters have (in_backward.h): step() does. Raises kUsage
-  // when a parameter of `others` has one: nobody would know when its gradient is averaged.
+  // From now on step(), not backward(), calls the optimizers of these parameters (in_backward.h). Raises kUsage when a
+  // parameter of `others` has one: there is no notification when its gradient is averaged.
   void adopt(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& others);
-  // Once; raises kUsage when it shares no group with the model, or has a parameter that is not among `all`.
+  // Once; raises kUsage when its group differs from the model's, or it has a parameter that is not among `all`.
   void overlap(ZeroCore& zero, const Group& group, const std::vector<at::Tensor>& all);
-  // Something steps that nobody else would step.
+  // An optimizer is attached that only backward() steps.
   bool any() const { return fused_ != nullptr || overlaps_; }
-  // Once; raises kUsage for null, a second one, when there is no parameter, or for one that is not among `all`, has sparse
-  // gradients or an optimizer of its own. Empty `only`: all of them.
+  // Once; raises kUsage for null, a second one, when there is no parameter, or for one that is not among `all`, has
+  // sparse gradients or its own optimizer. Empty `only`: all of them.
   void fuse(std::shared_ptr<FunctionalOptimizer> optimizer, const std::vector<at::Tensor>& only,
             const std::vector<at::Tensor>& all, const std::vector<bool>& sparse);
-  // Runs those of this parameter. True when its gradient is used up.
+  // Runs the optimizers of this parameter. True when its gradient is consumed.
   bool step(const at::Tensor& parameter, const at::Tensor& average);
-  // The end of a pass: everything has been stepped on all ranks. Blocks.
+  // The end of a pass. Blocks until everything has been stepped on all ranks.
   void finish();
 
  private:

@@ -1,10 +1,10 @@
-// Buffers (running statistics and the like) are made equal around each synced forward pass: rank 0's are sent to all, or
-// the user's hook does what it likes.
+// Synchronises buffers (such as running statistics) around each synced forward pass: rank 0's are broadcast, or the
+// user's hook runs instead.
 //
 //   due --before_forward()--> the buffers are rank `root`'s --after_forward(synced)--> due; not due after an unsynced one
 //
-// Thread safety: none; calls come with the forward passes of the model, one after the other.
-// Ownership: keeps group, module and chunk memory.
+// Thread safety: none; called sequentially by the model's forward passes. Ownership: keeps group, module and chunk
+// memory.
 #pragma once
 
 #include <functional>
@@ -33,8 +33,8 @@ class BufferSync final {
 
   void set_hook(BufferHook hook) { options_.hook = std::move(hook); }
 
-  // Collective when the buffers are due. `root` is asked only if something is sent; it may block. Returns what the hook
-  // started: whoever reduces gradients waits for it with these.
+  // Collective when the buffers are due. `root` is called only if something is sent; it may block. Returns the futures
+  // of the hook: the gradient reduction waits for them, too.
   std::vector<GradFuture> before_forward(const std::function<int()>& root);
   std::vector<GradFuture> after_forward(bool synced);
   // Blocks until the tensors hold the values of rank `root` of the group.

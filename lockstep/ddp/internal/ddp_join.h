@@ -1,12 +1,12 @@
-// What the ranks of one model tell each other under join(), and the background shadow of its layers.
+// What the ranks of one model exchange under join(), and the background shadow of its layers.
 //
-// At the beginning of each forward pass every rank announces what it is about to do, those without input that they do
-// nothing; one maximum over the ranks tells the latter what to shadow:
+// At the beginning of each forward pass every rank announces what it is about to do, ranks without input that they do
+// nothing; one max-reduction tells the latter what to shadow:
 //
 //   with input      announce (does not wait) | forward | backward
 //   without         announce, agreed (waits) | buffers | shadow of the backward pass
 //
-// Thread safety: none; calls come from join() and from the model's forward passes, one after the other.
+// Thread safety: none; called sequentially from join() and the model's forward passes.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -27,7 +27,7 @@ class DdpJoin final {
  public:
   DdpJoin(Group group, std::source_location where) : group_(std::move(group)), where_(where) {}
 
-  // Of a forward pass; all false for a rank without input.
+  // Describes a forward pass; all false for a rank without input.
   struct Iteration {
     bool active = false;
     bool with_gradients = false;
@@ -41,7 +41,7 @@ class DdpJoin final {
 
   // On all ranks, before the body.
   void enter();
-  // Starts to tell the others. `n_reductions` there have been so far.
+  // Starts the announcement. `n_reductions`: completed so far.
   void announce(const Iteration& mine, std::uint64_t n_reductions);
   // Blocks until all ranks have announced.
   Agreed agreed();
@@ -51,13 +51,13 @@ class DdpJoin final {
   // Collective: the highest rank that says it is the last with input.
   int last_active(bool is_last) const;
 
-  // Layers with collectives of their own: what they do is announced in a group of theirs, and answered by a thread.
+  // Layers with their own collectives: their operations are announced in a separate group and answered by a thread.
   void enter_layers(const std::vector<LayerWithCollectives*>& layers);
-  // This rank has no input left. Once; later calls do nothing.
+  // This rank has exhausted its input. Later calls are no-ops.
   void shadow_layers();
-  // Blocks until all ranks are through with their layers.
+  // Blocks until all ranks are done with their layers.
   void finish_layers();
-  // Something was raised: layers go back to their own groups. Nothing after finish_layers().
+  // After an exception: layers return to their own groups. No-op after finish_layers().
   void leave_layers() noexcept;
 
  private:
@@ -65,7 +65,7 @@ class DdpJoin final {
   const std::source_location where_;
   at::Tensor announced_;
   Work work_;
-  // Reductions there were before the last announced synced forward pass.
+  // Number of reductions before the last announced synced forward pass.
   std::optional<std::uint64_t> reduced_before_;
   std::unique_ptr<BackgroundShadow> background_;  // null: no such layers
   bool entered_ = false;                          // the shadow has been entered and not finished

@@ -1,8 +1,9 @@
-// Gradients that are averaged together, outside of the buckets, when the gradient of one chosen parameter arrives.
+// Gradients that are averaged together, outside the buckets, when the gradient of one chosen parameter arrives.
 //
-// They lie in one flat buffer per element type, in the group's shared memory; .grad is a view of it. The one whose
-// arrival starts the reduction, the trigger, comes after all of them: a delayed gradient that comes later is an error.
-// Thread safety: as the reducer, one thread at a time. Ownership: keeps parameters and group alive; its hook ends with it.
+// They are stored in one flat buffer per element type, in the group's shared memory; .grad is a view of it. The
+// gradient whose arrival starts the reduction, the trigger, must arrive after all of them: a delayed gradient that
+// arrives later is an error. Thread safety: as the reducer, one thread at a time. Ownership: keeps parameters and group
+// alive; its hook ends with it.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,7 +32,7 @@ class DelayedReduction final : public std::enable_shared_from_this<DelayedReduct
 
   // After a forward pass whose backward pass is to be reduced.
   void expect() { expected_ = true; }
-  // Raises the failure of the last reduction, kUsage when it did not come to its end.
+  // Raises the failure of the last reduction, kUsage when it was not completed.
   void check() const;
   // Before a forward pass: hooks follow their parameters to new accumulators.
   void follow_parameters() { hooks_.follow(); }
@@ -44,7 +45,7 @@ class DelayedReduction final : public std::enable_shared_from_this<DelayedReduct
   void finish();
 
   const NamedTensors parameters_;
-  const std::size_t trigger_;  // by hook; the number of parameters when it is none of them
+  const std::size_t trigger_;  // index of the hook; the number of parameters when it is not one of them
   const Group group_;
   const std::source_location where_;
   std::vector<at::Tensor> flats_;
@@ -52,7 +53,7 @@ class DelayedReduction final : public std::enable_shared_from_this<DelayedReduct
   std::vector<Work> works_;
   bool expected_ = false;
   std::optional<Failure> failure_;
-  GradientHooks hooks_;  // of the parameters, then of the trigger if it is none of them
+  GradientHooks hooks_;  // of the parameters, then of the trigger if it is not one of them
 };
 
 }  // namespace lockstep::internal

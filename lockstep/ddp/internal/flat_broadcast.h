@@ -1,5 +1,5 @@
-// Makes many tensors equal to one rank's with few operations: their bytes are laid end to end and sent in chunks, two
-// in flight, so that element types do not matter and memory stays bounded.
+// Broadcasts many tensors with few operations: their bytes are concatenated and sent in chunks, two in flight, so that
+// element types do not matter and memory stays bounded.
 // Thread safety: one caller at a time; all ranks call with tensors of the same byte sizes in the same order.
 #pragma once
 
@@ -18,13 +18,14 @@ namespace lockstep::internal {
 // Blocks until `tensor` holds the values of rank `root` of the group.
 void broadcast_from(int root, const at::Tensor& tensor, const Group& group, std::source_location where);
 
-// What an exchange at the start of a forward pass died of, with the likely cause: that not all ranks called forward(). Call inside a
-// catch block.
+// Rethrows the error of an exchange at the start of a forward pass, with the likely cause: not all ranks called
+// forward(). Call inside a catch block.
 [[noreturn]] void raise_forward_alone(const Error& error);
 
 class FlatBroadcast {
  public:
-  // torch sends flat buckets of 250 MiB, two in flight; smaller chunks copy in and out while others travel.
+  // torch sends flat buckets of 250 MiB, two in flight; smaller chunks are copied in and out while others are being
+  // sent.
   static constexpr std::size_t kChunkBytes = 16 * 1024 * 1024;
 
   FlatBroadcast(Group group, std::source_location where);

@@ -1,16 +1,16 @@
-// The memory that gradients are reduced in: which bucket holds which parameter, one flat tensor per bucket in the group's
-// shared memory, a view of it per parameter, and the pool that large gradients are made in.
+// The memory that gradients are reduced in: which bucket holds which parameter, one flat tensor per bucket in the
+// group's shared memory, a view of it per parameter, and the pool that large gradients are allocated in.
 //
 //   plan      bucket 0: [5, 4]   bucket 1: [3, 2, 1]   bucket 2: [0]      order of reduction; the same on all ranks
-//   flat      [ 5 | 4 ]          [ 3 | 1 ]             -                  small gradients side by side
-//   in place                     2: block of the pool  0: block           large gradients, each reduced where it lies
+//   flat      [ 5 | 4 ]          [ 3 | 1 ]             -                  small gradients, packed
+//   in place                     2: block of the pool  0: block           large gradients, each reduced in place
 //
-// Invariants: every parameter has exactly one place. The view of a small gradient lies in its bucket's flat tensor for as
-// long as the plan does; the view of one reduced in place exists during a pass only. A sparse gradient has a bucket of its
-// own, without views, whose `flat` is the gradient under way.
+// Invariants: every parameter has exactly one place. The view of a small gradient points into its bucket's flat tensor
+// for as long as the plan exists; the view of one reduced in place exists only during a pass. A sparse gradient has its
+// own bucket, without views, whose `flat` is the gradient being reduced.
 //
-// Later, a device's buckets: flats, views and pool blocks are the only memory allocated here, so that a DeviceStreams&
-// handed to the constructor, and used in make_bucket() and the pool, is all that gradients on another device need.
+// Future device buckets: flats, views and pool blocks are the only memory allocated here, so a DeviceStreams& passed to
+// the constructor, and used in make_bucket() and the pool, is all that gradients on another device need.
 //
 // Thread safety: none; between passes, or on the thread that runs backward(). Pool blocks may be freed on any thread.
 #pragma once
@@ -31,7 +31,7 @@
 namespace lockstep::internal {
 
 struct GradientBucket {
-  at::Tensor flat;                // as the engine reduces it: 1-D, real; undefined where nothing is copied
+  at::Tensor flat;                // as the engine reduces it: 1-D, real; undefined when nothing is copied
   std::vector<at::Tensor> views;  // one per entry of the plan, with the parameter's strides
   bool is_sparse = false;
   std::size_t n_bytes = 0;
@@ -43,7 +43,7 @@ class GradientBuckets final {
     Group group{};
     BucketCaps caps{};
     std::vector<bool> sparse{};                    // by parameter; empty: none
-    std::optional<at::ScalarType> reduce_dtype{};  // of floating-point gradients; unset: their own
+    std::optional<at::ScalarType> reduce_dtype{};  // type of floating-point gradients; unset: their own
     bool pooled = true;                            // large gradients are reduced in place
     std::optional<std::size_t> in_place_bytes{};   // unset: LOCKSTEP_DDP_IN_PLACE_BYTES
     std::source_location where = std::source_location::current();
@@ -53,19 +53,21 @@ class GradientBuckets final {
     std::size_t slot = 0;
   };
 
-  // Collective: rank 0's in_place_bytes hold for all. Raises kUsage for a cap that cannot be. There are no buckets before
+  // Collective: rank 0's in_place_bytes apply to all. Raises kUsage for an invalid cap. There are no buckets before
   // build_first().
   GradientBuckets(std::vector<at::Tensor> parameters, Options options);
   GradientBuckets(const GradientBuckets&) = delete;
   GradientBuckets& operator=(const GradientBuckets&) = delete;
 
-  // The plan of the first pass. `for_good`: no order of arrival will follow. Raises kResource when memory is not to be had.
+  // The plan of the first pass. `for_good`: it will not be rebuilt by order of arrival. Raises kResource when memory
+  // cannot be allocated.
   void build_first(bool for_good);
-  // Collective: makes `order` rank 0's. Ranks may have seen gradients arrive in different orders, and must not plan so.
+  // Collective: replaces `order` by rank 0's. Gradients may have arrived in different orders, but all ranks must use
+  // the same plan.
   void agree_on_order(std::vector<std::size_t>& order) const;
-  // The plan for all later passes. Raises as build_first; the old buckets are gone then.
+  // The plan for all later passes. Raises as build_first; the old buckets are destroyed by then.
   void rebuild_by_arrival(std::span<const std::size_t> order);
-  // Everything lies in the flat tensors from now on, as communication hooks want it.
+  // From now on all gradients are in the flat tensors, as communication hooks require.
   void give_up_pool();
 
   std::size_t n_parameters() const { return parameters_.size(); }
@@ -77,7 +79,7 @@ class GradientBuckets final {
   Place place(std::size_t index) const { return places_[index]; }
   std::span<const BucketItem> items() const { return items_; }
   const BucketItem& item(std::size_t index) const { return items_[index]; }
-  // Of the parameter when it was wrapped: what averages are handed back in.
+  // The parameter's type when it was wrapped: averages are delivered in it.
   at::ScalarType own_type(std::size_t index) const { return own_types_[index]; }
   bool in_place(std::size_t index) const { return in_place_[index] != 0; }
   bool has_been_rebuilt() const { return rebuilt_; }
@@ -86,13 +88,14 @@ class GradientBuckets final {
   GradientPool* pool() const { return pool_.get(); }
   void open_pool() const;
   void close_pool() const noexcept;
-  // A place for a gradient that is reduced in place, uninitialised.
+  // Memory for a gradient that is reduced in place, uninitialised.
   at::Tensor make_in_place(std::size_t index) const { return pool_->make(parameters_[index]); }
 
-  // Tensor::grad() refers to bucket memory no longer: what was a view of it is a copy now.
+  // Replaces every Tensor::grad() that is a view of bucket memory by a copy.
   void unalias() const;
   std::vector<std::size_t> bucket_bytes() const;
-  // Memory that is no gradient's: flat tensors unless `views` (gradients lie in them), and free blocks of the pool.
+  // Memory that is not a gradient's: flat tensors unless `views` (gradients are views of them), and free blocks of the
+  // pool.
   std::size_t held_bytes(bool views) const;
 
  private:
@@ -103,7 +106,7 @@ class GradientBuckets final {
 
   const std::vector<at::Tensor> parameters_;
   const Options options_;
-  std::vector<BucketItem> items_;  // by parameter, as gradients lie in buckets
+  std::vector<BucketItem> items_;  // by parameter, as stored in buckets
   std::vector<at::ScalarType> own_types_;
   std::size_t in_place_from_ = 0;        // bytes; rank 0's
   std::vector<unsigned char> in_place_;  // by parameter

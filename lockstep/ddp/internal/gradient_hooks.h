@@ -1,21 +1,21 @@
-// Hooks on the gradient accumulators of a list of parameters: they tell a listener that a gradient has been accumulated.
+// Hooks on the gradient accumulators of a list of parameters: they notify a listener that a gradient has been
+// accumulated.
 //
 //   GradientHooks hooks(parameters, [this](std::size_t index, const at::Tensor& incoming) { ... });
 //
 // The listener is called on the thread that runs backward(), once each time an accumulator has run; `incoming` is what
-// autograd handed to the accumulator, undefined where no gradient came. It is compiled into the hook: one virtual call
-// per gradient, the one that libtorch makes, and no allocation.
+// autograd passed to the accumulator, undefined when there was no gradient. The listener is compiled into the hook: one
+// virtual call per gradient, libtorch's own, and no allocation.
 //
-// libtorch gives a parameter a new accumulator when its data are replaced, as torch::load does; hooks on the old one are
-// then dead, but for graphs that were built before. Hence each parameter has one hook that is current, and a list of
-// former ones:
+// libtorch gives a parameter a new accumulator when its data is replaced, as torch::load does; hooks on the old one
+// then run only for graphs built before. Hence each parameter has one current hook, and there is a list of former ones:
 //
 //   attached --accumulator replaced, follow() or renew()--> former (its graph still calls the listener)
-//   former   --its graph is gone--> forgotten at the next renew()
+//   former   --its graph is destroyed--> dropped at the next renew()
 //
-// Thread safety: none; the calls belong between forward and backward, or inside backward() on its own thread.
-// Ownership: keeps parameters and their current accumulators alive (a parameter refers to its own only weakly, and the
-// hook would go with it). The listener must outlive this object, whose destructor takes all hooks away.
+// Thread safety: none; call between forward and backward, or inside backward() on its own thread. Ownership: keeps
+// parameters and their current accumulators alive (a parameter holds its accumulator only weakly, and the hook would be
+// destroyed with it). The listener must outlive this object, whose destructor removes all hooks.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -44,11 +44,11 @@ class GradientHooks final {
   GradientHooks(const GradientHooks&) = delete;
   GradientHooks& operator=(const GradientHooks&) = delete;
 
-  // Before a forward pass: renew() if any parameter has another accumulator than the one its hook is on.
+  // Before a forward pass: renew() if any parameter's accumulator is not the one its hook is on.
   void follow();
-  // Each parameter that requires a gradient has a hook on the accumulator it has now; the others have none.
+  // Puts a hook on the current accumulator of each parameter that requires a gradient; the others have none.
   void renew();
-  // For good: nobody calls the listener any more.
+  // Permanent: the listener is not called again.
   void detach() noexcept;
   // By parameter; null where there is no hook.
   std::span<const compat::NodePtr> accumulators() const { return accumulators_; }

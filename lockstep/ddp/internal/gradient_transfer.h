@@ -1,20 +1,20 @@
-// What goes into a bucket and what comes out of it: gradients are deposited, averages delivered.
+// Moves gradients into buckets (deposit) and averages out of them (deliver).
 //
-// The way of one gradient through a pass:
+// One gradient in a pass:
 //
-//   deposit     in place    autograd made it in a block of the pool, and nobody else refers to it: it is its own place
+//   deposit     in place    autograd allocated it in a block of the pool, and nothing else refers to it: it is its own place
 //               copied      into its view of the bucket, or into a block of the pool
 //               a view      gradient_as_bucket_view: from then on the gradient is its place in the bucket
 //               zeros       there is no gradient
 //   (the bucket is reduced)
-//   deliver     where the gradient is not in its place already: copied back, or the view handed out, or cast to the
-//               parameter's own type; not at all where nobody used the parameter
-//   release     places in the pool belong to the gradients alone, or to the pool again
+//   deliver     if the gradient is not already in place: copied back, or replaced by the view, or cast to the
+//               parameter's own type; skipped when no rank used the parameter
+//   release     pool blocks are owned by the gradients alone, or returned to the pool
 //
-// Gradients are read and written through the GradientAccess of the pass only. Buckets serve one pass after the other, but
-// gradients of a context must outlive its pass: those never lie in buckets.
-// Later, a device's gradients: copies and casts run here only, so that a DeviceStreams& handed to the constructor orders
-// them with what computes gradients and with the reduction.
+// Gradients are accessed only through the GradientAccess of the pass. Buckets are reused by every pass, but gradients
+// of a context must outlive its pass: those are never views of buckets.
+// Future device gradients: copies and casts run only here, so a DeviceStreams& passed to the constructor can order them
+// with gradient computation and reduction.
 // Thread safety: none; on the thread that runs backward().
 // Ownership: refers to buckets, parameters and the pass's access, which must outlive it.
 #pragma once
@@ -33,8 +33,8 @@
 
 namespace lockstep::internal {
 
-// Called for each parameter that takes part, as soon as its average is there and while later buckets are still being
-// reduced; in the same order on all ranks. True: the average is used up, and the gradient is left undefined.
+// Called for each participating parameter, as soon as its average is available and while later buckets are still being
+// reduced; in the same order on all ranks. True: the average is consumed, and the gradient is left undefined.
 using OnAverage = std::function<bool(const at::Tensor& parameter, const at::Tensor& average)>;
 
 class GradientTransfer final {
@@ -43,11 +43,11 @@ class GradientTransfer final {
     bool views = false;  // gradient_as_bucket_view
     bool casts = false;  // gradients may have another type than their bucket
   };
-  // Of the pass under way.
+  // The current pass.
   struct Pass {
     GradientAccess* access = nullptr;
     bool in_context = false;  // of distributed autograd: its gradients outlive the pass
-    bool shadow = false;      // other ranks' pass: what nobody used has no gradient afterwards
+    bool shadow = false;      // other ranks' pass: parameters no rank used have no gradient afterwards
     int divisor = 1;          // of sparse gradients
   };
   GradientTransfer(const NamedTensors& parameters, GradientBuckets& buckets, Options options)
@@ -56,19 +56,19 @@ class GradientTransfer final {
   void on_average(OnAverage call) { on_average_ = std::move(call); }
 
   void begin(const Pass& pass);
-  // `incoming` is what autograd gave the hook, if one runs. Raises kUsage or kUnsupported for a gradient of another type,
-  // size or layout than its bucket's.
+  // `incoming` is what autograd passed to the hook, if called from one. Raises kUsage or kUnsupported for a gradient
+  // whose type, size or layout differs from its bucket's.
   void deposit(std::size_t index, const at::Tensor& incoming, Use use);
-  // This rank adds nothing to bucket b.
+  // This rank contributes zeros to bucket b.
   void fill_zeros(std::size_t b);
   // The average in the parameter's bucket becomes its gradient. Raises kUsage when a view was replaced meanwhile.
   void deliver(std::size_t index, Use use);
   void release(std::size_t b);
   void end() { saved_.clear(); }
 
-  // A gradient that stays this rank's: in the parameter's own type, though it was computed in a shorter one.
+  // A gradient that stays local: converted to the parameter's own type if it was computed in lower precision.
   void keep_local(std::size_t index, GradientAccess& access) const;
-  // Gradients that were reduced where autograd had made them, so far.
+  // Gradients reduced in place, where autograd allocated them, so far.
   std::uint64_t n_in_place() const { return n_in_place_; }
 
  private:
@@ -89,7 +89,7 @@ class GradientTransfer final {
   const Options options_;
   OnAverage on_average_;
   Pass pass_;
-  // Gradients that lie in a bucket and may be nobody's: what they were before the reduction.
+  // Gradients that are views of a bucket and may be unused on all ranks: their values before the reduction.
   std::map<std::size_t, at::Tensor> saved_;
   std::uint64_t n_in_place_ = 0;
   bool warned_strides_ = false;

@@ -1,5 +1,5 @@
-// What DistributedDataParallel needs of a module: its tensors in an order all ranks share, and the proof that they do.
-// Thread safety: as the module.
+// What DistributedDataParallel needs from a module: its tensors in an order common to all ranks, and the check that it
+// is. Thread safety: as the module.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -22,7 +22,7 @@ struct NamedTensors {
 std::string describe_parameter(const NamedTensors& parameters, std::size_t index);
 
 // In order of registration, modules first to last; a tensor registered twice (tied weights) appears once, under its
-// first name. Names in `ignored` are left out.
+// first name. Names in `ignored` are skipped.
 NamedTensors parameters_of(const ModuleTensors& module, const std::vector<std::string>& ignored);
 NamedTensors buffers_of(const ModuleTensors& module, const std::vector<std::string>& ignored);
 // Those of `parameters` that require a gradient.
@@ -30,8 +30,8 @@ NamedTensors trainable(const NamedTensors& parameters);
 // By parameter: its gradients are sparse.
 std::vector<bool> sparse_gradients(const ModuleTensors& module, const NamedTensors& parameters);
 
-// Raises kUsage for a name in `ignored` that is neither a parameter nor a buffer: a slip of the pen there would
-// silently change what is averaged.
+// Raises kUsage for a name in `ignored` that is neither a parameter nor a buffer: a typo there would silently change
+// what is averaged.
 void check_ignored(const ModuleTensors& module, const std::vector<std::string>& ignored);
 
 // Collective. Compares number, names, types, sizes and strides on all ranks; one small operation when they agree. Raises

@@ -1,27 +1,27 @@
-// When a gradient is ready to be reduced: the policy of one reducer, chosen when it is made.
+// When a gradient is ready to be reduced: the policy of one reducer, chosen at construction.
 //
-//   AllParameters       each hook means ready; a parameter whose hook does not run holds the pass up for good.
+//   AllParameters       each hook means ready; if a parameter's hook does not run, the pass never finishes.
 //   SearchedParameters  find_unused_parameters: after each forward pass the graph is searched from the outputs. What is not
-//                       met is ready as the pass begins; what was met and does not come is ready as it ends.
+//                       found is ready when the pass begins; what was found and does not arrive is ready when it ends.
 //   StaticGraph         the first pass counts how often each hook runs (more than once under reentrant checkpointing), and
-//                       is reduced at its end. Later passes must be like it: ready is who has been called that often, and
-//                       at once who was never called.
+//                       is reduced at its end. Later passes must match it: a parameter is ready after that many calls, and
+//                       immediately if it was never called.
 //
-//     StaticGraph:  learning --end of the first pass, this rank's or shadowed--> learnt (for good)
+//     StaticGraph:  learning --end of the first pass, this rank's or shadowed--> learnt (final)
 //
-// The calls of one pass, in order; what a policy has no use for does nothing:
+// The calls of one pass, in order; calls a policy does not need are no-ops:
 //
 //   on_forward(...)            after each forward pass that may be followed by a backward pass
 //   begin()                    the pass begins
-//   ready_at_once(i)           asked for every parameter: ready before any hook has run
+//   ready_at_once(i)           for every parameter: ready before any hook has run
 //   note_use(i), on_gradient() each hook; note_use() also for gradients that stay local
-//   at_end()                   only if waits_for_end(): the graph has been walked; what has not come is ready now
+//   at_end()                   only if waits_for_end(): the graph has been traversed; what has not arrived is ready now
 //   start_usage(), wait_usage() with the last bucket; before the first average is delivered
-//   use(i)                     what is known of a parameter's use
+//   use(i)                     what is known about a parameter's use
 //   end()                      the averages have been delivered
 //
-// A policy is a plain class; the three are alternatives of a variant, so that a hook costs a switch and no virtual call.
-// Thread safety: none; on_forward between passes, the rest on the thread that runs backward().
+// A policy is a plain class; the three are alternatives of a variant, so a hook costs a switch instead of a virtual
+// call. Thread safety: none; on_forward between passes, the rest on the thread that runs backward().
 #pragma once
 
 #include <cstddef>
@@ -38,11 +38,11 @@ class Readiness final {
   template <class Policy>
   explicit Readiness(Policy policy) : policy_(std::move(policy)) {}
 
-  // The outputs of a forward pass are looked at.
+  // The outputs of a forward pass are needed.
   bool searches() const {
     return std::visit([](const auto& p) { return p.searches(); }, policy_);
   }
-  // The beginning of a pass must be announced: perhaps no hook runs.
+  // The beginning of a pass must be announced, since possibly no hook runs.
   bool wants_announcement() const {
     return std::visit([](const auto& p) { return p.wants_announcement(); }, policy_);
   }
@@ -68,7 +68,7 @@ class Readiness final {
   void at_end() {
     std::visit([](auto& p) { p.at_end(); }, policy_);
   }
-  // False: this rank adds zeros. A bucket of such parameters may be skipped, if all ranks say so.
+  // False: this rank contributes zeros. A bucket of such parameters may be skipped if all ranks agree.
   bool contributes(std::size_t index) const {
     return std::visit([&](const auto& p) { return p.contributes(index); }, policy_);
   }
@@ -85,7 +85,7 @@ class Readiness final {
   void wait_usage() {
     std::visit([](auto& p) { p.wait_usage(); }, policy_);
   }
-  // `own`: it was not the shadow of other ranks' pass.
+  // `own`: not a shadow of other ranks' pass.
   void end(std::span<const BucketItem> items, bool own) {
     std::visit([&](auto& p) { p.end(items, own); }, policy_);
   }

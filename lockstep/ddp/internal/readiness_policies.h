@@ -1,5 +1,5 @@
-// The three answers to the question when a gradient is ready; readiness.h says who asks what, and when.
-// Thread safety: none; on_forward between passes, the rest on the thread that runs backward().
+// The three policies for when a gradient is ready; readiness.h documents the calls and their order. Thread safety:
+// none; on_forward between passes, the rest on the thread that runs backward().
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,23 +16,23 @@
 namespace lockstep::internal {
 
 enum class Arrival : std::uint8_t {
-  kMoreToCome,  // the gradient stays this rank's for now
+  kMoreToCome,  // the gradient stays local for now
   kReady,
-  kUnexpected,  // a static graph never saw this one
+  kUnexpected,  // not recorded in the static graph
 };
 
 struct Use {
-  bool here = true;      // false: its gradient, if there is one, is not of this pass
+  bool here = true;      // false: its gradient, if any, is not from this pass
   bool anywhere = true;  // false: no rank used it; known from wait_usage() on
   bool required = true;  // when it is ready, an undefined gradient is an error
 };
 
-// What a forward pass leaves to search.
+// The input of the search after a forward pass.
 struct ForwardGraph {
   std::span<const at::Tensor> outputs;
-  std::span<const compat::NodePtr> entries;       // further nodes that the pass may come to
+  std::span<const compat::NodePtr> entries;       // further nodes that the pass may reach
   std::span<const compat::NodePtr> accumulators;  // by parameter
-  bool first = true;  // of those that the next backward pass may belong to: forget earlier ones
+  bool first = true;  // first forward pass the next backward pass may belong to: discard earlier ones
 };
 
 class AllParameters final {
@@ -76,7 +76,7 @@ class SearchedParameters final {
   Arrival on_gradient(std::size_t, bool) { return Arrival::kReady; }
   bool waits_for_end() const { return true; }
   void at_end() {}
-  // Something may be left over from no_sync.
+  // A gradient may have accumulated inside no_sync.
   bool contributes(std::size_t index) const { return reached_[index] != 0 || usage_.here(index); }
   Use use(std::size_t index) const {
     return {.here = usage_.here(index), .anywhere = usage_.anywhere(index), .required = false};
@@ -86,7 +86,7 @@ class SearchedParameters final {
   void start_usage(bool with_zeros) { usage_.start(with_zeros); }
   void wait_usage() { usage_.wait(); }
   void end(std::span<const BucketItem> items, bool own);
-  // Each pass may find other parameters: the order of one means little.
+  // Each pass may find different parameters, so the order of one is not representative.
   bool has_one_order() const { return false; }
   std::span<const std::size_t> arrival() const { return {}; }
   void stop_recording() {}
@@ -102,7 +102,7 @@ class StaticGraph final {
   StaticGraph(std::size_t n_parameters, const Group& group, std::source_location where)
       : use_counts_(n_parameters, 0), to_come_(n_parameters, 0), usage_(n_parameters, group, where) {}
   bool searches() const { return false; }
-  // Without a parameter of ours in the graph there is no hook to begin with.
+  // If the graph contains none of the parameters, no hook begins the pass.
   bool wants_announcement() const;
   void on_forward(const ForwardGraph&) {}
   void begin();
@@ -124,13 +124,13 @@ class StaticGraph final {
   bool has_one_order() const { return true; }
   std::span<const std::size_t> arrival() const { return arrival_; }
   void stop_recording() {}
-  // Collective: takes over what rank `root` of the group has learnt.
+  // Collective: copies what rank `root` of the group has learnt.
   void share(int root, const Group& group, std::source_location where);
 
  private:
   bool learning_ = true;
   std::vector<std::uint32_t> use_counts_;  // how often each hook runs in a pass
-  std::vector<std::uint32_t> to_come_;     // of these, in the pass under way
+  std::vector<std::uint32_t> to_come_;     // remaining in the current pass
   std::vector<std::size_t> arrival_;       // by first use; unused ones last
   UsageExchange usage_;
 };

@@ -4,11 +4,11 @@
 //                        |                                 |
 //                        +------ an exception ------------ +--> stays as it is: active(), and missing() says what did not come
 //
-// While filling, mark_ready() deposits one gradient; buckets that are full are started strictly in their order, so that
-// all ranks agree whatever order their gradients come in. finish() waits for the buckets in the same order and delivers
-// each while later ones are still being reduced.
+// While filling, mark_ready() deposits one gradient; full buckets are started strictly in order, so that all ranks
+// agree in whatever order their gradients arrive. finish() waits for the buckets in the same order and delivers each
+// while later ones are still being reduced.
 //
-// A pass that this rank only shadows (join) has nothing to deposit: every parameter is ready as it begins, and
+// A pass that this rank only shadows (join) has nothing to deposit: every parameter is ready when it begins, and
 // start_zeros() fills and starts all buckets.
 //
 // Thread safety: none; on the thread that runs backward(). Ownership: refers to its parts, which must outlive it.
@@ -42,32 +42,32 @@ class ReductionPass final {
     StepTimer& timer;
   };
   struct Begin {
-    std::shared_ptr<GradientAccess> access;  // where the gradients of this pass are kept
+    std::shared_ptr<GradientAccess> access;  // where the gradients of this pass are stored
     bool in_context = false;                 // of distributed autograd
-    bool shadow = false;                     // other ranks' pass, to which this rank adds nothing
+    bool shadow = false;                     // other ranks' pass, to which this rank contributes zeros
     int divisor = 1;                         // of sums over the ranks
-    bool skip_unused = false;  // buckets to which this rank contributes nothing are left out; so do all ranks
+    bool skip_unused = false;  // buckets to which this rank contributes nothing are skipped, on all ranks
   };
   // What a finished pass did.
   struct Totals {
     std::uint64_t n_bytes = 0;
     std::size_t n_buckets = 0;
-    double waited_seconds = 0;  // communication that computing did not hide
+    double waited_seconds = 0;  // communication not overlapped with computation
   };
   ReductionPass(Parts parts, Milliseconds timeout) : parts_(parts), timeout_(timeout) {}
 
   bool active() const { return active_; }
   bool is_shadow() const { return begin_.shadow; }
-  // Where the gradients of the pass under way are kept.
+  // Where the gradients of the current pass are stored.
   GradientAccess& access() const { return *begin_.access; }
 
   void begin(Begin begin);
-  // Raises kUsage when it is ready already; what the deposit or the start of a bucket failed with.
+  // Raises kUsage when it is already ready; the error of the deposit or of starting a bucket.
   void mark_ready(std::size_t index, const at::Tensor& incoming = {});
-  // As its rank's whole part in a shadowed pass.
+  // This rank's whole contribution to a shadowed pass.
   void start_zeros();
   bool all_started() const { return n_started_ == progress_.size(); }
-  // By index: not ready.
+  // Indices of parameters that are not ready.
   std::vector<std::size_t> missing() const;
   bool is_ready(std::size_t index) const { return ready_[index] != 0; }
   // Blocks until every bucket is reduced and delivered. Raises the first failure.
@@ -96,10 +96,10 @@ class ReductionPass final {
   Begin begin_;
   std::vector<unsigned char> ready_;  // by parameter
   std::vector<Progress> progress_;    // by bucket
-  std::size_t n_started_ = 0;         // buckets before this one are started, none behind it
+  std::size_t n_started_ = 0;         // buckets before this one are started, none after it
 };
 
-// Raises the exception under way with "DistributedDataParallel, <doing>: " in front. Call inside a catch block.
+// Rethrows the current exception prefixed by "DistributedDataParallel, <doing>: ". Call inside a catch block.
 [[noreturn]] void raise_while(const std::string& doing);
 
 }  // namespace lockstep::internal

@@ -7,7 +7,7 @@
 
 namespace lockstep::internal {
 
-// A gradient without entries, sparse in its rows as an embedding's is.
+// A gradient without entries, row-sparse like an embedding's.
 inline at::Tensor no_entries(const at::Tensor& parameter) {
   auto sizes = parameter.sizes().vec();
   sizes[0] = 0;

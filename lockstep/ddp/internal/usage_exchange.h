@@ -1,8 +1,8 @@
-// Which parameters were used: on this rank since the last reduction, and on any rank, which the ranks find out by summing
-// their maps. A parameter that nobody used keeps the gradient it had.
+// Which parameters were used: on this rank since the last reduction, and on any rank, by summing the ranks' maps. A
+// parameter that no rank used keeps its previous gradient.
 //
-// One pass: note() as gradients arrive, start() when the last bucket has been started (every rank does, with unused
-// parameters or without), wait(), then anywhere() until the next start(), close().
+// One pass: note() as gradients arrive, start() when the last bucket has been started (on every rank, with or without
+// unused parameters), wait(), then anywhere() until the next start(), close().
 // Thread safety: none; on the thread that runs backward().
 #pragma once
 
@@ -21,25 +21,25 @@ namespace lockstep::internal {
 
 class UsageExchange final {
  public:
-  // Raises kResource when shared memory is not to be had.
+  // Raises kResource when shared memory cannot be allocated.
   UsageExchange(std::size_t n_parameters, Group group, std::source_location where);
 
   void note(std::size_t index) { here_[index] = 1; }
   bool here(std::size_t index) const { return here_[index] != 0; }
-  // Nothing of this rank is known any more.
+  // Clears this rank's map.
   void forget_here();
 
-  // Starts to sum the maps. `with_zeros`: this rank takes part without having used anything.
+  // Starts summing the maps. `with_zeros`: this rank participates without having used anything.
   void start(bool with_zeros);
-  // Blocks; raises what the reduction failed with.
+  // Blocks; raises the error of the reduction.
   void wait();
-  // Meaningful after the first wait().
+  // Valid after the first wait().
   bool anywhere(std::size_t index) const { return anywhere_.const_data_ptr<int>()[index] != 0; }
 
-  // The end of a pass of this rank's own: compares what was unused with the pass before.
+  // The end of this rank's own pass: compares its unused parameters with the previous pass.
   void close(std::span<const BucketItem> items);
   std::size_t unused_bytes() const { return unused_bytes_; }  // of the last closed pass
-  bool has_changed() const { return has_changed_; }           // passes differed in what they left unused
+  bool has_changed() const { return has_changed_; }           // the unused set differed between passes
   bool is_first() const { return n_closed_ <= 1; }
 
  private:
