@@ -38,7 +38,7 @@ void check_materialised(const internal::NamedTensors& parameters) {
   }
 }
 
-// In Python `out.weight = tokens.weight` registers the tensor; here the module keeps the old one as its parameter.
+// In Python `out.weight = tokens.weight` registers the tensor; in C++ the old one stays registered.
 void check_assigned(const ModuleTensors& tensors, const DdpOptions& options) {
   const auto names = tensors.assigned_weights();
   if (names.empty()) return;
@@ -71,7 +71,7 @@ BucketCaps caps_of(const DdpOptions& options) {
   return {.cap_mb = options.bucket_cap_mb, .cap_mb_list = options.bucket_cap_mb_list};
 }
 
-// The parameters are counted before the first forward pass, and again so often: looking at all of them takes time.
+// Parameters are checked before the first forward pass and then at this interval only, since visiting all takes time.
 constexpr std::uint64_t kForwardsPerLook = 100;
 
 }  // namespace
@@ -105,7 +105,7 @@ DdpCore::DdpCore(std::shared_ptr<const ModuleTensors> tensors, std::shared_ptr<t
   check_materialised(parameters);
   check_assigned(*tensors_, options_);
   known_ = parameters.tensors;
-  // A bad cap is an error in a world of one, too.
+  // An invalid cap is an error in a world of one, too.
   describe_construction(trained, rebuilt_limits(caps_of(options_)).back());
   log_construction(trained, parameters.tensors.size());
   if (options_.init_sync && group_->size() > 1) {
@@ -115,15 +115,16 @@ DdpCore::DdpCore(std::shared_ptr<const ModuleTensors> tensors, std::shared_ptr<t
       const auto buffers = internal::buffers_of(*tensors_, options_.ignored).tensors;
       synced.insert(synced.end(), buffers.begin(), buffers.end());
     }
-    internal::FlatBroadcast(group_, options_.where).run(synced);  // its memory goes with it
+    internal::FlatBroadcast(group_, options_.where).run(synced);  // a temporary: frees its chunk memory
   }
+  // Only now: the ranks compare all trained parameters above, delayed ones included.
   take_delayed(trained);
   prepare_precisions(parameters);
   reduced_ = std::make_unique<internal::NamedTensors>(std::move(trained));
   make_reducer(group_);
 }
 
-// Moves the parameters that are averaged apart from `trained` to delayed_.
+// Moves the parameters that are averaged outside the buckets from `trained` to delayed_.
 void DdpCore::take_delayed(internal::NamedTensors& trained) {
   const auto& names = options_.delay_all_reduce_named_params;
   delayed_ = std::make_unique<internal::NamedTensors>();
@@ -149,6 +150,7 @@ void DdpCore::take_delayed(internal::NamedTensors& trained) {
         "place on all "
         "ranks, which find_unused_parameters does not promise; leave out one of them");
   }
+  // Looked up before the loop below, which removes the delayed parameters: the trigger may be one of them.
   if (!names.empty())
     trigger_ = trained.tensors[static_cast<std::size_t>(index_of(options_.param_to_hook_all_reduce))];
   std::vector<bool> sparse = internal::sparse_gradients(*tensors_, trained);
@@ -165,7 +167,8 @@ void DdpCore::take_delayed(internal::NamedTensors& trained) {
   }
 }
 
-// In a world of one only for optimizers that step inside backward() and for mixed precision. Nothing has changed when it raises.
+// In a world of one only for optimizers that step inside backward() and for mixed precision. The members
+// are replaced only after everything has been created: no effect when it raises.
 void DdpCore::make_reducer(const Group& group) {
   const bool alone = group->size() == 1;
   if (alone && !works_alone()) return;
@@ -219,12 +222,14 @@ void DdpCore::update_process_group(Group group) {
   if (!is_group_member(group))
     base::raise(ErrorKind::kUsage,
                 base::cat("update_process_group: this rank is not a member of \"", group->name(), "\""));
+  // The new buckets take the parameters' types as their own: they must be in full precision.
   if (precisions_) precisions_->restore();
   if (group->size() == 1 && !works_alone()) {
     reducer_ = nullptr;
     buffers_ = nullptr;
     join_ = nullptr;
     delayed_reduction_ = nullptr;
+    // No reducer will step them: backward() calls the adopted optimizers again.
     steps_->release();
   } else {
     make_reducer(group);
@@ -278,6 +283,7 @@ DdpOptions DdpCore::options_of_clone() const {
   DdpOptions options = options_;
   options.group = group_;
   options.device_mesh.reset();
+  // Cloning is not collective.
   options.init_sync = false;
   options.static_graph = static_graph_;
   return options;
@@ -294,6 +300,8 @@ void DdpCore::check_options() const {
 void DdpCore::before_forward() {
   if (!buffers_) return;
   const bool joining = join_options() != nullptr;
+  // The collectives of a forward pass, in an order that shadow_iteration() repeats on ranks without input: the
+  // announcement (under join() only), the rebuilding of buckets (once), the buffers.
   if (joining) {
     check_answered();  // before anything is announced
     begin_iteration();
@@ -312,7 +320,7 @@ void DdpCore::before_forward() {
   reducer_->timer().forward_begins(reducer_->n_reductions() + 1);
 }
 
-// What is there now and was not when the model was wrapped has no hook: ranks would silently diverge in it.
+// A parameter added after wrapping has no hook: its values would silently diverge between ranks.
 void DdpCore::check_nothing_added() const {
   std::unordered_set<const at::TensorImpl*> known;
   for (const at::Tensor& tensor : known_) known.insert(tensor.unsafeGetTensorImpl());
@@ -355,6 +363,8 @@ void DdpCore::after_forward(const std::function<void(const Visitor&)>& visit_out
     timer.forward_ends();
     if (timer.samples()) visit_outputs([&](at::Tensor& output) { timer.begins_at(output); });
   }
+  // Visiting the outputs costs time, so they are collected only if something needs them. With mixed precision passes
+  // inside no_sync are observed as well, since their parameters are in low precision, too.
   const bool sinks = precisions_ || (synced && reducer_->wants_sink());
   if (sinks || reducer_->wants_to_know() || reducer_->searches())
     visit_outputs([&](at::Tensor& output) { outputs.push_back(output); });
@@ -370,13 +380,14 @@ void DdpCore::after_forward(const std::function<void(const Visitor&)>& visit_out
   } else if (sinks) {
     watch(std::move(outputs), synced, visit_outputs);
   } else if (reducer_->wants_to_know()) {
+    // The graph may outlive the model, so it holds the reducer weakly.
     internal::on_reached(outputs, [weak = std::weak_ptr(reducer_)] {
       if (const auto reducer = weak.lock()) reducer->on_outputs_reached();
     });
   }
 }
 
-// Puts a node in front of the outputs that tells of the backward pass.
+// Adds a graph node at the outputs that announces the backward pass.
 void DdpCore::watch(std::vector<at::Tensor> outputs, bool synced,
                     const std::function<void(const Visitor&)>& visit_outputs) {
   const bool announced = synced && reducer_->wants_sink();
@@ -386,7 +397,7 @@ void DdpCore::watch(std::vector<at::Tensor> outputs, bool synced,
       outputs,
       [announced, graph, weak = std::weak_ptr(reducer_)] {
         const auto reducer = weak.lock();
-        // What is computed again in this pass hangs on new accumulators.
+        // What this pass recomputes is attached to new accumulators.
         if (graph && graph->begins() && reducer) reducer->renew_hooks();
         if (announced && reducer) reducer->on_backward_begins();
       },
@@ -402,6 +413,7 @@ void DdpCore::register_comm_hook(CommHook hook) {
                 base::cat("register_comm_hook: ", comm_hook_.name,
                           " is registered already; a model has one hook, and hooks can be chained"));
   }
+  // Kept beyond the reducer, which update_process_group() replaces.
   if (reducer_) reducer_->register_comm_hook(hook);
   comm_hook_ = std::move(hook);
 }
@@ -422,6 +434,7 @@ void DdpCore::remove_autograd_hooks() {
   if (precisions_)
     base::raise(ErrorKind::kUnsupported,
                 "remove_autograd_hooks: not with mixed precision, which needs the hooks itself");
+  // buffers_ stays: buffers are still synchronised.
   reducer_ = nullptr;
   delayed_reduction_ = nullptr;
 }

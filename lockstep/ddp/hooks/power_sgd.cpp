@@ -14,7 +14,7 @@
 namespace lockstep {
 namespace {
 
-// No run draws more; a larger number in a file is damage, and skipping so many would take for ever.
+// No run draws more; a larger number in saved bytes means corruption, and skipping that many would take too long.
 constexpr std::uint64_t kMostSeeds = 10'000'000'000;
 
 void check(const PowerSGDOptions& options) {
@@ -48,20 +48,26 @@ PowerSGDState::PowerSGDState(PowerSGDOptions options)
 
 PowerSGDState::~PowerSGDState() = default;
 
+// Called once per bucket, in the same order on all ranks. Invariant: at most one exchange is pending, and its second half
+// starts before anything of the next bucket, so that all ranks start their collectives in the same order.
 GradFuture PowerSGDState::run(GradBucket& bucket, Form form) {
   advance_pending(bucket.index());
   if (iter_ < options_.start_powerSGD_iter) {
     if (bucket.is_last()) end_step();
     return internal::average(bucket.buffer(), options_.group);
   }
+  // Constructed before end_step(), so that the statistics logged there include this bucket.
   const auto exchange = std::make_shared<internal::PowerSGDExchange>(shared_from_this(), bucket, form);
   if (bucket.is_last()) end_step();
   if (exchange->is_plain()) return internal::average(bucket.buffer(), options_.group);
   exchange->start();
+  // No later bucket would advance the last one.
   bucket.is_last() ? exchange->advance() : void(pending_ = exchange);
   return exchange->future();
 }
 
+// Buckets of a step come with ascending indices. An exchange that is not before `next_bucket` therefore belongs to an
+// earlier step that was not completed, and its second half is never started.
 void PowerSGDState::advance_pending(std::size_t next_bucket) {
   const auto pending = std::exchange(pending_, nullptr);
   if (!pending) return;
@@ -102,6 +108,7 @@ at::Tensor PowerSGDState::q(std::size_t bucket) const {
 
 // ---- saving ----
 
+// The options are saved without the group, and of Memory only error and q: the rest is scratch space.
 struct PowerSGDState::Saved {
   PowerSGDOptions options;
   std::int64_t iter = 0, next_stats_report = 0;
@@ -144,6 +151,7 @@ std::shared_ptr<PowerSGDState> PowerSGDState::load(std::span<const std::uint8_t>
   state->iter_ = saved.iter;
   state->next_stats_report_ = saved.next_stats_report;
   state->stats_ = {.numel_before = saved.numel_before, .numel_after = saved.numel_after};
+  // The random matrices continue as in an uninterrupted run.
   state->seeds_->skip(saved.n_seeds);
   for (auto& [bucket, error] : saved.errors) state->memory_[bucket].error = error.view({-1});
   for (auto& [bucket, q] : saved.qs) state->memory_[bucket].q = q.view({-1});

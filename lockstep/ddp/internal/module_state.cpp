@@ -20,6 +20,8 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
+// Tied weights share one TensorImpl and are kept under their first name, so that each gradient is averaged once.
+// Registration order makes the result the same on all ranks.
 NamedTensors once_each(const torch::OrderedDict<std::string, at::Tensor>& all,
                        const std::vector<std::string>& ignored) {
   NamedTensors result;
@@ -32,7 +34,7 @@ NamedTensors once_each(const torch::OrderedDict<std::string, at::Tensor>& all,
   return result;
 }
 
-// One line per parameter: everything that must be the same everywhere.
+// One line per parameter: everything that must be the same on all ranks.
 std::string describe(const NamedTensors& parameters) {
   std::ostringstream text;
   for (std::size_t i = 0; i < parameters.tensors.size(); ++i) {
@@ -43,13 +45,14 @@ std::string describe(const NamedTensors& parameters) {
   return std::move(text).str();
 }
 
-// FNV-1a. Guards against mistakes, not against malice.
+// FNV-1a. Detects mistakes, not attacks.
 std::int64_t fingerprint(const std::string& text) {
   std::uint64_t hash = 0xcbf29ce484222325;
   for (const char c : text) hash = (hash ^ static_cast<unsigned char>(c)) * 0x100000001b3;
   return static_cast<std::int64_t>(hash);
 }
 
+// What ranks compare first: constant size, so that one small all_gather suffices when they agree. Sent as int64 words.
 struct Summary {
   std::int64_t count = 0;
   std::int64_t text_bytes = 0;
@@ -68,13 +71,15 @@ std::vector<Summary> gather(const Summary& mine, const Group& group, std::source
   return all;
 }
 
-// Empty when there is no more.
+// Empty at the end.
 std::string next_line(std::istringstream& text) {
   std::string line;
   std::getline(text, line);
   return line;
 }
 
+// `mine` and `first` (rank 0's) are descriptions of equally many parameters. On rank 0, and on ranks that agree with it,
+// there is no difference to show: their error names `other`, the first rank that differs.
 [[noreturn]] void raise_difference(const std::string& mine, const std::string& first, int rank, int other) {
   std::istringstream here(mine);
   std::istringstream there(first);
@@ -137,6 +142,8 @@ void check_ignored(const ModuleTensors& module, const std::vector<std::string>& 
 
 void verify_same_on_all_ranks(const NamedTensors& parameters, const Group& group,
                               std::source_location where) {
+  // Invariant: every decision below is a function of `all`, which is the same on all ranks. So either all ranks return, or
+  // all raise, or all join the broadcast and then raise; none is left waiting.
   const std::string text = describe(parameters);
   const Summary mine{static_cast<std::int64_t>(parameters.tensors.size()),
                      static_cast<std::int64_t>(text.size()), fingerprint(text)};
@@ -147,6 +154,7 @@ void verify_same_on_all_ranks(const NamedTensors& parameters, const Group& group
 
   const int other_count = first_unlike([&](const Summary& s) { return s.count == all[0].count; });
   if (other_count < group->size()) {
+    // A rank that agrees with rank 0 names the first one that does not; the others name rank 0.
     const int other = mine.count == all[0].count ? other_count : 0;
     base::raise(ErrorKind::kUsage,
                 base::cat("DistributedDataParallel: rank ", group->rank(), " has ", mine.count,
@@ -156,6 +164,7 @@ void verify_same_on_all_ranks(const NamedTensors& parameters, const Group& group
   const int other = first_unlike([&](const Summary& s) { return s == all[0]; });
   if (other == group->size()) return;
 
+  // Only on rank 0 does the text matter; on the others the broadcast overwrites it, hence the size of rank 0's.
   std::string first = text;
   first.resize(static_cast<std::size_t>(all[0].text_bytes));
   at::Tensor bytes = at::empty({all[0].text_bytes}, at::kByte);

@@ -17,7 +17,7 @@ namespace lockstep::internal {
 // the second exchange. Keeps the state alive until then.
 class PowerSGDExchange : public std::enable_shared_from_this<PowerSGDExchange> {
  public:
-  // Decides what is compressed, updates the statistics, and adds the error of earlier steps.
+  // Decides what is compressed and updates the statistics.
   PowerSGDExchange(std::shared_ptr<PowerSGDState> state, GradBucket& bucket, PowerSGDState::Form form);
 
   std::size_t bucket() const { return bucket_; }
@@ -26,7 +26,7 @@ class PowerSGDExchange : public std::enable_shared_from_this<PowerSGDExchange> {
   // Resolves to the bucket's buffer.
   const GradFuture& future() const { return future_; }
 
-  // Starts the first exchange: P followed by the uncompressed elements.
+  // Adds the error of earlier steps and starts the first exchange: P followed by the uncompressed elements.
   void start();
   // Waits for it and starts the second: Q. An error also fails the future.
   void advance();
