@@ -116,7 +116,7 @@ void Nodes::end(bool well) noexcept {
     while (!keys.empty()) {
       const auto left = std::chrono::ceil<Milliseconds>(slow.next().remaining());
       try {
-        return store.wait(keys, left + Milliseconds(1));  // zero would mean for ever
+        return store.wait(keys, left + Milliseconds(1));  // zero would mean forever
       } catch (const Error& error) {
         if (error.kind() != ErrorKind::kTimeout || deadline.expired()) throw;
       }

@@ -7,7 +7,7 @@
 
 namespace lockstep {
 
-// Costs a look at a flag while nobody is profiling.
+// Costs one flag test when no profiler is active.
 class ForwardPass::Range {
  public:
   static std::unique_ptr<Range> begin() {

@@ -35,7 +35,7 @@ std::vector<std::string> decode_all(const std::string& text) {
   return words;
 }
 
-// What rank 0 tells everyone: nothing when all are in step, else what each runs.
+// What rank 0 publishes: nothing when all ranks run the same, otherwise what each runs.
 std::string judge(const std::vector<std::string>& words) {
   const auto first = Fingerprint::decode(words.front());
   const bool in_step = std::ranges::all_of(

@@ -12,7 +12,7 @@
 namespace lockstep::internal {
 namespace {
 
-// The first byte of what rank 0 tells: whether all had come.
+// The first byte of rank 0's result: whether all ranks arrived.
 constexpr char kAllCame = '+';
 constexpr char kGaveUp = '-';
 

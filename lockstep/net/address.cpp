@@ -119,7 +119,7 @@ std::string Address::text() const {
     const auto& local = reinterpret_cast<const sockaddr_un&>(storage_);
     constexpr std::size_t kBefore = offsetof(sockaddr_un, sun_path) + 1;
     std::string name(local.sun_path + 1, length_ > kBefore ? length_ - kBefore : 0);
-    // Whoever connects chooses it, and it is written to logs.
+    // The peer chooses it, and it is written to logs.
     std::ranges::replace_if(
         name, [](char c) { return c < ' ' || c > '~'; }, '?');
     return base::cat('@', name);

@@ -117,7 +117,7 @@ std::optional<std::span<const std::uint8_t>> Opener::open(std::span<const std::u
 std::optional<std::span<const std::uint8_t>> Opener::next(std::span<const std::uint8_t>& bytes) {
   if (failed_) return std::nullopt;
   if (held_.empty() && bytes.size() >= kRecordHead) {
-    // The usual case: opened where it lies.
+    // The usual case: opened in place.
     const std::size_t whole = whole_size(bytes);
     if (failed_) return std::nullopt;
     if (bytes.size() >= whole) {

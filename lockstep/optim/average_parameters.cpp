@@ -66,7 +66,7 @@ class FlatElements {
       piece.copy_(chunk.narrow(0, at, piece.numel()));
     });
   }
-  // For parameters whose elements do not lie in order: they were worked on as copies.
+  // For parameters that are not contiguous: they were processed as copies.
   void write_back() const {
     for (std::size_t i = 0; i < dense_.size(); ++i) {
       if (!parameters_[i].is_contiguous())

@@ -16,7 +16,8 @@
 namespace lockstep {
 namespace {
 
-// Of /proc/<pid>/stat; -1 when the process is gone. The name before it may hold anything but ends with the last ')'.
+// From /proc/<pid>/stat; -1 when the process no longer exists. The name before it may hold anything but ends with the
+// last ')'.
 pid_t session_of(const std::filesystem::path& process) {
   std::ifstream file(process / "stat");
   std::string text((std::istreambuf_iterator<char>(file)), {});

@@ -130,7 +130,7 @@ ProcessTree ProcessTree::start(std::span<const ChildSpec> specs, const ProcessTr
   if (options.child_open_files) plan.child_open_files = &*options.child_open_files;
   ::prctl(PR_GET_NAME, plan.owner_name);
   ::sigaction(SIGCHLD, nullptr, &plan.child_sigchld);
-  // What lies in buffers would be written again by every copy of this process that runs a function.
+  // Buffered output would be written again by every forked copy that runs a function.
   if (std::any_of(specs.begin(), specs.end(), [](const ChildSpec& spec) { return bool(spec.body); })) {
     std::cout.flush();
     std::fflush(nullptr);
@@ -218,7 +218,7 @@ void ProcessTree::kill() {
 }
 
 void ProcessTree::send(const ReaperMessage& message) {
-  // A reaper that is gone or does not read needs no orders; take_events() will tell.
+  // A reaper that has died or does not read needs no command; take_events() will report it.
   if (!over_) ::send(socket_.get(), &message, sizeof message, MSG_DONTWAIT | MSG_NOSIGNAL);
 }
 

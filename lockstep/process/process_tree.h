@@ -66,7 +66,7 @@ struct ProcessTreeOptions {
   // Makes this process a subreaper, so that it can clean up after a reaper that was killed. For programs that start no
   // other processes (the launcher), since their orphans would be reparented here too.
   bool adopt_orphans = false;
-  // Time between SIGTERM and SIGKILL when the owner is gone.
+  // Time between SIGTERM and SIGKILL when the owner has died.
   Milliseconds owner_lost_grace{2'000};
   // Replaces the calling thread's own at the time of start().
   std::optional<sigset_t> child_signal_mask{};

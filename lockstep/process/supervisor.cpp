@@ -93,7 +93,7 @@ void Supervisor::judge(const ChildExit& exit) {
   stop(SIGTERM);
 }
 
-// Nobody failed by itself in time.
+// No child failed on its own in time.
 void Supervisor::end_hold() {
   hold_until_ = Deadline::never();
   const auto first = first_failure();

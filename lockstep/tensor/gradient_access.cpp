@@ -5,7 +5,7 @@
 namespace lockstep {
 namespace {
 
-// Release and acquire: whoever sees the provider sees it constructed.
+// Release and acquire: a thread that sees the provider sees it constructed.
 std::atomic<const GradientProvider*> installed_provider{nullptr};
 
 }  // namespace

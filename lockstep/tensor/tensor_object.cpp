@@ -64,12 +64,13 @@ at::Tensor plain(const at::Tensor& tensor) {
   return tensor.detach().cpu().resolve_conj().resolve_neg();
 }
 
-// The dimensions of a tensor without gaps as they lie in memory, outermost first; empty when that is row-major order, or it has gaps.
+// The dimensions of a tensor without gaps in memory order, outermost first; empty when that is row-major, or it has
+// gaps.
 std::vector<std::uint8_t> memory_order(const at::Tensor& tensor) {
   if (tensor.is_contiguous() || !tensor.is_non_overlapping_and_dense()) return {};
   std::vector<std::uint8_t> order(static_cast<std::size_t>(tensor.dim()));
   std::iota(order.begin(), order.end(), std::uint8_t{0});
-  // One of size 1 lies anywhere: its stride says nothing but where it was.
+  // A dimension of size 1 may be anywhere: its stride has no meaning.
   std::ranges::stable_sort(order, [&](int a, int b) { return tensor.stride(a) > tensor.stride(b); });
   return order;
 }
@@ -115,7 +116,7 @@ Head take_head(Decoder& decoder) {
   return head;
 }
 
-// Of a tensor without gaps whose dimensions lie in memory in this order.
+// Of a tensor without gaps whose dimensions have this memory order.
 std::vector<std::int64_t> strides_of(c10::IntArrayRef sizes, std::span<const std::uint8_t> order) {
   std::vector<std::int64_t> strides(sizes.size());
   std::int64_t stride = 1;
@@ -166,7 +167,7 @@ at::Tensor take_elements(Decoder& decoder, at::ScalarType dtype, c10::IntArrayRe
   return take_elements(decoder, dtype, sizes, c10::contiguous_strides(sizes));
 }
 
-// Every index lies inside, and they ascend where they are said to.
+// Every index is in bounds, and they ascend if declared so.
 void check_indices(Decoder& decoder, const at::Tensor& indices, c10::IntArrayRef sizes, bool ascend) {
   const auto* at = indices.const_data_ptr<std::int64_t>();
   const std::int64_t n = indices.size(1);

@@ -13,7 +13,7 @@
 namespace lockstep::internal {
 namespace {
 
-// A stretch of one tensor's bytes that lies in a chunk.
+// A range of one tensor's bytes inside a chunk.
 struct Piece {
   std::size_t tensor;
   std::size_t at;  // byte offset in the tensor

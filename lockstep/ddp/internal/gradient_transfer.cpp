@@ -106,7 +106,7 @@ void GradientTransfer::deposit_dense(std::size_t index, at::Tensor& view, Use us
     view.zero_();
     return;
   }
-  // Perhaps nobody uses it: then it must come out of the reduction as it went in.
+  // Possibly no rank uses it: then it must be unchanged after the reduction.
   if (gives_views() && !use.here) saved_[index] = gradient.clone();
   if (same_memory(gradient, view)) return;
   copy_into(index, view, gradient);
@@ -119,7 +119,7 @@ void GradientTransfer::deposit_in_place(std::size_t index, at::Tensor& place, Us
     place = buckets_.make_in_place(index).zero_();
     return;
   }
-  // Of one that this rank did not use only a copy: perhaps nobody did, and the gradient must stay what it was.
+  // If this rank did not use it, only a copy: possibly no rank did, and the gradient must stay unchanged.
   if (use.here && buckets_.pool()->holds_whole(gradient, parameters_.tensors[index], incoming)) {
     place = gradient.detach();
     ++n_in_place_;
@@ -192,7 +192,7 @@ void GradientTransfer::deliver_sparse(std::size_t index, Use use) {
 }
 
 void GradientTransfer::deliver_dense(std::size_t index, const at::Tensor& view, Use use) {
-  // Used by nobody: the gradient stays what it was, none or an old one.
+  // Used by no rank: the gradient stays unchanged, undefined or an old one.
   if (!use.anywhere) {
     if (pass_.shadow) set(index, {});
     if (const auto saved = saved_.find(index); saved != saved_.end()) view.copy_(saved->second);

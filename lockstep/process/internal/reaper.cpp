@@ -81,7 +81,7 @@ class Reaper {
     owner_ = static_cast<int>(::syscall(SYS_pidfd_open, plan_.owner, 0));
     children_ = map_pids();
     groups_ = map_pids();
-    // An owner that is gone already may have left its number to another process.
+    // If the owner has already died, its pid may have been reused by another process.
     if (::getppid() != plan_.owner || signals_ < 0 || children_.empty() || groups_.empty()) ::_exit(1);
   }
 
@@ -119,7 +119,7 @@ class Reaper {
   // The child's own first steps. Returns errno, and only when it could not become what it should.
   int become(const PreparedChild& child, pid_t reaper) {
     ::prctl(PR_SET_PDEATHSIG, SIGKILL);
-    // A reaper that died before the line above sends no signal any more.
+    // A reaper that died before the line above triggers no signal.
     if (::getppid() != reaper) ::_exit(127);
     ::setsid();
     for (int target = 0; target < 3; ++target) {

@@ -54,7 +54,7 @@ PowerSGDExchange::PowerSGDExchange(std::shared_ptr<PowerSGDState> state, GradBuc
 
 void PowerSGDExchange::lay_out(const GradBucket& bucket) {
   const PowerSGDOptions& options = state_->options_;
-  std::int64_t at = 0;  // gradients lie one after the other
+  std::int64_t at = 0;  // gradients are contiguous, in order
   for (const at::Tensor& gradient : bucket.gradients()) {
     const MatrixShape shape = matrix_shape(gradient);
     const std::int64_t n = shape.rows * shape.columns;
@@ -102,7 +102,7 @@ void PowerSGDExchange::count() const {
 
 // ---- the first exchange ----
 
-// One matrix is a view of the flat tensor. Several lie apart.
+// One matrix is a view of the flat tensor; several are not contiguous.
 at::Tensor PowerSGDExchange::slice(const at::Tensor& flat, const Batch& batch, std::size_t i) const {
   return flat.narrow(0, batch.at[i], batch.shape.rows * batch.shape.columns)
       .view({batch.shape.rows, batch.shape.columns});
