@@ -119,12 +119,15 @@ TEST(FloodedProcesses, StillGetTheirMessages) {
   Workers workers(2);
   auto& n_calls = workers.board().words[0];
   auto& done = workers.board().words[1];
+  auto& connected = workers.board().words[2];
   Children flooders;
   for (const uid_t user : {65534, 65534, 0}) {
     flooders.start([&, user] {
       auto& place = workers.board().places[1];
       CHILD_EXPECT(eventually([&] { return place.n_bytes != 0; }), "worker 1 never came");
       const auto where = internal::decode_endpoint(Bytes(place.address, place.address + place.n_bytes));
+      // Once the workers are connected: a flood may fill the kernel's queue of callers.
+      CHILD_EXPECT(eventually([&] { return connected != 0; }), "the workers did not connect");
       CHILD_EXPECT(where && ::setresuid(user, user, user) == 0, errno);
       const Deadline end = Deadline::after(Milliseconds(10'000));
       for (int code = 0; done == 0 && !end.expired(); ++n_calls)
@@ -134,7 +137,10 @@ TEST(FloodedProcesses, StillGetTheirMessages) {
   }
   workers.start([&](Transport& transport, int me) {
     for (std::uint64_t id = 0; id < 200; ++id) {
-      if (id == 1) CHILD_EXPECT(eventually([&] { return n_calls > 1000; }), "nobody calls");
+      if (id == 1 && me == 0) {
+        connected = 1;
+        CHILD_EXPECT(eventually([&] { return n_calls > 1000; }), "nobody calls");
+      }
       if (me == 0) send(transport, 1, message_of(id, 10));
       CHILD_EXPECT(is_message(expect_event(transport).message, id, 10), "came wrong");
       if (me == 1) send(transport, 0, message_of(id, 10));
