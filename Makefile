@@ -14,7 +14,7 @@ test:  ## build everything and run all tests
 	@tools/test.sh dev
 
 test-long:  ## the same with every world size and the long schedules
-	@tools/bootstrap.sh build torch tidy
+	@tools/bootstrap.sh build torch
 	@LOCKSTEP_TEST_LONG=1 tools/test.sh dev
 
 examples:  ## build the examples and print how to run each

@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
-"""Runs clang-tidy (.clang-tidy) over the sources of a band, and over the headers of the tree that they include.
+"""Runs clang-tidy (.clang-tidy) over the sources of the comm band, and over the headers of the tree that they include.
 
 Sources are taken folder by folder, in batches that are one translation unit each, since most of the time goes into headers.
 What was clean once is not looked at again: the per-user cache has an empty file per clean batch, named after all that it was
 made of (clang-tidy, .clang-tidy, flags, the text of the sources and of every header of the tree that they reach).
 
-  check_tidy.py --build DIR [--band comm|tensor] [--jobs N]    DIR: a configured build tree; the flags are read from it
+  check_tidy.py --build DIR [--jobs N]    DIR: a configured build tree; the flags are read from it
 
+Not the tensor band: clang 14 has no std::source_location, which its headers use.
 Exit code 77 (ctest: skipped) where there is no clang-tidy, unless LOCKSTEP_STRICT_CHECKS is set.
 """
 
@@ -78,8 +79,8 @@ class Batch:
         return digest.hexdigest()
 
 
-def batches_of(tree, band, database):
-    """The batches of all libraries of a band. Raises KeyError when the build tree does not have one of them."""
+def batches_of(tree, database):
+    """The batches of all libraries of the comm band. Raises KeyError when the build tree does not have one of them."""
     flags = {}  # of each folder, in order: all that one of its sources is compiled with
     for entry in database:
         match = re.search(r"lockstep/(\w+)/CMakeFiles/lockstep_\1\.dir/", entry["command"])
@@ -87,7 +88,7 @@ def batches_of(tree, band, database):
             flags.setdefault(match.group(1), {}).update(dict.fromkeys(flags_of(entry["command"])))
     for folder in tree.order:
         library = tree.libraries.get(folder)
-        if library is None or (folder in tree.below) != (band == "comm"):
+        if library is None or folder not in tree.below:
             continue
         sources = [str(library.folder / name) for name in library.arguments.get("SOURCES", []) if name.endswith(".cpp")]
         alone = [name for name in sources if ALONE.search((tree.root / name).read_text())]
@@ -131,7 +132,6 @@ class Runner:
 def main():
     parser = complaints.parser(__doc__)
     parser.add_argument("--build", type=Path, required=True, help="a configured build tree")
-    parser.add_argument("--band", choices=("comm", "tensor"), default="comm")
     parser.add_argument("--jobs", type=int, default=os.cpu_count())
     arguments = parser.parse_args()
     tidy = find_tidy()
@@ -140,13 +140,13 @@ def main():
         sys.exit(1 if os.environ.get("LOCKSTEP_STRICT_CHECKS") else 77)
     database = json.loads((arguments.build / "compile_commands.json").read_text())
     try:
-        batches = list(batches_of(check_layers.Tree(arguments.root), arguments.band, database))
+        batches = list(batches_of(check_layers.Tree(arguments.root), database))
     except KeyError as folder:
         sys.exit(f"tidy: {arguments.build} has no target of folder {folder}; configure it anew")
     runner = Runner(arguments.root, tidy)
     with ThreadPoolExecutor(arguments.jobs) as pool:
         found = list(filter(None, pool.map(runner.run, batches)))
-    complaints.finish("tidy", found, f"{len(batches)} batches of the {arguments.band} band, {runner.n_run} of them new, all clean",
+    complaints.finish("tidy", found, f"{len(batches)} batches of the comm band, {runner.n_run} of them new, all clean",
                       "batches with findings")
 
 

@@ -43,12 +43,11 @@ class CheckTidy(unittest.TestCase):
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
-    def batches(self, band="comm"):
-        return list(check_tidy.batches_of(check_layers.Tree(self.root), band, self.database))
+    def batches(self):
+        return list(check_tidy.batches_of(check_layers.Tree(self.root), self.database))
 
-    def test_sources_are_batched_by_band_and_those_of_several_targets_are_alone(self):
+    def test_sources_of_the_comm_band_are_batched_and_those_of_several_targets_are_alone(self):
         self.assertEqual([batch.sources for batch in self.batches()], [["lockstep/base/a.cpp"], ["lockstep/base/kernels.cpp"]])
-        self.assertEqual([batch.sources for batch in self.batches("tensor")], [["lockstep/group/g.cpp"]])
 
     def test_only_flags_that_change_what_is_read_are_taken(self):
         self.assertEqual(self.batches()[0].flags, ["-DX=1", f"-I{self.root}", "-isystem", "/opt", "-std=c++20"])
