@@ -49,7 +49,7 @@ class TwoHosts : public ::testing::TestWithParam<Meeting> {
   // Workers 0 and 1 are on one host, 2 and 3 on the other.
   testing::ChildrenOptions on_two_hosts() const {
     return {.change = [this](RpcOptions& options) {
-      lockstep::testing::enter_half(options.rank, kWorld);
+      lockstep::testing::enter_half(options.rank.value(), kWorld);
       ::setenv("LOCKSTEP_SECRET_FILE", secret_.c_str(), 1);
       options.store = nullptr;
       if (GetParam() == Meeting::kEnvironment) {
