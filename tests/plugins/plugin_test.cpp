@@ -10,6 +10,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/detail/process.h"
 #include "lockstep/base/detail/thread.h"
 #include "lockstep/base/error.h"
 #include "lockstep/engine/loader.h"
