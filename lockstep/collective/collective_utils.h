@@ -21,6 +21,7 @@
 #include <vector>
 
 #include "lockstep/collective/objects.h"
+#include "lockstep/group/groups.h"
 #include "lockstep/group/process_group.h"
 #include "lockstep/group/world.h"
 
@@ -88,7 +89,9 @@ std::invoke_result_t<Fn&> broadcast_result(Fn&& fn, BroadcastResultOptions optio
   std::vector<internal::Outcome<T>> list(1);
   if (get_rank(options.group) >= 0) {
     const int src = call.world_rank_of(options.src, options.group_src);
-    if (get_rank() == src) list.front() = internal::outcome_of(fn);
+    // Ranks of the group's world, which need not be the default one.
+    if (get_global_rank(options.group, get_rank(options.group)) == src)
+      list.front() = internal::outcome_of(fn);
     broadcast_object_list(
         list, {.src = src, .group = options.group, .timeout = options.timeout, .where = options.where});
     auto& [value, kind, words] = list.front();

@@ -9,6 +9,7 @@
 
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/group/group_testing.h"
+#include "lockstep/store/hash_store.h"
 
 namespace lockstep {
 namespace {
@@ -33,6 +34,15 @@ TEST(BroadcastResult, GivesEveryRankWhatOneComputed) {
       EXPECT_EQ(ran, rank == 0);
     });
   }
+}
+
+TEST(BroadcastResult, TheRankThatComputesIsOneOfTheGroupsWorld) {
+  const auto store = std::make_shared<HashStore>();
+  world(3, [&](int rank) {
+    const auto backwards = create_group(
+        {.store = store, .rank = 2 - rank, .size = 3, .name = "backwards", .timeout = kPatience});
+    EXPECT_EQ(broadcast_result([&] { return rank; }, {.src = 0, .group = backwards}), 2);
+  });
 }
 
 TEST(BroadcastResult, RaisesOnEveryRankWhatTheFunctionThrew) {

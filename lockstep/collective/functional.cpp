@@ -64,8 +64,7 @@ std::exception_ptr AsyncTensor::error() const {
 }
 
 void AsyncTensor::then(std::function<void(const AsyncTensor&)> fn) const {
-  if (!state_) return fn(*this);
-  state_->work.then([self = *this, fn = std::move(fn)](const Work&) { fn(self); });
+  (state_ ? state_->work : Work()).then([self = *this, fn = std::move(fn)](const Work&) { fn(self); });
 }
 
 namespace {

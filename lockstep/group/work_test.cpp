@@ -77,10 +77,13 @@ TEST(Work, TellsWhatFollowsItOfAFailure) {
     if (rank == 1) return over.wait();
     const auto work = all_reduce(at::ones({4}), {.async_op = true, .timeout = Milliseconds(20)});
     EXPECT_EQ(caught([&] { work.wait(); }).kind, ErrorKind::kTimeout);
-    work.then([](const Work& failed) {
+    bool called = false;
+    work.then([&](const Work& failed) {
+      called = true;
       EXPECT_FALSE(failed.is_success());
       EXPECT_NE(failed.error(), nullptr);
     });
+    EXPECT_TRUE(called) << "it was over";
     over.count_down();
   });
 }

@@ -109,11 +109,14 @@ std::string World::full_name(const std::string& key) const {
 World::Names World::take_name(const GroupPlan& plan) {
   Names names{.key = plan.name, .folder = {}};
   std::string key;  // of what is counted apart from the numbers
+  if (plan.hashed) {
+    // Only members count it, so other ranks may have counted other groups of that name.
+    for (const int rank : plan.members.ranks()) key += base::cat(rank, "_");
+  }
   if (!plan.name.empty()) {
-    key = "=" + plan.name;
+    key += "=" + plan.name;
     names.folder = base::cat(key, "#", n_made_[key]);  // a name may come again after its group has gone
   } else if (plan.hashed) {
-    for (const int rank : plan.members.ranks()) key += base::cat(rank, "_");
     names.key = names.folder = sha1(base::cat(key, n_made_[key]));
   } else {
     names.key = names.folder = std::to_string(n_counted_);

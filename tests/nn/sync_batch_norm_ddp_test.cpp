@@ -12,6 +12,7 @@
 #include "lockstep/ddp/hooks.h"
 #include "lockstep/join/join.h"
 #include "lockstep/nn/nn.h"
+#include "lockstep/store/hash_store.h"
 #include "lockstep/tensor/tensor_testing.h"
 
 namespace lockstep {
@@ -137,6 +138,21 @@ TEST(SyncBatchNormJoin, WorksWithCheckpointsEvaluationAndAccumulation) {
     at::Tensor means = torch::empty({2, 8});
     all_gather_into_tensor(means, net->wide->running_mean);
     EXPECT_TRUE(torch::equal(means[0], means[1]));
+  });
+}
+
+TEST(SyncBatchNormJoin, WorksOverAGroupThatIsNotOfTheDefaultWorld) {
+  const auto store = std::make_shared<HashStore>();
+  run_threads(2, [&](int rank) {
+    const Group group = create_group({.store = store, .rank = 1 - rank, .size = 2, .name = "backwards"});
+    torch::nn::Sequential net(torch::nn::Linear(kIn, 3), SyncBatchNorm(3, group));
+    auto model = DistributedDataParallel(net, {.group = group});
+    join({*model}, [&] {
+      for (int step = 0; step < 1 + rank; ++step) model->forward(batch(step, rank)).sum().backward();
+    });
+    auto weights = torch::empty({2, 3, kIn});
+    all_gather_into_tensor(weights, net->ptr<torch::nn::LinearImpl>(0)->weight.grad());
+    EXPECT_TRUE(torch::equal(weights[0], weights[1])) << "averaged";
   });
 }
 

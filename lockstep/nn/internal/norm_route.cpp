@@ -68,9 +68,10 @@ NormShadow::NormShadow(std::vector<SyncBatchNormImpl*> layers, const Group& grou
     : layers_(std::move(layers)),
       channels_(channels_of(layers_)),
       // A group of its own: its operations come in an order of their own.
-      group_(new_group(group->ranks(), {.timeout = group->timeout(),
-                                        .use_local_synchronization = true,
-                                        .desc = "background shadows of SyncBatchNorm"})) {}
+      group_(new_group({.timeout = group->timeout(),
+                        .parent = group,
+                        .use_local_synchronization = true,
+                        .desc = "background shadows of SyncBatchNorm"})) {}
 
 NormShadow::~NormShadow() {
   if (thread_.joinable()) {
