@@ -145,13 +145,14 @@ TEST(SyncBatchNormJoin, WorksOverAGroupThatIsNotOfTheDefaultWorld) {
   const auto store = std::make_shared<HashStore>();
   run_threads(2, [&](int rank) {
     const Group group = create_group({.store = store, .rank = 1 - rank, .size = 2, .name = "backwards"});
+    destroy_process_group();  // there is no default world at all
     torch::nn::Sequential net(torch::nn::Linear(kIn, 3), SyncBatchNorm(3, group));
     auto model = DistributedDataParallel(net, {.group = group});
     join({*model}, [&] {
       for (int step = 0; step < 1 + rank; ++step) model->forward(batch(step, rank)).sum().backward();
     });
     auto weights = torch::empty({2, 3, kIn});
-    all_gather_into_tensor(weights, net->ptr<torch::nn::LinearImpl>(0)->weight.grad());
+    all_gather_into_tensor(weights, net->ptr<torch::nn::LinearImpl>(0)->weight.grad(), {.group = group});
     EXPECT_TRUE(torch::equal(weights[0], weights[1])) << "averaged";
   });
 }
