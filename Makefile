@@ -1,5 +1,5 @@
-# The commands of the README. Each installs what it needs (tools/bootstrap.sh), says what it does, and costs
-# seconds when nothing changed. TORCH=<version> takes another libtorch (tools/libtorch.txt), in a build folder of its own.
+# The commands of the README. Each installs what it needs (tools/bootstrap.sh), says what it does, and builds
+# nothing when nothing changed. TORCH=<version> takes another libtorch (tools/libtorch.txt), in a build folder of its own.
 # The build itself is CMake's; see CMakePresets.json.
 .DEFAULT_GOAL := help
 .PHONY: run test test-long examples install bench parity timeline check format clean help

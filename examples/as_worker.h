@@ -10,11 +10,11 @@ template <class Body>
 int as_worker(Body body) {
   std::setvbuf(stdout, nullptr, _IOLBF,
                0);  // lines are seen when they are printed, also through the launcher
-  const int rank = lockstep::detect_cluster().rank;
-  if (rank < 0) {
+  const auto rank = lockstep::detect_cluster().rank;
+  if (!rank) {
     std::fprintf(stderr, "there is no RANK: start this program with lockstep run\n");
     return 1;
   }
   // What it throws, such as that another worker is gone, is a line of this rank's.
-  return lockstep::run_main([&] { return body(rank) ? 0 : 1; });
+  return lockstep::run_main([&] { return body(*rank) ? 0 : 1; });
 }

@@ -27,7 +27,7 @@ void read_one(std::span<const std::uint8_t> input) {
   }
   if (what % 5 == 0) PassHead::read(reader).write(writer);
   if (what % 5 == 1) write_messages(writer, read_messages(reader));
-  if (what % 5 == 2) write_asks(writer, read_asks(reader));
+  if (what % 5 == 2) write_plan_requests(writer, read_plan_requests(reader));
   if (what % 5 == 3) write_workers(writer, read_workers(reader));
   const Bytes again = writer.take();
   require(again.size() == reader.position());

@@ -9,8 +9,8 @@
 namespace lockstep::launch {
 namespace {
 
-std::string number_or_dash(int value) {
-  return value < 0 ? "-" : base::cat(value);
+std::string number_or_dash(std::optional<int> value) {
+  return value ? base::cat(*value) : "-";
 }
 
 std::string source_text(const std::string& source) {
@@ -33,7 +33,7 @@ std::string cluster_text() {
                                   : base::cat(found.master_addr, ":", number_or_dash(found.master_port)),
         found.agent_store ? " (held by the launcher)" : "", "\n");
   } catch (const Error& error) {
-    return base::cat("cluster      cannot tell: ", error.what(), "\n");
+    return base::cat("cluster      unknown: ", error.what(), "\n");
   }
 }
 

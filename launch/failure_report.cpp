@@ -35,9 +35,9 @@ std::string time_text(std::chrono::system_clock::time_point time) {
   return base::cat(day, fraction, " ", zone);
 }
 
-// The lines of `words`, each on a line of its own behind `lead`; long texts are cut.
-std::string quoted(const std::string& words, const char* lead, int most) {
-  std::istringstream lines(words);
+// The lines of `all`, each on a line of its own behind `lead`; long texts are cut.
+std::string quoted(const std::string& all, const char* lead, int most) {
+  std::istringstream lines(all);
   std::string text;
   for (std::string line; most > 0 && std::getline(lines, line); --most) text += base::cat(lead, line);
   return text;
@@ -66,11 +66,11 @@ std::optional<std::string> read_json_string(std::istream& in) {
 
 // What run_main wrote when an exception left the program: torch's form, with nothing in it but text and time. Whatever
 // else a program writes into its error file is shown as it is.
-std::optional<std::string> uncaught_text(const std::string& words) {
+std::optional<std::string> uncaught_text(const std::string& report) {
   constexpr std::string_view kBegin = R"({"message": {"message": ")";
   constexpr std::string_view kMiddle = R"(, "extraInfo": {"timestamp": ")";
-  if (!words.starts_with(kBegin)) return std::nullopt;
-  std::istringstream in(words.substr(kBegin.size()));
+  if (!report.starts_with(kBegin)) return std::nullopt;
+  std::istringstream in(report.substr(kBegin.size()));
   auto text = read_json_string(in);
   std::string rest;
   std::getline(in, rest, '\0');
@@ -91,11 +91,11 @@ std::vector<std::string> lines_beside(const std::deque<std::string>& lines, cons
 }
 
 std::string other_failure(const FailureFacts& facts, const ChildExit& exit) {
-  const std::string words = facts.error_file(exit.index);
+  const std::string report = facts.error_file(exit.index);
   return base::cat("\n  also failed: rank ", facts.first_rank + exit.index, " (local rank ", exit.index,
                    ", pid ", exit.pid, ") at ", time_text(exit.time), " ", exit.cause(),
                    exit.loss.empty() ? "" : ", as it lost a peer",
-                   quoted(uncaught_text(words).value_or(words), "\n    | ", kOtherLines));
+                   quoted(uncaught_text(report).value_or(report), "\n    | ", kOtherLines));
 }
 
 // Who went in peace while others still needed it.
@@ -122,15 +122,15 @@ std::string failure_report(const FailureFacts& facts) {
                                "  cause   ", first.cause(), "\n",    //
                                "  time    ", time_text(first.time));
   if (!first.start_error.empty()) text += base::cat("\n  program ", facts.program);
-  const std::string words = facts.error_file(first.index);
-  const auto uncaught = uncaught_text(words);
+  const std::string report = facts.error_file(first.index);
+  const auto uncaught = uncaught_text(report);
   if (!first.loss.empty()) {
     const bool told_below = uncaught && uncaught->find(first.loss) != std::string::npos;
     text += base::cat(told_below ? "" : base::cat("\n  loss    ", first.loss), early_leavers(facts));
   }
-  if (!words.empty()) {
+  if (!report.empty()) {
     text += base::cat(uncaught ? "\n  uncaught exception:" : "\n  error file:",
-                      quoted(uncaught.value_or(words), "\n    | ", kFirstLines));
+                      quoted(uncaught.value_or(report), "\n    | ", kFirstLines));
   }
   if (const auto lines = lines_beside(facts.last_errors, uncaught.value_or("")); !lines.empty()) {
     text += base::cat("\n  last lines of its stderr", uncaught ? " besides:" : ":");

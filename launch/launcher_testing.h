@@ -11,10 +11,14 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/path_testing.h"
 #include "lockstep/process/testing.h"
 #include "lockstep/process/worker_environment.h"
 
 namespace lockstep::launch {
+
+inline const std::string kLauncher = path_testing::from_program(LOCKSTEP_LAUNCHER_PATH);
+inline const std::string kTestWorker = path_testing::from_program(LOCKSTEP_TEST_WORKER);
 
 class Launcher {
  public:
@@ -28,7 +32,7 @@ class Launcher {
   explicit Launcher(const std::vector<std::string>& arguments) : Launcher(arguments, Options{}) {}
   Launcher(const std::vector<std::string>& arguments, const Options& options) {
     std::ofstream(folder_.file("in")) << options.input;
-    std::vector<std::string> argv = {LOCKSTEP_LAUNCHER_PATH};
+    std::vector<std::string> argv = {kLauncher};
     argv.insert(argv.end(), arguments.begin(), arguments.end());
     const auto environment = environment_with(options.environment);
     auto argv_pointers = pointers(argv);

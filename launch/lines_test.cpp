@@ -101,7 +101,7 @@ TEST(LineMerger, EachWorkersLinesKeepTheirOrder) {
   EXPECT_EQ(m.lines, (Lines{"0 a", "0,1 b", "1 a"}));
 }
 
-TEST(LineMerger, RepeatedLinesOfOneWorkerAreAllTold) {
+TEST(LineMerger, RepeatedLinesOfOneWorkerAreAllPrinted) {
   Merged m(2);
   for (int i = 0; i < 3; ++i) m.merger.add(0, Stream::kOut, "x", 0);
   for (int i = 0; i < 2; ++i) m.merger.add(1, Stream::kOut, "x", 0);
@@ -117,7 +117,7 @@ TEST(LineMerger, EqualTextOnStdoutAndStderrIsTwoLines) {
   EXPECT_EQ(m.lines, (Lines{"0 x", "1 x"}));
 }
 
-TEST(LineMerger, NobodyWaitsForAWorkerThatHasEnded) {
+TEST(LineMerger, NoLineWaitsForAWorkerThatHasEnded) {
   Merged m(3);
   m.merger.end_worker(1);
   m.merger.add(0, Stream::kOut, "x", 0);

@@ -9,6 +9,7 @@
 #include "lockstep/base/bytes.h"
 #include "lockstep/base/detail/slow_wait.h"
 #include "lockstep/base/detail/text.h"
+#include "lockstep/base/detail/timeout.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 
@@ -35,6 +36,8 @@ void Nodes::hurry() {
   if (connected_) next_check_ = std::min(next_check_, Deadline::after(kHurriedInterval));
 }
 
+// The first contact also publishes this launcher: number of workers, host, pid. compare_set shows whether another has the
+// same number.
 Store& Nodes::store() {
   Store& store = host_.store();
   if (!connected_) {
@@ -81,6 +84,7 @@ std::optional<std::string> Nodes::check() {
   }
 }
 
+// compare_set: the first host to fail is the one that all report.
 void Nodes::tell_failure(const std::string& what) noexcept {
   if (n_nodes_ == 1 || told_) return;
   told_ = true;
@@ -88,7 +92,8 @@ void Nodes::tell_failure(const std::string& what) noexcept {
     const Bytes text = to_bytes(what);
     store().compare_set(kFailedKey, {}, text);
   } catch (const std::exception& error) {
-    base::log(LogLevel::kWarn, base::cat("cannot tell the other hosts that this one failed: ", error.what()));
+    base::log(LogLevel::kWarn,
+              base::cat("cannot notify the other hosts that this one failed: ", error.what()));
   }
 }
 
@@ -114,9 +119,8 @@ void Nodes::end(bool well) noexcept {
     const Deadline deadline = Deadline::after(kEndTimeout);
     base::SlowWait slow(deadline);
     while (!keys.empty()) {
-      const auto left = std::chrono::ceil<Milliseconds>(slow.next().remaining());
       try {
-        return store.wait(keys, left + Milliseconds(1));  // zero would mean forever
+        return store.wait(keys, base::time_left(slow.next()));
       } catch (const Error& error) {
         if (error.kind() != ErrorKind::kTimeout || deadline.expired()) throw;
       }

@@ -58,6 +58,8 @@ void Output::close_worker_ends() {
   for (Source& source : sources_) source.write_end.reset();
 }
 
+// Backpressure: while the terminal or file takes no more, workers' pipes are not read, and workers block in write as they
+// would without a launcher. Nothing is dropped, and memory is bounded.
 void Output::add_to(std::vector<pollfd>& fds) const {
   for (const OutputSink* sink : {&out_, &err_}) {
     if (!sink->empty()) fds.push_back({.fd = sink->fd(), .events = POLLOUT, .revents = 0});

@@ -85,6 +85,10 @@ class Job {
                  .colour = !base::environment(base::EnvVar::kNoColor)}),
         notes_(plan.n_workers) {}
 
+  //   start: pipes, secret, reports; fork the tree --> serve: the store's thread --> watch: one poll loop --> finish: drain, report
+  //
+  // Workers are started before the store serves: their connections wait in the listening socket's queue. Everything in
+  // watch() happens on this thread, in one poll over children, signals and output.
   int run() {
     say_thread_count();
     {

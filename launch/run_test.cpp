@@ -71,15 +71,15 @@ TEST(Run, LauncherVariableIsTheLaunchersPid) {
 }
 
 TEST(Run, WorkersMeetInTheLaunchersStore) {
-  Launcher launcher({"run", "-n", "3", "--", LOCKSTEP_TEST_WORKER, "meet"});
+  Launcher launcher({"run", "-n", "3", "--", kTestWorker, "meet"});
   EXPECT_EQ(launcher.wait(), 0) << launcher.err();
   const auto lines = lines_of(launcher.out());
   EXPECT_FALSE(lines.empty());
   for (const std::string& line : lines) EXPECT_TRUE(line.ends_with("] met 3")) << line;
 }
 
-TEST(Run, TheStoreRefusesWhoeverDoesNotKnowTheSecret) {
-  Launcher launcher({"run", "--", "env", "-u", "LOCKSTEP_SECRET_FD", LOCKSTEP_TEST_WORKER, "meet"});
+TEST(Run, TheStoreRejectsClientsWithoutTheSecret) {
+  Launcher launcher({"run", "--", "env", "-u", "LOCKSTEP_SECRET_FD", kTestWorker, "meet"});
   EXPECT_EQ(launcher.wait(), 1) << launcher.err();
   EXPECT_FALSE(contains(launcher.out(), "met"));
 }
@@ -101,7 +101,7 @@ TEST(Run, WorkersDialTheAddressOfLocalhostThatIsBound) {
 }
 
 TEST(Run, SurvivorsCanReadHowARankEnded) {
-  Launcher launcher({"run", "-n", "3", "--", LOCKSTEP_TEST_WORKER, "lose", "1"});
+  Launcher launcher({"run", "-n", "3", "--", kTestWorker, "lose", "1"});
   EXPECT_EQ(launcher.wait(), 128 + SIGKILL) << launcher.err();
   EXPECT_TRUE(contains(launcher.out(), "rank 1 killed by SIGKILL (9)")) << launcher.out();
 }
@@ -123,7 +123,7 @@ TEST(Run, TheFirstFailureIsReportedAsRootCauseAndItsExitCodeIsTheLaunchers) {
 }
 
 TEST(Run, ARankThatFailedOnItsOwnIsTheRootCauseAndNotOneThatLostIt) {
-  Launcher launcher({"run", "-n", "3", "--", LOCKSTEP_TEST_WORKER, "blame", "1"});
+  Launcher launcher({"run", "-n", "3", "--", kTestWorker, "blame", "1"});
   EXPECT_EQ(launcher.wait(), 3) << launcher.err();
   const std::string err = launcher.err();
   EXPECT_TRUE(contains(err, "rank    1 (local rank 1)")) << err;
@@ -168,7 +168,7 @@ TEST(Run, AProgramThatCannotBeExecutedIsNamed) {
   EXPECT_TRUE(contains(launcher.err(), "/no/such/program")) << launcher.err();
 }
 
-TEST(Run, EqualLinesAreToldOnceAndOthersByRank) {
+TEST(Run, EqualLinesArePrintedOnceAndOthersByRank) {
   bool collapsed = false;
   // Four processes that print within the window, on a machine that may be busy: it happens, but not every time.
   for (int attempt = 0; attempt < 50 && !collapsed; ++attempt) {
@@ -247,7 +247,7 @@ TEST(Run, AProgramNeedsNoDashesBeforeIt) {
   EXPECT_EQ(launcher.out(), "x -- --help");
 }
 
-TEST(Run, WrongUseIsToldWithExitCodeTwo) {
+TEST(Run, WrongUsageExitsWithCodeTwo) {
   const auto refused = [](std::vector<std::string> arguments, const std::string& text) {
     Launcher launcher(arguments);
     EXPECT_EQ(launcher.wait(), 2) << text;
@@ -298,8 +298,8 @@ struct TwoHosts {
 
 TEST(Run, TwoLaunchersMakeOneJob) {
   TwoHosts hosts;
-  const auto second = hosts.launch("1", {LOCKSTEP_TEST_WORKER, "meet"});
-  const auto first = hosts.launch("0", {LOCKSTEP_TEST_WORKER, "meet"});
+  const auto second = hosts.launch("1", {kTestWorker, "meet"});
+  const auto first = hosts.launch("0", {kTestWorker, "meet"});
   EXPECT_EQ(first->wait(), 0) << first->err();
   EXPECT_EQ(second->wait(), 0) << second->err();
   EXPECT_EQ(lines_by_rank(first->out()), (Lines{"[0] met 4", "[1] met 4"}));
@@ -316,7 +316,7 @@ TEST(Run, AFailureOnOneHostStopsTheWorkersOfTheOther) {
       << first->err();
 }
 
-TEST(Run, HostsThatRunDifferentNumbersOfWorkersAreToldSo) {
+TEST(Run, HostsThatRunDifferentNumbersOfWorkersFailWithTheReason) {
   TwoHosts hosts;
   const auto first = hosts.launch("0", {"sleep", "1000"}, "1");
   const auto second = hosts.launch("1", {"sleep", "1000"}, "2");
@@ -326,7 +326,7 @@ TEST(Run, HostsThatRunDifferentNumbersOfWorkersAreToldSo) {
     EXPECT_TRUE(contains(launcher->err(), "every host must run the same number")) << launcher->err();
 }
 
-TEST(Run, TwoHostsOfTheSameNumberAreToldSo) {
+TEST(Run, TwoHostsOfTheSameNumberFailWithTheReason) {
   TwoHosts hosts;
   const auto zero = hosts.launch("0", {"sleep", "1000"});
   const auto one = hosts.launch("1", {"sleep", "1000"});
@@ -352,9 +352,9 @@ TEST(Command, VersionAndEnvironment) {
 }
 
 TEST(Command, EnvironmentInAWorkerDoesNotShowTheSecret) {
-  Launcher launcher(shell({}, "secret=$(cat /proc/self/fd/$LOCKSTEP_SECRET_FD); " LOCKSTEP_LAUNCHER_PATH
-                              " env > /dev/fd/1 | tee /dev/null; " LOCKSTEP_LAUNCHER_PATH
-                              " env | grep -c \"$secret\""));
+  Launcher launcher(
+      shell({}, base::cat("secret=$(cat /proc/self/fd/$LOCKSTEP_SECRET_FD); ", kLauncher,
+                          " env > /dev/fd/1 | tee /dev/null; ", kLauncher, " env | grep -c \"$secret\"")));
   EXPECT_EQ(launcher.wait(), 1) << "grep found none";
   EXPECT_TRUE(contains(launcher.out(), "(held by the launcher)")) << launcher.out();
   EXPECT_TRUE(contains(launcher.out(), "cluster      lockstep run")) << launcher.out();

@@ -155,7 +155,7 @@ std::string wait_for(const std::string& file) {
   return base::cat("echo ready; while ! test -e ", file, "; do sleep 0.01; done");
 }
 
-TEST(Stop, AUserSignalThatNobodyHandlesEndsNobody) {
+TEST(Stop, AUserSignalWithoutAHandlerEndsNoWorker) {
   TemporaryFolder folder;
   Launcher launcher({"run", "-n", "2", "--", "sh", "-c", wait_for(folder.file("go"))});
   ASSERT_TRUE(both_print(launcher, "ready"));
@@ -197,10 +197,9 @@ TEST(Stop, WhatAFinishedScriptLeftRunningIsEnded) {
 TEST(Stop, AReaderThatGoesAwayEndsTheJob) {
   TemporaryFolder folder;
   // `head` leaves after two lines; the launcher then gets SIGPIPE, as any program would.
-  Launcher launcher(
-      {"run", "--", "sh", "-c",
-       base::cat(LOCKSTEP_LAUNCHER_PATH, " run -n 2 -- sh -c 'echo $$ > ", folder.file("worker"),
-                 "$RANK; while echo line $RANK; do sleep 0.01; done' | head -n 2")});
+  Launcher launcher({"run", "--", "sh", "-c",
+                     base::cat(kLauncher, " run -n 2 -- sh -c 'echo $$ > ", folder.file("worker"),
+                               "$RANK; while echo line $RANK; do sleep 0.01; done' | head -n 2")});
   EXPECT_EQ(launcher.wait(), 0) << launcher.err();
   EXPECT_TRUE(dies(pid_in(folder.file("worker0"))));
   EXPECT_TRUE(dies(pid_in(folder.file("worker1"))));

@@ -1,4 +1,6 @@
 // Everything a training program needs: #include <lockstep/lockstep.h>.
+//
+// Thread safety: as stated in each header that it includes.
 #pragma once
 
 #include "lockstep/autograd/autograd.h"

@@ -180,7 +180,7 @@ TEST_F(TorchOnOurs, Counts) {
   EXPECT_EQ(client_->listKeys(), Keys{"n"});
 }
 
-TEST_F(TorchOnOurs, AddToTextEndsThatClientAsTorchsServerDoesAndNobodyElse) {
+TEST_F(TorchOnOurs, AddToTextEndsOnlyThatClientAsTorchsServerDoes) {
   client_->set("text", bytes("forty-one"));
   EXPECT_ANY_THROW(client_->add("text", 1));
   EXPECT_EQ(to_text(server_->get("text")), "forty-one");

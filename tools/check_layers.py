@@ -6,7 +6,8 @@ its lockstep_library, lockstep_test and lockstep_program calls. There is no seco
 
 Where a header lies says who may include it: beside its source everyone (installed), in detail/ other folders and public
 templates (installed, no promise), in internal/ its own folder (not installed). So what is installed is listed under HEADERS,
-includes nothing of internal/, and runs no code before main.
+includes nothing of internal/, and runs no code before main. Below the torch line libraries lock with base::Mutex, so that
+clang proves what it guards.
 
   check_layers.py            prints each violation; exit code 1 when there is one
   check_layers.py --write    also redraws the diagram
@@ -24,11 +25,14 @@ TORCH_PREFIXES = ("torch/", "ATen/", "c10/", "caffe2/")
 FORMAT_PREFIXES = ("fmt/", "spdlog/")
 ABI_HEADER = "lockstep/engine/engine_abi.h"
 PLUGIN_HEADER = "lockstep/engine/plugin.h"  # what a C++ plug-in may include as well
+MUTEX_HEADER = "lockstep/base/detail/mutex.h"  # and one of this tree, whose locks are checked
 UMBRELLA = "lockstep/lockstep.h"
 # Public headers that the umbrella leaves out because they are slow to compile.
 APART = ("lockstep/ddp/ddp_script.h",)
 SUFFIXES = {".h", ".hpp", ".c", ".cpp", ".cc", ".cu", ".cuh"}
 HEADER_SUFFIXES = {".h", ".hpp", ".cuh"}
+# What says nothing about what it guards.
+PLAIN_LOCK = re.compile(r"\bstd::(?:\w*mutex|lock_guard|unique_lock|scoped_lock|condition_variable\w*)\b")
 BEGIN, END = "<!-- layers: begin -->", "<!-- layers: end -->"
 # At namespace scope: `inline const bool registered = register_it();` runs in every program that includes it.
 INITIALISER = re.compile(r"^(?:inline|static)\s+(?!constexpr\b)[\w:<>,*& ]+?\s\w+\s*(?:=\s*(?!\[)[\w:]+(?:<.*>)?\(|\{[^}]*\w\()")
@@ -237,10 +241,19 @@ class Tree:
                 if path.suffix in HEADER_SUFFIXES and library.folder.parts[0] == "lockstep":
                     self.check_header(path, library)
 
-    def check_plugin(self, path):
+    def check_locks(self):
+        for library in self.libraries.values():
+            for path in (self.root / library.folder / name for name in library.sources() if library.name in self.below):
+                place = path.relative_to(self.root)
+                match = PLAIN_LOCK.search(path.read_text(errors="replace")) if path.exists() else None
+                if match and str(place) != MUTEX_HEADER:
+                    self.complain(place, f"{match.group()}: below the torch line it is base::Mutex and its like ({MUTEX_HEADER})")
+
+    def check_plugin(self, path, own=False):
+        allowed = (ABI_HEADER, PLUGIN_HEADER, *([MUTEX_HEADER] if own else []))
         for place, name in self.includes(path):
-            if name.startswith("lockstep/") and name not in (ABI_HEADER, PLUGIN_HEADER) or ".." in Path(name).parts:
-                self.complain(place, f'"{name}": a plug-in includes nothing of lockstep but {ABI_HEADER} and {PLUGIN_HEADER}')
+            if name.startswith("lockstep/") and name not in allowed or ".." in Path(name).parts:
+                self.complain(place, f'"{name}": a plug-in includes nothing of lockstep but {" and ".join(allowed)}')
             if name.startswith(TORCH_PREFIXES):
                 self.complain(place, f"<{name}>: a plug-in knows pointers and bytes, not tensors")
 
@@ -256,10 +269,10 @@ class Tree:
         for place, name in self.includes(path) if path.exists() else ():
             if name not in ("stddef.h", "stdint.h"):
                 self.complain(place, f"<{name}>: the engine ABI needs <stddef.h> and <stdint.h> only")
-        path = self.root / PLUGIN_HEADER
-        for place, name in self.includes(path) if path.exists() else ():
-            if "/" in name and name != ABI_HEADER:
-                self.complain(place, f'"{name}": for plug-ins, which have {ABI_HEADER} and the standard library only')
+        for path in filter(Path.exists, (self.root / PLUGIN_HEADER, self.root / MUTEX_HEADER)):
+            for place, name in self.includes(path):
+                if "/" in name and name != ABI_HEADER:
+                    self.complain(place, f'"{name}": for plug-ins, which have {ABI_HEADER} and the standard library only')
 
     def check(self):
         self.check_arrows()
@@ -268,7 +281,7 @@ class Tree:
                 self.check_file(path)
         for path in self.files("engines"):
             if "_test" not in path.stem:
-                self.check_plugin(path)
+                self.check_plugin(path, own=True)
         for path in self.files("tests/plugins"):
             if path.suffix == ".c":
                 self.check_plugin(path)
@@ -276,6 +289,7 @@ class Tree:
             self.check_example(path)
         self.check_abi_header()
         self.check_headers()
+        self.check_locks()
 
     # ---- the diagram
 

@@ -20,7 +20,7 @@ add_subdirectory(lockstep)
 add_subdirectory(launch)
 """,
     "lockstep/CMakeLists.txt": "lockstep_library(lockstep HEADERS lockstep.h DEPENDS group)",
-    "lockstep/base/CMakeLists.txt": "lockstep_library(base SOURCES base.cpp HEADERS base.h DEPENDS)",
+    "lockstep/base/CMakeLists.txt": "lockstep_library(base SOURCES base.cpp HEADERS base.h detail/mutex.h DEPENDS)",
     "lockstep/store/CMakeLists.txt": """
 lockstep_library(store  # the stores
   SOURCES store.cpp HEADERS store.h DEPENDS base)
@@ -32,6 +32,7 @@ lockstep_test(wire_test SOURCES wire_test.cpp DEPENDS store BAND tensor)
     "launch/CMakeLists.txt": "lockstep_program(lockstep SOURCES main.cpp DEPENDS store)",
     "lockstep/lockstep.h": '#include "lockstep/group/group.h"',
     "lockstep/base/base.h": "#include <string>",
+    "lockstep/base/detail/mutex.h": "#include <mutex>",
     "lockstep/base/base.cpp": '#include "lockstep/base/base.h"\n#include <fmt/format.h>',
     "lockstep/store/store.h": '#include "lockstep/base/base.h"',
     "lockstep/store/store.cpp": '#include "lockstep/store/internal/table.h"',
@@ -43,6 +44,7 @@ lockstep_test(wire_test SOURCES wire_test.cpp DEPENDS store BAND tensor)
     "lockstep/group/group.h": '#include <ATen/core/Tensor.h>\n#include "lockstep/base/base.h"',
     "launch/main.cpp": '#include "lockstep/store/store.h"\n#include <spdlog/spdlog.h>',
     "engines/mpi/mpi.c": '#include <mpi.h>\n#include "lockstep/engine/engine_abi.h"',
+    "engines/mpi/wait.cpp": '#include "lockstep/base/detail/mutex.h"',
     "tests/plugins/tiny.c": '#include "lockstep/engine/engine_abi.h"',
     "examples/train.cpp": "#include <lockstep/lockstep.h>\n#include <torch/torch.h>",
 }
@@ -146,9 +148,17 @@ class CheckLayers(unittest.TestCase):
     def test_a_plug_in_that_includes_more_than_the_abi(self):
         for name in ("engines/mpi/mpi.c", "tests/plugins/tiny.c"):
             self.expect(name, '#include "lockstep/base/base.h"', "a plug-in includes nothing of lockstep")
+        self.expect("tests/plugins/tiny.c", '#include "lockstep/base/detail/mutex.h"', "a plug-in includes nothing of lockstep")
 
     def test_a_plug_in_header_that_plug_ins_cannot_compile(self):
-        self.expect("lockstep/engine/plugin.h", '#include "lockstep/base/base.h"', "for plug-ins")
+        for name in ("engine/plugin.h", "base/detail/mutex.h"):
+            self.expect(f"lockstep/{name}", '#include "lockstep/base/base.h"', "for plug-ins")
+
+    def test_a_lock_that_clang_cannot_check(self):
+        for lock in ("std::mutex m;", "std::lock_guard l(m);", "std::condition_variable c;"):
+            self.expect("lockstep/store/store.cpp", lock, "base::Mutex")
+        self.assertEqual(self.tree(files={"lockstep/store/store_test.cpp": "std::mutex m;",
+                                          "lockstep/base/detail/mutex.h": "std::mutex m;"}).violations, [])
 
     def test_a_plug_in_that_knows_tensors(self):
         self.expect("engines/mpi/mpi.c", "#include <ATen/core/Tensor.h>", "not tensors")

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""Runs clang-tidy (.clang-tidy) over the sources of the comm band, and over the headers of the tree that they include.
+"""Runs clang-tidy (.clang-tidy) over the sources of the comm band and of the plug-ins, and over the headers of the tree that
+they include: its checks, and clang's own analysis of which mutex guards what (lockstep/base/detail/mutex.h), in one pass.
 
 Sources are taken folder by folder, in batches that are one translation unit each, since most of the time goes into headers.
 What was clean once is not looked at again: the per-user cache has an empty file per clean batch, named after all that it was
@@ -29,8 +30,12 @@ import complaints
 
 BATCH = 8
 CACHE_DAYS = 30
+# .clang-tidy chooses among the compiler's warnings too, but does not turn them on.
+WARNINGS = ["-Wthread-safety"]
 # A file that includes itself once per instruction set cannot share a translation unit.
 ALONE = re.compile(r"foreach_target\.h")
+# Clang 14 does not know this feature of a processor.
+UNREADABLE = re.compile(r'__builtin_cpu_supports\("f16c"\)')
 INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"]+)"', re.M)
 
 
@@ -72,27 +77,38 @@ class Batch:
         digest = hashlib.sha256()
         # Another clone finds what this one has seen.
         flags = " ".join(self.flags).replace(str(self.root), "")
-        for part in (version, rules, flags, *self.sources):
+        for part in (version, rules, *WARNINGS, flags, *self.sources):
             digest.update(part.encode() + b"\0")
         for name in self.reached():
             digest.update(name.encode() + b"\0" + (self.root / name).read_bytes() + b"\0")
         return digest.hexdigest()
 
 
+def sources_of(tree):
+    """(folder, sources) of each library of the comm band, then of each plug-in."""
+    for name in tree.order:
+        if name in tree.libraries and name in tree.below:
+            library = tree.libraries[name]
+            yield str(library.folder), [str(library.folder / source) for source in library.arguments.get("SOURCES", [])]
+    for path in sorted((tree.root / "engines").glob("*/CMakeLists.txt")):
+        folder = path.parent.relative_to(tree.root)
+        for names in re.findall(r"add_library\(lockstep_\w+ MODULE([^)]*)\)", check_layers.strip_comments(path.read_text())):
+            yield str(folder), [str(folder / source) for source in names.split()]
+
+
 def batches_of(tree, database):
-    """The batches of all libraries of the comm band. Raises KeyError when the build tree does not have one of them."""
+    """The batches of all libraries of the comm band and of the plug-ins. Raises KeyError when the build tree does not have one of them."""
     flags = {}  # of each folder, in order: all that one of its sources is compiled with
     for entry in database:
-        match = re.search(r"lockstep/(\w+)/CMakeFiles/lockstep_\1\.dir/", entry["command"])
+        match = re.search(r"((?:lockstep|engines)/(\w+))/CMakeFiles/lockstep_\2\.dir/", entry["command"])
         if match:
             flags.setdefault(match.group(1), {}).update(dict.fromkeys(flags_of(entry["command"])))
-    for folder in tree.order:
-        library = tree.libraries.get(folder)
-        if library is None or folder not in tree.below:
-            continue
-        sources = [str(library.folder / name) for name in library.arguments.get("SOURCES", []) if name.endswith(".cpp")]
-        alone = [name for name in sources if ALONE.search((tree.root / name).read_text())]
-        shared = [name for name in sources if name not in alone]
+    for folder, sources in sources_of(tree):
+        if folder.startswith("engines/") and folder not in flags:
+            continue  # not built here
+        text = {name: (tree.root / name).read_text() for name in sources if name.endswith(".cpp")}
+        alone = [name for name in text if ALONE.search(text[name])]
+        shared = [name for name in text if name not in alone and not UNREADABLE.search(text[name])]
         for names in [shared[at:at + BATCH] for at in range(0, len(shared), BATCH)] + [[name] for name in alone]:
             yield Batch(tree.root, names, [word for flag in flags[folder] for word in flag])
 
@@ -121,7 +137,7 @@ class Runner:
             unit.write_text(batch.text())
             done = subprocess.run(
                 [self.tidy, "--quiet", f"--config-file={self.root / '.clang-tidy'}",
-                 f"--header-filter=^{re.escape(str(self.root))}/lockstep/", str(unit), "--", *batch.flags],
+                 f"--header-filter=^{re.escape(str(self.root))}/(lockstep|engines)/", str(unit), "--", *batch.flags, *WARNINGS],
                 capture_output=True, text=True, check=False)
         if done.returncode == 0:
             seen.touch()
@@ -146,7 +162,7 @@ def main():
     runner = Runner(arguments.root, tidy)
     with ThreadPoolExecutor(arguments.jobs) as pool:
         found = list(filter(None, pool.map(runner.run, batches)))
-    complaints.finish("tidy", found, f"{len(batches)} batches of the comm band, {runner.n_run} of them new, all clean",
+    complaints.finish("tidy", found, f"{len(batches)} batches of the comm band and the plug-ins, {runner.n_run} of them new, all clean",
                       "batches with findings")
 
 

@@ -12,7 +12,7 @@ import check_layers  # noqa: E402
 import check_tidy  # noqa: E402
 
 TREE = {
-    ".clang-tidy": "Checks: '-*,bugprone-integer-division'\nWarningsAsErrors: '*'\n",
+    ".clang-tidy": "Checks: '-*,bugprone-integer-division,clang-diagnostic-thread-safety*'\nWarningsAsErrors: '*'\n",
     "CMakeLists.txt": "add_subdirectory(lockstep/base)\n# libtorch begins above this line\nadd_subdirectory(lockstep/group)\n",
     "lockstep/base/CMakeLists.txt": "lockstep_library(base SOURCES a.cpp kernels.cpp internal/c.h HEADERS a.h DEPENDS)",
     "lockstep/base/a.h": '#include "lockstep/base/b.h"\n',
@@ -21,6 +21,9 @@ TREE = {
     "lockstep/base/kernels.cpp": "// foreach_target.h\n",
     "lockstep/group/CMakeLists.txt": "lockstep_library(group SOURCES g.cpp HEADERS DEPENDS base)",
     "lockstep/group/g.cpp": "",
+    "engines/mpi/CMakeLists.txt": "add_library(lockstep_mpi MODULE\n  m.cpp half.cpp)\n",
+    "engines/mpi/m.cpp": "",
+    "engines/mpi/half.cpp": '__builtin_cpu_supports("f16c")',
 }
 
 
@@ -48,6 +51,10 @@ class CheckTidy(unittest.TestCase):
 
     def test_sources_of_the_comm_band_are_batched_and_those_of_several_targets_are_alone(self):
         self.assertEqual([batch.sources for batch in self.batches()], [["lockstep/base/a.cpp"], ["lockstep/base/kernels.cpp"]])
+
+    def test_a_plug_in_is_one_of_them_where_it_is_built(self):
+        self.database.append({"command": self.database[0]["command"].replace("lockstep/base/", "engines/mpi/").replace("_base", "_mpi")})
+        self.assertEqual([batch.sources for batch in self.batches()][2:], [["engines/mpi/m.cpp"]], "and not what clang cannot read")
 
     def test_only_flags_that_change_what_is_read_are_taken(self):
         self.assertEqual(self.batches()[0].flags, ["-DX=1", f"-I{self.root}", "-isystem", "/opt", "-std=c++20"])
@@ -79,6 +86,19 @@ class CheckTidy(unittest.TestCase):
         for _ in range(2):
             self.assertEqual(runner.run(self.batches()[0]), "")
         self.assertEqual(runner.n_run, 3, "what is clean is not looked at again")
+
+    @unittest.skipIf(check_tidy.find_tidy() is None, "no clang-tidy")
+    def test_a_member_that_is_used_without_its_mutex_is_a_finding(self):
+        header = "lockstep/base/detail/mutex.h"
+        self.put(header, (Path(__file__).resolve().parent.parent / header).read_text())
+        text = (f'#include "{header}"\n'
+                "struct Jobs {\n  int count() { LOCK return n_; }\n"
+                "  lockstep::base::Mutex mutex_;\n  int n_ LOCKSTEP_GUARDED_BY(mutex_) = 0;\n};\n")
+        runner = check_tidy.Runner(self.root, check_tidy.find_tidy())
+        self.put("lockstep/base/b.h", text.replace("LOCK ", ""))
+        self.assertIn("error: reading variable 'n_' requires holding mutex 'mutex_'", runner.run(self.batches()[0]))
+        self.put("lockstep/base/b.h", text.replace("LOCK ", "const lockstep::base::MutexLock lock(mutex_); "))
+        self.assertEqual(runner.run(self.batches()[0]), "")
 
 
 if __name__ == "__main__":

@@ -43,5 +43,5 @@ fi
 # Tests of the configuration "long" build the library once more.
 [[ -z ${LOCKSTEP_TEST_LONG:-} ]] || ctest+=(-C long)
 echo "test: running the tests of $*"
-# Side by side, three for every two cores: much of a test is waiting.
-exec "${ctest[@]}" -j "$((($(nproc) * 3 + 1) / 2))" --test-dir "$folder" --output-on-failure --no-label-summary
+# Side by side, two for every core: most of a test is waiting.
+exec "${ctest[@]}" -j "$(($(nproc) * 2))" --test-dir "$folder" --output-on-failure --no-label-summary

@@ -106,17 +106,17 @@ void check_transport() {
             "; unset it or set it to TCP"));
 }
 
-std::vector<Place> named_interfaces(const std::string& list) {
-  std::vector<Place> places;
+std::vector<BindAddress> named_interfaces(const std::string& list) {
+  std::vector<BindAddress> bind_addresses;
   std::istringstream names(list);
   for (std::string name; std::getline(names, name, ',');) {
     if (name.empty() || ::if_nametoindex(name.c_str()) == 0) {
       raise(LOCKSTEP_USAGE,
             cat("GLOO_SOCKET_IFNAME is \"", list, "\": this host has no interface \"", name, "\""));
     }
-    places.push_back({.interface = name, .address = ""});
+    bind_addresses.push_back({.interface = name, .address = ""});
   }
-  return places;
+  return bind_addresses;
 }
 
 }  // namespace
@@ -129,7 +129,8 @@ std::string host_identity() {
   return cat(boot, '/', net.st_ino);
 }
 
-std::vector<Place> choose_places(bool all_on_this_host, const std::function<void(const std::string&)>& warn) {
+std::vector<BindAddress> choose_bind_addresses(bool all_on_this_host,
+                                               const std::function<void(const std::string&)>& warn) {
   check_transport();
   if (const auto names = environment("GLOO_SOCKET_IFNAME"); !names.empty()) return named_interfaces(names);
   if (all_on_this_host) return {{.interface = "", .address = "127.0.0.1"}};

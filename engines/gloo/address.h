@@ -1,4 +1,4 @@
-// From which address this rank speaks, by the environment and the routes of this host.
+// From which address this rank connects, by the environment and the routes of this host.
 #pragma once
 
 #include <functional>
@@ -8,7 +8,7 @@
 namespace lockstep::gloo_plugin {
 
 // Where one gloo device binds: an interface's name, or else a numeric address.
-struct Place {
+struct BindAddress {
   std::string interface;
   std::string address;
   std::string text() const { return interface.empty() ? address : interface; }
@@ -20,7 +20,8 @@ std::string host_identity();
 // GLOO_SOCKET_IFNAME's interfaces in their order; else loopback when all ranks share this host; else the address from
 // which the route to MASTER_ADDR goes; else the one the host's name has; else the first interface that is up, with a
 // warning. Raises kUnsupported for a GLOO_DEVICE_TRANSPORT that this libgloo does not have.
-std::vector<Place> choose_places(bool all_on_this_host, const std::function<void(const std::string&)>& warn);
+std::vector<BindAddress> choose_bind_addresses(bool all_on_this_host,
+                                               const std::function<void(const std::string&)>& warn);
 
 // TORCH_GLOO_LAZY_INIT.
 bool connects_lazily();

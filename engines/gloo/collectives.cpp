@@ -3,8 +3,8 @@
 #include <algorithm>
 #include <cstring>
 
-#include "engines/gloo/block_reduce.h"
 #include "engines/gloo/reduce.h"
+#include "engines/gloo/slice_reduce.h"
 
 namespace lockstep::gloo_plugin {
 namespace {
@@ -13,6 +13,8 @@ namespace {
 constexpr std::size_t kWhole = 64 << 10;
 
 // What goes to one peer and comes from it.
+// Every algorithm below only fills in the pieces; exchange() moves them. That keeps the order of messages the same for all
+// kinds: calls with small payloads first, then large payloads once all calls are known to match.
 struct Piece {
   const char* out = nullptr;
   std::size_t out_bytes = 0;
@@ -36,7 +38,7 @@ class Collective {
 
  private:
   Piece& piece(int rank) { return pieces_[static_cast<std::size_t>(rank)]; }
-  std::size_t block(int rank) const { return static_cast<std::size_t>(rank) * n_bytes_; }
+  std::size_t part_at(int rank) const { return static_cast<std::size_t>(rank) * n_bytes_; }
   bool is_root() const { return op_.root == session_.rank; }
 
   void exchange();
@@ -50,7 +52,7 @@ class Collective {
 
   void broadcast();
   void reduce_small();
-  void reduce_in_blocks();
+  void reduce_in_slices();
   void all_gather(const std::uint64_t* counts);
   void gather();
   void scatter();
@@ -78,14 +80,14 @@ void Collective::exchange() {
     Call call = operation_.call;
     call.for_you = each.out_bytes;
     if (counts_.empty()) {
-      session_.mail.send(peer, call, each.out, each.out_bytes <= small_ ? each.out_bytes : 0);
+      session_.mailbox.send(peer, call, each.out, each.out_bytes <= small_ ? each.out_bytes : 0);
     } else {
-      session_.mail.send(peer, call, counts_.data(), counts_.size() * sizeof counts_[0]);
+      session_.mailbox.send(peer, call, counts_.data(), counts_.size() * sizeof counts_[0]);
     }
   }
   receive_calls();
   move_large_pieces();
-  session_.mail.flush();
+  session_.mailbox.flush();
 }
 
 void Collective::receive_calls() {
@@ -94,7 +96,7 @@ void Collective::receive_calls() {
   for (int peer = 0; peer < session_.size; ++peer) {
     if (peer == session_.rank) continue;
     operation_.waits_for = peer;
-    const char* message = session_.mail.receive(peer, operation_.call.sequence);
+    const char* message = session_.mailbox.receive(peer, operation_.call.sequence);
     Call call;
     std::memcpy(&call, message, sizeof call);
     inbox_[static_cast<std::size_t>(peer)] = message + sizeof call;
@@ -104,7 +106,7 @@ void Collective::receive_calls() {
       theirs = call;
     }
   }
-  // Only now: every other rank has our call by then, and can say the same.
+  // Only now: by then every other rank has our call and reports the same mismatch.
   if (unlike >= 0) refuse(unlike, theirs);
   if (!counts_.empty()) check_counts();
   for (int peer = 0; peer < session_.size; ++peer) {
@@ -128,24 +130,25 @@ void Collective::check_counts() {
     for (std::size_t to = 0; to < n; ++to) {
       const std::uint64_t sent = all[2 * n * from + to], expected = all[2 * n * to + n + from];
       if (sent == expected) continue;
-      session_.mail.flush();
-      raise(LOCKSTEP_USAGE, cat(in_words(operation_.call), ": rank ", from, " sends ", sent,
+      session_.mailbox.flush();
+      raise(LOCKSTEP_USAGE, cat(text_of(operation_.call), ": rank ", from, " sends ", sent,
                                 " elements to rank ", to, ", which expects ", expected));
     }
   }
 }
 
+// flush() first: the other ranks need our call to detect the mismatch themselves.
 void Collective::refuse(int peer, const Call& theirs) {
-  session_.mail.flush();
+  session_.mailbox.flush();
   const Call& mine = operation_.call;
-  std::string words = cat("ranks called different operations: rank ", session_.rank, " called ",
-                          in_words(mine), ", but rank ", peer, " called ", in_words(theirs));
+  std::string text = cat("ranks called different operations: rank ", session_.rank, " called ", text_of(mine),
+                         ", but rank ", peer, " called ", text_of(theirs));
   if (match(mine, theirs)) {
     const std::size_t wide = size_of(op_.dtype);
-    words += cat(": rank ", session_.rank, " expects ", piece(peer).in_bytes / wide, " elements from rank ",
-                 peer, ", which sends ", theirs.for_you / wide);
+    text += cat(": rank ", session_.rank, " expects ", piece(peer).in_bytes / wide, " elements from rank ",
+                peer, ", which sends ", theirs.for_you / wide);
   }
-  raise(LOCKSTEP_USAGE, words);
+  raise(LOCKSTEP_USAGE, text);
 }
 
 void Collective::move_large_pieces() {
@@ -157,7 +160,7 @@ void Collective::move_large_pieces() {
     const Piece& each = piece(from);
     if (each.in_bytes <= small_) continue;
     auto& in = ins[static_cast<std::size_t>(from)];
-    in = std::make_unique<Transfer>(session_.bond, session_.mesh, each.in, each.in_bytes);
+    in = std::make_unique<Transfer>(session_.stop_source, session_.connections, each.in, each.in_bytes);
     in->recv(from, slot, 0, each.in_bytes);
   }
   for (int step = 1; step < session_.size; ++step) {
@@ -165,7 +168,7 @@ void Collective::move_large_pieces() {
     const Piece& each = piece(to);
     if (each.out_bytes <= small_) continue;
     auto& out = outs[static_cast<std::size_t>(to)];
-    out = std::make_unique<Transfer>(session_.bond, session_.mesh, each.out, each.out_bytes);
+    out = std::make_unique<Transfer>(session_.stop_source, session_.connections, each.out, each.out_bytes);
     out->send(to, slot, 0, each.out_bytes);
   }
   for (int peer = 0; peer < session_.size; ++peer) {
@@ -179,27 +182,28 @@ void Collective::move_large_pieces() {
 }
 
 void Collective::broadcast() {
-  // In blocks every byte leaves the root once; below that size one round is quicker.
-  constexpr std::size_t kBlocks = 64 << 10;
-  const bool blocks = n_bytes_ > kBlocks && session_.size > 2;
-  for (int peer = 0; peer < session_.size && !blocks; ++peer) {
+  // In slices every byte leaves the root once; below that size one round is quicker.
+  constexpr std::size_t kSlicesFrom = 64 << 10;
+  const bool slices = n_bytes_ > kSlicesFrom && session_.size > 2;
+  for (int peer = 0; peer < session_.size && !slices; ++peer) {
     if (is_root()) piece(peer) = {.out = send_, .out_bytes = n_bytes_};
     if (!is_root() && peer == op_.root) piece(peer) = {.in = recv_, .in_bytes = n_bytes_};
   }
   exchange();
   if (is_root()) move(recv_, send_, n_bytes_);
-  if (blocks)
-    broadcast_in_blocks(session_, operation_, is_root() ? const_cast<char*>(send_) : recv_, n_bytes_);
+  if (slices)
+    broadcast_in_slices(session_, operation_, is_root() ? const_cast<char*>(send_) : recv_, n_bytes_);
 }
 
 // Everybody who needs the result gets all inputs and reduces them.
+// Each rank that needs the result reduces all inputs itself, in rank order: no second round to distribute it.
 void Collective::reduce_small() {
   const bool scatter = op_.kind == LOCKSTEP_REDUCE_SCATTER;
   const bool mine = op_.kind != LOCKSTEP_REDUCE || is_root();
   for (int peer = 0; peer < session_.size; ++peer) {
     Piece& each = piece(peer);
     if (op_.kind != LOCKSTEP_REDUCE || peer == op_.root) {
-      each.out = send_ + (scatter ? block(peer) : 0);
+      each.out = send_ + (scatter ? part_at(peer) : 0);
       each.out_bytes = n_bytes_;
     }
     if (mine) each.in_bytes = n_bytes_;
@@ -207,20 +211,20 @@ void Collective::reduce_small() {
   std::vector<char> scratch;
   if (mine && n_bytes_ > kInline) scratch.resize(pieces_.size() * n_bytes_);
   for (int peer = 0; peer < session_.size && !scratch.empty(); ++peer)
-    piece(peer).in = scratch.data() + block(peer);
+    piece(peer).in = scratch.data() + part_at(peer);
   exchange();
   if (!mine || op_.count == 0) return;
   std::vector<const void*> sources(inbox_.begin(), inbox_.end());
   for (int peer = 0; peer < session_.size && !scratch.empty(); ++peer) {
     sources[static_cast<std::size_t>(peer)] = piece(peer).in;
   }
-  sources[static_cast<std::size_t>(session_.rank)] = send_ + (scatter ? block(session_.rank) : 0);
+  sources[static_cast<std::size_t>(session_.rank)] = send_ + (scatter ? part_at(session_.rank) : 0);
   reduce(op_.dtype, op_.reduce, sources, recv_, op_.count);
 }
 
-void Collective::reduce_in_blocks() {
+void Collective::reduce_in_slices() {
   exchange();
-  block_reduce(session_, operation_);
+  slice_reduce(session_, operation_);
 }
 
 void Collective::all_gather(const std::uint64_t* counts) {
@@ -243,28 +247,30 @@ void Collective::all_gather(const std::uint64_t* counts) {
 void Collective::gather() {
   for (int peer = 0; peer < session_.size; ++peer) {
     if (peer == op_.root) piece(peer) = {.out = send_, .out_bytes = n_bytes_};
-    if (is_root()) piece(peer).in = recv_ + block(peer), piece(peer).in_bytes = n_bytes_;
+    if (is_root()) piece(peer).in = recv_ + part_at(peer), piece(peer).in_bytes = n_bytes_;
   }
   exchange();
-  if (is_root()) move(recv_ + block(session_.rank), send_, n_bytes_);
+  if (is_root()) move(recv_ + part_at(session_.rank), send_, n_bytes_);
 }
 
 void Collective::scatter() {
   for (int peer = 0; peer < session_.size; ++peer) {
-    if (is_root()) piece(peer) = {.out = send_ + block(peer), .out_bytes = n_bytes_};
+    if (is_root()) piece(peer) = {.out = send_ + part_at(peer), .out_bytes = n_bytes_};
     if (peer == op_.root) piece(peer).in = recv_, piece(peer).in_bytes = n_bytes_;
   }
   exchange();
-  if (is_root()) move(recv_, send_ + block(session_.rank), n_bytes_);
+  if (is_root()) move(recv_, send_ + part_at(session_.rank), n_bytes_);
 }
 
 void Collective::all_to_all() {
   for (int peer = 0; peer < session_.size; ++peer) {
-    piece(peer) = {
-        .out = send_ + block(peer), .out_bytes = n_bytes_, .in = recv_ + block(peer), .in_bytes = n_bytes_};
+    piece(peer) = {.out = send_ + part_at(peer),
+                   .out_bytes = n_bytes_,
+                   .in = recv_ + part_at(peer),
+                   .in_bytes = n_bytes_};
   }
   exchange();
-  move(recv_ + block(session_.rank), send_ + block(session_.rank), n_bytes_);
+  move(recv_ + part_at(session_.rank), send_ + part_at(session_.rank), n_bytes_);
 }
 
 void Collective::all_to_all_v() {
@@ -278,6 +284,8 @@ void Collective::all_to_all_v() {
   }
   if (2 * pieces_.size() * sizeof counts_[0] <= kInline) {
     small_ = 0;
+    // With all counts on all ranks every rank finds the same wrong pair and none starts to move data. Too many ranks for an
+    // inline payload: each rank then checks its own pairs only (for_you).
     counts_ = operation_.send_counts;
     counts_.insert(counts_.end(), operation_.recv_counts.begin(), operation_.recv_counts.end());
   }
@@ -295,7 +303,7 @@ void Collective::run() {
     case LOCKSTEP_REDUCE_SCATTER:
       return n_bytes_ * static_cast<std::size_t>(session_.size - 1) <= kWhole || n_bytes_ <= kInline
                  ? reduce_small()
-                 : reduce_in_blocks();
+                 : reduce_in_slices();
     case LOCKSTEP_ALL_GATHER:
       return all_gather(nullptr);
     case LOCKSTEP_ALL_GATHER_V:

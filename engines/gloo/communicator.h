@@ -1,23 +1,27 @@
 // One rank's end of a group over gloo.
 //
-// Driving. Collectives of a communicator run one after the other, on the thread inside run() when nothing is queued, or
-// on a thread of the pool that drains the queue and goes. SEND and RECV start in post, in the order posted; those of one
-// peer, tag and direction also end in that order, on a thread of the pool while there are any. An idle communicator has
-// no thread.
+// Driving. Collectives of a communicator run one after the other, on the thread inside run() when nothing is queued, otherwise on
+// a pool thread that drains the queue and returns. SEND and RECV start in post, in the order posted; those of one peer, tag and
+// direction also complete in that order, on a pool thread while there are any. An idle communicator has no thread.
 //
-// Failure. The first one breaks the group for good: local operations are woken, the words go into the key-value space,
-// and every connection is shut down, which tells the other ranks to look there. A rank that dies is seen by each of the
-// others directly, since all are connected. Thread safety: all methods, any thread, but for the destructor.
+// Failure. The first one breaks the group permanently: local operations are woken, the message is written to the key-value space,
+// and every connection is shut down, upon which the other ranks read it there. A rank that dies is detected by each of the others
+// directly, since all are connected.
+//
+//   intact --break_with(): first failure--> broken: tear_down() publishes it, then shuts the connections down
+//      '-----leave(): orderly-------------> left: the key "left/<rank>" tells a hang-up from a loss
+//
+// Lock order: the watch's lock (its callbacks run under it), start_mutex_ or connect_mutex_; then mutex_. Only connect_mutex_ is
+// held while something blocks: connecting. `done` runs under no lock. Thread safety: all methods, any thread, except for the
+// destructor.
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <exception>
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -26,14 +30,15 @@
 #include "engines/gloo/mailbox.h"
 #include "engines/gloo/operation.h"
 #include "engines/gloo/runtime.h"
+#include "lockstep/base/detail/mutex.h"
 
 namespace lockstep::gloo_plugin {
 
 // What ranks publish about themselves when they join.
 struct Member {
   std::int64_t pid = -1;
-  std::string host;   // host_identity
-  std::string token;  // unguessable; proves on a connection that its other end read the key-value space
+  std::string host;  // host_identity
+  std::string key;   // unguessable; proves on a connection that its other end read the key-value space
 };
 
 class Communicator {
@@ -48,13 +53,13 @@ class Communicator {
   std::shared_ptr<Operation> post(const lockstep_op& op);
   // Raises Error when it fails.
   void run(const lockstep_op& op);
-  // True when it is over, false at the deadline. A wait that lasts says so.
+  // True when it is over, false at the deadline. A slow wait logs one line.
   bool wait(Operation& operation, std::int64_t deadline_ns);
 
   void abort(const std::string& reason);
   // Without a cause an orderly leave; with one the others see a lost peer.
   void leave(const char* cause);
-  std::optional<Failure> failure() const { return bond_.failure(); }
+  std::optional<Failure> failure() const { return stop_source_.failure(); }
   int size() const { return size_; }
 
  private:
@@ -63,15 +68,15 @@ class Communicator {
   void listen(std::int64_t deadline_ns);
   void connect(std::int64_t deadline_ns);
   void connect_to(int peer, const std::string& addresses);
-  std::vector<sockaddr_storage> greet(Mesh& mesh);
-  void watch_over(const Mesh& mesh);
-  // What all ranks wrote under `what`, by rank. For rank 0, which tells it on.
+  std::vector<sockaddr_storage> greet(Connections& connections);
+  void watch_over(const Connections& connections);
+  // What all ranks wrote under `what`, by rank. For rank 0, which relays it.
   std::vector<std::string> read_all(const char* what, std::int64_t deadline_ns);
-  // What rank 0 told on under `key`, made of what all ranks wrote under `what`.
-  std::string hear(const std::string& key, const char* what, std::int64_t deadline_ns);
-  // Nothing at the deadline. Says slow_words(), where there are any, when it lasts.
+  // What rank 0 relays under `key`, made of what all ranks wrote under `what`.
+  std::string read_relayed(const std::string& key, const char* what, std::int64_t deadline_ns);
+  // Nothing at the deadline. Logs slow_text(), if given, when the wait is slow.
   std::optional<std::string> read(const std::string& key, std::int64_t deadline_ns,
-                                  const std::function<std::string()>& slow_words = {});
+                                  const std::function<std::string()>& slow_text = {});
   // The first of the others that has not written under `what`; 0 when all have.
   int first_missing(const char* what);
   void write(const std::string& key, const std::string& value);
@@ -82,13 +87,14 @@ class Communicator {
   // ---- point to point (point_to_point.cpp)
   // Messages that gloo delivers in the order posted: kind, peer, tag.
   using Stream = std::tuple<int, int, int>;
-  void start(Operation& operation);
+  void start(Operation& operation) LOCKSTEP_REQUIRES(start_mutex_);
   void finish(Operation& operation);
   int receive_from_any(Operation& operation);
   void start_backlog();
-  // Starts it and lets its stream finish it; or gives what was thrown, for give_up. Pre: start_mutex_ held, connected or
+  // Starts it and queues it for its stream to finish; otherwise returns what was thrown, for give_up. Pre: connected or
   // broken.
-  std::exception_ptr start_and_queue(const std::shared_ptr<Operation>& operation);
+  std::exception_ptr start_and_queue(const std::shared_ptr<Operation>& operation)
+      LOCKSTEP_REQUIRES(start_mutex_);
   // Ends an operation that could not start, and the group with it. May block, to find out why.
   void give_up(const std::shared_ptr<Operation>& operation, const std::exception_ptr& thrown);
   void queue_message(const std::shared_ptr<Operation>& operation);
@@ -99,20 +105,21 @@ class Communicator {
   // ---- operations
   void wait_until_idle();
   void post_message(const std::shared_ptr<Operation>& operation);
-  void post_to_backlog(const std::shared_ptr<Operation>& operation);
+  void post_to_backlog(const std::shared_ptr<Operation>& operation) LOCKSTEP_REQUIRES(start_mutex_);
   void post_collective(const std::shared_ptr<Operation>& operation);
-  void start_draining();
+  // Pre: nobody drives.
+  void start_draining() LOCKSTEP_REQUIRES(mutex_);
   bool try_drive();
   void stop_driving();
   void drain();
   // Runs or finishes it on this thread, and gives how it ended. Sees to its deadline.
   std::optional<Failure> perform(Operation& operation);
   void complete(const std::shared_ptr<Operation>& operation, const std::optional<Failure>& failure);
-  // lasted_ns: when to say that it lasts, where it blocks its caller.
+  // lasted_ns: when to log that it is slow, where it blocks its caller.
   void arm(Operation& operation, std::int64_t lasted_ns = LOCKSTEP_NEVER);
   void timed_out(const Operation& operation);
-  void say(const std::string& line) const;
-  std::string slow_words(const Operation& operation) const;
+  void log_line(const std::string& line) const;
+  std::string slow_text(const Operation& operation) const;
   std::string waits_for(const Operation& operation) const;
   std::string context(const Operation& operation) const;
   // Runs `task` on the pool; the destructor waits for it.
@@ -141,31 +148,32 @@ class Communicator {
   const bool lazy_;
   std::vector<Member> members_;
 
-  Bond bond_;
-  std::vector<std::unique_ptr<Mesh>> meshes_;  // constant after construction
-  std::mutex connect_mutex_;                   // held while connecting
+  StopSource stop_source_;
+  std::vector<std::unique_ptr<Connections>> connections_;  // constant after construction
+  base::Mutex connect_mutex_;                              // held while connecting
   std::atomic<bool> connected_{false};
   std::atomic<int> connecting_to_{-1};
-  std::unique_ptr<Mailbox> mail_;   // set when connected; then of whoever drives
-  std::vector<Watch::Id> watched_;  // set when connected
-  std::uint64_t sequence_ = 0;      // of whoever drives
+  std::unique_ptr<Mailbox> mailbox_;  // set when connected; then of whoever drives
+  std::vector<Watch::Id> watched_;    // set when connected
+  std::uint64_t sequence_ = 0;        // of whoever drives
   std::atomic<bool> left_{false};
   std::atomic<bool> all_joined_{false};  // a peer that had joined broke the group while we were connecting
   std::atomic<int> wait_for_any_{0};     // receives that any peer may end
 
-  std::mutex start_mutex_;  // orders SEND and RECV; guards the next two
-  std::deque<std::shared_ptr<Operation>> backlog_;
-  std::vector<std::uint64_t> data_slots_;  // last one used, per receiver
+  base::Mutex start_mutex_;  // orders SEND and RECV
+  std::deque<std::shared_ptr<Operation>> backlog_ LOCKSTEP_GUARDED_BY(start_mutex_);
+  // Last one used, per receiver.
+  std::vector<std::uint64_t> data_slots_ LOCKSTEP_GUARDED_BY(start_mutex_);
 
-  mutable std::mutex mutex_;  // guards what follows
-  std::condition_variable idle_;
-  std::deque<std::shared_ptr<Operation>> queue_;
-  std::map<Stream, std::deque<std::shared_ptr<Operation>>> streams_;
-  std::deque<std::shared_ptr<Operation>>
-      to_self_;  // sends and receives of this rank with itself that wait for the other
-  bool driven_ = false;
-  int tasks_ = 0;
-  std::vector<bool> gone_;  // peers that left in order
+  mutable base::Mutex mutex_;
+  base::ConditionVariable idle_;
+  std::deque<std::shared_ptr<Operation>> queue_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::map<Stream, std::deque<std::shared_ptr<Operation>>> streams_ LOCKSTEP_GUARDED_BY(mutex_);
+  // Sends and receives of this rank with itself that wait for the other.
+  std::deque<std::shared_ptr<Operation>> to_self_ LOCKSTEP_GUARDED_BY(mutex_);
+  bool driven_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  int tasks_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  std::vector<bool> gone_ LOCKSTEP_GUARDED_BY(mutex_);  // peers that left in order
 };
 
 }  // namespace lockstep::gloo_plugin

@@ -55,7 +55,7 @@ bool match(const Call& mine, const Call& theirs) {
          mine.counts_hash == theirs.counts_hash && mine.number == theirs.number;
 }
 
-std::string in_words(const Call& call) {
+std::string text_of(const Call& call) {
   std::ostringstream out;
   out << name(kKinds, call.kind) << '(';
   const auto kind = static_cast<lockstep_op_kind>(call.kind < LOCKSTEP_OP_KINDS ? call.kind : 0);

@@ -1,4 +1,4 @@
-// Operations in words, and what the ranks tell each other about them before any data moves.
+// Operations as text, and what the ranks exchange about them before any data moves.
 #pragma once
 
 #include <cstddef>
@@ -33,6 +33,6 @@ Call describe(const lockstep_op& op, std::uint64_t sequence, int size);
 // True when two ranks' calls belong together.
 bool match(const Call& mine, const Call& theirs);
 // "all_reduce(sum, f32, 8 elements) #3 at train.cpp:12". The call may come from a peer: every field is checked.
-std::string in_words(const Call& call);
+std::string text_of(const Call& call);
 
 }  // namespace lockstep::gloo_plugin

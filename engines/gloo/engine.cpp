@@ -31,22 +31,22 @@ Failure current() {
   } catch (const Error& error) {
     return error.failure();
   } catch (const std::bad_alloc&) {
-    return {.status = LOCKSTEP_RESOURCE, .words = "out of memory"};
+    return {.status = LOCKSTEP_RESOURCE, .message = "out of memory"};
   } catch (const std::exception& error) {
-    return {.status = LOCKSTEP_INTERNAL, .words = error.what()};
+    return {.status = LOCKSTEP_INTERNAL, .message = error.what()};
   } catch (...) {
-    return {.status = LOCKSTEP_INTERNAL, .words = "an unknown exception"};
+    return {.status = LOCKSTEP_INTERNAL, .message = "an unknown exception"};
   }
 }
 
 lockstep_status fail(const Failure& failure, char* error, std::size_t capacity) {
-  comm::put(error, capacity, failure.words);
+  comm::put(error, capacity, failure.message);
   return failure.status;
 }
 
 // What is thrown becomes a status, with its message in `error`.
 template <class Call>
-lockstep_status told(char* error, std::size_t capacity, const Call& call) {
+lockstep_status reported(char* error, std::size_t capacity, const Call& call) {
   return comm::guarded(call, [&] { return fail(current(), error, capacity); });
 }
 
@@ -66,8 +66,8 @@ void check(const lockstep_op& op, int rank, int size) {
     raise(LOCKSTEP_USAGE, "there is no other rank to receive from");
 }
 
-void log(const lockstep_comm* comm, const std::string& words) {
-  if (comm->host->log != nullptr) comm->host->log(comm->host->context, 0, words.c_str());
+void log(const lockstep_comm* comm, const std::string& text) {
+  if (comm->host->log != nullptr) comm->host->log(comm->host->context, 0, text.c_str());
 }
 
 lockstep_status capabilities(lockstep_capabilities* out) {
@@ -77,7 +77,7 @@ lockstep_status capabilities(lockstep_capabilities* out) {
 lockstep_status comm_create(const lockstep_comm_config* config, lockstep_comm** out, char* error,
                             std::size_t capacity) {
   *out = nullptr;
-  return told(error, capacity, [&] {
+  return reported(error, capacity, [&] {
     if (config->size < 1 || config->rank < 0 || config->rank >= config->size) {
       raise(LOCKSTEP_USAGE, cat("rank ", config->rank, " of ", config->size, " is not possible"));
     }
@@ -90,7 +90,7 @@ void comm_leave(lockstep_comm* comm, const char* cause) {
   try {
     comm->impl.leave(cause);
   } catch (...) {
-    log(comm, current().words);
+    log(comm, current().message);
   }
 }
 
@@ -103,13 +103,13 @@ void comm_abort(lockstep_comm* comm, const char* reason) {
   try {
     comm->impl.abort(reason != nullptr ? reason : "no reason given");
   } catch (...) {
-    log(comm, current().words);
+    log(comm, current().message);
   }
 }
 
 lockstep_status comm_failure(lockstep_comm* comm, char* error, std::size_t capacity, std::int32_t* peer_rank,
                              std::int64_t* peer_pid, char* peer_cause, std::size_t peer_cause_capacity) {
-  return told(error, capacity, [&] {
+  return reported(error, capacity, [&] {
     const auto failure = comm->impl.failure();
     if (peer_rank != nullptr) *peer_rank = failure ? failure->peer : -1;
     if (peer_pid != nullptr) *peer_pid = failure ? failure->pid : -1;
@@ -123,18 +123,17 @@ lockstep_status post(lockstep_comm* comm, const lockstep_op* op, lockstep_handle
   *out = nullptr;
   try {
     check(*op, comm->rank, comm->impl.size());
-    auto handle = std::make_unique<lockstep_handle>(comm->impl, comm->impl.post(*op));
-    *out = handle.release();
+    *out = new lockstep_handle{comm->impl, comm->impl.post(*op)};
     return LOCKSTEP_OK;
   } catch (...) {
     const Failure failure = current();
-    if (failure.status == LOCKSTEP_USAGE) log(comm, failure.words);
+    if (failure.status == LOCKSTEP_USAGE) log(comm, failure.message);
     return failure.status;
   }
 }
 
 lockstep_status test(lockstep_handle* handle) {
-  const std::lock_guard lock(handle->operation->mutex);
+  const base::MutexLock lock(handle->operation->mutex);
   return handle->operation->status;
 }
 
@@ -148,12 +147,12 @@ void release(lockstep_handle* handle) {
 }
 
 void last_error(lockstep_handle* handle, char* error, std::size_t capacity) {
-  const std::lock_guard lock(handle->operation->mutex);
+  const base::MutexLock lock(handle->operation->mutex);
   comm::put(error, capacity, handle->operation->error);
 }
 
 lockstep_status run(lockstep_comm* comm, const lockstep_op* op, char* error, std::size_t capacity) {
-  return told(error, capacity, [&] {
+  return reported(error, capacity, [&] {
     check(*op, comm->rank, comm->impl.size());
     comm->impl.run(*op);
     return LOCKSTEP_OK;

@@ -1,13 +1,15 @@
-// What went wrong, as the ABI tells it, and the exception that carries it inside the plug-in. Nothing of it crosses the
+// What went wrong, as the ABI reports it, and the exception that carries it inside the plug-in. Nothing of it crosses the
 // C table.
 #pragma once
 
+#include <charconv>
 #include <chrono>
 #include <cstdint>
 #include <ctime>
 #include <exception>
 #include <sstream>
 #include <string>
+#include <string_view>
 #include <utility>
 
 #include "lockstep/engine/engine_abi.h"
@@ -16,7 +18,7 @@ namespace lockstep::gloo_plugin {
 
 struct Failure {
   lockstep_status status = LOCKSTEP_INTERNAL;
-  std::string words;
+  std::string message;
   int peer = -1;  // the lost rank, for LOCKSTEP_PEER_LOST
   std::int64_t pid = -1;
   std::string cause;
@@ -25,12 +27,20 @@ struct Failure {
 class Error : public std::exception {
  public:
   explicit Error(Failure failure) : failure_(std::move(failure)) {}
-  const char* what() const noexcept override { return failure_.words.c_str(); }
+  const char* what() const noexcept override { return failure_.message.c_str(); }
   const Failure& failure() const { return failure_; }
 
  private:
   Failure failure_;
 };
+
+// 0 for what is no number.
+template <class Number>
+Number number_in(std::string_view text) {
+  Number number = 0;
+  std::from_chars(text.data(), text.data() + text.size(), number);
+  return number;
+}
 
 template <class... Parts>
 std::string cat(const Parts&... parts) {
@@ -39,8 +49,8 @@ std::string cat(const Parts&... parts) {
   return out.str();
 }
 
-[[noreturn]] inline void raise(lockstep_status status, std::string words) {
-  throw Error({.status = status, .words = std::move(words)});
+[[noreturn]] inline void raise(lockstep_status status, std::string message) {
+  throw Error({.status = status, .message = std::move(message)});
 }
 
 // CLOCK_MONOTONIC, the clock of the ABI's deadlines.

@@ -1,4 +1,5 @@
 // The contract suite over the Gloo plug-in, ranks as processes on two hosts.
+#include "lockstep/base/path_testing.h"
 #include "lockstep/engine/engine_contract.h"
 #include "lockstep/engine/loader.h"
 #include "tests/netns.h"
@@ -8,7 +9,7 @@ namespace {
 
 const lockstep_engine* gloo_engine() {
   if (lockstep::testing::two_hosts() == nullptr) return nullptr;
-  static const Engine engine = load_engine(GLOO_PLUGIN);
+  static const Engine engine = load_engine(path_testing::from_program(GLOO_PLUGIN));
   return &engine.table();
 }
 

@@ -1,4 +1,5 @@
 // The contract suite over the Gloo plug-in, ranks as threads over loopback.
+#include "lockstep/base/path_testing.h"
 #include "lockstep/engine/engine_contract.h"
 #include "lockstep/engine/loader.h"
 
@@ -6,7 +7,7 @@ namespace lockstep::comm {
 namespace {
 
 const lockstep_engine* gloo_engine() {
-  static const Engine engine = load_engine(GLOO_PLUGIN);
+  static const Engine engine = load_engine(path_testing::from_program(GLOO_PLUGIN));
   return &engine.table();
 }
 

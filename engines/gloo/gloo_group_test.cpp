@@ -11,7 +11,7 @@
 namespace lockstep {
 namespace {
 
-TEST(GlooGroup, IsThereAndIsToldSo) {
+TEST(GlooGroup, IsAvailableAndReportedAsSuch) {
   EXPECT_TRUE(is_gloo_available());
   EXPECT_TRUE(is_backend_available("cpu:gloo"));
   EXPECT_TRUE(is_backend_available("GLOO"));

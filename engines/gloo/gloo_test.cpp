@@ -14,6 +14,7 @@
 #include <string_view>
 #include <thread>
 
+#include "lockstep/base/path_testing.h"
 #include "lockstep/engine/loader.h"
 #include "lockstep/engine/test_world.h"
 #include "tests/netns.h"
@@ -26,7 +27,7 @@ using testing::FolderKv;
 using testing::KvSpace;
 
 const lockstep_engine& gloo_engine() {
-  static const Engine engine = load_engine(GLOO_PLUGIN);
+  static const Engine engine = load_engine(path_testing::from_program(GLOO_PLUGIN));
   return engine.table();
 }
 
@@ -89,7 +90,7 @@ void lose_rank_1(int rank, const lockstep_host* host) {
   }
 }
 
-std::string words_of_joining(int rank, int size, const lockstep_host* host) {
+std::string joining_outcome(int rank, int size, const lockstep_host* host) {
   try {
     EngineRank end(gloo_engine(), host, rank, size, {.timeout = Milliseconds(5000)});
     return "joined";
@@ -110,18 +111,18 @@ void expect_sums(EngineRank& rank) {
 TEST(Gloo, RefusesTransportsThisLibraryDoesNotHave) {
   on_processes(1, [](int, const lockstep_host* host) {
     ::setenv("GLOO_DEVICE_TRANSPORT", "TCP_TLS", 1);
-    EXPECT_NE(words_of_joining(0, 1, host).find("GLOO_DEVICE_TRANSPORT"), std::string::npos);
+    EXPECT_NE(joining_outcome(0, 1, host).find("GLOO_DEVICE_TRANSPORT"), std::string::npos);
     ::setenv("GLOO_DEVICE_TRANSPORT", "PIGEON", 1);
-    EXPECT_NE(words_of_joining(0, 1, host).find("PIGEON"), std::string::npos);
+    EXPECT_NE(joining_outcome(0, 1, host).find("PIGEON"), std::string::npos);
     ::setenv("GLOO_DEVICE_TRANSPORT", "TCP", 1);
-    EXPECT_EQ(words_of_joining(0, 1, host), "joined");
+    EXPECT_EQ(joining_outcome(0, 1, host), "joined");
   });
 }
 
 TEST(Gloo, NamesAnInterfaceThatIsNotThere) {
   on_processes(1, [](int, const lockstep_host* host) {
     ::setenv("GLOO_SOCKET_IFNAME", "lo,nowhere0", 1);
-    EXPECT_NE(words_of_joining(0, 1, host).find("nowhere0"), std::string::npos);
+    EXPECT_NE(joining_outcome(0, 1, host).find("nowhere0"), std::string::npos);
   });
 }
 
@@ -186,12 +187,12 @@ TEST(Gloo, SeveralInterfacesTakeTurns) {
   });
 }
 
-TEST(Gloo, RanksWithUnequallyManyInterfacesAreTold) {
+TEST(Gloo, RanksWithDifferentNumbersOfInterfacesFailWithTheReason) {
   if (two_hosts() == nullptr) GTEST_SKIP() << "needs root and the ip tool";
   on_processes(2, [](int rank, const lockstep_host* host) {
     two_hosts()->enter(0);
     ::setenv("GLOO_SOCKET_IFNAME", rank == 0 ? "lo" : "lo,eth0", 1);
-    EXPECT_NE(words_of_joining(rank, 2, host).find("GLOO_SOCKET_IFNAME"), std::string::npos);
+    EXPECT_NE(joining_outcome(rank, 2, host).find("GLOO_SOCKET_IFNAME"), std::string::npos);
   });
 }
 
@@ -228,7 +229,7 @@ TEST(Gloo, MessagesPostedBeforeALazyConnectionKeepTheirOrder) {
   });
 }
 
-TEST(Gloo, ALazyConnectionThatNobodyMeetsEndsAtTheOperationsDeadline) {
+TEST(Gloo, ALazyConnectionWithoutAPeerEndsAtTheOperationsDeadline) {
   on_processes(2, [](int rank, const lockstep_host* host) {
     ::setenv("TORCH_GLOO_LAZY_INIT", "1", 1);
     EngineRank end(gloo_engine(), host, rank, 2, {});
@@ -260,7 +261,7 @@ TEST(Gloo, TheExitOfALostRankIsLookedUpUnderItsRankInTheGroup) {
   });
 }
 
-// A key-value space that tells which thread asked how a rank ended.
+// A key-value space that records which thread asked how a rank ended.
 struct WatchedSpace {
   explicit WatchedSpace(const lockstep_host* of) : base(of), host(*of) {
     host.context = this;
@@ -282,7 +283,7 @@ struct WatchedSpace {
   std::atomic<int> by_owner{0}, by_others{0};
 };
 
-// Who posts does not wait until the launcher has told.
+// post() does not wait until the launcher has published an exit.
 TEST(Gloo, PostDoesNotLookForTheCauseOfALossItself) {
   on_processes(2, [](int rank, const lockstep_host* host) {
     WatchedSpace space(host);
@@ -345,12 +346,12 @@ TEST(Gloo, AMissingRankIsNamedWhenJoiningRunsOutOfTime) {
 
 // How the lines of waits that last begin, in the order in which they are caused.
 const char* const kSlowLines[] = {
-    "slow: rank 0 joins group \"test\": it waits for rank 1; waiting goes on until ",
+    "slow: rank 0 joins group \"test\": it waits for rank 1; waiting continues until ",
     "slow: group \"test\": rank 0 is in barrier() #1 at test.cpp:1: it waits for rank 1 (pid ",
     "slow: group \"test\": rank 0 is in barrier() #2 at test.cpp:1: it waits for rank 1 (pid ",
     "slow: group \"test\": rank 0 is in recv(f32, 1 elements) at test.cpp:1: it waits for rank 1 (pid "};
 
-// A host that counts these lines, and tells the other rank of each.
+// A host that counts these lines, and notifies the other rank of each.
 class Listening {
  public:
   explicit Listening(const lockstep_host* host) : host_(*host) {
@@ -373,7 +374,7 @@ class Listening {
   void keep(std::string_view text) {
     for (std::size_t line = 0; line < std::size(kSlowLines); ++line) {
       if (!text.starts_with(kSlowLines[line])) continue;
-      EXPECT_NE(text.find("; waiting goes on until "), std::string_view::npos) << text;
+      EXPECT_NE(text.find("; waiting continues until "), std::string_view::npos) << text;
       ++n_said_[line];
       host_.kv_set(host_.context, base::cat("said", line).c_str(), "", 0);
     }

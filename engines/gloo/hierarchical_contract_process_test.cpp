@@ -1,5 +1,6 @@
 // The contract suite over the hierarchical engine as users get it: shared memory inside a host, Gloo between two, ranks as
 // processes in network namespaces.
+#include "lockstep/base/path_testing.h"
 #include "lockstep/engine/engine_contract.h"
 #include "lockstep/engine/loader.h"
 #include "lockstep/hierarchy/hierarchy.h"
@@ -12,7 +13,7 @@ namespace {
 const lockstep_engine* table() {
   if (lockstep::testing::two_hosts() == nullptr) return nullptr;
   static const Engine host(host_engine(), "built in");
-  static const Engine gloo = load_engine(GLOO_PLUGIN);
+  static const Engine gloo = load_engine(path_testing::from_program(GLOO_PLUGIN));
   static const HierarchicalEngine engine(host, gloo);
   return engine.table();
 }

@@ -1,6 +1,11 @@
-// How ranks find each other: through the key-value space they tell which host they are on, then where each listens for
-// each; then all connect, and prove to each other that they read it there. Rank 0 reads what all wrote and tells each what
-// it needs of it: a few requests per rank, where one per pair would be thousands.
+// How ranks find each other: through the key-value space they publish which host they are on, then where each listens for each;
+// then all connect, and prove to each other that they have read it there. Rank 0 reads what all wrote and relays to each rank what
+// it needs: a few requests per rank, where one per pair would be thousands.
+//
+//   rank r:  write member/r --> read members --> listen; write mesh/r --> read mesh_for/r --> connect to all --> Hello, both ways
+//   rank 0:  read all member/* --> write members ....... read all mesh/* --> write mesh_for/* for each rank
+//
+// With TORCH_GLOO_LAZY_INIT everything from mesh_for on happens in the first operation.
 #include <sys/random.h>
 #include <unistd.h>
 
@@ -13,37 +18,39 @@
 namespace lockstep::gloo_plugin {
 namespace {
 
-constexpr std::size_t kToken = 16;
-// How long one look at a key takes before we see whether somebody has given up meanwhile.
+constexpr std::size_t kKeyBytes = 16;
+// How long one read of a key waits before it checks whether another rank has given up meanwhile.
 constexpr std::int64_t kSliceMs = 100;
 
+// The first message on a new connection. A stranger that connects to gloo's port cannot know the key, which is in the store
+// only.
 struct Hello {
   std::uint32_t magic = 0x4C53474Cu;
   std::int32_t rank = -1;
-  char token[kToken] = {};
+  char key[kKeyBytes] = {};
   sockaddr_storage name{};  // of the sender's socket; not checked, only used
 };
 constexpr std::size_t kProof = offsetof(Hello, name);
 
-std::string random_token() {
-  unsigned char bytes[kToken];
+std::string random_key() {
+  unsigned char bytes[kKeyBytes];
   if (::getrandom(bytes, sizeof bytes, 0) != static_cast<ssize_t>(sizeof bytes)) {
-    raise(LOCKSTEP_SYSTEM, "the system gives no random bytes");
+    raise(LOCKSTEP_SYSTEM, "the system did not return random bytes");
   }
   return {reinterpret_cast<const char*>(bytes), sizeof bytes};
 }
 
 std::string pack(const Member& member) {
-  return cat(member.pid, ' ', member.host, '\n', member.token);
+  return cat(member.pid, ' ', member.host, '\n', member.key);
 }
 
 Member unpack(const std::string& text) {
   Member member;
   const auto line = text.find('\n');
-  if (line == std::string::npos || text.size() - line - 1 != kToken) return member;
+  if (line == std::string::npos || text.size() - line - 1 != kKeyBytes) return member;
   std::istringstream head(text.substr(0, line));
   head >> member.pid >> member.host;
-  member.token = text.substr(line + 1);
+  member.key = text.substr(line + 1);
   return member;
 }
 
@@ -78,15 +85,16 @@ void Communicator::write(const std::string& key, const std::string& value) {
 }
 
 std::optional<std::string> Communicator::read(const std::string& key, std::int64_t deadline_ns,
-                                              const std::function<std::string()>& slow_words) {
+                                              const std::function<std::string()>& slow_text) {
   std::string value(4096, '\0');
-  std::int64_t lasted_ns = slow_words ? slow_from_now() : LOCKSTEP_NEVER;
+  std::int64_t lasted_ns = slow_text ? slow_from_now() : LOCKSTEP_NEVER;
   for (;;) {
-    bond_.check();
+    stop_source_.check();
     std::size_t length = 0;
     const std::int64_t slice = std::min(deadline_ns, after_ms(kSliceMs));
     const auto status =
         host_->kv_get(host_->context, key.c_str(), value.data(), value.size(), &length, slice);
+    // The store reports the length even when the buffer is too small; then the buffer grows and the key is read again.
     if (status == LOCKSTEP_OK && length <= value.size()) {
       value.resize(length);
       return value;
@@ -101,7 +109,7 @@ std::optional<std::string> Communicator::read(const std::string& key, std::int64
       return std::nullopt;
     } else if (now_ns() >= lasted_ns) {
       lasted_ns = LOCKSTEP_NEVER;
-      say(slow_line(cat("rank ", rank_, " joins group \"", name_, "\": ", slow_words()), deadline_ns));
+      log_line(slow_line(cat("rank ", rank_, " joins group \"", name_, "\": ", slow_text()), deadline_ns));
     }
   }
 }
@@ -120,23 +128,23 @@ void Communicator::raise_missing(int peer) {
 std::vector<std::string> Communicator::read_all(const char* what, std::int64_t deadline_ns) {
   std::vector<std::string> all;
   for (int peer = 0; peer < size_; ++peer) {
-    auto words = read(cat(what, '/', peer), deadline_ns, [peer] { return cat("it waits for rank ", peer); });
-    if (!words) raise_missing(peer);
-    all.push_back(std::move(*words));
+    auto text = read(cat(what, '/', peer), deadline_ns, [peer] { return cat("it waits for rank ", peer); });
+    if (!text) raise_missing(peer);
+    all.push_back(std::move(*text));
   }
   return all;
 }
 
-std::string Communicator::hear(const std::string& key, const char* what, std::int64_t deadline_ns) {
+std::string Communicator::read_relayed(const std::string& key, const char* what, std::int64_t deadline_ns) {
   // Rank 0 waits for somebody, most likely.
-  const auto slow_words = [&] { return cat("it waits for rank ", first_missing(what)); };
-  if (auto words = read(key, deadline_ns, slow_words)) return std::move(*words);
+  const auto slow_text = [&] { return cat("it waits for rank ", first_missing(what)); };
+  if (auto text = read(key, deadline_ns, slow_text)) return std::move(*text);
   raise_missing(first_missing(what));
 }
 
 void Communicator::meet(std::int64_t deadline_ns) {
   Member& mine = members_[static_cast<std::size_t>(rank_)];
-  mine = {.pid = ::getpid(), .host = host_identity(), .token = random_token()};
+  mine = {.pid = ::getpid(), .host = host_identity(), .key = random_key()};
   if (size_ == 1) return;
   write(cat("member/", rank_), pack(mine));
   std::string all;
@@ -144,35 +152,35 @@ void Communicator::meet(std::int64_t deadline_ns) {
     all = pack(read_all("member", deadline_ns));
     write("members", all);
   } else {
-    all = hear("members", "member", deadline_ns);
+    all = read_relayed("members", "member", deadline_ns);
   }
-  auto words = unpack_parts(all);
-  words.resize(static_cast<std::size_t>(size_));
+  auto texts = unpack_parts(all);
+  texts.resize(static_cast<std::size_t>(size_));
   for (int peer = 0; peer < size_; ++peer) {
     const auto p = static_cast<std::size_t>(peer);
-    members_[p] = unpack(words[p]);
-    if (members_[p].token.empty())
-      raise(LOCKSTEP_INTERNAL, cat("rank ", peer, " wrote something unknown about itself"));
+    members_[p] = unpack(texts[p]);
+    if (members_[p].key.empty())
+      raise(LOCKSTEP_INTERNAL, cat("rank ", peer, " published something that this version cannot read"));
   }
 }
 
 void Communicator::listen(std::int64_t deadline_ns) {
   const auto& own = members_[static_cast<std::size_t>(rank_)].host;
   const bool together = std::ranges::all_of(members_, [&](const Member& each) { return each.host == own; });
-  const auto places = choose_places(together, [this](const std::string& words) {
-    if (host_->log != nullptr) host_->log(host_->context, 1, words.c_str());
+  const auto bind_addresses = choose_bind_addresses(together, [this](const std::string& text) {
+    if (host_->log != nullptr) host_->log(host_->context, 1, text.c_str());
   });
   const auto n = static_cast<std::size_t>(size_);
   std::vector<std::vector<std::string>> addresses(n);  // by peer and interface
-  for (const Place& place : places) {
+  for (const BindAddress& address : bind_addresses) {
     try {
-      meshes_.push_back(std::make_unique<Mesh>(runtime_->device(place), rank_, size_));
+      connections_.push_back(std::make_unique<Connections>(runtime_->device(address), rank_, size_));
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
-      raise(LOCKSTEP_SYSTEM, cat("gloo cannot listen on ", place.text(), ": ", error.what()));
+      raise(LOCKSTEP_SYSTEM, cat("gloo cannot listen on ", address.text(), ": ", error.what()));
     }
-    auto here = meshes_.back()->addresses();
+    auto here = connections_.back()->addresses();
     for (std::size_t peer = 0; peer < n; ++peer) addresses[peer].push_back(std::move(here[peer]));
   }
   if (size_ == 1) return;
@@ -191,29 +199,32 @@ void Communicator::listen(std::int64_t deadline_ns) {
   for (std::size_t r = 0; r < n; ++r) write(cat("mesh_for/", r), pack(for_rank[r]));
 }
 
+// The check after each connection: gloo's connect cannot be interrupted, except by tear_down() closing the pairs.
 void Communicator::connect_to(int peer, const std::string& packed) {
   const auto addresses = unpack_parts(packed);
-  if (addresses.size() != meshes_.size()) {
+  if (addresses.size() != connections_.size()) {
     raise(LOCKSTEP_USAGE,
           cat("rank ", peer, " uses ", addresses.size(), " interfaces and rank ", rank_, " uses ",
-              meshes_.size(), "; GLOO_SOCKET_IFNAME must name equally many on every rank"));
+              connections_.size(), "; GLOO_SOCKET_IFNAME must name equally many on every rank"));
   }
-  for (std::size_t m = 0; m < meshes_.size(); ++m) {
+  for (std::size_t m = 0; m < connections_.size(); ++m) {
     try {
-      meshes_[m]->connect(peer, addresses[m]);
+      connections_[m]->connect(peer, addresses[m]);
     } catch (const Error&) {
       throw;
     } catch (const std::exception& error) {
-      bond_.check();
+      stop_source_.check();
       raise(LOCKSTEP_SYSTEM, cat("rank ", rank_, " cannot connect to rank ", peer, ": ", error.what()));
     }
-    bond_.check();
+    stop_source_.check();
   }
 }
 
+// Every rank takes its peers in rank order, so no cycle of waits can form. gloo has no deadline of its own here (kConnect): the
+// watch breaks the group, which closes the pairs and so ends the calls.
 void Communicator::connect(std::int64_t deadline_ns) {
   std::vector<std::string> addresses;
-  if (size_ > 1) addresses = unpack_parts(hear(cat("mesh_for/", rank_), "mesh", deadline_ns));
+  if (size_ > 1) addresses = unpack_parts(read_relayed(cat("mesh_for/", rank_), "mesh", deadline_ns));
   addresses.resize(static_cast<std::size_t>(size_));
   const NoSigpipe quiet;
   const auto waits = [this] { return cat("it waits for ", who(connecting_to_), " to connect"); };
@@ -222,29 +233,31 @@ void Communicator::connect(std::int64_t deadline_ns) {
       [&] {
         break_with(
             {.status = LOCKSTEP_TIMEOUT,
-             .words = cat("rank ", rank_, " ran out of time joining group \"", name_, "\": ", waits())});
+             .message = cat("rank ", rank_, " ran out of time joining group \"", name_, "\": ", waits())});
       },
-      lazy_ ? LOCKSTEP_NEVER : slow_from_now(),  // lazily an operation connects, which has its own words
-      [&] { say(slow_line(cat("rank ", rank_, " joins group \"", name_, "\": ", waits()), deadline_ns)); });
+      lazy_ ? LOCKSTEP_NEVER : slow_from_now(),  // lazily an operation connects, which logs its own line
+      [&] {
+        log_line(slow_line(cat("rank ", rank_, " joins group \"", name_, "\": ", waits()), deadline_ns));
+      });
   try {
     for (int peer = 0; peer < size_; ++peer) {
       connecting_to_ = peer;
       if (peer != rank_) connect_to(peer, addresses[static_cast<std::size_t>(peer)]);
     }
-    for (const auto& mesh : meshes_) {
-      mesh->adopt_sockets(greet(*mesh));
-      bond_.check();
-      watch_over(*mesh);
+    for (const auto& connections : connections_) {
+      connections->adopt_sockets(greet(*connections));
+      stop_source_.check();
+      watch_over(*connections);
     }
-    mail_ = std::make_unique<Mailbox>(bond_, *meshes_.front(), rank_, size_);
+    mailbox_ = std::make_unique<Mailbox>(stop_source_, *connections_.front(), rank_, size_);
   } catch (const PairFailed& failed) {
     runtime_->watch.remove_deadline(alarm);
     if (failed.peer >= 0 && judge(failed.peer) == Verdict::kLeft) {
       raise(LOCKSTEP_PEER_LOST,
             cat(who(failed.peer), " left the group while rank ", rank_, " was joining it"));
     }
-    bond_.check();
-    raise(LOCKSTEP_SYSTEM, failed.words);
+    stop_source_.check();
+    raise(LOCKSTEP_SYSTEM, failed.message);
   } catch (...) {
     runtime_->watch.remove_deadline(alarm);
     throw;
@@ -253,23 +266,26 @@ void Communicator::connect(std::int64_t deadline_ns) {
   connected_ = true;
 }
 
-void Communicator::watch_over(const Mesh& mesh) {
+void Communicator::watch_over(const Connections& connections) {
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
-    if (mesh.socket(peer) >= 0) {
-      watched_.push_back(runtime_->watch.add_socket(mesh.socket(peer), [this, peer] { hung_up(peer); }));
+    if (connections.socket(peer) >= 0) {
+      watched_.push_back(
+          runtime_->watch.add_socket(connections.socket(peer), [this, peer] { hung_up(peer); }));
     } else if (judge(peer) == Verdict::kBroken) {
-      bond_.check();
+      stop_source_.check();
     }  // else it has joined and left: operations will say so
   }
 }
 
-std::vector<sockaddr_storage> Communicator::greet(Mesh& mesh) {
+// All receives and sends are started before the first is waited for, so the exchange takes one round trip for all peers
+// together.
+std::vector<sockaddr_storage> Communicator::greet(Connections& connections) {
   const auto n = static_cast<std::size_t>(size_);
   const auto proof_of = [this](int rank) {
     Hello hello;
     hello.rank = rank;
-    std::memcpy(hello.token, members_[static_cast<std::size_t>(rank)].token.data(), kToken);
+    std::memcpy(hello.key, members_[static_cast<std::size_t>(rank)].key.data(), kKeyBytes);
     return hello;
   };
   std::vector<Hello> mine(n, proof_of(rank_)), theirs(n);
@@ -278,10 +294,10 @@ std::vector<sockaddr_storage> Communicator::greet(Mesh& mesh) {
   for (int peer = 0; peer < size_; ++peer) {
     const auto p = static_cast<std::size_t>(peer);
     if (peer == rank_) continue;
-    mine[p].name = mesh.local_name(peer);
-    ins[p] = std::make_unique<Transfer>(bond_, mesh, &theirs[p], sizeof(Hello));
+    mine[p].name = connections.local_name(peer);
+    ins[p] = std::make_unique<Transfer>(stop_source_, connections, &theirs[p], sizeof(Hello));
     ins[p]->recv(peer, kHelloSlot, 0, sizeof(Hello));
-    outs[p] = std::make_unique<Transfer>(bond_, mesh, &mine[p], sizeof(Hello));
+    outs[p] = std::make_unique<Transfer>(stop_source_, connections, &mine[p], sizeof(Hello));
     outs[p]->send(peer, kHelloSlot, 0, sizeof(Hello));
   }
   for (int peer = 0; peer < size_; ++peer) {
@@ -293,19 +309,21 @@ std::vector<sockaddr_storage> Communicator::greet(Mesh& mesh) {
     const Hello expected = proof_of(peer);
     if (std::memcmp(&expected, &theirs[p], kProof) != 0) {
       raise(LOCKSTEP_SYSTEM,
-            cat("what connected to rank ", rank_, " in the place of rank ", peer,
-                " does not know this group: something else on the network speaks to gloo's port"));
+            cat("what connected to rank ", rank_, " as rank ", peer,
+                " does not belong to this group: something else on the network connects to gloo's port"));
     }
     names[p] = theirs[p].name;
   }
   return names;
 }
 
+// Double-checked: collectives and point-to-point operations may both be the first. Whoever comes second waits for the first
+// one's connections, or finds the group broken.
 void Communicator::connect_for(Operation& operation) {
   if (connected_) return;
-  const std::lock_guard lock(connect_mutex_);
+  const base::MutexLock lock(connect_mutex_);
   if (connected_) return;
-  bond_.check();
+  stop_source_.check();
   try {
     connect(operation.op.deadline_ns);
   } catch (...) {

@@ -1,5 +1,5 @@
-// What the ranks of a communicator tell each other first in every collective: their calls, each with its payload when
-// that is small. A receive for the next call of every peer always stands ready, so that a call takes half a round trip.
+// What the ranks of a communicator exchange first in every collective: their calls, each with its payload when that is small. A
+// receive for the next call of every peer is always posted, so that a call takes half a round trip.
 //
 // Used by one thread at a time, the one that runs the communicator's collectives.
 #pragma once
@@ -17,20 +17,21 @@ namespace lockstep::gloo_plugin {
 inline constexpr std::size_t kInline = 4096;
 inline constexpr std::size_t kMessage = sizeof(Call) + kInline;
 
-// Slots of gloo: which message is meant, apart from who sends it. The highest bits tell the kinds apart.
+// gloo's slots: which message is meant, apart from who sends it. The highest bits are the kind.
 inline constexpr std::uint64_t kCallSlot = 1ull << 60, kDataSlot = 2ull << 60, kTagSlot = 3ull << 60,
                                kTagDataSlot = 4ull << 60, kHelloSlot = 5ull << 60;
 
 class Mailbox {
  public:
-  Mailbox(Bond& bond, Mesh& mesh, int rank, int size)
+  Mailbox(StopSource& stop_source, Connections& connections, int rank, int size)
       : memory_(static_cast<std::size_t>(size) * 3 * kMessage) {
-    out_ = std::make_unique<Transfer>(bond, mesh, memory_.data(), memory_.size());
+    out_ = std::make_unique<Transfer>(stop_source, connections, memory_.data(), memory_.size());
     in_.resize(static_cast<std::size_t>(size) * 2);
     expected_.resize(in_.size());
     for (int peer = 0; peer < size; ++peer) {
       for (int turn = 0; turn < 2 && peer != rank; ++turn) {
-        in_[index(peer, turn)] = std::make_unique<Transfer>(bond, mesh, box(peer, turn), kMessage);
+        in_[index(peer, turn)] =
+            std::make_unique<Transfer>(stop_source, connections, box(peer, turn), kMessage);
       }
       if (peer != rank) expect(peer, 1);
     }
@@ -63,7 +64,7 @@ class Mailbox {
   char* box(int peer, std::uint64_t turn) {
     return memory_.data() + (static_cast<std::size_t>(peer) * 3 + turn) * kMessage;
   }
-  // A peer may leave once it has all of us: that is no failure of this call, but of the next.
+  // A peer may leave once it has received everything: that fails the next call, not this one.
   void expect(int peer, std::uint64_t sequence) {
     const std::size_t at = index(peer, sequence % 2);
     try {
@@ -77,7 +78,7 @@ class Mailbox {
   std::vector<char> memory_;
   std::unique_ptr<Transfer> out_;
   std::vector<std::unique_ptr<Transfer>> in_;
-  std::vector<bool> expected_;  // in_: a receive stands ready
+  std::vector<bool> expected_;  // in_: a receive is posted
   std::vector<int> sent_;
 };
 

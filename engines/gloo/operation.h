@@ -2,10 +2,8 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
@@ -13,6 +11,7 @@
 #include "engines/gloo/failure.h"
 #include "engines/gloo/transfer.h"
 #include "engines/gloo/watch.h"
+#include "lockstep/base/detail/mutex.h"
 
 namespace lockstep::gloo_plugin {
 
@@ -34,7 +33,7 @@ struct Operation {
   std::vector<std::uint64_t> send_counts, recv_counts;
   Call call;  // set before `begun`; whoever sees a deadline pass reads it
   std::atomic<bool> begun{false};
-  // The rank it is blocked on, for the words of a deadline that passes; -1: none, or any.
+  // The rank it is blocked on, for the message when a deadline passes; -1: none, or any.
   std::atomic<int> waits_for{-1};
   // Owned by the communicator.
   Watch::Id alarm = 0;
@@ -42,10 +41,10 @@ struct Operation {
   std::vector<char> message;
   std::unique_ptr<Transfer> head, body;
 
-  std::mutex mutex;  // guards what follows
-  std::condition_variable over;
-  lockstep_status status = LOCKSTEP_PENDING;
-  std::string error;
+  base::Mutex mutex;
+  base::ConditionVariable over;
+  lockstep_status status LOCKSTEP_GUARDED_BY(mutex) = LOCKSTEP_PENDING;
+  std::string error LOCKSTEP_GUARDED_BY(mutex);
 };
 
 }  // namespace lockstep::gloo_plugin

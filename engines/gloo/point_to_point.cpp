@@ -8,7 +8,7 @@
 
 namespace lockstep::gloo_plugin {
 
-// Pre: start_mutex_ held, connected.
+// Pre: connected.
 void Communicator::start(Operation& operation) {
   const lockstep_op& op = operation.op;
   const std::size_t n_bytes = op.count * size_of(op.dtype), small = n_bytes <= kInline ? n_bytes : 0;
@@ -18,11 +18,13 @@ void Communicator::start(Operation& operation) {
     operation.call.data_slot = ++data_slots_[static_cast<std::size_t>(op.root)];
   }
   operation.begun = true;
-  Mesh& mesh = *meshes_[static_cast<std::size_t>(op.tag) % meshes_.size()];
+  Connections& connections = *connections_[static_cast<std::size_t>(op.tag) % connections_.size()];
   const std::uint64_t slot = kTagSlot | static_cast<std::uint64_t>(op.tag);
+  // The receiver does not know yet which kind of message comes: it posts room for a call and the largest small payload.
   if (op.kind == LOCKSTEP_RECV) {
     operation.message.resize(kMessage);
-    operation.head = std::make_unique<Transfer>(bond_, mesh, operation.message.data(), kMessage);
+    operation.head =
+        std::make_unique<Transfer>(stop_source_, connections, operation.message.data(), kMessage);
     op.root < 0 ? operation.head->recv_from_any(size_, rank_, slot)
                 : operation.head->recv(op.root, slot, 0, kMessage);
     return;
@@ -30,11 +32,13 @@ void Communicator::start(Operation& operation) {
   operation.message.resize(sizeof(Call) + small);
   std::memcpy(operation.message.data(), &operation.call, sizeof(Call));
   if (small > 0) std::memcpy(operation.message.data() + sizeof(Call), op.send, small);
-  operation.head =
-      std::make_unique<Transfer>(bond_, mesh, operation.message.data(), operation.message.size());
+  operation.head = std::make_unique<Transfer>(stop_source_, connections, operation.message.data(),
+                                              operation.message.size());
   operation.head->send(op.root, slot, 0, operation.message.size());
   if (n_bytes <= kInline) return;
-  operation.body = std::make_unique<Transfer>(bond_, mesh, op.send, n_bytes);
+  operation.body = std::make_unique<Transfer>(stop_source_, connections, op.send, n_bytes);
+  // Both parts are started at once. The body has a slot of its own per message, which the receiver learns from the call;
+  // gloo holds the bytes back until that slot is requested.
   operation.body->send(op.root, kTagDataSlot | operation.call.data_slot, 0, n_bytes);
 }
 
@@ -57,12 +61,12 @@ void Communicator::finish(Operation& operation) {
   std::memcpy(&theirs, operation.message.data(), sizeof theirs);
   const std::size_t n_bytes = op.count * size_of(op.dtype);
   if (theirs.kind != LOCKSTEP_SEND || theirs.dtype != operation.call.dtype || theirs.for_you != n_bytes) {
-    raise(LOCKSTEP_USAGE, cat("rank ", rank_, " called ", in_words(operation.call), " with tag ", op.tag,
-                              ", but rank ", from, " called ", in_words(theirs)));
+    raise(LOCKSTEP_USAGE, cat("rank ", rank_, " called ", text_of(operation.call), " with tag ", op.tag,
+                              ", but rank ", from, " called ", text_of(theirs)));
   }
   if (n_bytes > kInline) {
-    Mesh& mesh = *meshes_[static_cast<std::size_t>(op.tag) % meshes_.size()];
-    operation.body = std::make_unique<Transfer>(bond_, mesh, op.recv, n_bytes);
+    Connections& connections = *connections_[static_cast<std::size_t>(op.tag) % connections_.size()];
+    operation.body = std::make_unique<Transfer>(stop_source_, connections, op.recv, n_bytes);
     operation.body->recv(from, kTagDataSlot | theirs.data_slot, 0, n_bytes);
     operation.body->wait_recv(from);
   } else if (n_bytes > 0) {
@@ -71,12 +75,14 @@ void Communicator::finish(Operation& operation) {
   if (op.source != nullptr) *op.source = from;
 }
 
+// Counted before gone_ is looked at; note_gone() does it the other way round, so one of the two notices that nobody is
+// left.
 int Communicator::receive_from_any(Operation& operation) {
   ++wait_for_any_;
   try {
     int last = -1;
     {
-      const std::lock_guard lock(mutex_);
+      const base::MutexLock lock(mutex_);
       if (std::ranges::count(gone_, true) == size_ - 1) last = rank_ == 0 ? size_ - 1 : 0;
     }
     if (last >= 0) break_with(nobody_left(last));
@@ -90,21 +96,23 @@ int Communicator::receive_from_any(Operation& operation) {
 }
 
 // What was posted before the group was connected, in its order.
+// The backlog keeps its entries while it connects: post_message() sees that it is not empty and appends, which keeps the
+// order.
 void Communicator::start_backlog() {
   std::shared_ptr<Operation> first;
   {
-    const std::lock_guard lock(start_mutex_);
+    const base::MutexLock lock(start_mutex_);
     first = backlog_.front();
   }
   try {
     connect_for(*first);
   } catch (const std::exception&) {
-    // The group is broken, as each of them will say.
+    // The group is broken: each of them fails with that reason below.
   }
   std::vector<std::pair<std::shared_ptr<Operation>, std::exception_ptr>> failed;
   {
     const NoSigpipe quiet;
-    const std::lock_guard lock(start_mutex_);
+    const base::MutexLock lock(start_mutex_);
     for (; !backlog_.empty(); backlog_.pop_front()) {
       const auto operation = backlog_.front();
       if (auto thrown = start_and_queue(operation)) failed.emplace_back(operation, std::move(thrown));
@@ -115,7 +123,7 @@ void Communicator::start_backlog() {
 
 std::exception_ptr Communicator::start_and_queue(const std::shared_ptr<Operation>& operation) {
   try {
-    bond_.check();
+    stop_source_.check();
     start(*operation);
     queue_message(operation);
     return nullptr;
@@ -133,13 +141,15 @@ void Communicator::give_up(const std::shared_ptr<Operation>& operation, const st
   runtime_->watch.remove_deadline(operation->alarm);
   operation->head.reset();
   operation->body.reset();
-  complete(operation, bond_.stop());
+  complete(operation, stop_source_.stop());
 }
 
+// One task per stream, started by its first message; later ones only queue. gloo completes messages of a stream in order,
+// so waiting for them one after the other loses nothing.
 void Communicator::queue_message(const std::shared_ptr<Operation>& operation) {
   const Stream stream{operation->op.kind, operation->op.root, operation->op.tag};
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     auto& waiting = streams_[stream];
     waiting.push_back(operation);
     if (waiting.size() > 1) return;
@@ -147,7 +157,7 @@ void Communicator::queue_message(const std::shared_ptr<Operation>& operation) {
   try {
     spawn([this, stream] { drain_stream(stream); });
   } catch (...) {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     streams_.erase(stream);
     throw;
   }
@@ -157,13 +167,13 @@ void Communicator::drain_stream(const Stream& stream) {
   for (;;) {
     std::shared_ptr<Operation> operation;
     {
-      const std::lock_guard lock(mutex_);
+      const base::MutexLock lock(mutex_);
       operation = streams_[stream].front();
     }
     const auto failure = perform(*operation);
     bool last = false;
     {
-      const std::lock_guard lock(mutex_);
+      const base::MutexLock lock(mutex_);
       const auto found = streams_.find(stream);
       found->second.pop_front();
       last = found->second.empty();
@@ -181,7 +191,7 @@ void Communicator::post_to_self(const std::shared_ptr<Operation>& operation) {
   operation->waits_for = rank_;
   std::shared_ptr<Operation> other;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     const auto found = std::ranges::find_if(to_self_, [&](const auto& each) {
       return each->op.kind != operation->op.kind && each->op.tag == operation->op.tag;
     });
@@ -192,7 +202,7 @@ void Communicator::post_to_self(const std::shared_ptr<Operation>& operation) {
       to_self_.erase(found);
     }
   }
-  if (bond_.stop()) end_messages_to_self();
+  if (stop_source_.stop()) end_messages_to_self();
   if (!other) return;
   const auto copy = [this, operation, other] {
     const bool receives = operation->op.kind == LOCKSTEP_RECV;
@@ -200,8 +210,8 @@ void Communicator::post_to_self(const std::shared_ptr<Operation>& operation) {
     std::optional<Failure> failure;
     if (in.dtype != out.dtype || in.count != out.count) {
       failure = Failure{.status = LOCKSTEP_USAGE,
-                        .words = cat("rank ", rank_, " called ", context(*operation), " and ",
-                                     context(*other), " with itself, tag ", in.tag)};
+                        .message = cat("rank ", rank_, " called ", context(*operation), " and ",
+                                       context(*other), " with itself, tag ", in.tag)};
       break_with(*failure);
     } else {
       if (in.count > 0) std::memcpy(in.recv, out.send, in.count * size_of(in.dtype));
@@ -222,21 +232,21 @@ void Communicator::post_to_self(const std::shared_ptr<Operation>& operation) {
 void Communicator::end_messages_to_self() {
   std::deque<std::shared_ptr<Operation>> ended;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     ended.swap(to_self_);
   }
   if (ended.empty()) return;
   const auto end = [this, ended] {
     for (const auto& each : ended) {
       runtime_->watch.remove_deadline(each->alarm);
-      complete(each, bond_.stop());
+      complete(each, stop_source_.stop());
     }
   };
   try {
     spawn(end);
   } catch (const std::exception&) {
     // Neither from the watch's thread nor before post returns: they end with the next that does.
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     to_self_.insert(to_self_.end(), ended.begin(), ended.end());
   }
 }

@@ -8,18 +8,21 @@
 
 namespace lockstep::gloo_plugin {
 
+// A thread cannot join itself: when it ends it moves to ended_, and the next run() or this destructor joins it.
 Pool::~Pool() {
-  std::unique_lock lock(mutex_);
+  const base::MutexLock lock(mutex_);
   stopping_ = true;
   changed_.notify_all();
-  changed_.wait(lock, [&] { return threads_.empty(); });
-  join_ended(lock);
+  changed_.wait(mutex_, [&]() LOCKSTEP_REQUIRES(mutex_) { return threads_.empty(); });
+  join_ended();
 }
 
 void Pool::run(std::function<void()> work) {
-  std::unique_lock lock(mutex_);
-  join_ended(lock);
+  const base::MutexLock lock(mutex_);
+  join_ended();
   queue_.push_back(std::move(work));
+  // An idle thread for every queued task, this one included. Otherwise one is started: a task may block, and must not delay
+  // another.
   if (idle_ >= queue_.size()) {
     changed_.notify_all();
     return;
@@ -35,22 +38,22 @@ void Pool::run(std::function<void()> work) {
   }
 }
 
-void Pool::join_ended(std::unique_lock<std::mutex>& lock) {
+void Pool::join_ended() {
   while (!ended_.empty()) {
     std::thread thread = std::move(ended_.front());
     ended_.pop_front();
-    lock.unlock();
+    const base::MutexUnlock open(mutex_);
     thread.join();
-    lock.lock();
   }
 }
 
 void Pool::serve(std::list<std::thread>::iterator self) {
   ::pthread_setname_np(::pthread_self(), "ls-gloo-op");
-  std::unique_lock lock(mutex_);
+  base::MutexLock lock(mutex_);
   for (;;) {
     ++idle_;
-    changed_.wait_for(lock, std::chrono::seconds(2), [&] { return stopping_ || !queue_.empty(); });
+    changed_.wait_for(mutex_, std::chrono::seconds(2),
+                      [&]() LOCKSTEP_REQUIRES(mutex_) { return stopping_ || !queue_.empty(); });
     --idle_;
     if (queue_.empty()) break;
     auto work = std::move(queue_.front());

@@ -2,12 +2,12 @@
 // and a thread without work for a while ends. Thread safety: run from any thread.
 #pragma once
 
-#include <condition_variable>
 #include <deque>
 #include <functional>
 #include <list>
-#include <mutex>
 #include <thread>
+
+#include "lockstep/base/detail/mutex.h"
 
 namespace lockstep::gloo_plugin {
 
@@ -23,14 +23,15 @@ class Pool {
 
  private:
   void serve(std::list<std::thread>::iterator self);
-  void join_ended(std::unique_lock<std::mutex>& lock);
+  void join_ended() LOCKSTEP_REQUIRES(mutex_);
 
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> queue_;
-  std::list<std::thread> threads_, ended_;
-  std::size_t idle_ = 0;
-  bool stopping_ = false;
+  base::Mutex mutex_;
+  base::ConditionVariable changed_;
+  std::deque<std::function<void()>> queue_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::list<std::thread> threads_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::list<std::thread> ended_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::size_t idle_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  bool stopping_ LOCKSTEP_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace lockstep::gloo_plugin

@@ -10,11 +10,13 @@
 
 namespace lockstep::gloo_plugin {
 
+// A weak_ptr: the threads end with the last communicator, so a program that does not use gloo any more has none of its
+// threads.
 std::shared_ptr<Runtime> Runtime::get() {
-  static std::mutex mutex;
+  static base::Mutex mutex;
   static std::weak_ptr<Runtime> shared;
   static pid_t owner = 0;
-  const std::lock_guard lock(mutex);
+  const base::MutexLock lock(mutex);
   auto runtime = shared.lock();
   if (runtime && owner != ::getpid()) {
     new std::shared_ptr<Runtime>(std::move(runtime));  // never ended: there are no threads to join
@@ -29,25 +31,25 @@ std::shared_ptr<Runtime> Runtime::get() {
   return runtime;
 }
 
-std::shared_ptr<Device> Runtime::device(const Place& place) {
-  const std::lock_guard lock(mutex_);
-  auto& device = devices_[place.text()];
+std::shared_ptr<Device> Runtime::device(const BindAddress& address) {
+  const base::MutexLock lock(mutex_);
+  auto& device = devices_[address.text()];
   if (!device) {
     const NoSignals none;
-    device = std::make_shared<Device>(place);
+    device = std::make_shared<Device>(address);
   }
   return device;
 }
 
-Device::Device(const Place& place) {
+Device::Device(const BindAddress& address) {
   gloo::transport::tcp::attr attributes;
-  attributes.iface = place.interface;
-  attributes.hostname = place.address;
+  attributes.iface = address.interface;
+  attributes.hostname = address.address;
   try {
     device_ = gloo::transport::tcp::CreateDevice(attributes);
   } catch (const std::exception& error) {
-    raise(LOCKSTEP_SYSTEM, cat("gloo cannot use ", place.interface.empty() ? "address " : "interface ",
-                               place.text(), ": ", error.what()));
+    raise(LOCKSTEP_SYSTEM, cat("gloo cannot use ", address.interface.empty() ? "address " : "interface ",
+                               address.text(), ": ", error.what()));
   }
   bell_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (bell_ < 0) raise(LOCKSTEP_RESOURCE, "no descriptor for a gloo device");

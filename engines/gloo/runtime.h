@@ -8,13 +8,13 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "engines/gloo/address.h"
 #include "engines/gloo/pool.h"
 #include "engines/gloo/signals.h"
 #include "engines/gloo/watch.h"
+#include "lockstep/base/detail/mutex.h"
 
 namespace lockstep::gloo_plugin {
 
@@ -23,7 +23,7 @@ namespace lockstep::gloo_plugin {
 class Device final : private gloo::transport::tcp::Handler {
  public:
   // Raises Error when gloo cannot bind there.
-  explicit Device(const Place& place);
+  explicit Device(const BindAddress& address);
   ~Device() override;
   Device(const Device&) = delete;
 
@@ -44,14 +44,14 @@ class Runtime {
   static std::shared_ptr<Runtime> get();
 
   // Raises Error as Device.
-  std::shared_ptr<Device> device(const Place& place);
+  std::shared_ptr<Device> device(const BindAddress& address);
 
   Pool pool;
   Watch watch;
 
  private:
-  std::mutex mutex_;
-  std::map<std::string, std::shared_ptr<Device>> devices_;  // guarded by mutex_
+  base::Mutex mutex_;
+  std::map<std::string, std::shared_ptr<Device>> devices_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::gloo_plugin

@@ -9,7 +9,7 @@ namespace {
 
 constexpr double kDefaultSeconds = 10;
 
-// A value that is no number has been complained about by lockstep itself.
+// lockstep itself has reported a value that is not a number.
 std::int64_t slow_ns() {
   static const std::int64_t ns = [] {
     const char* const text = std::getenv("LOCKSTEP_SLOW_WAIT");
@@ -28,15 +28,15 @@ std::int64_t slow_from_now() {
   return slow_ns() == 0 ? LOCKSTEP_NEVER : now_ns() + slow_ns();
 }
 
-std::string slow_line(const std::string& words, std::int64_t deadline_ns) {
-  if (deadline_ns == LOCKSTEP_NEVER) return cat("slow: ", words, "; waiting goes on without a deadline");
+std::string slow_line(const std::string& text, std::int64_t deadline_ns) {
+  if (deadline_ns == LOCKSTEP_NEVER) return cat("slow: ", text, "; waiting continues without a deadline");
   const std::int64_t left = (deadline_ns - now_ns() + 999'999'999) / 1'000'000'000;
   const std::time_t at = std::time(nullptr) + left;
   std::tm local{};
   ::localtime_r(&at, &local);
   char clock[16];
   std::strftime(clock, sizeof clock, "%T", &local);
-  return cat("slow: ", words, "; waiting goes on until ", clock, " (in ", left, " s)");
+  return cat("slow: ", text, "; waiting continues until ", clock, " (in ", left, " s)");
 }
 
 }  // namespace lockstep::gloo_plugin

@@ -1,5 +1,5 @@
-// Waits that last say once who waits for whom, where and until when, as all of lockstep's do (lockstep/base/detail/slow_wait.h,
-// which a plug-in does not include: it has the ABI and the environment).
+// Slow waits log once who waits for whom, where and until when, as all of lockstep's do (lockstep/base/detail/slow_wait.h, which a
+// plug-in does not include: it has the ABI and the environment).
 #pragma once
 
 #include <cstdint>
@@ -7,10 +7,10 @@
 
 namespace lockstep::gloo_plugin {
 
-// When a wait that begins now has lasted (LOCKSTEP_SLOW_WAIT, read once); LOCKSTEP_NEVER: it says nothing.
+// When a wait that begins now becomes slow (LOCKSTEP_SLOW_WAIT, read once); LOCKSTEP_NEVER: it logs nothing.
 std::int64_t slow_from_now();
 
-// "slow: <words>; waiting goes on until 12:03:44 (in 290 s)".
-std::string slow_line(const std::string& words, std::int64_t deadline_ns);
+// "slow: <text>; waiting continues until 12:03:44 (in 290 s)".
+std::string slow_line(const std::string& text, std::int64_t deadline_ns);
 
 }  // namespace lockstep::gloo_plugin

@@ -5,7 +5,7 @@
 namespace lockstep::gloo_plugin {
 namespace {
 
-// Deadlines are the watch's business: a wait that ran out inside gloo would close every pair before anybody is told why.
+// Deadlines are enforced by the watch: a wait that timed out inside gloo would close every pair before the reason is published.
 constexpr std::chrono::milliseconds kForEver{std::chrono::hours(24 * 365)};
 
 template <class F>
@@ -21,8 +21,10 @@ auto guarded(int peer, F&& call) {
 
 }  // namespace
 
-bool Bond::stop_with(Failure failure, bool failed) {
-  const std::lock_guard lock(mutex_);
+// Under the mutex: a transfer that enters afterwards finds stop_ and throws, one that entered before is woken. None can
+// slip through.
+bool StopSource::stop_with(Failure failure, bool failed) {
+  const base::MutexLock lock(mutex_);
   if (stop_) return false;
   stop_ = std::move(failure);
   failed_ = failed;
@@ -33,47 +35,47 @@ bool Bond::stop_with(Failure failure, bool failed) {
   return true;
 }
 
-bool Bond::break_with(Failure failure) {
+bool StopSource::break_with(Failure failure) {
   return stop_with(std::move(failure), true);
 }
 
-bool Bond::close(Failure failure) {
+bool StopSource::close(Failure failure) {
   return stop_with(std::move(failure), false);
 }
 
-std::optional<Failure> Bond::failure() const {
-  const std::lock_guard lock(mutex_);
+std::optional<Failure> StopSource::failure() const {
+  const base::MutexLock lock(mutex_);
   return failed_ ? stop_ : std::nullopt;
 }
 
-std::optional<Failure> Bond::stop() const {
-  const std::lock_guard lock(mutex_);
+std::optional<Failure> StopSource::stop() const {
+  const base::MutexLock lock(mutex_);
   return stop_;
 }
 
-void Bond::check() const {
+void StopSource::check() const {
   if (auto failure = stop()) throw Error(std::move(*failure));
 }
 
-void Bond::enter(gloo::transport::UnboundBuffer* buffer) {
-  const std::lock_guard lock(mutex_);
+void StopSource::enter(gloo::transport::UnboundBuffer* buffer) {
+  const base::MutexLock lock(mutex_);
   if (stop_) throw Error(*stop_);
   buffers_.insert(buffer);
 }
 
-void Bond::leave(gloo::transport::UnboundBuffer* buffer) {
-  const std::lock_guard lock(mutex_);
+void StopSource::leave(gloo::transport::UnboundBuffer* buffer) {
+  const base::MutexLock lock(mutex_);
   buffers_.erase(buffer);
 }
 
-Transfer::Transfer(Bond& bond, Mesh& mesh, const void* memory, std::size_t n_bytes)
+Transfer::Transfer(StopSource& stop_source, Connections& connections, const void* memory, std::size_t n_bytes)
     // gloo has one kind of buffer for both ways; it never writes into one that is only sent from.
-    : bond_(bond), buffer_(mesh.buffer(const_cast<void*>(memory), n_bytes)) {
-  bond_.enter(buffer_.get());
+    : stop_source_(stop_source), buffer_(connections.buffer(const_cast<void*>(memory), n_bytes)) {
+  stop_source_.enter(buffer_.get());
 }
 
 Transfer::~Transfer() {
-  bond_.leave(buffer_.get());
+  stop_source_.leave(buffer_.get());
 }
 
 void Transfer::send(int to, std::uint64_t slot, std::size_t offset, std::size_t n_bytes) {
@@ -92,13 +94,14 @@ void Transfer::recv_from_any(int size, int but, std::uint64_t slot) {
   guarded(-1, [&] { buffer_->recv(ranks, slot, 0, buffer_->size); });
 }
 
+// gloo returns false when the wait was aborted, which only stop_with() does.
 void Transfer::wait_send(int to) {
-  if (!guarded(to, [&] { return buffer_->waitSend(nullptr, kForEver); })) bond_.check();
+  if (!guarded(to, [&] { return buffer_->waitSend(nullptr, kForEver); })) stop_source_.check();
 }
 
 int Transfer::wait_recv(int from) {
   int rank = from;
-  if (!guarded(from, [&] { return buffer_->waitRecv(&rank, kForEver); })) bond_.check();
+  if (!guarded(from, [&] { return buffer_->waitRecv(&rank, kForEver); })) stop_source_.check();
   return rank;
 }
 

@@ -1,27 +1,27 @@
-// A piece of memory that one operation sends from or receives into, over gloo. Waiting ends when the bytes have moved,
-// or when the group breaks: whoever breaks it wakes every transfer of it.
+// A piece of memory that one operation sends from or receives into, over gloo. Waiting ends when the bytes have moved, or when
+// the group breaks, which wakes every transfer of it.
 //
-// Ownership: a Transfer must not outlive its Bond and Mesh. Once it is gone gloo does not touch the memory any more.
+// Ownership: a Transfer must not outlive its StopSource and Connections. Once it is gone gloo does not touch the memory any more.
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <unordered_set>
 
+#include "engines/gloo/connections.h"
 #include "engines/gloo/failure.h"
-#include "engines/gloo/mesh.h"
+#include "lockstep/base/detail/mutex.h"
 
 namespace lockstep::gloo_plugin {
 
-// What holds the operations of one communicator together: its first failure, and who must hear of it.
+// Why the operations of one communicator must stop, and the transfers to wake when that happens. The first reason stays.
 // Thread safety: all methods, any thread.
-class Bond {
+class StopSource {
  public:
-  // The first call counts and wakes all; gives whether this was it.
+  // The first call counts and wakes all; returns whether this was it.
   bool break_with(Failure failure);
   // As break_with, for a rank that leaves in order: operations fail with it, failure() stays empty.
   bool close(Failure failure);
@@ -37,22 +37,22 @@ class Bond {
   void leave(gloo::transport::UnboundBuffer* buffer);
   bool stop_with(Failure failure, bool failed);
 
-  mutable std::mutex mutex_;  // guards what follows
-  std::optional<Failure> stop_;
-  bool failed_ = false;
-  std::unordered_set<gloo::transport::UnboundBuffer*> buffers_;
+  mutable base::Mutex mutex_;
+  std::optional<Failure> stop_ LOCKSTEP_GUARDED_BY(mutex_);
+  bool failed_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  std::unordered_set<gloo::transport::UnboundBuffer*> buffers_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 // A pair has failed under an operation: why is found out by whoever catches it.
 struct PairFailed {
   int peer;  // -1: not known
-  std::string words;
+  std::string message;
 };
 
 class Transfer {
  public:
-  // Raises the bond's failure when there is one.
-  Transfer(Bond& bond, Mesh& mesh, const void* memory, std::size_t n_bytes);
+  // Raises the stop_source's failure when there is one.
+  Transfer(StopSource& stop_source, Connections& connections, const void* memory, std::size_t n_bytes);
   ~Transfer();
   Transfer(const Transfer&) = delete;
 
@@ -60,12 +60,12 @@ class Transfer {
   void send(int to, std::uint64_t slot, std::size_t offset, std::size_t n_bytes);
   void recv(int from, std::uint64_t slot, std::size_t offset, std::size_t n_bytes);
   void recv_from_any(int size, int but, std::uint64_t slot);
-  // Wait for one send or receive that was started. Raise the bond's failure (Error) or PairFailed.
+  // Wait for one send or receive that was started. Raise the stop_source's failure (Error) or PairFailed.
   void wait_send(int to);
   int wait_recv(int from);
 
  private:
-  Bond& bond_;
+  StopSource& stop_source_;
   std::unique_ptr<gloo::transport::UnboundBuffer> buffer_;
 };
 

@@ -30,7 +30,7 @@ Watch::Watch() : epoll_(::epoll_create1(EPOLL_CLOEXEC)), bell_(::eventfd(0, EFD_
 
 Watch::~Watch() {
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     stopping_ = true;
   }
   ring();
@@ -45,9 +45,11 @@ void Watch::ring() {
 }
 
 Watch::Id Watch::add_socket(int fd, std::function<void()> hung_up) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const Id id = next_++;
   epoll_event event{};
+  // Only the end is of interest, once: the bytes are gloo's to read, and a level-triggered hang-up would wake the thread
+  // for ever.
   event.events = EPOLLRDHUP | EPOLLONESHOT;
   event.data.u64 = id;
   if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) {
@@ -62,16 +64,18 @@ Watch::Id Watch::add_deadline(std::int64_t deadline_ns, std::function<void()> pa
   if (lasted_ns >= deadline_ns) lasted = nullptr;
   const std::int64_t at_ns = lasted ? lasted_ns : deadline_ns;
   if (at_ns == LOCKSTEP_NEVER) return 0;
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const Id id = next_++;
   alarms_.emplace(id, Alarm{at_ns, deadline_ns, std::move(passed), std::move(lasted)});
   order_.emplace(at_ns, id);
+  // Only when the thread would sleep past it. sleeps_until_ is what it last computed, under this mutex.
   if (at_ns < sleeps_until_) ring();
   return id;
 }
 
+// The mutex is held while a callback runs, so this waits for one in progress: afterwards its captures may be destroyed.
 void Watch::remove_socket(Id id) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const auto found = sockets_.find(id);
   if (found == sockets_.end()) return;
   ::epoll_ctl(epoll_, EPOLL_CTL_DEL, found->second.fd, nullptr);
@@ -80,7 +84,7 @@ void Watch::remove_socket(Id id) {
 
 void Watch::remove_deadline(Id id) {
   if (id == 0) return;
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const auto found = alarms_.find(id);
   if (found == alarms_.end()) return;
   const auto [first, last] = order_.equal_range(found->second.at_ns);
@@ -89,7 +93,6 @@ void Watch::remove_deadline(Id id) {
   alarms_.erase(found);
 }
 
-// Pre: mutex_ held; it is due, and out of order_.
 void Watch::go_off(Id id) {
   const auto found = alarms_.find(id);
   Alarm& alarm = found->second;
@@ -103,7 +106,6 @@ void Watch::go_off(Id id) {
   passed();
 }
 
-// How long nothing is due. Pre: mutex_ held.
 int Watch::wait_ms() {
   sleeps_until_ = order_.empty() ? LOCKSTEP_NEVER : order_.begin()->first;
   if (order_.empty()) return -1;
@@ -111,10 +113,12 @@ int Watch::wait_ms() {
   return left <= 0 ? 0 : static_cast<int>(std::min<std::int64_t>(left / 1'000'000 + 1, 3'600'000));
 }
 
+// Callbacks run under mutex_ (watch.h). An id whose socket or alarm was removed while the thread slept is not found, and
+// ignored.
 void Watch::serve() {
   ::pthread_setname_np(::pthread_self(), "ls-gloo-watch");
   std::array<epoll_event, 64> events{};
-  std::unique_lock lock(mutex_);
+  base::MutexLock lock(mutex_);
   while (!stopping_) {
     const int ms = wait_ms();
     lock.unlock();

@@ -1,21 +1,21 @@
-// One thread for all communicators of the process: it sees sockets whose other end hung up, and deadlines that pass.
-// Callbacks run on it, under its lock, and must be short: they hand the work on. Thread safety: every method, any thread
-// but the watch's own.
+// One thread for all communicators of the process: it detects sockets whose other end hung up, and deadlines that pass. Callbacks
+// run on it, under its lock, so that remove_*() can guarantee that none runs afterwards; they must be short and pass the work to
+// the pool. Thread safety: every method, from any thread except the watch's own.
 #pragma once
 
 #include <cstdint>
 #include <functional>
 #include <map>
-#include <mutex>
 #include <thread>
 
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/engine/engine_abi.h"
 
 namespace lockstep::gloo_plugin {
 
 class Watch {
  public:
-  using Id = std::uint64_t;  // 0 is nobody's
+  using Id = std::uint64_t;  // 0: none
 
   // Raises Error when the system refuses a descriptor.
   Watch();
@@ -25,7 +25,7 @@ class Watch {
   // Calls `hung_up` once when the peer of the connected socket closes or shuts down, or the connection dies.
   Id add_socket(int fd, std::function<void()> hung_up);
   // Calls `passed` once when the deadline has passed, and before that `lasted`, if there is one, at lasted_ns. A time that is
-  // LOCKSTEP_NEVER does not come; gives 0 when both are.
+  // LOCKSTEP_NEVER never comes; returns 0 when both are.
   Id add_deadline(std::int64_t deadline_ns, std::function<void()> passed,
                   std::int64_t lasted_ns = LOCKSTEP_NEVER, std::function<void()> lasted = {});
   // After these return the callback does not run and will not. 0 and unknown ids are ignored.
@@ -44,18 +44,21 @@ class Watch {
     std::function<void()> lasted;
   };
   void serve();
-  void go_off(Id id);
-  int wait_ms();
+  // Pre: it is due, and out of order_.
+  void go_off(Id id) LOCKSTEP_REQUIRES(mutex_);
+  // How long nothing is due.
+  int wait_ms() LOCKSTEP_REQUIRES(mutex_);
   void ring();
 
   int epoll_ = -1, bell_ = -1;
-  std::mutex mutex_;  // guards what follows
-  Id next_ = 1;
-  bool stopping_ = false;
-  std::int64_t sleeps_until_ = 0;
-  std::map<Id, Socket> sockets_;
-  std::map<Id, Alarm> alarms_;
-  std::multimap<std::int64_t, Id> order_;  // of alarms_
+  base::Mutex mutex_;
+  Id next_ LOCKSTEP_GUARDED_BY(mutex_) = 1;
+  bool stopping_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  std::int64_t sleeps_until_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  std::map<Id, Socket> sockets_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::map<Id, Alarm> alarms_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::multimap<std::int64_t, Id> order_ LOCKSTEP_GUARDED_BY(mutex_);  // of alarms_
+
   std::thread thread_;
 };
 

@@ -61,8 +61,8 @@ Gradients Context::gradients() const {
   const auto state = agent->service<AutogradService>().find(id_);
   if (!state)
     base::raise(ErrorKind::kUsage,
-                base::cat("this worker knows no autograd context ", id_,
-                          ": nothing of it came here yet (call backward first), or it was released"));
+                base::cat("this worker has no autograd context ", id_,
+                          ": nothing of it has arrived here yet (call backward first), or it was released"));
   return state->gradients();
 }
 

@@ -2,17 +2,17 @@
 //
 //   {
 //     autograd::DistAutogradContext context;
-//     at::Tensor hidden = rpc_sync("worker1", layer, {input});   // tensors keep their history across workers
+//     at::Tensor hidden = rpc_sync("worker1", layer, {input});   // tensors keep their history
 //     autograd::backward(context, {loss(hidden)});
 //     at::Tensor gradient = context.gradients().find(weight);
-//   }                                                            // released here and on every worker it reached
+//   }  // released here and on every worker it reached
 //
-// While a context is current, every call, its answer and to_here connect the tensors that require gradients on both sides.
-// backward() then runs every worker's part of the graph, and adds the gradients of leaves up in the context, on the
-// worker where the leaf is; Tensor::grad() is not touched. A function that runs for a caller has the caller's context.
-// docs/autograd.md tells how, and what it costs.
-// Thread safety: everything here may be called from any thread; a DistAutogradContext belongs to the one that made it. Contexts are
-// independent of each other; one context has one backward pass at a time.
+// While a context is current, every call, its answer and to_here connect the tensors that require gradients
+// on both sides. backward() then runs every worker's part of the graph, and accumulates the gradients of
+// leaves in the context, on the worker that has the leaf; Tensor::grad() is not touched. A function that runs
+// for a caller has the caller's context. docs/autograd.md describes how, and what it costs.
+// Thread safety: everything here may be called from any thread; a DistAutogradContext belongs to the thread
+// that created it. Contexts are independent of each other; one context has one backward pass at a time.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,7 +32,8 @@
 
 namespace lockstep::autograd {
 
-// The gradients of one context on one worker, in the order they came. A value; the tensors are the context's own.
+// The gradients of one context on one worker, in the order they were added. A value; the tensors are the
+// context's own.
 class Gradients {
  public:
   struct Entry {
@@ -53,18 +54,20 @@ class Gradients {
   std::unordered_map<const c10::TensorImpl*, std::size_t> places_;
 };
 
-// A handle on a context. A value, which does not keep the context alive; as an argument of a call it means the same context on the
-// other worker. Thread safety: any thread.
+// A handle on a context. A value, which does not keep the context alive; as an argument of a call it means
+// the same context on the other worker.
+// Thread safety: every method may be called from any thread.
 class Context {
  public:
-  // Of none.
+  // Refers to no context.
   Context() = default;
   // As id() of another handle gave it.
   explicit Context(std::uint64_t id) : id_(id) {}
 
   // The worker that opened it in the high 16 bits, a counter below. For logs; 0 of none.
   std::uint64_t id() const { return id_; }
-  // What this worker has of it. Raises kUsage for a context that this worker does not know: it was released, or never came here.
+  // The gradients on this worker. Raises kUsage for a context unknown to this worker: it was released, or
+  // never reached it.
   Gradients gradients() const;
   friend bool operator==(const Context&, const Context&) = default;
 
@@ -72,8 +75,8 @@ class Context {
   std::uint64_t id_ = 0;
 };
 
-// A context of this thread while it lives. Raises kUsage inside another one, and before init_rpc. The end releases what all
-// workers keep for it; it sends messages and does not wait for them.
+// A context of this thread while it lives. Raises kUsage inside another one, and before init_rpc. The
+// destructor releases what all workers keep for it; it sends messages and does not wait for them.
 class DistAutogradContext : public Context {
  public:
   DistAutogradContext();
@@ -91,15 +94,16 @@ class DistAutogradContext : public Context {
   return {};
 }
 
-// The context of this thread: its own, or that of the caller whose function it runs. Its gradients stand in for Tensor::grad():
-// lockstep::current_gradients() (tensor/gradient_access.h) reads and writes them one by one.
+// The context of this thread: its own, or that of the caller whose function it runs. Its gradients stand in
+// for Tensor::grad(): lockstep::current_gradients() (tensor/gradient_access.h) reads and writes them one by
+// one.
 std::optional<Context> current_context();
 
 enum class Mode : std::uint8_t {
-  // Finds out across workers which calls the roots depend on before anything runs.
+  // Determines across workers which calls the roots depend on before anything runs.
   kSmart,
-  // Takes it that they depend on every call made in the context, which saves a round trip. If they do not, the pass never
-  // finishes, and fails at its timeout.
+  // Assumes that they depend on every call made in the context, which saves a round trip. If they do not, the
+  // pass never finishes, and fails at its timeout.
   kFast,
 };
 
@@ -110,20 +114,20 @@ struct BackwardOptions {
       timeout{};  // of the whole pass; unset: the agent's rpc_timeout; kNoTimeout: none
 };
 
-// Blocks until every worker's part is over. Roots are scalars of this worker with a history.
-// Raises kUsage for other roots, unknown contexts and a context whose pass is under way. What fails during the pass is raised as
-// "Error on Node <worker>: ...", with the kind of the error there (RemoteError when it came from another worker): kPeerLost
-// names the worker that is gone, kTimeout is the pass's. The pass is then given up everywhere, and the context can be used again;
-// gradients that had been added up stay.
+// Blocks until every worker's part has completed. Roots are scalars of this worker with a history.
+// Raises kUsage for other roots, unknown contexts and a context whose pass is under way. What fails during
+// the pass is raised as "Error on Node <worker>: ...", with the kind of the error there (RemoteError when it
+// came from another worker): kPeerLost names the worker that is gone, kTimeout is the pass's. The pass is
+// then aborted on all workers, and the context can be used again; gradients accumulated so far are kept.
 void backward(const Context& context, const std::vector<at::Tensor>& roots,
               const BackwardOptions& options = {});
 
-// From a value on another worker, or this one: runs there, as if it had called backward() itself, and blocks until it is over.
-// What it raises there comes back as RemoteError.
+// From a value on another worker, or this one: runs there, as if it had called backward() itself, and blocks
+// until it has completed. What it raises there is raised here as RemoteError.
 template <std::same_as<at::Tensor> T>  // so that {loss} is never taken for an RRef
 void backward(const Context& context, const rpc::RRef<T>& root, const BackwardOptions& options = {});
 
-// Adds distributed autograd to an agent: an entry of RpcOptions::extensions. lockstep::init_rpc gives it.
+// Adds distributed autograd to an agent: an entry of RpcOptions::extensions. lockstep::init_rpc adds it.
 std::unique_ptr<rpc::Service> extension(rpc::Agent& agent);
 
 namespace internal {
@@ -140,7 +144,7 @@ void backward(const Context& context, const rpc::RRef<T>& root, const BackwardOp
 
 namespace lockstep::object {
 
-// Travels as its id.
+// Sent as its id.
 template <>
 struct Codec<autograd::Context> {
   static std::string name() { return Codec<std::uint64_t>::name(); }

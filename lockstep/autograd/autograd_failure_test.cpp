@@ -65,10 +65,10 @@ TEST(BackwardSlowWait, NamesTheWorkersWhoseGradientsHaveNotCome) {
                                  std::to_string(context.id()) + ", begun by worker worker0: worker ";
         trouble = {.leaving = [&] {
           EXPECT_NE(
-              lines.await(head + "worker0 waits for gradients of worker worker1; waiting goes on until "),
+              lines.await(head + "worker0 waits for gradients of worker worker1; waiting continues until "),
               "");
           EXPECT_NE(
-              lines.await(head + "worker1 waits for gradients of worker worker2; waiting goes on until "),
+              lines.await(head + "worker1 waits for gradients of worker worker2; waiting continues until "),
               "");
         }};
         const auto x = ones_with_grad();
@@ -180,7 +180,7 @@ TEST(BackwardFailure, OfASecondPassOfTheContextLeavesTheFirstAlone) {
   });
 }
 
-TEST(BackwardFailure, ForATensorOfAnotherContextSaysSo) {
+TEST(BackwardFailure, ForATensorOfAnotherContextNamesBothContexts) {
   run_workers(2, [&](int rank, Workers&) {
     if (rank != 0) return;
     at::Tensor stale;
@@ -194,7 +194,7 @@ TEST(BackwardFailure, ForATensorOfAnotherContextSaysSo) {
   });
 }
 
-TEST(BackwardFailure, OfBytesNobodySentHarmsNobody) {
+TEST(BackwardFailure, OfForgedBytesLeavesOtherPassesIntact) {
   run_workers(2, [&](int rank, Workers& workers) {
     if (rank != 0) return;
     const auto agent = rpc::current_agent("test");

@@ -223,7 +223,7 @@ std::string describe(bool tcp_only) {
 }
 
 // Worker 0 calls 1, which calls 2. Whoever dies, wherever: it cannot be over before.
-TEST(AutogradProcesses, HearOfADeathAtEveryPointOfAPipeline) {
+TEST(AutogradProcesses, AreNotifiedOfADeathAtEveryPointOfAPipeline) {
   for (int transport = 0; transport < kTransports; ++transport) {
     for (const int victim : {0, 1, 2}) {
       for (const Point point : kPoints) {

@@ -35,12 +35,12 @@ inline std::string n_passes(const rpc::Agent& agent) {
   return agent.debug_info().at("num_current_backward_passes");
 }
 
-// Requests that it has not been answered.
+// Requests of the agent that have not been answered.
 inline std::string n_waiting(const rpc::Agent& agent) {
   return agent.debug_info().at("agent.num_pending_requests");
 }
 
-// Every worker that is there has let go of every pass, and of every context.
+// Wait until every live worker has released every pass; and, the second, every context.
 inline void await_no_pass(const rpc::testing::Workers& workers, int gone = -1) {
   for (const auto& agent : workers.agents) {
     if (agent->self().id == gone) continue;
@@ -55,8 +55,8 @@ inline void await_released(const rpc::testing::Workers& workers, int gone = -1) 
   }
 }
 
-// What happens on the worker in trouble when a gradient comes to it from the worker that called it, and when one is about to
-// leave it for that worker. Empty: nothing.
+// What happens on the worker in trouble when a gradient comes to it from the worker that called it, and when
+// one is about to leave it for that worker. Empty: nothing.
 struct Trouble {
   std::function<void()> coming{};
   std::function<void()> leaving{};
@@ -64,8 +64,8 @@ struct Trouble {
 inline Trouble trouble;
 constexpr int kNone = -1;
 
-// x * 2 here, then on the workers of `path`, one called by the other; answered through all of them. autograd_failure_test.cpp
-// registers it.
+// x * 2 here, then on the workers of `path`, one called by the other; answered through all of them.
+// autograd_failure_test.cpp registers it.
 inline at::Tensor pass_on(const at::Tensor& x, const std::vector<int>& path, int in_trouble) {
   const auto hook = [&](const at::Tensor& tensor, std::function<void()> Trouble::*what) {
     if (self() != in_trouble) return;

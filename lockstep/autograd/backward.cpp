@@ -123,13 +123,18 @@ Milliseconds AutogradService::timeout_of(const Pass& pass) const {
 
 // The origin.
 
+//   plan (SMART), or open all sends (FAST) --> run the own part --> wait for all reports --> leave
+//                         '------------------------'-------------------'---failure--> abort the others, wait 2 s, leave, raise
+//
+// After a failure the others are waited for briefly, so that the next pass in this context does not meet remains of this
+// one.
 void AutogradService::backward(std::uint64_t context, const std::vector<at::Tensor>& roots,
                                const BackwardOptions& options) {
   check_roots(roots);
   const auto state = find(context);
   if (!state)
     base::raise(ErrorKind::kUsage,
-                base::cat("autograd::backward: this worker knows no autograd context ", context,
+                base::cat("autograd::backward: this worker has no autograd context ", context,
                           "; it is opened by DistAutogradContext, and over when that is destroyed"));
   edge_list edges;
   variable_list gradients;
@@ -171,6 +176,7 @@ void AutogradService::backward(std::uint64_t context, const std::vector<at::Tens
   leave(pass);
 }
 
+// Ends because a send node is planned once: each wave names only nodes that were new.
 std::vector<WorkerId> AutogradService::plan(const std::shared_ptr<Pass>& pass, const edge_list& roots) {
   std::set<WorkerId> workers;
   for (auto requests = pass->plan_roots(roots); !requests.empty();) {
@@ -217,8 +223,9 @@ bool AutogradService::is_over(std::uint64_t pass) const {
   return over_.contains(pass);
 }
 
+// Any message of a pass may be the first that reaches this worker.
 std::shared_ptr<Pass> AutogradService::enter(const PassHead& head) {
-  const auto refuse = [] { base::raise(ErrorKind::kAborted, "the backward pass was given up"); };
+  const auto refuse = [] { base::raise(ErrorKind::kAborted, "the backward pass was aborted"); };
   if (is_over(head.pass)) refuse();
   const auto state = find_or_make(head.context);
   if (!state) base::raise(ErrorKind::kUsage, base::cat("autograd context ", head.context, " was released"));
@@ -282,6 +289,8 @@ void AutogradService::serve_gradients(rpc::Request request) {
   }
   if (!start) return;
   request.release();
+  // A thread that helps while it waits for something else must not run a whole part: it may hold locks, and the part may
+  // take long.
   if (rpc::Agent::helping()) {
     agent_.run([this, pass] { run_part(pass); });
   } else {
@@ -289,6 +298,8 @@ void AutogradService::serve_gradients(rpc::Request request) {
   }
 }
 
+// leave() before the report: once the origin has all reports its caller may start the next pass, which must find the
+// context free.
 void AutogradService::run_part(const std::shared_ptr<Pass>& pass) {
   try {
     pass->run();
@@ -345,6 +356,7 @@ void AutogradService::serve_done(rpc::Request request) {
 
 // Failures.
 
+// Only the first failure of a pass is passed on (pass->fail), so messages about one failure do not circulate.
 void AutogradService::fail(const std::shared_ptr<Pass>& pass, NodeFailure failure) {
   if (!pass->fail(failure) || pass->is_origin()) return;
   if (!pass->running()) leave(pass);
@@ -397,7 +409,7 @@ void AutogradService::serve_abort(rpc::Request request) {
     const bool mine =
         pass && pass->head().pass == head.pass &&
         pass->fail({.worker = head.origin,
-                    .failure = {.kind = ErrorKind::kAborted, .message = "the backward pass was given up"},
+                    .failure = {.kind = ErrorKind::kAborted, .message = "the backward pass was aborted"},
                     .type = "lockstep::Error"});
     if (!mine) {
       shared->answer({});

@@ -18,6 +18,8 @@ void ContextState::set(const at::Tensor& parameter, at::Tensor gradient) {
   gradients_.add({.tensor = parameter, .gradient = std::move(gradient)});
 }
 
+// accumulateGrad may keep the gradient's memory when it is the only user (the argument is the number of references it expects;
+// with 0 it always copies).
 void ContextState::accumulate(const at::Tensor& variable, const at::Tensor& gradient) {
   // It may be on its way to another worker as well; then its memory is not for the taking.
   const bool shared = gradient.has_storage() && gradient.storage().use_count() > 1;
@@ -48,7 +50,7 @@ compat::NodeOwner<SendNode> ContextState::find_send(std::uint64_t message) const
   if (found->second->used_up()) {
     base::raise(
         ErrorKind::kUsage,
-        "a backward pass went through this graph already, and let go of it; for a second one call the "
+        "a backward pass has already run through this graph and released it; for a second one call the "
         "first with "
         "retain_graph = true");
   }
@@ -89,6 +91,7 @@ std::shared_ptr<Pass> ContextState::pass() const {
   return pass_;
 }
 
+// `old` fails outside the lock: that rings, and may run callbacks.
 std::shared_ptr<Pass> ContextState::enter(std::uint64_t pass,
                                           const std::function<std::shared_ptr<Pass>()>& make) {
   std::shared_ptr<Pass> old;

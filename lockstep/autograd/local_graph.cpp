@@ -25,6 +25,8 @@ void LocalGraph::enter_send(SendNode& send) {
   if (states_.try_emplace(&send).second) walk(send);
 }
 
+// Counts, for every node, how many gradients will reach it; libtorch's engine does the same (compute_dependencies). A node
+// that was seen is counted again but not walked again. Iterative: graphs are deep.
 void LocalGraph::walk(Node& from) {
   std::vector<Node*> open{&from};
   while (!open.empty()) {
@@ -69,11 +71,13 @@ void LocalGraph::start(SendNode& send, variable_list gradients) {
   push(send.getptr(), std::move(gradients));
 }
 
+// A heap by sequence number, highest first: later forward operations run first, as in libtorch's engine.
 void LocalGraph::push(compat::NodePtr node, variable_list gradients) {
   ready_.push_back({.node = std::move(node), .gradients = std::move(gradients)});
   std::push_heap(ready_.begin(), ready_.end());
 }
 
+// Released right after it ran, not at the end: memory peaks as in libtorch.
 void LocalGraph::run_one() {
   std::pop_heap(ready_.begin(), ready_.end());
   Ready next = std::move(ready_.back());
@@ -134,6 +138,8 @@ class Driver final : public torch::autograd::Node {
 
 }  // namespace
 
+// The body runs inside Engine::execute, so that what libtorch does around a pass (callbacks at its end, the graph task of
+// this thread, its exceptions) works as in any other. The one node is on the CPU, hence on the calling thread.
 void run_in_engine(const std::function<void()>& body) {
   const auto driver = compat::own_node(new Driver(body));
   static const at::Tensor nothing = at::zeros({});

@@ -31,7 +31,7 @@ class Running {
 };
 
 [[noreturn]] void raise_stopped() {
-  base::raise(ErrorKind::kAborted, "the backward pass was given up");
+  base::raise(ErrorKind::kAborted, "the backward pass was aborted");
 }
 
 }  // namespace
@@ -67,6 +67,7 @@ PlanRequests Pass::plan_sends(std::span<const std::uint64_t> messages) {
   return plan_reached();
 }
 
+// What leads back to this worker is planned at once, which may reach further recv nodes: hence the loop.
 PlanRequests Pass::plan_reached() {
   PlanRequests requests;
   for (auto reached = graph_.take_reached(); !reached.empty(); reached = graph_.take_reached()) {
@@ -81,6 +82,7 @@ PlanRequests Pass::plan_reached() {
   return requests;
 }
 
+// Counted once per message, however many paths lead to it: the other worker sends one message with the sum.
 void Pass::expect_send(const compat::NodeOwner<SendNode>& node) {
   if (!expected_.try_emplace(node->message(), Expected{.node = node}).second) return;
   ++n_to_come_;
@@ -102,6 +104,8 @@ void Pass::open() {
 
 // Running.
 
+// True for exactly one caller, the first: it runs this worker's part. Everything about the message is checked here, before
+// the runner sees it, so that what is wrong is answered to the worker that sent it.
 bool Pass::take(std::uint64_t message, variable_list gradients) {
   std::unique_lock lock(mutex_);
   if (failed()) return false;
@@ -110,18 +114,18 @@ bool Pass::take(std::uint64_t message, variable_list gradients) {
   if (found == expected_.end()) {
     context_->find_send(message);  // says what is wrong with it, if something is
     base::raise(ErrorKind::kUsage,
-                base::cat("gradients came for message ", message, ", which the pass was not to reach"));
+                base::cat("gradients arrived for message ", message, ", which the pass does not reach"));
   }
   if (found->second.arrived)
     base::raise(ErrorKind::kUsage, base::cat("gradients for message ", message, " came twice"));
   SendNode& node = *found->second.node;
   if (gradients.size() != node.n_tensors()) {
     base::raise(ErrorKind::kUsage,
-                base::cat(gradients.size(), " gradients came for ", node.n_tensors(), " tensors"));
+                base::cat(gradients.size(), " gradients arrived for ", node.n_tensors(), " tensors"));
   }
   found->second.arrived = true;
   if (!head_.retain_graph) node.mark_used();
-  mail_.emplace_back(&node, std::move(gradients));
+  incoming_.emplace_back(&node, std::move(gradients));
   const bool start = !std::exchange(running_, true);
   ring(lock);
   return start;
@@ -139,6 +143,7 @@ void Pass::use_up_sends() {
   for (const auto& node : used) node->use_up();
 }
 
+// One thread runs a worker's part of a pass; others only add to what has arrived. So the graph itself needs no lock.
 void Pass::run(const edge_list& roots, variable_list gradients) {
   {
     const std::lock_guard lock(mutex_);
@@ -157,22 +162,22 @@ void Pass::run(const edge_list& roots, variable_list gradients) {
   use_up_sends();
 }
 
-// news_ is a hint that saves the lock between two nodes: set (release) by ring() under mutex_ after mail_ or failure_ changed. If
-// it is missed here, the look under the lock below finds the mail before the thread sleeps, so nothing is lost.
+// news_ is a hint that saves the lock between two nodes: set (release) by ring() under mutex_ after incoming_ or failure_
+// changed. If it is missed here, the look under the lock below finds the mail before the thread sleeps, so nothing is lost.
 bool Pass::next() {
   for (;;) {
     if (news_.exchange(false, std::memory_order_acquire)) {
       const std::lock_guard lock(mutex_);
       if (failure_) raise_stopped();
-      for (; !mail_.empty(); mail_.pop_front()) {
-        graph_.start(*mail_.front().first, std::move(mail_.front().second));
+      for (; !incoming_.empty(); incoming_.pop_front()) {
+        graph_.start(*incoming_.front().first, std::move(incoming_.front().second));
         --n_to_come_;
       }
     }
     if (!graph_.idle()) return true;
     std::unique_lock lock(mutex_);
     if (failure_) raise_stopped();
-    if (!mail_.empty()) continue;
+    if (!incoming_.empty()) continue;
     if (n_to_come_ == 0) return false;
     wait(lock, [this] {
       std::set<WorkerId> from;
@@ -231,7 +236,7 @@ Pass& Pass::here() {
   if (pass_here == nullptr) {
     base::raise(
         ErrorKind::kUsage,
-        "this graph goes on on another worker, and backward() does not: call autograd::backward(context, "
+        "this graph continues on another worker, but backward() does not: call autograd::backward(context, "
         "{loss})");
   }
   return *pass_here;
@@ -252,6 +257,7 @@ void Pass::send_gradients(const RecvNode& from, variable_list gradients) {
 
 // Ends.
 
+// The first failure stays. It rings, so that a runner that waits for gradients stops.
 bool Pass::fail(NodeFailure failure) {
   std::unique_lock lock(mutex_);
   if (failure_) return false;
@@ -298,6 +304,8 @@ void Pass::expect(const std::vector<WorkerId>& workers) {
   workers_.insert(workers.begin(), workers.end());
 }
 
+// A report may name workers that the origin did not know to take part (FAST): they are waited for from then on. The sender
+// of gradients reports after it has sent them, so the set is complete when all of it has reported.
 void Pass::report(WorkerId worker, const std::vector<WorkerId>& sent_to) {
   std::unique_lock lock(mutex_);
   reported_.insert(worker);

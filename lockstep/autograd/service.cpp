@@ -83,6 +83,9 @@ std::shared_ptr<ContextState> AutogradService::find(std::uint64_t context) const
   return found == contexts_.end() ? nullptr : found->second;
 }
 
+// A context is made on any worker that hears of it first through a message, in whatever order messages arrive. Not for
+// one's own: its id exists only after open_context(). Not for one that was released or whose owner is lost: nobody would
+// ever release it again.
 std::shared_ptr<ContextState> AutogradService::find_or_make(std::uint64_t context) {
   const std::lock_guard lock(mutex_);
   const auto found = contexts_.find(context);
@@ -94,6 +97,8 @@ std::shared_ptr<ContextState> AutogradService::find_or_make(std::uint64_t contex
   return contexts_.emplace(context, std::make_shared<ContextState>(context)).first->second;
 }
 
+// Spreads along the workers that each worker knows of, not from a central list: a context may have reached workers that its
+// owner has never heard of. released_ makes the second notice end here.
 void AutogradService::release(std::uint64_t context, std::optional<WorkerId> told_by) {
   std::shared_ptr<ContextState> state;
   {
@@ -135,6 +140,8 @@ void AutogradService::serve_cleanup(rpc::Request request) {
   }
 }
 
+// A worker that is lost cannot pass the release on to those behind it. The owner is then told of this worker, and releases
+// it directly.
 void AutogradService::note_worker(ContextState& state, WorkerId worker) {
   if (!state.note_worker(worker)) return;
   bool lost = false;
@@ -159,6 +166,7 @@ void AutogradService::serve_held(rpc::Request request) {
     const auto context = need(reader.get<std::uint64_t>());
     const auto state = find(context);
     if (state) state->note_worker(request.from());
+    // Looked up again after the worker was noted: a release that ran in between did not see it.
     if (!state || find(context) != state) tell_release(context, request.from());
     request.answer({});
   } catch (...) {
@@ -166,6 +174,7 @@ void AutogradService::serve_held(rpc::Request request) {
   }
 }
 
+// A copy of the list: release() and fail() take mutex_ and send messages, so neither may run under it.
 void AutogradService::on_lost(WorkerId peer, const std::string& cause) {
   std::vector<std::shared_ptr<ContextState>> contexts;
   {
@@ -270,8 +279,8 @@ void AutogradService::decode(std::uint64_t context, WorkerId from,
     decode();
   }
   if (received.n_tensors() != n) {
-    base::raise(ErrorKind::kUsage,
-                base::cat(received.n_tensors(), " tensors that require gradients came, ", n, " were sent"));
+    base::raise(ErrorKind::kUsage, base::cat(received.n_tensors(),
+                                             " tensors that require gradients arrived, ", n, " were sent"));
   }
 }
 

@@ -73,7 +73,7 @@ std::vector<std::string> names_in(const Bytes& file, std::span<const std::uint8_
 
 const std::vector<std::string> kNone(6);
 
-TEST(ElfSymbols, NameTheFunctionAnAddressLiesIn) {
+TEST(ElfSymbols, NameTheFunctionThatContainsAnAddress) {
   const auto names = names_in(SmallFile().bytes());
   EXPECT_EQ(names, (std::vector<std::string>{"", "first", "first", "second", "second", ""}));
 }
@@ -99,7 +99,7 @@ TEST(ElfSymbols, OfAFileThatIsCutAnywhereAreFewerAtWorst) {
 }
 
 // Every byte of every table, with values that make sizes and offsets small, huge and negative.
-TEST(ElfSymbols, OfADamagedFileHarmNobody) {
+TEST(ElfSymbols, OfADamagedFileAreReadSafely) {
   const Bytes whole = SmallFile().bytes();
   for (std::size_t at = 0; at < whole.size(); ++at) {
     for (const std::uint8_t value : {0x00, 0x01, 0x7f, 0x80, 0xff}) {

@@ -34,14 +34,14 @@ constexpr EnvVarInfo kTable[] = {
     {EnvVar::kNcclAsyncErrorHandling, "TORCH_NCCL_ASYNC_ERROR_HANDLING", "1",
      "set for workers as torchrun does"},
     {EnvVar::kUseLibuv, "USE_LIBUV", "1",
-     "0 asked torch for its plain store server; lockstep has one server and says so"},
+     "0 asked torch for its plain store server; lockstep has one server and logs that"},
     {EnvVar::kDistInitBarrier, "TORCH_DIST_INIT_BARRIER", "0",
      "1: a store barrier ends every group creation"},
     {EnvVar::kOmpNumThreads, "OMP_NUM_THREADS", "",
      "threads per rank; the launcher sets 1 when unset and ranks > 1"},
     {EnvVar::kTorchCppLogLevel, "TORCH_CPP_LOG_LEVEL", "", "log level when LOCKSTEP_LOG is unset"},
     {EnvVar::kDistributedDebug, "TORCH_DISTRIBUTED_DEBUG", "OFF",
-     "OFF, INFO or DETAIL: what groups and DDP check and tell; with TORCH_CPP_LOG_LEVEL=INFO also the log "
+     "OFF, INFO or DETAIL: what groups and DDP check and log; with TORCH_CPP_LOG_LEVEL=INFO also the log "
      "level"},
     {EnvVar::kShowCppStacktraces, "TORCH_SHOW_CPP_STACKTRACES", "0",
      "1: errors about ranks out of step carry the C++ stack"},
@@ -93,7 +93,7 @@ constexpr EnvVarInfo kTable[] = {
     {EnvVar::kLockstepInsecure, "LOCKSTEP_INSECURE", "",
      "1: allow a store that listens beyond loopback without a secret"},
     {EnvVar::kLockstepLauncher, "LOCKSTEP_LAUNCHER", "",
-     "process id of the lockstep launcher; its store asks for the secret"},
+     "process id of the lockstep launcher; its store requires the secret"},
     {EnvVar::kLockstepSpawn, "LOCKSTEP_SPAWN", "",
      "set by spawn in the processes it starts: which call, which index"},
     {EnvVar::kLockstepHostArena, "LOCKSTEP_HOST_ARENA_MB", "",
@@ -103,7 +103,7 @@ constexpr EnvVarInfo kTable[] = {
     {EnvVar::kLockstepEnginePath, "LOCKSTEP_ENGINE_PATH", "",
      "folders, colon separated, where plug-ins of engines are looked for first"},
     {EnvVar::kLockstepInPlaceBytes, "LOCKSTEP_DDP_IN_PLACE_BYTES", "131072",
-     "gradients of at least so many bytes are reduced where they lie, not in a bucket"},
+     "gradients of at least so many bytes are reduced in place, not in a bucket"},
     {EnvVar::kLockstepStagedOnly, "LOCKSTEP_STAGED_ONLY", "",
      "1: ordinary memory travels between processes through the arenas, never copied by the kernel"},
     {EnvVar::kLockstepNotes, "LOCKSTEP_NOTES", "",
@@ -111,7 +111,7 @@ constexpr EnvVarInfo kTable[] = {
     {EnvVar::kLockstepTimeout, "LOCKSTEP_TIMEOUT", "1800",
      "seconds: the timeout of init_process_group and its groups where the program gives none"},
     {EnvVar::kLockstepSlowWait, "LOCKSTEP_SLOW_WAIT", "10",
-     "seconds after which a wait says once who waits for whom; 0: never"},
+     "seconds after which a wait logs once who waits for whom; 0: never"},
 };
 static_assert(std::size(kTable) == static_cast<std::size_t>(EnvVar::kCount));
 

@@ -43,8 +43,6 @@ void raise(Failure failure) {
       throw DistNetworkError(std::move(failure));
     case ErrorFamily::kStore:
       throw DistStoreError(std::move(failure));
-    case ErrorFamily::kQueueEmpty:
-      throw QueueEmptyError(std::move(failure));
     case ErrorFamily::kGeneral:
       break;
   }

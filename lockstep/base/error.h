@@ -1,4 +1,4 @@
-// Errors. One base, lockstep::Error; its kind says what the caller can do about it. Inside loops and across threads
+// Errors. One base, lockstep::Error (torch's DistError); its kind says what the caller can do about it. Inside loops and across threads
 // errors are passed as Failure, a copyable value; raise() throws the matching exception at the API. Thread safety:
 // values, no shared state.
 #pragma once
@@ -25,13 +25,14 @@ enum class ErrorKind : std::uint8_t {
 std::string_view to_string(ErrorKind kind) noexcept;
 
 // Which part of the library failed; selects the exception's class.
-enum class ErrorFamily : std::uint8_t { kGeneral, kBackend, kNetwork, kStore, kQueueEmpty };
+enum class ErrorFamily : std::uint8_t { kGeneral, kBackend, kNetwork, kStore };
 
-// A lost rank. pid is -1 when unknown; cause is text ("killed by SIGKILL", "gone, cause unknown").
+// A lost rank, as far as it is known: a connection may close before its rank is. cause is text ("killed by SIGKILL",
+// "gone, cause unknown").
 struct LostPeer {
-  int rank = -1;
-  std::int64_t pid = -1;
-  std::string cause;
+  std::optional<int> rank{};
+  std::optional<std::int64_t> pid{};
+  std::string cause{};
 };
 
 // The copyable value of an error.
@@ -53,9 +54,6 @@ class Error : public std::runtime_error {
   Failure failure_;
 };
 
-// The name of the base in torch.
-using DistError = Error;
-
 // A collective, a group or an engine failed.
 class DistBackendError : public Error {
  public:
@@ -70,11 +68,6 @@ class DistNetworkError : public Error {
 class DistStoreError : public Error {
  public:
   using Error::Error;
-};
-// queue_pop without blocking found nothing.
-class QueueEmptyError : public DistStoreError {
- public:
-  using DistStoreError::DistStoreError;
 };
 
 }  // namespace lockstep

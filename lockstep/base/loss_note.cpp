@@ -47,11 +47,11 @@ struct Place {
 // A program that closed inherited descriptors may have reused the number for another file: compare the inode.
 std::optional<Place> own_place() noexcept {
   try {
-    const auto words = environment(EnvVar::kLockstepNotes);
-    if (!words) return std::nullopt;
+    const auto value = environment(EnvVar::kLockstepNotes);
+    if (!value) return std::nullopt;
     Place place;
     ino_t inode = 0;
-    if (!read_numbers(*words, ':', place.fd, place.index, inode)) return std::nullopt;
+    if (!read_numbers(*value, ':', place.fd, place.index, inode)) return std::nullopt;
     struct stat found {};
     if (place.index < 0 || ::fstat(place.fd, &found) != 0 || found.st_ino != inode) return std::nullopt;
     return place;
@@ -81,6 +81,7 @@ std::optional<std::string> LossNotes::read(int worker) const {
   return text_of(*slot);
 }
 
+// Called on the way out of a failing process: it takes no lock, and a failure of its own is ignored.
 void note_loss(std::string_view message) noexcept {
   const auto place = own_place();
   if (!place) return;

@@ -60,7 +60,7 @@ std::string host_identity() {
   std::ifstream("/proc/sys/kernel/random/boot_id") >> boot;
   struct stat ns {};
   if (boot.empty() || ::stat("/proc/self/ns/net", &ns) != 0) {
-    raise(ErrorKind::kSystem, "cannot tell this host's identity: /proc is not readable");
+    raise(ErrorKind::kSystem, "cannot determine this host's identity: /proc is not readable");
   }
   return cat(boot, ".", ns.st_dev, ".", ns.st_ino);
 }

@@ -60,8 +60,8 @@ Milliseconds SlowWait::quiet_slice() const {
   return std::max(kLeast, time.count() == 0 ? left : std::min(left, time - kLeast));
 }
 
-void SlowWait::say(const std::string& words, Deadline until) {
-  log(LogLevel::kWarn, cat("slow: ", words, "; waiting goes on ", end_of_wait(until)));
+void SlowWait::say(const std::string& text, Deadline until) {
+  log(LogLevel::kWarn, cat("slow: ", text, "; waiting continues ", end_of_wait(until)));
 }
 
 }  // namespace lockstep::base

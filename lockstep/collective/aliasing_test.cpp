@@ -157,7 +157,7 @@ TEST(Aliasing, TwoOutputsThatShareMemoryAreRefusedOnEveryRank) {
 }
 
 // Without the number that both compare, rank 0's second call would be taken for the first of the others.
-TEST(Refusal, OfOneRankAloneIsToldToAllByItsNextCall) {
+TEST(Refusal, OfOneRankAloneIsReportedToAllByItsNextCall) {
   world(3, [](int rank) {
     if (rank == 0) refused([] { all_reduce(at::Tensor()); }, "undefined");
     const auto failure = caught([] { all_reduce(at::ones({4})); });

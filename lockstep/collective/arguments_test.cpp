@@ -148,7 +148,7 @@ TEST(Arguments, OfExchangesSayWhatToMend) {
     usage([&] { all_to_all({rows(1)}, {rows(1), rows(1)}); }, "outputs has 1 tensors");
     usage([&] { all_to_all({rows(1), rows(1)}, {rows(2), rows(2)}); }, "part for itself");
     usage([&] { all_to_all({rows(1), rows(1)}, {rows(1), at::ones({1, 2}, at::kInt)}); }, "Int");
-    usage([&] { reduce_scatter(rows(1), {rows(2), rows(2)}); }, "they must be alike");
+    usage([&] { reduce_scatter(rows(1), {rows(2), rows(2)}); }, "they must be identical");
     barrier();
   });
 }

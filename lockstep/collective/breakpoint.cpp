@@ -38,7 +38,7 @@ void stop_for_debugger(int rank, const char* where, Milliseconds timeout) {
     ::raise(SIGTRAP);  // the debugger stops here; "up" leads to the caller
   } else {
     base::log(LogLevel::kWarn,
-              base::cat("breakpoint at ", where, ": no debugger came; rank ", rank, " goes on"));
+              base::cat("breakpoint at ", where, ": no debugger attached; rank ", rank, " continues"));
   }
 }
 
@@ -61,7 +61,8 @@ void breakpoint(BreakpointOptions options) {
   internal::raise_world_timeouts(options.timeout);
   if (group->rank() == options.rank) stop_for_debugger(options.rank, where, options.timeout);
   // Stopped under the debugger the rank may take longer than it waited for it; the others do not mind.
-  barrier({.timeout = options.timeout + group->timeout(), .where = options.where});
+  const bool bounded = group->timeout() < kNoTimeout - options.timeout;
+  barrier({.timeout = bounded ? options.timeout + group->timeout() : kNoTimeout, .where = options.where});
 }
 
 }  // namespace lockstep

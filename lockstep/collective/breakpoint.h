@@ -1,8 +1,9 @@
 // A place where one rank stops for a debugger while the others wait for it.
 //
-//   lockstep::breakpoint({.rank = 1});  // rank 1 says "gdb -p 4711" and waits; the others wait for rank 1
+//   lockstep::breakpoint({.rank = 1});  // rank 1 prints "gdb -p 4711" and waits; the others wait for rank 1
 //
 // A collective over the default group: every rank calls it.
+// Thread safety: as collectives.h: any thread of the rank, in the same order on every rank.
 #pragma once
 
 #include <source_location>
@@ -17,11 +18,13 @@ struct BreakpointOptions {
   Milliseconds timeout{3600 * 1000};
   std::source_location where = std::source_location::current();
 };
-// On `rank`: tells on stderr how to attach a debugger and waits until one is attached (at once when the program runs under
-// one), then stops there as at a breakpoint; "continue" goes on, "up" leads to the caller. Without a debugger within the
-// timeout it warns and goes on. The others wait until that rank goes on. Before that every group of this world gets at
-// least `timeout` as its own, so that nothing else runs out of time meanwhile.
-// Raises kUsage for a rank that is none, a negative skip or a timeout that is not positive, and the errors of a barrier.
+// On `rank`: prints on stderr how to attach a debugger, waits until one is attached (no wait when the program
+// already runs under one), then stops there as at a breakpoint; "continue" resumes the program, "up" leads to
+// the caller. If no debugger attaches within the timeout, it logs a warning and continues. The other ranks
+// wait until that rank continues. Before that, the timeout of every group of this rank is raised to at least
+// `timeout`, so that nothing else times out in the meantime.
+// Raises kUsage for a rank outside the world, a negative skip or a timeout that is not positive, and the
+// errors of a barrier.
 void breakpoint(BreakpointOptions options = {});
 
 }  // namespace lockstep

@@ -33,6 +33,9 @@ at::Tensor flat(std::int64_t numel, const at::Tensor& other) {
 }
 
 // One op over a flat buffer that holds, for every rank where there is one part per rank, all items one after the other.
+//   all_reduce      send = recv: | item 0 | item 1 | ... |
+//   all_gather      send: | item 0 | item 1 |          recv: that of rank 0, then of rank 1, ...
+//   reduce_scatter  send: | items for rank 0 | items for rank 1 | ...     recv: | item 0 | item 1 |
 class FlatOp {
  public:
   FlatOp(const CollectiveCall& call, lockstep_op_kind kind, const Items& items, lockstep_op base,
@@ -138,6 +141,7 @@ Batch::~Batch() {
   if (*link == this) *link = outer_;
 }
 
+// The Work that is returned cannot be waited for: nothing has been started. It says which one can.
 Work Batch::add(const CollectiveCall& call, lockstep_op_kind kind, const ReduceOp& op, BatchItem item) {
   if (item.input.scalar_type() != item.output.scalar_type())
     call.refuse(ErrorKind::kUsage, "inside a CoalescingScope input and output must have the same type");
@@ -181,6 +185,7 @@ CoalescingScope::CoalescingScope(CoalescingOptions options)
       n_exceptions_(std::uncaught_exceptions()),
       batch_(std::make_unique<internal::Batch>(internal::resolve(options_.group))) {}
 
+// While an exception unwinds nothing is launched: other ranks may not have got that far, and would wait.
 CoalescingScope::~CoalescingScope() {
   if (!batch_ || std::uncaught_exceptions() > n_exceptions_) return;
   try {
@@ -223,7 +228,7 @@ void check_gathered(CollectiveCall& call, const at::Tensor& output, const at::Te
   if (output.scalar_type() == input.scalar_type() && output.sizes() == input.sizes()) return;
   call.refuse(ErrorKind::kUsage, "an output for inputs[", i, "] has sizes ", output.sizes(), " and type ",
               c10::toString(output.scalar_type()), ", the input ", input.sizes(), " and ",
-              c10::toString(input.scalar_type()), "; they must be alike");
+              c10::toString(input.scalar_type()), "; they must be identical");
 }
 
 }  // namespace
@@ -240,7 +245,7 @@ Work all_gather_coalesced(std::vector<std::vector<at::Tensor>> output_lists, std
   for (const auto& list : output_lists) {
     if (list.size() == inputs.size()) continue;
     call.refuse(ErrorKind::kUsage, "a list of output_lists has ", list.size(), " tensors, inputs ",
-                inputs.size(), "; they must be alike");
+                inputs.size(), "; they must be identical");
   }
   internal::OverlapCheck apart;
   std::vector<internal::BatchItem> items;

@@ -15,6 +15,7 @@
 
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/log.h"
+#include "lockstep/collective/comm_debug.h"
 #include "lockstep/group/detail/call_report.h"
 #include "lockstep/group/detail/work_state.h"
 
@@ -76,6 +77,7 @@ void CollectiveCall::report(const Failure& failure) const {
 }
 
 void CollectiveCall::run() {
+  count_operation(request_.ended.type);
   try {
     part().run(request_);
   } catch (const Error& error) {
@@ -85,6 +87,7 @@ void CollectiveCall::run() {
 }
 
 Work CollectiveCall::post(HeldTensors held) {
+  count_operation(request_.ended.type);
   held.event = begin_event();
   try {
     auto work = part().post(request_, std::move(held));
@@ -240,7 +243,7 @@ void CollectiveCall::warn_not_member() const {
   char where[kWhereCapacity];
   write_where(request_.where, where);
   const auto line = base::cat(request_.name, " (called at ", where,
-                              "): this rank is no member of the group; nothing was done");
+                              "): this rank is not a member of the group; nothing was done");
   const std::lock_guard lock(mutex);
   if (told.insert(line).second) base::log(LogLevel::kWarn, line);
 }
@@ -250,6 +253,12 @@ void CollectiveCall::refuse_inside_batch() const {
   refuse(ErrorKind::kUsage,
          "a CoalescingScope collects on this group; only all_reduce, all_gather_into_tensor and "
          "reduce_scatter_tensor may be called inside it");
+}
+
+// The words of base::checked_timeout, but counted and reported as every refusal is.
+void CollectiveCall::refuse_timeout() const {
+  refuse(ErrorKind::kUsage, "a timeout of ", request_.timeout->count(),
+         " ms; it must be positive, kNoTimeout waits forever");
 }
 
 Wire CollectiveCall::wire_for_reduce(at::ScalarType type, const ReduceOp& op) const {

@@ -48,7 +48,7 @@ ErrorKind kind_from(int number) {
 void ResultCall::raise_thrown(const std::vector<Thrown>& thrown) const {
   std::string text = prefix_of(*this);
   for (std::size_t i = 0; i < thrown.size(); ++i)
-    text += base::cat(i == 0 ? "" : "; ", "rank ", thrown[i].rank, " threw: ", thrown[i].words);
+    text += base::cat(i == 0 ? "" : "; ", "rank ", thrown[i].rank, " threw: ", thrown[i].message);
   base::raise(kind_from(thrown.front().kind), std::move(text));
 }
 
@@ -85,7 +85,7 @@ void check_rng_sync(CheckRngSyncOptions options) {
                       state.substr(0, 12));
   base::raise(ErrorKind::kUsage,
               base::cat(internal::prefix_of(call), "the generators are in different states (SHA-1): ", text,
-                        "; seed them alike, and draw alike on all ranks"));
+                        "; seed them identically and draw the same numbers on all ranks"));
 }
 
 }  // namespace lockstep

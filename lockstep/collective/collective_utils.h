@@ -1,14 +1,16 @@
-// One rank computes and all get the result, or every rank computes and all get all results. What the function throws is
-// raised on every rank, naming the rank: nobody waits for a rank that has failed already, and nobody goes on alone.
+// One rank computes and all get the result, or every rank computes and all get all results. An exception that
+// the function throws is raised on every rank, naming the rank that threw: no rank waits for one that has
+// already failed, and no rank continues alone.
 //
 //   auto vocabulary = broadcast_result([] { return load("words.txt"); }, {.stage = "load the vocabulary"});
 //   auto sizes = all_gather_results([&] { return shard.size(); });
 //
-// Collectives: every member calls the same one. Results are values that object.h can encode, or void. The function may
-// take long: the others wait as long as the timeout allows.
-// Errors: on every rank alike. What the function threw keeps its kind (kUsage for exceptions that are not lockstep's);
-// those of objects.h. After what the function threw the group goes on. Not members: a warning; the function is not called
-// and a default-constructed result is returned.
+// Collectives: every member calls the same one. Results are values that object.h can encode, or void. The
+// function may take long: the others wait as long as the timeout allows.
+// Thread safety: as objects.h; the function runs on the calling thread.
+// Errors: the same on every rank. An exception that the function threw keeps its kind (kUsage for exceptions
+// that are not lockstep's), and the group stays usable after it; also the errors of objects.h. On a process
+// that is not a member: a warning; the function is not called and a default-constructed result is returned.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -29,11 +31,11 @@ namespace lockstep {
 
 namespace internal {
 
-// What a function came to: its result, or the kind and the words of what it threw.
+// The outcome of a function: its result, or the kind and the message of what it threw.
 template <class T>
 using Outcome = std::tuple<std::optional<std::conditional_t<std::is_void_v<T>, bool, T>>, int, std::string>;
 
-// Inside a catch block: kind and words of what was thrown.
+// Inside a catch block: kind and message of what was thrown.
 std::pair<int, std::string> thrown_by_function();
 
 template <class Fn>
@@ -63,11 +65,11 @@ struct ResultCall {
   struct Thrown {
     int rank;  // in the world
     int kind;
-    std::string words;
+    std::string message;
   };
-  // Raises the first, naming all. Not for an empty list.
+  // Raises the first, naming all. The list must not be empty.
   [[noreturn]] void raise_thrown(const std::vector<Thrown>& thrown) const;
-  // Rank in the world of the member that a caller named; raises kUsage where that is none.
+  // Rank in the world of the member that the caller named; raises kUsage when it is not a member.
   int world_rank_of(std::optional<int> in_world, std::optional<int> in_group) const;
 };
 
@@ -94,8 +96,8 @@ std::invoke_result_t<Fn&> broadcast_result(Fn&& fn, BroadcastResultOptions optio
       list.front() = internal::outcome_of(fn);
     broadcast_object_list(
         list, {.src = src, .group = options.group, .timeout = options.timeout, .where = options.where});
-    auto& [value, kind, words] = list.front();
-    if (!value) call.raise_thrown({{src, kind, words}});
+    auto& [value, kind, message] = list.front();
+    if (!value) call.raise_thrown({{src, kind, message}});
   } else {
     broadcast_object_list(list, {.src = 0, .group = options.group, .where = options.where});  // warns
     std::get<0>(list.front()).emplace();
@@ -109,8 +111,8 @@ struct AllGatherResultsOptions {
   std::optional<Milliseconds> timeout{};
   std::source_location where = std::source_location::current();
 };
-// Calls `fn` on every rank; all return all results, by rank in the group, or nothing when it returns void. When some
-// threw, every rank raises, naming them all.
+// Calls `fn` on every rank; all return all results, by rank in the group, or nothing when it returns void.
+// When `fn` threw on some ranks, every rank raises, naming them all.
 template <class Fn>
 auto all_gather_results(Fn&& fn, AllGatherResultsOptions options = {}) {
   using T = std::invoke_result_t<Fn&>;
@@ -121,8 +123,8 @@ auto all_gather_results(Fn&& fn, AllGatherResultsOptions options = {}) {
   all_gather_object(list, mine, {.group = options.group, .timeout = options.timeout, .where = options.where});
   std::vector<internal::ResultCall::Thrown> thrown;
   for (std::size_t r = 0; r < list.size(); ++r) {
-    const auto& [value, kind, words] = list[r];
-    if (!value) thrown.push_back({get_process_group_ranks(options.group)[r], kind, words});
+    const auto& [value, kind, message] = list[r];
+    if (!value) thrown.push_back({get_process_group_ranks(options.group)[r], kind, message});
   }
   if (!thrown.empty()) call.raise_thrown(thrown);
   if constexpr (!std::is_void_v<T>) {
@@ -138,9 +140,10 @@ struct CheckRngSyncOptions {
   std::optional<Milliseconds> timeout{};
   std::source_location where = std::source_location::current();
 };
-// Compares the state of a random number generator between the ranks. Raises kUsage on every rank, saying which ranks have
-// which state, when they differ: what the ranks draw alike (dropout masks of replicated layers, permutations) would not
-// be alike any more. Rank threads share the default generator.
+// Compares the state of a random number generator between the ranks. Raises kUsage on every rank, saying
+// which ranks have which state, when they differ: values that all ranks are expected to draw identically
+// (dropout masks of replicated layers, permutations) would then differ. Rank threads share the default
+// generator.
 void check_rng_sync(CheckRngSyncOptions options = {});
 
 }  // namespace lockstep

@@ -91,7 +91,7 @@ TEST(AllGatherResults, NamesEveryRankWhoseFunctionThrew) {
   });
 }
 
-TEST(CheckRngSync, TellsEveryRankWhoDrewSomethingElse) {
+TEST(CheckRngSync, NamesOnEveryRankWhichRanksDrewOtherNumbers) {
   world(3, [](int rank) {
     auto generator = at::detail::createCPUGenerator(7);
     check_rng_sync({.generator = generator});

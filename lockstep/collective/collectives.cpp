@@ -102,7 +102,7 @@ Work reduce_scatter(at::Tensor output, std::vector<at::Tensor> inputs, ReduceSca
   const auto& own = inputs[static_cast<std::size_t>(call.rank())];
   if (real_sizes(own) != real_sizes(output)) {
     call.refuse(ErrorKind::kUsage, "output has sizes ", output.sizes(), ", inputs[", call.rank(), "] ",
-                own.sizes(), "; they must be alike");
+                own.sizes(), "; they must be identical");
   }
   const bool shares = std::ranges::any_of(
       inputs, [&](const auto& input) { return internal::may_share_memory(output, input); });

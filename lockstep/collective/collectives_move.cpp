@@ -50,7 +50,7 @@ void check_same_sizes(const CollectiveCall& call, const std::vector<at::Tensor>&
   for (std::size_t i = 0; i < list.size(); ++i) {
     if (internal::real_sizes(list[i]) == sizes) continue;
     call.refuse(ErrorKind::kUsage, role, "[", i, "] has sizes ", list[i].sizes(), ", ", part_role, " ",
-                part.sizes(), "; they must be alike");
+                part.sizes(), "; they must be identical");
   }
 }
 
@@ -166,7 +166,7 @@ Work all_gather(std::vector<at::Tensor> outputs, at::Tensor input, AllGatherOpti
   const auto own = static_cast<std::size_t>(call.rank());
   if (internal::real_sizes(outputs[own]) != internal::real_sizes(input)) {
     call.refuse(ErrorKind::kUsage, "outputs[", own, "] has sizes ", outputs[own].sizes(), ", the input ",
-                input.sizes(), "; they must be alike");
+                input.sizes(), "; they must be identical");
   }
   call.describe(input, !internal::have_one_size(outputs));
   if (!internal::have_one_size(outputs)) {

@@ -262,7 +262,7 @@ TEST(SparseAllReduce, AddsEntriesAndIsCoalesced) {
   }
 }
 
-TEST(SparseAllReduce, RefusesOtherReductionsAndTensorsThatAreNotAlike) {
+TEST(SparseAllReduce, RejectsOtherReductionsAndTensorsThatDiffer) {
   world(2, [](int rank) {
     auto tensor = sparse_sample(rank, false);
     const auto max = caught([&] { all_reduce(tensor, {.op = ReduceOp::kMax}); });

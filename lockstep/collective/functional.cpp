@@ -63,8 +63,8 @@ std::exception_ptr AsyncTensor::error() const {
   return state_ ? state_->work.error() : nullptr;
 }
 
-void AsyncTensor::then(std::function<void(const AsyncTensor&)> fn) const {
-  (state_ ? state_->work : Work()).then([self = *this, fn = std::move(fn)](const Work&) { fn(self); });
+void AsyncTensor::on_done(std::function<void(const AsyncTensor&)> fn) const {
+  (state_ ? state_->work : Work()).on_done([self = *this, fn = std::move(fn)](const Work&) { fn(self); });
 }
 
 namespace {

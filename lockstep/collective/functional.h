@@ -1,19 +1,22 @@
-// Functional collectives: out of place, started at once, waited for on first use; the names are those of
+// Functional collectives: out of place, started immediately, waited for on first use; the names are those of
 // torch.distributed._functional_collectives.
 //
 //   auto sum = functional::all_reduce(x);     // returns while the ranks still work
 //   ...                                       // computation that overlaps
 //   auto y = sum.wait() * 2;                  // waits here
 //
-// The result is a value class and not an at::Tensor, because a C++ tensor cannot wait by itself: it would need a
-// dispatch key of its own that every operator of libtorch passes through, as Python's async tensor does, and every
-// operator of every program would pay for it. An AsyncTensor converts to at::Tensor where one is expected.
+// The result is a value class and not an at::Tensor, because a C++ tensor cannot wait by itself: it would
+// need a dispatch key of its own that every operator of libtorch passes through, as Python's async tensor
+// does, and every operator of every program would pay for it. An AsyncTensor converts to at::Tensor where one
+// is expected.
 //
-// These are not recorded by autograd (inputs are read as they are), but for those whose names end in _autograd;
-// differentiable.h has more of them. Inputs are not changed and must not be before the result is ready.
-// Errors of arguments are raised at the call, those of the operation by wait(). Else as collectives.h.
-// A process that is not a member of the group: nothing happens but a warning; results are undefined tensors, ready at
-// once. The forms of autograd raise kUsage instead, as differentiable.h does.
+// These are not recorded by autograd (inputs are read as they are), except those whose names end in
+// _autograd; differentiable.h has more of them. Inputs are not modified, and must not be modified before the
+// result is ready. Errors in arguments are raised at the call, those of the operation by wait(). Otherwise as
+// collectives.h.
+// Thread safety: the functions as collectives.h, AsyncTensor as stated at the class.
+// On a process that is not a member of the group a call only logs a warning; results are undefined tensors
+// that are ready immediately. The autograd variants raise kUsage instead, as differentiable.h does.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -31,27 +34,29 @@
 
 namespace lockstep::functional {
 
-// A tensor that is being computed. Copies share it. Thread safety: every method may be called from any thread.
+// A tensor that is being computed. Copies share it. Thread safety: every method may be called from any
+// thread.
 class AsyncTensor {
  public:
   // Undefined, ready.
   AsyncTensor() = default;
-  // `tensor` is ready when `work` is over; `finish`, when given, then makes the result of it, once.
+  // `tensor` is ready when `work` has completed; `finish`, when given, then computes the result from it,
+  // once.
   AsyncTensor(at::Tensor tensor, Work work, std::function<at::Tensor(const at::Tensor&)> finish = {});
 
   // Blocks until the tensor is ready; raises the operation's error.
   const at::Tensor& wait() const;
   operator at::Tensor() const { return wait(); }
   const at::Tensor* operator->() const { return &wait(); }
-  // The rest never blocks, and means what it means for a Work.
+  // The methods below never block; they have the same meaning as for a Work.
   bool done() const;
   // The tensor. Raises kUsage before completion, the operation's error after a failure.
   const at::Tensor& result() const;
   // Null while running and after success.
   std::exception_ptr error() const;
-  // Calls fn(this tensor) once it is done; where and how, as Work::then.
-  void then(std::function<void(const AsyncTensor&)> fn) const;
-  // The tensor as it is, perhaps not written yet. Never blocks.
+  // Calls fn(this tensor) once it is done; where and how, as Work::on_done.
+  void on_done(std::function<void(const AsyncTensor&)> fn) const;
+  // The tensor in its current state, possibly not written yet. Never blocks.
   at::Tensor unfinished() const;
 
  private:
@@ -76,11 +81,12 @@ AsyncTensor broadcast(const at::Tensor& self, int src, Options options = {});  /
 AsyncTensor all_reduce(const at::Tensor& self, ReduceOptions options = {});
 // The inputs of all ranks concatenated on `gather_dim`.
 AsyncTensor all_gather_tensor(const at::Tensor& self, std::int64_t gather_dim = 0, Options options = {});
-// This rank's part of the reduction, cut on `scatter_dim`, whose size must divide by the group's.
+// This rank's part of the reduction, split along `scatter_dim`, whose size must be divisible by the group's
+// size.
 AsyncTensor reduce_scatter_tensor(const at::Tensor& self, std::int64_t scatter_dim = 0,
                                   ReduceOptions options = {});
 struct AllToAllSingleOptions {
-  // Rows (dimension 0) from and for each rank; empty: equal parts.
+  // Rows (dimension 0) from and to each rank; empty: equal parts.
   std::vector<std::int64_t> output_split_sizes{};
   std::vector<std::int64_t> input_split_sizes{};
   Group group{};
@@ -89,7 +95,7 @@ struct AllToAllSingleOptions {
 };
 AsyncTensor all_to_all_single(const at::Tensor& self, AllToAllSingleOptions options = {});
 
-// The same for several tensors in one operation (coalescing.h): every result is ready when all are.
+// The same for several tensors in one operation (coalescing.h): all results become ready together.
 std::vector<AsyncTensor> all_reduce_coalesced(const std::vector<at::Tensor>& self,
                                               ReduceOptions options = {});
 std::vector<AsyncTensor> all_gather_into_tensor_coalesced(const std::vector<at::Tensor>& self,
@@ -99,7 +105,7 @@ std::vector<AsyncTensor> reduce_scatter_tensor_coalesced(const std::vector<at::T
                                                          const std::vector<std::int64_t>& scatter_dim,
                                                          ReduceOptions options = {});
 
-// Recorded by autograd; the result has been waited for. Backward: the pairs of differentiable.h.
+// Recorded by autograd; returns after waiting for the result. Backward: the pairs of differentiable.h.
 at::Tensor all_gather_tensor_autograd(const at::Tensor& self, std::int64_t gather_dim = 0,
                                       Options options = {});
 at::Tensor reduce_scatter_tensor_autograd(const at::Tensor& self, std::int64_t scatter_dim = 0,

@@ -388,10 +388,39 @@ TEST(Functional, ReturnsBeforeEveryRankHasComeAndWaitsOnFirstUse) {
     expect_near(sum.result(), input(0) + input(1));
     EXPECT_EQ(sum.error(), nullptr);
     int n_called = 0;
-    sum.then([&](const functional::AsyncTensor& ready) { n_called += ready.result().defined() ? 1 : 0; });
+    sum.on_done([&](const functional::AsyncTensor& ready) { n_called += ready.result().defined() ? 1 : 0; });
     EXPECT_EQ(n_called, 1);
     EXPECT_EQ(sum->sizes(), input(0).sizes());
     EXPECT_FALSE(functional::AsyncTensor().wait().defined());
+  });
+}
+
+TEST(Functional, TellsWhatFollowsOfAFailure) {
+  std::latch over(1);
+  world(2, [&](int rank) {
+    if (rank == 1) return over.wait();
+    std::latch told(1);
+    // Gathered on dimension 1: the result is made of what came, which here never did.
+    const auto sum = functional::all_gather_tensor(input(0), 1, {.timeout = Milliseconds(20)});
+    sum.on_done([&](const functional::AsyncTensor& failed) {
+      EXPECT_TRUE(failed.done());
+      EXPECT_NE(failed.error(), nullptr);
+      told.count_down();
+    });
+    EXPECT_THROW(sum.wait(), Error);
+    told.wait();
+    over.count_down();
+    EXPECT_THROW(sum.result(), Error) << "the operation's";
+    ASSERT_NE(sum.error(), nullptr);
+    try {
+      std::rethrow_exception(sum.error());
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kTimeout) << error.what();
+    }
+    int n_called = 0;
+    sum.on_done(
+        [&](const functional::AsyncTensor& failed) { n_called += failed.error() != nullptr ? 1 : 0; });
+    EXPECT_EQ(n_called, 1) << "at once";
   });
 }
 

@@ -9,6 +9,7 @@
 
 #include "lockstep/base/detail/byte_io.h"
 #include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/timeout.h"
 #include "lockstep/base/log.h"
 #include "lockstep/collective/collectives.h"
 #include "lockstep/collective/internal/collective_call.h"
@@ -95,14 +96,20 @@ ObjectCall::ObjectCall(const char* name, const Group& group, std::optional<Milli
                        std::source_location where)
     : name_(name),
       group_(resolve(group)),
-      deadline_(Deadline::after(group_->rank() < 0 ? Milliseconds(0) : timeout.value_or(group_->timeout()))),
-      where_(where) {}
+      deadline_(Deadline::after(timeout.value_or(group_->timeout()))),
+      where_(where) {
+  if (timeout) base::checked_timeout(*timeout, called());
+}
 
-std::string ObjectCall::prefix() const {
+std::string ObjectCall::called() const {
   char where[kWhereCapacity];
   write_where(where_, where);
   return base::cat(name_, " of group \"", group_->name(), "\" (rank ", rank(), " of ", size(), ", called at ",
-                   where, "): ");
+                   where, ")");
+}
+
+std::string ObjectCall::prefix() const {
+  return called() + ": ";
 }
 
 bool ObjectCall::takes_part() const {
@@ -149,7 +156,7 @@ int ObjectCall::root(std::optional<int> in_world, std::optional<int> in_group, c
 
 int ObjectCall::peer(std::optional<int> in_world, std::optional<int> in_group, const char* role) const {
   const int peer = root(in_world, in_group, role, {});
-  if (peer == rank()) refuse(ErrorKind::kUsage, role, " is this rank itself; it would wait for ever");
+  if (peer == rank()) refuse(ErrorKind::kUsage, role, " is this rank itself; it would wait forever");
   return peer;
 }
 
@@ -160,7 +167,7 @@ std::optional<int> ObjectCall::peer_or_any(std::optional<int> in_world, std::opt
 }
 
 Milliseconds ObjectCall::left() const {
-  return time_left(deadline_);
+  return base::time_left(deadline_);
 }
 
 void ObjectCall::refuse_object(const Error& error, std::size_t index, int from) const {
@@ -173,18 +180,18 @@ void ObjectCall::refuse_object(const Error& error, std::size_t index, int from) 
 
 EncodedObjects ObjectCall::why_not_encoded(std::size_t n_parts) {
   const Failure failure = base::current_failure();
-  base::ByteWriter words;
-  words.put(static_cast<std::uint8_t>(failure.kind));
-  words.raw(to_bytes(failure.message));
-  return {.parts = std::vector<Bytes>(n_parts, words.take()), .failed = true};
+  base::ByteWriter encoded;
+  encoded.put(static_cast<std::uint8_t>(failure.kind));
+  encoded.raw(to_bytes(failure.message));
+  return {.parts = std::vector<Bytes>(n_parts, encoded.take()), .failed = true};
 }
 
-void ObjectCall::refuse_failed(int from, std::span<const std::uint8_t> words) const {
+void ObjectCall::refuse_failed(int from, std::span<const std::uint8_t> encoded) const {
   auto kind = ErrorKind::kInternal;
-  if (!words.empty() && words.front() <= static_cast<std::uint8_t>(ErrorKind::kInternal))
-    kind = static_cast<ErrorKind>(words.front());
+  if (!encoded.empty() && encoded.front() <= static_cast<std::uint8_t>(ErrorKind::kInternal))
+    kind = static_cast<ErrorKind>(encoded.front());
   refuse(kind, "rank ", world_rank(from), from == rank() ? " (this one)" : "",
-         " could not encode its object: ", words.empty() ? "" : to_text(words.subspan(1)));
+         " could not encode its object: ", encoded.empty() ? "" : to_text(encoded.subspan(1)));
 }
 
 void ObjectCall::check_count(std::int64_t came, std::size_t expected, int from) const {
@@ -214,6 +221,8 @@ ReceivedObjects ObjectCall::room_for(std::span<const std::int64_t> sizes) const 
   return received;
 }
 
+// Sizes first, then bytes. A rank whose object cannot be encoded takes part in both steps with its error in place of the
+// object (a negative size), so that all ranks fail with the reason instead of waiting for it.
 ReceivedObjects ObjectCall::all_gather(const EncodedObjects& object) {
   Sizes own = announced(object);
   Sizes sizes(static_cast<std::size_t>(size()));
@@ -248,6 +257,7 @@ ReceivedObjects ObjectCall::gather(const EncodedObjects& object, int dst) {
   return received;
 }
 
+// As gather, the other way: an all-to-all in which only one rank sends.
 ReceivedObjects ObjectCall::scatter(const EncodedObjects& objects, int src) {
   const bool here = rank() == src;
   Sizes outgoing = announced(objects);
@@ -336,7 +346,7 @@ int ObjectCall::receive_tensor(const at::Tensor& tensor, std::optional<int> src,
     for (const auto& work : works) work.wait();
     return *src;
   }
-  const int from = lockstep::recv(tensor, step(RecvOptions{.group_src = src}));
+  const auto from = lockstep::recv(tensor, step(RecvOptions{.group_src = src}));
   return root(from, {}, "src", {});
 }
 

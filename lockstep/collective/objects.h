@@ -1,24 +1,30 @@
-// Collectives on C++ values: anything that lockstep/object/object.h can encode, tensors included. For lists whose
-// entries differ in type use std::variant, or Object and its as<T>().
+// Collectives on C++ values: anything that lockstep/object/object.h can encode, tensors included. For lists
+// whose entries differ in type use std::variant, or Object and its as<T>().
 //
-// Names, arguments and defaults are torch.distributed's. All of them block. Every member calls the same one with the same
-// root; the values may differ in size and, with Object, in type. Only data is decoded, no code: a peer that sends
-// another type than the receiver names is a kUsage error that says what came and where in the value, and the group
-// goes on. Outputs are assigned only when everything was decoded.
-// Errors: kUsage for bad arguments (before anything is sent), kUnsupported for a value that cannot be sent, and those of
-// collectives.h. A value that one rank cannot encode is the same error on every rank that was to get it, naming that
-// rank, and the group goes on. Not members: a warning, lists stay as they are.
+// Names, arguments and defaults are torch.distributed's. All of them block. Every member calls the same one
+// with the same root; the values may differ in size and, with Object, in type. Only data is decoded, no code:
+// when a peer sends another type than the receiver names, the receiver raises kUsage saying what was received
+// and where in the value, and the group stays usable. Outputs are assigned only when everything was decoded.
+// A literal, like everything that converts to std::string_view, is sent and received as std::string; lists of
+// literals may be written in braces.
+// Thread safety: every function may be called from any thread, but calls on one group must not overlap on a
+// rank, since each consists of several operations.
+// Errors: kUsage for bad arguments (before anything is sent), kUnsupported for a value that cannot be sent,
+// and those of collectives.h. A value that one rank cannot encode is the same error on every rank that was to
+// receive it, naming that rank, and the group stays usable. On a process that is not a member: a warning,
+// lists are left unchanged.
 //
 // The tail every options struct has:
 //   group    null: the default group
-//   device   where the bytes travel; unset or the CPU (lists that torch gives one)
-//   timeout  for the whole call; unset: the group's
+//   device   of the transferred bytes; unset or the CPU (only where torch has this argument)
+//   timeout  for the whole call; unset: the group's; kNoTimeout: none; zero and negative ones raise kUsage
 #pragma once
 
 #include <c10/core/Device.h>
 
 #include <optional>
 #include <source_location>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -53,13 +59,13 @@ struct GatherObjectOptions {
 };
 // On `dst`: every rank's `obj`, in the order of ranks. Elsewhere an empty list.
 template <class T>
-std::vector<T> gather_object(const T& obj, GatherObjectOptions options = {}) {
+std::vector<internal::SentAs<T>> gather_object(const T& obj, GatherObjectOptions options = {}) {
   internal::ObjectCall call("gather_object", options);
   if (!call.takes_part()) return {};
   const int dst = call.root(options.dst, options.group_dst, "dst", 0);
   const auto gathered = call.gather(call.encode_one<T>(obj), dst);
   if (call.rank() != dst) return {};
-  return call.decode_each<T>(gathered);
+  return call.decode_each<internal::SentAs<T>>(gathered);
 }
 
 struct BroadcastObjectListOptions {
@@ -70,7 +76,8 @@ struct BroadcastObjectListOptions {
   std::optional<Milliseconds> timeout{};
   std::source_location where = std::source_location::current();
 };
-// `src`'s objects replace everyone's. The lists have one length on all ranks; another one is told where it is wrong.
+// The objects of `src` replace those of all other ranks. The lists must have the same length on all ranks; a
+// rank whose list has another length raises kUsage.
 template <class T>
 void broadcast_object_list(std::vector<T>& object_list, BroadcastObjectListOptions options = {}) {
   internal::ObjectCall call("broadcast_object_list", options);
@@ -89,17 +96,18 @@ struct ScatterObjectListOptions {
   std::optional<Milliseconds> timeout{};
   std::source_location where = std::source_location::current();
 };
-// Entry r of `src`'s list on rank r. The list has one entry per rank on `src` and is empty elsewhere. A value-initialised T
-// for a process that is not a member.
-template <class T>
-T scatter_object_list(const std::vector<T>& object_list, ScatterObjectListOptions options = {}) {
+// Returns entry r of the list of `src` on rank r. The list has one entry per rank on `src` and is empty
+// elsewhere. Returns a value-initialised T on a process that is not a member.
+template <class T = std::string>
+internal::SentAs<T> scatter_object_list(const std::vector<T>& object_list,
+                                        ScatterObjectListOptions options = {}) {
   internal::ObjectCall call("scatter_object_list", options);
-  if (!call.takes_part()) return T{};
+  if (!call.takes_part()) return {};
   const int src = call.root(options.src, options.group_src, "src", 0);
   call.check_list_at(src, "object_list", object_list);
   internal::EncodedObjects encoded;
   if (call.rank() == src) encoded = call.encode_each(object_list);
-  return std::move(call.decode_each<T>(call.scatter(encoded, src), src).front());
+  return std::move(call.decode_each<internal::SentAs<T>>(call.scatter(encoded, src), src).front());
 }
 
 struct SendObjectListOptions {
@@ -111,8 +119,8 @@ struct SendObjectListOptions {
   std::optional<Milliseconds> timeout{};
   std::source_location where = std::source_location::current();
 };
-// To the recv_object_list of another rank. The list is not empty.
-template <class T>
+// To the recv_object_list of another rank. The list must not be empty.
+template <class T = std::string>
 void send_object_list(const std::vector<T>& object_list, SendObjectListOptions options) {
   internal::ObjectCall call("send_object_list", options);
   if (!call.takes_part()) return;
@@ -130,12 +138,13 @@ struct RecvObjectListOptions {
   std::optional<Milliseconds> timeout{};
   std::source_location where = std::source_location::current();
 };
-// Replaces the entries by those of a send_object_list of as many; returns the sender's rank in the world, -1 for a
-// process that is not a member. A list of another length is taken off the line and refused.
+// Replaces the entries by those of a send_object_list of the same length; returns the sender's rank in the
+// world, nothing on a process that is not a member. A list of another length is received, discarded and raises
+// kUsage.
 template <class T>
-int recv_object_list(std::vector<T>& object_list, RecvObjectListOptions options = {}) {
+std::optional<int> recv_object_list(std::vector<T>& object_list, RecvObjectListOptions options = {}) {
   internal::ObjectCall call("recv_object_list", options);
-  if (!call.takes_part()) return -1;
+  if (!call.takes_part()) return std::nullopt;
   call.check_not_empty(object_list.size(), "object_list");
   const auto src = call.peer_or_any(options.src, options.group_src, "src");
   const auto received = call.receive(object_list.size(), src, options.use_batch);

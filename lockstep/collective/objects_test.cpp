@@ -90,6 +90,41 @@ TEST(GatherObject, BringsEveryRanksValueToOne) {
   }
 }
 
+TEST(Objects, TakeLiteralsAndSendThemAsStrings) {
+  world(2, [](int rank) {
+    const std::vector<std::string> both = {"zero", "one!"};
+    const auto at_root = rank == 0 ? both : std::vector<std::string>();
+    const char* const pointer = rank == 0 ? "zero" : "one!";
+    EXPECT_EQ(rank == 0 ? gather_object("zero") : gather_object("one!"), at_root);
+    EXPECT_EQ(gather_object(pointer), at_root);
+    EXPECT_EQ(gather_object(std::string_view(pointer)), at_root);
+    std::vector<std::string> all(2);
+    all_gather_object(all, pointer);
+    EXPECT_EQ(all, both);
+    EXPECT_EQ(rank == 0 ? scatter_object_list({"a", "b"}) : scatter_object_list({}), rank == 0 ? "a" : "b");
+    EXPECT_EQ(scatter_object_list(rank == 0 ? std::vector{"c", "d"} : std::vector<const char*>{}),
+              rank == 0 ? "c" : "d");
+    if (rank == 0) return send_object_list({"hello", "there"}, {.dst = 1});
+    std::vector<std::string> came(2);
+    recv_object_list(came, {.src = 0});
+    EXPECT_EQ(came, (std::vector<std::string>{"hello", "there"}));
+  });
+}
+
+TEST(Objects, HaveAPositiveTimeoutOrNone) {
+  world(2, [](int rank) {
+    std::vector<int> list = {rank};
+    for (const auto timeout : {Milliseconds(0), Milliseconds(-1)}) {
+      const auto refused = refusal([&] { broadcast_object_list(list, {.timeout = timeout}); });
+      EXPECT_TRUE(says(refused, "a timeout of ") && says(refused, "objects_test.cpp:")) << refused;
+    }
+    broadcast_object_list(list, {.src = 1, .timeout = kNoTimeout});
+    EXPECT_EQ(list.front(), 1);
+    set_timeout(kNoTimeout);
+    EXPECT_EQ(gather_object(rank).size(), rank == 0 ? 2u : 0u);
+  });
+}
+
 TEST(BroadcastObjectList, ReplacesEveryRanksList) {
   for (const int n : kSizes) {
     world(n, [n](int rank) {
@@ -126,8 +161,8 @@ TEST(ObjectLists, GoFromOneRankToAnother) {
         send_object_list(list, {.group_dst = 2, .use_batch = batch});
       } else {
         std::vector<Object> list(2);
-        const int from = rank == 1 ? recv_object_list(list, {.src = 0, .use_batch = batch})
-                                   : recv_object_list(list, {.use_batch = batch});
+        const auto from = rank == 1 ? recv_object_list(list, {.src = 0, .use_batch = batch})
+                                    : recv_object_list(list, {.use_batch = batch});
         EXPECT_EQ(from, 0);
         expect_report(list[0].as<Report>(), 2);
         EXPECT_EQ(list[1].as<std::string>(), "two");
@@ -148,7 +183,7 @@ TEST(ObjectCollectives, WorkInSubGroupsAndLeaveOthersUntouched) {
     if (rank == 1) {
       send_object_list(sent, {.dst = 3, .group = group});
     } else {
-      EXPECT_EQ(recv_object_list(sent, {.group = group}), rank == 3 ? 1 : -1);
+      EXPECT_EQ(recv_object_list(sent, {.group = group}), rank == 3 ? std::optional(1) : std::nullopt);
     }
     if (rank % 2 == 1) {
       EXPECT_EQ(gathered, (std::vector<int>{1, 3}));

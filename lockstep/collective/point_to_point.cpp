@@ -17,7 +17,7 @@ void check_tag(const CollectiveCall& call, int tag) {
 void check_other(const CollectiveCall& call, int peer, const char* role) {
   if (peer != call.rank()) return;
   call.refuse(ErrorKind::kUsage, role,
-              " is this rank itself, for which a blocking call would wait for ever; use ",
+              " is this rank itself, for which a blocking call would wait forever; use ",
               role[0] == 'd' ? "isend" : "irecv");
 }
 
@@ -115,9 +115,9 @@ Work isend(at::Tensor tensor, SendOptions options) {
   return start_send(call, tensor, check_send(call, tensor, options), options.tag);
 }
 
-int recv(at::Tensor tensor, RecvOptions options) {
+std::optional<int> recv(at::Tensor tensor, RecvOptions options) {
   CollectiveCall call(recv_type(options), options, false);
-  if (!call.takes_part()) return -1;
+  if (!call.takes_part()) return std::nullopt;
   const int peer = check_recv(call, tensor, options);
   check_other(call, peer, "src");
   return start_recv(call, tensor, peer, options.tag).source_rank();

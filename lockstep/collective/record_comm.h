@@ -1,9 +1,10 @@
-// A name for operations: what profilers call those that are started in a scope.
+// Names operations for profilers: operations that are started in a scope appear under its name.
 //
 //   const auto named = lockstep::record_comm("layer 1: gather weights");
-//   lockstep::all_gather_single(output, input);          // an event of that name instead of "lockstep:all_gather..."
+//   lockstep::all_gather_single(output, input);  // an event of that name instead of "lockstep:all_gather..."
 //
-// Thread safety: a scope names the operations of the thread that opened it, and ends on that thread. Scopes nest.
+// Thread safety: a scope names the operations of the thread that opened it, and ends on that thread. Scopes
+// nest.
 #pragma once
 
 #include <string>
@@ -22,13 +23,13 @@ class [[nodiscard]] CommRecord {
   const std::string name_;
   const std::string* const before_;
 };
-// Operations started by this thread have this name until the result goes.
+// Operations started by this thread have this name until the returned object is destroyed.
 inline CommRecord record_comm(std::string name) {
   return CommRecord(std::move(name));
 }
 
 namespace internal {
-// The innermost scope's name on this thread; null outside.
+// The innermost scope's name on this thread; null outside of any.
 const std::string* comm_name() noexcept;
 }  // namespace internal
 

@@ -1,5 +1,6 @@
-// How values of several ranks become one. A small value: write ReduceOp::kSum and the like, or
-// ReduceOp::premul_sum(factor). Thread safety: a value.
+// How values of several ranks are combined into one. A small value: write ReduceOp::kSum and the like, or
+// ReduceOp::premul_sum(factor).
+// Thread safety: a value type without shared state.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -24,15 +25,15 @@ class ReduceOp {
 
   // kPremulSum without a factor is refused by the collectives.
   ReduceOp(Kind kind = kSum) : kind_(kind) {}
-  // Every rank's values times its own factor, then the sum. The factor is a number or a tensor of one element; a
-  // tensor is read when the collective is called. Integers need an integer factor.
+  // Every rank's values are multiplied by its own factor, then summed. The factor is a number or a tensor of
+  // one element; a tensor is read when the collective is called. Integers need an integer factor.
   static ReduceOp premul_sum(const c10::Scalar& factor);
   static ReduceOp premul_sum(at::Tensor factor);
 
   Kind kind() const { return kind_; }
-  // For switch and ==: the factor is not compared.
+  // For switch and ==; the factor is not compared.
   operator Kind() const { return kind_; }
-  // Undefined but for premul_sum.
+  // Undefined except for premul_sum.
   const at::Tensor& factor() const { return factor_; }
 
  private:
@@ -40,7 +41,7 @@ class ReduceOp {
   at::Tensor factor_;
 };
 
-// "SUM", "AVG", ...; "unknown" for a number that is none.
+// "SUM", "AVG", ...; "unknown" for a number that is not a Kind.
 const char* name_of(ReduceOp::Kind kind) noexcept;
 
 }  // namespace lockstep

@@ -128,7 +128,7 @@ TEST(BucketPlan, RefusesCapsThatAreNotPositive) {
   EXPECT_THROW(initial_limits({.cap_mb_list = {1, 0}}), Error);
 }
 
-TEST(BucketPlan, RefusesAnOrderThatIsNoPermutation) {
+TEST(BucketPlan, RejectsAnOrderThatIsNotAPermutation) {
   const auto items = floats({1, 1, 1});
   const std::vector<std::size_t> limit{10};
   EXPECT_THROW(assign_buckets(items, limit, std::vector<std::size_t>{0, 1}), Error);

@@ -23,14 +23,14 @@ at::Tensor hook_result(const c10::ivalue::Future& future, const std::string& hoo
   }
   if (!result.defined() || result.numel() != like.numel()) {
     base::raise(ErrorKind::kUsage,
-                base::cat("the communication hook ", hook, " gave a tensor of ",
+                base::cat("the communication hook ", hook, " returned a tensor of ",
                           result.defined() ? result.numel() : 0, " elements for a bucket of ", like.numel()));
   }
   return result;
 }
 
 void await(const GradFuture& future, Milliseconds timeout, const std::string& whose) {
-  if (!future->completed() && timeout.count() > 0) {
+  if (!future->completed() && timeout.count() > 0 && timeout != kNoTimeout) {
     const auto over = std::make_shared<std::promise<void>>();
     future->addCallback([over](c10::ivalue::Future&) { over->set_value(); });
     if (over->get_future().wait_for(timeout) == std::future_status::timeout)

@@ -1,7 +1,7 @@
 // Communication hooks: replace the averaging of a bucket of gradients.
 //
-//   model->register_comm_hook({.run = [](GradBucket& bucket) {
-//     return all_reduce(bucket.buffer(), {.op = ReduceOp::kAvg, .async_op = true}).get_future();
+//   model->register_comm_hook({.run = [group = default_group()](GradBucket& bucket) {
+//     return all_reduce(bucket.buffer(), {.op = ReduceOp::kAvg, .group = group, .async_op = true}).get_future();
 //   }});
 //
 // A hook is called on the thread that runs backward(), once per bucket and step, in the same order on all ranks, as

@@ -1,7 +1,7 @@
 // DistributedDataParallel: every rank holds a copy of the module, computes gradients on its own part of the batch, and
 // the wrapper averages them over the ranks while backward() is still running.
 //
-//   auto model = lockstep::DistributedDataParallel(net, {.bucket_cap_mb = 25});
+//   auto model = lockstep::DistributedDataParallel(net, {.gradient_as_bucket_view = true});
 //   loss_fn(model->forward(input), target).backward();   // gradients are now equal on all ranks
 //
 // Gradients are averaged, not summed: a loss that sums over the batch yields gradients world-size times smaller than
@@ -11,6 +11,10 @@
 // removed, resized or moved after wrapping, and must be registered in the same order on all ranks. Added ones are
 // detected before the first forward pass and every 100th after it, and raise kUsage. In a world of one the wrapper only
 // calls the module.
+//
+// Besides forward() a model has the public members of DdpCore (detail/ddp_core.h): no_sync, register_comm_hook,
+// register_buffer_hook, register_fused_optimizer, overlap_optimizer, update_process_group, set_static_graph, logging_data,
+// stats, and what join() calls.
 // Thread safety: as torch::nn::Module, one thread at a time.
 #pragma once
 
@@ -23,7 +27,9 @@
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/ddp/ddp_core.h"
+#include "lockstep/ddp/bucket_plan.h"
+#include "lockstep/ddp/ddp_options.h"
+#include "lockstep/ddp/detail/ddp_core.h"
 #include "lockstep/ddp/detail/forward_pass.h"
 #include "lockstep/ddp/distributed_sampler.h"
 #include "lockstep/tensor/visit_tensors.h"
@@ -153,5 +159,10 @@ DistributedDataParallel(std::shared_ptr<M>, DdpOptions = {}) -> DistributedDataP
 template <ModuleHolderType Holder>
 DistributedDataParallel(const Holder&, DdpOptions = {})
     -> DistributedDataParallel<typename Holder::ContainedType>;
+
+// Removes `prefix` from keys that begin with it, so that what a wrapped model saved can be loaded into an unwrapped
+// one.
+torch::OrderedDict<std::string, at::Tensor> strip_prefix(
+    const torch::OrderedDict<std::string, at::Tensor>& tensors, const std::string& prefix = "module.");
 
 }  // namespace lockstep

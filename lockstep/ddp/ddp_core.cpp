@@ -1,4 +1,4 @@
-#include "lockstep/ddp/ddp_core.h"
+#include "lockstep/ddp/detail/ddp_core.h"
 
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/graph_task.h>
@@ -13,6 +13,8 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/collective/collectives.h"
+#include "lockstep/ddp/bucket_plan.h"
+#include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/internal/backward_optimizers.h"
 #include "lockstep/ddp/internal/buffer_sync.h"
 #include "lockstep/ddp/internal/ddp_join.h"
@@ -33,7 +35,7 @@ void check_materialised(const internal::NamedTensors& parameters) {
     base::raise(
         ErrorKind::kUsage,
         base::cat("DistributedDataParallel: parameter ", parameters.names[i],
-                  " has no values yet (it lies on the meta device); give it values, for example with a ",
+                  " has no values yet (it is on the meta device); give it values, for example with a ",
                   "dry forward pass, before wrapping the module"));
   }
 }
@@ -139,7 +141,7 @@ void DdpCore::take_delayed(internal::NamedTensors& trained) {
     if (found == trained.names.end()) {
       base::raise(ErrorKind::kUsage,
                   base::cat("DistributedDataParallel: \"", name,
-                            "\", to be delayed, is no parameter of the module that requires a gradient"));
+                            "\", to be delayed, is not a parameter of the module that requires a gradient"));
     }
     return found - trained.names.begin();
   };
@@ -169,6 +171,7 @@ void DdpCore::take_delayed(internal::NamedTensors& trained) {
 
 // In a world of one only for optimizers that step inside backward() and for mixed precision. The members
 // are replaced only after everything has been created: no effect when it raises.
+// Collective where there are other ranks: buckets and hooks compare and agree.
 void DdpCore::make_reducer(const Group& group) {
   const bool alone = group->size() == 1;
   if (alone && !works_alone()) return;
@@ -214,6 +217,7 @@ bool DdpCore::works_alone() const {
   return steps_->any() || options_.mixed_precision.has_value();
 }
 
+// Outside any pass: buckets, hooks and the order of collectives all belong to one group.
 void DdpCore::update_process_group(Group group) {
   if (join_options() != nullptr) base::raise(ErrorKind::kUsage, "update_process_group: not inside join()");
   if (torch::autograd::get_current_graph_task_id() != -1)

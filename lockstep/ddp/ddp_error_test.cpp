@@ -85,7 +85,7 @@ TEST(DdpErrors, RefusesModulesAndOptionsItCannotServe) {
   });
 }
 
-TEST(DdpErrors, EveryRankHearsOfDifferentParameterCounts) {
+TEST(DdpErrors, EveryRankReportsDifferentParameterCounts) {
   run_threads(3, [](int rank) {
     const bool odd = rank == 1;
     EXPECT_TRUE(raises(ErrorKind::kUsage, {"has 1", "has 2", "rank 1"}, [&] {
@@ -356,7 +356,7 @@ TEST(DdpErrors, AReplacedBucketViewIsAnError) {
   });
 }
 
-TEST(DdpLog, TellsHowItWasBuiltWhenTheDebugLevelAsksForIt) {
+TEST(DdpLog, LogsHowItWasBuiltWhenTheDebugLevelRequestsIt) {
   static std::mutex mutex;
   static std::string lines;
   set_log_sink([](LogLevel, std::string_view text) {

@@ -61,7 +61,7 @@ TEST(InPlaceGradients, AreReducedWhereAutogradMadeThem) {
   });
 }
 
-TEST(InPlaceGradients, AreCopiedWhenAHookWantsThemInOnePiece) {
+TEST(InPlaceGradients, AreCopiedWhenAHookNeedsThemInOnePiece) {
   run_threads(2, [&](int rank) {
     Mlp net;
     auto model = DistributedDataParallel(net, {.in_place_bytes = kFrom});
@@ -109,7 +109,7 @@ struct TwinsImpl : torch::nn::Module {
 };
 TORCH_MODULE(Twins);
 
-TEST(InPlaceGradients, OfOneMemoryAreToldApart) {
+TEST(InPlaceGradients, OfOneMemoryAreDistinguished) {
   run_threads(2, [&](int rank) {
     Twins net;
     auto model = DistributedDataParallel(net, {.in_place_bytes = 1});

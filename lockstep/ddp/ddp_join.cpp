@@ -5,7 +5,7 @@
 
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
-#include "lockstep/ddp/ddp_core.h"
+#include "lockstep/ddp/detail/ddp_core.h"
 #include "lockstep/ddp/internal/backward_optimizers.h"
 #include "lockstep/ddp/internal/buffer_sync.h"
 #include "lockstep/ddp/internal/ddp_join.h"

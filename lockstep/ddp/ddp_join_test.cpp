@@ -339,7 +339,7 @@ struct BranchesImpl : torch::nn::Module {
 };
 TORCH_MODULE(Branches);
 
-TEST(DdpJoin, WhatNobodyUsesHasNoGradientOnRanksWithoutInput) {
+TEST(DdpJoin, ParametersUsedByNoRankHaveNoGradientOnRanksWithoutInput) {
   for (const bool views : {false, true}) {
     run_threads(2, [&](int rank) {
       Branches net;

@@ -6,7 +6,7 @@
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
-#include "lockstep/ddp/ddp_core.h"
+#include "lockstep/ddp/detail/ddp_core.h"
 #include "lockstep/ddp/internal/module_state.h"
 #include "lockstep/ddp/internal/reducer.h"
 #include "lockstep/debug/debug.h"
@@ -139,7 +139,7 @@ void DdpCore::describe_construction(const internal::NamedTensors& trained, std::
 // For TORCH_DISTRIBUTED_DEBUG=INFO and above. Before the ranks meet, since that is where construction may hang.
 void DdpCore::log_construction(const internal::NamedTensors& trained, std::size_t n_all) const {
   if (get_debug_level() == DebugLevel::kOff || !base::log_enabled(LogLevel::kInfo)) return;
-  std::string words = base::cat(
+  std::string text = base::cat(
       "DistributedDataParallel over group \"", group_->name(), "\" (rank ", group_->rank(), " of ",
       group_->size(), ", back end ", group_->backend(), "): ", trained.tensors.size(), " of ", n_all,
       " parameters trained, ", construction_.total_parameter_size_bytes, " bytes; bucket_cap_mb ",
@@ -148,10 +148,10 @@ void DdpCore::log_construction(const internal::NamedTensors& trained, std::size_
       options_.init_sync, ", find_unused_parameters ", options_.find_unused_parameters, ", static_graph ",
       options_.static_graph);
   for (std::size_t i = 0; i < trained.tensors.size(); ++i) {
-    words += base::cat("\n  ", trained.names[i], " ", trained.tensors[i].sizes(), " ",
-                       c10::toString(trained.tensors[i].scalar_type()));
+    text += base::cat("\n  ", trained.names[i], " ", trained.tensors[i].sizes(), " ",
+                      c10::toString(trained.tensors[i].scalar_type()));
   }
-  base::log(LogLevel::kInfo, words);
+  base::log(LogLevel::kInfo, text);
 }
 
 DdpLoggingData DdpCore::logging_data() const {

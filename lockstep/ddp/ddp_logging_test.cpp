@@ -10,6 +10,7 @@
 
 #include "lockstep/base/log.h"
 #include "lockstep/collective/collective.h"
+#include "lockstep/ddp/bucket_plan.h"
 #include "lockstep/ddp/ddp.h"
 #include "lockstep/ddp/ddp_testing.h"
 #include "lockstep/ddp/hooks.h"
@@ -36,7 +37,7 @@ std::uint64_t bytes_of(const torch::nn::Module& module) {
   return n_bytes;
 }
 
-TEST(DdpLogging, TellsHowTheModelWasBuilt) {
+TEST(DdpLogging, RecordsHowTheModelWasBuilt) {
   run_threads(2, [](int rank) {
     Mlp net;
     net->second->to(torch::kDouble);
@@ -73,7 +74,7 @@ TEST(DdpLogging, TellsHowTheModelWasBuilt) {
   });
 }
 
-TEST(DdpLogging, TellsWhatWasSetLater) {
+TEST(DdpLogging, RecordsWhatWasSetLater) {
   run_threads(2, [](int) {
     auto model = DistributedDataParallel(Mlp());
     model->register_comm_hook(fp16_compress_hook());
@@ -167,7 +168,7 @@ TEST(DdpLogging, NamesTheParametersThatItsIndicesMean) {
   });
 }
 
-TEST(DdpLogging, TellsOfRebuiltBucketsAndTheOrderOfGradients) {
+TEST(DdpLogging, RecordsRebuiltBucketsAndTheOrderOfGradients) {
   run_threads(3, [](int rank) {
     Mlp net;
     auto model = DistributedDataParallel(net, {.bucket_cap_mb = 0.0002});
@@ -285,7 +286,7 @@ struct PausingImpl : torch::nn::Module {
 };
 TORCH_MODULE(Pausing);
 
-TEST(DdpLogging, ABucketIsDoneWhenItIsReducedNotWhenSomebodyWaitsForIt) {
+TEST(DdpLogging, ABucketIsDoneWhenItIsReducedNotWhenItIsWaitedFor) {
   for (const bool hooked : {false, true}) {
     run_threads(2, [&](int rank) {
       Pausing net;
@@ -376,7 +377,7 @@ struct TwoPathsImpl : torch::nn::Module {
 };
 TORCH_MODULE(TwoPaths);
 
-TEST(DdpLogging, TellsHowMuchWentUnusedAndWhetherThatChanges) {
+TEST(DdpLogging, RecordsHowManyBytesAreUnusedAndWhetherThatChanges) {
   run_threads(2, [](int rank) {
     TwoPaths net;
     auto model = DistributedDataParallel(
@@ -399,7 +400,7 @@ TEST(DdpLogging, TellsHowMuchWentUnusedAndWhetherThatChanges) {
   });
 }
 
-TEST(DdpLogging, TellsTheErrorThatTheNextForwardRaises) {
+TEST(DdpLogging, RecordsTheErrorThatTheNextForwardRaises) {
   run_threads(2, [](int rank) {
     auto model = DistributedDataParallel(TwoPaths());
     model->forward(input_of(0, rank), true).sum().backward();
@@ -412,7 +413,7 @@ TEST(DdpLogging, TellsTheErrorThatTheNextForwardRaises) {
   });
 }
 
-TEST(DdpLogging, TellsAReductionThatFailed) {
+TEST(DdpLogging, RecordsAReductionThatFailed) {
   run_threads(2, [](int rank) {
     const Group group = new_group({0, 1});
     auto model = DistributedDataParallel(Mlp(), {.group = group});

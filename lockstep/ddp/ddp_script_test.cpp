@@ -97,7 +97,7 @@ TEST(Script, ItsTensorsAreThoseOfTheWrapper) {
 }
 
 // `count` is bound to a new tensor in every pass.
-TEST(Script, BuffersThatItsCodeBindsAnewAreFoundAgain) {
+TEST(Script, BuffersThatItsCodeRebindsAreFoundAgain) {
   run_threads(2, [](int rank) {
     torch::jit::Module net("counter");
     net.register_parameter("weight", weight_of(1, {kIn}), false);

@@ -144,7 +144,7 @@ TEST(FusedOptimizer, StepsOnlyTheParametersItIsGivenAndIsRegisteredOnce) {
     const auto make = [&] { return std::make_shared<FunctionalSGD>(net->parameters(), SGDOptions(0.1)); };
     const at::Tensor stranger = torch::ones({2}, torch::requires_grad());
     EXPECT_NE(
-        refusal([&] { model->register_fused_optimizer(make(), {stranger}); }).find("none that this model"),
+        refusal([&] { model->register_fused_optimizer(make(), {stranger}); }).find("not one that this model"),
         std::string::npos);
     EXPECT_NE(refusal([&] { model->register_fused_optimizer(nullptr); }).find("is null"), std::string::npos);
     model->register_fused_optimizer(make(), {net->last->weight});

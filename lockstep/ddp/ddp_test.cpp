@@ -384,7 +384,7 @@ TEST(Ddp, TakesTheBuffersOfRankZeroBeforeSyncedForwards) {
   });
 }
 
-TEST(Ddp, LeavesBuffersAloneWhenToldSo) {
+TEST(Ddp, DoesNotSyncBuffersWhenDisabled) {
   run_threads(2, [](int rank) {
     auto net = std::make_shared<BufferedImpl>();
     net->count.fill_(rank);

@@ -90,7 +90,7 @@ TEST_P(Unused, ParametersUsedSomewhereAreAveragedAndOthersKeepWhatTheyHad) {
   });
 }
 
-TEST_P(Unused, AnOldGradientStaysWhereNobodyUsesTheParameter) {
+TEST_P(Unused, AnOldGradientStaysWhenNoRankUsesTheParameter) {
   run_threads(2, [&](int rank) {
     Chooser net;
     fill_parameters(*net, 5);
@@ -268,7 +268,7 @@ TEST(FindUnused, AnOutputThatTheLossIgnoresLeavesItsGradientsAlone) {
   });
 }
 
-TEST(FindUnused, OutputsAreCopiedUnlessToldNotTo) {
+TEST(FindUnused, OutputsAreCopiedUnlessDisabled) {
   struct Keeps : torch::nn::Module {
     Keeps() { weight = register_parameter("weight", torch::ones({3})); }
     at::Tensor forward() { return last = weight * 2; }
@@ -332,7 +332,7 @@ TEST_P(Unused, RanksStayEqualWhileTheGraphChangesAtRandom) {
   });
 }
 
-TEST(FindUnused, ABucketThatNobodyUsesIsSkippedWhenAsked) {
+TEST(FindUnused, ABucketUsedByNoRankIsSkippedWhenRequested) {
   run_threads(2, [](int rank) {
     Chooser net;
     fill_parameters(*net, 5);
@@ -368,7 +368,7 @@ TEST(StaticGraph, LearnsWhatIsUnusedAndHowOftenHooksFire) {
   });
 }
 
-TEST(StaticGraph, ANewlyUsedParameterIsAnErrorThatSaysSo) {
+TEST(StaticGraph, ANewlyUsedParameterIsAnErrorThatNamesIt) {
   run_threads(2, [](int rank) {
     Chooser net;
     fill_parameters(*net, 5);

@@ -41,7 +41,7 @@ DistributedSampler::DistributedSampler(std::size_t dataset_size, DistributedSamp
                 base::cat("DistributedSampler: num_replicas must be at least 1, not ", n_replicas));
   }
   if (rank < 0 || rank >= n_replicas) {
-    base::raise(ErrorKind::kUsage, base::cat("DistributedSampler: rank ", rank, " must lie in [0, ",
+    base::raise(ErrorKind::kUsage, base::cat("DistributedSampler: rank ", rank, " must be in [0, ",
                                              n_replicas - 1, "] with ", n_replicas, " replicas"));
   }
   n_replicas_ = static_cast<std::size_t>(n_replicas);
@@ -99,7 +99,7 @@ void DistributedSampler::load(torch::serialize::InputArchive& archive) {
   reset();
   if (position < 0 || static_cast<std::size_t>(position) > drawn_.size()) {
     base::raise(ErrorKind::kUsage,
-                base::cat("DistributedSampler: the saved position ", position, " lies outside the dataset"));
+                base::cat("DistributedSampler: the saved position ", position, " is outside the dataset"));
   }
   position_ = static_cast<std::size_t>(position);
 }

@@ -21,7 +21,7 @@
 
 #include <cstdint>
 
-#include "lockstep/ddp/ddp_core.h"
+#include "lockstep/ddp/comm_hook.h"
 #include "lockstep/ddp/hooks/auto_quantize.h"
 #include "lockstep/ddp/hooks/compose.h"
 #include "lockstep/ddp/hooks/default_hooks.h"
@@ -30,6 +30,8 @@
 #include "lockstep/ddp/hooks/quantization_hooks.h"
 
 namespace lockstep {
+
+class DdpCore;  // the base of every DistributedDataParallel (ddp.h)
 
 // The PowerSGD hooks start after 1000 iterations and use the defaults of PowerSGDOptions.
 enum class DdpCommHookType : std::uint8_t {

@@ -18,7 +18,7 @@ void check_dtype(const std::optional<at::ScalarType>& dtype, const char* name) {
   if (!dtype || at::isFloatingType(*dtype)) return;
   base::raise(ErrorKind::kUsage,
               base::cat("MixedPrecision: ", name, " is ", c10::toString(*dtype),
-                        ", which is no floating-point type; use kBFloat16, kHalf or kFloat"));
+                        ", which is not a floating-point type; use kBFloat16, kHalf or kFloat"));
 }
 
 }  // namespace

@@ -155,7 +155,7 @@ TEST(MixedPrecision, CastsFloatingPointTensorsAndNoOthers) {
   }
 }
 
-TEST(MixedPrecision, InputsStayAsTheyAreWhenToldSo) {
+TEST(MixedPrecision, InputsAreNotCastWhenDisabled) {
   run_threads(2, [](int) {
     auto net = std::make_shared<WatchedImpl>();
     MixedPrecision mixed = in(at::kBFloat16);

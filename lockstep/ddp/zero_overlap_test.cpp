@@ -105,7 +105,7 @@ TEST(ZeroOverlap, KeepsOnlyItsShareOfTheStateAndConsolidatesIt) {
   });
 }
 
-TEST(ZeroOverlap, ParametersNobodyUsesAreNotStepped) {
+TEST(ZeroOverlap, UnusedParametersAreNotStepped) {
   struct HalfImpl : torch::nn::Module {
     HalfImpl() {
       used = register_module("used", torch::nn::Linear(kIn, kOut));

@@ -1,4 +1,5 @@
 #include "lockstep/debug/detail/checker.h"
+#include "lockstep/base/detail/timeout.h"
 
 #include <algorithm>
 #include <array>
@@ -22,25 +23,25 @@ constexpr std::array<Field, 6> kFields{{{"operation", &Fingerprint::operation},
                                         {"device types", &Fingerprint::devices},
                                         {"shapes", &Fingerprint::shapes}}};
 
-std::string encode_all(const std::vector<std::string>& words) {
+std::string encode_all(const std::vector<std::string>& texts) {
   base::ByteWriter writer;
-  for (const auto& word : words) writer.sized(word);
+  for (const auto& text : texts) writer.sized(text);
   return to_text(writer.view());
 }
 
 std::vector<std::string> decode_all(const std::string& text) {
   base::ByteReader reader({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});
-  std::vector<std::string> words;
-  while (const auto word = reader.sized()) words.push_back(to_text(*word));
-  return words;
+  std::vector<std::string> texts;
+  while (const auto one = reader.sized()) texts.push_back(to_text(*one));
+  return texts;
 }
 
 // What rank 0 publishes: nothing when all ranks run the same, otherwise what each runs.
-std::string judge(const std::vector<std::string>& words) {
-  const auto first = Fingerprint::decode(words.front());
+std::string judge(const std::vector<std::string>& calls) {
+  const auto first = Fingerprint::decode(calls.front());
   const bool in_step = std::ranges::all_of(
-      words, [&](const auto& word) { return first.differences(Fingerprint::decode(word)).empty(); });
-  return in_step ? "" : encode_all(words);
+      calls, [&](const auto& call) { return first.differences(Fingerprint::decode(call)).empty(); });
+  return in_step ? "" : encode_all(calls);
 }
 
 }  // namespace
@@ -81,24 +82,24 @@ Checker::Checker(Store& store, int rank, std::vector<int> ranks)
 
 void Checker::check(const std::string& who, const Fingerprint& mine, Milliseconds timeout,
                     const std::function<void()>& still_worth_it) {
-  const std::lock_guard lock(mutex_);
-  std::string told;
+  const base::MutexLock lock(mutex_);
+  std::string verdict;
   try {
-    told = gather_.gather(number_++, mine.encode(),
-                          {.timeout = timeout,
-                           .patience = timeout * 2,
-                           .name_all = true,
-                           .who = base::cat(who, ", running ", mine.text()),
-                           .still_worth_it = still_worth_it},
-                          judge);
+    verdict = gather_.gather(number_++, mine.encode(),
+                             {.timeout = timeout,
+                              .patience = base::twice(timeout),
+                              .name_all = true,
+                              .who = base::cat(who, ", running ", mine.text()),
+                              .still_worth_it = still_worth_it},
+                             judge);
   } catch (const Error& error) {
     Failure failure = error.failure();
     failure.message += base::stack_trace_if_asked();
     base::raise(std::move(failure));
   }
-  const auto words = decode_all(told);
-  for (std::size_t i = 0; i < words.size() && i < ranks_.size(); ++i) {
-    const auto other = Fingerprint::decode(words[i]);
+  const auto calls = decode_all(verdict);
+  for (std::size_t i = 0; i < calls.size() && i < ranks_.size(); ++i) {
+    const auto other = Fingerprint::decode(calls[i]);
     const auto differences = mine.differences(other);
     if (differences.empty()) continue;
     base::raise(ErrorKind::kUsage,
@@ -108,7 +109,7 @@ void Checker::check(const std::string& who, const Fingerprint& mine, Millisecond
                 ErrorFamily::kBackend);
   }
   // In step with everyone, but others are not among themselves: shapes that only some compare.
-  if (!words.empty())
+  if (!calls.empty())
     base::raise(ErrorKind::kUsage, base::cat(who, ": other ranks are out of step with each other"),
                 ErrorFamily::kBackend);
 }

@@ -81,7 +81,7 @@ TEST(Checker, LetsRanksInStepPassAgainAndAgain) {
   EXPECT_EQ(texts, std::vector<std::string>(3));
 }
 
-TEST(Checker, TellsEveryRankWhatDiffersByItsWorldRank) {
+TEST(Checker, ReportsOnEveryRankWhatDiffersByWorldRank) {
   const auto texts = raised(2, [](int rank, Store& store) {
     Checker checker(store, rank, {4, 7});
     checker.check("test", {.operation = rank == 0 ? "all_reduce" : "barrier"}, kLong, {});
@@ -100,7 +100,7 @@ TEST(Checker, NamesTheRankThatIsMissing) {
   EXPECT_TRUE(holds(texts[0], "rank 7")) << texts[0];
 }
 
-TEST(Checker, StopsWaitingWhenThereIsNoPointInGoingOn) {
+TEST(Checker, StopsWaitingOnceItIsNoLongerWorthIt) {
   const auto texts = raised(2, [](int rank, Store& store) {
     if (rank == 1) return;
     Checker checker(store, rank, {0, 1});

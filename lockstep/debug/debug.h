@@ -1,9 +1,10 @@
 // How much is checked and logged. The debug level is set by TORCH_DISTRIBUTED_DEBUG or here:
 //   kOff     (default) nothing extra
 //   kInfo    DDP logs its configuration and names parameters in its errors
-//   kDetail  as kInfo; and groups created from now on compare every collective across their ranks before it runs: a rank
-//            that is missing, or runs another collective or other shapes, becomes an error that names it on every rank
-//            instead of a hang. Costs several store round trips per collective. send and recv are not compared.
+//   kDetail  as kInfo; and groups created from now on compare every collective across their ranks before it
+//            runs: a rank that is missing, or runs another collective or other shapes, becomes an error that
+//            names it on every rank instead of a hang. Costs several store round trips per collective. send
+//            and recv are not compared.
 // Thread safety: every function may be called from any thread. The level is per process.
 #pragma once
 

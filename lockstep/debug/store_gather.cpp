@@ -16,7 +16,7 @@ namespace {
 constexpr char kAllCame = '+';
 constexpr char kGaveUp = '-';
 
-std::string word_key(std::uint64_t number, std::size_t rank) {
+std::string contribution_key(std::uint64_t number, std::size_t rank) {
   return base::cat(number, "/word/", rank);
 }
 
@@ -44,8 +44,8 @@ bool wait_for(Store& store, const std::vector<std::string>& keys, Deadline deadl
   return store.check(keys);
 }
 
-[[noreturn]] void raise_timeout(const std::string& who, const std::string& words) {
-  base::raise(ErrorKind::kTimeout, base::cat(who, ": ", words), ErrorFamily::kBackend);
+[[noreturn]] void raise_timeout(const std::string& who, const std::string& text) {
+  base::raise(ErrorKind::kTimeout, base::cat(who, ": ", text), ErrorFamily::kBackend);
 }
 
 }  // namespace
@@ -69,7 +69,7 @@ std::vector<int> StoreGather::missing(const std::vector<std::string>& keys) {
 std::string StoreGather::lead(std::uint64_t number, const std::string& mine, const Options& options,
                               const std::function<std::string(const std::vector<std::string>&)>& decide) {
   std::vector<std::string> keys;
-  for (std::size_t rank = 1; rank < ranks_.size(); ++rank) keys.push_back(word_key(number, rank));
+  for (std::size_t rank = 1; rank < ranks_.size(); ++rank) keys.push_back(contribution_key(number, rank));
   std::vector<int> late;
   const auto deadline = options.one_look ? Deadline::now() : Deadline::after(options.timeout);
   const auto waiting = [&] {
@@ -78,14 +78,14 @@ std::string StoreGather::lead(std::uint64_t number, const std::string& mine, con
   if (!wait_for(*store_, keys, deadline, options.still_worth_it, waiting)) late = missing(keys);
   if (!late.empty()) {
     if (!options.name_all) late.resize(1);
-    const std::string words =
-        base::cat(name_ranks(late), " did not come within ", options.timeout.count(), " ms");
-    store_->set(verdict_key(number), kGaveUp + words);
-    raise_timeout(options.who, words);
+    const std::string text =
+        base::cat(name_ranks(late), " did not arrive within ", options.timeout.count(), " ms");
+    store_->set(verdict_key(number), kGaveUp + text);
+    raise_timeout(options.who, text);
   }
-  std::vector<std::string> words{mine};
-  for (const auto& word : store_->multi_get(keys)) words.push_back(to_text(word));
-  std::string verdict = decide(words);
+  std::vector<std::string> contributions{mine};
+  for (const auto& one : store_->multi_get(keys)) contributions.push_back(to_text(one));
+  std::string verdict = decide(contributions);
   store_->set(verdict_key(number), kAllCame + verdict);
   for (const auto& key : keys) store_->delete_key(key);
   // All came here, so all have read what was said at the gather before.
@@ -94,7 +94,7 @@ std::string StoreGather::lead(std::uint64_t number, const std::string& mine, con
 }
 
 std::string StoreGather::follow(std::uint64_t number, const std::string& mine, const Options& options) {
-  store_->set(word_key(number, static_cast<std::size_t>(rank_)), mine);
+  store_->set(contribution_key(number, static_cast<std::size_t>(rank_)), mine);
   const auto key = verdict_key(number);
   const auto waiting = [&] {
     return base::cat(options.who, ": this rank waits for rank ", ranks_.front(),
@@ -104,13 +104,14 @@ std::string StoreGather::follow(std::uint64_t number, const std::string& mine, c
                 options.still_worth_it, waiting)) {
     raise_timeout(
         options.who,
-        base::cat("this rank came, but rank ", ranks_.front(), " did not answer within ",
-                  std::max(options.patience, options.timeout).count(), " ms; it may not have come"));
+        base::cat("this rank arrived, but rank ", ranks_.front(), " did not answer within ",
+                  std::max(options.patience, options.timeout).count(), " ms; it may not have arrived"));
   }
   const std::string verdict = to_text(store_->get(key));
-  if (verdict.empty()) base::raise(ErrorKind::kInternal, base::cat(options.who, ": rank 0 told nothing"));
+  if (verdict.empty())
+    base::raise(ErrorKind::kInternal, base::cat(options.who, ": rank 0 published no result"));
   if (verdict.front() == kAllCame) return verdict.substr(1);
-  raise_timeout(options.who, base::cat("this rank came, but rank ", ranks_.front(),
+  raise_timeout(options.who, base::cat("this rank arrived, but rank ", ranks_.front(),
                                        " gave up waiting: ", verdict.substr(1)));
 }
 

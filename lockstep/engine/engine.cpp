@@ -5,6 +5,7 @@
 
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
+#include "lockstep/engine/detail/table_calls.h"
 
 namespace lockstep::comm {
 namespace {
@@ -90,15 +91,16 @@ Engine::Engine(const lockstep_engine* table, std::string origin) : given_(table)
            base::cat("its table says it has ", table->struct_size, " bytes, too few to hold a version"));
   }
   if (table->abi_version != LOCKSTEP_ENGINE_ABI_VERSION) {
-    refuse(origin_,
-           base::cat("built for version ", table->abi_version,
-                     " of the engine ABI, this lockstep speaks version ", LOCKSTEP_ENGINE_ABI_VERSION,
-                     "; build it again against this lockstep's engine_abi.h"));
+    refuse(origin_, base::cat("built for version ", table->abi_version,
+                              " of the engine ABI, this lockstep has version ", LOCKSTEP_ENGINE_ABI_VERSION,
+                              "; build it again against this lockstep's engine_abi.h"));
   }
   if (table->struct_size < kSmallestTable) {
     refuse(origin_, base::cat("its table has ", table->struct_size, " bytes, at least ", kSmallestTable,
                               " are needed; set struct_size to sizeof(lockstep_engine)"));
   }
+  // The engine may be older, and its table shorter: entries that it does not have stay null. Or newer, and longer: what
+  // this lockstep does not know is left out.
   std::memcpy(&table_, table, std::min(table->struct_size, sizeof table_));
   table_.struct_size = sizeof table_;
   check_entries(table_, origin_);
@@ -106,7 +108,7 @@ Engine::Engine(const lockstep_engine* table, std::string origin) : given_(table)
   capabilities_.struct_size = sizeof capabilities_;
   if (const auto status = table_.capabilities(&capabilities_); status != LOCKSTEP_OK) {
     base::raise(kind_of(status),
-                base::cat("engine ", origin_, ": it cannot tell its capabilities (status ",
+                base::cat("engine ", origin_, ": it does not report its capabilities (status ",
                           static_cast<int>(status), ")"),
                 ErrorFamily::kBackend);
   }
@@ -119,29 +121,30 @@ lockstep_status OpHandle::wait(Deadline deadline) {
 }
 
 std::string OpHandle::last_error() {
-  char words[kErrorCapacity] = "";
-  if (handle_ != nullptr) table_->last_error(handle_, words, sizeof words);
-  words[sizeof words - 1] = '\0';
-  return words;
+  char message[kErrorCapacity] = "";
+  if (handle_ != nullptr) table_->last_error(handle_, message, sizeof message);
+  message[sizeof message - 1] = '\0';
+  return message;
 }
 
 std::shared_ptr<Communicator> Communicator::create(const Engine& engine, const lockstep_comm_config& config) {
   lockstep_comm* comm = nullptr;
-  char words[kErrorCapacity] = "";
+  char message[kErrorCapacity] = "";
   lockstep_comm_config full = config;
   full.engine = engine.given();
-  const auto status = engine.table().comm_create(&full, &comm, words, sizeof words);
-  words[sizeof words - 1] = '\0';
+  const auto status = engine.table().comm_create(&full, &comm, message, sizeof message);
+  message[sizeof message - 1] = '\0';
   if (status != LOCKSTEP_OK || comm == nullptr) {
-    const bool silent = words[0] == '\0';
+    const bool silent = message[0] == '\0';
     base::raise(status == LOCKSTEP_OK ? ErrorKind::kInternal : kind_of(status),
                 base::cat("engine ", engine.name(), " could not join group \"", config.name, "\" as rank ",
-                          config.rank, " of ", config.size, ": ", silent ? "it gave no reason" : words),
+                          config.rank, " of ", config.size, ": ", silent ? "it gave no reason" : message),
                 ErrorFamily::kBackend);
   }
   return std::shared_ptr<Communicator>(new Communicator(engine, comm));
 }
 
+// The cause is passed once: an engine that has comm_leave was told there.
 Communicator::~Communicator() {
   const bool told = engine_.table().comm_leave != nullptr && left_;
   engine_.table().comm_destroy(comm_, told || cause_.empty() ? nullptr : cause_.c_str());
@@ -168,17 +171,19 @@ lockstep_status Communicator::run(const lockstep_op& op, char* error) noexcept {
   return status;
 }
 
-Failure Communicator::failure(lockstep_status status, std::string_view words) const {
-  Failure failure{.kind = kind_of(status), .message = std::string(words), .family = ErrorFamily::kBackend};
-  char comm_words[kErrorCapacity] = "", cause[kErrorCapacity] = "";
+// Two sources: the operation's own message, which says what failed, and the communicator's first failure, which knows the
+// lost peer.
+Failure Communicator::failure(lockstep_status status, std::string_view message) const {
+  Failure failure{.kind = kind_of(status), .message = std::string(message), .family = ErrorFamily::kBackend};
+  char comm_message[kErrorCapacity] = "", cause[kErrorCapacity] = "";
   std::int32_t rank = -1;
   std::int64_t pid = -1;
-  const auto first =
-      engine_.table().comm_failure(comm_, comm_words, sizeof comm_words, &rank, &pid, cause, sizeof cause);
+  const auto first = engine_.table().comm_failure(comm_, comm_message, sizeof comm_message, &rank, &pid,
+                                                  cause, sizeof cause);
   if (first != LOCKSTEP_OK) {
-    comm_words[sizeof comm_words - 1] = cause[sizeof cause - 1] = '\0';
-    if (failure.message.empty()) failure.message = comm_words;
-    if (failure.kind == ErrorKind::kPeerLost && rank >= 0) failure.peer = LostPeer{rank, pid, cause};
+    comm_message[sizeof comm_message - 1] = cause[sizeof cause - 1] = '\0';
+    if (failure.message.empty()) failure.message = comm_message;
+    if (failure.kind == ErrorKind::kPeerLost && rank >= 0) failure.peer = lost_peer(rank, pid, cause);
   }
   if (failure.message.empty()) failure.message = base::cat("engine ", engine_.name(), " gave no reason");
   return failure;
@@ -187,9 +192,9 @@ Failure Communicator::failure(lockstep_status status, std::string_view words) co
 std::optional<Failure> Communicator::broken() const {
   std::int32_t rank = -1;
   std::int64_t pid = -1;
-  char words[kErrorCapacity] = "", cause[kErrorCapacity] = "";
+  char message[kErrorCapacity] = "", cause[kErrorCapacity] = "";
   const auto status =
-      engine_.table().comm_failure(comm_, words, sizeof words, &rank, &pid, cause, sizeof cause);
+      engine_.table().comm_failure(comm_, message, sizeof message, &rank, &pid, cause, sizeof cause);
   if (status == LOCKSTEP_OK) return std::nullopt;
   return failure(status, "");
 }
@@ -198,9 +203,10 @@ void Communicator::abort(const std::string& reason) noexcept {
   engine_.table().comm_abort(comm_, reason.c_str());
 }
 
+// The engine is called without the lock: leaving may run callbacks of operations that it ends.
 void Communicator::leave(const std::string& cause) {
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     if (left_) return;
     left_ = true;
     cause_ = cause;
@@ -215,7 +221,7 @@ void Communicator::leave(const std::string& cause) {
 void* Communicator::alloc(std::size_t n_bytes) {
   if (!has_memory()) {
     base::raise(ErrorKind::kUnsupported,
-                base::cat("engine ", engine_.name(), " has no memory of its own to give"),
+                base::cat("engine ", engine_.name(), " does not allocate memory of its own"),
                 ErrorFamily::kBackend);
   }
   void* memory = nullptr;

@@ -3,25 +3,26 @@
 //
 // Ownership: an Engine lives as long as the process (plug-ins are never unloaded). A Communicator must
 // outlive its OpHandles and every block from alloc(); what the config points to must outlive the
-// Communicator. Thread safety: Engine is immutable. Every method of Communicator may be called from any
-// thread; an OpHandle is used by one thread at a time.
+// Communicator.
+// Thread safety: Engine is immutable. Every method of Communicator may be called from any thread; an OpHandle
+// is used by one thread at a time.
 #pragma once
 
 #include <cstddef>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <string_view>
 #include <utility>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/base/error.h"
 #include "lockstep/engine/engine_abi.h"
 
 namespace lockstep::comm {
 
-// Room for an engine's words; longer ones are cut by the engine.
+// Room for an engine's message; the engine truncates longer ones.
 inline constexpr std::size_t kErrorCapacity = 1024;
 
 ErrorKind kind_of(lockstep_status status) noexcept;
@@ -30,12 +31,12 @@ lockstep_status status_of(ErrorKind kind) noexcept;
 class Engine {
  public:
   // Checks the table: version, size, entries that must not be null. `origin` names it in messages: a path or
-  // "built in". Raises kUnsupported with what is wrong.
+  // "built in". Raises kUnsupported, which says what is wrong.
   Engine(const lockstep_engine* table, std::string origin);
 
   const std::string& name() const { return name_; }
   const std::string& origin() const { return origin_; }
-  // A copy of full size: what the plug-in's struct_size leaves out is null.
+  // A copy of full size: entries beyond the plug-in's struct_size are null.
   const lockstep_engine& table() const { return table_; }
   // The table itself, as the plug-in gave it.
   const lockstep_engine* given() const { return given_; }
@@ -54,7 +55,7 @@ class Engine {
   std::string origin_;
 };
 
-// A posted operation. Releasing one that is not over lets it go on: its buffers must stay.
+// A posted operation. Releasing one that has not completed does not cancel it: its buffers must stay valid.
 class OpHandle {
  public:
   OpHandle() = default;
@@ -74,9 +75,9 @@ class OpHandle {
   explicit operator bool() const { return handle_ != nullptr; }
   // LOCKSTEP_PENDING, LOCKSTEP_OK or the failure.
   lockstep_status test() { return table_->test(handle_); }
-  // As test, after waiting until it is over or the deadline passes.
+  // As test, after waiting until it completes or the deadline passes.
   lockstep_status wait(Deadline deadline);
-  // The engine's words after a failure.
+  // The engine's message after a failure.
   std::string last_error();
   void release() noexcept {
     if (handle_ != nullptr) table_->release(std::exchange(handle_, nullptr));
@@ -89,8 +90,8 @@ class OpHandle {
 
 class Communicator {
  public:
-  // Collective: returns when all ranks have joined; raises what the engine says (family kBackend). config.engine is
-  // filled in.
+  // Collective: returns when all ranks have joined; raises the engine's error (family kBackend).
+  // config.engine is filled in.
   static std::shared_ptr<Communicator> create(const Engine& engine, const lockstep_comm_config& config);
   // comm_destroy; leaves the group first when leave() was not called.
   ~Communicator();
@@ -98,21 +99,21 @@ class Communicator {
   Communicator& operator=(const Communicator&) = delete;
 
   const Engine& engine() const { return engine_; }
-  // What the engine knows it by: for lockstep_comm_config.parent.
+  // The engine's own handle, for lockstep_comm_config.parent.
   lockstep_comm* raw() const { return comm_; }
 
-  // Takes the operation; on failure the handle is empty and the status says why (words: failure()).
+  // Posts the operation; on failure the handle is empty and the status says why (message: failure()).
   lockstep_status post(const lockstep_op& op, OpHandle& out) noexcept;
-  // Post and wait. On failure `error` (kErrorCapacity bytes) holds the engine's words or is empty.
+  // Post and wait. On failure `error` (kErrorCapacity bytes) holds the engine's message or is empty.
   lockstep_status run(const lockstep_op& op, char* error) noexcept;
-  // A failed status as a value, with the lost peer when there is one. `words` may be empty.
-  Failure failure(lockstep_status status, std::string_view words) const;
+  // A failed status as a value, with the lost peer when there is one. `message` may be empty.
+  Failure failure(lockstep_status status, std::string_view message) const;
   // The first failure, when the communicator is broken.
   std::optional<Failure> broken() const;
   // Breaks the communicator on every rank; returns at once.
   void abort(const std::string& reason) noexcept;
   // Leaves the group; an empty cause is an orderly leave. Pending and later operations fail. Only the first
-  // call counts. An engine without comm_leave leaves when the last owner goes.
+  // call counts. With an engine that has no comm_leave, the group is left when the last owner is destroyed.
   void leave(const std::string& cause);
 
   bool has_memory() const { return engine_.table().alloc != nullptr && engine_.table().free != nullptr; }
@@ -125,9 +126,9 @@ class Communicator {
 
   const Engine& engine_;
   lockstep_comm* const comm_;
-  std::mutex mutex_;
-  bool left_ = false;  // guarded by mutex_
-  std::string cause_;  // guarded by mutex_; why this rank left, empty when orderly
+  base::Mutex mutex_;
+  bool left_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  std::string cause_ LOCKSTEP_GUARDED_BY(mutex_);  // why this rank left, empty when orderly
 };
 
 }  // namespace lockstep::comm

@@ -4,23 +4,26 @@
  *
  *     const lockstep_engine* lockstep_engine_v1(void);
  *
- * and includes this header and nothing else of lockstep. The built-in host engine is reached through the same
- * table.
+ * and includes only this header and, if it is written in C++, engine/plugin.h. The built-in host engine is
+ * reached through the same table.
+ *
+ * Thread safety: every entry may be called from any thread, except where its comment says otherwise. Nothing
+ * may be called for a communicator during or after its comm_destroy.
  *
  * Rules
- *  - Every struct begins with struct_size, set by whoever fills it. A reader looks only at fields that lie
- *    within it; new fields are added at the end. Entries that may be null say so. An engine table that ends
- *    before `run` is refused.
- *  - Nothing throws across this line. Functions return a lockstep_status; last_error gives the words.
- *  - post never blocks: it takes the operation and returns a handle. Collectives of one communicator run in the
- *    order posted. SEND and RECV stand beside that order: they wait for their peer only, never for a collective,
- *    and messages of equal (sender, receiver, tag) arrive in the order posted. Operations of different
- *    communicators never wait for each other.
- *  - test and wait drive nothing the engine would not do by itself, they only make it quicker.
- *  - Deadlines are absolute, in nanoseconds of CLOCK_MONOTONIC; LOCKSTEP_NEVER waits for ever.
+ *  - Every struct begins with struct_size, set by whoever fills it. A reader accesses only fields within
+ *    that size; new fields are added at the end. Entries that may be null say so. An engine table that ends
+ *    before `run` is rejected.
+ *  - Nothing throws across this interface. Functions return a lockstep_status; last_error gives the message.
+ *  - post never blocks: it takes the operation and returns a handle. Collectives of one communicator run in
+ *    the order posted. SEND and RECV are outside that order: they wait for their peer only, never for a
+ *    collective, and messages of equal (sender, receiver, tag) arrive in the order posted. Operations of
+ *    different communicators never wait for each other.
+ *  - The engine makes progress without test and wait; these can only speed it up.
+ *  - Deadlines are absolute, in nanoseconds of CLOCK_MONOTONIC; LOCKSTEP_NEVER waits without a timeout.
  *  - abort may be called from any thread at any time and ends every posted operation within 100 ms.
- *  - Buffers must stay valid until the operation's handle says it is over (or abort has returned and release
- *    was called).
+ *  - Buffers must stay valid until the operation's handle reports that it has completed (or abort has
+ *    returned and release was called).
  */
 #ifndef LOCKSTEP_ENGINE_ABI_H
 #define LOCKSTEP_ENGINE_ABI_H
@@ -102,12 +105,12 @@ typedef struct lockstep_host {
   void* context;
   /* level: 0 error, 1 warn, 2 info, 3 debug. */
   void (*log)(void* context, int level, const char* text);
-  /* A key-value space private to this communicator, shared by its ranks. set overwrites. get waits until the
-   * key exists or the deadline passes (LOCKSTEP_TIMEOUT); one look for a deadline that has passed already. It
-   * writes at most capacity bytes and always the full length to *length. Keys that begin with "/" address the
-   * job's whole store instead, for what others publish there: "/lockstep/exit/<rank in this communicator>"
-   * holds the words of how a rank ended, set by the launcher or spawn when they started it; where neither did,
-   * nobody will ever set it, and get gives LOCKSTEP_UNSUPPORTED at once. */
+  /* A key-value space private to this communicator, shared by its ranks. set overwrites. get waits until
+   * the key exists or the deadline passes (LOCKSTEP_TIMEOUT); with a deadline in the past it checks once.
+   * It writes at most capacity bytes, and always the full length to *length. Keys that begin with "/"
+   * address the job's whole store instead, for what others publish there: "/lockstep/exit/<rank in this
+   * communicator>" holds text on how a rank ended, set by the launcher or spawn when they started it;
+   * where neither did, nobody will ever set it, and get gives LOCKSTEP_UNSUPPORTED at once. */
   lockstep_status (*kv_set)(void* context, const char* key, const void* value, size_t length);
   lockstep_status (*kv_get)(void* context, const char* key, void* value, size_t capacity, size_t* length,
                             int64_t deadline_ns);
@@ -122,15 +125,16 @@ typedef struct lockstep_comm_config {
   int32_t size;
   const char* name;    /* of the group, for messages */
   int64_t deadline_ns; /* for the creation itself */
-  /* A communicator of the same engine that all ranks of this one are members of, and their ranks there, in the
-   * order of the ranks here; or null. The engine may build on what the parent has set up; the parent may be
-   * destroyed before this one. */
+  /* A communicator of the same engine that all ranks of this one are members of, and their ranks there, in
+   * the order of the ranks here; or null. The engine may build on what the parent has set up; the parent
+   * may be destroyed before this one. */
   lockstep_comm* parent;
   const int32_t* parent_ranks;
   /* The table comm_create was called through, as the plug-in gave it: for tables made at run time. */
   const struct lockstep_engine* engine;
-  /* With a parent: tells this communicator from all others ever made on that parent, alike on its ranks; or null. With
-   * it an engine can let the ranks find each other in what the parent has set up, without the key-value space. */
+  /* With a parent: distinguishes this communicator from all others ever created on that parent, identical
+   * on all of its ranks; or null. With it an engine can let the ranks find each other in what the parent
+   * has set up, without the key-value space. */
   const char* key;
 } lockstep_comm_config;
 
@@ -144,18 +148,18 @@ typedef struct lockstep_op {
   void* recv;
   uint64_t count;      /* elements; see lockstep_op_kind */
   int64_t deadline_ns; /* of the operation itself: past it the communicator is broken on every rank (a SEND or
-                          RECV that no peer has met yet may be withdrawn instead) */
+                          RECV that no peer has matched yet may be withdrawn instead) */
   const char* where;   /* caller's file:line; copied by post; may be null */
-  int32_t tag; /* SEND, RECV: not negative. Collectives: the caller's number, alike on all ranks; or 0 */
+  int32_t tag; /* SEND, RECV: not negative. Collectives: the caller's number, identical on all ranks; or 0 */
   /* ALL_TO_ALL_V, ALL_GATHER_V: elements per peer, in rank order and packed in that order; copied by post. */
   const uint64_t* send_counts;
   const uint64_t* recv_counts;
-  /* RECV: gets the sender's rank, before the operation is over; may be null. */
+  /* RECV: receives the sender's rank before the operation completes; may be null. */
   int32_t* source;
-  /* Called once when a posted operation is over, from any thread, under no lock; not called by run, nor when post
-   * fails. It must not block. It may call test and last_error of the handle, also while another thread is inside wait
-   * for it, and release it when none is; and post, comm_abort and comm_failure of any communicator that is not being
-   * destroyed. Null: no call. */
+  /* Called once when a posted operation has completed, from any thread, with no lock held; not called by
+   * run, nor when post fails. It must not block. It may call test and last_error of the handle, also while
+   * another thread is inside wait for it, and release it when none is; and post, comm_abort and
+   * comm_failure of any communicator that is not being destroyed. Null: no call. */
   void (*done)(void* done_context);
   void* done_context;
 } lockstep_op;
@@ -167,11 +171,11 @@ typedef struct lockstep_capabilities {
   uint32_t dtypes;                  /* bit d: moves dtype d */
   uint32_t reduce[LOCKSTEP_DTYPES]; /* bit r: reduces dtype d with op r */
   uint32_t crosses_hosts;           /* 0: ranks of one host only */
-  uint32_t shared_memory;           /* 1: alloc gives memory reduced where it lies */
+  uint32_t shared_memory;           /* 1: alloc returns memory that is reduced in place */
   uint32_t calls_back; /* 1: lockstep_op.done is called; 0: lockstep waits on a thread of its own */
   uint32_t
       compares_members; /* 1: comm_create with a parent and a key fails on every rank with LOCKSTEP_USAGE when
-                                the ranks were given different members; 0: lockstep compares them in the store */
+                           the ranks were given different members; 0: lockstep compares them in the store */
 } lockstep_capabilities;
 
 typedef struct lockstep_engine {
@@ -181,16 +185,17 @@ typedef struct lockstep_engine {
   lockstep_status (*capabilities)(lockstep_capabilities* out);
 
   /* Collective over the ranks; returns when all have joined. On failure *out is null and error holds the
-   * words. */
+   * message. */
   lockstep_status (*comm_create)(const lockstep_comm_config* config, lockstep_comm** out, char* error,
                                  size_t error_capacity);
   /* Leaves the group. Pending operations end with LOCKSTEP_ABORTED. Handles must be released first.
-   * cause: null for an orderly leave; else why this rank gives up, told to the others as a lost peer. */
+   * cause: null for an orderly leave; else why this rank gives up; the others report it as a lost peer. */
   void (*comm_destroy)(lockstep_comm* comm, const char* cause);
   /* Breaks the communicator on every rank. */
   void (*comm_abort)(lockstep_comm* comm, const char* reason);
-  /* The first failure of the communicator: LOCKSTEP_OK while it is well. Words as in last_error; *peer_rank
-   * and *peer_pid are -1 when no peer is to blame. peer_cause gets words such as "killed by SIGKILL". */
+  /* The first failure of the communicator: LOCKSTEP_OK while it is healthy. Message as in last_error;
+   * *peer_rank and *peer_pid are -1 when no peer is to blame. peer_cause gets text such as "killed by
+   * SIGKILL". */
   lockstep_status (*comm_failure)(lockstep_comm* comm, char* error, size_t error_capacity, int32_t* peer_rank,
                                   int64_t* peer_pid, char* peer_cause, size_t peer_cause_capacity);
 
@@ -201,17 +206,18 @@ typedef struct lockstep_engine {
 
   lockstep_status (*post)(lockstep_comm* comm, const lockstep_op* op, lockstep_handle** out);
   lockstep_status (*test)(lockstep_handle* handle); /* LOCKSTEP_PENDING, LOCKSTEP_OK or the failure */
-  /* Waits until the operation is over or the deadline passes (LOCKSTEP_TIMEOUT; the operation goes on, which
-   * test then tells by LOCKSTEP_PENDING). One thread at a time waits for a handle. test and last_error may be
-   * called from any thread meanwhile; release is called when no other call of the handle is under way, and last. */
+  /* Waits until the operation completes or the deadline passes (LOCKSTEP_TIMEOUT; the operation continues,
+   * and test returns LOCKSTEP_PENDING). One thread at a time waits for a handle. test and last_error may
+   * be called from any thread meanwhile; release is the last call, made when no other call of the handle
+   * is in progress. */
   lockstep_status (*wait)(lockstep_handle* handle, int64_t deadline_ns);
-  /* Ends the handle, over or not. An operation that is not over goes on; its buffers must stay valid. */
+  /* Releases the handle, completed or not. A pending operation continues; its buffers must stay valid. */
   void (*release)(lockstep_handle* handle);
-  /* Words for the last failure of this handle. */
+  /* Message of the last failure of this handle. */
   void (*last_error)(lockstep_handle* handle, char* error, size_t error_capacity);
 
-  /* Post and wait in one call, on the caller's thread where the engine can: the quick path for small blocking
-   * operations. Null: lockstep posts and waits. Failure words come from comm_failure or error. */
+  /* Post and wait in one call, on the caller's thread where the engine can: the fast path for small blocking
+   * operations. Null: lockstep posts and waits. Failure messages come from comm_failure or error. */
   lockstep_status (*run)(lockstep_comm* comm, const lockstep_op* op, char* error, size_t error_capacity);
 
   /* The first half of comm_destroy: leaves the group (cause as there) and ends pending operations with

@@ -1,14 +1,15 @@
-// The contract suite of engines: what every engine must do behind the C table, written once in engine_contract*.cpp.
-// It asks capabilities() and skips what an engine does not offer. An engine joins by saying how to reach its table
-// and how to start ranks, and linking the object library:
+// The contract suite of engines: what every engine must do behind the C table, written once in
+// engine_contract*.cpp. It asks capabilities() and skips what an engine does not offer. To add an engine, say
+// how to reach its table and how to start ranks, and link the object library:
 //
 //   INSTANTIATE_TEST_SUITE_P(MyEngine, EngineContract,
 //                            testing::Values(EngineKind{.name = "threads", .table = my_engine}), kind_name);
 //
 //   lockstep_test(my_contract_test SOURCES my_contract_test.cpp DEPENDS my engine LINK engine_contract)
 //
-// Ranks are threads, or processes forked from the test (then the program must start no thread before: give processes
-// a program of their own). Inside a rank's body gtest assertions work in both. For tests only; not installed.
+// Ranks are threads, or processes forked from the test (then the program must not start a thread before: put
+// processes in a test program of their own). Inside a rank's body gtest assertions work in both. For tests
+// only; not installed.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -34,13 +35,14 @@ inline constexpr bool kSanitized = true;
 inline constexpr bool kSanitized = false;
 #endif
 
-// One rank, a pair, a power of two, an odd number; the long tests add what lies between and above. For races: a pair, a third
-// rank, more ranks than cores.
+// One rank, a pair, a power of two, an odd number; the long tests add the sizes in between and above. For
+// races: a pair, a third rank, more ranks than cores.
 inline std::vector<int> contract_sizes() {
   if (long_testing::enabled()) return {1, 2, 3, 4, 7, 8};
   return long_testing::kUnderTsan ? std::vector<int>{2, 3, 7} : std::vector<int>{1, 2, 4, 7};
 }
-// Of ranks that are processes: a pair and, where they are on two hosts, uneven and even halves. The threads' suites have the rest.
+// Of ranks that are processes: a pair and, where they are on two hosts, uneven and even halves. The threads'
+// suites have the rest.
 inline std::vector<int> process_sizes() {
   if (long_testing::enabled()) return contract_sizes();
   if (long_testing::kUnderTsan) return {3};
@@ -54,7 +56,8 @@ struct EngineKind {
   std::vector<int> sizes = contract_sizes();
   // Reductions run in rank order, so a plain loop gives the same bits.
   bool rank_order = false;
-  // Calls that differ between ranks are an error on all of them. Engines without it may hang until the deadline.
+  // Calls that differ between ranks are an error on all of them. Engines without it may hang until the
+  // deadline.
   bool compares_calls = true;
   // Must offer every operation, element type and reduction.
   bool everything = false;
@@ -70,7 +73,7 @@ inline std::string kind_name(const ::testing::TestParamInfo<EngineKind>& info) {
   return info.param.name;
 }
 
-// Words that ranks share whether they are threads or processes, beside the engine under test.
+// Memory words that ranks share whether they are threads or processes, beside the engine under test.
 struct Board {
   std::atomic<std::uint64_t> words[64];
   std::atomic<std::uint32_t> arrived;
@@ -85,13 +88,13 @@ class ContractRank : public testing::EngineRank {
       : EngineRank(table, space.host(), rank, size, {.name = "world"}), kv_(kv), board_(board) {}
 
   std::atomic<std::uint64_t>& word(int index) { return board_.words[index]; }
-  // All ranks come here before any goes on. Not through the engine.
+  // A barrier of all ranks that does not use the engine.
   void meet();
   // Until word(index) is at least `value`.
   void await(int index, std::uint64_t value);
 
-  // A communicator of `members` (ranks of the world, in the new order); only they call. `parent`: hands the world's
-  // communicator to the engine to build on.
+  // A communicator of `members` (ranks of the world, in the new order); only they call. `parent`: hands the
+  // world's communicator to the engine to build on.
   struct Member;
   std::unique_ptr<Member> sub(const std::string& name, const std::vector<int>& members, bool parent);
 
@@ -138,7 +141,7 @@ class EngineContract : public ::testing::TestWithParam<EngineKind> {
 
   // For tests that lose ranks. Pre: processes(). Starts them and returns at once.
   std::vector<pid_t> start_processes(int size, const Body& body);
-  // How a process ended, in words; killed when it does not end.
+  // How a process ended, as text; killed when it does not end.
   static std::string end_of(pid_t pid);
   Board& board() { return *board_; }
 

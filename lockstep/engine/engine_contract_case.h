@@ -1,4 +1,5 @@
-// One collective call of the contract suite: what goes in, what must come out, and that nothing else was touched.
+// One collective call of the contract suite: what goes in, what must come out, and that nothing else was
+// touched.
 #pragma once
 
 #include <cstdint>
@@ -53,7 +54,7 @@ void check(testing::EngineRank& rank, const Case& one);
 // Which kinds reduce, and which have a root.
 bool has_reduction(lockstep_op_kind kind);
 bool has_root(lockstep_op_kind kind);
-// Across hosts, a rank that has given the root its part may be over before the root has come.
+// Across hosts, a rank that has sent its part to the root may complete before the root has arrived.
 inline bool may_end_early(const Engine& engine, lockstep_op_kind kind) {
   return engine.capabilities().crosses_hosts != 0 && (kind == LOCKSTEP_REDUCE || kind == LOCKSTEP_GATHER);
 }

@@ -123,9 +123,9 @@ struct Relay {
     auto& me = *static_cast<Relay*>(self);
     const std::size_t i = me.n_over;
     while (me.handles[i].load() == nullptr) std::this_thread::yield();  // post has not returned yet
-    char words[64] = "";
+    char text[64] = "";
     if (me.rank.table().test(me.handles[i]) != LOCKSTEP_OK) ++me.n_wrong;
-    me.rank.table().last_error(me.handles[i], words, sizeof words);
+    me.rank.table().last_error(me.handles[i], text, sizeof text);
     if (me.rank.failure().status != LOCKSTEP_OK) ++me.n_wrong;
     me.n_over = i + 1;
     if (i + 1 < kLength) me.post(i + 1);
@@ -158,13 +158,13 @@ struct Asking {
   ContractRank& rank;
   std::atomic<lockstep_handle*> handle{nullptr};
   lockstep_status status = LOCKSTEP_PENDING, failure = LOCKSTEP_OK;
-  char words[512] = "";
+  char text[512] = "";
   std::atomic<bool> over{false};
   static void call(void* self) {
     auto& me = *static_cast<Asking*>(self);
     while (me.handle.load() == nullptr) std::this_thread::yield();  // post has not returned yet
     me.status = me.rank.table().test(me.handle);
-    me.rank.table().last_error(me.handle, me.words, sizeof me.words);
+    me.rank.table().last_error(me.handle, me.text, sizeof me.text);
     me.failure = me.rank.failure().status;
     me.rank.table().comm_abort(me.rank.comm(), "a second thought");
     me.over = true;
@@ -188,7 +188,7 @@ TEST_P(EngineContract, DoneMayAskWhyAndAbortWhileAnotherThreadWaits) {
     rank.table().release(asking.handle);
     EXPECT_EQ(asking.status, LOCKSTEP_ABORTED);
     EXPECT_EQ(asking.failure, LOCKSTEP_ABORTED);
-    EXPECT_NE(std::string(asking.words).find("enough"), std::string::npos) << asking.words;
+    EXPECT_NE(std::string(asking.text).find("enough"), std::string::npos) << asking.text;
     rank.word(0) = 1;
   });
 }

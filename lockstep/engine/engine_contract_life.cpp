@@ -126,7 +126,7 @@ TEST_P(EngineContract, AnOperationPastItsDeadlineFailsOnEveryRank) {
   }
 }
 
-TEST_P(EngineContract, AReceiveThatNobodyMeetsEndsAtItsDeadline) {
+TEST_P(EngineContract, AReceiveWithoutASendEndsAtItsDeadline) {
   LOCKSTEP_CONTRACT_NEEDS(LOCKSTEP_SEND, LOCKSTEP_RECV);
   for (const int source : {1, -1}) {
     on_ranks(2, [&](Rank& rank) {
@@ -186,7 +186,7 @@ TEST_P(EngineContract, AWaitMayGiveUpWhileTheOperationGoesOn) {
 
 // ---- abort and leaving ----
 
-TEST_P(EngineContract, AbortFromAnotherThreadEndsEveryKindAndItsWordsStay) {
+TEST_P(EngineContract, AbortFromAnotherThreadEndsEveryKindAndItsReasonStays) {
   for (int k = 0; k < LOCKSTEP_OP_KINDS; ++k) {
     const auto kind = static_cast<lockstep_op_kind>(k);
     if (!engine().offers(kind)) continue;

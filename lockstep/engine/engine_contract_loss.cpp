@@ -106,9 +106,9 @@ TEST_P(EngineContract, AStoppedRankEndsInATimeoutThatNamesIt) {
       if (behind && status == LOCKSTEP_PEER_LOST) return;
       EXPECT_EQ(status, LOCKSTEP_TIMEOUT)
           << "kind " << kind << " rank " << rank.rank() << ": " << rank.error();
-      const std::string words = rank.error().empty() ? rank.failure().error : rank.error();
-      const auto waited_for = words.substr(std::min(words.size(), words.find("waits for")));
-      EXPECT_NE(waited_for.find(behind ? "rank " : base::cat("rank ", kVictim)), std::string::npos) << words;
+      const std::string error = rank.error().empty() ? rank.failure().error : rank.error();
+      const auto waited_for = error.substr(std::min(error.size(), error.find("waits for")));
+      EXPECT_NE(waited_for.find(behind ? "rank " : base::cat("rank ", kVictim)), std::string::npos) << error;
     });
     for (const int r : {0, 2}) {
       EXPECT_EQ(end_of(pids[static_cast<std::size_t>(r)]), "exited with code 0")

@@ -98,7 +98,7 @@ TEST_P(EngineContract, MessagesOfOneTagKeepTheirOrderAndTagsKeepApart) {
 }
 
 // Under the second tag messages already wait, unasked for, when the first tag's reader fetches more of them.
-TEST_P(EngineContract, AMessageThatWaitsUnaskedForIsNotOvertaken) {
+TEST_P(EngineContract, AnUnexpectedMessageIsNotOvertaken) {
   NEEDS_P2P;
   on_ranks(2, [&](Rank& rank) {
     constexpr int kRounds = 200, kEach = 12;
@@ -126,7 +126,7 @@ TEST_P(EngineContract, AMessageThatWaitsUnaskedForIsNotOvertaken) {
   });
 }
 
-TEST_P(EngineContract, AReceiverOfAnySourceHearsFromEachAndIsToldWhom) {
+TEST_P(EngineContract, AReceiveFromAnySourceGetsEachMessageAndItsSource) {
   NEEDS_P2P;
   on_all_sizes([&](Rank& rank) {
     for (const std::size_t count : {2u, 70'000u}) {
@@ -169,7 +169,7 @@ TEST_P(EngineContract, ARankMaySendToItself) {
 
 // The receiver is told by its call, the sender by its own or, when that was over before anyone looked, by the next: the
 // communicator is broken, as it is when ranks call different collectives.
-TEST_P(EngineContract, AMessageOfAnotherSizeOrTypeIsToldToBothSidesAndOverrunsNothing) {
+TEST_P(EngineContract, AMessageOfAnotherSizeOrTypeFailsOnBothSidesAndOverrunsNothing) {
   NEEDS_P2P;
   struct Mismatch {
     std::size_t sent, wanted;
@@ -195,10 +195,10 @@ TEST_P(EngineContract, AMessageOfAnotherSizeOrTypeIsToldToBothSidesAndOverrunsNo
         rank.word(0) = 1;
       }
       EXPECT_EQ(rank.barrier(), LOCKSTEP_USAGE) << what << rank.error();
-      const std::string words = rank.failure().error;
+      const std::string error = rank.failure().error;
       for (const std::string& part : {base::cat(one.sent, " elements"), base::cat(one.wanted, " elements"),
                                       std::string("send"), std::string("recv")})
-        EXPECT_NE(words.find(part), std::string::npos) << what << words;
+        EXPECT_NE(error.find(part), std::string::npos) << what << error;
     });
   }
 }

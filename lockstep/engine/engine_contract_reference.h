@@ -1,5 +1,5 @@
-// Plain arithmetic to hold engines against: elements are small whole numbers, chosen so that every reduction of up to
-// eight of them is exact in every type, so that results are compared by their bytes.
+// Plain arithmetic to hold engines against: elements are small whole numbers, chosen so that every reduction
+// of up to eight of them is exact in every type, so that results are compared by their bytes.
 #pragma once
 
 #include <cstdint>

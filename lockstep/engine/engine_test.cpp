@@ -21,6 +21,7 @@ namespace {
 struct Script {
   lockstep_status create = LOCKSTEP_OK, post = LOCKSTEP_OK, test = LOCKSTEP_OK, wait = LOCKSTEP_OK;
   lockstep_status failure = LOCKSTEP_OK;
+  std::int64_t lost_pid = 77;
   const char* words = "";
   bool null_handle = false;
   int released = 0;
@@ -61,7 +62,7 @@ lockstep_engine full_table() {
           [](lockstep_comm*, char* error, size_t capacity, int32_t* rank, int64_t* pid, char* cause,
              size_t cause_capacity) {
             *rank = 3;
-            *pid = 77;
+            *pid = script.lost_pid;
             say(error, capacity, "the first failure");
             say(cause, cause_capacity, "killed by SIGKILL");
             return script.failure;
@@ -133,7 +134,7 @@ TEST_F(EngineTest, ReadsNothingBeyondTheTablesOwnSize) {
   EXPECT_EQ(engine.table().comm_leave, nullptr);
 }
 
-TEST_F(EngineTest, TellsItsCapabilities) {
+TEST_F(EngineTest, ReportsItsCapabilities) {
   const Engine engine(&table_, "x");
   EXPECT_TRUE(engine.offers(LOCKSTEP_BARRIER));
   EXPECT_FALSE(engine.offers(LOCKSTEP_BROADCAST));
@@ -141,7 +142,7 @@ TEST_F(EngineTest, TellsItsCapabilities) {
   EXPECT_FALSE(engine.reduces(LOCKSTEP_F32, LOCKSTEP_MAX));
 }
 
-TEST_F(EngineTest, AFailedCreationCarriesTheEnginesWordsAndKind) {
+TEST_F(EngineTest, AFailedCreationCarriesTheEnginesMessageAndKind) {
   script.create = LOCKSTEP_TIMEOUT;
   script.words = "rank 1 never came";
   const Engine engine(&table_, "x");
@@ -200,6 +201,17 @@ TEST_F(EngineTest, ALostPeerIsNamed) {
   EXPECT_EQ(failure.peer->cause, "killed by SIGKILL");
 }
 
+TEST_F(EngineTest, ALostPeerWhosePidTheEngineDoesNotKnowHasNone) {
+  const Engine engine(&table_, "x");
+  const auto comm = join(engine);
+  script.failure = LOCKSTEP_PEER_LOST;
+  script.lost_pid = -1;
+  const Failure failure = comm->failure(LOCKSTEP_PEER_LOST, "");
+  ASSERT_TRUE(failure.peer);
+  EXPECT_EQ(failure.peer->rank, 3);
+  EXPECT_EQ(failure.peer->pid, std::nullopt);
+}
+
 TEST_F(EngineTest, LeavesOnceAndDestroysWhenTheLastOwnerGoes) {
   const Engine engine(&table_, "x");
   auto comm = join(engine);
@@ -219,7 +231,7 @@ TEST_F(EngineTest, AnEngineThatCannotLeaveEarlyIsAbortedWhenThereIsACause) {
   EXPECT_EQ(script.calls, (std::vector<std::string>{"abort out of data", "destroy out of data"}));
 }
 
-TEST_F(EngineTest, AnEngineWithoutMemorySaysSo) {
+TEST_F(EngineTest, AnEngineWithoutMemoryRaises) {
   const Engine engine(&table_, "x");
   const auto comm = join(engine);
   EXPECT_FALSE(comm->has_memory());

@@ -1,10 +1,10 @@
 #include "lockstep/engine/fake_engine.h"
 
 #include <algorithm>
-#include <mutex>
 #include <optional>
 #include <string>
 
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/engine/plugin.h"
 
 namespace lockstep::comm {
@@ -12,8 +12,8 @@ namespace {
 
 // Broken by abort or left: the only two things that can happen to it.
 struct Comm {
-  std::mutex mutex;
-  std::optional<std::string> ended;  // guarded by mutex; the words
+  base::Mutex mutex;
+  std::optional<std::string> ended LOCKSTEP_GUARDED_BY(mutex);  // the message
 };
 
 Comm& of(lockstep_comm* comm) {
@@ -23,9 +23,9 @@ Comm& of(lockstep_comm* comm) {
 // Every operation is over when it is posted, so all handles are alike.
 char g_handle;
 
-void end(Comm& comm, std::string words) {
-  const std::lock_guard lock(comm.mutex);
-  if (!comm.ended) comm.ended = std::move(words);
+void end(Comm& comm, std::string message) {
+  const base::MutexLock lock(comm.mutex);
+  if (!comm.ended) comm.ended = std::move(message);
 }
 
 lockstep_status capabilities(lockstep_capabilities* out) {
@@ -59,7 +59,7 @@ lockstep_status failure(lockstep_comm* comm, char* error, std::size_t capacity, 
   *rank = -1;
   *pid = -1;
   put(cause, cause_capacity, "");
-  const std::lock_guard lock(of(comm).mutex);
+  const base::MutexLock lock(of(comm).mutex);
   if (!of(comm).ended) return LOCKSTEP_OK;
   put(error, capacity, *of(comm).ended);
   return LOCKSTEP_ABORTED;
@@ -67,7 +67,7 @@ lockstep_status failure(lockstep_comm* comm, char* error, std::size_t capacity, 
 
 lockstep_status take(lockstep_comm* comm, const lockstep_op* op) {
   {
-    const std::lock_guard lock(of(comm).mutex);
+    const base::MutexLock lock(of(comm).mutex);
     if (of(comm).ended) return LOCKSTEP_ABORTED;
   }
   if (op->kind == LOCKSTEP_RECV && op->source != nullptr) *op->source = std::max(op->root, 0);

@@ -78,20 +78,22 @@ Engine load_engine(const std::string& path) {
 }
 
 const Engine& EngineRegistry::add(Engine engine) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   if (const Engine* other = find_locked(engine.name())) {
     base::raise(ErrorKind::kUsage,
-                base::cat("an engine named \"", engine.name(), "\" is there already (", other->origin(),
+                base::cat("an engine named \"", engine.name(), "\" is loaded already (", other->origin(),
                           "); ", engine.origin(), " cannot be added beside it"));
   }
   return engines_.emplace_back(std::move(engine));
 }
 
 const Engine* EngineRegistry::find(const std::string& name) const {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   return find_locked(name);
 }
 
+// Loading runs the plug-in's static initialisers and takes long, so it happens without the lock. Two threads may load at
+// once: dlopen returns the same library to both, and the first entry stays. engines_ is a deque, whose entries never move.
 const Engine* EngineRegistry::find_or_load(const std::string& name) {
   if (const Engine* known = find(name)) return known;
   const std::string path = find_plugin(lower_case(name));
@@ -102,7 +104,7 @@ const Engine* EngineRegistry::find_or_load(const std::string& name) {
     base::raise(ErrorKind::kUnsupported, base::cat("engine ", path, " calls itself \"", engine.name(), "\""),
                 ErrorFamily::kBackend);
   }
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const Engine* other = find_locked(name);  // another thread was quicker
   return other != nullptr ? other : &engines_.emplace_back(std::move(engine));
 }
@@ -115,7 +117,7 @@ const Engine* EngineRegistry::find_locked(const std::string& name) const {
 }
 
 std::vector<std::string> EngineRegistry::names() const {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   std::vector<std::string> names;
   for (const Engine& engine : engines_) names.push_back(engine.name());
   return names;

@@ -1,6 +1,7 @@
-// What the C table of every engine written in C++ needs: words into buffers, capabilities out, exceptions kept in, and a
-// check of calls before the engine looks at them. Public, for authors of plug-ins: it includes engine_abi.h and the
-// standard library only, and is compiled into the plug-in. An engine in C does without (tests/plugins/kv_engine.c).
+// Helpers for the C table of an engine written in C++: they copy text into buffers, report capabilities, keep
+// exceptions inside, and validate calls before the engine executes them. Public, for authors of plug-ins: it
+// includes engine_abi.h and the standard library only, and is compiled into the plug-in. An engine written in
+// C does not need it (tests/plugins/kv_engine.c).
 // Thread safety: functions without state.
 #pragma once
 
@@ -18,7 +19,7 @@ namespace lockstep::comm {
 
 // ---- entries ----
 
-// Copies as much as fits, and ends it with a zero. A null or empty buffer gets nothing.
+// Copies as much as fits and terminates it with a zero byte. A null or empty buffer is left alone.
 inline void put(char* to, std::size_t capacity, std::string_view text) noexcept {
   if (to == nullptr || capacity == 0) return;
   const std::size_t n = std::min(text.size(), capacity - 1);
@@ -51,8 +52,8 @@ lockstep_capabilities all_kinds(const CanReduce& can_reduce) {
   return all;
 }
 
-// Nothing may be thrown across the table. Runs `call`, which returns a status; when it throws, explain() is called while the
-// exception is being handled, and says which status stands for it.
+// Nothing may be thrown across the table. Runs `call`, which returns a status; when it throws, explain() is
+// called while the exception is being handled, and returns the status that stands for it.
 template <class Call, class Explain>
 lockstep_status guarded(const Call& call, const Explain& explain) noexcept {
   try {
@@ -86,7 +87,7 @@ constexpr bool is_point_to_point(lockstep_op_kind kind) {
   return kind == LOCKSTEP_SEND || kind == LOCKSTEP_RECV;
 }
 
-// More elements than this per rank and call are refused, so that byte counts cannot overflow.
+// More elements than this per rank and call are rejected, so that byte counts cannot overflow.
 inline constexpr std::uint64_t kMaxElements = 1ull << 40;
 
 namespace internal {
@@ -121,8 +122,8 @@ inline bool lacks_buffer(const lockstep_op& op, int rank) {
 
 }  // namespace internal
 
-// What is wrong with the call on `rank` of `size`, in words, or null. A call that an engine with these capabilities does
-// not offer is wrong too.
+// What is wrong with the call on `rank` of `size`, as text, or null. A call that an engine with these
+// capabilities does not offer is wrong too.
 inline const char* wrong_with(const lockstep_op& op, int rank, int size,
                               const lockstep_capabilities& capabilities) {
   if (op.struct_size < sizeof(lockstep_op)) return "the operation's struct_size is too small";

@@ -10,7 +10,7 @@
 namespace lockstep::comm {
 namespace {
 
-TEST(Plugin, WordsAreCutToTheBufferAndEnded) {
+TEST(Plugin, TextIsTruncatedToTheBufferAndTerminated) {
   char buffer[4] = {'x', 'x', 'x', 'x'};
   put(buffer, sizeof buffer, "abcdef");
   EXPECT_STREQ(buffer, "abc");

@@ -1,5 +1,5 @@
-// Ranks for tests of engines, over the C table and with a key-value space of the test's own: a map for ranks that are
-// threads of this process, a folder for forked processes. For tests only; not installed.
+// Ranks for tests of engines, over the C table and with a key-value space of the test's own: a map for ranks
+// that are threads of this process, a folder for forked processes. For tests only; not installed.
 #pragma once
 
 #include <unistd.h>
@@ -155,7 +155,7 @@ class EngineRank {
     std::vector<std::int32_t> parent_ranks = {};
     std::string key = {};  // "": none
   };
-  // Collective; raises what the engine says. `host` outlives this.
+  // Collective; raises the engine's error. `host` outlives this.
   EngineRank(const lockstep_engine& table, const lockstep_host* host, int rank, int size,
              const Options& options)
       : table_(table), rank_(rank), size_(size) {
@@ -186,7 +186,7 @@ class EngineRank {
     if (comm_ != nullptr) table_.comm_destroy(std::exchange(comm_, nullptr), cause);
   }
 
-  // Memory of the engine, kept for the next who asks: giving pages back takes longer than most tests.
+  // Memory of the engine, cached for the next caller: returning pages takes longer than most tests.
   std::pair<std::size_t, void*> take_memory(std::size_t n_bytes) {
     const auto fits =
         std::find_if(idle_.begin(), idle_.end(), [&](const auto& one) { return one.first >= n_bytes; });
@@ -215,7 +215,7 @@ class EngineRank {
             .deadline_ns = Deadline::after(timeout).monotonic_ns(),
             .where = "test.cpp:1"};
   }
-  // Posts and waits, or runs where the engine can; words of a failure in error().
+  // Posts and waits, or runs where the engine can; the message of a failure in error().
   lockstep_status run(const lockstep_op& op) {
     error_[0] = '\0';
     if (table_.run != nullptr) return table_.run(comm_, &op, error_, sizeof(error_));
@@ -226,14 +226,14 @@ class EngineRank {
     const lockstep_status posted = table_.post(comm_, &op, &handle);
     return posted == LOCKSTEP_OK ? finish(handle) : posted;
   }
-  // Pre: the engine takes the operation.
+  // Pre: the engine accepts the operation.
   lockstep_handle* post(const lockstep_op& op) {
     lockstep_handle* handle = nullptr;
     const auto status = table_.post(comm_, &op, &handle);
     if (status != LOCKSTEP_OK) base::raise(ErrorKind::kInternal, base::cat("post gave status ", status));
     return handle;
   }
-  // Waits until it is over and releases it.
+  // Waits until it has completed and releases it.
   lockstep_status finish(lockstep_handle* handle) {
     const lockstep_status status = table_.wait(handle, LOCKSTEP_NEVER);
     if (status != LOCKSTEP_OK) table_.last_error(handle, error_, sizeof(error_));

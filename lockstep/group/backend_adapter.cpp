@@ -1,5 +1,5 @@
-// A registered C++ Backend behind the engine ABI: one thread per lane (collectives, sends, receives), started by the
-// first posted operation of that lane; blocking calls run on the caller when their lane is free.
+// A registered C++ Backend behind the engine ABI: one thread per executor (collectives, sends, receives), started by the
+// first posted operation of that executor; blocking calls run on the caller when their executor is free.
 #include <array>
 #include <condition_variable>
 #include <cstdio>
@@ -10,6 +10,7 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/detail/thread.h"
+#include "lockstep/engine/detail/table_calls.h"
 #include "lockstep/group/internal/backend_parts.h"
 
 namespace lockstep::internal {
@@ -23,11 +24,11 @@ struct Registered {
   BackendFactory factory;
 };
 
-void say(char* out, std::size_t capacity, const std::string& words) {
-  if (out != nullptr && capacity > 0) std::snprintf(out, capacity, "%s", words.c_str());
+void say(char* out, std::size_t capacity, const std::string& text) {
+  if (out != nullptr && capacity > 0) std::snprintf(out, capacity, "%s", text.c_str());
 }
 
-// A posted operation; owned by the handle and, until it is over, by its lane.
+// A posted operation; owned by the handle and, until it is over, by its executor.
 struct Posted {
   explicit Posted(const lockstep_op& given) : op(given), where(given.where == nullptr ? "" : given.where) {
     op.where = where.c_str();
@@ -43,8 +44,10 @@ struct Posted {
 };
 using PostedPtr = std::shared_ptr<Posted>;
 
-struct Lane {
-  std::mutex turn;  // held while the back end runs an operation of this lane
+// Lock order: turn, then Adapter::mutex_. `mutex` guards the queue only, and nothing is called under it. A back end may
+// block inside turn for as long as it likes.
+struct Executor {
+  std::mutex turn;  // held while the back end runs an operation of this executor
   std::mutex mutex;
   std::condition_variable changed;
   std::deque<PostedPtr> queue;  // guarded by mutex
@@ -56,13 +59,13 @@ class Adapter {
  public:
   Adapter(std::shared_ptr<Backend> backend, int size) : backend_(std::move(backend)), size_(size) {}
   ~Adapter() {
-    for (auto& lane : lanes_) {
+    for (auto& executor : executors_) {
       {
-        const std::lock_guard lock(lane.mutex);
-        lane.stop = true;
+        const std::lock_guard lock(executor.mutex);
+        executor.stop = true;
       }
-      lane.changed.notify_all();
-      lane.thread.join();
+      executor.changed.notify_all();
+      executor.thread.join();
     }
   }
 
@@ -72,26 +75,29 @@ class Adapter {
     if (const auto failure = first_failure()) return comm::status_of(failure->kind);
     auto posted = std::make_shared<Posted>(op);
     copy_counts(*posted);
-    Lane& lane = lane_of(op);
+    Executor& executor = executor_of(op);
     {
-      const std::lock_guard lock(lane.mutex);
-      if (!lane.thread.joinable()) lane.thread = base::Thread("ls-backend", [this, &lane] { serve(lane); });
-      lane.queue.push_back(posted);
+      const std::lock_guard lock(executor.mutex);
+      if (!executor.thread.joinable())
+        executor.thread = base::Thread("ls-backend", [this, &executor] { serve(executor); });
+      executor.queue.push_back(posted);
     }
-    lane.changed.notify_all();
+    executor.changed.notify_all();
     *out = reinterpret_cast<lockstep_handle*>(new PostedPtr(std::move(posted)));
     return LOCKSTEP_OK;
   }
 
+  // On the caller's thread while nothing was ever posted to this executor; afterwards behind what is queued, to keep the
+  // order.
   lockstep_status run(const lockstep_op& op, char* error, std::size_t capacity) {
-    Lane& lane = lane_of(op);
+    Executor& executor = executor_of(op);
     bool idle = false;
     {
-      const std::lock_guard lock(lane.mutex);
-      idle = !lane.thread.joinable();
+      const std::lock_guard lock(executor.mutex);
+      idle = !executor.thread.joinable();
     }
     if (!idle) return post_and_wait(op, error, capacity);
-    const std::lock_guard turn(lane.turn);
+    const std::lock_guard turn(executor.turn);
     const auto failure = perform(op);
     if (!failure) return LOCKSTEP_OK;
     say(error, capacity, failure->message);
@@ -108,8 +114,8 @@ class Adapter {
   }
 
  private:
-  Lane& lane_of(const lockstep_op& op) {
-    return lanes_[op.kind == LOCKSTEP_SEND ? 1 : op.kind == LOCKSTEP_RECV ? 2 : 0];
+  Executor& executor_of(const lockstep_op& op) {
+    return executors_[op.kind == LOCKSTEP_SEND ? 1 : op.kind == LOCKSTEP_RECV ? 2 : 0];
   }
 
   void copy_counts(Posted& posted) const {
@@ -137,19 +143,19 @@ class Adapter {
     }
   }
 
-  void serve(Lane& lane) {
+  void serve(Executor& executor) {
     while (true) {
       PostedPtr next;
       {
-        std::unique_lock lock(lane.mutex);
-        lane.changed.wait(lock, [&] { return lane.stop || !lane.queue.empty(); });
-        if (lane.queue.empty()) return;
-        next = std::move(lane.queue.front());
-        lane.queue.pop_front();
+        std::unique_lock lock(executor.mutex);
+        executor.changed.wait(lock, [&] { return executor.stop || !executor.queue.empty(); });
+        if (executor.queue.empty()) return;
+        next = std::move(executor.queue.front());
+        executor.queue.pop_front();
       }
       std::optional<Failure> failure;
       {
-        const std::lock_guard turn(lane.turn);
+        const std::lock_guard turn(executor.turn);
         failure = perform(next->op);
       }
       const auto done = next->op.done;
@@ -180,7 +186,7 @@ class Adapter {
 
   const std::shared_ptr<Backend> backend_;  // shared with the caller of get_backend_impl
   const int size_;
-  std::array<Lane, 3> lanes_;
+  std::array<Executor, 3> executors_;
   std::mutex mutex_;
   std::optional<Failure> failure_;  // guarded by mutex_
 };
@@ -266,10 +272,7 @@ lockstep_status create(const lockstep_comm_config* config, lockstep_comm** out, 
 lockstep_status failure_of(lockstep_comm* comm, char* error, std::size_t capacity, std::int32_t* rank,
                            std::int64_t* pid, char* cause, std::size_t cause_capacity) {
   const auto failure = of(comm).first_failure();
-  const LostPeer peer = failure && failure->peer ? *failure->peer : LostPeer{};
-  *rank = peer.rank;
-  *pid = peer.pid;
-  say(cause, cause_capacity, peer.cause);
+  comm::put_peer(failure, rank, pid, cause, cause_capacity);
   if (!failure) return LOCKSTEP_OK;
   say(error, capacity, failure->message);
   return comm::status_of(failure->kind);

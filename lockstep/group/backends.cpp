@@ -108,7 +108,7 @@ void check_devices(const std::string& name, const Names& devices) {
   for (const auto& device : devices) {
     if (std::ranges::count(kDeviceTypes, device) == 0) {
       base::raise(ErrorKind::kUsage, base::cat("register_backend \"", name, "\": \"", device,
-                                               "\" is no device type; there are ", joined(kDeviceTypes)));
+                                               "\" is not a device type; there are ", joined(kDeviceTypes)));
     }
   }
 }
@@ -169,8 +169,8 @@ BackendParts parse_backend(const std::string& backend) {
     const auto& engine = require_engine(text, backend);
     return {{&engine, devices_of(text)}};
   }
-  std::istringstream words(text);
-  for (std::string pair; std::getline(words, pair, ',');) {
+  std::istringstream in(text);
+  for (std::string pair; std::getline(in, pair, ',');) {
     const auto colon = pair.find(':');
     if (colon == std::string::npos || colon == 0 || colon + 1 == pair.size() ||
         pair.find(':', colon + 1) != std::string::npos) {
@@ -178,7 +178,7 @@ BackendParts parse_backend(const std::string& backend) {
     }
     const std::string device = pair.substr(0, colon);
     if (std::ranges::count(kDeviceTypes, device) == 0)
-      refuse_text(backend, base::cat("\"", device, "\" is no device type of torch"));
+      refuse_text(backend, base::cat("\"", device, "\" is not a device type of torch"));
     add_pair(parts, device, require_engine(pair.substr(colon + 1), backend), backend);
   }
   if (text.ends_with(',')) refuse_text(backend, "it ends with a comma");
@@ -208,7 +208,7 @@ void register_backend(const std::string& name, BackendFactory factory, RegisterB
       !key.empty() && std::ranges::all_of(key, [](unsigned char c) { return std::isalnum(c) || c == '_'; });
   if (!plain)
     base::raise(ErrorKind::kUsage,
-                base::cat("register_backend: \"", name, "\" is no name; use letters, digits and _"));
+                base::cat("register_backend: \"", name, "\" is not a valid name; use letters, digits and _"));
   if (!factory)
     base::raise(ErrorKind::kUsage, base::cat("register_backend \"", name, "\": no factory given"));
   internal::check_devices(key, options.devices);

@@ -352,9 +352,9 @@ TEST(RegisterBackend, TakesAReadyTableAndDeviceTypesOfItsOwn) {
 
 TEST(RegisterBackend, RefusesBadNamesAndDevices) {
   const BackendFactory factory = [](const BackendOptions& o) { return std::make_unique<StoreBackend>(o); };
-  refused([&] { register_backend("", factory); }, "no name");
-  refused([&] { register_backend("a:b", factory); }, "no name");
-  refused([&] { register_backend("HOST", factory); }, "there already");
+  refused([&] { register_backend("", factory); }, "not a valid name");
+  refused([&] { register_backend("a:b", factory); }, "not a valid name");
+  refused([&] { register_backend("HOST", factory); }, "loaded already");
   refused([&] { register_backend("empty", nullptr); }, "no factory");
   refused([&] { register_backend("nowhere", factory, {.devices = {}}); }, "no device type");
   refused([&] { register_backend("baked", factory, {.devices = {"oven"}}); }, "oven");

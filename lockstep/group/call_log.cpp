@@ -7,7 +7,7 @@
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
 #include "lockstep/group/detail/call_report.h"
-#include "lockstep/group/detail/group_factory.h"
+#include "lockstep/group/detail/group_base.h"
 #include "lockstep/group/internal/worlds.h"
 
 namespace lockstep {
@@ -36,12 +36,16 @@ CallRecord record_of(const internal::CallReport& report) {
   record.where = where;
   record.duration_ms = report.duration_ms;
   record.failure = report.failure;
-  const Group world = internal::current_worlds().group();
-  if (world) {
-    record.rank = world->rank();
-    record.world_size = world->size();
+  const Group root = internal::current_worlds().group();
+  const ProcessGroup* const group = report.group != nullptr ? report.group : root.get();
+  const auto* const ours = dynamic_cast<const internal::GroupBase*>(group);
+  if (ours != nullptr && ours->world()) {
+    record.rank = ours->world()->rank;
+    record.world_size = ours->world()->size;
+  } else if (root) {  // a non-member's handle does not know its world
+    record.rank = root->rank();
+    record.world_size = root->size();
   }
-  const ProcessGroup* const group = report.group != nullptr ? report.group : world.get();
   if (group == nullptr) return record;
   record.group = group->name();
   record.group_rank = group->rank();

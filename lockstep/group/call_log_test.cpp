@@ -9,6 +9,7 @@
 
 #include "lockstep/base/log.h"
 #include "lockstep/group/group_testing.h"
+#include "lockstep/store/hash_store.h"
 
 namespace lockstep {
 namespace {
@@ -45,7 +46,7 @@ class CallLogTest : public ::testing::Test {
   void TearDown() override { set_call_logger(nullptr); }
 };
 
-TEST_F(CallLogTest, HearsOfEveryCallThatFails) {
+TEST_F(CallLogTest, RecordsEveryCallThatFails) {
   world(3, [](int rank) {
     const auto pair = new_group({0, 2});
     sum_over({});
@@ -93,6 +94,28 @@ TEST_F(CallLogTest, TimesTheCallsThatMakeAndLeaveGroups) {
   ASSERT_EQ(ended.size(), 1u);
 }
 
+TEST_F(CallLogTest, NumbersTheRanksOfACreatedGroupByItsOwnWorld) {
+  const auto store = std::make_shared<HashStore>();
+  world(3, [&](int rank) {
+    if (rank == 0) return;
+    const auto pair = create_group({.store = store, .rank = 2 - rank, .size = 2, .name = "pair"});
+    const auto alone = new_group({2 - rank}, {.parent = pair, .use_local_synchronization = true});
+    refused([&] { broadcast(at::ones({1}), {.group = alone}); }, "neither");
+  });
+  for (const int rank : {0, 1}) {
+    const auto created = of("create_group", rank), made = of("new_group", rank),
+               failed = of("broadcast", rank);
+    ASSERT_EQ(created.size(), 1u);
+    EXPECT_EQ(created[0].record.world_size, 2);
+    EXPECT_GE(created[0].record.duration_ms, 0);
+    ASSERT_EQ(made.size(), 1u);
+    ASSERT_EQ(failed.size(), 1u);
+    EXPECT_EQ(failed[0].record.group_rank, 0);
+    EXPECT_EQ(failed[0].record.group_size, 1);
+    EXPECT_EQ(failed[0].record.world_size, 2);
+  }
+}
+
 std::vector<std::string> lines;  // guarded by mutex
 
 TEST_F(CallLogTest, WithoutALoggerWritesDebugLines) {
@@ -116,7 +139,7 @@ TEST_F(CallLogTest, WithoutALoggerWritesDebugLines) {
   set_log_sink(nullptr);
 }
 
-TEST_F(CallLogTest, ALoggerThatThrowsHarmsNobody) {
+TEST_F(CallLogTest, ALoggerThatThrowsAffectsNoOperation) {
   set_call_logger([](const CallRecord&) { throw std::runtime_error("no room"); });
   world(2, [](int) {
     refused([] { broadcast(at::ones({1})); }, "neither");

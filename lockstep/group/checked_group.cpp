@@ -6,6 +6,7 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/stack_trace.h"
 #include "lockstep/base/detail/text.h"
+#include "lockstep/base/detail/timeout.h"
 #include "lockstep/base/log.h"
 #include "lockstep/debug/detail/checker.h"
 #include "lockstep/group/detail/group_base.h"
@@ -87,7 +88,7 @@ class CheckedGroup final : public GroupBase {
     if (kind == LOCKSTEP_SEND || kind == LOCKSTEP_RECV) return;
     request.deadline = deadline_of(request, *this);
     checker_->check(called(request.name, name(), rank(), size(), request.where),
-                    fingerprint_of(request, sequence_number() + 1), time_left(*request.deadline),
+                    fingerprint_of(request, sequence_number() + 1), base::time_left(*request.deadline),
                     still_worth_it(*inner_));
   }
 
@@ -114,7 +115,7 @@ void monitored_barrier(MonitoredBarrierOptions options) {
                 base::cat(who, ": timeout is ", options.timeout->count(), " ms; it must not be negative"));
   }
   if (!group->is_member()) {
-    base::log(LogLevel::kWarn, base::cat(who, ": this rank is no member of the group; nothing was done"));
+    base::log(LogLevel::kWarn, base::cat(who, ": this rank is not a member of the group; nothing was done"));
     return;
   }
   const auto* engine = group->engine();
@@ -128,7 +129,7 @@ void monitored_barrier(MonitoredBarrierOptions options) {
   try {
     gather.gather(group->next_gather(), "",
                   {.timeout = timeout,
-                   .patience = std::max(timeout * 2, group->timeout()),
+                   .patience = std::max(base::twice(timeout), group->timeout()),
                    .name_all = options.wait_all_ranks,
                    .who = who,
                    .still_worth_it = internal::still_worth_it(*group),

@@ -14,6 +14,7 @@
 #include <string>
 #include <vector>
 
+#include "lockstep/base/path_testing.h"
 #include "lockstep/group/group_testing.h"
 
 namespace lockstep {
@@ -22,7 +23,7 @@ namespace {
 using namespace testing;
 
 void kv_world(int n, const std::function<void(int)>& fn) {
-  static const std::string name = load_engine(std::string(PLUGIN_DIR) + "/kv_engine.so");
+  static const std::string name = load_engine(path_testing::from_program(PLUGIN_DIR) + "/kv_engine.so");
   at::set_num_threads(1);
   run_threads(n, fn, {.timeout = kPatience, .backend = name});
 }
@@ -101,7 +102,7 @@ TEST(Composed, WhatCannotBeIsRefusedByName) {
   });
 }
 
-TEST(Composed, FuturesResolveThoughTheEngineCallsNobodyBack) {
+TEST(Composed, FuturesResolveThoughTheEngineHasNoCallbacks) {
   std::latch asked(1);
   kv_world(2, [&](int rank) {
     auto tensor = at::ones({2});

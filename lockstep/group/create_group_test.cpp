@@ -96,9 +96,39 @@ TEST(CreateGroup, DestroyingOneLeavesTheOthers) {
     destroy_process_group();
     EXPECT_FALSE(is_initialized());
     EXPECT_EQ(sum_of_ranks(right), 3);
-    refused([&] { destroy_process_group(left); }, "is not one of this world's");
+    refused([&] { destroy_process_group(left); }, "\"left\" was destroyed");
     // The name is free again.
     EXPECT_EQ(sum_of_ranks(create_group(member(store, rank, 2, "left"))), 3);
+  });
+}
+
+TEST(CreateGroup, SaysThatItsWorldIsGoneAlsoWhenNoneIsLeft) {
+  const auto store = std::make_shared<HashStore>();
+  without_world(2, [&](int rank) {
+    const auto group = create_group(member(store, rank, 2, "gone"));
+    const auto part = new_group({.parent = group});
+    destroy_process_group(group);
+    for (const auto& each : {group, part}) {
+      const auto text = "group \"" + each->name() + "\" was destroyed, alone or with its world";
+      refused([&] { new_group({0}, {.parent = each}); }, text);
+      refused([&] { split_group(each, {{0}}); }, text);
+      refused([&] { abort_process_group(each); }, text);
+      refused([&] { destroy_process_group(each); }, text);
+    }
+    refused([&] { destroy_process_group(); }, "not initialised");
+  });
+}
+
+TEST(CreateGroup, MayHaveTheNameOfAGroupOfTheDefaultWorldButIsThenNotFoundByIt) {
+  const auto store = std::make_shared<HashStore>();
+  world(2, [&](int rank) {
+    const auto named = new_group({.name = "twice"});
+    const auto created = create_group(member(store, rank, 2, "twice"));
+    EXPECT_EQ(sum_of_ranks(named), 3);
+    EXPECT_EQ(sum_of_ranks(created), 3);
+    refused([] { get_group_by_name("twice"); }, "two groups are named \"twice\"");
+    destroy_process_group(named);
+    EXPECT_EQ(get_group_by_name("twice"), created);
   });
 }
 
@@ -209,7 +239,7 @@ TEST(CreateGroup, NamesTheRanksThatDidNotCome) {
   }
 }
 
-TEST(CreateGroup, TellsTheOthersThatASizeDiffers) {
+TEST(CreateGroup, NotifiesTheOthersThatASizeDiffers) {
   const auto store = std::make_shared<HashStore>();
   without_world(2, [&](int rank) {
     const auto failure = caught([&] { create_group(member(store, rank, 2 + rank, "torn")); });

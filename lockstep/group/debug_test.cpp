@@ -36,7 +36,7 @@ void refused_by_timeout(const std::function<void()>& fn, const std::string& part
   EXPECT_TRUE(says(failure, part)) << failure.message;
 }
 
-TEST(MonitoredBarrier, LetsNobodyPassBeforeAllHaveCome) {
+TEST(MonitoredBarrier, LetsNoRankPassBeforeAllHaveArrived) {
   for (const int n : {1, 2, 3, 8}) {
     std::atomic<int> come{0};
     run_threads(n, [&](int) {
@@ -62,28 +62,28 @@ TEST(MonitoredBarrier, RemovesItsKeys) {
   });
 }
 
-TEST(MonitoredBarrier, NamesTheFirstMissingRankAndLetsNobodyPass) {
+TEST(MonitoredBarrier, NamesTheFirstMissingRankAndLetsNoRankPass) {
   std::latch told(2);
   run_threads(4, [&](int rank) {
     if (rank == 1 || rank == 3) return told.wait();
     const auto failure = caught([] { monitored_barrier({.timeout = kShort}); });
     EXPECT_EQ(failure.kind, ErrorKind::kTimeout) << failure.message;
-    EXPECT_TRUE(says(failure, "rank 1 did not come within 200 ms")) << failure.message;
+    EXPECT_TRUE(says(failure, "rank 1 did not arrive within 200 ms")) << failure.message;
     EXPECT_FALSE(says(failure, "3 did not")) << failure.message;
     EXPECT_TRUE(says(failure, "debug_test.cpp:")) << failure.message;
-    EXPECT_EQ(says(failure, "this rank came, but rank 0 gave up"), rank != 0) << failure.message;
+    EXPECT_EQ(says(failure, "this rank arrived, but rank 0 gave up"), rank != 0) << failure.message;
     told.count_down();
   });
 }
 
-TEST(MonitoredBarrier, NamesEveryMissingRankWhenAskedAndTellsThoseThatComeLate) {
+TEST(MonitoredBarrier, NamesEveryMissingRankWhenRequestedAndNotifiesLateRanks) {
   std::latch told(2);
   run_threads(4, [&](int rank) {
     const bool late = rank % 2 == 1;
     if (late) told.wait();
     const auto failure = caught([] { monitored_barrier({.timeout = kShort, .wait_all_ranks = true}); });
     EXPECT_EQ(failure.kind, ErrorKind::kTimeout);
-    EXPECT_TRUE(says(failure, "ranks 1 3 did not come")) << failure.message;
+    EXPECT_TRUE(says(failure, "ranks 1 3 did not arrive")) << failure.message;
     if (!late) told.count_down();
     monitored_barrier();  // in step again
     all_reduce(at::ones({1}));
@@ -97,7 +97,7 @@ TEST(MonitoredBarrier, SaysThatRankZeroDidNotCome) {
     if (rank == 0) return told.wait();
     const auto failure = caught([] { monitored_barrier(); });
     EXPECT_EQ(failure.kind, ErrorKind::kTimeout);
-    EXPECT_TRUE(says(failure, "this rank came, but rank 0 did not answer")) << failure.message;
+    EXPECT_TRUE(says(failure, "this rank arrived, but rank 0 did not answer")) << failure.message;
     told.count_down();
   });
 }
@@ -110,8 +110,8 @@ void say_who_is_missing(const std::string& where, const std::function<void()>& m
   const SlowLines lines(kSlow);
   run_threads(4, [&](int rank) {
     if (rank == 1 || rank == 3) {
-      EXPECT_NE(lines.await("this rank waits for ranks 1 3; waiting goes on until "), "");
-      EXPECT_NE(lines.await("this rank waits for rank 0, which waits for the others; waiting goes on"), "");
+      EXPECT_NE(lines.await("this rank waits for ranks 1 3; waiting continues until "), "");
+      EXPECT_NE(lines.await("this rank waits for rank 0, which waits for the others; waiting continues"), "");
     }
     meet();
   });
@@ -139,8 +139,8 @@ TEST(MonitoredBarrier, WorksInSubGroupsByTheirWorldRanks) {
     if (rank == 0) return monitored_barrier({.group = group});  // warns, does nothing
     monitored_barrier({.group = group});
     if (rank == 2) return told.wait();
-    EXPECT_TRUE(
-        says(caught([&] { monitored_barrier({.group = group, .timeout = kShort}); }), "rank 2 did not come"));
+    EXPECT_TRUE(says(caught([&] { monitored_barrier({.group = group, .timeout = kShort}); }),
+                     "rank 2 did not arrive"));
     told.count_down();
     destroy_process_group(group);
     EXPECT_EQ(caught([&] { monitored_barrier({.group = group}); }).kind, ErrorKind::kUsage);
@@ -157,7 +157,7 @@ TEST(MonitoredBarrier, WithATimeoutOfZeroLooksOnce) {
       return monitored_barrier();
     }
     refused_by_timeout([] { monitored_barrier({.timeout = Milliseconds(0)}); },
-                       "rank 1 did not come within 0 ms");
+                       "rank 1 did not arrive within 0 ms");
     told.count_down();
     monitored_barrier();
   });
@@ -221,7 +221,7 @@ void expect_out_of_step(const std::function<void()>& mine, const std::function<v
   });
 }
 
-TEST(DetailWrapper, TellsEveryRankWhatDiffers) {
+TEST(DetailWrapper, ReportsOnEveryRankWhatDiffers) {
   const auto reduce = [](at::Tensor tensor) { return [tensor] { all_reduce(tensor); }; };
   const auto ones = at::ones({2, 3});
   expect_out_of_step([] { barrier(); }, reduce(ones), "operation: ");
@@ -250,13 +250,13 @@ TEST(DetailWrapper, NamesTheMissingRanksAndWhatTheOthersRun) {
     EXPECT_EQ(failure.kind, ErrorKind::kTimeout) << failure.message;
     EXPECT_TRUE(says(failure, "running all_reduce, sequence number 1")) << failure.message;
     EXPECT_TRUE(says(failure, "[2, 3]")) << failure.message;
-    EXPECT_TRUE(says(failure, "rank 1 did not come")) << failure.message;
+    EXPECT_TRUE(says(failure, "rank 1 did not arrive")) << failure.message;
     told.count_down();
   });
 }
 
 // The group's own timeout is half an hour: only the news of the loss can end these.
-TEST(DetailWrapper, NobodyWaitsForARankThatIsGone) {
+TEST(DetailWrapper, NoRankWaitsForALostRank) {
   const Detail detail;
   std::atomic<int> told{0};
   const auto body = [&](int rank) {

@@ -40,19 +40,21 @@ class EngineGroup final : public GroupBase {
     if (!core_->closed()) core_->comm().abort(reason);
   }
 
+  // The blocking path makes no Work: the call's line and the error are on the stack. Timing costs two clock reads, so
+  // it is off unless somebody has asked for it.
   std::uint64_t run(OperationRequest& request) override {
-    char where[kWhereCapacity], words[comm::kErrorCapacity];
+    char where[kWhereCapacity], message[comm::kErrorCapacity];
     std::int32_t source = -1;
     begin(request, where);
     request.op.source = &source;
     const bool hooked = shared().has_hook.load(std::memory_order_acquire);
     const bool timed = hooked || shared().timing.load(std::memory_order_relaxed);
     const auto started = timed ? Deadline::now() : Deadline::never();
-    const auto status = core_->comm().run(request.op, words);
+    const auto status = core_->comm().run(request.op, message);
     if (timed) [[unlikely]]
       request.ended.duration_ms = milliseconds_since(started);
     if (status != LOCKSTEP_OK) [[unlikely]]
-      fail(status, words, request, started);
+      fail(status, message, request, started);
     request.ended.source_rank = core_->world_rank(source);
     if (hooked) [[unlikely]]
       announce(request, started, nullptr);
@@ -74,6 +76,8 @@ class EngineGroup final : public GroupBase {
       op.deadline_ns = request.op.deadline_ns;
       if (start(*state, op) != LOCKSTEP_OK) break;
     }
+    // From here to launched() the state has one count of its own, so that a callback that runs meanwhile does not complete
+    // it half-posted.
     core_->keep(state);
     state->launched();
     if (core_->closed()) core_->settle_late(*state);
@@ -89,6 +93,7 @@ class EngineGroup final : public GroupBase {
     if (core_->closed()) raise_closed("empty_shared", name());
     if (!core_->comm().has_memory()) return nullptr;
     void* memory = core_->comm().alloc(n_bytes);
+    // Memory keeps the communicator alive: it may be freed long after the group's last handle.
     return {memory, [core = core_](void* block) { core->comm().free(block); }};
   }
 
@@ -121,9 +126,9 @@ class EngineGroup final : public GroupBase {
   }
 
   // Raises the failure, after telling the hook when it was `started`.
-  [[noreturn]] void fail(lockstep_status status, std::string_view words, const OperationRequest& request,
+  [[noreturn]] void fail(lockstep_status status, std::string_view message, const OperationRequest& request,
                          Deadline started) {
-    Failure failure = core_->failure(status, words);
+    Failure failure = core_->failure(status, message);
     failure.message = base::cat(core_->describe(request.name, request.ended.sequence_number, request.where),
                                 ": ", failure.message);
     if (!started.is_never()) announce(request, started, &failure);
@@ -171,8 +176,8 @@ void HeldTensors::copy_back() {
 void raise_closed(const char* what, const std::string& group) {
   base::raise(ErrorKind::kUsage,
               base::cat(what, ": group \"", group,
-                        "\" was destroyed; make it again (new_group, or init_process_group for the "
-                        "default group) and use the new handle"));
+                        "\" was destroyed, alone or with its world; make it again (new_group, create_group, "
+                        "or init_process_group for the default group) and use the new handle"));
 }
 
 void write_where(const std::source_location& where, char* out) {
@@ -188,6 +193,8 @@ void write_where(const std::source_location& where, char* out) {
   *std::to_chars(out + length + 1, out + kWhereCapacity - 1, where.line()).ptr = '\0';
 }
 
+// An engine that builds on the parent compares the members itself; otherwise they are compared through the store first,
+// since ranks with different lists would wait for each other.
 std::shared_ptr<comm::Communicator> EngineGroupState::join() const {
   const GroupIdentity& identity = options_.identity;
   const BackendOptions told{.store = options_.engine_store,
@@ -241,13 +248,13 @@ std::shared_ptr<GroupBase> still_there(const Group& group, const char* what) {
   return chosen;
 }
 
-Deadline deadline_of(const OperationRequest& request, const GroupBase& group) {
-  return request.deadline ? *request.deadline : Deadline::after(request.timeout.value_or(group.timeout()));
+bool have_same_members(const Group& a, const Group& b) {
+  const auto one = resolve(a), other = resolve(b);
+  return one->world() == other->world() && one->ranks() == other->ranks();
 }
 
-Milliseconds time_left(Deadline deadline) {
-  if (deadline.is_never()) return Milliseconds(0);
-  return std::max(Milliseconds(1), std::chrono::ceil<Milliseconds>(deadline.remaining()));
+Deadline deadline_of(const OperationRequest& request, const GroupBase& group) {
+  return request.deadline ? *request.deadline : Deadline::after(request.timeout.value_or(group.timeout()));
 }
 
 }  // namespace lockstep::internal

@@ -1,6 +1,8 @@
-// Process groups: the tensor band's floor. Read in this order: world.h (enter and leave), process_group.h (what a
-// group is), groups.h (groups of some ranks), work.h (an operation in flight), backends.h (which engine works for which
-// device), monitored_barrier.h (who is missing). What a group does is in collective/, groups in an array in mesh/.
+// Process groups: the lowest layer of the tensor band. Read in this order: world.h (enter and leave),
+// process_group.h (what a group is), groups.h (groups of some ranks), work.h (an operation in flight),
+// backends.h (which engine serves which device), monitored_barrier.h (which rank is missing). The operations
+// of a group are in collective/, arrays of groups in mesh/.
+// Thread safety: stated in each header.
 #pragma once
 
 #include "lockstep/group/backends.h"

@@ -90,7 +90,7 @@ namespace lockstep {
 std::shared_ptr<Backend> get_backend_impl(const Group& group, const std::string& device) {
   const auto chosen = internal::still_there(group, "get_backend_impl");
   if (!chosen->is_member())
-    base::raise(ErrorKind::kUsage, "get_backend_impl: this rank is no member of the group");
+    base::raise(ErrorKind::kUsage, "get_backend_impl: this rank is not a member of the group");
   const internal::GroupBase* const part = chosen->for_device(internal::device_type(device));
   if (part == nullptr) {
     base::raise(ErrorKind::kUsage,

@@ -1,4 +1,5 @@
 #include "lockstep/group/internal/group_builder.h"
+#include "lockstep/base/detail/timeout.h"
 
 #include <algorithm>
 #include <deque>
@@ -22,7 +23,7 @@
 namespace lockstep::internal {
 namespace {
 
-// In a group's part of the store: the words of the first rank that could not join.
+// In a group's part of the store: why the first rank that failed could not join.
 constexpr const char* kFailedKey = "failed";
 // In a group's part of the store: its members, as the first to come saw them.
 constexpr const char* kMembersKey = "members";
@@ -41,32 +42,32 @@ class JoinOnly {
   std::deque<StoreTimeoutGuard> guards_;
 };
 
-// For the words of a rank that gives up: the store may be why.
-constexpr Milliseconds kLastWords{5'000};
+// For the message of a rank that gives up: the store may be the cause.
+constexpr Milliseconds kLastMessage{5'000};
 
-// Tells the others why this rank cannot join, or learns why another could not: who is first writes the words.
+// Publishes why this rank cannot join, or finds out why another could not: the first to fail writes the message.
 [[noreturn]] void give_up(Store& store, const char* what, int rank) {
   Failure failure = base::current_failure();
   Bytes first;
   try {
-    const StoreTimeoutGuard brief(store, within(store.timeout(), Deadline::after(kLastWords)));
+    const StoreTimeoutGuard brief(store, within(store.timeout(), Deadline::after(kLastMessage)));
     first = store.compare_set(kFailedKey, {}, to_bytes(base::cat(rank, ' ', failure.message)));
     // Engines do not know which call they work for.
     if (!failure.message.starts_with(what)) failure.message = base::cat(what, ": ", failure.message);
   } catch (...) {
     base::raise(std::move(failure));  // the store is gone too: the first error says more
   }
-  std::istringstream words(to_text(first));
+  std::istringstream in(to_text(first));
   int blamed = rank;
-  words >> blamed;
-  words.ignore();
+  in >> blamed;
+  in.ignore();
   if (blamed == rank) base::raise(std::move(failure));
   std::string cause;
-  std::getline(words, cause, '\0');
+  std::getline(in, cause, '\0');
   base::raise(Failure{.kind = ErrorKind::kPeerLost,
                       .message = base::cat(what, ": rank ", blamed, " could not join: ", cause),
                       .family = ErrorFamily::kBackend,
-                      .peer = LostPeer{.rank = blamed, .pid = -1, .cause = cause}});
+                      .peer = LostPeer{.rank = blamed, .cause = cause}});
 }
 
 std::shared_ptr<Store> whole_store(const std::shared_ptr<Store>& store) {
@@ -106,6 +107,7 @@ struct Joining {
   std::function<void()> compare_members = nullptr;  // in the store; null for the default group
 };
 
+// Each engine of a group has its own folder in the store, by device type, so that the keys of two engines do not meet.
 Group join_part(const Joining& joining, const BackendPart& part) {
   GroupIdentity identity = joining.identity;
   identity.devices = part.devices;
@@ -113,7 +115,7 @@ Group join_part(const Joining& joining, const BackendPart& part) {
   const auto& ranks = identity.members.ranks();
   if (ranks.size() == 1 && !runs_alone(*part.engine)) return make_solo_group(std::move(identity));
   if (!identity.store)
-    base::raise(ErrorKind::kInternal, "rendezvous gave no store to a world of more than one");
+    base::raise(ErrorKind::kInternal, "rendezvous returned no store for a world of more than one rank");
   std::vector<int> launch_ranks;
   for (const int rank : ranks) launch_ranks.push_back(site.launch_ranks[static_cast<std::size_t>(rank)]);
   const std::string folder = joining.request.folder;
@@ -141,6 +143,8 @@ std::shared_ptr<Checker> make_checker(const GroupIdentity& identity) {
   return std::make_shared<Checker>(store, identity.rank, identity.members.ranks());
 }
 
+// A group of ranks on one host may use shared memory although its world spans several: chosen from the hosts of its
+// members, which every rank knows.
 BackendParts parts_for(const WorldSite& site, const GroupRequest& request) {
   if (!request.parts.empty()) return request.parts;
   if (site.hosts.empty()) return site.parts;
@@ -197,7 +201,7 @@ void gather_hosts(WorldSite& site, Milliseconds timeout, Deadline deadline) {
   };
   if (!await_keys(store, wanted, *site.handles.checks, kFailedKey, deadline, waiting)) {
     base::raise(ErrorKind::kTimeout,
-                base::cat(site.what, ": ", name_ranks(missing()), " did not come within ", timeout.count(),
+                base::cat(site.what, ": ", name_ranks(missing()), " did not arrive within ", timeout.count(),
                           " ms", twin),
                 ErrorFamily::kBackend);
   }
@@ -218,13 +222,19 @@ void gather_hosts(WorldSite& site, Milliseconds timeout, Deadline deadline) {
 }  // namespace
 
 Milliseconds within(Milliseconds own, Deadline deadline) {
-  if (deadline.is_never()) return own;
-  const Milliseconds left = time_left(deadline);
-  return own == Milliseconds::zero() ? left : std::min(own, left);
+  // A user's own store may still mean "forever" by zero.
+  const auto left = base::time_left(deadline);
+  return own.count() <= 0 ? left : std::min(own, left);
 }
 
+// Separate handles for sets, gets and checks: a get that waits must not delay the set that ends it, nor the check for a
+// failure.
 WorldSite make_site(WorldSiteOptions options) {
-  WorldSite site{.what = options.what, .rank = options.rank, .size = options.size};
+  WorldSite site{.what = options.what,
+                 .rank = options.rank,
+                 .size = options.size,
+                 .world = std::make_shared<const WorldInfo>(WorldInfo{
+                     .rank = options.rank, .size = options.size, .is_default = options.is_default})};
   site.launch_ranks.resize(static_cast<std::size_t>(options.size));
   std::iota(site.launch_ranks.begin(), site.launch_ranks.end(), 0);
   site.base = std::move(options.base);
@@ -263,6 +273,7 @@ Group join_group(const WorldSite& site, const GroupRequest& request) {
   Joining joining{.site = site,
                   .request = request,
                   .identity = {.name = request.name,
+                               .world = site.world,
                                .rank = rank,
                                .members = request.members,
                                .store = store,
@@ -272,18 +283,18 @@ Group join_group(const WorldSite& site, const GroupRequest& request) {
   const int size = static_cast<int>(request.members.ranks().size());
   const BackendParts parts = parts_for(site, request);
   if (size == 1) return join_all(joining, parts);
-  const auto words = under(site.handles.sets, request.folder);
+  const auto messages = under(site.handles.sets, request.folder);
   const JoinOnly until(site, request.deadline);
   try {
-    if (!request.folder.empty()) joining.compare_members = [&] { check_members(*words, request); };
+    if (!request.folder.empty()) joining.compare_members = [&] { check_members(*messages, request); };
     joining.checker = make_checker(joining.identity);
     auto group = join_all(joining, parts);
     if (base::environment_flag(base::EnvVar::kDistInitBarrier) && !all_without_peers(parts)) {
-      store_barrier(*words, rank, size, "init_barrier", time_left(request.deadline));
+      store_barrier(*messages, rank, size, "init_barrier", base::time_left(request.deadline));
     }
     return group;
   } catch (...) {
-    give_up(*words, request.what, site.rank);
+    give_up(*messages, request.what, site.rank);
   }
 }
 

@@ -1,4 +1,5 @@
-// For the tests of this folder and of collective/: worlds of threads, sample tensors and what the collectives should make of them.
+// For the tests of this folder and of collective/: worlds of threads, sample tensors and the expected results
+// of the collectives.
 #pragma once
 
 #include <ATen/Parallel.h>
@@ -95,7 +96,7 @@ inline Failure caught(const std::function<void()>& fn) {
 inline bool says(const Failure& failure, const std::string& part) {
   return failure.message.find(part) != std::string::npos;
 }
-// `fn` raises kUsage with `part` among its words.
+// `fn` raises kUsage with `part` in its message.
 inline void refused(const std::function<void()>& fn, const std::string& part) {
   const auto failure = caught(fn);
   EXPECT_EQ(failure.kind, ErrorKind::kUsage) << failure.message;

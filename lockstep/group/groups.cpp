@@ -40,7 +40,7 @@ struct GroupCall {
 
   // The world of `group`, or the default one; its members only.
   std::shared_ptr<World> world_of(const Group& group) const {
-    if (!is_group_member(group)) refuse("this rank is no member of the group");
+    if (!is_group_member(group)) refuse("this rank is not a member of the group");
     return current_worlds().of(group, what);
   }
 
@@ -50,7 +50,7 @@ struct GroupCall {
     return given.value_or(otherwise.timeout());
   }
 
-  // Ascending; each a rank of a group of `size`, `whose` in words.
+  // Ascending; each a rank of a group of `size`, `whose` as text.
   std::vector<int> sorted(std::vector<int> ranks, int size, const char* whose) const {
     if (ranks.empty()) refuse("the list of ranks is empty");
     std::ranges::sort(ranks);
@@ -71,7 +71,7 @@ struct Whole {
 
   // All ranks of the world call; otherwise only the group's members know of what is made of it.
   bool is_root() const { return group == world->root(); }
-  const char* words() const { return is_root() ? "the world" : "the parent"; }
+  const char* text() const { return is_root() ? "the world" : "the parent"; }
   // Ranks of the world of ranks of the group, ascending.
   std::vector<int> in_world(const std::vector<int>& ranks) const {
     std::vector<int> translated;
@@ -131,13 +131,14 @@ void check_apart(const GroupCall& call, const std::vector<std::vector<int>>& lis
   }
 }
 
-int size_of_subgroups(const GroupCall& call, int group_size, int size) {
-  if (group_size < 0) {
+int size_of_subgroups(const GroupCall& call, std::optional<int> given, int size) {
+  if (!given) {
     const auto local = base::environment_int(base::EnvVar::kLocalWorldSize);
     if (!local)
       call.refuse("no group_size is given and ", name_of(base::EnvVar::kLocalWorldSize), " is not set");
-    group_size = static_cast<int>(*local);
+    given = static_cast<int>(*local);
   }
+  const int group_size = *given;
   if (group_size <= 0) call.refuse("group_size is ", group_size, "; it must be positive");
   if (group_size > size) call.refuse("group_size is ", group_size, ", the group has only ", size, " ranks");
   if (size % group_size != 0) {
@@ -152,8 +153,8 @@ Group new_group(std::vector<int> ranks, NewGroupOptions options) {
   const GroupCall call{"new_group", options.where};
   return call.timed([&]() -> Group {
     const Whole whole(call, options.parent);
-    return make(call, whole,
-                whole.in_world(call.sorted(std::move(ranks), whole.group->size(), whole.words())), options);
+    return make(call, whole, whole.in_world(call.sorted(std::move(ranks), whole.group->size(), whole.text())),
+                options);
   });
 }
 
@@ -165,7 +166,7 @@ Group new_group(NewGroupOptions options) {
   });
 }
 
-Subgroups new_subgroups(int group_size, SubgroupsOptions options) {
+Subgroups new_subgroups(std::optional<int> group_size, SubgroupsOptions options) {
   const GroupCall call{"new_subgroups", options.where};
   return call.timed([&] {
     const Whole whole(call, options.group);
@@ -253,26 +254,33 @@ Group shrink_group(std::vector<int> ranks_to_exclude, ShrinkGroupOptions options
 }
 
 Group get_group_by_name(const std::string& name) {
-  if (auto group = current_worlds().find(name)) return group;
+  const auto found = current_worlds().find(name);
+  if (found.size() == 1) return found.front();
+  if (found.size() > 1) {
+    base::raise(ErrorKind::kUsage,
+                base::cat("get_group_by_name: two groups are named \"", name,
+                          "\", one of create_group and one of the default world; keep their handles, or "
+                          "rename one"));
+  }
   base::raise(ErrorKind::kUsage,
               base::cat("get_group_by_name: there is no group \"", name, "\" that this rank is a member of"));
 }
 
 int get_group_rank(const Group& group, int global_rank) {
   if (!is_group_member(group))
-    base::raise(ErrorKind::kUsage, "get_group_rank: this rank is no member of the group");
+    base::raise(ErrorKind::kUsage, "get_group_rank: this rank is not a member of the group");
   const auto chosen = internal::still_there(group, "get_group_rank");
   const auto& ranks = chosen->ranks();
   const auto found = std::ranges::lower_bound(ranks, global_rank);
   if (found != ranks.end() && *found == global_rank) return static_cast<int>(found - ranks.begin());
   base::raise(ErrorKind::kUsage,
-              base::cat("get_group_rank: rank ", global_rank, " of the world is no member of group \"",
+              base::cat("get_group_rank: rank ", global_rank, " of the world is not a member of group \"",
                         chosen->name(), "\", whose ranks are ", list_ranks(ranks)));
 }
 
 int get_global_rank(const Group& group, int group_rank) {
   if (!is_group_member(group))
-    base::raise(ErrorKind::kUsage, "get_global_rank: this rank is no member of the group");
+    base::raise(ErrorKind::kUsage, "get_global_rank: this rank is not a member of the group");
   const auto chosen = internal::still_there(group, "get_global_rank");
   const auto& ranks = chosen->ranks();
   if (group_rank >= 0 && group_rank < chosen->size()) return ranks[static_cast<std::size_t>(group_rank)];

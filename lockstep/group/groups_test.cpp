@@ -53,11 +53,11 @@ TEST(NewGroup, SortsTheRanksAndTranslatesThem) {
   run_threads(4, [](int rank) {
     const auto group = new_group({3, 0, 2});
     if (rank == 1) {
-      refused([&] { get_group_rank(group, 0); }, "no member");
-      refused([&] { get_global_rank(group, 0); }, "no member");
-      refused([&] { get_process_group_ranks(group); }, "no member");
-      refused([&] { get_backend(group); }, "no member");
-      refused([&] { get_backend_config(group); }, "no member");
+      refused([&] { get_group_rank(group, 0); }, "not a member");
+      refused([&] { get_global_rank(group, 0); }, "not a member");
+      refused([&] { get_process_group_ranks(group); }, "not a member");
+      refused([&] { get_backend(group); }, "not a member");
+      refused([&] { get_backend_config(group); }, "not a member");
       return;
     }
     EXPECT_EQ(get_process_group_ranks(group), (std::vector<int>{0, 2, 3}));
@@ -76,7 +76,7 @@ TEST(NewGroup, SortsTheRanksAndTranslatesThem) {
   });
 }
 
-TEST(NewGroup, RefusesWhatIsNoGroupAndUsesUpNoNumber) {
+TEST(NewGroup, RejectsAnInvalidGroupAndUsesUpNoNumber) {
   run_threads(2, [](int) {
     refused([] { new_group(std::vector<int>{}); }, "empty");
     refused([] { new_group({0, 0}); }, "rank 0 is in the list twice");
@@ -95,7 +95,7 @@ TEST(NewGroup, RefusesWhatIsNoGroupAndUsesUpNoNumber) {
   refused([] { abort_process_group(); }, "not initialised");
 }
 
-TEST(NewGroup, IsNumberedOnEveryRankAlsoWhereItIsNone) {
+TEST(NewGroup, IsNumberedOnEveryRankIncludingNonMembers) {
   run_threads(3, [](int rank) {
     EXPECT_EQ(default_group()->name(), "0");
     const auto first = new_group({0, 1}), second = new_group({1, 2});
@@ -151,7 +151,7 @@ TEST(NewGroup, HasATimeoutASequenceAndAStoreOfItsOwn) {
   });
 }
 
-TEST(NewGroup, OfOneRankNeedsNobody) {
+TEST(NewGroup, OfOneRankNeedsNoOtherRank) {
   run_threads(2, [](int rank) {
     const auto zero = new_group({0}), one = new_group({1});
     const auto mine = rank == 0 ? zero : one;
@@ -238,7 +238,7 @@ TEST(NewGroup, AThousandOfThemNeedNoMoreThreadsAndDescriptorsThanOne) {
   });
 }
 
-TEST(CompletionHook, HearsOfEveryOperationOnceAndOnlyOneIsTaken) {
+TEST(CompletionHook, IsCalledForEveryOperationOnceAndOnlyOneIsAccepted) {
   run_threads(2, [](int) {
     const auto group = new_group();
     std::atomic<int> n{0}, last{0};
@@ -305,7 +305,7 @@ TEST(NonMember, CollectivesOnItWarnAndDoNothing) {
       ASSERT_EQ(warned.size(), 1u) << name;
       EXPECT_TRUE(warned[0].starts_with(std::string(name) + " (called at ") &&
                   warned[0].find("groups_test.cpp:") != std::string::npos &&
-                  warned[0].find("no member") != std::string::npos)
+                  warned[0].find("not a member") != std::string::npos)
           << warned[0];
       warned.clear();
     }
@@ -339,7 +339,7 @@ TEST(Subgroups, DivideTheWorldIntoConsecutiveRanks) {
 TEST(Subgroups, DivideAGroupAmongItsMembers) {
   run_threads(5, [](int rank) {
     const auto odd_one_out = new_group({0, 1, 3, 4});
-    if (rank == 2) return refused([&] { new_subgroups(2, {.group = odd_one_out}); }, "no member");
+    if (rank == 2) return refused([&] { new_subgroups(2, {.group = odd_one_out}); }, "not a member");
     const auto pairs = new_subgroups(2, {.group = odd_one_out});
     EXPECT_EQ(pairs.mine->ranks(), rank < 2 ? (std::vector<int>{0, 1}) : (std::vector<int>{3, 4}));
     EXPECT_EQ(sum_over(pairs.mine), rank < 2 ? 3 : 9);
@@ -373,7 +373,7 @@ TEST(SplitGroup, TakesRanksOfTheParent) {
   run_threads(6, [](int rank) {
     const auto parent = new_group({1, 2, 3, 5}, {.timeout = Milliseconds(54'321), .desc = "some"});
     if (rank == 0 || rank == 4) {
-      return refused([&] { split_group(parent, {{0}}); }, "no member");
+      return refused([&] { split_group(parent, {{0}}); }, "not a member");
     }
     const auto mine = split_group(parent, {{3, 0}, {1}});
     if (rank == 3) {  // parent's rank 2 is in no list
@@ -431,7 +431,7 @@ TEST(NewGroup, ThatLastsSaysOnceWhoHasNotComeAndWhatItDoesInstead) {
 
 // Two ranks may count different numbers of messages; what they call a collective is alike, and the engine's words have the
 // same number.
-TEST(Messages, CarryOneNumberPerOperationAlikeOnAllRanks) {
+TEST(Messages, CarryTheSameNumberPerOperationOnAllRanks) {
   run_threads(3, [](int rank) {
     auto data = at::ones({2});
     if (rank == 0) send(data, {.dst = 1});

@@ -61,6 +61,7 @@ class NonMember final : public GroupBase {
  public:
   NonMember()
       : GroupBase({.name = "non-member",
+                   .world = nullptr,
                    .rank = -1,
                    .members = {},
                    .store = nullptr,
@@ -75,7 +76,7 @@ class NonMember final : public GroupBase {
   std::uint64_t run(OperationRequest& request) override {
     base::log(LogLevel::kWarn,
               base::cat(request.name, " (called at ", request.where.file_name(), ":", request.where.line(),
-                        "): this rank is no member of the group; nothing was done"));
+                        "): this rank is not a member of the group; nothing was done"));
     return 0;
   }
   Work post(OperationRequest& request, HeldTensors) override {
@@ -89,7 +90,7 @@ class NonMember final : public GroupBase {
 
  private:
   [[noreturn]] static void refuse(const char* what) {
-    base::raise(ErrorKind::kUsage, base::cat(what, ": this rank is no member of the group"));
+    base::raise(ErrorKind::kUsage, base::cat(what, ": this rank is not a member of the group"));
   }
 };
 

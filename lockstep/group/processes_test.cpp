@@ -135,7 +135,7 @@ std::string stderr_of(const std::function<void()>& run) {
   return text;
 }
 
-TEST(RunMain, AnUncaughtExceptionIsALineWithTheRankAndTheOthersHearIt) {
+TEST(RunMain, AnUncaughtExceptionIsALineWithTheRankAndTheOthersReceiveIt) {
   const auto said = stderr_of([] {
     try {
       spawn(2, [](int rank) {
@@ -195,25 +195,25 @@ class Words {
 // What the survivors of rank 1's death were told, a line each.
 std::string last_words(int size, const std::function<void()>& die) {
   Words words;
-  EXPECT_THROW(
-      spawn(size,
-            [&](int rank) {
-              ::signal(SIGTERM, SIG_IGN);  // spawn stops survivors; these have something to say first
-              init_process_group();
-              auto tensor = at::ones({1000});
-              for (int step = 0;; ++step) {
-                if (rank == 1 && step == 20) die();
-                try {
-                  all_reduce(tensor, {.async_op = rank == 2});
-                  barrier();
-                } catch (const Error& error) {
-                  const auto lost = error.peer().value_or(LostPeer{});
-                  return words.say(
-                      base::cat(to_string(error.kind()), " rank ", lost.rank, ": ", lost.cause, "\n"));
-                }
-              }
-            }),
-      SpawnError);
+  EXPECT_THROW(spawn(size,
+                     [&](int rank) {
+                       ::signal(SIGTERM,
+                                SIG_IGN);  // spawn stops survivors; these have something to say first
+                       init_process_group();
+                       auto tensor = at::ones({1000});
+                       for (int step = 0;; ++step) {
+                         if (rank == 1 && step == 20) die();
+                         try {
+                           all_reduce(tensor, {.async_op = rank == 2});
+                           barrier();
+                         } catch (const Error& error) {
+                           const auto lost = error.peer().value_or(LostPeer{});
+                           return words.say(base::cat(to_string(error.kind()), " rank ",
+                                                      lost.rank.value_or(-1), ": ", lost.cause, "\n"));
+                         }
+                       }
+                     }),
+               SpawnError);
   return words.heard();
 }
 

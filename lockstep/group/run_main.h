@@ -1,11 +1,13 @@
-// main's frame for a rank: what it throws ends the process in an orderly way, with words, instead of SIGABRT.
+// A wrapper for the main function of a rank: an uncaught exception ends the process in an orderly way, with a
+// message, instead of SIGABRT.
 //
 //   int train(int argc, char** argv);
 //   int main(int argc, char** argv) { return lockstep::run_main(train, argc, argv); }
 //
-// An exception that leaves the function is printed to stderr, each line behind "[rank2]: " where the process has a
-// rank, and written to TORCHELASTIC_ERROR_FILE where the launcher asked for it; the world is left with its text as the
-// cause, so that the other ranks raise kPeerLost with those words; and the process ends with code 1.
+// An uncaught exception is printed to stderr, each line prefixed with "[rank2]: " if the process has a rank,
+// and written to TORCHELASTIC_ERROR_FILE if the launcher set it; the world is left with its text as the
+// cause, so that the other ranks raise kPeerLost with that text; and the process exits with code 1.
+// Thread safety: call it once, on one thread.
 #pragma once
 
 #include <functional>
@@ -19,7 +21,7 @@ namespace internal {
 int end_with_exception() noexcept;
 }  // namespace internal
 
-// Calls function(arguments...) and returns its result as the exit code: an int, or 0 for void. One thread, once.
+// Calls function(arguments...) and returns its result as the exit code: an int, or 0 for void.
 template <class Function, class... Arguments>
 int run_main(Function&& function, Arguments&&... arguments) {
   using Result = std::invoke_result_t<Function, Arguments...>;

@@ -28,11 +28,11 @@ class SoloOwner final : public GroupState {
 
   const GroupIdentity& identity() const override { return identity_; }
   bool calls_back() const override { return false; }
-  Failure failure(lockstep_status status, std::string_view words) const override {
-    return {.kind = comm::kind_of(status), .message = std::string(words), .family = ErrorFamily::kBackend};
+  Failure failure(lockstep_status status, std::string_view message) const override {
+    return {.kind = comm::kind_of(status), .message = std::string(message), .family = ErrorFamily::kBackend};
   }
 
-  Loopback& mail() { return mail_; }
+  Loopback& loopback() { return loopback_; }
   std::optional<Failure> broken() {
     const std::lock_guard lock(mutex_);
     return broken_;
@@ -42,15 +42,15 @@ class SoloOwner final : public GroupState {
       const std::lock_guard lock(mutex_);
       if (!broken_) broken_ = failure(LOCKSTEP_ABORTED, reason);
     }
-    mail_.abort(reason);
+    loopback_.abort(reason);
   }
 
  protected:
-  void leave(const std::string&) override { mail_.abort("the group was left"); }
+  void leave(const std::string&) override { loopback_.abort("the group was left"); }
 
  private:
   const GroupIdentity identity_;
-  Loopback mail_;
+  Loopback loopback_;
   std::mutex mutex_;
   std::optional<Failure> broken_;  // guarded by mutex_
 };
@@ -82,7 +82,7 @@ class SoloGroup final : public GroupBase {
     if (is_message(request.op)) {
       auto state = std::make_shared<Work::State>(owner_, request, std::move(held));
       state->arm(request.op);
-      state->add(owner_->mail().post(request.op));
+      state->add(owner_->loopback().post(request.op));
       owner_->keep(state);
       if (owner_->closed()) owner_->settle_late(*state);
       return Work(std::move(state));
@@ -130,7 +130,7 @@ class SoloGroup final : public GroupBase {
   void exchange(OperationRequest& request, Deadline started) {
     std::int32_t source = -1;
     request.op.source = &source;
-    auto handle = owner_->mail().post(request.op);
+    auto handle = owner_->loopback().post(request.op);
     if (const auto status = handle.wait(Deadline::never()); status != LOCKSTEP_OK) {
       Failure failure = owner_->failure(status, handle.last_error());
       failure.message =

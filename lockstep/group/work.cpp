@@ -2,6 +2,7 @@
 
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
+#include "lockstep/base/detail/timeout.h"
 #include "lockstep/base/log.h"
 #include "lockstep/group/detail/work_state.h"
 
@@ -147,6 +148,7 @@ Work::State::FuturePtr Work::State::future_of_result() {
   return future;
 }
 
+// The flags make each future resolve once; marking runs callbacks, so it happens without the lock.
 void Work::State::resolve() {
   FuturePtr tensors, number;
   std::optional<Failure> failure;
@@ -167,6 +169,7 @@ Work::Work(std::shared_ptr<State> state) : state_(std::move(state)) {}
 Work::Work(at::Tensor result, const Ended& ended) : result_(std::move(result)), ended_(ended) {}
 
 bool Work::wait(std::optional<Milliseconds> timeout) const {
+  if (timeout) base::checked_timeout(*timeout, "Work::wait");
   if (state_) state_->wait(timeout);
   return true;
 }
@@ -199,7 +202,7 @@ std::vector<at::Tensor> Work::result() const {
   return {result_};
 }
 
-void Work::then(std::function<void(const Work&)> fn) const {
+void Work::on_done(std::function<void(const Work&)> fn) const {
   get_future_result()->addCallback([work = *this, fn = std::move(fn)](c10::ivalue::Future&) {
     try {
       fn(work);

@@ -1,5 +1,5 @@
-// An operation in flight, or over. A small value: copies share the operation, the last one to go releases it. The
-// operation keeps its tensors alive; dropping a Work does not cancel it.
+// An operation, in flight or completed. A small value: copies share the operation, and the last copy releases
+// it. The operation keeps its tensors alive; dropping a Work does not cancel it.
 // Thread safety: every method may be called from any thread.
 #pragma once
 
@@ -21,7 +21,7 @@ struct Future;  // include <ATen/core/ivalue.h> to use one
 
 namespace lockstep {
 
-// What a Work does. The numbers of torch's c10d::OpType.
+// The kind of operation. The numbers of torch's c10d::OpType.
 enum class OpType : std::uint8_t {
   kBroadcast = 0,
   kAllReduce = 1,
@@ -49,51 +49,55 @@ const char* name_of(OpType type) noexcept;
 
 class Work {
  public:
-  // Over already, with nothing to show: what non-members get.
+  // An empty, completed Work: what non-members get.
   Work();
 
-  // Blocks until the operation is over; raises its error, returns true. Without a timeout it waits as long as the
-  // operation's own deadline allows; with one, raises kTimeout when it passes first (the operation goes on).
+  // Blocks until the operation has completed; raises its error, otherwise returns true. Without a timeout it
+  // waits as long as the operation's own deadline allows; with one, raises kTimeout when it expires first
+  // (the operation continues), kUsage when it is not positive.
   bool wait(std::optional<Milliseconds> timeout = {}) const;
   // Makes the results usable by this thread: wait() on the CPU.
   void synchronize() const;
-  // Makes the current device stream wait, not this thread: nothing on the CPU.
+  // Makes the current device stream wait, not this thread: no effect on the CPU.
   void block_current_stream() const;
 
-  // The operation is over. Never blocks; nor does anything below.
+  // True when the operation has completed. Never blocks; neither does any method below.
   bool done() const;
-  // Over and without error.
+  // Completed without an error.
   bool is_success() const;
   // The error, or null while running and after success.
   std::exception_ptr error() const;
   // Output tensors. Raises kUsage before completion, the operation's error after a failure.
   std::vector<at::Tensor> result() const;
-  // Calls fn(this Work) once, when the operation is over, however it ended: on a thread "ls-completion" (get_future says more
-  // about it) or, when it is over already, at once on this one. What fn throws is logged.
-  void then(std::function<void(const Work&)> fn) const;
-  // A receive's sender by its rank in the world (get_group_rank() tells that in the group). kUsage before completion.
+  // Calls fn(this Work) once, when the operation has completed, with or without an error: on a thread
+  // "ls-completion" (see get_future) or, when it has already completed, immediately on this thread. What fn
+  // throws is logged. For a value computed from the result, get_future() has then().
+  void on_done(std::function<void(const Work&)> fn) const;
+  // The sender of a receive, as its rank in the world (get_group_rank() converts it). kUsage before
+  // completion.
   int source_rank() const;
 
-  // Resolves to the list of output tensors, or to the operation's error. Callbacks (then, addCallback) run on a thread
-  // "ls-completion" once the operation is over, also when nobody waits and the Work is gone, or at once on the caller when
-  // it is over already. There they are in the caller's modes (InferenceMode and the like) and, inside run_threads, its rank; they
-  // run one after the other, but one that blocks, perhaps on another operation's future, holds nobody up. Raises kUsage for
-  // sends and receives.
+  // Resolves to the list of output tensors, or to the operation's error. Callbacks (then, addCallback) run on
+  // a thread "ls-completion" once the operation has completed, even when no thread waits and the Work has
+  // been destroyed, or immediately on the caller when it has already completed. On "ls-completion" they run
+  // in the caller's modes (InferenceMode and the like) and, inside run_threads, on behalf of its rank; they
+  // run one after the other, but one that blocks, for example on another operation's future, does not delay
+  // the others. Raises kUsage for sends and receives.
   c10::intrusive_ptr<c10::ivalue::Future> get_future() const;
-  // Resolves, never to an error, to how it ended: 0 success, 1 timeout, 2 a communication error (a lost peer, an abort,
-  // the network), 100 anything else.
+  // Resolves, never to an error, to the outcome: 0 success, 1 timeout, 2 a communication error (a lost peer,
+  // an abort, the network), 100 anything else.
   c10::intrusive_ptr<c10::ivalue::Future> get_future_result() const;
 
-  // Milliseconds from start to end. Raises kUsage before completion, and for blocking operations of a group whose timing
-  // is off (ProcessGroup::enable_collectives_timing).
+  // Milliseconds from start to completion. Raises kUsage before completion, and for blocking operations of a
+  // group whose timing is disabled (ProcessGroup::enable_collectives_timing).
   double duration() const;
   OpType op_type() const;
-  // Number among the collectives, or the messages, of its group, from 1; 0 for an empty Work.
+  // Sequence number among the collectives, or the messages, of its group, from 1; 0 for an empty Work.
   std::uint64_t sequence_number() const;
 
   // Private to group/ from here on.
   class State;
-  // What is known of an operation that ended well: all the quick path of blocking calls needs.
+  // What is known of an operation that succeeded: all that the fast path of blocking calls needs.
   struct Ended {
     OpType type = OpType::kUnknown;
     int source_rank = -1;
@@ -105,7 +109,7 @@ class Work {
   Work(at::Tensor result, const Ended& ended);
 
  private:
-  std::shared_ptr<State> state_;  // null when over from the start; then the two below
+  std::shared_ptr<State> state_;  // null when completed from the start; then the two below
   at::Tensor result_;
   Ended ended_;
 };

@@ -42,6 +42,10 @@ void Work::State::check_usable() const {
   if (!unusable_.empty()) base::raise(ErrorKind::kUsage, unusable_);
 }
 
+//   n_calls_  1 for launching + 1 per posted part; the last one to count down sets kDone
+//   flags_    kDone and kWanted meet by fetch_or: whoever comes second hands the work to a completion thread
+//
+// self_ keeps the state alive until the engine's last callback, even when the caller has dropped its Work.
 void Work::State::arm(lockstep_op& op) {
   if (op.kind == LOCKSTEP_RECV) op.source = &source_;
   if (!calls_back_) return;
@@ -51,9 +55,9 @@ void Work::State::arm(lockstep_op& op) {
   op.done_context = this;
 }
 
-void Work::State::post_failed(lockstep_status status, std::string_view words) {
+void Work::State::post_failed(lockstep_status status, std::string_view message) {
   if (calls_back_) n_calls_.fetch_sub(1, std::memory_order_relaxed);
-  if (!failure_) failure_ = owner_->failure(status, words);
+  if (!failure_) failure_ = owner_->failure(status, message);
 }
 
 void Work::State::launched() {
@@ -65,6 +69,7 @@ void Work::State::on_done(void* context) {
   static_cast<State*>(context)->count_down();
 }
 
+// acq_rel: the last one sees what the others wrote, and has released its own part to them.
 void Work::State::count_down() {
   if (n_calls_.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
   auto self = std::move(self_);
@@ -117,6 +122,8 @@ bool Work::State::poll() {
   return over;
 }
 
+// One thread at a time is inside the engine's wait, without the lock; others wait for it here. When its own deadline passes
+// first, the next one takes over.
 bool Work::State::settle(Deadline deadline) {
   OwnerPtr owner;
   std::unique_lock lock(mutex_);
@@ -147,6 +154,8 @@ Work::State::OwnerPtr Work::State::advance(lockstep_status status) {
   return ++n_over_ == handles_.size() ? finish() : nullptr;
 }
 
+// Pre: mutex_ is held. Returns the owner, so that its last reference is dropped, and the hook called, after the lock was
+// released.
 Work::State::OwnerPtr Work::State::finish() {
   if (!failure_) {
     try {
@@ -188,9 +197,10 @@ void Work::State::wait(std::optional<Milliseconds> timeout) {
   if (!settle(deadline)) {
     const std::lock_guard lock(mutex_);
     if (!over_) {
-      base::raise(ErrorKind::kTimeout,
-                  base::cat(describe(), ": not over after ", timeout->count(), " ms of waiting; it goes on"),
-                  ErrorFamily::kBackend);
+      base::raise(
+          ErrorKind::kTimeout,
+          base::cat(describe(), ": not over after ", timeout->count(), " ms of waiting; it continues"),
+          ErrorFamily::kBackend);
     }
   }
   if (const auto error = failure()) base::raise(*error);

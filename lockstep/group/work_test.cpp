@@ -56,7 +56,7 @@ TEST(Work, CallsWhatFollowsItOnceWhenItIsOver) {
     auto tensor = at::ones({4});
     if (rank == 1) asked.wait();
     const auto work = all_reduce(tensor, {.async_op = true});
-    work.then([&, rank](const Work& over) {
+    work.on_done([&, rank](const Work& over) {
       EXPECT_TRUE(over.done());
       expect_equal(over.result().at(0), at::full({4}, 2.0f));
       EXPECT_EQ(get_rank(), rank);
@@ -66,25 +66,38 @@ TEST(Work, CallsWhatFollowsItOnceWhenItIsOver) {
     if (rank == 0) asked.count_down();
     called.wait();
     int n_called = 0;
-    work.then([&](const Work&) { ++n_called; });
+    work.on_done([&](const Work&) { ++n_called; });
     EXPECT_EQ(n_called, 1) << "at once";
   });
 }
 
-TEST(Work, TellsWhatFollowsItOfAFailure) {
+TEST(Work, PassesAFailureToItsContinuations) {
   std::latch over(1);
   world(2, [&](int rank) {
     if (rank == 1) return over.wait();
     const auto work = all_reduce(at::ones({4}), {.async_op = true, .timeout = Milliseconds(20)});
     EXPECT_EQ(caught([&] { work.wait(); }).kind, ErrorKind::kTimeout);
     bool called = false;
-    work.then([&](const Work& failed) {
+    work.on_done([&](const Work& failed) {
       called = true;
       EXPECT_FALSE(failed.is_success());
       EXPECT_NE(failed.error(), nullptr);
     });
     EXPECT_TRUE(called) << "it was over";
     over.count_down();
+  });
+}
+
+TEST(Work, RefusesATimeoutThatIsNotPositiveAndGoesOn) {
+  world(2, [](int) {
+    const auto work = all_reduce(at::ones({4}), {.async_op = true});
+    for (const int timeout : {0, -1}) {
+      refused([&] { work.wait(Milliseconds(timeout)); },
+              "Work::wait: a timeout of " + std::to_string(timeout));
+      refused([&] { Work().wait(Milliseconds(timeout)); }, "it must be positive, kNoTimeout");
+    }
+    EXPECT_TRUE(work.wait(kNoTimeout));
+    expect_equal(work.result().at(0), at::full({4}, 2.0f));
   });
 }
 
@@ -231,7 +244,7 @@ TEST(Future, ResolvesToTheOutputsOfBlockingAndOtherOperations) {
 }
 
 // Callbacks that run although the Work is gone and nobody waits, on the completion thread.
-TEST(Future, CallsBackWhenNobodyWaits) {
+TEST(Future, CallsBackWithoutAWaiter) {
   std::latch asked(2), called(3);
   std::string thread;
   world(3, [&](int rank) {
@@ -405,7 +418,7 @@ TEST(Duration, IsKnownOfAsynchronousOperationsAndOfOthersWhenAskedFor) {
   });
 }
 
-TEST(CompletionHook, HearsOfEveryOperationOnce) {
+TEST(CompletionHook, IsCalledForEveryOperationOnce) {
   for (const int n : {1, 2}) {
     world(n, [](int) {
       std::mutex mutex;
@@ -427,7 +440,7 @@ TEST(CompletionHook, HearsOfEveryOperationOnce) {
 }
 
 // Also of those that failed, blocking or not, with the error; and how long an operation took.
-TEST(CompletionHook, HearsOfFailuresAndOfHowLongItTook) {
+TEST(CompletionHook, ReceivesFailuresAndDurations) {
   std::latch started(1);
   world(2, [&](int rank) {
     std::mutex mutex;

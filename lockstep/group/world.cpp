@@ -93,7 +93,7 @@ int get_world_size(const Group& group) {
 void set_timeout(Milliseconds timeout, const Group& group) {
   const auto chosen = still_there(group, "set_timeout");
   if (!chosen->is_member())
-    base::raise(ErrorKind::kUsage, "set_timeout: this rank is no member of the group");
+    base::raise(ErrorKind::kUsage, "set_timeout: this rank is not a member of the group");
   chosen->set_timeout(timeout);
 }
 
@@ -108,7 +108,7 @@ std::string get_backend_config(const Group& group) {
 std::vector<int> get_process_group_ranks(const Group& group) {
   const auto chosen = still_there(group, "get_process_group_ranks");
   if (!chosen->is_member())
-    base::raise(ErrorKind::kUsage, "get_process_group_ranks: this rank is no member of the group");
+    base::raise(ErrorKind::kUsage, "get_process_group_ranks: this rank is not a member of the group");
   return chosen->ranks();
 }
 
@@ -116,9 +116,9 @@ int get_pg_count() noexcept {
   return current_worlds().n_counted();
 }
 
-int get_node_local_rank(int fallback) {
+int get_node_local_rank(std::optional<int> fallback) {
   if (const auto rank = base::environment_int(base::EnvVar::kLocalRank)) return static_cast<int>(*rank);
-  if (fallback >= 0) return fallback;
+  if (fallback) return *fallback;
   base::raise(ErrorKind::kUsage,
               base::cat(name_of(base::EnvVar::kLocalRank),
                         " is not set: start with a launcher that sets it, or give a fallback"));
@@ -176,7 +176,7 @@ void run_rank(ThreadJob& job, int rank) {
 
 void run_threads(int n, const std::function<void(int rank)>& fn, RunThreadsOptions options) {
   if (n < 1)
-    base::raise(ErrorKind::kUsage, base::cat("run_threads: ", n, " ranks asked for; at least 1 is needed"));
+    base::raise(ErrorKind::kUsage, base::cat("run_threads: ", n, " ranks requested; at least 1 is needed"));
   if (!fn) base::raise(ErrorKind::kUsage, "run_threads: no function given");
   if (base::this_rank_thread() != nullptr) {
     base::raise(ErrorKind::kUsage, "run_threads was called by a rank thread of another run_threads");

@@ -1,6 +1,10 @@
-// Worlds: sets of ranks that met over a store, each with a root group of all of them. Most programs have one, the default
-// world of this process (of this rank thread inside run_threads), entered by init_process_group. create_group makes others:
-// independent of it and of each other, of any size, over any store.
+// Worlds: sets of ranks that met over a store, each with a root group of all of them. Most programs have one,
+// the default world of this process (inside run_threads, of this rank thread), entered by init_process_group.
+// create_group creates others: independent of it and of each other, of any size, over any store.
+// Thread safety: every function may be called from any thread; init_process_group, or create_group of one
+// name, raises kUsage while another thread is inside the same call.
+// Inside run_threads only the rank thread, and callbacks that run on its behalf, have its default world:
+// other threads must pass a Group explicitly.
 #pragma once
 
 #include <functional>
@@ -26,10 +30,11 @@ struct InitOptions {
   std::source_location where = std::source_location::current();
 };
 
-// Creates the default group; blocks until all ranks have joined or the timeout passes, whatever the timeout of `store`. With nothing set in the
-// environment: a world of one, whose collectives are no-ops. Ranks must enter (and, after leaving, enter again) in
-// step: one thread per rank, the same number of times. Raises kUsage when a default group exists or the options
-// contradict each other, kUnsupported for a back end that is not there, kPeerLost when another rank could not join.
+// Creates the default group; blocks until all ranks have joined or the timeout expires, whatever the timeout
+// of `store`. With nothing set in the environment: a world of one, whose collectives are no-ops. Ranks must
+// enter (and, after leaving, enter again) in step: one thread per rank, the same number of times. Raises
+// kUsage when a default group exists or the options contradict each other, kUnsupported for a back end that
+// is not available, kPeerLost when another rank could not join.
 void init_process_group(InitOptions options = {});
 
 struct CreateGroupOptions {
@@ -42,26 +47,30 @@ struct CreateGroupOptions {
   std::string desc{};                     // ProcessGroup::desc()
   std::source_location where = std::source_location::current();
 };
-// A group without the default world: a world of its own, of the ranks that call this with the same name over the same
-// store. store, rank, size and name are required. A process may be in any number of them, with different ranks, and in the
-// default world as well. Blocks until all ranks have joined or the timeout passes.
-// Ranks of the group are the ranks of its world: `src` and `dst` of collectives count them. Groups of some of its members:
-// new_group(ranks, {.parent = group}), new_subgroups({.group}), split_group, shrink_group (groups.h); they are named
-// "<name>/1" and so on. Functions without a group argument, and DeviceMesh, mean the default world. destroy_process_group(group)
-// leaves it and the groups made of it; the name may then be used again, by all ranks.
-// Raises kUsage for a missing or wrong option and for a name that a created group of this process (of this rank thread) has
-// now, kTimeout naming the ranks that did not come, kPeerLost when another rank could not join.
+// A group without the default world: a world of its own, of the ranks that call this with the same name over
+// the same store. store, rank, size and name are required. A process may be in any number of them, with
+// different ranks, and in the default world as well. Blocks until all ranks have joined or the timeout
+// expires.
+// Ranks of the group are the ranks of its world: `src` and `dst` of collectives refer to them. Groups of some
+// of its members: new_group(ranks, {.parent = group}), new_subgroups(n, {.group}), split_group,
+// shrink_group (groups.h); they are named "<name>/1" and so on. Functions without a group argument, and DeviceMesh, use
+// the default world. destroy_process_group(group) leaves it and the groups created from it; the name may then
+// be used again, by all ranks.
+// Raises kUsage for a missing or wrong option and for a name that an existing created group of this process
+// (of this rank thread) has, kTimeout naming the ranks that did not arrive, kPeerLost when another rank could
+// not join.
 Group create_group(CreateGroupOptions options);
 
-// Leaves one group or, for the root of a world (null: the default group), all groups of that world: in descending order of
-// names, and groups are numbered afresh afterwards. A non-member's handle: nothing. Every rank should call it; ranks that still
-// use the group get kPeerLost. Operations in flight get two seconds to end, then the group is aborted; abort it first to leave at once.
-// Works stay valid; later operations on a kept handle raise kUsage. init_process_group may be called again.
-// Raises kUsage when nothing was initialised, or for a group that is in none of this process's (rank thread's) worlds.
+// Leaves one group or, for the root of a world (null: the default group), all groups of that world, in
+// descending order of names; group numbering then starts again. A non-member's handle: no effect. Every rank
+// should call it; ranks that still use the group get kPeerLost. Operations in flight get two seconds to
+// complete, then the group is aborted; abort it first to leave immediately. Works stay valid; later
+// operations on a retained handle raise kUsage. init_process_group may be called again. Raises kUsage when
+// nothing was initialised, or for a group that is in none of this process's (rank thread's) worlds.
 void destroy_process_group(Group group = {});
 
-// Loads an engine plug-in (docs/engine-abi.md) and returns its name, for use as `backend`. Raises kUnsupported saying
-// what is wrong with it, kUsage when an engine of that name is there already.
+// Loads an engine plug-in (docs/engine-abi.md) and returns its name, for use as `backend`. Raises
+// kUnsupported saying what is wrong with it, kUsage when an engine of that name exists already.
 std::string load_engine(const std::string& path);
 
 // Never throws.
@@ -77,27 +86,29 @@ bool is_xccl_available() noexcept;
 
 // The default group; raises kUsage saying so when there is none.
 Group default_group();
-// About a group; all raise kUsage for one that was destroyed. -1, both, when this rank is no member.
+// About a group; all raise kUsage for one that was destroyed. Both -1 when this rank is not a member.
 int get_rank(const Group& group = {});
 int get_world_size(const Group& group = {});
-// The timeout of a group's later operations that have none of their own. Raises kUsage when it is not positive, and for
-// non-members.
+// The timeout of a group's later operations that have none of their own; kNoTimeout: none. Raises kUsage when
+// it is not positive, and for non-members.
 void set_timeout(Milliseconds timeout, const Group& group = {});
-// ProcessGroup::backend() and backend_config(): one engine per device, "cpu:host". Raise kUsage for non-members.
+// ProcessGroup::backend() and backend_config(): one engine per device, "cpu:host". Raise kUsage for
+// non-members.
 std::string get_backend(const Group& group = {});
 std::string get_backend_config(const Group& group = {});
 // Ranks in the world of the group's members, in the order of their ranks in the group.
 std::vector<int> get_process_group_ranks(const Group& group = {});
-// Groups numbered in this world so far, the default one and those of other ranks included; 0 before init_process_group.
+// Number of groups numbered in this world so far, including the default one and those of other ranks; 0
+// before init_process_group.
 int get_pg_count() noexcept;
-// LOCAL_RANK, else `fallback` when it is not negative, else kUsage.
-int get_node_local_rank(int fallback = -1);
+// LOCAL_RANK, else `fallback`; raises kUsage when there is neither.
+int get_node_local_rank(std::optional<int> fallback = {});
 
-// Runs fn(rank) on `n` threads, each a rank of a world of `n` of its own, already initialised; returns when all have
-// ended. The first exception is thrown again, after the others have ended too (their operations raise kPeerLost
-// naming the rank that threw first). A rank thread cannot call it again.
-// Threads share what libtorch keeps per process: the default generator and its seed, and at::set_num_threads. Call
-// at::set_num_threads(1) before, or n ranks each use every core.
+// Runs fn(rank) on `n` threads, each a rank of a separate world of `n`, already initialised; returns when all
+// have ended. The first exception is rethrown after the others have ended too (their operations raise
+// kPeerLost naming the rank that threw first). A rank thread cannot call it again.
+// Threads share what libtorch keeps per process: the default generator and its seed, and at::set_num_threads.
+// Call at::set_num_threads(1) before, otherwise each of the n ranks uses every core.
 struct RunThreadsOptions {
   std::optional<Milliseconds> timeout{};  // as in InitOptions
   std::string backend{};                  // as in InitOptions

@@ -38,15 +38,17 @@ std::vector<int> all_ranks(int size) {
   return ranks;
 }
 
-// Why a rank that leaves now does so: the loss that broke the root group, which every rank of the world is a member of. Ranks that wait for this one in another group would otherwise learn only that it left. "" when there was none.
+// Why a rank that leaves now does so: the loss that broke the root group, which every rank of the world is a member of.
+// Ranks that wait for this one in another group would otherwise learn only that it left. "" when there was none.
 std::string loss_behind(const Group& world) {
   const auto* base = dynamic_cast<const GroupBase*>(world.get());
   const auto comm =
       base != nullptr && base->engine() != nullptr ? base->communicator(*base->engine()) : nullptr;
   const auto failure = comm ? comm->broken() : std::nullopt;
   if (!failure || failure->kind != ErrorKind::kPeerLost || !failure->peer) return "";
-  return base::cat("it lost rank ", failure->peer->rank, " of the world (pid ", failure->peer->pid,
-                   "): ", failure->peer->cause);
+  const auto& [rank, pid, cause] = *failure->peer;
+  return base::cat("it lost ", rank ? base::cat("rank ", *rank) : "a rank", " of the world",
+                   pid ? base::cat(" (pid ", *pid, ")") : "", ": ", cause);
 }
 
 // A world's part of its store. A world entered again over the same store must not meet keys of the one before, so
@@ -77,13 +79,14 @@ std::shared_ptr<World> World::join(WorldPlan plan) {
   made->site_ = make_site({.what = plan.what,
                            .rank = plan.rank,
                            .size = plan.size,
+                           .is_default = made->is_default(),
                            .base = plan.store,
                            .prefix = part,
                            .deadline = plan.deadline});
   made->site_.entered_before = part != plan.name;
   if (!plan.launched) std::ranges::fill(made->site_.launch_ranks, -1);
   if (plan.size > 1 && !plan.store)
-    base::raise(ErrorKind::kInternal, "rendezvous gave no store to a world of more than one");
+    base::raise(ErrorKind::kInternal, "rendezvous returned no store for a world of more than one rank");
   made->site_.parts = plan.parts;
   if (plan.parts.empty()) choose_by_hosts(made->site_, plan.timeout, plan.deadline);
   made->root_ = join_group(made->site_, {.what = plan.what,
@@ -99,7 +102,10 @@ std::shared_ptr<World> World::join(WorldPlan plan) {
   return made;
 }
 
-// Names are unique among all worlds of a process: groups of the default world are "1", "2", those of another "its name/1".
+// Groups of the default world are "1", "2" or what new_group was told, those of another "its name/1". Unique in each world, and
+// among all worlds of a process but for one case: create_group and a new_group of the default world were told the same name.
+// Ranks that are in one of the two only cannot know of the other, so it cannot be refused. Names are for people and for
+// get_group_by_name, which refuses to choose; keys in a store are under the world's name and the group's folder.
 std::string World::full_name(const std::string& key) const {
   if (is_default()) return key;
   return key == kRootKey ? name_ : base::cat(name_, "/", key);
@@ -176,6 +182,7 @@ std::shared_ptr<World> World::shrink(const std::vector<int>& excluded, Milliseco
   made->site_ = make_site({.what = "shrink_group",
                            .rank = Members(remaining).index_of(site_.rank),
                            .size = size,
+                           .is_default = is_default(),
                            .base = site_.base,
                            .prefix = made->part_,
                            .deadline = deadline});

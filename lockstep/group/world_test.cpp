@@ -26,6 +26,7 @@
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/detail/thread.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/path_testing.h"
 #include "lockstep/group/group_testing.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/internal/worlds.h"
@@ -47,7 +48,7 @@ class Variable {
   const char* name_;
 };
 
-TEST(World, EveryUseBeforeInitSaysSo) {
+TEST(World, EveryUseBeforeInitRaisesThatItIsMissing) {
   EXPECT_TRUE(is_available());
   EXPECT_FALSE(is_initialized());
   EXPECT_EQ(get_pg_count(), 0);
@@ -125,7 +126,7 @@ TEST(World, RefusesOptionsThatContradictEachOther) {
   refused({.backend = ":host"}, "one pair");
   refused({.backend = "cpu:"}, "one pair");
   refused({.backend = "cpu:host,"}, "comma");
-  refused({.backend = "toaster:host"}, "no device type");
+  refused({.backend = "toaster:host"}, "not a device type");
 }
 
 TEST(World, KnowsItsEngines) {
@@ -154,7 +155,7 @@ TEST(World, KnowsItsEngines) {
   EXPECT_FALSE(is_nccl_available() || is_mpi_available() || is_ucc_available() || is_xccl_available());
 }
 
-TEST(World, TellsWhatTheLauncherSaid) {
+TEST(World, ReportsTheLaunchersEnvironment) {
   EXPECT_FALSE(is_torchelastic_launched());
   EXPECT_EQ(get_node_local_rank(5), 5);
   EXPECT_TRUE(says(caught([] { get_node_local_rank(); }), "LOCAL_RANK"));
@@ -204,7 +205,7 @@ TEST(World, ASurvivorMeetsAFreshProcessOverANewStoreAndOverTheOldOne) {
   });
 }
 
-TEST(World, RanksThatAreToldDifferentWorldSizesSayBoth) {
+TEST(World, RanksWithDifferentWorldSizesReportBoth) {
   const auto store = std::make_shared<HashStore>();
   run_threads(2, [&](int rank) {
     destroy_process_group();
@@ -217,7 +218,7 @@ TEST(World, RanksThatAreToldDifferentWorldSizesSayBoth) {
   });
 }
 
-TEST(World, OfTwoProcessesWithOneRankTheSecondSaysSo) {
+TEST(World, OfTwoProcessesWithOneRankTheSecondReportsIt) {
   const auto store = std::make_shared<HashStore>();
   std::atomic<int> told{0};
   run_threads(2, [&](int) {
@@ -225,7 +226,7 @@ TEST(World, OfTwoProcessesWithOneRankTheSecondSaysSo) {
     const auto failure = caught([&] {
       init_process_group({.timeout = Milliseconds(200), .world_size = 2, .rank = 0, .store = store});
     });
-    EXPECT_TRUE(says(failure, "rank 1 did not come")) << failure.message;
+    EXPECT_TRUE(says(failure, "rank 1 did not arrive")) << failure.message;
     told += says(failure, "two processes have rank 0") ? 1 : 0;
     init_process_group({.world_size = 1, .rank = 0, .store = std::make_shared<HashStore>()});
   });
@@ -278,7 +279,7 @@ TEST(World, AGroupThatWasDestroyedRefusesToWork) {
   });
 }
 
-TEST(World, LeavingWithAnOperationNobodyJoinedEndsItAsAborted) {
+TEST(World, LeavingEndsAnUnmatchedOperationAsAborted) {
   std::latch left(1);
   run_threads(2, [&](int rank) {
     if (rank == 1) return left.wait();
@@ -291,7 +292,7 @@ TEST(World, LeavingWithAnOperationNobodyJoinedEndsItAsAborted) {
   });
 }
 
-TEST(World, LeavingGivesUpOnOperationsThatNobodyJoins) {
+TEST(World, LeavingAbortsOperationsThatNoOtherRankJoined) {
   std::latch left(1);
   run_threads(2, [&](int rank) {
     if (rank == 1) {
@@ -329,7 +330,7 @@ TEST(RunThreads, RefusesNonsenseAndNesting) {
   run_threads(1, [](int) { EXPECT_EQ(caught([] { run_threads(1, [](int) {}); }).kind, ErrorKind::kUsage); });
 }
 
-TEST(RunThreads, ThrowsTheFirstExceptionAgainAndTellsTheOthersWhoThrew) {
+TEST(RunThreads, RethrowsTheFirstExceptionAndTheOthersNameWhoThrew) {
   for (const bool async : {false, true}) {
     std::atomic<int> told{0};
     const auto body = [&](int rank) {
@@ -424,6 +425,48 @@ TEST(Timeouts, OfInitHoldWhenTheStoreDoesNotAnswerAnyMore) {
   EXPECT_EQ(init.get().kind, ErrorKind::kTimeout);
 }
 
+TEST(Timeouts, OfACallArePositiveOrNone) {
+  run_threads(2, [](int rank) {
+    const int other = 1 - rank;
+    auto tensor = at::ones({2});
+    for (const auto timeout : {Milliseconds(0), Milliseconds(-1)}) {
+      const std::function<void()> calls[] = {
+          [&] { all_reduce(tensor, {.timeout = timeout}); },
+          [&] { barrier({.async_op = true, .timeout = timeout}); },
+          [&] { send(tensor, {.dst = other, .timeout = timeout}); },
+          [&] {
+            batch_isend_irecv({{P2PKind::kIrecv, tensor, other}}, {.timeout = timeout});
+          },
+          [&] {
+            all_reduce_coalesced({tensor, tensor}, {.timeout = timeout});
+          },
+      };
+      for (const auto& call : calls) {
+        const auto failure = caught(call);
+        EXPECT_EQ(failure.kind, ErrorKind::kUsage) << failure.message;
+        EXPECT_TRUE(says(failure, base::cat("a timeout of ", timeout.count(), " ms")) &&
+                    says(failure, "world_test.cpp:"))
+            << failure.message;
+      }
+    }
+    // The group goes on. No timeout: of a call, then of all.
+    all_reduce(tensor, {.timeout = kNoTimeout});
+    EXPECT_EQ(tensor[0].item<float>(), 2);
+    set_timeout(kNoTimeout);
+    all_reduce(tensor);
+    EXPECT_EQ(tensor[0].item<float>(), 4);
+  });
+  // A rank that refuses alone is found out by its next collective, as with every refusal.
+  run_threads(2, [](int rank) {
+    if (rank == 0) {
+      EXPECT_EQ(caught([] { barrier({.timeout = Milliseconds(0)}); }).kind, ErrorKind::kUsage);
+    }
+    const auto failure = caught([] { barrier(); });
+    EXPECT_EQ(failure.kind, ErrorKind::kUsage) << failure.message;
+    EXPECT_TRUE(says(failure, "after it refused barrier")) << failure.message;
+  });
+}
+
 TEST(Timeouts, ComeFromTheGroupUnlessTheCallHasItsOwn) {
   std::latch done(1);
   run_threads(2, [&](int rank) {
@@ -463,7 +506,7 @@ TEST(Abort, ReachesAThreadBlockedInAnOperation) {
 }
 
 TEST(Plugins, CompiledAsCRunGroups) {
-  const auto name = load_engine(std::string(PLUGIN_DIR) + "/kv_engine.so");
+  const auto name = load_engine(path_testing::from_program(PLUGIN_DIR) + "/kv_engine.so");
   EXPECT_EQ(name, "kv");
   EXPECT_TRUE(is_backend_available("KV"));
   run_threads(3,
@@ -481,7 +524,8 @@ TEST(Plugins, CompiledAsCRunGroups) {
                 EXPECT_TRUE(says(failure, "kv") && says(failure, "Double")) << failure.message;
               },
               {.timeout = kPatience, .backend = "kv"});
-  EXPECT_EQ(caught([] { load_engine(std::string(PLUGIN_DIR) + "/kv_engine.so"); }).kind, ErrorKind::kUsage);
+  EXPECT_EQ(caught([] { load_engine(path_testing::from_program(PLUGIN_DIR) + "/kv_engine.so"); }).kind,
+            ErrorKind::kUsage);
 }
 
 // The C engine, but rank 1 cannot join.
@@ -493,7 +537,7 @@ lockstep_status create_unless_rank_1(const lockstep_comm_config* config, lockste
   return LOCKSTEP_RESOURCE;
 }
 
-TEST(Plugins, ARankThatCannotJoinIsToldToTheOthers) {
+TEST(Plugins, TheOthersAreNotifiedOfARankThatCannotJoin) {
   auto table = internal::engines().find("kv")->table();
   table.name = "stubborn";
   table.comm_create = create_unless_rank_1;

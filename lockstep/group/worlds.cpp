@@ -74,7 +74,9 @@ void check_options(const CreateGroupOptions& options) {
   check_timeout(options);
 }
 
-// The ranks are those that the launcher started: what it says about the end of rank i is about rank i of the group.
+// The ranks are those that the launcher started: what it says about the end of rank i is about rank i of the group. Each rank
+// decides by its own number, without a request to the store. In a group that permutes the launcher's ranks, one whose number stayed the
+// same may therefore report another rank's end as the cause of a loss; the rank and the pid of a LostPeer come from the engine.
 bool is_launched(const CreateGroupOptions& options) {
   return base::environment_int(base::EnvVar::kRank) == *options.rank &&
          base::environment_int(base::EnvVar::kWorldSize) == *options.size;
@@ -107,8 +109,8 @@ RendezvousResult meet(const InitOptions& options, const BackendParts& parts, Mil
   if (options.store)
     return {.store = options.store, .rank = *options.rank, .world_size = *options.world_size};
   return rendezvous({.init_method = options.init_method.empty() ? "env://" : options.init_method,
-                     .rank = options.rank.value_or(-1),
-                     .world_size = options.world_size.value_or(-1),
+                     .rank = options.rank,
+                     .world_size = options.world_size,
                      .timeout = timeout});
 }
 
@@ -149,6 +151,8 @@ void Worlds::note_default(bool entered) const {
 }
 
 // `name` is in entering_. Ranks meet without the lock; `plan` may block, too.
+// entering_ reserves the name for as long as the ranks meet, which may take minutes: other threads are refused instead of
+// blocked.
 std::shared_ptr<World> Worlds::join(const std::string& name, const std::function<WorldPlan()>& plan) {
   std::shared_ptr<World> made;
   try {
@@ -189,10 +193,10 @@ void Worlds::enter(const InitOptions& options) {
                    .desc = kDefaultWorld};
     if (!options.backend.empty()) plan.parts = parse_backend(options.backend);
     const RendezvousResult place = meet(options, plan.parts, timeout);
-    base::set_log_rank(place.world_size > 1 ? place.rank : -1);
     plan.store = place.store;
-    plan.rank = place.rank;
-    plan.size = place.world_size;
+    plan.rank = *place.rank;  // set, as the meeting was not open-ended
+    plan.size = *place.world_size;
+    base::set_log_rank(plan.size > 1 ? plan.rank : -1);
     if (place.store) store = place.store->describe();
     return plan;
   });
@@ -237,15 +241,19 @@ std::shared_ptr<World> Worlds::of(const Group& group, const char* what) const {
     if (auto world = default_world()) return world;
     base::raise(ErrorKind::kUsage, base::cat(what, ": ", not_initialised()));
   }
-  const std::lock_guard lock(mutex_);
-  for (const auto& [name, world] : worlds_) {
-    if (world->contains(group)) return world;
+  {
+    const std::lock_guard lock(mutex_);
+    for (const auto& [name, world] : worlds_) {
+      if (world->contains(group)) return world;
+    }
   }
-  if (worlds_.empty()) base::raise(ErrorKind::kUsage, base::cat(what, ": ", not_initialised()));
-  base::raise(ErrorKind::kUsage,
-              base::cat(what, ": group \"", group->name(), "\" is not one of this world's"));
+  still_there(group, what);
+  base::raise(ErrorKind::kUsage, base::cat(what, ": group \"", group->name(),
+                                           "\" is in none of the worlds of this process (or rank thread)"));
 }
 
+// Removed under the lock, left outside it (leave, abort): leaving waits for the engine, and its callbacks may ask for
+// groups.
 std::shared_ptr<World> Worlds::take(const Group& group, const char* what, Group& one) {
   if (!is_group_member(group)) return nullptr;
   const auto world = of(group, what);
@@ -293,6 +301,7 @@ void Worlds::abort(const Group& group, const std::string& reason) {
   if (all->is_default()) base::set_log_rank(-1);
 }
 
+// The new world takes the place of the old one before that is left: at no time is there none.
 Group Worlds::shrink(const Group& old, const std::vector<int>& excluded, bool abort_first,
                      Milliseconds timeout) {
   const auto before = of(old, "shrink_group");
@@ -314,12 +323,13 @@ Group Worlds::group() const {
   return world ? world->root() : nullptr;
 }
 
-Group Worlds::find(const std::string& name) const {
+std::vector<Group> Worlds::find(const std::string& name) const {
+  std::vector<Group> all;
   const std::lock_guard lock(mutex_);
   for (const auto& [world_name, world] : worlds_) {
-    if (auto found = world->find(name)) return found;
+    if (auto found = world->find(name)) all.push_back(std::move(found));
   }
-  return nullptr;
+  return all;
 }
 
 void Worlds::raise_timeouts(Milliseconds timeout) const {

@@ -2,9 +2,9 @@
 #include <array>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/base/detail/process.h"
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
@@ -89,10 +89,7 @@ lockstep_status comm_failure(lockstep_comm* comm, char* error, std::size_t capac
                              std::int64_t* peer_pid, char* peer_cause, std::size_t peer_cause_capacity) {
   return logged([&] {
     const auto failure = of(comm).failure();
-    const LostPeer peer = failure && failure->peer ? *failure->peer : LostPeer{};
-    if (peer_rank != nullptr) *peer_rank = peer.rank;
-    if (peer_pid != nullptr) *peer_pid = peer.pid;
-    put(peer_cause, peer_cause_capacity, peer.cause);
+    put_peer(failure, peer_rank, peer_pid, peer_cause, peer_cause_capacity);
     return failure ? fail(*failure, error, capacity) : LOCKSTEP_OK;
   });
 }
@@ -117,7 +114,7 @@ lockstep_status test(lockstep_handle* handle) {
   Handle& mine = of(handle);
   if (mine.sole != nullptr) return mine.comm->sole()->table().test(mine.sole);
   if (!mine.operation->over) return LOCKSTEP_PENDING;
-  const std::lock_guard lock(mine.operation->mutex);
+  const base::MutexLock lock(mine.operation->mutex);
   return mine.operation->status;
 }
 
@@ -139,7 +136,7 @@ void release(lockstep_handle* handle) {
 void last_error(lockstep_handle* handle, char* error, std::size_t capacity) {
   Handle& mine = of(handle);
   if (mine.sole != nullptr) return mine.comm->sole()->table().last_error(mine.sole, error, capacity);
-  const std::lock_guard lock(mine.operation->mutex);
+  const base::MutexLock lock(mine.operation->mutex);
   put(error, capacity, mine.operation->error);
 }
 
@@ -192,23 +189,25 @@ lockstep_status run(lockstep_comm* comm, const lockstep_op* op, char* error, std
 // know it.
 struct HierarchicalEngine::Impl {
   static constexpr std::size_t kSlots = 8;
-  static inline std::mutex mutex;  // guards slots
-  static inline std::array<Impl*, kSlots> slots{};
+  static inline base::Mutex mutex;
+  static inline std::array<Impl*, kSlots> slots LOCKSTEP_GUARDED_BY(mutex){};
 
   Impl(const Engine& local, const Engine& across, HierarchyOptions options);
   ~Impl() {
-    const std::lock_guard lock(mutex);
+    const base::MutexLock lock(mutex);
     slots[slot] = nullptr;
   }
 
+  // Not locked: the entry is written before its table is handed out, and cleared when nobody uses the table any more.
+  static Impl& at(std::size_t i) LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS { return *slots[i]; }
   template <std::size_t I>
   static lockstep_status capabilities(lockstep_capabilities* out) {
-    return give_capabilities(slots[I]->setup.capabilities, out);
+    return give_capabilities(at(I).setup.capabilities, out);
   }
   template <std::size_t I>
   static lockstep_status comm_create(const lockstep_comm_config* config, lockstep_comm** out, char* error,
                                      std::size_t capacity) {
-    return slots[I]->create(*config, out, error, capacity);
+    return at(I).create(*config, out, error, capacity);
   }
   template <std::size_t... I>
   void fill(std::index_sequence<I...>) {
@@ -252,7 +251,7 @@ HierarchicalEngine::Impl::Impl(const Engine& local, const Engine& across, Hierar
                 ErrorFamily::kBackend);
   }
   if (setup.identity == nullptr) setup.identity = base::host_identity;
-  const std::lock_guard lock(mutex);
+  const base::MutexLock lock(mutex);
   slot = static_cast<std::size_t>(std::ranges::find(slots, nullptr) - slots.begin());
   if (slot == kSlots)
     base::raise(ErrorKind::kResource, "too many hierarchical engines", ErrorFamily::kBackend);

@@ -51,7 +51,7 @@ TEST(HierarchySlowWait, NamesTheRankThatHasNotEnteredWhicheverHostItIsOn) {
         "slow: group \"test\": rank ", rank,
         " is in collective #1 at test.cpp:1: it waits for rank 3, which has not been seen to enter "
         "it; waiting "
-        "goes on until ");
+        "continues until ");
   };
   on_two_hosts([&](int rank, const auto& join) {
     const auto end = join();
@@ -66,7 +66,7 @@ TEST(HierarchySlowWait, NamesTheRankThatHasNotEnteredWhicheverHostItIsOn) {
 
 TEST(HierarchySlowWait, OfJoiningNamesTheRankThatHasNotCome) {
   const SlowLines lines(kSlow);
-  const std::string line = "slow: rank 0 joins group \"test\": it waits for rank 3; waiting goes on until ";
+  const std::string line = "slow: rank 0 joins group \"test\": it waits for rank 3; waiting continues until ";
   on_two_hosts([&](int rank, const auto& join) {
     if (rank == 3) {
       EXPECT_NE(lines.await(line), "");

@@ -109,10 +109,7 @@ lockstep_status comm_failure(lockstep_comm* comm, char* error, std::size_t capac
                              std::int64_t* peer_pid, char* peer_cause, std::size_t peer_cause_capacity) {
   return reported(error, capacity, [&] {
     const auto failure = comm->impl.failure();
-    const LostPeer peer = failure && failure->peer ? *failure->peer : LostPeer{};
-    if (peer_rank != nullptr) *peer_rank = peer.rank;
-    if (peer_pid != nullptr) *peer_pid = peer.pid;
-    put(peer_cause, peer_cause_capacity, peer.cause);
+    put_peer(failure, peer_rank, peer_pid, peer_cause, peer_cause_capacity);
     return failure ? fail(*failure, error, capacity) : LOCKSTEP_OK;
   });
 }

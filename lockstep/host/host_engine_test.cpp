@@ -215,7 +215,7 @@ TEST(HostEngine, ARankThatLeavesIsNamedToThoseWhoStillNeedIt) {
   });
 }
 
-TEST(HostEngine, ARankThatGivesUpTellsWhy) {
+TEST(HostEngine, ARankThatGivesUpPublishesWhy) {
   with_threads(4, [](Rank& rank) {
     if (rank.rank() == 3) return rank.destroy("out of coffee");
     const auto& engine = Rank::engine();

@@ -99,7 +99,7 @@ TEST(HostJoin, ARankThatBecomesAnotherProgramIsLost) {
   EXPECT_EQ(base::describe_wait_status(ranks.status(1)), "killed by SIGKILL (9)");
 }
 
-TEST(HostJoin, ARankThatWantsAnotherNumberOfRanksIsNamedByAll) {
+TEST(HostJoin, ARankWithAnotherGroupSizeIsNamedByAll) {
   MapKv map;
   const KvSpace kv(map);
   std::vector<std::string> words(3);
@@ -248,7 +248,7 @@ TEST(HostSplit, ACommunicatorOfSomeRanksNeedsNoStore) {
   EXPECT_EQ(counting.n_calls, 0);
 }
 
-TEST(HostSplit, RanksThatNameDifferentMembersAllHearOfIt) {
+TEST(HostSplit, RanksThatNameDifferentMembersAllFail) {
   FolderKv folder;
   const KvSpace kv(folder);
   Children ranks;

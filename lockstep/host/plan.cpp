@@ -6,6 +6,7 @@ namespace lockstep::comm {
 namespace {
 
 constexpr std::uint64_t kAlign = 64;  // slices start on cache lines, and on whole elements of every type
+// Keeps what is copied and reduced at a time within a core's cache, however large the areas are.
 constexpr std::uint64_t kMaxSlice = 256 << 10;
 
 std::uint64_t align_up(std::uint64_t n) {
@@ -13,18 +14,20 @@ std::uint64_t align_up(std::uint64_t n) {
 }
 
 // Bytes of a slice so that one per rank fits the staging areas.
+// A rank lays out one slice per rank in stage-in, but stage-out holds only its own reduced one: hence the two bounds. At
+// least one cache line, so that a plan makes progress even with areas smaller than one line per rank.
 std::uint64_t slice_bytes(const PlanInput& in) {
   const std::uint64_t fits =
       std::min<std::uint64_t>(in.stage_in_bytes / static_cast<std::uint64_t>(in.size), in.stage_out_bytes);
   return std::max<std::uint64_t>(std::min(fits, kMaxSlice) / kAlign * kAlign, kAlign);
 }
 
-std::uint64_t blocks_of(std::uint64_t n_bytes, std::uint64_t block) {
-  return (n_bytes + block - 1) / block;
+std::uint64_t rounds_of(std::uint64_t n_bytes, std::uint64_t round_bytes) {
+  return (n_bytes + round_bytes - 1) / round_bytes;
 }
 
-// A block of an all-reduce: [at, at + n_bytes) in `size` slices of `slice` bytes, the last ones short or empty.
-struct Block {
+// A round of an all-reduce: [at, at + n_bytes) in `size` slices of `slice` bytes, the last ones short or empty.
+struct Round {
   std::uint64_t at, n_bytes, slice;
   std::uint8_t parity;
   std::uint64_t begin(int rank) const {
@@ -33,7 +36,9 @@ struct Block {
   std::uint64_t length(int rank) const { return std::min(at + n_bytes, begin(rank) + slice) - begin(rank); }
 };
 
-Block block_of(const PlanInput& in, std::uint64_t slice, std::uint64_t index) {
+// The last round is usually short. It is divided evenly again, instead of into full slices of which the last ranks get
+// nothing: otherwise a few ranks would reduce it while the others wait. Pre: index < number of rounds.
+Round round_of(const PlanInput& in, std::uint64_t slice, std::uint64_t index) {
   const std::uint64_t full = slice * static_cast<std::uint64_t>(in.size);
   const std::uint64_t at = index * full;
   const std::uint64_t n_bytes = std::min(full, in.n_bytes - at);
@@ -42,16 +47,17 @@ Block block_of(const PlanInput& in, std::uint64_t slice, std::uint64_t index) {
   return {at, n_bytes, even, static_cast<std::uint8_t>(index & 1)};
 }
 
-// Phase p+1 of a rank says: my block p is laid out, and my slice of block p-1 is reduced. So whoever has seen phase
-// p+1 of all may read block p's inputs and block p-1's results, and may overwrite its own inputs of block p-1 (all
-// have reduced it) and its own results of block p-2 (all have copied them before publishing phase p+1): two copies.
+// Phase p+1 of a rank says: my round p is laid out, and my slice of round p-1 is reduced. So whoever has seen phase
+// p+1 of all may read round p's inputs and round p-1's results, and may overwrite its own inputs of round p-1 (all
+// have reduced it) and its own results of round p-2 (all have copied them before publishing phase p+1): two copies.
 // A reduce is the same, but that only the root takes the results.
 std::vector<Step> all_reduce(const PlanInput& in) {
   std::vector<Step> plan;
   const bool takes = in.kind == LOCKSTEP_ALL_REDUCE || in.rank == in.root;
   const std::uint64_t slice = slice_bytes(in);
-  const std::uint64_t n_blocks = blocks_of(in.n_bytes, slice * static_cast<std::uint64_t>(in.size));
-  const auto copy_in = [&](const Block& b) {
+  const std::uint64_t n_rounds = rounds_of(in.n_bytes, slice * static_cast<std::uint64_t>(in.size));
+  // The own slice is not laid out: this rank reduces it from its buffer, and nobody else reads it.
+  const auto copy_in = [&](const Round& b) {
     for (int r = 0; r < in.size; ++r) {
       if (r == in.rank || b.length(r) == 0) continue;
       plan.push_back({.kind = StepKind::kCopyIn,
@@ -61,7 +67,7 @@ std::vector<Step> all_reduce(const PlanInput& in) {
                       .n_bytes = b.length(r)});
     }
   };
-  const auto copy_out = [&](const Block& b) {
+  const auto copy_out = [&](const Round& b) {
     for (int r = 0; r < in.size; ++r) {
       if (!takes || r == in.rank || b.length(r) == 0) continue;
       plan.push_back({.kind = StepKind::kCopyOut,
@@ -71,12 +77,14 @@ std::vector<Step> all_reduce(const PlanInput& in) {
                       .n_bytes = b.length(r)});
     }
   };
-  copy_in(block_of(in, slice, 0));
+  // Steady state: while a rank reduces round i it also copies out round i-1 and lays out round i+1, so ranks wait for each other
+  // once per round.
+  copy_in(round_of(in, slice, 0));
   plan.push_back({.kind = StepKind::kSignal, .phase = 1});
-  for (std::uint64_t i = 0; i < n_blocks; ++i) {
-    const Block b = block_of(in, slice, i);
+  for (std::uint64_t i = 0; i < n_rounds; ++i) {
+    const Round b = round_of(in, slice, i);
     plan.push_back({.kind = StepKind::kWait, .phase = static_cast<std::uint32_t>(i + 1)});
-    if (i > 0) copy_out(block_of(in, slice, i - 1));
+    if (i > 0) copy_out(round_of(in, slice, i - 1));
     if (b.length(in.rank) > 0) {
       plan.push_back({.kind = StepKind::kReduce,
                       .parity = b.parity,
@@ -87,19 +95,21 @@ std::vector<Step> all_reduce(const PlanInput& in) {
                       .stage_at = b.begin(in.rank) - b.at,
                       .n_bytes = b.length(in.rank)});
     }
-    if (i + 1 < n_blocks) copy_in(block_of(in, slice, i + 1));
+    if (i + 1 < n_rounds) copy_in(round_of(in, slice, i + 1));
     plan.push_back({.kind = StepKind::kSignal, .phase = static_cast<std::uint32_t>(i + 2)});
   }
-  plan.push_back({.kind = StepKind::kWait, .phase = static_cast<std::uint32_t>(n_blocks + 1)});
-  copy_out(block_of(in, slice, n_blocks - 1));
+  // No signal after the last copy_out: a rank lays out for the next operation only when all ranks have entered it, that is,
+  // have finished this plan.
+  plan.push_back({.kind = StepKind::kWait, .phase = static_cast<std::uint32_t>(n_rounds + 1)});
+  copy_out(round_of(in, slice, n_rounds - 1));
   return plan;
 }
 
-// As all_reduce without results to hand out: phase i+1 says block i is laid out and block i-1 reduced.
+// As all_reduce without results to hand out: phase i+1 says round i is laid out and round i-1 reduced.
 std::vector<Step> reduce_scatter(const PlanInput& in) {
   std::vector<Step> plan;
   const std::uint64_t slice = slice_bytes(in);
-  const std::uint64_t n_blocks = blocks_of(in.n_bytes, slice);
+  const std::uint64_t n_rounds = rounds_of(in.n_bytes, slice);
   const auto copy_in = [&](std::uint64_t i) {
     for (int r = 0; r < in.size; ++r) {
       if (r == in.rank) continue;
@@ -112,7 +122,7 @@ std::vector<Step> reduce_scatter(const PlanInput& in) {
     plan.push_back({.kind = StepKind::kSignal, .phase = static_cast<std::uint32_t>(i + 1)});
   };
   copy_in(0);
-  for (std::uint64_t i = 0; i < n_blocks; ++i) {
+  for (std::uint64_t i = 0; i < n_rounds; ++i) {
     plan.push_back({.kind = StepKind::kWait, .phase = static_cast<std::uint32_t>(i + 1)});
     plan.push_back({.kind = StepKind::kReduce,
                     .parity = static_cast<std::uint8_t>(i & 1),
@@ -120,76 +130,86 @@ std::vector<Step> reduce_scatter(const PlanInput& in) {
                     .recv_at = i * slice,
                     .stage_at = static_cast<std::uint64_t>(in.rank) * slice,
                     .n_bytes = std::min(slice, in.n_bytes - i * slice)});
-    if (i + 1 < n_blocks) copy_in(i + 1);
+    if (i + 1 < n_rounds) copy_in(i + 1);
   }
   // The next operation may lay out at once: it begins when all have entered it, hence have finished this one.
   return plan;
 }
 
-// Moving bytes. A rank's block i is what it lays out in turn i: the i-th slice for every receiver, one after the
-// other, or one slice for all when they get the same. Phase i+1 says: my block i is laid out, and I have taken every
-// block before i that was for me. So block i may take the place of block i-2 once those it was for have reached
+// Moving bytes. In round i a rank lays out the i-th slice for every receiver, one after the other, or one slice for all when they
+// get the same. Phase i+1 says: my slices of round i are laid out, and I have taken everything of earlier rounds that was for me.
+// So round i may take the place of round i-2 once those it was for have reached
 // phase i. A rank that has laid out and taken everything says so once and for all.
 std::vector<Step> exchange(const PlanInput& in) {
   const Traffic traffic = traffic_of(in);
   const auto size = static_cast<std::uint64_t>(in.size), me = static_cast<std::uint64_t>(in.rank);
+  // Receivers of different bytes each have a fixed part of the area; receivers of the same bytes read one slice, which may
+  // then be as large as the area.
   const std::uint64_t share = traffic.shared ? in.stage_in_bytes : in.stage_in_bytes / size;
   const std::uint64_t slice =
       std::max<std::uint64_t>(std::min<std::uint64_t>(share, kMaxSlice) / kAlign * kAlign, kAlign);
-  const auto left = [&](const Traffic::Part& part, std::uint64_t turn) {
-    return part.n_bytes > turn * slice ? std::min(slice, part.n_bytes - turn * slice) : 0;
+  // Bytes of `part` that belong to a round. Sender and receiver compute it from the same length, so a round in which one of
+  // them has nothing for the other is skipped by both.
+  const auto left = [&](const Traffic::Part& part, std::uint64_t round) {
+    return part.n_bytes > round * slice ? std::min(slice, part.n_bytes - round * slice) : 0;
   };
-  std::uint64_t n_turns = 0;
+  // This rank's own number: ranks that send and receive less have fewer rounds, and kLastPhase satisfies whoever waits for a
+  // later one.
+  std::uint64_t n_rounds = 0;
   for (std::uint64_t r = 0; r < size; ++r) {
     if (r == me) continue;
-    n_turns = std::max(
-        {n_turns, blocks_of(traffic.sends[r].n_bytes, slice), blocks_of(traffic.receives[r].n_bytes, slice)});
+    n_rounds = std::max({n_rounds, rounds_of(traffic.sends[r].n_bytes, slice),
+                         rounds_of(traffic.receives[r].n_bytes, slice)});
   }
   std::vector<Step> plan;
   const auto peer = [](std::uint64_t r) { return static_cast<std::int32_t>(r); };
-  const auto lay_out = [&](std::uint64_t turn) {
+  // First wait until the receivers of the old content have taken it; ranks that got nothing in that round are not waited
+  // for.
+  const auto lay_out = [&](std::uint64_t round) {
     for (std::uint64_t r = 0; r < size; ++r) {
-      if (turn < 2 || r == me || left(traffic.sends[r], turn - 2) == 0) continue;
-      plan.push_back({.kind = StepKind::kWait, .peer = peer(r), .phase = static_cast<std::uint32_t>(turn)});
+      if (round < 2 || r == me || left(traffic.sends[r], round - 2) == 0) continue;
+      plan.push_back({.kind = StepKind::kWait, .peer = peer(r), .phase = static_cast<std::uint32_t>(round)});
     }
     for (std::uint64_t r = 0; r < size; ++r) {
-      if (r == me || left(traffic.sends[r], turn) == 0) continue;
+      if (r == me || left(traffic.sends[r], round) == 0) continue;
       plan.push_back({.kind = StepKind::kCopyIn,
-                      .parity = static_cast<std::uint8_t>(turn & 1),
-                      .user_at = traffic.sends[r].at + turn * slice,
+                      .parity = static_cast<std::uint8_t>(round & 1),
+                      .user_at = traffic.sends[r].at + round * slice,
                       .stage_at = traffic.shared ? 0 : r * slice,
-                      .n_bytes = left(traffic.sends[r], turn)});
+                      .n_bytes = left(traffic.sends[r], round)});
+      // One copy serves all receivers: the first receiver's part is everybody's.
       if (traffic.shared) break;
     }
   };
-  const auto take = [&](std::uint64_t turn) {
+  const auto take = [&](std::uint64_t round) {
     for (std::uint64_t step = 1; step < size; ++step) {
       const std::uint64_t r = (me + step) % size;  // not all from the same rank at once
-      if (left(traffic.receives[r], turn) == 0) continue;
+      if (left(traffic.receives[r], round) == 0) continue;
       plan.push_back(
-          {.kind = StepKind::kWait, .peer = peer(r), .phase = static_cast<std::uint32_t>(turn + 1)});
+          {.kind = StepKind::kWait, .peer = peer(r), .phase = static_cast<std::uint32_t>(round + 1)});
       plan.push_back({.kind = StepKind::kCopyOut,
-                      .parity = static_cast<std::uint8_t>(turn & 1),
+                      .parity = static_cast<std::uint8_t>(round & 1),
                       .from_in = true,
                       .peer = peer(r),
-                      .recv_at = traffic.receives[r].at + turn * slice,
+                      .recv_at = traffic.receives[r].at + round * slice,
                       .stage_at = traffic.shared ? 0 : me * slice,
-                      .n_bytes = left(traffic.receives[r], turn)});
+                      .n_bytes = left(traffic.receives[r], round)});
     }
   };
-  for (std::uint64_t turn = 0; turn < n_turns; ++turn) {
-    lay_out(turn);
-    plan.push_back({.kind = StepKind::kSignal, .phase = static_cast<std::uint32_t>(turn + 1)});
+  for (std::uint64_t round = 0; round < n_rounds; ++round) {
+    lay_out(round);
+    plan.push_back({.kind = StepKind::kSignal, .phase = static_cast<std::uint32_t>(round + 1)});
     // What stays here is copied once the others can begin.
-    if (turn == 0 && traffic.receives[me].n_bytes > 0) {
+    if (round == 0 && traffic.receives[me].n_bytes > 0) {
       plan.push_back({.kind = StepKind::kKeep,
                       .user_at = traffic.sends[me].at,
                       .recv_at = traffic.receives[me].at,
                       .n_bytes = traffic.receives[me].n_bytes});
     }
-    take(turn);
+    take(round);
   }
-  if (n_turns == 0 && traffic.receives[me].n_bytes > 0) {
+  // Nothing is exchanged (a world of one, or counts of 0), but a rank may still send to itself.
+  if (n_rounds == 0 && traffic.receives[me].n_bytes > 0) {
     plan.push_back({.kind = StepKind::kKeep,
                     .user_at = traffic.sends[me].at,
                     .recv_at = traffic.receives[me].at,
@@ -199,7 +219,7 @@ std::vector<Step> exchange(const PlanInput& in) {
   return plan;
 }
 
-// Fills `parts` with blocks of the given lengths, one after the other.
+// Fills `parts` with parts of the given lengths, one after the other.
 void pack(std::vector<Traffic::Part>& parts, std::span<const std::uint64_t> n_bytes) {
   std::uint64_t at = 0;
   for (std::size_t r = 0; r < parts.size(); ++r) {
@@ -230,6 +250,7 @@ Traffic traffic_of(const PlanInput& in) {
       pack(traffic.receives, lengths);
       break;
     }
+    // Shared although there is one receiver: its slice may then take the whole area instead of one rank's part of it.
     case LOCKSTEP_GATHER:
       traffic.shared = true;
       traffic.sends[root] = {0, in.n_bytes};

@@ -1,10 +1,11 @@
-// Plans: who copies, reduces, signals and waits, and in which order, when a collective goes through the staging
-// areas. A plan is a pure function of the call and the rank; the runner in internal/operation.cpp executes it, and
-// plan_test.cpp executes it alone, under random interleavings.
+// Plans: who copies, reduces, signals and waits, and in which order, when a collective goes through the
+// staging areas. A plan is a pure function of the call and the rank; the runner in internal/operation.cpp
+// executes it, and plan_test.cpp executes it alone, under random interleavings.
 //
-// Terms. The buffer is cut into blocks, a block into one slice per rank. The staging areas exist twice and blocks use
-// them in turn (parity). A rank publishes a phase with kSignal; kWait holds until others have reached one.
-// Why two copies of the areas suffice is said at each plan.
+// Terms. The buffer is processed in rounds, and the part of one round is cut into one slice per rank. The
+// staging areas exist twice, and rounds use them alternately (parity). A rank publishes a phase with kSignal;
+// kWait blocks until others have reached one. Why two copies of the areas suffice is explained at each plan.
+// Thread safety: pure functions and value types.
 #pragma once
 
 #include <cstddef>
@@ -40,7 +41,7 @@ struct Step {
   std::uint64_t n_bytes = 0;
 };
 
-// The phase of a rank that has nothing more to say: every wait for it holds.
+// The phase of a rank that has finished: every wait for it is satisfied.
 inline constexpr std::uint32_t kLastPhase = (1u << 24) - 1;
 
 // What a plan depends on. n_bytes is count * element size, as in lockstep_op_kind: for all_gather, gather,
@@ -58,7 +59,8 @@ struct PlanInput {
   std::span<const std::uint64_t> recv_bytes{};
 };
 
-// Who gets which bytes when a collective only moves them: this rank's side of it. Places are in its own buffers.
+// Which bytes go to which rank in a collective that only moves data: this rank's side of it. Offsets are into
+// its own buffers.
 struct Traffic {
   struct Part {
     std::uint64_t at = 0;

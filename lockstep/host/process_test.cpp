@@ -134,7 +134,7 @@ struct Untold {
   std::atomic<int> n_asked{0};
 };
 
-TEST(HostProcesses, WhereNobodyWritesHowARankEndedItIsToldAtOnce) {
+TEST(HostProcesses, WithoutAPublishedExitCauseTheLossIsReportedImmediately) {
   FolderKv folder;
   const KvSpace kv(folder);
   Children ranks;

@@ -241,6 +241,48 @@ void play_at_any_moment(int r, Rank& world, testing::Kv& kv, bool shared, Words&
   }
 }
 
+// Rank 0 takes pages in the second block of a buffer from rank 1, which is stopped, and then gathers into the whole buffer.
+void gather_where_pages_were_taken(int r, Rank& world, testing::Kv& kv, bool shared, Words& words) {
+  Buffer send(world, shared), recv(world, shared);
+  for (std::size_t i = 0; i < kCount; ++i) send.data()[i] = value(r, i);
+  const auto in_group = [&](const std::string& name, const std::function<void(EngineRank&)>& act) {
+    const KvSpace space(kv, name);
+    EngineRank rank(Rank::engine(), space.host(), r, 2,
+                    {.timeout = Milliseconds(20'000), .parent = world.comm(), .parent_ranks = {0, 1}});
+    act(rank);
+  };
+  in_group("taken", [&](EngineRank& rank) {
+    // Few: each rank reduces its own half, so rank 1 does touch the memory of rank 0, and is stopped.
+    std::int32_t* const part = recv.data() + kCount + kCount / 4;
+    const auto op = Rank::op(LOCKSTEP_ALL_REDUCE, part, part, 8'192, LOCKSTEP_I32);
+    if (r == 1) {
+      internal::stop_at_touch = 1;
+      rank.run(op);
+      words.finished.fetch_add(1);
+      return;
+    }
+    auto* const handle = rank.post(op);
+    while (words.stopped == 0) ::usleep(100);
+    rank.table().comm_abort(rank.comm(), "the test gives up");
+    CHILD_EXPECT(rank.finish(handle) == LOCKSTEP_ABORTED, "the operation ended well");
+    while (words.finished == 0) {
+      ::kill(static_cast<pid_t>(words.pid), SIGCONT);
+      ::usleep(200);
+    }
+  });
+  for (int n = 0; n < 5; ++n) {
+    in_group(base::cat("gather", n), [&](EngineRank& rank) {
+      std::ranges::fill(recv.all(), kMine);
+      const auto op = Rank::op(LOCKSTEP_GATHER, send.data(), recv.data(), kCount, LOCKSTEP_I32);
+      // Rank 0 is there first and asleep, so that most of the bytes are written by rank 1.
+      if (r == 1) ::usleep(2'000);
+      auto* const handle = rank.post(op);
+      CHILD_EXPECT(rank.finish(handle) == LOCKSTEP_OK, rank.error());
+      if (r == 0) check({LOCKSTEP_GATHER, 0, "gather"}, 0, recv, base::cat("gather ", n));
+    });
+  }
+}
+
 using Play = void (*)(int r, Rank& world, testing::Kv& kv, bool shared, Words& words);
 
 void run_ranks(Play play, bool shared, Words& words) {
@@ -260,6 +302,11 @@ void run_ranks(Play play, bool shared, Words& words) {
   EXPECT_EQ(ranks.status(0), 0);
   ::kill(static_cast<pid_t>(words.pid), SIGCONT);
   EXPECT_EQ(ranks.status(1), 0);
+}
+
+TEST(Gather, ReachesAllOfTheRootsBufferAfterPagesOfItWereTakenFromAStoppedRank) {
+  const Shared<Words> words;
+  run_ranks(gather_where_pages_were_taken, true, *words);
 }
 
 class StoppedRank : public ::testing::TestWithParam<bool> {};

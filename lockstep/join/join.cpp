@@ -15,8 +15,8 @@ namespace {
 // Then somebody is told that most of the work is done by few.
 constexpr int kManyShadowed = 1000;
 
-[[noreturn]] void exhausted(std::string words) {
-  throw InputsExhausted({.kind = ErrorKind::kAborted, .message = std::move(words)});
+[[noreturn]] void exhausted(std::string message) {
+  throw InputsExhausted({.kind = ErrorKind::kAborted, .message = std::move(message)});
 }
 
 }  // namespace
@@ -118,7 +118,7 @@ void join(const std::vector<JoinTarget>& joinables, const std::function<void()>&
     if (n_shadowed == kManyShadowed) {
       base::log(LogLevel::kWarn,
                 base::cat("join: rank ", group->rank(), " has participated with zeros for ", kManyShadowed,
-                          " iterations; its share of the input is much smaller than theirs. Said once."));
+                          " iterations; its share of the input is much smaller than theirs. Logged once."));
     }
     is_last_joiner = false;
     for (Joinable& joinable : joinables) {

@@ -5,15 +5,16 @@
 //       loss_fn(model->forward(batch.data), batch.target).backward();
 //       optimizer.step();
 //     }
-//   });                                              // returns when the last rank is through; models are equal again
+//   });                                         // returns when the last rank is done; models are equal again
 //
-// Every collective of an iteration needs all ranks. A rank whose body has returned has joined: in each iteration of the
-// others it runs the joinables' shadow_iteration(), which takes part in the same collectives with nothing to add. An
-// iteration begins when the first joinable of the list calls begin_iteration(); ranks are counted there. When nobody has
-// input left, every joinable's finish_join() runs on all ranks. The state of an ordinary optimizer is not shared: on ranks
-// that ran out early it is older.
+// Every collective of an iteration needs all ranks. A rank whose body has returned has joined: in each
+// iteration of the others it runs the joinables' shadow_iteration(), which participates in the same
+// collectives with zero contributions. An iteration begins when the first joinable of the list calls
+// begin_iteration(); ranks are counted there. When no rank has input left, every joinable's finish_join()
+// runs on all ranks. The state of an ordinary optimizer is not synchronised: on ranks that exhausted their
+// input early it is older.
 //
-// A function and not a guard: what it does at the end blocks, and may raise.
+// A function rather than a guard, because its final phase blocks and may raise.
 // Thread safety: one thread per joinable. All ranks call join with the same joinables in the same order.
 #pragma once
 
@@ -33,8 +34,8 @@ namespace lockstep {
 
 struct JoinOptions {
   bool enable = true;  // false: the body is run, nothing else
-  // Nobody is shadowed: once a rank has exhausted its input, it and all others raise InputsExhausted, these in the iteration
-  // they are about to begin.
+  // No rank is shadowed: once a rank has exhausted its input, it and all others raise InputsExhausted, the
+  // others in the iteration they are about to begin.
   bool throw_on_early_termination = false;
   // What DistributedDataParallel divides sums of gradients by: all ranks, or those that still have input.
   bool divide_by_initial_world_size = true;
@@ -54,9 +55,9 @@ class ActiveRanks {
  public:
   ActiveRanks(Group group, JoinOptions options) : group_(std::move(group)), options_(options) {}
   const JoinOptions& options() const { return options_; }
-  // For a rank with input: takes part, and does not wait unless it must throw.
+  // For a rank with input: participates, and does not wait unless it must throw.
   void present();
-  // For one without: blocks. How many have input.
+  // For a rank without input: blocks. Returns how many ranks have input.
   int absent();
   // The last count; waits for it.
   int n_active();
@@ -72,8 +73,9 @@ class ActiveRanks {
 
 }  // namespace internal
 
-// What can be shadowed: DistributedDataParallel, ZeroRedundancyOptimizer, and whatever else does collectives in each
-// iteration. A class of your own derives from it and calls begin_iteration() before its first collective of an iteration.
+// What can be shadowed: DistributedDataParallel, ZeroRedundancyOptimizer, and anything else that runs
+// collectives in each iteration. A class of your own derives from it and calls begin_iteration() before its
+// first collective of an iteration.
 class Joinable {
  public:
   Joinable() = default;
@@ -83,19 +85,21 @@ class Joinable {
 
   // The ranks it communicates with; never null.
   virtual const Group& join_group() const = 0;
-  // Before the body. Raises kUsage when it cannot be shadowed as it is.
+  // Before the body. Raises kUsage when it cannot be shadowed in its current configuration.
   virtual void enter_join(const JoinOptions& options);
-  // On a rank without input, once for each iteration that others begin: its collectives, in the same order. False: the
-  // iteration went no further (an evaluation, a pass that only accumulates), and what is named after it is not shadowed.
+  // On a rank without input, once for each iteration that others begin: runs its collectives, in the same
+  // order. Returns false when the iteration ended there (an evaluation, a pass that only accumulates); the
+  // joinables after it in the list are then not shadowed.
   virtual bool shadow_iteration() = 0;
-  // On all ranks, once nobody has input. `is_last_joiner`: this rank was among the last to run out of it.
+  // On all ranks, once no rank has input. `is_last_joiner`: this rank was among the last to exhaust its
+  // input.
   virtual void finish_join(bool is_last_joiner);
-  // Last of all, however it ended; without finish_join() when something was raised.
+  // Called last, whatever the outcome; without finish_join() when something was raised.
   virtual void leave_join() noexcept;
 
  protected:
-  // Says that this rank has input for another iteration. Nothing outside of join(), nor for a joinable that is not the
-  // first of the list. Raises InputsExhausted where that is asked for.
+  // Announces that this rank has input for another iteration. No effect outside of join(), nor for a joinable
+  // that is not the first of the list. Raises InputsExhausted if throw_on_early_termination is set.
   void begin_iteration();
   // Null outside of join().
   const JoinOptions* join_options() const { return count_ ? &count_->options() : nullptr; }
@@ -131,10 +135,10 @@ class JoinTarget {
   Joinable* joinable_;
 };
 
-// Runs the body, then shadows the others until nobody has input left. Blocks, each wait for the group's timeout at most.
-// What the body throws passes, without shadowing: the other ranks then wait for this one in vain. Raises kUsage when
-// there is no joinable, when their groups differ or when one is being joined already; InputsExhausted as said above; what
-// the joinables raise.
+// Runs the body, then shadows the others until no rank has input left. Blocks, each wait for at most the
+// group's timeout. An exception of the body propagates, without shadowing: the other ranks then wait for this
+// one until they time out. Raises kUsage when there is no joinable, when their groups differ or when one is
+// already being joined; InputsExhausted as described above; what the joinables raise.
 void join(const std::vector<JoinTarget>& joinables, const std::function<void()>& body,
           JoinOptions options = {});
 

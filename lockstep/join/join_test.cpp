@@ -86,7 +86,7 @@ TEST(Join, OnlyTheFirstJoinableCountsAndAllAreShadowedInOrder) {
   });
 }
 
-TEST(Join, CanBeRepeatedAndEndsWhereAJoinableSaysSo) {
+TEST(Join, CanBeRepeatedAndEndsWhereAJoinableEndsIt) {
   run_threads(2, [&](int rank) {
     Summing first, second;
     for (int epoch = 0; epoch < 2; ++epoch) {
@@ -209,7 +209,7 @@ TEST(Join, RefusesNothingDifferentGroupsAndJoinablesInUse) {
   });
 }
 
-TEST(Join, ManyShadowedIterationsAreToldOnce) {
+TEST(Join, ManyShadowedIterationsAreLoggedOnce) {
   static std::atomic<int> n_told{0};
   set_log_sink([](LogLevel level, std::string_view text) {
     if (level == LogLevel::kWarn && text.find("has participated with zeros") != std::string_view::npos)

@@ -22,6 +22,7 @@ DeathWatch::DeathWatch(std::vector<Watched> processes, OnLost on_lost)
   thread_ = base::Thread("ls-peer-watch", [this] { watch(); });
 }
 
+// Only wakes the thread; thread_, declared last and so destroyed first, joins it while everything it uses still exists.
 DeathWatch::~DeathWatch() {
   const std::uint64_t one = 1;
   if (stop_) [[maybe_unused]]
@@ -34,12 +35,12 @@ DeathWatch::~DeathWatch() {
 //   runs --lifeline hung up--> in doubt --pidfd readable--> ended
 //                                       --grace over------> exec
 //
-// A lifeline hangs up a moment before the pidfd of the same process tells; only when that stays silent is it exec.
+// A lifeline hangs up a moment before the pidfd of the same process becomes readable; only if that does not follow was it exec.
 void DeathWatch::watch() {
   constexpr Milliseconds kExecGrace{200};
   // Slot 0 is stop_; then two per process, its pidfd and its lifeline. poll skips what is -1.
   std::vector<pollfd> fds{{.fd = stop_.get(), .events = POLLIN, .revents = 0}};
-  // When one in doubt is taken for exec; never: nothing was seen yet, or all is said.
+  // When a process in doubt is taken for exec; never: nothing was seen yet, or it was reported.
   std::vector<Deadline> verdicts(processes_.size(), Deadline::never());
   for (const Watched& each : processes_) {
     fds.push_back({.fd = each.process->pidfd(), .events = POLLIN, .revents = 0});
@@ -53,11 +54,13 @@ void DeathWatch::watch() {
       pollfd& pidfd = fds[1 + 2 * i];
       pollfd& lifeline = fds[2 + 2 * i];
       const bool hung_up = lifeline.revents != 0;
+      // A closed pipe stays readable: without this poll would return at once until the verdict.
       if (hung_up) lifeline.fd = -1;
       if (hung_up && pidfd.fd >= 0) verdicts[i] = Deadline::after(kExecGrace);
       const bool ended = pidfd.revents != 0 || (hung_up && pidfd.fd < 0);
       lifeline.revents = pidfd.revents = 0;
       if (!ended && !verdicts[i].expired()) continue;
+      // Reported once: without descriptors and without a verdict nothing about this process can happen again.
       lifeline.fd = pidfd.fd = -1;
       verdicts[i] = Deadline::never();
       on_lost_(processes_[i].rank, ended ? Loss::kEnded : Loss::kExec);

@@ -1,5 +1,7 @@
-// Watches processes of other ranks and reports each that is lost, whether somebody waits for it just then or not.
-// Thread: one, "ls-peer-watch", started only when there is somebody to watch; joined by the destructor.
+// Watches processes of other ranks and reports each that is lost, whether or not a thread waits for it at
+// that moment.
+// Thread: one, "ls-peer-watch", started only when there is a process to watch; joined by the destructor.
+// Thread safety: may be created and destroyed on any thread but the watching one; it has no other methods.
 #pragma once
 
 #include <cstdint>
@@ -22,10 +24,10 @@ class DeathWatch {
   using OnLost = std::function<void(int rank, Loss loss)>;
   struct Watched {
     int rank = -1;
-    const PeerProcess* process = nullptr;  // outlives the watch; one that cannot be told is skipped
+    const PeerProcess* process = nullptr;  // outlives the watch; skipped when its end cannot be observed
   };
 
-  // Raises kResource when there is no descriptor or thread to be had.
+  // Raises kResource when there is no descriptor or thread left.
   DeathWatch(std::vector<Watched> processes, OnLost on_lost);
   ~DeathWatch();
   DeathWatch(const DeathWatch&) = delete;

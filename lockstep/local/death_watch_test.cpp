@@ -66,7 +66,7 @@ TEST(DeathWatch, OneThatWasGoneBeforeItBeganIsReportedToo) {
   EXPECT_EQ(reports.get(), (std::multimap<int, Loss>{{7, Loss::kEnded}}));
 }
 
-TEST(DeathWatch, WhereAPidfdIsMissingTheLifelineTells) {
+TEST(DeathWatch, WithoutAPidfdTheLifelineReportsTheEnd) {
   ChildPeer peer;
   const PeerProcess lifeline_only(base::Fd(), base::Fd(::dup(peer.process().lifeline())));
   Reports reports;
@@ -76,7 +76,7 @@ TEST(DeathWatch, WhereAPidfdIsMissingTheLifelineTells) {
   EXPECT_EQ(reports.get(), (std::multimap<int, Loss>{{0, Loss::kEnded}}));
 }
 
-TEST(DeathWatch, WithNobodyToWatchItEndsAtOnce) {
+TEST(DeathWatch, WithNoProcessToWatchItEndsImmediately) {
   const PeerProcess self;
   Reports reports;
   { const DeathWatch watch({{0, &self}}, reports.note()); }

@@ -48,10 +48,10 @@ std::size_t most_pending() {
 
 std::string list_ranks(const std::vector<int>& ranks) {
   constexpr std::size_t kShown = 16;
-  std::string words = ranks.size() == 1 ? "rank " : "ranks ";
+  std::string text = ranks.size() == 1 ? "rank " : "ranks ";
   for (std::size_t i = 0; i < ranks.size() && i < kShown; ++i)
-    words += base::cat(i == 0 ? "" : ", ", ranks[i]);
-  return ranks.size() > kShown ? base::cat(words, " and ", ranks.size() - kShown, " more") : words;
+    text += base::cat(i == 0 ? "" : ", ", ranks[i]);
+  return ranks.size() > kShown ? base::cat(text, " and ", ranks.size() - kShown, " more") : text;
 }
 
 [[noreturn]] void raise_missing(const std::vector<int>& ranks) {
@@ -98,6 +98,7 @@ Attendance& attendance_in(const net::Segment& segment, const MeetingOptions& opt
   return *reinterpret_cast<Attendance*>(segment.data() + at);
 }
 
+// Maps the segment; from here on its contents are input, which the owner of the layout checks (HostPeers::adopt).
 LocalPeer peer_of(const Introduction& own, Acquaintance them) {
   LocalPeer peer{.same_process = them.who.same_process(own), .pid = them.who.pid};
   if (peer.same_process) {
@@ -118,16 +119,16 @@ struct Caller {
   Acquaintance acquaintance;
 };
 
-// Rank 0. One thread, no locks. A connection:
+// Rank 0's side: accepts the other ranks and sends them the roster. One thread, no locks. A connection's states:
 //
 //   accepted --same user--> pending --proof, introduction--> caller --all have come--> roster sent
 //               |              |
 //               |              '--silent for kProofPatience, refused, or the oldest when there are too many--> dropped
 //               '--another user--> dropped
 //
-// A pending connection costs a descriptor and may be a stranger's, so their number is bounded; a caller has proven that it
-// knows the key, and is never dropped. Whatever ends the meeting here is sent to all callers, and left in the store for ranks
-// that come later.
+// A pending connection uses a descriptor and may belong to a foreign process, so their number is bounded; a
+// caller has proven that it knows the key, and is never dropped. An error that ends the meeting here is sent to
+// all callers, and published in the store for ranks that arrive later.
 class Host {
  public:
   Host(KeyValue& store, const MeetingOptions& options)
@@ -163,10 +164,10 @@ class Host {
   struct Pending {
     net::UnixSocket socket;
     net::HandshakeResponder handshake;
-    Deadline until;                            // when it is dropped unless it says something
+    Deadline until;                            // when it is dropped unless it sends something
     Deadline grace = Deadline::after(kGrace);  // until when no other one takes its place
   };
-  enum class Attended { kDone, kSilent, kSpoke };
+  enum class Attended { kDone, kSilent, kSent };
 
   void collect() {
     attendance_in(*options_.own, options_).arrived[0].store(1, std::memory_order_release);
@@ -177,8 +178,8 @@ class Host {
       accept_some();
       std::erase_if(pending_, [&](Pending& one) {
         const Attended what = attend(one);
-        // Not one that spoke: when rank 0 was stopped for a while, everybody's time was up.
-        if (what == Attended::kSpoke) one.until = Deadline::after(kProofPatience);
+        // Not one that has sent something: when rank 0 was stopped for a while, everybody's time is up.
+        if (what == Attended::kSent) one.until = Deadline::after(kProofPatience);
         return what == Attended::kDone || one.until.expired();
       });
       if (!look.expired() && !options_.deadline.expired()) continue;
@@ -198,6 +199,7 @@ class Host {
     return ranks;
   }
 
+  // The listener is left out while nobody may be accepted: poll would return at once, and the loop would spin.
   void wait_for_callers(Deadline until) {
     std::vector<pollfd> fds;
     if (is_full()) until = std::min(until, pending_.front().grace);
@@ -252,7 +254,7 @@ class Host {
     if (!step.refusal.empty())
       base::log(LogLevel::kInfo, base::cat("dropped a local connection: ", step.refusal));
     if (step.introduction) welcome(std::move(one.socket), *step.introduction, std::move(fds));
-    return step.introduction || !step.refusal.empty() ? Attended::kDone : Attended::kSpoke;
+    return step.introduction || !step.refusal.empty() ? Attended::kDone : Attended::kSent;
   }
 
   void welcome(net::UnixSocket socket, const Bytes& introduction, std::vector<base::Fd> fds) {
@@ -271,7 +273,10 @@ class Host {
       base::raise(failure);
     }
     const bool here = who->same_process(own_);
+    // It knows the key, so it belongs to the job; but a rank that is impossible or already there is dropped, not an error:
+    // a retry of a rank whose first connection was lost must not end the meeting.
     if (who->rank < 1 || who->rank >= own_.size || callers_[static_cast<std::size_t>(who->rank)]) return;
+    // What came counts, not what it says: the roster must describe the descriptors that will be sent with it.
     const bool with_process = fds.size() == 3;
     auto descriptors = take_descriptors(std::move(fds), here);
     if (!descriptors) return;
@@ -283,6 +288,7 @@ class Host {
       caller.socket.send(net::encode_welcome(encode_introduction(own_)), options_.deadline,
                          here ? std::span<const int>() : std::span<const int>(numbers));
     });
+    // After the welcome was sent: a rank that is listed has got rank 0's segment.
     attendance_in(*options_.own, options_).arrived[who->rank].store(1, std::memory_order_release);
     callers_[static_cast<std::size_t>(who->rank)] = std::move(caller);
   }
@@ -296,6 +302,7 @@ class Host {
     }
   }
 
+  // All rosters are sent before rank 0 maps anything itself: the others map in parallel with it.
   std::vector<LocalPeer> introduce_all() {
     std::vector<Introduction> all{own_};
     std::vector<DescriptorNumbers> descriptors{DescriptorNumbers::of(*options_.own)};
@@ -337,13 +344,14 @@ class Host {
 
 // ---- the others ----
 
-// Every other rank. One thread, no locks.
+// The side of every other rank: connects to rank 0 and receives the roster. One thread, no locks.
 //
-//   read rank 0's address in the store --> connect --> handshake, introduction --> welcome: rank 0's segment --> roster: the others
-//                                             ^             |
-//                                             '--dropped----'   with a pause that grows; not when rank 0 has given up or ended
+//   read rank 0's address --> connect --> handshake, introduction --> welcome: --> roster:
+//   in the store                 ^             |                      rank 0's     the other
+//                                |             |                      segment      ranks
+//                                '--dropped----'   with increasing pauses; not when rank 0 has given up or ended
 //
-// Every wait is cut into slices, in between which the store is read: rank 0 may have given up.
+// Every wait is split into slices, and the store is read between them, since rank 0 may have given up.
 class Guest {
  public:
   Guest(KeyValue& store, const MeetingOptions& options)
@@ -379,7 +387,7 @@ class Guest {
     }
     for (int r = 0; r < options_.size; ++r) {
       if (!peers[static_cast<std::size_t>(r)].segment)
-        base::raise(ErrorKind::kInternal, base::cat("rank 0 did not tell of rank ", r),
+        base::raise(ErrorKind::kInternal, base::cat("rank 0 did not introduce rank ", r),
                     ErrorFamily::kBackend);
     }
     return peers;
@@ -388,20 +396,20 @@ class Guest {
  private:
   MeetingAddress address_of_first() {
     base::SlowWait slow(options_.deadline);
-    auto card = store_.get(kAddressKey, slow.next());
-    if (!card && !options_.deadline.expired()) {
+    auto published = store_.get(kAddressKey, slow.next());
+    if (!published && !options_.deadline.expired()) {
       slow.say_if_due([&] {
         return base::cat("rank ", options_.rank, " waits for rank 0 to join group \"", options_.group, "\"");
       });
-      card = store_.get(kAddressKey, options_.deadline);
+      published = store_.get(kAddressKey, options_.deadline);
     }
-    if (!card) {
+    if (!published) {
       base::raise(ErrorKind::kTimeout,
                   base::cat("rank 0 did not join the group in time: rank ", options_.rank,
                             " waited for its address in the store"),
                   ErrorFamily::kBackend);
     }
-    const auto address = MeetingAddress::decode(*card);
+    const auto address = MeetingAddress::decode(*published);
     if (!address) {
       base::raise(ErrorKind::kInternal,
                   "rank 0 published an address this version cannot read; do all ranks run the same lockstep?",

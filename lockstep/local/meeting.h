@@ -1,18 +1,20 @@
-// How ranks on one host meet, once. Rank 0 publishes its address in a key-value space; the others connect to it and get to
-// know each other through it: linear in the number of ranks, but for the mapping of all segments by all.
+// How ranks on one host find each other, once. Rank 0 publishes its address in a key-value space; the others
+// connect to it and learn about each other through it. The cost is linear in the number of ranks, except that
+// every rank maps every segment.
 //
 //   rank r                                  rank 0
 //   handshake (net/peer_handshake.h): both have read the same key in the store
 //   introduction; descriptors         --->  its segment and its pidfd, sent to a peer that has proven itself
-//                                     <---  welcome; its own descriptors (its segment shows who has come so far)
-//                                           ... until all ranks have come ...
-//                                     <---  roster: who all are; then their descriptors
+//                                     <---  welcome; its own descriptors (its segment shows who has arrived)
+//                                           ... until all ranks have arrived ...
+//                                     <---  roster: all ranks; then their descriptors
 //                                     or    refusal: why the meeting failed
 //
-// Before a descriptor is sent or taken each side has asked the kernel whether the other runs as the same user, and has
-// proven that it knows the key, which rank 0 made for this meeting. A stranger that connects and sends nothing, or nonsense,
-// is dropped and delays nobody. Ranks that are threads of one process exchange no descriptors: they find each
-// other's memory in the SegmentTable.
+// Before a descriptor is sent or taken each side has checked with the kernel that the other runs as the same
+// user, and has proven that it knows the key, which rank 0 generated for this meeting. A foreign process that
+// connects and sends nothing, or garbage, is dropped and delays no rank. Ranks that are threads of one
+// process exchange no descriptors: they find each other's memory in the SegmentTable.
+// Thread safety: ranks that are threads of one process may call meet() concurrently; each uses its own store.
 #pragma once
 
 #include <atomic>
@@ -31,18 +33,19 @@ namespace lockstep::local {
 
 inline constexpr int kMaxLocalRanks = 256;
 
-// The store that ranks meet in. Used by the thread that meets.
+// The store through which ranks find each other. Used only by the thread that calls meet().
 class KeyValue {
  public:
   virtual ~KeyValue() = default;
-  // Raises when the store is out of reach.
+  // Raises when the store cannot be reached.
   virtual void set(const std::string& key, std::span<const std::uint8_t> value) = 0;
-  // The value once it is there; nothing at the deadline. Raises kPeerLost when it is known that the ranks will not meet,
-  // kSystem otherwise.
+  // The value once it is set; nothing at the deadline. Raises kPeerLost when it is known that the meeting
+  // cannot succeed, kSystem otherwise.
   virtual std::optional<Bytes> get(const std::string& key, Deadline deadline) = 0;
 };
 
-// In rank 0's segment: which ranks have come, so that one whose time is up can name those that have not. All zero at first.
+// In rank 0's segment: which ranks have arrived, so that a rank that times out can name the missing ones.
+// Initially all zero.
 struct Attendance {
   std::atomic<std::uint32_t> arrived[kMaxLocalRanks];
 };
@@ -52,9 +55,10 @@ struct MeetingOptions {
   int size = 1;
   std::string group{};        // for messages
   std::uint32_t version = 0;  // of what is laid out in the segments: the same on all ranks
-  // Made by the SegmentTable. Lives until all have met: ranks of the same process find it there, others have its descriptor.
+  // Created by the SegmentTable. Must live until all ranks have met: ranks of the same process find it there,
+  // others have its descriptor.
   Mapping own{};
-  std::uint64_t attendance_at = 0;  // where in each segment an Attendance lies
+  std::uint64_t attendance_at = 0;  // offset of an Attendance in each segment
   Deadline deadline = Deadline::never();
 };
 
@@ -66,9 +70,10 @@ struct LocalPeer {
   PeerProcess process{};  // empty for ranks of this process
 };
 
-// All ranks, by rank. Blocks until all have come, or the deadline. Raises kTimeout naming who is missing, kPeerLost naming who
-// left or ended, kUnsupported naming a rank on another host, kUsage when ranks do not agree on the group's size or the
-// layout's version, kSystem when whoever answers for rank 0 is not of this job, kResource.
+// All ranks, by rank. Blocks until all have arrived, or the deadline. Raises kTimeout naming who is missing,
+// kPeerLost naming who left or ended, kUnsupported naming a rank on another host, kUsage when ranks do not
+// agree on the group's size or the layout's version, kSystem when the process that answers for rank 0 does
+// not belong to this job, kResource.
 std::vector<LocalPeer> meet(KeyValue& store, const MeetingOptions& options);
 
 // How often a waiting rank checks whether the meeting can still succeed.

@@ -150,7 +150,7 @@ TEST(Meeting, AStrangerWithAnotherKeyIsDroppedAndTheRanksMeet) {
   second.join();
 }
 
-TEST(Meeting, WhoeverAnswersForRankZeroWithoutItsKeyGetsNothing) {
+TEST(Meeting, AnImpostorOfRankZeroWithoutItsKeyGetsNothing) {
   SharedStore store;
   auto listener = net::UnixListener::listen();
   MeetingAddress address = MeetingAddress::of(listener.name());
@@ -168,7 +168,8 @@ TEST(Meeting, WhoeverAnswersForRankZeroWithoutItsKeyGetsNothing) {
     EXPECT_THROW(socket.receive(buffer, Deadline::after(fork_testing::kPatience), &fds), Error);
     EXPECT_TRUE(fds.empty()) << "a stranger got the memory";
   });
-  EXPECT_EQ(failure_of_meeting(store, options_of(1, 2)), "whoever answered for rank 0 is not of this job");
+  EXPECT_EQ(failure_of_meeting(store, options_of(1, 2)),
+            "the process that answered for rank 0 does not belong to this job");
   impostor.join();
 }
 
@@ -192,7 +193,8 @@ TEST(Meeting, MemoryIsNotSentToAProcessOfAnotherUser) {
     CHILD_EXPECT(fds.empty(), "a stranger got the memory");
   });
   store.set("host/0", MeetingAddress::of(name).encode());
-  EXPECT_EQ(failure_of_meeting(store, options_of(1, 2)), "whoever answered for rank 0 is not of this job");
+  EXPECT_EQ(failure_of_meeting(store, options_of(1, 2)),
+            "the process that answered for rank 0 does not belong to this job");
   EXPECT_EQ(children.status(0), 0);
 }
 
@@ -224,7 +226,7 @@ TEST(Meeting, ACallerOfAnotherUserIsDroppedAndTheRanksMeet) {
 }
 
 // Each of them is dropped at once; however quickly they come back, the ranks get their turn.
-TEST(Meeting, AFloodOfCallersOfAnotherUserHoldsNobodyUp) {
+TEST(Meeting, AFloodOfCallersOfAnotherUserDelaysNoRank) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs to be root to become another user";
   SharedStore store;
   const Shared<std::atomic<bool>> done;
@@ -271,7 +273,7 @@ TEST(Meeting, ARankThatWasDroppedBeforeItsWelcomeCallsAgain) {
 }
 
 // Whoever took rank 0's name has no say before it has proven that it is rank 0.
-TEST(Meeting, ARefusalWithoutAProofIsNotBelieved) {
+TEST(Meeting, ARefusalWithoutAProofIsIgnored) {
   SharedStore store;
   auto listener = net::UnixListener::listen();
   store.set("host/0", MeetingAddress::of(listener.name()).encode());
@@ -282,11 +284,12 @@ TEST(Meeting, ARefusalWithoutAProofIsNotBelieved) {
     EXPECT_NO_THROW(socket.receive(buffer, Deadline::after(fork_testing::kPatience)));
     EXPECT_THROW(socket.receive(buffer, Deadline::after(fork_testing::kPatience)), Error);
   });
-  EXPECT_EQ(failure_of_meeting(store, options_of(1, 2)), "whoever answered for rank 0 is not of this job");
+  EXPECT_EQ(failure_of_meeting(store, options_of(1, 2)),
+            "the process that answered for rank 0 does not belong to this job");
   impostor.join();
 }
 
-TEST(Meeting, StrangersThatSayNothingHoldNobodyUp) {
+TEST(Meeting, SilentStrangersDelayNoRank) {
   SharedStore store;
   const auto rank_0 = options_of(0, 2), rank_1 = options_of(1, 2);
   std::thread second([&] {

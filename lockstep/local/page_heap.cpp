@@ -22,6 +22,8 @@ PageHeap::PageHeap(Mapping segment, std::uint64_t begin) : segment_(std::move(se
 
 std::optional<std::uint64_t> PageHeap::allocate(std::uint64_t n_bytes) {
   const std::uint64_t need = whole_pages(n_bytes);
+  // The range is taken before its pages are committed: the system call may take long, and runs without the lock, on a range
+  // that belongs to this thread alone.
   const auto at = need == 0 ? std::nullopt : take(need);
   if (!at) return std::nullopt;
   try {
@@ -35,7 +37,7 @@ std::optional<std::uint64_t> PageHeap::allocate(std::uint64_t n_bytes) {
 
 void PageHeap::free(std::uint64_t at, std::uint64_t n_bytes) {
   const std::uint64_t whole = whole_pages(n_bytes);
-  // First: once it is free others take it, and count on zeros.
+  // Before give(): from then on another thread may allocate the range, and must find zeros.
   segment_->discard(at, whole);
   give(at, whole);
 }
@@ -44,9 +46,9 @@ bool PageHeap::contains(std::uint64_t at, std::uint64_t n_bytes) const {
   return at >= begin_ && at <= segment_->size() && n_bytes <= segment_->size() - at;
 }
 
-// The extents are few, since neighbours are joined.
+// A linear search: there are few extents, since adjacent ones are merged.
 std::optional<std::uint64_t> PageHeap::take(std::uint64_t n_bytes) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   auto best = free_.end();
   for (auto at = free_.begin(); at != free_.end(); ++at) {
     if (at->second >= n_bytes && (best == free_.end() || at->second < best->second)) best = at;
@@ -59,8 +61,9 @@ std::optional<std::uint64_t> PageHeap::take(std::uint64_t n_bytes) {
 }
 
 void PageHeap::give(std::uint64_t at, std::uint64_t n_bytes) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const auto [here, fresh] = free_.emplace(at, n_bytes);
+  // Freed twice: the first entry stays. The pages were discarded twice, which does no harm.
   if (!fresh) return;
   if (const auto next = std::next(here); next != free_.end() && here->first + here->second == next->first) {
     here->second += next->second;

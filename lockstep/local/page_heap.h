@@ -1,15 +1,17 @@
-// The pages of a sparse segment, handed out by the process that made it: whole extents, which exist once taken and are gone
-// again once given back. Best fit among the free ones, of which neighbours are joined. What is in an extent (blocks, size
-// classes, who may still write there) is its owner's business; the books are private, so nobody else can damage them.
+// Allocates extents of whole pages in a sparse segment, for the process that made it. Pages exist from
+// allocate() to free(). Best fit among the free extents; adjacent ones are merged. What an extent contains
+// (blocks, size classes, who may still write there) is the caller's concern. The bookkeeping is in private
+// memory, so no other process can corrupt it.
 //
-// Thread safety: every method. Taking and giving back ask the kernel for pages, outside the lock.
+// Thread safety: every method may be called from any thread. The system calls that commit and discard pages
+// are made outside the lock.
 #pragma once
 
 #include <cstdint>
 #include <map>
-#include <mutex>
 #include <optional>
 
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/local/segment_table.h"
 
 namespace lockstep::local {
@@ -21,23 +23,24 @@ class PageHeap {
   // Over [begin, size) of a segment that this process made; `begin` is a multiple of kPageBytes.
   PageHeap(Mapping segment, std::uint64_t begin);
 
-  // The offset of `n_bytes`, rounded up to pages: committed, and all zero. Nothing when no extent is that large; raises
-  // kResource when there is no memory for it, with nothing taken.
+  // The offset of `n_bytes`, rounded up to pages: committed, and all zero. Nothing when no extent is that
+  // large; raises kResource when there is no memory for it, and then takes nothing.
   std::optional<std::uint64_t> allocate(std::uint64_t n_bytes);
-  // Gives pages back to the system and the place to the heap: any part of what was allocated, whole pages, once.
+  // Returns the pages to the system and the range to the heap: any part of what was allocated, in whole
+  // pages, once.
   void free(std::uint64_t at, std::uint64_t n_bytes);
-  // It lies in the heap, free or not.
+  // The range is inside the heap, allocated or not.
   bool contains(std::uint64_t at, std::uint64_t n_bytes) const;
 
  private:
-  std::optional<std::uint64_t> take(std::uint64_t n_bytes);
-  void give(std::uint64_t at, std::uint64_t n_bytes);
+  std::optional<std::uint64_t> take(std::uint64_t n_bytes) LOCKSTEP_EXCLUDES(mutex_);
+  void give(std::uint64_t at, std::uint64_t n_bytes) LOCKSTEP_EXCLUDES(mutex_);
 
   const Mapping segment_;
   const std::uint64_t begin_;
-  std::mutex mutex_;
-  // Guarded by mutex_: offset -> bytes, without pages; never adjacent.
-  std::map<std::uint64_t, std::uint64_t> free_;
+  base::Mutex mutex_;
+  // Offset -> bytes of each free extent; no two are adjacent, and none has pages.
+  std::map<std::uint64_t, std::uint64_t> free_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::local

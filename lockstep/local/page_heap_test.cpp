@@ -83,7 +83,7 @@ TEST(PageHeap, MemoryThatCannotBeHadIsAnErrorThatTakesNothing) {
   EXPECT_EQ(heap.allocate(kPage), 0u);
 }
 
-TEST(PageHeap, KnowsWhatLiesInIt) {
+TEST(PageHeap, KnowsWhichRangesAreInIt) {
   const PageHeap heap(segment_of(4), kPage);
   EXPECT_TRUE(heap.contains(kPage, 3 * kPage));
   EXPECT_TRUE(heap.contains(4 * kPage, 0));

@@ -7,8 +7,8 @@
 
 #include <cerrno>
 #include <fstream>
-#include <mutex>
 
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/base/detail/process.h"
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
@@ -24,10 +24,11 @@ bool tells(int fd, int timeout_ms) {
 }
 
 struct OwnDescriptors {
-  std::mutex mutex;
-  // Guarded by mutex.
-  std::string token;
-  base::Fd pidfd, lifeline, other_end;
+  base::Mutex mutex;
+  std::string token LOCKSTEP_GUARDED_BY(mutex);
+  base::Fd pidfd LOCKSTEP_GUARDED_BY(mutex);
+  base::Fd lifeline LOCKSTEP_GUARDED_BY(mutex);
+  base::Fd other_end LOCKSTEP_GUARDED_BY(mutex);
 };
 
 // Never destroyed: its end is what the others wait for.
@@ -39,6 +40,8 @@ OwnDescriptors& own() {
 }  // namespace
 
 PeerProcess PeerProcess::behind(const net::UnixSocket& socket) {
+  // The credentials are those at the time of the connection. If that process has ended since and its number is in use again,
+  // the pidfd is another process's: links therefore also end with their sockets.
   const pid_t pid = socket.peer().pid;
   return pid <= 0 || pid == ::getpid() ? PeerProcess() : PeerProcess(base::open_pidfd(pid), base::Fd());
 }
@@ -60,6 +63,8 @@ std::optional<std::string> PeerProcess::exit_cause() const {
   return lockstep::base::exit_cause(pidfd_.get());
 }
 
+// The kernel's view through the descriptor. A number that the peer itself reported would be one of its own pid namespace,
+// and a lie would direct copies between processes to a third one.
 std::int64_t PeerProcess::pid() const {
   if (!pidfd_) return -1;
   std::ifstream in(base::cat("/proc/self/fdinfo/", pidfd_.get()));
@@ -72,6 +77,7 @@ std::int64_t PeerProcess::pid() const {
 
 // The random part is the same after a fork, and in another pid namespace the pid may be.
 std::string OwnProcess::token() {
+  // All three parts are needed.
   static const std::string random = base::random_hex(16);
   struct stat ns {};
   if (::stat("/proc/self/ns/pid", &ns) != 0)
@@ -79,9 +85,11 @@ std::string OwnProcess::token() {
   return base::cat(random, ".", ns.st_ino, ".", ::getpid());
 }
 
+// After a fork the token differs, and new descriptors replace the inherited ones. Closing the inherited write end is the
+// point: it is what would keep the parent's lifeline open.
 OwnProcess OwnProcess::descriptors() {
   OwnDescriptors& mine = own();
-  const std::lock_guard lock(mine.mutex);
+  const base::MutexLock lock(mine.mutex);
   if (const std::string now = token(); now != mine.token) {
     int ends[2];
     if (::pipe2(ends, O_CLOEXEC) != 0) base::raise(base::system_failure(errno, "pipe"));

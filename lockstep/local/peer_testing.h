@@ -1,4 +1,4 @@
-// For tests: a child process that has handed over the descriptors of its life, and does what it is told.
+// For tests: a child process that has sent its pidfd and lifeline, and carries out orders.
 #pragma once
 
 #include <signal.h>
@@ -36,7 +36,7 @@ class ChildPeer {
     const std::uint8_t byte = what;
     socket_.send({&byte, 1}, patience());
   }
-  // After kFork: the grandchild is there.
+  // After kFork: waits until the grandchild runs.
   void await_fork() {
     std::uint8_t byte = 0;
     socket_.receive({&byte, 1}, patience());
@@ -60,7 +60,7 @@ class ChildPeer {
       }
       if (what == kExec) ::execl("/bin/sleep", "sleep", "100", nullptr);
       if (what != kFork) return;
-      // Has the child's end of the lifeline, and lives until the test is over.
+      // Has the child's end of the lifeline, and lives until the test ends.
       if (::fork() == 0) {
         parent.send({&hello, 1}, patience());
         fork_testing::eventually([&] { return parent.peer_closed(); });

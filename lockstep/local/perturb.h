@@ -1,6 +1,7 @@
-// perturb() is called where processes publish to each other and read what others published. It does nothing, except in the copy of
-// the host engine that its stress test is linked with (LOCKSTEP_PERTURB): there it yields or sleeps at random, so that
-// interleavings occur that an idle machine never shows.
+// perturb() is called where processes publish to each other and read what others published. It does nothing,
+// except in the copy of the host engine that its stress test is linked with (LOCKSTEP_PERTURB): there it
+// yields or sleeps at random, so that interleavings occur that an idle machine never shows.
+// Thread safety: may be called from any thread; the random state is per thread.
 #pragma once
 
 #ifdef LOCKSTEP_PERTURB
@@ -14,7 +15,7 @@
 
 namespace lockstep::local {
 
-// Threads take their seeds from here, in the order they first come by.
+// Threads take their seeds from here, in the order of their first calls.
 inline std::atomic<std::uint64_t> perturb_seed{1};
 
 inline void perturb() {

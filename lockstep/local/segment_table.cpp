@@ -31,18 +31,20 @@ SegmentId SegmentTable::id_of(const net::Segment& segment) {
 Mapping SegmentTable::create(const std::string& name, std::size_t n_bytes) {
   auto mapping = std::make_shared<net::Segment>(net::Segment::create(name, n_bytes));
   const SegmentId id = id_of(*mapping);
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
+  // An inode number is reused once its segment is gone, so a stale entry must not survive the creation of another one.
   std::erase_if(made_, [](const auto& entry) { return entry.second.segment.expired(); });
   made_.insert_or_assign(id, Entry{.segment = mapping, .made_here = {}});
   return mapping;
 }
 
 Mapping SegmentTable::find(const SegmentId& id) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const auto found = made_.find(id);
   return found == made_.end() || !found->second.made_here ? nullptr : found->second.segment.lock();
 }
 
+// A size that differs is not an error here: from_fd() checks it against the segment and raises.
 Mapping SegmentTable::map(base::Fd fd, std::size_t n_bytes) {
   if (auto known = find(id_behind(fd.get())); known && known->size() == n_bytes) return known;
   auto mapping = std::make_shared<net::Segment>(net::Segment::from_fd(std::move(fd), n_bytes));

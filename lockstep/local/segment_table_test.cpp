@@ -46,7 +46,7 @@ TEST(SegmentTable, ASizeThatIsNotTheSegmentsIsRefusedAlsoForOnesOwn) {
   EXPECT_THROW(table().map(copy_of(made->fd()), 2 * kBytes), Error);
 }
 
-TEST(SegmentTable, WhatIsNoSealedMemoryIsRefused) {
+TEST(SegmentTable, MemoryThatIsNotSealedIsRejected) {
   int ends[2];
   ASSERT_EQ(::pipe2(ends, O_CLOEXEC), 0);
   const base::Fd writing(ends[1]);
@@ -54,7 +54,7 @@ TEST(SegmentTable, WhatIsNoSealedMemoryIsRefused) {
   EXPECT_THROW(table().map(base::Fd(), kBytes), Error);
 }
 
-TEST(SegmentTable, AForkedChildMapsItsParentsSegmentsAnew) {
+TEST(SegmentTable, AForkedChildMapsItsParentsSegmentsAgain) {
   const Mapping made = table().create("test", kBytes);
   made->data()[0] = 1;
   const SegmentId id = SegmentTable::id_of(*made);

@@ -1,18 +1,20 @@
-// Sleeping and waking across processes. Two bells for two kinds of sleeper: a Doorbell is a futex in shared memory, for any
-// number of threads that wait for words there; an EventBell an eventfd, for one that waits in epoll, where sockets may
-// wake it as well. Both cost the waker a look at a cached word unless somebody sleeps.
+// Sleeping and waking across processes. Two bells for two kinds of sleeper: a Doorbell is a futex in shared
+// memory, for any number of threads that wait for words there; an EventBell an eventfd, for one that waits in
+// epoll, where sockets may wake it as well. Both cost the waker one read of a cached word unless a thread
+// sleeps.
 //
 //   sleeper:  announce(bell)                     waker:  publish (sequentially consistent)
 //             look (sequentially consistent)             wake(bell)
 //             if nothing is there: sleep
 //             retract(bell)
 //
-// The sleeper writes "I sleep" and then reads what it waits for; the waker writes that and then reads "I sleep". Store
-// and load of different words may pass each other in any weaker order, also on x86. With all four sequentially
-// consistent there is one order of them that both agree on, and in it one of the two sees the other: the sleeper finds
-// something, or the waker finds a sleeper.
+// The sleeper writes "I sleep" and then reads what it waits for; the waker writes that and then reads "I
+// sleep". Store and load of different words may pass each other in any weaker order, also on x86. With all
+// four sequentially consistent there is one order of them that both agree on, and in it one of the two sees
+// the other: the sleeper finds something, or the waker finds a sleeper.
 //
-// Everything here is on hot paths, hence in a header. Thread safety: every function, across processes.
+// Everything here is on hot paths, hence in a header.
+// Thread safety: every function may be called from any thread of any process that has the memory mapped.
 #pragma once
 
 #include <linux/futex.h>
@@ -50,8 +52,8 @@ struct alignas(64) Doorbell {
 };
 static_assert(sizeof(Doorbell) == 64 && std::atomic<std::uint32_t>::is_always_lock_free);
 
-// For sleep(). Drawn before the look: who rings afterwards changes the word, and sleep() returns at once; who rang before has
-// published before, and the look sees it. Without announce() only ring() wakes.
+// For sleep(). Taken before the look: a later ring changes the word, and sleep() returns at once; an earlier
+// ring came after its publication, and the look sees that. Without announce() only ring() wakes.
 inline std::uint32_t ticket_of(const Doorbell& door) {
   return door.bell.load(std::memory_order_seq_cst);
 }
@@ -70,18 +72,20 @@ inline void sleep(Doorbell& door, std::uint32_t ticket, Deadline deadline) {
 }
 
 inline void retract(Doorbell& door) {
-  // relaxed: whoever still sees the sleeper rings for nothing.
+  // relaxed: a waker that still sees the sleeper rings needlessly.
   door.sleepers.fetch_sub(1, std::memory_order_relaxed);
 }
 
-// Wakes them in any case.
+// Wakes all sleepers unconditionally.
 inline void ring(Doorbell& door) {
-  // At least a release: orders the publication before the ticket of a sleeper that comes now, which looks afterwards.
+  // At least a release: orders the publication before the ticket of a sleeper that comes now, which looks
+  // afterwards.
   door.bell.fetch_add(1, std::memory_order_seq_cst);
   futex_wake_all(door.bell);
 }
 
-// Pre: what the sleepers wait for was published with a sequentially consistent operation. True when someone slept.
+// Pre: what the sleepers wait for was published with a sequentially consistent operation. True when someone
+// slept.
 inline bool wake(Doorbell& door) {
   perturb();
   // seq_cst: after the publication, see above.
@@ -93,14 +97,15 @@ inline bool wake(Doorbell& door) {
 // ---- one thread that waits in epoll ----
 
 struct EventBell {
-  std::atomic<std::uint32_t>& asleep;  // shared; 1: it sleeps, or is about to, and wants the eventfd
+  std::atomic<std::uint32_t>&
+      asleep;  // shared; 1: it sleeps, or is about to, and must be woken through the eventfd
   int eventfd;
 };
 
-// Wakes it in any case.
+// Wakes it unconditionally.
 inline void ring(int eventfd) noexcept {
   const std::uint64_t one = 1;
-  // Full means that it rings already.
+  // A full counter means that it is already signalled.
   [[maybe_unused]] const auto written = ::write(eventfd, &one, sizeof one);
 }
 
@@ -110,15 +115,16 @@ inline void announce(const EventBell& bell) {
 }
 
 inline void retract(const EventBell& bell) {
-  // Weaker would do, since a waker that still sees 1 rings for nothing; not hot, so like the rest.
+  // Weaker would do, since a waker that still sees 1 rings needlessly; not hot, so like the rest.
   bell.asleep.store(0, std::memory_order_seq_cst);
 }
 
 // Pre: as for a Doorbell.
 inline void wake(const EventBell& bell) {
   perturb();
-  // The load (seq_cst: after the publication, see above) keeps the word in every waker's cache while nobody sleeps; of many
-  // wakers the exchange picks one that pays for the system call. No order is needed between them.
+  // The load (seq_cst: after the publication, see above) keeps the word in every waker's cache while nobody
+  // sleeps; of many wakers the exchange picks one that pays for the system call. No order is needed between
+  // them.
   if (bell.asleep.load(std::memory_order_seq_cst) == 1 &&
       bell.asleep.exchange(0, std::memory_order_seq_cst) == 1)
     ring(bell.eventfd);

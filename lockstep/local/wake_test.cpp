@@ -63,7 +63,7 @@ TEST(Doorbell, ProcessesThatWaitForEachOtherNeverMissAWakeUp) {
   EXPECT_EQ(children.status(0), 0);
 }
 
-TEST(Doorbell, WakingNobodyRingsNothing) {
+TEST(Doorbell, WakingWithoutASleeperRingsNothing) {
   Doorbell door{};
   EXPECT_FALSE(wake(door));
   EXPECT_EQ(door.bell, 0u);

@@ -11,6 +11,7 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
+#include "lockstep/group/detail/group_base.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/world.h"
 #include "lockstep/mesh/internal/mesh_device.h"
@@ -122,6 +123,15 @@ at::Tensor tensor_of(const std::vector<std::vector<int>>& rows) {
                    {static_cast<std::int64_t>(rows.size()), static_cast<std::int64_t>(rows.front().size())});
 }
 
+// A mesh holds ranks of the default world; those of another mean other processes. Non-members' handles are of none.
+void check_world(const Group& group) {
+  const auto chosen = internal::still_there(group, "DeviceMesh: from_group");
+  if (!chosen->world() || chosen->world()->is_default) return;
+  refuse("from_group: group \"", chosen->name(),
+         "\" is of a world that create_group made, a mesh of the default world; ",
+         "give a group that new_group made of the default world, or use this one without a mesh");
+}
+
 bool is_whole_world(const std::vector<int>& ranks) {
   return static_cast<int>(ranks.size()) == get_world_size() && std::ranges::is_sorted(ranks);
 }
@@ -229,7 +239,8 @@ DeviceMesh DeviceMesh::from_group(const Group& group, std::string device_type,
                                   std::vector<std::string> mesh_dim_names) {
   internal::check_device_type(device_type);
   const Group members = group ? group : default_group();
-  if (!is_group_member(members)) refuse("from_group: this rank is no member of the group");
+  check_world(members);
+  if (!is_group_member(members)) refuse("from_group: this rank is not a member of the group");
   if (mesh && (mesh->dim() != 1 || checked_ranks(*mesh) != members->ranks()))
     refuse("from_group: the mesh is not the group's ", members->size(), " members in their order");
   auto view = make_view(std::move(device_type), tensor_of(members->ranks(), {members->size()}),
@@ -247,6 +258,7 @@ DeviceMesh DeviceMesh::from_group(const std::vector<Group>& groups, std::string 
   if (mesh.dim() != static_cast<std::int64_t>(groups.size()))
     refuse("from_group: ", groups.size(), " groups for a mesh of ", mesh.dim(),
            " dimensions; give one for each");
+  for (const auto& group : groups) check_world(group);
   auto view = make_view(std::move(device_type), mesh, std::move(mesh_dim_names));
   const auto& layout = view.root->layout;
   for (std::size_t d = 0; layout.has_rank() && d < groups.size(); ++d) {

@@ -12,6 +12,7 @@
 
 #include <atomic>
 #include <functional>
+#include <memory>
 #include <string>
 #include <vector>
 
@@ -19,6 +20,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/group/group_testing.h"
 #include "lockstep/mesh/internal/mesh_layout.h"
+#include "lockstep/store/hash_store.h"
 
 namespace lockstep {
 namespace {
@@ -49,7 +51,7 @@ int sum_over(const Group& group) {
   return number.item<int>();
 }
 
-TEST(MeshLayout, KnowsWhoLiesAlongEachDimension) {
+TEST(MeshLayout, ListsTheRanksAlongEachDimension) {
   const internal::MeshLayout layout({2, 3, 2}, {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11}, 9);
   EXPECT_EQ(layout.place_in({0}), 1);
   EXPECT_EQ(layout.place_in({1}), 1);
@@ -204,6 +206,32 @@ TEST(DeviceMesh, WrapsGroupsThatExist) {
     EXPECT_NE(from({}, grid, {"a", "b"}).find("no group given"), std::string::npos);
     EXPECT_NE(refusal([&] { DeviceMesh::from_group(pairs.mine, "cpu", at::arange(4)); }).find("2 members"),
               std::string::npos);
+  });
+}
+
+TEST(DeviceMesh, RefusesGroupsOfOtherWorldsWhoseRanksMeanOtherProcesses) {
+  const auto store = std::make_shared<HashStore>();
+  world(2, [&](int rank) {
+    const auto backwards = create_group({.store = store, .rank = 1 - rank, .size = 2, .name = "backwards"});
+    const auto part = new_group({.parent = backwards});
+    const auto gone = new_group();
+    destroy_process_group(gone);
+    const auto line = at::arange(2).reshape({1, 2});
+    for (const auto& group : {backwards, part, gone}) {
+      const std::string wrong = group == gone ? "was destroyed" : "is of a world that create_group made";
+      const auto named = "\"" + group->name() + "\" " + wrong;
+      const auto one = refusal([&] { DeviceMesh::from_group(group, "cpu"); });
+      EXPECT_NE(one.find(named), std::string::npos) << one;
+      const auto two = refusal([&] {
+        DeviceMesh::from_group({new_group({rank}, {.use_local_synchronization = true}), group}, "cpu", line,
+                               {"a", "b"});
+      });
+      EXPECT_NE(two.find(named), std::string::npos) << two;
+    }
+    // Also without a default world, whose lack is not what is wrong.
+    destroy_process_group();
+    const auto alone = refusal([&] { DeviceMesh::from_group(backwards, "cpu"); });
+    EXPECT_NE(alone.find("create_group made"), std::string::npos) << alone;
   });
 }
 

@@ -53,9 +53,9 @@ class Address {
   socklen_t length_ = 0;
 };
 
-// The origin of a connected socket's peer, by which slots for unauthenticated connections are shared out: a local
-// peer's user, an IPv4 address, the /64 network of an IPv6 address. 0 when the kernel does not report it.
-std::uint64_t origin_of(int fd) noexcept;
+// By what the quota for unauthenticated connections is divided: a local peer's user, an IPv4 address, the /64 network of an IPv6
+// address. 0 when the kernel does not report it.
+std::uint64_t quota_key_of(int fd) noexcept;
 
 // True for localhost and literal loopback addresses: what a user writes to mean "this machine only". A name that merely
 // resolves to loopback (Debian gives every host 127.0.1.1) does not count.

@@ -35,6 +35,7 @@ void Channel::write_all(std::span<const std::uint8_t> bytes, Deadline deadline) 
   if (out_.capacity() > kKept) out_ = Bytes();
 }
 
+// A record may be longer than what the caller reads at a time; the rest stays in plain_ for the next call.
 std::size_t Channel::take_plain(std::span<std::uint8_t> buffer) {
   const std::size_t n = std::min(buffer.size(), plain_.size() - plain_begin_);
   std::copy_n(plain_.begin() + static_cast<std::ptrdiff_t>(plain_begin_), n, buffer.begin());
@@ -57,7 +58,7 @@ void Channel::read_record(Deadline deadline) {
     if (opener_->failed()) {
       base::raise(ErrorKind::kSystem,
                   base::cat("connection to ", socket_.peer().text(),
-                            ": bytes came that it did not send: somebody on the way changes or adds some"),
+                            ": data arrived that it did not send: it was changed or added in transit"),
                   ErrorFamily::kNetwork);
     }
     in_begin_ = 0;

@@ -32,7 +32,7 @@ constexpr std::size_t kAddressAt = kNonceAt + kNonceBytes;
 Nonce fresh_nonce() {
   Nonce nonce;
   if (RAND_bytes(nonce.data(), static_cast<int>(nonce.size())) != 1) {
-    base::raise(ErrorKind::kSystem, "the random generator gave no bytes for a handshake",
+    base::raise(ErrorKind::kSystem, "the random generator returned no bytes for a handshake",
                 ErrorFamily::kNetwork);
   }
   return nonce;
@@ -112,6 +112,14 @@ HandshakeClient::HandshakeClient(const JobSecret& secret, Binding binding)
   std::ranges::copy(binding_.address, at);
 }
 
+//   client                                   server
+//   hello: nonce, address it dialled   --->
+//                                      <---  challenge: nonce, proof of the server
+//   proof of the client, greeting      --->
+//
+// The server proves itself first: a client does not answer an impostor, who could otherwise relay the proof. Both nonces
+// are in both proofs, so no old message fits a new conversation; purpose, server name and address are too, so none fits
+// another connection.
 std::optional<Proof> HandshakeClient::answer(const Challenge& challenge,
                                              std::span<const std::uint8_t> greeting) {
   std::copy_n(challenge.begin(), kNonceBytes, server_nonce_.begin());
@@ -134,6 +142,8 @@ std::optional<Challenge> HandshakeServer::challenge(const Hello& hello) {
     return std::nullopt;
   }
   const auto dialled = std::span(hello).subspan<kAddressAt>();
+  // Only there can the server be sure which address the client must have dialled; elsewhere addresses are translated on the
+  // way.
   if (is_loopback(binding_.address) && !std::ranges::equal(dialled, binding_.address)) {
     why_ = "it meant another address; something between the two passes its bytes on";
     return std::nullopt;
@@ -165,9 +175,9 @@ SessionKeys handshake_as_client(Socket& socket, const JobSecret& secret, const B
   socket.read_exact(challenge, deadline);
   const auto proof = client.answer(challenge);
   if (!proof) {
-    refuse(
-        socket,
-        "it has another job secret (LOCKSTEP_SECRET_FD, LOCKSTEP_SECRET_FILE), or passes on what others say");
+    refuse(socket,
+           "it has another job secret (LOCKSTEP_SECRET_FD, LOCKSTEP_SECRET_FILE), or relays the messages of "
+           "another connection");
   }
   try {
     socket.write_all(*proof, deadline);

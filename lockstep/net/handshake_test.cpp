@@ -131,7 +131,7 @@ TEST(Handshake, NothingIsAcceptedBeforeTheChallenge) {
   EXPECT_FALSE(HandshakeServer(secret, kStore).accept(Proof{}));
 }
 
-TEST(Handshake, AnotherMagicOrVersionIsNoHello) {
+TEST(Handshake, AnotherMagicOrVersionIsRejected) {
   const JobSecret secret = JobSecret::mint();
   for (std::size_t i = 0; i < kHandshakeMagic.size(); ++i) {
     Hello hello = HandshakeClient(secret, kStore).hello();
@@ -163,7 +163,7 @@ TEST(Handshake, WhatWasMeantForOnePurposeOrServerIsRefusedByAnother) {
   EXPECT_FALSE(agree(one, other));
 }
 
-TEST(Handshake, AServerReachedOverLoopbackWantsItsOwnAddressDialled) {
+TEST(Handshake, AServerReachedOverLoopbackRequiresItsOwnAddress) {
   const Binding mine = at("127.0.0.1", 29500);
   EXPECT_TRUE(agree(mine, mine));
   EXPECT_TRUE(agree(at("127.0.0.1", 29500), at("::ffff:127.0.0.1", 29500))) << "a socket of both families";

@@ -13,7 +13,7 @@ namespace {
 constexpr std::uint8_t kHello = 'H', kNoKey = 'N', kChallenge = 'C', kGoOn = 'G', kIntroduction = 'I',
                        kWelcome = 'W', kRefused = 'X';
 constexpr std::size_t kMaxText = 256;
-constexpr const char* kUnknownAnswer = "it answered with something unknown";
+constexpr const char* kUnknownAnswer = "it sent an unknown answer";
 
 template <class Array>
 std::optional<Array> get_array(base::ByteReader& in) {
@@ -80,6 +80,8 @@ Bytes HandshakeInitiator::first() const {
   return out.put(kHello).put(kPeerHandshakeVersion).raw(proof_->hello()).take();
 }
 
+// A state machine over whole messages: hello, then the introduction with the proof, then the welcome. Refusals may come at
+// any step. Without a secret the same steps are taken with an empty proof.
 HandshakeInitiator::Step HandshakeInitiator::next(std::span<const std::uint8_t> message) {
   base::ByteReader in(message);
   const auto what = in.get<std::uint8_t>();
@@ -125,6 +127,7 @@ std::optional<SessionKeys> HandshakeResponder::keys() const {
   return proof_->keys();
 }
 
+// The reason goes to the other side and to the log here. It says nothing about the secret.
 HandshakeResponder::Step HandshakeResponder::refuse(std::string why) {
   Bytes told = encode_refusal(why);
   return {.send = std::move(told), .refusal = std::move(why)};

@@ -45,7 +45,7 @@ TEST(PeerHandshake, TwoOfOneJobMeetWithOrWithoutAKey) {
   }
 }
 
-TEST(PeerHandshake, AKeyThatIsMissingOrAnotherIsRefusedAndToldWhy) {
+TEST(PeerHandshake, AMissingOrDifferentKeyIsRejectedWithAReason) {
   const auto key = std::optional(JobSecret::mint()), other = std::optional(JobSecret::mint());
   EXPECT_NE(meet(key, other).refused_by_initiator.find("another job secret"), std::string::npos);
   EXPECT_NE(meet(std::nullopt, key).refused_by_initiator.find("this job has a secret"), std::string::npos);

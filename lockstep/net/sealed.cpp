@@ -58,11 +58,12 @@ void RecordCipher::next_key() {
 bool RecordCipher::run(std::span<const std::uint8_t, kRecordHead> head, std::span<const std::uint8_t> in,
                        std::uint8_t* out, std::uint8_t* tag) {
   if (!made_here_) {
-    base::raise(ErrorKind::kUsage,
-                "this connection was made by the parent of this process, and is the parent's",
+    base::raise(ErrorKind::kUsage, "this connection belongs to the parent of this process",
                 ErrorFamily::kNetwork);
   }
   if (number_ == records_per_key_) next_key();
+  // The iv combined with the number of the record, as TLS 1.3 does: never used twice under one key, and a record that is
+  // dropped, repeated or reordered fails to open, since the other side counts too.
   auto nonce = key_.iv;
   for (std::size_t i = 0; i < 8; ++i) nonce[i + 4] ^= static_cast<std::uint8_t>(number_ >> 8 * i);
   ++number_;
@@ -83,6 +84,7 @@ bool RecordCipher::run(std::span<const std::uint8_t, kRecordHead> head, std::spa
   return true;
 }
 
+// The length in front is authenticated with the record (additional data), so that it cannot be changed either.
 void Sealer::seal(std::span<const std::uint8_t> plain, Bytes& out) {
   while (!plain.empty()) {
     const auto part = plain.first(std::min(plain.size(), kMaxRecord));

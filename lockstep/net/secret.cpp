@@ -52,6 +52,7 @@ JobSecret::~JobSecret() {
   OPENSSL_cleanse(bytes_.data(), bytes_.size());
 }
 
+// In constant time: how long a comparison takes must not tell how much of a guess was right.
 bool operator==(const JobSecret& a, const JobSecret& b) noexcept {
   return CRYPTO_memcmp(a.bytes_.data(), b.bytes_.data(), JobSecret::kBytes) == 0;
 }
@@ -59,7 +60,7 @@ bool operator==(const JobSecret& a, const JobSecret& b) noexcept {
 JobSecret JobSecret::mint() {
   JobSecret secret;
   if (RAND_priv_bytes(secret.bytes_.data(), static_cast<int>(kBytes)) != 1) {
-    base::raise(ErrorKind::kSystem, "the random generator gave no bytes for a job secret");
+    base::raise(ErrorKind::kSystem, "the random generator returned no bytes for a job secret");
   }
   return secret;
 }
@@ -133,6 +134,8 @@ std::optional<JobSecret> JobSecret::from_environment() {
   return std::nullopt;
 }
 
+// A descriptor rather than a variable or an argument: the environment and the command line of a process can be read by
+// others of the same user for as long as it runs, and are inherited by everything it starts.
 base::Fd JobSecret::to_memfd() const {
   base::Fd fd(::memfd_create("lockstep-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) base::raise(base::system_failure(errno, "memfd_create for the job secret"));
@@ -143,6 +146,7 @@ base::Fd JobSecret::to_memfd() const {
   return fd;
 }
 
+// O_EXCL: a file that somebody put there before could have other permissions, or be a link.
 void JobSecret::write_file(const std::string& path) const {
   const base::Fd file(::open(path.c_str(), O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC, 0600));
   if (!file) base::raise(base::system_failure(errno, base::cat("create secret file ", path)));

@@ -160,6 +160,8 @@ Segment Segment::create(const std::string& name, std::size_t n_bytes) {
   return map(std::move(fd), rounded, "shared segment");
 }
 
+// A descriptor of another process: without the seals its owner could shrink the memory, and every access here would raise
+// SIGBUS.
 Segment Segment::from_fd(base::Fd fd, std::size_t n_bytes) {
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0) base::raise(ErrorKind::kUsage, "the descriptor of a shared segment is not a memfd");
@@ -204,6 +206,7 @@ void Segment::commit(std::size_t offset, std::size_t n_bytes) {
     base::raise(base::system_failure(errno, base::cat("shared memory: committing ", n_bytes, " bytes")));
 }
 
+// Whole pages inside the range only. A hole reads as zeros for every process that has the segment mapped.
 void Segment::discard(std::size_t offset, std::size_t n_bytes) {
   check_range(offset, n_bytes, "discard");
   const std::size_t first = round_up(offset);

@@ -21,7 +21,7 @@ namespace {
 
 using internal::wait_fd;
 
-std::string words(int code) {
+std::string error_text(int code) {
   return std::generic_category().message(code);
 }
 
@@ -46,6 +46,7 @@ int connect_one(const Address& address, Deadline deadline, base::Fd& out) {
   if (!fd) return errno;
   if (address.family() == AF_UNIX) internal::take_descriptors(fd.get(), false);
   if (::connect(fd.get(), address.get(), address.length()) != 0) {
+    // After EINTR the connection goes on being made; a second connect() would fail with EALREADY.
     if (errno != EINPROGRESS && errno != EINTR) return errno;
     if (!wait_fd(fd.get(), POLLOUT, deadline)) return ETIMEDOUT;
     int code = 0;
@@ -70,7 +71,7 @@ Socket Socket::connect(const std::string& host, std::uint16_t port, Deadline dea
     base::Fd fd;
     code = connect_one(address, deadline, fd);
     if (code == 0) return Socket(std::move(fd));
-    tried += base::cat(tried.empty() ? "" : "; ", address.text(), ": ", words(code));
+    tried += base::cat(tried.empty() ? "" : "; ", address.text(), ": ", error_text(code));
     if (deadline.expired()) break;
   }
   base::raise({.kind = code == ETIMEDOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
@@ -83,13 +84,15 @@ Socket Socket::connect(const Address& address, Deadline deadline) {
   const int code = connect_one(address, deadline, fd);
   if (code == 0) return Socket(std::move(fd));
   base::raise(code == ETIMEDOUT ? ErrorKind::kTimeout : ErrorKind::kSystem,
-              base::cat("cannot connect to ", address.text(), ": ", words(code)), ErrorFamily::kNetwork);
+              base::cat("cannot connect to ", address.text(), ": ", error_text(code)), ErrorFamily::kNetwork);
 }
 
 Socket Socket::connect_local(std::string_view name, Deadline deadline) {
   return connect(Address::local_name(name), deadline);
 }
 
+// Requests and replies are small and wait for each other: without TCP_NODELAY the kernel would hold a short segment back
+// until the last one is acknowledged.
 Socket::Socket(base::Fd fd)
     : fd_(std::move(fd)), local_(Address::local_of(fd_.get())), peer_(Address::peer_of(fd_.get())) {
   set_blocking(fd_.get(), true);
@@ -140,6 +143,8 @@ std::size_t Socket::look(std::span<std::uint8_t> buffer) {
   return 0;
 }
 
+// Polls first, if that was asked for, then sleeps in the kernel. A timeout of the kernel's own only makes the loop look at
+// the deadline again.
 std::size_t Socket::read_some(std::span<std::uint8_t> buffer, Deadline deadline) {
   if (look_.count() > 0) {
     if (const std::size_t n = look(buffer)) return n;

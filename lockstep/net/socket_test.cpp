@@ -107,7 +107,7 @@ TEST(Socket, AReadEndsAtItsDeadlineAndTheSocketStaysUsable) {
   EXPECT_EQ(buffer[0], 'x');
 }
 
-TEST(Socket, AWriteToSomebodyWhoDoesNotReadEndsAtItsDeadline) {
+TEST(Socket, AWriteToAPeerThatDoesNotReadEndsAtItsDeadline) {
   Connected pair;
   const Bytes large(64 << 20);
   EXPECT_EQ(failure_of([&] { pair.client.write_all(large, soon()); }).kind, ErrorKind::kTimeout);
@@ -119,6 +119,8 @@ TEST(Socket, AClosedPeerIsPeerLost) {
   Bytes buffer(1);
   const Failure failure = failure_of([&] { pair.client.read_exact(buffer, patience()); });
   EXPECT_EQ(failure.kind, ErrorKind::kPeerLost);
+  ASSERT_TRUE(failure.peer);
+  EXPECT_FALSE(failure.peer->rank || failure.peer->pid) << "a socket knows neither";
   EXPECT_NE(failure.message.find(pair.listener.local().text()), std::string::npos) << failure.message;
 }
 
@@ -142,7 +144,7 @@ TEST(Socket, ARefusedConnectionNamesHostAndPort) {
   EXPECT_NE(failure.message.find(host_and_port("127.0.0.1", port)), std::string::npos) << failure.message;
 }
 
-TEST(Listener, ATakenPortSaysSo) {
+TEST(Listener, ATakenPortIsReported) {
   const Listener listener = Listener::listen(*Address::parse("127.0.0.1", 0), 1);
   const Failure failure = failure_of([&] { Listener::listen(listener.local(), 1); });
   EXPECT_NE(failure.message.find("EADDRINUSE"), std::string::npos) << failure.message;

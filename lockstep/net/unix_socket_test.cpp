@@ -38,7 +38,7 @@ TEST(UnixSocket, MessagesKeepTheirBorders) {
   EXPECT_EQ(to_text(std::span(buffer).first(5)), "three");
 }
 
-TEST(UnixSocket, TellsWhoThePeerIs) {
+TEST(UnixSocket, ReportsThePeersCredentials) {
   UnixListener listener = UnixListener::listen();
   UnixSocket client = UnixSocket::connect(listener.name(), patience());
   UnixSocket server = listener.accept(patience());
@@ -121,7 +121,7 @@ TEST(UnixSocket, DescriptorsBeyondTheUsersLimitAreSentOnceOthersArrived) {
   EXPECT_EQ(children.status(0), 0);
 }
 
-TEST(UnixSocket, DescriptorsNobodyAskedForAreClosed) {
+TEST(UnixSocket, UnrequestedDescriptorsAreClosed) {
   auto [a, b] = UnixSocket::pair();
   Bytes buffer(16);
   const std::size_t before = open_descriptors();

@@ -90,7 +90,7 @@ TEST_P(Checkpoint, RepeatsTheRandomNumbersAndLeavesTheGeneratorWhereItWas) {
   EXPECT_TRUE(torch::equal(next, torch::rand({3})));
 }
 
-TEST_P(Checkpoint, DrawsNewNumbersWhenToldNotToKeepTheState) {
+TEST_P(Checkpoint, DrawsNewNumbersWhenTheStateIsNotPreserved) {
   Block block(0.5);
   options.preserve_rng_state = false;
   torch::manual_seed(3);
@@ -240,7 +240,7 @@ TEST(CheckpointNonReentrant, TheFunctionMayItselfDifferentiate) {
   EXPECT_TRUE(torch::equal(a.grad(), b.grad()));
 }
 
-TEST(CheckpointNonReentrant, TheSecondRunEndsEarlyUnlessTold) {
+TEST(CheckpointNonReentrant, TheSecondRunEndsEarlyUnlessDisabled) {
   for (const bool early_stop : {true, false}) {
     int n_ended = 0;
     at::Tensor x = drawn(2, {5}).requires_grad_();

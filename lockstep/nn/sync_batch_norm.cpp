@@ -13,6 +13,7 @@
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/collective/collectives.h"
+#include "lockstep/group/detail/group_base.h"
 #include "lockstep/group/world.h"
 #include "lockstep/nn/internal/batch_statistics.h"
 #include "lockstep/nn/internal/norm_route.h"
@@ -113,6 +114,7 @@ at::Tensor SyncBatchNormImpl::forward(const at::Tensor& input) {
   }
   const at::Tensor part = internal::describe_part(input, options.num_features());
   const at::Tensor parts = internal::empty_parts(part, way.group->size());
+  // Under join only: tells ranks without input which layer's collective follows.
   way.announce(internal::Pass::kForward);
   all_gather_into_tensor(parts, part, {.group = way.group});
   const internal::BatchStatistics all = internal::combine_parts(parts);
@@ -140,11 +142,11 @@ std::unique_ptr<BackgroundShadow> SyncBatchNormImpl::make_background_shadow(
   for (LayerWithCollectives* const layer : layers) {
     auto* const norm = dynamic_cast<SyncBatchNormImpl*>(layer);
     if (norm == nullptr) continue;
-    if ((norm->group_ ? norm->group_ : default_group())->ranks() != group->ranks()) {
+    if (!internal::have_same_members(norm->group_, group)) {
       base::raise(
           ErrorKind::kUsage,
           "join: a SyncBatchNorm layer has another group than the model; under join both must have the "
-          "same ranks");
+          "same ranks of the same world");
     }
     norms.push_back(norm);
   }

@@ -5,6 +5,7 @@
 #include <torch/torch.h>
 
 #include <functional>
+#include <memory>
 #include <numeric>
 #include <sstream>
 #include <string>
@@ -14,6 +15,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/collective/collective.h"
 #include "lockstep/nn/checkpoint.h"
+#include "lockstep/store/hash_store.h"
 #include "lockstep/tensor/tensor_testing.h"
 
 namespace lockstep {
@@ -194,6 +196,19 @@ TEST(SyncBatchNorm, AShadowTakesPartWithNothing) {
     second(first(x)).square().sum().backward();
     EXPECT_TRUE(x.grad().defined());
     expect_close(first->running_mean, whole->running_mean, "running mean");
+  });
+}
+
+TEST(SyncBatchNorm, HasABackgroundShadowOverTheMembersOfItsOwnGroupOnly) {
+  const auto store = std::make_shared<HashStore>();
+  run_threads(2, [&](int rank) {
+    // The same numbers, and another rank behind each.
+    SyncBatchNorm other(kChannels,
+                        create_group({.store = store, .rank = 1 - rank, .size = 2, .name = "backwards"}));
+    const auto words = refusal([&] { other->make_background_shadow({other.get()}, default_group()); });
+    EXPECT_NE(words.find("another group than the model"), std::string::npos) << words;
+    SyncBatchNorm same(kChannels, new_group());
+    EXPECT_NE(same->make_background_shadow({same.get()}, default_group()), nullptr);
   });
 }
 

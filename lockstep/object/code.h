@@ -11,7 +11,7 @@
 
 namespace lockstep::object {
 
-static_assert(std::endian::native == std::endian::little, "objects are written as they lie in memory");
+static_assert(std::endian::native == std::endian::little, "objects are written as they are stored in memory");
 
 enum class Code : std::uint8_t {
   kNothing = 0x00,  // std::nullopt, a null pointer, std::monostate, an undefined tensor, an empty Object

@@ -37,15 +37,18 @@ std::span<const std::uint8_t> Decoder::take_raw(std::uint64_t n_bytes) {
   return *reader_.raw(static_cast<std::size_t>(n_bytes));
 }
 
+// Every element takes at least n_bytes: a count that the remaining bytes cannot hold is rejected before memory is reserved
+// for it.
 std::size_t Decoder::take_count(std::size_t n_bytes) {
   const auto n = take<std::uint64_t>();
   if (n > reader_.left() / n_bytes) {
-    refuse(n, " elements of at least ", n_bytes, " bytes are said to follow, ", reader_.left(),
+    refuse(n, " elements of at least ", n_bytes, " bytes are announced, ", reader_.left(),
            " bytes are left; the object is damaged");
   }
   return static_cast<std::size_t>(n);
 }
 
+// place 0: the bytes are in the object; 1: in a blob beside it, by index. The length is in both places and must agree.
 Blob Decoder::take_held_blob() {
   const auto place = take<std::uint8_t>();
   if (place == 0) return {.owner = {}, .bytes = take_sized()};
@@ -79,6 +82,7 @@ void Decoder::refuse_short(std::uint64_t n_bytes) const {
   refuse("the object ends here: ", n_bytes, " bytes are needed, ", reader_.left(), " are left");
 }
 
+// For messages: reads ahead on a copy of the reader, and takes whatever it finds.
 std::string Decoder::describe_next() const {
   base::ByteReader ahead(bytes_.subspan(reader_.position()));
   const auto code = static_cast<Code>(ahead.get<std::uint8_t>().value_or(0xFF));
@@ -131,6 +135,7 @@ void Decoder::skip() {
     }
     case Code::kList:
       return elements(take_count(1), Step::In::kList);
+    // Two values per entry, key and value in turn.
     case Code::kMap:
       return elements(std::uint64_t{take_count(2)} * 2, Step::In::kList);
     case Code::kTuple:
@@ -186,6 +191,7 @@ void Decoder::Step::enter() {
   decoder_.step_ = this;
 }
 
+// Steps are on the stack and linked to the outer one: the path costs nothing until an error prints it.
 Decoder::Step::~Step() {
   --decoder_.depth_;
   decoder_.step_ = outer_;

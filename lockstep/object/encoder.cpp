@@ -91,6 +91,7 @@ Encoder::Deeper::Deeper(Encoder& encoder) : encoder_(encoder) {
   ++encoder.depth_;
 }
 
+// The number of blobs is known only at the end; its place in the head was left open.
 Bytes Encoder::take() {
   Bytes bytes = out_.take();
   if (blobs_ != nullptr) {

@@ -22,8 +22,8 @@ constexpr std::int64_t kChunkBytes = 16 * 1024 * 1024;
 void check(const std::vector<at::Tensor>& parameters) {
   for (std::size_t i = 0; i < parameters.size(); ++i) {
     const at::Tensor& parameter = parameters[i];
-    const auto refuse = [i](ErrorKind kind, const auto&... words) {
-      base::raise(kind, base::cat("average_parameters: parameter ", i, " ", words...));
+    const auto refuse = [i](ErrorKind kind, const auto&... parts) {
+      base::raise(kind, base::cat("average_parameters: parameter ", i, " ", parts...));
     };
     if (!parameter.defined()) refuse(ErrorKind::kUsage, "is an undefined tensor");
     if (parameter.layout() != at::kStrided || !parameter.device().is_cpu()) {

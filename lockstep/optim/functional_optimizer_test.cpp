@@ -163,7 +163,7 @@ TEST(FunctionalAdamax, AgreesWithItsFormula) {
   }
 }
 
-TEST(FunctionalOptimizer, GoesUpWhenToldToMaximize) {
+TEST(FunctionalOptimizer, MaximizesWhenRequested) {
   const auto parameter = at::ones({2}).requires_grad_();
   FunctionalSGD optimizer({parameter}, torch::optim::SGDOptions(0.5), {.maximize = true});
   optimizer.step({at::ones({2})});

@@ -65,7 +65,7 @@ TEST(ApplyOptimizerInBackward, TakesSeveralOptimizersPerParameterAndListsThem) {
   expect_equal(weight.detach(), at::full({2}, 0.0F));
 }
 
-TEST(ApplyOptimizerInBackward, LeavesSteppingToOthersWhenTold) {
+TEST(ApplyOptimizerInBackward, LeavesSteppingToTheCallerWithoutAHook) {
   const auto weight = at::ones({2}).requires_grad_();
   const auto listed_only =
       apply_optimizer_in_backward<SGD>({weight}, SGDOptions(1), {.register_hook = false});

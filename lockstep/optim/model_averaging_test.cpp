@@ -63,7 +63,7 @@ TEST(AverageParameters, GoesInChunksWhenThereIsMuch) {
   });
 }
 
-TEST(AverageParameters, TellsAutogradThatTheValuesChanged) {
+TEST(AverageParameters, BumpsTheVersionsOfChangedParameters) {
   world(2, [](int rank) {
     const auto parameter = at::full({3}, static_cast<float>(rank)).requires_grad_();
     const auto before = parameter._version();
@@ -147,7 +147,7 @@ TEST(PeriodicModelAverager, AveragesAtItsPeriodOnceWarm) {
   }
 }
 
-TEST(PeriodicModelAverager, CountsFromWhereItIsTold) {
+TEST(PeriodicModelAverager, CountsFromTheGivenStep) {
   world(2, [](int rank) {
     PeriodicModelAverager averager({.period = 4});
     averager.set_step(8);

@@ -51,21 +51,21 @@ inline void expect_same_on_all_ranks(const std::vector<at::Tensor>& tensors, con
   }
 }
 
-// Counts warnings that hold some words, from all threads, while it lives. One at a time.
+// Counts warnings that contain some text, from all threads, while it lives. One at a time.
 class Warnings {
  public:
-  explicit Warnings(std::string_view words) {
-    words_ = words;
+  explicit Warnings(std::string_view part) {
+    part_ = part;
     n_ = 0;
     set_log_sink([](LogLevel level, std::string_view text) {
-      if (level == LogLevel::kWarn && text.find(words_) != std::string_view::npos) ++n_;
+      if (level == LogLevel::kWarn && text.find(part_) != std::string_view::npos) ++n_;
     });
   }
   ~Warnings() { set_log_sink(nullptr); }
   int count() const { return n_; }
 
  private:
-  static inline std::string_view words_;
+  static inline std::string_view part_;
   static inline std::atomic<int> n_{0};
 };
 

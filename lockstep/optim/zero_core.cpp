@@ -1,4 +1,4 @@
-#include "lockstep/optim/zero_core.h"
+#include "lockstep/optim/detail/zero_core.h"
 
 #include <set>
 #include <utility>
@@ -22,9 +22,9 @@ using torch::optim::OptimizerParamGroup;
 using Groups = std::vector<OptimizerParamGroup>;
 constexpr auto kShare = internal::Lend::What::kShare;
 
-template <class... Words>
-[[noreturn]] void refuse(const Words&... words) {
-  base::raise(ErrorKind::kUsage, base::cat("ZeroRedundancyOptimizer: ", words...));
+template <class... Parts>
+[[noreturn]] void refuse(const Parts&... parts) {
+  base::raise(ErrorKind::kUsage, base::cat("ZeroRedundancyOptimizer: ", parts...));
 }
 
 Group group_of(const ZeroOptions& options) {
@@ -128,6 +128,7 @@ std::vector<std::vector<at::Tensor>> ZeroCore::parameters_by_owner() const {
   return owned;
 }
 
+// A pure function of the sizes, computed on every rank alike: no communication, and all ranks know all owners.
 void ZeroCore::partition() {
   std::vector<std::vector<std::int64_t>> numels;
   partitioned_.clear();
@@ -214,12 +215,15 @@ at::Tensor ZeroCore::step_together(LossClosure closure) {
   return loss;
 }
 
+// State and options live in this object, keyed by parameter; the inner optimizer borrows those of its share for one step
+// (Lend), so that users see one optimizer with one set of options.
 at::Tensor ZeroCore::local_step(LossClosure closure) {
   const HideGradients hide(optim_->param_groups());
   internal::Lend lend(*this, *optim_, kShare);
   return optim_->step(lend.outside(std::move(closure)));
 }
 
+// All broadcasts are posted before the first is waited for; every rank posts them in the same order, by owner.
 void ZeroCore::sync_parameters() {
   if (group_->size() == 1) return;
   const auto owned = parameters_by_owner();
@@ -279,7 +283,7 @@ OptimizerStateDict ZeroCore::own_state_dict() {
 
 void ZeroCore::consolidate_state_dict(int to) {
   if (to < 0 || to >= group_->size()) {
-    refuse("consolidate_state_dict: ", to, " is no rank of the group, which has ", group_->size());
+    refuse("consolidate_state_dict: ", to, " is not a rank of the group, which has ", group_->size());
   }
   adopt_changes();
   consolidated_.reset();

@@ -12,6 +12,7 @@
 // It is a torch::optim::Optimizer: schedulers, zero_grad and param_groups work on it, and changes of options take
 // effect in the next step. Optim is any optimizer that updates every element, or every parameter, independently; LBFGS
 // does not. All ranks pass the same parameters in the same order. Parameters may only be added, by add_param_group.
+// Its own members (step, state_dict, owners, join) are those of ZeroCore (detail/zero_core.h).
 // Thread safety: as torch::optim::Optimizer, one thread at a time.
 #pragma once
 
@@ -23,7 +24,8 @@
 #include <utility>
 #include <vector>
 
-#include "lockstep/optim/zero_core.h"
+#include "lockstep/optim/detail/zero_core.h"
+#include "lockstep/optim/zero_options.h"
 
 namespace torch::optim {
 class LBFGS;

@@ -170,7 +170,7 @@ TEST(ZeroRedundancyOptimizer, KeepsParametersInOneBucketPerRankWhenAsked) {
   });
 }
 
-TEST(ZeroRedundancyOptimizer, BuildsItsBucketsAnewWhenParametersAreFrozenOrThawed) {
+TEST(ZeroRedundancyOptimizer, RebuildsItsBucketsWhenParametersAreFrozenOrThawed) {
   Warnings warnings("built anew");
   const auto train = [](auto& optimizer, const std::vector<at::Tensor>& parameters) {
     for (int step = 0; step < 6; ++step) {
@@ -209,7 +209,7 @@ TEST(ZeroRedundancyOptimizer, LeavesFrozenParametersAloneThoughTheyHaveAGradient
   }
 }
 
-TEST(ZeroRedundancyOptimizer, TellsAutogradThatTheValuesChanged) {
+TEST(ZeroRedundancyOptimizer, BumpsTheVersionsOfChangedParameters) {
   for (const bool views : {false, true}) {
     world(2, [&](int) {
       const auto parameters = make_parameters();
@@ -241,7 +241,7 @@ TEST(ZeroRedundancyOptimizer, HasTheWholeStateOnOneRankOnceConsolidated) {
         optimizer.step();
       }
       refused([&] { optimizer.state_dict(); }, "consolidate_state_dict(to = ");
-      refused([&] { optimizer.consolidate_state_dict(n); }, "is no rank of the group");
+      refused([&] { optimizer.consolidate_state_dict(n); }, "is not a rank of the group");
       const int to = n - 1;
       optimizer.consolidate_state_dict(to);
       if (rank != to) {

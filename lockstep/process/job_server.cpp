@@ -19,6 +19,8 @@ namespace {
 constexpr Milliseconds kConnectTimeout{1'000};  // to another starter's store, which may not be there yet
 constexpr Milliseconds kStoreTimeout{5'000};    // of the starter's own requests
 
+// On one host the secret never leaves this process and its children. Across hosts it must come from outside, since nothing
+// here can send it to the others safely.
 std::optional<JobSecret> find_secret(bool shared) {
   if (!shared) return JobSecret::mint();
   if (auto secret = JobSecret::from_environment()) return secret;
@@ -47,6 +49,8 @@ std::string exit_cause_key(int rank) {
   return base::cat("lockstep/exit/", rank);
 }
 
+// The port is bound here, before the workers exist, so that they can be told of it; serve() starts the thread after they
+// are forked.
 JobServer JobServer::open(const JobServerOptions& options) {
   JobServer host;
   host.options_ = options;
@@ -93,7 +97,7 @@ void JobServer::publish_exit(int rank, const ChildExit& exit) noexcept {
                 exit.loss.empty() ? exit.cause() : base::cat(exit.cause(), "; its last error: ", exit.loss));
   } catch (const std::exception& error) {
     base::log(LogLevel::kWarn,
-              base::cat("cannot tell the other ranks how rank ", rank, " ended: ", error.what()));
+              base::cat("cannot publish to the other ranks how rank ", rank, " ended: ", error.what()));
   }
 }
 

@@ -60,7 +60,7 @@ pid_t parent_of(pid_t pid) {
   return parent;
 }
 
-TEST(ProcessTree, TellsHowAChildEnded) {
+TEST(ProcessTree, ReportsHowAChildEnded) {
   struct Case {
     const char* script;
     const char* cause;
@@ -130,7 +130,7 @@ TEST(ProcessTree, TheReaperHoldsNoPipeOpen) {
   EXPECT_EQ(::read(reader.get(), &byte, 1), 0);
 }
 
-TEST(ProcessTree, ExitsAreToldEvenWhenTheReaperEndsWithOrdersUnread) {
+TEST(ProcessTree, ExitsAreReportedEvenWhenTheReaperEndsWithUnreadCommands) {
   const ChildSpec spec = shell("exec sleep 1000");
   ProcessTree tree = ProcessTree::start({&spec, 1});
   ::kill(tree.reaper_pid(), SIGSTOP);
@@ -147,7 +147,7 @@ TEST(ProcessTree, ExitsAreToldEvenWhenTheReaperEndsWithOrdersUnread) {
   EXPECT_EQ(events[0].value, SIGKILL);
 }
 
-TEST(Supervisor, TheFirstFailureIsToldBeforeTheOthersAreStopped) {
+TEST(Supervisor, TheFirstFailureIsReportedBeforeTheOthersAreStopped) {
   TemporaryFolder folder;
   const std::vector<ChildSpec> specs = {
       shell("trap 'exit 0' TERM; echo > " + folder.file("ready") + "; while :; do sleep 0.01; done"),

@@ -5,11 +5,10 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#include <condition_variable>
 #include <cstdlib>
-#include <mutex>
 
 #include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/detail/thread.h"
@@ -27,6 +26,8 @@ using internal::SpawnTarget;
 // The processes are watched by a thread from the start, so that a failure is told and the others are stopped even
 // while nobody joins.
 struct SpawnContext::State {
+  explicit State(Milliseconds grace_in) : grace(grace_in) {}
+
   // Constant after construction.
   std::vector<pid_t> pids;
   std::vector<base::Fd> reports;  // memfds; each process writes the text of its exception into its own
@@ -37,20 +38,19 @@ struct SpawnContext::State {
   std::optional<JobServer> host;
   std::optional<Supervisor> supervisor;
 
-  // Guarded by mutex.
-  std::mutex mutex;
-  std::condition_variable changed;
-  bool kill = false;
-  Milliseconds grace{0};
-  bool done = false;
-  std::optional<SpawnError> error;
-  std::optional<Failure> broken;  // the watcher itself failed
+  base::Mutex mutex;
+  base::ConditionVariable changed;
+  bool kill LOCKSTEP_GUARDED_BY(mutex) = false;
+  Milliseconds grace LOCKSTEP_GUARDED_BY(mutex);
+  bool done LOCKSTEP_GUARDED_BY(mutex) = false;
+  std::optional<SpawnError> error LOCKSTEP_GUARDED_BY(mutex);
+  std::optional<Failure> broken LOCKSTEP_GUARDED_BY(mutex);  // the watcher itself failed
 
   base::Thread watcher;  // last: joined before the rest goes
 
   ~State() {
     {
-      const std::lock_guard lock(mutex);
+      const base::MutexLock lock(mutex);
       kill = true;
     }
     poke();
@@ -65,6 +65,7 @@ struct SpawnContext::State {
   SpawnError describe(const ChildExit& exit) const;
 };
 
+// The supervisor and the store end before `done` is set: whoever sees it finds no process and no port left.
 void SpawnContext::State::watch() noexcept {
   std::optional<Failure> failure;
   try {
@@ -75,7 +76,7 @@ void SpawnContext::State::watch() noexcept {
   std::optional<ChildExit> first = supervisor->first_failure();
   supervisor.reset();
   host.reset();
-  const std::lock_guard lock(mutex);
+  const base::MutexLock lock(mutex);
   if (first) error = describe(*first);
   broken = std::move(failure);
   done = true;
@@ -86,12 +87,14 @@ void SpawnContext::State::watch_to_end() {
   while (!supervisor->finished()) {
     pollfd fds[] = {{.fd = supervisor->fd(), .events = POLLIN, .revents = 0},
                     {.fd = wake.get(), .events = POLLIN, .revents = 0}};
+    // Three reasons to wake: a child's event, a caller (join with another grace, destruction), a deadline of the
+    // supervisor.
     ::poll(fds, 2, supervisor->next_deadline().poll_timeout_ms());
     std::uint64_t count = 0;
     (void)!::read(wake.get(), &count, sizeof count);
     bool kill_now = false;
     {
-      const std::lock_guard lock(mutex);
+      const base::MutexLock lock(mutex);
       supervisor->set_grace(grace);
       kill_now = std::exchange(kill, false);
     }
@@ -120,7 +123,7 @@ const std::vector<pid_t>& SpawnContext::pids() const {
 
 bool SpawnContext::join(std::optional<Milliseconds> timeout, Milliseconds grace) {
   {
-    const std::lock_guard lock(state_->mutex);
+    const base::MutexLock lock(state_->mutex);
     state_->grace = grace;
   }
   state_->poke();
@@ -130,10 +133,10 @@ bool SpawnContext::join(std::optional<Milliseconds> timeout, Milliseconds grace)
 bool SpawnContext::join(std::optional<Milliseconds> timeout) {
   const Deadline deadline =
       timeout ? Deadline::after(base::checked_timeout(*timeout, "SpawnContext::join")) : Deadline::never();
-  std::unique_lock lock(state_->mutex);
+  const base::MutexLock lock(state_->mutex);
   while (!state_->done) {
     if (deadline.expired()) return false;
-    state_->changed.wait_until(lock, deadline.time_point());
+    state_->changed.wait_until(state_->mutex, deadline.time_point());
   }
   if (state_->error) throw SpawnError(*state_->error);
   if (state_->broken) base::raise(*state_->broken);
@@ -162,6 +165,7 @@ struct Preparation {
   ChildSpec fork_spec(int index) const {
     // Built here, so that the copy needs little of its own.
     auto body = [this, index, changes = environment_of(index)] {
+      // A child that kept it open would keep the port taken after this process has ended.
       ::close(host.listen_fd());
       for (const auto& [name, value] : changes) ::setenv(name.c_str(), value.c_str(), 1);
       return internal::run_spawned(fn, index, reports[static_cast<std::size_t>(index)].get());
@@ -181,6 +185,7 @@ struct Preparation {
   }
 };
 
+// A fork copies only the calling thread: locks that others hold would stay locked for ever in the child.
 bool choose_fork(StartMethod method) {
   if (method == StartMethod::kReexec) return false;
   const int n_threads = internal::count_threads();
@@ -197,9 +202,13 @@ bool choose_fork(StartMethod method) {
 SpawnContext spawn(int n, const std::function<void(int index)>& fn, const SpawnOptions& options) {
   if (n < 1) base::raise(ErrorKind::kUsage, base::cat("spawn needs at least one process, not ", n));
   const int call = internal::count_spawn_call();
-  auto state = std::make_unique<SpawnContext::State>();
+  auto state = std::make_unique<SpawnContext::State>(options.grace);
+  // This process was executed anew to be one of the children of the call-th spawn(): main() ran again up to here. Calls
+  // before that one return at once, as if their processes had ended; hence the rule that a program reaches its spawn()
+  // calls in the same order each time.
   if (const auto target = SpawnTarget::from_environment()) {
     if (target->call == call) internal::become_spawned(fn, *target);
+    const base::MutexLock lock(state->mutex);
     state->done = true;  // an earlier call of a program that was started anew for a later one
     return SpawnContext(std::move(state));
   }
@@ -207,10 +216,9 @@ SpawnContext spawn(int n, const std::function<void(int index)>& fn, const SpawnO
   if (!fork && internal::inside_spawned()) {
     base::raise(
         ErrorKind::kUsage,
-        "a spawned process cannot start its program anew: spawn there with StartMethod::kFork, before "
+        "a spawned process cannot execute its program again: spawn there with StartMethod::kFork, before "
         "threads start");
   }
-  state->grace = options.grace;
   state->host.emplace(JobServer::open());
   for (int i = 0; i < n; ++i) state->reports.push_back(make_report());
 
@@ -228,6 +236,7 @@ SpawnContext spawn(int n, const std::function<void(int index)>& fn, const SpawnO
           .on_exit = [host = &*state->host](const ChildExit& exit) { host->publish_exit(exit.index, exit); },
           .notes = &*state->notes});
   {
+    // Signals are for the program's own threads: those started here inherit a mask that blocks them.
     const internal::SignalsBlocked blocked;
     state->host->serve();
     state->watcher = base::Thread("ls-spawn-watch", [state = state.get()] { state->watch(); });

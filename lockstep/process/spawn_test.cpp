@@ -9,6 +9,7 @@
 #include <set>
 
 #include "lockstep/base/detail/text.h"
+#include "lockstep/base/path_testing.h"
 #include "lockstep/process/process_tree.h"
 #include "lockstep/process/supervisor.h"
 #include "lockstep/process/testing.h"
@@ -27,9 +28,10 @@ class Program {
  public:
   explicit Program(const std::string& method, const std::string& which) {
     const base::Fd out(::open(folder.file("out").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
-    const ChildSpec spec{.argv = {LOCKSTEP_SPAWN_PROGRAM, method, which, folder.file("")},
-                         .environment = process_testing::own_environment(),
-                         .standard_output = out.get()};
+    const ChildSpec spec{
+        .argv = {path_testing::from_program(LOCKSTEP_SPAWN_PROGRAM), method, which, folder.file("")},
+        .environment = process_testing::own_environment(),
+        .standard_output = out.get()};
     supervisor_.emplace(ProcessTree::start({&spec, 1}), SupervisorOptions{});
   }
   // Exit code, once it and all it started have ended.
@@ -130,7 +132,7 @@ TEST(SpawnMethod, ForkIsRefusedInAProcessWithThreads) {
       << program.out();
 }
 
-TEST(SpawnMethod, AutoStartsAProgramWithThreadsAnew) {
+TEST(SpawnMethod, AutoReexecutesAProgramWithThreads) {
   Program program("auto", "with_threads");
   EXPECT_EQ(program.wait(), 0);
   EXPECT_EQ(program.lines(), (Lines{"ran 0"}));
@@ -148,7 +150,7 @@ TEST(SpawnMethod, ASpawnedProcessMaySpawnByFork) {
   EXPECT_EQ(program.lines(), (Lines{"0 0", "0 1", "1 0", "1 1"}));
 }
 
-TEST(SpawnMethod, ASpawnedProcessCannotBeStartedAnewToSpawn) {
+TEST(SpawnMethod, ASpawnedProcessCannotBeReexecutedToSpawn) {
   Program program("reexec", "nested");
   EXPECT_EQ(program.wait(), 1);
 }

@@ -35,6 +35,11 @@ int ChildExit::exit_code() const {
 Supervisor::Supervisor(ProcessTree tree, SupervisorOptions options)
     : tree_(std::move(tree)), options_(std::move(options)), start_errors_(tree_.pids().size()) {}
 
+//   running --a child failed by itself--> stopping (SIGTERM) --grace over--> killing --all gone, or 10 s--> finished
+//      |  '--a child lost another------> holding, 2 s: whose failure was first?
+//      '--all ended--> swept: SIGTERM to what they left behind --> finished
+//
+// Never blocks: called when fd() is readable or next_deadline() has passed.
 void Supervisor::step() {
   if (finished_) return;
   for (const ChildEvent& event : tree_.take_events()) take(event);
@@ -53,7 +58,7 @@ void Supervisor::step() {
   if (!kill_at_.expired()) return;
   if (!killing_) return kill();
   base::log(LogLevel::kError,
-            "processes that got SIGKILL are still there after 10 s; they are left to the kernel");
+            "processes that received SIGKILL still exist after 10 s; they are left to the kernel");
   finished_ = true;
 }
 
@@ -105,7 +110,7 @@ void Supervisor::end_hold() {
 // The reaper was killed and with it went what it knew. The children are dead by the same stroke.
 void Supervisor::end_lost_children() {
   if (!tree_.reaper_lost()) return;
-  base::log(LogLevel::kError, "the process that keeps the workers was killed; so are they");
+  base::log(LogLevel::kError, "the reaper of the workers was killed, and the workers with it");
   stopping_ = true;
   for (std::size_t i = 0; i < tree_.pids().size(); ++i) {
     const auto same = [&](const ChildExit& exit) { return exit.index == static_cast<int>(i); };

@@ -1,22 +1,28 @@
-// An optimizer over parameters on several workers: each owner updates its own, with the gradients of an autograd context.
+// An optimizer over parameters on several workers: each owner updates its own, with the gradients of an
+// autograd context.
 //
-//   rpc::DistributedOptimizer<torch::optim::SGD> optimizer(parameters, rpc::Args{torch::optim::SGDOptions(0.05)});
+//   rpc::DistributedOptimizer<torch::optim::SGD> optimizer(parameters,
+//                                                          rpc::Args{torch::optim::SGDOptions(0.05)});
 //   {
 //     autograd::DistAutogradContext context;
 //     autograd::backward(context, {loss});
 //     optimizer.step(context);
 //   }
 //
-// `parameters` are RRefs, of RemoteModule::remote_parameters or RRef<at::Tensor>(weight) for this worker's own. Optimizers:
-// torch::optim's SGD, Adam, AdamW, Adagrad and RMSprop, the functional ones of lockstep/optim, and classes of yours:
+// `parameters` are RRefs, of RemoteModule::remote_parameters or RRef<at::Tensor>(weight) for this worker's
+// own. Optimizers: torch::optim's SGD, Adam, AdamW, Adagrad and RMSprop, the functional ones of
+// lockstep/optim, and your own classes:
 //
-//   LOCKSTEP_RPC_OPTIMIZER(Mine, double, bool);   // Mine(std::vector<at::Tensor>, double, bool), a torch::optim::Optimizer or a
-//                                                 // FunctionalOptimizer; once, in a source file that all programs contain
+//   // Mine(std::vector<at::Tensor>, double, bool), a torch::optim::Optimizer or a FunctionalOptimizer; once,
+//   // in a source file that all programs contain
+//   LOCKSTEP_RPC_OPTIMIZER(Mine, double, bool);
 //
-// Gradients come from the context; Tensor::grad() is as before after a step. Sparse gradients go where the optimizer takes them
-// (SGD without momentum, Adagrad). Steps on one worker run one at a time. Steps of several callers have no order among
-// them: a pass of one may see parameters before or after a step of another, or some of each.
-// Thread safety: any thread. A value: copies refer to the same optimizers, which end with the last of them.
+// Gradients come from the context; Tensor::grad() is as before after a step. Sparse gradients work where the
+// optimizer supports them (SGD without momentum, Adagrad). Steps on one worker run one at a time. Steps of
+// several callers are not ordered: a pass of one may see parameters before or after a step of another, or
+// some of each.
+// Thread safety: every method may be called from any thread. A value: copies refer to the same optimizers,
+// which are destroyed with the last copy.
 #pragma once
 
 #include <cstdint>
@@ -76,13 +82,13 @@ LocalOptimizer make_local(const std::vector<RRef<at::Tensor>>& list, const OnWir
   }
 }
 
-// "worker 1": those of its own, in the order given. Raises kUsage for none, or an empty RRef.
+// For each owner its parameters, in the order given. Raises kUsage for none, or an empty RRef.
 std::map<WorkerId, std::vector<RRef<at::Tensor>>> by_owner(const std::vector<RRef<at::Tensor>>& parameters);
 void await_all(const std::vector<RRef<LocalOptimizer>>& optimizers);
 void step_all(const std::vector<RRef<LocalOptimizer>>& optimizers, const autograd::Context& context,
               CallOptions options);
 
-// Once; true.
+// Registers once; always true.
 bool register_optimizers();
 
 }  // namespace internal
@@ -98,8 +104,8 @@ bool register_optimizer() {
 template <class Optimizer>
 class DistributedOptimizer {
  public:
-  // Blocks until every owner has made its Optimizer(its parameters, arguments...); the options are those of the calls. Raises
-  // kUsage for no parameters, and what a constructor threw.
+  // Blocks until every owner has constructed its Optimizer(its parameters, arguments...); the options are
+  // those of the calls. Raises kUsage for no parameters, and what a constructor threw.
   template <class... A>
   explicit DistributedOptimizer(const std::vector<RRef<at::Tensor>>& parameters,
                                 const Args<A...>& arguments = {}, CallOptions options = {}) {
@@ -114,8 +120,8 @@ class DistributedOptimizer {
     internal::await_all(optimizers_);
   }
 
-  // Every owner steps; blocks until all have, then raises the first error, in the order of the owners. kUsage for a context that
-  // an owner does not know.
+  // Every owner steps; blocks until all have, then raises the first error, in the order of the owners. kUsage
+  // for a context that an owner does not know.
   void step(const autograd::Context& context, CallOptions options = {}) const {
     internal::step_all(optimizers_, context, options);
   }

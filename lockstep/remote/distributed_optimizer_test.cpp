@@ -191,7 +191,7 @@ TEST(DistributedOptimizer, RunsStepsOfOneWorkerOneAtATime) {
   EXPECT_EQ(Halver::n_most, 1);
 }
 
-TEST(DistributedOptimizer, TellsWhatWentWrong) {
+TEST(DistributedOptimizer, ReportsWhatWentWrong) {
   on_first(3, [] {
     const auto list = weights();
     EXPECT_TRUE(says(caught([] { DistributedOptimizer<Halver>({}, Args{0.1, false}); }), "no parameters"));

@@ -1,13 +1,14 @@
-// ATen operators by schema, as targets of remote calls: nothing to register, libtorch has them on every worker.
+// ATen operators by schema, as targets of remote calls: nothing to register, libtorch has them on every
+// worker.
 //
 //   at::Tensor sum = rpc_sync<at::Tensor>("worker1", op("aten::add.Tensor"), {a, b, kw("alpha", 2)});
 //   auto [values, indices] = rpc_sync<std::tuple<at::Tensor, at::Tensor>>(1, op("aten::sort"), {a});
 //
-// Arguments are matched with the operator's schema before anything is sent, and again where it runs: positional ones in
-// order, others by name (kw), the rest by their defaults. int is taken for float and Scalar, one int for a list of fixed
-// length, text for a device. What does not fit raises kUsage with the schema.
-// Results: at::Tensor, std::int64_t, double, bool, at::Scalar, std::vector<at::Tensor>, a std::tuple of these for more than
-// one, void for none. Operators that open files are refused.
+// Arguments are matched with the operator's schema before anything is sent, and again where it runs:
+// positional ones in order, others by name (kw), the rest by their defaults. int is taken for float and
+// Scalar, one int for a list of fixed length, text for a device. A mismatch raises kUsage with the schema.
+// Results: at::Tensor, std::int64_t, double, bool, at::Scalar, std::vector<at::Tensor>, a std::tuple of these
+// for more than one, void for none. Operators that open files are rejected.
 // Custom operators (TORCH_LIBRARY) may be called as well, where both programs contain them.
 // Thread safety: everything here may be called from any thread.
 #pragma once
@@ -38,12 +39,12 @@ inline Operator op(std::string name) {
   return {std::move(name)};
 }
 
-// What an argument may be on its way. A device is text, a dtype its number.
+// The types that an argument has on the wire. A device is sent as text, a dtype as its number.
 using OperatorValue =
     std::variant<std::monostate, at::Tensor, bool, std::int64_t, double, std::complex<double>, std::string,
                  std::vector<at::Tensor>, std::vector<std::int64_t>, std::vector<double>, std::vector<bool>>;
 
-// One argument: a value, and the parameter's name when it is not given by its place.
+// One argument: a value, and the parameter's name when it is not positional.
 struct OperatorArg {
   OperatorArg() = default;
   OperatorArg(std::nullopt_t) {}
@@ -68,7 +69,7 @@ struct OperatorArg {
     if (held) value = OperatorArg(*held).value;
   }
 
-  std::string name{};  // "" by place
+  std::string name{};  // "": positional
   OperatorValue value{};
 };
 inline auto lockstep_fields(SelfOf<OperatorArg> auto& self) {
@@ -92,7 +93,7 @@ struct OperatorArgs {
 
 namespace internal {
 
-// For find_function: the operator of that name, or null when the name is no operator's.
+// For find_function: the operator of that name, or null when there is none.
 std::unique_ptr<FunctionEntry> find_operator(const std::string& name);
 
 // Raises kUsage when there is no such operator or the arguments do not fit. `args` must outlive the call.
@@ -110,7 +111,7 @@ template <class R = at::Tensor>
 R rpc_sync(const Worker& to, const Operator& op, const OperatorArgs& args, CallOptions options = {}) {
   return rpc_async<R>(to, op, args, options).wait();
 }
-// The result stays there.
+// The result stays on that worker.
 template <class R = at::Tensor>
 RRef<R> remote(const Worker& to, const Operator& op, const OperatorArgs& args, CallOptions options = {}) {
   const auto call = internal::make_operator_call(to, op, args, options);

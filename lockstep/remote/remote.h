@@ -5,6 +5,7 @@
 //   remote_module.h           a module that lives on another worker
 //   distributed_optimizer.h   steps where the parameters are, with the gradients of an autograd context
 //   remote_device.h           "worker1/cpu"
+// Thread safety: as stated in each header that it includes.
 #pragma once
 
 #include "lockstep/remote/distributed_optimizer.h"

@@ -14,7 +14,7 @@ namespace {
 
 [[noreturn]] void refuse(std::string_view text, const std::string& why) {
   base::raise(ErrorKind::kUsage,
-              base::cat("\"", text, "\" is no remote device: ", why,
+              base::cat("\"", text, "\" is not a remote device: ", why,
                         "; write \"worker/device\", \"rank:2/device\", a worker's name or a device"));
 }
 
@@ -60,7 +60,7 @@ RemoteDevice RemoteDevice::parse(std::string_view text) {
   }
   const auto worker = as_worker(text.substr(0, slash), text);
   const auto device = as_device(text.substr(slash + 1));
-  if (!device) refuse(text, base::cat("\"", text.substr(slash + 1), "\" is no device"));
+  if (!device) refuse(text, base::cat("\"", text.substr(slash + 1), "\" is not a device"));
   return {worker, *device};
 }
 

@@ -1,11 +1,11 @@
-// A device of a worker, as text says it:
+// A device of a worker, parsed from text:
 //
 //   "ps/cuda:1"      cuda:1 of the worker named ps
 //   "rank:2/cpu"     the CPU of the worker with number 2; "rank:2" is the same
 //   "ps"             the CPU of ps
-//   "cuda:0"         a device of this worker: what is a device's name is never taken for a worker's
+//   "cuda:0"         a device of this worker: the name of a device is never taken for that of a worker
 //
-// A value type.
+// Thread safety: a value type; const methods may be called concurrently.
 #pragma once
 
 #include <c10/core/Device.h>
@@ -20,7 +20,8 @@ namespace lockstep {
 
 class RemoteDevice {
  public:
-  // Raises kUsage for anything else, saying what is wrong. Whether the worker exists shows when it is used.
+  // Raises kUsage for anything else, saying what is wrong. Whether the worker exists is checked when it is
+  // used.
   static RemoteDevice parse(std::string_view text);
 
   // Nothing: this worker.

@@ -1,19 +1,26 @@
 // A module that lives on another worker, and is used here.
 //
-//   struct NetImpl : torch::nn::Module { NetImpl(int width, double dropout);  at::Tensor forward(const at::Tensor& x); };
-//   LOCKSTEP_RPC_MODULE(NetImpl, int, double);                     // once, in a source file that both programs contain
+//   struct NetImpl : torch::nn::Module {
+//     NetImpl(int width, double dropout);
+//     at::Tensor forward(const at::Tensor& x);
+//   };
+//   LOCKSTEP_RPC_MODULE(NetImpl, int, double);  // once, in a source file that both programs contain
 //
-//   rpc::RemoteModule<NetImpl> net("worker1/cpu", rpc::Args{256, 0.1});    // made there
-//   at::Tensor y = net.forward(x);                                 // runs there; gradients flow in an autograd context
-//   rpc::DistributedOptimizer<torch::optim::SGD> optimizer(net.remote_parameters(), rpc::Args{torch::optim::SGDOptions(0.1)});
+//   rpc::RemoteModule<NetImpl> net("worker1/cpu", rpc::Args{256, 0.1});  // created there
+//   at::Tensor y = net.forward(x);  // runs there; gradients flow in an autograd context
+//   rpc::DistributedOptimizer<torch::optim::SGD> optimizer(net.remote_parameters(),
+//                                                          rpc::Args{torch::optim::SGDOptions(0.1)});
 //
-// Of libtorch's own modules these are registered, with plain values for their options (torch_modules.cpp): Linear(in, out, bias),
-// Embedding(rows, width, sparse), EmbeddingBag(rows, width, mode, sparse), LSTM(in, hidden, layers), LayerNorm(width), ReLU().
-// Numbers travel as 64 bits, whatever their type. All that a module has beside forward and parameters is reached through
-// get_module_rref(), by methods that are registered; RemoteModule has no further methods.
-// A value: copies refer to the same module, which ends with the last of them. Can be sent in calls, as RRefs can.
-// Errors: kUsage for a malformed device and an unknown worker at once; what the constructor threw, at the first use.
-// Thread safety: as RRef; the module has its own.
+// Of libtorch's own modules these are registered, with plain values for their options (torch_modules.cpp):
+// Linear(in, out, bias), Embedding(rows, width, sparse), EmbeddingBag(rows, width, mode, sparse), LSTM(in,
+// hidden, layers), LayerNorm(width), ReLU(). Numbers are sent as 64 bits, whatever their type. Everything
+// that a module has beside forward and parameters is reached through get_module_rref(), by registered
+// methods; RemoteModule has no further methods.
+// A value: copies refer to the same module, which is destroyed with the last copy. Can be sent in calls, as
+// RRefs can.
+// Errors: kUsage for a malformed device and an unknown worker at once; what the constructor threw, at the
+// first use.
+// Thread safety: as RRef; the module itself is as safe as its class makes it.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -60,7 +67,7 @@ struct ForwardOf<R (C::*)(A...)> {
 template <class R, class C, class... A>
 struct ForwardOf<R (C::*)(A...) const> : ForwardOf<R (C::*)(A...)> {};
 
-// As an argument of a constructor travels.
+// The type of a constructor's argument on the wire.
 template <class A>
 using Plain =
     std::conditional_t<std::is_same_v<A, bool>, bool,
@@ -108,12 +115,12 @@ std::vector<RRef<at::Tensor>> parameters_of(const RRef<M>& module, bool recurse)
   return list;
 }
 
-// Once; true.
+// Registers once; always true.
 bool register_torch_modules();
 
 }  // namespace internal
 
-// Modules that `make` makes may be made by other workers.
+// Other workers may create modules through `make`.
 template <class M, class... A>
 bool register_module(std::shared_ptr<M> (*make)(A...)) {
   static_assert(std::is_base_of_v<torch::nn::Module, M>, "a RemoteModule is a torch::nn::Module");
@@ -140,9 +147,10 @@ class RemoteModule {
   using Impl = typename internal::Contained<Module>::type;
   using Forward = internal::ForwardOf<decltype(&Impl::forward)>;
 
-  // Of nothing; only valid() may be called.
+  // Empty; only valid() may be called.
   RemoteModule() = default;
-  // Makes Module(arguments...) there; the arguments are those that LOCKSTEP_RPC_MODULE names. Does not wait for it.
+  // Constructs Module(arguments...) there; the arguments are those that LOCKSTEP_RPC_MODULE names. Does not
+  // wait for it.
   template <class... A>
   explicit RemoteModule(std::string_view remote_device, const Args<A...>& arguments = {},
                         CallOptions options = {}) {
@@ -154,7 +162,8 @@ class RemoteModule {
     const Worker worker = where.worker().value_or(current_agent("RemoteModule")->self());
     module_ = internal::start_remote<Impl>(worker, internal::module_function<Impl>("make"), values, options);
   }
-  // A module that is there already, on that device of its owner's. Raises kUsage when the worker is not its owner.
+  // A module that exists already, on that device of its owner. Raises kUsage when the worker is not its
+  // owner.
   static RemoteModule init_from_module_rref(std::string_view remote_device, RRef<Impl> module) {
     const auto where = RemoteDevice::parse(remote_device);
     const auto agent = current_agent("RemoteModule");
@@ -168,7 +177,7 @@ class RemoteModule {
     return made;
   }
 
-  // The module's own forward. Inputs that are left out at the end are empty, as an undefined tensor.
+  // The module's own forward. Omitted trailing inputs are empty, such as an undefined tensor.
   template <class... A>
   typename Forward::Result forward(const A&... inputs) const {
     return forward_async(inputs...).wait();

@@ -112,12 +112,12 @@ TEST(RemoteModule, MayBeMadeFromAModuleThatIsThere) {
   });
 }
 
-TEST(RemoteModule, TellsWhatWentWrong) {
+TEST(RemoteModule, ReportsWhatWentWrong) {
   on_first(2, [] {
     EXPECT_TRUE(says(caught([] {
                        RemoteModule<Scaler>("worker1/", Args{3, 2.0, "x"});
                      }),
-                     "is no remote device"));
+                     "is not a remote device"));
     EXPECT_TRUE(says(caught([] {
                        RemoteModule<Scaler>("nobody", Args{3, 2.0, "x"});
                      }),

@@ -1,4 +1,4 @@
-// For tests of what is on other workers, workers as threads.
+// For tests of lockstep/remote with workers as threads.
 #pragma once
 
 #include <functional>

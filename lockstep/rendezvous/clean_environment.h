@@ -1,5 +1,5 @@
-// For tests: an environment that holds the given variables and, of all others lockstep knows, none; what was there
-// comes back at the end of the scope.
+// For tests: an environment that holds the given variables and, of all others lockstep knows, none; the
+// previous values are restored at the end of the scope.
 #pragma once
 
 #include <cstdlib>

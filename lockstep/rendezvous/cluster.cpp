@@ -19,17 +19,17 @@ namespace {
 
 constexpr const char* kHere = "127.0.0.1";
 
-// The variable as a number not below `low`; -1 when unset.
-int number(base::EnvVar var, int low = 0) {
+// The variable as a number not below `low`, if it is set.
+std::optional<int> number(base::EnvVar var, int low = 0) {
   const auto text = base::environment(var);
-  if (!text) return -1;
+  if (!text) return std::nullopt;
   return static_cast<int>(parse_number(base::cat("environment variable ", name_of(var)), *text, low,
                                        std::numeric_limits<int>::max()));
 }
 
-int port_number(base::EnvVar var) {
+std::optional<int> port_number(base::EnvVar var) {
   const auto text = base::environment(var);
-  if (!text) return -1;
+  if (!text) return std::nullopt;
   return static_cast<int>(parse_number(base::cat("environment variable ", name_of(var)), *text, 0, 65535));
 }
 
@@ -47,11 +47,11 @@ bool is_set(base::EnvVar var) {
 void read_pair(Cluster& cluster, base::EnvVar rank, base::EnvVar size, const Known& known) {
   cluster.rank = number(rank);
   cluster.world_size = number(size, 1);
-  if (cluster.rank < 0 && known.rank < 0) raise_missing(rank, size);
-  if (cluster.world_size < 0 && known.world_size < 0) raise_missing(size, rank);
-  const int last = (known.world_size >= 0 ? known.world_size : cluster.world_size) - 1;
-  if (known.rank < 0 && cluster.rank > last) {
-    base::raise(ErrorKind::kUsage, base::cat("environment variable ", name_of(rank), " is ", cluster.rank,
+  if (!cluster.rank && !known.rank) raise_missing(rank, size);
+  if (!cluster.world_size && !known.world_size) raise_missing(size, rank);
+  const int last = (known.world_size ? *known.world_size : *cluster.world_size) - 1;
+  if (!known.rank && *cluster.rank > last) {
+    base::raise(ErrorKind::kUsage, base::cat("environment variable ", name_of(rank), " is ", *cluster.rank,
                                              ", but the ranks of a world of ", last + 1, " are 0 to ", last));
   }
   cluster.details = base::cat("rank from ", name_of(rank), ", world size from ", name_of(size));
@@ -81,19 +81,19 @@ void fill_master(Cluster& cluster, const std::string& host, const std::string& j
     cluster.details +=
         host == kHere ? ", all ranks on this host" : ", address from the first host of the job";
   }
-  if (cluster.master_addr.empty() || cluster.master_port >= 0) return;
+  if (cluster.master_addr.empty() || cluster.master_port) return;
   cluster.master_port = port_of_job(job);
   cluster.details += base::cat(", port made of ", job);
 }
 
 bool on_one_host(const Cluster& cluster) {
-  return cluster.world_size > 0 && cluster.local_world_size == cluster.world_size;
+  return cluster.world_size && cluster.local_world_size == cluster.world_size;
 }
 
 std::optional<Cluster> torchrun(const Known& known) {
   if (!is_set(base::EnvVar::kRank) && !is_set(base::EnvVar::kWorldSize)) return std::nullopt;
   // PMIx tells no size; a user who adds WORLD_SIZE means the PMIx rank.
-  if (!is_set(base::EnvVar::kRank) && known.rank < 0 && is_set(base::EnvVar::kPmixRank)) return std::nullopt;
+  if (!is_set(base::EnvVar::kRank) && !known.rank && is_set(base::EnvVar::kPmixRank)) return std::nullopt;
   Cluster cluster{.source = "torchrun"};
   read_pair(cluster, base::EnvVar::kRank, base::EnvVar::kWorldSize, known);
   cluster.local_rank = number(base::EnvVar::kLocalRank);
@@ -111,19 +111,21 @@ std::optional<Cluster> pet(const Known& known) {
   Cluster cluster{.source = "PET"};
   cluster.n_nodes = number(base::EnvVar::kPetNnodes, 1);
   cluster.node_rank = number(base::EnvVar::kPetNodeRank);
-  if (cluster.n_nodes < 0) raise_missing(base::EnvVar::kPetNnodes, base::EnvVar::kPetNodeRank);
-  if (cluster.node_rank < 0 && cluster.n_nodes > 1 && known.rank < 0)
+  if (!cluster.n_nodes) raise_missing(base::EnvVar::kPetNnodes, base::EnvVar::kPetNodeRank);
+  if (!cluster.node_rank && *cluster.n_nodes > 1 && !known.rank)
     raise_missing(base::EnvVar::kPetNodeRank, base::EnvVar::kPetNnodes);
-  cluster.node_rank = std::max(cluster.node_rank, 0);
-  cluster.local_world_size =
-      is_set(base::EnvVar::kPetNprocPerNode) ? number(base::EnvVar::kPetNprocPerNode, 1) : 1;
+  const int node_rank = cluster.node_rank.value_or(0);
+  const int local_world_size = number(base::EnvVar::kPetNprocPerNode, 1).value_or(1);
   cluster.local_rank = number(base::EnvVar::kLocalRank);
-  if (cluster.local_rank < 0 && cluster.local_world_size > 1 && known.rank < 0) {
+  if (!cluster.local_rank && local_world_size > 1 && !known.rank) {
     raise_missing(base::EnvVar::kLocalRank, base::EnvVar::kPetNprocPerNode);
   }
-  cluster.local_rank = std::max(cluster.local_rank, 0);
-  cluster.rank = cluster.node_rank * cluster.local_world_size + cluster.local_rank;
-  cluster.world_size = cluster.n_nodes * cluster.local_world_size;
+  const int local_rank = cluster.local_rank.value_or(0);
+  cluster.node_rank = node_rank;
+  cluster.local_rank = local_rank;
+  cluster.local_world_size = local_world_size;
+  cluster.rank = node_rank * local_world_size + local_rank;
+  cluster.world_size = *cluster.n_nodes * local_world_size;
   cluster.details = "rank and world size from PET_NODE_RANK, PET_NNODES and PET_NPROC_PER_NODE";
   read_master(cluster);
   if (const auto text = base::environment(base::EnvVar::kPetMasterAddr)) cluster.master_addr = *text;
@@ -166,6 +168,7 @@ std::optional<Cluster> pmix(const Known& known) {
   return cluster;
 }
 
+// The only one of these launchers that lists the hosts: the first is the master where the user names none.
 std::optional<Cluster> slurm(const Known& known) {
   if (!is_set(base::EnvVar::kSlurmProcId))
     return std::nullopt;  // salloc's shell has SLURM_NTASKS, but no rank
@@ -178,7 +181,7 @@ std::optional<Cluster> slurm(const Known& known) {
   cluster.local_rank = number(base::EnvVar::kSlurmLocalId);
   cluster.node_rank = number(base::EnvVar::kSlurmNodeId);
   cluster.n_nodes = number(base::EnvVar::kSlurmStepNumNodes, 1);
-  if (cluster.n_nodes < 0 && !hosts.empty()) cluster.n_nodes = static_cast<int>(hosts.size());
+  if (!cluster.n_nodes && !hosts.empty()) cluster.n_nodes = static_cast<int>(hosts.size());
   cluster.local_world_size =
       cluster.n_nodes == 1 ? cluster.world_size : number(base::EnvVar::kSlurmNTasksPerNode, 1);
   read_master(cluster);
@@ -187,7 +190,7 @@ std::optional<Cluster> slurm(const Known& known) {
               base::cat(name_of(base::EnvVar::kSlurmJobId), "=",
                         base::environment(base::EnvVar::kSlurmJobId).value_or(""), ".",
                         base::environment(base::EnvVar::kSlurmStepId).value_or("")));
-  if (cluster.world_size > 1 && !is_set(base::EnvVar::kSlurmStepNodelist) &&
+  if (cluster.world_size.value_or(1) > 1 && !is_set(base::EnvVar::kSlurmStepNodelist) &&
       !is_set(base::EnvVar::kSlurmStepNumNodes)) {
     base::log(LogLevel::kWarn,
               "this looks like the shell of a Slurm batch job, not like a task of srun: if it waits for "
@@ -205,15 +208,18 @@ int port_of_job(const std::string& job) {
   return 20000 + static_cast<int>(hash % 12768);
 }
 
+// In this order because launchers nest: torchrun inside a Slurm job sets its own variables beside Slurm's, and means those.
 Cluster detect(const Known& known) {
   for (const auto ask : {torchrun, pet, open_mpi, pmi, pmix, slurm}) {
     const auto cluster = ask(known);
     if (!cluster) continue;
     if (base::log_enabled(LogLevel::kInfo)) {
-      base::log(LogLevel::kInfo, base::cat("environment of ", cluster->source, ": rank ", cluster->rank,
-                                           " of ", cluster->world_size, ", store at ",
-                                           cluster->master_addr.empty() ? "no address" : cluster->master_addr,
-                                           " port ", cluster->master_port, " (", cluster->details, ")"));
+      const auto said = [](std::optional<int> number) { return number ? base::cat(*number) : "unknown"; };
+      base::log(LogLevel::kInfo,
+                base::cat("environment of ", cluster->source, ": rank ", said(cluster->rank), " of ",
+                          said(cluster->world_size), ", store at ",
+                          cluster->master_addr.empty() ? "no address" : cluster->master_addr, " port ",
+                          said(cluster->master_port), " (", cluster->details, ")"));
     }
     return *cluster;
   }

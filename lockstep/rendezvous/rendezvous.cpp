@@ -4,12 +4,13 @@
 
 #include <limits>
 #include <map>
-#include <mutex>
 
 #include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/base/detail/process.h"
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
+#include "lockstep/base/detail/timeout.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/rendezvous/internal/detect.h"
@@ -26,22 +27,22 @@ using internal::Url;
   base::raise(ErrorKind::kUsage, base::cat("init_method \"", url.text, "\": ", why));
 }
 
-// One of rank and world_size, from the argument or the URL; -1 when neither has it.
-int pick(const Url& url, const char* name, int argument, int low) {
-  const long in_url = url.number(name, low, std::numeric_limits<int>::max());
-  if (argument >= 0 && in_url >= 0) {
-    refuse(url, base::cat(name, " is given in the URL (", in_url, ") and as an argument (", argument,
+// One of rank and world_size, from the argument or the URL, if either has it.
+std::optional<int> pick(const Url& url, const char* name, std::optional<int> argument, int low) {
+  const auto in_url = url.number(name, low, std::numeric_limits<int>::max());
+  if (argument && in_url) {
+    refuse(url, base::cat(name, " is given in the URL (", *in_url, ") and as an argument (", *argument,
                           "): give it once"));
   }
-  if (argument < -1 || (argument >= 0 && argument < low)) refuse(url, base::cat(name, " is ", argument));
-  return argument >= 0 ? argument : static_cast<int>(in_url);
+  if (argument && *argument < low) refuse(url, base::cat(name, " is ", *argument));
+  return in_url ? static_cast<int>(*in_url) : argument;
 }
 
 void check_query(const Url& url) {
   for (const auto& [key, value] : url.query) {
     if (key == "rank" || key == "world_size") continue;
     if (key == "use_libuv") {
-      if (url.number(key, 0, 1) == 0) internal::say_one_server("use_libuv=0");
+      if (url.number(key, 0, 1) == 0L) internal::say_one_server("use_libuv=0");
       continue;
     }
     refuse(url, base::cat("unknown argument ", key, "; known are rank, world_size and use_libuv"));
@@ -58,12 +59,12 @@ void check_place(const Url& url, int rank, int world_size) {
 internal::Known place_of(const Url& url, const RendezvousOptions& options) {
   const internal::Known place{pick(url, "rank", options.rank, 0),
                               pick(url, "world_size", options.world_size, 1)};
-  if (options.open_ended) return {place.rank, -1};
-  if (place.rank < 0) refuse(url, "rank is missing: give it as an argument or as ?rank= in the URL");
-  if (place.world_size < 0) {
+  if (options.open_ended) return {.rank = place.rank};
+  if (!place.rank) refuse(url, "rank is missing: give it as an argument or as ?rank= in the URL");
+  if (!place.world_size) {
     refuse(url, "world_size is missing: give it as an argument or as ?world_size= in the URL");
   }
-  check_place(url, place.rank, place.world_size);
+  check_place(url, *place.rank, *place.world_size);
   return place;
 }
 
@@ -77,14 +78,16 @@ void warn_alone() {
                 "lockstep run -n ", base::available_cores(), " -- ", ::program_invocation_short_name));
 }
 
+// Arguments and the URL come before the environment; each of rank and world size may come from another of them. Without
+// any, and without an address, the process is a world of one and needs no store.
 RendezvousResult from_environment(const Url& url, const RendezvousOptions& options) {
   if (!url.host.empty() || !url.path.empty()) refuse(url, "env:// takes no address; it is in MASTER_ADDR");
   internal::Known place{pick(url, "rank", options.rank, 0), pick(url, "world_size", options.world_size, 1)};
   const Cluster cluster = internal::detect(place);
-  if (place.rank < 0) place.rank = cluster.rank;
-  if (place.world_size < 0) place.world_size = cluster.world_size;
-  if (options.open_ended) place.world_size = -1;
-  if (!options.open_ended && place.rank < 0 && place.world_size < 0 && cluster.master_addr.empty()) {
+  if (!place.rank) place.rank = cluster.rank;
+  if (!place.world_size) place.world_size = cluster.world_size;
+  if (options.open_ended) place.world_size.reset();
+  if (!options.open_ended && !place.rank && !place.world_size && cluster.master_addr.empty()) {
     warn_alone();
     return {};
   }
@@ -92,15 +95,15 @@ RendezvousResult from_environment(const Url& url, const RendezvousOptions& optio
     if (!there) refuse(url, base::cat("environment variable ", name_of(var), " is not set"));
   };
   if (!options.open_ended) {
-    need(place.rank >= 0, base::EnvVar::kRank);
-    need(place.world_size >= 0, base::EnvVar::kWorldSize);
-    check_place(url, place.rank, place.world_size);
+    need(place.rank.has_value(), base::EnvVar::kRank);
+    need(place.world_size.has_value(), base::EnvVar::kWorldSize);
+    check_place(url, *place.rank, *place.world_size);
   }
   if (place.world_size == 1 && cluster.master_addr.empty()) return {};
   need(!cluster.master_addr.empty(), base::EnvVar::kMasterAddr);
-  need(cluster.master_port >= 0, base::EnvVar::kMasterPort);
+  need(cluster.master_port.has_value(), base::EnvVar::kMasterPort);
   auto store = internal::open_tcp({.host = cluster.master_addr,
-                                   .port = cluster.master_port,
+                                   .port = *cluster.master_port,
                                    .rank = place.rank,
                                    .world_size = place.world_size,
                                    .timeout = options.timeout});
@@ -123,10 +126,10 @@ RendezvousResult from_tcp(const Url& url, const RendezvousOptions& options) {
 
 // Schemes are a property of the program, as its signal handlers are, and so is where it has been: the state of this folder.
 struct Registry {
-  std::mutex mutex;
-  // Guarded by mutex.
-  std::map<std::string, RendezvousHandler> handlers;
-  std::map<std::pair<std::string, int>, std::int64_t> meetings;  // in this file, as this rank
+  base::Mutex mutex;
+  std::map<std::string, RendezvousHandler> handlers LOCKSTEP_GUARDED_BY(mutex);
+  // In this file, as this rank.
+  std::map<std::pair<std::string, std::optional<int>>, std::int64_t> meetings LOCKSTEP_GUARDED_BY(mutex);
 };
 
 Registry& registry() {
@@ -136,8 +139,8 @@ Registry& registry() {
 
 // Several meetings of one process (a group and RPC, or one after the other) are no news. A process that is forked later
 // has met as its parent did.
-std::int64_t note_meeting(const std::string& path, int rank) {
-  const std::lock_guard lock(registry().mutex);
+std::int64_t note_meeting(const std::string& path, std::optional<int> rank) {
+  const base::MutexLock lock(registry().mutex);
   return ++registry().meetings[{path, rank}];
 }
 
@@ -147,13 +150,14 @@ RendezvousResult from_file(const Url& url, const RendezvousOptions& options) {
   }
   if (url.path.size() < 2) refuse(url, "the path is missing: file:///path");
   const auto place = place_of(url, options);
-  std::shared_ptr<Store> store = FileStore::open(
-      url.path, {.n_users = place.world_size < 0 ? std::nullopt : std::optional(place.world_size),
-                 .timeout = options.timeout});
+  std::shared_ptr<Store> store =
+      FileStore::open(url.path, {.n_users = place.world_size, .timeout = options.timeout});
+  // The counter in the file is compared with this process's own: more in the file means that another process had this rank,
+  // most likely in an earlier job.
   const auto n_mine = note_meeting(url.path, place.rank);
-  if (!options.open_ended && store->add(base::cat("lockstep/file_ranks/", place.rank), 1) > n_mine) {
+  if (!options.open_ended && store->add(base::cat("lockstep/file_ranks/", *place.rank), 1) > n_mine) {
     base::log(LogLevel::kWarn,
-              base::cat("rank ", place.rank, " met in ", url.path,
+              base::cat("rank ", *place.rank, " met in ", url.path,
                         " before: if that was an earlier job, it left the file behind; remove it"));
   }
   return {std::move(store), place.rank, place.world_size};
@@ -164,7 +168,7 @@ bool is_built_in(const std::string& scheme) {
 }
 
 RendezvousHandler find_handler(const Url& url) {
-  const std::lock_guard lock(registry().mutex);
+  const base::MutexLock lock(registry().mutex);
   const auto found = registry().handlers.find(url.scheme);
   if (found != registry().handlers.end()) return found->second;
   std::string known = "env, tcp, file";
@@ -180,6 +184,7 @@ std::atomic<bool>& internal::told_alone() {
 }
 
 RendezvousResult rendezvous(const RendezvousOptions& options) {
+  base::checked_timeout(options.timeout, "rendezvous");
   const Url url = internal::parse_url(options.init_method);
   if (is_built_in(url.scheme)) check_query(url);
   if (url.scheme == "env") return from_environment(url, options);
@@ -187,16 +192,21 @@ RendezvousResult rendezvous(const RendezvousOptions& options) {
   if (url.scheme == "file") return from_file(url, options);
   // Called without the lock: a handler may itself rendezvous by another scheme.
   RendezvousResult result = find_handler(url)(options);
-  if (result.rank < 0) refuse(url, base::cat("its handler gave rank ", result.rank));
-  check_place(url, result.rank, result.world_size);
-  if (result.world_size > 1 && !result.store) refuse(url, "its handler gave no store");
+  if (!result.rank || !result.world_size) {
+    if (!options.open_ended) refuse(url, "its handler returned no rank or no world size");
+    if (!result.store) refuse(url, "its handler returned no store");
+    return result;
+  }
+  if (*result.rank < 0) refuse(url, base::cat("its handler returned rank ", *result.rank));
+  check_place(url, *result.rank, *result.world_size);
+  if (*result.world_size > 1 && !result.store) refuse(url, "its handler returned no store");
   return result;
 }
 
 void register_rendezvous_handler(const std::string& scheme, RendezvousHandler handler) {
   if (scheme.empty() || !handler)
     base::raise(ErrorKind::kUsage, "a rendezvous handler needs a scheme and a function");
-  const std::lock_guard lock(registry().mutex);
+  const base::MutexLock lock(registry().mutex);
   if (is_built_in(scheme) || !registry().handlers.emplace(scheme, std::move(handler)).second) {
     base::raise(ErrorKind::kUsage, base::cat("a rendezvous handler for scheme ", scheme, " exists already"));
   }

@@ -183,7 +183,7 @@ TEST_F(Rendezvous, AnAddressWithoutARankIsNotAWorldOfOne) {
   EXPECT_NE(error_of({}).find("RANK is not set"), std::string::npos);
 }
 
-TEST_F(Rendezvous, OpenMpiAcrossHostsAsksForTheMasterAddress) {
+TEST_F(Rendezvous, OpenMpiAcrossHostsRequiresTheMasterAddress) {
   environment(
       {{"OMPI_COMM_WORLD_RANK", "0"}, {"OMPI_COMM_WORLD_SIZE", "4"}, {"OMPI_COMM_WORLD_LOCAL_SIZE", "2"}});
   EXPECT_NE(error_of({}).find("MASTER_ADDR is not set"), std::string::npos);
@@ -233,8 +233,29 @@ TEST_F(Rendezvous, PlacesOutsideTheWorldAreRefused) {
   expect_words(error_of({.init_method = "tcp://127.0.0.1:1?rank=-1&world_size=2"}), {"rank", "\"-1\""});
   expect_words(error_of({.init_method = "tcp://127.0.0.1:1?world_size=0", .rank = 0}),
                {"world_size", "\"0\""});
-  expect_words(error_of({.init_method = "env://", .rank = -2, .world_size = 2}), {"rank is -2"});
+  expect_words(error_of({.init_method = "env://", .rank = -1, .world_size = 2}), {"rank is -1"});
   expect_words(error_of({.init_method = "env://", .rank = 0, .world_size = 0}), {"world_size is 0"});
+}
+
+TEST_F(Rendezvous, ATimeoutOfZeroOrLessIsRefusedInAnyWorld) {
+  for (const std::string url :
+       {"env://", "tcp://127.0.0.1:1?rank=0&world_size=1", "file:///tmp/x?rank=0&world_size=1"}) {
+    expect_words(error_of({.init_method = url, .timeout = Milliseconds(0)}),
+                 {"timeout of 0 ms", "kNoTimeout"});
+    expect_words(error_of({.init_method = url, .timeout = Milliseconds(-1)}), {"timeout of -1 ms"});
+  }
+}
+
+TEST_F(Rendezvous, AnOpenEndedMeetingHasNoSizeAndOnlyTheRankThatWasGiven) {
+  const std::string url = "tcp://127.0.0.1:" + free_port();
+  const auto server = rendezvous({.init_method = url, .rank = 0, .open_ended = true});
+  EXPECT_EQ(server.rank, 0);
+  EXPECT_EQ(server.world_size, std::nullopt);
+  const auto client = rendezvous({.init_method = url, .world_size = 2, .open_ended = true});
+  EXPECT_EQ(client.rank, std::nullopt);
+  EXPECT_EQ(client.world_size, std::nullopt);
+  const std::string path = base::cat("file://", folder_, "/open");
+  EXPECT_EQ(rendezvous({.init_method = path, .open_ended = true}).rank, std::nullopt);
 }
 
 TEST_F(Rendezvous, AnUnreachableAddressIsNamed) {
@@ -313,7 +334,7 @@ TEST_F(Rendezvous, AProcessMayMeetInItsFileSeveralTimes) {
 
 TEST_F(Rendezvous, AnUnknownSchemeIsAnErrorThatNamesTheKnownOnes) {
   expect_words(error_of({.init_method = "etcd://host:1"}), {"etcd", "env, tcp, file"});
-  expect_words(error_of({.init_method = "127.0.0.1:29500"}), {"127.0.0.1:29500", "no URL"});
+  expect_words(error_of({.init_method = "127.0.0.1:29500"}), {"127.0.0.1:29500", "not a URL"});
   expect_words(error_of({.init_method = "tcp://127.0.0.1:1?rnk=0"}), {"rnk"});
 }
 
@@ -337,6 +358,11 @@ TEST_F(Rendezvous, WhatAHandlerReturnsIsChecked) {
   register_rendezvous_handler("bad-rank", [](const auto&) { return RendezvousResult{nullptr, 2, 2}; });
   expect_words(error_of({.init_method = "no-store://"}), {"no-store", "no store"});
   expect_words(error_of({.init_method = "bad-rank://"}), {"bad-rank", "rank is 2"});
+  register_rendezvous_handler("no-rank", [](const auto&) {
+    return RendezvousResult{std::make_shared<HashStore>(), std::nullopt, 2};
+  });
+  expect_words(error_of({.init_method = "no-rank://"}), {"no-rank", "no rank"});
+  EXPECT_FALSE(rendezvous({.init_method = "no-rank://", .open_ended = true}).rank);
 }
 
 // ---- the launcher's store, and the secret ----
@@ -430,7 +456,7 @@ TEST_F(Rendezvous, TheLineThatTheErrorPrintsMakesAGoodSecret) {
 
 // ---- URLs ----
 
-TEST(Url, IsTakenApart) {
+TEST(Url, IsParsedIntoItsParts) {
   const auto url = internal::parse_url("tcp://[::1]:80/a/b?rank=1&flag&x=y=z");
   EXPECT_EQ(url.scheme, "tcp");
   EXPECT_EQ(url.host, "::1");

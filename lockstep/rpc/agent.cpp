@@ -16,6 +16,8 @@
 namespace lockstep::rpc {
 namespace {
 
+// Random, so that the ids of a worker and of one that had its number before do not meet: late answers and RRef messages of
+// the old one find nothing. 46 bits, which leaves room to count up within the 48 that new_id() has.
 std::uint64_t first_id() {
   std::random_device random;
   return ((std::uint64_t{random()} << 32 | random()) >> 18) + 1;
@@ -38,7 +40,7 @@ std::shared_ptr<Agent> Agent::start(AgentOptions options, std::unique_ptr<transp
     if (auto service = extend(*agent)) agent->services_.push_back(std::move(service));
   }
   agent->pool_ = std::make_unique<internal::Pool>(
-      internal::Pool::Duties{.step = [self = agent.get()] { return self->step(Lane::kPoller); },
+      internal::Pool::Duties{.step = [self = agent.get()] { return self->step(Taker::kPoller); },
                              .rest = [self = agent.get()] { self->rest(); },
                              .wake = [self = agent.get()] { self->transport_->wake(); }},
       internal::Pool::Options{.n_threads = agent->options_.num_worker_threads, .rank = agent->options_.rank});
@@ -76,6 +78,8 @@ Milliseconds Agent::timeout_or_default(const std::optional<Milliseconds>& timeou
   return timeout ? base::checked_timeout(*timeout, "a remote call") : rpc_timeout();
 }
 
+// The directory and the services first: as soon as the transport knows the peer its messages are delivered, and must find
+// it known.
 void Agent::add_worker(const WorkerInfo& info, const Bytes& address) {
   if (info.id == options_.self.id) return;
   directory_->add(info);
@@ -142,7 +146,7 @@ void Agent::run_callbacks(std::vector<internal::FutureBase::Callback> callbacks)
 }
 
 std::size_t Agent::n_waiting() const {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   return pending_.size();
 }
 
@@ -166,12 +170,14 @@ bool Agent::on_own_thread() const {
   return pool_ && pool_->is_mine();
 }
 
+// closed_ is set under mutex_, so that request() either finds it or has its entry in pending_ before fail_pending() runs.
+// Then: services, calls in flight, threads, and the connections last, since the threads still send answers.
 void Agent::close(Milliseconds flush) {
   if (on_own_thread()) {
     base::raise(ErrorKind::kUsage, "an RPC agent cannot be shut down by one of its own threads");
   }
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     if (closed_.exchange(true)) return;
   }
   for (const auto& service : services_) service->on_close();

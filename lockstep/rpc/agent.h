@@ -1,12 +1,15 @@
-// A worker's agent: sends requests and matches their answers, runs what others ask for, notices who is gone.
+// A worker's agent: sends requests and matches their answers, executes the requests of others, and notices
+// lost workers.
 //
-// Everything that crosses workers (calls, RRefs, gradients) is a request of some MessageKind with an answer; layers register a
-// handler per kind. Programs use rpc.h; this is for layers, and for tests that run several agents in one process.
+// Everything that crosses workers (calls, RRefs, gradients) is a request of some MessageKind with an answer;
+// layers register a handler per kind. Programs use rpc.h; this is for layers, and for tests that run several
+// agents in one process.
 //
-// Threads ("ls-rpc"): started on demand, up to num_worker_threads that run at once; while one blocks in Future::wait, another may
-// be started, so nested calls cannot exhaust them. One of them is the poller: it sleeps in the transport, and runs a short
-// request where it finds it. When a handler takes longer than half a millisecond, or waits for a future, another thread becomes
-// the poller, so no handler blocks the agent. A thread in Future::wait first fetches messages itself for a moment.
+// Threads ("ls-rpc"): started on demand, up to num_worker_threads that run at once; while one blocks in
+// Future::wait, another may be started, so nested calls cannot exhaust them. One of them is the poller: it
+// sleeps in the transport, and runs a short request where it finds it. When a handler takes longer than half
+// a millisecond, or waits for a future, another thread becomes the poller, so no handler blocks the agent. A
+// thread in Future::wait first fetches messages itself for a moment.
 // Thread safety: every method may be called from any thread. Ownership: shared; futures hold it weakly.
 #pragma once
 
@@ -16,11 +19,11 @@
 #include <functional>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/base/detail/rank_thread.h"
 #include "lockstep/rpc/future.h"
 #include "lockstep/rpc/message_kind.h"
@@ -32,7 +35,8 @@ namespace internal {
 class Pool;
 class WorkerDirectory;
 
-// What a message carries beside its bytes at the sender: forks of RRefs, which end with a message that is not sent.
+// What a message carries beside its bytes at the sender: forks of RRefs, which are released if the message is
+// not sent.
 class SendGuard {
  public:
   virtual ~SendGuard() = default;
@@ -49,7 +53,8 @@ struct Payload {
   std::shared_ptr<internal::SendGuard> guard{};
 };
 
-// A request that came in. Answered once, from any thread, at any time; one that is dropped unanswered fails at its caller.
+// An incoming request. Answered once, from any thread, at any time; one that is dropped unanswered fails at
+// its caller.
 class Request {
  public:
   Request(std::shared_ptr<Agent> agent, WorkerId from, transport::Message message);
@@ -63,7 +68,7 @@ class Request {
   MessageKind kind() const { return static_cast<MessageKind>(message_.kind); }
   std::span<const std::uint8_t> body() const { return message_.body.bytes; }
   const object::Blobs& blobs() const { return message_.blobs; }
-  // Lets go of what came, once it is decoded: tensors keep their own hold.
+  // Releases the received bytes once they are decoded: tensors hold their own references.
   void release() { message_.body = {}, message_.blobs.clear(); }
 
   void answer(Payload payload);
@@ -75,13 +80,13 @@ class Request {
   transport::Message message_;
 };
 
-// A layer's part of an agent, made with it (Extension) and ended before it.
+// A layer's part of an agent, created with it (Extension) and destroyed before it.
 class Service {
  public:
   virtual ~Service() = default;
   // `peer` is gone, or has left. Called once per peer, before the calls to it fail.
   virtual void on_lost(WorkerId peer, const std::string& cause) = 0;
-  // `peer` is there from now on, perhaps with the number of one that is gone.
+  // `peer` has joined, perhaps with the number of a worker that is gone.
   virtual void on_joined(WorkerId /*peer*/) {}
   // Adds lines to get_debug_info.
   virtual void debug_info(std::map<std::string, std::string>& info) = 0;
@@ -91,26 +96,28 @@ class Service {
   virtual void on_closed() {}
 };
 
-// A layer adds what it knows about tensors to calls: distributed autograd. Runs on the thread that encodes or decodes.
+// Lets a layer attach data about tensors to calls: distributed autograd. Runs on the thread that encodes or
+// decodes.
 class CallExtension {
  public:
   virtual ~CallExtension() = default;
-  // Runs `encode`, which writes arguments or a result for `to`, in autograd context `context` (not 0); what it returns travels
-  // along, and is handed to decode() there.
+  // Runs `encode`, which writes arguments or a result for `to`, in autograd context `context` (not 0); what
+  // it returns is sent along, and passed to decode() there.
   virtual Bytes encode(std::uint64_t context, WorkerId to, const std::function<void()>& encode) = 0;
   virtual void decode(std::uint64_t context, WorkerId from, std::span<const std::uint8_t> extension_bytes,
                       const std::function<void()>& decode) = 0;
 };
 
-// What a layer above adds to an agent: called once per agent while it is made, before it has threads. Returns the layer's
-// part of the agent; null from a layer that only registers functions of the process, which it does once.
+// What a layer above adds to an agent: called once per agent while it is constructed, before it has threads.
+// Returns the layer's part of the agent; null from a layer that only registers functions of the process,
+// which it does once.
 using Extension = std::unique_ptr<Service> (*)(Agent& agent);
 
 struct AgentOptions {
   WorkerInfo self{};
   int num_worker_threads = 16;
   Milliseconds rpc_timeout{60'000};  // of calls that give none; kNoTimeout: none
-  base::RankThread* rank = nullptr;  // whom its threads work for
+  base::RankThread* rank = nullptr;  // that its threads act for
   std::vector<Extension> extensions{};
 };
 
@@ -128,49 +135,53 @@ class Agent final : public internal::WaitHelper, public std::enable_shared_from_
   // Of one call: rpc_timeout() when unset. Raises kUsage unless it is positive.
   Milliseconds timeout_or_default(const std::optional<Milliseconds>& timeout) const;
 
-  // Who is there. find raises kUsage naming those that are.
+  // The workers of the group. find raises kUsage naming them.
   void add_worker(const WorkerInfo& info, const Bytes& address);
-  // It left by shutdown, or is considered lost. Calls to it that wait fail; services are notified as of a loss, with `cause`.
+  // The worker left by shutdown, or is considered lost. Pending calls to it fail; services are notified as of
+  // a loss, with `cause`.
   void remove_worker(WorkerId id, const std::string& cause = "it left");
   WorkerInfo find(const Worker& worker) const;
   std::vector<WorkerInfo> workers() const;
-  // Numbers of those that were there, and are lost or have left.
+  // Numbers of workers that were in the group, and are lost or have left.
   std::vector<WorkerId> gone() const;
-  // Of one that may be gone; a made-up name for numbers that never were.
+  // Of a worker that may be gone; a placeholder name for a number that was never used.
   WorkerInfo info(WorkerId id) const;
   // How others reach this one.
   Bytes address() const { return transport_->address(); }
   // From now on the end of another worker is expected: not logged as a loss.
   void expect_ends() { ends_expected_ = true; }
 
-  // Handlers are set by services while they are made, and by nobody later. A quick one never blocks and runs wherever
-  // the message is found, even while that thread waits for something else. kEither runs there too, and may block when
-  // helping() is false.
+  // Handlers are set by services while they are constructed, and never later. A quick one never blocks and
+  // runs wherever the message is found, even while that thread waits for something else. kEither runs there
+  // too, and may block when helping() is false.
   enum class Runs : std::uint8_t { kInThread, kQuick, kEither };
   using Handler = std::function<void(Request)>;
   void handle(MessageKind kind, Handler handler, Runs runs = Runs::kInThread);
 
-  // Sends a request; the future ends with the answer, the callee's exception (CallFailure::remote), kPeerLost, or kTimeout after
-  // `timeout` (positive; kNoTimeout: never). `what` is for messages: "worker1's function add".
+  // Sends a request; the future completes with the answer, the callee's exception (CallFailure::remote),
+  // kPeerLost, or kTimeout after `timeout` (positive; kNoTimeout: never). `what` is for messages: "worker1's
+  // function add".
   struct Answer {
     object::Blob body{};
     object::Blobs blobs{};
   };
   using OnAnswer = std::function<void(Answer*, const CallFailure*)>;
-  // As above, but calls back with one of the two, on whatever thread: it must not block, and hand user code to run().
-  // `future`: what on_answer ends, kept alive by it; for the text of who waits for it.
+  // As above, but calls back with one of the two, on whatever thread: it must not block, and hand user code
+  // to run(). `future`: what on_answer ends, kept alive by it; for the text of who waits for it.
   void request(WorkerId to, MessageKind kind, Payload payload, Milliseconds timeout, const std::string& what,
                OnAnswer on_answer, const internal::FutureBase* future = nullptr);
   Future<Answer> request(WorkerId to, MessageKind kind, Payload payload, Milliseconds timeout,
                          const std::string& what);
-  // For control messages that may safely arrive twice: asks again when nothing came back within a second, then one and a half as
-  // long, `n_tries` times in all. Ends with the answer or the last failure; only timeouts are tried again.
+  // For control messages that may safely arrive twice: retries when no answer arrives within a second, then
+  // after one and a half times as long, with `n_tries` attempts in all. Completes with the answer or the last
+  // failure; only timeouts are retried.
   Future<Answer> request_again(WorkerId to, MessageKind kind, Payload payload, const std::string& what,
                                int n_tries = 5);
 
   // Runs a task on a thread of the agent, where it may block.
   void run(std::function<void()> task);
-  // On a thread of the agent that does nothing else: now. Else as run(): a thread that waits may hold locks.
+  // On a thread of the agent that does nothing else: immediately. Otherwise as run(): a thread that waits may
+  // hold locks.
   void run_callbacks(std::vector<internal::FutureBase::Callback> callbacks);
 
   CallExtension* extension() const { return extension_.load(std::memory_order_acquire); }
@@ -196,8 +207,8 @@ class Agent final : public internal::WaitHelper, public std::enable_shared_from_
   std::string unanswered() const;
   // The calling thread is one of the agent's.
   bool on_own_thread() const;
-  // Ends it: calls in flight fail with kAborted, threads are joined, connections closed. Raises kUsage on a thread of the
-  // agent. Later calls do nothing.
+  // Shuts the agent down: calls in flight fail with kAborted, threads are joined, connections closed. Raises
+  // kUsage on a thread of the agent. Later calls do nothing.
   void close(Milliseconds flush = Milliseconds(1000));
 
   // This thread waits for something else, and fetches messages meanwhile: what it finds must not block it.
@@ -223,19 +234,21 @@ class Agent final : public internal::WaitHelper, public std::enable_shared_from_
     Handler handler;
     Runs runs = Runs::kInThread;
   };
-  enum class Lane : std::uint8_t { kPoller, kHelper };
+  enum class Taker : std::uint8_t { kPoller, kHelper };
 
   Agent(AgentOptions options, std::unique_ptr<transport::Transport> transport);
-  // The threads' part: one message, if there is one. False: none came. Whatever goes wrong with it (no memory above all) is logged
-  // and harms that message only: nothing thrown may leave a thread of the agent.
-  bool step(Lane lane) noexcept;
-  bool take_next(Lane lane);
-  // Sleeps until there is something, or a call's time is over.
+  // What the threads run: processes one message, if there is one; false when there was none. Any error (above
+  // all lack of memory) is logged and affects that message only: no exception may leave a thread of the
+  // agent.
+  bool step(Taker taker) noexcept;
+  bool take_next(Taker taker);
+  // Sleeps until there is something, or a call times out.
   void rest() noexcept;
-  void take(transport::Event event, Lane lane);
+  void take(transport::Event event, Taker taker);
   void take_answer(WorkerId from, transport::Message message);
-  void take_request(WorkerId from, transport::Message message, Lane lane);
-  // Tells the caller. What its on_answer throws is logged, and told to it as a failure where it was an answer that it threw at.
+  void take_request(WorkerId from, transport::Message message, Taker taker);
+  // Completes the call. What on_answer throws is logged and, if it was given an answer, passed to it as a
+  // failure.
   static void end_call(const Pending& pending, Answer* answer, const CallFailure* failure) noexcept;
   void run_handler(const HandlerEntry& entry, Request request) noexcept;
   bool worth_sharing() const;
@@ -258,7 +271,7 @@ class Agent final : public internal::WaitHelper, public std::enable_shared_from_
   const std::unique_ptr<transport::Transport> transport_;
   const std::unique_ptr<internal::WorkerDirectory> directory_;
   std::atomic<std::int64_t> rpc_timeout_ms_;
-  std::atomic<std::uint64_t> next_id_;  // starts anywhere: a number that comes back brings no ids back
+  std::atomic<std::uint64_t> next_id_;  // starts anywhere: a worker number that is reused repeats no ids
   std::atomic<bool> closed_{false};
   std::atomic<bool> ends_expected_{false};
   std::atomic<CallExtension*> extension_{nullptr};
@@ -268,18 +281,19 @@ class Agent final : public internal::WaitHelper, public std::enable_shared_from_
   std::array<HandlerEntry, kMaxKinds> handlers_;    // constant after start
   std::vector<std::unique_ptr<Service>> services_;  // constant after start
 
-  mutable std::mutex mutex_;
-  std::unordered_map<std::uint64_t, Pending> pending_;  // guarded by mutex_
-  std::atomic<std::int64_t> earliest_ns_;               // no deadline of pending_ is before it
-  std::unique_ptr<internal::Pool> pool_;                // last: its threads use everything above
+  mutable base::Mutex mutex_;
+  std::unordered_map<std::uint64_t, Pending> pending_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::atomic<std::int64_t> earliest_ns_;  // no deadline of pending_ is before it
+  std::unique_ptr<internal::Pool> pool_;   // last: its threads use everything above
 };
 
 // This rank's agent. Raises kUsage naming `what` when init_rpc was not called, or shutdown was.
 std::shared_ptr<Agent> current_agent(const char* what);
-// Null instead.
+// As above, but null instead of raising.
 std::shared_ptr<Agent> current_agent_if_any() noexcept;
 
-// What the function that this thread runs for a caller should know; all zero outside. Also set by autograd's context scope.
+// The context of the call whose function this thread runs; all zero outside one. Also set by autograd's
+// context scope.
 struct CallScope {
   std::uint64_t autograd_context = 0;  // 0: none
 };

@@ -40,7 +40,7 @@ void Agent::help(const std::atomic<std::uint8_t>& over) {
   const auto until = std::chrono::steady_clock::now() + kHelp;
   do {
     for (int i = 0; i < 8 && over.load(std::memory_order_acquire) == 0; ++i) {
-      if (!step(Lane::kHelper)) ::sched_yield();
+      if (!step(Taker::kHelper)) ::sched_yield();
     }
   } while (over.load(std::memory_order_acquire) == 0 && std::chrono::steady_clock::now() < until &&
            !closed());
@@ -48,11 +48,11 @@ void Agent::help(const std::atomic<std::uint8_t>& over) {
   transport_->end_polling();
 }
 
-bool Agent::step(Lane lane) noexcept {
+bool Agent::step(Taker taker) noexcept {
   try {
-    return take_next(lane);
+    return take_next(taker);
   } catch (...) {
-    log_current_failure("an RPC agent could not take what came");
+    log_current_failure("an RPC agent could not process a message");
     std::this_thread::sleep_for(kRecover);
     return true;
   }
@@ -61,22 +61,22 @@ bool Agent::step(Lane lane) noexcept {
 // Two kinds of threads take messages. The poller (kPoller) runs what it finds in place, inside run_long, so that it is replaced
 // when that lasts. A thread inside Future::wait (kHelper) may hold locks of the program: it runs only what never blocks there
 // (kQuick, kEither), ends calls, whose callbacks go to the pool, and posts everything else.
-bool Agent::take_next(Lane lane) {
-  if (lane == Lane::kPoller &&
+bool Agent::take_next(Taker taker) {
+  if (taker == Taker::kPoller &&
       n_in_row_.load(std::memory_order_relaxed) % kLooksAtClock == kLooksAtClock - 1) {
     expire();  // also while messages never end
     if (!pool_->poller_here()) return true;
   }
   auto event = transport_->poll();
   if (!event) {
-    if (lane == Lane::kPoller) {
+    if (taker == Taker::kPoller) {
       n_in_row_.store(0, std::memory_order_relaxed);
       expire();
     }
     return false;
   }
-  if (lane == Lane::kPoller) n_in_row_.fetch_add(1, std::memory_order_relaxed);
-  take(std::move(*event), lane);
+  if (taker == Taker::kPoller) n_in_row_.fetch_add(1, std::memory_order_relaxed);
+  take(std::move(*event), taker);
   return true;
 }
 
@@ -92,14 +92,14 @@ void Agent::rest() noexcept {
   }
 }
 
-void Agent::take(transport::Event event, Lane lane) {
+void Agent::take(transport::Event event, Taker taker) {
   if (event.what == transport::Event::What::kLost) {
     const std::uint64_t incarnation = directory_->incarnation(event.from);
     if (incarnation == 0) return;
     const auto tell = [this, from = event.from, cause = std::move(event.cause), incarnation] {
       take_loss(from, cause, false, incarnation);
     };
-    if (lane == Lane::kPoller) {
+    if (taker == Taker::kPoller) {
       pool_->run_long(tell);
     } else {
       run(tell);
@@ -107,8 +107,8 @@ void Agent::take(transport::Event event, Lane lane) {
     return;
   }
   if ((event.message.kind & kAnswer) == 0) {
-    take_request(event.from, std::move(event.message), lane);
-  } else if (lane == Lane::kPoller) {
+    take_request(event.from, std::move(event.message), taker);
+  } else if (taker == Taker::kPoller) {
     pool_->run_long([&] { take_answer(event.from, std::move(event.message)); });
   } else {
     take_answer(event.from, std::move(event.message));
@@ -147,7 +147,7 @@ void Agent::end_call(const Pending& pending, Answer* answer, const CallFailure* 
   }
 }
 
-void Agent::take_request(WorkerId from, transport::Message message, Lane lane) {
+void Agent::take_request(WorkerId from, transport::Message message, Taker taker) {
   const auto self = weak_from_this().lock();
   if (!self) return;  // on its way out
   const std::size_t kind = message.kind;
@@ -162,9 +162,9 @@ void Agent::take_request(WorkerId from, transport::Message message, Lane lane) {
   }
   const auto& entry = handlers_[kind];
   n_running_.fetch_add(1);
-  if (entry.runs == Runs::kQuick || (entry.runs == Runs::kEither && lane == Lane::kHelper)) {
+  if (entry.runs == Runs::kQuick || (entry.runs == Runs::kEither && taker == Taker::kHelper)) {
     run_handler(entry, std::move(request));
-  } else if (lane == Lane::kPoller && !worth_sharing()) {
+  } else if (taker == Taker::kPoller && !worth_sharing()) {
     pool_->run_long([&] { run_handler(entry, std::move(request)); });
   } else {
     try {

@@ -38,6 +38,8 @@ struct Retry {
   Promise<Agent::Answer> promise;
 };
 
+// The Retry is kept alive by its own callback, and refers to the agent weakly: a pending retry must not keep an agent from
+// ending.
 void try_once(const std::shared_ptr<Retry>& retry) {
   const auto agent = retry->agent.lock();
   if (!agent) {
@@ -71,14 +73,16 @@ void Agent::request(WorkerId to, MessageKind kind, Payload payload, Milliseconds
                     const std::string& what, OnAnswer on_answer, const internal::FutureBase* future) {
   const Deadline deadline = Deadline::after(timeout);
   const std::uint64_t id = new_id();
+  // The guard is kept until the message is sent: if it is not, the forks that the message carried are given back with it.
   const auto guard = std::move(payload.guard);
   std::optional<Failure> failure;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     if (closed()) {
       failure =
           Failure{.kind = ErrorKind::kAborted, .message = base::cat(what, ": the RPC agent was shut down")};
     } else {
+      // Before it is sent: the answer may arrive before send() returns, on another thread.
       pending_.emplace(id, Pending{.on_answer = on_answer,
                                    .to = to,
                                    .deadline = deadline,
@@ -123,24 +127,26 @@ Future<Agent::Answer> Agent::request(WorkerId to, MessageKind kind, Payload payl
   return promise.future();
 }
 
+// Linear in the calls in flight: asked once per wait, after ten seconds.
 base::Awaited Agent::awaited(const internal::FutureBase& future) const {
   std::optional<WorkerId> to;
   base::Awaited found;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     for (const auto& [id, pending] : pending_) {
       if (pending.future != &future) continue;
       to = pending.to;
-      found = {.words = pending.what, .deadline = pending.deadline};
+      found = {.text = pending.what, .deadline = pending.deadline};
     }
   }
   if (to) {
-    found.words = base::cat("worker ", self().name, " waits for worker ", info(*to).name, ": ", found.words);
+    found.text = base::cat("worker ", self().name, " waits for worker ", info(*to).name, ": ", found.text);
   } else {
     // Made by then() or collect_all, or a Promise of this worker's: something else ends it.
-    found.words =
-        base::cat("worker ", self().name,
-                  " waits for a future that is no call's own; its calls without an answer: ", unanswered());
+    found.text = base::cat(
+        "worker ", self().name,
+        " waits for a future that none of its calls completes directly; its calls without an answer: ",
+        unanswered());
   }
   return found;
 }
@@ -150,7 +156,7 @@ std::string Agent::unanswered() const {
   std::vector<std::pair<WorkerId, std::string>> calls;
   std::size_t n = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     n = pending_.size();
     for (const auto& [id, pending] : pending_) {
       if (calls.size() == kNamed) break;
@@ -184,7 +190,7 @@ void Agent::note_deadline(Deadline deadline) {
 }
 
 std::optional<Agent::Pending> Agent::take_pending(std::uint64_t id, std::optional<WorkerId> from) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const auto found = pending_.find(id);
   if (found == pending_.end() || (from && found->second.to != *from)) return std::nullopt;
   std::optional<Pending> pending = std::move(found->second);
@@ -194,7 +200,7 @@ std::optional<Agent::Pending> Agent::take_pending(std::uint64_t id, std::optiona
 
 std::vector<Agent::Pending> Agent::take_all(const std::function<bool(const Pending&)>& which) {
   std::vector<Pending> taken;
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   for (auto entry = pending_.begin(); entry != pending_.end();) {
     if (which(entry->second)) {
       taken.push_back(std::move(entry->second));

@@ -226,6 +226,16 @@ class EndlessTransport final : public TransportWrapper {
   const std::atomic<bool>& endless_;
 };
 
+TEST(Failure, OfALostPeerCarriesItsRankWhereItIsKnown) {
+  const auto sent = [](LostPeer peer) {
+    const Bytes bytes = encode_failure({.failure = {.kind = ErrorKind::kPeerLost, .peer = std::move(peer)}});
+    return decode_failure({.id = 1, .name = "worker1"}, bytes).failure.peer;
+  };
+  EXPECT_EQ(sent({.rank = 0, .cause = "gone"}).value().rank, 0);
+  EXPECT_EQ(sent({.cause = "gone"}).value().rank, std::nullopt);
+  EXPECT_EQ(sent({.cause = "gone"}).value().cause, "gone");
+}
+
 TEST(Agent, LooksAtTheClockWhileMessagesArriveWithoutPause) {
   GateHere function;
   std::atomic<bool> endless{false};

@@ -157,9 +157,10 @@ void decode_object(Agent& agent, std::uint64_t context, WorkerId from,
   }
   auto* extension = agent.extension();
   if (extension == nullptr) {
-    base::raise(ErrorKind::kUnsupported,
-                "a call came with an autograd context, and this program has no distributed autograd: include "
-                "lockstep/autograd/autograd.h (or lockstep/lockstep.h)");
+    base::raise(
+        ErrorKind::kUnsupported,
+        "a call arrived with an autograd context, and this program has no distributed autograd: include "
+        "lockstep/autograd/autograd.h (or lockstep/lockstep.h)");
   }
   extension->decode(context, from, extension_bytes, read);
 }
@@ -173,6 +174,9 @@ void decode_value(Agent& agent, std::uint64_t context, WorkerId from, std::span<
   decode_object(agent, context, from, head.extension_bytes, head.object, blobs, decode);
 }
 
+// `done` is called once, here or later from another thread when the function returns a future. The RRefs of the message are
+// received before anything else, so that a call that fails to decode returns its forks all the same; the scope ends before the
+// function runs: what that decodes belongs to other messages.
 void run_call(Agent& agent, WorkerId from, const CallHead& head, const object::Blobs& blobs, CallDone done,
               const std::shared_ptr<ProfileLog>& profile) {
   try {
@@ -239,6 +243,7 @@ void serve_call(Request request) {
     request.answer_failure(current_call_failure());
     return;
   }
+  // Shared with the callback, which answers it, perhaps long after this function has returned.
   auto shared = std::make_shared<Request>(std::move(request));
   const auto served = Served::start(shared->agent(), shared->from(), head);
   run_call(
@@ -321,6 +326,7 @@ WaitAll::WaitAll() {
   wait_all_here = this;
 }
 
+// Does not throw what failed: it may run while another exception unwinds.
 WaitAll::~WaitAll() {
   wait_all_here = nullptr;
   for (const auto& future : futures_) {

@@ -3,13 +3,15 @@
 //   int five = rpc_sync("worker1", add, {2, 3});
 //   Future<int> later = rpc_async("worker1", add, {2, 3}, {.timeout = 5s});
 //
-// Every call is (to, what, arguments, options): the arguments are one Args, which braces make where the function gives the types
-// and Args{...} where it does not; left out when there are none. `to` is a name, a number or a WorkerInfo. Arguments must stay
-// unchanged until the future is over: their tensors are read while it is sent. Calls are not retried. In an autograd context
-// (lockstep/autograd) tensors that require gradients carry their history across.
-// Errors: kUsage for unknown workers and functions (a function unknown there comes back as RemoteError), RemoteError with what
-// the function threw, kTimeout with RPCErr:1, kPeerLost naming the worker, kAborted after shutdown. rpc_sync raises, rpc_async's
-// future does; what is wrong with the call itself is raised by both at once.
+// Every call is (to, what, arguments, options): the arguments are one Args, written as braces where the
+// function determines the types and as Args{...} where it does not, and omitted when there are none. `to` is
+// a name, a number or a WorkerInfo. Arguments must stay unchanged until the future is done: their tensors are
+// read while it is sent. Calls are not retried. In an autograd context (lockstep/autograd) tensors that
+// require gradients carry their history across.
+// Errors: kUsage for unknown workers and functions (a function unknown there comes back as RemoteError),
+// RemoteError with what the function threw, kTimeout with RPCErr:1, kPeerLost naming the worker, kAborted
+// after shutdown. rpc_sync raises, rpc_async's future does; errors in the call itself are raised by both
+// immediately.
 // Thread safety: everything here may be called from any thread, functions that run for a caller included.
 #pragma once
 
@@ -30,7 +32,7 @@ struct CallOptions {
 
 namespace internal {
 
-// How an argument whose type nothing else says travels: a literal as text.
+// The type on the wire of an argument that nothing else determines: a literal is sent as text.
 template <class A>
 using Sent = std::conditional_t<std::is_convertible_v<A, std::string> &&
                                     !std::is_same_v<std::decay_t<A>, std::nullptr_t>,
@@ -38,7 +40,8 @@ using Sent = std::conditional_t<std::is_convertible_v<A, std::string> &&
 
 }  // namespace internal
 
-// The arguments of a call: a value for each parameter, no fewer. Args{3, "relu"} is an Args<int, std::string>.
+// The arguments of a call: a value for each parameter, no fewer.
+// Args{3, "relu"} is an Args<int, std::string>.
 template <class... A>
 struct Args {
   Args(A... a) : values(std::move(a)...) {}
@@ -53,10 +56,10 @@ Args(A...) -> Args<internal::Sent<A>...>;
 
 namespace internal {
 
-// Tells this thread's WaitAll, if there is one.
+// Adds it to this thread's WaitAll, if there is one.
 void note_future(std::shared_ptr<FutureBase> future);
 
-// A call on its way, without types.
+// An outgoing call, without types.
 struct OutgoingCall {
   std::shared_ptr<Agent> agent;
   WorkerInfo to;
@@ -80,20 +83,21 @@ inline constexpr std::uint8_t kProfiled = 1;  // the answer brings events
 CallHead read_call_head(std::span<const std::uint8_t> body);
 // The same of a value's bytes; what only calls have is empty.
 CallHead read_value_head(std::span<const std::uint8_t> body);
-// What stands before a call whose result stays behind an RRef: the RRef's and the fork's number.
+// Bytes before a call whose result stays behind an RRef: the ids of the RRef and the fork.
 inline constexpr std::size_t kRemoteHead = 16;
 // Arguments with what the extension adds.
 Payload encode_call(const OutgoingCall& call);
 
-// A value's bytes: what the extension added, events of a profiled call, the RRefs in it, then the object. For answers.
+// A value's bytes: what the extension added, events of a profiled call, the RRefs in it, then the object. For
+// answers.
 Payload encode_value(Agent& agent, std::uint64_t context, WorkerId to,
                      const std::function<void(object::Encoder&)>& encode,
                      const ProfileLog* profile = nullptr);
 void decode_value(Agent& agent, std::uint64_t context, WorkerId from, std::span<const std::uint8_t> body,
                   const object::Blobs& blobs, const std::function<void(object::Decoder&)>& decode);
 
-// Runs a call's function: decodes, runs in the caller's context, and hands the result, or what went wrong, to `done`, once,
-// perhaps later and on another thread. Does not throw.
+// Runs a call's function: decodes, runs in the caller's context, and hands the result, or what went wrong, to
+// `done`, once, perhaps later and on another thread. Does not throw.
 using CallDone =
     std::function<void(const ValueType* type, std::shared_ptr<void> result, const CallFailure* failure)>;
 void run_call(Agent& agent, WorkerId from, const CallHead& head, const object::Blobs& blobs, CallDone done,
@@ -105,10 +109,10 @@ void serve_call(Request request);
 std::string describe_call(const OutgoingCall& call);
 // `future`: as in Agent::request.
 void send_call(const OutgoingCall& call, Agent::OnAnswer on_answer, const FutureBase* future = nullptr);
-// `next`, and before it what this thread's profile, if there is one, says of the call.
+// `next`, preceded by adding the call to this thread's profile, if there is one.
 Agent::OnAnswer profiled(const OutgoingCall& call, Agent::OnAnswer next);
 
-// Ends `promise` with the value that worker `from` answers.
+// Completes `promise` with the value that worker `from` answers.
 template <class T>
 Agent::OnAnswer end_with_answer(const std::shared_ptr<Agent>& sender, WorkerId from, Promise<T> promise) {
   const auto context = this_call().autograd_context;
@@ -198,7 +202,8 @@ auto rpc_sync(const Worker& to, const NamedFunction<R(A...)>& fn,
 //
 //   { WaitAll all;  rpc_async(...);  rpc_async(...);  all.wait(); }
 //
-// wait() throws the first failure after all are over. The destructor waits too, and logs what failed. Not nestable.
+// wait() throws the first failure after all are done. The destructor waits too, and logs what failed. Not
+// nestable.
 class WaitAll {
  public:
   WaitAll();

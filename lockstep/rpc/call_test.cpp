@@ -189,7 +189,7 @@ TEST(Call, BringsBackTheCalleesStackWhereThatIsAskedFor) {
   ::unsetenv("TORCH_SHOW_CPP_STACKTRACES");
 }
 
-TEST(Call, OfWhatIsNotThereIsRefused) {
+TEST(Call, OfAnUnknownFunctionOrWorkerIsRejected) {
   run_workers(2, [](int rank, Workers&) {
     if (rank != 0) return;
     EXPECT_TRUE(says(caught([] { rpc_sync("worker7", add, {1, 2}); }), "no worker named \"worker7\""));
@@ -323,7 +323,7 @@ TEST(Future, ThatIsEmptyIsRefusedHereAndThere) {
   });
 }
 
-TEST(Future, TellsWithoutBlockingWhetherItIsDoneAndHow) {
+TEST(Future, ReportsWithoutBlockingWhetherAndHowItEnded) {
   const Promise<int> promise;
   const auto future = promise.future();
   EXPECT_FALSE(future.done());
@@ -401,7 +401,7 @@ TEST(Call, AfterTheEndIsRefused) {
   EXPECT_TRUE(kept->closed());
 }
 
-TEST(Call, ThatIsDamagedHarmsNobody) {
+TEST(Call, ThatIsDamagedLeavesTheAgentIntact) {
   run_workers(2, [](int rank, Workers&) {
     if (rank != 0) return;
     const auto agent = current_agent("test");

@@ -1,10 +1,10 @@
 #include "lockstep/rpc/current.h"
 
 #include <atomic>
-#include <mutex>
 #include <new>
 
 #include "lockstep/base/detail/forks.h"
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
@@ -30,8 +30,10 @@ struct Slot {
   // The agent is that of the process from which this one was forked. Asked without the mutex, which a thread that is not here may
   // have held.
   bool inherited() const { return set_at != base::n_forks(); }
-  // Kept reachable, so that a leak checker sees a thing that is held and not one that was lost.
-  void abandon() noexcept {
+  // Read without the mutex for the same reason: only the thread that forked is here.
+  bool has_inherited() const LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS { return inherited() && agent; }
+  // Kept reachable, so that a leak checker sees a thing that is held and not one that was lost. Without the mutex, as above.
+  void abandon() noexcept LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS {
     struct Abandoned {
       std::shared_ptr<Agent> agent;
       std::shared_ptr<void> session;
@@ -44,16 +46,15 @@ struct Slot {
   // In a forked child, before its first own agent.
   void begin_anew() noexcept {
     abandon();
-    new (&mutex) std::mutex;
+    new (&mutex) base::Mutex;
     set_at = base::n_forks();
   }
 
   std::atomic<unsigned> set_at{base::n_forks()};  // n_forks when agent was set
-  std::mutex mutex;
-  // Guarded by mutex.
-  std::shared_ptr<Agent> agent;
-  std::shared_ptr<void> session;
-  int n_inits = 0;
+  base::Mutex mutex;
+  std::shared_ptr<Agent> agent LOCKSTEP_GUARDED_BY(mutex);
+  std::shared_ptr<void> session LOCKSTEP_GUARDED_BY(mutex);
+  int n_inits LOCKSTEP_GUARDED_BY(mutex) = 0;
 };
 
 // Null when nothing was ever set for this rank thread.
@@ -76,14 +77,14 @@ Slot& make_slot() {
 std::shared_ptr<Agent> current_agent_if_any() noexcept {
   Slot* slot = slot_here();
   if (slot == nullptr || slot->inherited()) return nullptr;
-  const std::lock_guard lock(slot->mutex);
+  const base::MutexLock lock(slot->mutex);
   return slot->agent;
 }
 
 std::shared_ptr<Agent> current_agent(const char* what) {
   auto agent = current_agent_if_any();
   if (!agent || agent->closed()) {
-    if (const Slot* slot = slot_here(); slot != nullptr && slot->inherited() && slot->agent) {
+    if (const Slot* slot = slot_here(); slot != nullptr && slot->has_inherited()) {
       base::raise(
           ErrorKind::kUsage,
           base::cat(what,
@@ -100,7 +101,7 @@ std::shared_ptr<Agent> current_agent(const char* what) {
 void set_current_agent(std::shared_ptr<Agent> agent, std::shared_ptr<void> session) {
   Slot& slot = make_slot();
   {
-    const std::lock_guard lock(slot.mutex);
+    const base::MutexLock lock(slot.mutex);
     if (agent && slot.agent) base::raise(ErrorKind::kUsage, "RPC is initialised already: shut it down first");
     agent.swap(slot.agent);
     session.swap(slot.session);
@@ -111,13 +112,13 @@ void set_current_agent(std::shared_ptr<Agent> agent, std::shared_ptr<void> sessi
 std::shared_ptr<void> current_session() noexcept {
   Slot* slot = slot_here();
   if (slot == nullptr || slot->inherited()) return nullptr;
-  const std::lock_guard lock(slot->mutex);
+  const base::MutexLock lock(slot->mutex);
   return slot->session;
 }
 
 int count_init() {
   Slot& slot = make_slot();
-  const std::lock_guard lock(slot.mutex);
+  const base::MutexLock lock(slot.mutex);
   return slot.n_inits++;
 }
 

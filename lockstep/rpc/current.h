@@ -1,4 +1,6 @@
-// Which agent is this rank's: one per process, or one per rank thread.
+// The current agent of this rank: one per process, or one per rank thread.
+// Thread safety: functions may be called from any thread, set_current_agent and count_init by one thread of a
+// rank at a time.
 #pragma once
 
 #include <memory>
@@ -7,7 +9,7 @@
 
 namespace lockstep::rpc {
 
-// Null takes it away. Raises kUsage when there is one already. `session` is whatever init_rpc keeps for shutdown.
+// Null clears it. Raises kUsage when there is one already. `session` is whatever init_rpc keeps for shutdown.
 void set_current_agent(std::shared_ptr<Agent> agent, std::shared_ptr<void> session = {});
 std::shared_ptr<void> current_session() noexcept;
 // How often init_rpc was called for this rank before.

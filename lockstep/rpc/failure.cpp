@@ -21,7 +21,7 @@ struct ExceptionRecord {
   std::string type;
   std::string text;
   std::string trace;
-  std::int32_t lost_rank = -1;  // of a kPeerLost
+  std::int32_t lost_rank = -1;  // of a kPeerLost; negative: unknown
   std::string lost_cause;
 };
 auto lockstep_fields(SelfOf<ExceptionRecord> auto& self) {
@@ -69,6 +69,8 @@ void log_current_failure(const char* what) noexcept {
   }
 }
 
+// An exception of the user's function is kUsage for its caller: lockstep itself works. lockstep's own errors keep their
+// kind.
 CallFailure current_call_failure() noexcept {
   CallFailure result;
   try {
@@ -103,7 +105,7 @@ Bytes encode_failure(const CallFailure& failure) noexcept {
                            .text = failure.failure.message,
                            .trace = failure.trace};
     if (failure.failure.peer) {
-      record.lost_rank = failure.failure.peer->rank;
+      record.lost_rank = failure.failure.peer->rank.value_or(-1);
       record.lost_cause = failure.failure.peer->cause;
     }
     return encode(record);
@@ -112,11 +114,12 @@ Bytes encode_failure(const CallFailure& failure) noexcept {
   }
 }
 
+// Input from another program, perhaps of another version: numbers beyond the known kinds are not cast.
 CallFailure decode_failure(const WorkerInfo& from, std::span<const std::uint8_t> bytes) noexcept {
   try {
     auto record = decode<ExceptionRecord>(bytes);
     if (record.kind > static_cast<std::uint8_t>(ErrorKind::kInternal) ||
-        record.family > static_cast<std::uint8_t>(ErrorFamily::kQueueEmpty)) {
+        record.family > static_cast<std::uint8_t>(ErrorFamily::kStore)) {
       return {.failure = {.kind = ErrorKind::kInternal,
                           .message = base::cat("On ", from.text(), ": an exception that cannot be read")}};
     }
@@ -125,7 +128,8 @@ CallFailure decode_failure(const WorkerInfo& from, std::span<const std::uint8_t>
         .message = base::cat("On ", from.text(), ": ", record.type, ": ", record.text, record.trace),
         .family = static_cast<ErrorFamily>(record.family)};
     if (failure.kind == ErrorKind::kPeerLost) {
-      failure.peer = LostPeer{.rank = record.lost_rank, .cause = record.lost_cause};
+      failure.peer = LostPeer{.cause = record.lost_cause};
+      if (record.lost_rank >= 0) failure.peer->rank = record.lost_rank;
     }
     return {.failure = std::move(failure),
             .remote = RemoteCause{.worker = from,

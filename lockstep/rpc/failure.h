@@ -1,8 +1,10 @@
 // What can go wrong with a call, as a value, and the exceptions it becomes.
 //
-// The callee's exception comes back as RemoteError: an Error of the same kind where the callee threw one of ours, with the
-// worker, the type and the text of the exception, and its stack when the callee shows stacks. A call that ran out of time
-// is kTimeout with "RPCErr:1" and the milliseconds; a worker that is gone is kPeerLost naming it.
+// The callee's exception comes back as RemoteError: an Error of the same kind where the callee threw one of
+// ours, with the worker, the type and the text of the exception, and its stack when the callee shows stacks.
+// A call that timed out is kTimeout with "RPCErr:1" and the milliseconds; a worker that is gone is kPeerLost
+// naming it.
+// Thread safety: value types and functions without state.
 #pragma once
 
 #include <optional>
@@ -39,9 +41,9 @@ class RemoteError : public Error {
   RemoteCause cause_;
 };
 
-// The copyable value. Not remote: raised as an Error, which keeps the type for current_call_failure. An exception that is not an
-// Error becomes one of kind kUsage: there is no kind for "the function failed", and mending the program or its input is what one
-// does about it.
+// The copyable value. Not remote: raised as an Error, which keeps the type for current_call_failure. An
+// exception that is not an Error becomes one of kind kUsage: there is no kind for "the function failed", and
+// the remedy is to fix the program or its input.
 struct CallFailure {
   Failure failure{};
   std::optional<RemoteCause> remote{};
@@ -53,11 +55,13 @@ struct CallFailure {
 
 // The current exception; call inside a catch block. A RemoteError stays one.
 CallFailure current_call_failure() noexcept;
-// A log line with the current exception, also when there is no memory for its text; call inside a catch block.
+// A log line with the current exception, also when there is no memory for its text; call inside a catch
+// block.
 void log_current_failure(const char* what) noexcept;
 // As the callee sends it.
 Bytes encode_failure(const CallFailure& failure) noexcept;
-// What `from` sent: "On WorkerInfo(id=1, name=worker1): std::runtime_error: ...". Damaged bytes give a kInternal failure.
+// What `from` sent: "On WorkerInfo(id=1, name=worker1): std::runtime_error: ...". Damaged bytes give a
+// kInternal failure.
 CallFailure decode_failure(const WorkerInfo& from, std::span<const std::uint8_t> bytes) noexcept;
 
 Failure timeout_failure(const std::string& what, Milliseconds timeout);

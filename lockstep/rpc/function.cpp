@@ -1,11 +1,11 @@
 #include "lockstep/rpc/function.h"
 
 #include <map>
-#include <mutex>
 #include <set>
 #include <unordered_map>
 #include <vector>
 
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 
@@ -13,14 +13,19 @@ namespace lockstep::rpc {
 namespace {
 
 struct Registry {
-  std::mutex mutex;
-  std::unordered_map<std::string, FunctionEntry> by_name;                 // entries stay where they are
-  std::unordered_map<std::string, std::unique_ptr<FunctionEntry>> found;  // by sources
-  std::map<std::pair<std::string, std::string>, std::string> names;  // (type, bytes of the pointer) -> name
-  std::vector<FunctionSource> sources;
-  std::string clash;
+  base::Mutex mutex;
+  // Entries stay where they are.
+  std::unordered_map<std::string, FunctionEntry> by_name LOCKSTEP_GUARDED_BY(mutex);
+  // By sources.
+  std::unordered_map<std::string, std::unique_ptr<FunctionEntry>> found LOCKSTEP_GUARDED_BY(mutex);
+  // (type, bytes of the pointer) -> name
+  std::map<std::pair<std::string, std::string>, std::string> names LOCKSTEP_GUARDED_BY(mutex);
+  std::vector<FunctionSource> sources LOCKSTEP_GUARDED_BY(mutex);
+  std::string clash LOCKSTEP_GUARDED_BY(mutex);
 };
 
+// Filled by static initialisers of the program's files, in any order: hence a function-local static, and a clash that is
+// kept for init_rpc to report instead of thrown before main.
 Registry& registry() {
   static Registry functions;
   return functions;
@@ -34,7 +39,7 @@ std::pair<std::string, std::string> key_of(const void* key, std::size_t n_bytes,
 
 bool add_function(FunctionEntry entry, const void* key, std::size_t n_bytes, const std::type_info& type) {
   auto& functions = registry();
-  const std::lock_guard lock(functions.mutex);
+  const base::MutexLock lock(functions.mutex);
   const auto who = key_of(key, n_bytes, type);
   const std::string name = entry.name;
   const auto known = functions.names.find(who);
@@ -50,13 +55,13 @@ bool add_function(FunctionEntry entry, const void* key, std::size_t n_bytes, con
 
 std::string registration_clash() {
   auto& functions = registry();
-  const std::lock_guard lock(functions.mutex);
+  const base::MutexLock lock(functions.mutex);
   return functions.clash;
 }
 
 bool register_function_source(FunctionSource source) {
   auto& functions = registry();
-  const std::lock_guard lock(functions.mutex);
+  const base::MutexLock lock(functions.mutex);
   functions.sources.push_back(source);
   return true;
 }
@@ -64,14 +69,16 @@ bool register_function_source(FunctionSource source) {
 namespace {
 
 // Registered, or found before; null when neither.
-const FunctionEntry* known_function(Registry& functions, const std::string& name) {
+const FunctionEntry* known_function(Registry& functions, const std::string& name)
+    LOCKSTEP_REQUIRES(functions.mutex) {
   const auto entry = functions.by_name.find(name);
   if (entry != functions.by_name.end()) return &entry->second;
   const auto found = functions.found.find(name);
   return found == functions.found.end() ? nullptr : found->second.get();
 }
 
-[[noreturn]] void unknown_function(Registry& functions, const std::string& name) {
+[[noreturn]] void unknown_function(Registry& functions, const std::string& name)
+    LOCKSTEP_REQUIRES(functions.mutex) {
   if (name.starts_with("new ")) {
     const std::string type = name.substr(4);
     base::raise(
@@ -98,9 +105,11 @@ const FunctionEntry* known_function(Registry& functions, const std::string& name
 
 }  // namespace
 
+// Sources are called without the lock, since they run code of other layers. Two threads may find the same name at once; the
+// first entry stays, and its address is what both return.
 const FunctionEntry& find_function(const std::string& name) {
   auto& functions = registry();
-  std::unique_lock lock(functions.mutex);
+  base::MutexLock lock(functions.mutex);
   if (const auto* entry = known_function(functions, name)) return *entry;
   const auto sources = functions.sources;
   lock.unlock();
@@ -116,7 +125,7 @@ const FunctionEntry& find_function(const std::string& name) {
 
 const FunctionEntry& find_function(const void* key, std::size_t n_bytes, const std::type_info& type) {
   auto& functions = registry();
-  const std::lock_guard lock(functions.mutex);
+  const base::MutexLock lock(functions.mutex);
   const auto name = functions.names.find(key_of(key, n_bytes, type));
   if (name == functions.names.end()) {
     const std::string what = base::demangle(type.name());

@@ -1,12 +1,14 @@
-// Functions that other workers may call. Only what is registered can be called; a name and typed values travel, never code.
+// Functions that other workers may call. Only what is registered can be called; a name and typed values are
+// sent, never code.
 //
 //   at::Tensor add(const at::Tensor& a, const at::Tensor& b) { return a + b; }
 //   LOCKSTEP_RPC_FUNCTION(add);                 // as "add"
 //   LOCKSTEP_RPC_FUNCTION(app::mul, "mul");     // under a name of its own
 //
-// Both sides must know the function by the same name with the same types; arguments and results are checked when they are
-// decoded. Arguments and results are anything lockstep/object can encode, RRefs included; references arrive as values. A
-// function that returns Future<T> answers later with a T and frees its thread meanwhile (torch: async_execution).
+// Both sides must know the function by the same name with the same types; arguments and results are checked
+// when they are decoded. Arguments and results are anything lockstep/object can encode, RRefs included;
+// references arrive as values. A function that returns Future<T> answers later with a T and frees its thread
+// meanwhile (torch: async_execution).
 // A program that has only the name calls through rpc::function<int(int, int)>("add").
 // Thread safety: everything here may be called from any thread.
 #pragma once
@@ -61,7 +63,7 @@ const ValueType* value_type() {
   return &entry;
 }
 
-// Nothing is sent as nothing.
+// How Nothing is encoded.
 }  // namespace lockstep::rpc
 namespace lockstep::object {
 template <>
@@ -89,13 +91,15 @@ struct FunctionEntry {
 
 // Raises kUsage naming what is registered.
 const FunctionEntry& find_function(const std::string& name);
-// Where functions come from that nobody registered one by one, such as libtorch's operators (lockstep/remote/operator.h). Asked
-// for names that are not registered, once each: what it returns is kept. Null: it has none of that name. It may raise.
+// A source of functions that are not registered one by one, such as libtorch's operators
+// (lockstep/remote/operator.h). Asked for names that are not registered, once each: what it returns is
+// cached. Null: it has none of that name. It may raise.
 using FunctionSource = std::unique_ptr<FunctionEntry> (*)(const std::string& name);
 bool register_function_source(FunctionSource source);
 // By address; raises kUsage saying how to register it.
 const FunctionEntry& find_function(const void* key, std::size_t n_bytes, const std::type_info& type);
-// Clashes of names are remembered: registering happens before main, where nothing can be raised. init_rpc raises them.
+// Name clashes are recorded: registration runs before main, where nothing can be raised. init_rpc raises
+// them.
 bool add_function(FunctionEntry entry, const void* key, std::size_t n_bytes, const std::type_info& type);
 // Empty when there was no clash.
 std::string registration_clash();
@@ -159,7 +163,7 @@ FunctionEntry make_entry(std::string name, Function fn) {
 
 }  // namespace internal
 
-// `fn` may be called as `name` from now on. Registering the same function again under its name is nothing.
+// `fn` may be called as `name` from now on. Registering the same function again under its name has no effect.
 template <class R, class... A>
 bool register_function(std::string name, R (*fn)(A...)) {
   return add_function(internal::make_entry<R, A...>(std::move(name), fn), &fn, sizeof(fn), typeid(fn));

@@ -9,7 +9,7 @@ namespace lockstep::rpc::internal {
 
 void raise_empty_future() {
   base::raise(ErrorKind::kUsage,
-              "this Future is empty: it was made by Future(), and no call or Promise is behind it");
+              "this Future is empty: it was default-constructed, and no call or Promise completes it");
 }
 
 void raise_not_done() {
@@ -24,9 +24,11 @@ Deadline wait_deadline(const std::optional<Milliseconds>& timeout) {
 void raise_late(Milliseconds timeout) {
   base::raise(ErrorKind::kTimeout, base::cat("RPCErr:", static_cast<int>(RpcErrorCode::kTimeout),
                                              ": Future::wait: not over after ", timeout.count(),
-                                             " milliseconds; it goes on, and may be waited for again"));
+                                             " milliseconds; it continues, and may be waited for again"));
 }
 
+// First the cheap part: this thread fetches messages itself for a moment, and may find its own answer without a wake-up.
+// before_sleep() gives up the poller's role, if it has that, and lets the pool start another thread.
 bool FutureBase::wait_over(Deadline deadline, const std::function<std::string()>& waiting) {
   if (over()) return true;
   const auto helper = helper_.lock();
@@ -36,16 +38,16 @@ bool FutureBase::wait_over(Deadline deadline, const std::function<std::string()>
     helper->before_sleep();
   }
   {
-    std::unique_lock lock(mutex_);
+    base::MutexLock lock(mutex_);
     ++n_sleeping_;
     base::SlowWait slow(deadline);
     const auto ended = [this] { return over(); };
-    while (!changed_.wait_until(lock, slow.next().time_point(), ended) && !deadline.expired()) {
+    while (!changed_.wait_until(mutex_, slow.next().time_point(), ended) && !deadline.expired()) {
       lock.unlock();
       try {
         slow.say_if_due([&] { return awaited(helper.get(), waiting); });
       } catch (...) {  // the wait goes on without its line
-        log_current_failure("a wait for a future that lasts cannot be described");
+        log_current_failure("a slow wait for a future cannot be described");
       }
       lock.lock();
     }
@@ -57,9 +59,9 @@ bool FutureBase::wait_over(Deadline deadline, const std::function<std::string()>
 
 base::Awaited FutureBase::awaited(const WaitHelper* helper,
                                   const std::function<std::string()>& waiting) const {
-  if (waiting) return {.words = waiting()};
+  if (waiting) return {.text = waiting()};
   if (helper != nullptr) return helper->awaited(*this);
-  return {.words = "Future::wait waits for a Promise of this process that nobody has set"};
+  return {.text = "Future::wait waits for a Promise of this process that nobody has set"};
 }
 
 std::exception_ptr FutureBase::error() const {
@@ -71,9 +73,11 @@ std::exception_ptr FutureBase::error() const {
   }
 }
 
+// Over is checked under the mutex: end() takes the list under it, so a callback is either in that list or runs here. Once,
+// in both cases.
 void FutureBase::on_over(Callback callback) {
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     if (!over()) {
       callbacks_.push_back(std::move(callback));
       return;

@@ -1,4 +1,5 @@
-// A value that will be there: what rpc_async returns, and what a function returns that answers later.
+// A value that becomes available later: what rpc_async returns, and what a function returns that answers
+// later.
 //
 //   Future<at::Tensor> sum = rpc_async("worker1", add, {a, b});
 //   ...
@@ -8,25 +9,25 @@
 //   std::thread([promise] { promise.set(3); });
 //   Future<int> three = promise.future();
 //
-// wait() blocks; done(), result() and error() never do; then() runs something afterwards. Work and AsyncTensor have the same.
-// Handles copy; all copies are of one value, which is set once. A future of a call always ends: with the value, with the
-// callee's exception, at the call's timeout, or when the worker is gone. A thread that waits for a call's answer fetches
-// arriving messages itself for a moment before it sleeps.
+// wait() blocks; done(), result() and error() never do; on_done() runs something afterwards. Work and AsyncTensor
+// have the same. then() makes a further future of the value; for a Work, the then() of its get_future() does.
+// Handles copy; all copies are of one value, which is set once. A future of a call always completes: with the
+// value, with the callee's exception, at the call's timeout, or when the worker is gone. A thread that waits for a
+// call's answer fetches arriving messages itself for a moment before it sleeps.
 // Thread safety: every method may be called from any thread.
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <exception>
 #include <functional>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/base/detail/slow_wait.h"
 #include "lockstep/rpc/failure.h"
 
@@ -63,16 +64,17 @@ class FutureBase {
 
   using Callback = std::function<void()>;
   bool over() const { return over_.load(std::memory_order_acquire) != 0; }
-  // False at the deadline. A wait that lasts says once (SlowWait) what for: waiting(), else what the helper knows. waiting
-  // is called under no lock of the future's.
+  // False at the deadline. A wait that lasts says once (SlowWait) what for: waiting(), else what the helper
+  // knows. waiting is called under no lock of the future's.
   bool wait_over(Deadline deadline, const std::function<std::string()>& waiting = {});
-  // Runs it now when over, else on the thread that ends it. A callback must not throw; what it throws is logged.
+  // Runs it now when over, else on the thread that completes it. A callback must not throw; what it throws is
+  // logged.
   void on_over(Callback callback);
   // What it failed with; null when it did not. Pre: over().
   const CallFailure* failure() const { return failure_ ? &*failure_ : nullptr; }
   // Nothing happens when it is over already. Returns callbacks for the caller to run, never under a lock.
   [[nodiscard]] std::vector<Callback> fail(CallFailure failure);
-  // The same as an exception; null also while not over().
+  // The failure as an exception; null also while not over().
   std::exception_ptr error() const;
   const std::weak_ptr<WaitHelper>& helper() const { return helper_; }
 
@@ -84,7 +86,7 @@ class FutureBase {
   std::vector<Callback> end(Write&& write) {
     std::vector<Callback> callbacks;
     {
-      const std::lock_guard lock(mutex_);
+      const base::MutexLock lock(mutex_);
       if (over()) return {};
       write();
       callbacks = std::move(callbacks_);
@@ -101,10 +103,10 @@ class FutureBase {
   std::atomic<std::uint8_t> over_{0};
   std::optional<CallFailure> failure_;  // written before over_
   const std::weak_ptr<WaitHelper> helper_;
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  int n_sleeping_ = 0;               // guarded by mutex_
-  std::vector<Callback> callbacks_;  // guarded by mutex_
+  base::Mutex mutex_;
+  base::ConditionVariable changed_;
+  int n_sleeping_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  std::vector<Callback> callbacks_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 template <class T>
@@ -158,7 +160,7 @@ class Promise {
       : held_(std::make_shared<Held>(std::make_shared<State>(std::move(helper)))) {}
 
   Future<T> future() const { return Future<T>(state()); }
-  // The first of these ends the future, later ones are ignored. Callbacks run here.
+  // The first of these completes the future, later ones are ignored. Callbacks run here.
   void set(internal::Held<T> value = {}) const { State::run(state()->set(std::move(value))); }
   void fail(CallFailure failure) const { State::run(state()->fail(std::move(failure))); }
   void fail(const Error& error) const { fail(CallFailure{.failure = error.failure()}); }
@@ -167,7 +169,8 @@ class Promise {
   const std::shared_ptr<State>& state() const { return held_->state; }
 
  private:
-  // What all copies share. When the last one goes before it was set, the future fails: nobody could end it any more.
+  // What all copies share. When the last one is destroyed before it was set, the future fails: nothing could
+  // complete it any more.
   struct Held {
     explicit Held(std::shared_ptr<State> s) : state(std::move(s)) {}
     ~Held() {
@@ -188,10 +191,10 @@ class Future {
   using State = internal::FutureState<internal::Held<T>>;
   using Value = T;
 
-  // Of nothing: every method but valid() raises kUsage.
+  // Empty: every method but valid() raises kUsage.
   Future() = default;
   explicit Future(std::shared_ptr<State> state) : state_(std::move(state)) {}
-  // Over already.
+  // Already done.
   static Future of(internal::Held<T> value) {
     Promise<T> promise;
     promise.set(std::move(value));
@@ -200,8 +203,8 @@ class Future {
 
   bool valid() const { return state_ != nullptr; }
   bool done() const { return state()->over(); }
-  // Blocks until done(), then result(). Raises kTimeout when `timeout` passes first; unset: waits as long as the call lasts, which
-  // has its own timeout.
+  // Blocks until done(), then result(). Raises kTimeout when `timeout` passes first; unset: waits as long as
+  // the call lasts, which has its own timeout.
   T wait(std::optional<Milliseconds> timeout = {}) const {
     if (!state()->wait_over(internal::wait_deadline(timeout))) internal::raise_late(*timeout);
     return result();
@@ -215,16 +218,18 @@ class Future {
   // What it failed with; null while not done(), and when it has a value. Never blocks.
   std::exception_ptr error() const { return state()->error(); }
 
-  // fn(Future) runs once, when this is done: at once on this thread if it is already. Otherwise, of a call's future, on a thread of
-  // the agent, where it may block: another thread then takes the agent's messages, and only further callbacks of the same future
-  // wait for it, since they run one after the other. Of a Promise's, on the thread that sets it, which it holds up.
+  // fn(Future) runs once, when this is done: at once on this thread if it is already. Otherwise, of a call's
+  // future, on a thread of the agent, where it may block: another thread then takes the agent's messages, and
+  // only further callbacks of the same future wait for it, since they run one after the other. Of a
+  // Promise's, on the thread that sets it, which it blocks.
   template <class Function>
   void on_done(Function fn) const {
-    // Strongly: whoever ends it may have released it when the callback's turn comes.
+    // Held strongly: whoever completes it may have released it by the time the callback runs.
     state()->on_over([self = *this, fn = std::move(fn)]() mutable { fn(std::move(self)); });
   }
 
-  // The future of fn(Future), which runs as in on_done: fn may return a value, nothing, or another future, whose value it then is.
+  // The future of fn(Future), which runs as in on_done: fn may return a value, nothing, or another future,
+  // whose value it then is.
   template <class Function>
   auto then(Function fn) const {
     using Result = std::invoke_result_t<Function, Future>;
@@ -248,7 +253,7 @@ class Future {
     return promise.future();
   }
 
-  // `promise` ends as this does.
+  // Completes `promise` as this completes.
   void forward_to(Promise<T> promise) const {
     state()->on_over([state = state_, promise] {
       if (const auto* failure = state->failure()) {
@@ -268,7 +273,8 @@ class Future {
   std::shared_ptr<State> state_;
 };
 
-// A future of them all, over when the last one is; what failed says so itself. torch's collect_all.
+// A future of all of them, done when the last one is; failures stay in the futures themselves. torch's
+// collect_all.
 template <class T>
 Future<std::vector<Future<T>>> collect_all(std::vector<Future<T>> futures) {
   if (futures.empty()) return Future<std::vector<Future<T>>>::of({});
@@ -287,7 +293,7 @@ Future<std::vector<Future<T>>> collect_all(std::vector<Future<T>> futures) {
   return all->promise.future();
 }
 
-// Waits for all; throws the first failure, in the order given, after all are over.
+// Waits for all; throws the first failure, in the order given, after all are done.
 template <class Futures>
 void wait_all(const Futures& futures) {
   for (const auto& future : futures) future.state()->wait_over(Deadline::never());

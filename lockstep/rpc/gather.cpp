@@ -62,12 +62,14 @@ std::map<std::string, Object> Gatherings::gather(const Object& value, std::vecto
   }
   if (!names.contains(agent_.self().name)) {
     base::raise(ErrorKind::kUsage,
-                base::cat("a gathering must name the worker that comes to it: ", agent_.self().name,
+                base::cat("a gathering must include the worker that calls it: ", agent_.self().name,
                           " is not among ", joined({names.begin(), names.end()})));
   }
   std::uint64_t number = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
+    // Workers that gather the same set of names in the same order match by this number; they need not agree on anything
+    // else.
     number = n_calls_[names]++;
   }
   const WorkerInfo leader = agent_.find(*names.begin());
@@ -97,10 +99,11 @@ std::string Gatherings::ask_missing(const WorkerInfo& leader, const Key& key) {
         agent_
             .request(leader.id, MessageKind::kGatherMissing,
                      {.body = encode(MissingRecord{.names = key.first, .number = key.second})}, kAskMissing,
-                     "who has not come")
+                     "who has not arrived")
             .wait();
     const auto names = decode<std::vector<std::string>>(answer.body.bytes, answer.blobs);
-    return names.empty() ? "; all have come by now" : base::cat("; these have not come: ", joined(names));
+    return names.empty() ? "; all have arrived by now"
+                         : base::cat("; these have not arrived: ", joined(names));
   } catch (const Error&) {
     return base::cat("; ", leader.name, ", which leads it, does not answer");
   }
@@ -111,7 +114,7 @@ void Gatherings::tell_missing(Request request) {
     const auto record = decode<MissingRecord>(request.body());
     std::vector<std::string> names;
     {
-      const std::lock_guard lock(mutex_);
+      const base::MutexLock lock(mutex_);
       const auto found = open_.find({record.names, record.number});
       if (found != open_.end()) names = missing(record.names, found->second.values);
     }
@@ -123,18 +126,19 @@ void Gatherings::tell_missing(Request request) {
 
 void Gatherings::debug_info(std::map<std::string, std::string>& info) {
   std::size_t n_waiting = 0;
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   for (const auto& [key, gathering] : open_) n_waiting += gathering.requests.size();
   info["agent.num_waiting_in_gatherings"] = std::to_string(n_waiting);
 }
 
+// On the leader. The last one to arrive answers all, outside the lock.
 void Gatherings::take(Request request) {
   GatherRecord record;
   Gathering over;
   std::optional<Failure> gone;
   try {
     record = decode<GatherRecord>(request.body());
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     auto& gathering = open_[{record.names, record.number}];
     gathering.values[record.name] = std::move(record.value);
     gathering.requests.push_back(std::move(request));
@@ -170,7 +174,7 @@ std::optional<Failure> Gatherings::gone_among(const std::set<std::string>& names
 
 void Gatherings::on_joined(WorkerId peer) {
   const std::string name = agent_.info(peer).name;
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   // It counts from the beginning, and so must those who meet it.
   std::erase_if(n_calls_, [&](const auto& entry) { return entry.first.contains(name); });
 }
@@ -179,7 +183,7 @@ void Gatherings::on_lost(WorkerId peer, const std::string& cause) {
   std::vector<std::pair<Key, Gathering>> failed;
   const std::string name = agent_.info(peer).name;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     for (auto entry = open_.begin(); entry != open_.end();) {
       if (entry->first.first.contains(name) && !entry->second.values.contains(name)) {
         failed.emplace_back(entry->first, std::move(entry->second));
@@ -199,9 +203,10 @@ void Gatherings::on_lost(WorkerId peer, const std::string& cause) {
   }
 }
 
+// As ShutdownBarrier::on_close.
 void Gatherings::on_close() {
   std::map<Key, Gathering> open;
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   open.swap(open_);
 }
 

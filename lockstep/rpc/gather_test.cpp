@@ -45,7 +45,7 @@ TEST(Gather, NamesThoseThatDidNotComeInTime) {
       const auto failure = caught([&] { barrier({}, {.timeout = 50ms}); });
       EXPECT_EQ(failure.kind, ErrorKind::kTimeout);
       EXPECT_TRUE(says(failure, "RPCErr:1")) << failure.message;
-      EXPECT_TRUE(says(failure, "these have not come: worker0, worker3")) << failure.message;
+      EXPECT_TRUE(says(failure, "these have not arrived: worker0, worker3")) << failure.message;
       timed_out = true;
       return;
     }
@@ -54,7 +54,7 @@ TEST(Gather, NamesThoseThatDidNotComeInTime) {
   });
 }
 
-TEST(Gather, SaysSoWhenItsLeaderDoesNotAnswer) {
+TEST(Gather, ReportsThatItsLeaderDoesNotAnswer) {
   run_workers(
       2,
       [](int rank, Workers&) {

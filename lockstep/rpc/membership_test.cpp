@@ -76,7 +76,7 @@ class MortalStore final : public Store {
   std::string describe() const override { return inner_->describe(); }
 
  private:
-  // Nor are attempts at the token.
+  // Nor are attempts at the membership lock.
   Store& alive(bool counts = true) {
     const int n_left = counts_ && counts ? life_->n_left.fetch_sub(1) : life_->n_left.load();
     if (n_left <= 0) base::raise(ErrorKind::kAborted, "this worker is dead");
@@ -160,7 +160,7 @@ void die_before_the_list_is_written(Town& town, const std::string& name, WorkerI
 // Another worker dies at its n-th operation on the store while it joins or leaves. False: it needs fewer.
 enum class While : std::uint8_t { kItJoins, kItLeaves, kItJoinsAfterADeath };
 bool survive_death_at(int n, While when) {
-  Town town({.token = 200ms});
+  Town town({.lock = 200ms});
   town.join("a", 0);
   town.join("b", 1);
   if (when == While::kItJoinsAfterADeath) die_before_the_list_is_written(town, "first", 6);
@@ -191,7 +191,7 @@ void survive_every_death(While when) {
   constexpr int kOperations = 32;
   std::atomic<int> next{0}, n_deaths{0};
   std::vector<base::Thread> threads;
-  for (int i = 0; i < 16; ++i) {  // each waits most of the time, for the token of a dead worker to expire
+  for (int i = 0; i < 16; ++i) {  // each waits most of the time, for the lock of a dead worker to expire
     threads.emplace_back("town", [&] {
       for (int n = next++; n < kOperations; n = next++) {
         try {
@@ -219,7 +219,7 @@ TEST(DynamicGroup, CatchesUpWhenOneDiesAfterTheOther) {
 }
 
 TEST(DynamicGroup, KeepsChangesUntilTheListHasThem) {
-  Town town({.token = 200ms});
+  Town town({.lock = 200ms});
   town.join("a", 0);
   town.join("b", 1);
   die_before_the_list_is_written(town, "first", 2);
@@ -277,7 +277,7 @@ TEST(DynamicGroup, RefusesTheNameAndTheNumberOfAWorkerThatLives) {
   town.expect_everyone_knows({"a", "b", "c"});
 }
 
-TEST(DynamicGroup, GivesNumbersThatNobodyHasOrAskedFor) {
+TEST(DynamicGroup, AssignsNumbersThatAreNeitherTakenNorRequested) {
   HashStore store;
   claim_number(store, 0);
   claim_number(store, 2);

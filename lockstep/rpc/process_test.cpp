@@ -159,7 +159,7 @@ TEST(Processes, ShareReferencesAndLeakNone) {
   workers.expect_end();
 }
 
-TEST(Processes, MayBeMany) {
+TEST(Processes, CanBeMany) {
   constexpr int kMany = long_testing::kUnderTsan ? 16 : 64;
   Children workers(kMany, [](int rank, Board&) {
     std::vector<Future<int>> calls;

@@ -1,5 +1,5 @@
-// For tests: workers that are real processes, some of which are killed. The parent forks before it has threads; children find
-// each other through a file.
+// For tests: workers that are real processes, some of which are killed. The parent forks before it has
+// threads; children find each other through a file.
 #pragma once
 
 #include <gtest/gtest.h>
@@ -52,7 +52,8 @@ struct ChildrenOptions {
 
 class Children {
  public:
-  // Forks n workers "worker0".. that init_rpc and run body(rank, board); a body shuts RPC down itself, or is killed.
+  // Forks n workers "worker0".. that init_rpc and run body(rank, board); a body shuts RPC down itself, or is
+  // killed.
   Children(int n, const std::function<void(int, Board&)>& body, ChildrenOptions options = {})
       : n_(n), options_(std::move(options)) {
     path_ = (std::filesystem::temp_directory_path() / ("lockstep-rpc-" + base::random_hex(8))).string();
@@ -98,7 +99,7 @@ class Children {
     pid = ::fork();
     if (pid == 0) ::_exit(run(rank, body));
   }
-  // Until a child says so on the board.
+  // Waits until a child has raised the counter on the board.
   void await(const std::atomic<std::uint64_t>& counter, std::uint64_t value) {
     const Deadline deadline = Deadline::after(Milliseconds(60'000));
     while (counter < value && !deadline.expired()) ::usleep(500);
@@ -106,7 +107,7 @@ class Children {
   }
   void stop(int rank) { ::kill(pids_[static_cast<std::size_t>(rank)], SIGSTOP); }
   void go_on(int rank) { ::kill(pids_[static_cast<std::size_t>(rank)], SIGCONT); }
-  // All others end well, in bounded time; those in `killed` by SIGKILL.
+  // Those in `killed` end by SIGKILL, all others exit with status 0, in bounded time.
   void expect_end(const std::vector<int>& killed = {}) {
     const Deadline deadline = Deadline::after(Milliseconds(60'000));
     for (int rank = 0; rank < n_; ++rank) {

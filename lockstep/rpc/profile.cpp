@@ -4,6 +4,7 @@
 #include <atomic>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/rpc/agent.h"
 
 namespace lockstep::rpc {
@@ -12,8 +13,8 @@ namespace {
 
 struct Servers {
   std::atomic<int> n{0};
-  std::mutex mutex;
-  std::vector<std::shared_ptr<ProfileLog>> logs;  // guarded by mutex
+  base::Mutex mutex;
+  std::vector<std::shared_ptr<ProfileLog>> logs LOCKSTEP_GUARDED_BY(mutex);
 };
 Servers& servers() {
   static Servers list;
@@ -23,12 +24,12 @@ Servers& servers() {
 }  // namespace
 
 void ProfileLog::add(ProfileEvent event) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   events_.push_back(std::move(event));
 }
 
 void ProfileLog::add_all(const std::string& prefix, std::vector<ProfileEvent> events) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   for (auto& event : events) {
     event.name.insert(0, prefix);
     events_.push_back(std::move(event));
@@ -36,7 +37,7 @@ void ProfileLog::add_all(const std::string& prefix, std::vector<ProfileEvent> ev
 }
 
 std::vector<ProfileEvent> ProfileLog::events() const {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   return events_;
 }
 
@@ -51,7 +52,7 @@ bool profiling_server() {
 
 void profile_served(const ProfileEvent& event) {
   if (!profiling_server()) return;
-  const std::lock_guard lock(servers().mutex);
+  const base::MutexLock lock(servers().mutex);
   for (const auto& log : servers().logs) log->add(event);
 }
 
@@ -79,14 +80,14 @@ Profile::~Profile() {
 
 ServerProfile::ServerProfile() : log_(std::make_shared<internal::ProfileLog>()) {
   auto& servers = internal::servers();
-  const std::lock_guard lock(servers.mutex);
+  const base::MutexLock lock(servers.mutex);
   servers.logs.push_back(log_);
   ++servers.n;
 }
 
 ServerProfile::~ServerProfile() {
   auto& servers = internal::servers();
-  const std::lock_guard lock(servers.mutex);
+  const base::MutexLock lock(servers.mutex);
   std::erase(servers.logs, log_);
   --servers.n;
 }

@@ -1,4 +1,4 @@
-// What calls cost, here and there.
+// Profiles of remote calls, at the caller and at the callee.
 //
 //   rpc::Profile profile;
 //   rpc_sync("worker1", add, {2, 3});
@@ -6,17 +6,17 @@
 //     rpc_sync#add(worker0 -> worker1)                    on worker0: the whole call
 //     rpc_sync#add(worker0 -> worker1)#remote_op: add     on worker1: the function alone
 //
-// Calls that the function makes in turn are there too, with the call's name in front. A function adds ranges of its own with
-// ProfileRange. ServerProfile records whatever runs here for others, whoever asks.
+// Calls that the function makes in turn are included, prefixed with the call's name. A function adds ranges
+// of its own with ProfileRange. ServerProfile records everything that runs here for others, whoever calls.
 // Thread safety: a Profile belongs to the thread that opened it; events() may be called from any.
 #pragma once
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/object/object.h"
 
 namespace lockstep::rpc {
@@ -34,7 +34,7 @@ auto lockstep_fields(SelfOf<ProfileEvent> auto& self) {
 
 namespace internal {
 
-// Events as they come; shared with calls in flight.
+// Events in the order they are added; shared with calls in flight.
 class ProfileLog {
  public:
   void add(ProfileEvent event);
@@ -43,8 +43,8 @@ class ProfileLog {
   std::vector<ProfileEvent> events() const;
 
  private:
-  mutable std::mutex mutex_;
-  std::vector<ProfileEvent> events_;  // guarded by mutex_
+  mutable base::Mutex mutex_;
+  std::vector<ProfileEvent> events_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 // Where this thread's calls are recorded; null: nowhere.
@@ -59,14 +59,14 @@ std::string call_name(const char* mode, const std::string& function, const std::
 
 }  // namespace internal
 
-// Records the calls this thread makes while it lives. Nested ones take over until they end.
+// Records the calls this thread makes while it lives. A nested Profile takes over until it ends.
 class Profile {
  public:
   Profile();
   ~Profile();
   Profile(const Profile&) = delete;
   Profile& operator=(const Profile&) = delete;
-  // Of calls that are over, in the order in which they ended.
+  // Of completed calls, in the order of completion.
   std::vector<ProfileEvent> events() const { return log_->events(); }
 
  private:

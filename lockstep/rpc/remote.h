@@ -1,10 +1,11 @@
-// Making values on other workers: the result of a function stays there, and an RRef of it is returned at once.
+// Creating values on other workers: the result of a function stays there, and an RRef of it is returned at
+// once.
 //
 //   RRef<at::Tensor> sum = remote("worker1", add, {a, b});
-//   RRef<Counter> counter = remote<Counter>("worker1", Args{10});     // a constructor: LOCKSTEP_RPC_CLASS(Counter, int)
+//   RRef<Counter> counter = remote<Counter>("worker1", Args{10});  // LOCKSTEP_RPC_CLASS(Counter, int)
 //
-// `to` becomes the owner. Arguments must stay unchanged until the value is made. What goes wrong there, or takes longer than
-// the timeout, is raised by the next use of the RRef, and ends its get_future().
+// `to` becomes the owner. Arguments must stay unchanged until the value is created. A failure there, or a
+// timeout, is raised by the next use of the RRef, and fails its get_future().
 // Thread safety: everything here may be called from any thread.
 #pragma once
 
@@ -28,7 +29,7 @@ RRef<T> start_remote(const Worker& to, const std::string& function, const std::t
   return RRef<T>(rref_manager(*call.agent).start_remote(call));
 }
 
-// What remote(to, fn) makes: void leaves Nothing.
+// What remote(to, fn) creates: void leaves Nothing.
 template <class R>
 using Made = Held<std::decay_t<typename Unwrapped<R>::type>>;
 
@@ -70,14 +71,16 @@ auto remote(const Worker& to, const NamedFunction<R(A...)>& fn,
   return internal::start_remote<internal::Made<R>>(to, fn.name, args.values, options);
 }
 
-// Makes a T there. The arguments' types must be those that LOCKSTEP_RPC_CLASS names; the owner checks. They can be written:
+// Constructs a T there. The arguments' types must be those that LOCKSTEP_RPC_CLASS names; the owner checks.
+// They can be given explicitly:
 // remote<Net>("worker1", Args<std::int64_t, std::string>{3, "relu"}, {.timeout = 5s}).
 template <class T, class... A>
 RRef<T> remote(const Worker& to, const Args<A...>& args = {}, CallOptions options = {}) {
   return internal::start_remote<T>(to, internal::constructor_name<T>(), args.values, options);
 }
 
-// T(ArgTypes...) may be made by other workers from now on. One constructor for each class; T need not be one that can be sent.
+// T(ArgTypes...) may be constructed by other workers from now on. One constructor for each class; T need not
+// be one that can be sent.
 template <class T, class... A>
 bool register_class() {
   const auto name = internal::constructor_name<T>();

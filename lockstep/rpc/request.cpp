@@ -8,12 +8,14 @@ Request::Request(std::shared_ptr<Agent> agent, WorkerId from, transport::Message
 
 Request::Request(Request&&) noexcept = default;
 
+// Whatever happens to a handler, its caller gets an answer.
 Request::~Request() {
   if (!agent_) return;
   answer_failure(
       {.failure = {.kind = ErrorKind::kAborted, .message = "the request was dropped without an answer"}});
 }
 
+// agent_ is moved out first: an answer that throws is not repeated by the destructor.
 void Request::answer(Payload payload) {
   const auto agent = std::move(agent_);
   const auto failure = agent->send_answer(from_, {.kind = static_cast<std::uint8_t>(message_.kind | kAnswer),

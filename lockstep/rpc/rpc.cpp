@@ -2,12 +2,12 @@
 
 #include <algorithm>
 #include <cctype>
-#include <mutex>
 #include <optional>
 #include <set>
 #include <thread>
 
 #include "lockstep/base/detail/environment.h"
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/slow_wait.h"
 #include "lockstep/base/detail/text.h"
@@ -38,7 +38,7 @@ void check_name(const std::string& name) {
   if (!name.empty() && name.size() < 128 && std::ranges::all_of(name, good)) return;
   base::raise(ErrorKind::kUsage,
               base::cat("init_rpc: \"", name,
-                        "\" is no name for a worker: 1 to 127 letters, digits, \"_\", \":\" and \"-\""));
+                        "\" is not a valid worker name: 1 to 127 letters, digits, \"_\", \":\" and \"-\""));
 }
 
 void check_one_to_one(const std::string& worker, const DeviceMap& map) {
@@ -90,12 +90,13 @@ std::string own_address(std::shared_ptr<Store> store) {
 }
 
 struct Backends {
-  std::mutex mutex;
-  std::map<std::string, MakeTransport> makers;
+  base::Mutex mutex;
+  std::map<std::string, MakeTransport> makers LOCKSTEP_GUARDED_BY(mutex);
 };
 Backends& backends() {
   static Backends list;
   static const bool filled = [] {
+    const base::MutexLock lock(list.mutex);
     list.makers["host"] = [](const BackendRequest& request) {
       return transport::open_worker_transport(
           {.id = request.self.id,
@@ -112,7 +113,7 @@ Backends& backends() {
 }
 
 MakeTransport find_backend(const std::string& name) {
-  const std::lock_guard lock(backends().mutex);
+  const base::MutexLock lock(backends().mutex);
   const auto found = backends().makers.find(name);
   if (found != backends().makers.end()) return found->second;
   std::string names;
@@ -129,15 +130,21 @@ std::string take_prefix(bool dynamic) {
 
 RendezvousResult meet(const RpcOptions& options, bool dynamic) {
   if (options.store) {
-    return {.store = options.store,
-            .rank = options.rank.value_or(-1),
-            .world_size = options.world_size.value_or(-1)};
+    return {.store = options.store, .rank = options.rank, .world_size = options.world_size};
   }
   return rendezvous({.init_method = options.init_method.empty() ? "env://" : options.init_method,
-                     .rank = options.rank.value_or(-1),
-                     .world_size = options.world_size.value_or(-1),
+                     .rank = options.rank,
+                     .world_size = options.world_size,
                      .timeout = options.init_timeout,
                      .open_ended = dynamic});
+}
+
+// Pre: of a group of fixed size, so both are set.
+void check_place(const RendezvousResult& place) {
+  if (*place.rank < 0 || *place.rank >= *place.world_size || *place.world_size > 0x10000) {
+    base::raise(ErrorKind::kUsage,
+                base::cat("init_rpc: rank ", *place.rank, " in a world of ", *place.world_size));
+  }
 }
 
 // Until this worker waits for no answer, and, if asked, runs nothing for others.
@@ -165,9 +172,11 @@ void drop_rrefs(Agent& agent, Deadline deadline) {
   auto& rrefs = rref_manager(agent);
   rrefs.drop_users();
   if (!rrefs.wait_idle(deadline))
-    base::raise(ErrorKind::kTimeout, "shutdown: RRefs could not be given back in time");
+    base::raise(ErrorKind::kTimeout, "shutdown: RRefs could not be released in time");
 }
 
+//   1, 2  no call runs or waits anywhere      3  all RRefs are given back: owners may check for leaks
+//   4     nobody sends any more: connections that end from now on are no losses
 void leave_static(Agent& agent, Deadline deadline) {
   auto& barrier = agent.service<internal::ShutdownBarrier>();
   // Twice: what ran for a worker that had come to the first round may have called another that had been idle.
@@ -216,10 +225,7 @@ void init_worker(const std::optional<std::string>& name, RpcOptions options) {
   const auto place = meet(options, dynamic);
   if (dynamic && !place.store)
     base::raise(ErrorKind::kUsage, "init_rpc: a dynamic group needs a store or an address");
-  if (!dynamic && (place.rank < 0 || place.rank >= place.world_size || place.world_size > 0x10000)) {
-    base::raise(ErrorKind::kUsage,
-                base::cat("init_rpc: rank ", place.rank, " in a world of ", place.world_size));
-  }
+  if (!dynamic) check_place(place);
   if (options.bind_host.empty()) options.bind_host = own_address(place.store);
   // Counted when nothing about the options can be wrong any more: a worker that was refused meets the others all the same.
   auto session = std::make_shared<Session>(Session{
@@ -228,8 +234,8 @@ void init_worker(const std::optional<std::string>& name, RpcOptions options) {
   // Met by a URL: 0 is asked for by the worker that holds the store.
   if (dynamic && !options.store) internal::keep_number(*session->store, 0);
   if (dynamic && options.rank) internal::claim_number(*session->store, static_cast<WorkerId>(*options.rank));
-  const WorkerId id =
-      dynamic && !options.rank ? internal::take_number(*session->store) : static_cast<WorkerId>(place.rank);
+  const WorkerId id = dynamic && !options.rank ? internal::take_number(*session->store)
+                                               : static_cast<WorkerId>(dynamic ? *options.rank : *place.rank);
   const WorkerInfo self{.id = id, .name = name ? *name : base::cat("worker", id)};
   const auto agent = Agent::start({.self = self,
                                    .num_worker_threads = options.num_worker_threads,
@@ -243,7 +249,7 @@ void init_worker(const std::optional<std::string>& name, RpcOptions options) {
     if (dynamic) {
       session->dynamic = internal::DynamicGroup::join(session->store, agent, deadline);
     } else if (session->store) {
-      internal::join_static(*session->store, *agent, place.world_size, deadline);
+      internal::join_static(*session->store, *agent, *place.world_size, deadline);
     }
   } catch (...) {
     set_current_agent(nullptr);
@@ -315,14 +321,14 @@ std::map<std::string, DeviceMap> get_device_maps() {
 }
 
 void register_rpc_backend(const std::string& name, MakeTransport make) {
-  const std::lock_guard lock(backends().mutex);
+  const base::MutexLock lock(backends().mutex);
   if (!backends().makers.try_emplace(name, std::move(make)).second) {
     base::raise(ErrorKind::kUsage, base::cat("there is an RPC back end named \"", name, "\" already"));
   }
 }
 
 bool is_rpc_backend_available(const std::string& name) {
-  const std::lock_guard lock(backends().mutex);
+  const base::MutexLock lock(backends().mutex);
   return backends().makers.contains(name);
 }
 

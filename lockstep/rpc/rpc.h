@@ -1,23 +1,24 @@
 // Remote procedure calls between the workers of a job.
 //
 //   double norm(const std::vector<double>& v);
-//   LOCKSTEP_RPC_FUNCTION(norm);                               // callable from every worker
+//   LOCKSTEP_RPC_FUNCTION(norm);                    // callable from every worker
 //
-//   rpc::start();                                                    // env://, as the launcher sets it: "worker<rank>"
+//   rpc::start();                                   // env://, as the launcher sets it: "worker<rank>"
 //   double n = rpc::rpc_sync("worker1", norm, {{3.0, 4.0}});
-//   auto trainer = rpc::remote<Trainer>("worker2", rpc::Args{3});    // lives there; an RRef here
-//   rpc::shutdown();                                                 // waits for everyone
+//   auto trainer = rpc::remote<Trainer>("worker2", rpc::Args{3});  // lives there; an RRef here
+//   rpc::shutdown();                                // waits for all workers
 //
-// start() brings calls and RRefs, without libtorch. Programs with tensors call lockstep::init_rpc (remote/init_rpc.h), which also
-// brings distributed autograd, operators, modules and optimizers.
+// start() provides calls and RRefs, without libtorch. Programs with tensors call lockstep::init_rpc
+// (remote/init_rpc.h), which adds distributed autograd, operators, modules and optimizers.
 //
 //   call.h      rpc_sync, rpc_async, WaitAll         function.h  what can be called
 //   rref.h      values that stay where they are      future.h    results that are on their way
 //   gather.h    barrier, all_gather                  agent.h     for layers above
 //
-// One agent per process, or per rank thread inside run_threads. On one host messages go through shared memory, across hosts
-// over TCP; connections prove that they know the job's secret (docs/rpc.md). A child that the program forks has no RPC (calls raise
-// kUsage) and harms its parent's in no way, also when it leaves through exit(); it may start its own.
+// One agent per process, or per rank thread inside run_threads. On one host messages go through shared
+// memory, across hosts over TCP; connections prove that they know the job's secret (docs/rpc.md). A child
+// that the program forks has no RPC (calls raise kUsage) and does not affect its parent's, even when it
+// leaves through exit(); it may start its own.
 // Thread safety: everything may be called from any thread, start and shutdown by one.
 #pragma once
 
@@ -45,7 +46,7 @@ using DeviceMap = std::map<int, int>;
 
 enum class Membership : std::uint8_t {
   kStatic,   // a fixed number of workers, which start and leave together
-  kDynamic,  // workers join and leave as they like
+  kDynamic,  // workers join and leave at any time
 };
 
 struct RpcOptions {
@@ -73,21 +74,23 @@ struct RpcOptions {
   void set_device_map(const std::string& worker, const DeviceMap& map);
 };
 
-// Makes this process a worker. `name` is unique in the group: letters, digits, "_", ":" and "-", fewer than 128. Static group (a
-// world size): returns when all workers are there and know each other. Dynamic group: when those that are there know of this one.
-// Raises kUsage for a bad or taken name, bad options, and when it was called before; kTimeout naming who has not come.
+// Makes this process a worker. `name` is unique in the group: letters, digits, "_", ":" and "-", fewer than
+// 128. Static group (a world size): returns when all workers have joined and know each other. Dynamic group:
+// when those that have joined know of this one. Raises kUsage for a bad or taken name, bad options, and when
+// it was called before; kTimeout naming who has not arrived.
 void start(const std::string& name, RpcOptions options = {});
-// As worker<rank>, by the rank that options, URL or environment give, or in a dynamic group the number it gets.
+// As worker<rank>, by the rank that options, URL or environment give, or in a dynamic group the number it
+// gets.
 void start(RpcOptions options = {});
 
 struct ShutdownOptions {
   bool graceful = true;               // false: at once, for this worker only; the others see it go
   Milliseconds timeout = kNoTimeout;  // of waiting for the others
 };
-// Graceful: waits until every worker has called it and has no call in flight, gives RRefs back, and leaves; in a dynamic group
-// only this worker's calls are waited for. Workers that are gone are not waited for. Later calls raise kUsage: not initialised.
-// Raises kUsage in a function that runs for a caller; kTimeout (this worker has left all the same); for leaked RRefs see
-// strict_rref_check.
+// Graceful: waits until every worker has called it and has no call in flight, releases RRefs, and leaves; in
+// a dynamic group only this worker's calls are waited for. Workers that are gone are not waited for. Later
+// calls raise kUsage: not initialised. Raises kUsage in a function that runs for a caller; kTimeout (this
+// worker has left nevertheless); for leaked RRefs see strict_rref_check.
 void shutdown(ShutdownOptions options = {});
 
 bool is_initialized() noexcept;
@@ -97,7 +100,7 @@ std::vector<WorkerInfo> get_worker_infos();
 Milliseconds get_rpc_timeout();
 // Raises kUsage unless it is positive; kNoTimeout: calls that give no timeout have none.
 void set_rpc_timeout(Milliseconds timeout);
-// Counters by name, for people who debug: agent.* of calls and threads, num_owner_rrefs and its like of RRefs,
+// Counters by name, for debugging: agent.* of calls and threads, num_owner_rrefs and its like of RRefs,
 // num_autograd_contexts and num_current_backward_passes.
 std::map<std::string, std::string> get_debug_info();
 // The maps given in RpcOptions.

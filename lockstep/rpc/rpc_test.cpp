@@ -139,7 +139,7 @@ TEST(Rpc, NeedsNothingButTheLaunchersEnvironment) {
 TEST(Rpc, BadNamesAndOptionsAreRefused) {
   as_ranks(1, [](int, const auto& store) {
     for (const auto& name : {std::string(""), std::string("a b"), std::string("ä"), std::string(128, 'x')}) {
-      EXPECT_TRUE(says(caught([&] { start(name, at(0, 1, store)); }), "no name for a worker")) << name;
+      EXPECT_TRUE(says(caught([&] { start(name, at(0, 1, store)); }), "not a valid worker name")) << name;
     }
     const auto refused = [&](const auto& change, const std::string& part) {
       auto options = at(0, 1, store);
@@ -241,7 +241,7 @@ TEST(Rpc, ShutdownEndsAtItsTimeout) {
     if (rank == 0) {
       const auto failure = caught([] { shutdown({.timeout = 100ms}); });
       EXPECT_EQ(failure.kind, ErrorKind::kTimeout);
-      EXPECT_TRUE(says(failure, "these have not come: worker1"));
+      EXPECT_TRUE(says(failure, "these have not arrived: worker1"));
     }
     if (rank == 1) {
       while (true) {  // until rank 0 has gone

@@ -46,7 +46,7 @@ inline void until(const std::function<bool()>& holds, const std::string& what = 
   }
 }
 
-// Holds up whoever comes until it is opened; not for ever, so that a test that fails ends.
+// Blocks every thread in pass() until it is opened; with a timeout, so that a test that fails ends.
 class Gate {
  public:
   void open() { open_ = true; }
@@ -62,7 +62,7 @@ class Gate {
   std::atomic<int> n_came_{0};
 };
 
-// A transport that does as another does, for tests that change some of it.
+// A transport that forwards to another, for tests that override some of it.
 class TransportWrapper : public transport::Transport {
  public:
   explicit TransportWrapper(std::unique_ptr<transport::Transport> inner) : inner_(std::move(inner)) {}
@@ -85,7 +85,7 @@ class TransportWrapper : public transport::Transport {
   const std::unique_ptr<transport::Transport> inner_;
 };
 
-// Refuses longer messages, as a transport does that has a limit.
+// Rejects longer messages, as a transport with a limit does.
 class ShortTransport final : public TransportWrapper {
  public:
   ShortTransport(std::unique_ptr<transport::Transport> inner, std::size_t n_bytes)
@@ -116,8 +116,9 @@ struct Workers {
   std::vector<std::shared_ptr<Agent>> agents;
 };
 
-// Runs fn(rank, workers) on n threads, "worker0" to "worker<n-1>", each with its agent as the current one. `after` runs once,
-// when all fn have returned and before the agents are closed. Throws again what the first of them threw.
+// Runs fn(rank, workers) on n threads, "worker0" to "worker<n-1>", each with its agent as the current one.
+// `after` runs once, when all fn have returned and before the agents are closed. Throws again what the first
+// of them threw.
 inline void run_workers(int n, const std::function<void(int, Workers&)>& fn,
                         const WorkersOptions& options = {}, const std::function<void(Workers&)>& after = {}) {
   Workers workers{.exchange = transport::InProcessExchange::create(options.exchange), .agents = {}};
@@ -172,7 +173,7 @@ inline void run_workers(int n, const std::function<void(int, Workers&)>& fn,
   if (first) std::rethrow_exception(first);
 }
 
-// As `after`: everyone drops its RRefs and waits; then nothing may be left.
+// As `after`: every worker drops its RRefs and waits; then nothing may be left.
 inline void expect_no_rrefs(Workers& workers) {
   for (auto& agent : workers.agents) rref_manager(*agent).drop_users();
   for (int round = 0; round < 3; ++round) {

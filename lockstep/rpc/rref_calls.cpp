@@ -12,6 +12,7 @@ namespace lockstep::rpc {
 using internal::CallHead;
 using internal::OutgoingCall;
 using internal::RRefOnWire;
+using internal::RRefTable;
 
 namespace {
 
@@ -68,9 +69,9 @@ std::shared_ptr<RRefState> RRefManager::start_remote(const OutgoingCall& call) {
   Payload payload = internal::encode_call(call);
   payload.body = remote_body(ref, payload.body);
   // Owned here: a fork of this worker's own keeps the value until its function is over.
-  auto value = with_table([&](Actions&) -> std::shared_ptr<OwnedValue> {
-    if (here) return table_.create_here(ref, self_.id);
-    table_.create_there(ref);
+  auto value = with_table([&](RRefTable& table, Actions&) -> std::shared_ptr<OwnedValue> {
+    if (here) return table.create_here(ref, self_.id);
+    table.create_there(ref);
     return nullptr;
   });
   auto state = std::make_shared<RRefState>(
@@ -79,7 +80,7 @@ std::shared_ptr<RRefState> RRefManager::start_remote(const OutgoingCall& call) {
   const auto made = [self = shared_from_this(), ref, value, promise = *state->created](
                         Agent::Answer* answer, const CallFailure* failure) {
     if (!value) {
-      self->with_table([&](Actions& actions) { self->table_.creation_over(ref.fork, actions); });
+      self->with_table([&](RRefTable& table, Actions& actions) { table.creation_over(ref.fork, actions); });
     } else if (failure != nullptr) {
       value->promise.fail(*failure);
       self->unshare({ref});
@@ -96,6 +97,7 @@ std::shared_ptr<RRefState> RRefManager::start_remote(const OutgoingCall& call) {
   return state;
 }
 
+// The value's entry exists before the function runs: a fork that overtakes the result finds it and waits.
 void RRefManager::serve_remote(Request request) {
   auto shared = std::make_shared<Request>(std::move(request));
   RRefOnWire ref{.owner = self_.id};
@@ -109,8 +111,8 @@ void RRefManager::serve_remote(Request request) {
     ref.rref = *rref;
     ref.fork = *fork;
     head = internal::read_call_head(shared->body().subspan(internal::kRemoteHead));
-    value = with_table([&](Actions&) {
-      return shared->from() == self_.id ? table_.find(ref.rref) : table_.create_here(ref, shared->from());
+    value = with_table([&](RRefTable& table, Actions&) {
+      return shared->from() == self_.id ? table.find(ref.rref) : table.create_here(ref, shared->from());
     });
     if (!value) {
       const internal::ReceiveScope taken(shared->agent(), shared->from(), head.rrefs);
@@ -136,6 +138,8 @@ void RRefManager::serve_remote(Request request) {
                          value->set(type, std::move(result));
                          shared->answer({});
                        }
+                       // remote() to oneself shares the value with oneself for the time of the call; otherwise it could be
+                       // released before it is made.
                        if (here) self->unshare({ref});
                      });
 }
@@ -173,7 +177,7 @@ void RRefState::wait_made(std::optional<Milliseconds> timeout) const {
 
 std::string RRefState::type_name(std::optional<Milliseconds> timeout) const {
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     if (!type_name_.empty()) return type_name_;
   }
   std::string name;
@@ -189,10 +193,11 @@ std::string RRefState::type_name(std::optional<Milliseconds> timeout) const {
                    internal::end_with_answer<std::string>(agent, owner.id, promise), promise.state().get());
     name = promise.future().wait();
   }
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   return type_name_ = name;
 }
 
+// Holds no thread while the value is not made: the request waits in the value's callbacks.
 void RRefManager::serve_fetch(Request request) {
   auto shared = std::make_shared<Request>(std::move(request));
   try {

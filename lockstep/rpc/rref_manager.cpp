@@ -65,6 +65,7 @@ std::shared_ptr<void> OwnedValue::get(const std::type_info& wanted) const {
 
 // A handle's state.
 
+// losses_before: a worker that comes back under the same number is not the owner any more. The count tells.
 RRefState::RRefState(std::shared_ptr<RRefManager> manager_, RRefOnWire ref_, WorkerInfo owner_,
                      std::shared_ptr<OwnedValue> value_)
     : manager(std::move(manager_)),
@@ -131,13 +132,15 @@ RRefManager::RRefManager(Agent& agent)
               },
               .new_value = [weak = agent.weak_from_this()] { return std::make_shared<OwnedValue>(weak); }}) {}
 
+// After the table's lock was released: sending may fail, values may be destroyed and futures end, each of which runs other
+// code.
 void RRefManager::carry_out(Actions actions) noexcept {
   try {
     for (const auto& entry : actions.sends) send(entry);
     if (actions.orphaned.empty()) return;
     std::set<WorkerId> lost;
     {
-      const std::lock_guard lock(mutex_);
+      const base::MutexLock lock(mutex_);
       lost = table_.lost_workers();
     }
     const CallFailure failure{
@@ -149,6 +152,8 @@ void RRefManager::carry_out(Actions actions) noexcept {
   }
 }
 
+// Repeated until answered; the receiver recognises repetitions (RecentIds). A fork request that is never
+// answered counts as refused.
 void RRefManager::send(const RRefTable::Send& send) {
   const auto alive = agent();
   if (!alive || alive->closed()) return;
@@ -156,31 +161,32 @@ void RRefManager::send(const RRefTable::Send& send) {
   for (const auto& entry : send.entries) writer.put(entry.rref).put(entry.fork);
   const auto answer = alive->request_again(send.to, kind_of(send.control), {.body = writer.take()},
                                            base::cat("a message about RRefs to worker ", send.to), kTries);
-  answer.state()->on_over(
-      [self = shared_from_this(), state = answer.state(), to = send.to, control = send.control] {
-        if (state->failure() != nullptr) {
-          self->with_table([&](Actions& actions) { self->table_.unanswered(to, control, actions); });
-          return;
-        }
-        std::vector<std::uint64_t> refused;
-        base::ByteReader reader(state->value().body.bytes);
-        while (const auto fork = reader.get<std::uint64_t>()) refused.push_back(*fork);
-        self->with_table([&](Actions& actions) { self->table_.answered(to, control, refused, actions); });
-      });
+  answer.state()->on_over([self = shared_from_this(), state = answer.state(), to = send.to,
+                           control = send.control] {
+    if (state->failure() != nullptr) {
+      self->with_table([&](RRefTable& table, Actions& actions) { table.unanswered(to, control, actions); });
+      return;
+    }
+    std::vector<std::uint64_t> refused;
+    base::ByteReader reader(state->value().body.bytes);
+    while (const auto fork = reader.get<std::uint64_t>()) refused.push_back(*fork);
+    self->with_table(
+        [&](RRefTable& table, Actions& actions) { table.answered(to, control, refused, actions); });
+  });
 }
 
 // In a forked child the end of a handle is the end of a copy; the lock may be that of a thread which is not here.
 void RRefManager::drop(std::uint64_t fork) noexcept {
   if (!made_here_) return;
   try {
-    with_table([&](Actions& actions) { table_.drop(fork, actions); });
+    with_table([&](RRefTable& table, Actions& actions) { table.drop(fork, actions); });
   } catch (...) {
     base::log(LogLevel::kError, "an RRef's end: " + base::current_failure().message);
   }
 }
 
 bool RRefManager::confirmed(std::uint64_t fork) const {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   return table_.confirmed(fork);
 }
 
@@ -197,19 +203,20 @@ std::shared_ptr<Agent> RRefManager::agent_for(const char* what) const {
 // Shutdown.
 
 void RRefManager::drop_users() {
-  with_table([&](Actions& actions) { table_.drop_all(actions); });
+  with_table([&](RRefTable& table, Actions& actions) { table.drop_all(actions); });
 }
 
 bool RRefManager::wait_idle(Deadline deadline) {
-  std::unique_lock lock(mutex_);
+  base::MutexLock lock(mutex_);
   base::SlowWait slow(deadline);
-  while (!changed_.wait_until(lock, slow.next().time_point(), [&] { return table_.idle(); })) {
+  while (!changed_.wait_until(mutex_, slow.next().time_point(),
+                              [&]() LOCKSTEP_REQUIRES(mutex_) { return table_.idle(); })) {
     if (deadline.expired()) return false;
     lock.unlock();
     slow.say_if_due([&] {
       const auto alive = agent();
       return base::cat("worker ", self_.name,
-                       " waits for owners to take back its RRefs; its calls without an answer: ",
+                       " waits for owners to confirm the release of its RRefs; its calls without an answer: ",
                        alive ? alive->unanswered() : "none");
     });
     lock.lock();
@@ -221,7 +228,7 @@ std::string RRefManager::leaks() const {
   std::string list;
   std::size_t n = 0;
   const auto alive = agent();
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   table_.for_each_forked([&](std::uint64_t rref, const auto& value, const auto& forks) {
     if (++n > 10) return;
     const ValueType* type = value->type.load();
@@ -244,7 +251,7 @@ void RRefManager::check_leaks(LeakCheck check) const {
 }
 
 void RRefManager::debug_info(std::map<std::string, std::string>& info) const {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   info["num_owner_rrefs"] = std::to_string(table_.n_owned());
   info["num_forks"] = std::to_string(table_.n_forks());
   info["num_users"] = std::to_string(table_.n_users());
@@ -254,6 +261,7 @@ void RRefManager::debug_info(std::map<std::string, std::string>& info) const {
 
 // Values.
 
+// Not in the table: an owned value enters it when it is first shared. Until then the handle is all that holds it.
 std::shared_ptr<RRefState> RRefManager::own(const ValueType* type, std::shared_ptr<void> value) {
   const auto alive = agent_for("an RRef");
   auto owned = std::make_shared<OwnedValue>(agent_);
@@ -264,9 +272,9 @@ std::shared_ptr<RRefState> RRefManager::own(const ValueType* type, std::shared_p
 
 std::shared_ptr<OwnedValue> RRefManager::value_of(std::uint64_t rref) {
   std::set<WorkerId> lost;
-  if (auto value = with_table([&](Actions&) {
-        lost = table_.lost_workers();
-        return table_.find(rref);
+  if (auto value = with_table([&](RRefTable& table, Actions&) {
+        lost = table.lost_workers();
+        return table.find(rref);
       })) {
     return value;
   }
@@ -278,23 +286,24 @@ std::shared_ptr<OwnedValue> RRefManager::value_of(std::uint64_t rref) {
           "passed it on")));
 }
 
+// The child is in the table before the message is sent. If it is not sent, the guard takes it back (unshare).
 RRefOnWire RRefManager::share(const RRefState& state, WorkerId to) {
   state.check();
   RRefOnWire child;
-  const bool shared = with_table([&](Actions&) {
-    if (!state.is_owner()) return table_.share_used(state.ref.fork, to, child);
-    child = table_.share_owned(state.ref.rref, state.value, to);
+  const bool shared = with_table([&](RRefTable& table, Actions&) {
+    if (!state.is_owner()) return table.share_used(state.ref.fork, to, child);
+    child = table.share_owned(state.ref.rref, state.value, to);
     return true;
   });
-  if (!shared) base::raise(ErrorKind::kUsage, state.text() + " was given up by shutdown: it cannot be sent");
+  if (!shared) base::raise(ErrorKind::kUsage, state.text() + " was released by shutdown: it cannot be sent");
   return child;
 }
 
 void RRefManager::unshare(const std::vector<RRefOnWire>& children) noexcept {
   if (!made_here_) return;
   try {
-    with_table([&](Actions& actions) {
-      for (const auto& child : children) table_.unshare(child, actions);
+    with_table([&](RRefTable& table, Actions& actions) {
+      for (const auto& child : children) table.unshare(child, actions);
     });
   } catch (...) {
     base::log(LogLevel::kError, "an RRef that was not sent: " + base::current_failure().message);
@@ -304,9 +313,9 @@ void RRefManager::unshare(const std::vector<RRefOnWire>& children) noexcept {
 std::shared_ptr<RRefState> RRefManager::receive(const RRefOnWire& ref, WorkerId from) {
   const auto alive = agent_for("an RRef");
   bool fits = false;
-  auto value = with_table([&](Actions& actions) { return table_.receive(ref, from, fits, actions); });
-  if (!fits)
-    base::raise(ErrorKind::kUsage, base::cat("worker ", from, " sent an RRef that is not its to send"));
+  auto value =
+      with_table([&](RRefTable& table, Actions& actions) { return table.receive(ref, from, fits, actions); });
+  if (!fits) base::raise(ErrorKind::kUsage, base::cat("worker ", from, " sent an RRef that it may not send"));
   if (value) {
     return std::make_shared<RRefState>(shared_from_this(), RRefOnWire{.rref = ref.rref, .owner = self_.id},
                                        self_, std::move(value));
@@ -315,30 +324,31 @@ std::shared_ptr<RRefState> RRefManager::receive(const RRefOnWire& ref, WorkerId 
 }
 
 RRefManager::Losses RRefManager::losses(WorkerId worker) const {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const auto found = losses_.find(worker);
   return found == losses_.end() ? Losses{} : found->second;
 }
 
 void RRefManager::on_lost(WorkerId peer, const std::string& cause) {
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     auto& losses = losses_[peer];
     ++losses.n;
     losses.cause = cause;
   }
-  with_table([&](Actions& actions) { table_.lost(peer, actions); });
+  with_table([&](RRefTable& table, Actions& actions) { table.lost(peer, actions); });
 }
 
 void RRefManager::on_joined(WorkerId peer) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   table_.joined(peer);
 }
 
+// Values that never came: those who wait for them must not wait for ever. The table stays, since messages still arrive.
 void RRefManager::close() {
   std::vector<std::shared_ptr<OwnedValue>> values;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     values = table_.values();
   }
   for (const auto& value : values) value->promise.fail(shut_down());
@@ -348,7 +358,7 @@ void RRefManager::end() noexcept {
   // A value may hold RRefs, which hold this.
   std::vector<std::shared_ptr<OwnedValue>> values;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     values = table_.take_values();
   }
   // And one that was asked for after close() holds those who wait for it, which hold it.
@@ -363,8 +373,9 @@ void RRefManager::serve_control(Request request, Control control) {
   while (const auto rref = reader.get<std::uint64_t>()) {
     entries.push_back({.rref = *rref, .fork = reader.get<std::uint64_t>().value_or(0)});
   }
-  const auto refused =
-      with_table([&](Actions& actions) { return table_.take(request.from(), control, entries, actions); });
+  const auto refused = with_table([&](RRefTable& table, Actions& actions) {
+    return table.take(request.from(), control, entries, actions);
+  });
   base::ByteWriter writer;
   for (const auto fork : refused) writer.put(fork);
   request.answer({.body = writer.take()});

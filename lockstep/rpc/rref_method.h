@@ -4,9 +4,11 @@
 //   LOCKSTEP_RPC_METHOD(&Counter::add);                      // as "Counter::add"
 //   LOCKSTEP_RPC_METHOD(&app::Counter::value, "count");      // under a name of its own
 //
-// As with functions, both sides know the method by the same name. A method may return Future<T>: it then answers later. A
-// method of a base class is registered for the class of the RRef: static_cast<void (Net::*)()>(&Base::step).
-// Calls wait for the object to be made without keeping a thread. Methods of one object may run at the same time.
+// As with functions, both sides know the method by the same name. A method may return Future<T>: it then
+// answers later. A method of a base class is registered for the class of the RRef:
+// static_cast<void (Net::*)()>(&Base::step).
+// Calls wait for the object to be created without blocking a thread.
+// Thread safety: everything here may be called from any thread; methods of one object may run concurrently.
 #pragma once
 
 #include <memory>
@@ -20,8 +22,8 @@
 namespace lockstep::rpc {
 namespace internal {
 
-// The object a method is called on, as the first argument of the call. A user names it; the owner, calling itself, sends a
-// whole RRef, since nobody may have registered the object.
+// The object a method is called on, as the first argument of the call. A user sends its id; the owner,
+// calling itself, sends a whole RRef, since the object may not be registered.
 struct MethodTarget {
   const RRefState* state = nullptr;     // where it is called
   std::shared_ptr<OwnedValue> value{};  // where it runs
@@ -30,7 +32,8 @@ struct MethodTarget {
 
 void write_target(object::Encoder& encoder, const MethodTarget& target);
 void read_target(object::Decoder& decoder, MethodTarget& target);
-// Runs `run` once the value is over, here if it is; what it throws goes to `done`.
+// Runs `run` once the value is created or has failed, on this thread if it already has; what it throws goes
+// to `done`.
 void when_made(const MethodTarget& target, std::function<void()> run, const FunctionEntry::Done& done);
 
 }  // namespace internal

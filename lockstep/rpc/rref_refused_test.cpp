@@ -127,7 +127,7 @@ TEST(RefusedMessage, GivesBackTheRRefsBesideAValueThatCannotBeEncoded) {
       {}, expect_no_rrefs);
 }
 
-TEST(RefusedMessage, GivesBackTheRRefsOfACallThatNobodyCanRun) {
+TEST(RefusedMessage, ReleasesTheRRefsOfACallWithoutAHandler) {
   n_alive = 0;
   run_workers(
       3,

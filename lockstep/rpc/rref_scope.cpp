@@ -8,9 +8,12 @@
 namespace lockstep::rpc::internal {
 namespace {
 
+// Encoding and decoding of an argument happen deep inside codecs that know nothing of RPC; the scope is how an RRef among
+// the fields finds its message. Scopes nest, since encoding may run user code that calls.
 thread_local SendScope* sending = nullptr;
 thread_local ReceiveScope* receiving = nullptr;
 
+// The forks of one message. Sent: the receivers account for them. Not sent, for whatever reason: they end here.
 class Shared final : public SendGuard {
  public:
   Shared(std::shared_ptr<RRefManager> manager, std::vector<RRefOnWire> refs)
@@ -115,6 +118,7 @@ RRefManager& ReceiveScope::manager() {
   return rref_manager(here().agent_);
 }
 
+// The number came in the message: checked. Several arguments may name the same entry.
 std::shared_ptr<RRefState> ReceiveScope::get(std::uint32_t place) {
   const auto& states = here().states_;
   if (place >= states.size())

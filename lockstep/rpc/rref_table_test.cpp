@@ -1,4 +1,5 @@
-// The bookkeeping of RRefs alone: workers that are nothing but ledgers, and a network that shuffles and repeats what they send.
+// The bookkeeping of RRefs alone: each worker is only an RRefTable, and the network reorders and duplicates
+// what they send.
 #include "lockstep/rpc/detail/rref_table.h"
 
 #include <gtest/gtest.h>

@@ -436,7 +436,7 @@ TEST(RRef, LeftAtTheEndIsReported) {
     rref_manager(*workers.agents[0]).drop_users();
     EXPECT_TRUE(rref_manager(*workers.agents[0]).wait_idle(Deadline::after(10s)));
     manager.check_leaks(RRefManager::LeakCheck::kStrict);
-    EXPECT_TRUE(says(caught([&] { rpc_sync(1, keep, {user}); }), "given up by shutdown"));
+    EXPECT_TRUE(says(caught([&] { rpc_sync(1, keep, {user}); }), "released by shutdown"));
   });
 }
 

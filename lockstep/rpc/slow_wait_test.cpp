@@ -44,12 +44,12 @@ TEST(RpcSlowWait, ACallSaysWhichWorkerRunsWhatAndUntilWhen) {
   const auto call = [] { EXPECT_EQ(rpc_sync("worker1", held_up, {}, {.timeout = 3600s}), 3); };
   one_waits(
       call,
-      "slow: worker worker0 waits for worker worker1: worker1's function held_up; waiting goes on until ");
+      "slow: worker worker0 waits for worker worker1: worker1's function held_up; waiting continues until ");
 }
 
 TEST(RpcSlowWait, OfACallWithoutATimeoutSaysThatItHasNoEnd) {
   const auto call = [] { EXPECT_EQ(rpc_sync("worker1", held_up, {}, {.timeout = kNoTimeout}), 3); };
-  one_waits(call, "worker1's function held_up; waiting goes on without a deadline");
+  one_waits(call, "worker1's function held_up; waiting continues without a deadline");
 }
 
 TEST(RpcSlowWait, AFutureMadeOfAnotherSaysWhichCallsHaveNoAnswer) {
@@ -58,7 +58,7 @@ TEST(RpcSlowWait, AFutureMadeOfAnotherSaysWhichCallsHaveNoAnswer) {
         rpc_async("worker1", held_up).then([](const Future<int>& three) { return three.result() + 1; });
     EXPECT_EQ(later.wait(), 4);
   };
-  one_waits(wait, "its calls without an answer: worker1 (worker1's function held_up); waiting goes on");
+  one_waits(wait, "its calls without an answer: worker1 (worker1's function held_up); waiting continues");
 }
 
 TEST(RpcSlowWait, AnRRefSaysWhoseValueItWaitsFor) {
@@ -69,7 +69,7 @@ TEST(RpcSlowWait, AnRRefSaysWhoseValueItWaitsFor) {
 TEST(RpcSlowWait, AGatheringNamesThoseThatHaveNotCome) {
   const SlowLines lines(kSlow);
   const std::string part =
-      "slow: worker worker0 waits in a gathering of 2 workers; these have not come: worker1; ";
+      "slow: worker worker0 waits in a gathering of 2 workers; these have not arrived: worker1; ";
   run_workers(2, [&](int rank, Workers&) {
     if (rank == 1) {
       EXPECT_NE(lines.await(part), "");
@@ -98,7 +98,7 @@ void two_workers(const std::function<void(int)>& before, const std::function<voi
 
 TEST(RpcSlowWait, InitNamesTheRanksThatHaveNotCome) {
   const SlowLines lines(kSlow);
-  const std::string part = "slow: init_rpc of worker0 waits for workers that have not come yet: ranks 1; ";
+  const std::string part = "slow: init_rpc of worker0 waits for workers that have not arrived yet: ranks 1; ";
   const auto late = [&](int rank) {
     if (rank == 1) {
       EXPECT_NE(lines.await(part), "");
@@ -111,7 +111,7 @@ TEST(RpcSlowWait, InitNamesTheRanksThatHaveNotCome) {
 TEST(RpcSlowWait, ShutdownNamesTheWorkersThatHaveNotCome) {
   const SlowLines lines(kSlow);
   const std::string part =
-      "slow: shutdown of worker0, which waits for all 2 workers; these have not come: worker1; ";
+      "slow: shutdown of worker0, which waits for all 2 workers; these have not arrived: worker1; ";
   const auto late = [&](int rank) {
     if (rank == 1) {
       EXPECT_NE(lines.await(part), "");

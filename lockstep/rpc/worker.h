@@ -1,4 +1,5 @@
-// Who calls and is called: the workers of an RPC group, each with a name and a number. Value types.
+// The workers of an RPC group, each with a name and a number.
+// Thread safety: value types; const methods may be called concurrently.
 #pragma once
 
 #include <string>
@@ -20,7 +21,8 @@ struct WorkerInfo {
   friend bool operator==(const WorkerInfo&, const WorkerInfo&) = default;
 };
 
-// The target of a call, as it is convenient to write: a name, a number (its rank), or what get_worker_info returned.
+// The target of a call, as it is convenient to write: a name, a number (its rank), or what get_worker_info
+// returned.
 class Worker {
  public:
   Worker(const char* name) : target_(std::string(name)) {}

@@ -5,6 +5,7 @@
 #include "lockstep/base/detail/byte_io.h"
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
+#include "lockstep/base/detail/timeout.h"
 #include "lockstep/base/error.h"
 #include "lockstep/store/internal/checks.h"
 #include "lockstep/store/internal/file_replica.h"
@@ -31,6 +32,7 @@ std::unique_ptr<FileStore> FileStore::open(const std::string& path, const FileSt
         base::cat("FileStore: n_users is ", *options.n_users, "; it must be positive, unset when unknown"),
         ErrorFamily::kStore);
   }
+  base::checked_timeout(options.timeout, base::cat("FileStore ", path), ErrorFamily::kStore);
   const int n_users = options.n_users.value_or(-1);
   return std::unique_ptr<FileStore>(new FileStore(
       std::make_shared<internal::FileReplica>(path, n_users, options.timeout), options.timeout));
@@ -77,6 +79,7 @@ bool FileStore::check(std::span<const std::string> keys) {
 }
 
 void FileStore::wait(std::span<const std::string> keys, std::optional<Milliseconds> timeout) {
+  if (timeout) base::checked_timeout(*timeout, base::cat(describe(), ": wait"), ErrorFamily::kStore);
   file_->read_when(
       {keys, timeout.value_or(timeout_.load())}, [&] { return file_->all_exist(keys); }, [] {});
 }
@@ -166,6 +169,10 @@ std::int64_t FileStore::queue_len(const std::string& key) {
     const auto* queue = file_->find_queue(key);
     return queue ? static_cast<std::int64_t>(queue->size()) : 0;
   });
+}
+
+void FileStore::set_timeout(Milliseconds timeout) {
+  timeout_ = base::checked_timeout(timeout, base::cat(describe(), ": set_timeout"), ErrorFamily::kStore);
 }
 
 std::unique_ptr<Store> FileStore::clone() {

@@ -1,16 +1,19 @@
-// A store in one append-only file, for processes that share a local disk or NFS. The format is that of torch's
-// FileStore (internal/file_log.h), extended by queues. Writers hold the file's exclusive lock, readers its shared
-// one; each handle replays what others appended since it last looked.
+// A store in one append-only file, for processes that share a local disk or NFS. The format is that of
+// torch's FileStore (internal/file_log.h), extended by queues. Writers hold the file's exclusive lock,
+// readers its shared lock; each handle replays what others appended since its last read.
 //
-// Waiting looks at the file every few milliseconds (notification does not cross NFS) and ends at its timeout to the
-// millisecond. A process that dies while writing leaves a torn record, which the next writer cuts off; one that dies
-// at all leaves its count behind, so the file stays: give every job a fresh path.
+// A waiting call polls the file every few milliseconds (notification does not work across NFS) and ends at
+// its timeout to the millisecond. A process that dies while writing leaves a torn record, which the next
+// writer truncates; a process that dies at any time leaves its count behind, so the file is not removed: use
+// a new path for every job.
 //
-// Trust: whoever can write to the file decides what every rank reads. So it must belong to this user, must not be writable
-// by others, and is not reached through a symbolic link as the path's last part; this is looked at in every operation.
+// Trust: whoever can write to the file decides what every rank reads. It must therefore belong to this user,
+// must not be writable by others, and the last component of its path must not be a symbolic link; this is
+// checked in every operation.
 //
-// Thread safety: as Store; a waiting thread holds nothing the others need. Ownership: clones share one open file.
-// Errors: DistStoreError for everything that goes wrong with the file, naming its path.
+// Thread safety: as Store; a waiting thread holds nothing that others need. Ownership: clones share one open
+// file.
+// Errors: DistStoreError for every failure of the file, naming its path.
 #pragma once
 
 #include <atomic>
@@ -27,15 +30,15 @@ class FileReplica;
 
 struct FileStoreOptions {
   std::optional<int>
-      n_users{};  // the last of that many to close the file removes it; unset: an open number, and it stays
+      n_users{};  // the last of that many to close the file removes it; unset: any number, and it is kept
   Milliseconds timeout = kDefaultStoreTimeout;
 };
 
 class FileStore final : public Store {
  public:
-  // Creates the file (not its directory) when absent, readable by this user only. Raises
-  // DistStoreError when it cannot be created, is not to be trusted (above) or no store's file (it is then left as it
-  // was), or cannot be locked within the timeout.
+  // Creates the file (not its directory) when absent, readable by this user only. Raises DistStoreError when
+  // it cannot be created, is not trusted (above) or is not the file of a store (it is then left unchanged),
+  // or cannot be locked within the timeout.
   static std::unique_ptr<FileStore> open(const std::string& path, const FileStoreOptions& options = {});
   ~FileStore() override;
 
@@ -60,7 +63,7 @@ class FileStore final : public Store {
   std::int64_t queue_len(const std::string& key) override;
   std::unique_ptr<Store> clone() override;
   bool has_extended_api() const override { return false; }
-  void set_timeout(Milliseconds timeout) override { timeout_ = timeout; }
+  void set_timeout(Milliseconds timeout) override;
   Milliseconds timeout() const override { return timeout_; }
   std::string describe() const override;
 
@@ -68,10 +71,10 @@ class FileStore final : public Store {
 
  private:
   FileStore(std::shared_ptr<internal::FileReplica> file, Milliseconds timeout);
-  // The queue's oldest entry, if there is one now.
+  // The queue's oldest entry, if there is one.
   std::optional<Bytes> take(const std::string& key);
 
-  // Shared by clones; the last one signs off in the file.
+  // Shared by clones; the last one decrements the count in the file.
   const std::shared_ptr<internal::FileReplica> file_;
   std::atomic<Milliseconds> timeout_;
 };

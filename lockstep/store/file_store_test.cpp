@@ -255,6 +255,9 @@ TEST_F(FileStoreTest, AMissingFolderIsAnErrorThatNamesThePath) {
 TEST_F(FileStoreTest, WrongArgumentsAreUsageErrors) {
   EXPECT_EQ(failure_of([&] { FileStore::open(""); }).kind, ErrorKind::kUsage);
   EXPECT_EQ(failure_of([&] { FileStore::open(path_, {.n_users = 0}); }).kind, ErrorKind::kUsage);
+  EXPECT_EQ(failure_of([&] { FileStore::open(path_, {.timeout = Milliseconds(0)}); }).kind,
+            ErrorKind::kUsage);
+  EXPECT_FALSE(exists());
   EXPECT_EQ(failure_of([&] { FileStore::open("/dev/null"); }).kind, ErrorKind::kUsage);
 }
 

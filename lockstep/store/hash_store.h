@@ -1,5 +1,5 @@
-// A store in this process's memory, for ranks that are threads. One mutex guards the data; each key that
-// somebody waits for has condition variables of its own, so a set wakes only those who wait for that key.
+// A store in this process's memory, for ranks that are threads. One mutex guards the data; each key with
+// waiters has its own condition variables, so a set wakes only the waiters of that key.
 //
 // Thread safety: as Store. Ownership: clones share the data, which lives as long as the last of them.
 #pragma once
@@ -40,7 +40,7 @@ class HashStore final : public Store {
   std::int64_t queue_len(const std::string& key) override;
   std::unique_ptr<Store> clone() override;
   bool has_extended_api() const override { return true; }
-  void set_timeout(Milliseconds timeout) override { timeout_ = timeout; }
+  void set_timeout(Milliseconds timeout) override;
   Milliseconds timeout() const override { return timeout_; }
   std::string describe() const override { return "HashStore"; }
 

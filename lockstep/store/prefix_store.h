@@ -1,7 +1,7 @@
-// A name space inside another store: every key becomes "prefix/key" there. Nestable.
+// A namespace inside another store: every key becomes "prefix/key" there. Nestable.
 //
-// Thread safety: that of the store inside. Ownership: shares the store inside; several prefixes may stand on one.
-// The timeout is the inner store's: set_timeout here changes it there.
+// Thread safety: that of the underlying store. Ownership: shares the underlying store; several prefixes may
+// use one. The timeout is the underlying store's: set_timeout here changes it there.
 #pragma once
 
 #include <memory>
@@ -24,7 +24,7 @@ class PrefixStore final : public Store {
   bool check(std::span<const std::string> keys) override;
   void wait(std::span<const std::string> keys, std::optional<Milliseconds> timeout = {}) override;
   bool delete_key(const std::string& key) override;
-  // The inner store's count, keys outside the prefix included, as in torch.
+  // The underlying store's count, including keys outside the prefix, as in torch.
   std::int64_t num_keys() override;
   // Only keys under the prefix, without it.
   std::vector<std::string> list_keys() override;
@@ -35,7 +35,7 @@ class PrefixStore final : public Store {
   Bytes queue_pop(const std::string& key) override;
   std::optional<Bytes> try_queue_pop(const std::string& key) override;
   std::int64_t queue_len(const std::string& key) override;
-  // The same prefix over a clone of the inner store.
+  // The same prefix over a clone of the underlying store.
   std::unique_ptr<Store> clone() override;
   bool has_extended_api() const override { return store_->has_extended_api(); }
   void set_timeout(Milliseconds timeout) override { store_->set_timeout(timeout); }

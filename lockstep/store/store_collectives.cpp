@@ -5,6 +5,7 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/slow_wait.h"
 #include "lockstep/base/detail/text.h"
+#include "lockstep/base/detail/timeout.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 
@@ -27,7 +28,7 @@ void check_rank(int rank, int world_size) {
               ErrorFamily::kStore);
 }
 
-// "2 of 4 ranks came; missing: 1, 3". Asks the store, which is slow, and is for errors only.
+// "2 of 4 ranks arrived; missing: 1, 3". Asks the store, which is slow, and is for errors only.
 std::string who_is_missing(Store& store, const std::string& key, int world_size) {
   constexpr int kShown = 16;
   int missing = 0;
@@ -37,7 +38,7 @@ std::string who_is_missing(Store& store, const std::string& key, int world_size)
     if (++missing <= kShown) names += base::cat(missing == 1 ? "" : ", ", one.substr(one.rfind('/') + 1));
   }
   if (missing > kShown) names += ", ...";
-  return base::cat(world_size - missing, " of ", world_size, " ranks came; missing: ", names);
+  return base::cat(world_size - missing, " of ", world_size, " ranks arrived; missing: ", names);
 }
 
 [[noreturn]] void raise_late(const std::string& what, Milliseconds timeout, const std::string& who) {
@@ -60,17 +61,20 @@ bool wait_for(Store& store, std::span<const std::string> keys, Milliseconds time
 
 void store_barrier(Store& store, int rank, int world_size, const std::string& key, Milliseconds timeout) {
   check_rank(rank, world_size);
-  const Deadline deadline = Deadline::after(timeout);
+  const Deadline deadline = Deadline::after(
+      base::checked_timeout(timeout, base::cat("store barrier \"", key, '"'), ErrorFamily::kStore));
   const std::string count_key = key + "/count";
   const std::string last_key = key + "/last";
   const std::string what = base::cat("store barrier \"", key, "\" on rank ", rank);
   store.set(rank_key(key, rank), "");
+  // After the rank's own key was set: whoever sees the full count finds all ranks. One key that the last rank sets lets all
+  // others wait for one key instead of polling a counter.
   const std::int64_t count = store.add(count_key, 1);
   if (count > world_size) {
-    base::raise(
-        ErrorKind::kUsage,
-        base::cat(what, ": ", count, " ranks came to a barrier of ", world_size, ": the key was used before"),
-        ErrorFamily::kStore);
+    base::raise(ErrorKind::kUsage,
+                base::cat(what, ": ", count, " ranks arrived at a barrier of ", world_size,
+                          ": the key was used before"),
+                ErrorFamily::kStore);
   }
   if (count == world_size) return store.set(last_key, "");
   // Large worlds take longer to come, and need not be told of it as often.
@@ -91,8 +95,10 @@ StoreCollectives::StoreCollectives(std::shared_ptr<Store> store, int rank, int w
   check_rank(rank, world_size);
 }
 
-void StoreCollectives::use(const char* operation, const std::string& key) {
-  const std::lock_guard lock(mutex_);
+void StoreCollectives::use(const char* operation, const std::string& key,
+                           std::optional<Milliseconds> timeout) {
+  if (timeout) base::checked_timeout(*timeout, base::cat(operation, " \"", key, '"'), ErrorFamily::kStore);
+  const base::MutexLock lock(mutex_);
   if (used_.insert(key).second) return;
   base::raise(ErrorKind::kUsage,
               base::cat(operation, ": key \"", key, "\" was used before; every call needs its own"),
@@ -110,7 +116,7 @@ std::vector<Bytes> StoreCollectives::collect(const char* operation, const std::s
 }
 
 void StoreCollectives::barrier(const std::string& key, Milliseconds timeout) {
-  use("barrier", key);
+  use("barrier", key, timeout);
   store_barrier(*store_, rank_, world_size_, key, timeout);
 }
 
@@ -120,10 +126,10 @@ void StoreCollectives::broadcast_send(const std::string& key, std::span<const st
 }
 
 Bytes StoreCollectives::broadcast_recv(const std::string& key, Milliseconds timeout) {
-  use("broadcast", key);
+  use("broadcast", key, timeout);
   if (!wait_for(*store_, {&key, 1}, timeout)) {
     raise_late(base::cat("broadcast \"", key, "\" on rank ", rank_), timeout,
-               "the sending rank did not come");
+               "the sending rank did not arrive");
   }
   return store_->get(key);
 }
@@ -135,7 +141,7 @@ void StoreCollectives::gather_send(const std::string& key, std::span<const std::
 
 std::vector<Bytes> StoreCollectives::gather_recv(const std::string& key, std::span<const std::uint8_t> value,
                                                  Milliseconds timeout) {
-  use("gather", key);
+  use("gather", key, timeout);
   store_->set(rank_key(key, rank_), value);
   return collect("gather", key, timeout);
 }
@@ -152,23 +158,24 @@ Bytes StoreCollectives::scatter_send(const std::string& key, std::span<const Byt
 }
 
 Bytes StoreCollectives::scatter_recv(const std::string& key, Milliseconds timeout) {
-  use("scatter", key);
+  use("scatter", key, timeout);
   const std::string mine = rank_key(key, rank_);
   if (!wait_for(*store_, {&mine, 1}, timeout)) {
-    raise_late(base::cat("scatter \"", key, "\" on rank ", rank_), timeout, "the sending rank did not come");
+    raise_late(base::cat("scatter \"", key, "\" on rank ", rank_), timeout,
+               "the sending rank did not arrive");
   }
   return store_->get(mine);
 }
 
 std::vector<Bytes> StoreCollectives::all_gather(const std::string& key, std::span<const std::uint8_t> value,
                                                 Milliseconds timeout) {
-  use("all_gather", key);
+  use("all_gather", key, timeout);
   store_->set(rank_key(key, rank_), value);
   return collect("all_gather", key, timeout);
 }
 
 std::int64_t StoreCollectives::all_sum(const std::string& key, std::int64_t value, Milliseconds timeout) {
-  use("all_sum", key);
+  use("all_sum", key, timeout);
   const std::string sum_key = key + "/sum";
   store_->add(sum_key, value);
   store_barrier(*store_, rank_, world_size_, key, timeout);

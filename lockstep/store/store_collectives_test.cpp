@@ -48,7 +48,7 @@ Bytes text_of(int rank) {
 class StoreCollectivesOf : public ::testing::TestWithParam<int> {};
 INSTANTIATE_TEST_SUITE_P(Worlds, StoreCollectivesOf, ::testing::Values(1, 2, 3, 4, 7, 8));
 
-TEST_P(StoreCollectivesOf, NobodyLeavesABarrierBeforeAllHaveCome) {
+TEST_P(StoreCollectivesOf, NoRankLeavesABarrierBeforeAllHaveArrived) {
   std::atomic<int> came = 0;
   run(GetParam(), [&](StoreCollectives& world) {
     ++came;
@@ -96,7 +96,7 @@ TEST_P(StoreCollectivesOf, AllGatherAndAllSumGiveEveryoneTheSame) {
 TEST(StoreCollectives, ABarrierThatLastsSaysOnceWhoIsMissing) {
   const lockstep::testing::SlowLines lines(kShort);
   const std::string part =
-      "slow: store barrier \"b\" on rank 0: 1 of 2 ranks came; missing: 1; waiting goes on until ";
+      "slow: store barrier \"b\" on rank 0: 1 of 2 ranks arrived; missing: 1; waiting continues until ";
   run(2, [&](StoreCollectives& world) {
     if (world.rank() == 1) {
       EXPECT_NE(lines.await(part), "");
@@ -119,7 +119,7 @@ TEST(StoreCollectives, ATimeoutNamesTheRanksThatDidNotCome) {
   StoreCollectives world(store, 0, 4);
   const std::string text = error_of(ErrorKind::kTimeout, [&] { world.gather_recv("g", {}, kShort); });
   EXPECT_NE(text.find("30 ms"), std::string::npos) << text;
-  EXPECT_NE(text.find("2 of 4 ranks came; missing: 2, 3"), std::string::npos) << text;
+  EXPECT_NE(text.find("2 of 4 ranks arrived; missing: 2, 3"), std::string::npos) << text;
   error_of(ErrorKind::kTimeout, [&] { world.broadcast_recv("b", kShort); });
   error_of(ErrorKind::kTimeout, [&] { world.scatter_recv("s", kShort); });
   error_of(ErrorKind::kTimeout, [&] { world.all_gather("ag", {}, kShort); });
@@ -134,11 +134,26 @@ TEST(StoreCollectives, WrongArgumentsAreUsageErrors) {
   });
 }
 
+TEST(StoreCollectives, ATimeoutOfZeroOrLessIsRefusedBeforeAnythingIsWritten) {
+  auto store = std::make_shared<HashStore>();
+  StoreCollectives world(store, 0, 2);
+  for (const Milliseconds wrong : {Milliseconds(0), Milliseconds(-1)}) {
+    error_of(ErrorKind::kUsage, [&] { store_barrier(*store, 0, 2, "b", wrong); });
+    error_of(ErrorKind::kUsage, [&] { world.barrier("b", wrong); });
+    error_of(ErrorKind::kUsage, [&] { world.broadcast_recv("br", wrong); });
+    error_of(ErrorKind::kUsage, [&] { world.gather_recv("g", {}, wrong); });
+    error_of(ErrorKind::kUsage, [&] { world.scatter_recv("s", wrong); });
+    error_of(ErrorKind::kUsage, [&] { world.all_gather("ag", {}, wrong); });
+    error_of(ErrorKind::kUsage, [&] { world.all_sum("as", 1, wrong); });
+  }
+  EXPECT_EQ(store->num_keys(), 0);
+}
+
 TEST(StoreBarrier, ATimeoutSaysHowManyCameAndWhoIsMissing) {
   HashStore store;
   error_of(ErrorKind::kTimeout, [&] { store_barrier(store, 2, 3, "b", kShort); });
   const std::string text = error_of(ErrorKind::kTimeout, [&] { store_barrier(store, 0, 3, "b", kShort); });
-  EXPECT_NE(text.find("2 of 3 ranks came; missing: 1"), std::string::npos) << text;
+  EXPECT_NE(text.find("2 of 3 ranks arrived; missing: 1"), std::string::npos) << text;
 }
 
 TEST(StoreBarrier, AKeyUsedBeforeIsAnError) {

@@ -73,7 +73,7 @@ TEST_P(StoreContract, AddGoesOnFromTextThatIsANumber) {
   EXPECT_EQ(store_->add("n", 1), 42);
 }
 
-TEST_P(StoreContract, AddToTextThatIsNoNumberRaisesAndTheStoreSurvives) {
+TEST_P(StoreContract, AddToTextThatIsNotANumberRaisesAndTheStoreSurvives) {
   for (const std::string text : {"forty-one", "", "12x", " 12", "1.5", "99999999999999999999"}) {
     store_->set("text", text);
     const Failure failure = failure_of([&] { store_->add("text", 1); });
@@ -176,7 +176,7 @@ TEST_P(StoreContract, CheckNeedsEveryKey) {
   EXPECT_TRUE(store_->check(Keys{})) << "no keys are all there";
 }
 
-TEST_P(StoreContract, DeleteKeyTellsWhetherThereWasOne) {
+TEST_P(StoreContract, DeleteKeyReportsWhetherTheKeyExisted) {
   EXPECT_FALSE(store_->delete_key("key"));
   store_->set("key", "value");
   EXPECT_TRUE(store_->delete_key("key"));
@@ -266,7 +266,7 @@ TEST_P(StoreContract, GetWaitsForTheKey) {
 std::atomic<int> g_slow_lines{0};
 
 // The key comes once the line was seen.
-TEST_P(StoreContract, AWaitThatLastsSaysSoOnceAndNamesTheKey) {
+TEST_P(StoreContract, ASlowWaitIsLoggedOnceAndNamesTheKey) {
   g_slow_lines = 0;
   base::set_slow_wait_time(Milliseconds(5));
   set_log_sink([](LogLevel, std::string_view text) {
@@ -284,13 +284,31 @@ TEST_P(StoreContract, AWaitThatLastsSaysSoOnceAndNamesTheKey) {
   EXPECT_EQ(g_slow_lines, 1);
 }
 
-TEST_P(StoreContract, ATimeoutOfZeroWaitsUntilTheKeyComes) {
+TEST_P(StoreContract, ATimeoutOfZeroOrLessIsRefusedAndChangesNothing) {
+  for (const Milliseconds wrong : {Milliseconds(0), Milliseconds(-1), Milliseconds::min()}) {
+    EXPECT_EQ(failure_of([&] { store_->set_timeout(wrong); }).kind, ErrorKind::kUsage);
+    EXPECT_EQ(failure_of([&] { store_->wait(Keys{"missing"}, wrong); }).kind, ErrorKind::kUsage);
+    EXPECT_EQ(failure_of([&] { store_->wait(Keys{}, wrong); }).kind, ErrorKind::kUsage)
+        << "no keys, no excuse";
+    EXPECT_EQ(failure_of([&] { const StoreTimeoutGuard guard(*store_, wrong); }).kind, ErrorKind::kUsage);
+  }
+  EXPECT_EQ(store_->timeout(), kPatience);
+  store_->set("key", "value");
+  EXPECT_EQ(to_text(store_->get("key")), "value");
+}
+
+TEST_P(StoreContract, WithoutATimeoutAWaitLastsUntilTheKeyComes) {
   auto store = open();
-  store->set_timeout(Milliseconds(0));
+  store->set_timeout(kNoTimeout);
+  EXPECT_EQ(store->timeout(), kNoTimeout);
   auto value = std::async(std::launch::async, [store] { return to_text(store->get("late")); });
   let_it_wait();
   store_->set("late", "here");
   EXPECT_EQ(value.get(), "here");
+  auto wait = std::async(std::launch::async, [other = open()] { other->wait(Keys{"later"}, kNoTimeout); });
+  let_it_wait();
+  store->set("later", "here");  // a write without an end of its own
+  EXPECT_NO_THROW(wait.get());
 }
 
 TEST_P(StoreContract, EveryWriteWakesEveryWaiter) {
@@ -471,7 +489,7 @@ TEST_P(StoreContract, TheDefaultTimeoutIsFiveMinutesAndAGuardPutsItBack) {
   EXPECT_EQ(store->timeout(), Milliseconds(300'000));
 }
 
-TEST_P(StoreContract, SaysWhatItIs) {
+TEST_P(StoreContract, DescribesItself) {
   EXPECT_EQ(store_->has_extended_api(), GetParam().extended_api);
   EXPECT_TRUE(store_->describe().starts_with(GetParam().name.substr(0, GetParam().name.find('_'))))
       << store_->describe();

@@ -1,5 +1,5 @@
-// The contract suite of Store: what every store must do, written once in store_contract.cpp. A store joins by
-// describing how to make one and compiling that file into its test program:
+// The contract suite of Store: what every store must do, written once in store_contract.cpp. A store is added
+// by describing how to create one and compiling that file into its test program:
 //
 //   class MyWorld final : public StoreWorld {
 //    public:
@@ -93,7 +93,8 @@ class StoreContract : public testing::TestWithParam<StoreKind> {
     return failure.message.find(text) != std::string::npos;
   }
 
-  // Gives a thread time to start waiting. No result may depend on it; it only makes the interesting order likely.
+  // Gives a thread time to start waiting. No result may depend on it; it only makes the intended order
+  // likely.
   static void let_it_wait() { std::this_thread::sleep_for(Milliseconds(15)); }
 
   std::unique_ptr<StoreWorld> world_;

@@ -54,5 +54,11 @@ INSTANTIATE_TEST_SUITE_P(Stores, StoreContract,
                                          kind<PrefixWorld<FileWorld>>("PrefixStore_FileStore", 1, false)),
                          [](const auto& test) { return test.param.name; });
 
+TEST(HashStore, RefusesATimeoutOfZeroOrLess) {
+  EXPECT_THROW(HashStore({.timeout = Milliseconds(0)}), DistStoreError);
+  EXPECT_THROW(HashStore({.timeout = Milliseconds(-1)}), DistStoreError);
+  EXPECT_EQ(HashStore({.timeout = kNoTimeout}).timeout(), kNoTimeout);
+}
+
 }  // namespace
 }  // namespace lockstep

@@ -97,7 +97,7 @@ TEST(TcpRelay, AMasterAtLocalhostTakesItsPortOnEveryLoopbackAddress) {
   }
 }
 
-TEST(TcpRelay, AStrangerWhoPassesTheHandshakeOnIsNotTakenForTheStore) {
+TEST(TcpRelay, AStrangerThatRelaysTheHandshakeIsNotTakenForTheStore) {
   if (!has_ipv6()) GTEST_SKIP() << "no second loopback address";
   const JobSecret secret = JobSecret::mint();
   const auto master = TcpStore::open("127.0.0.1", {.port = 0, .is_master = true, .secret = secret});

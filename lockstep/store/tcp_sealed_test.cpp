@@ -162,7 +162,7 @@ TEST(TcpSealed, ABitFlippedOnTheWayToTheStoreEndsTheConnectionAndSetsNothing) {
         DistNetworkError);
   }
   EXPECT_EQ(middle.value("key"), std::nullopt);
-  EXPECT_NE(middle.why().find("seal"), std::string::npos) << middle.why();
+  EXPECT_NE(middle.why().find("in transit"), std::string::npos) << middle.why();
 }
 
 TEST(TcpSealed, ABitFlippedOnTheWayBackIsAnErrorAndNoValue) {
@@ -232,7 +232,7 @@ TEST(TcpSealed, AReplyCutShortIsAnError) {
   EXPECT_THROW(client->add("n", 1), DistNetworkError);
 }
 
-TEST(TcpSealed, TheClientsOwnWordsSentBackAreNoReply) {
+TEST(TcpSealed, TheClientsOwnBytesSentBackAreNotAReply) {
   Bytes own;
   Middle middle(
       [&](int, const Bytes& record) {

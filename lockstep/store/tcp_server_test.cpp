@@ -220,7 +220,7 @@ TEST_F(TcpServerTest, TheSecondOfTwoWaitersSleepsOnWhileTheFirstTakesTheEntry) {
 
 // ---- garbage ----
 
-TEST_F(TcpServerTest, WhoeverDoesNotValidateIsClosedAndHarmsNobody) {
+TEST_F(TcpServerTest, AConnectionThatDoesNotValidateIsClosedAndAffectsNoOther) {
   start();
   for (const std::string text :
        {"GET / HTTP/1.1\r\n\r\n", "\x16\x03\x01\x02", "SSH-2.0-x\r\n", "\xff\xff\xff\xff\xff"}) {
@@ -299,7 +299,7 @@ TEST_F(TcpServerTest, TheQuotaBoundsWhatAllClientsTogetherStoreAndSend) {
   EXPECT_EQ(store_->get("c").size(), 3u << 20) << "deleting makes room";
 }
 
-TEST_F(TcpServerTest, AThousandGarbageConnectionsDisturbNobody) {
+TEST_F(TcpServerTest, AThousandGarbageConnectionsDisturbNoClient) {
   start();
   const auto client = TcpStore::open(kServerHost, {.port = store_->port()});
   const std::uint64_t before = resident_bytes();
@@ -432,7 +432,7 @@ TEST_F(TcpServerTest, ACrashOfOneClientAmidAValueLeavesTheOldValue) {
   EXPECT_EQ(to_text(store_->get("key")), "old");
 }
 
-TEST_F(TcpServerTest, TorchsAddToAValueThatIsNoNumberClosesThatConnectionOnly) {
+TEST_F(TcpServerTest, TorchsAddToAValueThatIsNotANumberClosesThatConnectionOnly) {
   start();
   store_->set("text", "forty-one");
   store_->num_keys();  // the set has no reply of its own
@@ -464,7 +464,7 @@ class TcpServerSecretTest : public TcpServerTest {
   const JobSecret secret_ = JobSecret::mint();
 };
 
-TEST_F(TcpServerSecretTest, NoWordOfTorchsProtocolIsHeardBeforeTheHandshake) {
+TEST_F(TcpServerSecretTest, NoRequestIsAcceptedBeforeTheHandshake) {
   net::Socket socket = connect();
   base::ByteWriter bytes;
   bytes.raw(validation()).put(Query::kSet).sized("/key").sized("value").put(Query::kPing).put(1u);
@@ -522,7 +522,7 @@ TEST_F(TcpServerSecretTest, AReplayedConversationIsRefused) {
   expect_alive();
 }
 
-TEST_F(TcpServerSecretTest, WhatWasNotSealedAfterTheProofIsNotHeard) {
+TEST_F(TcpServerSecretTest, UnsealedDataAfterTheProofIsRejected) {
   net::Socket socket = connect();
   net::HandshakeClient client(secret_, dialled());
   net::Challenge challenge;

@@ -1,11 +1,12 @@
 #include "lockstep/store/tcp_store.h"
 
 #include <atomic>
-#include <mutex>
 
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/slow_wait.h"
 #include "lockstep/base/detail/text.h"
+#include "lockstep/base/detail/timeout.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/store/internal/checks.h"
@@ -23,7 +24,7 @@ namespace {
 
 // A reply that has begun is read to its end even when the wait before it took all the time there was.
 Deadline reply_deadline(Milliseconds timeout) {
-  return Deadline::after(timeout.count() > 0 ? std::max(timeout, Milliseconds(10'000)) : timeout);
+  return Deadline::after(std::max(timeout, Milliseconds(10'000)));
 }
 
 }  // namespace
@@ -33,17 +34,18 @@ struct TcpStore::State {
   std::shared_ptr<internal::TcpServer> server;  // shared with other masters of this process (multi_tenant)
   std::atomic<Milliseconds> timeout{kDefaultStoreTimeout};
 
-  std::mutex mutex;
-  // Guarded by mutex.
-  std::optional<TcpClient> client;
-  std::optional<Failure> broken;  // the first failure of the connection; every later call raises it
+  base::Mutex mutex;
+  std::optional<TcpClient> client LOCKSTEP_GUARDED_BY(mutex);
+  // The first failure of the connection; every later call raises it.
+  std::optional<Failure> broken LOCKSTEP_GUARDED_BY(mutex);
 
   std::string name() const { return base::cat("TcpStore ", net::host_and_port(target.host, target.port)); }
 
   // Runs `call(client, deadline)` with the connection to itself.
   template <class Call>
   auto run(Call call) {
-    const std::lock_guard lock(mutex);
+    // One call at a time per handle, also while it waits: a thread that must not wait for another one's get uses clone().
+    const base::MutexLock lock(mutex);
     if (broken) base::raise(*broken);
     try {
       return call(*client, Deadline::after(timeout.load()));
@@ -58,7 +60,7 @@ struct TcpStore::State {
   void wait_status(TcpClient& connection, std::span<const std::string> keys, Milliseconds given,
                    Deadline deadline) {
     const Status status =
-        connection.wait_for_status(deadline, [&] { return internal::waiting_words(name(), keys); });
+        connection.wait_for_status(deadline, [&] { return internal::waiting_text(name(), keys); });
     if (status == Status::kCanceled) internal::raise_wait_timeout(name(), given, keys);
     if (status == Status::kDone) return;
     const std::string why = connection.read_text(reply_deadline(given));
@@ -76,6 +78,10 @@ struct TcpStore::State {
 
   std::vector<Bytes> get_all(std::span<const std::string> keys);
   std::int64_t add_plainly(const std::string& key, std::int64_t amount);
+  void connect(Milliseconds given, Deadline deadline) {
+    const base::MutexLock lock(mutex);
+    client = TcpClient::connect(target, given, deadline);
+  }
   void join(int world_size, Milliseconds given, Deadline deadline);
 };
 
@@ -110,13 +116,15 @@ std::unique_ptr<TcpStore> TcpStore::open(const std::string& host, const TcpStore
   } else if (options.world_size) {
     internal::stagger(*options.world_size);
   }
-  state->client = TcpClient::connect(state->target, options.timeout, deadline);
+  state->connect(options.timeout, deadline);
   if (options.world_size && options.wait_for_workers)
     state->join(*options.world_size, options.timeout, deadline);
   return std::unique_ptr<TcpStore>(new TcpStore(std::move(state)));
 }
 
+// Clients only count themselves in; the master waits, in its own process, without a request that blocks the connection.
 void TcpStore::State::join(int world_size, Milliseconds given, Deadline deadline) {
+  const base::MutexLock lock(mutex);
   client->begin(Query::kAdd).raw_key(internal::kInitKey).number(1).send(deadline);
   client->read<std::int64_t>(deadline);
   if (!server) return;
@@ -180,6 +188,7 @@ std::int64_t TcpStore::add(const std::string& key, std::int64_t amount) {
 // torch's server answers an add to a value that is no number by closing the connection. If that is what happened,
 // say so and go on with a new one.
 std::int64_t TcpStore::State::add_plainly(const std::string& key, std::int64_t amount) {
+  mutex.assume_held();  // by run(), whose call this is
   const Deadline deadline = Deadline::after(timeout.load());
   try {
     client->begin(Query::kAdd).key(key).number(amount).send(deadline);
@@ -218,6 +227,7 @@ bool TcpStore::check(std::span<const std::string> keys) {
 }
 
 void TcpStore::wait(std::span<const std::string> keys, std::optional<Milliseconds> timeout) {
+  if (timeout) base::checked_timeout(*timeout, base::cat(state_->name(), ": wait"), ErrorFamily::kStore);
   if (keys.empty()) return;
   const Milliseconds given = timeout.value_or(state_->timeout.load());
   const Deadline deadline = Deadline::after(given);
@@ -316,12 +326,13 @@ std::unique_ptr<Store> TcpStore::clone() {
   auto state = std::make_unique<State>();
   state->target = state_->target;
   state->timeout = given;
-  state->client = TcpClient::connect(state->target, given, Deadline::after(given));
+  state->connect(given, Deadline::after(given));
   return std::unique_ptr<Store>(new TcpStore(std::move(state)));
 }
 
 void TcpStore::set_timeout(Milliseconds timeout) {
-  state_->timeout = timeout;
+  state_->timeout =
+      base::checked_timeout(timeout, base::cat(state_->name(), ": set_timeout"), ErrorFamily::kStore);
 }
 Milliseconds TcpStore::timeout() const {
   return state_->timeout;
@@ -330,7 +341,8 @@ Milliseconds TcpStore::timeout() const {
 std::string TcpStore::describe() const {
   std::string text = "TcpStore(client ";
   // Never waits: another thread may be in a long get. Then the client's own port is left out.
-  if (const std::unique_lock lock(state_->mutex, std::try_to_lock); lock) {
+  if (state_->mutex.try_lock()) {
+    const base::MutexLock lock(state_->mutex, std::adopt_lock);
     text += base::cat(state_->client->path(), state_->broken ? ", broken" : "");
   } else {
     text += base::cat("-> ", net::host_and_port(state_->target.host, state_->target.port), ", in a call");

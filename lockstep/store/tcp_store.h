@@ -1,24 +1,26 @@
-// A store over TCP: one process holds the data in a server thread, everyone else connects to it. The bytes on
-// the wire are those of torch's TCPStore (docs/wire.md), so each side may be PyTorch: a rank started by
-// torchrun uses the agent's store, and PyTorch can join ours while no secret is set.
+// A store over TCP: one process holds the data in a server thread, all others connect to it. The wire
+// protocol is that of torch's TCPStore (docs/wire.md), so either side may be PyTorch: a rank started by
+// torchrun uses the agent's store, and PyTorch can connect to ours if no secret is set.
 //
-// With a secret every connection first proves that it knows it, in both directions, and what follows on TCP is
-// encrypted and authenticated with keys of that connection: whoever stands in between can end it, nothing else. Without
-// one the server listens on loopback only, unless `insecure` says otherwise aloud.
+// With a secret both ends of every connection first prove that they know it, and all further traffic on TCP
+// is encrypted and authenticated with per-connection keys: an attacker in the middle can close the
+// connection, nothing else. Without a secret the server listens on loopback only, unless `insecure` is set.
 //
-// Speed: on the server's host a client moves from TCP to a local socket (local_socket = false keeps it on TCP). Before
-// they sleep, client and server look for the next bytes for 50 us, yielding their core in between.
+// Performance: on the server's host a client switches from TCP to a local socket (local_socket = false keeps
+// it on TCP). Before they block, client and server poll for the next bytes for 50 us, yielding their core in
+// between.
 //
-// set, append, multi_set and queue_push have no reply, as in torch: they return when the request is on its way, not when the
-// store has it. Many in a row are gathered and sent together by a thread of the handle (within microseconds, when that
-// gets to run). What is written is seen by every later call on the same handle, in order; others see it when it has
-// arrived, whether or not this handle is used again. When one fails (connection lost, store full, no room within the
-// timeout), a later call on the handle raises it, at the latest the first that waits for a reply; a write without any call
-// after it can be lost unseen: the destructor waits up to a second until all has arrived, and can only log. A call that
+// set, append, multi_set and queue_push have no reply, as in torch: they return when the request is on its
+// way, not when the store has it. Many consecutive ones are batched and sent together by a thread of the
+// handle (within microseconds, once it is scheduled). A write is visible to every later call on the same
+// handle, in order; others see it when it has arrived, whether or not this handle is used again. When a write
+// fails (connection lost, store full, no room within the timeout), a later call on the handle raises the
+// error, at the latest the first one that waits for a reply; a write that no call follows can be lost
+// silently: the destructor waits up to a second until everything has arrived, and can only log. A call that
 // has a reply (get, check, num_keys) confirms all writes before it. In a forked child a handle raises kUsage.
 //
-// Thread safety: as Store says; calls on one handle are serialised on its connection. Ownership: the master's
-// handle owns the server; when the last handle that shares it goes, the server ends and clients see
+// Thread safety: as Store; calls on one handle are serialised on its connection. Ownership: the master's
+// handle owns the server; when the last handle that shares it is destroyed, the server stops and clients see
 // DistNetworkError.
 #pragma once
 
@@ -34,7 +36,7 @@ namespace lockstep {
 
 inline constexpr std::uint16_t kDefaultTcpStorePort = 29500;
 
-// What a server takes from its clients before it closes their connection.
+// What a server accepts from its clients before it closes their connection.
 struct TcpStoreLimits {
   std::uint64_t key_bytes = 64 << 10;        // one key
   std::uint64_t value_bytes = 1ull << 30;    // one value
@@ -42,21 +44,22 @@ struct TcpStoreLimits {
   std::uint64_t total_bytes = 8ull << 30;    // all keys and values together; as much again for replies
   std::uint64_t reply_bytes = 1ull << 31;    // one reply: multi_get, list_keys
   std::uint32_t connections = 16384;
-  // Of them, per address: connections that have yet to prove who they are; an eighth of the process's descriptors
-  // (RLIMIT_NOFILE) at most. When all places are taken the oldest from where most of them come make way.
+  // Of them, per address: unauthenticated connections; at most an eighth of the process's descriptors
+  // (RLIMIT_NOFILE). When all places are taken, the oldest connection from the address with the most of them
+  // is closed.
   std::uint32_t strangers = 256;
   Milliseconds validate_timeout{30'000};  // from connect to a valid first request
 };
 
 struct TcpStoreOptions {
   std::uint16_t port = kDefaultTcpStorePort;  // 0 with is_master: a free one, read it from TcpStore::port()
-  std::optional<int> world_size;              // none: an open number of users
+  std::optional<int> world_size;              // unset: any number of users
   bool is_master = false;                     // holds the server
   Milliseconds timeout = kDefaultStoreTimeout;
   bool wait_for_workers = true;         // the master waits for world_size users; needs world_size
   bool multi_tenant = false;            // masters of one process on one port share a server
-  std::optional<int> master_listen_fd;  // a bound socket the server takes over; it may listen already
-  std::optional<JobSecret> secret;      // asked of, and proven to, every peer
+  std::optional<int> master_listen_fd;  // a bound socket that the server takes over; it may already listen
+  std::optional<JobSecret> secret;      // required from, and proven to, every peer
   bool local_socket = true;             // use one instead of TCP when the server is on this host and ours
   bool insecure = false;                // allow a server beyond loopback without a secret
   TcpStoreLimits limits;
@@ -64,12 +67,12 @@ struct TcpStoreOptions {
 
 class TcpStore final : public Store {
  public:
-  // Starts the server when is_master, connects (retrying until the timeout while nobody answers), and waits
-  // for the workers when asked. `host` is a name or an address; a master whose host is 127.x.x.x or ::1 listens
-  // there only, at localhost on 127.0.0.1 and ::1 (whichever the machine has), any other on all interfaces. Raises kUsage for options that contradict each
-  // other or a listener beyond loopback without a secret; DistNetworkError naming host, port and ms when
-  // nobody answers, the port is taken, or the secrets differ; DistStoreError with joined/total when workers
-  // are missing.
+  // Starts the server when is_master, connects (retrying until the timeout while there is no answer), and
+  // waits for the workers if requested. `host` is a name or an address; a master whose host is 127.x.x.x or
+  // ::1 listens there only, for localhost on 127.0.0.1 and ::1 (whichever the machine has), otherwise on all
+  // interfaces. Raises kUsage for options that contradict each other or a listener beyond loopback without a
+  // secret; DistNetworkError naming host, port and ms when there is no answer, the port is taken, or the
+  // secrets differ; DistStoreError with joined/total when workers are missing.
   static std::unique_ptr<TcpStore> open(const std::string& host, const TcpStoreOptions& options = {});
   ~TcpStore() override;
 
@@ -91,7 +94,7 @@ class TcpStore final : public Store {
   Bytes queue_pop(const std::string& key) override;
   std::optional<Bytes> try_queue_pop(const std::string& key) override;
   std::int64_t queue_len(const std::string& key) override;
-  // A connection of its own; never the server.
+  // Opens a separate connection; never shares the server.
   std::unique_ptr<Store> clone() override;
   bool has_extended_api() const override { return true; }
   void set_timeout(Milliseconds timeout) override;

@@ -112,7 +112,7 @@ TEST(TcpStore, DescribesItselfWithAddresses) {
   EXPECT_EQ(client->describe().find("server"), std::string::npos) << client->describe();
 }
 
-TEST(TcpStore, OnTheServersHostALocalSocketTakesOverUnlessToldNotTo) {
+TEST(TcpStore, OnTheServersHostALocalSocketIsUsedUnlessDisabled) {
   const auto server = TcpStore::open(kHost, master({.secret = JobSecret::mint()}));
   EXPECT_NE(server->describe().find("local socket"), std::string::npos) << server->describe();
   const auto plain = TcpStore::open(kHost, master({.local_socket = false}));
@@ -158,7 +158,7 @@ TEST(TcpStore, ASecondMasterOnThePortFails) {
   EXPECT_TRUE(mentions(failure, base::cat(server->port()))) << failure.message;
 }
 
-TEST(TcpStore, NobodyThereIsAnErrorThatNamesHostPortAndMilliseconds) {
+TEST(TcpStore, AMissingServerIsAnErrorThatNamesHostPortAndMilliseconds) {
   std::uint16_t port = 0;
   { port = net::Listener::listen(*net::Address::parse(kHost, 0), 1).local().port(); }
   const Failure failure =
@@ -193,6 +193,18 @@ TEST(TcpStore, OptionsThatContradictEachOtherAreUsageErrors) {
   EXPECT_EQ(kind_of({.port = 0}), ErrorKind::kUsage);
   EXPECT_EQ(kind_of(master({.world_size = 0})), ErrorKind::kUsage);
   EXPECT_EQ(kind_of({.master_listen_fd = 0}), ErrorKind::kUsage);
+  EXPECT_EQ(kind_of(master({.timeout = Milliseconds(0)})), ErrorKind::kUsage);
+  EXPECT_EQ(kind_of(master({.timeout = Milliseconds(-1)})), ErrorKind::kUsage);
+  EXPECT_EQ(kind_of(master({.limits = {.validate_timeout = Milliseconds(0)}})), ErrorKind::kUsage);
+}
+
+TEST(TcpStore, WithoutATimeoutItOpensServesAndClones) {
+  const auto server =
+      TcpStore::open(kHost, master({.timeout = kNoTimeout, .limits = {.validate_timeout = kNoTimeout}}));
+  const auto client = TcpStore::open(kHost, {.port = server->port(), .timeout = kNoTimeout});
+  EXPECT_EQ(client->clone()->timeout(), kNoTimeout);
+  client->clone()->set("key", "value");
+  EXPECT_EQ(to_text(client->get("key")), "value");
 }
 
 // ---- workers ----
@@ -219,7 +231,7 @@ TEST(TcpStore, MissingWorkersAreCountedInTheError) {
   EXPECT_TRUE(mentions(failure, "1/3")) << failure.message;
 }
 
-TEST(TcpStore, NobodyWaitsWhenToldNotTo) {
+TEST(TcpStore, TheMasterDoesNotWaitForWorkersWhenDisabled) {
   const auto server = TcpStore::open(kHost, master({.world_size = 3, .wait_for_workers = false}));
   EXPECT_EQ(server->num_keys(), 0);
 }
@@ -304,7 +316,7 @@ TEST(TcpStore, ABoundSocketOpenToTheNetworkDoesNotListenWithoutASecret) {
   EXPECT_EQ(listens, 0);
 }
 
-TEST(TcpStore, ADescriptorThatIsNoBoundSocketIsRefused) {
+TEST(TcpStore, ADescriptorThatIsNotABoundSocketIsRejected) {
   EXPECT_THROW(TcpStore::open(kHost, master({.master_listen_fd = 0})), Error);
   const base::Fd unbound(::socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0));
   EXPECT_THROW(TcpStore::open(kHost, master({.master_listen_fd = unbound.get()})), Error)
@@ -399,7 +411,7 @@ TEST(TcpStore, AServerThatReadsNothingEndsAWriteAtItsTimeoutAndTakesNoMoreMemory
   EXPECT_EQ(failure.kind, ErrorKind::kTimeout) << failure.message;
 }
 
-TEST(TcpStore, AForkedChildIsToldThatTheConnectionIsItsParents) {
+TEST(TcpStore, AForkedChildMayNotUseItsParentsConnection) {
   const auto server = TcpStore::open(kHost, master({.secret = JobSecret::mint()}));
   for (int i = 0; i < 100; ++i) server->set("key", "value");
   const pid_t child = ::fork();

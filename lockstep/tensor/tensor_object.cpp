@@ -147,7 +147,7 @@ at::Tensor take_elements(Decoder& decoder, at::ScalarType dtype, c10::IntArrayRe
   const auto width = c10::elementSize(dtype);
   const auto n = c10::multiply_integers(sizes);
   if (blob.bytes.size() % width != 0 || blob.bytes.size() / width != static_cast<std::uint64_t>(n))
-    decoder.refuse(blob.bytes.size(), " bytes came for ", n, " elements of ", c10::toString(dtype));
+    decoder.refuse(blob.bytes.size(), " bytes arrived for ", n, " elements of ", c10::toString(dtype));
   if (dtype == at::kBool && std::ranges::any_of(blob.bytes, [](std::uint8_t byte) { return byte > 1; }))
     decoder.refuse("a bool is 0 or 1; the object is damaged");
   const auto options = at::TensorOptions().dtype(dtype);
@@ -177,8 +177,7 @@ void check_indices(Decoder& decoder, const at::Tensor& indices, c10::IntArrayRef
     for (std::int64_t d = 0; d < indices.size(0); ++d) {
       const auto index = at[d * n + i];
       const auto size = sizes[static_cast<std::size_t>(d)];
-      if (index < 0 || index >= size)
-        decoder.refuse("index ", index, " lies outside of a dimension of ", size);
+      if (index < 0 || index >= size) decoder.refuse("index ", index, " is outside of a dimension of ", size);
       place = place * size + index;
     }
     if (ascend && place <= before) decoder.refuse("indices do not ascend; the object is damaged");

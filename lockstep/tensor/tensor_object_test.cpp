@@ -94,7 +94,7 @@ TEST(TensorObject, ArrivesAsALeafThatKeepsRequiresGrad) {
   EXPECT_TRUE(at::equal(first, at::ones({2}))) << "memory of its own";
 }
 
-TEST(TensorObject, LiesInsideStructsContainersAndObjects) {
+TEST(TensorObject, CanBeInsideStructsContainersAndObjects) {
   const Checkpoint sent{.epoch = 3, .weights = {{"w", at::arange(4, at::kFloat)}, {"none", {}}}};
   const auto back = decode<Checkpoint>(encode(sent));
   EXPECT_EQ(back.epoch, 3);
@@ -145,7 +145,7 @@ TEST(TensorObject, TravelsBesideTheObjectWhenAsked) {
       std::string::npos);
 }
 
-TEST(TensorObject, LiesInTheBytesThatCameWithIt) {
+TEST(TensorObject, IsAViewOfTheBytesThatArrivedWithIt) {
   const auto sent = at::arange(1000, at::kFloat).reshape({10, 100});
   object::Blobs blobs;
   const Bytes bytes = encode(std::vector{sent, at::ones({3})}, blobs);
@@ -233,7 +233,7 @@ TEST(TensorObject, IsRefusedWhenItIsNotNumbersInAKnownLayout) {
 // What follows the code: dtype, device type, device index, flags, n, sizes.
 constexpr std::size_t kAt = 9;
 
-TEST(TensorObject, OfADeviceThatIsNotHereSaysSo) {
+TEST(TensorObject, OfAMissingDeviceIsRejectedWithAReason) {
   Bytes bytes = encode(at::ones({2}));
   bytes[kAt + 1] = static_cast<std::uint8_t>(c10::DeviceType::CUDA);
   bytes[kAt + 2] = 3;
@@ -252,7 +252,7 @@ TEST(TensorObject, RefusesSizesThatItsBytesDoNotFill) {
     std::memcpy(bytes.data() + at, &value, sizeof value);
     return refusal([&] { decode<at::Tensor>(bytes); }).message;
   };
-  EXPECT_EQ(with(kAt + 8, 3), "at the top: 16 bytes came for 6 elements of Float");
+  EXPECT_EQ(with(kAt + 8, 3), "at the top: 16 bytes arrived for 6 elements of Float");
   EXPECT_EQ(with(kAt + 8, -1), "at the top: no tensor has these sizes; the object is damaged");
   EXPECT_EQ(with(kAt + 8, std::int64_t{1} << 62),
             "at the top: no tensor has these sizes; the object is damaged");

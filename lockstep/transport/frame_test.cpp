@@ -58,7 +58,7 @@ TEST(Frame, MessagesComeBackHoweverTheStreamIsCut) {
   }
 }
 
-TEST(Frame, WhatIsNoFrameIsRefusedWithAReason) {
+TEST(Frame, BytesThatAreNotAFrameAreRejectedWithAReason) {
   FrameHead head{.magic = kFrameMagic};
   const auto refused = [](const FrameHead& bad, std::span<const std::uint64_t> sizes) {
     FrameDecoder decoder(kLimit);
@@ -69,7 +69,7 @@ TEST(Frame, WhatIsNoFrameIsRefusedWithAReason) {
     EXPECT_FALSE(decoder.feed(out.view())) << "once broken, it stays so";
     return decoder.error();
   };
-  EXPECT_NE(refused({}, {}).find("no message"), std::string::npos);
+  EXPECT_NE(refused({}, {}).find("not a lockstep message"), std::string::npos);
   head.body_bytes = kLimit + 1;
   EXPECT_NE(refused(head, {}).find("limit"), std::string::npos);
   head.body_bytes = 10;
@@ -169,7 +169,7 @@ TEST(Greeting, WithASecretItsBytesAreThoseOfTheHandshake) {
   EXPECT_EQ(to_text(std::span(introduction).first(2)), "I\x02");
 }
 
-TEST(Greeting, WhoeverDoesNotBelongHearsWhy) {
+TEST(Greeting, AMismatchedSecretOrWorkerIsRejectedWithAReason) {
   const auto secret = std::optional(JobSecret::mint()), other = std::optional(JobSecret::mint());
   EXPECT_NE(meet(secret, other).refused_by_client.find("another job secret"), std::string::npos);
   EXPECT_NE(meet(std::nullopt, secret).refused_by_client.find("this job has a secret"), std::string::npos);

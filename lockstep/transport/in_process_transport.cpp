@@ -25,11 +25,11 @@ class InProcessTransport final : public Transport {
                   base::cat("worker ", name, " has an address that is not of this process"));
     }
     // Perhaps with the number of one that left.
-    const std::lock_guard lock(exchange_->mutex_);
+    const base::MutexLock lock(exchange_->mutex_);
     exchange_->apart_.erase({id_, id});
   }
   void remove_peer(WorkerId id) override {
-    const std::lock_guard lock(exchange_->mutex_);
+    const base::MutexLock lock(exchange_->mutex_);
     exchange_->apart_.insert({id_, id});
   }
   std::optional<Failure> send(WorkerId to, Message message, Deadline) override {
@@ -37,16 +37,16 @@ class InProcessTransport final : public Transport {
   }
   std::optional<Event> poll() override { return exchange_->poll(id_); }
   void wait(Deadline until) override {
-    std::unique_lock lock(exchange_->mutex_);
+    const base::MutexLock lock(exchange_->mutex_);
     const auto box = exchange_->boxes_.find(id_);
     if (box == exchange_->boxes_.end()) return;
     const auto mine = box->second;
-    mine->bell.wait_until(lock, until.time_point(),
+    mine->bell.wait_until(exchange_->mutex_, until.time_point(),
                           [&] { return mine->ringing || mine->gone || !mine->events.empty(); });
     mine->ringing = false;
   }
   void wake() noexcept override {
-    const std::lock_guard lock(exchange_->mutex_);
+    const base::MutexLock lock(exchange_->mutex_);
     const auto box = exchange_->boxes_.find(id_);
     if (box == exchange_->boxes_.end()) return;
     box->second->ringing = true;
@@ -66,16 +66,16 @@ std::shared_ptr<InProcessExchange> InProcessExchange::create(InProcessOptions op
 }
 
 std::unique_ptr<Transport> InProcessExchange::join(WorkerId id) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   if (!boxes_.try_emplace(id, std::make_shared<Box>()).second)
-    base::raise(ErrorKind::kUsage, base::cat("worker ", id, " is there already"));
+    base::raise(ErrorKind::kUsage, base::cat("worker ", id, " exists already"));
   std::erase_if(apart_, [&](const auto& pair) { return pair.first == id || pair.second == id; });
   return std::make_unique<InProcessTransport>(shared_from_this(), id);
 }
 
 std::optional<Failure> InProcessExchange::send(WorkerId from, WorkerId to, Message message) {
   const bool lost = options_.lose && options_.lose(from, to, message);
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const auto box = boxes_.find(to);
   if (box == boxes_.end() || !boxes_.contains(from) || apart_.contains({from, to})) {
     return Failure{.kind = ErrorKind::kPeerLost,
@@ -95,8 +95,10 @@ std::optional<Failure> InProcessExchange::send(WorkerId from, WorkerId to, Messa
   return std::nullopt;
 }
 
+// With a seed, any event may come next: schedules that a network could produce, and more. Only a loss stays behind the
+// messages of the worker that was lost, which every transport guarantees.
 std::optional<Event> InProcessExchange::poll(WorkerId id) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const auto box = boxes_.find(id);
   if (box == boxes_.end() || box->second->events.empty()) return std::nullopt;
   auto& events = box->second->events;
@@ -120,7 +122,7 @@ void InProcessExchange::kill(WorkerId id, const std::string& cause) {
 }
 
 void InProcessExchange::end(WorkerId id, const std::string& cause, Unread unread) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const auto box = boxes_.find(id);
   if (box == boxes_.end()) return;
   box->second->gone = true;
@@ -129,6 +131,7 @@ void InProcessExchange::end(WorkerId id, const std::string& cause, Unread unread
   tell_loss(id, cause, unread);
 }
 
+// Pre: mutex_ is held. apart_ makes the report happen once per pair, also when a worker is removed and then ends.
 void InProcessExchange::tell_loss(WorkerId id, const std::string& cause, Unread unread) {
   for (auto& [other, box] : boxes_) {
     if (!apart_.insert({other, id}).second) continue;

@@ -1,6 +1,6 @@
-// What travels between workers: a kind and a number that are the sender's business, a body, and large pieces (tensors)
-// beside it that are not copied into it.
-// Value type.
+// A message between workers: a kind and an id whose meaning is up to the sender, a body, and large blobs
+// (tensors) beside it that are not copied into it.
+// Thread safety: a value type; copies share the bytes behind their blobs.
 #pragma once
 
 #include <cstdint>
@@ -12,13 +12,13 @@
 
 namespace lockstep::transport {
 
-// Workers of a job are numbered; the number is also the high part of every id a worker makes.
+// Workers of a job are numbered; the number is also the high part of every id that a worker generates.
 using WorkerId = std::uint16_t;
 
 struct Message {
   std::uint8_t kind = 0;
   std::uint64_t id = 0;
-  object::Blob body{};    // an owner is needed when it is sent; arrives as the receiver's own
+  object::Blob body{};    // must have an owner when it is sent; the receiver gets its own
   object::Blobs blobs{};  // likewise
 };
 
@@ -29,7 +29,7 @@ inline object::Blob owned_blob(Bytes bytes) {
   return {.owner = std::move(owner), .bytes = view, .yours = true};
 }
 
-// Of body and blobs together.
+// Bytes of body and blobs together.
 inline std::uint64_t size_of(const Message& message) {
   std::uint64_t sum = message.body.bytes.size();
   for (const auto& blob : message.blobs) sum += blob.bytes.size();

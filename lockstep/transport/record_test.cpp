@@ -57,7 +57,7 @@ TEST_F(Records, AForkedChildGivesNothingBack) {
   EXPECT_EQ(heap_.held_bytes(), 0u);
 }
 
-TEST_F(Records, WhatNobodyWillReadIsTakenBack) {
+TEST_F(Records, UnreadRecordsAreTakenBack) {
   for (const auto& list :
        {std::vector<std::size_t>{5000, 5000}, std::vector<std::size_t>(3000, 2048), {1 << 20, 10}}) {
     Bytes record;
@@ -101,7 +101,7 @@ TEST_F(Records, NumbersThatPointOutsideAreRefused) {
     EXPECT_FALSE(decode(Bytes(good.begin(), good.begin() + static_cast<std::ptrdiff_t>(n))).message);
 }
 
-TEST_F(Records, ARecordThatLiesElsewhereMayNotReferFurther) {
+TEST_F(Records, ARecordInTheHeapMayNotReferToAnother) {
   Bytes record;
   ASSERT_TRUE(encode_record(message_of(1, 10, std::vector<std::size_t>(100, 1000)), heap_, holder_, record));
   RecordPart part;

@@ -44,7 +44,7 @@ TEST(Ring, RecordsComeOutAsTheyWentInAcrossTheEnd) {
   }
 }
 
-TEST(Ring, AFullRingTakesNothingUntilTheReaderHasReadAndTellsWhoAsked) {
+TEST(Ring, AFullRingTakesNothingUntilItIsReadAndThenNotifiesTheWriter) {
   RingMemory memory;
   RingWriter writer(memory.ring());
   RingReader reader(memory.ring());

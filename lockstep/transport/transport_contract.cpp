@@ -99,7 +99,7 @@ TEST_P(TransportContract, AWorkerSendsToItself) {
   EXPECT_NE(event->message.blobs[1].bytes.data(), message.blobs[1].bytes.data());
 }
 
-TEST_P(TransportContract, AnAddressThatIsNoneIsRefused) {
+TEST_P(TransportContract, AnInvalidAddressIsRejected) {
   start(2);
   for (const Bytes& address : {Bytes{}, to_bytes("nonsense"), Bytes(5000, 'L')}) {
     try {
@@ -224,7 +224,7 @@ TEST_P(TransportContract, AnEndIsReportedOnceAndNamesTheWorkerAfterwards) {
   EXPECT_FALSE(at(0).poll());
 }
 
-TEST_P(TransportContract, ARemovedPeersEndIsNoLossAndSendingToItFails) {
+TEST_P(TransportContract, ARemovedPeersEndIsNotALossAndSendingToItFails) {
   start(3);
   expect_sent(1, 0, message_of(1, 4));
   ASSERT_TRUE(next(0));

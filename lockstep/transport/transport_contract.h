@@ -1,7 +1,8 @@
-// The contract suite of Transport: what every transport must do, written once in transport_contract.cpp. One joins by saying
-// how to open it and compiling that file into its test program:
+// The contract suite of Transport: what every transport must do, written once in transport_contract.cpp. To
+// add a transport, say how to open it and compile that file into its test program:
 //
-//   INSTANTIATE_TEST_SUITE_P(Mine, TransportContract, testing::Values(TransportKind{"Mine", [] { return my_opener(); }}));
+//   INSTANTIATE_TEST_SUITE_P(Mine, TransportContract,
+//                            testing::Values(TransportKind{"Mine", [] { return my_opener(); }}));
 //
 // For tests only; not installed.
 #pragma once
@@ -36,7 +37,7 @@ inline Deadline patience() {
   return Deadline::after(Milliseconds(60'000));
 }
 
-// Bytes that tell their place, so that a shift or a mix-up shows.
+// Bytes that depend on their position, so that shifted or mixed-up data is detected.
 inline Bytes pattern(std::size_t n_bytes, std::uint64_t seed) {
   Bytes bytes(n_bytes);
   for (std::size_t i = 0; i < n_bytes; ++i)
@@ -87,7 +88,7 @@ class TransportContract : public testing::TestWithParam<TransportKind> {
   static std::string name(int i) { return "worker" + std::to_string(i); }
   Transport& at(int i) { return *workers_[static_cast<std::size_t>(i)]; }
 
-  // The next event of one worker, with one thread for all: everyone is polled meanwhile.
+  // The next event of one worker, with one thread for all: every worker is polled meanwhile.
   std::optional<Event> next(int i) {
     const Deadline deadline = patience();
     auto& mine = came_[i];

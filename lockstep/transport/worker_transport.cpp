@@ -81,6 +81,8 @@ class WorkerTransport final : public Transport {
   std::atomic<std::uint32_t> polls_{0};
 };
 
+// A connection of this worker may be here already, waiting to be known. If one arrives after has_pending() was read, the
+// thread that handles its introduction finds the peer itself.
 void WorkerTransport::add_peer(WorkerId id, const std::string& name, const Bytes& address) {
   auto endpoint = decode_endpoint(address);
   if (!endpoint)
@@ -89,7 +91,7 @@ void WorkerTransport::add_peer(WorkerId id, const std::string& name, const Bytes
                 ErrorFamily::kNetwork);
   state_.add(id, name, std::move(*endpoint));
   if (!state_.has_pending()) return;
-  const std::lock_guard lock(state_.sockets_mutex);
+  const base::MutexLock lock(state_.sockets_mutex);
   state_.accept_pending();
 }
 
@@ -97,7 +99,7 @@ void WorkerTransport::remove_peer(WorkerId id) {
   const auto peer = state_.find(id);
   if (!peer) return;
   // The connection stays until the other worker ends it: what is queued may be the answer that it waits for before it leaves.
-  const std::lock_guard lock(peer->mutex);
+  const base::MutexLock lock(peer->mutex);
   peer->removed = true;
 }
 
@@ -118,6 +120,7 @@ std::shared_ptr<Outgoing> WorkerTransport::connect(const std::shared_ptr<Peer>& 
   }
 }
 
+// Nothing here blocks: what does not fit is queued, so the deadline is not needed.
 std::optional<Failure> WorkerTransport::send(WorkerId to, Message message, Deadline) {
   if (!made_here_)
     return failure_of(ErrorKind::kUsage, "this worker's connections belong to the parent of this process");
@@ -146,8 +149,9 @@ std::optional<Failure> WorkerTransport::send(WorkerId to, Message message, Deadl
   }
 }
 
+// closed_ again, now under the peer's mutex: close() ends the connections under it, so none is made after that.
 std::optional<Failure> WorkerTransport::send_to(const std::shared_ptr<Peer>& peer, Message message) {
-  const std::lock_guard lock(peer->mutex);
+  const base::MutexLock lock(peer->mutex);
   if (peer->lost) return lost_failure(*peer, *peer->lost);
   if (peer->removed || closed_.load(std::memory_order_acquire)) {
     return lost_failure(*peer, {.rank = peer->id, .pid = peer->endpoint.pid, .cause = "it has left"});
@@ -181,15 +185,15 @@ std::optional<Event> WorkerTransport::poll() {
 
 // A thread that finds another one polling the sockets has nothing to add.
 void WorkerTransport::look_at_sockets() noexcept {
-  const std::unique_lock lock(state_.sockets_mutex, std::try_to_lock);
-  if (!lock) return;
+  if (!state_.sockets_mutex.try_lock()) return;
+  const base::MutexLock lock(state_.sockets_mutex, std::adopt_lock);
   state_.reactor.poll_sockets();
   if (state_.has_pending()) state_.expire_pending();
 }
 
 void WorkerTransport::flush_queued() noexcept {
   for (const auto& peer : state_.peers()) {
-    const std::lock_guard lock(peer->mutex);
+    const base::MutexLock lock(peer->mutex);
     if (!peer->queued || !peer->out) continue;
     try {
       peer->out->flush();
@@ -200,12 +204,14 @@ void WorkerTransport::flush_queued() noexcept {
   }
 }
 
+// Blocks for sockets_mutex, unlike poll(): the thread was woken for a socket, and the one that holds the mutex may have
+// looked before.
 void WorkerTransport::wait(Deadline until) {
   if (over()) return;
   if (state_.has_pending()) until = std::min(until, Deadline::after(kPendingCheck));
   const bool sockets = state_.idle_wait.sleep(until);
   if (!sockets && !state_.has_pending()) return;
-  const std::lock_guard lock(state_.sockets_mutex);
+  const base::MutexLock lock(state_.sockets_mutex);
   state_.reactor.poll_sockets();
   state_.expire_pending();
 }
@@ -216,16 +222,16 @@ void WorkerTransport::close(Deadline deadline) {
   if (closed_.exchange(true, std::memory_order_acq_rel) || !made_here_) return;
   while (state_.queued.load(std::memory_order_relaxed) > 0 && !deadline.expired()) {
     {
-      const std::lock_guard lock(state_.sockets_mutex);
+      const base::MutexLock lock(state_.sockets_mutex);
       state_.reactor.poll_sockets();
     }
     flush_queued();
     pollfd ready{.fd = state_.reactor.fd(), .events = POLLIN, .revents = 0};
     if (state_.queued.load(std::memory_order_relaxed) > 0) ::poll(&ready, 1, 1);
   }
-  const std::lock_guard lock(state_.sockets_mutex);
+  const base::MutexLock lock(state_.sockets_mutex);
   for (const auto& peer : state_.peers()) {
-    const std::lock_guard one(peer->mutex);
+    const base::MutexLock one(peer->mutex);
     if (peer->out) peer->out->end(false);
     peer->out = nullptr;
     state_.count_queue(*peer);
@@ -247,7 +253,7 @@ net::Listener listen_tcp(const WorkerTransportOptions& options) {
                 base::cat("a transport that listens on ", addresses.front().text(),
                           " is open to the network and has no job secret: set LOCKSTEP_SECRET_FILE (",
                           JobSecret::make_file_hint("job.secret"),
-                          ") on every host, or say insecure (LOCKSTEP_INSECURE=1)"),
+                          ") on every host, or set insecure (LOCKSTEP_INSECURE=1)"),
                 ErrorFamily::kNetwork);
   }
   return net::Listener::listen(addresses.front(), kBacklog);

@@ -1,9 +1,10 @@
 // The transport of real jobs: shared memory between the processes of a host, TCP across hosts.
 //
-// On one host a message is copied once by its sender: small parts into a ring of the receiver's inbox, large ones into
-// the sender's heap, of which the receiver gets views (64-byte aligned, its own to change). Views may outlive both
-// transports and the sender's process. Sending never blocks, not even the first time: connections are made by whoever
-// polls or waits, on both sides. The first message establishes a connection, which carries one direction.
+// On one host a message is copied once by its sender: small parts into a ring of the receiver's inbox, large
+// ones into the sender's heap, of which the receiver gets views (64-byte aligned, and it may modify them).
+// Views may outlive both transports and the sender's process. Sending never blocks, not even the first time:
+// connections are established by the threads that poll or wait, on both sides. The first message establishes
+// a connection, which carries one direction.
 // Thread safety: as Transport.
 #pragma once
 
@@ -25,12 +26,12 @@ enum class Route : std::uint8_t {
 struct WorkerTransportOptions {
   WorkerId id = 0;
   std::string name{};
-  // Every connection proves it in both directions. Without one, shared memory is only for processes of the same user,
-  // and TCP only on loopback unless `insecure`.
+  // Both sides of every connection prove that they know it. Without one, shared memory is only for processes
+  // of the same user, and TCP only on loopback unless `insecure`.
   std::optional<JobSecret> secret{};
   Route route = Route::kAuto;
-  // The address at which workers of other hosts reach this one. Empty: TCP only where everything uses it (kTcp), on
-  // 127.0.0.1.
+  // The address at which workers of other hosts reach this one. Empty: TCP only where everything uses it
+  // (kTcp), on 127.0.0.1.
   std::string bind_host{};
   bool insecure = false;  // TCP beyond loopback without a secret: LOCKSTEP_INSECURE=1
   std::uint64_t max_message_bytes = std::uint64_t{8} << 30;

@@ -56,7 +56,7 @@ INSTANTIATE_TEST_SUITE_P(WorkerTransport, Host, testing::Values(Route::kAuto, Ro
                            return test.param == Route::kAuto ? "SharedMemory" : "Tcp";
                          });
 
-TEST_P(Host, AnotherSecretOrNoneIsRefusedAndSaysSo) {
+TEST_P(Host, AnotherSecretOrNoneIsRejectedWithAReason) {
   const auto secret = JobSecret::mint();
   struct Case {
     std::optional<JobSecret> caller;
@@ -79,7 +79,7 @@ TEST_P(Host, AnotherSecretOrNoneIsRefusedAndSaysSo) {
   }
 }
 
-TEST_P(Host, AWorkerHeardFromBeforeItIsKnownIsLetInOnceItIs) {
+TEST_P(Host, AWorkerThatConnectsBeforeItIsKnownIsAcceptedOnceItIs) {
   const auto a = open(0, {.route = GetParam()}), b = open(1, {.route = GetParam()});
   a->add_peer(1, "worker1", b->address());
   EXPECT_FALSE(a->send(1, message_of(9, 100), patience()));
@@ -166,7 +166,7 @@ TEST_P(Host, AHundredThousandMessagesWaitForAReceiverThatDoesNotPoll) {
   }
 }
 
-TEST_P(Host, SomebodyWhoConnectsAndSaysNothingHoldsNobodyUp) {
+TEST_P(Host, ASilentConnectionDelaysNoWorker) {
   const auto a = open(0, {.route = GetParam()}), b = open(1, {.route = GetParam()});
   const auto where = *decode_endpoint(b->address());
   std::vector<base::Fd> idle;
@@ -217,7 +217,7 @@ TEST(WorkerTransport, ABrokenFrameEndsItsConnectionAndIsReportedAsALoss) {
   ASSERT_TRUE(event);
   EXPECT_EQ(event->what, Event::What::kLost);
   EXPECT_EQ(event->from, 5);
-  EXPECT_EQ(event->cause, "it sent bytes that are no message of lockstep");
+  EXPECT_EQ(event->cause, "it sent bytes that are not a lockstep message");
   talk.get();
   EXPECT_FALSE(c->send(1, message_of(2, 10), patience()));
   EXPECT_TRUE(next({b.get(), c.get()}));
@@ -436,7 +436,7 @@ TEST(WorkerTransport, AWorkerOfAnotherHostWithoutATcpAddressIsAUsageError) {
   EXPECT_NE(failure->message.find("bind_host"), std::string::npos) << failure->message;
 }
 
-TEST_P(Host, AnAddressNobodyListensAtIsAPeerLost) {
+TEST_P(Host, AnAddressWithoutAListenerIsALostPeer) {
   const auto a = open(0, {.route = GetParam()});
   auto b = open(1, {.route = GetParam()});
   a->add_peer(1, "worker1", b->address());

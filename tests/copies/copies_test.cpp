@@ -4,6 +4,8 @@
 
 #include <string>
 
+#include "lockstep/base/path_testing.h"
+
 namespace {
 
 using Call = const char* (*)();
@@ -26,8 +28,10 @@ bool says(const std::string& text, const std::string& part) {
   return text.find(part) != std::string::npos;
 }
 
-TEST(TwoCopies, OfTheLibraryInOneProcessAreToldApart) {
-  const Copy one(COPY_ONE), two(COPY_TWO);
+TEST(TwoCopies, OfTheLibraryInOneProcessAreDistinguished) {
+  const auto path_one = lockstep::path_testing::from_program(COPY_ONE);
+  const auto path_two = lockstep::path_testing::from_program(COPY_TWO);
+  const Copy one(path_one.c_str()), two(path_two.c_str());
   ASSERT_TRUE(one.library != nullptr && two.library != nullptr);
   // Nobody has a world: nothing to say about copies.
   EXPECT_TRUE(says(two.call("copy_rank"), "call init_process_group first"));
@@ -36,15 +40,15 @@ TEST(TwoCopies, OfTheLibraryInOneProcessAreToldApart) {
   EXPECT_EQ(one.call("copy_rank"), "");
   // The usual symptom: initialised in one library, used in the other.
   const auto used = two.call("copy_rank");
-  EXPECT_TRUE(says(used, "not initialised") && says(used, COPY_ONE) && says(used, COPY_TWO) &&
+  EXPECT_TRUE(says(used, "not initialised") && says(used, path_one) && says(used, path_two) &&
               says(used, "BUILD_SHARED_LIBS"))
       << used;
   const auto again = two.call("copy_init");
-  EXPECT_TRUE(says(again, "twice") && says(again, COPY_ONE) && says(again, COPY_TWO)) << again;
+  EXPECT_TRUE(says(again, "twice") && says(again, path_one) && says(again, path_two)) << again;
   // One after the other they may.
   EXPECT_EQ(one.call("copy_destroy"), "");
   EXPECT_EQ(two.call("copy_init"), "");
-  EXPECT_TRUE(says(one.call("copy_rank"), COPY_TWO));
+  EXPECT_TRUE(says(one.call("copy_rank"), path_two));
   EXPECT_EQ(two.call("copy_destroy"), "");
 }
 

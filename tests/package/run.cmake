@@ -3,6 +3,10 @@
 # SHARED_VERSION: what is installed are shared libraries of this version. SHARED_SOURCE: they are built first, from there.
 # TORCH: both bands.
 file(REMOVE_RECURSE "${SCRATCH}")
+# As cmake/Tools.cmake: another clone finds what this one compiled.
+get_filename_component(root "${CMAKE_CURRENT_LIST_DIR}/../.." ABSOLUTE)
+set(ENV{CCACHE_BASEDIR} "${root}")
+set(ENV{CCACHE_NOHASHDIR} 1)
 
 function(step)
   execute_process(COMMAND ${ARGN} RESULT_VARIABLE code OUTPUT_VARIABLE text ERROR_VARIABLE text)

@@ -12,6 +12,7 @@
 #include <stdexcept>
 #include <string>
 
+#include "lockstep/base/path_testing.h"
 #include "lockstep/collective/collective.h"
 #include "tests/parity/cases.h"
 #include "tests/parity/record.h"
@@ -19,7 +20,7 @@
 namespace parity {
 namespace {
 
-const std::filesystem::path kGoldens = LOCKSTEP_PARITY_GOLDENS;
+const std::filesystem::path kGoldens = lockstep::path_testing::from_program(LOCKSTEP_PARITY_GOLDENS);
 
 Record golden(const std::string& name, int rank) {
   return read_record(kGoldens / (name + ".rank" + std::to_string(rank) + ".txt"));

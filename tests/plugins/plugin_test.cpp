@@ -13,6 +13,7 @@
 #include "lockstep/base/detail/process.h"
 #include "lockstep/base/detail/thread.h"
 #include "lockstep/base/error.h"
+#include "lockstep/base/path_testing.h"
 #include "lockstep/engine/loader.h"
 #include "lockstep/group/detail/engine_host.h"
 #include "lockstep/store/hash_store.h"
@@ -22,7 +23,7 @@ namespace lockstep {
 namespace {
 
 std::string path_of(const std::string& plugin) {
-  return std::string(PLUGIN_DIR) + "/" + plugin + ".so";
+  return path_testing::from_program(PLUGIN_DIR) + "/" + plugin + ".so";
 }
 
 std::string refusal(const std::string& path) {
@@ -35,7 +36,7 @@ std::string refusal(const std::string& path) {
   return "loaded";
 }
 
-TEST(Plugins, AreRefusedInPlainWordsWhenBroken) {
+TEST(Plugins, AreRejectedWithAReasonWhenBroken) {
   EXPECT_NE(refusal(path_of("broken_no_symbol")).find("exports no lockstep_engine_v1"), std::string::npos);
   EXPECT_NE(refusal(path_of("broken_null")).find("returned null"), std::string::npos);
   EXPECT_NE(refusal(path_of("broken_version")).find("version 42"), std::string::npos);
@@ -170,7 +171,7 @@ TEST(Plugins, RunEveryCollectiveAcrossRanks) {
   });
 }
 
-TEST(Plugins, AnOperationNobodyElseJoinsTimesOutAndNamesWhoIsMissing) {
+TEST(Plugins, AnOperationThatNoOtherRankJoinsTimesOutAndNamesTheMissing) {
   run_ranks(2, [](KvRank& mine, int rank) {
     if (rank != 0) return;
     auto op = op_of(LOCKSTEP_BARRIER, nullptr, nullptr, 0);
@@ -227,7 +228,7 @@ struct UnderALauncher {
   ~UnderALauncher() { ::unsetenv("LOCKSTEP_LAUNCHER"); }
 };
 
-TEST(EngineHost, WithoutALauncherNobodyWaitsForWordsOfHowARankEnded) {
+TEST(EngineHost, WithoutALauncherNoRankWaitsForAnExitCause) {
   ::unsetenv("LOCKSTEP_LAUNCHER");
   HashStore root;
   internal::EngineHost host(internal::EngineHost::Stores::clone(root, root, root), "failed");
@@ -236,6 +237,17 @@ TEST(EngineHost, WithoutALauncherNobodyWaitsForWordsOfHowARankEnded) {
   EXPECT_EQ(host.table()->kv_get(host.table()->context, "/lockstep/exit/0", nullptr, 0, &length,
                                  soon.monotonic_ns()),
             LOCKSTEP_UNSUPPORTED);
+}
+
+TEST(EngineHost, NobodyWaitsForWordsOfHowARankEndedThatTheLauncherDoesNotKnow) {
+  const UnderALauncher launched;
+  HashStore root;
+  root.set("lockstep/exit/-1", "nobody");
+  internal::EngineHost host(internal::EngineHost::Stores::clone(root, root, root), "failed", {0, -1});
+  const lockstep_host* table = host.table();
+  size_t length = 0;
+  EXPECT_EQ(table->kv_get(table->context, "/lockstep/exit/1", nullptr, 0, &length, 0), LOCKSTEP_UNSUPPORTED);
+  EXPECT_EQ(table->kv_get(table->context, "/lockstep/exit/0", nullptr, 0, &length, 0), LOCKSTEP_TIMEOUT);
 }
 
 TEST(EngineHost, KeysWithASlashAddressTheWholeStore) {

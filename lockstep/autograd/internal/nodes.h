@@ -43,7 +43,7 @@ class SendNode final : public torch::autograd::Node {
   std::atomic<bool> used_up_{false};
 };
 
-// Ships the gradients of received tensors. Held by the tensors.
+// Sends the gradients of received tensors to the worker they came from. Held by the tensors.
 class RecvNode final : public torch::autograd::Node {
  public:
   static compat::NodeOwner<RecvNode> make(std::uint64_t context, WorkerId from, std::uint64_t message);

@@ -7,7 +7,7 @@
 //
 // The worker where backward() was called (the origin) also collects the reports of the others.
 // Who touches graph_: whoever holds mutex_ before running_ is set, afterwards the running thread alone, without the lock. Gradients
-// that arrive then go to mail_, under mutex_, and the running thread moves them into the graph.
+// that arrive then go to incoming_, under mutex_, and the running thread moves them into the graph.
 // Thread safety: every method may be called from any thread; run() by one. Under mutex_ only look-ups of the
 // context and the agent are called, which call nothing back.
 // Ownership: shared by the context, whoever runs it, and requests under way.
@@ -112,7 +112,7 @@ class Pass final : public std::enable_shared_from_this<Pass> {
   LocalGraph graph_;
   std::map<std::uint64_t, Expected> expected_;  // by message
   std::size_t n_to_come_ = 0;
-  std::deque<std::pair<SendNode*, variable_list>> mail_;
+  std::deque<std::pair<SendNode*, variable_list>> incoming_;
   bool opened_ = false;
   bool running_ = false;
   std::set<WorkerId> told_;

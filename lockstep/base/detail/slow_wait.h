@@ -28,7 +28,7 @@ void set_slow_wait_time(Milliseconds time);
 
 // What is waited for, with the deadline of the awaited operation when that is earlier than the waiter's own.
 struct Awaited {
-  std::string words{};
+  std::string text{};
   Deadline deadline = Deadline::never();
 };
 
@@ -42,22 +42,22 @@ class SlowWait {
   // How long a nested wait that logs such lines itself may last without logging one, since this level describes the
   // wait better. At least a millisecond.
   Milliseconds quiet_slice() const;
-  // Logs the result of words(), a string or an Awaited, once the line is due; at most once.
-  template <class Words>
-  void say_if_due(Words&& words) {
+  // Logs the result of describe(), a string or an Awaited, once the line is due; at most once.
+  template <class Describe>
+  void say_if_due(Describe&& describe) {
     if (due_.is_never() || !due_.expired()) return;
     due_ = Deadline::never();
     if (deadline_.expired()) return;
-    if constexpr (std::is_same_v<std::invoke_result_t<Words>, Awaited>) {
-      const Awaited awaited = std::forward<Words>(words)();
-      say(awaited.words, std::min(awaited.deadline, deadline_));
+    if constexpr (std::is_same_v<std::invoke_result_t<Describe>, Awaited>) {
+      const Awaited awaited = std::forward<Describe>(describe)();
+      say(awaited.text, std::min(awaited.deadline, deadline_));
     } else {
-      say(std::forward<Words>(words)(), deadline_);
+      say(std::forward<Describe>(describe)(), deadline_);
     }
   }
 
  private:
-  static void say(const std::string& words, Deadline until);
+  static void say(const std::string& text, Deadline until);
 
   Deadline deadline_;
   Deadline due_;  // never, once it is logged

@@ -1,5 +1,6 @@
-// One call of an object collective: its arguments checked, its bytes moved by the tensor collectives, its values
-// decoded with the sender named in errors. The part of objects.h that is no template.
+// One call of an object collective: its arguments are checked, its bytes moved by the tensor collectives, its
+// values decoded with the sender named in errors. The part of objects.h that is not a template.
+// Thread safety: one thread; an ObjectCall lives for one call.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -10,6 +11,8 @@
 #include <source_location>
 #include <span>
 #include <string>
+#include <string_view>
+#include <type_traits>
 #include <vector>
 
 #include "lockstep/base/bytes.h"
@@ -22,19 +25,23 @@
 
 namespace lockstep::internal {
 
-// What goes: one byte string per object. When one of them could not be encoded, every part tells why: this rank takes
-// part all the same, so that the others hear of it and do not wait.
+// What is sent: one byte string per object. If one of them could not be encoded, every part carries the
+// reason: this rank participates nevertheless, so that the others get the error and do not wait.
 struct EncodedObjects {
   std::vector<Bytes> parts;
   bool failed = false;
 };
 
-// What came: several byte strings in one buffer.
+// What was received: several byte strings in one buffer.
 struct ReceivedObjects {
   at::Tensor buffer;
   std::vector<std::span<const std::uint8_t>> parts;  // into buffer
   int from = -1;                                     // rank in the group, when one rank sent all
 };
+
+// What a value is sent and received as.
+template <class T>
+using SentAs = std::conditional_t<std::is_convertible_v<const T&, std::string_view>, std::string, T>;
 
 class ObjectCall {
  public:
@@ -44,7 +51,7 @@ class ObjectCall {
     if constexpr (requires { options.device; }) check_device(options.device);
   }
 
-  // False, with a warning, for a process that is not in the group.
+  // False, with a warning, on a process that is not in the group.
   bool takes_part() const;
   int rank() const { return group_->rank(); }
   int size() const { return group_->size(); }
@@ -61,32 +68,33 @@ class ObjectCall {
   // A rank in the group, from what the caller gave.
   int root(std::optional<int> in_world, std::optional<int> in_group, const char* role,
            std::optional<int> fallback) const;
-  // As root; oneself is refused.
+  // As root; this rank itself is refused.
   int peer(std::optional<int> in_world, std::optional<int> in_group, const char* role) const;
   std::optional<int> peer_or_any(std::optional<int> in_world, std::optional<int> in_group,
                                  const char* role) const;
 
-  // All of them raise the error of a rank that could not encode, there and where its objects were to go.
+  // All of them raise the error of a rank that could not encode, on that rank and on the ranks that were to
+  // receive its objects.
   ReceivedObjects all_gather(const EncodedObjects& object);
   // Parts on `dst` only.
   ReceivedObjects gather(const EncodedObjects& object, int dst);
-  // As many objects on every rank; their bytes are read on `src` only.
+  // The same number of objects on every rank; their bytes are read on `src` only.
   ReceivedObjects broadcast(const EncodedObjects& objects, int src);
-  // One part. `objects` are for `src`, one per rank.
+  // One part. `objects` are given on `src`, one per rank.
   ReceivedObjects scatter(const EncodedObjects& objects, int src);
   void send(const EncodedObjects& objects, int dst, bool use_batch);
   ReceivedObjects receive(std::size_t n, std::optional<int> src, bool use_batch);
 
   template <class T>
   static EncodedObjects encode_one(const T& object) try {
-    return {.parts = {encode<T>(object)}};
+    return {.parts = {encode_as_sent<T>(object)}};
   } catch (...) {
     return why_not_encoded(1);
   }
   template <class T>
   static EncodedObjects encode_each(const std::vector<T>& objects) try {
     EncodedObjects encoded;
-    for (const auto& object : objects) encoded.parts.push_back(encode<T>(object));
+    for (const auto& object : objects) encoded.parts.push_back(encode_as_sent<T>(object));
     return encoded;
   } catch (...) {
     return why_not_encoded(objects.size());
@@ -113,11 +121,21 @@ class ObjectCall {
   [[noreturn]] void refuse(ErrorKind kind, const Parts&... parts) const {
     base::raise(kind, base::cat(prefix(), parts...));
   }
+  template <class T>
+  static Bytes encode_as_sent(const T& object) {
+    if constexpr (std::is_same_v<SentAs<T>, T>) {
+      return encode<T>(object);
+    } else {
+      return encode(std::string(std::string_view(object)));
+    }
+  }
+  // "gather_object of group "0" (rank 1 of 4, called at train.cpp:42)".
+  std::string called() const;
   std::string prefix() const;
   // The current exception as `n_parts` parts; inside a catch block.
   static EncodedObjects why_not_encoded(std::size_t n_parts);
   // Raises what rank `from` of the group put into why_not_encoded().
-  [[noreturn]] void refuse_failed(int from, std::span<const std::uint8_t> words) const;
+  [[noreturn]] void refuse_failed(int from, std::span<const std::uint8_t> encoded) const;
   void check_encoded(const ReceivedObjects& received, std::span<const std::int64_t> sizes) const;
   [[noreturn]] void refuse_object(const Error& error, std::size_t index, int from) const;
   void check_device(const std::optional<c10::Device>& device) const;
@@ -133,7 +151,7 @@ class ObjectCall {
   }
   Milliseconds left() const;
   ReceivedObjects room_for(std::span<const std::int64_t> sizes) const;
-  // A list as one buffer, announced by a head of its number of parts and its size.
+  // A list as one buffer, preceded by a header with its number of parts and its size.
   ReceivedObjects room_for_list(std::span<const std::int64_t> head) const;
   void cut(ReceivedObjects& received, std::span<const std::int64_t> head, std::size_t n) const;
   void send_tensor(const at::Tensor& tensor, int dst, bool use_batch);

@@ -42,6 +42,8 @@ class CollectiveCall {
         request_{.name = name_of(type), .where = options.where, .timeout = options.timeout} {
     request_.op.struct_size = sizeof(lockstep_op);
     request_.ended.type = type;
+    if (request_.timeout && request_.timeout->count() <= 0) [[unlikely]]
+      refuse_timeout();
   }
 
   int rank() const { return group_->rank(); }
@@ -122,6 +124,7 @@ class CollectiveCall {
   void check_factor(at::ScalarType type, const ReduceOp& op) const;
   void warn_not_member() const;
   void refuse_inside_batch() const;
+  [[noreturn]] void refuse_timeout() const;
   Work launch(HeldTensors held);
   // What fails here is told to the call logger (call_log.h).
   void run();

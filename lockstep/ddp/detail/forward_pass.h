@@ -11,7 +11,7 @@
 #include <type_traits>
 #include <utility>
 
-#include "lockstep/ddp/ddp_core.h"
+#include "lockstep/ddp/detail/ddp_core.h"
 #include "lockstep/tensor/visit_tensors.h"
 
 namespace lockstep {

@@ -162,7 +162,7 @@ TEST(ChainHooks, NestTheFirstOutermost) {
   });
 }
 
-TEST(WrapHook, HandsErrorsOn) {
+TEST(WrapHook, PassesErrorsOn) {
   world(1, [](int) {
     const auto failing = [](GradBucket&) -> GradFuture { base::raise(ErrorKind::kResource, "no room"); };
     const CommHook thrown = fp16_compress_wrapper({.run = failing, .name = "failing"});
@@ -326,7 +326,7 @@ TEST(PostLocalSgd, RefusesWhatCannotWork) {
     refused([] { PostLocalSGDState::create({.start_localSGD_iter = -1}); }, "must not be negative");
     refused([] { post_localSGD_hook(nullptr); }, "state is null");
     const Group only_zero = new_group({0});
-    if (rank == 1) refused([&] { PostLocalSGDState::create({.subgroup = only_zero}); }, "no member");
+    if (rank == 1) refused([&] { PostLocalSGDState::create({.subgroup = only_zero}); }, "not a member");
   });
 }
 

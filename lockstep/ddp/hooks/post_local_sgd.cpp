@@ -20,11 +20,11 @@ std::shared_ptr<PostLocalSGDState> PostLocalSGDState::create(PostLocalSGDOptions
   options.group = internal::resolved(std::move(options.group));
   const bool is_member = is_group_member(options.group);
   if (is_member && !options.subgroup && options.post_local_gradient_allreduce)
-    options.subgroup = new_subgroups(-1, {.group = options.group}).mine;
+    options.subgroup = new_subgroups({}, {.group = options.group}).mine;
   if (!is_member || !is_group_member(options.subgroup)) {
     base::raise(
         ErrorKind::kUsage,
-        "PostLocalSGDState: this rank is no member of the group or the sub-group, so its gradients would "
+        "PostLocalSGDState: this rank is not a member of the group or the sub-group, so its gradients would "
         "be averaged "
         "with nobody's; give every rank a sub-group it is in");
   }

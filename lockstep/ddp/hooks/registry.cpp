@@ -3,6 +3,7 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
+#include "lockstep/ddp/detail/ddp_core.h"
 #include "lockstep/ddp/hooks.h"
 
 namespace lockstep {

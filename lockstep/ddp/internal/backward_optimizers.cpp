@@ -3,9 +3,9 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
+#include "lockstep/optim/detail/zero_core.h"
 #include "lockstep/optim/functional_optimizer.h"
 #include "lockstep/optim/in_backward.h"
-#include "lockstep/optim/zero_core.h"
 
 namespace lockstep::internal {
 
@@ -48,7 +48,7 @@ void BackwardOptimizers::fuse(std::shared_ptr<FunctionalOptimizer> optimizer,
   for (std::size_t i = 0; i < chosen.size(); ++i) {
     const auto found =
         chosen[i].defined() ? is_sparse.find(chosen[i].unsafeGetTensorImpl()) : is_sparse.end();
-    const char* const fault = found == is_sparse.end() ? " is none that this model averages in its buckets"
+    const char* const fault = found == is_sparse.end() ? " is not one that this model averages in its buckets"
                               : found->second          ? " has sparse gradients"
                               : !get_optimizers_in_backward(chosen[i]).empty()
                                   ? " has an optimizer of its own that steps inside backward"
@@ -86,6 +86,7 @@ void BackwardOptimizers::finish() {
   if (const auto zero = zero_.lock()) zero->finish();
 }
 
+// True: the gradient was used up, and the reducer leaves the parameter without one, as these optimizers do.
 bool BackwardOptimizers::step(const at::Tensor& parameter, const at::Tensor& average) {
   if (fused_ && fused_to_.contains(parameter.unsafeGetTensorImpl())) fused_->step_param(parameter, average);
   if (const auto zero = zero_.lock()) zero->step(parameter, average);

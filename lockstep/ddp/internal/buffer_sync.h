@@ -14,8 +14,9 @@
 #include <vector>
 
 #include "lockstep/ddp/comm_hook.h"
-#include "lockstep/ddp/ddp_core.h"
+#include "lockstep/ddp/ddp_options.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
+#include "lockstep/ddp/module_tensors.h"
 
 namespace lockstep::internal {
 

@@ -31,7 +31,7 @@ void replace_data(const at::Tensor& parameter) {
   parameter.set_data(parameter.to(torch::kFloat));
 }
 
-TEST(GradientHooks, TheListenerIsToldOfEachGradientOnceItIsAccumulated) {
+TEST(GradientHooks, TheListenerIsCalledForEachGradientOnceItIsAccumulated) {
   Listening listening;
   std::vector<float> accumulated;
   const at::Tensor c = torch::ones({3}).requires_grad_();

@@ -48,6 +48,7 @@ void shut() noexcept {
 // Process-wide, since libtorch has one allocator per device type. Never destroyed: tensors may outlive main.
 class PoolAllocator final : public c10::Allocator {
  public:
+  // Installed once and never removed: memory that it gave out may be released at any time, through its deleter.
   static PoolAllocator& placed() {
     static PoolAllocator* const only = new PoolAllocator(c10::GetCPUAllocator());
     static const bool done = [] {
@@ -73,6 +74,7 @@ class PoolAllocator final : public c10::Allocator {
     before_->copy_data(to, from, n_bytes);
   }
 
+  // Of both kinds of memory: whoever uses raw_deleter() does not know which it has. The block is returned outside the lock.
   static void release(void* data) {
     PoolAllocator& self = placed();
     Lent lent;
@@ -134,6 +136,8 @@ GradientPool::GradientPool(Group group, const std::vector<std::size_t>& sizes)
   PoolAllocator::placed();
 }
 
+// Per thread: only allocations of the thread that runs backward() come from the pool, and only until the graph task is
+// over.
 void GradientPool::open() {
   shut();
   if (process_ == ::getpid()) opened = new std::shared_ptr<GradientPool>(shared_from_this());
@@ -143,6 +147,8 @@ void GradientPool::close() noexcept {
   if (opened != nullptr && opened->get() == this) shut();
 }
 
+// Exact sizes only: a block of another size could not be reduced in place as the whole gradient. n_made bounds what a pass
+// can hold; when it is reached, ordinary memory is used.
 void* GradientPool::take(std::size_t n_bytes) {
   Block block;
   {

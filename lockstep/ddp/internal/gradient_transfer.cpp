@@ -58,6 +58,7 @@ void GradientTransfer::begin(const Pass& pass) {
 
 // ---- deposit ----
 
+// Below autograd: these copies are not operations of the model, and must neither be recorded nor checked against its graph.
 void GradientTransfer::deposit(std::size_t index, const at::Tensor& incoming, Use use) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   const GradientBuckets::Place place = buckets_.place(index);
@@ -95,11 +96,12 @@ void GradientTransfer::copy_into(std::size_t index, const at::Tensor& view, cons
     base::log(LogLevel::kWarn,
               base::cat("DistributedDataParallel: the gradient of ", describe_parameter(parameters_, index),
                         " has strides ", gradient.strides(), ", its bucket ", view.strides(),
-                        "; this is no error but copies slower. Said once."));
+                        "; this is not an error, but copying is slower. Logged once."));
   }
   copy_dense(view, gradient);
 }
 
+// A parameter without a gradient contributes zeros: the other ranks reduce the whole bucket in any case.
 void GradientTransfer::deposit_dense(std::size_t index, at::Tensor& view, Use use,
                                      const at::Tensor& gradient) {
   if (!gradient.defined()) {
@@ -148,7 +150,7 @@ void GradientTransfer::deposit_sparse(std::size_t index, Use use) {
   } else {
     base::raise(ErrorKind::kUsage,
                 base::cat("the gradient of ", describe_parameter(parameters_, index), " is a ",
-                          gradient.layout(), " tensor, and sparse=true was said of its layer"));
+                          gradient.layout(), " tensor, but its layer has sparse=true"));
   }
 }
 
@@ -203,6 +205,10 @@ void GradientTransfer::deliver_dense(std::size_t index, const at::Tensor& view, 
   hand_out(index, view, std::move(average), use);
 }
 
+//   views, or in place, no .grad .grad becomes the view, unless it is that already
+//   .grad exists                 the average is copied into it: optimizers and users may hold that tensor
+//   mixed precision              .grad becomes the cast copy
+//   otherwise                    a fresh tensor, since the bucket is overwritten in the next pass
 void GradientTransfer::hand_out(std::size_t index, const at::Tensor& view, at::Tensor average, Use use) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   const at::Tensor gradient = pass_.access->get(parameters_.tensors[index]);

@@ -59,7 +59,7 @@ TEST(GradientTransfer, AViewThatWasReplacedMeanwhileIsAnError) {
   });
 }
 
-TEST(GradientTransfer, WhatNobodyUsedKeepsItsGradient) {
+TEST(GradientTransfer, AnUnusedParameterKeepsItsGradient) {
   run_threads(1, [](int) {
     for (const bool views : {false, true}) {
       Parts parts(parameters_of_sizes({3}), one_bucket(), {.views = views});

@@ -89,7 +89,7 @@ std::string next_line(std::istringstream& text) {
     if (a == b) continue;
     base::raise(ErrorKind::kUsage,
                 base::cat("DistributedDataParallel: parameter ", index, " is \"", a, "\" on rank ", rank,
-                          " and \"", b, "\" on rank 0; the module must be built alike on all ranks"));
+                          " and \"", b, "\" on rank 0; the module must be built identically on all ranks"));
   }
   base::raise(ErrorKind::kUsage,
               base::cat("DistributedDataParallel: the parameters of rank ", other,
@@ -136,7 +136,7 @@ void check_ignored(const ModuleTensors& module, const std::vector<std::string>& 
   for (const std::string& name : ignored) {
     if (parameters.contains(name) || buffers.contains(name)) continue;
     base::raise(ErrorKind::kUsage, base::cat("DistributedDataParallel: `ignored` names \"", name,
-                                             "\", which is no parameter or buffer of the module"));
+                                             "\", which is not a parameter or buffer of the module"));
   }
 }
 
@@ -159,7 +159,7 @@ void verify_same_on_all_ranks(const NamedTensors& parameters, const Group& group
     base::raise(ErrorKind::kUsage,
                 base::cat("DistributedDataParallel: rank ", group->rank(), " has ", mine.count,
                           " parameters, rank ", other, " has ", all[static_cast<std::size_t>(other)].count,
-                          "; the module must be built alike on all ranks"));
+                          "; the module must be built identically on all ranks"));
   }
   const int other = first_unlike([&](const Summary& s) { return s == all[0]; });
   if (other == group->size()) return;

@@ -38,7 +38,7 @@ void SearchedParameters::end(std::span<const BucketItem> items, bool own) {
         LogLevel::kWarn,
         "DistributedDataParallel: find_unused_parameters is set and the first backward pass used every "
         "parameter; the search costs a walk over the graph in each step. Leave it off if that is always so. "
-        "Said once.");
+        "Logged once.");
   }
 }
 
@@ -53,6 +53,8 @@ void StaticGraph::begin() {
   to_come_ = use_counts_;
 }
 
+//   first pass   count how often each hook runs; nothing is ready before the end
+//   later        ready when it has run as often as then; a parameter that was unused then must stay so
 Arrival StaticGraph::on_gradient(std::size_t index, bool arrived) {
   if (!arrived) return Arrival::kMoreToCome;
   if (learning_) {
@@ -79,6 +81,7 @@ void StaticGraph::end(std::span<const BucketItem> items, bool own) {
   learning_ = false;
 }
 
+// For a rank that only shadowed the first pass and has counted nothing.
 void StaticGraph::share(int root, const Group& group, std::source_location where) {
   static_assert(sizeof(use_counts_.front()) == sizeof(int));
   at::Tensor counts = at::empty({static_cast<std::int64_t>(use_counts_.size())}, at::kInt);

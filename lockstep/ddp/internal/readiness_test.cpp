@@ -43,7 +43,7 @@ Readiness learnt() {
   return readiness;
 }
 
-TEST(AllParameters, EachGradientIsReadyAndItsOrderIsRecordedUntilTold) {
+TEST(AllParameters, EachGradientIsReadyAndItsOrderIsRecordedUntilStopped) {
   Readiness readiness(AllParameters(3));
   EXPECT_FALSE(readiness.wants_announcement());
   readiness.begin();
@@ -161,7 +161,7 @@ TEST(StaticGraph, ARankThatShadowedTheFirstPassTakesOverWhatAnotherLearnt) {
   });
 }
 
-TEST(UsageExchange, TellsWhetherPassesDiffer) {
+TEST(UsageExchange, ReportsWhetherPassesDiffer) {
   run_threads(1, [](int) {
     UsageExchange usage(3, default_group(), std::source_location::current());
     const auto pass = [&](const Order& used) {

@@ -52,6 +52,8 @@ std::shared_ptr<Reducer> Reducer::create(std::vector<at::Tensor> parameters, std
   return std::shared_ptr<Reducer>(new Reducer({std::move(names), std::move(parameters)}, std::move(options)));
 }
 
+// Order of members is order of dependence: each refers to those before it. The hooks come last, since a gradient may arrive
+// as soon as they exist, and go first.
 Reducer::Reducer(NamedTensors parameters, ReducerOptions options)
     : parameters_(std::move(parameters)),
       options_(std::move(options)),
@@ -84,6 +86,8 @@ void Reducer::prepare_for_forward() {
     rebuild_by_arrival();
 }
 
+// Collective: all ranks rebuild in the same forward pass, in rank 0's order. A rank that shadows has no order of its own
+// and gives the current one.
 void Reducer::rebuild_by_arrival() {
   std::vector<std::size_t> order(readiness_.arrival().begin(), readiness_.arrival().end());
   if (order.size() != parameters_.tensors.size()) {
@@ -127,6 +131,8 @@ void Reducer::check_unchanged() const {
   }
 }
 
+// n_expected_ counts forward passes whose backward has not come: The first forward pass after a
+// backward begins a new count: outputs that no backward has used by then will not be used.
 void Reducer::expect_backward(std::span<const at::Tensor> outputs) {
   if (backward_seen_) n_expected_ = 0;
   const bool first = n_expected_ == 0;
@@ -190,6 +196,9 @@ void Reducer::on_backward_begins() {
     guarded([&] { begin(find_context()); });
 }
 
+// Called by a hook on libtorch's accumulator, on the thread that runs backward(). The first gradient of a pass begins it,
+// unless a node at the outputs did. Outside a pass that is expected (no_sync, another model's loss) the gradient stays as
+// it is.
 void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
   const bool arrived = incoming.defined();
   if (options_.precisions) options_.precisions->on_gradient();
@@ -224,6 +233,8 @@ void Reducer::keep_local(std::size_t index, GradientAccess& access) {
   if (options_.precisions) transfer_.keep_local(index, access);
 }
 
+// Some parameters are ready before any gradient comes: those that the search has not reached. They may fill whole buckets,
+// which then start at once.
 void Reducer::begin(std::shared_ptr<GradientAccess> context) {
   const bool in_context = context != nullptr;
   ending_ = false;
@@ -238,6 +249,8 @@ void Reducer::begin(std::shared_ptr<GradientAccess> context) {
   }
 }
 
+// The last one ends the pass, but not here: hooks of the same pass may still run. libtorch calls finish() when the graph is
+// done, unless this is that call already (ending_).
 void Reducer::mark_ready(std::size_t index, const at::Tensor& incoming) {
   pass_.mark_ready(index, incoming);
   if (!pass_.all_started()) return;
@@ -281,6 +294,7 @@ void Reducer::queue(void (Reducer::*step)()) {
 
 // ---- other ranks' passes ----
 
+// The same collectives in the same order as a rank that trains, with zeros.
 void Reducer::shadow(Shadow kind) {
   const at::NoGradGuard no_grad;  // as in backward(): hooks run here as there
   check_finalized();
@@ -305,6 +319,8 @@ void Reducer::share_learnt(int root) {
 
 // ---- errors ----
 
+// A pass that failed half-way cannot be repeated: other ranks may have averages already. The failure stays, and every later
+// call raises it.
 template <class Step>
 void Reducer::guarded(Step step) {
   try {

@@ -58,6 +58,7 @@ void ReductionPass::begin(Begin begin) {
   }
 }
 
+// Deposited at once, whichever bucket it is in; only starting buckets waits for those before.
 void ReductionPass::mark_ready(std::size_t index, const at::Tensor& incoming) {
   try {
     if (is_ready(index)) raise_marked_twice(parts_.parameters, index);
@@ -103,6 +104,7 @@ void ReductionPass::start_full_buckets() {
   }
 }
 
+// A hook is told which bucket ends the pass. Buckets that it never sees (sparse, skipped, empty) do not count.
 bool ReductionPass::is_last_for_hook(std::size_t b) const {
   for (std::size_t later = b + 1; later < progress_.size(); ++later) {
     const GradientBucket& bucket = parts_.buckets[later];
@@ -154,6 +156,7 @@ ReductionPass::Totals ReductionPass::finish() {
   return totals;
 }
 
+// Delivered bucket by bucket, while later ones may still be reduced: only the time spent in wait() is exposed.
 void ReductionPass::finish_bucket(std::size_t b, Totals& totals) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = Clock::now();

@@ -78,7 +78,7 @@ TEST(ReductionPass, AShadowedPassAddsZerosAndTakesTheAverages) {
   });
 }
 
-TEST(ReductionPass, BucketsToWhichNobodyContributesAreSkippedWhenAsked) {
+TEST(ReductionPass, BucketsToWhichNoRankContributesAreSkippedWhenRequested) {
   run_threads(2, [](int rank) {
     PassOf of(rank, Readiness(SearchedParameters(3, default_group(), std::source_location::current())));
     of.readiness.note_use(1);  // as if left from no_sync; nothing was reached

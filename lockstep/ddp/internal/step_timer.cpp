@@ -13,6 +13,7 @@
 namespace lockstep::internal {
 namespace {
 
+// Hooks and callbacks of several threads may come: the earliest to store wins. 0 means not yet.
 void put_first(std::atomic<std::int64_t>& slot, std::int64_t stamp) {
   std::int64_t none = 0;
   slot.compare_exchange_strong(none, stamp);
@@ -40,7 +41,7 @@ std::int64_t StepTimes::comm_until(std::int64_t end) const {
 void StepTimer::set_sample_rate(std::int64_t rate) {
   if (rate < 1) {
     base::raise(ErrorKind::kUsage, base::cat("set_ddp_runtime_logging_sample_rate: every ", rate,
-                                             "th step cannot be; the rate is 1 (every step) or more"));
+                                             "th step is not possible; the rate is 1 (every step) or more"));
   }
   rate_ = static_cast<std::uint64_t>(rate);
 }

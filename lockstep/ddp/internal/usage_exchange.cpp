@@ -20,6 +20,7 @@ void UsageExchange::forget_here() {
   std::ranges::fill(here_, 0);
 }
 
+// A sum rather than a logical or: any engine has it, and above zero means used by somebody.
 void UsageExchange::start(bool with_zeros) {
   if (with_zeros) {
     std::memset(anywhere_.mutable_data_ptr(), 0, anywhere_.nbytes());

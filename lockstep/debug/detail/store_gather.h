@@ -1,9 +1,10 @@
-// A gather over a store: each rank of a group contributes a few bytes; rank 0 collects them, decides, and publishes the
-// result. Used to find ranks that are missing (monitored_barrier) or run something else (the debug wrapper). For
-// group/.
+// A gather over a store: each rank of a group contributes a few bytes; rank 0 collects them, decides, and
+// publishes the result. Used to find ranks that are missing (monitored_barrier) or run something else (the
+// debug wrapper). For group/.
 //
-// Gathers are numbered; all ranks participate in all of them in order. A rank that arrives late at a failed gather gets
-// the reason of the failure. The keys of a gather are removed once all ranks have arrived at the next one.
+// Gathers are numbered; all ranks participate in all of them in order. A rank that arrives late at a failed
+// gather gets the reason of the failure. The keys of a gather are removed once all ranks have arrived at the
+// next one.
 // Thread safety: one thread at a time.
 #pragma once
 
@@ -32,8 +33,9 @@ class StoreGather {
     std::function<void()> still_worth_it{};
     bool one_look = false;  // rank 0 checks once without waiting; otherwise a timeout of zero means forever
   };
-  // Contributes `mine`. Returns the result of rank 0's `decide` over all contributions, in rank order: "" means
-  // success, anything else is up to the caller. Raises kTimeout when a rank did not arrive, on every rank that did.
+  // Contributes `mine`. Returns the result of rank 0's `decide` over all contributions, in rank order: ""
+  // means success, anything else is up to the caller. Raises kTimeout when a rank did not arrive, on every
+  // rank that did.
   std::string gather(std::uint64_t number, const std::string& mine, const Options& options,
                      const std::function<std::string(const std::vector<std::string>&)>& decide);
 

@@ -1,4 +1,5 @@
-// Where call_log.h gets its records from. For collective/ too. Thread safety: any thread.
+// The source of the records of call_log.h. Also for collective/.
+// Thread safety: any thread.
 #pragma once
 
 #include <chrono>
@@ -18,10 +19,11 @@ struct CallReport {
   double duration_ms = -1;
   const Failure* failure = nullptr;
 };
-// Never throws. Cheap while nobody listens and the log level is above debug.
+// Never throws. Cheap while no logger is set and the log level is above debug.
 void report_call(const CallReport& report) noexcept;
 
-// Runs `fn` as the call of that name, and reports its duration and its error. `fn` may return the group that it is about.
+// Runs `fn` as the call of that name, and reports its duration and its error. `fn` may return the group that
+// the call concerns.
 template <class Fn>
 auto timed_call(const char* function, const std::source_location& where, ProcessGroup* group, const Fn& fn) {
   const auto started = std::chrono::steady_clock::now();

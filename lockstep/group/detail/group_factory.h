@@ -1,4 +1,5 @@
-// Making and closing groups, for the world above them. For collective/, through group_base.h.
+// Creates and closes groups, for the world above them. For collective/, through group_base.h.
+// Thread safety: every function may be called from any thread; GroupShared: as stated at its members.
 #pragma once
 
 #include <atomic>
@@ -25,7 +26,8 @@ class Members {
   explicit Members(std::vector<int> ranks);
 
   const std::vector<int>& ranks() const { return ranks_; }
-  // Rank in the group of a rank of the world; -1 when it is no member. Cheap: called for every src and dst.
+  // Rank in the group of a rank of the world; -1 when it is not a member. Cheap: called for every src and
+  // dst.
   int index_of(int world_rank) const noexcept;
 
  private:
@@ -38,16 +40,16 @@ struct GroupShared {
   explicit GroupShared(Milliseconds timeout_ms, std::string description)
       : timeout(timeout_ms), desc(std::move(description)) {}
 
-  // Calls the hook, when there is one. Never throws.
+  // Calls the hook, if there is one. Never throws.
   void completed(const WorkInfo& info) noexcept;
 
   std::atomic<Milliseconds> timeout;
   std::atomic<std::uint64_t> sequence{0};    // of the last collective, refused ones included
   std::atomic<std::uint64_t> n_messages{0};  // of the last send or receive
-  std::atomic<bool> has_refusal{false};      // refusal is set and was not told yet
+  std::atomic<bool> has_refusal{false};      // refusal is set and was not reported yet
   std::atomic<std::uint64_t> n_gathers{0};   // monitored barriers started
   std::atomic<bool> timing{false};
-  std::atomic<bool> left{false};      // destroyed or aborted: nobody may ask about it any more
+  std::atomic<bool> left{false};      // destroyed or aborted: queries about it are refused
   std::atomic<bool> has_hook{false};  // hook is set, and never changes again
   CompletionHook hook;
   std::mutex mutex;
@@ -56,9 +58,17 @@ struct GroupShared {
   std::map<std::string, int> hits;  // guarded by mutex; of breakpoint(), by the caller's line
 };
 
+// A world, as its groups see it. One object per world: groups are of one world when they share it.
+struct WorldInfo {
+  int rank;  // this rank's in it
+  int size;
+  bool is_default;  // entered by init_process_group, not by create_group
+};
+
 // What is known of a group before it is joined.
 struct GroupIdentity {
   std::string name;
+  std::shared_ptr<const WorldInfo> world;  // null for a non-member's handle
   int rank;
   Members members;
   std::shared_ptr<Store> store;  // the group's own part; may be null for a group of one
@@ -87,20 +97,18 @@ struct EngineGroupOptions {
 // Collective: blocks until all ranks have joined or the timeout passes.
 Group make_engine_group(EngineGroupOptions options);
 
-// One group of several parts, each for other device types; identity.devices are all of them.
+// One group of several parts, each for different device types; identity.devices are all of them.
 Group make_multi_group(GroupIdentity identity, std::vector<Group> parts);
 
 // Compares every collective between the ranks before `inner` runs it (internal/checker.h).
 class Checker;
 Group make_checked_group(GroupIdentity identity, const Group& inner, std::shared_ptr<Checker> checker);
 
-// Leaves, once: settles operations in flight, then tells the others. An empty cause is an orderly leave.
+// Leaves, once: waits for operations in flight, then notifies the others. An empty cause is an orderly leave.
 void close_group(ProcessGroup& group, const std::string& cause);
 
-// The timeout of a part of a call that must be over by then: at least a millisecond, zero for never.
-Milliseconds time_left(Deadline deadline);
-
-// "train.cpp:42", cut at the front when the path is long. Fits kWhereCapacity with its end.
+// "train.cpp:42", truncated at the front when the path is long. Fits kWhereCapacity including the terminating
+// null.
 inline constexpr std::size_t kWhereCapacity = 256;
 void write_where(const std::source_location& where, char* out);
 

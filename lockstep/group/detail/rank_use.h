@@ -1,6 +1,8 @@
-// Lets threads that are not a rank's own work for a rank of run_threads, as long as it lives: a callback then finds that rank's
-// default group. The rank's thread outlives every such scope, since end() waits for them; what comes later works for nobody.
-// Thread safety: every method may be called from any thread. Ownership: shared by the rank's world and its operations in flight.
+// Lets threads that are not a rank's own work on behalf of a rank of run_threads, as long as that rank is
+// running: a callback then finds that rank's default group. The rank's thread outlives every such scope,
+// since end() waits for them; later scopes have no effect.
+// Thread safety: every method may be called from any thread. Ownership: shared by the rank's world and its
+// operations in flight.
 #pragma once
 
 #include <condition_variable>
@@ -17,14 +19,15 @@ class RankUse {
  public:
   explicit RankUse(base::RankThread* rank) : rank_(rank) {}
 
-  // No later scope works for the rank; blocks until those that do are over.
+  // Later scopes do not work for the rank; blocks until the current ones have ended.
   void end() {
     std::unique_lock lock(mutex_);
     rank_ = nullptr;
     changed_.wait(lock, [this] { return n_scopes_ == 0; });
   }
 
-  // This thread works for the rank while it lives, if the rank has not ended. `use` may be null: the process is the rank.
+  // While it exists, this thread works for the rank, if the rank has not ended. `use` may be null: the
+  // process is the rank.
   class Scope {
    public:
     explicit Scope(std::shared_ptr<RankUse> use) : use_(std::move(use)) {

@@ -1,4 +1,5 @@
-// A digest for comparing long texts between ranks; nothing that must resist an attacker.
+// A digest for comparing long texts between ranks; not for anything that must resist an attacker.
+// Thread safety: a pure function.
 #pragma once
 
 #include <string>

@@ -1,9 +1,11 @@
-// The shared state behind a Work: one or more engine operations and what is to be done when the last is over. Whichever
-// thread first sees that finishes it: copies temporaries back, records the error, lets the buffers go; exactly once,
-// under the mutex. Futures are resolved outside it, on the completion thread or by whoever asks for one too late.
+// The shared state behind a Work: one or more engine operations and what to do when the last has completed.
+// The first thread that sees the completion finalizes it: copies temporaries back, records the error,
+// releases the buffers; exactly once, under the mutex. Futures are resolved outside it, on the completion
+// thread or by the thread that requests one after completion.
 //
-// The engine's `done` may run before post returns and after the last Work has gone, so the state holds itself until the
-// last call (self_). Thread safety: every method may be called from any thread, but those that start it.
+// The engine's `done` may run before post returns and after the last Work has been destroyed, so the state
+// holds itself until the last call (self_).
+// Thread safety: every method may be called from any thread, except those that start it.
 #pragma once
 
 #include <ATen/ThreadLocalState.h>
@@ -37,28 +39,31 @@ class Work::State final : public std::enable_shared_from_this<Work::State> {
   // An operation about to be posted.
   State(std::shared_ptr<internal::GroupState> owner, const internal::OperationRequest& request,
         internal::HeldTensors held);
-  // One that ended well.
+  // One that succeeded.
   State(const Ended& ended, std::vector<at::Tensor> results);
-  // One that may not be used; `why` is raised as kUsage by every method of Work but op_type and sequence_number.
+  // One that may not be used; `why` is raised as kUsage by every method of Work except op_type and
+  // sequence_number.
   State(OpType type, std::string why);
 
-  // Starting, on one thread: arm each op, post it, then add its handle or say that it failed; launched() last.
+  // Starting, on one thread: arm each op, post it, then add its handle or report that it failed; launched()
+  // last.
   void arm(lockstep_op& op);
   void add(comm::OpHandle handle) { handles_.push_back(std::move(handle)); }
-  void post_failed(lockstep_status status, std::string_view words);
+  void post_failed(lockstep_status status, std::string_view message);
   void launched();
 
   void check_usable() const;
-  // True when over. Never waits for the engine.
+  // True when completed. Never waits for the engine.
   bool poll();
-  // True when over by the deadline. Raises nothing.
+  // True when completed by the deadline. Raises nothing.
   bool settle(Deadline deadline);
-  // Raises the operation's error, or kTimeout when it is not over by then.
+  // Raises the operation's error, or kTimeout when it has not completed by then. The timeout is
+  // positive.
   void wait(std::optional<Milliseconds> timeout);
 
   std::optional<Failure> failure();
   std::vector<at::Tensor> results();
-  // A copy; source and duration are set when over.
+  // A copy; source and duration are set once completed.
   Ended ended();
   bool is_message() const { return type_ == OpType::kSend || is_receive(); }
   bool is_receive() const { return type_ == OpType::kRecv || type_ == OpType::kRecvAnySource; }
@@ -67,10 +72,10 @@ class Work::State final : public std::enable_shared_from_this<Work::State> {
 
   FuturePtr future();
   FuturePtr future_of_result();
-  // Gives the futures their values. Only when over; never under the mutex.
+  // Gives the futures their values. Only once completed; never under the mutex.
   void resolve();
-  // For the completion thread, when the engine is through: finishes it, and resolves the futures as the caller would: in its modes,
-  // for its rank.
+  // For the completion thread, when the engine has completed it: finalizes it, and resolves the futures as
+  // the caller would: in its modes, for its rank.
   void complete();
 
  private:
@@ -78,10 +83,11 @@ class Work::State final : public std::enable_shared_from_this<Work::State> {
   void count_down();
   void call_me_when_over();
   using OwnerPtr = std::shared_ptr<internal::GroupState>;
-  // The part at n_over_ ended so. Returns the owner, to announce() to, when it was the last. mutex_ held.
+  // The part at n_over_ completed with `status`. Returns the owner, to announce() to, when it was the last.
+  // mutex_ held.
   OwnerPtr advance(lockstep_status status);
   OwnerPtr finish();
-  // Tells the group's hook that it is over, once. Not under the mutex.
+  // Calls the group's hook with the completion, once. Not under the mutex.
   void announce(const OwnerPtr& owner);
   std::string describe() const;
 
@@ -95,24 +101,26 @@ class Work::State final : public std::enable_shared_from_this<Work::State> {
   const bool calls_back_ = false;
   const std::shared_ptr<internal::RankUse> rank_;
 
-  // done and get_future meet here: kDone is set by the last call, kWanted by the first future.
+  // Synchronises done and get_future: kDone is set by the last call, kWanted by the first future.
   static constexpr unsigned kDone = 1, kWanted = 2;
   std::atomic<unsigned> flags_{0};
-  std::atomic<int> n_calls_{1};  // calls of done to come; one for the thread that starts
+  std::atomic<int> n_calls_{1};  // outstanding calls of done; one for the thread that starts
   std::atomic<std::int64_t> ended_ns_{0};
-  std::shared_ptr<State> self_;  // while calls are to come; the last one takes it
-  std::int32_t source_ = -1;     // written by the engine before the operation is over
+  std::shared_ptr<State> self_;  // while calls are outstanding; the last one takes it
+  std::int32_t source_ = -1;     // written by the engine before the operation completes
 
   std::mutex mutex_;
   std::condition_variable changed_;
-  // All below guarded by mutex_, but that handles_[n_over_] belongs to the waiting thread while waiting_ is set.
+  // All below guarded by mutex_, except that handles_[n_over_] belongs to the waiting thread while waiting_
+  // is set.
   bool over_ = false;
   bool waiting_ = false;
-  std::size_t n_over_ = 0;                       // handles_ before it are over
-  std::shared_ptr<internal::GroupState> owner_;  // null when over
+  std::size_t n_over_ = 0;                       // handles_ before it have completed
+  std::shared_ptr<internal::GroupState> owner_;  // null when completed
   c10::SmallVector<comm::OpHandle, 1> handles_;
   internal::HeldTensors held_;
-  // The caller's modes (InferenceMode and the like), where something is done later on another thread: copies back, callbacks.
+  // The caller's modes (InferenceMode and the like), for work done later on another thread: copies back,
+  // callbacks.
   std::optional<at::ThreadLocalState> modes_;
   std::optional<Failure> failure_;
   Ended ended_;

@@ -20,8 +20,8 @@ class EngineGroupState final : public GroupState {
 
   const GroupIdentity& identity() const override { return options_.identity; }
   bool calls_back() const override { return engine().capabilities().calls_back != 0; }
-  Failure failure(lockstep_status status, std::string_view words) const override {
-    return comm_->failure(status, words);
+  Failure failure(lockstep_status status, std::string_view message) const override {
+    return comm_->failure(status, message);
   }
 
   const comm::Engine& engine() const { return *options_.engine; }

@@ -1,4 +1,5 @@
 #include "lockstep/group/detail/engine_host.h"
+#include "lockstep/base/detail/timeout.h"
 
 #include <algorithm>
 #include <charconv>
@@ -23,7 +24,7 @@ constexpr Milliseconds kGiveUpSlice{250};
 // Where launchers and spawn publish how a rank ended.
 constexpr std::string_view kExitKey = "lockstep/exit/";
 
-// Engines get a status; the words go to the log.
+// Engines get a status; the message goes to the log.
 lockstep_status report(const char* what, const char* key) noexcept {
   const Failure failure = base::current_failure();
   if (base::log_enabled(LogLevel::kDebug)) {
@@ -51,10 +52,8 @@ bool await_keys(Store& store, const std::vector<std::string>& keys, Store& failu
   const std::string failed[] = {failed_key};
   base::SlowWait slow(deadline);
   while (!deadline.expired()) {
-    // A store takes zero for "for ever", so the time left is rounded up.
-    const auto left = std::min(deadline, Deadline::after(kGiveUpSlice)).remaining();
     try {
-      store.wait(keys, std::chrono::ceil<Milliseconds>(left) + Milliseconds(1));
+      store.wait(keys, std::min(base::time_left(deadline), kGiveUpSlice));
       return true;
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kTimeout) throw;
@@ -81,8 +80,8 @@ EngineHost::EngineHost(Stores stores, std::string failed_key, std::vector<int> l
 
 EngineHost::~EngineHost() = default;
 
-// Without the leading "/". The launcher knows ranks by the numbers it gave them.
-std::string EngineHost::root_key(const char* key) const {
+// Without the leading "/". The launcher knows ranks by the numbers it gave them; nothing for the end of one that it does not know.
+std::optional<std::string> EngineHost::root_key(const char* key) const {
   const std::string_view text = key + 1;
   if (launch_ranks_.empty() || !text.starts_with(kExitKey)) return std::string(text);
   const std::string_view digits = text.substr(kExitKey.size());
@@ -90,6 +89,7 @@ std::string EngineHost::root_key(const char* key) const {
   const auto [end, error] = std::from_chars(digits.data(), digits.data() + digits.size(), rank);
   if (error != std::errc() || end != digits.data() + digits.size() || rank >= launch_ranks_.size())
     return std::string(text);
+  if (launch_ranks_[rank] < 0) return std::nullopt;
   return base::cat(kExitKey, launch_ranks_[rank]);
 }
 
@@ -103,7 +103,9 @@ lockstep_status EngineHost::kv_set(void* context, const char* key, const void* v
   try {
     const std::span bytes(static_cast<const std::uint8_t*>(value), length);
     if (key[0] == '/') {
-      self->stores_.root->set(self->root_key(key), bytes);
+      const auto name = self->root_key(key);
+      if (!name) return LOCKSTEP_UNSUPPORTED;
+      self->stores_.root->set(*name, bytes);
     } else {
       self->stores_.engine.sets->set(key, bytes);
     }
@@ -123,11 +125,12 @@ lockstep_status EngineHost::kv_get(void* context, const char* key, void* value, 
         !base::environment(base::EnvVar::kLockstepLauncher))
       return LOCKSTEP_UNSUPPORTED;
     Store& store = rooted ? *self->stores_.root : *self->stores_.engine.gets;
-    const std::string name = rooted ? self->root_key(key) : key;
+    const auto name = rooted ? self->root_key(key) : key;
+    if (!name) return LOCKSTEP_UNSUPPORTED;
     const auto deadline = Deadline::from_monotonic_ns(deadline_ns);
-    if (!await_keys(store, {name}, *self->stores_.group, self->failed_key_, deadline))
+    if (!await_keys(store, {*name}, *self->stores_.group, self->failed_key_, deadline))
       return LOCKSTEP_TIMEOUT;
-    const Bytes bytes = store.get(name);
+    const Bytes bytes = store.get(*name);
     *length = bytes.size();
     if (const size_t n = std::min(capacity, bytes.size()); n > 0) std::memcpy(value, bytes.data(), n);
     return LOCKSTEP_OK;

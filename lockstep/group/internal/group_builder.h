@@ -17,6 +17,7 @@ struct WorldSite {
   const char* what = "";  // the call that entered the world, for messages
   int rank = 0;
   int size = 1;
+  std::shared_ptr<const WorldInfo> world{};  // of every group made here
   bool entered_before =
       false;  // this rank, over this store: its last world, or another process with its number
   std::shared_ptr<Store>
@@ -24,7 +25,7 @@ struct WorldSite {
   std::shared_ptr<Store> base;     // the rendezvous store as it was given
   StoreHandles handles;            // handles on `store`
   std::shared_ptr<Store> root;     // a handle on the job's whole store
-  std::vector<int> launch_ranks;   // what the launcher calls rank i of this world
+  std::vector<int> launch_ranks;   // what the launcher calls rank i of this world; -1: it does not know it
   BackendParts parts;              // of the default group
   std::vector<std::string> hosts;  // of each rank, when the back end was left to lockstep; else empty
 };
@@ -47,6 +48,7 @@ struct WorldSiteOptions {
   const char* what;
   int rank;
   int size;
+  bool is_default;              // WorldInfo's
   std::shared_ptr<Store> base;  // may be null for a world of one
   std::string prefix;           // of the world's part of it
   Deadline deadline;

@@ -13,7 +13,7 @@ namespace lockstep::internal {
 struct SelfMessage {
   lockstep_op op;
   lockstep_status status = LOCKSTEP_PENDING;
-  std::string words;
+  std::string error;
 };
 
 struct Loopback::Box {
@@ -34,9 +34,9 @@ Handle* of(lockstep_handle* handle) {
   return reinterpret_cast<Handle*>(handle);
 }
 
-void end(SelfMessage& message, lockstep_status status, std::string words = "") {
+void end(SelfMessage& message, lockstep_status status, std::string error = "") {
   message.status = status;
-  message.words = std::move(words);
+  message.error = std::move(error);
 }
 
 // The two are a send and a receive of one tag.
@@ -45,12 +45,12 @@ void meet(SelfMessage& one, SelfMessage& other) {
   auto& from = first_sends ? one : other;
   auto& to = first_sends ? other : one;
   if (from.op.count != to.op.count || from.op.dtype != to.op.dtype) {
-    const auto words =
+    const auto text =
         base::cat("a message of ", from.op.count, " elements (", comm::size_of(from.op.dtype),
                   " bytes each) met a receive of ", to.op.count, " (", comm::size_of(to.op.dtype),
                   " bytes each); both sides must name the same type and number");
-    end(from, LOCKSTEP_USAGE, words);
-    return end(to, LOCKSTEP_USAGE, words);
+    end(from, LOCKSTEP_USAGE, text);
+    return end(to, LOCKSTEP_USAGE, text);
   }
   if (from.op.count > 0) std::memmove(to.op.recv, from.op.send, from.op.count * comm::size_of(from.op.dtype));
   if (to.op.source != nullptr) *to.op.source = 0;
@@ -95,7 +95,7 @@ void release(lockstep_handle* handle) {
 
 void last_error(lockstep_handle* handle, char* error, size_t capacity) {
   const std::lock_guard lock(of(handle)->box->mutex);
-  std::snprintf(error, capacity, "%s", of(handle)->message->words.c_str());
+  std::snprintf(error, capacity, "%s", of(handle)->message->error.c_str());
 }
 
 // All an OpHandle calls.
@@ -116,6 +116,7 @@ const lockstep_engine& table() {
 
 Loopback::Loopback() : box_(std::make_shared<Box>()) {}
 
+// The first of a pair waits in the list; the second copies and ends both. Pairs of one tag meet in the order posted.
 comm::OpHandle Loopback::post(const lockstep_op& op) {
   auto message = std::make_shared<SelfMessage>(SelfMessage{.op = op});
   const std::lock_guard lock(box_->mutex);

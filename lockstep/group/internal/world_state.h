@@ -27,7 +27,7 @@ struct WorldPlan {
       keep{};  // lives as long as the world: the store that `store` is a clone of, which may hold the server
   int rank = 0;
   int size = 1;
-  bool launched = true;  // rank and size are those of the launcher
+  bool launched = true;  // rank and size are those of the launcher, here; see is_launched in worlds.cpp
   Milliseconds timeout;
   Deadline deadline;     // of the joining
   BackendParts parts{};  // empty: chosen by the ranks' hosts

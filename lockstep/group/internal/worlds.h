@@ -39,9 +39,10 @@ class Worlds {
 
   // The default group; null when there is none.
   Group group() const;
-  // By name, in all worlds; null when there is none.
-  Group find(const std::string& name) const;
-  // The world that a group (null: the default group) belongs to. Raises kUsage when it is in none of these.
+  // By name, in all worlds: none, one, or one of each of two worlds.
+  std::vector<Group> find(const std::string& name) const;
+  // The world that a group (null: the default group) belongs to. Raises kUsage when it is in none of these, saying whether it was
+  // destroyed.
   std::shared_ptr<World> of(const Group& group, const char* what) const;
   // Every group's timeout becomes at least this.
   void raise_timeouts(Milliseconds timeout) const;

@@ -29,6 +29,7 @@ void publish(const lockstep_comm_config& config, const char* what, const std::st
     base::raise(ErrorKind::kSystem, "cannot write to the group's store", ErrorFamily::kBackend);
 }
 
+// In two reads, so that a slow wait can be logged once in between; the second one waits until the deadline.
 std::string read_from(const lockstep_comm_config& config, const char* what, int rank,
                       std::size_t capacity = kTextCapacity) {
   const lockstep_host& host = *config.host;
@@ -129,6 +130,7 @@ HierarchicalCommunicator::HierarchicalCommunicator(Setup& setup, const lockstep_
     }
     base::raise(std::move(failure));
   }
+  // The key must exist before anybody asks for it (missing_in): a read of a missing key would wait.
   publish(config, "entered", "0");
   // No rank continues, and perhaps aborts, while another has still to join a sub-communicator.
   const auto text = gather(config, "joined", "");
@@ -139,6 +141,8 @@ HierarchicalCommunicator::HierarchicalCommunicator(Setup& setup, const lockstep_
   }
 }
 
+// Ranks on one host have equal identities; which text it is does not matter. A child takes its parent's host numbers for
+// it, without another exchange.
 Topology HierarchicalCommunicator::meet(const lockstep_comm_config& config,
                                         const HierarchicalCommunicator* parent) {
   if (parent == nullptr) return Topology::of(gather(config, "host", setup_.identity()), config.rank);
@@ -151,6 +155,8 @@ Topology HierarchicalCommunicator::meet(const lockstep_comm_config& config,
   return Topology::of(identities, config.rank);
 }
 
+// The engine can build a child cheaply when all members are in one communicator of it already. None: some member is not in
+// the parent's sub-communicator, and the engine joins through the store instead.
 SubCommunicator::Parent HierarchicalCommunicator::parent_of(const std::vector<int>& members,
                                                             const lockstep_comm_config& config,
                                                             const SubCommunicator* sub) const {
@@ -164,6 +170,13 @@ SubCommunicator::Parent HierarchicalCommunicator::parent_of(const std::vector<in
   return parent;
 }
 
+//                      local                   lane                             flat
+//   one host           all ranks: sole         -                                -
+//   one rank per host  -                       -                                all ranks: sole
+//   otherwise          the ranks of the host   ranks of equal place, or leaders all ranks
+//
+// Created in the order local, flat, lane, which is a child of flat. A rank that is in no lane (hosts of different sizes, not the
+// leader) skips that one.
 void HierarchicalCommunicator::make_sub_communicators(const lockstep_comm_config& config,
                                                       const HierarchicalCommunicator* parent) {
   std::vector<int> all(static_cast<std::size_t>(config.size));
@@ -189,19 +202,23 @@ void HierarchicalCommunicator::make_sub_communicators(const lockstep_comm_config
   if (topology_.one_rank_each() && !topology_.one_host()) sole_ = flat_.get();
 }
 
+// remove() guarantees that the ticker does not enter again; users_ counts the threads that are inside already, from
+// callbacks of the engines or from a tick. Only then may the sub-communicators be destroyed, which the members' destructors
+// do.
 HierarchicalCommunicator::~HierarchicalCommunicator() {
   leave(nullptr);
   if (sole_ != nullptr) return;
   setup_.ticker.remove(this);
-  std::unique_lock lock(mutex_);
-  idle_.wait(lock, [&] { return queue_.empty() && messages_.empty() && users_ == 0; });
+  const base::MutexLock lock(mutex_);
+  idle_.wait(mutex_,
+             [&]() LOCKSTEP_REQUIRES(mutex_) { return queue_.empty() && messages_.empty() && users_ == 0; });
   for (const auto& [size, block] : blocks_) local_->table().free(local_->comm(), block);
 }
 
 void HierarchicalCommunicator::leave(const char* cause) {
   const CallerInside inside;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     if (closed_) return;
     closed_ = true;
   }
@@ -220,7 +237,7 @@ SubCommunicator& HierarchicalCommunicator::sub_communicator(Where where) const {
 
 Failure HierarchicalCommunicator::break_with(Failure failure) {
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     if (first_) return *first_;
     if (closed_) return left_failure();
   }
@@ -229,7 +246,7 @@ Failure HierarchicalCommunicator::break_with(Failure failure) {
   flat_->abort(failure);
   failure = flat_->failure().value_or(failure);
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     if (!first_) first_ = failure;
     failure = *first_;
   }
@@ -239,10 +256,12 @@ Failure HierarchicalCommunicator::break_with(Failure failure) {
   return failure;
 }
 
+// Only what is at the head at two ticks in a row counts as stuck, and is announced once: the store gets no traffic from
+// collectives that make progress.
 void HierarchicalCommunicator::announce() {
   std::uint64_t number = 0;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     const std::uint64_t before = std::exchange(seen_ahead_, queue_.empty() ? 0 : queue_.front()->number);
     if (seen_ahead_ == 0 || seen_ahead_ != before || announced_ == before) return;
     number = announced_ = before;
@@ -251,6 +270,7 @@ void HierarchicalCommunicator::announce() {
   host_->kv_set(host_->context, key_of("entered", rank()).c_str(), text.data(), text.size());
 }
 
+// One patience for all ranks. A rank whose answer does not come in time is not named: naming it wrongly would be worse.
 std::string HierarchicalCommunicator::missing_in(std::uint64_t number) {
   constexpr int kMostNamed = 8;
   const Deadline patience = Deadline::after(kAskPatience);
@@ -278,13 +298,13 @@ base::Awaited HierarchicalCommunicator::awaited(const Operation& operation) {
   text += base::cat(" at ", operation.where);
   const std::string names = operation.number == 0 ? "" : missing_in(operation.number);
   if (!names.empty()) text += base::cat(": it waits for ", names, ", which has not been seen to enter it");
-  return {.words = std::move(text), .deadline = Deadline::from_monotonic_ns(op.deadline_ns)};
+  return {.text = std::move(text), .deadline = Deadline::from_monotonic_ns(op.deadline_ns)};
 }
 
 void HierarchicalCommunicator::name_missing(Failure& failure) {
   std::shared_ptr<Operation> head;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     if (!queue_.empty()) head = queue_.front();
   }
   if (head == nullptr) return;
@@ -296,16 +316,18 @@ void HierarchicalCommunicator::name_missing(Failure& failure) {
 }
 
 std::optional<Failure> HierarchicalCommunicator::stopped() {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   if (first_) return first_;
   if (closed_) return left_failure();
   return std::nullopt;
 }
 
+// The engines do not call back for a failure as such, so it is asked for: by callers, by callbacks of steps, and at every
+// tick.
 std::optional<Failure> HierarchicalCommunicator::failure() {
   if (sole_ != nullptr) return sole_->failure();
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     if (first_ || closed_) return first_;
   }
   for (const SubCommunicator* one : {flat_.get(), local_.get(), lane_.get()}) {
@@ -326,15 +348,16 @@ void HierarchicalCommunicator::abort(const std::string& reason) {
 
 // ---- the ticker, and scratch ----
 
+// Called under the ticker's lock (ticker.h): takes this communicator's, which never takes the ticker's.
 bool HierarchicalCommunicator::enter() {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   if (queue_.empty() && messages_.empty()) return false;
   ++users_;
   return true;
 }
 
 void HierarchicalCommunicator::exit() {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   --users_;
   idle_.notify_all();
 }
@@ -350,7 +373,9 @@ void HierarchicalCommunicator::drive_stopped() {
   std::vector<std::shared_ptr<Operation>> under_way;
   std::optional<Failure> late;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
+    // The head of the queue has the deadlines of its steps; the operations behind it have not begun, so nobody else checks
+    // theirs.
     under_way = messages_;
     for (std::size_t i = 1; i < queue_.size(); ++i) {
       if (!Deadline::from_monotonic_ns(queue_[i]->op.deadline_ns).expired()) continue;
@@ -372,7 +397,7 @@ std::shared_ptr<void> HierarchicalCommunicator::scratch(std::size_t n_bytes) {
   if (from == nullptr) return {::operator new(n_bytes), [](void* p) { ::operator delete(p); }};
   std::pair<std::size_t, void*> block{n_bytes, nullptr};
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     const auto fits = std::ranges::find_if(
         blocks_, [&](const auto& one) { return one.first >= n_bytes && one.first <= 4 * n_bytes; });
     if (fits != blocks_.end()) {
@@ -385,7 +410,7 @@ std::shared_ptr<void> HierarchicalCommunicator::scratch(std::size_t n_bytes) {
                 ErrorFamily::kBackend);
   return {block.second, [this, from, size = block.first](void* p) {
             {
-              const std::lock_guard lock(mutex_);
+              const base::MutexLock lock(mutex_);
               if (blocks_.size() < kKeptBlocks) {
                 blocks_.emplace_back(size, p);
                 return;

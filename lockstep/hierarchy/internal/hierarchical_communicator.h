@@ -21,15 +21,14 @@
 
 #include <array>
 #include <atomic>
-#include <condition_variable>
 #include <deque>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/base/detail/slow_wait.h"
 #include "lockstep/engine/engine.h"
 #include "lockstep/hierarchy/internal/schedule.h"
@@ -65,11 +64,11 @@ struct Operation {
   std::size_t n_posted = 0, n_over = 0;
   std::optional<Failure> failure;
 
-  std::mutex mutex;  // guards what follows, and the assignment of handles
-  std::condition_variable changed;
-  std::uint64_t version = 0;
-  lockstep_status status = LOCKSTEP_PENDING;
-  std::string error;
+  base::Mutex mutex;  // also held while `running` and its handles, and `schedule`, are assigned
+  base::ConditionVariable changed;
+  std::uint64_t version LOCKSTEP_GUARDED_BY(mutex) = 0;
+  lockstep_status status LOCKSTEP_GUARDED_BY(mutex) = LOCKSTEP_PENDING;
+  std::string error LOCKSTEP_GUARDED_BY(mutex);
   std::atomic<bool> over{false};
 };
 
@@ -167,17 +166,18 @@ class HierarchicalCommunicator final : public Ticking {
   SubCommunicator* sole_ = nullptr;
 
   std::atomic<std::uint32_t> drives_{0};
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable idle_;
-  std::deque<std::shared_ptr<Operation>> queue_;
-  std::vector<std::shared_ptr<Operation>> messages_;
-  std::optional<Failure> first_;
-  bool closed_ = false;
-  std::uint64_t n_collectives_ = 0;  // posted
-  std::uint64_t seen_ahead_ = 0,
-                announced_ = 0;  // numbers: at the head at the last tick, last said in the store
-  std::vector<std::pair<std::size_t, void*>> blocks_;  // spare scratch
-  std::size_t users_ = 0;                              // threads inside, from callbacks and the ticker
+  base::Mutex mutex_;
+  base::ConditionVariable idle_;
+  std::deque<std::shared_ptr<Operation>> queue_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::vector<std::shared_ptr<Operation>> messages_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::optional<Failure> first_ LOCKSTEP_GUARDED_BY(mutex_);
+  bool closed_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  std::uint64_t n_collectives_ LOCKSTEP_GUARDED_BY(mutex_) = 0;  // posted
+  // Numbers: at the head at the last tick, last said in the store.
+  std::uint64_t seen_ahead_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  std::uint64_t announced_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  std::vector<std::pair<std::size_t, void*>> blocks_ LOCKSTEP_GUARDED_BY(mutex_);  // spare scratch
+  std::size_t users_ LOCKSTEP_GUARDED_BY(mutex_) = 0;  // threads inside, from callbacks and the ticker
 };
 
 }  // namespace lockstep::comm::hierarchy

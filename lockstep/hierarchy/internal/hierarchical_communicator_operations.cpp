@@ -24,6 +24,7 @@ std::vector<std::uint64_t> copy_counts(const std::uint64_t* counts, bool used, i
                                    : std::vector<std::uint64_t>();
 }
 
+// Per thread: only the thread that is inside a caller's frame must not run callbacks.
 thread_local int callers_inside = 0;
 
 }  // namespace
@@ -48,12 +49,14 @@ Operation::Operation(HierarchicalCommunicator& communicator, const lockstep_op& 
   op.recv_counts = recv_counts.empty() ? nullptr : recv_counts.data();
 }
 
+// users_ is raised together with the insertion: from then on a callback may complete the operation, and a
+// thread that destroys the communicator waits for this call to exit().
 std::shared_ptr<Operation> HierarchicalCommunicator::post(const lockstep_op& op) {
   const CallerInside inside;
   auto operation = std::make_shared<Operation>(*this, op, size());
   const bool message = is_message(op.kind);
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     if (message) {
       messages_.push_back(operation);
     } else {
@@ -79,7 +82,7 @@ void HierarchicalCommunicator::drive_queue() {
     for (;;) {
       std::shared_ptr<Operation> head;
       {
-        const std::lock_guard lock(mutex_);
+        const base::MutexLock lock(mutex_);
         if (!queue_.empty() && queue_.front()->over) queue_.pop_front();
         if (queue_.empty()) {
           idle_.notify_all();
@@ -102,6 +105,8 @@ void HierarchicalCommunicator::advance(const std::shared_ptr<Operation>& operati
   } while (!operation->calls.compare_exchange_strong(seen, 0));
 }
 
+// An operation that failed is not over until its posted steps are: the engines may use its buffers until then. `running` is
+// a deque, so its entries stay where callbacks find them.
 void HierarchicalCommunicator::advance_once(const std::shared_ptr<Operation>& operation) {
   Operation& now = *operation;
   collect(now);
@@ -109,7 +114,7 @@ void HierarchicalCommunicator::advance_once(const std::shared_ptr<Operation>& op
   try {
     if (!now.failure && !now.started) {
       Schedule schedule = make_schedule(now.op, topology_, [this](std::size_t n) { return scratch(n); });
-      const std::lock_guard lock(now.mutex);
+      const base::MutexLock lock(now.mutex);
       now.started = true;
       now.schedule = std::move(schedule);
       for (std::size_t i = 0; i < now.schedule.steps.size(); ++i) now.running.emplace_back();
@@ -120,7 +125,7 @@ void HierarchicalCommunicator::advance_once(const std::shared_ptr<Operation>& op
   }
   const bool all = now.started && now.n_over == now.schedule.steps.size();
   if (now.failure ? now.n_over == now.n_posted : all) return finish(operation);
-  const std::lock_guard lock(now.mutex);
+  const base::MutexLock lock(now.mutex);
   ++now.version;
   now.changed.notify_all();
 }
@@ -143,16 +148,20 @@ void HierarchicalCommunicator::collect(Operation& operation) {
       // A message that failed by itself leaves the group intact.
       operation.failure = broken || !is_message(operation.op.kind) ? break_with(std::move(failure)) : failure;
     }
-    const std::lock_guard lock(operation.mutex);
+    const base::MutexLock lock(operation.mutex);
     running.handle.reset();
   }
 }
 
+// counted, not over: the failure of a step has been seen when it is counted.
 bool HierarchicalCommunicator::ready(const Operation& operation, const Step& step) const {
   return std::ranges::all_of(step.needs,
                              [&](int i) { return operation.running[static_cast<std::size_t>(i)].counted; });
 }
 
+// A cursor per sub-communicator, since the order within each must be the same on all of its ranks: a step that is not ready
+// holds back those after it in the same sub-communicator, and no others. `before` moves bytes that earlier steps have
+// produced.
 void HierarchicalCommunicator::post_steps(const std::shared_ptr<Operation>& operation) {
   auto& steps = operation->schedule.steps;
   for (int p = 0; p < kSubCommunicators; ++p) {
@@ -167,6 +176,8 @@ void HierarchicalCommunicator::post_steps(const std::shared_ptr<Operation>& oper
       step.op.done = step_over;
       step.op.done_context = new StepContext{operation, cursor};
       lockstep_handle* handle = nullptr;
+      // The callback may run before this returns, on another thread. It then only increments `calls` (advance()), since
+      // this thread is inside advance_once(); `posted` and the handle are set before it is counted.
       const auto status = where->table().post(where->comm(), &step.op, &handle);
       if (status != LOCKSTEP_OK) {
         delete static_cast<StepContext*>(step.op.done_context);
@@ -175,7 +186,7 @@ void HierarchicalCommunicator::post_steps(const std::shared_ptr<Operation>& oper
             break_with(broken ? *broken : where->explain(status, "the engine refused a step"));
         return;
       }
-      const std::lock_guard lock(operation->mutex);
+      const base::MutexLock lock(operation->mutex);
       running.handle = std::shared_ptr<lockstep_handle>(
           handle, [where](lockstep_handle* h) { where->table().release(h); });
       running.posted = true;
@@ -189,7 +200,7 @@ void HierarchicalCommunicator::step_over(void* context) {
   const std::unique_ptr<StepContext> mine(static_cast<StepContext*>(context));
   HierarchicalCommunicator& owner = mine->operation->owner;
   {
-    const std::lock_guard lock(owner.mutex_);
+    const base::MutexLock lock(owner.mutex_);
     ++owner.users_;
   }
   mine->operation->running[mine->step].over = true;
@@ -198,6 +209,8 @@ void HierarchicalCommunicator::step_over(void* context) {
   owner.exit();
 }
 
+// The schedule is destroyed outside the operation's mutex: freeing scratch takes mutex_, and the two are never held
+// together.
 void HierarchicalCommunicator::finish(const std::shared_ptr<Operation>& operation) {
   Operation& now = *operation;
   if (!now.failure && now.schedule.at_end) now.schedule.at_end();
@@ -205,7 +218,7 @@ void HierarchicalCommunicator::finish(const std::shared_ptr<Operation>& operatio
   void* const context = now.op.done_context;
   Schedule spent;
   {
-    const std::lock_guard lock(now.mutex);
+    const base::MutexLock lock(now.mutex);
     std::swap(spent, now.schedule);
     now.status = now.failure ? status_of(now.failure->kind) : LOCKSTEP_OK;
     if (now.failure) now.error = now.failure->message;
@@ -214,14 +227,14 @@ void HierarchicalCommunicator::finish(const std::shared_ptr<Operation>& operatio
   }
   spent = {};
   if (is_message(now.op.kind)) {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     std::erase(messages_, operation);
     idle_.notify_all();
   }
   if (done == nullptr) return;
   if (callers_inside == 0) return done(context);
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     ++users_;
   }
   setup_.ticker.call_soon([this, done, context] {
@@ -234,7 +247,7 @@ bool HierarchicalCommunicator::wait(const std::shared_ptr<Operation>& operation,
   Operation& now = *operation;
   base::SlowWait slow(deadline);
   bool said = false;
-  std::unique_lock lock(now.mutex);
+  base::MutexLock lock(now.mutex);
   while (!now.over) {
     // A sub-communicator begins its wait after this one, so that its own log line is never due.
     const Deadline until = said ? std::min(deadline, Deadline::after(slow.quiet_slice())) : slow.next();
@@ -254,8 +267,9 @@ bool HierarchicalCommunicator::wait(const std::shared_ptr<Operation>& operation,
       lock.lock();
     }
     // The step's callback advances the operation; until then there is nothing to do here.
-    const bool moved =
-        now.changed.wait_until(lock, until.time_point(), [&] { return now.over || now.version != version; });
+    const bool moved = now.changed.wait_until(
+        now.mutex, until.time_point(),
+        [&]() LOCKSTEP_REQUIRES(now.mutex) { return now.over || now.version != version; });
     if (moved) continue;
     if (deadline.expired()) return now.over;
     lock.unlock();

@@ -156,6 +156,8 @@ class Builder {
     return out;
   }
 
+  // After a local and a lane barrier every rank of an even topology knows that all have arrived: its lane covers all hosts,
+  // each of which was complete. With leaders only, the others learn it by a second local barrier.
   void barrier() {
     const int here = add(Where::kLocal, op_, {});
     int there = -1;
@@ -168,6 +170,8 @@ class Builder {
   int root_host() const { return at_.host_of[static_cast<std::size_t>(op_.root)]; }
   int root_place() const { return at_.place_of[static_cast<std::size_t>(op_.root)]; }
 
+  // On the root's host the local broadcast comes first, so that the bridge of that host has the bytes; elsewhere the bridge
+  // gets them from the lane.
   void broadcast() {
     const bool home = at_.host() == root_host(), bridges = at_.place() == bridge();
     for (const auto& [at, count] : chunks(op_.count, 1)) {
@@ -184,6 +188,8 @@ class Builder {
 
   // Reduce-scatter inside the host, all-reduce of the own part over the lane, all-gather inside.
   void all_reduce_on_lanes() {
+    // `even` elements divide evenly among the ranks of a host; the rest, fewer than n_local, or everything when it is
+    // small, takes the shorter way at the end.
     const auto n = static_cast<std::uint64_t>(at_.n_local());
     const std::uint64_t even = op_.count * call_.width <= kSmallBytes ? 0 : op_.count / n * n;
     struct Chunk {
@@ -200,6 +206,7 @@ class Builder {
     };
     for (std::size_t i = 0; i < all.size(); ++i) {
       Chunk& c = all[i];
+      // kAhead pieces of scratch are used in turn: chunk i reuses that of chunk i - kAhead, and so waits for its gather.
       c.scratch = i < kAhead ? scratch(c.part) : all[i - kAhead].scratch;
       if (i >= kAhead) gather(all[i - kAhead]);
       c.reduced = add(Where::kLocal, LOCKSTEP_REDUCE_SCATTER, call_.sent(c.at), c.scratch, c.part,
@@ -214,6 +221,8 @@ class Builder {
     add(Where::kLane, LOCKSTEP_ALL_REDUCE, data, data, rest, {here});
   }
 
+  // Hosts of different sizes: reduce to the leader, all-reduce among the leaders, broadcast. The broadcast of a chunk is
+  // scheduled behind the reductions of the next kAhead chunks, so that the local engine works while a chunk crosses.
   void all_reduce_by_leaders() {
     struct Chunk {
       std::uint8_t* data;
@@ -235,6 +244,10 @@ class Builder {
     for (std::size_t i = all.size() - std::min(all.size(), kAhead); i < all.size(); ++i) hand_out(all[i]);
   }
 
+  //   every host: reduce to its bridge --> lane: reduce to the bridge of the root's host --> if that is not the root: hand over
+  //
+  // The bridge is of the root's place where all hosts have one there, and then no hand-over is needed. The hand-over is a
+  // broadcast, since the local engine need not offer send and receive (common()).
   void reduce() {
     const bool home = at_.host() == root_host(), bridges = at_.place() == bridge(),
                root = at_.rank == op_.root;
@@ -274,6 +287,8 @@ class Builder {
     return index;
   }
   // Over the lane first, then each host puts its lanes together.
+  // What arrives is ordered by place, then host; at_end puts it into rank order. Lane first: each byte crosses the network
+  // once per host.
   void all_gather_on_lanes() {
     const Counts counts = counts_by_rank();
     Counts lane_counts, local_counts;

@@ -6,6 +6,7 @@
 
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
+#include "lockstep/engine/detail/table_calls.h"
 
 namespace lockstep::comm::hierarchy {
 namespace {
@@ -29,10 +30,11 @@ std::int64_t number(std::string_view text) {
 
 }  // namespace
 
+// An abort carries text only. The last mark ends the message where the engine appends text of its own.
 std::string to_reason(const Failure& failure) {
   const LostPeer peer = failure.peer.value_or(LostPeer{});
-  return base::cat(kMark, static_cast<int>(status_of(failure.kind)), kMark, peer.rank, kMark, peer.pid, kMark,
-                   peer.cause, kMark, failure.message, kMark);
+  return base::cat(kMark, static_cast<int>(status_of(failure.kind)), kMark, peer.rank.value_or(-1), kMark,
+                   peer.pid.value_or(-1), kMark, peer.cause, kMark, failure.message, kMark);
 }
 
 std::optional<Failure> from_reason(std::string_view text) {
@@ -41,12 +43,11 @@ std::optional<Failure> from_reason(std::string_view text) {
   text.remove_prefix(begin + 1);
   Failure failure{.family = ErrorFamily::kBackend};
   failure.kind = kind_of(static_cast<lockstep_status>(number(take(text))));
-  LostPeer peer;
-  peer.rank = static_cast<int>(number(take(text)));
-  peer.pid = number(take(text));
-  peer.cause = std::string(take(text));
+  const auto rank = static_cast<std::int32_t>(number(take(text)));
+  const auto pid = number(take(text));
+  LostPeer peer = lost_peer(rank, pid, std::string(take(text)));
   failure.message = std::string(take(text));
-  if (failure.kind == ErrorKind::kPeerLost) failure.peer = peer;
+  if (failure.kind == ErrorKind::kPeerLost) failure.peer = std::move(peer);
   return failure;
 }
 
@@ -59,6 +60,8 @@ struct SubCommunicator::Space {
   lockstep_host host;
 
   std::string key_of(const char* key) const {
+    // Keys that begin with a slash are not the communicator's own: those of the launcher, which are the same for all
+    // groups.
     if (*key != '/') return prefix + key;
     const std::string_view text(key);
     if (!text.starts_with(kExit)) return key;
@@ -134,12 +137,15 @@ std::optional<Failure> SubCommunicator::failure() const {
   if (failure.kind == ErrorKind::kPeerLost && !failure.peer && rank >= 0 &&
       rank < static_cast<int>(members_.size())) {
     const int whole = members_[static_cast<std::size_t>(rank)];
-    failure.peer = LostPeer{whole, pid, cause};
-    failure.message = base::cat("rank ", whole, " (pid ", pid, ") is lost: ", cause, "; ", failure.message);
+    failure.peer = lost_peer(whole, pid, cause);
+    failure.message = base::cat("rank ", whole, pid < 0 ? "" : base::cat(" (pid ", pid, ")"),
+                                " is lost: ", cause, "; ", failure.message);
   }
   return failure;
 }
 
+// Engines name ranks as they know them. Where the numbers differ from the group's, the message says what they mean instead
+// of being rewritten: its text is the engine's.
 Failure SubCommunicator::explain(lockstep_status status, std::string text) const {
   if (auto told = from_reason(text)) return *told;
   bool same = true;

@@ -12,15 +12,16 @@ constexpr std::chrono::milliseconds kTick{20};
 
 Ticker::~Ticker() {
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     stopping_ = true;
     changed_.notify_all();
   }
   thread_.join();
 }
 
+// Wakes the thread only when it sleeps without a timeout, which is when nothing was active.
 void Ticker::add(Ticking* one) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const bool first = active_.empty();
   active_.insert(one);
   start_locked();
@@ -28,7 +29,7 @@ void Ticker::add(Ticking* one) {
 }
 
 void Ticker::call_soon(std::function<void()> call) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   soon_.push_back(std::move(call));
   start_locked();
   changed_.notify_all();
@@ -39,15 +40,16 @@ void Ticker::start_locked() {
 }
 
 void Ticker::remove(Ticking* one) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   active_.erase(one);
 }
 
 void Ticker::run() {
-  std::unique_lock lock(mutex_);
+  base::MutexLock lock(mutex_);
   for (;;) {
-    changed_.wait(lock, [&] { return stopping_ || !active_.empty() || !soon_.empty(); });
-    changed_.wait_for(lock, kTick, [&] { return stopping_ || !soon_.empty(); });
+    changed_.wait(
+        mutex_, [&]() LOCKSTEP_REQUIRES(mutex_) { return stopping_ || !active_.empty() || !soon_.empty(); });
+    changed_.wait_for(mutex_, kTick, [&]() LOCKSTEP_REQUIRES(mutex_) { return stopping_ || !soon_.empty(); });
     while (!soon_.empty()) {
       const auto call = std::move(soon_.front());
       soon_.pop_front();
@@ -56,6 +58,8 @@ void Ticker::run() {
       lock.lock();
     }
     if (stopping_) return;
+    // enter() under the lock, so that after remove() either it was not called or the communicator knows of it (users_);
+    // tick() without it, since it calls engines and the store.
     std::vector<Ticking*> now;
     for (auto one = active_.begin(); one != active_.end();) {
       if ((*one)->enter()) {

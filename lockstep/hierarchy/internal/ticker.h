@@ -5,12 +5,11 @@
 // exit() and posted calls run under no lock.
 #pragma once
 
-#include <condition_variable>
 #include <deque>
 #include <functional>
-#include <mutex>
 #include <set>
 
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/base/detail/thread.h"
 
 namespace lockstep::comm::hierarchy {
@@ -37,15 +36,15 @@ class Ticker {
   void call_soon(std::function<void()> call);
 
  private:
-  void start_locked();
+  void start_locked() LOCKSTEP_REQUIRES(mutex_);
   void run();
 
-  std::mutex mutex_;  // guards what follows
-  std::condition_variable changed_;
-  std::set<Ticking*> active_;
-  std::deque<std::function<void()>> soon_;
-  bool stopping_ = false;
-  base::Thread thread_;
+  base::Mutex mutex_;
+  base::ConditionVariable changed_;
+  std::set<Ticking*> active_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::deque<std::function<void()>> soon_ LOCKSTEP_GUARDED_BY(mutex_);
+  bool stopping_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  base::Thread thread_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::comm::hierarchy

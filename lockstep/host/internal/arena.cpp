@@ -53,6 +53,7 @@ std::uint64_t default_arena_bytes(std::uint64_t memory, std::uint64_t limit, int
 Arena::Arena(const std::string& name, int rank, int n_ranks)
     : segment_(local::SegmentTable::of_process().create("lockstep-" + name, arena_bytes(n_ranks))),
       heap_(segment_, kHeapAt) {
+  // Committed first: a store to a page for which there is no memory raises SIGBUS instead of an error.
   segment_->commit(0, kHeapAt);
   auto* header = new (segment_->data()) ArenaHeader();
   header->magic = kLayoutMagic;
@@ -72,16 +73,17 @@ void* Arena::allocate(std::size_t n_bytes) {
                 fmt::format("no room for {} bytes in this rank's shared arena of {} bytes; raise {}", n_bytes,
                             segment_->size(), name_of(base::EnvVar::kLockstepHostArena)));
   }
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   used_[*at] = std::max(round_up(n_bytes, kPage), kPage);
   return segment_->data() + *at;
 }
 
+// Four at a time: one check of the available memory for several communicators.
 void* Arena::allocate_block(std::size_t n_bytes) {
   constexpr std::size_t kAtOnce = 4;
   const std::size_t need = round_up(n_bytes, kPage);
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     if (auto& idle = idle_blocks_[need]; !idle.empty()) {
       void* block = idle.back();
       idle.pop_back();
@@ -89,7 +91,7 @@ void* Arena::allocate_block(std::size_t n_bytes) {
     }
   }
   auto* blocks = static_cast<std::uint8_t*>(allocate(kAtOnce * need));
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const auto at = static_cast<std::size_t>(blocks - segment_->data());
   used_.erase(at);
   for (std::size_t k = 0; k < kAtOnce; ++k) {
@@ -100,7 +102,7 @@ void* Arena::allocate_block(std::size_t n_bytes) {
 }
 
 void Arena::free_block(void* memory) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const auto used =
       used_.find(static_cast<std::size_t>(static_cast<std::uint8_t*>(memory) - segment_->data()));
   if (used != used_.end()) idle_blocks_[used->second].push_back(memory);
@@ -108,7 +110,7 @@ void Arena::free_block(void* memory) {
 
 void Arena::free(void* memory) {
   const auto at = static_cast<std::size_t>(static_cast<std::uint8_t*>(memory) - segment_->data());
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const auto used = used_.find(at);
   if (used == used_.end())
     return base::log(LogLevel::kError, "free of memory that is not of this arena: ignored");
@@ -124,13 +126,13 @@ bool Arena::contains(const void* p, std::size_t n_bytes) const {
   // An address before the segment becomes an offset far beyond its end.
   if (!heap_.contains(offset_of(p), n_bytes)) return false;
   if (n_severed() == 0) return true;
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   return !overlaps_severed(offset_of(p), n_bytes);
 }
 
 void Arena::sever(const void* p, std::size_t n_bytes) {
   if (n_bytes == 0 || !contains(p, n_bytes)) return;
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const std::size_t first = offset_of(p) / kPage * kPage;
   const std::size_t length = round_up(offset_of(p) + n_bytes, kPage) - first;
   // Counted before the pages change: an operation that ends after the change finds another count (Operation::believable).
@@ -139,7 +141,6 @@ void Arena::sever(const void* p, std::size_t n_bytes) {
   segment_->make_private(first, length);
 }
 
-// Pre: mutex_ is held. Pages, not buffers: a neighbour in the same page counts as severed too.
 bool Arena::overlaps_severed(std::size_t at, std::size_t n_bytes) const {
   return std::ranges::any_of(
       severed_, [&](const auto& part) { return at < part.first + part.second && part.first < at + n_bytes; });

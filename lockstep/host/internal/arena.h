@@ -9,10 +9,10 @@
 #include <limits>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/host/internal/layout.h"
 #include "lockstep/local/page_heap.h"
 #include "lockstep/local/segment_table.h"
@@ -58,16 +58,18 @@ class Arena {
   std::uint32_t n_severed() const { return n_severed_.load(std::memory_order_acquire); }
 
  private:
-  bool overlaps_severed(std::size_t at, std::size_t n_bytes) const;
+  // Pages, not buffers: a neighbour in the same page counts as severed too.
+  bool overlaps_severed(std::size_t at, std::size_t n_bytes) const LOCKSTEP_REQUIRES(mutex_);
 
   const local::Mapping segment_;
   local::PageHeap heap_;
   std::atomic<std::uint32_t> n_severed_{0};
-  mutable std::mutex mutex_;
-  // Guarded by mutex_: offset -> length, in pages' bytes.
-  std::map<std::size_t, std::size_t> used_;
-  std::map<std::size_t, std::size_t> severed_;
-  std::map<std::size_t, std::vector<void*>> idle_blocks_;  // by size in pages' bytes
+  mutable base::Mutex mutex_;
+  // Offset -> length, in pages' bytes.
+  std::map<std::size_t, std::size_t> used_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::map<std::size_t, std::size_t> severed_ LOCKSTEP_GUARDED_BY(mutex_);
+  // By size in pages' bytes.
+  std::map<std::size_t, std::vector<void*>> idle_blocks_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::comm::internal

@@ -5,6 +5,7 @@
 
 #include <cstring>
 
+#include "lockstep/engine/detail/table_calls.h"
 #include "lockstep/engine/engine.h"
 
 namespace lockstep::comm::internal {
@@ -19,15 +20,18 @@ void put(char (&to)[N], const std::string& text) {
 
 }  // namespace
 
+// The winner of the compare-exchange is the only writer, ever. Losers return at once: their failure is a consequence, or
+// came second.
 void write_failure_record(FailureRecord& record, const Failure& failure, int by_rank) {
   std::uint32_t empty = FailureRecord::kEmpty;
   if (!record.state.compare_exchange_strong(empty, FailureRecord::kWriting)) return;
   record.status = status_of(failure.kind);
   record.by_rank = by_rank;
-  record.peer_rank = failure.peer ? failure.peer->rank : -1;
-  record.peer_pid = failure.peer ? failure.peer->pid : -1;
+  const LostPeer peer = failure.peer.value_or(LostPeer{});
+  record.peer_rank = peer.rank.value_or(-1);
+  record.peer_pid = peer.pid.value_or(-1);
   put(record.message, failure.message);
-  put(record.cause, failure.peer ? failure.peer->cause : "");
+  put(record.cause, peer.cause);
   record.state.store(FailureRecord::kWritten, std::memory_order_release);
 }
 
@@ -36,8 +40,8 @@ Failure read_failure_record(FailureRecord& record) {
                   .message = std::string(record.message, ::strnlen(record.message, sizeof(record.message))),
                   .family = ErrorFamily::kBackend};
   if (record.peer_rank >= 0) {
-    failure.peer = LostPeer{record.peer_rank, record.peer_pid,
-                            std::string(record.cause, ::strnlen(record.cause, sizeof(record.cause)))};
+    failure.peer = lost_peer(record.peer_rank, record.peer_pid,
+                             std::string(record.cause, ::strnlen(record.cause, sizeof(record.cause))));
   }
   return failure;
 }
@@ -63,7 +67,7 @@ std::optional<Failure> first_failure(CommMembers& members) {
   while (record.state.load(std::memory_order_acquire) != FailureRecord::kWritten) {
     if (patience.expired()) {
       return Failure{.kind = ErrorKind::kPeerLost,
-                     .message = "the group broke and the rank that knew why is gone",
+                     .message = "the group broke, and the rank that recorded the cause is gone",
                      .family = ErrorFamily::kBackend,
                      .peer = LostPeer{}};
     }

@@ -1,17 +1,17 @@
 // One rank's end of a group: its operations, who drives them, how they wait, and what happens when something breaks.
 //
-// Driving. Exactly one thread at a time holds the driver's token (driven_) and advances operations: the thread inside run(), a
+// Driving. Exactly one thread at a time holds the driver flag (driven_) and advances operations: the thread inside run(), a
 // thread inside wait(), or the worker of the progress service. Collectives run in the order posted; point-to-point operations
 // (p2p: send and receive) run beside them, each as soon as its peer allows. The driver advances both. A thread that waits drives
 // when no other thread does, so a blocking call involves no other thread.
 //
-//   run(), nothing posted before it:  take the token -> finish() -> give it back -> wake the worker if something was posted
+//   run(), nothing posted before it:  take the driver flag -> finish() -> give it back -> wake the worker if something was posted
 //   post():                           queue, count, engage the worker
-//   wait():                           take the token -> finish(); or, while another thread drives, sleep on Posted::status
-//   worker (serve()):                 take the token -> advance all that can advance -> give it back -> sleep on the doorbell
+//   wait():                           take the driver flag -> finish(); or, while another thread drives, sleep on Posted::status
+//   worker (serve()):                 take the driver flag -> advance all that can advance -> give it back -> sleep on the doorbell
 //
-// Locks. mutex_ guards the queues; under it no other lock is taken and no callback made. The token is not a lock: taking it never
-// waits. What only the driver uses is protected by it. `done` callbacks run with the token held and no lock.
+// Locks. mutex_ guards the queues; under it no other lock is taken and no callback made. The driver flag is not a lock: taking it
+// never waits. What only the driver uses is protected by it. `done` callbacks run with the driver flag held and no lock.
 //
 // Waiting. A calling thread polls for 50 us while there are cores for all ranks (ten times as long for a rank that it had to
 // wake), then yields a bounded number of times, then sleeps on the rank's doorbell. The worker sleeps at once: it would take the
@@ -25,10 +25,10 @@
 #include <deque>
 #include <list>
 #include <memory>
-#include <mutex>
 #include <string>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/base/error.h"
 #include "lockstep/engine/engine_abi.h"
 #include "lockstep/host/internal/comm_members.h"
@@ -83,7 +83,7 @@ class HostCommunicator final : private Served {
   class P2pTask;
   enum class Outcome : std::uint8_t { kDone, kFailed, kGaveUp };
 
-  // acquire: with the release when the last driver gave the token back, so its changes to what drivers own are visible.
+  // acquire: with the release when the last driver gave the driver flag back, so its changes to what drivers own are visible.
   bool try_drive() { return !driven_.exchange(true, std::memory_order_acquire); }
   void stop_driving();
   // Advances `task` until it is over, the group breaks or `until` passes; waits as a caller does. Pre: driving.
@@ -156,9 +156,9 @@ class HostCommunicator final : private Served {
   MessageMatcher matcher_;
   std::list<std::shared_ptr<Posted>> p2p_operations_;  // in the matcher
 
-  std::mutex mutex_;  // guards what follows
-  std::deque<std::shared_ptr<Posted>> queue_;
-  std::deque<std::shared_ptr<Posted>> new_p2p_;
+  base::Mutex mutex_;
+  std::deque<std::shared_ptr<Posted>> queue_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::deque<std::shared_ptr<Posted>> new_p2p_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 }  // namespace lockstep::comm::internal

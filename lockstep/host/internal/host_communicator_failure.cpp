@@ -32,21 +32,25 @@ void HostCommunicator::give_up(Operation& operation) {
 // then the operation is merely blocked. A rank that left in order is not watched, so it is reported here.
 std::optional<Failure> HostCommunicator::after_exception() {
   Failure failure = base::current_failure();
-  if (failure.kind == ErrorKind::kPeerLost && failure.peer) {
-    const std::int64_t pid = failure.peer->pid;
-    int leaver = -1;
+  if (failure.kind == ErrorKind::kPeerLost && failure.peer && failure.peer->pid) {
+    const std::int64_t pid = *failure.peer->pid;
+    std::optional<int> leaver;
     for (int r = 0; r < members_->size(); ++r) {
       if (members_->pid(r) != pid) continue;
       if (!has_left(r)) return std::nullopt;
       leaver = r;
     }
-    failure.message = fmt::format("rank {} (pid {}) left the group and ended while rank {} still needed it",
-                                  leaver, pid, members_->rank());
-    failure.peer = LostPeer{leaver, pid, "left the group"};
+    if (leaver) {
+      failure.message = fmt::format("rank {} (pid {}) left the group and ended while rank {} still needed it",
+                                    *leaver, pid, members_->rank());
+      failure.peer = LostPeer{*leaver, pid, "left the group"};
+    }
   }
   return break_with(std::move(failure));
 }
 
+// The fingerprints differ, so both ranks have published their calls: acquiring the peer's arrival made its record readable
+// here.
 Failure HostCommunicator::mismatch(const Operation& operation, Progress progress) {
   const int me = members_->rank(), peer = operation.peer();
   const auto at = operation.sequence() % kHistory;
@@ -66,6 +70,8 @@ Failure HostCommunicator::mismatch(const Operation& operation, Progress progress
                              describe_call(members_->block(peer).history[at]))};
 }
 
+// acquire: with the store of `broken`, so that the record is readable. closed_ concerns this rank only; relaxed, a driver
+// that misses it finds it in the next turn.
 bool HostCommunicator::stopped() const {
   return members_->own().broken.load(std::memory_order_acquire) != 0 ||
          closed_.load(std::memory_order_relaxed);
@@ -89,6 +95,8 @@ bool HostCommunicator::has_left(int peer) {
   return members_->size() > 1;
 }
 
+// A collective cannot go on without a member, so this breaks the group on all ranks; a point-to-point operation fails alone
+// if it can (late_p2p).
 Failure HostCommunicator::left_failure(const Operation& operation) {
   const int peer = operation.peer();
   return break_with({.kind = ErrorKind::kPeerLost,
@@ -97,6 +105,7 @@ Failure HostCommunicator::left_failure(const Operation& operation) {
                      .peer = LostPeer{peer, members_->pid(peer), "left the group"}});
 }
 
+// A timeout breaks the group too: the others would reduce into the buffers of a rank that has returned to its caller.
 std::optional<Failure> HostCommunicator::reason_to_stop(const Operation& operation) {
   if (stopped()) return stopped_failure();
   if (!Deadline::from_monotonic_ns(operation.call().deadline_ns).expired()) return std::nullopt;
@@ -153,6 +162,7 @@ std::unique_ptr<CommMembers> HostCommunicator::make_child(const lockstep_comm_co
 }
 
 // Needs the blocks of this communicator only, however the child's members meet.
+// A hint for a message, not a proof: sequence numbers may grow while they are read.
 bool HostCommunicator::members_are_ahead(const lockstep_comm_config& config) {
   const auto last_of = [&](int r) {
     const auto& arrivals = members_->block(r).arrivals;
@@ -184,7 +194,8 @@ std::optional<Failure> HostCommunicator::late_p2p(P2pOperation& p2p, Deadline de
   if (left) {
     failure.message =
         fmt::format("{} left the group while rank {} was in {}", whom, members_->rank(), context(p2p));
-    failure.peer = LostPeer{p2p.peer, p2p.peer < 0 ? -1 : members_->pid(p2p.peer), "left the group"};
+    failure.peer = LostPeer{.cause = "left the group"};
+    if (p2p.peer >= 0) failure.peer = LostPeer{p2p.peer, members_->pid(p2p.peer), "left the group"};
   } else {
     failure.message =
         fmt::format("rank {} ran out of time in {}: it waits for {}{}", members_->rank(), context(p2p), whom,
@@ -198,6 +209,8 @@ std::optional<Failure> HostCommunicator::late_p2p(P2pOperation& p2p, Deadline de
   return break_with(std::move(failure));
 }
 
+// late_p2p() only marks operations as over; advance_p2p() removes and completes them, outside this loop, since a callback
+// may change the list.
 void HostCommunicator::end_late_p2p(Deadline& until) {
   for (const auto& posted : p2p_operations_) {
     if (posted->p2p.over) continue;
@@ -210,7 +223,7 @@ void HostCommunicator::end_late_p2p(Deadline& until) {
 void HostCommunicator::end_late_queue(Deadline& until) {
   std::optional<Failure> late;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     for (const auto& posted : queue_) {
       until = std::min(until, posted->deadline);
       if (late || !posted->deadline.expired() || posted->operation.started()) continue;
@@ -236,6 +249,8 @@ std::string HostCommunicator::context(const P2pOperation& p2p) const {
                      where != nullptr && *where != '\0' ? " at " : "", where != nullptr ? where : "");
 }
 
+// The record decides what is reported, also to this caller: when two ranks fail at once, all of them name the same first
+// cause.
 Failure HostCommunicator::break_with(Failure failure) {
   failure.family = ErrorFamily::kBackend;
   break_group(*members_, failure);
@@ -246,12 +261,14 @@ std::optional<Failure> HostCommunicator::failure() {
   return first_failure(*members_);
 }
 
+// break_with() rings every rank, this one included, but only if it sleeps announced; wake() also reaches an idle worker.
 void HostCommunicator::abort(const std::string& reason) {
   break_with({.kind = ErrorKind::kAborted,
               .message = fmt::format("rank {} aborted the group: {}", members_->rank(), reason)});
   service_->wake();
 }
 
+// With a cause, `left` is stored after `broken`: whoever sees that this rank has left finds the cause recorded.
 void HostCommunicator::leave(const char* cause) {
   if (closed_.exchange(true)) return;
   const std::int64_t pid = members_->pid(members_->rank());
@@ -265,6 +282,7 @@ void HostCommunicator::leave(const char* cause) {
   service_->wake();
 }
 
+// A rank that left in order may end its process afterwards: that is not a loss.
 bool HostCommunicator::needs(int host_rank) {
   const int rank = members_->rank_of(host_rank);
   return rank >= 0 && !has_left(rank);

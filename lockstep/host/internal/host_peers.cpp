@@ -89,6 +89,8 @@ std::unique_ptr<HostPeers> HostPeers::join(const lockstep_comm_config& config) {
   return host_peers;
 }
 
+// Everything that was read from another rank's segment is checked here, once: the rest of the engine relies on magic,
+// version, rank and the place of the first block.
 void HostPeers::adopt(int rank, local::LocalPeer them) {
   auto* header = reinterpret_cast<ArenaHeader*>(them.segment->data());
   const std::uint64_t room = them.segment->size();
@@ -116,6 +118,7 @@ void HostPeers::check_kernel_copies() {
   // One suffices: the others are processes of the same user, seen through the same /proc.
   const auto other = std::ranges::find_if(peers_, [](const Peer& each) { return !each.same_process; });
   work = work && (other == peers_.end() || calls_are_visible(*other));
+  // relaxed: the addition to n_joined in await_all() publishes it.
   own().kernel_copies.store(work ? 1 : 0, std::memory_order_relaxed);
 }
 

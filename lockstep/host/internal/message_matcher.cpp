@@ -13,6 +13,7 @@
 namespace lockstep::comm::internal {
 namespace {
 
+// Between two checks whether the other side has given up; in kBoth also the unit of claiming.
 constexpr std::uint64_t kClaimChunk = 128 << 10;
 
 }  // namespace
@@ -94,6 +95,8 @@ void MessageMatcher::clear() {
   reads_.clear();
 }
 
+// Never waits. A message that the receiver has not taken is withdrawn, which keeps it out for good; one that it has taken
+// is marked, and the other side stops at its next chunk.
 void MessageMatcher::give_up(P2pOperation& p2p) {
   if (p2p.message == nullptr) return;
   std::uint32_t offered = LongMessage::kOffered;
@@ -115,6 +118,8 @@ bool MessageMatcher::wanted(const LongMessage& message) {
          members_.own().broken.load(std::memory_order_relaxed) == 0;
 }
 
+// The permission is checked again after Inside was published, and before every chunk: an owner that has given up either
+// sees the flag and waits, or this side sees given_up and does not touch the buffer.
 bool MessageMatcher::copy_rest(P2pOperation& p2p, const BufferRef& to, const BufferRef& from) {
   const Inside inside(p2p);
   while (wanted(*p2p.message)) {
@@ -130,6 +135,8 @@ bool MessageMatcher::copy_rest(P2pOperation& p2p, const BufferRef& to, const Buf
 
 // ---- sending ----
 
+// Created when first needed: most pairs of ranks never exchange a message, and a queue takes nine pages. seq_cst: the
+// receiver may be about to sleep, and finds the queue in its last look.
 SendQueue* MessageMatcher::send_queue_to(int rank) {
   auto& where = members_.own().send_queues()[rank];
   std::uint64_t at = where.load(std::memory_order_relaxed);
@@ -168,6 +175,7 @@ bool MessageMatcher::post_envelope(P2pOperation& p2p) {
   return true;
 }
 
+// Records live as long as the communicator: the receiver may keep the offset of a withdrawn one (unexpected_) for any time.
 LongMessage* MessageMatcher::new_message(const P2pOperation& p2p) {
   LongMessage* message = nullptr;
   if (free_messages_.empty()) {
@@ -198,10 +206,13 @@ void MessageMatcher::advance_send(P2pOperation& p2p) {
   if (state == LongMessage::kOffered) return;
   if (!p2p.taken) p2p.taken = true, ++p2p.mark;
   if (state == LongMessage::kTaken) {
+    // kPull needs nothing of this side.
     if (message.mode == LongMessage::kBoth) copy_claimed(p2p);
     if (message.mode == LongMessage::kPipe) fill_pipe(p2p);
     if (message.mode == LongMessage::kPush && p2p.moved < p2p.n_bytes) {
       const auto to = find(members_, p2p.op.root, message.recv_reach, message.recv_at, p2p.n_bytes);
+      // kPush is chosen only when this rank's buffer cannot be read, so the kernel does not copy either: the receiver's is
+      // in its arena.
       if (!to || to->here == nullptr) {
         return end(p2p,
                    Failure{.kind = ErrorKind::kInternal,
@@ -218,6 +229,7 @@ void MessageMatcher::advance_send(P2pOperation& p2p) {
   end(p2p);
 }
 
+// pipe_at is plain: the receiver reads it after it has acquired `laid`, which is stored later.
 void MessageMatcher::open_pipe(P2pOperation& p2p) {
   if (p2p.pipe != nullptr) return;
   if (free_pipes_.empty()) {
@@ -230,6 +242,8 @@ void MessageMatcher::open_pipe(P2pOperation& p2p) {
   p2p.message->pipe_at = members_.arena().offset_of(p2p.pipe);
 }
 
+// A ring of kPipeChunks chunks. `moved` is a multiple of the chunk until the last one, so a chunk never wraps around; the
+// sender goes on while at least one whole chunk is free. laid releases the bytes, drained releases the room.
 void MessageMatcher::fill_pipe(P2pOperation& p2p) {
   LongMessage& message = *p2p.message;
   open_pipe(p2p);
@@ -282,6 +296,7 @@ void MessageMatcher::copy_claimed(P2pOperation& p2p) {
                                                  " named a buffer outside its arena"),
                             .family = ErrorFamily::kBackend});
   }
+  // A claimed chunk is finished by whoever claimed it, so some_left() may be false long before `done` is complete.
   const auto some_left = [&] { return message.claims.next.load(std::memory_order_relaxed) < n_chunks; };
   if (some_left()) {
     const Inside inside(p2p);
@@ -303,6 +318,8 @@ void MessageMatcher::copy_claimed(P2pOperation& p2p) {
     finish_receive(p2p);
 }
 
+// `source` is where a receive from any rank reports the sender; it belongs to the caller and is valid until the operation
+// is over.
 void MessageMatcher::end(P2pOperation& p2p, std::optional<Failure> failure) {
   p2p.over = true;
   p2p.failure = std::move(failure);

@@ -32,9 +32,10 @@ void MessageMatcher::collect(int from) {
     if (waiting == 0) break;
     if (waiting > kSendSlots) {
       base::raise(ErrorKind::kInternal,
-                  base::cat("rank ", from, " says it sent more than its send queue holds"),
+                  base::cat("rank ", from, " claims to have sent more than its send queue holds"),
                   ErrorFamily::kBackend);
     }
+    // A copy: the sender's process could change the slot while it is checked and used.
     const Envelope envelope = queue->slots[taken % kSendSlots];
     const std::uint8_t* payload = queue->payload[taken % kSendSlots];
     P2pOperation* reader = reader_of(from, envelope.tag);
@@ -57,6 +58,7 @@ void MessageMatcher::collect(int from) {
       }
     }
     perturb();
+    // After the payload was copied: this frees the slot for the sender.
     queue->taken.store(++taken, std::memory_order_seq_cst);
     any = true;
   }
@@ -76,6 +78,7 @@ P2pOperation* MessageMatcher::reader_of(int from, std::int32_t tag) {
   return nullptr;
 }
 
+// Entries whose message was withdrawn meanwhile are dropped on the way.
 bool MessageMatcher::take_unexpected(P2pOperation& p2p, int from) {
   auto& kept = unexpected_[static_cast<std::size_t>(from)];
   for (auto it = kept.begin(); it != kept.end();) {
@@ -125,6 +128,8 @@ void MessageMatcher::refuse(P2pOperation& p2p, int from, const Envelope& envelop
 
 // Takes an offered message and chooses the mode. False when the sender has withdrawn it.
 bool MessageMatcher::begin(P2pOperation& p2p, int from, const Envelope& envelope, LongMessage& message) {
+  // fits() compares the envelope with the call; the length that is used from here on is the call's, which no peer can
+  // change.
   const std::uint64_t n_bytes = p2p.n_bytes;
   if (!fits(p2p, envelope)) {
     // A withdrawn message is discarded, whatever its size.
@@ -163,11 +168,14 @@ bool MessageMatcher::begin(P2pOperation& p2p, int from, const Envelope& envelope
   p2p.message = &message;
   p2p.taken = true;
   ++p2p.mark;
+  // With kPull the sender has nothing to do before kDone.
   if (message.mode != LongMessage::kPull) members_.ring(from);
   advance_receive(p2p);
   return true;
 }
 
+// mode and the reaches were checked by this rank in begin(), but they are in the sender's memory: an impossible value leads
+// to no access (find() checks the range), at worst to a receive that never ends before its deadline.
 void MessageMatcher::advance_receive(P2pOperation& p2p) {
   LongMessage& message = *p2p.message;
   switch (message.mode) {
@@ -191,6 +199,8 @@ void MessageMatcher::advance_receive(P2pOperation& p2p) {
   }
 }
 
+// The sender publishes whole chunks, so a chunk is complete when `laid` is beyond its beginning. seq_cst on `drained`: the
+// sender may sleep until there is room.
 void MessageMatcher::drain_pipe(P2pOperation& p2p) {
   LongMessage& message = *p2p.message;
   auto* to = static_cast<std::uint8_t*>(p2p.op.recv);
@@ -212,6 +222,7 @@ void MessageMatcher::drain_pipe(P2pOperation& p2p) {
   finish_receive(p2p);
 }
 
+// After kDone the sender may reuse the record at once: nothing of it is read below.
 void MessageMatcher::finish_receive(P2pOperation& p2p) {
   perturb();
   p2p.message->state.store(LongMessage::kDone, std::memory_order_seq_cst);

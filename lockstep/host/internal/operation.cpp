@@ -35,6 +35,7 @@ Operation::Operation(const lockstep_op& op)
       n_bytes_(op.count * element_),
       fingerprint_(internal::fingerprint(op)) {}
 
+// The caller's arrays need not outlive the call that posts; from here on the operation has its own copy, in bytes.
 void Operation::take_counts(int rank, int size) {
   const auto copy_counts = [&](const std::uint64_t* counts, std::vector<std::uint64_t>& to) {
     to.resize(static_cast<std::size_t>(size));
@@ -99,6 +100,15 @@ bool Operation::receives(int rank) const {
   return (op_.kind != LOCKSTEP_REDUCE && op_.kind != LOCKSTEP_GATHER) || rank == op_.root;
 }
 
+// All of the root's result in a gather. In the kinds without a root that do not reduce the whole, ranks only read from each other,
+// and discard what they read from a broken group (believable()).
+std::uint64_t Operation::written_bytes(CommMembers& members) const {
+  if (!(reduces_whole() || has_root(op_.kind)) || !receives(members.rank())) return 0;
+  return op_.kind == LOCKSTEP_GATHER ? n_bytes_ * static_cast<std::uint64_t>(members.size()) : n_bytes_;
+}
+
+// The counts take the room of an inline payload, which these kinds never use (can_be_inline). Published before the arrival,
+// like everything that the others read after it.
 void Operation::publish_counts(CommMembers& members) {
   auto* table = const_cast<Counts*>(counts_of(members, members.rank()));
   const Traffic traffic = traffic_of(plan_input(members));
@@ -150,8 +160,8 @@ void Operation::publish_call(CommMembers& members) {
   // First: a buffer that is severed after it was published must be found out (believable()).
   n_severed_ = members.arena().n_severed();
   call.send_reach = sends(members.rank()) ? publish(members, op_.send, sent, call.send) : Reach::kByAddress;
-  call.recv_reach =
-      receives(members.rank()) ? publish(members, op_.recv, n_bytes_, call.recv) : Reach::kByAddress;
+  const std::uint64_t written = written_bytes(members);
+  call.recv_reach = written > 0 ? publish(members, op_.recv, written, call.recv) : Reach::kByAddress;
   const bool by_kernel = call.send_reach == Reach::kByKernel || call.recv_reach == Reach::kByKernel;
   // A chunk is written to the results of all ranks by the one that claimed it, so both buffers must be reachable. Small ordinary
   // memory is cheaper as a payload.
@@ -191,7 +201,7 @@ bool Operation::believable(CommMembers& members) const {
   if (members.own().broken.load(std::memory_order_seq_cst) != 0) return false;
   const Arena& arena = members.arena();
   if (arena.n_severed() != n_severed_ && call_of(members, members.rank()).recv_reach == Reach::kInArena &&
-      !arena.contains(op_.recv, n_bytes_)) {
+      !arena.contains(op_.recv, written_bytes(members))) {
     base::raise(ErrorKind::kInternal, "the buffer shares a page with one that was taken from a stopped rank",
                 ErrorFamily::kBackend);
   }
@@ -199,6 +209,7 @@ bool Operation::believable(CommMembers& members) const {
 }
 
 Progress Operation::advance_stage(CommMembers& members, Workspace& work) {
+  // peer_ remembers how far the last call came, so a blocked operation does not begin again with rank 0.
   if (stage_ == Stage::kArriving) {
     if (const Progress p = arrive(members); p != Progress::kDone) return p;
     choose_path(members, work);
@@ -239,12 +250,9 @@ Progress Operation::arrive(CommMembers& members) {
   return Progress::kDone;
 }
 
+// One deadline for all ranks, not one each: with many stopped processes the caller waits once.
 void Operation::await_buffers_free(CommMembers& members) {
-  const bool gathers = op_.kind == LOCKSTEP_GATHER;
-  // In the other kinds ranks only read from each other, and discard what they read from a broken group (believable()).
-  const bool written = (reduces_whole() || has_root(op_.kind)) && receives(members.rank());
-  const std::uint64_t n_written =
-      written ? n_bytes_ * (gathers ? static_cast<std::uint64_t>(members.size()) : 1) : 0;
+  const std::uint64_t n_written = written_bytes(members);
   const Deadline now = Deadline::now();
   for (int r = 0; started() && r < members.size(); ++r) {
     const auto inside = [&] { return members.block(r).inside.load(std::memory_order_seq_cst) == sequence_; };
@@ -253,6 +261,8 @@ void Operation::await_buffers_free(CommMembers& members) {
 }
 
 // Every rank decides from what all ranks have published, so all decide alike.
+// A rank that arrived in place has no payload beside its arrival, so one such rank rules the inline path out; and a
+// reduction in place needs the buffers of all. What remains, ranks of both kinds, is staged.
 void Operation::choose_path(CommMembers& members, Workspace& work) {
   if (can_be_inline(members.size()) && n_in_place_ == 0) {
     finish_inline(members, work);
@@ -267,6 +277,7 @@ void Operation::choose_path(CommMembers& members, Workspace& work) {
 }
 
 // Every sender's buffer can be read.
+// Receive buffers do not matter: in these kinds the receiver reads. (In rooted kinds the sender also writes, where it can.)
 bool Operation::direct_possible(CommMembers& members) const {
   for (int r = 0; r < members.size(); ++r) {
     if (call_of(members, r).send_reach == Reach::kNowhere) return false;
@@ -279,6 +290,8 @@ const std::uint8_t* Operation::payload_of(CommMembers& members, int rank) const 
   return members.block(rank).payload[parity()];
 }
 
+// All payloads are here: every rank computes the whole result for itself, in rank order, without a second wait. The own
+// payload is read from the block too, so it does not matter whether op_.recv overlaps op_.send.
 void Operation::finish_inline(CommMembers& members, Workspace& work) {
   const auto me = static_cast<std::uint64_t>(members.rank());
   auto* recv = static_cast<std::uint8_t*>(op_.recv);
@@ -315,6 +328,8 @@ void Operation::finish_inline(CommMembers& members, Workspace& work) {
   }
 }
 
+// The check for `broken` is relaxed and only bounds how much is copied for nothing. It is not needed for safety: a plan
+// reads and writes arenas, and this rank's own buffers, which are the caller's only after the operation has returned.
 Progress Operation::follow_plan(CommMembers& members, Workspace& work) {
   for (; next_step_ < plan_.size(); ++next_step_, ++mark_) {
     const Step& step = plan_[next_step_];

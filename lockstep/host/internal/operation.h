@@ -119,6 +119,8 @@ class Operation {
   bool counts_agree(CommMembers& members);
   PlanInput plan_input(CommMembers& members) const;
   std::uint64_t send_bytes(int size) const;
+  // Bytes of this rank's result that the others may write.
+  std::uint64_t written_bytes(CommMembers& members) const;
   bool sends(int rank) const;
   bool receives(int rank) const;
   bool reduces_whole() const { return op_.kind == LOCKSTEP_ALL_REDUCE || op_.kind == LOCKSTEP_REDUCE; }

@@ -19,6 +19,7 @@ std::shared_ptr<ProgressService> ProgressService::join(const lockstep_comm_confi
         std::move(others),
         [self = service.get()](int rank, DeathWatch::Loss loss) { self->tell_loss(rank, loss); });
   } catch (...) {
+    // The others have joined already and would wait for this rank.
     service->host_peers_->say_left();
     throw;
   }
@@ -28,9 +29,10 @@ std::shared_ptr<ProgressService> ProgressService::join(const lockstep_comm_confi
 ProgressService::ProgressService(std::unique_ptr<HostPeers> host_peers)
     : host_peers_(std::move(host_peers)) {}
 
+// No communicator is left: each holds a shared_ptr to the service.
 ProgressService::~ProgressService() {
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     stopping_ = true;
   }
   wake();
@@ -38,10 +40,12 @@ ProgressService::~ProgressService() {
   watch_.reset();
 }
 
+// Registered and informed under telling_: a loss is either in lost_ already, or tell_loss() runs after this and finds the
+// communicator in served_. None is missed, none is reported twice.
 void ProgressService::add(Served& served) {
-  const std::lock_guard telling(telling_);
+  const base::MutexLock telling(telling_);
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     served_.push_back(&served);
   }
   for (const auto& [rank, cause] : lost_) {
@@ -50,23 +54,28 @@ void ProgressService::add(Served& served) {
 }
 
 void ProgressService::remove(Served& served) {
-  const std::lock_guard telling(telling_);
-  std::unique_lock lock(mutex_);
+  const base::MutexLock telling(telling_);
+  const base::MutexLock lock(mutex_);
   std::erase(served_, &served);
   std::ranges::replace(engaged_, &served, static_cast<Served*>(nullptr));
-  changed_.wait(lock, [&] { return serving_ != &served; });
+  // telling_ is held while this waits. That cannot deadlock: the worker, which is waited for, never takes telling_.
+  changed_.wait(mutex_, [&]() LOCKSTEP_REQUIRES(mutex_) { return serving_ != &served; });
 }
 
+// Double-checked: post() calls this for every operation, and after the first one it costs a load. release and acquire
+// publish worker_ itself to a thread that skips the lock.
 void ProgressService::start() {
   if (started_.load(std::memory_order_acquire)) return;
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   if (!worker_.joinable()) worker_ = base::Thread("ls-progress", [this] { work(); });
   started_.store(true, std::memory_order_release);
 }
 
+// An engaged communicator stays in the list until a pass finds it idle (drop_idle), so posting often does not make the list
+// longer.
 void ProgressService::engage(Served& served) {
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     if (std::ranges::find(engaged_, &served) == engaged_.end()) engaged_.push_back(&served);
   }
   wake();
@@ -76,9 +85,11 @@ void ProgressService::wake() {
   local::ring(host_peers_->own().doorbell);
 }
 
+// Blocks of destroyed communicators wait here until every member has released them; each later retirement frees what has
+// become free. The rest is freed with the arena.
 void ProgressService::retire(std::unique_ptr<CommMembers> members) {
   members->release();
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   retired_.push_back(std::move(members));
   std::erase_if(retired_, [](const auto& each) {
     if (!each->all_released()) return false;
@@ -95,7 +106,7 @@ void ProgressService::retire(std::unique_ptr<CommMembers> members) {
 void ProgressService::work() {
   local::Doorbell& door = host_peers_->own().doorbell;
   const auto stopping = [&] {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     return stopping_;
   };
   for (bool stuck = false;;) {
@@ -115,7 +126,7 @@ void ProgressService::work() {
 // instead of erasing it, so that the index stays valid.
 bool ProgressService::pass(bool last_look, Deadline& until) {
   bool stuck = false;
-  std::unique_lock lock(mutex_);
+  base::MutexLock lock(mutex_);
   for (std::size_t i = 0; i < engaged_.size(); ++i) {
     if (engaged_[i] == nullptr) continue;
     serving_ = engaged_[i];
@@ -130,7 +141,7 @@ bool ProgressService::pass(bool last_look, Deadline& until) {
 }
 
 void ProgressService::drop_idle() {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   std::erase_if(engaged_, [](const Served* served) { return served == nullptr || !served->busy(); });
 }
 
@@ -138,13 +149,15 @@ void ProgressService::drop_idle() {
 // cause.
 void ProgressService::tell_loss(int host_rank, local::DeathWatch::Loss loss) {
   n_lost_.fetch_add(1, std::memory_order_seq_cst);
-  const std::lock_guard telling(telling_);
+  const base::MutexLock telling(telling_);
   std::vector<Served*> concerned;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     concerned = served_;
   }
   std::erase_if(concerned, [&](Served* served) { return !served->needs(host_rank); });
+  // Nobody is concerned: no need to wait for the cause, which takes up to 300 ms. It is kept for communicators that are
+  // created later.
   if (concerned.empty()) {
     lost_.emplace_back(host_rank, "its process has ended");
     return wake();
@@ -159,7 +172,7 @@ void ProgressService::tell_loss(int host_rank, local::DeathWatch::Loss loss) {
 
 std::optional<std::string> ProgressService::loss_of(int host_rank) {
   if (n_lost_.load(std::memory_order_seq_cst) == 0) return std::nullopt;
-  const std::lock_guard telling(telling_);  // until the cause is known
+  const base::MutexLock telling(telling_);  // until the cause is known
   for (const auto& [rank, cause] : lost_) {
     if (rank == host_rank) return cause;
   }

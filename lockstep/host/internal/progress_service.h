@@ -10,15 +10,14 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <utility>
 #include <vector>
 
 #include "lockstep/base/deadline.h"
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/base/detail/thread.h"
 #include "lockstep/host/internal/comm_members.h"
 #include "lockstep/local/death_watch.h"
@@ -82,18 +81,18 @@ class ProgressService {
 
   const std::unique_ptr<HostPeers> host_peers_;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  // Guarded by mutex_.
-  std::vector<Served*> served_;
-  std::vector<Served*> engaged_;  // null where one was removed during a pass
-  Served* serving_ = nullptr;     // the worker is inside it
-  bool stopping_ = false;
-  std::vector<std::unique_ptr<CommMembers>> retired_;
+  base::Mutex mutex_;
+  base::ConditionVariable changed_;
+  std::vector<Served*> served_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::vector<Served*> engaged_ LOCKSTEP_GUARDED_BY(mutex_);  // null where one was removed during a pass
+  Served* serving_ LOCKSTEP_GUARDED_BY(mutex_) = nullptr;     // the worker is inside it
+  bool stopping_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  std::vector<std::unique_ptr<CommMembers>> retired_ LOCKSTEP_GUARDED_BY(mutex_);
+  base::Thread worker_ LOCKSTEP_GUARDED_BY(mutex_);
 
-  std::mutex telling_;  // held while communicators are notified; remove() waits for it
-  std::vector<std::pair<int, std::string>> lost_;  // guarded by telling_: (rank of HostPeers, cause)
-  base::Thread worker_;                            // guarded by mutex_ until started
+  base::Mutex telling_;  // held while communicators are notified; remove() waits for it
+  // (rank of HostPeers, cause)
+  std::vector<std::pair<int, std::string>> lost_ LOCKSTEP_GUARDED_BY(telling_);
   std::atomic<bool> started_{false};
   std::atomic<int> n_lost_{0};  // ranks in lost_, or about to be
   std::unique_ptr<local::DeathWatch> watch_;

@@ -42,6 +42,8 @@ std::string short_key(const std::string& key) {
 }
 
 // Null when there cannot be a block.
+// The offset was read from another rank's memory, and the slot it came from may have been reused since: everything is
+// checked before a member of the block is used.
 CommBlock* block_in(const Peer& peer, std::uint64_t at) {
   const std::uint64_t room = peer.segment->size();
   if (at < kHeapAt || at > room || sizeof(CommBlock) > room - at) return nullptr;
@@ -51,6 +53,7 @@ CommBlock* block_in(const Peer& peer, std::uint64_t at) {
   return fits ? block : nullptr;
 }
 
+// Between announce and retract, exception safe: everything that ends a wait below throws.
 class Announced {
  public:
   explicit Announced(local::Doorbell& door) : door_(door), ticket_(local::announce(door)) {}
@@ -122,6 +125,8 @@ Split::Split(const SplitOptions& options)
     block_->members()[r] = static_cast<std::uint64_t>(members_[static_cast<std::size_t>(r)]);
 }
 
+// Members other than the first need nothing of each other: they are done when the verdict is there, and read the offsets of
+// all blocks from the first member's block.
 std::unique_ptr<CommMembers> Split::run() {
   try {
     list();
@@ -223,6 +228,7 @@ void Split::collect() {
   give_verdict(CommBlock::kComplete);
 }
 
+// first_at and first_rank are plain: the store of the verdict publishes them. blocks() of the first block as well.
 void Split::give_verdict(CommBlock::Verdict verdict) {
   for (int r = 1; r < config_.size; ++r) {
     CommBlock* theirs = found_[static_cast<std::size_t>(r)];
@@ -234,11 +240,13 @@ void Split::give_verdict(CommBlock::Verdict verdict) {
   }
 }
 
+// Whether the group that another rank creates under this key includes this rank.
 bool Split::counts_on_us(CommBlock& block) {
   const auto me = static_cast<std::uint64_t>(service_.host_peers().rank());
   return std::find(block.members(), block.members() + block.size, me) != block.members() + block.size;
 }
 
+// The offset comes from another rank, so it is checked before run() uses the block.
 void Split::await_verdict() {
   const auto first_came = [&] {
     if (block_->verdict.load(std::memory_order_seq_cst) == CommBlock::kComplete) return true;
@@ -249,7 +257,8 @@ void Split::await_verdict() {
   };
   wait(0, first_came);
   if (block_at(0, block_->first_at) != nullptr) return;
-  base::raise(ErrorKind::kInternal, fmt::format("the block of {} is not where it said", name_of(0)),
+  base::raise(ErrorKind::kInternal,
+              fmt::format("the block of {} is not at the offset it published", name_of(0)),
               ErrorFamily::kBackend);
 }
 
@@ -292,6 +301,8 @@ void Split::wait(int rank, Ready ready) {
   }
 }
 
+// Only of the rank that is waited for. The first member waits for each in turn, so it comes across every loss; the others
+// wait for the first, whose verdict ends their wait.
 void Split::check_alive(int rank) {
   const int host_rank = members_[static_cast<std::size_t>(rank)];
   const auto cause = service_.loss_of(host_rank);
@@ -311,6 +322,7 @@ void Split::tell_store(const Failure& failure) {
   config_.host->kv_set(config_.host->context, refused_key().c_str(), text.data(), text.size());
 }
 
+// Reads without waiting: 1 ms is as little as the interface allows to say "now".
 void Split::look_into_store() {
   char text[sizeof(FailureRecord::message)];
   std::size_t length = 0;

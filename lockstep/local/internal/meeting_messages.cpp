@@ -18,13 +18,13 @@ namespace {
 constexpr std::uint64_t kMeetingMagic = 0x6c6f636b73746570;  // "lockstep"
 constexpr std::uint32_t kMeetingVersion = 8;
 
-enum class Word : std::uint32_t { kRoster = 1, kDescriptors, kRefusal };
+enum class MessageKind : std::uint32_t { kRoster = 1, kDescriptors, kRefusal };
 
 // The beginning of every message after the handshake.
 struct Head {
   std::uint64_t magic = kMeetingMagic;
   std::uint32_t version = kMeetingVersion;
-  Word word{};
+  MessageKind kind{};
 };
 struct Refusal {
   Head head;
@@ -44,17 +44,18 @@ std::span<const std::uint8_t> bytes_of(const T& message) {
   return {reinterpret_cast<const std::uint8_t*>(&message), sizeof(message)};
 }
 
-bool is(std::span<const std::uint8_t> message, Word word, std::size_t n_bytes) {
+// Exact lengths: a message that is longer or shorter than its kind says is no message.
+bool is(std::span<const std::uint8_t> message, MessageKind kind, std::size_t n_bytes) {
   Head head;
   if (message.size() != n_bytes || n_bytes < sizeof(head)) return false;
   std::memcpy(&head, message.data(), sizeof(head));
-  return head.magic == kMeetingMagic && head.version == kMeetingVersion && head.word == word;
+  return head.magic == kMeetingMagic && head.version == kMeetingVersion && head.kind == kind;
 }
 
 Introduction introduction_at(const std::uint8_t* bytes) {
   Introduction who;
   std::memcpy(&who, bytes, sizeof(who));
-  who.process[kProcessBytes - 1] = '\0';  // text of a peer: surely ended
+  who.process[kProcessBytes - 1] = '\0';  // a peer wrote it: terminate it in any case
   return who;
 }
 
@@ -69,7 +70,8 @@ Descriptors take(std::vector<base::Fd>& fds, std::size_t& at, bool with_process)
 }  // namespace
 
 void raise_stranger() {
-  base::raise(ErrorKind::kSystem, "whoever answered for rank 0 is not of this job", ErrorFamily::kBackend);
+  base::raise(ErrorKind::kSystem, "the process that answered for rank 0 does not belong to this job",
+              ErrorFamily::kBackend);
 }
 
 MeetingAddress MeetingAddress::of(const std::string& socket) {
@@ -135,6 +137,7 @@ std::vector<int> DescriptorNumbers::list() const {
   return numbers;
 }
 
+// Descriptors that are not taken are closed with the vector, so a peer that sends too many costs nothing.
 std::optional<Descriptors> take_descriptors(std::vector<base::Fd> fds, bool same_process) {
   if (same_process) return fds.empty() ? std::optional(Descriptors{}) : std::nullopt;
   if (fds.size() != 2 && fds.size() != 3) return std::nullopt;
@@ -142,13 +145,16 @@ std::optional<Descriptors> take_descriptors(std::vector<base::Fd> fds, bool same
   return take(fds, at, fds.size() == 3);
 }
 
+// The kernel limits how many descriptors one message carries, so the roster is one message and the descriptors are several.
+// Both sides derive from the roster which ranks have descriptors and how many: they are not tagged. Rank 0's own came with
+// the welcome.
 void send_roster(net::UnixSocket& to, const Introduction& receiver, std::span<const Introduction> all,
                  std::span<const DescriptorNumbers> descriptors, Deadline deadline) {
-  const Head head{.word = Word::kRoster};
+  const Head head{.kind = MessageKind::kRoster};
   base::ByteWriter roster;
   roster.put(head).raw({reinterpret_cast<const std::uint8_t*>(all.data()), all.size_bytes()});
   to.send(roster.view(), deadline);
-  const Head with{.word = Word::kDescriptors};
+  const Head with{.kind = MessageKind::kDescriptors};
   std::vector<int> numbers;
   std::size_t n_ranks = 0;
   const auto flush = [&] {
@@ -166,15 +172,15 @@ void send_roster(net::UnixSocket& to, const Introduction& receiver, std::span<co
 }
 
 void send_refusal(net::UnixSocket& to, const Failure& failure) noexcept {
-  Refusal refusal{.head = {.word = Word::kRefusal},
+  Refusal refusal{.head = {.kind = MessageKind::kRefusal},
                   .kind = static_cast<std::int32_t>(failure.kind),
-                  .peer_rank = failure.peer ? failure.peer->rank : -1,
+                  .peer_rank = failure.peer.value_or(LostPeer{}).rank.value_or(-1),
                   .message = {}};
   failure.message.copy(refusal.message, sizeof(refusal.message) - 1);
   try {
     to.send(bytes_of(refusal), Deadline::after(Milliseconds(100)));
   } catch (...) {
-    // It is gone itself.
+    // The receiver is gone itself.
   }
 }
 
@@ -194,10 +200,11 @@ std::size_t receive_packet(net::UnixSocket& socket, std::span<std::uint8_t> buff
 std::size_t receive_from_first(net::UnixSocket& socket, std::span<std::uint8_t> buffer,
                                std::vector<base::Fd>& fds, Deadline deadline) {
   const std::size_t length = receive_packet(socket, buffer, fds, deadline);
-  if (!is(buffer.first(length), Word::kRefusal, sizeof(Refusal))) return length;
+  if (!is(buffer.first(length), MessageKind::kRefusal, sizeof(Refusal))) return length;
   Refusal refusal;
   std::memcpy(&refusal, buffer.data(), sizeof(refusal));
   refusal.message[sizeof(refusal.message) - 1] = '\0';
+  // Rank 0 may run another build, with other kinds.
   const bool known = refusal.kind >= 0 && refusal.kind <= static_cast<std::int32_t>(ErrorKind::kInternal);
   Failure failure{.kind = known ? static_cast<ErrorKind>(refusal.kind) : ErrorKind::kInternal,
                   .message = refusal.message,
@@ -212,18 +219,20 @@ std::vector<Acquaintance> receive_roster(net::UnixSocket& socket, const Introduc
   std::vector<std::uint8_t> buffer(std::max(sizeof(Head) + n * sizeof(Introduction), kMaxReply));
   std::vector<base::Fd> fds;
   const std::size_t length = receive_from_first(socket, buffer, fds, deadline);
-  if (!is({buffer.data(), length}, Word::kRoster, sizeof(Head) + n * sizeof(Introduction))) raise_stranger();
+  if (!is({buffer.data(), length}, MessageKind::kRoster, sizeof(Head) + n * sizeof(Introduction)))
+    raise_stranger();
   std::vector<Acquaintance> all(n);
   for (std::size_t r = 0; r < n; ++r)
     all[r].who = introduction_at(buffer.data() + sizeof(Head) + r * sizeof(Introduction));
   std::size_t at = 0;
   for (std::size_t r = 1; r < n; ++r) {
     if (all[r].who.same_process(own)) continue;
+    // The next message of descriptors only when the last one is used up: send_roster() never splits a rank over two.
     if (at == fds.size()) {
       at = 0;
       fds.clear();
       const std::size_t got = receive_from_first(socket, buffer, fds, deadline);
-      if (!is({buffer.data(), got}, Word::kDescriptors, sizeof(Head)) || fds.empty()) raise_stranger();
+      if (!is({buffer.data(), got}, MessageKind::kDescriptors, sizeof(Head)) || fds.empty()) raise_stranger();
     }
     const bool with_process = all[r].who.has_process != 0;
     if (fds.size() - at < (with_process ? 3u : 2u)) raise_stranger();

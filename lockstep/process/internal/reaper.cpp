@@ -49,6 +49,15 @@ bool asks_to_end(int signal) {
   return signal == SIGTERM || signal == SIGINT || signal == SIGHUP || signal == SIGQUIT;
 }
 
+// Runs in a forked copy of the owner: no heap, no stdio, no locks, only system calls on memory that was prepared before or
+// mapped here.
+//
+//   owner lives     forwards signals, reports exits
+//   owner is lost   SIGTERM to all, after a grace period SIGKILL in rounds
+//   kill            SIGKILL in rounds, until no child is left
+//
+// In rounds, since a child may fork while it is being killed; its orphans come to the reaper, and the next round meets
+// them.
 class Reaper {
  public:
   explicit Reaper(const ReaperPlan& plan) : plan_(plan) {}

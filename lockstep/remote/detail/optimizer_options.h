@@ -1,4 +1,6 @@
-// The options of torch::optim as plain numbers, in a fixed order: they have no default constructor, and no fields to list.
+// The options of torch::optim as plain numbers, in a fixed order: they have no default constructor, and no
+// fields to list.
+// Thread safety: functions without state.
 #pragma once
 
 #include <torch/optim/adagrad.h>
@@ -16,7 +18,7 @@ namespace lockstep::rpc::internal {
 
 using Betas = std::tuple<double, double>;
 
-// O as numbers; not specialised for what travels as it is.
+// O as numbers; not specialised for types that are sent unchanged.
 template <class O>
 struct OptionNumbers;
 template <class O>
@@ -131,7 +133,7 @@ template <HasNumbers A>
 struct WireForm<A> {
   using type = typename OptionNumbers<A>::Numbers;
 };
-// How an argument of an optimizer's constructor travels.
+// The type of an optimizer's constructor argument on the wire.
 template <class A>
 using OnWire = typename WireForm<std::decay_t<A>>::type;
 

@@ -2,15 +2,16 @@
 #pragma once
 
 #include <atomic>
+#include <optional>
 
 #include "lockstep/rendezvous/rendezvous.h"
 
 namespace lockstep::internal {
 
-// Explicit options: they stand in for a rank or world size that the environment does not tell. -1: unknown.
+// Explicit options: they stand in for a rank or world size that the environment does not tell.
 struct Known {
-  int rank = -1;
-  int world_size = -1;
+  std::optional<int> rank{};
+  std::optional<int> world_size{};
 };
 
 Cluster detect(const Known& known);
@@ -18,7 +19,7 @@ Cluster detect(const Known& known);
 // Whether this process was told that nothing is set and it is a world of one.
 std::atomic<bool>& told_alone();
 
-// A port below the ephemeral range, the same for everyone who says the same words.
+// A port below the ephemeral range, the same for everyone with the same text.
 int port_of_job(const std::string& job);
 
 }  // namespace lockstep::internal

@@ -63,8 +63,10 @@ std::shared_ptr<Store> for_this_attempt(std::unique_ptr<TcpStore> store) {
 }  // namespace
 
 void say_one_server(const std::string& asked) {
-  base::log(LogLevel::kInfo,
-            base::cat(asked, " asks for torch's plain store server: lockstep has one server, and uses it"));
+  base::log(
+      LogLevel::kInfo,
+      base::cat(asked,
+                " requests torch's plain store server, but lockstep has only one server and uses that"));
 }
 
 std::shared_ptr<Store> open_tcp(const MasterAddress& place) {
@@ -83,7 +85,7 @@ std::shared_ptr<Store> open_tcp(const MasterAddress& place) {
   }
   TcpStoreOptions options;
   options.port = static_cast<std::uint16_t>(place.port);
-  if (place.world_size >= 0) options.world_size = place.world_size;
+  options.world_size = place.world_size;
   options.is_master = place.rank == 0 && !agent_store;
   options.timeout = place.timeout;
   options.multi_tenant = true;
@@ -91,8 +93,9 @@ std::shared_ptr<Store> open_tcp(const MasterAddress& place) {
   options.insecure = base::environment_flag(base::EnvVar::kLockstepInsecure);
   if (!options.secret && !is_torchruns_store(agent_store)) check_secured(place);
   auto store = TcpStore::open(place.host, options);
-  base::log(LogLevel::kInfo,
-            base::cat("rank ", place.rank, " of ", place.world_size, " met in ", store->describe()));
+  base::log(LogLevel::kInfo, base::cat(place.rank ? base::cat("rank ", *place.rank) : "a rank", " of ",
+                                       place.world_size ? base::cat(*place.world_size) : "an open number",
+                                       " met in ", store->describe()));
   if (agent_store) return for_this_attempt(std::move(store));
   return store;
 }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <memory>
+#include <optional>
 #include <string>
 
 #include "lockstep/store/store.h"
@@ -11,8 +12,8 @@ namespace lockstep::internal {
 struct MasterAddress {
   std::string host;
   int port = 0;
-  int rank = 0;
-  int world_size = 1;  // -1: open
+  std::optional<int> rank{};        // unset: one of an open number of clients
+  std::optional<int> world_size{};  // unset: open
   Milliseconds timeout = kDefaultStoreTimeout;
 };
 

@@ -42,7 +42,7 @@ void parse_authority(Url& url, std::string_view text) {
     if (end == std::string_view::npos) refuse(url.text, "the bracket of the address is not closed");
     url.host = text.substr(1, end - 1);
     text.remove_prefix(end + 1);
-    if (!text.empty() && text[0] != ':') refuse(url.text, "after the address comes neither port nor path");
+    if (!text.empty() && text[0] != ':') refuse(url.text, "neither a port nor a path follows the address");
   } else {
     const std::string_view host = text.substr(0, text.find(':'));
     url.host = host;
@@ -53,9 +53,9 @@ void parse_authority(Url& url, std::string_view text) {
 
 }  // namespace
 
-long Url::number(const std::string& key, long low, long high) const {
+std::optional<long> Url::number(const std::string& key, long low, long high) const {
   const auto found = query.find(key);
-  if (found == query.end()) return -1;
+  if (found == query.end()) return std::nullopt;
   return parse_number(base::cat("init_method \"", text, "\": ", key), found->second, low, high);
 }
 
@@ -64,7 +64,7 @@ Url parse_url(const std::string& text) {
   url.text = text;
   const std::size_t mark = text.find("://");
   if (mark == std::string::npos || mark == 0) {
-    refuse(text, "is no URL; use env://, tcp://host:port or file:///path");
+    refuse(text, "is not a URL; use env://, tcp://host:port or file:///path");
   }
   url.scheme = text.substr(0, mark);
   std::string_view rest = std::string_view(text).substr(mark + 3);

@@ -15,8 +15,8 @@ struct Url {
   std::string path;                 // with its '/'; "" when there is none
   std::map<std::string, std::string> query;
 
-  // The value of `key` as a number from `low` to `high`; -1 when it is absent. Raises kUsage naming it.
-  long number(const std::string& key, long low, long high) const;
+  // The value of `key` as a number from `low` to `high`, if it is there. Raises kUsage naming it.
+  std::optional<long> number(const std::string& key, long low, long high) const;
 };
 
 // Raises kUsage naming the text when it is no URL, or gives a query key twice.

@@ -1,6 +1,6 @@
-// A set that remembers the last `limit` ids put into it. For ids whose object has ended: a late or repeated message about one of
-// them is recognised, and memory stays bounded.
-// Thread safety: none; the owner's lock.
+// A set that remembers the last `limit` ids put into it. For ids whose object has ended: a late or repeated
+// message about one of them is recognised, and memory stays bounded.
+// Thread safety: none; the owner locks.
 #pragma once
 
 #include <cstddef>
@@ -21,7 +21,8 @@ class RecentIds {
     ids_.erase(order_.front());
     order_.pop_front();
   }
-  // Its place in the order stays taken until it is evicted: an id that is removed and added again may be evicted early.
+  // Its place in the order stays taken until it is evicted: an id that is removed and added again may be
+  // evicted early.
   void remove(std::uint64_t id) { ids_.erase(id); }
   bool contains(std::uint64_t id) const { return ids_.contains(id); }
 

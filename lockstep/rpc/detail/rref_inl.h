@@ -1,4 +1,5 @@
 // The bodies of RRef's templates, and its codec. Included by rref.h.
+// Thread safety: as rref.h.
 #pragma once
 
 #include "lockstep/base/detail/demangle.h"

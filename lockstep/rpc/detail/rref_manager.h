@@ -1,21 +1,21 @@
-// An agent's RRefs: the values it owns for others, and the forks it holds of theirs. Programs use rref.h; this is for
-// shutdown, for layers that reach values behind RRefs, and for tests.
+// An agent's RRefs: the values it owns for others, and the forks it holds of theirs. Programs use rref.h;
+// this is for shutdown, for layers that reach values behind RRefs, and for tests.
 //
-// Thread safety: every method may be called from any thread. Values are destroyed by whoever releases them last, never
-// under a lock. Ownership: shared by the agent and by every handle; handles that outlive the agent are harmless.
+// Thread safety: every method may be called from any thread. Values are destroyed by whoever releases them
+// last, never under a lock. Ownership: shared by the agent and by every handle; handles that outlive the
+// agent are harmless.
 #pragma once
 
-#include <condition_variable>
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <typeinfo>
 #include <vector>
 
 #include "lockstep/base/detail/forks.h"
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/rpc/agent.h"
 #include "lockstep/rpc/call.h"
 #include "lockstep/rpc/detail/rref_table.h"
@@ -24,7 +24,7 @@ namespace lockstep::rpc {
 
 class RRefManager;
 
-// A value at its owner, perhaps one that is still being made.
+// A value at its owner, perhaps one that is still being created.
 struct OwnedValue {
   explicit OwnedValue(std::weak_ptr<internal::WaitHelper> helper) : promise(std::move(helper)) {}
 
@@ -47,7 +47,7 @@ struct OwnedValue {
   std::atomic_flag claimed{};
 };
 
-// What the copies of one handle share. Its end is the end of the fork.
+// What the copies of one handle share. Its destruction ends the fork.
 class RRefState {
  public:
   RRefState(std::shared_ptr<RRefManager> manager, internal::RRefOnWire ref, WorkerInfo owner,
@@ -59,15 +59,16 @@ class RRefState {
   std::uint64_t id() const { return ref.rref; }
   bool is_owner() const { return value != nullptr; }
   bool confirmed() const;
-  // Raises what the creation failed with, if this worker knows already, and kPeerLost when the owner is gone, even if its number
-  // is another worker's by now.
+  // Raises what the creation failed with, if this worker knows already, and kPeerLost when the owner is gone,
+  // even if its number has been reused by another worker.
   void check() const;
-  // Of the value, waiting until it is made. Asks the owner once.
+  // Of the value, waiting until it is created. Asks the owner once.
   std::string type_name(std::optional<Milliseconds> timeout) const;
-  // At the owner, until it is made. Raises kTimeout after `timeout` (unset: the RPC timeout), kUsage when this worker is not the
-  // owner.
+  // Waits, at the owner, until it is created. Raises kTimeout after `timeout` (unset: the RPC timeout),
+  // kUsage when this worker is not the owner.
   void wait_made(std::optional<Milliseconds> timeout) const;
-  // Over when the value is made, or could not be. Raises kUsage for a fork that another worker passed on.
+  // Done when the value is created, or its creation has failed. Raises kUsage for a fork that another worker
+  // passed on.
   Future<void> creation() const;
   // "RRef 281474976710657 of worker1".
   std::string text() const;
@@ -80,18 +81,19 @@ class RRefState {
   std::optional<Promise<void>> created{};   // where remote() was called; set before the handle is handed out
 
  private:
-  mutable std::mutex mutex_;
-  mutable std::string type_name_;  // guarded by mutex_; empty: not asked for yet
+  mutable base::Mutex mutex_;
+  mutable std::string type_name_ LOCKSTEP_GUARDED_BY(mutex_);  // empty: not asked for yet
 };
 
 class RRefManager final : public std::enable_shared_from_this<RRefManager> {
  public:
   explicit RRefManager(Agent& agent);
 
-  // Shutdown. First everyone drops its users, then everyone waits; then nothing is left but what other workers hold.
+  // Shutdown. First every worker drops its users, then every worker waits; then nothing is left but what
+  // other workers hold.
   // As if all handles that refer to other workers' values were gone; using one raises kUsage from now on.
   void drop_users();
-  // Until no control message is on its way and no fork is unconfirmed; false at the deadline.
+  // Waits until no control message is in flight and no fork is unconfirmed; false at the deadline.
   bool wait_idle(Deadline deadline);
   // What other workers still refer to, as text; empty when there is nothing.
   std::string leaks() const;
@@ -102,8 +104,8 @@ class RRefManager final : public std::enable_shared_from_this<RRefManager> {
   // num_owner_rrefs, num_forks, num_pending_users, num_pending_futures, as torch names them.
   void debug_info(std::map<std::string, std::string>& info) const;
 
-  // The owner's side: the value that a message asks for, there or not yet. Raises kPeerLost when it is deleted, which takes the
-  // loss of a worker that passed the RRef on; names those that are lost.
+  // The owner's side: the value that a message asks for, created or not yet. Raises kPeerLost when it is
+  // deleted, which takes the loss of a worker that passed the RRef on; names those that are lost.
   std::shared_ptr<OwnedValue> value_of(std::uint64_t rref);
 
   // For rref.h and remote.h.
@@ -114,7 +116,7 @@ class RRefManager final : public std::enable_shared_from_this<RRefManager> {
              const internal::FutureBase* future);
   // Null when the agent is gone, or is that of the process from which this one was forked.
   std::shared_ptr<Agent> agent() const { return made_here_ ? agent_.lock() : nullptr; }
-  // Raises kUsage instead.
+  // As above, but raises kUsage instead of returning null.
   std::shared_ptr<Agent> agent_for(const char* what) const;
   bool confirmed(std::uint64_t fork) const;
   // How many workers with this number are gone, and why the last one is.
@@ -145,35 +147,34 @@ class RRefManager final : public std::enable_shared_from_this<RRefManager> {
   void serve_remote(Request request);
   void on_lost(WorkerId peer, const std::string& cause);
   void on_joined(WorkerId peer);
-  // Nobody will make what is not made.
+  // Values that are not created yet never will be.
   void close();
-  // The agent is gone: so is what it kept for others.
+  // The agent is gone: releases what it kept for others.
   void end() noexcept;
 
   const base::MadeHere made_here_;
   const std::weak_ptr<Agent> agent_;
   const WorkerInfo self_;
-  mutable std::mutex mutex_;
-  mutable std::condition_variable changed_;
-  // Guarded by mutex_.
-  internal::RRefTable table_;
-  std::map<WorkerId, Losses> losses_;
+  mutable base::Mutex mutex_;
+  mutable base::ConditionVariable changed_;
+  internal::RRefTable table_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::map<WorkerId, Losses> losses_ LOCKSTEP_GUARDED_BY(mutex_);
 };
 
 template <class Step>
 auto RRefManager::with_table(Step&& step) {
   Actions actions;
-  if constexpr (std::is_void_v<decltype(step(actions))>) {
+  if constexpr (std::is_void_v<decltype(step(table_, actions))>) {
     {
-      const std::lock_guard lock(mutex_);
-      step(actions);
+      const base::MutexLock lock(mutex_);
+      step(table_, actions);
       changed_.notify_all();
     }
     carry_out(std::move(actions));
   } else {
     auto result = [&] {
-      const std::lock_guard lock(mutex_);
-      auto value = step(actions);
+      const base::MutexLock lock(mutex_);
+      auto value = step(table_, actions);
       changed_.notify_all();
       return value;
     }();

@@ -1,8 +1,10 @@
-// RRefs inside messages. A message lists the RRefs it carries before its values, and a value names one by its place in the
-// list: so a receiver takes all of them in before it decodes anything, and those that nobody decodes (another type was
-// expected, the caller has given up) end as any handle does.
+// RRefs inside messages. A message lists the RRefs it carries before its values, and a value names one by its
+// index in the list. So a receiver registers all of them before it decodes anything, and those that are never
+// decoded (another type was expected, the caller has given up) are released as any handle is.
 //
-// The codec of RRef finds the scopes by the thread: outside a message there is none, and an RRef cannot be encoded.
+// The codec of RRef finds the scopes by the thread: outside a message there is none, and an RRef cannot be
+// encoded.
+// Thread safety: a scope belongs to the thread that opened it.
 #pragma once
 
 #include <cstdint>
@@ -24,7 +26,8 @@ class SendScope {
   SendScope(const SendScope&) = delete;
   SendScope& operator=(const SendScope&) = delete;
 
-  // The place of `state` in the list. Raises kUsage when no scope is open, and what the RRef's creation failed with.
+  // The place of `state` in the list. Raises kUsage when no scope is open, and what the RRef's creation
+  // failed with.
   static std::uint32_t add(const RRefState& state);
   std::uint32_t count() const { return static_cast<std::uint32_t>(refs_.size()); }
   Bytes list() const;
@@ -44,7 +47,7 @@ inline constexpr std::size_t kRRefOnWireBytes = 18;
 // Values that came from `from` are decoded in this thread while it lives.
 class ReceiveScope {
  public:
-  // Takes in the list; raises kUsage for a damaged one.
+  // Registers the list; raises kUsage for a damaged one.
   ReceiveScope(Agent& agent, WorkerId from, std::span<const std::uint8_t> list);
   ~ReceiveScope();
   ReceiveScope(const ReceiveScope&) = delete;
@@ -61,7 +64,7 @@ class ReceiveScope {
   std::vector<std::shared_ptr<RRefState>> states_;
 };
 
-// Takes in and releases the RRefs in a message that nobody will decode.
+// Registers and releases the RRefs in a message that nobody will decode.
 void discard_rrefs(Agent& agent, WorkerId from, const transport::Message& message) noexcept;
 
 }  // namespace lockstep::rpc::internal

@@ -1,20 +1,21 @@
-// Who refers to what: the bookkeeping of RRefs on one worker. A state machine without threads, clocks or messages: events
-// go in, what is to be sent and dropped comes out.
+// The reference bookkeeping of RRefs on one worker. A state machine without threads, clocks or messages:
+// events go in, what is to be sent and dropped comes out.
 //
-// Terms: a value is stored at its owner. Every other worker that refers to it holds a fork, a number that its maker chose; the
-// owner keeps the list of a value's forks and releases the value when none is left. A worker that passes its fork on makes a
-// child fork.
+// Terms: a value is stored at its owner. Every other worker that refers to it holds a fork, a number that its
+// creator chose; the owner keeps the list of a value's forks and releases the value when none is left. A
+// worker that passes its fork on makes a child fork.
 //
 // The protocol (docs/rpc-protocol.md has the argument why it is safe in any order of messages):
 //   owner passes on     the child is registered when it is sent, and confirmed when it arrives
-//   user passes on      the child asks the owner (kFork); when that is answered it tells its parent (kAccept), which holds
-//                       its own fork until then
-//   user to the owner   the owner tells the parent at once (kAccept)
+//   user passes on      the child asks the owner (kFork); when that is answered it notifies its parent
+//                       (kAccept), which holds its own fork until then
+//   user to the owner   the owner notifies the parent immediately (kAccept)
 //   a handle is gone    kDelete goes to the owner, once the fork is confirmed and no child waits for it
-// kFork, kAccept and kDelete may be repeated and overtake each other and everything else. What they name is never named
-// again, and the last hundred thousand that ended are remembered, so a repetition changes nothing.
+// kFork, kAccept and kDelete may be repeated and overtake each other and everything else. What they name is
+// never named again, and the last hundred thousand that ended are remembered, so a repetition changes
+// nothing.
 //
-// Entries for one worker gather while a message to it is on its way: at most one of a kind is.
+// Entries for one worker are batched while a message to it is in flight: at most one message of a kind is.
 // Thread safety: none; RRefManager locks.
 #pragma once
 
@@ -44,7 +45,7 @@ struct ForkEntry {
   friend auto operator<=>(const ForkEntry&, const ForkEntry&) = default;
 };
 
-// An RRef on its way from one worker to another; the sender is the parent.
+// An RRef in flight from one worker to another; the sender is the parent.
 struct RRefOnWire {
   std::uint64_t rref = 0;
   std::uint64_t fork = 0;
@@ -75,10 +76,11 @@ class RRefTable {
   explicit RRefTable(Options options) : options_(std::move(options)) {}
 
   // As owner.
-  // remote() from `holder` has come, and its function will run. The value waits here if someone asked for it before. Null when it
-  // must not run: the RRef was made before (its value has a type that others rely on), or its number is not the holder's.
+  // remote() from `holder` has come, and its function will run. A placeholder already exists if the value was
+  // asked for before. Null when it must not run: the RRef was created before (its value has a type that
+  // others rely on), or its number is not the holder's.
   Value create_here(const RRefOnWire& ref, WorkerId holder);
-  // Someone asks for the value. Null: it was deleted, or will never come.
+  // The value is asked for. Null: it was deleted, or will never be created.
   Value find(std::uint64_t rref);
   // A child for `to`, registered.
   RRefOnWire share_owned(std::uint64_t rref, const Value& value, WorkerId to);
@@ -86,7 +88,8 @@ class RRefTable {
   // As user.
   // remote() is about to be sent to the owner.
   void create_there(const RRefOnWire& ref);
-  // It was answered, or has failed: the owner knows the fork, or will never be told of it, or may be later.
+  // It was answered, or has failed: the owner knows the fork, or will never be notified of it, or may be
+  // later.
   void creation_over(std::uint64_t fork, Actions& out);
   // A child for `to`; false when `fork` is none of this worker's, or has been given up.
   bool share_used(std::uint64_t fork, WorkerId to, RRefOnWire& child);
@@ -98,8 +101,8 @@ class RRefTable {
   // As both.
   // What share_* made was not sent.
   void unshare(const RRefOnWire& child, Actions& out);
-  // It came from `from`, whose child it is. Returns the value when it is owned here; null when it is a fork of this worker now.
-  // False in `fits` for what no correct worker sends.
+  // It came from `from`, whose child it is. Returns the value when it is owned here; null when it is a fork
+  // of this worker now. False in `fits` for what no correct worker sends.
   Value receive(const RRefOnWire& ref, WorkerId from, bool& fits, Actions& out);
 
   // Control messages. Returns the forks that the owner refuses: their value is gone.
@@ -107,7 +110,7 @@ class RRefTable {
                                   Actions& out);
   // The message of that kind to `to` was answered.
   void answered(WorkerId to, Control control, std::span<const std::uint64_t> refused, Actions& out);
-  // It never will be.
+  // It will never be answered.
   void unanswered(WorkerId to, Control control, Actions& out);
   void lost(WorkerId worker, Actions& out);
   // The number is in use again, by another worker.
@@ -121,7 +124,7 @@ class RRefTable {
   // Workers that are gone, and have not come back under their number.
   const std::set<WorkerId>& lost_workers() const { return lost_; }
   bool confirmed(std::uint64_t fork) const;
-  // Nothing is on its way and nothing waits for an answer.
+  // Nothing is in flight and nothing waits for an answer.
   bool idle() const;
   std::size_t n_owned() const { return owned_.size(); }
   std::size_t n_forks() const;
@@ -166,7 +169,7 @@ class RRefTable {
   };
   using Owneds = std::unordered_map<std::uint64_t, Owned>;
 
-  // Null: it has ended, or its creator is gone.
+  // Null: it has been released, or its creator is gone.
   Owned* find_or_wait(std::uint64_t rref);
   void add_fork(Owned& owned, std::uint64_t fork, WorkerId holder);
   void remove_fork(const ForkEntry& entry, Actions& out);
@@ -188,7 +191,7 @@ class RRefTable {
   RecentIds ended_{100'000};  // RRefs and forks
 };
 
-// The worker that made an RRef's or a fork's number.
+// The worker that generated the id of an RRef or a fork.
 inline WorkerId maker_of(std::uint64_t id) {
   return static_cast<WorkerId>(id >> 48);
 }

@@ -9,6 +9,7 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/slow_wait.h"
 #include "lockstep/base/detail/text.h"
+#include "lockstep/base/detail/timeout.h"
 #include "lockstep/base/log.h"
 #include "lockstep/rpc/internal/shutdown_barrier.h"
 #include "lockstep/store/store_collectives.h"
@@ -18,7 +19,7 @@ namespace {
 
 using namespace std::chrono_literals;
 
-constexpr const char* kToken = "token";
+constexpr const char* kLockKey = "token";
 constexpr const char* kState = "state";
 constexpr const char* kTakenOff = "it did not acknowledge changes of its group";
 constexpr Milliseconds kLookAtStore{200};
@@ -42,6 +43,7 @@ std::string key_of(int rank) {
   return base::cat("worker/", rank);
 }
 
+// One request per rank: only for messages.
 std::string missing(Store& store, int world_size) {
   std::string list;
   for (int rank = 0; rank < world_size; ++rank) {
@@ -51,31 +53,29 @@ std::string missing(Store& store, int world_size) {
   return list;
 }
 
-Milliseconds left(Deadline deadline) {
-  if (deadline.is_never()) return Milliseconds::zero();
-  return std::max(Milliseconds(1), std::chrono::duration_cast<Milliseconds>(deadline.remaining()));
-}
-
 // A lock in the store. Taken over from a holder that does not move: it is gone.
-class Token {
+class MembershipLock {
  public:
-  Token(Store& store, Deadline deadline, Milliseconds life) : store_(store), mine_(base::random_hex(16)) {
+  MembershipLock(Store& store, Deadline deadline, Milliseconds life)
+      : store_(store), mine_(base::random_hex(16)) {
+    // `seen` and `since`: a holder counts as gone when the value, which is random per holder, has not changed for `life`.
+    // Clocks of different hosts are not compared.
     Bytes seen;
     base::SlowWait slow(deadline);
     auto since = std::chrono::steady_clock::now();
     for (;;) {
       const auto now = std::chrono::steady_clock::now();
       const bool stale = !seen.empty() && now - since > life;
-      const Bytes holder = store_.compare_set(kToken, stale ? seen : to_bytes(""), to_bytes(mine_));
+      const Bytes holder = store_.compare_set(kLockKey, stale ? seen : to_bytes(""), to_bytes(mine_));
       if (as_text(holder) == mine_) return;
       if (holder != seen) seen = holder, since = now;
       // Given back: an empty text is not the absence that compare_set("") expects of a new key.
       if (holder.empty() || as_text(holder) == kFree) {
-        if (as_text(store_.compare_set(kToken, holder, to_bytes(mine_))) == mine_) return;
+        if (as_text(store_.compare_set(kLockKey, holder, to_bytes(mine_))) == mine_) return;
       }
       if (deadline.expired()) {
         base::raise(ErrorKind::kTimeout,
-                    "another worker holds the group's token: it joins or leaves for too long");
+                    "another worker has held the group's membership lock for too long, to join or to leave");
       }
       slow.say_if_due([] {
         return "this worker waits to join or leave its RPC group: another one does, and is not done";
@@ -83,16 +83,16 @@ class Token {
       std::this_thread::sleep_for(2ms);
     }
   }
-  ~Token() {
+  ~MembershipLock() {
     try {
-      store_.compare_set(kToken, to_bytes(mine_), to_bytes(kFree));
+      store_.compare_set(kLockKey, to_bytes(mine_), to_bytes(kFree));
     } catch (...) {
-      base::log(LogLevel::kWarn,
-                "the token of an RPC group could not be given back: " + base::current_failure().message);
+      base::log(LogLevel::kWarn, "the membership lock of an RPC group could not be released: " +
+                                     base::current_failure().message);
     }
   }
-  Token(const Token&) = delete;
-  Token& operator=(const Token&) = delete;
+  MembershipLock(const MembershipLock&) = delete;
+  MembershipLock& operator=(const MembershipLock&) = delete;
 
  private:
   static constexpr const char* kFree = "free";
@@ -123,7 +123,7 @@ void apply(GroupState& state, const MemberChange& what) {
   if (what.change == Change::kJoins) state.members.push_back(what.who);
 }
 
-// The state in the store, with the changes whose writer died before it added them to the state. Pre: the token is held.
+// The state in the store, with the changes whose writer died before it added them to the state. Pre: the membership lock is held.
 GroupState read_state(Store& store) {
   GroupState state;
   const std::string key = kState;
@@ -152,7 +152,7 @@ std::vector<MemberRecord> await_notes(Store& store, std::uint64_t epoch, std::ve
     if (next == others.end() || deadline.expired()) return others;
     const std::string key = noted_key(epoch, next->id);
     try {
-      store.wait({&key, 1}, std::min(kLookForNotes, left(deadline)));
+      store.wait({&key, 1}, std::min(kLookForNotes, base::time_left(deadline)));
     } catch (const Error& error) {
       if (error.kind() != ErrorKind::kTimeout) throw;
     }
@@ -161,9 +161,12 @@ std::vector<MemberRecord> await_notes(Store& store, std::uint64_t epoch, std::ve
 
 // Writes a change and waits until everyone else has acknowledged it; those that do not are removed, each by a change of its own
 // that follows. The change is in the store before anyone is waited for, and the state is written after: a worker that takes over
-// the token of one that died in between replays the changes that the state does not have (read_state). Pre: the token is held.
+// the lock of one that died in between replays the changes that the state does not have (read_state). Pre: the membership
+// lock is held.
 void change(Store& store, Agent& agent, GroupState& state, const MemberChange& first, Milliseconds tell) {
   std::vector<MemberChange> changes{first};
+  // `changes` grows while it is worked off: each member that stays silent adds its own removal, which the others
+  // acknowledge in turn.
   std::set<WorkerId> silent;
   for (std::size_t i = 0; i < changes.size(); ++i) {
     const MemberChange what = changes[i];
@@ -201,7 +204,10 @@ const MemberRecord* who_is_in_the_way(const GroupState& state, const WorkerInfo&
   return found == state.members.end() ? nullptr : &*found;
 }
 
-// The worker that has this one's name or number is asked whether it is still alive. Pre: the token is held.
+// The worker that has this one's name or number is asked whether it is still alive. Pre: the membership lock is held.
+// The question is a change like any other, so all members take part in finding out: a killed worker cannot acknowledge, and
+// a member that had a connection to it knows of its end. Asked again when another worker took the name meanwhile (`address`
+// differs).
 void make_room(Store& store, Agent& agent, GroupState& state, Milliseconds tell) {
   const WorkerInfo& self = agent.self();
   while (const auto* found = who_is_in_the_way(state, self)) {
@@ -243,15 +249,15 @@ void join_static(Store& store, Agent& agent, int world_size, Deadline deadline) 
   std::vector<MemberRecord> records;
   base::SlowWait slow(deadline);
   const auto waiting = [&] {
-    return base::cat("init_rpc of ", agent.self().name, " waits for workers that have not come yet: ranks ",
-                     missing(store, world_size));
+    return base::cat("init_rpc of ", agent.self().name,
+                     " waits for workers that have not arrived yet: ranks ", missing(store, world_size));
   };
   for (int rank = 0; rank < world_size; ++rank) {
     const std::string key = key_of(rank);
     if (!wait_for_record(store, key, deadline, slow, waiting)) {
       base::raise(ErrorKind::kTimeout,
                   base::cat("init_rpc of ", agent.self().name, ": of ", world_size,
-                            " workers these did not come: ", missing(store, world_size)));
+                            " workers these did not arrive: ", missing(store, world_size)));
     }
     const auto& record = records.emplace_back(decode<MemberRecord>(store.get(key)));
     if (record.id != rank)
@@ -263,7 +269,8 @@ void join_static(Store& store, Agent& agent, int world_size, Deadline deadline) 
     }
   }
   for (const auto& record : records) agent.add_worker({.id = record.id, .name = record.name}, record.address);
-  store_barrier(store, agent.self().id, world_size, "ready", left(deadline));
+  // No worker may call another before that one knows all of its peers: transports reject unknown workers.
+  store_barrier(store, agent.self().id, world_size, "ready", base::time_left(deadline));
 }
 
 namespace {
@@ -303,7 +310,9 @@ void claim_number(Store& store, WorkerId number) {
 std::unique_ptr<DynamicGroup> DynamicGroup::join(const std::shared_ptr<Store>& store,
                                                  std::shared_ptr<Agent> agent, Deadline deadline,
                                                  Patience patience) {
-  const Token token(*store, deadline, patience.token);
+  // Under the lock from reading the state to the last acknowledgement: members see changes one at a time and in the same
+  // order.
+  const MembershipLock lock(*store, deadline, patience.lock);
   auto state = read_state(*store);
   make_room(*store, *agent, state, patience.tell);
   for (const auto& other : state.members)
@@ -329,6 +338,7 @@ void DynamicGroup::stop() {
   thread_.join();
 }
 
+// Own store handle (watch_store_): it blocks in the store while another thread leaves through store_.
 void DynamicGroup::watch(std::uint64_t epoch) {
   while (!stopping_) {
     try {
@@ -344,12 +354,13 @@ void DynamicGroup::watch(std::uint64_t epoch) {
     } catch (...) {
       if (stopping_) return;
       base::log(LogLevel::kError,
-                "changes of the RPC group are not heard of any more: " + base::current_failure().message);
+                "this worker no longer follows changes of its RPC group: " + base::current_failure().message);
       return;
     }
   }
 }
 
+// The acknowledgement is written after the change was applied: whoever waits for it may rely on that.
 bool DynamicGroup::note(std::uint64_t epoch) {
   const auto what = decode<MemberChange>(watch_store_->get(change_key(epoch)));
   const bool about_me = what.who.id == agent_->self().id;
@@ -383,8 +394,8 @@ bool DynamicGroup::note(std::uint64_t epoch) {
 }
 
 void DynamicGroup::leave(Deadline deadline) {
-  const Token token(*store_, deadline, patience_.token);
-  // Only now: while another holds the token it waits for this worker to acknowledge its change.
+  const MembershipLock lock(*store_, deadline, patience_.lock);
+  // Only now: while another holds the lock it waits for this worker to acknowledge its change.
   stop();
   auto state = read_state(*store_);
   const auto self = record_of(*agent_);

@@ -1,4 +1,4 @@
-// How workers find each other, in the store: addresses by number for a static group, a list under a token for a dynamic one.
+// How workers find each other, in the store: addresses by number for a static group, a list under a lock for a dynamic one.
 // Thread safety: one call at a time.
 #pragma once
 
@@ -13,7 +13,7 @@
 
 namespace lockstep::rpc::internal {
 
-// One worker as the others are told of it.
+// One worker as the others know it.
 struct MemberRecord {
   std::uint16_t id = 0;
   std::string name;
@@ -36,19 +36,19 @@ void claim_number(Store& store, WorkerId number);
 
 // How long the workers of a dynamic group wait for each other. Tests are less patient.
 struct Patience {
-  Milliseconds token{15'000};  // whoever holds the token this long is considered lost
-  Milliseconds tell{5000};     // and whoever does not acknowledge a change
+  Milliseconds lock{15'000};  // whoever holds the membership lock this long is considered lost
+  Milliseconds tell{5000};    // and whoever does not acknowledge a change
 };
 
-// A worker's place in a dynamic group. Whoever joins or leaves does so under a token in the store: it writes the change there and
-// waits until all others have acknowledged it, so that afterwards everyone knows it. With its acknowledgement a worker reports whom
-// it knows to be lost; those, and others that do not acknowledge within seconds, are removed, by changes of their own.
-// A name or number that is on the list may be of a worker that was killed. The newcomer asks: a worker that lives acknowledges the
-// question; others ping it, and tell when it is lost.
-// Thread: "ls-rpc-members", which waits in the store for changes; joined by leave() and the destructor.
+// A worker's place in a dynamic group. Whoever joins or leaves does so under the membership lock, a key in the store: it
+// writes the change there and waits until all others have acknowledged it, so that afterwards everyone knows it. With its
+// acknowledgement a worker reports whom it knows to be lost; those, and others that do not acknowledge within seconds, are
+// removed, by changes of their own. A name or number that is on the list may be of a worker that was killed. The newcomer
+// asks: a worker that lives acknowledges the question; others ping it, and tell when it is lost. Thread: "ls-rpc-members",
+// which waits in the store for changes; joined by leave() and the destructor.
 class DynamicGroup {
  public:
-  // Raises kUsage when the name or number is taken, kTimeout when others keep the token for too long.
+  // Raises kUsage when the name or number is taken, kTimeout when others hold the lock for too long.
   static std::unique_ptr<DynamicGroup> join(const std::shared_ptr<Store>& store, std::shared_ptr<Agent> agent,
                                             Deadline deadline, Patience patience = {});
   ~DynamicGroup();

@@ -33,14 +33,14 @@ thread_local std::uint64_t long_turn = 0;  // the odd turn this thread began; 0:
 }  // namespace
 
 struct Pool::Member {
-  bool over = false;  // guarded by the pool's mutex_
+  bool over = false;  // accessed under the pool's mutex_, which a member cannot name in an annotation
   base::Thread thread;
 };
 
 Pool::Pool(Duties duties, Options options) : duties_(std::move(duties)), options_(options) {}
 
 void Pool::start() {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   start_thread();
   watch_ = base::Thread("ls-rpc-watch", [this] { watch(); });
 }
@@ -57,17 +57,17 @@ bool Pool::poller_here() const {
 }
 
 int Pool::n_threads() const {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   return n_threads_;
 }
 
 int Pool::n_idle() const {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   return n_idle_ + (has_poller_ && turn_.load() % 2 == 0 ? 1 : 0);
 }
 
 void Pool::post(Task task) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   if (stopping_) return;
   tasks_.push_back(std::move(task));
   call_up();
@@ -102,7 +102,6 @@ void Pool::start_thread() {
   }
 }
 
-// Joins threads that have ended. Under mutex_ this cannot block for long: a member sets `over` as the last thing it does under it.
 void Pool::reap() {
   members_.remove_if([](Member& member) {
     if (!member.over) return false;
@@ -114,7 +113,7 @@ void Pool::reap() {
 void Pool::work(Member& member) {
   my_pool = this;
   const base::RankThreadScope rank(options_.rank);
-  std::unique_lock lock(mutex_);
+  base::MutexLock lock(mutex_);
   for (;;) {
     if (stopping_) break;
     if (!has_poller_) {
@@ -125,7 +124,7 @@ void Pool::work(Member& member) {
         call_up();
         has_poller_ = false;
       }
-      poll(lock);
+      poll();
       continue;
     }
     if (!tasks_.empty()) {
@@ -141,9 +140,12 @@ void Pool::work(Member& member) {
       lock.lock();
       continue;
     }
+    // An idle thread ends after kIdleFor; two stay, the poller and one that can replace it without the cost of a new
+    // thread.
     ++n_idle_;
-    const bool called = changed_.wait_for(
-        lock, kIdleFor, [this] { return stopping_ || n_called_ > 0 || !has_poller_ || !tasks_.empty(); });
+    const bool called = changed_.wait_for(mutex_, kIdleFor, [this]() LOCKSTEP_REQUIRES(mutex_) {
+      return stopping_ || n_called_ > 0 || !has_poller_ || !tasks_.empty();
+    });
     --n_idle_;
     if (n_called_ > 0) --n_called_;
     if (!called && n_threads_ > 2) break;
@@ -152,10 +154,8 @@ void Pool::work(Member& member) {
   member.over = true;
 }
 
-void Pool::poll(std::unique_lock<std::mutex>& lock) {
-  has_poller_ = true;
-  is_poller = true;
-  lock.unlock();
+// Until the pool stops, or this thread is not the poller any more.
+void Pool::look_for_work() {
   auto quiet_since = Clock::now();
   while (is_poller && !stopping_.load(std::memory_order_relaxed)) {
     if (duties_.step()) {
@@ -170,7 +170,15 @@ void Pool::poll(std::unique_lock<std::mutex>& lock) {
     duties_.rest();
     quiet_since = Clock::now();
   }
-  lock.lock();
+}
+
+void Pool::poll() {
+  has_poller_ = true;
+  is_poller = true;
+  {
+    const base::MutexUnlock open(mutex_);
+    look_for_work();
+  }
   if (is_poller) {  // the pool stops; otherwise depose() has cleared has_poller_, and another thread may have set it again
     is_poller = false;
     has_poller_ = false;
@@ -185,7 +193,7 @@ std::uint64_t Pool::begin_long() {
   turn_.store(turn, std::memory_order_seq_cst);
   long_turn = turn;
   if (watch_asleep_.load(std::memory_order_seq_cst)) {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     watch_asleep_ = false;
     watch_changed_.notify_one();
   }
@@ -203,7 +211,7 @@ void Pool::end_long(std::uint64_t turn) {
 // call one up. The swap comes before the lock, so that the thread inside long work never needs the lock to end it.
 bool Pool::depose(std::uint64_t turn) {
   if (turn % 2 == 0 || !turn_.compare_exchange_strong(turn, turn + 1)) return false;
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   has_poller_ = false;
   if (!stopping_) call_up();
   return true;
@@ -222,10 +230,10 @@ void Pool::watch() {
     } else if (now % 2 == 1) {
       depose(now);
     } else if (++calm > kCalmLooks) {
-      std::unique_lock lock(mutex_);
+      const base::MutexLock lock(mutex_);
       watch_asleep_.store(true, std::memory_order_seq_cst);
       if (turn_.load(std::memory_order_seq_cst) == seen) {
-        watch_changed_.wait(lock, [this] { return stopping_ || !watch_asleep_; });
+        watch_changed_.wait(mutex_, [this] { return stopping_ || !watch_asleep_; });
       }
       watch_asleep_ = false;
       calm = 0;
@@ -238,7 +246,7 @@ void Pool::before_sleep() {
   const bool was_poller = std::exchange(is_poller, false);
   // This thread is about to block inside long work: it deposes itself, unless the watch was quicker.
   if (was_poller && long_turn != 0) depose(long_turn);
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   if (was_poller && long_turn == 0) {  // it blocks inside step(), outside run_long()
     has_poller_ = false;
     call_up();
@@ -249,16 +257,18 @@ void Pool::before_sleep() {
 
 void Pool::after_sleep() {
   if (my_pool != this) return;
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   --n_asleep_;
 }
 
+// The watch first, so that no thread is called up any more. Then the members: their destructors join, outside mutex_, which
+// they need to end. Tasks that are left are destroyed after the threads, here.
 void Pool::stop() {
   if (is_mine()) base::raise(ErrorKind::kUsage, "an RPC agent cannot be shut down by one of its own threads");
   std::list<Member> members;
   std::deque<Task> tasks;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     stopping_ = true;
     changed_.notify_all();
     watch_changed_.notify_all();
@@ -266,7 +276,7 @@ void Pool::stop() {
   duties_.wake();
   watch_.join();
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     members.swap(members_);
     tasks.swap(tasks_);
   }

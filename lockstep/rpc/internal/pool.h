@@ -15,14 +15,13 @@
 #pragma once
 
 #include <atomic>
-#include <condition_variable>
 #include <cstdint>
 #include <deque>
 #include <functional>
 #include <list>
-#include <mutex>
 #include <string>
 
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/base/detail/rank_thread.h"
 #include "lockstep/base/detail/thread.h"
 
@@ -78,16 +77,18 @@ class Pool {
  private:
   struct Member;
   void work(Member& member);
-  void poll(std::unique_lock<std::mutex>& lock);
+  void poll() LOCKSTEP_REQUIRES(mutex_);
+  void look_for_work() LOCKSTEP_EXCLUDES(mutex_);
   std::uint64_t begin_long();
   void end_long(std::uint64_t turn);
   // Takes the role of poller from the thread inside long work `turn` (odd), if that has not ended. True when this call did it.
   bool depose(std::uint64_t turn);
   void watch();
-  // One more thread, or an idle one, if there is need and room. Pre: mutex_ is held.
-  void call_up();
-  void start_thread();
-  void reap();
+  // One more thread, or an idle one, if there is need and room.
+  void call_up() LOCKSTEP_REQUIRES(mutex_);
+  void start_thread() LOCKSTEP_REQUIRES(mutex_);
+  // Joins threads that have ended. This cannot block for long: a member sets `over` as the last thing it does under mutex_.
+  void reap() LOCKSTEP_REQUIRES(mutex_);
 
   const Duties duties_;
   const Options options_;
@@ -95,18 +96,18 @@ class Pool {
   std::atomic<bool> stopping_{false};
   std::atomic<bool> watch_asleep_{true};
 
-  mutable std::mutex mutex_;
-  std::condition_variable changed_;
-  std::condition_variable watch_changed_;
-  // Guarded by mutex_.
-  std::deque<Task> tasks_;
-  std::list<Member> members_;
-  bool has_poller_ = false;
-  int n_threads_ = 0;  // alive
-  int n_idle_ = 0;
-  int n_called_ = 0;  // idle ones that were notified and have not come yet
-  int n_asleep_ = 0;  // inside Future::wait
-  base::Thread watch_;
+  mutable base::Mutex mutex_;
+  base::ConditionVariable changed_;
+  base::ConditionVariable watch_changed_;
+  std::deque<Task> tasks_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::list<Member> members_ LOCKSTEP_GUARDED_BY(mutex_);
+  bool has_poller_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  int n_threads_ LOCKSTEP_GUARDED_BY(mutex_) = 0;  // alive
+  int n_idle_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  int n_called_ LOCKSTEP_GUARDED_BY(mutex_) = 0;  // idle ones that were notified and have not come yet
+  int n_asleep_ LOCKSTEP_GUARDED_BY(mutex_) = 0;  // inside Future::wait
+
+  base::Thread watch_;  // set by start(), joined by stop()
 };
 
 }  // namespace lockstep::rpc::internal

@@ -67,12 +67,12 @@ std::string ShutdownBarrier::ask_missing(const WorkerInfo& leader, std::uint32_t
     writer.put(std::uint32_t{0}).put(round);
     const auto answer = agent_
                             .request(leader.id, MessageKind::kLeave, {.body = writer.take()}, kAskWhoIsLate,
-                                     "who has not come")
+                                     "who has not arrived")
                             .wait();
     const auto names = decode<std::vector<std::string>>(answer.body.bytes);
     std::string list;
     for (const auto& name : names) list += (list.empty() ? "" : ", ") + name;
-    return names.empty() ? "; all have come by now" : "; these have not come: " + list;
+    return names.empty() ? "; all have arrived by now" : "; these have not arrived: " + list;
   } catch (const Error&) {
     return base::cat("; ", leader.name, ", which leads it, does not answer");
   }
@@ -81,7 +81,7 @@ std::string ShutdownBarrier::ask_missing(const WorkerInfo& leader, std::uint32_t
 Bytes ShutdownBarrier::missing(std::uint32_t round) {
   std::vector<std::string> names;
   const auto workers = agent_.workers();
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   for (const auto& worker : workers) {
     const auto found = reached_.find(worker.id);
     if (found == reached_.end() || found->second < round) names.push_back(worker.name);
@@ -89,17 +89,19 @@ Bytes ShutdownBarrier::missing(std::uint32_t round) {
   return encode(names);
 }
 
+// Every worker may be asked to lead, also one that does not think it is the leader: lists of who is present differ for a
+// moment after a death. It then holds the request until its own list says that all have entered.
 void ShutdownBarrier::take(Request request) {
   base::ByteReader reader(request.body());
   const auto round = reader.get<std::uint32_t>();
-  if (!round || *round == 0) {  // a ping, or who has not come to a round
+  if (!round || *round == 0) {  // a ping, or who has not arrived at a round
     const auto asked = reader.get<std::uint32_t>();
     request.answer(asked ? Payload{.body = missing(*asked)} : Payload{});
     return;
   }
   bool first = false;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     auto& reached = reached_[request.from()];
     reached = std::max(reached, *round);
     waiting_.push_back({.round = *round, .request = std::move(request)});
@@ -117,11 +119,12 @@ void ShutdownBarrier::ping_all() {
   }
 }
 
+// Answered outside the lock and by whoever notices; splice() moves a request out, so it is answered once.
 void ShutdownBarrier::look() {
   std::list<Waiting> over;
   const auto workers = agent_.workers();
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     std::uint32_t all_reached = UINT32_MAX;
     for (const auto& worker : workers) {
       const auto found = reached_.find(worker.id);
@@ -137,7 +140,7 @@ void ShutdownBarrier::look() {
 }
 
 void ShutdownBarrier::debug_info(std::map<std::string, std::string>& info) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   info["agent.num_leaving"] = std::to_string(reached_.size());
 }
 
@@ -145,9 +148,11 @@ void ShutdownBarrier::on_lost(WorkerId, const std::string&) {
   look();
 }
 
+// Requests that are dropped are answered with kAborted by their destructors, outside the lock: `waiting` is declared before
+// it.
 void ShutdownBarrier::on_close() {
   std::list<Waiting> waiting;
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   waiting.swap(waiting_);
 }
 

@@ -10,8 +10,8 @@
 
 #include <list>
 #include <map>
-#include <mutex>
 
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/rpc/agent.h"
 
 namespace lockstep::rpc::internal {
@@ -45,11 +45,10 @@ class ShutdownBarrier final : public Service {
   void look();
 
   Agent& agent_;
-  std::mutex mutex_;
-  // Guarded by mutex_.
-  std::map<WorkerId, std::uint32_t> reached_;  // the last round each has entered
-  std::list<Waiting> waiting_;
-  bool pinged_ = false;
+  base::Mutex mutex_;
+  std::map<WorkerId, std::uint32_t> reached_ LOCKSTEP_GUARDED_BY(mutex_);  // the last round each has entered
+  std::list<Waiting> waiting_ LOCKSTEP_GUARDED_BY(mutex_);
+  bool pinged_ LOCKSTEP_GUARDED_BY(mutex_) = false;
 };
 
 }  // namespace lockstep::rpc::internal

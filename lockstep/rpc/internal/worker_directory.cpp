@@ -5,24 +5,26 @@
 
 namespace lockstep::rpc::internal {
 
+// Entries are never erased: messages about a worker that is gone can still name it, and say why.
 void WorkerDirectory::add(const WorkerInfo& info) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const auto old = entries_.find(info.id);
   if (old != entries_.end() && !old->second.gone) {
     base::raise(ErrorKind::kUsage,
-                base::cat("worker number ", info.id, " is there already: ", old->second.name));
+                base::cat("worker number ", info.id, " exists already: ", old->second.name));
   }
   for (const auto& [id, entry] : entries_) {
     if (entry.name == info.name && !entry.gone) {
-      base::raise(ErrorKind::kUsage,
-                  base::cat("a worker named ", info.name, " is there already: number ", id));
+      base::raise(ErrorKind::kUsage, base::cat("a worker named ", info.name, " exists already: number ", id));
     }
   }
   entries_[info.id] = {.name = info.name, .incarnation = ++n_incarnations_};
 }
 
+// True for exactly one caller per incarnation: who gets it reports the loss, so a loss seen by several threads is reported
+// once.
 bool WorkerDirectory::end(WorkerId id, const std::string& cause, std::uint64_t incarnation) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const auto entry = entries_.find(id);
   if (entry == entries_.end() || entry->second.gone) return false;
   if (incarnation != 0 && entry->second.incarnation != incarnation) return false;
@@ -31,17 +33,19 @@ bool WorkerDirectory::end(WorkerId id, const std::string& cause, std::uint64_t i
 }
 
 std::uint64_t WorkerDirectory::incarnation(WorkerId id) const {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const auto entry = entries_.find(id);
   return entry == entries_.end() || entry->second.gone ? 0 : entry->second.incarnation;
 }
 
 WorkerInfo WorkerDirectory::find(const Worker& worker) const {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   if (const auto* name = std::get_if<std::string>(&worker.target())) return find_name(*name);
   return find_id(std::get<int>(worker.target()));
 }
 
+// A name may have had several numbers. One that is there wins; otherwise the one with the largest number is reported, which
+// with numbers given in order is the latest.
 WorkerInfo WorkerDirectory::find_name(const std::string& name) const {
   const Entry* gone = nullptr;
   WorkerId gone_id = 0;
@@ -72,19 +76,19 @@ WorkerInfo WorkerDirectory::find_id(int id) const {
 }
 
 WorkerInfo WorkerDirectory::info(WorkerId id) const {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const auto entry = entries_.find(id);
   return {.id = id, .name = entry == entries_.end() ? base::cat("#", id) : entry->second.name};
 }
 
 bool WorkerDirectory::present(WorkerId id) const {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const auto entry = entries_.find(id);
   return entry != entries_.end() && !entry->second.gone;
 }
 
 std::vector<WorkerInfo> WorkerDirectory::present() const {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   std::vector<WorkerInfo> list;
   for (const auto& [id, entry] : entries_) {
     if (!entry.gone) list.push_back({.id = id, .name = entry.name});
@@ -93,7 +97,7 @@ std::vector<WorkerInfo> WorkerDirectory::present() const {
 }
 
 std::vector<WorkerId> WorkerDirectory::gone() const {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   std::vector<WorkerId> list;
   for (const auto& [id, entry] : entries_) {
     if (entry.gone) list.push_back(id);
@@ -102,7 +106,7 @@ std::vector<WorkerId> WorkerDirectory::gone() const {
 }
 
 Failure WorkerDirectory::lost(WorkerId id, const std::string& what) const {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const auto entry = entries_.find(id);
   const std::string name = entry == entries_.end() ? base::cat("#", id) : entry->second.name;
   const std::string cause =

@@ -3,11 +3,11 @@
 #pragma once
 
 #include <map>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/base/error.h"
 #include "lockstep/rpc/worker.h"
 
@@ -40,14 +40,13 @@ class WorkerDirectory {
     std::uint64_t incarnation = 0;
     std::optional<std::string> gone{};  // the cause
   };
-  WorkerInfo find_name(const std::string& name) const;
-  WorkerInfo find_id(int id) const;
-  std::string names() const;
+  WorkerInfo find_name(const std::string& name) const LOCKSTEP_REQUIRES(mutex_);
+  WorkerInfo find_id(int id) const LOCKSTEP_REQUIRES(mutex_);
+  std::string names() const LOCKSTEP_REQUIRES(mutex_);
 
-  mutable std::mutex mutex_;
-  // Guarded by mutex_.
-  std::map<WorkerId, Entry> entries_;
-  std::uint64_t n_incarnations_ = 0;
+  mutable base::Mutex mutex_;
+  std::map<WorkerId, Entry> entries_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::uint64_t n_incarnations_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace lockstep::rpc::internal

@@ -38,7 +38,7 @@ void raise_wait_timeout(std::string_view store, Milliseconds timeout, std::span<
               ErrorFamily::kStore);
 }
 
-std::string waiting_words(std::string_view store, std::span<const std::string> keys) {
+std::string waiting_text(std::string_view store, std::span<const std::string> keys) {
   return base::cat("this process waits in ", store, " until another one sets ",
                    keys.size() == 1 ? "key " : "keys ", join_keys(keys));
 }

@@ -1,4 +1,4 @@
-// Errors and checks that every store words the same way.
+// Errors and checks that are the same in every store.
 #pragma once
 
 #include <cstdint>
@@ -19,7 +19,7 @@ std::string join_keys(std::span<const std::string> keys);
                                      std::span<const std::string> keys);
 
 // The line of a wait that lasts (SlowWait): which store, for what.
-std::string waiting_words(std::string_view store, std::span<const std::string> keys);
+std::string waiting_text(std::string_view store, std::span<const std::string> keys);
 
 // DistStoreError of kind kUsage: get on a key that holds a queue.
 [[noreturn]] void raise_is_queue(std::string_view store, const std::string& key);

@@ -75,6 +75,7 @@ constexpr int kOpenFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
 
 }  // namespace
 
+// Works on a copy of the reader: `in` moves only past a whole record.
 Decoded decode_record(base::ByteReader& in, LogRecord& record) {
   if (in.left() == 0) return Decoded::kEnd;
   base::ByteReader ahead = in;
@@ -125,6 +126,7 @@ std::optional<LockedLog> LockedLog::open(const std::string& path, Mode mode, Dea
       base::raise(
           base::system_failure(errno, base::cat("FileStore: cannot stat ", path), ErrorFamily::kStore));
     }
+    // Of the descriptor, not of the path: between two calls the name could be given to another file.
     check_trust(path, info);
     while (::flock(fd.get(), lock) != 0) {
       if (errno != EWOULDBLOCK && errno != EINTR) {

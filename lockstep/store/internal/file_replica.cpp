@@ -24,7 +24,8 @@ Bytes copy(std::span<const std::uint8_t> bytes) {
 
 FileReplica::FileReplica(std::string path, int world_size, Milliseconds timeout)
     : path_(std::move(path)), world_size_(world_size), owner_(::getpid()) {
-  const auto count_in = [&](base::ByteWriter& out) { put_count(out, kRefcountKey, refcount_ + 1); };
+  const auto count_in = [&](base::ByteWriter& out)
+                            LOCKSTEP_REQUIRES(mutex_) { put_count(out, kRefcountKey, refcount_ + 1); };
   change(timeout, count_in, LockedLog::Mode::kCreate);
 }
 
@@ -38,7 +39,10 @@ FileReplica::~FileReplica() {
   }
 }
 
+// cleanup_ counts all that ever closed: the file goes when nobody has it open and all world_size users have been here. With
+// one of them still to come it must stay.
 void FileReplica::sign_off() {
+  mutex_.assume_held();  // called by the destructor: nobody else is here
   constexpr Milliseconds kPatience{2'000};
   if (!LockedLog::peek_size(path_)) return;  // removed already: do not wait for it to come back
   auto log = LockedLog::open(path_, LockedLog::Mode::kWrite, Deadline::after(kPatience));
@@ -52,16 +56,19 @@ void FileReplica::sign_off() {
 }
 
 bool FileReplica::all_exist(std::span<const std::string> keys) const {
-  return std::all_of(keys.begin(), keys.end(),
-                     [&](const auto& key) { return values_.contains(key) || queues_.contains(key); });
+  return std::all_of(keys.begin(), keys.end(), [&](const auto& key) LOCKSTEP_REQUIRES(mutex_) {
+    return values_.contains(key) || queues_.contains(key);
+  });
 }
 
 const Bytes* FileReplica::find(const std::string& key) const {
+  mutex_.assume_held();
   const auto found = values_.find(key);
   return found == values_.end() ? nullptr : &found->second;
 }
 
 const std::deque<Bytes>* FileReplica::find_queue(const std::string& key) const {
+  mutex_.assume_held();
   const auto found = queues_.find(key);
   return found == queues_.end() ? nullptr : &found->second;
 }
@@ -122,6 +129,7 @@ void FileReplica::apply(const LogRecord& record) {
   }
 }
 
+// The own records are applied from memory, after they were written: a write that fails changes nothing here either.
 void FileReplica::commit(LockedLog& log, const base::ByteWriter& out) {
   if (out.view().empty()) return;
   if (log.size() > position_) {

@@ -6,9 +6,7 @@
 
 #include <sys/types.h>
 
-#include <condition_variable>
 #include <deque>
-#include <mutex>
 #include <string>
 #include <type_traits>
 #include <unordered_map>
@@ -16,6 +14,7 @@
 #include "lockstep/base/bytes.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/detail/byte_io.h"
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/base/detail/slow_wait.h"
 #include "lockstep/base/error.h"
 #include "lockstep/store/internal/checks.h"
@@ -47,28 +46,30 @@ class FileReplica {
   template <class Edit>
   auto change(Milliseconds timeout, Edit edit, LockedLog::Mode mode = LockedLog::Mode::kWrite);
 
-  // For callbacks.
+  // For callbacks: mutex_ is held, though the analysis cannot see it.
   bool all_exist(std::span<const std::string> keys) const;
   // Null when absent; good until the callback returns.
   const Bytes* find(const std::string& key) const;
   const std::deque<Bytes>* find_queue(const std::string& key) const;
-  const std::unordered_map<std::string, Bytes>& values() const { return values_; }
+  const std::unordered_map<std::string, Bytes>& values() const {
+    mutex_.assume_held();
+    return values_;
+  }
 
   const std::string& path() const { return path_; }
   std::string describe() const;
 
  private:
-  using Lock = std::unique_lock<std::mutex>;
   static constexpr Milliseconds kShortestPoll{1};
   static constexpr Milliseconds kLongestPoll{10};
 
   // False when file or lock could not be had in time.
-  bool refresh(Deadline deadline);
-  void replay(const LockedLog& log);
+  bool refresh(Deadline deadline) LOCKSTEP_REQUIRES(mutex_);
+  void replay(const LockedLog& log) LOCKSTEP_REQUIRES(mutex_);
   void check_head(std::span<const std::uint8_t> bytes) const;
-  void apply(std::span<const std::uint8_t> bytes);
-  void apply(const LogRecord& record);
-  void commit(LockedLog& log, const base::ByteWriter& out);
+  void apply(std::span<const std::uint8_t> bytes) LOCKSTEP_REQUIRES(mutex_);
+  void apply(const LogRecord& record) LOCKSTEP_REQUIRES(mutex_);
+  void commit(LockedLog& log, const base::ByteWriter& out) LOCKSTEP_REQUIRES(mutex_);
   void sign_off();
   [[noreturn]] void raise_unavailable(Milliseconds timeout) const;
   [[noreturn]] void raise_foreign(std::uint64_t at) const;
@@ -78,19 +79,19 @@ class FileReplica {
   const int world_size_;
   const pid_t owner_;
 
-  std::mutex mutex_;
-  std::condition_variable changed_;  // this process wrote: its waiters need not finish their nap
-  // Guarded by mutex_.
-  std::uint64_t position_ = 0;  // where the last whole record we know ends
-  std::unordered_map<std::string, Bytes> values_;
-  std::unordered_map<std::string, std::deque<Bytes>> queues_;  // never holds an empty queue
-  std::int64_t refcount_ = 0;
-  std::int64_t cleanup_ = 0;
+  base::Mutex mutex_;
+  base::ConditionVariable changed_;  // this process wrote: its waiters need not finish their nap
+  std::uint64_t position_ LOCKSTEP_GUARDED_BY(mutex_) = 0;  // where the last whole record we know ends
+  std::unordered_map<std::string, Bytes> values_ LOCKSTEP_GUARDED_BY(mutex_);
+  // Never holds an empty queue.
+  std::unordered_map<std::string, std::deque<Bytes>> queues_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::int64_t refcount_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  std::int64_t cleanup_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
 };
 
 template <class Look>
 auto FileReplica::read(Milliseconds timeout, Look look) {
-  const Lock lock(mutex_);
+  const base::MutexLock lock(mutex_);
   if (!refresh(Deadline::after(timeout))) raise_unavailable(timeout);
   return look();
 }
@@ -99,19 +100,20 @@ template <class Ready, class Look>
 auto FileReplica::read_when(const FileWait& wait, Ready ready, Look look) {
   Milliseconds poll = kShortestPoll;
   base::SlowWait slow(wait.deadline);
-  for (Lock lock(mutex_);; poll = std::min(poll * 2, kLongestPoll)) {
+  const base::MutexLock lock(mutex_);
+  for (;; poll = std::min(poll * 2, kLongestPoll)) {
     // In slices, so that other threads get their turn while the file is absent or locked.
     refresh(std::min(wait.deadline, Deadline::after(kLongestPoll)));
     if (ready()) return look();
     if (wait.deadline.expired()) raise_wait_timeout(describe(), wait.timeout, wait.keys);
-    slow.say_if_due([&] { return waiting_words(describe(), wait.keys); });
-    changed_.wait_until(lock, std::min(wait.deadline, Deadline::after(poll)).time_point());
+    slow.say_if_due([&] { return waiting_text(describe(), wait.keys); });
+    changed_.wait_until(mutex_, std::min(wait.deadline, Deadline::after(poll)).time_point());
   }
 }
 
 template <class Edit>
 auto FileReplica::change(Milliseconds timeout, Edit edit, LockedLog::Mode mode) {
-  const Lock lock(mutex_);
+  const base::MutexLock lock(mutex_);
   auto log = LockedLog::open(path_, mode, Deadline::after(timeout));
   if (!log) raise_unavailable(timeout);
   replay(*log);

@@ -25,7 +25,7 @@ constexpr int kCloses = 5;
 
 [[noreturn]] void raise_protocol(const net::Socket& socket, std::string_view what) {
   base::raise(ErrorKind::kSystem,
-              base::cat("store at ", socket.peer().text(), " does not speak the store protocol: ", what),
+              base::cat("store at ", socket.peer().text(), " does not implement the store protocol: ", what),
               ErrorFamily::kNetwork);
 }
 
@@ -46,6 +46,7 @@ Milliseconds pause_before_try(int tries, std::minstd_rand& random) {
 
 }  // namespace
 
+// Addresses are resolved again for every try: a name may begin to resolve, or change, while the master starts.
 TcpClient TcpClient::connect(const TcpTarget& target, Milliseconds timeout, Deadline deadline) {
   std::minstd_rand random(std::random_device{}());
   int closed = 0;
@@ -159,6 +160,8 @@ void TcpClient::go_local(const TcpTarget& target, Deadline deadline) {
   }
 }
 
+// One round trip: torch's validation has no reply of its own, so a ping goes with it. A server of ours answers a ping of
+// this form with another number than torch's, which returns it unchanged.
 void TcpClient::validate(Deadline deadline) {
   const auto ping = kOurPing | (std::random_device{}() & ~kOurPingMask);
   begin(Query::kValidate).put(kValidationMagic).put(Query::kPing).put(ping).send(deadline);
@@ -236,6 +239,7 @@ void TcpClient::fill(std::size_t n_bytes, Deadline deadline) {
   unconfirmed_ = false;
 }
 
+// Doubles while bytes come: a length that is announced and never sent costs at most kReadStep of memory.
 Bytes TcpClient::read_sized(Deadline deadline) {
   const auto n_bytes = read<std::uint64_t>(deadline);
   if (n_bytes > limits_.value_bytes)

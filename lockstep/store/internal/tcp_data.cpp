@@ -26,6 +26,8 @@ Bytes* TcpData::find_or_make(std::string_view key, std::size_t extra) {
   return &values_.emplace(key, Bytes()).first->second;
 }
 
+// The new value is taken from the quota before the old one is returned: a full store may refuse to replace a value by a
+// smaller one, but is never over its limit.
 bool TcpData::set(std::string_view key, std::span<const std::uint8_t> value) {
   Bytes* place = find_or_make(key, value.size());
   if (place == nullptr) return false;
@@ -108,6 +110,7 @@ bool TcpData::advance(TcpWaiter& waiter) {
   return at == keys.end();
 }
 
+// A waiter is in one list only, that of the first key it misses: a write costs the waiters of that key, not those of all.
 void TcpData::enlist(TcpWaiter& waiter) {
   const std::string& key = waiter.keys_[waiter.at_];
   auto found = waiters_.find(key);
@@ -154,6 +157,7 @@ void TcpData::wake(std::string_view key, Choose choose) {
       enlist(*waiter);
       continue;
     }
+    // Before ready(), which may end the waiter's session.
     const bool last = waiter->wakes_ == TcpWaiter::Wakes::kOneBy && queues_.contains(key);
     waiter->ready();
     if (last) return;
@@ -165,6 +169,7 @@ void TcpData::written(std::string_view key) {
   wake(key, [](TcpWaiter::Wakes) { return true; });
 }
 
+// First those who only want to know that the key exists, all of them; then one that will take the entry.
 void TcpData::pushed(std::string_view key) {
   if (waiters_.empty()) return;
   wake(key, [](TcpWaiter::Wakes wakes) { return wakes == TcpWaiter::Wakes::kAll; });

@@ -3,13 +3,14 @@
 #include <algorithm>
 #include <fstream>
 #include <map>
-#include <mutex>
 #include <random>
 #include <thread>
 #include <vector>
 
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
+#include "lockstep/base/detail/timeout.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 
@@ -76,12 +77,13 @@ std::vector<net::Listener> listen(const std::string& host, const TcpStoreOptions
   }
 }
 
+// Checked before the socket listens wherever the address is known: there is no moment at which others could connect.
 void check_exposure(const net::Address& address, const TcpStoreOptions& options) {
   if (address.is_loopback() || options.secret || options.insecure) return;
   refuse(base::cat("a store that listens on ", address.text(),
                    " is open to the network and has no job secret: set LOCKSTEP_SECRET_FILE (",
                    JobSecret::make_file_hint("job.secret"),
-                   ") on every host, or say insecure (LOCKSTEP_INSECURE=1)"));
+                   ") on every host, or set insecure (LOCKSTEP_INSECURE=1)"));
 }
 
 void check_backlog(const TcpStoreOptions& options) {
@@ -113,22 +115,22 @@ std::unique_ptr<TcpServer> start(const std::string& host, const TcpStoreOptions&
 // Servers that masters of this process share, by port. Process-wide because that is what multi_tenant means: parts of
 // a program that know nothing of each other find the same server.
 struct Tenants {
-  std::mutex mutex;
-  std::map<std::uint16_t, std::weak_ptr<TcpServer>> servers;  // guarded by mutex
+  base::Mutex mutex;
+  std::map<std::uint16_t, std::weak_ptr<TcpServer>> servers LOCKSTEP_GUARDED_BY(mutex);
 };
 
 std::shared_ptr<TcpServer> share(const std::string& host, const TcpStoreOptions& options) {
   // Handles may go after static objects do, so their deleters keep this alive.
   static const auto tenants = std::make_shared<Tenants>();
   std::shared_ptr<TcpServer> server;  // outlives the lock, which its deleter takes
-  const std::lock_guard lock(tenants->mutex);
+  const base::MutexLock lock(tenants->mutex);
   if ((server = tenants->servers[options.port].lock())) {
     if (server->has_secret(options.secret)) return server;
     refuse(base::cat("the store this process shares on port ", options.port, " has another job secret"));
   }
   // The end of the last handle keeps newcomers out until the port is free again.
   server.reset(start(host, options).release(), [keep = tenants](TcpServer* last) {
-    const std::lock_guard guard(keep->mutex);
+    const base::MutexLock guard(keep->mutex);
     delete last;
   });
   tenants->servers[server->address().port()] = server;
@@ -143,6 +145,8 @@ void check_options(const TcpStoreOptions& options) {
   if (!options.is_master && options.port == 0)
     refuse("port 0 is for the master; a client must know the port");
   if (!options.is_master && options.master_listen_fd) refuse("master_listen_fd is for the master");
+  base::checked_timeout(options.timeout, "TcpStore", ErrorFamily::kStore);
+  base::checked_timeout(options.limits.validate_timeout, "TcpStore: validate_timeout", ErrorFamily::kStore);
 }
 
 std::shared_ptr<TcpServer> start_master(const std::string& host, const TcpStoreOptions& options) {

@@ -88,6 +88,9 @@ T TcpRequestParser::read() {
   return value;
 }
 
+// Incremental: what has been parsed of an incomplete request is kept as offsets (begun_, counted_, fields_), so that a
+// large request that comes in many reads is not parsed from its beginning each time. `bytes` must begin with the same
+// request on every call.
 TcpRequestParser::Result TcpRequestParser::parse(std::span<const std::uint8_t> bytes, std::uint64_t budget) {
   bytes_ = bytes;
   if (!begun_) {

@@ -5,10 +5,9 @@
 
 #include <algorithm>
 #include <array>
-#include <condition_variable>
 #include <list>
-#include <mutex>
 
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/base/detail/process.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/detail/thread.h"
@@ -16,7 +15,7 @@
 #include "lockstep/base/log.h"
 #include "lockstep/net/complaints.h"
 #include "lockstep/net/looks.h"
-#include "lockstep/store/internal/tcp_door.h"
+#include "lockstep/store/internal/store_acceptor.h"
 #include "lockstep/store/internal/tcp_session.h"
 #include "lockstep/store/internal/uv_view.h"
 
@@ -38,6 +37,11 @@ constexpr std::chrono::microseconds kServerLook{50};
 
 }  // namespace
 
+// One thread, one libuv loop; no lock is held while a session runs, since sessions belong to the loop thread. Other threads
+// only send stop_ and wait for joined_.
+//
+//   accepted: stranger --session validated--> client --EOF, error, refused--> closing --libuv's callback--> erased
+//              '--too slow, or displaced by others-------------------------------^
 class TcpServer::Loop {
  public:
   Loop(std::vector<net::Listener> listeners, const TcpStoreLimits& limits,
@@ -47,6 +51,7 @@ class TcpServer::Loop {
     set_up(std::move(listeners));
     thread_ = base::Thread("ls-store", [this] { run(); });
   }
+  // stop_ is the only handle that libuv allows other threads to touch. The loop ends when all handles are closed.
   ~Loop() {
     if (thread_.joinable()) {
       uv_async_send(&stop_);
@@ -59,8 +64,9 @@ class TcpServer::Loop {
   const std::optional<JobSecret>& secret() const { return shared_.secret; }
 
   std::int64_t wait_joined(std::int64_t n, Deadline deadline) {
-    std::unique_lock lock(mutex_);
-    grown_.wait_until(lock, deadline.time_point(), [&] { return joined_ >= n; });
+    const base::MutexLock lock(mutex_);
+    grown_.wait_until(mutex_, deadline.time_point(),
+                      [&]() LOCKSTEP_REQUIRES(mutex_) { return joined_ >= n; });
     return joined_;
   }
 
@@ -72,17 +78,17 @@ class TcpServer::Loop {
     uv_pipe_t pipe;
   };
   struct Connection {
-    Connection(Loop& loop_in, TcpDoor& door_in, const net::Binding& reached)
-        : loop(loop_in), door(door_in), session(std::in_place, loop_in.shared_, this, reached) {}
+    Connection(Loop& loop_in, StoreAcceptor& acceptor_in, const net::Binding& reached)
+        : loop(loop_in), acceptor(acceptor_in), session(std::in_place, loop_in.shared_, this, reached) {}
     Loop& loop;
-    TcpDoor& door;
+    StoreAcceptor& acceptor;
     Stream handle{};
     std::optional<TcpSession> session;  // empty once closing
     std::size_t unsent = 0;
     std::uint64_t opened_ms = 0;
     bool reading = false;
     std::list<Connection>::iterator place;
-    std::optional<TcpDoor::Strangers::iterator> stranger;  // until it has proven who it is
+    std::optional<StoreAcceptor::Strangers::iterator> stranger;  // until it has proven who it is
   };
   struct Write {
     uv_write_t request{};
@@ -100,10 +106,10 @@ class TcpServer::Loop {
     uv_idle_init(&loop_, &look_);
     stop_.data = timer_.data = look_.data = this;
     try {
-      for (auto& listener : listeners) add_door(std::move(listener), "");
-      // A name nobody can guess and take before; clients are told it over TCP.
+      for (auto& listener : listeners) add_acceptor(std::move(listener), "");
+      // A name that nobody can guess and bind first; clients learn it over TCP.
       const std::string name = "lockstep-store-" + base::random_hex(16);
-      add_door(net::Listener::listen(net::Address::local_name(name), net::Listener::kBacklog), name);
+      add_acceptor(net::Listener::listen(net::Address::local_name(name), net::Listener::kBacklog), name);
       shared_.local_name = name;
       shared_.host = base::host_identity();
     } catch (...) {
@@ -114,14 +120,14 @@ class TcpServer::Loop {
     }
   }
 
-  void add_door(net::Listener listener, std::string local_name) {
-    doors_.emplace_back(
+  void add_acceptor(net::Listener listener, std::string local_name) {
+    acceptors_.emplace_back(
         std::move(listener), std::move(local_name), strangers_allowed(shared_.limits.strangers),
-        [this](TcpDoor& door, base::Fd fd) { open(door, std::move(fd)); },
+        [this](StoreAcceptor& acceptor, base::Fd fd) { open(acceptor, std::move(fd)); },
         [this](void* who) {
-          refuse(*static_cast<Connection*>(who), "it took its time, and others wait to be let in");
+          refuse(*static_cast<Connection*>(who), "it did not authenticate while others wait to be accepted");
         });
-    doors_.back().open(loop_);
+    acceptors_.back().open(loop_);
   }
 
   void run() {
@@ -132,34 +138,36 @@ class TcpServer::Loop {
     uv_run(&loop_, UV_RUN_DEFAULT);
   }
 
+  // On the loop thread, through stop_. Closing is asynchronous: uv_run returns when the last callback has run.
   void close_all() {
     uv_close(as_handle(&stop_), nullptr);
     uv_close(as_handle(&timer_), nullptr);
     uv_close(as_handle(&look_), nullptr);
-    for (TcpDoor& door : doors_) door.close();
+    for (StoreAcceptor& acceptor : acceptors_) acceptor.close();
     for (Connection& connection : connections_) close(connection);
   }
 
+  // The loop's only hand-over to other threads: the master waits here for its workers.
   void set_joined(std::int64_t n) {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     joined_ = n;
     grown_.notify_all();
   }
 
   // ---- connections ----
 
-  static net::Binding reached(const TcpDoor& door, const base::Fd& fd, bool secret) {
-    if (!door.local_name().empty())
-      return {.purpose = net::Purpose::kStoreLocal, .server = door.local_name()};
+  static net::Binding reached(const StoreAcceptor& acceptor, const base::Fd& fd, bool secret) {
+    if (!acceptor.local_name().empty())
+      return {.purpose = net::Purpose::kStoreLocal, .server = acceptor.local_name()};
     if (!secret) return {};
     return {.purpose = net::Purpose::kStoreTcp, .address = net::Address::local_of(fd.get()).canonical()};
   }
 
   // Never raises: it is called from the loop.
-  void open(TcpDoor& door, base::Fd fd) noexcept {
+  void open(StoreAcceptor& acceptor, base::Fd fd) noexcept {
     try {
-      const net::Binding binding = reached(door, fd, shared_.secret.has_value());
-      connections_.emplace_back(*this, door, binding);
+      const net::Binding binding = reached(acceptor, fd, shared_.secret.has_value());
+      connections_.emplace_back(*this, acceptor, binding);
     } catch (const std::exception& error) {
       return base::log(LogLevel::kInfo,
                        base::cat("store ", address_.text(), ": a connection was lost: ", error.what()));
@@ -167,7 +175,7 @@ class TcpServer::Loop {
     Connection& connection = connections_.back();
     connection.place = std::prev(connections_.end());
     connection.opened_ms = uv_now(&loop_);
-    const bool is_tcp = door.local_name().empty();
+    const bool is_tcp = acceptor.local_name().empty();
     int opened = 0;
     if (is_tcp) {
       uv_tcp_init(&loop_, &connection.handle.tcp);
@@ -178,14 +186,14 @@ class TcpServer::Loop {
     }
     connection.handle.stream.data = &connection;
     if (opened != 0) return close(connection);
-    const std::uint64_t origin = net::origin_of(fd.get());
+    const std::uint64_t quota_key = net::quota_key_of(fd.get());
     fd.release();  // libuv closes it from here on
     if (connections_.size() > shared_.limits.connections) return refuse(connection, "too many connections");
     if (is_tcp) {
       uv_tcp_nodelay(&connection.handle.tcp, 1);
       uv_tcp_keepalive(&connection.handle.tcp, 1, 60);
     }
-    connection.stranger = door.arrive(&connection, origin);
+    connection.stranger = acceptor.arrive(&connection, quota_key);
     set_reading(connection, true);
     if (!uv_is_active(as_handle(&timer_))) {
       const auto patience = static_cast<std::uint64_t>(shared_.limits.validate_timeout.count());
@@ -195,10 +203,10 @@ class TcpServer::Loop {
   }
 
   static void no_stranger_any_more(Connection& connection) {
-    if (connection.stranger) connection.door.leave(*std::exchange(connection.stranger, std::nullopt));
+    if (connection.stranger) connection.acceptor.leave(*std::exchange(connection.stranger, std::nullopt));
   }
 
-  // Turns away those who connected and never said who they are.
+  // Drops connections that never authenticated.
   static void on_timer(uv_timer_t* timer) {
     auto& loop = *static_cast<Loop*>(timer->data);
     const auto patience = static_cast<std::uint64_t>(loop.shared_.limits.validate_timeout.count());
@@ -206,7 +214,7 @@ class TcpServer::Loop {
     for (Connection& connection : loop.connections_) {
       if (!connection.session || connection.session->validated()) continue;
       if (uv_now(&loop.loop_) - connection.opened_ms > patience) {
-        loop.refuse(connection, "it said nothing valid in time");
+        loop.refuse(connection, "it sent nothing valid in time");
       } else {
         pending = true;
       }
@@ -216,7 +224,7 @@ class TcpServer::Loop {
 
   void refuse(Connection& connection, std::string_view why) {
     const bool wrong_secret = connection.session && connection.session->wrong_secret();
-    // Wrong secrets are an operator's business; port scans and the like are not.
+    // A wrong secret concerns an operator; port scans and the like do not.
     const LogLevel level = wrong_secret ? LogLevel::kWarn : LogLevel::kInfo;
     if (base::log_enabled(level) && complaints_.allowed()) {
       base::log(level, base::cat("store ", address_.text(), ": closed the connection of ",
@@ -311,16 +319,18 @@ class TcpServer::Loop {
     loop.serve_woken();
   }
 
-  // Those whom somebody's write or end has woken; serving them may wake more.
+  // Sessions that another session's write or end has woken; serving them may wake more.
   void serve_woken() {
     while (!shared_.woken.empty()) {
+      // A session removes itself from `woken` when it ends, so every pointer here is valid, however many serving the others
+      // has closed.
       TcpSession* session = shared_.woken.back();
       shared_.woken.pop_back();
       advance(*static_cast<Connection*>(session->owner()), [](TcpSession& woken) { return woken.go_on(); });
     }
   }
 
-  // Lets the session work, sends what it says, and goes on while that makes room.
+  // Runs the session, sends its output, and continues while that makes room.
   template <class Step>
   void advance(Connection& connection, Step step) {
     TcpSession& session = *connection.session;
@@ -335,11 +345,12 @@ class TcpServer::Loop {
       if (connection.stranger && session.validated()) no_stranger_any_more(connection);
       set_reading(connection, !session.saturated());
     } catch (const std::exception& error) {
-      refuse(connection, error.what());  // out of memory: of this client's making
+      refuse(connection, error.what());  // out of memory, caused by this client
     }
   }
 
   // False when the connection is lost, and closed.
+  // Most replies fit the socket's buffer: try first, and let libuv wait for room only for the rest.
   bool send(Connection& connection) {
     Bytes& output = connection.session->output();
     if (output.empty()) return true;
@@ -361,6 +372,7 @@ class TcpServer::Loop {
     return queue(connection, sent);
   }
 
+  // The buffer moves into the request, which libuv refers to until on_written(); the session goes on with a new one.
   bool queue(Connection& connection, std::size_t from) {
     auto write = std::make_unique<Write>();
     write->connection = &connection;
@@ -385,17 +397,16 @@ class TcpServer::Loop {
   uv_idle_t look_{};
   // The loop thread's alone.
   TcpShared shared_;
-  std::list<TcpDoor> doors_;
+  std::list<StoreAcceptor> acceptors_;
   std::list<Connection> connections_;
   std::array<char, kReadBytes> buffer_;
   const bool may_look_ = base::available_cores() > 1;
   net::Looks looks_;
   net::Complaints complaints_;
   net::Looks::Clock::time_point look_until_{};
-  // Guarded by mutex_.
-  std::mutex mutex_;
-  std::condition_variable grown_;
-  std::int64_t joined_ = 0;
+  base::Mutex mutex_;
+  base::ConditionVariable grown_;
+  std::int64_t joined_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
 
   base::Thread thread_;
 };

@@ -40,6 +40,8 @@ TcpSession::TcpSession(TcpShared& shared, void* owner, const net::Binding& reach
   if (shared.secret) handshake_.emplace(*shared.secret, reached);
 }
 
+// Order matters: no longer a waiter, then out of `woken`; what it held on the quotas is returned; and a queue's entry that
+// it was woken for and never took goes to the next waiter.
 TcpSession::~TcpSession() {
   shared_.data.cancel(*this);
   std::erase(shared_.woken, this);
@@ -55,6 +57,8 @@ bool TcpSession::fail(std::string why) {
 
 // ---- bytes in ----
 
+// Bytes of one read may hold the end of the handshake and the first requests: each stage takes what it needs from the
+// front.
 bool TcpSession::feed(std::span<const std::uint8_t> bytes) {
   if (!why_.empty()) return false;
   while (stage_ < Stage::kValidate && !bytes.empty()) {
@@ -64,7 +68,7 @@ bool TcpSession::feed(std::span<const std::uint8_t> bytes) {
   while (!bytes.empty()) {
     const auto plain = opener_->next(bytes);
     if (opener_->failed())
-      return fail("it did not seal what came: somebody on the way changes or adds bytes");
+      return fail("data arrived that it did not send: it was changed or added in transit");
     if (plain && !feed_plain(*plain)) return false;
   }
   return true;
@@ -75,7 +79,7 @@ bool TcpSession::feed_plain(std::span<const std::uint8_t> bytes) {
   std::size_t consumed = 0;
   bool good = true;
   if (input_.empty()) {
-    // The usual case: whole requests, executed where the bytes lie.
+    // The usual case: whole requests, executed in the read buffer.
     good = run(bytes, consumed) && keep(bytes.subspan(consumed));
   } else {
     good = keep(bytes) && (input_.size() < parser_.wanted() || go_on());
@@ -165,18 +169,18 @@ bool TcpSession::run(std::span<const std::uint8_t> bytes, std::size_t& consumed)
 bool TcpSession::shake_hands(std::span<const std::uint8_t>& bytes) {
   const bool hello = stage_ == Stage::kHello;
   if (hello && greeting_.empty() && bytes[0] != net::kHandshakeMagic[0])
-    return fail("it has no job secret and this store asks for one");
+    return fail("it has no job secret and this store requires one");
   const std::size_t whole = hello ? sizeof(net::Hello) : sizeof(net::Proof);
   const auto part = bytes.first(std::min(bytes.size(), whole - greeting_.size()));
   greeting_.insert(greeting_.end(), part.begin(), part.end());
   bytes = bytes.subspan(part.size());
   if (greeting_.size() < whole) return true;
-  const bool good = hello ? hear_hello() : hear_proof();
+  const bool good = hello ? take_hello() : take_proof();
   greeting_.clear();
   return good;
 }
 
-bool TcpSession::hear_hello() {
+bool TcpSession::take_hello() {
   const auto challenge = handshake_->challenge(array_of<net::Hello>(greeting_));
   if (!challenge) return fail(handshake_->why());
   output_.insert(output_.end(), challenge->begin(), challenge->end());
@@ -184,14 +188,14 @@ bool TcpSession::hear_hello() {
   return true;
 }
 
-bool TcpSession::hear_proof() {
+bool TcpSession::take_proof() {
   wrong_secret_ = !handshake_->accept(array_of<net::Proof>(greeting_));
   if (wrong_secret_) return fail("it has another job secret");
   if (sealed_) {
     const net::SessionKeys keys = handshake_->keys();
     opener_.emplace(keys.client);
     sealer_.emplace(keys.server);
-    std::swap(wire_, output_);  // what was said in the clear goes out as it is
+    std::swap(wire_, output_);  // what was written in the clear is sent as it is
   }
   handshake_.reset();
   stage_ = Stage::kValidate;
@@ -219,7 +223,8 @@ void TcpSession::refuse(std::string_view why) {
 bool TcpSession::reply_fits(std::uint64_t n_bytes) {
   if (n_bytes <= kInputKept) return true;
   if (n_bytes > shared_.limits.reply_bytes) return fail("the reply is longer than the limit");
-  if (n_bytes > shared_.unsent.left()) return fail("too many replies wait for clients that do not read");
+  if (n_bytes > shared_.unsent.left())
+    return fail("too many replies are pending for clients that do not read");
   return true;
 }
 
@@ -227,7 +232,7 @@ bool TcpSession::stored(bool fits) {
   return fits || fail("the store's quota is used up");
 }
 
-// A client of torch's that was woken for a queue's entry does not take it after all.
+// A torch client that was woken for a queue's entry does not take it after all.
 void TcpSession::pass_on_entries() {
   if (woken_for_.empty()) return;
   for (const std::string& key : std::exchange(woken_for_, {})) shared_.data.pass_on(key);
@@ -315,10 +320,13 @@ bool TcpSession::execute_wait() {
   keys.reserve(parser_.n_fields());
   for (std::size_t i = 0; i < parser_.n_fields(); ++i) keys.emplace_back(parser_.text(i));
   const bool takes = waiting_for_ == Query::kWait || waiting_for_ == Query::kQueuePopWait;
+  // ready() runs inside this call when all keys exist already.
   shared_.data.wait(*this, std::move(keys), takes ? Wakes::kOneBy : Wakes::kAll);
   return why_.empty();
 }
 
+// Called by TcpData, inside this session's own request or inside another session's write. In the second case the owner must
+// be told to send and to go on, but not here, in the middle of the other's request: `woken` is worked off afterwards.
 void TcpSession::ready() {
   switch (waiting_for_) {
     case Query::kWait:
@@ -362,7 +370,7 @@ void TcpSession::reply_values() {
 
 bool TcpSession::execute_get() {
   const auto value = shared_.data.find(parser_.text(0));
-  // The protocol has no words for "absent": torch's server, too, ends the connection.
+  // The protocol cannot express "absent": torch's server, too, ends the connection.
   if (!value) return fail("get of a key that does not exist");
   if (!reply_fits(value->size())) return false;
   put_sized(*value);
@@ -388,6 +396,8 @@ bool TcpSession::execute_multi_set() {
   return true;
 }
 
+// torch's rule: an absent key equals an empty expectation; when nothing is written the reply is the current value, or the
+// expectation itself when there is none.
 bool TcpSession::execute_compare_set() {
   const auto current = shared_.data.find(parser_.text(0));
   const auto expected = parser_.bytes(1);
@@ -410,7 +420,7 @@ bool TcpSession::execute_add(Checked checked) {
     try {
       after = add_to_counter(shown(key), *current, after);
     } catch (const Error& error) {
-      // torch's request has no words for this either; ours has.
+      // torch's request cannot express this either; ours can.
       if (checked == Checked::kNo) return fail(error.what());
       refuse(error.what());
       return true;

@@ -47,6 +47,9 @@ struct TcpShared {
   std::function<void(std::int64_t)> joined = [](std::int64_t) {};
 };
 
+//   with a secret:  kHello --challenge sent--> kProof --proof right--+
+//   without:                                                         +--> kValidate --torch's magic number--> kReady: requests
+//   any stage:     something wrong --> why() is set, for ever; the owner closes the connection
 class TcpSession final : private TcpWaiter {
  public:
   // `owner` is handed back by owner(). With a secret, `reached` says at which address or local name the client found
@@ -82,8 +85,8 @@ class TcpSession final : private TcpWaiter {
 
   bool run(std::span<const std::uint8_t> bytes, std::size_t& consumed);
   bool shake_hands(std::span<const std::uint8_t>& bytes);
-  bool hear_hello();
-  bool hear_proof();
+  bool take_hello();
+  bool take_proof();
   bool feed_plain(std::span<const std::uint8_t> bytes);
   bool keep(std::span<const std::uint8_t> rest);
   void account(std::size_t n_bytes);

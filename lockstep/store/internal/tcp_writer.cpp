@@ -20,12 +20,12 @@ TcpWriter::~TcpWriter() {
   if (!made_here_) {
     static_cast<void>(thread_.release());  // it is the parent's, and cannot be joined here
     // Nor would it ever leave the wait that the end of a condition variable waits for.
-    new (&something_) std::condition_variable;
-    new (&sent_) std::condition_variable;
+    new (&something_) base::ConditionVariable;
+    new (&sent_) base::ConditionVariable;
     return;
   }
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     stop_ = true;
   }
   something_.notify_one();
@@ -42,25 +42,28 @@ void TcpWriter::check() {
 }
 
 // Until the channel's sending half is the caller's, for as long as it holds the lock.
-void TcpWriter::await_thread(Lock& lock, Deadline deadline) {
-  if (!sent_.wait_until(lock, deadline.time_point(), [this] { return !sending_; })) {
+void TcpWriter::await_thread(Deadline deadline) {
+  if (!sent_.wait_until(mutex_, deadline.time_point(),
+                        [this]() LOCKSTEP_REQUIRES(mutex_) { return !sending_; })) {
     base::raise(ErrorKind::kTimeout, "the store did not take what was written before the deadline",
                 ErrorFamily::kNetwork);
   }
   if (failure_) base::raise(*failure_);
 }
 
+// Everything gathered before goes out first, in the same write: the server sees requests in the order of the calls.
 void TcpWriter::send(std::span<const std::uint8_t> request, Deadline deadline) {
   check();
-  Lock lock(mutex_);
+  const base::MutexLock lock(mutex_);
   in_a_row_ = 0;
-  if (thread_) await_thread(lock, deadline);
+  if (thread_) await_thread(deadline);
   if (gathered_.empty()) return channel_.write_all(request, deadline);
   gathered_.insert(gathered_.end(), request.begin(), request.end());
   channel_.write_all(gathered_, deadline);
   gathered_.clear();
 }
 
+// A single set is written at once; only a run of them is gathered, where the thread's wake-up is shared by many.
 void TcpWriter::post(std::span<const std::uint8_t> request, Deadline deadline) {
   check();
   const bool large = request.size() > kMostGathered;
@@ -75,10 +78,10 @@ void TcpWriter::post(std::span<const std::uint8_t> request, Deadline deadline) {
 
 void TcpWriter::gather(std::span<const std::uint8_t> request, Deadline deadline) {
   if (!thread_) thread_ = std::make_unique<base::Thread>("ls-store-write", [this] { write_gathered(); });
-  Lock lock(mutex_);
+  base::MutexLock lock(mutex_);
   if (failure_) base::raise(*failure_);
   if (gathered_.size() + request.size() > kMostGathered) {
-    await_thread(lock, deadline);
+    await_thread(deadline);
     // The thread has not come to it yet.
     if (gathered_.size() + request.size() > kMostGathered) {
       channel_.write_all(gathered_, deadline);
@@ -92,10 +95,12 @@ void TcpWriter::gather(std::span<const std::uint8_t> request, Deadline deadline)
   if (first) something_.notify_one();
 }
 
+// Writes without the lock, so that post() can gather the next batch meanwhile. `sending_` keeps everybody else off the
+// channel. A failure is kept for the next call, since nobody waits here.
 void TcpWriter::write_gathered() {
-  Lock lock(mutex_);
+  base::MutexLock lock(mutex_);
   for (;;) {
-    something_.wait(lock, [this] { return stop_ || !gathered_.empty(); });
+    something_.wait(mutex_, [this]() LOCKSTEP_REQUIRES(mutex_) { return stop_ || !gathered_.empty(); });
     if (stop_) return;
     std::swap(batch_, gathered_);
     sending_ = true;

@@ -12,15 +12,14 @@
 // forked child: the stream is the parent's (and so are the numbers of its records); there the calls raise kUsage.
 #pragma once
 
-#include <condition_variable>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <span>
 
 #include "lockstep/base/bytes.h"
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/detail/forks.h"
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/base/detail/thread.h"
 #include "lockstep/base/error.h"
 #include "lockstep/net/channel.h"
@@ -45,23 +44,22 @@ class TcpWriter {
   net::Channel& channel() { return channel_; }
 
  private:
-  using Lock = std::unique_lock<std::mutex>;
   void check();
-  void await_thread(Lock& lock, Deadline deadline);
+  void await_thread(Deadline deadline) LOCKSTEP_REQUIRES(mutex_);
   void gather(std::span<const std::uint8_t> request, Deadline deadline);
   void write_gathered();
 
   net::Channel channel_;
   const base::MadeHere made_here_;
-  std::mutex mutex_;
-  // Guarded by mutex_; the channel's sending half belongs to the thread while sending_.
-  std::condition_variable something_;  // for the thread
-  std::condition_variable sent_;       // for post and send
-  Bytes gathered_;
-  bool sending_ = false;
-  bool stop_ = false;
-  Deadline deadline_ = Deadline::never();  // of what is gathered
-  std::optional<Failure> failure_;
+  base::Mutex mutex_;
+  base::ConditionVariable something_;  // for the thread
+  base::ConditionVariable sent_;       // for post and send
+  Bytes gathered_ LOCKSTEP_GUARDED_BY(mutex_);
+  // The channel's sending half belongs to the thread.
+  bool sending_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  bool stop_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  Deadline deadline_ LOCKSTEP_GUARDED_BY(mutex_) = Deadline::never();  // of what is gathered
+  std::optional<Failure> failure_ LOCKSTEP_GUARDED_BY(mutex_);
 
   int in_a_row_ = 0;                      // the caller's
   Bytes batch_;                           // the thread's

@@ -29,6 +29,7 @@ Bytes encode_frame_head(const Message& message) {
   return out.take();
 }
 
+// The stream has no marks at which a reader could find the next frame again, so an error is final: the connection ends.
 bool FrameDecoder::fail(std::string why) {
   state_ = State::kBroken;
   error_ = std::move(why);
@@ -40,11 +41,12 @@ bool FrameDecoder::fail(std::string why) {
 bool FrameDecoder::read_head() {
   std::memcpy(&head_, held_.data(), sizeof head_);
   held_.clear();
-  if (head_.magic != kFrameMagic) return fail("bytes that are no message of lockstep");
+  if (head_.magic != kFrameMagic) return fail("bytes that are not a lockstep message");
   if (head_.body_bytes > max_message_bytes_) {
     return fail(
         base::cat("a message of ", head_.body_bytes, " bytes, beyond the limit of ", max_message_bytes_));
   }
+  // Bounds the table of sizes, which is held before any of them is known: 8 MiB.
   if (head_.n_blobs >= kMaxParts) return fail(base::cat("a message of ", head_.n_blobs, " pieces"));
   state_ = State::kSizes;
   return head_.n_blobs > 0 || read_sizes();
@@ -55,6 +57,7 @@ bool FrameDecoder::read_sizes() {
   sizes[0] = head_.body_bytes;
   if (head_.n_blobs > 0) std::memcpy(sizes.data() + 1, held_.data(), held_.size());
   held_.clear();
+  // Subtracts from the limit instead of adding up: sizes of a hostile sender would overflow a sum.
   std::uint64_t left = max_message_bytes_;
   for (const std::uint64_t size : sizes) {
     if (size > left) return fail(base::cat("a message beyond the limit of ", max_message_bytes_, " bytes"));
@@ -72,6 +75,8 @@ bool FrameDecoder::read_sizes() {
   return true;
 }
 
+// Rounded to cache lines, so that every blob is aligned for a tensor. A small message is one allocation, and a blob that is
+// kept keeps all of it; a large blob must not keep the others alive.
 void FrameDecoder::make_room(std::span<const std::uint64_t> sizes) {
   std::uint64_t sum = 0;
   for (const std::uint64_t size : sizes) sum += round_to_lines(size);
@@ -132,6 +137,7 @@ bool FrameDecoder::feed(std::span<const std::uint8_t> bytes) {
   return state_ != State::kBroken;
 }
 
+// Saves the copy out of the read buffer. Not for a short rest: one read then takes it together with the frames that follow.
 std::span<std::uint8_t> FrameDecoder::direct() {
   if (state_ != State::kParts) return {};
   const auto& part = parts_[part_];

@@ -29,6 +29,11 @@ static_assert(sizeof(FrameHead) == 32);
 // Head and table of a message's frame; the body and the blobs follow it on the wire.
 Bytes encode_frame_head(const Message& message);
 
+//   kHead --32 bytes, limits hold--> kSizes --one u64 per blob, sum within the limit--> kParts --last byte--> kHead, a message
+//     |                                |                                                                      is complete
+//     '------------- bad magic, too large, no memory -------------> kBroken, for ever
+//
+// A frame without blobs passes kSizes at once. Memory is allocated on the way to kParts, when all sizes have been checked.
 class FrameDecoder {
  public:
   explicit FrameDecoder(std::uint64_t max_message_bytes) : max_message_bytes_(max_message_bytes) {}

@@ -76,7 +76,7 @@ GreetingClient::Step GreetingClient::next(std::span<const std::uint8_t> message)
   base::ByteReader in(*step.welcome);
   const auto slot = in.get<std::uint32_t>();
   const auto inbox = in.get<std::uint64_t>();
-  if (!slot || !inbox || in.left() != 0) return {.refusal = "it answered with something unknown"};
+  if (!slot || !inbox || in.left() != 0) return {.refusal = "it sent an unknown answer"};
   return {.welcome = Welcome{.slot = *slot, .inbox_bytes = *inbox}};
 }
 

@@ -39,10 +39,16 @@ IdleWait::IdleWait(Inbox inbox, int sockets, std::function<bool()> anything)
       bell_(make_bell()),
       epoll_(make_epoll(bell_.get(), sockets)) {}
 
+//   asleep, nobody polls    announced: senders ring the bell
+//   asleep, somebody polls  not announced: the poller finds what arrives, and senders save the system call
+//   the last poller stops   end_polling() announces in the sleeper's place, and rings if something is there already
+//
+// Threads that poll and one that sleeps thus never both rely on the other. mutex_ makes the change from one row to the next
+// atomic.
 bool IdleWait::sleep(Deadline until) {
   bool look = false;
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     sleeping_ = true;
     look = pollers_ == 0;
     if (look) local::announce(inbox_.bell(bell()));
@@ -53,7 +59,7 @@ bool IdleWait::sleep(Deadline until) {
   const int timeout = look && something() ? 0 : until.poll_timeout_ms();
   const int n = ::epoll_wait(epoll_.get(), events, 2, timeout);
   {
-    const std::lock_guard lock(mutex_);
+    const base::MutexLock lock(mutex_);
     sleeping_ = false;
     local::retract(inbox_.bell(bell()));
   }
@@ -70,14 +76,14 @@ bool IdleWait::sleep(Deadline until) {
 }
 
 void IdleWait::begin_polling() noexcept {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   if (pollers_++ != 0) return;
   if (sleeping_) local::retract(inbox_.bell(bell()));
   if (sockets_polled_) watch_sockets(false);
 }
 
 void IdleWait::end_polling() noexcept {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   if (--pollers_ != 0) return;
   watch_sockets(true);
   if (!sleeping_) return;
@@ -86,11 +92,13 @@ void IdleWait::end_polling() noexcept {
 }
 
 void IdleWait::sockets_are_polled(bool polled) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   sockets_polled_ = polled;
   watch_sockets(pollers_ == 0 || !polled);
 }
 
+// Pre: mutex_ is held, or nothing runs yet. While pollers read the sockets themselves, their readiness must not wake the
+// sleeper.
 void IdleWait::watch_sockets(bool watch) noexcept {
   if (sockets_watched_ == watch) return;
   epoll_event event{.events = watch ? static_cast<std::uint32_t>(EPOLLIN) : 0u, .data = {.u64 = kSockets}};

@@ -11,10 +11,10 @@
 #pragma once
 
 #include <functional>
-#include <mutex>
 
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/detail/fd.h"
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/transport/internal/inbox.h"
 
 namespace lockstep::transport::internal {
@@ -38,7 +38,7 @@ class IdleWait {
   void wake_if_asleep() const { local::wake(inbox_.bell(bell_.get())); }
 
  private:
-  void watch_sockets(bool watch) noexcept;
+  void watch_sockets(bool watch) noexcept LOCKSTEP_REQUIRES(mutex_);
   bool something() const { return inbox_.any_pending() || anything_(); }
 
   const Inbox inbox_;
@@ -46,12 +46,11 @@ class IdleWait {
   const std::function<bool()> anything_;
   const base::Fd bell_;
   const base::Fd epoll_;
-  std::mutex mutex_;
-  // Guarded by mutex_.
-  int pollers_ = 0;
-  bool sleeping_ = false;
-  bool sockets_polled_ = false;
-  bool sockets_watched_ = true;
+  base::Mutex mutex_;
+  int pollers_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  bool sleeping_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  bool sockets_polled_ LOCKSTEP_GUARDED_BY(mutex_) = false;
+  bool sockets_watched_ LOCKSTEP_GUARDED_BY(mutex_) = true;
 };
 
 }  // namespace lockstep::transport::internal

@@ -26,7 +26,7 @@ class LinkAcceptor final : public Acceptor,
  public:
   LinkAcceptor(TransportState& state, Listener listener) : state_(state), listener_(std::move(listener)) {}
   void start() { key_ = state_.reactor.add(listener_.fd(), EPOLLIN, this->shared_from_this()); }
-  void on_ready(std::uint32_t) noexcept override {
+  void on_ready(std::uint32_t) noexcept override LOCKSTEP_REQUIRES(state_.sockets_mutex) {
     try {
       // Others have their turn in between: callers of another user are refused as quickly as they come.
       for (int i = 0; i < kAcceptsPerTurn; ++i) {
@@ -51,7 +51,7 @@ class LinkAcceptor final : public Acceptor,
   static constexpr int kAcceptsPerTurn = 64;
 
   // The listener stays ready, so it must not be watched: a sleeper would wake at once, again and again.
-  void pause() noexcept {
+  void pause() noexcept LOCKSTEP_REQUIRES(state_.sockets_mutex) {
     state_.reactor.change(key_, listener_.fd(), 0);
     try {
       state_.pause(this->weak_from_this());
@@ -81,7 +81,7 @@ class GreetedIncoming : public Incoming {
  protected:
   std::optional<net::SessionKeys> keys() const { return greeting_.keys(); }
   // The next step of the greeting; a refusal is logged.
-  GreetingServer::Step greet(std::span<const std::uint8_t> message) {
+  GreetingServer::Step greet(std::span<const std::uint8_t> message) LOCKSTEP_REQUIRES(state_.sockets_mutex) {
     auto step = greeting_.next(message);
     if (!step.refusal.empty() && state_.complaints.allowed()) {
       base::log(LogLevel::kWarn, base::cat("transport ", state_.options.name, ": refused a connection: ",
@@ -90,7 +90,7 @@ class GreetedIncoming : public Incoming {
     return step;
   }
   // Its introduction is complete; it is accepted now, or once its worker is known.
-  void wait_as(Intro intro) {
+  void wait_as(Intro intro) LOCKSTEP_REQUIRES(state_.sockets_mutex) {
     waiting_ = std::move(intro);
     state_.accept_pending();
   }

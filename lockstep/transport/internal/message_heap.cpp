@@ -48,10 +48,13 @@ bool MessageHeap::returned(std::uint64_t block) const {
   return head(block)->held.load(std::memory_order_acquire) == 0;
 }
 
+// From cheap to expensive: a warm block; one of the same size that was returned since (find_returned); a sweep over all held
+// blocks, at most once per half as many new ones, so that its cost per allocation is constant; new pages; and, before giving up,
+// everything that can be freed.
 std::optional<std::uint64_t> MessageHeap::allocate(std::uint64_t n_bytes, std::shared_ptr<Holder> holder) {
   const std::uint64_t capacity = capacity_for(n_bytes);
   if (capacity == 0 || capacity > mapping_->size()) return std::nullopt;
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   auto block = find_warm(capacity);
   if (!block) block = find_returned(capacity);
   if (!block && ++new_since_sweep_ > held_.size() / 2) {
@@ -85,6 +88,7 @@ std::optional<std::uint64_t> MessageHeap::find_warm(std::uint64_t capacity) {
   return block;
 }
 
+// Blocks are looked at in turn, not from the beginning: one that a receiver keeps for long does not hide the others.
 std::optional<std::uint64_t> MessageHeap::find_returned(std::uint64_t capacity) {
   const auto found = turn_.find(capacity);
   if (found == turn_.end()) return std::nullopt;
@@ -132,7 +136,7 @@ void MessageHeap::sweep() {
   new_since_sweep_ = 0;
   std::map<const Holder*, bool> dead;
   for (auto& [capacity, blocks] : turn_) {
-    std::erase_if(blocks, [&, size = capacity](std::uint64_t block) {
+    std::erase_if(blocks, [&, size = capacity](std::uint64_t block) LOCKSTEP_REQUIRES(mutex_) {
       const auto held = held_.find(block);
       const Holder* holder = held->second.holder.get();
       if (!returned(block)) {
@@ -148,7 +152,8 @@ void MessageHeap::sweep() {
     });
   }
   std::erase_if(turn_, [](const auto& entry) { return entry.second.empty(); });
-  std::erase_if(next_turn_, [&](const auto& entry) { return !turn_.contains(entry.first); });
+  std::erase_if(next_turn_,
+                [&](const auto& entry) LOCKSTEP_REQUIRES(mutex_) { return !turn_.contains(entry.first); });
   cool(warm_bound_);
 }
 
@@ -164,8 +169,10 @@ void MessageHeap::cool(std::uint64_t bound) {
   }
 }
 
+// Only marks the block as returned; the next allocation or sweep finds it like any other. relaxed: it is read under
+// the same mutex.
 void MessageHeap::take_back(std::uint64_t payload) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   if (payload >= kHead && held_.contains(payload - kHead)) {
     head(payload - kHead)->held.store(0, std::memory_order_relaxed);
   }
@@ -176,7 +183,7 @@ void MessageHeap::filled(std::uint64_t payload) {
 }
 
 std::uint64_t MessageHeap::held_bytes() {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   sweep();
   std::uint64_t sum = 0;
   for (const auto& [block, held] : held_) sum += held.capacity;
@@ -184,7 +191,7 @@ std::uint64_t MessageHeap::held_bytes() {
 }
 
 std::uint64_t MessageHeap::warm_bytes() {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   return warm_sum_;
 }
 

@@ -15,11 +15,11 @@
 #include <cstdint>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <unordered_map>
 #include <vector>
 
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/local/page_heap.h"
 #include "lockstep/local/peer_process.h"
 #include "lockstep/local/segment_table.h"
@@ -73,24 +73,25 @@ class MessageHeap {
 
   BlockHead* head(std::uint64_t block) const;
   bool returned(std::uint64_t block) const;
-  std::optional<std::uint64_t> find_warm(std::uint64_t capacity);
-  std::optional<std::uint64_t> find_returned(std::uint64_t capacity);
-  std::optional<std::uint64_t> carve(std::uint64_t capacity);
+  std::optional<std::uint64_t> find_warm(std::uint64_t capacity) LOCKSTEP_REQUIRES(mutex_);
+  std::optional<std::uint64_t> find_returned(std::uint64_t capacity) LOCKSTEP_REQUIRES(mutex_);
+  std::optional<std::uint64_t> carve(std::uint64_t capacity) LOCKSTEP_REQUIRES(mutex_);
   std::optional<std::uint64_t> take_extent(std::uint64_t capacity);
-  void sweep();
-  void cool(std::uint64_t bound);
+  void sweep() LOCKSTEP_REQUIRES(mutex_);
+  void cool(std::uint64_t bound) LOCKSTEP_REQUIRES(mutex_);
 
   const Mapping mapping_;
   local::PageHeap pages_;
   const std::uint64_t warm_bound_;
-  std::mutex mutex_;
-  // Guarded by mutex_. Offsets are of blocks, heads included; capacities count the head.
-  std::map<std::uint64_t, Offsets> warm_;  // capacity -> blocks
-  std::uint64_t warm_sum_ = 0;
-  std::unordered_map<std::uint64_t, Held> held_;
-  std::map<std::uint64_t, std::vector<std::uint64_t>> turn_;  // capacity -> held blocks, looked at in turn
-  std::map<std::uint64_t, std::size_t> next_turn_;
-  std::size_t new_since_sweep_ = 0;
+  base::Mutex mutex_;
+  // Offsets are of blocks, heads included; capacities count the head.
+  std::map<std::uint64_t, Offsets> warm_ LOCKSTEP_GUARDED_BY(mutex_);  // capacity -> blocks
+  std::uint64_t warm_sum_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
+  std::unordered_map<std::uint64_t, Held> held_ LOCKSTEP_GUARDED_BY(mutex_);
+  // Capacity -> held blocks, looked at in turn.
+  std::map<std::uint64_t, std::vector<std::uint64_t>> turn_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::map<std::uint64_t, std::size_t> next_turn_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::size_t new_since_sweep_ LOCKSTEP_GUARDED_BY(mutex_) = 0;
 };
 
 }  // namespace lockstep::transport::internal

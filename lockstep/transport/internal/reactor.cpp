@@ -15,7 +15,7 @@ Reactor::Reactor() : epoll_(::epoll_create1(EPOLL_CLOEXEC)) {
 }
 
 std::uint64_t Reactor::add(int fd, std::uint32_t events, std::shared_ptr<Handler> handler) {
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const std::uint64_t key = next_key_++;
   epoll_event event{.events = events, .data = {.u64 = key}};
   if (::epoll_ctl(epoll_.get(), EPOLL_CTL_ADD, fd, &event) != 0) {
@@ -32,7 +32,7 @@ void Reactor::change(std::uint64_t key, int fd, std::uint32_t events) {
 
 void Reactor::remove(std::uint64_t key, int fd) noexcept {
   std::shared_ptr<Handler> last;  // ends without the lock
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   const auto found = handlers_.find(key);
   if (found == handlers_.end()) return;
   last = std::move(found->second);
@@ -40,13 +40,15 @@ void Reactor::remove(std::uint64_t key, int fd) noexcept {
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
 }
 
+// An event carries a key, not a pointer: an earlier handler of the same batch may have removed this one, and then the key
+// is not found. The shared_ptr keeps a handler alive that removes itself. Called by one thread at a time (sockets_mutex).
 bool Reactor::poll_sockets() noexcept {
   std::array<epoll_event, 64> events;
   const int n = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);
   for (int i = 0; i < n; ++i) {
     std::shared_ptr<Handler> handler;
     {
-      const std::lock_guard lock(mutex_);
+      const base::MutexLock lock(mutex_);
       const auto found = handlers_.find(events[static_cast<std::size_t>(i)].data.u64);
       if (found != handlers_.end()) handler = found->second;
     }
@@ -55,9 +57,10 @@ bool Reactor::poll_sockets() noexcept {
   return n > 0;
 }
 
+// `all` is declared before the lock, so the handlers are destroyed without it: they may call remove().
 void Reactor::clear() noexcept {
   std::unordered_map<std::uint64_t, std::shared_ptr<Handler>> all;
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   all.swap(handlers_);
 }
 

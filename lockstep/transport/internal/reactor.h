@@ -5,10 +5,10 @@
 
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <unordered_map>
 
 #include "lockstep/base/detail/fd.h"
+#include "lockstep/base/detail/mutex.h"
 
 namespace lockstep::transport::internal {
 
@@ -35,10 +35,9 @@ class Reactor {
 
  private:
   const base::Fd epoll_;
-  std::mutex mutex_;
-  // Guarded by mutex_.
-  std::unordered_map<std::uint64_t, std::shared_ptr<Handler>> handlers_;
-  std::uint64_t next_key_ = 1;
+  base::Mutex mutex_;
+  std::unordered_map<std::uint64_t, std::shared_ptr<Handler>> handlers_ LOCKSTEP_GUARDED_BY(mutex_);
+  std::uint64_t next_key_ LOCKSTEP_GUARDED_BY(mutex_) = 1;
 };
 
 }  // namespace lockstep::transport::internal

@@ -41,6 +41,8 @@ const object::Blob& part_of(const Message& message, std::size_t i) {
   return i == 0 ? message.body : message.blobs[i - 1];
 }
 
+// That the range is inside the segment is all that can be checked here: which blocks exist is known to the sender alone. A
+// wrong offset shows the receiver other bytes of that sender, never memory of anybody else.
 bool is_payload(std::uint64_t offset, std::uint64_t n_bytes, const net::Segment& heap) {
   return offset % kLine == 0 && offset >= sizeof(BlockHead) && offset <= heap.size() &&
          n_bytes <= heap.size() - offset;
@@ -92,6 +94,7 @@ Decoded decode(const Buffer& record, std::uint64_t n_bytes, const Sender& sender
         return refuse(
             base::cat("a part of ", part.n_bytes, " bytes at ", offset, ", outside its shared memory"));
       }
+      // From here on an error returns the block too: the blobs decoded so far are released with the message.
       const auto loan = std::make_shared<const Loan>(sender.heap, offset);
       blob.bytes = {loan->data(), part.n_bytes};
       blob.owner = loan;
@@ -114,6 +117,7 @@ Decoded decode(const Buffer& record, std::uint64_t n_bytes, const Sender& sender
 
 }  // namespace
 
+// Blocks are allocated one by one; when one cannot be, the earlier ones are returned, and the caller reports kResource.
 bool encode_record(const Message& message, MessageHeap& heap, const std::shared_ptr<Holder>& holder,
                    Bytes& record) {
   const std::size_t n_parts = 1 + message.blobs.size();
@@ -154,6 +158,7 @@ bool encode_record(const Message& message, MessageHeap& heap, const std::shared_
   return false;
 }
 
+// Recursion ends after one step: a record in the heap refers to parts, not to a further record, and that is checked.
 void take_back_record(MessageHeap& heap, std::span<const std::uint8_t> record) {
   if (record.size() < kMinRecord) return;
   const auto head = value_at<RecordHead>(record.data());
@@ -185,6 +190,7 @@ Decoded decode_record(const Buffer& record, std::uint64_t n_bytes, const Sender&
         base::cat("a record of ", part.n_bytes, " bytes at ", offset, ", outside its shared memory"));
   }
   const Loan loan(sender.heap, offset);
+  // A copy, since the sender could change the table between the check and the use.
   const Buffer copy(part.n_bytes);
   std::memcpy(copy.data(), loan.data(), part.n_bytes);
   return decode(copy, part.n_bytes, sender);

@@ -11,7 +11,7 @@ namespace lockstep::transport::internal {
 namespace {
 
 // A record larger than a ring may carry, or positions that cannot be.
-constexpr const char* kBadRing = "a record whose length cannot be";
+constexpr const char* kBadRing = "a record with an impossible length";
 constexpr const char* kNoMemory = "a message for which there is no memory";
 
 void tell_room(int socket) {
@@ -26,10 +26,11 @@ SenderSlots::SenderSlots(Inbox inbox) : inbox_(std::move(inbox)), free_(kSlots) 
   std::iota(free_.rbegin(), free_.rend(), 0u);
 }
 
+// The pages are prepared outside any lock: system calls. A slot that is neither free nor open belongs to this call.
 std::optional<std::uint32_t> SenderSlots::claim(WorkerId from, Sender sender, int socket) {
   std::uint32_t index = 0;
   {
-    const std::lock_guard lock(free_mutex_);
+    const base::MutexLock lock(free_mutex_);
     if (free_.empty()) return std::nullopt;
     index = free_.back();
     free_.pop_back();
@@ -37,12 +38,12 @@ std::optional<std::uint32_t> SenderSlots::claim(WorkerId from, Sender sender, in
   try {
     inbox_.prepare(index);
   } catch (...) {
-    const std::lock_guard lock(free_mutex_);
+    const base::MutexLock lock(free_mutex_);
     free_.push_back(index);
     throw;
   }
   Slot& slot = slots_[index];
-  const std::lock_guard lock(slot.mutex);
+  const base::MutexLock lock(slot.mutex);
   slot.open = true;
   slot.from = from;
   slot.sender = std::move(sender);
@@ -52,28 +53,31 @@ std::optional<std::uint32_t> SenderSlots::claim(WorkerId from, Sender sender, in
   return index;
 }
 
+// At the end of the queue: a sender that has not noticed its end may still write into the ring, so the slot rests as long
+// as possible.
 void SenderSlots::release(std::uint32_t index) {
   {
     Slot& slot = slots_[index];
-    const std::lock_guard lock(slot.mutex);
+    const base::MutexLock lock(slot.mutex);
     slot.open = false;
     slot.sender = {};
     slot.socket = -1;
   }
-  const std::lock_guard lock(free_mutex_);
+  const base::MutexLock lock(free_mutex_);
   free_.insert(free_.begin(), index);
 }
 
 void SenderSlots::silence(std::uint32_t index) {
-  const std::lock_guard lock(slots_[index].mutex);
+  const base::MutexLock lock(slots_[index].mutex);
   slots_[index].open = false;
 }
 
 std::string SenderSlots::broken(std::uint32_t index) {
-  const std::lock_guard lock(slots_[index].mutex);
+  const base::MutexLock lock(slots_[index].mutex);
   return slots_[index].broken;
 }
 
+// acquire: a set bit is published with the record. A stale bit costs a look at an empty ring.
 std::optional<Event> SenderSlots::poll(int bell) {
   constexpr std::uint32_t kWords = kSlots / 64;
   auto& pending = inbox_.head().pending;
@@ -100,7 +104,7 @@ std::optional<Event> SenderSlots::take(std::uint32_t index, int bell) {
   Slot& slot = slots_[index];
   auto& word = inbox_.head().pending[index / 64];
   const std::uint64_t bit = std::uint64_t{1} << index % 64;
-  const std::lock_guard lock(slot.mutex);
+  const base::MutexLock lock(slot.mutex);
   auto event = take_locked(slot);
   if (slot.open && !slot.reader.empty()) return event;
   // Seems empty: clear the bit, then check the ring again (both seq_cst). The sender stores its record and then loads the bit:

@@ -9,11 +9,11 @@
 #include <array>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/transport/internal/inbox.h"
 #include "lockstep/transport/internal/record.h"
 #include "lockstep/transport/transport.h"
@@ -40,24 +40,24 @@ class SenderSlots {
 
  private:
   struct Slot {
-    std::mutex mutex;
-    // Guarded by mutex.
-    bool open = false;
-    WorkerId from = 0;
-    Sender sender;
-    RingReader reader;
-    int socket = -1;
-    std::string broken;
+    base::Mutex mutex;
+    bool open LOCKSTEP_GUARDED_BY(mutex) = false;
+    WorkerId from LOCKSTEP_GUARDED_BY(mutex) = 0;
+    Sender sender LOCKSTEP_GUARDED_BY(mutex);
+    RingReader reader LOCKSTEP_GUARDED_BY(mutex);
+    int socket LOCKSTEP_GUARDED_BY(mutex) = -1;
+    std::string broken LOCKSTEP_GUARDED_BY(mutex);
   };
 
-  static Decoded read_record(Slot& slot, std::uint64_t n_bytes);
-  std::optional<Event> take_locked(Slot& slot);
+  static Decoded read_record(Slot& slot, std::uint64_t n_bytes) LOCKSTEP_REQUIRES(slot.mutex);
+  std::optional<Event> take_locked(Slot& slot) LOCKSTEP_REQUIRES(slot.mutex);
 
   const Inbox inbox_;
   std::array<Slot, kSlots> slots_;
   std::atomic<std::uint32_t> next_{0};  // where poll looks first, so that nobody starves
-  std::mutex free_mutex_;
-  std::vector<std::uint32_t> free_;  // guarded by free_mutex_; the one that is free for longest is last
+  base::Mutex free_mutex_;
+  // The one that is free for longest is last.
+  std::vector<std::uint32_t> free_ LOCKSTEP_GUARDED_BY(free_mutex_);
 };
 
 }  // namespace lockstep::transport::internal

@@ -28,7 +28,8 @@ ShmIncoming::ShmIncoming(TransportState& state, net::UnixSocket socket)
       process_(local::PeerProcess::behind(socket_)) {}
 
 void ShmIncoming::start() {
-  state_.add_incoming(shared_from_this(), net::origin_of(socket_.fd()));
+  state_.sockets_mutex.assume_held();  // as the acceptor's, which is the same
+  state_.add_incoming(shared_from_this(), net::quota_key_of(socket_.fd()));
   key_ = state_.reactor.add(socket_.fd(), EPOLLIN, shared_from_this());
   if (!socket_.trust_own_user()) refuse("the caller runs as another user");
 }

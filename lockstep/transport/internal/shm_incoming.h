@@ -19,18 +19,20 @@ class ShmIncoming final : public GreetedIncoming, public std::enable_shared_from
     return listener.try_accept();
   }
   ShmIncoming(TransportState& state, net::UnixSocket socket);
+  // Called by the acceptor.
   void start();
 
-  void on_ready(std::uint32_t events) noexcept override;
-  void accept(std::shared_ptr<Peer> peer) noexcept override;
-  void refuse(const std::string& why) noexcept override;
+  void on_ready(std::uint32_t events) noexcept override LOCKSTEP_REQUIRES(state_.sockets_mutex);
+  void accept(std::shared_ptr<Peer> peer) noexcept override LOCKSTEP_REQUIRES(state_.sockets_mutex);
+  void refuse(const std::string& why) noexcept override LOCKSTEP_REQUIRES(state_.sockets_mutex);
   void drain() noexcept override;
-  void end() noexcept override;
+  void end() noexcept override LOCKSTEP_REQUIRES(state_.sockets_mutex);
 
  private:
-  void receive();
-  void be_greeted(std::span<const std::uint8_t> message, std::vector<base::Fd> fds);
-  void over(const std::string& cause) noexcept;
+  void receive() LOCKSTEP_REQUIRES(state_.sockets_mutex);
+  void be_greeted(std::span<const std::uint8_t> message, std::vector<base::Fd> fds)
+      LOCKSTEP_REQUIRES(state_.sockets_mutex);
+  void over(const std::string& cause) noexcept LOCKSTEP_REQUIRES(state_.sockets_mutex);
 
   net::UnixSocket socket_;
   const local::PeerProcess process_;

@@ -82,6 +82,8 @@ ShmOutgoing::ShmOutgoing(TransportState& state, const std::shared_ptr<Peer>& pee
   holder_->process = local::PeerProcess::behind(socket_);
 }
 
+// Encoded before it is known whether the ring has room: the large parts are in the heap either way, and a record in the
+// backlog is small. Order: what is in the backlog goes first.
 std::optional<Failure> ShmOutgoing::send(Message message) {
   if (!encode_record(message, state_.heap, holder_, record_)) {
     return Failure{.kind = ErrorKind::kResource,
@@ -111,13 +113,14 @@ void ShmOutgoing::flush() {
   }
 }
 
+// kTimeout: spurious, nothing to read. Any other error of the socket is its end.
 void ShmOutgoing::on_ready(std::uint32_t) noexcept {
   const auto self = shared_from_this();
   const auto peer = peer_.lock();
   if (!peer) return end(false);
   std::string over;
   {
-    const std::lock_guard lock(peer->mutex);
+    const base::MutexLock lock(peer->mutex);
     if (!socket_) return;
     try {
       over = receive();
@@ -147,6 +150,7 @@ std::string ShmOutgoing::receive() {
   std::vector<base::Fd> fds;
   const std::size_t n = socket_.receive(buffer, Deadline::now(), &fds);
   if (!open_) return greet(std::span(buffer).first(n), std::move(fds));
+  // Any other byte says that the ring has room.
   if (buffer[0] == kLeave) left_ = true;
   flush();
   return {};
@@ -157,8 +161,9 @@ std::string ShmOutgoing::greet(std::span<const std::uint8_t> message, std::vecto
   if (!step.refusal.empty()) return step.refusal;
   if (!step.send.empty()) socket_.send(step.send, Deadline::now(), std::array{state_.heap.mapping()->fd()});
   if (!step.welcome) return {};
+  // The slot becomes an offset and the size a mapping: checked before either is used.
   if (fds.size() != 2 || step.welcome->slot >= kSlots || step.welcome->inbox_bytes != kInboxBytes) {
-    return "it gave no inbox that this version knows";
+    return "it sent no inbox that this version supports";
   }
   inbox_ = Inbox(local::SegmentTable::of_process().map(std::move(fds[0]), kInboxBytes));
   bell_ = std::move(fds[1]);
@@ -181,6 +186,8 @@ void ShmOutgoing::take_back_unread() noexcept {
   }
 }
 
+// Records in the ring are taken back only when the receiver has hung up; one that merely left may still read them. Blocks
+// that it holds are swept when its process has ended (Holder::link_ended).
 void ShmOutgoing::end(bool gone) noexcept {
   if (!socket_) return;
   state_.reactor.remove(key_, socket_.fd());

@@ -23,7 +23,7 @@ class ShmOutgoing final : public Outgoing, public std::enable_shared_from_this<S
                                               std::optional<Failure>& failure);
   ShmOutgoing(TransportState& state, const std::shared_ptr<Peer>& peer, net::UnixSocket socket);
 
-  void on_ready(std::uint32_t events) noexcept override;
+  void on_ready(std::uint32_t events) noexcept override LOCKSTEP_REQUIRES(state_.sockets_mutex);
   std::optional<Failure> send(Message message) override;
   void flush() override;
   bool idle() const override { return backlog_.empty(); }

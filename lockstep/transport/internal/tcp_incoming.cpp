@@ -36,10 +36,12 @@ TcpIncoming::TcpIncoming(TransportState& state, base::Fd fd)
 }
 
 void TcpIncoming::start() {
+  state_.sockets_mutex.assume_held();  // as the acceptor's, which is the same
   key_ = state_.reactor.add(fd_.get(), EPOLLIN, shared_from_this());
-  state_.add_incoming(shared_from_this(), net::origin_of(fd_.get()));
+  state_.add_incoming(shared_from_this(), net::quota_key_of(fd_.get()));
 }
 
+// Under sockets_mutex. `self`: over() removes the last reference that the state holds.
 void TcpIncoming::on_ready(std::uint32_t) noexcept {
   const auto self = shared_from_this();
   try {
@@ -62,7 +64,7 @@ std::optional<std::string> TcpIncoming::read_greeting() {
   if (reader_.broken()) return "no greeting";
   if (!message) return std::nullopt;
   auto step = greet(*message);
-  if (!step.send.empty() && !say(step.send)) return "its connection took no answer";
+  if (!step.send.empty() && !say(step.send)) return "its connection did not accept an answer";
   if (!step.refusal.empty()) return step.refusal;
   if (!step.intro) return std::nullopt;
   if (const auto session = keys()) {
@@ -85,13 +87,14 @@ bool TcpIncoming::say(std::span<const std::uint8_t> greeting) noexcept {
          static_cast<ssize_t>(bytes.size());
 }
 
+// From the welcome on the other side sends frames, so peer_ is set first: the next event reads them.
 void TcpIncoming::accept(std::shared_ptr<Peer> peer) noexcept {
   const auto self = shared_from_this();
   waiting_.reset();
   peer_ = std::move(peer);
   state_.count_tcp(1);
   counted_ = true;
-  if (!say(encode_welcome({}))) over("its connection took no answer");
+  if (!say(encode_welcome({}))) over("its connection did not accept an answer");
 }
 
 void TcpIncoming::refuse(const std::string& why) noexcept {
@@ -100,6 +103,7 @@ void TcpIncoming::refuse(const std::string& why) noexcept {
   over(why);
 }
 
+// After drain() the loss has been reported; a message behind it would come from a peer that does not exist any more.
 void TcpIncoming::hand_over() {
   for (auto& message : decoder_.messages()) {
     if (!silent_) state_.deliver({.from = peer_->id, .message = std::move(message)});
@@ -134,6 +138,7 @@ std::optional<std::string> TcpIncoming::read_sealed(std::uint64_t at_most) {
   return std::nullopt;
 }
 
+// An orderly end is between two frames. An end within one is a loss of data and is reported as such, whatever the cause.
 std::optional<std::string> TcpIncoming::read_frames(std::uint64_t at_most) {
   if (opener_) return read_sealed(at_most);
   thread_local std::array<std::uint8_t, kReadBytes> buffer;
@@ -162,6 +167,8 @@ std::optional<std::string> TcpIncoming::read_frames(std::uint64_t at_most) {
   return std::nullopt;
 }
 
+// What the sender wrote before it died is still in the socket's buffer. Afterwards nothing more may be delivered (silent_),
+// and the shutdown makes the socket ready, so that its end is handled in the usual way.
 void TcpIncoming::drain() noexcept {
   if (silent_ || !peer_ || !fd_) return;
   try {

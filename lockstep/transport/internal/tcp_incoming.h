@@ -15,22 +15,23 @@ class TcpIncoming final : public GreetedIncoming, public std::enable_shared_from
  public:
   static std::optional<base::Fd> accept_from(net::Listener& listener);
   TcpIncoming(TransportState& state, base::Fd fd);
+  // Called by the acceptor.
   void start();
 
-  void on_ready(std::uint32_t events) noexcept override;
-  void accept(std::shared_ptr<Peer> peer) noexcept override;
-  void refuse(const std::string& why) noexcept override;
+  void on_ready(std::uint32_t events) noexcept override LOCKSTEP_REQUIRES(state_.sockets_mutex);
+  void accept(std::shared_ptr<Peer> peer) noexcept override LOCKSTEP_REQUIRES(state_.sockets_mutex);
+  void refuse(const std::string& why) noexcept override LOCKSTEP_REQUIRES(state_.sockets_mutex);
   void drain() noexcept override;
-  void end() noexcept override;
+  void end() noexcept override LOCKSTEP_REQUIRES(state_.sockets_mutex);
 
  private:
   // Why the connection is over; nothing when it is not.
-  std::optional<std::string> read_greeting();
+  std::optional<std::string> read_greeting() LOCKSTEP_REQUIRES(state_.sockets_mutex);
   std::optional<std::string> read_frames(std::uint64_t at_most);
   std::optional<std::string> read_sealed(std::uint64_t at_most);
   void hand_over();
   bool say(std::span<const std::uint8_t> greeting) noexcept;
-  void over(const std::string& cause) noexcept;
+  void over(const std::string& cause) noexcept LOCKSTEP_REQUIRES(state_.sockets_mutex);
 
   base::Fd fd_;
   GreetingReader reader_;

@@ -20,6 +20,7 @@ constexpr std::size_t kPieces = 64;  // in one write
 constexpr std::size_t kWireBytes = 256 << 10;
 constexpr std::size_t kTogether = 16 << 10;
 
+// What of a queued message is still to be sent, as pieces for one system call: nothing is copied to be contiguous.
 struct Pieces {
   std::array<iovec, kPieces> list;
   std::size_t n = 0;
@@ -41,7 +42,7 @@ Failure insecure(const Peer& peer) {
       .message = base::cat(
           "worker ", peer.name, " is at ", net::host_and_port(peer.endpoint.tcp_host, peer.endpoint.tcp_port),
           ", beyond this machine, and there is no job secret: set LOCKSTEP_SECRET_FILE (",
-          JobSecret::make_file_hint("job.secret"), ") on every host, or say insecure (LOCKSTEP_INSECURE=1)"),
+          JobSecret::make_file_hint("job.secret"), ") on every host, or set insecure (LOCKSTEP_INSECURE=1)"),
       .family = ErrorFamily::kNetwork};
 }
 
@@ -80,6 +81,8 @@ TcpOutgoing::~TcpOutgoing() {
   if (fd_) state_.count_tcp(-1);
 }
 
+// Also the second and later attempts: everything of the last connection is dropped, later_ stays. The new socket is
+// registered before the old one is removed, so a failure leaves the link as it was.
 int TcpOutgoing::call(const Peer& peer) {
   base::Fd fd(::socket(address_.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd || (::connect(fd.get(), address_.get(), address_.length()) != 0 && errno != EINPROGRESS))
@@ -112,6 +115,8 @@ int TcpOutgoing::call(const Peer& peer) {
   return 0;
 }
 
+// A worker under many connections of strangers may drop this one before it has proven itself; it is not lost for that. No
+// pause between attempts: the connection waits in the other's queue.
 std::string TcpOutgoing::end_or_call_again(const Peer& peer, std::string why) {
   if (n_calls_ >= kMostCalls) return why;
   const int code = call(peer);
@@ -123,6 +128,8 @@ void TcpOutgoing::queue(Bytes head, Message message) {
   queue_.push_back({.head = std::move(head), .message = std::move(message), .size = size});
 }
 
+// Only the message at the front is ever written partly. A queue that is not empty waits for room already, and EPOLLOUT will
+// come.
 std::optional<Failure> TcpOutgoing::send(Message message) {
   if (phase_ == Phase::kBroken) {
     const auto peer = peer_.lock();
@@ -149,6 +156,8 @@ void TcpOutgoing::watch(bool for_room) {
   state_.reactor.change(key_, fd_.get(), for_room ? EPOLLIN | EPOLLOUT : EPOLLIN);
 }
 
+// Until everything is gone or the socket is full. EPOLLOUT is requested only in between: a socket with room would wake
+// every wait.
 void TcpOutgoing::write() {
   for (;;) {
     const bool done = sealer_ ? write_sealed() : write_clear();
@@ -201,6 +210,8 @@ bool TcpOutgoing::write_sealed() {
 }
 
 // Seals the next part of the queue, small pieces together in one record. What is sealed is released.
+// At most kWireBytes ahead: sealed bytes are a copy, while unsealed blobs are only referred to. A record per small piece
+// would cost a tag and a call each, so small ones share one.
 void TcpOutgoing::seal_some() {
   thread_local Bytes together;
   wire_.clear();
@@ -247,13 +258,15 @@ void TcpOutgoing::sent(std::uint64_t n_bytes) {
   }
 }
 
+// lose() is called without the peer's mutex, which it takes itself. `self` keeps this object alive while the peer lets go
+// of it.
 void TcpOutgoing::on_ready(std::uint32_t events) noexcept {
   const auto self = shared_from_this();
   const auto peer = peer_.lock();
   if (!peer) return end(false);
   std::string over;
   {
-    const std::lock_guard lock(peer->mutex);
+    const base::MutexLock lock(peer->mutex);
     if (!fd_) return;
     try {
       over = advance(events);
@@ -285,7 +298,7 @@ std::string TcpOutgoing::advance(std::uint32_t events) {
   std::uint8_t byte = 0;
   const ssize_t n = ::recv(fd_.get(), &byte, 1, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return {};
-  return n > 0 ? "it spoke out of turn" : tcp_end(n == 0 ? 0 : errno);
+  return n > 0 ? "it sent data out of turn" : tcp_end(n == 0 ? 0 : errno);
 }
 
 // Greetings one by one; what follows the introduction is sealed and is the last.
@@ -301,13 +314,12 @@ std::string TcpOutgoing::greet() {
   auto bytes = std::span<const std::uint8_t>(buffer).first(static_cast<std::size_t>(n));
   if (opener_) {
     const auto plain = opener_->next(bytes);
-    if (opener_->failed() || !bytes.empty())
-      return "it answered with something that is not sealed as it should be";
+    if (opener_->failed() || !bytes.empty()) return "its answer is not sealed correctly";
     if (!plain) return {};
     bytes = *plain;
   }
   const auto message = reader_.feed(bytes);
-  if (reader_.broken()) return "it answered with something unknown";
+  if (reader_.broken()) return "it sent an unknown answer";
   if (!message) return {};
   auto step = greeting_->next(*message);
   if (!step.refusal.empty()) return step.refusal;

@@ -28,7 +28,7 @@ class TcpOutgoing final : public Outgoing, public std::enable_shared_from_this<T
   TcpOutgoing(TransportState& state, const std::shared_ptr<Peer>& peer, const net::Address& address);
   ~TcpOutgoing() override;
 
-  void on_ready(std::uint32_t events) noexcept override;
+  void on_ready(std::uint32_t events) noexcept override LOCKSTEP_REQUIRES(state_.sockets_mutex);
   std::optional<Failure> send(Message message) override;
   void flush() override;
   bool idle() const override { return queue_.empty() && later_.empty() && wire_at_ == wire_.size(); }

@@ -52,16 +52,17 @@ TransportState::TransportState(WorkerTransportOptions with, Endpoint me)
 // (anything_ready).
 void TransportState::deliver(Event event) {
   {
-    const std::lock_guard lock(ready_mutex_);
+    const base::MutexLock lock(ready_mutex_);
     ready_.push_back(std::move(event));
     n_ready_.fetch_add(1, std::memory_order_seq_cst);
   }
   idle_wait.wake_if_asleep();
 }
 
+// The count lets a poll that finds nothing do without the lock.
 std::optional<Event> TransportState::next_ready() {
   if (!anything_ready()) return std::nullopt;
-  const std::lock_guard lock(ready_mutex_);
+  const base::MutexLock lock(ready_mutex_);
   if (ready_.empty()) return std::nullopt;
   Event event = std::move(ready_.front());
   ready_.pop_front();
@@ -70,22 +71,25 @@ std::optional<Event> TransportState::next_ready() {
 }
 
 std::shared_ptr<Peer> TransportState::find(WorkerId id) {
-  const std::lock_guard lock(peers_mutex_);
+  const base::MutexLock lock(peers_mutex_);
   const auto found = peers_.find(id);
   return found == peers_.end() ? nullptr : found->second;
 }
 
 std::vector<std::shared_ptr<Peer>> TransportState::peers() {
   std::vector<std::shared_ptr<Peer>> all;
-  const std::lock_guard lock(peers_mutex_);
+  const base::MutexLock lock(peers_mutex_);
   for (const auto& [id, peer] : peers_) all.push_back(peer);
   return all;
 }
 
+// A Peer is one incarnation of a worker and never reused: threads may hold the old one, whose `lost` must stay true. Its
+// mutex is released before peers_mutex_ is taken, so two threads that add the same worker may both come this far; the
+// second finds `place` changed.
 std::shared_ptr<Peer> TransportState::add(WorkerId id, const std::string& name, Endpoint endpoint) {
   const auto before = find(id);
   if (before) {
-    const std::lock_guard lock(before->mutex);
+    const base::MutexLock lock(before->mutex);
     if (!before->lost && !before->removed) {
       base::raise(ErrorKind::kUsage, base::cat("worker ", id, " (", before->name, ") is a peer already"));
     }
@@ -94,13 +98,15 @@ std::shared_ptr<Peer> TransportState::add(WorkerId id, const std::string& name, 
     count_queue(*before);
   }
   auto peer = std::make_shared<Peer>(id, name, std::move(endpoint));
-  const std::lock_guard lock(peers_mutex_);
+  const base::MutexLock lock(peers_mutex_);
   auto& place = peers_[id];
   if (place != before) base::raise(ErrorKind::kUsage, base::cat("worker ", id, " was added twice at once"));
   place = peer;
   return peer;
 }
 
+// relaxed: the count only tells poll() whether flush_queued() is worth its locks. Under the peer's mutex, so `queued` and
+// the count agree.
 void TransportState::count_queue(Peer& peer) noexcept {
   const bool now = peer.out && !peer.out->idle();
   if (now == peer.queued) return;
@@ -112,14 +118,14 @@ void TransportState::count_queue(Peer& peer) noexcept {
 // peer's mutex; sockets_mutex keeps two losses of one peer apart.
 void TransportState::lose(const std::shared_ptr<Peer>& peer, const std::string& cause) noexcept {
   {
-    const std::lock_guard lock(peer->mutex);
+    const base::MutexLock lock(peer->mutex);
     if (peer->lost) return;
   }
   for (const auto& connection : incoming()) {
     if (connection->peer() == peer) connection->drain();
   }
   {
-    const std::lock_guard lock(peer->mutex);
+    const base::MutexLock lock(peer->mutex);
     if (peer->out) peer->out->end(true);
     peer->out = nullptr;
     count_queue(*peer);
@@ -129,22 +135,25 @@ void TransportState::lose(const std::shared_ptr<Peer>& peer, const std::string& 
   deliver({.what = Event::What::kLost, .from = peer->id, .cause = cause});
 }
 
+// The token must be that of the address this worker was given: an earlier or later process with the same id is somebody
+// else.
 std::shared_ptr<Peer> TransportState::known(const Intro& intro) {
   auto peer = find(intro.id);
   if (!peer || peer->endpoint.token != intro.token) return nullptr;
-  const std::lock_guard lock(peer->mutex);
+  const base::MutexLock lock(peer->mutex);
   return peer->lost ? nullptr : peer;
 }
 
-void TransportState::add_incoming(std::shared_ptr<Incoming> connection, std::uint64_t origin) {
+void TransportState::add_incoming(std::shared_ptr<Incoming> connection, std::uint64_t quota_key) {
   pending_.push_back({.who = connection,
-                      .origin = origin,
+                      .quota_key = quota_key,
                       .fresh = Deadline::after(kStrangerGrace),
                       .until = Deadline::after(kPendingTimeout)});
   incoming_.push_back(std::move(connection));
   count_pending();
 }
 
+// relaxed: read by threads that then take sockets_mutex, or look again in 200 ms.
 void TransportState::count_pending() noexcept {
   n_pending_.store(pending_.size() + paused_.size(), std::memory_order_relaxed);
 }
@@ -163,7 +172,7 @@ const TransportState::PendingConnection* TransportState::next_to_drop(
     if (!is_stranger(connection)) continue;
     ++n_strangers;
     const auto n = std::ranges::count_if(pending_, [&](const PendingConnection& one) {
-      return one.origin == connection.origin && is_stranger(one);
+      return one.quota_key == connection.quota_key && is_stranger(one);
     });
     if (n > most) next = &connection;
     most = std::max(most, n);
@@ -193,6 +202,7 @@ void TransportState::pause(std::weak_ptr<Acceptor> acceptor) {
   count_pending();
 }
 
+// Exchanged first: a resumed acceptor may find no room and pause itself again.
 void TransportState::resume_acceptors() noexcept {
   const auto acceptors = std::exchange(paused_, {});
   count_pending();
@@ -210,6 +220,7 @@ void TransportState::remove_incoming(const Incoming* connection) noexcept {
   std::erase_if(incoming_, [&](const auto& one) { return one.get() == connection; });
 }
 
+// A copy of the list: accept() may end the connection, which removes entries.
 void TransportState::accept_pending() noexcept {
   const auto waiting = pending_;
   for (const PendingConnection& connection : waiting) {

@@ -10,18 +10,18 @@
 //      |  (a stranger)        |  (pending for half a minute at most)
 //      '--too many, refused---'--> refused or closed
 //
-// Thread safety: every method; those marked "under sockets_mutex" are called by handlers and by threads that hold it.
+// Thread safety: every method; those that require sockets_mutex are called by handlers and by threads that hold it.
 #pragma once
 
 #include <atomic>
 #include <deque>
 #include <map>
 #include <memory>
-#include <mutex>
 #include <optional>
 #include <string>
 #include <vector>
 
+#include "lockstep/base/detail/mutex.h"
 #include "lockstep/net/complaints.h"
 #include "lockstep/transport/internal/greeting.h"
 #include "lockstep/transport/internal/idle_wait.h"
@@ -54,12 +54,12 @@ struct Peer {
   const WorkerId id;
   const std::string name;
   const Endpoint endpoint;
-  std::mutex mutex;
-  // Guarded by mutex.
-  std::shared_ptr<Outgoing> out;
-  std::optional<LostPeer> lost;
-  bool removed = false;
-  bool queued = false;  // out may have something queued: counted in TransportState::queued
+  base::Mutex mutex;
+  std::shared_ptr<Outgoing> out LOCKSTEP_GUARDED_BY(mutex);
+  std::optional<LostPeer> lost LOCKSTEP_GUARDED_BY(mutex);
+  bool removed LOCKSTEP_GUARDED_BY(mutex) = false;
+  // out may have something queued: counted in TransportState::queued.
+  bool queued LOCKSTEP_GUARDED_BY(mutex) = false;
 };
 
 // A connection that another worker made. All under `sockets_mutex`.
@@ -95,8 +95,8 @@ class TransportState {
   MessageHeap heap;
   IdleWait idle_wait;
   SenderSlots slots;
-  std::mutex sockets_mutex;
-  net::Complaints complaints;  // under sockets_mutex
+  base::Mutex sockets_mutex;
+  net::Complaints complaints LOCKSTEP_GUARDED_BY(sockets_mutex);
   std::atomic<int> queued{0};  // peers with something queued
 
   // Queues an event for poll(), and wakes a sleeper.
@@ -106,31 +106,34 @@ class TransportState {
 
   std::shared_ptr<Peer> find(WorkerId id);
   std::vector<std::shared_ptr<Peer>> peers();
-  // Updates `queued`; the peer's mutex is held.
-  void count_queue(Peer& peer) noexcept;
+  // Updates `queued`.
+  void count_queue(Peer& peer) noexcept LOCKSTEP_REQUIRES(peer.mutex);
   // Raises kUsage when it exists. A lost or removed peer is replaced.
   std::shared_ptr<Peer> add(WorkerId id, const std::string& name, Endpoint endpoint);
 
-  // Under `sockets_mutex`.
-  void lose(const std::shared_ptr<Peer>& peer, const std::string& cause) noexcept;
+  void lose(const std::shared_ptr<Peer>& peer, const std::string& cause) noexcept
+      LOCKSTEP_REQUIRES(sockets_mutex);
   // Accepts the pending connections whose workers are known by now.
-  void accept_pending() noexcept;
-  void expire_pending() noexcept;
-  // Tracks a new connection until it is removed; one that is not accepted within half a minute is refused. `origin` as
-  // net::origin_of.
-  void add_incoming(std::shared_ptr<Incoming> connection, std::uint64_t origin);
-  void remove_incoming(const Incoming* connection) noexcept;
-  // Whether one more connection that has proven nothing may be accepted. When there are too many, the oldest of the origin that has
+  void accept_pending() noexcept LOCKSTEP_REQUIRES(sockets_mutex);
+  void expire_pending() noexcept LOCKSTEP_REQUIRES(sockets_mutex);
+  // Tracks a new connection until it is removed; one that is not accepted within half a minute is refused. `quota_key`: from
+  // net::quota_key_of.
+  void add_incoming(std::shared_ptr<Incoming> connection, std::uint64_t quota_key)
+      LOCKSTEP_REQUIRES(sockets_mutex);
+  void remove_incoming(const Incoming* connection) noexcept LOCKSTEP_REQUIRES(sockets_mutex);
+  // Whether one more connection that has proven nothing may be accepted. When there are too many, the oldest of the quota_key that has
   // most of them is dropped, if it had enough time for its proof; otherwise the acceptor pauses, and callers wait in the kernel's
   // queue: workers that connect all at once are all accepted. A dropped connection is closed without an answer; a worker connects
   // again (kMostCalls).
-  bool has_room_for_stranger() noexcept;
+  bool has_room_for_stranger() noexcept LOCKSTEP_REQUIRES(sockets_mutex);
   // Drops one of them; there may be none.
-  void drop_stranger() noexcept;
+  void drop_stranger() noexcept LOCKSTEP_REQUIRES(sockets_mutex);
   // Stops accepting until a pending connection is accepted, and for a tenth of a second at most.
-  void pause(std::weak_ptr<Acceptor> acceptor);
-  void resume_acceptors() noexcept;
-  std::vector<std::shared_ptr<Incoming>> incoming() const { return incoming_; }
+  void pause(std::weak_ptr<Acceptor> acceptor) LOCKSTEP_REQUIRES(sockets_mutex);
+  void resume_acceptors() noexcept LOCKSTEP_REQUIRES(sockets_mutex);
+  std::vector<std::shared_ptr<Incoming>> incoming() const LOCKSTEP_REQUIRES(sockets_mutex) {
+    return incoming_;
+  }
   // Or paused acceptors: wait() must return in time for them.
   bool has_pending() const { return n_pending_.load(std::memory_order_relaxed) != 0; }
   void count_tcp(int change);
@@ -139,25 +142,26 @@ class TransportState {
  private:
   std::shared_ptr<Peer> known(const Intro& intro);
 
-  mutable std::mutex ready_mutex_;
-  std::deque<Event> ready_;  // guarded by ready_mutex_
+  mutable base::Mutex ready_mutex_;
+  std::deque<Event> ready_ LOCKSTEP_GUARDED_BY(ready_mutex_);
   std::atomic<std::size_t> n_ready_{0};
-  std::mutex peers_mutex_;
-  std::map<WorkerId, std::shared_ptr<Peer>> peers_;  // guarded by peers_mutex_
-  // Under `sockets_mutex`.
-  std::vector<std::shared_ptr<Incoming>> incoming_;
+  base::Mutex peers_mutex_;
+  std::map<WorkerId, std::shared_ptr<Peer>> peers_ LOCKSTEP_GUARDED_BY(peers_mutex_);
+  std::vector<std::shared_ptr<Incoming>> incoming_ LOCKSTEP_GUARDED_BY(sockets_mutex);
   struct PendingConnection {
     std::weak_ptr<Incoming> who;
-    std::uint64_t origin;
+    std::uint64_t quota_key;
     Deadline fresh;  // not dropped before, though others wait
     Deadline until;
   };
   // Of the strangers; null when there are none.
-  const PendingConnection* next_to_drop(std::size_t& n_strangers) const noexcept;
-  void count_pending() noexcept;
-  std::vector<PendingConnection> pending_;  // not accepted yet, oldest first
-  std::vector<std::weak_ptr<Acceptor>> paused_;
-  Deadline pause_over_ = Deadline::now();
+  const PendingConnection* next_to_drop(std::size_t& n_strangers) const noexcept
+      LOCKSTEP_REQUIRES(sockets_mutex);
+  void count_pending() noexcept LOCKSTEP_REQUIRES(sockets_mutex);
+  // Not accepted yet, oldest first.
+  std::vector<PendingConnection> pending_ LOCKSTEP_GUARDED_BY(sockets_mutex);
+  std::vector<std::weak_ptr<Acceptor>> paused_ LOCKSTEP_GUARDED_BY(sockets_mutex);
+  Deadline pause_over_ LOCKSTEP_GUARDED_BY(sockets_mutex) = Deadline::now();
   std::atomic<std::size_t> n_pending_{0};
   std::atomic<int> n_tcp_{0};
 };

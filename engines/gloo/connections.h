@@ -1,6 +1,6 @@
-// Connections to every other rank over one interface: a gloo transport context with its pairs, and a descriptor of our
-// own for each pair's socket. The second descriptor lets us see the other end hang up, and shut a connection down from
-// any thread, without touching what gloo does with its own.
+// The connections to every other rank over one interface: a gloo transport context with its pairs, and a descriptor of our own
+// for each pair's socket. The second descriptor lets us detect that the other end hung up, and shut a connection down from any
+// thread, without interfering with gloo's use of its own.
 //
 // Thread safety: addresses, connect and adopt_sockets by one thread, before buffer, socket and hung_up; those by any
 // thread; flushed, shut_down and close_pairs by any at any time.
@@ -12,21 +12,21 @@
 #include <chrono>
 #include <cstdint>
 #include <memory>
-#include <mutex>
 #include <string>
 #include <vector>
 
 #include "engines/gloo/runtime.h"
+#include "lockstep/base/detail/mutex.h"
 
 namespace lockstep::gloo_plugin {
 
-class Mesh {
+class Connections {
  public:
   // Listens, once per peer. Raises what gloo throws (std::exception).
-  Mesh(std::shared_ptr<Device> device, int rank, int size);
+  Connections(std::shared_ptr<Device> device, int rank, int size);
   // Closes all. No buffer of it may be left.
-  ~Mesh();
-  Mesh(const Mesh&) = delete;
+  ~Connections();
+  Connections(const Connections&) = delete;
 
   // Where each peer is to connect to, by peer, for connect there; "" for ourselves.
   std::vector<std::string> addresses() const;
@@ -58,9 +58,9 @@ class Mesh {
   const std::shared_ptr<Device> device_;
   std::shared_ptr<gloo::transport::Context> context_;
 
-  mutable std::mutex mutex_;  // guards what follows
-  std::vector<int> sockets_;
-  bool down_ = false;  // shut_down was called
+  mutable base::Mutex mutex_;
+  std::vector<int> sockets_ LOCKSTEP_GUARDED_BY(mutex_);
+  bool down_ LOCKSTEP_GUARDED_BY(mutex_) = false;  // shut_down was called
 };
 
 }  // namespace lockstep::gloo_plugin

@@ -1,4 +1,4 @@
-#include "engines/gloo/mesh.h"
+#include "engines/gloo/connections.h"
 
 #include <fcntl.h>
 #include <gloo/transport/tcp/address.h>
@@ -56,7 +56,7 @@ void keep_alive(int fd) {
 
 }  // namespace
 
-Mesh::Mesh(std::shared_ptr<Device> device, int rank, int size)
+Connections::Connections(std::shared_ptr<Device> device, int rank, int size)
     : rank_(rank), size_(size), device_(std::move(device)), sockets_(static_cast<std::size_t>(size), -1) {
   context_ = device_->gloo_device()->createContext(rank, size);
   context_->setTimeout(kConnect);
@@ -65,7 +65,7 @@ Mesh::Mesh(std::shared_ptr<Device> device, int rank, int size)
   }
 }
 
-Mesh::~Mesh() {
+Connections::~Connections() {
   shut_down();
   if (size_ > 1) device_->hurry();
   context_.reset();
@@ -74,7 +74,7 @@ Mesh::~Mesh() {
   }
 }
 
-std::vector<std::string> Mesh::addresses() const {
+std::vector<std::string> Connections::addresses() const {
   std::vector<std::string> all(static_cast<std::size_t>(size_));
   for (int peer = 0; peer < size_; ++peer) {
     if (peer == rank_) continue;
@@ -84,7 +84,7 @@ std::vector<std::string> Mesh::addresses() const {
   return all;
 }
 
-void Mesh::connect(int peer, const std::string& address) {
+void Connections::connect(int peer, const std::string& address) {
   // gloo copies a fixed number of bytes from it.
   if (address.size() != context_->getPair(peer)->address().bytes().size())
     raise(LOCKSTEP_INTERNAL, cat("rank ", peer, " published no address for rank ", rank_));
@@ -92,19 +92,21 @@ void Mesh::connect(int peer, const std::string& address) {
   context_->getPair(peer)->connect({address.begin(), address.end()});
 }
 
-sockaddr_storage Mesh::local_name(int peer) const {
+sockaddr_storage Connections::local_name(int peer) const {
   return static_cast<const gloo::transport::tcp::Address&>(context_->getPair(peer)->address()).getSockaddr();
 }
 
-void Mesh::adopt_sockets(const std::vector<sockaddr_storage>& remote_names) {
+// gloo does not expose the descriptor of a pair. It is found among the process's own descriptors by both ends of its
+// connection, which is why ranks exchange their socket names first (Hello).
+void Connections::adopt_sockets(const std::vector<sockaddr_storage>& remote_names) {
   std::vector<std::string> wanted(static_cast<std::size_t>(size_));
   for (int peer = 0; peer < size_; ++peer) {
     const auto p = static_cast<std::size_t>(peer);
     if (peer != rank_) wanted[p] = key_of(local_name(peer)) + key_of(remote_names[p]);
   }
-  const std::lock_guard lock(mutex_);
+  const base::MutexLock lock(mutex_);
   for (const auto& entry : std::filesystem::directory_iterator("/proc/self/fd")) {
-    const int fd = std::atoi(entry.path().filename().c_str());
+    const int fd = number_in<int>(entry.path().filename().native());
     const std::string key = connection_key(fd);
     for (std::size_t peer = 0; !key.empty() && peer < wanted.size(); ++peer) {
       if (sockets_[peer] >= 0 || wanted[peer] != key) continue;
@@ -120,24 +122,25 @@ void Mesh::adopt_sockets(const std::vector<sockaddr_storage>& remote_names) {
   }
 }
 
-std::unique_ptr<gloo::transport::UnboundBuffer> Mesh::buffer(void* memory, std::size_t n_bytes) {
+std::unique_ptr<gloo::transport::UnboundBuffer> Connections::buffer(void* memory, std::size_t n_bytes) {
   return context_->createUnboundBuffer(memory, n_bytes);
 }
 
-int Mesh::socket(int peer) const {
-  const std::lock_guard lock(mutex_);
+int Connections::socket(int peer) const {
+  const base::MutexLock lock(mutex_);
   return sockets_[static_cast<std::size_t>(peer)];
 }
 
-bool Mesh::hung_up(int peer) const {
+bool Connections::hung_up(int peer) const {
   const int fd = socket(peer);
   if (fd < 0) return true;
   pollfd entry{.fd = fd, .events = POLLRDHUP, .revents = 0};
   return ::poll(&entry, 1, 0) == 1 && (entry.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
-bool Mesh::flushed() const {
-  const std::lock_guard lock(mutex_);
+// SIOCOUTQ counts bytes that the other kernel has not acknowledged.
+bool Connections::flushed() const {
+  const base::MutexLock lock(mutex_);
   for (const int fd : sockets_) {
     int unsent = 0;
     if (fd >= 0 && ::ioctl(fd, SIOCOUTQ, &unsent) == 0 && unsent > 0) return false;
@@ -145,15 +148,16 @@ bool Mesh::flushed() const {
   return true;
 }
 
-void Mesh::shut_down() {
-  const std::lock_guard lock(mutex_);
+// Under the mutex, so that adopt_sockets() either sees down_ or has its sockets shut down here.
+void Connections::shut_down() {
+  const base::MutexLock lock(mutex_);
   down_ = true;
   for (const int fd : sockets_) {
     if (fd >= 0) ::shutdown(fd, SHUT_RDWR);
   }
 }
 
-void Mesh::close_pairs() {
+void Connections::close_pairs() {
   if (size_ > 1) device_->hurry();
   for (int peer = 0; peer < size_; ++peer) {
     if (peer != rank_) context_->getPair(peer)->close();

@@ -1,5 +1,6 @@
-// The part of ZeroRedundancyOptimizer that does not depend on the optimizer it shards. Used through
-// zero_redundancy_optimizer.h. Thread safety: one thread at a time.
+// The part of ZeroRedundancyOptimizer that does not depend on the optimizer it shards. ZeroCore's public members are the
+// optimizer's interface, promised as that of zero_redundancy_optimizer.h, which programs include; this header's name is not.
+// Thread safety: one thread at a time.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -7,7 +8,6 @@
 #include <functional>
 #include <memory>
 #include <optional>
-#include <source_location>
 #include <unordered_map>
 #include <vector>
 
@@ -15,19 +15,9 @@
 #include "lockstep/group/work.h"
 #include "lockstep/join/join.h"
 #include "lockstep/optim/optimizer_state.h"
+#include "lockstep/optim/zero_options.h"
 
 namespace lockstep {
-
-struct ZeroOptions {
-  Group group{};  // null: the default group
-  // Parameters are moved into one flat bucket per rank in the group's shared memory, so a rank's updates are sent by
-  // one broadcast, without copies. Otherwise one broadcast per parameter.
-  bool parameters_as_bucket_view = false;
-  // The step runs inside backward(): pass the optimizer to a model's overlap_optimizer. step() itself then only logs a
-  // warning, and neither groups nor requires_grad may change.
-  bool overlap_with_ddp = false;
-  std::source_location where = std::source_location::current();
-};
 
 namespace internal {
 class ParameterBuckets;

@@ -1,4 +1,4 @@
-#include "lockstep/store/internal/tcp_door.h"
+#include "lockstep/store/internal/store_acceptor.h"
 
 #include <sys/resource.h>
 #include <sys/socket.h>
@@ -29,15 +29,17 @@ std::size_t strangers_allowed(std::size_t wanted) {
   return std::min(wanted, std::max<std::size_t>(kFewest, limit.rlim_cur / 8));
 }
 
-TcpDoor::TcpDoor(net::Listener listener, std::string local_name, std::size_t most_strangers,
-                 std::function<void(TcpDoor&, base::Fd)> enter, std::function<void(void*)> expel)
+StoreAcceptor::StoreAcceptor(net::Listener listener, std::string local_name, std::size_t most_strangers,
+                             std::function<void(StoreAcceptor&, base::Fd)> enter,
+                             std::function<void(void*)> expel)
     : listener_(std::move(listener)),
       local_name_(std::move(local_name)),
       most_strangers_(most_strangers),
       enter_(std::move(enter)),
       expel_(std::move(expel)) {}
 
-void TcpDoor::open(uv_loop_t& loop) {
+// Of handles that were initialised close() must be called before the loop ends: libuv keeps pointers to them.
+void StoreAcceptor::open(uv_loop_t& loop) {
   check_uv(uv_poll_init(&loop, &poll_, listener_.fd()), "uv_poll_init");
   uv_timer_init(&loop, &timer_);
   poll_.data = timer_.data = this;
@@ -45,46 +47,49 @@ void TcpDoor::open(uv_loop_t& loop) {
   watch();
 }
 
-void TcpDoor::close() {
+void StoreAcceptor::close() {
   if (!std::exchange(open_, false)) return;
   uv_close(reinterpret_cast<uv_handle_t*>(&poll_), nullptr);
   uv_close(reinterpret_cast<uv_handle_t*>(&timer_), nullptr);
 }
 
-void TcpDoor::watch() {
+void StoreAcceptor::watch() {
   resting_ = false;
   uv_timer_stop(&timer_);
   uv_poll_start(&poll_, UV_READABLE,
-                [](uv_poll_t* poll, int, int) { static_cast<TcpDoor*>(poll->data)->accept(); });
+                [](uv_poll_t* poll, int, int) { static_cast<StoreAcceptor*>(poll->data)->accept(); });
 }
 
 // Callers wait in the kernel's queue until then, or until a stranger leaves.
-void TcpDoor::rest(std::uint64_t ms) {
+void StoreAcceptor::rest(std::uint64_t ms) {
   resting_ = true;
   uv_poll_stop(&poll_);
   uv_timer_start(
-      &timer_, [](uv_timer_t* timer) { static_cast<TcpDoor*>(timer->data)->watch(); }, ms, 0);
+      &timer_, [](uv_timer_t* timer) { static_cast<StoreAcceptor*>(timer->data)->watch(); }, ms, 0);
 }
 
-TcpDoor::Strangers::iterator TcpDoor::arrive(void* who, std::uint64_t origin) {
-  ++n_from_[origin];
-  return strangers_.insert(strangers_.end(), {.since_ms = uv_now(poll_.loop), .who = who, .origin = origin});
+StoreAcceptor::Strangers::iterator StoreAcceptor::arrive(void* who, std::uint64_t quota_key) {
+  ++n_from_[quota_key];
+  return strangers_.insert(strangers_.end(),
+                           {.since_ms = uv_now(poll_.loop), .who = who, .quota_key = quota_key});
 }
 
-void TcpDoor::leave(Strangers::iterator stranger) {
-  const auto from = n_from_.find(stranger->origin);
+// A place is free: callers in the kernel's queue need not wait for the timer.
+void StoreAcceptor::leave(Strangers::iterator stranger) {
+  const auto from = n_from_.find(stranger->quota_key);
   if (--from->second == 0) n_from_.erase(from);
   strangers_.erase(stranger);
   if (open_ && resting_) watch();
 }
 
 // Pre: there are some.
-const TcpDoor::Stranger& TcpDoor::next_to_go() const {
+const StoreAcceptor::Stranger& StoreAcceptor::next_to_go() const {
   const auto most = std::ranges::max_element(n_from_, {}, [](const auto& from) { return from.second; });
-  return *std::ranges::find(strangers_, most->first, &Stranger::origin);
+  return *std::ranges::find(strangers_, most->first, &Stranger::quota_key);
 }
 
-bool TcpDoor::make_room() {
+// expel_ calls leave(), which erases `next`: it is not used afterwards.
+bool StoreAcceptor::make_room() {
   if (strangers_.size() < most_strangers_) return true;
   const Stranger& next = next_to_go();
   const std::uint64_t age = uv_now(poll_.loop) - next.since_ms;
@@ -96,7 +101,7 @@ bool TcpDoor::make_room() {
   return true;
 }
 
-void TcpDoor::accept() {
+void StoreAcceptor::accept() {
   for (int turn = 0; turn < kTurn; ++turn) {
     if (!make_room()) return;
     base::Fd fd(::accept4(listener_.fd(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
