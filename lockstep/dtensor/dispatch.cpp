@@ -1,0 +1,313 @@
+// The kernel that every operator on sharded tensors runs through, and its installation at kKey. One call:
+//
+//   OpCall     which tensors, on which mesh            errors here are raised before anything is sent,
+//   decide     where they must be and what comes out     alike on every rank
+//   redistribute the inputs that lie elsewhere         collectives
+//   run        the operator on the local tensors, below autograd
+//   wrap       the results
+//
+// Autograd is above: libtorch records the operator on the sharded tensors as on any others, and the backward formulas are
+// again operators on sharded tensors that come through here.
+#include <ATen/core/LegacyTypeDispatch.h>
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/copy.h>
+
+#include <algorithm>
+#include <memory>
+#include <mutex>
+
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
+#include "lockstep/base/log.h"
+#include "lockstep/dtensor/internal/decide.h"
+#include "lockstep/dtensor/internal/meta.h"
+#include "lockstep/dtensor/internal/random.h"
+#include "lockstep/dtensor/internal/redistribute.h"
+
+namespace lockstep::dtensor_internal {
+namespace {
+
+using torch::jit::Stack;
+
+// Operators that change what memory a tensor has, which a sharded tensor cannot follow.
+bool changes_memory(const std::string& name) {
+  return name.starts_with("aten::set_") || name.starts_with("aten::resize_") || name == "aten::as_strided_";
+}
+
+class Kernel final : public c10::OperatorKernel {
+ public:
+  explicit Kernel(c10::OperatorHandle handle) : handle_(std::move(handle)) {}
+
+  void operator()(const c10::OperatorHandle&, c10::DispatchKeySet, Stack* stack) {
+    const auto& op = facts();
+    const auto n_arguments = op.arguments.size();
+    OpCall call(op, &(*stack)[stack->size() - n_arguments]);
+    check(call);
+    if (op.writes && (!op.in_place || op.reshapes || writes_plain(call))) return run_and_store(call, *stack);
+    if (op.is_random) return run_random(call, *stack);
+    auto key = call.key();
+    auto& cache = call.mesh()->decisions();
+    const auto* decision = cache.find(key);
+    if (!decision) {
+      note_default(op);
+      decision = cache.add(std::move(key), decide(call));
+    }
+    if (decision->by_copy) return run_and_store(call, *stack);
+    run(call, *decision, *stack);
+  }
+
+ private:
+  // Read from the schema at the first call: 3,500 operators are registered, few are called.
+  const Operator& facts() {
+    std::call_once(once_, [&] { operator_ = read_operator(handle_); });
+    return *operator_;
+  }
+
+  static void note_default(const Operator& op) {
+    if (!op.rule) {
+      base::log(LogLevel::kDebug, base::cat("dtensor: ", op.name, " has no rule: its inputs are replicated"));
+    }
+  }
+
+  static void check(const OpCall& call) {
+    if (!call.mesh())
+      base::raise(ErrorKind::kInternal, base::cat(call.op().name, ": no sharded tensor among the arguments"));
+    if (changes_memory(call.op().name)) {
+      base::raise(
+          ErrorKind::kUsage,
+          base::cat(call.describe(),
+                    ": a sharded tensor has no memory of its own to resize or replace; use to_local()"));
+    }
+  }
+
+  // Moves the inputs, puts the local tensors in place of the sharded ones and calls the operator.
+  void run(OpCall& call, const Decision& decision, Stack& stack) const {
+    const auto& op = call.op();
+    const at::AutoDispatchBelowADInplaceOrView below;
+    bool lost_base = false;
+    for (std::size_t i = 0; i < call.inputs().size(); ++i) {
+      auto& input = call.inputs()[i];
+      lost_base = lost_base || (op.is_view && input.lost_base);
+      if (input.layout == decision.inputs[i]) continue;
+      lost_base = lost_base || op.is_view;
+      input.local = redistribute_local(input.local, input.sizes, *input.layout, *decision.inputs[i]);
+    }
+    // Results that are a written argument are that tensor itself.
+    c10::SmallVector<c10::IValue, 1> written(op.result_is.size());
+    const auto base = stack.size() - op.arguments.size();
+    for (std::size_t r = 0; r < op.result_is.size(); ++r) {
+      if (op.result_is[r]) written[r] = stack[base + *op.result_is[r]];
+    }
+    if (op.rule && op.rule->finish) call.keep_arguments();
+    localise(call, decision, stack);
+    LocalCall local{call, decision, stack};
+    if (op.rule && op.rule->local) {
+      op.rule->local(local);
+      lost_base = lost_base || local.lost_base;
+    } else {
+      local.run();
+    }
+    if (op.rule && op.rule->finish) finish(call, decision, stack);
+    const auto first = stack.size() - op.result_is.size();
+    for (std::size_t r = 0; r < op.result_is.size(); ++r) {
+      auto& value = stack[first + r];
+      value =
+          op.result_is[r] ? std::move(written[r]) : wrapped(call, decision, r, std::move(value), lost_base);
+    }
+  }
+
+  static void localise(const OpCall& call, const Decision& decision, Stack& stack) {
+    const auto& op = call.op();
+    const auto base = stack.size() - op.arguments.size();
+    for (std::size_t i = 0; i < call.inputs().size(); ++i) {
+      const auto& input = call.inputs()[i];
+      const auto a = static_cast<std::size_t>(input.argument);
+      if (op.arguments[a] == ArgumentKind::kTensor) stack[base + a] = input.local;
+    }
+    for (std::size_t a = 0; a < op.arguments.size(); ++a) {
+      if (op.arguments[a] == ArgumentKind::kTensors)
+        stack[base + a] = local_list(call, static_cast<int>(a), stack[base + a]);
+    }
+    if (op.rule && op.rule->sizes_argument && !decision.result_sizes.empty()) {
+      stack[base + static_cast<std::size_t>(op.argument(op.rule->sizes_argument))] =
+          decision.local_result_sizes;
+    }
+  }
+
+  static void finish(const OpCall& call, const Decision& decision, Stack& stack) {
+    const auto first = stack.size() - call.op().result_is.size();
+    std::vector<at::Tensor> results;
+    for (std::size_t r = 0; r < call.op().result_is.size(); ++r) {
+      const auto& local = stack[first + r].toTensor();
+      results.push_back(redistribute_local(local, result_sizes(call, decision, r, local),
+                                           *decision.raw_results[r], *decision.results[r]));
+    }
+    call.op().rule->finish(call, results);
+    for (std::size_t r = 0; r < results.size(); ++r) stack[first + r] = std::move(results[r]);
+  }
+
+  static c10::IValue local_list(const OpCall& call, int argument, const c10::IValue& value) {
+    if (value.isNone()) return value;
+    if (value.isTensorList()) {
+      std::vector<at::Tensor> locals(value.toTensorVector().size());
+      for (const auto& input : call.inputs()) {
+        if (input.argument == argument) locals[static_cast<std::size_t>(input.item)] = input.local;
+      }
+      return locals;
+    }
+    c10::List<std::optional<at::Tensor>> locals;
+    const auto n = value.toListRef().size();
+    for (std::size_t i = 0; i < n; ++i) {
+      const auto at = call.input_of(argument, static_cast<int>(i));
+      locals.push_back(at < 0 ? std::optional<at::Tensor>()
+                              : call.inputs()[static_cast<std::size_t>(at)].local);
+    }
+    return locals;
+  }
+
+  using ResultSizes = c10::SmallVector<std::int64_t, 6>;
+  // The global sizes of result `r`, of which a rank has `local`: where a dimension is cut, those of the input it comes from.
+  static ResultSizes result_sizes(const OpCall& call, const Decision& decision, std::size_t r,
+                                  const at::Tensor& local) {
+    ResultSizes sizes(local.sizes().begin(), local.sizes().end());
+    if (r == 0 && decision.result_sizes.size() == sizes.size() && !sizes.empty()) {
+      sizes.assign(decision.result_sizes.begin(), decision.result_sizes.end());
+      return sizes;
+    }
+    for (const auto& placement : decision.results[r]->placements) {
+      if (!placement.is_shard()) continue;
+      const auto d = static_cast<std::size_t>(placement.dim());
+      const auto& source = decision.sources[r][d];
+      sizes[d] =
+          call.inputs()[static_cast<std::size_t>(source.input)].sizes[static_cast<std::size_t>(source.dim)];
+    }
+    return sizes;
+  }
+
+  static at::Tensor wrap_result(const OpCall& call, const Decision& decision, std::size_t r,
+                                const at::Tensor& local, bool lost_base) {
+    if (!local.defined()) return local;
+    // torch::nn::Linear multiplies by the transpose of its weight, which therefore has the weight's style.
+    std::shared_ptr<const OperandStyle> style;
+    if (call.op().is_transpose && !call.inputs()[0].plain) style = meta_of(call.inputs()[0].tensor).style();
+    return wrap(local, result_sizes(call, decision, r, local), call.mesh(), decision.results[r], lost_base,
+                {}, std::move(style));
+  }
+
+  static c10::IValue wrapped(const OpCall& call, const Decision& decision, std::size_t r, c10::IValue value,
+                             bool lost_base) {
+    if (value.isTensor()) return wrap_result(call, decision, r, value.toTensor(), lost_base);
+    if (!value.isTensorList()) return value;
+    std::vector<at::Tensor> tensors;
+    for (const at::Tensor& local : value.toTensorVector()) {
+      tensors.push_back(wrap_result(call, decision, r, local, lost_base));
+    }
+    return tensors;
+  }
+
+  static bool writes_plain(const OpCall& call) {
+    return std::ranges::any_of(call.inputs(), [](const Input& input) {
+      return input.written && input.plain && !input.sizes.empty();
+    });
+  }
+
+  // Operators that write where their result cannot be made: out=, in place on pieces that lie otherwise, in place with other
+  // sizes. The operator that returns its result instead, which is then stored in the written arguments.
+  static void run_and_store(const OpCall& call, Stack& stack) {
+    const auto& op = call.op();
+    if (!op.functional) {
+      base::raise(ErrorKind::kUnsupported,
+                  base::cat(call.describe(),
+                            ": cannot be done in place on these placements, and there is no operator that "
+                            "returns the result instead. Redistribute the arguments first"));
+    }
+    const auto base = stack.size() - op.arguments.size();
+    std::vector<c10::IValue> written;
+    for (std::size_t i = 0; i < op.written.size(); ++i) {
+      if (op.written[i]) written.push_back(stack[base + i]);
+    }
+    for (std::size_t i = op.written.size(); !op.in_place && i-- > 0;) {
+      if (op.written[i]) stack.erase(stack.begin() + static_cast<std::ptrdiff_t>(base + i));
+    }
+    op.functional->callBoxed(stack);
+    const auto first = stack.size() - written.size();
+    for (std::size_t w = 0; w < written.size(); ++w) {
+      store(call, written[w], stack[first + w]);
+      stack[first + w] = std::move(written[w]);
+    }
+  }
+
+  static void store(const OpCall& call, const c10::IValue& target, const c10::IValue& value) {
+    if (!target.isTensor()) {
+      base::raise(ErrorKind::kUnsupported,
+                  base::cat(call.describe(), ": lists cannot be written in place on these placements"));
+    }
+    const auto into = target.toTensor();
+    const auto source = value.toTensor();
+    // Backward formulas write into zeros that they made from sizes alone, which are plain. Those become the result, and so does
+    // a tensor that is given other sizes.
+    if (!is_sharded(into) || call.op().reshapes) {
+      into.unsafeGetTensorImpl()->shallow_copy_from(source.getIntrusivePtr());
+      return;
+    }
+    if (source.sizes() != into.sizes()) {
+      base::raise(ErrorKind::kUsage, base::cat(call.describe(), ": the result has sizes ", source.sizes(),
+                                               "; a sharded tensor cannot be resized"));
+    }
+    const auto& to = meta_of(into);
+    const auto& from = meta_of(source);
+    const at::AutoDispatchBelowADInplaceOrView below;
+    to.local().copy_(redistribute_local(from.local(), source.sizes(), *from.layout(), *to.layout()));
+  }
+
+  const c10::OperatorHandle handle_;
+  std::once_flag once_;
+  std::unique_ptr<const Operator> operator_;
+};
+
+// Composite operators decompose by themselves where they meet the key: into operators that come here.
+bool decomposes(const c10::OperatorHandle& handle) {
+  return handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
+         !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
+         !handle.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
+}
+
+class Installation final : public c10::OpRegistrationListener {
+ public:
+  void install_all() {
+    auto& dispatcher = c10::Dispatcher::singleton();
+    for (const auto& name : dispatcher.getAllOpNames()) {
+      if (const auto handle = dispatcher.findSchema(name)) install(*handle);
+    }
+  }
+  // Operators of libraries that are loaded later. The listener is also told of those that exist.
+  void onOperatorRegistered(const c10::OperatorHandle& handle) override { install(handle); }
+  void onOperatorDeregistered(const c10::OperatorHandle&) override {}
+
+ private:
+  void install(const c10::OperatorHandle& handle) {
+    if (decomposes(handle)) return;
+    handles_.push_back(c10::Dispatcher::singleton().registerImpl(
+        handle.operator_name(), kKey,
+        c10::KernelFunction::makeFromBoxedFunctor(std::make_unique<Kernel>(handle)), std::nullopt, nullptr,
+        "lockstep/dtensor"));
+  }
+  std::vector<c10::RegistrationHandleRAII> handles_;
+};
+
+}  // namespace
+
+c10::IValue* LocalCall::arguments() const {
+  return &stack[stack.size() - call.op().arguments.size()];
+}
+void LocalCall::run() const {
+  call.op().handle.callBoxed(stack);
+}
+
+void install_kernels() {
+  static std::once_flag once;
+  // Never undone: tensors may live as long as the process.
+  std::call_once(once, [] { (new Installation)->install_all(); });
+}
+
+}  // namespace lockstep::dtensor_internal

@@ -1,0 +1,121 @@
+#include "lockstep/dtensor/internal/mesh_context.h"
+
+#include <algorithm>
+
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
+#include "lockstep/dtensor/internal/decide.h"
+
+namespace lockstep::dtensor_internal {
+namespace {
+
+// The contexts of the process, those of all rank threads. Few: one per mesh that a program makes tensors on.
+struct Registry {
+  // A seed outlives the tensors of its mesh and ends with the mesh's groups. Both guarded by mutex.
+  struct Seed {
+    std::vector<std::weak_ptr<ProcessGroup>> groups;
+    at::Generator generator;
+  };
+  std::mutex mutex;
+  std::vector<std::weak_ptr<const MeshContext>> contexts;
+  std::vector<Seed> seeds;
+};
+Registry& registry() {
+  static Registry* const registry = new Registry;  // meshes may be used by destructors of static objects
+  return *registry;
+}
+
+bool is_of(const Registry::Seed& seed, const std::vector<Group>& groups) {
+  return std::ranges::equal(seed.groups, groups,
+                            [](const auto& weak, const auto& group) { return weak.lock() == group; });
+}
+
+bool same_groups(const MeshContext& context, const std::vector<Group>& groups) {
+  if (context.ndim() != groups.size()) return false;
+  for (std::size_t m = 0; m < groups.size(); ++m) {
+    if (context.group(m) != groups[m]) return false;
+  }
+  return true;
+}
+
+}  // namespace
+
+const Decision* DecisionCache::find(const Key& key) const {
+  const std::lock_guard lock(mutex_);
+  const auto found = entries_.find(key);
+  return found == entries_.end() ? nullptr : found->second.get();
+}
+
+const Decision* DecisionCache::add(Key key, std::unique_ptr<const Decision> decision) {
+  const std::lock_guard lock(mutex_);
+  // Another thread of this rank may have decided the same meanwhile; its answer is in use and stays.
+  return entries_.try_emplace(std::move(key), std::move(decision)).first->second.get();
+}
+
+std::size_t DecisionCache::Hash::operator()(const Key& key) const noexcept {
+  std::uint64_t hash = key.size();
+  for (const auto word : key) {
+    hash = (hash ^ static_cast<std::uint64_t>(word)) * 0x9E3779B97F4A7C15ULL;
+    hash ^= hash >> 32;
+  }
+  return hash;
+}
+
+MeshContext::MeshContext(DeviceMesh mesh)
+    : mesh_(std::move(mesh)), groups_(mesh_.get_all_groups()), shape_(mesh_.shape()) {
+  for (int m = 0; m < mesh_.ndim(); ++m) coordinate_.push_back(mesh_.get_local_rank(m));
+}
+
+MeshContext::~MeshContext() = default;
+
+std::shared_ptr<const MeshContext> MeshContext::of(const DeviceMesh& mesh, const char* function) {
+  if (!mesh.get_coordinate()) {
+    base::raise(ErrorKind::kUsage, base::cat(function, ": rank ", mesh.get_rank(),
+                                             " is not in the mesh; only its ranks may make tensors on it"));
+  }
+  const auto groups = mesh.get_all_groups();
+  auto& all = registry();
+  const std::lock_guard lock(all.mutex);
+  std::erase_if(all.contexts, [](const auto& context) { return context.expired(); });
+  for (const auto& weak : all.contexts) {
+    auto context = weak.lock();
+    if (context && same_groups(*context, groups) && context->mesh() == mesh) return context;
+  }
+  auto context = std::make_shared<const MeshContext>(mesh);
+  for (const auto& seed : all.seeds) {
+    if (is_of(seed, groups)) context->generator_ = seed.generator;
+  }
+  all.contexts.push_back(context);
+  return context;
+}
+
+at::Generator MeshContext::generator() const {
+  const std::lock_guard lock(mutex_);
+  return generator_;
+}
+void MeshContext::set_generator(at::Generator generator) const {
+  {
+    const std::lock_guard lock(mutex_);
+    generator_ = generator;
+  }
+  auto& all = registry();
+  const std::lock_guard lock(all.mutex);
+  std::erase_if(all.seeds,
+                [&](const auto& seed) { return seed.groups.front().expired() || is_of(seed, groups_); });
+  all.seeds.push_back({{groups_.begin(), groups_.end()}, std::move(generator)});
+}
+
+const Layout* MeshContext::layout(const Placements& placements) const {
+  const std::lock_guard lock(mutex_);
+  for (const auto& layout : layouts_) {
+    if (layout.placements == placements) return &layout;
+  }
+  auto& layout = layouts_.emplace_back();
+  layout.mesh = this;
+  layout.placements = placements;
+  layout.has_partial = std::ranges::any_of(placements, &Placement::is_partial);
+  layout.all_replicate = std::ranges::all_of(placements, &Placement::is_replicate);
+  return &layout;
+}
+
+}  // namespace lockstep::dtensor_internal

@@ -1,0 +1,83 @@
+#include "lockstep/dtensor/internal/meta.h"
+
+#include <c10/core/AutogradState.h>
+#include <c10/core/Storage.h>
+#include <c10/core/StorageImpl.h>
+
+#include <algorithm>
+#include <numeric>
+
+namespace lockstep::dtensor_internal {
+namespace {
+
+// No bytes, on the tensor's device: the autograd engine asks tensors for their storage's device when streams differ.
+c10::Storage no_memory(const c10::Device& device) {
+  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
+                                                             c10::DataPtr(nullptr, device), nullptr, false));
+  return storage;
+}
+
+// Dense strides for the global sizes, dimensions in the order in which the local tensor has them. A dimension of stride 0
+// (expand) keeps it.
+c10::SmallVector<std::int64_t, 6> global_strides(at::IntArrayRef sizes, const at::Tensor& local) {
+  const auto n = sizes.size();
+  c10::SmallVector<std::int64_t, 6> strides(n);
+  const auto local_strides = local.strides();
+  bool ordered = local_strides.size() == n;
+  for (std::size_t d = 0; ordered && d < n; ++d) {
+    ordered = local_strides[d] > 0 && (d == 0 || local_strides[d - 1] >= local_strides[d]);
+  }
+  std::int64_t next = 1;
+  if (ordered || local_strides.size() != n) {
+    for (std::size_t d = n; d-- > 0;) {
+      strides[d] = next;
+      next *= std::max<std::int64_t>(sizes[d], 1);
+    }
+    return strides;
+  }
+  c10::SmallVector<std::size_t, 6> order(n);
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(),
+                   [&](std::size_t a, std::size_t b) { return local_strides[a] > local_strides[b]; });
+  for (std::size_t i = n; i-- > 0;) {
+    const auto d = order[i];
+    strides[d] = local_strides[d] == 0 ? 0 : next;
+    if (local_strides[d] != 0) next *= std::max<std::int64_t>(sizes[d], 1);
+  }
+  return strides;
+}
+
+}  // namespace
+
+void Meta::set_pending(Work work) {
+  work_ = std::move(work);
+  pending_.store(true, std::memory_order_relaxed);
+}
+
+void Meta::wait() const {
+  work_.wait();  // any thread may wait, several at a time
+  pending_.store(false, std::memory_order_release);
+}
+
+at::Tensor wrap(at::Tensor local, at::IntArrayRef sizes, std::shared_ptr<const MeshContext> mesh,
+                const Layout* layout, bool lost_base, Work pending,
+                std::shared_ptr<const OperandStyle> style) {
+  // In-place operators on views replay the views in backward instead of calling as_strided, which a tensor without memory
+  // cannot serve. A setting of the thread, and this thread is about to record the tensor.
+  auto& autograd = c10::AutogradState::get_tls_state();
+  if (!autograd.get_view_replay_enabled()) autograd.set_view_replay_enabled(true);
+
+  const auto strides = global_strides(sizes, local);
+  const auto dense = local.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
+  auto keys = c10::DispatchKeySet({kKey, dense});
+  if (style) keys = keys.add(kStyleKey);
+  auto impl = c10::make_intrusive<c10::TensorImpl>(no_memory(local.device()), keys, local.dtype());
+  impl->set_sizes_and_strides(sizes, strides);
+  auto meta =
+      c10::make_intrusive<Meta>(std::move(local), std::move(mesh), layout, lost_base, std::move(style));
+  if (!pending.done()) meta->set_pending(std::move(pending));
+  impl->set_backend_meta(std::move(meta));
+  return at::Tensor(std::move(impl));
+}
+
+}  // namespace lockstep::dtensor_internal

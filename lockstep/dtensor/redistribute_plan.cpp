@@ -1,0 +1,184 @@
+#include "lockstep/dtensor/redistribute_plan.h"
+
+#include <algorithm>
+#include <limits>
+#include <optional>
+
+#include "lockstep/base/detail/text.h"
+#include "lockstep/dtensor/internal/shard_math.h"
+
+namespace lockstep {
+namespace {
+
+using Kind = RedistributeStep::Kind;
+
+// A collective of a few bytes costs about as much as moving this many.
+constexpr double kCollectiveBytes = 32.0 * 1024;
+constexpr double kLocalShare = 1.0 / 16;
+
+// The step between two placements of one mesh dimension; none when it takes two.
+std::optional<Kind> direct_step(const Placement& from, const Placement& to) {
+  if (from.is_replicate()) return to.is_shard() ? Kind::kChunk : Kind::kMask;
+  if (from.is_shard()) {
+    if (to.is_replicate()) return Kind::kAllGather;
+    // Between two cuts of one dimension (they differ in their interleaving) there is no direct exchange.
+    if (to.is_shard() && from.dim() != to.dim()) return Kind::kAllToAll;
+    return std::nullopt;
+  }
+  if (to.is_replicate()) return Kind::kAllReduce;
+  if (to.is_shard()) return Kind::kReduceScatter;
+  return std::nullopt;
+}
+
+// A layout the search can be in: for each mesh dimension the index of one of its candidates.
+struct Search {
+  const std::vector<std::int64_t>& sizes;
+  double item_size;
+  const std::vector<std::int64_t>& mesh_shape;
+  std::vector<Placements> candidates;  // per mesh dimension: from, to, Replicate
+
+  std::size_t states() const {
+    std::size_t n = 1;
+    for (const auto& options : candidates) n *= options.size();
+    return n;
+  }
+  Placements layout(std::size_t state) const {
+    Placements layout;
+    for (const auto& options : candidates) {
+      layout.push_back(options[state % options.size()]);
+      state /= options.size();
+    }
+    return layout;
+  }
+  std::size_t state_of(const Placements& layout) const {
+    std::size_t state = 0;
+    for (std::size_t m = candidates.size(); m-- > 0;) {
+      const auto& options = candidates[m];
+      const auto at = std::ranges::find(options, layout[m]) - options.begin();
+      state = state * options.size() + static_cast<std::size_t>(at);
+    }
+    return state;
+  }
+  // Bytes of the largest piece.
+  double local_bytes(const Placements& layout) const {
+    const dtensor_internal::Sizes first(mesh_shape.size(), 0);
+    double bytes = item_size;
+    for (const auto size : dtensor_internal::local_sizes(sizes, layout, mesh_shape, first)) {
+      bytes *= static_cast<double>(size);
+    }
+    return bytes;
+  }
+};
+
+// A mesh dimension cuts what the earlier ones left. Whoever changes the cut of tensor dimension d on mesh dimension m must
+// therefore not have a later mesh dimension that cuts d too: that cut would be of other pieces afterwards. (An interleaved
+// cut counts blocks of what the earlier mesh dimensions left, so the same test protects it.)
+bool cut_by_later(const Placements& layout, std::size_t mesh_dim, const Placement& changed) {
+  if (!changed.is_shard()) return false;
+  return std::any_of(layout.begin() + static_cast<std::ptrdiff_t>(mesh_dim) + 1, layout.end(),
+                     [&](const Placement& later) { return later.is_shard(changed.dim()); });
+}
+
+}  // namespace
+
+const char* name_of(Kind kind) noexcept {
+  switch (kind) {
+    case Kind::kAllGather:
+      return "all_gather";
+    case Kind::kAllToAll:
+      return "all_to_all";
+    case Kind::kAllReduce:
+      return "all_reduce";
+    case Kind::kReduceScatter:
+      return "reduce_scatter";
+    case Kind::kChunk:
+      return "chunk";
+    case Kind::kMask:
+      return "mask";
+  }
+  return "unknown";
+}
+
+std::string to_string(const RedistributeStep& step) {
+  return base::cat("mesh dim ", step.mesh_dim, ": ", to_string(step.from), " -> ", to_string(step.to), " by ",
+                   name_of(step.kind));
+}
+
+double redistribute_cost(const Placement& from, const Placement& to, double local_bytes, std::int64_t n) {
+  if (from == to || n == 1) return 0;
+  const auto step = direct_step(from, to);
+  if (!step) return 2 * kCollectiveBytes + 3 * local_bytes * static_cast<double>(n);
+  const double others = static_cast<double>(n - 1);
+  const double share = others / static_cast<double>(n);
+  switch (*step) {
+    case Kind::kAllGather:
+      return kCollectiveBytes + local_bytes * others;
+    case Kind::kAllToAll:
+      return kCollectiveBytes + local_bytes * share;
+    case Kind::kAllReduce:
+      return kCollectiveBytes + 2 * local_bytes * share;
+    case Kind::kReduceScatter:
+      return kCollectiveBytes + local_bytes * share;
+    case Kind::kChunk:
+      return kLocalShare * local_bytes / static_cast<double>(n);
+    case Kind::kMask:
+      return kLocalShare * local_bytes;
+  }
+  return 0;
+}
+
+// Dijkstra's algorithm over at most three placements per mesh dimension: 9 layouts in two dimensions, 27 in three.
+std::vector<RedistributeStep> plan_redistribute(const std::vector<std::int64_t>& sizes,
+                                                std::int64_t item_size,
+                                                const std::vector<std::int64_t>& mesh_shape,
+                                                const Placements& from, const Placements& to) {
+  if (from == to) return {};
+  Search search{sizes, static_cast<double>(item_size), mesh_shape, {}};
+  for (std::size_t m = 0; m < from.size(); ++m) {
+    Placements options{from[m]};
+    for (const auto& option : {to[m], Placement()}) {
+      if (std::ranges::find(options, option) == options.end()) options.push_back(option);
+    }
+    search.candidates.push_back(std::move(options));
+  }
+
+  struct Node {
+    double cost = std::numeric_limits<double>::infinity();
+    bool settled = false;
+    std::size_t previous = 0;
+    RedistributeStep step{};
+  };
+  std::vector<Node> nodes(search.states());
+  const auto start = search.state_of(from);
+  const auto goal = search.state_of(to);
+  nodes[start].cost = 0;
+  while (!nodes[goal].settled) {
+    std::size_t best = nodes.size();
+    for (std::size_t i = 0; i < nodes.size(); ++i) {
+      if (!nodes[i].settled && (best == nodes.size() || nodes[i].cost < nodes[best].cost)) best = i;
+    }
+    nodes[best].settled = true;
+    const auto layout = search.layout(best);
+    const auto bytes = search.local_bytes(layout);
+    for (std::size_t m = 0; m < layout.size(); ++m) {
+      for (const auto& option : search.candidates[m]) {
+        const auto kind = option == layout[m] ? std::nullopt : direct_step(layout[m], option);
+        if (!kind || cut_by_later(layout, m, layout[m]) || cut_by_later(layout, m, option)) continue;
+        auto next = layout;
+        next[m] = option;
+        auto& node = nodes[search.state_of(next)];
+        // A step of no cost still counts, so that a plan has no detours.
+        const auto cost = nodes[best].cost + 1 + redistribute_cost(layout[m], option, bytes, mesh_shape[m]);
+        if (cost < node.cost) {
+          node = {cost, false, best, {*kind, static_cast<int>(m), layout[m], option}};
+        }
+      }
+    }
+  }
+  std::vector<RedistributeStep> plan;
+  for (auto at = goal; at != start; at = nodes[at].previous) plan.push_back(nodes[at].step);
+  std::ranges::reverse(plan);
+  return plan;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,287 @@
+// Every operator that has a rule, over every combination of placements that the rule admits, against the same operator on plain
+// tensors: values, placements of the results, and gradients.
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <iostream>
+#include <map>
+#include <mutex>
+#include <set>
+
+#include "lockstep/base/detail/text.h"
+#include "lockstep/dtensor/dtensor.h"
+#include "lockstep/dtensor/internal/decide.h"
+#include "lockstep/dtensor/internal/meta.h"
+#include "lockstep/dtensor/internal/redistribute.h"
+#include "lockstep/dtensor/internal/rule.h"
+#include "lockstep/dtensor/internal/rule_samples.h"
+#include "lockstep/group/group_testing.h"
+
+namespace lockstep::dtensor_internal {
+namespace {
+
+using c10::IValue;
+using testing::world;
+using torch::jit::Stack;
+
+// Results of operators whose memory is not initialised.
+const std::set<std::string> kUninitialised{"aten::empty_like", "aten::new_empty", "aten::new_empty_strided"};
+
+std::vector<std::unique_ptr<const Operator>> ruled_operators() {
+  std::vector<std::unique_ptr<const Operator>> found;
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto& name : dispatcher.getAllOpNames()) {
+    const auto handle = dispatcher.findSchema(name);
+    if (!handle || !handle->schema().name().starts_with("aten::")) continue;
+    auto op = read_operator(*handle);
+    if (op->rule && !op->is_random && (!op->writes || op->in_place)) found.push_back(std::move(op));
+  }
+  std::ranges::sort(found, {}, [](const auto& op) { return op->name; });
+  return found;
+}
+
+// The plain tensors of a list of arguments, in the order of OpCall::inputs().
+std::vector<at::Tensor> tensors_in(const Stack& arguments) {
+  std::vector<at::Tensor> tensors;
+  for (const auto& value : arguments) {
+    if (value.isTensor() && value.toTensor().defined()) tensors.push_back(value.toTensor());
+    if (!value.isList()) continue;
+    for (const auto& element : value.toListRef()) {
+      if (element.isTensor() && element.toTensor().defined()) tensors.push_back(element.toTensor());
+    }
+  }
+  return tensors;
+}
+Stack with_tensors(const Stack& arguments, const std::vector<at::Tensor>& tensors) {
+  auto next = tensors.begin();
+  Stack result;
+  for (const auto& value : arguments) {
+    if (value.isTensor() && value.toTensor().defined()) {
+      result.push_back(*next++);
+    } else if (value.isTensorList()) {
+      std::vector<at::Tensor> list;
+      for (std::size_t i = 0; i < value.toTensorVector().size(); ++i) list.push_back(*next++);
+      result.push_back(list);
+    } else if (value.isList() && value.type()->containedType(0)->kind() == c10::TypeKind::OptionalType) {
+      c10::List<std::optional<at::Tensor>> list;
+      for (const auto& element : value.toListRef()) {
+        list.push_back(element.isTensor() ? std::optional<at::Tensor>(*next++) : std::nullopt);
+      }
+      result.push_back(list);
+    } else {
+      result.push_back(value);
+    }
+  }
+  return result;
+}
+
+// `value` under `placements`. A partial sum is cut into different shares, of integers into all and nothing.
+at::Tensor placed(const at::Tensor& value, const DeviceMesh& mesh, const Placements& placements) {
+  const auto context = MeshContext::of(mesh, "placed");
+  auto part = value;
+  for (std::size_t m = 0; m < placements.size(); ++m) {
+    if (!placements[m].is_partial()) continue;
+    const auto n = static_cast<double>(context->shape()[m]);
+    const auto r = static_cast<double>(context->coordinate()[m]);
+    part = value.is_floating_point() || value.is_complex() ? part * ((r + 1) / (n * (n + 1) / 2))
+                                                           : part * (r == 0 ? 1 : 0);
+  }
+  const auto* layout = context->layout(placements);
+  return wrap(slice_for(part, *layout).clone(), value.sizes(), context, layout);
+}
+
+std::vector<at::Tensor> results_of(const Stack& stack) {
+  return tensors_in(stack);
+}
+
+std::vector<at::Tensor> call(const Operator& op, Stack stack) {
+  op.handle.callBoxed(stack);
+  return results_of(stack);
+}
+
+bool same(const at::Tensor& actual, const at::Tensor& expected) {
+  if (actual.sizes() != expected.sizes() || actual.scalar_type() != expected.scalar_type()) return false;
+  if (!expected.is_floating_point() && !expected.is_complex()) return actual.equal(expected);
+  return at::allclose(actual, expected, 1e-4, 1e-5, true);
+}
+
+struct Tally {
+  std::mutex mutex;
+  std::set<std::string> operators;
+  std::int64_t combinations = 0;
+  std::int64_t gradients = 0;
+  std::map<std::string, std::string> failures;
+
+  void fail(const std::string& name, const std::string& text) {
+    const std::lock_guard lock(mutex);
+    failures.try_emplace(name, text);
+  }
+};
+
+// The placements on one mesh dimension that the rule admits for these arguments.
+std::vector<Alternative> admitted(const Operator& op, const Stack& sample, const DeviceMesh& mesh,
+                                  std::size_t dim) {
+  std::vector<at::Tensor> replicas;
+  for (const auto& tensor : tensors_in(sample))
+    replicas.push_back(placed(tensor, mesh, Placements(mesh.shape().size())));
+  const auto arguments = with_tensors(sample, replicas);
+  const OpCall probe(op, arguments.data());
+  std::vector<Sizes> sizes;
+  std::vector<std::vector<bool>> uneven;
+  for (const auto& input : probe.inputs()) {
+    sizes.push_back(input.sizes.vec());
+    uneven.emplace_back(input.sizes.size(), false);
+  }
+  const auto decision = decide(probe);
+  return alternatives_of(probe, {dim, mesh.shape()[dim], sizes, uneven, decision->result_sizes});
+}
+
+std::string text_of(const Operator& op, const std::vector<Placements>& inputs) {
+  std::string text = op.name + "(";
+  for (const auto& placements : inputs) text += (text.back() == '(' ? "" : ", ") + to_string(placements);
+  return text + ")";
+}
+
+// Runs the operator with the inputs placed so and compares; `results`, when given, are the placements it must have.
+void compare(const Operator& op, const Stack& sample, const std::vector<at::Tensor>& expected,
+             const DeviceMesh& mesh, const std::vector<Placements>& inputs, const Placements* results,
+             Tally& tally) {
+  std::vector<at::Tensor> tensors;
+  const auto plain = tensors_in(sample);
+  for (std::size_t i = 0; i < plain.size(); ++i) tensors.push_back(placed(plain[i], mesh, inputs[i]));
+  const auto actual = call(op, with_tensors(sample, tensors));
+  for (std::size_t r = 0; r < expected.size() && r < actual.size(); ++r) {
+    if (!is_sharded(actual[r])) {
+      if (!same(actual[r], expected[r]))
+        tally.fail(op.name, text_of(op, inputs) + ": a plain result differs");
+      continue;
+    }
+    const auto whole = full_tensor(actual[r]);
+    if (!kUninitialised.contains(op.name) && !same(whole, expected[r])) {
+      tally.fail(op.name, base::cat(text_of(op, inputs), " result ", r, " ", describe(actual[r]), " got\n",
+                                    whole, "\nexpected\n", expected[r]));
+    }
+    if (results && r < results->size() && !op.rule->finish && !op.writes &&
+        lockstep::placements(actual[r]) != Placements{(*results)[r]}) {
+      tally.fail(op.name, base::cat(text_of(op, inputs), " result ", r, " is ", describe(actual[r]),
+                                    ", the rule says ", (*results)[r]));
+    }
+  }
+}
+
+at::Tensor loss_of(const std::vector<at::Tensor>& results) {
+  at::Tensor loss;
+  double factor = 1;
+  for (const auto& result : results) {
+    if (!result.requires_grad() || !result.is_floating_point()) continue;
+    const auto term = (result * result).sum() * factor;
+    factor += 0.5;
+    loss = loss.defined() ? loss + term : term;
+  }
+  return loss;
+}
+
+void compare_gradients(const Operator& op, const Stack& sample, const DeviceMesh& mesh,
+                       const std::vector<Placements>& inputs, Tally& tally) {
+  const auto plain = tensors_in(sample);
+  std::vector<at::Tensor> leaves;
+  std::vector<at::Tensor> sharded;
+  for (std::size_t i = 0; i < plain.size(); ++i) {
+    const bool real = plain[i].is_floating_point();
+    leaves.push_back(plain[i].detach().clone().set_requires_grad(real));
+    sharded.push_back(placed(plain[i], mesh, inputs[i]).set_requires_grad(real));
+  }
+  at::Tensor reference;
+  try {
+    reference = loss_of(call(op, with_tensors(sample, leaves)));
+    if (reference.defined()) reference.backward();
+  } catch (const std::exception&) {
+    return;  // no derivative
+  }
+  if (!reference.defined()) return;
+  loss_of(call(op, with_tensors(sample, sharded))).backward();
+  for (std::size_t i = 0; i < plain.size(); ++i) {
+    const auto& expected = leaves[i].grad();
+    const auto& actual = sharded[i].grad();
+    if (!expected.defined()) continue;
+    if (!actual.defined() || !same(is_sharded(actual) ? full_tensor(actual) : actual, expected)) {
+      tally.fail(op.name,
+                 base::cat(text_of(op, inputs), " gradient ", i, " got\n",
+                           actual.defined() ? full_tensor(actual) : at::Tensor(), "\nexpected\n", expected));
+    }
+  }
+  const std::lock_guard lock(tally.mutex);
+  ++tally.gradients;
+}
+
+void check_operator(const Operator& op, const DeviceMesh& mesh, int rank, Tally& tally) {
+  for (const auto& sample : samples_of(op)) {
+    std::vector<at::Tensor> clones;
+    for (const auto& tensor : tensors_in(sample)) clones.push_back(tensor.clone());
+    const auto expected = call(op, with_tensors(sample, clones));
+    const auto first = admitted(op, sample, mesh, 0);
+    const auto second = mesh.ndim() > 1 ? admitted(op, sample, mesh, 1) : std::vector<Alternative>{{}};
+    for (const auto& a : first) {
+      for (const auto& b : second) {
+        std::vector<Placements> inputs;
+        for (std::size_t i = 0; i < a.inputs.size(); ++i) {
+          inputs.push_back(mesh.ndim() > 1 ? Placements{a.inputs[i], b.inputs[i]} : Placements{a.inputs[i]});
+        }
+        compare(op, sample, expected, mesh, inputs, mesh.ndim() > 1 ? nullptr : &a.results, tally);
+        if (mesh.ndim() == 1 && !op.writes) compare_gradients(op, sample, mesh, inputs, tally);
+        if (rank == 0) {
+          const std::lock_guard lock(tally.mutex);
+          ++tally.combinations;
+          tally.operators.insert(op.name);
+        }
+      }
+    }
+  }
+}
+
+void check_all(const std::vector<std::int64_t>& shape, std::size_t at_least) {
+  install_kernels();
+  const auto operators = ruled_operators();
+  Tally tally;
+  const auto n = static_cast<int>(c10::multiply_integers(shape));
+  world(n, [&](int rank) {
+    const auto mesh = init_device_mesh("cpu", shape);
+    for (const auto& op : operators) {
+      try {
+        check_operator(*op, mesh, rank, tally);
+      } catch (const std::exception& error) {
+        // Alike on every rank, or the next collective says so.
+        tally.fail(op->name, std::string(error.what()).substr(0, 600));
+      }
+    }
+  });
+  for (const auto& [name, text] : tally.failures) ADD_FAILURE() << name << ": " << text;
+  EXPECT_GE(tally.operators.size(), at_least);
+  std::cout << "mesh " << at::IntArrayRef(shape) << ": " << tally.operators.size()
+            << " operators with a rule, " << tally.combinations << " combinations of placements, "
+            << tally.gradients / n << " of them with gradients\n";
+}
+
+TEST(Rules, EveryOperatorOverTwoRanksIsThatOfPlainTensors) {
+  check_all({2}, 300);
+}
+TEST(Rules, EveryOperatorOverThreeRanksIsThatOfPlainTensors) {
+  check_all({3}, 300);
+}
+TEST(Rules, EveryOperatorOverTwoDimensionsIsThatOfPlainTensors) {
+  check_all({2, 2}, 300);
+}
+
+TEST(Rules, AreOfOperatorsThatExist) {
+  auto& dispatcher = c10::Dispatcher::singleton();
+  for (const auto* rule : all_rules()) {
+    const auto dot = rule->op.find('.');
+    const c10::OperatorName name(rule->op.substr(0, dot),
+                                 dot == std::string::npos ? "" : rule->op.substr(dot + 1));
+    EXPECT_TRUE(dispatcher.findSchema(name).has_value()) << rule->op;
+  }
+}
+
+}  // namespace
+}  // namespace lockstep::dtensor_internal

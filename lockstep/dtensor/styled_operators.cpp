@@ -1,0 +1,127 @@
+// Operators whose weight has a style, met above autograd: what they do around the operator is recorded as if the program had
+// written it.
+#include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/addmm.h>
+#include <ATen/ops/embedding.h>
+#include <ATen/ops/layer_norm.h>
+#include <ATen/ops/linear.h>
+#include <ATen/ops/matmul.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
+
+#include <mutex>
+
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/dtensor/detail/operand_style.h"
+#include "lockstep/dtensor/dtensor.h"
+#include "lockstep/dtensor/internal/checks.h"
+#include "lockstep/dtensor/internal/meta.h"
+
+namespace lockstep {
+
+at::Tensor prepare_operand(const at::Tensor& input, const DeviceMesh& mesh, const OperandStyle& style) {
+  auto x = is_dtensor(input) ? input : from_local(input, mesh, style.input);
+  const auto wanted = dtensor_internal::checked_placements(
+      "the input of a parallel module", *dtensor_internal::meta_of(x).mesh(), x.dim(), style.desired_input);
+  return placements(x) == wanted ? x : redistribute(x, wanted);
+}
+
+at::Tensor finish_operand(const at::Tensor& output, const OperandStyle& style) {
+  auto y = output;
+  const auto wanted = dtensor_internal::checked_placements(
+      "the output of a parallel module", *dtensor_internal::meta_of(y).mesh(), y.dim(), style.output);
+  if (placements(y) != wanted) y = redistribute(y, wanted);
+  return style.use_local_output ? to_local(y) : y;
+}
+
+namespace {
+
+using dtensor_internal::is_sharded;
+using dtensor_internal::kStyleKey;
+using dtensor_internal::meta_of;
+
+// Runs `op` on the prepared input where the weight has a style, as it is where it has none.
+using Kind = OperandStyle::Kind;
+
+template <class Op>
+at::Tensor styled(Kind kind, const at::Tensor& input, const at::Tensor& weight, Op&& op) {
+  const c10::impl::ExcludeDispatchKeyGuard once(kStyleKey);
+  const auto style = is_sharded(weight) ? meta_of(weight).style() : nullptr;
+  if (!style || style->kind != kind) return op(input);
+  return finish_operand(op(prepare_operand(input, meta_of(weight).mesh()->mesh(), *style)), *style);
+}
+
+at::Tensor styled_linear(const at::Tensor& input, const at::Tensor& weight,
+                         const std::optional<at::Tensor>& bias) {
+  return styled(Kind::kLinear, input, weight,
+                [&](const at::Tensor& x) { return at::linear(x, weight, bias); });
+}
+
+at::Tensor styled_matmul(const at::Tensor& input, const at::Tensor& weight) {
+  return styled(Kind::kLinear, input, weight, [&](const at::Tensor& x) { return at::matmul(x, weight); });
+}
+
+at::Tensor styled_addmm(const at::Tensor& bias, const at::Tensor& input, const at::Tensor& weight,
+                        const at::Scalar& beta, const at::Scalar& alpha) {
+  return styled(Kind::kLinear, input, weight,
+                [&](const at::Tensor& x) { return at::addmm(bias, x, weight, beta, alpha); });
+}
+
+// torch::nn::Linear's `output += bias`, where the product was returned as a local tensor.
+at::Tensor& styled_add_(at::Tensor& self, const at::Tensor& bias, const at::Scalar& alpha) {
+  const c10::impl::ExcludeDispatchKeyGuard once(kStyleKey);
+  const bool local = !is_sharded(self) && is_sharded(bias) && meta_of(bias).style();
+  return self.add_(local ? to_local(bias) : bias, alpha);
+}
+
+at::Tensor styled_embedding(const at::Tensor& weight, const at::Tensor& indices, c10::SymInt padding_idx,
+                            bool scale_grad_by_freq, bool sparse) {
+  return styled(Kind::kEmbedding, indices, weight, [&](const at::Tensor& i) {
+    return at::embedding_symint(weight, i, padding_idx, scale_grad_by_freq, sparse);
+  });
+}
+
+at::Tensor styled_layer_norm(const at::Tensor& input, c10::SymIntArrayRef shape,
+                             const std::optional<at::Tensor>& weight, const std::optional<at::Tensor>& bias,
+                             double eps, bool cudnn_enable) {
+  return styled(Kind::kNorm, input, weight.value_or(at::Tensor()), [&](const at::Tensor& x) {
+    return at::layer_norm_symint(x, shape, weight, bias, eps, cudnn_enable);
+  });
+}
+
+// Never undone, as the kernels at kKey.
+void install_styles() {
+  static std::once_flag once;
+  std::call_once(once, [] {
+    auto& dispatcher = c10::Dispatcher::singleton();
+    auto* const handles = new std::vector<c10::RegistrationHandleRAII>;
+    const auto install = [&](const char* op, c10::KernelFunction kernel) {
+      const std::string name = op;
+      const auto dot = name.find('.');
+      const c10::OperatorName full(name.substr(0, dot), dot == std::string::npos ? "" : name.substr(dot + 1));
+      handles->push_back(dispatcher.registerImpl(full, kStyleKey, std::move(kernel), std::nullopt, nullptr,
+                                                 "lockstep/dtensor"));
+    };
+    handles->push_back(
+        dispatcher.registerFallback(kStyleKey, c10::KernelFunction::makeFallthrough(), "lockstep/dtensor"));
+    install("aten::linear", c10::KernelFunction::makeFromUnboxedRuntimeFunction(&styled_linear));
+    install("aten::matmul", c10::KernelFunction::makeFromUnboxedRuntimeFunction(&styled_matmul));
+    install("aten::addmm", c10::KernelFunction::makeFromUnboxedRuntimeFunction(&styled_addmm));
+    install("aten::add_.Tensor", c10::KernelFunction::makeFromUnboxedRuntimeFunction(&styled_add_));
+    install("aten::embedding", c10::KernelFunction::makeFromUnboxedRuntimeFunction(&styled_embedding));
+    install("aten::layer_norm", c10::KernelFunction::makeFromUnboxedRuntimeFunction(&styled_layer_norm));
+  });
+}
+
+}  // namespace
+
+at::Tensor with_style(const at::Tensor& dtensor, OperandStyle style) {
+  if (!is_sharded(dtensor)) base::raise(ErrorKind::kUsage, "with_style: not a DTensor");
+  install_styles();
+  const auto& meta = meta_of(dtensor);
+  auto result = dtensor_internal::wrap(meta.local(), dtensor.sizes(), meta.mesh(), meta.layout(), false, {},
+                                       std::make_shared<const OperandStyle>(std::move(style)));
+  result.set_requires_grad(dtensor.requires_grad());
+  return result;
+}
+
+}  // namespace lockstep

@@ -1,0 +1,226 @@
+// Plans on stock modules, against one process: values, gradients, the number of collectives, what is refused.
+#include <gtest/gtest.h>
+#include <torch/nn.h>
+#include <torch/optim.h>
+
+#include "lockstep/base/detail/text.h"
+#include "lockstep/base/log.h"
+#include "lockstep/collective/comm_debug.h"
+#include "lockstep/dtensor/dtensor.h"
+#include "lockstep/group/group_testing.h"
+#include "lockstep/parallel/parallelize.h"
+#include "lockstep/parallel/prepare.h"
+
+namespace lockstep {
+namespace {
+
+using testing::world;
+
+at::Tensor numbers(at::IntArrayRef sizes, double shift = 0) {
+  return (at::arange(c10::multiply_integers(sizes), at::kFloat) * 0.37 + shift).sin().reshape(sizes);
+}
+at::Tensor whole(const at::Tensor& tensor) {
+  return is_dtensor(tensor) ? full_tensor(tensor.detach()) : tensor.detach();
+}
+void expect_close(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) {
+  ASSERT_EQ(whole(actual).sizes(), expected.sizes()) << what;
+  EXPECT_TRUE(at::allclose(whole(actual), expected.detach(), 1e-4, 1e-5))
+      << what << " differs by " << (whole(actual) - expected).abs().max();
+}
+
+struct MlpImpl : torch::nn::Module {
+  MlpImpl() {
+    norm = register_module("norm", torch::nn::LayerNorm(torch::nn::LayerNormOptions({8})));
+    up = register_module("up", torch::nn::Linear(8, 12));
+    down = register_module("down", torch::nn::Linear(12, 8));
+  }
+  at::Tensor forward(const at::Tensor& x) { return down(torch::gelu(up(norm(x)))); }
+  torch::nn::LayerNorm norm{nullptr};
+  torch::nn::Linear up{nullptr}, down{nullptr};
+};
+TORCH_MODULE(Mlp);
+
+struct NetImpl : torch::nn::Module {
+  explicit NetImpl(int n) {
+    words = register_module("words", torch::nn::Embedding(10, 8));
+    for (int i = 0; i < n; ++i) layers->push_back(Mlp());
+    register_module("layers", layers);
+    for (auto& p : parameters()) p.detach().copy_(numbers(p.sizes(), p.numel()) * 0.4);
+  }
+  at::Tensor forward(const at::Tensor& tokens) {
+    auto x = prepare_inputs(*this, {words(tokens)})[0];
+    for (const auto& layer : *layers) x = x + layer->as<MlpImpl>()->forward(x);
+    return prepare_outputs(*this, {x})[0];
+  }
+  torch::nn::Embedding words{nullptr};
+  torch::nn::ModuleList layers;
+};
+TORCH_MODULE(Net);
+
+const auto kTokens = (at::arange(12, at::kLong) * 7).remainder(10).reshape({3, 4});
+
+void expect_same_training(Net& one, Net& many, const std::string& what) {
+  const auto a = one(kTokens).pow(2).mean();
+  const auto b = many(kTokens).pow(2).mean();
+  expect_close(b, a, what + " loss");
+  a.backward();
+  b.backward();
+  for (const auto& item : one->named_parameters()) {
+    const auto gradient = many->named_parameters()[item.key()].grad();
+    ASSERT_TRUE(gradient.defined()) << what << " " << item.key();
+    expect_close(gradient, item.value().grad(), what + " " + item.key());
+  }
+  torch::optim::SGD(one->parameters(), 0.1).step();
+  torch::optim::SGD(many->parameters(), 0.1).step();
+  for (const auto& item : one->named_parameters()) {
+    expect_close(many->named_parameters()[item.key()], item.value(), what + " after a step, " + item.key());
+  }
+}
+
+TEST(Parallelize, ColumnsAndRowsGiveWhatOneProcessGives) {
+  for (const int n : {2, 3}) {
+    world(n, [&](int) {
+      const auto mesh = init_device_mesh("cpu", {n}, {.mesh_dim_names = {"tp"}});
+      for (const ParallelStyle& words : {ParallelStyle(RowwiseParallel()),
+                                         ParallelStyle(ColwiseParallel{.output_layouts = Replicate()})}) {
+        Net one(2), many(2);
+        parallelize_module(
+            *many, mesh,
+            {{"words", words}, {"layers.*.up", ColwiseParallel()}, {"layers.*.down", RowwiseParallel()}});
+        EXPECT_EQ(placements(many->named_parameters()["layers.1.up.weight"]), Placements{Shard(0)});
+        EXPECT_EQ(placements(many->named_parameters()["layers.1.up.bias"]), Placements{Shard(0)});
+        EXPECT_EQ(placements(many->named_parameters()["layers.0.down.weight"]), Placements{Shard(1)});
+        EXPECT_EQ(placements(many->named_parameters()["layers.0.down.bias"]), Placements{Replicate()});
+        expect_same_training(one, many, base::cat(n, " ranks"));
+      }
+    });
+  }
+}
+
+TEST(Parallelize, ALayerCostsOneReductionEachWay) {
+  world(2, [](int) {
+    const auto mesh = init_device_mesh("cpu", {2});
+    Mlp mlp;
+    parallelize_module(*mlp, mesh, {{"up", ColwiseParallel()}, {"down", RowwiseParallel()}});
+    const auto x = numbers({4, 8}).requires_grad_();
+    at::Tensor y;
+    {
+      const CommDebugScope scope;
+      y = mlp(x);
+      EXPECT_FALSE(is_dtensor(y));
+      EXPECT_EQ(scope.describe(), "all_reduce 1");
+    }
+    const CommDebugScope scope;
+    y.sum().backward();
+    EXPECT_EQ(scope.describe(), "all_reduce 1");
+  });
+}
+
+TEST(Parallelize, SequencesAreGatheredBeforeALayerAndScatteredAfterIt) {
+  world(2, [](int) {
+    const auto mesh = init_device_mesh("cpu", {2});
+    const auto sequence = Shard(1);
+    Net one(2), many(2);
+    parallelize_module(
+        *many, mesh,
+        {{"words", RowwiseParallel{.output_layouts = sequence, .use_local_output = false}},
+         {"layers.*.norm", SequenceParallel()},
+         {"layers.*.up", ColwiseParallel{.input_layouts = sequence}},
+         {"layers.*.down", RowwiseParallel{.output_layouts = sequence, .use_local_output = false}},
+         {"", PrepareModuleOutput{.output_layouts = {sequence}, .desired_output_layouts = {Replicate()}}}});
+    {
+      const CommDebugScope scope;
+      many(kTokens);
+      // words; gather and scatter per layer; the result.
+      EXPECT_EQ(scope.total(), 6) << scope.describe();
+    }
+    expect_same_training(one, many, "sequence");
+  });
+}
+
+TEST(Parallelize, PairwiseIsColumnsAndRowsInTurn) {
+  world(2, [](int) {
+    const auto mesh = init_device_mesh("cpu", {2});
+    Mlp mlp;
+    parallelize_module(*mlp, mesh, PairwiseParallel());
+    EXPECT_EQ(placements(mlp->up->weight), Placements{Shard(0)});
+    EXPECT_EQ(placements(mlp->down->weight), Placements{Shard(1)});
+  });
+}
+
+TEST(Parallelize, DistributeModuleReplicatesWhatNobodyPlaced) {
+  world(2, [](int) {
+    const auto mesh = init_device_mesh("cpu", {2});
+    Mlp mlp;
+    distribute_module(*mlp, mesh,
+                      [](const std::string& path, torch::nn::Module& module, const DeviceMesh& where) {
+                        if (path == "up")
+                          distribute_parameter(module.as<torch::nn::Linear>()->weight, where, {Shard(0)});
+                      });
+    EXPECT_EQ(placements(mlp->up->weight), Placements{Shard(0)});
+    EXPECT_EQ(placements(mlp->up->bias), Placements{Replicate()});
+    EXPECT_EQ(placements(mlp->norm->weight), Placements{Replicate()});
+  });
+}
+
+template <class Fn>
+std::string text_of(Fn&& fn) {
+  try {
+    fn();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.kind(), ErrorKind::kUsage) << error.what();
+    return error.what();
+  }
+  return "nothing raised";
+}
+
+TEST(Parallelize, RefusesPlansThatDoNotFitBeforeItChangesAnything) {
+  world(2, [](int) {
+    const auto mesh = init_device_mesh("cpu", {2});
+    const auto two = init_device_mesh("cpu", {2, 1});
+    Mlp mlp;
+    EXPECT_NE(text_of([&] {
+                parallelize_module(*mlp, two, {{"up", ColwiseParallel()}});
+              }).find("2 dimensions"),
+              std::string::npos);
+    EXPECT_NE(text_of([&] {
+                parallelize_module(*mlp, mesh, {{"up", ColwiseParallel()}, {"norm", ColwiseParallel()}});
+              }).find("\"norm\" (torch::nn::LayerNormImpl): ColwiseParallel is for Linear and Embedding"),
+              std::string::npos);
+    EXPECT_FALSE(is_dtensor(mlp->up->weight));
+    EXPECT_NE(text_of([&] {
+                parallelize_module(*mlp, mesh, {{"up", SequenceParallel()}});
+              }).find("LayerNorm and Dropout"),
+              std::string::npos);
+    EXPECT_NE(text_of([&] {
+                parallelize_module(*mlp, mesh, {{"", PrepareModuleInput{.input_layouts = {Shard(0)}}}});
+              }).find("one length"),
+              std::string::npos);
+    EXPECT_NE(text_of([&] { parallelize_module(*mlp->up, mesh, PairwiseParallel()); }).find("even number"),
+              std::string::npos);
+  });
+}
+
+std::vector<std::string>& warnings() {
+  static std::vector<std::string> lines;
+  return lines;
+}
+
+TEST(Parallelize, WarnsOfPathsThatNameNothing) {
+  set_log_sink([](LogLevel level, std::string_view text) {
+    if (level == LogLevel::kWarn) warnings().emplace_back(text);
+  });
+  world(1, [](int) {
+    const auto mesh = init_device_mesh("cpu", {1});
+    Mlp mlp;
+    parallelize_module(*mlp, mesh, {{"nothing.*", ColwiseParallel()}});
+    parallelize_module(*mlp, mesh, ParallelPlan{});
+  });
+  set_log_sink(nullptr);
+  ASSERT_EQ(warnings().size(), 2U);
+  EXPECT_NE(warnings()[0].find("no submodule is called \"nothing.*\""), std::string::npos);
+  EXPECT_NE(warnings()[1].find("the plan is empty"), std::string::npos);
+}
+
+}  // namespace
+}  // namespace lockstep
