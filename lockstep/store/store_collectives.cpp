@@ -67,8 +67,8 @@ void store_barrier(Store& store, int rank, int world_size, const std::string& ke
   const std::string last_key = key + "/last";
   const std::string what = base::cat("store barrier \"", key, "\" on rank ", rank);
   store.set(rank_key(key, rank), "");
-  // After the rank's own key was set: whoever sees the full count finds all ranks. One key that the last rank sets lets all
-  // others wait for one key instead of polling a counter.
+  // After the rank's own key was set: whoever sees the full count finds all ranks. One key that the last rank
+  // sets lets all others wait for one key instead of polling a counter.
   const std::int64_t count = store.add(count_key, 1);
   if (count > world_size) {
     base::raise(ErrorKind::kUsage,

@@ -1,4 +1,5 @@
-// A process of this machine that does not know the secret, and wants to stand between a store and its clients.
+// A process of this machine that does not know the secret, and wants to stand between a store and its
+// clients.
 #include <gtest/gtest.h>
 #include <poll.h>
 #include <sys/resource.h>
@@ -116,7 +117,8 @@ TEST(TcpRelay, AStrangerThatRelaysTheHandshakeIsNotTakenForTheStore) {
   }
 }
 
-// Takes connections at an address that is the store's as well for all a client knows, and does `crime` to them.
+// Takes connections at an address that is the store's as well for all a client knows, and does `crime` to
+// them.
 class Squatter {
  public:
   Squatter(std::uint16_t port, std::string crime)
@@ -190,7 +192,8 @@ TEST(TcpStrangers, AClientThatTheStoreItselfDropsComesBackUntilItsTimeIsUp) {
   store.join();
 }
 
-// What a process with room for 64 descriptors answers when a hundred strangers call its store and say nothing.
+// What a process with room for 64 descriptors answers when a hundred strangers call its store and say
+// nothing.
 int serve_with_few_descriptors(int ports, int go) {
   const rlimit few{.rlim_cur = 64, .rlim_max = 64};
   ::setrlimit(RLIMIT_NOFILE, &few);

@@ -1,5 +1,5 @@
-// Somebody who controls the network between a store and its client, both of which have the job secret: he sees every
-// record and may change, repeat, keep back, reorder or invent some.
+// Somebody who controls the network between a store and its client, both of which have the job secret: he
+// sees every record and may change, repeat, keep back, reorder or invent some.
 #include <gtest/gtest.h>
 
 #include <cstring>
@@ -23,8 +23,8 @@ using call_testing::patience;
 using internal::TcpSession;
 using internal::TcpShared;
 
-// What becomes of a record: what is passed on in its place. Records of each direction are numbered from 0; the
-// client's first holds its validation, the server's first the answer to that.
+// What becomes of a record: what is passed on in its place. Records of each direction are numbered from 0;
+// the client's first holds its validation, the server's first the answer to that.
 using Tamper = std::function<std::vector<Bytes>(int number, const Bytes& record)>;
 
 std::vector<Bytes> pass_on(int, const Bytes& record) {

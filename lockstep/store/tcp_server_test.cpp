@@ -1,5 +1,5 @@
-// A TcpStore's server against clients that are broken, slow or mean no good: they lose their connection, everybody
-// else's store goes on. Talks to the server in raw bytes.
+// A TcpStore's server against clients that are broken, slow or mean no good: they lose their connection,
+// everybody else's store goes on. Talks to the server in raw bytes.
 #include <fcntl.h>
 #include <gtest/gtest.h>
 #include <sys/socket.h>

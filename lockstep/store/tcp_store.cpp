@@ -44,7 +44,8 @@ struct TcpStore::State {
   // Runs `call(client, deadline)` with the connection to itself.
   template <class Call>
   auto run(Call call) {
-    // One call at a time per handle, also while it waits: a thread that must not wait for another one's get uses clone().
+    // One call at a time per handle, also while it waits: a thread that must not wait for another one's get
+    // uses clone().
     const base::MutexLock lock(mutex);
     if (broken) base::raise(*broken);
     try {
@@ -56,7 +57,8 @@ struct TcpStore::State {
     }
   }
 
-  // Waits for the status of the request that the connection has sent; the call's own reply follows when this returns.
+  // Waits for the status of the request that the connection has sent; the call's own reply follows when this
+  // returns.
   void wait_status(TcpClient& connection, std::span<const std::string> keys, Milliseconds given,
                    Deadline deadline) {
     const Status status =
@@ -122,7 +124,8 @@ std::unique_ptr<TcpStore> TcpStore::open(const std::string& host, const TcpStore
   return std::unique_ptr<TcpStore>(new TcpStore(std::move(state)));
 }
 
-// Clients only count themselves in; the master waits, in its own process, without a request that blocks the connection.
+// Clients only count themselves in; the master waits, in its own process, without a request that blocks the
+// connection.
 void TcpStore::State::join(int world_size, Milliseconds given, Deadline deadline) {
   const base::MutexLock lock(mutex);
   client->begin(Query::kAdd).raw_key(internal::kInitKey).number(1).send(deadline);
@@ -185,8 +188,8 @@ std::int64_t TcpStore::add(const std::string& key, std::int64_t amount) {
   });
 }
 
-// torch's server answers an add to a value that is no number by closing the connection. If that is what happened,
-// say so and go on with a new one.
+// torch's server answers an add to a value that is no number by closing the connection. If that is what
+// happened, say so and go on with a new one.
 std::int64_t TcpStore::State::add_plainly(const std::string& key, std::int64_t amount) {
   mutex.assume_held();  // by run(), whose call this is
   const Deadline deadline = Deadline::after(timeout.load());

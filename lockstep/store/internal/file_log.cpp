@@ -21,7 +21,8 @@ namespace {
 // Far above any sane key, far below what a misread length would give.
 constexpr std::uint32_t kMaxKeyBytes = 1 << 20;
 
-// flock has no timeout, so a lock held by a stopped process is waited for by polling, with longer and longer pauses.
+// flock has no timeout, so a lock held by a stopped process is waited for by polling, with longer and longer
+// pauses.
 class PollBackoff {
  public:
   explicit PollBackoff(Deadline deadline) : deadline_(deadline) {}
@@ -39,7 +40,8 @@ class PollBackoff {
   std::chrono::nanoseconds pause_{50'000};
 };
 
-// Whether the visible part of a key could be ours. What is not may be a user's own file: it must never be cut.
+// Whether the visible part of a key could be ours. What is not may be a user's own file: it must never be
+// cut.
 bool plausible_key(std::string_view visible, std::uint32_t n_bytes) {
   if (n_bytes == 0 || n_bytes > kMaxKeyBytes) return false;
   if (visible.empty()) return true;
@@ -57,8 +59,8 @@ bool plausible_key(std::string_view visible, std::uint32_t n_bytes) {
   }
 }
 
-// In a folder that others may write to (/tmp), somebody may have been first: whoever owns the file, or may write to it,
-// says what every rank reads. A link could lead to any file of this user's.
+// In a folder that others may write to (/tmp), somebody may have been first: whoever owns the file, or may
+// write to it, says what every rank reads. A link could lead to any file of this user's.
 void check_trust(const std::string& path, const struct stat& info) {
   const auto refuse = [&](auto... why) {
     base::raise(ErrorKind::kUsage, base::cat("FileStore: ", path, ' ', why...), ErrorFamily::kStore);

@@ -9,8 +9,8 @@
 //           | "refcount/"         handles open now, decimal
 //           | "cleanup/"          handles closed so far, decimal
 //
-// The first record of every log is a "refcount/". A record that ends beyond the file is torn: its writer died while
-// writing. Readers stop before it; the next writer cuts it off.
+// The first record of every log is a "refcount/". A record that ends beyond the file is torn: its writer died
+// while writing. Readers stop before it; the next writer cuts it off.
 #pragma once
 
 #include <cstdint>
@@ -40,21 +40,24 @@ struct LogRecord {
 
 enum class Decoded : std::uint8_t { kRecord, kEnd, kTorn, kForeign };
 
-// Takes the next record; `record` points into the reader's bytes. Anything but kRecord leaves the reader where it
-// was. kForeign: no FileStore wrote this. Never reads or allocates by a length it has not compared with what is left.
+// Takes the next record; `record` points into the reader's bytes. Anything but kRecord leaves the reader
+// where it was. kForeign: no FileStore wrote this. Never reads or allocates by a length it has not compared
+// with what is left.
 Decoded decode_record(base::ByteReader& in, LogRecord& record);
 
 // Raises kUsage when key or value is too long for the format.
 void encode_record(base::ByteWriter& out, std::string_view key, std::span<const std::uint8_t> value);
 
-// The log opened and locked, until destroyed. Opened anew for every operation: a lock belongs to the open file, so
-// one kept over fork would not keep parent and child apart, and opening is what makes NFS show fresh contents.
+// The log opened and locked, until destroyed. Opened anew for every operation: a lock belongs to the open
+// file, so one kept over fork would not keep parent and child apart, and opening is what makes NFS show fresh
+// contents.
 class LockedLog {
  public:
   enum class Mode : std::uint8_t { kRead, kWrite, kCreate };
 
-  // Waits for the file (unless kCreate makes it) and for the lock, up to the deadline; nothing when that passes.
-  // Raises DistStoreError naming the path when the file cannot be opened for another reason than being absent.
+  // Waits for the file (unless kCreate makes it) and for the lock, up to the deadline; nothing when that
+  // passes. Raises DistStoreError naming the path when the file cannot be opened for another reason than
+  // being absent.
   static std::optional<LockedLog> open(const std::string& path, Mode mode, Deadline deadline);
 
   // Bytes in the file now, looked at without a lock; nothing when it is absent.
@@ -62,7 +65,8 @@ class LockedLog {
 
   // Bytes in the file. Constant while locked, but for append.
   std::uint64_t size() const { return size_; }
-  // The bytes from `from` to the end. Raises DistStoreError when `from` is beyond it: somebody replaced the file.
+  // The bytes from `from` to the end. Raises DistStoreError when `from` is beyond it: somebody replaced the
+  // file.
   Bytes read(std::uint64_t from) const;
   // Writes `records` at `at`, cutting off what was there. All or, when the disk is full, nothing.
   void write(std::uint64_t at, std::span<const std::uint8_t> records);

@@ -39,8 +39,8 @@ FileReplica::~FileReplica() {
   }
 }
 
-// cleanup_ counts all that ever closed: the file goes when nobody has it open and all world_size users have been here. With
-// one of them still to come it must stay.
+// cleanup_ counts all that ever closed: the file goes when nobody has it open and all world_size users have
+// been here. With one of them still to come it must stay.
 void FileReplica::sign_off() {
   mutex_.assume_held();  // called by the destructor: nobody else is here
   constexpr Milliseconds kPatience{2'000};
@@ -91,7 +91,8 @@ void FileReplica::replay(const LockedLog& log) {
   apply(bytes);
 }
 
-// The first record tells a store's file, even a torn one, from a file of somebody else's that we must not cut.
+// The first record tells a store's file, even a torn one, from a file of somebody else's that we must not
+// cut.
 void FileReplica::check_head(std::span<const std::uint8_t> bytes) const {
   base::ByteWriter head;
   head.put(static_cast<std::uint32_t>(kRefcountKey.size())).raw(to_bytes(kRefcountKey));
@@ -129,7 +130,8 @@ void FileReplica::apply(const LogRecord& record) {
   }
 }
 
-// The own records are applied from memory, after they were written: a write that fails changes nothing here either.
+// The own records are applied from memory, after they were written: a write that fails changes nothing here
+// either.
 void FileReplica::commit(LockedLog& log, const base::ByteWriter& out) {
   if (out.view().empty()) return;
   if (log.size() > position_) {

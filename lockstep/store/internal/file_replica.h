@@ -1,7 +1,7 @@
 // What one process knows of a FileStore's log, and its way to extend it. Shared by the clones of one handle.
 //
-// Thread safety: the three calls at the top may come from any thread; everything the callbacks they are given may
-// call is marked so, and runs under the replica's mutex.
+// Thread safety: the three calls at the top may come from any thread; everything the callbacks they are given
+// may call is marked so, and runs under the replica's mutex.
 #pragma once
 
 #include <sys/types.h>
@@ -22,7 +22,8 @@
 
 namespace lockstep::internal {
 
-// A wait for keys: the timeout is what the caller asked for and the error says, the deadline what is left of it.
+// A wait for keys: the timeout is what the caller asked for and the error says, the deadline what is left of
+// it.
 struct FileWait {
   std::span<const std::string> keys;
   Milliseconds timeout;
@@ -42,7 +43,8 @@ class FileReplica {
   // look() as soon as ready(); both see the same moment.
   template <class Ready, class Look>
   auto read_when(const FileWait& wait, Ready ready, Look look);
-  // edit(out) under the exclusive lock; what it puts into `out` is appended in one write. Returns what it returns.
+  // edit(out) under the exclusive lock; what it puts into `out` is appended in one write. Returns what it
+  // returns.
   template <class Edit>
   auto change(Milliseconds timeout, Edit edit, LockedLog::Mode mode = LockedLog::Mode::kWrite);
 

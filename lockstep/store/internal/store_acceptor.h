@@ -1,10 +1,12 @@
-// One listening socket of a store server's loop. It accepts only while there is room for strangers: connections that have not
-// proven who they are share a small quota of their own, so that nobody without the secret can exhaust the process's descriptors.
+// One listening socket of a store server's loop. It accepts only while there is room for strangers:
+// connections that have not proven who they are share a small quota of their own, so that nobody without the
+// secret can exhaust the process's descriptors.
 //
 //   room                  accept
-//   no room               drop the oldest stranger of the quota key (net::quota_key_of) that has most of them, if it had enough
-//                         time for its proof; else callers wait in the kernel's queue, so that a thousand ranks that start
-//                         together are all served. A flood thus displaces its own connections, not those of a distant, slow rank
+//   no room               drop the oldest stranger of the quota key (net::quota_key_of) that has most of
+//                         them, if it had enough time for its proof; else callers wait in the kernel's queue,
+//                         so that a thousand ranks that start together are all served. A flood thus displaces
+//                         its own connections, not those of a distant, slow rank
 //   no descriptors left   drop one stranger, and accept again a moment later instead of spinning on accept
 //
 // Thread safety: none; the loop's thread. close() must be called, and the loop run, before it is destroyed.
@@ -33,8 +35,8 @@ class StoreAcceptor {
   };
   using Strangers = std::list<Stranger>;
 
-  // `local_name` is empty for an acceptor on TCP. `enter` receives each new connection; `expel` must call leave() for the
-  // stranger it is given.
+  // `local_name` is empty for an acceptor on TCP. `enter` receives each new connection; `expel` must call
+  // leave() for the stranger it is given.
   StoreAcceptor(net::Listener listener, std::string local_name, std::size_t most_strangers,
                 std::function<void(StoreAcceptor&, base::Fd)> enter, std::function<void(void*)> expel);
   StoreAcceptor(const StoreAcceptor&) = delete;

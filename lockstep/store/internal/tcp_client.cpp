@@ -20,7 +20,8 @@ constexpr Milliseconds kGrace{10'000};
 constexpr std::size_t kRequestKept = 64 << 10;
 constexpr std::size_t kReadStep = 1 << 20;
 constexpr std::chrono::microseconds kClientLook{50};
-// A server without room for strangers drops some: one that was dropped before the server proved itself comes back this often.
+// A server without room for strangers drops some: one that was dropped before the server proved itself comes
+// back this often.
 constexpr int kCloses = 5;
 
 [[noreturn]] void raise_protocol(const net::Socket& socket, std::string_view what) {
@@ -37,8 +38,8 @@ constexpr int kCloses = 5;
               ErrorFamily::kNetwork);
 }
 
-// Longer and longer, up to a second, each between half and all of it: a thousand ranks that start together do not
-// come back together.
+// Longer and longer, up to a second, each between half and all of it: a thousand ranks that start together do
+// not come back together.
 Milliseconds pause_before_try(int tries, std::minstd_rand& random) {
   const int most = std::min(1000, 8 << std::min(tries, 10));
   return Milliseconds(std::uniform_int_distribution<int>(most / 2, most)(random));
@@ -46,7 +47,8 @@ Milliseconds pause_before_try(int tries, std::minstd_rand& random) {
 
 }  // namespace
 
-// Addresses are resolved again for every try: a name may begin to resolve, or change, while the master starts.
+// Addresses are resolved again for every try: a name may begin to resolve, or change, while the master
+// starts.
 TcpClient TcpClient::connect(const TcpTarget& target, Milliseconds timeout, Deadline deadline) {
   std::minstd_rand random(std::random_device{}());
   int closed = 0;
@@ -56,7 +58,8 @@ TcpClient TcpClient::connect(const TcpTarget& target, Milliseconds timeout, Dead
       return connect_to_any(net::Address::resolve(target.host, target.port), target, deadline);
     } catch (const DistNetworkError& error) {
       if (error.kind() == ErrorKind::kUsage || error.kind() == ErrorKind::kResource) throw;
-      // A server that takes connections only to close them has its reasons; one that is ending gets a second chance.
+      // A server that takes connections only to close them has its reasons; one that is ending gets a second
+      // chance.
       if (error.kind() == ErrorKind::kPeerLost && ++closed == kCloses) {
         base::raise(
             ErrorKind::kUsage,
@@ -136,15 +139,15 @@ void TcpClient::introduce(const TcpTarget& target, const net::Binding& binding, 
     validate(deadline);
   } catch (const DistNetworkError& error) {
     if (!target.secret || error.kind() != ErrorKind::kPeerLost) throw;
-    // It knows the secret, so it is the store: it is ending, or strangers took this client's place before its proof came.
-    // That is no verdict, however often it happens.
+    // It knows the secret, so it is the store: it is ending, or strangers took this client's place before its
+    // proof came. That is no verdict, however often it happens.
     base::raise(ErrorKind::kSystem, base::cat(error.what(), " when the secrets were found to agree"),
                 ErrorFamily::kNetwork);
   }
 }
 
-// A local socket costs about half of what TCP over loopback does. The server tells its name over the connection there
-// is; whatever goes wrong on the way, that connection is kept.
+// A local socket costs about half of what TCP over loopback does. The server tells its name over the
+// connection there is; whatever goes wrong on the way, that connection is kept.
 void TcpClient::go_local(const TcpTarget& target, Deadline deadline) {
   begin(Query::kLocalName).send(deadline);
   const bool has_one = read<Status>(deadline) == Status::kDone;
@@ -160,8 +163,8 @@ void TcpClient::go_local(const TcpTarget& target, Deadline deadline) {
   }
 }
 
-// One round trip: torch's validation has no reply of its own, so a ping goes with it. A server of ours answers a ping of
-// this form with another number than torch's, which returns it unchanged.
+// One round trip: torch's validation has no reply of its own, so a ping goes with it. A server of ours
+// answers a ping of this form with another number than torch's, which returns it unchanged.
 void TcpClient::validate(Deadline deadline) {
   const auto ping = kOurPing | (std::random_device{}() & ~kOurPingMask);
   begin(Query::kValidate).put(kValidationMagic).put(Query::kPing).put(ping).send(deadline);

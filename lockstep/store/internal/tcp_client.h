@@ -1,7 +1,8 @@
-// One connection to a TcpStore server, torch's or ours: builds a request and sends it in one write, reads replies
-// through a small buffer, so most requests cost two system calls.
+// One connection to a TcpStore server, torch's or ours: builds a request and sends it in one write, reads
+// replies through a small buffer, so most requests cost two system calls.
 //
-// Thread safety: none; TcpStore's mutex guards it. Errors: DistNetworkError; after one, the connection is of no use.
+// Thread safety: none; TcpStore's mutex guards it. Errors: DistNetworkError; after one, the connection is of
+// no use.
 #pragma once
 
 #include <array>
@@ -35,21 +36,24 @@ struct TcpTarget {
 
 class TcpClient {
  public:
-  // Connects, proves the secret when there is one, validates and pings; tries again, ever more slowly, until the
-  // deadline, `timeout` from when the caller began. Secrets that differ are an error at once.
+  // Connects, proves the secret when there is one, validates and pings; tries again, ever more slowly, until
+  // the deadline, `timeout` from when the caller began. Secrets that differ are an error at once.
   static TcpClient connect(const TcpTarget& target, Milliseconds timeout, Deadline deadline);
 
-  // Once, to the first of the addresses of target.host at which the store answers: a stranger may hold another of them, since
-  // "localhost" is 127.0.0.1 and ::1 to a client and may be one of the two to the master. Raises the most telling failure.
+  // Once, to the first of the addresses of target.host at which the store answers: a stranger may hold
+  // another of them, since "localhost" is 127.0.0.1 and ::1 to a client and may be one of the two to the
+  // master. Raises the most telling failure.
   static TcpClient connect_to_any(std::span<const net::Address> addresses, const TcpTarget& target,
                                   Deadline deadline);
 
   // True when the server knows our own requests.
   bool is_ours() const { return is_ours_; }
-  // "127.0.0.1:40112 -> 127.0.0.1:29500", the addresses it connected with; a local socket may have taken over.
+  // "127.0.0.1:40112 -> 127.0.0.1:29500", the addresses it connected with; a local socket may have taken
+  // over.
   const std::string& path() const { return path_; }
 
-  // A request: its query, then its fields, then send(). Keys get their prefix here. Raise kUsage beyond the limits.
+  // A request: its query, then its fields, then send(). Keys get their prefix here. Raise kUsage beyond the
+  // limits.
   TcpClient& begin(Query query);
   TcpClient& key(std::string_view key);
   TcpClient& keys(std::span<const std::string> keys);
@@ -59,8 +63,8 @@ class TcpClient {
   TcpClient& raw_key(std::string_view key);
   // Ends a request that has a reply.
   void send(Deadline deadline);
-  // Ends one that has none: it may go out a little later, together with others. What goes wrong then is raised by the
-  // next call.
+  // Ends one that has none: it may go out a little later, together with others. What goes wrong then is
+  // raised by the next call.
   void post(Deadline deadline);
 
   template <class T>
@@ -75,12 +79,13 @@ class TcpClient {
   Bytes read_sized(Deadline deadline);
   std::string read_text(Deadline deadline);
 
-  // The status byte of a request that waits. At the deadline the wait is taken back: kCanceled, unless the answer was
-  // on its way. Call done() after the rest of the reply. A wait that lasts says waiting().
+  // The status byte of a request that waits. At the deadline the wait is taken back: kCanceled, unless the
+  // answer was on its way. Call done() after the rest of the reply. A wait that lasts says waiting().
   Status wait_for_status(Deadline deadline, const std::function<std::string()>& waiting);
   void done(Deadline deadline);
 
-  // Returns when the server has executed all that was sent: requests without a reply may still be on their way.
+  // Returns when the server has executed all that was sent: requests without a reply may still be on their
+  // way.
   void flush(Deadline deadline);
 
  private:

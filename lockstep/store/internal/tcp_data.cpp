@@ -26,8 +26,8 @@ Bytes* TcpData::find_or_make(std::string_view key, std::size_t extra) {
   return &values_.emplace(key, Bytes()).first->second;
 }
 
-// The new value is taken from the quota before the old one is returned: a full store may refuse to replace a value by a
-// smaller one, but is never over its limit.
+// The new value is taken from the quota before the old one is returned: a full store may refuse to replace a
+// value by a smaller one, but is never over its limit.
 bool TcpData::set(std::string_view key, std::span<const std::uint8_t> value) {
   Bytes* place = find_or_make(key, value.size());
   if (place == nullptr) return false;
@@ -99,8 +99,8 @@ std::uint64_t TcpData::count_bytes() const {
   return n_bytes;
 }
 
-// True when all keys exist; else at_ is the first that does not. Keys seen before may be gone again: the last step is
-// a look at all of them.
+// True when all keys exist; else at_ is the first that does not. Keys seen before may be gone again: the last
+// step is a look at all of them.
 bool TcpData::advance(TcpWaiter& waiter) {
   const auto missing = [this](const std::string& key) { return !exists(key); };
   auto& keys = waiter.keys_;
@@ -110,7 +110,8 @@ bool TcpData::advance(TcpWaiter& waiter) {
   return at == keys.end();
 }
 
-// A waiter is in one list only, that of the first key it misses: a write costs the waiters of that key, not those of all.
+// A waiter is in one list only, that of the first key it misses: a write costs the waiters of that key, not
+// those of all.
 void TcpData::enlist(TcpWaiter& waiter) {
   const std::string& key = waiter.keys_[waiter.at_];
   auto found = waiters_.find(key);
@@ -139,8 +140,8 @@ bool TcpData::cancel(TcpWaiter& waiter) {
   return true;
 }
 
-// Goes once through those who wait for the key and whom `choose` takes, in the order they came, and serves each whose
-// other keys exist too; ends after the first that will take the entry of a queue.
+// Goes once through those who wait for the key and whom `choose` takes, in the order they came, and serves
+// each whose other keys exist too; ends after the first that will take the entry of a queue.
 template <class Choose>
 void TcpData::wake(std::string_view key, Choose choose) {
   const auto found = waiters_.find(key);

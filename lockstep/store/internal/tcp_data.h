@@ -1,7 +1,8 @@
 // What a TcpStore server holds: values, queues, and who waits for which key. No I/O.
 //
-// A waiter stands in the list of one key at a time, the first of its keys that is missing; when that key comes it
-// moves on to the next missing one, or is done. So a write looks only at those who wait for the key it wrote.
+// A waiter stands in the list of one key at a time, the first of its keys that is missing; when that key
+// comes it moves on to the next missing one, or is done. So a write looks only at those who wait for the key
+// it wrote.
 //
 // Thread safety: none; used by the server's loop thread alone.
 #pragma once
@@ -73,7 +74,8 @@ class TcpData {
     for (const auto& [key, value] : values_) function(std::string_view(key));
   }
 
-  // What all of it costs, counted anew; equals the quota's account when no session holds any of that. For tests.
+  // What all of it costs, counted anew; equals the quota's account when no session holds any of that. For
+  // tests.
   std::uint64_t count_bytes() const;
 
   // Calls ready() at once when all keys exist, else later, once.

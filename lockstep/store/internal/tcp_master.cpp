@@ -42,8 +42,8 @@ net::Listener adopt(const TcpStoreOptions& options) {
   return listener;
 }
 
-// Both loopback addresses, one port: clients try either first, and whoever held the other could speak to them. A
-// machine may lack one family; a port that somebody has on one of the two is an error.
+// Both loopback addresses, one port: clients try either first, and whoever held the other could speak to
+// them. A machine may lack one family; a port that somebody has on one of the two is an error.
 std::vector<net::Listener> listen_localhost(std::uint16_t port) {
   std::vector<net::Listener> all;
   std::optional<Failure> missing;
@@ -77,7 +77,8 @@ std::vector<net::Listener> listen(const std::string& host, const TcpStoreOptions
   }
 }
 
-// Checked before the socket listens wherever the address is known: there is no moment at which others could connect.
+// Checked before the socket listens wherever the address is known: there is no moment at which others could
+// connect.
 void check_exposure(const net::Address& address, const TcpStoreOptions& options) {
   if (address.is_loopback() || options.secret || options.insecure) return;
   refuse(base::cat("a store that listens on ", address.text(),
@@ -112,8 +113,8 @@ std::unique_ptr<TcpServer> start(const std::string& host, const TcpStoreOptions&
   return TcpServer::start(std::move(listeners), options.limits, options.secret);
 }
 
-// Servers that masters of this process share, by port. Process-wide because that is what multi_tenant means: parts of
-// a program that know nothing of each other find the same server.
+// Servers that masters of this process share, by port. Process-wide because that is what multi_tenant means:
+// parts of a program that know nothing of each other find the same server.
 struct Tenants {
   base::Mutex mutex;
   std::map<std::uint16_t, std::weak_ptr<TcpServer>> servers LOCKSTEP_GUARDED_BY(mutex);

@@ -1,5 +1,5 @@
-// The bytes a TcpStore client and server exchange: torch's TCPStore protocol and, from 0x40 on, requests of ours that
-// only our server knows. docs/wire.md has the grammar. Integers are little-endian.
+// The bytes a TcpStore client and server exchange: torch's TCPStore protocol and, from 0x40 on, requests of
+// ours that only our server knows. docs/wire.md has the grammar. Integers are little-endian.
 #pragma once
 
 #include <cstdint>
@@ -47,9 +47,9 @@ inline constexpr std::uint32_t kValidationMagic = 0x3C85F7CE;
 inline constexpr std::string_view kKeyPrefix = "/";
 inline constexpr std::string_view kInitKey = "init/";
 
-// How our client finds out that the server is ours, in the ping every client sends anyway. torch pings with its
-// process id (below 2^22) and is echoed; a ping with these upper bits is answered with all bits turned over by our
-// server and echoed by torch's.
+// How our client finds out that the server is ours, in the ping every client sends anyway. torch pings with
+// its process id (below 2^22) and is echoed; a ping with these upper bits is answered with all bits turned
+// over by our server and echoed by torch's.
 inline constexpr std::uint32_t kOurPing = 0xC10C0000;
 inline constexpr std::uint32_t kOurPingMask = 0xFFFF0000;
 constexpr std::uint32_t pong(std::uint32_t ping) {

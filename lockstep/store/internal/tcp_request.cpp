@@ -72,8 +72,8 @@ void TcpRequestParser::next() {
   counted_ = false;
 }
 
-// True when `n_bytes` more are there; else sets wanted_. The caller has checked n_bytes against a limit, so the sum
-// cannot wrap.
+// True when `n_bytes` more are there; else sets wanted_. The caller has checked n_bytes against a limit, so
+// the sum cannot wrap.
 bool TcpRequestParser::has(std::size_t n_bytes) {
   if (bytes_.size() - at_ >= n_bytes) return true;
   wanted_ = at_ + n_bytes;
@@ -88,9 +88,9 @@ T TcpRequestParser::read() {
   return value;
 }
 
-// Incremental: what has been parsed of an incomplete request is kept as offsets (begun_, counted_, fields_), so that a
-// large request that comes in many reads is not parsed from its beginning each time. `bytes` must begin with the same
-// request on every call.
+// Incremental: what has been parsed of an incomplete request is kept as offsets (begun_, counted_, fields_),
+// so that a large request that comes in many reads is not parsed from its beginning each time. `bytes` must
+// begin with the same request on every call.
 TcpRequestParser::Result TcpRequestParser::parse(std::span<const std::uint8_t> bytes, std::uint64_t budget) {
   bytes_ = bytes;
   if (!begun_) {

@@ -1,5 +1,6 @@
-// Cuts a byte stream into requests. Nothing is copied or reserved by a length the peer claims: a length is compared
-// with the limits when it is read, and the parser then says how many bytes it wants before it can go on.
+// Cuts a byte stream into requests. Nothing is copied or reserved by a length the peer claims: a length is
+// compared with the limits when it is read, and the parser then says how many bytes it wants before it can go
+// on.
 // No I/O; what the fuzzer feeds.
 #pragma once
 
@@ -20,9 +21,10 @@ class TcpRequestParser {
   // `limits` must outlive the parser.
   explicit TcpRequestParser(const TcpStoreLimits& limits) : limits_(limits) {}
 
-  // `bytes` begin where the request begins, and hold at least what earlier calls for this request saw. `budget` is the
-  // most bytes the request may have. kMore: call again with wanted() bytes or more. kRequest: the observers below
-  // hold until next(), as long as `bytes` stay. kBad: why() says what is wrong; the stream is lost.
+  // `bytes` begin where the request begins, and hold at least what earlier calls for this request saw.
+  // `budget` is the most bytes the request may have. kMore: call again with wanted() bytes or more. kRequest:
+  // the observers below hold until next(), as long as `bytes` stay. kBad: why() says what is wrong; the
+  // stream is lost.
   Result parse(std::span<const std::uint8_t> bytes, std::uint64_t budget);
   // Begins with the next request.
   void next();

@@ -1,5 +1,5 @@
-// The server of a TcpStore: one thread with a libuv loop that owns all connections and all data. Replies to all
-// requests of one read leave in one write, straight from the read callback.
+// The server of a TcpStore: one thread with a libuv loop that owns all connections and all data. Replies to
+// all requests of one read leave in one write, straight from the read callback.
 //
 // Thread safety: every method may be called from any thread but the loop's. Ownership: ends, and closes its
 // connections, when destroyed.

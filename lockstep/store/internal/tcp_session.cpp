@@ -40,8 +40,8 @@ TcpSession::TcpSession(TcpShared& shared, void* owner, const net::Binding& reach
   if (shared.secret) handshake_.emplace(*shared.secret, reached);
 }
 
-// Order matters: no longer a waiter, then out of `woken`; what it held on the quotas is returned; and a queue's entry that
-// it was woken for and never took goes to the next waiter.
+// Order matters: no longer a waiter, then out of `woken`; what it held on the quotas is returned; and a
+// queue's entry that it was woken for and never took goes to the next waiter.
 TcpSession::~TcpSession() {
   shared_.data.cancel(*this);
   std::erase(shared_.woken, this);
@@ -57,8 +57,8 @@ bool TcpSession::fail(std::string why) {
 
 // ---- bytes in ----
 
-// Bytes of one read may hold the end of the handshake and the first requests: each stage takes what it needs from the
-// front.
+// Bytes of one read may hold the end of the handshake and the first requests: each stage takes what it needs
+// from the front.
 bool TcpSession::feed(std::span<const std::uint8_t> bytes) {
   if (!why_.empty()) return false;
   while (stage_ < Stage::kValidate && !bytes.empty()) {
@@ -104,8 +104,8 @@ bool TcpSession::go_on() {
   return good && keep({});
 }
 
-// Adds to the input and puts its size on the quota's account. The buffer grows with what has come, never by what was
-// announced.
+// Adds to the input and puts its size on the quota's account. The buffer grows with what has come, never by
+// what was announced.
 bool TcpSession::keep(std::span<const std::uint8_t> rest) {
   if (rest.size() > shared_.quota.left()) return fail("the store's quota is used up");
   input_.insert(input_.end(), rest.begin(), rest.end());
@@ -325,8 +325,9 @@ bool TcpSession::execute_wait() {
   return why_.empty();
 }
 
-// Called by TcpData, inside this session's own request or inside another session's write. In the second case the owner must
-// be told to send and to go on, but not here, in the middle of the other's request: `woken` is worked off afterwards.
+// Called by TcpData, inside this session's own request or inside another session's write. In the second case
+// the owner must be told to send and to go on, but not here, in the middle of the other's request: `woken` is
+// worked off afterwards.
 void TcpSession::ready() {
   switch (waiting_for_) {
     case Query::kWait:
@@ -396,8 +397,8 @@ bool TcpSession::execute_multi_set() {
   return true;
 }
 
-// torch's rule: an absent key equals an empty expectation; when nothing is written the reply is the current value, or the
-// expectation itself when there is none.
+// torch's rule: an absent key equals an empty expectation; when nothing is written the reply is the current
+// value, or the expectation itself when there is none.
 bool TcpSession::execute_compare_set() {
   const auto current = shared_.data.find(parser_.text(0));
   const auto expected = parser_.bytes(1);

@@ -1,6 +1,7 @@
-// One connection of a TcpStore server as a machine over bytes: what came in, what is to go out. It runs the handshake
-// when there is a secret, insists on torch's validation, cuts the stream into requests and executes them in order; a
-// request that waits holds back those after it, except the one that cancels it. No I/O; what the fuzzer feeds.
+// One connection of a TcpStore server as a machine over bytes: what came in, what is to go out. It runs the
+// handshake when there is a secret, insists on torch's validation, cuts the stream into requests and executes
+// them in order; a request that waits holds back those after it, except the one that cancels it. No I/O; what
+// the fuzzer feeds.
 //
 // A session that fails is closed by its owner and disturbs nobody else.
 // Thread safety: none; used by the server's loop thread alone.
@@ -52,8 +53,8 @@ struct TcpShared {
 //   any stage:     something wrong --> why() is set, for ever; the owner closes the connection
 class TcpSession final : private TcpWaiter {
  public:
-  // `owner` is handed back by owner(). With a secret, `reached` says at which address or local name the client found
-  // the server; after the handshake a connection over TCP is sealed.
+  // `owner` is handed back by owner(). With a secret, `reached` says at which address or local name the
+  // client found the server; after the handshake a connection over TCP is sealed.
   explicit TcpSession(TcpShared& shared, void* owner = nullptr, const net::Binding& reached = {});
   ~TcpSession() override;
   TcpSession(const TcpSession&) = delete;

@@ -51,7 +51,8 @@ void TcpWriter::await_thread(Deadline deadline) {
   if (failure_) base::raise(*failure_);
 }
 
-// Everything gathered before goes out first, in the same write: the server sees requests in the order of the calls.
+// Everything gathered before goes out first, in the same write: the server sees requests in the order of the
+// calls.
 void TcpWriter::send(std::span<const std::uint8_t> request, Deadline deadline) {
   check();
   const base::MutexLock lock(mutex_);
@@ -63,7 +64,8 @@ void TcpWriter::send(std::span<const std::uint8_t> request, Deadline deadline) {
   gathered_.clear();
 }
 
-// A single set is written at once; only a run of them is gathered, where the thread's wake-up is shared by many.
+// A single set is written at once; only a run of them is gathered, where the thread's wake-up is shared by
+// many.
 void TcpWriter::post(std::span<const std::uint8_t> request, Deadline deadline) {
   check();
   const bool large = request.size() > kMostGathered;
@@ -95,8 +97,8 @@ void TcpWriter::gather(std::span<const std::uint8_t> request, Deadline deadline)
   if (first) something_.notify_one();
 }
 
-// Writes without the lock, so that post() can gather the next batch meanwhile. `sending_` keeps everybody else off the
-// channel. A failure is kept for the next call, since nobody waits here.
+// Writes without the lock, so that post() can gather the next batch meanwhile. `sending_` keeps everybody
+// else off the channel. A failure is kept for the next call, since nobody waits here.
 void TcpWriter::write_gathered() {
   base::MutexLock lock(mutex_);
   for (;;) {

@@ -1,15 +1,17 @@
-// The sending half of a client's connection. A request with a reply goes out before the call returns. Requests without
-// one (set, append, queue_push) are sent one by one as well, until several come in a row: then they are gathered in
-// memory, and a thread sends what there is whenever it gets to run, so that one system call and, on a sealed
-// connection, one record carry many of them. Order is kept: whatever comes next goes out behind what was gathered.
+// The sending half of a client's connection. A request with a reply goes out before the call returns.
+// Requests without one (set, append, queue_push) are sent one by one as well, until several come in a row:
+// then they are gathered in memory, and a thread sends what there is whenever it gets to run, so that one
+// system call and, on a sealed connection, one record carry many of them. Order is kept: whatever comes next
+// goes out behind what was gathered.
 //
 //   post  post ... (kGatherAfter in a row)   send: what was gathered, then the request
 //   one by one ->  gathering  -------------> one by one
 //
 // A failure of the thread is raised by the next post() or send().
 //
-// Thread safety: post() and send() from one thread at a time; reading the channel meanwhile is allowed. Not for use in a
-// forked child: the stream is the parent's (and so are the numbers of its records); there the calls raise kUsage.
+// Thread safety: post() and send() from one thread at a time; reading the channel meanwhile is allowed. Not
+// for use in a forked child: the stream is the parent's (and so are the numbers of its records); there the
+// calls raise kUsage.
 #pragma once
 
 #include <memory>
