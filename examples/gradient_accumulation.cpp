@@ -1,5 +1,6 @@
-// Batches larger than memory: several small ones per optimizer step. Inside no_sync() gradients only add up on this
-// rank; the last backward pass of a step averages the sum. Communication is then once per step, not once per part.
+// Batches larger than memory: several small ones per optimizer step. Inside no_sync() gradients only add up
+// on this rank; the last backward pass of a step averages the sum. Communication is then once per step, not
+// once per part.
 //
 //   lockstep run -n 2 -- build/dev/examples/gradient_accumulation
 #include <lockstep/lockstep.h>

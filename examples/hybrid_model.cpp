@@ -1,5 +1,6 @@
-// A table too large for one trainer lies on a server; the dense layers are small and copied to every trainer. Rows of the table
-// travel by RPC, dense gradients are averaged by DistributedDataParallel, and one backward pass does both.
+// A table too large for one trainer lies on a server; the dense layers are small and copied to every trainer.
+// Rows of the table travel by RPC, dense gradients are averaged by DistributedDataParallel, and one backward
+// pass does both.
 //
 //   lockstep run -n 3 -- build/dev/examples/hybrid_model
 #include <lockstep/lockstep.h>

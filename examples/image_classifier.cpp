@@ -1,5 +1,5 @@
-// A convolutional network learns to tell patterns of stripes apart. Batches per rank are small, too small for good
-// statistics, so its batch normalisation works on the batches of all ranks together (SyncBatchNorm).
+// A convolutional network learns to tell patterns of stripes apart. Batches per rank are small, too small for
+// good statistics, so its batch normalisation works on the batches of all ranks together (SyncBatchNorm).
 //
 //   lockstep run -n 2 -- build/dev/examples/image_classifier
 #include <lockstep/lockstep.h>

@@ -1,5 +1,6 @@
-// A parameter server: one worker holds the model, the others train it. Each computes its forward and backward pass through the
-// server, gradients meet in an autograd context, and the server's optimizer applies them as they come.
+// A parameter server: one worker holds the model, the others train it. Each computes its forward and backward
+// pass through the server, gradients meet in an autograd context, and the server's optimizer applies them as
+// they come.
 //
 //   lockstep run -n 3 -- build/dev/examples/parameter_server
 #include <lockstep/lockstep.h>

@@ -1,5 +1,5 @@
-// A model in two stages on two workers. A batch is cut into parts: while the second worker computes one, the first computes the
-// next. The backward pass goes back the same way.
+// A model in two stages on two workers. A batch is cut into parts: while the second worker computes one, the
+// first computes the next. The backward pass goes back the same way.
 //
 //   lockstep run -n 2 -- build/dev/examples/pipeline
 #include <lockstep/lockstep.h>

@@ -1,5 +1,5 @@
-// Where the network between ranks is slow: PowerSGD sends two thin factors of each gradient matrix instead of the matrix,
-// and adds what that leaves out to the next step's gradients.
+// Where the network between ranks is slow: PowerSGD sends two thin factors of each gradient matrix instead of
+// the matrix, and adds what that leaves out to the next step's gradients.
 //
 //   lockstep run -n 2 -- build/dev/examples/power_sgd
 #include <lockstep/lockstep.h>
@@ -21,7 +21,8 @@ int train() {
   torch::nn::Sequential net(torch::nn::Linear(64, 256), torch::nn::ReLU(), torch::nn::Linear(256, 256),
                             torch::nn::ReLU(), torch::nn::Linear(256, 8));
   auto model = lockstep::DistributedDataParallel(net);
-  // Early gradients do not compress well: the first steps are plain averages. 10 is for this short run; 1000 is usual.
+  // Early gradients do not compress well: the first steps are plain averages. 10 is for this short run; 1000
+  // is usual.
   auto power_sgd = std::make_shared<lockstep::PowerSGDState>(
       lockstep::PowerSGDOptions{.matrix_approximation_rank = 2, .start_powerSGD_iter = 10});
   model->register_comm_hook(lockstep::powerSGD_hook(power_sgd));

@@ -1,5 +1,6 @@
-// Ranks with different amounts of data: one that has run out of batches would leave the others waiting in their next
-// reduction. join() runs the loop, then keeps participating with zero contributions until every rank is through.
+// Ranks with different amounts of data: one that has run out of batches would leave the others waiting in
+// their next reduction. join() runs the loop, then keeps participating with zero contributions until every
+// rank is through.
 //
 //   lockstep run -n 2 -- build/dev/examples/uneven_inputs
 #include <lockstep/lockstep.h>
@@ -40,8 +41,8 @@ int train() {
     std::printf("rank %d is through after %d batches  loss %.3f\n", rank, n_steps, last);
     std::fflush(stdout);
   };
-  // Everything that communicates in each iteration, the model first. Sums of gradients are divided by the number of ranks
-  // that still have batches; by default by that of all ranks.
+  // Everything that communicates in each iteration, the model first. Sums of gradients are divided by the
+  // number of ranks that still have batches; by default by that of all ranks.
   lockstep::join({*model, optimizer}, train, {.divide_by_initial_world_size = false});
 
   const bool equal = ranks_equal(*net), worked = equal && last < 0.8 * first;

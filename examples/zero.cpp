@@ -1,5 +1,5 @@
-// Adam keeps two more tensors per parameter. ZeroRedundancyOptimizer splits them over the ranks: each updates its share of
-// the parameters and sends them to the others. Less memory, and less work per step.
+// Adam keeps two more tensors per parameter. ZeroRedundancyOptimizer splits them over the ranks: each updates
+// its share of the parameters and sends them to the others. Less memory, and less work per step.
 //
 //   lockstep run -n 2 -- build/dev/examples/zero
 #include <lockstep/lockstep.h>
@@ -41,7 +41,8 @@ int train() {
 
   const std::size_t n_mine = optimizer.state().size(), n_all = net->parameters().size();
   if (rank == 0) std::printf("rank 0 keeps the state of %zu of %zu parameters\n", n_mine, n_all);
-  // A checkpoint: rank 0 gathers the whole state, and writes what torch::optim::Adam itself would have written.
+  // A checkpoint: rank 0 gathers the whole state, and writes what torch::optim::Adam itself would have
+  // written.
   optimizer.consolidate_state_dict(/*to=*/0);
   if (rank == 0) {
     std::stringstream file;

@@ -1,4 +1,5 @@
-// Random bytes as the messages of a backward pass across workers. Read or refused with kUsage; what was read is written again as it was.
+// Random bytes as the messages of a backward pass across workers. Read or refused with kUsage; what was read
+// is written again as it was.
 #include <algorithm>
 #include <cstdint>
 #include <cstdlib>

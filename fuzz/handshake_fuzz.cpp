@@ -1,5 +1,6 @@
-// Random bytes in place of a handshake: nothing but the right proof may open the door. And random bytes after a good one,
-// whole or in place of records that were really sealed: nothing but what the peer sealed, in its order, comes out.
+// Random bytes in place of a handshake: nothing but the right proof may open the door. And random bytes after
+// a good one, whole or in place of records that were really sealed: nothing but what the peer sealed, in its
+// order, comes out.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Random bytes as an object: refused with an error of ours, or a value that goes there and back. The first byte picks
-// the type that is read.
+// Random bytes as an object: refused with an error of ours, or a value that goes there and back. The first
+// byte picks the type that is read.
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>

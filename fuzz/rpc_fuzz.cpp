@@ -1,5 +1,5 @@
-// Random bytes as what one worker may send another: calls, answers, exceptions, and messages of the control kinds. The first byte
-// says which. Refused with an error of ours, or handled; never more than that.
+// Random bytes as what one worker may send another: calls, answers, exceptions, and messages of the control
+// kinds. The first byte says which. Refused with an error of ours, or handled; never more than that.
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>

@@ -1,5 +1,5 @@
-// Feeds bytes to the store server's request machine, without a socket: the first byte says how the rest is cut into
-// reads. Two sessions share the data, so that one wakes the other.
+// Feeds bytes to the store server's request machine, without a socket: the first byte says how the rest is
+// cut into reads. Two sessions share the data, so that one wakes the other.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Feeds bytes to everything a transport decodes: the first byte says what. Addresses and greetings of both sides, TCP
-// frames cut into reads, and a ring whose every byte, numbers included, a sender has written.
+// Feeds bytes to everything a transport decodes: the first byte says what. Addresses and greetings of both
+// sides, TCP frames cut into reads, and a ring whose every byte, numbers included, a sender has written.
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>

@@ -43,8 +43,8 @@ std::string quoted(const std::string& all, const char* lead, int most) {
   return text;
 }
 
-// A JSON string whose opening quote has been read, up to its closing one; none when it is damaged, or has escapes that
-// run_main does not write.
+// A JSON string whose opening quote has been read, up to its closing one; none when it is damaged, or has
+// escapes that run_main does not write.
 std::optional<std::string> read_json_string(std::istream& in) {
   std::string text;
   for (char c = 0; in.get(c);) {
@@ -64,8 +64,8 @@ std::optional<std::string> read_json_string(std::istream& in) {
   return std::nullopt;
 }
 
-// What run_main wrote when an exception left the program: torch's form, with nothing in it but text and time. Whatever
-// else a program writes into its error file is shown as it is.
+// What run_main wrote when an exception left the program: torch's form, with nothing in it but text and time.
+// Whatever else a program writes into its error file is shown as it is.
 std::optional<std::string> uncaught_text(const std::string& report) {
   constexpr std::string_view kBegin = R"({"message": {"message": ")";
   constexpr std::string_view kMiddle = R"(, "extraInfo": {"timestamp": ")";

@@ -1,5 +1,5 @@
-// The report of a failed job: which worker failed first on its own, how, when, and its last output; then the other
-// failures. Thread safety: values, no shared state.
+// The report of a failed job: which worker failed first on its own, how, when, and its last output; then the
+// other failures. Thread safety: values, no shared state.
 #pragma once
 
 #include <deque>

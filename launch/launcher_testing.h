@@ -1,5 +1,5 @@
-// Runs the launcher as a process of its own, for its tests. Output goes to files, so nothing can block; every wait
-// is bounded.
+// Runs the launcher as a process of its own, for its tests. Output goes to files, so nothing can block; every
+// wait is bounded.
 #pragma once
 
 #include <fcntl.h>

@@ -1,6 +1,6 @@
-// Assembles one worker's stream into whole lines. An unterminated line is emitted after a pause, so that prompts are
-// visible; progress bars that rewrite their line with carriage returns are emitted once a second, and in their final
-// state.
+// Assembles one worker's stream into whole lines. An unterminated line is emitted after a pause, so that
+// prompts are visible; progress bars that rewrite their line with carriage returns are emitted once a second,
+// and in their final state.
 //
 // The caller passes the time, in nanoseconds of the monotonic clock. Thread safety: none.
 #pragma once

@@ -12,8 +12,8 @@ LineMerger::LineMerger(int n_workers, Emit emit)
       ended_(static_cast<std::size_t>(n_workers), false),
       n_live_(static_cast<std::size_t>(n_workers)) {}
 
-// A line joins the first equal one that its worker has not passed yet, so that the lines of one worker keep their order:
-// next_number_ is the first position it may use. Otherwise it is queued at the end.
+// A line joins the first equal one that its worker has not passed yet, so that the lines of one worker keep
+// their order: next_number_ is the first position it may use. Otherwise it is queued at the end.
 void LineMerger::add(int worker, Stream stream, std::string_view line, std::int64_t now_ns) {
   std::uint64_t& next = next_number_[static_cast<std::size_t>(worker)];
   std::size_t at = next > front_number_ ? static_cast<std::size_t>(next - front_number_) : 0;
@@ -56,7 +56,8 @@ void LineMerger::flush_front() {
   ++front_number_;
 }
 
-// Only from the front: lines behind one that still waits for other workers wait with it, for kWindowNs at most.
+// Only from the front: lines behind one that still waits for other workers wait with it, for kWindowNs at
+// most.
 void LineMerger::flush_complete() {
   while (!waiting_.empty()) {
     const auto& workers = waiting_.front().workers;

@@ -1,7 +1,7 @@
 // Merges the lines of all workers; equal lines of several workers are printed once: "[0-3] epoch 1".
 //
-// A line is held briefly for equal ones. Each worker's lines keep their order; there is no order between workers. The
-// caller passes the time, in nanoseconds of the monotonic clock. Thread safety: none.
+// A line is held briefly for equal ones. Each worker's lines keep their order; there is no order between
+// workers. The caller passes the time, in nanoseconds of the monotonic clock. Thread safety: none.
 #pragma once
 
 #include <cstdint>

@@ -36,8 +36,8 @@ void Nodes::hurry() {
   if (connected_) next_check_ = std::min(next_check_, Deadline::after(kHurriedInterval));
 }
 
-// The first contact also publishes this launcher: number of workers, host, pid. compare_set shows whether another has the
-// same number.
+// The first contact also publishes this launcher: number of workers, host, pid. compare_set shows whether
+// another has the same number.
 Store& Nodes::store() {
   Store& store = host_.store();
   if (!connected_) {
@@ -111,7 +111,8 @@ void Nodes::end(bool well) noexcept {
   if (n_nodes_ == 1) return;
   try {
     Store& store = this->store();
-    // A second launcher of one number ends for itself: host 0 waits for the first, which is yet to be told of it.
+    // A second launcher of one number ends for itself: host 0 waits for the first, which is yet to be told of
+    // it.
     if (first_came_as_ != came_as_) return;
     store.set(ended_key(node_rank_), "");
     if (node_rank_ != 0) return;

@@ -1,5 +1,5 @@
-// Coordination of one job's launchers on several hosts through the rendezvous store: consistency of their options,
-// worker failures, and completion. The host that holds the store waits until all are done.
+// Coordination of one job's launchers on several hosts through the rendezvous store: consistency of their
+// options, worker failures, and completion. The host that holds the store waits until all are done.
 //
 // Thread safety: none. A no-op when the job has one host.
 #pragma once
@@ -21,16 +21,17 @@ class Nodes {
 
   // When to call check() next.
   Deadline due() const { return n_nodes_ > 1 ? next_check_ : Deadline::never(); }
-  // Makes check() due within a tenth of a second, if the store is reachable: a failure here may be caused by another
-  // host's.
+  // Makes check() due within a tenth of a second, if the store is reachable: a failure here may be caused by
+  // another host's.
   void hurry();
-  // Why this host's workers must stop: another host's failed, the store is lost, or another launcher has the same node
-  // rank or runs a different number of workers (the others are notified too). Blocks for seconds at most.
+  // Why this host's workers must stop: another host's failed, the store is lost, or another launcher has the
+  // same node rank or runs a different number of workers (the others are notified too). Blocks for seconds at
+  // most.
   std::optional<std::string> check();
   // Notifies the other hosts that this host's workers failed.
   void tell_failure(const std::string& what) noexcept;
-  // This host is done. The host of the store waits for the others, five minutes at most: for all of them when the job
-  // succeeded here, otherwise for those that have connected.
+  // This host is done. The host of the store waits for the others, five minutes at most: for all of them when
+  // the job succeeded here, otherwise for those that have connected.
   void end(bool well) noexcept;
 
  private:

@@ -1,6 +1,6 @@
-// The launcher's limit of open files: it needs several per worker, and a connection from each worker to the store. The
-// usual soft limit of 1,024 exists for programs that use select, so it is raised to the hard limit; workers start with
-// the old one. Thread safety: the limit is per process; call it once.
+// The launcher's limit of open files: it needs several per worker, and a connection from each worker to the
+// store. The usual soft limit of 1,024 exists for programs that use select, so it is raised to the hard
+// limit; workers start with the old one. Thread safety: the limit is per process; call it once.
 #pragma once
 
 #include <sys/resource.h>

@@ -58,8 +58,8 @@ void Output::close_worker_ends() {
   for (Source& source : sources_) source.write_end.reset();
 }
 
-// Backpressure: while the terminal or file takes no more, workers' pipes are not read, and workers block in write as they
-// would without a launcher. Nothing is dropped, and memory is bounded.
+// Backpressure: while the terminal or file takes no more, workers' pipes are not read, and workers block in
+// write as they would without a launcher. Nothing is dropped, and memory is bounded.
 void Output::add_to(std::vector<pollfd>& fds) const {
   for (const OutputSink* sink : {&out_, &err_}) {
     if (!sink->empty()) fds.push_back({.fd = sink->fd(), .events = POLLOUT, .revents = 0});
@@ -107,7 +107,8 @@ Deadline Output::due() const {
 
 void Output::finish() {
   for (Source& source : sources_) {
-    // All holders of the other end are dead, so this ends; a descriptor that was sent elsewhere must not stop us.
+    // All holders of the other end are dead, so this ends; a descriptor that was sent elsewhere must not stop
+    // us.
     while (source.read_end) {
       pollfd ready{.fd = source.read_end.get(), .events = POLLIN, .revents = 0};
       if (::poll(&ready, 1, 0) <= 0) break;

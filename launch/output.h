@@ -1,5 +1,5 @@
-// Forwards the workers' output to the launcher's own: pipes, whole lines, prefixes, and the last lines of each worker's
-// stderr for the failure report.
+// Forwards the workers' output to the launcher's own: pipes, whole lines, prefixes, and the last lines of
+// each worker's stderr for the failure report.
 //
 // Driven by the launcher's poll loop: add_to(fds), poll, handle(). Thread safety: none.
 #pragma once
@@ -30,8 +30,8 @@ struct OutputOptions {
 
 class Output {
  public:
-  // Creates the pipes. A single worker keeps the launcher's own stdout, and its stderr is forwarded unmodified. Raises
-  // kResource when descriptors run out.
+  // Creates the pipes. A single worker keeps the launcher's own stdout, and its stderr is forwarded
+  // unmodified. Raises kResource when descriptors run out.
   explicit Output(OutputOptions options);
 
   // The worker's descriptors 1 and 2; -1: the launcher's own.

@@ -15,9 +15,9 @@ void OutputSink::write(std::string_view text) {
   pump();
 }
 
-// poll first, and at most PIPE_BUF bytes at a time: a pipe that is writable takes that many without blocking, although the
-// descriptor is in blocking mode, which it shares with other processes. An error (nobody reads) ends the output, not the
-// job.
+// poll first, and at most PIPE_BUF bytes at a time: a pipe that is writable takes that many without blocking,
+// although the descriptor is in blocking mode, which it shares with other processes. An error (nobody reads)
+// ends the output, not the job.
 void OutputSink::pump() {
   while (!empty()) {
     pollfd ready{.fd = fd_, .events = POLLOUT, .revents = 0};

@@ -1,8 +1,8 @@
-// The launcher's own stdout or stderr. Never blocks the loop that watches the workers: output that cannot be written
-// yet is buffered, and the loop stops reading from the workers while the buffer is full.
+// The launcher's own stdout or stderr. Never blocks the loop that watches the workers: output that cannot be
+// written yet is buffered, and the loop stops reading from the workers while the buffer is full.
 //
-// The descriptor's flags are not changed (a terminal is shared with the shell): writes only when poll(2) reports room.
-// Thread safety: none.
+// The descriptor's flags are not changed (a terminal is shared with the shell): writes only when poll(2)
+// reports room. Thread safety: none.
 #pragma once
 
 #include <string>

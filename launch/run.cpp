@@ -30,8 +30,9 @@ namespace {
 
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};
 
-// What the launcher was started with: a shell gives background jobs of a script an ignored SIGINT, nohup an ignored
-// SIGHUP. A blocked signal reaches a signalfd even when it is ignored, so such ones must not be blocked.
+// What the launcher was started with: a shell gives background jobs of a script an ignored SIGINT, nohup an
+// ignored SIGHUP. A blocked signal reaches a signalfd even when it is ignored, so such ones must not be
+// blocked.
 bool is_ignored(int signal) {
   struct sigaction action {};
   return ::sigaction(signal, nullptr, &action) == 0 && action.sa_handler == SIG_IGN;
@@ -87,8 +88,8 @@ class Job {
 
   //   start: pipes, secret, reports; fork the tree --> serve: the store's thread --> watch: one poll loop --> finish: drain, report
   //
-  // Workers are started before the store serves: their connections wait in the listening socket's queue. Everything in
-  // watch() happens on this thread, in one poll over children, signals and output.
+  // Workers are started before the store serves: their connections wait in the listening socket's queue.
+  // Everything in watch() happens on this thread, in one poll over children, signals and output.
   int run() {
     say_thread_count();
     {

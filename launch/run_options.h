@@ -37,8 +37,9 @@ struct RunPlan {
 // Raises kUsage with the option's name and text.
 RunPlan make_plan(const RunOptions& options);
 
-// A number, auto or cpu (one per core), gpu (one per NVIDIA device in the directory `devices` that CUDA_VISIBLE_DEVICES
-// does not hide). auto does not count GPUs yet, since no engine for them can be selected.
+// A number, auto or cpu (one per core), gpu (one per NVIDIA device in the directory `devices` that
+// CUDA_VISIBLE_DEVICES does not hide). auto does not count GPUs yet, since no engine for them can be
+// selected.
 int parse_processes(const std::string& text, const std::string& devices = "/dev");
 // N or N:N; raises kUnsupported for a range, kUsage for malformed text.
 int parse_nodes(const std::string& text);

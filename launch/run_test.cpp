@@ -29,8 +29,8 @@ Lines lines_of(const std::string& text) {
   return lines;
 }
 
-// Lines as each rank printed them: whether equal ones were collapsed depends on when they came. "[0,2-3] x" counts as
-// "[0] x", "[2] x" and "[3] x".
+// Lines as each rank printed them: whether equal ones were collapsed depends on when they came. "[0,2-3] x"
+// counts as "[0] x", "[2] x" and "[3] x".
 Lines lines_by_rank(const std::string& text) {
   Lines lines;
   for (const std::string& line : lines_of(text)) {
@@ -170,7 +170,8 @@ TEST(Run, AProgramThatCannotBeExecutedIsNamed) {
 
 TEST(Run, EqualLinesArePrintedOnceAndOthersByRank) {
   bool collapsed = false;
-  // Four processes that print within the window, on a machine that may be busy: it happens, but not every time.
+  // Four processes that print within the window, on a machine that may be busy: it happens, but not every
+  // time.
   for (int attempt = 0; attempt < 50 && !collapsed; ++attempt) {
     Launcher launcher(shell({"-n", "4"}, "echo same; echo $RANK; sleep 0.05"));
     EXPECT_EQ(launcher.wait(), 0);

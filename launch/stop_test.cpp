@@ -31,8 +31,8 @@ bool both_print(const Launcher& launcher, const std::string& word) {
   });
 }
 
-// A job whose worker 0 ignores SIGTERM and has a child in the background, one in a session of its own, and one that
-// was orphaned on purpose.
+// A job whose worker 0 ignores SIGTERM and has a child in the background, one in a session of its own, and
+// one that was orphaned on purpose.
 struct StubbornJob {
   std::string script() const {
     const std::string stay = "while :; do sleep 1000; done";

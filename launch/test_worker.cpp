@@ -1,10 +1,11 @@
 // A worker for the launcher's tests: meets the others in the launcher's store, as a training program would.
 //
 //   test_worker meet            waits for all ranks, prints "met <world size>"
-//   test_worker lose <rank>     that rank kills itself once all are there; the others ignore SIGTERM, read from the
-//                               store how it ended, print that, and end with 0
-//   test_worker blame <rank>    that rank leaves and takes its time to return 3; meanwhile rank 0 dies of an uncaught
-//                               kPeerLost, and the launcher has told so before the culprit is gone; others sleep
+//   test_worker lose <rank>     that rank kills itself once all are there; the others ignore SIGTERM, read
+//                               from the store how it ended, print that, and end with 0
+//   test_worker blame <rank>    that rank leaves and takes its time to return 3; meanwhile rank 0 dies of an
+//                               uncaught kPeerLost, and the launcher has told so before the culprit is gone;
+//                               others sleep
 #include <signal.h>
 #include <unistd.h>
 

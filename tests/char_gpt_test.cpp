@@ -1,5 +1,5 @@
-// The model of examples/char_gpt trained by several ranks, against one rank that gets the whole batch: data, sampler,
-// model, optimiser and DistributedDataParallel together.
+// The model of examples/char_gpt trained by several ranks, against one rank that gets the whole batch: data,
+// sampler, model, optimiser and DistributedDataParallel together.
 #include <gtest/gtest.h>
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>

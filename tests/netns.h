@@ -1,6 +1,6 @@
-// Two hosts for tests, on one machine: network namespaces joined by a cable (a veth pair). Needs root and the ip tool.
-// Each namespace lives as long as a small process that holds it, which ends with the test, however that ends: nothing
-// is left behind. Make one before any thread starts.
+// Two hosts for tests, on one machine: network namespaces joined by a cable (a veth pair). Needs root and the
+// ip tool. Each namespace lives as long as a small process that holds it, which ends with the test, however
+// that ends: nothing is left behind. Make one before any thread starts.
 #pragma once
 
 #include <fcntl.h>
@@ -74,7 +74,8 @@ class TwoHosts {
  private:
   TwoHosts() = default;
 
-  // A process that holds a new namespace until it is killed or its parent ends; -1 when there is none to be had.
+  // A process that holds a new namespace until it is killed or its parent ends; -1 when there is none to be
+  // had.
   static pid_t hold() {
     int ready[2];
     if (::pipe2(ready, O_CLOEXEC) != 0) return -1;

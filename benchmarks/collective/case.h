@@ -1,12 +1,13 @@
 // One thing to measure: which operation, on how many bytes, as every contender understands it.
 //
-// `n_bytes` is the size of the larger of an operation's two buffers; the other one is as large, or one rank's block of
-// it (n_bytes / size):
+// `n_bytes` is the size of the larger of an operation's two buffers; the other one is as large, or one rank's
+// block of it (n_bytes / size):
 //   broadcast, all_reduce, reduce   one buffer of n_bytes, in place; root is rank 0
 //   all_gather, gather              send a block, receive n_bytes (gather: on rank 0 only)
 //   reduce_scatter, scatter         send n_bytes (scatter: on rank 0 only), receive a block
 //   all_to_all                      send n_bytes, receive n_bytes
-//   send_recv                       n_bytes to the partner and, when they are there, n_bytes back: two operations, one way
+//   send_recv                       n_bytes to the partner and, when they are there, n_bytes back: two
+//                                   operations, one way
 //   exchange                        n_bytes to the partner while n_bytes come from it
 //   barrier                         nothing
 #pragma once

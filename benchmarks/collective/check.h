@@ -1,5 +1,5 @@
-// Does the operation do what its name says? Every rank fills its buffers with values of its own, runs it once and
-// compares each element received with what must be there.
+// Does the operation do what its name says? Every rank fills its buffers with values of its own, runs it once
+// and compares each element received with what must be there.
 #pragma once
 
 #include <algorithm>
@@ -17,7 +17,8 @@ inline constexpr int kSumOfAll = -1;
 // What a rank sends repeats after this many elements; odd, so that no block looks like its neighbour.
 inline constexpr std::size_t kPeriod = 1021;
 
-// One period of what a rank sends, or of the sum over all ranks: small whole numbers, so sums are exact in float32.
+// One period of what a rank sends, or of the sum over all ranks: small whole numbers, so sums are exact in
+// float32.
 inline std::vector<float> pattern(int rank, int size) {
   std::vector<float> values(kPeriod);
   for (std::size_t i = 0; i < kPeriod; ++i) {

@@ -1,7 +1,8 @@
-// What the machine allows, for all_reduce and barrier: processes, one mapping, two barriers, one vectorised pass. Each
-// rank reduces its slice of the buffer, reading every rank's input and writing every rank's output: n loads and n stores
-// per element for n ranks. A waiting rank spins, or yields where there are more ranks than cores. No error handling, no
-// deadlines, no other operation; built with -O3 -march=native. Not a library: a yardstick.
+// What the machine allows, for all_reduce and barrier: processes, one mapping, two barriers, one vectorised
+// pass. Each rank reduces its slice of the buffer, reading every rank's input and writing every rank's
+// output: n loads and n stores per element for n ranks. A waiting rank spins, or yields where there are more
+// ranks than cores. No error handling, no deadlines, no other operation; built with -O3 -march=native. Not a
+// library: a yardstick.
 #include <emmintrin.h>
 #include <sched.h>
 #include <sys/mman.h>

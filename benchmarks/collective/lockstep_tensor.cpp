@@ -1,5 +1,6 @@
-// lockstep::all_reduce and barrier, as users call them. place=zero_copy: tensors from empty_shared; place=staged:
-// ordinary ones. Started with backend=<name> address=<of rank 0> namespaces=<a,b>, the ranks are on hosts of their own.
+// lockstep::all_reduce and barrier, as users call them. place=zero_copy: tensors from empty_shared;
+// place=staged: ordinary ones. Started with backend=<name> address=<of rank 0> namespaces=<a,b>, the ranks
+// are on hosts of their own.
 #include <ATen/Parallel.h>
 #include <ATen/ops/empty.h>
 

@@ -2,8 +2,8 @@
 //
 // Contender, on every rank:
 //   prepare(case)      makes the buffers and returns true, or keeps those it has and returns false
-//   send(i), recv(i)   this rank's i-th buffers, std::span<float>; the same one for operations in place, empty where
-//                      there is none
+//   send(i), recv(i)   this rank's i-th buffers, std::span<float>; the same one for operations in place,
+//                      empty where there is none
 //   run(i)             one turn on the i-th buffers; blocks
 //   barrier()
 #pragma once
@@ -22,8 +22,9 @@
 
 namespace bench {
 
-// Runs `n` turns, going through the buffers one after the other from buffer `from` on; returns the next buffer. The
-// barrier at the end lets what is still on its way count: a root that only sends may be far ahead of the others.
+// Runs `n` turns, going through the buffers one after the other from buffer `from` on; returns the next
+// buffer. The barrier at the end lets what is still on its way count: a root that only sends may be far ahead
+// of the others.
 template <class Contender>
 std::size_t run_loop(Contender& contender, std::int64_t n, std::size_t n_buffers, std::size_t from) {
   for (std::int64_t k = 0; k < n; ++k) {
@@ -54,8 +55,8 @@ std::int64_t calibrate(Contender& contender, Link& link, std::size_t n_buffers, 
   }
 }
 
-// Request: as case_of, and budget_ms. The answer is the median of five parts of the loop, so that one descheduling does
-// not speak for all of it.
+// Request: as case_of, and budget_ms. The answer is the median of five parts of the loop, so that one
+// descheduling does not speak for all of it.
 template <class Contender>
 std::string measure(Contender& contender, Link& link, const Request& request) {
   constexpr int kParts = 5;

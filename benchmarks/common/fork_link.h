@@ -14,8 +14,8 @@ std::unique_ptr<Link> fork_ranks(int n);
 // How many cores the calling process may use.
 int n_cores();
 
-// Binds the calling process to the rank-th of the cores it may use, modulo their number, as every contender with ranks
-// does.
+// Binds the calling process to the rank-th of the cores it may use, modulo their number, as every contender
+// with ranks does.
 void bind_to_core(int rank);
 
 }  // namespace bench

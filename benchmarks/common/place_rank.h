@@ -24,8 +24,9 @@ inline std::vector<std::string> namespaces(const Request& arguments) {
   return names;
 }
 
-// With namespaces, the first ranks enter the first one and so on, and run on any core, since engines across hosts have
-// threads of their own. Without, the rank is bound to its core. Call while the process has one thread.
+// With namespaces, the first ranks enter the first one and so on, and run on any core, since engines across
+// hosts have threads of their own. Without, the rank is bound to its core. Call while the process has one
+// thread.
 inline void place_rank(const Request& arguments, const Link& link) {
   const auto names = namespaces(arguments);
   if (names.empty()) return bind_to_core(link.rank());

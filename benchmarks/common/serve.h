@@ -1,5 +1,5 @@
-// main and the main loop of a contender: a request comes in on rank 0's standard input, every rank handles it, rank 0
-// prints the answer. Between requests all ranks sleep.
+// main and the main loop of a contender: a request comes in on rank 0's standard input, every rank handles
+// it, rank 0 prints the answer. Between requests all ranks sleep.
 #pragma once
 
 #include <exception>
@@ -22,7 +22,8 @@ int run_main(int argc, char** argv, Run run) {
   }
 }
 
-// What `body()` returns; 1 when it throws, after rank 0 has told the harness why. For what comes before serve and may fail.
+// What `body()` returns; 1 when it throws, after rank 0 has told the harness why. For what comes before serve
+// and may fail.
 template <class Body>
 int guarded(Link& link, Body body) {
   try {

@@ -1,5 +1,5 @@
-// A small array that every rank made by fork_ranks can write: where ranks leave their numbers for rank 0. Create it
-// before the fork. Not synchronised: Link's calls order the accesses.
+// A small array that every rank made by fork_ranks can write: where ranks leave their numbers for rank 0.
+// Create it before the fork. Not synchronised: Link's calls order the accesses.
 #pragma once
 
 #include <sys/mman.h>

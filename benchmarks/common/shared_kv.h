@@ -1,5 +1,6 @@
-// A key-value space in memory that forked ranks share: all a communicator needs to come about, and no store to set up.
-// Keys are never taken away. Create it before the fork. Any thread of any rank may call; waiting polls and sleeps.
+// A key-value space in memory that forked ranks share: all a communicator needs to come about, and no store
+// to set up. Keys are never taken away. Create it before the fork. Any thread of any rank may call; waiting
+// polls and sleeps.
 #pragma once
 
 #include <sched.h>

@@ -1,5 +1,6 @@
-// A training step with DistributedDataParallel beside the same step without: rank processes with one thread each, all
-// modes in the same processes. "local" is what the machine gives while all ranks step at once and nobody talks.
+// A training step with DistributedDataParallel beside the same step without: rank processes with one thread
+// each, all modes in the same processes. "local" is what the machine gives while all ranks step at once and
+// nobody talks.
 #include <ATen/Parallel.h>
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>

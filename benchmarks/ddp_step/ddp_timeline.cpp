@@ -1,7 +1,8 @@
-// Trains an MLP for a while and writes the logging data of one step, of every rank: what benchmarks/timeline.py draws.
+// Trains an MLP for a while and writes the logging data of one step, of every rank: what
+// benchmarks/timeline.py draws.
 //   ddp_timeline out=FOLDER ranks=2 hidden=1024 layers=8 batch=32 bias=1 cap_mb=4 steps=60
-// writes FOLDER/rank0.json and so on. The step is the one of median length on rank 0, so that the picture shows what is
-// usual.
+// writes FOLDER/rank0.json and so on. The step is the one of median length on rank 0, so that the picture
+// shows what is usual.
 #include <ATen/Parallel.h>
 #include <torch/optim/sgd.h>
 #include <torch/utils.h>

@@ -1,5 +1,5 @@
-// Gradients above malloc's thresholds are mapped and unmapped at every step; the page faults would move the result by
-// 30 %, in either mode.
+// Gradients above malloc's thresholds are mapped and unmapped at every step; the page faults would move the
+// result by 30 %, in either mode.
 #pragma once
 
 #include <malloc.h>

@@ -1,9 +1,9 @@
-// What a world costs by its number of ranks: entering it, groups of all ranks, their first all_reduce, barriers, leaving;
-// memory and descriptors. Every request makes a fresh world, of processes or of threads, in children of this program,
-// which itself keeps one thread so that it can fork.
+// What a world costs by its number of ranks: entering it, groups of all ranks, their first all_reduce,
+// barriers, leaving; memory and descriptors. Every request makes a fresh world, of processes or of threads,
+// in children of this program, which itself keeps one thread so that it can fork.
 //
-// A phase is what all ranks do k times in a row. Its time is from the first rank's start to the last rank's end, over k:
-// ranks that take turns on a few cores start and end at different moments.
+// A phase is what all ranks do k times in a row. Its time is from the first rank's start to the last rank's
+// end, over k: ranks that take turns on a few cores start and end at different moments.
 #include <netinet/in.h>
 #include <signal.h>
 #include <sys/prctl.h>

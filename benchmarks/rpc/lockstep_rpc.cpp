@@ -1,5 +1,6 @@
-// Calls between two worker processes, and a backward pass through a layer that lives in the other one. Rank 0 calls; rank 1
-// answers from its agent's threads. transport=host: whatever the host offers; transport=tcp: TCP over the loopback device.
+// Calls between two worker processes, and a backward pass through a layer that lives in the other one. Rank 0
+// calls; rank 1 answers from its agent's threads. transport=host: whatever the host offers; transport=tcp:
+// TCP over the loopback device.
 #include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>

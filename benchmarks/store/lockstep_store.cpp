@@ -1,5 +1,5 @@
-// lockstep's TcpStore, with a job secret as in every real job. On one host its clients move to a local socket; with
-// BENCH_STORE_TCP=1 they stay on TCP, where everything is sealed.
+// lockstep's TcpStore, with a job secret as in every real job. On one host its clients move to a local
+// socket; with BENCH_STORE_TCP=1 they stay on TCP, where everything is sealed.
 #include <cstdlib>
 
 #include "benchmarks/store/measure.h"

@@ -1,9 +1,10 @@
-// The store benchmark, the same for every store. Rank 0 holds the server and speaks with the harness; the other
-// ranks are clients, each a process with one connection. Every call waits for its answer where the store gives one;
-// a loop of set ends with one get inside the clock, so that requests still queued count.
+// The store benchmark, the same for every store. Rank 0 holds the server and speaks with the harness; the
+// other ranks are clients, each a process with one connection. Every call waits for its answer where the
+// store gives one; a loop of set ends with one get inside the clock, so that requests still queued count.
 //
-// StoreApi: StoreApi::serve() opens the server on a free loopback port; StoreApi::connect(port) a client; both give
-// an object with port(), set(key, text), get(key) -> std::string and add(key, amount) -> std::int64_t.
+// StoreApi: StoreApi::serve() opens the server on a free loopback port; StoreApi::connect(port) a client;
+// both give an object with port(), set(key, text), get(key) -> std::string and add(key, amount) ->
+// std::int64_t.
 #pragma once
 
 #include <memory>

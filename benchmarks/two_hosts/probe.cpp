@@ -1,5 +1,6 @@
-// What the link between two hosts allows: each rank has a lane of a few TCP connections to its partner on the other
-// host, sends its bytes over them and receives as many at the same time. kind=exchange only. Nothing is computed.
+// What the link between two hosts allows: each rank has a lane of a few TCP connections to its partner on the
+// other host, sends its bytes over them and receives as many at the same time. kind=exchange only. Nothing is
+// computed.
 #include <arpa/inet.h>
 #include <netinet/tcp.h>
 #include <poll.h>
@@ -67,7 +68,8 @@ struct Stream {
 
 class Probe {
  public:
-  // The lower half of the ranks listen on `address`, the others connect to it. `ports` is shared by the ranks.
+  // The lower half of the ranks listen on `address`, the others connect to it. `ports` is shared by the
+  // ranks.
   Probe(Link& link, const std::string& address, SharedArray<std::uint16_t>& ports) : link_(link) {
     const auto lanes = static_cast<std::size_t>(link.size() / 2);
     const auto rank = static_cast<std::size_t>(link.rank());

@@ -49,8 +49,8 @@ AddressList look_up(const std::string& host, const char* port) {
   return {found, &::freeaddrinfo};
 }
 
-// The local address of the route to `host`; empty when there is none, or only loopback. Nothing is sent: connecting a
-// datagram socket only asks the routing table.
+// The local address of the route to `host`; empty when there is none, or only loopback. Nothing is sent:
+// connecting a datagram socket only asks the routing table.
 std::string source_towards(const std::string& host) {
   const AddressList list = look_up(host, "9");
   for (const addrinfo* each = list.get(); each != nullptr; each = each->ai_next) {

@@ -13,8 +13,8 @@ namespace {
 constexpr std::size_t kWhole = 64 << 10;
 
 // What goes to one peer and comes from it.
-// Every algorithm below only fills in the pieces; exchange() moves them. That keeps the order of messages the same for all
-// kinds: calls with small payloads first, then large payloads once all calls are known to match.
+// Every algorithm below only fills in the pieces; exchange() moves them. That keeps the order of messages the
+// same for all kinds: calls with small payloads first, then large payloads once all calls are known to match.
 struct Piece {
   const char* out = nullptr;
   std::size_t out_bytes = 0;
@@ -284,8 +284,8 @@ void Collective::all_to_all_v() {
   }
   if (2 * pieces_.size() * sizeof counts_[0] <= kInline) {
     small_ = 0;
-    // With all counts on all ranks every rank finds the same wrong pair and none starts to move data. Too many ranks for an
-    // inline payload: each rank then checks its own pairs only (for_you).
+    // With all counts on all ranks every rank finds the same wrong pair and none starts to move data. Too
+    // many ranks for an inline payload: each rank then checks its own pairs only (for_you).
     counts_ = operation_.send_counts;
     counts_.insert(counts_.end(), operation_.recv_counts.begin(), operation_.recv_counts.end());
   }

@@ -24,8 +24,8 @@ Communicator::Communicator(const lockstep_comm_config& config)
   } catch (const Error& error) {
     break_with(error.failure());
     // Then this rank has joined too, a group that is broken by now.
-    // all_joined_: another rank had joined, so on that rank the group exists, with this one as a member. It must then exist
-    // here too, as a broken group: its first operation reports why.
+    // all_joined_: another rank had joined, so on that rank the group exists, with this one as a member. It
+    // must then exist here too, as a broken group: its first operation reports why.
     if (all_joined_) return;
     wait_until_idle();
     throw;
@@ -53,7 +53,8 @@ void Communicator::wait_until_idle() {
   wait();  // a hang-up seen until just now may have left a task
 }
 
-// Counted before it runs, so that wait_until_idle() cannot miss a task that has not begun. `task` must not throw.
+// Counted before it runs, so that wait_until_idle() cannot miss a task that has not begun. `task` must not
+// throw.
 void Communicator::spawn(std::function<void()> task) {
   {
     const base::MutexLock lock(mutex_);
@@ -95,9 +96,9 @@ std::shared_ptr<Operation> Communicator::post(const lockstep_op& op) {
   return operation;
 }
 
-// Started under start_mutex_, in the order posted: gloo matches sends and receives of one slot in the order in which they
-// were started. A failure is examined on another thread, since finding its cause may take 300 ms (judge) and post must not
-// block.
+// Started under start_mutex_, in the order posted: gloo matches sends and receives of one slot in the order
+// in which they were started. A failure is examined on another thread, since finding its cause may take 300
+// ms (judge) and post must not block.
 void Communicator::post_message(const std::shared_ptr<Operation>& operation) {
   if (operation->op.root == rank_) return post_to_self(operation);
   std::exception_ptr thrown;
@@ -140,7 +141,8 @@ void Communicator::post_collective(const std::shared_ptr<Operation>& operation) 
   }
 }
 
-// driven_ and tasks_ are set here, on behalf of the task: nobody may find the communicator idle before it begins.
+// driven_ and tasks_ are set here, on behalf of the task: nobody may find the communicator idle before it
+// begins.
 void Communicator::start_draining() {
   driven_ = true;
   ++tasks_;
@@ -238,8 +240,8 @@ void Communicator::drain() {
   }
 }
 
-// The transfers are released before the operation is reported as over: until then gloo may still write into the caller's
-// memory.
+// The transfers are released before the operation is reported as over: until then gloo may still write into
+// the caller's memory.
 std::optional<Failure> Communicator::perform(Operation& operation) {
   std::optional<Failure> failure;
   const bool pair = is_point_to_point(operation.op.kind);
@@ -251,8 +253,8 @@ std::optional<Failure> Communicator::perform(Operation& operation) {
       connect_for(operation);
       operation.call = describe(operation.op, ++sequence_, size_);
       operation.begun = true;
-      // Successive collectives alternate between interfaces; the number is the same on all ranks, hence so is the
-      // interface.
+      // Successive collectives alternate between interfaces; the number is the same on all ranks, hence so is
+      // the interface.
       Connections& connections = *connections_[sequence_ % connections_.size()];
       Session session{rank_, size_, stop_source_, *mailbox_, connections};
       run_collective(session, operation);
@@ -271,7 +273,8 @@ std::optional<Failure> Communicator::perform(Operation& operation) {
   return failure;
 }
 
-// The status is set under the operation's mutex, which wait() holds; `done` runs after it, on this thread, under no lock.
+// The status is set under the operation's mutex, which wait() holds; `done` runs after it, on this thread,
+// under no lock.
 void Communicator::complete(const std::shared_ptr<Operation>& operation,
                             const std::optional<Failure>& failure) {
   {
@@ -283,7 +286,8 @@ void Communicator::complete(const std::shared_ptr<Operation>& operation,
   if (operation->op.done != nullptr) operation->op.done(operation->op.done_context);
 }
 
-// The callbacks refer to `operation`: whoever ends it removes the alarm first, and then none of them runs any more (Watch).
+// The callbacks refer to `operation`: whoever ends it removes the alarm first, and then none of them runs any
+// more (Watch).
 void Communicator::arm(Operation& operation, std::int64_t lasted_ns) {
   operation.alarm = runtime_->watch.add_deadline(
       operation.op.deadline_ns, [this, &operation] { timed_out(operation); }, lasted_ns,

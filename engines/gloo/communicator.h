@@ -1,19 +1,20 @@
 // One rank's end of a group over gloo.
 //
-// Driving. Collectives of a communicator run one after the other, on the thread inside run() when nothing is queued, otherwise on
-// a pool thread that drains the queue and returns. SEND and RECV start in post, in the order posted; those of one peer, tag and
-// direction also complete in that order, on a pool thread while there are any. An idle communicator has no thread.
+// Driving. Collectives of a communicator run one after the other, on the thread inside run() when nothing is
+// queued, otherwise on a pool thread that drains the queue and returns. SEND and RECV start in post, in the
+// order posted; those of one peer, tag and direction also complete in that order, on a pool thread while
+// there are any. An idle communicator has no thread.
 //
-// Failure. The first one breaks the group permanently: local operations are woken, the message is written to the key-value space,
-// and every connection is shut down, upon which the other ranks read it there. A rank that dies is detected by each of the others
-// directly, since all are connected.
+// Failure. The first one breaks the group permanently: local operations are woken, the message is written to
+// the key-value space, and every connection is shut down, upon which the other ranks read it there. A rank
+// that dies is detected by each of the others directly, since all are connected.
 //
 //   intact --break_with(): first failure--> broken: tear_down() publishes it, then shuts the connections down
 //      '-----leave(): orderly-------------> left: the key "left/<rank>" tells a hang-up from a loss
 //
-// Lock order: the watch's lock (its callbacks run under it), start_mutex_ or connect_mutex_; then mutex_. Only connect_mutex_ is
-// held while something blocks: connecting. `done` runs under no lock. Thread safety: all methods, any thread, except for the
-// destructor.
+// Lock order: the watch's lock (its callbacks run under it), start_mutex_ or connect_mutex_; then mutex_.
+// Only connect_mutex_ is held while something blocks: connecting. `done` runs under no lock. Thread safety:
+// all methods, any thread, except for the destructor.
 #pragma once
 
 #include <atomic>
@@ -45,11 +46,13 @@ class Communicator {
  public:
   // Collective; blocks until the deadline in `config` at most. Raises Error.
   explicit Communicator(const lockstep_comm_config& config);
-  // Leaves, if leave() was not called, and waits for what is under way to end. No other call may be under way.
+  // Leaves, if leave() was not called, and waits for what is under way to end. No other call may be under
+  // way.
   ~Communicator();
   Communicator(const Communicator&) = delete;
 
-  // Raises Error after leave, and when there is no thread for it. On a broken communicator the operation ends at once.
+  // Raises Error after leave, and when there is no thread for it. On a broken communicator the operation ends
+  // at once.
   std::shared_ptr<Operation> post(const lockstep_op& op);
   // Raises Error when it fails.
   void run(const lockstep_op& op);
@@ -81,7 +84,8 @@ class Communicator {
   int first_missing(const char* what);
   void write(const std::string& key, const std::string& value);
   [[noreturn]] void raise_missing(int peer);
-  // The first operation of a communicator that connects lazily. Breaks the group when it fails, and raises why.
+  // The first operation of a communicator that connects lazily. Breaks the group when it fails, and raises
+  // why.
   void connect_for(Operation& operation);
 
   // ---- point to point (point_to_point.cpp)
@@ -91,8 +95,8 @@ class Communicator {
   void finish(Operation& operation);
   int receive_from_any(Operation& operation);
   void start_backlog();
-  // Starts it and queues it for its stream to finish; otherwise returns what was thrown, for give_up. Pre: connected or
-  // broken.
+  // Starts it and queues it for its stream to finish; otherwise returns what was thrown, for give_up. Pre:
+  // connected or broken.
   std::exception_ptr start_and_queue(const std::shared_ptr<Operation>& operation)
       LOCKSTEP_REQUIRES(start_mutex_);
   // Ends an operation that could not start, and the group with it. May block, to find out why.

@@ -33,8 +33,8 @@ std::string key_of(const sockaddr_storage& name) {
          std::string(reinterpret_cast<const char*>(&in.sin6_addr), sizeof in.sin6_addr);
 }
 
-// Both names of a connected socket; empty for anything else. Both, since a port may serve again while a connection that
-// was accepted on it still lives.
+// Both names of a connected socket; empty for anything else. Both, since a port may serve again while a
+// connection that was accepted on it still lives.
 std::string connection_key(int fd) {
   sockaddr_storage name{}, peer{};
   socklen_t length = sizeof name, peer_length = sizeof peer;
@@ -44,8 +44,8 @@ std::string connection_key(int fd) {
   return key_of(name) + key_of(peer);
 }
 
-// So that a host that vanished is noticed within some 15 s. Not TCP_USER_TIMEOUT: it would end connections to a process
-// that is merely stopped.
+// So that a host that vanished is noticed within some 15 s. Not TCP_USER_TIMEOUT: it would end connections to
+// a process that is merely stopped.
 void keep_alive(int fd) {
   const int on = 1, idle = 5, interval = 2, probes = 5;
   ::setsockopt(fd, SOL_SOCKET, SO_KEEPALIVE, &on, sizeof on);
@@ -96,8 +96,8 @@ sockaddr_storage Connections::local_name(int peer) const {
   return static_cast<const gloo::transport::tcp::Address&>(context_->getPair(peer)->address()).getSockaddr();
 }
 
-// gloo does not expose the descriptor of a pair. It is found among the process's own descriptors by both ends of its
-// connection, which is why ranks exchange their socket names first (Hello).
+// gloo does not expose the descriptor of a pair. It is found among the process's own descriptors by both ends
+// of its connection, which is why ranks exchange their socket names first (Hello).
 void Connections::adopt_sockets(const std::vector<sockaddr_storage>& remote_names) {
   std::vector<std::string> wanted(static_cast<std::size_t>(size_));
   for (int peer = 0; peer < size_; ++peer) {

@@ -1,9 +1,9 @@
-// The connections to every other rank over one interface: a gloo transport context with its pairs, and a descriptor of our own
-// for each pair's socket. The second descriptor lets us detect that the other end hung up, and shut a connection down from any
-// thread, without interfering with gloo's use of its own.
+// The connections to every other rank over one interface: a gloo transport context with its pairs, and a
+// descriptor of our own for each pair's socket. The second descriptor lets us detect that the other end hung
+// up, and shut a connection down from any thread, without interfering with gloo's use of its own.
 //
-// Thread safety: addresses, connect and adopt_sockets by one thread, before buffer, socket and hung_up; those by any
-// thread; flushed, shut_down and close_pairs by any at any time.
+// Thread safety: addresses, connect and adopt_sockets by one thread, before buffer, socket and hung_up; those
+// by any thread; flushed, shut_down and close_pairs by any at any time.
 #pragma once
 
 #include <gloo/transport/context.h>
@@ -30,14 +30,14 @@ class Connections {
 
   // Where each peer is to connect to, by peer, for connect there; "" for ourselves.
   std::vector<std::string> addresses() const;
-  // Blocks until the pair is connected; `address` is what `peer` has for this rank. Raises what gloo throws, also when
-  // close_pairs was called.
+  // Blocks until the pair is connected; `address` is what `peer` has for this rank. Raises what gloo throws,
+  // also when close_pairs was called.
   void connect(int peer, const std::string& address);
   // This end's socket name of the connection to `peer`.
   sockaddr_storage local_name(int peer) const;
-  // After all are connected: finds each pair's socket by both its names; `remote_names` are what local_name gave at the
-  // other ends. A connection that has ended already is not found: its peer hung up. After shut_down they are shut down
-  // at once. Raises what the system refuses (std::exception).
+  // After all are connected: finds each pair's socket by both its names; `remote_names` are what local_name
+  // gave at the other ends. A connection that has ended already is not found: its peer hung up. After
+  // shut_down they are shut down at once. Raises what the system refuses (std::exception).
   void adopt_sockets(const std::vector<sockaddr_storage>& remote_names);
 
   std::unique_ptr<gloo::transport::UnboundBuffer> buffer(void* memory, std::size_t n_bytes);
@@ -50,7 +50,8 @@ class Connections {
   bool flushed() const;
   // Ends every connection; gloo's blocked operations end with an exception.
   void shut_down();
-  // Makes gloo forget the pairs, for connections that hold bytes nobody will read. Takes up to 10 ms per pair.
+  // Makes gloo forget the pairs, for connections that hold bytes nobody will read. Takes up to 10 ms per
+  // pair.
   void close_pairs();
 
  private:

@@ -14,7 +14,8 @@ using comm::has_root;
 using comm::is_point_to_point;
 using comm::size_of;
 
-// One rank's call, as sent to the others. Plain bytes between machines of one kind (gloo's own preambles are so too).
+// One rank's call, as sent to the others. Plain bytes between machines of one kind (gloo's own preambles are
+// so too).
 struct Call {
   std::uint64_t sequence = 0;
   std::uint32_t kind = 0, dtype = 0, reduce = 0;
@@ -32,7 +33,8 @@ static_assert(sizeof(Call) == 128);
 Call describe(const lockstep_op& op, std::uint64_t sequence, int size);
 // True when two ranks' calls belong together.
 bool match(const Call& mine, const Call& theirs);
-// "all_reduce(sum, f32, 8 elements) #3 at train.cpp:12". The call may come from a peer: every field is checked.
+// "all_reduce(sum, f32, 8 elements) #3 at train.cpp:12". The call may come from a peer: every field is
+// checked.
 std::string text_of(const Call& call);
 
 }  // namespace lockstep::gloo_plugin

@@ -1,9 +1,11 @@
-// The C table over Communicator: checks calls, translates exceptions, owns what crosses the boundary as a pointer.
+// The C table over Communicator: checks calls, translates exceptions, owns what crosses the boundary as a
+// pointer.
 //
-// Rules of the boundary. Nothing is thrown across it. A lockstep_comm lives from comm_create to comm_destroy, a lockstep_handle
-// from post to release; the operation behind a handle is shared with the communicator, so a handle may be released while its
-// operation runs. This file takes one lock only, an operation's mutex, for the moment of reading its status or error; nothing
-// is called under it. Whoever frees an object ensures that no other call on it is in progress.
+// Rules of the boundary. Nothing is thrown across it. A lockstep_comm lives from comm_create to comm_destroy,
+// a lockstep_handle from post to release; the operation behind a handle is shared with the communicator, so a
+// handle may be released while its operation runs. This file takes one lock only, an operation's mutex, for
+// the moment of reading its status or error; nothing is called under it. Whoever frees an object ensures that
+// no other call on it is in progress.
 #include <string>
 
 #include "engines/gloo/communicator.h"

@@ -1,5 +1,5 @@
-// What went wrong, as the ABI reports it, and the exception that carries it inside the plug-in. Nothing of it crosses the
-// C table.
+// What went wrong, as the ABI reports it, and the exception that carries it inside the plug-in. Nothing of it
+// crosses the C table.
 #pragma once
 
 #include <charconv>

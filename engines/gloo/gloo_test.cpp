@@ -1,5 +1,5 @@
-// What is Gloo's own: which addresses it uses, and when it connects. What every engine does is in the contract suite.
-// Ranks are forked processes; each sets its environment before it joins.
+// What is Gloo's own: which addresses it uses, and when it connects. What every engine does is in the
+// contract suite. Ranks are forked processes; each sets its environment before it joins.
 #include <arpa/inet.h>
 #include <gtest/gtest.h>
 #include <netinet/in.h>

@@ -1,5 +1,5 @@
-// The contract suite over the hierarchical engine as users get it: shared memory inside a host, Gloo between two, ranks as
-// processes in network namespaces.
+// The contract suite over the hierarchical engine as users get it: shared memory inside a host, Gloo between
+// two, ranks as processes in network namespaces.
 #include "lockstep/base/path_testing.h"
 #include "lockstep/engine/engine_contract.h"
 #include "lockstep/engine/loader.h"

@@ -1,5 +1,5 @@
-// init_process_group between two hosts: with no backend named, it is the hierarchical one. Ranks are processes in network
-// namespaces, forked before anything starts a thread.
+// init_process_group between two hosts: with no backend named, it is the hierarchical one. Ranks are
+// processes in network namespaces, forked before anything starts a thread.
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/empty.h>

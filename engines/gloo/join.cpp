@@ -1,6 +1,7 @@
-// How ranks find each other: through the key-value space they publish which host they are on, then where each listens for each;
-// then all connect, and prove to each other that they have read it there. Rank 0 reads what all wrote and relays to each rank what
-// it needs: a few requests per rank, where one per pair would be thousands.
+// How ranks find each other: through the key-value space they publish which host they are on, then where each
+// listens for each; then all connect, and prove to each other that they have read it there. Rank 0 reads what
+// all wrote and relays to each rank what it needs: a few requests per rank, where one per pair would be
+// thousands.
 //
 //   rank r:  write member/r --> read members --> listen; write mesh/r --> read mesh_for/r --> connect to all --> Hello, both ways
 //   rank 0:  read all member/* --> write members ....... read all mesh/* --> write mesh_for/* for each rank
@@ -22,8 +23,8 @@ constexpr std::size_t kKeyBytes = 16;
 // How long one read of a key waits before it checks whether another rank has given up meanwhile.
 constexpr std::int64_t kSliceMs = 100;
 
-// The first message on a new connection. A stranger that connects to gloo's port cannot know the key, which is in the store
-// only.
+// The first message on a new connection. A stranger that connects to gloo's port cannot know the key, which
+// is in the store only.
 struct Hello {
   std::uint32_t magic = 0x4C53474Cu;
   std::int32_t rank = -1;
@@ -94,7 +95,8 @@ std::optional<std::string> Communicator::read(const std::string& key, std::int64
     const std::int64_t slice = std::min(deadline_ns, after_ms(kSliceMs));
     const auto status =
         host_->kv_get(host_->context, key.c_str(), value.data(), value.size(), &length, slice);
-    // The store reports the length even when the buffer is too small; then the buffer grows and the key is read again.
+    // The store reports the length even when the buffer is too small; then the buffer grows and the key is
+    // read again.
     if (status == LOCKSTEP_OK && length <= value.size()) {
       value.resize(length);
       return value;
@@ -199,7 +201,8 @@ void Communicator::listen(std::int64_t deadline_ns) {
   for (std::size_t r = 0; r < n; ++r) write(cat("mesh_for/", r), pack(for_rank[r]));
 }
 
-// The check after each connection: gloo's connect cannot be interrupted, except by tear_down() closing the pairs.
+// The check after each connection: gloo's connect cannot be interrupted, except by tear_down() closing the
+// pairs.
 void Communicator::connect_to(int peer, const std::string& packed) {
   const auto addresses = unpack_parts(packed);
   if (addresses.size() != connections_.size()) {
@@ -220,8 +223,8 @@ void Communicator::connect_to(int peer, const std::string& packed) {
   }
 }
 
-// Every rank takes its peers in rank order, so no cycle of waits can form. gloo has no deadline of its own here (kConnect): the
-// watch breaks the group, which closes the pairs and so ends the calls.
+// Every rank takes its peers in rank order, so no cycle of waits can form. gloo has no deadline of its own
+// here (kConnect): the watch breaks the group, which closes the pairs and so ends the calls.
 void Communicator::connect(std::int64_t deadline_ns) {
   std::vector<std::string> addresses;
   if (size_ > 1) addresses = unpack_parts(read_relayed(cat("mesh_for/", rank_), "mesh", deadline_ns));
@@ -278,8 +281,8 @@ void Communicator::watch_over(const Connections& connections) {
   }
 }
 
-// All receives and sends are started before the first is waited for, so the exchange takes one round trip for all peers
-// together.
+// All receives and sends are started before the first is waited for, so the exchange takes one round trip for
+// all peers together.
 std::vector<sockaddr_storage> Communicator::greet(Connections& connections) {
   const auto n = static_cast<std::size_t>(size_);
   const auto proof_of = [this](int rank) {
@@ -317,8 +320,8 @@ std::vector<sockaddr_storage> Communicator::greet(Connections& connections) {
   return names;
 }
 
-// Double-checked: collectives and point-to-point operations may both be the first. Whoever comes second waits for the first
-// one's connections, or finds the group broken.
+// Double-checked: collectives and point-to-point operations may both be the first. Whoever comes second waits
+// for the first one's connections, or finds the group broken.
 void Communicator::connect_for(Operation& operation) {
   if (connected_) return;
   const base::MutexLock lock(connect_mutex_);

@@ -11,8 +11,8 @@ namespace {
 constexpr char kSeparator = '\x1f';
 // The launcher notices an exit a moment after the sockets closed, and publishes it then.
 constexpr std::int64_t kPatienceMs = 300;
-// Every rank detects a dead one by itself. A quick rank must not shut its connections down before the others have: to them it
-// would look like the one that hung up.
+// Every rank detects a dead one by itself. A quick rank must not shut its connections down before the others
+// have: to them it would look like the one that hung up.
 constexpr std::chrono::milliseconds kOthersSee{50};
 constexpr std::int64_t kFlushMs = 2000;
 
@@ -47,7 +47,8 @@ std::string Communicator::who(int peer) const {
   return cat("rank ", peer, " (pid ", members_[static_cast<std::size_t>(peer)].pid, ")");
 }
 
-// May be called by any thread, also the watch's, and under its lock: what blocks (the store) is done by a task.
+// May be called by any thread, also the watch's, and under its lock: what blocks (the store) is done by a
+// task.
 void Communicator::break_with(Failure failure) {
   if (!stop_source_.break_with(failure)) return;
   end_messages_to_self();
@@ -58,8 +59,8 @@ void Communicator::break_with(Failure failure) {
   }
 }
 
-// Published before the connections are shut down: a rank that notices the hang-up finds the reason. close_pairs() comes
-// last, since it may take 10 ms for each pair.
+// Published before the connections are shut down: a rank that notices the hang-up finds the reason.
+// close_pairs() comes last, since it may take 10 ms for each pair.
 void Communicator::tear_down(const Failure& failure) {
   try {
     write(cat("broken/", rank_), pack(failure, connected_));
@@ -75,8 +76,8 @@ void Communicator::abort(const std::string& reason) {
   break_with({.status = LOCKSTEP_ABORTED, .message = cat("rank ", rank_, " aborted the group: ", reason)});
 }
 
-// "left/<rank>" is written before the connections end, so that the others do not take the hang-up for a loss. Runs on a
-// task: writing to the store and flushing may block.
+// "left/<rank>" is written before the connections end, so that the others do not take the hang-up for a loss.
+// Runs on a task: writing to the store and flushing may block.
 void Communicator::leave(const char* cause) {
   if (left_.exchange(true)) return;
   if (!stop_source_.close({.status = LOCKSTEP_ABORTED, .message = "this rank has left the group"})) return;
@@ -119,8 +120,8 @@ std::string Communicator::waits_for(const Operation& operation) const {
   return "it has not begun, since operations posted before it are not complete";
 }
 
-// On the watch's thread. One late operation breaks the whole group: its peers have matched it, or wait for it, and cannot
-// go on.
+// On the watch's thread. One late operation breaks the whole group: its peers have matched it, or wait for
+// it, and cannot go on.
 void Communicator::timed_out(const Operation& operation) {
   break_with({.status = LOCKSTEP_TIMEOUT,
               .message = cat("rank ", rank_, " ran out of time in ", context(operation), ": ",
@@ -208,7 +209,8 @@ Failure Communicator::nobody_left(int peer) const {
       .cause = "left the group"};
 }
 
-// gloo's own text is used only when no hang-up explains the failure: it names a socket, not a rank or a cause.
+// gloo's own text is used only when no hang-up explains the failure: it names a socket, not a rank or a
+// cause.
 Failure Communicator::failure_of(const PairFailed& failed, const Operation& operation) {
   if (auto stop = stop_source_.stop()) return *stop;
   const int peer = failed.peer;

@@ -1,5 +1,6 @@
-// What the ranks of a communicator exchange first in every collective: their calls, each with its payload when that is small. A
-// receive for the next call of every peer is always posted, so that a call takes half a round trip.
+// What the ranks of a communicator exchange first in every collective: their calls, each with its payload
+// when that is small. A receive for the next call of every peer is always posted, so that a call takes half a
+// round trip.
 //
 // Used by one thread at a time, the one that runs the communicator's collectives.
 #pragma once

@@ -1,6 +1,6 @@
-// SEND and RECV. A message begins with the sender's call and, when it is small, holds the payload; a large one follows
-// under a number of its own, once the receiver has seen that both calls fit. gloo keeps messages of one sender and tag
-// in order.
+// SEND and RECV. A message begins with the sender's call and, when it is small, holds the payload; a large
+// one follows under a number of its own, once the receiver has seen that both calls fit. gloo keeps messages
+// of one sender and tag in order.
 #include <algorithm>
 #include <cstring>
 
@@ -20,7 +20,8 @@ void Communicator::start(Operation& operation) {
   operation.begun = true;
   Connections& connections = *connections_[static_cast<std::size_t>(op.tag) % connections_.size()];
   const std::uint64_t slot = kTagSlot | static_cast<std::uint64_t>(op.tag);
-  // The receiver does not know yet which kind of message comes: it posts room for a call and the largest small payload.
+  // The receiver does not know yet which kind of message comes: it posts room for a call and the largest
+  // small payload.
   if (op.kind == LOCKSTEP_RECV) {
     operation.message.resize(kMessage);
     operation.head =
@@ -37,8 +38,8 @@ void Communicator::start(Operation& operation) {
   operation.head->send(op.root, slot, 0, operation.message.size());
   if (n_bytes <= kInline) return;
   operation.body = std::make_unique<Transfer>(stop_source_, connections, op.send, n_bytes);
-  // Both parts are started at once. The body has a slot of its own per message, which the receiver learns from the call;
-  // gloo holds the bytes back until that slot is requested.
+  // Both parts are started at once. The body has a slot of its own per message, which the receiver learns
+  // from the call; gloo holds the bytes back until that slot is requested.
   operation.body->send(op.root, kTagDataSlot | operation.call.data_slot, 0, n_bytes);
 }
 
@@ -75,8 +76,8 @@ void Communicator::finish(Operation& operation) {
   if (op.source != nullptr) *op.source = from;
 }
 
-// Counted before gone_ is looked at; note_gone() does it the other way round, so one of the two notices that nobody is
-// left.
+// Counted before gone_ is looked at; note_gone() does it the other way round, so one of the two notices that
+// nobody is left.
 int Communicator::receive_from_any(Operation& operation) {
   ++wait_for_any_;
   try {
@@ -96,8 +97,8 @@ int Communicator::receive_from_any(Operation& operation) {
 }
 
 // What was posted before the group was connected, in its order.
-// The backlog keeps its entries while it connects: post_message() sees that it is not empty and appends, which keeps the
-// order.
+// The backlog keeps its entries while it connects: post_message() sees that it is not empty and appends,
+// which keeps the order.
 void Communicator::start_backlog() {
   std::shared_ptr<Operation> first;
   {
@@ -144,8 +145,8 @@ void Communicator::give_up(const std::shared_ptr<Operation>& operation, const st
   complete(operation, stop_source_.stop());
 }
 
-// One task per stream, started by its first message; later ones only queue. gloo completes messages of a stream in order,
-// so waiting for them one after the other loses nothing.
+// One task per stream, started by its first message; later ones only queue. gloo completes messages of a
+// stream in order, so waiting for them one after the other loses nothing.
 void Communicator::queue_message(const std::shared_ptr<Operation>& operation) {
   const Stream stream{operation->op.kind, operation->op.root, operation->op.tag};
   {

@@ -8,7 +8,8 @@
 
 namespace lockstep::gloo_plugin {
 
-// A thread cannot join itself: when it ends it moves to ended_, and the next run() or this destructor joins it.
+// A thread cannot join itself: when it ends it moves to ended_, and the next run() or this destructor joins
+// it.
 Pool::~Pool() {
   const base::MutexLock lock(mutex_);
   stopping_ = true;
@@ -21,8 +22,8 @@ void Pool::run(std::function<void()> work) {
   const base::MutexLock lock(mutex_);
   join_ended();
   queue_.push_back(std::move(work));
-  // An idle thread for every queued task, this one included. Otherwise one is started: a task may block, and must not delay
-  // another.
+  // An idle thread for every queued task, this one included. Otherwise one is started: a task may block, and
+  // must not delay another.
   if (idle_ >= queue_.size()) {
     changed_.notify_all();
     return;

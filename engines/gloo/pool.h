@@ -1,5 +1,5 @@
-// Threads for operations under way. It grows while more of them run than there are threads, so none waits for another,
-// and a thread without work for a while ends. Thread safety: run from any thread.
+// Threads for operations under way. It grows while more of them run than there are threads, so none waits for
+// another, and a thread without work for a while ends. Thread safety: run from any thread.
 #pragma once
 
 #include <deque>
@@ -18,7 +18,8 @@ class Pool {
   ~Pool();
   Pool(const Pool&) = delete;
 
-  // Runs `work` at once on a thread of its own. It must not throw. Raises std::system_error when no thread can start.
+  // Runs `work` at once on a thread of its own. It must not throw. Raises std::system_error when no thread
+  // can start.
   void run(std::function<void()> work);
 
  private:

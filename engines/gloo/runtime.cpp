@@ -10,8 +10,8 @@
 
 namespace lockstep::gloo_plugin {
 
-// A weak_ptr: the threads end with the last communicator, so a program that does not use gloo any more has none of its
-// threads.
+// A weak_ptr: the threads end with the last communicator, so a program that does not use gloo any more has
+// none of its threads.
 std::shared_ptr<Runtime> Runtime::get() {
   static base::Mutex mutex;
   static std::weak_ptr<Runtime> shared;

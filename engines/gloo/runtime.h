@@ -1,5 +1,5 @@
-// What all communicators of a process share: threads for operations, the watch, and gloo's devices (each a thread of
-// gloo's that moves the bytes). There while there is a communicator; the last one to go ends them.
+// What all communicators of a process share: threads for operations, the watch, and gloo's devices (each a
+// thread of gloo's that moves the bytes). There while there is a communicator; the last one to go ends them.
 #pragma once
 
 #include <gloo/transport/tcp/device.h>
@@ -18,8 +18,8 @@
 
 namespace lockstep::gloo_plugin {
 
-// A gloo device. gloo waits for its thread to go once around whenever it opens or closes a connection, and an idle one
-// takes 10 ms for that; hurry makes it go around quickly for a while.
+// A gloo device. gloo waits for its thread to go once around whenever it opens or closes a connection, and an
+// idle one takes 10 ms for that; hurry makes it go around quickly for a while.
 class Device final : private gloo::transport::tcp::Handler {
  public:
   // Raises Error when gloo cannot bind there.

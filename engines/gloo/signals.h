@@ -8,8 +8,8 @@
 
 namespace lockstep::gloo_plugin {
 
-// gloo writes to sockets in a way that raises SIGPIPE when the other end has gone, which ends a program that does not
-// expect it. Held while a thread of the program may do so. A signal that came is taken back.
+// gloo writes to sockets in a way that raises SIGPIPE when the other end has gone, which ends a program that
+// does not expect it. Held while a thread of the program may do so. A signal that came is taken back.
 class NoSigpipe {
  public:
   NoSigpipe() {

@@ -35,8 +35,8 @@ std::size_t chunk_bytes(int size) {
 //
 //   others' chunk c --> scratch[c % kWindow] --reduce, rank order--> recv (or result_) --> to every rank that gets the result
 //
-// kWindow chunks are in flight, so receiving, arithmetic and sending overlap. All of the own input is sent at once: gloo
-// queues what the receivers have not requested yet, and they request in order of chunks.
+// kWindow chunks are in flight, so receiving, arithmetic and sending overlap. All of the own input is sent at
+// once: gloo queues what the receivers have not requested yet, and they request in order of chunks.
 class SliceReduce {
  public:
   SliceReduce(Session& session, Operation& operation);

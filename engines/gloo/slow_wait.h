@@ -1,5 +1,5 @@
-// Slow waits log once who waits for whom, where and until when, as all of lockstep's do (lockstep/base/detail/slow_wait.h, which a
-// plug-in does not include: it has the ABI and the environment).
+// Slow waits log once who waits for whom, where and until when, as all of lockstep's do
+// (lockstep/base/detail/slow_wait.h, which a plug-in does not include: it has the ABI and the environment).
 #pragma once
 
 #include <cstdint>

@@ -5,7 +5,8 @@
 namespace lockstep::gloo_plugin {
 namespace {
 
-// Deadlines are enforced by the watch: a wait that timed out inside gloo would close every pair before the reason is published.
+// Deadlines are enforced by the watch: a wait that timed out inside gloo would close every pair before the
+// reason is published.
 constexpr std::chrono::milliseconds kForEver{std::chrono::hours(24 * 365)};
 
 template <class F>
@@ -21,8 +22,8 @@ auto guarded(int peer, F&& call) {
 
 }  // namespace
 
-// Under the mutex: a transfer that enters afterwards finds stop_ and throws, one that entered before is woken. None can
-// slip through.
+// Under the mutex: a transfer that enters afterwards finds stop_ and throws, one that entered before is
+// woken. None can slip through.
 bool StopSource::stop_with(Failure failure, bool failed) {
   const base::MutexLock lock(mutex_);
   if (stop_) return false;

@@ -1,7 +1,8 @@
-// A piece of memory that one operation sends from or receives into, over gloo. Waiting ends when the bytes have moved, or when
-// the group breaks, which wakes every transfer of it.
+// A piece of memory that one operation sends from or receives into, over gloo. Waiting ends when the bytes
+// have moved, or when the group breaks, which wakes every transfer of it.
 //
-// Ownership: a Transfer must not outlive its StopSource and Connections. Once it is gone gloo does not touch the memory any more.
+// Ownership: a Transfer must not outlive its StopSource and Connections. Once it is gone gloo does not touch
+// the memory any more.
 #pragma once
 
 #include <cstddef>
@@ -17,8 +18,8 @@
 
 namespace lockstep::gloo_plugin {
 
-// Why the operations of one communicator must stop, and the transfers to wake when that happens. The first reason stays.
-// Thread safety: all methods, any thread.
+// Why the operations of one communicator must stop, and the transfers to wake when that happens. The first
+// reason stays. Thread safety: all methods, any thread.
 class StopSource {
  public:
   // The first call counts and wakes all; returns whether this was it.

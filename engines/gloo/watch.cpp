@@ -48,8 +48,8 @@ Watch::Id Watch::add_socket(int fd, std::function<void()> hung_up) {
   const base::MutexLock lock(mutex_);
   const Id id = next_++;
   epoll_event event{};
-  // Only the end is of interest, once: the bytes are gloo's to read, and a level-triggered hang-up would wake the thread
-  // for ever.
+  // Only the end is of interest, once: the bytes are gloo's to read, and a level-triggered hang-up would wake
+  // the thread for ever.
   event.events = EPOLLRDHUP | EPOLLONESHOT;
   event.data.u64 = id;
   if (::epoll_ctl(epoll_, EPOLL_CTL_ADD, fd, &event) != 0) {
@@ -73,7 +73,8 @@ Watch::Id Watch::add_deadline(std::int64_t deadline_ns, std::function<void()> pa
   return id;
 }
 
-// The mutex is held while a callback runs, so this waits for one in progress: afterwards its captures may be destroyed.
+// The mutex is held while a callback runs, so this waits for one in progress: afterwards its captures may be
+// destroyed.
 void Watch::remove_socket(Id id) {
   const base::MutexLock lock(mutex_);
   const auto found = sockets_.find(id);
@@ -113,8 +114,8 @@ int Watch::wait_ms() {
   return left <= 0 ? 0 : static_cast<int>(std::min<std::int64_t>(left / 1'000'000 + 1, 3'600'000));
 }
 
-// Callbacks run under mutex_ (watch.h). An id whose socket or alarm was removed while the thread slept is not found, and
-// ignored.
+// Callbacks run under mutex_ (watch.h). An id whose socket or alarm was removed while the thread slept is not
+// found, and ignored.
 void Watch::serve() {
   ::pthread_setname_np(::pthread_self(), "ls-gloo-watch");
   std::array<epoll_event, 64> events{};

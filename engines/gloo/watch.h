@@ -1,6 +1,7 @@
-// One thread for all communicators of the process: it detects sockets whose other end hung up, and deadlines that pass. Callbacks
-// run on it, under its lock, so that remove_*() can guarantee that none runs afterwards; they must be short and pass the work to
-// the pool. Thread safety: every method, from any thread except the watch's own.
+// One thread for all communicators of the process: it detects sockets whose other end hung up, and deadlines
+// that pass. Callbacks run on it, under its lock, so that remove_*() can guarantee that none runs afterwards;
+// they must be short and pass the work to the pool. Thread safety: every method, from any thread except the
+// watch's own.
 #pragma once
 
 #include <cstdint>
@@ -24,8 +25,8 @@ class Watch {
 
   // Calls `hung_up` once when the peer of the connected socket closes or shuts down, or the connection dies.
   Id add_socket(int fd, std::function<void()> hung_up);
-  // Calls `passed` once when the deadline has passed, and before that `lasted`, if there is one, at lasted_ns. A time that is
-  // LOCKSTEP_NEVER never comes; returns 0 when both are.
+  // Calls `passed` once when the deadline has passed, and before that `lasted`, if there is one, at
+  // lasted_ns. A time that is LOCKSTEP_NEVER never comes; returns 0 when both are.
   Id add_deadline(std::int64_t deadline_ns, std::function<void()> passed,
                   std::int64_t lasted_ns = LOCKSTEP_NEVER, std::function<void()> lasted = {});
   // After these return the callback does not run and will not. 0 and unknown ids are ignored.

@@ -1,10 +1,11 @@
-// Trains a small GPT on the characters of this project's own documents, on as many ranks as it is started with:
+// Trains a small GPT on the characters of this project's own documents, on as many ranks as it is started
+// with:
 //
 //   char_gpt                             one rank
 //   lockstep run -n auto -- char_gpt     one rank for each core
 //
-// It is an ordinary libtorch program but for the places marked (1) to (6). The model is in model.h; reading the text
-// and reporting, which are not the point, are in the files beside.
+// It is an ordinary libtorch program but for the places marked (1) to (6). The model is in model.h; reading
+// the text and reporting, which are not the point, are in the files beside.
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>
 
@@ -67,8 +68,8 @@ void train(lockstep::DistributedDataParallel<GptImpl>& model, const at::Tensor& 
       torch::nn::utils::clip_grad_norm_(model->parameters(), 1.0);
       optimizer.step();
 
-      // (5) The mean loss, for the report; and one opinion of the time, since ranks that differed on the learning rate
-      // or on the last step would drift apart. A collective gives the same bits to all.
+      // (5) The mean loss, for the report; and one opinion of the time, since ranks that differed on the
+      // learning rate or on the last step would drift apart. A collective gives the same bits to all.
       const auto shared = torch::tensor({loss.item<double>(), budget.done(++steps)}, torch::kDouble);
       lockstep::all_reduce(shared, {.op = lockstep::ReduceOp::kAvg});
       done = shared[1].item<double>();
@@ -114,8 +115,8 @@ int run(const Options& options) {
   const Alphabet alphabet(text);
   torch::manual_seed(1);
   Gpt net(GptOptions{.vocabulary = alphabet.size()});
-  // (2) From here on all ranks hold the parameters of rank 0, and backward() averages the gradients. They lie in the
-  // buckets that are averaged: nothing is copied.
+  // (2) From here on all ranks hold the parameters of rank 0, and backward() averages the gradients. They lie
+  // in the buckets that are averaged: nothing is copied.
   auto model = lockstep::DistributedDataParallel(net, {.gradient_as_bucket_view = true});
 
   Report report({.ranks = n_ranks,

@@ -27,7 +27,8 @@ double nice_step(double range, int n) {
   return 10 * power;
 }
 
-// Mean over a thirtieth of the curve around each value; fewer towards the ends, so that they stay where they are.
+// Mean over a thirtieth of the curve around each value; fewer towards the ends, so that they stay where they
+// are.
 std::vector<double> smoothed(const std::vector<double>& values) {
   std::vector<double> sums{0};
   for (const double value : values) sums.push_back(sums.back() + value);

@@ -20,8 +20,8 @@ class Report {
  public:
   Report(RunFacts facts, bool quiet);
 
-  // After each step. `done` is the share of the run that is over; `exposed_seconds` the time spent waiting for
-  // communication since the start.
+  // After each step. `done` is the share of the run that is over; `exposed_seconds` the time spent waiting
+  // for communication since the start.
   void step(double loss, double done, double exposed_seconds);
 
   // The curve and the figures, on standard output.

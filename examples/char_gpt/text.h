@@ -10,9 +10,9 @@
 
 namespace char_gpt {
 
-// A file as it is. Of a folder: the prose of its documents (*.md and docs/*.md, without tables and code) and of the
-// comments in the headers under lockstep/. Where that is too little to learn from, sentences made up here. Plain ASCII;
-// the same on every rank.
+// A file as it is. Of a folder: the prose of its documents (*.md and docs/*.md, without tables and code) and
+// of the comments in the headers under lockstep/. Where that is too little to learn from, sentences made up
+// here. Plain ASCII; the same on every rank.
 std::string load_text(const std::filesystem::path& place);
 
 // Numbers the different characters of a text from 0.

@@ -2,8 +2,8 @@
 //
 //   lockstep run -n 2 -- torchscript
 //
-// The script is written out here; torch::jit::load gives the same kind of module from a file that Python saved. Each rank
-// sees its own points of a curve; all of them end with the same parameters.
+// The script is written out here; torch::jit::load gives the same kind of module from a file that Python
+// saved. Each rank sees its own points of a curve; all of them end with the same parameters.
 #include <lockstep/ddp/ddp_script.h>
 #include <lockstep/lockstep.h>
 #include <torch/torch.h>

@@ -1,5 +1,5 @@
-// Workers that are real processes, one of which is killed by SIGKILL while gradients go through it. Survivors hear of the loss in
-// whatever waited for the dead, keep nothing of it, and train on without it.
+// Workers that are real processes, one of which is killed by SIGKILL while gradients go through it. Survivors
+// hear of the loss in whatever waited for the dead, keep nothing of it, and train on without it.
 // The parent uses no tensor: it forks.
 #include <ATen/TensorOperators.h>
 #include <ATen/ops/full.h>
@@ -25,8 +25,8 @@ using rpc::testing::Board;
 using rpc::testing::Children;
 using rpc::testing::require;
 
-// Where a worker comes by on the way of a pipeline. Behind kForwardOut and kBackwardIn lie the workers after it, behind the
-// others those before.
+// Where a worker comes by on the way of a pipeline. Behind kForwardOut and kBackwardIn lie the workers after
+// it, behind the others those before.
 enum class Point { kForwardIn, kForwardOut, kBackwardIn, kBackwardOut };
 constexpr std::array kPoints = {Point::kForwardIn, Point::kForwardOut, Point::kBackwardIn,
                                 Point::kBackwardOut};

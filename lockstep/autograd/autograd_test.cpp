@@ -1,4 +1,5 @@
-// Backward passes across workers as threads: gradients equal those of one process, whatever the way they take.
+// Backward passes across workers as threads: gradients equal those of one process, whatever the way they
+// take.
 #include "lockstep/autograd/autograd.h"
 
 #include <ATen/TensorOperators.h>

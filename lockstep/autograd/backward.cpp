@@ -5,8 +5,9 @@
 //   W -> V  gradients, if its part leads on to V
 //   W -> O  done, with whom W sent gradients to       so that O knows of every worker whose report it must wait for
 //
-// A failure anywhere goes to O first, which sends abort to everyone the plan named; a worker passes it on to those it told itself,
-// and answers when they have. No lock of the service or of a pass is held while a message is sent.
+// A failure anywhere goes to O first, which sends abort to everyone the plan named; a worker passes it on to
+// those it told itself, and answers when they have. No lock of the service or of a pass is held while a
+// message is sent.
 #include <ATen/ops/ones_like.h>
 
 #include <algorithm>
@@ -126,8 +127,8 @@ Milliseconds AutogradService::timeout_of(const Pass& pass) const {
 //   plan (SMART), or open all sends (FAST) --> run the own part --> wait for all reports --> leave
 //                         '------------------------'-------------------'---failure--> abort the others, wait 2 s, leave, raise
 //
-// After a failure the others are waited for briefly, so that the next pass in this context does not meet remains of this
-// one.
+// After a failure the others are waited for briefly, so that the next pass in this context does not meet
+// remains of this one.
 void AutogradService::backward(std::uint64_t context, const std::vector<at::Tensor>& roots,
                                const BackwardOptions& options) {
   check_roots(roots);
@@ -230,7 +231,8 @@ std::shared_ptr<Pass> AutogradService::enter(const PassHead& head) {
   const auto state = find_or_make(head.context);
   if (!state) base::raise(ErrorKind::kUsage, base::cat("autograd context ", head.context, " was released"));
   auto pass = state->enter(head.pass, [&] { return std::make_shared<Pass>(*this, state, head); });
-  // Looked at again after it is in the context: whoever ended it in between did not find it there, and this thread must remove it.
+  // Looked at again after it is in the context: whoever ended it in between did not find it there, and this
+  // thread must remove it.
   if (is_over(head.pass)) {
     state->leave(*pass);
     refuse();
@@ -289,8 +291,8 @@ void AutogradService::serve_gradients(rpc::Request request) {
   }
   if (!start) return;
   request.release();
-  // A thread that helps while it waits for something else must not run a whole part: it may hold locks, and the part may
-  // take long.
+  // A thread that helps while it waits for something else must not run a whole part: it may hold locks, and
+  // the part may take long.
   if (rpc::Agent::helping()) {
     agent_.run([this, pass] { run_part(pass); });
   } else {
@@ -298,8 +300,8 @@ void AutogradService::serve_gradients(rpc::Request request) {
   }
 }
 
-// leave() before the report: once the origin has all reports its caller may start the next pass, which must find the
-// context free.
+// leave() before the report: once the origin has all reports its caller may start the next pass, which must
+// find the context free.
 void AutogradService::run_part(const std::shared_ptr<Pass>& pass) {
   try {
     pass->run();
@@ -378,7 +380,8 @@ void AutogradService::check_present(const std::shared_ptr<Pass>& pass, const std
 
 void AutogradService::abort_others(const Pass& pass, const std::function<void()>& done) {
   auto workers = pass.told();
-  // Not the origin: it is told of the failure and gives up by itself, and an abort must not overtake the cause.
+  // Not the origin: it is told of the failure and gives up by itself, and an abort must not overtake the
+  // cause.
   std::erase(workers, pass.head().origin);
   if (workers.empty()) {
     done();

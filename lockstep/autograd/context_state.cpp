@@ -18,8 +18,8 @@ void ContextState::set(const at::Tensor& parameter, at::Tensor gradient) {
   gradients_.add({.tensor = parameter, .gradient = std::move(gradient)});
 }
 
-// accumulateGrad may keep the gradient's memory when it is the only user (the argument is the number of references it expects;
-// with 0 it always copies).
+// accumulateGrad may keep the gradient's memory when it is the only user (the argument is the number of
+// references it expects; with 0 it always copies).
 void ContextState::accumulate(const at::Tensor& variable, const at::Tensor& gradient) {
   // It may be on its way to another worker as well; then its memory is not for the taking.
   const bool shared = gradient.has_storage() && gradient.storage().use_count() > 1;

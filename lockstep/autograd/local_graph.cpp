@@ -25,8 +25,9 @@ void LocalGraph::enter_send(SendNode& send) {
   if (states_.try_emplace(&send).second) walk(send);
 }
 
-// Counts, for every node, how many gradients will reach it; libtorch's engine does the same (compute_dependencies). A node
-// that was seen is counted again but not walked again. Iterative: graphs are deep.
+// Counts, for every node, how many gradients will reach it; libtorch's engine does the same
+// (compute_dependencies). A node that was seen is counted again but not walked again. Iterative: graphs are
+// deep.
 void LocalGraph::walk(Node& from) {
   std::vector<Node*> open{&from};
   while (!open.empty()) {
@@ -138,8 +139,9 @@ class Driver final : public torch::autograd::Node {
 
 }  // namespace
 
-// The body runs inside Engine::execute, so that what libtorch does around a pass (callbacks at its end, the graph task of
-// this thread, its exceptions) works as in any other. The one node is on the CPU, hence on the calling thread.
+// The body runs inside Engine::execute, so that what libtorch does around a pass (callbacks at its end, the
+// graph task of this thread, its exceptions) works as in any other. The one node is on the CPU, hence on the
+// calling thread.
 void run_in_engine(const std::function<void()>& body) {
   const auto driver = compat::own_node(new Driver(body));
   static const at::Tensor nothing = at::zeros({});

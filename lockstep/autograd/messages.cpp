@@ -34,7 +34,8 @@ PassHead PassHead::read(base::ByteReader& reader) {
   return head;
 }
 
-// A failure that came over RPC is unwrapped: the worker is named once, by the pass, however many workers passed it on.
+// A failure that came over RPC is unwrapped: the worker is named once, by the pass, however many workers
+// passed it on.
 NodeFailure NodeFailure::of(WorkerId worker, const rpc::CallFailure& failure) {
   NodeFailure result{.worker = worker, .failure = failure.failure, .type = failure.type};
   if (failure.remote) {

@@ -14,7 +14,8 @@ compat::NodeOwner<SendNode> SendNode::make(WorkerId to, std::uint64_t message,
   return compat::own_node(new SendNode(to, message, torch::autograd::collect_next_edges(tensors)));
 }
 
-// The edges hold the graph behind the node, and with it saved tensors: dropped as soon as a pass has used them.
+// The edges hold the graph behind the node, and with it saved tensors: dropped as soon as a pass has used
+// them.
 void SendNode::use_up() {
   used_up_ = true;
   next_edges().clear();

@@ -47,7 +47,8 @@ bool Pass::is_origin() const {
   return head_.origin == service_.self();
 }
 
-// A worker's part of a pass that its origin has given up may still be around when the next one arrives: ids of one origin grow.
+// A worker's part of a pass that its origin has given up may still be around when the next one arrives: ids
+// of one origin grow.
 bool Pass::superseded_by(const PassHead& other) const {
   return failed() || (!is_origin() && other.origin == head_.origin && other.pass > head_.pass);
 }
@@ -104,8 +105,8 @@ void Pass::open() {
 
 // Running.
 
-// True for exactly one caller, the first: it runs this worker's part. Everything about the message is checked here, before
-// the runner sees it, so that what is wrong is answered to the worker that sent it.
+// True for exactly one caller, the first: it runs this worker's part. Everything about the message is checked
+// here, before the runner sees it, so that what is wrong is answered to the worker that sent it.
 bool Pass::take(std::uint64_t message, variable_list gradients) {
   std::unique_lock lock(mutex_);
   if (failed()) return false;
@@ -143,7 +144,8 @@ void Pass::use_up_sends() {
   for (const auto& node : used) node->use_up();
 }
 
-// One thread runs a worker's part of a pass; others only add to what has arrived. So the graph itself needs no lock.
+// One thread runs a worker's part of a pass; others only add to what has arrived. So the graph itself needs
+// no lock.
 void Pass::run(const edge_list& roots, variable_list gradients) {
   {
     const std::lock_guard lock(mutex_);
@@ -162,8 +164,9 @@ void Pass::run(const edge_list& roots, variable_list gradients) {
   use_up_sends();
 }
 
-// news_ is a hint that saves the lock between two nodes: set (release) by ring() under mutex_ after incoming_ or failure_
-// changed. If it is missed here, the look under the lock below finds the mail before the thread sleeps, so nothing is lost.
+// news_ is a hint that saves the lock between two nodes: set (release) by ring() under mutex_ after incoming_
+// or failure_ changed. If it is missed here, the look under the lock below finds the mail before the thread
+// sleeps, so nothing is lost.
 bool Pass::next() {
   for (;;) {
     if (news_.exchange(false, std::memory_order_acquire)) {
@@ -196,9 +199,9 @@ std::string Pass::names_of(const std::set<WorkerId>& workers) const {
   return base::cat(workers.size() == 1 ? "worker " : "workers ", names);
 }
 
-// The bell is made under mutex_, and ring() takes it under mutex_: whatever changes after the caller's last look rings it. A
-// Promise of the agent rather than a condition variable, so that a pool thread that waits here is replaced, and fetches messages
-// first.
+// The bell is made under mutex_, and ring() takes it under mutex_: whatever changes after the caller's last
+// look rings it. A Promise of the agent rather than a condition variable, so that a pool thread that waits
+// here is replaced, and fetches messages first.
 void Pass::wait(std::unique_lock<std::mutex>& lock, const std::function<std::string()>& what) {
   bell_.emplace(service_.agent().weak_from_this());
   const auto future = bell_->future();
@@ -304,8 +307,9 @@ void Pass::expect(const std::vector<WorkerId>& workers) {
   workers_.insert(workers.begin(), workers.end());
 }
 
-// A report may name workers that the origin did not know to take part (FAST): they are waited for from then on. The sender
-// of gradients reports after it has sent them, so the set is complete when all of it has reported.
+// A report may name workers that the origin did not know to take part (FAST): they are waited for from then
+// on. The sender of gradients reports after it has sent them, so the set is complete when all of it has
+// reported.
 void Pass::report(WorkerId worker, const std::vector<WorkerId>& sent_to) {
   std::unique_lock lock(mutex_);
   reported_.insert(worker);

@@ -38,7 +38,8 @@ class Received final : public object::TensorScope {
   const compat::NodeOwner<RecvNode> node_;
 };
 
-// Nodes that run an engine pass of their own must know that they are inside one of ours: theirs would fill Tensor::grad().
+// Nodes that run an engine pass of their own must know that they are inside one of ours: theirs would fill
+// Tensor::grad().
 class ContextGradients final : public GradientProvider {
  public:
   std::shared_ptr<GradientAccess> current() const override {
@@ -83,9 +84,9 @@ std::shared_ptr<ContextState> AutogradService::find(std::uint64_t context) const
   return found == contexts_.end() ? nullptr : found->second;
 }
 
-// A context is made on any worker that hears of it first through a message, in whatever order messages arrive. Not for
-// one's own: its id exists only after open_context(). Not for one that was released or whose owner is lost: nobody would
-// ever release it again.
+// A context is made on any worker that hears of it first through a message, in whatever order messages
+// arrive. Not for one's own: its id exists only after open_context(). Not for one that was released or whose
+// owner is lost: nobody would ever release it again.
 std::shared_ptr<ContextState> AutogradService::find_or_make(std::uint64_t context) {
   const std::lock_guard lock(mutex_);
   const auto found = contexts_.find(context);
@@ -97,8 +98,8 @@ std::shared_ptr<ContextState> AutogradService::find_or_make(std::uint64_t contex
   return contexts_.emplace(context, std::make_shared<ContextState>(context)).first->second;
 }
 
-// Spreads along the workers that each worker knows of, not from a central list: a context may have reached workers that its
-// owner has never heard of. released_ makes the second notice end here.
+// Spreads along the workers that each worker knows of, not from a central list: a context may have reached
+// workers that its owner has never heard of. released_ makes the second notice end here.
 void AutogradService::release(std::uint64_t context, std::optional<WorkerId> told_by) {
   std::shared_ptr<ContextState> state;
   {
@@ -140,8 +141,8 @@ void AutogradService::serve_cleanup(rpc::Request request) {
   }
 }
 
-// A worker that is lost cannot pass the release on to those behind it. The owner is then told of this worker, and releases
-// it directly.
+// A worker that is lost cannot pass the release on to those behind it. The owner is then told of this worker,
+// and releases it directly.
 void AutogradService::note_worker(ContextState& state, WorkerId worker) {
   if (!state.note_worker(worker)) return;
   bool lost = false;

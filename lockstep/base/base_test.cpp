@@ -147,7 +147,8 @@ TEST(LossNote, ALostPeerIsNotedForTheStarterAndForOtherProcesses) {
   ::unsetenv("LOCKSTEP_NOTES");
 }
 
-// The thread's mark is set by this program and read in the library: one variable, also where the library is shared.
+// The thread's mark is set by this program and read in the library: one variable, also where the library is
+// shared.
 TEST(LossNote, ARankThreadLeavesNone) {
   const LossNotes notes(1);
   ::setenv("LOCKSTEP_NOTES", notes.variable(0).c_str(), 1);

@@ -1,5 +1,5 @@
-// An absolute point on the monotonic clock. Blocking calls take one and pass it down unchanged, so a call that consists
-// of many waits still ends when its caller asked. Thread safety: a value, no shared state.
+// An absolute point on the monotonic clock. Blocking calls take one and pass it down unchanged, so a call
+// that consists of many waits still ends when its caller asked. Thread safety: a value, no shared state.
 #pragma once
 
 #include <chrono>
@@ -20,7 +20,8 @@ class Deadline {
   // A deadline that never passes.
   static constexpr Deadline never() { return Deadline(kNever); }
   static Deadline now() { return Deadline(Clock::now().time_since_epoch().count()); }
-  // `timeout` from now. Zero and negative timeouts mean never, as in torch's stores, and so does Milliseconds::max().
+  // `timeout` from now. Zero and negative timeouts mean never, as in torch's stores, and so does
+  // Milliseconds::max().
   template <class Rep, class Period>
   static Deadline after(std::chrono::duration<Rep, Period> timeout) {
     using Nanoseconds = std::chrono::nanoseconds;

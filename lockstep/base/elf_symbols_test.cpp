@@ -1,4 +1,5 @@
-// Symbol tables as a linker writes them, and as nobody should. What the names are for: stack_trace in base_test.cpp.
+// Symbol tables as a linker writes them, and as nobody should. What the names are for: stack_trace in
+// base_test.cpp.
 #include <elf.h>
 #include <gtest/gtest.h>
 #include <link.h>
@@ -16,7 +17,8 @@ namespace {
 
 using Bytes = std::vector<std::uint8_t>;
 
-// A header, then sections: none, .symtab of `first` [0x1000, 0x1010), an object, `second` [0x1010, 0x1030), and .strtab.
+// A header, then sections: none, .symtab of `first` [0x1000, 0x1010), an object, `second` [0x1010, 0x1030),
+// and .strtab.
 struct SmallFile {
   ElfW(Ehdr) header{};
   ElfW(Shdr) sections[3]{};

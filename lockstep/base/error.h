@@ -1,6 +1,6 @@
-// Errors. One base, lockstep::Error (torch's DistError); its kind says what the caller can do about it. Inside loops and across threads
-// errors are passed as Failure, a copyable value; raise() throws the matching exception at the API. Thread safety:
-// values, no shared state.
+// Errors. One base, lockstep::Error (torch's DistError); its kind says what the caller can do about it.
+// Inside loops and across threads errors are passed as Failure, a copyable value; raise() throws the matching
+// exception at the API. Thread safety: values, no shared state.
 #pragma once
 
 #include <cstdint>
@@ -27,8 +27,8 @@ std::string_view to_string(ErrorKind kind) noexcept;
 // Which part of the library failed; selects the exception's class.
 enum class ErrorFamily : std::uint8_t { kGeneral, kBackend, kNetwork, kStore };
 
-// A lost rank, as far as it is known: a connection may close before its rank is. cause is text ("killed by SIGKILL",
-// "gone, cause unknown").
+// A lost rank, as far as it is known: a connection may close before its rank is. cause is text ("killed by
+// SIGKILL", "gone, cause unknown").
 struct LostPeer {
   std::optional<int> rank{};
   std::optional<std::int64_t> pid{};

@@ -1,4 +1,5 @@
-// For tests: children forked by a test that has one thread, words that they share with it, and how they end. Every wait is bounded.
+// For tests: children forked by a test that has one thread, words that they share with it, and how they end.
+// Every wait is bounded.
 #pragma once
 
 #include <poll.h>
@@ -64,8 +65,8 @@ class Shared {
   T* value_;
 };
 
-// As waitpid tells it, or -1 for a child that did not end in time, which is killed then. Twice the patience: a child that waits in
-// vain should say so itself.
+// As waitpid tells it, or -1 for a child that did not end in time, which is killed then. Twice the patience:
+// a child that waits in vain should say so itself.
 inline int status_of(pid_t pid) {
   const base::Fd pidfd = base::open_pidfd(pid);
   pollfd ask{.fd = pidfd.get(), .events = POLLIN, .revents = 0};

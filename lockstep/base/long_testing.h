@@ -12,9 +12,9 @@ inline bool enabled() {
   return value != nullptr && std::strcmp(value, "1") == 0;
 }
 
-// TSan looks for races, in one process at a time, and makes memory accesses slow. Tests whose ranks are processes run under it for
-// what only processes can show, kills and stops, with fewer ranks, rounds and bytes: their threads' siblings, and the other trees,
-// have the rest.
+// TSan looks for races, in one process at a time, and makes memory accesses slow. Tests whose ranks are
+// processes run under it for what only processes can show, kills and stops, with fewer ranks, rounds and
+// bytes: their threads' siblings, and the other trees, have the rest.
 #ifdef __SANITIZE_THREAD__
 inline constexpr bool kUnderTsan = true;
 #else

@@ -17,8 +17,8 @@
 namespace lockstep::base {
 namespace {
 
-// A slot is written by one pwrite of its worker and normally read after that worker has died. A torn read of a slot
-// being written can garble the text but never the lengths.
+// A slot is written by one pwrite of its worker and normally read after that worker has died. A torn read of
+// a slot being written can garble the text but never the lengths.
 struct Slot {
   std::int64_t pid = 0;  // the writer's own pid; 0: unused
   std::uint32_t length = 0;

@@ -1,5 +1,6 @@
-// For tests: files of the build and of the repository, by their path from the folder of the running program (lockstep_test_path
-// of cmake/Lockstep.cmake). That path is the same in every clone, so that the compiler cache recognises the test in each.
+// For tests: files of the build and of the repository, by their path from the folder of the running program
+// (lockstep_test_path of cmake/Lockstep.cmake). That path is the same in every clone, so that the compiler
+// cache recognises the test in each.
 #pragma once
 
 #include <filesystem>

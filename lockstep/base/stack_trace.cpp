@@ -28,8 +28,9 @@ struct Frame {
   std::uintptr_t base = 0;     // load address of the file
 };
 
-// The frames of one file that the dynamic linker has no name for (static and hidden functions, such as lockstep's own);
-// its symbol table may have one. A function of a stripped or replaced file stays an offset, for addr2line.
+// The frames of one file that the dynamic linker has no name for (static and hidden functions, such as
+// lockstep's own); its symbol table may have one. A function of a stripped or replaced file stays an offset,
+// for addr2line.
 struct Unknown {
   std::vector<Frame*> frames;
   std::vector<std::uint64_t> addresses;
@@ -37,8 +38,8 @@ struct Unknown {
   const std::uint8_t* image = nullptr;
 };
 
-// A call that does not return may be the last instruction of its function; the return address then belongs to the next
-// function.
+// A call that does not return may be the last instruction of its function; the return address then belongs to
+// the next function.
 void* call_of(std::uintptr_t address) {
   return reinterpret_cast<void*>(address - 1);
 }

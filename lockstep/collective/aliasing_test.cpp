@@ -115,8 +115,8 @@ TEST(Aliasing, ABroadcastFillsAnExpandedTensorWithWhatItCanHold) {
       auto column = at::full({2, 1}, static_cast<float>(rank));
       broadcast(column.expand({2, 4}), {.src = 1, .async_op = async}).wait();
       expect_equal(column, at::ones({2, 1}));
-      // Four different numbers do not fit into one element: the rank that asked for it is told, after the others
-      // were served.
+      // Four different numbers do not fit into one element: the rank that asked for it is told, after the
+      // others were served.
       const auto four = rank == 0 ? at::arange(4) : at::zeros({1}, at::kLong).expand({4});
       const auto run = [&] { broadcast(four, {.src = 0, .async_op = async}).wait(); };
       if (rank == 0) {

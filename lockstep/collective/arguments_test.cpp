@@ -199,7 +199,8 @@ TEST(Mismatch, OfTheNewerCollectivesIsAnErrorOnAllOfThem) {
   });
 }
 
-// Every collective: over when the call returns, or, asynchronously, a Work that is over when the last rank has come.
+// Every collective: over when the call returns, or, asynchronously, a Work that is over when the last rank
+// has come.
 TEST(Collectives, AreOverWhenTheyReturnUnlessAsynchronous) {
   const auto list = [] { return at::zeros({2, 3}).unbind(0); };
   const std::vector<std::function<Work(int, bool)>> calls{

@@ -32,7 +32,8 @@ at::Tensor flat(std::int64_t numel, const at::Tensor& other) {
   return at::empty({numel}, at::TensorOptions().dtype(other.scalar_type()).device(other.device()));
 }
 
-// One op over a flat buffer that holds, for every rank where there is one part per rank, all items one after the other.
+// One op over a flat buffer that holds, for every rank where there is one part per rank, all items one after
+// the other.
 //   all_reduce      send = recv: | item 0 | item 1 | ... |
 //   all_gather      send: | item 0 | item 1 |          recv: that of rank 0, then of rank 1, ...
 //   reduce_scatter  send: | items for rank 0 | items for rank 1 | ...     recv: | item 0 | item 1 |

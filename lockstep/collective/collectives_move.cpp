@@ -74,7 +74,8 @@ bool may_share_memory(const std::vector<at::Tensor>& outputs, const std::vector<
   });
 }
 
-// A tensor some of whose elements share memory (expand()) gets what came where that fits: one value for all that share.
+// A tensor some of whose elements share memory (expand()) gets what came where that fits: one value for all
+// that share.
 Work broadcast_expanded(CollectiveCall& call, const at::Tensor& tensor, internal::Wire wire) {
   const auto temporary = plain(tensor);
   auto to = tensor, from = temporary;

@@ -4,9 +4,9 @@
 //   model->forward(x);
 //   EXPECT_EQ(scope.count(OpType::kAllReduce), 1);
 //
-// Counts what this rank starts on any of its threads, backward passes included: the whole process, or inside run_threads this
-// rank's threads. Operations of a CoalescingScope count as the one they become. Scopes nest and may overlap; each counts all.
-// Thread safety: every method may be called from any thread.
+// Counts what this rank starts on any of its threads, backward passes included: the whole process, or inside
+// run_threads this rank's threads. Operations of a CoalescingScope count as the one they become. Scopes nest
+// and may overlap; each counts all. Thread safety: every method may be called from any thread.
 #pragma once
 
 #include <array>

@@ -21,7 +21,8 @@ namespace {
 using torch::autograd::variable_list;
 using Step = std::function<variable_list(const variable_list&)>;
 
-// What a node of the graph keeps for its backward: the group above all, since the thread that runs it may have none.
+// What a node of the graph keeps for its backward: the group above all, since the thread that runs it may
+// have none.
 struct Kept final : torch::CustomClassHolder {
   explicit Kept(Step step) : backward(std::move(step)) {}
   Step backward;

@@ -1,4 +1,5 @@
-// Functional collectives, and gradients across ranks against one process that holds every rank's input in one graph.
+// Functional collectives, and gradients across ranks against one process that holds every rank's input in one
+// graph.
 #include "lockstep/collective/functional.h"
 
 #include <ATen/TensorOperators.h>
@@ -52,8 +53,8 @@ at::Tensor loss(const List& outputs, int rank) {
   return sum;
 }
 
-// What one collective does to one rank, and what all of it is in one process: the outputs of every rank, from the inputs
-// of every rank.
+// What one collective does to one rank, and what all of it is in one process: the outputs of every rank, from
+// the inputs of every rank.
 struct Case {
   std::function<List(const at::Tensor& mine, int rank, int n)> across;
   std::function<std::vector<List>(const List& inputs)> at_once;

@@ -221,8 +221,8 @@ ReceivedObjects ObjectCall::room_for(std::span<const std::int64_t> sizes) const 
   return received;
 }
 
-// Sizes first, then bytes. A rank whose object cannot be encoded takes part in both steps with its error in place of the
-// object (a negative size), so that all ranks fail with the reason instead of waiting for it.
+// Sizes first, then bytes. A rank whose object cannot be encoded takes part in both steps with its error in
+// place of the object (a negative size), so that all ranks fail with the reason instead of waiting for it.
 ReceivedObjects ObjectCall::all_gather(const EncodedObjects& object) {
   Sizes own = announced(object);
   Sizes sizes(static_cast<std::size_t>(size()));

@@ -139,8 +139,8 @@ struct RecvObjectListOptions {
   std::source_location where = std::source_location::current();
 };
 // Replaces the entries by those of a send_object_list of the same length; returns the sender's rank in the
-// world, nothing on a process that is not a member. A list of another length is received, discarded and raises
-// kUsage.
+// world, nothing on a process that is not a member. A list of another length is received, discarded and
+// raises kUsage.
 template <class T>
 std::optional<int> recv_object_list(std::vector<T>& object_list, RecvObjectListOptions options = {}) {
   internal::ObjectCall call("recv_object_list", options);

@@ -1,4 +1,5 @@
-// Object collectives on ranks that are threads: values of every size and type, sub-groups, and what callers get wrong.
+// Object collectives on ranks that are threads: values of every size and type, sub-groups, and what callers
+// get wrong.
 #include "lockstep/collective/objects.h"
 
 #include <ATen/ops/equal.h>

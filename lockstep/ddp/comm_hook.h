@@ -1,15 +1,17 @@
 // Communication hooks: replace the averaging of a bucket of gradients.
 //
 //   model->register_comm_hook({.run = [group = default_group()](GradBucket& bucket) {
-//     return all_reduce(bucket.buffer(), {.op = ReduceOp::kAvg, .group = group, .async_op = true}).get_future();
+//     return all_reduce(bucket.buffer(), {.op = ReduceOp::kAvg, .group = group, .async_op = true})
+//         .get_future();
 //   }});
 //
-// A hook is called on the thread that runs backward(), once per bucket and step, in the same order on all ranks, as
-// soon as the bucket is full. Operations it starts overlap with the rest of backward(). Its future is awaited at the
-// end of backward(), for the group's timeout at most, and must hold one tensor with the bucket's number of elements:
-// the gradients that every rank receives. The buffer holds local gradients, not yet divided by the number of ranks: the
-// hook must divide.
-// Thread safety: hooks and GradBucket are used on the thread that runs backward(); the free functions from any thread.
+// A hook is called on the thread that runs backward(), once per bucket and step, in the same order on all
+// ranks, as soon as the bucket is full. Operations it starts overlap with the rest of backward(). Its future
+// is awaited at the end of backward(), for the group's timeout at most, and must hold one tensor with the
+// bucket's number of elements: the gradients that every rank receives. The buffer holds local gradients, not
+// yet divided by the number of ranks: the hook must divide.
+// Thread safety: hooks and GradBucket are used on the thread that runs backward(); the free functions from
+// any thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -26,8 +28,8 @@
 
 namespace lockstep {
 
-// One bucket, as a hook sees it. Valid until the hook returns; its tensors may be kept until the hook's future
-// completes.
+// One bucket, as a hook sees it. Valid until the hook returns; its tensors may be kept until the hook's
+// future completes.
 class GradBucket {
  public:
   GradBucket(std::size_t index, at::Tensor buffer, std::span<const at::Tensor> gradients,
@@ -65,11 +67,11 @@ struct CommHook {
   std::string name = "user hook";  // for messages and the log
 };
 
-// The tensor in a hook's completed future: the value itself, or the only element of a list. Raises kUsage when it is
-// anything else or its number of elements differs from that of `like`.
+// The tensor in a hook's completed future: the value itself, or the only element of a list. Raises kUsage
+// when it is anything else or its number of elements differs from that of `like`.
 at::Tensor hook_result(const c10::ivalue::Future& future, const std::string& hook, const at::Tensor& like);
-// Waits for a future of `whose`, since c10's own wait has no deadline. Raises kTimeout after `timeout` (never when it
-// is not positive), and the future's error.
+// Waits for a future of `whose`, since c10's own wait has no deadline. Raises kTimeout after `timeout` (never
+// when it is not positive), and the future's error.
 void await(const GradFuture& future, Milliseconds timeout, const std::string& whose);
 // A completed future that holds `tensor`.
 GradFuture ready_future(at::Tensor tensor);

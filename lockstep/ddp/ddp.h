@@ -1,20 +1,20 @@
-// DistributedDataParallel: every rank holds a copy of the module, computes gradients on its own part of the batch, and
-// the wrapper averages them over the ranks while backward() is still running.
+// DistributedDataParallel: every rank holds a copy of the module, computes gradients on its own part of the
+// batch, and the wrapper averages them over the ranks while backward() is still running.
 //
 //   auto model = lockstep::DistributedDataParallel(net, {.gradient_as_bucket_view = true});
 //   loss_fn(model->forward(input), target).backward();   // gradients are now equal on all ranks
 //
-// Gradients are averaged, not summed: a loss that sums over the batch yields gradients world-size times smaller than
-// one process would get on the whole batch.
+// Gradients are averaged, not summed: a loss that sums over the batch yields gradients world-size times
+// smaller than one process would get on the whole batch.
 //
-// Constructor, forward and backward are collective: all ranks run them in the same order. Parameters must not be added,
-// removed, resized or moved after wrapping, and must be registered in the same order on all ranks. Added ones are
-// detected before the first forward pass and every 100th after it, and raise kUsage. In a world of one the wrapper only
-// calls the module.
+// Constructor, forward and backward are collective: all ranks run them in the same order. Parameters must not
+// be added, removed, resized or moved after wrapping, and must be registered in the same order on all ranks.
+// Added ones are detected before the first forward pass and every 100th after it, and raise kUsage. In a
+// world of one the wrapper only calls the module.
 //
-// Besides forward() a model has the public members of DdpCore (detail/ddp_core.h): no_sync, register_comm_hook,
-// register_buffer_hook, register_fused_optimizer, overlap_optimizer, update_process_group, set_static_graph, logging_data,
-// stats, and what join() calls.
+// Besides forward() a model has the public members of DdpCore (detail/ddp_core.h): no_sync,
+// register_comm_hook, register_buffer_hook, register_fused_optimizer, overlap_optimizer,
+// update_process_group, set_static_graph, logging_data, stats, and what join() calls.
 // Thread safety: as torch::nn::Module, one thread at a time.
 #pragma once
 
@@ -43,8 +43,8 @@ concept ModuleHolderType = requires(const T& holder) {
   { holder.ptr() } -> std::convertible_to<std::shared_ptr<typename T::ContainedType>>;
 };
 
-// Modules that are handles themselves and are wrapped by value instead of by pointer: AnyModule; torch::jit::Module
-// when ddp_script.h is included.
+// Modules that are handles themselves and are wrapped by value instead of by pointer: AnyModule;
+// torch::jit::Module when ddp_script.h is included.
 template <class M>
 inline constexpr bool wrapped_by_value = false;
 template <>
@@ -58,14 +58,14 @@ class DistributedDataParallelImpl final : public DdpCore {
       "torch::jit::Module");
 
  public:
-  // Blocks until all ranks construct theirs. Raises kUsage when there is no group or this rank is not in it, when there
-  // is no trainable parameter, a weight was tied by assignment to a layer's member, or the ranks' modules differ;
-  // otherwise what the group raises.
+  // Blocks until all ranks construct theirs. Raises kUsage when there is no group or this rank is not in it,
+  // when there is no trainable parameter, a weight was tied by assignment to a layer's member, or the ranks'
+  // modules differ; otherwise what the group raises.
   DistributedDataParallelImpl(std::shared_ptr<M> module, DdpOptions options)
       : DdpCore(tensors_of(module), module, std::move(options)), module_(std::move(module)) {}
 
-  // The module's own forward: its arguments, its result. Raises when the last backward pass was not reduced. With
-  // gradients disabled (NoGradGuard) no reduction is prepared.
+  // The module's own forward: its arguments, its result. Raises when the last backward pass was not reduced.
+  // With gradients disabled (NoGradGuard) no reduction is prepared.
   template <class... Args>
   decltype(auto) forward(Args&&... args) {
     const auto call = [this](auto&&... inputs) -> decltype(auto) {
@@ -74,8 +74,8 @@ class DistributedDataParallelImpl final : public DdpCore {
     return internal::run_forward(*this, call, std::forward<Args>(args)...);
   }
 
-  // A deep copy with the same options and the same group, not collective: every rank copies what it has. Hooks are not
-  // copied. Raises kUsage when the module cannot be cloned (torch::nn::Cloneable).
+  // A deep copy with the same options and the same group, not collective: every rank copies what it has.
+  // Hooks are not copied. Raises kUsage when the module cannot be cloned (torch::nn::Cloneable).
   std::shared_ptr<torch::nn::Module> clone(
       const std::optional<torch::Device>& device = std::nullopt) const override {
     const auto copy = std::dynamic_pointer_cast<M>(cloned(*module_, device));
@@ -89,8 +89,8 @@ class DistributedDataParallelImpl final : public DdpCore {
   const std::shared_ptr<M> module_;
 };
 
-// As AnyModule, which hides the module's type: model->forward<Result>(...), Result is a tensor by default, and
-// arguments must have exactly the types that the module's forward takes.
+// As AnyModule, which hides the module's type: model->forward<Result>(...), Result is a tensor by default,
+// and arguments must have exactly the types that the module's forward takes.
 template <>
 class DistributedDataParallelImpl<torch::nn::AnyModule> final : public DdpCore {
  public:
@@ -160,8 +160,8 @@ template <ModuleHolderType Holder>
 DistributedDataParallel(const Holder&, DdpOptions = {})
     -> DistributedDataParallel<typename Holder::ContainedType>;
 
-// Removes `prefix` from keys that begin with it, so that what a wrapped model saved can be loaded into an unwrapped
-// one.
+// Removes `prefix` from keys that begin with it, so that what a wrapped model saved can be loaded into an
+// unwrapped one.
 torch::OrderedDict<std::string, at::Tensor> strip_prefix(
     const torch::OrderedDict<std::string, at::Tensor>& tensors, const std::string& prefix = "module.");
 

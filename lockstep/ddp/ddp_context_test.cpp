@@ -1,5 +1,5 @@
-// DistributedDataParallel inside distributed autograd contexts: gradients are averaged in the context, Tensor::grad() is left
-// alone. Ranks as threads that are workers too.
+// DistributedDataParallel inside distributed autograd contexts: gradients are averaged in the context,
+// Tensor::grad() is left alone. Ranks as threads that are workers too.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 
@@ -171,7 +171,8 @@ TEST(DdpInContext, JoinsUnevenInputs) {
           autograd::backward(
               context, {model->forward(input_of(rank, n), through ? (rank + 1) % kRanks : -1, true).sum()});
           const at::Tensor bias = model->module()->last->bias;
-          // Every rank with input adds 2 twice (its own path and the one through the unused layer: 2 * 0.25 * 2).
+          // Every rank with input adds 2 twice (its own path and the one through the unused layer: 2 * 0.25 *
+          // 2).
           const double share = static_cast<double>(kRanks - n) / kRanks;
           EXPECT_TRUE(torch::allclose(context.gradients().find(bias), torch::full({2}, 3.0 * share)));
         }

@@ -73,7 +73,8 @@ BucketCaps caps_of(const DdpOptions& options) {
   return {.cap_mb = options.bucket_cap_mb, .cap_mb_list = options.bucket_cap_mb_list};
 }
 
-// Parameters are checked before the first forward pass and then at this interval only, since visiting all takes time.
+// Parameters are checked before the first forward pass and then at this interval only, since visiting all
+// takes time.
 constexpr std::uint64_t kForwardsPerLook = 100;
 
 }  // namespace
@@ -304,8 +305,8 @@ void DdpCore::check_options() const {
 void DdpCore::before_forward() {
   if (!buffers_) return;
   const bool joining = join_options() != nullptr;
-  // The collectives of a forward pass, in an order that shadow_iteration() repeats on ranks without input: the
-  // announcement (under join() only), the rebuilding of buckets (once), the buffers.
+  // The collectives of a forward pass, in an order that shadow_iteration() repeats on ranks without input:
+  // the announcement (under join() only), the rebuilding of buckets (once), the buffers.
   if (joining) {
     check_answered();  // before anything is announced
     begin_iteration();
@@ -367,8 +368,8 @@ void DdpCore::after_forward(const std::function<void(const Visitor&)>& visit_out
     timer.forward_ends();
     if (timer.samples()) visit_outputs([&](at::Tensor& output) { timer.begins_at(output); });
   }
-  // Visiting the outputs costs time, so they are collected only if something needs them. With mixed precision passes
-  // inside no_sync are observed as well, since their parameters are in low precision, too.
+  // Visiting the outputs costs time, so they are collected only if something needs them. With mixed precision
+  // passes inside no_sync are observed as well, since their parameters are in low precision, too.
   const bool sinks = precisions_ || (synced && reducer_->wants_sink());
   if (sinks || reducer_->wants_to_know() || reducer_->searches())
     visit_outputs([&](at::Tensor& output) { outputs.push_back(output); });

@@ -1,4 +1,5 @@
-// Gradients that are not simply averaged: sparse ones, hooks of the user's; buffers; and how outputs are looked through.
+// Gradients that are not simply averaged: sparse ones, hooks of the user's; buffers; and how outputs are
+// looked through.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

@@ -136,7 +136,8 @@ void DdpCore::describe_construction(const internal::NamedTensors& trained, std::
   data.gradient_as_bucket_view = options_.gradient_as_bucket_view;
 }
 
-// For TORCH_DISTRIBUTED_DEBUG=INFO and above. Before the ranks meet, since that is where construction may hang.
+// For TORCH_DISTRIBUTED_DEBUG=INFO and above. Before the ranks meet, since that is where construction may
+// hang.
 void DdpCore::log_construction(const internal::NamedTensors& trained, std::size_t n_all) const {
   if (get_debug_level() == DebugLevel::kOff || !base::log_enabled(LogLevel::kInfo)) return;
   std::string text = base::cat(

@@ -1,4 +1,5 @@
-// Mistakes that would otherwise be silent, or end in an error that does not name them; and what a model leaves behind.
+// Mistakes that would otherwise be silent, or end in an error that does not name them; and what a model
+// leaves behind.
 #include <atomic>
 #include <latch>
 

@@ -1,5 +1,5 @@
-// DistributedDataParallel with ranks as processes. The test process itself runs no tensor code: it forks, and a fork
-// after an OpenMP region hangs.
+// DistributedDataParallel with ranks as processes. The test process itself runs no tensor code: it forks, and
+// a fork after an OpenMP region hangs.
 #include <gtest/gtest.h>
 #include <sys/mman.h>
 #include <torch/torch.h>

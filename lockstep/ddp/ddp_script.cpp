@@ -6,8 +6,9 @@
 namespace lockstep {
 namespace internal {
 
-// The script's tensors as a torch::nn::Module, so that optimizers, train() and torch::save find them where they look.
-// Parameters are the same tensors; buffers share memory with the script's, whose code may bind others at any time.
+// The script's tensors as a torch::nn::Module, so that optimizers, train() and torch::save find them where
+// they look. Parameters are the same tensors; buffers share memory with the script's, whose code may bind
+// others at any time.
 class ScriptMirror final : public torch::nn::Module {
  public:
   explicit ScriptMirror(const torch::jit::Module& script)

@@ -1,13 +1,14 @@
-// DistributedDataParallel for TorchScript modules, created or loaded with torch::jit. A separate header, since
-// torch::jit is slow to compile.
+// DistributedDataParallel for TorchScript modules, created or loaded with torch::jit. A separate header,
+// since torch::jit is slow to compile.
 //
 //   torch::jit::Module net = torch::jit::load("net.pt");
 //   auto model = lockstep::DistributedDataParallel(net);
 //   loss_fn(model->forward(input).toTensor(), target).backward();
 //
-// Everything in ddp.h applies. Thread safety: one thread at a time. model->parameters(), named_parameters() (the
-// script's names prefixed by "module."), train(), eval() and torch::save see the script's tensors. Gradients are sparse
-// for a submodule with a true attribute `sparse` and a `weight`, as in scripted embeddings.
+// Everything in ddp.h applies. Thread safety: one thread at a time. model->parameters(), named_parameters()
+// (the script's names prefixed by "module."), train(), eval() and torch::save see the script's tensors.
+// Gradients are sparse for a submodule with a true attribute `sparse` and a `weight`, as in scripted
+// embeddings.
 #pragma once
 
 #include <torch/csrc/jit/api/module.h>

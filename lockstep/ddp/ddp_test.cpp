@@ -24,7 +24,8 @@ std::vector<at::Tensor> gradients(const torch::nn::Module& module) {
   return result;
 }
 
-// Trains on n rank threads; the parameters must have the same bits everywhere. Losses are averaged over the ranks.
+// Trains on n rank threads; the parameters must have the same bits everywhere. Losses are averaged over the
+// ranks.
 template <class Impl>
 Trained train_wrapped(int n, DdpOptions options, bool set_to_none) {
   PerRank<std::vector<at::Tensor>> parameters;

@@ -1,5 +1,5 @@
-// Models and training loops shared by the tests: the same steps by one process on the whole batch, and by one rank of
-// n on its part of it.
+// Models and training loops shared by the tests: the same steps by one process on the whole batch, and by one
+// rank of n on its part of it.
 #pragma once
 
 #include <gtest/gtest.h>

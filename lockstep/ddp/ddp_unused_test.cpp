@@ -33,8 +33,8 @@ struct ChooserImpl : torch::nn::Module {
 };
 TORCH_MODULE(Chooser);
 
-// What every rank's gradients should be after one step from zero: the mean over the ranks, a parameter that a rank does
-// not use counting as zero there. Undefined where no rank uses it.
+// What every rank's gradients should be after one step from zero: the mean over the ranks, a parameter that a
+// rank does not use counting as zero there. Undefined where no rank uses it.
 std::vector<at::Tensor> expected_gradients(Chooser net, int step, const std::vector<unsigned>& masks) {
   std::vector<at::Tensor> mean;
   for (const auto& parameter : net->parameters()) mean.push_back(torch::zeros_like(parameter));
@@ -297,7 +297,8 @@ TEST(FindUnused, OutputsMayBeChangedInPlace) {
   });
 }
 
-// Graphs that change at random, differently on each rank, under random delays: all ranks hold the same bits throughout.
+// Graphs that change at random, differently on each rank, under random delays: all ranks hold the same bits
+// throughout.
 TEST_P(Unused, RanksStayEqualWhileTheGraphChangesAtRandom) {
   constexpr int kRanks = 3, kSteps = 500;
   run_threads(kRanks, [&](int rank) {

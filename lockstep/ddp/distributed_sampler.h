@@ -1,12 +1,17 @@
-// Splits a dataset over the ranks: in each epoch every rank draws the same permutation and takes every N-th index of it.
+// Splits a dataset over the ranks: in each epoch every rank draws the same permutation and takes every N-th
+// index of it.
 //
 //   lockstep::DistributedSampler sampler(dataset.size().value());
 //   auto loader = torch::data::make_data_loader(std::move(dataset), sampler, 64);
-//   for (std::size_t epoch = 0; epoch < 10; ++epoch) { sampler.set_epoch(epoch); for (auto& batch : *loader) ... }
+//   for (std::size_t epoch = 0; epoch < 10; ++epoch) {
+//     sampler.set_epoch(epoch);
+//     for (auto& batch : *loader) ...
+//   }
 //
-// The permutation is at::randperm with its own CPU generator seeded with seed + epoch: identical to that of Python's
-// torch.utils.data.DistributedSampler, and independent of the process's default generator, which rank threads share.
-// Thread safety: one thread at a time per copy. Copies share the epoch, because a data loader keeps its own copy.
+// The permutation is at::randperm with its own CPU generator seeded with seed + epoch: identical to that of
+// Python's torch.utils.data.DistributedSampler, and independent of the process's default generator, which
+// rank threads share. Thread safety: one thread at a time per copy. Copies share the epoch, because a data
+// loader keeps its own copy.
 #pragma once
 
 #include <torch/data/samplers/base.h>
@@ -25,13 +30,15 @@ struct DistributedSamplerOptions {
   std::optional<int> rank{};          // unset: rank in the default group
   bool shuffle = true;
   std::uint64_t seed = 0;  // the same on all ranks
-  // When the dataset does not divide evenly. False: it is padded from its beginning; true: its tail is dropped.
+  // When the dataset does not divide evenly. False: it is padded from its beginning; true: its tail is
+  // dropped.
   bool drop_last = false;
 };
 
 class DistributedSampler final : public torch::data::samplers::Sampler<> {
  public:
-  // Raises kUsage for a rank outside [0, num_replicas), and when a value is unset and there is no default group.
+  // Raises kUsage for a rank outside [0, num_replicas), and when a value is unset and there is no default
+  // group.
   explicit DistributedSampler(std::size_t dataset_size, DistributedSamplerOptions options = {});
 
   // Selects the permutation of the next reset(). Without it every epoch has the same order.

@@ -1,14 +1,14 @@
-// A DistributedSampler that can start inside an epoch: after a restart, possibly with another number of ranks, the job
-// continues after the samples it has seen instead of restarting the epoch.
+// A DistributedSampler that can start inside an epoch: after a restart, possibly with another number of
+// ranks, the job continues after the samples it has seen instead of restarting the epoch.
 //
 //   ElasticDistributedSampler sampler(dataset.size().value(), {.start_index = saved});
 //   sampler.set_epoch(epoch);  // after the epoch is over: set_start_index(0) for the next one
 //
-// As torch.distributed.elastic's class of that name: indices below start_index are skipped, the rest is permuted with a
-// CPU generator seeded with the epoch, padded from the beginning to a multiple of the number of ranks, and distributed
-// round-robin. start_index counts samples of the whole job: (steps done) * (batch size) * (number of ranks) of the
-// previous run. Thread safety: one thread at a time per copy. Copies share epoch and start index, because a data loader
-// keeps a copy.
+// As torch.distributed.elastic's class of that name: indices below start_index are skipped, the rest is
+// permuted with a CPU generator seeded with the epoch, padded from the beginning to a multiple of the number
+// of ranks, and distributed round-robin. start_index counts samples of the whole job: (steps done) * (batch
+// size) * (number of ranks) of the previous run. Thread safety: one thread at a time per copy. Copies share
+// epoch and start index, because a data loader keeps a copy.
 #pragma once
 
 #include <torch/data/samplers/base.h>
@@ -29,8 +29,8 @@ struct ElasticDistributedSamplerOptions {
 
 class ElasticDistributedSampler final : public torch::data::samplers::Sampler<> {
  public:
-  // Raises kUsage for a start_index beyond the dataset, a rank outside [0, num_replicas), and when a value is unset and
-  // there is no default group.
+  // Raises kUsage for a start_index beyond the dataset, a rank outside [0, num_replicas), and when a value is
+  // unset and there is no default group.
   explicit ElasticDistributedSampler(std::size_t dataset_size, ElasticDistributedSamplerOptions options = {});
 
   // For the next reset().

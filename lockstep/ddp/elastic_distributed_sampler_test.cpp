@@ -31,7 +31,8 @@ ErrorKind kind_of(const std::function<void()>& fn) {
   return ErrorKind::kInternal;
 }
 
-// What python's class does, written out: randperm of what is left under a generator of the epoch, then every third.
+// What python's class does, written out: randperm of what is left under a generator of the epoch, then every
+// third.
 TEST(ElasticDistributedSampler, DealsOutWhatIsLeftBehindTheStartIndex) {
   for (const std::size_t start : {0u, 7u, 18u, 19u}) {
     std::multiset<std::size_t> all;

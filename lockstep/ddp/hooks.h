@@ -12,11 +12,11 @@
 // hooks/post_local_sgd.h      averaging inside a sub-group after a warm-up
 // hooks/auto_quantize.h       not a hook: collectives in half precision
 //
-// Common to all: they are called on the thread that runs backward() (comm_hook.h) and start operations only there, so
-// the order of operations is the same on all ranks. What follows an operation (casting back, decompressing) runs on the
-// thread "ls-completion", concurrently with the rest of backward(), and starts none. A null group is the default group
-// of the thread that creates the hook. Results are written to the bucket's own buffer. Thread safety: as comm_hook.h; a
-// hook serves one model.
+// Common to all: they are called on the thread that runs backward() (comm_hook.h) and start operations only
+// there, so the order of operations is the same on all ranks. What follows an operation (casting back,
+// decompressing) runs on the thread "ls-completion", concurrently with the rest of backward(), and starts
+// none. A null group is the default group of the thread that creates the hook. Results are written to the
+// bucket's own buffer. Thread safety: as comm_hook.h; a hook serves one model.
 #pragma once
 
 #include <cstdint>
@@ -49,8 +49,8 @@ enum class DdpCommHookType : std::uint8_t {
 
 // The hook of that name, with its own state where it has one.
 CommHook make_comm_hook(DdpCommHookType type, const Group& group = {});
-// Registers it with the model: once, before the first backward pass, the same on all ranks; raises kUsage otherwise. A
-// null group is the model's.
+// Registers it with the model: once, before the first backward pass, the same on all ranks; raises kUsage
+// otherwise. A null group is the model's.
 void register_ddp_comm_hook(DdpCommHookType type, DdpCore& model, const Group& group = {});
 
 }  // namespace lockstep

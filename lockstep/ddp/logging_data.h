@@ -1,5 +1,5 @@
-// Diagnostics of a DistributedDataParallel model: configuration, counters, and where the time of a step went. Names are
-// those of torch's get_ddp_logging_data, so tools for those can read these.
+// Diagnostics of a DistributedDataParallel model: configuration, counters, and where the time of a step went.
+// Names are those of torch's get_ddp_logging_data, so tools for those can read these.
 //
 //   std::cout << model->logging_data().to_json() << '\n';
 //
@@ -68,8 +68,8 @@ struct DdpLoggingData {
   std::int64_t backward_comm_time_start = 0, backward_comm_time_end = 0;
   std::int64_t backward_time_end = 0;  // the averages were delivered
   std::vector<std::size_t> prev_iteration_grad_ready_order_indices{};
-  // Relative to backward_compute_time_start: per parameter, and per bucket; -1 for what did not happen. `done` is when
-  // the group or the communication hook completed the bucket, not when it was waited for.
+  // Relative to backward_compute_time_start: per parameter, and per bucket; -1 for what did not happen.
+  // `done` is when the group or the communication hook completed the bucket, not when it was waited for.
   std::vector<std::int64_t> parameter_ready_time{};
   std::vector<std::int64_t> bucket_ready_time{}, bucket_started_time{}, bucket_done_time{};
 

@@ -103,7 +103,8 @@ LowPrecisionParameters::Graph::~Graph() {
   settle();
   const auto precisions = of_.lock();
   if (!precisions || precisions->n_open_ != 0 || precisions->unwatched_) return;
-  // Inside a backward pass its end will do it. One that died will never end, and its graph goes outside of it.
+  // Inside a backward pass its end will do it. One that died will never end, and its graph goes outside of
+  // it.
   const bool inside = torch::autograd::get_current_graph_task_id() != -1;
   if (!inside || !precisions->ends_) precisions->restore();
 }

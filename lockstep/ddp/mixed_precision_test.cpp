@@ -1,5 +1,5 @@
-// Mixed precision held against the written-out formula: cast the parameters, take local gradients in the short type, average
-// them in the reduction's type, cast the average to the parameters' own.
+// Mixed precision held against the written-out formula: cast the parameters, take local gradients in the
+// short type, average them in the reduction's type, cast the average to the parameters' own.
 #include <sstream>
 #include <stdexcept>
 

@@ -1,5 +1,5 @@
-// All that DistributedDataParallel knows about a module, of any kind: its tensors. One implementation per kind:
-// torch::nn::Module here, torch::jit::Module in ddp_script.cpp.
+// All that DistributedDataParallel knows about a module, of any kind: its tensors. One implementation per
+// kind: torch::nn::Module here, torch::jit::Module in ddp_script.cpp.
 // Thread safety: as the module.
 #pragma once
 
@@ -31,8 +31,8 @@ class ModuleTensors {
   virtual std::vector<std::string> assigned_weights() const { return {}; }
 };
 
-// Holds the module. Sparse parameters are the weights of Embedding and EmbeddingBag with sparse=true. Raises kUsage for
-// a null pointer.
+// Holds the module. Sparse parameters are the weights of Embedding and EmbeddingBag with sparse=true. Raises
+// kUsage for a null pointer.
 std::shared_ptr<const ModuleTensors> tensors_of(std::shared_ptr<torch::nn::Module> module);
 
 }  // namespace lockstep

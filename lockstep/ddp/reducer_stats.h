@@ -17,7 +17,8 @@ struct ReducerStats {
   std::uint64_t n_buckets_reduced = 0;
   std::size_t last_n_buckets_reduced = 0;   // of the last backward pass
   std::vector<std::size_t> bucket_bytes{};  // of the current buckets, in the order of reduction
-  // Memory held by the reducer itself: buckets that are not the gradients' storage, and free blocks of the pool.
+  // Memory held by the reducer itself: buckets that are not the gradients' storage, and free blocks of the
+  // pool.
   std::size_t held_bytes = 0;
   bool has_rebuilt_buckets = false;
   std::uint64_t n_in_place = 0;      // gradients reduced in place, where autograd allocated them

@@ -1,14 +1,14 @@
-// replicate: data parallelism without a wrapper module. The module keeps its type and its parameters' names; calls go
-// through a handle.
+// replicate: data parallelism without a wrapper module. The module keeps its type and its parameters' names;
+// calls go through a handle.
 //
 //   auto net = std::make_shared<Net>();
 //   auto run = lockstep::replicate(net, {.gradient_as_bucket_view = true});
 //   torch::optim::SGD sgd(net->parameters(), 0.1);          // names without "module."
 //   loss_fn(run(input), target).backward();                 // the first call is collective: it sets up DDP
 //
-// C++ modules have no forward hooks, so calling the module itself stays local: only passes through the handle are
-// averaged. Setup is deferred to the first call, so that the module may be modified, moved or loaded until then. Thread
-// safety: as the module. Copies of a handle share state.
+// C++ modules have no forward hooks, so calling the module itself stays local: only passes through the handle
+// are averaged. Setup is deferred to the first call, so that the module may be modified, moved or loaded
+// until then. Thread safety: as the module. Copies of a handle share state.
 #pragma once
 
 #include <memory>
@@ -39,7 +39,8 @@ class Replicated {
     return forward(std::forward<Args>(args)...);
   }
 
-  // False: later passes accumulate gradients locally only, as inside no_sync(). True: the next one averages them.
+  // False: later passes accumulate gradients locally only, as inside no_sync(). True: the next one averages
+  // them.
   void set_requires_gradient_sync(bool sync) {
     state_->syncs = sync;
     apply_sync();

@@ -7,7 +7,8 @@
 #include "lockstep/optim/zero_redundancy_optimizer.h"
 #include "lockstep/process/spawn.h"
 
-// ZeroRedundancyOptimizer where it is used: behind DistributedDataParallel, by ranks that are threads or processes.
+// ZeroRedundancyOptimizer where it is used: behind DistributedDataParallel, by ranks that are threads or
+// processes.
 namespace lockstep {
 namespace {
 

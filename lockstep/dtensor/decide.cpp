@@ -41,8 +41,9 @@ double cost_of(const OpCall& call, const Alternative& alternative, const MeshAxi
       return std::numeric_limits<double>::infinity();
     }
   }
-  // Between alternatives that move nothing, results that are cut or replicated are worth more than partial ones, whose
-  // reduction is still to come; and cut ones more than replicated ones, which every rank computes again.
+  // Between alternatives that move nothing, results that are cut or replicated are worth more than partial
+  // ones, whose reduction is still to come; and cut ones more than replicated ones, which every rank computes
+  // again.
   for (const auto& result : alternative.results)
     cost += result.is_partial() ? 0.25 : result.is_replicate() ? 0.125 : 0;
   return cost;

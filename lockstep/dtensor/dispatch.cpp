@@ -6,8 +6,8 @@
 //   run        the operator on the local tensors, below autograd
 //   wrap       the results
 //
-// Autograd is above: libtorch records the operator on the sharded tensors as on any others, and the backward formulas are
-// again operators on sharded tensors that come through here.
+// Autograd is above: libtorch records the operator on the sharded tensors as on any others, and the backward
+// formulas are again operators on sharded tensors that come through here.
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/copy.h>
@@ -166,7 +166,8 @@ class Kernel final : public c10::OperatorKernel {
   }
 
   using ResultSizes = c10::SmallVector<std::int64_t, 6>;
-  // The global sizes of result `r`, of which a rank has `local`: where a dimension is cut, those of the input it comes from.
+  // The global sizes of result `r`, of which a rank has `local`: where a dimension is cut, those of the input
+  // it comes from.
   static ResultSizes result_sizes(const OpCall& call, const Decision& decision, std::size_t r,
                                   const at::Tensor& local) {
     ResultSizes sizes(local.sizes().begin(), local.sizes().end());
@@ -211,8 +212,9 @@ class Kernel final : public c10::OperatorKernel {
     });
   }
 
-  // Operators that write where their result cannot be made: out=, in place on pieces that lie otherwise, in place with other
-  // sizes. The operator that returns its result instead, which is then stored in the written arguments.
+  // Operators that write where their result cannot be made: out=, in place on pieces that lie otherwise, in
+  // place with other sizes. The operator that returns its result instead, which is then stored in the written
+  // arguments.
   static void run_and_store(const OpCall& call, Stack& stack) {
     const auto& op = call.op();
     if (!op.functional) {
@@ -244,8 +246,8 @@ class Kernel final : public c10::OperatorKernel {
     }
     const auto into = target.toTensor();
     const auto source = value.toTensor();
-    // Backward formulas write into zeros that they made from sizes alone, which are plain. Those become the result, and so does
-    // a tensor that is given other sizes.
+    // Backward formulas write into zeros that they made from sizes alone, which are plain. Those become the
+    // result, and so does a tensor that is given other sizes.
     if (!is_sharded(into) || call.op().reshapes) {
       into.unsafeGetTensorImpl()->shallow_copy_from(source.getIntrusivePtr());
       return;

@@ -129,8 +129,8 @@ class Redistribute final : public torch::autograd::Function<Redistribute> {
   }
 };
 
-// Piece by piece along one mesh dimension, from the rank that has the values. Pieces are padded to the first one's size, since
-// a scatter's parts are of one size.
+// Piece by piece along one mesh dimension, from the rank that has the values. Pieces are padded to the first
+// one's size, since a scatter's parts are of one size.
 at::Tensor scatter_pieces(const at::Tensor& whole, const Placement& placement, const MeshContext& mesh,
                           std::size_t m, int src) {
   const auto n = mesh.shape()[m];

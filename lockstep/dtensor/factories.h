@@ -1,7 +1,7 @@
-// DTensors made from sizes. Namespace dtensor, since the names are torch's. `placements`: one per mesh dimension, none: all
-// Replicate; never Partial. Local, but for rand and randn, which draw the numbers that one process with the same seed draws
-// (manual_seed, random.h) and need all ranks of the mesh to draw alike. Thread safety: any thread. Errors: kUsage as
-// distribute_tensor.
+// DTensors made from sizes. Namespace dtensor, since the names are torch's. `placements`: one per mesh
+// dimension, none: all Replicate; never Partial. Local, but for rand and randn, which draw the numbers that
+// one process with the same seed draws (manual_seed, random.h) and need all ranks of the mesh to draw alike.
+// Thread safety: any thread. Errors: kUsage as distribute_tensor.
 #pragma once
 
 #include <ATen/core/Tensor.h>

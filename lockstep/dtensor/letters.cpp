@@ -8,7 +8,8 @@
 namespace lockstep::dtensor_internal {
 namespace {
 
-// The interleavings with which inputs are sharded on this letter now, and 1. Any will do as long as all use the same.
+// The interleavings with which inputs are sharded on this letter now, and 1. Any will do as long as all use
+// the same.
 std::set<std::int64_t> interleavings(const OpCall& call, const Letters& letters, int letter,
                                      std::size_t mesh_dim) {
   std::set<std::int64_t> found{1};
@@ -184,7 +185,8 @@ std::vector<std::string> split(const std::string& text, char by) {
   return parts;
 }
 
-// Letters of leading dimensions ('.') are numbered from the last one, so that operands of different rank agree.
+// Letters of leading dimensions ('.') are numbered from the last one, so that operands of different rank
+// agree.
 constexpr int kLeading = 1000;
 
 std::vector<int> expand_spec(const std::string& spec, std::size_t ndim) {

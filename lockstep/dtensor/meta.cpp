@@ -10,15 +10,16 @@
 namespace lockstep::dtensor_internal {
 namespace {
 
-// No bytes, on the tensor's device: the autograd engine asks tensors for their storage's device when streams differ.
+// No bytes, on the tensor's device: the autograd engine asks tensors for their storage's device when streams
+// differ.
 c10::Storage no_memory(const c10::Device& device) {
   c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
                                                              c10::DataPtr(nullptr, device), nullptr, false));
   return storage;
 }
 
-// Dense strides for the global sizes, dimensions in the order in which the local tensor has them. A dimension of stride 0
-// (expand) keeps it.
+// Dense strides for the global sizes, dimensions in the order in which the local tensor has them. A dimension
+// of stride 0 (expand) keeps it.
 c10::SmallVector<std::int64_t, 6> global_strides(at::IntArrayRef sizes, const at::Tensor& local) {
   const auto n = sizes.size();
   c10::SmallVector<std::int64_t, 6> strides(n);
@@ -62,8 +63,8 @@ void Meta::wait() const {
 at::Tensor wrap(at::Tensor local, at::IntArrayRef sizes, std::shared_ptr<const MeshContext> mesh,
                 const Layout* layout, bool lost_base, Work pending,
                 std::shared_ptr<const OperandStyle> style) {
-  // In-place operators on views replay the views in backward instead of calling as_strided, which a tensor without memory
-  // cannot serve. A setting of the thread, and this thread is about to record the tensor.
+  // In-place operators on views replay the views in backward instead of calling as_strided, which a tensor
+  // without memory cannot serve. A setting of the thread, and this thread is about to record the tensor.
   auto& autograd = c10::AutogradState::get_tls_state();
   if (!autograd.get_view_replay_enabled()) autograd.set_view_replay_enabled(true);
 

@@ -44,7 +44,8 @@ bool is_generator(const c10::Argument& argument) {
   return type->kind() == c10::TypeKind::GeneratorType;
 }
 
-// The operator with the same arguments that writes to none: without the out= ones, or of the name without its underscore.
+// The operator with the same arguments that writes to none: without the out= ones, or of the name without its
+// underscore.
 std::optional<c10::OperatorHandle> find_functional(const c10::FunctionSchema& schema, bool in_place) {
   auto base = schema.name();
   if (in_place) {

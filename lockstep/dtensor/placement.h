@@ -1,11 +1,12 @@
-// How a tensor is laid out along one dimension of a mesh: Shard(dim), Replicate() or Partial(op). A sharded tensor has
-// one placement per mesh dimension.
+// How a tensor is laid out along one dimension of a mesh: Shard(dim), Replicate() or Partial(op). A sharded
+// tensor has one placement per mesh dimension.
 //
 //   {Shard(0), Replicate()}   // rows cut over the first mesh dimension, copies over the second
 //
-// Shard follows torch's chunk rule: pieces of ceil(size / n), so the last ones may be shorter or empty. Two mesh
-// dimensions may shard one tensor dimension: the later one cuts the pieces of the earlier one. Partial: every rank holds
-// a tensor of the full size, and the value is the reduction of all of them. Thread safety: values.
+// Shard follows torch's chunk rule: pieces of ceil(size / n), so the last ones may be shorter or empty. Two
+// mesh dimensions may shard one tensor dimension: the later one cuts the pieces of the earlier one. Partial:
+// every rank holds a tensor of the full size, and the value is the reduction of all of them. Thread safety:
+// values.
 #pragma once
 
 #include <cstdint>
@@ -28,8 +29,9 @@ class Placement {
   bool is_partial() const { return kind_ == Kind::kPartial; }
   // Of a shard. Negative only before it is given to a call, which counts from the tensor's end.
   std::int64_t dim() const { return dim_; }
-  // Of a shard: the dimension is read as `interleave` blocks and each of them is cut. 1 for what users write; a view that
-  // merges a sharded dimension into an outer one produces the others ([4, 6] sharded on 1, viewed as [24]).
+  // Of a shard: the dimension is read as `interleave` blocks and each of them is cut. 1 for what users write;
+  // a view that merges a sharded dimension into an outer one produces the others ([4, 6] sharded on 1, viewed
+  // as [24]).
   std::int64_t interleave() const { return interleave_; }
   // Of a partial.
   ReduceOp::Kind op() const { return op_; }

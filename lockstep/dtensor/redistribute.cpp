@@ -34,8 +34,8 @@ struct Stage {
   }
 };
 
-// Piece `rank` of `whole` when `placement` cuts it: a view. An interleaved cut has one dimension more, the block first, which
-// is why pieces are compared with `as_piece` of a local tensor.
+// Piece `rank` of `whole` when `placement` cuts it: a view. An interleaved cut has one dimension more, the
+// block first, which is why pieces are compared with `as_piece` of a local tensor.
 at::Tensor piece_view(const Stage& stage, const at::Tensor& whole, const Placement& placement,
                       std::int64_t rank) {
   const auto dim = placement.dim();
@@ -79,7 +79,8 @@ at::Tensor all_gather_step(const Stage& stage, const at::Tensor& local, Work* wo
 
 at::Tensor all_to_all_step(const Stage& stage, const at::Tensor& local, Work* work) {
   auto result = result_of(stage, stage.piece(stage.step.to, stage.index), local);
-  // What goes to rank r is the part of my piece that the new cut gives it; what comes from r is the part of r's piece.
+  // What goes to rank r is the part of my piece that the new cut gives it; what comes from r is the part of
+  // r's piece.
   auto inputs = pieces(stage, local, stage.step.to);
   auto outputs = pieces(stage, result, stage.step.from);
   *work = all_to_all(std::move(outputs), std::move(inputs), {.group = stage.group, .async_op = stage.async});

@@ -70,9 +70,10 @@ struct Search {
   }
 };
 
-// A mesh dimension cuts what the earlier ones left. Whoever changes the cut of tensor dimension d on mesh dimension m must
-// therefore not have a later mesh dimension that cuts d too: that cut would be of other pieces afterwards. (An interleaved
-// cut counts blocks of what the earlier mesh dimensions left, so the same test protects it.)
+// A mesh dimension cuts what the earlier ones left. Whoever changes the cut of tensor dimension d on mesh
+// dimension m must therefore not have a later mesh dimension that cuts d too: that cut would be of other
+// pieces afterwards. (An interleaved cut counts blocks of what the earlier mesh dimensions left, so the same
+// test protects it.)
 bool cut_by_later(const Placements& layout, std::size_t mesh_dim, const Placement& changed) {
   if (!changed.is_shard()) return false;
   return std::any_of(layout.begin() + static_cast<std::ptrdiff_t>(mesh_dim) + 1, layout.end(),
@@ -127,7 +128,8 @@ double redistribute_cost(const Placement& from, const Placement& to, double loca
   return 0;
 }
 
-// Dijkstra's algorithm over at most three placements per mesh dimension: 9 layouts in two dimensions, 27 in three.
+// Dijkstra's algorithm over at most three placements per mesh dimension: 9 layouts in two dimensions, 27 in
+// three.
 std::vector<RedistributeStep> plan_redistribute(const std::vector<std::int64_t>& sizes,
                                                 std::int64_t item_size,
                                                 const std::vector<std::int64_t>& mesh_shape,

@@ -1,6 +1,6 @@
-// How to get from one layout to another: a pure function from placements to a list of collectives. The cheapest list is
-// found by a shortest-path search over layouts, so the order of steps is chosen too: a mesh dimension is cut before
-// another one is reduced, a partial is reduced while the tensor is still cut.
+// How to get from one layout to another: a pure function from placements to a list of collectives. The
+// cheapest list is found by a shortest-path search over layouts, so the order of steps is chosen too: a mesh
+// dimension is cut before another one is reduced, a partial is reduced while the tensor is still cut.
 //
 //   plan_redistribute({1024, 1024}, 4, {2, 4}, {Partial(), Replicate()}, {Replicate(), Shard(0)})
 //     == { mesh dim 1: Replicate() -> Shard(0), local chunk;  mesh dim 0: Partial(sum) -> Replicate(), all_reduce }
@@ -36,16 +36,17 @@ const char* name_of(RedistributeStep::Kind kind) noexcept;
 // "mesh dim 1: Replicate() -> Shard(0) by chunk"
 std::string to_string(const RedistributeStep& step);
 
-// `sizes` of the whole tensor, `item_size` bytes per element. Placements are valid for these sizes (dimensions counted from
-// the front, one placement per mesh dimension). Layouts that no sequence of steps connects do not exist: everything can be
-// reached through Replicate.
+// `sizes` of the whole tensor, `item_size` bytes per element. Placements are valid for these sizes
+// (dimensions counted from the front, one placement per mesh dimension). Layouts that no sequence of steps
+// connects do not exist: everything can be reached through Replicate.
 std::vector<RedistributeStep> plan_redistribute(const std::vector<std::int64_t>& sizes,
                                                 std::int64_t item_size,
                                                 const std::vector<std::int64_t>& mesh_shape,
                                                 const Placements& from, const Placements& to);
 
-// What a rank sends in one step, in bytes, plus a constant per collective; local steps cost what they copy divided by 16.
-// `local_bytes` is the size of the rank's tensor before the step, n the ranks along the mesh dimension.
+// What a rank sends in one step, in bytes, plus a constant per collective; local steps cost what they copy
+// divided by 16. `local_bytes` is the size of the rank's tensor before the step, n the ranks along the mesh
+// dimension.
 double redistribute_cost(const Placement& from, const Placement& to, double local_bytes, std::int64_t n);
 
 }  // namespace lockstep

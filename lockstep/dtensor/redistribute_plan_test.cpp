@@ -1,4 +1,5 @@
-// The planner alone: every pair of layouts on meshes of one and two dimensions, replayed on numbers instead of tensors.
+// The planner alone: every pair of layouts on meshes of one and two dimensions, replayed on numbers instead
+// of tensors.
 #include "lockstep/dtensor/redistribute_plan.h"
 
 #include <gtest/gtest.h>
@@ -31,8 +32,8 @@ std::vector<Placements> layouts(std::size_t ndim) {
   return found;
 }
 
-// A step is valid when it changes what the layout has there, by a collective that does that, and no later mesh dimension cuts
-// the tensor dimension whose cut it changes.
+// A step is valid when it changes what the layout has there, by a collective that does that, and no later
+// mesh dimension cuts the tensor dimension whose cut it changes.
 void expect_valid(const Steps& plan, Placements layout, const Placements& to) {
   for (const auto& step : plan) {
     const auto m = static_cast<std::size_t>(step.mesh_dim);

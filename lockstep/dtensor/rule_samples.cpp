@@ -17,7 +17,8 @@ using torch::jit::Stack;
 using Integers = std::vector<std::int64_t>;
 using Tensors = std::vector<at::Tensor>;
 
-// Different in every element, between 0.1 and 0.9, where most functions are defined and no two elements are equal.
+// Different in every element, between 0.1 and 0.9, where most functions are defined and no two elements are
+// equal.
 at::Tensor some(at::IntArrayRef sizes, double shift = 0) {
   const auto n = c10::multiply_integers(sizes);
   return ((at::arange(n, at::kDouble) * 0.7 + shift + 0.3).sin() * 0.4 + 0.5).to(at::kFloat).reshape(sizes);

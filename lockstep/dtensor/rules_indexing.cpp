@@ -11,7 +11,8 @@ std::size_t wrapped_dim(const OpCall& call, const char* name, std::int64_t ndim)
   return static_cast<std::size_t>(dim < 0 ? dim + ndim : dim);
 }
 
-// The indexed dimension is needed whole; the others are those of self and of the tensor that is put in, if there is one.
+// The indexed dimension is needed whole; the others are those of self and of the tensor that is put in, if
+// there is one.
 void index_letters(const OpCall& call, Letters& letters) {
   const auto ndim = call.inputs()[0].ndim();
   const auto at = wrapped_dim(call, "dim", ndim);
@@ -26,8 +27,8 @@ void index_letters(const OpCall& call, Letters& letters) {
   }
 }
 
-// gather, scatter: index (and src) have self's dimensions. One that is shorter than self's reads or writes only its first part,
-// which then cannot be cut alike: letters of different sizes are not sharded.
+// gather, scatter: index (and src) have self's dimensions. One that is shorter than self's reads or writes
+// only its first part, which then cannot be cut alike: letters of different sizes are not sharded.
 void gather_letters(const OpCall& call, Letters& letters) {
   const auto ndim = call.inputs()[0].ndim();
   const auto at = wrapped_dim(call, "dim", ndim);
@@ -39,7 +40,8 @@ void gather_letters(const OpCall& call, Letters& letters) {
 
 // cat joins along dim, stack along a new one.
 void joining(const OpCall& call, Letters& letters, bool fresh) {
-  // A tensor of one dimension and no elements is accepted by cat whatever the others have: then nothing is sharded.
+  // A tensor of one dimension and no elements is accepted by cat whatever the others have: then nothing is
+  // sharded.
   const auto ndim = call.inputs()[0].sizes.size();
   for (const auto& input : call.inputs()) {
     if (input.sizes.size() != ndim) {
@@ -90,8 +92,8 @@ void pad_letters(const OpCall& call, Letters& letters) {
   letters.results[0] = letters.inputs[0];
 }
 
-// x[:, i, j]: dimensions without an index stay. Where the index's own dimensions appear among them depends on whether the
-// indices are next to each other.
+// x[:, i, j]: dimensions without an index stay. Where the index's own dimensions appear among them depends on
+// whether the indices are next to each other.
 struct Indexed {
   std::vector<std::size_t> dims;  // of self that have an index
   std::size_t n_index = 0;        // dimensions that the indices broadcast to
@@ -145,8 +147,8 @@ void index_put_letters(const OpCall& call, Letters& letters) {
   }
 }
 
-// Lists of tensors of which the i-th ones belong together (_foreach_*, fused optimizers): all are placed as the i-th of the
-// first list.
+// Lists of tensors of which the i-th ones belong together (_foreach_*, fused optimizers): all are placed as
+// the i-th of the first list.
 void item_by_item(const OpCall& call, const MeshAxis& axis, std::vector<Alternative>& alternatives) {
   Alternative alternative;
   for (const auto& input : call.inputs()) {

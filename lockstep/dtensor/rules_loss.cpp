@@ -1,6 +1,6 @@
-// Softmax and losses. A softmax over a sharded dimension exchanges one maximum and one sum per row instead of gathering the
-// row, and the negative log-likelihood of sharded classes is found by the rank that has the class: cross entropy over a
-// sharded vocabulary (loss_parallel) is these operators, nothing more.
+// Softmax and losses. A softmax over a sharded dimension exchanges one maximum and one sum per row instead of
+// gathering the row, and the negative log-likelihood of sharded classes is found by the rank that has the
+// class: cross entropy over a sharded vocabulary (loss_parallel) is these operators, nothing more.
 #include <ATen/TensorOperators.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/full.h>
@@ -83,7 +83,8 @@ void local_softmax_backward(LocalCall& local) {
   give(local, logarithm ? gradient - output.exp() * sum : output * (gradient - sum));
 }
 
-// self [n, c], target [n]: the losses of rows, weighted by class. c sharded: a row counts on the rank that has its class.
+// self [n, c], target [n]: the losses of rows, weighted by class. c sharded: a row counts on the rank that
+// has its class.
 void nll_letters(const OpCall& call, Letters& letters) {
   if (call.inputs()[0].sizes.size() != 2) return;
   letters.inputs[0] = {'n', 'c'};

@@ -4,7 +4,8 @@
 namespace lockstep::dtensor_internal::rules {
 namespace {
 
-// beta * self + alpha * product: `self` broadcasts into the result, and where the product is a partial sum it must be one.
+// beta * self + alpha * product: `self` broadcasts into the result, and where the product is a partial sum it
+// must be one.
 Rule sum_and_product(const char* op, const char* spec) {
   return {.op = op, .letters = [product = einsum(spec)](const OpCall& call, Letters& letters) {
             product(call, letters);

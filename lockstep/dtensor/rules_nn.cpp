@@ -12,7 +12,8 @@
 namespace lockstep::dtensor_internal::rules {
 namespace {
 
-// weight [v, d], indices [...]. v sharded: a rank looks up the rows it has, the others are zero; the sum is the embedding.
+// weight [v, d], indices [...]. v sharded: a rank looks up the rows it has, the others are zero; the sum is
+// the embedding.
 void embedding_letters(const OpCall& call, Letters& letters) {
   constexpr int kV = 'v', kD = 'd';
   letters.inputs[0] = {kV, kD};
@@ -54,7 +55,8 @@ void embedding_backward_letters(const OpCall& call, Letters& letters) {
   letters.reduce[0] = ReduceOp::kSum;
 }
 
-// Each vector of the last dimensions (normalized_shape) is normalised by itself; weight and bias belong to those dimensions.
+// Each vector of the last dimensions (normalized_shape) is normalised by itself; weight and bias belong to
+// those dimensions.
 void layer_norm_letters(const OpCall& call, Letters& letters) {
   const auto inner = call.integers("normalized_shape").size();
   const auto whole = call.input_of("input");
@@ -99,8 +101,8 @@ void convolution_letters(const OpCall& call, Letters& letters) {
     letters.added[static_cast<std::size_t>(bias)] = true;
   }
 }
-// grad_output [n, o, ...] -> gradients of input [n, c, ...], weight [o, c, ...], bias [o]. On the batch only: the gradients of the
-// parameters are sums over it.
+// grad_output [n, o, ...] -> gradients of input [n, c, ...], weight [o, c, ...], bias [o]. On the batch only:
+// the gradients of the parameters are sums over it.
 void convolution_backward_letters(const OpCall& call, Letters& letters) {
   letters.inputs[0][0] = letters.inputs[1][0] = 'n';
   letters.results[0].assign(call.inputs()[1].sizes.size(), Letters::kNone);

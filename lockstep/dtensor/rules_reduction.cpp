@@ -12,8 +12,8 @@ namespace {
 
 using LettersFn = std::function<void(const OpCall&, Letters&)>;
 
-// The dimensions of argument "dim" (all when it has none) disappear, or stay with size 1; `op` joins what ranks have of them.
-// Without `op` they must not be sharded.
+// The dimensions of argument "dim" (all when it has none) disappear, or stay with size 1; `op` joins what
+// ranks have of them. Without `op` they must not be sharded.
 LettersFn reducing(std::optional<ReduceOp::Kind> op) {
   return [op](const OpCall& call, Letters& letters) {
     const auto ndim = call.inputs()[0].ndim();

@@ -1,5 +1,5 @@
-// Every operator that has a rule, over every combination of placements that the rule admits, against the same operator on plain
-// tensors: values, placements of the results, and gradients.
+// Every operator that has a rule, over every combination of placements that the rule admits, against the same
+// operator on plain tensors: values, placements of the results, and gradients.
 #include <ATen/ATen.h>
 #include <gtest/gtest.h>
 
@@ -143,7 +143,8 @@ std::string text_of(const Operator& op, const std::vector<Placements>& inputs) {
   return text + ")";
 }
 
-// Runs the operator with the inputs placed so and compares; `results`, when given, are the placements it must have.
+// Runs the operator with the inputs placed so and compares; `results`, when given, are the placements it must
+// have.
 void compare(const Operator& op, const Stack& sample, const std::vector<at::Tensor>& expected,
              const DeviceMesh& mesh, const std::vector<Placements>& inputs, const Placements* results,
              Tally& tally) {

@@ -114,8 +114,8 @@ std::int64_t blocks_before(const Sizes& sizes, std::size_t dim) {
   return blocks;
 }
 
-// The same cut under the sizes of the result. With `blocks` blocks before the cut, the result's dimension p must begin at or
-// before it (a divides blocks) and be cut evenly after it.
+// The same cut under the sizes of the result. With `blocks` blocks before the cut, the result's dimension p
+// must begin at or before it (a divides blocks) and be cut evenly after it.
 std::optional<Placement> same_cut(const Sizes& to, std::int64_t blocks, std::int64_t n) {
   for (std::size_t p = 0; p < to.size(); ++p) {
     const auto before = blocks_before(to, p);
@@ -154,8 +154,8 @@ void viewing(const OpCall& call, const MeshAxis& axis, std::vector<Alternative>&
   }
 }
 
-// A sharded tensor's strides are dense even where its pieces are parts of larger ones (a slice), so libtorch may ask for a
-// view that the piece cannot give; then it is copied.
+// A sharded tensor's strides are dense even where its pieces are parts of larger ones (a slice), so libtorch
+// may ask for a view that the piece cannot give; then it is copied.
 void local_view(LocalCall& local) {
   const auto input = local.arguments()[0].toTensor();
   auto result =

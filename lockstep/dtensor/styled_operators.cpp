@@ -1,5 +1,5 @@
-// Operators whose weight has a style, met above autograd: what they do around the operator is recorded as if the program had
-// written it.
+// Operators whose weight has a style, met above autograd: what they do around the operator is recorded as if
+// the program had written it.
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/addmm.h>
 #include <ATen/ops/embedding.h>

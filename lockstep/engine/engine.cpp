@@ -99,8 +99,8 @@ Engine::Engine(const lockstep_engine* table, std::string origin) : given_(table)
     refuse(origin_, base::cat("its table has ", table->struct_size, " bytes, at least ", kSmallestTable,
                               " are needed; set struct_size to sizeof(lockstep_engine)"));
   }
-  // The engine may be older, and its table shorter: entries that it does not have stay null. Or newer, and longer: what
-  // this lockstep does not know is left out.
+  // The engine may be older, and its table shorter: entries that it does not have stay null. Or newer, and
+  // longer: what this lockstep does not know is left out.
   std::memcpy(&table_, table, std::min(table->struct_size, sizeof table_));
   table_.struct_size = sizeof table_;
   check_entries(table_, origin_);
@@ -171,8 +171,8 @@ lockstep_status Communicator::run(const lockstep_op& op, char* error) noexcept {
   return status;
 }
 
-// Two sources: the operation's own message, which says what failed, and the communicator's first failure, which knows the
-// lost peer.
+// Two sources: the operation's own message, which says what failed, and the communicator's first failure,
+// which knows the lost peer.
 Failure Communicator::failure(lockstep_status status, std::string_view message) const {
   Failure failure{.kind = kind_of(status), .message = std::string(message), .family = ErrorFamily::kBackend};
   char comm_message[kErrorCapacity] = "", cause[kErrorCapacity] = "";

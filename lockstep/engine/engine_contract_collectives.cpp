@@ -189,7 +189,8 @@ float rounding_value(int rank, std::size_t i) {
   return 0.1f * static_cast<float>(rank + 1) + static_cast<float>(i % 17) / 3.f;
 }
 
-// Sums that need rounding have the same bits on every rank, in every run and, where promised, of a plain loop.
+// Sums that need rounding have the same bits on every rank, in every run and, where promised, of a plain
+// loop.
 TEST_P(EngineContract, RoundedSumsAreTheSameOnEveryRank) {
   LOCKSTEP_CONTRACT_NEEDS(LOCKSTEP_ALL_REDUCE);
   on_all_sizes([&](Rank& rank) {

@@ -104,7 +104,8 @@ TEST_P(EngineContract, DoneIsCalledOnceWhenAnOperationIsAborted) {
   }
 }
 
-// Each operation's done posts the next one, and looks at its own handle while this rank's thread may be waiting for it.
+// Each operation's done posts the next one, and looks at its own handle while this rank's thread may be
+// waiting for it.
 struct Relay {
   static constexpr std::size_t kLength = 40;
   explicit Relay(ContractRank& of) : rank(of) {

@@ -16,8 +16,8 @@ std::uint64_t now_ns() {
   return static_cast<std::uint64_t>(Deadline::now().monotonic_ns());
 }
 
-// An operation that needs the victim on every other rank; messages go from each rank to the next one, so that the
-// victim is both a sender and a receiver, and rank 0 and 2 need it as one of them.
+// An operation that needs the victim on every other rank; messages go from each rank to the next one, so that
+// the victim is both a sender and a receiver, and rank 0 and 2 need it as one of them.
 std::vector<lockstep_op> ops_of(PlainOp& plain, PlainOp& second, int rank) {
   const auto kind = plain.op.kind;
   plain.op.root = kVictim;
@@ -100,8 +100,8 @@ TEST_P(EngineContract, AStoppedRankEndsInATimeoutThatNamesIt) {
       if (rank.rank() == kVictim) ::raise(SIGSTOP);
       const auto status = repeat(rank, kind, count, count > 1000, Milliseconds(200));
       if (rank.rank() == kVictim) return;
-      // A message fails alone: rank 0 waits for rank 2, which waits for the stopped one; it may see it leave, or run out
-      // of time with it.
+      // A message fails alone: rank 0 waits for rank 2, which waits for the stopped one; it may see it leave,
+      // or run out of time with it.
       const bool behind = kind == LOCKSTEP_SEND && rank.rank() == 0;
       if (behind && status == LOCKSTEP_PEER_LOST) return;
       EXPECT_EQ(status, LOCKSTEP_TIMEOUT)

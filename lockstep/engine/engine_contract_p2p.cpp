@@ -167,8 +167,8 @@ TEST_P(EngineContract, ARankMaySendToItself) {
   });
 }
 
-// The receiver is told by its call, the sender by its own or, when that was over before anyone looked, by the next: the
-// communicator is broken, as it is when ranks call different collectives.
+// The receiver is told by its call, the sender by its own or, when that was over before anyone looked, by the
+// next: the communicator is broken, as it is when ranks call different collectives.
 TEST_P(EngineContract, AMessageOfAnotherSizeOrTypeFailsOnBothSidesAndOverrunsNothing) {
   NEEDS_P2P;
   struct Mismatch {
@@ -203,7 +203,8 @@ TEST_P(EngineContract, AMessageOfAnotherSizeOrTypeFailsOnBothSidesAndOverrunsNot
   }
 }
 
-// A message goes through while a collective that was posted before it, or that the other side has not entered, waits.
+// A message goes through while a collective that was posted before it, or that the other side has not
+// entered, waits.
 TEST_P(EngineContract, MessagesDoNotWaitForCollectives) {
   NEEDS_P2P;
   for (const std::size_t count : {5u, 400'000u}) {

@@ -92,8 +92,9 @@ const Engine* EngineRegistry::find(const std::string& name) const {
   return find_locked(name);
 }
 
-// Loading runs the plug-in's static initialisers and takes long, so it happens without the lock. Two threads may load at
-// once: dlopen returns the same library to both, and the first entry stays. engines_ is a deque, whose entries never move.
+// Loading runs the plug-in's static initialisers and takes long, so it happens without the lock. Two threads
+// may load at once: dlopen returns the same library to both, and the first entry stays. engines_ is a deque,
+// whose entries never move.
 const Engine* EngineRegistry::find_or_load(const std::string& name) {
   if (const Engine* known = find(name)) return known;
   const std::string path = find_plugin(lower_case(name));

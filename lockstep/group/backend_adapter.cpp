@@ -1,5 +1,6 @@
-// A registered C++ Backend behind the engine ABI: one thread per executor (collectives, sends, receives), started by the
-// first posted operation of that executor; blocking calls run on the caller when their executor is free.
+// A registered C++ Backend behind the engine ABI: one thread per executor (collectives, sends, receives),
+// started by the first posted operation of that executor; blocking calls run on the caller when their
+// executor is free.
 #include <array>
 #include <condition_variable>
 #include <cstdio>
@@ -44,8 +45,8 @@ struct Posted {
 };
 using PostedPtr = std::shared_ptr<Posted>;
 
-// Lock order: turn, then Adapter::mutex_. `mutex` guards the queue only, and nothing is called under it. A back end may
-// block inside turn for as long as it likes.
+// Lock order: turn, then Adapter::mutex_. `mutex` guards the queue only, and nothing is called under it. A
+// back end may block inside turn for as long as it likes.
 struct Executor {
   std::mutex turn;  // held while the back end runs an operation of this executor
   std::mutex mutex;
@@ -87,8 +88,8 @@ class Adapter {
     return LOCKSTEP_OK;
   }
 
-  // On the caller's thread while nothing was ever posted to this executor; afterwards behind what is queued, to keep the
-  // order.
+  // On the caller's thread while nothing was ever posted to this executor; afterwards behind what is queued,
+  // to keep the order.
   lockstep_status run(const lockstep_op& op, char* error, std::size_t capacity) {
     Executor& executor = executor_of(op);
     bool idle = false;
@@ -129,7 +130,8 @@ class Adapter {
 
   lockstep_status post_and_wait(const lockstep_op& op, char* error, std::size_t capacity);
 
-  // Runs one operation. A failure breaks the back end for good, as the ABI asks, but for a refusal: nothing was sent.
+  // Runs one operation. A failure breaks the back end for good, as the ABI asks, but for a refusal: nothing
+  // was sent.
   std::optional<Failure> perform(const lockstep_op& op) {
     if (auto failure = first_failure()) return failure;
     try {

@@ -293,7 +293,8 @@ TEST(Communicators, DoNotEndOnTheEnginesThreadThatDropsTheirLastOwner) {
   std::array<float, 4> memory{};
   auto tensor = at::from_blob(memory.data(), {4}, [group = default_group()](void*) {});
   all_reduce(tensor, {.async_op = true}).wait();
-  // Over for the caller, who drops everything; the engine's thread has yet to say so, and holds the last of it.
+  // Over for the caller, who drops everything; the engine's thread has yet to say so, and holds the last of
+  // it.
   tensor = at::Tensor();
   destroy_process_group();
   EXPECT_EQ(ended_on.load(), std::thread::id());

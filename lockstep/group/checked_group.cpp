@@ -31,8 +31,8 @@ std::string of_each(const std::vector<at::Tensor>& tensors, const Part& part) {
   return out.str();
 }
 
-// `number`: what the operation will be called; refused ones count, so that ranks one of which refused a call alone
-// are found out here already.
+// `number`: what the operation will be called; refused ones count, so that ranks one of which refused a call
+// alone are found out here already.
 Fingerprint fingerprint_of(const OperationRequest& request, std::uint64_t number) {
   const auto& tensors = request.described;
   Fingerprint print{.operation = request.name, .sequence = std::to_string(number)};

@@ -1,4 +1,5 @@
-// An engine that offers five collectives and calls nobody back: the others are composed of them, and futures resolve.
+// An engine that offers five collectives and calls nobody back: the others are composed of them, and futures
+// resolve.
 #include <ATen/core/ivalue.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/complex.h>

@@ -1,5 +1,5 @@
-// create_group: groups without the default world, several in one process, with ranks as threads. Ranks that are processes:
-// processes_test.cpp.
+// create_group: groups without the default world, several in one process, with ranks as threads. Ranks that
+// are processes: processes_test.cpp.
 #include <ATen/ops/full.h>
 #include <gtest/gtest.h>
 
@@ -157,7 +157,8 @@ TEST(CreateGroup, HasSubGroupsOfItsOwn) {
       EXPECT_EQ(get_group_rank(high, 3), 1);
     }
     if (here < 3) {
-      // A name that comes again means the same group for ranks that were in the first and for those that were not.
+      // A name that comes again means the same group for ranks that were in the first and for those that were
+      // not.
       const auto first = new_group({0, 1}, {.parent = low, .name = "again"});
       if (here < 2) destroy_process_group(first);
       EXPECT_EQ(sum_of_ranks(new_group({0, 1, 2}, {.parent = low, .name = "again"})), up_to(3));

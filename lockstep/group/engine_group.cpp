@@ -40,8 +40,8 @@ class EngineGroup final : public GroupBase {
     if (!core_->closed()) core_->comm().abort(reason);
   }
 
-  // The blocking path makes no Work: the call's line and the error are on the stack. Timing costs two clock reads, so
-  // it is off unless somebody has asked for it.
+  // The blocking path makes no Work: the call's line and the error are on the stack. Timing costs two clock
+  // reads, so it is off unless somebody has asked for it.
   std::uint64_t run(OperationRequest& request) override {
     char where[kWhereCapacity], message[comm::kErrorCapacity];
     std::int32_t source = -1;
@@ -76,8 +76,8 @@ class EngineGroup final : public GroupBase {
       op.deadline_ns = request.op.deadline_ns;
       if (start(*state, op) != LOCKSTEP_OK) break;
     }
-    // From here to launched() the state has one count of its own, so that a callback that runs meanwhile does not complete
-    // it half-posted.
+    // From here to launched() the state has one count of its own, so that a callback that runs meanwhile does
+    // not complete it half-posted.
     core_->keep(state);
     state->launched();
     if (core_->closed()) core_->settle_late(*state);
@@ -193,8 +193,8 @@ void write_where(const std::source_location& where, char* out) {
   *std::to_chars(out + length + 1, out + kWhereCapacity - 1, where.line()).ptr = '\0';
 }
 
-// An engine that builds on the parent compares the members itself; otherwise they are compared through the store first,
-// since ranks with different lists would wait for each other.
+// An engine that builds on the parent compares the members itself; otherwise they are compared through the
+// store first, since ranks with different lists would wait for each other.
 std::shared_ptr<comm::Communicator> EngineGroupState::join() const {
   const GroupIdentity& identity = options_.identity;
   const BackendOptions told{.store = options_.engine_store,

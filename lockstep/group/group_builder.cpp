@@ -28,8 +28,8 @@ constexpr const char* kFailedKey = "failed";
 // In a group's part of the store: its members, as the first to come saw them.
 constexpr const char* kMembersKey = "members";
 
-// While it lives no request to the store outlasts the joining: a server may accept connections and never answer, and the
-// handles' own timeout, the store's, is for what is asked later.
+// While it lives no request to the store outlasts the joining: a server may accept connections and never
+// answer, and the handles' own timeout, the store's, is for what is asked later.
 class JoinOnly {
  public:
   JoinOnly(const WorldSite& site, Deadline deadline) {
@@ -45,7 +45,8 @@ class JoinOnly {
 // For the message of a rank that gives up: the store may be the cause.
 constexpr Milliseconds kLastMessage{5'000};
 
-// Publishes why this rank cannot join, or finds out why another could not: the first to fail writes the message.
+// Publishes why this rank cannot join, or finds out why another could not: the first to fail writes the
+// message.
 [[noreturn]] void give_up(Store& store, const char* what, int rank) {
   Failure failure = base::current_failure();
   Bytes first;
@@ -107,7 +108,8 @@ struct Joining {
   std::function<void()> compare_members = nullptr;  // in the store; null for the default group
 };
 
-// Each engine of a group has its own folder in the store, by device type, so that the keys of two engines do not meet.
+// Each engine of a group has its own folder in the store, by device type, so that the keys of two engines do
+// not meet.
 Group join_part(const Joining& joining, const BackendPart& part) {
   GroupIdentity identity = joining.identity;
   identity.devices = part.devices;
@@ -143,8 +145,8 @@ std::shared_ptr<Checker> make_checker(const GroupIdentity& identity) {
   return std::make_shared<Checker>(store, identity.rank, identity.members.ranks());
 }
 
-// A group of ranks on one host may use shared memory although its world spans several: chosen from the hosts of its
-// members, which every rank knows.
+// A group of ranks on one host may use shared memory although its world spans several: chosen from the hosts
+// of its members, which every rank knows.
 BackendParts parts_for(const WorldSite& site, const GroupRequest& request) {
   if (!request.parts.empty()) return request.parts;
   if (site.hosts.empty()) return site.parts;
@@ -174,7 +176,8 @@ void compare_sizes(const WorldSite& site) {
                         name_of(base::EnvVar::kWorldSize), ", or the option) must be the same on all ranks"));
 }
 
-// One gather, by rank 0: if every rank asked for every other, a world would cost as many requests as it has pairs.
+// One gather, by rank 0: if every rank asked for every other, a world would cost as many requests as it has
+// pairs.
 void gather_hosts(WorldSite& site, Milliseconds timeout, Deadline deadline) {
   const std::string roster = "hosts";
   std::vector<std::string> keys;
@@ -227,8 +230,8 @@ Milliseconds within(Milliseconds own, Deadline deadline) {
   return own.count() <= 0 ? left : std::min(own, left);
 }
 
-// Separate handles for sets, gets and checks: a get that waits must not delay the set that ends it, nor the check for a
-// failure.
+// Separate handles for sets, gets and checks: a get that waits must not delay the set that ends it, nor the
+// check for a failure.
 WorldSite make_site(WorldSiteOptions options) {
   WorldSite site{.what = options.what,
                  .rank = options.rank,

@@ -429,8 +429,8 @@ TEST(NewGroup, ThatLastsSaysOnceWhoHasNotComeAndWhatItDoesInstead) {
   EXPECT_EQ(lines.with(line).size(), 1u);
 }
 
-// Two ranks may count different numbers of messages; what they call a collective is alike, and the engine's words have the
-// same number.
+// Two ranks may count different numbers of messages; what they call a collective is alike, and the engine's
+// words have the same number.
 TEST(Messages, CarryTheSameNumberPerOperationOnAllRanks) {
   run_threads(3, [](int rank) {
     auto data = at::ones({2});

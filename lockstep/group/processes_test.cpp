@@ -1,5 +1,5 @@
-// Groups whose ranks are real processes, started by spawn: the same API as with threads, and what survivors learn
-// when one of them dies.
+// Groups whose ranks are real processes, started by spawn: the same API as with threads, and what survivors
+// learn when one of them dies.
 #include <ATen/Parallel.h>
 #include <ATen/ops/arange.h>
 #include <ATen/ops/equal.h>
@@ -224,8 +224,8 @@ TEST(Processes, SurvivorsLearnWhoDiedAndHow) {
   EXPECT_EQ(exited, "peer_lost rank 1: exited with code 7\n");
 }
 
-// Rank 0 dies. Rank 1 learns so in the world and ends in some way; rank 2, in a group with rank 1 only, waits for that
-// one. What rank 2 was told.
+// Rank 0 dies. Rank 1 learns so in the world and ends in some way; rank 2, in a group with rank 1 only, waits
+// for that one. What rank 2 was told.
 std::string words_behind(const std::function<void()>& end) {
   Words words;
   EXPECT_THROW(spawn(3,

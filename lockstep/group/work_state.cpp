@@ -122,8 +122,8 @@ bool Work::State::poll() {
   return over;
 }
 
-// One thread at a time is inside the engine's wait, without the lock; others wait for it here. When its own deadline passes
-// first, the next one takes over.
+// One thread at a time is inside the engine's wait, without the lock; others wait for it here. When its own
+// deadline passes first, the next one takes over.
 bool Work::State::settle(Deadline deadline) {
   OwnerPtr owner;
   std::unique_lock lock(mutex_);
@@ -154,8 +154,8 @@ Work::State::OwnerPtr Work::State::advance(lockstep_status status) {
   return ++n_over_ == handles_.size() ? finish() : nullptr;
 }
 
-// Pre: mutex_ is held. Returns the owner, so that its last reference is dropped, and the hook called, after the lock was
-// released.
+// Pre: mutex_ is held. Returns the owner, so that its last reference is dropped, and the hook called, after
+// the lock was released.
 Work::State::OwnerPtr Work::State::finish() {
   if (!failure_) {
     try {

@@ -52,8 +52,8 @@ struct CreateGroupOptions {
 // different ranks, and in the default world as well. Blocks until all ranks have joined or the timeout
 // expires.
 // Ranks of the group are the ranks of its world: `src` and `dst` of collectives refer to them. Groups of some
-// of its members: new_group(ranks, {.parent = group}), new_subgroups(n, {.group}), split_group,
-// shrink_group (groups.h); they are named "<name>/1" and so on. Functions without a group argument, and DeviceMesh, use
+// of its members: new_group(ranks, {.parent = group}), new_subgroups(n, {.group}), split_group, shrink_group
+// (groups.h); they are named "<name>/1" and so on. Functions without a group argument, and DeviceMesh, use
 // the default world. destroy_process_group(group) leaves it and the groups created from it; the name may then
 // be used again, by all ranks.
 // Raises kUsage for a missing or wrong option and for a name that an existing created group of this process

@@ -38,8 +38,9 @@ std::vector<int> all_ranks(int size) {
   return ranks;
 }
 
-// Why a rank that leaves now does so: the loss that broke the root group, which every rank of the world is a member of.
-// Ranks that wait for this one in another group would otherwise learn only that it left. "" when there was none.
+// Why a rank that leaves now does so: the loss that broke the root group, which every rank of the world is a
+// member of. Ranks that wait for this one in another group would otherwise learn only that it left. "" when
+// there was none.
 std::string loss_behind(const Group& world) {
   const auto* base = dynamic_cast<const GroupBase*>(world.get());
   const auto comm =
@@ -51,9 +52,9 @@ std::string loss_behind(const Group& world) {
                    pid ? base::cat(" (pid ", *pid, ")") : "", ": ", cause);
 }
 
-// A world's part of its store. A world entered again over the same store must not meet keys of the one before, so
-// the store counts how often each rank has entered: alike on all ranks, and whatever other stores their processes have
-// seen before. A process that takes a lost rank's place goes on with its count.
+// A world's part of its store. A world entered again over the same store must not meet keys of the one
+// before, so the store counts how often each rank has entered: alike on all ranks, and whatever other stores
+// their processes have seen before. A process that takes a lost rank's place goes on with its count.
 std::string next_part(const std::string& name, Store* store, int rank) {
   const std::int64_t entered = store == nullptr ? 1 : store->add(base::cat(name, "/entered/", rank), 1);
   return entered == 1 ? name : base::cat(name, "/#", entered - 1);
@@ -102,10 +103,11 @@ std::shared_ptr<World> World::join(WorldPlan plan) {
   return made;
 }
 
-// Groups of the default world are "1", "2" or what new_group was told, those of another "its name/1". Unique in each world, and
-// among all worlds of a process but for one case: create_group and a new_group of the default world were told the same name.
-// Ranks that are in one of the two only cannot know of the other, so it cannot be refused. Names are for people and for
-// get_group_by_name, which refuses to choose; keys in a store are under the world's name and the group's folder.
+// Groups of the default world are "1", "2" or what new_group was told, those of another "its name/1". Unique
+// in each world, and among all worlds of a process but for one case: create_group and a new_group of the
+// default world were told the same name. Ranks that are in one of the two only cannot know of the other, so
+// it cannot be refused. Names are for people and for get_group_by_name, which refuses to choose; keys in a
+// store are under the world's name and the group's folder.
 std::string World::full_name(const std::string& key) const {
   if (is_default()) return key;
   return key == kRootKey ? name_ : base::cat(name_, "/", key);

@@ -1,4 +1,5 @@
-// Entering and leaving the world, ranks as threads, and what happens when one of them does not come or goes away.
+// Entering and leaving the world, ranks as threads, and what happens when one of them does not come or goes
+// away.
 #include "lockstep/group/world.h"
 
 #include <ATen/ops/arange.h>

@@ -74,9 +74,10 @@ void check_options(const CreateGroupOptions& options) {
   check_timeout(options);
 }
 
-// The ranks are those that the launcher started: what it says about the end of rank i is about rank i of the group. Each rank
-// decides by its own number, without a request to the store. In a group that permutes the launcher's ranks, one whose number stayed the
-// same may therefore report another rank's end as the cause of a loss; the rank and the pid of a LostPeer come from the engine.
+// The ranks are those that the launcher started: what it says about the end of rank i is about rank i of the
+// group. Each rank decides by its own number, without a request to the store. In a group that permutes the
+// launcher's ranks, one whose number stayed the same may therefore report another rank's end as the cause of
+// a loss; the rank and the pid of a LostPeer come from the engine.
 bool is_launched(const CreateGroupOptions& options) {
   return base::environment_int(base::EnvVar::kRank) == *options.rank &&
          base::environment_int(base::EnvVar::kWorldSize) == *options.size;
@@ -151,8 +152,8 @@ void Worlds::note_default(bool entered) const {
 }
 
 // `name` is in entering_. Ranks meet without the lock; `plan` may block, too.
-// entering_ reserves the name for as long as the ranks meet, which may take minutes: other threads are refused instead of
-// blocked.
+// entering_ reserves the name for as long as the ranks meet, which may take minutes: other threads are
+// refused instead of blocked.
 std::shared_ptr<World> Worlds::join(const std::string& name, const std::function<WorldPlan()>& plan) {
   std::shared_ptr<World> made;
   try {
@@ -252,8 +253,8 @@ std::shared_ptr<World> Worlds::of(const Group& group, const char* what) const {
                                            "\" is in none of the worlds of this process (or rank thread)"));
 }
 
-// Removed under the lock, left outside it (leave, abort): leaving waits for the engine, and its callbacks may ask for
-// groups.
+// Removed under the lock, left outside it (leave, abort): leaving waits for the engine, and its callbacks may
+// ask for groups.
 std::shared_ptr<World> Worlds::take(const Group& group, const char* what, Group& one) {
   if (!is_group_member(group)) return nullptr;
   const auto world = of(group, what);

@@ -185,8 +185,8 @@ lockstep_status run(lockstep_comm* comm, const lockstep_op* op, char* error, std
 
 }  // namespace
 
-// Two of the table's functions take no context that tells the engine, so each engine has a slot with functions that
-// know it.
+// Two of the table's functions take no context that tells the engine, so each engine has a slot with
+// functions that know it.
 struct HierarchicalEngine::Impl {
   static constexpr std::size_t kSlots = 8;
   static inline base::Mutex mutex;
@@ -198,7 +198,8 @@ struct HierarchicalEngine::Impl {
     slots[slot] = nullptr;
   }
 
-  // Not locked: the entry is written before its table is handed out, and cleared when nobody uses the table any more.
+  // Not locked: the entry is written before its table is handed out, and cleared when nobody uses the table
+  // any more.
   static Impl& at(std::size_t i) LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS { return *slots[i]; }
   template <std::size_t I>
   static lockstep_status capabilities(lockstep_capabilities* out) {

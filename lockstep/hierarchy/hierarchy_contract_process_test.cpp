@@ -1,5 +1,5 @@
-// The contract suite over the hierarchical engine with ranks as processes that say they are on two hosts: what is lost
-// with a process, and who is named.
+// The contract suite over the hierarchical engine with ranks as processes that say they are on two hosts:
+// what is lost with a process, and who is named.
 #include "lockstep/base/detail/text.h"
 #include "lockstep/engine/engine_contract.h"
 #include "lockstep/hierarchy/hierarchy.h"

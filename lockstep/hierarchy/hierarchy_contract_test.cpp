@@ -1,5 +1,5 @@
-// The contract suite over the hierarchical engine: rank threads of one process that say they are on two or three hosts,
-// evenly and not; the host engine plays both roles.
+// The contract suite over the hierarchical engine: rank threads of one process that say they are on two or
+// three hosts, evenly and not; the host engine plays both roles.
 #include "lockstep/base/detail/text.h"
 #include "lockstep/engine/engine_contract.h"
 #include "lockstep/hierarchy/hierarchy.h"

@@ -1,5 +1,5 @@
-// The engine through its C table, ranks as threads: every collective by every path, order, waiting, abort, mismatch,
-// leaving. process_test.cpp does the same between real processes.
+// The engine through its C table, ranks as threads: every collective by every path, order, waiting, abort,
+// mismatch, leaving. process_test.cpp does the same between real processes.
 #include <gtest/gtest.h>
 
 #include <atomic>

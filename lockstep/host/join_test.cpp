@@ -1,5 +1,5 @@
-// How ranks that are processes join (local/meeting_test.cpp has strangers and deaths): in pid namespaces of their own, with
-// little address space; and how they notice that one of them became another program.
+// How ranks that are processes join (local/meeting_test.cpp has strangers and deaths): in pid namespaces of
+// their own, with little address space; and how they notice that one of them became another program.
 #include <gtest/gtest.h>
 #include <sched.h>
 #include <sys/resource.h>

@@ -3,9 +3,10 @@
 #include <cstdint>
 #include <cstring>
 
-// foreach_target.h includes this file again for each instruction set, with another HWY_NAMESPACE; HWY_EXPORT at the end
-// collects the versions, and HWY_DYNAMIC_DISPATCH picks the best one for the processor on the first call. Everything
-// between HWY_BEFORE_NAMESPACE and HWY_AFTER_NAMESPACE is compiled several times, what needs one definition is guarded.
+// foreach_target.h includes this file again for each instruction set, with another HWY_NAMESPACE; HWY_EXPORT
+// at the end collects the versions, and HWY_DYNAMIC_DISPATCH picks the best one for the processor on the
+// first call. Everything between HWY_BEFORE_NAMESPACE and HWY_AFTER_NAMESPACE is compiled several times, what
+// needs one definition is guarded.
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "lockstep/host/kernels.cpp"
 // 256-bit and wider plus the baseline: four builds of one loop instead of eight.
@@ -49,7 +50,8 @@ struct Multiply {
     return hn::Mul(a, b);
   }
 };
-// Min and Max of the instruction sets do not agree on NaN, and most return the other operand. torch propagates it.
+// Min and Max of the instruction sets do not agree on NaN, and most return the other operand. torch
+// propagates it.
 template <class V>
 HWY_INLINE V keep_nan(V a, V b, V result) {
   return hn::IfThenElse(hn::IsNaN(a), a, hn::IfThenElse(hn::IsNaN(b), b, result));
@@ -158,8 +160,8 @@ struct BrainHalf {
   }
 };
 
-// A vector of every source at element i, reduced. Templated on the number of sources so that the common case keeps
-// its pointers in registers; 0 means as many as the job says.
+// A vector of every source at element i, reduced. Templated on the number of sources so that the common case
+// keeps its pointers in registers; 0 means as many as the job says.
 template <class Form, int kSources>
 struct Sources {
   const typename Form::Memory* at[kSources];
@@ -213,10 +215,10 @@ HWY_NOINLINE void tail(D d, Op op, const Job& job, std::size_t i, hn::Vec<D> fac
   }
 }
 
-// One pass over all inputs, so that each byte is read from memory once however many ranks there are; a loop over pairs of
-// buffers would read and write the sum again for every rank. Two vectors per turn: their additions do not depend on each
-// other, which hides the latency of the operation. The number of sources and the scaling are template arguments to keep
-// tests out of the loop.
+// One pass over all inputs, so that each byte is read from memory once however many ranks there are; a loop
+// over pairs of buffers would read and write the sum again for every rank. Two vectors per turn: their
+// additions do not depend on each other, which hides the latency of the operation. The number of sources and
+// the scaling are template arguments to keep tests out of the loop.
 template <class Form, int kSources, bool kScaled, class Op>
 void pass(Op op, const Job& job) {
   using Compute = typename Form::Compute;
@@ -356,8 +358,8 @@ void run_any(lockstep_dtype dtype, lockstep_reduce_op op, const Job& job) {
 void stream_any(std::uint8_t* to, const std::uint8_t* from, std::size_t n_bytes) {
   const hn::ScalableTag<std::uint8_t> d;
   const std::size_t width = hn::Lanes(d);
-  // Streaming stores need an aligned target; the bytes before the first whole vector, and after the last one, are copied as
-  // usual.
+  // Streaming stores need an aligned target; the bytes before the first whole vector, and after the last one,
+  // are copied as usual.
   const std::size_t before = (width - reinterpret_cast<std::uintptr_t>(to) % width) % width;
   if (n_bytes < before + 4 * width) {
     if (n_bytes != 0) std::memcpy(to, from, n_bytes);
@@ -408,7 +410,8 @@ bool can_reduce(lockstep_dtype dtype, lockstep_reduce_op op) {
 
 void reduce(lockstep_dtype dtype, lockstep_reduce_op op, std::span<const void* const> sources,
             std::span<void* const> targets, std::size_t count) {
-  // Applied once, to the finished sum; exact when the number of sources is a power of two (barring underflow).
+  // Applied once, to the finished sum; exact when the number of sources is a power of two (barring
+  // underflow).
   const double scale = op == LOCKSTEP_AVG ? 1.0 / static_cast<double>(sources.size()) : 1.0;
   const Job job{sources.data(), sources.size(), targets.data(), targets.size(), count, scale};
   HWY_DYNAMIC_DISPATCH(run_any)(dtype, op, job);

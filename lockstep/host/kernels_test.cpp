@@ -1,4 +1,5 @@
-// The arithmetic against a plain loop: every type and operation, lengths around the vector width, many sources.
+// The arithmetic against a plain loop: every type and operation, lengths around the vector width, many
+// sources.
 #include "lockstep/host/kernels.h"
 
 #include <gtest/gtest.h>

@@ -14,8 +14,9 @@ std::uint64_t align_up(std::uint64_t n) {
 }
 
 // Bytes of a slice so that one per rank fits the staging areas.
-// A rank lays out one slice per rank in stage-in, but stage-out holds only its own reduced one: hence the two bounds. At
-// least one cache line, so that a plan makes progress even with areas smaller than one line per rank.
+// A rank lays out one slice per rank in stage-in, but stage-out holds only its own reduced one: hence the two
+// bounds. At least one cache line, so that a plan makes progress even with areas smaller than one line per
+// rank.
 std::uint64_t slice_bytes(const PlanInput& in) {
   const std::uint64_t fits =
       std::min<std::uint64_t>(in.stage_in_bytes / static_cast<std::uint64_t>(in.size), in.stage_out_bytes);
@@ -26,7 +27,8 @@ std::uint64_t rounds_of(std::uint64_t n_bytes, std::uint64_t round_bytes) {
   return (n_bytes + round_bytes - 1) / round_bytes;
 }
 
-// A round of an all-reduce: [at, at + n_bytes) in `size` slices of `slice` bytes, the last ones short or empty.
+// A round of an all-reduce: [at, at + n_bytes) in `size` slices of `slice` bytes, the last ones short or
+// empty.
 struct Round {
   std::uint64_t at, n_bytes, slice;
   std::uint8_t parity;
@@ -36,8 +38,9 @@ struct Round {
   std::uint64_t length(int rank) const { return std::min(at + n_bytes, begin(rank) + slice) - begin(rank); }
 };
 
-// The last round is usually short. It is divided evenly again, instead of into full slices of which the last ranks get
-// nothing: otherwise a few ranks would reduce it while the others wait. Pre: index < number of rounds.
+// The last round is usually short. It is divided evenly again, instead of into full slices of which the last
+// ranks get nothing: otherwise a few ranks would reduce it while the others wait. Pre: index < number of
+// rounds.
 Round round_of(const PlanInput& in, std::uint64_t slice, std::uint64_t index) {
   const std::uint64_t full = slice * static_cast<std::uint64_t>(in.size);
   const std::uint64_t at = index * full;
@@ -47,10 +50,10 @@ Round round_of(const PlanInput& in, std::uint64_t slice, std::uint64_t index) {
   return {at, n_bytes, even, static_cast<std::uint8_t>(index & 1)};
 }
 
-// Phase p+1 of a rank says: my round p is laid out, and my slice of round p-1 is reduced. So whoever has seen phase
-// p+1 of all may read round p's inputs and round p-1's results, and may overwrite its own inputs of round p-1 (all
-// have reduced it) and its own results of round p-2 (all have copied them before publishing phase p+1): two copies.
-// A reduce is the same, but that only the root takes the results.
+// Phase p+1 of a rank says: my round p is laid out, and my slice of round p-1 is reduced. So whoever has seen
+// phase p+1 of all may read round p's inputs and round p-1's results, and may overwrite its own inputs of
+// round p-1 (all have reduced it) and its own results of round p-2 (all have copied them before publishing
+// phase p+1): two copies. A reduce is the same, but that only the root takes the results.
 std::vector<Step> all_reduce(const PlanInput& in) {
   std::vector<Step> plan;
   const bool takes = in.kind == LOCKSTEP_ALL_REDUCE || in.rank == in.root;
@@ -77,8 +80,8 @@ std::vector<Step> all_reduce(const PlanInput& in) {
                       .n_bytes = b.length(r)});
     }
   };
-  // Steady state: while a rank reduces round i it also copies out round i-1 and lays out round i+1, so ranks wait for each other
-  // once per round.
+  // Steady state: while a rank reduces round i it also copies out round i-1 and lays out round i+1, so ranks
+  // wait for each other once per round.
   copy_in(round_of(in, slice, 0));
   plan.push_back({.kind = StepKind::kSignal, .phase = 1});
   for (std::uint64_t i = 0; i < n_rounds; ++i) {
@@ -98,8 +101,8 @@ std::vector<Step> all_reduce(const PlanInput& in) {
     if (i + 1 < n_rounds) copy_in(round_of(in, slice, i + 1));
     plan.push_back({.kind = StepKind::kSignal, .phase = static_cast<std::uint32_t>(i + 2)});
   }
-  // No signal after the last copy_out: a rank lays out for the next operation only when all ranks have entered it, that is,
-  // have finished this plan.
+  // No signal after the last copy_out: a rank lays out for the next operation only when all ranks have
+  // entered it, that is, have finished this plan.
   plan.push_back({.kind = StepKind::kWait, .phase = static_cast<std::uint32_t>(n_rounds + 1)});
   copy_out(round_of(in, slice, n_rounds - 1));
   return plan;
@@ -136,25 +139,25 @@ std::vector<Step> reduce_scatter(const PlanInput& in) {
   return plan;
 }
 
-// Moving bytes. In round i a rank lays out the i-th slice for every receiver, one after the other, or one slice for all when they
-// get the same. Phase i+1 says: my slices of round i are laid out, and I have taken everything of earlier rounds that was for me.
-// So round i may take the place of round i-2 once those it was for have reached
-// phase i. A rank that has laid out and taken everything says so once and for all.
+// Moving bytes. In round i a rank lays out the i-th slice for every receiver, one after the other, or one
+// slice for all when they get the same. Phase i+1 says: my slices of round i are laid out, and I have taken
+// everything of earlier rounds that was for me. So round i may take the place of round i-2 once those it was
+// for have reached phase i. A rank that has laid out and taken everything says so once and for all.
 std::vector<Step> exchange(const PlanInput& in) {
   const Traffic traffic = traffic_of(in);
   const auto size = static_cast<std::uint64_t>(in.size), me = static_cast<std::uint64_t>(in.rank);
-  // Receivers of different bytes each have a fixed part of the area; receivers of the same bytes read one slice, which may
-  // then be as large as the area.
+  // Receivers of different bytes each have a fixed part of the area; receivers of the same bytes read one
+  // slice, which may then be as large as the area.
   const std::uint64_t share = traffic.shared ? in.stage_in_bytes : in.stage_in_bytes / size;
   const std::uint64_t slice =
       std::max<std::uint64_t>(std::min<std::uint64_t>(share, kMaxSlice) / kAlign * kAlign, kAlign);
-  // Bytes of `part` that belong to a round. Sender and receiver compute it from the same length, so a round in which one of
-  // them has nothing for the other is skipped by both.
+  // Bytes of `part` that belong to a round. Sender and receiver compute it from the same length, so a round
+  // in which one of them has nothing for the other is skipped by both.
   const auto left = [&](const Traffic::Part& part, std::uint64_t round) {
     return part.n_bytes > round * slice ? std::min(slice, part.n_bytes - round * slice) : 0;
   };
-  // This rank's own number: ranks that send and receive less have fewer rounds, and kLastPhase satisfies whoever waits for a
-  // later one.
+  // This rank's own number: ranks that send and receive less have fewer rounds, and kLastPhase satisfies
+  // whoever waits for a later one.
   std::uint64_t n_rounds = 0;
   for (std::uint64_t r = 0; r < size; ++r) {
     if (r == me) continue;
@@ -163,8 +166,8 @@ std::vector<Step> exchange(const PlanInput& in) {
   }
   std::vector<Step> plan;
   const auto peer = [](std::uint64_t r) { return static_cast<std::int32_t>(r); };
-  // First wait until the receivers of the old content have taken it; ranks that got nothing in that round are not waited
-  // for.
+  // First wait until the receivers of the old content have taken it; ranks that got nothing in that round are
+  // not waited for.
   const auto lay_out = [&](std::uint64_t round) {
     for (std::uint64_t r = 0; r < size; ++r) {
       if (round < 2 || r == me || left(traffic.sends[r], round - 2) == 0) continue;
@@ -250,7 +253,8 @@ Traffic traffic_of(const PlanInput& in) {
       pack(traffic.receives, lengths);
       break;
     }
-    // Shared although there is one receiver: its slice may then take the whole area instead of one rank's part of it.
+    // Shared although there is one receiver: its slice may then take the whole area instead of one rank's
+    // part of it.
     case LOCKSTEP_GATHER:
       traffic.shared = true;
       traffic.sends[root] = {0, in.n_bytes};

@@ -1,6 +1,6 @@
-// Plans alone, without the engine: every rank's plan is executed over plain arrays, one step at a time, in random
-// interleavings. A step that reads what another rank has not laid out yet, or overwrites what another still needs,
-// shows as a wrong result.
+// Plans alone, without the engine: every rank's plan is executed over plain arrays, one step at a time, in
+// random interleavings. A step that reads what another rank has not laid out yet, or overwrites what another
+// still needs, shows as a wrong result.
 #include "lockstep/host/plan.h"
 
 #include <gtest/gtest.h>

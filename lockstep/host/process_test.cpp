@@ -84,7 +84,8 @@ TEST(HostProcesses, EveryCollectiveByEveryPath) {
   }
 }
 
-// A rank whose buffer is in the arena meets one whose buffer is not: all take the staged way, with the same result.
+// A rank whose buffer is in the arena meets one whose buffer is not: all take the staged way, with the same
+// result.
 TEST(HostProcesses, MixedPlacesOfMemoryAgreeOnOnePath) {
   FolderKv folder;
   const KvSpace kv(folder);
@@ -150,7 +151,8 @@ TEST(HostProcesses, WithoutAPublishedExitCauseTheLossIsReportedImmediately) {
   EXPECT_EQ(ranks.status(0), 0);  // before rank 1 is reaped: the kernel cannot tell either
 }
 
-// Jobs of three ranks in an all_reduce loop; in each, one rank in turn is killed at a moment chosen at random.
+// Jobs of three ranks in an all_reduce loop; in each, one rank in turn is killed at a moment chosen at
+// random.
 TEST(HostProcesses, AKilledRankIsNamedByEverySurvivorAndLeavesNothingBehind) {
   std::mt19937 random(5);
   const Shared<Board> board;

@@ -1,6 +1,7 @@
-// A process that is stopped in the middle of an operation and goes on after the others have given it up: whatever a
-// call has returned an error for is the caller's own memory again, and what the stopped rank read meanwhile is no result.
-// Linked with the perturbed library, which stops a rank at a chosen touch of another's memory (internal/perturb.h).
+// A process that is stopped in the middle of an operation and goes on after the others have given it up:
+// whatever a call has returned an error for is the caller's own memory again, and what the stopped rank read
+// meanwhile is no result. Linked with the perturbed library, which stops a rank at a chosen touch of
+// another's memory (internal/perturb.h).
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -33,7 +34,8 @@ struct Words {
   std::atomic<std::int64_t> pid;  // of rank 1, which is stopped
 };
 
-// What the words said before the two ranks met for a scene: once they have, rank 1 may be stopped before rank 0 looks.
+// What the words said before the two ranks met for a scene: once they have, rank 1 may be stopped before rank
+// 0 looks.
 struct Before {
   explicit Before(const Words& words) : stopped(words.stopped), finished(words.finished) {}
   std::uint64_t stopped, finished;
@@ -186,7 +188,8 @@ void give_up(const Scene& scene, EngineRank& rank, Buffer& send, Buffer& recv, i
                    base::cat(what, ", which ended with status ", status));
 }
 
-// The same, but that the other process is stopped from outside, at any instruction, `delay_us` into the operation.
+// The same, but that the other process is stopped from outside, at any instruction, `delay_us` into the
+// operation.
 void stop_and_give_up(const Scene& scene, EngineRank& rank, Buffer& send, Buffer& recv, int delay_us,
                       Words& words, const Before& before, const std::string& what) {
   auto* const handle = rank.post(op_of(scene, 0, send, recv));
@@ -241,7 +244,8 @@ void play_at_any_moment(int r, Rank& world, testing::Kv& kv, bool shared, Words&
   }
 }
 
-// Rank 0 takes pages in the second block of a buffer from rank 1, which is stopped, and then gathers into the whole buffer.
+// Rank 0 takes pages in the second block of a buffer from rank 1, which is stopped, and then gathers into the
+// whole buffer.
 void gather_where_pages_were_taken(int r, Rank& world, testing::Kv& kv, bool shared, Words& words) {
   Buffer send(world, shared), recv(world, shared);
   for (std::size_t i = 0; i < kCount; ++i) send.data()[i] = value(r, i);

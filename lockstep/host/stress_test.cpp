@@ -1,5 +1,5 @@
-// Schedules: 2,000 operations by every way the engine has, 10,000 in the long tests, with random yields and sleeps at every point
-// where ranks meet (internal/perturb.h), fixed seeds, and every result checked.
+// Schedules: 2,000 operations by every way the engine has, 10,000 in the long tests, with random yields and
+// sleeps at every point where ranks meet (internal/perturb.h), fixed seeds, and every result checked.
 #include <gtest/gtest.h>
 
 #include <random>
@@ -18,7 +18,8 @@ namespace {
 
 using testing::Rank;
 
-// Ranks, and how many operations they do in the long tests. More ranks than cores is where schedules get interesting, and slow.
+// Ranks, and how many operations they do in the long tests. More ranks than cores is where schedules get
+// interesting, and slow.
 constexpr std::pair<int, int> kWorlds[] = {{2, 4500}, {3, 3000}, {4, 2000}, {7, 700}};
 
 void on_worlds(bool pretend, const std::function<void(Rank&, std::mt19937&, int)>& body) {

@@ -22,7 +22,8 @@ DeathWatch::DeathWatch(std::vector<Watched> processes, OnLost on_lost)
   thread_ = base::Thread("ls-peer-watch", [this] { watch(); });
 }
 
-// Only wakes the thread; thread_, declared last and so destroyed first, joins it while everything it uses still exists.
+// Only wakes the thread; thread_, declared last and so destroyed first, joins it while everything it uses
+// still exists.
 DeathWatch::~DeathWatch() {
   const std::uint64_t one = 1;
   if (stop_) [[maybe_unused]]
@@ -35,7 +36,8 @@ DeathWatch::~DeathWatch() {
 //   runs --lifeline hung up--> in doubt --pidfd readable--> ended
 //                                       --grace over------> exec
 //
-// A lifeline hangs up a moment before the pidfd of the same process becomes readable; only if that does not follow was it exec.
+// A lifeline hangs up a moment before the pidfd of the same process becomes readable; only if that does not
+// follow was it exec.
 void DeathWatch::watch() {
   constexpr Milliseconds kExecGrace{200};
   // Slot 0 is stop_; then two per process, its pidfd and its lifeline. poll skips what is -1.

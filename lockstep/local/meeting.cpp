@@ -25,19 +25,21 @@ using namespace internal;
 
 namespace {
 
-// In the store: rank 0's address; the rank that found itself on another host than rank 0; and why rank 0 gave up, for
-// those that come when it no longer listens.
+// In the store: rank 0's address; the rank that found itself on another host than rank 0; and why rank 0 gave
+// up, for those that come when it no longer listens.
 constexpr const char* kAddressKey = "host/0";
 constexpr const char* kElsewhereKey = "host/elsewhere";
 constexpr const char* kGaveUpKey = "host/gave_up";
-// How long a caller may be silent before it has proven itself, and after how long it may be dropped for another one.
+// How long a caller may be silent before it has proven itself, and after how long it may be dropped for
+// another one.
 constexpr Milliseconds kProofPatience{2000};
 constexpr Milliseconds kGrace{100};
-// Callers accepted at one go: those of other users are dropped at once, and however many there are, rank 0 looks at the
-// others and at its deadline in between.
+// Callers accepted at one go: those of other users are dropped at once, and however many there are, rank 0
+// looks at the others and at its deadline in between.
 constexpr int kAcceptsPerTurn = 64;
 
-// Callers that have not proven themselves; more wait in the kernel's queue. They must not use up the descriptors.
+// Callers that have not proven themselves; more wait in the kernel's queue. They must not use up the
+// descriptors.
 std::size_t most_pending() {
   constexpr std::size_t kMost = std::size_t{2} * kMaxLocalRanks;
   rlimit limit{};
@@ -98,7 +100,8 @@ Attendance& attendance_in(const net::Segment& segment, const MeetingOptions& opt
   return *reinterpret_cast<Attendance*>(segment.data() + at);
 }
 
-// Maps the segment; from here on its contents are input, which the owner of the layout checks (HostPeers::adopt).
+// Maps the segment; from here on its contents are input, which the owner of the layout checks
+// (HostPeers::adopt).
 LocalPeer peer_of(const Introduction& own, Acquaintance them) {
   LocalPeer peer{.same_process = them.who.same_process(own), .pid = them.who.pid};
   if (peer.same_process) {
@@ -119,7 +122,8 @@ struct Caller {
   Acquaintance acquaintance;
 };
 
-// Rank 0's side: accepts the other ranks and sends them the roster. One thread, no locks. A connection's states:
+// Rank 0's side: accepts the other ranks and sends them the roster. One thread, no locks. A connection's
+// states:
 //
 //   accepted --same user--> pending --proof, introduction--> caller --all have come--> roster sent
 //               |              |
@@ -127,8 +131,8 @@ struct Caller {
 //               '--another user--> dropped
 //
 // A pending connection uses a descriptor and may belong to a foreign process, so their number is bounded; a
-// caller has proven that it knows the key, and is never dropped. An error that ends the meeting here is sent to
-// all callers, and published in the store for ranks that arrive later.
+// caller has proven that it knows the key, and is never dropped. An error that ends the meeting here is sent
+// to all callers, and published in the store for ranks that arrive later.
 class Host {
  public:
   Host(KeyValue& store, const MeetingOptions& options)
@@ -199,7 +203,8 @@ class Host {
     return ranks;
   }
 
-  // The listener is left out while nobody may be accepted: poll would return at once, and the loop would spin.
+  // The listener is left out while nobody may be accepted: poll would return at once, and the loop would
+  // spin.
   void wait_for_callers(Deadline until) {
     std::vector<pollfd> fds;
     if (is_full()) until = std::min(until, pending_.front().grace);
@@ -237,7 +242,8 @@ class Host {
     }
   }
 
-  // kDone when it is not pending any more: dropped, or a caller now. Raises when it is a rank of this job that cannot join.
+  // kDone when it is not pending any more: dropped, or a caller now. Raises when it is a rank of this job
+  // that cannot join.
   Attended attend(Pending& one) {
     net::HandshakeResponder::Step step;
     std::vector<base::Fd> fds;
@@ -273,8 +279,8 @@ class Host {
       base::raise(failure);
     }
     const bool here = who->same_process(own_);
-    // It knows the key, so it belongs to the job; but a rank that is impossible or already there is dropped, not an error:
-    // a retry of a rank whose first connection was lost must not end the meeting.
+    // It knows the key, so it belongs to the job; but a rank that is impossible or already there is dropped,
+    // not an error: a retry of a rank whose first connection was lost must not end the meeting.
     if (who->rank < 1 || who->rank >= own_.size || callers_[static_cast<std::size_t>(who->rank)]) return;
     // What came counts, not what it says: the roster must describe the descriptors that will be sent with it.
     const bool with_process = fds.size() == 3;
@@ -369,7 +375,8 @@ class Guest {
         if (is_own_timeout(error)) raise_missing({0});
         if (error.kind() != ErrorKind::kPeerLost) throw;
         check_gave_up();  // before it accepted this connection
-        // Or rank 0 dropped this one: it was silent for too long, as when it is stopped, or others needed the place.
+        // Or rank 0 dropped this one: it was silent for too long, as when it is stopped, or others needed the
+        // place.
         if (!call_again(address)) throw;
       }
       std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(pause, options_.deadline.remaining()));

@@ -1,5 +1,5 @@
-// Ranks that meet, as threads and as processes, and what may go wrong: strangers with another key, of another user, that
-// say nothing; ranks of another version, that leave, die, are stopped or never come.
+// Ranks that meet, as threads and as processes, and what may go wrong: strangers with another key, of another
+// user, that say nothing; ranks of another version, that leave, die, are stopped or never come.
 #include "lockstep/local/meeting.h"
 
 #include <gtest/gtest.h>

@@ -22,8 +22,8 @@ PageHeap::PageHeap(Mapping segment, std::uint64_t begin) : segment_(std::move(se
 
 std::optional<std::uint64_t> PageHeap::allocate(std::uint64_t n_bytes) {
   const std::uint64_t need = whole_pages(n_bytes);
-  // The range is taken before its pages are committed: the system call may take long, and runs without the lock, on a range
-  // that belongs to this thread alone.
+  // The range is taken before its pages are committed: the system call may take long, and runs without the
+  // lock, on a range that belongs to this thread alone.
   const auto at = need == 0 ? std::nullopt : take(need);
   if (!at) return std::nullopt;
   try {

@@ -40,8 +40,8 @@ OwnDescriptors& own() {
 }  // namespace
 
 PeerProcess PeerProcess::behind(const net::UnixSocket& socket) {
-  // The credentials are those at the time of the connection. If that process has ended since and its number is in use again,
-  // the pidfd is another process's: links therefore also end with their sockets.
+  // The credentials are those at the time of the connection. If that process has ended since and its number
+  // is in use again, the pidfd is another process's: links therefore also end with their sockets.
   const pid_t pid = socket.peer().pid;
   return pid <= 0 || pid == ::getpid() ? PeerProcess() : PeerProcess(base::open_pidfd(pid), base::Fd());
 }
@@ -63,8 +63,8 @@ std::optional<std::string> PeerProcess::exit_cause() const {
   return lockstep::base::exit_cause(pidfd_.get());
 }
 
-// The kernel's view through the descriptor. A number that the peer itself reported would be one of its own pid namespace,
-// and a lie would direct copies between processes to a third one.
+// The kernel's view through the descriptor. A number that the peer itself reported would be one of its own
+// pid namespace, and a lie would direct copies between processes to a third one.
 std::int64_t PeerProcess::pid() const {
   if (!pidfd_) return -1;
   std::ifstream in(base::cat("/proc/self/fdinfo/", pidfd_.get()));
@@ -85,8 +85,8 @@ std::string OwnProcess::token() {
   return base::cat(random, ".", ns.st_ino, ".", ::getpid());
 }
 
-// After a fork the token differs, and new descriptors replace the inherited ones. Closing the inherited write end is the
-// point: it is what would keep the parent's lifeline open.
+// After a fork the token differs, and new descriptors replace the inherited ones. Closing the inherited write
+// end is the point: it is what would keep the parent's lifeline open.
 OwnProcess OwnProcess::descriptors() {
   OwnDescriptors& mine = own();
   const base::MutexLock lock(mine.mutex);

@@ -32,7 +32,8 @@ Mapping SegmentTable::create(const std::string& name, std::size_t n_bytes) {
   auto mapping = std::make_shared<net::Segment>(net::Segment::create(name, n_bytes));
   const SegmentId id = id_of(*mapping);
   const base::MutexLock lock(mutex_);
-  // An inode number is reused once its segment is gone, so a stale entry must not survive the creation of another one.
+  // An inode number is reused once its segment is gone, so a stale entry must not survive the creation of
+  // another one.
   std::erase_if(made_, [](const auto& entry) { return entry.second.segment.expired(); });
   made_.insert_or_assign(id, Entry{.segment = mapping, .made_here = {}});
   return mapping;

@@ -23,8 +23,8 @@ Deadline patience() {
 
 constexpr std::uint32_t kRounds = 1000;
 
-// Each side waits until the other has said a number, asleep as soon as it has not; a missed wake-up would last until the
-// deadline.
+// Each side waits until the other has said a number, asleep as soon as it has not; a missed wake-up would
+// last until the deadline.
 struct Match {
   Doorbell doors[2];
   std::atomic<std::uint32_t> said[2];

@@ -123,7 +123,8 @@ at::Tensor tensor_of(const std::vector<std::vector<int>>& rows) {
                    {static_cast<std::int64_t>(rows.size()), static_cast<std::int64_t>(rows.front().size())});
 }
 
-// A mesh holds ranks of the default world; those of another mean other processes. Non-members' handles are of none.
+// A mesh holds ranks of the default world; those of another mean other processes. Non-members' handles are of
+// none.
 void check_world(const Group& group) {
   const auto chosen = internal::still_there(group, "DeviceMesh: from_group");
   if (!chosen->world() || chosen->world()->is_default) return;

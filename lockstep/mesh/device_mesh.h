@@ -63,8 +63,8 @@ class DeviceMesh {
   DeviceMesh(std::string device_type, const std::vector<std::vector<int>>& mesh,
              DeviceMeshOptions options = {});
 
-  // Groups that exist. They are of the default world, whose ranks a mesh holds: kUsage for a group of create_group, or a part
-  // of one, and for one that was destroyed.
+  // Groups that exist. They are of the default world, whose ranks a mesh holds: kUsage for a group of
+  // create_group, or a part of one, and for one that was destroyed.
   // A one-dimensional mesh over a group's members. A given `mesh` must hold exactly those, in that order.
   static DeviceMesh from_group(const Group& group, std::string device_type,
                                const std::optional<at::Tensor>& mesh = {},

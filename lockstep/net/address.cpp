@@ -52,8 +52,8 @@ std::optional<Address> Address::parse(std::string_view ip, std::uint16_t port) {
   return from(found->ai_addr, found->ai_addrlen);
 }
 
-// Order and number of entries are the resolver's; duplicates (one per socket type or per line of /etc/hosts) are dropped,
-// so that no address is tried twice.
+// Order and number of entries are the resolver's; duplicates (one per socket type or per line of /etc/hosts)
+// are dropped, so that no address is tried twice.
 std::vector<Address> Address::resolve(const std::string& host, std::uint16_t port) {
   int code = 0;
   const InfoList found = look_up(std::string(without_brackets(host)), port, 0, code);
@@ -86,7 +86,8 @@ Address Address::any(int family, std::uint16_t port) {
   return from(reinterpret_cast<const sockaddr*>(&address), sizeof address);
 }
 
-// The abstract namespace of Linux: a leading zero byte, no file, gone with its socket. The length is part of the name.
+// The abstract namespace of Linux: a leading zero byte, no file, gone with its socket. The length is part of
+// the name.
 Address Address::local_name(std::string_view name) {
   sockaddr_un address{};
   address.sun_family = AF_UNIX;
@@ -148,8 +149,8 @@ bool Address::is_loopback() const {
   return IN6_IS_ADDR_LOOPBACK(&ip) || (IN6_IS_ADDR_V4MAPPED(&ip) && ip.s6_addr[12] == 127);
 }
 
-// IPv4 as an IPv4-mapped IPv6 address, so that both ends of a connection write it alike whichever family their socket has.
-// Bytes stay in network order.
+// IPv4 as an IPv4-mapped IPv6 address, so that both ends of a connection write it alike whichever family
+// their socket has. Bytes stay in network order.
 Address::Canonical Address::canonical() const {
   Canonical result{};
   if (family() == AF_INET) {
@@ -197,7 +198,8 @@ std::string host_and_port(std::string_view host, std::uint16_t port) {
   return base::cat(host, ':', port);
 }
 
-// Connecting a datagram socket sends nothing: the kernel looks up the route and binds the source address that it would use.
+// Connecting a datagram socket sends nothing: the kernel looks up the route and binds the source address that
+// it would use.
 std::string own_address_toward(const std::string& host) {
   for (const auto& target : Address::resolve(host, 9)) {
     const base::Fd fd(::socket(target.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));

@@ -1,6 +1,6 @@
-// A client's socket, in plaintext until both ends have keys, sealed afterwards (sealed.h); without a job secret it
-// stays in plaintext. Thread safety, blocking and errors as Socket. A read that finds bytes the peer did not seal
-// raises kSystem, and so does every later read.
+// A client's socket, in plaintext until both ends have keys, sealed afterwards (sealed.h); without a job
+// secret it stays in plaintext. Thread safety, blocking and errors as Socket. A read that finds bytes the
+// peer did not seal raises kSystem, and so does every later read.
 #pragma once
 
 #include <cstdint>

@@ -1,5 +1,5 @@
-// Rate limit for log lines about unauthenticated connections: the first twenty, then one every ten seconds. Anyone can
-// connect any number of times, and must not fill a disk that way.
+// Rate limit for log lines about unauthenticated connections: the first twenty, then one every ten seconds.
+// Anyone can connect any number of times, and must not fill a disk that way.
 // Thread safety: none; one per loop.
 #pragma once
 

@@ -49,7 +49,8 @@ std::span<const std::uint8_t> raw(std::string_view text) {
   return {reinterpret_cast<const std::uint8_t*>(text.data()), text.size()};
 }
 
-// Every part has a fixed length or its length before it: two different conversations never give the same bytes.
+// Every part has a fixed length or its length before it: two different conversations never give the same
+// bytes.
 Proof prove(const JobSecret& secret, std::string_view label, const Binding& binding, const Hello& hello,
             const Nonce& server_nonce, std::span<const std::uint8_t> greeting) {
   base::ByteWriter text;
@@ -66,8 +67,8 @@ bool same(std::span<const std::uint8_t, kProofBytes> a, const Proof& b) {
   return CRYPTO_memcmp(a.data(), b.data(), b.size()) == 0;
 }
 
-// HKDF (RFC 5869) with SHA-256. The nonces are the salt; the client's proof, which covers the whole conversation, is
-// the context, so that two ends that do not agree on every word of it have no key in common.
+// HKDF (RFC 5869) with SHA-256. The nonces are the salt; the client's proof, which covers the whole
+// conversation, is the context, so that two ends that do not agree on every word of it have no key in common.
 SessionKeys derive(const JobSecret& secret, const Hello& hello, const Nonce& server_nonce,
                    const Proof& proof) {
   base::ByteWriter salt;
@@ -117,9 +118,9 @@ HandshakeClient::HandshakeClient(const JobSecret& secret, Binding binding)
 //                                      <---  challenge: nonce, proof of the server
 //   proof of the client, greeting      --->
 //
-// The server proves itself first: a client does not answer an impostor, who could otherwise relay the proof. Both nonces
-// are in both proofs, so no old message fits a new conversation; purpose, server name and address are too, so none fits
-// another connection.
+// The server proves itself first: a client does not answer an impostor, who could otherwise relay the proof.
+// Both nonces are in both proofs, so no old message fits a new conversation; purpose, server name and address
+// are too, so none fits another connection.
 std::optional<Proof> HandshakeClient::answer(const Challenge& challenge,
                                              std::span<const std::uint8_t> greeting) {
   std::copy_n(challenge.begin(), kNonceBytes, server_nonce_.begin());
@@ -142,8 +143,8 @@ std::optional<Challenge> HandshakeServer::challenge(const Hello& hello) {
     return std::nullopt;
   }
   const auto dialled = std::span(hello).subspan<kAddressAt>();
-  // Only there can the server be sure which address the client must have dialled; elsewhere addresses are translated on the
-  // way.
+  // Only there can the server be sure which address the client must have dialled; elsewhere addresses are
+  // translated on the way.
   if (is_loopback(binding_.address) && !std::ranges::equal(dialled, binding_.address)) {
     why_ = "it meant another address; something between the two passes its bytes on";
     return std::nullopt;

@@ -1,26 +1,26 @@
-// Mutual proof that both sides know the job secret, and derivation of the session keys. HMAC-SHA256 over fresh random
-// nonces of both sides and over everything both sides must agree on:
+// Mutual proof that both sides know the job secret, and derivation of the session keys. HMAC-SHA256 over
+// fresh random nonces of both sides and over everything both sides must agree on:
 //
 //   client -> server   hello      magic[8], client_nonce[32], dialled[18]
 //   server -> client   challenge  server_nonce[32], HMAC(secret, "lockstep 2 server" transcript)
 //   client -> server   proof      HMAC(secret, "lockstep 2 client" transcript greeting)
 //   transcript := purpose, who the server is, hello, server_nonce
 //
-// - Each side uses its own label, so a proof cannot be reflected; the nonces of both sides are included, so an old
-//   session cannot be replayed.
-// - The purpose and the server's identity (a transport's token, a local socket's name) are included, so a session with
-//   one server cannot be relayed to another that has the same secret.
-// - The address that the client dialled is included. A server reached over loopback requires it to be its own: whatever
-//   forwards loopback connections is a man in the middle. Beyond loopback, addresses are translated (NAT, container and
-//   service addresses), so there it is authenticated but not compared.
+// - Each side uses its own label, so a proof cannot be reflected; the nonces of both sides are included, so
+//   an old session cannot be replayed.
+// - The purpose and the server's identity (a transport's token, a local socket's name) are included, so a
+//   session with one server cannot be relayed to another that has the same secret.
+// - The address that the client dialled is included. A server reached over loopback requires it to be its
+//   own: whatever forwards loopback connections is a man in the middle. Beyond loopback, addresses are
+//   translated (NAT, container and service addresses), so there it is authenticated but not compared.
 // - The greeting (a transport's introduction) is covered by the client's proof.
 //
-// A relay of the handshake learns no key: what follows on TCP is sealed (sealed.h) with keys derived from the secret
-// and this transcript. Proofs are compared in constant time. There is no forward secrecy: an attacker who obtains the
-// secret can decrypt recorded traffic.
+// A relay of the handshake learns no key: what follows on TCP is sealed (sealed.h) with keys derived from the
+// secret and this transcript. Proofs are compared in constant time. There is no forward secrecy: an attacker
+// who obtains the secret can decrypt recorded traffic.
 //
-// The classes do no I/O (the store's server runs them from its loop, the fuzzer from a file); the two functions run a
-// whole handshake over a socket. Thread safety: none; one object per connection.
+// The classes do no I/O (the store's server runs them from its loop, the fuzzer from a file); the two
+// functions run a whole handshake over a socket. Thread safety: none; one object per connection.
 #pragma once
 
 #include <array>
@@ -58,8 +58,8 @@ enum class Purpose : std::uint8_t {
 // What both sides must agree on.
 struct Binding {
   Purpose purpose = Purpose::kStoreTcp;
-  // The server's identity, as far as the client knows it in advance: a transport's token, a local socket's name. Empty
-  // for a store on TCP, where the client knows only the address.
+  // The server's identity, as far as the client knows it in advance: a transport's token, a local socket's
+  // name. Empty for a store on TCP, where the client knows only the address.
   std::string server{};
   // Client: the address it dialled. Server: the local address of the connection. Zeros on local sockets.
   Address::Canonical address{};
@@ -83,8 +83,8 @@ class HandshakeClient {
  public:
   HandshakeClient(const JobSecret& secret, Binding binding);
   const Hello& hello() const { return hello_; }
-  // The proof, or nothing when the server did not prove that it knows the secret and agrees on the binding. `greeting`
-  // is sent beside the proof and authenticated by it.
+  // The proof, or nothing when the server did not prove that it knows the secret and agrees on the binding.
+  // `greeting` is sent beside the proof and authenticated by it.
   std::optional<Proof> answer(const Challenge& challenge, std::span<const std::uint8_t> greeting = {});
   // After answer().
   SessionKeys keys() const;
@@ -100,8 +100,8 @@ class HandshakeClient {
 class HandshakeServer {
  public:
   HandshakeServer(const JobSecret& secret, Binding binding);
-  // The challenge for a hello, or nothing when its magic is wrong or it names another loopback address; why() says
-  // which.
+  // The challenge for a hello, or nothing when its magic is wrong or it names another loopback address; why()
+  // says which.
   std::optional<Challenge> challenge(const Hello& hello);
   // True when the client knows the secret and sent `greeting`. False before challenge().
   bool accept(const Proof& proof, std::span<const std::uint8_t> greeting = {});
@@ -119,9 +119,9 @@ class HandshakeServer {
   bool challenged_ = false;
 };
 
-// Raise DistNetworkError as Socket does, with kind kUsage when the secrets differ. The client raises kPeerLost when the
-// server closed the connection before answering (it has no secret, is not lockstep, or has no slot left for
-// unauthenticated connections), kSystem when it closed later.
+// Raise DistNetworkError as Socket does, with kind kUsage when the secrets differ. The client raises
+// kPeerLost when the server closed the connection before answering (it has no secret, is not lockstep, or has
+// no slot left for unauthenticated connections), kSystem when it closed later.
 SessionKeys handshake_as_client(Socket& socket, const JobSecret& secret, const Binding& binding,
                                 Deadline deadline);
 SessionKeys handshake_as_server(Socket& socket, const JobSecret& secret, const Binding& binding,

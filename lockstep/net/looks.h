@@ -1,7 +1,7 @@
-// Decides when polling for bytes beats blocking. Between two polls the core is yielded. When only the two ends of a
-// connection need the cores, a yield costs a microsecond, while waking a core from sleep takes tens. When others
-// compute, a yield lasts as long as their time slice, while a blocked thread is woken as soon as its bytes arrive. So a
-// slow yield suspends polling for a while, each time for longer.
+// Decides when polling for bytes beats blocking. Between two polls the core is yielded. When only the two
+// ends of a connection need the cores, a yield costs a microsecond, while waking a core from sleep takes
+// tens. When others compute, a yield lasts as long as their time slice, while a blocked thread is woken as
+// soon as its bytes arrive. So a slow yield suspends polling for a while, each time for longer.
 // Thread safety: none; one per polling thread.
 #pragma once
 

@@ -1,5 +1,5 @@
-// Communication with other processes: sockets with deadlines, the job secret and its handshake, local sockets that pass
-// descriptors, and shared memory. Thread safety: stated in each header.
+// Communication with other processes: sockets with deadlines, the job secret and its handshake, local sockets
+// that pass descriptors, and shared memory. Thread safety: stated in each header.
 //
 //   address.h         an Internet address and port
 //   socket.h          a TCP connection, a listener

@@ -80,8 +80,8 @@ Bytes HandshakeInitiator::first() const {
   return out.put(kHello).put(kPeerHandshakeVersion).raw(proof_->hello()).take();
 }
 
-// A state machine over whole messages: hello, then the introduction with the proof, then the welcome. Refusals may come at
-// any step. Without a secret the same steps are taken with an empty proof.
+// A state machine over whole messages: hello, then the introduction with the proof, then the welcome.
+// Refusals may come at any step. Without a secret the same steps are taken with an empty proof.
 HandshakeInitiator::Step HandshakeInitiator::next(std::span<const std::uint8_t> message) {
   base::ByteReader in(message);
   const auto what = in.get<std::uint8_t>();

@@ -1,7 +1,7 @@
-// How two processes of one job introduce themselves on a new connection: the messages around the proofs of handshake.h.
-// The initiator identifies itself and is welcomed, or refused with a reason. No I/O: the owner of the connection
-// transfers the messages, as packets (local sockets) or length-prefixed (TCP), so that a non-blocking server, a
-// blocking rank and the fuzzer run the same code.
+// How two processes of one job introduce themselves on a new connection: the messages around the proofs of
+// handshake.h. The initiator identifies itself and is welcomed, or refused with a reason. No I/O: the owner
+// of the connection transfers the messages, as packets (local sockets) or length-prefixed (TCP), so that a
+// non-blocking server, a blocking rank and the fuzzer run the same code.
 //
 //   initiator                                   responder
 //   'H' version hello, or 'N' version   --->                        with a key; without
@@ -10,13 +10,13 @@
 //                                       <---    'W' version welcome
 //                                               or, at any time, 'X' reason: the end
 //
-// The contents of introduction and welcome are defined by the caller; the initiator's proof covers the introduction.
-// Descriptors may accompany these two messages but no earlier one: by then each side has proven that it knows the key,
-// and on a local socket the peer's user has been checked (UnixSocket::trust_own_user). Without a key, that check is the
-// only authentication.
+// The contents of introduction and welcome are defined by the caller; the initiator's proof covers the
+// introduction. Descriptors may accompany these two messages but no earlier one: by then each side has proven
+// that it knows the key, and on a local socket the peer's user has been checked (UnixSocket::trust_own_user).
+// Without a key, that check is the only authentication.
 //
-// Input to next() is untrusted: it is bounds-checked, and refused with a reason. Thread safety: none; one object per
-// connection.
+// Input to next() is untrusted: it is bounds-checked, and refused with a reason. Thread safety: none; one
+// object per connection.
 #pragma once
 
 #include <cstdint>
@@ -41,7 +41,8 @@ Bytes encode_welcome(std::span<const std::uint8_t> welcome);
 // `why` is truncated to a short text.
 Bytes encode_refusal(std::string_view why);
 
-// u16 length and at most 256 bytes: the encoding of text in introductions and refusals. put_ truncates longer text.
+// u16 length and at most 256 bytes: the encoding of text in introductions and refusals. put_ truncates longer
+// text.
 void put_short_text(base::ByteWriter& out, std::string_view text);
 std::optional<std::string> get_short_text(base::ByteReader& in);
 

@@ -62,8 +62,8 @@ bool RecordCipher::run(std::span<const std::uint8_t, kRecordHead> head, std::spa
                 ErrorFamily::kNetwork);
   }
   if (number_ == records_per_key_) next_key();
-  // The iv combined with the number of the record, as TLS 1.3 does: never used twice under one key, and a record that is
-  // dropped, repeated or reordered fails to open, since the other side counts too.
+  // The iv combined with the number of the record, as TLS 1.3 does: never used twice under one key, and a
+  // record that is dropped, repeated or reordered fails to open, since the other side counts too.
   auto nonce = key_.iv;
   for (std::size_t i = 0; i < 8; ++i) nonce[i + 4] ^= static_cast<std::uint8_t>(number_ >> 8 * i);
   ++number_;
@@ -84,7 +84,8 @@ bool RecordCipher::run(std::span<const std::uint8_t, kRecordHead> head, std::spa
   return true;
 }
 
-// The length in front is authenticated with the record (additional data), so that it cannot be changed either.
+// The length in front is authenticated with the record (additional data), so that it cannot be changed
+// either.
 void Sealer::seal(std::span<const std::uint8_t> plain, Bytes& out) {
   while (!plain.empty()) {
     const auto part = plain.first(std::min(plain.size(), kMaxRecord));

@@ -134,8 +134,8 @@ std::optional<JobSecret> JobSecret::from_environment() {
   return std::nullopt;
 }
 
-// A descriptor rather than a variable or an argument: the environment and the command line of a process can be read by
-// others of the same user for as long as it runs, and are inherited by everything it starts.
+// A descriptor rather than a variable or an argument: the environment and the command line of a process can
+// be read by others of the same user for as long as it runs, and are inherited by everything it starts.
 base::Fd JobSecret::to_memfd() const {
   base::Fd fd(::memfd_create("lockstep-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) base::raise(base::system_failure(errno, "memfd_create for the job secret"));

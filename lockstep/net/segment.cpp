@@ -160,8 +160,8 @@ Segment Segment::create(const std::string& name, std::size_t n_bytes) {
   return map(std::move(fd), rounded, "shared segment");
 }
 
-// A descriptor of another process: without the seals its owner could shrink the memory, and every access here would raise
-// SIGBUS.
+// A descriptor of another process: without the seals its owner could shrink the memory, and every access here
+// would raise SIGBUS.
 Segment Segment::from_fd(base::Fd fd, std::size_t n_bytes) {
   const int seals = ::fcntl(fd.get(), F_GET_SEALS);
   if (seals < 0) base::raise(ErrorKind::kUsage, "the descriptor of a shared segment is not a memfd");
@@ -218,8 +218,9 @@ void Segment::discard(std::size_t offset, std::size_t n_bytes) {
   }
 }
 
-// A private mapping of the same pages takes the place of the shared one in a single step, so no write is lost in
-// between; then every page is copied, or a page of the segment that was not written here yet would still show through.
+// A private mapping of the same pages takes the place of the shared one in a single step, so no write is lost
+// in between; then every page is copied, or a page of the segment that was not written here yet would still
+// show through.
 void Segment::make_private(std::size_t offset, std::size_t n_bytes) {
   check_range(offset, n_bytes, "make_private");
   const std::size_t first = offset & ~(page_size() - 1);

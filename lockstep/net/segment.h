@@ -1,8 +1,9 @@
-// Shared memory: a sealed memfd, mapped whole. It cannot be shrunk or grown, so a mapping never becomes invalid under
-// its reader. The kernel frees it with the last descriptor and mapping, however the processes end.
+// Shared memory: a sealed memfd, mapped whole. It cannot be shrunk or grown, so a mapping never becomes
+// invalid under its reader. The kernel frees it with the last descriptor and mapping, however the processes
+// end.
 //
-// The size may far exceed physical memory: pages are allocated by commit. Touching an uncommitted page works while
-// memory is available and kills the process otherwise, so commit first.
+// The size may far exceed physical memory: pages are allocated by commit. Touching an uncommitted page works
+// while memory is available and kills the process otherwise, so commit first.
 //
 // Thread safety: commit and discard may be called from any thread on distinct ranges. Nothing blocks.
 #pragma once
@@ -20,18 +21,19 @@ class Segment {
   // A new segment of `n_bytes` (rounded up to pages), all zero. `name` shows in /proc/<pid>/maps only.
   // Raises kResource or kSystem.
   static Segment create(const std::string& name, std::size_t n_bytes);
-  // Maps a segment created by another process. Raises kUsage when `fd` is not a memfd sealed against shrinking and
-  // growing, or its size is not `n_bytes` rounded up to pages: the size a peer claims is never trusted.
+  // Maps a segment created by another process. Raises kUsage when `fd` is not a memfd sealed against
+  // shrinking and growing, or its size is not `n_bytes` rounded up to pages: the size a peer claims is never
+  // trusted.
   static Segment from_fd(base::Fd fd, std::size_t n_bytes);
 
-  // Allocates the pages of a range. Raises kResource when the machine or the control group lacks the memory; the range
-  // is then unchanged or partly committed. Raises kUsage outside the segment.
+  // Allocates the pages of a range. Raises kResource when the machine or the control group lacks the memory;
+  // the range is then unchanged or partly committed. Raises kUsage outside the segment.
   void commit(std::size_t offset, std::size_t n_bytes);
   // Frees the whole pages inside a range; they read as zero afterwards. Raises kUsage outside the segment.
   void discard(std::size_t offset, std::size_t n_bytes);
-  // Makes the pages of a range private to this process: address and content stay, its writes are not shared, and writes
-  // of others to the segment are not visible. A concurrent write by this process is preserved. Raises kUsage outside
-  // the segment, kResource without memory for the copy.
+  // Makes the pages of a range private to this process: address and content stay, its writes are not shared,
+  // and writes of others to the segment are not visible. A concurrent write by this process is preserved.
+  // Raises kUsage outside the segment, kResource without memory for the copy.
   void make_private(std::size_t offset, std::size_t n_bytes);
 
   std::uint8_t* data() const { return data_; }

@@ -91,8 +91,8 @@ Socket Socket::connect_local(std::string_view name, Deadline deadline) {
   return connect(Address::local_name(name), deadline);
 }
 
-// Requests and replies are small and wait for each other: without TCP_NODELAY the kernel would hold a short segment back
-// until the last one is acknowledged.
+// Requests and replies are small and wait for each other: without TCP_NODELAY the kernel would hold a short
+// segment back until the last one is acknowledged.
 Socket::Socket(base::Fd fd)
     : fd_(std::move(fd)), local_(Address::local_of(fd_.get())), peer_(Address::peer_of(fd_.get())) {
   set_blocking(fd_.get(), true);
@@ -113,8 +113,8 @@ void Socket::write_all(std::span<const std::uint8_t> bytes, Deadline deadline) {
   }
 }
 
-// The kernel's timeout is per call and the deadline is absolute. Setting it costs a system call, so one that is
-// neither longer than the time left nor much shorter stays: a read that wakes too early goes round again.
+// The kernel's timeout is per call and the deadline is absolute. Setting it costs a system call, so one that
+// is neither longer than the time left nor much shorter stays: a read that wakes too early goes round again.
 void Socket::set_receive_timeout(Deadline deadline) {
   std::int64_t wanted = 0;
   if (!deadline.is_never()) {
@@ -143,8 +143,8 @@ std::size_t Socket::look(std::span<std::uint8_t> buffer) {
   return 0;
 }
 
-// Polls first, if that was asked for, then sleeps in the kernel. A timeout of the kernel's own only makes the loop look at
-// the deadline again.
+// Polls first, if that was asked for, then sleeps in the kernel. A timeout of the kernel's own only makes the
+// loop look at the deadline again.
 std::size_t Socket::read_some(std::span<std::uint8_t> buffer, Deadline deadline) {
   if (look_.count() > 0) {
     if (const std::size_t n = look(buffer)) return n;

@@ -1,9 +1,9 @@
 // A connected stream socket, TCP or local, and a listening one. TCP_NODELAY, close-on-exec, no SIGPIPE.
 //
-// Thread safety: one thread may write while another reads; everything else from one thread at a time. Blocking: every
-// call ends at its deadline. Errors: DistNetworkError naming the peer; kTimeout at the deadline, kPeerLost when the
-// peer closed, kSystem otherwise. After an error in the middle of a read or write the stream position is unknown: close
-// it.
+// Thread safety: one thread may write while another reads; everything else from one thread at a time.
+// Blocking: every call ends at its deadline. Errors: DistNetworkError naming the peer; kTimeout at the
+// deadline, kPeerLost when the peer closed, kSystem otherwise. After an error in the middle of a read or
+// write the stream position is unknown: close it.
 #pragma once
 
 #include <chrono>
@@ -38,9 +38,9 @@ class Socket {
   void read_exact(std::span<std::uint8_t> buffer, Deadline deadline);
   // At least one byte, at most the buffer.
   std::size_t read_some(std::span<std::uint8_t> buffer, Deadline deadline);
-  // Before blocking, a read polls for bytes this long, yielding the core between polls. Waking a core from sleep takes
-  // tens of microseconds, many times what a nearby peer needs to answer. When other threads compete for the cores it
-  // blocks nevertheless (looks.h). Default 0: block at once.
+  // Before blocking, a read polls for bytes this long, yielding the core between polls. Waking a core from
+  // sleep takes tens of microseconds, many times what a nearby peer needs to answer. When other threads
+  // compete for the cores it blocks nevertheless (looks.h). Default 0: block at once.
   void set_look_before_sleep(std::chrono::microseconds time) { look_ = time; }
   // Shuts down both directions; a blocked call in another thread fails with an error.
   void shut_down() noexcept;
@@ -67,16 +67,16 @@ class Socket {
 
 class Listener {
  public:
-  // Enough for all workers of a large job, which may all connect before the first accept; the kernel caps it at
-  // net.core.somaxconn.
+  // Enough for all workers of a large job, which may all connect before the first accept; the kernel caps it
+  // at net.core.somaxconn.
   static constexpr int kBacklog = 4096;
 
   // Port 0 picks a free port. Raises DistNetworkError; the message says EADDRINUSE when the port is in use.
   static Listener listen(const Address& address, int backlog);
   // On every interface, IPv6 and IPv4 where the machine has both.
   static Listener listen_everywhere(std::uint16_t port, int backlog);
-  // Takes over a bound stream socket; call start() if it may not be listening yet. Raises kUsage for any other
-  // descriptor.
+  // Takes over a bound stream socket; call start() if it may not be listening yet. Raises kUsage for any
+  // other descriptor.
   static Listener adopt(base::Fd fd);
   // Starts listening, unless it already is. Raises DistNetworkError.
   void start(int backlog);

@@ -152,8 +152,8 @@ void UnixSocket::send(std::span<const std::uint8_t> message, Deadline deadline, 
   while (::sendmsg(fd_.get(), &header, MSG_NOSIGNAL) < 0) {
     if (errno == EINTR) continue;
     if ((errno == EPERM || errno == ETOOMANYREFS) && !fds.empty()) {
-      // The peer takes no descriptors, or not yet; or this user's descriptors that are sent and not yet received are as
-      // many as its limit of open files allows. The kernel does not notify when that changes.
+      // The peer takes no descriptors, or not yet; or this user's descriptors that are sent and not yet
+      // received are as many as its limit of open files allows. The kernel does not notify when that changes.
       constexpr std::chrono::microseconds kPause{200};
       if (deadline.expired()) raise_timeout("send of descriptors");
       std::this_thread::sleep_for(std::min<std::chrono::nanoseconds>(kPause, deadline.remaining()));

@@ -1,13 +1,13 @@
-// Local sockets with abstract names: they leave nothing in the file system, identify the peer (SO_PEERCRED) and pass
-// descriptors (SCM_RIGHTS). Message boundaries are preserved (SOCK_SEQPACKET).
+// Local sockets with abstract names: they leave nothing in the file system, identify the peer (SO_PEERCRED)
+// and pass descriptors (SCM_RIGHTS). Message boundaries are preserved (SOCK_SEQPACKET).
 //
 // Thread safety: one thread may send while another receives. Blocking: every call ends at its deadline.
 // Errors: DistNetworkError; kTimeout at the deadline, kPeerLost when the peer closed, kSystem otherwise.
 //
-// Abstract names are per network namespace and open to every user, and receiving a descriptor is dangerous: closing the
-// last reference to a TCP socket with unsent data and SO_LINGER blocks in the kernel as long as its creator chose,
-// whether the descriptor was wanted or not. So a socket that was reached by name accepts no descriptors until
-// trust_own_user() (Linux 6.16 and later; earlier kernels cannot refuse them).
+// Abstract names are per network namespace and open to every user, and receiving a descriptor is dangerous:
+// closing the last reference to a TCP socket with unsent data and SO_LINGER blocks in the kernel as long as
+// its creator chose, whether the descriptor was wanted or not. So a socket that was reached by name accepts
+// no descriptors until trust_own_user() (Linux 6.16 and later; earlier kernels cannot refuse them).
 #pragma once
 
 #include <sys/types.h>
@@ -45,10 +45,11 @@ class UnixSocket {
 
   // The peer's credentials at the time of connect or accept, from the kernel.
   PeerCredentials peer() const;
-  // False when the peer runs as another user; otherwise it may pass descriptors from now on. Not needed for pair().
+  // False when the peer runs as another user; otherwise it may pass descriptors from now on. Not needed for
+  // pair().
   bool trust_own_user();
-  // 1 to kMaxUnixMessage bytes, and up to kMaxUnixFds descriptors, which the caller keeps owning. Waits until the peer
-  // accepts descriptors.
+  // 1 to kMaxUnixMessage bytes, and up to kMaxUnixFds descriptors, which the caller keeps owning. Waits until
+  // the peer accepts descriptors.
   void send(std::span<const std::uint8_t> message, Deadline deadline, std::span<const int> fds = {});
   // One message into `buffer`; returns its length. Descriptors go to `fds`, close-on-exec, or are closed when
   // it is null. A message longer than the buffer raises kSystem.
@@ -70,7 +71,8 @@ class UnixSocket {
 
 class UnixListener {
  public:
-  // Binds the abstract name, without the leading zero byte; raises kUsage when it is in use. "" lets the kernel choose.
+  // Binds the abstract name, without the leading zero byte; raises kUsage when it is in use. "" lets the
+  // kernel choose.
   static UnixListener listen(const std::string& name = "");
   UnixSocket accept(Deadline deadline);
   // Nothing when no connection is pending.

@@ -94,7 +94,8 @@ TEST(UnixSocket, NeitherEndOfAConnectionByNameTakesDescriptorsBeforeItTrustsTheO
       << "it is the client's turn to trust";
 }
 
-// The kernel counts per user what was sent and not yet received, and holds it against the limit of open files.
+// The kernel counts per user what was sent and not yet received, and holds it against the limit of open
+// files.
 TEST(UnixSocket, DescriptorsBeyondTheUsersLimitAreSentOnceOthersArrived) {
   if (::geteuid() != 0) GTEST_SKIP() << "needs to be root to become a user with few";
   fork_testing::Children children;

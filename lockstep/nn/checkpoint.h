@@ -1,26 +1,27 @@
-// Activation checkpointing: a region of the forward pass saves no activations for its backward pass and is recomputed
-// when backward() reaches it. Trades time for memory.
+// Activation checkpointing: a region of the forward pass saves no activations for its backward pass and is
+// recomputed when backward() reaches it. Trades time for memory.
 //
 //   at::Tensor y = lockstep::checkpoint(block, x);                              // a layer, or any function
 //   auto [a, b] = lockstep::checkpoint([&](const at::Tensor& t) { return std::tuple(f(t), g(t)); }, x);
 //   at::Tensor z = lockstep::checkpoint({.use_reentrant = true}, block, x);
 //
-// `fn` is a module holder or shared pointer, whose forward is called, or any callable. It and its arguments are copied
-// and kept until the backward pass is over. It may take and return any types.
+// `fn` is a module holder or shared pointer, whose forward is called, or any callable. It and its arguments
+// are copied and kept until the backward pass is over. It may take and return any types.
 //
 // Two forms:
-// - The default keeps the graph of the forward pass without its saved tensors. Gradients are bitwise those of the plain
-//   call, and all autograd features work: torch::autograd::grad, retain_graph, double backward, hooks, tensors that
-//   `fn` captures, nesting. There are no restrictions with DistributedDataParallel.
-// - use_reentrant runs without a graph and starts a nested backward pass. Only tensors in `args` (containers and tuples
-//   included, not behind pointers) and parameters get gradients; one of the former must require a gradient, otherwise
-//   the parameters get none either; and only backward() is supported. With DistributedDataParallel each layer may be
-//   checkpointed at most once and find_unused_parameters must be off, unless static_graph is set.
+// - The default keeps the graph of the forward pass without its saved tensors. Gradients are bitwise those of
+//   the plain call, and all autograd features work: torch::autograd::grad, retain_graph, double backward,
+//   hooks, tensors that `fn` captures, nesting. There are no restrictions with DistributedDataParallel.
+// - use_reentrant runs without a graph and starts a nested backward pass. Only tensors in `args` (containers
+//   and tuples included, not behind pointers) and parameters get gradients; one of the former must require a
+//   gradient, otherwise the parameters get none either; and only backward() is supported. With
+//   DistributedDataParallel each layer may be checkpointed at most once and find_unused_parameters must be
+//   off, unless static_graph is set.
 //
-// `fn` must compute the same both times: a different number of tensors, or other sizes, is an error from backward().
-// Random numbers repeat (preserve_rng_state), so dropout masks are equal. This saves the state of libtorch's default
-// generators, which rank threads (run_threads) share: with several of them masks can differ. With gradients disabled,
-// `fn` is simply called.
+// `fn` must compute the same both times: a different number of tensors, or other sizes, is an error from
+// backward(). Random numbers repeat (preserve_rng_state), so dropout masks are equal. This saves the state of
+// libtorch's default generators, which rank threads (run_threads) share: with several of them masks can
+// differ. With gradients disabled, `fn` is simply called.
 // Thread safety: as `fn`.
 #pragma once
 

@@ -18,22 +18,24 @@
 namespace lockstep::internal {
 namespace {
 
-// Ends the second run of a region. Not a std::exception, so that fewer handlers in the user's function catch it.
+// Ends the second run of a region. Not a std::exception, so that fewer handlers in the user's function catch
+// it.
 struct EnoughRecomputed {
   const void* frame;
 };
 
 }  // namespace
 
-// One checkpointed region: for every tensor that its forward pass saved a slot, numbered in that order. Owned by the
-// hooks in the graph, so it goes when backward has released the last of them.
+// One checkpointed region: for every tensor that its forward pass saved a slot, numbered in that order. Owned
+// by the hooks in the graph, so it goes when backward has released the last of them.
 class CheckpointRecording::Frame final : public std::enable_shared_from_this<Frame> {
  public:
   Frame(const CheckpointOptions& options, const std::vector<at::Tensor>& inputs, Again again)
       : options_(options),
         state_(ForwardState::now(inputs, options.preserve_rng_state)),
         again_(std::move(again)) {
-    // Saved as autograd saves: a change in place is noticed, and a region around this one lets go of them, too.
+    // Saved as autograd saves: a change in place is noticed, and a region around this one lets go of them,
+    // too.
     for (const at::Tensor& input : inputs) inputs_.emplace_back(input, /*is_output=*/false);
   }
 
@@ -158,8 +160,8 @@ class CheckpointRecording::Frame final : public std::enable_shared_from_this<Fra
   const ForwardState state_;
   const Again again_;
   std::vector<torch::autograd::SavedVariable> inputs_;
-  // Held through the second run: nodes on several threads may want tensors of one region, and a function that calls
-  // backward itself comes here again.
+  // Held through the second run: nodes on several threads may want tensors of one region, and a function that
+  // calls backward itself comes here again.
   std::recursive_mutex mutex_;
   std::vector<Slot> slots_;
   bool forward_is_over_ = false;

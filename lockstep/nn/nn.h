@@ -1,5 +1,5 @@
-// Modules for distributed and memory-constrained training: SyncBatchNorm, and checkpoint() to trade time for memory.
-// Thread safety: stated in each header.
+// Modules for distributed and memory-constrained training: SyncBatchNorm, and checkpoint() to trade time for
+// memory. Thread safety: stated in each header.
 #pragma once
 
 #include "lockstep/nn/checkpoint.h"

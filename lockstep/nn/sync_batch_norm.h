@@ -1,18 +1,18 @@
-// Batch normalisation over the batches of all ranks: mean and variance are computed over the combined batch, so small
-// batches per rank train like one large batch.
+// Batch normalisation over the batches of all ranks: mean and variance are computed over the combined batch,
+// so small batches per rank train like one large batch.
 //
 //   lockstep::SyncBatchNorm norm(64);                                            // in place of BatchNorm1d, 2d or 3d
 //   lockstep::SyncBatchNorm other(torch::nn::BatchNormOptions(64).momentum(0.01), group);
 //   lockstep::convert_sync_batchnorm(net);                                       // layers in containers
 //
-// In training mode forward and backward are one small collective each (an all_gather of counts, means and squared
-// deviations; an all_reduce of two sums per channel): every rank runs them, in the same order. Batches may differ in
-// size and be empty. Under join() ranks that have exhausted their input need no batch. In eval mode, without a group,
-// or in a group of one it is torch's BatchNorm.
+// In training mode forward and backward are one small collective each (an all_gather of counts, means and
+// squared deviations; an all_reduce of two sums per channel): every rank runs them, in the same order.
+// Batches may differ in size and be empty. Under join() ranks that have exhausted their input need no batch.
+// In eval mode, without a group, or in a group of one it is torch's BatchNorm.
 //
-// The results and the gradient of the input are those of BatchNorm on the whole batch, for the sum of all ranks'
-// losses. Gradients of weight and bias are this rank's part of the sum; DistributedDataParallel averages them like all
-// others. Running statistics are bitwise equal on all ranks, whatever their batches.
+// The results and the gradient of the input are those of BatchNorm on the whole batch, for the sum of all
+// ranks' losses. Gradients of weight and bias are this rank's part of the sum; DistributedDataParallel
+// averages them like all others. Running statistics are bitwise equal on all ranks, whatever their batches.
 // Double backward is not supported.
 // Thread safety: as torch::nn::Module, one thread at a time.
 #pragma once
@@ -42,15 +42,15 @@ class SyncBatchNormImpl final : public torch::nn::Cloneable<SyncBatchNormImpl>, 
   // group null: the default group at the time of the forward pass.
   explicit SyncBatchNormImpl(torch::nn::BatchNormOptions options, Group group = {});
 
-  // Input: batch, channels, then any dimensions. Collective in training mode. Raises kUsage when the input has the
-  // wrong shape, or when all ranks together have only one value per channel; otherwise what the group raises, also from
-  // backward().
+  // Input: batch, channels, then any dimensions. Collective in training mode. Raises kUsage when the input
+  // has the wrong shape, or when all ranks together have only one value per channel; otherwise what the group
+  // raises, also from backward().
   at::Tensor forward(const at::Tensor& input);
 
-  // Participate in the other ranks' forward or backward pass through this layer with an empty batch, without updating
-  // the running statistics; for custom protocols. Under join() a background shadow does this, and the statistics are
-  // synchronised with the model at the end. One call per pass, in the order in which the others run their layers. Both
-  // block.
+  // Participate in the other ranks' forward or backward pass through this layer with an empty batch, without
+  // updating the running statistics; for custom protocols. Under join() a background shadow does this, and
+  // the statistics are synchronised with the model at the end. One call per pass, in the order in which the
+  // others run their layers. Both block.
   void shadow_forward();
   void shadow_backward();
   std::unique_ptr<BackgroundShadow> make_background_shadow(const std::vector<LayerWithCollectives*>& layers,
@@ -97,10 +97,11 @@ namespace internal {
 void convert_sync_batchnorm(torch::nn::Module& module, const Group& group);
 }
 
-// Replaces every BatchNorm1d, 2d and 3d in a Sequential, ModuleList or ModuleDict, at any depth, by a SyncBatchNorm
-// with the same parameters, buffers and mode; existing optimizers keep working. Not a collective. A BatchNorm
-// registered by a user's module cannot be replaced, since its member would still point to the old layer: raises kUsage
-// naming all of them, and changes nothing. Declare those as lockstep::SyncBatchNorm.
+// Replaces every BatchNorm1d, 2d and 3d in a Sequential, ModuleList or ModuleDict, at any depth, by a
+// SyncBatchNorm with the same parameters, buffers and mode; existing optimizers keep working. Not a
+// collective. A BatchNorm registered by a user's module cannot be replaced, since its member would still
+// point to the old layer: raises kUsage naming all of them, and changes nothing. Declare those as
+// lockstep::SyncBatchNorm.
 template <class Holder>
 requires requires(Holder holder) {
   holder->named_children();

@@ -1,5 +1,5 @@
-// The type codes of the object format (docs/wire.md): the byte every value begins with. Codes never change; new kinds
-// of value get new codes and a new format version. Thread safety: no state.
+// The type codes of the object format (docs/wire.md): the byte every value begins with. Codes never change;
+// new kinds of value get new codes and a new format version. Thread safety: no state.
 #pragma once
 
 #include <bit>

@@ -1,5 +1,6 @@
-// Conversion between C++ types and the object format: Codec<T>, specialised here for numbers, text and structs, in
-// container_codecs.h and tuple_codecs.h for the standard library, in tensor/tensor_object.h for tensors.
+// Conversion between C++ types and the object format: Codec<T>, specialised here for numbers, text and
+// structs, in container_codecs.h and tuple_codecs.h for the standard library, in tensor/tensor_object.h for
+// tensors.
 //
 // A user's struct needs one function beside it, found by argument-dependent lookup, that lists its members:
 //
@@ -12,8 +13,8 @@
 //     return lockstep::fields({.name = "app.Sample", .version = 2, .members = "name values"}, self.name, self.values);
 //   }
 //
-// The struct must be default constructible. For private members declare the function a friend, or define it in the
-// class. Thread safety: no shared state.
+// The struct must be default constructible. For private members declare the function a friend, or define it
+// in the class. Thread safety: no shared state.
 #pragma once
 
 #include <array>

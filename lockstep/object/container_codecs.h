@@ -1,5 +1,5 @@
-// Codecs of the standard containers: sequences, arrays, sets, maps. Thread safety: no shared state.
-// Sequences and sets of one element type have the same type on the wire, so a vector can be read as a deque; unordered
+// Codecs of the standard containers: sequences, arrays, sets, maps. Thread safety: no shared state. Sequences
+// and sets of one element type have the same type on the wire, so a vector can be read as a deque; unordered
 // containers are written in iteration order.
 #pragma once
 

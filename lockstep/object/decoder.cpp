@@ -37,8 +37,8 @@ std::span<const std::uint8_t> Decoder::take_raw(std::uint64_t n_bytes) {
   return *reader_.raw(static_cast<std::size_t>(n_bytes));
 }
 
-// Every element takes at least n_bytes: a count that the remaining bytes cannot hold is rejected before memory is reserved
-// for it.
+// Every element takes at least n_bytes: a count that the remaining bytes cannot hold is rejected before
+// memory is reserved for it.
 std::size_t Decoder::take_count(std::size_t n_bytes) {
   const auto n = take<std::uint64_t>();
   if (n > reader_.left() / n_bytes) {
@@ -48,7 +48,8 @@ std::size_t Decoder::take_count(std::size_t n_bytes) {
   return static_cast<std::size_t>(n);
 }
 
-// place 0: the bytes are in the object; 1: in a blob beside it, by index. The length is in both places and must agree.
+// place 0: the bytes are in the object; 1: in a blob beside it, by index. The length is in both places and
+// must agree.
 Blob Decoder::take_held_blob() {
   const auto place = take<std::uint8_t>();
   if (place == 0) return {.owner = {}, .bytes = take_sized()};

@@ -1,9 +1,10 @@
-// Reads values in the object format from untrusted bytes. Codecs (codec.h) drive it; programs call decode (object.h).
+// Reads values in the object format from untrusted bytes. Codecs (codec.h) drive it; programs call decode
+// (object.h).
 //
-// Nothing is trusted: a code is checked against the expected one, a length against the remaining bytes before memory is
-// allocated, nesting against kMaxDepth. Any mismatch raises kUsage with the path in the value: "at .layers[3].name:
-// expected text, got i32". Only the codecs of the type that the caller asked for run. Thread safety: none; one thread
-// at a time. The bytes and blobs must outlive it.
+// Nothing is trusted: a code is checked against the expected one, a length against the remaining bytes before
+// memory is allocated, nesting against kMaxDepth. Any mismatch raises kUsage with the path in the value: "at
+// .layers[3].name: expected text, got i32". Only the codecs of the type that the caller asked for run. Thread
+// safety: none; one thread at a time. The bytes and blobs must outlive it.
 #pragma once
 
 #include <cstdint>
@@ -23,8 +24,8 @@ namespace lockstep::object {
 
 class Decoder {
  public:
-  // Reads the header; raises kUsage when the bytes are not an object of this version, or the number of blobs does not
-  // match.
+  // Reads the header; raises kUsage when the bytes are not an object of this version, or the number of blobs
+  // does not match.
   explicit Decoder(std::span<const std::uint8_t> bytes, std::span<const Blob> blobs = {});
 
   // Consumes the value's code; refuses any other than `code`, with `wanted()` naming what was expected.
@@ -48,13 +49,14 @@ class Decoder {
   std::span<const std::uint8_t> take_blob() { return take_held_blob().bytes; }
   // With its owner when it was sent beside the object; without one when it is inside.
   Blob take_held_blob();
-  // Validates a value of any type and returns its bytes, code included. Refuses values with blobs beside the object.
+  // Validates a value of any type and returns its bytes, code included. Refuses values with blobs beside the
+  // object.
   std::span<const std::uint8_t> take_any();
   // Raises when bytes are left over.
   void finish() const;
 
-  // A path component for its lifetime: a field by name, or an element by index ("[3]"; "<3>" in a tuple, ".#3" in a
-  // struct whose fields have no names; nothing for the value of an optional or variant).
+  // A path component for its lifetime: a field by name, or an element by index ("[3]"; "<3>" in a tuple,
+  // ".#3" in a struct whose fields have no names; nothing for the value of an optional or variant).
   class Step {
    public:
     enum class In : std::uint8_t { kList, kTuple, kStruct, kKey, kHeld };

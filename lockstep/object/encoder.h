@@ -1,8 +1,8 @@
 // Writes values in the object format. Codecs (codec.h) drive it; programs call encode (object.h).
 //
-// The output is a byte string and optionally a list of blobs: with one, the bytes of large values (tensors) are not
-// copied but referenced in the list, for transports that can send them in place. Thread safety: none; one thread at a
-// time.
+// The output is a byte string and optionally a list of blobs: with one, the bytes of large values (tensors)
+// are not copied but referenced in the list, for transports that can send them in place. Thread safety: none;
+// one thread at a time.
 #pragma once
 
 #include <cstdint>
@@ -52,7 +52,8 @@ class Encoder {
   // Appended to the byte string, or to the list of blobs.
   Encoder& blob(Blob blob);
 
-  // One nesting level for its lifetime; raises kUsage beyond kMaxDepth, so that the error occurs at the sender.
+  // One nesting level for its lifetime; raises kUsage beyond kMaxDepth, so that the error occurs at the
+  // sender.
   class Deeper {
    public:
     explicit Deeper(Encoder& encoder);

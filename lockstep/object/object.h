@@ -1,13 +1,13 @@
-// C++ values as bytes: self-describing, bounded, data only (docs/wire.md). codec.h shows how to add a struct of your
-// own.
+// C++ values as bytes: self-describing, bounded, data only (docs/wire.md). codec.h shows how to add a struct
+// of your own.
 //
 //   Bytes bytes = encode(std::map<std::string, std::vector<double>>{{"loss", {0.5, 0.25}}});
 //   auto back = decode<std::map<std::string, std::vector<double>>>(bytes);
 //
-// Every value carries its type: a reader that expects another one gets a kUsage error with the path in the value, never
-// a wrong value. Types are numbers, bool, enums, std::string, what container_codecs.h and tuple_codecs.h name, tensors
-// (include tensor/tensor_object.h), structs with lockstep_fields, and Object, which holds any of these. Thread safety:
-// values, no shared state.
+// Every value carries its type: a reader that expects another one gets a kUsage error with the path in the
+// value, never a wrong value. Types are numbers, bool, enums, std::string, what container_codecs.h and
+// tuple_codecs.h name, tensors (include tensor/tensor_object.h), structs with lockstep_fields, and Object,
+// which holds any of these. Thread safety: values, no shared state.
 #pragma once
 
 #include <concepts>
@@ -30,7 +30,8 @@ Bytes encode(const T& value) {
   return encoder.take();
 }
 
-// As above, but the bytes of tensors are not copied: they are appended to `blobs`, which keep the tensors alive.
+// As above, but the bytes of tensors are not copied: they are appended to `blobs`, which keep the tensors
+// alive.
 template <class T>
 Bytes encode(const T& value, object::Blobs& blobs) {
   object::Encoder encoder(&blobs);

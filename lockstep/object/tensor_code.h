@@ -1,6 +1,6 @@
 // Encoding of a tensor in the object format (docs/wire.md), shared by its codec, which needs libtorch, and
-// Decoder::skip, which skips a tensor without it. Both must handle every flag that adds bytes. Thread safety: constants
-// only.
+// Decoder::skip, which skips a tensor without it. Both must handle every flag that adds bytes. Thread safety:
+// constants only.
 #pragma once
 
 #include <cstddef>

@@ -1,5 +1,5 @@
-// Codecs of pair, tuple, optional, variant, and owning pointers, which are encoded as optionals: two pointers to one
-// object are decoded as two objects. Thread safety: no shared state.
+// Codecs of pair, tuple, optional, variant, and owning pointers, which are encoded as optionals: two pointers
+// to one object are decoded as two objects. Thread safety: no shared state.
 #pragma once
 
 #include <memory>

@@ -46,7 +46,8 @@ at::ScalarType common_type(const std::vector<at::Tensor>& parameters) {
 // The parameters' elements laid end to end and cut into chunks of equal size.
 class FlatElements {
  public:
-  // Detached tensors share the version counters of the parameters, which therefore move when they are written.
+  // Detached tensors share the version counters of the parameters, which therefore move when they are
+  // written.
   explicit FlatElements(const std::vector<at::Tensor>& parameters) : parameters_(parameters) {
     for (const at::Tensor& parameter : parameters) {
       dense_.push_back(parameter.detach().contiguous().view(-1));

@@ -1,12 +1,12 @@
-// Optimizers without groups and without .grad: gradients are arguments, one list for all parameters or one at a time.
-// For code that manages its own gradients: hooks that step inside backward, distributed autograd, gradients of another
-// type than the parameter's.
+// Optimizers without groups and without .grad: gradients are arguments, one list for all parameters or one at
+// a time. For code that manages its own gradients: hooks that step inside backward, distributed autograd,
+// gradients of another type than the parameter's.
 //
 //   lockstep::FunctionalAdam adam(parameters, torch::optim::AdamOptions(1e-3));
 //   adam.step(torch::autograd::grad({loss}, parameters));
 //
-// Each takes the options of its torch::optim class, or those below where libtorch has none in C++, and computes what
-// that class does. Thread safety: one thread at a time. Ownership: keeps its parameters alive.
+// Each takes the options of its torch::optim class, or those below where libtorch has none in C++, and
+// computes what that class does. Thread safety: one thread at a time. Ownership: keeps its parameters alive.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -41,9 +41,9 @@ class FunctionalOptimizer {
   FunctionalOptimizer(const FunctionalOptimizer&) = delete;
   FunctionalOptimizer& operator=(const FunctionalOptimizer&) = delete;
 
-  // gradients[i] is for parameters()[i]; an undefined one skips the parameter. Raises kUsage, changing nothing, when
-  // the lists differ in length or a gradient differs from its parameter in size; kUnsupported for one that is not
-  // dense.
+  // gradients[i] is for parameters()[i]; an undefined one skips the parameter. Raises kUsage, changing
+  // nothing, when the lists differ in length or a gradient differs from its parameter in size; kUnsupported
+  // for one that is not dense.
   void step(const std::vector<at::Tensor>& gradients);
   // Steps one parameter, which need not be in the list. No-op for an undefined gradient. Raises as step.
   void step_param(const at::Tensor& parameter, const at::Tensor& gradient);
@@ -55,7 +55,8 @@ class FunctionalOptimizer {
  protected:
   // Raises kUsage when the list is empty and need not be, or holds an undefined tensor.
   FunctionalOptimizer(std::vector<at::Tensor> parameters, FunctionalOptions options);
-  // One step of one parameter, without autograd. Neither tensor requires a gradient; the gradient must not be written.
+  // One step of one parameter, without autograd. Neither tensor requires a gradient; the gradient must not be
+  // written.
   virtual void update(const at::Tensor& parameter, const at::Tensor& gradient, StateValues& state) = 0;
 
  private:
@@ -129,7 +130,8 @@ void FunctionalAdamax::check() const;
 template <>
 void FunctionalAdamax::update(const at::Tensor& parameter, const at::Tensor& gradient, StateValues& state);
 
-// The functional optimizer for options of that class. Raises kUsage, naming the class, when none is registered.
+// The functional optimizer for options of that class. Raises kUsage, naming the class, when none is
+// registered.
 std::unique_ptr<FunctionalOptimizer> as_functional_optim(std::vector<at::Tensor> parameters,
                                                          const torch::optim::OptimizerOptions& options,
                                                          FunctionalOptions functional = {});
@@ -137,7 +139,8 @@ std::unique_ptr<FunctionalOptimizer> as_functional_optim(std::vector<at::Tensor>
 using MakeFunctional = std::function<std::unique_ptr<FunctionalOptimizer>(
     std::vector<at::Tensor> parameters, const torch::optim::OptimizerOptions& options,
     FunctionalOptions functional)>;
-// The eight above are preregistered. Raises kUsage when the class is already registered. Thread safety: any thread.
+// The eight above are preregistered. Raises kUsage when the class is already registered. Thread safety: any
+// thread.
 void register_functional_optim(std::type_index options_class, MakeFunctional make);
 template <class Options>
 void register_functional_optim(MakeFunctional make) {

@@ -1,5 +1,5 @@
-// Options of optimizers that torch has only in Python, in the style of torch::optim; defaults are Python's. Thread
-// safety: values, no shared state.
+// Options of optimizers that torch has only in Python, in the style of torch::optim; defaults are Python's.
+// Thread safety: values, no shared state.
 #pragma once
 
 #include <torch/arg.h>

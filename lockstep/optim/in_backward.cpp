@@ -13,8 +13,8 @@ namespace {
 using torch::autograd::PostAccumulateGradHook;
 using torch::optim::Optimizer;
 
-// In the one place a parameter has for such a hook; a hook that was there before goes on working.
-// Optimizers are held weakly: they belong to the OptimizersInBackward, and a parameter may outlive it. taken_over: DDP
+// In the one place a parameter has for such a hook; a hook that was there before goes on working. Optimizers
+// are held weakly: they belong to the OptimizersInBackward, and a parameter may outlive it. taken_over: DDP
 // steps them itself, once the gradient is averaged.
 class StepHook final : public PostAccumulateGradHook {
  public:

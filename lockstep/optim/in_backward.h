@@ -1,6 +1,6 @@
-// Optimizers that step inside backward(): each parameter has its own, which runs as soon as the parameter's gradient is
-// complete; the gradient is then released. The gradients never exist all at once, and the training loop needs no step()
-// and no zero_grad().
+// Optimizers that step inside backward(): each parameter has its own, which runs as soon as the parameter's
+// gradient is complete; the gradient is then released. The gradients never exist all at once, and the
+// training loop needs no step() and no zero_grad().
 //
 //   auto steps = lockstep::apply_optimizer_in_backward<torch::optim::SGD>(net->parameters(),
 //                                                                         torch::optim::SGDOptions(0.1));
@@ -20,13 +20,13 @@
 namespace lockstep {
 
 struct InBackwardOptions {
-  // False: the optimizers are only registered, and another component calls them (a DDP reducer, once gradients are
-  // averaged).
+  // False: the optimizers are only registered, and another component calls them (a DDP reducer, once
+  // gradients are averaged).
   bool register_hook = true;
 };
 
-// Owns the optimizers; after its destruction backward no longer steps with them. A parameter cannot own its optimizer,
-// since the optimizer holds the parameter: the reference cycle would leak both.
+// Owns the optimizers; after its destruction backward no longer steps with them. A parameter cannot own its
+// optimizer, since the optimizer holds the parameter: the reference cycle would leak both.
 class [[nodiscard]] OptimizersInBackward {
  public:
   OptimizersInBackward() = default;
@@ -42,9 +42,9 @@ class [[nodiscard]] OptimizersInBackward {
   std::vector<std::shared_ptr<torch::optim::Optimizer>> optimizers_;
 };
 
-// One Optim with these options for each parameter. A second call adds another: they step in the order of the calls,
-// then the gradient is released. Raises kUsage for a parameter that is undefined, not a leaf, or does not require a
-// gradient.
+// One Optim with these options for each parameter. A second call adds another: they step in the order of the
+// calls, then the gradient is released. Raises kUsage for a parameter that is undefined, not a leaf, or does
+// not require a gradient.
 template <class Optim, class Options>
 OptimizersInBackward apply_optimizer_in_backward(const std::vector<at::Tensor>& parameters,
                                                  const Options& optimizer_options,
@@ -57,8 +57,8 @@ OptimizersInBackward apply_optimizer_in_backward(const std::vector<at::Tensor>& 
 
 // The optimizers of a parameter, in the order of the calls, with or without hook.
 std::vector<std::shared_ptr<torch::optim::Optimizer>> get_optimizers_in_backward(const at::Tensor& parameter);
-// The same, and backward no longer calls them: the caller steps them and releases the gradient. For DDP, which must
-// average the gradient first.
+// The same, and backward no longer calls them: the caller steps them and releases the gradient. For DDP,
+// which must average the gradient first.
 std::vector<std::shared_ptr<torch::optim::Optimizer>> take_over_optimizers_in_backward(
     const at::Tensor& parameter);
 

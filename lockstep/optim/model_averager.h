@@ -1,12 +1,12 @@
-// Model averaging: ranks train independently and average their parameters every few steps, instead of averaging
-// gradients in every step. An averager counts its calls and decides at which of them to average.
+// Model averaging: ranks train independently and average their parameters every few steps, instead of
+// averaging gradients in every step. An averager counts its calls and decides at which of them to average.
 //
 //   PeriodicModelAverager averager({.period = 4, .warmup_steps = 100});
 //   for (...) { loss.backward(); opt.step(); averager.average_parameters(opt.param_groups()); }
 //
 // Pass the parameters to average, or the groups of an optimizer; those without a gradient are skipped
-// (average_parameters.h, also for errors). Constructors and average_parameters are collective over the group. Thread
-// safety: one thread at a time.
+// (average_parameters.h, also for errors). Constructors and average_parameters are collective over the group.
+// Thread safety: one thread at a time.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -32,7 +32,8 @@ class ModelAverager {
   void average_parameters(const std::vector<at::Tensor>& parameters);
   void average_parameters(const std::vector<torch::optim::OptimizerParamGroup>& groups);
 
-  // Calls so far. Saved and restored with the optimizer by PostLocalSGDOptimizer. Raises kUsage when negative.
+  // Calls so far. Saved and restored with the optimizer by PostLocalSGDOptimizer. Raises kUsage when
+  // negative.
   std::int64_t step() const { return step_; }
   void set_step(std::int64_t step);
 
@@ -70,21 +71,21 @@ class PeriodicModelAverager final : public ModelAverager {
 };
 
 struct HierarchicalModelAveragerOptions {
-  // {period, size of the sub-groups averaged in then}, by ascending period: {{4, 2}, {16, 8}} averages pairs of
-  // neighbouring ranks every 4 steps and all 8 every 16. The last size is that of the whole group.
+  // {period, size of the sub-groups averaged in then}, by ascending period: {{4, 2}, {16, 8}} averages pairs
+  // of neighbouring ranks every 4 steps and all 8 every 16. The last size is that of the whole group.
   std::vector<std::pair<std::int64_t, int>> period_group_size_dict{};
   std::int64_t warmup_steps = 0;
   Group group{};  // null: the default group
   std::source_location where = std::source_location::current();
 };
 
-// Averages often among few ranks and rarely among all: at step s over the sub-group of the largest period that divides
-// s, once s has reached warmup_steps.
+// Averages often among few ranks and rarely among all: at step s over the sub-group of the largest period
+// that divides s, once s has reached warmup_steps.
 class HierarchicalModelAverager final : public ModelAverager {
  public:
-  // Creates the sub-groups: collective over the group. Raises kUsage when the list is empty, a period is not positive
-  // or not larger than the previous one, the last size is not the group's, a size does not divide it (new_subgroups),
-  // or warmup_steps is negative.
+  // Creates the sub-groups: collective over the group. Raises kUsage when the list is empty, a period is not
+  // positive or not larger than the previous one, the last size is not the group's, a size does not divide it
+  // (new_subgroups), or warmup_steps is negative.
   explicit HierarchicalModelAverager(HierarchicalModelAveragerOptions options);
 
  private:

@@ -1,5 +1,5 @@
-// An optimizer whose state is keyed by the names of its parameters instead of their numbers: names stay valid when a
-// model gets another layer or is sharded differently, numbers do not. Needed for sharded checkpoints.
+// An optimizer whose state is keyed by the names of its parameters instead of their numbers: names stay valid
+// when a model gets another layer or is sharded differently, numbers do not. Needed for sharded checkpoints.
 //
 //   lockstep::NamedOptimizer opt(net->named_parameters(), torch::optim::Adam(net->parameters(), 1e-3));
 //   lockstep::NamedStateDict dict = opt.state_dict();      // dict.state.at("layer1.weight").at("exp_avg")
@@ -42,8 +42,8 @@ auto lockstep_fields(SelfOf<NamedStateDict> auto& self) {
 
 class NamedOptimizer final : public OptimizerWrapper {
  public:
-  // Names of parameters the optimizer does not have are allowed. Raises kUsage when there is no optimizer, or it has a
-  // parameter without a name.
+  // Names of parameters the optimizer does not have are allowed. Raises kUsage when there is no optimizer, or
+  // it has a parameter without a name.
   NamedOptimizer(const torch::OrderedDict<std::string, at::Tensor>& named_parameters,
                  std::unique_ptr<torch::optim::Optimizer> optim);
   template <std::derived_from<torch::optim::Optimizer> Optim>
@@ -55,9 +55,9 @@ class NamedOptimizer final : public OptimizerWrapper {
 
   // Raises kUsage when a parameter without a name was added.
   NamedStateDict state_dict() const;
-  // A group takes the options of the dict's group that contains all its names, and each parameter the state under its
-  // name, if any. Other entries (other ranks' shards) are ignored. Raises kUsage, changing nothing, when no group of
-  // the dict contains a group's names; otherwise as set_optimizer_state_dict.
+  // A group takes the options of the dict's group that contains all its names, and each parameter the state
+  // under its name, if any. Other entries (other ranks' shards) are ignored. Raises kUsage, changing nothing,
+  // when no group of the dict contains a group's names; otherwise as set_optimizer_state_dict.
   void load_state_dict(const NamedStateDict& state_dict);
   // torch::save and torch::load: keyed by number, in the wrapped optimizer's format.
   void save(torch::serialize::OutputArchive& archive) const override;

@@ -1,7 +1,7 @@
 // Optimizers for distributed training. Model averaging: average_parameters.h, model_averager.h and
-// post_local_sgd_optimizer.h. Sharded state: zero_redundancy_optimizer.h; state as data: optimizer_state.h; by name:
-// named_optimizer.h. Gradients as arguments: functional_optimizer.h. Steps inside backward: in_backward.h. Thread
-// safety: stated in each header.
+// post_local_sgd_optimizer.h. Sharded state: zero_redundancy_optimizer.h; state as data: optimizer_state.h;
+// by name: named_optimizer.h. Gradients as arguments: functional_optimizer.h. Steps inside backward:
+// in_backward.h. Thread safety: stated in each header.
 #pragma once
 
 #include "lockstep/optim/average_parameters.h"

@@ -1,4 +1,5 @@
-// Shared by the tests of this folder: parameters with values of their own, and gradients that depend on rank and step.
+// Shared by the tests of this folder: parameters with values of their own, and gradients that depend on rank
+// and step.
 #pragma once
 
 #include <ATen/CPUGeneratorImpl.h>

@@ -170,8 +170,8 @@ OptimizerStateDict read_state_dict(InputArchive& archive) {
   return dict;
 }
 
-// Through the archive that every optimizer of libtorch can write, since their options and state have no common interface:
-// any of them can be read this way, also ones that this file does not know.
+// Through the archive that every optimizer of libtorch can write, since their options and state have no
+// common interface: any of them can be read this way, also ones that this file does not know.
 OptimizerStateDict get_optimizer_state_dict(const torch::optim::Optimizer& optimizer) try {
   OutputArchive saved;
   optimizer.save(saved);

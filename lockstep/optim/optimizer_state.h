@@ -1,10 +1,10 @@
-// The state of an optimizer as plain data. torch::optim in C++ keeps it in its own classes, keyed by parameter
-// addresses, and only writes it to archives; this form can be inspected, sent to other ranks (group/objects.h), sharded
-// and merged. Parameters are numbered in the order of the groups.
+// The state of an optimizer as plain data. torch::optim in C++ keeps it in its own classes, keyed by
+// parameter addresses, and only writes it to archives; this form can be inspected, sent to other ranks
+// (group/objects.h), sharded and merged. Parameters are numbered in the order of the groups.
 //
-// Works for every optimizer that saves itself in torch::optim's layout: those of torch::optim, and those written with
-// its _TORCH_OPTIM_SERIALIZE macros. Options and state may hold numbers, bools, text, tensors, tuples or lists of
-// numbers, or nothing; anything else (LBFGS's history) is kUnsupported.
+// Works for every optimizer that saves itself in torch::optim's layout: those of torch::optim, and those
+// written with its _TORCH_OPTIM_SERIALIZE macros. Options and state may hold numbers, bools, text, tensors,
+// tuples or lists of numbers, or nothing; anything else (LBFGS's history) is kUnsupported.
 // Thread safety: values, no shared state; an optimizer is accessed by one thread at a time.
 #pragma once
 
@@ -55,18 +55,20 @@ auto lockstep_fields(SelfOf<OptimizerStateDict> auto& self) {
                 self.state, self.param_groups, self.extra);
 }
 
-// A copy: later steps do not change it. Raises kUnsupported for an optimizer that does not use the layout above.
+// A copy: later steps do not change it. Raises kUnsupported for an optimizer that does not use the layout
+// above.
 OptimizerStateDict get_optimizer_state_dict(const torch::optim::Optimizer& optimizer);
 
-// Afterwards the optimizer has exactly this state and these options; tensors are copied. Raises kUsage, changing
-// nothing, when the groups differ in number or size, or a state has no parameter; kUnsupported as above.
+// Afterwards the optimizer has exactly this state and these options; tensors are copied. Raises kUsage,
+// changing nothing, when the groups differ in number or size, or a state has no parameter; kUnsupported as
+// above.
 void set_optimizer_state_dict(torch::optim::Optimizer& optimizer, const OptimizerStateDict& state_dict);
 
 // Only the check: raises kUsage when the dict does not match these groups.
 void check_state_dict_fits(const torch::optim::Optimizer& optimizer, const OptimizerStateDict& state_dict);
 
-// The same through a torch archive, in the format of torch::save and torch::load of an optimizer: interchangeable in
-// both directions. Extra values are stored beside "state" and "param_groups".
+// The same through a torch archive, in the format of torch::save and torch::load of an optimizer:
+// interchangeable in both directions. Extra values are stored beside "state" and "param_groups".
 void write_state_dict(torch::serialize::OutputArchive& archive, const OptimizerStateDict& state_dict);
 // Raises kUsage when the archive does not contain an optimizer.
 OptimizerStateDict read_state_dict(torch::serialize::InputArchive& archive);

@@ -1,5 +1,5 @@
-// Base of optimizers that wrap another one: the wrapper owns groups, options and state, so schedulers and all of
-// torch::optim::Optimizer work on it, and lends them to the wrapped optimizer for the duration of a call.
+// Base of optimizers that wrap another one: the wrapper owns groups, options and state, so schedulers and all
+// of torch::optim::Optimizer work on it, and lends them to the wrapped optimizer for the duration of a call.
 // Thread safety: as torch::optim::Optimizer, one thread at a time.
 #pragma once
 

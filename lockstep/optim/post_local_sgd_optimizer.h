@@ -1,5 +1,5 @@
-// Post-local SGD: every step is local, and at the steps chosen by its averager the parameters are averaged over the
-// ranks (Lin et al., "Don't use large mini-batches, use local SGD").
+// Post-local SGD: every step is local, and at the steps chosen by its averager the parameters are averaged
+// over the ranks (Lin et al., "Don't use large mini-batches, use local SGD").
 //
 //   PostLocalSGDOptimizer opt(torch::optim::SGD(model->parameters(), 0.1),
 //                             std::make_shared<PeriodicModelAverager>(

@@ -128,7 +128,8 @@ std::vector<std::vector<at::Tensor>> ZeroCore::parameters_by_owner() const {
   return owned;
 }
 
-// A pure function of the sizes, computed on every rank alike: no communication, and all ranks know all owners.
+// A pure function of the sizes, computed on every rank alike: no communication, and all ranks know all
+// owners.
 void ZeroCore::partition() {
   std::vector<std::vector<std::int64_t>> numels;
   partitioned_.clear();
@@ -215,15 +216,16 @@ at::Tensor ZeroCore::step_together(LossClosure closure) {
   return loss;
 }
 
-// State and options live in this object, keyed by parameter; the inner optimizer borrows those of its share for one step
-// (Lend), so that users see one optimizer with one set of options.
+// State and options live in this object, keyed by parameter; the inner optimizer borrows those of its share
+// for one step (Lend), so that users see one optimizer with one set of options.
 at::Tensor ZeroCore::local_step(LossClosure closure) {
   const HideGradients hide(optim_->param_groups());
   internal::Lend lend(*this, *optim_, kShare);
   return optim_->step(lend.outside(std::move(closure)));
 }
 
-// All broadcasts are posted before the first is waited for; every rank posts them in the same order, by owner.
+// All broadcasts are posted before the first is waited for; every rank posts them in the same order, by
+// owner.
 void ZeroCore::sync_parameters() {
   if (group_->size() == 1) return;
   const auto owned = parameters_by_owner();

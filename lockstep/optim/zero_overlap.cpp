@@ -46,8 +46,8 @@ ZeroOverlap::ZeroOverlap(ZeroCore& zero) : zero_(zero) {
   }
 }
 
-// Called when an average is delivered, bucket by bucket and so in the same order on all ranks: the owner steps and
-// broadcasts the parameter while later buckets are still reduced. finish() waits for all of them.
+// Called when an average is delivered, bucket by bucket and so in the same order on all ranks: the owner
+// steps and broadcasts the parameter while later buckets are still reduced. finish() waits for all of them.
 void ZeroOverlap::step(const at::Tensor& parameter, const at::Tensor& average) {
   const auto found = places_.find(parameter.unsafeGetTensorImpl());
   if (found == places_.end() || !parameter.requires_grad()) return;

@@ -1,18 +1,19 @@
-// ZeroRedundancyOptimizer: each rank keeps the optimizer state of its shard of the parameters only (ZeRO stage 1,
-// Rajbhandari et al.), updates that shard, and broadcasts it. For Adam in a world of n that saves (n-1)/n of two copies
-// of the model. Gradients must be averaged first, as DistributedDataParallel does.
+// ZeroRedundancyOptimizer: each rank keeps the optimizer state of its shard of the parameters only (ZeRO
+// stage 1, Rajbhandari et al.), updates that shard, and broadcasts it. For Adam in a world of n that saves
+// (n-1)/n of two copies of the model. Gradients must be averaged first, as DistributedDataParallel does.
 //
-//   lockstep::ZeroRedundancyOptimizer<torch::optim::Adam> opt(model->parameters(), torch::optim::AdamOptions(1e-3),
-//                                                             {.parameters_as_bucket_view = true});
+//   lockstep::ZeroRedundancyOptimizer<torch::optim::Adam> opt(
+//       model->parameters(), torch::optim::AdamOptions(1e-3), {.parameters_as_bucket_view = true});
 //   loss.backward();
 //   opt.step();                       // collective
 //   opt.consolidate_state_dict();     // collective; then, on rank 0:
 //   if (rank == 0) torch::save(opt, "adam.pt");
 //
-// It is a torch::optim::Optimizer: schedulers, zero_grad and param_groups work on it, and changes of options take
-// effect in the next step. Optim is any optimizer that updates every element, or every parameter, independently; LBFGS
-// does not. All ranks pass the same parameters in the same order. Parameters may only be added, by add_param_group.
-// Its own members (step, state_dict, owners, join) are those of ZeroCore (detail/zero_core.h).
+// It is a torch::optim::Optimizer: schedulers, zero_grad and param_groups work on it, and changes of options
+// take effect in the next step. Optim is any optimizer that updates every element, or every parameter,
+// independently; LBFGS does not. All ranks pass the same parameters in the same order. Parameters may only be
+// added, by add_param_group. Its own members (step, state_dict, owners, join) are those of ZeroCore
+// (detail/zero_core.h).
 // Thread safety: as torch::optim::Optimizer, one thread at a time.
 #pragma once
 
@@ -41,9 +42,10 @@ class ZeroRedundancyOptimizer final : public ZeroCore {
       "LBFGS looks at all parameters at once: ranks with a share each would search in different directions");
 
  public:
-  // Groups without options use `defaults`. Raises kUsage when there is no group or this rank is not a member of it;
-  // when there are no parameters; when one is undefined, not a leaf, not dense, duplicated, or of another type than the
-  // first; kResource when the bucket memory cannot be allocated; what Optim raises for invalid options.
+  // Groups without options use `defaults`. Raises kUsage when there is no group or this rank is not a member
+  // of it; when there are no parameters; when one is undefined, not a leaf, not dense, duplicated, or of
+  // another type than the first; kResource when the bucket memory cannot be allocated; what Optim raises for
+  // invalid options.
   template <std::derived_from<torch::optim::OptimizerOptions> Options>
   ZeroRedundancyOptimizer(const std::vector<torch::optim::OptimizerParamGroup>& groups, Options defaults,
                           ZeroOptions options = {})

@@ -1,5 +1,5 @@
-// Tensor parallelism for torch::nn modules: their parameters become DTensors, and stock modules then run on several ranks as
-// they are.
+// Tensor parallelism for torch::nn modules: their parameters become DTensors, and stock modules then run on
+// several ranks as they are.
 //
 //   parallelize_module(*model, mesh["tp"], {{"layers.*.attention.qkv", ColwiseParallel()},
 //                                           {"layers.*.attention.out", RowwiseParallel()},
@@ -7,11 +7,12 @@
 //                                           {"layers.*.mlp.down", RowwiseParallel()}});
 //   auto y = model->forward(x);          // plain tensors in and out; one all_reduce after `out` and one after `down`
 //
-// Why no hooks: C++ modules have none. What Python does in forward hooks of Linear, Embedding and LayerNorm is here bound to
-// their weight (a DTensor can say how its operator treats the activations), so that no module is wrapped or replaced. Modules of
-// your own that need their inputs or results changed say where, with prepare_inputs and prepare_output (prepare.h).
-// Collective over the mesh. Thread safety: not while another thread uses the module. Parameters keep their identity (optimizers
-// made before still work); gradients that they had are dropped.
+// Why no hooks: C++ modules have none. What Python does in forward hooks of Linear, Embedding and LayerNorm
+// is here bound to their weight (a DTensor can say how its operator treats the activations), so that no
+// module is wrapped or replaced. Modules of your own that need their inputs or results changed say where,
+// with prepare_inputs and prepare_output (prepare.h). Collective over the mesh. Thread safety: not while
+// another thread uses the module. Parameters keep their identity (optimizers made before still work);
+// gradients that they had are dropped.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -27,23 +28,26 @@
 
 namespace lockstep {
 
-// Paths of submodules to styles, in order. Every token of a path may be a shell pattern: "layers.*.up". "" is the module itself.
+// Paths of submodules to styles, in order. Every token of a path may be a shell pattern: "layers.*.up". "" is
+// the module itself.
 using ParallelPlan = std::vector<std::pair<std::string, ParallelStyle>>;
 
 struct ParallelizeOptions {
   // As DistributeOptions: whose values the parameters get; none: every rank's own, which must be equal.
   std::optional<int> src_data_rank = 0;
 };
-// `mesh` has one dimension. A path without a match is a warning, and so is an empty plan. kUsage, before any parameter is changed,
-// for a mesh of more dimensions, a style that does not fit its module, lists of different lengths.
+// `mesh` has one dimension. A path without a match is a warning, and so is an empty plan. kUsage, before any
+// parameter is changed, for a mesh of more dimensions, a style that does not fit its module, lists of
+// different lengths.
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelPlan& plan,
                         ParallelizeOptions options = {});
 // The style for the module itself.
 void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const ParallelStyle& style,
                         ParallelizeOptions options = {});
 
-// Calls partition_fn(path, submodule, mesh) for the module and everything below it, the module first; then replaces parameters
-// and buffers that are still plain by replicas. None: replicates all. Everything is broadcast from the mesh's first rank.
+// Calls partition_fn(path, submodule, mesh) for the module and everything below it, the module first; then
+// replaces parameters and buffers that are still plain by replicas. None: replicates all. Everything is
+// broadcast from the mesh's first rank.
 using PartitionFn =
     std::function<void(const std::string& path, torch::nn::Module& module, const DeviceMesh& mesh)>;
 void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh,

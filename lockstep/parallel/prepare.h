@@ -1,5 +1,5 @@
-// What a module of your own calls at the beginning and at the end of its forward, so that a plan can place its arguments and
-// results. Without a plan both return what they are given.
+// What a module of your own calls at the beginning and at the end of its forward, so that a plan can place
+// its arguments and results. Without a plan both return what they are given.
 //
 //   at::Tensor forward(at::Tensor x) {
 //     x = lockstep::prepare_inputs(*this, {x})[0];

@@ -1,5 +1,6 @@
-// Ways to run a module on several ranks. Each is a value with options; parallelize_module applies them. Names and defaults are
-// those of torch.distributed.tensor.parallel. Layouts are placements on the one dimension of the mesh. Thread safety: values.
+// Ways to run a module on several ranks. Each is a value with options; parallelize_module applies them. Names
+// and defaults are those of torch.distributed.tensor.parallel. Layouts are placements on the one dimension of
+// the mesh. Thread safety: values.
 //
 //                        parameters                     a plain input is   the module sees   it returns
 //   ColwiseParallel      Linear: weight, bias Shard(0)  Replicate          Replicate         Shard(-1)     no collective
@@ -8,7 +9,8 @@
 //                        Replicate                                                           Shard(d)      reduce_scatter
 //                        Embedding: weight Shard(0)     Replicate          Replicate         Replicate     all_reduce
 //   SequenceParallel     LayerNorm: Replicate           Shard(1)           Shard(1)          Shard(1)      none; backward: one
-//                                                                                                          all_reduce per parameter
+//                                                                                                          all_reduce per
+//                                                                                                          parameter
 #pragma once
 
 #include <optional>
@@ -31,15 +33,15 @@ struct RowwiseParallel {
   bool use_local_output = true;
 };
 
-// LayerNorm, and Dropout, which has no parameters and works on any DTensor. Parameters are not broadcast: they are assumed to
-// be equal on all ranks, as torch does.
+// LayerNorm, and Dropout, which has no parameters and works on any DTensor. Parameters are not broadcast:
+// they are assumed to be equal on all ranks, as torch does.
 struct SequenceParallel {
   std::int64_t sequence_dim = 1;
   bool use_local_output = false;
 };
 
-// For modules whose forward calls prepare_inputs and prepare_output (prepare.h). One entry per argument, or result; none: leave
-// it as it is. Lists of one pair must be of one length.
+// For modules whose forward calls prepare_inputs and prepare_output (prepare.h). One entry per argument, or
+// result; none: leave it as it is. Lists of one pair must be of one length.
 struct PrepareModuleInput {
   std::vector<std::optional<Placement>> input_layouts{};
   std::vector<std::optional<Placement>> desired_input_layouts{};
@@ -55,8 +57,8 @@ struct PrepareModuleInputOutput {
   PrepareModuleOutput output{};
 };
 
-// Colwise and Rowwise in turn over the Linear layers directly below a module, which must be even in number. Input and output are
-// replicated.
+// Colwise and Rowwise in turn over the Linear layers directly below a module, which must be even in number.
+// Input and output are replicated.
 struct PairwiseParallel {};
 
 using ParallelStyle = std::variant<ColwiseParallel, RowwiseParallel, SequenceParallel, PrepareModuleInput,

@@ -16,8 +16,8 @@
 namespace lockstep {
 namespace {
 
-// From /proc/<pid>/stat; -1 when the process no longer exists. The name before it may hold anything but ends with the
-// last ')'.
+// From /proc/<pid>/stat; -1 when the process no longer exists. The name before it may hold anything but ends
+// with the last ')'.
 pid_t session_of(const std::filesystem::path& process) {
   std::ifstream file(process / "stat");
   std::string text((std::istreambuf_iterator<char>(file)), {});
@@ -41,8 +41,8 @@ bool handles(const std::filesystem::path& process, int signal) {
   return false;
 }
 
-// Closed by the bare system call, as it was opened by one: TSan would see close() alone and take the descriptor for the
-// socket of another thread that had its number before.
+// Closed by the bare system call, as it was opened by one: TSan would see close() alone and take the
+// descriptor for the socket of another thread that had its number before.
 struct PidFd {
   const int fd;
   ~PidFd() {
@@ -58,7 +58,8 @@ int send_handled_signal(std::span<const pid_t> sessions, int signal) noexcept tr
     const std::string name = entry.path().filename().string();
     pid_t pid = -1;
     if (std::from_chars(name.data(), name.data() + name.size(), pid).ec != std::errc() || pid <= 0) continue;
-    // Opened before it is looked at: what is signalled is what was looked at, even if the number is given away.
+    // Opened before it is looked at: what is signalled is what was looked at, even if the number is given
+    // away.
     const PidFd pidfd{base::open_pidfd(pid).release()};
     if (pidfd.fd < 0 || std::ranges::find(sessions, session_of(entry.path())) == sessions.end()) continue;
     if (!handles(entry.path(), signal)) continue;

@@ -19,8 +19,8 @@ namespace {
 constexpr Milliseconds kConnectTimeout{1'000};  // to another starter's store, which may not be there yet
 constexpr Milliseconds kStoreTimeout{5'000};    // of the starter's own requests
 
-// On one host the secret never leaves this process and its children. Across hosts it must come from outside, since nothing
-// here can send it to the others safely.
+// On one host the secret never leaves this process and its children. Across hosts it must come from outside,
+// since nothing here can send it to the others safely.
 std::optional<JobSecret> find_secret(bool shared) {
   if (!shared) return JobSecret::mint();
   if (auto secret = JobSecret::from_environment()) return secret;
@@ -34,7 +34,8 @@ std::optional<JobSecret> find_secret(bool shared) {
 net::Listener listen_at(JobServerOptions& options) {
   if (!net::names_loopback(options.address))
     return net::Listener::listen_everywhere(options.port, net::Listener::kBacklog);
-  // "localhost" has two addresses, and anybody may listen at the one that is not bound: workers dial the one that is.
+  // "localhost" has two addresses, and anybody may listen at the one that is not bound: workers dial the one
+  // that is.
   if (!net::Address::parse(options.address, options.port)) {
     const bool is_v6 = net::Address::resolve(options.address, options.port).front().family() == AF_INET6;
     options.address = is_v6 ? "::1" : "127.0.0.1";
@@ -49,8 +50,8 @@ std::string exit_cause_key(int rank) {
   return base::cat("lockstep/exit/", rank);
 }
 
-// The port is bound here, before the workers exist, so that they can be told of it; serve() starts the thread after they
-// are forked.
+// The port is bound here, before the workers exist, so that they can be told of it; serve() starts the thread
+// after they are forked.
 JobServer JobServer::open(const JobServerOptions& options) {
   JobServer host;
   host.options_ = options;

@@ -1,8 +1,8 @@
-// The job's secret and the rendezvous store that requires it. Owned by the process that starts the workers (the
-// launcher, spawn); the workers are the store's clients.
+// The job's secret and the rendezvous store that requires it. Owned by the process that starts the workers
+// (the launcher, spawn); the workers are the store's clients.
 //
-// Two steps, because the server has a thread and a process with threads must not fork workers: open() first, start the
-// workers, then serve(). A worker that connects in between waits in the socket's backlog.
+// Two steps, because the server has a thread and a process with threads must not fork workers: open() first,
+// start the workers, then serve(). A worker that connects in between waits in the socket's backlog.
 //
 // Thread safety: none. Ownership: the store lives as long as this object.
 #pragma once
@@ -20,8 +20,9 @@
 
 namespace lockstep {
 
-// The key of the rendezvous store that holds how a rank ended: the text of describe_wait_status() and, when the rank
-// had lost a peer itself, its error. Set as soon as its starter knows, before any other rank is stopped because of it.
+// The key of the rendezvous store that holds how a rank ended: the text of describe_wait_status() and, when
+// the rank had lost a peer itself, its error. Set as soon as its starter knows, before any other rank is
+// stopped because of it.
 std::string exit_cause_key(int rank);
 
 struct JobServerOptions {
@@ -35,8 +36,8 @@ struct JobServerOptions {
 
 class JobServer {
  public:
-  // Obtains the secret and binds the port; starts no thread. Raises DistNetworkError when the port is in use, kUsage
-  // with the command that creates a secret file when one is required and missing.
+  // Obtains the secret and binds the port; starts no thread. Raises DistNetworkError when the port is in use,
+  // kUsage with the command that creates a secret file when one is required and missing.
   static JobServer open(const JobServerOptions& options = {});
   JobServer(JobServer&&) noexcept = default;
   JobServer& operator=(JobServer&&) noexcept = default;
@@ -49,8 +50,8 @@ class JobServer {
   // Bound and listening until serve(); forked copies close it. -1 when there is none.
   int listen_fd() const { return listener_.get(); }
 
-  // Publishes how a rank ended to the surviving ranks. Takes seconds at most: a store that does not answer is only
-  // logged.
+  // Publishes how a rank ended to the surviving ranks. Takes seconds at most: a store that does not answer is
+  // only logged.
   void publish_exit(int rank, const ChildExit& exit) noexcept;
   // A handle to the store, connected on first use. Raises DistNetworkError.
   Store& store();

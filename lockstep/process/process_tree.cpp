@@ -91,8 +91,8 @@ void kill_own_children(Deadline deadline) {
   base::log(LogLevel::kError, "processes that received SIGKILL still exist after 10 s");
 }
 
-// A reaper that ends with an order unread makes the kernel say "connection reset" once, before what the reaper had
-// sent; that is still there.
+// A reaper that ends with an order unread makes the kernel say "connection reset" once, before what the
+// reaper had sent; that is still there.
 bool is_passing(int code) {
   return code == EINTR || code == ECONNRESET;
 }
@@ -111,8 +111,8 @@ ChildEvent to_event(const ReaperMessage& message) {
 //   owner --fork--> reaper (subreaper, own session) --fork--> child 0, child 1, ... (own sessions)
 //     '----- socket: started, exited, signal, kill ---'
 //
-// The reaper outlives its owner by at most a grace period and takes the children with it; each child gets SIGKILL from the
-// kernel when the reaper dies. So no order of deaths leaves one behind.
+// The reaper outlives its owner by at most a grace period and takes the children with it; each child gets
+// SIGKILL from the kernel when the reaper dies. So no order of deaths leaves one behind.
 ProcessTree ProcessTree::start(std::span<const ChildSpec> specs, const ProcessTreeOptions& options) {
   Prepared prepared(specs);
   std::vector<pid_t> pids(specs.size(), -1);
@@ -143,7 +143,8 @@ ProcessTree ProcessTree::start(std::span<const ChildSpec> specs, const ProcessTr
   {
     const SignalsBlocked blocked;
     plan.child_mask = options.child_signal_mask.value_or(blocked.before());
-    // From here to reaper_main() only async-signal-safe calls: another thread may have held any lock at the fork.
+    // From here to reaper_main() only async-signal-safe calls: another thread may have held any lock at the
+    // fork.
     tree.reaper_ = ::fork();
     if (tree.reaper_ == 0) internal::reaper_main(plan);
   }
@@ -168,8 +169,8 @@ ProcessTree::~ProcessTree() {
   if (reaper_ > 0) end();
 }
 
-// start() returns when every child has been forked, so that pids() is complete; whether its program could be executed is an
-// event.
+// start() returns when every child has been forked, so that pids() is complete; whether its program could be
+// executed is an event.
 void ProcessTree::read_pids() {
   std::size_t n_started = 0;
   while (n_started < pids_.size()) {
@@ -208,8 +209,8 @@ std::vector<ChildEvent> ProcessTree::take_events() {
   return events;
 }
 
-// Normal when all exits were reported before. Otherwise the reaper was killed, and the kernel has killed the children with
-// it; orphans of theirs come to this process if it asked for that.
+// Normal when all exits were reported before. Otherwise the reaper was killed, and the kernel has killed the
+// children with it; orphans of theirs come to this process if it asked for that.
 void ProcessTree::see_end_of_reaper() {
   over_ = true;
   reaper_lost_ = n_exits_ < static_cast<int>(pids_.size());

@@ -1,6 +1,6 @@
-// A child's final report: a memfd that the child writes and its starter reads once the child has ended. Unlike a pipe
-// it needs no concurrent reader, and unlike a file it leaves nothing behind. Thread safety: one thread at a time per
-// descriptor.
+// A child's final report: a memfd that the child writes and its starter reads once the child has ended.
+// Unlike a pipe it needs no concurrent reader, and unlike a file it leaves nothing behind. Thread safety: one
+// thread at a time per descriptor.
 #pragma once
 
 #include <string>

@@ -23,8 +23,8 @@ namespace lockstep {
 
 using internal::SpawnTarget;
 
-// The processes are watched by a thread from the start, so that a failure is told and the others are stopped even
-// while nobody joins.
+// The processes are watched by a thread from the start, so that a failure is told and the others are stopped
+// even while nobody joins.
 struct SpawnContext::State {
   explicit State(Milliseconds grace_in) : grace(grace_in) {}
 
@@ -87,8 +87,8 @@ void SpawnContext::State::watch_to_end() {
   while (!supervisor->finished()) {
     pollfd fds[] = {{.fd = supervisor->fd(), .events = POLLIN, .revents = 0},
                     {.fd = wake.get(), .events = POLLIN, .revents = 0}};
-    // Three reasons to wake: a child's event, a caller (join with another grace, destruction), a deadline of the
-    // supervisor.
+    // Three reasons to wake: a child's event, a caller (join with another grace, destruction), a deadline of
+    // the supervisor.
     ::poll(fds, 2, supervisor->next_deadline().poll_timeout_ms());
     std::uint64_t count = 0;
     (void)!::read(wake.get(), &count, sizeof count);
@@ -203,9 +203,9 @@ SpawnContext spawn(int n, const std::function<void(int index)>& fn, const SpawnO
   if (n < 1) base::raise(ErrorKind::kUsage, base::cat("spawn needs at least one process, not ", n));
   const int call = internal::count_spawn_call();
   auto state = std::make_unique<SpawnContext::State>(options.grace);
-  // This process was executed anew to be one of the children of the call-th spawn(): main() ran again up to here. Calls
-  // before that one return at once, as if their processes had ended; hence the rule that a program reaches its spawn()
-  // calls in the same order each time.
+  // This process was executed anew to be one of the children of the call-th spawn(): main() ran again up to
+  // here. Calls before that one return at once, as if their processes had ended; hence the rule that a
+  // program reaches its spawn() calls in the same order each time.
   if (const auto target = SpawnTarget::from_environment()) {
     if (target->call == call) internal::become_spawned(fn, *target);
     const base::MutexLock lock(state->mutex);

@@ -1,5 +1,5 @@
-// Starts ranks as processes from inside a program: spawn(4, fn) runs fn(0) .. fn(3) in one process each, with the
-// environment of a world of 4, so that init_process_group() in fn needs no argument.
+// Starts ranks as processes from inside a program: spawn(4, fn) runs fn(0) .. fn(3) in one process each, with
+// the environment of a world of 4, so that init_process_group() in fn needs no argument.
 //
 //   int main() {
 //     lockstep::spawn(4, [](int rank) {
@@ -8,18 +8,18 @@
 //     });
 //   }
 //
-// Two start methods. kFork forks this process: fast, and fn sees all variables; only while the process has a single
-// thread (a fork of a process that has run an OpenMP region hangs). kReexec executes this program again with the same
-// arguments; main() runs again up to the same call of spawn, which there runs fn(index) and exits. Earlier calls of
-// spawn return immediately in such a process. kAuto forks when possible.
+// Two start methods. kFork forks this process: fast, and fn sees all variables; only while the process has a
+// single thread (a fork of a process that has run an OpenMP region hangs). kReexec executes this program
+// again with the same arguments; main() runs again up to the same call of spawn, which there runs fn(index)
+// and exits. Earlier calls of spawn return immediately in such a process. kAuto forks when possible.
 //
-// When a process fails, the others get SIGTERM, and SIGKILL after the grace period; how it ended is published in the
-// rendezvous store before they are signalled. A process that failed because it lost a peer is not reported as the cause
-// while that peer's own failure may still arrive (supervisor.h). Processes, and all they start, end with this process
-// (process_tree.h). Their standard input is empty.
+// When a process fails, the others get SIGTERM, and SIGKILL after the grace period; how it ended is published
+// in the rendezvous store before they are signalled. A process that failed because it lost a peer is not
+// reported as the cause while that peer's own failure may still arrive (supervisor.h). Processes, and all
+// they start, end with this process (process_tree.h). Their standard input is empty.
 //
-// Thread safety: spawn may be called from any thread, concurrently (kReexec counts calls, so their order must be the
-// same in every run). A SpawnContext is used by one thread at a time.
+// Thread safety: spawn may be called from any thread, concurrently (kReexec counts calls, so their order must
+// be the same in every run). A SpawnContext is used by one thread at a time.
 #pragma once
 
 #include <sys/types.h>
@@ -68,7 +68,8 @@ class SpawnContext {
   // In the order of their index.
   const std::vector<pid_t>& pids() const;
   // Waits for all to end: true when they have, false when the timeout passed first (unset: never). Raises
-  // SpawnError with index, pid and cause of the first that failed and the text of its exception, once all have ended.
+  // SpawnError with index, pid and cause of the first that failed and the text of its exception, once all
+  // have ended.
   bool join(std::optional<Milliseconds> timeout = {});
   // The same with another grace period for processes stopped from now on.
   bool join(std::optional<Milliseconds> timeout, Milliseconds grace);
@@ -80,9 +81,9 @@ class SpawnContext {
   std::unique_ptr<State> state_;
 };
 
-// Raises kUsage for n < 1, for kFork in a process with threads, and for kReexec inside a spawned process; kResource or
-// kSystem when no process can be started. fn runs only in the new processes; an exception ends its process with code 1
-// and becomes the text of the SpawnError.
+// Raises kUsage for n < 1, for kFork in a process with threads, and for kReexec inside a spawned process;
+// kResource or kSystem when no process can be started. fn runs only in the new processes; an exception ends
+// its process with code 1 and becomes the text of the SpawnError.
 SpawnContext spawn(int n, const std::function<void(int index)>& fn, const SpawnOptions& options = {});
 
 }  // namespace lockstep

@@ -1,4 +1,5 @@
-// Programs that spawn, for spawn_test: each case is a main() of its own, since a re-executed child runs it again.
+// Programs that spawn, for spawn_test: each case is a main() of its own, since a re-executed child runs it
+// again.
 //
 //   spawn_program <fork|reexec|auto> <case> [folder]
 #include <signal.h>

@@ -1,9 +1,9 @@
-// Supervises a ProcessTree until it ends: after the first failure the other children get SIGTERM, and SIGKILL after a
-// grace period. Used by the launcher and by spawn.
+// Supervises a ProcessTree until it ends: after the first failure the other children get SIGTERM, and SIGKILL
+// after a grace period. Used by the launcher and by spawn.
 //
-// A child that leaves its group cleanly and exits with an error is often overtaken by a peer that failed because of it.
-// A child that failed after losing a peer is therefore not yet taken as the root cause: the supervisor waits two
-// seconds, and a child that fails on its own within that time is the root cause.
+// A child that leaves its group cleanly and exits with an error is often overtaken by a peer that failed
+// because of it. A child that failed after losing a peer is therefore not yet taken as the root cause: the
+// supervisor waits two seconds, and a child that fails on its own within that time is the root cause.
 //
 // Driven by its owner's poll loop: wait for fd() or next_deadline(), then step(). Thread safety: none.
 #pragma once
@@ -77,8 +77,8 @@ class Supervisor {
   const std::vector<pid_t>& pids() const { return tree_.pids(); }
   // In the order they ended.
   const std::vector<ChildExit>& exits() const { return exits_; }
-  // The first child that failed on its own; else the first that failed because of another; else the first that failed
-  // after it was told to stop.
+  // The first child that failed on its own; else the first that failed because of another; else the first
+  // that failed after it was told to stop.
   std::optional<ChildExit> first_failure() const;
 
  private:

@@ -1,5 +1,5 @@
-// The environment of a worker process: torchrun's variables, and lockstep's own for the secret. Used by the launcher
-// and by spawn, so that init_process_group() needs no argument in either.
+// The environment of a worker process: torchrun's variables, and lockstep's own for the secret. Used by the
+// launcher and by spawn, so that init_process_group() needs no argument in either.
 // Thread safety: values, no shared state; environment_with() not concurrently with setenv.
 #pragma once
 
@@ -32,8 +32,8 @@ using EnvironmentList = std::vector<std::pair<std::string, std::string>>;
 // The variables to set for one worker.
 EnvironmentList worker_environment(const WorkerPlace& place, const JobAddress& job);
 
-// This process's environment overridden by `changes`, as "NAME=value" strings for exec. Variables of other launchers
-// are kept: torchrun's names take precedence.
+// This process's environment overridden by `changes`, as "NAME=value" strings for exec. Variables of other
+// launchers are kept: torchrun's names take precedence.
 std::vector<std::string> environment_with(const EnvironmentList& changes);
 
 }  // namespace lockstep

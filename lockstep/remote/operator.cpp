@@ -207,8 +207,8 @@ ResultForm form_of(const std::vector<c10::Argument>& returns) {
 
 }  // namespace
 
-// A source of functions for RPC (register_function_source): to the layers below an operator is a registered function whose
-// arguments are matched with the schema instead of a C++ signature.
+// A source of functions for RPC (register_function_source): to the layers below an operator is a registered
+// function whose arguments are matched with the schema instead of a C++ signature.
 std::unique_ptr<FunctionEntry> find_operator(const std::string& name) {
   if (name.find("::") == std::string::npos) return nullptr;
   const auto found = find_handle(name);

@@ -105,7 +105,8 @@ std::optional<Cluster> torchrun(const Known& known) {
   return cluster;
 }
 
-// The presets are torchrun's flags, not a rank: with several ranks per host they say too little by themselves.
+// The presets are torchrun's flags, not a rank: with several ranks per host they say too little by
+// themselves.
 std::optional<Cluster> pet(const Known& known) {
   if (!is_set(base::EnvVar::kPetNnodes) && !is_set(base::EnvVar::kPetNodeRank)) return std::nullopt;
   Cluster cluster{.source = "PET"};
@@ -208,7 +209,8 @@ int port_of_job(const std::string& job) {
   return 20000 + static_cast<int>(hash % 12768);
 }
 
-// In this order because launchers nest: torchrun inside a Slurm job sets its own variables beside Slurm's, and means those.
+// In this order because launchers nest: torchrun inside a Slurm job sets its own variables beside Slurm's,
+// and means those.
 Cluster detect(const Known& known) {
   for (const auto ask : {torchrun, pet, open_mpi, pmi, pmix, slurm}) {
     const auto cluster = ask(known);

@@ -68,8 +68,8 @@ internal::Known place_of(const Url& url, const RendezvousOptions& options) {
   return place;
 }
 
-// Four workers that were meant to be one job and are four jobs train well and apart. Once per process: whoever runs a
-// program alone on purpose has read it then.
+// Four workers that were meant to be one job and are four jobs train well and apart. Once per process:
+// whoever runs a program alone on purpose has read it then.
 void warn_alone() {
   if (internal::told_alone().exchange(true)) return;
   base::log(
@@ -78,8 +78,8 @@ void warn_alone() {
                 "lockstep run -n ", base::available_cores(), " -- ", ::program_invocation_short_name));
 }
 
-// Arguments and the URL come before the environment; each of rank and world size may come from another of them. Without
-// any, and without an address, the process is a world of one and needs no store.
+// Arguments and the URL come before the environment; each of rank and world size may come from another of
+// them. Without any, and without an address, the process is a world of one and needs no store.
 RendezvousResult from_environment(const Url& url, const RendezvousOptions& options) {
   if (!url.host.empty() || !url.path.empty()) refuse(url, "env:// takes no address; it is in MASTER_ADDR");
   internal::Known place{pick(url, "rank", options.rank, 0), pick(url, "world_size", options.world_size, 1)};
@@ -124,7 +124,8 @@ RendezvousResult from_tcp(const Url& url, const RendezvousOptions& options) {
   return {std::move(store), place.rank, place.world_size};
 }
 
-// Schemes are a property of the program, as its signal handlers are, and so is where it has been: the state of this folder.
+// Schemes are a property of the program, as its signal handlers are, and so is where it has been: the state
+// of this folder.
 struct Registry {
   base::Mutex mutex;
   std::map<std::string, RendezvousHandler> handlers LOCKSTEP_GUARDED_BY(mutex);
@@ -137,8 +138,8 @@ Registry& registry() {
   return instance;
 }
 
-// Several meetings of one process (a group and RPC, or one after the other) are no news. A process that is forked later
-// has met as its parent did.
+// Several meetings of one process (a group and RPC, or one after the other) are no news. A process that is
+// forked later has met as its parent did.
 std::int64_t note_meeting(const std::string& path, std::optional<int> rank) {
   const base::MutexLock lock(registry().mutex);
   return ++registry().meetings[{path, rank}];
@@ -152,8 +153,8 @@ RendezvousResult from_file(const Url& url, const RendezvousOptions& options) {
   const auto place = place_of(url, options);
   std::shared_ptr<Store> store =
       FileStore::open(url.path, {.n_users = place.world_size, .timeout = options.timeout});
-  // The counter in the file is compared with this process's own: more in the file means that another process had this rank,
-  // most likely in an earlier job.
+  // The counter in the file is compared with this process's own: more in the file means that another process
+  // had this rank, most likely in an earlier job.
   const auto n_mine = note_meeting(url.path, place.rank);
   if (!options.open_ended && store->add(base::cat("lockstep/file_ranks/", *place.rank), 1) > n_mine) {
     base::log(LogLevel::kWarn,

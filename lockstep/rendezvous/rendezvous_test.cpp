@@ -1,4 +1,5 @@
-// Each scheme, each of its errors, and who may join. Ranks are threads; the environment is restored after each test.
+// Each scheme, each of its errors, and who may join. Ranks are threads; the environment is restored after
+// each test.
 #include "lockstep/rendezvous/rendezvous.h"
 
 #include <gtest/gtest.h>
@@ -59,7 +60,8 @@ class Rendezvous : public testing::Test {
     return std::to_string(net::Listener::listen(*net::Address::parse("127.0.0.1", 0), 1).local().port());
   }
 
-  // Every rank comes with `options` and its own rank; each then tells the others its rank and hears the last one's.
+  // Every rank comes with `options` and its own rank; each then tells the others its rank and hears the last
+  // one's.
   static void expect_to_meet(int world_size, RendezvousOptions options) {
     std::vector<std::future<RendezvousResult>> ranks;
     options.timeout = kPatience;

@@ -16,8 +16,9 @@
 namespace lockstep::rpc {
 namespace {
 
-// Random, so that the ids of a worker and of one that had its number before do not meet: late answers and RRef messages of
-// the old one find nothing. 46 bits, which leaves room to count up within the 48 that new_id() has.
+// Random, so that the ids of a worker and of one that had its number before do not meet: late answers and
+// RRef messages of the old one find nothing. 46 bits, which leaves room to count up within the 48 that
+// new_id() has.
 std::uint64_t first_id() {
   std::random_device random;
   return ((std::uint64_t{random()} << 32 | random()) >> 18) + 1;
@@ -78,8 +79,8 @@ Milliseconds Agent::timeout_or_default(const std::optional<Milliseconds>& timeou
   return timeout ? base::checked_timeout(*timeout, "a remote call") : rpc_timeout();
 }
 
-// The directory and the services first: as soon as the transport knows the peer its messages are delivered, and must find
-// it known.
+// The directory and the services first: as soon as the transport knows the peer its messages are delivered,
+// and must find it known.
 void Agent::add_worker(const WorkerInfo& info, const Bytes& address) {
   if (info.id == options_.self.id) return;
   directory_->add(info);
@@ -88,7 +89,8 @@ void Agent::add_worker(const WorkerInfo& info, const Bytes& address) {
 }
 
 void Agent::remove_worker(WorkerId id, const std::string& cause) {
-  // Also of one that is gone already: a transport that never reached it may not know, and its number may come back.
+  // Also of one that is gone already: a transport that never reached it may not know, and its number may come
+  // back.
   transport_->remove_peer(id);
   if (directory_->present(id)) take_loss(id, cause, true);
 }
@@ -170,8 +172,9 @@ bool Agent::on_own_thread() const {
   return pool_ && pool_->is_mine();
 }
 
-// closed_ is set under mutex_, so that request() either finds it or has its entry in pending_ before fail_pending() runs.
-// Then: services, calls in flight, threads, and the connections last, since the threads still send answers.
+// closed_ is set under mutex_, so that request() either finds it or has its entry in pending_ before
+// fail_pending() runs. Then: services, calls in flight, threads, and the connections last, since the threads
+// still send answers.
 void Agent::close(Milliseconds flush) {
   if (on_own_thread()) {
     base::raise(ErrorKind::kUsage, "an RPC agent cannot be shut down by one of its own threads");

@@ -20,7 +20,8 @@ constexpr int kLooksAtClock = 64;
 constexpr std::int64_t kWorthSharingNs = 20'000;
 // How long a thread that waits for an answer fetches messages itself.
 constexpr auto kHelp = std::chrono::microseconds(100);
-// After a failure of the agent's own, most likely for want of memory: the next look may fail likewise, and must not be a busy loop.
+// After a failure of the agent's own, most likely for want of memory: the next look may fail likewise, and
+// must not be a busy loop.
 constexpr Milliseconds kRecover{1};
 // Answers do not wait for ever for a connection.
 constexpr Milliseconds kConnectToAnswer{30'000};
@@ -58,9 +59,10 @@ bool Agent::step(Taker taker) noexcept {
   }
 }
 
-// Two kinds of threads take messages. The poller (kPoller) runs what it finds in place, inside run_long, so that it is replaced
-// when that lasts. A thread inside Future::wait (kHelper) may hold locks of the program: it runs only what never blocks there
-// (kQuick, kEither), ends calls, whose callbacks go to the pool, and posts everything else.
+// Two kinds of threads take messages. The poller (kPoller) runs what it finds in place, inside run_long, so
+// that it is replaced when that lasts. A thread inside Future::wait (kHelper) may hold locks of the program:
+// it runs only what never blocks there (kQuick, kEither), ends calls, whose callbacks go to the pool, and
+// posts everything else.
 bool Agent::take_next(Taker taker) {
   if (taker == Taker::kPoller &&
       n_in_row_.load(std::memory_order_relaxed) % kLooksAtClock == kLooksAtClock - 1) {
@@ -178,8 +180,8 @@ void Agent::take_request(WorkerId from, transport::Message message, Taker taker)
   }
 }
 
-// Requests arrive faster than one thread runs them, and handing one over costs less than running it. Both counters are relaxed:
-// they steer, nothing depends on them.
+// Requests arrive faster than one thread runs them, and handing one over costs less than running it. Both
+// counters are relaxed: they steer, nothing depends on them.
 bool Agent::worth_sharing() const {
   return n_in_row_.load(std::memory_order_relaxed) > 1 &&
          typical_ns_.load(std::memory_order_relaxed) > kWorthSharingNs;
@@ -204,8 +206,9 @@ void Agent::run_handler(const HandlerEntry& entry, Request request) noexcept {
   n_running_.fetch_sub(1);
 }
 
-// In this order: the directory, so that new calls to it are refused; the services, so that a callback of a failed call finds the
-// loss known; then the calls. `incarnation` keeps the late news of a worker's end from ending the next one with its number.
+// In this order: the directory, so that new calls to it are refused; the services, so that a callback of a
+// failed call finds the loss known; then the calls. `incarnation` keeps the late news of a worker's end from
+// ending the next one with its number.
 void Agent::take_loss(WorkerId peer, const std::string& cause, bool orderly, std::uint64_t incarnation) {
   if (!directory_->end(peer, cause, incarnation)) return;
   if (!orderly && !ends_expected_)

@@ -1,8 +1,9 @@
 // An agent's requests: those that wait for an answer, when their time is over, and asking again.
 //
-// A request is in pending_ from before it is sent until exactly one of these takes it out, under mutex_, and then calls its
-// on_answer without the lock: the answer (take_answer), its deadline (expire), the loss of the worker (take_loss), the end of
-// the agent (close), or a failure to send it. An answer that finds nothing there comes too late, and is dropped.
+// A request is in pending_ from before it is sent until exactly one of these takes it out, under mutex_, and
+// then calls its on_answer without the lock: the answer (take_answer), its deadline (expire), the loss of the
+// worker (take_loss), the end of the agent (close), or a failure to send it. An answer that finds nothing
+// there comes too late, and is dropped.
 #include <limits>
 
 #include "lockstep/base/detail/text.h"
@@ -38,8 +39,8 @@ struct Retry {
   Promise<Agent::Answer> promise;
 };
 
-// The Retry is kept alive by its own callback, and refers to the agent weakly: a pending retry must not keep an agent from
-// ending.
+// The Retry is kept alive by its own callback, and refers to the agent weakly: a pending retry must not keep
+// an agent from ending.
 void try_once(const std::shared_ptr<Retry>& retry) {
   const auto agent = retry->agent.lock();
   if (!agent) {
@@ -73,7 +74,8 @@ void Agent::request(WorkerId to, MessageKind kind, Payload payload, Milliseconds
                     const std::string& what, OnAnswer on_answer, const internal::FutureBase* future) {
   const Deadline deadline = Deadline::after(timeout);
   const std::uint64_t id = new_id();
-  // The guard is kept until the message is sent: if it is not, the forks that the message carried are given back with it.
+  // The guard is kept until the message is sent: if it is not, the forks that the message carried are given
+  // back with it.
   const auto guard = std::move(payload.guard);
   std::optional<Failure> failure;
   {
@@ -178,9 +180,9 @@ void Agent::note_unreachable(WorkerId to, const Failure& failure) {
   run([this, to, cause, incarnation] { take_loss(to, cause, false, incarnation); });
 }
 
-// earliest_ns_ is at most the earliest deadline in pending_: a lower bound, so that the poller wakes too early rather than too
-// late. Lowered by compare-and-swap, since any thread sends. Whoever lowers it wakes the poller, which may sleep until the old
-// one.
+// earliest_ns_ is at most the earliest deadline in pending_: a lower bound, so that the poller wakes too
+// early rather than too late. Lowered by compare-and-swap, since any thread sends. Whoever lowers it wakes
+// the poller, which may sleep until the old one.
 void Agent::note_deadline(Deadline deadline) {
   const std::int64_t ns = deadline.monotonic_ns();
   std::int64_t earliest = earliest_ns_.load();

@@ -1,5 +1,5 @@
-// What an agent does when things go wrong or last: callbacks that block, promises that are dropped, answers that cannot be sent,
-// messages that never end, answers of strangers.
+// What an agent does when things go wrong or last: callbacks that block, promises that are dropped, answers
+// that cannot be sent, messages that never end, answers of strangers.
 #include <gtest/gtest.h>
 
 #include <atomic>

@@ -39,8 +39,8 @@ class Running {
 
 namespace internal {
 
-// context u64, flags u8, length of the name u16, of the extension_bytes u32, of the list of RRefs u32, name, extension_bytes,
-// list, object.
+// context u64, flags u8, length of the name u16, of the extension_bytes u32, of the list of RRefs u32, name,
+// extension_bytes, list, object.
 Payload encode_call(const OutgoingCall& call) {
   const auto context = this_call().autograd_context;
   SendScope scope(*call.agent, call.to.id);
@@ -110,7 +110,8 @@ CallHead read_value_head(std::span<const std::uint8_t> body) {
           .object = body.subspan(reader.position())};
 }
 
-// length of the extension_bytes u32, of the events u32, of the list of RRefs u32, extension_bytes, events, list, object.
+// length of the extension_bytes u32, of the events u32, of the list of RRefs u32, extension_bytes, events,
+// list, object.
 Payload encode_value(Agent& agent, std::uint64_t context, WorkerId to,
                      const std::function<void(object::Encoder&)>& encode, const ProfileLog* profile) {
   SendScope scope(agent, to);
@@ -174,9 +175,9 @@ void decode_value(Agent& agent, std::uint64_t context, WorkerId from, std::span<
   decode_object(agent, context, from, head.extension_bytes, head.object, blobs, decode);
 }
 
-// `done` is called once, here or later from another thread when the function returns a future. The RRefs of the message are
-// received before anything else, so that a call that fails to decode returns its forks all the same; the scope ends before the
-// function runs: what that decodes belongs to other messages.
+// `done` is called once, here or later from another thread when the function returns a future. The RRefs of
+// the message are received before anything else, so that a call that fails to decode returns its forks all
+// the same; the scope ends before the function runs: what that decodes belongs to other messages.
 void run_call(Agent& agent, WorkerId from, const CallHead& head, const object::Blobs& blobs, CallDone done,
               const std::shared_ptr<ProfileLog>& profile) {
   try {

@@ -13,8 +13,9 @@ namespace lockstep::rpc {
 namespace {
 
 struct Slot {
-  // A program that ends without shutdown. What a forked child has is a copy: to close it would end the parent's connections (the
-  // epoll set and the sockets are one for both) and wait for threads that are not here. It is left where it is, for ever.
+  // A program that ends without shutdown. What a forked child has is a copy: to close it would end the
+  // parent's connections (the epoll set and the sockets are one for both) and wait for threads that are not
+  // here. It is left where it is, for ever.
   ~Slot() {
     if (inherited()) {
       abandon();
@@ -27,12 +28,13 @@ struct Slot {
       base::log(LogLevel::kError, "an RPC agent could not be closed: " + base::current_failure().message);
     }
   }
-  // The agent is that of the process from which this one was forked. Asked without the mutex, which a thread that is not here may
-  // have held.
+  // The agent is that of the process from which this one was forked. Asked without the mutex, which a thread
+  // that is not here may have held.
   bool inherited() const { return set_at != base::n_forks(); }
   // Read without the mutex for the same reason: only the thread that forked is here.
   bool has_inherited() const LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS { return inherited() && agent; }
-  // Kept reachable, so that a leak checker sees a thing that is held and not one that was lost. Without the mutex, as above.
+  // Kept reachable, so that a leak checker sees a thing that is held and not one that was lost. Without the
+  // mutex, as above.
   void abandon() noexcept LOCKSTEP_NO_THREAD_SAFETY_ANALYSIS {
     struct Abandoned {
       std::shared_ptr<Agent> agent;

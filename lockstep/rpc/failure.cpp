@@ -44,7 +44,8 @@ class Renamed final : public Error {
   const std::string trace;
 };
 
-// libtorch's errors carry the stack of where they were raised in what(): that is not for the message, and the better trace.
+// libtorch's errors carry the stack of where they were raised in what(): that is not for the message, and the
+// better trace.
 void take_stack(CallFailure& failure) {
   std::string& text = failure.failure.message;
   const auto stack = text.find("\nException raised from ");
@@ -69,8 +70,8 @@ void log_current_failure(const char* what) noexcept {
   }
 }
 
-// An exception of the user's function is kUsage for its caller: lockstep itself works. lockstep's own errors keep their
-// kind.
+// An exception of the user's function is kUsage for its caller: lockstep itself works. lockstep's own errors
+// keep their kind.
 CallFailure current_call_failure() noexcept {
   CallFailure result;
   try {

@@ -24,8 +24,8 @@ struct Registry {
   std::string clash LOCKSTEP_GUARDED_BY(mutex);
 };
 
-// Filled by static initialisers of the program's files, in any order: hence a function-local static, and a clash that is
-// kept for init_rpc to report instead of thrown before main.
+// Filled by static initialisers of the program's files, in any order: hence a function-local static, and a
+// clash that is kept for init_rpc to report instead of thrown before main.
 Registry& registry() {
   static Registry functions;
   return functions;
@@ -105,8 +105,8 @@ const FunctionEntry* known_function(Registry& functions, const std::string& name
 
 }  // namespace
 
-// Sources are called without the lock, since they run code of other layers. Two threads may find the same name at once; the
-// first entry stays, and its address is what both return.
+// Sources are called without the lock, since they run code of other layers. Two threads may find the same
+// name at once; the first entry stays, and its address is what both return.
 const FunctionEntry& find_function(const std::string& name) {
   auto& functions = registry();
   base::MutexLock lock(functions.mutex);

@@ -27,8 +27,9 @@ void raise_late(Milliseconds timeout) {
                                              " milliseconds; it continues, and may be waited for again"));
 }
 
-// First the cheap part: this thread fetches messages itself for a moment, and may find its own answer without a wake-up.
-// before_sleep() gives up the poller's role, if it has that, and lets the pool start another thread.
+// First the cheap part: this thread fetches messages itself for a moment, and may find its own answer without
+// a wake-up. before_sleep() gives up the poller's role, if it has that, and lets the pool start another
+// thread.
 bool FutureBase::wait_over(Deadline deadline, const std::function<std::string()>& waiting) {
   if (over()) return true;
   const auto helper = helper_.lock();
@@ -73,8 +74,8 @@ std::exception_ptr FutureBase::error() const {
   }
 }
 
-// Over is checked under the mutex: end() takes the list under it, so a callback is either in that list or runs here. Once,
-// in both cases.
+// Over is checked under the mutex: end() takes the list under it, so a callback is either in that list or
+// runs here. Once, in both cases.
 void FutureBase::on_over(Callback callback) {
   {
     const base::MutexLock lock(mutex_);

@@ -9,11 +9,11 @@
 //   std::thread([promise] { promise.set(3); });
 //   Future<int> three = promise.future();
 //
-// wait() blocks; done(), result() and error() never do; on_done() runs something afterwards. Work and AsyncTensor
-// have the same. then() makes a further future of the value; for a Work, the then() of its get_future() does.
-// Handles copy; all copies are of one value, which is set once. A future of a call always completes: with the
-// value, with the callee's exception, at the call's timeout, or when the worker is gone. A thread that waits for a
-// call's answer fetches arriving messages itself for a moment before it sleeps.
+// wait() blocks; done(), result() and error() never do; on_done() runs something afterwards. Work and
+// AsyncTensor have the same. then() makes a further future of the value; for a Work, the then() of its
+// get_future() does. Handles copy; all copies are of one value, which is set once. A future of a call always
+// completes: with the value, with the callee's exception, at the call's timeout, or when the worker is gone.
+// A thread that waits for a call's answer fetches arriving messages itself for a moment before it sleeps.
 // Thread safety: every method may be called from any thread.
 #pragma once
 

@@ -68,8 +68,8 @@ std::map<std::string, Object> Gatherings::gather(const Object& value, std::vecto
   std::uint64_t number = 0;
   {
     const base::MutexLock lock(mutex_);
-    // Workers that gather the same set of names in the same order match by this number; they need not agree on anything
-    // else.
+    // Workers that gather the same set of names in the same order match by this number; they need not agree
+    // on anything else.
     number = n_calls_[names]++;
   }
   const WorkerInfo leader = agent_.find(*names.begin());

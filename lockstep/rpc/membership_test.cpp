@@ -1,4 +1,5 @@
-// Dynamic groups whose workers die: in the middle of a change, several at once, and under a name that comes back.
+// Dynamic groups whose workers die: in the middle of a change, several at once, and under a name that comes
+// back.
 #include "lockstep/rpc/internal/membership.h"
 
 #include <gtest/gtest.h>

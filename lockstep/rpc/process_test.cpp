@@ -1,4 +1,5 @@
-// Workers that are real processes: calls through shared memory and TCP, many of them, and what survivors learn when one is killed.
+// Workers that are real processes: calls through shared memory and TCP, many of them, and what survivors
+// learn when one is killed.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -10,7 +11,8 @@
 #include "lockstep/rpc/process_testing.h"
 #include "lockstep/store/hash_store.h"
 
-// In a forked child LeakSanitizer takes what only the parent's threads held for lost: it checks the workers, not their children.
+// In a forked child LeakSanitizer takes what only the parent's threads held for lost: it checks the workers,
+// not their children.
 static bool in_forked_child = false;
 extern "C" [[gnu::visibility("default")]] int __lsan_is_turned_off();  // LeakSanitizer looks for it by name
 extern "C" int __lsan_is_turned_off() {                                // NOLINT: its name
@@ -340,7 +342,8 @@ void expect_gone(const std::function<void()>& use) {
   }
 }
 
-// A child of a worker has a copy of its agent, and leaves through exit(), which ends what is static. The wait status.
+// A child of a worker has a copy of its agent, and leaves through exit(), which ends what is static. The wait
+// status.
 int status_of_child_that_exits(const std::function<void()>& body) {
   const pid_t pid = ::fork();
   if (pid == 0) {
@@ -359,8 +362,9 @@ int status_of_child_that_exits(const std::function<void()>& body) {
   return status;
 }
 
-// g++ 12's ASan does not hold its allocator's locks across fork(): a child hangs in malloc when another thread was inside it.
-// That happens by chance, so a child that hung is forked again; one that hangs for a reason of ours hangs every time.
+// g++ 12's ASan does not hold its allocator's locks across fork(): a child hangs in malloc when another
+// thread was inside it. That happens by chance, so a child that hung is forked again; one that hangs for a
+// reason of ours hangs every time.
 #ifdef __SANITIZE_ADDRESS__
 constexpr int kMaxForks = 3;
 #else
@@ -406,8 +410,8 @@ TEST(Processes, OutliveAForkedChildThatExitsOverTcp) {
   outlive_child({.tcp_only = true});
 }
 
-// What a child has of its parent's references is a copy: its end is none, and nothing may be said on the parent's connections,
-// whose places in rings and whose records' numbers are the parent's.
+// What a child has of its parent's references is a copy: its end is none, and nothing may be said on the
+// parent's connections, whose places in rings and whose records' numbers are the parent's.
 void keep_reference(const ChildrenOptions& options) {
   Children workers(
       2,

@@ -78,7 +78,8 @@ void check_options(const RpcOptions& options) {
     base::raise(ErrorKind::kUsage, "init_rpc: " + clash);
 }
 
-// The address of this host from which the meeting place is reached; "" when that is on this host's loopback, or nowhere.
+// The address of this host from which the meeting place is reached; "" when that is on this host's loopback,
+// or nowhere.
 std::string own_address(std::shared_ptr<Store> store) {
   if (const auto* prefixed = dynamic_cast<const PrefixStore*>(store.get()))
     store = prefixed->innermost_store();
@@ -227,7 +228,8 @@ void init_worker(const std::optional<std::string>& name, RpcOptions options) {
     base::raise(ErrorKind::kUsage, "init_rpc: a dynamic group needs a store or an address");
   if (!dynamic) check_place(place);
   if (options.bind_host.empty()) options.bind_host = own_address(place.store);
-  // Counted when nothing about the options can be wrong any more: a worker that was refused meets the others all the same.
+  // Counted when nothing about the options can be wrong any more: a worker that was refused meets the others
+  // all the same.
   auto session = std::make_shared<Session>(Session{
       .options = options,
       .store = place.store ? std::make_shared<PrefixStore>(take_prefix(dynamic), place.store) : nullptr});

@@ -138,8 +138,8 @@ void RRefManager::serve_remote(Request request) {
                          value->set(type, std::move(result));
                          shared->answer({});
                        }
-                       // remote() to oneself shares the value with oneself for the time of the call; otherwise it could be
-                       // released before it is made.
+                       // remote() to oneself shares the value with oneself for the time of the call;
+                       // otherwise it could be released before it is made.
                        if (here) self->unshare({ref});
                      });
 }

@@ -48,7 +48,8 @@ TEST(RRefLoss, OfAWorkerThatPassedOneOnIsNamedByTheOwner) {
               {.exchange = {.lose = lose}});
 }
 
-// Questions for a value that is not made yet, some of them handled while the owner closes: they must not keep each other alive.
+// Questions for a value that is not made yet, some of them handled while the owner closes: they must not keep
+// each other alive.
 TEST(RRefLoss, OfTheOwnersAgentLeavesNothingBehind) {
   for (int round = 0; round < 40; ++round) {
     std::weak_ptr<RRefManager> manager;

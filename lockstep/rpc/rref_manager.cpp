@@ -132,8 +132,8 @@ RRefManager::RRefManager(Agent& agent)
               },
               .new_value = [weak = agent.weak_from_this()] { return std::make_shared<OwnedValue>(weak); }}) {}
 
-// After the table's lock was released: sending may fail, values may be destroyed and futures end, each of which runs other
-// code.
+// After the table's lock was released: sending may fail, values may be destroyed and futures end, each of
+// which runs other code.
 void RRefManager::carry_out(Actions actions) noexcept {
   try {
     for (const auto& entry : actions.sends) send(entry);
@@ -175,7 +175,8 @@ void RRefManager::send(const RRefTable::Send& send) {
   });
 }
 
-// In a forked child the end of a handle is the end of a copy; the lock may be that of a thread which is not here.
+// In a forked child the end of a handle is the end of a copy; the lock may be that of a thread which is not
+// here.
 void RRefManager::drop(std::uint64_t fork) noexcept {
   if (!made_here_) return;
   try {
@@ -261,7 +262,8 @@ void RRefManager::debug_info(std::map<std::string, std::string>& info) const {
 
 // Values.
 
-// Not in the table: an owned value enters it when it is first shared. Until then the handle is all that holds it.
+// Not in the table: an owned value enters it when it is first shared. Until then the handle is all that holds
+// it.
 std::shared_ptr<RRefState> RRefManager::own(const ValueType* type, std::shared_ptr<void> value) {
   const auto alive = agent_for("an RRef");
   auto owned = std::make_shared<OwnedValue>(agent_);
@@ -344,7 +346,8 @@ void RRefManager::on_joined(WorkerId peer) {
   table_.joined(peer);
 }
 
-// Values that never came: those who wait for them must not wait for ever. The table stays, since messages still arrive.
+// Values that never came: those who wait for them must not wait for ever. The table stays, since messages
+// still arrive.
 void RRefManager::close() {
   std::vector<std::shared_ptr<OwnedValue>> values;
   {

@@ -1,5 +1,6 @@
-// RRefs through real agents, with messages that overtake each other: whatever the order, nothing ends early, nothing leaks,
-// nothing hangs. (rref_table_test.cpp does the same to the bookkeeping alone, with repeated messages.)
+// RRefs through real agents, with messages that overtake each other: whatever the order, nothing ends early,
+// nothing leaks, nothing hangs. (rref_table_test.cpp does the same to the bookkeeping alone, with repeated
+// messages.)
 #include <gtest/gtest.h>
 
 #include <algorithm>

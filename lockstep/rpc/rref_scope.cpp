@@ -8,12 +8,13 @@
 namespace lockstep::rpc::internal {
 namespace {
 
-// Encoding and decoding of an argument happen deep inside codecs that know nothing of RPC; the scope is how an RRef among
-// the fields finds its message. Scopes nest, since encoding may run user code that calls.
+// Encoding and decoding of an argument happen deep inside codecs that know nothing of RPC; the scope is how
+// an RRef among the fields finds its message. Scopes nest, since encoding may run user code that calls.
 thread_local SendScope* sending = nullptr;
 thread_local ReceiveScope* receiving = nullptr;
 
-// The forks of one message. Sent: the receivers account for them. Not sent, for whatever reason: they end here.
+// The forks of one message. Sent: the receivers account for them. Not sent, for whatever reason: they end
+// here.
 class Shared final : public SendGuard {
  public:
   Shared(std::shared_ptr<RRefManager> manager, std::vector<RRefOnWire> refs)

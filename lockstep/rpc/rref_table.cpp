@@ -10,9 +10,9 @@ constexpr std::size_t kMaxEntries = 4096;
 
 }  // namespace
 
-// As owner. An entry of owned_ is released when its creation has come (called) and no fork is left; its number goes to ended_,
-// where a late message finds it. Messages overtake each other, so an entry may be made by whichever names it first: its creation,
-// a fork, or a question for the value.
+// As owner. An entry of owned_ is released when its creation has come (called) and no fork is left; its
+// number goes to ended_, where a late message finds it. Messages overtake each other, so an entry may be made
+// by whichever names it first: its creation, a fork, or a question for the value.
 
 RRefTable::Owned* RRefTable::find_or_wait(std::uint64_t rref) {
   const auto found = owned_.find(rref);
@@ -82,9 +82,9 @@ void RRefTable::remove_fork(const ForkEntry& entry, Actions& out) {
 //   came from the owner    ------------------------------------------+
 //   kAsking, kConfirmed    --the owner refuses, or is lost--> kCut
 //
-// It is released when its last handle is gone, no child of it waits to be accepted, and it is kConfirmed or kCut; kDelete goes to
-// the owner only from kConfirmed. So the owner never gets kDelete for a fork before it knows the fork, and never loses its last
-// fork while a child is on its way.
+// It is released when its last handle is gone, no child of it waits to be accepted, and it is kConfirmed or
+// kCut; kDelete goes to the owner only from kConfirmed. So the owner never gets kDelete for a fork before it
+// knows the fork, and never loses its last fork while a child is on its way.
 
 void RRefTable::create_there(const RRefOnWire& ref) {
   users_.emplace(ref.fork, User{.rref = ref.rref, .owner = ref.owner, .phase = Phase::kCreating});
@@ -211,8 +211,9 @@ bool RRefTable::ask(const ForkEntry& entry, WorkerId from) {
   return true;
 }
 
-// At most one message per worker and control is on its way: entries that come meanwhile wait in the box and go together with the
-// next one. flying is what has been sent and not answered; a box exists while it has either, so idle() need only look for boxes.
+// At most one message per worker and control is on its way: entries that come meanwhile wait in the box and
+// go together with the next one. flying is what has been sent and not answered; a box exists while it has
+// either, so idle() need only look for boxes.
 void RRefTable::post(WorkerId to, Control control, ForkEntry entry, Actions& out) {
   if (lost_.contains(to)) return;
   auto& box = boxes_[{to, control}];

@@ -251,7 +251,8 @@ class Net {
     }
   }
 
-  // Nobody has a handle on a value that is gone. After a loss that may be: a child whose parent died before it asked.
+  // Nobody has a handle on a value that is gone. After a loss that may be: a child whose parent died before
+  // it asked.
   void check() {
     if (lossy_) return;
     for (const auto& mine : handles_) {

@@ -79,7 +79,8 @@ TEST(RpcSlowWait, AGatheringNamesThoseThatHaveNotCome) {
   EXPECT_EQ(lines.with(part).size(), 1u);
 }
 
-// Two workers that meet in a store; fn(rank) runs between init_rpc, which waits for `before` first on worker 1, and shutdown.
+// Two workers that meet in a store; fn(rank) runs between init_rpc, which waits for `before` first on worker
+// 1, and shutdown.
 void two_workers(const std::function<void(int)>& before, const std::function<void(int)>& fn) {
   const auto store = std::make_shared<HashStore>();
   std::vector<base::Thread> threads;

@@ -1,4 +1,5 @@
-// Workers on two hosts (network namespaces joined by a cable): shared memory inside a host and TCP across, in one group.
+// Workers on two hosts (network namespaces joined by a cable): shared memory inside a host and TCP across, in
+// one group.
 #include <gtest/gtest.h>
 
 #include <numeric>

@@ -64,8 +64,8 @@ at::Tensor plain(const at::Tensor& tensor) {
   return tensor.detach().cpu().resolve_conj().resolve_neg();
 }
 
-// The dimensions of a tensor without gaps in memory order, outermost first; empty when that is row-major, or it has
-// gaps.
+// The dimensions of a tensor without gaps in memory order, outermost first; empty when that is row-major, or
+// it has gaps.
 std::vector<std::uint8_t> memory_order(const at::Tensor& tensor) {
   if (tensor.is_contiguous() || !tensor.is_non_overlapping_and_dense()) return {};
   std::vector<std::uint8_t> order(static_cast<std::size_t>(tensor.dim()));

@@ -1,11 +1,11 @@
 // Tensors inside objects (lockstep/object/object.h): include this to encode and decode at::Tensor.
 //
-// A decoded tensor keeps its dtype, sizes and requires_grad, and its strides if they have no gaps (transposed, channels
-// last); otherwise it is contiguous. It is a leaf without history on the device it came from: a tensor of cuda:3 is
-// restored on cuda:3, which creates a context there. Move tensors to the CPU before sending to avoid that. Undefined
-// and sparse COO tensors are preserved. Bytes received beside the object that the receiver owns are not copied: they
-// become the tensor's storage. Raises kUnsupported for other layouts, quantized and meta tensors, and when decoding for
-// a device that does not exist.
+// A decoded tensor keeps its dtype, sizes and requires_grad, and its strides if they have no gaps
+// (transposed, channels last); otherwise it is contiguous. It is a leaf without history on the device it came
+// from: a tensor of cuda:3 is restored on cuda:3, which creates a context there. Move tensors to the CPU
+// before sending to avoid that. Undefined and sparse COO tensors are preserved. Bytes received beside the
+// object that the receiver owns are not copied: they become the tensor's storage. Raises kUnsupported for
+// other layouts, quantized and meta tensors, and when decoding for a device that does not exist.
 // Thread safety: no shared state; a TensorScope applies to one thread.
 #pragma once
 
@@ -17,13 +17,14 @@
 
 namespace lockstep::object {
 
-// Called for tensors that require gradients while this thread encodes or decodes them, in order: distributed autograd
-// records their history across workers. Set for a thread by TensorScope::Use.
+// Called for tensors that require gradients while this thread encodes or decodes them, in order: distributed
+// autograd records their history across workers. Set for a thread by TensorScope::Use.
 class TensorScope {
  public:
   virtual ~TensorScope() = default;
   virtual void on_write(const at::Tensor& tensor) = 0;
-  // The tensor required gradients at the sender but does not yet here. Without a scope it becomes a leaf that does.
+  // The tensor required gradients at the sender but does not yet here. Without a scope it becomes a leaf that
+  // does.
   virtual void on_read(at::Tensor& tensor) = 0;
 
   // Makes `scope` this thread's for its lifetime.

@@ -1,13 +1,13 @@
-// Differences between the supported versions of libtorch (2.11 to 2.15), one name each. The only version-dependent
-// code: everything above uses these names.
+// Differences between the supported versions of libtorch (2.11 to 2.15), one name each. The only
+// version-dependent code: everything above uses these names.
 //
 //   libtorch      a node of the autograd graph is held by     the engine's node-creation hooks
 //   2.11, 2.12    std::shared_ptr, deleted by deleteNode      -
 //   2.13          c10::intrusive_ptr                          -
 //   from 2.14     c10::intrusive_ptr                          get_node_creation_hooks
 //
-// Detected from libtorch's types, not from its version number: a source build need not have a release's number. Thread
-// safety and ownership are those of libtorch's own pointers.
+// Detected from libtorch's types, not from its version number: a source build need not have a release's
+// number. Thread safety and ownership are those of libtorch's own pointers.
 #pragma once
 
 #include <c10/util/intrusive_ptr.h>
@@ -32,7 +32,8 @@ struct NodePointers<std::shared_ptr<Node>> {
   template <class T>
   using Owner = std::shared_ptr<T>;
   using Weak = std::weak_ptr<Node>;
-  // deleteNode destroys a graph without recursion. Found by argument-dependent lookup at instantiation: 2.13 has none.
+  // deleteNode destroys a graph without recursion. Found by argument-dependent lookup at instantiation: 2.13
+  // has none.
   template <class T>
   static Owner<T> own(T* fresh) {
     return {fresh, [](T* node) { deleteNode(node); }};
@@ -54,7 +55,8 @@ using Pointers = NodePointers<decltype(torch::autograd::Edge::function)>;
 
 }  // namespace internal
 
-// Shared ownership of a node of class T. Converts to NodeOwner<Node>, the type that libtorch's functions take.
+// Shared ownership of a node of class T. Converts to NodeOwner<Node>, the type that libtorch's functions
+// take.
 template <class T>
 using NodeOwner = internal::Pointers::Owner<T>;
 using NodePtr = NodeOwner<torch::autograd::Node>;
@@ -67,8 +69,9 @@ NodeOwner<T> own_node(T* fresh) {
   return internal::Pointers::own(fresh);
 }
 
-// Base of an engine that wraps another one. Forwards the virtual functions that not every version has; the derived
-// class forwards the others. Engine is torch::autograd::Engine, a parameter so that few files include all of it.
+// Base of an engine that wraps another one. Forwards the virtual functions that not every version has; the
+// derived class forwards the others. Engine is torch::autograd::Engine, a parameter so that few files include
+// all of it.
 template <class Engine>
 class EngineInFront : public Engine {
 #if __has_include(<torch/csrc/autograd/node_creation_hook.h>)

@@ -1,16 +1,16 @@
 // Finds the tensors inside a value: what a forward pass returns or a hook receives.
 //
-// Supported: at::Tensor; vectors, arrays, lists, deques; maps and unordered maps (their values); pairs, tuples,
-// optionals, variants; smart pointers to any of these; RRefs that this worker owns, once their value is set;
-// c10::IValue (TorchScript) with its lists, tuples, dicts and objects. Numbers, strings and unknown types count as
-// holding no tensor. A user's struct lists its members in one function beside it, found by argument-dependent lookup; the
-// same function lets it be sent (object/codec.h):
+// Supported: at::Tensor; vectors, arrays, lists, deques; maps and unordered maps (their values); pairs,
+// tuples, optionals, variants; smart pointers to any of these; RRefs that this worker owns, once their value
+// is set; c10::IValue (TorchScript) with its lists, tuples, dicts and objects. Numbers, strings and unknown
+// types count as holding no tensor. A user's struct lists its members in one function beside it, found by
+// argument-dependent lookup; the same function lets it be sent (object/codec.h):
 //
 //   struct Output { at::Tensor logits, hidden; };
 //   auto lockstep_fields(lockstep::SelfOf<Output> auto& self) { return std::tie(self.logits, self.hidden); }
 //
-// A member may again be any of the above; members that hold no tensor may be left out if the struct is never sent.
-// Thread safety: no shared state.
+// A member may again be any of the above; members that hold no tensor may be left out if the struct is never
+// sent. Thread safety: no shared state.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -72,8 +72,8 @@ inline constexpr bool is_variant = false;
 template <class... T>
 inline constexpr bool is_variant<std::variant<T...>> = true;
 
-// A tensor that `visit` replaces is stored in new lists, tuples, dicts and objects: other holders of the old ones see
-// no change.
+// A tensor that `visit` replaces is stored in new lists, tuples, dicts and objects: other holders of the old
+// ones see no change.
 void visit_ivalue(c10::IValue& value, const std::function<void(at::Tensor&)>& visit);
 void visit_ivalue(const c10::IValue& value, const std::function<void(at::Tensor&)>& visit);
 
@@ -120,15 +120,15 @@ void visit_in(Value& value, Visit& visit) {
 
 }  // namespace internal
 
-// Calls visit(at::Tensor&) for every tensor in `value`, undefined ones included, in a fixed order. A tensor reached
-// through a const path is passed as a copy that shares its memory: replacing it there has no effect.
+// Calls visit(at::Tensor&) for every tensor in `value`, undefined ones included, in a fixed order. A tensor
+// reached through a const path is passed as a copy that shares its memory: replacing it there has no effect.
 template <class Value, class Visit>
 void visit_tensors(Value& value, Visit&& visit) {
   internal::visit_in<false>(value, visit);
 }
 
-// The same, but skips what is behind pointers, spans and other references: a copy of a value can be modified this way
-// without changing the original.
+// The same, but skips what is behind pointers, spans and other references: a copy of a value can be modified
+// this way without changing the original.
 template <class Value, class Visit>
 void visit_owned_tensors(Value& value, Visit&& visit) {
   internal::visit_in<true>(value, visit);

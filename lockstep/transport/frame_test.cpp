@@ -1,5 +1,5 @@
-// TCP frames, greetings and addresses: what is encoded comes back however the bytes are cut, and nonsense is refused
-// before memory is taken for it.
+// TCP frames, greetings and addresses: what is encoded comes back however the bytes are cut, and nonsense is
+// refused before memory is taken for it.
 #include "lockstep/transport/internal/frame.h"
 
 #include <gtest/gtest.h>

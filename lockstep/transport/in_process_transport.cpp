@@ -95,8 +95,8 @@ std::optional<Failure> InProcessExchange::send(WorkerId from, WorkerId to, Messa
   return std::nullopt;
 }
 
-// With a seed, any event may come next: schedules that a network could produce, and more. Only a loss stays behind the
-// messages of the worker that was lost, which every transport guarantees.
+// With a seed, any event may come next: schedules that a network could produce, and more. Only a loss stays
+// behind the messages of the worker that was lost, which every transport guarantees.
 std::optional<Event> InProcessExchange::poll(WorkerId id) {
   const base::MutexLock lock(mutex_);
   const auto box = boxes_.find(id);
@@ -131,7 +131,8 @@ void InProcessExchange::end(WorkerId id, const std::string& cause, Unread unread
   tell_loss(id, cause, unread);
 }
 
-// Pre: mutex_ is held. apart_ makes the report happen once per pair, also when a worker is removed and then ends.
+// Pre: mutex_ is held. apart_ makes the report happen once per pair, also when a worker is removed and then
+// ends.
 void InProcessExchange::tell_loss(WorkerId id, const std::string& cause, Unread unread) {
   for (auto& [other, box] : boxes_) {
     if (!apart_.insert({other, id}).second) continue;

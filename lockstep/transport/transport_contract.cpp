@@ -159,7 +159,8 @@ TEST_P(TransportContract, APollerAndASleeperAnswerEachOther) {
   sleeper.get();
 }
 
-// A thread sleeps while another polls for a while and then leaves with messages still to come: the sleeper gets them.
+// A thread sleeps while another polls for a while and then leaves with messages still to come: the sleeper
+// gets them.
 TEST_P(TransportContract, WhatAPollerLeavesWakesTheSleeper) {
   start(2);
   constexpr std::uint64_t kCount = 3'000;

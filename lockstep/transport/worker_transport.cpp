@@ -81,8 +81,8 @@ class WorkerTransport final : public Transport {
   std::atomic<std::uint32_t> polls_{0};
 };
 
-// A connection of this worker may be here already, waiting to be known. If one arrives after has_pending() was read, the
-// thread that handles its introduction finds the peer itself.
+// A connection of this worker may be here already, waiting to be known. If one arrives after has_pending()
+// was read, the thread that handles its introduction finds the peer itself.
 void WorkerTransport::add_peer(WorkerId id, const std::string& name, const Bytes& address) {
   auto endpoint = decode_endpoint(address);
   if (!endpoint)
@@ -98,7 +98,8 @@ void WorkerTransport::add_peer(WorkerId id, const std::string& name, const Bytes
 void WorkerTransport::remove_peer(WorkerId id) {
   const auto peer = state_.find(id);
   if (!peer) return;
-  // The connection stays until the other worker ends it: what is queued may be the answer that it waits for before it leaves.
+  // The connection stays until the other worker ends it: what is queued may be the answer that it waits for
+  // before it leaves.
   const base::MutexLock lock(peer->mutex);
   peer->removed = true;
 }
@@ -149,7 +150,8 @@ std::optional<Failure> WorkerTransport::send(WorkerId to, Message message, Deadl
   }
 }
 
-// closed_ again, now under the peer's mutex: close() ends the connections under it, so none is made after that.
+// closed_ again, now under the peer's mutex: close() ends the connections under it, so none is made after
+// that.
 std::optional<Failure> WorkerTransport::send_to(const std::shared_ptr<Peer>& peer, Message message) {
   const base::MutexLock lock(peer->mutex);
   if (peer->lost) return lost_failure(*peer, *peer->lost);
@@ -166,8 +168,9 @@ std::optional<Failure> WorkerTransport::send_to(const std::shared_ptr<Peer>& pee
   return failure;
 }
 
-// Cheapest sources first: events in process memory, then the rings, one look at a bitmap. Sockets cost a system call:
-// they are polled by a call that found nothing only while TCP connections carry messages, otherwise by every kPollsPerLook-th.
+// Cheapest sources first: events in process memory, then the rings, one look at a bitmap. Sockets cost a
+// system call: they are polled by a call that found nothing only while TCP connections carry messages,
+// otherwise by every kPollsPerLook-th.
 std::optional<Event> WorkerTransport::poll() {
   if (over()) return std::nullopt;
   const std::uint32_t turn = polls_.fetch_add(1, std::memory_order_relaxed);
@@ -204,8 +207,8 @@ void WorkerTransport::flush_queued() noexcept {
   }
 }
 
-// Blocks for sockets_mutex, unlike poll(): the thread was woken for a socket, and the one that holds the mutex may have
-// looked before.
+// Blocks for sockets_mutex, unlike poll(): the thread was woken for a socket, and the one that holds the
+// mutex may have looked before.
 void WorkerTransport::wait(Deadline until) {
   if (over()) return;
   if (state_.has_pending()) until = std::min(until, Deadline::after(kPendingCheck));
@@ -216,8 +219,8 @@ void WorkerTransport::wait(Deadline until) {
   state_.expire_pending();
 }
 
-// closed_ first: no send begins after it, except one that has passed the check and holds its peer's mutex, which is waited for
-// below. Lock order: sockets_mutex, then one peer's.
+// closed_ first: no send begins after it, except one that has passed the check and holds its peer's mutex,
+// which is waited for below. Lock order: sockets_mutex, then one peer's.
 void WorkerTransport::close(Deadline deadline) {
   if (closed_.exchange(true, std::memory_order_acq_rel) || !made_here_) return;
   while (state_.queued.load(std::memory_order_relaxed) > 0 && !deadline.expired()) {

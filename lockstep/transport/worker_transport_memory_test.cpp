@@ -1,5 +1,5 @@
-// A transport that has no memory for what arrives: one connection ends, nothing else does. Memory is refused by a replaced operator
-// new, the one for aligned blocks, which only Buffer uses here.
+// A transport that has no memory for what arrives: one connection ends, nothing else does. Memory is refused
+// by a replaced operator new, the one for aligned blocks, which only Buffer uses here.
 #include <gtest/gtest.h>
 
 #include <atomic>
@@ -73,7 +73,8 @@ TEST_P(NoMemory, ForAMessageEndsThatConnectionOnly) {
     const auto event = next(receiver, {&greedy, &modest});
     ASSERT_TRUE(event && is_message(event->message, 1, 100));
   }
-  // Of so many pieces that its record does not fit into a ring, and one that a stream has to have a buffer for.
+  // Of so many pieces that its record does not fit into a ring, and one that a stream has to have a buffer
+  // for.
   Message large = message_of(2, 100);
   for (int i = 0; i < 2000; ++i) large.blobs.push_back(owned_blob(Bytes(64, 7)));
   large.blobs.push_back(owned_blob(Bytes(1 << 20, 7)));

@@ -1,5 +1,5 @@
-// Transports in real processes: what survivors see when one is killed, many at once, memory that outlives its sender.
-// Workers are forked from a single-threaded test and report by exit code.
+// Transports in real processes: what survivors see when one is killed, many at once, memory that outlives its
+// sender. Workers are forked from a single-threaded test and report by exit code.
 #include <gtest/gtest.h>
 #include <unistd.h>
 

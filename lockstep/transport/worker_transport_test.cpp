@@ -1,4 +1,5 @@
-// WorkerTransport beyond the contract: who is let in, what strangers and the faulty can do, memory and limits.
+// WorkerTransport beyond the contract: who is let in, what strangers and the faulty can do, memory and
+// limits.
 #include "lockstep/transport/worker_transport.h"
 
 #include <gtest/gtest.h>

@@ -1,4 +1,5 @@
-// SyncBatchNorm under DistributedDataParallel, also on uneven inputs: ranks that exhaust theirs participate with nothing.
+// SyncBatchNorm under DistributedDataParallel, also on uneven inputs: ranks that exhaust theirs participate
+// with nothing.
 #include <gtest/gtest.h>
 #include <torch/torch.h>
 

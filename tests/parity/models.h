@@ -1,5 +1,5 @@
-// The models of the cases and the numbers they are filled with: those of parity.py. Names and order of parameters are
-// the same there.
+// The models of the cases and the numbers they are filled with: those of parity.py. Names and order of
+// parameters are the same there.
 #pragma once
 
 #include <torch/torch.h>

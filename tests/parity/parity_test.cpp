@@ -1,5 +1,5 @@
-// The cases against what python torch saw when the goldens were made (tools/parity.sh --goldens), and the comparison
-// itself.
+// The cases against what python torch saw when the goldens were made (tools/parity.sh --goldens), and the
+// comparison itself.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 #include <unistd.h>

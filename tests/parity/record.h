@@ -1,6 +1,6 @@
-// What a rank saw while it trained: tensors by name, as numbers. Written by cases.cpp and by parity.py in one format, a
-// tensor a line: its name and its values, or `none` for a gradient that is not there. Lines that begin with # say where
-// the numbers come from.
+// What a rank saw while it trained: tensors by name, as numbers. Written by cases.cpp and by parity.py in one
+// format, a tensor a line: its name and its values, or `none` for a gradient that is not there. Lines that
+// begin with # say where the numbers come from.
 #pragma once
 
 #include <cstddef>
@@ -31,8 +31,9 @@ struct Comparison {
   void add(const Comparison& other);
 };
 
-// Whether `theirs` may leave tensors out, as goldens do. What it has, `ours` must have, too: a tensor that is missing, is
-// none on one side only, has another number of values or one that is not finite is infinitely far away.
+// Whether `theirs` may leave tensors out, as goldens do. What it has, `ours` must have, too: a tensor that is
+// missing, is none on one side only, has another number of values or one that is not finite is infinitely far
+// away.
 enum class Theirs { kComplete, kSome };
 Comparison compare(const Record& ours, const Record& theirs, Theirs complete);
 

@@ -1,5 +1,5 @@
-// DDP under distributed autograd gives the gradients that it gives under backward(): in the context, and not in Tensor::grad().
-// Workers are processes.
+// DDP under distributed autograd gives the gradients that it gives under backward(): in the context, and not
+// in Tensor::grad(). Workers are processes.
 #include <gtest/gtest.h>
 
 #include "tests/rpc_scenario/scenario.h"

@@ -1,7 +1,9 @@
-// Trainers that share a sparse and a dense part on another worker: distributed autograd through RPC, with DDP around nothing, around one
-// layer, or around the whole model. Six processes: trainers 0 to 3, the remote worker 4, and the master 5.
+// Trainers that share a sparse and a dense part on another worker: distributed autograd through RPC, with DDP
+// around nothing, around one layer, or around the whole model. Six processes: trainers 0 to 3, the remote
+// worker 4, and the master 5.
 //
-// Every example has one of the opposite sign, so that averaged gradients are exactly zero and local ones are not.
+// Every example has one of the opposite sign, so that averaged gradients are exactly zero and local ones are
+// not.
 #include <gtest/gtest.h>
 
 #include <atomic>

@@ -1,6 +1,7 @@
-// What one worker keeps for one context: gradients of its leaves, the send nodes of what it sent, whom it talked to, and the
-// backward pass under way.
-// Thread safety: every method may be called from any thread. Ownership: shared by the service, a pass and whoever asked for it.
+// What one worker keeps for one context: gradients of its leaves, the send nodes of what it sent, whom it
+// talked to, and the backward pass under way.
+// Thread safety: every method may be called from any thread. Ownership: shared by the service, a pass and
+// whoever asked for it.
 #pragma once
 
 #include <functional>

@@ -1,11 +1,13 @@
-// One worker's part of a backward pass: which nodes take part, how many gradients each waits for, and running them.
+// One worker's part of a backward pass: which nodes take part, how many gradients each waits for, and running
+// them.
 //
-// libtorch's engine does this for whole graphs; its parts that could be told "wait, more will arrive" are not exported. So
-// this runs the nodes, inside a node of ours that the engine runs (run_in_engine): hooks find themselves in an ordinary
-// pass, may queue callbacks for its end, and the engine's thread-local settings hold.
+// libtorch's engine does this for whole graphs; its parts that could be told "wait, more will arrive" are not
+// exported. So this runs the nodes, inside a node of ours that the engine runs (run_in_engine): hooks find
+// themselves in an ordinary pass, may queue callbacks for its end, and the engine's thread-local settings
+// hold.
 // Gradients of leaves go to the context, never to Tensor::grad().
-// Thread safety: none; the pass takes care. Ownership: nodes are the graph's, held by roots and send nodes; those that are ready
-// or run, also by this.
+// Thread safety: none; the pass takes care. Ownership: nodes are the graph's, held by roots and send nodes;
+// those that are ready or run, also by this.
 #pragma once
 
 #include <torch/csrc/autograd/input_buffer.h>
@@ -29,8 +31,8 @@ class LocalGraph {
  public:
   LocalGraph(ContextState& context, bool retain_graph) : context_(context), retain_graph_(retain_graph) {}
 
-  // Everything behind it takes part. A root waits for one gradient more, of deliver; a send node for those of start.
-  // Raises kUsage where a tensor of another context is met.
+  // Everything behind it takes part. A root waits for one gradient more, of deliver; a send node for those of
+  // start. Raises kUsage where a tensor of another context is met.
   void enter_root(const torch::autograd::Edge& root);
   void enter_send(SendNode& send);
   // The recv nodes met since it was last asked.
@@ -68,7 +70,8 @@ class LocalGraph {
   std::vector<Ready> ready_;  // a heap
 };
 
-// Calls `body` inside a pass of libtorch's engine, on this thread. Callbacks that it queues run after it. Throws what it throws.
+// Calls `body` inside a pass of libtorch's engine, on this thread. Callbacks that it queues run after it.
+// Throws what it throws.
 void run_in_engine(const std::function<void()>& body);
 // The calling thread is inside run_in_engine.
 bool in_engine_pass() noexcept;

@@ -1,5 +1,6 @@
-// The two ends of a message in the autograd graph. Tensors that were sent together share a send node on the sender's side and
-// a recv node on the receiver's, which know each other by the message's id. In a backward pass gradients go from recv to send.
+// The two ends of a message in the autograd graph. Tensors that were sent together share a send node on the
+// sender's side and a recv node on the receiver's, which know each other by the message's id. In a backward
+// pass gradients go from recv to send.
 #pragma once
 
 #include <atomic>

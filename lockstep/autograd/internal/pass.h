@@ -1,13 +1,14 @@
-// One backward pass as one worker sees it: its part of the graph, the gradients that came for it, who else takes part, and
-// how it failed.
+// One backward pass as one worker sees it: its part of the graph, the gradients that came for it, who else
+// takes part, and how it failed.
 //
 //   SMART: plan_roots, plan_sends (many) --+                                    +--> over: every expected gradient came, all nodes ran
 //                                          +--> running (one thread, once) --+
 //   FAST: opened whole, by the first use --+                                    +--> failed: fail(), from any thread, at any time
 //
 // The worker where backward() was called (the origin) also collects the reports of the others.
-// Who touches graph_: whoever holds mutex_ before running_ is set, afterwards the running thread alone, without the lock. Gradients
-// that arrive then go to incoming_, under mutex_, and the running thread moves them into the graph.
+// Who touches graph_: whoever holds mutex_ before running_ is set, afterwards the running thread alone,
+// without the lock. Gradients that arrive then go to incoming_, under mutex_, and the running thread moves
+// them into the graph.
 // Thread safety: every method may be called from any thread; run() by one. Under mutex_ only look-ups of the
 // context and the agent are called, which call nothing back.
 // Ownership: shared by the context, whoever runs it, and requests under way.
@@ -44,18 +45,18 @@ class Pass final : public std::enable_shared_from_this<Pass> {
   // The other pass may take its place: this one failed, or its own worker has begun another.
   bool superseded_by(const PassHead& other) const;
 
-  // What must be asked of other workers: messages whose send nodes will be reached, by worker. What this worker sent to itself
-  // is planned at once. Raises kUsage for messages that it does not know.
+  // What must be asked of other workers: messages whose send nodes will be reached, by worker. What this
+  // worker sent to itself is planned at once. Raises kUsage for messages that it does not know.
   PlanRequests plan_roots(const edge_list& roots);
   PlanRequests plan_sends(std::span<const std::uint64_t> messages);
   // FAST: the roots, and every send node of the context.
   void open_roots(const edge_list& roots);
 
-  // Gradients for a send node. True, once: nobody runs this part yet, the caller must. Raises kUsage for those that nobody waits
-  // for.
+  // Gradients for a send node. True, once: nobody runs this part yet, the caller must. Raises kUsage for
+  // those that nobody waits for.
   bool take(std::uint64_t message, variable_list gradients);
-  // Runs the local part until it is over, in the pass's context. Throws what a node throws, kTimeout at the deadline, and an
-  // exception of no interest when fail() was called meanwhile.
+  // Runs the local part until it is over, in the pass's context. Throws what a node throws, kTimeout at the
+  // deadline, and an exception of no interest when fail() was called meanwhile.
   void run(const edge_list& roots = {}, variable_list gradients = {});
   bool running() const;
   // The pass that this thread runs. Raises kUsage when it runs none.
@@ -67,7 +68,8 @@ class Pass final : public std::enable_shared_from_this<Pass> {
   bool fail(NodeFailure failure);
   bool failed() const { return failed_.load(std::memory_order_acquire); }
   std::optional<NodeFailure> failure() const;
-  // `worker` was asked to take part by this one; told() is all of them, at the origin also those that the plan named.
+  // `worker` was asked to take part by this one; told() is all of them, at the origin also those that the
+  // plan named.
   void note_told(WorkerId worker);
   std::vector<WorkerId> told() const;
   // Whom it sent gradients to.
@@ -75,8 +77,8 @@ class Pass final : public std::enable_shared_from_this<Pass> {
   // It cannot end without that worker.
   bool involves(WorkerId worker) const;
 
-  // At the origin: the workers that take part, as the plan found; a worker's part is over, and it sent gradients to these; blocks
-  // until all have reported. Throws as run().
+  // At the origin: the workers that take part, as the plan found; a worker's part is over, and it sent
+  // gradients to these; blocks until all have reported. Throws as run().
   void expect(const std::vector<WorkerId>& workers);
   void report(WorkerId worker, const std::vector<WorkerId>& sent_to);
   void await_others();

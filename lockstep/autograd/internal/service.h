@@ -1,13 +1,15 @@
-// Distributed autograd's part of an agent: the contexts of this worker, the messages between workers, and what calls carry along.
+// Distributed autograd's part of an agent: the contexts of this worker, the messages between workers, and
+// what calls carry along.
 //
-// A SMART pass. The origin walks its graph from the roots; for every recv node it meets it asks the worker at the other end, in
-// one message per worker, to plan the matching send nodes: that worker walks on from them, and answers with the recv nodes it met
-// in turn. So the origin goes on, wave by wave, until nothing new is met; what leads back to itself it plans without a message.
-// Then all know exactly which gradients will come, and the parts run: a recv node sends its gradients, the first of them to reach
-// a worker starts its part there, on the thread that found the message. A worker whose part is complete notifies the origin.
-// Failures are reported to the origin, which aborts the pass on every worker that takes part. A FAST pass leaves out the plan:
-// every send node of the context is waited for, and the origin learns who takes part from the reports.
-// Thread safety: every method may be called from any thread.
+// A SMART pass. The origin walks its graph from the roots; for every recv node it meets it asks the worker at
+// the other end, in one message per worker, to plan the matching send nodes: that worker walks on from them,
+// and answers with the recv nodes it met in turn. So the origin goes on, wave by wave, until nothing new is
+// met; what leads back to itself it plans without a message. Then all know exactly which gradients will come,
+// and the parts run: a recv node sends its gradients, the first of them to reach a worker starts its part
+// there, on the thread that found the message. A worker whose part is complete notifies the origin. Failures
+// are reported to the origin, which aborts the pass on every worker that takes part. A FAST pass leaves out
+// the plan: every send node of the context is waited for, and the origin learns who takes part from the
+// reports. Thread safety: every method may be called from any thread.
 #pragma once
 
 #include <functional>
@@ -73,7 +75,8 @@ class AutogradService final : public rpc::Service, public rpc::CallExtension {
   void abort_others(const Pass& pass, const std::function<void()>& done);
 
   void tell_release(std::uint64_t context, WorkerId worker);
-  // Whom the context came from, or went to. Those tell each other of its release; when one is gone, the owner must.
+  // Whom the context came from, or went to. Those tell each other of its release; when one is gone, the owner
+  // must.
   void note_worker(ContextState& state, WorkerId worker);
   void tell_owner(std::uint64_t context);
   void serve_plan(rpc::Request request);

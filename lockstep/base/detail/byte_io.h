@@ -1,5 +1,5 @@
-// Bounds-checked reader and writer of byte strings. Integers are little-endian as on the wire (docs/wire.md). A reader
-// never trusts a length: it is checked against the remaining bytes before anything is consumed.
+// Bounds-checked reader and writer of byte strings. Integers are little-endian as on the wire (docs/wire.md).
+// A reader never trusts a length: it is checked against the remaining bytes before anything is consumed.
 // Thread safety: none; one thread at a time.
 #pragma once
 
@@ -30,8 +30,8 @@ class ByteWriter {
     return sized({reinterpret_cast<const std::uint8_t*>(text.data()), text.size()});
   }
   ByteWriter& raw(std::span<const std::uint8_t> bytes) {
-    // Room for a few small values at once; g++ 12 at -O3 also reports a false overflow for an insert into an empty
-    // vector.
+    // Room for a few small values at once; g++ 12 at -O3 also reports a false overflow for an insert into an
+    // empty vector.
     if (buffer_.capacity() == 0) buffer_.reserve(bytes.size() + 64);
     buffer_.insert(buffer_.end(), bytes.begin(), bytes.end());
     return *this;
@@ -44,7 +44,8 @@ class ByteWriter {
   Bytes buffer_;
 };
 
-// Reads from bytes that must outlive it. A read beyond the end returns nothing and does not advance the reader.
+// Reads from bytes that must outlive it. A read beyond the end returns nothing and does not advance the
+// reader.
 class ByteReader {
  public:
   explicit ByteReader(std::span<const std::uint8_t> bytes) : bytes_(bytes) {}

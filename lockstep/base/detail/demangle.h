@@ -9,8 +9,8 @@
 
 namespace lockstep::base {
 
-// Demangles type_info::name(): "std::vector<int, std::allocator<int> >". Returns `name` unchanged when it is not a
-// mangled name.
+// Demangles type_info::name(): "std::vector<int, std::allocator<int> >". Returns `name` unchanged when it is
+// not a mangled name.
 inline std::string demangle(const char* name) {
   int status = 0;
   const std::unique_ptr<char, void (*)(void*)> text(abi::__cxa_demangle(name, nullptr, nullptr, &status),

@@ -1,6 +1,6 @@
-// Detects whether an object was created in this process or inherited through fork. A forked child has its parent's
-// connections, with their stream and ring positions and the sequence numbers of their encrypted records, but none of
-// its threads: it must neither send nor receive on them.
+// Detects whether an object was created in this process or inherited through fork. A forked child has its
+// parent's connections, with their stream and ring positions and the sequence numbers of their encrypted
+// records, but none of its threads: it must neither send nor receive on them.
 //
 // A counter instead of getpid(), since every call checks it. Thread safety: any thread.
 #pragma once

@@ -1,10 +1,10 @@
-// A rank that fails because it lost a peer is not the root cause. Before it raises kPeerLost it writes a note that its
-// starter and the other ranks on its host can read after it has died, by whatever means: uncaught exception, exit code,
-// signal.
+// A rank that fails because it lost a peer is not the root cause. Before it raises kPeerLost it writes a note
+// that its starter and the other ranks on its host can read after it has died, by whatever means: uncaught
+// exception, exit code, signal.
 //
-// The notes of one starter (launcher or spawn) are stored in a memfd that its workers inherit: one slot per worker,
-// holding the message of the last kPeerLost the worker raised. LOCKSTEP_NOTES gives a worker the descriptor and its
-// slot.
+// The notes of one starter (launcher or spawn) are stored in a memfd that its workers inherit: one slot per
+// worker, holding the message of the last kPeerLost the worker raised. LOCKSTEP_NOTES gives a worker the
+// descriptor and its slot.
 //
 // Thread safety: every function may be called from any thread. Without a starter they do nothing.
 #pragma once

@@ -1,14 +1,15 @@
-// A mutex, its scoped locks and a condition variable for which clang proves who holds what (-Wthread-safety; the test `tidy`).
-// They are std::mutex and std::condition_variable, of the same size and with every call inline; what they add are the names
-// below, which say what a mutex guards and which functions need it. Other compilers read nothing there.
+// A mutex, its scoped locks and a condition variable for which clang proves who holds what (-Wthread-safety;
+// the test `tidy`). They are std::mutex and std::condition_variable, of the same size and with every call
+// inline; what they add are the names below, which say what a mutex guards and which functions need it. Other
+// compilers read nothing there.
 //
 //   std::deque<Job> jobs_ LOCKSTEP_GUARDED_BY(mutex_);     every access holds mutex_
 //   void start_next() LOCKSTEP_REQUIRES(mutex_);           the caller holds it
 //   void stop() LOCKSTEP_EXCLUDES(mutex_);                 the caller does not: it is locked inside
 //
 // A lambda is a function of its own: [&]() LOCKSTEP_REQUIRES(mutex_) { return jobs_.empty(); }.
-// Not checked: constructors and destructors, whose object is not shared, and what is behind a callback or a virtual call; see
-// Mutex::assume_held().
+// Not checked: constructors and destructors, whose object is not shared, and what is behind a callback or a
+// virtual call; see Mutex::assume_held().
 #pragma once
 
 #include <chrono>
@@ -49,7 +50,8 @@ class LOCKSTEP_CAPABILITY("mutex") Mutex {
   void lock() LOCKSTEP_ACQUIRE() { mutex_.lock(); }
   bool try_lock() LOCKSTEP_TRY_ACQUIRE(true) { return mutex_.try_lock(); }
   void unlock() LOCKSTEP_RELEASE() { mutex_.unlock(); }
-  // For the analysis only: from here on this function's caller is taken to hold it. The contract of whoever calls back says so.
+  // For the analysis only: from here on this function's caller is taken to hold it. The contract of whoever
+  // calls back says so.
   void assume_held() const LOCKSTEP_ASSERT_HELD(this) {}
 
  private:
@@ -96,7 +98,8 @@ class LOCKSTEP_SCOPED_CAPABILITY MutexUnlock {
   Mutex& mutex_;
 };
 
-// Waits take the mutex, which the caller holds: the analysis then knows which one. Predicates are called with it held.
+// Waits take the mutex, which the caller holds: the analysis then knows which one. Predicates are called with
+// it held.
 class ConditionVariable {
  public:
   void notify_one() noexcept { condition_.notify_one(); }
@@ -133,8 +136,8 @@ class ConditionVariable {
   }
 
  private:
-  // The caller's mutex for the time of a wait. It stays locked on every way out, also when the thread is cancelled in the wait:
-  // the caller's own lock releases it.
+  // The caller's mutex for the time of a wait. It stays locked on every way out, also when the thread is
+  // cancelled in the wait: the caller's own lock releases it.
   struct Lent {
     explicit Lent(std::mutex& mutex) : lock(mutex, std::adopt_lock) {}
     ~Lent() { lock.release(); }

@@ -8,8 +8,8 @@
 
 namespace lockstep::base {
 
-// Parses text of the form "1:2:3", separated by `between`, into `numbers`. False when the text has any other form or a
-// number overflows its type; `numbers` may have been modified then.
+// Parses text of the form "1:2:3", separated by `between`, into `numbers`. False when the text has any other
+// form or a number overflows its type; `numbers` may have been modified then.
 template <class... Number>
 bool read_numbers(std::string_view text, char between, Number&... numbers) {
   const char* at = text.data();

@@ -1,7 +1,7 @@
 // Ranks that are threads of one process: state that is otherwise per process is per rank then.
 //
-// run_threads gives each of its threads a RankThread; threads that work on behalf of a rank (those of an RPC agent)
-// adopt it. Each member belongs to one layer, which casts it to its own type.
+// run_threads gives each of its threads a RankThread; threads that work on behalf of a rank (those of an RPC
+// agent) adopt it. Each member belongs to one layer, which casts it to its own type.
 // Thread safety: this_rank_thread() is thread-local.
 #pragma once
 
@@ -14,8 +14,8 @@ struct RankThread {
   std::shared_ptr<void> agent{};  // rpc/: its agent; set once, by the rank's own thread
 };
 
-// The calling thread's RankThread; null when the process is one rank. Not inline: with hidden symbols each shared
-// library and the program would get its own copy of the variable.
+// The calling thread's RankThread; null when the process is one rank. Not inline: with hidden symbols each
+// shared library and the program would get its own copy of the variable.
 RankThread*& this_rank_thread();
 
 // The calling thread works on behalf of `rank` for the lifetime of this object.

@@ -1,5 +1,5 @@
-// Logs a long wait once, at warn level: who waits for whom, where and until when. By default ten seconds into the wait
-// (LOCKSTEP_SLOW_WAIT). Used wherever a rank or a launcher waits for another process.
+// Logs a long wait once, at warn level: who waits for whom, where and until when. By default ten seconds into
+// the wait (LOCKSTEP_SLOW_WAIT). Used wherever a rank or a launcher waits for another process.
 //
 //   SlowWait slow(deadline);
 //   while (!there()) {
@@ -8,8 +8,8 @@
 //     slow.say_if_due([&] { return cat("rank 0 waits for rank 1 in ..."); });
 //   }
 //
-// Construction reads the clock, so construct it only when the caller is about to sleep. Thread safety: a SlowWait
-// belongs to one thread; the free functions may be called from any thread.
+// Construction reads the clock, so construct it only when the caller is about to sleep. Thread safety: a
+// SlowWait belongs to one thread; the free functions may be called from any thread.
 #pragma once
 
 #include <algorithm>
@@ -39,8 +39,8 @@ class SlowWait {
 
   // The next time to wake up: for the log line, then for the deadline.
   Deadline next() const { return std::min(due_, deadline_); }
-  // How long a nested wait that logs such lines itself may last without logging one, since this level describes the
-  // wait better. At least a millisecond.
+  // How long a nested wait that logs such lines itself may last without logging one, since this level
+  // describes the wait better. At least a millisecond.
   Milliseconds quiet_slice() const;
   // Logs the result of describe(), a string or an Awaited, once the line is due; at most once.
   template <class Describe>

@@ -1,5 +1,5 @@
-// String building for headers and for code beside torch, where fmt must not appear (the torch wheel bundles another
-// version of it). Thread safety: any thread.
+// String building for headers and for code beside torch, where fmt must not appear (the torch wheel bundles
+// another version of it). Thread safety: any thread.
 #pragma once
 
 #include <sstream>

@@ -1,5 +1,5 @@
-// A named thread (the name shows in gdb, top and TSan). The destructor joins, so the owner must first make the thread's
-// function return. docs/threads.md lists every thread.
+// A named thread (the name shows in gdb, top and TSan). The destructor joins, so the owner must first make
+// the thread's function return. docs/threads.md lists every thread.
 // Thread safety: none; one owner.
 #pragma once
 

@@ -1,5 +1,5 @@
-// Timeouts as users give them: positive, or kNoTimeout. Zero means nothing, so that a forgotten or computed zero is neither a
-// wait without end nor one that fails at once.
+// Timeouts as users give them: positive, or kNoTimeout. Zero means nothing, so that a forgotten or computed
+// zero is neither a wait without end nor one that fails at once.
 #pragma once
 
 #include <algorithm>
@@ -21,7 +21,8 @@ inline Milliseconds checked_timeout(Milliseconds timeout, std::string_view what,
         family);
 }
 
-// The timeout of a part of a call that must be over by `deadline`: at least a millisecond, kNoTimeout for never.
+// The timeout of a part of a call that must be over by `deadline`: at least a millisecond, kNoTimeout for
+// never.
 inline Milliseconds time_left(Deadline deadline) {
   if (deadline.is_never()) return kNoTimeout;
   return std::max(Milliseconds(1), std::chrono::ceil<Milliseconds>(deadline.remaining()));

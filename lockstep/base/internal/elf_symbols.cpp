@@ -20,8 +20,8 @@ constexpr unsigned char kNativeData = std::endian::native == std::endian::little
 constexpr std::size_t kNameCapacity = 4096;  // longer ones are truncated
 constexpr std::size_t kBlock = 1024;         // symbols read at a time
 
-// Returns the bytes read, fewer than requested at the end of the file. Offsets come from the file: any value is
-// harmless.
+// Returns the bytes read, fewer than requested at the end of the file. Offsets come from the file: any value
+// is harmless.
 std::size_t read_at(int fd, std::uint64_t offset, void* to, std::size_t n_bytes) {
   std::size_t got = 0;
   while (got < n_bytes) {

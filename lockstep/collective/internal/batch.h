@@ -16,7 +16,8 @@
 
 namespace lockstep::internal {
 
-// One collective of a batch: ALL_REDUCE sizes are alike; ALL_GATHER's output and REDUCE_SCATTER's input are wholes.
+// One collective of a batch: ALL_REDUCE sizes are alike; ALL_GATHER's output and REDUCE_SCATTER's input are
+// wholes.
 struct BatchItem {
   at::Tensor output{};
   at::Tensor input{};
@@ -37,8 +38,8 @@ class Batch {
   Batch(const Batch&) = delete;
   Batch& operator=(const Batch&) = delete;
 
-  // Raises kUsage when it is of another kind or reduce operation than the first, or shares memory with one before.
-  // Returns a Work that cannot be used.
+  // Raises kUsage when it is of another kind or reduce operation than the first, or shares memory with one
+  // before. Returns a Work that cannot be used.
   Work add(const CollectiveCall& call, lockstep_op_kind kind, const ReduceOp& op, BatchItem item);
   Work start(CollectiveCall& call) const;
 

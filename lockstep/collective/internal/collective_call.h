@@ -1,5 +1,6 @@
-// One call of an operation on its way to the group: checks its tensors, finds what the engine calls their type, and
-// starts it. Every message names the operation, the group, the rank and the caller's line. Private to collective/.
+// One call of an operation on its way to the group: checks its tensors, finds what the engine calls their
+// type, and starts it. Every message names the operation, the group, the rank and the caller's line. Private
+// to collective/.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -17,8 +18,8 @@
 
 namespace lockstep::internal {
 
-// How the engine sees one element: `units` elements of `dtype`. Complex numbers are two reals; types the engine
-// does not know are bytes.
+// How the engine sees one element: `units` elements of `dtype`. Complex numbers are two reals; types the
+// engine does not know are bytes.
 struct Wire {
   lockstep_dtype dtype;
   std::int64_t units;
@@ -58,8 +59,8 @@ class CollectiveCall {
 
   // What collects the operation instead of starting it; null outside a CoalescingScope.
   Batch* batch() const { return open_batch == nullptr ? nullptr : batch_of(*group_); }
-  // False for a process that is not in the group, which is told so once per line of the program. Raises kUsage inside a
-  // CoalescingScope of the group unless `collectable`.
+  // False for a process that is not in the group, which is told so once per line of the program. Raises
+  // kUsage inside a CoalescingScope of the group unless `collectable`.
   bool takes_part(bool collectable = false) const {
     if (open_batch != nullptr && !collectable) [[unlikely]]
       refuse_inside_batch();
@@ -77,7 +78,8 @@ class CollectiveCall {
     base::raise(std::move(failure));
   }
 
-  // Defined, dense, on a device that the group serves, the same for all of the call. `role` is the argument's name.
+  // Defined, dense, on a device that the group serves, the same for all of the call. `role` is the argument's
+  // name.
   void check(const at::Tensor& tensor, const char* role);
   // As check, for a tensor that is written: no two elements may share memory.
   void check_output(const at::Tensor& tensor, const char* role);
@@ -97,7 +99,8 @@ class CollectiveCall {
   Wire wire_for_move(at::ScalarType dtype) const;
   // Sets op().reduce. PREMUL_SUM becomes SUM: the caller passes scaled() tensors.
   void set_reduce(const ReduceOp& op);
-  // The tensor times the factor of PREMUL_SUM, as a new contiguous tensor of its type; the tensor itself for others.
+  // The tensor times the factor of PREMUL_SUM, as a new contiguous tensor of its type; the tensor itself for
+  // others.
   at::Tensor scaled(const at::Tensor& tensor, const ReduceOp& op) const;
 
   // Tells the debug wrapper what is compared between ranks, when there is one.
@@ -108,7 +111,8 @@ class CollectiveCall {
 
   // An operation on one tensor in place.
   Work start_in_place(at::Tensor tensor, Wire wire);
-  // An operation from one buffer to another, both contiguous; an undefined one is none. `held` is kept until it is over.
+  // An operation from one buffer to another, both contiguous; an undefined one is none. `held` is kept until
+  // it is over.
   Work start(const at::Tensor& send, const at::Tensor& recv, std::int64_t count, Wire wire, HeldTensors held);
   // Several, under one Work. They are complete but for what OperationRequest says.
   Work start_all(std::vector<lockstep_op> ops, HeldTensors held);
@@ -142,8 +146,9 @@ class CollectiveCall {
   OperationRequest request_;
 };
 
-// The rank in the group that a caller named by its rank in the world or in the group. -1 and the reason in `why` when
-// both are given, when neither is and there is no fallback (a rank in the world), and when it is no member.
+// The rank in the group that a caller named by its rank in the world or in the group. -1 and the reason in
+// `why` when both are given, when neither is and there is no fallback (a rank in the world), and when it is
+// no member.
 struct RootArgument {
   std::optional<int> in_world, in_group;
   const char* role;  // "src"
@@ -153,7 +158,8 @@ int find_root(const GroupBase& group, RootArgument argument, std::string& why);
 
 // The engine can use the tensor's memory as it lies.
 bool is_plain(const at::Tensor& tensor);
-// The two share memory, or that cannot be told cheaply: what is read must be copied before the other is written.
+// The two share memory, or that cannot be told cheaply: what is read must be copied before the other is
+// written.
 bool may_share_memory(const at::Tensor& a, const at::Tensor& b);
 // Some of its elements surely share memory: an expanded view.
 bool overlaps_itself(const at::Tensor& tensor);

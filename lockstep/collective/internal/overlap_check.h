@@ -1,5 +1,5 @@
-// Whether the tensors of several collectives that run as one share memory: what one of them writes, none of the others
-// may read or write. Private to group/; one thread.
+// Whether the tensors of several collectives that run as one share memory: what one of them writes, none of
+// the others may read or write. Private to group/; one thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,12 +11,13 @@
 
 namespace lockstep::internal {
 
-// Tensors whose elements lie densely are compared by their bytes, in logarithmic time; of others it is only known
-// whether they are the very same tensor. Holds addresses: the tensors must live as long.
+// Tensors whose elements lie densely are compared by their bytes, in logarithmic time; of others it is only
+// known whether they are the very same tensor. Holds addresses: the tensors must live as long.
 class OverlapCheck {
  public:
-  // A collective that writes one tensor and reads another, which may be undefined and may share memory with the first.
-  // False, and nothing is added, when one of them shares memory that it may not with those of an earlier collective.
+  // A collective that writes one tensor and reads another, which may be undefined and may share memory with
+  // the first. False, and nothing is added, when one of them shares memory that it may not with those of an
+  // earlier collective.
   bool add(const at::Tensor& written, const at::Tensor& read = {});
 
  private:

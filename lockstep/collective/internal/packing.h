@@ -19,14 +19,15 @@ bool have_one_size(const std::vector<at::Tensor>& list);
 
 // The tensors one after the other: their own memory when they lie so, else a copy.
 at::Tensor packed(const std::vector<at::Tensor>& list);
-// Where to put what belongs into `list`, one after the other: its own memory when it lies so, else a temporary that
-// `held` copies from. The list becomes the results.
+// Where to put what belongs into `list`, one after the other: its own memory when it lies so, else a
+// temporary that `held` copies from. The list becomes the results.
 at::Tensor room_for(const std::vector<at::Tensor>& list, bool use_temporary, HeldTensors& held);
 // The same for one tensor.
 at::Tensor room_for(const at::Tensor& output, bool use_temporary, HeldTensors& held);
 
-// An all-gather of parts whose sizes may differ: `counts` elements of `send`'s type from each rank. Appends the
-// operation to `ops` and returns where each rank's part will be, flat. `counts` must live until the operations start.
+// An all-gather of parts whose sizes may differ: `counts` elements of `send`'s type from each rank. Appends
+// the operation to `ops` and returns where each rank's part will be, flat. `counts` must live until the
+// operations start.
 std::vector<at::Tensor> all_gather_parts(const CollectiveCall& call, const at::Tensor& send,
                                          const std::vector<std::uint64_t>& counts,
                                          std::vector<lockstep_op>& ops, HeldTensors& held);

@@ -1,4 +1,5 @@
-// One tensor that holds a part per rank, concatenated on dimension 0, stacked, or flat. Private to collective/.
+// One tensor that holds a part per rank, concatenated on dimension 0, stacked, or flat. Private to
+// collective/.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
-// all_reduce of sparse COO tensors: every rank gathers all indices and values and adds them up itself, in the order of
-// ranks, so that all get the same bits. Private to collective/.
+// all_reduce of sparse COO tensors: every rank gathers all indices and values and adds them up itself, in the
+// order of ranks, so that all get the same bits. Private to collective/.
 #pragma once
 
 #include <ATen/core/Tensor.h>

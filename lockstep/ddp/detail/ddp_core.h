@@ -1,6 +1,6 @@
-// The part of DistributedDataParallel that does not depend on the wrapped module's type. Its public members are the model's
-// interface, promised as that of ddp.h, which programs include; this header's name, and what is protected or private, are not.
-// Thread safety: as torch::nn::Module, one thread at a time.
+// The part of DistributedDataParallel that does not depend on the wrapped module's type. Its public members
+// are the model's interface, promised as that of ddp.h, which programs include; this header's name, and what
+// is protected or private, are not. Thread safety: as torch::nn::Module, one thread at a time.
 #pragma once
 
 #include <torch/nn/module.h>
@@ -34,8 +34,8 @@ struct NamedTensors;
 
 class DdpCore : public torch::nn::Module, public Joinable {
  public:
-  // For its lifetime gradients accumulate locally only; forward and backward must both run inside it. The next synced
-  // backward averages what was accumulated. May be nested.
+  // For its lifetime gradients accumulate locally only; forward and backward must both run inside it. The
+  // next synced backward averages what was accumulated. May be nested.
   class [[nodiscard]] NoSync {
    public:
     ~NoSync() { *syncs_ = before_; }
@@ -59,51 +59,57 @@ class DdpCore : public torch::nn::Module, public Joinable {
   void check_reducer_finalized() const;
   // All zero in a world of one.
   ReducerStats stats() const;
-  // Configuration, counters, and the times of the last sampled step: the first ten are sampled, and every 100th after
-  // them. No times in a world of one.
+  // Configuration, counters, and the times of the last sampled step: the first ten are sampled, and every
+  // 100th after them. No times in a world of one.
   DdpLoggingData logging_data() const;
   // Samples every rate-th step; 1: all. Raises kUsage below 1.
   void set_ddp_runtime_logging_sample_rate(std::int64_t rate);
   const Group& group() const { return group_; }
-  // Replaces the averaging of each bucket of gradients (comm_hook.h, hooks.h). Call once, before the first backward
-  // pass, with the same hook on all ranks; raises kUsage otherwise. In a world of one it is never called.
+  // Replaces the averaging of each bucket of gradients (comm_hook.h, hooks.h). Call once, before the first
+  // backward pass, with the same hook on all ranks; raises kUsage otherwise. In a world of one it is never
+  // called.
   void register_comm_hook(CommHook hook);
-  // Called around each synced forward pass; once per model, the same on all ranks. In a world of one it is never called.
-  // Raises kUsage for an empty hook or a second one.
+  // Called around each synced forward pass; once per model, the same on all ranks. In a world of one it is
+  // never called. Raises kUsage for an empty hook or a second one.
   void register_buffer_hook(BufferHook hook);
-  // Steps each parameter (all that are averaged in buckets, or `only` these) when its averaged gradient is delivered at
-  // the end of backward(), while later buckets are still being reduced; the gradients are kept. Call once; raises
-  // kUsage for null, a second one, and a parameter that is unknown, sparse or has its own optimizer. Optimizers set
-  // with apply_optimizer_in_backward need no such call: they are taken over, and their gradients are left undefined.
+  // Steps each parameter (all that are averaged in buckets, or `only` these) when its averaged gradient is
+  // delivered at the end of backward(), while later buckets are still being reduced; the gradients are kept.
+  // Call once; raises kUsage for null, a second one, and a parameter that is unknown, sparse or has its own
+  // optimizer. Optimizers set with apply_optimizer_in_backward need no such call: they are taken over, and
+  // their gradients are left undefined.
   void register_fused_optimizer(std::shared_ptr<FunctionalOptimizer> optimizer,
                                 const std::vector<at::Tensor>& only = {});
-  // Runs the optimizer, which must have overlap_with_ddp set, inside backward(): as soon as a gradient is averaged, the
-  // rank that owns its state updates the parameter and broadcasts it, while later buckets are still being reduced. When
-  // backward() returns, parameters are equal on all ranks; gradients are kept. Call once, on all ranks; raises kUsage
-  // for another group, a parameter that is not averaged in buckets, an optimizer without the option or used by another
-  // model. With communication hooks, their results are the gradients used.
+  // Runs the optimizer, which must have overlap_with_ddp set, inside backward(): as soon as a gradient is
+  // averaged, the rank that owns its state updates the parameter and broadcasts it, while later buckets are
+  // still being reduced. When backward() returns, parameters are equal on all ranks; gradients are kept. Call
+  // once, on all ranks; raises kUsage for another group, a parameter that is not averaged in buckets, an
+  // optimizer without the option or used by another model. With communication hooks, their results are the
+  // gradients used.
   void overlap_optimizer(ZeroCore& zero);
-  // From the next forward pass on, the ranks of `group` (null: the default group) train together; also allowed after a
-  // failed reduction, for example when a rank was lost. All its ranks must call it. Values are not broadcast: the
-  // caller guarantees that they are equal. Buckets are planned anew and rebuilt by order of arrival, a static graph is
-  // recorded again, statistics are reset, and forward passes awaiting their backward are dropped. Communication hooks
-  // with their own group keep it. Raises kUsage inside join() or backward(), or when this rank is not a member.
+  // From the next forward pass on, the ranks of `group` (null: the default group) train together; also
+  // allowed after a failed reduction, for example when a rank was lost. All its ranks must call it. Values
+  // are not broadcast: the caller guarantees that they are equal. Buckets are planned anew and rebuilt by
+  // order of arrival, a static graph is recorded again, statistics are reset, and forward passes awaiting
+  // their backward are dropped. Communication hooks with their own group keep it. Raises kUsage inside join()
+  // or backward(), or when this rank is not a member.
   void update_process_group(Group group);
   // As the option; raises kUsage after the first forward pass.
   void set_static_graph();
-  // Gradients stay local from now on, as with torch's _remove_autograd_hooks, for callers that average them by other
-  // means. Lasts until update_process_group(), which installs the hooks again. Raises kUsage inside backward() or
-  // join(), and when optimizers step inside backward(), since they would no longer run.
+  // Gradients stay local from now on, as with torch's _remove_autograd_hooks, for callers that average them
+  // by other means. Lasts until update_process_group(), which installs the hooks again. Raises kUsage inside
+  // backward() or join(), and when optimizers step inside backward(), since they would no longer run.
   void remove_autograd_hooks();
-  // The outputs of forward() are copies of what the module returned, so that they may be modified in place. Applies
-  // only where outputs are observed (find_unused_parameters, static_graph, mixed precision); false saves the copy.
+  // The outputs of forward() are copies of what the module returned, so that they may be modified in place.
+  // Applies only where outputs are observed (find_unused_parameters, static_graph, mixed precision); false
+  // saves the copy.
   void set_sink_clone(bool clone) { sink_clone_ = clone; }
 
-  // Uneven inputs: lockstep::join({*model}, body, options). Inside, each synced forward() is followed by its own
-  // backward(). Buffers come from the highest rank that still has input; at the end all ranks get the model of the last
-  // rank (the highest, if several) that had input. Ranks without input receive the averaged gradients, too. Raises
-  // kUsage with skip_all_reduce_unused_params: ranks without input do not know which buckets the others skip. Layers
-  // with their own collectives (SyncBatchNorm) are shadowed in the background (join/background_shadow.h).
+  // Uneven inputs: lockstep::join({*model}, body, options). Inside, each synced forward() is followed by its
+  // own backward(). Buffers come from the highest rank that still has input; at the end all ranks get the
+  // model of the last rank (the highest, if several) that had input. Ranks without input receive the averaged
+  // gradients, too. Raises kUsage with skip_all_reduce_unused_params: ranks without input do not know which
+  // buckets the others skip. Layers with their own collectives (SyncBatchNorm) are shadowed in the background
+  // (join/background_shadow.h).
   const Group& join_group() const override { return group_; }
   void enter_join(const JoinOptions& options) override;
   bool shadow_iteration() override;
@@ -128,8 +134,8 @@ class DdpCore : public torch::nn::Module, public Joinable {
   void watch(std::vector<at::Tensor> outputs, bool synced,
              const std::function<void(const Visitor&)>& visit_outputs);
   void check_options() const;
-  // Under join(): checks that the last synced forward pass was followed by its backward pass; announces this pass to
-  // the other ranks.
+  // Under join(): checks that the last synced forward pass was followed by its backward pass; announces this
+  // pass to the other ranks.
   void check_answered() const;
   void announce();
   // Raises kUsage for a trainable parameter that was added after the model was wrapped.

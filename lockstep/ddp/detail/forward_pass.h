@@ -1,5 +1,5 @@
-// One forward pass of a wrapped module: what DistributedDataParallel does before and after calling it. The kinds of
-// module differ only in how they are called.
+// One forward pass of a wrapped module: what DistributedDataParallel does before and after calling it. The
+// kinds of module differ only in how they are called.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -25,8 +25,8 @@ class ForwardPass {
   ForwardPass(const ForwardPass&) = delete;
   ForwardPass& operator=(const ForwardPass&) = delete;
 
-  // Whether the module's inputs differ from the caller's arguments, and the conversion. This is where arguments would
-  // be moved to the module's device; on the CPU there is nothing to move.
+  // Whether the module's inputs differ from the caller's arguments, and the conversion. This is where
+  // arguments would be moved to the module's device; on the CPU there is nothing to move.
   bool changes_inputs() const { return input_dtype_.has_value(); }
   void change_input(at::Tensor& tensor) const;
   // The module has returned. `visit_outputs` calls its argument with every tensor of the outputs.

@@ -1,11 +1,12 @@
-// Collectives that send tensors in a 16-bit type: f32 or f64 in, the same out, half or a quarter of the bytes sent.
+// Collectives that send tensors in a 16-bit type: f32 or f64 in, the same out, half or a quarter of the bytes
+// sent.
 //
 //   AutoQuantize(DQuantType::kFp16).all_gather(outputs, input);
 //
-// Each value is received as if cast to the 16-bit type and back, this rank's own included. f16 values are clamped to
-// +-65504 first, so that none becomes infinite; NaN stays NaN.
-// Blocking only: async_op raises kUsage, as do tensors that are not f32 or f64. Otherwise as collectives.h. Thread
-// safety: an immutable value.
+// Each value is received as if cast to the 16-bit type and back, this rank's own included. f16 values are
+// clamped to +-65504 first, so that none becomes infinite; NaN stays NaN.
+// Blocking only: async_op raises kUsage, as do tensors that are not f32 or f64. Otherwise as collectives.h.
+// Thread safety: an immutable value.
 #pragma once
 
 #include <ATen/core/Tensor.h>

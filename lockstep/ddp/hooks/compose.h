@@ -1,4 +1,5 @@
-// Hooks composed of hooks. A wrapper takes a hook and returns a hook, so wrappers nest. Thread safety: as comm_hook.h.
+// Hooks composed of hooks. A wrapper takes a hook and returns a hook, so wrappers nest. Thread safety: as
+// comm_hook.h.
 //
 //   auto hook = chain_hooks({fp16_compress_wrapper, clip}, allreduce_hook());   // fp16_compress_wrapper(clip(allreduce))
 //
@@ -23,11 +24,12 @@ namespace lockstep {
 using HookWrapper = std::function<CommHook(CommHook)>;
 
 struct HookStages {
-  // Runs on the thread that runs backward(), before the inner hook, which sees the bucket as modified here: in place,
-  // or with another buffer of the same number of elements. May be empty.
+  // Runs on the thread that runs backward(), before the inner hook, which sees the bucket as modified here:
+  // in place, or with another buffer of the same number of elements. May be empty.
   std::function<void(GradBucket&)> before{};
   // Computes the final tensor from the inner hook's result and the buffer as it was before `before`. Runs on
-  // "ls-completion" (or immediately when the result is already available): must not block or communicate. May be empty.
+  // "ls-completion" (or immediately when the result is already available): must not block or communicate. May
+  // be empty.
   std::function<at::Tensor(const at::Tensor& result, const at::Tensor& buffer)> after{};
   std::string name{};  // the composed hook is called name(inner name)
 };
@@ -37,9 +39,9 @@ CommHook wrap_hook(CommHook hook, HookStages stages);
 // The first wrapper is the outermost: it sees the bucket first and the result last.
 CommHook chain_hooks(const std::vector<HookWrapper>& wrappers, CommHook hook);
 
-// The inner hook sees the bucket cast to f16 or bf16, its result is cast back: wrapper(allreduce_hook()) is the
-// compressing hook. A gradient beyond 65504 becomes infinite in f16; bf16 has the range of f32 with less precision. A
-// bucket that already has the type is passed through.
+// The inner hook sees the bucket cast to f16 or bf16, its result is cast back: wrapper(allreduce_hook()) is
+// the compressing hook. A gradient beyond 65504 becomes infinite in f16; bf16 has the range of f32 with less
+// precision. A bucket that already has the type is passed through.
 CommHook fp16_compress_wrapper(CommHook hook);
 CommHook bf16_compress_wrapper(CommHook hook);
 

@@ -6,10 +6,11 @@
 
 namespace lockstep {
 
-// g <- sum over ranks of g_r, divided by N inside the reduction: what DistributedDataParallel does without a hook.
+// g <- sum over ranks of g_r, divided by N inside the reduction: what DistributedDataParallel does without a
+// hook.
 CommHook allreduce_hook(Group group = {});
-// The same in f16 or bf16: half the bytes of f32. The sum is computed and divided in f32 and rounded once, so small
-// gradients do not underflow by being divided first. See fp16_compress_wrapper for ranges.
+// The same in f16 or bf16: half the bytes of f32. The sum is computed and divided in f32 and rounded once, so
+// small gradients do not underflow by being divided first. See fp16_compress_wrapper for ranges.
 CommHook fp16_compress_hook(Group group = {});
 CommHook bf16_compress_hook(Group group = {});
 // No communication: every rank keeps its own gradients, and parameters diverge. For measuring the cost of

@@ -188,8 +188,8 @@ struct LayersImpl : torch::nn::Module {
   std::vector<torch::nn::Linear> layers;
 };
 
-// The last bucket of a step is the last one that is not left out: a hook that counts steps or ends them there relies on
-// it.
+// The last bucket of a step is the last one that is not left out: a hook that counts steps or ends them there
+// relies on it.
 TEST(SkippedBuckets, DoNotHideWhichBucketIsTheLast) {
   world(2, [](int rank) {
     auto net = std::make_shared<LayersImpl>();

@@ -1,4 +1,5 @@
-// Each hook against its formula, written out. Power SGD has a file of its own, and so has training with hooks.
+// Each hook against its formula, written out. Power SGD has a file of its own, and so has training with
+// hooks.
 #include <ATen/ops/clamp.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/tensor.h>

@@ -1,6 +1,6 @@
-// Post-local SGD: gradients are averaged over the whole group during a warm-up, then only inside a sub-group (typically
-// the ranks of one host) or not at all. From then on parameters diverge unless a model averager averages them
-// periodically.
+// Post-local SGD: gradients are averaged over the whole group during a warm-up, then only inside a sub-group
+// (typically the ranks of one host) or not at all. From then on parameters diverge unless a model averager
+// averages them periodically.
 #pragma once
 
 #include <cstdint>
@@ -21,9 +21,9 @@ struct PostLocalSGDOptions {
 // The hook's state between steps, one per model. Thread safety: none; used by backward().
 class PostLocalSGDState {
  public:
-  // Without a sub-group, and when one will be used, makes one per host: new_subgroups(), so that all members of group
-  // must call, and the number of ranks per host must be known (LOCAL_WORLD_SIZE). Raises kUsage for a negative start
-  // and for a group this rank is not a member of.
+  // Without a sub-group, and when one will be used, makes one per host: new_subgroups(), so that all members
+  // of group must call, and the number of ranks per host must be known (LOCAL_WORLD_SIZE). Raises kUsage for
+  // a negative start and for a group this rank is not a member of.
   static std::shared_ptr<PostLocalSGDState> create(PostLocalSGDOptions options = {});
 
   const PostLocalSGDOptions& options() const { return options_; }  // groups filled in

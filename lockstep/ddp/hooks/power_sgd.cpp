@@ -14,7 +14,8 @@
 namespace lockstep {
 namespace {
 
-// No run draws more; a larger number in saved bytes means corruption, and skipping that many would take too long.
+// No run draws more; a larger number in saved bytes means corruption, and skipping that many would take too
+// long.
 constexpr std::uint64_t kMostSeeds = 10'000'000'000;
 
 void check(const PowerSGDOptions& options) {
@@ -48,8 +49,9 @@ PowerSGDState::PowerSGDState(PowerSGDOptions options)
 
 PowerSGDState::~PowerSGDState() = default;
 
-// Called once per bucket, in the same order on all ranks. Invariant: at most one exchange is pending, and its second half
-// starts before anything of the next bucket, so that all ranks start their collectives in the same order.
+// Called once per bucket, in the same order on all ranks. Invariant: at most one exchange is pending, and its
+// second half starts before anything of the next bucket, so that all ranks start their collectives in the
+// same order.
 GradFuture PowerSGDState::run(GradBucket& bucket, Form form) {
   advance_pending(bucket.index());
   if (iter_ < options_.start_powerSGD_iter) {
@@ -66,8 +68,8 @@ GradFuture PowerSGDState::run(GradBucket& bucket, Form form) {
   return exchange->future();
 }
 
-// Buckets of a step come with ascending indices. An exchange that is not before `next_bucket` therefore belongs to an
-// earlier step that was not completed, and its second half is never started.
+// Buckets of a step come with ascending indices. An exchange that is not before `next_bucket` therefore
+// belongs to an earlier step that was not completed, and its second half is never started.
 void PowerSGDState::advance_pending(std::size_t next_bucket) {
   const auto pending = std::exchange(pending_, nullptr);
   if (!pending) return;

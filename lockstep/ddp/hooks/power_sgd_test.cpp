@@ -1,5 +1,5 @@
-// PowerSGD against a written-out reference. All ranks are simulated in double precision in one place: with mean M of what
-// the ranks hold (gradient plus error), the result is M projected on the span of M Q.
+// PowerSGD against a written-out reference. All ranks are simulated in double precision in one place: with
+// mean M of what the ranks hold (gradient plus error), the result is M projected on the span of M Q.
 #include <ATen/ops/bmm.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/eye.h>
@@ -267,8 +267,8 @@ TEST_P(PowerSgd, AveragesFirstAndThenFollowsTheReference) {
 TEST(PowerSgdBatching, GivesWhatOneByOneGives) {
   const Shapes shapes = {{12, 10}, {5}, {12, 10}, {10, 12}, {12, 10}};
   world(2, [&](int rank) {
-    // One matrix after another draws the same random numbers only when there is one shape; so keep Q out of it: rank one
-    // gradients are found from any start.
+    // One matrix after another draws the same random numbers only when there is one shape; so keep Q out of
+    // it: rank one gradients are found from any start.
     const auto one = powerSGD_hook(std::make_shared<PowerSGDState>(with({})));
     const auto together =
         powerSGD_hook(std::make_shared<PowerSGDState>(with({.batch_tensors_with_same_shape = true})));

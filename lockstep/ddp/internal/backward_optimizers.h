@@ -23,15 +23,16 @@ class BackwardOptimizers {
   ~BackwardOptimizers() { release(); }
   // Returns the adopted optimizers to backward().
   void release() noexcept;
-  // From now on step(), not backward(), calls the optimizers of these parameters (in_backward.h). Raises kUsage when a
-  // parameter of `others` has one: there is no notification when its gradient is averaged.
+  // From now on step(), not backward(), calls the optimizers of these parameters (in_backward.h). Raises
+  // kUsage when a parameter of `others` has one: there is no notification when its gradient is averaged.
   void adopt(const std::vector<at::Tensor>& parameters, const std::vector<at::Tensor>& others);
-  // Once; raises kUsage when its group differs from the model's, or it has a parameter that is not among `all`.
+  // Once; raises kUsage when its group differs from the model's, or it has a parameter that is not among
+  // `all`.
   void overlap(ZeroCore& zero, const Group& group, const std::vector<at::Tensor>& all);
   // An optimizer is attached that only backward() steps.
   bool any() const { return fused_ != nullptr || overlaps_; }
-  // Once; raises kUsage for null, a second one, when there is no parameter, or for one that is not among `all`, has
-  // sparse gradients or its own optimizer. Empty `only`: all of them.
+  // Once; raises kUsage for null, a second one, when there is no parameter, or for one that is not among
+  // `all`, has sparse gradients or its own optimizer. Empty `only`: all of them.
   void fuse(std::shared_ptr<FunctionalOptimizer> optimizer, const std::vector<at::Tensor>& only,
             const std::vector<at::Tensor>& all, const std::vector<bool>& sparse);
   // Runs the optimizers of this parameter. True when its gradient is consumed.

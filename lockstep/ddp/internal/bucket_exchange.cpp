@@ -11,8 +11,9 @@
 
 namespace lockstep::internal {
 
-// Only posts: nothing here waits, except for sparse buckets, whose ranks first agree on the number of entries. In-place
-// gradients are operations of their own beside the flat part; the order is the same on all ranks, since the buckets are.
+// Only posts: nothing here waits, except for sparse buckets, whose ranks first agree on the number of
+// entries. In-place gradients are operations of their own beside the flat part; the order is the same on all
+// ranks, since the buckets are.
 void BucketExchange::start(std::size_t b, int divisor, bool is_last) {
   under_way_.resize(buckets_.size());
   const GradientBucket& bucket = buckets_[b];
@@ -54,7 +55,8 @@ void BucketExchange::run_hook(std::size_t b, bool is_last) {
   timer_.bucket_awaits(b, future);
 }
 
-// A hook may return a tensor of its own; the average is then copied into the bucket, where delivery expects it.
+// A hook may return a tensor of its own; the average is then copied into the bucket, where delivery expects
+// it.
 void BucketExchange::wait(std::size_t b) {
   if (b >= under_way_.size()) return;
   UnderWay under_way = std::exchange(under_way_[b], {});

@@ -1,12 +1,12 @@
-// How a full bucket is reduced over the ranks: by asynchronous all_reduces, one for the flat tensor and one for each
-// gradient that is reduced in place, or by the communication hook.
+// How a full bucket is reduced over the ranks: by asynchronous all_reduces, one for the flat tensor and one
+// for each gradient that is reduced in place, or by the communication hook.
 //
 //   idle --start(b)--> under way --wait(b)--> idle      per bucket; all ranks start buckets in the same order
 //
-// After wait(b) the bucket holds averages (sums over the ranks for sparse ones, which were divided before), or the
-// hook's result.
-// Future device buckets: a DeviceStreams& passed to the constructor would give start() the stream that fills the
-// bucket, and wait() the one that reads it.
+// After wait(b) the bucket holds averages (sums over the ranks for sparse ones, which were divided before),
+// or the hook's result.
+// Future device buckets: a DeviceStreams& passed to the constructor would give start() the stream that fills
+// the bucket, and wait() the one that reads it.
 // Thread safety: none; on the thread that runs backward(). The hook is called there too.
 // Ownership: keeps the group; refers to parameters, buckets and timer, which must outlive it.
 #pragma once
@@ -34,9 +34,9 @@ class BucketExchange final {
   void set_hook(CommHook hook) { hook_ = std::move(hook); }
   const CommHook& hook() const { return hook_; }
 
-  // Starts reducing bucket b; no-op if it has no elements. Sums are divided by `divisor`; a hook divides by itself.
-  // `is_last`: no later bucket of this pass is passed to the hook. Raises the error of starting it, kUsage for a hook
-  // that returns no future.
+  // Starts reducing bucket b; no-op if it has no elements. Sums are divided by `divisor`; a hook divides by
+  // itself. `is_last`: no later bucket of this pass is passed to the hook. Raises the error of starting it,
+  // kUsage for a hook that returns no future.
   void start(std::size_t b, int divisor, bool is_last);
   // Blocks until bucket b is reduced, if it was started. Raises the error of the reduction or the hook.
   void wait(std::size_t b);

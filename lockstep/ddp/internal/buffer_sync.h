@@ -1,10 +1,10 @@
-// Synchronises buffers (such as running statistics) around each synced forward pass: rank 0's are broadcast, or the
-// user's hook runs instead.
+// Synchronises buffers (such as running statistics) around each synced forward pass: rank 0's are broadcast,
+// or the user's hook runs instead.
 //
 //   due --before_forward()--> the buffers are rank `root`'s --after_forward(synced)--> due; not due after an unsynced one
 //
-// Thread safety: none; called sequentially by the model's forward passes. Ownership: keeps group, module and chunk
-// memory.
+// Thread safety: none; called sequentially by the model's forward passes. Ownership: keeps group, module and
+// chunk memory.
 #pragma once
 
 #include <functional>
@@ -34,8 +34,8 @@ class BufferSync final {
 
   void set_hook(BufferHook hook) { options_.hook = std::move(hook); }
 
-  // Collective when the buffers are due. `root` is called only if something is sent; it may block. Returns the futures
-  // of the hook: the gradient reduction waits for them, too.
+  // Collective when the buffers are due. `root` is called only if something is sent; it may block. Returns
+  // the futures of the hook: the gradient reduction waits for them, too.
   std::vector<GradFuture> before_forward(const std::function<int()>& root);
   std::vector<GradFuture> after_forward(bool synced);
   // Blocks until the tensors hold the values of rank `root` of the group.

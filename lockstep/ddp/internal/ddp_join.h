@@ -1,7 +1,7 @@
 // What the ranks of one model exchange under join(), and the background shadow of its layers.
 //
-// At the beginning of each forward pass every rank announces what it is about to do, ranks without input that they do
-// nothing; one max-reduction tells the latter what to shadow:
+// At the beginning of each forward pass every rank announces what it is about to do, ranks without input that
+// they do nothing; one max-reduction tells the latter what to shadow:
 //
 //   with input      announce (does not wait) | forward | backward
 //   without         announce, agreed (waits) | buffers | shadow of the backward pass
@@ -45,13 +45,14 @@ class DdpJoin final {
   void announce(const Iteration& mine, std::uint64_t n_reductions);
   // Blocks until all ranks have announced.
   Agreed agreed();
-  // Raises kUsage when the last announced synced forward pass was not followed by its reduction: ranks without input
-  // shadow one backward pass for each.
+  // Raises kUsage when the last announced synced forward pass was not followed by its reduction: ranks
+  // without input shadow one backward pass for each.
   void check_answered(std::uint64_t n_reductions) const;
   // Collective: the highest rank that says it is the last with input.
   int last_active(bool is_last) const;
 
-  // Layers with their own collectives: their operations are announced in a separate group and answered by a thread.
+  // Layers with their own collectives: their operations are announced in a separate group and answered by a
+  // thread.
   void enter_layers(const std::vector<LayerWithCollectives*>& layers);
   // This rank has exhausted its input. Later calls are no-ops.
   void shadow_layers();

@@ -38,8 +38,8 @@ std::shared_ptr<DelayedReduction> DelayedReduction::create(NamedTensors paramete
       new DelayedReduction(std::move(parameters), trigger, std::move(group), where));
 }
 
-// One flat tensor per element type, of which all gradients are views from now on: autograd accumulates into it, and nothing
-// is copied when the reduction starts.
+// One flat tensor per element type, of which all gradients are views from now on: autograd accumulates into
+// it, and nothing is copied when the reduction starts.
 DelayedReduction::DelayedReduction(NamedTensors parameters, const at::Tensor& trigger, Group group,
                                    std::source_location where)
     : parameters_(std::move(parameters)),
@@ -92,7 +92,8 @@ void DelayedReduction::on_gradient(std::size_t index) {
   if (index == trigger_ && expected_ && !failure_) start();
 }
 
-// A gradient that is not the view any more (zero_grad(set_to_none), or replaced by the user) is copied back first.
+// A gradient that is not the view any more (zero_grad(set_to_none), or replaced by the user) is copied back
+// first.
 void DelayedReduction::start() {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   expected_ = false;

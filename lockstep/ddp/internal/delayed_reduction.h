@@ -1,9 +1,10 @@
-// Gradients that are averaged together, outside the buckets, when the gradient of one chosen parameter arrives.
+// Gradients that are averaged together, outside the buckets, when the gradient of one chosen parameter
+// arrives.
 //
-// They are stored in one flat buffer per element type, in the group's shared memory; .grad is a view of it. The
-// gradient whose arrival starts the reduction, the trigger, must arrive after all of them: a delayed gradient that
-// arrives later is an error. Thread safety: as the reducer, one thread at a time. Ownership: keeps parameters and group
-// alive; its hook ends with it.
+// They are stored in one flat buffer per element type, in the group's shared memory; .grad is a view of it.
+// The gradient whose arrival starts the reduction, the trigger, must arrive after all of them: a delayed
+// gradient that arrives later is an error. Thread safety: as the reducer, one thread at a time. Ownership:
+// keeps parameters and group alive; its hook ends with it.
 #pragma once
 
 #include <ATen/core/Tensor.h>

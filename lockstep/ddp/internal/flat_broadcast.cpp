@@ -20,8 +20,8 @@ struct Piece {
   std::size_t n_bytes;
 };
 
-// Small tensors share a chunk, large ones are spread over several. A pure function of the sizes, hence the same on all
-// ranks.
+// Small tensors share a chunk, large ones are spread over several. A pure function of the sizes, hence the
+// same on all ranks.
 std::vector<std::vector<Piece>> cut(const std::vector<at::Tensor>& tensors, std::size_t chunk_bytes) {
   std::vector<std::vector<Piece>> chunks;
   std::size_t room = 0;
@@ -56,8 +56,8 @@ void pack(const std::vector<Piece>& chunk, const std::vector<at::Tensor>& tensor
   }
 }
 
-// Compared before it is written: tensors that have not changed keep their version, so that saved tensors of a graph stay
-// valid.
+// Compared before it is written: tensors that have not changed keep their version, so that saved tensors of a
+// graph stay valid.
 void unpack(const std::vector<Piece>& chunk, const std::vector<at::Tensor>& tensors, const at::Tensor& memory,
             std::vector<bool>& changed) {
   const auto* from = static_cast<const std::byte*>(memory.const_data_ptr());

@@ -43,8 +43,8 @@ void GradientBuckets::agree_on_in_place() {
   std::memcpy(&in_place_from_, value.const_data_ptr(), value.nbytes());
 }
 
-// Large gradients are allocated in the pool by autograd itself and reduced where they are; they have no view in the flat part
-// of their bucket. Sparse, complex and overlapping ones cannot be.
+// Large gradients are allocated in the pool by autograd itself and reduced where they are; they have no view
+// in the flat part of their bucket. Sparse, complex and overlapping ones cannot be.
 void GradientBuckets::choose_in_place() {
   in_place_.assign(parameters_.size(), 0);
   pool_ = nullptr;
@@ -65,7 +65,8 @@ void GradientBuckets::build_first(bool for_good) {
   if (plan != plan_) build(std::move(plan));
 }
 
-// Rank 0's order of arrival becomes everybody's: ranks with different buckets would reduce different bytes. A collective.
+// Rank 0's order of arrival becomes everybody's: ranks with different buckets would reduce different bytes. A
+// collective.
 void GradientBuckets::agree_on_order(std::vector<std::size_t>& order) const {
   static_assert(sizeof(std::size_t) == sizeof(std::int64_t));
   at::Tensor sent = at::empty({static_cast<std::int64_t>(order.size())}, at::kLong);
@@ -102,8 +103,8 @@ void GradientBuckets::build(BucketIndices plan) {
   plan_ = std::move(plan);
 }
 
-// views[slot] is undefined for a gradient that is reduced in place. A sparse bucket holds one parameter and no memory until
-// its gradient has come.
+// views[slot] is undefined for a gradient that is reduced in place. A sparse bucket holds one parameter and
+// no memory until its gradient has come.
 GradientBucket GradientBuckets::make_bucket(const std::vector<std::size_t>& indices) const {
   GradientBucket bucket;
   if (items_[indices.front()].sparse) {

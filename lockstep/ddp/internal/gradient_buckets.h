@@ -1,18 +1,20 @@
-// The memory that gradients are reduced in: which bucket holds which parameter, one flat tensor per bucket in the
-// group's shared memory, a view of it per parameter, and the pool that large gradients are allocated in.
+// The memory that gradients are reduced in: which bucket holds which parameter, one flat tensor per bucket in
+// the group's shared memory, a view of it per parameter, and the pool that large gradients are allocated in.
 //
 //   plan      bucket 0: [5, 4]   bucket 1: [3, 2, 1]   bucket 2: [0]      order of reduction; the same on all ranks
 //   flat      [ 5 | 4 ]          [ 3 | 1 ]             -                  small gradients, packed
 //   in place                     2: block of the pool  0: block           large gradients, each reduced in place
 //
-// Invariants: every parameter has exactly one place. The view of a small gradient points into its bucket's flat tensor
-// for as long as the plan exists; the view of one reduced in place exists only during a pass. A sparse gradient has its
-// own bucket, without views, whose `flat` is the gradient being reduced.
+// Invariants: every parameter has exactly one place. The view of a small gradient points into its bucket's
+// flat tensor for as long as the plan exists; the view of one reduced in place exists only during a pass. A
+// sparse gradient has its own bucket, without views, whose `flat` is the gradient being reduced.
 //
-// Future device buckets: flats, views and pool blocks are the only memory allocated here, so a DeviceStreams& passed to
-// the constructor, and used in make_bucket() and the pool, is all that gradients on another device need.
+// Future device buckets: flats, views and pool blocks are the only memory allocated here, so a DeviceStreams&
+// passed to the constructor, and used in make_bucket() and the pool, is all that gradients on another device
+// need.
 //
-// Thread safety: none; between passes, or on the thread that runs backward(). Pool blocks may be freed on any thread.
+// Thread safety: none; between passes, or on the thread that runs backward(). Pool blocks may be freed on any
+// thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -53,17 +55,17 @@ class GradientBuckets final {
     std::size_t slot = 0;
   };
 
-  // Collective: rank 0's in_place_bytes apply to all. Raises kUsage for an invalid cap. There are no buckets before
-  // build_first().
+  // Collective: rank 0's in_place_bytes apply to all. Raises kUsage for an invalid cap. There are no buckets
+  // before build_first().
   GradientBuckets(std::vector<at::Tensor> parameters, Options options);
   GradientBuckets(const GradientBuckets&) = delete;
   GradientBuckets& operator=(const GradientBuckets&) = delete;
 
-  // The plan of the first pass. `for_good`: it will not be rebuilt by order of arrival. Raises kResource when memory
-  // cannot be allocated.
+  // The plan of the first pass. `for_good`: it will not be rebuilt by order of arrival. Raises kResource when
+  // memory cannot be allocated.
   void build_first(bool for_good);
-  // Collective: replaces `order` by rank 0's. Gradients may have arrived in different orders, but all ranks must use
-  // the same plan.
+  // Collective: replaces `order` by rank 0's. Gradients may have arrived in different orders, but all ranks
+  // must use the same plan.
   void agree_on_order(std::vector<std::size_t>& order) const;
   // The plan for all later passes. Raises as build_first; the old buckets are destroyed by then.
   void rebuild_by_arrival(std::span<const std::size_t> order);
@@ -94,8 +96,8 @@ class GradientBuckets final {
   // Replaces every Tensor::grad() that is a view of bucket memory by a copy.
   void unalias() const;
   std::vector<std::size_t> bucket_bytes() const;
-  // Memory that is not a gradient's: flat tensors unless `views` (gradients are views of them), and free blocks of the
-  // pool.
+  // Memory that is not a gradient's: flat tensors unless `views` (gradients are views of them), and free
+  // blocks of the pool.
   std::size_t held_bytes(bool views) const;
 
  private:

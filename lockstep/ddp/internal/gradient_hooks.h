@@ -3,19 +3,21 @@
 //
 //   GradientHooks hooks(parameters, [this](std::size_t index, const at::Tensor& incoming) { ... });
 //
-// The listener is called on the thread that runs backward(), once each time an accumulator has run; `incoming` is what
-// autograd passed to the accumulator, undefined when there was no gradient. The listener is compiled into the hook: one
-// virtual call per gradient, libtorch's own, and no allocation.
+// The listener is called on the thread that runs backward(), once each time an accumulator has run;
+// `incoming` is what autograd passed to the accumulator, undefined when there was no gradient. The listener
+// is compiled into the hook: one virtual call per gradient, libtorch's own, and no allocation.
 //
-// libtorch gives a parameter a new accumulator when its data is replaced, as torch::load does; hooks on the old one
-// then run only for graphs built before. Hence each parameter has one current hook, and there is a list of former ones:
+// libtorch gives a parameter a new accumulator when its data is replaced, as torch::load does; hooks on the
+// old one then run only for graphs built before. Hence each parameter has one current hook, and there is a
+// list of former ones:
 //
 //   attached --accumulator replaced, follow() or renew()--> former (its graph still calls the listener)
 //   former   --its graph is destroyed--> dropped at the next renew()
 //
-// Thread safety: none; call between forward and backward, or inside backward() on its own thread. Ownership: keeps
-// parameters and their current accumulators alive (a parameter holds its accumulator only weakly, and the hook would be
-// destroyed with it). The listener must outlive this object, whose destructor removes all hooks.
+// Thread safety: none; call between forward and backward, or inside backward() on its own thread. Ownership:
+// keeps parameters and their current accumulators alive (a parameter holds its accumulator only weakly, and
+// the hook would be destroyed with it). The listener must outlive this object, whose destructor removes all
+// hooks.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -23,8 +23,8 @@ namespace {
 // Blocks beyond one per gradient: autograd may hold a new gradient while the old one is still there.
 constexpr std::size_t kSpare = 2;
 
-// What the pass on this thread may allocate from; over when no pass runs. Owned, but without a destructor: threads allocate
-// while they end.
+// What the pass on this thread may allocate from; over when no pass runs. Owned, but without a destructor:
+// threads allocate while they end.
 thread_local std::shared_ptr<GradientPool>* opened = nullptr;
 
 // A pool's own memory is made by libtorch, too.
@@ -48,7 +48,8 @@ void shut() noexcept {
 // Process-wide, since libtorch has one allocator per device type. Never destroyed: tensors may outlive main.
 class PoolAllocator final : public c10::Allocator {
  public:
-  // Installed once and never removed: memory that it gave out may be released at any time, through its deleter.
+  // Installed once and never removed: memory that it gave out may be released at any time, through its
+  // deleter.
   static PoolAllocator& placed() {
     static PoolAllocator* const only = new PoolAllocator(c10::GetCPUAllocator());
     static const bool done = [] {
@@ -74,7 +75,8 @@ class PoolAllocator final : public c10::Allocator {
     before_->copy_data(to, from, n_bytes);
   }
 
-  // Of both kinds of memory: whoever uses raw_deleter() does not know which it has. The block is returned outside the lock.
+  // Of both kinds of memory: whoever uses raw_deleter() does not know which it has. The block is returned
+  // outside the lock.
   static void release(void* data) {
     PoolAllocator& self = placed();
     Lent lent;
@@ -136,8 +138,8 @@ GradientPool::GradientPool(Group group, const std::vector<std::size_t>& sizes)
   PoolAllocator::placed();
 }
 
-// Per thread: only allocations of the thread that runs backward() come from the pool, and only until the graph task is
-// over.
+// Per thread: only allocations of the thread that runs backward() come from the pool, and only until the
+// graph task is over.
 void GradientPool::open() {
   shut();
   if (process_ == ::getpid()) opened = new std::shared_ptr<GradientPool>(shared_from_this());
@@ -147,8 +149,8 @@ void GradientPool::close() noexcept {
   if (opened != nullptr && opened->get() == this) shut();
 }
 
-// Exact sizes only: a block of another size could not be reduced in place as the whole gradient. n_made bounds what a pass
-// can hold; when it is reached, ordinary memory is used.
+// Exact sizes only: a block of another size could not be reduced in place as the whole gradient. n_made
+// bounds what a pass can hold; when it is reached, ordinary memory is used.
 void* GradientPool::take(std::size_t n_bytes) {
   Block block;
   {
@@ -210,8 +212,8 @@ bool GradientPool::holds_whole(const at::Tensor& gradient, const at::Tensor& par
       !PoolAllocator::placed().lent_by(storage.data(), this)) {
     return false;
   }
-  // Who refers to the memory: the gradient, what it was taken from, and what these are views of. Any of the latter may in
-  // turn be on its way to another node of the graph.
+  // Who refers to the memory: the gradient, what it was taken from, and what these are views of. Any of the
+  // latter may in turn be on its way to another node of the graph.
   std::set<const c10::TensorImpl*> known;
   std::map<const c10::TensorImpl*, std::size_t> views_of;
   for (const at::TensorBase* const tensor :

@@ -1,22 +1,23 @@
-// Memory that large gradients are allocated in: shared by all ranks, so that they are reduced in place, without a copy
-// into a bucket.
+// Memory that large gradients are allocated in: shared by all ranks, so that they are reduced in place,
+// without a copy into a bucket.
 //
-// While a backward pass runs, an allocator installed in front of libtorch's serves requests of a large gradient's size
-// from a pool of the group's shared memory; autograd writes the gradient there and Tensor::grad() keeps it. A temporary
-// of the same size may be stored there too, which is harmless. The life of one block:
+// While a backward pass runs, an allocator installed in front of libtorch's serves requests of a large
+// gradient's size from a pool of the group's shared memory; autograd writes the gradient there and
+// Tensor::grad() keeps it. A temporary of the same size may be stored there too, which is harmless. The life
+// of one block:
 //
 //   (not made) --first request--> lent to a tensor --tensor freed, on any thread--> free --request--> lent ...
 //                                       |
 //                                       +--the pool is destroyed--> the tensor's until freed, then the group's again
 //
-// Invariants: a block is lent to at most one tensor; of each size there are at most two more blocks than gradients. A
-// gradient that outlives the model keeps only its own block alive.
+// Invariants: a block is lent to at most one tensor; of each size there are at most two more blocks than
+// gradients. A gradient that outlives the model keeps only its own block alive.
 //
-// The allocator is installed once per process and stays; outside an announced backward pass it only forwards requests
-// (one thread-local load). If the program later installs another one, gradients are allocated elsewhere and copied. A
-// gradient that was partly reduced when an operation failed is neither the local one nor the average. Thread safety:
-// blocks may be freed on any thread; everything else on the thread that runs backward(). The allocator's lock and the
-// pool's are never held together.
+// The allocator is installed once per process and stays; outside an announced backward pass it only forwards
+// requests (one thread-local load). If the program later installs another one, gradients are allocated
+// elsewhere and copied. A gradient that was partly reduced when an operation failed is neither the local one
+// nor the average. Thread safety: blocks may be freed on any thread; everything else on the thread that runs
+// backward(). The allocator's lock and the pool's are never held together.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -39,16 +40,17 @@ class GradientPool final : public std::enable_shared_from_this<GradientPool> {
   GradientPool(const GradientPool&) = delete;
   GradientPool& operator=(const GradientPool&) = delete;
 
-  // The backward pass running on this thread may use the pool, until its end or close(). Call inside it. No-op in a
-  // forked child, whose free blocks are shared with the parent.
+  // The backward pass running on this thread may use the pool, until its end or close(). Call inside it.
+  // No-op in a forked child, whose free blocks are shared with the parent.
   void open();
   void close() noexcept;
-  // An uninitialised tensor with the sizes, strides and type of `like`, which is dense: from the pool, or ordinary memory.
+  // An uninitialised tensor with the sizes, strides and type of `like`, which is dense: from the pool, or
+  // ordinary memory.
   at::Tensor make(const at::Tensor& like);
   // Bytes in unused blocks.
   std::size_t free_bytes() const;
-  // True when the gradient is the only user of a whole block of this pool and has the parameter's layout. `incoming` is
-  // the tensor autograd produced, which the gradient may share, or undefined.
+  // True when the gradient is the only user of a whole block of this pool and has the parameter's layout.
+  // `incoming` is the tensor autograd produced, which the gradient may share, or undefined.
   bool holds_whole(const at::Tensor& gradient, const at::Tensor& parameter, const at::Tensor& incoming) const;
 
  private:

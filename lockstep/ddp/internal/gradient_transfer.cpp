@@ -16,8 +16,8 @@
 namespace lockstep::internal {
 namespace {
 
-// memcpy is quicker than copy_ at every size (half a microsecond of dispatch when small, 5 to 15 % when large and cold),
-// but above this size copy_ can use the threads a rank may have.
+// memcpy is quicker than copy_ at every size (half a microsecond of dispatch when small, 5 to 15 % when large
+// and cold), but above this size copy_ can use the threads a rank may have.
 constexpr std::size_t kPlainCopyBytes = 256 * 1024;
 
 bool same_memory(const at::Tensor& a, const at::Tensor& b) {
@@ -52,13 +52,15 @@ void GradientTransfer::set(std::size_t index, at::Tensor gradient) const {
 
 void GradientTransfer::begin(const Pass& pass) {
   pass_ = pass;
-  // What earlier passes left in Tensor::grad() must survive one of a context, which fills the buckets with the context's.
+  // What earlier passes left in Tensor::grad() must survive one of a context, which fills the buckets with
+  // the context's.
   if (pass_.in_context && options_.views) buckets_.unalias();
 }
 
 // ---- deposit ----
 
-// Below autograd: these copies are not operations of the model, and must neither be recorded nor checked against its graph.
+// Below autograd: these copies are not operations of the model, and must neither be recorded nor checked
+// against its graph.
 void GradientTransfer::deposit(std::size_t index, const at::Tensor& incoming, Use use) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
   const GradientBuckets::Place place = buckets_.place(index);

@@ -11,10 +11,10 @@
 //               parameter's own type; skipped when no rank used the parameter
 //   release     pool blocks are owned by the gradients alone, or returned to the pool
 //
-// Gradients are accessed only through the GradientAccess of the pass. Buckets are reused by every pass, but gradients
-// of a context must outlive its pass: those are never views of buckets.
-// Future device gradients: copies and casts run only here, so a DeviceStreams& passed to the constructor can order them
-// with gradient computation and reduction.
+// Gradients are accessed only through the GradientAccess of the pass. Buckets are reused by every pass, but
+// gradients of a context must outlive its pass: those are never views of buckets.
+// Future device gradients: copies and casts run only here, so a DeviceStreams& passed to the constructor can
+// order them with gradient computation and reduction.
 // Thread safety: none; on the thread that runs backward().
 // Ownership: refers to buckets, parameters and the pass's access, which must outlive it.
 #pragma once
@@ -33,8 +33,9 @@
 
 namespace lockstep::internal {
 
-// Called for each participating parameter, as soon as its average is available and while later buckets are still being
-// reduced; in the same order on all ranks. True: the average is consumed, and the gradient is left undefined.
+// Called for each participating parameter, as soon as its average is available and while later buckets are
+// still being reduced; in the same order on all ranks. True: the average is consumed, and the gradient is
+// left undefined.
 using OnAverage = std::function<bool(const at::Tensor& parameter, const at::Tensor& average)>;
 
 class GradientTransfer final {
@@ -56,12 +57,13 @@ class GradientTransfer final {
   void on_average(OnAverage call) { on_average_ = std::move(call); }
 
   void begin(const Pass& pass);
-  // `incoming` is what autograd passed to the hook, if called from one. Raises kUsage or kUnsupported for a gradient
-  // whose type, size or layout differs from its bucket's.
+  // `incoming` is what autograd passed to the hook, if called from one. Raises kUsage or kUnsupported for a
+  // gradient whose type, size or layout differs from its bucket's.
   void deposit(std::size_t index, const at::Tensor& incoming, Use use);
   // This rank contributes zeros to bucket b.
   void fill_zeros(std::size_t b);
-  // The average in the parameter's bucket becomes its gradient. Raises kUsage when a view was replaced meanwhile.
+  // The average in the parameter's bucket becomes its gradient. Raises kUsage when a view was replaced
+  // meanwhile.
   void deliver(std::size_t index, Use use);
   void release(std::size_t b);
   void end() { saved_.clear(); }

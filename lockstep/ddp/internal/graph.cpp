@@ -44,8 +44,8 @@ class Reached final : public torch::autograd::FunctionPreHook {
   const std::function<void()> call_;
 };
 
-// A node behind the outputs: its backward is the first thing that runs in a pass through them. Undefined gradients are not
-// materialised: they stay what they are for the nodes behind.
+// A node behind the outputs: its backward is the first thing that runs in a pass through them. Undefined
+// gradients are not materialised: they stay what they are for the nodes behind.
 class Sink : public torch::autograd::Function<Sink> {
  public:
   static torch::autograd::variable_list forward(torch::autograd::AutogradContext* context,

@@ -20,8 +20,8 @@ bool contains(const std::vector<std::string>& names, const std::string& name) {
   return std::find(names.begin(), names.end(), name) != names.end();
 }
 
-// Tied weights share one TensorImpl and are kept under their first name, so that each gradient is averaged once.
-// Registration order makes the result the same on all ranks.
+// Tied weights share one TensorImpl and are kept under their first name, so that each gradient is averaged
+// once. Registration order makes the result the same on all ranks.
 NamedTensors once_each(const torch::OrderedDict<std::string, at::Tensor>& all,
                        const std::vector<std::string>& ignored) {
   NamedTensors result;
@@ -52,7 +52,8 @@ std::int64_t fingerprint(const std::string& text) {
   return static_cast<std::int64_t>(hash);
 }
 
-// What ranks compare first: constant size, so that one small all_gather suffices when they agree. Sent as int64 words.
+// What ranks compare first: constant size, so that one small all_gather suffices when they agree. Sent as
+// int64 words.
 struct Summary {
   std::int64_t count = 0;
   std::int64_t text_bytes = 0;
@@ -78,8 +79,8 @@ std::string next_line(std::istringstream& text) {
   return line;
 }
 
-// `mine` and `first` (rank 0's) are descriptions of equally many parameters. On rank 0, and on ranks that agree with it,
-// there is no difference to show: their error names `other`, the first rank that differs.
+// `mine` and `first` (rank 0's) are descriptions of equally many parameters. On rank 0, and on ranks that
+// agree with it, there is no difference to show: their error names `other`, the first rank that differs.
 [[noreturn]] void raise_difference(const std::string& mine, const std::string& first, int rank, int other) {
   std::istringstream here(mine);
   std::istringstream there(first);
@@ -142,8 +143,8 @@ void check_ignored(const ModuleTensors& module, const std::vector<std::string>& 
 
 void verify_same_on_all_ranks(const NamedTensors& parameters, const Group& group,
                               std::source_location where) {
-  // Invariant: every decision below is a function of `all`, which is the same on all ranks. So either all ranks return, or
-  // all raise, or all join the broadcast and then raise; none is left waiting.
+  // Invariant: every decision below is a function of `all`, which is the same on all ranks. So either all
+  // ranks return, or all raise, or all join the broadcast and then raise; none is left waiting.
   const std::string text = describe(parameters);
   const Summary mine{static_cast<std::int64_t>(parameters.tensors.size()),
                      static_cast<std::int64_t>(text.size()), fingerprint(text)};
@@ -164,7 +165,8 @@ void verify_same_on_all_ranks(const NamedTensors& parameters, const Group& group
   const int other = first_unlike([&](const Summary& s) { return s == all[0]; });
   if (other == group->size()) return;
 
-  // Only on rank 0 does the text matter; on the others the broadcast overwrites it, hence the size of rank 0's.
+  // Only on rank 0 does the text matter; on the others the broadcast overwrites it, hence the size of rank
+  // 0's.
   std::string first = text;
   first.resize(static_cast<std::size_t>(all[0].text_bytes));
   at::Tensor bytes = at::empty({all[0].text_bytes}, at::kByte);

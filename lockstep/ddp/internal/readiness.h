@@ -1,11 +1,12 @@
 // When a gradient is ready to be reduced: the policy of one reducer, chosen at construction.
 //
 //   AllParameters       each hook means ready; if a parameter's hook does not run, the pass never finishes.
-//   SearchedParameters  find_unused_parameters: after each forward pass the graph is searched from the outputs. What is not
-//                       found is ready when the pass begins; what was found and does not arrive is ready when it ends.
-//   StaticGraph         the first pass counts how often each hook runs (more than once under reentrant checkpointing), and
-//                       is reduced at its end. Later passes must match it: a parameter is ready after that many calls, and
-//                       immediately if it was never called.
+//   SearchedParameters  find_unused_parameters: after each forward pass the graph is searched from the
+//                       outputs. What is not found is ready when the pass begins; what was found and does not
+//                       arrive is ready when it ends.
+//   StaticGraph         the first pass counts how often each hook runs (more than once under reentrant
+//                       checkpointing), and is reduced at its end. Later passes must match it: a parameter is
+//                       ready after that many calls, and immediately if it was never called.
 //
 //     StaticGraph:  learning --end of the first pass, this rank's or shadowed--> learnt (final)
 //
@@ -15,13 +16,14 @@
 //   begin()                    the pass begins
 //   ready_at_once(i)           for every parameter: ready before any hook has run
 //   note_use(i), on_gradient() each hook; note_use() also for gradients that stay local
-//   at_end()                   only if waits_for_end(): the graph has been traversed; what has not arrived is ready now
+//   at_end()                   only if waits_for_end(): the graph has been traversed; what has not arrived is
+//                              ready now
 //   start_usage(), wait_usage() with the last bucket; before the first average is delivered
 //   use(i)                     what is known about a parameter's use
 //   end()                      the averages have been delivered
 //
-// A policy is a plain class; the three are alternatives of a variant, so a hook costs a switch instead of a virtual
-// call. Thread safety: none; on_forward between passes, the rest on the thread that runs backward().
+// A policy is a plain class; the three are alternatives of a variant, so a hook costs a switch instead of a
+// virtual call. Thread safety: none; on_forward between passes, the rest on the thread that runs backward().
 #pragma once
 
 #include <cstddef>
@@ -93,8 +95,8 @@ class Readiness final {
   const UsageExchange* usage() const {
     return std::visit([](const auto& p) { return p.usage(); }, policy_);
   }
-  // Buckets may be rebuilt by arrival(), the parameters in the order of their gradients in the first pass; it lacks some
-  // when this rank only shadowed that pass.
+  // Buckets may be rebuilt by arrival(), the parameters in the order of their gradients in the first pass; it
+  // lacks some when this rank only shadowed that pass.
   bool has_one_order() const {
     return std::visit([](const auto& p) { return p.has_one_order(); }, policy_);
   }

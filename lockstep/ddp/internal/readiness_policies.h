@@ -1,5 +1,5 @@
-// The three policies for when a gradient is ready; readiness.h documents the calls and their order. Thread safety:
-// none; on_forward between passes, the rest on the thread that runs backward().
+// The three policies for when a gradient is ready; readiness.h documents the calls and their order. Thread
+// safety: none; on_forward between passes, the rest on the thread that runs backward().
 #pragma once
 
 #include <ATen/core/Tensor.h>

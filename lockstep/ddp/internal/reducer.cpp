@@ -52,8 +52,8 @@ std::shared_ptr<Reducer> Reducer::create(std::vector<at::Tensor> parameters, std
   return std::shared_ptr<Reducer>(new Reducer({std::move(names), std::move(parameters)}, std::move(options)));
 }
 
-// Order of members is order of dependence: each refers to those before it. The hooks come last, since a gradient may arrive
-// as soon as they exist, and go first.
+// Order of members is order of dependence: each refers to those before it. The hooks come last, since a
+// gradient may arrive as soon as they exist, and go first.
 Reducer::Reducer(NamedTensors parameters, ReducerOptions options)
     : parameters_(std::move(parameters)),
       options_(std::move(options)),
@@ -86,8 +86,8 @@ void Reducer::prepare_for_forward() {
     rebuild_by_arrival();
 }
 
-// Collective: all ranks rebuild in the same forward pass, in rank 0's order. A rank that shadows has no order of its own
-// and gives the current one.
+// Collective: all ranks rebuild in the same forward pass, in rank 0's order. A rank that shadows has no order
+// of its own and gives the current one.
 void Reducer::rebuild_by_arrival() {
   std::vector<std::size_t> order(readiness_.arrival().begin(), readiness_.arrival().end());
   if (order.size() != parameters_.tensors.size()) {
@@ -110,8 +110,8 @@ void Reducer::rebuild_by_arrival() {
   readiness_.stop_recording();
 }
 
-// libtorch drops the accumulator, and our hook with it, when a parameter changes its type: gradients would silently
-// no longer be averaged.
+// libtorch drops the accumulator, and our hook with it, when a parameter changes its type: gradients would
+// silently no longer be averaged.
 void Reducer::check_unchanged() const {
   if (options_.precisions && options_.precisions->is_short()) return;
   for (std::size_t i = 0; i < parameters_.tensors.size(); ++i) {
@@ -146,8 +146,9 @@ void Reducer::expect_local_backward(std::span<const at::Tensor> outputs) {
   if (n_expected_ != 0 && readiness_.searches()) search(outputs, false);
 }
 
-// Beyond a tensor that came from another worker nothing can be searched; its way back here leads through one of the
-// context's entries. What they lead to may be more than the pass comes to: on_graph_end() takes care of the rest.
+// Beyond a tensor that came from another worker nothing can be searched; its way back here leads through one
+// of the context's entries. What they lead to may be more than the pass comes to: on_graph_end() takes care
+// of the rest.
 void Reducer::search(std::span<const at::Tensor> outputs, bool first) {
   const auto context = current_gradients();
   const auto entries = context ? context->entry_nodes() : std::vector<compat::NodePtr>{};
@@ -196,9 +197,9 @@ void Reducer::on_backward_begins() {
     guarded([&] { begin(find_context()); });
 }
 
-// Called by a hook on libtorch's accumulator, on the thread that runs backward(). The first gradient of a pass begins it,
-// unless a node at the outputs did. Outside a pass that is expected (no_sync, another model's loss) the gradient stays as
-// it is.
+// Called by a hook on libtorch's accumulator, on the thread that runs backward(). The first gradient of a
+// pass begins it, unless a node at the outputs did. Outside a pass that is expected (no_sync, another model's
+// loss) the gradient stays as it is.
 void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
   const bool arrived = incoming.defined();
   if (options_.precisions) options_.precisions->on_gradient();
@@ -233,8 +234,8 @@ void Reducer::keep_local(std::size_t index, GradientAccess& access) {
   if (options_.precisions) transfer_.keep_local(index, access);
 }
 
-// Some parameters are ready before any gradient comes: those that the search has not reached. They may fill whole buckets,
-// which then start at once.
+// Some parameters are ready before any gradient comes: those that the search has not reached. They may fill
+// whole buckets, which then start at once.
 void Reducer::begin(std::shared_ptr<GradientAccess> context) {
   const bool in_context = context != nullptr;
   ending_ = false;
@@ -249,16 +250,16 @@ void Reducer::begin(std::shared_ptr<GradientAccess> context) {
   }
 }
 
-// The last one ends the pass, but not here: hooks of the same pass may still run. libtorch calls finish() when the graph is
-// done, unless this is that call already (ending_).
+// The last one ends the pass, but not here: hooks of the same pass may still run. libtorch calls finish()
+// when the graph is done, unless this is that call already (ending_).
 void Reducer::mark_ready(std::size_t index, const at::Tensor& incoming) {
   pass_.mark_ready(index, incoming);
   if (!pass_.all_started()) return;
   ending_ ? finish() : queue(&Reducer::finish);
 }
 
-// What has not come will not: it belongs to a forward pass whose outputs had no part in this one. Or this is a static
-// graph's first pass, and everything is reduced now, whatever the order.
+// What has not come will not: it belongs to a forward pass whose outputs had no part in this one. Or this is
+// a static graph's first pass, and everything is reduced now, whatever the order.
 void Reducer::on_graph_end() {
   guarded([&] {
     buckets_.close_pool();
@@ -319,8 +320,8 @@ void Reducer::share_learnt(int root) {
 
 // ---- errors ----
 
-// A pass that failed half-way cannot be repeated: other ranks may have averages already. The failure stays, and every later
-// call raises it.
+// A pass that failed half-way cannot be repeated: other ranks may have averages already. The failure stays,
+// and every later call raises it.
 template <class Step>
 void Reducer::guarded(Step step) {
   try {

@@ -36,7 +36,8 @@ void raise_while(const std::string& doing) {
   base::raise(std::move(failure));
 }
 
-// A shadowing rank has no gradients of its own: all count as ready, no bucket waits for one, and start_zeros() follows.
+// A shadowing rank has no gradients of its own: all count as ready, no bucket waits for one, and
+// start_zeros() follows.
 void ReductionPass::begin(Begin begin) {
   active_ = true;
   begin_ = std::move(begin);
@@ -82,8 +83,8 @@ void ReductionPass::start_zeros() {
   start_full_buckets();
 }
 
-// Buckets are started strictly in order, whichever is full first: every rank must post the same collectives in the same
-// order. The usage map goes out once the last bucket has been started, for the same reason.
+// Buckets are started strictly in order, whichever is full first: every rank must post the same collectives
+// in the same order. The usage map goes out once the last bucket has been started, for the same reason.
 // Invariant: buckets below n_started_ have been handed to the exchange (or are skipped), none above it.
 void ReductionPass::start_full_buckets() {
   while (n_started_ < progress_.size() && progress_[n_started_].n_pending == 0) {
@@ -104,7 +105,8 @@ void ReductionPass::start_full_buckets() {
   }
 }
 
-// A hook is told which bucket ends the pass. Buckets that it never sees (sparse, skipped, empty) do not count.
+// A hook is told which bucket ends the pass. Buckets that it never sees (sparse, skipped, empty) do not
+// count.
 bool ReductionPass::is_last_for_hook(std::size_t b) const {
   for (std::size_t later = b + 1; later < progress_.size(); ++later) {
     const GradientBucket& bucket = parts_.buckets[later];
@@ -127,8 +129,8 @@ void ReductionPass::also_wait_for(std::vector<GradFuture> futures) {
   }
 }
 
-// Waits in the order of starting. What raises leaves the pass active: gradients may be half averaged, and the next forward
-// pass must say so. active_ is therefore the last thing to change.
+// Waits in the order of starting. What raises leaves the pass active: gradients may be half averaged, and the
+// next forward pass must say so. active_ is therefore the last thing to change.
 ReductionPass::Totals ReductionPass::finish() {
   parts_.buckets.close_pool();  // what optimizers allocate is theirs
   Totals totals;
@@ -156,7 +158,8 @@ ReductionPass::Totals ReductionPass::finish() {
   return totals;
 }
 
-// Delivered bucket by bucket, while later ones may still be reduced: only the time spent in wait() is exposed.
+// Delivered bucket by bucket, while later ones may still be reduced: only the time spent in wait() is
+// exposed.
 void ReductionPass::finish_bucket(std::size_t b, Totals& totals) {
   using Clock = std::chrono::steady_clock;
   const Clock::time_point start = Clock::now();

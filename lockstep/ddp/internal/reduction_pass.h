@@ -4,14 +4,15 @@
 //                        |                                 |
 //                        +------ an exception ------------ +--> stays as it is: active(), and missing() says what did not come
 //
-// While filling, mark_ready() deposits one gradient; full buckets are started strictly in order, so that all ranks
-// agree in whatever order their gradients arrive. finish() waits for the buckets in the same order and delivers each
-// while later ones are still being reduced.
+// While filling, mark_ready() deposits one gradient; full buckets are started strictly in order, so that all
+// ranks agree in whatever order their gradients arrive. finish() waits for the buckets in the same order and
+// delivers each while later ones are still being reduced.
 //
-// A pass that this rank only shadows (join) has nothing to deposit: every parameter is ready when it begins, and
-// start_zeros() fills and starts all buckets.
+// A pass that this rank only shadows (join) has nothing to deposit: every parameter is ready when it begins,
+// and start_zeros() fills and starts all buckets.
 //
-// Thread safety: none; on the thread that runs backward(). Ownership: refers to its parts, which must outlive it.
+// Thread safety: none; on the thread that runs backward(). Ownership: refers to its parts, which must outlive
+// it.
 #pragma once
 
 #include <cstddef>

@@ -1,9 +1,10 @@
 // Timestamps of one training step, and the timer that records them.
 //
-// Reading the clock for every gradient of every step would cost more than computing some of them, so steps are sampled:
-// the first ten, to see how training starts, then one in a hundred. In all others every call here is one test of a
-// flag. Thread safety: the calls of a step are sequential, like its gradients. Callbacks of a communication hook's
-// future and of the graph may run on other threads and write their timestamps to separate atomics.
+// Reading the clock for every gradient of every step would cost more than computing some of them, so steps
+// are sampled: the first ten, to see how training starts, then one in a hundred. In all others every call
+// here is one test of a flag. Thread safety: the calls of a step are sequential, like its gradients.
+// Callbacks of a communication hook's future and of the graph may run on other threads and write their
+// timestamps to separate atomics.
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,8 +1,8 @@
-// Which parameters were used: on this rank since the last reduction, and on any rank, by summing the ranks' maps. A
-// parameter that no rank used keeps its previous gradient.
+// Which parameters were used: on this rank since the last reduction, and on any rank, by summing the ranks'
+// maps. A parameter that no rank used keeps its previous gradient.
 //
-// One pass: note() as gradients arrive, start() when the last bucket has been started (on every rank, with or without
-// unused parameters), wait(), then anywhere() until the next start(), close().
+// One pass: note() as gradients arrive, start() when the last bucket has been started (on every rank, with or
+// without unused parameters), wait(), then anywhere() until the next start(), close().
 // Thread safety: none; on the thread that runs backward().
 #pragma once
 

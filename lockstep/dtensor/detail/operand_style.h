@@ -1,6 +1,6 @@
-// A weight that says how the operator using it is to treat the activations around it: torch::nn modules call linear, embedding
-// and layer_norm with plain tensors and know nothing of meshes, and C++ modules have no forward hooks. For parallel/.
-// Thread safety: values.
+// A weight that says how the operator using it is to treat the activations around it: torch::nn modules call
+// linear, embedding and layer_norm with plain tensors and know nothing of meshes, and C++ modules have no
+// forward hooks. For parallel/. Thread safety: values.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -14,7 +14,8 @@
 namespace lockstep {
 
 struct OperandStyle {
-  // The operators that heed it: a table that is also used in a product (tied weights) is there a tensor without a style.
+  // The operators that heed it: a table that is also used in a product (tied weights) is there a tensor
+  // without a style.
   enum class Kind : std::uint8_t { kLinear, kEmbedding, kNorm };
   Kind kind = Kind::kLinear;
   Placements input;          // of a plain input; a DTensor has its own
@@ -23,14 +24,16 @@ struct OperandStyle {
   bool use_local_output = true;
 };
 
-// The same tensor with a style. The operator with it as its weight takes a plain input as `input`, redistributes it to
-// `desired_input`, its result to `output`, and returns the local tensor if asked to. torch::nn::Linear is not one operator: it
-// transposes its weight (the transpose has the style too), multiplies (addmm, matmul), and adds the bias afterwards; a bias with a
-// style is added to a local tensor as its own local tensor. Everything else treats the tensor as one without a style. Autograd
-// records all of it. kUsage for plain tensors.
+// The same tensor with a style. The operator with it as its weight takes a plain input as `input`,
+// redistributes it to `desired_input`, its result to `output`, and returns the local tensor if asked to.
+// torch::nn::Linear is not one operator: it transposes its weight (the transpose has the style too),
+// multiplies (addmm, matmul), and adds the bias afterwards; a bias with a style is added to a local tensor as
+// its own local tensor. Everything else treats the tensor as one without a style. Autograd records all of it.
+// kUsage for plain tensors.
 at::Tensor with_style(const at::Tensor& dtensor, OperandStyle style);
 
-// The two halves of it, for what is no single operator. A tensor that is placed as asked is returned as it is.
+// The two halves of it, for what is no single operator. A tensor that is placed as asked is returned as it
+// is.
 at::Tensor prepare_operand(const at::Tensor& input, const DeviceMesh& mesh, const OperandStyle& style);
 at::Tensor finish_operand(const at::Tensor& output, const OperandStyle& style);
 

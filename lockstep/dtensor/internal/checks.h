@@ -1,4 +1,5 @@
-// Checks of the public calls' arguments, before anything is sent. Each raises kUsage with the name of the function.
+// Checks of the public calls' arguments, before anything is sent. Each raises kUsage with the name of the
+// function.
 #pragma once
 
 #include "lockstep/dtensor/dtensor.h"
@@ -6,8 +7,8 @@
 
 namespace lockstep::dtensor_internal {
 
-// One placement per mesh dimension (none given: all Replicate), dimensions counted from the front and in range, partial ones
-// with one operation.
+// One placement per mesh dimension (none given: all Replicate), dimensions counted from the front and in
+// range, partial ones with one operation.
 Placements checked_placements(const char* function, const MeshContext& mesh, std::int64_t ndim,
                               Placements placements);
 void refuse_partial(const char* function, const Placements& placements);

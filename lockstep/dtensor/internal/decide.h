@@ -1,6 +1,6 @@
-// Chooses, for one call of an operator, how every input must be placed and how the results will be. A pure function of the
-// call's layouts, sizes and integer arguments, so that all ranks decide alike; remembered per mesh (DecisionCache).
-// Thread safety: pure functions.
+// Chooses, for one call of an operator, how every input must be placed and how the results will be. A pure
+// function of the call's layouts, sizes and integer arguments, so that all ranks decide alike; remembered per
+// mesh (DecisionCache). Thread safety: pure functions.
 #pragma once
 
 #include <memory>
@@ -14,7 +14,8 @@ struct Decision {
   // Per input. The written ones keep theirs.
   std::vector<const Layout*> inputs;
   bool redistributes = false;
-  // An in-place operator that cannot run on the pieces as they lie: the functional one, then a copy of its result.
+  // An in-place operator that cannot run on the pieces as they lie: the functional one, then a copy of its
+  // result.
   bool by_copy = false;
   // Per result: as the operator leaves it, and after the reduction that Rule::finish asks for.
   std::vector<const Layout*> raw_results;

@@ -1,7 +1,8 @@
-// What a sharded tensor needs of its mesh at every operator: groups, shape and this rank's coordinate, as plain vectors,
-// and the layouts made so far. One per mesh and rank, shared by its tensors; found from a DeviceMesh by the groups it is
-// made of, so that two slices mesh["tp"] have the same one. The rank comes from here and never from the current thread,
-// since backward may run on another one. Thread safety: every method may be called from any thread.
+// What a sharded tensor needs of its mesh at every operator: groups, shape and this rank's coordinate, as
+// plain vectors, and the layouts made so far. One per mesh and rank, shared by its tensors; found from a
+// DeviceMesh by the groups it is made of, so that two slices mesh["tp"] have the same one. The rank comes
+// from here and never from the current thread, since backward may run on another one. Thread safety: every
+// method may be called from any thread.
 #pragma once
 
 #include <ATen/core/Generator.h>
@@ -24,8 +25,8 @@ namespace lockstep::dtensor_internal {
 class MeshContext;
 struct Decision;
 
-// A mesh and the placements on it. Interned: equal layouts of a context are one object, so that layouts are compared and
-// hashed by address. Owned by the context.
+// A mesh and the placements on it. Interned: equal layouts of a context are one object, so that layouts are
+// compared and hashed by address. Owned by the context.
 struct Layout {
   const MeshContext* mesh = nullptr;
   Placements placements;

@@ -1,6 +1,7 @@
-// The inside of a sharded tensor. To libtorch it is an ordinary tensor of the global sizes, without memory, whose dispatch
-// key kKey sends every operator below autograd to dispatch.cpp; what is sharded lies in its BackendMeta, which libtorch
-// carries along in detach, shallow copies and set_data. See docs/design.md for why this key.
+// The inside of a sharded tensor. To libtorch it is an ordinary tensor of the global sizes, without memory,
+// whose dispatch key kKey sends every operator below autograd to dispatch.cpp; what is sharded lies in its
+// BackendMeta, which libtorch carries along in detach, shallow copies and set_data. See docs/design.md for
+// why this key.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -16,14 +17,17 @@
 
 namespace lockstep::dtensor_internal {
 
-// Below autograd and above every back end, no back end's own, in libtorch 2.11 to 2.15 used by nobody else. "Fake" was the
-// other candidate; from 2.15 on libtorch uses that one itself. This is the only place that names the key.
+// Below autograd and above every back end, no back end's own, in libtorch 2.11 to 2.15 used by nobody else.
+// "Fake" was the other candidate; from 2.15 on libtorch uses that one itself. This is the only place that
+// names the key.
 inline constexpr auto kKey = c10::DispatchKey::CustomRNGKeyId;
 
-// Carried by tensors with a style only, so that their operators are met above autograd. Below kKey everything passes it by.
+// Carried by tensors with a style only, so that their operators are met above autograd. Below kKey everything
+// passes it by.
 inline constexpr auto kStyleKey = c10::DispatchKey::DeferredInit;
 
-// Immutable but for what in-place operators write into the local tensor. Copies made by detach and set_data share it.
+// Immutable but for what in-place operators write into the local tensor. Copies made by detach and set_data
+// share it.
 class Meta final : public c10::BackendMeta {
  public:
   Meta(at::Tensor local, std::shared_ptr<const MeshContext> mesh, const Layout* layout, bool lost_base,
@@ -42,11 +46,12 @@ class Meta final : public c10::BackendMeta {
   const std::shared_ptr<const MeshContext>& mesh() const { return mesh_; }
   // One of mesh()'s.
   const Layout* layout() const { return layout_; }
-  // The result of a view operator whose input had to be redistributed: it shares no memory with its base any more, so
-  // that writing to it would be lost.
+  // The result of a view operator whose input had to be redistributed: it shares no memory with its base any
+  // more, so that writing to it would be lost.
   bool lost_base() const { return lost_base_; }
 
-  // How operators that take this tensor as their weight treat their other input and their result; null: not at all.
+  // How operators that take this tensor as their weight treat their other input and their result; null: not
+  // at all.
   const std::shared_ptr<const OperandStyle>& style() const { return style_; }
 
   // `work` writes the local tensor. Before the tensor is given to anybody.
@@ -73,7 +78,8 @@ inline const Meta& meta_of(const at::Tensor& tensor) {
   return *static_cast<const Meta*>(tensor.unsafeGetTensorImpl()->get_backend_meta());
 }
 
-// A sharded tensor without history. Sizes are the global ones; strides follow the order of the local tensor's.
+// A sharded tensor without history. Sizes are the global ones; strides follow the order of the local
+// tensor's.
 at::Tensor wrap(at::Tensor local, at::IntArrayRef sizes, std::shared_ptr<const MeshContext> mesh,
                 const Layout* layout, bool lost_base = false, Work pending = {},
                 std::shared_ptr<const OperandStyle> style = {});

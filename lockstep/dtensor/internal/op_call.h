@@ -1,5 +1,5 @@
-// One call of an operator, as its rule sees it: the schema's facts, which never change, and the arguments of this call.
-// Thread safety: an Operator is immutable; an OpCall belongs to the thread that makes it.
+// One call of an operator, as its rule sees it: the schema's facts, which never change, and the arguments of
+// this call. Thread safety: an Operator is immutable; an OpCall belongs to the thread that makes it.
 #pragma once
 
 #include <ATen/core/dispatch/Dispatcher.h>
@@ -62,7 +62,8 @@ struct Input {
 
 class OpCall {
  public:
-  // `arguments` are the operator's last arguments on the stack. Raises kUsage when tensors cannot be used together.
+  // `arguments` are the operator's last arguments on the stack. Raises kUsage when tensors cannot be used
+  // together.
   OpCall(const Operator& op, const c10::IValue* arguments);
 
   const Operator& op() const { return op_; }
@@ -80,7 +81,8 @@ class OpCall {
   std::int64_t integer(const char* argument_name, std::int64_t otherwise = 0) const;
   bool flag(const char* argument_name) const;
   Sizes integers(const char* argument_name) const;
-  // The dimensions named by argument "dim" of a tensor of `ndim`, counted from the front; all when it is none or empty.
+  // The dimensions named by argument "dim" of a tensor of `ndim`, counted from the front; all when it is none
+  // or empty.
   std::vector<bool> dims(const char* argument_name, std::int64_t ndim) const;
 
   // Copies the arguments, for what reads them after the operator has taken them off the stack.

@@ -1,6 +1,6 @@
-// Random operators on sharded tensors: every rank draws the numbers of the whole tensor from a generator that all ranks
-// advance alike, and keeps those of its piece. The result is that of one process with the same seed, on any mesh, without
-// communication.
+// Random operators on sharded tensors: every rank draws the numbers of the whole tensor from a generator that
+// all ranks advance alike, and keeps those of its piece. The result is that of one process with the same
+// seed, on any mesh, without communication.
 #pragma once
 
 #include <ATen/core/stack.h>

@@ -1,5 +1,5 @@
-// Runs a plan of redistribute_plan.h on a rank's local tensor. Thread safety: as the mesh's groups: all ranks run the same
-// plans in the same order.
+// Runs a plan of redistribute_plan.h on a rank's local tensor. Thread safety: as the mesh's groups: all ranks
+// run the same plans in the same order.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -9,8 +9,9 @@
 
 namespace lockstep::dtensor_internal {
 
-// The local tensor under `to` of what has `local` under `from`. Never changes `local`; returns it when nothing needs to
-// move. `last`, when given, receives the last collective, still running: the result must not be read before it is over.
+// The local tensor under `to` of what has `local` under `from`. Never changes `local`; returns it when
+// nothing needs to move. `last`, when given, receives the last collective, still running: the result must not
+// be read before it is over.
 at::Tensor redistribute_local(const at::Tensor& local, at::IntArrayRef sizes, const Layout& from,
                               const Layout& to, Work* last = nullptr);
 

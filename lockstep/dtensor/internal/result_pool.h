@@ -1,7 +1,8 @@
-// Memory for the results of redistributions that is used again. Large results live in memory that all ranks of the host reach
-// (empty_shared), whose pages are new each time: taking 25 MiB of them costs several times the collective that fills them.
-// A freed result is therefore kept for the next one of its size. Bounded; ends with the mesh's last tensor, when what is kept
-// goes back to the system. Thread safety: every method may be called from any thread.
+// Memory for the results of redistributions that is used again. Large results live in memory that all ranks
+// of the host reach (empty_shared), whose pages are new each time: taking 25 MiB of them costs several times
+// the collective that fills them. A freed result is therefore kept for the next one of its size. Bounded;
+// ends with the mesh's last tensor, when what is kept goes back to the system. Thread safety: every method
+// may be called from any thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>

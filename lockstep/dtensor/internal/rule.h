@@ -1,15 +1,16 @@
-// The rule of an operator: which placements of its inputs give which placements of its results, for one dimension of the
-// mesh; on a mesh of several the dimensions choose independently. Almost every rule is a naming of dimensions:
+// The rule of an operator: which placements of its inputs give which placements of its results, for one
+// dimension of the mesh; on a mesh of several the dimensions choose independently. Almost every rule is a
+// naming of dimensions:
 //
 //   mm          "mk,kn->mn"       m sharded: rows of the result are sharded. k sharded: every rank has a partial sum.
 //   softmax     pointwise, but for the dimension it normalises over, which must not be sharded
 //
-// From the letters follow all alternatives (letters.cpp): one per letter, all replicated, and those in which partial inputs
-// give a partial result because the operator is linear in them. decide.cpp takes the cheapest.
+// From the letters follow all alternatives (letters.cpp): one per letter, all replicated, and those in which
+// partial inputs give a partial result because the operator is linear in them. decide.cpp takes the cheapest.
 //
-// To add an operator: a row in one of the tables rules_*.cpp. dtensor_rules_test finds it there and compares every
-// alternative with the operator on plain tensors; give it sample arguments in rule_samples.cpp when the schema is not like
-// one that is there.
+// To add an operator: a row in one of the tables rules_*.cpp. dtensor_rules_test finds it there and compares
+// every alternative with the operator on plain tensors; give it sample arguments in rule_samples.cpp when the
+// schema is not like one that is there.
 #pragma once
 
 #include <array>
@@ -49,10 +50,11 @@ class Letters {
 
   std::vector<std::vector<int>> inputs;   // per input and dimension; kNone at first
   std::vector<std::vector<int>> results;  // per result and dimension
-  // Per result: what a result without the letter is when the letter is sharded. None: then the letter must not be.
+  // Per result: what a result without the letter is when the letter is sharded. None: then the letter must
+  // not be.
   std::vector<std::optional<ReduceOp::Kind>> reduce;
-  // Per input: it is added to the result (addmm's first). Where the result is partial, so must it be, or it is added once per
-  // rank.
+  // Per input: it is added to the result (addmm's first). Where the result is partial, so must it be, or it
+  // is added once per rank.
   std::vector<bool> added;
 };
 
@@ -77,9 +79,11 @@ struct Rule {
   bool needs_elements = false;
   // The argument that holds the result's sizes: ranks are given those of their piece.
   const char* sizes_argument = nullptr;
-  // Instead of calling the operator on the local tensors: what local arithmetic must know of the whole (a mean's count).
+  // Instead of calling the operator on the local tensors: what local arithmetic must know of the whole (a
+  // mean's count).
   std::function<void(LocalCall&)> local{};
-  // Given, partial results are reduced at once and then changed by this: norms (a root), weighted means (a division).
+  // Given, partial results are reduced at once and then changed by this: norms (a root), weighted means (a
+  // division).
   std::function<void(const OpCall&, std::vector<at::Tensor>&)> finish{};
 };
 
@@ -95,7 +99,8 @@ struct LocalCall {
   void run() const;
 };
 
-// The operator's facts and its rule: its own, or for an in-place operator that of the one that returns the result.
+// The operator's facts and its rule: its own, or for an in-place operator that of the one that returns the
+// result.
 std::unique_ptr<const Operator> read_operator(const c10::OperatorHandle& handle);
 
 // Null when the operator has none of its own. `name`: "aten::mm", "aten::add.Tensor".
@@ -121,8 +126,9 @@ std::vector<Rule> loss_rules();
 
 // Elementwise with broadcasting.
 void elementwise(const OpCall& call, Letters& letters);
-// "mk,kn->mn": inputs in the order of the call; lower-case letters name dimensions, '.' any number of leading ones, '*' a
-// dimension that must not be sharded. Results separated by commas; a result without a sharded letter is a partial sum.
+// "mk,kn->mn": inputs in the order of the call; lower-case letters name dimensions, '.' any number of leading
+// ones, '*' a dimension that must not be sharded. Results separated by commas; a result without a sharded
+// letter is a partial sum.
 std::function<void(const OpCall&, Letters&)> einsum(std::string spec);
 }  // namespace rules
 

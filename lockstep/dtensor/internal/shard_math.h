@@ -1,4 +1,5 @@
-// Which part of a tensor each rank of a mesh holds: arithmetic on sizes, no tensors. Thread safety: pure functions.
+// Which part of a tensor each rank of a mesh holds: arithmetic on sizes, no tensors. Thread safety: pure
+// functions.
 #pragma once
 
 #include <cstdint>
@@ -33,7 +34,8 @@ inline bool leaves_none_empty(std::int64_t size, std::int64_t n) {
 // The sizes of the piece of the rank at `coordinate`.
 Sizes local_sizes(Sizes sizes, const Placements& placements, const Sizes& mesh_shape,
                   const Sizes& coordinate);
-// The sizes after the placements of the mesh dimensions before `mesh_dim` only: what placement `mesh_dim` cuts.
+// The sizes after the placements of the mesh dimensions before `mesh_dim` only: what placement `mesh_dim`
+// cuts.
 Sizes sizes_before(Sizes sizes, const Placements& placements, const Sizes& mesh_shape,
                    const Sizes& coordinate, std::size_t mesh_dim);
 

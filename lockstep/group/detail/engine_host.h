@@ -50,8 +50,8 @@ class EngineHost {
   // A get ends with LOCKSTEP_PEER_LOST soon after `failed_key` appears in the group's store: the rank that
   // wrote it will never write what the engine waits for. `launch_ranks`: the launcher's number of rank i of
   // the communicator; empty: i; -1: the launcher does not know the rank. An engine asks for
-  // "/lockstep/exit/<i>" and gets LOCKSTEP_UNSUPPORTED where nobody will ever write it: without a launcher, or
-  // with one that does not know the rank.
+  // "/lockstep/exit/<i>" and gets LOCKSTEP_UNSUPPORTED where nobody will ever write it: without a launcher,
+  // or with one that does not know the rank.
   EngineHost(Stores stores, std::string failed_key, std::vector<int> launch_ranks = {});
   ~EngineHost();
   EngineHost(const EngineHost&) = delete;

@@ -1,4 +1,5 @@
-// From a `backend` text to engines, one part per engine with the device types it serves. Torch-free. Private to group/.
+// From a `backend` text to engines, one part per engine with the device types it serves. Torch-free. Private
+// to group/.
 #pragma once
 
 #include <string>
@@ -15,11 +16,11 @@ struct BackendPart {
 };
 using BackendParts = std::vector<BackendPart>;
 
-// "host", "cpu:host", "cpu:host,meta:fake", in any case. Raises kUsage for a malformed text, kUnsupported naming what
-// exists for an unknown name and for a device type the engine does not serve.
+// "host", "cpu:host", "cpu:host,meta:fake", in any case. Raises kUsage for a malformed text, kUnsupported
+// naming what exists for an unknown name and for a device type the engine does not serve.
 BackendParts parse_backend(const std::string& backend);
-// What an empty text means for ranks on these hosts (host_identity() of each): the host engine when all are one, else
-// the hierarchical one. Raises kUnsupported naming the ranks when there is none.
+// What an empty text means for ranks on these hosts (host_identity() of each): the host engine when all are
+// one, else the hierarchical one. Raises kUnsupported naming the ranks when there is none.
 BackendParts choose_default_backend(const std::vector<std::string>& hosts);
 
 // Engines by name, the built-in ones included.

@@ -44,9 +44,9 @@ void complete(Work::State& state) {
 //   watched_   works of engines that do not call back: polled every millisecond
 //   runner_    the one thread that takes from both; the others wait in await_turn()
 //
-// One runner keeps callbacks in order and off the engines' threads. A thread whose callback blocks for 2 ms loses the role, so that
-// callbacks may wait for each other; hence there is always a spare thread. mutex_ is never held while a
-// callback runs.
+// One runner keeps callbacks in order and off the engines' threads. A thread whose callback blocks for 2 ms
+// loses the role, so that callbacks may wait for each other; hence there is always a spare thread. mutex_ is
+// never held while a callback runs.
 class Completions {
  public:
   void start() {
@@ -69,7 +69,8 @@ class Completions {
     changed_.notify_one();
   }
 
-  // At exit, before static objects are destroyed: callbacks may use them. Work that is handed over later is dropped.
+  // At exit, before static objects are destroyed: callbacks may use them. Work that is handed over later is
+  // dropped.
   void stop() {
     std::list<Member> members;
     {
@@ -131,8 +132,8 @@ class Completions {
   }
 
   // Until there is something to do and nobody does it. False: the thread may end.
-  // A thread may take over when there is something due and either no runner, or one that has been inside its callback for
-  // kBlocked.
+  // A thread may take over when there is something due and either no runner, or one that has been inside its
+  // callback for kBlocked.
   bool await_turn(std::unique_lock<std::mutex>& lock) {
     const auto idle_since = Clock::now();
     while (!stopped_) {
@@ -161,8 +162,8 @@ class Completions {
     lock.lock();
   }
 
-  // Polled without the lock, on a list that nobody else has meanwhile; new ones go to watched_ and are spliced together
-  // afterwards.
+  // Polled without the lock, on a list that nobody else has meanwhile; new ones go to watched_ and are
+  // spliced together afterwards.
   void look_at_watched(std::unique_lock<std::mutex>& lock) {
     if (watched_.empty() || Clock::now() < next_look_) return;
     auto watched = std::exchange(watched_, {});

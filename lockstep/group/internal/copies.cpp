@@ -9,13 +9,14 @@
 #include <cstring>
 #include <string_view>
 
-// Not in a namespace and not inline: the note below names it. 1 while this copy has a default group of the process.
+// Not in a namespace and not inline: the note below names it. 1 while this copy has a default group of the
+// process.
 extern "C" {
 __attribute__((visibility("hidden"), used)) std::atomic<std::uint32_t> lockstep_copy_in_use{0};
 }
 
-// The note: owner "lockstep", type 1, and how far behind its own address the word is. Resolved by the linker, so that no
-// relocation and no exported symbol is needed.
+// The note: owner "lockstep", type 1, and how far behind its own address the word is. Resolved by the linker,
+// so that no relocation and no exported symbol is needed.
 asm(".pushsection .note.lockstep,\"a\",%note\n"
     ".balign 4\n"
     ".long 9, 4, 1\n"

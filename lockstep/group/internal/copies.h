@@ -1,7 +1,8 @@
-// Copies of lockstep in one process. Two shared libraries that each contain the static library have two default worlds
-// that know nothing of each other: one is initialised, the other says that it is not. Nothing links the copies, since
-// their symbols are hidden; so each carries an ELF note, which the dynamic linker maps with its object and which
-// leads to a word of that copy's memory. Torch-free. Private to group/. Thread safety: any thread.
+// Copies of lockstep in one process. Two shared libraries that each contain the static library have two
+// default worlds that know nothing of each other: one is initialised, the other says that it is not. Nothing
+// links the copies, since their symbols are hidden; so each carries an ELF note, which the dynamic linker
+// maps with its object and which leads to a word of that copy's memory. Torch-free. Private to group/. Thread
+// safety: any thread.
 #pragma once
 
 #include <string>
@@ -11,8 +12,9 @@ namespace lockstep::internal {
 // The default world of this process was entered or left by this copy; worlds of rank threads do not count.
 void note_process_world(bool entered);
 
-// Where another copy of lockstep has initialised its default group: "/opt/app/libtrainer.so", or the program's path.
-// "" when there is none. Looks through the loaded objects: for errors and for init_process_group only.
+// Where another copy of lockstep has initialised its default group: "/opt/app/libtrainer.so", or the
+// program's path. "" when there is none. Looks through the loaded objects: for errors and for
+// init_process_group only.
 std::string other_copy_in_use();
 
 // The file that holds this copy.

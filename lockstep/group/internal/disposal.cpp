@@ -17,8 +17,8 @@ namespace {
 
 thread_local int n_callbacks = 0;  // that this thread is inside of
 
-// The last owner of a communicator may be a Work that ends inside the engine's own callback. Destroying the communicator
-// there would wait for the very callback; so it is done on this thread.
+// The last owner of a communicator may be a Work that ends inside the engine's own callback. Destroying the
+// communicator there would wait for the very callback; so it is done on this thread.
 class Disposal {
  public:
   void add(std::function<void()> end) {

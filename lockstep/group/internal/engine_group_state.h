@@ -1,5 +1,5 @@
-// The GroupState of a group over an engine: the communicator and what it borrows. Shared tensors hold it, too.
-// Thread safety: every method may be called from any thread.
+// The GroupState of a group over an engine: the communicator and what it borrows. Shared tensors hold it,
+// too. Thread safety: every method may be called from any thread.
 #pragma once
 
 #include <memory>

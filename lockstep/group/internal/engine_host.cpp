@@ -80,7 +80,8 @@ EngineHost::EngineHost(Stores stores, std::string failed_key, std::vector<int> l
 
 EngineHost::~EngineHost() = default;
 
-// Without the leading "/". The launcher knows ranks by the numbers it gave them; nothing for the end of one that it does not know.
+// Without the leading "/". The launcher knows ranks by the numbers it gave them; nothing for the end of one
+// that it does not know.
 std::optional<std::string> EngineHost::root_key(const char* key) const {
   const std::string_view text = key + 1;
   if (launch_ranks_.empty() || !text.starts_with(kExitKey)) return std::string(text);

@@ -1,5 +1,5 @@
-// From "these ranks, these back ends" to a joined group: stores, parts per engine, and what is told to the others when
-// joining fails. Torch-free. Private to group/.
+// From "these ranks, these back ends" to a joined group: stores, parts per engine, and what is told to the
+// others when joining fails. Torch-free. Private to group/.
 #pragma once
 
 #include <memory>
@@ -42,7 +42,8 @@ struct GroupRequest {
   Group parent;        // as in EngineGroupOptions
 };
 
-// The timeout of a store's handle, whose own is `own`, while it is used for what must be over by the deadline.
+// The timeout of a store's handle, whose own is `own`, while it is used for what must be over by the
+// deadline.
 Milliseconds within(Milliseconds own, Deadline deadline);
 struct WorldSiteOptions {
   const char* what;
@@ -55,10 +56,11 @@ struct WorldSiteOptions {
 };
 // Opens the handles that all groups of the world share, by the deadline.
 WorldSite make_site(WorldSiteOptions options);
-// Collective over all ranks: learns the hosts and chooses the site's parts by them. Raises kTimeout naming the ranks that
-// did not come, kUsage when ranks were told different sizes.
+// Collective over all ranks: learns the hosts and chooses the site's parts by them. Raises kTimeout naming
+// the ranks that did not come, kUsage when ranks were told different sizes.
 void choose_by_hosts(WorldSite& site, Milliseconds timeout, Deadline deadline);
-// Collective over the members, of which this rank is one. Raises kPeerLost naming the member that could not join.
+// Collective over the members, of which this rank is one. Raises kPeerLost naming the member that could not
+// join.
 Group join_group(const WorldSite& site, const GroupRequest& request);
 
 }  // namespace lockstep::internal

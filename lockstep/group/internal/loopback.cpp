@@ -116,7 +116,8 @@ const lockstep_engine& table() {
 
 Loopback::Loopback() : box_(std::make_shared<Box>()) {}
 
-// The first of a pair waits in the list; the second copies and ends both. Pairs of one tag meet in the order posted.
+// The first of a pair waits in the list; the second copies and ends both. Pairs of one tag meet in the order
+// posted.
 comm::OpHandle Loopback::post(const lockstep_op& op) {
   auto message = std::make_shared<SelfMessage>(SelfMessage{.op = op});
   const std::lock_guard lock(box_->mutex);

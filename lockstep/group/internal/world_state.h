@@ -1,5 +1,5 @@
-// One world: a root group of ranks 0 to size - 1 that met over a store, and the groups made of its members. The default
-// world's root is the default group, any other's was made by create_group. Private to group/.
+// One world: a root group of ranks 0 to size - 1 that met over a store, and the groups made of its members.
+// The default world's root is the default group, any other's was made by create_group. Private to group/.
 #pragma once
 
 #include <functional>
@@ -61,13 +61,14 @@ class World {
 
   // Makes the next group, or only counts it for a non-member.
   Group make(const GroupPlan& plan);
-  // Collective over the survivors: a world of theirs, which numbers them from 0. This one stays until it is left.
+  // Collective over the survivors: a world of theirs, which numbers them from 0. This one stays until it is
+  // left.
   std::shared_ptr<World> shrink(const std::vector<int>& excluded, Milliseconds timeout);
   // Takes one group out of the world, which no longer leaves it. False when it is none of this world's.
   bool remove(const Group& group);
 
-  // Leaves every group, in descending order of names; make() raises from then on. An empty cause is an orderly leave,
-  // unless the root group was broken by a loss, which is then the cause.
+  // Leaves every group, in descending order of names; make() raises from then on. An empty cause is an
+  // orderly leave, unless the root group was broken by a loss, which is then the cause.
   void leave(const std::string& cause);
   // Breaks every group: all are broken before any is left, since leaving waits for what is still running.
   void abort(const std::string& reason) const;

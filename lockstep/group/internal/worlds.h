@@ -1,4 +1,5 @@
-// The worlds of a process, or of a rank thread: the default one and those that create_group made. Private to group/.
+// The worlds of a process, or of a rank thread: the default one and those that create_group made. Private to
+// group/.
 #pragma once
 
 #include <functional>
@@ -15,8 +16,8 @@
 
 namespace lockstep::internal {
 
-// Thread safety: every method may be called from any thread; a name is entered by one thread at a time. No lock is held
-// while ranks meet or leave. Lock order: this mutex, then a World's.
+// Thread safety: every method may be called from any thread; a name is entered by one thread at a time. No
+// lock is held while ranks meet or leave. Lock order: this mutex, then a World's.
 class Worlds {
  public:
   Worlds() = default;
@@ -29,7 +30,8 @@ class Worlds {
   void enter(const InitOptions& options);
   // Enters another one and returns its root group.
   Group create(const CreateGroupOptions& options);
-  // One group; or, for a world's root (null: the default group), the whole world. An empty cause is an orderly leave.
+  // One group; or, for a world's root (null: the default group), the whole world. An empty cause is an
+  // orderly leave.
   void leave(const Group& group, const std::string& cause);
   void leave_all(const std::string& cause);
   // Breaks first, then leaves.
@@ -41,8 +43,8 @@ class Worlds {
   Group group() const;
   // By name, in all worlds: none, one, or one of each of two worlds.
   std::vector<Group> find(const std::string& name) const;
-  // The world that a group (null: the default group) belongs to. Raises kUsage when it is in none of these, saying whether it was
-  // destroyed.
+  // The world that a group (null: the default group) belongs to. Raises kUsage when it is in none of these,
+  // saying whether it was destroyed.
   std::shared_ptr<World> of(const Group& group, const char* what) const;
   // Every group's timeout becomes at least this.
   void raise_timeouts(Milliseconds timeout) const;
@@ -70,7 +72,8 @@ Worlds& current_worlds();
 // "" for a name that a group may have, else what is wrong with it.
 std::string wrong_name(const std::string& name);
 
-// What to say where the default group is needed and there is none; also when another copy of lockstep has one.
+// What to say where the default group is needed and there is none; also when another copy of lockstep has
+// one.
 std::string not_initialised();
 
 }  // namespace lockstep::internal

@@ -63,8 +63,8 @@ void publish_all(const lockstep_comm_config& config, const char* what, const std
   publish(config, base::cat(what, "/all").c_str(), to_text(out.take()));
 }
 
-// What every rank published, on every rank. Rank 0 reads all and publishes them together: a few requests per rank, not one per
-// pair.
+// What every rank published, on every rank. Rank 0 reads all and publishes them together: a few requests per
+// rank, not one per pair.
 std::vector<std::string> gather(const lockstep_comm_config& config, const char* what,
                                 const std::string& mine) {
   const auto n = static_cast<std::size_t>(config.size);
@@ -88,7 +88,8 @@ std::vector<std::string> gather(const lockstep_comm_config& config, const char* 
 // Long enough for a remote store; the key exists since the rank joined.
 constexpr Milliseconds kAskPatience{50};
 
-// The collective in which `rank` announced that it is stuck, 0 when it never was; nothing when the store does not answer.
+// The collective in which `rank` announced that it is stuck, 0 when it never was; nothing when the store does
+// not answer.
 std::optional<std::uint64_t> entered_by(const lockstep_host& host, int rank, Deadline deadline) {
   char text[24];
   std::size_t length = 0;
@@ -141,8 +142,8 @@ HierarchicalCommunicator::HierarchicalCommunicator(Setup& setup, const lockstep_
   }
 }
 
-// Ranks on one host have equal identities; which text it is does not matter. A child takes its parent's host numbers for
-// it, without another exchange.
+// Ranks on one host have equal identities; which text it is does not matter. A child takes its parent's host
+// numbers for it, without another exchange.
 Topology HierarchicalCommunicator::meet(const lockstep_comm_config& config,
                                         const HierarchicalCommunicator* parent) {
   if (parent == nullptr) return Topology::of(gather(config, "host", setup_.identity()), config.rank);
@@ -155,8 +156,8 @@ Topology HierarchicalCommunicator::meet(const lockstep_comm_config& config,
   return Topology::of(identities, config.rank);
 }
 
-// The engine can build a child cheaply when all members are in one communicator of it already. None: some member is not in
-// the parent's sub-communicator, and the engine joins through the store instead.
+// The engine can build a child cheaply when all members are in one communicator of it already. None: some
+// member is not in the parent's sub-communicator, and the engine joins through the store instead.
 SubCommunicator::Parent HierarchicalCommunicator::parent_of(const std::vector<int>& members,
                                                             const lockstep_comm_config& config,
                                                             const SubCommunicator* sub) const {
@@ -175,8 +176,8 @@ SubCommunicator::Parent HierarchicalCommunicator::parent_of(const std::vector<in
 //   one rank per host  -                       -                                all ranks: sole
 //   otherwise          the ranks of the host   ranks of equal place, or leaders all ranks
 //
-// Created in the order local, flat, lane, which is a child of flat. A rank that is in no lane (hosts of different sizes, not the
-// leader) skips that one.
+// Created in the order local, flat, lane, which is a child of flat. A rank that is in no lane (hosts of
+// different sizes, not the leader) skips that one.
 void HierarchicalCommunicator::make_sub_communicators(const lockstep_comm_config& config,
                                                       const HierarchicalCommunicator* parent) {
   std::vector<int> all(static_cast<std::size_t>(config.size));
@@ -202,9 +203,9 @@ void HierarchicalCommunicator::make_sub_communicators(const lockstep_comm_config
   if (topology_.one_rank_each() && !topology_.one_host()) sole_ = flat_.get();
 }
 
-// remove() guarantees that the ticker does not enter again; users_ counts the threads that are inside already, from
-// callbacks of the engines or from a tick. Only then may the sub-communicators be destroyed, which the members' destructors
-// do.
+// remove() guarantees that the ticker does not enter again; users_ counts the threads that are inside
+// already, from callbacks of the engines or from a tick. Only then may the sub-communicators be destroyed,
+// which the members' destructors do.
 HierarchicalCommunicator::~HierarchicalCommunicator() {
   leave(nullptr);
   if (sole_ != nullptr) return;
@@ -256,8 +257,8 @@ Failure HierarchicalCommunicator::break_with(Failure failure) {
   return failure;
 }
 
-// Only what is at the head at two ticks in a row counts as stuck, and is announced once: the store gets no traffic from
-// collectives that make progress.
+// Only what is at the head at two ticks in a row counts as stuck, and is announced once: the store gets no
+// traffic from collectives that make progress.
 void HierarchicalCommunicator::announce() {
   std::uint64_t number = 0;
   {
@@ -270,7 +271,8 @@ void HierarchicalCommunicator::announce() {
   host_->kv_set(host_->context, key_of("entered", rank()).c_str(), text.data(), text.size());
 }
 
-// One patience for all ranks. A rank whose answer does not come in time is not named: naming it wrongly would be worse.
+// One patience for all ranks. A rank whose answer does not come in time is not named: naming it wrongly would
+// be worse.
 std::string HierarchicalCommunicator::missing_in(std::uint64_t number) {
   constexpr int kMostNamed = 8;
   const Deadline patience = Deadline::after(kAskPatience);
@@ -322,8 +324,8 @@ std::optional<Failure> HierarchicalCommunicator::stopped() {
   return std::nullopt;
 }
 
-// The engines do not call back for a failure as such, so it is asked for: by callers, by callbacks of steps, and at every
-// tick.
+// The engines do not call back for a failure as such, so it is asked for: by callers, by callbacks of steps,
+// and at every tick.
 std::optional<Failure> HierarchicalCommunicator::failure() {
   if (sole_ != nullptr) return sole_->failure();
   {
@@ -374,8 +376,8 @@ void HierarchicalCommunicator::drive_stopped() {
   std::optional<Failure> late;
   {
     const base::MutexLock lock(mutex_);
-    // The head of the queue has the deadlines of its steps; the operations behind it have not begun, so nobody else checks
-    // theirs.
+    // The head of the queue has the deadlines of its steps; the operations behind it have not begun, so
+    // nobody else checks theirs.
     under_way = messages_;
     for (std::size_t i = 1; i < queue_.size(); ++i) {
       if (!Deadline::from_monotonic_ns(queue_[i]->op.deadline_ns).expired()) continue;

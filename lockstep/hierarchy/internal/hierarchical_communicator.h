@@ -1,22 +1,24 @@
-// One rank's end of a hierarchical group: the queue of collectives, the steps of each on the sub-communicators, and failure.
+// One rank's end of a hierarchical group: the queue of collectives, the steps of each on the
+// sub-communicators, and failure.
 //
-// Driving. No thread of its own: the engines call back when a step is over, and the thread of that callback posts the steps that
-// have become possible (one thread at a time per operation). A thread inside wait() also waits for a step, which makes the local
-// engine run it there. Collectives run one after the other, messages beside them.
+// Driving. No thread of its own: the engines call back when a step is over, and the thread of that callback
+// posts the steps that have become possible (one thread at a time per operation). A thread inside wait() also
+// waits for a step, which makes the local engine run it there. Collectives run one after the other, messages
+// beside them.
 //
 //   posted --its turn--> started --step over: post the steps that needed it--> all steps over --> over, done called
 //                           '--failure of any step or sub-communicator: no more steps are posted, those in progress end--^
 //
-// Failure. The first one of any sub-communicator goes to all of them as the reason of an abort; the flat sub-communicator,
-// which all ranks are in, decides which is the first. A sub-communicator knows only its own ranks, and the one it waits for may
-// itself be waiting in another; so a rank that is stuck in a collective for some 40 ms writes the collective's number into the
-// group's store, and a timeout names the ranks that have not reached it. Every 20 ms the ticker (ticker.h) checks the
-// sub-communicators of communicators with operations in progress, so that a rank that waits in one is notified of a failure in
-// another.
+// Failure. The first one of any sub-communicator goes to all of them as the reason of an abort; the flat
+// sub-communicator, which all ranks are in, decides which is the first. A sub-communicator knows only its own
+// ranks, and the one it waits for may itself be waiting in another; so a rank that is stuck in a collective
+// for some 40 ms writes the collective's number into the group's store, and a timeout names the ranks that
+// have not reached it. Every 20 ms the ticker (ticker.h) checks the sub-communicators of communicators with
+// operations in progress, so that a rank that waits in one is notified of a failure in another.
 //
-// Locks. A communicator's mutex_ and an operation's mutex are never held together, and neither while an engine posts, waits or
-// aborts, or a callback runs. Lock order: the ticker's, then the communicator's. Thread safety: all methods, any thread, except
-// for the destructor.
+// Locks. A communicator's mutex_ and an operation's mutex are never held together, and neither while an
+// engine posts, waits or aborts, or a callback runs. Lock order: the ticker's, then the communicator's.
+// Thread safety: all methods, any thread, except for the destructor.
 #pragma once
 
 #include <array>
@@ -72,8 +74,8 @@ struct Operation {
   std::atomic<bool> over{false};
 };
 
-// While one exists on this thread, a caller is inside post, abort or leave, and may hold locks that its `done` takes: `done` is
-// then called from another thread.
+// While one exists on this thread, a caller is inside post, abort or leave, and may hold locks that its
+// `done` takes: `done` is then called from another thread.
 class CallerInside {
  public:
   CallerInside();
@@ -108,8 +110,8 @@ class HierarchicalCommunicator final : public Ticking {
 
   // Pre: sole() is null, the call was checked.
   std::shared_ptr<Operation> post(const lockstep_op& op);
-  // True when it is over; false when the deadline passed first. A long wait logs once which ranks are missing; the
-  // sub-communicators, which know their own ranks only, log nothing.
+  // True when it is over; false when the deadline passed first. A long wait logs once which ranks are
+  // missing; the sub-communicators, which know their own ranks only, log nothing.
   bool wait(const std::shared_ptr<Operation>& operation, Deadline deadline);
 
   void abort(const std::string& reason);
@@ -147,10 +149,11 @@ class HierarchicalCommunicator final : public Ticking {
   Failure break_with(Failure failure);
   // Writes into the store which collective this rank is stuck in. Called at every tick.
   void announce();
-  // Rewrites a sub-communicator's message for a timeout in the collective at the head, when the store knows which ranks are
-  // missing.
+  // Rewrites a sub-communicator's message for a timeout in the collective at the head, when the store knows
+  // which ranks are missing.
   void name_missing(Failure& failure);
-  // "rank 1, rank 3": the ranks that, by the store, have not entered collective `number`; "" when it does not answer.
+  // "rank 1, rank 3": the ranks that, by the store, have not entered collective `number`; "" when it does not
+  // answer.
   std::string missing_in(std::uint64_t number);
   base::Awaited awaited(const Operation& operation);
   void drive_stopped();

@@ -71,9 +71,10 @@ std::shared_ptr<Operation> HierarchicalCommunicator::post(const lockstep_op& op)
   return operation;
 }
 
-// Advances the head of the queue as far as possible, and the next when it is over. One thread at a time: a thread that comes
-// meanwhile increments drives_ and returns, and the first thread repeats until the count has not changed. advance() works
-// alike, per operation: so no step that ends in between is missed, and no lock is held while engines are called.
+// Advances the head of the queue as far as possible, and the next when it is over. One thread at a time: a
+// thread that comes meanwhile increments drives_ and returns, and the first thread repeats until the count
+// has not changed. advance() works alike, per operation: so no step that ends in between is missed, and no
+// lock is held while engines are called.
 void HierarchicalCommunicator::drive_queue() {
   if (drives_.fetch_add(1) != 0) return;
   std::uint32_t seen = 0;
@@ -105,8 +106,8 @@ void HierarchicalCommunicator::advance(const std::shared_ptr<Operation>& operati
   } while (!operation->calls.compare_exchange_strong(seen, 0));
 }
 
-// An operation that failed is not over until its posted steps are: the engines may use its buffers until then. `running` is
-// a deque, so its entries stay where callbacks find them.
+// An operation that failed is not over until its posted steps are: the engines may use its buffers until
+// then. `running` is a deque, so its entries stay where callbacks find them.
 void HierarchicalCommunicator::advance_once(const std::shared_ptr<Operation>& operation) {
   Operation& now = *operation;
   collect(now);
@@ -159,9 +160,9 @@ bool HierarchicalCommunicator::ready(const Operation& operation, const Step& ste
                              [&](int i) { return operation.running[static_cast<std::size_t>(i)].counted; });
 }
 
-// A cursor per sub-communicator, since the order within each must be the same on all of its ranks: a step that is not ready
-// holds back those after it in the same sub-communicator, and no others. `before` moves bytes that earlier steps have
-// produced.
+// A cursor per sub-communicator, since the order within each must be the same on all of its ranks: a step
+// that is not ready holds back those after it in the same sub-communicator, and no others. `before` moves
+// bytes that earlier steps have produced.
 void HierarchicalCommunicator::post_steps(const std::shared_ptr<Operation>& operation) {
   auto& steps = operation->schedule.steps;
   for (int p = 0; p < kSubCommunicators; ++p) {
@@ -176,8 +177,9 @@ void HierarchicalCommunicator::post_steps(const std::shared_ptr<Operation>& oper
       step.op.done = step_over;
       step.op.done_context = new StepContext{operation, cursor};
       lockstep_handle* handle = nullptr;
-      // The callback may run before this returns, on another thread. It then only increments `calls` (advance()), since
-      // this thread is inside advance_once(); `posted` and the handle are set before it is counted.
+      // The callback may run before this returns, on another thread. It then only increments `calls`
+      // (advance()), since this thread is inside advance_once(); `posted` and the handle are set before it is
+      // counted.
       const auto status = where->table().post(where->comm(), &step.op, &handle);
       if (status != LOCKSTEP_OK) {
         delete static_cast<StepContext*>(step.op.done_context);
@@ -209,8 +211,8 @@ void HierarchicalCommunicator::step_over(void* context) {
   owner.exit();
 }
 
-// The schedule is destroyed outside the operation's mutex: freeing scratch takes mutex_, and the two are never held
-// together.
+// The schedule is destroyed outside the operation's mutex: freeing scratch takes mutex_, and the two are
+// never held together.
 void HierarchicalCommunicator::finish(const std::shared_ptr<Operation>& operation) {
   Operation& now = *operation;
   if (!now.failure && now.schedule.at_end) now.schedule.at_end();

@@ -25,8 +25,8 @@ struct Call {
   lockstep_op op;
   const Topology* at;
   std::size_t width;
-  // A mean over hosts of different sizes: what each host's contribution is multiplied with before it crosses, and the result
-  // after.
+  // A mean over hosts of different sizes: what each host's contribution is multiplied with before it crosses,
+  // and the result after.
   double to_lane = 1, from_lane = 1;
 
   const std::uint8_t* sent(std::uint64_t index = 0) const {
@@ -103,8 +103,9 @@ class Builder {
  private:
   using Needs = std::vector<int>;
 
-  // Sums are divided at the end. Not those of f16, which would overflow where the mean does not: there each host's mean
-  // crosses, times its ranks over a power of two (which rounds little, or nothing) that is no less than all ranks.
+  // Sums are divided at the end. Not those of f16, which would overflow where the mean does not: there each
+  // host's mean crosses, times its ranks over a power of two (which rounds little, or nothing) that is no
+  // less than all ranks.
   void weigh_means() {
     lane_reduce_ = LOCKSTEP_SUM;
     if (op_.dtype != LOCKSTEP_F16) {
@@ -156,8 +157,9 @@ class Builder {
     return out;
   }
 
-  // After a local and a lane barrier every rank of an even topology knows that all have arrived: its lane covers all hosts,
-  // each of which was complete. With leaders only, the others learn it by a second local barrier.
+  // After a local and a lane barrier every rank of an even topology knows that all have arrived: its lane
+  // covers all hosts, each of which was complete. With leaders only, the others learn it by a second local
+  // barrier.
   void barrier() {
     const int here = add(Where::kLocal, op_, {});
     int there = -1;
@@ -165,13 +167,14 @@ class Builder {
     if (!at_.even) add(Where::kLocal, op_, {here, there});
   }
 
-  // The bytes cross in the lane of the root, or of the leaders; each host passes them on. Which rank of a host that is:
+  // The bytes cross in the lane of the root, or of the leaders; each host passes them on. Which rank of a
+  // host that is:
   int bridge() const { return at_.even ? at_.place_of[static_cast<std::size_t>(op_.root)] : 0; }
   int root_host() const { return at_.host_of[static_cast<std::size_t>(op_.root)]; }
   int root_place() const { return at_.place_of[static_cast<std::size_t>(op_.root)]; }
 
-  // On the root's host the local broadcast comes first, so that the bridge of that host has the bytes; elsewhere the bridge
-  // gets them from the lane.
+  // On the root's host the local broadcast comes first, so that the bridge of that host has the bytes;
+  // elsewhere the bridge gets them from the lane.
   void broadcast() {
     const bool home = at_.host() == root_host(), bridges = at_.place() == bridge();
     for (const auto& [at, count] : chunks(op_.count, 1)) {
@@ -188,8 +191,8 @@ class Builder {
 
   // Reduce-scatter inside the host, all-reduce of the own part over the lane, all-gather inside.
   void all_reduce_on_lanes() {
-    // `even` elements divide evenly among the ranks of a host; the rest, fewer than n_local, or everything when it is
-    // small, takes the shorter way at the end.
+    // `even` elements divide evenly among the ranks of a host; the rest, fewer than n_local, or everything
+    // when it is small, takes the shorter way at the end.
     const auto n = static_cast<std::uint64_t>(at_.n_local());
     const std::uint64_t even = op_.count * call_.width <= kSmallBytes ? 0 : op_.count / n * n;
     struct Chunk {
@@ -206,7 +209,8 @@ class Builder {
     };
     for (std::size_t i = 0; i < all.size(); ++i) {
       Chunk& c = all[i];
-      // kAhead pieces of scratch are used in turn: chunk i reuses that of chunk i - kAhead, and so waits for its gather.
+      // kAhead pieces of scratch are used in turn: chunk i reuses that of chunk i - kAhead, and so waits for
+      // its gather.
       c.scratch = i < kAhead ? scratch(c.part) : all[i - kAhead].scratch;
       if (i >= kAhead) gather(all[i - kAhead]);
       c.reduced = add(Where::kLocal, LOCKSTEP_REDUCE_SCATTER, call_.sent(c.at), c.scratch, c.part,
@@ -221,8 +225,9 @@ class Builder {
     add(Where::kLane, LOCKSTEP_ALL_REDUCE, data, data, rest, {here});
   }
 
-  // Hosts of different sizes: reduce to the leader, all-reduce among the leaders, broadcast. The broadcast of a chunk is
-  // scheduled behind the reductions of the next kAhead chunks, so that the local engine works while a chunk crosses.
+  // Hosts of different sizes: reduce to the leader, all-reduce among the leaders, broadcast. The broadcast of
+  // a chunk is scheduled behind the reductions of the next kAhead chunks, so that the local engine works
+  // while a chunk crosses.
   void all_reduce_by_leaders() {
     struct Chunk {
       std::uint8_t* data;
@@ -246,8 +251,8 @@ class Builder {
 
   //   every host: reduce to its bridge --> lane: reduce to the bridge of the root's host --> if that is not the root: hand over
   //
-  // The bridge is of the root's place where all hosts have one there, and then no hand-over is needed. The hand-over is a
-  // broadcast, since the local engine need not offer send and receive (common()).
+  // The bridge is of the root's place where all hosts have one there, and then no hand-over is needed. The
+  // hand-over is a broadcast, since the local engine need not offer send and receive (common()).
   void reduce() {
     const bool home = at_.host() == root_host(), bridges = at_.place() == bridge(),
                root = at_.rank == op_.root;
@@ -287,8 +292,8 @@ class Builder {
     return index;
   }
   // Over the lane first, then each host puts its lanes together.
-  // What arrives is ordered by place, then host; at_end puts it into rank order. Lane first: each byte crosses the network
-  // once per host.
+  // What arrives is ordered by place, then host; at_end puts it into rank order. Lane first: each byte
+  // crosses the network once per host.
   void all_gather_on_lanes() {
     const Counts counts = counts_by_rank();
     Counts lane_counts, local_counts;
@@ -332,7 +337,8 @@ class Builder {
 
   // ---- reduce-scatter ----
 
-  // Blocks for (place, host) beside each other, so that a local reduce-scatter leaves what belongs to the own lane.
+  // Blocks for (place, host) beside each other, so that a local reduce-scatter leaves what belongs to the own
+  // lane.
   void reduce_scatter_on_lanes() {
     const auto hosts = static_cast<std::uint64_t>(at_.n_hosts());
     std::uint8_t* const ordered = scratch(op_.count * static_cast<std::uint64_t>(at_.size));
@@ -379,8 +385,8 @@ class Builder {
     if (at_.has_lane()) step(end).before = [call = call_, mine, share] { call.leave_lane(mine, share); };
   }
 
-  // The flat communicator does it. Barriers beside it, which cost no time, so that a rank of the group that calls
-  // something else meets a call it can be compared with.
+  // The flat communicator does it. Barriers beside it, which cost no time, so that a rank of the group that
+  // calls something else meets a call it can be compared with.
   void flat() {
     lockstep_op barrier = op_;
     barrier.kind = LOCKSTEP_BARRIER;

@@ -1,8 +1,10 @@
-// Schedules: of which operations of sub-communicators an operation of the whole group is made, and which waits for which. A pure
-// function of the call and the topology; internal/hierarchical_communicator.cpp carries it out.
+// Schedules: of which operations of sub-communicators an operation of the whole group is made, and which
+// waits for which. A pure function of the call and the topology; internal/hierarchical_communicator.cpp
+// carries it out.
 //
-// Every rank posts its steps to a sub-communicator in the order they have here, a step once those it needs are over. The order per
-// sub-communicator is the same on all its ranks, whatever the timing, so its operations match.
+// Every rank posts its steps to a sub-communicator in the order they have here, a step once those it needs
+// are over. The order per sub-communicator is the same on all its ranks, whatever the timing, so its
+// operations match.
 #pragma once
 
 #include <cstdint>
@@ -36,7 +38,8 @@ struct Schedule {
 // Gives scratch memory, from the local engine where it has some.
 using Scratch = std::function<std::shared_ptr<void>(std::size_t n_bytes)>;
 
-// Above this a collective moves in chunks of about this many bytes, so that local steps overlap with the network.
+// Above this a collective moves in chunks of about this many bytes, so that local steps overlap with the
+// network.
 inline constexpr std::uint64_t kChunkBytes = 1 << 20;
 // Up to this, every rank carries the whole of an all-reduce over its lane: one local step less.
 inline constexpr std::uint64_t kSmallBytes = 16 << 10;

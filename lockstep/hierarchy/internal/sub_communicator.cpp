@@ -51,8 +51,8 @@ std::optional<Failure> from_reason(std::string_view text) {
   return failure;
 }
 
-// The key-value space of the sub-communicator, inside that of the group. How a rank ended is published under its rank in the group;
-// the sub-communicator asks with its own numbering.
+// The key-value space of the sub-communicator, inside that of the group. How a rank ended is published under
+// its rank in the group; the sub-communicator asks with its own numbering.
 struct SubCommunicator::Space {
   const lockstep_host* base;
   std::string prefix;
@@ -60,8 +60,8 @@ struct SubCommunicator::Space {
   lockstep_host host;
 
   std::string key_of(const char* key) const {
-    // Keys that begin with a slash are not the communicator's own: those of the launcher, which are the same for all
-    // groups.
+    // Keys that begin with a slash are not the communicator's own: those of the launcher, which are the same
+    // for all groups.
     if (*key != '/') return prefix + key;
     const std::string_view text(key);
     if (!text.starts_with(kExit)) return key;
@@ -144,8 +144,8 @@ std::optional<Failure> SubCommunicator::failure() const {
   return failure;
 }
 
-// Engines name ranks as they know them. Where the numbers differ from the group's, the message says what they mean instead
-// of being rewritten: its text is the engine's.
+// Engines name ranks as they know them. Where the numbers differ from the group's, the message says what they
+// mean instead of being rewritten: its text is the engine's.
 Failure SubCommunicator::explain(lockstep_status status, std::string text) const {
   if (auto told = from_reason(text)) return *told;
   bool same = true;

@@ -13,8 +13,9 @@
 
 namespace lockstep::comm::hierarchy {
 
-// A failure as the reason of an abort, so that the ranks of a sub-communicator get its kind and the lost rank, not only its
-// message. from_reason finds it again inside the message that the engine made of the reason; nothing when there is none.
+// A failure as the reason of an abort, so that the ranks of a sub-communicator get its kind and the lost
+// rank, not only its message. from_reason finds it again inside the message that the engine made of the
+// reason; nothing when there is none.
 std::string to_reason(const Failure& failure);
 std::optional<Failure> from_reason(std::string_view text);
 
@@ -25,8 +26,8 @@ class SubCommunicator {
     lockstep_comm* comm = nullptr;
     std::vector<std::int32_t> ranks = {};
   };
-  // Collective over `members`, ranks of the whole group in the sub-communicator's order. Its keys are below `space` in the group's
-  // key-value space. Raises what the engine raises.
+  // Collective over `members`, ranks of the whole group in the sub-communicator's order. Its keys are below
+  // `space` in the group's key-value space. Raises what the engine raises.
   SubCommunicator(const Engine& engine, const lockstep_comm_config& whole, std::string space,
                   std::vector<int> members, const Parent& parent);
   ~SubCommunicator();

@@ -58,8 +58,8 @@ void Ticker::run() {
       lock.lock();
     }
     if (stopping_) return;
-    // enter() under the lock, so that after remove() either it was not called or the communicator knows of it (users_);
-    // tick() without it, since it calls engines and the store.
+    // enter() under the lock, so that after remove() either it was not called or the communicator knows of it
+    // (users_); tick() without it, since it calls engines and the store.
     std::vector<Ticking*> now;
     for (auto one = active_.begin(); one != active_.end();) {
       if ((*one)->enter()) {

@@ -1,8 +1,8 @@
-// A tick every 20 ms for the communicators that have operations in progress. And a thread for calls that must not be made by the
-// thread that caused them.
-// Thread: one per engine, "ls-hierarchy", started with the first operation, asleep while nothing is in progress, joined by the
-// destructor. Thread safety: all methods. enter() is called with the ticker's lock held, and takes the communicator's; tick(),
-// exit() and posted calls run under no lock.
+// A tick every 20 ms for the communicators that have operations in progress. And a thread for calls that must
+// not be made by the thread that caused them.
+// Thread: one per engine, "ls-hierarchy", started with the first operation, asleep while nothing is in
+// progress, joined by the destructor. Thread safety: all methods. enter() is called with the ticker's lock
+// held, and takes the communicator's; tick(), exit() and posted calls run under no lock.
 #pragma once
 
 #include <deque>

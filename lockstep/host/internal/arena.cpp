@@ -117,7 +117,8 @@ void Arena::free(void* memory) {
   const std::size_t length = used->second;
   used_.erase(used);
   if (!overlaps_severed(at, length)) return heap_.free(at, length);
-  // A stopped rank may still write there: the offsets are never used again, only the pages and the copy are freed.
+  // A stopped rank may still write there: the offsets are never used again, only the pages and the copy are
+  // freed.
   segment_->discard(at, length);
   ::madvise(memory, length, MADV_DONTNEED);
 }
@@ -135,7 +136,8 @@ void Arena::sever(const void* p, std::size_t n_bytes) {
   const base::MutexLock lock(mutex_);
   const std::size_t first = offset_of(p) / kPage * kPage;
   const std::size_t length = round_up(offset_of(p) + n_bytes, kPage) - first;
-  // Counted before the pages change: an operation that ends after the change finds another count (Operation::believable).
+  // Counted before the pages change: an operation that ends after the change finds another count
+  // (Operation::believable).
   severed_[first] = std::max(severed_[first], length);
   n_severed_.fetch_add(1, std::memory_order_release);
   segment_->make_private(first, length);

@@ -1,6 +1,7 @@
 // A rank's own arena: the segment others map, and the heap in it.
-// Thread safety: allocate, free and contains may be called from any thread. The segment is shared with rank threads
-// of the same process, which must use the same mapping (two mappings of one memory look like races to TSan).
+// Thread safety: allocate, free and contains may be called from any thread. The segment is shared with rank
+// threads of the same process, which must use the same mapping (two mappings of one memory look like races to
+// TSan).
 #pragma once
 
 #include <atomic>
@@ -20,9 +21,9 @@
 namespace lockstep::comm::internal {
 
 inline constexpr std::uint64_t kNoLimit = std::numeric_limits<std::uint64_t>::max();
-// How much address space an arena gets when the user does not say: as much as the machine has memory, but all arenas of
-// `n_ranks` ranks, which every process maps, take no more than 16 TiB (an eighth of what x86-64 has) nor half of
-// `limit`, what the process may still map.
+// How much address space an arena gets when the user does not say: as much as the machine has memory, but all
+// arenas of `n_ranks` ranks, which every process maps, take no more than 16 TiB (an eighth of what x86-64
+// has) nor half of `limit`, what the process may still map.
 std::uint64_t default_arena_bytes(std::uint64_t memory, std::uint64_t limit, int n_ranks);
 
 class Arena {
@@ -42,19 +43,20 @@ class Arena {
   void* allocate(std::size_t n_bytes);
   // Returns the pages to the system. Pointers that allocate did not return are ignored with a log line.
   void free(void* memory);
-  // The same for what communicators allocate: freed pages are kept and reused as they are, so that creating a communicator costs
-  // neither a check of the available memory nor page faults on every rank. Not zeroed.
+  // The same for what communicators allocate: freed pages are kept and reused as they are, so that creating a
+  // communicator costs neither a check of the available memory nor page faults on every rank. Not zeroed.
   void* allocate_block(std::size_t n_bytes);
   void free_block(void* memory);
   // True when [p, p + n_bytes) is in the heap and the others see it.
   bool contains(const void* p, std::size_t n_bytes) const;
 
-  // Unshares the pages of a buffer: this process gets private copies at the same address, and the others keep the old pages. For a
-  // stopped process that may continue to write there at any time, while the owner needs its buffer. contains() is false for it
-  // from now on, and its offsets in the arena are never used again. Raises kResource.
+  // Unshares the pages of a buffer: this process gets private copies at the same address, and the others keep
+  // the old pages. For a stopped process that may continue to write there at any time, while the owner needs
+  // its buffer. contains() is false for it from now on, and its offsets in the arena are never used again.
+  // Raises kResource.
   void sever(const void* p, std::size_t n_bytes);
-  // How often that happened. Read it before a buffer is published: if it has changed when the operation ends, check whether the
-  // buffer is still shared.
+  // How often that happened. Read it before a buffer is published: if it has changed when the operation ends,
+  // check whether the buffer is still shared.
   std::uint32_t n_severed() const { return n_severed_.load(std::memory_order_acquire); }
 
  private:

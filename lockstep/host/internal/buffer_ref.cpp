@@ -36,8 +36,8 @@ void read_process(std::int64_t pid, std::uint8_t* here, std::uint64_t there, std
 
 }  // namespace
 
-// From cheap to expensive. Without a peer it must hold for all ranks: one rank in another process rules out the address, so
-// that the published reach means the same to everybody.
+// From cheap to expensive. Without a peer it must hold for all ranks: one rank in another process rules out
+// the address, so that the published reach means the same to everybody.
 Reach publish(CommMembers& members, const void* buffer, std::uint64_t n_bytes, std::uint64_t& at, int peer) {
   at = reinterpret_cast<std::uintptr_t>(buffer);
   if (peer >= 0 ? members.same_process(peer) : members.single_process()) return Reach::kByAddress;
@@ -91,13 +91,14 @@ void take_back(CommMembers& members, int rank, const void* buffer, std::uint64_t
   const auto until = members.same_process(rank)
                          ? Deadline::never()
                          : Deadline::from_monotonic_ns(since.monotonic_ns() + patience);
-  // Usually the other rank is at most one chunk away from noticing. Polled, since its flag has no doorbell: this is the
-  // failure path.
+  // Usually the other rank is at most one chunk away from noticing. Polled, since its flag has no doorbell:
+  // this is the failure path.
   while (inside() && !until.expired()) ::usleep(20);
   if (n_bytes == 0 || !inside()) return;
   if (!members.arena().contains(buffer, n_bytes)) return call_back(members, rank, inside);
   try {
-    // Memory in the arena is mapped by the stopped process: no permission word can stop its stores, only other pages can.
+    // Memory in the arena is mapped by the stopped process: no permission word can stop its stores, only
+    // other pages can.
     members.arena().sever(buffer, n_bytes);
   } catch (...) {
     base::log(LogLevel::kError, base::cat("cannot take a buffer from rank ", rank,

@@ -42,7 +42,8 @@ void CommMembers::add(int host_rank, std::uint64_t block_at, int n_ranks) {
   const int rank = static_cast<int>(blocks_.size());
   const std::uint64_t room = peer.segment->size();
   auto* block = reinterpret_cast<CommBlock*>(peer.segment->data() + block_at);
-  // Its contents were checked by rank 0: if every rank did, a new communicator would cost a page fault per pair.
+  // Its contents were checked by rank 0: if every rank did, a new communicator would cost a page fault per
+  // pair.
   if (block_at < kHeapAt || block_at > room || CommBlock::bytes(n_ranks) > room - block_at) {
     base::raise(ErrorKind::kInternal, fmt::format("the block of rank {} is outside its arena", rank),
                 ErrorFamily::kBackend);
@@ -78,7 +79,8 @@ std::uint8_t* CommMembers::in_arena(int rank, std::uint64_t at, std::uint64_t n_
 }
 
 Stage& CommMembers::own_stage() {
-  // relaxed: this rank is the only one that stores it. The others load it with acquire, after a phase that follows the store.
+  // relaxed: this rank is the only one that stores it. The others load it with acquire, after a phase that
+  // follows the store.
   const std::uint64_t at = own().stage_at.load(std::memory_order_relaxed);
   if (at != 0) return *reinterpret_cast<Stage*>(arena().base() + at);
   void* stage = arena().allocate(sizeof(Stage));
@@ -92,9 +94,9 @@ Stage* CommMembers::stage(int rank) {
       in_arena(rank, block(rank).stage_at.load(std::memory_order_acquire), sizeof(Stage)));
 }
 
-// After its own addition no rank touches the first block any more, and the last rank stores once into each other block.
-// acq_rel: the last rank's stores come after all that the others did before their additions, so an owner that sees
-// all_released() may free.
+// After its own addition no rank touches the first block any more, and the last rank stores once into each
+// other block. acq_rel: the last rank's stores come after all that the others did before their additions, so
+// an owner that sees all_released() may free.
 void CommMembers::release() {
   const auto all = static_cast<std::uint32_t>(size());
   if (blocks_.front()->released.fetch_add(1, std::memory_order_acq_rel) + 1 != all) return;

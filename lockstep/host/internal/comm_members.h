@@ -1,7 +1,7 @@
-// The ranks of one communicator and their blocks: a selection of the host's ranks (host_peers.h), in an order of its own. What
-// operations, messages and the failure record see of the other ranks.
-// Thread safety: constant after construction, except for the shared memory itself, and own_stage() and keep_until_released(), which
-// are for the thread that drives the communicator.
+// The ranks of one communicator and their blocks: a selection of the host's ranks (host_peers.h), in an order
+// of its own. What operations, messages and the failure record see of the other ranks.
+// Thread safety: constant after construction, except for the shared memory itself, and own_stage() and
+// keep_until_released(), which are for the thread that drives the communicator.
 #pragma once
 
 #include <atomic>
@@ -23,8 +23,8 @@ class CommMembers {
  public:
   // All ranks of HostPeers, with the blocks it was created with.
   explicit CommMembers(HostPeers& host_peers);
-  // Some of them: `members` are their ranks in HostPeers, `blocks` the offsets of their blocks in their arenas; this rank is
-  // the `rank`-th (split.h finds them).
+  // Some of them: `members` are their ranks in HostPeers, `blocks` the offsets of their blocks in their
+  // arenas; this rank is the `rank`-th (split.h finds them).
   CommMembers(HostPeers& host_peers, int rank, std::span<const int> members,
               std::span<const std::uint64_t> blocks);
 
@@ -39,7 +39,8 @@ class CommMembers {
   CommBlock& block(int rank) { return *blocks_[static_cast<std::size_t>(rank)]; }
   CommBlock& own() { return *blocks_[static_cast<std::size_t>(rank_)]; }
   local::Doorbell& doorbell(int rank) { return peer(rank).header->doorbell; }
-  // Wakes a rank, or all others, if they sleep. Pre: what they wait for was stored with sequential consistency.
+  // Wakes a rank, or all others, if they sleep. Pre: what they wait for was stored with sequential
+  // consistency.
   void ring(int rank);
   void ring_others();
   // Whether a rank had to be woken since the last call of this: its answer takes as long as the wake-up does.

@@ -20,8 +20,8 @@ void put(char (&to)[N], const std::string& text) {
 
 }  // namespace
 
-// The winner of the compare-exchange is the only writer, ever. Losers return at once: their failure is a consequence, or
-// came second.
+// The winner of the compare-exchange is the only writer, ever. Losers return at once: their failure is a
+// consequence, or came second.
 void write_failure_record(FailureRecord& record, const Failure& failure, int by_rank) {
   std::uint32_t empty = FailureRecord::kEmpty;
   if (!record.state.compare_exchange_strong(empty, FailureRecord::kWriting)) return;
@@ -46,8 +46,9 @@ Failure read_failure_record(FailureRecord& record) {
   return failure;
 }
 
-// The record comes first: a rank that finds `broken` set finds the record written, or about to be. seq_cst: `broken` is stored
-// before the check for sleepers, and before the caller loads `inside` of any rank (Operation::Inside).
+// The record comes first: a rank that finds `broken` set finds the record written, or about to be. seq_cst:
+// `broken` is stored before the check for sleepers, and before the caller loads `inside` of any rank
+// (Operation::Inside).
 void break_group(CommMembers& members, const Failure& failure) {
   write_failure_record(members.block(0).record, failure, members.rank());
   for (int r = 0; r < members.size(); ++r) {

@@ -18,7 +18,8 @@ namespace {
 
 // Polls between two readings of the clock: about a microsecond.
 constexpr int kLooks = 32;
-// How much longer a rank polls for one that it had to wake. Waking an idle core of a virtual machine takes up to 200 us.
+// How much longer a rank polls for one that it had to wake. Waking an idle core of a virtual machine takes up
+// to 200 us.
 constexpr int kWakeFactor = 10;
 
 void relax() {
@@ -61,8 +62,8 @@ Posted::Posted(const lockstep_op& op)
       done_context(op.done_context),
       deadline(Deadline::from_monotonic_ns(op.deadline_ns)) {}
 
-// finish() waits for collectives and for point-to-point operations in the same way; what differs is behind this interface.
-// Tasks are on the stack of the driver and refer to an operation that outlives them.
+// finish() waits for collectives and for point-to-point operations in the same way; what differs is behind
+// this interface. Tasks are on the stack of the driver and refer to an operation that outlives them.
 class HostCommunicator::Task {
  public:
   explicit Task(HostCommunicator& owner) : owner_(owner) {}
@@ -71,7 +72,8 @@ class HostCommunicator::Task {
   virtual std::uint64_t mark() const = 0;
   // The rank it waits for; -1 for any.
   virtual int peer() const = 0;
-  // Called when its time is up, or its peer has left: ends it and returns the failure; nothing when it may continue.
+  // Called when its time is up, or its peer has left: ends it and returns the failure; nothing when it may
+  // continue.
   virtual std::optional<Failure> late() = 0;
   virtual std::optional<Failure> left() = 0;
   // It is not part of the queue of collectives, which must be advanced meanwhile.
@@ -147,9 +149,9 @@ HostCommunicator::HostCommunicator(const lockstep_comm_config& config, HostCommu
   service_->add(*this);
 }
 
-// Order: leave, so that the others stop counting on this rank; remove, after which no thread of the service is inside this
-// object; then complete what is left, which runs its callbacks here; then hand the blocks to the service, since others may
-// still read them. Nothing is locked: no other thread may be in a call.
+// Order: leave, so that the others stop counting on this rank; remove, after which no thread of the service
+// is inside this object; then complete what is left, which runs its callbacks here; then hand the blocks to
+// the service, since others may still read them. Nothing is locked: no other thread may be in a call.
 HostCommunicator::~HostCommunicator() {
   if (!closed_.load()) leave(nullptr);
   service_->remove(*this);
@@ -168,8 +170,8 @@ HostCommunicator::~HostCommunicator() {
 std::optional<Failure> HostCommunicator::run(const lockstep_op& op) {
   if (is_p2p(op.kind)) return run_p2p(op);
   if (queued_.load(std::memory_order_acquire) == 0 && try_drive()) {
-    // Checked again with the driver flag: what is posted from now on runs after this operation, since the worker and
-    // threads in wait() need the driver flag.
+    // Checked again with the driver flag: what is posted from now on runs after this operation, since the
+    // worker and threads in wait() need the driver flag.
     if (queued_.load(std::memory_order_acquire) == 0) {
       Operation operation(op);
       if (is_uneven(op.kind)) operation.take_counts(members_->rank(), members_->size());
@@ -185,8 +187,8 @@ std::optional<Failure> HostCommunicator::run(const lockstep_op& op) {
   return run_posted(op);
 }
 
-// A blocking call while others are queued or driven elsewhere: as a posted one, in its turn. It needs no callback, since
-// its caller waits.
+// A blocking call while others are queued or driven elsewhere: as a posted one, in its turn. It needs no
+// callback, since its caller waits.
 std::optional<Failure> HostCommunicator::run_posted(lockstep_op op) {
   op.done = nullptr;
   const auto posted = post(op);
@@ -196,8 +198,8 @@ std::optional<Failure> HostCommunicator::run_posted(lockstep_op op) {
   return Failure{.kind = kind_of(status), .message = posted->error, .family = ErrorFamily::kBackend};
 }
 
-// As run(): with no other p2p operation posted there is none that this one could overtake, and matching keeps the order in
-// which operations were submitted.
+// As run(): with no other p2p operation posted there is none that this one could overtake, and matching keeps
+// the order in which operations were submitted.
 std::optional<Failure> HostCommunicator::run_p2p(const lockstep_op& op) {
   if (n_p2p_.load(std::memory_order_acquire) == 0 && try_drive()) {
     std::optional<Failure> failure;
@@ -228,16 +230,17 @@ std::shared_ptr<Posted> HostCommunicator::post(const lockstep_op& op) {
     const base::MutexLock lock(mutex_);
     const bool p2p = is_p2p(op.kind);
     (p2p ? new_p2p_ : queue_).push_back(posted);
-    // seq_cst: before this thread, or the worker it engages, tries to take the driver flag; see stop_driving().
+    // seq_cst: before this thread, or the worker it engages, tries to take the driver flag; see
+    // stop_driving().
     (p2p ? n_p2p_ : queued_).fetch_add(1, std::memory_order_seq_cst);
   }
   if (!is_p2p(op.kind) || !deliver_at_once(*posted)) service_->engage(*this);
   return posted;
 }
 
-// A short message needs no other thread: a send that finds a free slot, a receive of what has already arrived. Only while it is the
-// only point-to-point operation, so that no other one completes here, and without a callback: the caller of post may hold locks
-// that the callback takes.
+// A short message needs no other thread: a send that finds a free slot, a receive of what has already
+// arrived. Only while it is the only point-to-point operation, so that no other one completes here, and
+// without a callback: the caller of post may hold locks that the callback takes.
 bool HostCommunicator::deliver_at_once(const Posted& posted) {
   if (posted.done != nullptr || n_p2p_.load(std::memory_order_acquire) != 1 || !try_drive()) return false;
   if (n_p2p_.load(std::memory_order_acquire) == 1) advance_p2p();
@@ -245,14 +248,16 @@ bool HostCommunicator::deliver_at_once(const Posted& posted) {
   return !busy();
 }
 
-// A thread that waits is the cheapest driver, since it needs no wake-up. But it must complete whatever it comes across,
-// also operations that other threads wait for: those sleep on the status of theirs, which complete() wakes.
+// A thread that waits is the cheapest driver, since it needs no wake-up. But it must complete whatever it
+// comes across, also operations that other threads wait for: those sleep on the status of theirs, which
+// complete() wakes.
 bool HostCommunicator::wait(Posted& posted, Deadline deadline) {
   const auto over = [&] { return posted.status.load(std::memory_order_acquire) != LOCKSTEP_PENDING; };
   while (!over()) {
     if (deadline.expired()) return false;
     if (!try_drive()) {
-      // The worker holds the driver flag briefly, often on this very core; a thread that waits holds it for longer.
+      // The worker holds the driver flag briefly, often on this very core; a thread that waits holds it for
+      // longer.
       for (int turns = 20; turns > 0 && driven_.load(std::memory_order_relaxed) && !over(); --turns)
         ::sched_yield();
       if (!try_drive()) {
@@ -260,7 +265,8 @@ bool HostCommunicator::wait(Posted& posted, Deadline deadline) {
         continue;
       }
     }
-    // Collectives run in order: for one behind others, finish() waits for the head of the queue, and the loop runs again.
+    // Collectives run in order: for one behind others, finish() waits for the head of the queue, and the loop
+    // runs again.
     advance_p2p();
     const auto first = over() ? nullptr : advance_queue();
     std::optional<Failure> failure;
@@ -284,9 +290,10 @@ bool HostCommunicator::wait(Posted& posted, Deadline deadline) {
   return true;
 }
 
-// Gives the driver flag back, which releases what the driver changed. A thread that posts counts its operation before it, or the
-// worker it wakes, tries to take the driver flag; here it is given back before the counts are checked (seq_cst). So either
-// they get the driver flag, or the operation is seen here and the worker is woken.
+// Gives the driver flag back, which releases what the driver changed. A thread that posts counts its
+// operation before it, or the worker it wakes, tries to take the driver flag; here it is given back before
+// the counts are checked (seq_cst). So either they get the driver flag, or the operation is seen here and the
+// worker is woken.
 void HostCommunicator::stop_driving() {
   driven_.store(false, std::memory_order_seq_cst);
   perturb();
@@ -298,9 +305,10 @@ std::shared_ptr<Posted> HostCommunicator::head() {
   return queue_.empty() ? nullptr : queue_.front();
 }
 
-// Ends an operation, with the driver flag held. Order matters: the other ranks are out of its buffers before the status
-// says that it is over; the error text is written before the status (release), which the owner of the handle loads with
-// acquire; the callback is last and runs under no lock. The caller's shared_ptr keeps `posted` alive.
+// Ends an operation, with the driver flag held. Order matters: the other ranks are out of its buffers before
+// the status says that it is over; the error text is written before the status (release), which the owner of
+// the handle loads with acquire; the callback is last and runs under no lock. The caller's shared_ptr keeps
+// `posted` alive.
 void HostCommunicator::complete(Posted& posted, std::optional<Failure> failure) {
   if (is_p2p(posted.p2p.op.kind)) {
     n_p2p_.fetch_sub(1, std::memory_order_release);
@@ -319,8 +327,8 @@ void HostCommunicator::complete(Posted& posted, std::optional<Failure> failure) 
   if (posted.done != nullptr) posted.done(posted.done_context);
 }
 
-// The sequence number is taken when an operation starts, not when it is posted: one that fails before (stopped()) has
-// published nothing, and the numbers of the ranks stay in step.
+// The sequence number is taken when an operation starts, not when it is posted: one that fails before
+// (stopped()) has published nothing, and the numbers of the ranks stay in step.
 std::optional<Failure> HostCommunicator::advance_once(Operation& operation, Progress& progress) {
   if (!operation.started()) {
     if (stopped()) return stopped_failure();
@@ -343,9 +351,10 @@ std::optional<Failure> HostCommunicator::advance_once(Operation& operation, Prog
 //     '----------------------- any progress (mark changes) ---------------------------+--> peer has left, deadline passed, group
 //                                                                                          broken: fail
 //
-// Between announce() and sleep() everything that another rank could have changed is looked at once more; a change after that
-// rings the doorbell, and the ticket makes sleep() return at once. `armed` is true between announce() and retract().
-// Pre: driving. The driver flag is held throughout: nobody else can complete what this thread waits for.
+// Between announce() and sleep() everything that another rank could have changed is looked at once more; a
+// change after that rings the doorbell, and the ticket makes sleep() return at once. `armed` is true between
+// announce() and retract(). Pre: driving. The driver flag is held throughout: nobody else can complete what
+// this thread waits for.
 HostCommunicator::Outcome HostCommunicator::finish(Task& task, Deadline until,
                                                    std::optional<Failure>& failure) {
   constexpr int kNobody = -2;
@@ -370,8 +379,8 @@ HostCommunicator::Outcome HostCommunicator::finish(Task& task, Deadline until,
       spin_ns = spin_ns_, spin_until = 0;
       if (until.expired()) return end(Outcome::kGaveUp);
     }
-    // A peer that had to be woken answers later than a usual wait lasts. If this rank slept meanwhile, the peer would have to
-    // wake it in turn, and so on: two ranks that send each other to sleep at every step.
+    // A peer that had to be woken answers later than a usual wait lasts. If this rank slept meanwhile, the
+    // peer would have to wake it in turn, and so on: two ranks that send each other to sleep at every step.
     if (members_->woke_someone()) spins = kLooks, spin_ns = spin_ns_ * kWakeFactor, spin_until = 0;
     if (stopped()) {
       failure = stopped_failure();
@@ -410,8 +419,8 @@ HostCommunicator::Outcome HostCommunicator::finish(Task& task, Deadline until,
   }
 }
 
-// A callback may post again: it adds to new_p2p_, which this call has emptied before, and cannot drive, since the driver flag is
-// taken. So the list changes only here, and an entry is erased before its callback runs.
+// A callback may post again: it adds to new_p2p_, which this call has emptied before, and cannot drive, since
+// the driver flag is taken. So the list changes only here, and an entry is erased before its callback runs.
 bool HostCommunicator::advance_p2p() {
   std::deque<std::shared_ptr<Posted>> fresh;
   {
@@ -458,8 +467,8 @@ std::shared_ptr<Posted> HostCommunicator::advance_queue() {
   return nullptr;
 }
 
-// The last advance before this thread sleeps; the doorbell is announced. Also ends what is late or whose peer has left. Returns the
-// operation it is blocked at.
+// The last advance before this thread sleeps; the doorbell is announced. Also ends what is late or whose peer
+// has left. Returns the operation it is blocked at.
 std::shared_ptr<Posted> HostCommunicator::look_again() {
   auto stuck = advance_queue();
   while (stuck) {
@@ -478,9 +487,10 @@ std::shared_ptr<Posted> HostCommunicator::look_again() {
   return nullptr;
 }
 
-// The worker never waits here: what is blocked makes it sleep on the doorbell, together with the other communicators. The
-// driver flag is not given back by stop_driving(), which would wake the worker, this thread, for operations that are merely
-// blocked; what is posted meanwhile rings the doorbell itself (engage).
+// The worker never waits here: what is blocked makes it sleep on the doorbell, together with the other
+// communicators. The driver flag is not given back by stop_driving(), which would wake the worker, this
+// thread, for operations that are merely blocked; what is posted meanwhile rings the doorbell itself
+// (engage).
 Served::State HostCommunicator::serve(bool last_look, Deadline& until) {
   if (!busy()) return State::kIdle;
   if (!try_drive()) return State::kElsewhere;

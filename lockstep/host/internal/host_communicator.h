@@ -1,24 +1,29 @@
-// One rank's end of a group: its operations, who drives them, how they wait, and what happens when something breaks.
+// One rank's end of a group: its operations, who drives them, how they wait, and what happens when something
+// breaks.
 //
-// Driving. Exactly one thread at a time holds the driver flag (driven_) and advances operations: the thread inside run(), a
-// thread inside wait(), or the worker of the progress service. Collectives run in the order posted; point-to-point operations
-// (p2p: send and receive) run beside them, each as soon as its peer allows. The driver advances both. A thread that waits drives
-// when no other thread does, so a blocking call involves no other thread.
+// Driving. Exactly one thread at a time holds the driver flag (driven_) and advances operations: the thread
+// inside run(), a thread inside wait(), or the worker of the progress service. Collectives run in the order
+// posted; point-to-point operations (p2p: send and receive) run beside them, each as soon as its peer allows.
+// The driver advances both. A thread that waits drives when no other thread does, so a blocking call involves
+// no other thread.
 //
 //   run(), nothing posted before it:  take the driver flag -> finish() -> give it back -> wake the worker if something was posted
 //   post():                           queue, count, engage the worker
 //   wait():                           take the driver flag -> finish(); or, while another thread drives, sleep on Posted::status
-//   worker (serve()):                 take the driver flag -> advance all that can advance -> give it back -> sleep on the doorbell
+//   worker (serve()):                 take the driver flag -> advance all that can advance -> give it back ->
+//                                     sleep on the doorbell
 //
-// Locks. mutex_ guards the queues; under it no other lock is taken and no callback made. The driver flag is not a lock: taking it
-// never waits. What only the driver uses is protected by it. `done` callbacks run with the driver flag held and no lock.
+// Locks. mutex_ guards the queues; under it no other lock is taken and no callback made. The driver flag is
+// not a lock: taking it never waits. What only the driver uses is protected by it. `done` callbacks run with
+// the driver flag held and no lock.
 //
-// Waiting. A calling thread polls for 50 us while there are cores for all ranks (ten times as long for a rank that it had to
-// wake), then yields a bounded number of times, then sleeps on the rank's doorbell. The worker sleeps at once: it would take the
-// core that it is meant to leave to the computation.
+// Waiting. A calling thread polls for 50 us while there are cores for all ranks (ten times as long for a rank
+// that it had to wake), then yields a bounded number of times, then sleeps on the rank's doorbell. The worker
+// sleeps at once: it would take the core that it is meant to leave to the computation.
 //
-// Failure. The first one (failure_record.h) breaks the group permanently, on all ranks; only a point-to-point operation that no
-// peer has matched fails alone. Thread safety: all methods, any thread, except for the destructor.
+// Failure. The first one (failure_record.h) breaks the group permanently, on all ranks; only a point-to-point
+// operation that no peer has matched fails alone. Thread safety: all methods, any thread, except for the
+// destructor.
 #pragma once
 
 #include <atomic>
@@ -47,15 +52,16 @@ struct Posted {
   void (*const done)(void*);
   void* const done_context;
   const Deadline deadline;
-  // A lockstep_status, LOCKSTEP_PENDING until it is over; a futex for threads that wait while another thread drives.
+  // A lockstep_status, LOCKSTEP_PENDING until it is over; a futex for threads that wait while another thread
+  // drives.
   std::atomic<std::uint32_t> status{LOCKSTEP_PENDING};
   std::string error;  // written before status
 };
 
 class HostCommunicator final : private Served {
  public:
-  // Collective; blocks until the deadline in `config` at most. On the progress service of `parent` when there is one. Raises as
-  // HostPeers::join and CommMembers.
+  // Collective; blocks until the deadline in `config` at most. On the progress service of `parent` when there
+  // is one. Raises as HostPeers::join and CommMembers.
   HostCommunicator(const lockstep_comm_config& config, HostCommunicator* parent);
   // Leaves, if leave() was not called. No other call may be in progress.
   ~HostCommunicator();
@@ -83,10 +89,12 @@ class HostCommunicator final : private Served {
   class P2pTask;
   enum class Outcome : std::uint8_t { kDone, kFailed, kGaveUp };
 
-  // acquire: with the release when the last driver gave the driver flag back, so its changes to what drivers own are visible.
+  // acquire: with the release when the last driver gave the driver flag back, so its changes to what drivers
+  // own are visible.
   bool try_drive() { return !driven_.exchange(true, std::memory_order_acquire); }
   void stop_driving();
-  // Advances `task` until it is over, the group breaks or `until` passes; waits as a caller does. Pre: driving.
+  // Advances `task` until it is over, the group breaks or `until` passes; waits as a caller does. Pre:
+  // driving.
   Outcome finish(Task& task, Deadline until, std::optional<Failure>& failure);
   std::optional<Failure> run_p2p(const lockstep_op& op);
   std::optional<Failure> run_posted(lockstep_op op);
@@ -95,11 +103,14 @@ class HostCommunicator final : private Served {
   // Advances the queue as far as it goes without waiting; returns the operation it is stuck at. Pre: driving.
   std::shared_ptr<Posted> advance_queue();
   std::optional<Failure> advance_once(Operation& operation, Progress& progress);
-  // Takes in point-to-point operations posted since and advances all; true while some are under way. Pre: driving.
+  // Takes in point-to-point operations posted since and advances all; true while some are under way. Pre:
+  // driving.
   bool advance_p2p();
-  // Ends point-to-point operations whose time is up or whose peer has left; lowers `until` to the next deadline. Pre: driving.
+  // Ends point-to-point operations whose time is up or whose peer has left; lowers `until` to the next
+  // deadline. Pre: driving.
   void end_late_p2p(Deadline& until);
-  // Breaks the group when an operation that waits for its turn is late; lowers `until` likewise. Pre: driving.
+  // Breaks the group when an operation that waits for its turn is late; lowers `until` likewise. Pre:
+  // driving.
   void end_late_queue(Deadline& until);
   std::optional<Failure> late_p2p(P2pOperation& p2p, Deadline deadline);
   // What must end a blocked operation now: a broken or closed group, or its own deadline.
@@ -107,8 +118,8 @@ class HostCommunicator final : private Served {
   std::string waited_for(const Operation& operation);
   std::string waiting_in(const Operation& operation);
   std::string waiting_in(const P2pOperation& p2p);
-  // True once the peer that is waited for has left; -1: all others have. It may have done its part just before it left: advance
-  // once more, and give up with left_failure only when that changes nothing.
+  // True once the peer that is waited for has left; -1: all others have. It may have done its part just
+  // before it left: advance once more, and give up with left_failure only when that changes nothing.
   bool has_left(int peer);
   Failure left_failure(const Operation& operation);
   void give_up(Operation& operation);
@@ -123,8 +134,8 @@ class HostCommunicator final : private Served {
   std::string context(const Operation& operation) const;
   std::string context(const P2pOperation& p2p) const;
 
-  // A child's members. When the child is not complete in time, the error says whether some of them wait in a collective of this
-  // communicator that this rank has not entered, which is the usual cause.
+  // A child's members. When the child is not complete in time, the error says whether some of them wait in a
+  // collective of this communicator that this rank has not entered, which is the usual cause.
   std::unique_ptr<CommMembers> make_child(const lockstep_comm_config& config, const std::string& key);
   bool members_are_ahead(const lockstep_comm_config& config);
 

@@ -1,4 +1,5 @@
-// What a communicator does when something breaks: which rank caused it, who is notified, and what the message says.
+// What a communicator does when something breaks: which rank caused it, who is notified, and what the message
+// says.
 #include <fmt/core.h>
 
 #include <algorithm>
@@ -15,8 +16,8 @@
 
 namespace lockstep::comm::internal {
 
-// After a failure of this rank alone (it has left) the group is broken too: the others must not access this rank's buffers for an
-// operation that it has given up.
+// After a failure of this rank alone (it has left) the group is broken too: the others must not access this
+// rank's buffers for an operation that it has given up.
 void HostCommunicator::give_up(Operation& operation) {
   if (operation.started() && members_->own().broken.load(std::memory_order_acquire) == 0) {
     const int me = members_->rank();
@@ -28,8 +29,9 @@ void HostCommunicator::give_up(Operation& operation) {
   operation.await_buffers_free(*members_);
 }
 
-// A copy that finds its owner gone knows less than the death watch will report in a moment: which rank, and how it ended. Until
-// then the operation is merely blocked. A rank that left in order is not watched, so it is reported here.
+// A copy that finds its owner gone knows less than the death watch will report in a moment: which rank, and
+// how it ended. Until then the operation is merely blocked. A rank that left in order is not watched, so it
+// is reported here.
 std::optional<Failure> HostCommunicator::after_exception() {
   Failure failure = base::current_failure();
   if (failure.kind == ErrorKind::kPeerLost && failure.peer && failure.peer->pid) {
@@ -49,8 +51,8 @@ std::optional<Failure> HostCommunicator::after_exception() {
   return break_with(std::move(failure));
 }
 
-// The fingerprints differ, so both ranks have published their calls: acquiring the peer's arrival made its record readable
-// here.
+// The fingerprints differ, so both ranks have published their calls: acquiring the peer's arrival made its
+// record readable here.
 Failure HostCommunicator::mismatch(const Operation& operation, Progress progress) {
   const int me = members_->rank(), peer = operation.peer();
   const auto at = operation.sequence() % kHistory;
@@ -70,8 +72,8 @@ Failure HostCommunicator::mismatch(const Operation& operation, Progress progress
                              describe_call(members_->block(peer).history[at]))};
 }
 
-// acquire: with the store of `broken`, so that the record is readable. closed_ concerns this rank only; relaxed, a driver
-// that misses it finds it in the next turn.
+// acquire: with the store of `broken`, so that the record is readable. closed_ concerns this rank only;
+// relaxed, a driver that misses it finds it in the next turn.
 bool HostCommunicator::stopped() const {
   return members_->own().broken.load(std::memory_order_acquire) != 0 ||
          closed_.load(std::memory_order_relaxed);
@@ -95,8 +97,8 @@ bool HostCommunicator::has_left(int peer) {
   return members_->size() > 1;
 }
 
-// A collective cannot go on without a member, so this breaks the group on all ranks; a point-to-point operation fails alone
-// if it can (late_p2p).
+// A collective cannot go on without a member, so this breaks the group on all ranks; a point-to-point
+// operation fails alone if it can (late_p2p).
 Failure HostCommunicator::left_failure(const Operation& operation) {
   const int peer = operation.peer();
   return break_with({.kind = ErrorKind::kPeerLost,
@@ -105,7 +107,8 @@ Failure HostCommunicator::left_failure(const Operation& operation) {
                      .peer = LostPeer{peer, members_->pid(peer), "left the group"}});
 }
 
-// A timeout breaks the group too: the others would reduce into the buffers of a rank that has returned to its caller.
+// A timeout breaks the group too: the others would reduce into the buffers of a rank that has returned to its
+// caller.
 std::optional<Failure> HostCommunicator::reason_to_stop(const Operation& operation) {
   if (stopped()) return stopped_failure();
   if (!Deadline::from_monotonic_ns(operation.call().deadline_ns).expired()) return std::nullopt;
@@ -174,8 +177,9 @@ bool HostCommunicator::members_are_ahead(const lockstep_comm_config& config) {
                      [&](int r) { return last_of(r) > last_of(members_->rank()); });
 }
 
-// Ends a point-to-point operation whose deadline has passed or whose peer has left. One that no peer has matched is withdrawn and
-// fails alone; one whose bytes are being moved cannot be withdrawn, and breaks the group.
+// Ends a point-to-point operation whose deadline has passed or whose peer has left. One that no peer has
+// matched is withdrawn and fails alone; one whose bytes are being moved cannot be withdrawn, and breaks the
+// group.
 std::optional<Failure> HostCommunicator::late_p2p(P2pOperation& p2p, Deadline deadline) {
   if (stopped()) return stopped_failure();
   const bool left = has_left(p2p.peer);
@@ -209,8 +213,8 @@ std::optional<Failure> HostCommunicator::late_p2p(P2pOperation& p2p, Deadline de
   return break_with(std::move(failure));
 }
 
-// late_p2p() only marks operations as over; advance_p2p() removes and completes them, outside this loop, since a callback
-// may change the list.
+// late_p2p() only marks operations as over; advance_p2p() removes and completes them, outside this loop,
+// since a callback may change the list.
 void HostCommunicator::end_late_p2p(Deadline& until) {
   for (const auto& posted : p2p_operations_) {
     if (posted->p2p.over) continue;
@@ -219,7 +223,8 @@ void HostCommunicator::end_late_p2p(Deadline& until) {
   advance_p2p();
 }
 
-// An operation that waits behind others has a deadline too. It cannot be removed alone: the ranks' queues would differ.
+// An operation that waits behind others has a deadline too. It cannot be removed alone: the ranks' queues
+// would differ.
 void HostCommunicator::end_late_queue(Deadline& until) {
   std::optional<Failure> late;
   {
@@ -249,8 +254,8 @@ std::string HostCommunicator::context(const P2pOperation& p2p) const {
                      where != nullptr && *where != '\0' ? " at " : "", where != nullptr ? where : "");
 }
 
-// The record decides what is reported, also to this caller: when two ranks fail at once, all of them name the same first
-// cause.
+// The record decides what is reported, also to this caller: when two ranks fail at once, all of them name the
+// same first cause.
 Failure HostCommunicator::break_with(Failure failure) {
   failure.family = ErrorFamily::kBackend;
   break_group(*members_, failure);
@@ -261,14 +266,16 @@ std::optional<Failure> HostCommunicator::failure() {
   return first_failure(*members_);
 }
 
-// break_with() rings every rank, this one included, but only if it sleeps announced; wake() also reaches an idle worker.
+// break_with() rings every rank, this one included, but only if it sleeps announced; wake() also reaches an
+// idle worker.
 void HostCommunicator::abort(const std::string& reason) {
   break_with({.kind = ErrorKind::kAborted,
               .message = fmt::format("rank {} aborted the group: {}", members_->rank(), reason)});
   service_->wake();
 }
 
-// With a cause, `left` is stored after `broken`: whoever sees that this rank has left finds the cause recorded.
+// With a cause, `left` is stored after `broken`: whoever sees that this rank has left finds the cause
+// recorded.
 void HostCommunicator::leave(const char* cause) {
   if (closed_.exchange(true)) return;
   const std::int64_t pid = members_->pid(members_->rank());
@@ -297,8 +304,9 @@ void HostCommunicator::lost(int host_rank, const std::string& cause) {
   service_->wake();
 }
 
-// Recent kernels report how a process ended once its parent has reaped it; the launcher and spawn publish what they saw. Both take
-// a moment. Where nobody publishes, only the parent is waited for, and briefly: it may never reap. Blocks for 300 ms at most.
+// Recent kernels report how a process ended once its parent has reaped it; the launcher and spawn publish
+// what they saw. Both take a moment. Where nobody publishes, only the parent is waited for, and briefly: it
+// may never reap. Blocks for 300 ms at most.
 std::string HostCommunicator::cause_of_loss(int host_rank) {
   const int rank = members_->rank_of(host_rank);
   const std::string key = fmt::format("/lockstep/exit/{}", rank);

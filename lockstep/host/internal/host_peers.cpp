@@ -89,8 +89,8 @@ std::unique_ptr<HostPeers> HostPeers::join(const lockstep_comm_config& config) {
   return host_peers;
 }
 
-// Everything that was read from another rank's segment is checked here, once: the rest of the engine relies on magic,
-// version, rank and the place of the first block.
+// Everything that was read from another rank's segment is checked here, once: the rest of the engine relies
+// on magic, version, rank and the place of the first block.
 void HostPeers::adopt(int rank, local::LocalPeer them) {
   auto* header = reinterpret_cast<ArenaHeader*>(them.segment->data());
   const std::uint64_t room = them.segment->size();
@@ -105,8 +105,8 @@ void HostPeers::adopt(int rank, local::LocalPeer them) {
   peer.segment = std::move(them.segment);
   peer.same_process = them.same_process;
   peer.process = std::move(them.process);
-  // The process behind the descriptor as the kernel reports it, as a pid in this namespace. A process in an unrelated pid namespace
-  // has none here: its memory cannot be accessed.
+  // The process behind the descriptor as the kernel reports it, as a pid in this namespace. A process in an
+  // unrelated pid namespace has none here: its memory cannot be accessed.
   const std::int64_t pid = peer.process.pid();
   peer.vouched = pid > 0;
   peer.pid = peer.vouched ? pid : them.pid;
@@ -132,8 +132,8 @@ void HostPeers::say_left() {
   }
 }
 
-// Names the rank that was gone first: a rank that left because of another one had seen that one leave, so whoever sees the second
-// and checks again sees the first.
+// Names the rank that was gone first: a rank that left because of another one had seen that one leave, so
+// whoever sees the second and checks again sees the first.
 void HostPeers::check_all_there() {
   std::optional<int> second;
   do {

@@ -1,5 +1,6 @@
-// The ranks of one host as the engine sees them, shared by all communicators among them: they meet (local/meeting.h) in the
-// key-value space of the first communicator. After join() every rank has mapped all arenas.
+// The ranks of one host as the engine sees them, shared by all communicators among them: they meet
+// (local/meeting.h) in the key-value space of the first communicator. After join() every rank has mapped all
+// arenas.
 //
 // Thread safety: constant after join(), except for the shared memory itself.
 #pragma once
@@ -32,8 +33,8 @@ struct Peer {
 
 class HostPeers {
  public:
-  // Blocks until all ranks have joined or the deadline passes. Raises kTimeout naming who is missing, kUnsupported
-  // naming a rank on another host, kResource.
+  // Blocks until all ranks have joined or the deadline passes. Raises kTimeout naming who is missing,
+  // kUnsupported naming a rank on another host, kResource.
   static std::unique_ptr<HostPeers> join(const lockstep_comm_config& config);
 
   int rank() const { return rank_; }
@@ -41,7 +42,8 @@ class HostPeers {
   Arena& arena() { return *arena_; }
   Peer& peer(int rank) { return peers_[static_cast<std::size_t>(rank)]; }
   ArenaHeader& own() { return arena_->header(); }
-  // Joining failed on this rank after all: those that have joined are notified that it left. Inside a catch block.
+  // Joining failed on this rank after all: those that have joined are notified that it left. Inside a catch
+  // block.
   void say_left();
 
  private:

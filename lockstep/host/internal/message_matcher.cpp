@@ -35,8 +35,8 @@ void MessageMatcher::advance() {
   if (!withdrawn_.empty()) sweep();
 }
 
-// Envelopes to one rank enter its send queue in the order posted: a send that finds no slot holds back the later ones to that rank,
-// and only those.
+// Envelopes to one rank enter its send queue in the order posted: a send that finds no slot holds back the
+// later ones to that rank, and only those.
 void MessageMatcher::advance_sends() {
   std::bitset<kMaxRanks> full;
   for (auto it = sends_.begin(); it != sends_.end();) {
@@ -60,8 +60,8 @@ void MessageMatcher::advance_read(P2pOperation& p2p) {
   }
 }
 
-// A send whose envelope is not posted yet, and a receive that has no message yet, belong to this rank alone. For an offered message
-// the compare-exchange decides against the receiver's (begin()).
+// A send whose envelope is not posted yet, and a receive that has no message yet, belong to this rank alone.
+// For an offered message the compare-exchange decides against the receiver's (begin()).
 bool MessageMatcher::withdraw(P2pOperation& p2p) {
   if (p2p.is_send() && p2p.message != nullptr) {
     std::uint32_t offered = LongMessage::kOffered;
@@ -95,8 +95,8 @@ void MessageMatcher::clear() {
   reads_.clear();
 }
 
-// Never waits. A message that the receiver has not taken is withdrawn, which keeps it out for good; one that it has taken
-// is marked, and the other side stops at its next chunk.
+// Never waits. A message that the receiver has not taken is withdrawn, which keeps it out for good; one that
+// it has taken is marked, and the other side stops at its next chunk.
 void MessageMatcher::give_up(P2pOperation& p2p) {
   if (p2p.message == nullptr) return;
   std::uint32_t offered = LongMessage::kOffered;
@@ -111,15 +111,15 @@ void MessageMatcher::await_out(const P2pOperation& p2p, Deadline since) {
   take_back(members_, p2p.peer, p2p.op.recv, p2p.is_send() ? 0 : p2p.n_bytes, inside, since);
 }
 
-// given_up is seq_cst against Inside. broken is a hint: it only bounds how much is copied for nothing; who breaks the group
-// gives up its messages as well (clear()).
+// given_up is seq_cst against Inside. broken is a hint: it only bounds how much is copied for nothing; who
+// breaks the group gives up its messages as well (clear()).
 bool MessageMatcher::wanted(const LongMessage& message) {
   return message.given_up.load(std::memory_order_seq_cst) == 0 &&
          members_.own().broken.load(std::memory_order_relaxed) == 0;
 }
 
-// The permission is checked again after Inside was published, and before every chunk: an owner that has given up either
-// sees the flag and waits, or this side sees given_up and does not touch the buffer.
+// The permission is checked again after Inside was published, and before every chunk: an owner that has given
+// up either sees the flag and waits, or this side sees given_up and does not touch the buffer.
 bool MessageMatcher::copy_rest(P2pOperation& p2p, const BufferRef& to, const BufferRef& from) {
   const Inside inside(p2p);
   while (wanted(*p2p.message)) {
@@ -135,8 +135,8 @@ bool MessageMatcher::copy_rest(P2pOperation& p2p, const BufferRef& to, const Buf
 
 // ---- sending ----
 
-// Created when first needed: most pairs of ranks never exchange a message, and a queue takes nine pages. seq_cst: the
-// receiver may be about to sleep, and finds the queue in its last look.
+// Created when first needed: most pairs of ranks never exchange a message, and a queue takes nine pages.
+// seq_cst: the receiver may be about to sleep, and finds the queue in its last look.
 SendQueue* MessageMatcher::send_queue_to(int rank) {
   auto& where = members_.own().send_queues()[rank];
   std::uint64_t at = where.load(std::memory_order_relaxed);
@@ -150,7 +150,8 @@ SendQueue* MessageMatcher::send_queue_to(int rank) {
   return reinterpret_cast<SendQueue*>(members_.arena().base() + at);
 }
 
-// False when there is no free slot. acquire: the receiver has copied the slot's old content before it advanced `taken`.
+// False when there is no free slot. acquire: the receiver has copied the slot's old content before it
+// advanced `taken`.
 bool MessageMatcher::post_envelope(P2pOperation& p2p) {
   SendQueue& queue = *send_queue_to(p2p.op.root);
   const std::uint64_t sent = queue.sent.load(std::memory_order_relaxed);
@@ -175,7 +176,8 @@ bool MessageMatcher::post_envelope(P2pOperation& p2p) {
   return true;
 }
 
-// Records live as long as the communicator: the receiver may keep the offset of a withdrawn one (unexpected_) for any time.
+// Records live as long as the communicator: the receiver may keep the offset of a withdrawn one (unexpected_)
+// for any time.
 LongMessage* MessageMatcher::new_message(const P2pOperation& p2p) {
   LongMessage* message = nullptr;
   if (free_messages_.empty()) {
@@ -211,8 +213,8 @@ void MessageMatcher::advance_send(P2pOperation& p2p) {
     if (message.mode == LongMessage::kPipe) fill_pipe(p2p);
     if (message.mode == LongMessage::kPush && p2p.moved < p2p.n_bytes) {
       const auto to = find(members_, p2p.op.root, message.recv_reach, message.recv_at, p2p.n_bytes);
-      // kPush is chosen only when this rank's buffer cannot be read, so the kernel does not copy either: the receiver's is
-      // in its arena.
+      // kPush is chosen only when this rank's buffer cannot be read, so the kernel does not copy either: the
+      // receiver's is in its arena.
       if (!to || to->here == nullptr) {
         return end(p2p,
                    Failure{.kind = ErrorKind::kInternal,
@@ -242,8 +244,9 @@ void MessageMatcher::open_pipe(P2pOperation& p2p) {
   p2p.message->pipe_at = members_.arena().offset_of(p2p.pipe);
 }
 
-// A ring of kPipeChunks chunks. `moved` is a multiple of the chunk until the last one, so a chunk never wraps around; the
-// sender goes on while at least one whole chunk is free. laid releases the bytes, drained releases the room.
+// A ring of kPipeChunks chunks. `moved` is a multiple of the chunk until the last one, so a chunk never wraps
+// around; the sender goes on while at least one whole chunk is free. laid releases the bytes, drained
+// releases the room.
 void MessageMatcher::fill_pipe(P2pOperation& p2p) {
   LongMessage& message = *p2p.message;
   open_pipe(p2p);
@@ -280,7 +283,8 @@ void MessageMatcher::sweep() {
 
 // ---- both ----
 
-// kBoth: both sides copy chunks that neither has claimed. The receiver ends it once all are there. Orders as for Claims (layout.h).
+// kBoth: both sides copy chunks that neither has claimed. The receiver ends it once all are there. Orders as
+// for Claims (layout.h).
 void MessageMatcher::copy_claimed(P2pOperation& p2p) {
   LongMessage& message = *p2p.message;
   const int me = members_.rank();
@@ -296,7 +300,8 @@ void MessageMatcher::copy_claimed(P2pOperation& p2p) {
                                                  " named a buffer outside its arena"),
                             .family = ErrorFamily::kBackend});
   }
-  // A claimed chunk is finished by whoever claimed it, so some_left() may be false long before `done` is complete.
+  // A claimed chunk is finished by whoever claimed it, so some_left() may be false long before `done` is
+  // complete.
   const auto some_left = [&] { return message.claims.next.load(std::memory_order_relaxed) < n_chunks; };
   if (some_left()) {
     const Inside inside(p2p);
@@ -318,8 +323,8 @@ void MessageMatcher::copy_claimed(P2pOperation& p2p) {
     finish_receive(p2p);
 }
 
-// `source` is where a receive from any rank reports the sender; it belongs to the caller and is valid until the operation
-// is over.
+// `source` is where a receive from any rank reports the sender; it belongs to the caller and is valid until
+// the operation is over.
 void MessageMatcher::end(P2pOperation& p2p, std::optional<Failure> failure) {
   p2p.over = true;
   p2p.failure = std::move(failure);

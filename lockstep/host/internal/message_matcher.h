@@ -1,15 +1,17 @@
-// Send and receive of one communicator. Each call is one P2pOperation; the matcher pairs them with what the other ranks
-// sent, by sender and tag in the order posted, and moves the bytes.
+// Send and receive of one communicator. Each call is one P2pOperation; the matcher pairs them with what the
+// other ranks sent, by sender and tag in the order posted, and moves the bytes.
 //
-// Short messages are copied into a slot of the sender's send queue: the sender is done at once. A long one is offered (layout.h,
-// LongMessage has its states) and the receiver chooses the cheapest way that the two buffers allow: one copy by one side when one
-// of them can be accessed (buffer_ref.h), by both sides when both can and it is large, otherwise through a pipe.
+// Short messages are copied into a slot of the sender's send queue: the sender is done at once. A long one is
+// offered (layout.h, LongMessage has its states) and the receiver chooses the cheapest way that the two
+// buffers allow: one copy by one side when one of them can be accessed (buffer_ref.h), by both sides when
+// both can and it is large, otherwise through a pipe.
 //
-// Matching is MPI's: messages of one sender and tag are received in the order sent, by receives in the order posted. A message
-// that no receive waits for is kept (UnexpectedMessage), in order, so that the slot is free again; receives check those first.
+// Matching is MPI's: messages of one sender and tag are received in the order sent, by receives in the order
+// posted. A message that no receive waits for is kept (UnexpectedMessage), in order, so that the slot is free
+// again; receives check those first.
 //
-// Thread safety: everything is called by the thread that drives the communicator. Only forget() and clear() wait, for a peer that
-// is inside a buffer.
+// Thread safety: everything is called by the thread that drives the communicator. Only forget() and clear()
+// wait, for a peer that is inside a buffer.
 #pragma once
 
 #include <cstdint>
@@ -58,7 +60,8 @@ class MessageMatcher {
   void advance();
   // Takes back an operation that no peer has matched; false when bytes are being moved and it must continue.
   bool withdraw(P2pOperation& p2p);
-  // Drops an operation, or all, once its peer is out of the buffer. Pre: the communicator is broken or closed.
+  // Drops an operation, or all, once its peer is out of the buffer. Pre: the communicator is broken or
+  // closed.
   void forget(P2pOperation& p2p);
   void clear();
 
@@ -89,8 +92,8 @@ class MessageMatcher {
   void advance_receive(P2pOperation& p2p);
   void drain_pipe(P2pOperation& p2p);
   void finish_receive(P2pOperation& p2p);
-  // When the two calls differ in type or count, the group is broken: the sender of a short message is already done and would never
-  // be notified otherwise.
+  // When the two calls differ in type or count, the group is broken: the sender of a short message is already
+  // done and would never be notified otherwise.
   bool fits(const P2pOperation& p2p, const Envelope& envelope) const;
   void refuse(P2pOperation& p2p, int from, const Envelope& envelope);
   // Both.
@@ -114,9 +117,9 @@ class MessageMatcher {
   std::vector<std::uint8_t*> free_pipes_;
 };
 
-// While one exists, this side may access the other's buffer. The side that gives up stores given_up and then loads the other's
-// flag; this side stores its flag and then loads given_up (wanted()). All are sequentially consistent: one of the two sees the
-// other.
+// While one exists, this side may access the other's buffer. The side that gives up stores given_up and then
+// loads the other's flag; this side stores its flag and then loads given_up (wanted()). All are sequentially
+// consistent: one of the two sees the other.
 class MessageMatcher::Inside {
  public:
   explicit Inside(const P2pOperation& p2p)

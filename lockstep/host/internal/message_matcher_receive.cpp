@@ -17,8 +17,8 @@ constexpr std::uint64_t kShareFrom = 256 << 10;
 
 }  // namespace
 
-// Empties the send queue of `from` to this rank: each message goes to the first receive that waits for it, or is kept.
-// Envelopes are input: a count, an offset or a length that cannot be is rejected before it is used.
+// Empties the send queue of `from` to this rank: each message goes to the first receive that waits for it, or
+// is kept. Envelopes are input: a count, an offset or a length that cannot be is rejected before it is used.
 void MessageMatcher::collect(int from) {
   const std::uint64_t at =
       members_.block(from).send_queues()[members_.rank()].load(std::memory_order_acquire);
@@ -65,8 +65,8 @@ void MessageMatcher::collect(int from) {
   if (any) members_.ring(from);
 }
 
-// None while an earlier message of the tag is kept: the new one must queue behind it, and a receive that has not checked the kept
-// ones yet finds them first.
+// None while an earlier message of the tag is kept: the new one must queue behind it, and a receive that has
+// not checked the kept ones yet finds them first.
 P2pOperation* MessageMatcher::reader_of(int from, std::int32_t tag) {
   const auto& kept = unexpected_[static_cast<std::size_t>(from)];
   if (std::ranges::any_of(kept, [&](const UnexpectedMessage& one) { return one.envelope.tag == tag; }))
@@ -128,8 +128,8 @@ void MessageMatcher::refuse(P2pOperation& p2p, int from, const Envelope& envelop
 
 // Takes an offered message and chooses the mode. False when the sender has withdrawn it.
 bool MessageMatcher::begin(P2pOperation& p2p, int from, const Envelope& envelope, LongMessage& message) {
-  // fits() compares the envelope with the call; the length that is used from here on is the call's, which no peer can
-  // change.
+  // fits() compares the envelope with the call; the length that is used from here on is the call's, which no
+  // peer can change.
   const std::uint64_t n_bytes = p2p.n_bytes;
   if (!fits(p2p, envelope)) {
     // A withdrawn message is discarded, whatever its size.
@@ -144,8 +144,8 @@ bool MessageMatcher::begin(P2pOperation& p2p, int from, const Envelope& envelope
   }
   std::uint64_t recv_at = 0;
   const Reach recv_reach = publish(members_, p2p.op.recv, n_bytes, recv_at, from);
-  // These stores are safe even when the sender withdraws meanwhile: it does not reuse the struct before kGone.
-  // When a message goes the other way as well, each side copies the one that it receives.
+  // These stores are safe even when the sender withdraws meanwhile: it does not reuse the struct before
+  // kGone. When a message goes the other way as well, each side copies the one that it receives.
   const bool exchange = std::ranges::any_of(sends_, [&](const P2pOperation* sent) {
     return sent->op.root == from && sent->message != nullptr && !sent->over;
   });
@@ -174,8 +174,9 @@ bool MessageMatcher::begin(P2pOperation& p2p, int from, const Envelope& envelope
   return true;
 }
 
-// mode and the reaches were checked by this rank in begin(), but they are in the sender's memory: an impossible value leads
-// to no access (find() checks the range), at worst to a receive that never ends before its deadline.
+// mode and the reaches were checked by this rank in begin(), but they are in the sender's memory: an
+// impossible value leads to no access (find() checks the range), at worst to a receive that never ends before
+// its deadline.
 void MessageMatcher::advance_receive(P2pOperation& p2p) {
   LongMessage& message = *p2p.message;
   switch (message.mode) {
@@ -199,8 +200,8 @@ void MessageMatcher::advance_receive(P2pOperation& p2p) {
   }
 }
 
-// The sender publishes whole chunks, so a chunk is complete when `laid` is beyond its beginning. seq_cst on `drained`: the
-// sender may sleep until there is room.
+// The sender publishes whole chunks, so a chunk is complete when `laid` is beyond its beginning. seq_cst on
+// `drained`: the sender may sleep until there is room.
 void MessageMatcher::drain_pipe(P2pOperation& p2p) {
   LongMessage& message = *p2p.message;
   auto* to = static_cast<std::uint8_t*>(p2p.op.recv);

@@ -35,7 +35,8 @@ Operation::Operation(const lockstep_op& op)
       n_bytes_(op.count * element_),
       fingerprint_(internal::fingerprint(op)) {}
 
-// The caller's arrays need not outlive the call that posts; from here on the operation has its own copy, in bytes.
+// The caller's arrays need not outlive the call that posts; from here on the operation has its own copy, in
+// bytes.
 void Operation::take_counts(int rank, int size) {
   const auto copy_counts = [&](const std::uint64_t* counts, std::vector<std::uint64_t>& to) {
     to.resize(static_cast<std::size_t>(size));
@@ -50,7 +51,8 @@ void Operation::take_counts(int rank, int size) {
   }
 }
 
-// Bytes of this rank's buffer that the others may read. Equal on all ranks, except for the kinds with counts per peer.
+// Bytes of this rank's buffer that the others may read. Equal on all ranks, except for the kinds with counts
+// per peer.
 std::uint64_t Operation::send_bytes(int size) const {
   switch (op_.kind) {
     case LOCKSTEP_REDUCE_SCATTER:
@@ -72,8 +74,8 @@ void Operation::start(CommMembers& members, std::uint64_t sequence) {
   publish_call(members);
   CommBlock& own = members.own();
   Arrival& arrival = own.arrivals[parity()];
-  // Plain and relaxed stores: nobody reads this copy since operation sequence - 2 (layout.h), and the store of `sequence` below
-  // releases all of it.
+  // Plain and relaxed stores: nobody reads this copy since operation sequence - 2 (layout.h), and the store
+  // of `sequence` below releases all of it.
   arrival.fingerprint = fingerprint_;
   own.claims[parity()].next.store(0, std::memory_order_relaxed);
   own.claims[parity()].done.store(0, std::memory_order_relaxed);
@@ -100,15 +102,15 @@ bool Operation::receives(int rank) const {
   return (op_.kind != LOCKSTEP_REDUCE && op_.kind != LOCKSTEP_GATHER) || rank == op_.root;
 }
 
-// All of the root's result in a gather. In the kinds without a root that do not reduce the whole, ranks only read from each other,
-// and discard what they read from a broken group (believable()).
+// All of the root's result in a gather. In the kinds without a root that do not reduce the whole, ranks only
+// read from each other, and discard what they read from a broken group (believable()).
 std::uint64_t Operation::written_bytes(CommMembers& members) const {
   if (!(reduces_whole() || has_root(op_.kind)) || !receives(members.rank())) return 0;
   return op_.kind == LOCKSTEP_GATHER ? n_bytes_ * static_cast<std::uint64_t>(members.size()) : n_bytes_;
 }
 
-// The counts take the room of an inline payload, which these kinds never use (can_be_inline). Published before the arrival,
-// like everything that the others read after it.
+// The counts take the room of an inline payload, which these kinds never use (can_be_inline). Published
+// before the arrival, like everything that the others read after it.
 void Operation::publish_counts(CommMembers& members) {
   auto* table = const_cast<Counts*>(counts_of(members, members.rank()));
   const Traffic traffic = traffic_of(plan_input(members));
@@ -121,7 +123,8 @@ const Counts* Operation::counts_of(CommMembers& members, int rank) const {
   return reinterpret_cast<const Counts*>(members.block(rank).payload[parity()]);
 }
 
-// Every rank checks every pair, so all get the same answer and none begins to move data that another rank has given up.
+// Every rank checks every pair, so all get the same answer and none begins to move data that another rank has
+// given up.
 bool Operation::counts_agree(CommMembers& members) {
   for (int from = 0; from < members.size(); ++from) {
     for (int to = 0; to < members.size(); ++to) {
@@ -163,17 +166,17 @@ void Operation::publish_call(CommMembers& members) {
   const std::uint64_t written = written_bytes(members);
   call.recv_reach = written > 0 ? publish(members, op_.recv, written, call.recv) : Reach::kByAddress;
   const bool by_kernel = call.send_reach == Reach::kByKernel || call.recv_reach == Reach::kByKernel;
-  // A chunk is written to the results of all ranks by the one that claimed it, so both buffers must be reachable. Small ordinary
-  // memory is cheaper as a payload.
+  // A chunk is written to the results of all ranks by the one that claimed it, so both buffers must be
+  // reachable. Small ordinary memory is cheaper as a payload.
   in_place_ = reduces_whole() && call.send_reach != Reach::kNowhere && call.recv_reach != Reach::kNowhere &&
               (!by_kernel || sent > kInlineBytes);
   n_in_place_ = in_place_ ? 1 : 0;
 }
 
-// While one exists, this rank may access the others' buffers. A rank that gives up stores `broken` everywhere and then loads
-// `inside`; this rank stores `inside` and then loads `broken` (allowed()). All four are sequentially consistent, so one of the two
-// sees the other: either this rank stays out, or the other waits for it. The destructor releases: what was written is visible
-// to the rank that finds `inside` changed.
+// While one exists, this rank may access the others' buffers. A rank that gives up stores `broken` everywhere
+// and then loads `inside`; this rank stores `inside` and then loads `broken` (allowed()). All four are
+// sequentially consistent, so one of the two sees the other: either this rank stays out, or the other waits
+// for it. The destructor releases: what was written is visible to the rank that finds `inside` changed.
 class Operation::Inside {
  public:
   Inside(CommBlock& own, std::uint64_t sequence) : own_(own) {
@@ -192,11 +195,11 @@ Progress Operation::advance(CommMembers& members, Workspace& work) {
   return progress == Progress::kDone && direct_ && !believable(members) ? Progress::kBlocked : progress;
 }
 
-// A rank that gives up breaks the group before it reuses its buffers. So if the group is intact now, it was intact when the last
-// byte was read; in a broken group the bytes read may be anything.
+// A rank that gives up breaks the group before it reuses its buffers. So if the group is intact now, it was
+// intact when the last byte was read; in a broken group the bytes read may be anything.
 bool Operation::believable(CommMembers& members) const {
-  // The compiler must not move the reads of the bytes behind the load of the flag; x86-64 itself does not reorder loads. (TSan
-  // does not support a thread fence.)
+  // The compiler must not move the reads of the bytes behind the load of the flag; x86-64 itself does not
+  // reorder loads. (TSan does not support a thread fence.)
   std::atomic_signal_fence(std::memory_order_seq_cst);
   if (members.own().broken.load(std::memory_order_seq_cst) != 0) return false;
   const Arena& arena = members.arena();
@@ -237,8 +240,8 @@ Progress Operation::arrive(CommMembers& members) {
     if (peer_ == members.rank()) continue;
     Arrival& arrival = members.block(peer_).arrivals[parity()];
     perturb();
-    // acquire: with the release in start(). An older number means not yet; a newer one cannot be, since that rank would have to
-    // have finished this operation without us.
+    // acquire: with the release in start(). An older number means not yet; a newer one cannot be, since that
+    // rank would have to have finished this operation without us.
     const std::uint64_t entered = arrival.sequence.load(std::memory_order_acquire);
     if (entered >> 1 != sequence_) return Progress::kBlocked;
     if (arrival.fingerprint != fingerprint_) return Progress::kMismatch;
@@ -261,8 +264,8 @@ void Operation::await_buffers_free(CommMembers& members) {
 }
 
 // Every rank decides from what all ranks have published, so all decide alike.
-// A rank that arrived in place has no payload beside its arrival, so one such rank rules the inline path out; and a
-// reduction in place needs the buffers of all. What remains, ranks of both kinds, is staged.
+// A rank that arrived in place has no payload beside its arrival, so one such rank rules the inline path out;
+// and a reduction in place needs the buffers of all. What remains, ranks of both kinds, is staged.
 void Operation::choose_path(CommMembers& members, Workspace& work) {
   if (can_be_inline(members.size()) && n_in_place_ == 0) {
     finish_inline(members, work);
@@ -277,7 +280,8 @@ void Operation::choose_path(CommMembers& members, Workspace& work) {
 }
 
 // Every sender's buffer can be read.
-// Receive buffers do not matter: in these kinds the receiver reads. (In rooted kinds the sender also writes, where it can.)
+// Receive buffers do not matter: in these kinds the receiver reads. (In rooted kinds the sender also writes,
+// where it can.)
 bool Operation::direct_possible(CommMembers& members) const {
   for (int r = 0; r < members.size(); ++r) {
     if (call_of(members, r).send_reach == Reach::kNowhere) return false;
@@ -290,8 +294,8 @@ const std::uint8_t* Operation::payload_of(CommMembers& members, int rank) const 
   return members.block(rank).payload[parity()];
 }
 
-// All payloads are here: every rank computes the whole result for itself, in rank order, without a second wait. The own
-// payload is read from the block too, so it does not matter whether op_.recv overlaps op_.send.
+// All payloads are here: every rank computes the whole result for itself, in rank order, without a second
+// wait. The own payload is read from the block too, so it does not matter whether op_.recv overlaps op_.send.
 void Operation::finish_inline(CommMembers& members, Workspace& work) {
   const auto me = static_cast<std::uint64_t>(members.rank());
   auto* recv = static_cast<std::uint8_t*>(op_.recv);
@@ -328,8 +332,9 @@ void Operation::finish_inline(CommMembers& members, Workspace& work) {
   }
 }
 
-// The check for `broken` is relaxed and only bounds how much is copied for nothing. It is not needed for safety: a plan
-// reads and writes arenas, and this rank's own buffers, which are the caller's only after the operation has returned.
+// The check for `broken` is relaxed and only bounds how much is copied for nothing. It is not needed for
+// safety: a plan reads and writes arenas, and this rank's own buffers, which are the caller's only after the
+// operation has returned.
 Progress Operation::follow_plan(CommMembers& members, Workspace& work) {
   for (; next_step_ < plan_.size(); ++next_step_, ++mark_) {
     const Step& step = plan_[next_step_];
@@ -346,7 +351,8 @@ Progress Operation::follow_plan(CommMembers& members, Workspace& work) {
 }
 
 bool Operation::reached(CommMembers& members, const Step& step) {
-  // Steps only grow, across operations too: a rank that is already in the next operation has passed every phase of this one.
+  // Steps only grow, across operations too: a rank that is already in the next operation has passed every
+  // phase of this one.
   const std::uint64_t target = sequence_ << kPhaseBits | step.phase;
   if (step.peer >= 0) peer_ = step.peer;
   for (; peer_ < members.size(); ++peer_) {

@@ -1,5 +1,6 @@
-// One collective on one rank, as a state machine that never waits: advance() goes as far as the other ranks allow and returns
-// whether it is done or blocked. The thread that drives the communicator calls it again when something has changed.
+// One collective on one rank, as a state machine that never waits: advance() goes as far as the other ranks
+// allow and returns whether it is done or blocked. The thread that drives the communicator calls it again
+// when something has changed.
 //
 //   kNew --start--> kArriving --all have arrived, same call--+--> kDone                       inline: the payloads are here
 //                                                            |
@@ -11,9 +12,9 @@
 //
 // All ranks take the same path: it depends only on what they have published before they arrived.
 //
-// When an operation is done, no other rank accesses this rank's buffers any more: in kCounting because every chunk is done, in
-// kLeaving because all ranks have signalled that they are, inline and staged because the others only read copies. A failed
-// operation gets the guarantee for writes from await_buffers_free().
+// When an operation is done, no other rank accesses this rank's buffers any more: in kCounting because every
+// chunk is done, in kLeaving because all ranks have signalled that they are, inline and staged because the
+// others only read copies. A failed operation gets the guarantee for writes from await_buffers_free().
 // Thread safety: one driver at a time.
 #pragma once
 
@@ -26,7 +27,8 @@
 
 namespace lockstep::comm::internal {
 
-// kUneven: two ranks disagree on how much one sends the other. kBadPeer: a rank published a buffer outside its arena.
+// kUneven: two ranks disagree on how much one sends the other. kBadPeer: a rank published a buffer outside
+// its arena.
 enum class Progress : std::uint8_t { kDone, kBlocked, kMismatch, kUneven, kBadPeer };
 
 // Room for the pointer lists of a reduction, one entry per rank; owned by the driver.
@@ -55,8 +57,9 @@ class Operation {
   // Publishes the call, with the payload when it is small.
   void start(CommMembers& members, std::uint64_t sequence);
   Progress advance(CommMembers& members, Workspace& work);
-  // After a failure that broke the communicator: returns when no other rank writes into this rank's buffers any more. A process
-  // that is stopped cannot confirm that: after a bounded time the memory is taken from it (take_back).
+  // After a failure that broke the communicator: returns when no other rank writes into this rank's buffers
+  // any more. A process that is stopped cannot confirm that: after a bounded time the memory is taken from it
+  // (take_back).
   void await_buffers_free(CommMembers& members);
 
   // While blocked or after kMismatch or kBadPeer: the rank it waits for, or that caused it.

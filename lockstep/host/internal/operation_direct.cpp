@@ -1,8 +1,8 @@
 // The direct paths of a collective: buffers are read and written in place, mapped here or through the kernel.
 //
-// All accesses happen while an Operation::Inside exists. A rank that finds `broken` in the middle stops at the next chunk and
-// returns kBlocked; the driver then ends the operation. The checks inside loops are relaxed: they only bound how long that
-// takes.
+// All accesses happen while an Operation::Inside exists. A rank that finds `broken` in the middle stops at
+// the next chunk and returns kBlocked; the driver then ends the operation. The checks inside loops are
+// relaxed: they only bound how long that takes.
 #include <algorithm>
 
 #include "lockstep/host/internal/buffer_ref.h"
@@ -14,9 +14,9 @@
 namespace lockstep::comm::internal {
 namespace {
 
-// A reduction is cut into one slice per rank and each slice into chunks, in elements. Chunks are small enough to be
-// distributed evenly and to notice an abort soon, large enough that claiming one costs little, or, through the kernel, that
-// system calls do.
+// A reduction is cut into one slice per rank and each slice into chunks, in elements. Chunks are small enough
+// to be distributed evenly and to notice an abort soon, large enough that claiming one costs little, or,
+// through the kernel, that system calls do.
 struct Cut {
   std::uint64_t count, slice, chunk;
   Cut(std::uint64_t n, int size, std::uint64_t element, bool by_kernel) : count(n) {
@@ -66,9 +66,10 @@ bool Operation::find_buffers(CommMembers& members, Workspace& work) {
   return true;
 }
 
-// Reduces [first, first + count) of all ranks' inputs, `skip` bytes in, into every target. Inputs that are not mapped are first
-// copied into scratch memory, which stays in this core's cache; targets that are not mapped are written from one that is.
-// Sources are in rank order whoever runs this: the result has the same bits wherever the chunk was claimed.
+// Reduces [first, first + count) of all ranks' inputs, `skip` bytes in, into every target. Inputs that are
+// not mapped are first copied into scratch memory, which stays in this core's cache; targets that are not
+// mapped are written from one that is. Sources are in rank order whoever runs this: the result has the same
+// bits wherever the chunk was claimed.
 bool Operation::reduce_range(CommMembers& members, Workspace& work, std::uint64_t first, std::uint64_t count,
                              std::uint64_t skip) {
   const std::uint64_t at = first * element_, n_bytes = count * element_;
@@ -94,7 +95,8 @@ bool Operation::reduce_range(CommMembers& members, Workspace& work, std::uint64_
   });
 }
 
-// A small reduction: every rank reduces its own slice and signals when it is done; claiming chunks would cost more.
+// A small reduction: every rank reduces its own slice and signals when it is done; claiming chunks would cost
+// more.
 Progress Operation::reduce_own(CommMembers& members, Workspace& work) {
   if (!find_buffers(members, work)) return Progress::kBadPeer;
   const Cut cut(op_.count, members.size(), element_, false);
@@ -104,7 +106,8 @@ Progress Operation::reduce_own(CommMembers& members, Workspace& work) {
   return leave_together(members, work);
 }
 
-// Own slice first, then what the others have not claimed: a rank that is descheduled does not delay the others.
+// Own slice first, then what the others have not claimed: a rank that is descheduled does not delay the
+// others.
 Progress Operation::claim(CommMembers& members, Workspace& work) {
   if (!find_buffers(members, work)) return Progress::kBadPeer;
   const int size = members.size(), me = members.rank();
@@ -113,8 +116,8 @@ Progress Operation::claim(CommMembers& members, Workspace& work) {
     const int owner = (me + turn) % size;
     Claims& claims = members.block(owner).claims[parity()];
     const std::uint64_t n_chunks = cut.n_chunks(owner);
-    // The load spares a finished slice the write to its cache line. relaxed: the addition hands out each index once, and the
-    // inputs are visible since their owners' arrivals were acquired.
+    // The load spares a finished slice the write to its cache line. relaxed: the addition hands out each
+    // index once, and the inputs are visible since their owners' arrivals were acquired.
     while (claims.next.load(std::memory_order_relaxed) < n_chunks) {
       const std::uint64_t index = claims.next.fetch_add(1, std::memory_order_relaxed);
       if (index >= n_chunks || members.own().broken.load(std::memory_order_relaxed) != 0) break;
@@ -132,9 +135,9 @@ Progress Operation::claim(CommMembers& members, Workspace& work) {
   return count_done(members);
 }
 
-// Once every chunk of every slice is done, every input has been read and every result written: the buffers are the callers'
-// again, without a second barrier. While one is missing, peer_ is the owner of its slice, which is not
-// necessarily the rank that claimed the chunk.
+// Once every chunk of every slice is done, every input has been read and every result written: the buffers
+// are the callers' again, without a second barrier. While one is missing, peer_ is the owner of its slice,
+// which is not necessarily the rank that claimed the chunk.
 Progress Operation::count_done(CommMembers& members) {
   const Cut cut(op_.count, members.size(), element_, members.kernel_copies());
   for (; peer_ < members.size(); ++peer_) {
@@ -146,7 +149,8 @@ Progress Operation::count_done(CommMembers& members) {
   return Progress::kDone;
 }
 
-// Kinds in which every rank only reads from the others; the buffers are their owners' again when all ranks have signalled.
+// Kinds in which every rank only reads from the others; the buffers are their owners' again when all ranks
+// have signalled.
 Progress Operation::copy_direct(CommMembers& members, Workspace& work) {
   if (op_.kind == LOCKSTEP_REDUCE_SCATTER) {
     if (!find_buffers(members, work)) return Progress::kBadPeer;
@@ -198,8 +202,9 @@ Progress Operation::pull_all(CommMembers& members) {
   return Progress::kDone;
 }
 
-// Broadcast, scatter and gather: bytes move between the root and each other rank. Both ends of a pair claim chunks of it, as far as
-// each can access the other's buffer; the claims are those of the rank that is not the root.
+// Broadcast, scatter and gather: bytes move between the root and each other rank. Both ends of a pair claim
+// chunks of it, as far as each can access the other's buffer; the claims are those of the rank that is not
+// the root.
 bool Operation::move_pair(CommMembers& members, int other) {
   const int me = members.rank(), root = op_.root, peer = me == root ? other : root;
   const bool i_receive = (me == root) == (op_.kind == LOCKSTEP_GATHER);

@@ -1,6 +1,7 @@
-// In addition to local/perturb.h: before_touch() is called where a rank is about to read or write the memory of another one, and
-// can stop the process there, as a debugger or a frozen control group does. It does nothing, except in the copy of this library
-// that stress_test.cpp and stopped_test.cpp are linked with (LOCKSTEP_PERTURB).
+// In addition to local/perturb.h: before_touch() is called where a rank is about to read or write the memory
+// of another one, and can stop the process there, as a debugger or a frozen control group does. It does
+// nothing, except in the copy of this library that stress_test.cpp and stopped_test.cpp are linked with
+// (LOCKSTEP_PERTURB).
 #pragma once
 
 #include "lockstep/local/perturb.h"

@@ -40,8 +40,8 @@ ProgressService::~ProgressService() {
   watch_.reset();
 }
 
-// Registered and informed under telling_: a loss is either in lost_ already, or tell_loss() runs after this and finds the
-// communicator in served_. None is missed, none is reported twice.
+// Registered and informed under telling_: a loss is either in lost_ already, or tell_loss() runs after this
+// and finds the communicator in served_. None is missed, none is reported twice.
 void ProgressService::add(Served& served) {
   const base::MutexLock telling(telling_);
   {
@@ -58,12 +58,13 @@ void ProgressService::remove(Served& served) {
   const base::MutexLock lock(mutex_);
   std::erase(served_, &served);
   std::ranges::replace(engaged_, &served, static_cast<Served*>(nullptr));
-  // telling_ is held while this waits. That cannot deadlock: the worker, which is waited for, never takes telling_.
+  // telling_ is held while this waits. That cannot deadlock: the worker, which is waited for, never takes
+  // telling_.
   changed_.wait(mutex_, [&]() LOCKSTEP_REQUIRES(mutex_) { return serving_ != &served; });
 }
 
-// Double-checked: post() calls this for every operation, and after the first one it costs a load. release and acquire
-// publish worker_ itself to a thread that skips the lock.
+// Double-checked: post() calls this for every operation, and after the first one it costs a load. release and
+// acquire publish worker_ itself to a thread that skips the lock.
 void ProgressService::start() {
   if (started_.load(std::memory_order_acquire)) return;
   const base::MutexLock lock(mutex_);
@@ -71,8 +72,8 @@ void ProgressService::start() {
   started_.store(true, std::memory_order_release);
 }
 
-// An engaged communicator stays in the list until a pass finds it idle (drop_idle), so posting often does not make the list
-// longer.
+// An engaged communicator stays in the list until a pass finds it idle (drop_idle), so posting often does not
+// make the list longer.
 void ProgressService::engage(Served& served) {
   {
     const base::MutexLock lock(mutex_);
@@ -85,8 +86,8 @@ void ProgressService::wake() {
   local::ring(host_peers_->own().doorbell);
 }
 
-// Blocks of destroyed communicators wait here until every member has released them; each later retirement frees what has
-// become free. The rest is freed with the arena.
+// Blocks of destroyed communicators wait here until every member has released them; each later retirement
+// frees what has become free. The rest is freed with the arena.
 void ProgressService::retire(std::unique_ptr<CommMembers> members) {
   members->release();
   const base::MutexLock lock(mutex_);
@@ -101,8 +102,9 @@ void ProgressService::retire(std::unique_ptr<CommMembers> members) {
 //   pass, nothing blocked ----------------------------> sleep; only ring() wakes it (posted, stopped, loss)
 //   pass, something blocked --> announce --> pass again --> sleep until `until`; other ranks ring as well
 //
-// The ticket is drawn before anything is looked at, so whatever is posted, rung or stopped afterwards ends the sleep at once. The
-// others need to ring only while something is blocked: an idle worker is not announced, and costs them nothing.
+// The ticket is drawn before anything is looked at, so whatever is posted, rung or stopped afterwards ends
+// the sleep at once. The others need to ring only while something is blocked: an idle worker is not
+// announced, and costs them nothing.
 void ProgressService::work() {
   local::Doorbell& door = host_peers_->own().doorbell;
   const auto stopping = [&] {
@@ -122,8 +124,8 @@ void ProgressService::work() {
   }
 }
 
-// serving_ marks the communicator that the worker is inside of: remove() waits for it to change, and replaces the entry by null
-// instead of erasing it, so that the index stays valid.
+// serving_ marks the communicator that the worker is inside of: remove() waits for it to change, and replaces
+// the entry by null instead of erasing it, so that the index stays valid.
 bool ProgressService::pass(bool last_look, Deadline& until) {
   bool stuck = false;
   base::MutexLock lock(mutex_);
@@ -145,8 +147,8 @@ void ProgressService::drop_idle() {
   std::erase_if(engaged_, [](const Served* served) { return served == nullptr || !served->busy(); });
 }
 
-// On the thread of the watch. The count grows before the lock is taken: loss_of() then waits for the lock, and with it for the
-// cause.
+// On the thread of the watch. The count grows before the lock is taken: loss_of() then waits for the lock,
+// and with it for the cause.
 void ProgressService::tell_loss(int host_rank, local::DeathWatch::Loss loss) {
   n_lost_.fetch_add(1, std::memory_order_seq_cst);
   const base::MutexLock telling(telling_);
@@ -156,8 +158,8 @@ void ProgressService::tell_loss(int host_rank, local::DeathWatch::Loss loss) {
     concerned = served_;
   }
   std::erase_if(concerned, [&](Served* served) { return !served->needs(host_rank); });
-  // Nobody is concerned: no need to wait for the cause, which takes up to 300 ms. It is kept for communicators that are
-  // created later.
+  // Nobody is concerned: no need to wait for the cause, which takes up to 300 ms. It is kept for
+  // communicators that are created later.
   if (concerned.empty()) {
     lost_.emplace_back(host_rank, "its process has ended");
     return wake();

@@ -1,12 +1,14 @@
-// One rank's HostPeers and the threads that serve all communicators built on it: a worker that drives posted operations that no
-// thread waits for, and a watch over the other processes. A thousand communicators share them.
+// One rank's HostPeers and the threads that serve all communicators built on it: a worker that drives posted
+// operations that no thread waits for, and a watch over the other processes. A thousand communicators share
+// them.
 //
-// Locks. telling_, then mutex_. The worker holds neither while it is inside a communicator; the watch holds telling_ while it
-// notifies communicators of a loss, so remove() returns only when no notification is in progress. A communicator may take its
-// own lock in any call made from here except busy(), which is called under mutex_.
+// Locks. telling_, then mutex_. The worker holds neither while it is inside a communicator; the watch holds
+// telling_ while it notifies communicators of a loss, so remove() returns only when no notification is in
+// progress. A communicator may take its own lock in any call made from here except busy(), which is called
+// under mutex_.
 //
-// Threads: "ls-progress", started when something is first posted; "ls-peer-watch", when there are other processes. The destructor
-// joins both. Thread safety: every method may be called from any thread.
+// Threads: "ls-progress", started when something is first posted; "ls-peer-watch", when there are other
+// processes. The destructor joins both. Thread safety: every method may be called from any thread.
 #pragma once
 
 #include <atomic>
@@ -32,8 +34,8 @@ class Served {
     kElsewhere,  // another thread drives it and wakes the worker when it stops
     kStuck,      // other ranks must move first
   };
-  // Advances posted operations as far as possible. On the last call before the worker sleeps it also ends what is late, and lowers
-  // `until` to the next deadline. Called by the worker.
+  // Advances posted operations as far as possible. On the last call before the worker sleeps it also ends
+  // what is late, and lowers `until` to the next deadline. Called by the worker.
   virtual State serve(bool last_look, Deadline& until) = 0;
   // Something is posted.
   virtual bool busy() const = 0;
@@ -56,11 +58,12 @@ class ProgressService {
 
   HostPeers& host_peers() { return *host_peers_; }
 
-  // From now on the communicator is notified of losses, immediately of those that happened before. remove() returns when no thread
-  // of the service is inside the communicator any more.
+  // From now on the communicator is notified of losses, immediately of those that happened before. remove()
+  // returns when no thread of the service is inside the communicator any more.
   void add(Served& served);
   void remove(Served& served);
-  // How the process of a rank was lost; nothing while it lives. May wait until the cause of a loss is known (300 ms).
+  // How the process of a rank was lost; nothing while it lives. May wait until the cause of a loss is known
+  // (300 ms).
   std::optional<std::string> loss_of(int host_rank);
   // Starts the worker, if none runs yet. Raises when the system has no thread for it.
   void start();

@@ -63,7 +63,8 @@ bool push_all(CommMembers& members, BufferRef to, const std::uint8_t* from, std:
                                                reinterpret_cast<const iovec*>(&push), 2, 0);
     if (result == static_cast<ssize_t>(n_bytes + sizeof(number))) return true;
     const int error = errno;
-    // Revoked: the permission is checked again. If it still holds, an earlier push was meant, and this one is repeated.
+    // Revoked: the permission is checked again. If it still holds, an earlier push was meant, and this one is
+    // repeated.
     if (push.bytes.n_bytes.load(std::memory_order_seq_cst) == 0) continue;
     if (result <= 0) raise_copy_failure(to.pid, error, "process_vm_writev");
     // The kernel stopped at a page that it cannot access; the next call returns the error.
@@ -85,8 +86,8 @@ std::optional<std::string> thread_file(std::int64_t pid, std::int64_t thread, co
   return errno == ENOENT || errno == ESRCH ? std::optional<std::string>("") : std::nullopt;
 }
 
-// The thread is certainly not inside process_vm_writev: parked in another call or in none ("running" says nothing), gone,
-// or stopped, which happens on the way into a call or out of it.
+// The thread is certainly not inside process_vm_writev: parked in another call or in none ("running" says
+// nothing), gone, or stopped, which happens on the way into a call or out of it.
 bool is_elsewhere(std::int64_t pid, std::int64_t thread) {
   const auto call = thread_file(pid, thread, "syscall");
   if (!call) return false;
@@ -122,8 +123,9 @@ bool put(CommMembers& members, const BufferRef& to, const void* from, std::uint6
 
 void call_back(CommMembers& members, int rank, const std::function<bool()>& inside) {
   Push& push = members.block(rank).push;
-  // The receipt's length too, since this block will be freed one day. It is cleared first: the kernel treats the two lengths as one
-  // range, and with only the first cleared it would write message bytes over the receipt.
+  // The receipt's length too, since this block will be freed one day. It is cleared first: the kernel treats
+  // the two lengths as one range, and with only the first cleared it would write message bytes over the
+  // receipt.
   push.receipt.n_bytes.store(0, std::memory_order_seq_cst);
   push.bytes.n_bytes.store(0, std::memory_order_seq_cst);
   base::SlowWait slow(Deadline::never());

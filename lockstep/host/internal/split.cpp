@@ -42,8 +42,8 @@ std::string short_key(const std::string& key) {
 }
 
 // Null when there cannot be a block.
-// The offset was read from another rank's memory, and the slot it came from may have been reused since: everything is
-// checked before a member of the block is used.
+// The offset was read from another rank's memory, and the slot it came from may have been reused since:
+// everything is checked before a member of the block is used.
 CommBlock* block_in(const Peer& peer, std::uint64_t at) {
   const std::uint64_t room = peer.segment->size();
   if (at < kHeapAt || at > room || sizeof(CommBlock) > room - at) return nullptr;
@@ -125,8 +125,8 @@ Split::Split(const SplitOptions& options)
     block_->members()[r] = static_cast<std::uint64_t>(members_[static_cast<std::size_t>(r)]);
 }
 
-// Members other than the first need nothing of each other: they are done when the verdict is there, and read the offsets of
-// all blocks from the first member's block.
+// Members other than the first need nothing of each other: they are done when the verdict is there, and read
+// the offsets of all blocks from the first member's block.
 std::unique_ptr<CommMembers> Split::run() {
   try {
     list();
@@ -146,8 +146,8 @@ std::unique_ptr<CommMembers> Split::run() {
   }
 }
 
-// Several threads of a rank may create groups at once, so a slot is claimed by compare-exchange. The hash is stored before the
-// offset, which makes the block findable.
+// Several threads of a rank may create groups at once, so a slot is claimed by compare-exchange. The hash is
+// stored before the offset, which makes the block findable.
 void Split::list() {
   const std::uint64_t at = service_.host_peers().arena().offset_of(block_);
   for (Listing& slot : service_.host_peers().own().joining) {
@@ -168,7 +168,8 @@ void Split::unlist() {
   listed_ = nullptr;
 }
 
-// Slots are reused while they are read: the offset is loaded again after the hash, and the key in the block decides.
+// Slots are reused while they are read: the offset is loaded again after the hash, and the key in the block
+// decides.
 std::optional<std::uint64_t> Split::find(int rank) {
   const std::uint64_t hash = hash_of(key_);
   for (Listing& slot : peer(rank).header->joining) {
@@ -228,7 +229,8 @@ void Split::collect() {
   give_verdict(CommBlock::kComplete);
 }
 
-// first_at and first_rank are plain: the store of the verdict publishes them. blocks() of the first block as well.
+// first_at and first_rank are plain: the store of the verdict publishes them. blocks() of the first block as
+// well.
 void Split::give_verdict(CommBlock::Verdict verdict) {
   for (int r = 1; r < config_.size; ++r) {
     CommBlock* theirs = found_[static_cast<std::size_t>(r)];
@@ -262,7 +264,8 @@ void Split::await_verdict() {
               ErrorFamily::kBackend);
 }
 
-// By the first member; or by that of a group with the same key and other members, of which this rank may be the first.
+// By the first member; or by that of a group with the same key and other members, of which this rank may be
+// the first.
 void Split::check_refused() {
   if (block_->verdict.load(std::memory_order_seq_cst) != CommBlock::kRefused) return;
   const int by = block_->first_rank;
@@ -301,8 +304,8 @@ void Split::wait(int rank, Ready ready) {
   }
 }
 
-// Only of the rank that is waited for. The first member waits for each in turn, so it comes across every loss; the others
-// wait for the first, whose verdict ends their wait.
+// Only of the rank that is waited for. The first member waits for each in turn, so it comes across every
+// loss; the others wait for the first, whose verdict ends their wait.
 void Split::check_alive(int rank) {
   const int host_rank = members_[static_cast<std::size_t>(rank)];
   const auto cause = service_.loss_of(host_rank);

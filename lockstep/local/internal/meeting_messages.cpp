@@ -145,9 +145,9 @@ std::optional<Descriptors> take_descriptors(std::vector<base::Fd> fds, bool same
   return take(fds, at, fds.size() == 3);
 }
 
-// The kernel limits how many descriptors one message carries, so the roster is one message and the descriptors are several.
-// Both sides derive from the roster which ranks have descriptors and how many: they are not tagged. Rank 0's own came with
-// the welcome.
+// The kernel limits how many descriptors one message carries, so the roster is one message and the
+// descriptors are several. Both sides derive from the roster which ranks have descriptors and how many: they
+// are not tagged. Rank 0's own came with the welcome.
 void send_roster(net::UnixSocket& to, const Introduction& receiver, std::span<const Introduction> all,
                  std::span<const DescriptorNumbers> descriptors, Deadline deadline) {
   const Head head{.kind = MessageKind::kRoster};
@@ -227,7 +227,8 @@ std::vector<Acquaintance> receive_roster(net::UnixSocket& socket, const Introduc
   std::size_t at = 0;
   for (std::size_t r = 1; r < n; ++r) {
     if (all[r].who.same_process(own)) continue;
-    // The next message of descriptors only when the last one is used up: send_roster() never splits a rank over two.
+    // The next message of descriptors only when the last one is used up: send_roster() never splits a rank
+    // over two.
     if (at == fds.size()) {
       at = 0;
       fds.clear();

@@ -51,7 +51,8 @@ struct Introduction {
 Bytes encode_introduction(const Introduction& who);
 std::optional<Introduction> decode_introduction(std::span<const std::uint8_t> bytes);
 
-// What others get of a rank: its segment, its lifeline and its pidfd. The last may be empty: the kernel has none.
+// What others get of a rank: its segment, its lifeline and its pidfd. The last may be empty: the kernel has
+// none.
 struct Descriptors {
   base::Fd memory, lifeline, process;
 };
@@ -68,8 +69,8 @@ struct Acquaintance {
   Descriptors descriptors{};  // empty for ranks of this process
 };
 
-// Of one rank, from what came with its introduction; nothing when these are not two or three, or none for a rank of
-// this process.
+// Of one rank, from what came with its introduction; nothing when these are not two or three, or none for a
+// rank of this process.
 std::optional<Descriptors> take_descriptors(std::vector<base::Fd> fds, bool same_process);
 
 // ---- after the handshake ----

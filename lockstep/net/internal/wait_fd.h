@@ -5,8 +5,8 @@
 
 namespace lockstep::net::internal {
 
-// True when one of `events` (POLLIN, POLLOUT) or an error is pending, false at the deadline. Raises kSystem when
-// poll(2) itself fails.
+// True when one of `events` (POLLIN, POLLOUT) or an error is pending, false at the deadline. Raises kSystem
+// when poll(2) itself fails.
 bool wait_fd(int fd, short events, Deadline deadline);
 
 }  // namespace lockstep::net::internal

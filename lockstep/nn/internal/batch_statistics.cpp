@@ -85,8 +85,8 @@ class Normalise final : public torch::autograd::Function<Normalise> {
   }
 
  private:
-  // What reaches the input through mean and variance: with n values, s = 1/sqrt(variance + eps), x' = (x - mean) s,
-  // it is weight s (sum(g) + x' sum(g x')) / n.
+  // What reaches the input through mean and variance: with n values, s = 1/sqrt(variance + eps), x' = (x -
+  // mean) s, it is weight s (sum(g) + x' sum(g x')) / n.
   static void subtract_common(at::Tensor& gradient, const at::Tensor& x, const at::Tensor& mean,
                               const at::Tensor& scale, const at::Tensor& sums, const Kept& kept) {
     std::vector<std::int64_t> shape(static_cast<std::size_t>(x.dim()), 1);
@@ -119,8 +119,8 @@ at::Tensor empty_parts(const at::Tensor& part, int n_ranks) {
   return at::empty({n_ranks, part.numel()}, part.options());
 }
 
-// Two passes: the means first, then the deviations of each part's mean from the mean of all. Nothing is subtracted that
-// is large only because the mean is.
+// Two passes: the means first, then the deviations of each part's mean from the mean of all. Nothing is
+// subtracted that is large only because the mean is.
 BatchStatistics combine_parts(const at::Tensor& parts) {
   const std::int64_t channels = (parts.size(1) - 1) / 2;
   const at::Tensor counts = parts.narrow(1, 0, 1);

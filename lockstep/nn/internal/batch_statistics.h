@@ -14,8 +14,8 @@ struct BatchStatistics {
   at::Tensor variance;  // biased
 };
 
-// Count, mean and sum of squared deviations of this rank's part, in one flat f64 tensor. Undefined `input`: an empty
-// batch of `channels`.
+// Count, mean and sum of squared deviations of this rank's part, in one flat f64 tensor. Undefined `input`:
+// an empty batch of `channels`.
 at::Tensor describe_part(const at::Tensor& input, std::int64_t channels);
 // A buffer for all ranks' parts: one row each.
 at::Tensor empty_parts(const at::Tensor& part, int n_ranks);
@@ -27,7 +27,8 @@ at::Tensor empty_sums(std::int64_t channels);
 struct Affine {
   at::Tensor weight, bias;  // undefined: ones and zeros
 };
-// (input - mean) / sqrt(variance + eps) * weight + bias, differentiable. Its backward is a collective over `route`.
+// (input - mean) / sqrt(variance + eps) * weight + bias, differentiable. Its backward is a collective over
+// `route`.
 at::Tensor normalise(const at::Tensor& input, const Affine& affine, const BatchStatistics& statistics,
                      double eps, const NormRoute& route);
 

@@ -43,9 +43,9 @@ void check_same(const Region& region, const variable_list& outputs) {
   }
 }
 
-// Forward runs the function without recording a graph and saves the inputs only. Backward runs it again with a graph, on
-// detached inputs, and runs a nested backward pass through that: the parameters inside get their gradients there, the
-// inputs' are returned.
+// Forward runs the function without recording a graph and saves the inputs only. Backward runs it again with
+// a graph, on detached inputs, and runs a nested backward pass through that: the parameters inside get their
+// gradients there, the inputs' are returned.
 class Reentrant : public torch::autograd::Function<Reentrant> {
  public:
   static variable_list forward(AutogradContext* context, at::ArrayRef<at::Tensor> inputs,
@@ -82,7 +82,8 @@ class Reentrant : public torch::autograd::Function<Reentrant> {
     }
     variable_list outputs;
     {
-      // Random numbers, autocast and the like as in the first run, otherwise the second would compute something else.
+      // Random numbers, autocast and the like as in the first run, otherwise the second would compute
+      // something else.
       const ForwardState::Restored as_then(region->state);
       const at::AutoGradMode with_graph(true);
       outputs = region->again(inputs);

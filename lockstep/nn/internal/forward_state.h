@@ -11,7 +11,8 @@ namespace lockstep::internal {
 
 class ForwardState {
  public:
-  // Captures this thread's current state, for the CPU and the devices of `inputs`. `rng` false: without the generators.
+  // Captures this thread's current state, for the CPU and the devices of `inputs`. `rng` false: without the
+  // generators.
   static ForwardState now(std::span<const at::Tensor> inputs, bool rng);
 
   class Restored;

@@ -24,8 +24,9 @@ struct Next {
   Pass pass;
 };
 
-// One small all_reduce before each collective of a layer. Ranks with input contribute the number of their layer and pass;
-// ranks without learn it and shadow that collective. When no rank contributes, all have exhausted their input.
+// One small all_reduce before each collective of a layer. Ranks with input contribute the number of their
+// layer and pass; ranks without learn it and shadow that collective. When no rank contributes, all have
+// exhausted their input.
 std::optional<Next> agree(const Group& group, std::optional<Next> mine) {
   // The maximum of the number and of its negative: whoever has input must say the same.
   constexpr auto kSilent = std::numeric_limits<std::int64_t>::min();
@@ -53,8 +54,8 @@ std::vector<std::int64_t> channels_of(const std::vector<SyncBatchNormImpl*>& lay
 
 }  // namespace
 
-// The same collective as SyncBatchNorm::forward, with an empty part: a count of 0 weighs nothing in the combined
-// statistics.
+// The same collective as SyncBatchNorm::forward, with an empty part: a count of 0 weighs nothing in the
+// combined statistics.
 void shadow_forward(std::int64_t channels, const Group& group) {
   const at::Tensor part = describe_part({}, channels);
   all_gather_into_tensor(empty_parts(part, group->size()), part, {.group = group});
@@ -91,13 +92,14 @@ void NormShadow::enter() {
     layers_[i]->route_ = std::make_shared<NormRoute>(NormRoute{group_, static_cast<int>(i)});
 }
 
-// A thread, because these collectives are in the middle of the other ranks' forward and backward, while this rank's own
-// thread shadows DDP's collectives at their end.
+// A thread, because these collectives are in the middle of the other ranks' forward and backward, while this
+// rank's own thread shadows DDP's collectives at their end.
 void NormShadow::shadow() {
   thread_ = base::Thread("ls-join-shadow", [this] { run(); });
 }
 
-// Ends when all ranks have exhausted their input. What goes wrong is raised by finish(), on the thread that trains.
+// Ends when all ranks have exhausted their input. What goes wrong is raised by finish(), on the thread that
+// trains.
 void NormShadow::run() {
   try {
     while (const auto next = agree(group_, std::nullopt)) {

@@ -1,6 +1,7 @@
-// Lets an optimizer that wraps another one remain an ordinary torch::optim::Optimizer, whose accessors are not virtual:
-// the wrapper owns options and state, and lends them to the wrapped one for the duration of a call. Between calls the
-// wrapped one is empty. References to options and states stay valid, and schedulers can use the wrapper.
+// Lets an optimizer that wraps another one remain an ordinary torch::optim::Optimizer, whose accessors are
+// not virtual: the wrapper owns options and state, and lends them to the wrapped one for the duration of a
+// call. Between calls the wrapped one is empty. References to options and states stay valid, and schedulers
+// can use the wrapper.
 #pragma once
 
 #include <torch/optim/optimizer.h>
@@ -24,8 +25,8 @@ class Lend {
   Lend(const Lend&) = delete;
   Lend& operator=(const Lend&) = delete;
 
-  // Wraps `closure` so that it runs with everything returned to the wrapper: it may call the wrapper's zero_grad().
-  // Must not outlive this object.
+  // Wraps `closure` so that it runs with everything returned to the wrapper: it may call the wrapper's
+  // zero_grad(). Must not outlive this object.
   torch::optim::Optimizer::LossClosure outside(torch::optim::Optimizer::LossClosure closure) {
     if (!closure) return closure;
     return [this, closure = std::move(closure)] {

@@ -28,8 +28,9 @@ at::Tensor make_bucket(const std::vector<at::Tensor>& parameters, const Group& g
 
 }  // namespace
 
-// One flat tensor per owning rank; the parameters become views of it, so that one broadcast per rank sends all of its
-// share. Frozen parameters are left out: they do not change. One that was in the buckets before gets memory of its own.
+// One flat tensor per owning rank; the parameters become views of it, so that one broadcast per rank sends
+// all of its share. Frozen parameters are left out: they do not change. One that was in the buckets before
+// gets memory of its own.
 ParameterBuckets::ParameterBuckets(const std::vector<std::vector<at::Tensor>>& owned, const Group& group,
                                    const ParameterBuckets* before, std::source_location where) {
   // Views made here are plain tensors to autograd.
@@ -59,8 +60,8 @@ void ParameterBuckets::move_in(const std::vector<at::Tensor>& parameters, const 
   }
 }
 
-// False when a parameter was frozen or thawed, or given other memory (set_data, to()): then the broadcast would send stale
-// memory.
+// False when a parameter was frozen or thawed, or given other memory (set_data, to()): then the broadcast
+// would send stale memory.
 bool ParameterBuckets::hold() const {
   return std::all_of(places_.begin(), places_.end(), [](const Place& place) {
     return place.parameter.requires_grad() ? place.parameter.const_data_ptr() == place.data

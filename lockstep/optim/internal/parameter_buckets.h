@@ -1,5 +1,5 @@
-// Parameters moved into flat buckets, one per rank that owns some, in the group's shared memory: one broadcast per rank
-// then sends all its updates in place, without copies.
+// Parameters moved into flat buckets, one per rank that owns some, in the group's shared memory: one
+// broadcast per rank then sends all its updates in place, without copies.
 // Thread safety: one thread at a time. Ownership: a parameter keeps its bucket's memory alive.
 #pragma once
 
@@ -14,9 +14,9 @@ namespace lockstep::internal {
 
 class ParameterBuckets {
  public:
-  // owned[r] are the parameters of rank r, of one type. Those that require a gradient become views of bucket r, with
-  // their values and strides; a frozen one gets its own memory when it was a view of `before` (may be null). Raises
-  // kResource when the memory cannot be allocated, before any parameter is moved.
+  // owned[r] are the parameters of rank r, of one type. Those that require a gradient become views of bucket
+  // r, with their values and strides; a frozen one gets its own memory when it was a view of `before` (may be
+  // null). Raises kResource when the memory cannot be allocated, before any parameter is moved.
   ParameterBuckets(const std::vector<std::vector<at::Tensor>>& owned, const Group& group,
                    const ParameterBuckets* before, std::source_location where);
 

@@ -1,5 +1,5 @@
-// The layouts that a plan gave a module: a child of it without parameters, which lives, moves and dies with the module and is not
-// saved. Thread safety: immutable once registered.
+// The layouts that a plan gave a module: a child of it without parameters, which lives, moves and dies with
+// the module and is not saved. Thread safety: immutable once registered.
 #pragma once
 
 #include <torch/nn/module.h>

@@ -49,15 +49,15 @@ bool asks_to_end(int signal) {
   return signal == SIGTERM || signal == SIGINT || signal == SIGHUP || signal == SIGQUIT;
 }
 
-// Runs in a forked copy of the owner: no heap, no stdio, no locks, only system calls on memory that was prepared before or
-// mapped here.
+// Runs in a forked copy of the owner: no heap, no stdio, no locks, only system calls on memory that was
+// prepared before or mapped here.
 //
 //   owner lives     forwards signals, reports exits
 //   owner is lost   SIGTERM to all, after a grace period SIGKILL in rounds
 //   kill            SIGKILL in rounds, until no child is left
 //
-// In rounds, since a child may fork while it is being killed; its orphans come to the reaper, and the next round meets
-// them.
+// In rounds, since a child may fork while it is being killed; its orphans come to the reaper, and the next
+// round meets them.
 class Reaper {
  public:
   explicit Reaper(const ReaperPlan& plan) : plan_(plan) {}
@@ -94,8 +94,8 @@ class Reaper {
     if (::getppid() != plan_.owner || signals_ < 0 || children_.empty() || groups_.empty()) ::_exit(1);
   }
 
-  // Room for every child and orphan there can be: the kernel gives pages only to what is used. Not from the heap,
-  // whose locks a thread of the owner may have held at the fork.
+  // Room for every child and orphan there can be: the kernel gives pages only to what is used. Not from the
+  // heap, whose locks a thread of the owner may have held at the fork.
   static std::span<pid_t> map_pids() {
     void* memory = ::mmap(nullptr, kMaxPids * sizeof(pid_t), PROT_READ | PROT_WRITE,
                           MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);

@@ -1,7 +1,7 @@
 // The reaper's side of a ProcessTree (process_tree.h): the code of the process between owner and children.
 //
-// It is forked from an owner that may have threads, so nothing here takes a lock or allocates: all strings and arrays
-// are prepared by the owner before the fork.
+// It is forked from an owner that may have threads, so nothing here takes a lock or allocates: all strings
+// and arrays are prepared by the owner before the fork.
 #pragma once
 
 #include <signal.h>

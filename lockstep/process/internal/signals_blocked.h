@@ -1,5 +1,5 @@
-// Blocks every signal in the calling thread for a scope. Threads and processes started in it inherit the mask: the
-// program's handlers must not run there.
+// Blocks every signal in the calling thread for a scope. Threads and processes started in it inherit the
+// mask: the program's handlers must not run there.
 #pragma once
 
 #include <signal.h>

@@ -24,7 +24,8 @@
 namespace lockstep::internal {
 namespace {
 
-// Facts about the process, not state of the library: how often spawn was called, and whether it made this process.
+// Facts about the process, not state of the library: how often spawn was called, and whether it made this
+// process.
 std::atomic<int> g_calls{0};
 std::atomic<bool> g_inside{false};
 

@@ -1,5 +1,5 @@
-// The parts of spawn that concern a single process: counting threads and calls, re-executing this program, and what
-// runs in the new process.
+// The parts of spawn that concern a single process: counting threads and calls, re-executing this program,
+// and what runs in the new process.
 #pragma once
 
 #include <functional>

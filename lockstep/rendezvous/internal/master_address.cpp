@@ -52,8 +52,8 @@ void check_secured(const MasterAddress& place) {
           name_of(base::EnvVar::kLockstepInsecure), "=1"));
 }
 
-// As torch does, so that the workers of a restart do not meet the keys of the last one. Our own launcher publishes
-// at the root of its store, which the first workers therefore share with it.
+// As torch does, so that the workers of a restart do not meet the keys of the last one. Our own launcher
+// publishes at the root of its store, which the first workers therefore share with it.
 std::shared_ptr<Store> for_this_attempt(std::unique_ptr<TcpStore> store) {
   const std::string attempt = base::environment(base::EnvVar::kElasticRestartCount).value_or("0");
   if (base::environment(base::EnvVar::kLockstepLauncher) && attempt == "0") return store;

@@ -17,10 +17,10 @@ struct MasterAddress {
   Milliseconds timeout = kDefaultStoreTimeout;
 };
 
-// Rank 0 serves, unless TORCHELASTIC_USE_AGENT_STORE says that the launcher does. The secret is asked for when one is
-// configured, except of torchrun's store, which cannot answer. Raises kUsage when the host is a multicast address, or
-// lies beyond loopback with neither a secret nor LOCKSTEP_INSECURE=1, on every rank alike; otherwise as
-// TcpStore::open.
+// Rank 0 serves, unless TORCHELASTIC_USE_AGENT_STORE says that the launcher does. The secret is asked for
+// when one is configured, except of torchrun's store, which cannot answer. Raises kUsage when the host is a
+// multicast address, or lies beyond loopback with neither a secret nor LOCKSTEP_INSECURE=1, on every rank
+// alike; otherwise as TcpStore::open.
 std::shared_ptr<Store> open_tcp(const MasterAddress& place);
 
 // torch had a second server; who asks for it should know that there is one only.

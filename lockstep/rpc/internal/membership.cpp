@@ -58,8 +58,8 @@ class MembershipLock {
  public:
   MembershipLock(Store& store, Deadline deadline, Milliseconds life)
       : store_(store), mine_(base::random_hex(16)) {
-    // `seen` and `since`: a holder counts as gone when the value, which is random per holder, has not changed for `life`.
-    // Clocks of different hosts are not compared.
+    // `seen` and `since`: a holder counts as gone when the value, which is random per holder, has not changed
+    // for `life`. Clocks of different hosts are not compared.
     Bytes seen;
     base::SlowWait slow(deadline);
     auto since = std::chrono::steady_clock::now();
@@ -123,7 +123,8 @@ void apply(GroupState& state, const MemberChange& what) {
   if (what.change == Change::kJoins) state.members.push_back(what.who);
 }
 
-// The state in the store, with the changes whose writer died before it added them to the state. Pre: the membership lock is held.
+// The state in the store, with the changes whose writer died before it added them to the state. Pre: the
+// membership lock is held.
 GroupState read_state(Store& store) {
   GroupState state;
   const std::string key = kState;
@@ -136,7 +137,8 @@ GroupState read_state(Store& store) {
   }
 }
 
-// Waits until each of `others` has acknowledged the change, or is reported lost by one that has; returns those that have not.
+// Waits until each of `others` has acknowledged the change, or is reported lost by one that has; returns
+// those that have not.
 std::vector<MemberRecord> await_notes(Store& store, std::uint64_t epoch, std::vector<MemberRecord> others,
                                       std::set<WorkerId> lost, Deadline deadline) {
   for (;;) {
@@ -159,14 +161,14 @@ std::vector<MemberRecord> await_notes(Store& store, std::uint64_t epoch, std::ve
   }
 }
 
-// Writes a change and waits until everyone else has acknowledged it; those that do not are removed, each by a change of its own
-// that follows. The change is in the store before anyone is waited for, and the state is written after: a worker that takes over
-// the lock of one that died in between replays the changes that the state does not have (read_state). Pre: the membership
-// lock is held.
+// Writes a change and waits until everyone else has acknowledged it; those that do not are removed, each by a
+// change of its own that follows. The change is in the store before anyone is waited for, and the state is
+// written after: a worker that takes over the lock of one that died in between replays the changes that the
+// state does not have (read_state). Pre: the membership lock is held.
 void change(Store& store, Agent& agent, GroupState& state, const MemberChange& first, Milliseconds tell) {
   std::vector<MemberChange> changes{first};
-  // `changes` grows while it is worked off: each member that stays silent adds its own removal, which the others
-  // acknowledge in turn.
+  // `changes` grows while it is worked off: each member that stays silent adds its own removal, which the
+  // others acknowledge in turn.
   std::set<WorkerId> silent;
   for (std::size_t i = 0; i < changes.size(); ++i) {
     const MemberChange what = changes[i];
@@ -204,10 +206,10 @@ const MemberRecord* who_is_in_the_way(const GroupState& state, const WorkerInfo&
   return found == state.members.end() ? nullptr : &*found;
 }
 
-// The worker that has this one's name or number is asked whether it is still alive. Pre: the membership lock is held.
-// The question is a change like any other, so all members take part in finding out: a killed worker cannot acknowledge, and
-// a member that had a connection to it knows of its end. Asked again when another worker took the name meanwhile (`address`
-// differs).
+// The worker that has this one's name or number is asked whether it is still alive. Pre: the membership lock
+// is held. The question is a change like any other, so all members take part in finding out: a killed worker
+// cannot acknowledge, and a member that had a connection to it knows of its end. Asked again when another
+// worker took the name meanwhile (`address` differs).
 void make_room(Store& store, Agent& agent, GroupState& state, Milliseconds tell) {
   const WorkerInfo& self = agent.self();
   while (const auto* found = who_is_in_the_way(state, self)) {
@@ -310,8 +312,8 @@ void claim_number(Store& store, WorkerId number) {
 std::unique_ptr<DynamicGroup> DynamicGroup::join(const std::shared_ptr<Store>& store,
                                                  std::shared_ptr<Agent> agent, Deadline deadline,
                                                  Patience patience) {
-  // Under the lock from reading the state to the last acknowledgement: members see changes one at a time and in the same
-  // order.
+  // Under the lock from reading the state to the last acknowledgement: members see changes one at a time and
+  // in the same order.
   const MembershipLock lock(*store, deadline, patience.lock);
   auto state = read_state(*store);
   make_room(*store, *agent, state, patience.tell);

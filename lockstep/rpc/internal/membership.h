@@ -1,5 +1,5 @@
-// How workers find each other, in the store: addresses by number for a static group, a list under a lock for a dynamic one.
-// Thread safety: one call at a time.
+// How workers find each other, in the store: addresses by number for a static group, a list under a lock for
+// a dynamic one. Thread safety: one call at a time.
 #pragma once
 
 #include <atomic>
@@ -23,8 +23,8 @@ auto lockstep_fields(SelfOf<MemberRecord> auto& self) {
   return fields({.name = "lockstep.rpc.Member", .version = 1}, self.id, self.name, self.address);
 }
 
-// Static: publishes this worker and learns of the others; returns when all know all. Raises kTimeout naming the ranks that
-// have not come, kUsage when two have one name.
+// Static: publishes this worker and learns of the others; returns when all know all. Raises kTimeout naming
+// the ranks that have not come, kUsage when two have one name.
 void join_static(Store& store, Agent& agent, int world_size, Deadline deadline);
 
 // For a worker of a dynamic group that does not ask for a number: one that nobody ever had or asked for.
@@ -40,12 +40,13 @@ struct Patience {
   Milliseconds tell{5000};    // and whoever does not acknowledge a change
 };
 
-// A worker's place in a dynamic group. Whoever joins or leaves does so under the membership lock, a key in the store: it
-// writes the change there and waits until all others have acknowledged it, so that afterwards everyone knows it. With its
-// acknowledgement a worker reports whom it knows to be lost; those, and others that do not acknowledge within seconds, are
-// removed, by changes of their own. A name or number that is on the list may be of a worker that was killed. The newcomer
-// asks: a worker that lives acknowledges the question; others ping it, and tell when it is lost. Thread: "ls-rpc-members",
-// which waits in the store for changes; joined by leave() and the destructor.
+// A worker's place in a dynamic group. Whoever joins or leaves does so under the membership lock, a key in
+// the store: it writes the change there and waits until all others have acknowledged it, so that afterwards
+// everyone knows it. With its acknowledgement a worker reports whom it knows to be lost; those, and others
+// that do not acknowledge within seconds, are removed, by changes of their own. A name or number that is on
+// the list may be of a worker that was killed. The newcomer asks: a worker that lives acknowledges the
+// question; others ping it, and tell when it is lost. Thread: "ls-rpc-members", which waits in the store for
+// changes; joined by leave() and the destructor.
 class DynamicGroup {
  public:
   // Raises kUsage when the name or number is taken, kTimeout when others hold the lock for too long.

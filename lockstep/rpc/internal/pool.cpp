@@ -16,10 +16,11 @@ namespace {
 
 using Clock = std::chrono::steady_clock;
 
-// How long the poller keeps looking after the last message before it sleeps: a core woken from sleep takes tens of microseconds,
-// and a caller that has just been answered often calls again.
+// How long the poller keeps looking after the last message before it sleeps: a core woken from sleep takes
+// tens of microseconds, and a caller that has just been answered often calls again.
 constexpr auto kLook = std::chrono::microseconds(50);
-// A poller inside long work for longer than this is replaced: at most twice as long passes before the next message is taken.
+// A poller inside long work for longer than this is replaced: at most twice as long passes before the next
+// message is taken.
 constexpr auto kAway = std::chrono::microseconds(500);
 // After so many looks at which nothing happened the watch sleeps until begin_long() wakes it.
 constexpr int kCalmLooks = 20;
@@ -73,8 +74,9 @@ void Pool::post(Task task) {
   call_up();
 }
 
-// n_called_ counts idle threads that were notified and have not taken the lock yet: without it, two posts in a row would both
-// count on the same idle thread. Every thread looks for tasks again before it sleeps, so no task is left without one.
+// n_called_ counts idle threads that were notified and have not taken the lock yet: without it, two posts in
+// a row would both count on the same idle thread. Every thread looks for tasks again before it sleeps, so no
+// task is left without one.
 void Pool::call_up() {
   const auto n_needed = static_cast<int>(tasks_.size()) + (has_poller_ ? 0 : 1);
   if (n_idle_ > n_called_) {
@@ -117,8 +119,8 @@ void Pool::work(Member& member) {
   for (;;) {
     if (stopping_) break;
     if (!has_poller_) {
-      // Before any task: what arrives may be what a task waits for. Tasks that are queued need another thread, which call_up()
-      // counts as if this one were the poller already.
+      // Before any task: what arrives may be what a task waits for. Tasks that are queued need another
+      // thread, which call_up() counts as if this one were the poller already.
       if (!tasks_.empty()) {
         has_poller_ = true;
         call_up();
@@ -140,8 +142,8 @@ void Pool::work(Member& member) {
       lock.lock();
       continue;
     }
-    // An idle thread ends after kIdleFor; two stay, the poller and one that can replace it without the cost of a new
-    // thread.
+    // An idle thread ends after kIdleFor; two stay, the poller and one that can replace it without the cost
+    // of a new thread.
     ++n_idle_;
     const bool called = changed_.wait_for(mutex_, kIdleFor, [this]() LOCKSTEP_REQUIRES(mutex_) {
       return stopping_ || n_called_ > 0 || !has_poller_ || !tasks_.empty();
@@ -185,8 +187,9 @@ void Pool::poll() {
   }
 }
 
-// begin_long() and watch() may not miss each other: either the watch sees the new turn and keeps looking, or this thread sees
-// that it is asleep and wakes it. Each stores, then loads what the other stored; seq_cst keeps either from reading first.
+// begin_long() and watch() may not miss each other: either the watch sees the new turn and keeps looking, or
+// this thread sees that it is asleep and wakes it. Each stores, then loads what the other stored; seq_cst
+// keeps either from reading first.
 std::uint64_t Pool::begin_long() {
   // Relaxed: turn_ is even here, so no other thread changes it.
   const std::uint64_t turn = turn_.load(std::memory_order_relaxed) + 1;
@@ -207,8 +210,9 @@ void Pool::end_long(std::uint64_t turn) {
   if (is_poller && !turn_.compare_exchange_strong(expected, turn + 1)) is_poller = false;
 }
 
-// Between the compare-and-swap and has_poller_ = false nobody polls, which is harmless: the thread that made the swap is about to
-// call one up. The swap comes before the lock, so that the thread inside long work never needs the lock to end it.
+// Between the compare-and-swap and has_poller_ = false nobody polls, which is harmless: the thread that made
+// the swap is about to call one up. The swap comes before the lock, so that the thread inside long work never
+// needs the lock to end it.
 bool Pool::depose(std::uint64_t turn) {
   if (turn % 2 == 0 || !turn_.compare_exchange_strong(turn, turn + 1)) return false;
   const base::MutexLock lock(mutex_);
@@ -261,8 +265,8 @@ void Pool::after_sleep() {
   --n_asleep_;
 }
 
-// The watch first, so that no thread is called up any more. Then the members: their destructors join, outside mutex_, which
-// they need to end. Tasks that are left are destroyed after the threads, here.
+// The watch first, so that no thread is called up any more. Then the members: their destructors join, outside
+// mutex_, which they need to end. Tasks that are left are destroyed after the threads, here.
 void Pool::stop() {
   if (is_mine()) base::raise(ErrorKind::kUsage, "an RPC agent cannot be shut down by one of its own threads");
   std::list<Member> members;

@@ -1,5 +1,5 @@
-// The threads of an agent. One of them at a time is the poller: it takes what arrives and runs short work in place. The others run
-// tasks, or sleep until there are some.
+// The threads of an agent. One of them at a time is the poller: it takes what arrives and runs short work in
+// place. The others run tasks, or sleep until there are some.
 //
 // Who the poller is, is arbitrated by one counter, `turn_`:
 //
@@ -8,10 +8,10 @@
 //   the poller looks for work        inside  |     the watch, after 0.5 ms, or the poller itself before it blocks: turn + 1,
 //                                    work    +-->  another thread becomes the poller; the old one goes on as an ordinary thread
 //
-// Only the poller moves it from even to odd. From odd to even it is moved by compare-and-swap, once: whoever succeeds decides.
-// The watch is the thread "ls-rpc-watch".
-// Thread safety: every method may be called from any thread. No lock is held while step(), rest(), a task or work runs. stop()
-// joins all threads.
+// Only the poller moves it from even to odd. From odd to even it is moved by compare-and-swap, once: whoever
+// succeeds decides. The watch is the thread "ls-rpc-watch".
+// Thread safety: every method may be called from any thread. No lock is held while step(), rest(), a task or
+// work runs. stop() joins all threads.
 #pragma once
 
 #include <atomic>
@@ -48,7 +48,8 @@ class Pool {
   Pool(const Pool&) = delete;
   Pool& operator=(const Pool&) = delete;
 
-  // Runs it on one of the threads. What it throws is logged: nothing that a thread of the pool runs may end the process.
+  // Runs it on one of the threads. What it throws is logged: nothing that a thread of the pool runs may end
+  // the process.
   void post(Task task);
   // Runs `work`, which may last, on this thread. Pre: this thread is the poller, inside step().
   template <class Work>
@@ -81,13 +82,15 @@ class Pool {
   void look_for_work() LOCKSTEP_EXCLUDES(mutex_);
   std::uint64_t begin_long();
   void end_long(std::uint64_t turn);
-  // Takes the role of poller from the thread inside long work `turn` (odd), if that has not ended. True when this call did it.
+  // Takes the role of poller from the thread inside long work `turn` (odd), if that has not ended. True when
+  // this call did it.
   bool depose(std::uint64_t turn);
   void watch();
   // One more thread, or an idle one, if there is need and room.
   void call_up() LOCKSTEP_REQUIRES(mutex_);
   void start_thread() LOCKSTEP_REQUIRES(mutex_);
-  // Joins threads that have ended. This cannot block for long: a member sets `over` as the last thing it does under mutex_.
+  // Joins threads that have ended. This cannot block for long: a member sets `over` as the last thing it does
+  // under mutex_.
   void reap() LOCKSTEP_REQUIRES(mutex_);
 
   const Duties duties_;

@@ -52,8 +52,8 @@ void ShutdownBarrier::meet(std::uint32_t round, Deadline deadline) {
         failure.message += ask_missing(leader, round);
         base::raise(std::move(failure));
       }
-      // The leader died (kPeerLost), or left without waiting for the others, which drops the requests it holds (kAborted): the next
-      // one is asked.
+      // The leader died (kPeerLost), or left without waiting for the others, which drops the requests it
+      // holds (kAborted): the next one is asked.
       const bool leaderless = error.kind() == ErrorKind::kPeerLost || error.kind() == ErrorKind::kAborted;
       if (!leaderless || agent_.closed() || deadline.expired()) throw;
       std::this_thread::sleep_for(Milliseconds(1));  // until it is off the list
@@ -89,8 +89,8 @@ Bytes ShutdownBarrier::missing(std::uint32_t round) {
   return encode(names);
 }
 
-// Every worker may be asked to lead, also one that does not think it is the leader: lists of who is present differ for a
-// moment after a death. It then holds the request until its own list says that all have entered.
+// Every worker may be asked to lead, also one that does not think it is the leader: lists of who is present
+// differ for a moment after a death. It then holds the request until its own list says that all have entered.
 void ShutdownBarrier::take(Request request) {
   base::ByteReader reader(request.body());
   const auto round = reader.get<std::uint32_t>();
@@ -148,8 +148,8 @@ void ShutdownBarrier::on_lost(WorkerId, const std::string&) {
   look();
 }
 
-// Requests that are dropped are answered with kAborted by their destructors, outside the lock: `waiting` is declared before
-// it.
+// Requests that are dropped are answered with kAborted by their destructors, outside the lock: `waiting` is
+// declared before it.
 void ShutdownBarrier::on_close() {
   std::list<Waiting> waiting;
   const base::MutexLock lock(mutex_);

@@ -1,10 +1,11 @@
-// A barrier for shutdown that survives the loss of workers, its leader included: the rounds in which the workers of a static group
-// leave together. A round ends when every worker that is still present has entered it.
+// A barrier for shutdown that survives the loss of workers, its leader included: the rounds in which the
+// workers of a static group leave together. A round ends when every worker that is still present has entered
+// it.
 //
-// Led by the present worker with the smallest name. Unlike all_gather it names no participants: workers need not agree on who is
-// gone, and when the leader dies everyone turns to the next one. Entering a round counts for all before it, since a worker may
-// have been released from those by a leader that is dead now. The leader pings everyone once, so that a death that nobody has
-// noticed is noticed.
+// Led by the present worker with the smallest name. Unlike all_gather it names no participants: workers need
+// not agree on who is gone, and when the leader dies everyone turns to the next one. Entering a round counts
+// for all before it, since a worker may have been released from those by a leader that is dead now. The
+// leader pings everyone once, so that a death that nobody has noticed is noticed.
 // Thread safety: any thread.
 #pragma once
 

@@ -21,8 +21,8 @@ void WorkerDirectory::add(const WorkerInfo& info) {
   entries_[info.id] = {.name = info.name, .incarnation = ++n_incarnations_};
 }
 
-// True for exactly one caller per incarnation: who gets it reports the loss, so a loss seen by several threads is reported
-// once.
+// True for exactly one caller per incarnation: who gets it reports the loss, so a loss seen by several
+// threads is reported once.
 bool WorkerDirectory::end(WorkerId id, const std::string& cause, std::uint64_t incarnation) {
   const base::MutexLock lock(mutex_);
   const auto entry = entries_.find(id);
@@ -44,8 +44,8 @@ WorkerInfo WorkerDirectory::find(const Worker& worker) const {
   return find_id(std::get<int>(worker.target()));
 }
 
-// A name may have had several numbers. One that is there wins; otherwise the one with the largest number is reported, which
-// with numbers given in order is the latest.
+// A name may have had several numbers. One that is there wins; otherwise the one with the largest number is
+// reported, which with numbers given in order is the latest.
 WorkerInfo WorkerDirectory::find_name(const std::string& name) const {
   const Entry* gone = nullptr;
   WorkerId gone_id = 0;

@@ -17,8 +17,8 @@ class WorkerDirectory {
  public:
   // Raises kUsage when the number or the name is taken.
   void add(const WorkerInfo& info);
-  // From now on it is known as gone, for messages; its name may come back under another number. False when it was gone already.
-  // `incarnation`: only if it is still the same (0: whoever it is).
+  // From now on it is known as gone, for messages; its name may come back under another number. False when it
+  // was gone already. `incarnation`: only if it is still the same (0: whoever it is).
   bool end(WorkerId id, const std::string& cause, std::uint64_t incarnation = 0);
   // Tells workers apart that have one number after the other; 0 when none has it.
   std::uint64_t incarnation(WorkerId id) const;

@@ -10,7 +10,8 @@
 namespace lockstep::transport::internal {
 namespace {
 
-// Messages up to this live in one buffer; in larger ones each part has its own, so that none keeps the others.
+// Messages up to this live in one buffer; in larger ones each part has its own, so that none keeps the
+// others.
 constexpr std::uint64_t kSmallMessage = 16 << 10;
 // What is left of a part when it is worth a read of its own.
 constexpr std::uint64_t kLargeRest = 32 << 10;
@@ -29,7 +30,8 @@ Bytes encode_frame_head(const Message& message) {
   return out.take();
 }
 
-// The stream has no marks at which a reader could find the next frame again, so an error is final: the connection ends.
+// The stream has no marks at which a reader could find the next frame again, so an error is final: the
+// connection ends.
 bool FrameDecoder::fail(std::string why) {
   state_ = State::kBroken;
   error_ = std::move(why);
@@ -75,8 +77,8 @@ bool FrameDecoder::read_sizes() {
   return true;
 }
 
-// Rounded to cache lines, so that every blob is aligned for a tensor. A small message is one allocation, and a blob that is
-// kept keeps all of it; a large blob must not keep the others alive.
+// Rounded to cache lines, so that every blob is aligned for a tensor. A small message is one allocation, and
+// a blob that is kept keeps all of it; a large blob must not keep the others alive.
 void FrameDecoder::make_room(std::span<const std::uint64_t> sizes) {
   std::uint64_t sum = 0;
   for (const std::uint64_t size : sizes) sum += round_to_lines(size);
@@ -137,7 +139,8 @@ bool FrameDecoder::feed(std::span<const std::uint8_t> bytes) {
   return state_ != State::kBroken;
 }
 
-// Saves the copy out of the read buffer. Not for a short rest: one read then takes it together with the frames that follow.
+// Saves the copy out of the read buffer. Not for a short rest: one read then takes it together with the
+// frames that follow.
 std::span<std::uint8_t> FrameDecoder::direct() {
   if (state_ != State::kParts) return {};
   const auto& part = parts_[part_];

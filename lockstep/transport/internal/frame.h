@@ -1,6 +1,6 @@
-// Messages on a TCP connection (docs/wire.md), and the decoder that takes them apart as bytes arrive: small pieces from
-// a read buffer, large ones read straight to where they stay. Every size is compared with the limit before memory is
-// taken. Thread safety: none needed, one per connection.
+// Messages on a TCP connection (docs/wire.md), and the decoder that takes them apart as bytes arrive: small
+// pieces from a read buffer, large ones read straight to where they stay. Every size is compared with the
+// limit before memory is taken. Thread safety: none needed, one per connection.
 #pragma once
 
 #include <cstdint>
@@ -33,14 +33,17 @@ Bytes encode_frame_head(const Message& message);
 //     |                                |                                                                      is complete
 //     '------------- bad magic, too large, no memory -------------> kBroken, for ever
 //
-// A frame without blobs passes kSizes at once. Memory is allocated on the way to kParts, when all sizes have been checked.
+// A frame without blobs passes kSizes at once. Memory is allocated on the way to kParts, when all sizes have
+// been checked.
 class FrameDecoder {
  public:
   explicit FrameDecoder(std::uint64_t max_message_bytes) : max_message_bytes_(max_message_bytes) {}
 
-  // Takes bytes in the order in which they came. False when they are no frame: error() says why, nothing more is taken.
+  // Takes bytes in the order in which they came. False when they are no frame: error() says why, nothing more
+  // is taken.
   bool feed(std::span<const std::uint8_t> bytes);
-  // Where the next bytes belong, when they are part of a large blob: read into it, then call filled(). Otherwise empty.
+  // Where the next bytes belong, when they are part of a large blob: read into it, then call filled().
+  // Otherwise empty.
   std::span<std::uint8_t> direct();
   void filled(std::size_t n_bytes);
 

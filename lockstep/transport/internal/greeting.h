@@ -1,6 +1,6 @@
-// A worker's address, and what transports exchange on top of the handshake (net/peer_handshake.h): who connects, and where its
-// messages go. No I/O. Everything decoded here may come from a stranger: it is bounded, and refused with a reason.
-// Thread safety: none needed.
+// A worker's address, and what transports exchange on top of the handshake (net/peer_handshake.h): who
+// connects, and where its messages go. No I/O. Everything decoded here may come from a stranger: it is
+// bounded, and refused with a reason. Thread safety: none needed.
 #pragma once
 
 #include <cstdint>

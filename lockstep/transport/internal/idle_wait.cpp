@@ -41,10 +41,11 @@ IdleWait::IdleWait(Inbox inbox, int sockets, std::function<bool()> anything)
 
 //   asleep, nobody polls    announced: senders ring the bell
 //   asleep, somebody polls  not announced: the poller finds what arrives, and senders save the system call
-//   the last poller stops   end_polling() announces in the sleeper's place, and rings if something is there already
+//   the last poller stops   end_polling() announces in the sleeper's place, and rings if something is there
+//                           already
 //
-// Threads that poll and one that sleeps thus never both rely on the other. mutex_ makes the change from one row to the next
-// atomic.
+// Threads that poll and one that sleeps thus never both rely on the other. mutex_ makes the change from one
+// row to the next atomic.
 bool IdleWait::sleep(Deadline until) {
   bool look = false;
   {
@@ -54,8 +55,8 @@ bool IdleWait::sleep(Deadline until) {
     if (look) local::announce(inbox_.bell(bell()));
   }
   epoll_event events[2];
-  // After the announcement (seq_cst), so that an event that is missed here rings. With pollers nothing is announced: end_polling()
-  // looks instead.
+  // After the announcement (seq_cst), so that an event that is missed here rings. With pollers nothing is
+  // announced: end_polling() looks instead.
   const int timeout = look && something() ? 0 : until.poll_timeout_ms();
   const int n = ::epoll_wait(epoll_.get(), events, 2, timeout);
   {
@@ -97,8 +98,8 @@ void IdleWait::sockets_are_polled(bool polled) {
   watch_sockets(pollers_ == 0 || !polled);
 }
 
-// Pre: mutex_ is held, or nothing runs yet. While pollers read the sockets themselves, their readiness must not wake the
-// sleeper.
+// Pre: mutex_ is held, or nothing runs yet. While pollers read the sockets themselves, their readiness must
+// not wake the sleeper.
 void IdleWait::watch_sockets(bool watch) noexcept {
   if (sockets_watched_ == watch) return;
   epoll_event event{.events = watch ? static_cast<std::uint32_t>(EPOLLIN) : 0u, .data = {.u64 = kSockets}};

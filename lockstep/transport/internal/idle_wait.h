@@ -5,9 +5,10 @@
 //   none     yes        1             yes
 //   some     yes or no  0             no, if pollers ask them too (TCP); otherwise yes
 //
-// While some thread polls continuously (begin_polling), senders find nobody asleep and do not ring. When the last poller
-// leaves, the sleeper is announced again and whatever arrived in between rings for it. mutex_ keeps word and counts consistent;
-// it is not held while sleeping. Thread safety: every method, sleep() by one thread at a time.
+// While some thread polls continuously (begin_polling), senders find nobody asleep and do not ring. When the
+// last poller leaves, the sleeper is announced again and whatever arrived in between rings for it. mutex_
+// keeps word and counts consistent; it is not held while sleeping. Thread safety: every method, sleep() by
+// one thread at a time.
 #pragma once
 
 #include <functional>
@@ -21,7 +22,8 @@ namespace lockstep::transport::internal {
 
 class IdleWait {
  public:
-  // `sockets` is an epoll descriptor that outlives this. `anything` returns whether an event is queued in process memory.
+  // `sockets` is an epoll descriptor that outlives this. `anything` returns whether an event is queued in
+  // process memory.
   IdleWait(Inbox inbox, int sockets, std::function<bool()> anything);
 
   // Until something may have arrived, the bell rang, or the deadline. True when a socket is ready.

@@ -1,12 +1,13 @@
-// A worker's inbox: one segment with a head and a ring for each of up to 1024 senders, and the bell that wakes the owner.
-// Senders map it; only the owner assigns slots. Every word here may be overwritten by a faulty sender: a wrong bit costs a look
-// at a ring, a wrong `asleep` a needless or a missing wake-up of this worker alone.
+// A worker's inbox: one segment with a head and a ring for each of up to 1024 senders, and the bell that
+// wakes the owner. Senders map it; only the owner assigns slots. Every word here may be overwritten by a
+// faulty sender: a wrong bit costs a look at a ring, a wrong `asleep` a needless or a missing wake-up of this
+// worker alone.
 //
 //   sender:  store record (ring.h); set bit; wake(asleep)       owner:  announce(asleep); load bits; sleep
 //                                                               owner:  take record; clear bit; load ring again
 //
-// All sequentially consistent: neither does a record stay in a ring without its bit, nor the owner asleep with a bit set
-// (local/wake.h).
+// All sequentially consistent: neither does a record stay in a ring without its bit, nor the owner asleep
+// with a bit set (local/wake.h).
 // Thread safety: every function here.
 #pragma once
 
@@ -65,7 +66,8 @@ class Inbox {
   void announce(std::uint32_t slot, int eventfd) const {
     auto& word = head().pending[slot / 64];
     const std::uint64_t bit = std::uint64_t{1} << slot % 64;
-    // Already set: it was set along with a wake-up, and the owner clears it only before it checks the ring again.
+    // Already set: it was set along with a wake-up, and the owner clears it only before it checks the ring
+    // again.
     if ((word.load(std::memory_order_seq_cst) & bit) != 0) return;
     word.fetch_or(bit, std::memory_order_seq_cst);
     local::wake(bell(eventfd));

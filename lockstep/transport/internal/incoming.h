@@ -1,5 +1,5 @@
-// What connections from other workers have in common, over local sockets or TCP: they are accepted, greeted, and wait until their
-// worker is known.
+// What connections from other workers have in common, over local sockets or TCP: they are accepted, greeted,
+// and wait until their worker is known.
 #pragma once
 
 #include <sys/epoll.h>
@@ -18,8 +18,8 @@
 
 namespace lockstep::transport::internal {
 
-// Accepts them as Links: Link::accept_from(listener) returns a socket while one waits, and raises when the process has no
-// descriptor for it.
+// Accepts them as Links: Link::accept_from(listener) returns a socket while one waits, and raises when the
+// process has no descriptor for it.
 template <class Link, class Listener>
 class LinkAcceptor final : public Acceptor,
                            public std::enable_shared_from_this<LinkAcceptor<Link, Listener>> {

@@ -21,8 +21,8 @@ std::uint64_t round_up(std::uint64_t n_bytes, std::uint64_t step) {
   return (n_bytes + step - 1) / step * step;
 }
 
-// Eight sizes per power of two, so that messages of nearly the same size share blocks, and no waste for the powers
-// themselves. 0: too large for any.
+// Eight sizes per power of two, so that messages of nearly the same size share blocks, and no waste for the
+// powers themselves. 0: too large for any.
 std::uint64_t capacity_for(std::uint64_t n_bytes) {
   if (n_bytes > (std::uint64_t{1} << 60)) return 0;
   if (n_bytes < 8 * kPage) return round_up(n_bytes + kHead, kPage);
@@ -48,9 +48,9 @@ bool MessageHeap::returned(std::uint64_t block) const {
   return head(block)->held.load(std::memory_order_acquire) == 0;
 }
 
-// From cheap to expensive: a warm block; one of the same size that was returned since (find_returned); a sweep over all held
-// blocks, at most once per half as many new ones, so that its cost per allocation is constant; new pages; and, before giving up,
-// everything that can be freed.
+// From cheap to expensive: a warm block; one of the same size that was returned since (find_returned); a
+// sweep over all held blocks, at most once per half as many new ones, so that its cost per allocation is
+// constant; new pages; and, before giving up, everything that can be freed.
 std::optional<std::uint64_t> MessageHeap::allocate(std::uint64_t n_bytes, std::shared_ptr<Holder> holder) {
   const std::uint64_t capacity = capacity_for(n_bytes);
   if (capacity == 0 || capacity > mapping_->size()) return std::nullopt;
@@ -88,7 +88,8 @@ std::optional<std::uint64_t> MessageHeap::find_warm(std::uint64_t capacity) {
   return block;
 }
 
-// Blocks are looked at in turn, not from the beginning: one that a receiver keeps for long does not hide the others.
+// Blocks are looked at in turn, not from the beginning: one that a receiver keeps for long does not hide the
+// others.
 std::optional<std::uint64_t> MessageHeap::find_returned(std::uint64_t capacity) {
   const auto found = turn_.find(capacity);
   if (found == turn_.end()) return std::nullopt;
@@ -169,8 +170,8 @@ void MessageHeap::cool(std::uint64_t bound) {
   }
 }
 
-// Only marks the block as returned; the next allocation or sweep finds it like any other. relaxed: it is read under
-// the same mutex.
+// Only marks the block as returned; the next allocation or sweep finds it like any other. relaxed: it is read
+// under the same mutex.
 void MessageHeap::take_back(std::uint64_t payload) {
   const base::MutexLock lock(mutex_);
   if (payload >= kHead && held_.contains(payload - kHead)) {

@@ -1,14 +1,15 @@
-// Where a worker puts the large parts of its messages: one sparse segment that others map and in which only the owner allocates. A
-// block's first cache line has one word: 1 while the receiver holds the block, 0 once it is done, which is all that a receiver ever
-// writes. The owner's bookkeeping is private, and it finds returned blocks when it needs new ones.
+// Where a worker puts the large parts of its messages: one sparse segment that others map and in which only
+// the owner allocates. A block's first cache line has one word: 1 while the receiver holds the block, 0 once
+// it is done, which is all that a receiver ever writes. The owner's bookkeeping is private, and it finds
+// returned blocks when it needs new ones.
 //
 //   extent of the page heap --carve--> held by a receiver --word is 0, or its process ended--> warm --allocate--> held ...
 //            ^                                                                                  |
 //            '--------------------- pages beyond the bound are freed (cool) --------------------'
 //
-// Warm blocks keep their pages, which both sides have mapped. Memory orders: the receiver stores 0 with release when its last
-// view is gone, the owner loads it with acquire before it reuses the block. Thread safety: every method; one lock, under which
-// only the page heap's is taken.
+// Warm blocks keep their pages, which both sides have mapped. Memory orders: the receiver stores 0 with
+// release when its last view is gone, the owner loads it with acquire before it reuses the block. Thread
+// safety: every method; one lock, under which only the page heap's is taken.
 #pragma once
 
 #include <atomic>
@@ -49,16 +50,16 @@ class MessageHeap {
   // Address space only; pages come with blocks. Raises as Segment::create.
   explicit MessageHeap(std::uint64_t n_bytes, std::uint64_t warm_bytes = kWarmBytes);
 
-  // The offset of a payload of `n_bytes`, aligned to kLine, held by `holder` from now on. Nothing when there is no
-  // memory for it.
+  // The offset of a payload of `n_bytes`, aligned to kLine, held by `holder` from now on. Nothing when there
+  // is no memory for it.
   std::optional<std::uint64_t> allocate(std::uint64_t n_bytes, std::shared_ptr<Holder> holder);
   // Takes back a block that its holder never saw. An offset that is no block's is ignored.
   void take_back(std::uint64_t payload);
 
   std::uint8_t* at(std::uint64_t payload) const { return mapping_->data() + payload; }
   const Mapping& mapping() const { return mapping_; }
-  // The payload at this offset is written. Who reuses the block has loaded the word that this stores, so that tools which
-  // cannot see the receiver's process see the order too.
+  // The payload at this offset is written. Who reuses the block has loaded the word that this stores, so that
+  // tools which cannot see the receiver's process see the order too.
   void filled(std::uint64_t payload);
   // For tests: bytes of blocks that receivers hold, after a sweep, and of warm ones.
   std::uint64_t held_bytes();

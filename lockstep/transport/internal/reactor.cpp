@@ -40,8 +40,9 @@ void Reactor::remove(std::uint64_t key, int fd) noexcept {
   ::epoll_ctl(epoll_.get(), EPOLL_CTL_DEL, fd, nullptr);
 }
 
-// An event carries a key, not a pointer: an earlier handler of the same batch may have removed this one, and then the key
-// is not found. The shared_ptr keeps a handler alive that removes itself. Called by one thread at a time (sockets_mutex).
+// An event carries a key, not a pointer: an earlier handler of the same batch may have removed this one, and
+// then the key is not found. The shared_ptr keeps a handler alive that removes itself. Called by one thread
+// at a time (sockets_mutex).
 bool Reactor::poll_sockets() noexcept {
   std::array<epoll_event, 64> events;
   const int n = ::epoll_wait(epoll_.get(), events.data(), static_cast<int>(events.size()), 0);

@@ -1,6 +1,6 @@
-// The sockets of one transport and their handlers. It has no thread: poll_sockets() is called by the threads that poll or wait,
-// one at a time (TransportState::sockets_mutex). Thread safety: every method. Handlers are called without the reactor's lock
-// and may add and remove.
+// The sockets of one transport and their handlers. It has no thread: poll_sockets() is called by the threads
+// that poll or wait, one at a time (TransportState::sockets_mutex). Thread safety: every method. Handlers are
+// called without the reactor's lock and may add and remove.
 #pragma once
 
 #include <cstdint>
@@ -23,7 +23,8 @@ class Reactor {
  public:
   Reactor();
 
-  // Watches `fd`, which must outlive remove(), and keeps the handler alive meanwhile. Raises kResource or kSystem.
+  // Watches `fd`, which must outlive remove(), and keeps the handler alive meanwhile. Raises kResource or
+  // kSystem.
   std::uint64_t add(int fd, std::uint32_t events, std::shared_ptr<Handler> handler);
   void change(std::uint64_t key, int fd, std::uint32_t events);
   void remove(std::uint64_t key, int fd) noexcept;

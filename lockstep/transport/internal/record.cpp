@@ -10,8 +10,8 @@
 namespace lockstep::transport::internal {
 namespace {
 
-// One block of another's heap, given back when the last of its views goes, which may be after the transport went. A forked
-// child has a copy of it and gives nothing back: the block is its parent's.
+// One block of another's heap, given back when the last of its views goes, which may be after the transport
+// went. A forked child has a copy of it and gives nothing back: the block is its parent's.
 class Loan {
  public:
   Loan(Mapping heap, std::uint64_t payload) : heap_(std::move(heap)), payload_(payload) {}
@@ -41,8 +41,8 @@ const object::Blob& part_of(const Message& message, std::size_t i) {
   return i == 0 ? message.body : message.blobs[i - 1];
 }
 
-// That the range is inside the segment is all that can be checked here: which blocks exist is known to the sender alone. A
-// wrong offset shows the receiver other bytes of that sender, never memory of anybody else.
+// That the range is inside the segment is all that can be checked here: which blocks exist is known to the
+// sender alone. A wrong offset shows the receiver other bytes of that sender, never memory of anybody else.
 bool is_payload(std::uint64_t offset, std::uint64_t n_bytes, const net::Segment& heap) {
   return offset % kLine == 0 && offset >= sizeof(BlockHead) && offset <= heap.size() &&
          n_bytes <= heap.size() - offset;
@@ -117,7 +117,8 @@ Decoded decode(const Buffer& record, std::uint64_t n_bytes, const Sender& sender
 
 }  // namespace
 
-// Blocks are allocated one by one; when one cannot be, the earlier ones are returned, and the caller reports kResource.
+// Blocks are allocated one by one; when one cannot be, the earlier ones are returned, and the caller reports
+// kResource.
 bool encode_record(const Message& message, MessageHeap& heap, const std::shared_ptr<Holder>& holder,
                    Bytes& record) {
   const std::size_t n_parts = 1 + message.blobs.size();
@@ -158,7 +159,8 @@ bool encode_record(const Message& message, MessageHeap& heap, const std::shared_
   return false;
 }
 
-// Recursion ends after one step: a record in the heap refers to parts, not to a further record, and that is checked.
+// Recursion ends after one step: a record in the heap refers to parts, not to a further record, and that is
+// checked.
 void take_back_record(MessageHeap& heap, std::span<const std::uint8_t> record) {
   if (record.size() < kMinRecord) return;
   const auto head = value_at<RecordHead>(record.data());

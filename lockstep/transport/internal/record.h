@@ -1,6 +1,6 @@
-// A message as a record of a ring (docs/wire.md): a head, a table of parts (the body, then the blobs), and the small
-// parts themselves; large ones are in the sender's heap. A record too large for a ring is stored there as a whole, and the
-// ring carries a record that refers to it.
+// A message as a record of a ring (docs/wire.md): a head, a table of parts (the body, then the blobs), and
+// the small parts themselves; large ones are in the sender's heap. A record too large for a ring is stored
+// there as a whole, and the ring carries a record that refers to it.
 //
 // The decoder works on a private copy and trusts nothing in it. Thread safety: none needed.
 #pragma once
@@ -38,11 +38,13 @@ inline constexpr std::uint64_t kMinRecord = sizeof(RecordHead) + sizeof(RecordPa
 // Of one message.
 inline constexpr std::uint64_t kMaxParts = 1 << 20;
 
-// Writes `message` into `record`, large parts into the heap. False when the heap has no memory; nothing is held then.
+// Writes `message` into `record`, large parts into the heap. False when the heap has no memory; nothing is
+// held then.
 bool encode_record(const Message& message, MessageHeap& heap, const std::shared_ptr<Holder>& holder,
                    Bytes& record);
 
-// Takes back what a record of the own heap holds, which nobody will read. `record` may have been damaged by the reader.
+// Takes back what a record of the own heap holds, which nobody will read. `record` may have been damaged by
+// the reader.
 void take_back_record(MessageHeap& heap, std::span<const std::uint8_t> record);
 
 // What the receiver knows of a sender.

@@ -3,14 +3,15 @@
 //   data:  | free | record | record | ... | free |        positions grow for ever; the offset is position % capacity
 //                 ^ head (reader's)       ^ tail (writer's)
 //
-// Invariants: head <= tail <= head + capacity, all multiples of a cache line. The writer moves `tail` last, so a writer that is
-// killed in the middle has published nothing. Neither side trusts the other: each keeps its own position in private memory and
-// checks the other's against the capacity; a record's length is read once and checked before anything is copied, and what is
-// copied is private from then on. Records begin on cache lines, so a record's length never wraps.
+// Invariants: head <= tail <= head + capacity, all multiples of a cache line. The writer moves `tail` last,
+// so a writer that is killed in the middle has published nothing. Neither side trusts the other: each keeps
+// its own position in private memory and checks the other's against the capacity; a record's length is read
+// once and checked before anything is copied, and what is copied is private from then on. Records begin on
+// cache lines, so a record's length never wraps.
 //
-// Memory orders: the store of `tail` releases the record, the store of `head` its room. Both are sequentially consistent because
-// each side then loads another word that the other side stores before it looks here: the writer the inbox's bits, the reader
-// `starved`. In any weaker order both could miss each other.
+// Memory orders: the store of `tail` releases the record, the store of `head` its room. Both are sequentially
+// consistent because each side then loads another word that the other side stores before it looks here: the
+// writer the inbox's bits, the reader `starved`. In any weaker order both could miss each other.
 // Thread safety: one writer, one reader, each at a time; they may be different processes.
 #pragma once
 
@@ -49,8 +50,8 @@ class RingWriter {
   RingWriter() = default;
   explicit RingWriter(Ring ring) : ring_(ring) {}
 
-  // False when there is no room, now or (beyond the capacity) ever. The reader's head is loaded only when the last known one is not
-  // enough: its cache line stays with the reader.
+  // False when there is no room, now or (beyond the capacity) ever. The reader's head is loaded only when the
+  // last known one is not enough: its cache line stays with the reader.
   bool write(std::span<const std::uint8_t> record) {
     const std::uint64_t need = round_to_lines(record.size());
     if (need > room()) {
@@ -65,7 +66,8 @@ class RingWriter {
     ring_.control->tail.store(tail_, std::memory_order_seq_cst);
     return true;
   }
-  // Asks to be notified of room. Then write() must be tried once more: the reader may have made room just before.
+  // Asks to be notified of room. Then write() must be tried once more: the reader may have made room just
+  // before.
   void want_room() { ring_.control->starved.store(1, std::memory_order_seq_cst); }
   const Ring& ring() const { return ring_; }
 
@@ -100,8 +102,8 @@ class RingReader {
     if (n_bytes < least || n_bytes > most || round_to_lines(n_bytes) > there) return fail();
     return n_bytes;
   }
-  // Copies the record whose length next() returned into memory of that size, and frees its room. True when the writer waits for
-  // room and at least half of the ring is free: it is to be notified.
+  // Copies the record whose length next() returned into memory of that size, and frees its room. True when
+  // the writer waits for room and at least half of the ring is free: it is to be notified.
   bool take(std::uint8_t* out, std::uint64_t n_bytes) {
     const std::uint64_t at = head_ % ring_.capacity;
     const std::uint64_t first = std::min<std::uint64_t>(n_bytes, ring_.capacity - at);

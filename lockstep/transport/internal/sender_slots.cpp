@@ -26,7 +26,8 @@ SenderSlots::SenderSlots(Inbox inbox) : inbox_(std::move(inbox)), free_(kSlots) 
   std::iota(free_.rbegin(), free_.rend(), 0u);
 }
 
-// The pages are prepared outside any lock: system calls. A slot that is neither free nor open belongs to this call.
+// The pages are prepared outside any lock: system calls. A slot that is neither free nor open belongs to this
+// call.
 std::optional<std::uint32_t> SenderSlots::claim(WorkerId from, Sender sender, int socket) {
   std::uint32_t index = 0;
   {
@@ -53,8 +54,8 @@ std::optional<std::uint32_t> SenderSlots::claim(WorkerId from, Sender sender, in
   return index;
 }
 
-// At the end of the queue: a sender that has not noticed its end may still write into the ring, so the slot rests as long
-// as possible.
+// At the end of the queue: a sender that has not noticed its end may still write into the ring, so the slot
+// rests as long as possible.
 void SenderSlots::release(std::uint32_t index) {
   {
     Slot& slot = slots_[index];
@@ -107,14 +108,15 @@ std::optional<Event> SenderSlots::take(std::uint32_t index, int bell) {
   const base::MutexLock lock(slot.mutex);
   auto event = take_locked(slot);
   if (slot.open && !slot.reader.empty()) return event;
-  // Seems empty: clear the bit, then check the ring again (both seq_cst). The sender stores its record and then loads the bit:
-  // either it finds the bit cleared and sets it, or the record is seen here.
+  // Seems empty: clear the bit, then check the ring again (both seq_cst). The sender stores its record and
+  // then loads the bit: either it finds the bit cleared and sets it, or the record is seen here.
   word.fetch_and(~bit, std::memory_order_seq_cst);
   if (slot.open && !slot.reader.empty()) inbox_.announce(index, bell);
   return event;
 }
 
-// The sender's length decides how much memory is allocated: when there is none, that sender is cut off, and nobody else.
+// The sender's length decides how much memory is allocated: when there is none, that sender is cut off, and
+// nobody else.
 Decoded SenderSlots::read_record(Slot& slot, std::uint64_t n_bytes) {
   try {
     const Buffer record(n_bytes);

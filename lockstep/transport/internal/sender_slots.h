@@ -1,4 +1,5 @@
-// Which worker sends into which ring of the inbox, and taking the next record of one. On the hot path of poll().
+// Which worker sends into which ring of the inbox, and taking the next record of one. On the hot path of
+// poll().
 //
 //   free --claim()--> open --silence(), or a record that cannot be--> closed --release()--> free
 //
@@ -24,14 +25,15 @@ class SenderSlots {
  public:
   explicit SenderSlots(Inbox inbox);
 
-  // `socket` is the connection on which the sender is notified of room; it must stay open until release(). Nothing when all slots
-  // are in use. Raises kResource.
+  // `socket` is the connection on which the sender is notified of room; it must stay open until release().
+  // Nothing when all slots are in use. Raises kResource.
   std::optional<std::uint32_t> claim(WorkerId from, Sender sender, int socket);
   void release(std::uint32_t slot);
 
   // The next message of any sender; bell is the owner's.
   std::optional<Event> poll(int bell);
-  // The next of one sender, in order. Nothing when there is none or the sender's numbers cannot be: see broken().
+  // The next of one sender, in order. Nothing when there is none or the sender's numbers cannot be: see
+  // broken().
   std::optional<Event> take(std::uint32_t slot, int bell);
   // From now on nothing is taken from it.
   void silence(std::uint32_t slot);

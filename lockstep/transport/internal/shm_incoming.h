@@ -1,5 +1,6 @@
-// Another worker of this host that sends to this one: its local socket, and its slot of the inbox once it is accepted. The
-// socket is then used only to notify the sender of room, to announce an orderly leave, and to detect the other's end.
+// Another worker of this host that sends to this one: its local socket, and its slot of the inbox once it is
+// accepted. The socket is then used only to notify the sender of room, to announce an orderly leave, and to
+// detect the other's end.
 #pragma once
 
 #include <memory>
@@ -43,8 +44,8 @@ class ShmIncoming final : public GreetedIncoming, public std::enable_shared_from
 
 using ShmAcceptor = LinkAcceptor<ShmIncoming, net::UnixListener>;
 
-// Why a local connection is over, as text: how its process ended, unless it left in order. Waits for at most 200 ms until the
-// kernel reports it.
+// Why a local connection is over, as text: how its process ended, unless it left in order. Waits for at most
+// 200 ms until the kernel reports it.
 std::string local_end(const local::PeerProcess& process, bool left);
 
 }  // namespace lockstep::transport::internal

@@ -82,8 +82,8 @@ ShmOutgoing::ShmOutgoing(TransportState& state, const std::shared_ptr<Peer>& pee
   holder_->process = local::PeerProcess::behind(socket_);
 }
 
-// Encoded before it is known whether the ring has room: the large parts are in the heap either way, and a record in the
-// backlog is small. Order: what is in the backlog goes first.
+// Encoded before it is known whether the ring has room: the large parts are in the heap either way, and a
+// record in the backlog is small. Order: what is in the backlog goes first.
 std::optional<Failure> ShmOutgoing::send(Message message) {
   if (!encode_record(message, state_.heap, holder_, record_)) {
     return Failure{.kind = ErrorKind::kResource,
@@ -174,7 +174,8 @@ std::string ShmOutgoing::greet(std::span<const std::uint8_t> message, std::vecto
   return {};
 }
 
-// Frees the memory of records that the receiver will never read. Pre: it has hung up, so its head does not move any more.
+// Frees the memory of records that the receiver will never read. Pre: it has hung up, so its head does not
+// move any more.
 void ShmOutgoing::take_back_unread() noexcept {
   const Ring ring = ring_.ring();
   RingReader reader(ring, ring.control->head.load(std::memory_order_acquire));
@@ -186,8 +187,8 @@ void ShmOutgoing::take_back_unread() noexcept {
   }
 }
 
-// Records in the ring are taken back only when the receiver has hung up; one that merely left may still read them. Blocks
-// that it holds are swept when its process has ended (Holder::link_ended).
+// Records in the ring are taken back only when the receiver has hung up; one that merely left may still read
+// them. Blocks that it holds are swept when its process has ended (Holder::link_ended).
 void ShmOutgoing::end(bool gone) noexcept {
   if (!socket_) return;
   state_.reactor.remove(key_, socket_.fd());

@@ -1,5 +1,6 @@
-// Messages to another worker of this host: records into a ring of its inbox, large parts through the own heap. What
-// does not fit waits in process memory, in order, until the receiver notifies it on the socket that there is room.
+// Messages to another worker of this host: records into a ring of its inbox, large parts through the own
+// heap. What does not fit waits in process memory, in order, until the receiver notifies it on the socket
+// that there is room.
 //
 //   call() --greeting, welcome with inbox and bell--> open --end(), or the socket ends--> over
 //     ^                |

@@ -103,7 +103,8 @@ void TcpIncoming::refuse(const std::string& why) noexcept {
   over(why);
 }
 
-// After drain() the loss has been reported; a message behind it would come from a peer that does not exist any more.
+// After drain() the loss has been reported; a message behind it would come from a peer that does not exist
+// any more.
 void TcpIncoming::hand_over() {
   for (auto& message : decoder_.messages()) {
     if (!silent_) state_.deliver({.from = peer_->id, .message = std::move(message)});
@@ -138,7 +139,8 @@ std::optional<std::string> TcpIncoming::read_sealed(std::uint64_t at_most) {
   return std::nullopt;
 }
 
-// An orderly end is between two frames. An end within one is a loss of data and is reported as such, whatever the cause.
+// An orderly end is between two frames. An end within one is a loss of data and is reported as such, whatever
+// the cause.
 std::optional<std::string> TcpIncoming::read_frames(std::uint64_t at_most) {
   if (opener_) return read_sealed(at_most);
   thread_local std::array<std::uint8_t, kReadBytes> buffer;
@@ -167,8 +169,8 @@ std::optional<std::string> TcpIncoming::read_frames(std::uint64_t at_most) {
   return std::nullopt;
 }
 
-// What the sender wrote before it died is still in the socket's buffer. Afterwards nothing more may be delivered (silent_),
-// and the shutdown makes the socket ready, so that its end is handled in the usual way.
+// What the sender wrote before it died is still in the socket's buffer. Afterwards nothing more may be
+// delivered (silent_), and the shutdown makes the socket ready, so that its end is handled in the usual way.
 void TcpIncoming::drain() noexcept {
   if (silent_ || !peer_ || !fd_) return;
   try {

@@ -19,8 +19,8 @@ void set_tcp_options(int fd) {
   };
   // A call is one small message and its answer: waiting to fill a segment would add a delay to each.
   set(IPPROTO_TCP, TCP_NODELAY, 1);
-  // Keepalive finds a host that is gone while nothing is sent (10 s + 3 probes, 3 s apart), the user timeout one that does
-  // not acknowledge what is sent. Both end the connection with ETIMEDOUT.
+  // Keepalive finds a host that is gone while nothing is sent (10 s + 3 probes, 3 s apart), the user timeout
+  // one that does not acknowledge what is sent. Both end the connection with ETIMEDOUT.
   set(SOL_SOCKET, SO_KEEPALIVE, 1);
   set(IPPROTO_TCP, TCP_KEEPIDLE, 10);
   set(IPPROTO_TCP, TCP_KEEPINTVL, 3);

@@ -20,7 +20,8 @@ constexpr std::size_t kPieces = 64;  // in one write
 constexpr std::size_t kWireBytes = 256 << 10;
 constexpr std::size_t kTogether = 16 << 10;
 
-// What of a queued message is still to be sent, as pieces for one system call: nothing is copied to be contiguous.
+// What of a queued message is still to be sent, as pieces for one system call: nothing is copied to be
+// contiguous.
 struct Pieces {
   std::array<iovec, kPieces> list;
   std::size_t n = 0;
@@ -81,8 +82,8 @@ TcpOutgoing::~TcpOutgoing() {
   if (fd_) state_.count_tcp(-1);
 }
 
-// Also the second and later attempts: everything of the last connection is dropped, later_ stays. The new socket is
-// registered before the old one is removed, so a failure leaves the link as it was.
+// Also the second and later attempts: everything of the last connection is dropped, later_ stays. The new
+// socket is registered before the old one is removed, so a failure leaves the link as it was.
 int TcpOutgoing::call(const Peer& peer) {
   base::Fd fd(::socket(address_.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd || (::connect(fd.get(), address_.get(), address_.length()) != 0 && errno != EINPROGRESS))
@@ -115,8 +116,8 @@ int TcpOutgoing::call(const Peer& peer) {
   return 0;
 }
 
-// A worker under many connections of strangers may drop this one before it has proven itself; it is not lost for that. No
-// pause between attempts: the connection waits in the other's queue.
+// A worker under many connections of strangers may drop this one before it has proven itself; it is not lost
+// for that. No pause between attempts: the connection waits in the other's queue.
 std::string TcpOutgoing::end_or_call_again(const Peer& peer, std::string why) {
   if (n_calls_ >= kMostCalls) return why;
   const int code = call(peer);
@@ -128,8 +129,8 @@ void TcpOutgoing::queue(Bytes head, Message message) {
   queue_.push_back({.head = std::move(head), .message = std::move(message), .size = size});
 }
 
-// Only the message at the front is ever written partly. A queue that is not empty waits for room already, and EPOLLOUT will
-// come.
+// Only the message at the front is ever written partly. A queue that is not empty waits for room already, and
+// EPOLLOUT will come.
 std::optional<Failure> TcpOutgoing::send(Message message) {
   if (phase_ == Phase::kBroken) {
     const auto peer = peer_.lock();
@@ -156,8 +157,8 @@ void TcpOutgoing::watch(bool for_room) {
   state_.reactor.change(key_, fd_.get(), for_room ? EPOLLIN | EPOLLOUT : EPOLLIN);
 }
 
-// Until everything is gone or the socket is full. EPOLLOUT is requested only in between: a socket with room would wake
-// every wait.
+// Until everything is gone or the socket is full. EPOLLOUT is requested only in between: a socket with room
+// would wake every wait.
 void TcpOutgoing::write() {
   for (;;) {
     const bool done = sealer_ ? write_sealed() : write_clear();
@@ -210,8 +211,8 @@ bool TcpOutgoing::write_sealed() {
 }
 
 // Seals the next part of the queue, small pieces together in one record. What is sealed is released.
-// At most kWireBytes ahead: sealed bytes are a copy, while unsealed blobs are only referred to. A record per small piece
-// would cost a tag and a call each, so small ones share one.
+// At most kWireBytes ahead: sealed bytes are a copy, while unsealed blobs are only referred to. A record per
+// small piece would cost a tag and a call each, so small ones share one.
 void TcpOutgoing::seal_some() {
   thread_local Bytes together;
   wire_.clear();
@@ -258,8 +259,8 @@ void TcpOutgoing::sent(std::uint64_t n_bytes) {
   }
 }
 
-// lose() is called without the peer's mutex, which it takes itself. `self` keeps this object alive while the peer lets go
-// of it.
+// lose() is called without the peer's mutex, which it takes itself. `self` keeps this object alive while the
+// peer lets go of it.
 void TcpOutgoing::on_ready(std::uint32_t events) noexcept {
   const auto self = shared_from_this();
   const auto peer = peer_.lock();
@@ -334,7 +335,8 @@ std::string TcpOutgoing::greet() {
   return phase_ == Phase::kBroken ? tcp_end(broken_) : std::string();
 }
 
-// With a secret, the introduction is the last message in the clear. Nothing else is queued: messages wait for the welcome.
+// With a secret, the introduction is the last message in the clear. Nothing else is queued: messages wait for
+// the welcome.
 void TcpOutgoing::introduce(const Bytes& greeting) {
   const auto keys = greeting_->keys();
   if (!keys) return queue(with_length(greeting), {});

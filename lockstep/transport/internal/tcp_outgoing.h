@@ -1,13 +1,14 @@
-// Messages to another worker over TCP. What the socket does not take at once is queued in order, with its blobs kept alive.
+// Messages to another worker over TCP. What the socket does not take at once is queued in order, with its
+// blobs kept alive.
 //
 //   kConnecting --writable--> kGreeting --welcome--> kOpen --write failed--> kBroken
 //        ^                        |                                            ^
 //        '--closed before the ----+-- too many calls, or a refusal: lost ------'
 //           welcome: call again
 //
-// Messages wait in later_ until kOpen: before the welcome nothing is known to be accepted, and a dropped connection is repeated
-// without them. After it they are sent at most once. With a job secret everything from the welcome on is sealed.
-// Under the peer's mutex, except for on_ready().
+// Messages wait in later_ until kOpen: before the welcome nothing is known to be accepted, and a dropped
+// connection is repeated without them. After it they are sent at most once. With a job secret everything from
+// the welcome on is sealed. Under the peer's mutex, except for on_ready().
 #pragma once
 
 #include <deque>

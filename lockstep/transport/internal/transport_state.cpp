@@ -48,8 +48,8 @@ TransportState::TransportState(WorkerTransportOptions with, Endpoint me)
       idle_wait(inbox, reactor.fd(), [this] { return anything_ready(); }),
       slots(inbox) {}
 
-// seq_cst: the count grows before wake_if_asleep() checks for a sleeper, which announces itself before it loads the count
-// (anything_ready).
+// seq_cst: the count grows before wake_if_asleep() checks for a sleeper, which announces itself before it
+// loads the count (anything_ready).
 void TransportState::deliver(Event event) {
   {
     const base::MutexLock lock(ready_mutex_);
@@ -83,9 +83,9 @@ std::vector<std::shared_ptr<Peer>> TransportState::peers() {
   return all;
 }
 
-// A Peer is one incarnation of a worker and never reused: threads may hold the old one, whose `lost` must stay true. Its
-// mutex is released before peers_mutex_ is taken, so two threads that add the same worker may both come this far; the
-// second finds `place` changed.
+// A Peer is one incarnation of a worker and never reused: threads may hold the old one, whose `lost` must
+// stay true. Its mutex is released before peers_mutex_ is taken, so two threads that add the same worker may
+// both come this far; the second finds `place` changed.
 std::shared_ptr<Peer> TransportState::add(WorkerId id, const std::string& name, Endpoint endpoint) {
   const auto before = find(id);
   if (before) {
@@ -105,8 +105,8 @@ std::shared_ptr<Peer> TransportState::add(WorkerId id, const std::string& name, 
   return peer;
 }
 
-// relaxed: the count only tells poll() whether flush_queued() is worth its locks. Under the peer's mutex, so `queued` and
-// the count agree.
+// relaxed: the count only tells poll() whether flush_queued() is worth its locks. Under the peer's mutex, so
+// `queued` and the count agree.
 void TransportState::count_queue(Peer& peer) noexcept {
   const bool now = peer.out && !peer.out->idle();
   if (now == peer.queued) return;
@@ -114,8 +114,8 @@ void TransportState::count_queue(Peer& peer) noexcept {
   queued.fetch_add(now ? 1 : -1, std::memory_order_relaxed);
 }
 
-// Messages that arrived before are delivered first; then, once, the loss. Three steps, since drain() delivers without the
-// peer's mutex; sockets_mutex keeps two losses of one peer apart.
+// Messages that arrived before are delivered first; then, once, the loss. Three steps, since drain() delivers
+// without the peer's mutex; sockets_mutex keeps two losses of one peer apart.
 void TransportState::lose(const std::shared_ptr<Peer>& peer, const std::string& cause) noexcept {
   {
     const base::MutexLock lock(peer->mutex);
@@ -135,8 +135,8 @@ void TransportState::lose(const std::shared_ptr<Peer>& peer, const std::string& 
   deliver({.what = Event::What::kLost, .from = peer->id, .cause = cause});
 }
 
-// The token must be that of the address this worker was given: an earlier or later process with the same id is somebody
-// else.
+// The token must be that of the address this worker was given: an earlier or later process with the same id
+// is somebody else.
 std::shared_ptr<Peer> TransportState::known(const Intro& intro) {
   auto peer = find(intro.id);
   if (!peer || peer->endpoint.token != intro.token) return nullptr;

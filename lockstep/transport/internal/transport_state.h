@@ -1,8 +1,9 @@
-// What the links of one transport share: its peers, the events that have arrived, its inbox and heap, its sockets.
+// What the links of one transport share: its peers, the events that have arrived, its inbox and heap, its
+// sockets.
 //
-// Lock order: `sockets_mutex` (held by the one thread that handles sockets), then one peer's mutex, then the lock of a queue or
-// table (ready_mutex_, peers_mutex_, a slot's, the heap's, the reactor's), under which none of these is taken. Handlers are called
-// with sockets_mutex held and take the peer's mutex themselves.
+// Lock order: `sockets_mutex` (held by the one thread that handles sockets), then one peer's mutex, then the
+// lock of a queue or table (ready_mutex_, peers_mutex_, a slot's, the heap's, the reactor's), under which
+// none of these is taken. Handlers are called with sockets_mutex held and take the peer's mutex themselves.
 //
 // An incoming connection:
 //
@@ -10,7 +11,8 @@
 //      |  (a stranger)        |  (pending for half a minute at most)
 //      '--too many, refused---'--> refused or closed
 //
-// Thread safety: every method; those that require sockets_mutex are called by handlers and by threads that hold it.
+// Thread safety: every method; those that require sockets_mutex are called by handlers and by threads that
+// hold it.
 #pragma once
 
 #include <atomic>
@@ -34,11 +36,12 @@
 
 namespace lockstep::transport::internal {
 
-// How often a worker connects to another that closes the connection before it has accepted it: it may have been dropped in favour
-// of a stranger.
+// How often a worker connects to another that closes the connection before it has accepted it: it may have
+// been dropped in favour of a stranger.
 inline constexpr int kMostCalls = 20;
 
-// A connection that this worker made: its messages to one peer. Called under the peer's mutex, except for on_ready, which takes it.
+// A connection that this worker made: its messages to one peer. Called under the peer's mutex, except for
+// on_ready, which takes it.
 class Outgoing : public Handler {
  public:
   virtual std::optional<Failure> send(Message message) = 0;
@@ -116,15 +119,15 @@ class TransportState {
   // Accepts the pending connections whose workers are known by now.
   void accept_pending() noexcept LOCKSTEP_REQUIRES(sockets_mutex);
   void expire_pending() noexcept LOCKSTEP_REQUIRES(sockets_mutex);
-  // Tracks a new connection until it is removed; one that is not accepted within half a minute is refused. `quota_key`: from
-  // net::quota_key_of.
+  // Tracks a new connection until it is removed; one that is not accepted within half a minute is refused.
+  // `quota_key`: from net::quota_key_of.
   void add_incoming(std::shared_ptr<Incoming> connection, std::uint64_t quota_key)
       LOCKSTEP_REQUIRES(sockets_mutex);
   void remove_incoming(const Incoming* connection) noexcept LOCKSTEP_REQUIRES(sockets_mutex);
-  // Whether one more connection that has proven nothing may be accepted. When there are too many, the oldest of the quota_key that has
-  // most of them is dropped, if it had enough time for its proof; otherwise the acceptor pauses, and callers wait in the kernel's
-  // queue: workers that connect all at once are all accepted. A dropped connection is closed without an answer; a worker connects
-  // again (kMostCalls).
+  // Whether one more connection that has proven nothing may be accepted. When there are too many, the oldest
+  // of the quota_key that has most of them is dropped, if it had enough time for its proof; otherwise the
+  // acceptor pauses, and callers wait in the kernel's queue: workers that connect all at once are all
+  // accepted. A dropped connection is closed without an answer; a worker connects again (kMostCalls).
   bool has_room_for_stranger() noexcept LOCKSTEP_REQUIRES(sockets_mutex);
   // Drops one of them; there may be none.
   void drop_stranger() noexcept LOCKSTEP_REQUIRES(sockets_mutex);

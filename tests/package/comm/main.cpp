@@ -7,7 +7,8 @@
 
 namespace {
 
-// Thrown in the library and caught here by its type, although this program has hidden symbols: type information of its own.
+// Thrown in the library and caught here by its type, although this program has hidden symbols: type
+// information of its own.
 bool catches_by_type(lockstep::Store& store) {
   store.set_timeout(std::chrono::milliseconds(1));
   try {

@@ -1,4 +1,5 @@
-// Memory that a hook keeps for each bucket between steps, and the compressing wrapper built on it. Private to hooks/.
+// Memory that a hook keeps for each bucket between steps, and the compressing wrapper built on it. Private to
+// hooks/.
 #pragma once
 
 #include <ATen/core/Tensor.h>
@@ -11,8 +12,8 @@
 
 namespace lockstep::internal {
 
-// One 1-D tensor per bucket; uninitialised when new, otherwise as the last step left it. With a group it is in that
-// group's shared memory. One thread; the last step's futures must be complete.
+// One 1-D tensor per bucket; uninitialised when new, otherwise as the last step left it. With a group it is
+// in that group's shared memory. One thread; the last step's futures must be complete.
 class BucketScratch {
  public:
   explicit BucketScratch(Group group) : group_(std::move(group)) {}

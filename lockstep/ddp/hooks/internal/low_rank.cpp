@@ -16,8 +16,8 @@ at::Tensor norms(const at::Tensor& columns) {
   return at::linalg_vector_norm(columns, 2, at::IntArrayRef{1}, /*keepdim=*/true);
 }
 
-// What is left of a column after earlier ones were taken off is noise when it is this small a part of it. Normalised, it
-// would point anywhere, back along the earlier ones, too.
+// What is left of a column after earlier ones were taken off is noise when it is this small a part of it.
+// Normalised, it would point anywhere, back along the earlier ones, too.
 double noise_of(at::ScalarType dtype) {
   return dtype == at::kDouble ? 1e-14 : dtype == at::kFloat ? 1e-6 : dtype == at::kHalf ? 4e-3 : 3e-2;
 }

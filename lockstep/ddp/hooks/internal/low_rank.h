@@ -15,23 +15,23 @@ struct MatrixShape {
   friend auto operator<=>(const MatrixShape&, const MatrixShape&) = default;
 };
 
-// A dense gradient as a real matrix in memory order: its outermost dimension (the first, unless the strides differ) by
-// all others.
+// A dense gradient as a real matrix in memory order: its outermost dimension (the first, unless the strides
+// differ) by all others.
 MatrixShape matrix_shape(const at::Tensor& gradient);
 // (rows + columns) * rank * min_rate < rows * columns.
 bool worth_compressing(MatrixShape shape, std::int64_t rank, double min_rate);
 
-// Makes the columns of each matrix of [batch, rows, columns] orthonormal, in place: Gram-Schmidt for at most two
-// columns and for half types (in f32), QR for others. With Gram-Schmidt `epsilon` is added to the norms, and a column
-// that is zero or a linear combination of earlier ones becomes zero.
+// Makes the columns of each matrix of [batch, rows, columns] orthonormal, in place: Gram-Schmidt for at most
+// two columns and for half types (in f32), QR for others. With Gram-Schmidt `epsilon` is added to the norms,
+// and a column that is zero or a linear combination of earlier ones becomes zero.
 void orthogonalise(const at::Tensor& matrices, double epsilon);
 
 // Zero columns: the power method never leaves them.
 bool has_dead_columns(const at::Tensor& matrices);
 void replace_dead_columns(const at::Tensor& matrices, const at::Tensor& by);
 
-// Seeds for the random matrices, the same on all ranks: integers below 10^9, as numpy's RandomState(seed).randint draws
-// them, so that a run can be compared with torch's.
+// Seeds for the random matrices, the same on all ranks: integers below 10^9, as numpy's
+// RandomState(seed).randint draws them, so that a run can be compared with torch's.
 class SeedSequence {
  public:
   explicit SeedSequence(std::uint32_t seed) : engine_(seed) {}

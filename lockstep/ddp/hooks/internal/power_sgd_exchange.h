@@ -13,8 +13,8 @@
 
 namespace lockstep::internal {
 
-// Created and driven by the thread that runs backward(); the last step, decompress, runs on the thread that completes
-// the second exchange. Keeps the state alive until then.
+// Created and driven by the thread that runs backward(); the last step, decompress, runs on the thread that
+// completes the second exchange. Keeps the state alive until then.
 class PowerSGDExchange : public std::enable_shared_from_this<PowerSGDExchange> {
  public:
   // Decides what is compressed and updates the statistics.
