@@ -15,11 +15,14 @@
 #include "lockstep/host/internal/host_communicator.h"
 #include "lockstep/host/kernels.h"
 
+// rank and size are copies: checking a call reads no shared state.
 struct lockstep_comm {
   lockstep::comm::internal::HostCommunicator impl;
   int rank, size;
 };
 
+// `posted` is shared with the communicator's queue: a handle may be released while its operation is in
+// progress. `comm` must outlive it: handles are released before comm_destroy.
 struct lockstep_handle {
   lockstep_comm* comm;
   std::shared_ptr<lockstep::comm::internal::Posted> posted;
@@ -35,12 +38,15 @@ lockstep_op normal(lockstep_op op, int size) {
   if (!has_reduce(op.kind)) op.reduce = LOCKSTEP_SUM;
   if (op.kind == LOCKSTEP_BARRIER) op.dtype = LOCKSTEP_U8;
   if (op.kind == LOCKSTEP_BARRIER || op.kind == LOCKSTEP_ALL_TO_ALL_V) op.count = 0;
+  // The total takes the place of the count: ranks that disagree about one length differ in the fingerprint
+  // too, except when the sums are equal; those are found when the counts per rank are compared.
   if (op.kind == LOCKSTEP_ALL_GATHER_V)
     op.count = std::accumulate(op.recv_counts, op.recv_counts + size, std::uint64_t{0});
   return op;
 }
 
 const lockstep_capabilities& all_capabilities() {
+  // Computed once: every reduction with every dtype is tried.
   static const lockstep_capabilities all = [] {
     lockstep_capabilities made = all_kinds(can_reduce);
     made.shared_memory = 1;
@@ -57,6 +63,8 @@ lockstep_status capabilities(lockstep_capabilities* out) {
 
 // Whether the caller's struct has the field and sets it. Raises kUsage for ranks that cannot be.
 bool has_parent(const lockstep_comm_config& config) {
+  // A caller built against an older header has a shorter struct: `parent` and parent_ranks must lie inside
+  // it.
   if (config.struct_size < offsetof(lockstep_comm_config, engine) || config.parent == nullptr) return false;
   const int n_parent = config.parent->size;
   for (int r = 0; r < config.size; ++r) {
@@ -80,6 +88,8 @@ lockstep_status comm_create(const lockstep_comm_config* config, lockstep_comm** 
                   base::cat("rank ", config->rank, " of ", config->size,
                             " is not possible; the host engine takes 1 to ", internal::kMaxRanks, " ranks"));
     }
+    // With a parent the members share a progress service and arenas already, and nothing but the block is
+    // created.
     auto* parent = has_parent(*config) ? &config->parent->impl : nullptr;
     *out = new lockstep_comm{internal::HostCommunicator(*config, parent), config->rank, config->size};
     return LOCKSTEP_OK;
@@ -117,6 +127,8 @@ lockstep_status comm_failure(lockstep_comm* comm, char* error, std::size_t capac
 lockstep_status alloc(lockstep_comm* comm, std::size_t n_bytes, void** out) {
   *out = nullptr;
   return logged([&] {
+    // The arena is the rank's, not the communicator's: the memory can be reduced in place in every
+    // communicator that has the same root parent.
     *out = comm->impl.arena().allocate(n_bytes);
     return LOCKSTEP_OK;
   });
@@ -141,12 +153,14 @@ lockstep_status post(lockstep_comm* comm, const lockstep_op* op, lockstep_handle
   });
 }
 
+// acquire: `error` and the result are written before the status is stored.
 lockstep_status test(lockstep_handle* handle) {
   return static_cast<lockstep_status>(handle->posted->status.load(std::memory_order_acquire));
 }
 
 lockstep_status wait(lockstep_handle* handle, std::int64_t deadline_ns) {
   const auto call = [&] {
+    // False leaves the operation in progress; its own deadline ends it.
     const bool over = handle->comm->impl.wait(*handle->posted, Deadline::from_monotonic_ns(deadline_ns));
     return over ? test(handle) : LOCKSTEP_TIMEOUT;
   };
@@ -164,6 +178,8 @@ void last_error(lockstep_handle* handle, char* error, std::size_t capacity) {
 
 lockstep_status run(lockstep_comm* comm, const lockstep_op* op, char* error, std::size_t capacity) {
   return reported(error, capacity, [&] {
+    // A wrong call is rejected before anything is published: the other ranks do not see it, and the group
+    // stays intact.
     if (const char* wrong = wrong_with(*op, comm->rank, comm->size, all_capabilities())) {
       put(error, capacity, wrong);
       return LOCKSTEP_USAGE;

@@ -23,6 +23,9 @@
 #ifndef LOCKSTEP_HOST_KERNELS_JOB
 #define LOCKSTEP_HOST_KERNELS_JOB
 namespace lockstep::comm {
+// The arguments of reduce() with plain pointers: this struct crosses from the one dispatching function into
+// code that is compiled per instruction set, where the types of those builds must not differ. Guarded: this
+// file is included repeatedly.
 struct Job {
   const void* const* sources;
   std::size_t n_sources;
@@ -34,6 +37,10 @@ struct Job {
 }  // namespace lockstep::comm
 #endif
 
+// Layers, from the outside in: run_any selects the dtype, run_float / run_integer / run_bool the operation,
+// run() the number of sources and the scaling, pass() is the loop. Form says how elements are loaded and
+// stored, Op how two are combined; Op is applied left to right over the sources, ((s0 op s1) op s2) ...,
+// which is the guarantee of kernels.h.
 HWY_BEFORE_NAMESPACE();
 namespace lockstep::comm::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
@@ -142,6 +149,7 @@ struct BrainHalf {
   }
   template <class D>
   static HWY_INLINE hn::Vec<D> load(D d, const Memory* from) {
+    // bf16 is the upper half of an f32, so widening is exact.
     const hn::Rebind<std::uint32_t, D> du;
     const auto wide = hn::PromoteTo(du, hn::LoadU(hn::Rebind<Memory, D>(), from));
     return hn::BitCast(d, hn::ShiftLeft<16>(wide));
@@ -150,6 +158,9 @@ struct BrainHalf {
   template <class D>
   static HWY_INLINE void store(D, hn::Vec<D> v, Memory* to) {
     const hn::Rebind<std::uint32_t, D> du;
+    // Adding 0x7FFF plus the lowest kept bit carries into the kept half exactly when the dropped half is
+    // above one half of a unit, or equal to it with an odd result. A NaN could carry into infinity or lose
+    // its fraction: its quiet bit is set instead.
     const hn::Rebind<Memory, D> dh;
     const auto bits = hn::BitCast(du, v);
     const auto odd = hn::And(hn::ShiftRight<16>(bits), hn::Set(du, 1u));
@@ -200,6 +211,7 @@ HWY_INLINE void store_all(D d, hn::Vec<D> v, const Job& job, std::size_t i) {
 template <class Form, class D, class Op>
 HWY_NOINLINE void tail(D d, Op op, const Job& job, std::size_t i, hn::Vec<D> factor) {
   using Memory = typename Form::Memory;
+  // Lanes beyond the end stay zero in the input; they are computed too and not copied out.
   HWY_ALIGN Memory padded[HWY_MAX_BYTES / sizeof(Memory)] = {};
   const std::size_t n_bytes = (job.count - i) * sizeof(Memory);
   auto sum = hn::Zero(d);
@@ -229,7 +241,7 @@ void pass(Op op, const Job& job) {
   auto* const first = static_cast<typename Form::Memory*>(job.targets[0]);
   auto* const second = static_cast<typename Form::Memory*>(job.targets[job.n_targets == 2 ? 1 : 0]);
   std::size_t i = 0;
-  if (job.n_targets <= 2) {  // a second store to the same address is cheaper than a loop
+  if (job.n_targets <= 2) {  // two pointers are cheaper than a loop over targets
     for (; i + 2 * lanes <= job.count; i += 2 * lanes) {
       auto a = sources.reduce(d, op, i);
       auto b = sources.reduce(d, op, i + lanes);
@@ -252,6 +264,8 @@ void pass(Op op, const Job& job) {
 
 template <class Form, class Op>
 void run(Op op, const Job& job) {
+  // Only two sources, the case of two ranks, have a version of their own: every further one would be compiled
+  // again for each dtype, operation and instruction set.
   if constexpr (hwy::IsFloat<typename Form::Compute>()) {
     if (job.scale != 1.0) {
       return job.n_sources == 2 ? pass<Form, 2, true>(op, job) : pass<Form, 0, true>(op, job);

@@ -45,6 +45,8 @@ std::size_t arena_bytes(int n_ranks) {
 }  // namespace
 
 std::uint64_t default_arena_bytes(std::uint64_t memory, std::uint64_t limit, int n_ranks) {
+  // kLeast is also the smallest value of the variable above. A machine with less than kFew of memory gets
+  // kFew: address space alone costs nothing.
   constexpr std::uint64_t kLeast = 16 << 20, kFew = 1 << 30, kAllArenas = std::uint64_t{16} << 40;
   const std::uint64_t share = std::min(kAllArenas, limit / 2) / static_cast<std::uint64_t>(n_ranks);
   return std::max(kLeast, std::min(std::max(memory, kFew), share) / kPage * kPage);
@@ -93,6 +95,7 @@ void* Arena::allocate_block(std::size_t n_bytes) {
   auto* blocks = static_cast<std::uint8_t*>(allocate(kAtOnce * need));
   const base::MutexLock lock(mutex_);
   const auto at = static_cast<std::size_t>(blocks - segment_->data());
+  // One allocation becomes four entries, since each block is freed alone.
   used_.erase(at);
   for (std::size_t k = 0; k < kAtOnce; ++k) {
     used_[at + k * need] = need;
@@ -105,6 +108,7 @@ void Arena::free_block(void* memory) {
   const base::MutexLock lock(mutex_);
   const auto used =
       used_.find(static_cast<std::size_t>(static_cast<std::uint8_t*>(memory) - segment_->data()));
+  // It stays in used_, where the next free_block() finds its size again; its pages stay committed.
   if (used != used_.end()) idle_blocks_[used->second].push_back(memory);
 }
 
@@ -118,7 +122,8 @@ void Arena::free(void* memory) {
   used_.erase(used);
   if (!overlaps_severed(at, length)) return heap_.free(at, length);
   // A stopped rank may still write there: the offsets are never used again, only the pages and the copy are
-  // freed.
+  // freed. Two sets of pages: discard() drops those that the others still map, madvise() the private copies
+  // of this process.
   segment_->discard(at, length);
   ::madvise(memory, length, MADV_DONTNEED);
 }

@@ -29,6 +29,7 @@ class HostStore final : public local::KeyValue {
                 ErrorFamily::kBackend);
   }
   std::optional<Bytes> get(const std::string& key, Deadline deadline) override {
+    // A meeting publishes one short address. A longer value is cut here, and decoding it then fails.
     std::uint8_t buffer[1024];
     std::size_t length = 0;
     const auto status =
@@ -60,6 +61,8 @@ HostPeers::HostPeers(const lockstep_comm_config& config)
       peers_(static_cast<std::size_t>(config.size)) {
   const std::string nonce = base::random_hex(sizeof(identity_.nonce) / 2);
   nonce.copy(identity_.nonce, sizeof(identity_.nonce));
+  // The same nonce in private and in shared memory: a peer that reads both has proof that the pid it copies
+  // from is the process that owns this arena (kernel_copies_work).
   nonce.copy(own().nonce, sizeof(own().nonce));
   own().identity_at = reinterpret_cast<std::uintptr_t>(&identity_);
   own().block_at = arena_->offset_of(make_comm_block(*arena_, config.rank, config.size));
@@ -70,6 +73,8 @@ std::unique_ptr<HostPeers> HostPeers::join(const lockstep_comm_config& config) {
   const Deadline deadline = Deadline::from_monotonic_ns(config.deadline_ns);
   try {
     HostStore store(*config.host);
+    // Blocks until all ranks have exchanged their segments. From here on a failure must be told to the
+    // others, which may already wait in await_all(): hence the catch.
     auto peers = local::meet(store, {.rank = config.rank,
                                      .size = config.size,
                                      .group = config.name != nullptr ? config.name : "",
@@ -157,6 +162,8 @@ void HostPeers::check_all_there() {
 void HostPeers::await_all(Deadline deadline) {
   std::atomic<std::uint32_t>& n_joined = peer(0).header->n_joined;
   const auto all = static_cast<std::uint32_t>(size());
+  // seq_cst against the sleepers below: each announces itself and then loads n_joined; the last rank adds and
+  // then looks for sleepers. The addition also publishes kernel_copies, read by CommMembers afterwards.
   if (n_joined.fetch_add(1, std::memory_order_seq_cst) + 1 == all) {
     for (const Peer& peer : peers_) local::wake(peer.header->doorbell);
     return;
@@ -165,6 +172,7 @@ void HostPeers::await_all(Deadline deadline) {
     const std::uint32_t ticket = local::announce(own().doorbell);
     const bool over = n_joined.load(std::memory_order_seq_cst) == all;
     if (!over)
+      // In slices: a rank that dies before it joins rings no doorbell, so its process is checked in between.
       local::sleep(own().doorbell, ticket, std::min(deadline, Deadline::after(local::kMeetingSlice)));
     local::retract(own().doorbell);
     if (over || n_joined.load(std::memory_order_acquire) == all) return;

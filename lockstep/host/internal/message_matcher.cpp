@@ -13,7 +13,37 @@
 namespace lockstep::comm::internal {
 namespace {
 
-// Between two checks whether the other side has given up; in kBoth also the unit of claiming.
+// The states of a P2pOperation, and what its members say in each. An operation that is over is dropped by the
+// next advance().
+//
+//   send                              members         what may happen
+//   queued                            message null    no slot is free, or an earlier send to that rank waits
+//     |'-- short: copied into a slot --------------------------------------------------------> over
+//     | long: offered, envelope posted
+//   offered                           message set     withdraw() may still win: kOffered -> kWithdrawn
+//     | receiver: kOffered -> kTaken
+//   taken                             taken           not to be withdrawn; unless kPull, this side copies
+//     '--- receiver: kTaken -> kDone, then recycle() -----------------------------------------> over
+//
+//   receive
+//   waiting                           message null    withdraw() always succeeds
+//     |'-- short: copied from the slot, or from unexpected_ ----------------------------------> over
+//     | long: begin() wins kOffered -> kTaken
+//   taken                             message, taken  not to be withdrawn
+//     '--- all bytes are here: finish_receive() stores kDone ---------------------------------> over
+//
+//   either, in any state: the two calls do not fit, or a buffer is outside its arena --> over, failed
+//
+// A message as its receiver sees it:
+//
+//   in the send queue --collect()--> handed to a receive that waits
+//                            '-----> unexpected_ --take_unexpected()--> handed over, or withdrawn: dropped
+//
+// Messages of one sender and tag never overtake each other: collect() empties a queue in order, reader_of()
+// does not pass a kept message, and take_unexpected() begins with the oldest.
+
+// Between two checks whether the other side has given up; in kBoth also the unit of claiming. A rank that
+// gives up waits for at most one such chunk of a peer that runs.
 constexpr std::uint64_t kClaimChunk = 128 << 10;
 
 }  // namespace
@@ -42,6 +72,7 @@ void MessageMatcher::advance_sends() {
   for (auto it = sends_.begin(); it != sends_.end();) {
     P2pOperation& p2p = **it;
     const auto to = static_cast<std::size_t>(p2p.op.root);
+    // A message exists from the moment its envelope is posted: its place in the order is fixed then.
     if (p2p.message != nullptr) {
       advance_send(p2p);
     } else if (full[to] || !post_envelope(p2p)) {
@@ -155,6 +186,7 @@ SendQueue* MessageMatcher::send_queue_to(int rank) {
 bool MessageMatcher::post_envelope(P2pOperation& p2p) {
   SendQueue& queue = *send_queue_to(p2p.op.root);
   const std::uint64_t sent = queue.sent.load(std::memory_order_relaxed);
+  // Counters are compared by their difference; neither is ever reduced modulo the number of slots.
   if (sent - queue.taken.load(std::memory_order_acquire) >= kSendSlots) return false;
   Envelope& envelope = queue.slots[sent % kSendSlots];
   envelope.n_bytes = p2p.n_bytes;
@@ -169,6 +201,7 @@ bool MessageMatcher::post_envelope(P2pOperation& p2p) {
     envelope.message_at = members_.arena().offset_of(p2p.message);
   }
   perturb();
+  // Releases slot, payload and LongMessage; seq_cst, since ring() reads next whether the receiver sleeps.
   queue.sent.store(sent + 1, std::memory_order_seq_cst);
   members_.ring(p2p.op.root);
   ++p2p.mark;
@@ -191,6 +224,8 @@ LongMessage* MessageMatcher::new_message(const P2pOperation& p2p) {
   message->send_reach = publish(members_, p2p.op.send, p2p.n_bytes, message->send_at, p2p.op.root);
   message->n_bytes = p2p.n_bytes;
   message->pipe_at = 0;
+  // relaxed: see the store of `state` below. sender_inside and receiver_inside are 0 already: the receiver
+  // clears its own before it stores kDone, the sender before it recycles the record.
   message->laid.store(0, std::memory_order_relaxed);
   message->drained.store(0, std::memory_order_relaxed);
   message->claims.next.store(0, std::memory_order_relaxed);
@@ -206,6 +241,8 @@ void MessageMatcher::advance_send(P2pOperation& p2p) {
   perturb();
   const std::uint32_t state = message.state.load(std::memory_order_acquire);
   if (state == LongMessage::kOffered) return;
+  // Every state but kOffered means that the receiver has decided: `mode`, recv_reach and recv_at are
+  // readable, released by its compare-exchange.
   if (!p2p.taken) p2p.taken = true, ++p2p.mark;
   if (state == LongMessage::kTaken) {
     // kPull needs nothing of this side.
@@ -268,11 +305,13 @@ void MessageMatcher::fill_pipe(P2pOperation& p2p) {
 void MessageMatcher::recycle(P2pOperation& p2p) {
   if (p2p.pipe != nullptr) free_pipes_.push_back(p2p.pipe);
   p2p.pipe = nullptr;
+  // relaxed: the record belongs to this rank again; new_message() prepares it before it is offered again.
   p2p.message->state.store(LongMessage::kFree, std::memory_order_relaxed);
   free_messages_.push_back(p2p.message);
   p2p.message = nullptr;
 }
 
+// acquire: the receiver's last stores into the record (begin()) come before its kGone.
 void MessageMatcher::sweep() {
   std::erase_if(withdrawn_, [&](LongMessage* message) {
     if (message->state.load(std::memory_order_acquire) != LongMessage::kGone) return false;
@@ -306,6 +345,9 @@ void MessageMatcher::copy_claimed(P2pOperation& p2p) {
   if (some_left()) {
     const Inside inside(p2p);
     const Permission permission{members_.own().broken, &message.given_up};
+    // Each turn: a chunk is claimed, copied, and only then counted in `done`. A side that leaves between the
+    // two (put() was revoked) leaves `done` short for ever, so a message is never reported complete without
+    // all of its bytes.
     while (some_left() && wanted(message)) {
       const std::uint64_t index = message.claims.next.fetch_add(1, std::memory_order_relaxed);
       if (index >= n_chunks) break;
@@ -315,6 +357,8 @@ void MessageMatcher::copy_claimed(P2pOperation& p2p) {
       if (p2p.is_send() && !put(members_, *to + at, (*from + at).here, n, p2p.n_bytes, permission)) return;
       ++p2p.mark;
       perturb();
+      // The sender wakes the receiver with the last chunk only: the receiver copies too and looks at `done`
+      // after its own.
       if (message.claims.done.fetch_add(1, std::memory_order_seq_cst) + 1 == n_chunks && p2p.is_send())
         members_.ring(receiver);
     }

@@ -24,8 +24,10 @@ void MessageMatcher::collect(int from) {
       members_.block(from).send_queues()[members_.rank()].load(std::memory_order_acquire);
   if (at == 0) return;
   auto* queue = reinterpret_cast<SendQueue*>(members_.in_arena(from, at, sizeof(SendQueue)));
+  // An offset outside the arena: the queue is ignored, and a receive from that rank ends at its deadline.
   if (queue == nullptr) return;
   std::uint64_t taken = queue->taken.load(std::memory_order_relaxed);
+  // `taken` is this rank's own counter; sent - taken slots are full, and more than there are slots cannot be.
   bool any = false;
   for (;;) {
     const std::uint64_t waiting = queue->sent.load(std::memory_order_acquire) - taken;
@@ -143,6 +145,7 @@ bool MessageMatcher::begin(P2pOperation& p2p, int from, const Envelope& envelope
     return false;
   }
   std::uint64_t recv_at = 0;
+  // `publish` for this one peer: an address is enough when both ranks are threads of one process.
   const Reach recv_reach = publish(members_, p2p.op.recv, n_bytes, recv_at, from);
   // These stores are safe even when the sender withdraws meanwhile: it does not reuse the struct before
   // kGone. When a message goes the other way as well, each side copies the one that it receives.
@@ -153,6 +156,8 @@ bool MessageMatcher::begin(P2pOperation& p2p, int from, const Envelope& envelope
                     n_bytes >= kShareFrom && !exchange;
   message.recv_reach = recv_reach;
   message.recv_at = recv_at;
+  // Preferred in this order: two copiers; the receiver alone, which needs not wake the sender; the sender
+  // alone.
   message.mode = both                                    ? LongMessage::kBoth
                  : message.send_reach != Reach::kNowhere ? LongMessage::kPull
                  : recv_reach != Reach::kNowhere         ? LongMessage::kPush
