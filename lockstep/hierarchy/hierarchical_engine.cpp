@@ -1,3 +1,9 @@
+// The C table over HierarchicalCommunicator. Nothing is thrown across it.
+//
+// Two kinds of communicator stand behind one table. When one sub-communicator has all ranks and does
+// everything (one host, or one rank per host: sole()), every entry is passed on to its engine unchanged,
+// handles included, and costs one branch. Otherwise an operation consists of steps (schedule.h), and its
+// handle holds the operation.
 #include <algorithm>
 #include <array>
 #include <cstdlib>
@@ -24,6 +30,7 @@ using hierarchy::Setup;
 using Comm = hierarchy::HierarchicalCommunicator;
 struct Handle {
   Comm* comm;
+  // Exactly one of the two is set, for the handle's whole life.
   lockstep_handle* sole = nullptr;       // of the one sub-communicator that does everything
   std::shared_ptr<Operation> operation;  // otherwise
 };
@@ -43,7 +50,7 @@ lockstep_capabilities common(const lockstep_capabilities& local, const lockstep_
   const auto offers = [&](std::initializer_list<lockstep_op_kind> kinds) {
     return std::ranges::all_of(kinds, [&](auto kind) { return all.op_kinds >> kind & 1u; });
   };
-  // The kinds that others are made of.
+  // The kinds that others are made of: a schedule may use any of these on either engine.
   if (!offers({LOCKSTEP_BARRIER, LOCKSTEP_BROADCAST, LOCKSTEP_ALL_REDUCE, LOCKSTEP_REDUCE, LOCKSTEP_SCATTER,
                LOCKSTEP_REDUCE_SCATTER, LOCKSTEP_ALL_GATHER_V})) {
     base::raise(ErrorKind::kUnsupported, "both engines must offer every kind that collectives are made of",
@@ -53,6 +60,7 @@ lockstep_capabilities common(const lockstep_capabilities& local, const lockstep_
   for (const auto kind :
        {LOCKSTEP_GATHER, LOCKSTEP_ALL_TO_ALL, LOCKSTEP_ALL_TO_ALL_V, LOCKSTEP_SEND, LOCKSTEP_RECV})
     all.op_kinds |= across.op_kinds & 1u << kind;
+  // The result of a reduction must not depend on where the ranks run: only what both engines do is offered.
   all.dtypes = local.dtypes & across.dtypes;
   for (int d = 0; d < LOCKSTEP_DTYPES; ++d) {
     all.reduce[d] = local.reduce[d] & across.reduce[d];
@@ -73,6 +81,7 @@ void comm_leave(lockstep_comm* comm, const char* cause) {
   });
 }
 
+// The destructor waits for callbacks and ticks in progress; leave() alone returns at once.
 void comm_destroy(lockstep_comm* comm, const char* cause) {
   comm_leave(comm, cause);
   delete &of(comm);
@@ -98,6 +107,7 @@ lockstep_status alloc(lockstep_comm* comm, std::size_t n_bytes, void** out) {
   *out = nullptr;
   const auto* from = of(comm).memory();
   if (from != nullptr) return from->table().alloc(from->comm(), n_bytes, out);
+  // Zeroed and aligned to a page, like the memory of the host engine.
   // This rank is alone on its host, or the local engine has none: ordinary memory.
   *out = std::aligned_alloc(4096, (std::max<std::size_t>(n_bytes, 1) + 4095) / 4096 * 4096);
   if (*out == nullptr) return LOCKSTEP_RESOURCE;
@@ -105,6 +115,7 @@ lockstep_status alloc(lockstep_comm* comm, std::size_t n_bytes, void** out) {
   return LOCKSTEP_OK;
 }
 
+// memory() is constant after construction, so what alloc() took from the engine goes back to the engine.
 void free_memory(lockstep_comm* comm, void* memory) {
   const auto* from = of(comm).memory();
   from != nullptr ? from->table().free(from->comm(), memory) : std::free(memory);
@@ -113,6 +124,8 @@ void free_memory(lockstep_comm* comm, void* memory) {
 lockstep_status test(lockstep_handle* handle) {
   Handle& mine = of(handle);
   if (mine.sole != nullptr) return mine.comm->sole()->table().test(mine.sole);
+  // `over` is stored last. Until then the mutex is not taken, so polling does not disturb the threads that
+  // run the steps.
   if (!mine.operation->over) return LOCKSTEP_PENDING;
   const base::MutexLock lock(mine.operation->mutex);
   return mine.operation->status;
@@ -172,6 +185,7 @@ lockstep_status run(lockstep_comm* comm, const lockstep_op* op, char* error, std
     put(error, capacity, wrong);
     return LOCKSTEP_USAGE;
   }
+  // The caller is blocked here: it needs no callback, and the table promises that run() makes none.
   lockstep_op quiet = *op;
   quiet.done = nullptr;
   lockstep_handle* handle = nullptr;
@@ -190,6 +204,8 @@ lockstep_status run(lockstep_comm* comm, const lockstep_op* op, char* error, std
 struct HierarchicalEngine::Impl {
   static constexpr std::size_t kSlots = 8;
   static inline base::Mutex mutex;
+  // A fixed number, since the functions are instantiated at compile time. A program has one engine, tests a
+  // few.
   static inline std::array<Impl*, kSlots> slots LOCKSTEP_GUARDED_BY(mutex){};
 
   Impl(const Engine& local, const Engine& across, HierarchyOptions options);
@@ -252,6 +268,8 @@ HierarchicalEngine::Impl::Impl(const Engine& local, const Engine& across, Hierar
                 ErrorFamily::kBackend);
   }
   if (setup.identity == nullptr) setup.identity = base::host_identity;
+  // Finding the free slot and taking it is one step under the lock. fill() comes before the table is
+  // published by table().
   const base::MutexLock lock(mutex);
   slot = static_cast<std::size_t>(std::ranges::find(slots, nullptr) - slots.begin());
   if (slot == kSlots)
@@ -267,6 +285,7 @@ lockstep_status HierarchicalEngine::Impl::create(const lockstep_comm_config& con
     if (config.size < 1 || config.rank < 0 || config.rank >= config.size)
       base::raise(ErrorKind::kUsage,
                   base::cat("rank ", config.rank, " of ", config.size, " is not possible"));
+    // A caller built against an older header has a shorter struct.
     const bool knows_parent = config.struct_size > offsetof(lockstep_comm_config, parent_ranks);
     const Comm* const parent =
         knows_parent && config.parent != nullptr ? reinterpret_cast<const Comm*>(config.parent) : nullptr;

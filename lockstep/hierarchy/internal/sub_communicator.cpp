@@ -11,7 +11,10 @@
 namespace lockstep::comm::hierarchy {
 namespace {
 
+// Separates the fields of a reason. No message contains it, and engines pass the text of an abort through
+// unchanged.
 constexpr char kMark = '\x1f';  // ASCII's unit separator
+// Where starters publish how a rank ended (process/job_server.cpp).
 constexpr std::string_view kExit = "/lockstep/exit/";
 
 // Removes and returns what is before the next mark.
@@ -31,6 +34,10 @@ std::int64_t number(std::string_view text) {
 }  // namespace
 
 // An abort carries text only. The last mark ends the message where the engine appends text of its own.
+//
+//   mark status mark rank mark pid mark cause mark message mark
+//
+// Ranks are those of the whole group: from_reason() runs in another sub-communicator, with other numbers.
 std::string to_reason(const Failure& failure) {
   const LostPeer peer = failure.peer.value_or(LostPeer{});
   return base::cat(kMark, static_cast<int>(status_of(failure.kind)), kMark, peer.rank.value_or(-1), kMark,
@@ -45,6 +52,7 @@ std::optional<Failure> from_reason(std::string_view text) {
   failure.kind = kind_of(static_cast<lockstep_status>(number(take(text))));
   const auto rank = static_cast<std::int32_t>(number(take(text)));
   const auto pid = number(take(text));
+  // take() must be called for every field in order, also for those that are not used.
   LostPeer peer = lost_peer(rank, pid, std::string(take(text)));
   failure.message = std::string(take(text));
   if (failure.kind == ErrorKind::kPeerLost) failure.peer = std::move(peer);
@@ -90,12 +98,16 @@ SubCommunicator::SubCommunicator(const Engine& engine, const lockstep_comm_confi
     : engine_(engine), name_(std::move(space)), members_(std::move(members)) {
   space_ = std::make_unique<Space>(
       Space{.base = whole.host, .prefix = name_ + "/", .members = &members_, .host = {}});
+  // context points to the Space itself, which therefore must not move: it is on the heap and lives as long as
+  // the engine's communicator, whose threads may call these functions at any time.
   space_->host = {.struct_size = sizeof(lockstep_host),
                   .context = space_.get(),
                   .log = whole.host->log == nullptr ? nullptr : Space::log,
                   .kv_set = Space::set,
                   .kv_get = Space::get};
   const std::string name = base::cat(whole.name != nullptr ? whole.name : "", ", ", name_);
+  // The key of the group tells the engine's sub-communicators of different groups apart, the name which of
+  // one group's.
   const bool keyed = whole.struct_size > offsetof(lockstep_comm_config, key) && whole.key != nullptr;
   const std::string key = keyed ? base::cat(whole.key, ", ", name_) : std::string();
   const lockstep_comm_config config{.struct_size = sizeof(config),
@@ -122,6 +134,7 @@ SubCommunicator::~SubCommunicator() {
   table().comm_destroy(comm_, nullptr);
 }
 
+// size() for a rank that is no member.
 int SubCommunicator::rank_of(int whole_rank) const {
   return static_cast<int>(std::ranges::find(members_, whole_rank) - members_.begin());
 }
@@ -134,6 +147,8 @@ std::optional<Failure> SubCommunicator::failure() const {
   if (status == LOCKSTEP_OK) return std::nullopt;
   text[sizeof text - 1] = cause[sizeof cause - 1] = '\0';
   Failure failure = explain(status, text);
+  // Already there when the failure came through from_reason(): then the number is the group's. Here it is the
+  // engine's, and is translated.
   if (failure.kind == ErrorKind::kPeerLost && !failure.peer && rank >= 0 &&
       rank < static_cast<int>(members_.size())) {
     const int whole = members_[static_cast<std::size_t>(rank)];
