@@ -25,12 +25,14 @@ std::string environment(const char* name) {
   return text == nullptr ? "" : text;
 }
 
+// Empty when the kernel's address cannot be written as text; callers treat that as no address.
 std::string numeric(const sockaddr* address, socklen_t length) {
   char text[NI_MAXHOST] = "";
   ::getnameinfo(address, length, text, sizeof text, nullptr, 0, NI_NUMERICHOST);
   return text;
 }
 
+// Copied out byte by byte: a sockaddr need not be aligned as a sockaddr_in is.
 bool is_loopback(const sockaddr* address) {
   if (address->sa_family == AF_INET) {
     in_addr_t ip = 0;
@@ -52,6 +54,7 @@ AddressList look_up(const std::string& host, const char* port) {
 // The local address of the route to `host`; empty when there is none, or only loopback. Nothing is sent:
 // connecting a datagram socket only asks the routing table.
 std::string source_towards(const std::string& host) {
+  // Port 9 is "discard"; any would do.
   const AddressList list = look_up(host, "9");
   for (const addrinfo* each = list.get(); each != nullptr; each = each->ai_next) {
     const int fd = ::socket(each->ai_family, SOCK_DGRAM | SOCK_CLOEXEC, 0);
@@ -67,7 +70,8 @@ std::string source_towards(const std::string& host) {
   return "";
 }
 
-// An address of this host's own name that can be bound; empty when it has none but loopback.
+// An address of this host's own name that can be bound; empty when it has none but loopback. Bound once as a
+// test: the name may resolve to an address that this host does not have (a container, a stale /etc/hosts).
 std::string address_of_hostname() {
   char name[HOST_NAME_MAX + 1] = "";
   ::gethostname(name, sizeof name - 1);
@@ -83,6 +87,7 @@ std::string address_of_hostname() {
   return "";
 }
 
+// IPv4 only: an IPv6 address found this way may be link-local, which needs a scope to be reachable.
 std::string first_interface_address() {
   ifaddrs* list = nullptr;
   if (::getifaddrs(&list) != 0) return "";
@@ -124,6 +129,7 @@ std::vector<BindAddress> named_interfaces(const std::string& list) {
 std::string host_identity() {
   std::string boot;
   std::getline(std::ifstream("/proc/sys/kernel/random/boot_id"), boot);
+  // Two containers on one machine have the same boot id but cannot reach each other's loopback.
   struct stat net {};
   ::stat("/proc/self/ns/net", &net);
   return cat(boot, '/', net.st_ino);
@@ -131,6 +137,8 @@ std::string host_identity() {
 
 std::vector<BindAddress> choose_bind_addresses(bool all_on_this_host,
                                                const std::function<void(const std::string&)>& warn) {
+  // In this order because a name is an instruction, a common host the fastest path, a route the only evidence
+  // of which interface leads to the other hosts; a host's name and the first interface are guesses.
   check_transport();
   if (const auto names = environment("GLOO_SOCKET_IFNAME"); !names.empty()) return named_interfaces(names);
   if (all_on_this_host) return {{.interface = "", .address = "127.0.0.1"}};

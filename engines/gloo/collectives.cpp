@@ -12,9 +12,15 @@ namespace {
 // Up to here a rank that needs a reduction's result gets all inputs whole: one step instead of two.
 constexpr std::size_t kWhole = 64 << 10;
 
-// What goes to one peer and comes from it.
-// Every algorithm below only fills in the pieces; exchange() moves them. That keeps the order of messages the
-// same for all kinds: calls with small payloads first, then large payloads once all calls are known to match.
+// What goes to one peer and comes from it. Every algorithm below only fills in the pieces; exchange() moves
+// them. That keeps the order of messages the same for all kinds:
+//
+//   1  every rank -> every rank   call, and payload if small   through the mailbox; does not block
+//   2  every rank                 compares all calls           a mismatch is a usage error
+//   3  every rank -> every rank   large pieces                 buffer to buffer, all pairs at once
+//   4  every rank                 flush()                      the next collective may use the mailbox
+//
+// Nothing large is sent before step 2, so no rank writes into a buffer whose owner called something else.
 struct Piece {
   const char* out = nullptr;
   std::size_t out_bytes = 0;
@@ -195,8 +201,8 @@ void Collective::broadcast() {
     broadcast_in_slices(session_, operation_, is_root() ? const_cast<char*>(send_) : recv_, n_bytes_);
 }
 
-// Everybody who needs the result gets all inputs and reduces them.
-// Each rank that needs the result reduces all inputs itself, in rank order: no second round to distribute it.
+// Every rank that needs the result gets all inputs and reduces them itself, in rank order, so that all get
+// equal bits; no second round distributes it.
 void Collective::reduce_small() {
   const bool scatter = op_.kind == LOCKSTEP_REDUCE_SCATTER;
   const bool mine = op_.kind != LOCKSTEP_REDUCE || is_root();
@@ -208,6 +214,8 @@ void Collective::reduce_small() {
     }
     if (mine) each.in_bytes = n_bytes_;
   }
+  // Inputs that came with the calls are reduced where they lie, in the mailbox; larger ones need room of
+  // their own. The own part of it is not used.
   std::vector<char> scratch;
   if (mine && n_bytes_ > kInline) scratch.resize(pieces_.size() * n_bytes_);
   for (int peer = 0; peer < session_.size && !scratch.empty(); ++peer)
@@ -222,6 +230,7 @@ void Collective::reduce_small() {
   reduce(op_.dtype, op_.reduce, sources, recv_, op_.count);
 }
 
+// exchange() without pieces compares the calls, as everywhere; the data follows in slice_reduce.
 void Collective::reduce_in_slices() {
   exchange();
   slice_reduce(session_, operation_);
@@ -283,6 +292,8 @@ void Collective::all_to_all_v() {
     in += in_bytes;
   }
   if (2 * pieces_.size() * sizeof counts_[0] <= kInline) {
+    // The counts take the room of small payloads beside the call, so every payload, also a small one, is sent
+    // in step 3.
     small_ = 0;
     // With all counts on all ranks every rank finds the same wrong pair and none starts to move data. Too
     // many ranks for an inline payload: each rank then checks its own pairs only (for_you).
@@ -301,6 +312,8 @@ void Collective::run() {
     case LOCKSTEP_ALL_REDUCE:
     case LOCKSTEP_REDUCE:
     case LOCKSTEP_REDUCE_SCATTER:
+      // Every rank decides from its own arguments. Ranks whose arguments differ may choose differently, but
+      // their calls differ too, and both ways begin with the exchange that finds this.
       return n_bytes_ * static_cast<std::size_t>(session_.size - 1) <= kWhole || n_bytes_ <= kInline
                  ? reduce_small()
                  : reduce_in_slices();

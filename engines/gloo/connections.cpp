@@ -65,6 +65,8 @@ Connections::Connections(std::shared_ptr<Device> device, int rank, int size)
   }
 }
 
+// In this order: the shutdown ends gloo's operations in progress before the context destroys its pairs, and
+// hurry() shortens the wait for the device's thread there (runtime.h).
 Connections::~Connections() {
   shut_down();
   if (size_ > 1) device_->hurry();
@@ -74,6 +76,7 @@ Connections::~Connections() {
   }
 }
 
+// By peer: gloo listens with one address per pair, so each peer gets its own.
 std::vector<std::string> Connections::addresses() const {
   std::vector<std::string> all(static_cast<std::size_t>(size_));
   for (int peer = 0; peer < size_; ++peer) {
@@ -157,6 +160,7 @@ void Connections::shut_down() {
   }
 }
 
+// Each close waits for the device's thread to go around once; hurry() makes that quick.
 void Connections::close_pairs() {
   if (size_ > 1) device_->hurry();
   for (int peer = 0; peer < size_; ++peer) {

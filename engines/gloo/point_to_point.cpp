@@ -15,6 +15,8 @@ void Communicator::start(Operation& operation) {
   operation.call = describe(op, 0, size_);
   if (op.kind == LOCKSTEP_SEND) {
     operation.call.for_you = n_bytes;
+    // Counted per receiver, under start_mutex_: a number is never used twice between two ranks, so a payload
+    // cannot be taken for that of another message.
     operation.call.data_slot = ++data_slots_[static_cast<std::size_t>(op.root)];
   }
   operation.begun = true;
@@ -51,6 +53,7 @@ void Communicator::finish(Operation& operation) {
     if (operation.body) operation.body->wait_send(op.root);
     return;
   }
+  // Only when the head has arrived is it known which rank sends, and how much.
   int from = op.root;
   if (from >= 0) {
     operation.head->wait_recv(from);
@@ -61,6 +64,7 @@ void Communicator::finish(Operation& operation) {
   Call theirs;
   std::memcpy(&theirs, operation.message.data(), sizeof theirs);
   const std::size_t n_bytes = op.count * size_of(op.dtype);
+  // The sender of a small message is done already and learns of the mismatch from the broken group only.
   if (theirs.kind != LOCKSTEP_SEND || theirs.dtype != operation.call.dtype || theirs.for_you != n_bytes) {
     raise(LOCKSTEP_USAGE, cat("rank ", rank_, " called ", text_of(operation.call), " with tag ", op.tag,
                               ", but rank ", from, " called ", text_of(theirs)));
@@ -133,6 +137,8 @@ std::exception_ptr Communicator::start_and_queue(const std::shared_ptr<Operation
   }
 }
 
+// Pre: no lock is held. break_with() first, so that the operation ends with the group's first failure, which
+// may be older than its own.
 void Communicator::give_up(const std::shared_ptr<Operation>& operation, const std::exception_ptr& thrown) {
   try {
     std::rethrow_exception(thrown);
@@ -164,6 +170,9 @@ void Communicator::queue_message(const std::shared_ptr<Operation>& operation) {
   }
 }
 
+// The operation stays at the front while it is performed: queue_message() sees a stream that is not empty and
+// starts no second task. The entry is erased with its last operation, before complete(), whose callback may
+// post the next one.
 void Communicator::drain_stream(const Stream& stream) {
   for (;;) {
     std::shared_ptr<Operation> operation;
@@ -203,8 +212,11 @@ void Communicator::post_to_self(const std::shared_ptr<Operation>& operation) {
       to_self_.erase(found);
     }
   }
+  // After the push, so that a stop in between is not missed: whoever stops ends what it finds, and this finds
+  // the stop.
   if (stop_source_.stop()) end_messages_to_self();
   if (!other) return;
+  // On another thread where there is one: `done` should not run before post has returned.
   const auto copy = [this, operation, other] {
     const bool receives = operation->op.kind == LOCKSTEP_RECV;
     const lockstep_op &in = receives ? operation->op : other->op, &out = receives ? other->op : operation->op;

@@ -26,6 +26,9 @@ struct Plain {
   static void store(const T* from, T* to, std::size_t n) { std::memcpy(to, from, n * sizeof(T)); }
 };
 
+// The upper half of an f32: widening is exact. Narrowing adds just under half a unit, plus the lowest kept
+// bit, which rounds to nearest even; a NaN is kept one by setting its quiet bit, since rounding could carry
+// into infinity.
 struct BrainHalf {
   using Memory = std::uint16_t;
   using Compute = float;
@@ -43,6 +46,9 @@ struct BrainHalf {
   }
 };
 
+// f16 has 5 bits of exponent with bias 15 and 10 of fraction, f32 has 8 with bias 127 and 23. So a normal
+// number keeps its fraction and adds 112 to its exponent; below the smallest normal number the value is the
+// fraction times 2^-24.
 float widen(std::uint16_t half) {
   const std::uint32_t sign = static_cast<std::uint32_t>(half & 0x8000u) << 16, exponent = half >> 10 & 31u;
   const std::uint32_t fraction = half & 0x3FFu;
@@ -54,6 +60,8 @@ float widen(std::uint16_t half) {
   return std::bit_cast<float>(sign | wide << 23 | fraction << 13);
 }
 
+// The reverse, to nearest even. 0x477FF000 is 65520, halfway between the largest f16 and the next that would
+// be; 0x38800000 is 2^-14, the smallest normal f16.
 std::uint16_t narrow(float value) {
   const auto bits = std::bit_cast<std::uint32_t>(value);
   const std::uint32_t sign = bits >> 16 & 0x8000u, size = bits & 0x7FFFFFFFu;
@@ -64,11 +72,14 @@ std::uint16_t narrow(float value) {
     const float units = std::bit_cast<float>(size) * 0x1p24f + 0x1p23f;
     return static_cast<std::uint16_t>(sign | (std::bit_cast<std::uint32_t>(units) & 0x7FFu));
   }
+  // A carry out of the fraction increments the exponent, which is the right result: the next power of two.
   const std::uint32_t rounded = size + 0xFFFu + (size >> 13 & 1u) - (112u << 23);
   return static_cast<std::uint16_t>(sign | rounded >> 13);
 }
 
 #if defined(__x86_64__)
+// The processor's own conversions, eight at a time; they round as narrow() does. Compiled for AVX and F16C in
+// a library that is built for any x86-64, hence called only after has_8s().
 __attribute__((target("avx,f16c"))) void widen_8s(const std::uint16_t* from, float* to, std::size_t n) {
   for (std::size_t i = 0; i + 8 <= n; i += 8) {
     _mm256_storeu_ps(to + i, _mm256_cvtph_ps(_mm_loadu_si128(reinterpret_cast<const __m128i*>(from + i))));
@@ -129,6 +140,7 @@ struct Multiply {
     return wrapping(a, b, [](auto x, auto y) { return x * y; });
   }
 };
+// NaN first, of either operand, as torch propagates it. For integers a != a is never true and costs nothing.
 struct Smaller {
   template <class T>
   T operator()(T a, T b) const {
@@ -160,6 +172,7 @@ struct BitXor {
   }
 };
 
+// One call of reduce(); `average` is separate, since a mean is a sum that is scaled at the end.
 struct Job {
   std::span<const void* const> sources;
   void* target;
@@ -167,6 +180,9 @@ struct Job {
   bool average;
 };
 
+// Block by block: the accumulator is loaded from the first source, the others are combined with it in the
+// order given, and it is stored once. So the target may be one of the sources: its elements have been read
+// when they are written. The inner loop has no branch and no call, and compilers vectorise it.
 template <class Form, class Op>
 void run(const Job& job, Op op) {
   using Memory = typename Form::Memory;
@@ -180,6 +196,7 @@ void run(const Job& job, Op op) {
       for (std::size_t i = 0; i < n; ++i) sum[i] = op(sum[i], next[i]);
     }
     if constexpr (std::is_floating_point_v<Compute>) {
+      // By multiplication with the rounded reciprocal, as the host engine does: the bits must be equal.
       const auto factor = static_cast<Compute>(1.0 / static_cast<double>(job.sources.size()));
       if (job.average) {
         for (std::size_t i = 0; i < n; ++i) sum[i] *= factor;
@@ -189,6 +206,7 @@ void run(const Job& job, Op op) {
   }
 }
 
+// Pre: can_reduce(). SUM and AVG are what remains at the end.
 template <class Form>
 void reduce_as(lockstep_reduce_op op, const Job& job) {
   switch (op) {
@@ -209,6 +227,7 @@ void reduce_as(lockstep_reduce_op op, const Job& job) {
   run<Form>(job, Add{});
 }
 
+// A byte of 0 or 1: "all" for product and min, "any" for sum and max, as torch.
 void reduce_bools(lockstep_reduce_op op, const Job& job) {
   if (op == LOCKSTEP_PRODUCT || op == LOCKSTEP_MIN || op == LOCKSTEP_BAND) {
     return run<Plain<std::uint8_t>>(job, BitAnd{});

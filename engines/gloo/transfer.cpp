@@ -10,6 +10,8 @@ namespace {
 constexpr std::chrono::milliseconds kForEver{std::chrono::hours(24 * 365)};
 
 template <class F>
+// gloo reports every trouble of a pair as an exception of its own types; a failure of this plug-in passes
+// unchanged.
 auto guarded(int peer, F&& call) {
   try {
     return call();
@@ -75,6 +77,7 @@ Transfer::Transfer(StopSource& stop_source, Connections& connections, const void
   stop_source_.enter(buffer_.get());
 }
 
+// Out of the set before the buffer is destroyed: stop_with() aborts only buffers that exist.
 Transfer::~Transfer() {
   stop_source_.leave(buffer_.get());
 }

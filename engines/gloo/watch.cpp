@@ -18,6 +18,7 @@ namespace lockstep::gloo_plugin {
 Watch::Watch() : epoll_(::epoll_create1(EPOLL_CLOEXEC)), bell_(::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK)) {
   epoll_event event{};
   event.events = EPOLLIN;
+  // 0 is the bell; ids of sockets and alarms begin at 1.
   event.data.u64 = 0;
   if (epoll_ < 0 || bell_ < 0 || ::epoll_ctl(epoll_, EPOLL_CTL_ADD, bell_, &event) != 0) {
     const std::string why = std::strerror(errno);
@@ -62,6 +63,8 @@ Watch::Id Watch::add_socket(int fd, std::function<void()> hung_up) {
 Watch::Id Watch::add_deadline(std::int64_t deadline_ns, std::function<void()> passed, std::int64_t lasted_ns,
                               std::function<void()> lasted) {
   if (lasted_ns >= deadline_ns) lasted = nullptr;
+  // An alarm goes off at most twice: first when the operation has lasted long enough for a log line, then at
+  // its deadline.
   const std::int64_t at_ns = lasted ? lasted_ns : deadline_ns;
   if (at_ns == LOCKSTEP_NEVER) return 0;
   const base::MutexLock lock(mutex_);
@@ -107,6 +110,8 @@ void Watch::go_off(Id id) {
   passed();
 }
 
+// Rounded up, so that the thread does not wake just before the alarm and poll. An hour at most: the argument
+// is an int.
 int Watch::wait_ms() {
   sleeps_until_ = order_.empty() ? LOCKSTEP_NEVER : order_.begin()->first;
   if (order_.empty()) return -1;
