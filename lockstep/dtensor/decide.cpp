@@ -11,6 +11,8 @@ namespace lockstep::dtensor_internal {
 namespace {
 
 // Bytes of an input's largest piece as it lies now: the same on every rank, unlike those of its own piece.
+// Equal numbers matter: ranks that compute different costs could choose different alternatives, and then call
+// different collectives.
 double bytes_now(const Input& input, const MeshContext& mesh) {
   double bytes = static_cast<double>(input.local.element_size());
   for (const auto size : input.sizes) bytes *= static_cast<double>(size);
@@ -29,6 +31,7 @@ double cost_of(const OpCall& call, const Alternative& alternative, const MeshAxi
     const auto& now = input.layout->placements[axis.dim];
     if (now == alternative.inputs[i]) continue;
     if (input.written) return std::numeric_limits<double>::infinity();
+    // The 1 makes every move cost something, also one on a mesh dimension of one rank.
     cost += 1 + redistribute_cost(now, alternative.inputs[i], bytes_now(input, mesh), axis.n);
   }
   // A written argument is its result.
@@ -49,7 +52,8 @@ double cost_of(const OpCall& call, const Alternative& alternative, const MeshAxi
   return cost;
 }
 
-// Cuts `sizes` as the placement says, for the mesh dimensions that come after.
+// Cuts `sizes` as the placement says, for the mesh dimensions that come after. `uneven` is only ever set: a
+// later mesh dimension that cuts evenly does not repair what an earlier one did.
 void cut(Sizes& sizes, std::vector<bool>& uneven, const Placement& placement, std::int64_t n) {
   if (!placement.is_shard()) return;
   const auto d = static_cast<std::size_t>(placement.dim());
@@ -58,6 +62,9 @@ void cut(Sizes& sizes, std::vector<bool>& uneven, const Placement& placement, st
   sizes[d] = k * chunk(sizes[d] / k, n, 0).length;
 }
 
+// The sizes of a sharded result dimension cannot be read from the local result (ranks may have fewer
+// elements), so they are taken from the input dimension with the same letter. The first input that has it:
+// all have it in one size (one_size).
 void find_sources(const OpCall& call, Decision& decision) {
   const auto n_results = count_results(call.op());
   decision.sources.resize(n_results);
@@ -79,7 +86,8 @@ void find_sources(const OpCall& call, Decision& decision) {
   }
 }
 
-// The sizes an operator is asked for, with -1 replaced.
+// The sizes an operator is asked for, with -1 replaced. expand's -1 keeps the input's size, a view's -1 is
+// what remains of the number of elements.
 Sizes asked_sizes(const OpCall& call) {
   auto sizes = call.integers(call.op().rule->sizes_argument);
   const auto& input = call.inputs().front();
@@ -133,6 +141,9 @@ std::unique_ptr<const Decision> decide(const OpCall& call) {
 
   std::vector<Placements> inputs(n_inputs);
   std::vector<Placements> results(n_results);
+  // Greedy, one mesh dimension after the other, the outer ones first; what one has cut is smaller for the
+  // next. The first alternative replicates everything and is always possible, unless an argument that is
+  // written would have to move: then `best` stays null.
   for (std::size_t m = 0; m < mesh.ndim(); ++m) {
     const MeshAxis axis{m, mesh.shape()[m], sizes, uneven, result_sizes};
     const auto alternatives = alternatives_of(call, axis);
@@ -145,6 +156,7 @@ std::unique_ptr<const Decision> decide(const OpCall& call) {
         best = &alternative;
       }
     }
+    // Remembered as well: the next call with these layouts does not search again.
     if (!best) {
       decision->by_copy = true;
       return decision;
@@ -162,6 +174,8 @@ std::unique_ptr<const Decision> decide(const OpCall& call) {
     decision->redistributes = decision->redistributes || layout != call.inputs()[i].layout;
     decision->inputs.push_back(layout);
   }
+  // raw_results is what the operator's local results are; where the rule finishes them, their partials are
+  // reduced at once.
   for (auto placements : results) {
     check_partials(call, placements);
     decision->raw_results.push_back(mesh.layout(placements));

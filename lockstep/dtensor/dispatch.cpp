@@ -34,6 +34,7 @@ bool changes_memory(const std::string& name) {
   return name.starts_with("aten::set_") || name.starts_with("aten::resize_") || name == "aten::as_strided_";
 }
 
+// One per operator. Called from any thread; nothing in it changes after the first call.
 class Kernel final : public c10::OperatorKernel {
  public:
   explicit Kernel(c10::OperatorHandle handle) : handle_(std::move(handle)) {}
@@ -43,6 +44,8 @@ class Kernel final : public c10::OperatorKernel {
     const auto n_arguments = op.arguments.size();
     OpCall call(op, &(*stack)[stack->size() - n_arguments]);
     check(call);
+    // The order of the branches matters: what writes where it cannot is rewritten first, and comes back here
+    // as the functional operator; random operators draw for the whole tensor and need no decision.
     if (op.writes && (!op.in_place || op.reshapes || writes_plain(call))) return run_and_store(call, *stack);
     if (op.is_random) return run_random(call, *stack);
     auto key = call.key();
@@ -83,6 +86,7 @@ class Kernel final : public c10::OperatorKernel {
   // Moves the inputs, puts the local tensors in place of the sharded ones and calls the operator.
   void run(OpCall& call, const Decision& decision, Stack& stack) const {
     const auto& op = call.op();
+    // Autograd has recorded this call already; the local operators must not be recorded again.
     const at::AutoDispatchBelowADInplaceOrView below;
     bool lost_base = false;
     for (std::size_t i = 0; i < call.inputs().size(); ++i) {
@@ -228,6 +232,7 @@ class Kernel final : public c10::OperatorKernel {
     for (std::size_t i = 0; i < op.written.size(); ++i) {
       if (op.written[i]) written.push_back(stack[base + i]);
     }
+    // From the last one, so that the places before stay what they were.
     for (std::size_t i = op.written.size(); !op.in_place && i-- > 0;) {
       if (op.written[i]) stack.erase(stack.begin() + static_cast<std::ptrdiff_t>(base + i));
     }
@@ -274,6 +279,7 @@ bool decomposes(const c10::OperatorHandle& handle) {
          !handle.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
 }
 
+// Lives for ever; its registrations would otherwise be removed while tensors still need them.
 class Installation final : public c10::OpRegistrationListener {
  public:
   void install_all() {

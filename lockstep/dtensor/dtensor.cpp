@@ -32,6 +32,7 @@ const Meta& sharded(const at::Tensor& tensor, const char* function) {
   return meta_of(tensor);
 }
 
+// Only then is a node of the graph worth making: without it the plain path has no allocation for autograd.
 bool recorded(const at::Tensor& tensor) {
   return c10::GradMode::is_enabled() && tensor.requires_grad();
 }
@@ -70,6 +71,14 @@ const Kept& kept_in(AutogradContext* context) {
   return static_cast<const Kept&>(*context->saved_data["kept"].toCapsule());
 }
 
+// Backward of each of the three nodes, as placements:
+//
+//   FromLocal     local -> DTensor in L         gradient: DTensor in any layout -> local in L
+//   ToLocal       DTensor in L -> local         gradient: local -> DTensor in grad_placements, or in L
+//   Redistribute  DTensor in L -> DTensor in M  gradient: DTensor in any layout -> DTensor in L
+//
+// Where L has partials, the gradient has Replicate: the derivative of a sum by each of its parts is 1, so
+// every part's gradient is the whole gradient.
 class FromLocal final : public torch::autograd::Function<FromLocal> {
  public:
   static at::Tensor forward(AutogradContext* context, const at::Tensor& local,
@@ -98,6 +107,7 @@ class ToLocal final : public torch::autograd::Function<ToLocal> {
   }
 };
 
+// The conversion comes before the collectives: a narrower type also makes them cheaper.
 at::Tensor move_values(const at::Tensor& tensor, const Layout& to, std::optional<at::ScalarType> dtype,
                        bool async) {
   const auto& meta = meta_of(tensor);
@@ -137,6 +147,7 @@ at::Tensor scatter_pieces(const at::Tensor& whole, const Placement& placement, c
   const auto index = mesh.coordinate()[m];
   const auto dim = placement.dim();
   auto sizes = whole.sizes().vec();
+  // Ranks that do not send have a tensor too, whose sizes they use and whose values they ignore.
   const auto own = chunk(whole.size(dim), n, index).length;
   sizes[static_cast<std::size_t>(dim)] = chunk(whole.size(dim), n, 0).length;
   auto received = at::empty(sizes, whole.options());
@@ -151,6 +162,9 @@ at::Tensor scatter_pieces(const at::Tensor& whole, const Placement& placement, c
   return own == received.size(dim) ? received : received.narrow(dim, 0, own).clone();
 }
 
+// Mesh dimension by mesh dimension. Invariant: after dimension m the ranks whose coordinates along all later
+// dimensions are `src` have the right piece; the others have something that the next dimensions overwrite. A
+// broadcast writes into its argument, so the caller's tensor is never given to it.
 at::Tensor send_from(const at::Tensor& tensor, const Layout& layout, int src) {
   const auto& mesh = *layout.mesh;
   auto local = tensor;
@@ -160,6 +174,7 @@ at::Tensor send_from(const at::Tensor& tensor, const Layout& layout, int src) {
       local = scatter_pieces(local, placement, mesh, m, src);
     } else {
       local = local.contiguous();
+      // contiguous() returns the same tensor, or another view of it, when there is nothing to do.
       if (local.is_same(tensor) || local.is_alias_of(tensor)) local = local.clone();
       broadcast(local, {.group_src = src, .group = mesh.group(m)});
     }
@@ -225,11 +240,13 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placement
   const auto context = MeshContext::of(mesh, kName);
   placements = checked_placements(kName, *context, local.dim(), std::move(placements));
   auto sizes = global_sizes(kName, *context, local, placements, options);
+  // Before wrap(): the first operator on the new tensor must find a kernel.
   install_kernels();
   if (options.run_check) check_locals(kName, *context, local, placements);
   const auto* layout = context->layout(placements);
   auto result = recorded(local) ? FromLocal::apply(local, context, layout, sizes)
                                 : wrap(local.detach(), sizes, context, layout);
+  // Strides of the whole, where the caller knows better than what follows from the local tensor.
   if (options.stride) result.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, *options.stride);
   return result;
 }
@@ -251,6 +268,7 @@ at::Tensor redistribute(const at::Tensor& dtensor, Placements placements, Redist
   if (placements.empty()) base::raise(ErrorKind::kUsage, base::cat(kName, ": placements are required"));
   placements = checked_placements(kName, *meta.mesh(), dtensor.dim(), std::move(placements));
   for (std::size_t m = 0; m < placements.size(); ++m) {
+    // Staying partial is allowed, becoming partial is not.
     if (placements[m].is_partial() && placements[m] != meta.layout()->placements[m])
       refuse_partial(kName, placements);
   }

@@ -58,6 +58,9 @@ bool cut_unevenly(const Letters& letters, const MeshAxis& axis, int letter) {
   return false;
 }
 
+// The alternative in which this letter is sharded: inputs with the letter are cut there, the others
+// replicated; a result with the letter is cut, one without it is the reduction over the ranks' parts. None
+// when the rule or the sizes do not allow it.
 std::optional<Alternative> sharded_on(const Letters& letters, const MeshAxis& axis, bool needs_all,
                                       int letter, std::int64_t interleave) {
   if (!one_size(letters, axis, letter)) return std::nullopt;
@@ -85,7 +88,8 @@ std::optional<Alternative> sharded_on(const Letters& letters, const MeshAxis& ax
   return alternative;
 }
 
-// The partial kinds worth considering: those the inputs have on this mesh dimension, and the sum.
+// The partial kinds worth considering: those the inputs have on this mesh dimension, and the sum. An average
+// is linear like a sum; a maximum or a product only passes through operators that move values.
 std::set<ReduceOp::Kind> partial_kinds(const OpCall& call, std::size_t mesh_dim, Linear linear) {
   std::set<ReduceOp::Kind> kinds{ReduceOp::kSum};
   for (const auto& input : call.inputs()) {
@@ -134,6 +138,8 @@ std::vector<Alternative> alternatives_of(const OpCall& call, const MeshAxis& axi
   if (rule->alternatives) {
     rule->alternatives(call, axis, alternatives);
   }
+  // An ordered set, so that all ranks list the alternatives in the same order: of two with equal cost the
+  // first is taken.
   if (rule->letters) {
     Letters letters(call, n_results);
     rule->letters(call, letters);
@@ -153,6 +159,8 @@ std::vector<Alternative> alternatives_of(const OpCall& call, const MeshAxis& axi
 
 namespace rules {
 
+// The letter of a dimension is its number in the result, counted from the front; shorter operands are aligned
+// at the end, as broadcasting does.
 void elementwise(const OpCall& call, Letters& letters) {
   std::size_t ndim = 0;
   for (const auto& input : call.inputs()) ndim = std::max(ndim, input.sizes.size());
@@ -193,6 +201,7 @@ std::vector<int> expand_spec(const std::string& spec, std::size_t ndim) {
   std::vector<int> dims;
   const bool leading = spec.starts_with('.');
   const std::string named = leading ? spec.substr(1) : spec;
+  // '.' takes what the named letters leave over.
   const auto n_leading = leading ? ndim - std::min(ndim, named.size()) : 0;
   for (std::size_t i = 0; i < n_leading; ++i) dims.push_back(kLeading + static_cast<int>(n_leading - 1 - i));
   for (const char c : named) dims.push_back(c == '*' ? Letters::kNone : c);
@@ -201,6 +210,8 @@ std::vector<int> expand_spec(const std::string& spec, std::size_t ndim) {
 
 }  // namespace
 
+// The text is taken apart once, when the table is built; the returned function only numbers the dimensions of
+// one call.
 std::function<void(const OpCall&, Letters&)> einsum(std::string spec) {
   const auto arrow = spec.find("->");
   return [inputs = split(spec.substr(0, arrow), ','), results = split(spec.substr(arrow + 2), ',')](

@@ -55,6 +55,8 @@ const Decision* DecisionCache::add(Key key, std::unique_ptr<const Decision> deci
 std::size_t DecisionCache::Hash::operator()(const Key& key) const noexcept {
   std::uint64_t hash = key.size();
   for (const auto word : key) {
+    // 2^64 divided by the golden ratio; the shift brings high bits back to the low ones, by which buckets are
+    // chosen.
     hash = (hash ^ static_cast<std::uint64_t>(word)) * 0x9E3779B97F4A7C15ULL;
     hash ^= hash >> 32;
   }
@@ -76,12 +78,16 @@ std::shared_ptr<const MeshContext> MeshContext::of(const DeviceMesh& mesh, const
   const auto groups = mesh.get_all_groups();
   auto& all = registry();
   const std::lock_guard lock(all.mutex);
+  // Under the lock from here: two threads that make the first tensor of a mesh at the same time must get one
+  // context, or their layouts would differ by address.
   std::erase_if(all.contexts, [](const auto& context) { return context.expired(); });
   for (const auto& weak : all.contexts) {
     auto context = weak.lock();
     if (context && same_groups(*context, groups) && context->mesh() == mesh) return context;
   }
   auto context = std::make_shared<const MeshContext>(mesh);
+  // The last tensor of the mesh may have died, and its context with it, since the seed was set: the generator
+  // continues where it was.
   for (const auto& seed : all.seeds) {
     if (is_of(seed, groups)) context->generator_ = seed.generator;
   }
@@ -105,6 +111,8 @@ void MeshContext::set_generator(at::Generator generator) const {
   all.seeds.push_back({{groups_.begin(), groups_.end()}, std::move(generator)});
 }
 
+// A linear search: a program has a handful of layouts per mesh. deque, so that addresses stay valid when one
+// is added.
 const Layout* MeshContext::layout(const Placements& placements) const {
   const std::lock_guard lock(mutex_);
   for (const auto& layout : layouts_) {

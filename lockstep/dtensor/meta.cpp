@@ -52,6 +52,7 @@ c10::SmallVector<std::int64_t, 6> global_strides(at::IntArrayRef sizes, const at
 
 void Meta::set_pending(Work work) {
   work_ = std::move(work);
+  // relaxed: the tensor is not shared with another thread yet.
   pending_.store(true, std::memory_order_relaxed);
 }
 

@@ -14,6 +14,8 @@ namespace {
 
 thread_local bool replicate_plain = false;
 
+// An optional argument has the kind of its value; "none" is found when the call is read. Numbers that may be
+// fractions (Scalar, float) are kOther: they are passed on and not part of the key.
 ArgumentKind kind_of(const c10::Argument& argument) {
   auto type = argument.type();
   if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
@@ -52,6 +54,7 @@ std::optional<c10::OperatorHandle> find_functional(const c10::FunctionSchema& sc
     if (!base.ends_with('_')) return std::nullopt;
     base.pop_back();
   }
+  // Slow, a walk over all names; done once per operator that writes, when it is first called (Kernel::facts).
   auto& dispatcher = c10::Dispatcher::singleton();
   for (const auto& name : dispatcher.getAllOpNames()) {
     if (name.name != base) continue;
@@ -62,6 +65,7 @@ std::optional<c10::OperatorHandle> find_functional(const c10::FunctionSchema& sc
     for (const auto& argument : schema.arguments()) {
       if (in_place || !argument.is_out()) ++n;
     }
+    // out= arguments are the last ones, so the first n of the schema are those of the functional operator.
     if (theirs.size() != n) continue;
     bool same = true;
     for (std::size_t i = 0; same && i < n; ++i) {
@@ -72,6 +76,7 @@ std::optional<c10::OperatorHandle> find_functional(const c10::FunctionSchema& sc
   return std::nullopt;
 }
 
+// Flags count as integers 0 and 1: a rule depends on them too (keepdim).
 std::int64_t integer_of(const c10::IValue& value) {
   if (value.isBool()) return value.toBool() ? 1 : 0;
   return value.toInt();
@@ -97,6 +102,9 @@ Operator::Operator(const c10::OperatorHandle& operator_handle) : handle(operator
   name = schema.name();
   if (!schema.overload_name().empty()) name += "." + schema.overload_name();
   is_transpose = name == "aten::t";
+  // The schema says which arguments are written ("a!") and which results share memory with an argument ("a").
+  // A result that is a written argument is found by its alias set; a view has an alias set that nobody
+  // writes.
   bool shares = false;
   for (const auto& argument : schema.arguments()) {
     arguments.push_back(kind_of(argument));
@@ -122,6 +130,7 @@ Operator::Operator(const c10::OperatorHandle& operator_handle) : handle(operator
   }
   is_view = shares && !writes;
   if (writes) functional = find_functional(schema, in_place);
+  // t_, unsqueeze_: their functional form is a view, so the result has other sizes than the argument.
   if (in_place && functional) reshapes = functional->schema().arguments()[0].alias_info() != nullptr;
 }
 
@@ -130,6 +139,8 @@ int Operator::argument(const char* argument_name) const {
   return index ? *index : -1;
 }
 
+// In two passes: plain inputs need the mesh, which the first sharded one tells, wherever it is among the
+// arguments.
 OpCall::OpCall(const Operator& op, const c10::IValue* arguments) : op_(op), arguments_(arguments) {
   for (std::size_t i = 0; i < op.arguments.size(); ++i) {
     const auto& value = arguments[i];
@@ -167,6 +178,7 @@ OpCall::OpCall(const Operator& op, const c10::IValue* arguments) : op_(op), argu
       base::raise(ErrorKind::kUsage,
                   base::cat(describe(), ": a plain tensor cannot receive a sharded result"));
     }
+    // A plain tensor is a replica: every rank has the same values, which is the caller's promise.
     input.layout = mesh_->layout(Placements(mesh_->ndim()));
   }
 }
@@ -185,6 +197,7 @@ void OpCall::add(const at::Tensor& tensor, int argument, int item) {
     return;
   }
   const auto& meta = meta_of(tensor);
+  // Waits for a redistribution that still writes it.
   input.local = meta.local();
   input.layout = meta.layout();
   input.lost_base = meta.lost_base();
@@ -207,6 +220,8 @@ void OpCall::add(const at::Tensor& tensor, int argument, int item) {
   }
 }
 
+// The stack's slots are overwritten by local tensors and then by the results; what is read afterwards needs a
+// copy.
 void OpCall::keep_arguments() {
   kept_.assign(arguments_, arguments_ + op_.arguments.size());
   arguments_ = kept_.data();
@@ -233,6 +248,7 @@ Sizes OpCall::integers(const char* argument_name) const {
   return has(argument_name) ? integers_of(arguments_[op_.argument(argument_name)]) : Sizes{};
 }
 
+// Out of range is ignored here: the operator itself raises for it, with torch's own message.
 std::vector<bool> OpCall::dims(const char* argument_name, std::int64_t ndim) const {
   const auto given = integers(argument_name);
   std::vector<bool> chosen(static_cast<std::size_t>(ndim), given.empty());
@@ -243,6 +259,8 @@ std::vector<bool> OpCall::dims(const char* argument_name, std::int64_t ndim) con
   return chosen;
 }
 
+// Pointers are keys because Operator and Layout objects are interned and live as long as the cache. Lists
+// begin with their length, so that two calls with different lists cannot have equal words.
 DecisionCache::Key OpCall::key() const {
   DecisionCache::Key key;
   key.push_back(reinterpret_cast<std::int64_t>(&op_));

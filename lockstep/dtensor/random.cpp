@@ -32,6 +32,7 @@ const Layout* result_layout(const OpCall& call) {
   return call.mesh()->layout(placements);
 }
 
+// A result of other sizes than the input is kept whole, as a replica.
 c10::IValue keep_piece(const OpCall& call, const c10::IValue& value, const Layout* layout) {
   if (!value.isTensor()) return value;
   const auto whole = value.toTensor();
@@ -59,6 +60,8 @@ void run_random(OpCall& call, torch::jit::Stack& stack) {
     stack[base + static_cast<std::size_t>(generator)] = shared;
   }
   const at::AutoDispatchBelowADInplaceOrView below;
+  // The operator runs on tensors of the global sizes, so that it draws the same numbers in the same order on
+  // every rank and the generators stay in step.
   const auto* replicated = call.mesh()->layout(Placements(call.mesh()->ndim()));
   c10::IValue written;
   for (auto& input : call.inputs()) {

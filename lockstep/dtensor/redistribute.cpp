@@ -53,12 +53,15 @@ at::Tensor as_piece(const at::Tensor& local, const Placement& placement) {
   return local.unflatten(placement.dim(), {k, local.size(placement.dim()) / k});
 }
 
+// Views in the order of ranks; the collectives accept tensors that are not dense.
 std::vector<at::Tensor> pieces(const Stage& stage, const at::Tensor& whole, const Placement& placement) {
   std::vector<at::Tensor> all;
   for (std::int64_t r = 0; r < stage.n; ++r) all.push_back(piece_view(stage, whole, placement, r));
   return all;
 }
 
+// On the CPU from the mesh's pool, in memory that the other ranks of the host reach. A mesh dimension of one
+// rank shares with nobody.
 at::Tensor result_of(const Stage& stage, const Sizes& sizes, const at::Tensor& like) {
   if (!like.is_cpu() || stage.n == 1) return at::empty(sizes, like.options());
   return stage.mesh.results().empty(sizes, like.scalar_type(), stage.group);
@@ -77,6 +80,15 @@ at::Tensor all_gather_step(const Stage& stage, const at::Tensor& local, Work* wo
   return whole;
 }
 
+// From pieces of dimension d, the rows below, to pieces of dimension e, the columns. The number is the rank
+// that a part goes to:
+//
+//             e
+//          r0   r1   r2
+//        +--------------
+//     r0 |  0    1    2      A rank has one row and sends each part of it to the owner of the column;
+//   d r1 |  0    1    2      it receives its column, one part from the owner of each row.
+//     r2 |  0    1    2
 at::Tensor all_to_all_step(const Stage& stage, const at::Tensor& local, Work* work) {
   auto result = result_of(stage, stage.piece(stage.step.to, stage.index), local);
   // What goes to rank r is the part of my piece that the new cut gives it; what comes from r is the part of
@@ -87,6 +99,7 @@ at::Tensor all_to_all_step(const Stage& stage, const at::Tensor& local, Work* wo
   return result;
 }
 
+// Never in place: `local` may be the piece of a tensor that lives on.
 at::Tensor all_reduce_step(const Stage& stage, const at::Tensor& local, Work* work) {
   auto result = result_of(stage, stage.before, local);
   result.copy_(local);
@@ -106,6 +119,7 @@ at::Tensor reduce_scatter_step(const Stage& stage, const at::Tensor& local, Work
   return result;
 }
 
+// Copied, not a view: a view would keep the whole replica alive.
 at::Tensor chunk_step(const Stage& stage, const at::Tensor& local) {
   const auto view = piece_view(stage, local, stage.step.to, stage.index);
   auto result = result_of(stage, stage.piece(stage.step.to, stage.index), local);
@@ -113,6 +127,8 @@ at::Tensor chunk_step(const Stage& stage, const at::Tensor& local) {
   return result;
 }
 
+// From a replica to a partial without communication. The first rank of the dimension keeps the value where
+// the operation would otherwise count it n times.
 at::Tensor mask_step(const Stage& stage, const at::Tensor& local) {
   switch (stage.step.to.op()) {
     case ReduceOp::kSum:
@@ -153,6 +169,8 @@ at::Tensor redistribute_local(const at::Tensor& local, at::IntArrayRef sizes, co
                                       mesh.shape(), from.placements, to.placements);
   auto placements = from.placements;
   auto current = local;
+  // Only the last step may be left running: each earlier one is waited for inside its collective, since the
+  // next reads its result.
   Work work;
   for (const auto& step : plan) {
     const auto m = static_cast<std::size_t>(step.mesh_dim);
@@ -179,6 +197,7 @@ at::Tensor slice_for(const at::Tensor& whole, const Layout& layout) {
   for (std::size_t m = 0; m < mesh.ndim(); ++m) {
     const auto& placement = layout.placements[m];
     if (!placement.is_shard()) continue;
+    // piece_view() needs neither a step nor `before`: it reads the sizes of the part that it is given.
     const RedistributeStep none{};
     const Stage stage{none, mesh, mesh.group(m), mesh.shape()[m], mesh.coordinate()[m], {}, false};
     auto view = piece_view(stage, part, placement, stage.index);

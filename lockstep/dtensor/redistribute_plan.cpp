@@ -14,6 +14,7 @@ using Kind = RedistributeStep::Kind;
 
 // A collective of a few bytes costs about as much as moving this many.
 constexpr double kCollectiveBytes = 32.0 * 1024;
+// A byte that is copied locally costs this much of one that is sent.
 constexpr double kLocalShare = 1.0 / 16;
 
 // The step between two placements of one mesh dimension; none when it takes two.
@@ -30,7 +31,8 @@ std::optional<Kind> direct_step(const Placement& from, const Placement& to) {
   return std::nullopt;
 }
 
-// A layout the search can be in: for each mesh dimension the index of one of its candidates.
+// The layouts that the search can be in. A state is a number whose m-th digit, in base candidates[m].size(),
+// is the index of mesh dimension m's placement; layout() and state_of() convert.
 struct Search {
   const std::vector<std::int64_t>& sizes;
   double item_size;
@@ -59,7 +61,8 @@ struct Search {
     }
     return state;
   }
-  // Bytes of the largest piece.
+  // Bytes of the largest piece. Of coordinate 0, which has the largest piece on every mesh dimension: the
+  // same number on every rank.
   double local_bytes(const Placements& layout) const {
     const dtensor_internal::Sizes first(mesh_shape.size(), 0);
     double bytes = item_size;
@@ -108,6 +111,8 @@ std::string to_string(const RedistributeStep& step) {
 double redistribute_cost(const Placement& from, const Placement& to, double local_bytes, std::int64_t n) {
   if (from == to || n == 1) return 0;
   const auto step = direct_step(from, to);
+  // Through Replicate: an all_gather, or an all_reduce, and a local step. An upper bound is enough for
+  // decide.cpp.
   if (!step) return 2 * kCollectiveBytes + 3 * local_bytes * static_cast<double>(n);
   const double others = static_cast<double>(n - 1);
   const double share = others / static_cast<double>(n);
@@ -154,6 +159,9 @@ std::vector<RedistributeStep> plan_redistribute(const std::vector<std::int64_t>&
   const auto start = search.state_of(from);
   const auto goal = search.state_of(to);
   nodes[start].cost = 0;
+  // A linear scan for the minimum instead of a heap: there are few nodes. Ties go to the lowest state, so
+  // every rank finds the same plan. The goal is always reached: every placement leads to Replicate and back,
+  // and the later mesh dimensions can be undone first (cut_by_later).
   while (!nodes[goal].settled) {
     std::size_t best = nodes.size();
     for (std::size_t i = 0; i < nodes.size(); ++i) {

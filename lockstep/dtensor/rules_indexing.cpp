@@ -113,7 +113,9 @@ Indexed read_indices(const OpCall& call) {
   }
   return found;
 }
-// The letters of self and of x[indices]; the indices themselves are replicated.
+// The letters of self and of x[indices]; the indices themselves are replicated. Advanced indexing puts the
+// dimensions of the indices where the first indexed dimension was when they are adjacent, else in front, as
+// in torch. A mask's result has a size that depends on its values, so nothing is sharded.
 bool indexed_letters(const OpCall& call, std::vector<int>& self, std::vector<int>& chosen) {
   const auto found = read_indices(call);
   if (!found.plain || found.dims.empty()) return false;
@@ -148,7 +150,8 @@ void index_put_letters(const OpCall& call, Letters& letters) {
 }
 
 // Lists of tensors of which the i-th ones belong together (_foreach_*, fused optimizers): all are placed as
-// the i-th of the first list.
+// the i-th of the first list. What has other sizes (a step counter) is replicated. Partial ones are not
+// accepted: these operators write, and a written tensor cannot move.
 void item_by_item(const OpCall& call, const MeshAxis& axis, std::vector<Alternative>& alternatives) {
   Alternative alternative;
   for (const auto& input : call.inputs()) {

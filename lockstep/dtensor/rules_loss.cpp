@@ -59,6 +59,8 @@ void local_softmax(LocalCall& local) {
   const auto x = local.arguments()[0].toTensor();
   auto sizes = x.sizes().vec();
   sizes[static_cast<std::size_t>(dim)] = 1;
+  // The row's maximum is subtracted so that exp() cannot overflow; with the global maximum, every rank's
+  // powers are of one scale.
   // A rank without elements has no maximum; it must not be anybody's.
   auto most = x.size(dim) > 0 ? x.amax(dim, true)
                               : at::full(sizes, -std::numeric_limits<double>::infinity(), x.options());

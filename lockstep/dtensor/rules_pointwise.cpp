@@ -4,6 +4,8 @@
 namespace lockstep::dtensor_internal::rules {
 namespace {
 
+// Partial inputs are reduced first: for most of these f(a + b) is not f(a) + f(b). add.Scalar is among them,
+// since the constant would be added once per rank.
 constexpr const char* kNonlinear[] = {
     "aten::abs",
     "aten::acos",
@@ -169,8 +171,10 @@ constexpr const char* kLinearInFirst[] = {
     "aten::softshrink_backward", "aten::tanh_backward",        "aten::threshold_backward",
 };
 
+// A product is linear in one factor while the other is replicated, but not in both at once.
 constexpr const char* kLinearInEach[] = {"aten::mul.Tensor"};
 
+// All inputs partial, the result partial: each rank works on its parts and nothing is sent.
 constexpr const char* kLinearTogether[] = {
     "aten::add.Tensor", "aten::sub.Tensor",  "aten::rsub.Tensor", "aten::neg",       "aten::mul.Scalar",
     "aten::div.Scalar", "aten::lerp.Scalar", "aten::_to_copy",    "aten::copy",      "aten::empty_like",
@@ -198,6 +202,8 @@ std::vector<Rule> pointwise_rules() {
   add(kLinearTogether, Linear::kTogether);
   add(kMoves, Linear::kMove);
   add(kConstant, Linear::kIgnored);
+  // lerp.Tensor is linear in its ends only while the weight is fixed, which none of the kinds says; it gets
+  // no partials.
   rules.push_back({.op = "aten::lerp.Tensor", .letters = elementwise});
   return rules;
 }

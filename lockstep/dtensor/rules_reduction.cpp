@@ -19,6 +19,8 @@ LettersFn reducing(std::optional<ReduceOp::Kind> op) {
     const auto ndim = call.inputs()[0].ndim();
     const auto reduced = call.dims("dim", ndim);
     const bool keep = call.flag("keepdim");
+    // Letters are the input's dimensions by number. A reduced one has no place in the result: when it is
+    // sharded, the result is partial with `op`.
     std::vector<int> result;
     for (std::size_t d = 0; d < reduced.size(); ++d) {
       const int letter = reduced[d] && !op ? Letters::kNone : static_cast<int>(d);
@@ -46,7 +48,8 @@ LettersFn along(const char* argument) {
   };
 }
 
-// The number of elements of the whole tensor that one element of the result stands for.
+// The number of elements of the whole tensor that one element of the result stands for. Of the global sizes:
+// the same on every rank, whatever its piece holds.
 double reduced_count(const OpCall& call) {
   const auto& input = call.inputs()[0];
   const auto reduced = call.dims("dim", input.ndim());
@@ -101,6 +104,7 @@ void local_norm(LocalCall& local) {
   auto norm = at::linalg_vector_norm(input, order,
                                      dims.empty() ? at::OptionalIntArrayRef() : at::OptionalIntArrayRef(dims),
                                      call.flag("keepdim"), dtype_of(call));
+  // Order 0 counts elements, which is a sum already; infinite orders are an extremum and have no root.
   if (!std::isinf(order) && order != 0) norm.pow_(order);
   torch::jit::drop(local.stack, call.op().arguments.size());
   local.stack.emplace_back(std::move(norm));

@@ -108,6 +108,8 @@ void expanding(const OpCall& call, Letters& letters) {
   }
 }
 
+// How many blocks of contiguous elements come before dimension `dim`: the product of the sizes in front of
+// it.
 std::int64_t blocks_before(const Sizes& sizes, std::size_t dim) {
   std::int64_t blocks = 1;
   for (std::size_t d = 0; d < dim; ++d) blocks *= sizes[d];
@@ -120,6 +122,7 @@ std::optional<Placement> same_cut(const Sizes& to, std::int64_t blocks, std::int
   for (std::size_t p = 0; p < to.size(); ++p) {
     const auto before = blocks_before(to, p);
     if (before == 0 || blocks % before != 0) continue;
+    // A cut inside dimension p, which then consists of that many blocks.
     const auto interleave = blocks / before;
     if (interleave > to[p] || to[p] % interleave != 0) continue;
     const auto rest = to[p] / interleave;
@@ -135,6 +138,9 @@ void viewing(const OpCall& call, const MeshAxis& axis, std::vector<Alternative>&
   const auto& now = call.inputs()[0].layout->placements[axis.dim];
   if (blocks_before(from, from.size()) == 0) return;  // no elements: nothing to keep in place
   for (std::size_t d = 0; d < from.size(); ++d) {
+    // Elements are numbered in row-major order. A cut of dimension d into n parts reads them as
+    // blocks_before(d) blocks and takes the i-th part of each; two cuts are the same when they have the same
+    // number of blocks and divide the rest equally.
     // A dimension that stays as it is, with the same elements before it, may be cut in any way.
     std::size_t p = 0;
     while (p < to.size() && !(to[p] == from[d] && blocks_before(to, p) == blocks_before(from, d))) ++p;

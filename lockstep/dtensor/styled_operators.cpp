@@ -44,6 +44,8 @@ using Kind = OperandStyle::Kind;
 
 template <class Op>
 at::Tensor styled(Kind kind, const at::Tensor& input, const at::Tensor& weight, Op&& op) {
+  // Inside, the operator takes its ordinary way: its parts (matmul in linear) must not apply the style a
+  // second time.
   const c10::impl::ExcludeDispatchKeyGuard once(kStyleKey);
   const auto style = is_sharded(weight) ? meta_of(weight).style() : nullptr;
   if (!style || style->kind != kind) return op(input);
