@@ -33,6 +33,8 @@ CallScope& this_call() {
 
 std::shared_ptr<Agent> Agent::start(AgentOptions options, std::unique_ptr<transport::Transport> transport) {
   std::shared_ptr<Agent> agent(new Agent(std::move(options), std::move(transport)));
+  // Handlers and services are complete before the pool has a thread, so they are read without a lock for the
+  // agent's whole life.
   agent->handle(MessageKind::kCall, internal::serve_call);
   agent->services_.push_back(make_rref_service(*agent));
   agent->services_.push_back(std::make_unique<internal::Gatherings>(*agent));
@@ -133,6 +135,7 @@ void Agent::run(std::function<void()> task) {
 
 void Agent::run_callbacks(std::vector<internal::FutureBase::Callback> callbacks) {
   if (callbacks.empty()) return;
+  // A thread that helps is inside a wait, perhaps with locks held; a callback must not run under those.
   if (pool_->is_mine() && !helping()) {
     internal::FutureBase::run(std::move(callbacks));
   } else {
@@ -189,6 +192,7 @@ void Agent::close(Milliseconds flush) {
                  return Failure{.kind = ErrorKind::kAborted,
                                 .message = base::cat(pending.what, ": the RPC agent was shut down")};
                });
+  // Joins the threads; afterwards no handler runs.
   if (pool_) pool_->stop();
   for (const auto& service : services_) service->on_closed();
   transport_->close(flush.count() == 0 ? Deadline::now() : Deadline::after(flush));

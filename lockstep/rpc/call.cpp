@@ -9,6 +9,7 @@
 namespace lockstep::rpc {
 namespace {
 
+// Of this thread only: futures of calls that callbacks make elsewhere are not collected.
 thread_local WaitAll* wait_all_here = nullptr;
 
 [[noreturn]] void damaged() {
@@ -39,9 +40,14 @@ class Running {
 
 namespace internal {
 
+// A call on the wire (docs/rpc-protocol.md). Lengths come first, so that a receiver that only needs the list
+// of RRefs reads the head and skips the rest; the object is what remains, and its blobs travel beside the
+// body:
 // context u64, flags u8, length of the name u16, of the extension_bytes u32, of the list of RRefs u32, name,
 // extension_bytes, list, object.
 Payload encode_call(const OutgoingCall& call) {
+  // The scope registers a fork for every RRef that encode() meets. If anything below throws, its destructor
+  // releases them; once guard() has been called the message does.
   const auto context = this_call().autograd_context;
   SendScope scope(*call.agent, call.to.id);
   Payload payload;
@@ -72,6 +78,8 @@ Payload encode_call(const OutgoingCall& call) {
   return payload;
 }
 
+// Input from another worker: every length is checked before it is used. The spans point into `body`, which
+// must outlive the head.
 CallHead read_call_head(std::span<const std::uint8_t> body) {
   base::ByteReader reader(body);
   CallHead head;
@@ -110,6 +118,7 @@ CallHead read_value_head(std::span<const std::uint8_t> body) {
           .object = body.subspan(reader.position())};
 }
 
+// An answer on the wire:
 // length of the extension_bytes u32, of the events u32, of the list of RRefs u32, extension_bytes, events,
 // list, object.
 Payload encode_value(Agent& agent, std::uint64_t context, WorkerId to,
@@ -129,6 +138,7 @@ Payload encode_value(Agent& agent, std::uint64_t context, WorkerId to,
     write();
   }
   base::ByteWriter writer;
+  // After the object was written, since encoding a result may itself be recorded.
   const Bytes events = profile == nullptr ? Bytes{} : lockstep::encode(profile->events());
   writer.put(static_cast<std::uint32_t>(extension_bytes.size()))
       .put(static_cast<std::uint32_t>(events.size()))
@@ -152,6 +162,7 @@ void decode_object(Agent& agent, std::uint64_t context, WorkerId from,
     decode(decoder);
     decoder.finish();
   };
+  // Empty outside a context, and where no tensor among the arguments requires a gradient.
   if (extension_bytes.empty()) {
     read();
     return;
@@ -168,6 +179,8 @@ void decode_object(Agent& agent, std::uint64_t context, WorkerId from,
 
 }  // namespace
 
+// The RRefs of the answer are received even if decoding fails: their forks exist at this worker from the
+// moment of arrival.
 void decode_value(Agent& agent, std::uint64_t context, WorkerId from, std::span<const std::uint8_t> body,
                   const object::Blobs& blobs, const std::function<void(object::Decoder&)>& decode) {
   const CallHead head = read_value_head(body);
@@ -194,6 +207,8 @@ void run_call(Agent& agent, WorkerId from, const CallHead& head, const object::B
       base::raise(std::move(failure));
     }
     scope.reset();
+    // Only around run(): what a future's callback does later runs without the context, on whatever thread
+    // ends it.
     const Running running(head.context, profile);
     entry.run(arguments.get(), [&entry, done](std::shared_ptr<void> result, const CallFailure* failure) {
       done(entry.result, std::move(result), failure);
@@ -214,6 +229,7 @@ struct Served {
   std::string worker;
   std::int64_t start_ns;
 
+  // Null, and no clock is read, unless somebody asked.
   static std::shared_ptr<Served> start(Agent& agent, WorkerId from, const CallHead& head) {
     const bool asked = (head.flags & kProfiled) != 0;
     if (!asked && !profiling_server()) return nullptr;
@@ -239,6 +255,7 @@ struct Served {
 void serve_call(Request request) {
   CallHead head;
   try {
+    // Points into the request, which `shared` below keeps alive until the function has returned.
     head = read_call_head(request.body());
   } catch (...) {
     request.answer_failure(current_call_failure());
@@ -289,6 +306,7 @@ std::vector<ProfileEvent> read_events(std::span<const std::uint8_t> body) {
 
 }  // namespace
 
+// `next` is called in every case: a log that cannot be read must not keep a future from ending.
 Agent::OnAnswer profiled(const OutgoingCall& call, Agent::OnAnswer next) {
   if (!profile_here()) return next;
   const auto& self = call.agent->self();
@@ -338,6 +356,8 @@ WaitAll::~WaitAll() {
   }
 }
 
+// First all are waited for, then the first failure is raised: no call is left in progress when the caller
+// unwinds.
 void WaitAll::wait() {
   const auto futures = std::exchange(futures_, {});
   for (const auto& future : futures) future->wait_over(Deadline::never());

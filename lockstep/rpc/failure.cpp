@@ -35,7 +35,8 @@ std::string current_type() {
   return base::demangle(type->name());
 }
 
-// An exception that was something else where it was thrown, and is told on as that.
+// An exception that was something else where it was thrown, and is told on as that: a future kept it, and who
+// waits for the future raises it again. Its caller on another worker still sees the original type.
 class Renamed final : public Error {
  public:
   explicit Renamed(const CallFailure& failure)
@@ -50,6 +51,7 @@ void take_stack(CallFailure& failure) {
   std::string& text = failure.failure.message;
   const auto stack = text.find("\nException raised from ");
   if (stack == std::string::npos) return;
+  // Only replaced where a trace was asked for.
   if (!failure.trace.empty()) failure.trace = text.substr(stack + 1);
   text.resize(stack);
 }
@@ -57,6 +59,7 @@ void take_stack(CallFailure& failure) {
 }  // namespace
 
 void CallFailure::raise() const {
+  // Three kinds of failure: raised on another worker; an exception of another type, kept here; lockstep's own.
   if (remote) throw RemoteError(failure, *remote);
   if (type != CallFailure().type) throw Renamed(*this);
   lockstep::base::raise(failure);

@@ -40,6 +40,7 @@ bool FutureBase::wait_over(Deadline deadline, const std::function<std::string()>
   }
   {
     base::MutexLock lock(mutex_);
+    // Counted under the mutex, so that end() skips the notification when nobody sleeps.
     ++n_sleeping_;
     base::SlowWait slow(deadline);
     const auto ended = [this] { return over(); };
@@ -89,6 +90,7 @@ void FutureBase::on_over(Callback callback) {
   run(std::move(one));
 }
 
+// Returns the callbacks instead of running them: the caller knows on which thread they may run.
 std::vector<FutureBase::Callback> FutureBase::fail(CallFailure failure) {
   return end([&] { failure_ = std::move(failure); });
 }

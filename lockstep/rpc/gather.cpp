@@ -7,6 +7,14 @@ namespace lockstep::rpc {
 namespace internal {
 namespace {
 
+// What a worker brings. A gathering is identified by the set of names and its number among the gatherings of
+// that set:
+//
+//   worker:  kGather(names, number, own value) to the leader, the smallest name --> waits for the answer
+//   leader:  keeps requests and values per (names, number) --> the last to come answers all with all values
+//
+// Requests are held, not answered: no thread of the leader waits. A worker that is lost ends the gatherings
+// that still wait for it, on the leader; the loss of the leader fails the requests of the others.
 struct GatherRecord {
   std::set<std::string> names;
   std::uint64_t number = 0;
@@ -27,6 +35,7 @@ auto lockstep_fields(SelfOf<MissingRecord> auto& self) {
   return fields({.name = "lockstep.rpc.GatherMissing", .version = 1}, self.names, self.number);
 }
 
+// Short: the caller's own time is over already, and the names only improve its message.
 constexpr Milliseconds kAskMissing{500};
 
 std::vector<std::string> missing(const std::set<std::string>& names,
@@ -72,6 +81,7 @@ std::map<std::string, Object> Gatherings::gather(const Object& value, std::vecto
     // on anything else.
     number = n_calls_[names]++;
   }
+  // Sets are ordered, so every member finds the same leader without asking.
   const WorkerInfo leader = agent_.find(*names.begin());
   const auto call =
       agent_.request(leader.id, MessageKind::kGather,
@@ -154,6 +164,7 @@ void Gatherings::take(Request request) {
     for (auto& waiting : over.requests) waiting.answer_failure({.failure = *gone});
     return;
   }
+  // Encoded once, sent to everyone.
   const Bytes all = encode(over.values);
   for (auto& waiting : over.requests) waiting.answer({.body = all});
 }
@@ -179,6 +190,7 @@ void Gatherings::on_joined(WorkerId peer) {
   std::erase_if(n_calls_, [&](const auto& entry) { return entry.first.contains(name); });
 }
 
+// Requests are answered outside the lock: sending takes time, and may notice the next loss.
 void Gatherings::on_lost(WorkerId peer, const std::string& cause) {
   std::vector<std::pair<Key, Gathering>> failed;
   const std::string name = agent_.info(peer).name;

@@ -79,7 +79,8 @@ void check_options(const RpcOptions& options) {
 }
 
 // The address of this host from which the meeting place is reached; "" when that is on this host's loopback,
-// or nowhere.
+// or nowhere. The kernel knows which of the host's addresses leads there; others reach this worker by that
+// one.
 std::string own_address(std::shared_ptr<Store> store) {
   if (const auto* prefixed = dynamic_cast<const PrefixStore*>(store.get()))
     store = prefixed->innermost_store();
@@ -96,6 +97,7 @@ struct Backends {
 };
 Backends& backends() {
   static Backends list;
+  // On first use, not by a static initialiser.
   static const bool filled = [] {
     const base::MutexLock lock(list.mutex);
     list.makers["host"] = [](const BackendRequest& request) {
@@ -129,6 +131,7 @@ std::string take_prefix(bool dynamic) {
   return base::cat("rpc_prefix_", count_init());
 }
 
+// A given store is used as it is; its rank and size were checked to be there.
 RendezvousResult meet(const RpcOptions& options, bool dynamic) {
   if (options.store) {
     return {.store = options.store, .rank = options.rank, .world_size = options.world_size};
@@ -148,7 +151,8 @@ void check_place(const RendezvousResult& place) {
   }
 }
 
-// Until this worker waits for no answer, and, if asked, runs nothing for others.
+// Until this worker waits for no answer, and, if asked, runs nothing for others. A worker of a dynamic group
+// that leaves cannot wait for calls of others to end: they may keep coming until the others know.
 enum class Idle : std::uint8_t { kOwnCalls, kAllCalls };
 void wait_idle(Agent& agent, Deadline deadline, Idle idle) {
   std::optional<base::SlowWait> slow;
@@ -164,6 +168,7 @@ void wait_idle(Agent& agent, Deadline deadline, Idle idle) {
                        " waits for answers to its calls: ", agent.unanswered(), "; ", agent.n_running(),
                        " calls of others still run here");
     });
+    // Polled: nothing signals "no call in progress", and this runs once, at the end.
     std::this_thread::sleep_for(Milliseconds(1));
   }
 }
@@ -191,6 +196,7 @@ void leave_static(Agent& agent, Deadline deadline) {
   barrier.meet(4, deadline);
 }
 
+// In both cases own calls end first (their arguments may hold RRefs), then RRefs, then the membership.
 void leave(Agent& agent, Session& session, Deadline deadline) {
   if (session.dynamic) {
     wait_idle(agent, deadline, Idle::kOwnCalls);  // others may go on calling until they are notified
@@ -220,6 +226,8 @@ void init_worker(const std::optional<std::string>& name, RpcOptions options) {
   if (name) check_name(*name);
   check_options(options);
   if (is_initialized()) base::raise(ErrorKind::kUsage, "init_rpc was called before; call shutdown first");
+  // As much as possible is checked before the others are met: a worker with wrong options must not make them
+  // wait.
   const auto make_transport = find_backend(options.backend);
   const Deadline deadline = Deadline::after(options.init_timeout);
   const bool dynamic = options.membership == Membership::kDynamic;
@@ -239,6 +247,7 @@ void init_worker(const std::optional<std::string>& name, RpcOptions options) {
   const WorkerId id = dynamic && !options.rank ? internal::take_number(*session->store)
                                                : static_cast<WorkerId>(dynamic ? *options.rank : *place.rank);
   const WorkerInfo self{.id = id, .name = name ? *name : base::cat("worker", id)};
+  // From here on the agent has threads and an address; what fails below must close it.
   const auto agent = Agent::start({.self = self,
                                    .num_worker_threads = options.num_worker_threads,
                                    .rpc_timeout = options.rpc_timeout,
@@ -279,6 +288,7 @@ void shutdown(ShutdownOptions options) {
   }
   const auto session = std::static_pointer_cast<Session>(current_session());
   const Deadline deadline = Deadline::after(base::checked_timeout(options.timeout, "shutdown"));
+  // Whatever goes wrong while leaving, the agent is closed; the caller learns of the problem afterwards.
   std::exception_ptr problem;
   if (options.graceful) {
     try {

@@ -16,6 +16,7 @@ using internal::RRefTable;
 
 namespace {
 
+// kRemoteHead bytes in front of an ordinary call.
 Bytes remote_body(const RRefOnWire& ref, const Bytes& call) {
   base::ByteWriter writer;
   writer.put(ref.rref).put(ref.fork).raw(call);
@@ -36,6 +37,7 @@ FetchHead read_fetch(std::span<const std::uint8_t> body) {
   const auto rref = reader.get<std::uint64_t>();
   const auto fork = reader.get<std::uint64_t>();
   const auto ask = reader.get<std::uint8_t>();
+  // `ask` is the last field: when it is there the others are.
   if (!ask || *ask > 1)
     base::raise(ErrorKind::kUsage, "this does not ask for an RRef's value: the message is damaged");
   return {.context = *context, .rref = *rref, .fork = *fork, .ask = *ask};
@@ -62,6 +64,14 @@ Payload encode_fetched(Agent& agent, const FetchHead& head, WorkerId to, const O
 
 }  // namespace
 
+// remote(): the numbers are chosen here, so the handle exists at once and can be passed on while the call is
+// under way.
+//
+//   caller                              owner
+//   create_there(rref, fork)
+//   kRemoteCall ----------------------> create_here: entry without a value
+//                                       run the function; fetches that come meanwhile wait in the entry
+//   creation_over(fork) <-------------- value->set(), answer
 std::shared_ptr<RRefState> RRefManager::start_remote(const OutgoingCall& call) {
   const auto alive = agent_for("remote()");
   const RRefOnWire ref{.rref = alive->new_id(), .fork = alive->new_id(), .owner = call.to.id};
@@ -79,6 +89,8 @@ std::shared_ptr<RRefState> RRefManager::start_remote(const OutgoingCall& call) {
   state->created.emplace(agent_);
   const auto made = [self = shared_from_this(), ref, value, promise = *state->created](
                         Agent::Answer* answer, const CallFailure* failure) {
+    // Also after a failure: the owner may have received the call although its answer was lost, so the fork
+    // must be released there by an ordinary kDelete.
     if (!value) {
       self->with_table([&](RRefTable& table, Actions& actions) { table.creation_over(ref.fork, actions); });
     } else if (failure != nullptr) {
@@ -111,10 +123,12 @@ void RRefManager::serve_remote(Request request) {
     ref.rref = *rref;
     ref.fork = *fork;
     head = internal::read_call_head(shared->body().subspan(internal::kRemoteHead));
+    // A call to oneself was entered by start_remote() already.
     value = with_table([&](RRefTable& table, Actions&) {
       return shared->from() == self_.id ? table.find(ref.rref) : table.create_here(ref, shared->from());
     });
     if (!value) {
+      // Received and dropped, so that the forks of RRefs among the arguments are released.
       const internal::ReceiveScope taken(shared->agent(), shared->from(), head.rrefs);
       if (shared->from() == self_.id)
         base::raise(ErrorKind::kAborted, "the RRef that this call was for is gone");
@@ -148,6 +162,7 @@ void RRefManager::fetch(const RRefState& state, Ask ask, std::optional<Milliseco
                         Agent::OnAnswer on_answer, const internal::FutureBase* future) {
   const auto alive = agent_for("to_here");
   const Milliseconds limit = alive->timeout_or_default(timeout);
+  // The type's name has no gradient.
   const auto context = ask == Ask::kValue ? this_call().autograd_context : 0;
   // The owner will know the context from now on, and must be told of its end.
   if (auto* extension = context == 0 ? nullptr : alive->extension())
@@ -175,6 +190,7 @@ void RRefState::wait_made(std::optional<Milliseconds> timeout) const {
     base::raise(timeout_failure("the value of " + text(), limit));
 }
 
+// Fetched once and kept: it never changes. Two threads may both fetch it; they get the same text.
 std::string RRefState::type_name(std::optional<Milliseconds> timeout) const {
   {
     const base::MutexLock lock(mutex_);
@@ -214,6 +230,8 @@ void RRefManager::serve_fetch(Request request) {
       answer();
       return;
     }
+    // On a thread of the pool: encoding may take long, and this callback runs wherever the value was
+    // finished.
     value->promise.state()->on_over([self = shared_from_this(), answer] {
       if (const auto alive = self->agent()) alive->run(answer);
     });

@@ -53,6 +53,7 @@ CallFailure shut_down() {
 
 // A value.
 
+// acquire: with the release in set().
 std::shared_ptr<void> OwnedValue::get(const std::type_info& wanted) const {
   if (const auto* failure = promise.state()->failure()) failure->raise();
   const ValueType* its_type = type.load(std::memory_order_acquire);
@@ -133,7 +134,8 @@ RRefManager::RRefManager(Agent& agent)
               .new_value = [weak = agent.weak_from_this()] { return std::make_shared<OwnedValue>(weak); }}) {}
 
 // After the table's lock was released: sending may fail, values may be destroyed and futures end, each of
-// which runs other code.
+// which runs other code. The pattern of every change: with_table() locks, the table (a state machine without
+// threads) decides, the lock is released, and what it decided is carried out here.
 void RRefManager::carry_out(Actions actions) noexcept {
   try {
     for (const auto& entry : actions.sends) send(entry);
@@ -159,6 +161,8 @@ void RRefManager::send(const RRefTable::Send& send) {
   if (!alive || alive->closed()) return;
   base::ByteWriter writer;
   for (const auto& entry : send.entries) writer.put(entry.rref).put(entry.fork);
+  // At most one message of a kind is in flight per worker (rref_table.h): entries that come up meanwhile are
+  // batched by the table and returned by answered() or unanswered(), which this sends in turn.
   const auto answer = alive->request_again(send.to, kind_of(send.control), {.body = writer.take()},
                                            base::cat("a message about RRefs to worker ", send.to), kTries);
   answer.state()->on_over([self = shared_from_this(), state = answer.state(), to = send.to,
@@ -210,6 +214,7 @@ void RRefManager::drop_users() {
 bool RRefManager::wait_idle(Deadline deadline) {
   base::MutexLock lock(mutex_);
   base::SlowWait slow(deadline);
+  // The lock is released while the line is made, since unanswered() takes the agent's.
   while (!changed_.wait_until(mutex_, slow.next().time_point(),
                               [&]() LOCKSTEP_REQUIRES(mutex_) { return table_.idle(); })) {
     if (deadline.expired()) return false;
@@ -266,6 +271,7 @@ void RRefManager::debug_info(std::map<std::string, std::string>& info) const {
 // it.
 std::shared_ptr<RRefState> RRefManager::own(const ValueType* type, std::shared_ptr<void> value) {
   const auto alive = agent_for("an RRef");
+  // fork 0: the owner's own handle is no fork and sends nothing when it ends.
   auto owned = std::make_shared<OwnedValue>(agent_);
   owned->set(type, std::move(value));
   return std::make_shared<RRefState>(
@@ -312,6 +318,8 @@ void RRefManager::unshare(const std::vector<RRefOnWire>& children) noexcept {
   }
 }
 
+// At the owner the message's fork ends at once, and the handle refers to the value itself; elsewhere the
+// handle holds the fork.
 std::shared_ptr<RRefState> RRefManager::receive(const RRefOnWire& ref, WorkerId from) {
   const auto alive = agent_for("an RRef");
   bool fits = false;
@@ -334,6 +342,7 @@ RRefManager::Losses RRefManager::losses(WorkerId worker) const {
 void RRefManager::on_lost(WorkerId peer, const std::string& cause) {
   {
     const base::MutexLock lock(mutex_);
+    // Before the table acts on it: whoever sees the effects finds the reason.
     auto& losses = losses_[peer];
     ++losses.n;
     losses.cause = cause;
@@ -341,6 +350,8 @@ void RRefManager::on_lost(WorkerId peer, const std::string& cause) {
   with_table([&](RRefTable& table, Actions& actions) { table.lost(peer, actions); });
 }
 
+// Only the table forgets the loss. The count of losses stays: handles made before it belong to the earlier
+// worker.
 void RRefManager::on_joined(WorkerId peer) {
   const base::MutexLock lock(mutex_);
   table_.joined(peer);
@@ -357,6 +368,8 @@ void RRefManager::close() {
   for (const auto& value : values) value->promise.fail(shut_down());
 }
 
+// Breaks cycles of ownership, and must run after the threads have ended: no handler can ask for a value any
+// more.
 void RRefManager::end() noexcept {
   // A value may hold RRefs, which hold this.
   std::vector<std::shared_ptr<OwnedValue>> values;
@@ -370,6 +383,8 @@ void RRefManager::end() noexcept {
 
 // Messages.
 
+// Pairs of numbers until the body ends; an incomplete last pair becomes fork 0, which names nothing. The
+// answer lists the forks that were refused, usually none.
 void RRefManager::serve_control(Request request, Control control) {
   std::vector<ForkEntry> entries;
   base::ByteReader reader(request.body());
@@ -384,6 +399,8 @@ void RRefManager::serve_control(Request request, Control control) {
   request.answer({.body = writer.take()});
 }
 
+// Handlers hold a plain pointer to the manager: they are called by threads that end before on_closed(), and
+// the service lives longer.
 class RRefService final : public Service {
  public:
   explicit RRefService(Agent& agent) : manager(std::make_shared<RRefManager>(agent)) {

@@ -53,6 +53,7 @@ SendScope::SendScope(Agent& agent, WorkerId to) : agent_(agent), to_(to), outer_
   sending = this;
 }
 
+// Not empty only when guard() was not called: encoding failed.
 SendScope::~SendScope() {
   sending = outer_;
   if (!refs_.empty()) manager_->unshare(refs_);
@@ -81,6 +82,7 @@ Bytes SendScope::list() const {
   return writer.take();
 }
 
+// From here on the message owns the forks.
 std::shared_ptr<SendGuard> SendScope::guard() {
   if (refs_.empty()) return nullptr;
   auto guard = std::make_shared<Shared>(manager_, refs_);
@@ -96,6 +98,7 @@ ReceiveScope::ReceiveScope(Agent& agent, WorkerId from, std::span<const std::uin
     auto& manager = rref_manager(agent);
     base::ByteReader reader(list);
     states_.reserve(list.size() / kRRefOnWireBytes);
+    // All entries, also those that no argument uses: each is a fork that its sender has registered.
     while (const auto rref = reader.get<std::uint64_t>()) {
       const auto fork = reader.get<std::uint64_t>();
       const auto owner = reader.get<WorkerId>();
@@ -127,6 +130,8 @@ std::shared_ptr<RRefState> ReceiveScope::get(std::uint32_t place) {
   return states[place];
 }
 
+// Of a message that nobody will decode, such as an answer after its call's timeout: its forks exist and must
+// end.
 void discard_rrefs(Agent& agent, WorkerId from, const transport::Message& message) noexcept {
   try {
     const auto list = list_in(message);

@@ -31,6 +31,9 @@ ShutdownBarrier::ShutdownBarrier(Agent& agent) : agent_(agent) {
       MessageKind::kLeave, [this](Request request) { take(std::move(request)); }, Agent::Runs::kQuick);
 }
 
+// One round at one leader, the worker present with the smallest name. A leader that dies or leaves is
+// replaced by the next name; a round that was reached stays reached (reached_ only grows), so asking again is
+// harmless.
 void ShutdownBarrier::meet(std::uint32_t round, Deadline deadline) {
   for (;;) {
     const auto workers = agent_.workers();
@@ -111,6 +114,7 @@ void ShutdownBarrier::take(Request request) {
   look();
 }
 
+// The answers do not matter: sending makes the transport notice a death that nobody has noticed yet.
 void ShutdownBarrier::ping_all() {
   for (const auto& worker : agent_.workers()) {
     if (worker.id == agent_.self().id) continue;

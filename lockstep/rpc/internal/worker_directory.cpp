@@ -13,6 +13,7 @@ void WorkerDirectory::add(const WorkerInfo& info) {
     base::raise(ErrorKind::kUsage,
                 base::cat("worker number ", info.id, " exists already: ", old->second.name));
   }
+  // Names are unique among those present, numbers too; both may be used again by a later worker.
   for (const auto& [id, entry] : entries_) {
     if (entry.name == info.name && !entry.gone) {
       base::raise(ErrorKind::kUsage, base::cat("a worker named ", info.name, " exists already: number ", id));
@@ -27,6 +28,8 @@ bool WorkerDirectory::end(WorkerId id, const std::string& cause, std::uint64_t i
   const base::MutexLock lock(mutex_);
   const auto entry = entries_.find(id);
   if (entry == entries_.end() || entry->second.gone) return false;
+  // A loss that was noticed late is of an earlier worker with this number; the present one is not affected.
+  // 0: whichever it is.
   if (incarnation != 0 && entry->second.incarnation != incarnation) return false;
   entry->second.gone = cause;
   return true;
