@@ -21,6 +21,7 @@ namespace {
 
 using InfoList = std::unique_ptr<addrinfo, decltype(&::freeaddrinfo)>;
 
+// One socket type: the resolver would otherwise return every address several times.
 InfoList look_up(const std::string& host, std::uint16_t port, int flags, int& code) {
   addrinfo hints{};
   hints.ai_family = AF_UNSPEC;
@@ -139,6 +140,8 @@ std::uint16_t Address::port() const {
   return ntohs(reinterpret_cast<const sockaddr_in&>(storage_).sin_port);
 }
 
+// All of 127.0.0.0/8, also when it comes as an IPv4-mapped address from a socket that serves both families.
+// Local sockets do not leave the host either.
 bool Address::is_loopback() const {
   if (family() == AF_UNIX) return true;
   if (family() == AF_INET) {
@@ -166,6 +169,8 @@ Address::Canonical Address::canonical() const {
   return result;
 }
 
+// IPv6 by its first 64 bits: a host usually has a whole network of that size to choose its addresses from. 0
+// when the peer is gone already: such connections share one quota.
 std::uint64_t quota_key_of(int fd) noexcept {
   sockaddr_storage peer{};
   socklen_t length = sizeof peer;
@@ -184,6 +189,7 @@ std::uint64_t quota_key_of(int fd) noexcept {
   return network;
 }
 
+// By name or number, without asking a resolver: what a resolver says of another name is not a promise.
 bool names_loopback(std::string_view host) {
   std::string lower(host);
   std::transform(lower.begin(), lower.end(), lower.begin(), [](unsigned char c) { return std::tolower(c); });
@@ -205,6 +211,7 @@ std::string own_address_toward(const std::string& host) {
     const base::Fd fd(::socket(target.family(), SOCK_DGRAM | SOCK_CLOEXEC, 0));
     if (!fd || ::connect(fd.get(), target.get(), target.length()) != 0) continue;
     std::string text = Address::local_of(fd.get()).text();
+    // Without the port, and without the brackets of IPv6.
     text.resize(text.rfind(':'));
     if (text.starts_with('[')) text = text.substr(1, text.size() - 2);
     return text;

@@ -26,6 +26,7 @@ constexpr std::string_view kClientLabel = "lockstep 2 client";
 constexpr std::string_view kKeysLabel = "lockstep 2 keys  ";
 static_assert(kServerLabel.size() == kClientLabel.size() && kServerLabel.size() == kKeysLabel.size());
 
+// Where the parts of a hello lie.
 constexpr std::size_t kNonceAt = kHandshakeMagic.size();
 constexpr std::size_t kAddressAt = kNonceAt + kNonceBytes;
 
@@ -63,6 +64,7 @@ Proof prove(const JobSecret& secret, std::string_view label, const Binding& bind
   return hmac(secret.bytes(), text.view());
 }
 
+// In constant time: how long a comparison takes must not tell how much of a guess was right.
 bool same(std::span<const std::uint8_t, kProofBytes> a, const Proof& b) {
   return CRYPTO_memcmp(a.data(), b.data(), b.size()) == 0;
 }
@@ -77,6 +79,7 @@ SessionKeys derive(const JobSecret& secret, const Hello& hello, const Nonce& ser
   SessionKeys keys;
   Proof block{};
   std::uint8_t counter = 0;
+  // One block of output per value; an iv takes the first 12 bytes of its block.
   const auto next = [&](std::span<std::uint8_t> into) {
     base::ByteWriter info;
     if (counter > 0) info.raw(block);
@@ -137,6 +140,7 @@ SessionKeys HandshakeClient::keys() const {
 HandshakeServer::HandshakeServer(const JobSecret& secret, Binding binding)
     : secret_(secret), binding_(std::move(binding)) {}
 
+// A fresh nonce for every hello, so a second hello on the same connection gains nothing.
 std::optional<Challenge> HandshakeServer::challenge(const Hello& hello) {
   if (!std::equal(kHandshakeMagic.begin(), kHandshakeMagic.end(), hello.begin())) {
     why_ = "its first bytes are no handshake of this version";
@@ -204,6 +208,7 @@ SessionKeys handshake_as_server(Socket& socket, const JobSecret& secret, const B
     socket.read_exact(proof, deadline);
   } catch (const DistNetworkError& error) {
     if (error.kind() != ErrorKind::kPeerLost) throw;
+    // A client that finds the server's proof wrong closes without a message.
     refuse(socket, "it left after our proof; it has another job secret");
   }
   if (!server.accept(proof)) refuse(socket, "it has another job secret");

@@ -9,9 +9,11 @@
 namespace lockstep::net {
 namespace {
 
+// Printable, so that a trace of a connection can be read. The version follows it, except in 'C', 'G' and 'X'.
 // First byte of each message.
 constexpr std::uint8_t kHello = 'H', kNoKey = 'N', kChallenge = 'C', kGoOn = 'G', kIntroduction = 'I',
                        kWelcome = 'W', kRefused = 'X';
+// Text of a peer is bounded before it is stored or logged.
 constexpr std::size_t kMaxText = 256;
 constexpr const char* kUnknownAnswer = "it sent an unknown answer";
 
@@ -69,6 +71,7 @@ HandshakeInitiator::HandshakeInitiator(const std::optional<JobSecret>& key, cons
   if (key) proof_.emplace(*key, binding);
 }
 
+// A side has keys only when it has seen the other's proof.
 std::optional<SessionKeys> HandshakeInitiator::keys() const {
   if (!proof_ || !introduced_) return std::nullopt;
   return proof_->keys();
@@ -94,6 +97,7 @@ HandshakeInitiator::Step HandshakeInitiator::next(std::span<const std::uint8_t> 
     if (what != kWelcome || version != kPeerHandshakeVersion) return {.refusal = kUnknownAnswer};
     return {.welcome = rest_of(message, in)};
   }
+  // Stays zero without a key: the message has the same layout in both cases.
   Proof proof{};
   if (proof_) {
     const auto challenge = get_array<Challenge>(in);
@@ -133,6 +137,9 @@ HandshakeResponder::Step HandshakeResponder::refuse(std::string why) {
   return {.send = std::move(told), .refusal = std::move(why)};
 }
 
+// Two messages in this order: the greeting (hello, or "no key"), then the introduction. `greeted_` and
+// `proven_` only ever become true, so no message can take the conversation back a step. Whether a key is
+// needed is decided by this side alone; a caller cannot avoid the proof.
 HandshakeResponder::Step HandshakeResponder::next(std::span<const std::uint8_t> message) {
   base::ByteReader in(message);
   const auto what = in.get<std::uint8_t>();
@@ -143,6 +150,7 @@ HandshakeResponder::Step HandshakeResponder::next(std::span<const std::uint8_t> 
     if (what == kHello && !proof_) return refuse("the caller has a job secret, and this worker has none");
     if (what != kNoKey && what != kHello) return refuse("no greeting");
     greeted_ = true;
+    // Without a key the caller's user is what is checked, by the owner of the connection.
     if (!proof_) return {.send = base::ByteWriter().put(kGoOn).take()};
     const auto hello = get_array<Hello>(in);
     const auto challenge = hello ? proof_->challenge(*hello) : std::nullopt;
@@ -152,6 +160,7 @@ HandshakeResponder::Step HandshakeResponder::next(std::span<const std::uint8_t> 
   const auto proof = get_array<Proof>(in);
   if (what != kIntroduction || !proof) return refuse("no introduction");
   Bytes introduction = rest_of(message, in);
+  // Before anything of the introduction is looked at: it is covered by the proof.
   if (proof_ && !proof_->accept(*proof, introduction)) return refuse("another job secret");
   proven_ = true;
   return {.introduction = std::move(introduction)};

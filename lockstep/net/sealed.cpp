@@ -22,6 +22,7 @@ constexpr std::string_view kNextLabel = "lockstep 2 next";
   base::raise(ErrorKind::kInternal, what, ErrorFamily::kNetwork);
 }
 
+// A record: length (little endian, without head and tag), sealed bytes, tag.
 std::array<std::uint8_t, kRecordHead> head_of(std::size_t n_bytes) {
   std::array<std::uint8_t, kRecordHead> head;
   for (std::size_t i = 0; i < head.size(); ++i) head[i] = static_cast<std::uint8_t>(n_bytes >> 8 * i);
@@ -48,6 +49,8 @@ void RecordCipher::use_key() {
   number_ = 0;
 }
 
+// After records_per_key records, well below the number at which GCM with one key becomes weak. Both sides
+// count, so no message announces it; the old key is overwritten and cannot be derived from the new one.
 // The iv stays: under a new key its numbers are new.
 void RecordCipher::next_key() {
   key_.key =
@@ -57,6 +60,7 @@ void RecordCipher::next_key() {
 
 bool RecordCipher::run(std::span<const std::uint8_t, kRecordHead> head, std::span<const std::uint8_t> in,
                        std::uint8_t* out, std::uint8_t* tag) {
+  // After fork() both processes would continue with the same numbers, and GCM breaks when one is used twice.
   if (!made_here_) {
     base::raise(ErrorKind::kUsage, "this connection belongs to the parent of this process",
                 ErrorFamily::kNetwork);
@@ -117,6 +121,9 @@ std::optional<std::span<const std::uint8_t>> Opener::open(std::span<const std::u
   return std::span<const std::uint8_t>(plain).first(sealed.size());
 }
 
+// Takes bytes from the front of `bytes` until one record is complete. Three results: a record; nothing and
+// `bytes` empty, more is needed; nothing and failed(), for ever. The span is valid until the next record is
+// opened on this thread.
 std::optional<std::span<const std::uint8_t>> Opener::next(std::span<const std::uint8_t>& bytes) {
   if (failed_) return std::nullopt;
   if (held_.empty() && bytes.size() >= kRecordHead) {

@@ -22,6 +22,7 @@ constexpr std::size_t kDigits = 2 * JobSecret::kBytes;
 
 // Text of a secret on its way in or out; wiped.
 struct HexText {
+  // Room for a line end and one byte more: a longer text fills it and is refused by its length.
   std::array<char, kDigits + 2> text{};
   ~HexText() { OPENSSL_cleanse(text.data(), text.size()); }
 };
@@ -66,6 +67,7 @@ JobSecret JobSecret::mint() {
 }
 
 JobSecret JobSecret::from_digits(std::string_view text, const std::string& source) {
+  // What editors and `echo` append.
   while (!text.empty() && (text.back() == '\n' || text.back() == '\r')) text.remove_suffix(1);
   JobSecret secret;
   bool good = text.size() == kDigits;
@@ -95,6 +97,7 @@ JobSecret JobSecret::from_file(const std::string& path) {
   struct stat info {};
   if (::fstat(file.get(), &info) != 0) refuse(base::system_failure(errno, "stat").message);
   if (!S_ISREG(info.st_mode)) refuse("not a plain file");
+  // Checked on the descriptor, after open(): the path could be given to another file in between.
   if (info.st_uid != ::geteuid())
     refuse(base::cat("belongs to user ", info.st_uid, ", not to user ", ::geteuid()));
   const mode_t mode = info.st_mode & 07777;
@@ -115,6 +118,8 @@ JobSecret JobSecret::from_fd(int fd) {
   HexText in;
   std::size_t have = 0;
   while (have < in.text.size()) {
+    // From the beginning and without moving the offset: the descriptor is shared with every process that
+    // inherited it, and several may read it at once.
     const ssize_t n = ::pread(fd, in.text.data() + have, in.text.size() - have, static_cast<off_t>(have));
     if (n < 0 && errno == EINTR) continue;
     if (n < 0) {
@@ -127,6 +132,7 @@ JobSecret JobSecret::from_fd(int fd) {
   return from_digits({in.text.data(), have}, base::cat("descriptor ", fd));
 }
 
+// The descriptor wins: a launcher that passes one has made the secret for this job.
 std::optional<JobSecret> JobSecret::from_environment() {
   if (const auto fd = base::environment_int(base::EnvVar::kLockstepSecretFd))
     return from_fd(static_cast<int>(*fd));
@@ -140,6 +146,7 @@ base::Fd JobSecret::to_memfd() const {
   base::Fd fd(::memfd_create("lockstep-secret", MFD_CLOEXEC | MFD_ALLOW_SEALING));
   if (!fd) base::raise(base::system_failure(errno, "memfd_create for the job secret"));
   write_digits(fd.get(), bytes_, "the job secret");
+  // The workers inherit the descriptor with write access; none of them can change what the others read.
   if (::fcntl(fd.get(), F_ADD_SEALS, F_SEAL_WRITE | F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL) != 0) {
     base::raise(base::system_failure(errno, "seal the job secret"));
   }

@@ -21,6 +21,7 @@ namespace lockstep::net {
 
 namespace {
 
+// F_SEAL_SEAL too: nobody can add a seal later that would stop the owner from writing.
 constexpr int kSeals = F_SEAL_SHRINK | F_SEAL_GROW | F_SEAL_SEAL;
 #ifndef MFD_NOEXEC_SEAL
 constexpr unsigned MFD_NOEXEC_SEAL = 0x0008U;
@@ -66,6 +67,7 @@ std::optional<std::uint64_t> read_field(const std::string& path, const std::stri
   return std::nullopt;
 }
 
+// Inactive pages of files are counted as used but can be dropped at once.
 std::uint64_t room(std::uint64_t limit, std::uint64_t used, std::uint64_t reclaimable) {
   used -= std::min(used, reclaimable);
   return limit > used ? limit - used : 0;
@@ -82,6 +84,7 @@ std::uint64_t control_group_room() {
     if (!v2 && v1 == std::string::npos) continue;
     std::string group = v2 ? line.substr(3) : line.substr(v1 + 8);
     const std::string root = v2 ? "/sys/fs/cgroup" : "/sys/fs/cgroup/memory";
+    // The smallest room of the group and all above it: each level has a limit of its own.
     for (;;) {
       const std::string at = root + group + (group.empty() || group.back() == '/' ? "" : "/");
       const auto limit = read_number(at + (v2 ? "memory.max" : "memory.limit_in_bytes"));
@@ -97,7 +100,8 @@ std::uint64_t control_group_room() {
   return least;
 }
 
-// Bytes of the range whose pages exist.
+// Bytes of the range whose pages exist. The kernel reports holes of a memfd as files have them: pages never
+// touched are holes.
 std::uint64_t committed(int fd, std::size_t offset, std::size_t n_bytes) {
   const auto end = static_cast<off_t>(offset + n_bytes);
   std::uint64_t sum = 0;
@@ -140,6 +144,7 @@ Segment::~Segment() {
 }
 
 Segment Segment::map(base::Fd fd, std::size_t n_bytes, const char* what) {
+  // MAP_NORESERVE: a segment is mapped whole, used or not; commit() checks what is really used.
   void* at = ::mmap(nullptr, n_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_NORESERVE, fd.get(), 0);
   if (at == MAP_FAILED)
     base::raise(base::system_failure(errno, base::cat(what, ": mapping ", n_bytes, " bytes")));
@@ -231,6 +236,8 @@ void Segment::make_private(std::size_t offset, std::size_t n_bytes) {
   if (at == MAP_FAILED)
     base::raise(base::system_failure(errno, base::cat("shared memory: making ", length, " bytes private")));
   for (std::size_t page = 0; page < length; page += page_size()) {
+    // A read-modify-write of every page makes the kernel copy it. Atomic: other threads of this process may
+    // be using the buffer.
     std::atomic_ref<std::uint8_t>(data_[first + page]).fetch_or(0, std::memory_order_relaxed);
   }
 }

@@ -100,6 +100,7 @@ Socket::Socket(base::Fd fd)
   set_flag(fd_.get(), SOL_SOCKET, SO_KEEPALIVE);
 }
 
+// Not blocking in the kernel (MSG_DONTWAIT): SO_SNDTIMEO is per call, the deadline absolute.
 void Socket::write_all(std::span<const std::uint8_t> bytes, Deadline deadline) {
   while (!bytes.empty()) {
     const ssize_t n = ::send(fd_.get(), bytes.data(), bytes.size(), MSG_NOSIGNAL | MSG_DONTWAIT);
@@ -118,6 +119,8 @@ void Socket::write_all(std::span<const std::uint8_t> bytes, Deadline deadline) {
 void Socket::set_receive_timeout(Deadline deadline) {
   std::int64_t wanted = 0;
   if (!deadline.is_never()) {
+    // Microseconds. Below it the timeout is set exactly, so that a wait does not end late; above it three
+    // quarters of the time left, which stays usable for later reads.
     constexpr std::int64_t kExact = 20'000;
     const std::int64_t left = deadline.remaining().count() / 1000 + 1;
     if (left > kExact && receive_timeout_us_ > left / 2 && receive_timeout_us_ <= left) return;
@@ -199,6 +202,7 @@ Listener Listener::listen(const Address& address, int backlog) {
   set_flag(fd.get(), SOL_SOCKET, SO_REUSEADDR);  // ports of connections that ended lately
   if (address.family() == AF_UNIX) internal::take_descriptors(fd.get(), false);  // unix_socket.h says why
   if (address.family() == AF_INET6) {
+    // Both families on one socket; an IPv4 peer appears as a mapped address.
     const int off = 0;
     ::setsockopt(fd.get(), IPPROTO_IPV6, IPV6_V6ONLY, &off, sizeof off);
   }
@@ -247,6 +251,7 @@ void Listener::start(int backlog) {
 
 Socket Listener::accept(Deadline deadline) {
   for (;;) {
+    // The listener does not block, so a connection that another thread took first costs one more turn.
     base::Fd fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC));
     if (fd) return Socket(std::move(fd));
     if (errno == EAGAIN) {

@@ -23,6 +23,8 @@ namespace {
 using internal::take_descriptors;
 using internal::wait_fd;
 
+// Linux's abstract namespace: a zero byte and then the name, no file. The length is part of the address, so
+// the name may contain anything.
 struct AbstractAddress {
   sockaddr_un address{};
   socklen_t length = 0;
@@ -39,7 +41,9 @@ struct AbstractAddress {
   const sockaddr* get() const { return reinterpret_cast<const sockaddr*>(&address); }
 };
 
-// What is accepted from a listening socket has its setting.
+// What is accepted from a listening socket has its setting. Descriptors are not accepted until the peer's
+// user was checked (trust_own_user): they would be installed in this process before anybody looks at them.
+// Packets, not a stream: a message arrives whole, with its descriptors.
 base::Fd new_socket() {
   base::Fd fd(::socket(AF_UNIX, SOCK_SEQPACKET | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd) base::raise(base::system_failure(errno, "local socket", ErrorFamily::kNetwork));
@@ -66,6 +70,8 @@ base::Fd new_socket() {
 
 using ControlBuffer = std::array<std::uint8_t, CMSG_SPACE(kMaxUnixFds * sizeof(int))>;
 
+// Every descriptor that the kernel installed gets an owner, also those of a message that is refused
+// afterwards.
 std::vector<base::Fd> take_fds(msghdr& header) {
   std::vector<base::Fd> fds;
   for (cmsghdr* part = CMSG_FIRSTHDR(&header); part != nullptr; part = CMSG_NXTHDR(&header, part)) {
@@ -83,6 +89,8 @@ std::vector<base::Fd> take_fds(msghdr& header) {
 }  // namespace
 
 UnixSocket UnixSocket::connect(const std::string& name, Deadline deadline) {
+  // Polled with growing pauses: connect() on a local socket never waits, and nothing tells when a listener
+  // appears.
   auto pause = std::chrono::milliseconds(1);
   for (;;) {
     int code = 0;
@@ -123,6 +131,7 @@ PeerCredentials UnixSocket::peer() const {
   return {.pid = credentials.pid, .uid = credentials.uid, .gid = credentials.gid};
 }
 
+// The kernel vouches for the user as of the time of connect(); a process cannot forge it.
 bool UnixSocket::trust_own_user() {
   if (peer().uid != ::geteuid()) return false;
   take_descriptors(fd_.get(), true);
@@ -167,6 +176,7 @@ void UnixSocket::send(std::span<const std::uint8_t> message, Deadline deadline, 
 std::size_t UnixSocket::receive(std::span<std::uint8_t> buffer, Deadline deadline,
                                 std::vector<base::Fd>* fds) {
   iovec body{.iov_base = buffer.data(), .iov_len = buffer.size()};
+  // Not initialised: the kernel writes the part that is read.
   alignas(cmsghdr) ControlBuffer control;
   msghdr header{};
   header.msg_iov = &body;
@@ -174,6 +184,7 @@ std::size_t UnixSocket::receive(std::span<std::uint8_t> buffer, Deadline deadlin
   header.msg_control = control.data();
   ssize_t n = 0;
   for (;;) {
+    // recvmsg() overwrites it.
     header.msg_controllen = control.size();
     n = ::recvmsg(fd_.get(), &header, MSG_CMSG_CLOEXEC);
     if (n >= 0) break;
@@ -194,6 +205,8 @@ std::size_t UnixSocket::receive(std::span<std::uint8_t> buffer, Deadline deadlin
   return static_cast<std::size_t>(n);
 }
 
+// A byte in the queue means "open", whatever comes after it: the end is only seen when everything before it
+// was read.
 bool UnixSocket::peer_closed() const {
   std::uint8_t byte = 0;
   const ssize_t n = ::recv(fd_.get(), &byte, 1, MSG_PEEK | MSG_DONTWAIT);
@@ -215,6 +228,7 @@ UnixListener UnixListener::listen(const std::string& name) {
   socklen_t length = sizeof bound;
   if (::getsockname(fd.get(), reinterpret_cast<sockaddr*>(&bound), &length) != 0)
     raise_errno(errno, "getsockname");
+  // The kernel chose the name where none was given.
   const std::size_t n = length - offsetof(sockaddr_un, sun_path) - 1;
   return UnixListener(std::move(fd), std::string(bound.sun_path + 1, n));
 }
@@ -224,6 +238,7 @@ std::optional<UnixSocket> UnixListener::try_accept() {
     base::Fd fd(::accept4(fd_.get(), nullptr, nullptr, SOCK_CLOEXEC | SOCK_NONBLOCK));
     if (fd) return UnixSocket(std::move(fd));
     if (errno == EAGAIN) return std::nullopt;
+    // A connection that ended before it was accepted is not a failure of the listener.
     if (errno != EINTR && errno != ECONNABORTED) raise_errno(errno, "accept");
   }
 }
