@@ -18,6 +18,8 @@ namespace {
 constexpr std::uint64_t kMeetingMagic = 0x6c6f636b73746570;  // "lockstep"
 constexpr std::uint32_t kMeetingVersion = 8;
 
+// Messages are structs as they are in memory: both ends run on one host, and the version changes with the
+// layout.
 enum class MessageKind : std::uint32_t { kRoster = 1, kDescriptors, kRefusal };
 
 // The beginning of every message after the handshake.
@@ -36,7 +38,8 @@ static_assert(std::is_trivially_copyable_v<Introduction> && std::is_trivially_co
 static_assert(sizeof(Head) + kMaxLocalRanks * sizeof(Introduction) <= net::kMaxUnixMessage);
 static_assert(sizeof(Refusal) <= kMaxReply && net::kMaxPeerMessage <= kMaxReply);
 
-// Descriptors that travel in one message; three belong together.
+// Descriptors that travel in one message; three belong together. Memory, lifeline and, where the kernel has
+// pidfds, the process.
 constexpr std::size_t kRanksPerMessage = net::kMaxUnixFds / 3;
 
 template <class T>
@@ -74,6 +77,8 @@ void raise_stranger() {
               ErrorFamily::kBackend);
 }
 
+// The key is made for this meeting: only who can read the group's store can join, whatever else runs on the
+// host.
 MeetingAddress MeetingAddress::of(const std::string& socket) {
   return {.host = base::host_identity(),
           .process = OwnProcess::token(),
@@ -139,6 +144,7 @@ std::vector<int> DescriptorNumbers::list() const {
 
 // Descriptors that are not taken are closed with the vector, so a peer that sends too many costs nothing.
 std::optional<Descriptors> take_descriptors(std::vector<base::Fd> fds, bool same_process) {
+  // A rank thread of the same process uses the descriptors that are there, and sends none.
   if (same_process) return fds.empty() ? std::optional(Descriptors{}) : std::nullopt;
   if (fds.size() != 2 && fds.size() != 3) return std::nullopt;
   std::size_t at = 0;
@@ -171,6 +177,8 @@ void send_roster(net::UnixSocket& to, const Introduction& receiver, std::span<co
   flush();
 }
 
+// The struct was zeroed, so the text is terminated. A tenth of a second at most: whoever refuses has a
+// failure of its own to report.
 void send_refusal(net::UnixSocket& to, const Failure& failure) noexcept {
   Refusal refusal{.head = {.kind = MessageKind::kRefusal},
                   .kind = static_cast<std::int32_t>(failure.kind),
@@ -216,6 +224,7 @@ std::size_t receive_from_first(net::UnixSocket& socket, std::span<std::uint8_t> 
 std::vector<Acquaintance> receive_roster(net::UnixSocket& socket, const Introduction& own,
                                          Deadline deadline) {
   const auto n = static_cast<std::size_t>(own.size);
+  // Large enough for either: the roster of all ranks, or a refusal instead of it.
   std::vector<std::uint8_t> buffer(std::max(sizeof(Head) + n * sizeof(Introduction), kMaxReply));
   std::vector<base::Fd> fds;
   const std::size_t length = receive_from_first(socket, buffer, fds, deadline);
