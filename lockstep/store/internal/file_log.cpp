@@ -41,7 +41,8 @@ class PollBackoff {
 };
 
 // Whether the visible part of a key could be ours. What is not may be a user's own file: it must never be
-// cut.
+// cut. By its first characters: "/" a value, "-/" a deletion, "</" and ">/" a queue, and the two counters
+// without a mark.
 bool plausible_key(std::string_view visible, std::uint32_t n_bytes) {
   if (n_bytes == 0 || n_bytes > kMaxKeyBytes) return false;
   if (visible.empty()) return true;
@@ -77,7 +78,9 @@ constexpr int kOpenFlags = O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK | O_NOCTTY;
 
 }  // namespace
 
-// Works on a copy of the reader: `in` moves only past a whole record.
+// Works on a copy of the reader: `in` moves only past a whole record. A record: u32 length, key, u32 length,
+// value. Torn: it ends too early, as when its writer died; foreign: it cannot become one, however many bytes
+// follow.
 Decoded decode_record(base::ByteReader& in, LogRecord& record) {
   if (in.left() == 0) return Decoded::kEnd;
   base::ByteReader ahead = in;
@@ -130,6 +133,7 @@ std::optional<LockedLog> LockedLog::open(const std::string& path, Mode mode, Dea
     }
     // Of the descriptor, not of the path: between two calls the name could be given to another file.
     check_trust(path, info);
+    // The kernel releases the lock when its process ends, however it ends.
     while (::flock(fd.get(), lock) != 0) {
       if (errno != EWOULDBLOCK && errno != EINTR) {
         base::raise(
@@ -183,6 +187,8 @@ Bytes LockedLog::read(std::uint64_t from) const {
   return bytes;
 }
 
+// Cuts what a writer that died has left behind position `at`, then appends. Not atomic: readers take the
+// lock, and the next writer cuts a torn record again.
 void LockedLog::write(std::uint64_t at, std::span<const std::uint8_t> records) {
   if (at < size_ && ::ftruncate(fd_.get(), static_cast<off_t>(at)) != 0) fail(errno, "cut");
   std::size_t done = 0;

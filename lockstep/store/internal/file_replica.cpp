@@ -22,6 +22,7 @@ Bytes copy(std::span<const std::uint8_t> bytes) {
 
 }  // namespace
 
+// Counting in is the first record of a new file, which check_head() relies on.
 FileReplica::FileReplica(std::string path, int world_size, Milliseconds timeout)
     : path_(std::move(path)), world_size_(world_size), owner_(::getpid()) {
   const auto count_in = [&](base::ByteWriter& out)
@@ -85,6 +86,7 @@ bool FileReplica::refresh(Deadline deadline) {
   return log.has_value();
 }
 
+// Only what other processes appended since the last time is read: everything before position_ is in memory.
 void FileReplica::replay(const LockedLog& log) {
   const Bytes bytes = log.read(position_);
   if (position_ == 0) check_head(bytes);

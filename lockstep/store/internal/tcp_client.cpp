@@ -15,7 +15,9 @@ namespace lockstep::internal {
 
 namespace {
 
-// For the server to answer a cancellation, or to end a reply it has begun.
+// For the server to answer a cancellation, or to end a reply it has begun. So a wait that times out may take
+// this much longer when the server is slow to confirm; without the confirmation the connection could not be
+// used again.
 constexpr Milliseconds kGrace{10'000};
 constexpr std::size_t kRequestKept = 64 << 10;
 constexpr std::size_t kReadStep = 1 << 20;
@@ -51,6 +53,7 @@ Milliseconds pause_before_try(int tries, std::minstd_rand& random) {
 // starts.
 TcpClient TcpClient::connect(const TcpTarget& target, Milliseconds timeout, Deadline deadline) {
   std::minstd_rand random(std::random_device{}());
+  // Refusals (a wrong secret) and missing memory end the attempt; a port where nobody listens yet does not.
   int closed = 0;
   std::optional<base::SlowWait> slow;
   for (int tries = 1;; ++tries) {
@@ -93,6 +96,7 @@ TcpClient TcpClient::connect_to_any(std::span<const net::Address> addresses, con
   constexpr Milliseconds kShare{5'000};
   std::optional<Failure> telling;
   for (std::size_t i = 0; i < addresses.size(); ++i) {
+    // At most half of what is left, at most kShare, except for the last address.
     const auto half = std::chrono::duration_cast<Milliseconds>(deadline.remaining() / 2);
     const bool last = i + 1 == addresses.size();
     const Deadline until = last ? deadline : std::min(deadline, Deadline::after(std::min(half, kShare)));
@@ -157,6 +161,7 @@ void TcpClient::go_local(const TcpTarget& target, Deadline deadline) {
     TcpClient local(net::Socket::connect_local(name, deadline), target.limits);
     local.introduce(target, {.purpose = net::Purpose::kStoreLocal, .server = name}, deadline);
     local.path_ = base::cat(path_, " by local socket");
+    // Ends the TCP connection, over which nothing is pending.
     *this = std::move(local);
   } catch (const Error& error) {
     base::log(LogLevel::kInfo, base::cat("store: staying with TCP: ", error.what()));
@@ -233,6 +238,7 @@ void TcpClient::post(Deadline deadline) {
   writer_->post(request_, deadline);
 }
 
+// Any reply confirms every request before it: the server executes them in order.
 void TcpClient::fill(std::size_t n_bytes, Deadline deadline) {
   if (buffered() >= n_bytes) return;
   std::memmove(buffer_.data(), buffer_.data() + begin_, buffered());
@@ -281,12 +287,14 @@ Status TcpClient::wait_for_status(Deadline deadline, const std::function<std::st
   return status;
 }
 
+// Requests without a reply (set) are known to be executed when a later one is answered.
 void TcpClient::flush(Deadline deadline) {
   if (!unconfirmed_) return;
   begin(Query::kPing).put(std::uint32_t{0}).send(deadline);
   read<std::uint32_t>(deadline);
 }
 
+// The reply to a cancellation that came too late is taken off the stream before the next request.
 void TcpClient::done(Deadline deadline) {
   if (!cancel_pending_) return;
   cancel_pending_ = false;

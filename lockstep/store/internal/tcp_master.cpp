@@ -22,6 +22,7 @@ namespace {
   base::raise(ErrorKind::kUsage, std::move(text), ErrorFamily::kStore);
 }
 
+// The text is the contract with Listener::listen: a failure has a kind but no errno.
 bool is_taken(const DistNetworkError& error) {
   return std::string_view(error.what()).find("EADDRINUSE") != std::string_view::npos;
 }
@@ -48,6 +49,7 @@ std::vector<net::Listener> listen_localhost(std::uint16_t port) {
   std::vector<net::Listener> all;
   std::optional<Failure> missing;
   for (const char* ip : {"127.0.0.1", "::1"}) {
+    // Port 0 is chosen for the first family and then wanted for the second.
     const std::uint16_t wanted = all.empty() ? port : all.front().local().port();
     try {
       all.push_back(net::Listener::listen(*net::Address::parse(ip, wanted), net::Listener::kBacklog));
@@ -102,6 +104,7 @@ std::unique_ptr<TcpServer> start(const std::string& host, const TcpStoreOptions&
   if (!options.master_listen_fd && !net::names_loopback(host)) {
     check_exposure(net::Address::any(AF_INET6, options.port), options);
   }
+  // Checked again with the address that was really bound: a descriptor that was passed in has its own.
   auto listeners = listen(host, options);
   try {
     check_exposure(listeners.front().local(), options);
@@ -155,6 +158,7 @@ std::shared_ptr<TcpServer> start_master(const std::string& host, const TcpStoreO
   return start(host, options);
 }
 
+// Up to a millisecond per worker, a second at most, so that they do not all connect in the same moment.
 void stagger(int world_size) {
   std::random_device random;
   std::uniform_int_distribution<int> ms(1, std::min(world_size, 1000));

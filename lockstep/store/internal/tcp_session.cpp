@@ -13,7 +13,8 @@ namespace lockstep::internal {
 
 namespace {
 
-// Output and held-back input a connection may have before the server stops reading from it.
+// Output and held-back input a connection may have before the server stops reading from it. kInputKept is
+// also what an idle connection keeps of its buffers.
 constexpr std::size_t kHighWater = 1 << 20;
 constexpr std::size_t kInputKept = 64 << 10;
 
@@ -74,6 +75,8 @@ bool TcpSession::feed(std::span<const std::uint8_t> bytes) {
   return true;
 }
 
+// feeding_ tells ready() whether this session is the one at work: then its output is sent by the caller
+// anyway.
 bool TcpSession::feed_plain(std::span<const std::uint8_t> bytes) {
   feeding_ = true;
   std::size_t consumed = 0;
@@ -88,6 +91,7 @@ bool TcpSession::feed_plain(std::span<const std::uint8_t> bytes) {
   return good;
 }
 
+// Invariant of input_: it begins with a whole or partial request that has not been executed.
 bool TcpSession::go_on() {
   if (!why_.empty()) return false;
   feeding_ = true;
@@ -129,6 +133,7 @@ bool TcpSession::full() const {
   return unsent_ + output_.size() + wire_.size() > kHighWater;
 }
 
+// Sealed only now: a seal fixes the order of records, so it is made when the bytes really leave.
 Bytes& TcpSession::output() {
   if (!sealer_) return output_;
   sealer_->seal(output_, wire_);
@@ -141,6 +146,9 @@ bool TcpSession::saturated() const {
   return full() || (waiting() && input_.size() > kInputKept);
 }
 
+// Executes whole requests from the front of `bytes`. Ends with true when it has to wait: for the rest of a
+// request, for the peer to read (full()), or for a key; `consumed` says how far it came, and the caller keeps
+// the rest.
 bool TcpSession::run(std::span<const std::uint8_t> bytes, std::size_t& consumed) {
   while (consumed < bytes.size()) {
     const auto rest = bytes.subspan(consumed);
@@ -167,6 +175,8 @@ bool TcpSession::run(std::span<const std::uint8_t> bytes, std::size_t& consumed)
 
 // Takes what the handshake's next message needs from the front of `bytes`.
 bool TcpSession::shake_hands(std::span<const std::uint8_t>& bytes) {
+  // The first byte decides quickly: a client without a secret begins with a query, whose numbers differ from
+  // the magic's.
   const bool hello = stage_ == Stage::kHello;
   if (hello && greeting_.empty() && bytes[0] != net::kHandshakeMagic[0])
     return fail("it has no job secret and this store requires one");
@@ -241,6 +251,9 @@ void TcpSession::pass_on_entries() {
 bool TcpSession::execute() {
   TcpData& data = shared_.data;
   const Query query = parser_.query();
+  // torch's pop is two requests, wait and then pop. A client that was woken for an entry and then asks for
+  // something else does not want it: the entry goes to the next waiter, which would otherwise sleep beside a
+  // queue that is not empty.
   if (query == Query::kQueuePop) {
     woken_for_.clear();
   } else {
@@ -319,6 +332,7 @@ bool TcpSession::execute_wait() {
   std::vector<std::string> keys;
   keys.reserve(parser_.n_fields());
   for (std::size_t i = 0; i < parser_.n_fields(); ++i) keys.emplace_back(parser_.text(i));
+  // A wait that may take an entry wakes one waiter per entry; a wait for existence wakes all.
   const bool takes = waiting_for_ == Query::kWait || waiting_for_ == Query::kQueuePopWait;
   // ready() runs inside this call when all keys exist already.
   shared_.data.wait(*this, std::move(keys), takes ? Wakes::kOneBy : Wakes::kAll);
@@ -432,6 +446,7 @@ bool TcpSession::execute_add(Checked checked) {
   const auto n_bytes = static_cast<std::size_t>(end - text.data());
   if (!stored(shared_.data.set(key, {reinterpret_cast<const std::uint8_t*>(text.data()), n_bytes})))
     return false;
+  // torch's reply is the number alone; ours has a status in front.
   if (checked == Checked::kYes) put(Status::kDone);
   put(after);
   if (key == kInitKey) shared_.joined(after);
@@ -455,6 +470,7 @@ void TcpSession::execute_local_name() {
 }
 
 bool TcpSession::execute_list_keys() {
+  // Measured before it is written: a reply that does not fit must not be begun.
   std::uint64_t n_bytes = 8;
   shared_.data.each_key([&](std::string_view key) { n_bytes += 8 + key.size(); });
   if (!reply_fits(n_bytes)) return false;
