@@ -59,7 +59,7 @@ void take_stack(CallFailure& failure) {
 }  // namespace
 
 void CallFailure::raise() const {
-  // Three kinds of failure: raised on another worker; an exception of another type, kept here; lockstep's own.
+  // Raised on another worker; an exception of another type that was kept here; lockstep's own.
   if (remote) throw RemoteError(failure, *remote);
   if (type != CallFailure().type) throw Renamed(*this);
   lockstep::base::raise(failure);
