@@ -17,6 +17,8 @@
 namespace lockstep::internal {
 namespace {
 
+// How the options reach a factory through a C table that has no field for them: set around comm_create on
+// this thread.
 thread_local const BackendOptions* t_joining = nullptr;
 
 struct Registered {
@@ -35,6 +37,7 @@ struct Posted {
     op.where = where.c_str();
   }
 
+  // A copy with pointers into the members below: the caller's op is gone when post returns.
   lockstep_op op;
   std::string where;
   std::vector<std::uint64_t> send_counts, recv_counts;
@@ -56,6 +59,8 @@ struct Executor {
   base::Thread thread;          // guarded by mutex until stop
 };
 
+// States of the back end: intact, then broken for good by the first failure that is not a refusal, or by
+// abort; operations that are queued then fail with that failure, one by one, on their executor's thread.
 class Adapter {
  public:
   Adapter(std::shared_ptr<Backend> backend, int size) : backend_(std::move(backend)), size_(size) {}
@@ -65,6 +70,8 @@ class Adapter {
         const std::lock_guard lock(executor.mutex);
         executor.stop = true;
       }
+      // The thread runs what is still queued before it ends. Its owner has aborted by then if that could
+      // block.
       executor.changed.notify_all();
       executor.thread.join();
     }
@@ -98,6 +105,7 @@ class Adapter {
       idle = !executor.thread.joinable();
     }
     if (!idle) return post_and_wait(op, error, capacity);
+    // Two threads may both have found the executor idle; they take turns.
     const std::lock_guard turn(executor.turn);
     const auto failure = perform(op);
     if (!failure) return LOCKSTEP_OK;
@@ -151,6 +159,7 @@ class Adapter {
       {
         std::unique_lock lock(executor.mutex);
         executor.changed.wait(lock, [&] { return executor.stop || !executor.queue.empty(); });
+        // Stopped, and nothing is left: every handle has been completed.
         if (executor.queue.empty()) return;
         next = std::move(executor.queue.front());
         executor.queue.pop_front();
@@ -244,6 +253,7 @@ lockstep_status Adapter::post_and_wait(const lockstep_op& op, char* error, std::
   return status;
 }
 
+// What a back end cannot do it refuses when it is called; there is no list to ask.
 lockstep_status everything(lockstep_capabilities* out) {
   out->op_kinds = (1u << LOCKSTEP_OP_KINDS) - 1;
   out->dtypes = (1u << LOCKSTEP_DTYPES) - 1;

@@ -30,7 +30,8 @@ std::string joined(const Names& names) {
   return text;
 }
 
-// What is known of engines beyond their tables. Guarded by its mutex.
+// What is known of engines beyond their tables. Guarded by its mutex. By lower-case name. Engines themselves
+// are in the registry; this is what the ABI does not tell.
 struct Knowledge {
   std::mutex mutex;
   std::map<std::string, Names> devices{{"fake", {"cpu", "cuda", "meta", "xpu"}}};  // others: cpu
@@ -51,6 +52,7 @@ Names devices_of(const std::string& engine) {
 }
 
 // What can be named: engines that are there, and those that would be loaded or made when they are asked for.
+// Only for messages: folders are listed, nothing is loaded.
 Names engine_names() {
   Names names = engines().names();
   for (const auto& folder : comm::engine_folders()) {
@@ -137,6 +139,7 @@ namespace {
 
 // Made when first asked for: it needs an engine that crosses hosts, a plug-in.
 const comm::Engine* hierarchical_engine() {
+  // One at a time: loading the plug-in and adding the engine must happen once.
   static std::mutex mutex;
   const std::lock_guard lock(mutex);
   if (const comm::Engine* made = engines().find("hierarchical")) return made;
@@ -162,6 +165,8 @@ bool runs_alone(const comm::Engine& engine) {
   return std::ranges::count(knowledge().alone, comm::lower_case(engine.name())) > 0;
 }
 
+// A name alone stands for all device types that the engine serves; pairs name them one by one, and two
+// devices with one engine share a part.
 BackendParts parse_backend(const std::string& backend) {
   const std::string text = comm::lower_case(backend);
   BackendParts parts;
@@ -185,6 +190,7 @@ BackendParts parse_backend(const std::string& backend) {
   return parts;
 }
 
+// A function of the hosts alone, which every rank knows: all choose alike without asking.
 BackendParts choose_default_backend(const std::vector<std::string>& hosts) {
   std::vector<std::size_t> elsewhere;
   for (std::size_t rank = 0; rank < hosts.size(); ++rank) {
@@ -212,6 +218,7 @@ void register_backend(const std::string& name, BackendFactory factory, RegisterB
   if (!factory)
     base::raise(ErrorKind::kUsage, base::cat("register_backend \"", name, "\": no factory given"));
   internal::check_devices(key, options.devices);
+  // Never freed: communicators and messages refer to it until the process ends.
   const auto* table = internal::make_backend_table(key, std::move(factory));
   internal::engines().add(comm::Engine(table, "registered by the program"));
   internal::remember(key, options.devices);

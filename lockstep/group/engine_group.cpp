@@ -22,6 +22,9 @@ double milliseconds_since(Deadline started) {
   return static_cast<double>(Deadline::now().monotonic_ns() - started.monotonic_ns()) * 1e-6;
 }
 
+// Two objects per group: this one is the users' handle, EngineGroupState what operations in flight and shared
+// tensors hold as well. The handle's end closes the group; the communicator is destroyed with the last holder
+// of the state, on a thread that may block (make_disposable).
 class EngineGroup final : public GroupBase {
  public:
   explicit EngineGroup(EngineGroupOptions options)
@@ -47,6 +50,8 @@ class EngineGroup final : public GroupBase {
     std::int32_t source = -1;
     begin(request, where);
     request.op.source = &source;
+    // acquire: with the store that announces the hook, so the hook itself is visible. `timing` is only a
+    // switch.
     const bool hooked = shared().has_hook.load(std::memory_order_acquire);
     const bool timed = hooked || shared().timing.load(std::memory_order_relaxed);
     const auto started = timed ? Deadline::now() : Deadline::never();
@@ -64,6 +69,7 @@ class EngineGroup final : public GroupBase {
   Work post(OperationRequest& request, HeldTensors held) override {
     char where[kWhereCapacity];
     begin(request, where);
+    // The state exists before the engine knows the operation: its callback may run before post returns.
     auto state = std::make_shared<Work::State>(core_, request, std::move(held));
     const auto status = start(*state, request.op);
     if (status != LOCKSTEP_OK) {
@@ -80,6 +86,8 @@ class EngineGroup final : public GroupBase {
     // not complete it half-posted.
     core_->keep(state);
     state->launched();
+    // close() lists the operations to wait for. One that was kept after the list was made would be waited for
+    // by nobody.
     if (core_->closed()) core_->settle_late(*state);
     return Work(std::move(state));
   }
@@ -104,6 +112,7 @@ class EngineGroup final : public GroupBase {
   void begin(OperationRequest& request, char* where) {
     if (core_->closed()) [[unlikely]]
       raise_closed(request.name, name());
+    // Operations that have ended release their tensors at the next start; no thread exists for that.
     core_->reap();
     write_where(request.where, where);
     if (shared().has_refusal.load(std::memory_order_relaxed)) [[unlikely]]
@@ -115,6 +124,8 @@ class EngineGroup final : public GroupBase {
 
   lockstep_status start(Work::State& state, lockstep_op& op) {
     comm::OpHandle handle;
+    // Counted before it is posted, taken back in post_failed(): the callback of a fast operation must find
+    // its count.
     state.arm(op);
     const auto status = core_->comm().post(op, handle);
     if (status == LOCKSTEP_OK) {
@@ -181,6 +192,7 @@ void raise_closed(const char* what, const std::string& group) {
 }
 
 void write_where(const std::source_location& where, char* out) {
+  // A colon, ten digits and the terminator. The end of a long path says more than its beginning.
   constexpr std::size_t kLineRoom = 12;
   const char* file = where.file_name();
   std::size_t length = std::strlen(file);
@@ -197,6 +209,8 @@ void write_where(const std::source_location& where, char* out) {
 // store first, since ranks with different lists would wait for each other.
 std::shared_ptr<comm::Communicator> EngineGroupState::join() const {
   const GroupIdentity& identity = options_.identity;
+  // For registered back ends, whose factory takes options that the C table cannot pass: valid on this thread
+  // while the engine creates its communicator.
   const BackendOptions told{.store = options_.engine_store,
                             .rank = rank(),
                             .size = size(),
@@ -224,6 +238,7 @@ EngineGroupState::EngineGroupState(EngineGroupOptions options)
     : options_(std::move(options)),
       host_(std::make_unique<EngineHost>(options_.stores, options_.failed_key, options_.launch_ranks)),
       comm_(join()) {
+  // Needed for joining only; kept, they would hold the parent's communicator for as long as this group lives.
   options_.parent.reset();
   options_.compare_members = nullptr;
 }

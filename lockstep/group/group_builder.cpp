@@ -39,6 +39,7 @@ class JoinOnly {
   }
 
  private:
+  // deque: a guard does not move.
   std::deque<StoreTimeoutGuard> guards_;
 };
 
@@ -71,6 +72,7 @@ constexpr Milliseconds kLastMessage{5'000};
                       .peer = LostPeer{.rank = blamed, .cause = cause}});
 }
 
+// Launchers publish at the store's top, below no prefix.
 std::shared_ptr<Store> whole_store(const std::shared_ptr<Store>& store) {
   const auto* prefixed = dynamic_cast<const PrefixStore*>(store.get());
   return prefixed == nullptr ? store : prefixed->innermost_store();
@@ -85,6 +87,7 @@ void check_members(Store& store, const GroupRequest& request) {
   std::string mine;
   for (const int rank : request.members.ranks()) mine += base::cat(mine.empty() ? "" : " ", rank);
   if (mine.size() > 256) mine = base::cat(request.members.ranks().size(), " ranks, SHA-1 ", sha1(mine));
+  // Set by the first to come, compared by all others: one request per rank, in whatever order they come.
   const std::string first = to_text(store.compare_set(kMembersKey, {}, to_bytes(mine)));
   if (first == mine) return;
   base::raise(ErrorKind::kUsage, base::cat(request.what, ": here group \"", request.name, "\" has the ranks ",
@@ -118,6 +121,7 @@ Group join_part(const Joining& joining, const BackendPart& part) {
   if (ranks.size() == 1 && !runs_alone(*part.engine)) return make_solo_group(std::move(identity));
   if (!identity.store)
     base::raise(ErrorKind::kInternal, "rendezvous returned no store for a world of more than one rank");
+  // How a rank ended is published under the number that the launcher gave it.
   std::vector<int> launch_ranks;
   for (const int rank : ranks) launch_ranks.push_back(site.launch_ranks[static_cast<std::size_t>(rank)]);
   const std::string folder = joining.request.folder;
@@ -155,6 +159,8 @@ BackendParts parts_for(const WorldSite& site, const GroupRequest& request) {
   return choose_default_backend(hosts);
 }
 
+// In the order of the parts, which is the same on all ranks: joining blocks, and two ranks that joined two
+// parts in different orders would wait for each other.
 Group join_all(const Joining& joining, const BackendParts& parts) {
   std::vector<Group> groups;
   GroupIdentity whole = joining.identity;
@@ -292,6 +298,8 @@ Group join_group(const WorldSite& site, const GroupRequest& request) {
     if (!request.folder.empty()) joining.compare_members = [&] { check_members(*messages, request); };
     joining.checker = make_checker(joining.identity);
     auto group = join_all(joining, parts);
+    // After all parts have joined: torch's switch that makes init return on no rank before every rank has
+    // come.
     if (base::environment_flag(base::EnvVar::kDistInitBarrier) && !all_without_peers(parts)) {
       store_barrier(*messages, rank, size, "init_barrier", base::time_left(request.deadline));
     }

@@ -69,6 +69,9 @@ struct Whole {
   Whole(const GroupCall& call, const Group& given)
       : world(call.world_of(given)), group(given ? given : world->root()) {}
 
+  // This decides how a group gets its key in the store. Numbers work when all ranks of the world count the
+  // same calls; where only some know of a group, its key is a hash of its members and of how often they made
+  // one (World::take_name).
   // All ranks of the world call; otherwise only the group's members know of what is made of it.
   bool is_root() const { return group == world->root(); }
   const char* text() const { return is_root() ? "the world" : "the parent"; }
@@ -105,7 +108,8 @@ Group make(const GroupCall& call, const Whole& whole, std::vector<int> ranks,
        .hashed = options.use_local_synchronization || !whole.is_root()});
 }
 
-// The lists hold ranks of the world, ascending.
+// The lists hold ranks of the world, ascending. Every rank makes every group, also those it is not in: that
+// keeps the numbers equal.
 Subgroups make_all(const GroupCall& call, const Whole& whole, const std::vector<std::vector<int>>& lists,
                    const SubgroupsOptions& options) {
   Subgroups made{.mine = non_member_group(), .all = {}};
@@ -204,6 +208,7 @@ Group split(const GroupCall& call, const Group& parent, std::vector<std::vector<
       split_ranks, [&](const auto& list) { return std::ranges::binary_search(list, group.rank()); });
   if (mine == split_ranks.end()) return non_member_group();
   const auto number = mine - split_ranks.begin();
+  // Ranks outside the list do nothing: only the members of a part meet, under a key that they compute alike.
   return whole.world->make(
       {.what = call.what,
        .members = Members(whole.in_world(*mine)),
@@ -224,6 +229,7 @@ Group shrink(const GroupCall& call, std::vector<int> ranks_to_exclude, const Shr
   }
   const auto timeout = call.timeout(options.timeout, old);
   const bool abort_first = options.abort;
+  // A world is replaced as a whole; a smaller group only by another group of the same world.
   if (whole.is_root()) return current_worlds().shrink(whole.group, excluded, abort_first, timeout);
   if (abort_first) old.abort("shrink_group was called with the abort flag");
   std::vector<int> remaining;

@@ -22,6 +22,8 @@ std::uint64_t n_own(const lockstep_op& op) {
   return op.count;
 }
 
+// Messages of a rank to itself wait in the loopback; everything else is over when the call returns, so
+// nothing calls back.
 class SoloOwner final : public GroupState {
  public:
   explicit SoloOwner(GroupIdentity identity) : identity_(std::move(identity)) {}
@@ -73,6 +75,7 @@ class SoloGroup final : public GroupBase {
       move(request.op);
     }
     end(request, started, nullptr);
+    // Timed for the hook in any case; a duration is reported only to who asked for timing.
     if (!shared().timing) request.ended.duration_ms = -1;
     return request.ended.sequence_number;
   }

@@ -26,6 +26,8 @@ Work::State::State(std::shared_ptr<internal::GroupState> owner, const internal::
       rank_(internal::current_rank_use()),
       owner_(std::move(owner)),
       held_(std::move(held)),
+      // The caller's thread-local modes (no_grad, inference mode) are kept where tensors will be copied at
+      // the end, which may happen on another thread.
       ended_(request.ended) {
   if (held_.finish || !held_.copies.empty()) modes_.emplace();
 }
@@ -78,6 +80,9 @@ void Work::State::count_down() {
     internal::hand_over(std::move(self));
 }
 
+// kWanted is set after the check with poll(), kDone by the engine's callback: fetch_or orders the two, so
+// exactly one side sees both flags and hands the work over. acq_rel: that side also sees what the other wrote
+// before.
 void Work::State::call_me_when_over() {
   if (poll()) return resolve();
   internal::start_completions();
@@ -110,7 +115,8 @@ bool Work::State::poll() {
   bool over;
   {
     const std::lock_guard lock(mutex_);
-    // A thread inside the engine's wait will finish it; the handle is that thread's.
+    // A thread inside the engine's wait will finish it; the handle is that thread's. Parts end in the order
+    // posted; n_over_ is the first that has not.
     while (!over_ && !waiting_) {
       const auto status = handles_[n_over_].test();
       if (status == LOCKSTEP_PENDING) break;
@@ -128,6 +134,7 @@ bool Work::State::settle(Deadline deadline) {
   OwnerPtr owner;
   std::unique_lock lock(mutex_);
   while (!over_) {
+    // Woken whenever the thread inside the engine comes back, with a result or because its own time was over.
     if (waiting_) {
       changed_.wait_until(lock, deadline.time_point());
     } else {
@@ -168,11 +175,13 @@ Work::State::OwnerPtr Work::State::finish() {
   }
   if (failure_) failure_->message = base::cat(describe(), ": ", failure_->message);
   if (held_.event) held_.event->end();
+  // Inputs are released here, results stay for result() and futures.
   held_ = {.results = std::move(held_.results)};
   const auto ended_ns = ended_ns_.load(std::memory_order_relaxed);
   ended_.duration_ms = static_cast<double>((ended_ns != 0 ? ended_ns : now_ns()) - started_ns_) * 1e-6;
   ended_.source_rank = owner_->world_rank(source_);
   over_ = true;
+  // Under this state's mutex; the owner's is taken inside. Never the other way round.
   owner_->forget(this);
   return std::move(owner_);
 }

@@ -75,6 +75,8 @@ std::shared_ptr<World> World::join(WorldPlan plan) {
     if (plan.store) joining.emplace(*plan.store, within(plan.store->timeout(), plan.deadline));
     part = next_part(plan.name, plan.store.get(), plan.rank);
   }
+  // The store counts for each rank; ranks of one world agree when each has entered equally often. If one is
+  // ahead, they meet under different keys and time out, with `entered_before` in the message.
   const std::shared_ptr<World> made(new World(plan.name, part));
   made->keep_ = plan.keep;
   made->site_ = make_site({.what = plan.what,
@@ -158,12 +160,15 @@ Group World::make(const GroupPlan& plan) {
                                   .parent = plan.build_on_world ? root_ : nullptr});
   {
     const std::lock_guard lock(mutex_);
+    // Joining took place without the lock; meanwhile another thread may have left the world.
     if (!left_ && groups_.emplace(names.key, group).second) return group;
   }
   close_group(*group, "");
   base::raise(ErrorKind::kAborted, base::cat(plan.what, ": the world was left by another thread meanwhile"));
 }
 
+// Collective over the ranks that stay, without the old group, which may be broken: everything meets anew in
+// the store, under a part that depends on who is excluded and how often it was tried.
 std::shared_ptr<World> World::shrink(const std::vector<int>& excluded, Milliseconds timeout) {
   std::vector<int> remaining;
   std::string text;
@@ -219,6 +224,7 @@ void World::for_all(const std::function<void(ProcessGroup&)>& fn) const {
     const std::lock_guard lock(mutex_);
     groups.assign(groups_.begin(), groups_.end());
   }
+  // The root last, numbered groups from the latest on: groups were built on earlier ones.
   std::ranges::sort(groups, [](const auto& a, const auto& b) { return name_before(b.first, a.first); });
   for (const auto& [key, group] : groups) {
     try {

@@ -98,6 +98,7 @@ Milliseconds timeout_of(const Options& options) {
   return std::max(Milliseconds(1), Milliseconds(std::llround(seconds * 1000)));
 }
 
+// Engines without peers (fake) need no meeting: a store of their own suffices.
 RendezvousResult meet(const InitOptions& options, const BackendParts& parts, Milliseconds timeout) {
   const bool no_peers = !parts.empty() && std::ranges::all_of(parts, [](const BackendPart& part) {
     return has_no_peers(*part.engine);
@@ -193,6 +194,8 @@ void Worlds::enter(const InitOptions& options) {
                    .deadline = Deadline::after(timeout),  // of the meeting and of all that follows
                    .desc = kDefaultWorld};
     if (!options.backend.empty()) plan.parts = parse_backend(options.backend);
+    // Blocks until the store is there. The parts were parsed before: a wrong name must not make the others
+    // wait.
     const RendezvousResult place = meet(options, plan.parts, timeout);
     plan.store = place.store;
     plan.rank = *place.rank;  // set, as the meeting was not open-ended
@@ -237,6 +240,7 @@ std::shared_ptr<World> Worlds::default_world() const {
   return found == worlds_.end() ? nullptr : found->second;
 }
 
+// Worlds of another rank thread are not found: handles belong to the rank that made them.
 std::shared_ptr<World> Worlds::of(const Group& group, const char* what) const {
   if (!group) {
     if (auto world = default_world()) return world;
@@ -248,6 +252,7 @@ std::shared_ptr<World> Worlds::of(const Group& group, const char* what) const {
       if (world->contains(group)) return world;
     }
   }
+  // A better message where the group was destroyed.
   still_there(group, what);
   base::raise(ErrorKind::kUsage, base::cat(what, ": group \"", group->name(),
                                            "\" is in none of the worlds of this process (or rank thread)"));
@@ -278,6 +283,7 @@ void Worlds::leave(const Group& group, const std::string& cause) {
   if (all->is_default()) base::set_log_rank(-1);
 }
 
+// Taken out first: whatever asks for groups meanwhile finds none instead of half-closed ones.
 void Worlds::leave_all(const std::string& cause) {
   std::map<std::string, std::shared_ptr<World>> all;
   {
@@ -344,11 +350,14 @@ int Worlds::n_counted() const {
 }
 
 Worlds& process_worlds() {
+  // Destroyed at the end of the process, when it leaves what the program did not; the engines it needs are
+  // never destroyed.
   static Worlds worlds;
   return worlds;
 }
 
 Worlds& current_worlds() {
+  // A rank thread has worlds of its own; every other thread shares the process's.
   const base::RankThread* rank = base::this_rank_thread();
   return rank != nullptr && rank->world != nullptr ? *static_cast<Worlds*>(rank->world) : process_worlds();
 }

@@ -46,6 +46,8 @@ StoreHandles StoreHandles::under(const std::string& prefix) const {
           .checks = std::make_shared<PrefixStore>(prefix, checks)};
 }
 
+// In slices, since a store's wait cannot be interrupted: in between it is checked whether some rank has
+// published that it cannot join, which ends the wait of all.
 bool await_keys(Store& store, const std::vector<std::string>& keys, Store& failures,
                 const std::string& failed_key, Deadline deadline,
                 const std::function<std::string()>& waiting) {
@@ -80,6 +82,7 @@ EngineHost::EngineHost(Stores stores, std::string failed_key, std::vector<int> l
 
 EngineHost::~EngineHost() = default;
 
+// Keys of an engine that begin with "/" are the job's, not the group's.
 // Without the leading "/". The launcher knows ranks by the numbers it gave them; nothing for the end of one
 // that it does not know.
 std::optional<std::string> EngineHost::root_key(const char* key) const {

@@ -16,6 +16,7 @@ struct SelfMessage {
   std::string error;
 };
 
+// Shared by the group and every handle, so that a handle may outlive the group.
 struct Loopback::Box {
   std::mutex mutex;
   std::condition_variable changed;
@@ -53,12 +54,14 @@ void meet(SelfMessage& one, SelfMessage& other) {
     return end(to, LOCKSTEP_USAGE, text);
   }
   if (from.op.count > 0) std::memmove(to.op.recv, from.op.send, from.op.count * comm::size_of(from.op.dtype));
+  // This rank, as a rank of the group of one.
   if (to.op.source != nullptr) *to.op.source = 0;
   end(from, LOCKSTEP_OK);
   end(to, LOCKSTEP_OK);
 }
 
-// The box's mutex is held.
+// The box's mutex is held. There is no thread that could end it in time: whoever looks finds that the
+// deadline has passed.
 void expire(Handle& handle) {
   auto& message = *handle.message;
   if (message.status != LOCKSTEP_PENDING || !Deadline::from_monotonic_ns(message.op.deadline_ns).expired())
