@@ -91,7 +91,9 @@ std::shared_ptr<Pass> ContextState::pass() const {
   return pass_;
 }
 
-// `old` fails outside the lock: that rings, and may run callbacks.
+// `old` fails outside the lock: that rings, and may run callbacks. One pass at a time per context. The same
+// number: another message of the pass that is here. Another number: the older one must have failed or been
+// given up by its origin.
 std::shared_ptr<Pass> ContextState::enter(std::uint64_t pass,
                                           const std::function<std::shared_ptr<Pass>()>& make) {
   std::shared_ptr<Pass> old;
@@ -114,6 +116,7 @@ std::shared_ptr<Pass> ContextState::enter(std::uint64_t pass,
   return fresh;
 }
 
+// `gone` is destroyed after the lock: a pass holds nodes whose destructors may be deep.
 void ContextState::leave(const Pass& pass) {
   std::shared_ptr<Pass> gone;
   const std::lock_guard lock(mutex_);

@@ -15,12 +15,14 @@ namespace lockstep::autograd::internal {
 using torch::autograd::AccumulateGrad;
 using torch::autograd::Edge;
 
+// A root may be entered twice (two losses with one node): its gradients add up, so each entry counts.
 void LocalGraph::enter_root(const Edge& root) {
   const auto [state, fresh] = states_.try_emplace(root.function.get());
   ++state->second.n_missing;
   if (fresh) walk(*root.function);
 }
 
+// Nothing is counted for the node itself: its gradients come from outside, through start().
 void LocalGraph::enter_send(SendNode& send) {
   if (states_.try_emplace(&send).second) walk(send);
 }
@@ -61,6 +63,7 @@ void LocalGraph::deliver(const Edge& to, at::Tensor gradient) {
   if (found == states_.end()) base::raise(ErrorKind::kUsage, "the graph changed during a backward pass");
   State& state = found->second;
   if (!state.gradients) state.gradients.emplace(node.num_inputs());
+  // Adds up, as libtorch's InputBuffer does. No streams: the pass runs on the CPU.
   state.gradients->add(to.input_nr, std::move(gradient), std::nullopt, std::nullopt, &node);
   if (--state.n_missing > 0) return;
   variable_list gradients = std::move(state.gradients->buffer);
@@ -94,6 +97,8 @@ void LocalGraph::run_one() {
 
 // What surrounds a node in libtorch's engine, in the same order.
 variable_list LocalGraph::call(Node& node, variable_list gradients) {
+  // Hooks on tensors first, then those that retain a gradient, then those on the node: a retained gradient is
+  // what the tensor hooks made of it.
   for (const auto& hook : node.tensor_pre_hooks()) gradients = (*hook)(gradients);
   for (const auto& [index, hook] : node.retains_grad_hooks()) gradients = (*hook)(gradients);
   for (const auto& hook : node.pre_hooks()) gradients = (*hook)(gradients);

@@ -16,6 +16,8 @@ void raise_damaged() {
   base::raise(ErrorKind::kUsage, "this is not a message of a backward pass: it is damaged");
 }
 
+// The beginning of every message of a pass: whichever arrives first, it is known which pass it belongs to and
+// how that runs.
 void PassHead::write(base::ByteWriter& writer) const {
   const auto flags = static_cast<std::uint8_t>((retain_graph ? kRetainGraph : 0) | (fast ? kFast : 0));
   writer.put(context).put(pass).put(origin).put(flags).put(timeout_ms);
@@ -28,6 +30,7 @@ PassHead PassHead::read(base::ByteReader& reader) {
   head.origin = need(reader.get<WorkerId>());
   const auto flags = need(reader.get<std::uint8_t>());
   head.timeout_ms = need(reader.get<std::int64_t>());
+  // Input from another worker: unknown flags are refused, not ignored.
   if (flags > (kRetainGraph | kFast) || head.timeout_ms < 0 || head.context == 0) raise_damaged();
   head.retain_graph = (flags & kRetainGraph) != 0;
   head.fast = (flags & kFast) != 0;
@@ -49,6 +52,7 @@ void NodeFailure::write(base::ByteWriter& writer) const {
   writer.put(worker).raw(rpc::encode_failure({.failure = failure, .type = type}));
 }
 
+// The worker is where the failure happened, not who passed it on.
 NodeFailure NodeFailure::read(base::ByteReader& reader) {
   const auto worker = need(reader.get<WorkerId>());
   return of(worker, rpc::decode_failure({.id = worker, .name = {}}, need(reader.raw(reader.left()))));
@@ -72,6 +76,7 @@ void write_messages(base::ByteWriter& writer, std::span<const std::uint64_t> mes
 
 std::vector<std::uint64_t> read_messages(base::ByteReader& reader) {
   const auto n = need(reader.get<std::uint32_t>());
+  // Before memory is allocated for a number that a peer sent.
   if (n > reader.left() / sizeof(std::uint64_t)) raise_damaged();
   std::vector<std::uint64_t> messages(n);
   for (auto& message : messages) message = need(reader.get<std::uint64_t>());

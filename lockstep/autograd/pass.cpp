@@ -9,6 +9,8 @@
 namespace lockstep::autograd::internal {
 namespace {
 
+// What recv nodes ask for when the engine calls them: a node has no pointer to the pass that runs it. Passes
+// nest when a node runs a pass of its own.
 thread_local Pass* pass_here = nullptr;
 
 // This thread runs a pass, and is in its context.
@@ -55,6 +57,9 @@ bool Pass::superseded_by(const PassHead& other) const {
 
 // Planning.
 
+// SMART. A wave: the origin walks its graph from the roots to the recv nodes; each names a message of another
+// worker, which walks on from the send node of that message. The walk counts how many gradients each node
+// will get, so every worker must be planned before any gradient is sent.
 PlanRequests Pass::plan_roots(const edge_list& roots) {
   const std::lock_guard lock(mutex_);
   for (const auto& root : roots) graph_.enter_root(root);
@@ -96,6 +101,7 @@ void Pass::open_roots(const edge_list& roots) {
   open();
 }
 
+// FAST: no planning; every send node of the context is expected to get gradients. Pre: mutex_ is held.
 void Pass::open() {
   if (opened_ || !head_.fast) return;
   opened_ = true;
@@ -124,6 +130,8 @@ bool Pass::take(std::uint64_t message, variable_list gradients) {
     base::raise(ErrorKind::kUsage,
                 base::cat(gradients.size(), " gradients arrived for ", node.n_tensors(), " tensors"));
   }
+  // Marked now, so that no other pass begins with it; the graph behind it is released when this part is over
+  // (use_up_sends).
   found->second.arrived = true;
   if (!head_.retain_graph) node.mark_used();
   incoming_.emplace_back(&node, std::move(gradients));
@@ -132,6 +140,7 @@ bool Pass::take(std::uint64_t message, variable_list gradients) {
   return start;
 }
 
+// After a failure as well: part of the graph has released its variables and cannot run again.
 void Pass::use_up_sends() {
   if (head_.retain_graph) return;
   std::vector<compat::NodeOwner<SendNode>> used;
@@ -177,6 +186,8 @@ bool Pass::next() {
         --n_to_come_;
       }
     }
+    // Nodes that can run are run before anything is waited for: their results may be what another worker
+    // waits for.
     if (!graph_.idle()) return true;
     std::unique_lock lock(mutex_);
     if (failure_) raise_stopped();
@@ -245,6 +256,8 @@ Pass& Pass::here() {
   return *pass_here;
 }
 
+// Called by a recv node, on the running thread. told_ and sent_to_ before the message: a failure that comes
+// at once must find out whom to tell.
 void Pass::send_gradients(const RecvNode& from, variable_list gradients) {
   if (from.from() == service_.self()) {
     take(from.message(), std::move(gradients));
@@ -265,6 +278,7 @@ bool Pass::fail(NodeFailure failure) {
   std::unique_lock lock(mutex_);
   if (failure_) return false;
   failure_ = std::move(failure);
+  // Read without the lock by failed(); release, so that whoever sees it finds failure_ under the lock.
   failed_.store(true, std::memory_order_release);
   ring(lock);
   return true;
@@ -280,6 +294,7 @@ void Pass::note_told(WorkerId worker) {
   told_.insert(worker);
 }
 
+// Whom an abort must reach: everybody that may hold a part of this pass.
 std::vector<WorkerId> Pass::told() const {
   const std::lock_guard lock(mutex_);
   std::set<WorkerId> all = told_;
@@ -324,6 +339,7 @@ std::set<WorkerId> Pass::missing() const {
   return missing;
 }
 
+// The origin's last step. Only what all workers have reported makes the gradients of the context final.
 void Pass::await_others() {
   std::unique_lock lock(mutex_);
   workers_.insert(sent_to_.begin(), sent_to_.end());

@@ -11,6 +11,7 @@
 namespace lockstep::autograd::internal {
 namespace {
 
+// Over hours, as for RRefs: a context that is not released keeps its graph and gradients.
 constexpr int kCleanupTries = 20;
 constexpr int kWorkerShift = 48;
 
@@ -39,7 +40,8 @@ class Received final : public object::TensorScope {
 };
 
 // Nodes that run an engine pass of their own must know that they are inside one of ours: theirs would fill
-// Tensor::grad().
+// Tensor::grad(). Calls made inside a context find its gradients, wherever they run: the context's number
+// travels with the call.
 class ContextGradients final : public GradientProvider {
  public:
   std::shared_ptr<GradientAccess> current() const override {
@@ -56,6 +58,8 @@ AutogradService::AutogradService(rpc::Agent& agent) : agent_(agent) {
   using rpc::MessageKind;
   using rpc::Request;
   using Runs = rpc::Agent::Runs;
+  // Plans and gradients are kEither: they run where they are found, and check helping() before anything that
+  // may block.
   agent.set_extension(this);
   agent.handle(
       MessageKind::kBackwardPlan, [this](Request request) { serve_plan(std::move(request)); }, Runs::kEither);
@@ -223,6 +227,7 @@ void AutogradService::on_close() {
   {
     const std::lock_guard lock(mutex_);
     closed_ = true;
+    // closed_ and the swap in one step: find_or_make() makes none afterwards.
     contexts.swap(contexts_);
   }
   for (const auto& [id, state] : contexts) {
