@@ -9,6 +9,8 @@
 
 namespace lockstep::internal {
 
+// Taken over: from now on the reducer steps them with the average, instead of libtorch's hook with the local
+// gradient.
 void BackwardOptimizers::adopt(const std::vector<at::Tensor>& parameters,
                                const std::vector<at::Tensor>& others) {
   for (const at::Tensor& parameter : others) {
@@ -40,6 +42,7 @@ void BackwardOptimizers::fuse(std::shared_ptr<FunctionalOptimizer> optimizer,
                               const std::vector<bool>& sparse) {
   if (!optimizer) base::raise(ErrorKind::kUsage, "register_fused_optimizer: the optimizer is null");
   if (fused_) base::raise(ErrorKind::kUsage, "register_fused_optimizer: a model has one fused optimizer");
+  // By the tensor's implementation: two handles of one parameter are one.
   std::unordered_map<const void*, bool> is_sparse;
   for (std::size_t i = 0; i < all.size(); ++i) is_sparse[all[i].unsafeGetTensorImpl()] = sparse[i];
   const auto& chosen = only.empty() ? all : only;
@@ -76,12 +79,14 @@ void BackwardOptimizers::overlap(ZeroCore& zero, const Group& group, const std::
             "buckets");
     }
   }
+  // Held weakly: the optimizer belongs to the user and may go before the model.
   if (!zero_.expired())
     base::raise(ErrorKind::kUsage, "overlap_optimizer: the model has such an optimizer already");
   zero_ = zero.overlap();
   overlaps_ = true;
 }
 
+// After the last bucket: what the ranks have updated is exchanged.
 void BackwardOptimizers::finish() {
   if (const auto zero = zero_.lock()) zero->finish();
 }

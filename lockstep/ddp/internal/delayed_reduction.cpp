@@ -51,6 +51,7 @@ DelayedReduction::DelayedReduction(NamedTensors parameters, const at::Tensor& tr
              [this](std::size_t index, const at::Tensor&) { on_gradient(index); }) {
   std::map<at::ScalarType, std::vector<std::size_t>> by_type;
   for (std::size_t i = 0; i < parameters_.tensors.size(); ++i)
+    // Ordered by type, hence in the same order on all ranks.
     by_type[parameters_.tensors[i].scalar_type()].push_back(i);
   for (const auto& [type, indices] : by_type) {
     std::vector<at::Tensor> like;
@@ -66,6 +67,10 @@ DelayedReduction::DelayedReduction(NamedTensors parameters, const at::Tensor& tr
   }
 }
 
+// The states of one step:
+//
+//   expected --trigger's gradient: start()--> in flight (works_) --end of backward: finish()--> idle
+//                                                '-- another gradient of these parameters: too late, an error
 void DelayedReduction::on_gradient(std::size_t index) {
   if (current_gradients()) {
     base::raise(
@@ -115,6 +120,7 @@ void DelayedReduction::start() {
     failure_ = base::current_failure();
     throw;
   }
+  // Waited for at the end of the whole backward pass, so that the reduction overlaps what is left of it.
   torch::autograd::Engine::get_default_engine().queue_callback(
       [self = shared_from_this()] { self->finish(); });
 }

@@ -109,6 +109,7 @@ void FlatBroadcast::run(const std::vector<at::Tensor>& tensors, int root) {
   // Two chunks in flight: one is packed or unpacked while the other is sent.
   std::array<at::Tensor, 2> flying;
   std::array<Work, 2> works;
+  // Slot k % 2 is reused for chunk k + 2 only after chunk k has landed.
   const auto land = [&](std::size_t k) {
     works[k % 2].wait();
     if (!is_root) unpack(chunks[k], dense, flying[k % 2], changed);

@@ -17,6 +17,7 @@ namespace lockstep::internal {
 GradientBuckets::GradientBuckets(std::vector<at::Tensor> parameters, Options options)
     : parameters_(std::move(parameters)), options_(std::move(options)) {
   for (const at::Tensor& parameter : parameters_) {
+    // Sizes are those of the reduction, which mixed precision may make in another type than the parameter's.
     const bool sparse = !options_.sparse.empty() && options_.sparse[items_.size()];
     const at::ScalarType own = parameter.scalar_type();
     const at::ScalarType dtype =
@@ -30,7 +31,8 @@ GradientBuckets::GradientBuckets(std::vector<at::Tensor> parameters, Options opt
   choose_in_place();
 }
 
-// Ranks that differ would reduce in different operations.
+// Ranks that differ would reduce in different operations. Rank 0's value. 128 KiB unless told otherwise:
+// below it one flat reduction costs less than an operation per gradient.
 void GradientBuckets::agree_on_in_place() {
   const auto from_environment = static_cast<std::size_t>(
       base::environment_int(base::EnvVar::kLockstepInPlaceBytes).value_or(128 * 1024));
@@ -88,11 +90,13 @@ void GradientBuckets::rebuild_by_arrival(std::span<const std::size_t> order) {
 // A communication hook wants each bucket in one piece: every gradient goes back into the flat part.
 void GradientBuckets::give_up_pool() {
   if (pool_ == nullptr) return;
+  // Gradients that are still in the pool's memory keep that alive by themselves.
   pool_ = nullptr;
   in_place_.assign(parameters_.size(), 0);
   build(BucketIndices(plan_));
 }
 
+// places_ is the inverse of the plan: parameter -> bucket and slot in it.
 void GradientBuckets::build(BucketIndices plan) {
   buckets_.clear();  // first, so that old and new memory are not held at once
   places_.assign(parameters_.size(), {});
@@ -150,6 +154,7 @@ std::vector<std::size_t> GradientBuckets::bucket_bytes() const {
   return n_bytes;
 }
 
+// Beyond the gradients themselves: flat parts that gradients are views of count as gradients.
 std::size_t GradientBuckets::held_bytes(bool views) const {
   std::size_t held = pool_ ? pool_->free_bytes() : 0;
   for (const GradientBucket& bucket : buckets_) {

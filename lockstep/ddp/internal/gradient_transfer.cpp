@@ -235,6 +235,8 @@ void GradientTransfer::hand_out(std::size_t index, const at::Tensor& view, at::T
   }
 }
 
+// Of gradients that were reduced in place only .grad keeps the memory now; the next backward allocates from
+// the pool anew.
 void GradientTransfer::release(std::size_t b) {
   GradientBucket& bucket = buckets_[b];
   for (std::size_t slot = 0; slot < bucket.views.size(); ++slot) {

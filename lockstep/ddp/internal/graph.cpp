@@ -8,6 +8,8 @@
 
 namespace lockstep::internal {
 
+// Depth first, each node once, without recursion: graphs are deep. Only marks: what was reached by an earlier
+// output of the same step stays marked.
 void mark_reached(std::span<const at::Tensor> outputs, std::span<const compat::NodePtr> entries,
                   std::span<const compat::NodePtr> accumulators, std::vector<unsigned char>& reached) {
   using torch::autograd::Node;
@@ -32,6 +34,7 @@ void mark_reached(std::span<const at::Tensor> outputs, std::span<const compat::N
 
 namespace {
 
+// A pre-hook sees the gradients on their way in and returns them unchanged; it is there for its side effect.
 class Reached final : public torch::autograd::FunctionPreHook {
  public:
   explicit Reached(std::function<void()> call) : call_(std::move(call)) {}
@@ -88,6 +91,7 @@ std::vector<at::Tensor> pass_sink(const std::vector<at::Tensor>& outputs, std::f
   for (const at::Tensor& output : outputs) {
     if (output.defined() && output.requires_grad()) with_graph.push_back(output);
   }
+  // Nothing will call backward through them.
   if (with_graph.empty()) return outputs;
   const auto passed = Sink::apply(at::ArrayRef<at::Tensor>(with_graph),
                                   std::make_shared<std::function<void()>>(std::move(begins)), clone);

@@ -44,6 +44,7 @@ void SearchedParameters::end(std::span<const BucketItem> items, bool own) {
 
 // ---- StaticGraph ----
 
+// While learning it is not known yet whether any hook will run.
 bool StaticGraph::wants_announcement() const {
   return learning_ || std::ranges::all_of(use_counts_, [](std::uint32_t n) { return n == 0; });
 }

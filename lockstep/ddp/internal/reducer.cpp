@@ -77,6 +77,13 @@ Reducer::Reducer(NamedTensors parameters, ReducerOptions options)
 
 // ---- forward ----
 
+// One step, as calls of this class:
+//
+//   forward    prepare_for_forward()       after the first backward: rebuild the buckets by order of arrival
+//              expect_backward(outputs)    count it; search the graph where that is asked for
+//   backward   on_backward_begins(), or the first on_gradient(): begin() the pass
+//              on_gradient()               per parameter: deposit; buckets that are full start, in order
+//   its end    finish()                    queued with libtorch: wait, deliver bucket by bucket, count it off
 void Reducer::prepare_for_forward() {
   check_finalized();
   check_unchanged();
@@ -131,8 +138,8 @@ void Reducer::check_unchanged() const {
   }
 }
 
-// n_expected_ counts forward passes whose backward has not come: The first forward pass after a
-// backward begins a new count: outputs that no backward has used by then will not be used.
+// n_expected_ counts forward passes whose backward has not come yet. The first forward pass after a backward
+// begins a new count: outputs that no backward has used by then will not be used.
 void Reducer::expect_backward(std::span<const at::Tensor> outputs) {
   if (backward_seen_) n_expected_ = 0;
   const bool first = n_expected_ == 0;
@@ -156,6 +163,8 @@ void Reducer::search(std::span<const at::Tensor> outputs, bool first) {
       {.outputs = outputs, .entries = entries, .accumulators = hooks_.accumulators(), .first = first});
 }
 
+// Before the first reduction only: ranks that changed the reduction in different steps would call different
+// collectives.
 void Reducer::register_comm_hook(CommHook hook) {
   if (!hook.run) base::raise(ErrorKind::kUsage, "register_comm_hook: the hook is empty");
   if (exchange_.hook().run) {

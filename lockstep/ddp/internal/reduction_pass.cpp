@@ -54,6 +54,8 @@ void ReductionPass::begin(Begin begin) {
   const auto contributes = [&](std::size_t i) { return parts_.readiness.contributes(i); };
   for (std::size_t b = 0; b < progress_.size(); ++b) {
     progress_[b].n_pending = buckets.indices(b).size();
+    // The option demands that all ranks leave the same parameters unused: a bucket that is skipped here must
+    // be skipped everywhere.
     progress_[b].skipped =
         begin_.skip_unused && !buckets[b].is_sparse && std::ranges::none_of(buckets.indices(b), contributes);
   }
@@ -123,6 +125,7 @@ std::vector<std::size_t> ReductionPass::missing() const {
   return indices;
 }
 
+// Of the buffer hook: what it started ends with the pass.
 void ReductionPass::also_wait_for(std::vector<GradFuture> futures) {
   for (GradFuture& future : futures) {
     if (future) also_awaited_.push_back(std::move(future));

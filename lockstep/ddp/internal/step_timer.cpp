@@ -46,6 +46,8 @@ void StepTimer::set_sample_rate(std::int64_t rate) {
   rate_ = static_cast<std::uint64_t>(rate);
 }
 
+// Shared with hooks of graphs that may outlive this step, or never run: a new slot per step keeps a late one
+// out.
 void StepTimer::open() {
   now_ = {};
   future_done_.clear();
@@ -59,6 +61,7 @@ void StepTimer::begins_at(const at::Tensor& output) {
   on_reached({&output, 1}, [slot = backward_seen_] { put_first(*slot, stamp()); });
 }
 
+// Without a hook at the outputs the first gradient is the best that is known.
 void StepTimer::begin(std::size_t n_parameters, std::size_t n_buckets) {
   const std::int64_t seen = backward_seen_->load();
   now_.backward_start = seen != 0 ? seen : stamp();

@@ -34,6 +34,8 @@ void UsageExchange::wait() {
   std::exchange(work_, Work()).wait();
 }
 
+// has_changed_ tells the user whether static_graph could be set: did the set of unused parameters ever
+// differ?
 void UsageExchange::close(std::span<const BucketItem> items) {
   std::vector<unsigned char> unused(here_.size());
   unused_bytes_ = 0;
