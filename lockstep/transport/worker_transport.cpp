@@ -42,6 +42,9 @@ void copy_bytes(Message& message) {
   std::ranges::for_each(message.blobs, copy);
 }
 
+// No thread of its own. Locks, in this order: sockets_mutex (one thread at a time handles sockets), a peer's
+// mutex (its link), and below those the short ones of slots, heap and ready events. Nothing is called back
+// under any of them: poll() returns events.
 class WorkerTransport final : public Transport {
  public:
   WorkerTransport(WorkerTransportOptions options, Endpoint self, net::UnixListener local,
@@ -106,6 +109,7 @@ void WorkerTransport::remove_peer(WorkerId id) {
 
 std::shared_ptr<Outgoing> WorkerTransport::connect(const std::shared_ptr<Peer>& peer,
                                                    std::optional<Failure>& failure) {
+  // The host identity differs between network namespaces as well, where a local socket could not be reached.
   const bool near = peer->endpoint.host == state_.self.host && state_.options.route == Route::kAuto;
   try {
     if (near) {
@@ -136,6 +140,7 @@ std::optional<Failure> WorkerTransport::send(WorkerId to, Message message, Deadl
   }
   try {
     if (to == state_.options.id) {
+      // Without a copy the receiver's changes would reach the sender's tensors.
       copy_bytes(message);
       state_.deliver({.from = to, .message = std::move(message)});
       return std::nullopt;
@@ -229,6 +234,7 @@ void WorkerTransport::close(Deadline deadline) {
       state_.reactor.poll_sockets();
     }
     flush_queued();
+    // Sleeps until a socket is ready, a millisecond at most: the deadline is checked in between.
     pollfd ready{.fd = state_.reactor.fd(), .events = POLLIN, .revents = 0};
     if (state_.queued.load(std::memory_order_relaxed) > 0) ::poll(&ready, 1, 1);
   }

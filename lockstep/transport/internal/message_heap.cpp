@@ -29,6 +29,7 @@ std::uint64_t capacity_for(std::uint64_t n_bytes) {
   return round_up(n_bytes, std::bit_floor(n_bytes) / 8) + kPage;
 }
 
+// In this order: while the link is open the receiver may be alive and reading.
 bool is_dead(const Holder& holder) {
   return holder.link_ended.load(std::memory_order_acquire) && holder.process.ended();
 }

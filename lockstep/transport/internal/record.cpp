@@ -11,7 +11,8 @@ namespace lockstep::transport::internal {
 namespace {
 
 // One block of another's heap, given back when the last of its views goes, which may be after the transport
-// went. A forked child has a copy of it and gives nothing back: the block is its parent's.
+// went. A forked child has a copy of it and gives nothing back: the block is its parent's. release: every
+// read of the block comes before it, and the sender, which acquires, may reuse the memory.
 class Loan {
  public:
   Loan(Mapping heap, std::uint64_t payload) : heap_(std::move(heap)), payload_(payload) {}
@@ -57,6 +58,8 @@ void take_back(MessageHeap& heap, std::span<const std::uint64_t> blocks) {
 }
 
 // The record itself goes to the heap, `record` becomes one that says where.
+//
+//   ring:  head (elsewhere = 1), one part ---> heap: head, table of parts, small parts ---> heap: large parts
 bool put_elsewhere(MessageHeap& heap, const std::shared_ptr<Holder>& holder, Bytes& record) {
   const auto at = heap.allocate(record.size(), holder);
   if (!at) return false;
@@ -87,6 +90,7 @@ Decoded decode(const Buffer& record, std::uint64_t n_bytes, const Sender& sender
     if (part.n_bytes > left)
       return refuse(base::cat("a message beyond the limit of ", sender.max_message_bytes, " bytes"));
     left -= part.n_bytes;
+    // The receiver may write into it: a block in the heap is its alone until it is returned.
     object::Blob blob{.yours = true};
     if ((part.offset & kInHeap) != 0) {
       const std::uint64_t offset = part.offset & ~kInHeap;

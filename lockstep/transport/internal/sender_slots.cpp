@@ -23,6 +23,8 @@ void tell_room(int socket) {
 }  // namespace
 
 SenderSlots::SenderSlots(Inbox inbox) : inbox_(std::move(inbox)), free_(kSlots) {
+  // Descending, since slots are taken from the end: low numbers first, so that the bits in use share few
+  // words.
   std::iota(free_.rbegin(), free_.rend(), 0u);
 }
 
@@ -82,6 +84,8 @@ std::string SenderSlots::broken(std::uint32_t index) {
 std::optional<Event> SenderSlots::poll(int bell) {
   constexpr std::uint32_t kWords = kSlots / 64;
   auto& pending = inbox_.head().pending;
+  // Round robin: the search begins behind the last sender that was served, so a busy one does not starve the
+  // others.
   const std::uint32_t first = next_.load(std::memory_order_relaxed) % kSlots;
   const std::uint64_t below = (std::uint64_t{1} << first % 64) - 1;
   // The first word twice: the bits from the start position on, and those below it at the end.

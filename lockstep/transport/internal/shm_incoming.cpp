@@ -51,6 +51,7 @@ void ShmIncoming::on_ready(std::uint32_t) noexcept {
 void ShmIncoming::receive() {
   std::array<std::uint8_t, net::kMaxPeerMessage> buffer;
   std::vector<base::Fd> fds;
+  // Deadline::now(): never waits.
   const std::size_t n = socket_.receive(buffer, Deadline::now(), &fds);
   if (!peer_) return be_greeted(std::span(buffer).first(n), std::move(fds));
   if (buffer[0] == kLeave) left_ = true;
@@ -92,6 +93,8 @@ void ShmIncoming::refuse(const std::string& why) noexcept {
   over(why);
 }
 
+// Everything that the sender completed is delivered before its loss; silence() then ignores what a late
+// sender still writes.
 void ShmIncoming::drain() noexcept {
   if (!slot_) return;
   while (auto event = state_.slots.take(*slot_, state_.idle_wait.bell())) state_.deliver(std::move(*event));

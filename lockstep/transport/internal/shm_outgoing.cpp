@@ -21,7 +21,8 @@ Intro introduction(const TransportState& state, const Peer& peer) {
           .heap_bytes = state.heap.mapping()->size()};
 }
 
-// The receiver closed its end, which it does after it has read the ring for the last time.
+// The receiver closed its end, which it does after it has read the ring for the last time. events = 0:
+// POLLHUP is reported without being asked for, and data that waits does not matter.
 bool hung_up(int socket) {
   pollfd ask{.fd = socket, .events = 0, .revents = 0};
   return ::poll(&ask, 1, 0) == 1 && (ask.revents & POLLHUP) != 0;
@@ -58,6 +59,7 @@ std::shared_ptr<ShmOutgoing> ShmOutgoing::connect(TransportState& state, const s
   return link;
 }
 
+// Registered last: an answer cannot be handled before the greeting exists.
 void ShmOutgoing::call(const Peer& peer) {
   ++n_calls_;
   greeting_.emplace(state_.options.secret, introduction(state_, peer),
@@ -66,6 +68,8 @@ void ShmOutgoing::call(const Peer& peer) {
   key_ = state_.reactor.add(socket_.fd(), EPOLLIN, shared_from_this());
 }
 
+// As for TCP: before the welcome a connection may be dropped for want of room for strangers, and is made
+// again.
 bool ShmOutgoing::call_again(const Peer& peer) {
   int code = 0;
   auto socket =
@@ -97,6 +101,7 @@ std::optional<Failure> ShmOutgoing::send(Message message) {
   return std::nullopt;
 }
 
+// The record first, then the bit and the bell (Inbox::announce): who finds the bit finds the record.
 bool ShmOutgoing::write(std::span<const std::uint8_t> record) {
   if (!ring_.write(record)) return false;
   inbox_.announce(slot_, bell_.get());
@@ -165,6 +170,7 @@ std::string ShmOutgoing::greet(std::span<const std::uint8_t> message, std::vecto
   if (fds.size() != 2 || step.welcome->slot >= kSlots || step.welcome->inbox_bytes != kInboxBytes) {
     return "it sent no inbox that this version supports";
   }
+  // One mapping per process and segment, however many transports of this process send there.
   inbox_ = Inbox(local::SegmentTable::of_process().map(std::move(fds[0]), kInboxBytes));
   bell_ = std::move(fds[1]);
   slot_ = step.welcome->slot;

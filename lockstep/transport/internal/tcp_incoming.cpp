@@ -16,6 +16,7 @@ namespace {
 // Read in one go before others have their turn.
 constexpr std::uint64_t kTurnBytes = 4 << 20;
 constexpr std::size_t kReadBytes = 64 << 10;
+// Room for several records: a sealed read is always copied, so it may as well be long.
 constexpr std::size_t kSealedReadBytes = 256 << 10;
 
 }  // namespace
@@ -114,6 +115,7 @@ void TcpIncoming::hand_over() {
 
 // Nothing of a record reaches the decoder before its tag has been verified.
 std::optional<std::string> TcpIncoming::read_sealed(std::uint64_t at_most) {
+  // Per thread, not per connection: it holds nothing between two calls.
   thread_local std::array<std::uint8_t, kSealedReadBytes> buffer;
   for (std::uint64_t sum = 0; sum < at_most;) {
     const ssize_t n = ::recv(fd_.get(), buffer.data(), buffer.size(), MSG_DONTWAIT);

@@ -21,7 +21,8 @@ constexpr std::size_t kWireBytes = 256 << 10;
 constexpr std::size_t kTogether = 16 << 10;
 
 // What of a queued message is still to be sent, as pieces for one system call: nothing is copied to be
-// contiguous.
+// contiguous. What a queued message has sent already is skipped, then pieces are added until the list is
+// full.
 struct Pieces {
   std::array<iovec, kPieces> list;
   std::size_t n = 0;
@@ -88,6 +89,7 @@ int TcpOutgoing::call(const Peer& peer) {
   base::Fd fd(::socket(address_.family(), SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0));
   if (!fd || (::connect(fd.get(), address_.get(), address_.length()) != 0 && errno != EINPROGRESS))
     return errno;
+  // EINPROGRESS is the usual answer; the socket becomes writable when the connection is there, or has failed.
   set_tcp_options(fd.get());
   ++n_calls_;
   const std::uint64_t key = state_.reactor.add(fd.get(), EPOLLIN | EPOLLOUT, shared_from_this());
@@ -130,7 +132,7 @@ void TcpOutgoing::queue(Bytes head, Message message) {
 }
 
 // Only the message at the front is ever written partly. A queue that is not empty waits for room already, and
-// EPOLLOUT will come.
+// EPOLLOUT will come. Never blocks; a broken link returns the cause that it broke with.
 std::optional<Failure> TcpOutgoing::send(Message message) {
   if (phase_ == Phase::kBroken) {
     const auto peer = peer_.lock();
@@ -151,6 +153,7 @@ void TcpOutgoing::flush() {
   if (phase_ == Phase::kOpen || phase_ == Phase::kGreeting) write();
 }
 
+// A system call, so only on a change.
 void TcpOutgoing::watch(bool for_room) {
   if (watching_room_ == for_room) return;
   watching_room_ = for_room;
@@ -194,6 +197,7 @@ bool TcpOutgoing::write_clear() {
   header.msg_iovlen = pieces.n;
   const ssize_t n = ::sendmsg(fd_.get(), &header, MSG_NOSIGNAL | MSG_DONTWAIT);
   if (n < 0 && errno == EAGAIN) return false;
+  // EINTR counts as progress of no bytes: write() comes round again.
   if (n < 0 && errno != EINTR) broke(errno);
   if (n > 0) sent(static_cast<std::uint64_t>(n));
   return true;
@@ -248,6 +252,7 @@ void TcpOutgoing::seal_some() {
   seal_together();
 }
 
+// Pops what is complete; a message's blobs are released here, at the earliest possible time.
 void TcpOutgoing::sent(std::uint64_t n_bytes) {
   while (!queue_.empty()) {
     auto& front = queue_.front();
@@ -271,7 +276,8 @@ void TcpOutgoing::on_ready(std::uint32_t events) noexcept {
     if (!fd_) return;
     try {
       over = advance(events);
-      // After the welcome messages may have been sent: they are not sent twice.
+      // After the welcome messages may have been sent: they are not sent twice. Only a connection that ended
+      // before its welcome is made again: nothing but greetings was sent on it.
       const bool dropped = !welcomed_ && (ended_ || phase_ == Phase::kBroken);
       if (dropped && !over.empty()) over = end_or_call_again(*peer, over);
     } catch (const std::exception& error) {
@@ -283,6 +289,7 @@ void TcpOutgoing::on_ready(std::uint32_t events) noexcept {
 }
 
 std::string TcpOutgoing::advance(std::uint32_t events) {
+  // The first event of a socket that connects is the result of connect().
   if (phase_ == Phase::kConnecting) {
     int code = 0;
     socklen_t length = sizeof code;
@@ -305,6 +312,7 @@ std::string TcpOutgoing::advance(std::uint32_t events) {
 // Greetings one by one; what follows the introduction is sealed and is the last.
 std::string TcpOutgoing::greet() {
   std::array<std::uint8_t, net::kMaxPeerMessage + 2 + net::kRecordHead + net::kRecordTag> buffer;
+  // In the clear not one byte more than the greeting is read: what follows may be sealed already.
   const std::size_t wanted = opener_ ? buffer.size() : reader_.wanted();
   const ssize_t n = ::recv(fd_.get(), buffer.data(), wanted, MSG_DONTWAIT);
   if (n < 0 && (errno == EAGAIN || errno == EINTR)) return {};
@@ -328,6 +336,7 @@ std::string TcpOutgoing::greet() {
   if (step.welcome) {
     phase_ = Phase::kOpen;
     welcomed_ = true;
+    // Order is kept: queue_ holds at most greetings, which go first, and later_ is in the order of send().
     std::ranges::move(later_, std::back_inserter(queue_));
     later_.clear();
   }

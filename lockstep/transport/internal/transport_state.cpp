@@ -52,6 +52,7 @@ TransportState::TransportState(WorkerTransportOptions with, Endpoint me)
 // loads the count (anything_ready).
 void TransportState::deliver(Event event) {
   {
+    // Counted under the lock, so that the count is never below what the queue holds.
     const base::MutexLock lock(ready_mutex_);
     ready_.push_back(std::move(event));
     n_ready_.fetch_add(1, std::memory_order_seq_cst);
@@ -130,6 +131,7 @@ void TransportState::lose(const std::shared_ptr<Peer>& peer, const std::string& 
     peer->out = nullptr;
     count_queue(*peer);
     peer->lost = LostPeer{.rank = peer->id, .pid = peer->endpoint.pid, .cause = cause};
+    // The program has taken it off already and does not want to hear of it.
     if (peer->removed) return;
   }
   deliver({.what = Event::What::kLost, .from = peer->id, .cause = cause});
@@ -165,6 +167,8 @@ const TransportState::PendingConnection* TransportState::next_to_drop(
     const auto who = connection.who.lock();
     return who && who->is_stranger();
   };
+  // Of the source with the most strangers the oldest, which comes first in the list: one source cannot keep
+  // the others out.
   const PendingConnection* next = nullptr;
   std::ptrdiff_t most = 0;
   n_strangers = 0;
@@ -184,6 +188,7 @@ bool TransportState::has_room_for_stranger() noexcept {
   std::size_t n = 0;
   const PendingConnection* next = next_to_drop(n);
   if (n < kMaxStrangers) return true;
+  // A stranger gets kStrangerGrace to prove itself before another may take its place.
   if (!next->fresh.expired()) return false;
   drop_stranger();
   return true;
@@ -240,6 +245,7 @@ void TransportState::expire_pending() noexcept {
   for (const PendingConnection& connection : waiting) {
     const auto who = connection.who.lock();
     if (!connection.until.expired() || !who) continue;
+    // It has proven itself and waits to be known: the program has not called add_peer for it.
     const auto& intro = who->waiting();
     const std::string why =
         intro ? base::cat("worker ", intro->id, " is not known here") : std::string("it took too long");
@@ -254,6 +260,7 @@ void TransportState::expire_pending() noexcept {
 
 void TransportState::count_tcp(int change) {
   const int now = n_tcp_.fetch_add(change, std::memory_order_relaxed) + change;
+  // Only the first connection and the last change how threads wait.
   if ((now > 0) != (now - change > 0)) idle_wait.sockets_are_polled(now > 0);
 }
 
