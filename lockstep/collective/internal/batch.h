@@ -1,5 +1,5 @@
 // What a CoalescingScope has collected, and how a list of tensors becomes one operation per element type.
-// Private to group/; one thread.
+// Private to collective/; one thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>

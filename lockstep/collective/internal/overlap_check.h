@@ -1,5 +1,5 @@
 // Whether the tensors of several collectives that run as one share memory: what one of them writes, none of
-// the others may read or write. Private to group/; one thread.
+// the others may read or write. Private to collective/; one thread.
 #pragma once
 
 #include <ATen/core/Tensor.h>
