@@ -29,6 +29,7 @@ void Pool::run(std::function<void()> work) {
     return;
   }
   const auto self = threads_.emplace(threads_.end());
+  // A new thread inherits the mask: signals of the program go to the program's threads.
   const NoSignals none;
   try {
     *self = std::thread([this, self] { serve(self); });
@@ -53,6 +54,7 @@ void Pool::serve(std::list<std::thread>::iterator self) {
   base::MutexLock lock(mutex_);
   for (;;) {
     ++idle_;
+    // Idle threads end after two seconds; a burst of operations finds those of the last one.
     changed_.wait_for(mutex_, std::chrono::seconds(2),
                       [&]() LOCKSTEP_REQUIRES(mutex_) { return stopping_ || !queue_.empty(); });
     --idle_;
@@ -61,6 +63,7 @@ void Pool::serve(std::list<std::thread>::iterator self) {
     queue_.pop_front();
     lock.unlock();
     work();
+    // What the task held is released before the lock is taken, on this thread.
     work = nullptr;
     lock.lock();
   }

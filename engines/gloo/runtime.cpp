@@ -18,6 +18,7 @@ std::shared_ptr<Runtime> Runtime::get() {
   static pid_t owner = 0;
   const base::MutexLock lock(mutex);
   auto runtime = shared.lock();
+  // A forked child has the object but none of its threads.
   if (runtime && owner != ::getpid()) {
     new std::shared_ptr<Runtime>(std::move(runtime));  // never ended: there are no threads to join
     runtime = nullptr;
@@ -51,6 +52,7 @@ Device::Device(const BindAddress& address) {
     raise(LOCKSTEP_SYSTEM, cat("gloo cannot use ", address.interface.empty() ? "address " : "interface ",
                                address.text(), ": ", error.what()));
   }
+  // Registered with gloo's own loop: ringing it makes the loop go around at once.
   bell_ = ::eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
   if (bell_ < 0) raise(LOCKSTEP_RESOURCE, "no descriptor for a gloo device");
   static_cast<gloo::transport::tcp::Device&>(*device_).registerDescriptor(bell_, EPOLLIN, this);
