@@ -6,6 +6,7 @@
 namespace lockstep::comm::hierarchy {
 namespace {
 
+// To nearest even, a NaN kept a NaN: as the kernels of the engines round.
 struct Bf16 {
   static float load(std::uint16_t bits) {
     return std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);

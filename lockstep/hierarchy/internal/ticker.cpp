@@ -6,6 +6,7 @@
 namespace lockstep::comm::hierarchy {
 namespace {
 
+// Bounds how late a rank that waits in one sub-communicator is told of a failure in another.
 constexpr std::chrono::milliseconds kTick{20};
 
 }  // namespace
@@ -49,6 +50,7 @@ void Ticker::run() {
   for (;;) {
     changed_.wait(
         mutex_, [&]() LOCKSTEP_REQUIRES(mutex_) { return stopping_ || !active_.empty() || !soon_.empty(); });
+    // Calls cut the pause short; a tick then comes early, which is harmless.
     changed_.wait_for(mutex_, kTick, [&]() LOCKSTEP_REQUIRES(mutex_) { return stopping_ || !soon_.empty(); });
     while (!soon_.empty()) {
       const auto call = std::move(soon_.front());

@@ -5,6 +5,7 @@
 
 namespace lockstep::comm::hierarchy {
 
+// Hosts are numbered by their first rank, so every rank numbers them alike, whatever the identities say.
 Topology Topology::of(const std::vector<std::string>& identities, int rank) {
   Topology out;
   out.rank = rank;

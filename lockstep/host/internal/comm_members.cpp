@@ -56,6 +56,7 @@ void CommMembers::add(int host_rank, std::uint64_t block_at, int n_ranks) {
                    peer.header->kernel_copies.load(std::memory_order_acquire) != 0;
 }
 
+// relaxed: woke_someone() only tunes how long a caller polls.
 void CommMembers::ring(int rank) {
   if (local::wake(doorbell(rank))) woke_.store(true, std::memory_order_relaxed);
 }
@@ -71,6 +72,7 @@ int CommMembers::rank_of(int host_rank) const {
   return found == ranks_.end() ? -1 : static_cast<int>(found - ranks_.begin());
 }
 
+// Offsets come from other ranks. Compared by subtraction, so that no sum can overflow.
 std::uint8_t* CommMembers::in_arena(int rank, std::uint64_t at, std::uint64_t n_bytes) {
   const net::Segment& segment = *peer(rank).segment;
   const std::uint64_t room = segment.size();
