@@ -46,6 +46,7 @@ Fingerprint fingerprint_of(const OperationRequest& request, std::uint64_t number
 }
 
 // Raises what broke the group when a rank is lost or it was aborted: whoever is waited for will not come.
+// Holds the communicator, which must outlive the gather that calls this.
 std::function<void()> still_worth_it(const GroupBase& group) {
   const auto* engine = group.engine();
   auto communicator = engine == nullptr ? nullptr : group.communicator(*engine);
@@ -57,6 +58,8 @@ std::function<void()> still_worth_it(const GroupBase& group) {
   };
 }
 
+// Every collective is preceded by a gather over the store, which is slow and meant for debugging (DETAIL).
+// Messages are not compared: only two ranks take part in one.
 class CheckedGroup final : public GroupBase {
  public:
   CheckedGroup(GroupIdentity identity, std::shared_ptr<GroupBase> inner, std::shared_ptr<Checker> checker)

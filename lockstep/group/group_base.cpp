@@ -52,9 +52,13 @@ void GroupBase::register_on_completion_hook(CompletionHook hook) {
                 base::cat("register_on_completion_hook: group \"", name(), "\" has one already"));
   }
   shared().hook = std::move(hook);
+  // After the hook, and sequentially consistent: who loads it with acquire finds the hook.
   shared().has_hook = true;
 }
 
+// Counted as an operation: otherwise this rank's numbers would be one behind from now on, and every later
+// call would seem to differ. The text is added to the next call's line, so that the other ranks' message says
+// what happened here.
 void GroupBase::refused(const OperationRequest& request) {
   const auto type = request.ended.type;
   if (type == OpType::kSend || type == OpType::kRecv || type == OpType::kRecvAnySource) return;

@@ -9,7 +9,7 @@
 namespace lockstep {
 namespace {
 
-// torch's WorkResult.
+// torch's WorkResult. Numbers that programs written for torch compare with.
 constexpr std::int64_t kSuccess = 0, kTimedOut = 1, kCommError = 2, kUnknownError = 100;
 
 std::int64_t result_number(const std::optional<Failure>& failure) {
@@ -123,6 +123,7 @@ const char* name_of(OpType type) noexcept {
 
 // Futures of a State: here beside those of a Work that has none.
 
+// modes_: callbacks of the future run with the thread-local modes of whoever asked for it.
 Work::State::FuturePtr Work::State::future() {
   check_has_future(type_);
   FuturePtr future;
@@ -182,6 +183,7 @@ void Work::block_current_stream() const {
   if (state_) state_->check_usable();
 }
 
+// A Work without a state is of an operation that was over when its call returned.
 bool Work::done() const {
   return !state_ || state_->poll();
 }
@@ -202,6 +204,8 @@ std::vector<at::Tensor> Work::result() const {
   return {result_};
 }
 
+// Through the future of the result, which every operation has; exceptions of `fn` end here, since nobody
+// waits for them.
 void Work::on_done(std::function<void(const Work&)> fn) const {
   get_future_result()->addCallback([work = *this, fn = std::move(fn)](c10::ivalue::Future&) {
     try {

@@ -126,7 +126,8 @@ int get_node_local_rank(std::optional<int> fallback) {
 
 namespace {
 
-// What the rank threads of one run_threads call share.
+// What the rank threads of one run_threads call share. run_threads: the first exception of any rank is
+// rethrown to the caller once all have ended.
 struct ThreadJob {
   const std::function<void(int)>& fn;
   const RunThreadsOptions& options;
@@ -141,6 +142,8 @@ struct ThreadJob {
   }
 };
 
+// Locals end in reverse: first callbacks that work for this rank are waited for, then the thread stops being
+// the rank. Its worlds were left before, in the body.
 void run_rank(ThreadJob& job, int rank) {
   Worlds worlds;
   base::RankThread self{.world = &worlds};
@@ -184,6 +187,7 @@ void run_threads(int n, const std::function<void(int rank)>& fn, RunThreadsOptio
   ThreadJob job{
       .fn = fn, .options = options, .n = n, .store = std::make_shared<HashStore>(), .mutex = {}, .first = {}};
   {
+    // Joined at the end of the block.
     std::vector<base::Thread> threads;
     for (int rank = 0; rank < n; ++rank) {
       threads.emplace_back(base::cat("rank ", rank), [&job, rank] { run_rank(job, rank); });
