@@ -11,6 +11,7 @@
 
 namespace lockstep::dtensor_internal {
 
+// From here on every placement counts dimensions from the front: layouts are compared by value.
 Placements checked_placements(const char* function, const MeshContext& mesh, std::int64_t ndim,
                               Placements placements) {
   if (placements.empty()) placements.resize(mesh.ndim());
@@ -63,6 +64,7 @@ Sizes global_sizes(const char* function, const MeshContext& mesh, const at::Tens
     }
     return *options.shape;
   }
+  // Only right when all pieces are equal; uneven ones need `shape`.
   for (std::size_t m = mesh.ndim(); m-- > 0;) {
     if (placements[m].is_shard()) sizes[static_cast<std::size_t>(placements[m].dim())] *= mesh.shape()[m];
   }
@@ -90,6 +92,7 @@ void check_locals(const char* function, const MeshContext& mesh, const at::Tenso
                                                " along it is another; give shape and "
                                                "stride where pieces are of different sizes"));
     }
+    // In place: the caller's tensor gets the first rank's values.
     if (placements[m].is_replicate()) broadcast(local.detach(), {.group_src = 0, .group = mesh.group(m)});
   }
 }

@@ -11,6 +11,7 @@ std::int64_t offset_of(const Layout& layout, const Sizes& sizes, std::int64_t di
   const auto& mesh = *layout.mesh;
   std::int64_t offset = 0;
   auto size = sizes[static_cast<std::size_t>(dim)];
+  // Each mesh dimension cuts what the earlier ones left: offsets add up.
   for (std::size_t m = 0; m < mesh.ndim(); ++m) {
     const auto& placement = layout.placements[m];
     if (!placement.is_shard(dim)) continue;

@@ -40,6 +40,7 @@ ArgumentKind kind_of(const c10::Argument& argument) {
   }
 }
 
+// Operators that take a generator draw random numbers (random.cpp).
 bool is_generator(const c10::Argument& argument) {
   auto type = argument.type();
   if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();

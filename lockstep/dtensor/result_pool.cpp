@@ -40,6 +40,8 @@ at::Tensor ResultPool::empty(at::IntArrayRef sizes, at::ScalarType dtype, const 
 at::Tensor ResultPool::lend(const std::shared_ptr<State>& state, const Key& key, at::Tensor memory,
                             at::IntArrayRef sizes, at::ScalarType dtype) {
   auto* const data = memory.data_ptr();
+  // Runs on whatever thread frees the tensor's storage. Without a pool, or with a full one, the memory goes
+  // back to the group when this function object is destroyed.
   const auto back = [weak = std::weak_ptr(state), key, memory = std::move(memory)](void*) mutable {
     const auto pool = weak.lock();
     if (!pool) return;

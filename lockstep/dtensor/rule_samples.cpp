@@ -37,12 +37,15 @@ c10::List<std::optional<at::Tensor>> indices(std::vector<std::optional<at::Tenso
   return c10::List<std::optional<at::Tensor>>(c10::ArrayRef<std::optional<at::Tensor>>(list));
 }
 
+// By their names without overload and underscore: floating samples would be refused.
 const std::set<std::string> kIntegerOperators{
     "bitwise_and",        "bitwise_or",          "bitwise_xor", "bitwise_not",
     "bitwise_left_shift", "bitwise_right_shift", "gcd",         "lcm"};
 
 using Table = std::map<std::string, std::function<std::vector<Stack>()>>;
 
+// Dimensions differ in size, and not all sizes divide by the number of ranks, so that pieces are even and
+// uneven. Several samples of one operator are for its branches.
 const Table& table() {
   static const Table samples{
       {"aten::mm",
@@ -598,6 +601,7 @@ void narrow_second(Stack& sample) {
 
 }  // namespace
 
+// An in-place operator uses the samples of its functional form.
 std::vector<Stack> samples_of(const Operator& op) {
   if (const auto found = table().find(op.name); found != table().end()) return found->second();
   if (op.in_place && op.functional && op.rule) {
@@ -618,6 +622,7 @@ std::vector<Stack> samples_of(const Operator& op) {
       sample[static_cast<std::size_t>(at)] = Tensors{at::scalar_tensor(1.0f), at::scalar_tensor(1.0f)};
   }
   std::vector<Stack> samples{sample};
+  // Where the rule is by letters and the operator broadcasts its second input.
   const bool broadcasts = n_tensors == 2 && op.rule && op.rule->letters && !op.writes &&
                           base.find("backward") == std::string::npos &&
                           base.find("loss") == std::string::npos;
