@@ -62,8 +62,8 @@ const lockstep_capabilities& all_capabilities() {
   return all;
 }
 
-// A call that is wrong by itself is refused here, before anything is sent; calls that do not fit those of other
-// ranks are found by comparing them.
+// A call that is wrong by itself is refused here, before anything is sent; calls that do not fit those of
+// other ranks are found by comparing them.
 void check(const lockstep_op& op, int rank, int size) {
   if (const char* wrong = comm::wrong_with(op, rank, size, all_capabilities())) raise(LOCKSTEP_USAGE, wrong);
   if (op.kind == LOCKSTEP_RECV && op.root == -1 && size == 1)
