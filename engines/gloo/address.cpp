@@ -101,6 +101,8 @@ std::string first_interface_address() {
   return found;
 }
 
+// gloo's own variable. The transports that need a special build are refused with a better message than
+// gloo's.
 void check_transport() {
   const std::string wanted = environment("GLOO_DEVICE_TRANSPORT");
   if (wanted.empty() || wanted == "TCP") return;
@@ -111,6 +113,7 @@ void check_transport() {
             "; unset it or set it to TCP"));
 }
 
+// Each becomes a device, and collectives alternate between them; all ranks must name equally many.
 std::vector<BindAddress> named_interfaces(const std::string& list) {
   std::vector<BindAddress> bind_addresses;
   std::istringstream names(list);

@@ -21,6 +21,7 @@ namespace {
 // this thread.
 thread_local const BackendOptions* t_joining = nullptr;
 
+// Never freed: the registry keeps the table until the process ends.
 struct Registered {
   lockstep_engine table;  // first: config.engine points to it
   std::string name;
@@ -181,7 +182,9 @@ class Adapter {
     }
   }
 
-  // The first failure stays; the back end is told to give up once.
+  // The first failure stays; the back end is told to give up once. Called by the thread whose operation
+  // failed, or by abort(): backend_->abort() runs at most once, under no lock, and what it throws is dropped,
+  // since the first failure is what counts.
   void end(Failure failure) {
     const std::string reason = failure.message;
     {

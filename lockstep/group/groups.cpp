@@ -50,7 +50,8 @@ struct GroupCall {
     return given.value_or(otherwise.timeout());
   }
 
-  // Ascending; each a rank of a group of `size`, `whose` as text.
+  // Ascending; each a rank of a group of `size`, `whose` as text. Sorted, as torch does: the order in which a
+  // rank lists the members makes no difference.
   std::vector<int> sorted(std::vector<int> ranks, int size, const char* whose) const {
     if (ranks.empty()) refuse("the list of ranks is empty");
     std::ranges::sort(ranks);
@@ -135,6 +136,7 @@ void check_apart(const GroupCall& call, const std::vector<std::vector<int>>& lis
   }
 }
 
+// As torch: the ranks of one host, when the launcher says how many there are.
 int size_of_subgroups(const GroupCall& call, std::optional<int> given, int size) {
   if (!given) {
     const auto local = base::environment_int(base::EnvVar::kLocalWorldSize);

@@ -32,6 +32,7 @@ InfoList look_up(const std::string& host, std::uint16_t port, int flags, int& co
   return InfoList(code == 0 ? found : nullptr, &::freeaddrinfo);
 }
 
+// As IPv6 addresses are written in URLs.
 std::string_view without_brackets(std::string_view host) {
   if (host.size() > 2 && host.front() == '[' && host.back() == ']') return host.substr(1, host.size() - 2);
   return host;

@@ -14,7 +14,8 @@
 namespace lockstep::rpc {
 namespace {
 
-// An exception on the wire.
+// An exception on the wire. Name and version must match on both sides; one of another version becomes "an
+// exception that cannot be read".
 struct ExceptionRecord {
   std::uint8_t kind = 0;
   std::uint8_t family = 0;
@@ -29,6 +30,7 @@ auto lockstep_fields(SelfOf<ExceptionRecord> auto& self) {
                 self.text, self.trace, self.lost_rank, self.lost_cause);
 }
 
+// The type as thrown, before any conversion to Error.
 std::string current_type() {
   const std::type_info* type = abi::__cxa_current_exception_type();
   if (type == nullptr) return "unknown";
