@@ -182,9 +182,8 @@ class Adapter {
     }
   }
 
-  // The first failure stays; the back end is told to give up once. Called by the thread whose operation
-  // failed, or by abort(): backend_->abort() runs at most once, under no lock, and what it throws is dropped,
-  // since the first failure is what counts.
+  // The first failure stays; the back end is told to give up once, outside mutex_. What its abort() throws is
+  // dropped: the first failure is what counts.
   void end(Failure failure) {
     const std::string reason = failure.message;
     {
