@@ -25,6 +25,7 @@
 #include "lockstep/optim/optim.h"
 #include "lockstep/parallel/parallelize.h"
 #include "lockstep/parallel/prepare.h"
+#include "lockstep/parallel/state_dict.h"
 #include "lockstep/process/spawn.h"
 #include "lockstep/remote/remote.h"
 #include "lockstep/rendezvous/rendezvous.h"

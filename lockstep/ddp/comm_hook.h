@@ -48,6 +48,7 @@ class GradBucket {
   void set_buffer(at::Tensor buffer) { buffer_ = std::move(buffer); }
   // One per parameter, views of the original buffer in the parameter's shape.
   std::span<const at::Tensor> gradients() const { return gradients_; }
+  // Of sharded ones this rank's pieces.
   const std::vector<at::Tensor>& parameters() const { return parameters_; }
   // The last bucket of this step.
   bool is_last() const { return is_last_; }

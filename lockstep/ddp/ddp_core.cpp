@@ -25,6 +25,7 @@
 #include "lockstep/ddp/internal/reducer.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/world.h"
+#include "lockstep/tensor/detail/local_shard.h"
 
 namespace lockstep {
 namespace {
@@ -69,6 +70,26 @@ Group group_of(const DdpOptions& options) {
   return options.device_mesh->get_group();
 }
 
+// The pieces of a sharded parameter are different values on the ranks of its mesh: their average would be
+// nonsense.
+void check_meshes(const internal::NamedTensors& parameters, const Group& group) {
+  if (group->size() == 1) return;
+  std::vector<int> averaged;
+  for (std::size_t i = 0; i < parameters.tensors.size(); ++i) {
+    if (!internal::has_shards(parameters.tensors[i])) continue;
+    if (averaged.empty()) averaged = get_process_group_ranks(group);
+    const auto sharded = internal::sharded_tensors()->ranks(parameters.tensors[i]);
+    const auto shared = std::ranges::count_if(
+        sharded, [&](int rank) { return std::ranges::find(averaged, rank) != averaged.end(); });
+    if (shared <= 1) continue;
+    base::raise(ErrorKind::kUsage,
+                base::cat("DistributedDataParallel: parameter ", parameters.names[i], " is sharded over a mesh, ",
+                          shared, " ranks of which are in group \"", group->name(),
+                          "\", so different pieces would be averaged; give the dimension of the mesh along "
+                          "which the model is replicated: .device_mesh = mesh[\"dp\"]"));
+  }
+}
+
 BucketCaps caps_of(const DdpOptions& options) {
   return {.cap_mb = options.bucket_cap_mb, .cap_mb_list = options.bucket_cap_mb_list};
 }
@@ -107,6 +128,7 @@ DdpCore::DdpCore(std::shared_ptr<const ModuleTensors> tensors, std::shared_ptr<t
   }
   check_materialised(parameters);
   check_assigned(*tensors_, options_);
+  check_meshes(parameters, group_);
   known_ = parameters.tensors;
   // An invalid cap is an error in a world of one, too.
   describe_construction(trained, rebuilt_limits(caps_of(options_)).back());
@@ -227,6 +249,7 @@ void DdpCore::update_process_group(Group group) {
   if (!is_group_member(group))
     base::raise(ErrorKind::kUsage,
                 base::cat("update_process_group: this rank is not a member of \"", group->name(), "\""));
+  check_meshes(internal::parameters_of(*tensors_, options_.ignored), group);
   // The new buckets take the parameters' types as their own: they must be in full precision.
   if (precisions_) precisions_->restore();
   if (group->size() == 1 && !works_alone()) {

@@ -10,6 +10,7 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
+#include "lockstep/tensor/detail/local_shard.h"
 
 namespace lockstep::internal {
 namespace {
@@ -57,10 +58,13 @@ bool LowPrecisionParameters::shorten() {
     at::AutoDispatchBelowADInplaceOrView below_autograd;
     for (std::size_t i = 0; i < parameters_.size(); ++i) {
       full_[i] = parameters_[i].variable_data();
-      if (!short_[i].defined() || short_[i].sizes() != full_[i].sizes() ||
-          short_[i].strides() != full_[i].strides())
-        short_[i] = at::empty_like(full_[i], full_[i].options().dtype(dtype_));
-      short_[i].copy_(full_[i]);
+      const at::Tensor from = local_shard(full_[i]);
+      at::Tensor to = short_[i].defined() ? local_shard(short_[i]) : at::Tensor();
+      if (!to.defined() || to.sizes() != from.sizes() || to.strides() != from.strides()) {
+        to = at::empty_like(from, from.options().dtype(dtype_));
+        short_[i] = with_local_shard(full_[i], to);
+      }
+      to.copy_(from);
     }
   }
   short_now_ = true;

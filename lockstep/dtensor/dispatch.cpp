@@ -315,7 +315,10 @@ void LocalCall::run() const {
 void install_kernels() {
   static std::once_flag once;
   // Never undone: tensors may live as long as the process.
-  std::call_once(once, [] { (new Installation)->install_all(); });
+  std::call_once(once, [] {
+    (new Installation)->install_all();
+    install_sharded_tensors();
+  });
 }
 
 }  // namespace lockstep::dtensor_internal

@@ -18,6 +18,9 @@ c10::Storage no_memory(const c10::Device& device) {
   return storage;
 }
 
+// At most 15 characters, which need no memory: every sharded tensor has a copy.
+constexpr auto kNoMemory = "use to_local()";
+
 // Dense strides for the global sizes, dimensions in the order in which the local tensor has them. A dimension
 // of stride 0 (expand) keeps it.
 c10::SmallVector<std::int64_t, 6> global_strides(at::IntArrayRef sizes, const at::Tensor& local) {
@@ -74,6 +77,8 @@ at::Tensor wrap(at::Tensor local, at::IntArrayRef sizes, std::shared_ptr<const M
   auto keys = c10::DispatchKeySet({kKey, dense});
   if (style) keys = keys.add(kStyleKey);
   auto impl = c10::make_intrusive<c10::TensorImpl>(no_memory(local.device()), keys, local.dtype());
+  // Or torch::save would write a file without the values. On other devices the engine may ask for the storage.
+  if (local.is_cpu()) impl->release_storage_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
   impl->set_sizes_and_strides(sizes, strides);
   auto meta =
       c10::make_intrusive<Meta>(std::move(local), std::move(mesh), layout, lost_base, std::move(style));

@@ -13,6 +13,7 @@
 #include "lockstep/collective/collectives.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/world.h"
+#include "lockstep/tensor/detail/local_shard.h"
 
 namespace lockstep {
 namespace {
@@ -47,9 +48,10 @@ at::ScalarType common_type(const std::vector<at::Tensor>& parameters) {
 class FlatElements {
  public:
   // Detached tensors share the version counters of the parameters, which therefore move when they are
-  // written.
-  explicit FlatElements(const std::vector<at::Tensor>& parameters) : parameters_(parameters) {
-    for (const at::Tensor& parameter : parameters) {
+  // written. Of sharded parameters the local pieces are averaged.
+  explicit FlatElements(const std::vector<at::Tensor>& parameters)
+      : whole_(parameters), parameters_(internal::local_shards(parameters)) {
+    for (const at::Tensor& parameter : parameters_) {
       dense_.push_back(parameter.detach().contiguous().view(-1));
       starts_.push_back(size_);
       size_ += parameter.numel();
@@ -72,6 +74,8 @@ class FlatElements {
     for (std::size_t i = 0; i < dense_.size(); ++i) {
       if (!parameters_[i].is_contiguous())
         parameters_[i].detach().copy_(dense_[i].view(parameters_[i].sizes()));
+      // A piece has a version of its own, which autograd does not look at.
+      if (!parameters_[i].is_same(whole_[i])) whole_[i].unsafeGetTensorImpl()->bump_version();
     }
   }
 
@@ -87,7 +91,8 @@ class FlatElements {
     }
   }
 
-  const std::vector<at::Tensor>& parameters_;
+  const std::vector<at::Tensor>& whole_;
+  const std::vector<at::Tensor> parameters_;
   std::vector<at::Tensor> dense_;
   std::vector<std::int64_t> starts_;
   std::int64_t size_ = 0;

@@ -12,6 +12,7 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
+#include "lockstep/optim/internal/local_state.h"
 
 namespace lockstep {
 namespace {
@@ -173,6 +174,7 @@ OptimizerStateDict read_state_dict(InputArchive& archive) {
 // Through the archive that every optimizer of libtorch can write, since their options and state have no
 // common interface: any of them can be read this way, also ones that this file does not know.
 OptimizerStateDict get_optimizer_state_dict(const torch::optim::Optimizer& optimizer) try {
+  const internal::LocalState local(optimizer);
   OutputArchive saved;
   optimizer.save(saved);
   InputArchive archive;
@@ -220,6 +222,10 @@ void set_optimizer_state_dict(torch::optim::Optimizer& optimizer, const Optimize
   auto before = std::exchange(optimizer.state(), {});
   try {
     optimizer.load(archive);
+    internal::shard_loaded_state(optimizer);
+  } catch (const Error&) {
+    optimizer.state() = std::move(before);
+    throw;
   } catch (const std::exception& error) {
     optimizer.state() = std::move(before);
     base::raise(ErrorKind::kUsage,

@@ -14,6 +14,7 @@
 #include "lockstep/optim/internal/lend.h"
 #include "lockstep/optim/internal/parameter_buckets.h"
 #include "lockstep/optim/partition.h"
+#include "lockstep/tensor/detail/local_shard.h"
 
 namespace lockstep {
 namespace {
@@ -135,7 +136,7 @@ void ZeroCore::partition() {
   partitioned_.clear();
   for (const auto& group : param_groups_) {
     auto& of_group = numels.emplace_back();
-    for (const auto& parameter : group.params()) of_group.push_back(parameter.numel());
+    for (const auto& parameter : group.params()) of_group.push_back(internal::local_shard(parameter).numel());
     partitioned_.push_back(group.params());
   }
   owners_ = partition_parameters(numels, group_->size());
@@ -241,7 +242,7 @@ void ZeroCore::sync_parameters() {
       continue;
     }
     for (const auto& parameter : owned[r]) {
-      if (parameter.requires_grad()) send(parameter.detach(), r);
+      if (parameter.requires_grad()) send(internal::local_shard(parameter).detach(), r);
     }
   }
   for (const auto& work : works) work.wait();

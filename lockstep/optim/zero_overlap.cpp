@@ -7,6 +7,7 @@
 #include "lockstep/optim/detail/zero_core.h"
 #include "lockstep/optim/internal/lend.h"
 #include "lockstep/optim/internal/parameter_buckets.h"
+#include "lockstep/tensor/detail/local_shard.h"
 
 namespace lockstep {
 
@@ -59,7 +60,7 @@ void ZeroOverlap::step(const at::Tensor& parameter, const at::Tensor& average) {
   sent_.push_back(
       {.parameter = parameter,
        .work = broadcast(
-           parameter.detach(),
+           internal::local_shard(parameter).detach(),
            {.group_src = owner, .group = zero_.group_, .async_op = true, .where = zero_.options_.where}),
        .received = !mine});
 }

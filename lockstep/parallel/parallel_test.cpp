@@ -163,6 +163,48 @@ TEST(Parallelize, DistributeModuleReplicatesWhatNobodyPlaced) {
   });
 }
 
+// One input is placed, one is left alone, and the functions see what the plan made of them.
+struct TwoInputsImpl : torch::nn::Module {
+  at::Tensor forward(const at::Tensor& x, const at::Tensor& mask) {
+    const auto placed = prepare_inputs(*this, {x, mask});
+    seen = placed;
+    return prepare_outputs(*this, {placed[0] * 2})[0];
+  }
+  std::vector<at::Tensor> seen;
+};
+TORCH_MODULE(TwoInputs);
+
+TEST(Parallelize, InputsArePlacedByThePlanAndThenByTheFunctions) {
+  world(2, [](int rank) {
+    const auto mesh = init_device_mesh("cpu", {2});
+    const auto x = numbers({4, 3});
+    const auto mask = numbers({5});
+    TwoInputs module;
+    const std::vector<std::optional<Placement>> none_second{Shard(0), std::nullopt};
+    parallelize_module(*module, mesh,
+                       PrepareModuleInput{.input_layouts = {Replicate(), std::nullopt},
+                                          .desired_input_layouts = none_second});
+    const auto y = module(x, mask);
+    EXPECT_EQ(placements(module->seen[0]), Placements{Shard(0)});
+    EXPECT_TRUE(module->seen[1].is_same(mask));
+    EXPECT_TRUE(at::equal(to_local(y), x.chunk(2)[rank] * 2));
+
+    distribute_module(
+        *module, mesh, {},
+        [](std::vector<at::Tensor> inputs, const DeviceMesh& where) {
+          EXPECT_EQ(placements(inputs[0]), Placements{Shard(0)});
+          inputs[1] = distribute_tensor(inputs[1], where, {Replicate()});
+          return inputs;
+        },
+        [](std::vector<at::Tensor> outputs, const DeviceMesh&) {
+          return std::vector<at::Tensor>{full_tensor(outputs[0])};
+        });
+    EXPECT_TRUE(at::equal(module(x, mask), x * 2));
+    EXPECT_EQ(placements(module->seen[1]), Placements{Replicate()});
+    EXPECT_THROW(prepare_inputs(*module, {x}), Error);  // the plan has two
+  });
+}
+
 template <class Fn>
 std::string text_of(Fn&& fn) {
   try {

@@ -203,7 +203,8 @@ void parallelize_module(Module& module, const DeviceMesh& mesh, const ParallelSt
   parallelize_module(module, mesh, ParallelPlan{{"", style}}, options);
 }
 
-void distribute_module(Module& module, const DeviceMesh& mesh, const PartitionFn& partition_fn) {
+void distribute_module(Module& module, const DeviceMesh& mesh, const PartitionFn& partition_fn,
+                       const PlaceFn& input_fn, const PlaceFn& output_fn) {
   if (partition_fn) {
     partition_fn("", module, mesh);
     for (const auto& item : module.named_modules("", false)) partition_fn(item.key(), *item.value(), mesh);
@@ -214,6 +215,8 @@ void distribute_module(Module& module, const DeviceMesh& mesh, const PartitionFn
   };
   for (const auto& parameter : module.parameters()) replicate(parameter);
   for (const auto& buffer : module.buffers()) replicate(buffer);
+  if (input_fn || output_fn)
+    internal::ModuleLayouts::give(module, mesh, {}, {.input = input_fn, .output = output_fn});
 }
 
 }  // namespace lockstep

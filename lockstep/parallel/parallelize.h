@@ -47,11 +47,14 @@ void parallelize_module(torch::nn::Module& module, const DeviceMesh& mesh, const
 
 // Calls partition_fn(path, submodule, mesh) for the module and everything below it, the module first; then
 // replaces parameters and buffers that are still plain by replicas. None: replicates all. Everything is
-// broadcast from the mesh's first rank.
+// broadcast from the mesh's first rank. input_fn and output_fn get the tensors that the module's forward hands
+// to prepare_inputs and prepare_outputs (prepare.h), and return what goes on in their place.
 using PartitionFn =
     std::function<void(const std::string& path, torch::nn::Module& module, const DeviceMesh& mesh)>;
-void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh,
-                       const PartitionFn& partition_fn = {});
+using PlaceFn =
+    std::function<std::vector<at::Tensor>(std::vector<at::Tensor> tensors, const DeviceMesh& mesh)>;
+void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const PartitionFn& partition_fn = {},
+                       const PlaceFn& input_fn = {}, const PlaceFn& output_fn = {});
 
 // Makes a parameter or a buffer a DTensor in place: for partition functions.
 void distribute_parameter(at::Tensor& parameter, const DeviceMesh& mesh, Placements placements,

@@ -21,14 +21,17 @@ const ModuleLayouts* ModuleLayouts::of(const torch::nn::Module& module) {
 }
 
 void ModuleLayouts::give(torch::nn::Module& module, const DeviceMesh& mesh,
-                         const PrepareModuleInputOutput& layouts) {
+                         const PrepareModuleInputOutput& layouts, const PlaceFunctions& functions) {
   auto joined = layouts;
+  auto calls = functions;
   if (const auto* before = of(module)) {
     if (joined.input.input_layouts.empty()) joined.input = before->layouts().input;
     if (joined.output.output_layouts.empty()) joined.output = before->layouts().output;
+    if (!calls.input) calls.input = before->functions().input;
+    if (!calls.output) calls.output = before->functions().output;
     module.unregister_module(kChild);
   }
-  module.register_module(kChild, std::make_shared<ModuleLayouts>(mesh, std::move(joined)));
+  module.register_module(kChild, std::make_shared<ModuleLayouts>(mesh, std::move(joined), std::move(calls)));
 }
 
 namespace {
@@ -58,16 +61,20 @@ std::vector<at::Tensor> prepare_inputs(const torch::nn::Module& module, std::vec
   const auto* own = internal::ModuleLayouts::of(module);
   if (!own) return inputs;
   const auto& plan = own->layouts().input;
-  return internal::placed("prepare_inputs", std::move(inputs), own->mesh(), plan.input_layouts,
-                          plan.desired_input_layouts, plan.use_local_output);
+  inputs = internal::placed("prepare_inputs", std::move(inputs), own->mesh(), plan.input_layouts,
+                            plan.desired_input_layouts, plan.use_local_output);
+  const auto& call = own->functions().input;
+  return call ? call(std::move(inputs), own->mesh()) : inputs;
 }
 
 std::vector<at::Tensor> prepare_outputs(const torch::nn::Module& module, std::vector<at::Tensor> outputs) {
   const auto* own = internal::ModuleLayouts::of(module);
   if (!own) return outputs;
   const auto& plan = own->layouts().output;
-  return internal::placed("prepare_outputs", std::move(outputs), own->mesh(), plan.output_layouts,
-                          plan.desired_output_layouts, plan.use_local_output);
+  outputs = internal::placed("prepare_outputs", std::move(outputs), own->mesh(), plan.output_layouts,
+                             plan.desired_output_layouts, plan.use_local_output);
+  const auto& call = own->functions().output;
+  return call ? call(std::move(outputs), own->mesh()) : outputs;
 }
 
 }  // namespace lockstep

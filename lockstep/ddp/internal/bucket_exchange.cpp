@@ -46,7 +46,7 @@ void BucketExchange::all_reduce_part(std::size_t b, const at::Tensor& flat, int 
 void BucketExchange::run_hook(std::size_t b, bool is_last) {
   const GradientBucket& bucket = buckets_[b];
   std::vector<at::Tensor> parameters;
-  for (const std::size_t i : buckets_.indices(b)) parameters.push_back(parameters_.tensors[i]);
+  for (const std::size_t i : buckets_.indices(b)) parameters.push_back(buckets_.like(i));
   GradBucket seen(b, bucket.flat, bucket.views, std::move(parameters), is_last);
   GradFuture& future = under_way_[b].future;
   future = hook_.run(seen);

@@ -8,7 +8,7 @@
 // Future device buckets: a DeviceStreams& passed to the constructor would give start() the stream that fills
 // the bucket, and wait() the one that reads it.
 // Thread safety: none; on the thread that runs backward(). The hook is called there too.
-// Ownership: keeps the group; refers to parameters, buckets and timer, which must outlive it.
+// Ownership: keeps the group; refers to buckets and timer, which must outlive it.
 #pragma once
 
 #include <cstddef>
@@ -26,9 +26,8 @@ namespace lockstep::internal {
 
 class BucketExchange final {
  public:
-  BucketExchange(const NamedTensors& parameters, GradientBuckets& buckets, StepTimer& timer, Group group,
-                 std::source_location where)
-      : parameters_(parameters), buckets_(buckets), timer_(timer), group_(std::move(group)), where_(where) {}
+  BucketExchange(GradientBuckets& buckets, StepTimer& timer, Group group, std::source_location where)
+      : buckets_(buckets), timer_(timer), group_(std::move(group)), where_(where) {}
 
   // Between passes. The buckets must have given up their pool: a hook sees each as one contiguous buffer.
   void set_hook(CommHook hook) { hook_ = std::move(hook); }
@@ -49,7 +48,6 @@ class BucketExchange final {
   void all_reduce_part(std::size_t b, const at::Tensor& flat, int divisor);
   void run_hook(std::size_t b, bool is_last);
 
-  const NamedTensors& parameters_;
   GradientBuckets& buckets_;
   StepTimer& timer_;
   const Group group_;

@@ -11,6 +11,7 @@
 #include "lockstep/base/detail/text.h"
 #include "lockstep/collective/collectives.h"
 #include "lockstep/ddp/internal/flat_views.h"
+#include "lockstep/tensor/detail/local_shard.h"
 #include "lockstep/tensor/gradient_access.h"
 
 namespace lockstep::internal {
@@ -55,15 +56,16 @@ DelayedReduction::DelayedReduction(NamedTensors parameters, const at::Tensor& tr
     by_type[parameters_.tensors[i].scalar_type()].push_back(i);
   for (const auto& [type, indices] : by_type) {
     std::vector<at::Tensor> like;
-    for (const std::size_t i : indices) like.push_back(parameters_.tensors[i]);
+    for (const std::size_t i : indices) like.push_back(local_shard(parameters_.tensors[i]));
     auto [flat, views] = flat_views(like, group_);
     flat.zero_();
     flats_.push_back(std::move(flat));
     for (std::size_t k = 0; k < indices.size(); ++k) views_[indices[k]] = std::move(views[k]);
   }
   for (std::size_t i = 0; i < parameters_.tensors.size(); ++i) {
-    if (parameters_.tensors[i].grad().defined()) views_[i].copy_(parameters_.tensors[i].grad());
-    parameters_.tensors[i].mutable_grad() = views_[i];
+    const at::Tensor gradient = gradients_.get(parameters_.tensors[i]);
+    if (gradient.defined()) views_[i].copy_(gradient);
+    gradients_.set(parameters_.tensors[i], views_[i]);
   }
 }
 
@@ -104,13 +106,13 @@ void DelayedReduction::start() {
   expected_ = false;
   try {
     for (std::size_t i = 0; i < parameters_.tensors.size(); ++i) {
-      const at::Tensor gradient = parameters_.tensors[i].grad();
+      const at::Tensor gradient = gradients_.get(parameters_.tensors[i]);
       if (!gradient.defined()) {
         views_[i].zero_();
       } else if (gradient.const_data_ptr() != views_[i].const_data_ptr()) {
         views_[i].copy_(gradient);
       }
-      parameters_.tensors[i].mutable_grad() = views_[i];
+      gradients_.set(parameters_.tensors[i], views_[i]);
     }
     for (const at::Tensor& flat : flats_) {
       works_.push_back(

@@ -20,6 +20,7 @@
 #include "lockstep/ddp/internal/module_state.h"
 #include "lockstep/group/process_group.h"
 #include "lockstep/group/work.h"
+#include "lockstep/tensor/detail/local_shard.h"
 
 namespace lockstep::internal {
 
@@ -49,6 +50,7 @@ class DelayedReduction final : public std::enable_shared_from_this<DelayedReduct
   const std::size_t trigger_;  // index of the hook; the number of parameters when it is not one of them
   const Group group_;
   const std::source_location where_;
+  ShardGradients gradients_{std::make_shared<GradField>()};
   std::vector<at::Tensor> flats_;
   std::vector<at::Tensor> views_;  // by parameter
   std::vector<Work> works_;

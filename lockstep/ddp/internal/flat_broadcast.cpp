@@ -9,6 +9,7 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/collective/collectives.h"
 #include "lockstep/group/world.h"
+#include "lockstep/tensor/detail/local_shard.h"
 
 namespace lockstep::internal {
 namespace {
@@ -98,8 +99,9 @@ at::Tensor FlatBroadcast::chunk_memory(std::size_t slot, std::size_t n_bytes) {
   return memory.narrow(0, 0, static_cast<std::int64_t>(n_bytes));
 }
 
-void FlatBroadcast::run(const std::vector<at::Tensor>& tensors, int root) {
+void FlatBroadcast::run(const std::vector<at::Tensor>& whole, int root) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
+  const std::vector<at::Tensor> tensors = local_shards(whole);
   const bool is_root = group_->rank() == root;
   std::vector<at::Tensor> dense;
   for (const at::Tensor& tensor : tensors) dense.push_back(tensor.contiguous());
@@ -126,7 +128,7 @@ void FlatBroadcast::run(const std::vector<at::Tensor>& tensors, int root) {
   for (std::size_t t = 0; t < tensors.size(); ++t) {
     if (!changed[t]) continue;
     if (!dense[t].is_same(tensors[t])) tensors[t].copy_(dense[t]);
-    if (!tensors[t].is_inference()) tensors[t].unsafeGetTensorImpl()->bump_version();
+    if (!whole[t].is_inference()) whole[t].unsafeGetTensorImpl()->bump_version();
   }
 }
 

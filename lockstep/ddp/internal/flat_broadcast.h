@@ -31,8 +31,8 @@ class FlatBroadcast {
   FlatBroadcast(Group group, std::source_location where);
 
   // Blocks until the tensors hold the values of rank `root` of the group. A tensor that holds them already is
-  // not written to, so graphs that saved it stay valid. Keeps its chunk memory for the next call.
-  void run(const std::vector<at::Tensor>& tensors, int root = 0);
+  // not written to, so graphs that saved it stay valid. Of sharded tensors the local pieces are sent. Keeps its chunk memory for the next call.
+  void run(const std::vector<at::Tensor>& whole, int root = 0);
 
  private:
   at::Tensor chunk_memory(std::size_t slot, std::size_t n_bytes);

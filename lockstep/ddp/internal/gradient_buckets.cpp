@@ -16,7 +16,7 @@ namespace lockstep::internal {
 
 GradientBuckets::GradientBuckets(std::vector<at::Tensor> parameters, Options options)
     : parameters_(std::move(parameters)), options_(std::move(options)) {
-  for (const at::Tensor& parameter : parameters_) {
+  for (const at::Tensor& parameter : local_shards(parameters_)) {
     // Sizes are those of the reduction, which mixed precision may make in another type than the parameter's.
     const bool sparse = !options_.sparse.empty() && options_.sparse[items_.size()];
     const at::ScalarType own = parameter.scalar_type();
@@ -54,7 +54,7 @@ void GradientBuckets::choose_in_place() {
   std::vector<std::size_t> sizes;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const bool plain = !items_[i].sparse && !at::isComplexType(items_[i].dtype) &&
-                       parameters_[i].is_non_overlapping_and_dense();
+                       like(i).is_non_overlapping_and_dense();
     if (!plain || items_[i].n_bytes < in_place_from_ || items_[i].n_bytes == 0) continue;
     in_place_[i] = 1;
     sizes.push_back(items_[i].n_bytes);
@@ -118,7 +118,7 @@ GradientBucket GradientBuckets::make_bucket(const std::vector<std::size_t>& indi
   std::vector<at::Tensor> small;
   for (const std::size_t index : indices) {
     bucket.n_bytes += items_[index].n_bytes;
-    if (!in_place(index)) small.push_back(parameters_[index]);
+    if (!in_place(index)) small.push_back(like(index));
   }
   bucket.views.resize(indices.size());
   if (small.empty()) return bucket;
@@ -143,7 +143,7 @@ void GradientBuckets::unalias() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& gradient = parameters_[i].grad();
     const at::Tensor& flat = buckets_[places_[i].bucket].flat;
-    if (gradient.defined() && flat.defined() && gradient.is_alias_of(flat))
+    if (gradient.defined() && flat.defined() && local_shard(gradient).is_alias_of(flat))
       parameters_[i].mutable_grad() = gradient.clone();
   }
 }

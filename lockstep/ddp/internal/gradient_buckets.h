@@ -9,6 +9,8 @@
 // flat tensor for as long as the plan exists; the view of one reduced in place exists only during a pass. A
 // sparse gradient has its own bucket, without views, whose `flat` is the gradient being reduced.
 //
+// Of a sharded parameter the buckets hold the gradient's local piece, which like() describes.
+//
 // Future device buckets: flats, views and pool blocks are the only memory allocated here, so a DeviceStreams&
 // passed to the constructor, and used in make_bucket() and the pool, is all that gradients on another device
 // need.
@@ -29,6 +31,7 @@
 #include "lockstep/ddp/bucket_plan.h"
 #include "lockstep/ddp/internal/gradient_pool.h"
 #include "lockstep/group/process_group.h"
+#include "lockstep/tensor/detail/local_shard.h"
 
 namespace lockstep::internal {
 
@@ -73,6 +76,8 @@ class GradientBuckets final {
   void give_up_pool();
 
   std::size_t n_parameters() const { return parameters_.size(); }
+  // Has the sizes, strides and type of the gradient: the parameter, or this rank's piece of a sharded one.
+  at::Tensor like(std::size_t index) const { return local_shard(parameters_[index]); }
   std::size_t size() const { return buckets_.size(); }
   GradientBucket& operator[](std::size_t b) { return buckets_[b]; }
   const GradientBucket& operator[](std::size_t b) const { return buckets_[b]; }
@@ -91,7 +96,7 @@ class GradientBuckets final {
   void open_pool() const;
   void close_pool() const noexcept;
   // Memory for a gradient that is reduced in place, uninitialised.
-  at::Tensor make_in_place(std::size_t index) const { return pool_->make(parameters_[index]); }
+  at::Tensor make_in_place(std::size_t index) const { return pool_->make(like(index)); }
 
   // Replaces every Tensor::grad() that is a view of bucket memory by a copy.
   void unalias() const;

@@ -12,6 +12,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 #include "lockstep/ddp/internal/sparse.h"
+#include "lockstep/tensor/detail/local_shard.h"
 
 namespace lockstep::internal {
 namespace {
@@ -83,11 +84,11 @@ void GradientTransfer::check(std::size_t index, const at::Tensor& gradient) cons
   }
   const at::ScalarType expected = buckets_.item(index).dtype;
   const bool other_type = gradient.scalar_type() != expected && !options_.casts;
-  if (other_type || gradient.sizes() != parameters_.tensors[index].sizes()) {
+  if (other_type || gradient.sizes() != buckets_.like(index).sizes()) {
     base::raise(
         ErrorKind::kUsage,
         base::cat("the gradient of ", describe_parameter(parameters_, index), " is ", gradient.scalar_type(),
-                  gradient.sizes(), ", its bucket holds ", expected, parameters_.tensors[index].sizes(),
+                  gradient.sizes(), ", its bucket holds ", expected, buckets_.like(index).sizes(),
                   "; parameters must not change type or size after wrapping"));
   }
 }
@@ -117,6 +118,17 @@ void GradientTransfer::deposit_dense(std::size_t index, at::Tensor& view, Use us
   if (gives_views()) set(index, view);
 }
 
+// The pool sees who refers to a block of memory. Sharded tensors may share one local tensor, which counts
+// once there, so their owners are counted first.
+bool GradientTransfer::holds_alone(std::size_t index, const at::Tensor& gradient,
+                                   const at::Tensor& incoming) const {
+  const at::Tensor& parameter = parameters_.tensors[index];
+  if (!has_shards(parameter))
+    return buckets_.pool()->holds_whole(gradient, buckets_.like(index), incoming);
+  return !pass_.in_context && sharded_tensors()->owned_by(gradient, parameter.grad(), incoming) &&
+         buckets_.pool()->holds_whole(gradient, buckets_.like(index), {});
+}
+
 void GradientTransfer::deposit_in_place(std::size_t index, at::Tensor& place, Use use,
                                         const at::Tensor& gradient, const at::Tensor& incoming) {
   if (!gradient.defined()) {
@@ -124,7 +136,7 @@ void GradientTransfer::deposit_in_place(std::size_t index, at::Tensor& place, Us
     return;
   }
   // If this rank did not use it, only a copy: possibly no rank did, and the gradient must stay unchanged.
-  if (use.here && buckets_.pool()->holds_whole(gradient, parameters_.tensors[index], incoming)) {
+  if (use.here && holds_alone(index, gradient, incoming)) {
     place = gradient.detach();
     ++n_in_place_;
     return;
@@ -203,7 +215,8 @@ void GradientTransfer::deliver_dense(std::size_t index, const at::Tensor& view, 
     return;
   }
   at::Tensor average = view.to(buckets_.own_type(index));  // the view itself, but for mixed precision
-  if (on_average_ && on_average_(parameters_.tensors[index], average)) return set(index, {});
+  const at::Tensor& parameter = parameters_.tensors[index];
+  if (on_average_ && on_average_(parameter, gradient_of_shard(parameter, average))) return set(index, {});
   hand_out(index, view, std::move(average), use);
 }
 

@@ -11,7 +11,8 @@
 //               parameter's own type; skipped when no rank used the parameter
 //   release     pool blocks are owned by the gradients alone, or returned to the pool
 //
-// Gradients are accessed only through the GradientAccess of the pass. Buckets are reused by every pass, but
+// Gradients are accessed only through the GradientAccess of the pass, which gives this rank's piece where the
+// parameter is sharded. Buckets are reused by every pass, but
 // gradients of a context must outlive its pass: those are never views of buckets.
 // Future device gradients: copies and casts run only here, so a DeviceStreams& passed to the constructor can
 // order them with gradient computation and reduction.
@@ -79,6 +80,7 @@ class GradientTransfer final {
   void deposit_dense(std::size_t index, at::Tensor& view, Use use, const at::Tensor& gradient);
   void deposit_in_place(std::size_t index, at::Tensor& place, Use use, const at::Tensor& gradient,
                         const at::Tensor& incoming);
+  bool holds_alone(std::size_t index, const at::Tensor& gradient, const at::Tensor& incoming) const;
   void copy_into(std::size_t index, const at::Tensor& view, const at::Tensor& gradient);
   void check(std::size_t index, const at::Tensor& gradient) const;
   void deliver_sparse(std::size_t index, Use use);

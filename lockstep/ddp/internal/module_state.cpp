@@ -12,6 +12,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/collective/collectives.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
+#include "lockstep/tensor/detail/local_shard.h"
 
 namespace lockstep::internal {
 namespace {
@@ -38,7 +39,7 @@ NamedTensors once_each(const torch::OrderedDict<std::string, at::Tensor>& all,
 std::string describe(const NamedTensors& parameters) {
   std::ostringstream text;
   for (std::size_t i = 0; i < parameters.tensors.size(); ++i) {
-    const at::Tensor& tensor = parameters.tensors[i];
+    const at::Tensor tensor = local_shard(parameters.tensors[i]);
     text << parameters.names[i] << ": " << tensor.scalar_type() << " sizes " << tensor.sizes() << " strides "
          << tensor.strides() << '\n';
   }

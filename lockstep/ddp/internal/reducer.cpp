@@ -11,6 +11,7 @@
 #include "lockstep/base/detail/text.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
 #include "lockstep/ddp/mixed_precision.h"
+#include "lockstep/tensor/detail/local_shard.h"
 #include "lockstep/tensor/gradient_access.h"
 
 namespace lockstep::internal {
@@ -57,7 +58,8 @@ std::shared_ptr<Reducer> Reducer::create(std::vector<at::Tensor> parameters, std
 Reducer::Reducer(NamedTensors parameters, ReducerOptions options)
     : parameters_(std::move(parameters)),
       options_(std::move(options)),
-      access_(options_.access ? options_.access : std::make_shared<GradField>()),
+      sharded_(std::ranges::any_of(parameters_.tensors, has_shards)),
+      access_(of_shards(options_.access ? options_.access : std::make_shared<GradField>())),
       buckets_(parameters_.tensors, {.group = options_.group,
                                      .caps = options_.caps,
                                      .sparse = options_.sparse,
@@ -68,7 +70,7 @@ Reducer::Reducer(NamedTensors parameters, ReducerOptions options)
       readiness_(make_readiness(parameters_.tensors.size(), options_)),
       transfer_(parameters_, buckets_,
                 {.views = options_.gradient_as_bucket_view, .casts = options_.reduce_dtype.has_value()}),
-      exchange_(parameters_, buckets_, timer_, options_.group, options_.where),
+      exchange_(buckets_, timer_, options_.group, options_.where),
       pass_({parameters_, buckets_, readiness_, transfer_, exchange_, timer_}, options_.group->timeout()),
       hooks_(parameters_.tensors,
              [this](std::size_t index, const at::Tensor& incoming) { on_gradient(index, incoming); }) {
@@ -122,7 +124,7 @@ void Reducer::rebuild_by_arrival() {
 void Reducer::check_unchanged() const {
   if (options_.precisions && options_.precisions->is_short()) return;
   for (std::size_t i = 0; i < parameters_.tensors.size(); ++i) {
-    const at::Tensor& parameter = parameters_.tensors[i];
+    const at::Tensor parameter = local_shard(parameters_.tensors[i]);
     const BucketItem& item = buckets_.item(i);
     const at::ScalarType own_type = buckets_.own_type(i);
     const std::size_t n_bytes = item.n_bytes / c10::elementSize(item.dtype) * c10::elementSize(own_type);
@@ -236,7 +238,11 @@ void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
 }
 
 std::shared_ptr<GradientAccess> Reducer::find_context() const {
-  return options_.access ? nullptr : current_gradients();
+  return options_.access ? nullptr : of_shards(current_gradients());
+}
+
+std::shared_ptr<GradientAccess> Reducer::of_shards(std::shared_ptr<GradientAccess> whole) const {
+  return whole && sharded_ ? std::make_shared<ShardGradients>(std::move(whole)) : whole;
 }
 
 void Reducer::keep_local(std::size_t index, GradientAccess& access) {

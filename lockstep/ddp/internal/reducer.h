@@ -179,6 +179,8 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
 
   // The context that the pass on this thread runs in; null: none, or one access was given for all passes.
   std::shared_ptr<GradientAccess> find_context() const;
+  // The same gradients, of sharded parameters the local pieces.
+  std::shared_ptr<GradientAccess> of_shards(std::shared_ptr<GradientAccess> whole) const;
   void keep_local(std::size_t index, GradientAccess& access);
   int divisor() const { return count_ ? count_() : options_.group->size(); }
   // Calls `step` at the end of the running backward pass.
@@ -192,6 +194,7 @@ class Reducer final : public std::enable_shared_from_this<Reducer> {
   // Constant after construction.
   const NamedTensors parameters_;
   const ReducerOptions options_;
+  const bool sharded_;                            // some parameter is
   const std::shared_ptr<GradientAccess> access_;  // outside of contexts
   std::function<int()> count_;
 

@@ -41,7 +41,7 @@ struct Parts {
       : parameters(std::move(named)),
         buckets(parameters.tensors, options),
         transfer(parameters, buckets, transfer_options),
-        exchange(parameters, buckets, timer, options.group, std::source_location::current()) {
+        exchange(buckets, timer, options.group, std::source_location::current()) {
     buckets.build_first(false);
   }
 

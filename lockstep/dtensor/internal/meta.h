@@ -86,5 +86,7 @@ at::Tensor wrap(at::Tensor local, at::IntArrayRef sizes, std::shared_ptr<const M
 
 // Installs the kernels at kKey, once per process. Called before the first tensor is made.
 void install_kernels();
+// Part of it: makes sharded tensors known to the layers below (lockstep/tensor/detail/local_shard.h).
+void install_sharded_tensors();
 
 }  // namespace lockstep::dtensor_internal

@@ -128,24 +128,35 @@ void Arena::free(void* memory) {
   ::madvise(memory, length, MADV_DONTNEED);
 }
 
-bool Arena::contains(const void* p, std::size_t n_bytes) const {
+bool Arena::in_heap(const void* p, std::size_t n_bytes) const {
   // An address before the segment becomes an offset far beyond its end.
-  if (!heap_.contains(offset_of(p), n_bytes)) return false;
+  return heap_.contains(offset_of(p), n_bytes);
+}
+
+bool Arena::contains(const void* p, std::size_t n_bytes) const {
+  if (!in_heap(p, n_bytes)) return false;
   if (n_severed() == 0) return true;
   const base::MutexLock lock(mutex_);
   return !overlaps_severed(offset_of(p), n_bytes);
 }
 
 void Arena::sever(const void* p, std::size_t n_bytes) {
-  if (n_bytes == 0 || !contains(p, n_bytes)) return;
+  if (n_bytes == 0 || !in_heap(p, n_bytes)) return;
   const base::MutexLock lock(mutex_);
-  const std::size_t first = offset_of(p) / kPage * kPage;
-  const std::size_t length = round_up(offset_of(p) + n_bytes, kPage) - first;
-  // Counted before the pages change: an operation that ends after the change finds another count
-  // (Operation::believable).
-  severed_[first] = std::max(severed_[first], length);
-  n_severed_.fetch_add(1, std::memory_order_release);
-  segment_->make_private(first, length);
+  const std::size_t end = round_up(offset_of(p) + n_bytes, kPage);
+  // Pages that a neighbour's buffer had in common are private already; mapping them once more would replace
+  // what this process has written there since by what the others see.
+  for (std::size_t first = offset_of(p) / kPage * kPage; first < end; first += kPage) {
+    if (overlaps_severed(first, kPage)) continue;
+    std::size_t length = kPage;
+    while (first + length < end && !overlaps_severed(first + length, kPage)) length += kPage;
+    // Counted before the pages change: an operation that ends after the change finds another count
+    // (Operation::believable).
+    severed_[first] = length;
+    n_severed_.fetch_add(1, std::memory_order_release);
+    segment_->make_private(first, length);
+    first += length - kPage;
+  }
 }
 
 bool Arena::overlaps_severed(std::size_t at, std::size_t n_bytes) const {

@@ -47,13 +47,14 @@ class Arena {
   // communicator costs neither a check of the available memory nor page faults on every rank. Not zeroed.
   void* allocate_block(std::size_t n_bytes);
   void free_block(void* memory);
-  // True when [p, p + n_bytes) is in the heap and the others see it.
+  bool in_heap(const void* p, std::size_t n_bytes) const;
+  // True when [p, p + n_bytes) is in the heap and the others see all of it.
   bool contains(const void* p, std::size_t n_bytes) const;
 
   // Unshares the pages of a buffer: this process gets private copies at the same address, and the others keep
   // the old pages. For a stopped process that may continue to write there at any time, while the owner needs
   // its buffer. contains() is false for it from now on, and its offsets in the arena are never used again.
-  // Raises kResource.
+  // Pages that are private already stay as they are. Raises kResource.
   void sever(const void* p, std::size_t n_bytes);
   // How often that happened. Read it before a buffer is published: if it has changed when the operation ends,
   // check whether the buffer is still shared.

@@ -95,7 +95,8 @@ void take_back(CommMembers& members, int rank, const void* buffer, std::uint64_t
   // this is the failure path.
   while (inside() && !until.expired()) ::usleep(20);
   if (n_bytes == 0 || !inside()) return;
-  if (!members.arena().contains(buffer, n_bytes)) return call_back(members, rank, inside);
+  // Not contains(): a part that was severed with a neighbour's buffer does not make the rest unreachable.
+  if (!members.arena().in_heap(buffer, n_bytes)) return call_back(members, rank, inside);
   try {
     // Memory in the arena is mapped by the stopped process: no permission word can stop its stores, only
     // other pages can.

@@ -5,6 +5,7 @@
 #include <algorithm>
 
 #include "lockstep/collective/collectives.h"
+#include "lockstep/tensor/detail/local_shard.h"
 
 namespace lockstep::internal {
 namespace {
@@ -19,7 +20,7 @@ at::Tensor make_bucket(const std::vector<at::Tensor>& parameters, const Group& g
                        std::source_location where) {
   std::int64_t n = 0;
   for (const auto& parameter : parameters) {
-    if (parameter.requires_grad()) n += room_of(parameter);
+    if (parameter.requires_grad()) n += room_of(local_shard(parameter));
   }
   if (n == 0) return {};
   // The gaps, too, are sent.
@@ -40,7 +41,9 @@ ParameterBuckets::ParameterBuckets(const std::vector<std::vector<at::Tensor>>& o
     move_in(owned[r], flat_[r]);
     for (const auto& parameter : owned[r]) {
       if (parameter.requires_grad()) continue;
-      if (before != nullptr && before->contains(parameter)) parameter.set_data(parameter.clone());
+      const at::Tensor local = local_shard(parameter);
+      if (before != nullptr && before->contains(local))
+        parameter.set_data(with_local_shard(parameter, local.clone()));
       places_.push_back({parameter, nullptr});
     }
   }
@@ -50,13 +53,14 @@ void ParameterBuckets::move_in(const std::vector<at::Tensor>& parameters, const 
   std::int64_t at = 0;
   for (const auto& parameter : parameters) {
     if (!parameter.requires_grad()) continue;
-    const auto view = parameter.is_non_overlapping_and_dense()
-                          ? bucket.as_strided(parameter.sizes(), parameter.strides(), at)
-                          : bucket.narrow(0, at, parameter.numel()).view(parameter.sizes());
-    view.copy_(parameter);
-    parameter.set_data(view);
+    const at::Tensor local = local_shard(parameter);
+    const auto view = local.is_non_overlapping_and_dense()
+                          ? bucket.as_strided(local.sizes(), local.strides(), at)
+                          : bucket.narrow(0, at, local.numel()).view(local.sizes());
+    view.copy_(local);
+    parameter.set_data(with_local_shard(parameter, view));
     places_.push_back({parameter, view.const_data_ptr()});
-    at += room_of(parameter);
+    at += room_of(local);
   }
 }
 
@@ -64,7 +68,7 @@ void ParameterBuckets::move_in(const std::vector<at::Tensor>& parameters, const 
 // would send stale memory.
 bool ParameterBuckets::hold() const {
   return std::all_of(places_.begin(), places_.end(), [](const Place& place) {
-    return place.parameter.requires_grad() ? place.parameter.const_data_ptr() == place.data
+    return place.parameter.requires_grad() ? local_shard(place.parameter).const_data_ptr() == place.data
                                            : place.data == nullptr;
   });
 }
