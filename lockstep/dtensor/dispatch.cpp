@@ -11,6 +11,7 @@
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/ops/copy.h>
+#include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
 #include <memory>
@@ -252,8 +253,10 @@ class Kernel final : public c10::OperatorKernel {
     const auto into = target.toTensor();
     const auto source = value.toTensor();
     // Backward formulas write into zeros that they made from sizes alone, which are plain. Those become the
-    // result, and so does a tensor that is given other sizes.
-    if (!is_sharded(into) || call.op().reshapes) {
+    // result, and so does a tensor that is given other sizes. Outside of them a plain tensor is a replica
+    // (ImplicitReplicationScope) and stays one.
+    const bool in_backward = torch::autograd::get_current_graph_task_id() != -1;
+    if (call.op().reshapes || (in_backward && !is_sharded(into))) {
       into.unsafeGetTensorImpl()->shallow_copy_from(source.getIntrusivePtr());
       return;
     }
@@ -261,10 +264,13 @@ class Kernel final : public c10::OperatorKernel {
       base::raise(ErrorKind::kUsage, base::cat(call.describe(), ": the result has sizes ", source.sizes(),
                                                "; a sharded tensor cannot be resized"));
     }
-    const auto& to = meta_of(into);
     const auto& from = meta_of(source);
+    const bool plain = !is_sharded(into);
+    const auto* const layout =
+        plain ? from.mesh()->layout(Placements(from.mesh()->ndim())) : meta_of(into).layout();
     const at::AutoDispatchBelowADInplaceOrView below;
-    to.local().copy_(redistribute_local(from.local(), source.sizes(), *from.layout(), *to.layout()));
+    const auto& to = plain ? into : meta_of(into).local();
+    to.copy_(redistribute_local(from.local(), source.sizes(), *from.layout(), *layout));
   }
 
   const c10::OperatorHandle handle_;

@@ -175,10 +175,6 @@ OpCall::OpCall(const Operator& op, const c10::IValue* arguments) : op_(op), argu
               " dimensions beside a sharded one. Distribute it (distribute_tensor, from_local), take the "
               "other's to_local(), or allow it as a replica with ImplicitReplicationScope"));
     }
-    if (input.written && !scalar && !in_backward) {
-      base::raise(ErrorKind::kUsage,
-                  base::cat(describe(), ": a plain tensor cannot receive a sharded result"));
-    }
     // A plain tensor is a replica: every rank has the same values, which is the caller's promise.
     input.layout = mesh_->layout(Placements(mesh_->ndim()));
   }
