@@ -314,6 +314,26 @@ TEST(DdpOverTensorParallel, AsynchronousGradientsAreWaitedFor) {
   });
 }
 
+// A gradient that something else refers to, which may read it later in the same pass, is copied before it is
+// reduced, wherever it was allocated.
+TEST(DdpOverTensorParallel, GradientsThatSomethingElseRefersToAreNotReducedInPlace) {
+  world(4, [&](int) {
+    const auto n_in_place = [](bool keeps) {
+      Fixture setup;
+      at::Tensor kept;
+      auto weight = setup.net->named_parameters()["blocks.0.up.weight"];
+      if (keeps) weight.register_hook([&](const at::Tensor& gradient) { kept = gradient.detach(); });
+      auto model =
+          DistributedDataParallel(setup.net, {.device_mesh = setup.mesh["dp"], .in_place_bytes = 1});
+      loss_of(model->forward(batch(0, setup.half))).backward();
+      return model->stats().n_in_place;
+    };
+    const auto all = n_in_place(false);
+    EXPECT_GT(all, 4U);
+    EXPECT_EQ(n_in_place(true), all - 1);
+  });
+}
+
 TEST(DdpOverTensorParallel, DelayedParametersMayBeSharded) {
   world(4, [&](int) {
     Fixture setup;
