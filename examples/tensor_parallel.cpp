@@ -107,7 +107,8 @@ int main() {
   const lockstep::ImplicitReplicationScope plain_means_replicated;
 
   const bool speaks = lockstep::get_rank() == 0;
-  if (speaks) std::printf("%d ranks, mesh %d x %d (dp, tp)\nstep   one process   mesh\n", n, n / int(tp), int(tp));
+  if (speaks)
+    std::printf("%d ranks, mesh %d x %d (dp, tp)\nstep   one process   mesh\n", n, n / int(tp), int(tp));
   double worst = 0;
   for (int step = 0; step < kSteps; ++step) {
     const auto all = text(step);

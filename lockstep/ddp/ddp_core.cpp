@@ -82,11 +82,12 @@ void check_meshes(const internal::NamedTensors& parameters, const Group& group) 
     const auto shared = std::ranges::count_if(
         sharded, [&](int rank) { return std::ranges::find(averaged, rank) != averaged.end(); });
     if (shared <= 1) continue;
-    base::raise(ErrorKind::kUsage,
-                base::cat("DistributedDataParallel: parameter ", parameters.names[i], " is sharded over a mesh, ",
-                          shared, " ranks of which are in group \"", group->name(),
-                          "\", so different pieces would be averaged; give the dimension of the mesh along "
-                          "which the model is replicated: .device_mesh = mesh[\"dp\"]"));
+    base::raise(
+        ErrorKind::kUsage,
+        base::cat("DistributedDataParallel: parameter ", parameters.names[i], " is sharded over a mesh, ",
+                  shared, " ranks of which are in group \"", group->name(),
+                  "\", so different pieces would be averaged; give the dimension of the mesh along "
+                  "which the model is replicated: .device_mesh = mesh[\"dp\"]"));
   }
 }
 

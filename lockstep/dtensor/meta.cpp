@@ -1,6 +1,7 @@
 #include "lockstep/dtensor/internal/meta.h"
 
 #include <c10/core/AutogradState.h>
+#include <c10/core/GradMode.h>
 #include <c10/core/Storage.h>
 #include <c10/core/StorageImpl.h>
 
@@ -69,8 +70,11 @@ at::Tensor wrap(at::Tensor local, at::IntArrayRef sizes, std::shared_ptr<const M
                 std::shared_ptr<const OperandStyle> style) {
   // In-place operators on views replay the views in backward instead of calling as_strided, which a tensor
   // without memory cannot serve. A setting of the thread, and this thread is about to record the tensor.
+  // Where nothing is recorded it is off: a view that can be replayed keeps alive what it is a view of, which
+  // costs memory and makes gradients seem to have two owners.
   auto& autograd = c10::AutogradState::get_tls_state();
-  if (!autograd.get_view_replay_enabled()) autograd.set_view_replay_enabled(true);
+  const bool recorded = c10::GradMode::is_enabled();
+  if (autograd.get_view_replay_enabled() != recorded) autograd.set_view_replay_enabled(recorded);
 
   const auto strides = global_strides(sizes, local);
   const auto dense = local.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;

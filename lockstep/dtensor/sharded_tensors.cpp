@@ -1,4 +1,8 @@
 // Sharded tensors for the layers that know of no mesh (lockstep/tensor/detail/local_shard.h).
+#include <c10/util/SmallVector.h>
+
+#include <algorithm>
+
 #include "lockstep/dtensor/internal/meta.h"
 #include "lockstep/dtensor/internal/redistribute.h"
 #include "lockstep/tensor/detail/local_shard.h"
@@ -27,34 +31,60 @@ class DTensors final : public internal::ShardedTensors {
     if (!dtensor_internal::is_sharded(gradient)) return as_gradient(parameter, slice_for(gradient, *wanted));
     const Meta& meta = meta_of(gradient);
     if (meta.layout() == wanted) return gradient;
-    return as_gradient(parameter, redistribute_local(meta.local(), gradient.sizes(), *meta.layout(), *wanted));
+    return as_gradient(parameter,
+                       redistribute_local(meta.local(), gradient.sizes(), *meta.layout(), *wanted));
   }
 
-  // Two counts, since two kinds of owner exist: tensors that share the Meta, and handles of the local tensor
-  // outside of it. get_backend_meta_intrusive_ptr() returns one more owner of the Meta.
+  // Owners at two levels: tensors that share a Meta, and local tensors on the same memory. Known are the two
+  // tensors and what they are views of, which autograd keeps with them: the engine passes on a view where the
+  // last step of the backward pass was one (the transpose of a weight's gradient). Every count must be
+  // explained by these.
   bool owned_by(const at::Tensor& local, const at::Tensor& sharded,
                 const at::Tensor& other) const noexcept override {
-    if (!dtensor_internal::is_sharded(sharded)) return false;
-    const auto meta = sharded.unsafeGetTensorImpl()->get_backend_meta_intrusive_ptr();
-    const Meta& held = meta_of(sharded);
-    if (!held.local().is_same(local)) return false;
-    std::size_t known = 1;
-    if (other.defined() && !other.is_same(sharded)) {
-      if (!dtensor_internal::is_sharded(other)) return false;
-      const Meta& another = meta_of(other);
-      if (&another == &held) {
-        ++known;
-      } else if (another.local().is_alias_of(local)) {
-        return false;
-      }
+    if (!dtensor_internal::is_sharded(sharded) || !meta_of(sharded).local().is_same(local)) return false;
+    c10::SmallVector<c10::TensorImpl*, 4> known;
+    for (const at::TensorBase* tensor :
+         {static_cast<const at::TensorBase*>(&sharded), static_cast<const at::TensorBase*>(&other)}) {
+      if (!tensor->defined() || !add(known, *tensor) || !tensor->is_view()) continue;
+      const at::TensorBase& base = tensor->_base();
+      if (base.use_count() > 1 || !add(known, base)) return false;
     }
-    return meta.use_count() - 1 <= known && local.use_count() <= 2;
+    c10::SmallVector<const Meta*, 4> metas;
+    for (auto* impl : known) {
+      if (!impl->key_set().has(kKey)) return false;
+      const auto* meta = static_cast<const Meta*>(impl->get_backend_meta());
+      if (std::ranges::find(metas, meta) == metas.end()) metas.push_back(meta);
+    }
+    std::size_t n_on_memory = 0;
+    for (const auto* meta : metas) {
+      const auto sharing = std::ranges::count_if(
+          known, [&](c10::TensorImpl* impl) { return impl->get_backend_meta() == meta; });
+      // One more owner each: the pointer that is asked here, and the caller's handle.
+      if (known_owner(known, meta).use_count() - 1 > static_cast<std::size_t>(sharing)) return false;
+      if (meta->local().use_count() > (meta->local().is_same(local) ? 2U : 1U)) return false;
+      n_on_memory += meta->local().is_alias_of(local) ? 1 : 0;
+    }
+    return local.storage().use_count() <= n_on_memory;
   }
 
   std::vector<int> ranks(const at::Tensor& sharded) const override {
     const at::Tensor mesh = meta_of(sharded).mesh()->mesh().mesh().contiguous();
     const auto* const first = mesh.const_data_ptr<std::int64_t>();
     return {first, first + mesh.numel()};
+  }
+
+ private:
+  // False: it is there already.
+  static bool add(c10::SmallVectorImpl<c10::TensorImpl*>& known, const at::TensorBase& tensor) {
+    c10::TensorImpl* const impl = tensor.unsafeGetTensorImpl();
+    if (std::ranges::find(known, impl) != known.end()) return false;
+    known.push_back(impl);
+    return true;
+  }
+  static c10::intrusive_ptr<c10::BackendMeta> known_owner(const c10::SmallVectorImpl<c10::TensorImpl*>& known,
+                                                          const Meta* meta) {
+    return (*std::ranges::find_if(known, [&](auto* impl) { return impl->get_backend_meta() == meta; }))
+        ->get_backend_meta_intrusive_ptr();
   }
 };
 

@@ -69,8 +69,12 @@ const ParallelPlan& plan() {
   return plan;
 }
 
-at::Tensor batch(int step, int half) { return numbers({6, 8}, step + 10 * half); }
-at::Tensor loss_of(const at::Tensor& y) { return y.pow(2).mean(); }
+at::Tensor batch(int step, int half) {
+  return numbers({6, 8}, step + 10 * half);
+}
+at::Tensor loss_of(const at::Tensor& y) {
+  return y.pow(2).mean();
+}
 constexpr int kSteps = 4;
 
 void expect_close(const at::Tensor& actual, const at::Tensor& expected, const std::string& what,
@@ -165,9 +169,10 @@ TEST(DdpOverTensorParallel, BeginsWithTheFirstReplicasPieces) {
 TEST(DdpOverTensorParallel, PartialGradientsAreReducedOverTheirMeshFirst) {
   const Net one = trained_alone<SGD>(SGDOptions(0.1));
   const ParallelPlan sequence{
-      {"", PrepareModuleInputOutput{
-               .input = {.input_layouts = {Replicate()}, .desired_input_layouts = {Shard(0)}},
-               .output = {.output_layouts = {Shard(0)}, .desired_output_layouts = {Replicate()}}}},
+      {"",
+       PrepareModuleInputOutput{
+           .input = {.input_layouts = {Replicate()}, .desired_input_layouts = {Shard(0)}},
+           .output = {.output_layouts = {Shard(0)}, .desired_output_layouts = {Replicate()}}}},
       {"blocks.*.norm", SequenceParallel{.sequence_dim = 0}},
       {"blocks.*.up", ColwiseParallel{.input_layouts = Shard(0)}},
       {"blocks.*.down", RowwiseParallel{.output_layouts = Shard(0), .use_local_output = false}},
@@ -323,13 +328,12 @@ TEST(DdpOverTensorParallel, GradientsThatSomethingElseRefersToAreNotReducedInPla
       at::Tensor kept;
       auto weight = setup.net->named_parameters()["blocks.0.up.weight"];
       if (keeps) weight.register_hook([&](const at::Tensor& gradient) { kept = gradient.detach(); });
-      auto model =
-          DistributedDataParallel(setup.net, {.device_mesh = setup.mesh["dp"], .in_place_bytes = 1});
+      auto model = DistributedDataParallel(setup.net, {.device_mesh = setup.mesh["dp"], .in_place_bytes = 1});
       loss_of(model->forward(batch(0, setup.half))).backward();
       return model->stats().n_in_place;
     };
     const auto all = n_in_place(false);
-    EXPECT_GT(all, 4U);
+    EXPECT_GE(all, 12U);  // the sharded ones and the norms
     EXPECT_EQ(n_in_place(true), all - 1);
   });
 }
@@ -475,7 +479,8 @@ TEST(DdpOverTensorParallel, AveragingDifferentPiecesIsRefused) {
     EXPECT_NE(all.find(".device_mesh = mesh[\"dp\"]"), std::string::npos) << all;
     const auto tp = refusal(setup.net, {.device_mesh = setup.mesh["tp"]});
     EXPECT_NE(tp.find("so different pieces would be averaged"), std::string::npos) << tp;
-    const auto both = refusal(setup.net, {.group = setup.mesh["dp"].get_group(), .device_mesh = setup.mesh["dp"]});
+    const auto both =
+        refusal(setup.net, {.group = setup.mesh["dp"].get_group(), .device_mesh = setup.mesh["dp"]});
     EXPECT_NE(both.find("give group or device_mesh, not both"), std::string::npos) << both;
     const auto flat = refusal(setup.net, {.device_mesh = setup.mesh});
     EXPECT_NE(flat.find("device_mesh has 2 dimensions"), std::string::npos) << flat;

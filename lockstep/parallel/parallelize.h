@@ -53,8 +53,9 @@ using PartitionFn =
     std::function<void(const std::string& path, torch::nn::Module& module, const DeviceMesh& mesh)>;
 using PlaceFn =
     std::function<std::vector<at::Tensor>(std::vector<at::Tensor> tensors, const DeviceMesh& mesh)>;
-void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh, const PartitionFn& partition_fn = {},
-                       const PlaceFn& input_fn = {}, const PlaceFn& output_fn = {});
+void distribute_module(torch::nn::Module& module, const DeviceMesh& mesh,
+                       const PartitionFn& partition_fn = {}, const PlaceFn& input_fn = {},
+                       const PlaceFn& output_fn = {});
 
 // Makes a parameter or a buffer a DTensor in place: for partition functions.
 void distribute_parameter(at::Tensor& parameter, const DeviceMesh& mesh, Placements placements,

@@ -14,7 +14,9 @@ const ShardedTensors* set_sharded_tensors(const ShardedTensors* implementation) 
   return installed.exchange(implementation, std::memory_order_acq_rel);
 }
 
-const ShardedTensors* sharded_tensors() noexcept { return installed.load(std::memory_order_acquire); }
+const ShardedTensors* sharded_tensors() noexcept {
+  return installed.load(std::memory_order_acquire);
+}
 
 at::Tensor local_shard(const at::Tensor& tensor) {
   return has_shards(tensor) ? sharded_tensors()->local(tensor) : tensor;

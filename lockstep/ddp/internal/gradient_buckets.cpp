@@ -53,8 +53,8 @@ void GradientBuckets::choose_in_place() {
   if (!options_.pooled || options_.group->size() == 1) return;
   std::vector<std::size_t> sizes;
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
-    const bool plain = !items_[i].sparse && !at::isComplexType(items_[i].dtype) &&
-                       like(i).is_non_overlapping_and_dense();
+    const bool plain =
+        !items_[i].sparse && !at::isComplexType(items_[i].dtype) && like(i).is_non_overlapping_and_dense();
     if (!plain || items_[i].n_bytes < in_place_from_ || items_[i].n_bytes == 0) continue;
     in_place_[i] = 1;
     sizes.push_back(items_[i].n_bytes);

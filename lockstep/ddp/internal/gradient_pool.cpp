@@ -204,14 +204,17 @@ std::size_t GradientPool::free_bytes() const {
   return sum;
 }
 
+bool GradientPool::holds(const at::Tensor& gradient, const at::Tensor& parameter) const {
+  const c10::Storage& storage = gradient.storage();
+  return gradient.storage_offset() == 0 && storage.nbytes() == gradient.nbytes() && !gradient.is_neg() &&
+         gradient.strides() == parameter.strides() && gradient.is_non_overlapping_and_dense() &&
+         PoolAllocator::placed().lent_by(storage.data(), this);
+}
+
 bool GradientPool::holds_whole(const at::Tensor& gradient, const at::Tensor& parameter,
                                const at::Tensor& incoming) const {
+  if (!holds(gradient, parameter)) return false;
   const c10::Storage& storage = gradient.storage();
-  if (gradient.storage_offset() != 0 || storage.nbytes() != gradient.nbytes() || gradient.is_neg() ||
-      gradient.strides() != parameter.strides() || !gradient.is_non_overlapping_and_dense() ||
-      !PoolAllocator::placed().lent_by(storage.data(), this)) {
-    return false;
-  }
   // Who refers to the memory: the gradient, what it was taken from, and what these are views of. Any of the
   // latter may in turn be on its way to another node of the graph.
   std::set<const c10::TensorImpl*> known;

@@ -49,7 +49,9 @@ class GradientPool final : public std::enable_shared_from_this<GradientPool> {
   at::Tensor make(const at::Tensor& like);
   // Bytes in unused blocks.
   std::size_t free_bytes() const;
-  // True when the gradient is the only user of a whole block of this pool and has the parameter's layout.
+  // The gradient is a whole block of this pool and has the parameter's layout.
+  bool holds(const at::Tensor& gradient, const at::Tensor& parameter) const;
+  // And is its only user.
   // `incoming` is the tensor autograd produced, which the gradient may share, or undefined.
   bool holds_whole(const at::Tensor& gradient, const at::Tensor& parameter, const at::Tensor& incoming) const;
 

@@ -85,11 +85,10 @@ void GradientTransfer::check(std::size_t index, const at::Tensor& gradient) cons
   const at::ScalarType expected = buckets_.item(index).dtype;
   const bool other_type = gradient.scalar_type() != expected && !options_.casts;
   if (other_type || gradient.sizes() != buckets_.like(index).sizes()) {
-    base::raise(
-        ErrorKind::kUsage,
-        base::cat("the gradient of ", describe_parameter(parameters_, index), " is ", gradient.scalar_type(),
-                  gradient.sizes(), ", its bucket holds ", expected, buckets_.like(index).sizes(),
-                  "; parameters must not change type or size after wrapping"));
+    base::raise(ErrorKind::kUsage, base::cat("the gradient of ", describe_parameter(parameters_, index),
+                                             " is ", gradient.scalar_type(), gradient.sizes(),
+                                             ", its bucket holds ", expected, buckets_.like(index).sizes(),
+                                             "; parameters must not change type or size after wrapping"));
   }
 }
 
@@ -118,15 +117,13 @@ void GradientTransfer::deposit_dense(std::size_t index, at::Tensor& view, Use us
   if (gives_views()) set(index, view);
 }
 
-// The pool sees who refers to a block of memory. Sharded tensors may share one local tensor, which counts
-// once there, so their owners are counted first.
+// Who refers to the memory of a sharded gradient, only its implementation can tell.
 bool GradientTransfer::holds_alone(std::size_t index, const at::Tensor& gradient,
                                    const at::Tensor& incoming) const {
   const at::Tensor& parameter = parameters_.tensors[index];
-  if (!has_shards(parameter))
-    return buckets_.pool()->holds_whole(gradient, buckets_.like(index), incoming);
-  return !pass_.in_context && sharded_tensors()->owned_by(gradient, parameter.grad(), incoming) &&
-         buckets_.pool()->holds_whole(gradient, buckets_.like(index), {});
+  if (!has_shards(parameter)) return buckets_.pool()->holds_whole(gradient, buckets_.like(index), incoming);
+  return !pass_.in_context && buckets_.pool()->holds(gradient, buckets_.like(index)) &&
+         sharded_tensors()->owned_by(gradient, parameter.grad(), incoming);
 }
 
 void GradientTransfer::deposit_in_place(std::size_t index, at::Tensor& place, Use use,

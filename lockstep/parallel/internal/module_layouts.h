@@ -27,8 +27,8 @@ class ModuleLayouts final : public torch::nn::Module {
   // The module's; null when it has none.
   static const ModuleLayouts* of(const torch::nn::Module& module);
   // Joins what is given with what the module has.
-  static void give(torch::nn::Module& module, const DeviceMesh& mesh,
-                   const PrepareModuleInputOutput& layouts, const PlaceFunctions& functions = {});
+  static void give(torch::nn::Module& module, const DeviceMesh& mesh, const PrepareModuleInputOutput& layouts,
+                   const PlaceFunctions& functions = {});
 
   const DeviceMesh& mesh() const { return mesh_; }
   const PrepareModuleInputOutput& layouts() const { return layouts_; }
