@@ -72,32 +72,42 @@ at::Tensor text(int step) {
   return torch::randint(kVocabulary, {kBatch, kLength + 1});
 }
 
-}  // namespace
-
-int main() {
-  lockstep::init_process_group();
-  const auto n = lockstep::get_world_size();
-  const std::int64_t tp = n % 2 == 0 ? 2 : 1;
-  // (1) Ranks 0 and 1 cut one model between them, ranks 2 and 3 the next.
-  const auto mesh = lockstep::init_device_mesh("cpu", {n / tp, tp}, {.mesh_dim_names = {"dp", "tp"}});
-
-  torch::manual_seed(1);
-  Gpt one, net;
-  lockstep::load_full_state_dict(*net, lockstep::full_state_dict(*one));
-
-  // (2) What is cut, and where: heads of the attention, hidden units, the vocabulary. Activations stay
-  // DTensors, so that the model above reads the global sizes.
+// (2) What is cut, and where: heads of the attention, hidden units, the vocabulary. Activations stay DTensors,
+// so that the model above reads the global sizes.
+void parallelize(GptImpl& net, const lockstep::DeviceMesh& tp) {
   using lockstep::ColwiseParallel, lockstep::RowwiseParallel;
   const ColwiseParallel columns{.use_local_output = false};
   const RowwiseParallel rows{.use_local_output = false};
-  lockstep::parallelize_module(*net, mesh["tp"],
+  lockstep::parallelize_module(net, tp,
                                {{"tokens", rows},
                                 {"layers.*.[qkv]", columns},
                                 {"layers.*.out", rows},
                                 {"layers.*.up", columns},
                                 {"layers.*.down", rows}});
   // (3) The rest, norms and positions, on every rank.
-  lockstep::distribute_module(*net, mesh["tp"]);
+  lockstep::distribute_module(net, tp);
+}
+
+// One step of any model; returns the loss.
+template <class Model>
+at::Tensor step_on(Model&& model, torch::optim::Optimizer& optimizer, const at::Tensor& text) {
+  optimizer.zero_grad();
+  const auto loss = loss_of(model.forward(text.slice(1, 0, kLength)), text.slice(1, 1));
+  loss.backward();
+  optimizer.step();
+  return loss.detach();
+}
+
+int train() {
+  lockstep::init_process_group();
+  const int n = lockstep::get_world_size();
+  const int tp = n % 2 == 0 ? 2 : 1;
+  // (1) Ranks 0 and 1 cut one model between them, ranks 2 and 3 the next.
+  const auto mesh = lockstep::init_device_mesh("cpu", {n / tp, tp}, {.mesh_dim_names = {"dp", "tp"}});
+  torch::manual_seed(1);
+  Gpt one, net;
+  lockstep::load_full_state_dict(*net, lockstep::full_state_dict(*one));
+  parallelize(*net, mesh["tp"]);
   // (4) Gradients are averaged along the other dimension, each rank's pieces with the same pieces.
   auto model = lockstep::DistributedDataParallel(net, {.device_mesh = mesh["dp"]});
 
@@ -107,31 +117,21 @@ int main() {
   const lockstep::ImplicitReplicationScope plain_means_replicated;
 
   const bool speaks = lockstep::get_rank() == 0;
-  if (speaks)
-    std::printf("%d ranks, mesh %d x %d (dp, tp)\nstep   one process   mesh\n", n, n / int(tp), int(tp));
+  if (speaks) std::printf("%d ranks, mesh %d x %d (dp, tp)\nstep   one process   mesh\n", n, n / tp, tp);
   double worst = 0;
   for (int step = 0; step < kSteps; ++step) {
     const auto all = text(step);
-    const auto mine = all.chunk(n / tp)[mesh.get_local_rank("dp")];
-
-    alone.zero_grad();
-    const auto expected = loss_of(one(all.slice(1, 0, kLength)), all.slice(1, 1));
-    expected.backward();
-    alone.step();
-
-    lockstep::CommDebugScope collectives;
-    adam.zero_grad();
-    const auto loss = loss_of(model->forward(mine.slice(1, 0, kLength)), mine.slice(1, 1));
-    loss.backward();
-    adam.step();
+    const double expected = step_on(*one, alone, all).item<double>();
+    const lockstep::CommDebugScope collectives;
+    const auto loss = step_on(*model, adam, all.chunk(n / tp)[mesh.get_local_rank("dp")]);
     const auto counted = collectives.describe();
 
-    auto mean = lockstep::full_tensor(loss).detach().clone();
+    auto mean = lockstep::full_tensor(loss).clone();
     lockstep::all_reduce(mean, {.op = lockstep::ReduceOp::kAvg, .group = mesh["dp"].get_group()});
-    worst = std::max(worst, std::abs(mean.item<double>() - expected.item<double>()));
-    if (!speaks) continue;
-    std::printf("%4d   %.6f      %.6f\n", step, expected.item<double>(), mean.item<double>());
-    if (step + 1 == kSteps) std::printf("collectives of a step on this rank: %s\n", counted.c_str());
+    worst = std::max(worst, std::abs(mean.item<double>() - expected));
+    if (speaks) std::printf("%4d   %.6f      %.6f\n", step, expected, mean.item<double>());
+    if (speaks && step + 1 == kSteps)
+      std::printf("collectives of a step on this rank: %s\n", counted.c_str());
   }
   if (speaks) {
     std::printf("largest difference of the losses: %.1e\n%s\n", worst,
@@ -139,4 +139,10 @@ int main() {
   }
   lockstep::destroy_process_group();
   return worst < 1e-4 ? 0 : 1;
+}
+
+}  // namespace
+
+int main() {
+  return lockstep::run_main(train);
 }
