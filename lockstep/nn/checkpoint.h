@@ -3,7 +3,7 @@
 //
 //   at::Tensor y = lockstep::checkpoint(block, x);                              // a layer, or any function
 //   auto [a, b] = lockstep::checkpoint([&](const at::Tensor& t) { return std::tuple(f(t), g(t)); }, x);
-//   at::Tensor z = lockstep::checkpoint({.use_reentrant = true}, block, x);
+//   at::Tensor z = lockstep::Checkpoint{.use_reentrant = true}(block, x);       // with options
 //
 // `fn` is a module holder or shared pointer, whose forward is called, or any callable. It and its arguments
 // are copied and kept until the backward pass is over. It may take and return any types.
@@ -28,7 +28,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/core/grad_mode.h>
 
-#include <concepts>
 #include <functional>
 #include <memory>
 #include <optional>
@@ -92,9 +91,31 @@ std::vector<at::Tensor> own_tensors(Value& value) {
 
 }  // namespace internal
 
-// Returns fn(args...). Errors are those of `fn`; from backward() also kUsage when the recomputation differs.
+// A way to checkpoint: the options, and the call.
+struct Checkpoint {
+  // False: the graph is kept without its saved tensors. True: no graph, and a nested backward pass inside
+  // backward().
+  bool use_reentrant = false;
+  // The recomputation draws the same random numbers; the generators are restored afterwards.
+  bool preserve_rng_state = true;
+  // Compare sizes, type and device of the tensors that both runs save.
+  bool determinism_check = true;
+  // End the recomputation when backward has what it needs, by an exception that `fn` must not catch.
+  bool early_stop = true;
+
+  // Returns fn(args...). Raises what `fn` raises; backward() raises kUsage if the recomputation differs.
+  template <class Fn, class... Args>
+  auto operator()(Fn&& fn, Args&&... args) const;
+};
+
+// With the default options.
 template <class Fn, class... Args>
-auto checkpoint(CheckpointOptions options, Fn&& fn, Args&&... args) {
+auto checkpoint(Fn&& fn, Args&&... args) {
+  return Checkpoint{}(std::forward<Fn>(fn), std::forward<Args>(args)...);
+}
+
+template <class Fn, class... Args>
+auto Checkpoint::operator()(Fn&& fn, Args&&... args) const {
   static_assert(!std::is_base_of_v<torch::nn::Module, std::decay_t<Fn>>,
                 "checkpoint copies its function: give it the module's holder or shared pointer");
   using Call = internal::CheckpointCall<std::decay_t<Fn>, std::decay_t<Args>...>;
@@ -103,17 +124,16 @@ auto checkpoint(CheckpointOptions options, Fn&& fn, Args&&... args) {
   using Result = decltype(call->run(inputs));
   if (!at::GradMode::is_enabled()) return call->run(inputs);
   if constexpr (!std::is_void_v<Result>) {
-    if (options.use_reentrant) {
+    if (use_reentrant) {
       std::optional<Result> result;
       const auto first = [&](const auto& tensors) {
         result.emplace(call->run(tensors));
         return internal::own_tensors(*result);
       };
-      const auto outputs =
-          internal::checkpoint_reentrant(options, inputs, first, [call](const auto& tensors) {
-            Result again = call->run(tensors);
-            return internal::own_tensors(again);
-          });
+      const auto outputs = internal::checkpoint_reentrant(*this, inputs, first, [call](const auto& tensors) {
+        Result again = call->run(tensors);
+        return internal::own_tensors(again);
+      });
       auto next = outputs.begin();
       visit_owned_tensors(*result, [&](auto& tensor) {
         if (tensor.defined()) tensor = *next++;
@@ -121,14 +141,9 @@ auto checkpoint(CheckpointOptions options, Fn&& fn, Args&&... args) {
       return *std::move(result);
     }
   }
-  const internal::CheckpointRecording recording(options, inputs,
+  const internal::CheckpointRecording recording(*this, inputs,
                                                 [call](const auto& tensors) { call->run(tensors); });
   return call->run(inputs);
-}
-
-template <class Fn, class... Args>
-requires(!std::same_as<std::decay_t<Fn>, CheckpointOptions>) auto checkpoint(Fn&& fn, Args&&... args) {
-  return checkpoint(CheckpointOptions{}, std::forward<Fn>(fn), std::forward<Args>(args)...);
 }
 
 }  // namespace lockstep

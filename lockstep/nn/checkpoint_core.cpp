@@ -12,6 +12,7 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
+#include "lockstep/nn/checkpoint.h"
 #include "lockstep/nn/internal/forward_state.h"
 #include "lockstep/nn/internal/saved_tensor_scope.h"
 
@@ -30,7 +31,7 @@ struct EnoughRecomputed {
 // by the hooks in the graph, so it goes when backward has released the last of them.
 class CheckpointRecording::Frame final : public std::enable_shared_from_this<Frame> {
  public:
-  Frame(const CheckpointOptions& options, const std::vector<at::Tensor>& inputs, Again again)
+  Frame(const Checkpoint& options, const std::vector<at::Tensor>& inputs, Again again)
       : options_(options),
         state_(ForwardState::now(inputs, options.preserve_rng_state)),
         again_(std::move(again)) {
@@ -156,7 +157,7 @@ class CheckpointRecording::Frame final : public std::enable_shared_from_this<Fra
     if (options_.early_stop && n_offered_ == slots_.size()) throw EnoughRecomputed{this};
   }
 
-  const CheckpointOptions options_;
+  const Checkpoint options_;
   const ForwardState state_;
   const Again again_;
   std::vector<torch::autograd::SavedVariable> inputs_;
@@ -170,8 +171,8 @@ class CheckpointRecording::Frame final : public std::enable_shared_from_this<Fra
   std::string difference_;
 };
 
-CheckpointRecording::CheckpointRecording(const CheckpointOptions& options,
-                                         const std::vector<at::Tensor>& inputs, Again again)
+CheckpointRecording::CheckpointRecording(const Checkpoint& options, const std::vector<at::Tensor>& inputs,
+                                         Again again)
     : frame_(std::make_shared<Frame>(options, inputs, std::move(again))),
       scope_(std::make_unique<SavedTensorScope>([frame = frame_.get()] { return frame->make_slot(); })) {}
 

@@ -59,48 +59,48 @@ variable_list gradients_of(Block block, const Run& run) {
   return gradients;
 }
 
-class Checkpoint : public ::testing::TestWithParam<bool> {
+class Checkpointing : public ::testing::TestWithParam<bool> {
  protected:
-  CheckpointOptions options{.use_reentrant = GetParam()};
+  Checkpoint checkpointed{.use_reentrant = GetParam()};
 };
-INSTANTIATE_TEST_SUITE_P(Both, Checkpoint, ::testing::Bool(),
+INSTANTIATE_TEST_SUITE_P(Both, Checkpointing, ::testing::Bool(),
                          [](const auto& test) { return test.param ? "Reentrant" : "NonReentrant"; });
 
-TEST_P(Checkpoint, GivesTheGradientsOfThePlainCallBitForBit) {
+TEST_P(Checkpointing, GivesTheGradientsOfThePlainCallBitForBit) {
   Block block;
   const auto plain = gradients_of(block, [&](const at::Tensor& x) { return block(block(x)); });
   block->n_runs = 0;
-  const auto saved = gradients_of(
-      block, [&](const at::Tensor& x) { return checkpoint(options, block, checkpoint(options, block, x)); });
+  const auto saved =
+      gradients_of(block, [&](const at::Tensor& x) { return checkpointed(block, checkpointed(block, x)); });
   expect_same_bits(plain, saved);
   EXPECT_EQ(block->n_runs, 4) << "each of two regions runs twice";
 }
 
-TEST_P(Checkpoint, RepeatsTheRandomNumbersAndLeavesTheGeneratorWhereItWas) {
+TEST_P(Checkpointing, RepeatsTheRandomNumbersAndLeavesTheGeneratorWhereItWas) {
   Block block(0.5);
   torch::manual_seed(3);
   const auto plain = gradients_of(block, [&](const at::Tensor& x) { return block(x); });
   const at::Tensor next = torch::rand({3});
   torch::manual_seed(3);
   const auto saved = gradients_of(block, [&](const at::Tensor& x) {
-    const at::Tensor y = checkpoint(options, block, x);
+    const at::Tensor y = checkpointed(block, x);
     return y;
   });
   expect_same_bits(plain, saved);
   EXPECT_TRUE(torch::equal(next, torch::rand({3})));
 }
 
-TEST_P(Checkpoint, DrawsNewNumbersWhenTheStateIsNotPreserved) {
+TEST_P(Checkpointing, DrawsNewNumbersWhenTheStateIsNotPreserved) {
   Block block(0.5);
-  options.preserve_rng_state = false;
+  checkpointed.preserve_rng_state = false;
   torch::manual_seed(3);
   const auto plain = gradients_of(block, [&](const at::Tensor& x) { return block(x); });
   torch::manual_seed(3);
-  const auto saved = gradients_of(block, [&](const at::Tensor& x) { return checkpoint(options, block, x); });
+  const auto saved = gradients_of(block, [&](const at::Tensor& x) { return checkpointed(block, x); });
   EXPECT_FALSE(torch::equal(plain[1], saved[1]));
 }
 
-TEST_P(Checkpoint, TakesAndReturnsContainersTuplesOptionalsAndOtherThings) {
+TEST_P(Checkpointing, TakesAndReturnsContainersTuplesOptionalsAndOtherThings) {
   using Out = std::tuple<std::vector<at::Tensor>, std::optional<at::Tensor>,
                          std::map<std::string, at::Tensor>, int, at::Tensor>;
   const auto fn = [](const std::vector<at::Tensor>& xs, const std::pair<at::Tensor, double>& scaled,
@@ -116,7 +116,7 @@ TEST_P(Checkpoint, TakesAndReturnsContainersTuplesOptionalsAndOtherThings) {
                                drawn(3, {3}).requires_grad_()};
     const std::vector<at::Tensor> xs{leaves[0], leaves[1]};
     const std::pair<at::Tensor, double> scaled{leaves[2], 2.5};
-    Out out = plain ? fn(xs, scaled, "key") : checkpoint(options, fn, xs, scaled, std::string("key"));
+    Out out = plain ? fn(xs, scaled, "key") : checkpointed(fn, xs, scaled, std::string("key"));
     EXPECT_EQ(std::get<3>(out), 7);
     EXPECT_FALSE(std::get<4>(out).defined());
     at::Tensor sum = std::get<2>(out).at("key").sum() + std::get<1>(out)->prod();
@@ -127,7 +127,7 @@ TEST_P(Checkpoint, TakesAndReturnsContainersTuplesOptionalsAndOtherThings) {
   expect_same_bits(run(true), run(false));
 }
 
-TEST_P(Checkpoint, InputsWithoutGradientsAndIntegersPassThrough) {
+TEST_P(Checkpointing, InputsWithoutGradientsAndIntegersPassThrough) {
   Block block;
   const at::Tensor mask = torch::tensor({0, 1, 1, 0});
   const auto fn = [&](const at::Tensor& x, const at::Tensor& rows) {
@@ -135,7 +135,7 @@ TEST_P(Checkpoint, InputsWithoutGradientsAndIntegersPassThrough) {
   };
   const auto plain = gradients_of(block, [&](const at::Tensor& x) { return fn(x, mask).first; });
   const auto saved = gradients_of(block, [&](const at::Tensor& x) {
-    const auto [y, count] = checkpoint(options, fn, x, mask);
+    const auto [y, count] = checkpointed(fn, x, mask);
     EXPECT_FALSE(count.requires_grad());
     EXPECT_TRUE(torch::equal(count, mask + 1));
     return y;
@@ -143,32 +143,29 @@ TEST_P(Checkpoint, InputsWithoutGradientsAndIntegersPassThrough) {
   expect_same_bits(plain, saved);
 }
 
-TEST_P(Checkpoint, IsThePlainCallWithoutGradients) {
+TEST_P(Checkpointing, IsThePlainCallWithoutGradients) {
   torch::NoGradGuard no_grad;
   Block block;
   const at::Tensor x = drawn(4, {2, 6});
-  const at::Tensor y = checkpoint(options, block, x);
+  const at::Tensor y = checkpointed(block, x);
   EXPECT_EQ(block->n_runs, 1);
   EXPECT_FALSE(y.requires_grad());
 }
 
-TEST_P(Checkpoint, RegionsMayBeNested) {
+TEST_P(Checkpointing, RegionsMayBeNested) {
   Block block(0.5);
   const auto two = [&](const at::Tensor& x) { return block(block(x)); };
   torch::manual_seed(5);
   const auto plain = gradients_of(block, [&](const at::Tensor& x) { return two(two(x)); });
   torch::manual_seed(5);
-  const auto inner = [&](const at::Tensor& x) {
-    return checkpoint(options, block, checkpoint(options, block, x));
-  };
+  const auto inner = [&](const at::Tensor& x) { return checkpointed(block, checkpointed(block, x)); };
   const auto saved = gradients_of(block, [&](const at::Tensor& x) {
-    return checkpoint(
-        options, [&](const at::Tensor& t) { return inner(inner(t)); }, x);
+    return checkpointed([&](const at::Tensor& t) { return inner(inner(t)); }, x);
   });
   expect_same_bits(plain, saved);
 }
 
-TEST_P(Checkpoint, KeepsTheInputsAndNothingElse) {
+TEST_P(Checkpointing, KeepsTheInputsAndNothingElse) {
   std::vector<c10::weak_intrusive_ptr<c10::StorageImpl>> inside;
   const auto watch = [&](const at::Tensor& tensor) {
     inside.emplace_back(tensor.storage().getWeakStorageImpl());
@@ -184,7 +181,7 @@ TEST_P(Checkpoint, KeepsTheInputsAndNothingElse) {
     EXPECT_EQ(alive(), 2) << "the plain call keeps what it needs";
   }
   inside.clear();
-  at::Tensor loss = checkpoint(options, fn, x);
+  at::Tensor loss = checkpointed(fn, x);
   EXPECT_EQ(alive(), 0);
   loss.backward();
   EXPECT_TRUE(x.grad().defined());
@@ -249,7 +246,7 @@ TEST(CheckpointNonReentrant, TheSecondRunEndsEarlyUnlessDisabled) {
       ++n_ended;
       return y;
     };
-    checkpoint({.early_stop = early_stop}, fn, x).sum().backward();
+    Checkpoint{.early_stop = early_stop}(fn, x).sum().backward();
     EXPECT_EQ(n_ended, early_stop ? 1 : 2);
     EXPECT_TRUE(torch::equal(x.grad(), x.exp()));
   }
@@ -262,7 +259,7 @@ TEST(CheckpointNonReentrant, AnotherNumberOfTensorsInTheSecondRunIsAnError) {
     const auto fn = [&](const at::Tensor& t) {
       return (n_runs++ == 0) == more ? t.exp() : t.exp().sin().cos();
     };
-    const at::Tensor y = checkpoint({.early_stop = false}, fn, x).sum();
+    const at::Tensor y = Checkpoint{.early_stop = false}(fn, x).sum();
     const auto words = refusal([&] { y.backward(); });
     EXPECT_NE(words.find("second run of the function saved"), std::string::npos) << words;
   }
@@ -275,7 +272,7 @@ TEST(CheckpointNonReentrant, OtherSizesInTheSecondRunAreAnErrorUnlessNotChecked)
     const auto fn = [&](const at::Tensor& t) {
       return (n_runs++ == 0 ? t : t.slice(0, 0, 3).clone()).exp().sum();
     };
-    checkpoint({.determinism_check = check}, fn, x).backward();
+    Checkpoint{.determinism_check = check}(fn, x).backward();
   };
   const auto words = refusal([&] { run(true); });
   EXPECT_NE(words.find("was Float[5] on cpu in the first run and is Float[3] on cpu"), std::string::npos)
@@ -292,7 +289,7 @@ TEST(CheckpointReentrant, OtherResultsInTheSecondRunAreAnError) {
       if (number) return {t.exp(), t.sin()};
       return {t.exp().slice(0, 0, 3)};
     };
-    checkpoint({.use_reentrant = true}, fn, x)[0].sum().backward();
+    Checkpoint{.use_reentrant = true}(fn, x)[0].sum().backward();
   };
   auto words = refusal([&] { run(true); });
   EXPECT_NE(words.find("returned 2 tensors, the first 1"), std::string::npos) << words;
@@ -302,8 +299,7 @@ TEST(CheckpointReentrant, OtherResultsInTheSecondRunAreAnError) {
 
 TEST(CheckpointReentrant, SaysThatItWorksWithBackwardOnly) {
   at::Tensor x = drawn(2, {5}).requires_grad_();
-  const at::Tensor y = checkpoint(
-      {.use_reentrant = true}, [](const at::Tensor& t) { return t.exp(); }, x);
+  const at::Tensor y = Checkpoint{.use_reentrant = true}([](const at::Tensor& t) { return t.exp(); }, x);
   const auto words = refusal([&] { torch::autograd::grad({y.sum()}, {x}); });
   EXPECT_NE(words.find("backward() only"), std::string::npos) << words;
 }
@@ -316,8 +312,7 @@ class InBackward final : public GradientProvider {
 
 TEST(CheckpointReentrant, IsRefusedWhereGradientsDoNotBelongInTheTensors) {
   at::Tensor x = drawn(2, {5}).requires_grad_();
-  const at::Tensor y = checkpoint(
-      {.use_reentrant = true}, [](const at::Tensor& t) { return t.exp(); }, x);
+  const at::Tensor y = Checkpoint{.use_reentrant = true}([](const at::Tensor& t) { return t.exp(); }, x);
   static const InBackward provider;
   set_gradient_provider(&provider);
   const auto words = refusal([&] { y.sum().backward(); });

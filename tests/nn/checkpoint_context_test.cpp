@@ -36,11 +36,11 @@ TEST_P(CheckpointInContext, WorksUnlessItIsReentrant) {
       1,
       [&](int, rpc::testing::Workers&) {
         const autograd::DistAutogradContext context;
-        const auto loss = checkpoint(CheckpointOptions{.use_reentrant = GetParam()}, run, input).sum();
+        const auto loss = Checkpoint{.use_reentrant = GetParam()}(run, input).sum();
         if (GetParam()) {
           const std::string text = refusal([&] { autograd::backward(context, {loss}); });
           EXPECT_NE(text.find("leave use_reentrant off"), std::string::npos) << text;
-          checkpoint(CheckpointOptions{.use_reentrant = true}, run, input).sum().backward();  // is fine
+          Checkpoint{.use_reentrant = true}(run, input).sum().backward();  // is fine
           return;
         }
         autograd::backward(context, {loss});

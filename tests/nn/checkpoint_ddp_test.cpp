@@ -33,7 +33,7 @@ struct NetImpl : torch::nn::Module {
   at::Tensor layer(const torch::nn::Linear& linear, const at::Tensor& x) {
     const auto fn = [linear = linear.ptr()](const at::Tensor& t) { return torch::tanh(linear->forward(t)); };
     if (how == How::kPlain) return fn(x);
-    return checkpoint({.use_reentrant = how == How::kReentrant}, fn, x);
+    return Checkpoint{.use_reentrant = how == How::kReentrant}(fn, x);
   }
   at::Tensor forward(at::Tensor x, bool with_spare) {
     x = torch::tanh(a(x));

@@ -10,6 +10,7 @@
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
+#include "lockstep/nn/checkpoint.h"
 #include "lockstep/nn/detail/checkpoint_core.h"
 #include "lockstep/nn/internal/forward_state.h"
 #include "lockstep/tensor/gradient_access.h"
@@ -106,8 +107,7 @@ class Reentrant : public torch::autograd::Function<Reentrant> {
 
 }  // namespace
 
-std::vector<at::Tensor> checkpoint_reentrant(const CheckpointOptions& options,
-                                             const std::vector<at::Tensor>& inputs,
+std::vector<at::Tensor> checkpoint_reentrant(const Checkpoint& options, const std::vector<at::Tensor>& inputs,
                                              const CheckpointRun& first, CheckpointRun again) {
   const auto wants = [](const at::Tensor& input) { return input.defined() && input.requires_grad(); };
   if (std::ranges::none_of(inputs, wants)) {
