@@ -235,32 +235,31 @@ DeviceMesh::DeviceMesh(std::string device_type, const std::vector<std::vector<in
                        DeviceMeshOptions options)
     : DeviceMesh(std::move(device_type), tensor_of(mesh), std::move(options)) {}
 
-DeviceMesh DeviceMesh::from_group(const Group& group, std::string device_type,
-                                  const std::optional<at::Tensor>& mesh,
-                                  std::vector<std::string> mesh_dim_names) {
+DeviceMesh DeviceMesh::from_group(const Group& group, std::string device_type, FromGroupOptions options) {
   internal::check_device_type(device_type);
   const Group members = group ? group : default_group();
   check_world(members);
   if (!is_group_member(members)) refuse("from_group: this rank is not a member of the group");
-  if (mesh && (mesh->dim() != 1 || checked_ranks(*mesh) != members->ranks()))
+  if (options.mesh.defined() && (options.mesh.dim() != 1 || checked_ranks(options.mesh) != members->ranks()))
     refuse("from_group: the mesh is not the group's ", members->size(), " members in their order");
   auto view = make_view(std::move(device_type), tensor_of(members->ranks(), {members->size()}),
-                        std::move(mesh_dim_names));
+                        std::move(options.mesh_dim_names));
   view.axes.front().group = members;
   return DeviceMesh(std::make_shared<const MeshView>(std::move(view)));
 }
 
 DeviceMesh DeviceMesh::from_group(const std::vector<Group>& groups, std::string device_type,
-                                  const at::Tensor& mesh, std::vector<std::string> mesh_dim_names) {
+                                  FromGroupOptions options) {
   internal::check_device_type(device_type);
+  const at::Tensor& mesh = options.mesh;
   if (groups.empty()) refuse("from_group: no group given");
   if (!mesh.defined()) refuse("from_group: several groups need a mesh that says who is where");
-  if (mesh_dim_names.empty()) refuse("from_group: several groups need mesh_dim_names");
+  if (options.mesh_dim_names.empty()) refuse("from_group: several groups need mesh_dim_names");
   if (mesh.dim() != static_cast<std::int64_t>(groups.size()))
     refuse("from_group: ", groups.size(), " groups for a mesh of ", mesh.dim(),
            " dimensions; give one for each");
   for (const auto& group : groups) check_world(group);
-  auto view = make_view(std::move(device_type), mesh, std::move(mesh_dim_names));
+  auto view = make_view(std::move(device_type), mesh, std::move(options.mesh_dim_names));
   const auto& layout = view.root->layout;
   for (std::size_t d = 0; layout.has_rank() && d < groups.size(); ++d) {
     auto& axis = view.axes[d];

@@ -51,6 +51,11 @@ struct DeviceMeshOptions {
   std::source_location where = std::source_location::current();
 };
 
+struct FromGroupOptions {
+  at::Tensor mesh{};  // ranks of the world, as in DeviceMesh(); undefined: the members of the only group
+  std::vector<std::string> mesh_dim_names{};  // as in DeviceMeshOptions; required for several groups
+};
+
 class DeviceMesh {
  public:
   // `mesh` holds ranks of the world, each at most once, in a CPU tensor of integers or nested vectors.
@@ -65,13 +70,11 @@ class DeviceMesh {
 
   // Groups that exist. They are of the default world, whose ranks a mesh holds: kUsage for a group of
   // create_group, or a part of one, and for one that was destroyed.
-  // A one-dimensional mesh over a group's members. A given `mesh` must hold exactly those, in that order.
-  static DeviceMesh from_group(const Group& group, std::string device_type,
-                               const std::optional<at::Tensor>& mesh = {},
-                               std::vector<std::string> mesh_dim_names = {});
-  // One group per dimension of `mesh`, each holding the ranks along its dimension. Names are required.
+  // A one-dimensional mesh over a group's members. A given mesh must hold exactly those, in that order.
+  static DeviceMesh from_group(const Group& group, std::string device_type, FromGroupOptions options = {});
+  // One group per dimension of the mesh, each holding the ranks along its dimension.
   static DeviceMesh from_group(const std::vector<Group>& groups, std::string device_type,
-                               const at::Tensor& mesh, std::vector<std::string> mesh_dim_names);
+                               FromGroupOptions options);
 
   // The slice along the named dimensions through this rank, in the order named; names given to flatten are
   // accepted. All names in order give the mesh itself. Raises kUsage when the mesh has no names, for an

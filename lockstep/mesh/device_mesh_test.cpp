@@ -182,20 +182,22 @@ TEST(DeviceMesh, FlattensIntoAGroupWithTheTimeoutOfTheMesh) {
 TEST(DeviceMesh, WrapsGroupsThatExist) {
   world(4, [](int rank) {
     const auto pairs = new_subgroups(2);
-    const auto one = DeviceMesh::from_group(pairs.mine, "cpu", {}, {"pair"});
+    const auto one = DeviceMesh::from_group(pairs.mine, "cpu", {.mesh_dim_names = {"pair"}});
     EXPECT_EQ(one.get_group("pair"), pairs.mine);
     EXPECT_EQ(one.get_local_rank(), rank % 2);
     EXPECT_EQ(DeviceMesh::from_group(Group(), "cpu").size(), 4);
 
     const auto across = new_subgroups_by_enumeration({{0, 2}, {1, 3}});
     const auto grid = at::arange(4).reshape({2, 2});
-    const auto mesh = DeviceMesh::from_group({across.mine, pairs.mine}, "cpu", grid, {"a", "b"});
+    const auto mesh = DeviceMesh::from_group({across.mine, pairs.mine}, "cpu",
+                                             {.mesh = grid, .mesh_dim_names = {"a", "b"}});
     EXPECT_EQ(mesh.get_group("a"), across.mine);
     EXPECT_EQ(mesh.get_group("b"), pairs.mine);
     EXPECT_EQ(mesh.get_coordinate(), (std::vector<int>{rank / 2, rank % 2}));
 
     const auto from = [&](std::vector<Group> groups, at::Tensor array, std::vector<std::string> names) {
-      return refusal([&] { DeviceMesh::from_group(groups, "cpu", array, names); });
+      return refusal(
+          [&] { DeviceMesh::from_group(groups, "cpu", {.mesh = array, .mesh_dim_names = names}); });
     };
     EXPECT_NE(from({pairs.mine, across.mine}, grid, {"a", "b"}).find("does not hold the ranks along"),
               std::string::npos);
@@ -204,7 +206,9 @@ TEST(DeviceMesh, WrapsGroupsThatExist) {
     EXPECT_NE(from({across.mine, pairs.mine}, grid, {}).find("need mesh_dim_names"), std::string::npos);
     EXPECT_NE(from({across.mine, pairs.mine}, {}, {"a", "b"}).find("need a mesh"), std::string::npos);
     EXPECT_NE(from({}, grid, {"a", "b"}).find("no group given"), std::string::npos);
-    EXPECT_NE(refusal([&] { DeviceMesh::from_group(pairs.mine, "cpu", at::arange(4)); }).find("2 members"),
+    EXPECT_NE(refusal([&] {
+                DeviceMesh::from_group(pairs.mine, "cpu", {.mesh = at::arange(4)});
+              }).find("2 members"),
               std::string::npos);
   });
 }
@@ -223,8 +227,8 @@ TEST(DeviceMesh, RefusesGroupsOfOtherWorldsWhoseRanksMeanOtherProcesses) {
       const auto one = refusal([&] { DeviceMesh::from_group(group, "cpu"); });
       EXPECT_NE(one.find(named), std::string::npos) << one;
       const auto two = refusal([&] {
-        DeviceMesh::from_group({new_group({rank}, {.use_local_synchronization = true}), group}, "cpu", line,
-                               {"a", "b"});
+        DeviceMesh::from_group({new_group({rank}, {.use_local_synchronization = true}), group}, "cpu",
+                               {.mesh = line, .mesh_dim_names = {"a", "b"}});
       });
       EXPECT_NE(two.find(named), std::string::npos) << two;
     }
