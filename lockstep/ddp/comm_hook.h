@@ -68,6 +68,11 @@ struct CommHook {
   std::string name = "user hook";  // for messages and the log
 };
 
+// Options of the library's hooks (hooks.h).
+struct CommHookOptions {
+  Group group{};  // null: the default group of the thread that creates the hook
+};
+
 // The tensor in a hook's completed future: the value itself, or the only element of a list. Raises kUsage
 // when it is anything else or its number of elements differs from that of `like`.
 at::Tensor hook_result(const c10::ivalue::Future& future, const std::string& hook, const at::Tensor& like);

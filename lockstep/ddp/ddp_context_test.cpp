@@ -131,7 +131,7 @@ TEST(DdpInContext, LeavesUnusedParametersWithoutAGradient) {
 TEST(DdpInContext, RunsCommunicationHooks) {
   run([](int rank) {
     auto model = DistributedDataParallel(Net());
-    model->register_comm_hook(fp16_compress_hook(default_group()));
+    model->register_comm_hook(fp16_compress_hook({.group = default_group()}));
     const autograd::DistAutogradContext context;
     autograd::backward(context, {model->forward(input_of(rank, 0), (rank + 1) % kRanks, true).sum()});
     const auto means = mean_gradients(0, true);

@@ -48,9 +48,9 @@ enum class DdpCommHookType : std::uint8_t {
 };
 
 // The hook of that name, with its own state where it has one.
-CommHook make_comm_hook(DdpCommHookType type, const Group& group = {});
+CommHook make_comm_hook(DdpCommHookType type, const CommHookOptions& options = {});
 // Registers it with the model: once, before the first backward pass, the same on all ranks; raises kUsage
-// otherwise. A null group is the model's.
-void register_ddp_comm_hook(DdpCommHookType type, DdpCore& model, const Group& group = {});
+// otherwise. Here a null group is the model's.
+void register_ddp_comm_hook(DdpCommHookType type, DdpCore& model, CommHookOptions options = {});
 
 }  // namespace lockstep

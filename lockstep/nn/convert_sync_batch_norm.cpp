@@ -40,7 +40,7 @@ void collect_fixed(const Module& module, const std::string& prefix, std::string&
 
 class Converter {
  public:
-  explicit Converter(Group group) : group_(std::move(group)) {}
+  explicit Converter(SyncBatchNormOptions options) : options_(std::move(options)) {}
 
   void convert(Module& module) {
     if (auto* const sequential = module.as<torch::nn::SequentialImpl>()) {
@@ -75,22 +75,22 @@ class Converter {
     auto& layer = made_[plain];
     if (layer) return layer;
     if (auto* const norm1d = plain->as<torch::nn::BatchNorm1dImpl>()) {
-      layer = SyncBatchNormImpl::adopt(*norm1d, group_);
+      layer = SyncBatchNormImpl::adopt(*norm1d, options_);
     } else if (auto* const norm2d = plain->as<torch::nn::BatchNorm2dImpl>()) {
-      layer = SyncBatchNormImpl::adopt(*norm2d, group_);
+      layer = SyncBatchNormImpl::adopt(*norm2d, options_);
     } else {
-      layer = SyncBatchNormImpl::adopt(*plain->as<torch::nn::BatchNorm3dImpl>(), group_);
+      layer = SyncBatchNormImpl::adopt(*plain->as<torch::nn::BatchNorm3dImpl>(), options_);
     }
     return layer;
   }
 
-  const Group group_;
+  const SyncBatchNormOptions options_;
   std::map<std::shared_ptr<Module>, std::shared_ptr<SyncBatchNormImpl>> made_;
 };
 
 }  // namespace
 
-void convert_sync_batchnorm(Module& module, const Group& group) {
+void convert_sync_batchnorm(Module& module, SyncBatchNormOptions options) {
   std::string fixed;
   if (is_batch_norm(module)) fixed = "the module itself";
   collect_fixed(module, "", fixed);
@@ -102,7 +102,7 @@ void convert_sync_batchnorm(Module& module, const Group& group) {
                   "variable that holds each of them cannot be made to point to another layer: ",
                   fixed, ". Declare them as lockstep::SyncBatchNorm instead. Nothing was changed."));
   }
-  Converter(group).convert(module);
+  Converter(std::move(options)).convert(module);
 }
 
 }  // namespace lockstep::internal

@@ -20,8 +20,8 @@
 
 namespace lockstep {
 
-SyncBatchNormImpl::SyncBatchNormImpl(torch::nn::BatchNormOptions layer_options, Group group)
-    : options(std::move(layer_options)), group_(std::move(group)) {
+SyncBatchNormImpl::SyncBatchNormImpl(torch::nn::BatchNormOptions layer_options, SyncBatchNormOptions sync)
+    : options(std::move(layer_options)), group_(std::move(sync.group)) {
   if (options.num_features() <= 0) {
     base::raise(ErrorKind::kUsage, base::cat("SyncBatchNorm: the number of features is ",
                                              options.num_features(), "; it must be positive"));

@@ -2,7 +2,7 @@
 // so small batches per rank train like one large batch.
 //
 //   lockstep::SyncBatchNorm norm(64);                                            // in place of BatchNorm1d, 2d or 3d
-//   lockstep::SyncBatchNorm other(torch::nn::BatchNormOptions(64).momentum(0.01), group);
+//   lockstep::SyncBatchNorm other(torch::nn::BatchNormOptions(64).momentum(0.01), {.group = group});
 //   lockstep::convert_sync_batchnorm(net);                                       // layers in containers
 //
 // In training mode forward and backward are one small collective each (an all_gather of counts, means and
@@ -25,6 +25,7 @@
 #include <memory>
 #include <ostream>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "lockstep/group/process_group.h"
@@ -37,10 +38,13 @@ class NormShadow;
 struct NormRoute;
 }  // namespace internal
 
+struct SyncBatchNormOptions {
+  Group group{};  // null: the default group at the time of the forward pass
+};
+
 class SyncBatchNormImpl final : public torch::nn::Cloneable<SyncBatchNormImpl>, public LayerWithCollectives {
  public:
-  // group null: the default group at the time of the forward pass.
-  explicit SyncBatchNormImpl(torch::nn::BatchNormOptions options, Group group = {});
+  explicit SyncBatchNormImpl(torch::nn::BatchNormOptions options, SyncBatchNormOptions sync = {});
 
   // Input: batch, channels, then any dimensions. Collective in training mode. Raises kUsage when the input
   // has the wrong shape, or when all ranks together have only one value per channel; otherwise what the group
@@ -68,10 +72,10 @@ class SyncBatchNormImpl final : public torch::nn::Cloneable<SyncBatchNormImpl>, 
 
   // A layer that shares the tensors of a BatchNorm layer, with its options and mode.
   template <class BatchNormImpl>
-  static std::shared_ptr<SyncBatchNormImpl> adopt(const BatchNormImpl& plain, Group group) {
+  static std::shared_ptr<SyncBatchNormImpl> adopt(const BatchNormImpl& plain, SyncBatchNormOptions sync) {
     const Tensors tensors{plain.weight, plain.bias, plain.running_mean, plain.running_var,
                           plain.num_batches_tracked};
-    auto layer = std::make_shared<SyncBatchNormImpl>(plain.options, std::move(group));
+    auto layer = std::make_shared<SyncBatchNormImpl>(plain.options, std::move(sync));
     layer->take(tensors);
     layer->train(plain.is_training());
     return layer;
@@ -91,10 +95,18 @@ class SyncBatchNormImpl final : public torch::nn::Cloneable<SyncBatchNormImpl>, 
   Group group_;
   std::shared_ptr<const internal::NormRoute> route_;  // set under join()
 };
-TORCH_MODULE(SyncBatchNorm);
+
+// As TORCH_MODULE makes it, and with a constructor that takes braces.
+class SyncBatchNorm : public torch::nn::ModuleHolder<SyncBatchNormImpl> {
+ public:
+  using Impl = SyncBatchNormImpl;
+  using torch::nn::ModuleHolder<SyncBatchNormImpl>::ModuleHolder;
+  SyncBatchNorm(torch::nn::BatchNormOptions options, SyncBatchNormOptions sync)
+      : ModuleHolder(std::move(options), std::move(sync)) {}
+};
 
 namespace internal {
-void convert_sync_batchnorm(torch::nn::Module& module, const Group& group);
+void convert_sync_batchnorm(torch::nn::Module& module, SyncBatchNormOptions options);
 }
 
 // Replaces every BatchNorm1d, 2d and 3d in a Sequential, ModuleList or ModuleDict, at any depth, by a
@@ -106,8 +118,8 @@ template <class Holder>
 requires requires(Holder holder) {
   holder->named_children();
 }
-void convert_sync_batchnorm(Holder module, Group group = {}) {
-  internal::convert_sync_batchnorm(*module, group);
+void convert_sync_batchnorm(Holder module, SyncBatchNormOptions options = {}) {
+  internal::convert_sync_batchnorm(*module, std::move(options));
 }
 
 }  // namespace lockstep

@@ -172,7 +172,7 @@ TEST(SyncBatchNorm, RefusesWhatDoesNotFit) {
 TEST(SyncBatchNorm, UsesTheGroupItIsGiven) {
   run_threads(4, [](int rank) {
     const Group pair = new_subgroups(2).mine;
-    SyncBatchNorm norm(kChannels, pair);
+    SyncBatchNorm norm(kChannels, {.group = pair});
     const at::Tensor all = drawn(static_cast<std::uint64_t>(rank / 2), {6, kChannels});
     torch::nn::BatchNorm1d whole(kChannels);
     expect_close(norm(all.narrow(0, 3 * (rank % 2), 3)), whole(all).narrow(0, 3 * (rank % 2), 3), "output");
@@ -203,11 +203,11 @@ TEST(SyncBatchNorm, HasABackgroundShadowOverTheMembersOfItsOwnGroupOnly) {
   const auto store = std::make_shared<HashStore>();
   run_threads(2, [&](int rank) {
     // The same numbers, and another rank behind each.
-    SyncBatchNorm other(kChannels,
-                        create_group({.store = store, .rank = 1 - rank, .size = 2, .name = "backwards"}));
+    const auto backwards = create_group({.store = store, .rank = 1 - rank, .size = 2, .name = "backwards"});
+    SyncBatchNorm other(kChannels, {.group = backwards});
     const auto words = refusal([&] { other->make_background_shadow({other.get()}, default_group()); });
     EXPECT_NE(words.find("another group than the model"), std::string::npos) << words;
-    SyncBatchNorm same(kChannels, new_group());
+    SyncBatchNorm same(kChannels, {.group = new_group()});
     EXPECT_NE(same->make_background_shadow({same.get()}, default_group()), nullptr);
   });
 }

@@ -147,7 +147,7 @@ TEST(SyncBatchNormJoin, WorksOverAGroupThatIsNotOfTheDefaultWorld) {
   run_threads(2, [&](int rank) {
     const Group group = create_group({.store = store, .rank = 1 - rank, .size = 2, .name = "backwards"});
     destroy_process_group();  // there is no default world at all
-    torch::nn::Sequential net(torch::nn::Linear(kIn, 3), SyncBatchNorm(3, group));
+    torch::nn::Sequential net(torch::nn::Linear(kIn, 3), SyncBatchNorm(3, {.group = group}));
     auto model = DistributedDataParallel(net, {.group = group});
     join({*model}, [&] {
       for (int step = 0; step < 1 + rank; ++step) model->forward(batch(step, rank)).sum().backward();
@@ -161,7 +161,7 @@ TEST(SyncBatchNormJoin, WorksOverAGroupThatIsNotOfTheDefaultWorld) {
 TEST(SyncBatchNormJoin, ALayerWithOtherRanksIsRefused) {
   run_threads(2, [](int) {
     const Group alone = new_subgroups(1).mine;
-    torch::nn::Sequential net(torch::nn::Linear(kIn, 3), SyncBatchNorm(3, alone));
+    torch::nn::Sequential net(torch::nn::Linear(kIn, 3), SyncBatchNorm(3, {.group = alone}));
     auto model = DistributedDataParallel(net);
     try {
       join({*model}, [] {});

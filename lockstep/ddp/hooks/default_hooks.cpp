@@ -8,27 +8,27 @@
 namespace lockstep {
 namespace {
 
-CommHook compressed(Group group, at::ScalarType dtype, const char* name) {
-  group = internal::resolved(std::move(group));
-  CommHook hook = internal::compress(allreduce_hook(group), dtype, group);
+CommHook compressed(CommHookOptions options, at::ScalarType dtype, const char* name) {
+  options.group = internal::resolved(std::move(options.group));
+  CommHook hook = internal::compress(allreduce_hook(options), dtype, options.group);
   hook.name = name;
   return hook;
 }
 
 }  // namespace
 
-CommHook allreduce_hook(Group group) {
-  return {.run = [group = internal::resolved(std::move(group))](
+CommHook allreduce_hook(CommHookOptions options) {
+  return {.run = [group = internal::resolved(std::move(options.group))](
                      GradBucket& bucket) { return internal::average(bucket.buffer(), group); },
           .name = "allreduce_hook"};
 }
 
-CommHook fp16_compress_hook(Group group) {
-  return compressed(std::move(group), at::kHalf, "fp16_compress_hook");
+CommHook fp16_compress_hook(CommHookOptions options) {
+  return compressed(std::move(options), at::kHalf, "fp16_compress_hook");
 }
 
-CommHook bf16_compress_hook(Group group) {
-  return compressed(std::move(group), at::kBFloat16, "bf16_compress_hook");
+CommHook bf16_compress_hook(CommHookOptions options) {
+  return compressed(std::move(options), at::kBFloat16, "bf16_compress_hook");
 }
 
 CommHook noop_hook() {

@@ -2,17 +2,16 @@
 #pragma once
 
 #include "lockstep/ddp/comm_hook.h"
-#include "lockstep/group/process_group.h"
 
 namespace lockstep {
 
 // g <- sum over ranks of g_r, divided by N inside the reduction: what DistributedDataParallel does without a
 // hook.
-CommHook allreduce_hook(Group group = {});
+CommHook allreduce_hook(CommHookOptions options = {});
 // The same in f16 or bf16: half the bytes of f32. The sum is computed and divided in f32 and rounded once, so
 // small gradients do not underflow by being divided first. See fp16_compress_wrapper for ranges.
-CommHook fp16_compress_hook(Group group = {});
-CommHook bf16_compress_hook(Group group = {});
+CommHook fp16_compress_hook(CommHookOptions options = {});
+CommHook bf16_compress_hook(CommHookOptions options = {});
 // No communication: every rank keeps its own gradients, and parameters diverge. For measuring the cost of
 // communication.
 CommHook noop_hook();

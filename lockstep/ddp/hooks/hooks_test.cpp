@@ -50,7 +50,7 @@ TEST(AllreduceHook, TakesTheGroupItWasGiven) {
     const Group pair = new_group({0, 1});
     if (rank == 2) return;
     const at::Tensor flat = mine(rank);
-    reduced_by(allreduce_hook(pair), flat);
+    reduced_by(allreduce_hook({.group = pair}), flat);
     expect_close(flat, mean_over(2, mine), 1e-6);
   });
 }
@@ -248,8 +248,8 @@ TEST(QuantizationHooks, SendOneScalePerRow) {
   for (const int n : {2, 3}) {
     world(n, [&](int rank) {
       expect_quantised(quantization_perchannel_hook(), rank, n, 512);
-      expect_quantised(quantization_perchannel_hook({}, 7), rank, n, 7);
-      expect_quantised(quantization_perchannel_hook({}, 5000), rank, n, kCount);
+      expect_quantised(quantization_perchannel_hook({.bucket_size = 7}), rank, n, 7);
+      expect_quantised(quantization_perchannel_hook({.bucket_size = 5000}), rank, n, kCount);
     });
   }
 }
@@ -280,7 +280,8 @@ TEST(QuantizationHooks, HandInfinityAndNaNOnToAllRanks) {
 
 TEST(QuantizationHooks, RefuseRowsOfNothing) {
   world(1, [](int) {
-    refused([] { quantization_perchannel_hook({}, 0); }, "bucket_size must be positive, it is 0");
+    refused([] { quantization_perchannel_hook({.bucket_size = 0}); },
+            "bucket_size must be positive, it is 0");
   });
 }
 

@@ -142,13 +142,14 @@ Bytes PowerSGDState::save() const {
   return encode(saved);
 }
 
-std::shared_ptr<PowerSGDState> PowerSGDState::load(std::span<const std::uint8_t> bytes, Group group) {
+std::shared_ptr<PowerSGDState> PowerSGDState::load(std::span<const std::uint8_t> bytes,
+                                                   CommHookOptions options) {
   auto saved = decode<Saved>(bytes);
   if (saved.iter < 0 || saved.n_seeds > kMostSeeds)
     base::raise(ErrorKind::kUsage, "PowerSGDState::load: the bytes are damaged");
-  if (!group)
+  if (!options.group)
     base::log(LogLevel::kWarn, "PowerSGDState::load: groups are not saved; the state uses the default group");
-  saved.options.group = std::move(group);
+  saved.options.group = std::move(options.group);
   auto state = std::make_shared<PowerSGDState>(std::move(saved.options));
   state->iter_ = saved.iter;
   state->next_stats_report_ = saved.next_stats_report;

@@ -98,7 +98,8 @@ class PowerSGDState final : public std::enable_shared_from_this<PowerSGDState> {
   // Everything except the group, as bytes (lockstep/object). Each rank saves its own: errors differ.
   Bytes save() const;
   // A null group means the default one, with a warning. Raises kUsage for other or corrupt bytes.
-  static std::shared_ptr<PowerSGDState> load(std::span<const std::uint8_t> bytes, Group group = {});
+  static std::shared_ptr<PowerSGDState> load(std::span<const std::uint8_t> bytes,
+                                             CommHookOptions options = {});
 
  private:
   friend CommHook powerSGD_hook(std::shared_ptr<PowerSGDState> state);

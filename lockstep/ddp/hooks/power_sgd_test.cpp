@@ -487,7 +487,7 @@ TEST(PowerSgdState, GoesOnAfterBeingSavedAsIfNothingHadHappened) {
       for (int step = 0; step < 4; ++step)
         reduced_by(powerSGD_hook(state), gradients_of(rank, step, 127), shapes);
       const Bytes bytes = state->save();
-      const auto loaded = PowerSGDState::load(bytes, default_group());
+      const auto loaded = PowerSGDState::load(bytes, {.group = default_group()});
       EXPECT_EQ(loaded->iter(), 4);
       EXPECT_EQ(loaded->options().random_seed, 3U);
       EXPECT_EQ(loaded->compression_stats().numel_before, state->compression_stats().numel_before);

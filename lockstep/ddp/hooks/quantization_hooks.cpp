@@ -95,19 +95,20 @@ GradFuture exchange(const at::Tensor& buffer, const Group& group, std::int64_t c
 
 }  // namespace
 
-CommHook quantization_pertensor_hook(Group group) {
+CommHook quantization_pertensor_hook(CommHookOptions options) {
   return {
-      .run = [group = internal::resolved(std::move(group))](
+      .run = [group = internal::resolved(std::move(options.group))](
                  GradBucket& bucket) { return exchange(bucket.buffer(), group, bucket.buffer().numel()); },
       .name = "quantization_pertensor_hook"};
 }
 
-CommHook quantization_perchannel_hook(Group group, std::int64_t bucket_size) {
+CommHook quantization_perchannel_hook(PerChannelOptions options) {
+  const std::int64_t bucket_size = options.bucket_size;
   if (bucket_size < 1) {
     base::raise(ErrorKind::kUsage,
                 base::cat("quantization_perchannel_hook: bucket_size must be positive, it is ", bucket_size));
   }
-  return {.run = [group = internal::resolved(std::move(group)),
+  return {.run = [group = internal::resolved(std::move(options.group)),
                   bucket_size](GradBucket& bucket) { return exchange(bucket.buffer(), group, bucket_size); },
           .name = "quantization_perchannel_hook"};
 }

@@ -18,9 +18,14 @@
 namespace lockstep {
 
 // One s and z for the whole bucket.
-CommHook quantization_pertensor_hook(Group group = {});
+CommHook quantization_pertensor_hook(CommHookOptions options = {});
+
+struct PerChannelOptions {
+  Group group{};  // as in CommHookOptions
+  std::int64_t bucket_size = 512;
+};
 // One s and z for each row of `bucket_size` elements, the last one padded with zeros: more accurate when
 // gradients of one bucket differ in magnitude. Raises kUsage when it is not positive.
-CommHook quantization_perchannel_hook(Group group = {}, std::int64_t bucket_size = 512);
+CommHook quantization_perchannel_hook(PerChannelOptions options = {});
 
 }  // namespace lockstep

@@ -9,32 +9,33 @@
 namespace lockstep {
 namespace {
 
-std::shared_ptr<PowerSGDState> power_sgd(const Group& group, std::int64_t rank) {
-  return std::make_shared<PowerSGDState>(PowerSGDOptions{.group = group, .matrix_approximation_rank = rank});
+std::shared_ptr<PowerSGDState> power_sgd(const CommHookOptions& options, std::int64_t rank) {
+  return std::make_shared<PowerSGDState>(
+      PowerSGDOptions{.group = options.group, .matrix_approximation_rank = rank});
 }
 
 }  // namespace
 
-CommHook make_comm_hook(DdpCommHookType type, const Group& group) {
+CommHook make_comm_hook(DdpCommHookType type, const CommHookOptions& options) {
   switch (type) {
     case DdpCommHookType::kAllReduce:
-      return allreduce_hook(group);
+      return allreduce_hook(options);
     case DdpCommHookType::kFp16Compress:
-      return fp16_compress_hook(group);
+      return fp16_compress_hook(options);
     case DdpCommHookType::kBf16Compress:
-      return bf16_compress_hook(group);
+      return bf16_compress_hook(options);
     case DdpCommHookType::kQuantizePerTensor:
-      return quantization_pertensor_hook(group);
+      return quantization_pertensor_hook(options);
     case DdpCommHookType::kQuantizePerChannel:
-      return quantization_perchannel_hook(group);
+      return quantization_perchannel_hook({.group = options.group});
     case DdpCommHookType::kPowerSgd:
-      return powerSGD_hook(power_sgd(group, 1));
+      return powerSGD_hook(power_sgd(options, 1));
     case DdpCommHookType::kPowerSgdRank2:
-      return powerSGD_hook(power_sgd(group, 2));
+      return powerSGD_hook(power_sgd(options, 2));
     case DdpCommHookType::kBatchedPowerSgd:
-      return batched_powerSGD_hook(power_sgd(group, 1));
+      return batched_powerSGD_hook(power_sgd(options, 1));
     case DdpCommHookType::kBatchedPowerSgdRank2:
-      return batched_powerSGD_hook(power_sgd(group, 2));
+      return batched_powerSGD_hook(power_sgd(options, 2));
     case DdpCommHookType::kNoop:
       return noop_hook();
   }
@@ -42,8 +43,9 @@ CommHook make_comm_hook(DdpCommHookType type, const Group& group) {
               base::cat("there is no communication hook of type ", static_cast<int>(type)));
 }
 
-void register_ddp_comm_hook(DdpCommHookType type, DdpCore& model, const Group& group) {
-  model.register_comm_hook(make_comm_hook(type, group ? group : model.group()));
+void register_ddp_comm_hook(DdpCommHookType type, DdpCore& model, CommHookOptions options) {
+  if (!options.group) options.group = model.group();
+  model.register_comm_hook(make_comm_hook(type, options));
 }
 
 }  // namespace lockstep
