@@ -46,8 +46,9 @@ void Output::add_source(int worker, Stream stream) {
   sources_.push_back(std::move(source));
 }
 
-int Output::worker_stdout(int worker) const {
-  return raw() ? -1 : sources_[static_cast<std::size_t>(2 * worker)].write_end.get();
+std::optional<int> Output::worker_stdout(int worker) const {
+  if (raw()) return std::nullopt;
+  return sources_[static_cast<std::size_t>(2 * worker)].write_end.get();
 }
 
 int Output::worker_stderr(int worker) const {

@@ -8,6 +8,7 @@
 
 #include <deque>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -34,8 +35,8 @@ class Output {
   // unmodified. Raises kResource when descriptors run out.
   explicit Output(OutputOptions options);
 
-  // The worker's descriptors 1 and 2; -1: the launcher's own.
-  int worker_stdout(int worker) const;
+  // The worker's descriptors 1 and 2; nothing: the launcher's own.
+  std::optional<int> worker_stdout(int worker) const;
   int worker_stderr(int worker) const;
   // Call once the workers have them.
   void close_worker_ends();

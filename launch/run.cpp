@@ -132,18 +132,18 @@ class Job {
 
   void start(const sigset_t& signal_mask) {
     const base::Fd empty_input(::open("/dev/null", O_RDONLY | O_CLOEXEC));
-    const int secret_fd = host_.address().secret_fd;
+    const std::optional<int> secret_fd = host_.address().secret_fd;
     std::vector<ChildSpec> specs;
     for (int worker = 0; worker < plan_.n_workers; ++worker) {
       reports_.push_back(make_report());
       ChildSpec spec{.argv = options_.command,
                      .environment = environment_with(worker_variables(worker)),
-                     .standard_input = worker == 0 ? -1 : empty_input.get(),
+                     .standard_input = worker == 0 ? std::nullopt : std::optional(empty_input.get()),
                      .standard_output = output_.worker_stdout(worker),
                      .standard_error = output_.worker_stderr(worker)};
       spec.inherited.push_back(report_fd(worker));
       spec.inherited.push_back(notes_.fd());
-      if (secret_fd >= 0) spec.inherited.push_back(secret_fd);
+      if (secret_fd) spec.inherited.push_back(*secret_fd);
       specs.push_back(std::move(spec));
     }
     supervisor_.emplace(ProcessTree::start(specs, {.adopt_orphans = true,

@@ -1,6 +1,7 @@
 // What DistributedDataParallel reports of itself and of its reducer: in logging_data() and in the log.
 #include <algorithm>
 #include <iterator>
+#include <optional>
 
 #include "lockstep/base/detail/environment.h"
 #include "lockstep/base/detail/text.h"
@@ -63,9 +64,10 @@ void describe_environment(DdpLoggingData& data) {
   data.gloo_device_transport = value(base::EnvVar::kGlooDeviceTransport);
 }
 
-// Since `start`; -1 for what did not happen.
-std::int64_t since(std::int64_t start, std::int64_t stamp) {
-  return stamp == 0 ? -1 : stamp - start;
+// Since `start`; nothing for what did not happen.
+std::optional<std::int64_t> since(std::int64_t start, std::int64_t stamp) {
+  if (stamp == 0) return std::nullopt;
+  return stamp - start;
 }
 
 void add_times(DdpLoggingData& data, const internal::StepTimes& step) {
@@ -128,7 +130,7 @@ void DdpCore::describe_construction(const internal::NamedTensors& trained, std::
   data.module_name = module->name();
   describe_parameters(data, trained);
   data.device_ids = options_.device_ids;
-  data.output_device = options_.output_device.value_or(-1);
+  data.output_device = options_.output_device;
   data.broadcast_buffers = options_.broadcast_buffers;
   data.has_sync_bn = has_sync_bn(*module);
   data.bucket_cap_bytes = cap_bytes;

@@ -58,7 +58,7 @@ TEST(DdpLogging, RecordsHowTheModelWasBuilt) {
     EXPECT_EQ(data.dtypes, (std::vector<std::string>{"Float", "Double"}));
     EXPECT_EQ(data.bucket_sizes, (Indices{bytes_of(*net->second), bytes_of(*net->first)}));
     EXPECT_TRUE(data.device_ids.empty());
-    EXPECT_EQ(data.output_device, -1);
+    EXPECT_FALSE(data.output_device);
     EXPECT_FALSE(data.broadcast_buffers);
     EXPECT_FALSE(data.has_sync_bn);
     EXPECT_EQ(data.bucket_cap_bytes, 2u << 20);
@@ -217,7 +217,7 @@ void expect_in_order(const DdpLoggingData& data) {
   std::int64_t before = 0;
   for (const std::size_t index : data.prev_iteration_grad_ready_order_indices) {
     EXPECT_LE(before, data.parameter_ready_time.at(index));
-    before = data.parameter_ready_time.at(index);
+    before = data.parameter_ready_time.at(index).value();
   }
   EXPECT_EQ(before, data.backward_compute_time);
   const auto& plan = data.rebuilt_per_bucket_param_indices;
@@ -225,12 +225,12 @@ void expect_in_order(const DdpLoggingData& data) {
   std::int64_t started = 0;
   for (std::size_t b = 0; b < plan.size(); ++b) {
     std::int64_t last = 0;
-    for (const std::size_t index : plan[b]) last = std::max(last, data.parameter_ready_time.at(index));
+    for (const std::size_t index : plan[b]) last = std::max(last, *data.parameter_ready_time.at(index));
     EXPECT_EQ(data.bucket_ready_time.at(b), last);
     EXPECT_LE(data.bucket_ready_time.at(b), data.bucket_started_time.at(b));
     EXPECT_LE(started, data.bucket_started_time.at(b));
     EXPECT_LT(data.bucket_started_time.at(b), data.bucket_done_time.at(b));
-    started = data.bucket_started_time.at(b);
+    started = data.bucket_started_time.at(b).value();
   }
 }
 
@@ -295,8 +295,8 @@ TEST(DdpLogging, ABucketIsDoneWhenItIsReducedNotWhenItIsWaitedFor) {
       train(model, 3, rank);
       const DdpLoggingData data = model->logging_data();
       ASSERT_GE(data.bucket_done_time.size(), 2u);
-      EXPECT_LT(data.backward_compute_time_start + data.bucket_done_time.front(), net->pause_ended);
-      EXPECT_GT(data.backward_compute_time_start + data.bucket_started_time.back(), net->pause_ended);
+      EXPECT_LT(data.backward_compute_time_start + data.bucket_done_time.front().value(), net->pause_ended);
+      EXPECT_GT(data.backward_compute_time_start + data.bucket_started_time.back().value(), net->pause_ended);
       EXPECT_GT(data.backward_compute_comm_overlap_time, 0);
       // Nothing was under way during the pause.
       EXPECT_LT(data.backward_comm_time, data.backward_comm_time_end - data.backward_comm_time_start);
@@ -391,7 +391,7 @@ TEST(DdpLogging, RecordsHowManyBytesAreUnusedAndWhetherThatChanges) {
     EXPECT_TRUE(data.can_set_static_graph);
     EXPECT_EQ(data.unused_parameter_size, bytes_of(*net->b));
     EXPECT_EQ(data.num_buckets_reduced, 2u);  // of four: those of b were left out
-    EXPECT_EQ(std::ranges::count(data.bucket_done_time, -1), 2);
+    EXPECT_EQ(std::ranges::count_if(data.bucket_done_time, [](const auto& time) { return !time; }), 2);
     step(true);
     data = model->logging_data();
     EXPECT_FALSE(data.can_set_static_graph);
@@ -434,7 +434,7 @@ TEST(DdpLogging, IsOneJsonObject) {
   data.module_name = "a \"b\" \\ \n c";
   data.has_error = true;
   data.rebuilt_per_bucket_param_indices = {{3, 4}, {}, {1}};
-  data.bucket_done_time = {-1, 5};
+  data.bucket_done_time = {std::nullopt, 5};
   data.dtypes = {"Float", "Half"};
   const std::string json = data.to_json();
   EXPECT_TRUE(

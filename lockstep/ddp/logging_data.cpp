@@ -1,6 +1,7 @@
 #include "lockstep/ddp/logging_data.h"
 
 #include <concepts>
+#include <optional>
 #include <string_view>
 
 namespace lockstep {
@@ -24,6 +25,10 @@ class JsonObject {
   template <std::integral T>
   void put(T value) {
     text_ += std::to_string(value);
+  }
+  template <class T>
+  void put(const std::optional<T>& value) {
+    put(value.value_or(-1));
   }
   void put(const std::string& value) { put(std::string_view(value)); }
   void put(std::string_view value);

@@ -8,6 +8,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -28,7 +29,7 @@ struct DdpLoggingData {
   std::vector<std::string> dtypes{};
   std::vector<std::size_t> bucket_sizes{};  // bytes, of the first iteration; empty in a world of one
   std::vector<int> device_ids{};
-  int output_device = -1;
+  std::optional<int> output_device{};
   bool broadcast_buffers = false;
   bool has_sync_bn = false;
   std::uint64_t bucket_cap_bytes = 0;
@@ -68,12 +69,12 @@ struct DdpLoggingData {
   std::int64_t backward_comm_time_start = 0, backward_comm_time_end = 0;
   std::int64_t backward_time_end = 0;  // the averages were delivered
   std::vector<std::size_t> prev_iteration_grad_ready_order_indices{};
-  // Relative to backward_compute_time_start: per parameter, and per bucket; -1 for what did not happen.
+  // Relative to backward_compute_time_start: per parameter, and per bucket; unset for what did not happen.
   // `done` is when the group or the communication hook completed the bucket, not when it was waited for.
-  std::vector<std::int64_t> parameter_ready_time{};
-  std::vector<std::int64_t> bucket_ready_time{}, bucket_started_time{}, bucket_done_time{};
+  std::vector<std::optional<std::int64_t>> parameter_ready_time{};
+  std::vector<std::optional<std::int64_t>> bucket_ready_time{}, bucket_started_time{}, bucket_done_time{};
 
-  // One object on one line, one member per field.
+  // One object on one line, one member per field; -1 for what is unset, as torch writes it.
   std::string to_json() const;
 };
 

@@ -29,6 +29,18 @@ std::shared_ptr<const CallLogger> current_logger() {
   return instance().logger;
 }
 
+std::string group_text(const CallRecord& record) {
+  std::string text = base::cat("group \"", record.group, "\"");
+  if (!record.backend.empty()) text += base::cat(" over ", record.backend);
+  if (record.group_rank && record.group_size)
+    text += base::cat(", rank ", *record.group_rank, " of ", *record.group_size);
+  else
+    text += ", not a member";
+  if (record.rank && record.world_size)
+    text += base::cat(" (rank ", *record.rank, " of ", *record.world_size, " in the world)");
+  return text;
+}
+
 CallRecord record_of(const internal::CallReport& report) {
   CallRecord record{.function = report.function};
   char where[internal::kWhereCapacity];
@@ -48,9 +60,10 @@ CallRecord record_of(const internal::CallReport& report) {
   }
   if (group == nullptr) return record;
   record.group = group->name();
+  if (group->rank() < 0) return record;  // a non-member's handle
   record.group_rank = group->rank();
   record.group_size = group->size();
-  if (group->rank() >= 0) record.backend = group->backend();
+  record.backend = group->backend();
   return record;
 }
 
@@ -64,13 +77,9 @@ void set_call_logger(CallLogger logger) {
 
 std::string to_text(const CallRecord& record) {
   std::string text = base::cat(record.function, record.failure != nullptr ? " failed" : " ended well");
-  if (record.duration_ms >= 0) text += base::cat(" after ", record.duration_ms, " ms");
+  if (record.duration_ms) text += base::cat(" after ", *record.duration_ms, " ms");
   text += ": ";
-  if (!record.group.empty()) {
-    text += base::cat("group \"", record.group, "\"", record.backend.empty() ? "" : " over ", record.backend,
-                      ", rank ", record.group_rank, " of ", record.group_size, " (rank ", record.rank, " of ",
-                      record.world_size, " in the world), ");
-  }
+  if (!record.group.empty()) text += group_text(record) + ", ";
   text += base::cat("called at ", record.where);
   if (record.failure != nullptr) text += base::cat(": ", record.failure->message);
   return text;

@@ -11,6 +11,7 @@
 #pragma once
 
 #include <functional>
+#include <optional>
 #include <string>
 
 #include "lockstep/base/error.h"
@@ -18,16 +19,16 @@
 namespace lockstep {
 
 struct CallRecord {
-  const char* function;  // "all_reduce"; static
-  std::string group;     // its name; "" when there is none
-  std::string backend;   // "host", "cpu:host,meta:fake"; "" without a group or when not a member
-  int group_rank = -1;   // both -1 when there is none or this rank is not a member
-  int group_size = -1;
-  int rank = -1;  // in the group's world, without a group in the default one; both -1 when there is none
-  int world_size = -1;
-  std::string where;                 // "train.cpp:42"
-  double duration_ms = -1;           // of timed calls; negative: not timed
-  const Failure* failure = nullptr;  // null when the call succeeded; valid during the logger's call
+  const char* function;             // "all_reduce"; static
+  std::string group;                // its name; "" when there is none
+  std::string backend;              // "host", "cpu:host,meta:fake"; "" without a group or when not a member
+  std::optional<int> group_rank{};  // both unset when there is none or this rank is not a member
+  std::optional<int> group_size{};
+  std::optional<int> rank{};  // in the group's world, without a group in the default one
+  std::optional<int> world_size{};
+  std::string where;                    // "train.cpp:42"
+  std::optional<double> duration_ms{};  // of timed calls
+  const Failure* failure = nullptr;     // null when the call succeeded; valid during the logger's call
 };
 using CallLogger = std::function<void(const CallRecord&)>;
 

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <mutex>
+#include <optional>
 #include <stdexcept>
 
 #include "lockstep/base/log.h"
@@ -28,7 +29,7 @@ void note(const CallRecord& record) {
   seen.push_back({record, record.failure != nullptr ? record.failure->message : ""});
 }
 
-std::vector<Seen> of(const std::string& function, int rank) {
+std::vector<Seen> of(const std::string& function, std::optional<int> rank) {
   const std::lock_guard lock(mutex);
   std::vector<Seen> found;
   for (const auto& each : seen) {
@@ -63,7 +64,7 @@ TEST_F(CallLogTest, RecordsEveryCallThatFails) {
     EXPECT_EQ(record.group_rank, rank);
     EXPECT_EQ(record.group_size, 3);
     EXPECT_EQ(record.world_size, 3);
-    EXPECT_LT(record.duration_ms, 0);
+    EXPECT_FALSE(record.duration_ms);
     EXPECT_NE(record.where.find("call_log_test.cpp:"), std::string::npos);
     EXPECT_NE(refusals[0].words.find("neither src nor group_src"), std::string::npos);
     const auto failures = of("all_reduce", rank);
@@ -82,7 +83,7 @@ TEST_F(CallLogTest, TimesTheCallsThatMakeAndLeaveGroups) {
   refused([] { new_group({5}); }, "rank 5");
   destroy_process_group();
   const auto made = of("new_group", 0), began = of("init_process_group", 0),
-             ended = of("destroy_process_group", -1);
+             ended = of("destroy_process_group", std::nullopt);
   ASSERT_EQ(made.size(), 2u);
   EXPECT_GE(made[0].record.duration_ms, 0);
   EXPECT_EQ(made[0].record.group, "1");
@@ -114,6 +115,18 @@ TEST_F(CallLogTest, NumbersTheRanksOfACreatedGroupByItsOwnWorld) {
     EXPECT_EQ(failed[0].record.group_size, 1);
     EXPECT_EQ(failed[0].record.world_size, 2);
   }
+}
+
+TEST(CallRecord, AsTextNamesNoRankWhereThereIsNone) {
+  CallRecord record{.function = "new_group", .group = "1", .where = "train.cpp:42"};
+  EXPECT_EQ(to_text(record), "new_group ended well: group \"1\", not a member, called at train.cpp:42");
+  record.rank = 0;
+  record.world_size = 4;
+  record.duration_ms = 2;
+  EXPECT_EQ(
+      to_text(record),
+      "new_group ended well after 2 ms: group \"1\", not a member (rank 0 of 4 in the world), called at "
+      "train.cpp:42");
 }
 
 std::vector<std::string> lines;  // guarded by mutex

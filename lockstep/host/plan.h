@@ -17,6 +17,9 @@
 
 namespace lockstep::comm {
 
+// Step::peer of a wait for every other rank.
+inline constexpr std::int32_t kAllOthers = -1;
+
 enum class StepKind : std::uint8_t {
   kCopyIn,  // own send + user_at -> own stage-in[parity] + stage_at
   kReduce,  // send + user_at of this rank and stage-in[parity] + stage_at of the others -> own recv + recv_at when
@@ -24,7 +27,7 @@ enum class StepKind : std::uint8_t {
   kCopyOut,  // peer's stage-out[parity] (stage-in when `from_in`) + stage_at -> own recv + recv_at
   kKeep,     // own send + user_at -> own recv + recv_at
   kSignal,   // publish `phase`
-  kWait,     // until `peer` (all others when -1) has published `phase`
+  kWait,     // until `peer`, or each of kAllOthers, has published `phase`
 };
 
 struct Step {
@@ -33,7 +36,7 @@ struct Step {
   bool keep = true;
   bool publish = false;
   bool from_in = false;
-  std::int32_t peer = -1;
+  std::int32_t peer = kAllOthers;
   std::uint32_t phase = 0;
   std::uint64_t user_at = 0;
   std::uint64_t recv_at = 0;

@@ -148,7 +148,7 @@ class Simulation {
     const Step& s = machines_[r].plan[machines_[r].next];
     if (s.kind != StepKind::kWait) return true;
     for (int q = 0; q < static_cast<int>(machines_.size()); ++q) {
-      if (q != r && (s.peer < 0 || s.peer == q) && machines_[q].phase < s.phase) return false;
+      if (q != r && (s.peer == kAllOthers || s.peer == q) && machines_[q].phase < s.phase) return false;
     }
     return true;
   }

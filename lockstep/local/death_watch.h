@@ -23,7 +23,7 @@ class DeathWatch {
   // Runs on the watching thread, once per rank; holds no lock.
   using OnLost = std::function<void(int rank, Loss loss)>;
   struct Watched {
-    int rank = -1;
+    int rank = 0;
     const PeerProcess* process = nullptr;  // outlives the watch; skipped when its end cannot be observed
   };
 

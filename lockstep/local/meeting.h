@@ -66,7 +66,7 @@ struct MeetingOptions {
 struct LocalPeer {
   Mapping segment{};
   bool same_process = false;
-  std::int64_t pid = -1;  // in its own pid namespace: for messages only
+  std::int64_t pid = 0;   // in its own pid namespace: for messages only
   PeerProcess process{};  // empty for ranks of this process
 };
 

@@ -65,14 +65,15 @@ std::optional<std::string> PeerProcess::exit_cause() const {
 
 // The kernel's view through the descriptor. A number that the peer itself reported would be one of its own
 // pid namespace, and a lie would direct copies between processes to a third one.
-std::int64_t PeerProcess::pid() const {
-  if (!pidfd_) return -1;
+std::optional<std::int64_t> PeerProcess::pid() const {
+  if (!pidfd_) return std::nullopt;
   std::ifstream in(base::cat("/proc/self/fdinfo/", pidfd_.get()));
   for (std::string word; in >> word;) {
-    std::int64_t pid = -1;
-    if (word == "Pid:" && in >> pid) return pid > 0 ? pid : -1;
+    std::int64_t pid = 0;
+    // 0: in another pid namespace; -1: it has ended.
+    if (word == "Pid:" && in >> pid) return pid > 0 ? std::optional(pid) : std::nullopt;
   }
-  return -1;
+  return std::nullopt;
 }
 
 // The random part is the same after a fork, and in another pid namespace the pid may be.

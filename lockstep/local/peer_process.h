@@ -41,11 +41,11 @@ class PeerProcess {
   std::optional<std::string> cause(Deadline deadline) const;
   // The same text without waiting, only where the kernel reports the status (PIDFD_GET_INFO).
   std::optional<std::string> exit_cause() const;
-  // In this process's pid namespace, as the kernel reports it; -1 when it does not, or the process is not
-  // visible from here.
-  std::int64_t pid() const;
+  // In this process's pid namespace, as the kernel reports it; nothing when it does not, or the process is
+  // not visible from here.
+  std::optional<std::int64_t> pid() const;
 
-  // For poll(2); owned by this object. -1: none.
+  // For poll(2), which ignores -1: none. Owned by this object.
   int pidfd() const { return pidfd_.get(); }
   int lifeline() const { return lifeline_.get(); }
 

@@ -63,11 +63,11 @@ TEST(PeerProcess, ItsPidIsTheKernelsWord) {
   children.start([&] {
     CHILD_EXPECT(there.peer().pid == ::getppid(), "made before the fork");
     const PeerProcess parent = PeerProcess::behind(there);
-    CHILD_EXPECT(parent && parent.pid() == ::getppid(), parent.pid());
+    CHILD_EXPECT(parent && parent.pid() == ::getppid(), parent.pid().value_or(-1));
   });
   EXPECT_EQ(children.status(0), 0);
   EXPECT_FALSE(PeerProcess::behind(here)) << "this process itself";
-  EXPECT_EQ(PeerProcess().pid(), -1);
+  EXPECT_FALSE(PeerProcess().pid());
   EXPECT_FALSE(PeerProcess().lost());
 }
 
@@ -83,7 +83,7 @@ TEST(OwnProcess, AForkedChildHasDescriptorsAndATokenOfItsOwn) {
     // The numbers may be the same: the parent's were closed. What they are of is not.
     const auto own = OwnProcess::descriptors();
     const PeerProcess self(base::Fd(::dup(own.pidfd)), base::Fd(::dup(own.lifeline)));
-    CHILD_EXPECT(own.pidfd < 0 || self.pid() == ::getpid(), self.pid());
+    CHILD_EXPECT(own.pidfd < 0 || self.pid() == ::getpid(), self.pid().value_or(-1));
   });
   EXPECT_EQ(children.status(0), 0);
 }

@@ -41,7 +41,7 @@ class ChildPeer {
     std::uint8_t byte = 0;
     socket_.receive({&byte, 1}, patience());
   }
-  void signal(int number) { ::kill(static_cast<pid_t>(process_.pid()), number); }
+  void signal(int number) { ::kill(static_cast<pid_t>(process_.pid().value()), number); }
   int status() { return children_.status(0); }
 
  private:

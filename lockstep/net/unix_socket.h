@@ -25,7 +25,7 @@
 namespace lockstep::net {
 
 struct PeerCredentials {
-  pid_t pid = -1;
+  pid_t pid = 0;
   uid_t uid = 0;
   gid_t gid = 0;
 };

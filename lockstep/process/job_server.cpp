@@ -74,7 +74,7 @@ JobAddress JobServer::address() const {
           .master_port = options_.port,
           .run_id = run_id_,
           .launcher_pid = ::getpid(),
-          .secret_fd = secret_fd_.get()};
+          .secret_fd = secret_fd_ ? std::optional(secret_fd_.get()) : std::nullopt};
 }
 
 Store& JobServer::store() {

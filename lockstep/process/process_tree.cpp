@@ -37,9 +37,9 @@ struct Prepared {
     strings.reserve(2 * specs.size());
     for (const ChildSpec& spec : specs) {
       PreparedChild child;
-      child.standard[0] = spec.standard_input;
-      child.standard[1] = spec.standard_output;
-      child.standard[2] = spec.standard_error;
+      child.standard[0] = spec.standard_input.value_or(-1);
+      child.standard[1] = spec.standard_output.value_or(-1);
+      child.standard[2] = spec.standard_error.value_or(-1);
       child.inherited = spec.inherited;
       if (spec.body) {
         child.body = &spec.body;

@@ -47,10 +47,10 @@ struct ChildSpec {
   std::function<int()> body{};
   // The complete environment of a program, "NAME=value" each. A function sees the owner's.
   std::vector<std::string> environment{};
-  // Become the child's 0, 1, 2; -1 inherits the owner's. Borrowed until start() returns.
-  int standard_input = -1;
-  int standard_output = -1;
-  int standard_error = -1;
+  // Become the child's 0, 1, 2; unset: it inherits the owner's. Borrowed until start() returns.
+  std::optional<int> standard_input{};
+  std::optional<int> standard_output{};
+  std::optional<int> standard_error{};
   // Close-on-exec descriptors that the program inherits nevertheless, under the same numbers.
   std::vector<int> inherited{};
 };

@@ -177,11 +177,13 @@ struct Preparation {
     const int report = reports[static_cast<std::size_t>(index)].get();
     EnvironmentList changes = environment_of(index);
     changes.emplace_back(name_of(base::EnvVar::kLockstepSpawn), SpawnTarget{call, index, report}.text());
-    return {.argv = internal::own_arguments(),
-            .program = "/proc/self/exe",
-            .environment = environment_with(changes),
-            .standard_input = empty_input.get(),
-            .inherited = {report, host.address().secret_fd, notes.fd()}};
+    ChildSpec spec{.argv = internal::own_arguments(),
+                   .program = "/proc/self/exe",
+                   .environment = environment_with(changes),
+                   .standard_input = empty_input.get(),
+                   .inherited = {report, notes.fd()}};
+    if (const auto secret_fd = host.address().secret_fd) spec.inherited.push_back(*secret_fd);
+    return spec;
   }
 };
 

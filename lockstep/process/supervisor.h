@@ -24,8 +24,8 @@ namespace lockstep {
 inline constexpr Milliseconds kDefaultGrace{30'000};
 
 struct ChildExit {
-  int index = -1;
-  pid_t pid = -1;
+  int index = 0;
+  pid_t pid = 0;
   int status = 0;           // from wait(2)
   std::string start_error;  // not empty: why the program could not be executed
   std::chrono::system_clock::time_point time;

@@ -33,7 +33,7 @@ EnvironmentList worker_environment(const WorkerPlace& place, const JobAddress& j
   if (!base::environment(base::EnvVar::kNcclAsyncErrorHandling))
     set(base::EnvVar::kNcclAsyncErrorHandling, 1);
   set(base::EnvVar::kLockstepLauncher, job.launcher_pid);
-  if (job.secret_fd >= 0) set(base::EnvVar::kLockstepSecretFd, job.secret_fd);
+  if (job.secret_fd) set(base::EnvVar::kLockstepSecretFd, *job.secret_fd);
   return list;
 }
 

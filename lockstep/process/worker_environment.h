@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <utility>
 #include <vector>
@@ -24,7 +25,7 @@ struct JobAddress {
   std::uint16_t master_port = 0;
   std::string run_id;
   int launcher_pid = 0;
-  int secret_fd = -1;  // -1: none
+  std::optional<int> secret_fd{};  // unset: no secret
 };
 
 using EnvironmentList = std::vector<std::pair<std::string, std::string>>;

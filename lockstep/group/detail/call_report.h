@@ -3,6 +3,7 @@
 #pragma once
 
 #include <chrono>
+#include <optional>
 #include <source_location>
 #include <type_traits>
 
@@ -16,7 +17,7 @@ struct CallReport {
   const char* function;
   const std::source_location& where;
   ProcessGroup* group = nullptr;  // null: none yet, or the whole world
-  double duration_ms = -1;
+  std::optional<double> duration_ms{};
   const Failure* failure = nullptr;
 };
 // Never throws. Cheap while no logger is set and the log level is above debug.

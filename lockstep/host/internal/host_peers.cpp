@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstddef>
+#include <optional>
 
 #include "lockstep/base/bytes.h"
 #include "lockstep/base/deadline.h"
@@ -112,9 +113,9 @@ void HostPeers::adopt(int rank, local::LocalPeer them) {
   peer.process = std::move(them.process);
   // The process behind the descriptor as the kernel reports it, as a pid in this namespace. A process in an
   // unrelated pid namespace has none here: its memory cannot be accessed.
-  const std::int64_t pid = peer.process.pid();
-  peer.vouched = pid > 0;
-  peer.pid = peer.vouched ? pid : them.pid;
+  const std::optional<std::int64_t> pid = peer.process.pid();
+  peer.vouched = pid.has_value();
+  peer.pid = pid.value_or(them.pid);
 }
 
 void HostPeers::check_kernel_copies() {

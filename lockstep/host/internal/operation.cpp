@@ -354,12 +354,12 @@ bool Operation::reached(CommMembers& members, const Step& step) {
   // Steps only grow, across operations too: a rank that is already in the next operation has passed every
   // phase of this one.
   const std::uint64_t target = sequence_ << kPhaseBits | step.phase;
-  if (step.peer >= 0) peer_ = step.peer;
+  if (step.peer != kAllOthers) peer_ = step.peer;
   for (; peer_ < members.size(); ++peer_) {
     if (peer_ == members.rank()) continue;
     perturb();
     if (members.block(peer_).step.load(std::memory_order_acquire) < target) return false;
-    if (step.peer >= 0) break;
+    if (step.peer != kAllOthers) break;
   }
   return true;
 }
