@@ -5,8 +5,8 @@ The order of the folders and the torch line are read from the top CMakeLists.txt
 its lockstep_library, lockstep_test and lockstep_program calls. There is no second table to keep in step.
 
 Where a header lies says who may include it: beside its source everyone (installed), in detail/ other folders and public
-templates (installed, no promise), in internal/ its own folder (not installed). So what is installed is listed under HEADERS,
-includes nothing of internal/, and runs no code before main. Below the torch line libraries lock with base::Mutex, so that
+templates (no promise; installed only if a public header needs it), in internal/ its own folder (not installed). So what is
+installed is listed under HEADERS, includes nothing of internal/, and runs no code before main. Below the torch line libraries lock with base::Mutex, so that
 clang proves what it guards.
 
   check_layers.py            prints each violation; exit code 1 when there is one
@@ -118,6 +118,7 @@ class Tree:
             for path in sorted((self.root / top).rglob("CMakeLists.txt")):
                 self.targets += parse_targets(path.read_text(), path.parent.relative_to(self.root))
         self.libraries = {t.name: t for t in self.targets if t.kind == "library"}
+        self.needed = None  # see needed_by_public
 
     def closure(self, names):
         """The named folders and everything they depend on."""
@@ -216,14 +217,32 @@ class Tree:
         return not any(name == relative for source in listed if (self.root / source).exists()
                        for _, name in self.includes(self.root / source))
 
+    def needed_by_public(self):
+        """What the public headers include, directly or not; themselves included."""
+        if self.needed is None:
+            todo = [str(library.folder / name) for library in self.libraries.values()
+                    for name in library.arguments.get("HEADERS", []) if not name.startswith("detail/")]
+            self.needed = set()
+            while todo:
+                name = todo.pop()
+                if name not in self.needed and (self.root / name).exists():
+                    self.needed.add(name)
+                    todo += [included for _, included in self.includes(self.root / name) if included.startswith("lockstep/")]
+        return self.needed
+
     def check_header(self, path, library):
         place = path.relative_to(self.root)
         name = str(place.relative_to(library.folder))
-        private = "internal" in place.parts
+        private, shared = "internal" in place.parts, "detail" in place.parts
         installed = name in library.arguments.get("HEADERS", [])
+        needed = str(place) in self.needed_by_public()
         if private and installed:
             self.complain(place, "internal/ is not installed: list it under SOURCES")
-        if not private and not installed and not self.is_for_tests(path, library):
+        if shared and installed and not needed:
+            self.complain(place, "is installed, but no public header needs it: list it under SOURCES")
+        if shared and needed and not installed:
+            self.complain(place, "is not installed, but a public header needs it: list it under HEADERS")
+        if not private and not shared and not installed and not self.is_for_tests(path, library):
             self.complain(place, "is not installed (HEADERS): move it to internal/, or list it")
         if not installed:
             return

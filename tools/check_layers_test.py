@@ -20,7 +20,7 @@ add_subdirectory(lockstep)
 add_subdirectory(launch)
 """,
     "lockstep/CMakeLists.txt": "lockstep_library(lockstep HEADERS lockstep.h DEPENDS group)",
-    "lockstep/base/CMakeLists.txt": "lockstep_library(base SOURCES base.cpp HEADERS base.h detail/mutex.h DEPENDS)",
+    "lockstep/base/CMakeLists.txt": "lockstep_library(base SOURCES base.cpp detail/mutex.h HEADERS base.h DEPENDS)",
     "lockstep/store/CMakeLists.txt": """
 lockstep_library(store  # the stores
   SOURCES store.cpp HEADERS store.h DEPENDS base)
@@ -122,6 +122,20 @@ class CheckLayers(unittest.TestCase):
     def test_a_header_beside_its_source_that_is_not_installed(self):
         found = self.texts({"lockstep/store/table.h": "", "lockstep/store/store.cpp": '#include "lockstep/store/table.h"'})
         self.assertEqual(found, ["lockstep/store/table.h: is not installed (HEADERS): move it to internal/, or list it"])
+
+    def test_a_header_of_detail_is_installed_where_a_public_one_needs_it(self):
+        files = {"lockstep/base/base.h": '#include "lockstep/base/detail/mutex.h"'}
+        found = list(map(str, self.tree(files=files).violations))
+        self.assertEqual(found, ["lockstep/base/detail/mutex.h: is not installed, but a public header needs it: "
+                                 "list it under HEADERS"])
+        files["lockstep/base/CMakeLists.txt"] = "lockstep_library(base SOURCES base.cpp HEADERS base.h detail/mutex.h DEPENDS)"
+        self.assertEqual(self.tree(files=files).violations, [])
+
+    def test_a_header_of_detail_that_no_public_one_needs_is_not_installed(self):
+        text = "lockstep_library(base SOURCES base.cpp HEADERS base.h detail/mutex.h DEPENDS)"
+        found = list(map(str, self.tree(files={"lockstep/base/CMakeLists.txt": text}).violations))
+        self.assertEqual(found, ["lockstep/base/detail/mutex.h: is installed, but no public header needs it: "
+                                 "list it under SOURCES"])
 
     def test_a_header_for_tests_need_not_be_installed(self):
         self.assertEqual(self.texts({
