@@ -6,6 +6,7 @@
 #include "lockstep/base/detail/timeout.h"
 #include "lockstep/rpc/detail/rref_manager.h"
 #include "lockstep/rpc/detail/rref_scope.h"
+#include "lockstep/rpc/internal/with_table.h"
 
 namespace lockstep::rpc {
 

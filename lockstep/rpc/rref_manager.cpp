@@ -9,6 +9,7 @@
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
 #include "lockstep/rpc/detail/rref_scope.h"
+#include "lockstep/rpc/internal/with_table.h"
 
 namespace lockstep::rpc {
 
@@ -125,13 +126,16 @@ std::string RRefState::text() const {
 RRefManager::RRefManager(Agent& agent)
     : agent_(agent.weak_from_this()),
       self_(agent.self()),
-      table_({.self = agent.self().id,
-              .new_id = [weak = agent.weak_from_this()]() -> std::uint64_t {
-                const auto alive = weak.lock();
-                if (!alive) base::raise(ErrorKind::kAborted, "an RRef: the RPC agent is gone");
-                return alive->new_id();
-              },
-              .new_value = [weak = agent.weak_from_this()] { return std::make_shared<OwnedValue>(weak); }}) {}
+      table_(std::make_unique<RRefTable>(RRefTable::Options{
+          .self = agent.self().id,
+          .new_id = [weak = agent.weak_from_this()]() -> std::uint64_t {
+            const auto alive = weak.lock();
+            if (!alive) base::raise(ErrorKind::kAborted, "an RRef: the RPC agent is gone");
+            return alive->new_id();
+          },
+          .new_value = [weak = agent.weak_from_this()] { return std::make_shared<OwnedValue>(weak); }})) {}
+
+RRefManager::~RRefManager() = default;
 
 // After the table's lock was released: sending may fail, values may be destroyed and futures end, each of
 // which runs other code. The pattern of every change: with_table() locks, the table (a state machine without
@@ -143,7 +147,7 @@ void RRefManager::carry_out(Actions actions) noexcept {
     std::set<WorkerId> lost;
     {
       const base::MutexLock lock(mutex_);
-      lost = table_.lost_workers();
+      lost = table_->lost_workers();
     }
     const CallFailure failure{
         .failure = because_of(lost, agent(),
@@ -156,7 +160,7 @@ void RRefManager::carry_out(Actions actions) noexcept {
 
 // Repeated until answered; the receiver recognises repetitions (RecentIds). A fork request that is never
 // answered counts as refused.
-void RRefManager::send(const RRefTable::Send& send) {
+void RRefManager::send(const internal::RRefSend& send) {
   const auto alive = agent();
   if (!alive || alive->closed()) return;
   base::ByteWriter writer;
@@ -192,7 +196,7 @@ void RRefManager::drop(std::uint64_t fork) noexcept {
 
 bool RRefManager::confirmed(std::uint64_t fork) const {
   const base::MutexLock lock(mutex_);
-  return table_.confirmed(fork);
+  return table_->confirmed(fork);
 }
 
 std::shared_ptr<Agent> RRefManager::agent_for(const char* what) const {
@@ -216,7 +220,7 @@ bool RRefManager::wait_idle(Deadline deadline) {
   base::SlowWait slow(deadline);
   // The lock is released while the line is made, since unanswered() takes the agent's.
   while (!changed_.wait_until(mutex_, slow.next().time_point(),
-                              [&]() LOCKSTEP_REQUIRES(mutex_) { return table_.idle(); })) {
+                              [&]() LOCKSTEP_REQUIRES(mutex_) { return table_->idle(); })) {
     if (deadline.expired()) return false;
     lock.unlock();
     slow.say_if_due([&] {
@@ -235,7 +239,7 @@ std::string RRefManager::leaks() const {
   std::size_t n = 0;
   const auto alive = agent();
   const base::MutexLock lock(mutex_);
-  table_.for_each_forked([&](std::uint64_t rref, const auto& value, const auto& forks) {
+  table_->for_each_forked([&](std::uint64_t rref, const auto& value, const auto& forks) {
     if (++n > 10) return;
     const ValueType* type = value->type.load();
     list += base::cat("\n  RRef ", rref,
@@ -258,11 +262,11 @@ void RRefManager::check_leaks(LeakCheck check) const {
 
 void RRefManager::debug_info(std::map<std::string, std::string>& info) const {
   const base::MutexLock lock(mutex_);
-  info["num_owner_rrefs"] = std::to_string(table_.n_owned());
-  info["num_forks"] = std::to_string(table_.n_forks());
-  info["num_users"] = std::to_string(table_.n_users());
-  info["num_pending_users"] = std::to_string(table_.n_pending_users());
-  info["num_pending_futures"] = std::to_string(table_.n_on_the_way());
+  info["num_owner_rrefs"] = std::to_string(table_->n_owned());
+  info["num_forks"] = std::to_string(table_->n_forks());
+  info["num_users"] = std::to_string(table_->n_users());
+  info["num_pending_users"] = std::to_string(table_->n_pending_users());
+  info["num_pending_futures"] = std::to_string(table_->n_on_the_way());
 }
 
 // Values.
@@ -354,7 +358,7 @@ void RRefManager::on_lost(WorkerId peer, const std::string& cause) {
 // worker.
 void RRefManager::on_joined(WorkerId peer) {
   const base::MutexLock lock(mutex_);
-  table_.joined(peer);
+  table_->joined(peer);
 }
 
 // Values that never came: those who wait for them must not wait for ever. The table stays, since messages
@@ -363,7 +367,7 @@ void RRefManager::close() {
   std::vector<std::shared_ptr<OwnedValue>> values;
   {
     const base::MutexLock lock(mutex_);
-    values = table_.values();
+    values = table_->values();
   }
   for (const auto& value : values) value->promise.fail(shut_down());
 }
@@ -375,7 +379,7 @@ void RRefManager::end() noexcept {
   std::vector<std::shared_ptr<OwnedValue>> values;
   {
     const base::MutexLock lock(mutex_);
-    values = table_.take_values();
+    values = table_->take_values();
   }
   // And one that was asked for after close() holds those who wait for it, which hold it.
   for (const auto& value : values) value->promise.fail(shut_down());

@@ -18,9 +18,16 @@
 #include "lockstep/base/detail/mutex.h"
 #include "lockstep/rpc/agent.h"
 #include "lockstep/rpc/call.h"
-#include "lockstep/rpc/detail/rref_table.h"
+#include "lockstep/rpc/detail/rref_on_wire.h"
 
 namespace lockstep::rpc {
+
+namespace internal {
+class RRefTable;
+enum class Control : std::uint8_t;
+struct RRefActions;
+struct RRefSend;
+}  // namespace internal
 
 class RRefManager;
 
@@ -88,6 +95,9 @@ class RRefState {
 class RRefManager final : public std::enable_shared_from_this<RRefManager> {
  public:
   explicit RRefManager(Agent& agent);
+  ~RRefManager();
+  RRefManager(const RRefManager&) = delete;
+  RRefManager& operator=(const RRefManager&) = delete;
 
   // Shutdown. First every worker drops its users, then every worker waits; then nothing is left but what
   // other workers hold.
@@ -134,13 +144,13 @@ class RRefManager final : public std::enable_shared_from_this<RRefManager> {
  private:
   friend class RRefState;
   friend class RRefService;
-  using Actions = internal::RRefTable::Actions;
+  using Actions = internal::RRefActions;
 
-  // Runs `step(table_, actions)` under the lock and the actions without.
+  // Runs `step(*table_, actions)` under the lock and the actions without (internal/with_table.h).
   template <class Step>
   auto with_table(Step&& step);
   void carry_out(Actions actions) noexcept;
-  void send(const internal::RRefTable::Send& send);
+  void send(const internal::RRefSend& send);
   void drop(std::uint64_t fork) noexcept;
   void serve_control(Request request, internal::Control control);
   void serve_fetch(Request request);
@@ -157,31 +167,9 @@ class RRefManager final : public std::enable_shared_from_this<RRefManager> {
   const WorkerInfo self_;
   mutable base::Mutex mutex_;
   mutable base::ConditionVariable changed_;
-  internal::RRefTable table_ LOCKSTEP_GUARDED_BY(mutex_);
+  const std::unique_ptr<internal::RRefTable> table_ LOCKSTEP_PT_GUARDED_BY(mutex_);
   std::map<WorkerId, Losses> losses_ LOCKSTEP_GUARDED_BY(mutex_);
 };
-
-template <class Step>
-auto RRefManager::with_table(Step&& step) {
-  Actions actions;
-  if constexpr (std::is_void_v<decltype(step(table_, actions))>) {
-    {
-      const base::MutexLock lock(mutex_);
-      step(table_, actions);
-      changed_.notify_all();
-    }
-    carry_out(std::move(actions));
-  } else {
-    auto result = [&] {
-      const base::MutexLock lock(mutex_);
-      auto value = step(table_, actions);
-      changed_.notify_all();
-      return value;
-    }();
-    carry_out(std::move(actions));
-    return result;
-  }
-}
 
 // The agent's own.
 RRefManager& rref_manager(Agent& agent);

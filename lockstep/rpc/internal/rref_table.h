@@ -31,6 +31,7 @@
 #include <vector>
 
 #include "lockstep/rpc/detail/recent_ids.h"
+#include "lockstep/rpc/detail/rref_on_wire.h"
 #include "lockstep/rpc/worker.h"
 
 namespace lockstep::rpc {
@@ -45,29 +46,25 @@ struct ForkEntry {
   friend auto operator<=>(const ForkEntry&, const ForkEntry&) = default;
 };
 
-// An RRef in flight from one worker to another; the sender is the parent.
-struct RRefOnWire {
-  std::uint64_t rref = 0;
-  std::uint64_t fork = 0;
-  WorkerId owner = 0;
+enum class Control : std::uint8_t { kFork, kAccept, kDelete };
+
+struct RRefSend {
+  WorkerId to = 0;
+  Control control = Control::kFork;
+  std::vector<ForkEntry> entries{};
 };
 
-enum class Control : std::uint8_t { kFork, kAccept, kDelete };
+// What to do next, without the lock.
+struct RRefActions {
+  std::vector<RRefSend> sends{};
+  std::vector<std::shared_ptr<OwnedValue>> dropped{};   // to be destroyed
+  std::vector<std::shared_ptr<OwnedValue>> orphaned{};  // whose creator is gone: they will never be made
+};
 
 class RRefTable {
  public:
   using Value = std::shared_ptr<OwnedValue>;
-  struct Send {
-    WorkerId to = 0;
-    Control control = Control::kFork;
-    std::vector<ForkEntry> entries{};
-  };
-  // What to do next, without the lock.
-  struct Actions {
-    std::vector<Send> sends{};
-    std::vector<Value> dropped{};   // to be destroyed
-    std::vector<Value> orphaned{};  // whose creator is gone: they will never be made
-  };
+  using Actions = RRefActions;
   struct Options {
     WorkerId self = 0;
     std::function<std::uint64_t()> new_id;

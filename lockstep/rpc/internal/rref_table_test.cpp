@@ -1,6 +1,6 @@
 // The bookkeeping of RRefs alone: each worker is only an RRefTable, and the network reorders and duplicates
 // what they send.
-#include "lockstep/rpc/detail/rref_table.h"
+#include "lockstep/rpc/internal/rref_table.h"
 
 #include <gtest/gtest.h>
 

@@ -1,4 +1,4 @@
-#include "lockstep/rpc/detail/rref_table.h"
+#include "lockstep/rpc/internal/rref_table.h"
 
 #include <algorithm>
 
@@ -219,7 +219,7 @@ void RRefTable::post(WorkerId to, Control control, ForkEntry entry, Actions& out
   auto& box = boxes_[{to, control}];
   // What is posted in one step goes in one message.
   const auto send = std::ranges::find_if(
-      out.sends, [&](const Send& other) { return other.to == to && other.control == control; });
+      out.sends, [&](const RRefSend& other) { return other.to == to && other.control == control; });
   if (send != out.sends.end() && send->entries.size() < kMaxEntries) {
     send->entries.push_back(entry);
     box.flying.push_back(entry);
