@@ -1,44 +1,8 @@
 #include "lockstep/ddp/comm_hook.h"
 
-#include <future>
-#include <memory>
-
-#include "lockstep/base/detail/raise.h"
-#include "lockstep/base/detail/text.h"
-#include "lockstep/base/error.h"
+#include <utility>
 
 namespace lockstep {
-
-at::Tensor hook_result(const c10::ivalue::Future& future, const std::string& hook, const at::Tensor& like) {
-  const c10::IValue value = future.constValue();
-  at::Tensor result;
-  if (value.isTensor()) {
-    result = value.toTensor();
-  } else if (value.isTensorList() && value.toTensorVector().size() == 1) {
-    result = value.toTensorVector().front();
-  } else {
-    base::raise(ErrorKind::kUsage,
-                base::cat("the communication hook ", hook,
-                          " must give a future of one tensor, this one holds ", value.tagKind()));
-  }
-  if (!result.defined() || result.numel() != like.numel()) {
-    base::raise(ErrorKind::kUsage,
-                base::cat("the communication hook ", hook, " returned a tensor of ",
-                          result.defined() ? result.numel() : 0, " elements for a bucket of ", like.numel()));
-  }
-  return result;
-}
-
-void await(const GradFuture& future, Milliseconds timeout, const std::string& whose) {
-  if (!future->completed() && timeout.count() > 0 && timeout != kNoTimeout) {
-    const auto over = std::make_shared<std::promise<void>>();
-    future->addCallback([over](c10::ivalue::Future&) { over->set_value(); });
-    if (over->get_future().wait_for(timeout) == std::future_status::timeout)
-      base::raise(ErrorKind::kTimeout,
-                  base::cat("the future of ", whose, " did not end within ", timeout.count(), " ms"));
-  }
-  future->waitAndThrow();
-}
 
 GradFuture ready_future(at::Tensor tensor) {
   auto future = c10::make_intrusive<c10::ivalue::Future>(c10::TensorType::get());

@@ -23,7 +23,6 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/base/deadline.h"
 #include "lockstep/group/process_group.h"
 
 namespace lockstep {
@@ -73,12 +72,6 @@ struct CommHookOptions {
   Group group{};  // null: the default group of the thread that creates the hook
 };
 
-// The tensor in a hook's completed future: the value itself, or the only element of a list. Raises kUsage
-// when it is anything else or its number of elements differs from that of `like`.
-at::Tensor hook_result(const c10::ivalue::Future& future, const std::string& hook, const at::Tensor& like);
-// Waits for a future of `whose`, since c10's own wait has no deadline. Raises kTimeout after `timeout` (never
-// when it is not positive), and the future's error.
-void await(const GradFuture& future, Milliseconds timeout, const std::string& whose);
 // A completed future that holds `tensor`.
 GradFuture ready_future(at::Tensor tensor);
 

@@ -62,7 +62,7 @@ class DistributedDataParallelImpl final : public DdpCore {
   // when there is no trainable parameter, a weight was tied by assignment to a layer's member, or the ranks'
   // modules differ; otherwise what the group raises.
   DistributedDataParallelImpl(std::shared_ptr<M> module, DdpOptions options)
-      : DdpCore(tensors_of(module), module, std::move(options)), module_(std::move(module)) {}
+      : DdpCore(internal::tensors_of(module), module, std::move(options)), module_(std::move(module)) {}
 
   // The module's own forward: its arguments, its result. Raises when the last backward pass was not reduced.
   // With gradients disabled (NoGradGuard) no reduction is prepared.
@@ -95,7 +95,7 @@ template <>
 class DistributedDataParallelImpl<torch::nn::AnyModule> final : public DdpCore {
  public:
   DistributedDataParallelImpl(torch::nn::AnyModule module, DdpOptions options)
-      : DdpCore(tensors_of(pointer_of(module)), pointer_of(module), std::move(options)),
+      : DdpCore(internal::tensors_of(pointer_of(module)), pointer_of(module), std::move(options)),
         module_(std::move(module)) {}
 
   template <class Result = at::Tensor, class... Args>

@@ -21,6 +21,7 @@
 #include "lockstep/ddp/internal/delayed_reduction.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
 #include "lockstep/ddp/internal/graph.h"
+#include "lockstep/ddp/internal/hook_future.h"
 #include "lockstep/ddp/internal/module_state.h"
 #include "lockstep/ddp/internal/reducer.h"
 #include "lockstep/group/groups.h"
@@ -42,7 +43,7 @@ void check_materialised(const internal::NamedTensors& parameters) {
 }
 
 // In Python `out.weight = tokens.weight` registers the tensor; in C++ the old one stays registered.
-void check_assigned(const ModuleTensors& tensors, const DdpOptions& options) {
+void check_assigned(const internal::ModuleTensors& tensors, const DdpOptions& options) {
   const auto names = tensors.assigned_weights();
   if (names.empty()) return;
   std::string list;
@@ -101,8 +102,8 @@ constexpr std::uint64_t kForwardsPerLook = 100;
 
 }  // namespace
 
-DdpCore::DdpCore(std::shared_ptr<const ModuleTensors> tensors, std::shared_ptr<torch::nn::Module> module,
-                 DdpOptions options)
+DdpCore::DdpCore(std::shared_ptr<const internal::ModuleTensors> tensors,
+                 std::shared_ptr<torch::nn::Module> module, DdpOptions options)
     : torch::nn::Module("DistributedDataParallel"),
       options_(std::move(options)),
       group_(group_of(options_)),
@@ -368,7 +369,7 @@ void DdpCore::check_nothing_added() const {
 void DdpCore::wait_in_backward(std::vector<GradFuture> futures) {
   if (reducer_) return reducer_->also_wait_for(std::move(futures));
   for (const GradFuture& future : futures) {
-    if (future) await(future, group_->timeout(), "the buffer hook");
+    if (future) internal::await_hook(future, group_->timeout(), "the buffer hook");
   }
 }
 

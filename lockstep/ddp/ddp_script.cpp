@@ -47,7 +47,7 @@ class ScriptMirror final : public torch::nn::Module {
 
 namespace {
 
-class ScriptTensors final : public ModuleTensors {
+class ScriptTensors final : public internal::ModuleTensors {
  public:
   explicit ScriptTensors(torch::jit::Module script) : script_(std::move(script)) {}
 

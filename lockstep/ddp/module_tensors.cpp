@@ -1,4 +1,4 @@
-#include "lockstep/ddp/module_tensors.h"
+#include "lockstep/ddp/detail/module_tensors.h"
 
 #include <torch/nn/module.h>
 #include <torch/nn/modules/conv.h>
@@ -10,7 +10,7 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 
-namespace lockstep {
+namespace lockstep::internal {
 namespace {
 
 // Its `weight` is not the parameter of that name. Asked of the kinds of layer whose weights people share.
@@ -65,4 +65,4 @@ std::shared_ptr<const ModuleTensors> tensors_of(std::shared_ptr<torch::nn::Modul
   return std::make_shared<NnModuleTensors>(std::move(module));
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::internal

@@ -6,6 +6,7 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
+#include "lockstep/optim/detail/optimizers_taken_over.h"
 
 namespace lockstep {
 namespace {
@@ -85,6 +86,8 @@ std::vector<std::shared_ptr<Optimizer>> get_optimizers_in_backward(const at::Ten
   return living;
 }
 
+namespace internal {
+
 std::vector<std::shared_ptr<Optimizer>> take_over_optimizers_in_backward(const at::Tensor& parameter) {
   if (StepHook* hook = hook_of(parameter)) {
     for (auto& entry : hook->entries) entry.taken_over = true;
@@ -98,4 +101,5 @@ void give_back_optimizers_in_backward(const at::Tensor& parameter) {
   }
 }
 
+}  // namespace internal
 }  // namespace lockstep

@@ -57,12 +57,5 @@ OptimizersInBackward apply_optimizer_in_backward(const std::vector<at::Tensor>& 
 
 // The optimizers of a parameter, in the order of the calls, with or without hook.
 std::vector<std::shared_ptr<torch::optim::Optimizer>> get_optimizers_in_backward(const at::Tensor& parameter);
-// The same, and backward no longer calls them: the caller steps them and releases the gradient. For DDP,
-// which must average the gradient first.
-std::vector<std::shared_ptr<torch::optim::Optimizer>> take_over_optimizers_in_backward(
-    const at::Tensor& parameter);
-
-// Reverts take_over: backward calls them again.
-void give_back_optimizers_in_backward(const at::Tensor& parameter);
 
 }  // namespace lockstep

@@ -8,6 +8,7 @@
 #include <torch/optim/adam.h>
 #include <torch/optim/sgd.h>
 
+#include "lockstep/optim/detail/optimizers_taken_over.h"
 #include "lockstep/optim/optim_testing.h"
 
 namespace lockstep::testing {
@@ -72,7 +73,7 @@ TEST(ApplyOptimizerInBackward, LeavesSteppingToTheCallerWithoutAHook) {
   const auto hooked = apply_optimizer_in_backward<SGD>({weight}, SGDOptions(0.5));
   weight.sum().backward();
   expect_equal(weight.detach(), at::full({2}, 0.5F));
-  EXPECT_EQ(take_over_optimizers_in_backward(weight).size(), 2U);
+  EXPECT_EQ(internal::take_over_optimizers_in_backward(weight).size(), 2U);
   weight.sum().backward();
   expect_equal(weight.detach(), at::full({2}, 0.5F));
   expect_equal(weight.grad(), at::ones({2}));  // and the gradient is still there for them

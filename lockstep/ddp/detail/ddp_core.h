@@ -13,8 +13,8 @@
 
 #include "lockstep/ddp/comm_hook.h"
 #include "lockstep/ddp/ddp_options.h"
+#include "lockstep/ddp/detail/module_tensors.h"
 #include "lockstep/ddp/logging_data.h"
-#include "lockstep/ddp/module_tensors.h"
 #include "lockstep/ddp/reducer_stats.h"
 #include "lockstep/group/process_group.h"
 #include "lockstep/join/join.h"
@@ -118,7 +118,7 @@ class DdpCore : public torch::nn::Module, public Joinable {
 
  protected:
   // `module` is registered as the child "module", so parameters(), train() and torch::save see it.
-  DdpCore(std::shared_ptr<const ModuleTensors> tensors, std::shared_ptr<torch::nn::Module> module,
+  DdpCore(std::shared_ptr<const internal::ModuleTensors> tensors, std::shared_ptr<torch::nn::Module> module,
           DdpOptions options);
   // module.clone(device); its errors become kUsage.
   static std::shared_ptr<torch::nn::Module> cloned(const torch::nn::Module& module,
@@ -153,7 +153,7 @@ class DdpCore : public torch::nn::Module, public Joinable {
 
   const DdpOptions options_;
   Group group_;
-  const std::shared_ptr<const ModuleTensors> tensors_;
+  const std::shared_ptr<const internal::ModuleTensors> tensors_;
   std::vector<at::Tensor> known_;  // the module's parameters when it was wrapped
   std::uint64_t n_forwards_ = 0;   // with gradients enabled
   // Shared with NoSync guards, which may outlive the model.

@@ -9,6 +9,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/ddp/hooks/internal/average.h"
 #include "lockstep/ddp/hooks/internal/bucket_scratch.h"
+#include "lockstep/ddp/internal/hook_future.h"
 
 namespace lockstep {
 
@@ -29,7 +30,7 @@ CommHook wrap_hook(CommHook hook, HookStages stages) {
     return inner->then(
         [after = stages.after, name = hook.name, buffer, seen](c10::ivalue::Future& future) {
           internal::rethrow_error(future);
-          return c10::IValue(after(hook_result(future, name, seen), buffer));
+          return c10::IValue(after(internal::hook_result(future, name, seen), buffer));
         },
         c10::TensorType::get());
   };

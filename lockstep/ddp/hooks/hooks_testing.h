@@ -14,6 +14,7 @@
 #include <vector>
 
 #include "lockstep/ddp/comm_hook.h"
+#include "lockstep/ddp/internal/hook_future.h"
 #include "lockstep/group/group_testing.h"
 #include "lockstep/tensor/tensor_testing.h"
 
@@ -68,7 +69,7 @@ inline at::Tensor reduced_by(const CommHook& hook, GradBucket& bucket) {
   const at::Tensor like = bucket.buffer();
   const GradFuture future = hook.run(bucket);
   future->waitAndThrow();
-  return hook_result(*future, hook.name, like).view({-1});
+  return internal::hook_result(*future, hook.name, like).view({-1});
 }
 inline at::Tensor reduced_by(const CommHook& hook, at::Tensor flat, const Shapes& shapes = {}) {
   Bucket bucket(flat, shapes.empty() ? Shapes{{flat.numel()}} : shapes);

@@ -3,6 +3,7 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
+#include "lockstep/optim/detail/optimizers_taken_over.h"
 #include "lockstep/optim/detail/zero_core.h"
 #include "lockstep/optim/functional_optimizer.h"
 #include "lockstep/optim/in_backward.h"

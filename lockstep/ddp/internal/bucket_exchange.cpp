@@ -8,6 +8,7 @@
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/collective/collectives.h"
+#include "lockstep/ddp/internal/hook_future.h"
 
 namespace lockstep::internal {
 
@@ -65,7 +66,7 @@ void BucketExchange::wait(std::size_t b) {
     if (!under_way.works.empty()) timer_.bucket_done(b, under_way.works.back());
     return;
   }
-  await(under_way.future, group_->timeout(), base::cat("the communication hook ", hook_.name));
+  await_hook(under_way.future, group_->timeout(), base::cat("the communication hook ", hook_.name));
   timer_.bucket_done(b);
   const at::Tensor& flat = buckets_[b].flat;
   const at::Tensor result = hook_result(*under_way.future, hook_.name, flat);

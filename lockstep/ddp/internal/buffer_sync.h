@@ -15,8 +15,8 @@
 
 #include "lockstep/ddp/comm_hook.h"
 #include "lockstep/ddp/ddp_options.h"
+#include "lockstep/ddp/detail/module_tensors.h"
 #include "lockstep/ddp/internal/flat_broadcast.h"
-#include "lockstep/ddp/module_tensors.h"
 
 namespace lockstep::internal {
 

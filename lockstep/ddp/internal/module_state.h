@@ -8,7 +8,7 @@
 #include <string>
 #include <vector>
 
-#include "lockstep/ddp/module_tensors.h"
+#include "lockstep/ddp/detail/module_tensors.h"
 #include "lockstep/group/process_group.h"
 
 namespace lockstep::internal {

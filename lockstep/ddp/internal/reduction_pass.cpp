@@ -7,6 +7,7 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
+#include "lockstep/ddp/internal/hook_future.h"
 
 namespace lockstep::internal {
 namespace {
@@ -151,7 +152,7 @@ ReductionPass::Totals ReductionPass::finish() {
   }
   try {
     for (const GradFuture& future : std::exchange(also_awaited_, {}))
-      await(future, timeout_, "the buffer hook");
+      await_hook(future, timeout_, "the buffer hook");
   } catch (...) {
     raise_while("waiting for the buffer hook");
   }

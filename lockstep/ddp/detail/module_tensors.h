@@ -14,7 +14,7 @@ namespace torch::nn {
 class Module;
 }
 
-namespace lockstep {
+namespace lockstep::internal {
 
 class ModuleTensors {
  public:
@@ -35,4 +35,4 @@ class ModuleTensors {
 // kUsage for a null pointer.
 std::shared_ptr<const ModuleTensors> tensors_of(std::shared_ptr<torch::nn::Module> module);
 
-}  // namespace lockstep
+}  // namespace lockstep::internal
