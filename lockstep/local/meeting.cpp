@@ -133,9 +133,9 @@ struct Caller {
 // A pending connection uses a descriptor and may belong to a foreign process, so their number is bounded; a
 // caller has proven that it knows the key, and is never dropped. An error that ends the meeting here is sent
 // to all callers, and published in the store for ranks that arrive later.
-class Host {
+class MeetingServer {
  public:
-  Host(KeyValue& store, const MeetingOptions& options)
+  MeetingServer(KeyValue& store, const MeetingOptions& options)
       : store_(store),
         options_(options),
         own_(Introduction::of(options)),
@@ -358,9 +358,9 @@ class Host {
 //                                '--dropped----'   with increasing pauses; not when rank 0 has given up or ended
 //
 // Every wait is split into slices, and the store is read between them, since rank 0 may have given up.
-class Guest {
+class MeetingClient {
  public:
-  Guest(KeyValue& store, const MeetingOptions& options)
+  MeetingClient(KeyValue& store, const MeetingOptions& options)
       : store_(store), options_(options), own_(Introduction::of(options)) {}
 
   std::vector<LocalPeer> run() {
@@ -527,7 +527,7 @@ std::vector<LocalPeer> meet(KeyValue& store, const MeetingOptions& options) {
     alone[0] = {.segment = options.own, .same_process = true, .pid = Introduction::of(options).pid};
     return alone;
   }
-  return options.rank == 0 ? Host(store, options).run() : Guest(store, options).run();
+  return options.rank == 0 ? MeetingServer(store, options).run() : MeetingClient(store, options).run();
 }
 
 }  // namespace lockstep::local
