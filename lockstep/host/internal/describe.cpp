@@ -34,7 +34,7 @@ std::string describe_call(std::uint64_t fingerprint) {
   return text + ")";
 }
 
-std::string describe_call(const CallRecord& call) {
+std::string describe_call(const PublishedCall& call) {
   const std::string where(call.where, ::strnlen(call.where, sizeof(call.where)));
   return fmt::format("{} #{}{}{}", describe_call(call.fingerprint), call.number, where.empty() ? "" : " at ",
                      where);

@@ -54,7 +54,7 @@ static_assert(LOCKSTEP_OP_KINDS <= 16 && LOCKSTEP_DTYPES <= 16 && LOCKSTEP_REDUC
               kMaxRanks <= 256);
 
 // The owner has entered operation `sequence` with this call, and with this payload if it is tiny: one cache
-// line. The store of `sequence` publishes the rest of the line, the CallRecord, the reset claims and the
+// line. The store of `sequence` publishes the rest of the line, the PublishedCall, the reset claims and the
 // inline payload.
 struct alignas(kLine) Arrival {
   // The number, shifted left by one; the lowest bit is 1 when the owner's buffers can be reduced in place: no
@@ -71,7 +71,7 @@ enum class Reach : std::uint32_t { kNowhere = 0, kInArena, kByAddress, kByKernel
 
 // One call: where its buffers are, and what error messages say about it. The last kHistory calls stay
 // readable after a failure.
-struct alignas(kLine) CallRecord {
+struct alignas(kLine) PublishedCall {
   std::uint64_t number;  // the caller's, for error messages
   std::uint64_t fingerprint;
   // Where the buffers are; not set for calls that travel with the arrival.
@@ -81,7 +81,7 @@ struct alignas(kLine) CallRecord {
   Reach recv_reach;
   char where[88];  // caller's file:line, zero-terminated
 };
-static_assert(sizeof(CallRecord) == 2 * kLine);
+static_assert(sizeof(PublishedCall) == 2 * kLine);
 
 // By others: chunks of the owner's slice in a direct all-reduce. Any rank claims one by adding to `next`, and
 // adds to `done` when it is reduced. Reset by the owner before it arrives. `next` only distributes indices
@@ -202,7 +202,7 @@ struct CommBlock {
   Push push;
   // Of this block in the owner's process: the kernel writes receipts there.
   std::uint64_t address;
-  CallRecord history[kHistory];
+  PublishedCall history[kHistory];
   FailureRecord record;
   alignas(kLine) std::uint8_t payload[2][kInlineBytes];
 

@@ -150,7 +150,7 @@ PlanInput Operation::plan_input(CommMembers& members) const {
 
 // Writes the record from which the others take the buffers, and the text of error messages.
 void Operation::publish_call(CommMembers& members) {
-  CallRecord& call = members.own().history[sequence_ % kHistory];
+  PublishedCall& call = members.own().history[sequence_ % kHistory];
   call.number = number();
   call.fingerprint = fingerprint_;
   const std::string_view where = op_.where != nullptr ? op_.where : "";

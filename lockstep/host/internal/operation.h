@@ -111,7 +111,7 @@ class Operation {
   const std::uint8_t* payload_of(CommMembers& members, int rank) const;
   bool direct_possible(CommMembers& members) const;
   bool believable(CommMembers& members) const;
-  const CallRecord& call_of(CommMembers& members, int rank) const {
+  const PublishedCall& call_of(CommMembers& members, int rank) const {
     return members.block(rank).history[sequence_ % kHistory];
   }
 

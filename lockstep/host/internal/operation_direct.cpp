@@ -49,7 +49,7 @@ bool Operation::find_buffers(CommMembers& members, Workspace& work) {
   by_kernel_ = false;
   for (int r = 0; r < members.size(); ++r) {
     peer_ = r;
-    const CallRecord& call = call_of(members, r);
+    const PublishedCall& call = call_of(members, r);
     const auto send = r == members.rank()
                           ? own_buffer(op_.send)
                           : find(members, r, call.send_reach, call.send, send_bytes(members.size()));
@@ -189,7 +189,7 @@ Progress Operation::pull_all(CommMembers& members) {
     std::uint64_t at = 0;
     if (is_uneven(op_.kind)) at = counts_of(members, peer_)[me].at;
     if (op_.kind == LOCKSTEP_ALL_TO_ALL) at = static_cast<std::uint64_t>(me) * n_bytes_;
-    const CallRecord& call = call_of(members, peer_);
+    const PublishedCall& call = call_of(members, peer_);
     const auto from = peer_ == me ? own_buffer(static_cast<const std::uint8_t*>(op_.send) + at)
                                   : find(members, peer_, call.send_reach, call.send + at, part.n_bytes);
     if (!from) return Progress::kBadPeer;
@@ -211,7 +211,7 @@ bool Operation::move_pair(CommMembers& members, int other) {
   const std::uint64_t root_at =
       op_.kind == LOCKSTEP_BROADCAST ? 0 : static_cast<std::uint64_t>(other) * n_bytes_;
   const std::uint64_t my_at = me == root ? root_at : 0, peer_at = me == root ? 0 : root_at;
-  const CallRecord& call = call_of(members, peer);
+  const PublishedCall& call = call_of(members, peer);
   const Reach reach = i_receive ? call.send_reach : call.recv_reach;
   if (reach == Reach::kNowhere) return true;
   peer_ = peer;
