@@ -50,7 +50,7 @@ class Collective {
   void exchange();
   void receive_calls();
   void check_counts();
-  [[noreturn]] void refuse(int peer, const Call& theirs);
+  [[noreturn]] void refuse(int peer, const CallHeader& theirs);
   void move_large_pieces();
   void move(void* to, const void* from, std::size_t n) {
     if (n > 0 && to != from) std::memmove(to, from, n);
@@ -83,7 +83,7 @@ void Collective::exchange() {
   for (int peer = 0; peer < session_.size; ++peer) {
     if (peer == session_.rank) continue;
     const Piece& each = piece(peer);
-    Call call = operation_.call;
+    CallHeader call = operation_.call;
     call.for_you = each.out_bytes;
     if (counts_.empty()) {
       session_.mailbox.send(peer, call, each.out, each.out_bytes <= small_ ? each.out_bytes : 0);
@@ -98,12 +98,12 @@ void Collective::exchange() {
 
 void Collective::receive_calls() {
   int unlike = -1;
-  Call theirs;
+  CallHeader theirs;
   for (int peer = 0; peer < session_.size; ++peer) {
     if (peer == session_.rank) continue;
     operation_.waits_for = peer;
     const char* message = session_.mailbox.receive(peer, operation_.call.sequence);
-    Call call;
+    CallHeader call;
     std::memcpy(&call, message, sizeof call);
     inbox_[static_cast<std::size_t>(peer)] = message + sizeof call;
     const bool fits = !counts_.empty() || call.for_you == piece(peer).in_bytes;
@@ -144,9 +144,9 @@ void Collective::check_counts() {
 }
 
 // flush() first: the other ranks need our call to detect the mismatch themselves.
-void Collective::refuse(int peer, const Call& theirs) {
+void Collective::refuse(int peer, const CallHeader& theirs) {
   session_.mailbox.flush();
-  const Call& mine = operation_.call;
+  const CallHeader& mine = operation_.call;
   std::string text = cat("ranks called different operations: rank ", session_.rank, " called ", text_of(mine),
                          ", but rank ", peer, " called ", text_of(theirs));
   if (match(mine, theirs)) {

@@ -31,8 +31,8 @@ std::uint64_t hash(const std::uint64_t* counts, int n) {
 
 }  // namespace
 
-Call describe(const lockstep_op& op, std::uint64_t sequence, int size) {
-  Call call;
+CallHeader describe(const lockstep_op& op, std::uint64_t sequence, int size) {
+  CallHeader call;
   call.sequence = sequence;
   if (!is_point_to_point(op.kind)) call.number = static_cast<std::uint64_t>(op.tag);
   call.kind = op.kind;
@@ -49,13 +49,13 @@ Call describe(const lockstep_op& op, std::uint64_t sequence, int size) {
   return call;
 }
 
-bool match(const Call& mine, const Call& theirs) {
+bool match(const CallHeader& mine, const CallHeader& theirs) {
   return mine.sequence == theirs.sequence && mine.kind == theirs.kind && mine.dtype == theirs.dtype &&
          mine.reduce == theirs.reduce && mine.root == theirs.root && mine.count == theirs.count &&
          mine.counts_hash == theirs.counts_hash && mine.number == theirs.number;
 }
 
-std::string text_of(const Call& call) {
+std::string text_of(const CallHeader& call) {
   std::ostringstream out;
   out << name(kKinds, call.kind) << '(';
   const auto kind = static_cast<lockstep_op_kind>(call.kind < LOCKSTEP_OP_KINDS ? call.kind : 0);

@@ -16,7 +16,7 @@ using comm::size_of;
 
 // One rank's call, as sent to the others. Plain bytes between machines of one kind (gloo's own preambles are
 // so too).
-struct Call {
+struct CallHeader {
   std::uint64_t sequence = 0;
   std::uint32_t kind = 0, dtype = 0, reduce = 0;
   std::int32_t root = 0;
@@ -27,14 +27,14 @@ struct Call {
   std::uint64_t number = 0;       // its caller's, for messages and compared; 0: none
   char where[64] = {};
 };
-static_assert(sizeof(Call) == 128);
+static_assert(sizeof(CallHeader) == 128);
 
 // Fields that mean nothing for the kind are left alike on all ranks.
-Call describe(const lockstep_op& op, std::uint64_t sequence, int size);
+CallHeader describe(const lockstep_op& op, std::uint64_t sequence, int size);
 // True when two ranks' calls belong together.
-bool match(const Call& mine, const Call& theirs);
+bool match(const CallHeader& mine, const CallHeader& theirs);
 // "all_reduce(sum, f32, 8 elements) #3 at train.cpp:12". The call may come from a peer: every field is
 // checked.
-std::string text_of(const Call& call);
+std::string text_of(const CallHeader& call);
 
 }  // namespace lockstep::gloo_plugin

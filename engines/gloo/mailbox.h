@@ -16,7 +16,7 @@ namespace lockstep::gloo_plugin {
 
 // Payload that travels with the call. Small enough to be copied, large enough for what latency decides.
 inline constexpr std::size_t kInline = 4096;
-inline constexpr std::size_t kMessage = sizeof(Call) + kInline;
+inline constexpr std::size_t kMessage = sizeof(CallHeader) + kInline;
 
 // gloo's slots: which message is meant, apart from who sends it. The highest bits are the kind.
 inline constexpr std::uint64_t kCallSlot = 1ull << 60, kDataSlot = 2ull << 60, kTagSlot = 3ull << 60,
@@ -39,7 +39,7 @@ class Mailbox {
   }
 
   // Copies and starts sending. Pre: n_bytes <= kInline, and one message per peer until flush.
-  void send(int to, const Call& call, const void* payload, std::size_t n_bytes) {
+  void send(int to, const CallHeader& call, const void* payload, std::size_t n_bytes) {
     char* message = box(to, 2);
     std::memcpy(message, &call, sizeof call);
     if (n_bytes > 0) std::memcpy(message + sizeof call, payload, n_bytes);

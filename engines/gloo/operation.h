@@ -31,13 +31,13 @@ struct Operation {
   lockstep_op op;
   const std::string where;
   std::vector<std::uint64_t> send_counts, recv_counts;
-  Call call;  // set before `begun`; whoever sees a deadline pass reads it
+  CallHeader call;  // set before `begun`; whoever sees a deadline pass reads it
   std::atomic<bool> begun{false};
   // The rank it is blocked on, for the message when a deadline passes; -1: none, or any.
   std::atomic<int> waits_for{-1};
   // Owned by the communicator.
   Watch::Id alarm = 0;
-  // SEND and RECV: what is under way. `message` is a Call and a small payload.
+  // SEND and RECV: what is under way. `message` is a CallHeader and a small payload.
   std::vector<char> message;
   std::unique_ptr<Transfer> head, body;
 

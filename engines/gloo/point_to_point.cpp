@@ -32,9 +32,9 @@ void Communicator::start(Operation& operation) {
                 : operation.head->recv(op.root, slot, 0, kMessage);
     return;
   }
-  operation.message.resize(sizeof(Call) + small);
-  std::memcpy(operation.message.data(), &operation.call, sizeof(Call));
-  if (small > 0) std::memcpy(operation.message.data() + sizeof(Call), op.send, small);
+  operation.message.resize(sizeof(CallHeader) + small);
+  std::memcpy(operation.message.data(), &operation.call, sizeof(CallHeader));
+  if (small > 0) std::memcpy(operation.message.data() + sizeof(CallHeader), op.send, small);
   operation.head = std::make_unique<Transfer>(stop_source_, connections, operation.message.data(),
                                               operation.message.size());
   operation.head->send(op.root, slot, 0, operation.message.size());
@@ -61,7 +61,7 @@ void Communicator::finish(Operation& operation) {
     from = receive_from_any(operation);
   }
   operation.waits_for = from;
-  Call theirs;
+  CallHeader theirs;
   std::memcpy(&theirs, operation.message.data(), sizeof theirs);
   const std::size_t n_bytes = op.count * size_of(op.dtype);
   // The sender of a small message is done already and learns of the mismatch from the broken group only.

@@ -21,7 +21,7 @@ constexpr std::size_t kAhead =
     3;  // chunks that are under way in the first local step before the last one of the oldest
 
 // The call, and what is worked out from it; small enough to be copied into the steps.
-struct Call {
+struct ScheduledCall {
   lockstep_op op;
   const Topology* at;
   std::size_t width;
@@ -395,7 +395,7 @@ class Builder {
     add(Where::kFlat, op_, {});
   }
 
-  Call call_;
+  ScheduledCall call_;
   const lockstep_op& op_;
   const Topology& at_;
   const Scratch& scratch_;
