@@ -38,23 +38,23 @@ std::string text_of(const Slot& slot) {
   return std::string(slot.text, slot.length);
 }
 
-// Where this process writes its notes.
-struct Place {
+// The slot in which this process writes its notes.
+struct NoteRef {
   int fd = -1;
   int index = -1;
 };
 
 // A program that closed inherited descriptors may have reused the number for another file: compare the inode.
-std::optional<Place> own_place() noexcept {
+std::optional<NoteRef> own_slot() noexcept {
   try {
     const auto value = environment(EnvVar::kLockstepNotes);
     if (!value) return std::nullopt;
-    Place place;
+    NoteRef own;
     ino_t inode = 0;
-    if (!read_numbers(*value, ':', place.fd, place.index, inode)) return std::nullopt;
+    if (!read_numbers(*value, ':', own.fd, own.index, inode)) return std::nullopt;
     struct stat found {};
-    if (place.index < 0 || ::fstat(place.fd, &found) != 0 || found.st_ino != inode) return std::nullopt;
-    return place;
+    if (own.index < 0 || ::fstat(own.fd, &found) != 0 || found.st_ino != inode) return std::nullopt;
+    return own;
   } catch (...) {
     return std::nullopt;
   }
@@ -83,21 +83,21 @@ std::optional<std::string> LossNotes::read(int worker) const {
 
 // Called on the way out of a failing process: it takes no lock, and a failure of its own is ignored.
 void note_loss(std::string_view message) noexcept {
-  const auto place = own_place();
-  if (!place) return;
+  const auto own = own_slot();
+  if (!own) return;
   Slot slot;
   slot.pid = ::getpid();
   slot.length = static_cast<std::uint32_t>(std::min(message.size(), sizeof slot.text));
   std::memcpy(slot.text, message.data(), slot.length);
-  (void)!::pwrite(place->fd, &slot, sizeof slot, static_cast<off_t>(sizeof slot) * place->index);
+  (void)!::pwrite(own->fd, &slot, sizeof slot, static_cast<off_t>(sizeof slot) * own->index);
 }
 
 std::string loss_noted_by(pid_t pid) noexcept {
-  const auto place = own_place();
-  if (!place || pid <= 0) return "";
+  const auto own = own_slot();
+  if (!own || pid <= 0) return "";
   try {
     for (int i = 0;; ++i) {
-      const auto slot = read_slot(place->fd, i);
+      const auto slot = read_slot(own->fd, i);
       if (!slot) return "";
       if (slot->pid == pid) return text_of(*slot);
     }
