@@ -26,7 +26,7 @@ TEST(BucketExchange, AveragesOverTheRanksOrDividesBySomethingElse) {
 TEST(BucketExchange, ReducesGradientsInPlaceBesideTheFlatTensor) {
   run_threads(2, [](int rank) {
     Parts parts(parameters_of_sizes({100, 2}), one_bucket(100));
-    at::Tensor& large = parts.buckets[0].views[parts.buckets.place(0).slot];
+    at::Tensor& large = parts.buckets[0].views[parts.buckets.slot_of(0).index];
     large = parts.buckets.make_in_place(0).fill_(rank * 4);
     parts.buckets[0].flat.fill_(rank * 2);
     parts.exchange.start(0, 2, true);

@@ -96,13 +96,13 @@ void GradientBuckets::give_up_pool() {
   build(BucketIndices(plan_));
 }
 
-// places_ is the inverse of the plan: parameter -> bucket and slot in it.
+// slots_ is the inverse of the plan: parameter -> bucket and slot in it.
 void GradientBuckets::build(BucketIndices plan) {
   buckets_.clear();  // first, so that old and new memory are not held at once
-  places_.assign(parameters_.size(), {});
+  slots_.assign(parameters_.size(), {});
   for (std::size_t b = 0; b < plan.size(); ++b) {
     buckets_.push_back(make_bucket(plan[b]));
-    for (std::size_t slot = 0; slot < plan[b].size(); ++slot) places_[plan[b][slot]] = {b, slot};
+    for (std::size_t slot = 0; slot < plan[b].size(); ++slot) slots_[plan[b][slot]] = {b, slot};
   }
   plan_ = std::move(plan);
 }
@@ -142,7 +142,7 @@ void GradientBuckets::close_pool() const noexcept {
 void GradientBuckets::unalias() const {
   for (std::size_t i = 0; i < parameters_.size(); ++i) {
     const at::Tensor& gradient = parameters_[i].grad();
-    const at::Tensor& flat = buckets_[places_[i].bucket].flat;
+    const at::Tensor& flat = buckets_[slots_[i].bucket].flat;
     if (gradient.defined() && flat.defined() && local_shard(gradient).is_alias_of(flat))
       parameters_[i].mutable_grad() = gradient.clone();
   }

@@ -5,7 +5,7 @@
 //   flat      [ 5 | 4 ]          [ 3 | 1 ]             -                  small gradients, packed
 //   in place                     2: block of the pool  0: block           large gradients, each reduced in place
 //
-// Invariants: every parameter has exactly one place. The view of a small gradient points into its bucket's
+// Invariants: every parameter has exactly one slot. The view of a small gradient points into its bucket's
 // flat tensor for as long as the plan exists; the view of one reduced in place exists only during a pass. A
 // sparse gradient has its own bucket, without views, whose `flat` is the gradient being reduced.
 //
@@ -53,9 +53,9 @@ class GradientBuckets final {
     std::optional<std::size_t> in_place_bytes{};   // unset: LOCKSTEP_DDP_IN_PLACE_BYTES
     std::source_location where = std::source_location::current();
   };
-  struct Place {
+  struct GradientSlot {
     std::size_t bucket = 0;
-    std::size_t slot = 0;
+    std::size_t index = 0;  // in the bucket
   };
 
   // Collective: rank 0's in_place_bytes apply to all. Raises kUsage for an invalid cap. There are no buckets
@@ -83,7 +83,7 @@ class GradientBuckets final {
   const GradientBucket& operator[](std::size_t b) const { return buckets_[b]; }
   const BucketIndices& plan() const { return plan_; }
   std::span<const std::size_t> indices(std::size_t b) const { return plan_[b]; }
-  Place place(std::size_t index) const { return places_[index]; }
+  GradientSlot slot_of(std::size_t index) const { return slots_[index]; }
   std::span<const BucketItem> items() const { return items_; }
   const BucketItem& item(std::size_t index) const { return items_[index]; }
   // The parameter's type when it was wrapped: averages are delivered in it.
@@ -120,7 +120,7 @@ class GradientBuckets final {
   std::shared_ptr<GradientPool> pool_;
   BucketIndices plan_;
   std::vector<GradientBucket> buckets_;
-  std::vector<Place> places_;  // by parameter
+  std::vector<GradientSlot> slots_;  // by parameter
   bool rebuilt_ = false;
 };
 

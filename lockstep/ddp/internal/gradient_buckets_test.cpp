@@ -15,15 +15,15 @@ TEST(GradientBuckets, EachParameterHasOnePlaceWithItsOwnStrides) {
     GradientBuckets buckets({torch::ones({4}), turned, torch::ones({2}, torch::kDouble)}, one_bucket());
     buckets.build_first(false);
     ASSERT_EQ(buckets.size(), 2U) << "one per element type";
-    std::size_t n_places = 0;
-    for (std::size_t b = 0; b < buckets.size(); ++b) n_places += buckets[b].views.size();
-    EXPECT_EQ(n_places, 3U);
+    std::size_t n_slots = 0;
+    for (std::size_t b = 0; b < buckets.size(); ++b) n_slots += buckets[b].views.size();
+    EXPECT_EQ(n_slots, 3U);
     for (std::size_t i = 0; i < 3; ++i) {
-      const auto [b, slot] = buckets.place(i);
+      const auto [b, slot] = buckets.slot_of(i);
       EXPECT_EQ(buckets.indices(b)[slot], i);
       EXPECT_TRUE(buckets[b].views[slot].is_alias_of(buckets[b].flat));
     }
-    const auto [b, slot] = buckets.place(1);
+    const auto [b, slot] = buckets.slot_of(1);
     EXPECT_EQ(buckets[b].views[slot].strides(), turned.strides());
   });
 }
@@ -70,7 +70,7 @@ TEST(GradientBuckets, AreRebuiltInRankZerosOrder) {
 TEST(GradientBuckets, GradientsThatLieInThemCanBeTakenOut) {
   run_threads(1, [](int) {
     const Parts parts(parameters_of_sizes({3, 2}), one_bucket());
-    const auto [b, slot] = parts.buckets.place(0);
+    const auto [b, slot] = parts.buckets.slot_of(0);
     parts.parameter(0).mutable_grad() = parts.buckets[b].views[slot].fill_(5);
     parts.set_grad(1, 7);
     const void* const untouched = parts.parameter(1).grad().const_data_ptr();
@@ -86,7 +86,7 @@ TEST(GradientBuckets, ASparseGradientHasABucketOfItsOwnWithoutMemory) {
     GradientBuckets buckets({torch::ones({3}), torch::ones({4, 2})},
                             {.group = default_group(), .sparse = {false, true}});
     buckets.build_first(false);
-    const GradientBucket& bucket = buckets[buckets.place(1).bucket];
+    const GradientBucket& bucket = buckets[buckets.slot_of(1).bucket];
     EXPECT_TRUE(bucket.is_sparse);
     EXPECT_FALSE(bucket.flat.defined());
     EXPECT_EQ(buckets.held_bytes(false), 12U);

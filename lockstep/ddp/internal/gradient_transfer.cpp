@@ -64,12 +64,12 @@ void GradientTransfer::begin(const Pass& pass) {
 // against its graph.
 void GradientTransfer::deposit(std::size_t index, const at::Tensor& incoming, Use use) {
   at::AutoDispatchBelowADInplaceOrView below_autograd;
-  const GradientBuckets::Place place = buckets_.place(index);
-  GradientBucket& bucket = buckets_[place.bucket];
+  const GradientBuckets::GradientSlot slot = buckets_.slot_of(index);
+  GradientBucket& bucket = buckets_[slot.bucket];
   if (bucket.is_sparse) return deposit_sparse(index, use);
   const at::Tensor gradient = pass_.access->get(parameters_.tensors[index]);
   if (gradient.defined()) check(index, gradient);
-  at::Tensor& view = bucket.views[place.slot];
+  at::Tensor& view = bucket.views[slot.index];
   buckets_.in_place(index) ? deposit_in_place(index, view, use, gradient, incoming)
                            : deposit_dense(index, view, use, gradient);
 }
@@ -146,7 +146,7 @@ void GradientTransfer::deposit_in_place(std::size_t index, at::Tensor& place, Us
 // A copy, already divided: the reduction works in place, and what was accumulated must survive a failure.
 void GradientTransfer::deposit_sparse(std::size_t index, Use use) {
   const at::Tensor& parameter = parameters_.tensors[index];
-  at::Tensor& flat = buckets_[buckets_.place(index).bucket].flat;
+  at::Tensor& flat = buckets_[buckets_.slot_of(index).bucket].flat;
   const at::Tensor gradient = pass_.access->get(parameter);
   if (!gradient.defined()) {
     if (use.required) {
@@ -189,13 +189,13 @@ void GradientTransfer::keep_local(std::size_t index, GradientAccess& access) con
 // ---- deliver ----
 
 void GradientTransfer::deliver(std::size_t index, Use use) {
-  const GradientBuckets::Place place = buckets_.place(index);
-  const GradientBucket& bucket = buckets_[place.bucket];
-  bucket.is_sparse ? deliver_sparse(index, use) : deliver_dense(index, bucket.views[place.slot], use);
+  const GradientBuckets::GradientSlot slot = buckets_.slot_of(index);
+  const GradientBucket& bucket = buckets_[slot.bucket];
+  bucket.is_sparse ? deliver_sparse(index, use) : deliver_dense(index, bucket.views[slot.index], use);
 }
 
 void GradientTransfer::deliver_sparse(std::size_t index, Use use) {
-  at::Tensor reduced = std::exchange(buckets_[buckets_.place(index).bucket].flat, {});
+  at::Tensor reduced = std::exchange(buckets_[buckets_.slot_of(index).bucket].flat, {});
   if (!use.anywhere) {
     if (pass_.shadow) set(index, {});
     return;

@@ -4,7 +4,7 @@
 //
 //   deposit     in place    autograd allocated it in a block of the pool, and nothing else refers to it: it is its own place
 //               copied      into its view of the bucket, or into a block of the pool
-//               a view      gradient_as_bucket_view: from then on the gradient is its place in the bucket
+//               a view      gradient_as_bucket_view: from then on the gradient is its slot in the bucket
 //               zeros       there is no gradient
 //   (the bucket is reduced)
 //   deliver     if the gradient is not already in place: copied back, or replaced by the view, or cast to the

@@ -9,7 +9,7 @@ using namespace reducer_testing;
 
 // In a world of one nothing is reduced between deposit and deliver: `become` stands in for the reduction.
 void become(Parts& parts, std::size_t index, double average) {
-  const auto [b, slot] = parts.buckets.place(index);
+  const auto [b, slot] = parts.buckets.slot_of(index);
   parts.buckets[b].views[slot].fill_(average);
 }
 
@@ -108,8 +108,8 @@ TEST(GradientTransfer, LargeGradientsAreReducedWhereAutogradMadeThem) {
     for (const std::size_t index : {0, 1}) parts.transfer.deposit(index, {}, {});
     EXPECT_EQ(parts.transfer.n_in_place(), 1U);
     const auto& views = parts.buckets[0].views;
-    EXPECT_TRUE(views[parts.buckets.place(0).slot].is_alias_of(parts.parameter(0).grad()));
-    EXPECT_FALSE(views[parts.buckets.place(1).slot].is_alias_of(parts.parameter(1).grad()));
+    EXPECT_TRUE(views[parts.buckets.slot_of(0).index].is_alias_of(parts.parameter(0).grad()));
+    EXPECT_FALSE(views[parts.buckets.slot_of(1).index].is_alias_of(parts.parameter(1).grad()));
     for (const std::size_t index : {0, 1}) {
       become(parts, index, 8);
       parts.transfer.deliver(index, {});

@@ -71,7 +71,7 @@ void ReductionPass::mark_ready(std::size_t index, const at::Tensor& incoming) {
     raise_while("in backward()");
   }
   ready_[index] = 1;
-  const std::size_t b = parts_.buckets.place(index).bucket;
+  const std::size_t b = parts_.buckets.slot_of(index).bucket;
   const bool full = --progress_[b].n_pending == 0;
   parts_.timer.parameter_ready(index, b, full);
   if (b == n_started_) start_full_buckets();
