@@ -43,15 +43,15 @@ void ZeroCore::step_one(std::size_t g, const at::Tensor& parameter, const at::Te
 ZeroOverlap::ZeroOverlap(ZeroCore& zero) : zero_(zero) {
   for (std::size_t g = 0; g < zero.partitioned_.size(); ++g) {
     for (std::size_t i = 0; i < zero.partitioned_[g].size(); ++i)
-      places_[zero.partitioned_[g][i].unsafeGetTensorImpl()] = {g, zero.owners_[g][i]};
+      owners_[zero.partitioned_[g][i].unsafeGetTensorImpl()] = {g, zero.owners_[g][i]};
   }
 }
 
 // Called when an average is delivered, bucket by bucket and so in the same order on all ranks: the owner
 // steps and broadcasts the parameter while later buckets are still reduced. finish() waits for all of them.
 void ZeroOverlap::step(const at::Tensor& parameter, const at::Tensor& average) {
-  const auto found = places_.find(parameter.unsafeGetTensorImpl());
-  if (found == places_.end() || !parameter.requires_grad()) return;
+  const auto found = owners_.find(parameter.unsafeGetTensorImpl());
+  if (found == owners_.end() || !parameter.requires_grad()) return;
   if (sent_.empty()) zero_.adopt_changes();
   zero_.consolidated_.reset();
   const auto [group, owner] = found->second;

@@ -41,12 +41,12 @@ class ZeroOverlap {
     Work work;
     bool received;
   };
-  struct Place {
+  struct ParameterOwner {
     std::size_t group;
-    int owner;
+    int rank;
   };
   ZeroCore& zero_;  // owns this
-  std::unordered_map<const void*, Place> places_;
+  std::unordered_map<const void*, ParameterOwner> owners_;
   std::vector<Sent> sent_;
 };
 

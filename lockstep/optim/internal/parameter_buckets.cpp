@@ -44,7 +44,7 @@ ParameterBuckets::ParameterBuckets(const std::vector<std::vector<at::Tensor>>& o
       const at::Tensor local = local_shard(parameter);
       if (before != nullptr && before->contains(local))
         parameter.set_data(with_local_shard(parameter, local.clone()));
-      places_.push_back({parameter, nullptr});
+      entries_.push_back({parameter, nullptr});
     }
   }
 }
@@ -59,7 +59,7 @@ void ParameterBuckets::move_in(const std::vector<at::Tensor>& parameters, const 
                           : bucket.narrow(0, at, local.numel()).view(local.sizes());
     view.copy_(local);
     parameter.set_data(with_local_shard(parameter, view));
-    places_.push_back({parameter, view.const_data_ptr()});
+    entries_.push_back({parameter, view.const_data_ptr()});
     at += room_of(local);
   }
 }
@@ -67,9 +67,9 @@ void ParameterBuckets::move_in(const std::vector<at::Tensor>& parameters, const 
 // False when a parameter was frozen or thawed, or given other memory (set_data, to()): then the broadcast
 // would send stale memory.
 bool ParameterBuckets::hold() const {
-  return std::all_of(places_.begin(), places_.end(), [](const Place& place) {
-    return place.parameter.requires_grad() ? local_shard(place.parameter).const_data_ptr() == place.data
-                                           : place.data == nullptr;
+  return std::all_of(entries_.begin(), entries_.end(), [](const BucketEntry& entry) {
+    return entry.parameter.requires_grad() ? local_shard(entry.parameter).const_data_ptr() == entry.data
+                                           : entry.data == nullptr;
   });
 }
 

@@ -26,7 +26,7 @@ class ParameterBuckets {
   const std::vector<at::Tensor>& flat() const { return flat_; }
 
  private:
-  struct Place {
+  struct BucketEntry {
     at::Tensor parameter;
     const void* data;  // null: not in a bucket
   };
@@ -34,7 +34,7 @@ class ParameterBuckets {
   void move_in(const std::vector<at::Tensor>& parameters, const at::Tensor& bucket);
 
   std::vector<at::Tensor> flat_;
-  std::vector<Place> places_;
+  std::vector<BucketEntry> entries_;
 };
 
 }  // namespace lockstep::internal
