@@ -30,9 +30,9 @@ constexpr const char* kMembersKey = "members";
 
 // While it lives no request to the store outlasts the joining: a server may accept connections and never
 // answer, and the handles' own timeout, the store's, is for what is asked later.
-class JoinOnly {
+class StoreDeadline {
  public:
-  JoinOnly(const WorldSite& site, Deadline deadline) {
+  StoreDeadline(const WorldSite& site, Deadline deadline) {
     for (const auto& store : {site.handles.sets, site.handles.gets, site.handles.checks, site.root}) {
       if (store) guards_.emplace_back(*store, within(store->timeout(), deadline));
     }
@@ -102,8 +102,8 @@ bool all_without_peers(const BackendParts& parts) {
   return true;
 }
 
-// What joining the parts of one group has in common.
-struct Joining {
+// What the parts of one group have in common while it is built.
+struct GroupBuild {
   const WorldSite& site;
   const GroupRequest& request;
   GroupIdentity identity;                           // devices of no part yet
@@ -113,10 +113,10 @@ struct Joining {
 
 // Each engine of a group has its own folder in the store, by device type, so that the keys of two engines do
 // not meet.
-Group join_part(const Joining& joining, const BackendPart& part) {
-  GroupIdentity identity = joining.identity;
+Group build_part(const GroupBuild& build, const BackendPart& part) {
+  GroupIdentity identity = build.identity;
   identity.devices = part.devices;
-  const WorldSite& site = joining.site;
+  const WorldSite& site = build.site;
   const auto& ranks = identity.members.ranks();
   if (ranks.size() == 1 && !runs_alone(*part.engine)) return make_solo_group(std::move(identity));
   if (!identity.store)
@@ -124,7 +124,7 @@ Group join_part(const Joining& joining, const BackendPart& part) {
   // How a rank ended is published under the number that the launcher gave it.
   std::vector<int> launch_ranks;
   for (const int rank : ranks) launch_ranks.push_back(site.launch_ranks[static_cast<std::size_t>(rank)]);
-  const std::string folder = joining.request.folder;
+  const std::string folder = build.request.folder;
   const std::string& device = part.devices.front();
   const std::string engine_folder = folder.empty() ? device : base::cat(folder, "/", device);
   auto group = make_engine_group({.identity = identity,
@@ -135,12 +135,12 @@ Group join_part(const Joining& joining, const BackendPart& part) {
                                   .engine_store = std::make_shared<PrefixStore>(device, identity.store),
                                   .failed_key = kFailedKey,
                                   .launch_ranks = std::move(launch_ranks),
-                                  .deadline = joining.request.deadline,
-                                  .parent = joining.request.parent,
+                                  .deadline = build.request.deadline,
+                                  .parent = build.request.parent,
                                   .key = engine_folder,
-                                  .compare_members = joining.compare_members});
-  if (!joining.checker || has_no_peers(*part.engine)) return group;
-  return make_checked_group(std::move(identity), group, joining.checker);
+                                  .compare_members = build.compare_members});
+  if (!build.checker || has_no_peers(*part.engine)) return group;
+  return make_checked_group(std::move(identity), group, build.checker);
 }
 
 std::shared_ptr<Checker> make_checker(const GroupIdentity& identity) {
@@ -159,14 +159,14 @@ BackendParts parts_for(const WorldSite& site, const GroupRequest& request) {
   return choose_default_backend(hosts);
 }
 
-// In the order of the parts, which is the same on all ranks: joining blocks, and two ranks that joined two
-// parts in different orders would wait for each other.
-Group join_all(const Joining& joining, const BackendParts& parts) {
+// In the order of the parts, which is the same on all ranks: building a part blocks, and two ranks that built
+// two parts in different orders would wait for each other.
+Group build_parts(const GroupBuild& build, const BackendParts& parts) {
   std::vector<Group> groups;
-  GroupIdentity whole = joining.identity;
+  GroupIdentity whole = build.identity;
   whole.devices.clear();
   for (const auto& part : parts) {
-    groups.push_back(join_part(joining, part));
+    groups.push_back(build_part(build, part));
     whole.devices.insert(whole.devices.end(), part.devices.begin(), part.devices.end());
   }
   return groups.size() == 1 ? groups.front() : make_multi_group(std::move(whole), std::move(groups));
@@ -266,7 +266,7 @@ void choose_by_hosts(WorldSite& site, Milliseconds timeout, Deadline deadline) {
     site.parts = parse_backend("host");
     return;
   }
-  const JoinOnly joining(site, deadline);
+  const StoreDeadline until(site, deadline);
   try {
     compare_sizes(site);
     gather_hosts(site, timeout, deadline);
@@ -276,30 +276,29 @@ void choose_by_hosts(WorldSite& site, Milliseconds timeout, Deadline deadline) {
   site.parts = choose_default_backend(site.hosts);  // every rank finds the same
 }
 
-Group join_group(const WorldSite& site, const GroupRequest& request) {
+Group build_group(const WorldSite& site, const GroupRequest& request) {
   const int rank = request.members.index_of(site.rank);
   const auto store = site.store ? under(site.store, request.folder) : nullptr;
-  Joining joining{.site = site,
-                  .request = request,
-                  .identity = {.name = request.name,
-                               .world = site.world,
-                               .rank = rank,
-                               .members = request.members,
-                               .store = store,
-                               .shared = std::make_shared<GroupShared>(request.timeout, request.desc),
-                               .devices = {}},
-                  .checker = nullptr};
+  GroupBuild build{.site = site,
+                   .request = request,
+                   .identity = {.name = request.name,
+                                .world = site.world,
+                                .rank = rank,
+                                .members = request.members,
+                                .store = store,
+                                .shared = std::make_shared<GroupShared>(request.timeout, request.desc),
+                                .devices = {}},
+                   .checker = nullptr};
   const int size = static_cast<int>(request.members.ranks().size());
   const BackendParts parts = parts_for(site, request);
-  if (size == 1) return join_all(joining, parts);
+  if (size == 1) return build_parts(build, parts);
   const auto messages = under(site.handles.sets, request.folder);
-  const JoinOnly until(site, request.deadline);
+  const StoreDeadline until(site, request.deadline);
   try {
-    if (!request.folder.empty()) joining.compare_members = [&] { check_members(*messages, request); };
-    joining.checker = make_checker(joining.identity);
-    auto group = join_all(joining, parts);
-    // After all parts have joined: torch's switch that makes init return on no rank before every rank has
-    // come.
+    if (!request.folder.empty()) build.compare_members = [&] { check_members(*messages, request); };
+    build.checker = make_checker(build.identity);
+    auto group = build_parts(build, parts);
+    // After all parts are built: torch's switch that makes init return on no rank before every rank has come.
     if (base::environment_flag(base::EnvVar::kDistInitBarrier) && !all_without_peers(parts)) {
       store_barrier(*messages, rank, size, "init_barrier", base::time_left(request.deadline));
     }

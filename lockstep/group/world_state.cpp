@@ -92,15 +92,15 @@ std::shared_ptr<World> World::join(WorldPlan plan) {
     base::raise(ErrorKind::kInternal, "rendezvous returned no store for a world of more than one rank");
   made->site_.parts = plan.parts;
   if (plan.parts.empty()) choose_by_hosts(made->site_, plan.timeout, plan.deadline);
-  made->root_ = join_group(made->site_, {.what = plan.what,
-                                         .name = made->full_name(kRootKey),
-                                         .desc = plan.desc,
-                                         .members = Members(all_ranks(plan.size)),
-                                         .timeout = plan.timeout,
-                                         .deadline = plan.deadline,
-                                         .parts = made->site_.parts,
-                                         .folder = "",
-                                         .parent = nullptr});
+  made->root_ = build_group(made->site_, {.what = plan.what,
+                                          .name = made->full_name(kRootKey),
+                                          .desc = plan.desc,
+                                          .members = Members(all_ranks(plan.size)),
+                                          .timeout = plan.timeout,
+                                          .deadline = plan.deadline,
+                                          .parts = made->site_.parts,
+                                          .folder = "",
+                                          .parent = nullptr});
   made->groups_.emplace(kRootKey, made->root_);
   return made;
 }
@@ -149,15 +149,15 @@ Group World::make(const GroupPlan& plan) {
     names = take_name(plan);
   }
   if (!is_member) return non_member_group();
-  auto group = join_group(site_, {.what = plan.what,
-                                  .name = full_name(names.key),
-                                  .desc = plan.desc.empty() ? "undefined" : plan.desc,
-                                  .members = plan.members,
-                                  .timeout = plan.timeout,
-                                  .deadline = Deadline::after(plan.timeout),
-                                  .parts = plan.parts,
-                                  .folder = names.folder,
-                                  .parent = plan.build_on_world ? root_ : nullptr});
+  auto group = build_group(site_, {.what = plan.what,
+                                   .name = full_name(names.key),
+                                   .desc = plan.desc.empty() ? "undefined" : plan.desc,
+                                   .members = plan.members,
+                                   .timeout = plan.timeout,
+                                   .deadline = Deadline::after(plan.timeout),
+                                   .parts = plan.parts,
+                                   .folder = names.folder,
+                                   .parent = plan.build_on_world ? root_ : nullptr});
   {
     const std::lock_guard lock(mutex_);
     // Joining took place without the lock; meanwhile another thread may have left the world.
@@ -199,15 +199,15 @@ std::shared_ptr<World> World::shrink(const std::vector<int>& excluded, Milliseco
     if (!site_.hosts.empty()) made->site_.hosts.push_back(site_.hosts[before]);
   }
   made->site_.parts = site_.parts;
-  made->root_ = join_group(made->site_, {.what = "shrink_group",
-                                         .name = full_name(kRootKey),
-                                         .desc = root_->desc(),
-                                         .members = Members(all_ranks(size)),
-                                         .timeout = timeout,
-                                         .deadline = deadline,
-                                         .parts = site_.hosts.empty() ? site_.parts : BackendParts{},
-                                         .folder = "",
-                                         .parent = nullptr});
+  made->root_ = build_group(made->site_, {.what = "shrink_group",
+                                          .name = full_name(kRootKey),
+                                          .desc = root_->desc(),
+                                          .members = Members(all_ranks(size)),
+                                          .timeout = timeout,
+                                          .deadline = deadline,
+                                          .parts = site_.hosts.empty() ? site_.parts : BackendParts{},
+                                          .folder = "",
+                                          .parent = nullptr});
   made->groups_.emplace(kRootKey, made->root_);
   return made;
 }

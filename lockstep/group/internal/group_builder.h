@@ -61,6 +61,6 @@ WorldSite make_site(WorldSiteOptions options);
 void choose_by_hosts(WorldSite& site, Milliseconds timeout, Deadline deadline);
 // Collective over the members, of which this rank is one. Raises kPeerLost naming the member that could not
 // join.
-Group join_group(const WorldSite& site, const GroupRequest& request);
+Group build_group(const WorldSite& site, const GroupRequest& request);
 
 }  // namespace lockstep::internal
