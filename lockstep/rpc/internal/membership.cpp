@@ -101,11 +101,11 @@ class MembershipLock {
 };
 
 // Who is there, after how many changes.
-struct GroupState {
+struct MembershipState {
   std::uint64_t epoch = 0;
   std::vector<MemberRecord> members;
 };
-auto lockstep_fields(SelfOf<GroupState> auto& self) {
+auto lockstep_fields(SelfOf<MembershipState> auto& self) {
   return fields({.name = "lockstep.rpc.Group", .version = 1}, self.epoch, self.members);
 }
 
@@ -117,7 +117,7 @@ std::string noted_key(std::uint64_t epoch, int id) {
   return base::cat("noted/", epoch, "/", id);
 }
 
-void apply(GroupState& state, const MemberChange& what) {
+void apply(MembershipState& state, const MemberChange& what) {
   if (what.change == Change::kIsAskedFor) return;
   std::erase_if(state.members, [&](const MemberRecord& record) { return record.id == what.who.id; });
   if (what.change == Change::kJoins) state.members.push_back(what.who);
@@ -125,10 +125,10 @@ void apply(GroupState& state, const MemberChange& what) {
 
 // The state in the store, with the changes whose writer died before it added them to the state. Pre: the
 // membership lock is held.
-GroupState read_state(Store& store) {
-  GroupState state;
+MembershipState read_state(Store& store) {
+  MembershipState state;
   const std::string key = kState;
-  if (store.check({&key, 1})) state = decode<GroupState>(store.get(key));
+  if (store.check({&key, 1})) state = decode<MembershipState>(store.get(key));
   for (;;) {
     const std::string next = change_key(state.epoch + 1);
     if (!store.check({&next, 1})) return state;
@@ -165,7 +165,8 @@ std::vector<MemberRecord> await_notes(Store& store, std::uint64_t epoch, std::ve
 // change of its own that follows. The change is in the store before anyone is waited for, and the state is
 // written after: a worker that takes over the lock of one that died in between replays the changes that the
 // state does not have (read_state). Pre: the membership lock is held.
-void change(Store& store, Agent& agent, GroupState& state, const MemberChange& first, Milliseconds tell) {
+void change(Store& store, Agent& agent, MembershipState& state, const MemberChange& first,
+            Milliseconds tell) {
   std::vector<MemberChange> changes{first};
   // `changes` grows while it is worked off: each member that stays silent adds its own removal, which the
   // others acknowledge in turn.
@@ -199,7 +200,7 @@ void change(Store& store, Agent& agent, GroupState& state, const MemberChange& f
   }
 }
 
-const MemberRecord* who_is_in_the_way(const GroupState& state, const WorkerInfo& self) {
+const MemberRecord* who_is_in_the_way(const MembershipState& state, const WorkerInfo& self) {
   const auto found = std::ranges::find_if(state.members, [&](const MemberRecord& other) {
     return other.name == self.name || other.id == self.id;
   });
@@ -210,7 +211,7 @@ const MemberRecord* who_is_in_the_way(const GroupState& state, const WorkerInfo&
 // is held. The question is a change like any other, so all members take part in finding out: a killed worker
 // cannot acknowledge, and a member that had a connection to it knows of its end. Asked again when another
 // worker took the name meanwhile (`address` differs).
-void make_room(Store& store, Agent& agent, GroupState& state, Milliseconds tell) {
+void make_room(Store& store, Agent& agent, MembershipState& state, Milliseconds tell) {
   const WorkerInfo& self = agent.self();
   while (const auto* found = who_is_in_the_way(state, self)) {
     const MemberRecord other = *found;
