@@ -20,13 +20,13 @@ constexpr std::uint32_t kMeetingVersion = 8;
 
 // Messages are structs as they are in memory: both ends run on one host, and the version changes with the
 // layout.
-enum class MessageKind : std::uint32_t { kRoster = 1, kDescriptors, kRefusal };
+enum class ReplyKind : std::uint32_t { kRoster = 1, kDescriptors, kRefusal };
 
 // The beginning of every message after the handshake.
 struct Head {
   std::uint64_t magic = kMeetingMagic;
   std::uint32_t version = kMeetingVersion;
-  MessageKind kind{};
+  ReplyKind kind{};
 };
 struct Refusal {
   Head head;
@@ -48,7 +48,7 @@ std::span<const std::uint8_t> bytes_of(const T& message) {
 }
 
 // Exact lengths: a message that is longer or shorter than its kind says is no message.
-bool is(std::span<const std::uint8_t> message, MessageKind kind, std::size_t n_bytes) {
+bool is(std::span<const std::uint8_t> message, ReplyKind kind, std::size_t n_bytes) {
   Head head;
   if (message.size() != n_bytes || n_bytes < sizeof(head)) return false;
   std::memcpy(&head, message.data(), sizeof(head));
@@ -156,11 +156,11 @@ std::optional<Descriptors> take_descriptors(std::vector<base::Fd> fds, bool same
 // are not tagged. Rank 0's own came with the welcome.
 void send_roster(net::UnixSocket& to, const Introduction& receiver, std::span<const Introduction> all,
                  std::span<const DescriptorNumbers> descriptors, Deadline deadline) {
-  const Head head{.kind = MessageKind::kRoster};
+  const Head head{.kind = ReplyKind::kRoster};
   base::ByteWriter roster;
   roster.put(head).raw({reinterpret_cast<const std::uint8_t*>(all.data()), all.size_bytes()});
   to.send(roster.view(), deadline);
-  const Head with{.kind = MessageKind::kDescriptors};
+  const Head with{.kind = ReplyKind::kDescriptors};
   std::vector<int> numbers;
   std::size_t n_ranks = 0;
   const auto flush = [&] {
@@ -180,7 +180,7 @@ void send_roster(net::UnixSocket& to, const Introduction& receiver, std::span<co
 // The struct was zeroed, so the text is terminated. A tenth of a second at most: whoever refuses has a
 // failure of its own to report.
 void send_refusal(net::UnixSocket& to, const Failure& failure) noexcept {
-  Refusal refusal{.head = {.kind = MessageKind::kRefusal},
+  Refusal refusal{.head = {.kind = ReplyKind::kRefusal},
                   .kind = static_cast<std::int32_t>(failure.kind),
                   .peer_rank = failure.peer.value_or(LostPeer{}).rank.value_or(-1),
                   .message = {}};
@@ -208,7 +208,7 @@ std::size_t receive_packet(net::UnixSocket& socket, std::span<std::uint8_t> buff
 std::size_t receive_from_first(net::UnixSocket& socket, std::span<std::uint8_t> buffer,
                                std::vector<base::Fd>& fds, Deadline deadline) {
   const std::size_t length = receive_packet(socket, buffer, fds, deadline);
-  if (!is(buffer.first(length), MessageKind::kRefusal, sizeof(Refusal))) return length;
+  if (!is(buffer.first(length), ReplyKind::kRefusal, sizeof(Refusal))) return length;
   Refusal refusal;
   std::memcpy(&refusal, buffer.data(), sizeof(refusal));
   refusal.message[sizeof(refusal.message) - 1] = '\0';
@@ -228,7 +228,7 @@ std::vector<Acquaintance> receive_roster(net::UnixSocket& socket, const Introduc
   std::vector<std::uint8_t> buffer(std::max(sizeof(Head) + n * sizeof(Introduction), kMaxReply));
   std::vector<base::Fd> fds;
   const std::size_t length = receive_from_first(socket, buffer, fds, deadline);
-  if (!is({buffer.data(), length}, MessageKind::kRoster, sizeof(Head) + n * sizeof(Introduction)))
+  if (!is({buffer.data(), length}, ReplyKind::kRoster, sizeof(Head) + n * sizeof(Introduction)))
     raise_stranger();
   std::vector<Acquaintance> all(n);
   for (std::size_t r = 0; r < n; ++r)
@@ -242,7 +242,7 @@ std::vector<Acquaintance> receive_roster(net::UnixSocket& socket, const Introduc
       at = 0;
       fds.clear();
       const std::size_t got = receive_from_first(socket, buffer, fds, deadline);
-      if (!is({buffer.data(), got}, MessageKind::kDescriptors, sizeof(Head)) || fds.empty()) raise_stranger();
+      if (!is({buffer.data(), got}, ReplyKind::kDescriptors, sizeof(Head)) || fds.empty()) raise_stranger();
     }
     const bool with_process = all[r].who.has_process != 0;
     if (fds.size() - at < (with_process ? 3u : 2u)) raise_stranger();
