@@ -61,7 +61,7 @@ class Readiness final {
     std::visit([&](auto& p) { p.note_use(index); }, policy_);
   }
   // `arrived`: the gradient is defined.
-  Arrival on_gradient(std::size_t index, bool arrived) {
+  GradientState on_gradient(std::size_t index, bool arrived) {
     return std::visit([&](auto& p) { return p.on_gradient(index, arrived); }, policy_);
   }
   bool waits_for_end() const {

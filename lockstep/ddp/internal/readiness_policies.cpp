@@ -17,9 +17,9 @@ void AllParameters::begin() {
   if (records_) arrival_.clear();
 }
 
-Arrival AllParameters::on_gradient(std::size_t index, bool) {
+GradientState AllParameters::on_gradient(std::size_t index, bool) {
   if (records_) arrival_.push_back(index);
-  return Arrival::kReady;
+  return GradientState::kReady;
 }
 
 // ---- SearchedParameters ----
@@ -56,15 +56,15 @@ void StaticGraph::begin() {
 
 //   first pass   count how often each hook runs; nothing is ready before the end
 //   later        ready when it has run as often as then; a parameter that was unused then must stay so
-Arrival StaticGraph::on_gradient(std::size_t index, bool arrived) {
-  if (!arrived) return Arrival::kMoreToCome;
+GradientState StaticGraph::on_gradient(std::size_t index, bool arrived) {
+  if (!arrived) return GradientState::kMoreToCome;
   if (learning_) {
     if (use_counts_[index]++ == 0) arrival_.push_back(index);
-    return Arrival::kMoreToCome;
+    return GradientState::kMoreToCome;
   }
-  if (use_counts_[index] == 0) return Arrival::kUnexpected;
+  if (use_counts_[index] == 0) return GradientState::kUnexpected;
   // 0 already: it is marked ready a second time, which is an error of its own.
-  return to_come_[index] == 0 || --to_come_[index] == 0 ? Arrival::kReady : Arrival::kMoreToCome;
+  return to_come_[index] == 0 || --to_come_[index] == 0 ? GradientState::kReady : GradientState::kMoreToCome;
 }
 
 void StaticGraph::at_end() {

@@ -15,7 +15,7 @@
 
 namespace lockstep::internal {
 
-enum class Arrival : std::uint8_t {
+enum class GradientState : std::uint8_t {
   kMoreToCome,  // the gradient stays local for now
   kReady,
   kUnexpected,  // not recorded in the static graph
@@ -44,7 +44,7 @@ class AllParameters final {
   void begin();
   bool ready_at_once(std::size_t) const { return false; }
   void note_use(std::size_t) {}
-  Arrival on_gradient(std::size_t index, bool arrived);
+  GradientState on_gradient(std::size_t index, bool arrived);
   bool waits_for_end() const { return false; }
   void at_end() {}
   bool contributes(std::size_t) const { return true; }
@@ -73,7 +73,7 @@ class SearchedParameters final {
   void begin() {}
   bool ready_at_once(std::size_t index) const { return reached_[index] == 0; }
   void note_use(std::size_t index) { usage_.note(index); }
-  Arrival on_gradient(std::size_t, bool) { return Arrival::kReady; }
+  GradientState on_gradient(std::size_t, bool) { return GradientState::kReady; }
   bool waits_for_end() const { return true; }
   void at_end() {}
   // A gradient may have accumulated inside no_sync.
@@ -108,7 +108,7 @@ class StaticGraph final {
   void begin();
   bool ready_at_once(std::size_t index) const { return !learning_ && use_counts_[index] == 0; }
   void note_use(std::size_t) {}
-  Arrival on_gradient(std::size_t index, bool arrived);
+  GradientState on_gradient(std::size_t index, bool arrived);
   bool waits_for_end() const { return learning_; }
   void at_end();
   bool contributes(std::size_t index) const { return learning_ || use_counts_[index] != 0; }

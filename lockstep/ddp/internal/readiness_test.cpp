@@ -49,10 +49,10 @@ TEST(AllParameters, EachGradientIsReadyAndItsOrderIsRecordedUntilStopped) {
   readiness.begin();
   EXPECT_EQ(ready_at_once(readiness), Order{});
   for (const std::size_t index : Order{2, 0, 1})
-    EXPECT_EQ(readiness.on_gradient(index, true), Arrival::kReady);
+    EXPECT_EQ(readiness.on_gradient(index, true), GradientState::kReady);
   EXPECT_EQ(copied(readiness.arrival()), (Order{2, 0, 1}));
   readiness.begin();
-  EXPECT_EQ(readiness.on_gradient(0, false), Arrival::kReady) << "an undefined gradient, too";
+  EXPECT_EQ(readiness.on_gradient(0, false), GradientState::kReady) << "an undefined gradient, too";
   EXPECT_EQ(copied(readiness.arrival()), (Order{0})) << "of the last pass";
   readiness.stop_recording();
   readiness.on_gradient(1, true);
@@ -118,10 +118,11 @@ TEST(StaticGraph, TheFirstPassOnlyCounts) {
     readiness.begin();
     EXPECT_TRUE(readiness.wants_announcement() && readiness.waits_for_end());
     EXPECT_EQ(ready_at_once(readiness), Order{}) << "nobody knows yet";
-    EXPECT_EQ(readiness.on_gradient(2, true), Arrival::kMoreToCome);
-    EXPECT_EQ(readiness.on_gradient(0, true), Arrival::kMoreToCome);
-    EXPECT_EQ(readiness.on_gradient(2, true), Arrival::kMoreToCome);
-    EXPECT_EQ(readiness.on_gradient(1, false), Arrival::kMoreToCome) << "an undefined gradient is no use";
+    EXPECT_EQ(readiness.on_gradient(2, true), GradientState::kMoreToCome);
+    EXPECT_EQ(readiness.on_gradient(0, true), GradientState::kMoreToCome);
+    EXPECT_EQ(readiness.on_gradient(2, true), GradientState::kMoreToCome);
+    EXPECT_EQ(readiness.on_gradient(1, false), GradientState::kMoreToCome)
+        << "an undefined gradient is no use";
     EXPECT_TRUE(readiness.contributes(1)) << "nothing is skipped";
     readiness.at_end();
     EXPECT_EQ(copied(readiness.arrival()), (Order{2, 0, 1})) << "by first use, unused ones last";
@@ -134,10 +135,10 @@ TEST(StaticGraph, LaterPassesMustBeLikeTheFirst) {
     readiness.begin();
     EXPECT_FALSE(readiness.wants_announcement() || readiness.waits_for_end());
     EXPECT_EQ(ready_at_once(readiness), (Order{1}));
-    EXPECT_EQ(readiness.on_gradient(2, true), Arrival::kMoreToCome);
-    EXPECT_EQ(readiness.on_gradient(0, true), Arrival::kReady);
-    EXPECT_EQ(readiness.on_gradient(2, true), Arrival::kReady);
-    EXPECT_EQ(readiness.on_gradient(1, true), Arrival::kUnexpected);
+    EXPECT_EQ(readiness.on_gradient(2, true), GradientState::kMoreToCome);
+    EXPECT_EQ(readiness.on_gradient(0, true), GradientState::kReady);
+    EXPECT_EQ(readiness.on_gradient(2, true), GradientState::kReady);
+    EXPECT_EQ(readiness.on_gradient(1, true), GradientState::kUnexpected);
     EXPECT_TRUE(readiness.use(0).here && readiness.use(0).anywhere && readiness.use(0).required);
     EXPECT_FALSE(readiness.use(1).here || readiness.use(1).anywhere || readiness.use(1).required);
     EXPECT_FALSE(readiness.contributes(1));

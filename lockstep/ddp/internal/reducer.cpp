@@ -221,11 +221,11 @@ void Reducer::on_gradient(std::size_t index, const at::Tensor& incoming) {
     guarded([&] { begin(context); });
   }
   switch (readiness_.on_gradient(index, arrived)) {
-    case Arrival::kReady:
+    case GradientState::kReady:
       return guarded([&] { mark_ready(index, incoming); });
-    case Arrival::kMoreToCome:
+    case GradientState::kMoreToCome:
       return keep_local(index, pass_.access());
-    case Arrival::kUnexpected:
+    case GradientState::kUnexpected:
       break;
   }
   guarded([&] {
