@@ -59,10 +59,12 @@ bool wait_for(Store& store, std::span<const std::string> keys, Milliseconds time
 
 }  // namespace
 
-void store_barrier(Store& store, int rank, int world_size, const std::string& key, Milliseconds timeout) {
+void store_barrier(Store& store, int rank, int world_size, const std::string& key,
+                   std::optional<Milliseconds> given) {
   check_rank(rank, world_size);
-  const Deadline deadline = Deadline::after(
-      base::checked_timeout(timeout, base::cat("store barrier \"", key, '"'), ErrorFamily::kStore));
+  const Milliseconds timeout = base::checked_timeout(
+      given.value_or(store.timeout()), base::cat("store barrier \"", key, '"'), ErrorFamily::kStore);
+  const Deadline deadline = Deadline::after(timeout);
   const std::string count_key = key + "/count";
   const std::string last_key = key + "/last";
   const std::string what = base::cat("store barrier \"", key, "\" on rank ", rank);
@@ -95,11 +97,12 @@ StoreCollectives::StoreCollectives(std::shared_ptr<Store> store, int rank, int w
   check_rank(rank, world_size);
 }
 
-void StoreCollectives::use(const char* operation, const std::string& key,
-                           std::optional<Milliseconds> timeout) {
-  if (timeout) base::checked_timeout(*timeout, base::cat(operation, " \"", key, '"'), ErrorFamily::kStore);
+Milliseconds StoreCollectives::use(const char* operation, const std::string& key,
+                                   std::optional<Milliseconds> given) {
+  const Milliseconds timeout = given.value_or(store_->timeout());
+  if (given) base::checked_timeout(timeout, base::cat(operation, " \"", key, '"'), ErrorFamily::kStore);
   const base::MutexLock lock(mutex_);
-  if (used_.insert(key).second) return;
+  if (used_.insert(key).second) return timeout;
   base::raise(ErrorKind::kUsage,
               base::cat(operation, ": key \"", key, "\" was used before; every call needs its own"),
               ErrorFamily::kStore);
@@ -115,8 +118,8 @@ std::vector<Bytes> StoreCollectives::collect(const char* operation, const std::s
   return store_->multi_get(keys);
 }
 
-void StoreCollectives::barrier(const std::string& key, Milliseconds timeout) {
-  use("barrier", key, timeout);
+void StoreCollectives::barrier(const std::string& key, std::optional<Milliseconds> given) {
+  const Milliseconds timeout = use("barrier", key, given);
   store_barrier(*store_, rank_, world_size_, key, timeout);
 }
 
@@ -125,8 +128,8 @@ void StoreCollectives::broadcast_send(const std::string& key, std::span<const st
   store_->set(key, value);
 }
 
-Bytes StoreCollectives::broadcast_recv(const std::string& key, Milliseconds timeout) {
-  use("broadcast", key, timeout);
+Bytes StoreCollectives::broadcast_recv(const std::string& key, std::optional<Milliseconds> given) {
+  const Milliseconds timeout = use("broadcast", key, given);
   if (!wait_for(*store_, {&key, 1}, timeout)) {
     raise_late(base::cat("broadcast \"", key, "\" on rank ", rank_), timeout,
                "the sending rank did not arrive");
@@ -140,8 +143,8 @@ void StoreCollectives::gather_send(const std::string& key, std::span<const std::
 }
 
 std::vector<Bytes> StoreCollectives::gather_recv(const std::string& key, std::span<const std::uint8_t> value,
-                                                 Milliseconds timeout) {
-  use("gather", key, timeout);
+                                                 std::optional<Milliseconds> given) {
+  const Milliseconds timeout = use("gather", key, given);
   store_->set(rank_key(key, rank_), value);
   return collect("gather", key, timeout);
 }
@@ -157,8 +160,8 @@ Bytes StoreCollectives::scatter_send(const std::string& key, std::span<const Byt
   return values[static_cast<std::size_t>(rank_)];
 }
 
-Bytes StoreCollectives::scatter_recv(const std::string& key, Milliseconds timeout) {
-  use("scatter", key, timeout);
+Bytes StoreCollectives::scatter_recv(const std::string& key, std::optional<Milliseconds> given) {
+  const Milliseconds timeout = use("scatter", key, given);
   const std::string mine = rank_key(key, rank_);
   if (!wait_for(*store_, {&mine, 1}, timeout)) {
     raise_late(base::cat("scatter \"", key, "\" on rank ", rank_), timeout,
@@ -168,14 +171,15 @@ Bytes StoreCollectives::scatter_recv(const std::string& key, Milliseconds timeou
 }
 
 std::vector<Bytes> StoreCollectives::all_gather(const std::string& key, std::span<const std::uint8_t> value,
-                                                Milliseconds timeout) {
-  use("all_gather", key, timeout);
+                                                std::optional<Milliseconds> given) {
+  const Milliseconds timeout = use("all_gather", key, given);
   store_->set(rank_key(key, rank_), value);
   return collect("all_gather", key, timeout);
 }
 
-std::int64_t StoreCollectives::all_sum(const std::string& key, std::int64_t value, Milliseconds timeout) {
-  use("all_sum", key, timeout);
+std::int64_t StoreCollectives::all_sum(const std::string& key, std::int64_t value,
+                                       std::optional<Milliseconds> given) {
+  const Milliseconds timeout = use("all_sum", key, given);
   const std::string sum_key = key + "/sum";
   store_->add(sum_key, value);
   store_barrier(*store_, rank_, world_size_, key, timeout);

@@ -126,6 +126,18 @@ TEST(StoreCollectives, ATimeoutNamesTheRanksThatDidNotCome) {
   error_of(ErrorKind::kTimeout, [&] { world.all_sum("as", 1, kShort); });
 }
 
+TEST(StoreCollectives, WithoutATimeoutWaitAsLongAsTheStoreDoes) {
+  auto store = std::make_shared<HashStore>(HashStoreOptions{.timeout = kShort});
+  StoreCollectives world(store, 0, 2);
+  const std::string text = error_of(ErrorKind::kTimeout, [&] { world.barrier("b"); });
+  EXPECT_NE(text.find("30 ms"), std::string::npos) << text;
+  error_of(ErrorKind::kTimeout, [&] { world.broadcast_recv("br"); });
+  error_of(ErrorKind::kTimeout, [&] { world.gather_recv("g", {}); });
+  error_of(ErrorKind::kTimeout, [&] { world.scatter_recv("s"); });
+  error_of(ErrorKind::kTimeout, [&] { world.all_gather("ag", {}); });
+  error_of(ErrorKind::kTimeout, [&] { world.all_sum("as", 1); });
+}
+
 TEST(StoreCollectives, WrongArgumentsAreUsageErrors) {
   error_of(ErrorKind::kUsage, [] { StoreCollectives(nullptr, 0, 1); });
   error_of(ErrorKind::kUsage, [] { StoreCollectives(std::make_shared<HashStore>(), 2, 2); });
