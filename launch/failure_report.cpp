@@ -90,7 +90,7 @@ std::vector<std::string> lines_beside(const std::deque<std::string>& lines, cons
   return others;
 }
 
-std::string other_failure(const FailureFacts& facts, const ChildExit& exit) {
+std::string other_failure(const FailureFacts& facts, const process::ChildExit& exit) {
   const std::string report = facts.error_file(exit.index);
   return base::cat("\n  also failed: rank ", facts.first_rank + exit.index, " (local rank ", exit.index,
                    ", pid ", exit.pid, ") at ", time_text(exit.time), " ", exit.cause(),
@@ -101,7 +101,7 @@ std::string other_failure(const FailureFacts& facts, const ChildExit& exit) {
 // Who went in peace while others still needed it.
 std::string early_leavers(const FailureFacts& facts) {
   std::vector<int> ranks;
-  for (const ChildExit& exit : facts.exits) {
+  for (const process::ChildExit& exit : facts.exits) {
     if (!exit.failed() && !exit.stopped) ranks.push_back(facts.first_rank + exit.index);
   }
   std::sort(ranks.begin(), ranks.end());
@@ -111,7 +111,7 @@ std::string early_leavers(const FailureFacts& facts) {
 }  // namespace
 
 std::string failure_report(const FailureFacts& facts) {
-  const ChildExit& first = facts.first;
+  const process::ChildExit& first = facts.first;
   const char* heading = first.loss.empty()
                             ? "root cause (first that failed by itself)"
                             : "no worker of this host failed by itself; first that lost a peer";
@@ -136,7 +136,7 @@ std::string failure_report(const FailureFacts& facts) {
     text += base::cat("\n  last lines of its stderr", uncaught ? " besides:" : ":");
     for (const std::string& line : lines) text += base::cat("\n    | ", line);
   }
-  for (const ChildExit& exit : facts.exits) {
+  for (const process::ChildExit& exit : facts.exits) {
     const bool by_our_hand = exit.stopped && WIFSIGNALED(exit.status);
     if (!exit.failed() || exit.index == first.index || by_our_hand) continue;
     text += other_failure(facts, exit);

@@ -15,8 +15,8 @@ struct FailureFacts {
   int first_rank = 0;  // first rank of this host's workers
   std::string host;
   std::string program;
-  ChildExit first;  // the root cause, or the first that lost a peer when none failed on its own
-  const std::vector<ChildExit>& exits;
+  process::ChildExit first;  // the root cause, or the first that lost a peer when none failed on its own
+  const std::vector<process::ChildExit>& exits;
   std::function<std::string(int worker)> error_file;  // content of its TORCHELASTIC_ERROR_FILE
   const std::deque<std::string>& last_errors;         // last stderr lines of the first that failed
 };

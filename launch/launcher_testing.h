@@ -23,7 +23,7 @@ inline const std::string kTestWorker = path_testing::from_program(LOCKSTEP_TEST_
 class Launcher {
  public:
   struct Options {
-    EnvironmentList environment{};
+    process::EnvironmentList environment{};
     std::string input{};
     rlim_t open_files = 0;       // the soft limit it starts with; 0: this process's
     std::vector<int> ignored{};  // signals it inherits as ignored
@@ -34,7 +34,7 @@ class Launcher {
     std::ofstream(folder_.file("in")) << options.input;
     std::vector<std::string> argv = {kLauncher};
     argv.insert(argv.end(), arguments.begin(), arguments.end());
-    const auto environment = environment_with(options.environment);
+    const auto environment = process::environment_with(options.environment);
     auto argv_pointers = pointers(argv);
     auto environment_pointers = pointers(environment);
     const std::string in = folder_.file("in");

@@ -16,7 +16,7 @@ namespace lockstep::launch {
 
 class Nodes {
  public:
-  Nodes(JobServer& host, const RunPlan& plan)
+  Nodes(process::JobServer& host, const RunPlan& plan)
       : host_(host), n_nodes_(plan.n_nodes), node_rank_(plan.node_rank), n_workers_(plan.n_workers) {}
 
   // When to call check() next.
@@ -41,7 +41,7 @@ class Nodes {
   // Why this launcher is inconsistent with those that connected earlier.
   std::optional<std::string> misfit();
 
-  JobServer& host_;
+  process::JobServer& host_;
   const int n_nodes_;
   const int node_rank_;
   const int n_workers_;

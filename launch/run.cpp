@@ -26,6 +26,9 @@
 #include "lockstep/process/supervisor.h"
 
 namespace lockstep::launch {
+
+using namespace process;
+
 namespace {
 
 constexpr int kSignals[] = {SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2};

@@ -232,7 +232,7 @@ TEST(Run, ThreadsAreOneEachUnlessTheUserSaysOtherwise) {
 }
 
 TEST(Run, FlagsMayBePresetAndTheCommandLineWins) {
-  const EnvironmentList preset = {{"PET_NPROC_PER_NODE", "3"}, {"PET_ROLE", "preset"}};
+  const process::EnvironmentList preset = {{"PET_NPROC_PER_NODE", "3"}, {"PET_ROLE", "preset"}};
   Launcher from_environment(shell({}, "echo $WORLD_SIZE $ROLE_NAME"), {.environment = preset});
   EXPECT_EQ(from_environment.wait(), 0);
   EXPECT_EQ(lines_by_rank(from_environment.out()), (Lines{"[0] 3 preset", "[1] 3 preset", "[2] 3 preset"}));

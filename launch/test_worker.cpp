@@ -32,7 +32,7 @@ void meet(Store& store, long world_size) {
 
 int blame(Store& store, long rank, int culprit) {
   if (rank == culprit) {
-    store.get(exit_cause_key(0));
+    store.get(process::exit_cause_key(0));
     return 3;
   }
   if (rank == 0) {
@@ -59,7 +59,7 @@ int work(const std::string& what, int lost) {
   }
   if (what == "blame") return blame(*store, rank, lost);
   if (rank == lost) ::raise(SIGKILL);
-  std::cout << "rank " << lost << " " << to_text(store->get(exit_cause_key(lost))) << std::endl;
+  std::cout << "rank " << lost << " " << to_text(store->get(process::exit_cause_key(lost))) << std::endl;
   return 0;
 }
 

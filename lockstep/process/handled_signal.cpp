@@ -13,7 +13,7 @@
 
 #include "lockstep/base/detail/process.h"
 
-namespace lockstep {
+namespace lockstep::process {
 namespace {
 
 // From /proc/<pid>/stat; -1 when the process no longer exists. The name before it may hold anything but ends
@@ -70,4 +70,4 @@ int send_handled_signal(std::span<const pid_t> sessions, int signal) noexcept tr
   return 0;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::process

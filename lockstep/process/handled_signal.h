@@ -7,11 +7,11 @@
 
 #include <span>
 
-namespace lockstep {
+namespace lockstep::process {
 
 // Sends `signal` to every process of the sessions that has a handler for it, and returns their number. A
 // process that blocks it to read it from a signalfd counts as having none: shells block signals briefly,
 // which looks the same. Processes that a worker moved to another session are not found.
 int send_handled_signal(std::span<const pid_t> sessions, int signal) noexcept;
 
-}  // namespace lockstep
+}  // namespace lockstep::process

@@ -13,7 +13,7 @@
 #include "lockstep/net/socket.h"
 #include "lockstep/store/tcp_store.h"
 
-namespace lockstep {
+namespace lockstep::process {
 namespace {
 
 constexpr Milliseconds kConnectTimeout{1'000};  // to another starter's store, which may not be there yet
@@ -102,4 +102,4 @@ void JobServer::publish_exit(int rank, const ChildExit& exit) noexcept {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::process

@@ -18,7 +18,7 @@
 #include "lockstep/process/worker_environment.h"
 #include "lockstep/store/store.h"
 
-namespace lockstep {
+namespace lockstep::process {
 
 // The key of the rendezvous store that holds how a rank ended: the text of describe_wait_status() and, when
 // the rank had lost a peer itself, its error. Set as soon as its starter knows, before any other rank is
@@ -67,4 +67,4 @@ class JobServer {
   std::unique_ptr<Store> store_;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::process

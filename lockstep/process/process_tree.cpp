@@ -21,7 +21,7 @@
 #include "lockstep/process/internal/reaper.h"
 #include "lockstep/process/internal/signals_blocked.h"
 
-namespace lockstep {
+namespace lockstep::process {
 namespace {
 
 using internal::PreparedChild;
@@ -247,4 +247,4 @@ void ProcessTree::end() noexcept {
   }
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::process

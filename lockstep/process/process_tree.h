@@ -30,11 +30,11 @@
 #include "lockstep/base/deadline.h"
 #include "lockstep/base/detail/fd.h"
 
-namespace lockstep {
-
-namespace internal {
+namespace lockstep::internal {
 struct ReaperMessage;
 }
+
+namespace lockstep::process {
 
 struct ChildSpec {
   // The program and its arguments; a name without a slash is looked up in PATH.
@@ -122,4 +122,4 @@ class ProcessTree {
   bool reaper_lost_ = false;
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::process

@@ -11,7 +11,7 @@
 #include "lockstep/process/supervisor.h"
 #include "lockstep/process/testing.h"
 
-namespace lockstep {
+namespace lockstep::process {
 namespace {
 
 using process_testing::dies;
@@ -282,4 +282,4 @@ TEST(ProcessTree, NothingOutlivesAReaperThatIsKilledWhenTheOwnerAdopts) {
 }
 
 }  // namespace
-}  // namespace lockstep
+}  // namespace lockstep::process

@@ -9,7 +9,7 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/error.h"
 
-namespace lockstep {
+namespace lockstep::process {
 
 base::Fd make_report() {
   base::Fd report(::memfd_create("lockstep-report", MFD_CLOEXEC));
@@ -29,4 +29,4 @@ void write_report(int report, std::string_view text) noexcept {
   (void)!::pwrite(report, text.data(), std::min(text.size(), kMaxReport), 0);
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::process

@@ -8,7 +8,7 @@
 
 #include "lockstep/base/detail/fd.h"
 
-namespace lockstep {
+namespace lockstep::process {
 
 inline constexpr std::size_t kMaxReport = 64 << 10;
 
@@ -19,4 +19,4 @@ std::string read_report(int report);
 // Replaces the content; truncated to kMaxReport bytes.
 void write_report(int report, std::string_view text) noexcept;
 
-}  // namespace lockstep
+}  // namespace lockstep::process

@@ -21,6 +21,7 @@
 
 namespace lockstep {
 
+using namespace process;
 using internal::SpawnTarget;
 
 // The processes are watched by a thread from the start, so that a failure is told and the others are stopped

@@ -92,7 +92,7 @@ void blames(SpawnOptions options) {
         [](int index) {
           const auto store = join_world();
           if (index == 0) base::raise(ErrorKind::kPeerLost, "rank 1 left the group");
-          store->get(exit_cause_key(0));
+          store->get(process::exit_cause_key(0));
           throw std::runtime_error("bad weights");
         },
         options);
@@ -110,7 +110,7 @@ void killed(SpawnOptions options) {
           if (index == 0) ::signal(SIGTERM, SIG_IGN);
           const auto store = join_world();
           if (index == 1) ::raise(SIGKILL);
-          say("1 " + to_text(store->get(exit_cause_key(1))));
+          say("1 " + to_text(store->get(process::exit_cause_key(1))));
         },
         options);
   } catch (const SpawnError& error) {

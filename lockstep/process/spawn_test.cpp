@@ -28,11 +28,11 @@ class Program {
  public:
   explicit Program(const std::string& method, const std::string& which) {
     const base::Fd out(::open(folder.file("out").c_str(), O_WRONLY | O_CREAT | O_CLOEXEC, 0600));
-    const ChildSpec spec{
+    const process::ChildSpec spec{
         .argv = {path_testing::from_program(LOCKSTEP_SPAWN_PROGRAM), method, which, folder.file("")},
         .environment = process_testing::own_environment(),
         .standard_output = out.get()};
-    supervisor_.emplace(ProcessTree::start({&spec, 1}), SupervisorOptions{});
+    supervisor_.emplace(process::ProcessTree::start({&spec, 1}), process::SupervisorOptions{});
   }
   // Exit code, once it and all it started have ended.
   int wait() {
@@ -56,7 +56,7 @@ class Program {
   TemporaryFolder folder;
 
  private:
-  std::optional<Supervisor> supervisor_;
+  std::optional<process::Supervisor> supervisor_;
 };
 
 class Spawn : public ::testing::TestWithParam<const char*> {};

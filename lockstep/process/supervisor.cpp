@@ -11,7 +11,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/base/log.h"
 
-namespace lockstep {
+namespace lockstep::process {
 namespace {
 
 constexpr Milliseconds kSweepGrace{5'000};    // for what ended children left behind
@@ -152,4 +152,4 @@ std::optional<ChildExit> Supervisor::first_failure() const {
   return first([](const ChildExit& exit) { return exit.failed(); });
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::process

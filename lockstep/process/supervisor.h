@@ -19,7 +19,7 @@
 #include "lockstep/base/detail/loss_note.h"
 #include "lockstep/process/process_tree.h"
 
-namespace lockstep {
+namespace lockstep::process {
 
 inline constexpr Milliseconds kDefaultGrace{30'000};
 
@@ -100,4 +100,4 @@ class Supervisor {
   Deadline hold_until_ = Deadline::never();
 };
 
-}  // namespace lockstep
+}  // namespace lockstep::process

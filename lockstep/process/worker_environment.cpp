@@ -7,7 +7,7 @@
 #include "lockstep/base/detail/environment.h"
 #include "lockstep/base/detail/text.h"
 
-namespace lockstep {
+namespace lockstep::process {
 
 EnvironmentList worker_environment(const WorkerPlace& place, const JobAddress& job) {
   EnvironmentList list;
@@ -49,4 +49,4 @@ std::vector<std::string> environment_with(const EnvironmentList& changes) {
   return lines;
 }
 
-}  // namespace lockstep
+}  // namespace lockstep::process

@@ -9,7 +9,7 @@
 #include <utility>
 #include <vector>
 
-namespace lockstep {
+namespace lockstep::process {
 
 // A worker's position in its job.
 struct WorkerPlace {
@@ -37,4 +37,4 @@ EnvironmentList worker_environment(const WorkerPlace& place, const JobAddress& j
 // launchers are kept: torchrun's names take precedence.
 std::vector<std::string> environment_with(const EnvironmentList& changes);
 
-}  // namespace lockstep
+}  // namespace lockstep::process

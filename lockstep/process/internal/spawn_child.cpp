@@ -93,7 +93,7 @@ int run_spawned(const std::function<void(int)>& fn, int index, int report) noexc
     fn(index);
   } catch (...) {
     code = 1;
-    write_report(report, base::current_failure().message);
+    process::write_report(report, base::current_failure().message);
   }
   // The process ends without destructors of static objects: a forked copy must not run those of the original.
   std::cout.flush();
