@@ -1,0 +1,116 @@
+#include "tests/parity/sharded_record.h"
+
+#include <algorithm>
+#include <fstream>
+#include <sstream>
+#include <stdexcept>
+
+namespace parity {
+namespace {
+
+bool belongs_to(const std::string& name, const std::string& owner) {
+  return name.starts_with(owner + ".");
+}
+
+// What is wrong with the placements; empty when nothing is.
+std::string misplacement(const std::string& tensor, const std::string& ours, const std::string& theirs) {
+  const auto* listed = difference_of(tensor);
+  const auto& expected = listed ? listed->ours : theirs;
+  if (ours == expected) return {};
+  return tensor + " is " + ours + ", torch's is " + theirs + (listed ? ", the list says " + expected : "");
+}
+
+}  // namespace
+
+void write_sighting(const std::string& base, const Sighting& seen) {
+  write_record(base + ".txt", seen.values);
+  std::ofstream file(base + ".placements.txt");
+  for (const auto& [tensor, text] : seen.placements) file << tensor << ' ' << text << '\n';
+  if (!file.flush()) throw std::runtime_error("cannot write " + base + ".placements.txt");
+}
+
+PlacementTexts read_placements(const std::filesystem::path& path) {
+  std::ifstream file(path);
+  if (!file) throw std::runtime_error("cannot read " + path.string());
+  PlacementTexts texts;
+  for (std::string line; std::getline(file, line);) {
+    if (line.starts_with('#')) continue;
+    const auto space = line.find(' ');
+    if (space == std::string::npos) throw std::runtime_error(path.string() + ": no placements in: " + line);
+    texts[line.substr(0, space)] = line.substr(space + 1);
+  }
+  return texts;
+}
+
+Sighting part_of(const Sighting& seen, const std::string& name) {
+  Sighting part;
+  for (const auto& [tensor, values] : seen.values) {
+    if (belongs_to(tensor, name)) part.values[tensor] = values;
+  }
+  for (const auto& [tensor, text] : seen.placements) {
+    if (belongs_to(tensor, name)) part.placements[tensor] = text;
+  }
+  return part;
+}
+
+std::string text_of(const lockstep::Placements& placements) {
+  std::string text;
+  for (const auto& placement : placements) text += (text.empty() ? "" : " ") + to_string(placement);
+  return text;
+}
+
+std::optional<lockstep::Placements> reachable(const std::string& text) {
+  lockstep::Placements placements;
+  std::istringstream words(text);
+  for (std::string word; words >> word;) {
+    if (word == "Replicate()") {
+      placements.push_back(lockstep::Replicate());
+    } else if (word.starts_with("Shard(") && word.ends_with(")")) {
+      placements.push_back(lockstep::Shard(std::stoi(word.substr(6))));
+    } else {
+      return std::nullopt;
+    }
+  }
+  return placements;
+}
+
+const std::vector<Difference>& differences() {
+  static const std::vector<Difference> all = {};
+  return all;
+}
+
+const Difference* difference_of(const std::string& tensor) {
+  const auto& all = differences();
+  const auto found = std::ranges::find(all, tensor, &Difference::tensor);
+  return found == all.end() ? nullptr : &*found;
+}
+
+void ShardedComparison::add(const ShardedComparison& other) {
+  values.add(other.values);
+  misplaced.insert(misplaced.end(), other.misplaced.begin(), other.misplaced.end());
+  n_placements += other.n_placements;
+  n_listed += other.n_listed;
+}
+
+ShardedComparison compare(const Sighting& ours, const Sighting& theirs, Theirs complete) {
+  ShardedComparison result;
+  for (const auto& [tensor, text] : ours.placements) {
+    if (!theirs.placements.contains(tensor)) result.misplaced.push_back(tensor + " is not torch's");
+  }
+  auto values = theirs.values;
+  for (const auto& [tensor, text] : theirs.placements) {
+    const auto found = ours.placements.find(tensor);
+    const auto wrong =
+        found == ours.placements.end() ? tensor + " is missing" : misplacement(tensor, found->second, text);
+    if (!wrong.empty()) result.misplaced.push_back(wrong);
+    ++result.n_placements;
+    const auto* listed = difference_of(tensor);
+    if (!listed) continue;
+    ++result.n_listed;
+    if (listed->kind == Difference::Kind::kOtherLayout && !reachable(text)) values.erase(tensor + ".local");
+  }
+  result.values = compare(ours.values, values, complete);
+  return result;
+}
+
+}  // namespace parity
