@@ -68,11 +68,24 @@ at::Tensor styled_addmm(const at::Tensor& bias, const at::Tensor& input, const a
                 [&](const at::Tensor& x) { return at::addmm(bias, x, weight, beta, alpha); });
 }
 
+// The bias to add to a local product of `ndim` dimensions that lies as the style says: the piece that belongs
+// to the product's last dimension. Where rows are cut, the gradients of the ranks' rows add up to the bias's.
+at::Tensor local_bias(const at::Tensor& bias, const OperandStyle& style, std::int64_t ndim) {
+  Placements placed, gradient;
+  for (const auto& output : style.output) {
+    const bool columns = output.is_shard(-1) || output.is_shard(ndim - 1);
+    placed.push_back(columns ? Placement(Shard(0)) : Placement());
+    gradient.push_back(output.is_shard() && !columns ? Placement(Partial()) : placed.back());
+  }
+  if (placements(bias) == placed && gradient == placed) return to_local(bias);
+  return to_local(redistribute(bias, placed), {.grad_placements = gradient});
+}
+
 // torch::nn::Linear's `output += bias`, where the product was returned as a local tensor.
 at::Tensor& styled_add_(at::Tensor& self, const at::Tensor& bias, const at::Scalar& alpha) {
   const c10::impl::ExcludeDispatchKeyGuard once(kStyleKey);
-  const bool local = !is_sharded(self) && is_sharded(bias) && meta_of(bias).style();
-  return self.add_(local ? to_local(bias) : bias, alpha);
+  const auto style = !is_sharded(self) && is_sharded(bias) ? meta_of(bias).style() : nullptr;
+  return self.add_(style ? local_bias(bias, *style, self.dim()) : bias, alpha);
 }
 
 at::Tensor styled_embedding(const at::Tensor& weight, const at::Tensor& indices, c10::SymInt padding_idx,

@@ -138,6 +138,33 @@ TEST(Parallelize, SequencesAreGatheredBeforeALayerAndScatteredAfterIt) {
   });
 }
 
+// torch::nn::Linear adds the bias of a three-dimensional input after the product, which is a local tensor by
+// then.
+TEST(Parallelize, ABiasFitsTheLocalProductWhateverItsLayout) {
+  world(2, [](int) {
+    const auto mesh = init_device_mesh("cpu", {2});
+    const auto x = numbers({3, 4, 8});
+    for (const Placement& output : {Placement(Replicate()), Placement(Shard(1)), Placement(Shard(2))}) {
+      for (const ParallelStyle& style :
+           {ParallelStyle(ColwiseParallel{.output_layouts = output}),
+            ParallelStyle(RowwiseParallel{.input_layouts = Replicate(), .output_layouts = output})}) {
+        const auto what = base::cat(style.index() == 0 ? "Colwise " : "Rowwise ", to_string(output));
+        torch::nn::Linear one(8, 6), many(8, 6);
+        for (auto& p : one->parameters()) p.detach().copy_(numbers(p.sizes(), p.numel()));
+        for (auto& p : many->parameters()) p.detach().copy_(numbers(p.sizes(), p.numel()));
+        parallelize_module(*many, mesh, style);
+        const auto y = from_local(many(x), mesh, {output});
+        expect_close(y, one(x), what);
+        full_tensor(y).pow(2).sum().backward();
+        one(x).pow(2).sum().backward();
+        EXPECT_EQ(placements(many->bias.grad()), placements(many->bias)) << what;
+        expect_close(many->bias.grad(), one->bias.grad(), what + " bias");
+        expect_close(many->weight.grad(), one->weight.grad(), what + " weight");
+      }
+    }
+  });
+}
+
 TEST(Parallelize, PairwiseIsColumnsAndRowsInTurn) {
   world(2, [](int) {
     const auto mesh = init_device_mesh("cpu", {2});

@@ -27,9 +27,9 @@ struct OperandStyle {
 // The same tensor with a style. The operator with it as its weight takes a plain input as `input`,
 // redistributes it to `desired_input`, its result to `output`, and returns the local tensor if asked to.
 // torch::nn::Linear is not one operator: it transposes its weight (the transpose has the style too),
-// multiplies (addmm, matmul), and adds the bias afterwards; a bias with a style is added to a local tensor as
-// its own local tensor. Everything else treats the tensor as one without a style. Autograd records all of it.
-// kUsage for plain tensors.
+// multiplies (addmm, matmul), and adds the bias afterwards; to a local product a bias with a style is added
+// as the piece that belongs to the style's `output`. Everything else treats the tensor as one without a
+// style. Autograd records all of it. kUsage for plain tensors.
 at::Tensor with_style(const at::Tensor& dtensor, OperandStyle style);
 
 // The two halves of it, for what is no single operator. A tensor that is placed as asked is returned as it
