@@ -55,6 +55,7 @@ class ShardedRun {
 struct ShardedCase {
   std::string name;
   void (*run)(ShardedRun& run);
+  bool in_f32 = true;  // and not in f64 only
 };
 
 // The cases that one mesh runs, with the mesh's name in the files.
@@ -67,7 +68,7 @@ struct ShardedWorld {
 
 // In the order of sharded.py.
 const std::vector<ShardedWorld>& sharded_worlds();
-// Runs them as one of the ranks of the default group. Collective.
+// Runs those of `cases` that are meant for the type, as one of the ranks of the default group. Collective.
 Sighting run_sharded(const ShardedWorld& world, const std::vector<ShardedCase>& cases, int rank,
                      at::ScalarType dtype, const PlacementTexts& theirs);
 

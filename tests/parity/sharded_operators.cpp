@@ -214,7 +214,7 @@ std::vector<ShardedCase> reductions() {
 
 std::vector<ShardedCase> operator_cases() {
   std::vector<ShardedCase> all;
-  for (const auto* part : {&pointwise, &products, &linears, &layers, &losses, &reductions}) {
+  for (auto* const part : {&pointwise, &products, &linears, &layers, &losses, &reductions}) {
     for (const auto& one : (*part)()) all.push_back(one);
   }
   return all;

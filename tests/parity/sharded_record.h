@@ -32,11 +32,14 @@ std::string text_of(const lockstep::Placements& placements);
 // None where a tensor cannot be redistributed to it: a partial, a kind that only torch has, "plain".
 std::optional<lockstep::Placements> reachable(const std::string& text);
 
-// A tensor that lockstep places differently from torch on purpose. The list is in sharded_record.cpp.
+// A tensor that lockstep places differently from torch on purpose. Its full values are compared like all
+// others. The list is in sharded_record.cpp.
 struct Difference {
+  // How its local values are compared.
   enum class Kind {
-    kSameLayout,   // another name for the same layout: local values are compared as they are
+    kSameLayout,   // as they are: the layouts have two names
     kOtherLayout,  // after redistribution to torch's layout; not at all where that cannot be reached
+    kOtherParts,   // not at all: both are partial and add up to the same
   };
   std::string tensor;
   std::string ours;

@@ -86,6 +86,7 @@ Sighting run_sharded(const ShardedWorld& world, const std::vector<ShardedCase>& 
                      at::ScalarType dtype, const PlacementTexts& theirs) {
   ShardedRun run(rank, dtype, lockstep::init_device_mesh("cpu", world.shape), theirs);
   for (const auto& one : cases) {
+    if (dtype == at::kFloat && !one.in_f32) continue;
     run.begin(one.name);
     one.run(run);
   }

@@ -21,16 +21,17 @@ PlacementTexts golden_placements(const ShardedWorld& world) {
   return read_placements(kShardedGoldens / (world.name + ".placements.txt"));
 }
 
-// The full values are the same on all ranks; the file of rank 0 has them.
-Sighting golden(const ShardedWorld& world, int rank) {
-  const auto values = [&world](int of) {
-    return read_record(kShardedGoldens / (world.name + ".rank" + std::to_string(of) + ".txt"));
-  };
-  Sighting theirs{values(rank), golden_placements(world)};
-  for (auto& [name, full] : values(0)) {
-    if (name.ends_with(".full")) theirs.values[name] = full;
+// By rank. The full values are the same on all ranks; the file of rank 0 has them.
+std::vector<Sighting> goldens(const ShardedWorld& world) {
+  std::vector<Sighting> all;
+  for (int rank = 0; rank < world.n_ranks(); ++rank) {
+    const auto file = world.name + ".rank" + std::to_string(rank) + ".txt";
+    all.push_back({read_record(kShardedGoldens / file), golden_placements(world)});
+    for (const auto& [name, values] : all.front().values) {
+      if (name.ends_with(".full")) all.back().values[name] = values;
+    }
   }
-  return theirs;
+  return all;
 }
 
 // In f64: what another processor rounds differently then lies far below the bound.
@@ -44,22 +45,20 @@ std::vector<Sighting> see_all(const ShardedWorld& world, const std::vector<Shard
   return ours;
 }
 
-ShardedComparison compare_case(const ShardedWorld& world, const std::vector<Sighting>& ours,
+ShardedComparison compare_case(const std::vector<Sighting>& ours, const std::vector<Sighting>& theirs,
                                const std::string& name) {
   ShardedComparison all;
-  for (int rank = 0; rank < world.n_ranks(); ++rank) {
-    all.add(compare(part_of(ours[static_cast<std::size_t>(rank)], name), part_of(golden(world, rank), name),
-                    Theirs::kSome));
-  }
+  for (std::size_t rank = 0; rank < theirs.size(); ++rank)
+    all.add(compare(part_of(ours[rank], name), part_of(theirs[rank], name), Theirs::kSome));
   return all;
 }
 
 TEST(ShardedParity, EveryCaseLiesAndCountsAsInPythonTorch) {
   std::size_t n_cases = 0;
   for (const auto& world : sharded_worlds()) {
-    const auto ours = see_all(world, world.cases);
+    const auto ours = see_all(world, world.cases), theirs = goldens(world);
     for (const auto& one : world.cases) {
-      const auto result = compare_case(world, ours, one.name);
+      const auto result = compare_case(ours, theirs, one.name);
       EXPECT_TRUE(result.values.within())
           << one.name << ": " << result.values.worst_name << " is " << result.values.worst << " away";
       for (const auto& text : result.misplaced) ADD_FAILURE() << text;
@@ -82,7 +81,7 @@ TEST(ShardedParity, EveryGoldenBelongsToACase) {
 
 TEST(ShardedParity, AMissingReductionIsNoticedByItsValues) {
   const auto& line = sharded_worlds().front();
-  const auto result = compare_case(line, see_all(line, broken_cases()), "partial_to_replicate");
+  const auto result = compare_case(see_all(line, broken_cases()), goldens(line), "partial_to_replicate");
   EXPECT_FALSE(result.values.within());
   EXPECT_LT(result.values.worst, std::numeric_limits<double>::infinity()) << result.values.worst_name;
   EXPECT_TRUE(result.misplaced.empty());
@@ -90,7 +89,7 @@ TEST(ShardedParity, AMissingReductionIsNoticedByItsValues) {
 
 TEST(ShardedParity, AResultThatLiesElsewhereIsNoticedByItsPlacement) {
   const auto& line = sharded_worlds().front();
-  const auto result = compare_case(line, see_all(line, broken_cases()), "transpose");
+  const auto result = compare_case(see_all(line, broken_cases()), goldens(line), "transpose");
   ASSERT_EQ(result.misplaced.size(), 2U);  // on both ranks
   EXPECT_EQ(result.misplaced[0], "transpose.out is Shard(0), torch's is Shard(1)");
   EXPECT_FALSE(result.within());
@@ -101,7 +100,8 @@ TEST(ShardedParity, WhatIsListedAsPlacedDifferentlyIs) {
   for (const auto& world : sharded_worlds()) theirs.merge(golden_placements(world));
   for (const auto& listed : differences()) {
     ASSERT_TRUE(theirs.contains(listed.tensor)) << listed.tensor;
-    EXPECT_NE(theirs[listed.tensor], listed.ours) << listed.tensor;
+    EXPECT_EQ(theirs[listed.tensor] == listed.ours, listed.kind == Difference::Kind::kOtherParts)
+        << listed.tensor;
     EXPECT_FALSE(listed.why.empty()) << listed.tensor;
   }
 }
@@ -116,8 +116,8 @@ Sighting one_tensor(const std::string& placement) {
 TEST(ShardedCompare, WhatIsMissingIsNotTheSame) {
   const auto whole = one_tensor("Shard(0)");
   EXPECT_TRUE(compare(whole, whole, Theirs::kComplete).within());
-  EXPECT_FALSE(compare({}, {}, Theirs::kComplete).within());
-  EXPECT_FALSE(compare({}, whole, Theirs::kComplete).within());
+  EXPECT_FALSE(compare(Sighting{}, Sighting{}, Theirs::kComplete).within());
+  EXPECT_FALSE(compare(Sighting{}, whole, Theirs::kComplete).within());
   auto less = whole;
   less.values.erase("a.out.local");
   EXPECT_FALSE(compare(less, whole, Theirs::kSome).within());

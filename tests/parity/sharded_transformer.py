@@ -6,10 +6,10 @@ from torch.distributed.tensor import Replicate, Shard
 from torch.distributed.tensor.parallel import (ColwiseParallel, PrepareModuleInput, RowwiseParallel, SequenceParallel,
                                                loss_parallel, parallelize_module)
 
-from parity import numbers
+from parity import numbers, only_f64
 from sharded_run import on
 
-WORDS, WIDE, HEADS, HIDDEN, SAMPLES, LENGTH = 12, 8, 2, 16, 2, 4
+WORDS, WIDE, HEADS, HIDDEN, SAMPLES, LENGTH = 11, 4, 2, 8, 2, 4
 
 
 class Attention(nn.Module):
@@ -86,7 +86,8 @@ SEQUENCE_PLAN = {
 
 
 def train_transformer(run, plan):
-    """Two steps of SGD. The logits lie sharded over the words, and the loss is taken there."""
+    """Two steps of SGD. The logits lie sharded over the words, and the loss is taken there. In float32 the gradients of q
+    and k are 3e-6 away from those in float64 in a single process of torch: beyond the bound."""
     net = Transformer().to(run.dtype)
     with torch.no_grad():
         for i, parameter in enumerate(net.parameters()):
@@ -113,10 +114,12 @@ def train_transformer(run, plan):
 
 
 @on("line")
+@only_f64
 def transformer_tensor_parallel(run):
     train_transformer(run, TENSOR_PLAN)
 
 
 @on("line")
+@only_f64
 def transformer_sequence_parallel(run):
     train_transformer(run, SEQUENCE_PLAN)
