@@ -1,4 +1,4 @@
-// The cases against what python torch saw when the goldens were made (tools/parity.sh --goldens), and the
+// The cases against what python torch saw when the goldens were made (tools/parity.sh ddp --goldens), and the
 // comparison itself.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>

@@ -1,5 +1,5 @@
-// The cases on DTensors against what python torch saw when the goldens were made (tools/parity.sh --goldens),
-// and the comparison itself.
+// The cases on DTensors against what python torch saw when the goldens were made (tools/parity.sh sharded
+// --goldens), and the comparison itself.
 #include <ATen/Parallel.h>
 #include <gtest/gtest.h>
 
