@@ -97,6 +97,8 @@ Operator::Operator(const c10::OperatorHandle& operator_handle) : handle(operator
   name = schema.name();
   if (!schema.overload_name().empty()) name += "." + schema.overload_name();
   is_transpose = name == "aten::t";
+  loops = name.starts_with("aten::_foreach_") &&
+          handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
   bool shares = false;
   for (const auto& argument : schema.arguments()) {
     arguments.push_back(kind_of(argument));
