@@ -5,6 +5,7 @@
 
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
+#include "lockstep/dtensor/internal/strides.h"
 #include "lockstep/dtensor/redistribute_plan.h"
 
 namespace lockstep::dtensor_internal {
@@ -70,6 +71,9 @@ void find_sources(const OpCall& call, Decision& decision) {
   decision.sources.resize(n_results);
   const auto* rule = call.op().rule;
   if (!rule || !rule->letters) return;
+  using Function = void (*)(const OpCall&, Letters&);
+  const auto* named = rule->letters.target<Function>();
+  decision.elementwise = named && *named == &rules::elementwise;
   Letters letters(call, n_results);
   rule->letters(call, letters);
   for (std::size_t r = 0; r < n_results; ++r) {
@@ -121,14 +125,36 @@ void check_partials(const OpCall& call, const Placements& placements) {
   }
 }
 
+// Without a rule nothing says which piece of the result shares memory with which piece of the input.
+void check_view(const OpCall& call) {
+  const auto& op = call.op();
+  if (op.rule || !op.is_view) return;
+  const auto whole = [](const Input& input) { return input.layout->all_replicate; };
+  if (std::ranges::all_of(call.inputs(), whole)) return;
+  base::raise(
+      ErrorKind::kUsage,
+      base::cat(call.describe(),
+                ": no rule says how the result shares memory with the pieces. Redistribute the tensor "
+                "to Replicate() first, or call the operator that copies, ",
+                op.handle.schema().name(), "_copy"));
+}
+
 }  // namespace
 
 std::unique_ptr<const Decision> decide(const OpCall& call) {
   const auto& mesh = *call.mesh();
   auto decision = std::make_unique<Decision>();
+  check_view(call);
+  if (call.op().loops && !call.op().rule) {
+    decision->by_copy = true;
+    return decision;
+  }
   const auto n_inputs = call.inputs().size();
   const auto n_results = count_results(call.op());
-  if (call.op().rule && call.op().rule->sizes_argument) decision->result_sizes = asked_sizes(call);
+  if (call.op().rule && call.op().rule->sizes_argument) {
+    decision->result_sizes = asked_sizes(call);
+    decision->result_strides = call.integers("stride");
+  }
 
   std::vector<Sizes> sizes;
   std::vector<std::vector<bool>> uneven;
@@ -173,6 +199,7 @@ std::unique_ptr<const Decision> decide(const OpCall& call) {
     const auto* layout = mesh.layout(inputs[i]);
     decision->redistributes = decision->redistributes || layout != call.inputs()[i].layout;
     decision->inputs.push_back(layout);
+    decision->pieces_differ = decision->pieces_differ || cuts_unequally(*layout, call.inputs()[i].sizes);
   }
   // raw_results is what the operator's local results are; where the rule finishes them, their partials are
   // reduced at once.

@@ -14,6 +14,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <atomic>
 #include <memory>
 #include <mutex>
 
@@ -24,6 +25,7 @@
 #include "lockstep/dtensor/internal/meta.h"
 #include "lockstep/dtensor/internal/random.h"
 #include "lockstep/dtensor/internal/redistribute.h"
+#include "lockstep/dtensor/internal/strides.h"
 
 namespace lockstep::dtensor_internal {
 namespace {
@@ -56,7 +58,7 @@ class Kernel final : public c10::OperatorKernel {
       note_default(op);
       decision = cache.add(std::move(key), decide(call));
     }
-    if (decision->by_copy) return run_and_store(call, *stack);
+    if (decision->by_copy) return run_otherwise(call, *stack);
     run(call, *decision, *stack);
   }
 
@@ -67,10 +69,10 @@ class Kernel final : public c10::OperatorKernel {
     return *operator_;
   }
 
-  static void note_default(const Operator& op) {
-    if (!op.rule) {
-      base::log(LogLevel::kDebug, base::cat("dtensor: ", op.name, " has no rule: its inputs are replicated"));
-    }
+  // Once per operator and process.
+  void note_default(const Operator& op) {
+    if (op.rule || op.loops || noted_.exchange(true, std::memory_order_relaxed)) return;
+    base::log(LogLevel::kDebug, base::cat("dtensor: ", op.name, " has no rule: its inputs are replicated"));
   }
 
   static void check(const OpCall& call) {
@@ -113,6 +115,9 @@ class Kernel final : public c10::OperatorKernel {
       local.run();
     }
     if (op.rule && op.rule->finish) finish(call, decision, stack);
+    // The engine detaches a gradient to keep it, and has no use for what it was a view of.
+    if (lost_base && op.name == "aten::detach")
+      lost_base = torch::autograd::get_current_graph_task_id() == -1;
     const auto first = stack.size() - op.result_is.size();
     for (std::size_t r = 0; r < op.result_is.size(); ++r) {
       auto& value = stack[first + r];
@@ -196,8 +201,12 @@ class Kernel final : public c10::OperatorKernel {
     // torch::nn::Linear multiplies by the transpose of its weight, which therefore has the weight's style.
     std::shared_ptr<const OperandStyle> style;
     if (call.op().is_transpose && !call.inputs()[0].plain) style = meta_of(call.inputs()[0].tensor).style();
-    return wrap(local, result_sizes(call, decision, r, local), call.mesh(), decision.results[r], lost_base,
-                {}, std::move(style));
+    const auto sizes = result_sizes(call, decision, r, local);
+    auto result = wrap(local, sizes, call.mesh(), decision.results[r], lost_base, {}, std::move(style));
+    if (decision.pieces_differ) {
+      result.unsafeGetTensorImpl()->set_sizes_and_strides(sizes, agreed_strides(call, decision, r, sizes));
+    }
+    return result;
   }
 
   static c10::IValue wrapped(const OpCall& call, const Decision& decision, std::size_t r, c10::IValue value,
@@ -217,16 +226,67 @@ class Kernel final : public c10::OperatorKernel {
     });
   }
 
+  // The pieces cannot be worked on as they lie (Decision::by_copy).
+  void run_otherwise(OpCall& call, Stack& stack) const {
+    const auto& op = call.op();
+    if (op.loops) return run_items(call, stack);
+    if (op.functional && !writes_lists(op)) return run_and_store(call, stack);
+    run_on_copies(call, stack);
+  }
+
+  static bool writes_lists(const Operator& op) {
+    for (std::size_t a = 0; a < op.written.size(); ++a) {
+      if (op.written[a] && op.arguments[a] == ArgumentKind::kTensors) return true;
+    }
+    return false;
+  }
+
+  // The operator's loop over its lists, which is the kernel of every device that has none of its own. It reads
+  // tensors that are no lists as numbers.
+  static void run_items(const OpCall& call, Stack& stack) {
+    const auto& op = call.op();
+    const at::AutoDispatchBelowADInplaceOrView below;
+    const auto* whole = call.mesh()->layout(Placements(call.mesh()->ndim()));
+    const auto base = stack.size() - op.arguments.size();
+    for (const auto& input : call.inputs()) {
+      const auto a = static_cast<std::size_t>(input.argument);
+      if (op.arguments[a] != ArgumentKind::kTensor) continue;
+      stack[base + a] = redistribute_local(input.local, input.sizes, *input.layout, *whole);
+    }
+    op.handle.redispatchBoxed(c10::DispatchKeySet(c10::DispatchKey::CPU), &stack);
+  }
+
+  // On the whole of every input; then each rank stores its pieces of those that were written.
+  void run_on_copies(OpCall& call, Stack& stack) const {
+    const auto* whole = call.mesh()->layout(Placements(call.mesh()->ndim()));
+    const auto n_results = count_results(call.op());
+    Decision everywhere;
+    everywhere.inputs.assign(call.inputs().size(), whole);
+    everywhere.results.assign(n_results, whole);
+    everywhere.raw_results.assign(n_results, whole);
+    everywhere.sources.resize(n_results);
+    std::vector<at::Tensor> pieces;
+    for (const auto& input : call.inputs()) pieces.push_back(input.local);
+    run(call, everywhere, stack);
+    const at::AutoDispatchBelowADInplaceOrView below;
+    for (std::size_t i = 0; i < pieces.size(); ++i) {
+      const auto& input = call.inputs()[i];
+      if (!input.written || input.layout == whole) continue;
+      pieces[i].copy_(redistribute_local(input.local, input.sizes, *whole, *input.layout));
+    }
+  }
+
   // Operators that write where their result cannot be made: out=, in place on pieces that lie otherwise, in
   // place with other sizes. The operator that returns its result instead, which is then stored in the written
   // arguments.
   static void run_and_store(const OpCall& call, Stack& stack) {
     const auto& op = call.op();
-    if (!op.functional) {
-      base::raise(ErrorKind::kUnsupported,
-                  base::cat(call.describe(),
-                            ": cannot be done in place on these placements, and there is no operator that "
-                            "returns the result instead. Redistribute the arguments first"));
+    if (!op.functional || writes_lists(op)) {
+      base::raise(
+          ErrorKind::kUnsupported,
+          base::cat(call.describe(),
+                    ": cannot write its result here, and no operator returns it instead. Redistribute "
+                    "the arguments to Replicate() first, or work on their to_local()"));
     }
     const auto base = stack.size() - op.arguments.size();
     std::vector<c10::IValue> written;
@@ -246,10 +306,6 @@ class Kernel final : public c10::OperatorKernel {
   }
 
   static void store(const OpCall& call, const c10::IValue& target, const c10::IValue& value) {
-    if (!target.isTensor()) {
-      base::raise(ErrorKind::kUnsupported,
-                  base::cat(call.describe(), ": lists cannot be written in place on these placements"));
-    }
     const auto into = target.toTensor();
     const auto source = value.toTensor();
     // Backward formulas write into zeros that they made from sizes alone, which are plain. Those become the
@@ -276,6 +332,7 @@ class Kernel final : public c10::OperatorKernel {
   const c10::OperatorHandle handle_;
   std::once_flag once_;
   std::unique_ptr<const Operator> operator_;
+  std::atomic<bool> noted_{false};
 };
 
 // Composite operators decompose by themselves where they meet the key: into operators that come here.

@@ -11,7 +11,9 @@
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/collective/collectives.h"
+#include "lockstep/dtensor/detail/operand_style.h"
 #include "lockstep/dtensor/internal/checks.h"
+#include "lockstep/dtensor/internal/embedding.h"
 #include "lockstep/dtensor/internal/meta.h"
 #include "lockstep/dtensor/internal/op_call.h"
 #include "lockstep/dtensor/internal/redistribute.h"
@@ -116,7 +118,12 @@ at::Tensor move_values(const at::Tensor& tensor, const Layout& to, std::optional
   Work last;
   auto moved = redistribute_local(local, tensor.sizes(), *meta.layout(), to, async ? &last : nullptr);
   if (moved.is_same(meta.local())) moved = moved.detach();
-  return wrap(std::move(moved), tensor.sizes(), meta.mesh(), &to, false, std::move(last));
+  auto result = wrap(std::move(moved), tensor.sizes(), meta.mesh(), &to, false, std::move(last));
+  // What did not move lies as before; a small piece does not tell how (internal/strides.h).
+  if (meta.layout() == &to) {
+    result.unsafeGetTensorImpl()->set_sizes_and_strides(tensor.sizes(), tensor.strides());
+  }
+  return result;
 }
 
 class Redistribute final : public torch::autograd::Function<Redistribute> {
@@ -227,6 +234,8 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, P
   auto local = options.src_data_rank ? send_from(tensor.detach(), *layout, *options.src_data_rank)
                                      : slice_for(tensor.detach(), *layout).clone();
   auto result = wrap(std::move(local), tensor.sizes(), context, layout);
+  if (cuts_rows(result) && result.is_floating_point())
+    result = with_style(result, {.kind = OperandStyle::Kind::kTable});
   result.set_requires_grad(tensor.requires_grad());
   return result;
 }

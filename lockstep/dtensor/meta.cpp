@@ -7,16 +7,30 @@
 
 #include <algorithm>
 #include <numeric>
+#include <vector>
 
 namespace lockstep::dtensor_internal {
 namespace {
 
+c10::Storage no_bytes(const c10::Device& device) {
+  return c10::Storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
+                                                            c10::DataPtr(nullptr, device), nullptr, false));
+}
+
 // No bytes, on the tensor's device: the autograd engine asks tensors for their storage's device when streams
-// differ.
-c10::Storage no_memory(const c10::Device& device) {
-  c10::Storage storage(c10::make_intrusive<c10::StorageImpl>(c10::StorageImpl::use_byte_size_t(), 0,
-                                                             c10::DataPtr(nullptr, device), nullptr, false));
-  return storage;
+// differ. One for all tensors of a device: where a storage has one user, the engine adds gradients in place, and
+// it cannot see that local tensors share memory (the gradient of a view is a view of the gradient).
+const c10::Storage& no_memory(const c10::Device& device) {
+  constexpr std::size_t kDevices = 64;
+  static const auto cpu = no_bytes(c10::Device(c10::kCPU));
+  if (device.is_cpu()) return cpu;
+  static const auto others = [&] {
+    std::vector<c10::Storage> all;
+    for (std::size_t i = 0; i < kDevices; ++i)
+      all.push_back(no_bytes(c10::Device(device.type(), static_cast<c10::DeviceIndex>(i))));
+    return all;
+  }();
+  return others.at(static_cast<std::size_t>(std::max<int>(device.index(), 0)));
 }
 
 // At most 15 characters, which need no memory: every sharded tensor has a copy.
@@ -80,7 +94,8 @@ at::Tensor wrap(at::Tensor local, at::IntArrayRef sizes, std::shared_ptr<const M
   const auto dense = local.is_cuda() ? c10::DispatchKey::CUDA : c10::DispatchKey::CPU;
   auto keys = c10::DispatchKeySet({kKey, dense});
   if (style) keys = keys.add(kStyleKey);
-  auto impl = c10::make_intrusive<c10::TensorImpl>(no_memory(local.device()), keys, local.dtype());
+  auto impl =
+      c10::make_intrusive<c10::TensorImpl>(c10::Storage(no_memory(local.device())), keys, local.dtype());
   // Or torch::save would write a file without the values. On other devices the engine may ask for the storage.
   if (local.is_cpu()) impl->release_storage_and_set_meta_custom_data_ptr_error_msg_(kNoMemory);
   impl->set_sizes_and_strides(sizes, strides);

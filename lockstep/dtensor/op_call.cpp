@@ -103,6 +103,8 @@ Operator::Operator(const c10::OperatorHandle& operator_handle) : handle(operator
   name = schema.name();
   if (!schema.overload_name().empty()) name += "." + schema.overload_name();
   is_transpose = name == "aten::t";
+  loops = name.starts_with("aten::_foreach_") &&
+          handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
   // The schema says which arguments are written ("a!") and which results share memory with an argument ("a").
   // A result that is a written argument is found by its alias set; a view has an alias set that nobody
   // writes.

@@ -38,7 +38,9 @@ c10::IValue keep_piece(const OpCall& call, const c10::IValue& value, const Layou
   const auto whole = value.toTensor();
   const bool same = whole.sizes() == call.inputs()[0].sizes;
   const auto* own = same ? layout : call.mesh()->layout(Placements(call.mesh()->ndim()));
-  return wrap(slice_for(whole, *own).clone(), whole.sizes(), call.mesh(), own);
+  auto result = wrap(slice_for(whole, *own).clone(), whole.sizes(), call.mesh(), own);
+  result.unsafeGetTensorImpl()->set_sizes_and_strides(whole.sizes(), whole.strides());
+  return result;
 }
 
 }  // namespace

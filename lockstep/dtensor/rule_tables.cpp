@@ -13,8 +13,9 @@ using Table = std::unordered_map<std::string, Rule>;
 const Table& table() {
   static const Table* const all = [] {
     auto* const merged = new Table;
-    for (auto* rules : {rules::pointwise_rules, rules::reduction_rules, rules::matmul_rules,
-                        rules::view_rules, rules::nn_rules, rules::indexing_rules, rules::loss_rules}) {
+    for (auto* rules :
+         {rules::pointwise_rules, rules::reduction_rules, rules::matmul_rules, rules::view_rules,
+          rules::nn_rules, rules::indexing_rules, rules::loss_rules, rules::list_rules}) {
       for (auto& rule : rules()) {
         auto name = rule.op;
         if (!merged->try_emplace(std::move(name), std::move(rule)).second) {

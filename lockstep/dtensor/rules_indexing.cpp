@@ -1,4 +1,4 @@
-// Choosing and placing elements by index, joining tensors, and lists of tensors.
+// Choosing and placing elements by index, and joining tensors.
 #include <algorithm>
 
 #include "lockstep/dtensor/internal/rule.h"
@@ -149,26 +149,10 @@ void index_put_letters(const OpCall& call, Letters& letters) {
   }
 }
 
-// Lists of tensors of which the i-th ones belong together (_foreach_*, fused optimizers): all are placed as
-// the i-th of the first list. What has other sizes (a step counter) is replicated. Partial ones are not
-// accepted: these operators write, and a written tensor cannot move.
-void item_by_item(const OpCall& call, const MeshAxis& axis, std::vector<Alternative>& alternatives) {
-  Alternative alternative;
-  for (const auto& input : call.inputs()) {
-    const auto first = call.input_of(call.inputs()[0].argument, input.item);
-    const auto& model = call.inputs()[static_cast<std::size_t>(std::max(first, 0))];
-    const auto& placement = model.layout->placements[axis.dim];
-    if (placement.is_partial()) return;
-    alternative.inputs.push_back(input.sizes == model.sizes ? placement : Placement());
-  }
-  alternative.results.resize(count_results(call.op()));
-  alternatives.push_back(std::move(alternative));
-}
-
 }  // namespace
 
 std::vector<Rule> indexing_rules() {
-  std::vector<Rule> rules{
+  return {
       {.op = "aten::index_select", .letters = index_letters},
       {.op = "aten::index_fill.int_Scalar", .letters = index_letters},
       {.op = "aten::index_add", .letters = index_letters},
@@ -188,44 +172,6 @@ std::vector<Rule> indexing_rules() {
       {.op = "aten::_unsafe_index_put", .letters = index_put_letters},
       {.op = "aten::_unsafe_index.Tensor", .letters = advanced_index_letters},
   };
-  for (const char* op : {"aten::_foreach_add_.Scalar",
-                         "aten::_foreach_add_.List",
-                         "aten::_foreach_add_.ScalarList",
-                         "aten::_foreach_add_.Tensor",
-                         "aten::_foreach_sub_.Scalar",
-                         "aten::_foreach_sub_.List",
-                         "aten::_foreach_mul_.Scalar",
-                         "aten::_foreach_mul_.List",
-                         "aten::_foreach_mul_.ScalarList",
-                         "aten::_foreach_mul_.Tensor",
-                         "aten::_foreach_div_.Scalar",
-                         "aten::_foreach_div_.List",
-                         "aten::_foreach_div_.ScalarList",
-                         "aten::_foreach_div_.Tensor",
-                         "aten::_foreach_addcmul_.Scalar",
-                         "aten::_foreach_addcmul_.ScalarList",
-                         "aten::_foreach_addcdiv_.Scalar",
-                         "aten::_foreach_addcdiv_.ScalarList",
-                         "aten::_foreach_lerp_.Scalar",
-                         "aten::_foreach_lerp_.List",
-                         "aten::_foreach_sqrt_",
-                         "aten::_foreach_neg_",
-                         "aten::_foreach_zero_",
-                         "aten::_foreach_copy_",
-                         "aten::_foreach_abs_",
-                         "aten::_foreach_reciprocal_",
-                         "aten::_foreach_maximum_.List",
-                         "aten::_foreach_pow_.Scalar",
-                         "aten::_foreach_exp_",
-                         "aten::_foreach_clamp_max_.Scalar",
-                         "aten::_foreach_clamp_min_.Scalar",
-                         "aten::_fused_adam_",
-                         "aten::_fused_adamw_",
-                         "aten::_fused_sgd_",
-                         "aten::_fused_adagrad_"}) {
-    rules.push_back({.op = op, .alternatives = item_by_item});
-  }
-  return rules;
 }
 
 }  // namespace lockstep::dtensor_internal::rules

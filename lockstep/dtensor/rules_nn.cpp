@@ -46,10 +46,13 @@ void local_embedding(LocalCall& local) {
   give(local, found.masked_fill_(outside.unsqueeze(-1), 0));
 }
 
-// The gradient of the table, [v, d], from the gradients of the looked-up rows: a sum over all of them.
+// The gradient of the table, [v, d], from the gradients of the looked-up rows: a sum over all of them. How often
+// an index occurs is known only where all of them are.
 void embedding_backward_letters(const OpCall& call, Letters& letters) {
   const auto n = call.inputs()[1].sizes.size();
-  for (std::size_t d = 0; d < n; ++d) letters.inputs[0][d] = letters.inputs[1][d] = static_cast<int>(d);
+  for (std::size_t d = 0; d < n && !call.flag("scale_grad_by_freq"); ++d) {
+    letters.inputs[0][d] = letters.inputs[1][d] = static_cast<int>(d);
+  }
   letters.inputs[0][n] = 'd';
   letters.results[0] = {Letters::kNone, 'd'};
   letters.reduce[0] = ReduceOp::kSum;
@@ -75,7 +78,7 @@ void layer_norm_letters(const OpCall& call, Letters& letters) {
 void layer_norm_backward_letters(const OpCall& call, Letters& letters) {
   layer_norm_letters(call, letters);
   const auto inner = call.integers("normalized_shape").size();
-  for (std::size_t r = 1; r < 3; ++r) {
+  for (std::size_t r = 1; r < letters.results.size(); ++r) {
     letters.results[r].assign(inner, Letters::kNone);
     letters.reduce[r] = ReduceOp::kSum;
   }
@@ -136,6 +139,9 @@ std::vector<Rule> nn_rules() {
        .linear = Linear::kFirst},
       {.op = "aten::native_layer_norm", .letters = layer_norm_letters},
       {.op = "aten::native_layer_norm_backward", .letters = layer_norm_backward_letters},
+      // Where the device has a kernel of it; elsewhere rms_norm is powers, a mean and products.
+      {.op = "aten::_fused_rms_norm", .letters = layer_norm_letters},
+      {.op = "aten::_fused_rms_norm_backward", .letters = layer_norm_backward_letters},
       {.op = "aten::convolution", .letters = convolution_letters, .needs_elements = true},
       {.op = "aten::convolution_backward", .letters = convolution_backward_letters, .needs_elements = true},
       // Heads and batches are independent: nothing is gathered.

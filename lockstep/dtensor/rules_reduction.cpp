@@ -162,8 +162,9 @@ std::vector<Rule> reduction_rules() {
         "aten::var_mean.correction", "aten::std_mean.correction", "aten::logsumexp", "aten::aminmax"}) {
     rules.push_back({.op = op, .letters = reducing(std::nullopt)});
   }
-  for (const char* op : {"aten::cumsum", "aten::cumprod", "aten::logcumsumexp", "aten::cummax",
-                         "aten::cummin", "aten::sort", "aten::sort.stable", "aten::topk"}) {
+  rules.push_back({.op = "aten::cumsum", .letters = along("dim"), .linear = Linear::kTogether});
+  for (const char* op : {"aten::cumprod", "aten::logcumsumexp", "aten::cummax", "aten::cummin", "aten::sort",
+                         "aten::sort.stable", "aten::topk"}) {
     rules.push_back({.op = op, .letters = along("dim")});
   }
   rules.push_back({.op = "aten::flip", .letters = along("dims"), .linear = Linear::kMove});

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <numeric>
 
+#include "lockstep/base/detail/raise.h"
+#include "lockstep/base/detail/text.h"
 #include "lockstep/dtensor/internal/decide.h"
 #include "lockstep/dtensor/internal/rule.h"
 
@@ -222,10 +224,98 @@ void putting_back_selected(const OpCall& call, Letters& letters) {
   putting_back(call, letters, true);
 }
 
+// diagonal: two dimensions go, their diagonal comes last; and its gradient.
+std::vector<std::size_t> diagonal_rest(const OpCall& call, std::int64_t ndim) {
+  std::vector<std::size_t> rest;
+  for (std::size_t d = 0; d < static_cast<std::size_t>(ndim); ++d) {
+    if (d != wrapped(call.integer("dim1"), ndim) && d != wrapped(call.integer("dim2"), ndim))
+      rest.push_back(d);
+  }
+  return rest;
+}
+void diagonal(const OpCall& call, Letters& letters) {
+  for (const auto d : diagonal_rest(call, call.inputs()[0].ndim())) {
+    letters.inputs[0][d] = static_cast<int>(d);
+    letters.results[0].push_back(static_cast<int>(d));
+  }
+  letters.results[0].push_back(Letters::kNone);
+}
+void putting_back_diagonal(const OpCall& call, Letters& letters) {
+  const auto ndim = call.integers("input_sizes").size();
+  letters.results[0].assign(ndim, Letters::kNone);
+  std::size_t own = 0;
+  for (const auto d : diagonal_rest(call, static_cast<std::int64_t>(ndim))) {
+    letters.inputs[0][own++] = letters.results[0][d] = static_cast<int>(d);
+  }
+}
+
+// unfold: windows over a dimension, which is needed whole; the window comes last; and its gradient.
+void unfolding(const OpCall& call, Letters& letters) {
+  numbered(letters);
+  letters.inputs[0][wrapped(call.integer("dimension"), call.inputs()[0].ndim())] = Letters::kNone;
+  letters.results[0] = letters.inputs[0];
+  letters.results[0].push_back(Letters::kNone);
+}
+void folding_back(const OpCall& call, Letters& letters) {
+  const auto ndim = call.integers("input_sizes").size();
+  const auto at = wrapped(call.integer("dim"), static_cast<std::int64_t>(ndim));
+  for (std::size_t d = 0; d < ndim; ++d) {
+    letters.results[0].push_back(d == at ? Letters::kNone : static_cast<int>(d));
+    letters.inputs[0][d] = letters.results[0][d];
+  }
+}
+
+// Complex numbers as pairs in a last dimension, and back.
+void as_pairs(const OpCall&, Letters& letters) {
+  letters.results[0] = numbered(letters);
+  letters.results[0].push_back(Letters::kNone);
+}
+void from_pairs(const OpCall&, Letters& letters) {
+  numbered(letters);
+  letters.inputs[0].back() = Letters::kNone;
+  letters.results[0].assign(letters.inputs[0].begin(), letters.inputs[0].end() - 1);
+}
+// Another type of the same bytes; the last dimension becomes shorter or longer.
+void retyping(const OpCall&, Letters& letters) {
+  numbered(letters);
+  if (!letters.inputs[0].empty()) letters.inputs[0].back() = Letters::kNone;
+  letters.results[0] = letters.inputs[0];
+}
+
+// Strides say where elements lie in memory, which only a whole in its own order can answer.
+[[noreturn]] void refuse_strides(const OpCall& call) {
+  base::raise(ErrorKind::kUsage,
+              base::cat(call.describe(),
+                        ": strides describe memory, and a sharded tensor has none of its own. Say it with "
+                        "view, transpose, slice or expand, or work on to_local()"));
+}
+void striding(const OpCall& call, const MeshAxis&, std::vector<Alternative>&) {
+  if (!call.inputs()[0].layout->all_replicate) refuse_strides(call);
+}
+void local_as_strided(LocalCall& local) {
+  const auto& input = local.call.inputs()[0];
+  if (input.local.strides() != input.tensor.strides()) refuse_strides(local.call);
+  local.run();
+}
+
 }  // namespace
 
 std::vector<Rule> view_rules() {
   std::vector<Rule> rules{
+      {.op = "aten::diagonal", .letters = diagonal, .linear = Linear::kMove},
+      {.op = "aten::diagonal_backward",
+       .letters = putting_back_diagonal,
+       .linear = Linear::kTogether,
+       .sizes_argument = "input_sizes"},
+      {.op = "aten::unfold", .letters = unfolding, .linear = Linear::kMove},
+      {.op = "aten::unfold_backward",
+       .letters = folding_back,
+       .linear = Linear::kTogether,
+       .sizes_argument = "input_sizes"},
+      {.op = "aten::view_as_real", .letters = as_pairs, .linear = Linear::kTogether},
+      {.op = "aten::view_as_complex", .letters = from_pairs, .linear = Linear::kTogether},
+      {.op = "aten::view.dtype", .letters = retyping},
+      {.op = "aten::as_strided", .alternatives = striding, .local = local_as_strided},
       {.op = "aten::transpose.int", .letters = transposing, .linear = Linear::kMove},
       {.op = "aten::t", .letters = t, .linear = Linear::kMove},
       {.op = "aten::permute", .letters = permuting, .linear = Linear::kMove},

@@ -14,6 +14,7 @@
 #include "lockstep/dtensor/detail/operand_style.h"
 #include "lockstep/dtensor/dtensor.h"
 #include "lockstep/dtensor/internal/checks.h"
+#include "lockstep/dtensor/internal/embedding.h"
 #include "lockstep/dtensor/internal/meta.h"
 
 namespace lockstep {
@@ -84,13 +85,17 @@ at::Tensor local_bias(const at::Tensor& bias, const OperandStyle& style, std::in
 // torch::nn::Linear's `output += bias`, where the product was returned as a local tensor.
 at::Tensor& styled_add_(at::Tensor& self, const at::Tensor& bias, const at::Scalar& alpha) {
   const c10::impl::ExcludeDispatchKeyGuard once(kStyleKey);
-  const auto style = !is_sharded(self) && is_sharded(bias) ? meta_of(bias).style() : nullptr;
-  return self.add_(style ? local_bias(bias, *style, self.dim()) : bias, alpha);
+  const auto style = is_sharded(bias) ? meta_of(bias).style() : nullptr;
+  const bool local = !is_sharded(self) && style && style->kind == Kind::kLinear;
+  return self.add_(local ? local_bias(bias, *style, self.dim()) : bias, alpha);
 }
 
 at::Tensor styled_embedding(const at::Tensor& weight, const at::Tensor& indices, c10::SymInt padding_idx,
                             bool scale_grad_by_freq, bool sparse) {
   return styled(Kind::kEmbedding, indices, weight, [&](const at::Tensor& i) {
+    if (!sparse && dtensor_internal::cuts_rows(weight)) {
+      return dtensor_internal::embed_rows(weight, i, {padding_idx.expect_int(), scale_grad_by_freq});
+    }
     return at::embedding_symint(weight, i, padding_idx, scale_grad_by_freq, sparse);
   });
 }

@@ -165,6 +165,57 @@ TEST(Parallelize, ABiasFitsTheLocalProductWhateverItsLayout) {
   });
 }
 
+// However a gradient comes about, it arrives in its parameter's placements, so that an optimizer that reads it
+// several times sends nothing.
+TEST(Parallelize, GradientsArriveAsTheirParametersAreAndAStepSendsNothing) {
+  for (const int n : {2, 3}) {
+    world(n, [n](int) {
+      const auto mesh = init_device_mesh("cpu", {n});
+      const auto sequence = Shard(1);
+      Net many(2), sequences(2);
+      parallelize_module(*many, mesh,
+                         {{"words", RowwiseParallel()},
+                          {"layers.*.up", ColwiseParallel()},
+                          {"layers.*.down", RowwiseParallel()}});
+      parallelize_module(
+          *sequences, mesh,
+          {{"words", RowwiseParallel{.output_layouts = sequence, .use_local_output = false}},
+           {"layers.*.norm", SequenceParallel()},
+           {"layers.*.up", ColwiseParallel{.input_layouts = sequence}},
+           {"layers.*.down", RowwiseParallel{.output_layouts = sequence, .use_local_output = false}},
+           {"", PrepareModuleOutput{.output_layouts = {sequence}, .desired_output_layouts = {Replicate()}}}});
+      for (auto* net : {&many, &sequences}) {
+        torch::optim::AdamW optimizer((*net)->parameters());
+        for (int step = 0; step < 2; ++step) {
+          optimizer.zero_grad();
+          (*net)(kTokens).pow(2).mean().backward();
+          for (const auto& item : (*net)->named_parameters()) {
+            if (!is_dtensor(item.value())) continue;
+            EXPECT_EQ(placements(item.value().grad()), placements(item.value())) << item.key();
+          }
+          const CommDebugScope scope;
+          optimizer.step();
+          EXPECT_EQ(scope.describe(), "none");
+        }
+      }
+    });
+  }
+}
+
+// One reduction per backward pass for each parameter of a norm, whose gradient is a sum over the sequence.
+TEST(Parallelize, TheGradientsOfASequenceParallelNormAreReducedOnce) {
+  world(2, [](int) {
+    const auto mesh = init_device_mesh("cpu", {2});
+    torch::nn::LayerNorm norm(torch::nn::LayerNormOptions({8}));
+    parallelize_module(*norm, mesh, SequenceParallel());
+    const auto x = distribute_tensor(numbers({3, 4, 8}), mesh, {Shard(1)}).requires_grad_();
+    const auto y = norm(x);
+    const CommDebugScope scope;
+    y.pow(2).sum().backward();
+    EXPECT_EQ(scope.describe(), "all_reduce 2");
+  });
+}
+
 TEST(Parallelize, PairwiseIsColumnsAndRowsInTurn) {
   world(2, [](int) {
     const auto mesh = init_device_mesh("cpu", {2});

@@ -166,10 +166,25 @@ void make_changes(const Changes& work, const ParallelizeOptions& options) {
     internal::ModuleLayouts::give(*module, work.mesh, layouts);
 }
 
+// A gradient may arrive in other placements than its parameter's, above all partial, and every operator of an
+// optimizer that reads it would reduce it again. Redistributed once, as it arrives.
+void place_gradients(const at::Tensor& parameter) {
+  if (!parameter.requires_grad()) return;
+  // Weak: the parameter owns its hooks.
+  using Weak = c10::weak_intrusive_ptr<c10::TensorImpl, c10::UndefinedTensorImpl>;
+  parameter.register_hook([weak = Weak(parameter.getIntrusivePtr())](const at::Tensor& gradient) {
+    const at::Tensor owner(weak.lock());
+    if (!owner.defined() || !is_dtensor(owner) || !is_dtensor(gradient)) return gradient;
+    const auto& wanted = placements(owner);
+    return placements(gradient) == wanted ? gradient : redistribute(gradient, wanted);
+  });
+}
+
 }  // namespace
 
 void distribute_parameter(at::Tensor& parameter, const DeviceMesh& mesh, Placements placements,
                           ParallelizeOptions options) {
+  if (!is_dtensor(parameter)) place_gradients(parameter);
   const at::AutoGradMode no_grad(false);
   parameter.set_data(distribute_tensor(parameter.detach(), mesh, std::move(placements),
                                        {.src_data_rank = options.src_data_rank}));

@@ -15,8 +15,9 @@ namespace lockstep {
 
 struct OperandStyle {
   // The operators that heed it: a table that is also used in a product (tied weights) is there a tensor
-  // without a style.
-  enum class Kind : std::uint8_t { kLinear, kEmbedding, kNorm };
+  // without a style. kTable changes nothing around any operator: it marks a table whose rows are cut, so that
+  // embeddings of it compute the gradient of a rank's own rows only (internal/embedding.h).
+  enum class Kind : std::uint8_t { kLinear, kEmbedding, kNorm, kTable };
   Kind kind = Kind::kLinear;
   Placements input;          // of a plain input; a DTensor has its own
   Placements desired_input;  // before the operator

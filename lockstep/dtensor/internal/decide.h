@@ -14,8 +14,8 @@ struct Decision {
   // Per input. The written ones keep theirs.
   std::vector<const Layout*> inputs;
   bool redistributes = false;
-  // An in-place operator that cannot run on the pieces as they lie: the functional one, then a copy of its
-  // result.
+  // The operator cannot run on the pieces as they lie: lists without a rule are worked on item by item; of an
+  // operator in place the functional one runs and its result is copied, or it runs on copies of the whole.
   bool by_copy = false;
   // Per result: as the operator leaves it, and after the reduction that Rule::finish asks for.
   std::vector<const Layout*> raw_results;
@@ -26,9 +26,13 @@ struct Decision {
     int dim = 0;
   };
   std::vector<std::vector<Source>> sources;
+  // Ranks work on pieces of different sizes: see strides.h.
+  bool pieces_differ = false;
+  bool elementwise = false;
   // Of operators that are given their result's sizes: the sizes of the whole, and those of this rank's piece.
   Sizes result_sizes;
   Sizes local_result_sizes;
+  Sizes result_strides;  // of the whole, where they are given too
 };
 
 std::unique_ptr<const Decision> decide(const OpCall& call);

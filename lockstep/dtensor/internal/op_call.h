@@ -38,6 +38,9 @@ struct Operator {
   std::optional<c10::OperatorHandle> functional;
   // In place, and changes the sizes of its argument: t_, unsqueeze_.
   bool reshapes = false;
+  // _foreach_*: one kernel of it, made for any device, calls the operator of one tensor for every item of the
+  // lists. Sharded tensors then meet that operator's rule, item by item.
+  bool loops = false;
   // False for an operator whose written arguments come last and are not read (out=).
   bool in_place = false;
 

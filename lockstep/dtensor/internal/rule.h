@@ -123,6 +123,7 @@ std::vector<Rule> view_rules();
 std::vector<Rule> nn_rules();
 std::vector<Rule> indexing_rules();
 std::vector<Rule> loss_rules();
+std::vector<Rule> list_rules();
 
 // Elementwise with broadcasting.
 void elementwise(const OpCall& call, Letters& letters);
