@@ -153,7 +153,11 @@ std::vector<Rule> reduction_rules() {
   }
   for (const char* op : {"aten::linalg_vector_norm", "aten::norm.Scalar", "aten::norm.ScalarOpt_dim",
                          "aten::norm.ScalarOpt_dim_dtype"}) {
-    rules.push_back({.op = op, .letters = norm_letters, .local = local_norm, .finish = finish_norm});
+    rules.push_back({.op = op,
+                     .letters = norm_letters,
+                     .depends_on_number = true,
+                     .local = local_norm,
+                     .finish = finish_norm});
   }
   // Each needs its dimensions whole.
   for (const char* op :

@@ -75,6 +75,9 @@ struct Rule {
   Linear linear = Linear::kNone;
   // Instead of letters, for what they cannot say: views.
   std::function<void(const OpCall&, const MeshAxis&, std::vector<Alternative>&)> alternatives{};
+  // The rule depends on the operator's Scalar (the order of a norm), which is then part of the key of its
+  // decisions. Scalars of other operators are not: a factor may be another one at every call.
+  bool depends_on_number = false;
   // The operator fails on tensors without elements: dimensions are sharded only where every rank gets some.
   bool needs_elements = false;
   // The argument that holds the result's sizes: ranks are given those of their piece.

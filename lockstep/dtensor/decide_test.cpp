@@ -1,0 +1,61 @@
+// Decisions: what they may be remembered by, and which alternatives a call does not have.
+#include "lockstep/dtensor/internal/decide.h"
+
+#include <ATen/ATen.h>
+#include <gtest/gtest.h>
+
+#include <limits>
+
+#include "lockstep/dtensor/dtensor.h"
+#include "lockstep/dtensor/internal/meta.h"
+#include "lockstep/group/group_testing.h"
+
+namespace lockstep {
+namespace {
+
+using testing::world;
+
+constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+at::Tensor sines(at::IntArrayRef sizes) {
+  return at::arange(c10::multiply_integers(sizes), at::kFloat).sin().reshape(sizes);
+}
+
+void expect_values(const at::Tensor& actual, const at::Tensor& expected, const std::string& what) {
+  ASSERT_EQ(actual.sizes(), expected.sizes()) << what;
+  ASSERT_EQ(actual.scalar_type(), expected.scalar_type()) << what;
+  EXPECT_TRUE(at::allclose(actual, expected, 1e-5, 1e-6)) << what << " got\n"
+                                                          << actual << "\nexpected\n"
+                                                          << expected;
+}
+
+TEST(Decisions, OfANormAreNotUsedForAnotherOrder) {
+  world(2, [](int) {
+    const auto whole = sines({4, 6});
+    const auto x = distribute_tensor(whole, init_device_mesh("cpu", {2}), {Shard(0)});
+    for (const double order : {2.0, kInfinity, -kInfinity, 1.0, 0.0}) {
+      const auto what = "order " + std::to_string(order);
+      expect_values(full_tensor(at::linalg_vector_norm(x, order)), at::linalg_vector_norm(whole, order),
+                    what);
+      expect_values(full_tensor(at::norm(x, order, {0})), at::norm(whole, order, {0}), "norm, " + what);
+    }
+  });
+}
+
+TEST(Decisions, OfAnIndexAreNotUsedForAMask) {
+  world(2, [](int) {
+    const auto mesh = init_device_mesh("cpu", {2});
+    const auto whole = sines({4, 4});
+    const auto x = distribute_tensor(whole, mesh, {Shard(1)});
+    const auto index = at::arange(16, at::kLong).remainder(4).reshape({4, 4});
+    const auto mask = index.gt(1);
+    for (const auto& at : {index, mask}) {
+      const auto chosen = at::index(x, {from_local(at, mesh, {Replicate()})});
+      expect_values(full_tensor(chosen), at::index(whole, {at}),
+                    "indices of type " + std::string(at.toString()));
+    }
+  });
+}
+
+}  // namespace
+}  // namespace lockstep
