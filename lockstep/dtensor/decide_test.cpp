@@ -57,5 +57,27 @@ TEST(Decisions, OfAnIndexAreNotUsedForAMask) {
   });
 }
 
+TEST(Decisions, MoveInterleavedPiecesWhereOneRangeIsNeeded) {
+  world(2, [](int) {
+    const auto mesh = init_device_mesh("cpu", {2});
+    const auto table = sines({8, 3});
+    const auto index = at::arange(8, at::kLong).mul(3).remainder(8).reshape({2, 4});
+    const auto weight = distribute_tensor(table, mesh, {Shard(0, 2)}, {.src_data_rank = {}});
+    const auto found = at::embedding(weight, from_local(index, mesh, {Replicate()}));
+    expect_values(full_tensor(found), at::embedding(table, index), "embedding");
+
+    auto plain = sines({5, 8}).requires_grad_();
+    const auto target = at::arange(5, at::kLong);
+    auto scores =
+        distribute_tensor(plain.detach(), mesh, {Shard(1, 2)}, {.src_data_rank = {}}).requires_grad_();
+    const auto loss = at::nll_loss(scores, from_local(target, mesh, {Replicate()}));
+    const auto expected = at::nll_loss(plain, target);
+    expect_values(full_tensor(loss), expected, "nll_loss");
+    loss.backward();
+    expected.backward();
+    expect_values(full_tensor(scores.grad()), plain.grad(), "the gradient of nll_loss");
+  });
+}
+
 }  // namespace
 }  // namespace lockstep

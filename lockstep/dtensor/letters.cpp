@@ -9,10 +9,11 @@ namespace lockstep::dtensor_internal {
 namespace {
 
 // The interleavings with which inputs are sharded on this letter now, and 1. Any will do as long as all use
-// the same.
+// the same, unless the rule counts from where a piece begins.
 std::set<std::int64_t> interleavings(const OpCall& call, const Letters& letters, int letter,
                                      std::size_t mesh_dim) {
   std::set<std::int64_t> found{1};
+  if (letter == letters.one_range) return found;
   for (std::size_t i = 0; i < call.inputs().size(); ++i) {
     const auto& now = call.inputs()[i].layout->placements[mesh_dim];
     if (now.is_shard() && letters.inputs[i][static_cast<std::size_t>(now.dim())] == letter) {

@@ -56,6 +56,8 @@ class Letters {
   // Per input: it is added to the result (addmm's first). Where the result is partial, so must it be, or it
   // is added once per rank.
   std::vector<bool> added;
+  // The letter whose pieces must be one range each: they are sharded without interleaving.
+  int one_range = kNone;
 };
 
 enum class Linear : std::uint8_t {
