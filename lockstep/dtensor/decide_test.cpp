@@ -79,5 +79,20 @@ TEST(Decisions, MoveInterleavedPiecesWhereOneRangeIsNeeded) {
   });
 }
 
+TEST(Decisions, PassAPartialSumOnlyThroughConversionsThatKeepSums) {
+  world(2, [](int rank) {
+    const auto mesh = init_device_mesh("cpu", {2});
+    const auto halves = from_local(at::full({3}, 0.5), mesh, {Partial()});
+    expect_values(full_tensor(halves.to(at::kLong)), at::ones({3}, at::kLong), "to long");
+    expect_values(full_tensor(at::sum(halves, at::kLong)), at::scalar_tensor(3, at::kLong), "sum as long");
+    EXPECT_EQ(placements(halves.to(at::kDouble)), Placements{Partial()});
+    // 1 and -1 are each true; their sum is not.
+    const auto opposite = from_local(at::full({3}, rank == 0 ? 1 : -1, at::kLong), mesh, {Partial()});
+    expect_values(full_tensor(opposite.to(at::kBool)), at::zeros({3}, at::kBool), "to bool");
+    EXPECT_EQ(placements(opposite.to(at::kFloat)), Placements{Partial()});
+    EXPECT_EQ(placements(opposite.sum()), Placements{Partial()});
+  });
+}
+
 }  // namespace
 }  // namespace lockstep

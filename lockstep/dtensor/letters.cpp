@@ -154,11 +154,26 @@ std::vector<Alternative> alternatives_of(const OpCall& call, const MeshAxis& axi
       }
     }
   }
-  add_partials(call, axis, rule->linear, n_results, alternatives);
+  if (!rule->linear_if || rule->linear_if(call)) {
+    add_partials(call, axis, rule->linear, n_results, alternatives);
+  }
   return alternatives;
 }
 
 namespace rules {
+
+// Overflow is not considered: a sum that is too large for its type has no value that could be kept.
+bool converts_linearly(const OpCall& call) {
+  const auto at = call.op().argument("dtype");
+  const auto to =
+      at >= 0 && call.has("dtype") ? call.value(at).toScalarType() : call.inputs()[0].local.scalar_type();
+  return std::ranges::all_of(call.inputs(), [&](const Input& input) {
+    const auto from = input.local.scalar_type();
+    if (from == to) return true;
+    if (from == at::kBool || to == at::kBool) return false;
+    return at::isIntegralType(from, false) || !at::isIntegralType(to, false);
+  });
+}
 
 // The letter of a dimension is its number in the result, counted from the front; shorter operands are aligned
 // at the end, as broadcasting does.

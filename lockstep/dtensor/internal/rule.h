@@ -75,6 +75,8 @@ struct Rule {
   std::string op;
   std::function<void(const OpCall&, Letters&)> letters{};
   Linear linear = Linear::kNone;
+  // False: `linear` does not hold for this call.
+  std::function<bool(const OpCall&)> linear_if{};
   // Instead of letters, for what they cannot say: views.
   std::function<void(const OpCall&, const MeshAxis&, std::vector<Alternative>&)> alternatives{};
   // The rule depends on the operator's Scalar (the order of a norm), which is then part of the key of its
@@ -129,6 +131,9 @@ std::vector<Rule> nn_rules();
 std::vector<Rule> indexing_rules();
 std::vector<Rule> loss_rules();
 
+// Whether the call's conversion to argument "dtype", or to the type of its first input, is linear: not one
+// that drops fractions, nor to or from bool.
+bool converts_linearly(const OpCall& call);
 // Elementwise with broadcasting.
 void elementwise(const OpCall& call, Letters& letters);
 // "mk,kn->mn": inputs in the order of the call; lower-case letters name dimensions, '.' any number of leading
