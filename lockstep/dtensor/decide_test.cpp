@@ -57,6 +57,7 @@ TEST(Decisions, OfAnIndexAreNotUsedForAMask) {
   });
 }
 
+// Whatever the layout: the values of plain tensors, from a table whose rows lie interleaved.
 TEST(Decisions, MoveInterleavedPiecesWhereOneRangeIsNeeded) {
   world(2, [](int) {
     const auto mesh = init_device_mesh("cpu", {2});
@@ -91,6 +92,22 @@ TEST(Decisions, PassAPartialSumOnlyThroughConversionsThatKeepSums) {
     expect_values(full_tensor(opposite.to(at::kBool)), at::zeros({3}, at::kBool), "to bool");
     EXPECT_EQ(placements(opposite.to(at::kFloat)), Placements{Partial()});
     EXPECT_EQ(placements(opposite.sum()), Placements{Partial()});
+  });
+}
+
+// torch sends operators here only for sharded tensors; what a library redispatches by hand is not known.
+TEST(Decisions, AreRefusedWithoutAShardedTensor) {
+  world(1, [](int) {
+    distribute_tensor(sines({2}), init_device_mesh("cpu", {1}), {Shard(0)});  // installs the kernels
+    const auto neg = c10::Dispatcher::singleton().findSchemaOrThrow("aten::neg", "");
+    torch::jit::Stack stack{at::scalar_tensor(1.0)};
+    try {
+      neg.redispatchBoxed(c10::DispatchKeySet(dtensor_internal::kKey), &stack);
+      FAIL() << "nothing raised";
+    } catch (const Error& error) {
+      EXPECT_EQ(error.kind(), ErrorKind::kInternal) << error.what();
+      EXPECT_NE(std::string(error.what()).find("no sharded tensor"), std::string::npos) << error.what();
+    }
   });
 }
 

@@ -163,6 +163,7 @@ OpCall::OpCall(const Operator& op, const c10::IValue* arguments) : op_(op), argu
       }
     }
   }
+  if (!mesh_) return;  // the kernel refuses the call
   for (auto& input : inputs_) {
     if (!input.plain) continue;
     // Numbers that became tensors, and the zeros that autograd makes for gradients that nothing produced.
