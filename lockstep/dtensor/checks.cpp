@@ -1,5 +1,6 @@
 #include "lockstep/dtensor/internal/checks.h"
 
+#include <ATen/ops/cat.h>
 #include <ATen/ops/empty_like.h>
 #include <ATen/ops/tensor.h>
 
@@ -71,27 +72,57 @@ Sizes global_sizes(const char* function, const MeshContext& mesh, const at::Tens
   return sizes;
 }
 
+namespace {
+
+// What check_locals compares: type, number of dimensions and sizes of up to 30 of them.
+constexpr std::int64_t kWords = 32;
+at::Tensor description(const at::Tensor& local) {
+  Sizes words(kWords, 0);
+  words[0] = static_cast<std::int64_t>(local.scalar_type());
+  words[1] = local.dim();
+  std::ranges::copy(local.sizes().slice(0, std::min<std::size_t>(30, local.sizes().size())),
+                    words.begin() + 2);
+  return at::tensor(words, at::kLong);
+}
+
+// One row per rank of the mesh, in the order of their coordinates, the last one counting fastest. Gathered
+// along the mesh dimensions from the last to the first: a step joins what the one before has gathered.
+at::Tensor gather_over_mesh(const MeshContext& mesh, at::Tensor rows) {
+  for (std::size_t m = mesh.ndim(); m-- > 0;) {
+    std::vector<at::Tensor> all;
+    for (std::int64_t r = 0; r < mesh.shape()[m]; ++r) all.push_back(at::empty_like(rows));
+    all_gather(all, rows, {.group = mesh.group(m)});
+    rows = at::cat(all);
+  }
+  return rows.view({-1, kWords});
+}
+
+Sizes coordinate_of(const MeshContext& mesh, std::int64_t row) {
+  Sizes coordinate(mesh.ndim());
+  for (std::size_t m = mesh.ndim(); m-- > 0; row /= mesh.shape()[m]) coordinate[m] = row % mesh.shape()[m];
+  return coordinate;
+}
+
+}  // namespace
+
+// Every rank sees the locals of all, so that all raise or none does: a rank that found its own mesh dimensions
+// in order would go on to a collective that the others do not call.
 void check_locals(const char* function, const MeshContext& mesh, const at::Tensor& local,
                   const Placements& placements) {
-  // Type, number of dimensions and sizes of up to 30 of them.
-  constexpr std::size_t kWords = 32;
-  Sizes own(kWords, 0);
-  own[0] = static_cast<std::int64_t>(local.scalar_type());
-  own[1] = local.dim();
-  std::ranges::copy(local.sizes().slice(0, std::min<std::size_t>(30, local.sizes().size())), own.begin() + 2);
+  const auto own = description(local);
+  const auto all = gather_over_mesh(mesh, own);
+  for (std::int64_t row = 0; row < all.size(0); ++row) {
+    const auto other = all[row];
+    if (other.equal(own)) continue;
+    // Of the first rank that differs from this one.
+    base::raise(ErrorKind::kUsage,
+                base::cat(function, ": the local tensors differ in type or sizes: this rank's is ",
+                          local.scalar_type(), " ", local.sizes(), ", that of the rank at ",
+                          at::IntArrayRef(coordinate_of(mesh, row)),
+                          " of the mesh is another; give shape and stride where pieces are of different "
+                          "sizes"));
+  }
   for (std::size_t m = 0; m < mesh.ndim(); ++m) {
-    const auto mine = at::tensor(own, at::kLong);
-    std::vector<at::Tensor> all;
-    for (std::int64_t r = 0; r < mesh.shape()[m]; ++r) all.push_back(at::empty_like(mine));
-    all_gather(all, mine, {.group = mesh.group(m)});
-    for (std::size_t r = 0; r < all.size(); ++r) {
-      if (all[r].equal(mine)) continue;
-      base::raise(ErrorKind::kUsage, base::cat(function, ": the local tensors of mesh dimension ", m,
-                                               " differ in type or sizes: this rank's is ",
-                                               local.scalar_type(), " ", local.sizes(), ", that of rank ", r,
-                                               " along it is another; give shape and "
-                                               "stride where pieces are of different sizes"));
-    }
     // In place: the caller's tensor gets the first rank's values.
     if (placements[m].is_replicate()) broadcast(local.detach(), {.group_src = 0, .group = mesh.group(m)});
   }

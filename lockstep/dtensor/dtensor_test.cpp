@@ -270,6 +270,18 @@ TEST(DTensor, ChecksLocalsWhenAsked) {
   });
 }
 
+// Along the first mesh dimension ranks 0 and 2 see nothing wrong: they must not wait for 1 and 3 along the
+// second.
+TEST(DTensor, AllRanksOfAMeshRaiseWhenOneLocalTensorDiffers) {
+  world(4, [](int rank) {
+    const auto mesh = init_device_mesh("cpu", {2, 2});
+    const auto local = numbers({rank == 3 ? 5 : 4});
+    const auto text = text_of([&] { from_local(local, mesh, {Shard(0), Replicate()}, {.run_check = true}); });
+    EXPECT_NE(text.find("differ in type or sizes"), std::string::npos) << text;
+    EXPECT_NE(text.find(rank == 3 ? "[0, 0]" : "[1, 1]"), std::string::npos) << text;
+  });
+}
+
 TEST(DTensor, LocalGradientsMayBeGivenAnotherMeaning) {
   world(2, [](int rank) {
     const auto mesh = init_device_mesh("cpu", {2});

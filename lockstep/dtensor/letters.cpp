@@ -9,10 +9,11 @@ namespace lockstep::dtensor_internal {
 namespace {
 
 // The interleavings with which inputs are sharded on this letter now, and 1. Any will do as long as all use
-// the same.
+// the same, unless the rule counts from where a piece begins.
 std::set<std::int64_t> interleavings(const OpCall& call, const Letters& letters, int letter,
                                      std::size_t mesh_dim) {
   std::set<std::int64_t> found{1};
+  if (letter == letters.one_range) return found;
   for (std::size_t i = 0; i < call.inputs().size(); ++i) {
     const auto& now = call.inputs()[i].layout->placements[mesh_dim];
     if (now.is_shard() && letters.inputs[i][static_cast<std::size_t>(now.dim())] == letter) {
@@ -153,11 +154,26 @@ std::vector<Alternative> alternatives_of(const OpCall& call, const MeshAxis& axi
       }
     }
   }
-  add_partials(call, axis, rule->linear, n_results, alternatives);
+  if (!rule->linear_if || rule->linear_if(call)) {
+    add_partials(call, axis, rule->linear, n_results, alternatives);
+  }
   return alternatives;
 }
 
 namespace rules {
+
+// Overflow is not considered: a sum that is too large for its type has no value that could be kept.
+bool converts_linearly(const OpCall& call) {
+  const auto at = call.op().argument("dtype");
+  const auto to =
+      at >= 0 && call.has("dtype") ? call.value(at).toScalarType() : call.inputs()[0].local.scalar_type();
+  return std::ranges::all_of(call.inputs(), [&](const Input& input) {
+    const auto from = input.local.scalar_type();
+    if (from == to) return true;
+    if (from == at::kBool || to == at::kBool) return false;
+    return at::isIntegralType(from, false) || !at::isIntegralType(to, false);
+  });
+}
 
 // The letter of a dimension is its number in the result, counted from the front; shorter operands are aligned
 // at the end, as broadcasting does.

@@ -4,6 +4,7 @@
 #include <torch/csrc/autograd/graph_task.h>
 
 #include <algorithm>
+#include <bit>
 
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
@@ -14,8 +15,8 @@ namespace {
 
 thread_local bool replicate_plain = false;
 
-// An optional argument has the kind of its value; "none" is found when the call is read. Numbers that may be
-// fractions (Scalar, float) are kOther: they are passed on and not part of the key.
+// An optional argument has the kind of its value; "none" is found when the call is read. Floats are kOther:
+// they are passed on and not part of the key.
 ArgumentKind kind_of(const c10::Argument& argument) {
   auto type = argument.type();
   if (const auto optional = type->cast<c10::OptionalType>()) type = optional->getElementType();
@@ -26,6 +27,8 @@ ArgumentKind kind_of(const c10::Argument& argument) {
     case c10::TypeKind::SymIntType:
     case c10::TypeKind::BoolType:
       return ArgumentKind::kInteger;
+    case c10::TypeKind::NumberType:
+      return ArgumentKind::kNumber;
     case c10::TypeKind::ListType: {
       auto element = type->castRaw<c10::ListType>()->getElementType();
       if (const auto optional = element->cast<c10::OptionalType>()) element = optional->getElementType();
@@ -162,6 +165,7 @@ OpCall::OpCall(const Operator& op, const c10::IValue* arguments) : op_(op), argu
       }
     }
   }
+  if (!mesh_) return;  // the kernel refuses the call
   for (auto& input : inputs_) {
     if (!input.plain) continue;
     // Numbers that became tensors, and the zeros that autograd makes for gradients that nothing produced.
@@ -259,13 +263,15 @@ std::vector<bool> OpCall::dims(const char* argument_name, std::int64_t ndim) con
 }
 
 // Pointers are keys because Operator and Layout objects are interned and live as long as the cache. Lists
-// begin with their length, so that two calls with different lists cannot have equal words.
+// begin with their length, so that two calls with different lists cannot have equal words. Types are part of
+// it: a mask is not an index, and the costs are in bytes.
 DecisionCache::Key OpCall::key() const {
   DecisionCache::Key key;
   key.push_back(reinterpret_cast<std::int64_t>(&op_));
   for (const auto& input : inputs_) {
     key.push_back(reinterpret_cast<std::int64_t>(input.layout));
-    key.push_back((static_cast<std::int64_t>(input.argument) << 40) |
+    key.push_back((static_cast<std::int64_t>(input.local.scalar_type()) << 56) |
+                  (static_cast<std::int64_t>(input.argument) << 40) |
                   (static_cast<std::int64_t>(input.item) << 8) | input.ndim());
     key.append(input.sizes.begin(), input.sizes.end());
   }
@@ -277,6 +283,8 @@ DecisionCache::Key OpCall::key() const {
       const auto list = integers_of(value);
       key.push_back(value.isNone() ? INT64_MIN : static_cast<std::int64_t>(list.size()));
       key.append(list.begin(), list.end());
+    } else if (op_.arguments[i] == ArgumentKind::kNumber) {
+      key.push_back(value.isNone() ? INT64_MIN : std::bit_cast<std::int64_t>(value.toScalar().to<double>()));
     }
   }
   return key;

@@ -1,4 +1,5 @@
 // All tables as one.
+#include <algorithm>
 #include <unordered_map>
 
 #include "lockstep/base/detail/raise.h"
@@ -43,6 +44,9 @@ std::unique_ptr<const Operator> read_operator(const c10::OperatorHandle& handle)
     auto name = schema.name();
     if (!schema.overload_name().empty()) name += "." + schema.overload_name();
     op->rule = find_rule(name);
+  }
+  if (!op->rule || !op->rule->depends_on_number) {
+    std::ranges::replace(op->arguments, ArgumentKind::kNumber, ArgumentKind::kOther);
   }
   return op;
 }

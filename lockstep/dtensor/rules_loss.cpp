@@ -90,6 +90,7 @@ void local_softmax_backward(LocalCall& local) {
 void nll_letters(const OpCall& call, Letters& letters) {
   if (call.inputs()[0].sizes.size() != 2) return;
   letters.inputs[0] = {'n', 'c'};
+  letters.one_range = 'c';
   letters.inputs[1][0] = 'n';
   if (call.integer("reduction", at::Reduction::Mean) == at::Reduction::None) letters.results[0] = {'n'};
   for (auto& reduce : letters.reduce) reduce = ReduceOp::kSum;
@@ -148,6 +149,7 @@ void nll_backward_letters(const OpCall& call, Letters& letters) {
   const auto self = static_cast<std::size_t>(call.input_of("self"));
   if (call.inputs()[self].sizes.size() != 2) return;
   letters.inputs[self] = {'n', 'c'};
+  letters.one_range = 'c';
   letters.inputs[static_cast<std::size_t>(call.input_of("target"))][0] = 'n';
   if (call.inputs()[0].sizes.size() == 1) letters.inputs[0][0] = 'n';
   letters.results[0] = {'n', 'c'};

@@ -17,6 +17,7 @@ namespace {
 void embedding_letters(const OpCall& call, Letters& letters) {
   constexpr int kV = 'v', kD = 'd';
   letters.inputs[0] = {kV, kD};
+  letters.one_range = kV;
   const auto n = call.inputs()[1].sizes.size();
   for (std::size_t d = 0; d < n; ++d) {
     letters.inputs[1][d] = static_cast<int>(d);

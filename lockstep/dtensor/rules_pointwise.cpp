@@ -202,6 +202,9 @@ std::vector<Rule> pointwise_rules() {
   add(kLinearTogether, Linear::kTogether);
   add(kMoves, Linear::kMove);
   add(kConstant, Linear::kIgnored);
+  for (auto& rule : rules) {
+    if (rule.op == "aten::_to_copy" || rule.op == "aten::copy") rule.linear_if = converts_linearly;
+  }
   // lerp.Tensor is linear in its ends only while the weight is fixed, which none of the kinds says; it gets
   // no partials.
   rules.push_back({.op = "aten::lerp.Tensor", .letters = elementwise});

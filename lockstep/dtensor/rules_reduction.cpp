@@ -118,7 +118,8 @@ void finish_norm(const OpCall& call, std::vector<at::Tensor>& results) {
 Rule reduction(const char* op, ReduceOp::Kind kind) {
   return {.op = op,
           .letters = reducing(kind),
-          .linear = kind == ReduceOp::kSum ? Linear::kTogether : Linear::kNone};
+          .linear = kind == ReduceOp::kSum ? Linear::kTogether : Linear::kNone,
+          .linear_if = converts_linearly};
 }
 
 }  // namespace
@@ -148,12 +149,19 @@ std::vector<Rule> reduction_rules() {
       rule.linear = Linear::kNone;
   }
   for (const char* op : {"aten::mean", "aten::mean.dim"}) {
-    rules.push_back(
-        {.op = op, .letters = reducing(ReduceOp::kSum), .linear = Linear::kTogether, .local = local_mean});
+    rules.push_back({.op = op,
+                     .letters = reducing(ReduceOp::kSum),
+                     .linear = Linear::kTogether,
+                     .linear_if = converts_linearly,
+                     .local = local_mean});
   }
   for (const char* op : {"aten::linalg_vector_norm", "aten::norm.Scalar", "aten::norm.ScalarOpt_dim",
                          "aten::norm.ScalarOpt_dim_dtype"}) {
-    rules.push_back({.op = op, .letters = norm_letters, .local = local_norm, .finish = finish_norm});
+    rules.push_back({.op = op,
+                     .letters = norm_letters,
+                     .depends_on_number = true,
+                     .local = local_norm,
+                     .finish = finish_norm});
   }
   // Each needs its dimensions whole.
   for (const char* op :

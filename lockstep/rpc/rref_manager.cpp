@@ -237,7 +237,6 @@ bool RRefManager::wait_idle(Deadline deadline) {
 std::string RRefManager::leaks() const {
   std::string list;
   std::size_t n = 0;
-  const auto alive = agent();
   const base::MutexLock lock(mutex_);
   table_->for_each_forked([&](std::uint64_t rref, const auto& value, const auto& forks) {
     if (++n > 10) return;

@@ -418,6 +418,25 @@ TEST_F(TcpServerTest, AVanishedWaiterIsForgottenAndTakesNoEntry) {
   expect_alive();
 }
 
+// Both waiters lose their connections: none of them sleeps beside a queue that is not empty.
+TEST_F(TcpServerTest, AnEntryThatFitsInNoReplyStaysInItsQueue) {
+  start({.limits = {.reply_bytes = 100 << 10}});
+  store_->queue_push("q", Bytes(200 << 10));
+  for (const Query query : {Query::kQueuePop, Query::kQueuePopWait}) {
+    expect_closed(request(query).sized("/q"));
+    EXPECT_EQ(store_->queue_len("q"), 1);
+  }
+  net::Socket first = connect_validated(), second = connect_validated();
+  for (net::Socket* socket : {&first, &second}) {
+    send(*socket, request(Query::kQueuePopWait).sized("/later"));
+    for (int i = 0; i < 3; ++i) store_->queue_len("later");  // time to arrive
+  }
+  store_->queue_push("later", Bytes(200 << 10));
+  EXPECT_TRUE(read_to_end(first).empty());
+  EXPECT_TRUE(read_to_end(second).empty());
+  EXPECT_EQ(store_->queue_len("later"), 1);
+}
+
 TEST_F(TcpServerTest, ACrashOfOneClientAmidAValueLeavesTheOldValue) {
   start();
   store_->set("key", "old");

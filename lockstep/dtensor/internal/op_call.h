@@ -16,7 +16,8 @@ namespace lockstep::dtensor_internal {
 
 struct Rule;
 
-enum class ArgumentKind : std::uint8_t { kTensor, kTensors, kInteger, kIntegers, kOther };
+// kNumber: a Scalar on which the rule depends (Rule::depends_on_number).
+enum class ArgumentKind : std::uint8_t { kTensor, kTensors, kInteger, kIntegers, kNumber, kOther };
 
 // What is known of an operator before it is called.
 struct Operator {

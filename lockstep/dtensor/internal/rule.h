@@ -56,6 +56,8 @@ class Letters {
   // Per input: it is added to the result (addmm's first). Where the result is partial, so must it be, or it
   // is added once per rank.
   std::vector<bool> added;
+  // The letter whose pieces must be one range each: they are sharded without interleaving.
+  int one_range = kNone;
 };
 
 enum class Linear : std::uint8_t {
@@ -73,8 +75,13 @@ struct Rule {
   std::string op;
   std::function<void(const OpCall&, Letters&)> letters{};
   Linear linear = Linear::kNone;
+  // False: `linear` does not hold for this call.
+  std::function<bool(const OpCall&)> linear_if{};
   // Instead of letters, for what they cannot say: views.
   std::function<void(const OpCall&, const MeshAxis&, std::vector<Alternative>&)> alternatives{};
+  // The rule depends on the operator's Scalar (the order of a norm), which is then part of the key of its
+  // decisions. Scalars of other operators are not: a factor may be another one at every call.
+  bool depends_on_number = false;
   // The operator fails on tensors without elements: dimensions are sharded only where every rank gets some.
   bool needs_elements = false;
   // The argument that holds the result's sizes: ranks are given those of their piece.
@@ -125,6 +132,9 @@ std::vector<Rule> indexing_rules();
 std::vector<Rule> loss_rules();
 std::vector<Rule> list_rules();
 
+// Whether the call's conversion to argument "dtype", or to the type of its first input, is linear: not one
+// that drops fractions, nor to or from bool.
+bool converts_linearly(const OpCall& call);
 // Elementwise with broadcasting.
 void elementwise(const OpCall& call, Letters& letters);
 // "mk,kn->mn": inputs in the order of the call; lower-case letters name dimensions, '.' any number of leading

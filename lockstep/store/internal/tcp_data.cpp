@@ -63,6 +63,12 @@ std::optional<std::span<const std::uint8_t>> TcpData::find(std::string_view key)
   return std::span<const std::uint8_t>(found->second);
 }
 
+std::optional<std::span<const std::uint8_t>> TcpData::front(std::string_view key) const {
+  const auto found = queues_.find(key);
+  if (found == queues_.end()) return std::nullopt;
+  return std::span<const std::uint8_t>(found->second.front());
+}
+
 std::optional<Bytes> TcpData::pop(std::string_view key) {
   const auto found = queues_.find(key);
   if (found == queues_.end()) return std::nullopt;

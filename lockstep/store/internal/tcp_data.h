@@ -63,7 +63,8 @@ class TcpData {
   bool push(std::string_view key, std::span<const std::uint8_t> value);
   // Nothing when absent. Views hold until the next write.
   std::optional<std::span<const std::uint8_t>> find(std::string_view key) const;
-  // Nothing when the queue is empty.
+  // The entry that pop() would take. Nothing when the queue is empty.
+  std::optional<std::span<const std::uint8_t>> front(std::string_view key) const;
   std::optional<Bytes> pop(std::string_view key);
   std::int64_t queue_length(std::string_view key) const;
   bool exists(std::string_view key) const { return values_.contains(key) || queues_.contains(key); }

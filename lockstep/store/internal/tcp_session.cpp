@@ -354,16 +354,9 @@ void TcpSession::ready() {
     case Query::kGetWait:
       reply_values();
       break;
-    case Query::kQueuePopWait: {
-      const auto value = shared_.data.pop(keys()[0]);
-      if (!value) {
-        refuse("the key holds a value, not a queue");
-      } else if (reply_fits(value->size())) {
-        put(Status::kDone);
-        put_sized(*value);
-      }
+    case Query::kQueuePopWait:
+      reply_entry();
       break;
-    }
     default:
       fail("no such wait");
   }
@@ -381,6 +374,18 @@ void TcpSession::reply_values() {
   if (!reply_fits(n_bytes)) return;
   put(Status::kDone);
   for (const std::string& key : keys()) put_sized(*shared_.data.find(key));
+}
+
+// Taken only when it can be sent: otherwise this connection ends, and the entry is the next waiter's.
+void TcpSession::reply_entry() {
+  const auto value = shared_.data.front(keys()[0]);
+  if (!value) return refuse("the key holds a value, not a queue");
+  if (!reply_fits(value->size())) {
+    woken_for_ = std::move(keys());
+    return;
+  }
+  put(Status::kDone);
+  put_sized(*shared_.data.pop(keys()[0]));
 }
 
 bool TcpSession::execute_get() {
@@ -453,11 +458,15 @@ bool TcpSession::execute_add(Checked checked) {
   return true;
 }
 
+// As reply_entry().
 bool TcpSession::execute_pop() {
-  const auto value = shared_.data.pop(parser_.text(0));
+  const auto value = shared_.data.front(parser_.text(0));
+  if (value && !reply_fits(value->size())) {
+    woken_for_.emplace_back(parser_.text(0));
+    return false;
+  }
   put<std::uint64_t>(value ? 1 : 0);
-  if (value && !reply_fits(value->size())) return false;
-  if (value) put_sized(*value);
+  if (value) put_sized(*shared_.data.pop(parser_.text(0)));
   return true;
 }
 

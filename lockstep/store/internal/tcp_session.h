@@ -105,6 +105,7 @@ class TcpSession final : private TcpWaiter {
   void execute_local_name();
   void ready() override;
   void reply_values();
+  void reply_entry();
   bool all_exist() const;
   void pass_on_entries();
   bool stored(bool fits);
