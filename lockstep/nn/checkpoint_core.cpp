@@ -13,7 +13,7 @@
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/error.h"
 #include "lockstep/nn/internal/forward_state.h"
-#include "lockstep/nn/internal/saved_tensor_scope.h"
+#include "lockstep/tensor/detail/saved_tensor_scope.h"
 
 namespace lockstep::internal {
 namespace {
