@@ -178,6 +178,15 @@ TEST(Modules, DropoutIsThatOfOneProcess) {
     manual_seed(5, mesh);
     const auto x = distribute_tensor(waves({5, 4}), mesh, {Shard(0)});
     expect_close(at::dropout(x, 0.25, true), waves({5, 4}) * mask, "dropout");
+    // What CUDA's dropout is.
+    const auto part = from_local(waves({5, 4}) / 2, mesh, {Partial()});
+    for (const auto& input : {x, part}) {
+      manual_seed(5, mesh);
+      const auto [result, kept] = at::native_dropout(input, 0.25, true);
+      expect_close(result, waves({5, 4}) * mask, "native_dropout");
+      expect_close(kept, mask > 0, "mask");
+    }
+    expect_close(std::get<0>(at::native_dropout(x, 0.25, false)), waves({5, 4}), "not in training");
   });
 }
 

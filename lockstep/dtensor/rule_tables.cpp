@@ -43,6 +43,8 @@ std::unique_ptr<const Operator> read_operator(const c10::OperatorHandle& handle)
     if (!schema.overload_name().empty()) name += "." + schema.overload_name();
     op->rule = find_rule(name);
   }
+  // The default, to run on replicas, would draw other numbers on every rank.
+  if (!op->rule && handle.hasTag(at::Tag::nondeterministic_seeded)) op->is_random = true;
   return op;
 }
 
