@@ -14,7 +14,7 @@ namespace {
 
 using testing::world;
 
-at::Tensor numbers(at::IntArrayRef sizes) {
+at::Tensor counted(at::IntArrayRef sizes) {
   return at::arange(c10::multiply_integers(sizes), at::kFloat).reshape(sizes);
 }
 
@@ -40,9 +40,9 @@ void expect_sends(const std::function<void()>& fn) {
 TEST(Errors, APlainTensorBesideAShardedOneIsRefused) {
   world(2, [](int) {
     const auto mesh = init_device_mesh("cpu", {2});
-    const auto x = distribute_tensor(numbers({4, 4}), mesh, {Shard(0)});
-    const auto y = distribute_tensor(numbers({4, 4}), mesh, {Shard(1)});
-    const auto plain = numbers({4, 4});
+    const auto x = distribute_tensor(counted({4, 4}), mesh, {Shard(0)});
+    const auto y = distribute_tensor(counted({4, 4}), mesh, {Shard(1)});
+    const auto plain = counted({4, 4});
     const std::string way_out =
         "Distribute it (distribute_tensor, from_local), take the other's to_local(), or allow it as a "
         "replica "
@@ -61,24 +61,24 @@ TEST(Errors, APlainTensorBesideAShardedOneIsRefused) {
           at::cat({x, y, plain});
         },
         {"aten::cat([Shard(0)] [4, 4], [Shard(1)] [4, 4], plain"});
-    expect_refused([&] { numbers({4, 4}).add_(x); }, {"aten::add_.Tensor(plain [4, 4], [Shard(0)] [4, 4])"});
+    expect_refused([&] { counted({4, 4}).add_(x); }, {"aten::add_.Tensor(plain [4, 4], [Shard(0)] [4, 4])"});
     expect_sends([&] { at::addmm(distribute_tensor(plain, mesh, {}, {.src_data_rank = {}}), x, y); });
 
     const ImplicitReplicationScope allowed;
-    auto target = numbers({4, 4});
+    auto target = counted({4, 4});
     expect_refused([&] { target.add_(x); },
                    {"aten::add_.Tensor(plain [4, 4], [Shard(0)] [4, 4])",
                     "a plain tensor cannot receive a sharded result", "full_tensor() or to_local()"});
-    EXPECT_TRUE(target.equal(numbers({4, 4})));
+    EXPECT_TRUE(target.equal(counted({4, 4})));
   });
 }
 
 TEST(Errors, TensorsOfTwoMeshesAreRefused) {
   world(4, [](int) {
     const auto mesh = init_device_mesh("cpu", {2, 2}, {.mesh_dim_names = {"dp", "tp"}});
-    const auto x = distribute_tensor(numbers({4, 4}), mesh["tp"], {Shard(0)});
-    const auto y = distribute_tensor(numbers({4, 4}), mesh["dp"], {Shard(1)});
-    const auto z = distribute_tensor(numbers({4, 4}), mesh, {Replicate(), Shard(0)});
+    const auto x = distribute_tensor(counted({4, 4}), mesh["tp"], {Shard(0)});
+    const auto y = distribute_tensor(counted({4, 4}), mesh["dp"], {Shard(1)});
+    const auto z = distribute_tensor(counted({4, 4}), mesh, {Replicate(), Shard(0)});
     const std::string way_out = "use one mesh and its slices, or take full_tensor() of one and distribute it";
     expect_refused([&] { x.mm(y); }, {"aten::mm([Shard(0)] [4, 4], [Shard(1)] [4, 4])",
                                       "on two meshes, cpu [2] (tp) and cpu [2] (dp)", way_out});
@@ -89,7 +89,7 @@ TEST(Errors, TensorsOfTwoMeshesAreRefused) {
                    {"distribute_tensor: the tensor is distributed already",
                     "on mesh cpu [2] (tp), [Shard(0)]", "redistribute changes its placements"});
     // A slice is the same mesh each time it is taken.
-    expect_sends([&] { x.mm(distribute_tensor(numbers({4, 4}), mesh["tp"], {Shard(0)})); });
+    expect_sends([&] { x.mm(distribute_tensor(counted({4, 4}), mesh["tp"], {Shard(0)})); });
   });
 }
 
@@ -97,14 +97,14 @@ TEST(Errors, RanksOutsideAMeshCannotMakeTensorsOnIt) {
   world(3, [](int rank) {
     const DeviceMesh mesh("cpu", std::vector<int>{0, 1}, {.mesh_dim_names = {"tp"}});
     if (rank < 2) {
-      EXPECT_EQ(full_tensor(distribute_tensor(numbers({4}), mesh, {Shard(0)})).size(0), 4);
+      EXPECT_EQ(full_tensor(distribute_tensor(counted({4}), mesh, {Shard(0)})).size(0), 4);
       return;
     }
     const std::string why = "rank 2 is not in the mesh, cpu [2] (tp); only its ranks make tensors on it";
     const std::string way_out = "Leave the call out where mesh.get_coordinate() is empty";
-    expect_refused([&] { distribute_tensor(numbers({4}), mesh, {Shard(0)}); },
+    expect_refused([&] { distribute_tensor(counted({4}), mesh, {Shard(0)}); },
                    {"distribute_tensor with [Shard(0)]: " + why, way_out});
-    expect_refused([&] { from_local(numbers({4}), mesh, {Partial()}); },
+    expect_refused([&] { from_local(counted({4}), mesh, {Partial()}); },
                    {"from_local with [Partial(sum)]: " + why, way_out});
     expect_refused([&] { dtensor::zeros({4}, mesh, {Shard(0)}); },
                    {"zeros with [Shard(0)]: " + why, way_out});
@@ -115,18 +115,20 @@ TEST(Errors, RanksOutsideAMeshCannotMakeTensorsOnIt) {
 TEST(Errors, AnInPlaceWriteToAViewThatLostItsBaseIsRefused) {
   world(2, [](int) {
     const auto mesh = init_device_mesh("cpu", {2});
-    const auto x = distribute_tensor(numbers({4, 4}), mesh, {Shard(0)});
+    const auto x = distribute_tensor(counted({4, 4}), mesh, {Shard(0)});
     const auto before = full_tensor(x).clone();
     const std::string why =
         "in-place write to a view whose base was redistributed to make it: the write would not reach the "
         "base";
     const std::string way_out =
         "Clone the view first, or redistribute the base so that the view needs no communication";
-    auto row = x.select(0, 1);
-    expect_refused([&] { row.add_(1); }, {"aten::add_.Tensor([Replicate()] [4]", why, way_out});
-    expect_refused([&] { row.view({2, 2}).zero_(); }, {"aten::zero_([Replicate()] [2, 2])", why, way_out});
+    auto row = x.select(0, 1);  // exchanged between the ranks
+    expect_refused([&] { row.add_(1); }, {"aten::add_.", "([Shard(0)] [4]", why, way_out});
+    expect_refused([&] { row.view({2, 2}).zero_(); }, {"aten::zero_([Shard(0)] [2, 2])", why, way_out});
     auto rows = x.slice(0, 1, 3);
-    expect_refused([&] { rows.copy_(x.slice(0, 0, 2)); }, {"aten::copy_(", why, way_out});
+    const auto others = x.slice(0, 0, 2);
+    expect_refused([&] { rows.copy_(others); },
+                   {"aten::copy_([Shard(1)] [2, 4], [Shard(1)] [2, 4])", why, way_out});
     expect_refused([&] { rows.normal_(); }, {"aten::normal_(", why, way_out});
     EXPECT_TRUE(full_tensor(x).equal(before));
     row.clone().add_(1);
@@ -139,8 +141,8 @@ TEST(Errors, AnInPlaceWriteToAViewThatLostItsBaseIsRefused) {
 TEST(Errors, RandomOperatorsWithoutASeedAreRefused) {
   world(2, [](int) {
     const auto mesh = init_device_mesh("cpu", {2});
-    const auto x = from_local(numbers({4, 4}).div(16), mesh, {Partial(ReduceOp::kAvg)});
-    const auto y = distribute_tensor(numbers({4, 4}), mesh, {Shard(0)});
+    const auto x = from_local(counted({4, 4}).div(16), mesh, {Partial(ReduceOp::kAvg)});
+    const auto y = distribute_tensor(counted({4, 4}), mesh, {Shard(0)});
     const std::string why = "random numbers of a sharded tensor need a seed that all ranks of the mesh share";
     const std::string way_out = "call lockstep::manual_seed(seed, mesh) on each of them first";
     expect_refused([&] { at::bernoulli(x); }, {"aten::bernoulli([Partial(avg)] [4, 4])", why, way_out});
@@ -167,7 +169,7 @@ TEST(Errors, RandomOperatorsWithoutASeedAreRefused) {
 TEST(Errors, ATensorWithoutMemoryCannotBeResized) {
   world(2, [](int) {
     const auto mesh = init_device_mesh("cpu", {2});
-    const auto x = distribute_tensor(numbers({4, 4}), mesh, {Shard(0)});
+    const auto x = distribute_tensor(counted({4, 4}), mesh, {Shard(0)});
     expect_refused(
         [&] {
           x.resize_({2, 8});

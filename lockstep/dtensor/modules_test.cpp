@@ -170,6 +170,27 @@ TEST(Modules, HeadShardedAttentionGathersNothing) {
   });
 }
 
+TEST(Modules, DropoutInAttentionIsThatOfOneProcess) {
+  at::set_num_threads(1);
+  const auto q = waves({2, 4, 6, 8});
+  const auto one = q.clone().requires_grad_();
+  torch::manual_seed(5);
+  const auto expected = at::scaled_dot_product_attention(one, one, one, {}, 0.25, true);
+  expected.pow(2).sum().backward();
+  world(2, [&](int) {
+    const auto mesh = init_device_mesh("cpu", {2});
+    manual_seed(5, mesh);
+    const auto x = distribute_tensor(q, mesh, {Shard(1)}).requires_grad_();
+    const ImplicitReplicationScope masks;  // libtorch makes the causal mask, which is plain
+    const CommDebugScope scope;
+    const auto y = at::scaled_dot_product_attention(x, x, x, {}, 0.25, true);
+    y.pow(2).sum().backward();
+    EXPECT_EQ(scope.describe(), "none");
+    expect_close(y, expected, "result");
+    expect_close(x.grad(), one.grad(), "gradient");
+  });
+}
+
 TEST(Modules, DropoutIsThatOfOneProcess) {
   world(2, [](int) {
     const auto mesh = init_device_mesh("cpu", {2});

@@ -141,7 +141,7 @@ TEST(InputReshard, ATransformerBlockKeepsItsSplitsAndItsParametersAsTheyAre) {
     EXPECT_EQ(pieces.forward, whole.forward);
     // The input, mean and scale of each norm, and its result, which a split layer saves.
     EXPECT_EQ(whole.backward, "all_reduce 2");
-    EXPECT_EQ(pieces.backward, "all_gather 8, all_reduce 2");
+    EXPECT_EQ(pieces.backward, "all_reduce 2, all_gather 8");
     EXPECT_LT(pieces.held, whole.held);
   });
 }

@@ -115,7 +115,7 @@ void expect_training_of_one(const std::vector<Step>& alone, const DecoderOptions
       ASSERT_TRUE(is_dtensor(item.value())) << item.key();
       const auto error = (full_tensor(item.value().grad()) - step.gradients[i]).abs().max().item<double>();
       ASSERT_LE(error, tolerance) << item.key() << " at step " << s;
-      ASSERT_GT(step.gradients[i++].abs().max().item<double>(), 100 * tolerance) << item.key();
+      ASSERT_GT(step.gradients[i++].abs().max().item<double>(), 10 * tolerance) << item.key();
     }
     optimizer.step();
   }
@@ -220,8 +220,8 @@ TEST(Transformer, AStepHasTheCollectivesOfItsBlocksAndNeverGathersTheVocabulary)
                                base::cat("all_reduce ", 2 + 2 * layers));
     const auto each = base::cat(1 + 2 * layers);
     expect_collectives_of_step(true, layers,
-                               base::cat("all_gather ", each, ", all_reduce 4, reduce_scatter ", each),
-                               base::cat("all_gather ", each, ", all_reduce 1, reduce_scatter ", each));
+                               base::cat("all_reduce 4, all_gather ", each, ", reduce_scatter ", each),
+                               base::cat("all_reduce 1, all_gather ", each, ", reduce_scatter ", each));
   }
 }
 
