@@ -200,6 +200,10 @@ TEST(Modules, DropoutIsThatOfOneProcess) {
     const auto x = distribute_tensor(waves({5, 4}), mesh, {Shard(0)});
     expect_close(at::dropout(x, 0.25, true), waves({5, 4}) * mask, "dropout");
     // What CUDA's dropout is.
+    const auto leaf = distribute_tensor(waves({5, 4}), mesh, {Shard(0)}).requires_grad_();
+    manual_seed(5, mesh);
+    std::get<0>(at::native_dropout(leaf, 0.25, true)).sum().backward();
+    expect_close(leaf.grad(), mask, "gradient of native_dropout");
     const auto part = from_local(waves({5, 4}) / 2, mesh, {Partial()});
     for (const auto& input : {x, part}) {
       manual_seed(5, mesh);

@@ -108,8 +108,6 @@ Operator::Operator(const c10::OperatorHandle& operator_handle) : handle(operator
     shares = shares || (alias && !alias->isWrite());
     is_random = is_random || is_generator(argument);
   }
-  is_random =
-      is_random || name.starts_with("aten::native_dropout") || name.starts_with("aten::_fused_dropout");
   for (const auto& result : schema.returns()) {
     const auto* alias = result.alias_info();
     std::optional<std::size_t> is;
