@@ -23,6 +23,8 @@
 #include "lockstep/mesh/device_mesh.h"
 #include "lockstep/nn/nn.h"
 #include "lockstep/optim/optim.h"
+#include "lockstep/parallel/input_reshard.h"
+#include "lockstep/parallel/loss_parallel.h"
 #include "lockstep/parallel/parallelize.h"
 #include "lockstep/parallel/prepare.h"
 #include "lockstep/parallel/state_dict.h"

@@ -26,14 +26,23 @@ double bytes_now(const Input& input, const MeshContext& mesh) {
 // Infinite when an input that is written would have to move.
 double cost_of(const OpCall& call, const Alternative& alternative, const MeshAxis& axis) {
   const auto& mesh = *call.mesh();
+  const bool cut = std::ranges::any_of(
+      call.inputs(), [&](const Input& input) { return input.layout->placements[axis.dim].is_shard(); });
   double cost = 0;
   for (std::size_t i = 0; i < call.inputs().size(); ++i) {
     const auto& input = call.inputs()[i];
     const auto& now = input.layout->placements[axis.dim];
-    if (now == alternative.inputs[i]) continue;
+    const auto& then = alternative.inputs[i];
+    if (now == then) continue;
     if (input.written) return std::numeric_limits<double>::infinity();
     // The 1 makes every move cost something, also one on a mesh dimension of one rank.
-    cost += 1 + redistribute_cost(now, alternative.inputs[i], bytes_now(input, mesh), axis.n);
+    const auto bytes = bytes_now(input, mesh);
+    cost += 1 + redistribute_cost(now, then, bytes, axis.n);
+    // Pieces where everything else is whole are gathered again by the next operator: a reduce_scatter alone
+    // looks cheaper than the all_reduce, and the two collectives are not.
+    if (now.is_partial() && then.is_shard() && !cut) {
+      cost += redistribute_cost(then, Replicate(), bytes / static_cast<double>(axis.n), axis.n);
+    }
   }
   // A written argument is its result.
   for (std::size_t r = 0; r < call.op().result_is.size(); ++r) {

@@ -17,10 +17,12 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
+#include "lockstep/dtensor/detail/loss_flag.h"
 #include "lockstep/dtensor/internal/decide.h"
 #include "lockstep/dtensor/internal/meta.h"
 #include "lockstep/dtensor/internal/random.h"
@@ -31,6 +33,12 @@ namespace lockstep::dtensor_internal {
 namespace {
 
 using torch::jit::Stack;
+
+thread_local bool losses_stay_sharded = false;
+
+bool loss_parallel() {
+  return losses_stay_sharded;
+}
 
 // Operators that change what memory a tensor has, which a sharded tensor cannot follow.
 bool changes_memory(const std::string& name) {
@@ -59,6 +67,7 @@ class Kernel final : public c10::OperatorKernel {
       decision = cache.add(std::move(key), decide(call));
     }
     if (decision->by_copy) return run_otherwise(call, *stack);
+    if (op.is_loss && decision->redistributes && loss_parallel()) keep_sharded(call, *decision);
     run(call, *decision, *stack);
   }
 
@@ -83,6 +92,22 @@ class Kernel final : public c10::OperatorKernel {
           ErrorKind::kUsage,
           base::cat(call.describe(),
                     ": a sharded tensor has no memory of its own to resize or replace; use to_local()"));
+    }
+  }
+
+  // For losses inside a LossParallelScope.
+  static void keep_sharded(const OpCall& call, const Decision& decision) {
+    for (std::size_t i = 0; i < call.inputs().size(); ++i) {
+      const auto& now = call.inputs()[i].layout->placements;
+      for (std::size_t m = 0; m < now.size(); ++m) {
+        if (!now[m].is_shard() || !decision.inputs[i]->placements[m].is_replicate()) continue;
+        base::raise(ErrorKind::kUnsupported,
+                    base::cat(call.describe(),
+                              ": this loss would gather a sharded input, which is what "
+                              "LossParallelScope forbids. cross_entropy_loss and nll_loss "
+                              "of [n, classes] keep their classes sharded; for others "
+                              "redistribute the input, or leave the scope"));
+      }
     }
   }
 
@@ -336,7 +361,13 @@ class Kernel final : public c10::OperatorKernel {
 };
 
 // Composite operators decompose by themselves where they meet the key: into operators that come here.
+// rand_like, randn_like and randint_like take no generator, but are an empty_like and an operator that does.
 bool decomposes(const c10::OperatorHandle& handle) {
+  const auto& name = handle.operator_name();
+  if (name.name.starts_with("aten::rand") && name.name.ends_with("_like") &&
+      !name.overload_name.ends_with("out")) {
+    return true;
+  }
   return handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeImplicitAutograd) &&
          !handle.hasKernelForDispatchKey(c10::DispatchKey::CPU) &&
          !handle.hasKernelForDispatchKey(c10::DispatchKey::CUDA);
@@ -367,6 +398,10 @@ class Installation final : public c10::OpRegistrationListener {
 };
 
 }  // namespace
+
+bool set_loss_parallel(bool on) noexcept {
+  return std::exchange(losses_stay_sharded, on);
+}
 
 c10::IValue* LocalCall::arguments() const {
   return &stack[stack.size() - call.op().arguments.size()];

@@ -205,7 +205,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, P
                              DistributeOptions options) {
   constexpr auto kName = "distribute_tensor";
   if (!tensor.defined()) base::raise(ErrorKind::kUsage, base::cat(kName, ": the tensor is undefined"));
-  const auto context = MeshContext::of(mesh, kName);
+  const auto context = MeshContext::of(mesh, kName, placements);
   placements = checked_placements(kName, *context, tensor.dim(), std::move(placements));
   refuse_partial(kName, placements);
   if (is_sharded(tensor)) {
@@ -246,7 +246,7 @@ at::Tensor from_local(const at::Tensor& local, const DeviceMesh& mesh, Placement
   if (!local.defined()) base::raise(ErrorKind::kUsage, base::cat(kName, ": the tensor is undefined"));
   if (is_sharded(local))
     base::raise(ErrorKind::kUsage, base::cat(kName, ": the tensor is a DTensor already, ", describe(local)));
-  const auto context = MeshContext::of(mesh, kName);
+  const auto context = MeshContext::of(mesh, kName, placements);
   placements = checked_placements(kName, *context, local.dim(), std::move(placements));
   auto sizes = global_sizes(kName, *context, local, placements, options);
   // Before wrap(): the first operator on the new tensor must find a kernel.
@@ -296,13 +296,8 @@ std::string describe(const at::Tensor& tensor) {
   const auto type = base::cat(tensor.scalar_type(), " ", tensor.sizes());
   if (!is_sharded(tensor)) return base::cat("tensor ", type);
   const auto& meta = meta_of(tensor);
-  const auto& mesh = meta.mesh()->mesh();
-  auto text =
-      base::cat("DTensor ", type, " on mesh ", mesh.device_type(), " ", at::IntArrayRef(mesh.shape()));
-  std::string names;
-  for (const auto& name : mesh.mesh_dim_names()) names += names.empty() ? name : ", " + name;
-  if (!names.empty()) text += " (" + names + ")";
-  return base::cat(text, ", ", to_string(meta.layout()->placements), ", local ", meta.local().sizes());
+  return base::cat("DTensor ", type, " on mesh ", meta.mesh()->describe(), ", ",
+                   to_string(meta.layout()->placements), ", local ", meta.local().sizes());
 }
 
 ImplicitReplicationScope::ImplicitReplicationScope() : before_(implicit_replication()) {

@@ -18,7 +18,7 @@ at::Tensor make(const char* function, at::IntArrayRef sizes, const DeviceMesh& m
   for (const auto size : sizes) {
     if (size < 0) base::raise(ErrorKind::kUsage, base::cat(function, ": sizes ", sizes, " are negative"));
   }
-  const auto context = MeshContext::of(mesh, function);
+  const auto context = MeshContext::of(mesh, function, placements);
   placements =
       checked_placements(function, *context, static_cast<std::int64_t>(sizes.size()), std::move(placements));
   refuse_partial(function, placements);

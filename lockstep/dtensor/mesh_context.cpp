@@ -30,6 +30,13 @@ bool is_of(const Registry::Seed& seed, const std::vector<Group>& groups) {
                             [](const auto& weak, const auto& group) { return weak.lock() == group; });
 }
 
+std::string text_of(const DeviceMesh& mesh) {
+  auto text = base::cat(mesh.device_type(), " ", at::IntArrayRef(mesh.shape()));
+  std::string names;
+  for (const auto& name : mesh.mesh_dim_names()) names += names.empty() ? name : ", " + name;
+  return names.empty() ? text : text + " (" + names + ")";
+}
+
 bool same_groups(const MeshContext& context, const std::vector<Group>& groups) {
   if (context.ndim() != groups.size()) return false;
   for (std::size_t m = 0; m < groups.size(); ++m) {
@@ -70,10 +77,18 @@ MeshContext::MeshContext(DeviceMesh mesh)
 
 MeshContext::~MeshContext() = default;
 
-std::shared_ptr<const MeshContext> MeshContext::of(const DeviceMesh& mesh, const char* function) {
+std::string MeshContext::describe() const {
+  return text_of(mesh_);
+}
+
+std::shared_ptr<const MeshContext> MeshContext::of(const DeviceMesh& mesh, const char* function,
+                                                   const Placements& placements) {
   if (!mesh.get_coordinate()) {
-    base::raise(ErrorKind::kUsage, base::cat(function, ": rank ", mesh.get_rank(),
-                                             " is not in the mesh; only its ranks may make tensors on it"));
+    const auto layout = placements.empty() ? std::string() : " with " + to_string(placements);
+    base::raise(ErrorKind::kUsage, base::cat(function, layout, ": rank ", mesh.get_rank(),
+                                             " is not in the mesh, ", text_of(mesh),
+                                             "; only its ranks make tensors on it. Leave the call out where "
+                                             "mesh.get_coordinate() is empty"));
   }
   const auto groups = mesh.get_all_groups();
   auto& all = registry();

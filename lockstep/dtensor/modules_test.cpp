@@ -170,6 +170,27 @@ TEST(Modules, HeadShardedAttentionGathersNothing) {
   });
 }
 
+TEST(Modules, DropoutInAttentionIsThatOfOneProcess) {
+  at::set_num_threads(1);
+  const auto q = waves({2, 4, 6, 8});
+  const auto one = q.clone().requires_grad_();
+  torch::manual_seed(5);
+  const auto expected = at::scaled_dot_product_attention(one, one, one, {}, 0.25, true);
+  expected.pow(2).sum().backward();
+  world(2, [&](int) {
+    const auto mesh = init_device_mesh("cpu", {2});
+    manual_seed(5, mesh);
+    const auto x = distribute_tensor(q, mesh, {Shard(1)}).requires_grad_();
+    const ImplicitReplicationScope masks;  // libtorch makes the causal mask, which is plain
+    const CommDebugScope scope;
+    const auto y = at::scaled_dot_product_attention(x, x, x, {}, 0.25, true);
+    y.pow(2).sum().backward();
+    EXPECT_EQ(scope.describe(), "none");
+    expect_close(y, expected, "result");
+    expect_close(x.grad(), one.grad(), "gradient");
+  });
+}
+
 TEST(Modules, DropoutIsThatOfOneProcess) {
   world(2, [](int) {
     const auto mesh = init_device_mesh("cpu", {2});
@@ -178,6 +199,19 @@ TEST(Modules, DropoutIsThatOfOneProcess) {
     manual_seed(5, mesh);
     const auto x = distribute_tensor(waves({5, 4}), mesh, {Shard(0)});
     expect_close(at::dropout(x, 0.25, true), waves({5, 4}) * mask, "dropout");
+    // What CUDA's dropout is.
+    const auto leaf = distribute_tensor(waves({5, 4}), mesh, {Shard(0)}).requires_grad_();
+    manual_seed(5, mesh);
+    std::get<0>(at::native_dropout(leaf, 0.25, true)).sum().backward();
+    expect_close(leaf.grad(), mask, "gradient of native_dropout");
+    const auto part = from_local(waves({5, 4}) / 2, mesh, {Partial()});
+    for (const auto& input : {x, part}) {
+      manual_seed(5, mesh);
+      const auto [result, kept] = at::native_dropout(input, 0.25, true);
+      expect_close(result, waves({5, 4}) * mask, "native_dropout");
+      expect_close(kept, mask > 0, "mask");
+    }
+    expect_close(std::get<0>(at::native_dropout(x, 0.25, false)), waves({5, 4}), "not in training");
   });
 }
 

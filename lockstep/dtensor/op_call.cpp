@@ -106,6 +106,7 @@ Operator::Operator(const c10::OperatorHandle& operator_handle) : handle(operator
   name = schema.name();
   if (!schema.overload_name().empty()) name += "." + schema.overload_name();
   is_transpose = name == "aten::t";
+  is_loss = name.find("_loss") != std::string::npos;
   loops = name.starts_with("aten::_foreach_") &&
           handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
   // The schema says which arguments are written ("a!") and which results share memory with an argument ("a").
@@ -121,8 +122,6 @@ Operator::Operator(const c10::OperatorHandle& operator_handle) : handle(operator
     shares = shares || (alias && !alias->isWrite());
     is_random = is_random || is_generator(argument);
   }
-  is_random =
-      is_random || name.starts_with("aten::native_dropout") || name.starts_with("aten::_fused_dropout");
   for (const auto& result : schema.returns()) {
     const auto* alias = result.alias_info();
     std::optional<std::size_t> is;
@@ -167,22 +166,47 @@ OpCall::OpCall(const Operator& op, const c10::IValue* arguments) : op_(op), argu
   }
   if (!mesh_) return;  // the kernel refuses the call
   for (auto& input : inputs_) {
-    if (!input.plain) continue;
-    // Numbers that became tensors, and the zeros that autograd makes for gradients that nothing produced.
-    // A fused optimizer counts its steps in plain tensors of one element.
-    const bool counter = op.arguments[static_cast<std::size_t>(input.argument)] == ArgumentKind::kTensors;
-    const bool scalar = input.sizes.empty() && (!input.written || counter);
-    const bool in_backward = torch::autograd::get_current_graph_task_id() != -1;
-    if (!scalar && !in_backward && !implicit_replication()) {
-      base::raise(
-          ErrorKind::kUsage,
-          base::cat(
-              describe(), ": a plain tensor of ", input.ndim(),
-              " dimensions beside a sharded one. Distribute it (distribute_tensor, from_local), take the "
-              "other's to_local(), or allow it as a replica with ImplicitReplicationScope"));
+    if (!input.plain) {
+      check_sharded(input);
+      continue;
     }
+    check_plain(input);
     // A plain tensor is a replica: every rank has the same values, which is the caller's promise.
     input.layout = mesh_->layout(Placements(mesh_->ndim()));
+  }
+}
+
+void OpCall::check_sharded(const Input& input) const {
+  const auto& mesh = *input.layout->mesh;
+  if (&mesh != mesh_.get()) {
+    base::raise(
+        ErrorKind::kUsage,
+        base::cat(describe(), ": tensors on two meshes, ", mesh_->describe(), " and ", mesh.describe(),
+                  ". Values do not move between meshes, and two calls of init_device_mesh make two: "
+                  "use one mesh and its slices, or take full_tensor() of one and distribute it on the "
+                  "other's mesh"));
+  }
+  if (input.written && input.lost_base) {
+    base::raise(ErrorKind::kUsage,
+                base::cat(describe(),
+                          ": in-place write to a view whose base was redistributed to make it: the write "
+                          "would not reach the base. Clone the view first, or redistribute the base so that "
+                          "the view needs no communication"));
+  }
+}
+
+void OpCall::check_plain(const Input& input) const {
+  // Numbers that became tensors, and the zeros that autograd makes for gradients that nothing produced.
+  // A fused optimizer counts its steps in plain tensors of one element.
+  const bool counter = op_.arguments[static_cast<std::size_t>(input.argument)] == ArgumentKind::kTensors;
+  const bool scalar = input.sizes.empty() && (!input.written || counter);
+  const bool in_backward = torch::autograd::get_current_graph_task_id() != -1;
+  if (!scalar && !in_backward && !implicit_replication()) {
+    base::raise(
+        ErrorKind::kUsage,
+        base::cat(describe(), ": a plain tensor of ", input.ndim(),
+                  " dimensions beside a sharded one. Distribute it (distribute_tensor, from_local), take the "
+                  "other's to_local(), or allow it as a replica with ImplicitReplicationScope"));
   }
 }
 
@@ -204,23 +228,7 @@ void OpCall::add(const at::Tensor& tensor, int argument, int item) {
   input.local = meta.local();
   input.layout = meta.layout();
   input.lost_base = meta.lost_base();
-  if (!mesh_) {
-    mesh_ = meta.mesh();
-  } else if (mesh_ != meta.mesh()) {
-    base::raise(
-        ErrorKind::kUsage,
-        base::cat(op_.name,
-                  ": tensors on two meshes; redistribution between meshes does not exist, take full_tensor() "
-                  "of one and distribute it on the other's mesh"));
-  }
-  if (input.written && input.lost_base) {
-    base::raise(
-        ErrorKind::kUsage,
-        base::cat(op_.name,
-                  ": in-place write to a view whose base was redistributed to make it: the write would not "
-                  "reach the base. Clone the view first, or redistribute the base so that the view needs no "
-                  "communication"));
-  }
+  if (!mesh_) mesh_ = meta.mesh();
 }
 
 // The stack's slots are overwritten by local tensors and then by the results; what is read afterwards needs a

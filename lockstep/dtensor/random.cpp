@@ -3,6 +3,7 @@
 #include <ATen/Context.h>
 #include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/ops/empty.h>
+#include <ATen/ops/ones_like.h>
 
 #include <algorithm>
 
@@ -43,24 +44,55 @@ c10::IValue keep_piece(const OpCall& call, const c10::IValue& value, const Layou
   return result;
 }
 
+at::Generator shared_generator(const OpCall& call) {
+  auto shared = call.mesh()->generator();
+  if (!shared.defined()) {
+    base::raise(
+        ErrorKind::kUsage,
+        base::cat(call.describe(),
+                  ": random numbers of a sharded tensor need a seed that all ranks of the mesh share; "
+                  "call lockstep::manual_seed(seed, mesh) on each of them first"));
+  }
+  return shared;
+}
+
+// (result, mask) of native_dropout, which takes no generator: the mesh's one makes the mask.
+void run_dropout(const OpCall& call, torch::jit::Stack& stack) {
+  const auto p = call.value(1).toDouble();
+  const bool drops = p > 0 && (call.value(2).isNone() || call.value(2).toBool());
+  const auto generator = drops ? shared_generator(call) : at::Generator();
+  const auto& input = call.inputs()[0];
+  const auto* layout = result_layout(call);
+  const at::AutoDispatchBelowADInplaceOrView below;
+  auto local = redistribute_local(input.local, input.sizes, *input.layout, *layout);
+  auto mask = at::ones_like(local, local.options().dtype(at::kBool));
+  if (drops) {
+    const auto whole = at::empty(input.sizes, mask.options()).bernoulli_(1 - p, generator);
+    mask = slice_for(whole, *layout).clone();
+    local = local.mul(mask).mul_(p == 1 ? 0 : 1 / (1 - p));
+  }
+  const auto sizes = input.sizes.vec();
+  const auto mesh = call.mesh();
+  torch::jit::drop(stack, call.op().arguments.size());
+  stack.emplace_back(wrap(std::move(local), sizes, mesh, layout));
+  stack.emplace_back(wrap(std::move(mask), sizes, mesh, layout));
+}
+
 }  // namespace
 
 void run_random(OpCall& call, torch::jit::Stack& stack) {
   const auto& op = call.op();
+  if (op.name == "aten::native_dropout") return run_dropout(call, stack);
   const auto base = stack.size() - op.arguments.size();
   const auto generator = op.argument("generator");
-  const bool named = generator >= 0 && !stack[base + static_cast<std::size_t>(generator)].isNone();
-  if (!named) {
-    const auto shared = call.mesh()->generator();
-    if (!shared.defined() || generator < 0) {
-      base::raise(
-          ErrorKind::kUsage,
-          base::cat(call.describe(),
-                    ": random numbers of a sharded tensor need a seed that all ranks of the mesh share; "
-                    "call lockstep::manual_seed(seed, mesh) on each of them first"));
-    }
-    stack[base + static_cast<std::size_t>(generator)] = shared;
+  if (generator < 0) {
+    base::raise(ErrorKind::kUnsupported,
+                base::cat(call.describe(),
+                          ": takes no generator, so that ranks would draw different numbers; "
+                          "draw with bernoulli or dropout instead"));
   }
+  auto& given = stack[base + static_cast<std::size_t>(generator)];
+  if (given.isNone()) given = shared_generator(call);
   const at::AutoDispatchBelowADInplaceOrView below;
   // The operator runs on tensors of the global sizes, so that it draws the same numbers in the same order on
   // every rank and the generators stay in step.

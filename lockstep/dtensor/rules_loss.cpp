@@ -51,6 +51,13 @@ std::int64_t softmax_dim(const OpCall& call) {
   return dim < 0 ? dim + call.inputs()[0].ndim() : dim;
 }
 
+// A row of nothing but minus infinity becomes zeros (attention whose mask leaves nothing): rows stay whole.
+void whole_rows(const OpCall& call, Letters& letters) {
+  elementwise(call, letters);
+  const auto dim = static_cast<std::size_t>(softmax_dim(call));
+  letters.inputs[0][dim] = letters.results[0][dim] = Letters::kNone;
+}
+
 void local_softmax(LocalCall& local) {
   const auto dim = softmax_dim(local.call);
   const auto& layout = *local.decision.inputs[0];
@@ -178,6 +185,7 @@ std::vector<Rule> loss_rules() {
   std::vector<Rule> rules{
       {.op = "aten::_softmax", .letters = elementwise, .local = local_softmax},
       {.op = "aten::_log_softmax", .letters = elementwise, .local = local_softmax},
+      {.op = "aten::_safe_softmax", .letters = whole_rows},
       {.op = "aten::_softmax_backward_data", .letters = elementwise, .local = local_softmax_backward},
       {.op = "aten::_log_softmax_backward_data", .letters = elementwise, .local = local_softmax_backward},
       {.op = "aten::nll_loss_forward", .letters = nll_letters, .local = local_nll, .finish = finish_nll},

@@ -6,6 +6,7 @@
 #include <ATen/ops/layer_norm.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/matmul.h>
+#include <ATen/ops/rms_norm.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <mutex>
@@ -108,6 +109,12 @@ at::Tensor styled_layer_norm(const at::Tensor& input, c10::SymIntArrayRef shape,
   });
 }
 
+at::Tensor styled_rms_norm(const at::Tensor& input, c10::SymIntArrayRef shape,
+                           const std::optional<at::Tensor>& weight, std::optional<double> eps) {
+  return styled(Kind::kNorm, input, weight.value_or(at::Tensor()),
+                [&](const at::Tensor& x) { return at::rms_norm_symint(x, shape, weight, eps); });
+}
+
 // Never undone, as the kernels at kKey.
 void install_styles() {
   static std::once_flag once;
@@ -129,6 +136,7 @@ void install_styles() {
     install("aten::add_.Tensor", c10::KernelFunction::makeFromUnboxedRuntimeFunction(&styled_add_));
     install("aten::embedding", c10::KernelFunction::makeFromUnboxedRuntimeFunction(&styled_embedding));
     install("aten::layer_norm", c10::KernelFunction::makeFromUnboxedRuntimeFunction(&styled_layer_norm));
+    install("aten::rms_norm", c10::KernelFunction::makeFromUnboxedRuntimeFunction(&styled_rms_norm));
   });
 }
 

@@ -14,7 +14,7 @@
 #include "lockstep/base/error.h"
 #include "lockstep/nn/checkpoint.h"
 #include "lockstep/nn/internal/forward_state.h"
-#include "lockstep/nn/internal/saved_tensor_scope.h"
+#include "lockstep/tensor/detail/saved_tensor_scope.h"
 
 namespace lockstep::internal {
 namespace {

@@ -8,6 +8,7 @@
 #include "lockstep/collective/comm_debug.h"
 #include "lockstep/dtensor/dtensor.h"
 #include "lockstep/group/group_testing.h"
+#include "lockstep/parallel/loss_parallel.h"
 #include "lockstep/parallel/parallelize.h"
 #include "lockstep/parallel/prepare.h"
 
@@ -213,6 +214,96 @@ TEST(Parallelize, TheGradientsOfASequenceParallelNormAreReducedOnce) {
     const CommDebugScope scope;
     y.pow(2).sum().backward();
     EXPECT_EQ(scope.describe(), "all_reduce 2");
+  });
+}
+
+// libtorch has no such module in C++.
+struct RmsNormImpl : torch::nn::Module {
+  RmsNormImpl() : weight(register_parameter("weight", numbers({8}, 1) + 2)) {}
+  at::Tensor forward(const at::Tensor& x) { return at::rms_norm(x, {8}, weight, 1e-6); }
+  at::Tensor weight;
+};
+TORCH_MODULE(RmsNorm);
+
+TEST(Parallelize, AnRmsNormOfOnesOwnWorksOnSplitSequences) {
+  world(2, [](int rank) {
+    const auto mesh = init_device_mesh("cpu", {2});
+    const auto whole = numbers({2, 5, 8});
+    const auto one_input = whole.clone().requires_grad_();
+    RmsNorm one, many;
+    const auto expected = one(one_input);
+    (expected * expected).sum().backward();
+    parallelize_module(*many, mesh, SequenceParallel());
+    EXPECT_EQ(placements(many->weight), Placements{Replicate()});
+    const auto x = distribute_tensor(whole, mesh, {Shard(1)}).requires_grad_();
+    {
+      const CommDebugScope scope;
+      const auto y = many(x);
+      EXPECT_EQ(placements(y), Placements{Shard(1)});
+      (y * y).sum().backward();
+      EXPECT_EQ(scope.describe(), "none");
+      expect_close(y, expected, "result");
+    }
+    expect_close(x.grad(), one_input.grad(), "gradient of the input");
+    expect_close(many->weight.grad(), one->weight.grad(), "gradient of the weight");
+    // A plain tensor is this rank's part of the sequence.
+    RmsNorm local;
+    parallelize_module(*local, mesh, SequenceParallel{.use_local_output = true});
+    const auto part = local(numbers({2, 4, 8}).narrow(1, 2 * rank, 2));
+    EXPECT_FALSE(is_dtensor(part));
+    expect_close(part, at::rms_norm(numbers({2, 4, 8}), {8}, one->weight, 1e-6).narrow(1, 2 * rank, 2),
+                 "part");
+  });
+}
+
+TEST(LossParallel, TakesPlainTargetsAndWhatTorchRefuses) {
+  world(2, [](int) {
+    const auto mesh = init_device_mesh("cpu", {2});
+    const auto logits = numbers({6, 7});
+    const auto classes = (at::arange(6, at::kLong) * 5).remainder(7);
+    const auto chances = numbers({6, 7}, 3).softmax(1);
+    const auto weight = numbers({7}, 1) + 2;
+    const auto check = [&](const at::Tensor& targets, const std::optional<at::Tensor>& weights,
+                           std::int64_t ignored, double smoothing, const std::string& what) {
+      const auto a = logits.clone().requires_grad_();
+      const auto b = distribute_tensor(logits, mesh, {Shard(1)}).requires_grad_();
+      const auto expected =
+          at::cross_entropy_loss(a, targets, weights, at::Reduction::Mean, ignored, smoothing);
+      expected.backward();
+      const CommDebugScope comm;
+      const LossParallelScope scope;
+      auto loss = at::cross_entropy_loss(b, targets, weights, at::Reduction::Mean, ignored, smoothing);
+      loss.backward();
+      EXPECT_EQ(comm.count(OpType::kAllGather) + comm.count(OpType::kAllGatherIntoTensor), 0) << what;
+      expect_close(loss, expected, what);
+      expect_close(b.grad(), a.grad(), what + " gradient");
+    };
+    check(classes, {}, -100, 0, "classes");
+    check(classes, weight, -100, 0, "weighted");
+    check(classes, {}, 3, 0, "ignored");
+    check(classes, {}, -100, 0.1, "smoothed");
+    check(chances, {}, -100, 0, "probabilities");
+  });
+}
+
+TEST(LossParallel, RefusesALossThatWouldGatherTheClasses) {
+  world(2, [](int) {
+    const auto mesh = init_device_mesh("cpu", {2});
+    const auto logits = distribute_tensor(numbers({6, 7}), mesh, {Shard(1)});
+    const auto classes = distribute_tensor((at::arange(6, at::kLong) * 5).remainder(7), mesh);
+    const CommDebugScope comm;
+    {
+      const LossParallelScope scope;
+      const auto failure = testing::caught([&] { at::multi_margin_loss(logits, classes); });
+      EXPECT_EQ(failure.kind, ErrorKind::kUnsupported);
+      EXPECT_TRUE(testing::says(failure,
+                                "aten::multi_margin_loss([Shard(1)] [6, 7], [Replicate()] [6]): this loss "
+                                "would gather a sharded input"))
+          << failure.message;
+      EXPECT_EQ(comm.describe(), "none");
+    }
+    at::multi_margin_loss(logits, classes);
+    EXPECT_EQ(comm.total(), 1);
   });
 }
 

@@ -22,7 +22,7 @@ using torch::nn::Module;
 
 // One parameter of a plan: where it goes. Nothing is sent before the whole plan is known to fit.
 struct Change {
-  at::Tensor* parameter;
+  at::Tensor parameter;  // the module's own: its data is replaced
   Placement placement;
   std::optional<OperandStyle> style;
   bool broadcast = true;
@@ -49,8 +49,8 @@ OperandStyle style_of(OperandStyle::Kind kind, const Placement& input, const Pla
 
 void add_linear(Changes& work, torch::nn::LinearImpl& linear, const Placement& weight, const Placement& bias,
                 const OperandStyle& style) {
-  work.changes.push_back({&linear.weight, weight, style});
-  if (linear.bias.defined()) work.changes.push_back({&linear.bias, bias, style});
+  work.changes.push_back({linear.weight, weight, style});
+  if (linear.bias.defined()) work.changes.push_back({linear.bias, bias, style});
 }
 
 void plan_module(Changes& work, const std::string& path, Module& module, const ColwiseParallel& style) {
@@ -61,7 +61,7 @@ void plan_module(Changes& work, const std::string& path, Module& module, const C
   if (auto* linear = dynamic_cast<torch::nn::LinearImpl*>(&module)) {
     add_linear(work, *linear, Shard(0), Shard(0), around(OperandStyle::Kind::kLinear));
   } else if (auto* embedding = dynamic_cast<torch::nn::EmbeddingImpl*>(&module)) {
-    work.changes.push_back({&embedding->weight, Shard(1), around(OperandStyle::Kind::kEmbedding)});
+    work.changes.push_back({embedding->weight, Shard(1), around(OperandStyle::Kind::kEmbedding)});
   } else {
     refuse(path, module, "ColwiseParallel is for Linear and Embedding");
   }
@@ -75,7 +75,7 @@ void plan_module(Changes& work, const std::string& path, Module& module, const R
                         output, style.use_local_output));
   } else if (auto* embedding = dynamic_cast<torch::nn::EmbeddingImpl*>(&module)) {
     work.changes.push_back(
-        {&embedding->weight, Shard(0),
+        {embedding->weight, Shard(0),
          style_of(OperandStyle::Kind::kEmbedding, style.input_layouts.value_or(Replicate()), Replicate(),
                   output, style.use_local_output)});
   } else {
@@ -83,20 +83,34 @@ void plan_module(Changes& work, const std::string& path, Module& module, const R
   }
 }
 
+// libtorch's C++ modules have no RMSNorm. One of the user's own is known by its weight, which it gives to
+// rms_norm or layer_norm.
+bool is_own_norm(const Module& module) {
+  return !module.name().starts_with("torch::nn::") && module.named_parameters(false).contains("weight");
+}
+
 void plan_module(Changes& work, const std::string& path, Module& module, const SequenceParallel& style) {
   if (dynamic_cast<torch::nn::DropoutImpl*>(&module)) return;
-  auto* norm = dynamic_cast<torch::nn::LayerNormImpl*>(&module);
-  if (!norm) refuse(path, module, "SequenceParallel is for LayerNorm and Dropout");
-  if (!norm->weight.defined()) {
+  const auto parameters = module.named_parameters(false);
+  if (dynamic_cast<torch::nn::LayerNormImpl*>(&module)) {
+    if (parameters.is_empty()) {
+      refuse(path, module,
+             "a LayerNorm without parameters works on a DTensor as it is; give it one (use_local_output = "
+             "false of the module before)");
+    }
+  } else if (!is_own_norm(module)) {
     refuse(path, module,
-           "a LayerNorm without parameters works on a DTensor as it is; give it one (use_local_output = "
-           "false of the module before)");
+           "SequenceParallel is for LayerNorm and Dropout, and for modules of your own with a parameter "
+           "\"weight\" that they give to at::rms_norm or at::layer_norm");
   }
   const Shard sequence(style.sequence_dim);
-  work.changes.push_back(
-      {&norm->weight, Replicate(),
-       style_of(OperandStyle::Kind::kNorm, sequence, sequence, sequence, style.use_local_output), false});
-  if (norm->bias.defined()) work.changes.push_back({&norm->bias, Replicate(), std::nullopt, false});
+  for (const auto& item : parameters) {
+    std::optional<OperandStyle> around;
+    if (item.key() == "weight") {
+      around = style_of(OperandStyle::Kind::kNorm, sequence, sequence, sequence, style.use_local_output);
+    }
+    work.changes.push_back({item.value(), Replicate(), around, false});
+  }
 }
 
 void plan_module(Changes& work, const std::string& path, Module& module,
@@ -154,12 +168,13 @@ void find(Module& module, const std::string& at, const std::vector<std::string>&
 
 void make_changes(const Changes& work, const ParallelizeOptions& options) {
   for (const auto& change : work.changes) {
-    distribute_parameter(*change.parameter, work.mesh, {change.placement},
+    auto parameter = change.parameter;
+    distribute_parameter(parameter, work.mesh, {change.placement},
                          {.src_data_rank = change.broadcast ? options.src_data_rank : std::nullopt});
     if (change.style) {
-      const bool needs_gradient = change.parameter->requires_grad();
-      change.parameter->set_data(with_style(change.parameter->detach(), *change.style));
-      change.parameter->set_requires_grad(needs_gradient);
+      const bool needs_gradient = parameter.requires_grad();
+      parameter.set_data(with_style(parameter.detach(), *change.style));
+      parameter.set_requires_grad(needs_gradient);
     }
   }
   for (const auto& [module, layouts] : work.layouts)

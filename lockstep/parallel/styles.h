@@ -8,7 +8,7 @@
 //   RowwiseParallel      Linear: weight Shard(1), bias  Shard(-1)          Shard(-1)         Replicate     all_reduce
 //                        Replicate                                                           Shard(d)      reduce_scatter
 //                        Embedding: weight Shard(0)     Replicate          Replicate         Replicate     all_reduce
-//   SequenceParallel     LayerNorm: Replicate           Shard(1)           Shard(1)          Shard(1)      none; backward: one
+//   SequenceParallel     LayerNorm, RMSNorm: Replicate  Shard(1)           Shard(1)          Shard(1)      none; backward: one
 //                                                                                                          all_reduce per
 //                                                                                                          parameter
 #pragma once
@@ -33,8 +33,9 @@ struct RowwiseParallel {
   bool use_local_output = true;
 };
 
-// LayerNorm, and Dropout, which has no parameters and works on any DTensor. Parameters are not broadcast:
-// they are assumed to be equal on all ranks, as torch does.
+// LayerNorm, and Dropout, which has no parameters and works on any DTensor. RMSNorm: libtorch's C++ modules
+// have none, so any module of your own with a parameter "weight" that its forward gives to at::rms_norm (or
+// at::layer_norm). Parameters are not broadcast: they are assumed to be equal on all ranks, as torch does.
 struct SequenceParallel {
   std::int64_t sequence_dim = 1;
   bool use_local_output = false;

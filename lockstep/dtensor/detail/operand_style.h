@@ -1,6 +1,6 @@
-// A weight that says how the operator using it is to treat the activations around it: torch::nn modules call
-// linear, embedding and layer_norm with plain tensors and know nothing of meshes, and C++ modules have no
-// forward hooks. For parallel/. Thread safety: values.
+// A weight that says how the operator using it is to treat the activations around it: modules call
+// linear, embedding, layer_norm and rms_norm with plain tensors and know nothing of meshes, and C++ modules
+// have no forward hooks. For parallel/. Thread safety: values.
 #pragma once
 
 #include <ATen/core/Tensor.h>

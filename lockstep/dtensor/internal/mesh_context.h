@@ -12,6 +12,7 @@
 #include <deque>
 #include <memory>
 #include <mutex>
+#include <string>
 #include <unordered_map>
 #include <vector>
 
@@ -56,10 +57,14 @@ class MeshContext : public std::enable_shared_from_this<MeshContext> {
   explicit MeshContext(DeviceMesh mesh);
   ~MeshContext();
 
-  // The context of `mesh`, made at the first call. kUsage when this rank is not in the mesh.
-  static std::shared_ptr<const MeshContext> of(const DeviceMesh& mesh, const char* function);
+  // The context of `mesh`, made at the first call. kUsage when this rank is not in the mesh; the text names
+  // the function and the placements that it was asked for.
+  static std::shared_ptr<const MeshContext> of(const DeviceMesh& mesh, const char* function,
+                                               const Placements& placements = {});
 
   const DeviceMesh& mesh() const { return mesh_; }
+  // "cpu [2, 4] (dp, tp)"
+  std::string describe() const;
   std::size_t ndim() const { return shape_.size(); }
   const Sizes& shape() const { return shape_; }
   const Sizes& coordinate() const { return coordinate_; }

@@ -31,6 +31,7 @@ struct Operator {
   bool is_view = false;  // a result shares memory with an argument that is not written
   bool is_random = false;
   bool is_transpose = false;  // aten::t
+  bool is_loss = false;
   // Per result: the written argument that it is, or none.
   std::vector<std::optional<std::size_t>> result_is;
   std::vector<bool> result_is_list;
@@ -99,6 +100,9 @@ class OpCall {
 
  private:
   void add(const at::Tensor& tensor, int argument, int item);
+  // Raise kUsage. Both are called once every input is known, so that the text names them all.
+  void check_sharded(const Input& input) const;
+  void check_plain(const Input& input) const;
 
   const Operator& op_;
   const c10::IValue* arguments_;

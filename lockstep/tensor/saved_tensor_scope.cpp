@@ -1,4 +1,4 @@
-#include "lockstep/nn/internal/saved_tensor_scope.h"
+#include "lockstep/tensor/detail/saved_tensor_scope.h"
 
 #include <torch/csrc/autograd/engine.h>
 
