@@ -64,12 +64,12 @@ TEST(Errors, APlainTensorBesideAShardedOneIsRefused) {
     expect_refused([&] { counted({4, 4}).add_(x); }, {"aten::add_.Tensor(plain [4, 4], [Shard(0)] [4, 4])"});
     expect_sends([&] { at::addmm(distribute_tensor(plain, mesh, {}, {.src_data_rank = {}}), x, y); });
 
+    // As a replica it receives the whole result.
     const ImplicitReplicationScope allowed;
     auto target = counted({4, 4});
-    expect_refused([&] { target.add_(x); },
-                   {"aten::add_.Tensor(plain [4, 4], [Shard(0)] [4, 4])",
-                    "a plain tensor cannot receive a sharded result", "full_tensor() or to_local()"});
-    EXPECT_TRUE(target.equal(counted({4, 4})));
+    target.add_(x);
+    EXPECT_FALSE(is_dtensor(target));
+    EXPECT_TRUE(target.equal(counted({4, 4}) + full_tensor(x)));
   });
 }
 
