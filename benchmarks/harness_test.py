@@ -177,6 +177,7 @@ def other_records():
         {"suite": "store", "case": "get", "clients": 1, "lockstep": 1.0, "torch": 2.0},
         {**shape, "suite": "ddp_step", "case": "1024x8_views", "local": 2.0, "ranks": 2, "extra_bytes": 0},
         {**shape, "suite": "rpc", "case": "sync"},
+        {**shape, "suite": "dtensor", "case": "P -> R", "kind": "shared", "bare": 2.0, "fresh": 4.0},
     ]
 
 
@@ -201,7 +202,7 @@ class ReportTest(unittest.TestCase):
             made = plot.draw(all_reduce_records(1.2) + other_records(), folder)
             self.assertEqual(sorted(os.path.basename(p) for p in made),
                              ["all_reduce_hot.svg", "all_reduce_rotating.svg", "barrier.svg", "collectives_4.svg",
-                              "ddp_step.svg", "rpc.svg", "store.svg", "two_hosts.svg"])
+                              "ddp_step.svg", "dtensor.svg", "rpc.svg", "store.svg", "two_hosts.svg"])
             for path in made:
                 xml.dom.minidom.parse(path)
 
@@ -310,6 +311,23 @@ class SuiteTest(unittest.TestCase):
         self.assertIn("| 80 - 50 ", text)
         self.assertIn("| 250,000 ", text)
         self.assertTrue(all(a["met"] for a in aims.hold_against(by_row.values(), 2)))
+
+    def test_dtensors_are_held_against_what_was_measured_in_the_same_request(self):
+        suite = SUITES["dtensor"](self.options("/nowhere"))
+        ours = {"add": {"us": 2.0, "plain_us": 1.4}, "mul_": {"us": 3.0, "plain_us": 1.5},
+                "mlp": {"us": 10.5, "hand_us": 10.0}, "move": {"us": 10.0, "bare_us": 10.0, "fresh_us": 20.0, "copied_us": 16.0}}
+        suite.contenders = {
+            "lockstep": types.SimpleNamespace(measure=lambda **request: ours[request["kind"]]),
+            "torch": types.SimpleNamespace(measure=lambda **request: {"us": 20.0, "plain_us": 4.0})}
+        records = list(suite.run("", unittest.mock.Mock()))
+        self.assertEqual(len(records), 3 + 2 * 6)
+        add, _, mlp, gathered = records[:4]
+        self.assertEqual((add["over_plain"], add["torch_over_plain"], add["ratio_torch"]), (0.6, 16.0, 0.1))
+        self.assertEqual((mlp["ratio_hand"], mlp["ratio_torch"]), (1.05, 0.525))
+        self.assertEqual((gathered["case"], gathered["kind"], gathered["ratio_fresh"]), ("S(0) -> R", "shared", 0.5))
+        self.assertTrue(all(a["met"] for a in aims.hold_against(records)))
+        self.assertIn("| shared memory ", table.suite_table("dtensor", records))
+        self.assertIs(aims.hold_against([{**add, "over_plain": 0.8}])[0]["met"], False)
 
     def test_two_hosts_are_left_out_with_a_reason_where_there_can_be_none(self):
         suite = SUITES["two_hosts"](self.options("/nowhere"))

@@ -104,6 +104,14 @@ AIMS = [
                                          ("sync_tcp", 4, " over loopback TCP", 60))),
     Aim("rpc_async of 4 B in flight, 2 cores: at least 150,000 a second", {"suite": "rpc", "case": "async"},
         "lockstep_per_s", least=150_000, cores=2),
+    Aim("add of two DTensors of 8x8 without a gradient: at most 0.7 us over the plain one",
+        {"suite": "dtensor", "case": "add"}, "over_plain", 0.7),
+    Aim("tensor-parallel MLP 1024-4096-1024, batch 64, 2 ranks, forward and backward: at most 1.10 of collectives written "
+        "by hand", {"suite": "dtensor", "case": "mlp"}, "ratio_hand", 1.10),
+    Aim("the same: at least 1.3x faster than PyTorch's", {"suite": "dtensor", "case": "mlp"}, "ratio_torch", 1 / 1.3),
+    Aim("redistributions of 25 MiB, 2 ranks, shards in shared memory: at most 1.1 of the bare collective",
+        {"suite": "dtensor", "kind": "shared", "case": ("S(0) -> R", "P -> R", "P -> S(0)", "S(0) -> S(1)")},
+        "ratio_bare", 1.1),
     *(Aim(f"{case}, {ranks} ranks as processes on 2 cores: at most {most / 1000:g} ms",
           {"suite": "growth", "case": case, "kind": "processes", "ranks": ranks}, "lockstep", most, cores=2)
       for case, ranks, most in (("new_group", 32, 5000), ("new_group", 128, 20_000), ("init", 128, 1_000_000))),

@@ -5,7 +5,8 @@ import math
 from .aims import MIB, size_text
 
 TENSOR_COLOUR = "#17becf"
-COLOURS = {"lockstep": "#1f77b4", "limit": "#2ca02c", "probe": "#2ca02c", "openmpi": "#d62728", "torch": "#ff7f0e",
+COLOURS = {"lockstep": "#1f77b4", "limit": "#2ca02c", "probe": "#2ca02c", "bare": "#2ca02c",
+           "fresh": "#8c564b", "openmpi": "#d62728", "torch": "#ff7f0e",
            "local": "#7f7f7f", "flat": "#9467bd", "zero_copy": "#1f77b4", "staged": TENSOR_COLOUR, "call": TENSOR_COLOUR}
 WIDTH, HEIGHT, MARGIN = 720, 440, 64
 
@@ -165,12 +166,14 @@ def draw(records, folder):
          [(f"{r['case']}, {r['clients']} client{'s' * (r['clients'] > 1)}", r) for r in of("store")]),
         ("ddp_step", "ddp_step, 2 ranks: microseconds per step", ("lockstep", "local", "torch"),
          [(r["case"], r) for r in of("ddp_step", ranks=2) if not r["case"].endswith("_adam")]),
+        ("dtensor", "redistributions of 25 MiB, 2 ranks, shards in shared memory: microseconds",
+         ("lockstep", "bare", "fresh", "torch"), [(r["case"], r) for r in of("dtensor", kind="shared")]),
         ("rpc", "rpc, 2 processes: microseconds per call, and per backward pass over the local one", ("lockstep", "torch"),
          [(f"{r['case']}, {size_text(r['bytes'])}", r) for r in of("rpc")]),
     ]
     for ranks in sorted({r["ranks"] for r in of("collectives")}):
         rows = of("collectives", ranks=ranks, bytes=25 * MIB) or of("collectives", ranks=ranks)
-        pictures.insert(-5, (f"collectives_{ranks}", f"{size_text(rows[0]['bytes'])}, {ranks} ranks: microseconds",
+        pictures.insert(-6, (f"collectives_{ranks}", f"{size_text(rows[0]['bytes'])}, {ranks} ranks: microseconds",
                              ("zero_copy", "staged", "openmpi", "torch"),
                              joined(rows, lambda r: r["kind"], {"zero_copy": "zero_copy", "staged": "staged"})))
     for name, title, contenders, groups in pictures:

@@ -2,6 +2,7 @@
 
 from . import rounds
 from .ddp_step import DdpStep
+from .dtensor import DTensor
 from .growth import Growth
 from .rpc import Rpc
 from .suite import MIB, RankSuite, Suite
@@ -71,8 +72,8 @@ class Store(Suite):
             yield record
 
 
-SUITES = {suite.name: suite for suite in (AllReduce, Collectives, Barrier, TwoHosts, Store, DdpStep, Rpc,
-                                           Growth)}
+SUITES = {suite.name: suite for suite in (AllReduce, Collectives, Barrier, TwoHosts, Store, DdpStep,
+                                           DTensor, Rpc, Growth)}
 
 
 def default_ranks(cores):

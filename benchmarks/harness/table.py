@@ -46,6 +46,8 @@ SUITES = {
     "store": ([("operation", lambda r: r["case"]), ("clients", lambda r: str(r["clients"]))], ("torch",)),
     "ddp_step": ([RANKS, ("model", lambda r: r["case"]), ("parameters", lambda r: size_text(r["bytes"]))],
                  ("local", "adam", "torch", "torch_local")),
+    "dtensor": ([CASE, ("shards in", lambda r: f"{r['kind']} memory" if r.get("kind") else "-")],
+                ("plain", "hand", "bare", "copied", "fresh", "torch")),
     "rpc": ([CASE, BYTES], ("torch",)),
     "growth": ([("what", lambda r: r["case"] if r["unit"] == "us" else f"{r['case']}, per rank"), RANKS,
                 ("ranks are", lambda r: r["kind"])], ("torch",)),
@@ -61,6 +63,9 @@ def _columns(suite, records):
     columns += [(f"lockstep/{n} (min..max)", lambda r, n=n: _ratio(r, n)) for n in names[1:] if n != "torch_local"]
     if suite == "rpc":
         columns += [(f"{n} = remote - local", lambda r, n=n: _difference(r, n)) for n in names]
+    if suite == "dtensor":
+        columns += [("over plain us", lambda r: _number(r.get("over_plain"))),
+                    ("torch over plain us", lambda r: _number(r.get("torch_over_plain")))]
     if suite == "ddp_step":
         columns += [("torch/torch_local", lambda r: _number(r.get("torch_slowdown"))), ("extra memory", _extra_memory)]
     return columns
