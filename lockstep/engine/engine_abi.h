@@ -162,6 +162,12 @@ typedef struct lockstep_op {
    * comm_failure of any communicator that is not being destroyed. Null: no call. */
   void (*done)(void* done_context);
   void* done_context;
+  /* For an engine whose capabilities say takes_rows. Of the buffer that holds a part per peer: the rows of
+   * the matrix that it is. Every row has its share of each peer's part, in rank order: a tensor cut along
+   * an inner dimension. Every part is a multiple of the rows. 0 and 1: the parts lie one after the other.
+   * send_rows: ALL_TO_ALL_V. recv_rows: ALL_TO_ALL_V, ALL_GATHER_V and ALL_GATHER. Each rank has its own. */
+  uint64_t send_rows;
+  uint64_t recv_rows;
 } lockstep_op;
 
 /* Capabilities are data. A bit mask over the enums above, per operation. */
@@ -176,6 +182,7 @@ typedef struct lockstep_capabilities {
   uint32_t
       compares_members; /* 1: comm_create with a parent and a key fails on every rank with LOCKSTEP_USAGE when
                            the ranks were given different members; 0: lockstep compares them in the store */
+  uint32_t takes_rows;  /* 1: lockstep_op.send_rows and recv_rows may be set; 0: lockstep packs */
 } lockstep_capabilities;
 
 typedef struct lockstep_engine {

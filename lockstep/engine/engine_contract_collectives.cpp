@@ -185,6 +185,89 @@ TEST_P(EngineContract, UnevenBlocksAndEmptyOnesArrive) {
   });
 }
 
+// What rank `from` sends rank `to` where parts have rows: a multiple of every number of rows that is used.
+std::uint64_t part_in_rows(int from, int to, std::uint64_t unit) {
+  return 6 * unit * static_cast<std::uint64_t>((from + 2 * to) % 3);
+}
+std::int32_t value_in_rows(int from, int to, std::uint64_t i) {
+  return static_cast<std::int32_t>(from * 1'000'003 + to * 10'007 + static_cast<int>(i % 9973));
+}
+// The parts as `rows` rows, each with its share of every part.
+std::vector<std::int32_t> in_rows(const std::vector<std::vector<std::int32_t>>& parts, std::uint64_t rows) {
+  std::vector<std::int32_t> all;
+  for (std::uint64_t row = 0; row < rows; ++row) {
+    for (const auto& part : parts) {
+      const auto run = static_cast<std::ptrdiff_t>(part.size() / rows);
+      const auto begin = part.begin() + static_cast<std::ptrdiff_t>(row) * run;
+      all.insert(all.end(), begin, begin + run);
+    }
+  }
+  return all;
+}
+
+struct RowsCase {
+  lockstep_op_kind kind;
+  std::uint64_t unit, send_rows, recv_rows;
+  bool shared;
+};
+
+void check_rows(testing::EngineRank& rank, const RowsCase& one) {
+  const int me = rank.rank(), size = rank.size();
+  const bool to_all = one.kind != LOCKSTEP_ALL_TO_ALL_V;
+  std::vector<std::vector<std::int32_t>> sends, receives;
+  std::vector<std::uint64_t> send_counts, recv_counts;
+  const auto part = [&](int from, int to) {
+    const auto n =
+        one.kind == LOCKSTEP_ALL_GATHER ? 6 * one.unit : part_in_rows(from, to_all ? 0 : to, one.unit);
+    std::vector<std::int32_t> values;
+    for (std::uint64_t i = 0; i < n; ++i) values.push_back(value_in_rows(from, to_all ? 0 : to, i));
+    return values;
+  };
+  for (int r = 0; r < size; ++r) {
+    if (!to_all || r == me) sends.push_back(part(me, r));
+    receives.push_back(part(r, me));
+    send_counts.push_back(to_all ? 0 : sends.back().size());
+    recv_counts.push_back(receives.back().size());
+  }
+  const auto sent = in_rows(sends, one.send_rows), want = in_rows(receives, one.recv_rows);
+  GuardedBuffer send(rank, sent.size() * 4, one.shared), recv(rank, want.size() * 4, one.shared);
+  if (!sent.empty()) std::memcpy(send.data(), sent.data(), sent.size() * 4);
+  auto op = testing::EngineRank::op(one.kind, send.data(), recv.data(), 0, LOCKSTEP_I32);
+  if (one.kind == LOCKSTEP_ALL_GATHER) op.count = sent.size();
+  op.send_counts = send_counts.data();
+  op.recv_counts = recv_counts.data();
+  op.send_rows = one.send_rows;
+  op.recv_rows = one.recv_rows;
+  const auto context = base::cat("rank ", me, " of ", size, ", kind ", one.kind, " unit ", one.unit, " rows ",
+                                 one.send_rows, " and ", one.recv_rows, one.shared ? " shared" : "");
+  ASSERT_EQ(rank.run(op), LOCKSTEP_OK) << context << ": " << rank.error();
+  ASSERT_TRUE(want.empty() || std::memcmp(recv.data(), want.data(), want.size() * 4) == 0) << context;
+  ASSERT_TRUE(send.margins_whole() && recv.margins_whole()) << context << ": wrote beyond a buffer";
+}
+
+// Ranks have rows of their own number, and memory of their own kind.
+TEST_P(EngineContract, PartsThatLieInRowsArriveInRows) {
+  if (engine().capabilities().takes_rows == 0) GTEST_SKIP() << "the engine does not take rows";
+  on_all_sizes([&](Rank& rank) {
+    for (const auto kind : {LOCKSTEP_ALL_TO_ALL_V, LOCKSTEP_ALL_GATHER_V, LOCKSTEP_ALL_GATHER}) {
+      for (const std::uint64_t unit : {1u, 7u, 500u, 30'000u}) {
+        if (unit > 1000 && rank.size() > kMaxRanksOfLarge) continue;
+        for (int place = 0; place < (has_alloc() ? 3 : 1); ++place) {
+          for (const std::uint64_t rows : {1u, 2u, 6u}) {
+            const bool last = rank.rank() == rank.size() - 1;
+            check_rows(rank, {.kind = kind,
+                              .unit = unit,
+                              .send_rows = kind == LOCKSTEP_ALL_TO_ALL_V ? (last ? 3 : rows) : 1,
+                              .recv_rows = rank.rank() == 0 ? 6 / rows : 2,
+                              .shared = place == 1 || (place == 2 && !last)});
+            if (HasFatalFailure()) return;
+          }
+        }
+      }
+    }
+  });
+}
+
 float rounding_value(int rank, std::size_t i) {
   return 0.1f * static_cast<float>(rank + 1) + static_cast<float>(i % 17) / 3.f;
 }

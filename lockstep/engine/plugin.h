@@ -112,6 +112,24 @@ inline const char* wrong_with_counts(const lockstep_op& op, int rank, int size) 
   return nullptr;
 }
 
+inline bool divides_all(std::uint64_t rows, const std::uint64_t* counts, int n) {
+  return rows <= 1 || std::all_of(counts, counts + n, [&](std::uint64_t count) { return count % rows == 0; });
+}
+
+// Pre: the counts are there.
+inline const char* wrong_with_rows(const lockstep_op& op, int size,
+                                   const lockstep_capabilities& capabilities) {
+  if (op.send_rows <= 1 && op.recv_rows <= 1) return nullptr;
+  if (capabilities.takes_rows == 0) return "the engine does not take rows";
+  if (op.send_rows > 1 && op.kind != LOCKSTEP_ALL_TO_ALL_V) return "the sent parts of this kind have no rows";
+  const bool fits = op.kind == LOCKSTEP_ALL_GATHER
+                        ? divides_all(op.recv_rows, &op.count, 1)
+                        : is_uneven(op.kind) && divides_all(op.recv_rows, op.recv_counts, size);
+  if (!fits || (op.send_rows > 1 && !divides_all(op.send_rows, op.send_counts, size)))
+    return "a part is no multiple of the rows";
+  return nullptr;
+}
+
 // A buffer that this rank's part of the operation reads or writes is missing.
 inline bool lacks_buffer(const lockstep_op& op, int rank) {
   const bool sends = op.kind != LOCKSTEP_RECV && (op.kind != LOCKSTEP_SCATTER || rank == op.root);
@@ -132,7 +150,11 @@ inline const char* wrong_with(const lockstep_op& op, int rank, int size,
   if (op.kind == LOCKSTEP_BARRIER) return nullptr;
   if (op.dtype < 0 || op.dtype >= LOCKSTEP_DTYPES) return "unknown element type";
   if ((capabilities.dtypes >> op.dtype & 1u) == 0) return "the engine does not move this element type";
-  if (is_uneven(op.kind)) return internal::wrong_with_counts(op, rank, size);
+  if (is_uneven(op.kind)) {
+    const char* const wrong = internal::wrong_with_counts(op, rank, size);
+    return wrong != nullptr ? wrong : internal::wrong_with_rows(op, size, capabilities);
+  }
+  if (const char* const wrong = internal::wrong_with_rows(op, size, capabilities)) return wrong;
   if (op.count >= kMaxElements / static_cast<std::uint64_t>(size)) return "too many elements";
   if (has_reduce(op.kind)) {
     if (op.reduce < 0 || op.reduce >= LOCKSTEP_REDUCE_OPS) return "unknown reduction";

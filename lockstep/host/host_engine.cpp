@@ -52,6 +52,7 @@ const lockstep_capabilities& all_capabilities() {
     made.shared_memory = 1;
     made.calls_back = 1;
     made.compares_members = 1;
+    made.takes_rows = 1;
     return made;
   }();
   return all;

@@ -25,5 +25,8 @@ void reduce(lockstep_dtype dtype, lockstep_reduce_op op, std::span<const void* c
 // memcpy with stores that bypass the caches: the destination is not read first, which saves a third of the
 // memory traffic. For copies too large to stay in a cache.
 void stream_copy(void* to, const void* from, std::size_t n_bytes);
+// The same for `n_rows` rows of `run` bytes, `to_pitch` and `from_pitch` bytes apart.
+void stream_copy_rows(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                      std::size_t run, std::size_t n_rows);
 
 }  // namespace lockstep::comm

@@ -174,5 +174,20 @@ TEST(Kernels, StreamedCopiesAreExactAtEveryAlignmentAndTouchNothingElse) {
   }
 }
 
+TEST(Kernels, RowsAreCopiedAtAnyPitchAndNothingBetweenThem) {
+  for (const std::size_t run : {1u, 60u, 257u, 4096u}) {
+    for (const std::size_t pitch : {run, run + 3, 2 * run + 64}) {
+      constexpr std::size_t kRows = 5;
+      std::vector<std::uint8_t> from(kRows * (pitch + 7)), to(kRows * pitch, 0xa5);
+      for (std::size_t i = 0; i < from.size(); ++i) from[i] = static_cast<std::uint8_t>(i * 7 + 3);
+      stream_copy_rows(to.data(), pitch, from.data(), pitch + 7, run, kRows);
+      for (std::size_t i = 0; i < to.size(); ++i) {
+        const std::size_t row = i / pitch, at = i % pitch;
+        ASSERT_EQ(to[i], at < run ? from[row * (pitch + 7) + at] : 0xa5) << "run " << run << ", byte " << i;
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace lockstep::comm

@@ -18,9 +18,6 @@
 namespace lockstep::comm::internal {
 namespace {
 
-// Smaller results are likely to be read from the cache soon.
-constexpr std::uint64_t kStreamFrom = 8 << 20;
-
 // Moves all of it. The kernel may stop at a page that it cannot access; the next call then returns the error.
 void read_process(std::int64_t pid, std::uint8_t* here, std::uint64_t there, std::uint64_t n_bytes) {
   while (n_bytes > 0) {

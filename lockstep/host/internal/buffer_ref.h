@@ -46,8 +46,12 @@ inline void copy_bytes(void* to, const void* from, std::uint64_t n_bytes) {
   if (to != from && n_bytes > 0) std::memcpy(to, from, n_bytes);
 }
 
+// Smaller results are likely to be read from the cache soon.
+inline constexpr std::uint64_t kStreamFrom = 8 << 20;
+
 // Pre: `to` is here. Raises kPeerLost when the owner of `from` is gone, kSystem when the kernel refuses.
-// `whole`: the bytes that this copy is a piece of; from 8 MiB on mapped memory is written past the caches.
+// `whole`: the bytes that this copy is a piece of; from kStreamFrom on mapped memory is written past the
+// caches.
 void copy(const BufferRef& to, const BufferRef& from, std::uint64_t n_bytes, std::uint64_t whole = 0);
 // What a copy by the kernel failed with.
 [[noreturn]] void raise_copy_failure(std::int64_t pid, int error, const char* call);

@@ -26,7 +26,7 @@
 namespace lockstep::comm::internal {
 
 inline constexpr std::uint64_t kLayoutMagic = 0x6c6f636b73746570;  // "lockstep"
-inline constexpr std::uint32_t kLayoutVersion = 8;
+inline constexpr std::uint32_t kLayoutVersion = 9;
 
 inline constexpr std::size_t kLine = 64;
 inline constexpr std::size_t kPage = 4096;
@@ -224,11 +224,13 @@ struct CommBlock {
 };
 
 // Instead of a payload, for the kinds with counts per peer: what this rank sends each other rank (offset in
-// its buffer, bytes) and what it expects from it.
+// its buffer, bytes, and how many of them lie together: all but where the buffer has rows) and what it
+// expects from it.
 struct Counts {
   std::uint64_t at;
   std::uint64_t sends;
   std::uint64_t expects;
+  std::uint64_t run;
 };
 static_assert(kMaxRanks * sizeof(Counts) <= kInlineBytes);
 

@@ -31,6 +31,9 @@ Stage& stage_of(CommMembers& members, int rank) {
 
 Operation::Operation(const lockstep_op& op)
     : op_(op),
+      send_(static_cast<const std::uint8_t*>(op.send)),
+      recv_(static_cast<std::uint8_t*>(op.recv)),
+      send_rows_(std::max<std::uint64_t>(op.send_rows, 1)),
       element_(size_of(op.dtype)),
       n_bytes_(op.count * element_),
       fingerprint_(internal::fingerprint(op)) {}
@@ -115,7 +118,8 @@ void Operation::publish_counts(CommMembers& members) {
   auto* table = const_cast<Counts*>(counts_of(members, members.rank()));
   const Traffic traffic = traffic_of(plan_input(members));
   for (std::size_t r = 0; r < traffic.sends.size(); ++r) {
-    table[r] = {traffic.sends[r].at, traffic.sends[r].n_bytes, traffic.receives[r].n_bytes};
+    const Traffic::Part& part = traffic.sends[r];
+    table[r] = {part.at / send_rows_, part.n_bytes, traffic.receives[r].n_bytes, part.n_bytes / send_rows_};
   }
 }
 
@@ -162,7 +166,12 @@ void Operation::publish_call(CommMembers& members) {
   if (sent <= kEagerBytes && !is_uneven(op_.kind)) return;
   // First: a buffer that is severed after it was published must be found out (believable()).
   n_severed_ = members.arena().n_severed();
-  call.send_reach = sends(members.rank()) ? publish(members, op_.send, sent, call.send) : Reach::kByAddress;
+  call.send_reach = sends(members.rank()) ? publish(members, send_, sent, call.send) : Reach::kByAddress;
+  const bool mapped = call.send_reach == Reach::kInArena || call.send_reach == Reach::kByAddress;
+  if (send_rows_ > 1 && !mapped) {  // a copy by the kernel takes one run
+    pack_send();
+    call.send_reach = publish(members, send_, sent, call.send);
+  }
   const std::uint64_t written = written_bytes(members);
   call.recv_reach = written > 0 ? publish(members, op_.recv, written, call.recv) : Reach::kByAddress;
   const bool by_kernel = call.send_reach == Reach::kByKernel || call.recv_reach == Reach::kByKernel;
@@ -171,6 +180,12 @@ void Operation::publish_call(CommMembers& members) {
   in_place_ = reduces_whole() && call.send_reach != Reach::kNowhere && call.recv_reach != Reach::kNowhere &&
               (!by_kernel || sent > kInlineBytes);
   n_in_place_ = in_place_ ? 1 : 0;
+}
+
+void Operation::pack_send() {
+  packed_send_ = pack_rows(send_, send_rows_, uneven_sends_);
+  send_ = packed_send_.get();
+  send_rows_ = 1;
 }
 
 // While one exists, this rank may access the others' buffers. A rank that gives up stores `broken` everywhere
@@ -276,6 +291,14 @@ void Operation::choose_path(CommMembers& members, Workspace& work) {
   } else {
     plan_ = make_plan(plan_input(members));
     stage_ = Stage::kPlanned;
+    // Staging areas take one run.
+    if (send_rows_ > 1) pack_send();
+    if (op_.recv_rows > 1) {
+      const auto parts = received_parts(members);
+      packed_recv_ = std::make_unique_for_overwrite<std::uint8_t[]>(
+          std::accumulate(parts.begin(), parts.end(), std::uint64_t{0}));
+      recv_ = packed_recv_.get();
+    }
   }
 }
 
@@ -298,7 +321,7 @@ const std::uint8_t* Operation::payload_of(CommMembers& members, int rank) const 
 // wait. The own payload is read from the block too, so it does not matter whether op_.recv overlaps op_.send.
 void Operation::finish_inline(CommMembers& members, Workspace& work) {
   const auto me = static_cast<std::uint64_t>(members.rank());
-  auto* recv = static_cast<std::uint8_t*>(op_.recv);
+  auto* recv = recv_;
   switch (op_.kind) {
     case LOCKSTEP_BROADCAST:
       return copy_bytes(recv, payload_of(members, op_.root), n_bytes_);
@@ -310,8 +333,12 @@ void Operation::finish_inline(CommMembers& members, Workspace& work) {
     case LOCKSTEP_ALL_GATHER:
     case LOCKSTEP_ALL_TO_ALL: {
       const std::uint64_t at = op_.kind == LOCKSTEP_ALL_TO_ALL ? me * n_bytes_ : 0;
+      const auto whole = n_bytes_ * static_cast<std::uint64_t>(members.size());
       for (int r = 0; r < members.size(); ++r) {
-        copy_bytes(recv + static_cast<std::uint64_t>(r) * n_bytes_, payload_of(members, r) + at, n_bytes_);
+        const auto to = Runs::part_of(own_buffer(recv), op_.recv_rows, whole,
+                                      static_cast<std::uint64_t>(r) * n_bytes_, n_bytes_);
+        const Runs from{own_buffer(payload_of(members, r) + at), n_bytes_, n_bytes_};
+        copy_runs(to, from, n_bytes_, 0, members.own().broken, work.scratch);
       }
       return;
     }
@@ -346,8 +373,14 @@ Progress Operation::follow_plan(CommMembers& members, Workspace& work) {
       execute(step, members, work);
     }
   }
+  if (packed_recv_) unpack_rows(op_.recv, op_.recv_rows, received_parts(members), packed_recv_.get());
   stage_ = Stage::kDone;
   return Progress::kDone;
+}
+
+std::vector<std::uint64_t> Operation::received_parts(CommMembers& members) const {
+  if (is_uneven(op_.kind)) return uneven_receives_;
+  return std::vector<std::uint64_t>(static_cast<std::size_t>(members.size()), n_bytes_);
 }
 
 bool Operation::reached(CommMembers& members, const Step& step) {
@@ -372,8 +405,8 @@ void Operation::signal(CommMembers& members, std::uint32_t phase) {
 }
 
 void Operation::execute(const Step& step, CommMembers& members, Workspace& work) {
-  const auto* send = static_cast<const std::uint8_t*>(op_.send);
-  auto* recv = static_cast<std::uint8_t*>(op_.recv);
+  const auto* send = send_;
+  auto* recv = recv_;
   const auto stage_in = [&](int r) { return stage_of(members, r).in[step.parity] + step.stage_at; };
   const auto stage_out = [&](int r) { return stage_of(members, r).out[step.parity]; };
   switch (step.kind) {

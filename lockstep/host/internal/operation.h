@@ -19,10 +19,12 @@
 #pragma once
 
 #include <cstdint>
+#include <memory>
 #include <vector>
 
 #include "lockstep/host/internal/buffer_ref.h"
 #include "lockstep/host/internal/comm_members.h"
+#include "lockstep/host/internal/rows.h"
 #include "lockstep/host/plan.h"
 
 namespace lockstep::comm::internal {
@@ -90,7 +92,9 @@ class Operation {
   // Direct paths.
   // Both booleans: false when what peer_ published about its buffer cannot be true.
   bool find_buffers(CommMembers& members, Workspace& work);
-  Progress pull_all(CommMembers& members);
+  Progress pull_all(CommMembers& members, Workspace& work);
+  // This rank's part in the buffer of peer_; nothing when what it published cannot be true.
+  std::optional<Runs> find_part(CommMembers& members, std::uint64_t n_bytes);
   bool move_pair(CommMembers& members, int other);
   // False when a write was revoked (push.h): the group is broken.
   bool reduce_range(CommMembers& members, Workspace& work, std::uint64_t first, std::uint64_t count,
@@ -117,6 +121,9 @@ class Operation {
 
   bool can_be_inline(int size) const { return send_bytes(size) <= kInlineBytes && !is_uneven(op_.kind); }
   void publish_call(CommMembers& members);
+  void pack_send();
+  // Bytes of each peer's part of the result, for the kinds that take rows there.
+  std::vector<std::uint64_t> received_parts(CommMembers& members) const;
   void publish_counts(CommMembers& members);
   const Counts* counts_of(CommMembers& members, int rank) const;
   bool counts_agree(CommMembers& members);
@@ -130,6 +137,11 @@ class Operation {
   std::size_t parity() const { return sequence_ & 1; }
 
   const lockstep_op op_;
+  // Where this rank's bytes are: the caller's buffers, or copies of them without rows.
+  const std::uint8_t* send_;
+  std::uint8_t* recv_;
+  std::uint64_t send_rows_;
+  std::unique_ptr<std::uint8_t[]> packed_send_, packed_recv_;
   const std::uint64_t element_;
   const std::uint64_t n_bytes_;  // count * element
   const std::uint64_t fingerprint_;

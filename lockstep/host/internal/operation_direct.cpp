@@ -31,8 +31,11 @@ struct Cut {
   std::uint64_t n_chunks(int rank) const { return (length(rank) + chunk - 1) / chunk; }
 };
 
-// Bytes that one rank reads from another, or reduces alone, between two checks for an abort.
+// Bytes that one rank reduces alone between two checks for an abort.
 constexpr std::uint64_t kPullChunk = 1 << 20;
+
+// More than any buffer has: the sum of what 256 peers publish does not overflow.
+constexpr std::uint64_t kMaxBytes = kMaxElements * 8;
 
 // Between the root and one other rank.
 constexpr std::uint64_t kMoveChunk = 256 << 10;
@@ -161,7 +164,7 @@ Progress Operation::copy_direct(CommMembers& members, Workspace& work) {
       if (members.own().broken.load(std::memory_order_relaxed) != 0) return Progress::kBlocked;
       reduce_range(members, work, first, std::min(step, op_.count - first), skip);
     }
-  } else if (const Progress pulled = pull_all(members); pulled != Progress::kDone) {
+  } else if (const Progress pulled = pull_all(members, work); pulled != Progress::kDone) {
     return pulled;
   }
   return leave_together(members, work);
@@ -176,7 +179,30 @@ Progress Operation::leave_together(CommMembers& members, Workspace& work) {
   return follow_plan(members, work);
 }
 
-Progress Operation::pull_all(CommMembers& members) {
+// Shared memory is input: a peer's numbers are checked before they are used.
+std::optional<Runs> Operation::find_part(CommMembers& members, std::uint64_t n_bytes) {
+  const int me = members.rank();
+  std::uint64_t at = 0, run = n_bytes, pitch = n_bytes;
+  if (is_uneven(op_.kind)) {
+    const Counts* counts = counts_of(members, peer_);
+    at = counts[me].at;
+    run = counts[me].run;
+    if (run == 0 || run > n_bytes || n_bytes % run != 0) return std::nullopt;
+    pitch = 0;
+    for (int r = 0; r < members.size(); ++r) pitch += std::min(counts[r].run, kMaxBytes);
+  }
+  if (op_.kind == LOCKSTEP_ALL_TO_ALL) at = static_cast<std::uint64_t>(me) * n_bytes_;
+  if (peer_ == me) return Runs{own_buffer(send_ + at), run, pitch};
+  const PublishedCall& call = call_of(members, peer_);
+  std::uint64_t extent = 0;
+  if (__builtin_mul_overflow(n_bytes / run - 1, pitch, &extent)) return std::nullopt;
+  extent += run;
+  const auto first = find(members, peer_, call.send_reach, call.send + at, extent);
+  if (!first || (first->here == nullptr && run != n_bytes)) return std::nullopt;
+  return Runs{*first, run, pitch};
+}
+
+Progress Operation::pull_all(CommMembers& members, Workspace& work) {
   const int size = members.size(), me = members.rank();
   const Traffic traffic = traffic_of(plan_input(members));
   std::uint64_t whole = 0;
@@ -185,19 +211,11 @@ Progress Operation::pull_all(CommMembers& members) {
     peer_ = (me + turn) % size;  // so that not all read from the same rank at once
     const Traffic::Part& part = traffic.receives[static_cast<std::size_t>(peer_)];
     if (part.n_bytes == 0) continue;
-    // Offset of this rank's part in the peer's buffer.
-    std::uint64_t at = 0;
-    if (is_uneven(op_.kind)) at = counts_of(members, peer_)[me].at;
-    if (op_.kind == LOCKSTEP_ALL_TO_ALL) at = static_cast<std::uint64_t>(me) * n_bytes_;
-    const PublishedCall& call = call_of(members, peer_);
-    const auto from = peer_ == me ? own_buffer(static_cast<const std::uint8_t*>(op_.send) + at)
-                                  : find(members, peer_, call.send_reach, call.send + at, part.n_bytes);
+    const auto from = find_part(members, part.n_bytes);
     if (!from) return Progress::kBadPeer;
-    const BufferRef to = own_buffer(static_cast<std::uint8_t*>(op_.recv) + part.at);
-    for (std::uint64_t done = 0; done < part.n_bytes; done += kPullChunk) {
-      if (members.own().broken.load(std::memory_order_relaxed) != 0) return Progress::kBlocked;
-      copy(to + done, *from + done, std::min(kPullChunk, part.n_bytes - done), whole);
-    }
+    const auto to = Runs::part_of(own_buffer(recv_), op_.recv_rows, whole, part.at, part.n_bytes);
+    if (!copy_runs(to, *from, part.n_bytes, whole, members.own().broken, work.scratch))
+      return Progress::kBlocked;
   }
   return Progress::kDone;
 }
