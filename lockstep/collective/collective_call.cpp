@@ -123,6 +123,13 @@ bool overlaps_itself(const at::Tensor& tensor) {
 }
 
 bool may_share_memory(const at::Tensor& a, const at::Tensor& b) {
+  // Of tensors with gaps torch says nothing, although they usually lie in memory of their own.
+  if (a.has_storage() && b.has_storage()) {
+    const auto* const at_a = static_cast<const char*>(a.storage().data());
+    const auto* const at_b = static_cast<const char*>(b.storage().data());
+    const std::less_equal<const char*> before;
+    if (before(at_a + a.storage().nbytes(), at_b) || before(at_b + b.storage().nbytes(), at_a)) return false;
+  }
   return at::get_overlap_status(a, b) != at::MemOverlapStatus::No;
 }
 
@@ -336,6 +343,11 @@ void CollectiveCall::describe(at::TensorList tensors, bool shapes_may_differ) {
 bool CollectiveCall::offers(lockstep_op_kind kind) const {
   const comm::Engine* engine = part().engine();
   return engine == nullptr || engine->offers(kind);
+}
+
+bool CollectiveCall::takes_rows() const {
+  const comm::Engine* engine = part().engine();
+  return engine != nullptr && engine->capabilities().takes_rows != 0;
 }
 
 void CollectiveCall::check_offered(lockstep_op_kind kind) const {

@@ -8,6 +8,7 @@
 #include <algorithm>
 
 #include "lockstep/base/detail/raise.h"
+#include "lockstep/collective/detail/all_reduce_into.h"
 #include "lockstep/collective/internal/batch.h"
 #include "lockstep/collective/internal/collective_call.h"
 #include "lockstep/collective/internal/packing.h"
@@ -70,6 +71,26 @@ Work all_reduce(at::Tensor tensor, AllReduceOptions options) {
     return call.start(send, recv, tensor.numel(), wire, std::move(held));
   }
   return call.start_in_place(std::move(tensor), wire);
+}
+
+Work internal::all_reduce_into(at::Tensor output, at::Tensor input, AllReduceOptions options) {
+  CollectiveCall call(OpType::kAllReduce, options);
+  if (!call.takes_part()) return {};
+  call.check(input, "input");
+  call.check_output(output, "output");
+  call.check_same_type(output, "output", input);
+  if (real_sizes(output) != real_sizes(input)) {
+    call.refuse(ErrorKind::kUsage, "output has sizes ", output.sizes(), ", input ", input.sizes(),
+                "; they must be identical");
+  }
+  if (may_share_memory(output, input)) call.refuse(ErrorKind::kUsage, "output and input share memory");
+  const auto wire = call.wire_for_reduce(input.scalar_type(), options.op);
+  call.describe(input);
+  call.op().kind = LOCKSTEP_ALL_REDUCE;
+  call.set_reduce(options.op);
+  HeldTensors held;
+  const auto recv = room_for(output, false, held);
+  return call.start(plain(call.scaled(input, options.op)), recv, input.numel(), wire, std::move(held));
 }
 
 Work reduce(at::Tensor tensor, ReduceOptions options) {

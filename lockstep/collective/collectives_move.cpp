@@ -74,6 +74,25 @@ bool may_share_memory(const std::vector<at::Tensor>& outputs, const std::vector<
   });
 }
 
+// The rows in which the engine can write the parts where they belong; 0 when it needs room of its own.
+std::uint64_t rows_to_write(const CollectiveCall& call, const std::vector<at::Tensor>& outputs,
+                            const std::vector<at::Tensor>& inputs) {
+  return call.takes_rows() && !may_share_memory(outputs, inputs) ? internal::rows_of(outputs) : 0;
+}
+
+// Where the parts of all ranks are received: as room_for, and in the outputs themselves where they are a
+// tensor cut along an inner dimension.
+at::Tensor room_for_parts(CollectiveCall& call, const std::vector<at::Tensor>& outputs,
+                          const std::vector<at::Tensor>& inputs, HeldTensors& held) {
+  const auto rows = rows_to_write(call, outputs, inputs);
+  if (rows <= 1)
+    return room_for(outputs, call.op().kind == LOCKSTEP_ALL_TO_ALL_V && may_share_memory(outputs, inputs),
+                    held);
+  call.op().recv_rows = rows;
+  held.results = outputs;
+  return outputs[0];
+}
+
 // A tensor some of whose elements share memory (expand()) gets what came where that fits: one value for all
 // that share.
 Work broadcast_expanded(CollectiveCall& call, const at::Tensor& tensor, internal::Wire wire) {
@@ -175,6 +194,12 @@ Work all_gather(std::vector<at::Tensor> outputs, at::Tensor input, AllGatherOpti
     HeldTensors held{.results = outputs};
     std::vector<lockstep_op> ops;
     const auto send = internal::flat_as(input, outputs[0].scalar_type());
+    if (const auto rows = rows_to_write(call, outputs, {input}); rows > 1) {
+      call.op().kind = LOCKSTEP_ALL_GATHER_V;
+      call.op().recv_counts = counts.data();
+      call.op().recv_rows = rows;
+      return call.start(send, outputs[0], 0, call.wire_for_move(outputs[0].scalar_type()), std::move(held));
+    }
     const auto parts = internal::all_gather_parts(call, send, counts, ops, held);
     for (std::size_t r = 0; r < parts.size(); ++r)
       held.copies.emplace_back(outputs[r], parts[r].view(outputs[r].sizes()));
@@ -183,7 +208,7 @@ Work all_gather(std::vector<at::Tensor> outputs, at::Tensor input, AllGatherOpti
   const auto wire = call.wire_for_move(input.scalar_type());
   call.op().kind = LOCKSTEP_ALL_GATHER;
   HeldTensors held;
-  const auto recv = room_for(outputs, false, held);
+  const auto recv = room_for_parts(call, outputs, {input}, held);
   const auto send = may_share_memory(outputs, {input}) ? plain_copy(input) : plain(input);
   return call.start(send, recv, input.numel(), wire, std::move(held));
 }
@@ -300,8 +325,11 @@ Work all_to_all(std::vector<at::Tensor> outputs, std::vector<at::Tensor> inputs,
   call.op().send_counts = send_counts.data();
   call.op().recv_counts = recv_counts.data();
   HeldTensors held;
-  const auto recv = room_for(outputs, may_share_memory(outputs, inputs), held);
-  return call.start(internal::packed(inputs), recv, 0, wire, std::move(held));
+  const auto recv = room_for_parts(call, outputs, inputs, held);
+  // As they lie, where the engine takes that: a piece of a tensor cut along an inner dimension is not packed.
+  const auto rows = call.takes_rows() ? internal::rows_of(inputs) : 0;
+  call.op().send_rows = rows;
+  return call.start(rows > 1 ? inputs[0] : internal::packed(inputs), recv, 0, wire, std::move(held));
 }
 
 Work all_to_all_single(at::Tensor output, at::Tensor input, AllToAllSingleOptions options) {

@@ -1,4 +1,5 @@
 // The collectives that only move data, against a local reference, on ranks that are threads.
+#include <ATen/ops/arange.h>
 #include <ATen/ops/cat.h>
 #include <ATen/ops/complex.h>
 #include <ATen/ops/empty.h>
@@ -15,6 +16,7 @@
 #include <vector>
 
 #include "lockstep/base/detail/thread.h"
+#include "lockstep/collective/internal/packing.h"
 #include "lockstep/group/group_testing.h"
 
 namespace lockstep {
@@ -302,6 +304,60 @@ TEST(AllToAll, ExchangesListsOfAnySizes) {
         EXPECT_EQ(work.result().size(), static_cast<std::size_t>(n));
       }
     });
+  }
+}
+
+// Columns of a tensor, one per rank, as torch's chunk cuts them.
+std::vector<at::Tensor> columns(const at::Tensor& tensor, int n) {
+  std::vector<at::Tensor> views;
+  const auto width = (tensor.size(1) + n - 1) / n;
+  for (std::int64_t r = 0; r < n; ++r) {
+    const auto start = std::min(r * width, tensor.size(1));
+    views.push_back(tensor.narrow(1, start, std::min(width, tensor.size(1) - start)));
+  }
+  return views;
+}
+
+TEST(Collectives, PiecesOfACutTensorAreNotPacked) {
+  const auto whole = at::zeros({6, 300, 2});
+  EXPECT_EQ(internal::rows_of(columns(whole, 3)), 6u);
+  EXPECT_EQ(internal::rows_of(columns(whole.view({2, 900, 2}), 4)), 2u);
+  EXPECT_EQ(internal::rows_of(whole.chunk(3, 0)), 1u);
+  EXPECT_EQ(internal::rows_of({whole.select(0, 0).narrow(0, 0, 100), whole.select(0, 1)}), 0u);
+  EXPECT_EQ(internal::rows_of(columns(whole.transpose(0, 1).contiguous().transpose(0, 1), 3)), 0u);
+  auto swapped = columns(whole, 2);
+  std::swap(swapped[0], swapped[1]);
+  EXPECT_EQ(internal::rows_of(swapped), 0u);
+  EXPECT_EQ(internal::rows_of({columns(whole, 3)[0], columns(whole, 3)[1]}), 0u) << "the third is missing";
+  EXPECT_EQ(internal::rows_of(columns(at::zeros({6, 30}), 3)), 0u) << "short runs are packed";
+}
+
+TEST(Collectives, ColumnsArriveWhereTheyLie) {
+  for (const int n : {2, 3, 4}) {
+    for (const std::int64_t width : {std::int64_t{100} * n, std::int64_t{100} * n - 1, std::int64_t{7}}) {
+      world(n, [&](int rank) {
+        const auto everything = at::arange(6 * n * width, at::kFloat).view({6 * n, width});
+        const auto rows = everything.narrow(0, 6 * rank, 6);
+        const auto mine = columns(everything, n)[static_cast<std::size_t>(rank)].contiguous();
+        // Rows to columns, and back.
+        auto received = at::full({6 * n, mine.size(1)}, -1, at::kFloat);
+        all_to_all(received.chunk(n, 0), columns(rows.clone(), n));
+        expect_equal(received, mine);
+        auto back = at::full({6, width}, -1, at::kFloat);
+        all_to_all(columns(back, n), received.chunk(n, 0));
+        expect_equal(back, rows);
+        auto gathered = at::full({6 * n, width}, -1, at::kFloat);
+        all_gather(columns(gathered, n), mine);
+        expect_equal(gathered, everything);
+        // One rank has its outputs apart: the call is the same one.
+        auto apart = columns(at::zeros({6 * n, width}), n);
+        if (rank == 0) {
+          for (auto& output : apart) output = output.clone();
+        }
+        all_gather(apart, mine);
+        expect_equal(apart.back(), columns(everything, n).back().contiguous());
+      });
+    }
   }
 }
 

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "lockstep/base/detail/thread.h"
+#include "lockstep/collective/detail/all_reduce_into.h"
 #include "lockstep/group/group_testing.h"
 
 namespace lockstep {
@@ -82,6 +83,31 @@ TEST(AllReduce, TakesComplexNumbersAsPairsForSumAndAverage) {
       EXPECT_TRUE(says(error, "ComplexFloat")) << error.message;
     }
   });
+}
+
+TEST(AllReduce, IntoAnotherTensorLeavesTheInputAlone) {
+  for (const int n : kSizes) {
+    world(n, [n](int rank) {
+      for (const std::int64_t numel : {5, 4099, 70'001}) {
+        const auto input = sample(rank, {numel}, at::kFloat);
+        const auto expected =
+            reduced([&](int r) { return sample(r, {numel}, at::kFloat); }, n, ReduceOp::kMax);
+        for (const bool shared : {false, true}) {
+          const auto from = shared ? empty_shared({numel}).copy_(input) : input.clone();
+          auto to = shared ? empty_shared({numel}) : at::empty({numel});
+          internal::all_reduce_into(to, from, {.op = ReduceOp::kMax});
+          expect_near(to, expected, "into another");
+          expect_equal(from, input);
+          auto strided = at::zeros({numel, 2}).select(1, 0);
+          internal::all_reduce_into(strided, from, {.op = ReduceOp::kMax, .async_op = true}).wait();
+          expect_near(strided, expected, "into a view");
+        }
+      }
+      auto tensor = at::ones({4});
+      EXPECT_THROW(internal::all_reduce_into(tensor, tensor), Error);
+      EXPECT_THROW(internal::all_reduce_into(tensor, at::ones({5})), Error);
+    });
+  }
 }
 
 TEST(AllReduce, WritesThroughAnyStrides) {

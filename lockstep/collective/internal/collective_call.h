@@ -108,6 +108,8 @@ class CollectiveCall {
 
   // The engine does operations of this kind.
   bool offers(lockstep_op_kind kind) const;
+  // The engine takes parts that lie in rows (lockstep_op.send_rows).
+  bool takes_rows() const;
 
   // An operation on one tensor in place.
   Work start_in_place(at::Tensor tensor, Wire wire);

@@ -22,6 +22,22 @@ bool is_one_piece(const std::vector<at::Tensor>& list) {
   return true;
 }
 
+// Shorter runs than this many bytes are moved faster by a copy of the whole tensor.
+constexpr std::int64_t kShortestRun = 256;
+
+// The dimension along which a piece of a contiguous tensor was cut: the one inside the first, seen from the
+// end, whose stride is not that of a contiguous tensor of the piece's sizes. -1 when there is none.
+std::int64_t cut_dim(const at::Tensor& piece) {
+  std::int64_t expected = 1, inside = -1;
+  for (std::int64_t d = piece.dim(); d-- > 0;) {
+    if (piece.size(d) == 1) continue;
+    if (piece.stride(d) != expected) return inside;
+    expected *= piece.size(d);
+    inside = d;
+  }
+  return -1;
+}
+
 // Like `other` but flat.
 at::Tensor flat(std::int64_t numel, const at::Tensor& other) {
   return at::empty({numel}, at::TensorOptions().dtype(other.scalar_type()).device(other.device()));
@@ -45,6 +61,35 @@ std::vector<at::Tensor> cut_like(const at::Tensor& buffer, const std::vector<at:
 }
 
 }  // namespace
+
+std::uint64_t rows_of(const std::vector<at::Tensor>& list) {
+  const auto& first = list.front();
+  if (std::ranges::any_of(list, [](const auto& t) { return t.numel() == 0 || t.is_conj() || t.is_neg(); }))
+    return 0;
+  const auto dim = cut_dim(first);
+  if (dim < 0) return is_one_piece(list) ? 1 : 0;
+  const auto inner = first.stride(dim) * static_cast<std::int64_t>(first.element_size());
+  std::int64_t cut = 0, rows = 1;
+  for (const auto& tensor : list) {
+    auto sizes = first.sizes().vec();
+    if (tensor.dim() != first.dim()) return 0;
+    sizes[static_cast<std::size_t>(dim)] = tensor.size(dim);
+    const auto* const at = static_cast<const char*>(first.const_data_ptr()) + cut * inner;
+    if (tensor.sizes() != at::IntArrayRef(sizes) || tensor.strides() != first.strides() ||
+        !tensor.is_alias_of(first) || tensor.const_data_ptr() != at ||
+        tensor.size(dim) * inner < kShortestRun)
+      return 0;
+    cut += tensor.size(dim);
+  }
+  // The dimensions outside the cut one are those of a contiguous tensor that has all of it.
+  auto expected = first.stride(dim) * cut;
+  for (std::int64_t d = dim; d-- > 0;) {
+    if (first.size(d) != 1 && first.stride(d) != expected) return 0;
+    expected *= first.size(d);
+    rows *= first.size(d);
+  }
+  return static_cast<std::uint64_t>(rows);
+}
 
 std::vector<std::uint64_t> counts_of(const std::vector<at::Tensor>& list, Wire wire) {
   std::vector<std::uint64_t> counts;
