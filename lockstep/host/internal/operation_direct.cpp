@@ -195,8 +195,10 @@ std::optional<Runs> Operation::find_part(CommMembers& members, std::uint64_t n_b
   if (peer_ == me) return Runs{own_buffer(send_ + at), run, pitch};
   const PublishedCall& call = call_of(members, peer_);
   std::uint64_t extent = 0;
-  if (__builtin_mul_overflow(n_bytes / run - 1, pitch, &extent)) return std::nullopt;
-  extent += run;
+  if (__builtin_mul_overflow(n_bytes / run - 1, pitch, &extent) ||
+      __builtin_add_overflow(extent, run, &extent)) {
+    return std::nullopt;
+  }
   const auto first = find(members, peer_, call.send_reach, call.send + at, extent);
   if (!first || (first->here == nullptr && run != n_bytes)) return std::nullopt;
   return Runs{*first, run, pitch};
