@@ -157,7 +157,7 @@ at::Tensor scatter_pieces(const at::Tensor& whole, const Placement& placement, c
   // Ranks that do not send have a tensor too, whose sizes they use and whose values they ignore.
   const auto own = chunk(whole.size(dim), n, index).length;
   sizes[static_cast<std::size_t>(dim)] = chunk(whole.size(dim), n, 0).length;
-  auto received = at::empty(sizes, whole.options());
+  auto received = empty_piece(sizes, whole.options(), mesh);
   std::vector<at::Tensor> parts;
   for (std::int64_t r = 0; index == src && r < n; ++r) {
     const auto range = chunk(whole.size(dim), n, r);
@@ -166,7 +166,7 @@ at::Tensor scatter_pieces(const at::Tensor& whole, const Placement& placement, c
     parts.push_back(std::move(part));
   }
   scatter(received, std::move(parts), {.group_src = src, .group = mesh.group(m)});
-  return own == received.size(dim) ? received : received.narrow(dim, 0, own).clone();
+  return own == received.size(dim) ? received : copy_piece(received.narrow(dim, 0, own), mesh);
 }
 
 // Mesh dimension by mesh dimension. Invariant: after dimension m the ranks whose coordinates along all later
@@ -180,9 +180,7 @@ at::Tensor send_from(const at::Tensor& tensor, const Layout& layout, int src) {
     if (placement.is_shard()) {
       local = scatter_pieces(local, placement, mesh, m, src);
     } else {
-      local = local.contiguous();
-      // contiguous() returns the same tensor, or another view of it, when there is nothing to do.
-      if (local.is_same(tensor) || local.is_alias_of(tensor)) local = local.clone();
+      if (!local.is_contiguous() || local.is_alias_of(tensor)) local = copy_piece(local.contiguous(), mesh);
       broadcast(local, {.group_src = src, .group = mesh.group(m)});
     }
   }
@@ -232,7 +230,7 @@ at::Tensor distribute_tensor(const at::Tensor& tensor, const DeviceMesh& mesh, P
   const auto* layout = context->layout(placements);
   const c10::AutoGradMode no_grad(false);
   auto local = options.src_data_rank ? send_from(tensor.detach(), *layout, *options.src_data_rank)
-                                     : slice_for(tensor.detach(), *layout).clone();
+                                     : copy_piece(slice_for(tensor.detach(), *layout), *context);
   auto result = wrap(std::move(local), tensor.sizes(), context, layout);
   if (cuts_rows(result) && result.is_floating_point())
     result = with_style(result, {.kind = OperandStyle::Kind::kTable});

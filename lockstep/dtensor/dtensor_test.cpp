@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include "lockstep/collective/comm_debug.h"
+#include "lockstep/dtensor/factories.h"
 #include "lockstep/dtensor/internal/result_pool.h"
 #include "lockstep/dtensor/random.h"
 #include "lockstep/group/group_testing.h"
@@ -42,7 +43,7 @@ TEST(DTensor, DistributesGathersAndMovesWhatItWasGiven) {
   for (const int n : {1, 2, 3}) {
     world(n, [&](int) {
       const auto mesh = init_device_mesh("cpu", {n});
-      for (const auto& sizes : {std::vector<std::int64_t>{4, 6}, {5, 7}, {1, 2}, {0, 3}}) {
+      for (const auto& sizes : {std::vector<std::int64_t>{4, 6}, {5, 7}, {1, 2}, {0, 3}, {67, 251}}) {
         const auto whole = numbers(sizes);
         for (const auto& from : kLayouts1) {
           const auto x = distribute_tensor(whole, mesh, from);
@@ -351,6 +352,20 @@ TEST(DTensor, HasNoMemoryOfItsOwn) {
     const auto x = distribute_tensor(numbers({4}), init_device_mesh("cpu", {2}), {Shard(0)});
     EXPECT_THROW(x.data_ptr<float>(), c10::Error);
     EXPECT_EQ(describe(x), "DTensor Float [4] on mesh cpu [2], [Shard(0)], local [2]");
+  });
+}
+
+TEST(ResultPool, HoldsLargeShardsHoweverTheyAreMade) {
+  world(2, [](int) {
+    const auto mesh = init_device_mesh("cpu", {2});
+    const auto whole = numbers({1024, 512});
+    const auto keep = distribute_tensor(whole, mesh, {Shard(0)});  // a mesh keeps memory while it has tensors
+    auto* const where = to_local(distribute_tensor(whole, mesh, {Shard(0)})).data_ptr();
+    EXPECT_EQ(to_local(distribute_tensor(whole, mesh, {Shard(1)})).data_ptr(), where);
+    EXPECT_EQ(to_local(distribute_tensor(whole, mesh, {Shard(0)}, {.src_data_rank = {}})).data_ptr(), where);
+    EXPECT_EQ(to_local(redistribute(keep, {Shard(1)})).data_ptr(), where);
+    EXPECT_EQ(to_local(dtensor::empty({1024, 512}, mesh, {Shard(0)})).data_ptr(), where);
+    expect_same(full_tensor(keep), whole);
   });
 }
 

@@ -7,6 +7,7 @@
 #include "lockstep/base/detail/text.h"
 #include "lockstep/dtensor/internal/checks.h"
 #include "lockstep/dtensor/internal/meta.h"
+#include "lockstep/dtensor/internal/redistribute.h"
 
 namespace lockstep::dtensor {
 namespace {
@@ -25,7 +26,8 @@ at::Tensor make(const char* function, at::IntArrayRef sizes, const DeviceMesh& m
   install_kernels();
   const auto* layout = context->layout(placements);
   const auto own = local_sizes(sizes.vec(), placements, context->shape(), context->coordinate());
-  auto local = at::empty(own, options.device(c10::Device(mesh.device_type())).requires_grad(false));
+  auto local =
+      empty_piece(own, options.device(c10::Device(mesh.device_type())).requires_grad(false), *context);
   return wrap(std::move(local), sizes, context, layout);
 }
 

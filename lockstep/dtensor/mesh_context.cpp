@@ -1,6 +1,8 @@
 #include "lockstep/dtensor/internal/mesh_context.h"
 
 #include <algorithm>
+#include <array>
+#include <atomic>
 
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
@@ -45,12 +47,29 @@ bool same_groups(const MeshContext& context, const std::vector<Group>& groups) {
   return true;
 }
 
+std::atomic<std::uint64_t> n_caches{0};
+
+// Keys and decisions are those of the cache, whose entries never move.
+struct RecentDecision {
+  std::uint64_t cache = 0;
+  const DecisionCache::Key* key = nullptr;
+  const Decision* decision = nullptr;
+};
+thread_local constinit std::array<RecentDecision, 256> recent_decisions{};
+
 }  // namespace
 
+DecisionCache::DecisionCache() : id_(++n_caches) {}
+
 const Decision* DecisionCache::find(const Key& key) const {
+  auto& recent = recent_decisions[Hash()(key) % recent_decisions.size()];
+  // The cache with this id is alive, since it is this one, and with it the answer.
+  if (recent.cache == id_ && *recent.key == key) return recent.decision;
   const std::lock_guard lock(mutex_);
   const auto found = entries_.find(key);
-  return found == entries_.end() ? nullptr : found->second.get();
+  if (found == entries_.end()) return nullptr;
+  recent = {id_, &found->first, found->second.get()};
+  return recent.decision;
 }
 
 const Decision* DecisionCache::add(Key key, std::unique_ptr<const Decision> decision) {

@@ -5,6 +5,7 @@
 #include <ATen/ops/zeros_like.h>
 
 #include "lockstep/collective/collectives.h"
+#include "lockstep/collective/detail/all_reduce_into.h"
 #include "lockstep/dtensor/redistribute_plan.h"
 
 namespace lockstep::dtensor_internal {
@@ -102,8 +103,8 @@ at::Tensor all_to_all_step(const Stage& stage, const at::Tensor& local, Work* wo
 // Never in place: `local` may be the piece of a tensor that lives on.
 at::Tensor all_reduce_step(const Stage& stage, const at::Tensor& local, Work* work) {
   auto result = result_of(stage, stage.before, local);
-  result.copy_(local);
-  *work = all_reduce(result, {.op = stage.step.from.op(), .group = stage.group, .async_op = stage.async});
+  *work = internal::all_reduce_into(
+      result, local, {.op = stage.step.from.op(), .group = stage.group, .async_op = stage.async});
   return result;
 }
 
@@ -189,6 +190,20 @@ at::Tensor redistribute_local(const at::Tensor& local, at::IntArrayRef sizes, co
   }
   if (last) *last = std::move(work);
   return current;
+}
+
+at::Tensor empty_piece(at::IntArrayRef sizes, const at::TensorOptions& options, const MeshContext& mesh) {
+  const bool ordinary = !options.device().is_cpu() || options.pinned_memory();
+  for (std::size_t m = mesh.ndim(); !ordinary && m-- > 0;) {
+    if (mesh.shape()[m] > 1)
+      return mesh.results().empty(sizes, c10::typeMetaToScalarType(options.dtype()), mesh.group(m));
+  }
+  return at::empty(sizes, options);
+}
+
+at::Tensor copy_piece(const at::Tensor& view, const MeshContext& mesh) {
+  if (view.is_non_overlapping_and_dense() && !view.is_contiguous()) return view.clone();
+  return empty_piece(view.sizes(), view.options(), mesh).copy_(view);
 }
 
 at::Tensor slice_for(const at::Tensor& whole, const Layout& layout) {

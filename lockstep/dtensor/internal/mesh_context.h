@@ -9,6 +9,7 @@
 
 #include <c10/util/SmallVector.h>
 
+#include <cstdint>
 #include <deque>
 #include <memory>
 #include <mutex>
@@ -36,8 +37,11 @@ struct Layout {
 };
 
 // The arguments of an operator call on which its rule depends, and the rule's answer for them; see decide.h.
+// Answers stay until the cache ends, so that each thread also keeps its recent ones, which it finds without
+// the mutex.
 class DecisionCache {
  public:
+  DecisionCache();
   // Long enough for an operator of three tensors of four dimensions without memory of its own.
   using Key = c10::SmallVector<std::int64_t, 24>;
   // Null when there is none.
@@ -48,6 +52,7 @@ class DecisionCache {
   struct Hash {
     std::size_t operator()(const Key& key) const noexcept;
   };
+  const std::uint64_t id_;  // of no other cache of the process, also of none that has ended
   mutable std::mutex mutex_;
   std::unordered_map<Key, std::unique_ptr<const Decision>, Hash> entries_;  // guarded by mutex_
 };
