@@ -126,29 +126,30 @@ void ShmOutgoing::on_ready(std::uint32_t) noexcept {
   const auto peer = peer_.lock();
   if (!peer) return end(false);
   std::string over;
+  bool ended = false;
   {
     const base::MutexLock lock(peer->mutex);
     if (!socket_) return;
     try {
       over = receive();
     } catch (const Error&) {
-      over = end_or_call_again(*peer);
+      ended = !called_again(*peer);
     } catch (const std::exception& error) {
       over = error.what();
     }
     state_.count_queue(*peer);
   }
+  // Without the peer's mutex: the cause may take a while, and whoever sends to the peer need not wait for it.
+  if (ended) over = local_end(holder_->process, left_);
   if (!over.empty()) state_.lose(peer, over);
 }
 
-// Why the connection is over, if it is.
-std::string ShmOutgoing::end_or_call_again(const Peer& peer) noexcept {
+bool ShmOutgoing::called_again(const Peer& peer) noexcept {
   try {
-    if (!open_ && call_again(peer)) return {};
+    return !open_ && call_again(peer);
   } catch (const std::exception&) {
-    // The worker is gone.
+    return false;  // the worker is gone
   }
-  return local_end(holder_->process, left_);
 }
 
 std::string ShmOutgoing::receive() {

@@ -41,7 +41,7 @@ class ShmOutgoing final : public Outgoing, public std::enable_shared_from_this<S
   void set_unsent(Bytes message) noexcept;
   // For a connection that ended before it was open. False: it stays over.
   bool call_again(const Peer& peer);
-  std::string end_or_call_again(const Peer& peer) noexcept;
+  bool called_again(const Peer& peer) noexcept;
   bool write(std::span<const std::uint8_t> record);
   void take_back_unread() noexcept;
 
