@@ -76,8 +76,8 @@ void ShmIncoming::be_greeted(std::span<const std::uint8_t> message, std::vector<
   wait_as(std::move(*step.intro));
 }
 
-// The welcome carries descriptors, of which the system takes only so many at a time: then the connection stays
-// pending, with its slot, and is accepted later.
+// The welcome carries descriptors, of which the system takes only so many at a time: then the connection
+// stays pending, with its slot, and is accepted later.
 void ShmIncoming::accept(std::shared_ptr<Peer> peer) noexcept {
   const auto self = shared_from_this();
   try {
