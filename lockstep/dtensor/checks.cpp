@@ -105,8 +105,8 @@ Sizes coordinate_of(const MeshContext& mesh, std::int64_t row) {
 
 }  // namespace
 
-// Every rank sees the locals of all, so that all raise or none does: a rank that found its own mesh dimensions
-// in order would go on to a collective that the others do not call.
+// Every rank sees the locals of all, so that all raise or none does: a rank that found its own mesh
+// dimensions in order would go on to a collective that the others do not call.
 void check_locals(const char* function, const MeshContext& mesh, const at::Tensor& local,
                   const Placements& placements) {
   const auto own = description(local);

@@ -219,9 +219,12 @@ void WorkerTransport::wait(Deadline until) {
   if (state_.has_pending()) until = std::min(until, Deadline::after(kPendingCheck));
   const bool sockets = state_.idle_wait.sleep(until);
   if (!sockets && !state_.has_pending()) return;
-  const base::MutexLock lock(state_.sockets_mutex);
-  state_.reactor.poll_sockets();
-  state_.expire_pending();
+  {
+    const base::MutexLock lock(state_.sockets_mutex);
+    state_.reactor.poll_sockets();
+    state_.expire_pending();
+  }
+  if (state_.unsent.load(std::memory_order_relaxed) > 0) flush_queued();
 }
 
 // closed_ first: no send begins after it, except one that has passed the check and holds its peer's mutex,

@@ -1,6 +1,7 @@
 // Transports in real processes: what survivors see when one is killed, many at once, memory that outlives its
 // sender. Workers are forked from a single-threaded test and report by exit code.
 #include <gtest/gtest.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -242,6 +243,67 @@ TEST(WorkerTransportProcesses, AnotherUsersProcessIsRefusedOnALocalSocketBeforeI
     *over = true;
   });
   EXPECT_TRUE(eventually([&] { return transport->poll().has_value() || *over; }));
+  EXPECT_EQ(children.status(0), 0);
+}
+
+// Descriptors that were sent and not yet received. The kernel admits as many per user as a process may have
+// open.
+class DescriptorsOnTheirWay {
+ public:
+  void fill() {
+    const std::vector<int> numbers(8, 0);
+    try {
+      for (;; ++n_messages_) ends_.first.send(to_bytes("x"), Deadline::now(), numbers);
+    } catch (const Error& error) {
+      CHILD_EXPECT(error.kind() == ErrorKind::kTimeout, error.what());
+    }
+  }
+  void drain() {
+    for (Bytes buffer(16); n_messages_ > 0; --n_messages_) ends_.second.receive(buffer, patience());
+  }
+
+ private:
+  std::pair<net::UnixSocket, net::UnixSocket> ends_ = net::UnixSocket::pair();
+  int n_messages_ = 0;
+};
+
+TEST(WorkerTransportProcesses, MeetAsSoonAsTheUserMaySendDescriptorsAgain) {
+  if (::geteuid() != 0) GTEST_SKIP() << "needs to be root to become a user with few";
+  Children children;
+  children.start([] {
+    const rlimit few{.rlim_cur = 64, .rlim_max = 64};
+    CHILD_EXPECT(::setrlimit(RLIMIT_NOFILE, &few) == 0, errno);
+    CHILD_EXPECT(::setresgid(65532, 65532, 65532) == 0 && ::setresuid(65532, 65532, 65532) == 0, errno);
+    const auto a = open_worker_transport({.id = 0, .name = "worker0"});
+    const auto b = open_worker_transport({.id = 1, .name = "worker1"});
+    const auto poll_both = [&] {
+      for (int i = 0; i < 2000; ++i) {
+        for (Transport* one : {a.get(), b.get()}) {
+          const auto event = one->poll();
+          CHILD_EXPECT(!event, event->cause);
+        }
+      }
+    };
+    DescriptorsOnTheirWay others;
+    others.fill();
+    a->add_peer(1, "worker1", b->address());
+    send(*a, 1, message_of(3, 10));
+    poll_both();  // the introduction of the first does not get through
+    others.drain();
+    poll_both();
+    others.fill();
+    b->add_peer(0, "worker0", a->address());
+    poll_both();  // nor the welcome of the second
+    others.drain();
+    std::optional<Event> event;
+    CHILD_EXPECT(eventually([&] {
+                   CHILD_EXPECT(!a->poll(), "lost");
+                   event = b->poll();
+                   return event.has_value();
+                 }),
+                 "nothing came");
+    CHILD_EXPECT(event->what == Event::What::kMessage && is_message(event->message, 3, 10), event->cause);
+  });
   EXPECT_EQ(children.status(0), 0);
 }
 

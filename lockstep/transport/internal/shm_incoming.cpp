@@ -22,6 +22,15 @@ std::string local_end(const local::PeerProcess& process, bool left) {
   return process.cause(Deadline::after(kDying)).value_or(kConnectionEnded);
 }
 
+std::size_t receive_now(net::UnixSocket& socket, std::span<std::uint8_t> buffer, std::vector<base::Fd>& fds) {
+  try {
+    return socket.receive(buffer, Deadline::now(), &fds);
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kTimeout) return 0;
+    throw;
+  }
+}
+
 ShmIncoming::ShmIncoming(TransportState& state, net::UnixSocket socket)
     : GreetedIncoming(state, net::Purpose::kTransportLocal, {}),
       socket_(std::move(socket)),
@@ -38,8 +47,7 @@ void ShmIncoming::on_ready(std::uint32_t) noexcept {
   const auto self = shared_from_this();
   try {
     receive();
-  } catch (const Error& error) {
-    if (error.kind() == ErrorKind::kTimeout) return;  // somebody else read it
+  } catch (const Error&) {
     const std::string bad = slot_ ? state_.slots.broken(*slot_) : std::string();
     // Of a stranger nobody wants to know how its process ended, which may be worth a wait.
     over(bad.empty() ? local_end(process_, left_ || !peer_) : base::cat("it sent ", bad));
@@ -51,8 +59,8 @@ void ShmIncoming::on_ready(std::uint32_t) noexcept {
 void ShmIncoming::receive() {
   std::array<std::uint8_t, net::kMaxPeerMessage> buffer;
   std::vector<base::Fd> fds;
-  // Deadline::now(): never waits.
-  const std::size_t n = socket_.receive(buffer, Deadline::now(), &fds);
+  const std::size_t n = receive_now(socket_, buffer, fds);
+  if (n == 0) return;
   if (!peer_) return be_greeted(std::span(buffer).first(n), std::move(fds));
   if (buffer[0] == kLeave) left_ = true;
 }
@@ -68,16 +76,21 @@ void ShmIncoming::be_greeted(std::span<const std::uint8_t> message, std::vector<
   wait_as(std::move(*step.intro));
 }
 
+// The welcome carries descriptors, of which the system takes only so many at a time: then the connection
+// stays pending, with its slot, and is accepted later.
 void ShmIncoming::accept(std::shared_ptr<Peer> peer) noexcept {
   const auto self = shared_from_this();
   try {
     const Sender sender{.heap = heap_, .max_message_bytes = state_.options.max_message_bytes};
-    slot_ = state_.slots.claim(peer->id, sender, socket_.fd());
+    if (!slot_) slot_ = state_.slots.claim(peer->id, sender, socket_.fd());
     if (!slot_) return refuse(base::cat("all ", kSlots, " places for senders are taken"));
     const Bytes welcome = encode_welcome({.slot = *slot_, .inbox_bytes = kInboxBytes});
+    socket_.send(welcome, Deadline::now(), std::array{state_.inbox.mapping()->fd(), state_.idle_wait.bell()});
     waiting_.reset();
     peer_ = std::move(peer);
-    socket_.send(welcome, Deadline::now(), std::array{state_.inbox.mapping()->fd(), state_.idle_wait.bell()});
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kTimeout) return state_.accept_later();
+    refuse(error.what());
   } catch (const std::exception& error) {
     refuse(error.what());
   }

@@ -44,6 +44,9 @@ class ShmIncoming final : public GreetedIncoming, public std::enable_shared_from
 
 using ShmAcceptor = LinkAcceptor<ShmIncoming, net::UnixListener>;
 
+// One message and its descriptors; 0 when there is none, since another thread has read it.
+std::size_t receive_now(net::UnixSocket& socket, std::span<std::uint8_t> buffer, std::vector<base::Fd>& fds);
+
 // Why a local connection is over, as text: how its process ended, unless it left in order. Waits for at most
 // 200 ms until the kernel reports it.
 std::string local_end(const local::PeerProcess& process, bool left);

@@ -62,6 +62,7 @@ std::shared_ptr<ShmOutgoing> ShmOutgoing::connect(TransportState& state, const s
 // Registered last: an answer cannot be handled before the greeting exists.
 void ShmOutgoing::call(const Peer& peer) {
   ++n_calls_;
+  set_unsent({});
   greeting_.emplace(state_.options.secret, introduction(state_, peer),
                     net::Binding{.purpose = net::Purpose::kTransportLocal, .server = peer.endpoint.token});
   socket_.send(greeting_->first(), Deadline::now());
@@ -110,6 +111,7 @@ bool ShmOutgoing::write(std::span<const std::uint8_t> record) {
 
 // The second round is needed: the receiver may have made room between the failed write and want_room().
 void ShmOutgoing::flush() {
+  if (!unsent_.empty()) introduce();
   if (!open_) return;
   for (const bool asked : {false, true}) {
     while (!backlog_.empty() && write(backlog_.front())) backlog_.pop_front();
@@ -118,42 +120,43 @@ void ShmOutgoing::flush() {
   }
 }
 
-// kTimeout: spurious, nothing to read. Any other error of the socket is its end.
+// Every error of the socket is its end.
 void ShmOutgoing::on_ready(std::uint32_t) noexcept {
   const auto self = shared_from_this();
   const auto peer = peer_.lock();
   if (!peer) return end(false);
   std::string over;
+  bool ended = false;
   {
     const base::MutexLock lock(peer->mutex);
     if (!socket_) return;
     try {
       over = receive();
-    } catch (const Error& error) {
-      if (error.kind() == ErrorKind::kTimeout) return;
-      over = end_or_call_again(*peer);
+    } catch (const Error&) {
+      ended = !called_again(*peer);
     } catch (const std::exception& error) {
       over = error.what();
     }
     state_.count_queue(*peer);
   }
+  // Without the peer's mutex: the cause may take a while, and whoever sends to the peer need not wait for it.
+  if (ended) over = local_end(holder_->process, left_);
   if (!over.empty()) state_.lose(peer, over);
 }
 
-// Why the connection is over, if it is.
-std::string ShmOutgoing::end_or_call_again(const Peer& peer) noexcept {
+bool ShmOutgoing::called_again(const Peer& peer) noexcept {
   try {
-    if (!open_ && call_again(peer)) return {};
+    return !open_ && call_again(peer);
   } catch (const std::exception&) {
-    // The worker is gone.
+    return false;  // the worker is gone
   }
-  return local_end(holder_->process, left_);
 }
 
 std::string ShmOutgoing::receive() {
   std::array<std::uint8_t, net::kMaxPeerMessage> buffer;
   std::vector<base::Fd> fds;
-  const std::size_t n = socket_.receive(buffer, Deadline::now(), &fds);
+  const std::size_t n = receive_now(socket_, buffer, fds);
+  if (n == 0) return {};
   if (!open_) return greet(std::span(buffer).first(n), std::move(fds));
   // Any other byte says that the ring has room.
   if (buffer[0] == kLeave) left_ = true;
@@ -164,7 +167,10 @@ std::string ShmOutgoing::receive() {
 std::string ShmOutgoing::greet(std::span<const std::uint8_t> message, std::vector<base::Fd> fds) {
   auto step = greeting_->next(message);
   if (!step.refusal.empty()) return step.refusal;
-  if (!step.send.empty()) socket_.send(step.send, Deadline::now(), std::array{state_.heap.mapping()->fd()});
+  if (!step.send.empty()) {
+    set_unsent(std::move(step.send));
+    introduce();
+  }
   if (!step.welcome) return {};
   // The slot becomes an offset and the size a mapping: checked before either is used.
   if (fds.size() != 2 || step.welcome->slot >= kSlots || step.welcome->inbox_bytes != kInboxBytes) {
@@ -178,6 +184,22 @@ std::string ShmOutgoing::greet(std::span<const std::uint8_t> message, std::vecto
   open_ = true;
   flush();
   return {};
+}
+
+void ShmOutgoing::introduce() {
+  try {
+    socket_.send(unsent_, Deadline::now(), std::array{state_.heap.mapping()->fd()});
+  } catch (const Error& error) {
+    if (error.kind() == ErrorKind::kTimeout) return;
+    throw;
+  }
+  set_unsent({});
+}
+
+// Counted, so that a thread that sleeps in wait() wakes to try again.
+void ShmOutgoing::set_unsent(Bytes message) noexcept {
+  state_.unsent.fetch_add(int{!message.empty()} - int{!unsent_.empty()}, std::memory_order_relaxed);
+  unsent_ = std::move(message);
 }
 
 // Frees the memory of records that the receiver will never read. Pre: it has hung up, so its head does not
@@ -200,6 +222,7 @@ void ShmOutgoing::end(bool gone) noexcept {
   state_.reactor.remove(key_, socket_.fd());
   for (const auto& record : backlog_) take_back_record(state_.heap, record);
   backlog_.clear();
+  set_unsent({});
   if (gone && open_ && hung_up(socket_.fd())) take_back_unread();
   try {
     if (open_) socket_.send(std::array{kLeave}, Deadline::now());

@@ -36,9 +36,12 @@ class ShmOutgoing final : public Outgoing, public std::enable_shared_from_this<S
   std::string greet(std::span<const std::uint8_t> message, std::vector<base::Fd> fds);
   // Sends the first message of the greeting on a new socket.
   void call(const Peer& peer);
+  // Sends unsent_, unless the system does not take descriptors now.
+  void introduce();
+  void set_unsent(Bytes message) noexcept;
   // For a connection that ended before it was open. False: it stays over.
   bool call_again(const Peer& peer);
-  std::string end_or_call_again(const Peer& peer) noexcept;
+  bool called_again(const Peer& peer) noexcept;
   bool write(std::span<const std::uint8_t> record);
   void take_back_unread() noexcept;
 
@@ -46,6 +49,9 @@ class ShmOutgoing final : public Outgoing, public std::enable_shared_from_this<S
   const std::weak_ptr<Peer> peer_;
   net::UnixSocket socket_;
   std::optional<GreetingClient> greeting_;  // of the latest call
+  // The introduction, until the system takes it: a user may have only so many descriptors on their way, and
+  // the kernel does not tell when there are fewer. flush() tries again.
+  Bytes unsent_;
   int n_calls_ = 0;
   const std::shared_ptr<Holder> holder_;
   std::uint64_t key_ = 0;

@@ -233,8 +233,9 @@ void TransportState::accept_pending() noexcept {
     if (!who || !who->waiting()) continue;
     auto peer = known(*who->waiting());
     if (!peer) continue;
-    std::erase_if(pending_, [&](const PendingConnection& one) { return one.who.lock() == who; });
     who->accept(std::move(peer));
+    if (who->waiting()) continue;  // over, or to be accepted later
+    std::erase_if(pending_, [&](const PendingConnection& one) { return one.who.lock() == who; });
   }
   count_pending();
   resume_acceptors();
@@ -256,6 +257,7 @@ void TransportState::expire_pending() noexcept {
     who->refuse(why);
   }
   if (pause_over_.expired()) resume_acceptors();
+  if (std::exchange(accept_again_, false)) accept_pending();
 }
 
 void TransportState::count_tcp(int change) {

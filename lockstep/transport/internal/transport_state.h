@@ -70,6 +70,7 @@ class Incoming : public Handler {
  public:
   // The worker it claims to be, from its introduction until it is accepted.
   virtual const std::optional<Intro>& waiting() const = 0;
+  // waiting() is empty afterwards, unless it has to be accepted again later.
   virtual void accept(std::shared_ptr<Peer> peer) noexcept = 0;
   virtual void refuse(const std::string& why) noexcept = 0;
   // Delivers what is complete; nothing is delivered afterwards.
@@ -101,6 +102,7 @@ class TransportState {
   base::Mutex sockets_mutex;
   net::Complaints complaints LOCKSTEP_GUARDED_BY(sockets_mutex);
   std::atomic<int> queued{0};  // peers with something queued
+  std::atomic<int> unsent{0};  // of them: whose introduction has to be sent again
 
   // Queues an event for poll(), and wakes a sleeper.
   void deliver(Event event);
@@ -118,6 +120,8 @@ class TransportState {
       LOCKSTEP_REQUIRES(sockets_mutex);
   // Accepts the pending connections whose workers are known by now.
   void accept_pending() noexcept LOCKSTEP_REQUIRES(sockets_mutex);
+  // Calls accept_pending() at the next expire_pending().
+  void accept_later() noexcept LOCKSTEP_REQUIRES(sockets_mutex) { accept_again_ = true; }
   void expire_pending() noexcept LOCKSTEP_REQUIRES(sockets_mutex);
   // Tracks a new connection until it is removed; one that is not accepted within half a minute is refused.
   // `quota_key`: from net::quota_key_of.
@@ -137,8 +141,10 @@ class TransportState {
   std::vector<std::shared_ptr<Incoming>> incoming() const LOCKSTEP_REQUIRES(sockets_mutex) {
     return incoming_;
   }
-  // Or paused acceptors: wait() must return in time for them.
-  bool has_pending() const { return n_pending_.load(std::memory_order_relaxed) != 0; }
+  // Or paused acceptors, or unsent introductions: wait() must return in time for them.
+  bool has_pending() const {
+    return n_pending_.load(std::memory_order_relaxed) != 0 || unsent.load(std::memory_order_relaxed) != 0;
+  }
   void count_tcp(int change);
   bool has_tcp() const { return n_tcp_.load(std::memory_order_relaxed) > 0; }
 
@@ -165,6 +171,7 @@ class TransportState {
   std::vector<PendingConnection> pending_ LOCKSTEP_GUARDED_BY(sockets_mutex);
   std::vector<std::weak_ptr<Acceptor>> paused_ LOCKSTEP_GUARDED_BY(sockets_mutex);
   Deadline pause_over_ LOCKSTEP_GUARDED_BY(sockets_mutex) = Deadline::now();
+  bool accept_again_ LOCKSTEP_GUARDED_BY(sockets_mutex) = false;
   std::atomic<std::size_t> n_pending_{0};
   std::atomic<int> n_tcp_{0};
 };
