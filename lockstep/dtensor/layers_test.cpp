@@ -200,21 +200,6 @@ TEST(Layers, GradientsThatShareMemoryAreNotAddedInto) {
   });
 }
 
-// A gradient may be a view that had to move; an optimizer or a second backward pass writes to it.
-TEST(Layers, GradientsOfViewsThatMovedCanBeWritten) {
-  world(2, [](int) {
-    const auto mesh = init_device_mesh("cpu", {2});
-    const auto p = waves({6, 5}).requires_grad_();
-    const auto ps = distribute_tensor(p.detach(), mesh, {Shard(1)}).requires_grad_();
-    for (int pass = 0; pass < 2; ++pass) {
-      p.view({5, 6}).pow(2).sum().backward();
-      ps.view({5, 6}).pow(2).sum().backward();
-    }
-    ps.grad().mul_(0.5);
-    expect_whole(ps.grad(), p.grad() * 0.5, "accumulated");
-  });
-}
-
 // Along the sharded dimension too, which the rules do not admit: the tensor is moved, or written by a copy.
 TEST(Layers, IndexingAlongAnyDimensionIsThatOfOneProcess) {
   using Fn = std::function<at::Tensor(at::Tensor, const std::function<at::Tensor(const at::Tensor&)>&)>;
