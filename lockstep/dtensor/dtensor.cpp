@@ -177,11 +177,13 @@ at::Tensor send_from(const at::Tensor& tensor, const Layout& layout, int src) {
   auto local = tensor;
   for (std::size_t m = 0; m < mesh.ndim(); ++m) {
     const auto& placement = layout.placements[m];
-    if (placement.is_shard()) {
+    if (placement.is_shard() && placement.interleave() == 1) {
       local = scatter_pieces(local, placement, mesh, m, src);
     } else {
       if (!local.is_contiguous() || local.is_alias_of(tensor)) local = copy_piece(local.contiguous(), mesh);
       broadcast(local, {.group_src = src, .group = mesh.group(m)});
+      // An interleaved piece is many, which a scatter cannot send; views make such shards, users hardly do.
+      if (placement.is_shard()) local = copy_piece(piece_for(local, mesh, m, placement), mesh);
     }
   }
   return local;

@@ -242,6 +242,19 @@ TEST(DTensor, TwoOperationsCannotBePartialTogether) {
   });
 }
 
+TEST(DTensor, InterleavedShardsAreSentAsTheyAreCut) {
+  world(2, [](int rank) {
+    const auto mesh = init_device_mesh("cpu", {2});
+    const auto whole = at::arange(24, at::kFloat).reshape({8, 3});
+    const auto given = rank == 0 ? whole : at::zeros({8, 3});  // the values are the first rank's
+    const auto x = distribute_tensor(given, mesh, {Shard(0, 2)});
+    const auto rows =
+        rank == 0 ? std::vector<std::int64_t>{0, 1, 4, 5} : std::vector<std::int64_t>{2, 3, 6, 7};
+    EXPECT_TRUE(at::equal(to_local(x), whole.index_select(0, at::tensor(rows))));
+    EXPECT_TRUE(at::equal(full_tensor(x), whole));
+  });
+}
+
 TEST(DTensor, ValuesComeFromTheFirstRankUnlessToldOtherwise) {
   world(2, [](int rank) {
     const auto mesh = init_device_mesh("cpu", {2});

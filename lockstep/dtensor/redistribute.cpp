@@ -211,14 +211,18 @@ at::Tensor slice_for(const at::Tensor& whole, const Layout& layout) {
   auto part = whole;
   for (std::size_t m = 0; m < mesh.ndim(); ++m) {
     const auto& placement = layout.placements[m];
-    if (!placement.is_shard()) continue;
-    // piece_view() needs neither a step nor `before`: it reads the sizes of the part that it is given.
-    const RedistributeStep none{};
-    const Stage stage{none, mesh, mesh.group(m), mesh.shape()[m], mesh.coordinate()[m], {}, false};
-    auto view = piece_view(stage, part, placement, stage.index);
-    part = placement.interleave() == 1 ? view : view.flatten(placement.dim(), placement.dim() + 1);
+    if (placement.is_shard()) part = piece_for(part, mesh, m, placement);
   }
   return part;
+}
+
+at::Tensor piece_for(const at::Tensor& whole, const MeshContext& mesh, std::size_t m,
+                     const Placement& placement) {
+  // piece_view() needs neither a step nor `before`: it reads the sizes of the part that it is given.
+  const RedistributeStep none{};
+  const Stage stage{none, mesh, mesh.group(m), mesh.shape()[m], mesh.coordinate()[m], {}, false};
+  auto view = piece_view(stage, whole, placement, stage.index);
+  return placement.interleave() == 1 ? view : view.flatten(placement.dim(), placement.dim() + 1);
 }
 
 }  // namespace lockstep::dtensor_internal

@@ -23,5 +23,8 @@ at::Tensor copy_piece(const at::Tensor& view, const MeshContext& mesh);
 
 // This rank's piece of a whole tensor, a view of it.
 at::Tensor slice_for(const at::Tensor& whole, const Layout& layout);
+// The same along mesh dimension `m` alone, whose shard is `placement`. A copy where the shard is interleaved.
+at::Tensor piece_for(const at::Tensor& whole, const MeshContext& mesh, std::size_t m,
+                     const Placement& placement);
 
 }  // namespace lockstep::dtensor_internal
