@@ -18,7 +18,7 @@ constexpr std::int64_t kKeep = 512 * 1024 * 1024;
 
 at::Tensor ResultPool::empty(at::IntArrayRef sizes, at::ScalarType dtype, const Group& group) const {
   const auto bytes = c10::multiply_integers(sizes) * static_cast<std::int64_t>(c10::elementSize(dtype));
-  if (bytes < kSharedFrom) return at::empty(sizes, dtype);
+  if (bytes < kSharedFrom || !state_->here) return at::empty(sizes, dtype);
   const Key key{group.get(), bytes};
   {
     const std::lock_guard lock(state_->mutex);
@@ -44,7 +44,7 @@ at::Tensor ResultPool::lend(const std::shared_ptr<State>& state, const Key& key,
   // back to the group when this function object is destroyed.
   const auto back = [weak = std::weak_ptr(state), key, memory = std::move(memory)](void*) mutable {
     const auto pool = weak.lock();
-    if (!pool) return;
+    if (!pool || !pool->here) return;
     const std::lock_guard lock(pool->mutex);
     if (pool->idle_bytes + key.second > kKeep) return;
     pool->idle_bytes += key.second;

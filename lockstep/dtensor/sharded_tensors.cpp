@@ -39,8 +39,7 @@ class DTensors final : public internal::ShardedTensors {
   // tensors and what they are views of, which autograd keeps with them: the engine passes on a view where the
   // last step of the backward pass was one (the transpose of a weight's gradient). Every count must be
   // explained by these.
-  bool owned_by(const at::Tensor& local, const at::Tensor& sharded,
-                const at::Tensor& other) const noexcept override {
+  bool owned_by(const at::Tensor& local, const at::Tensor& sharded, const at::Tensor& other) const override {
     if (!dtensor_internal::is_sharded(sharded) || !meta_of(sharded).local().is_same(local)) return false;
     c10::SmallVector<c10::TensorImpl*, 4> known;
     for (const at::TensorBase* tensor :

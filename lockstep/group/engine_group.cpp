@@ -5,6 +5,7 @@
 #include <charconv>
 #include <cstring>
 
+#include "lockstep/base/detail/forks.h"
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/base/detail/text.h"
 #include "lockstep/base/log.h"
@@ -101,8 +102,11 @@ class EngineGroup final : public GroupBase {
     if (core_->closed()) raise_closed("empty_shared", name());
     if (!core_->comm().has_memory()) return nullptr;
     void* memory = core_->comm().alloc(n_bytes);
-    // Memory keeps the communicator alive: it may be freed long after the group's last handle.
-    return {memory, [core = core_](void* block) { core->comm().free(block); }};
+    // Memory keeps the communicator alive: it may be freed long after the group's last handle. A forked child
+    // frees nothing: the pages are its parent's, who may still use them.
+    return {memory, [core = core_, here = base::MadeHere()](void* block) {
+              if (here) core->comm().free(block);
+            }};
   }
 
   void close(const std::string& cause) override { core_->close(cause); }

@@ -191,11 +191,14 @@ TEST(Transformer, ABlockReducesTwiceEachWay) {
   expect_collectives_of_block(false, "all_reduce 2", "all_reduce 2");
 }
 TEST(Transformer, ABlockWithSequencesSplitGathersAndScattersTwiceEachWay) {
-  expect_collectives_of_block(true, "all_gather 2, reduce_scatter 2", "all_gather 2, reduce_scatter 2");
+  // And what is replicated has a gradient that is a sum over the sequence: two norms, two biases after rows.
+  expect_collectives_of_block(true, "all_gather 2, reduce_scatter 2",
+                              "all_reduce 6, all_gather 2, reduce_scatter 2");
 }
 
 // Around the blocks: the embedding, and of the loss the maximum, the sum, the loss and its weight forward and
-// one sum per row backward; the gradient of the head's input.
+// one sum per row backward; the gradient of the head's input. With sequences split also the last norm's two
+// gradients and that of the positions, which is gathered.
 void expect_collectives_of_step(bool sequence, int layers, const std::string& forward,
                                 const std::string& backward) {
   world(2, [&](int) {
@@ -221,7 +224,8 @@ TEST(Transformer, AStepHasTheCollectivesOfItsBlocksAndNeverGathersTheVocabulary)
     const auto each = base::cat(1 + 2 * layers);
     expect_collectives_of_step(true, layers,
                                base::cat("all_reduce 4, all_gather ", each, ", reduce_scatter ", each),
-                               base::cat("all_reduce 1, all_gather ", each, ", reduce_scatter ", each));
+                               base::cat("all_reduce ", 3 + 6 * layers, ", all_gather ", each,
+                                         ", all_gather_into_tensor 1, reduce_scatter ", each));
   }
 }
 

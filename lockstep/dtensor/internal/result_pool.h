@@ -13,6 +13,7 @@
 #include <utility>
 #include <vector>
 
+#include "lockstep/base/detail/forks.h"
 #include "lockstep/group/process_group.h"
 
 namespace lockstep::dtensor_internal {
@@ -28,6 +29,7 @@ class ResultPool {
   // (group, bytes): memory of one group is of no use to another.
   using Key = std::pair<const void*, std::int64_t>;
   struct State {
+    const base::MadeHere here{};  // a forked child has no pool: what is idle here is its parent's
     std::mutex mutex;
     std::map<Key, std::vector<at::Tensor>> idle;  // guarded by mutex, as bytes
     std::int64_t idle_bytes = 0;                  // guarded by mutex

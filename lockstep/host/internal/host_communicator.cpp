@@ -330,11 +330,10 @@ void HostCommunicator::complete(Posted& posted, std::optional<Failure> failure) 
 // The sequence number is taken when an operation starts, not when it is posted: one that fails before
 // (stopped()) has published nothing, and the numbers of the ranks stay in step.
 std::optional<Failure> HostCommunicator::advance_once(Operation& operation, Progress& progress) {
-  if (!operation.started()) {
-    if (stopped()) return stopped_failure();
-    operation.start(*members_, ++sequence_);
-  }
+  if (!operation.started() && stopped()) return stopped_failure();
+  // Starting may take memory for a packed copy: without it the group is broken, and nobody waits for this rank.
   try {
+    if (!operation.started()) operation.start(*members_, ++sequence_);
     progress = operation.advance(*members_, workspace_);
   } catch (...) {
     progress = Progress::kBlocked;

@@ -385,7 +385,8 @@ void TcpSession::reply_entry() {
     return;
   }
   put(Status::kDone);
-  put_sized(*shared_.data.pop(keys()[0]));
+  put_sized(*value);  // before it is taken: without memory for the reply the entry stays
+  shared_.data.pop(keys()[0]);
 }
 
 bool TcpSession::execute_get() {
@@ -466,7 +467,10 @@ bool TcpSession::execute_pop() {
     return false;
   }
   put<std::uint64_t>(value ? 1 : 0);
-  if (value) put_sized(*shared_.data.pop(parser_.text(0)));
+  if (value) {
+    put_sized(*value);
+    shared_.data.pop(parser_.text(0));
+  }
   return true;
 }
 

@@ -34,7 +34,7 @@ class ShardedTensors {
   // `local` is the piece of `sharded`, and nothing but that handle, `sharded` and `other`, which may be
   // undefined, refers to it.
   virtual bool owned_by(const at::Tensor& local, const at::Tensor& sharded,
-                        const at::Tensor& other) const noexcept = 0;
+                        const at::Tensor& other) const = 0;
   // World ranks of the mesh, this one included.
   virtual std::vector<int> ranks(const at::Tensor& sharded) const = 0;
 };

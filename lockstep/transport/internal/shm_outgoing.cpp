@@ -111,7 +111,11 @@ bool ShmOutgoing::write(std::span<const std::uint8_t> record) {
 
 // The second round is needed: the receiver may have made room between the failed write and want_room().
 void ShmOutgoing::flush() {
-  if (!unsent_.empty()) introduce();
+  try {
+    if (!unsent_.empty()) introduce();
+  } catch (const Error&) {
+    return;  // the socket has ended, which on_ready() is told and which may be followed by a reconnect
+  }
   if (!open_) return;
   for (const bool asked : {false, true}) {
     while (!backlog_.empty() && write(backlog_.front())) backlog_.pop_front();
