@@ -26,7 +26,7 @@
 #include "lockstep/ddp/internal/reducer.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/world.h"
-#include "lockstep/tensor/detail/local_shard.h"
+#include "lockstep/optim/detail/sharded_over.h"
 
 namespace lockstep {
 namespace {
@@ -71,24 +71,9 @@ Group group_of(const DdpOptions& options) {
   return options.device_mesh->get_group();
 }
 
-// The pieces of a sharded parameter are different values on the ranks of its mesh: their average would be
-// nonsense.
 void check_meshes(const internal::NamedTensors& parameters, const Group& group) {
-  if (group->size() == 1) return;
-  std::vector<int> averaged;
   for (std::size_t i = 0; i < parameters.tensors.size(); ++i) {
-    if (!internal::has_shards(parameters.tensors[i])) continue;
-    if (averaged.empty()) averaged = get_process_group_ranks(group);
-    const auto sharded = internal::sharded_tensors()->ranks(parameters.tensors[i]);
-    const auto shared = std::ranges::count_if(
-        sharded, [&](int rank) { return std::ranges::find(averaged, rank) != averaged.end(); });
-    if (shared <= 1) continue;
-    base::raise(
-        ErrorKind::kUsage,
-        base::cat("DistributedDataParallel: parameter ", parameters.names[i], " is sharded over a mesh, ",
-                  shared, " ranks of which are in group \"", group->name(),
-                  "\", so different pieces would be averaged; give the dimension of the mesh along "
-                  "which the model is replicated: .device_mesh = mesh[\"dp\"]"));
+    internal::refuse_own_mesh("DistributedDataParallel", parameters.names[i], parameters.tensors[i], group);
   }
 }
 

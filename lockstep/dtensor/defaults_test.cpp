@@ -134,7 +134,8 @@ TEST(DefaultRule, ErrorsNameOperatorPlacementsAndTheWayOutBeforeAnythingIsSent) 
          "Distribute it (distribute_tensor, from_local)"});
     const auto other =
         distribute_tensor(waves({4, 4}), init_device_mesh("cpu", {2, 1}), {Shard(0), Replicate()});
-    refused([&] { x.mm(other); }, {"aten::mm: tensors on two meshes", "take full_tensor() of one"});
+    refused([&] { x.mm(other); },
+            {"aten::mm([Shard(0)] [4, 4], ", "tensors on two meshes", "take full_tensor() of one"});
   });
 }
 

@@ -40,11 +40,6 @@ bool loss_parallel() {
   return losses_stay_sharded;
 }
 
-// Operators that change what memory a tensor has, which a sharded tensor cannot follow.
-bool changes_memory(const std::string& name) {
-  return name.starts_with("aten::set_") || name.starts_with("aten::resize_") || name == "aten::as_strided_";
-}
-
 // One per operator. Called from any thread; nothing in it changes after the first call.
 class Kernel final : public c10::OperatorKernel {
  public:
@@ -87,7 +82,7 @@ class Kernel final : public c10::OperatorKernel {
   static void check(const OpCall& call) {
     if (!call.mesh())
       base::raise(ErrorKind::kInternal, base::cat(call.op().name, ": no sharded tensor among the arguments"));
-    if (changes_memory(call.op().name)) {
+    if (call.op().changes_memory) {
       base::raise(
           ErrorKind::kUsage,
           base::cat(call.describe(),
@@ -164,8 +159,7 @@ class Kernel final : public c10::OperatorKernel {
         stack[base + a] = local_list(call, static_cast<int>(a), stack[base + a]);
     }
     if (op.rule && op.rule->sizes_argument && !decision.result_sizes.empty()) {
-      stack[base + static_cast<std::size_t>(op.argument(op.rule->sizes_argument))] =
-          decision.local_result_sizes;
+      stack[base + static_cast<std::size_t>(op.sizes_argument)] = decision.local_result_sizes;
     }
   }
 

@@ -105,7 +105,13 @@ class ToLocal final : public torch::autograd::Function<ToLocal> {
   static variable_list backward(AutogradContext* context, const variable_list& gradients) {
     if (!gradients[0].defined()) return {{}, {}};
     const auto& kept = kept_in(context);
-    return {wrap(gradients[0].detach(), kept.sizes, kept.mesh, kept.layout), {}};
+    // A local tensor that met a sharded one inside an ImplicitReplicationScope counted as a replica, and its
+    // gradient comes sharded: of a replica it is the whole.
+    const auto& gradient = gradients[0];
+    auto local = is_sharded(gradient)
+                     ? gradient_local(gradient, *kept.mesh->layout(Placements(kept.mesh->ndim())))
+                     : gradient.detach();
+    return {wrap(std::move(local), kept.sizes, kept.mesh, kept.layout), {}};
   }
 };
 

@@ -107,6 +107,8 @@ Operator::Operator(const c10::OperatorHandle& operator_handle) : handle(operator
   if (!schema.overload_name().empty()) name += "." + schema.overload_name();
   is_transpose = name == "aten::t";
   is_loss = name.find("_loss") != std::string::npos;
+  changes_memory =
+      name.starts_with("aten::set_") || name.starts_with("aten::resize_") || name == "aten::as_strided_";
   loops = name.starts_with("aten::_foreach_") &&
           handle.hasKernelForDispatchKey(c10::DispatchKey::CompositeExplicitAutograd);
   // The schema says which arguments are written ("a!") and which results share memory with an argument ("a").

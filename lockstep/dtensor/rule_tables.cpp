@@ -48,6 +48,7 @@ std::unique_ptr<const Operator> read_operator(const c10::OperatorHandle& handle)
   if (!op->rule || !op->rule->depends_on_number) {
     std::ranges::replace(op->arguments, ArgumentKind::kNumber, ArgumentKind::kOther);
   }
+  if (op->rule && op->rule->sizes_argument) op->sizes_argument = op->argument(op->rule->sizes_argument);
   // The default, to run on replicas, would draw other numbers on every rank.
   if (!op->rule && handle.hasTag(at::Tag::nondeterministic_seeded)) op->is_random = true;
   return op;

@@ -13,6 +13,7 @@
 #include "lockstep/collective/collectives.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/world.h"
+#include "lockstep/optim/detail/sharded_over.h"
 #include "lockstep/tensor/detail/local_shard.h"
 
 namespace lockstep {
@@ -141,6 +142,8 @@ void average_parameters(const std::vector<at::Tensor>& parameters, AverageParame
   if (!is_group_member(group)) return;
   check(parameters);
   if (get_world_size(group) == 1) return;
+  for (std::size_t i = 0; i < parameters.size(); ++i)
+    internal::refuse_own_mesh("average_parameters", std::to_string(i), parameters[i], group);
   average(parameters, group, options.where);
 }
 

@@ -11,6 +11,7 @@
 #include "lockstep/collective/objects.h"
 #include "lockstep/group/groups.h"
 #include "lockstep/group/world.h"
+#include "lockstep/optim/detail/sharded_over.h"
 #include "lockstep/optim/internal/lend.h"
 #include "lockstep/optim/internal/parameter_buckets.h"
 #include "lockstep/optim/partition.h"
@@ -132,6 +133,12 @@ std::vector<std::vector<at::Tensor>> ZeroCore::parameters_by_owner() const {
 // A pure function of the sizes, computed on every rank alike: no communication, and all ranks know all
 // owners.
 void ZeroCore::partition() {
+  for (std::size_t g = 0; g < param_groups_.size(); ++g) {
+    for (std::size_t i = 0; i < param_groups_[g].params().size(); ++i) {
+      internal::refuse_own_mesh("ZeroRedundancyOptimizer", base::cat(i, " of group ", g),
+                                param_groups_[g].params()[i], group_);
+    }
+  }
   std::vector<std::vector<std::int64_t>> numels;
   partitioned_.clear();
   for (const auto& group : param_groups_) {

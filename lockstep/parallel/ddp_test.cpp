@@ -478,12 +478,24 @@ TEST(DdpOverTensorParallel, AveragingDifferentPiecesIsRefused) {
         << all;
     EXPECT_NE(all.find(".device_mesh = mesh[\"dp\"]"), std::string::npos) << all;
     const auto tp = refusal(setup.net, {.device_mesh = setup.mesh["tp"]});
-    EXPECT_NE(tp.find("so different pieces would be averaged"), std::string::npos) << tp;
+    EXPECT_NE(tp.find("so different pieces would be mixed"), std::string::npos) << tp;
     const auto both =
         refusal(setup.net, {.group = setup.mesh["dp"].get_group(), .device_mesh = setup.mesh["dp"]});
     EXPECT_NE(both.find("give group or device_mesh, not both"), std::string::npos) << both;
     const auto flat = refusal(setup.net, {.device_mesh = setup.mesh});
     EXPECT_NE(flat.find("device_mesh has 2 dimensions"), std::string::npos) << flat;
+    const auto zero = [&] {
+      try {
+        ZeroRedundancyOptimizer<SGD>(setup.net->parameters(), SGDOptions(0.1));
+      } catch (const Error& error) {
+        return std::string(error.what());
+      }
+      return std::string("nothing");
+    }();
+    EXPECT_NE(zero.find("ZeroRedundancyOptimizer: parameter 2 of group 0 is sharded over a mesh"),
+              std::string::npos)
+        << zero;
+    EXPECT_NE(zero.find(".group = mesh[\"dp\"].get_group()"), std::string::npos) << zero;
     EXPECT_EQ(scope.total(), 0) << scope.describe();
   });
 }

@@ -332,6 +332,33 @@ TEST(Parallelize, DistributeModuleReplicatesWhatNobodyPlaced) {
   });
 }
 
+// Local outputs beside replicated parameters, as distribute_module leaves them, inside a scope.
+struct ScaledImpl : torch::nn::Module {
+  ScaledImpl() : scale(register_parameter("scale", numbers({8}, 1) + 2)) {
+    mlp = register_module("mlp", Mlp());
+    for (auto& p : mlp->parameters()) p.detach().copy_(numbers(p.sizes(), p.numel()) * 0.4);
+  }
+  at::Tensor forward(const at::Tensor& x) { return x + scale * mlp(x); }
+  at::Tensor scale;
+  Mlp mlp{nullptr};
+};
+TORCH_MODULE(Scaled);
+
+TEST(Parallelize, LocalOutputsMeetReplicatedParametersInAScope) {
+  world(2, [](int) {
+    const auto mesh = init_device_mesh("cpu", {2});
+    Scaled one, many;
+    parallelize_module(*many, mesh, {{"mlp.up", ColwiseParallel()}, {"mlp.down", RowwiseParallel()}});
+    distribute_module(*many, mesh);
+    const auto x = numbers({4, 8});
+    const ImplicitReplicationScope scope;
+    one(x).pow(2).mean().backward();
+    many(x).pow(2).mean().backward();
+    for (const auto& item : one->named_parameters())
+      expect_close(many->named_parameters()[item.key()].grad(), item.value().grad(), item.key());
+  });
+}
+
 // One input is placed, one is left alone, and the functions see what the plan made of them.
 struct TwoInputsImpl : torch::nn::Module {
   at::Tensor forward(const at::Tensor& x, const at::Tensor& mask) {

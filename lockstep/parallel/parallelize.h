@@ -1,7 +1,7 @@
 // Tensor parallelism for torch::nn modules: their parameters become DTensors, and stock modules then run on
 // several ranks as they are.
 //
-//   parallelize_module(*model, mesh["tp"], {{"layers.*.attention.qkv", ColwiseParallel()},
+//   parallelize_module(*model, mesh["tp"], {{"layers.*.attention.[qkv]", ColwiseParallel()},
 //                                           {"layers.*.attention.out", RowwiseParallel()},
 //                                           {"layers.*.mlp.up", ColwiseParallel()},
 //                                           {"layers.*.mlp.down", RowwiseParallel()}});
@@ -10,7 +10,7 @@
 // Why no hooks: C++ modules have none. What Python does in forward hooks of Linear, Embedding and LayerNorm
 // is here bound to their weight (a DTensor can say how its operator treats the activations), so that no
 // module is wrapped or replaced. Modules of your own that need their inputs or results changed say where,
-// with prepare_inputs and prepare_output (prepare.h). Collective over the mesh. Thread safety: not while
+// with prepare_inputs and prepare_outputs (prepare.h). Collective over the mesh. Thread safety: not while
 // another thread uses the module. Parameters keep their identity (optimizers made before still work);
 // gradients that they had are dropped.
 #pragma once

@@ -1,8 +1,8 @@
 // Saving and loading a module with DTensor parameters. A DTensor has no memory that torch::save could write
 // (it raises); these give plain tensors under the names of named_parameters() and named_buffers().
 //
-//   auto whole = full_state_dict(*model);              // on every rank of the meshes; then rank 0 saves it
-//   load_full_state_dict(*model, whole);               // into any plan, on any mesh, or into plain modules
+//   auto whole = full_state_dict(*net);                // on every rank of the meshes; then rank 0 saves it
+//   load_full_state_dict(*net, whole);                 // into any plan, on any mesh, or into plain modules
 //
 // Local pieces are cheaper, and fit the same plan on a mesh of the same shape only. Thread safety: not while
 // another thread uses the module.

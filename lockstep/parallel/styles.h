@@ -41,7 +41,7 @@ struct SequenceParallel {
   bool use_local_output = false;
 };
 
-// For modules whose forward calls prepare_inputs and prepare_output (prepare.h). One entry per argument, or
+// For modules whose forward calls prepare_inputs and prepare_outputs (prepare.h). One entry per argument, or
 // result; none: leave it as it is. Lists of one pair must be of one length.
 struct PrepareModuleInput {
   std::vector<std::optional<Placement>> input_layouts{};

@@ -100,7 +100,9 @@ struct DecoderImpl : torch::nn::Module {
   }
 
   at::Tensor loss(const at::Tensor& tokens, const at::Tensor& targets) {
-    const auto logits = forward(tokens);
+    return loss_of(forward(tokens), targets);
+  }
+  static at::Tensor loss_of(const at::Tensor& logits, const at::Tensor& targets) {
     const LossParallelScope scope;  // does nothing to plain tensors
     return at::cross_entropy_loss(logits.view({-1, logits.size(2)}), targets.view({-1}));
   }

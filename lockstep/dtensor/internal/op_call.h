@@ -32,6 +32,10 @@ struct Operator {
   bool is_random = false;
   bool is_transpose = false;  // aten::t
   bool is_loss = false;
+  // Changes what memory a tensor has, which a sharded tensor cannot follow: set_, resize_.
+  bool changes_memory = false;
+  // The argument that the rule names as the result's sizes; -1: none.
+  int sizes_argument = -1;
   // Per result: the written argument that it is, or none.
   std::vector<std::optional<std::size_t>> result_is;
   std::vector<bool> result_is_list;
