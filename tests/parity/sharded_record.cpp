@@ -74,18 +74,20 @@ std::optional<lockstep::Placements> reachable(const std::string& text) {
   return placements;
 }
 
-const std::vector<Difference>& differences() {
+namespace {
+
+std::vector<Difference> listed_differences() {
   using Kind = Difference::Kind;
-  static const std::vector<Difference> all = {
+  std::vector<Difference> all = {
       {"add_partial_replicate.out", "Partial(sum)", Kind::kOtherParts,
        "one rank adds the replica, which is exact; torch adds a share of it on every rank"},
-      {"tanh_of_partial.out", "Shard(0)", Kind::kOtherLayout,
-       "a reduce_scatter sends half of what torch's all_reduce sends, and each rank computes its rows only"},
       {"softmax_over_shards.out", "Shard(1)", Kind::kOtherLayout,
        "a maximum and a sum per row are exchanged; torch gathers the rows"},
       {"softmax_over_shards.grad.x", "Shard(1)", Kind::kOtherLayout, "as its result"},
       {"embedding_rows.out", "Partial(sum)", Kind::kSameLayout,
        "rows of other ranks are zero at once; torch zeroes them when it reduces"},
+      {"embedding_rows.grad.table", "Shard(0)", Kind::kOtherLayout,
+       "each rank computes the gradient of its rows; torch computes that of the table on every rank"},
       {"cross_entropy_of_rows.out", "Replicate()", Kind::kOtherLayout,
        "the loss is reduced at once, as a mean must be, which is divided by the weight of all rows"},
       {"mean_over_shards.out", "Partial(sum)", Kind::kOtherLayout,
@@ -98,6 +100,27 @@ const std::vector<Difference>& differences() {
       {"cat_over_shards.out", "Shard(1)", Kind::kOtherLayout,
        "an all_to_all to a dimension that is not joined; torch gathers both tensors"},
   };
+  // Gradients arrive in their parameter's placements, so that an optimizer sends nothing.
+  const auto as_parameter = [&](const std::string& model, const std::string& name, const char* placement) {
+    for (const char* step : {"step0", "step1"}) {
+      all.push_back({model + "." + step + ".grad." + name, placement, Kind::kOtherLayout,
+                     "gradients arrive in their parameter's placements"});
+    }
+  };
+  const std::string sequence = "transformer_sequence_parallel";
+  for (const auto& model : {std::string("transformer_tensor_parallel"), sequence})
+    as_parameter(model, "words.weight", "Shard(0)");
+  for (const char* norm : {"layers.0.norm1", "layers.0.norm2", "layers.1.norm1", "layers.1.norm2", "norm"}) {
+    for (const char* parameter : {".weight", ".bias"})
+      as_parameter(sequence, std::string(norm) + parameter, "Replicate()");
+  }
+  return all;
+}
+
+}  // namespace
+
+const std::vector<Difference>& differences() {
+  static const std::vector<Difference> all = listed_differences();
   return all;
 }
 
