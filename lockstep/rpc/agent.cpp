@@ -59,6 +59,7 @@ Agent::Agent(AgentOptions options, std::unique_ptr<transport::Transport> transpo
       next_id_(first_id()),
       earliest_ns_(Deadline::never().monotonic_ns()) {
   directory_->add(options_.self);
+  directory_->list(options_.self.id);
 }
 
 Agent::~Agent() {
@@ -85,9 +86,16 @@ Milliseconds Agent::timeout_or_default(const std::optional<Milliseconds>& timeou
 // and must find it known.
 void Agent::add_worker(const WorkerInfo& info, const Bytes& address) {
   if (info.id == options_.self.id) return;
+  // Known before its first message can arrive; found only when messages to it have a way.
   directory_->add(info);
-  for (const auto& service : services_) service->on_joined(info.id);
-  transport_->add_peer(info.id, info.name, address);
+  try {
+    for (const auto& service : services_) service->on_joined(info.id);
+    transport_->add_peer(info.id, info.name, address);
+  } catch (...) {
+    directory_->end(info.id, "it could not be added: " + base::current_failure().message);
+    throw;
+  }
+  directory_->list(info.id);
 }
 
 void Agent::remove_worker(WorkerId id, const std::string& cause) {

@@ -7,6 +7,7 @@
 
 #include "lockstep/base/detail/raise.h"
 #include "lockstep/rpc/call.h"
+#include "lockstep/rpc/internal/shutdown_barrier.h"
 #include "lockstep/rpc/rpc_testing.h"
 
 namespace lockstep::rpc {
@@ -113,6 +114,44 @@ Future<int> forget_and_keep() {
   return kept;
 }
 LOCKSTEP_RPC_FUNCTION(forget_and_keep);
+
+// Blocks where a peer is added.
+class GatedTransport final : public TransportWrapper {
+ public:
+  GatedTransport(std::unique_ptr<transport::Transport> inner, Gate& adding)
+      : TransportWrapper(std::move(inner)), adding_(adding) {}
+  void add_peer(WorkerId id, const std::string& name, const Bytes& address) override {
+    adding_.pass();
+    TransportWrapper::add_peer(id, name, address);
+  }
+
+ private:
+  Gate& adding_;
+};
+
+TEST(Agent, ListsANewcomerOnlyWhenCallsReachIt) {
+  const auto exchange = transport::InProcessExchange::create({});
+  Gate adding;
+  const auto newcomer = Agent::start({.self = {.id = 1, .name = "new"}}, exchange->join(1));
+  const auto agent = Agent::start({.self = {.id = 0, .name = "old"}},
+                                  std::make_unique<GatedTransport>(exchange->join(0), adding));
+  newcomer->add_worker({.id = 0, .name = "old"}, agent->address());
+  {
+    const base::Thread joins("joins",
+                             [&] { agent->add_worker({.id = 1, .name = "new"}, newcomer->address()); });
+    until([&] { return adding.n_came() == 1; });
+    EXPECT_EQ(agent->workers().size(), 1u) << "a call to it would be an error";
+    EXPECT_TRUE(says(caught([&] { agent->find("new"); }), "there is no worker named"));
+    EXPECT_TRUE(says(caught([&] { agent->find(1); }), "there is no worker with number 1; there are old (0)"));
+    adding.open();
+  }
+  EXPECT_EQ(agent->workers().size(), 2u);
+  EXPECT_NO_THROW(internal::ping(*agent, agent->find("new").id, 10s).wait());
+  agent->remove_worker(1);
+  newcomer->remove_worker(0);
+  agent->close();
+  newcomer->close();
+}
 
 TEST(Promise, ThatIsDroppedFailsItsFuture) {
   Future<int> future;

@@ -22,6 +22,11 @@ void WorkerDirectory::add(const WorkerInfo& info) {
   entries_[info.id] = {.name = info.name, .incarnation = ++n_incarnations_};
 }
 
+void WorkerDirectory::list(WorkerId id) {
+  const base::MutexLock lock(mutex_);
+  entries_.at(id).listed = true;
+}
+
 // True for exactly one caller per incarnation: who gets it reports the loss, so a loss seen by several
 // threads is reported once.
 bool WorkerDirectory::end(WorkerId id, const std::string& cause, std::uint64_t incarnation) {
@@ -53,7 +58,7 @@ WorkerInfo WorkerDirectory::find_name(const std::string& name) const {
   const Entry* gone = nullptr;
   WorkerId gone_id = 0;
   for (const auto& [id, entry] : entries_) {
-    if (entry.name != name) continue;
+    if (entry.name != name || !entry.listed) continue;
     if (!entry.gone) return {.id = id, .name = name};
     gone = &entry;
     gone_id = id;
@@ -67,7 +72,7 @@ WorkerInfo WorkerDirectory::find_name(const std::string& name) const {
 
 WorkerInfo WorkerDirectory::find_id(int id) const {
   const auto entry = id < 0 || id > 0xFFFF ? entries_.end() : entries_.find(static_cast<WorkerId>(id));
-  if (entry == entries_.end()) {
+  if (entry == entries_.end() || !entry->second.listed) {
     base::raise(ErrorKind::kUsage, base::cat("there is no worker with number ", id, "; there are ", names()));
   }
   if (entry->second.gone) {
@@ -94,7 +99,7 @@ std::vector<WorkerInfo> WorkerDirectory::present() const {
   const base::MutexLock lock(mutex_);
   std::vector<WorkerInfo> list;
   for (const auto& [id, entry] : entries_) {
-    if (!entry.gone) list.push_back({.id = id, .name = entry.name});
+    if (entry.listed && !entry.gone) list.push_back({.id = id, .name = entry.name});
   }
   return list;
 }
@@ -123,7 +128,7 @@ std::string WorkerDirectory::names() const {
   std::string list;
   int n = 0;
   for (const auto& [id, entry] : entries_) {
-    if (entry.gone) continue;
+    if (entry.gone || !entry.listed) continue;
     if (n++ == 16) return list + ", ...";
     list += (list.empty() ? "" : ", ") + entry.name + " (" + std::to_string(id) + ")";
   }

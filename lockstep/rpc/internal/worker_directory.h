@@ -15,8 +15,11 @@ namespace lockstep::rpc::internal {
 
 class WorkerDirectory {
  public:
-  // Raises kUsage when the number or the name is taken.
+  // Takes its number and its name; what arrives from it is accepted from now on. It cannot be found before
+  // list(). Raises kUsage when the number or the name is taken.
   void add(const WorkerInfo& info);
+  // From now on it can be found: messages to it have a way.
+  void list(WorkerId id);
   // From now on it is known as gone, for messages; its name may come back under another number. False when it
   // was gone already. `incarnation`: only if it is still the same (0: whoever it is).
   bool end(WorkerId id, const std::string& cause, std::uint64_t incarnation = 0);
@@ -27,7 +30,7 @@ class WorkerDirectory {
   // Also of those that are gone; a made-up name for numbers that never were.
   WorkerInfo info(WorkerId id) const;
   bool present(WorkerId id) const;
-  // Those that are there, by number.
+  // Those that are there and listed, by number.
   std::vector<WorkerInfo> present() const;
   // Those that are gone, by number.
   std::vector<WorkerId> gone() const;
@@ -38,6 +41,7 @@ class WorkerDirectory {
   struct Entry {
     std::string name;
     std::uint64_t incarnation = 0;
+    bool listed = false;
     std::optional<std::string> gone{};  // the cause
   };
   WorkerInfo find_name(const std::string& name) const LOCKSTEP_REQUIRES(mutex_);
