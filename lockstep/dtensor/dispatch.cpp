@@ -146,13 +146,17 @@ class Kernel final : public c10::OperatorKernel {
     }
   }
 
-  static void localise(const OpCall& call, const Decision& decision, Stack& stack) {
+  // References change hands instead of being counted, which a small operator would feel.
+  static void localise(OpCall& call, const Decision& decision, Stack& stack) {
     const auto& op = call.op();
+    const bool needed_later = op.writes || (op.rule && (op.rule->local || op.rule->finish));
     const auto base = stack.size() - op.arguments.size();
-    for (std::size_t i = 0; i < call.inputs().size(); ++i) {
-      const auto& input = call.inputs()[i];
+    for (auto& input : call.inputs()) {
       const auto a = static_cast<std::size_t>(input.argument);
-      if (op.arguments[a] == ArgumentKind::kTensor) stack[base + a] = input.local;
+      if (op.arguments[a] != ArgumentKind::kTensor) continue;
+      auto& slot = stack[base + a];
+      input.tensor = c10::MaybeOwned<at::Tensor>::owned(std::move(slot).toTensor());
+      slot = needed_later ? input.local : std::move(input.local);
     }
     for (std::size_t a = 0; a < op.arguments.size(); ++a) {
       if (op.arguments[a] == ArgumentKind::kTensors)
@@ -219,7 +223,7 @@ class Kernel final : public c10::OperatorKernel {
     if (!local.defined()) return local;
     // torch::nn::Linear multiplies by the transpose of its weight, which therefore has the weight's style.
     std::shared_ptr<const OperandStyle> style;
-    if (call.op().is_transpose && !call.inputs()[0].plain) style = meta_of(call.inputs()[0].tensor).style();
+    if (call.op().is_transpose && !call.inputs()[0].plain) style = meta_of(*call.inputs()[0].tensor).style();
     const auto sizes = result_sizes(call, decision, r, local);
     auto result = wrap(local, sizes, call.mesh(), decision.results[r], lost_base, {}, std::move(style));
     if (decision.pieces_differ) {

@@ -13,6 +13,8 @@
 namespace lockstep::dtensor_internal {
 namespace {
 
+using MaybeOwned = c10::MaybeOwned<at::Tensor>;
+
 thread_local bool replicate_plain = false;
 
 // An optional argument has the kind of its value; "none" is found when the call is read. Floats are kOther:
@@ -153,14 +155,14 @@ OpCall::OpCall(const Operator& op, const c10::IValue* arguments) : op_(op), argu
     const auto& value = arguments[i];
     const auto argument = static_cast<int>(i);
     if (op.arguments[i] == ArgumentKind::kTensor) {
-      if (value.isTensor()) add(value.toTensor(), argument, 0);
+      if (value.isTensor()) add(MaybeOwned::borrowed(value.toTensor()), argument, 0);
     } else if (op.arguments[i] == ArgumentKind::kTensors && !value.isNone()) {
       int item = 0;
       if (value.isTensorList()) {
-        for (const at::Tensor& tensor : value.toTensorVector()) add(tensor, argument, item++);
+        for (const at::Tensor& tensor : value.toTensorVector()) add(MaybeOwned::owned(at::Tensor(tensor)), argument, item++);
       } else {
         for (const auto& element : value.toListRef()) {
-          if (element.isTensor()) add(element.toTensor(), argument, item);
+          if (element.isTensor()) add(MaybeOwned::owned(at::Tensor(element.toTensor())), argument, item);
           ++item;
         }
       }
@@ -212,10 +214,11 @@ void OpCall::check_plain(const Input& input) const {
   }
 }
 
-void OpCall::add(const at::Tensor& tensor, int argument, int item) {
-  if (!tensor.defined()) return;
+void OpCall::add(MaybeOwned held, int argument, int item) {
+  if (!held->defined()) return;
   auto& input = inputs_.emplace_back();
-  input.tensor = tensor;
+  input.tensor = std::move(held);
+  const at::Tensor& tensor = *input.tensor;
   input.sizes = tensor.sizes();
   input.argument = argument;
   input.item = item;

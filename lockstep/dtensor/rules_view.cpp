@@ -294,7 +294,7 @@ void striding(const OpCall& call, const MeshAxis&, std::vector<Alternative>&) {
 }
 void local_as_strided(LocalCall& local) {
   const auto& input = local.call.inputs()[0];
-  if (input.local.strides() != input.tensor.strides()) refuse_strides(local.call);
+  if (input.local.strides() != input.tensor->strides()) refuse_strides(local.call);
   local.run();
 }
 

@@ -27,7 +27,7 @@ Sizes dense(at::IntArrayRef sizes, const Sizes& keys) {
 const Input* model_of_result(const OpCall& call, at::IntArrayRef sizes) {
   for (const auto& input : call.inputs()) {
     if (input.sizes != sizes) continue;
-    const auto strides = input.tensor.strides();
+    const auto strides = input.tensor->strides();
     return std::ranges::find(strides, 0) == strides.end() ? &input : nullptr;
   }
   return nullptr;
@@ -37,7 +37,7 @@ const Input* model_of_result(const OpCall& call, at::IntArrayRef sizes) {
 // expanded.
 Sizes of_view(const OpCall& call, const Decision& decision, std::size_t r, at::IntArrayRef sizes) {
   const auto& input = call.inputs()[0];
-  const auto from = input.tensor.strides();
+  const auto from = input.tensor->strides();
   if (input.sizes == sizes) return from.vec();
   const bool expands = call.op().name == "aten::expand";
   const auto& sources = decision.sources[r];

@@ -4,6 +4,7 @@
 
 #include <ATen/core/dispatch/Dispatcher.h>
 #include <ATen/core/stack.h>
+#include <c10/util/MaybeOwned.h>
 
 #include <cstdint>
 #include <optional>
@@ -56,7 +57,8 @@ struct Operator {
 
 // One tensor among the arguments.
 struct Input {
-  at::Tensor tensor;  // keeps `sizes` alive once the stack holds local tensors
+  // Keeps `sizes` alive. Borrowed from the stack until that holds local tensors, then owned.
+  c10::MaybeOwned<at::Tensor> tensor;
   at::Tensor local;
   at::IntArrayRef sizes;  // global
   const Layout* layout = nullptr;
@@ -103,7 +105,7 @@ class OpCall {
   std::string describe() const;
 
  private:
-  void add(const at::Tensor& tensor, int argument, int item);
+  void add(c10::MaybeOwned<at::Tensor> tensor, int argument, int item);
   // Raise kUsage. Both are called once every input is known, so that the text names them all.
   void check_sharded(const Input& input) const;
   void check_plain(const Input& input) const;
